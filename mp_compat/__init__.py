@@ -1,0 +1,19 @@
+"""Loss scaling for TensorFlow's graph mode: `tf.compat.v1` optimizers in float16, from TensorFlow 1.15 to 2.21."""
+
+from mp_compat.loss_scale import DynamicLossScale
+from mp_compat.loss_scale import FixedLossScale
+from mp_compat.loss_scale import LossScale
+from mp_compat.loss_scale import get_loss_scale
+from mp_compat.optimizer import MixedPrecisionLossScaleOptimizer
+from mp_compat.variable_scope import float32_variable_storage_getter
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DynamicLossScale",
+    "FixedLossScale",
+    "LossScale",
+    "MixedPrecisionLossScaleOptimizer",
+    "float32_variable_storage_getter",
+    "get_loss_scale",
+]

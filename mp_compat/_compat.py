@@ -1,0 +1,143 @@
+"""TensorFlow as it is installed here: the one module that knows versions and private names.
+
+Everything else imports `tf` from here: it is `tensorflow.compat.v1`, whose public names are the same from
+TensorFlow 1.15 to 2.21. What those names cannot do is done below, once.
+"""
+
+import contextlib
+import sys
+import weakref
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set
+
+try:
+  import tensorflow as _tensorflow
+except ImportError as error:
+  raise ImportError(
+      "mp_compat needs TensorFlow 1.15 or later, and importing tensorflow failed: {}. Install it under the name that "
+      "fits your machine, for example `pip install tensorflow` or `pip install tensorflow-cpu`.".format(error)) from error
+
+MINIMUM_VERSION = (1, 15)
+
+_found = getattr(_tensorflow, "__version__", "0.0 (no __version__)")
+if tuple(int(part) for part in _found.split(".")[:2]) < MINIMUM_VERSION:
+  raise ImportError("mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example with "
+                    "`pip install 'tensorflow>=1.15'`.".format(_found))
+
+tf = _tensorflow.compat.v1
+
+# What checkpoints can hold. Its module moved twice; the base of Optimizer is the same class everywhere.
+Trackable = tf.train.Optimizer.__bases__[0]
+
+# TensorFlow's own classes, as long as it ships them; tuples, for isinstance.
+_experimental = getattr(tf.train, "experimental", None)
+NATIVE_LOSS_SCALES, NATIVE_DYNAMIC_LOSS_SCALES, NATIVE_LOSS_SCALE_OPTIMIZERS = (
+    (getattr(_experimental, name),) if hasattr(_experimental, name) else ()
+    for name in ("LossScale", "DynamicLossScale", "MixedPrecisionLossScaleOptimizer"))
+
+
+# --- state that belongs to a graph ---------------------------------------------------------------------------------
+
+
+def home_graph() -> Optional[tf.Graph]:
+  """The graph in which variables made now would live; None when they would be eager.
+
+  Branches, loop bodies and functions are lifted out of, as `tf.init_scope` does.
+  """
+  with tf.init_scope():
+    return None if tf.executing_eagerly() else tf.get_default_graph()
+
+
+def graph_key(graph: Optional[tf.Graph]) -> Optional[str]:
+  """The key under which TensorFlow's LossScale files its weights: one per graph, None for eager."""
+  return None if graph is None else graph._graph_key
+
+
+def state_of(owner: Any, graph: Optional[tf.Graph]) -> Dict[str, Any]:
+  """The dictionary that `owner` keeps in `graph` (None: outside every graph).
+
+  It hangs on the graph, so an owner that serves many graphs keeps none of them alive, and copying an owner copies
+  no variables of any graph.
+  """
+  if graph is None:
+    return owner.__dict__.setdefault("_eager_state", {})
+  return _hung_on(graph, "_mp_compat_states", weakref.WeakKeyDictionary).setdefault(owner, {})
+
+
+def current_graph() -> Optional[tf.Graph]:
+  """The graph in which ops made now are built, a function's too; None in eager mode."""
+  return None if tf.executing_eagerly() else tf.get_default_graph()
+
+
+def marked_names(graph: tf.Graph) -> Set[str]:
+  """The names of the tensors of `graph` that somebody marked; the set is the graph's own, to be added to."""
+  return _hung_on(graph, "_mp_compat_marked", set)
+
+
+def _hung_on(graph: tf.Graph, name: str, make: Callable[[], Any]) -> Any:
+  if not hasattr(graph, name):
+    setattr(graph, name, make())
+  return getattr(graph, name)
+
+
+def name_scope() -> str:
+  """The current name scope, "" for the root."""
+  return tf.get_default_graph().get_name_scope() or ""  # 1.15 says None
+
+
+@contextlib.contextmanager
+def conditionals_for(variables: Iterable[Optional[tf.Variable]]) -> Iterator[None]:
+  """A context in which `tf.cond` can update these variables: functions (control flow v2) cannot take references."""
+  references = any(variable is not None and variable.dtype != variable.dtype.base_dtype for variable in variables)
+  switch = references and tf.control_flow_v2_enabled()
+  if switch:
+    tf.disable_control_flow_v2()
+  try:
+    yield
+  finally:
+    if switch:
+      tf.enable_control_flow_v2()
+
+
+def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
+  """The graph tensors that `tensor` is computed from; a function's argument leads to what the function captured."""
+  op = tensor.op
+  if op.type != "Placeholder":
+    return list(op.inputs)
+  captures = getattr(op.graph, "captures", ())
+  return [outer for outer, inner in captures if inner.name == tensor.name and hasattr(outer, "graph")]
+
+
+# --- what tf.train.Checkpoint sees ----------------------------------------------------------------------------------
+
+
+def called_by_checkpoint_writer() -> bool:
+  """Whether the caller's caller is TensorFlow collecting slot variables for `tf.train.Checkpoint`.
+
+  It asks every optimizer in the object graph and takes a slot that two of them name for an error; a wrapper must
+  then leave the slots to the optimizer that owns them.
+  """
+  return sys._getframe(2).f_code.co_name.endswith("serialize_slot_variables")
+
+
+class GraphStateTrackable(Trackable):
+  """A Trackable whose dependencies are the variables that it has in the current graph.
+
+  TensorFlow up to 2.8 reads a property, later versions call a method; the look-up has one argument or two.
+  """
+
+  def _graph_variables(self) -> Dict[str, tf.Variable]:
+    """Variables of the current graph by the key under which checkpoints hold them."""
+    raise NotImplementedError
+
+  @property
+  def _checkpoint_dependencies(self) -> List[Any]:
+    reference = sys.modules[Trackable.__module__].TrackableReference
+    own = [reference(name, variable) for name, variable in sorted(self._graph_variables().items())]
+    return super()._checkpoint_dependencies + own
+
+  def _trackable_children(self, *args: Any, **kwargs: Any) -> Dict[str, Any]:
+    return dict(super()._trackable_children(*args, **kwargs), **self._graph_variables())
+
+  def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Optional[Any]:
+    found = super()._lookup_dependency(name, *args, **kwargs)
+    return self._graph_variables().get(name) if found is None else found

@@ -1,0 +1,55 @@
+"""Replicas: which context this is, what all of them say, and running something on each (`tf.distribute`).
+
+Without a strategy there is one replica, and every function here does the plain thing.
+"""
+
+from typing import Any, Callable, Optional
+
+from mp_compat._compat import tf
+
+
+def in_cross_replica_context() -> bool:
+  """Whether this code runs once for all replicas, and not once in each."""
+  return tf.distribute.in_cross_replica_context()
+
+
+def merge(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+  """Called in every replica: `function(strategy, *args, **kwargs)` once for all, with the replicas' values joined."""
+  return tf.distribute.get_replica_context().merge_call(function, args=args, kwargs=kwargs)
+
+
+def on_each_replica(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+  """Called once for all: `function(*args, **kwargs)` in every replica, with that replica's values."""
+  return tf.distribute.get_strategy().extended.call_for_each_replica(function, args=args, kwargs=kwargs)
+
+
+def all_replicas(predicate: Callable[..., tf.Tensor], *args: Any) -> tf.Tensor:
+  """Called once for all: whether `predicate(*args)` holds in every replica of every worker.
+
+  Args:
+    predicate: gives a scalar bool tensor for one replica's values.
+    *args: per-replica values.
+
+  Returns:
+    A scalar bool tensor, the same on every worker.
+
+  Raises:
+    RuntimeError: this is a replica context of a strategy.
+  """
+  if not tf.distribute.has_strategy():
+    return predicate(*args)
+  if not in_cross_replica_context():
+    raise RuntimeError("Replicas can only be asked for agreement in a cross-replica context, but this is a replica "
+                       "context. Call it through tf.distribute.get_replica_context().merge_call(...).")
+  strategy = tf.distribute.get_strategy()
+  # Strategies reduce numbers only, and by sum or mean only.
+  votes = on_each_replica(lambda *values: tf.cast(predicate(*values), tf.float32), *args)
+  return tf.equal(strategy.reduce(tf.distribute.ReduceOp.SUM, votes, axis=None), strategy.num_replicas_in_sync)
+
+
+def group(*values: Any, **name: Optional[str]) -> Optional[tf.Operation]:
+  """One op (None in eager mode) that runs `values`, each an op, a tensor, None, or one of these for every replica."""
+  if tf.executing_eagerly():
+    return None
+  unwrap = tf.distribute.get_strategy().experimental_local_results
+  return tf.group(*[op for value in values if value is not None for op in tf.nest.flatten(unwrap(value))], **name)

@@ -1,0 +1,349 @@
+"""Loss scales: what the loss is multiplied by, and how that moves from step to step."""
+
+import abc
+import math
+import numbers
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+
+from mp_compat import _compat
+from mp_compat import distribute
+from mp_compat import gradients
+from mp_compat import update_rule
+from mp_compat._compat import tf
+
+_FLOAT32_MAX = 3.4028234663852886e38
+
+
+class LossScale(_compat.GraphStateTrackable, metaclass=abc.ABCMeta):
+  """A scalar that the loss is multiplied by and gradients are divided by, so that small ones survive float16.
+
+  A subclass says what the scale is (`__call__`), how a step's gradients change it and whether they may be applied
+  (`update`), and how to make an equal one (`get_config`).
+
+  An instance may be built anywhere and used in many graphs: its variables belong to a graph. Those declared with
+  `_add_weight` are made at once where the instance is built, and on first use in every other graph; a subclass that
+  is used in several graphs reads them as `self._weight(name)`.
+
+  Source: `tf.compat.v1.train.experimental.LossScale`.
+  """
+
+  @abc.abstractmethod
+  def __call__(self) -> tf.Tensor:
+    """The current loss scale, a float32 scalar tensor."""
+
+  @abc.abstractmethod
+  def update(self, grads: Any) -> Tuple[Optional[tf.Operation], Union[bool, tf.Tensor]]:
+    """Moves the scale according to the gradients of one step. To be called in a cross-replica context.
+
+    Args:
+      grads: a nested structure of unscaled gradients, dense, `tf.IndexedSlices` or None (ignored); values for each
+        replica where there is a strategy.
+
+    Returns:
+      `(update_op, should_apply_gradients)`: an op that changes the scale when it is run (in eager mode None, and the
+      scale has changed); and a bool or a scalar bool tensor, False for a step to be skipped.
+    """
+
+  @abc.abstractmethod
+  def get_config(self) -> Dict[str, Any]:
+    """The keyword arguments that make an equal instance; plain Python values."""
+
+  @classmethod
+  def from_config(cls, config: Dict[str, Any]) -> "LossScale":
+    """An instance as `get_config` described it."""
+    return cls(**config)
+
+  def variables(self) -> List[tf.Variable]:
+    """The variables of this loss scale in the current graph, in the order in which they were declared."""
+    return list(self._graph_variables().values())
+
+  def _add_weight(self, name: str, initial_value: Any, dtype: Optional[tf.DType] = None) -> tf.Variable:
+    """Declares a variable, and makes it in the current graph.
+
+    Args:
+      name: its name; the current name scope goes before it, as for any variable.
+      initial_value: a Python number.
+      dtype: its dtype; that of `initial_value` by default.
+
+    Returns:
+      The variable: not trainable, a resource variable, of aggregation NONE.
+
+    Raises:
+      RuntimeError: this graph has it already.
+    """
+    graph = _compat.home_graph()
+    if name in _compat.state_of(self, graph):
+      raise RuntimeError("Duplicate variables detected. {}: every weight of a loss scale needs a name of its own."
+                         .format((name, _compat.graph_key(graph))))
+    self.__dict__.setdefault("_declared", {})[name] = (initial_value, dtype)
+    return self._make_weight(name)
+
+  def _weight(self, name: str) -> tf.Variable:
+    """The variable that was declared as `name`, in the current graph; made now where it is not there yet."""
+    variable = self._graph_variables().get(name)
+    if variable is not None:
+      return variable
+    with tf.init_scope(), tf.name_scope(None):
+      return self._make_weight(name)
+
+  def _make_weight(self, name: str) -> tf.Variable:
+    initial_value, dtype = self._declared[name]
+    with tf.init_scope():
+      variable = tf.Variable(
+          initial_value, name=name, dtype=dtype, trainable=False, use_resource=True,
+          synchronization=tf.VariableSynchronization.AUTO, aggregation=tf.VariableAggregation.NONE)
+    self._graph_variables()[name] = variable
+    self._handle_deferred_dependencies(name=name, trackable=variable)
+    return variable
+
+  def _graph_variables(self) -> Dict[str, tf.Variable]:
+    return _compat.state_of(self, _compat.home_graph())
+
+  @property
+  def _weights(self) -> Dict[Tuple[str, Optional[str]], tf.Variable]:
+    """The current graph's variables under the keys that TensorFlow's class has for them: `(name, graph key)`."""
+    key = _compat.graph_key(_compat.home_graph())
+    return {(name, key): variable for name, variable in self._graph_variables().items()}
+
+
+class FixedLossScale(LossScale):
+  """The same scale at every step. Its `update` looks at nothing and applies everything.
+
+  Source: `tf.compat.v1.train.experimental.FixedLossScale`.
+  """
+
+  def __init__(self, loss_scale_value: float) -> None:
+    """Makes a fixed loss scale.
+
+    Args:
+      loss_scale_value: a finite number, at least 1.
+
+    Raises:
+      ValueError: it is none.
+    """
+    if not _is_number(loss_scale_value):
+      raise ValueError("loss_scale_value must be a Python int or float. A finite number of at least 1 was expected, but "
+                       "got {!r}.".format(loss_scale_value))
+    if not loss_scale_value >= 1:
+      raise ValueError("loss_scale_value must be at least 1. A finite number was expected, but got {!r}."
+                       .format(loss_scale_value))
+    self._loss_scale_value = _finite("loss_scale_value", loss_scale_value)
+
+  def __call__(self) -> tf.Tensor:
+    return tf.convert_to_tensor(self._loss_scale_value)
+
+  def update(self, grads: Any) -> Tuple[Optional[tf.Operation], bool]:
+    """Nothing to do: `(no_op, True)`. See `LossScale.update`."""
+    del grads
+    return tf.no_op(), True
+
+  def __repr__(self) -> str:
+    return "FixedLossScale({})".format(self._loss_scale_value)
+
+  def get_config(self) -> Dict[str, Any]:
+    return {"loss_scale_value": self._loss_scale_value}
+
+
+class DynamicLossScale(LossScale):
+  """A scale that grows while gradients stay finite and shrinks when they do not (`mp_compat.update_rule`).
+
+      increment_period finite steps in a row     scale *= multiplier
+      overflow_tolerance overflows               scale /= backoff
+      every overflow                             the step is skipped, the row of finite steps starts anew
+
+  The state is two variables, `current_loss_scale` (float32) and `good_steps` (int64); with an `overflow_tolerance`
+  above 1 there is a third, `bad_steps` (int64): overflows since the scale last had a chance to move.
+
+  Source: `tf.compat.v1.train.experimental.DynamicLossScale`; Micikevicius et al., "Mixed Precision Training", 2018.
+  """
+
+  def __init__(self,
+               initial_loss_scale: float = 2 ** 15,
+               increment_period: int = 2000,
+               multiplier: float = 2.,
+               *,
+               backoff: Optional[float] = None,
+               overflow_tolerance: int = 1,
+               min_loss_scale: float = 1.,
+               max_loss_scale: Optional[float] = None) -> None:
+    """Makes a dynamic loss scale.
+
+    Args:
+      initial_loss_scale: the scale to begin with, within the bounds. Better too high than too low: it falls quickly
+        and rises slowly.
+      increment_period: after how many finite steps in a row the scale grows; at least 1.
+      multiplier: what it is multiplied by then; above 1. It stays where the product is not finite in float32 or above
+        `max_loss_scale`.
+      backoff: what it is divided by on overflow; above 1. None means `multiplier`.
+      overflow_tolerance: how many overflows it takes to shrink, counted since the scale last had a chance to move; at
+        least 1. A step that overflows is skipped all the same.
+      min_loss_scale: the scale never falls below this; positive, and may be below 1.
+      max_loss_scale: the scale never grows above this. None means the largest finite float32.
+
+    Raises:
+      ValueError: an argument is out of these ranges.
+    """
+    self._initial_loss_scale = _finite("initial_loss_scale", initial_loss_scale)
+    self._multiplier = _finite("multiplier", multiplier, above=1.)
+    backoff = self._multiplier if backoff is None else _finite("backoff", backoff, above=1.)
+    floor = _finite("min_loss_scale", min_loss_scale)
+    ceiling = None if max_loss_scale is None else _finite("max_loss_scale", max_loss_scale)
+    if floor > self._initial_loss_scale:
+      raise ValueError("initial_loss_scale must be at least min_loss_scale, {}, but got {!r}. Pass a smaller "
+                       "min_loss_scale to go below it.".format(floor, initial_loss_scale))
+    if ceiling is not None and ceiling < self._initial_loss_scale:
+      raise ValueError("initial_loss_scale must be at most max_loss_scale, {}, but got {!r}."
+                       .format(ceiling, initial_loss_scale))
+    self._rule = update_rule.Rule(
+        increment_period=_count("increment_period", increment_period), multiplier=self._multiplier, backoff=backoff,
+        overflow_tolerance=_count("overflow_tolerance", overflow_tolerance), floor=floor, ceiling=ceiling)
+    self._add_weight("current_loss_scale", self._initial_loss_scale, tf.float32)
+    self._add_weight("good_steps", 0, tf.int64)
+    if self._rule.overflow_tolerance > 1:
+      self._add_weight("bad_steps", 0, tf.int64)
+
+  @property
+  def initial_loss_scale(self) -> float:
+    return self._initial_loss_scale
+
+  @property
+  def increment_period(self) -> int:
+    return self._rule.increment_period
+
+  @property
+  def multiplier(self) -> float:
+    return self._rule.multiplier
+
+  @property
+  def backoff(self) -> float:
+    return self._rule.backoff
+
+  @property
+  def overflow_tolerance(self) -> int:
+    return self._rule.overflow_tolerance
+
+  @property
+  def min_loss_scale(self) -> float:
+    return self._rule.floor
+
+  @property
+  def max_loss_scale(self) -> Optional[float]:
+    return self._rule.ceiling
+
+  @property
+  def _current_loss_scale(self) -> tf.Variable:
+    return self._weight("current_loss_scale")
+
+  @property
+  def _num_good_steps(self) -> tf.Variable:
+    return self._weight("good_steps")
+
+  def __call__(self) -> tf.Tensor:
+    return tf.convert_to_tensor(self._current_loss_scale)
+
+  def update(self, grads: Any) -> Tuple[Optional[tf.Operation], tf.Tensor]:
+    """One transition of `mp_compat.update_rule`; applies where all gradients are finite. See `LossScale.update`."""
+    finite = finite_everywhere(grads)
+    variables = [self._current_loss_scale, self._num_good_steps]
+    if self.overflow_tolerance > 1:
+      variables.append(self._weight("bad_steps"))
+    before = [tf.convert_to_tensor(variable) for variable in variables]
+    state = update_rule.State(*before) if len(before) == 3 else update_rule.State(*before, bad_steps=0)
+    after = update_rule.next_state(state, finite, self._rule, _TENSORS)
+    return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)]), finite
+
+  def __repr__(self) -> str:
+    now = ""
+    if tf.executing_eagerly():
+      now = "current_loss_scale={}, num_good_steps={}, ".format(
+          self._current_loss_scale.numpy(), self._num_good_steps.numpy())
+    return "DynamicLossScale({}{})".format(
+        now, ", ".join("{}={}".format(key, value) for key, value in self.get_config().items()))
+
+  def get_config(self) -> Dict[str, Any]:
+    """The keyword arguments that make an equal instance; those that TensorFlow's class lacks only where they matter."""
+    config = {"initial_loss_scale": self.initial_loss_scale, "increment_period": self.increment_period,
+              "multiplier": self.multiplier}
+    ours = {"backoff": (self.backoff, self.multiplier), "overflow_tolerance": (self.overflow_tolerance, 1),
+            "min_loss_scale": (self.min_loss_scale, 1.), "max_loss_scale": (self.max_loss_scale, None)}
+    config.update((key, value) for key, (value, default) in ours.items() if value != default)
+    return config
+
+
+def get_loss_scale(identifier: Any) -> Optional[LossScale]:
+  """The loss scale that `identifier` means.
+
+  Args:
+    identifier: an int, float or NumPy scalar for `FixedLossScale`; "dynamic" for `DynamicLossScale` with its defaults;
+      a loss scale, ours or TensorFlow's, for itself; None for None.
+
+  Returns:
+    The loss scale.
+
+  Raises:
+    ValueError: it means none, or the number is no loss scale.
+
+  Source: `get` of TensorFlow's module `loss_scale`.
+  """
+  if identifier is None or isinstance(identifier, (LossScale,) + _compat.NATIVE_LOSS_SCALES):
+    return identifier
+  if _is_number(identifier):
+    return FixedLossScale(identifier)
+  if isinstance(identifier, str) and identifier == "dynamic":
+    return DynamicLossScale()
+  raise ValueError("Could not interpret loss scale identifier: {!r}. Expected a number of at least 1, \"dynamic\", or a "
+                   "LossScale.".format(identifier))
+
+
+class StepGradients(list):
+  """The gradients of one step as `LossScale.update` receives them, and the verdict on them, made once."""
+
+  finite = None  # type: Optional[tf.Tensor]
+
+
+def step_gradients(grads: Iterable[gradients.Gradient]) -> StepGradients:
+  """Judges the gradients of one step, on all replicas, and lets whoever looks at them see what was found."""
+  grads = list(grads)
+  finite = finite_everywhere(grads)
+  judged = StepGradients(distribute.on_each_replica(gradients.reveal, grads, finite))
+  judged.finite = finite
+  return judged
+
+
+def finite_everywhere(grads: Any) -> tf.Tensor:
+  """Whether all gradients, and the raw ones behind them, are finite on all replicas: a scalar bool tensor."""
+  if isinstance(grads, StepGradients) and grads.finite is not None:
+    return grads.finite
+  return distribute.all_replicas(gradients.all_finite, tf.nest.flatten(grads))
+
+
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+  """`tf.where` for scalars of which any may be a Python value."""
+  if isinstance(condition, bool):
+    return yes if condition else no
+  if yes is no:
+    return yes
+  dtype = next((value.dtype for value in (yes, no) if tf.is_tensor(value)), None)
+  return tf.where_v2(condition, tf.convert_to_tensor(yes, dtype), tf.convert_to_tensor(no, dtype))
+
+
+_TENSORS = update_rule.Operations(where=_where, maximum=tf.maximum, is_finite=tf.is_finite)
+
+
+def _is_number(value: Any) -> bool:
+  """Whether this is a Python or NumPy real number; bools are none."""
+  return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _finite(name: str, value: Any, above: float = 0.) -> float:
+  """`value` as a float, if it is a float32 number above `above`."""
+  number = float(value) if _is_number(value) else math.nan
+  if not above < number <= _FLOAT32_MAX:
+    raise ValueError("{} must be a number above {:g} and finite in float32, but got {!r}.".format(name, above, value))
+  return number
+
+
+def _count(name: str, value: Any) -> int:
+  if not _is_number(value) or not 1 <= value < 2 ** 63:
+    raise ValueError("{} must be a whole number of at least 1, but got {!r}.".format(name, value))
+  return int(value)

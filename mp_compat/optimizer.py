@@ -1,0 +1,290 @@
+"""The optimizer: scales the loss, unscales the gradients, and applies a step everywhere or nowhere."""
+
+from typing import Any, Callable, Iterable, List, Optional, Tuple
+
+from mp_compat import _compat
+from mp_compat import distribute
+from mp_compat import gradients
+from mp_compat import loss_scale as loss_scale_module
+from mp_compat._compat import tf
+
+GradAndVar = Tuple[gradients.Gradient, tf.Variable]
+
+# The name scope of the branch that applies gradients; variables made under it are moved out of it.
+_APPLY_SCOPE = "apply_if_finite"
+
+# Within a tf.function, AutoGraph would rewrite what is called; here it has nothing to find.
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
+  """Trains in float16 with another optimizer: small gradients survive, and overflows never reach the weights.
+
+      scale = loss_scale()                                   read once
+      grads = inner.compute_gradients(loss * scale) / scale
+      update_op, should_apply = loss_scale.update(grads)     moves the scale
+      if should_apply and all gradients are finite:          on all replicas, as compute_gradients made them
+        inner.apply_gradients(grads)                         variables, slots, counters and global_step
+
+  A step is applied as a whole or not at all. The names of variables, slots and counters are those that the inner
+  optimizer alone would give them; `DynamicLossScale` adds `current_loss_scale` and `good_steps`.
+
+  Everything else that is public is the inner optimizer's: `get_slot`, `get_slot_names`, `get_name`, and any attribute
+  that this class lacks.
+
+  In eager mode the verdict sees only what `apply_gradients` is given: there is no graph in which an overflow that was
+  clipped away in between could be traced.
+
+  Source: `tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer`; Micikevicius et al., "Mixed Precision
+  Training", 2018 (arXiv:1710.03740).
+  """
+
+  def __init__(self, opt: tf.train.Optimizer, loss_scale: Any, *, skip_nonfinite: bool = True, **kwargs: Any) -> None:
+    """Wraps an optimizer.
+
+    Args:
+      opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`.
+      loss_scale: a number of at least 1 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
+      skip_nonfinite: whether steps with non-finite gradients are skipped whatever the loss scale says. False builds
+        no check and no conditional of its own: with a fixed scale, every step is applied.
+      **kwargs: what this TensorFlow's `Optimizer.__init__` takes beyond `use_locking` and `name`.
+
+    Raises:
+      ValueError: `opt` is no `tf.compat.v1.train.Optimizer`, or scales the loss already; `loss_scale` is None or means
+        no loss scale.
+    """
+    _check_inner(opt)
+    if loss_scale is None:
+      raise ValueError("loss_scale cannot be None. Expected a number of at least 1, \"dynamic\", or a LossScale; to "
+                       "train without loss scaling, use the inner optimizer alone.")
+    self._optimizer = opt
+    # An optimizer that never called its base class's constructor has neither.
+    name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
+    super().__init__(getattr(opt, "_use_locking", False), name, **kwargs)
+    self._loss_scale = loss_scale_module.get_loss_scale(loss_scale)
+    self._skip_nonfinite = skip_nonfinite
+    self._track_trackable(self._optimizer, "base_optimizer")
+    self._track_trackable(self._loss_scale, "loss_scale")
+
+  @property
+  def inner_optimizer(self) -> tf.train.Optimizer:
+    """The wrapped optimizer."""
+    return self._optimizer
+
+  @property
+  def loss_scale(self) -> Any:
+    """The LossScale; call it for the current value as a float32 scalar tensor."""
+    return self._loss_scale
+
+  @property
+  def gradients_finite(self) -> tf.Tensor:
+    """The verdict of the last `apply_gradients` in the current graph, a scalar bool tensor.
+
+    Whether all gradients of the step are finite, on all replicas. Fetched together with the train op, it is that
+    step's.
+
+    Raises:
+      RuntimeError: there was no `apply_gradients` in this graph, or it made no verdict (`skip_nonfinite=False`).
+    """
+    verdict = _compat.state_of(self, _compat.current_graph()).get("gradients_finite")
+    if verdict is None:
+      raise RuntimeError("gradients_finite is the verdict of apply_gradients (or minimize), but this graph has none yet. "
+                         "Build the train op first, in this graph, and with skip_nonfinite=True.")
+    return verdict
+
+  def _doing_dynamic_loss_scaling(self) -> bool:
+    """Whether the loss scale can move, as TensorFlow's class is asked; nothing here depends on it."""
+    return isinstance(self._loss_scale, (loss_scale_module.DynamicLossScale,) + _compat.NATIVE_DYNAMIC_LOSS_SCALES)
+
+  @_do_not_convert
+  def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
+    """`apply_gradients(compute_gradients(...))`; arguments and errors as `tf.compat.v1.train.Optimizer.minimize`."""
+    return super().minimize(*args, **kwargs)
+
+  @_do_not_convert
+  def compute_gradients(self,
+                        loss: gradients.Loss,
+                        var_list: Optional[Iterable[tf.Variable]] = None,
+                        gate_gradients: int = tf.train.Optimizer.GATE_OP,
+                        aggregation_method: Optional[int] = None,
+                        colocate_gradients_with_ops: bool = False,
+                        grad_loss: Optional[tf.Tensor] = None) -> List[GradAndVar]:
+    """Gradients of the loss, computed at the loss scale and divided by it.
+
+    Args:
+      loss: a tensor of any shape, float16, bfloat16, float32 or float64, or a callable that returns one (required in
+        eager mode).
+      var_list: the variables; the graph's trainable ones by default.
+      gate_gradients: `GATE_NONE`, `GATE_OP` or `GATE_GRAPH`; with the last, no returned gradient is available before
+        all are computed and unscaled.
+      aggregation_method: see `tf.AggregationMethod`.
+      colocate_gradients_with_ops: whether gradients are computed on the devices of their ops.
+      grad_loss: the gradient with respect to `loss`, of its shape; ones by default.
+
+    Returns:
+      A list of `(gradient, variable)`; a gradient has the variable's shape, and is dense, `tf.IndexedSlices` or None.
+
+    Raises:
+      ValueError: a wrong gate, a loss that is not floating, no variables.
+      RuntimeError: a loss that is no callable, in eager mode.
+    """
+    if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
+      raise ValueError("gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, Optimizer.GATE_GRAPH.  "
+                       "Not {}".format(gate_gradients))
+    if tf.executing_eagerly() and not callable(loss):
+      raise RuntimeError("`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
+                         "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss))
+    scale = tf.cast(self._loss_scale(), tf.float32)
+    grads_and_vars = self._optimizer.compute_gradients(
+        loss=gradients.scale_loss(loss, scale), var_list=var_list, gate_gradients=gate_gradients,
+        aggregation_method=aggregation_method, colocate_gradients_with_ops=colocate_gradients_with_ops,
+        grad_loss=grad_loss)
+    grads, variables = [g for g, _ in grads_and_vars], [v for _, v in grads_and_vars]
+    grads = gradients.unscale(grads, scale)
+    if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
+      grads = gradients.gate(grads)
+    gradients.mark_raw(grads)
+    return list(zip(grads, variables))
+
+  @_do_not_convert
+  def apply_gradients(self,
+                      grads_and_vars: Iterable[GradAndVar],
+                      global_step: Optional[tf.Variable] = None,
+                      name: Optional[str] = None,
+                      **kwargs: Any) -> Optional[tf.Operation]:
+    """Applies the gradients everywhere, or, if one of them is not finite on some replica, nothing at all.
+
+    Args:
+      grads_and_vars: pairs as `compute_gradients` returns them, in any iterable; clipped, averaged or replaced as you
+        like: the verdict sees them, and the raw gradients from which they were computed.
+      global_step: a variable to increment by one with every applied step.
+      name: the name of the returned op; the inner optimizer's by default.
+      **kwargs: what the inner optimizer's `apply_gradients` takes beyond these.
+
+    Returns:
+      One op that does the step and moves the loss scale; None in eager mode.
+
+    Raises:
+      ValueError: in a cross-replica context; without any gradient.
+      TypeError: a gradient that is not floating.
+    """
+    if distribute.in_cross_replica_context():
+      raise ValueError("apply_gradients() must be called in a replica context. Call it inside the function that you give "
+                       "to strategy.run (experimental_run_v2, call_for_each_replica).")
+    grads_and_vars = tuple((grad, variable) for grad, variable in grads_and_vars)
+    if not grads_and_vars:
+      raise ValueError("No variables provided. Expected (gradient, variable) pairs, but got none.")
+    if all(grad is None for grad, _ in grads_and_vars):
+      raise ValueError("No gradients provided for any variable: {}. Expected a gradient for at least one, but all are "
+                       "None.".format([str(variable) for _, variable in grads_and_vars]))
+    return distribute.merge(self._distributed_apply, grads_and_vars, global_step, name, **kwargs)
+
+  def _distributed_apply(self,
+                         strategy: tf.distribute.Strategy,
+                         grads_and_vars: Tuple[GradAndVar, ...],
+                         global_step: Optional[tf.Variable] = None,
+                         name: Optional[str] = None,
+                         **kwargs: Any) -> Optional[tf.Operation]:
+    """`apply_gradients` in a cross-replica context: the gradients are those of all replicas."""
+    del strategy  # It is the current one.
+    grads = [grad for grad, _ in grads_and_vars]
+    if self._skip_nonfinite:
+      grads = loss_scale_module.step_gradients(grads)
+      update_op, should_apply = self._loss_scale.update(grads)
+      finite = grads.finite
+      should_apply = _both(should_apply, finite)
+    else:
+      update_op, should_apply = self._loss_scale.update(grads)
+      finite = should_apply if tf.is_tensor(should_apply) else None
+    _compat.state_of(self, _compat.current_graph())["gradients_finite"] = finite
+
+    def apply() -> Optional[tf.Operation]:
+      return distribute.group(distribute.on_each_replica(
+          self._optimizer.apply_gradients, grads_and_vars, global_step, name, **kwargs))
+
+    train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
+    with _compat.conditionals_for([variable for _, variable in grads_and_vars] + [global_step]):
+      applied = _cond(should_apply, apply)
+    train_op = distribute.group(applied, update_op, name=self.get_name() if name is None else name)
+    if train_op is not None:
+      # What apply() added is an op of the branch, which nobody could run.
+      tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = train_ops + [train_op]
+    return train_op
+
+  def get_name(self) -> str:
+    """The inner optimizer's name."""
+    return self._name
+
+  def get_slot(self, var: tf.Variable, name: str) -> Optional[tf.Variable]:
+    """The inner optimizer's slot `name` for `var`, or None."""
+    return self._optimizer.get_slot(var, name)
+
+  def get_slot_names(self) -> List[str]:
+    """The names of the inner optimizer's slots."""
+    return [] if _compat.called_by_checkpoint_writer() else self._optimizer.get_slot_names()
+
+  def variables(self) -> List[tf.Variable]:
+    """The variables of the inner optimizer in the current graph, then those of the loss scale."""
+    return list(self._optimizer.variables()) + list(self._loss_scale._weights.values())
+
+  def __getattr__(self, name: str) -> Any:
+    # Called for what was not found here. Private names stay apart: base classes and copy ask for many of them.
+    if name.startswith("_"):
+      raise AttributeError("{!r} object has no attribute {!r}".format(type(self).__name__, name))
+    return getattr(self._optimizer, name)
+
+  def _never_called(self, *args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("This function should never be called: the inner optimizer applies the gradients.")
+
+  _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = _never_called
+
+
+def _check_inner(opt: Any) -> None:
+  if any("keras" in base.__module__.split(".") or base.__module__.startswith(("keras", "tf_keras"))
+         for base in type(opt).__mro__):
+    raise ValueError("\"opt\" must be an instance of Optimizer, but got: {}. That is a Keras optimizer; wrap it in "
+                     "tf.keras.mixed_precision.LossScaleOptimizer (before TensorFlow 2.4: "
+                     "tf.keras.mixed_precision.experimental.LossScaleOptimizer) instead.".format(type(opt)))
+  if not isinstance(opt, tf.train.Optimizer):
+    raise ValueError("\"opt\" must be an instance of Optimizer, but got: {}. Pass an instance of a "
+                     "tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer().".format(type(opt)))
+  layer = opt
+  while layer is not None:
+    if (isinstance(layer, (MixedPrecisionLossScaleOptimizer,) + _compat.NATIVE_LOSS_SCALE_OPTIMIZERS)
+        or type(layer).__name__ == "LossScaleOptimizer"):
+      raise ValueError("\"opt\" must scale no loss itself, but {} is or wraps a {}: the loss would be scaled twice. Pass "
+                       "the optimizer inside it.".format(type(opt).__name__, type(layer).__name__))
+    layer = vars(layer).get("_optimizer", vars(layer).get("_opt"))
+
+
+def _both(should_apply: Any, finite: tf.Tensor) -> Any:
+  """`should_apply and finite`, without an op where one of them says it all."""
+  if not tf.is_tensor(should_apply):
+    return finite if should_apply else False
+  return finite if should_apply is finite else tf.logical_and(should_apply, finite)
+
+
+def _cond(should_apply: Any, apply: Callable[[], Any]) -> Any:
+  """Runs `apply` if `should_apply`. Variables that it makes are made outside the branch, as if there were none."""
+  if not tf.is_tensor(should_apply):
+    return apply() if should_apply else tf.no_op()
+  if tf.executing_eagerly():
+    return apply() if should_apply else None
+  scope_around = _compat.name_scope()
+
+  def make_outside(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    # "cond_1/apply_if_finite/Adam" (control flow v1) and "apply_if_finite/Adam" (v2) stand for "Adam" around the cond.
+    # Any other scope was chosen by the optimizer itself: tf.get_variable makes its variables in the root scope.
+    _, marker, within = (_compat.name_scope() + "/").partition(_APPLY_SCOPE + "/")
+    if not marker or _compat.home_graph() is None:
+      return next_creator(**kwargs)
+    scope = "/".join(filter(None, [scope_around, within.strip("/")]))
+    with tf.init_scope(), tf.name_scope(scope + "/" if scope else None):
+      return next_creator(**kwargs)
+
+  def apply_branch() -> tf.Operation:
+    with tf.name_scope(_APPLY_SCOPE):
+      return apply()
+
+  with tf.variable_creator_scope(make_outside):
+    return tf.cond(should_apply, apply_branch, tf.no_op)
