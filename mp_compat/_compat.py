@@ -18,7 +18,7 @@ except ImportError as error:
 
 MINIMUM_VERSION = (1, 15)
 
-_found = getattr(_tensorflow, "__version__", "0.0 (no __version__)")
+_found = getattr(_tensorflow, "__version__", "0.0")  # absent from an empty folder of that name
 if tuple(int(part) for part in _found.split(".")[:2]) < MINIMUM_VERSION:
   raise ImportError("mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example with "
                     "`pip install 'tensorflow>=1.15'`.".format(_found))

@@ -79,12 +79,13 @@ class LossScale(_compat.GraphStateTrackable, metaclass=abc.ABCMeta):
     return self._make_weight(name)
 
   def _weight(self, name: str) -> tf.Variable:
-    """The variable that was declared as `name`, in the current graph; made now where it is not there yet."""
-    variable = self._graph_variables().get(name)
-    if variable is not None:
-      return variable
+    """The variable that was declared as `name`, in the current graph; on first use there, all are made."""
+    variables = self._graph_variables()
     with tf.init_scope(), tf.name_scope(None):
-      return self._make_weight(name)
+      for declared in self._declared:
+        if declared not in variables:
+          self._make_weight(declared)
+    return variables[name]
 
   def _make_weight(self, name: str) -> tf.Variable:
     initial_value, dtype = self._declared[name]

@@ -1,0 +1,74 @@
+"""Object-based checkpoints (`tf.train.Checkpoint`) hold what TensorFlow's class puts into them, under its keys."""
+
+import numpy as np
+import pytest
+import tensorflow
+
+import mp_compat
+from tests import testing
+from tests.testing import tf
+
+
+def build(api):
+  x = tf.placeholder(tf.float32, [2])
+  w = tf.get_variable("w", initializer=[1., 2.], use_resource=True)
+  opt = api.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(.1), api.DynamicLossScale(8., 2))
+  train_op = opt.minimize(tf.reduce_sum(w * w * x))
+  return x, train_op, opt, tf.train.Checkpoint(w=w, optimizer=opt)
+
+
+def values(sess):
+  return {testing.plain_name(v): sess.run(v) for v in tf.global_variables()}
+
+
+@pytest.mark.parametrize("reader", [mp_compat, testing.native], ids=["read_by_us", "read_by_tensorflow"])
+@pytest.mark.parametrize("writer", [mp_compat, testing.native], ids=["written_by_us", "written_by_tensorflow"])
+def test_a_graphs_checkpoint_is_restored_whole_on_either_side(writer, reader, tmp_path):
+  with tf.Graph().as_default(), testing.session() as sess:
+    x, train_op, _, checkpoint = build(writer)
+    sess.run(tf.global_variables_initializer())
+    for value in [[1., 1.], [1., np.inf], [1., 1.]]:
+      sess.run(train_op, {x: value})
+    path = checkpoint.save(str(tmp_path / "checkpoint"), session=sess)
+    saved = values(sess)
+    keys = {key for key, _ in tf.train.list_variables(path)}
+  assert {"optimizer/base_optimizer/beta1_power/.ATTRIBUTES/VARIABLE_VALUE",
+          "optimizer/loss_scale/current_loss_scale/.ATTRIBUTES/VARIABLE_VALUE",
+          "optimizer/loss_scale/good_steps/.ATTRIBUTES/VARIABLE_VALUE",
+          "w/.OPTIMIZER_SLOT/optimizer/base_optimizer/m/.ATTRIBUTES/VARIABLE_VALUE"} <= keys
+  with tf.Graph().as_default(), testing.session() as sess:
+    _, _, _, checkpoint = build(reader)
+    sess.run(tf.global_variables_initializer())
+    status = checkpoint.restore(path)
+    status.assert_consumed().assert_existing_objects_matched()
+    status.run_restore_ops(sess)
+    restored = values(sess)
+  counter = "save_counter"
+  assert sorted(saved) == sorted(restored)
+  for name in saved:
+    if counter not in name:
+      np.testing.assert_array_equal(saved[name], restored[name], name)
+
+
+def test_an_eager_checkpoint_restores_variables_that_are_made_after_it(tmp_path):
+
+  def build_eager():
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+        tf.train.MomentumOptimizer(.1, .9), mp_compat.DynamicLossScale(8., 2))
+    w = tensorflow.Variable([1., 2.])
+    return opt, w, tensorflow.train.Checkpoint(w=w, optimizer=opt)
+
+  def step(opt, w, x):
+    opt.minimize(lambda: tf.reduce_sum(w * w) * x, var_list=[w])
+    return [v.numpy() for v in [w, opt.get_slot(w, "momentum")] + opt.loss_scale.variables()]
+
+  with testing.eager_mode():
+    opt, w, checkpoint = build_eager()
+    step(opt, w, 1.)
+    step(opt, w, np.inf)
+    path = checkpoint.save(str(tmp_path / "checkpoint"))
+    expected = step(opt, w, 2.)
+    opt, w, checkpoint = build_eager()
+    checkpoint.restore(path)
+    for got, value in zip(step(opt, w, 2.), expected):
+      np.testing.assert_array_equal(got, value)

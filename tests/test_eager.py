@@ -1,0 +1,88 @@
+"""Eager mode and tf.function, as far as TensorFlow's class goes: callable losses, the same numbers."""
+
+import numpy as np
+import pytest
+import tensorflow
+
+import mp_compat
+from tests import testing
+from tests.testing import tf
+
+OVERFLOWS = (1, 4, 5)
+
+
+@pytest.fixture(autouse=True)
+def _eager():
+  with testing.eager_mode():
+    yield
+
+
+def train(api, name, as_function, steps=9):
+  """The variables, the scale and the step count after every step."""
+  opt = api.MixedPrecisionLossScaleOptimizer(
+      testing.OPTIMIZERS[name](), api.DynamicLossScale(8., increment_period=2))
+  w, table = tensorflow.Variable([1., -2., 3.]), tensorflow.Variable(np.ones([4, 3], np.float32))
+  global_step = tensorflow.Variable(0, dtype=tf.int64, trainable=False)
+
+  def step(x):
+    opt.minimize(lambda: tf.reduce_sum(x * w * w) + tf.reduce_sum(tf.gather(table, [1, 3, 1]) * x),
+                 global_step=global_step, var_list=[w, table])
+
+  if as_function:
+    step = tensorflow.function(step)
+  history = []
+  for x in testing.feeds(steps, OVERFLOWS):
+    step(tf.constant(x))
+    state = [w, table, global_step] + list(opt._loss_scale._weights.values())
+    history.append({str(i): v.numpy() for i, v in enumerate(state)})
+  return history, opt
+
+
+@pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("name", ["GradientDescent", "Momentum", "Adam"])
+def test_numbers_are_those_of_tensorflows_class(name, as_function):
+  ours, opt = train(mp_compat, name, as_function)
+  theirs, _ = train(testing.native, name, as_function)
+  testing.assert_same(ours, theirs)
+  assert ours[-1]["2"] == 9 - len(OVERFLOWS)
+  assert len(opt.loss_scale.variables()) == 2 and "current_loss_scale=" in repr(opt.loss_scale)
+
+
+def test_the_verdict_is_a_value_and_a_step_returns_nothing():
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
+  w = tensorflow.Variable([1., 2.])
+  for x, finite in [(1., True), (np.nan, False)]:
+    assert opt.minimize(lambda: tf.reduce_sum(w) * x, var_list=[w]) is None  # pylint: disable=cell-var-from-loop
+    assert bool(opt.gradients_finite) == finite
+    np.testing.assert_array_equal(w.numpy(), [0., 1.])
+
+
+def test_an_overflow_clipped_away_inside_a_function_skips_the_step():
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
+  w = tensorflow.Variable([1., 2.])
+
+  @tensorflow.function
+  def step(x):
+    grads_and_vars = opt.compute_gradients(lambda: tf.reduce_sum(w * x), [w])
+    opt.apply_gradients([(tf.clip_by_value(g, -1., 1.), v) for g, v in grads_and_vars])
+
+  for x, expected in [([1., 1.], [0., 1.]), ([np.inf, 1.], [0., 1.])]:
+    step(tf.constant(x))
+    np.testing.assert_array_equal(w.numpy(), expected)
+  assert opt.loss_scale().numpy() == 2. ** 14
+
+
+def test_a_loss_that_is_no_callable_is_the_known_error():
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
+  with pytest.raises(RuntimeError, match="`loss` passed to Optimizer.compute_gradients should be a function when eager"):
+    opt.compute_gradients(tf.constant(1.), [tensorflow.Variable(1.)])
+
+
+def test_a_loss_scale_built_eagerly_gets_variables_in_every_graph_and_keeps_its_own():
+  loss_scale = mp_compat.DynamicLossScale(8., 1)
+  loss_scale.update([tf.constant(1.)])
+  with tf.Graph().as_default(), testing.session() as sess:
+    scale = loss_scale()
+    sess.run(tf.global_variables_initializer())
+    assert sess.run(scale) == 8.
+  assert loss_scale().numpy() == 16.

@@ -1,0 +1,70 @@
+"""Who may import whom, and what importing asks for."""
+
+import ast
+import os
+import subprocess
+import sys
+
+import pytest
+
+import mp_compat
+
+PACKAGE = os.path.dirname(mp_compat.__file__)
+
+# What each module may import of this package, and from elsewhere.
+RULES = {
+    "update_rule": (set(), {"math", "typing"}),
+    "_compat": (set(), {"contextlib", "sys", "typing", "weakref", "tensorflow"}),
+    "gradients": ({"_compat"}, {"typing"}),
+    "distribute": ({"_compat"}, {"typing"}),
+    "variable_scope": ({"_compat"}, {"typing"}),
+    "loss_scale": ({"_compat", "distribute", "gradients", "update_rule"}, {"abc", "math", "numbers", "typing"}),
+    "optimizer": ({"_compat", "distribute", "gradients", "loss_scale"}, {"typing"}),
+    "__init__": ({"loss_scale", "optimizer", "variable_scope"}, set()),
+}
+
+
+def imports(module):
+  """The modules of this package that a module imports, and the top-level names of the others."""
+  with open(os.path.join(PACKAGE, module + ".py"), encoding="utf-8") as source:
+    tree = ast.parse(source.read())
+  ours, others = set(), set()
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      others |= {name.name.split(".")[0] for name in node.names}
+    elif isinstance(node, ast.ImportFrom) and node.module == "mp_compat":
+      ours |= {name.name for name in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      first, _, rest = node.module.partition(".")
+      (ours if first == "mp_compat" else others).add(rest.split(".")[0] if first == "mp_compat" else first)
+  return ours, others
+
+
+def test_every_module_has_a_rule():
+  assert {name[:-3] for name in os.listdir(PACKAGE) if name.endswith(".py")} == set(RULES)
+
+
+@pytest.mark.parametrize("module", sorted(RULES))
+def test_a_module_imports_what_its_rule_says(module):
+  ours, others = imports(module)
+  assert ours == RULES[module][0] and others <= RULES[module][1]
+
+
+def test_the_facade_names_everything_public():
+  assert sorted(mp_compat.__all__) == mp_compat.__all__
+  assert all(getattr(mp_compat, name).__doc__ for name in mp_compat.__all__)
+
+
+@pytest.mark.parametrize("fake, words", [
+    ("raise ImportError('broken build')", "TensorFlow 1.15 or later.*broken build.*pip install"),
+    ("__version__ = '1.14.0'", "TensorFlow 1.15 or later, but found 1.14.0.*pip install"),
+    ("", "TensorFlow 1.15 or later, but found 0.0"),
+])
+def test_a_tensorflow_that_is_missing_or_too_old_is_named(fake, words, tmp_path):
+  (tmp_path / "tensorflow.py").write_text(fake)
+  environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), os.path.dirname(PACKAGE)]))
+  done = subprocess.run([sys.executable, "-c", "import mp_compat"], env=environment, stderr=subprocess.PIPE,
+                        universal_newlines=True, check=False)
+  assert done.returncode != 0
+  with pytest.raises(ImportError, match="(?s)" + words):
+    raise ImportError(done.stderr)

@@ -1,0 +1,226 @@
+"""Loss scales: configs, bad arguments, and variables that belong to a graph."""
+
+import copy
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import mp_compat
+from tests import testing
+from tests.testing import tf
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("make, config, text", [
+    (lambda api: api.FixedLossScale(8), {"loss_scale_value": 8.}, "FixedLossScale(8.0)"),
+    (lambda api: api.DynamicLossScale(),
+     {"initial_loss_scale": 32768., "increment_period": 2000, "multiplier": 2.},
+     "DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0)"),
+    (lambda api: api.DynamicLossScale(8, 3, 4),
+     {"initial_loss_scale": 8., "increment_period": 3, "multiplier": 4.},
+     "DynamicLossScale(initial_loss_scale=8.0, increment_period=3, multiplier=4.0)"),
+])
+def test_configs_and_texts_are_tensorflows_and_load_on_either_side(make, config, text):
+  with tf.Graph().as_default():
+    for api, other in [(mp_compat, testing.native), (testing.native, mp_compat)]:
+      loss_scale = make(api)
+      assert loss_scale.get_config() == config and repr(loss_scale) == text
+    for api in [mp_compat, testing.native]:
+      loaded = getattr(api, text.partition("(")[0])
+      with tf.Graph().as_default():
+        assert loaded.from_config(config).get_config() == config
+
+
+def test_arguments_that_tensorflow_lacks_are_in_the_config_where_they_matter():
+  ours = dict(backoff=4., overflow_tolerance=2, min_loss_scale=.5, max_loss_scale=2. ** 20)
+  with tf.Graph().as_default():
+    loss_scale = mp_compat.DynamicLossScale(**ours)
+    assert loss_scale.get_config() == dict(
+        ours, initial_loss_scale=32768., increment_period=2000, multiplier=2.)
+  with tf.Graph().as_default():
+    again = mp_compat.DynamicLossScale.from_config(loss_scale.get_config())
+    assert again.get_config() == loss_scale.get_config() and "max_loss_scale=1048576.0" in repr(again)
+
+
+@pytest.mark.parametrize("kwargs, words", [
+    (dict(initial_loss_scale=0), "initial_loss_scale.*above 0.*got 0"),
+    (dict(initial_loss_scale=-2.), "initial_loss_scale.*got -2.0"),
+    (dict(initial_loss_scale=NAN), "initial_loss_scale.*got nan"),
+    (dict(initial_loss_scale=INF), "initial_loss_scale.*finite.*got inf"),
+    (dict(initial_loss_scale=1e39), "initial_loss_scale.*finite in float32.*got 1e\\+39"),
+    (dict(initial_loss_scale=True), "initial_loss_scale.*got True"),
+    (dict(initial_loss_scale="8"), "initial_loss_scale.*got '8'"),
+    (dict(initial_loss_scale=.5), "at least min_loss_scale, 1.0, but got 0.5"),
+    (dict(initial_loss_scale=8, min_loss_scale=16), "at least min_loss_scale, 16.0, but got 8"),
+    (dict(initial_loss_scale=8, max_loss_scale=4), "at most max_loss_scale, 4.0, but got 8"),
+    (dict(min_loss_scale=0), "min_loss_scale.*got 0"),
+    (dict(min_loss_scale=NAN), "min_loss_scale.*got nan"),
+    (dict(max_loss_scale=INF), "max_loss_scale.*got inf"),
+    (dict(multiplier=1), "multiplier.*above 1.*got 1"),
+    (dict(multiplier=.5), "multiplier.*got 0.5"),
+    (dict(multiplier=NAN), "multiplier.*got nan"),
+    (dict(multiplier=False), "multiplier.*got False"),
+    (dict(backoff=1.), "backoff.*above 1.*got 1.0"),
+    (dict(backoff=-2), "backoff.*got -2"),
+    (dict(increment_period=0), "increment_period.*at least 1.*got 0"),
+    (dict(increment_period=-1), "increment_period.*got -1"),
+    (dict(increment_period=NAN), "increment_period.*got nan"),
+    (dict(increment_period=True), "increment_period.*got True"),
+    (dict(overflow_tolerance=0), "overflow_tolerance.*at least 1.*got 0"),
+    (dict(overflow_tolerance=None), "overflow_tolerance.*got None"),
+], ids=str)
+def test_a_bad_dynamic_loss_scale_is_refused_and_leaves_nothing_behind(kwargs, words):
+  with tf.Graph().as_default() as graph:
+    with pytest.raises(ValueError, match=words):
+      mp_compat.DynamicLossScale(**kwargs)
+    assert not graph.get_operations()
+
+
+@pytest.mark.parametrize("value, words", [
+    ("8", "must be a Python int or float.*got '8'"),
+    (None, "must be a Python int or float.*got None"),
+    (True, "must be a Python int or float.*got True"),
+    (0, "must be at least 1.*got 0"),
+    (.5, "must be at least 1.*got 0.5"),
+    (-8, "must be at least 1.*got -8"),
+    (NAN, "must be at least 1.*got nan"),
+    (INF, "finite in float32.*got inf"),
+    (1e39, "finite in float32"),
+])
+def test_a_bad_fixed_loss_scale_is_refused(value, words):
+  with pytest.raises(ValueError, match=words):
+    mp_compat.FixedLossScale(value)
+
+
+def test_identifiers_mean_loss_scales():
+  with tf.Graph().as_default():
+    for number in [8, 8., np.float32(8), np.float64(8), np.int64(8)]:
+      assert mp_compat.get_loss_scale(number).get_config() == {"loss_scale_value": 8.}
+    assert isinstance(mp_compat.get_loss_scale("dynamic"), mp_compat.DynamicLossScale)
+    assert mp_compat.get_loss_scale(None) is None
+    for api in [mp_compat, testing.native]:
+      for loss_scale in [api.FixedLossScale(2.), api.DynamicLossScale(2.)]:
+        assert mp_compat.get_loss_scale(loss_scale) is loss_scale
+  for bad in ["static", "8", True, [], {}, b"dynamic", object]:
+    with pytest.raises(ValueError, match="Could not interpret loss scale identifier: .*\"dynamic\""):
+      mp_compat.get_loss_scale(bad)
+
+
+def test_a_fixed_scale_is_a_constant_and_updates_nothing():
+  with tf.Graph().as_default():
+    loss_scale = mp_compat.FixedLossScale(3)
+    update_op, should_apply = loss_scale.update([tf.placeholder(tf.float32)])
+    assert should_apply is True and update_op.type == "NoOp" and loss_scale.variables() == []
+    with testing.session() as sess:
+      assert sess.run(loss_scale()) == np.float32(3)
+
+
+def test_variables_are_those_of_tensorflows_class_where_the_loss_scale_is_built():
+  for api in [mp_compat, testing.native]:
+    with tf.Graph().as_default():
+      with tf.name_scope("scope"):
+        loss_scale = api.DynamicLossScale(8.)
+      api.DynamicLossScale(8.)
+      assert [(v.name, v.dtype, v.shape.as_list(), v.trainable) for v in tf.global_variables()] == [
+          ("scope/current_loss_scale:0", tf.float32, [], False), ("scope/good_steps:0", tf.int64, [], False),
+          ("current_loss_scale:0", tf.float32, [], False), ("good_steps:0", tf.int64, [], False)]
+      assert sorted(name for name, _ in loss_scale._weights) == ["current_loss_scale", "good_steps"]
+      assert set(map(id, loss_scale._weights.values())) == {
+          id(loss_scale._current_loss_scale), id(loss_scale._num_good_steps)}
+
+
+def test_a_third_variable_only_where_overflows_are_tolerated():
+  with tf.Graph().as_default():
+    mp_compat.DynamicLossScale(overflow_tolerance=2)
+    assert [v.op.name for v in tf.global_variables()] == ["current_loss_scale", "good_steps", "bad_steps"]
+
+
+@pytest.mark.parametrize("around", ["nothing", "cond", "while", "control dependencies", "name scope"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_graph_gets_its_own_variables_on_first_use_wherever_that_is(version, around):
+  loss_scale = mp_compat.DynamicLossScale(8., 1)
+  for _ in range(2):
+    with tf.Graph().as_default(), testing.control_flow(version):
+      assert loss_scale.variables() == []
+      blocker = tf.placeholder(tf.bool, [], name="never_fed")
+      if around == "cond":
+        tf.cond(blocker, loss_scale, lambda: tf.constant(0.))
+      elif around == "while":
+        tf.while_loop(lambda i: i < 3., lambda i: i + loss_scale(), [0.])
+      elif around == "control dependencies":
+        with tf.control_dependencies([blocker]):
+          loss_scale()
+      elif around == "name scope":
+        with tf.name_scope("train"):
+          loss_scale()
+      update_op, _ = loss_scale.update([tf.placeholder_with_default([1.], [1])])
+      assert [v.op.name for v in loss_scale.variables()] == ["current_loss_scale", "good_steps"]
+      assert all(v.graph is tf.get_default_graph() for v in loss_scale.variables())
+      with testing.session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(update_op)
+        assert sess.run(loss_scale()) == 16.
+
+
+def test_a_copy_has_the_same_settings_and_variables_of_its_own():
+  with tf.Graph().as_default():
+    params = {"loss_scale": mp_compat.DynamicLossScale(8., 5), "lr": .1}
+  copied = copy.deepcopy(params)["loss_scale"]  # as Estimator does with params
+  with tf.Graph().as_default():
+    copied()
+    assert copied.get_config() == params["loss_scale"].get_config()
+    assert len(copied.variables()) == 2 and params["loss_scale"].variables() == []
+
+
+def test_a_loss_scale_keeps_no_graph_alive():
+  loss_scale = mp_compat.DynamicLossScale()
+  graph = tf.Graph()
+  with graph.as_default():
+    loss_scale()
+  gone = weakref.ref(graph)
+  del graph
+  gc.collect()
+  assert gone() is None
+
+
+def test_two_weights_of_one_name_are_refused_in_tensorflows_words():
+  with tf.Graph().as_default():
+    loss_scale = mp_compat.DynamicLossScale()
+    with pytest.raises(RuntimeError, match="Duplicate variables detected.*good_steps"):
+      loss_scale._add_weight("good_steps", 0)
+
+
+def test_the_abstract_class_cannot_be_built():
+  with pytest.raises(TypeError, match="abstract"):
+    mp_compat.LossScale()
+
+
+class Halving(mp_compat.LossScale):
+  """A user's loss scale: halves at every step, never calls its base class's constructor."""
+
+  def __init__(self):
+    self._add_weight("scale", 64., tf.float32)
+
+  def __call__(self):
+    return tf.convert_to_tensor(self._weight("scale"))
+
+  def update(self, grads):
+    scale = self._weight("scale")
+    return scale.assign(scale / 2.).op, True
+
+  def get_config(self):
+    return {}
+
+
+def test_a_users_loss_scale_works_in_many_graphs():
+  loss_scale = Halving.from_config(Halving().get_config())
+  for _ in range(2):
+    with tf.Graph().as_default():
+      update_op, _ = loss_scale.update([])
+      with testing.session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(update_op)
+        assert sess.run(loss_scale()) == 32.

@@ -1,0 +1,91 @@
+"""float32 storage: what is stored, what the model sees, and what reaches the variable."""
+
+import numpy as np
+import pytest
+import tensorflow
+
+import mp_compat
+from tests import testing
+from tests.testing import tf
+
+HALF = [tf.float16, tf.bfloat16]
+
+
+def scope(**kwargs):
+  return tf.variable_scope("m", custom_getter=mp_compat.float32_variable_storage_getter, **kwargs)
+
+
+@pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+@pytest.mark.parametrize("dtype", HALF, ids=lambda d: d.name)
+def test_stores_float32_and_trains_it_through_the_cast(dtype, use_resource):
+  with tf.Graph().as_default():
+    with scope(use_resource=use_resource):
+      w = tf.get_variable("w", [2], dtype, initializer=tf.constant_initializer(1. + 2. ** -12))
+    stored, = tf.trainable_variables()
+    assert w.dtype == dtype and stored.dtype.base_dtype == tf.float32 and stored.name == "m/w:0"
+    loss = tf.reduce_sum(tf.cast(w, tf.float32) * tf.placeholder_with_default([1., 2.], [2]))
+    train_op = tf.train.GradientDescentOptimizer(2. ** -13).minimize(loss)
+    with testing.session() as sess:
+      sess.run(tf.global_variables_initializer())
+      np.testing.assert_array_equal(sess.run(w).astype(np.float32), [1., 1.])
+      sess.run(train_op)
+      np.testing.assert_array_equal(sess.run(stored), np.float32([1. + 2. ** -13, 1.]))
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.int32])
+def test_other_dtypes_are_left_alone(dtype):
+  with tf.Graph().as_default(), scope():
+    w = tf.get_variable("w", [2], dtype, initializer=tf.zeros_initializer(), trainable=dtype.is_floating)
+    assert isinstance(w, tensorflow.Variable) and w.dtype.base_dtype == dtype
+
+
+def test_variables_that_are_not_trained_keep_their_dtype():
+  with tf.Graph().as_default(), scope():
+    mean = tf.get_variable("mean", [2], tf.float16, trainable=False)
+    total = tf.get_variable("total", [2], tf.float16, synchronization=tf.VariableSynchronization.ON_READ,
+                            aggregation=tf.VariableAggregation.SUM)
+    assert isinstance(mean, tensorflow.Variable) and isinstance(total, tensorflow.Variable)
+    assert {mean.dtype.base_dtype, total.dtype.base_dtype} == {tf.float16}
+
+
+def test_the_scopes_dtype_counts_as_the_variables():
+  with tf.Graph().as_default(), scope(dtype=tf.float16):
+    assert tf.get_variable("w", [2]).dtype == tf.float16
+    assert tf.global_variables()[0].dtype.base_dtype == tf.float32
+
+
+def test_reuse_finds_the_same_variable():
+  with tf.Graph().as_default():
+    for reuse in [False, True]:
+      with scope(reuse=reuse):
+        assert tf.get_variable("w", [2], tf.float16).dtype == tf.float16
+    assert [v.name for v in tf.global_variables()] == ["m/w:0"]
+
+
+def test_a_partitioned_variable_is_cast_whole():
+  with tf.Graph().as_default():
+    with scope(partitioner=tf.fixed_size_partitioner(2)):
+      w = tf.get_variable("w", [4, 3], tf.float16, initializer=tf.ones_initializer())
+    assert w.shape == [4, 3] and w.dtype == tf.float16
+    assert [(v.op.name, v.dtype.base_dtype) for v in tf.trainable_variables()] == [
+        ("m/w/part_0", tf.float32), ("m/w/part_1", tf.float32)]
+
+
+def test_a_regularizer_sees_float32():
+  seen = []
+  with tf.Graph().as_default():
+    with scope(regularizer=lambda v: seen.append(v.dtype.base_dtype) or tf.reduce_sum(v * v)):
+      tf.get_variable("w", [2], tf.float16)
+    assert set(seen) == {tf.float32}
+    assert [loss.dtype for loss in tf.losses.get_regularization_losses()] == [tf.float32]
+
+
+@pytest.mark.parametrize("initializer", [
+    lambda: np.float16([1.5, 2.5]), lambda: tf.constant([1.5, 2.5], tf.float16)])
+def test_an_initial_value_may_be_of_either_dtype(initializer):
+  with tf.Graph().as_default():
+    with scope():
+      w = tf.get_variable("w", dtype=tf.float16, initializer=initializer())
+    with testing.session() as sess:
+      sess.run(tf.global_variables_initializer())
+      np.testing.assert_array_equal(sess.run([w, tf.global_variables()[0]]), [[1.5, 2.5]] * 2)

@@ -1,0 +1,119 @@
+"""What several test files need: training runs that are recorded step by step, and the settings they run under.
+
+Gradients always depend on placeholders: a constant predicate would fold the conditional away.
+"""
+
+import contextlib
+import re
+
+import numpy as np
+import tensorflow
+
+tf = tensorflow.compat.v1
+native = tf.train.experimental
+
+# Devices for strategies; Sessions are given this many CPUs by `session`.
+TWO_CPUS = ["/cpu:0", "/cpu:1"]
+
+OPTIMIZERS = {
+    "GradientDescent": lambda: tf.train.GradientDescentOptimizer(0.1),
+    "Momentum": lambda: tf.train.MomentumOptimizer(0.1, 0.9),
+    "Adam": lambda: tf.train.AdamOptimizer(0.1),
+    "Adagrad": lambda: tf.train.AdagradOptimizer(0.1),
+    "RMSProp": lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5),
+    "Ftrl": lambda: tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
+}
+
+
+@contextlib.contextmanager
+def control_flow(version):
+  """Builds conditionals as Switch and Merge (1) or as functions (2)."""
+  before = tf.control_flow_v2_enabled()
+  (tf.enable_control_flow_v2 if version == 2 else tf.disable_control_flow_v2)()
+  try:
+    yield
+  finally:
+    (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
+
+
+def session():
+  return tf.Session(config=tf.ConfigProto(device_count={"CPU": 2}, intra_op_parallelism_threads=1))
+
+
+def plain_name(variable):
+  """A variable's name without what TensorFlow's class lets the conditional add to it ("cond_1/beta1_power")."""
+  return re.sub(r"(^|/)cond(_\d+)?/", r"\1", variable.name)
+
+
+def model(x, use_resource, sparse=True):
+  """A scalar loss of two dense variables and a table, looked up if `sparse`; `x` [3] scales the gradients of all."""
+  with tf.variable_scope("model", use_resource=use_resource):
+    w = tf.get_variable("w", initializer=np.array([1., -2., 3.], np.float32))
+    b = tf.get_variable("b", initializer=np.array([[.5, .25, .125], [1., 1., 1.]], np.float32))
+    table = tf.get_variable("table", initializer=np.arange(12, dtype=np.float32).reshape([6, 2]) / 7)
+    tf.get_variable("unused", initializer=np.array([1.], np.float32))
+  rows = tf.gather(table, [1, 4, 1]) if sparse else table[1:4]
+  return (tf.reduce_sum(x * tf.square(w)) + tf.reduce_sum(tf.sin(b) * x)
+          + tf.reduce_sum(tf.square(rows) * tf.expand_dims(x, 1)))
+
+
+def feeds(steps, overflow_at=()):
+  """An input for `model` for every step, the same at every call; non-finite in one place where it is to overflow."""
+  random = np.random.RandomState(0)
+  for step in range(steps):
+    x = random.normal(size=3).astype(np.float32)
+    if step in overflow_at:
+      x[step % 3] = [np.nan, np.inf, -np.inf][step % 3]
+    yield x
+
+
+def values(sess):
+  """The value of every variable of the session's graph, by its plain name."""
+  variables = tf.global_variables()
+  return dict(zip([plain_name(v) for v in variables], sess.run(variables)))
+
+
+def train(make_optimizer, xs, use_resource=True, between=None, **minimize):
+  """Trains `model` in a graph of its own; gives the values of all variables after every step.
+
+  Args:
+    make_optimizer: makes the (wrapped) optimizer, inside the graph.
+    xs: the input of every step.
+    use_resource: whether the model's variables are resources or references.
+    between: what happens to `[(gradient, variable)]` between computing and applying.
+    **minimize: arguments for `compute_gradients`; callables are called, inside the graph, to make them.
+  """
+  with tf.Graph().as_default():
+    x = tf.placeholder(tf.float32, [3])
+    with tf.variable_scope("", use_resource=use_resource):
+      global_step = tf.train.get_or_create_global_step()
+    loss = model(x, use_resource)
+    optimizer = make_optimizer()
+    grads_and_vars = optimizer.compute_gradients(
+        loss, **{key: value() if callable(value) else value for key, value in minimize.items()})
+    if between:
+      grads_and_vars = between(grads_and_vars)
+    train_op = optimizer.apply_gradients(grads_and_vars, global_step)
+    with session() as sess:
+      sess.run(tf.global_variables_initializer())
+      history = [values(sess)]
+      for value in xs:
+        sess.run(train_op, {x: value})
+        history.append(values(sess))
+  return history
+
+
+def assert_same(ours, theirs):
+  """Two histories have the same variables, equal to the bit after every step."""
+  assert len(ours) == len(theirs)
+  for step, (our, their) in enumerate(zip(ours, theirs)):
+    assert sorted(our) == sorted(their)
+    for name, value in our.items():
+      same = value.dtype == their[name].dtype and value.tobytes() == their[name].tobytes()
+      assert same, "{} after step {}: {!r} and {!r}".format(name, step, value, their[name])
+
+
+def eager_mode():
+  """A context with eager execution on, also in a program where graphs are the default (TensorFlow 1.15)."""
+  from tensorflow.python.eager import context  # pylint: disable=g-direct-tensorflow-import
+  return context.eager_mode()
