@@ -3,7 +3,7 @@
 A gradient is a dense tensor, a `tf.IndexedSlices` (of which only `.values` are ever touched) or None.
 """
 
-from typing import Callable, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 from mp_compat import _compat
 from mp_compat._compat import tf
@@ -121,12 +121,19 @@ def _map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> G
     return None
   if isinstance(grad, tf.IndexedSlices):
     return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
-  return function(tf.convert_to_tensor(grad))
+  return function(_as_tensor(grad))
 
 
 def _values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
-  return [tf.convert_to_tensor(grad.values if isinstance(grad, tf.IndexedSlices) else grad)
-          for grad in grads if grad is not None]
+  return [_as_tensor(grad.values if isinstance(grad, tf.IndexedSlices) else grad) for grad in grads if grad is not None]
+
+
+def _as_tensor(values: Any) -> tf.Tensor:
+  try:
+    return tf.convert_to_tensor(values)
+  except (TypeError, ValueError) as error:
+    raise TypeError("Gradient must be convertible to a Tensor or IndexedSlices, or None: {}. Got {!r}.".format(
+        values, type(values))) from error
 
 
 def _checkable(values: tf.Tensor) -> tf.Tensor:

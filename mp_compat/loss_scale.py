@@ -292,8 +292,8 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
     return FixedLossScale(identifier)
   if isinstance(identifier, str) and identifier == "dynamic":
     return DynamicLossScale()
-  raise ValueError("Could not interpret loss scale identifier: {!r}. Expected a number of at least 1, \"dynamic\", or a "
-                   "LossScale.".format(identifier))
+  raise ValueError("Could not interpret loss scale identifier: {}. Expected a number of at least 1, \"dynamic\", or a "
+                   "LossScale, but got {!r}.".format(identifier, identifier))
 
 
 class StepGradients(list):

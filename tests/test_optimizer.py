@@ -488,6 +488,8 @@ def test_no_loss_scale_is_refused():
 @pytest.mark.parametrize("pairs, error, words", [
     (lambda job: [], ValueError, "No variables provided"),
     (lambda job: iter([(None, job.w)]), ValueError, "No gradients provided for any variable: .*w"),
+    (lambda job: [(object(), job.w)], TypeError, "Gradient must be convertible to a Tensor or IndexedSlices, or None"),
+    (lambda job: [(tf.SparseTensor([[0]], [1.], [2]), job.w)], TypeError, "Gradient must be convertible to a Tensor"),
     (lambda job: [(tf.placeholder(tf.int32, [2]), job.w)], TypeError, "DataType int32 not in list of allowed values"),
 ])
 def test_pairs_that_cannot_be_applied_are_refused(pairs, error, words):
