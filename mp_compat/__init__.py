@@ -1,5 +1,12 @@
 """Loss scaling for TensorFlow's graph mode: `tf.compat.v1` optimizers in float16, from TensorFlow 1.15 to 2.21."""
 
+from mp_compat.diagnosis import GradientReport
+from mp_compat.diagnosis import nonfinite_gradients
+from mp_compat.gradients import clip_by_global_norm
+from mp_compat.gradients import finite_or_zero
+from mp_compat.hooks import LossScaleHook
+from mp_compat.hooks import LossScaleStalledError
+from mp_compat.hooks import StopAtAttemptHook
 from mp_compat.loss_scale import DynamicLossScale
 from mp_compat.loss_scale import FixedLossScale
 from mp_compat.loss_scale import LossScale
@@ -12,8 +19,15 @@ __version__ = "0.1.0"
 __all__ = [
     "DynamicLossScale",
     "FixedLossScale",
+    "GradientReport",
     "LossScale",
+    "LossScaleHook",
+    "LossScaleStalledError",
     "MixedPrecisionLossScaleOptimizer",
+    "StopAtAttemptHook",
+    "clip_by_global_norm",
+    "finite_or_zero",
     "float32_variable_storage_getter",
     "get_loss_scale",
+    "nonfinite_gradients",
 ]

@@ -6,15 +6,16 @@ TensorFlow 1.15 to 2.21. What those names cannot do is done below, once.
 
 import contextlib
 import sys
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set
 
 try:
   import tensorflow as _tensorflow
 except ImportError as error:
   raise ImportError(
       "mp_compat needs TensorFlow 1.15 or later, and importing tensorflow failed: {}. Install it under the name that "
-      "fits your machine, for example `pip install tensorflow` or `pip install tensorflow-cpu`.".format(error)) from error
+      "fits your machine, for example `pip install tensorflow` or `pip install tensorflow-cpu`."
+      .format(error)) from error
 
 MINIMUM_VERSION = (1, 15)
 
@@ -68,9 +69,9 @@ def current_graph() -> Optional[tf.Graph]:
   return None if tf.executing_eagerly() else tf.get_default_graph()
 
 
-def marked_names(graph: tf.Graph) -> Set[str]:
-  """The names of the tensors of `graph` that somebody marked; the set is the graph's own, to be added to."""
-  return _hung_on(graph, "_mp_compat_marked", set)
+def marked_tensors(graph: tf.Graph) -> Dict[str, str]:
+  """What somebody wrote beside the tensors of `graph`, by their names; the dictionary is the graph's own."""
+  return _hung_on(graph, "_mp_compat_marked", dict)
 
 
 def _hung_on(graph: tf.Graph, name: str, make: Callable[[], Any]) -> Any:

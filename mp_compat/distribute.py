@@ -3,7 +3,7 @@
 Without a strategy there is one replica, and every function here does the plain thing.
 """
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Tuple
 
 from mp_compat._compat import tf
 
@@ -47,9 +47,13 @@ def all_replicas(predicate: Callable[..., tf.Tensor], *args: Any) -> tf.Tensor:
   return tf.equal(strategy.reduce(tf.distribute.ReduceOp.SUM, votes, axis=None), strategy.num_replicas_in_sync)
 
 
+def each_local(value: Any) -> Tuple[Any, ...]:
+  """The values of this worker's replicas, in order; the one value, without a strategy."""
+  return tf.distribute.get_strategy().experimental_local_results(value)
+
+
 def group(*values: Any, **name: Optional[str]) -> Optional[tf.Operation]:
   """One op (None in eager mode) that runs `values`, each an op, a tensor, None, or one of these for every replica."""
   if tf.executing_eagerly():
     return None
-  unwrap = tf.distribute.get_strategy().experimental_local_results
-  return tf.group(*[op for value in values if value is not None for op in tf.nest.flatten(unwrap(value))], **name)
+  return tf.group(*[op for value in values if value is not None for op in tf.nest.flatten(each_local(value))], **name)

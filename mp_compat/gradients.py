@@ -33,8 +33,8 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
   loss = tf.convert_to_tensor(loss)
   dtype = loss.dtype.base_dtype
   if dtype not in _DTYPES:
-    raise ValueError("Invalid type {!r} for {}, expected: {}. Only a loss of floating dtype can be scaled; cast it, for "
-                     "example with tf.cast(loss, tf.float32).".format(dtype, loss, list(_DTYPES)))
+    raise ValueError("Invalid type {!r} for {}, expected: {}. Only a loss of floating dtype can be scaled; cast it, "
+                     "for example with tf.cast(loss, tf.float32).".format(dtype, loss, list(_DTYPES)))
   return loss * tf.cast(scale, dtype)
 
 
@@ -51,7 +51,7 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
   Returns:
     As many gradients, of the same kinds, shapes and dtypes.
   """
-  reciprocals = {}  # type: Dict[tf.DType, tf.Tensor]
+  reciprocals: Dict[tf.DType, tf.Tensor] = {}
 
   def unscale_values(values: tf.Tensor) -> tf.Tensor:
     wide = tf.float64 if values.dtype == tf.float64 else tf.float32
@@ -68,11 +68,30 @@ def gate(grads: Iterable[Gradient]) -> List[Gradient]:
   return grads if all(grad is None for grad in grads) else tf.tuple(grads)
 
 
-def mark_raw(grads: Iterable[Gradient]) -> None:
-  """Notes in the graph that these gradients are as `compute_gradients` made them, before anybody clipped them."""
-  for values in _values_of(grads):
-    if _compat.current_graph() is not None:
-      _compat.marked_names(values.graph).add(values.name)
+def mark_raw(grads: Iterable[Gradient], names: Iterable[str]) -> None:
+  """Notes in the graph that these gradients are as `compute_gradients` made them, before anybody clipped them.
+
+  Args:
+    grads: the gradients.
+    names: the names of their variables.
+  """
+  if _compat.current_graph() is None:
+    return
+  for grad, name in zip(grads, names):
+    for values in _values_of([grad]):
+      _compat.marked_tensors(values.graph)[values.name] = name
+
+
+def judged(grads: Iterable[Gradient], names: Iterable[str]) -> List[Tuple[str, tf.Tensor]]:
+  """The tensors that the verdict on these gradients looks at, each with the name of its variable.
+
+  Args:
+    grads: the gradients.
+    names: the names of their variables.
+  """
+  pairs = [(name, values) for grad, name in zip(grads, names) for values in _values_of([grad])]
+  sources = _raw_sources([values for _, values in pairs])
+  return pairs + [(_compat.marked_tensors(raw.graph)[raw.name], raw) for raw in sources]
 
 
 def all_finite(grads: Iterable[Gradient]) -> tf.Tensor:
@@ -116,6 +135,56 @@ def reveal(grads: Iterable[Gradient], finite: tf.Tensor) -> List[Gradient]:
   return grads
 
 
+def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List[Gradient], tf.Tensor]:
+  """`g * clip_norm / max(norm, clip_norm)`, with the norm over all gradients: the same as `tf.clip_by_global_norm`.
+
+  It differs where that one fails. The norm is computed in float32 for float16 and bfloat16 gradients, whose own sum of
+  squares would overflow from 256 on, and is right up to the largest float32 where the sum of squares overflows from
+  1.8e19 on. Where a gradient is not finite, all that come back are NaN, in every version of TensorFlow, and nothing
+  raises: the step will be skipped.
+
+  Args:
+    grads: gradients of any shapes, each float16, bfloat16, float32 or float64.
+    clip_norm: a positive scalar.
+
+  Returns:
+    `(clipped, norm)`: as many gradients of the same kinds, shapes and dtypes; and their norm before, a scalar, float64
+    where one of them is, float32 otherwise.
+
+  Source: Pascanu et al., "On the difficulty of training Recurrent Neural Networks", 2012 (arXiv:1211.5063);
+  `tf.clip_by_global_norm`.
+  """
+  grads = list(grads)
+  values = _values_of(grads)
+  wide_dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
+  wide = [_map_values(lambda value: tf.cast(value, wide_dtype), grad) for grad in grads]
+  norm = tf.global_norm(wide)
+
+  def norm_of_large() -> tf.Tensor:
+    peak = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(value)) for value in _values_of(wide)]))
+    return peak * tf.global_norm([_map_values(lambda value: value / peak, grad) for grad in wide])
+
+  if values:
+    norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)
+  clipped, _ = tf.clip_by_global_norm(wide, tf.cast(clip_norm, wide_dtype), use_norm=norm)
+  nan_or_one = tf.where_v2(tf.is_finite(norm), tf.ones([], wide_dtype), tf.constant(float("nan"), wide_dtype))
+  dtypes = [None if grad is None else _values_of([grad])[0].dtype for grad in grads]
+  return [_map_values(lambda value, dtype=dtype: tf.cast(value * nan_or_one, dtype), grad)
+          for grad, dtype in zip(clipped, dtypes)], norm
+
+
+def finite_or_zero(grads: Iterable[Gradient]) -> List[Gradient]:
+  """The same gradients with zeros in place of NaN and inf, for `tf.summary.histogram`, which raises on those.
+
+  For looking at only: training on them hides overflows.
+
+  Args:
+    grads: gradients of any shapes, of floating dtypes.
+  """
+  return [_map_values(lambda value: tf.where_v2(tf.is_finite(_checkable(value)), value, tf.zeros_like(value)), grad)
+          for grad in grads]
+
+
 def _map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
   if grad is None:
     return None
@@ -139,8 +208,8 @@ def _as_tensor(values: Any) -> tf.Tensor:
 def _checkable(values: tf.Tensor) -> tf.Tensor:
   dtype = values.dtype.base_dtype
   if dtype not in _DTYPES:
-    raise TypeError("Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. Gradients must be "
-                    "floating: got {}.".format(dtype.name, ", ".join(d.name for d in _DTYPES), values))
+    raise TypeError("Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. Gradients must "
+                    "be floating: got {}.".format(dtype.name, ", ".join(d.name for d in _DTYPES), values))
   # TensorFlow 1.15 has no is_finite for bfloat16; float32 holds every bfloat16 value.
   return tf.cast(values, tf.float32) if dtype == tf.bfloat16 else values
 
@@ -157,7 +226,7 @@ def _raw_sources(values: List[tf.Tensor]) -> List[tf.Tensor]:
     if key in seen:
       continue
     seen.add(key)
-    if tensor.name not in _compat.marked_names(tensor.graph):
+    if tensor.name not in _compat.marked_tensors(tensor.graph):
       ahead.extend(_compat.tensor_inputs(tensor))
     elif key not in handed_in:
       sources.append(tensor)

@@ -123,8 +123,8 @@ class FixedLossScale(LossScale):
       ValueError: it is none.
     """
     if not _is_number(loss_scale_value):
-      raise ValueError("loss_scale_value must be a Python int or float. A finite number of at least 1 was expected, but "
-                       "got {!r}.".format(loss_scale_value))
+      raise ValueError("loss_scale_value must be a Python int or float. A finite number of at least 1 was expected, "
+                       "but got {!r}.".format(loss_scale_value))
     if not loss_scale_value >= 1:
       raise ValueError("loss_scale_value must be at least 1. A finite number was expected, but got {!r}."
                        .format(loss_scale_value))
@@ -251,7 +251,8 @@ class DynamicLossScale(LossScale):
     before = [tf.convert_to_tensor(variable) for variable in variables]
     state = update_rule.State(*before) if len(before) == 3 else update_rule.State(*before, bad_steps=0)
     after = update_rule.next_state(state, finite, self._rule, _TENSORS)
-    return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)]), finite
+    assignments = [variable.assign(value, read_value=False) for variable, value in zip(variables, after)]
+    return distribute.group(*assignments), finite
 
   def __repr__(self) -> str:
     now = ""
@@ -262,7 +263,7 @@ class DynamicLossScale(LossScale):
         now, ", ".join("{}={}".format(key, value) for key, value in self.get_config().items()))
 
   def get_config(self) -> Dict[str, Any]:
-    """The keyword arguments that make an equal instance; those that TensorFlow's class lacks only where they matter."""
+    """The keyword arguments that make an equal instance; those that TensorFlow's lacks only where they matter."""
     config = {"initial_loss_scale": self.initial_loss_scale, "increment_period": self.increment_period,
               "multiplier": self.multiplier}
     ours = {"backoff": (self.backoff, self.multiplier), "overflow_tolerance": (self.overflow_tolerance, 1),
@@ -299,7 +300,7 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
 class StepGradients(list):
   """The gradients of one step as `LossScale.update` receives them, and the verdict on them, made once."""
 
-  finite = None  # type: Optional[tf.Tensor]
+  finite: Optional[tf.Tensor] = None
 
 
 def step_gradients(grads: Iterable[gradients.Gradient]) -> StepGradients:

@@ -2,10 +2,15 @@
 
 from typing import Any, Callable, Iterable, List, Optional, Tuple
 
+from absl import logging
+
 from mp_compat import _compat
+from mp_compat import diagnosis
 from mp_compat import distribute
 from mp_compat import gradients
+from mp_compat import hooks
 from mp_compat import loss_scale as loss_scale_module
+from mp_compat import summaries
 from mp_compat._compat import tf
 
 GradAndVar = Tuple[gradients.Gradient, tf.Variable]
@@ -39,7 +44,13 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
   Training", 2018 (arXiv:1710.03740).
   """
 
-  def __init__(self, opt: tf.train.Optimizer, loss_scale: Any, *, skip_nonfinite: bool = True, **kwargs: Any) -> None:
+  def __init__(self,
+               opt: tf.train.Optimizer,
+               loss_scale: Any,
+               *,
+               skip_nonfinite: bool = True,
+               add_summaries: bool = False,
+               **kwargs: Any) -> None:
     """Wraps an optimizer.
 
     Args:
@@ -47,6 +58,9 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
       loss_scale: a number of at least 1 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
       skip_nonfinite: whether steps with non-finite gradients are skipped whatever the loss scale says. False builds
         no check and no conditional of its own: with a fixed scale, every step is applied.
+      add_summaries: whether `apply_gradients` adds scalar summaries, in graph mode: `loss_scale/scale` (with which the
+        step began), `loss_scale/good_steps`, `loss_scale/applied` (1 or 0) and `loss_scale/skipped_steps` (so far, in a
+        local variable: from 0 again after a restart, and not in checkpoints).
       **kwargs: what this TensorFlow's `Optimizer.__init__` takes beyond `use_locking` and `name`.
 
     Raises:
@@ -63,6 +77,8 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     super().__init__(getattr(opt, "_use_locking", False), name, **kwargs)
     self._loss_scale = loss_scale_module.get_loss_scale(loss_scale)
     self._skip_nonfinite = skip_nonfinite
+    self._add_summaries = add_summaries
+    self._unscaled_any = False
     self._track_trackable(self._optimizer, "base_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
 
@@ -88,8 +104,8 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     """
     verdict = _compat.state_of(self, _compat.current_graph()).get("gradients_finite")
     if verdict is None:
-      raise RuntimeError("gradients_finite is the verdict of apply_gradients (or minimize), but this graph has none yet. "
-                         "Build the train op first, in this graph, and with skip_nonfinite=True.")
+      raise RuntimeError("gradients_finite is the verdict of apply_gradients (or minimize), but this graph has none "
+                         "yet. Build the train op first, in this graph, and with skip_nonfinite=True.")
     return verdict
 
   def _doing_dynamic_loss_scaling(self) -> bool:
@@ -134,7 +150,7 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     if tf.executing_eagerly() and not callable(loss):
       raise RuntimeError("`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
                          "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss))
-    scale = tf.cast(self._loss_scale(), tf.float32)
+    scale = self._scale()
     grads_and_vars = self._optimizer.compute_gradients(
         loss=gradients.scale_loss(loss, scale), var_list=var_list, gate_gradients=gate_gradients,
         aggregation_method=aggregation_method, colocate_gradients_with_ops=colocate_gradients_with_ops,
@@ -143,8 +159,46 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     grads = gradients.unscale(grads, scale)
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
       grads = gradients.gate(grads)
-    gradients.mark_raw(grads)
+    self._note_raw(grads, [variable.name for variable in variables])
     return list(zip(grads, variables))
+
+  def scale_loss(self, loss: gradients.Loss) -> gradients.Loss:
+    """`loss * scale`, for code that calls `tf.gradients` itself; then `unscale_gradients` what comes out.
+
+        grads = opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables))
+        train_op = opt.apply_gradients(zip(grads, variables), global_step)
+
+    Args:
+      loss: a tensor of any shape and floating dtype, or a callable that returns one.
+
+    Returns:
+      A tensor of the same shape and dtype; a callable for a callable.
+
+    Raises:
+      ValueError: the loss is not floating.
+    """
+    return gradients.scale_loss(loss, self._scale())
+
+  def unscale_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
+    """`g * (1 / scale)` for gradients of a loss that `scale_loss` scaled.
+
+    Args:
+      grads: gradients of any shapes and floating dtypes, dense, `tf.IndexedSlices` or None.
+
+    Returns:
+      As many, of the same kinds, shapes and dtypes. The verdict of `apply_gradients` sees them, whatever is done to
+      them in between.
+    """
+    grads = gradients.unscale(grads, self._scale())
+    self._note_raw(grads, ["gradient {}".format(i) for i in range(len(grads))])
+    return grads
+
+  def _scale(self) -> tf.Tensor:
+    return tf.cast(self._loss_scale(), tf.float32)
+
+  def _note_raw(self, grads: List[gradients.Gradient], names: List[str]) -> None:
+    self._unscaled_any = True
+    gradients.mark_raw(grads, names)
 
   @_do_not_convert
   def apply_gradients(self,
@@ -169,14 +223,20 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
       TypeError: a gradient that is not floating.
     """
     if distribute.in_cross_replica_context():
-      raise ValueError("apply_gradients() must be called in a replica context. Call it inside the function that you give "
-                       "to strategy.run (experimental_run_v2, call_for_each_replica).")
+      raise ValueError("apply_gradients() must be called in a replica context. Call it inside the function that you "
+                       "give to strategy.run (experimental_run_v2, call_for_each_replica).")
     grads_and_vars = tuple((grad, variable) for grad, variable in grads_and_vars)
     if not grads_and_vars:
       raise ValueError("No variables provided. Expected (gradient, variable) pairs, but got none.")
     if all(grad is None for grad, _ in grads_and_vars):
       raise ValueError("No gradients provided for any variable: {}. Expected a gradient for at least one, but all are "
                        "None.".format([str(variable) for _, variable in grads_and_vars]))
+    if not self._unscaled_any:
+      self._unscaled_any = True  # Once is enough.
+      logging.warning(
+          "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
+          "optimizer was called. They may have vanished in float16. Compute them with its compute_gradients(), or with "
+          "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).", self.get_name())
     return distribute.merge(self._distributed_apply, grads_and_vars, global_step, name, **kwargs)
 
   def _distributed_apply(self,
@@ -188,15 +248,18 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     """`apply_gradients` in a cross-replica context: the gradients are those of all replicas."""
     del strategy  # It is the current one.
     grads = [grad for grad, _ in grads_and_vars]
-    if self._skip_nonfinite:
-      grads = loss_scale_module.step_gradients(grads)
-      update_op, should_apply = self._loss_scale.update(grads)
-      finite = grads.finite
-      should_apply = _both(should_apply, finite)
-    else:
-      update_op, should_apply = self._loss_scale.update(grads)
-      finite = should_apply if tf.is_tensor(should_apply) else None
-    _compat.state_of(self, _compat.current_graph())["gradients_finite"] = finite
+    scale = self._scale() if self._add_summaries else None
+    with tf.control_dependencies([] if scale is None else [scale]):
+      if self._skip_nonfinite:
+        grads = loss_scale_module.step_gradients(grads)
+        update_op, should_apply = self._loss_scale.update(grads)
+        finite = grads.finite
+        should_apply = _both(should_apply, finite)
+      else:
+        update_op, should_apply = self._loss_scale.update(grads)
+        finite = should_apply if tf.is_tensor(should_apply) else None
+    state = _compat.state_of(self, _compat.current_graph())
+    state["gradients_finite"] = finite
 
     def apply() -> Optional[tf.Operation]:
       return distribute.group(distribute.on_each_replica(
@@ -205,11 +268,24 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
     with _compat.conditionals_for([variable for _, variable in grads_and_vars] + [global_step]):
       applied = _cond(should_apply, apply)
-    train_op = distribute.group(applied, update_op, name=self.get_name() if name is None else name)
+    counted = None
+    if self._add_summaries and not tf.executing_eagerly():
+      counted = summaries.add(scale, getattr(self._loss_scale, "_num_good_steps", None), should_apply)
+    train_op = distribute.group(applied, update_op, counted, name=self.get_name() if name is None else name)
     if train_op is not None:
       # What apply() added is an op of the branch, which nobody could run.
       tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = train_ops + [train_op]
+      state["step"] = diagnosis.Step(train_op, should_apply, [
+          (one, variable.name) for grad, variable in grads_and_vars for one in distribute.each_local(grad)])
     return train_op
+
+  def make_session_run_hook(self, *args: Any, **kwargs: Any) -> tf.train.SessionRunHook:
+    """A `mp_compat.LossScaleHook` that follows this optimizer; arguments as its constructor's, after the first.
+
+    Where the inner optimizer has a hook of its own to make (`tf.train.SyncReplicasOptimizer`), it is that one.
+    """
+    make_inner = getattr(self._optimizer, "make_session_run_hook", None)
+    return make_inner(*args, **kwargs) if make_inner else hooks.LossScaleHook(self, *args, **kwargs)
 
   def get_name(self) -> str:
     """The inner optimizer's name."""
@@ -252,8 +328,8 @@ def _check_inner(opt: Any) -> None:
   while layer is not None:
     if (isinstance(layer, (MixedPrecisionLossScaleOptimizer,) + _compat.NATIVE_LOSS_SCALE_OPTIMIZERS)
         or type(layer).__name__ == "LossScaleOptimizer"):
-      raise ValueError("\"opt\" must scale no loss itself, but {} is or wraps a {}: the loss would be scaled twice. Pass "
-                       "the optimizer inside it.".format(type(opt).__name__, type(layer).__name__))
+      raise ValueError("\"opt\" must scale no loss itself, but {} is or wraps a {}: the loss would be scaled twice. "
+                       "Pass the optimizer inside it.".format(type(opt).__name__, type(layer).__name__))
     layer = vars(layer).get("_optimizer", vars(layer).get("_opt"))
 
 

@@ -51,13 +51,19 @@ def a_fixed_scale_lets_no_overflow_into_the_weights(api):
 
 @defect(AssertionError)
 def clip_by_value_cannot_hide_an_overflow(api):
-  clip = lambda pairs: [(tf.clip_by_value(g, -4., 4.), v) for g, v in pairs]
+
+  def clip(pairs):
+    return [(tf.clip_by_value(g, -4., 4.), v) for g, v in pairs]
+
   assert Training(api, "dynamic", between=clip).after(GOOD, BAD) == [-1., -2.]
 
 
 @defect(AssertionError)
 def masking_cannot_hide_an_overflow(api):
-  mask = lambda pairs: [(tf.where(tf.is_finite(g), g, tf.zeros_like(g)), v) for g, v in pairs]
+
+  def mask(pairs):
+    return [(tf.where(tf.is_finite(g), g, tf.zeros_like(g)), v) for g, v in pairs]
+
   assert Training(api, "dynamic", between=mask).after(GOOD, BAD) == [-1., -2.]
 
 
@@ -138,20 +144,20 @@ def what_is_in_the_train_op_collection_can_be_run(api):
 @defect(AssertionError)
 def wrapping_twice_is_refused(api):
   opt = api.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
-  refused(lambda: api.MixedPrecisionLossScaleOptimizer(opt, 8.))
+  refused(api.MixedPrecisionLossScaleOptimizer, opt, 8.)
 
 
 @defect(AssertionError)
 def a_scale_that_is_not_a_number_is_refused(api):
   for value in [float("nan"), float("inf"), True]:
-    refused(lambda: api.FixedLossScale(value))  # pylint: disable=cell-var-from-loop
+    refused(api.FixedLossScale, value)
 
 
 @defect(AssertionError)
 def a_dynamic_scale_that_cannot_work_is_refused(api):
   for kwargs in [dict(initial_loss_scale=0.), dict(initial_loss_scale=-1.), dict(multiplier=1.),
                  dict(multiplier=.5), dict(increment_period=0)]:
-    refused(lambda: api.DynamicLossScale(**kwargs))  # pylint: disable=cell-var-from-loop
+    refused(api.DynamicLossScale, **kwargs)
 
 
 @defect(AssertionError)
@@ -160,14 +166,14 @@ def a_wrong_gate_leaves_the_graph_as_it_was(api):
   w = tf.get_variable("w", [2])
   loss = tf.reduce_sum(w)
   before = len(w.graph.get_operations())
-  refused(lambda: opt.compute_gradients(loss, gate_gradients=7))
+  refused(opt.compute_gradients, loss, gate_gradients=7)
   assert len(w.graph.get_operations()) == before
 
 
-def refused(function):
+def refused(function, *args, **kwargs):
   """Asserts that this raises ValueError."""
   try:
-    function()
+    function(*args, **kwargs)
   except ValueError:
     return
   raise AssertionError("was not refused")

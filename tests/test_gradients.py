@@ -86,7 +86,8 @@ HIDING = {
     "clip_by_value": lambda g: tf.clip_by_value(g, -1., 1.),
     "where": lambda g: tf.where(tf.is_finite(g), g, tf.zeros_like(g)),
     "tf.cond": lambda g: tf.cond(tf.reduce_all(tf.is_finite(g)), lambda: g, lambda: tf.zeros_like(g)),
-    "while_loop": lambda g: tf.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, tf.clip_by_value(h, -1., 1.)), [0, g])[1],
+    "while_loop": lambda g: tf.while_loop(
+        lambda i, h: i < 2, lambda i, h: (i + 1, tf.clip_by_value(h, -1., 1.)), [0, g])[1],
 }
 
 
@@ -95,7 +96,7 @@ HIDING = {
 def test_a_hidden_overflow_is_traced_to_the_raw_gradient(how, version):
   with tf.Graph().as_default(), testing.control_flow(version):
     raw = tf.placeholder(tf.float32, [2])
-    gradients.mark_raw([raw])
+    gradients.mark_raw([raw], ["v"])
     shown = HIDING[how](raw)
     finite = gradients.all_finite([shown])
     revealed = gradients.reveal([None, shown, shown], finite)
@@ -111,7 +112,7 @@ def test_a_hidden_overflow_is_traced_to_the_raw_gradient(how, version):
 def test_a_gradient_inside_a_function_is_traced_through_what_the_function_captured():
   with tf.Graph().as_default(), testing.control_flow(2):
     raw = tf.placeholder(tf.float32, [2])
-    gradients.mark_raw([raw])
+    gradients.mark_raw([raw], ["v"])
 
     def verdict():
       return gradients.all_finite([tf.clip_by_value(raw, -1., 1.)])
@@ -123,7 +124,7 @@ def test_a_gradient_inside_a_function_is_traced_through_what_the_function_captur
 def test_gradients_read_from_variables_bring_no_raw_gradient_along():
   with tf.Graph().as_default():
     raw = tf.placeholder(tf.float32, [2])
-    gradients.mark_raw([raw])
+    gradients.mark_raw([raw], ["v"])
     for use_resource in [False, True]:
       accumulator = tf.Variable([0., 0.], use_resource=use_resource)
       tf.assign_add(accumulator, raw)
@@ -136,7 +137,7 @@ def test_gradients_read_from_variables_bring_no_raw_gradient_along():
 def test_gradients_that_are_raw_themselves_are_looked_at_once_and_not_copied():
   with tf.Graph().as_default() as graph:
     raw = [tf.placeholder(tf.float32, [2]) for _ in range(3)]
-    gradients.mark_raw(raw)
+    gradients.mark_raw(raw, ["a", "b", "c"])
     finite = gradients.all_finite(raw)
     assert len([op for op in graph.get_operations() if op.type == "IsFinite"]) == 3
     assert all(a is b for a, b in zip(gradients.reveal(raw, finite), raw))

@@ -19,8 +19,12 @@ RULES = {
     "distribute": ({"_compat"}, {"typing"}),
     "variable_scope": ({"_compat"}, {"typing"}),
     "loss_scale": ({"_compat", "distribute", "gradients", "update_rule"}, {"abc", "math", "numbers", "typing"}),
-    "optimizer": ({"_compat", "distribute", "gradients", "loss_scale"}, {"typing"}),
-    "__init__": ({"loss_scale", "optimizer", "variable_scope"}, set()),
+    "diagnosis": ({"_compat", "gradients"}, {"collections", "typing"}),
+    "hooks": ({"_compat", "diagnosis"}, {"absl", "collections", "typing"}),
+    "summaries": ({"_compat"}, {"typing"}),
+    "optimizer": ({"_compat", "diagnosis", "distribute", "gradients", "hooks", "loss_scale", "summaries"},
+                  {"absl", "typing"}),
+    "__init__": ({"diagnosis", "gradients", "hooks", "loss_scale", "optimizer", "variable_scope"}, set()),
 }
 
 
@@ -63,8 +67,8 @@ def test_the_facade_names_everything_public():
 def test_a_tensorflow_that_is_missing_or_too_old_is_named(fake, words, tmp_path):
   (tmp_path / "tensorflow.py").write_text(fake)
   environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), os.path.dirname(PACKAGE)]))
-  done = subprocess.run([sys.executable, "-c", "import mp_compat"], env=environment, stderr=subprocess.PIPE,
-                        universal_newlines=True, check=False)
+  done = subprocess.run(
+      [sys.executable, "-c", "import mp_compat"], env=environment, stderr=subprocess.PIPE, text=True, check=False)
   assert done.returncode != 0
   with pytest.raises(ImportError, match="(?s)" + words):
     raise ImportError(done.stderr)

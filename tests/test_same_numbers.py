@@ -47,7 +47,8 @@ def test_variables_slots_scale_and_step_are_those_of_tensorflows_class(name, sca
 @pytest.mark.parametrize("kwargs", [
     dict(gate_gradients=gate, aggregation_method=aggregation, colocate_gradients_with_ops=colocate)
     for gate, aggregation, colocate in itertools.product(
-        range(3), [None, tf.AggregationMethod.EXPERIMENTAL_TREE], [False, True])] + [dict(grad_loss=lambda: tf.constant(2.5))], ids=lambda kwargs: "-".join(map(str, kwargs.values())))
+        range(3), [None, tf.AggregationMethod.EXPERIMENTAL_TREE], [False, True])
+] + [dict(grad_loss=lambda: tf.constant(2.5))])
 def test_arguments_of_compute_gradients_mean_what_they_mean_to_tensorflow(kwargs):
   testing.assert_same(*both(testing.OPTIMIZERS["Momentum"], "dynamic", **kwargs))
 

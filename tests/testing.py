@@ -3,7 +3,10 @@
 Gradients always depend on placeholders: a constant predicate would fold the conditional away.
 """
 
+import collections
 import contextlib
+import glob
+import os
 import re
 
 import numpy as np
@@ -23,6 +26,10 @@ OPTIMIZERS = {
     "RMSProp": lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5),
     "Ftrl": lambda: tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
 }
+
+
+# Gradients for a Job.
+GOOD, BAD = np.array([1., 2.]), np.array([1., np.inf])
 
 
 @contextlib.contextmanager
@@ -115,5 +122,34 @@ def assert_same(ours, theirs):
 
 def eager_mode():
   """A context with eager execution on, also in a program where graphs are the default (TensorFlow 1.15)."""
-  from tensorflow.python.eager import context  # pylint: disable=g-direct-tensorflow-import
+  from tensorflow.python.eager import context
   return context.eager_mode()
+
+
+class Job:
+  """One variable `w`, whose gradient is the placeholder `x`, and what it takes to train it."""
+
+  def __init__(self, dtype=tf.float32, use_resource=True):
+    with tf.variable_scope("", use_resource=use_resource):
+      self.w = tf.get_variable("w", [2], dtype, initializer=tf.zeros_initializer())
+      self.global_step = tf.train.get_or_create_global_step()
+    self.x = tf.placeholder(dtype, [2], "x")
+    self.loss = tf.reduce_sum(self.w * self.x)
+    self.session = session()
+
+  def run(self, train_op, *xs, fetch=None):
+    """Runs the train op once for each input, after initialization; gives what was fetched with each, or `w` after."""
+    self.session.run(tf.global_variables_initializer())
+    return [self.session.run([train_op] + ([] if fetch is None else [fetch]), {self.x: x})[1:] or
+            self.session.run(self.w) for x in xs]
+
+
+def events(directory):
+  """{tag: [(step, value)]} of all event files in a directory."""
+  found = collections.defaultdict(list)
+  for path in sorted(glob.glob(os.path.join(directory, "events*"))):
+    for event in tf.train.summary_iterator(path):
+      for value in event.summary.value:
+        number = tf.make_ndarray(value.tensor) if value.HasField("tensor") else value.simple_value
+        found[value.tag].append((event.step, float(number)))
+  return found

@@ -1,0 +1,258 @@
+"""SessionRunHooks that make skipped steps visible and runs bounded."""
+
+import collections
+from typing import Any, Deque, Dict, List, Optional, Tuple
+
+from absl import logging
+
+from mp_compat import diagnosis
+from mp_compat._compat import tf
+
+ON_STALL = ("raise", "stop", "warn")
+
+
+class LossScaleStalledError(RuntimeError):
+  """Training goes on without learning: step after step is skipped."""
+
+
+class LossScaleHook(tf.train.SessionRunHook):
+  """Follows the loss scale: logs it, counts skipped steps, and ends a run in which nothing is applied any more.
+
+  A run is stalled after `max_consecutive_skips` skipped steps in a row, or after `min_scale_patience` of them that did
+  not lower the scale: it is at its floor, or fixed. `global_step` stands still then, and hooks that wait for it
+  (`tf.train.StopAtStepHook`) wait for ever.
+
+  Only runs of the Session that execute the train op count, so evaluations in the same Session are not looked at. Each
+  costs the fetch of one scalar. Which variables' gradients are not finite is worked out in the very step that completes
+  a stall.
+  """
+
+  def __init__(self,
+               optimizer: Any,
+               every_n_steps: Optional[int] = 100,
+               every_n_secs: Optional[float] = None,
+               max_consecutive_skips: int = 50,
+               on_stall: str = "raise",
+               min_scale_patience: int = 10,
+               output_dir: Optional[str] = None,
+               counters_in_graph: bool = False) -> None:
+    """Makes a hook for `MonitoredTrainingSession(hooks=...)` or an Estimator's `training_hooks`.
+
+    Args:
+      optimizer: the `MixedPrecisionLossScaleOptimizer` to follow.
+      every_n_steps: logs a line after so many attempted steps; None for never. A change of the scale is always logged.
+      every_n_secs: logs a line after so many seconds, in place of `every_n_steps`.
+      max_consecutive_skips: how many steps skipped in a row are a stall; at least 1. A scale of 2**15 falls to 1 in 15.
+      on_stall: "raise" a `LossScaleStalledError`, "stop" the run (`request_stop`), or "warn", once for each stall.
+      min_scale_patience: how many skipped steps in a row, none of which lowers the scale, are a stall; at least 1, and
+        above the loss scale's `overflow_tolerance`.
+      output_dir: writes event files there, for TensorBoard and `mp_compat plot`: `loss_scale/scale` and
+        `loss_scale/skipped_steps` over attempted steps.
+      counters_in_graph: keeps the counts of attempted and skipped steps in two int64 variables of the graph, under
+        `loss_scale_hook/`, so that they survive a restore. A checkpoint without them cannot be restored then.
+
+    Raises:
+      ValueError: an argument is out of its range.
+    """
+    if on_stall not in ON_STALL:
+      raise ValueError("on_stall must be one of {}, but got {!r}.".format(", ".join(map(repr, ON_STALL)), on_stall))
+    for name, value in [("max_consecutive_skips", max_consecutive_skips), ("min_scale_patience", min_scale_patience)]:
+      if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError("{} must be an int of at least 1, but got {!r}.".format(name, value))
+    self._optimizer = optimizer
+    if every_n_secs is not None:
+      self._timer = tf.train.SecondOrStepTimer(every_secs=every_n_secs)
+    else:
+      self._timer = None if every_n_steps is None else tf.train.SecondOrStepTimer(every_steps=every_n_steps)
+    self._max_consecutive_skips = max_consecutive_skips
+    self._on_stall = on_stall
+    self._min_scale_patience = min_scale_patience
+    self._output_dir = output_dir
+    self._counters_in_graph = counters_in_graph
+    self.attempted = 0
+    self.skipped = 0
+    self._consecutive = 0  # skipped steps since the last applied one
+    self._unmoved = 0  # skipped steps since the scale last changed or a step was applied
+    self._logged = (0, 0)  # attempted and skipped at the last line
+    self._written: Optional[int] = None  # the attempt last written to output_dir
+    self._last_applied: Optional[int] = None
+    self._warned = False
+    self._changes: Deque[Tuple[int, float]] = collections.deque(maxlen=20)
+
+  def begin(self) -> None:
+    self._watch = _RunsOf(diagnosis.last_step(self._optimizer).train_op)
+    applied = tf.convert_to_tensor(diagnosis.last_step(self._optimizer).applied)
+    with tf.control_dependencies([self._watch.op]):
+      updates = self._make_counters(applied) if self._counters_in_graph else []
+      scale = tf.cast(self._optimizer.loss_scale(), tf.float32)
+    with tf.control_dependencies(updates):
+      # One scalar says both: the scale after the step, negative if the step was skipped.
+      self._status = tf.where_v2(applied, scale, -scale)
+    self._initial_scale = self._optimizer.loss_scale()
+    self._report = diagnosis.nonfinite_gradients(self._optimizer)
+    self._writer = tf.summary.FileWriter(self._output_dir) if self._output_dir else None
+
+  def _make_counters(self, applied: tf.Tensor) -> List[tf.Operation]:
+    with tf.init_scope(), tf.name_scope(None), tf.variable_scope("loss_scale_hook", reuse=tf.AUTO_REUSE):
+      self._counters = [
+          tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
+          for name in ("attempted_steps", "skipped_steps")]
+    attempted, skipped = self._counters
+    return [attempted.assign_add(1, read_value=False),
+            skipped.assign_add(tf.cast(tf.logical_not(applied), tf.int64), read_value=False)]
+
+  def after_create_session(self, session: tf.Session, coord: Any) -> None:
+    del coord
+    if self._counters_in_graph:
+      self.attempted, self.skipped = [int(value) for value in session.run(self._counters)]
+      self._logged = (self.attempted, self.skipped)
+    self._changes.append((self.attempted, float(session.run(self._initial_scale))))
+    self._write()
+
+  def before_run(self, run_context: Any) -> Any:
+    if not self._watch.is_in(run_context):
+      return None
+    fetches = {"status": self._status}
+    if self._stalled_after_one_more() and not self._warned:
+      fetches["report"] = self._report
+    return tf.train.SessionRunArgs(fetches)
+
+  def after_run(self, run_context: Any, run_values: Any) -> None:
+    if not run_values.results:
+      return
+    status = float(run_values.results["status"])
+    self._count(scale=abs(status), applied=status > 0)
+    if self._is_stalled() and not self._warned:
+      self._tell(self._stall_text(run_values.results.get("report", {})), run_context)
+
+  def end(self, session: tf.Session) -> None:
+    del session
+    if not self.attempted:
+      logging.warning("LossScaleHook: no run executed the train op %s.", self._watch.op.name)
+    elif self._logged[0] < self.attempted:
+      self._log()
+    self._write()
+    if self._writer:
+      self._writer.close()
+
+  def _count(self, scale: float, applied: bool) -> None:
+    self.attempted += 1
+    changed = scale != self._changes[-1][1]
+    if changed:
+      self._changes.append((self.attempted, scale))
+    if applied:
+      self._consecutive = self._unmoved = 0
+      self._last_applied, self._warned = self.attempted, False
+    else:
+      self.skipped += 1
+      self._consecutive += 1
+      self._unmoved = 0 if changed else self._unmoved + 1
+    due = self._timer is not None and self._timer.should_trigger_for_step(self.attempted)
+    if due:
+      self._timer.update_last_triggered_step(self.attempted)
+    if changed or due:
+      self._log()
+    if changed or due or not applied:
+      self._write()
+
+  def _is_stalled(self) -> bool:
+    return self._consecutive >= self._max_consecutive_skips or self._unmoved >= self._min_scale_patience
+
+  def _stalled_after_one_more(self) -> bool:
+    return self._consecutive + 1 >= self._max_consecutive_skips or self._unmoved + 1 >= self._min_scale_patience
+
+  def _log(self) -> None:
+    attempted, skipped = self.attempted - self._logged[0], self.skipped - self._logged[1]
+    logging.info("loss scale %g after %d attempted steps: %d of the last %d skipped, %d (%.2f%%) of all",
+                 self._changes[-1][1], self.attempted, skipped, attempted, self.skipped,
+                 100. * self.skipped / self.attempted)
+    self._logged = (self.attempted, self.skipped)
+
+  def _write(self) -> None:
+    if self._writer and self._written != self.attempted:
+      self._writer.add_summary(tf.Summary(value=[
+          tf.Summary.Value(tag="loss_scale/scale", simple_value=self._changes[-1][1]),
+          tf.Summary.Value(tag="loss_scale/skipped_steps", simple_value=self.skipped)]), self.attempted)
+      self._written = self.attempted
+
+  def _stall_text(self, report: Dict[str, diagnosis.GradientReport]) -> str:
+    lines = diagnosis.offenders(report)
+    last = "no step was ever applied" if self._last_applied is None else (
+        "the last applied step was attempt {}".format(self._last_applied))
+    return ("The loss scale is stalled: {} steps in a row were skipped, {} of them without lowering the scale; {} of "
+            "{} attempted. The scale went {}. Gradients that are not finite:\n  {}\nIf these overflow at any scale, "
+            "the loss itself is not finite: look at the inputs and the learning rate."
+            .format(self._consecutive, self._unmoved, last, self.attempted,
+                    " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
+                    "\n  ".join(lines) or "none; the loss scale itself decided to skip"))
+
+  def _tell(self, text: str, run_context: Any) -> None:
+    if self._writer:
+      self._writer.flush()  # end() is not called after an error
+    if self._on_stall == "raise":
+      raise LossScaleStalledError(text)
+    self._warned = True
+    logging.warning("%s", text)
+    if self._on_stall == "stop":
+      run_context.request_stop()
+
+
+class StopAtAttemptHook(tf.train.SessionRunHook):
+  """Ends a run after so many attempted steps, applied or skipped.
+
+  `tf.train.StopAtStepHook` counts applied steps (`global_step`) and never ends a run that applies none.
+  """
+
+  def __init__(self, optimizer: Any, num_attempts: int) -> None:
+    """Makes the hook.
+
+    Args:
+      optimizer: the `MixedPrecisionLossScaleOptimizer` whose steps count.
+      num_attempts: after how many attempts, counted from when the hook is made, to stop; at least 1.
+
+    Raises:
+      ValueError: `num_attempts` is out of its range.
+    """
+    if isinstance(num_attempts, bool) or not isinstance(num_attempts, int) or num_attempts < 1:
+      raise ValueError("num_attempts must be an int of at least 1, but got {!r}.".format(num_attempts))
+    self._optimizer = optimizer
+    self._left = num_attempts
+
+  def begin(self) -> None:
+    self._watch = _RunsOf(diagnosis.last_step(self._optimizer).train_op)
+
+  def after_run(self, run_context: Any, run_values: Any) -> None:
+    del run_values
+    if self._watch.is_in(run_context):
+      self._left -= 1
+      if self._left <= 0:
+        run_context.request_stop()
+
+
+class _RunsOf:
+  """Tells the runs of a Session that execute an op from those that do not."""
+
+  def __init__(self, op: tf.Operation) -> None:
+    self.op = op
+    self._known: Dict[Tuple[str, ...], bool] = {}
+
+  def is_in(self, run_context: Any) -> bool:
+    """Whether the op is fetched in this run, or something that depends on it."""
+    graph = self.op.graph
+    fetched = [graph.as_graph_element(fetch) for fetch in tf.nest.flatten(
+        run_context.original_args.fetches, expand_composites=True)]
+    key = tuple(element.name for element in fetched)
+    if key not in self._known:
+      self._known[key] = self._leads_to(fetched)
+    return self._known[key]
+
+  def _leads_to(self, fetched: List[Any]) -> bool:
+    ahead = [getattr(element, "op", element) for element in fetched]
+    seen = set()
+    while ahead:
+      op = ahead.pop()
+      if op not in seen:
+        seen.add(op)
+        ahead.extend(tensor.op for tensor in op.inputs)
+        ahead.extend(op.control_inputs)
+    return self.op in seen

@@ -1,0 +1,58 @@
+"""The environments of this project and what runs in each: the tests on every TensorFlow, the demo, the linter.
+
+`scripts/nox` installs nox and runs it: alone, the tests on every TensorFlow; `-s tests-2.4` on one. What stands after
+`--` goes to pytest, to the demo or to ruff.
+"""
+
+import glob
+import os
+
+import nox
+
+# TensorFlow version: the Python that it is tried on, and what pip installs.
+TENSORFLOW = {
+    "1.15": ("3.7", ["tensorflow==1.15.5", "protobuf<3.21"]),
+    "2.4": ("3.8", ["tensorflow==2.4.4", "protobuf<3.21"]),
+    "2.10": ("3.10", ["tensorflow==2.10.1", "numpy<2"]),
+    "2.15": ("3.11", ["tensorflow-cpu==2.15.1"]),
+    "2.21": ("3.11", ["tensorflow-cpu==2.21.*"]),
+    "2.21-py313": ("3.13", ["tensorflow-cpu==2.21.*"]),
+}
+NEWEST = "2.21"
+
+nox.options.default_venv_backend = "venv"  # virtualenv makes none for Python 3.7 any more.
+nox.options.error_on_missing_interpreters = True
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["tests-" + version for version in TENSORFLOW]
+
+# pyenv's own commands run only the versions that are switched on.
+PYENV = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
+os.environ["PATH"] = os.pathsep.join(glob.glob(os.path.join(PYENV, "versions", "*", "bin")) + [os.environ["PATH"]])
+
+
+def _tests(version):
+  python, requirements = TENSORFLOW[version]
+
+  @nox.session(python=python, name="tests-" + version)
+  def tests(session):
+    session.install("-e", ".[demo,test]", *requirements)
+    session.run("python", "-m", "pytest", *session.posargs)
+
+  tests.__doc__ = "The tests on TensorFlow {}, Python {}.".format(version.partition("-")[0], python)
+
+
+for _version in TENSORFLOW:
+  _tests(_version)
+
+
+@nox.session(python=TENSORFLOW[NEWEST][0])
+def demo(session):
+  """Trains on the digits, in float32 and in float16 with and without loss scaling."""
+  session.install("-e", ".[demo]", *TENSORFLOW[NEWEST][1])
+  session.run("python", "scripts/train_digits.py", *session.posargs)
+
+
+@nox.session(python=TENSORFLOW[NEWEST][0])
+def lint(session):
+  session.install("ruff==0.17.6")
+  session.run("ruff", "check", *session.posargs)

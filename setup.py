@@ -1,0 +1,27 @@
+"""Packaging. TensorFlow is the user's to install: it goes by several names, and mp_compat/_compat.py asks for it."""
+
+import pathlib
+import re
+
+import setuptools
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+setuptools.setup(
+    name="mp_compat",
+    version=re.search(r'^__version__ = "(.+)"$', (HERE / "mp_compat/__init__.py").read_text("utf-8"), re.M).group(1),
+    description="Loss scaling for TensorFlow's graph mode, one source for TensorFlow 1.15 to 2.21",
+    long_description=(HERE / "README.md").read_text("utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=setuptools.find_packages(include=["mp_compat", "mp_compat.*"]),
+    package_data={"mp_compat": ["py.typed"]},
+    python_requires=">=3.7",
+    install_requires=["absl-py"],
+    entry_points={"console_scripts": ["mp_compat = mp_compat.__main__:main"]},
+    extras_require={
+        "demo": ["matplotlib", "numpy", "scikit-learn", "tqdm"],
+        "plot": ["matplotlib"],
+        "test": ["hypothesis", "pytest"],
+    },
+)

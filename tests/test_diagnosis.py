@@ -1,0 +1,223 @@
+"""Reports, clipping and summaries, fetched from real Sessions and read back from real event files."""
+
+import collections
+
+from absl import logging
+import numpy as np
+import pytest
+
+import mp_compat
+from tests import testing
+from tests.testing import tf
+
+Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
+
+
+@pytest.fixture(name="graph", autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
+def _graph(request):
+  with tf.Graph().as_default() as graph, testing.control_flow(request.param):
+    yield graph
+
+
+def linear(dtype=tf.float32):
+  """Two variables, the gradient of each a placeholder, and the loss."""
+  names = ["a", "b"]
+  variables = [tf.get_variable(name, [3], dtype, initializer=tf.zeros_initializer()) for name in names]
+  xs = [tf.placeholder(dtype, [3]) for _ in names]
+  return variables, xs, tf.add_n([tf.reduce_sum(v * x) for v, x in zip(variables, xs)])
+
+
+# --- nonfinite_gradients -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64], ids=lambda d: d.name)
+def test_the_report_of_a_step_counts_what_is_not_finite_and_measures_what_is(dtype):
+  _, xs, loss = linear(dtype)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  train_op = opt.minimize(loss)
+  report = mp_compat.nonfinite_gradients(opt)
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    _, got = sess.run([train_op, report], dict(zip(xs, [[1., np.nan, -3.], [np.inf, -np.inf, np.nan]])))
+  assert got == collections.OrderedDict([
+      ("a:0", mp_compat.GradientReport(nans=1, infs=0, largest=3.)),
+      ("b:0", mp_compat.GradientReport(nans=1, infs=2, largest=0.))])
+
+
+def test_the_report_holds_the_gradients_before_clipping_too_and_names_them():
+  _, xs, loss = linear()
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  train_op = opt.apply_gradients([(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(loss)])
+  report = mp_compat.nonfinite_gradients(opt)
+  assert list(report) == ["a:0", "b:0", "b:0 (2)", "a:0 (2)"]
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    _, got = sess.run([train_op, report], dict(zip(xs, [[1., 2., 3.], [np.inf, 0., 0.]])))
+  assert [name for name, gradient in got.items() if gradient.infs] == ["b:0 (2)"] and got["a:0 (2)"].largest == 3.
+
+
+def test_a_report_needs_a_train_op():
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  with pytest.raises(RuntimeError, match="GradientDescent has no train op in this graph yet"):
+    mp_compat.nonfinite_gradients(opt)
+
+
+# --- clipping ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip_norm", [.5, 5., 100.])
+def test_clipping_gives_tensorflows_bits_where_its_norm_is_finite(clip_norm):
+  random = np.random.RandomState(0)
+  a, b = tf.placeholder(tf.float32, [7]), tf.placeholder(tf.float32, [2, 3])
+  slices = tf.IndexedSlices(b, tf.constant([4, 1]), tf.constant([6, 3]))
+  ours, our_norm = mp_compat.clip_by_global_norm(iter([a, None, slices]), clip_norm)
+  theirs, their_norm = tf.clip_by_global_norm([a, None, slices], clip_norm)
+  assert ours[1] is None and isinstance(ours[2], tf.IndexedSlices)
+  with testing.session() as sess:
+    for scale in [1e-3, 1., 1e10]:
+      feed = {a: random.normal(size=7) * scale, b: random.normal(size=[2, 3]) * scale}
+      got, expected = sess.run([[ours[0], ours[2].values, our_norm], [theirs[0], theirs[2].values, their_norm]], feed)
+      for one, other in zip(got, expected):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.mark.parametrize("dtype, value", [(tf.float16, 300.), (tf.bfloat16, 2.**40), (tf.float32, 1e25),
+                                          (tf.float64, 1e200)], ids=str)
+def test_the_norm_is_right_where_the_sum_of_squares_overflows(dtype, value):
+  x = tf.placeholder(dtype, [4])
+  (clipped,), norm = mp_compat.clip_by_global_norm([x], 1.)
+  assert clipped.dtype == dtype
+  with testing.session() as sess:
+    got, got_norm = sess.run([clipped, norm], {x: np.full([4], value)})
+  np.testing.assert_allclose(got_norm, 2. * value, rtol=1e-2)
+  np.testing.assert_allclose(got.astype(np.float64), [.5] * 4, rtol=1e-2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_clipping_what_is_not_finite_raises_nothing_and_skips_the_step(bad):
+  (a, b), xs, loss = linear()
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  grads, variables = zip(*opt.compute_gradients(loss))
+  clipped, _ = mp_compat.clip_by_global_norm(grads, 1.)
+  train_op = opt.apply_gradients(zip(clipped, variables))
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    feed = dict(zip(xs, [[1., 2., 3.], [bad, 0., 0.]]))
+    assert not np.isfinite(np.concatenate(sess.run(clipped, feed))).any()
+    sess.run(train_op, feed)
+    np.testing.assert_array_equal(sess.run([a, b]), np.zeros([2, 3]))
+
+
+def test_nothing_to_clip():
+  clipped, norm = mp_compat.clip_by_global_norm([None, None], 1.)
+  assert clipped == [None, None]
+  with testing.session() as sess:
+    assert sess.run(norm) == 0.
+
+
+def test_masked_gradients_can_be_drawn_as_histograms():
+  x = tf.placeholder(tf.float32, [3])
+  slices = tf.IndexedSlices(x, tf.constant([0, 1, 2]))
+  masked = mp_compat.finite_or_zero([x, None, slices])
+  assert masked[1] is None
+  with testing.session() as sess:
+    for got in sess.run([masked[0], masked[2].values], {x: [np.nan, 2., np.inf]}):
+      np.testing.assert_array_equal(got, [0., 2., 0.])
+    sess.run(tf.summary.histogram("masked", masked[0]), {x: [np.nan, 2., np.inf]})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Nan"):
+      sess.run(tf.summary.histogram("raw", x), {x: [np.nan, 2., np.inf]})
+
+
+# --- gradients that were never scaled ------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="warnings")
+def _warnings(monkeypatch):
+  seen = []
+  monkeypatch.setattr(logging, "warning", lambda text, *args: seen.append(text % args))
+  return seen
+
+
+def test_gradients_that_were_never_scaled_are_noticed_once(warnings):
+  variables, _, loss = linear()
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  for _ in range(2):
+    opt.apply_gradients(zip(tf.gradients(loss, variables), variables))
+  assert len(warnings) == 1
+  assert "never scaled" in warnings[0] and "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss)" in warnings[0]
+
+
+def test_the_remedy_works_and_silences_the_warning(warnings):
+  variables, xs, loss = linear(tf.float16)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 2. ** 10)
+  grads = opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables))
+  assert [g.dtype for g in grads] == [tf.float16] * 2
+  train_op = opt.apply_gradients([(tf.clip_by_value(g, -4., 4.), v) for g, v in zip(grads, variables)])
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    for last in [3., np.inf]:  # the second overflows, hidden by the clipping
+      sess.run(train_op, dict(zip(xs, [[1., 2., 3.], [1., 2., last]])))
+      np.testing.assert_array_equal(sess.run(variables), [[-1., -2., -3.]] * 2)
+  assert not warnings
+
+
+def test_the_usual_way_and_accumulators_warn_of_nothing(warnings):
+  variables, _, loss = linear()
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  opt.minimize(loss)
+  totals = [tf.Variable(tf.zeros([3]), trainable=False) for _ in variables]
+  opt.apply_gradients(zip([tf.convert_to_tensor(total) for total in totals], variables))
+  assert not warnings
+
+
+# --- summaries -----------------------------------------------------------------------------------------------------
+
+
+def test_summaries_are_written_by_a_monitored_session(tmp_path):
+  _, xs, loss = linear()
+  global_step = tf.train.get_or_create_global_step()
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), mp_compat.DynamicLossScale(16., 2), add_summaries=True)
+  train_op = opt.minimize(loss, global_step)
+  assert "skipped_steps" not in [v.op.name for v in tf.global_variables()]
+  with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_summaries_steps=1, save_summaries_secs=None,
+                                         log_step_count_steps=None) as sess:
+    for last in [1., np.inf, 1., 1.]:
+      sess.run(train_op, dict(zip(xs, [[1., 2., 3.], [1., 2., last]])))
+  seen = testing.events(str(tmp_path))
+  assert [value for _, value in seen["loss_scale/scale"]][:1] == [16.]
+  assert set(seen) >= {"loss_scale/scale", "loss_scale/good_steps", "loss_scale/applied", "loss_scale/skipped_steps"}
+  assert {value for _, value in seen["loss_scale/applied"]} <= {0., 1.}
+
+
+def test_the_values_summarized_are_those_of_the_step():
+  _, xs, loss = linear()
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), mp_compat.DynamicLossScale(16., 2), add_summaries=True)
+  train_op = opt.minimize(loss)
+  merged = tf.summary.merge_all()
+  scales, applied = [], []
+  with testing.session() as sess:
+    sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    for last in [1., 1., np.inf, np.inf, 1.]:
+      _, text = sess.run([train_op, merged], dict(zip(xs, [[1., 2., 3.], [1., 2., last]])))
+      values = {value.tag: value.simple_value for value in tf.Summary.FromString(text).value}
+      scales.append(values["loss_scale/scale"])
+      applied.append(values["loss_scale/applied"])
+    assert sess.run(tf.local_variables()) == [2]
+  assert scales == [16., 16., 32., 16., 8.] and applied == [1., 1., 0., 0., 1.]
+
+
+@pytest.mark.parametrize("loss_scale", [lambda: 8., testing.native.DynamicLossScale])
+def test_summaries_work_with_any_loss_scale_and_on_replicas(loss_scale):
+  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
+
+  def step():
+    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1.), loss_scale(), add_summaries=True)
+    return opt.minimize(w * tf.placeholder_with_default(np.float32(np.inf), []))
+
+  with strategy.scope():
+    train_op = strategy.group(strategy.extended.call_for_each_replica(step))
+  with testing.session() as sess:
+    sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    sess.run(train_op)
+    assert set(sess.run(strategy.experimental_local_results(tf.local_variables()[0]))) == {1}

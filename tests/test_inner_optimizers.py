@@ -1,0 +1,175 @@
+"""Inner optimizers of all kinds: users' own, wrappers, and what cannot be wrapped."""
+
+import copy
+
+import numpy as np
+import pytest
+
+import mp_compat
+from tests import testing
+from tests.testing import BAD
+from tests.testing import GOOD
+from tests.testing import Job
+from tests.testing import tf
+
+Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
+
+
+def sgd():
+  return tf.train.GradientDescentOptimizer(1.)
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
+def _graph(request):
+  with tf.Graph().as_default(), testing.control_flow(request.param):
+    yield
+
+
+class OwnApply(tf.train.Optimizer):
+  """In the style of BERT's AdamWeightDecayOptimizer: an `apply_gradients` of its own, variables made inside it."""
+
+  def __init__(self):
+    super().__init__(False, "OwnApply")
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    updates = []
+    for grad, variable in grads_and_vars:
+      m = tf.get_variable(variable.op.name + "/m", variable.shape, trainable=False,
+                          initializer=tf.zeros_initializer())
+      count = tf.Variable(0., trainable=False, name="count")
+      new_m = m + grad
+      updates += [m.assign(new_m), count.assign_add(1.), variable.assign(variable - new_m)]
+    return tf.group(*updates + [tf.assign_add(global_step, 1)], name=name)
+
+
+class NeverInitialized(tf.train.Optimizer):
+  """Never calls its base class's constructor."""
+
+  def __init__(self):
+    self.calls = 0
+
+  def compute_gradients(self, loss, var_list=None, **kwargs):
+    variables = var_list or tf.trainable_variables()
+    return list(zip(tf.gradients(loss, variables), variables))
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    self.calls += 1
+    return tf.group(*[v.assign_sub(g) for g, v in grads_and_vars] + [tf.assign_add(global_step, 1)])
+
+
+class Wrapping(tf.train.Optimizer):
+  """In the style of Horovod's: hands everything on to an optimizer inside."""
+
+  def __init__(self, inner):
+    super().__init__(False, "Wrapping" + inner.get_name())
+    self._optimizer = inner
+    self.extra = None
+
+  def compute_gradients(self, *args, **kwargs):
+    return self._optimizer.compute_gradients(*args, **kwargs)
+
+  def apply_gradients(self, *args, **kwargs):
+    self.extra = kwargs.pop("extra", None)
+    return self._optimizer.apply_gradients(*args, **kwargs)
+
+  def get_slot(self, *args, **kwargs):
+    return self._optimizer.get_slot(*args, **kwargs)
+
+  def variables(self, *args, **kwargs):
+    return self._optimizer.variables(*args, **kwargs)
+
+
+@pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+@pytest.mark.parametrize("make, slots", [
+    (OwnApply, ["w/m", "count"]), (NeverInitialized, []),
+    (lambda: Wrapping(tf.train.MomentumOptimizer(1., 1.)), ["w/Momentum"])])
+@pytest.mark.parametrize("scale", ["dynamic", 8.])
+def test_optimizers_of_all_kinds_are_wrapped(make, slots, scale, use_resource):
+  job = Job(use_resource=use_resource)
+  opt = Optimizer(make(), scale)
+  train_op = opt.minimize(job.loss, job.global_step)
+  after = job.run(train_op, GOOD, BAD, GOOD)
+  second = -2 * GOOD if make is NeverInitialized else -3 * GOOD
+  np.testing.assert_array_equal(after, [-GOOD, -GOOD, second])
+  assert job.session.run(job.global_step) == 2
+  known = [job.w, job.global_step] + opt.loss_scale.variables()
+  assert [v.op.name for v in tf.global_variables() if all(v is not other for other in known)] == slots
+
+
+def test_arguments_beyond_tensorflows_first_ones_reach_the_inner_optimizer():
+  job = Job()
+  opt = Optimizer(Wrapping(sgd()), 8.)
+  opt.apply_gradients(opt.compute_gradients(job.loss), extra="given")
+  assert opt.extra == "given"
+
+
+def test_it_is_an_optimizer_and_otherwise_the_inner_one():
+  job = Job()
+  inner = Wrapping(tf.train.MomentumOptimizer(1., .9))
+  opt = Optimizer(inner, "dynamic")
+  opt.minimize(job.loss)
+  assert isinstance(opt, tf.train.Optimizer) and opt.inner_optimizer is opt._optimizer is inner
+  assert opt.loss_scale is opt._loss_scale and opt._doing_dynamic_loss_scaling()
+  assert opt.get_name() == inner.get_name() and opt.extra is inner.extra
+  slot = opt.get_slot(job.w, "momentum")
+  assert slot is not None and slot is inner.get_slot(job.w, "momentum")
+  assert opt.variables() == [slot] + opt.loss_scale.variables()
+  assert not Optimizer(tf.train.MomentumOptimizer(1., .9), 8.)._doing_dynamic_loss_scaling()
+  assert Optimizer(sgd(), testing.native.DynamicLossScale())._doing_dynamic_loss_scaling()
+  with pytest.raises(AttributeError, match="no_such_thing"):
+    print(opt.no_such_thing)
+  with pytest.raises(AttributeError, match="MixedPrecisionLossScaleOptimizer.*_no_such_thing"):
+    print(opt._no_such_thing)
+  for never in [opt._apply_dense, opt._apply_sparse, opt._resource_apply_dense, opt._resource_apply_sparse]:
+    with pytest.raises(RuntimeError, match="This function should never be called"):
+      never(None, None)
+
+
+def test_slot_names_are_the_inner_optimizers():
+  job = Job()
+  opt = Optimizer(tf.train.AdamOptimizer(), "dynamic")
+  opt.minimize(job.loss)
+  assert opt.get_slot_names() == ["m", "v"] and opt.get_slot(job.w, "none") is None
+
+
+def test_a_copy_made_before_training_trains():
+  opt = copy.deepcopy(Optimizer(tf.train.MomentumOptimizer(1., 0.), mp_compat.DynamicLossScale(8., 5)))
+  with tf.Graph().as_default():
+    job = Job()
+    np.testing.assert_array_equal(job.run(opt.minimize(job.loss), GOOD, BAD), [-GOOD, -GOOD])
+
+
+def test_an_optimizer_serves_many_graphs():
+  opt = Optimizer(tf.train.AdamOptimizer(1.), "dynamic")
+  for _ in range(2):
+    with tf.Graph().as_default():
+      job = Job()
+      train_op = opt.minimize(job.loss)
+      assert all(v.graph is tf.get_default_graph() for v in opt.variables()) and len(opt.variables()) == 6
+      job.run(train_op, GOOD, BAD)
+      assert job.session.run(opt.loss_scale()) == 2. ** 14
+
+
+class Unrelated:
+  pass
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: "adam", "must be an instance of Optimizer, but got: <class 'str'>"),
+    (lambda: None, "must be an instance of Optimizer, but got: <class 'NoneType'>"),
+    (lambda: tf.train.AdamOptimizer, "must be an instance of Optimizer, but got: <class 'type'>"),
+    (Unrelated, "must be an instance of Optimizer, but got: .*Unrelated"),
+    (lambda: tf.keras.optimizers.SGD(.1),
+     "must be an instance of Optimizer, but got: .*Keras optimizer.*keras.mixed_precision.LossScaleOptimizer"),
+    (lambda: Optimizer(sgd(), 8.), "scaled twice"),
+    (lambda: Wrapping(Optimizer(sgd(), 8.)), "Wrapping is or wraps a MixedPrecisionLossScaleOptimizer"),
+    (lambda: testing.native.MixedPrecisionLossScaleOptimizer(sgd(), 8.), "scaled twice"),
+])
+def test_what_cannot_be_wrapped_is_refused(make, words):
+  with pytest.raises(ValueError, match=words):
+    Optimizer(make(), 8.)
+
+
+def test_no_loss_scale_is_refused():
+  with pytest.raises(ValueError, match="loss_scale cannot be None.*dynamic"):
+    Optimizer(sgd(), None)
