@@ -151,10 +151,10 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
       raise RuntimeError("`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
                          "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss))
     scale = self._scale()
-    grads_and_vars = self._optimizer.compute_gradients(
+    grads_and_vars = list(self._optimizer.compute_gradients(
         loss=gradients.scale_loss(loss, scale), var_list=var_list, gate_gradients=gate_gradients,
         aggregation_method=aggregation_method, colocate_gradients_with_ops=colocate_gradients_with_ops,
-        grad_loss=grad_loss)
+        grad_loss=grad_loss))
     grads, variables = [g for g, _ in grads_and_vars], [v for _, v in grads_and_vars]
     grads = gradients.unscale(grads, scale)
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
@@ -177,7 +177,8 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     Raises:
       ValueError: the loss is not floating.
     """
-    return gradients.scale_loss(loss, self._scale())
+    scale = _compat.state_of(self, _compat.current_graph())["scale"] = self._scale()
+    return gradients.scale_loss(loss, scale)
 
   def unscale_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
     """`g * (1 / scale)` for gradients of a loss that `scale_loss` scaled.
@@ -188,8 +189,15 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     Returns:
       As many, of the same kinds, shapes and dtypes. The verdict of `apply_gradients` sees them, whatever is done to
       them in between.
+
+    Raises:
+      RuntimeError: `scale_loss` was not called before, in this graph.
     """
-    grads = gradients.unscale(grads, self._scale())
+    scale = _compat.state_of(self, _compat.current_graph()).get("scale")  # read once for both
+    if scale is None:
+      raise RuntimeError("unscale_gradients() is for gradients of a loss that scale_loss() scaled, but scale_loss() was "
+                         "not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables).")
+    grads = gradients.unscale(grads, scale)
     self._note_raw(grads, ["gradient {}".format(i) for i in range(len(grads))])
     return grads
 

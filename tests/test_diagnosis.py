@@ -161,6 +161,13 @@ def test_the_remedy_works_and_silences_the_warning(warnings):
   assert not warnings
 
 
+def test_gradients_of_a_loss_that_was_not_scaled_cannot_be_unscaled():
+  variables, _, loss = linear()
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  with pytest.raises(RuntimeError, match=r"scale_loss\(\) was not called in this graph"):
+    opt.unscale_gradients(tf.gradients(loss, variables))
+
+
 def test_the_usual_way_and_accumulators_warn_of_nothing(warnings):
   variables, _, loss = linear()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)

@@ -50,7 +50,7 @@ class NeverInitialized(tf.train.Optimizer):
 
   def compute_gradients(self, loss, var_list=None, **kwargs):
     variables = var_list or tf.trainable_variables()
-    return list(zip(tf.gradients(loss, variables), variables))
+    return zip(tf.gradients(loss, variables), variables)
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     self.calls += 1
