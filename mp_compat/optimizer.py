@@ -195,8 +195,8 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     """
     scale = _compat.state_of(self, _compat.current_graph()).get("scale")  # read once for both
     if scale is None:
-      raise RuntimeError("unscale_gradients() is for gradients of a loss that scale_loss() scaled, but scale_loss() was "
-                         "not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables).")
+      raise RuntimeError("unscale_gradients() is for gradients of a loss that scale_loss() scaled, but scale_loss() "
+                         "was not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables).")
     grads = gradients.unscale(grads, scale)
     self._note_raw(grads, ["gradient {}".format(i) for i in range(len(grads))])
     return grads

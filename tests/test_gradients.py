@@ -36,6 +36,12 @@ def test_unscaled_values_are_rounded_once_in_the_gradients_own_dtype(dtype, scal
     assert values.tobytes() == expected.tobytes()
 
 
+def test_the_reciprocal_is_computed_once_for_many_gradients():
+  with tf.Graph().as_default() as graph:
+    gradients.unscale([tf.placeholder(dtype, [2]) for dtype in DTYPES * 3], tf.placeholder(tf.float32, []))
+    assert len([op for op in graph.get_operations() if op.type == "RealDiv"]) == 2  # float32 and float64
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 def test_a_loss_is_scaled_in_its_own_dtype(dtype):
   with tf.Graph().as_default():

@@ -36,7 +36,8 @@ class OwnApply(tf.train.Optimizer):
     for grad, variable in grads_and_vars:
       m = tf.get_variable(variable.op.name + "/m", variable.shape, trainable=False,
                           initializer=tf.zeros_initializer())
-      count = tf.Variable(0., trainable=False, name="count")
+      with tf.name_scope("state"):
+        count = tf.Variable(0., trainable=False, name="count")
       new_m = m + grad
       updates += [m.assign(new_m), count.assign_add(1.), variable.assign(variable - new_m)]
     return tf.group(*updates + [tf.assign_add(global_step, 1)], name=name)
@@ -81,7 +82,7 @@ class Wrapping(tf.train.Optimizer):
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize("make, slots", [
-    (OwnApply, ["w/m", "count"]), (NeverInitialized, []),
+    (OwnApply, ["w/m", "state/count"]), (NeverInitialized, []),
     (lambda: Wrapping(tf.train.MomentumOptimizer(1., 1.)), ["w/Momentum"])])
 @pytest.mark.parametrize("scale", ["dynamic", 8.])
 def test_optimizers_of_all_kinds_are_wrapped(make, slots, scale, use_resource):
