@@ -35,7 +35,7 @@ def _tests(version):
 
   @nox.session(python=python, name="tests-" + version)
   def tests(session):
-    session.install("-e", ".[demo,test]", *requirements)
+    session.install("-e", ".[demo,test]", "tf_slim==1.1.0", *requirements)
     session.run("python", "-m", "pytest", *session.posargs)
 
   tests.__doc__ = "The tests on TensorFlow {}, Python {}.".format(version.partition("-")[0], python)
@@ -50,6 +50,13 @@ def demo(session):
   """Trains on the digits, in float32 and in float16 with and without loss scaling."""
   session.install("-e", ".[demo]", *TENSORFLOW[NEWEST][1])
   session.run("python", "scripts/train_digits.py", *session.posargs)
+
+
+@nox.session(python=TENSORFLOW["2.15"][0])
+def estimator(session):
+  """Trains an Estimator on the digits, in float16, with overflows. TensorFlow 2.15 is the last that has Estimator."""
+  session.install("-e", ".[demo]", *TENSORFLOW["2.15"][1])
+  session.run("python", "scripts/train_estimator.py", *session.posargs)
 
 
 @nox.session(python=TENSORFLOW[NEWEST][0])

@@ -130,6 +130,10 @@ class GraphStateTrackable(Trackable):
     """Variables of the current graph by the key under which checkpoints hold them."""
     raise NotImplementedError
 
+  def __getstate__(self) -> Dict[str, Any]:
+    # Estimator copies its params inside a graph, where eager variables refuse to be copied, and are of no use.
+    return {key: value for key, value in self.__dict__.items() if key != "_eager_state" or tf.executing_eagerly()}
+
   @property
   def _checkpoint_dependencies(self) -> List[Any]:
     reference = sys.modules[Trackable.__module__].TrackableReference

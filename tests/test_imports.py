@@ -24,6 +24,8 @@ RULES = {
     "summaries": ({"_compat"}, {"typing"}),
     "optimizer": ({"_compat", "diagnosis", "distribute", "gradients", "hooks", "loss_scale", "summaries"},
                   {"absl", "typing"}),
+    "plot": ({"_compat"}, {"bisect", "matplotlib", "numpy", "os", "typing"}),
+    "__main__": ({"_compat", "plot"}, {"argparse", "sys", "typing"}),
     "__init__": ({"diagnosis", "gradients", "hooks", "loss_scale", "optimizer", "variable_scope"}, set()),
 }
 

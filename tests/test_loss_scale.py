@@ -165,6 +165,22 @@ def test_a_graph_gets_its_own_variables_on_first_use_wherever_that_is(version, a
         assert sess.run(loss_scale()) == 16.
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_loss_scale_built_inside_a_conditional_has_its_variables_outside(version):
+  made = []
+
+  def branch():
+    with tf.control_dependencies([tf.placeholder(tf.bool, [], name="never_fed")]):
+      made.append(mp_compat.DynamicLossScale(8., 1))
+    return tf.constant(0.)
+
+  with tf.Graph().as_default() as graph, testing.control_flow(version), testing.session() as sess:
+    tf.cond(tf.placeholder(tf.bool, []), branch, lambda: tf.constant(0.))
+    assert [v.graph for v in tf.global_variables()] == [graph] * 2 and len(made[0].variables()) == 2
+    sess.run(tf.global_variables_initializer())
+    assert sess.run(made[0]()) == 8.
+
+
 def test_a_copy_has_the_same_settings_and_variables_of_its_own():
   with tf.Graph().as_default():
     params = {"loss_scale": mp_compat.DynamicLossScale(8., 5), "lr": .1}

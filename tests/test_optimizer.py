@@ -143,6 +143,14 @@ def test_the_verdict_of_the_step_can_be_fetched_with_it():
     print(opt.gradients_finite)
 
 
+@pytest.mark.parametrize("scale, others", [(8., 0), ("dynamic", 1)])
+def test_every_gradient_is_checked_once(scale, others, graph):
+  """The optimizer and a dynamic scale share one verdict; the scale checks its own product, too."""
+  job = Job()
+  Optimizer(sgd(), scale).minimize(job.loss)
+  assert len([op for op in graph.get_operations() if op.type == "IsFinite"]) == 1 + others
+
+
 def test_without_skipping_a_fixed_scale_builds_no_check_and_no_conditional(graph):
   job = Job()
   opt = Optimizer(sgd(), 8., skip_nonfinite=False)

@@ -145,11 +145,11 @@ class Job:
 
 
 def events(directory):
-  """{tag: [(step, value)]} of all event files in a directory."""
+  """{tag: [(step, value)]} of the scalars of all event files in a directory."""
   found = collections.defaultdict(list)
   for path in sorted(glob.glob(os.path.join(directory, "events*"))):
     for event in tf.train.summary_iterator(path):
       for value in event.summary.value:
-        number = tf.make_ndarray(value.tensor) if value.HasField("tensor") else value.simple_value
-        found[value.tag].append((event.step, float(number)))
+        if value.HasField("simple_value"):
+          found[value.tag].append((event.step, value.simple_value))
   return found

@@ -1,0 +1,62 @@
+"""The command line: `python -m mp_compat COMMAND`, or `mp_compat COMMAND` where the package is installed.
+
+A command is a function `_add_...` that declares its arguments and a function that runs it and gives the exit code.
+TensorFlow, and whatever else is slow to import, is imported by the latter.
+"""
+
+import argparse
+import sys
+from typing import Any, Optional, Sequence
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+  """Runs a command.
+
+  Args:
+    argv: the arguments, without the program's name; those of the process by default.
+
+  Returns:
+    The exit code: 0, or 2 after an error that is told in one line on stderr.
+
+  Raises:
+    SystemExit: the arguments are wrong (code 2), or help was asked for (code 0).
+  """
+  parser = argparse.ArgumentParser(prog="mp_compat", description="Tools for mixed-precision training with mp_compat.")
+  commands = parser.add_subparsers(metavar="COMMAND", dest="command")
+  commands.required = True
+  _add_plot(commands)
+  arguments = parser.parse_args(argv)
+  return arguments.run(arguments)
+
+
+def _add_plot(commands: Any) -> None:
+  parser = commands.add_parser(
+      "plot", help="draw the loss scale of a run",
+      description="Draws the loss and the loss scale of a run, with its skipped steps, from TensorBoard's event files: "
+      "those of a LossScaleHook's output_dir (over attempted steps), or the summaries of add_summaries=True (over "
+      "global steps). Needs matplotlib: pip install mp_compat[plot].")
+  parser.add_argument("logdir", metavar="LOGDIR", help="where the event files are, in it or below")
+  parser.add_argument("-o", "--output", required=True, metavar="PNG", help="the file to write")
+  parser.add_argument("--loss_tag", metavar="TAG", help="the tag of the loss; default: loss, or what ends in /loss")
+  parser.set_defaults(run=_plot)
+
+
+def _plot(arguments: argparse.Namespace) -> int:
+  from mp_compat import plot
+  from mp_compat._compat import tf
+  tf.logging.set_verbosity(tf.logging.ERROR)  # reading event files is deprecated, it says, and names nothing better
+  try:
+    series = plot.plot(arguments.logdir, arguments.output, arguments.loss_tag)
+  except plot.PlotError as error:
+    return _fail("plot", error)
+  print("Wrote {}: {}.".format(arguments.output, plot.describe(series)))
+  return 0
+
+
+def _fail(command: str, error: Exception) -> int:
+  print("mp_compat {}: {}".format(command, error), file=sys.stderr)
+  return 2
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,362 @@
+"""Trains one network three times: in float32, in float16 as it is, and in float16 with mp_compat.
+
+The task is dense, as in segmentation: from a noisy 8x8 digit of scikit-learn's data to ten masks of 64x64 pixels, the
+c-th of which marks the ink if the digit is a c. The loss is the mean over batch, pixels and classes, 2621440 numbers.
+Hence no gradient of a logit exceeds 2**-21, those of the background begin at 2**-26, and float16 ends at 2**-24. The
+layers next to the loss begin with small weights and a bias that expects ink to be rare, as RetinaNet's do
+(arXiv:1708.02002), so that what goes back to the layers behind them is smaller still.
+
+    python scripts/train_digits.py --out runs/digits
+
+writes `digits.png`, `digits.json` and, under `logs/`, checkpoints and summaries for TensorBoard.
+
+What is measured, of every run, every few steps, on a batch held out from training:
+
+  test accuracy   share of the ink pixels of the test digits at which the mask of the right class has the largest of the
+                  ten logits, computed in the run's own precision. Chance is 10%.
+  vanished        of the values of the loss's gradient with respect to a layer's output that are not zero when the
+                  gradient is computed in float32, from the same float32 variables and the same batch: the share that is
+                  exactly zero as the run computes it, in its precision and at its loss scale. Where no layer is named
+                  it is the mean over the layers, whatever their sizes. A layer whose gradient is all zero in float32,
+                  too, since its ReLUs are dead, has no such share (null in JSON). For float32 it is zero by definition.
+
+Look for "mp_compat, line 1" to "line 3": they are all that the library asks of a script from 2018. The float16 run
+without loss scaling has the first two of them: its variables are float32, too, only its gradients are unprotected.
+"""
+
+import argparse
+import collections
+import json
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Read once, while TensorFlow is imported.
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+import matplotlib.figure
+import numpy as np
+from sklearn.datasets import load_digits
+import tensorflow.compat.v1 as tf
+from tqdm import tqdm
+
+import mp_compat  # mp_compat, line 1
+
+CLASSES = 10
+SIZE = 8
+MASK_SIZE = 64
+BACKGROUND = -1  # tf.one_hot makes a row of zeros of it.
+TEST_DIGITS = 397
+NOISE = 0.1
+BATCH = 64
+LEARNING_RATE = 0.004
+HEAD_STDDEV = 0.01
+INK = 0.04  # How often a mask is 1: the output bias begins at its log-odds.
+INITIAL_LOSS_SCALE = 2. ** 32  # Far too high, to show the search.
+INCREMENT_PERIOD = 50
+
+Run = collections.namedtuple("Run", "name dtype loss_scaling color")
+RUNS = (Run("float32", tf.float32, False, "tab:blue"),
+        Run("float16", tf.float16, False, "tab:red"),
+        Run("float16 + mp_compat", tf.float16, True, "tab:green"))
+
+# `spread` is the factor by which tf.depth_to_space turns channels into pixels behind the convolution.
+Layer = collections.namedtuple("Layer", "name kernel stride filters spread")
+LAYERS = (Layer("encode1", 3, 1, 16, 1), Layer("encode2", 3, 2, 32, 1), Layer("encode3", 3, 2, 48, 1),
+          Layer("encode4", 3, 2, 64, 1), Layer("code", 1, 1, 64, 1), Layer("decode", 1, 1, 256, 4),
+          Layer("head", 3, 1, 32, 1), Layer("masks", 1, 1, CLASSES * 16 * 16, 16))
+
+
+class Digits:
+  """scikit-learn's 8x8 digits and their masks."""
+
+  def __init__(self):
+    digits = load_digits()
+    self.images = digits.images.astype(np.float32) / 16
+    # Row by row, how a pixel of the mask is made of the pixels of the digit: linear interpolation.
+    centers = (np.arange(MASK_SIZE) + 0.5) * SIZE / MASK_SIZE - 0.5
+    interpolation = np.stack([np.interp(centers, np.arange(SIZE), row) for row in np.eye(SIZE)], axis=1)
+    ink = np.matmul(np.matmul(interpolation, self.images), interpolation.T) > 0.4
+    self.masks = np.where(ink, digits.target[:, None, None], BACKGROUND).astype(np.int32)
+    order = np.random.RandomState(0).permutation(len(self.images))
+    self.test, self.train = order[:TEST_DIGITS], order[TEST_DIGITS:]
+
+  def examples(self, indices, rng):
+    """The digits at `indices` as (noisy images [n, 8, 8, 1], masks [n, 64, 64])."""
+    noise = NOISE * rng.randn(len(indices), SIZE, SIZE)
+    return (2 * self.images[indices] - 0.6 + noise)[..., None], self.masks[indices]
+
+
+def convolution(x, layer, op_seed):
+  """One layer of LAYERS without its nonlinearity, in the dtype of `x`."""
+  with tf.variable_scope(layer.name):
+    stddev = HEAD_STDDEV if layer.name in ("head", "masks") else None
+    # The op's own seed makes all runs of one seed begin with the very same weights.
+    initializer = (tf.truncated_normal_initializer(stddev=stddev, seed=op_seed) if stddev
+                   else tf.variance_scaling_initializer(2., seed=op_seed))
+    bias = np.log(INK / (1 - INK)) if layer.name == "masks" else 0.
+    weights = tf.get_variable("weights", [layer.kernel, layer.kernel, x.shape.as_list()[-1], layer.filters], x.dtype,
+                              initializer=initializer)
+    biases = tf.get_variable("biases", [layer.filters], x.dtype, initializer=tf.constant_initializer(bias))
+    return tf.nn.bias_add(tf.nn.conv2d(x, weights, [1, layer.stride, layer.stride, 1], "SAME"), biases)
+
+
+def network(images, dtype):
+  """Logits [n, 64, 64, 10] in float32, and the outputs of the layers in `dtype`."""
+  outputs = []
+  x = tf.cast(images, dtype)
+  with tf.variable_scope("network", reuse=tf.AUTO_REUSE,
+                         custom_getter=mp_compat.float32_variable_storage_getter):  # mp_compat, line 2
+    for op_seed, layer in enumerate(LAYERS):
+      x = convolution(x, layer, op_seed)
+      x = x if layer.name == "masks" else tf.nn.relu(x)
+      outputs.append(x)
+      x = x if layer.spread == 1 else tf.depth_to_space(x, layer.spread)
+  return tf.cast(x, tf.float32), outputs
+
+
+def mean_loss(logits, masks):
+  """The mean over batch, pixels and classes: the reason why the gradients are small."""
+  return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.one_hot(masks, CLASSES), logits=logits))
+
+
+def ink_accuracy(logits, masks):
+  """The share of ink pixels whose class has the largest logit."""
+  ink = tf.cast(tf.not_equal(masks, BACKGROUND), tf.float32)
+  right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), masks), tf.float32)
+  return tf.reduce_sum(ink * right) / tf.reduce_sum(ink)
+
+
+def vanished_fractions(gradients, reference):
+  """For each layer: the share of the values not zero in `reference` that is zero in `gradients`; NaN for 0 of 0."""
+  fractions = []
+  for gradient, exact in zip(gradients, reference):
+    alive = tf.not_equal(exact, 0)
+    vanished = tf.logical_and(alive, tf.equal(gradient, 0))
+    fractions.append(tf.count_nonzero(vanished, dtype=tf.float32) / tf.count_nonzero(alive, dtype=tf.float32))
+  return tf.stack(fractions)
+
+
+class ScaleRecorder(tf.train.SessionRunHook):
+  """Records the loss scale with which every step was computed, and whether the step overflowed."""
+
+  def __init__(self, optimizer):
+    self._scale = optimizer.loss_scale()
+    self._finite = optimizer.gradients_finite
+    self.scales, self.overflows = [], []
+
+  def after_create_session(self, session, coord):
+    self._next = float(session.run(self._scale))
+
+  def before_run(self, run_context):
+    return tf.train.SessionRunArgs(self._finite)
+
+  def after_run(self, run_context, run_values):
+    self.scales.append(self._next)
+    self.overflows.append(not run_values.results)
+    # A run of its own: fetched with the train op, it would be the scale before or after the update, as it happens.
+    self._next = float(run_context.session.run(self._scale))
+
+
+class MeasureHook(tf.train.SessionRunHook):
+  """Measures every few global steps, at the beginning and at the end, and moves the progress bar."""
+
+  def __init__(self, accuracy, test_feed, vanished, probe_feed, every, progress):
+    self._accuracy, self._test_feed = accuracy, test_feed
+    self._vanished, self._probe_feed = vanished, probe_feed
+    self._every, self._progress = every, progress
+    self.steps, self.accuracies, self.fractions = [], [], []
+
+  def begin(self):
+    self._global_step = tf.train.get_global_step()
+
+  def after_create_session(self, session, coord):
+    self._step = 0
+    self._measure(session)
+
+  def after_run(self, run_context, run_values):
+    before, self._step = self._step, int(run_context.session.run(self._global_step))
+    self._progress.update(self._step - before)
+    if self._step > before and self._step % self._every == 0:  # A step that overflowed is no global step.
+      self._measure(run_context.session)
+
+  def end(self, session):
+    if self.steps[-1] != self._step:
+      self._measure(session)
+
+  def _measure(self, session):
+    self.steps.append(self._step)
+    self.accuracies.append(float(session.run(self._accuracy, self._test_feed)))
+    fractions = session.run(self._vanished, self._probe_feed)
+    self.fractions.append([None if np.isnan(fraction) else float(fraction) for fraction in fractions])
+    self._progress.set_postfix_str("test accuracy {:.1%}".format(self.accuracies[-1]))
+
+
+def train(run, seed, steps, every, digits, directory, progress):
+  """Trains one network and returns what was measured, as plain Python values."""
+  started = time.time()
+  with tf.Graph().as_default():
+    tf.set_random_seed(seed)
+    images = tf.placeholder(tf.float32, [None, SIZE, SIZE, 1])
+    masks = tf.placeholder(tf.int32, [None, MASK_SIZE, MASK_SIZE])
+    logits, outputs = network(images, run.dtype)
+    loss = mean_loss(logits, masks)
+
+    global_step = tf.train.get_or_create_global_step()
+    optimizer = tf.train.AdamOptimizer(tf.train.polynomial_decay(LEARNING_RATE, global_step, steps, 0.))
+    if run.loss_scaling:
+      optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(  # mp_compat, line 3; "dynamic" is what you usually want
+          optimizer, mp_compat.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD))
+    train_op = optimizer.minimize(loss, global_step)
+
+    # The measurements. The float32 network has the same variables, since it has the same names.
+    exact_logits, exact_outputs = network(images, tf.float32)
+    scale = optimizer.loss_scale() if run.loss_scaling else 1.
+    vanished = vanished_fractions(tf.gradients(loss * scale, outputs),
+                                  tf.gradients(mean_loss(exact_logits, masks), exact_outputs))
+    test_images, test_masks = digits.examples(digits.test, np.random.RandomState(0))
+    measure = MeasureHook(ink_accuracy(logits, masks), {images: test_images, masks: test_masks}, vanished,
+                          {images: test_images[:BATCH], masks: test_masks[:BATCH]}, every, progress)
+    hooks = [measure, tf.train.StopAtStepHook(last_step=steps)]
+    tf.summary.scalar("loss", loss)
+    if run.loss_scaling:
+      hooks.append(ScaleRecorder(optimizer))
+      tf.summary.scalar("loss_scale", scale)
+
+    rng = np.random.RandomState(seed)
+    with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, hooks=hooks, save_checkpoint_steps=100,
+                                           save_summaries_steps=20, log_step_count_steps=None) as session:
+      while not session.should_stop():
+        batch_images, batch_masks = digits.examples(rng.choice(digits.train, BATCH), rng)
+        session.run(train_op, {images: batch_images, masks: batch_masks})
+
+  result = {"seed": seed, "seconds": time.time() - started, "steps": measure.steps,
+            "test_accuracy": measure.accuracies, "vanished": measure.fractions}
+  if run.loss_scaling:
+    result.update(loss_scale=hooks[-1].scales, overflow=hooks[-1].overflows)
+  return result
+
+
+def over_seeds(results, key):
+  """What was measured under `key` as an array [seeds, measurements, ...]; NaN for None."""
+  return np.array([result[key] for result in results], dtype=np.float64)
+
+
+def vanished_over_layers(results):
+  """The mean over layers as an array [seeds, measurements]; masked where all layers are dead."""
+  return np.ma.masked_invalid(over_seeds(results, "vanished")).mean(axis=2)
+
+
+def table(results):
+  """The results as text, one line for each run."""
+  lines = ["", "{:<21}{:>14}   {:<24}{:>17}{:>16}{:>11}{:>9}".format(
+      "", "test accuracy", "each seed", "vanished: first", "mean over run", "overflows", "seconds")]
+  for name, of_run in results.items():
+    accuracy = over_seeds(of_run, "test_accuracy")[:, -1]
+    vanished = vanished_over_layers(of_run)
+    overflows = [str(sum(result["overflow"])) for result in of_run if "overflow" in result]
+    lines.append("{:<21}{:>14.1%}   {:<24}{:>17.1%}{:>16.1%}{:>11}{:>9.1f}".format(
+        name, accuracy.mean(), " ".join("{:.1%}".format(a) for a in accuracy), vanished[:, 0].mean(), vanished.mean(),
+        "/".join(overflows) or "-", sum(result["seconds"] for result in of_run)))
+  return "\n".join(lines)
+
+
+def plot_seeds(axes, results, values):
+  """One thick line for each run, the mean over seeds, among thin ones for the seeds."""
+  for run in RUNS:
+    curves = values(results[run.name])
+    steps = results[run.name][0]["steps"]
+    style = "--" if run.loss_scaling else "-"  # Two of the three lie upon each other, as they should.
+    axes.plot(steps, curves.T, color=run.color, linewidth=0.7, alpha=0.4)
+    axes.plot(steps, curves.mean(axis=0), style, color=run.color, linewidth=2.5, label=run.name)
+  axes.set_xlabel("global step")
+  axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1, decimals=0))
+  axes.set_ylim(-0.03, 1.03)
+  axes.legend()
+
+
+def plot_layers(axes, results):
+  """Bars: the share of vanished gradient values for each layer, at the first step."""
+  runs = RUNS[1:]
+  for i, run in enumerate(runs):
+    first = over_seeds(results[run.name], "vanished")[:, 0].mean(axis=0)
+    bars = axes.bar(np.arange(len(LAYERS)) + 0.4 * (i - 0.5), first, 0.4, color=run.color, label=run.name)
+    for bar, value in zip(bars, first):
+      axes.text(bar.get_x() + 0.2, value + 0.01, "{:.0%}".format(value), ha="center", fontsize=8)
+  axes.set_xticks(range(len(LAYERS)))
+  axes.set_xticklabels([layer.name for layer in LAYERS])
+  axes.set_xlabel("layer, from input to output")
+  axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1, decimals=0))
+  axes.set_ylim(0, 1.25)
+  axes.legend(loc="upper right", ncol=2)
+
+
+def plot_loss_scale(axes, of_run):
+  """The loss scale of each seed over the executed steps, overflows marked."""
+  for i, result in enumerate(of_run):
+    scales, overflow = np.array(result["loss_scale"]), np.array(result["overflow"])
+    calls = np.arange(len(scales))
+    axes.step(calls, scales, where="post", color="tab:green", alpha=1 - 0.3 * min(i, 2), linewidth=1.5,
+              linestyle=("-", "--", ":")[i % 3], label="seed {}".format(result["seed"]))
+    axes.plot(calls[overflow], scales[overflow], "x", color="black", markersize=6,
+              label="overflow: step skipped, scale halved" if i == len(of_run) - 1 else None)
+  axes.set_yscale("log", base=2)
+  axes.set_xlabel("executed step (with the skipped ones)")
+  axes.legend()
+
+
+def plot(results, path):
+  """The four pictures in one PNG."""
+  figure = matplotlib.figure.Figure(figsize=(14, 9))
+  FigureCanvasAgg(figure)
+  (top_left, top_right), (bottom_left, bottom_right) = figure.subplots(2, 2)
+  plot_seeds(top_left, results, lambda of_run: over_seeds(of_run, "test_accuracy"))
+  top_left.set_title("Test accuracy on the ink pixels")
+  plot_seeds(top_right, results, vanished_over_layers)
+  top_right.set_title("Gradient values that vanish (mean over layers)")
+  plot_layers(bottom_left, results)
+  bottom_left.set_title("Gradient values that vanish at the first step")
+  plot_loss_scale(bottom_right, results[RUNS[-1].name])
+  bottom_right.set_title("Dynamic loss scale of float16 + mp_compat")
+  for axes in figure.axes:
+    axes.grid(alpha=0.3)
+  figure.tight_layout()
+  figure.savefig(path, dpi=110)
+
+
+def parse_arguments():
+  """The command line."""
+  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+  parser.add_argument("--out", default=os.path.join("runs", "digits"), metavar="DIR", help="default: %(default)s")
+  parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind; default: %(default)s")
+  parser.add_argument("--steps", type=int, default=160, help="global steps of each training; default: %(default)s")
+  parser.add_argument("--quick", action="store_true", help="a smoke test: one seed, 20 steps")
+  arguments = parser.parse_args()
+  if arguments.quick:
+    arguments.seeds, arguments.steps = 1, 20
+  return arguments
+
+
+def main():
+  arguments = parse_arguments()
+  tf.disable_eager_execution()
+  tf.logging.set_verbosity(tf.logging.ERROR)
+  digits = Digits()
+  # A new directory: old checkpoints would be resumed.
+  logs = os.path.join(arguments.out, "logs", time.strftime("%Y%m%d-%H%M%S"))
+  every = max(arguments.steps // 10, 5)
+  results = collections.OrderedDict((run.name, []) for run in RUNS)
+  with tqdm(total=len(RUNS) * arguments.seeds * arguments.steps, unit="step", ncols=110) as progress:
+    for run in RUNS:
+      for seed in range(arguments.seeds):
+        progress.set_description("{}, seed {}".format(run.name, seed))
+        directory = os.path.join(logs, "{}-seed{}".format(run.name.replace(" + ", "-"), seed))
+        results[run.name].append(train(run, seed, arguments.steps, every, digits, directory, progress))
+  with open(os.path.join(arguments.out, "digits.json"), "w") as file:
+    json.dump({"tensorflow": tf.__version__, "layers": [layer.name for layer in LAYERS], "runs": results}, file)
+  plot(results, os.path.join(arguments.out, "digits.png"))
+  print(table(results))
+  print("\nCurves: {0}.png, numbers: {0}.json, summaries: {1}".format(os.path.join(arguments.out, "digits"), logs))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,131 @@
+"""Trains an Estimator in float16 on scikit-learn's digits, while some of its steps overflow.
+
+    python scripts/train_estimator.py --steps 600 --overflow_every 50
+
+Every so many batches have examples of an absurd weight. The loss of such a batch is finite, its gradients are not, not
+in float16: mp_compat skips the step and halves the loss scale, a hook says so, and the training goes on.
+
+Estimator is part of TensorFlow 1.15 to 2.15.
+"""
+
+import argparse
+import tempfile
+
+from absl import logging
+import numpy as np
+from sklearn.datasets import load_digits
+import tensorflow.compat.v1 as tf
+
+import mp_compat
+
+BATCH = 64
+HIDDEN = 128
+TEST_DIGITS = 360
+ABSURD_WEIGHT = 1e30
+LEARNING_RATE = 2e-3
+INCREMENT_PERIOD = 40  # 2000 is what you usually want; this one shows in a run of some hundred steps
+
+ATTEMPTED, SKIPPED = "loss_scale_hook/attempted_steps", "loss_scale_hook/skipped_steps"
+
+
+def load():
+  """The digits as [n, 64] in 0 to 1, and their classes: those to train on, and those to test with."""
+  digits = load_digits()
+  images, labels = digits.data.astype(np.float32) / 16, digits.target.astype(np.int32)
+  order = np.random.RandomState(0).permutation(len(labels))
+  test, train = order[:TEST_DIGITS], order[TEST_DIGITS:]
+  return (images[train], labels[train]), (images[test], labels[test])
+
+
+def train_input_fn(images, labels, overflow_every):
+  """Batches without end, every `overflow_every`-th of them with absurd weights; with 0, none."""
+
+  def weigh(index, example):
+    absurd = tf.equal(index % overflow_every, overflow_every - 1) if overflow_every else False
+    weight = tf.where_v2(absurd, ABSURD_WEIGHT, 1.)
+    return {"image": example[0], "weight": tf.fill(tf.shape(example[1]), weight)}, example[1]
+
+  dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(labels), seed=0).repeat()
+  return dataset.batch(BATCH).enumerate().map(weigh)
+
+
+def eval_input_fn(images, labels):
+  """All examples in one batch."""
+  return tf.data.Dataset.from_tensors(({"image": images}, labels))
+
+
+def dense(x, name, units):
+  """A layer without nonlinearity, in the dtype of `x`."""
+  with tf.variable_scope(name):
+    weights = tf.get_variable("weights", [x.shape.as_list()[-1], units], x.dtype)
+    return tf.matmul(x, weights) + tf.get_variable("biases", [units], x.dtype, initializer=tf.zeros_initializer())
+
+
+def model_fn(features, labels, mode, params):
+  """A small network in float16 with float32 variables, and its training with loss scaling."""
+  with tf.variable_scope("network", custom_getter=mp_compat.float32_variable_storage_getter):
+    x = tf.cast(features["image"], tf.float16)
+    logits = tf.cast(dense(tf.nn.relu(dense(x, "hidden", HIDDEN)), "logits", 10), tf.float32)
+  classes = tf.argmax(logits, axis=1, output_type=tf.int32)
+  if mode == tf.estimator.ModeKeys.PREDICT:
+    return tf.estimator.EstimatorSpec(mode, predictions={"class": classes})
+  loss = tf.losses.sparse_softmax_cross_entropy(labels, logits, weights=features.get("weight", 1.))
+  if mode == tf.estimator.ModeKeys.EVAL:
+    accuracy = tf.metrics.accuracy(labels, classes)
+    return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops={"accuracy": accuracy})
+  optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(LEARNING_RATE), params["loss_scale"])
+  hook = mp_compat.LossScaleHook(optimizer, counters_in_graph=True)
+  train_op = optimizer.minimize(loss, tf.train.get_global_step())
+  return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[hook])
+
+
+def table(estimator, metrics):
+  """How the run went, as text; the counts include earlier runs in the same directory."""
+  attempted, skipped = int(estimator.get_variable_value(ATTEMPTED)), int(estimator.get_variable_value(SKIPPED))
+  rows = [("attempted steps", attempted), ("applied steps", metrics["global_step"]), ("skipped steps", skipped),
+          ("final loss scale", "{:g}".format(estimator.get_variable_value("current_loss_scale"))),
+          ("test accuracy", "{:.1%}".format(metrics["accuracy"]))]
+  return "\n".join("{:<18}{:>8}".format(*row) for row in rows)
+
+
+def parse_arguments():
+  """The command line."""
+  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+  parser.add_argument("--model_dir", help="for checkpoints and summaries; default: a temporary directory")
+  parser.add_argument("--steps", type=int, default=600, help="steps to apply; default: %(default)s")
+  parser.add_argument("--overflow_every", type=int, default=50, metavar="N",
+                      help="every N-th batch overflows, none with 0; default: %(default)s")
+  arguments = parser.parse_args()
+  if arguments.overflow_every < 0 or arguments.overflow_every == 1:
+    parser.error("--overflow_every must be 0 or at least 2: otherwise no step is ever applied")
+  return arguments
+
+
+def run(model_dir, steps, overflow_every):
+  """Trains, evaluates and prints the table."""
+  train, test = load()
+  estimator = tf.estimator.Estimator(
+      model_fn, model_dir, tf.estimator.RunConfig(tf_random_seed=0),
+      params={"loss_scale": mp_compat.DynamicLossScale(increment_period=INCREMENT_PERIOD)})
+  estimator.train(lambda: train_input_fn(*train, overflow_every=overflow_every), steps=steps)
+  print("\n" + table(estimator, estimator.evaluate(lambda: eval_input_fn(*test))))
+
+
+def main():
+  arguments = parse_arguments()
+  if not hasattr(tf, "estimator"):
+    raise SystemExit("TensorFlow {} has no Estimator: it was removed after 2.15. Run this on 1.15 to 2.15, for example "
+                     "with `scripts/estimator`.".format(tf.__version__))
+  # The hook's lines are absl's INFO; Estimator's own would hide them.
+  logging.use_absl_handler()
+  logging.set_verbosity(logging.INFO)
+  tf.logging.set_verbosity(tf.logging.ERROR)
+  if arguments.model_dir:
+    run(arguments.model_dir, arguments.steps, arguments.overflow_every)
+  else:
+    with tempfile.TemporaryDirectory() as model_dir:
+      run(model_dir, arguments.steps, arguments.overflow_every)
+
+
+if __name__ == "__main__":
+  main()
