@@ -205,7 +205,7 @@ def train(run, seed, steps, every, digits, directory, progress):
     optimizer = tf.train.AdamOptimizer(tf.train.polynomial_decay(LEARNING_RATE, global_step, steps, 0.))
     if run.loss_scaling:
       optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(  # mp_compat, line 3; "dynamic" is what you usually want
-          optimizer, mp_compat.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD))
+          optimizer, mp_compat.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD), add_summaries=True)
     train_op = optimizer.minimize(loss, global_step)
 
     # The measurements. The float32 network has the same variables, since it has the same names.
@@ -220,7 +220,6 @@ def train(run, seed, steps, every, digits, directory, progress):
     tf.summary.scalar("loss", loss)
     if run.loss_scaling:
       hooks.append(ScaleRecorder(optimizer))
-      tf.summary.scalar("loss_scale", scale)
 
     rng = np.random.RandomState(seed)
     with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, hooks=hooks, save_checkpoint_steps=100,
