@@ -56,4 +56,4 @@ def group(*values: Any, **name: Optional[str]) -> Optional[tf.Operation]:
   """One op (None in eager mode) that runs `values`, each an op, a tensor, None, or one of these for every replica."""
   if tf.executing_eagerly():
     return None
-  return tf.group(*[op for value in values if value is not None for op in tf.nest.flatten(each_local(value))], **name)
+  return tf.group(*[value for value in values if value is not None], **name)

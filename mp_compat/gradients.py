@@ -140,8 +140,7 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
 
   It differs where that one fails. The norm is computed in float32 for float16 and bfloat16 gradients, whose own sum of
   squares would overflow from 256 on, and is right up to the largest float32 where the sum of squares overflows from
-  1.8e19 on. Where a gradient is not finite, all that come back are NaN, in every version of TensorFlow, and nothing
-  raises: the step will be skipped.
+  1.8e19 on. Where a gradient is not finite, all that come back are NaN and nothing raises: the step will be skipped.
 
   Args:
     grads: gradients of any shapes, each float16, bfloat16, float32 or float64.
@@ -167,9 +166,8 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
   if values:
     norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)
   clipped, _ = tf.clip_by_global_norm(wide, tf.cast(clip_norm, wide_dtype), use_norm=norm)
-  nan_or_one = tf.where_v2(tf.is_finite(norm), tf.ones([], wide_dtype), tf.constant(float("nan"), wide_dtype))
   dtypes = [None if grad is None else _values_of([grad])[0].dtype for grad in grads]
-  return [_map_values(lambda value, dtype=dtype: tf.cast(value * nan_or_one, dtype), grad)
+  return [_map_values(lambda value, dtype=dtype: tf.cast(value, dtype), grad)
           for grad, dtype in zip(clipped, dtypes)], norm
 
 

@@ -89,10 +89,9 @@ class LossScale(_compat.GraphStateTrackable, metaclass=abc.ABCMeta):
 
   def _make_weight(self, name: str) -> tf.Variable:
     initial_value, dtype = self._declared[name]
-    with tf.init_scope():
-      variable = tf.Variable(
-          initial_value, name=name, dtype=dtype, trainable=False, use_resource=True,
-          synchronization=tf.VariableSynchronization.AUTO, aggregation=tf.VariableAggregation.NONE)
+    variable = tf.Variable(  # a resource variable leaves branches, loops and control dependencies by itself
+        initial_value, name=name, dtype=dtype, trainable=False, use_resource=True,
+        synchronization=tf.VariableSynchronization.AUTO, aggregation=tf.VariableAggregation.NONE)
     self._graph_variables()[name] = variable
     self._handle_deferred_dependencies(name=name, trackable=variable)
     return variable

@@ -31,8 +31,5 @@ def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args
             or kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ)
   if frozen or dtype not in (tf.float16, tf.bfloat16):
     return getter(name, *args, **kwargs)
-  initializer = kwargs.get("initializer")
-  if initializer is not None and not callable(initializer):
-    kwargs["initializer"] = tf.cast(initializer, tf.float32)
   kwargs["dtype"] = tf.float32
   return tf.cast(getter(name, *args, **kwargs), dtype, name=name.rpartition("/")[2] + "_cast")

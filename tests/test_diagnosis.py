@@ -213,6 +213,15 @@ def test_the_values_summarized_are_those_of_the_step():
   assert scales == [16., 16., 32., 16., 8.] and applied == [1., 1., 0., 0., 1.]
 
 
+def test_the_scale_summarized_is_read_before_it_moves(graph):
+  _, _, loss = linear()
+  Optimizer(tf.train.GradientDescentOptimizer(1.), "dynamic", add_summaries=True).minimize(loss)
+  summarized = graph.get_operation_by_name("loss_scale/scale").inputs[1]
+  assigns = [op for op in graph.get_operations() if op.type == "AssignVariableOp"
+             and op.inputs[0].op.name == "current_loss_scale" and testing.waits_for(op, summarized.op)]
+  assert len(assigns) == 1  # the other is the initializer
+
+
 @pytest.mark.parametrize("loss_scale", [lambda: 8., testing.native.DynamicLossScale])
 def test_summaries_work_with_any_loss_scale_and_on_replicas(loss_scale):
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)

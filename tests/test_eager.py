@@ -1,5 +1,7 @@
 """Eager mode and tf.function, as far as TensorFlow's class goes: callable losses, the same numbers."""
 
+import copy
+
 import numpy as np
 import pytest
 import tensorflow
@@ -76,6 +78,17 @@ def test_a_loss_that_is_no_callable_is_the_known_error():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
   with pytest.raises(RuntimeError, match="`loss` passed to Optimizer.compute_gradients should be a function"):
     opt.compute_gradients(tf.constant(1.), [tensorflow.Variable(1.)])
+
+
+def test_a_loss_scale_built_eagerly_can_be_copied_inside_a_graph():
+  """As Estimator copies its params."""
+  loss_scale = mp_compat.DynamicLossScale(8., 1)
+  loss_scale.update([tf.constant(1.)])
+  assert copy.deepcopy(loss_scale)().numpy() == 16.
+  with tf.Graph().as_default(), testing.session() as sess:
+    scale = copy.deepcopy({"loss_scale": loss_scale})["loss_scale"]()
+    sess.run(tf.global_variables_initializer())
+    assert sess.run(scale) == 8.
 
 
 def test_a_loss_scale_built_eagerly_gets_variables_in_every_graph_and_keeps_its_own():

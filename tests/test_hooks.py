@@ -174,6 +174,13 @@ def test_it_writes_event_files_over_attempted_steps(job, tmp_path):
   assert seen["loss_scale/skipped_steps"] == [(0, 0.), (2, 1.), (5, 1.), (6, 2.)]
 
 
+def test_event_files_are_complete_when_a_stall_raises(job, tmp_path):
+  job = job(mp_compat.DynamicLossScale(8., 3))
+  with pytest.raises(mp_compat.LossScaleStalledError):
+    job.run([mp_compat.LossScaleHook(job.opt, max_consecutive_skips=3, output_dir=str(tmp_path))], [GOOD] + [BAD] * 5)
+  assert testing.events(str(tmp_path))["loss_scale/skipped_steps"][-1] == (4, 3.)
+
+
 def test_a_run_that_never_trains_is_mentioned(job):
   job = job(8.)
   job.run([mp_compat.LossScaleHook(job.opt)], [GOOD], fetch=job.w)

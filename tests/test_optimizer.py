@@ -53,17 +53,6 @@ def test_small_float16_gradients_survive_with_a_scale_and_only_with_it():
     np.testing.assert_array_equal(sess.run(scaled), [2. ** -26] * 4)
 
 
-def waits_for(tensor, op):
-  """Whether `op` has to run, for its value or as a control input, before `tensor` is there."""
-  seen, ahead = set(), [tensor.op]
-  while ahead:
-    current = ahead.pop()
-    if current not in seen:
-      seen.add(current)
-      ahead += [t.op for t in current.inputs] + list(current.control_inputs)
-  return op in seen
-
-
 def without_identities(tensor):
   while tensor.op.type == "Identity":
     tensor = tensor.op.inputs[0]
@@ -78,9 +67,9 @@ def test_gates_mean_for_unscaled_gradients_what_they_mean_to_tensorflow(gate, sa
   grads = [g for g, _ in Optimizer(sgd(), 4.).compute_gradients(loss, [a, b, c, unused], gate_gradients=gate)]
   unscaled = [without_identities(g).op for g in grads[:3]]
   raw = [without_identities(op.inputs[0]).op for op in unscaled]
-  assert waits_for(grads[0], unscaled[0]) and waits_for(grads[0], raw[0]) and grads[3] is None
-  assert waits_for(grads[0], raw[1]) == same_op
-  assert waits_for(grads[0], raw[2]) == waits_for(grads[0], unscaled[2]) == other_op
+  assert testing.waits_for(grads[0], unscaled[0]) and testing.waits_for(grads[0], raw[0]) and grads[3] is None
+  assert testing.waits_for(grads[0], raw[1]) == same_op
+  assert testing.waits_for(grads[0], raw[2]) == testing.waits_for(grads[0], unscaled[2]) == other_op
 
 
 @pytest.mark.parametrize("gate", [3, -1, None, "GATE_OP"])

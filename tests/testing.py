@@ -15,8 +15,12 @@ import tensorflow
 tf = tensorflow.compat.v1
 native = tf.train.experimental
 
-# Devices for strategies; Sessions are given this many CPUs by `session`.
+# Devices for strategies. Sessions are given this many CPUs by `session`; eager mode, in which some strategies make
+# variables of their own, gets them here, where TensorFlow has such a setting (2.4 and later).
 TWO_CPUS = ["/cpu:0", "/cpu:1"]
+if hasattr(tensorflow.config, "set_logical_device_configuration"):
+  tensorflow.config.set_logical_device_configuration(
+      tensorflow.config.list_physical_devices("CPU")[0], [tensorflow.config.LogicalDeviceConfiguration()] * 2)
 
 OPTIMIZERS = {
     "GradientDescent": lambda: tf.train.GradientDescentOptimizer(0.1),
@@ -153,3 +157,14 @@ def events(directory):
         if value.HasField("simple_value"):
           found[value.tag].append((event.step, value.simple_value))
   return found
+
+
+def waits_for(later, op):
+  """Whether `op` has to run, for its value or as a control input, before the tensor or op `later` is there."""
+  seen, ahead = set(), [getattr(later, "op", later)]
+  while ahead:
+    current = ahead.pop()
+    if current not in seen:
+      seen.add(current)
+      ahead += [t.op for t in current.inputs] + list(current.control_inputs)
+  return op in seen
