@@ -6,6 +6,7 @@
 
 import glob
 import os
+import shutil
 
 import nox
 
@@ -57,6 +58,32 @@ def estimator(session):
   """Trains an Estimator on the digits, in float16, with overflows. TensorFlow 2.15 is the last that has Estimator."""
   session.install("-e", ".[demo]", *TENSORFLOW["2.15"][1])
   session.run("python", "scripts/train_estimator.py", *session.posargs)
+
+
+@nox.session(python=TENSORFLOW[NEWEST][0])
+def cluster(session):
+  """Runs a program that trains on several processes."""
+  session.install("-e", ".[demo]", *TENSORFLOW[NEWEST][1])
+  session.run("python", *session.posargs)
+
+
+# Horovod 0.22 is built here, against TensorFlow and an MPI that is there (Debian: libopenmpi-dev, openmpi-bin), once.
+HOROVOD_BUILD = {"HOROVOD_WITH_TENSORFLOW": "1", "HOROVOD_WITH_MPI": "1", "HOROVOD_WITHOUT_GLOO": "1",
+                 "HOROVOD_WITHOUT_PYTORCH": "1", "HOROVOD_WITHOUT_MXNET": "1"}
+
+
+@nox.session(python=TENSORFLOW["1.15"][0])
+def horovod(session):
+  """Trains with Horovod on TensorFlow 1.15: the program, or with `pytest` as the first argument its tests."""
+  if not shutil.which("mpirun"):
+    session.error("This needs MPI and compilers: on Debian, `apt-get install libopenmpi-dev openmpi-bin cmake g++`.")
+  session.install("wheel", "-e", ".[demo,test]", *TENSORFLOW["1.15"][1])
+  session.install("--no-build-isolation", "horovod==0.22.1", env=HOROVOD_BUILD)
+  arguments = session.posargs or []
+  if arguments[:1] == ["pytest"]:
+    session.run("python", "-m", "pytest", "tests/test_horovod.py", *arguments[1:])
+  else:
+    session.run("python", "scripts/train_horovod.py", *arguments)
 
 
 @nox.session(python=TENSORFLOW[NEWEST][0])

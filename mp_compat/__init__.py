@@ -1,5 +1,6 @@
 """Loss scaling for TensorFlow's graph mode: `tf.compat.v1` optimizers in float16, from TensorFlow 1.15 to 2.21."""
 
+from mp_compat.accumulation import GradientAccumulator
 from mp_compat.diagnosis import GradientReport
 from mp_compat.diagnosis import nonfinite_gradients
 from mp_compat.gradients import clip_by_global_norm
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DynamicLossScale",
     "FixedLossScale",
+    "GradientAccumulator",
     "GradientReport",
     "LossScale",
     "LossScaleHook",

@@ -6,7 +6,7 @@ TensorFlow 1.15 to 2.21. What those names cannot do is done below, once.
 
 import contextlib
 import sys
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 import weakref
 
 try:
@@ -86,10 +86,15 @@ def name_scope() -> str:
 
 
 @contextlib.contextmanager
-def conditionals_for(variables: Iterable[Optional[tf.Variable]]) -> Iterator[None]:
-  """A context in which `tf.cond` can update these variables: functions (control flow v2) cannot take references."""
-  references = any(variable is not None and variable.dtype != variable.dtype.base_dtype for variable in variables)
-  switch = references and tf.control_flow_v2_enabled()
+def conditionals_in_graph() -> Iterator[None]:
+  """A context in which `tf.cond` builds its branches into the current graph (control flow v1), if it is no function.
+
+  Branches that are functions of their own (v2) cannot take reference variables, nor be split between parameter
+  servers before TensorFlow 2.15; optimizers that keep variables by `tf.get_default_graph()` lose them there; and
+  variables made in them become eager in TensorFlow 2.0 to 2.10, in spite of `tf.disable_eager_execution()`.
+  """
+  graph = current_graph()
+  switch = tf.control_flow_v2_enabled() and graph is not None and not hasattr(graph, "outer_graph")
   if switch:
     tf.disable_control_flow_v2()
   try:
@@ -106,6 +111,26 @@ def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
     return list(op.inputs)
   captures = getattr(op.graph, "captures", ())
   return [outer for outer, inner in captures if inner.name == tensor.name and hasattr(outer, "graph")]
+
+
+def contains_op(op: tf.Operation, prefix: str) -> bool:
+  """Whether this is an op whose type begins so, or a conditional with one in a branch that is a function."""
+  if op.type.startswith(prefix):
+    return True
+  if op.type not in ("If", "StatelessIf"):
+    return False
+  branches = [op.graph._get_function(op.get_attr(branch).name) for branch in ("then_branch", "else_branch")]
+  return any(node.op.startswith(prefix) for branch in branches for node in branch.definition.node_def)
+
+
+# --- optimizers around optimizers -----------------------------------------------------------------------------------
+
+
+def layers(optimizer: Any) -> Iterator[Any]:
+  """This optimizer, the one that it wraps, and so on; wrappers keep theirs as `_optimizer` or `_opt`."""
+  while optimizer is not None:
+    yield optimizer
+    optimizer = vars(optimizer).get("_optimizer", vars(optimizer).get("_opt"))
 
 
 # --- what tf.train.Checkpoint sees ----------------------------------------------------------------------------------

@@ -7,6 +7,21 @@ from typing import Any, Callable, Optional, Tuple
 
 from mp_compat._compat import tf
 
+# Strategies that cannot train with loss scaling, by the name of their class or a base class, and why.
+_UNSUPPORTED = dict.fromkeys(["TPUStrategy", "TPUStrategyV1", "TPUStrategyV2"],
+                             "TPUs compute in bfloat16, which has float32's range and needs no loss scaling")
+
+
+def check_supported() -> None:
+  """Raises a ValueError where the current strategy cannot train with loss scaling."""
+  strategy = tf.distribute.get_strategy()
+  for base in type(strategy).__mro__:
+    if base.__name__ in _UNSUPPORTED:
+      raise ValueError(
+          "Loss scaling is not supported with the strategy {}: {}. Use the inner optimizer alone there. Strategies "
+          "that work: MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy (compat.v1), "
+          "CentralStorageStrategy, OneDeviceStrategy.".format(type(strategy).__name__, _UNSUPPORTED[base.__name__]))
+
 
 def in_cross_replica_context() -> bool:
   """Whether this code runs once for all replicas, and not once in each."""

@@ -78,7 +78,7 @@ def mark_raw(grads: Iterable[Gradient], names: Iterable[str]) -> None:
   if _compat.current_graph() is None:
     return
   for grad, name in zip(grads, names):
-    for values in _values_of([grad]):
+    for values in values_of([grad]):
       _compat.marked_tensors(values.graph)[values.name] = name
 
 
@@ -89,7 +89,7 @@ def judged(grads: Iterable[Gradient], names: Iterable[str]) -> List[Tuple[str, t
     grads: the gradients.
     names: the names of their variables.
   """
-  pairs = [(name, values) for grad, name in zip(grads, names) for values in _values_of([grad])]
+  pairs = [(name, values) for grad, name in zip(grads, names) for values in values_of([grad])]
   sources = _raw_sources([values for _, values in pairs])
   return pairs + [(_compat.marked_tensors(raw.graph)[raw.name], raw) for raw in sources]
 
@@ -110,29 +110,63 @@ def all_finite(grads: Iterable[Gradient]) -> tf.Tensor:
   Raises:
     TypeError: a gradient is not of a floating dtype.
   """
-  values = _values_of(grads)
+  values = values_of(grads)
   values += _raw_sources(values)
   if not values:
     return tf.constant(True)
   return tf.reduce_all(tf.stack([tf.reduce_all(tf.is_finite(_checkable(value))) for value in values]))
 
 
-def reveal(grads: Iterable[Gradient], finite: tf.Tensor) -> List[Gradient]:
-  """The same gradients, the first of them made NaN where a raw gradient was not finite and these do not show it.
+def reveal(grads: Iterable[Gradient], finite: tf.Tensor, seen_elsewhere: bool = False) -> List[Gradient]:
+  """The same gradients, the first of them made NaN where the verdict was against them and they do not show it.
 
   For those who judge the gradients by looking at them (`LossScale.update` of any class). What is finite stays as it
-  is, and nothing is computed where the gradients are the raw ones themselves.
+  is, and nothing is computed where the verdict was made from these very gradients.
 
   Args:
     grads: gradients of any shapes.
-    finite: what `all_finite(grads)` said, on all replicas.
+    finite: the verdict, `all_finite(grads)` on all replicas.
+    seen_elsewhere: whether the verdict also rests on what is not behind these gradients.
   """
   grads = list(grads)
-  if _raw_sources(_values_of(grads)):
+  if seen_elsewhere or _raw_sources(values_of(grads)):
     first = next(i for i, grad in enumerate(grads) if grad is not None)
     nan_or_zero = tf.where_v2(finite, 0., float("nan"))
     grads[first] = _map_values(lambda values: values + tf.cast(nan_or_zero, values.dtype), grads[first])
   return grads
+
+
+def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
+  """The tensors that hold the values of these gradients; those that are None have none."""
+  return [_as_tensor(grad.values if isinstance(grad, tf.IndexedSlices) else grad) for grad in grads if grad is not None]
+
+
+def nearest(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) -> List[tf.Tensor]:
+  """The tensors for which `wanted` holds that `values` are or derive from, by data, without those behind them.
+
+  Args:
+    values: tensors.
+    wanted: tells of a tensor whether it is one to be found.
+  """
+  if _compat.current_graph() is None:
+    return []
+  found, seen, ahead = [], set(), list(values)
+  while ahead:
+    tensor = ahead.pop()
+    key = _key(tensor)
+    if key in seen:
+      continue
+    seen.add(key)
+    if wanted(tensor):
+      found.append(tensor)
+    else:
+      ahead.extend(_compat.tensor_inputs(tensor))
+  return found
+
+
+def is_raw(tensor: tf.Tensor) -> bool:
+  """Whether `mark_raw` was told of this tensor."""
+  return tensor.name in _compat.marked_tensors(tensor.graph)
 
 
 def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List[Gradient], tf.Tensor]:
@@ -154,19 +188,19 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
   `tf.clip_by_global_norm`.
   """
   grads = list(grads)
-  values = _values_of(grads)
+  values = values_of(grads)
   wide_dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
   wide = [_map_values(lambda value: tf.cast(value, wide_dtype), grad) for grad in grads]
   norm = tf.global_norm(wide)
 
   def norm_of_large() -> tf.Tensor:
-    peak = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(value)) for value in _values_of(wide)]))
+    peak = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(value)) for value in values_of(wide)]))
     return peak * tf.global_norm([_map_values(lambda value: value / peak, grad) for grad in wide])
 
   if values:
     norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)
   clipped, _ = tf.clip_by_global_norm(wide, tf.cast(clip_norm, wide_dtype), use_norm=norm)
-  dtypes = [None if grad is None else _values_of([grad])[0].dtype for grad in grads]
+  dtypes = [None if grad is None else values_of([grad])[0].dtype for grad in grads]
   return [_map_values(lambda value, dtype=dtype: tf.cast(value, dtype), grad)
           for grad, dtype in zip(clipped, dtypes)], norm
 
@@ -191,10 +225,6 @@ def _map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> G
   return function(_as_tensor(grad))
 
 
-def _values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
-  return [_as_tensor(grad.values if isinstance(grad, tf.IndexedSlices) else grad) for grad in grads if grad is not None]
-
-
 def _as_tensor(values: Any) -> tf.Tensor:
   try:
     return tf.convert_to_tensor(values)
@@ -214,21 +244,9 @@ def _checkable(values: tf.Tensor) -> tf.Tensor:
 
 def _raw_sources(values: List[tf.Tensor]) -> List[tf.Tensor]:
   """The raw gradients that `values` were computed from, without those that are among `values`."""
-  if _compat.current_graph() is None:
-    return []
-  handed_in = {_key(value) for value in values}
-  sources, seen, ahead = [], set(), list(values)
-  while ahead:
-    tensor = ahead.pop()
-    key = _key(tensor)
-    if key in seen:
-      continue
-    seen.add(key)
-    if tensor.name not in _compat.marked_tensors(tensor.graph):
-      ahead.extend(_compat.tensor_inputs(tensor))
-    elif key not in handed_in:
-      sources.append(tensor)
-  return sources
+  raw = nearest(values, is_raw)
+  handed_in = {_key(value) for value in values} if raw else ()
+  return [source for source in raw if _key(source) not in handed_in]
 
 
 def _key(tensor: tf.Tensor) -> Tuple[int, str]:

@@ -3,13 +3,16 @@
 import abc
 import math
 import numbers
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 from mp_compat import _compat
 from mp_compat import distribute
 from mp_compat import gradients
 from mp_compat import update_rule
 from mp_compat._compat import tf
+
+# Makes one verdict of those of several processes: a scalar bool tensor from a scalar bool tensor.
+FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
 
 _FLOAT32_MAX = 3.4028234663852886e38
 
@@ -302,13 +305,35 @@ class StepGradients(list):
   finite: Optional[tf.Tensor] = None
 
 
-def step_gradients(grads: Iterable[gradients.Gradient]) -> StepGradients:
-  """Judges the gradients of one step, on all replicas, and lets whoever looks at them see what was found."""
+def step_gradients(grads: Iterable[gradients.Gradient],
+                   finite_reducer: Optional[FiniteReducer] = None,
+                   finite_before: Optional[tf.Tensor] = None) -> StepGradients:
+  """Judges the gradients of one step, on all replicas, and lets whoever looks at them see what was found.
+
+  Args:
+    grads: gradients of all replicas.
+    finite_reducer: makes one verdict of those of several processes.
+    finite_before: a scalar bool, a value for each replica: what was judged when these gradients were accumulated.
+  """
   grads = list(grads)
   finite = finite_everywhere(grads)
-  judged = StepGradients(distribute.on_each_replica(gradients.reveal, grads, finite))
+  if finite_before is not None:
+    finite = tf.logical_and(finite, distribute.all_replicas(tf.identity, finite_before))
+  if finite_reducer is not None:
+    finite = _reduced(finite_reducer, finite)
+  seen_elsewhere = finite_reducer is not None or finite_before is not None
+  judged = StepGradients(distribute.on_each_replica(gradients.reveal, grads, finite, seen_elsewhere))
   judged.finite = finite
   return judged
+
+
+def _reduced(finite_reducer: FiniteReducer, finite: tf.Tensor) -> tf.Tensor:
+  reduced = tf.convert_to_tensor(finite_reducer(finite))
+  if reduced.dtype != tf.bool or reduced.shape.rank not in (0, None):
+    raise ValueError("finite_reducer must return a scalar bool, whether the gradients are finite in all processes, but "
+                     "returned {}. Reduce the number of processes that overflowed and compare it with 0, as "
+                     "mp_compat.horovod.all_ranks_finite does: an average would let half a yes pass.".format(reduced))
+  return reduced
 
 
 def finite_everywhere(grads: Any) -> tf.Tensor:

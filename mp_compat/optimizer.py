@@ -9,8 +9,10 @@ from mp_compat import diagnosis
 from mp_compat import distribute
 from mp_compat import gradients
 from mp_compat import hooks
+from mp_compat import horovod
 from mp_compat import loss_scale as loss_scale_module
 from mp_compat import summaries
+from mp_compat import sync_replicas
 from mp_compat._compat import tf
 
 GradAndVar = Tuple[gradients.Gradient, tf.Variable]
@@ -49,6 +51,7 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
                loss_scale: Any,
                *,
                skip_nonfinite: bool = True,
+               finite_reducer: Optional[loss_scale_module.FiniteReducer] = None,
                add_summaries: bool = False,
                **kwargs: Any) -> None:
     """Wraps an optimizer.
@@ -58,6 +61,10 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
       loss_scale: a number of at least 1 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
       skip_nonfinite: whether steps with non-finite gradients are skipped whatever the loss scale says. False builds
         no check and no conditional of its own: with a fixed scale, every step is applied.
+      finite_reducer: makes one verdict of those of several processes that train together by other means than
+        `tf.distribute`: a callable from a scalar bool tensor, whether the gradients are finite here, to one that says
+        whether they are in all processes. It is called outside of every branch. None means
+        `mp_compat.horovod.all_ranks_finite` where Horovod's ranks could disagree, else nothing.
       add_summaries: whether `apply_gradients` adds scalar summaries, in graph mode: `loss_scale/scale` (with which the
         step began), `loss_scale/good_steps`, `loss_scale/applied` (1 or 0) and `loss_scale/skipped_steps` (so far, in a
         local variable: from 0 again after a restart, and not in checkpoints).
@@ -65,18 +72,27 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
 
     Raises:
       ValueError: `opt` is no `tf.compat.v1.train.Optimizer`, or scales the loss already; `loss_scale` is None or means
-        no loss scale.
+        no loss scale; `finite_reducer` is given where there is no verdict.
     """
     _check_inner(opt)
     if loss_scale is None:
       raise ValueError("loss_scale cannot be None. Expected a number of at least 1, \"dynamic\", or a LossScale; to "
                        "train without loss scaling, use the inner optimizer alone.")
+    if finite_reducer is not None and not skip_nonfinite:
+      raise ValueError("finite_reducer reduces the verdict on the gradients, but skip_nonfinite=False makes none. "
+                       "Leave one of them out.")
     self._optimizer = opt
     # An optimizer that never called its base class's constructor has neither.
     name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
     super().__init__(getattr(opt, "_use_locking", False), name, **kwargs)
     self._loss_scale = loss_scale_module.get_loss_scale(loss_scale)
+    if horovod.adds_up_passes(opt) and self._doing_dynamic_loss_scaling():
+      logging.warning(
+          "%s adds up the gradients of several passes before they are unscaled: where the loss scale moves between two "
+          "of them, they are weighted wrongly. Put it outside: hvd.DistributedOptimizer(MixedPrecisionLossScaleOptimizer("
+          "opt, loss_scale), backward_passes_per_step=...).", name)
     self._skip_nonfinite = skip_nonfinite
+    self._finite_reducer = finite_reducer
     self._add_summaries = add_summaries
     self._unscaled_any = False
     self._track_trackable(self._optimizer, "base_optimizer")
@@ -141,7 +157,7 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
       A list of `(gradient, variable)`; a gradient has the variable's shape, and is dense, `tf.IndexedSlices` or None.
 
     Raises:
-      ValueError: a wrong gate, a loss that is not floating, no variables.
+      ValueError: a wrong gate, a loss that is not floating, no variables; a strategy that cannot work (TPUs).
       RuntimeError: a loss that is no callable, in eager mode.
     """
     if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
@@ -150,6 +166,7 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     if tf.executing_eagerly() and not callable(loss):
       raise RuntimeError("`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
                          "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss))
+    distribute.check_supported()
     scale = self._scale()
     grads_and_vars = list(self._optimizer.compute_gradients(
         loss=gradients.scale_loss(loss, scale), var_list=var_list, gate_gradients=gate_gradients,
@@ -227,12 +244,24 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
       One op that does the step and moves the loss scale; None in eager mode.
 
     Raises:
-      ValueError: in a cross-replica context; without any gradient.
+      ValueError: in a cross-replica context; under a strategy that cannot work (TPUs); without any gradient;
+        `finite_reducer` returned no scalar bool.
       TypeError: a gradient that is not floating.
     """
+    return self._apply_accumulated(grads_and_vars, global_step, name, None, **kwargs)
+
+  def _apply_accumulated(self,
+                         grads_and_vars: Iterable[GradAndVar],
+                         global_step: Optional[tf.Variable],
+                         name: Optional[str],
+                         finite_before: Optional[tf.Tensor],
+                         **kwargs: Any) -> Optional[tf.Operation]:
+    """`apply_gradients`, where `finite_before` tells the loss scale of gradients that were judged and left out."""
+    distribute.check_supported()
     if distribute.in_cross_replica_context():
-      raise ValueError("apply_gradients() must be called in a replica context. Call it inside the function that you "
-                       "give to strategy.run (experimental_run_v2, call_for_each_replica).")
+      raise ValueError("apply_gradients() must be called in a replica context, but this is the cross-replica context "
+                       "of {}. Call it inside the function that you give to strategy.run (experimental_run_v2, "
+                       "call_for_each_replica).".format(type(tf.distribute.get_strategy()).__name__))
     grads_and_vars = tuple((grad, variable) for grad, variable in grads_and_vars)
     if not grads_and_vars:
       raise ValueError("No variables provided. Expected (gradient, variable) pairs, but got none.")
@@ -245,27 +274,23 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
           "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
           "optimizer was called. They may have vanished in float16. Compute them with its compute_gradients(), or with "
           "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).", self.get_name())
-    return distribute.merge(self._distributed_apply, grads_and_vars, global_step, name, **kwargs)
+    return distribute.merge(self._distributed_apply, grads_and_vars, global_step, name, finite_before, **kwargs)
 
   def _distributed_apply(self,
                          strategy: tf.distribute.Strategy,
                          grads_and_vars: Tuple[GradAndVar, ...],
-                         global_step: Optional[tf.Variable] = None,
-                         name: Optional[str] = None,
+                         global_step: Optional[tf.Variable],
+                         name: Optional[str],
+                         finite_before: Optional[tf.Tensor],
                          **kwargs: Any) -> Optional[tf.Operation]:
     """`apply_gradients` in a cross-replica context: the gradients are those of all replicas."""
     del strategy  # It is the current one.
     grads = [grad for grad, _ in grads_and_vars]
+    local_grads, local_names = zip(*[
+        (one, variable.name) for grad, variable in grads_and_vars for one in distribute.each_local(grad)])
     scale = self._scale() if self._add_summaries else None
     with tf.control_dependencies([] if scale is None else [scale]):
-      if self._skip_nonfinite:
-        grads = loss_scale_module.step_gradients(grads)
-        update_op, should_apply = self._loss_scale.update(grads)
-        finite = grads.finite
-        should_apply = _both(should_apply, finite)
-      else:
-        update_op, should_apply = self._loss_scale.update(grads)
-        finite = should_apply if tf.is_tensor(should_apply) else None
+      finite, update_op, should_apply = self._judge(grads, local_grads, finite_before)
     state = _compat.state_of(self, _compat.current_graph())
     state["gradients_finite"] = finite
 
@@ -274,26 +299,39 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
           self._optimizer.apply_gradients, grads_and_vars, global_step, name, **kwargs))
 
     train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
-    with _compat.conditionals_for([variable for _, variable in grads_and_vars] + [global_step]):
+    with _compat.conditionals_in_graph():
       applied = _cond(should_apply, apply)
+    followed = sync_replicas.follow_global_step(local_grads, global_step, applied)
     counted = None
     if self._add_summaries and not tf.executing_eagerly():
       counted = summaries.add(scale, getattr(self._loss_scale, "_num_good_steps", None), should_apply)
-    train_op = distribute.group(applied, update_op, counted, name=self.get_name() if name is None else name)
+    train_op = distribute.group(applied, update_op, followed, counted, name=self.get_name() if name is None else name)
     if train_op is not None:
       # What apply() added is an op of the branch, which nobody could run.
       tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = train_ops + [train_op]
-      state["step"] = diagnosis.Step(train_op, should_apply, [
-          (one, variable.name) for grad, variable in grads_and_vars for one in distribute.each_local(grad)])
+      state["step"] = diagnosis.Step(train_op, should_apply, list(zip(local_grads, local_names)))
     return train_op
 
-  def make_session_run_hook(self, *args: Any, **kwargs: Any) -> tf.train.SessionRunHook:
-    """A `mp_compat.LossScaleHook` that follows this optimizer; arguments as its constructor's, after the first.
+  def _judge(self,
+             grads: List[gradients.Gradient],
+             local_grads: Iterable[gradients.Gradient],
+             finite_before: Optional[tf.Tensor]) -> Tuple[Optional[tf.Tensor], Optional[tf.Operation], Any]:
+    """The verdict, the op that moves the loss scale, and whether to apply."""
+    if not self._skip_nonfinite:
+      update_op, should_apply = self._loss_scale.update(grads)
+      return should_apply if tf.is_tensor(should_apply) else None, update_op, should_apply
+    reducer = self._finite_reducer or horovod.default_reducer(self._optimizer, local_grads)
+    judged = loss_scale_module.step_gradients(grads, reducer)
+    if finite_before is None:
+      update_op, should_apply = self._loss_scale.update(judged)
+      return judged.finite, update_op, _both(should_apply, judged.finite)
+    # The loss scale hears of what was left out; these gradients are applied without it.
+    update_op, _ = self._loss_scale.update(loss_scale_module.step_gradients(grads, reducer, finite_before))
+    return judged.finite, update_op, judged.finite
 
-    Where the inner optimizer has a hook of its own to make (`tf.train.SyncReplicasOptimizer`), it is that one.
-    """
-    make_inner = getattr(self._optimizer, "make_session_run_hook", None)
-    return make_inner(*args, **kwargs) if make_inner else hooks.LossScaleHook(self, *args, **kwargs)
+  def make_session_run_hook(self, *args: Any, **kwargs: Any) -> tf.train.SessionRunHook:
+    """A `mp_compat.LossScaleHook` that follows this optimizer; arguments as its constructor's, after the first."""
+    return hooks.LossScaleHook(self, *args, **kwargs)
 
   def get_name(self) -> str:
     """The inner optimizer's name."""
@@ -332,13 +370,16 @@ def _check_inner(opt: Any) -> None:
   if not isinstance(opt, tf.train.Optimizer):
     raise ValueError("\"opt\" must be an instance of Optimizer, but got: {}. Pass an instance of a "
                      "tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer().".format(type(opt)))
-  layer = opt
-  while layer is not None:
+  for layer in _compat.layers(opt):
     if (isinstance(layer, (MixedPrecisionLossScaleOptimizer,) + _compat.NATIVE_LOSS_SCALE_OPTIMIZERS)
         or type(layer).__name__ == "LossScaleOptimizer"):
       raise ValueError("\"opt\" must scale no loss itself, but {} is or wraps a {}: the loss would be scaled twice. "
                        "Pass the optimizer inside it.".format(type(opt).__name__, type(layer).__name__))
-    layer = vars(layer).get("_optimizer", vars(layer).get("_opt"))
+    if isinstance(layer, tf.train.SyncReplicasOptimizer):
+      raise ValueError("\"opt\" must not aggregate the gradients of several workers itself, but {} is or wraps a {}: a "
+                       "worker that skips a step would never hand in what the others wait for. Put it outside: "
+                       "{}(MixedPrecisionLossScaleOptimizer(opt, loss_scale), ...)."
+                       .format(type(opt).__name__, type(layer).__name__, type(layer).__name__))
 
 
 def _both(should_apply: Any, finite: tf.Tensor) -> Any:

@@ -47,7 +47,8 @@ def test_a_replica_alone_cannot_ask_for_agreement(strategy):
 
 def test_gradients_are_applied_in_replica_contexts_only(strategy):
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
-  with strategy.scope(), pytest.raises(ValueError, match=r"apply_gradients\(\) must be called in a replica context"):
+  with strategy.scope(), pytest.raises(
+      ValueError, match=r"apply_gradients\(\) must be called in a replica context, but .* context of MirroredStrategy"):
     opt.apply_gradients([(tf.constant(1.), None)])
 
 
@@ -88,3 +89,47 @@ def test_one_replicas_overflow_skips_the_step_on_all_even_when_clipped_away(stra
     for copy in copies:
       np.testing.assert_array_equal(copy, [-.5, -1.])
   assert scale_after == {"fixed": 8.}.get(scale, 2. ** 13)
+
+
+def strategies():
+  one = {"OneDeviceStrategy": lambda: tf.distribute.OneDeviceStrategy("/cpu:0")}
+  return dict(one, **{name: getattr(tf.distribute.experimental, name)
+                      for name in ["CentralStorageStrategy", "ParameterServerStrategy"]})
+
+
+@pytest.mark.parametrize("name", sorted(strategies()))
+def test_other_strategies_train_and_skip(name):
+  strategy = strategies()[name]()
+  x = tf.placeholder(tf.float32, [2])
+
+  def step():
+    w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(1.), "dynamic")
+    global_step = tf.train.get_or_create_global_step()
+    return opt.minimize(tf.reduce_sum(w * x), global_step), opt.loss_scale(), global_step
+
+  with strategy.scope():
+    train_op, *state = strategy.extended.call_for_each_replica(step)
+  after = []
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    for value in [GOOD, BAD, GOOD]:
+      sess.run(train_op, {x: value})
+      after.append(tuple(sess.run(state)))
+  assert after == [(2. ** 15, 1), (2. ** 14, 1), (2. ** 14, 2)]
+
+
+def test_tpus_are_refused_before_anything_is_built():
+  # A TPUStrategy as TensorFlow makes it, but for the TPU that its constructor would look for.
+  strategy = object.__new__(tf.distribute.experimental.TPUStrategy)
+  tf.distribute.Strategy.__init__(strategy, tf.distribute.OneDeviceStrategy("/cpu:0").extended)
+  strategy.extended._container_strategy_weakref = lambda: strategy
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
+  words = "not supported with the strategy TPUStrategy.*bfloat16.*MirroredStrategy, MultiWorkerMirroredStrategy"
+  w, gradient = tf.get_variable("w", [2]), tf.zeros([2])
+  before = len(tf.get_default_graph().get_operations())
+  with strategy.scope():
+    for build in [lambda: opt.compute_gradients(w), lambda: opt.apply_gradients([(gradient, w)])]:
+      with pytest.raises(ValueError, match=words):
+        build()
+  assert len(tf.get_default_graph().get_operations()) == before

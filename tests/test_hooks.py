@@ -195,14 +195,6 @@ def test_the_optimizer_makes_its_hook(job):
     job.run([hook], [BAD] * 3)
 
 
-def test_a_hook_of_the_inner_optimizer_comes_first(job):
-  job(8.)
-  inner = tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(1.), 1)
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.)
-  opt.minimize(tf.reduce_sum(tf.get_variable("v", [2])), tf.train.get_or_create_global_step())
-  assert isinstance(opt.make_session_run_hook(True), type(inner.make_session_run_hook(True)))
-
-
 def test_a_run_is_bounded_by_attempts_where_stop_at_step_would_wait_for_ever(job):
   job = job(8.)
   hooks = [mp_compat.StopAtAttemptHook(job.opt, 7), tf.train.StopAtStepHook(last_step=5)]

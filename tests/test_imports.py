@@ -21,12 +21,16 @@ RULES = {
     "loss_scale": ({"_compat", "distribute", "gradients", "update_rule"}, {"abc", "math", "numbers", "typing"}),
     "diagnosis": ({"_compat", "gradients"}, {"collections", "typing"}),
     "hooks": ({"_compat", "diagnosis"}, {"absl", "collections", "typing"}),
+    "accumulation": ({"_compat", "gradients", "optimizer"}, {"typing"}),
+    "horovod": ({"_compat", "gradients", "loss_scale"}, {"horovod", "sys", "typing"}),
     "summaries": ({"_compat"}, {"typing"}),
-    "optimizer": ({"_compat", "diagnosis", "distribute", "gradients", "hooks", "loss_scale", "summaries"},
-                  {"absl", "typing"}),
+    "sync_replicas": ({"_compat", "gradients"}, {"typing"}),
+    "optimizer": ({"_compat", "diagnosis", "distribute", "gradients", "hooks", "horovod", "loss_scale", "summaries",
+                   "sync_replicas"}, {"absl", "typing"}),
     "plot": ({"_compat"}, {"bisect", "matplotlib", "numpy", "os", "typing"}),
     "__main__": ({"_compat", "plot"}, {"argparse", "sys", "typing"}),
-    "__init__": ({"diagnosis", "gradients", "hooks", "loss_scale", "optimizer", "variable_scope"}, set()),
+    "__init__": ({"accumulation", "diagnosis", "gradients", "hooks", "loss_scale", "optimizer", "variable_scope"},
+                 set()),
 }
 
 

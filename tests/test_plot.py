@@ -12,6 +12,7 @@ import pytest
 
 import mp_compat
 from mp_compat import plot
+from tests import testing
 from tests.testing import BAD
 from tests.testing import GOOD
 from tests.testing import Job
@@ -43,9 +44,8 @@ def _rundir(tmp_path):
 
 def command(*arguments):
   """Runs the command line in a process of its own."""
-  environment = dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(mp_compat.__file__)))
-  return subprocess.run([sys.executable, "-W", "ignore", "-m", "mp_compat"] + list(arguments), env=environment,
-                        capture_output=True, text=True, check=False)
+  return subprocess.run([sys.executable, "-W", "ignore", "-m", "mp_compat"] + list(arguments),
+                        env=testing.environment(), capture_output=True, text=True, check=False)
 
 
 def test_the_hooks_events_come_first_and_are_read_over_attempted_steps(rundir):

@@ -15,6 +15,8 @@ import tensorflow
 tf = tensorflow.compat.v1
 native = tf.train.experimental
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
 # Devices for strategies. Sessions are given this many CPUs by `session`; eager mode, in which some strategies make
 # variables of their own, gets them here, where TensorFlow has such a setting (2.4 and later).
 TWO_CPUS = ["/cpu:0", "/cpu:1"]
@@ -122,6 +124,12 @@ def assert_same(ours, theirs):
     for name, value in our.items():
       same = value.dtype == their[name].dtype and value.tobytes() == their[name].tobytes()
       assert same, "{} after step {}: {!r} and {!r}".format(name, step, value, their[name])
+
+
+def environment():
+  """The environment for a process that imports this package, without what TensorFlow has written into ours."""
+  inherited = {name: value for name, value in os.environ.items() if name != "TF2_BEHAVIOR"}
+  return dict(inherited, PYTHONPATH=ROOT)
 
 
 def eager_mode():

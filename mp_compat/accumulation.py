@@ -1,0 +1,181 @@
+"""Gradients of several micro-batches, each computed in a `session.run` of its own, applied as one step."""
+
+from typing import Any, Dict, Iterable, List, Optional
+
+from mp_compat import _compat
+from mp_compat import gradients
+from mp_compat import optimizer as optimizer_module
+from mp_compat._compat import tf
+
+GradAndVar = optimizer_module.GradAndVar
+
+_SKIP = ("window", "micro_batch")
+
+
+class GradientAccumulator:
+  """Adds up unscaled gradients, run by run, until they are applied as one step: a window of micro-batches.
+
+      window = mp_compat.GradientAccumulator(opt)              opt: a MixedPrecisionLossScaleOptimizer
+      add_op = window.add(opt.compute_gradients(loss))
+      train_op = window.apply_gradients(window.mean(), global_step)
+      ...
+      sess.run(tf.local_variables_initializer())
+      for batches in windows:
+        for batch in batches:
+          sess.run(add_op, batch)                              a backward pass
+        sess.run(train_op)                                     none; empties the window
+
+  Every micro-batch is judged when it is added, raw gradients too; what is not finite is noted and never added. The
+  loss scale makes one move for each window, by whether all of its micro-batches were finite. With `skip="window"`, one
+  that was not costs the window; with `skip="micro_batch"`, the others are applied without it.
+
+  The sums are local variables, float32 (float64 for float64 gradients), so checkpoints stay as they were, and a run
+  that is restored begins with an empty window. Sparse gradients are added up in a dense variable.
+  """
+
+  def __init__(self, optimizer: optimizer_module.MixedPrecisionLossScaleOptimizer, skip: str = "window") -> None:
+    """Makes an empty window.
+
+    Args:
+      optimizer: what computes the gradients and applies them.
+      skip: what a micro-batch with non-finite gradients costs: the "window", or only the "micro_batch".
+
+    Raises:
+      ValueError: another `optimizer` or `skip`.
+    """
+    if not isinstance(optimizer, optimizer_module.MixedPrecisionLossScaleOptimizer):
+      raise ValueError("optimizer must be a MixedPrecisionLossScaleOptimizer, but got {!r}.".format(optimizer))
+    if not optimizer._skip_nonfinite:
+      raise ValueError("A window rests on the verdict on its gradients, but this optimizer was made with "
+                       "skip_nonfinite=False. Leave that out.")
+    if skip not in _SKIP:
+      raise ValueError("skip must be one of {}, but got {!r}.".format(", ".join(map(repr, _SKIP)), skip))
+    self._optimizer = optimizer
+    self._skip = skip
+
+  def add(self, grads_and_vars: Iterable[GradAndVar], name: Optional[str] = None) -> tf.Operation:
+    """An op that judges the gradients of a micro-batch and adds them to the window.
+
+    Args:
+      grads_and_vars: pairs as the optimizer's `compute_gradients` returns them; of static shapes.
+      name: a name for the op.
+
+    Raises:
+      ValueError: all gradients are None; a variable has no static shape; this graph has an `add` already.
+      RuntimeError: eager execution is on.
+    """
+    if tf.executing_eagerly():
+      raise RuntimeError("GradientAccumulator is for graphs, but eager execution is on. Use it within a tf.Graph, or add "
+                         "up the gradients in Python.")
+    grads_and_vars = list(grads_and_vars)
+    if all(grad is None for grad, _ in grads_and_vars):
+      raise ValueError("No gradients to accumulate. Expected a gradient for at least one variable, but got {}."
+                       .format(grads_and_vars))
+    state = _compat.state_of(self, _compat.current_graph())
+    if state:
+      raise ValueError("This window is added to already in this graph. Run the op that add() returned once for each "
+                       "micro-batch, or make another GradientAccumulator.")
+    grads, variables = zip(*grads_and_vars)
+    device = gradients.values_of(grads)[0].device
+    state.update(
+        grads_and_vars=grads_and_vars, sums=[_sum_for(grad, variable) for grad, variable in grads_and_vars],
+        finite=_local([], tf.int64, "finite_micro_batches", device),
+        overflowed=_local([], tf.int64, "overflowed_micro_batches", device))
+
+    def add() -> tf.Operation:
+      return tf.group(state["finite"].assign_add(1, read_value=False), *[
+          _add_to(total, grad) for total, grad in zip(state["sums"], grads) if grad is not None])
+
+    def skip() -> tf.Operation:
+      return tf.group(state["overflowed"].assign_add(1, read_value=False))
+
+    with _compat.conditionals_in_graph():
+      added = tf.cond(gradients.all_finite(grads), add, skip)
+    return tf.group(added, name=name or "accumulate")
+
+  def mean(self) -> List[GradAndVar]:
+    """The means of the window's gradients, to be clipped, reduced, and handed to `apply_gradients`.
+
+    Returns:
+      Pairs as `add` was given, each gradient dense, of its variable's shape and the dtype it had; None where it was
+      None. NaN where the window is to be skipped.
+
+    Raises:
+      RuntimeError: `add` was not called in this graph.
+      tf.errors.InvalidArgumentError: in the Session, where the window is empty.
+    """
+    state = self._state()
+    finite, overflowed = state["finite"].read_value(), state["overflowed"].read_value()
+    added = tf.debugging.Assert(finite + overflowed > 0, ["This window is empty. Run the op that "
+                                                          "GradientAccumulator.add() returned before the train op."])
+    with tf.control_dependencies([added]):
+      count = tf.cast(finite, tf.float64)  # 0 makes 0 / 0
+    if self._skip == "window":
+      count = tf.where_v2(overflowed > 0, tf.cast(float("nan"), tf.float64), count)
+    means = [None if total is None else tf.cast(total.read_value() / tf.cast(count, total.dtype), grad.dtype)
+             for total, (grad, _) in zip(state["sums"], state["grads_and_vars"])]
+    variables = [variable for _, variable in state["grads_and_vars"]]
+    gradients.mark_raw(means, [variable.name for variable in variables])
+    return list(zip(means, variables))
+
+  def apply_gradients(self,
+                      grads_and_vars: Iterable[GradAndVar],
+                      global_step: Optional[tf.Variable] = None,
+                      name: Optional[str] = None) -> tf.Operation:
+    """The optimizer's `apply_gradients` for a window, which it empties; the verdict covers every micro-batch.
+
+    Args:
+      grads_and_vars: what `mean` returned, clipped or reduced as you like.
+      global_step: a variable to increment by one with every applied window.
+      name: a name for the op; the inner optimizer's by default.
+
+    Returns:
+      One op; it runs no backward pass.
+
+    Raises:
+      RuntimeError: `add` was not called in this graph.
+      ValueError: see `MixedPrecisionLossScaleOptimizer.apply_gradients`.
+    """
+    state = self._state()
+    all_finite = tf.equal(state["overflowed"].read_value(), 0) if self._skip == "micro_batch" else None
+    applied = self._optimizer._apply_accumulated(grads_and_vars, global_step, name, all_finite)
+    with tf.control_dependencies([applied]):
+      cleared = [total.assign(tf.zeros_like(total), read_value=False)
+                 for total in [state["finite"], state["overflowed"]] + state["sums"] if total is not None]
+    train_op = tf.group(applied, *cleared)
+    tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[-1:] = [train_op]
+    return train_op
+
+  def _state(self) -> Dict[str, Any]:
+    state = _compat.state_of(self, _compat.current_graph())
+    if not state:
+      raise RuntimeError("This window has no gradients in this graph. Call add(opt.compute_gradients(loss)) first.")
+    return state
+
+
+def _sum_for(grad: gradients.Gradient, variable: tf.Variable) -> Optional[tf.Variable]:
+  """A variable of zeros, on the device of the gradient, in a dtype in which it can be summed."""
+  if grad is None:
+    return None
+  values, = gradients.values_of([grad])
+  if not variable.shape.is_fully_defined():
+    raise ValueError("Gradients can be accumulated for variables of static shape only, but {} has the shape {}."
+                     .format(variable.name, variable.shape))
+  dtype = tf.float64 if values.dtype == tf.float64 else tf.float32
+  return _local(variable.shape, dtype, "accumulated_gradient", values.device)
+
+
+def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
+  """A variable of zeros of this process: not in checkpoints, and with `tf.distribute` one for each replica."""
+  with tf.device(device):  # A parameter server's device function would share it among workers.
+    return tf.Variable(
+        lambda: tf.zeros(shape, dtype), name=name, trainable=False, use_resource=True,
+        collections=[tf.GraphKeys.LOCAL_VARIABLES], synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.NONE)
+
+
+def _add_to(total: tf.Variable, grad: gradients.Gradient) -> tf.Operation:
+  values, = gradients.values_of([grad])
+  values = tf.cast(values, total.dtype)
+  if isinstance(grad, tf.IndexedSlices):
+    return total.scatter_add(tf.IndexedSlices(values, grad.indices))
+  return total.assign_add(values, read_value=False)

@@ -1,0 +1,58 @@
+"""Horovod: one verdict for all ranks. Horovod itself is imported when a function here needs it."""
+
+import sys
+from typing import Iterable, Optional
+
+from mp_compat import _compat
+from mp_compat import gradients
+from mp_compat import loss_scale
+from mp_compat._compat import tf
+
+
+def all_ranks_finite(finite: tf.Tensor, name: Optional[str] = None) -> tf.Tensor:
+  """Whether this holds on every rank: `sum over ranks(not finite) == 0`. For `finite_reducer=`.
+
+  One allreduce of a scalar, which every rank has to run in every step.
+
+  Args:
+    finite: a scalar bool tensor.
+    name: a name for the op.
+
+  Returns:
+    A scalar bool tensor, the same on all ranks.
+
+  Raises:
+    ImportError: Horovod is not installed.
+  """
+  import horovod.tensorflow as hvd
+  with tf.name_scope(name, "all_ranks_finite", [finite]):
+    overflowed = tf.cast(tf.logical_not(finite), tf.float32)
+    return tf.equal(hvd.allreduce(overflowed, op=hvd.Sum), 0.)
+
+
+def adds_up_passes(optimizer: tf.train.Optimizer) -> bool:
+  """Whether this is or wraps a `hvd.DistributedOptimizer` with `backward_passes_per_step` above 1."""
+  return any(getattr(layer, "_agg_helper", None) is not None for layer in _compat.layers(optimizer))
+
+
+def default_reducer(optimizer: tf.train.Optimizer,
+                    grads: Iterable[gradients.Gradient]) -> Optional[loss_scale.FiniteReducer]:
+  """`all_ranks_finite` where ranks could come to different verdicts on these gradients, else None.
+
+  They could where the inner optimizer is one of Horovod's that leaves gradients as each rank computed them (Adasum,
+  `backward_passes_per_step` above 1), and where gradients were marked as raw before Horovod reduced them, which is so
+  with a `hvd.DistributedOptimizer` around the loss scaling.
+
+  Args:
+    optimizer: the inner optimizer.
+    grads: gradients of this step.
+  """
+  if "horovod.tensorflow" not in sys.modules:
+    return None
+  unreduced = adds_up_passes(optimizer) or any(
+      "Adasum" in type(layer).__name__ for layer in _compat.layers(optimizer))
+  reduced_later = gradients.nearest(
+      gradients.values_of(grads), lambda tensor: gradients.is_raw(tensor) or _compat.contains_op(tensor.op, "Horovod"))
+  if unreduced or any(not gradients.is_raw(tensor) for tensor in reduced_later):
+    return all_ranks_finite
+  return None

@@ -1,0 +1,43 @@
+"""`tf.train.SyncReplicasOptimizer` around the loss scaling: a skipped step must not leave its accumulators ahead."""
+
+from typing import Iterable, Optional
+
+from mp_compat import gradients
+from mp_compat._compat import tf
+
+
+def follow_global_step(grads: Iterable[gradients.Gradient],
+                       global_step: Optional[tf.Variable],
+                       applied: Optional[tf.Operation]) -> Optional[tf.Operation]:
+  """Sets the step of the accumulators that gradients were taken from to the global step, once `applied` has run.
+
+  Taking gradients from a `tf.ConditionalAccumulator` moves its step by one, and what comes in for an earlier step is
+  dropped as stale. Where the step was skipped, `global_step` stayed, and the workers would wait for ever.
+
+  Args:
+    grads: gradients of this step.
+    global_step: the variable that `applied` increments, or None.
+    applied: the op that applies the step or skips it.
+
+  Returns:
+    An op; None where no gradient comes out of an accumulator.
+  """
+  if global_step is None:
+    return None
+  taken = gradients.nearest(gradients.values_of(grads), lambda tensor: gradients.is_raw(tensor) or _is_taken(tensor))
+  accumulators = {tensor.op.inputs[0].name: tensor.op for tensor in taken if _is_taken(tensor)}
+  if not accumulators:
+    return None
+  with tf.control_dependencies([applied]), tf.colocate_with(global_step, ignore_existing=True):
+    now = tf.cast(global_step.read_value(), tf.int64)
+  follow = []
+  for take in accumulators.values():
+    with tf.colocate_with(take, ignore_existing=True):
+      set_step = (tf.raw_ops.ResourceAccumulatorSetGlobalStep if take.type.startswith("Resource")
+                  else tf.raw_ops.AccumulatorSetGlobalStep)
+      follow.append(set_step(handle=take.inputs[0], new_global_step=now))
+  return tf.group(*follow)
+
+
+def _is_taken(tensor: tf.Tensor) -> bool:
+  return tensor.op.type.endswith("AccumulatorTakeGradient")

@@ -1,0 +1,97 @@
+"""What test_horovod.py runs on every rank: trains in every case, and records all variables after every step.
+
+    mpirun -np 2 python horovod_ranks.py DIRECTORY
+"""
+
+import os
+import sys
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mp_compat
+
+STEPS = 12
+SCALE = dict(initial_loss_scale=2. ** 10, increment_period=4)
+
+
+def x_of(rank, step):
+  """What scales the gradients of `w` and of the table; not finite on one rank, in two steps."""
+  if rank == hvd.size() - 1 and step in (3, 8):
+    return [np.inf if step == 3 else np.nan, 1.]
+  return [1. + rank, 2.]
+
+
+def scaled(opt, **kwargs):
+  return mp_compat.MixedPrecisionLossScaleOptimizer(opt, mp_compat.DynamicLossScale(**SCALE), **kwargs)
+
+
+def clip(grads_and_vars):
+  return [(tf.clip_by_value(tf.convert_to_tensor(g), -1., 1.), v) for g, v in grads_and_vars]
+
+
+def densify(grads_and_vars):
+  return [(tf.convert_to_tensor(g), v) for g, v in grads_and_vars]
+
+
+def adasum(grads_and_vars):
+  return [(hvd.allreduce(g, op=hvd.Adasum), v) for g, v in densify(grads_and_vars)]
+
+
+# Each makes the optimizer; where there is a second function, it is what happens before apply_gradients.
+CASES = {
+    "outside": (lambda opt: scaled(hvd.DistributedOptimizer(opt)),),
+    "inside": (lambda opt: hvd.DistributedOptimizer(scaled(opt)),),
+    "outside, fp16": (lambda opt: scaled(hvd.DistributedOptimizer(opt, compression=hvd.Compression.fp16)),),
+    "inside, fp16": (lambda opt: hvd.DistributedOptimizer(scaled(opt), compression=hvd.Compression.fp16),),
+    "outside, dense": (lambda opt: scaled(hvd.DistributedOptimizer(opt, sparse_as_dense=True)),),
+    "inside, dense": (lambda opt: hvd.DistributedOptimizer(scaled(opt), sparse_as_dense=True),),
+    "outside, clipped": (lambda opt: scaled(hvd.DistributedOptimizer(opt)), clip),
+    "inside, clipped": (lambda opt: hvd.DistributedOptimizer(scaled(opt)), clip),
+    "outside, two passes": (lambda opt: scaled(
+        hvd.DistributedOptimizer(opt, backward_passes_per_step=2, sparse_as_dense=True)),),
+    "inside, two passes": (lambda opt: hvd.DistributedOptimizer(
+        scaled(opt), backward_passes_per_step=2, sparse_as_dense=True),),
+    # Adasum takes a number of ranks that is a power of 2.
+    "adasum of gradients": (scaled, adasum),
+    "adasum of updates": (lambda opt: scaled(hvd.DistributedOptimizer(opt, op=hvd.Adasum)), densify),
+    "unreduced": (lambda opt: scaled(opt, finite_reducer=mp_compat.horovod.all_ranks_finite), densify),
+}
+
+
+def train(case):
+  """All variables by name, after each step; every rank begins with other values, which are broadcast."""
+  wrap, between = (CASES[case] + (list,))[:2]
+  with tf.Graph().as_default() as graph:
+    x = tf.placeholder(tf.float32, [2])
+    w = tf.get_variable("w", [2], initializer=tf.constant_initializer(float(hvd.rank())))
+    table = tf.get_variable("table", [5, 2], initializer=tf.constant_initializer(float(hvd.rank())))
+    global_step = tf.train.get_or_create_global_step()
+    opt = wrap(tf.train.MomentumOptimizer(.5, .9))
+    loss = tf.reduce_sum(w * x) + tf.reduce_sum(tf.gather(table, [1, 1, 4 - hvd.rank()]) * x)
+    train_op = opt.apply_gradients(between(opt.compute_gradients(loss)), global_step)
+    in_branch = [op.name for op in graph.get_operations()
+                 if op.type.startswith("Horovod") and "apply_if_finite/" in op.name]
+    assert not in_branch, in_branch
+    state = {v.op.name: v for v in tf.global_variables()}
+    after = []
+    with tf.train.MonitoredTrainingSession(hooks=[hvd.BroadcastGlobalVariablesHook(0)],
+                                           log_step_count_steps=None) as sess:
+      for step in range(STEPS):
+        sess.run(train_op, {x: x_of(hvd.rank(), step)})
+        after.append(sess.run(state))
+  return {name: np.stack([values[name] for values in after]) for name in state}
+
+
+def main():
+  tf.logging.set_verbosity(tf.logging.ERROR)
+  hvd.init()
+  directory, = sys.argv[1:]
+  cases = [case for case in CASES if hvd.size() == 2 or "adasum" not in case]
+  np.savez(os.path.join(directory, "rank-{}.npz".format(hvd.rank())),
+           **{case + "/" + name: values for case in cases for name, values in train(case).items()})
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,68 @@
+"""Several towers by hand, as in the CIFAR-10 multi-GPU tutorial: gradients of each, averaged, applied once."""
+
+import numpy as np
+import pytest
+
+import mp_compat
+from tests import testing
+from tests.testing import BAD
+from tests.testing import GOOD
+from tests.testing import tf
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
+def _control_flow(request):
+  with testing.control_flow(request.param), tf.Graph().as_default():
+    yield
+
+
+def average_gradients(towers):
+  """The mean of each variable's gradients over the towers."""
+  return [(tf.reduce_mean(tf.stack([grad for grad, _ in pairs]), 0), pairs[0][1]) for pairs in zip(*towers)]
+
+
+def train(make_optimizer, inputs, use_resource=True, between=lambda gradient: gradient):
+  """All variables after every step; `inputs` are of both towers."""
+  with tf.variable_scope("", use_resource=use_resource):
+    w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
+    global_step = tf.train.get_or_create_global_step()
+  opt = make_optimizer()
+  xs, towers = [], []
+  for device in testing.TWO_CPUS:
+    with tf.device(device), tf.name_scope("tower"):
+      xs.append(tf.placeholder(tf.float32, [2]))
+      loss = tf.reduce_sum(tf.square(w - 1.) * xs[-1])
+      towers.append([(between(g), v) for g, v in opt.compute_gradients(loss)])
+  train_op = opt.apply_gradients(average_gradients(towers), global_step)
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    history = [testing.values(sess)]
+    for values in inputs:
+      sess.run(train_op, dict(zip(xs, values)))
+      history.append(testing.values(sess))
+  return history
+
+
+@pytest.mark.parametrize("use_resource", [False, True])
+@pytest.mark.parametrize("clip", [False, True])
+def test_one_towers_overflow_skips_the_step_even_when_clipped_away(use_resource, clip):
+  between = (lambda g: tf.clip_by_value(g, -9., 9.)) if clip else (lambda g: g)
+  history = train(lambda: mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(.1, .9), "dynamic"),
+                  [[GOOD, GOOD], [GOOD, BAD], [BAD, GOOD], [GOOD, 2 * GOOD]], use_resource, between)
+  assert [values["global_step:0"] for values in history] == [0, 1, 1, 1, 2]
+  assert [values["current_loss_scale:0"] for values in history] == [2. ** 15, 2. ** 15, 2. ** 14, 2. ** 13, 2. ** 13]
+  for name in ["w:0", "w/Momentum:0"]:
+    assert history[1][name].tobytes() == history[3][name].tobytes()
+    assert (history[4][name] != history[3][name]).all()
+
+
+def test_towers_train_as_with_tensorflows_class():
+  native = testing.native
+  inputs = [[GOOD, 3 * GOOD], [GOOD, BAD], [2 * GOOD, GOOD], [BAD, BAD], [GOOD, GOOD]]
+  ours = train(lambda: mp_compat.MixedPrecisionLossScaleOptimizer(
+      tf.train.MomentumOptimizer(.1, .9), "dynamic"), inputs)
+  with tf.Graph().as_default():
+    theirs = train(lambda: native.MixedPrecisionLossScaleOptimizer(
+        tf.train.MomentumOptimizer(.1, .9), native.DynamicLossScale()), inputs)
+  testing.assert_same(ours, theirs)
+  assert np.isfinite(ours[-1]["w:0"]).all()
