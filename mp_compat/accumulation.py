@@ -65,8 +65,8 @@ class GradientAccumulator:
       RuntimeError: eager execution is on.
     """
     if tf.executing_eagerly():
-      raise RuntimeError("GradientAccumulator is for graphs, but eager execution is on. Use it within a tf.Graph, or add "
-                         "up the gradients in Python.")
+      raise RuntimeError("GradientAccumulator is for graphs, but eager execution is on. Use it within a tf.Graph, or "
+                         "add up the gradients in Python.")
     grads_and_vars = list(grads_and_vars)
     if all(grad is None for grad, _ in grads_and_vars):
       raise ValueError("No gradients to accumulate. Expected a gradient for at least one variable, but got {}."
@@ -75,7 +75,7 @@ class GradientAccumulator:
     if state:
       raise ValueError("This window is added to already in this graph. Run the op that add() returned once for each "
                        "micro-batch, or make another GradientAccumulator.")
-    grads, variables = zip(*grads_and_vars)
+    grads = [grad for grad, _ in grads_and_vars]
     device = gradients.values_of(grads)[0].device
     state.update(
         grads_and_vars=grads_and_vars, sums=[_sum_for(grad, variable) for grad, variable in grads_and_vars],
@@ -170,7 +170,8 @@ def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
   with tf.device(device):  # A parameter server's device function would share it among workers.
     return tf.Variable(
         lambda: tf.zeros(shape, dtype), name=name, trainable=False, use_resource=True,
-        collections=[tf.GraphKeys.LOCAL_VARIABLES], synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.NONE)
+        collections=[tf.GraphKeys.LOCAL_VARIABLES], synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.NONE)
 
 
 def _add_to(total: tf.Variable, grad: gradients.Gradient) -> tf.Operation:

@@ -89,8 +89,8 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     if horovod.adds_up_passes(opt) and self._doing_dynamic_loss_scaling():
       logging.warning(
           "%s adds up the gradients of several passes before they are unscaled: where the loss scale moves between two "
-          "of them, they are weighted wrongly. Put it outside: hvd.DistributedOptimizer(MixedPrecisionLossScaleOptimizer("
-          "opt, loss_scale), backward_passes_per_step=...).", name)
+          "of them, they are weighted wrongly. Put it outside: hvd.DistributedOptimizer("
+          "MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).", name)
     self._skip_nonfinite = skip_nonfinite
     self._finite_reducer = finite_reducer
     self._add_summaries = add_summaries
