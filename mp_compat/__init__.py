@@ -1,5 +1,6 @@
 """Loss scaling for TensorFlow's graph mode: `tf.compat.v1` optimizers in float16, from TensorFlow 1.15 to 2.21."""
 
+from mp_compat import checkpoints
 from mp_compat.accumulation import GradientAccumulator
 from mp_compat.diagnosis import GradientReport
 from mp_compat.diagnosis import nonfinite_gradients
@@ -13,6 +14,7 @@ from mp_compat.loss_scale import FixedLossScale
 from mp_compat.loss_scale import LossScale
 from mp_compat.loss_scale import get_loss_scale
 from mp_compat.optimizer import MixedPrecisionLossScaleOptimizer
+from mp_compat.together import apply_gradients_together
 from mp_compat.variable_scope import float32_variable_storage_getter
 
 __version__ = "0.1.0"
@@ -27,6 +29,8 @@ __all__ = [
     "LossScaleStalledError",
     "MixedPrecisionLossScaleOptimizer",
     "StopAtAttemptHook",
+    "apply_gradients_together",
+    "checkpoints",
     "clip_by_global_norm",
     "finite_or_zero",
     "float32_variable_storage_getter",

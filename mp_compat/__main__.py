@@ -8,6 +8,8 @@ import argparse
 import sys
 from typing import Any, Optional, Sequence
 
+from mp_compat import dialects
+
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
   """Runs a command.
@@ -24,9 +26,55 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   parser = argparse.ArgumentParser(prog="mp_compat", description="Tools for mixed-precision training with mp_compat.")
   commands = parser.add_subparsers(metavar="COMMAND", dest="command")
   commands.required = True
+  _add_checkpoint(commands)
   _add_plot(commands)
   arguments = parser.parse_args(argv)
   return arguments.run(arguments)
+
+
+def _add_checkpoint(commands: Any) -> None:
+  parser = commands.add_parser(
+      "checkpoint", help="look at a checkpoint, or convert it",
+      description="Checkpoints of mp_compat, of TensorFlow's MixedPrecisionLossScaleOptimizer, of "
+      "tf.contrib.mixed_precision, and of training without loss scaling.")
+  actions = parser.add_subparsers(metavar="ACTION", dest="action")
+  actions.required = True
+  inspect = actions.add_parser("inspect", help="list the variables, the loss scale's state, and whose checkpoint it is")
+  inspect.add_argument("path", metavar="PATH", help="a checkpoint, such as model.ckpt-100; or a directory")
+  inspect.set_defaults(run=_inspect)
+  convert = actions.add_parser("convert", help="write it as another dialect has it, and read it back")
+  convert.add_argument("source", metavar="IN", help="a checkpoint, or a directory; it stays as it is")
+  convert.add_argument("target", metavar="OUT", help="the checkpoint to write; there must be nothing yet")
+  convert.add_argument("--to", required=True, choices=dialects.DIALECTS, help="whose optimizer is to restore it")
+  convert.set_defaults(run=_convert)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+  from mp_compat import checkpoints
+  from mp_compat._compat import tf
+  try:
+    _tell(checkpoints.inspect(arguments.path))
+  except (ValueError, tf.errors.OpError) as error:
+    return _fail("checkpoint inspect", error)
+  return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+  from mp_compat import checkpoints
+  from mp_compat._compat import tf
+  try:
+    _tell(checkpoints.convert(arguments.source, arguments.target, arguments.to))
+  except (OSError, ValueError, tf.errors.OpError) as error:
+    return _fail("checkpoint convert", error)
+  return 0
+
+
+def _tell(found: Any) -> None:
+  """Prints an Inspection."""
+  print("{}: {}".format(found.path, found.dialect))
+  for name, (dtype, shape) in found.variables.items():
+    value = " = {}".format(found.state[name]) if name in found.state else ""
+    print("  {:<50} {:<8} {}{}".format(name, dtype.name, list(shape), value))
 
 
 def _add_plot(commands: Any) -> None:

@@ -6,7 +6,7 @@ TensorFlow 1.15 to 2.21. What those names cannot do is done below, once.
 
 import contextlib
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import weakref
 
 try:
@@ -78,6 +78,17 @@ def _hung_on(graph: tf.Graph, name: str, make: Callable[[], Any]) -> Any:
   if not hasattr(graph, name):
     setattr(graph, name, make())
   return getattr(graph, name)
+
+
+def copies_of(variable: tf.Variable) -> Tuple[tf.Variable, ...]:
+  """The variable itself, or with `tf.distribute` what it is on each local device."""
+  strategy = getattr(variable, "distribute_strategy", None) or tf.distribute.get_strategy()
+  return strategy.experimental_local_results(variable)
+
+
+def slice_of(variable: tf.Variable) -> Optional[Any]:
+  """Which part of a partitioned variable this is: `full_name`, `full_shape`, `var_offset`, `var_shape`; or None."""
+  return getattr(variable, "_get_save_slice_info", lambda: None)()
 
 
 def name_scope() -> str:

@@ -23,6 +23,15 @@ def check_supported() -> None:
           "CentralStorageStrategy, OneDeviceStrategy.".format(type(strategy).__name__, _UNSUPPORTED[base.__name__]))
 
 
+def check_replica_context() -> None:
+  """Raises a ValueError where gradients cannot be applied: outside of replicas, and where no loss can be scaled."""
+  check_supported()
+  if in_cross_replica_context():
+    raise ValueError("apply_gradients() must be called in a replica context, but this is the cross-replica context of "
+                     "{}. Call it inside the function that you give to strategy.run (experimental_run_v2, "
+                     "call_for_each_replica).".format(type(tf.distribute.get_strategy()).__name__))
+
+
 def in_cross_replica_context() -> bool:
   """Whether this code runs once for all replicas, and not once in each."""
   return tf.distribute.in_cross_replica_context()

@@ -1,6 +1,6 @@
 """The optimizer: scales the loss, unscales the gradients, and applies a step everywhere or nowhere."""
 
-from typing import Any, Callable, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from absl import logging
 
@@ -257,11 +257,7 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
                          finite_before: Optional[tf.Tensor],
                          **kwargs: Any) -> Optional[tf.Operation]:
     """`apply_gradients`, where `finite_before` tells the loss scale of gradients that were judged and left out."""
-    distribute.check_supported()
-    if distribute.in_cross_replica_context():
-      raise ValueError("apply_gradients() must be called in a replica context, but this is the cross-replica context "
-                       "of {}. Call it inside the function that you give to strategy.run (experimental_run_v2, "
-                       "call_for_each_replica).".format(type(tf.distribute.get_strategy()).__name__))
+    distribute.check_replica_context()
     grads_and_vars = tuple((grad, variable) for grad, variable in grads_and_vars)
     if not grads_and_vars:
       raise ValueError("No variables provided. Expected (gradient, variable) pairs, but got none.")
@@ -281,7 +277,8 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
                          grads_and_vars: Tuple[GradAndVar, ...],
                          global_step: Optional[tf.Variable],
                          name: Optional[str],
-                         finite_before: Optional[tf.Tensor],
+                         finite_before: Optional[tf.Tensor] = None,
+                         judgement: Optional["Judgement"] = None,
                          **kwargs: Any) -> Optional[tf.Operation]:
     """`apply_gradients` in a cross-replica context: the gradients are those of all replicas."""
     del strategy  # It is the current one.
@@ -290,7 +287,7 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
         (one, variable.name) for grad, variable in grads_and_vars for one in distribute.each_local(grad)])
     scale = self._scale() if self._add_summaries else None
     with tf.control_dependencies([] if scale is None else [scale]):
-      finite, update_op, should_apply = self._judge(grads, local_grads, finite_before)
+      finite, update_op, should_apply = judgement or self._judge(grads, finite_before)
     state = _compat.state_of(self, _compat.current_graph())
     state["gradients_finite"] = finite
 
@@ -300,7 +297,7 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
 
     train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
     with _compat.conditionals_in_graph():
-      applied = _cond(should_apply, apply)
+      applied = cond(should_apply, apply)
     followed = sync_replicas.follow_global_step(local_grads, global_step, applied)
     counted = None
     if self._add_summaries and not tf.executing_eagerly():
@@ -312,22 +309,24 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
       state["step"] = diagnosis.Step(train_op, should_apply, list(zip(local_grads, local_names)))
     return train_op
 
-  def _judge(self,
-             grads: List[gradients.Gradient],
-             local_grads: Iterable[gradients.Gradient],
-             finite_before: Optional[tf.Tensor]) -> Tuple[Optional[tf.Tensor], Optional[tf.Operation], Any]:
-    """The verdict, the op that moves the loss scale, and whether to apply."""
+  def _judge(self, grads: List[gradients.Gradient], finite_before: Optional[tf.Tensor] = None) -> "Judgement":
     if not self._skip_nonfinite:
       update_op, should_apply = self._loss_scale.update(grads)
-      return should_apply if tf.is_tensor(should_apply) else None, update_op, should_apply
-    reducer = self._finite_reducer or horovod.default_reducer(self._optimizer, local_grads)
-    judged = loss_scale_module.step_gradients(grads, reducer)
+      return Judgement(should_apply if tf.is_tensor(should_apply) else None, update_op, should_apply)
+    judged = self._verdict(grads)
     if finite_before is None:
       update_op, should_apply = self._loss_scale.update(judged)
-      return judged.finite, update_op, _both(should_apply, judged.finite)
+      return Judgement(judged.finite, update_op, _both(should_apply, judged.finite))
     # The loss scale hears of what was left out; these gradients are applied without it.
-    update_op, _ = self._loss_scale.update(loss_scale_module.step_gradients(grads, reducer, finite_before))
-    return judged.finite, update_op, judged.finite
+    update_op, _ = self._loss_scale.update(self._verdict(grads, finite_before))
+    return Judgement(judged.finite, update_op, judged.finite)
+
+  def _verdict(self,
+               grads: List[gradients.Gradient],
+               finite_before: Optional[tf.Tensor] = None) -> loss_scale_module.StepGradients:
+    reducer = self._finite_reducer or horovod.default_reducer(
+        self._optimizer, [one for grad in grads for one in distribute.each_local(grad)])
+    return loss_scale_module.step_gradients(grads, reducer, finite_before)
 
   def make_session_run_hook(self, *args: Any, **kwargs: Any) -> tf.train.SessionRunHook:
     """A `mp_compat.LossScaleHook` that follows this optimizer; arguments as its constructor's, after the first."""
@@ -361,6 +360,14 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
   _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = _never_called
 
 
+class Judgement(NamedTuple):
+  """What is to become of a step."""
+
+  finite: Optional[tf.Tensor]  # the verdict, where there is one
+  update_op: Optional[tf.Operation]  # moves the loss scale
+  should_apply: Union[bool, tf.Tensor]
+
+
 def _check_inner(opt: Any) -> None:
   if any("keras" in base.__module__.split(".") or base.__module__.startswith(("keras", "tf_keras"))
          for base in type(opt).__mro__):
@@ -389,7 +396,7 @@ def _both(should_apply: Any, finite: tf.Tensor) -> Any:
   return finite if should_apply is finite else tf.logical_and(should_apply, finite)
 
 
-def _cond(should_apply: Any, apply: Callable[[], Any]) -> Any:
+def cond(should_apply: Any, apply: Callable[[], Any]) -> Any:
   """Runs `apply` if `should_apply`. Variables that it makes are made outside the branch, as if there were none."""
   if not tf.is_tensor(should_apply):
     return apply() if should_apply else tf.no_op()

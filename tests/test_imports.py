@@ -21,6 +21,9 @@ RULES = {
     "loss_scale": ({"_compat", "distribute", "gradients", "update_rule"}, {"abc", "math", "numbers", "typing"}),
     "diagnosis": ({"_compat", "gradients"}, {"collections", "typing"}),
     "hooks": ({"_compat", "diagnosis"}, {"absl", "collections", "typing"}),
+    "dialects": (set(), {"collections", "re", "typing"}),
+    "checkpoints": ({"_compat", "dialects"}, {"collections", "numpy", "os", "re", "shutil", "typing"}),
+    "together": ({"_compat", "distribute", "gradients", "optimizer"}, {"typing"}),
     "accumulation": ({"_compat", "gradients", "optimizer"}, {"typing"}),
     "horovod": ({"_compat", "gradients", "loss_scale"}, {"horovod", "sys", "typing"}),
     "summaries": ({"_compat"}, {"typing"}),
@@ -28,9 +31,9 @@ RULES = {
     "optimizer": ({"_compat", "diagnosis", "distribute", "gradients", "hooks", "horovod", "loss_scale", "summaries",
                    "sync_replicas"}, {"absl", "typing"}),
     "plot": ({"_compat"}, {"bisect", "matplotlib", "numpy", "os", "typing"}),
-    "__main__": ({"_compat", "plot"}, {"argparse", "sys", "typing"}),
-    "__init__": ({"accumulation", "diagnosis", "gradients", "hooks", "loss_scale", "optimizer", "variable_scope"},
-                 set()),
+    "__main__": ({"_compat", "checkpoints", "dialects", "plot"}, {"argparse", "sys", "typing"}),
+    "__init__": ({"accumulation", "checkpoints", "diagnosis", "gradients", "hooks", "loss_scale", "optimizer",
+                  "together", "variable_scope"}, set()),
 }
 
 

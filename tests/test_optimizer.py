@@ -283,6 +283,25 @@ def test_variables_have_the_names_that_the_inner_optimizer_alone_gives_them(name
   assert seen[0] == seen[1]
 
 
+@pytest.mark.parametrize("name", ["Adam", "Momentum"])
+def test_scopes_with_reuse_share_weights_and_slots_but_no_scale(name):
+  """A second optimizer in the scope has counters and a scale of its own, named as TensorFlow names them."""
+  seen = []
+  for wrap in [lambda opt: opt, lambda opt: Optimizer(opt, "dynamic"),
+               lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, testing.native.DynamicLossScale())]:
+    with tf.Graph().as_default():
+      x = tf.placeholder(tf.float32, [2])
+      for _ in range(2):
+        with tf.variable_scope("train", reuse=tf.AUTO_REUSE, use_resource=True):
+          w = tf.get_variable("w", [2])
+          wrap(testing.OPTIMIZERS[name]()).minimize(tf.reduce_sum(w * x))
+      seen.append(names())
+  alone, ours, theirs = seen
+  scales = ["train/current_loss_scale", "train/good_steps", "train_1/current_loss_scale", "train_1/good_steps"]
+  assert sorted(ours) == sorted(alone + scales)
+  assert set(scales) <= set(theirs) and {"train/w", "train/train/w/" + name} <= set(ours) & set(theirs)
+
+
 def test_a_dynamic_scale_adds_its_two_variables_and_no_other():
   job = Job()
   Optimizer(tf.train.AdamOptimizer(), "dynamic").minimize(job.loss)

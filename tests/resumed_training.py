@@ -1,0 +1,47 @@
+"""What test_resume.py runs and kills: a training that is a function of its checkpoints alone.
+
+    python resumed_training.py DIRECTORY STEPS
+
+The batch follows from global_step. In float16 the loss scale overflows again and again by itself.
+"""
+
+import sys
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mp_compat
+
+
+def build():
+  """A train op whose every run is determined by the variables."""
+  global_step = tf.train.get_or_create_global_step()
+  phase = tf.cast(tf.reshape(global_step, [1, 1]), tf.float32) + tf.range(8.)[:, tf.newaxis]
+  x = tf.concat([tf.sin(phase * k) for k in (.3, .7, 1.1)], axis=1)
+  with tf.variable_scope("model", custom_getter=mp_compat.float32_variable_storage_getter):
+    w = tf.get_variable("w", [3, 1], tf.float16, initializer=tf.constant_initializer(.1))
+    y = tf.matmul(tf.cast(x, tf.float16), w)
+  loss = tf.reduce_mean(tf.square(tf.cast(y, tf.float32) - tf.reduce_sum(x, axis=1, keepdims=True)))
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+      tf.train.AdamOptimizer(.05), mp_compat.DynamicLossScale(2. ** 15, increment_period=5))
+  return opt.minimize(loss, global_step), global_step, opt
+
+
+def main():
+  directory, steps = sys.argv[1], int(sys.argv[2])
+  tf.disable_eager_execution()
+  tf.logging.set_verbosity(tf.logging.ERROR)
+  train_op, global_step, opt = build()
+  scaffold = tf.train.Scaffold(saver=mp_compat.checkpoints.Saver())
+  hooks = [tf.train.StopAtStepHook(last_step=steps)]
+  with tf.train.MonitoredTrainingSession(
+      checkpoint_dir=directory, scaffold=scaffold, hooks=hooks, save_checkpoint_steps=7, save_summaries_steps=None,
+      save_summaries_secs=None, log_step_count_steps=None) as sess:
+    while not sess.should_stop():
+      _, applied, step = sess.run([train_op, opt.gradients_finite, global_step])
+      sys.stdout.write("step={} applied={:d}\n".format(step, np.asarray(applied)))
+      sys.stdout.flush()
+
+
+if __name__ == "__main__":
+  main()
