@@ -83,6 +83,7 @@ def work(arguments):
     if chief:
       record.tell("end", sess.run(state))
   record.save()
+  cluster.leave()
 
 
 def launch(arguments):

@@ -46,6 +46,7 @@ def work(arguments):
       sess.run(train_op, digits.feed(model, attempt, arguments.task, arguments.workers))
       record.add(attempt, sess.run(state))
   record.save()
+  cluster.leave()
 
 
 def launch(arguments):
