@@ -250,11 +250,7 @@ class DynamicLossScale(LossScale):
     variables = [self._current_loss_scale, self._num_good_steps]
     if self.overflow_tolerance > 1:
       variables.append(self._weight("bad_steps"))
-    before = [tf.convert_to_tensor(variable) for variable in variables]
-    state = update_rule.State(*before) if len(before) == 3 else update_rule.State(*before, bad_steps=0)
-    after = update_rule.next_state(state, finite, self._rule, _TENSORS)
-    assignments = [variable.assign(value, read_value=False) for variable, value in zip(variables, after)]
-    return distribute.group(*assignments), finite
+    return transition(variables, finite, self._rule), finite
 
   def __repr__(self) -> str:
     now = ""
@@ -272,6 +268,14 @@ class DynamicLossScale(LossScale):
             "min_loss_scale": (self.min_loss_scale, 1.), "max_loss_scale": (self.max_loss_scale, None)}
     config.update((key, value) for key, (value, default) in ours.items() if value != default)
     return config
+
+
+def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule) -> Optional[tf.Operation]:
+  """One step of `rule` on its state: the scale, the good steps and, where there are such, the bad steps."""
+  before = [tf.convert_to_tensor(variable) for variable in variables]
+  state = update_rule.State(*before) if len(before) == 3 else update_rule.State(*before, bad_steps=0)
+  after = update_rule.next_state(state, finite, rule, _TENSORS)
+  return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)])
 
 
 def get_loss_scale(identifier: Any) -> Optional[LossScale]:

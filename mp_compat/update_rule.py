@@ -6,10 +6,12 @@
                  else                                     ->  scale = max(scale / backoff, floor), both counters = 0
 
 The product is taken only where it is finite and not above the ceiling; the floor never raises a scale that is below
-it. Standard library only: the same lines run on Python numbers and, with other `Operations`, on tensors.
+it. With a `decrement_ratio`, the scale shrinks by a product instead, which rounds otherwise. Standard library only: the
+same lines run on Python numbers and, with other `Operations`, on tensors.
 
 Source: Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), section 3.2, as
-`tf.compat.v1.train.experimental.DynamicLossScale` has it.
+`tf.compat.v1.train.experimental.DynamicLossScale` and, with a ratio,
+`tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager` have it.
 """
 
 import math
@@ -17,14 +19,15 @@ from typing import Any, Callable, NamedTuple, Optional
 
 
 class Rule(NamedTuple):
-  """What does not change: the parameters of `mp_compat.DynamicLossScale`, checked there."""
+  """What does not change: the parameters of those who use the rule, checked there."""
 
   increment_period: int
   multiplier: float
-  backoff: float
+  backoff: Optional[float]
   overflow_tolerance: int
   floor: float
   ceiling: Optional[float]
+  decrement_ratio: Optional[float] = None
 
 
 class State(NamedTuple):
@@ -66,7 +69,8 @@ def next_state(state: State, finite: Any, rule: Rule, operations: Operations = P
   fits = operations.is_finite(product) if rule.ceiling is None else product <= rule.ceiling
   grown = where(fits, product, state.scale)
   floor = where(state.scale < rule.floor, state.scale, rule.floor)
-  shrunk = operations.maximum(state.scale / rule.backoff, floor)
+  shrunk = state.scale / rule.backoff if rule.decrement_ratio is None else state.scale * rule.decrement_ratio
+  shrunk = operations.maximum(shrunk, floor)
 
   return State(
       scale=where(finite, where(grow, grown, state.scale), where(shrink, shrunk, state.scale)),

@@ -63,8 +63,11 @@ def wrap(writer, optimizer):
   if writer == "tensorflow":
     return testing.native.MixedPrecisionLossScaleOptimizer(
         opt, testing.native.DynamicLossScale(increment_period=INCREMENT_PERIOD))
-  if writer == "contrib":
-    from tensorflow.contrib import mixed_precision
+  if writer in ("contrib", "mp_compat.contrib"):
+    if writer == "contrib":
+      from tensorflow.contrib import mixed_precision
+    else:
+      from mp_compat.contrib import mixed_precision
     return mixed_precision.LossScaleOptimizer(
         opt, mixed_precision.ExponentialUpdateLossScaleManager(2. ** 15, INCREMENT_PERIOD))
   return opt

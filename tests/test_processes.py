@@ -80,7 +80,11 @@ def assert_as_reference(record, expected):
     np.testing.assert_allclose(record[name], values, rtol=2e-5, atol=1e-7, err_msg=name)
 
 
-@pytest.mark.parametrize("workers, control_flow", [(2, 1), (2, 2), (3, 1)])
+CONTROL_FLOW = [1, pytest.param(2, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("workers, control_flow", [
+    (2, 1), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow)])
 def test_workers_with_collectives_skip_together_and_train_as_one(cluster, tmp_path, workers, control_flow):
   _, records = run(tmp_path, "train_workers.py", "--workers", str(workers), "--control_flow", str(control_flow),
                    "--dtype", "float32")
@@ -89,7 +93,7 @@ def test_workers_with_collectives_skip_together_and_train_as_one(cluster, tmp_pa
   assert_as_reference(records["worker-0"], reference(cluster, workers))
 
 
-@pytest.mark.parametrize("control_flow", [1, 2])
+@pytest.mark.parametrize("control_flow", CONTROL_FLOW)
 def test_synchronized_workers_outlive_an_overflow_and_train_as_one(cluster, tmp_path, control_flow):
   _, records = run(tmp_path, "train_parameter_server.py", "--sync", "--control_flow", str(control_flow),
                    "--dtype", "float32")
@@ -111,7 +115,7 @@ def last_step(printed):
   return int(dict(pair.split("=") for pair in end.split()[1:])["global_step"])
 
 
-@pytest.mark.parametrize("control_flow", [1, 2])
+@pytest.mark.parametrize("control_flow", CONTROL_FLOW)
 def test_asynchronous_workers_share_a_scale_and_count_every_applied_step(cluster, tmp_path, control_flow):
   del cluster
   printed, records = run(tmp_path, "train_parameter_server.py", "--control_flow", str(control_flow))

@@ -1,0 +1,1 @@
+"""Names of `tf.contrib`, which TensorFlow 2 has no more."""
