@@ -266,7 +266,7 @@ def _restore_matched(sess: tf.Session, reader: Any, wanted: Dict[str, _Wanted], 
             path, dialects.dialect(reader.get_variable_to_shape_map()), ", ".join(missing),
             ", ".join(sorted(reader.get_variable_to_shape_map()))))
   for name, one in wanted.items():
-    value = _read(reader, path, matched[name]).astype(one.dtype.as_numpy_dtype) if name in matched else None
+    value = _read(reader, path, matched[name]) if name in matched else None  # feeding casts it
     for part in one.parts:
       for copy in _compat.copies_of(part):
         sess.run(copy.initializer, {} if value is None else {copy.initializer.inputs[1]: _part_of(value, part)})

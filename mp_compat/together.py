@@ -37,10 +37,13 @@ def apply_gradients_together(steps: Iterable[Step],
     One op; None in eager mode.
 
   Raises:
-    ValueError: the optimizers do not share one loss scale, or make no verdict (`skip_nonfinite=False`); another `skip`;
-      a cross-replica context.
+    ValueError: there are no steps; the optimizers do not share one loss scale, or make no verdict
+      (`skip_nonfinite=False`); another `skip`; a cross-replica context.
   """
-  optimizers, pairs = zip(*[(opt, tuple(grads_and_vars)) for opt, grads_and_vars in steps])
+  steps = [(opt, tuple(grads_and_vars)) for opt, grads_and_vars in steps]
+  if not steps:
+    raise ValueError("There is nothing to apply. Expected (optimizer, grads_and_vars) pairs, but got none.")
+  optimizers, pairs = zip(*steps)
   if skip not in _SKIP:
     raise ValueError("skip must be one of {}, but got {!r}.".format(", ".join(map(repr, _SKIP)), skip))
   first = optimizers[0]
@@ -77,10 +80,9 @@ def apply_gradients_together(steps: Iterable[Step],
 def _judge(optimizer: optimizer_module.MixedPrecisionLossScaleOptimizer,
            grads: List[List[gradients.Gradient]],
            skip: str) -> List[optimizer_module.Judgement]:
-  """What is to become of each step; the first moves the scale."""
+  """What is to become of each step."""
   whole = optimizer._judge([grad for own in grads for grad in own])
   if skip == "all":
-    return [whole] + [whole._replace(update_op=None)] * (len(grads) - 1)
+    return [whole] * len(grads)
   verdicts = [optimizer._verdict(own).finite for own in grads]
-  return [optimizer_module.Judgement(finite, None if i else whole.update_op, finite)
-          for i, finite in enumerate(verdicts)]
+  return [optimizer_module.Judgement(finite, whole.update_op, finite) for finite in verdicts]

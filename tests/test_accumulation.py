@@ -113,6 +113,11 @@ def test_sums_are_float32_local_and_not_in_checkpoints():
   assert w[0][0] == np.float16(-1 - (2048 + 8) / 9)
 
 
+def test_float64_is_added_up_in_float64():
+  w, _, _ = Windows(dtype=tf.float64).run([[1., 0.], [2e-12, 0.]])
+  assert w[0][0] == -(1 + 2e-12) / 2
+
+
 def test_sparse_gradients_and_none_as_numpy_adds_them():
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
   unused = tf.get_variable("unused", [1])

@@ -325,6 +325,19 @@ def test_nothing_is_overwritten(tmp_path):
   assert before == {name: (tmp_path / name).read_bytes() for name in os.listdir(str(tmp_path))}
 
 
+def test_what_was_written_wrongly_is_not_left_there(tmp_path, monkeypatch):
+  read = checkpoints._read
+
+  def read_wrongly(reader, path, name):
+    value = read(reader, path, name)
+    return value + 1 if ".unfinished" in path and name == "w" else value
+
+  monkeypatch.setattr(checkpoints, "_read", read_wrongly)
+  with pytest.raises(tf.errors.DataLossError, match="w of .* was not written as it should be"):
+    checkpoints.convert(golden("1.15", Case("tensorflow", "adam")), str(tmp_path / "out"), "plain")
+  assert os.listdir(str(tmp_path)) == []
+
+
 def test_checkpoints_of_objects_need_no_conversion(tmp_path):
   source = golden("1.15", Case("tensorflow", "adam", kind="objects"))
   found = checkpoints.inspect(source)

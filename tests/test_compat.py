@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow
 
 import mp_compat
 from tests import testing
@@ -42,9 +43,22 @@ def test_with_tensorflows_class_it_does_not():
   assert "Attempting to capture an EagerTensor" in run_one_line("tensorflow.compat.v1.train.experimental").stderr
 
 
-def test_conditionals_are_part_of_the_graph_and_functions_of_functions():
+def test_conditionals_are_part_of_a_graph():
   with tf.Graph().as_default() as graph, testing.control_flow(2):
     job = testing.Job()
     mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), "dynamic").minimize(job.loss, job.global_step)
     assert tf.control_flow_v2_enabled()
     assert not {op.type for op in graph.get_operations()} & {"If", "StatelessIf"}
+
+
+def test_and_functions_within_functions():
+  with testing.eager_mode(), testing.control_flow(2):
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
+    w = tensorflow.Variable([0., 0.])
+
+    @tensorflow.function
+    def step(x):
+      opt.minimize(lambda: tf.reduce_sum(w * x), var_list=[w])
+
+    graph = step.get_concrete_function(tensorflow.TensorSpec([2], tf.float32)).graph
+    assert {op.type for op in graph.get_operations()} & {"If", "StatelessIf"}

@@ -54,6 +54,17 @@ def test_tensorflows_class_waits_for_ever():
           seconds=4.)
 
 
+def test_the_accumulators_follow_the_step_that_was_made():
+  job = testing.Job()
+  accumulator = tf.ConditionalAccumulator(tf.float32, [2])
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
+  opt.apply_gradients([(accumulator.take_grad(1), job.w)], job.global_step)
+  operations = tf.get_default_graph().get_operations()
+  follow, = [op for op in operations if op.type.endswith("AccumulatorSetGlobalStep")]
+  increment, = [op for op in operations if op.type == "AssignAddVariableOp"]
+  assert testing.waits_for(follow, increment)
+
+
 def test_other_gradients_need_no_op_for_it():
   job = testing.Job()
   mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.).minimize(

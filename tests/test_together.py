@@ -104,6 +104,8 @@ def test_replicas_apply_together():
 
 
 def test_what_cannot_be_is_refused():
+  with pytest.raises(ValueError, match="nothing to apply.*but got none"):
+    mp_compat.apply_gradients_together([])
   pair, other = Pair(), mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
   with pytest.raises(ValueError, match="skip must be one of 'all', 'each', but got 'none'"):
     pair.together(skip="none")
