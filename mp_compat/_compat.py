@@ -98,14 +98,13 @@ def name_scope() -> str:
 
 @contextlib.contextmanager
 def conditionals_in_graph() -> Iterator[None]:
-  """A context in which `tf.cond` builds its branches into the current graph (control flow v1), if it is no function.
+  """A context in which `tf.cond` builds its branches into the graph (control flow v1); in functions it never does.
 
   Branches that are functions of their own (v2) cannot take reference variables, nor be split between parameter
   servers before TensorFlow 2.15; optimizers that keep variables by `tf.get_default_graph()` lose them there; and
   variables made in them become eager in TensorFlow 2.0 to 2.10, in spite of `tf.disable_eager_execution()`.
   """
-  graph = current_graph()
-  switch = tf.control_flow_v2_enabled() and graph is not None and not hasattr(graph, "outer_graph")
+  switch = tf.control_flow_v2_enabled()
   if switch:
     tf.disable_control_flow_v2()
   try:
