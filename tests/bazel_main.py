@@ -5,6 +5,6 @@ import sys
 import pytest
 
 if __name__ == "__main__":
-  status = pytest.main(["-m", "not slow", "-p", "no:cacheprovider"] + sys.argv[1:])
+  status = pytest.main(["-p", "no:cacheprovider"] + sys.argv[1:])
   # A file may hold slow tests only.
   sys.exit(0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else status)
