@@ -16,8 +16,8 @@ TENSORFLOW = {
     "2.4": ("3.8", ["tensorflow==2.4.4", "protobuf<3.21"]),
     "2.10": ("3.10", ["tensorflow==2.10.1", "numpy<2"]),
     "2.15": ("3.11", ["tensorflow-cpu==2.15.1"]),
-    "2.21": ("3.11", ["tensorflow-cpu==2.21.*"]),
-    "2.21-py313": ("3.13", ["tensorflow-cpu==2.21.*"]),
+    "2.21": ("3.11", ["tensorflow-cpu==2.21.*", "tf_keras==2.21.*"]),
+    "2.21-py313": ("3.13", ["tensorflow-cpu==2.21.*", "tf_keras==2.21.*"]),
 }
 NEWEST = "2.21"
 

@@ -31,9 +31,9 @@ Trackable = tf.train.Optimizer.__bases__[0]
 
 # TensorFlow's own classes, as long as it ships them; tuples, for isinstance.
 _experimental = getattr(tf.train, "experimental", None)
-NATIVE_LOSS_SCALES, NATIVE_DYNAMIC_LOSS_SCALES, NATIVE_LOSS_SCALE_OPTIMIZERS = (
+NATIVE_LOSS_SCALES, NATIVE_FIXED_LOSS_SCALES, NATIVE_DYNAMIC_LOSS_SCALES, NATIVE_LOSS_SCALE_OPTIMIZERS = (
     (getattr(_experimental, name),) if hasattr(_experimental, name) else ()
-    for name in ("LossScale", "DynamicLossScale", "MixedPrecisionLossScaleOptimizer"))
+    for name in ("LossScale", "FixedLossScale", "DynamicLossScale", "MixedPrecisionLossScaleOptimizer"))
 
 
 # --- state that belongs to a graph ---------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 from typing import Any, Dict, Iterable, List, Optional
 
 from mp_compat import _compat
+from mp_compat import gating
 from mp_compat import gradients
 from mp_compat import optimizer as optimizer_module
 from mp_compat._compat import tf
 
-GradAndVar = optimizer_module.GradAndVar
+GradAndVar = gating.GradAndVar
 
 _SKIP = ("window", "micro_batch")
 

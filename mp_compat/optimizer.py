@@ -1,12 +1,13 @@
 """The optimizer: scales the loss, unscales the gradients, and applies a step everywhere or nowhere."""
 
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Iterable, List, Optional, Tuple
 
 from absl import logging
 
 from mp_compat import _compat
 from mp_compat import diagnosis
 from mp_compat import distribute
+from mp_compat import gating
 from mp_compat import gradients
 from mp_compat import hooks
 from mp_compat import horovod
@@ -14,14 +15,6 @@ from mp_compat import loss_scale as loss_scale_module
 from mp_compat import summaries
 from mp_compat import sync_replicas
 from mp_compat._compat import tf
-
-GradAndVar = Tuple[gradients.Gradient, tf.Variable]
-
-# The name scope of the branch that applies gradients; variables made under it are moved out of it.
-_APPLY_SCOPE = "apply_if_finite"
-
-# Within a tf.function, AutoGraph would rewrite what is called; here it has nothing to find.
-_do_not_convert = tf.autograph.experimental.do_not_convert
 
 
 class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
@@ -128,19 +121,19 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     """Whether the loss scale can move, as TensorFlow's class is asked; nothing here depends on it."""
     return isinstance(self._loss_scale, (loss_scale_module.DynamicLossScale,) + _compat.NATIVE_DYNAMIC_LOSS_SCALES)
 
-  @_do_not_convert
+  @gating.do_not_convert
   def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
     """`apply_gradients(compute_gradients(...))`; arguments and errors as `tf.compat.v1.train.Optimizer.minimize`."""
     return super().minimize(*args, **kwargs)
 
-  @_do_not_convert
+  @gating.do_not_convert
   def compute_gradients(self,
                         loss: gradients.Loss,
                         var_list: Optional[Iterable[tf.Variable]] = None,
                         gate_gradients: int = tf.train.Optimizer.GATE_OP,
                         aggregation_method: Optional[int] = None,
                         colocate_gradients_with_ops: bool = False,
-                        grad_loss: Optional[tf.Tensor] = None) -> List[GradAndVar]:
+                        grad_loss: Optional[tf.Tensor] = None) -> List[gating.GradAndVar]:
     """Gradients of the loss, computed at the loss scale and divided by it.
 
     Args:
@@ -225,9 +218,9 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     self._unscaled_any = True
     gradients.mark_raw(grads, names)
 
-  @_do_not_convert
+  @gating.do_not_convert
   def apply_gradients(self,
-                      grads_and_vars: Iterable[GradAndVar],
+                      grads_and_vars: Iterable[gating.GradAndVar],
                       global_step: Optional[tf.Variable] = None,
                       name: Optional[str] = None,
                       **kwargs: Any) -> Optional[tf.Operation]:
@@ -251,19 +244,14 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     return self._apply_accumulated(grads_and_vars, global_step, name, None, **kwargs)
 
   def _apply_accumulated(self,
-                         grads_and_vars: Iterable[GradAndVar],
+                         grads_and_vars: Iterable[gating.GradAndVar],
                          global_step: Optional[tf.Variable],
                          name: Optional[str],
                          finite_before: Optional[tf.Tensor],
                          **kwargs: Any) -> Optional[tf.Operation]:
     """`apply_gradients`, where `finite_before` tells the loss scale of gradients that were judged and left out."""
     distribute.check_replica_context()
-    grads_and_vars = tuple((grad, variable) for grad, variable in grads_and_vars)
-    if not grads_and_vars:
-      raise ValueError("No variables provided. Expected (gradient, variable) pairs, but got none.")
-    if all(grad is None for grad, _ in grads_and_vars):
-      raise ValueError("No gradients provided for any variable: {}. Expected a gradient for at least one, but all are "
-                       "None.".format([str(variable) for _, variable in grads_and_vars]))
+    grads_and_vars = gating.listed(grads_and_vars)
     if not self._unscaled_any:
       self._unscaled_any = True  # Once is enough.
       logging.warning(
@@ -274,11 +262,11 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
 
   def _distributed_apply(self,
                          strategy: tf.distribute.Strategy,
-                         grads_and_vars: Tuple[GradAndVar, ...],
+                         grads_and_vars: Tuple[gating.GradAndVar, ...],
                          global_step: Optional[tf.Variable],
                          name: Optional[str],
                          finite_before: Optional[tf.Tensor] = None,
-                         judgement: Optional["Judgement"] = None,
+                         judgement: Optional[gating.Judgement] = None,
                          **kwargs: Any) -> Optional[tf.Operation]:
     """`apply_gradients` in a cross-replica context: the gradients are those of all replicas."""
     del strategy  # It is the current one.
@@ -296,8 +284,7 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
           self._optimizer.apply_gradients, grads_and_vars, global_step, name, **kwargs))
 
     train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
-    with _compat.conditionals_in_graph():
-      applied = cond(should_apply, apply)
+    applied = gating.cond(should_apply, apply)
     followed = sync_replicas.follow_global_step(local_grads, global_step, applied)
     counted = None
     if self._add_summaries and not tf.executing_eagerly():
@@ -309,24 +296,17 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
       state["step"] = diagnosis.Step(train_op, should_apply, list(zip(local_grads, local_names)))
     return train_op
 
-  def _judge(self, grads: List[gradients.Gradient], finite_before: Optional[tf.Tensor] = None) -> "Judgement":
-    if not self._skip_nonfinite:
-      update_op, should_apply = self._loss_scale.update(grads)
-      return Judgement(should_apply if tf.is_tensor(should_apply) else None, update_op, should_apply)
-    judged = self._verdict(grads)
-    if finite_before is None:
-      update_op, should_apply = self._loss_scale.update(judged)
-      return Judgement(judged.finite, update_op, _both(should_apply, judged.finite))
-    # The loss scale hears of what was left out; these gradients are applied without it.
-    update_op, _ = self._loss_scale.update(self._verdict(grads, finite_before))
-    return Judgement(judged.finite, update_op, judged.finite)
+  def _judge(self,
+             grads: List[gradients.Gradient],
+             finite_before: Optional[tf.Tensor] = None) -> gating.Judgement:
+    if self._skip_nonfinite:
+      return gating.judge(self._loss_scale, grads, self._reducer(grads), finite_before)
+    update_op, should_apply = self._loss_scale.update(grads)
+    return gating.Judgement(should_apply if tf.is_tensor(should_apply) else None, update_op, should_apply)
 
-  def _verdict(self,
-               grads: List[gradients.Gradient],
-               finite_before: Optional[tf.Tensor] = None) -> loss_scale_module.StepGradients:
-    reducer = self._finite_reducer or horovod.default_reducer(
+  def _reducer(self, grads: List[gradients.Gradient]) -> Optional[loss_scale_module.FiniteReducer]:
+    return self._finite_reducer or horovod.default_reducer(
         self._optimizer, [one for grad in grads for one in distribute.each_local(grad)])
-    return loss_scale_module.step_gradients(grads, reducer, finite_before)
 
   def make_session_run_hook(self, *args: Any, **kwargs: Any) -> tf.train.SessionRunHook:
     """A `mp_compat.LossScaleHook` that follows this optimizer; arguments as its constructor's, after the first."""
@@ -360,20 +340,11 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
   _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = _never_called
 
 
-class Judgement(NamedTuple):
-  """What is to become of a step."""
-
-  finite: Optional[tf.Tensor]  # the verdict, where there is one
-  update_op: Optional[tf.Operation]  # moves the loss scale
-  should_apply: Union[bool, tf.Tensor]
-
-
 def _check_inner(opt: Any) -> None:
   if any("keras" in base.__module__.split(".") or base.__module__.startswith(("keras", "tf_keras"))
          for base in type(opt).__mro__):
     raise ValueError("\"opt\" must be an instance of Optimizer, but got: {}. That is a Keras optimizer; wrap it in "
-                     "tf.keras.mixed_precision.LossScaleOptimizer (before TensorFlow 2.4: "
-                     "tf.keras.mixed_precision.experimental.LossScaleOptimizer) instead.".format(type(opt)))
+                     "mp_compat.keras.LossScaleOptimizer instead.".format(type(opt)))
   if not isinstance(opt, tf.train.Optimizer):
     raise ValueError("\"opt\" must be an instance of Optimizer, but got: {}. Pass an instance of a "
                      "tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer().".format(type(opt)))
@@ -387,36 +358,3 @@ def _check_inner(opt: Any) -> None:
                        "worker that skips a step would never hand in what the others wait for. Put it outside: "
                        "{}(MixedPrecisionLossScaleOptimizer(opt, loss_scale), ...)."
                        .format(type(opt).__name__, type(layer).__name__, type(layer).__name__))
-
-
-def _both(should_apply: Any, finite: tf.Tensor) -> Any:
-  """`should_apply and finite`, without an op where one of them says it all."""
-  if not tf.is_tensor(should_apply):
-    return finite if should_apply else False
-  return finite if should_apply is finite else tf.logical_and(should_apply, finite)
-
-
-def cond(should_apply: Any, apply: Callable[[], Any]) -> Any:
-  """Runs `apply` if `should_apply`. Variables that it makes are made outside the branch, as if there were none."""
-  if not tf.is_tensor(should_apply):
-    return apply() if should_apply else tf.no_op()
-  if tf.executing_eagerly():
-    return apply() if should_apply else None
-  scope_around = _compat.name_scope()
-
-  def make_outside(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-    # "cond_1/apply_if_finite/Adam" (control flow v1) and "apply_if_finite/Adam" (v2) stand for "Adam" around the cond.
-    # Any other scope was chosen by the optimizer itself: tf.get_variable makes its variables in the root scope.
-    _, marker, within = (_compat.name_scope() + "/").partition(_APPLY_SCOPE + "/")
-    if not marker or _compat.home_graph() is None:
-      return next_creator(**kwargs)
-    scope = "/".join(filter(None, [scope_around, within.strip("/")]))
-    with tf.init_scope(), tf.name_scope(scope + "/" if scope else None):
-      return next_creator(**kwargs)
-
-  def apply_branch() -> tf.Operation:
-    with tf.name_scope(_APPLY_SCOPE):
-      return apply()
-
-  with tf.variable_creator_scope(make_outside):
-    return tf.cond(should_apply, apply_branch, tf.no_op)

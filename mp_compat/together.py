@@ -2,13 +2,14 @@
 
 from typing import Iterable, List, Optional, Tuple
 
-from mp_compat import _compat
 from mp_compat import distribute
+from mp_compat import gating
 from mp_compat import gradients
+from mp_compat import loss_scale
 from mp_compat import optimizer as optimizer_module
 from mp_compat._compat import tf
 
-Step = Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, Iterable[optimizer_module.GradAndVar]]
+Step = Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, Iterable[gating.GradAndVar]]
 
 _SKIP = ("all", "each")
 
@@ -57,7 +58,7 @@ def apply_gradients_together(steps: Iterable[Step],
   distribute.check_replica_context()
 
   def merged(strategy: tf.distribute.Strategy,
-             pairs: Tuple[Tuple[optimizer_module.GradAndVar, ...], ...],
+             pairs: Tuple[Tuple[gating.GradAndVar, ...], ...],
              global_step: Optional[tf.Variable]) -> Optional[tf.Operation]:
     judgements = _judge(first, [[grad for grad, _ in own] for own in pairs], skip)
     train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
@@ -66,8 +67,8 @@ def apply_gradients_together(steps: Iterable[Step],
     counted = None
     if global_step is not None:
       anything = tf.reduce_any(tf.stack([judgement.should_apply for judgement in judgements]))
-      with _compat.conditionals_in_graph(), tf.control_dependencies([op for op in applied if op is not None]):
-        counted = optimizer_module.cond(anything, lambda: distribute.group(
+      with tf.control_dependencies([op for op in applied if op is not None]):
+        counted = gating.cond(anything, lambda: distribute.group(
             strategy.extended.update(global_step, lambda variable: tf.assign_add(variable, 1))))
     train_op = distribute.group(*applied, counted, name=name)
     if train_op is not None:
@@ -79,10 +80,10 @@ def apply_gradients_together(steps: Iterable[Step],
 
 def _judge(optimizer: optimizer_module.MixedPrecisionLossScaleOptimizer,
            grads: List[List[gradients.Gradient]],
-           skip: str) -> List[optimizer_module.Judgement]:
+           skip: str) -> List[gating.Judgement]:
   """What is to become of each step."""
   whole = optimizer._judge([grad for own in grads for grad in own])
   if skip == "all":
     return [whole] * len(grads)
-  verdicts = [optimizer._verdict(own).finite for own in grads]
-  return [optimizer_module.Judgement(finite, whole.update_op, finite) for finite in verdicts]
+  verdicts = [loss_scale.step_gradients(own, optimizer._reducer(own)).finite for own in grads]
+  return [gating.Judgement(finite, whole.update_op, finite) for finite in verdicts]

@@ -161,7 +161,7 @@ class Unrelated:
     (lambda: tf.train.AdamOptimizer, "must be an instance of Optimizer, but got: <class 'type'>"),
     (Unrelated, "must be an instance of Optimizer, but got: .*Unrelated"),
     (lambda: tf.keras.optimizers.SGD(.1),
-     "must be an instance of Optimizer, but got: .*Keras optimizer.*keras.mixed_precision.LossScaleOptimizer"),
+     "must be an instance of Optimizer, but got: .*Keras optimizer.*mp_compat.keras.LossScaleOptimizer"),
     (lambda: Optimizer(sgd(), 8.), "scaled twice"),
     (lambda: Wrapping(Optimizer(sgd(), 8.)), "Wrapping is or wraps a MixedPrecisionLossScaleOptimizer"),
     (lambda: testing.native.MixedPrecisionLossScaleOptimizer(sgd(), 8.), "scaled twice"),

@@ -1,0 +1,31 @@
+"""`tf.keras.mixed_precision.experimental`: the earlier interface alone, of TensorFlow 2.0 to 2.3."""
+
+from typing import Any
+
+from mp_compat.keras import loss_scale_optimizer
+
+
+class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
+  """`mp_compat.keras.LossScaleOptimizer`, of which it is a subclass, with the earlier constructor only.
+
+  Source: `tf.keras.mixed_precision.experimental.LossScaleOptimizer`.
+  """
+
+  def __init__(self, optimizer: Any, loss_scale: Any, *, count_skipped_steps: bool = True) -> None:
+    """Wraps a Keras optimizer.
+
+    Args:
+      optimizer: the inner optimizer.
+      loss_scale: a number of at least 1 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
+      count_skipped_steps: see `mp_compat.keras.LossScaleOptimizer`.
+
+    Raises:
+      TypeError: `optimizer` is no Keras optimizer.
+      ValueError: `loss_scale` means none.
+    """
+    if loss_scale is None:
+      raise ValueError("loss_scale cannot be None. Expected a number of at least 1, \"dynamic\", or a LossScale.")
+    if isinstance(loss_scale, bool):
+      raise ValueError("Invalid value passed to loss_scale. Expected \"dynamic\", an int, a float, or a LossScale, but "
+                       "got {!r}. Only mp_compat.keras.LossScaleOptimizer takes `dynamic`.".format(loss_scale))
+    super().__init__(optimizer, loss_scale, count_skipped_steps=count_skipped_steps)

@@ -1,0 +1,111 @@
+"""Which Keras an optimizer comes from, what that Keras demands of a wrapper, and the class that fulfils it."""
+
+import importlib
+import importlib.util
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+from mp_compat._compat import tf
+from mp_compat.keras import keras3
+from mp_compat.keras import newer
+from mp_compat.keras import optimizer_v2
+
+
+class Family(NamedTuple):
+  """A kind of Keras optimizers, of one installed Keras."""
+
+  part: type  # What a wrapper needs beyond what all have.
+  keras: str  # The package: "tensorflow.python.keras", "keras.src", "tf_keras.src", ...
+  native: type  # That Keras's own LossScaleOptimizer, for which Keras itself looks in places.
+
+  def module(self, name: str) -> Any:
+    return importlib.import_module("{}.{}".format(self.keras, name))
+
+
+# By the name of the base class: the part, and the native class's name.
+_PARTS = {
+    "OptimizerV2": (optimizer_v2.Part, "LossScaleOptimizer"),
+    "_BaseOptimizer": (newer.Part, "LossScaleOptimizerV3"),
+    "BaseOptimizer": (keras3.Part, "LossScaleOptimizer"),
+}
+_NATIVE_MODULES = ("optimizers.loss_scale_optimizer", "mixed_precision.loss_scale_optimizer",
+                   "mixed_precision.experimental.loss_scale_optimizer")
+
+_concrete: Dict[Tuple[type, type], type] = {}
+
+
+def of(optimizer_class: type) -> Optional[Family]:
+  """The family of a class of Keras optimizers; None for anything else."""
+  for base in optimizer_class.__mro__:
+    keras, found, _ = base.__module__.partition(".optimizer")
+    if found and base.__name__ in _PARTS and "keras" in keras:
+      part, native = _PARTS[base.__name__]
+      modules = ["{}.{}".format(keras, module) for module in _NATIVE_MODULES]
+      module = next(name for name in modules if _exists(name))
+      return Family(part, keras, getattr(importlib.import_module(module), native))
+  return None
+
+
+def _exists(module: str) -> bool:
+  try:
+    return importlib.util.find_spec(module) is not None
+  except ImportError:  # not even its package
+    return False
+
+
+def concrete_class(cls: type, optimizer: Any) -> type:
+  """A subclass of `cls` that wraps optimizers of this one's family, and that its Keras takes for its own wrapper.
+
+  Raises:
+    TypeError: it is no Keras optimizer.
+  """
+  family = of(type(optimizer))
+  if family is None:
+    raise TypeError("\"inner_optimizer\" must be an instance of OptimizerV2 or of a later Keras optimizer, but got: "
+                    "{}. {}".format(optimizer, _advice(optimizer)))
+  key = (cls, family.native)
+  if key not in _concrete:
+    _concrete[key] = type(cls.__name__, (cls, family.part, family.native), {
+        "__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": cls.__qualname__,
+        "_family": family, "_public_class": cls})
+  return _concrete[key]
+
+
+def _advice(optimizer: Any) -> str:
+  if any(base.__name__ == "Optimizer" and base.__module__.endswith("training.optimizer")
+         for base in type(optimizer).__mro__):
+    return "Wrap a tf.compat.v1.train.Optimizer in mp_compat.MixedPrecisionLossScaleOptimizer."
+  if not _keras_is_there():
+    return ("There is no Keras here: install one, with `pip install tf_keras` for Keras 2 (and set "
+            "TF_USE_LEGACY_KERAS=1), or with `pip install keras` for Keras 3.")
+  return "Pass a Keras optimizer object, such as tf.keras.optimizers.SGD()."
+
+
+def _keras_is_there() -> bool:
+  try:
+    return hasattr(tf.keras, "optimizers")
+  except ImportError:  # from TensorFlow 2.16 on it is a package of its own
+    return False
+
+
+def serialize(optimizer: Any) -> Dict[str, Any]:
+  """What Keras's `optimizers.serialize` makes of it."""
+  return of(type(optimizer)).module("optimizers").serialize(optimizer)
+
+
+def deserialize(family: Optional[Family], config: Any, custom_objects: Optional[Dict[str, Any]]) -> Any:
+  """The optimizer that a configuration describes, by the Keras of `family`; that of `tf.keras`, without one."""
+  if of(type(config)) is not None:
+    return config
+  optimizers = _optimizers_for(config) if family is None else family.module("optimizers")
+  return optimizers.deserialize(config, custom_objects=custom_objects)
+
+
+def _optimizers_for(config: Dict[str, Any]) -> Any:
+  """Keras's module of optimizers, that of tf_keras for what only Keras 2 can read."""
+  is_keras_2s = {"decay", "is_legacy_optimizer"} & set(config["config"])
+  if is_keras_2s and of(tf.keras.optimizers.SGD).part is keras3.Part:
+    if not _exists("tf_keras"):
+      raise ValueError("This configuration is of a Keras 2 optimizer, but the Keras here is Keras 3. Install tf_keras "
+                       "with `pip install tf_keras`. Got: {}".format(config))
+    return importlib.import_module("tf_keras").optimizers
+  return tf.keras.optimizers

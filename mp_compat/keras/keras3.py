@@ -1,0 +1,100 @@
+"""What Keras 3 demands, with its TensorFlow backend."""
+
+import sys
+from typing import Any, List, Optional, Sequence
+
+from mp_compat import gating
+from mp_compat import gradients
+from mp_compat._compat import tf
+
+# What every optimizer of Keras 3 has and a wrapper has no use for; older configurations of wrappers hold it.
+IDLE = frozenset(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "ema_momentum",
+                  "ema_overwrite_frequency", "loss_scale_factor", "gradient_accumulation_steps"])
+
+_SCALE_LOSS = "scale_loss"
+
+
+class Part:
+  """The wrapper as an `Optimizer` of Keras 3.
+
+  Keras 3 itself scales with `scale_loss` and hands scaled gradients to `apply`; `get_unscaled_gradients` has them
+  unscaled before. Whichever was called last tells.
+  """
+
+  _own_attributes = frozenset(["built", "name"])
+
+  def _set_up(self, name: Optional[str]) -> None:
+    backend = sys.modules[self._family.keras + ".backend"].backend()
+    if backend != "tensorflow":
+      raise RuntimeError("mp_compat.keras.LossScaleOptimizer works with Keras 3's TensorFlow backend, but the backend "
+                         "is {}. Set KERAS_BACKEND=tensorflow before importing keras.".format(backend))
+    inner = self._optimizer
+    del self._optimizer  # The base class sets what would go through to it.
+    super(self._family.native, self).__init__(learning_rate=0., name=name)
+    for setting in IDLE:
+      vars(self).pop(setting, None)
+    self._optimizer = inner
+    inner.loss_scale_factor = None  # It would divide once more.
+    self._track_trackable(inner, "inner_optimizer")
+    self._track_trackable(self._loss_scale, "loss_scale")
+
+  def build(self, var_list: List[Any]) -> None:
+    """Makes the inner optimizer's variables, for these to train."""
+    self._optimizer.build(var_list)
+    super(self._family.native, self).build(var_list)
+
+  @property
+  def iterations(self) -> Any:
+    """The inner optimizer's."""
+    return self._optimizer.iterations
+
+  @property
+  def variables(self) -> List[Any]:
+    """The wrapper's, in Keras 3's order: iteration, learning rate, counter, scale; then the inner optimizer's."""
+    return self._variables[:] + list(reversed(self._loss_scale.variables())) + self._optimizer.variables
+
+  def scale_loss(self, loss: Any) -> tf.Tensor:
+    """`loss * loss_scale`, where the gradients go to `apply` as they come; called by `Model.fit`."""
+    self._last_call = _SCALE_LOSS
+    return gradients.scale_loss(loss, self._current_scale())
+
+  @gating.do_not_convert
+  def minimize(self, loss: Any, var_list: Any, grad_loss: Optional[tf.Tensor] = None) -> None:
+    """Computes gradients of the scaled loss, unscales and applies them, as Keras 2's `minimize`.
+
+    Args:
+      loss: a callable that returns a floating tensor.
+      var_list: variables, or a callable that returns them.
+      grad_loss: the gradient of the loss.
+    """
+    with tf.GradientTape() as tape:
+      loss = self.get_scaled_loss(loss())
+    variables = list(var_list() if callable(var_list) else tf.nest.flatten(var_list))
+    self.apply_gradients(zip(self.get_unscaled_gradients(tape.gradient(loss, variables, grad_loss)), variables))
+
+  @gating.do_not_convert
+  def apply(self, grads: Sequence[gradients.Gradient], trainable_variables: Optional[Sequence[Any]] = None) -> None:
+    """Applies the gradients everywhere, or nowhere if one of them is not finite on some replica; moves the scale.
+
+    Args:
+      grads: gradients, scaled if `scale_loss` was called since the last `get_unscaled_gradients`.
+      trainable_variables: as many variables; those of `build` by default.
+
+    Raises:
+      ValueError: in a cross-replica context; under a strategy that cannot work; without any gradient.
+    """
+    self._check_step()
+    inner = self._optimizer
+    variables = list(trainable_variables or self._trainable_variables)
+    if not self.built:
+      with tf.init_scope():
+        self.build(variables)
+        self.built = True
+    pairs = gating.listed(zip(grads, variables))
+    if self._last_call == _SCALE_LOSS:
+      # A variable may take its "gradient" as its new value; that was not scaled.
+      plain = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
+      unscaled = gradients.unscale([None if kept else grad for grad, kept in zip(grads, plain)], self._current_scale())
+      pairs = [(grad if kept else new, variable) for (grad, variable), new, kept in zip(pairs, unscaled, plain)]
+      gradients.mark_raw([grad for grad, _ in pairs], [variable.path for variable in variables])
+    self._apply(pairs, lambda own: inner.apply(*map(list, zip(*own))))

@@ -1,0 +1,346 @@
+"""The wrapper of Keras optimizers: both interfaces, the configurations, and a step through the gate."""
+
+import functools
+import threading
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+
+from absl import logging
+
+from mp_compat import _compat
+from mp_compat import distribute
+from mp_compat import gating
+from mp_compat import gradients
+from mp_compat import loss_scale as loss_scale_module
+from mp_compat._compat import tf
+from mp_compat.keras import families
+from mp_compat.keras import keras3
+from mp_compat.keras import scale_value
+
+_DEFAULT_INITIAL_SCALE = 2 ** 15
+_DEFAULT_GROWTH_STEPS = 2000
+
+_SCALED, _UNSCALED = "get_scaled_loss", "get_unscaled_gradients"
+
+
+class LossScaleOptimizer:
+  """Trains in float16 with a Keras optimizer: small gradients survive, and overflows never reach the weights.
+
+      opt = LossScaleOptimizer(tf.keras.optimizers.Adam(), "dynamic")
+      opt.minimize(lambda: loss(), variables)                     scales and unscales by itself; so does Model.fit
+
+      with tf.GradientTape() as tape:
+        loss = opt.get_scaled_loss(...)
+      grads = opt.get_unscaled_gradients(tape.gradient(loss, variables))
+      opt.apply_gradients(zip(grads, variables))                  everywhere or nowhere; moves the scale
+
+  Two interfaces in one class, for code of either era. `(optimizer, loss_scale)` is that of TensorFlow 2.0 to 2.3
+  (`tf.keras.mixed_precision.experimental.LossScaleOptimizer`), `(inner_optimizer, dynamic, initial_scale,
+  dynamic_growth_steps)` that of 2.4 to 2.15 (`tf.keras.mixed_precision.LossScaleOptimizer`). `opt.loss_scale` is a
+  LossScale and a tensor (`mp_compat.keras.scale_value`).
+
+  The inner optimizer may be an OptimizerV2 (`tf.keras.optimizers` up to 2.10, `.legacy` from 2.11), the newer optimizer
+  of Keras 2.11 to 2.15 and tf_keras, or Keras 3's with the TensorFlow backend. The object is an instance of its
+  family's base class and of that Keras's own LossScaleOptimizer, so that `Model.compile` takes it as it is; whatever
+  this class lacks is the inner optimizer's.
+
+  Where the eras differ, the later is the rule: a skipped step advances `iterations` (2.3 and later; 1.15 to 2.2 held
+  it, and so does Keras 3), `get_slot` and `add_slot` reach the inner optimizer (2.0 to 2.2 raised).
+
+  Source: the two TensorFlow classes named above; Micikevicius et al., "Mixed Precision Training", 2018
+  (arXiv:1710.03740).
+  """
+
+  def __new__(cls, *args: Any, **kwargs: Any) -> "LossScaleOptimizer":
+    if not hasattr(cls, "_family"):
+      named = next((kwargs[name] for name in ("optimizer", "inner_optimizer", "opt") if name in kwargs), None)
+      cls = families.concrete_class(cls, args[0] if args else named)
+    return super().__new__(cls)
+
+  def __init__(self,
+               optimizer: Any = None,
+               loss_scale: Any = None,
+               initial_scale: Optional[float] = None,
+               dynamic_growth_steps: Optional[int] = None,
+               *,
+               dynamic: Optional[bool] = None,
+               inner_optimizer: Any = None,
+               opt: Any = None,
+               count_skipped_steps: bool = True,
+               name: Optional[str] = None) -> None:
+    """Wraps a Keras optimizer; a bool in second place is `dynamic`.
+
+    Args:
+      optimizer: the inner optimizer; `inner_optimizer`, later, and `opt`, in 1.15, are other names for it.
+      loss_scale: (earlier form) a number of at least 1 for a fixed scale, "dynamic", or a LossScale, ours or
+        TensorFlow's.
+      initial_scale: (later form) the scale to begin with, or the only one; a number of at least 1. 2**15 by default
+        if `dynamic`.
+      dynamic_growth_steps: (later form) after how many finite steps in a row the scale doubles; 2000 by default. Only
+        if `dynamic`.
+      dynamic: (later form) whether the scale moves; True by default.
+      count_skipped_steps: whether a skipped step advances `iterations`. False holds it, as TensorFlow 1.15 to 2.2 did.
+      name: a name, for Keras 3.
+
+    Raises:
+      TypeError: there is no Keras optimizer, it scales the loss already, or `dynamic` is no bool.
+      ValueError: the forms are mixed, or an argument is out of its range; the optimizer is wrapped already.
+    """
+    inner = next((given for given in (optimizer, inner_optimizer, opt) if given is not None), None)
+    _check_inner(inner)
+    check_strategy()
+    if isinstance(loss_scale, bool):
+      loss_scale, dynamic = None, loss_scale
+    self._optimizer = inner
+    inner._is_wrapped_by_loss_scale_optimizer = True
+    self._loss_scale = _loss_scale_of(loss_scale, dynamic, initial_scale, dynamic_growth_steps)
+    self._count_skipped_steps = count_skipped_steps
+    self._calls: Dict[int, Set[str]] = {}
+    self._ever_called: Set[str] = set()
+    self._last_call: Optional[str] = None
+    self._set_up(name)
+    self._track_variables()
+
+  @property
+  def inner_optimizer(self) -> Any:
+    """The wrapped optimizer."""
+    return self._optimizer
+
+  @property
+  def loss_scale(self) -> scale_value.LossScaleValue:
+    """The loss scale: a LossScale, and its current value as a float32 scalar tensor."""
+    return scale_value.LossScaleValue(self._loss_scale, self)
+
+  @property
+  def lr(self) -> Any:
+    """The inner optimizer's `learning_rate`."""
+    return self._optimizer.learning_rate
+
+  @lr.setter
+  def lr(self, value: Any) -> None:
+    self._optimizer.learning_rate = value
+
+  @property
+  def dynamic(self) -> bool:
+    """Whether the loss scale can move."""
+    return not isinstance(self._loss_scale, (loss_scale_module.FixedLossScale,) + _compat.NATIVE_FIXED_LOSS_SCALES)
+
+  @property
+  def dynamic_counter(self) -> Optional[tf.Variable]:
+    """Finite steps since the loss scale last changed or a step was skipped, an int64 scalar; None for a fixed scale."""
+    return getattr(self._loss_scale, "_num_good_steps", None)
+
+  @property
+  def initial_scale(self) -> Optional[float]:
+    """The scale to begin with, or the fixed one; None if the LossScale does not tell."""
+    config = self._loss_scale.get_config()
+    return config.get("initial_loss_scale", config.get("loss_scale_value"))
+
+  @property
+  def dynamic_growth_steps(self) -> Optional[int]:
+    """After how many finite steps in a row the scale grows; None for a fixed scale."""
+    return self._loss_scale.get_config().get("increment_period")
+
+  @gating.do_not_convert
+  def get_scaled_loss(self, loss: Any) -> Any:
+    """`loss * loss_scale`, to differentiate; then `get_unscaled_gradients` what comes out.
+
+    Args:
+      loss: a tensor of any shape and floating dtype, a Python number, or a callable that returns one.
+
+    Returns:
+      A tensor of the same shape and dtype; a callable for a callable.
+
+    Raises:
+      ValueError: the loss is not floating.
+    """
+    self._note(_SCALED)
+    if callable(loss):
+      return lambda: self.get_scaled_loss(loss())
+    scale = self._current_scale()
+    if not tf.executing_eagerly():
+      _compat.state_of(self, _compat.current_graph())["scale"] = scale
+    return gradients.scale_loss(loss, scale)
+
+  @gating.do_not_convert
+  def get_unscaled_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
+    """`g * (1 / loss_scale)` for every gradient of a loss that `get_scaled_loss` scaled.
+
+    Args:
+      grads: any iterable of gradients of any shapes and floating dtypes, dense, `tf.IndexedSlices` or None.
+
+    Returns:
+      As many, of the same kinds, shapes and dtypes. In graphs and functions the verdict of `apply_gradients` sees
+      them, whatever is done to them in between.
+    """
+    self._note(_UNSCALED)
+    # In a graph the scale is read once for both.
+    in_graph = {} if tf.executing_eagerly() else _compat.state_of(self, _compat.current_graph())
+    scale = in_graph.pop("scale", None)
+    unscaled = gradients.unscale(grads, self._current_scale() if scale is None else scale)
+    gradients.mark_raw(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
+    return unscaled
+
+  def _current_scale(self) -> tf.Tensor:
+    scale = tf.cast(self._loss_scale(), tf.float32)
+    self._track_variables()
+    return scale
+
+  def _track_variables(self) -> None:
+    """Lets the Session that Keras 2 keeps in graph mode initialize the loss scale's variables."""
+    backend = self._family.module("backend")
+    if _compat.home_graph() is not None and hasattr(backend, "track_variable"):
+      for variable in self._loss_scale._weights.values():
+        backend.track_variable(variable)
+
+  def _note(self, call: str) -> None:
+    # Replicas run in threads of their own, and wait for each other in the middle of a step.
+    self._calls.setdefault(threading.get_ident(), set()).add(call)
+    self._ever_called.add(call)
+    self._last_call = call
+
+  def _check_calls(self) -> None:
+    """Warns, once, of a step whose loss was scaled and whose gradients were not unscaled, or the reverse."""
+    called = self._calls.pop(threading.get_ident(), set())
+    missing = {_SCALED, _UNSCALED} - (called or self._ever_called)
+    if missing and "warned" not in self._ever_called:
+      self._ever_called.add("warned")
+      logging.warning(
+          "apply_gradients() of a LossScaleOptimizer was called without %s before it, so that its gradients are not "
+          "those of the loss, or vanish in float16. Call both: get_scaled_loss() before gradients are computed and "
+          "get_unscaled_gradients() after it; or minimize().", " and ".join(name + "()" for name in sorted(missing)))
+
+  def _check_step(self) -> None:
+    """What goes before every step: it is in a replica, and loss and gradients were treated alike."""
+    distribute.check_replica_context()
+    check_strategy()
+    self._check_calls()
+
+  def _apply(self, grads_and_vars: Sequence[gating.GradAndVar], apply: Callable[[List[gating.GradAndVar]], Any]) -> Any:
+    """In a replica: `apply` to all replicas' pairs if all gradients are finite, and moves the scale."""
+    return distribute.merge(functools.partial(self._apply_in_all, apply), tuple(grads_and_vars))
+
+  def _apply_in_all(self,
+                    apply: Callable[[List[gating.GradAndVar]], Any],
+                    strategy: tf.distribute.Strategy,
+                    grads_and_vars: Tuple[gating.GradAndVar, ...]) -> Optional[tf.Operation]:
+    del strategy  # It is the current one.
+    grads = [grad for grad, _ in grads_and_vars]
+    variables = [variable for _, variable in grads_and_vars]  # Keras wants them whole, not one replica's.
+    judgement = gating.judge(self._loss_scale, grads)
+
+    def apply_on_each() -> Optional[tf.Operation]:
+      return distribute.group(distribute.on_each_replica(lambda *own: apply(list(zip(own, variables))), *grads))
+
+    def skip() -> Optional[tf.Operation]:
+      if not self._count_skipped_steps:
+        return tf.no_op()
+      return distribute.group(self._optimizer.iterations.assign_add(1))
+
+    return distribute.group(gating.cond(judgement.should_apply, apply_on_each, skip), judgement.update_op)
+
+  def __getattr__(self, name: str) -> Any:
+    # Called for what was not found here. Private names stay apart: base classes and copy ask for many of them.
+    if name.startswith("_"):
+      raise AttributeError("{!r} object has no attribute {!r}".format(type(self).__name__, name))
+    return getattr(self._optimizer, name)
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    own = name.startswith("_") or isinstance(vars(LossScaleOptimizer).get(name), property)
+    if own or name in self._own_attributes or "_optimizer" not in vars(self):
+      object.__setattr__(self, name, value)
+    else:
+      setattr(self._optimizer, name, value)
+
+  def get_config(self) -> Dict[str, Any]:
+    """The keyword arguments that make an equal optimizer, those of the later form where that can say it.
+
+    The earlier form, `optimizer` and `loss_scale`, serves for a LossScale of one's own, and for a multiplier other
+    than 2.
+    """
+    scale, kind = self._loss_scale.get_config(), type(self._loss_scale).__name__
+    if kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3 or kind == "FixedLossScale":
+      config = {"inner_optimizer": families.serialize(self._optimizer), "dynamic": self.dynamic,
+                "initial_scale": self.initial_scale, "dynamic_growth_steps": self.dynamic_growth_steps}
+    else:
+      config = {"optimizer": families.serialize(self._optimizer),
+                "loss_scale": {"class_name": kind, "config": scale}}
+    if not self._count_skipped_steps:
+      config["count_skipped_steps"] = False
+    return config
+
+  @classmethod
+  def from_config(cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None) -> "LossScaleOptimizer":
+    """An optimizer as `get_config` described it, ours or that of any TensorFlow's class.
+
+    Args:
+      config: a configuration of either form.
+      custom_objects: classes of optimizers and loss scales by name, beyond those of Keras and these.
+
+    Raises:
+      ValueError: it names an unknown class, or says what no form can.
+    """
+    config = {key: value for key, value in config.items() if key not in keras3.IDLE}
+    serialized = config.pop("inner_optimizer" if "inner_optimizer" in config else "optimizer")
+    inner = families.deserialize(getattr(cls, "_family", None), serialized, custom_objects)
+    if isinstance(config.get("loss_scale"), dict):
+      config["loss_scale"] = _deserialize_scale(config["loss_scale"], custom_objects or {})
+    cls = getattr(cls, "_public_class", cls)
+    return cls(inner, **cls._constructor_arguments(config))
+
+  @classmethod
+  def _constructor_arguments(cls, config: Dict[str, Any]) -> Dict[str, Any]:
+    return config
+
+
+def check_strategy() -> None:
+  """Raises a ValueError where the current strategy cannot train a Keras model with loss scaling."""
+  distribute.check_supported()
+  strategy = type(tf.distribute.get_strategy())
+  if any(base.__name__.startswith(("ParameterServerStrategy", "CentralStorageStrategy")) for base in strategy.__mro__):
+    raise ValueError("Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras unscales gradients once "
+                     "for each replica, and with this one variables are not replicated. Try using a different "
+                     "Strategy, e.g. a MirroredStrategy".format(strategy.__name__))
+
+
+def _check_inner(inner: Any) -> None:
+  if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
+    raise TypeError("LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {}. Pass the optimizer inside "
+                    "it.".format(inner))
+  if getattr(inner, "_is_wrapped_by_loss_scale_optimizer", False):
+    raise ValueError("\"inner_optimizer\" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped "
+                     "by a single LossScaleOptimizer: use that one, or make another optimizer.")
+
+
+def _loss_scale_of(loss_scale: Any,
+                   dynamic: Optional[bool],
+                   initial_scale: Optional[float],
+                   dynamic_growth_steps: Optional[int]) -> Any:
+  later = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
+  if loss_scale is not None:
+    given = sorted(name for name, value in later.items() if value is not None)
+    if given:
+      raise ValueError("Two forms are mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), and {} to "
+                       "(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps). Use the arguments of one."
+                       .format(loss_scale, ", ".join(given)))
+    return loss_scale_module.get_loss_scale(loss_scale)
+  if dynamic is not None and not isinstance(dynamic, bool):
+    raise TypeError("\"dynamic\" argument to LossScaleOptimizer.__init__ must be a bool, but got: {!r}".format(dynamic))
+  if dynamic is False:
+    if initial_scale is None:
+      raise ValueError("\"initial_scale\" must be specified if \"dynamic\" is False")
+    if dynamic_growth_steps is not None:
+      raise ValueError("\"dynamic_growth_steps\" must be None if \"dynamic\" is False, but got: {}"
+                       .format(dynamic_growth_steps))
+    return loss_scale_module.FixedLossScale(initial_scale)
+  return loss_scale_module.DynamicLossScale(
+      _DEFAULT_INITIAL_SCALE if initial_scale is None else initial_scale,
+      _DEFAULT_GROWTH_STEPS if dynamic_growth_steps is None else dynamic_growth_steps)
+
+
+def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> Any:
+  known = dict({"FixedLossScale": loss_scale_module.FixedLossScale,
+                "DynamicLossScale": loss_scale_module.DynamicLossScale}, **custom_objects)
+  if config["class_name"] not in known:
+    raise ValueError("Unknown loss scale: {}. Expected one of {}; pass the class in `custom_objects`.".format(
+        config["class_name"], ", ".join(sorted(known))))
+  return known[config["class_name"]].from_config(config["config"])

@@ -1,0 +1,76 @@
+"""What the newer optimizers of Keras 2 demand: `tf.keras.optimizers` of TensorFlow 2.11 to 2.15, and tf_keras."""
+
+import contextlib
+from typing import Any, Iterable, List, Optional
+
+from mp_compat import gating
+from mp_compat._compat import tf
+from mp_compat.keras import layout
+
+
+class Part:
+  """The wrapper as an `Optimizer` of Keras 2.11 to 2.15."""
+
+  _own_attributes = frozenset()
+
+  def _set_up(self, name: Optional[str]) -> None:
+    del name  # The inner optimizer has one.
+    layout.track(self, self._optimizer, self._loss_scale, earlier_exists=False)
+
+  @gating.do_not_convert
+  def minimize(self, loss: Any, var_list: Any, tape: Optional[tf.GradientTape] = None) -> None:
+    """Computes gradients of the scaled loss, unscales and applies them; arguments as Keras's own `minimize`."""
+    self.apply_gradients(self.compute_gradients(loss, var_list, tape))
+
+  def compute_gradients(self,
+                        loss: Any,
+                        var_list: Any,
+                        tape: Optional[tf.GradientTape] = None) -> List[gating.GradAndVar]:
+    """Unscaled gradients of the scaled loss.
+
+    Args:
+      loss: a callable, or a tensor that was computed under `tape`.
+      var_list: variables, or a callable that returns them.
+      tape: a `tf.GradientTape`.
+
+    Returns:
+      (gradient, variable) pairs.
+
+    Raises:
+      ValueError: a tensor without a tape.
+    """
+    with contextlib.ExitStack() as around:
+      if tape is not None:
+        around.enter_context(tape)
+      loss = self.get_scaled_loss(loss)
+    grads, variables = zip(*self._optimizer.compute_gradients(loss, var_list, tape))
+    return list(zip(self.get_unscaled_gradients(grads), variables))
+
+  @gating.do_not_convert
+  def apply_gradients(self,
+                      grads_and_vars: Iterable[gating.GradAndVar],
+                      name: Optional[str] = None,
+                      skip_gradients_aggregation: bool = False,
+                      experimental_aggregate_gradients: bool = True) -> None:
+    """Applies the gradients everywhere, or nowhere if one of them is not finite on some replica; moves the scale.
+
+    Args:
+      grads_and_vars: (gradient, variable) pairs; the gradients unscaled.
+      name: ignored, as Keras does.
+      skip_gradients_aggregation: whether the gradients are sums over all replicas already.
+      experimental_aggregate_gradients: its opposite, under an older name.
+
+    Raises:
+      ValueError: in a cross-replica context; under a strategy that cannot work; without any gradient.
+    """
+    del name
+    self._check_step()
+    inner = self._optimizer
+    grads_and_vars = gating.listed(grads_and_vars)
+    with tf.init_scope():
+      inner.build([variable for _, variable in grads_and_vars])
+    grads_and_vars = [pair for pair in grads_and_vars if pair[0] is not None]
+    if experimental_aggregate_gradients and not skip_gradients_aggregation:
+      # Sums that overflow are seen, and no worker waits in a branch that another did not take.
+      grads_and_vars = inner.aggregate_gradients(grads_and_vars)
+    self._apply(grads_and_vars, lambda pairs: inner.apply_gradients(pairs, skip_gradients_aggregation=True))

@@ -1,0 +1,156 @@
+"""What OptimizerV2 demands: `tf.keras.optimizers` up to TensorFlow 2.10, `.legacy` after it."""
+
+import contextlib
+from typing import Any, Callable, Iterable, List, Optional
+
+from mp_compat import _compat
+from mp_compat import gating
+from mp_compat import gradients
+from mp_compat._compat import tf
+from mp_compat.keras import layout
+
+_CLIPPING = ("clipvalue", "clipnorm")
+
+
+class Part:
+  """The wrapper as an OptimizerV2."""
+
+  _own_attributes = frozenset()
+
+  def _set_up(self, name: Optional[str]) -> None:
+    del name  # The inner optimizer has one.
+    layout.track(self, self._optimizer, self._loss_scale)
+
+  def _track_variables(self) -> None:
+    """Lets the Session that Keras keeps in graph mode initialize the loss scale's variables."""
+    if not tf.executing_eagerly():
+      for variable in self._loss_scale._weights.values():
+        self._family.module("backend").track_variable(variable)
+
+  @gating.do_not_convert
+  def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
+    """Computes gradients of the scaled loss, unscales and applies them; arguments as Keras's own `minimize`."""
+    return super().minimize(*args, **kwargs)
+
+  def _compute_gradients(self,
+                         loss: Any,
+                         var_list: Any,
+                         grad_loss: Optional[tf.Tensor] = None,
+                         tape: Optional[tf.GradientTape] = None) -> List[gating.GradAndVar]:
+    with contextlib.ExitStack() as around:
+      kwargs = {}
+      if tape is not None:
+        around.enter_context(tape)
+        kwargs["tape"] = tape
+      loss = self.get_scaled_loss(loss)
+    with self._clipping_later() as clip:
+      grads, variables = zip(*self._optimizer._compute_gradients(loss, var_list, grad_loss, **kwargs))
+    return list(zip(clip(self.get_unscaled_gradients(grads)), variables))
+
+  def get_gradients(self, loss: tf.Tensor, params: Any) -> List[gradients.Gradient]:
+    """Unscaled gradients of the scaled loss, in graph mode.
+
+    Args:
+      loss: a floating tensor.
+      params: variables.
+
+    Returns:
+      A gradient for each variable.
+
+    Raises:
+      ValueError: a variable has no gradient.
+    """
+    with self._clipping_later() as clip:
+      grads = self._optimizer.get_gradients(self.get_scaled_loss(loss), params)
+    return clip(self.get_unscaled_gradients(grads))
+
+  @contextlib.contextmanager
+  def _clipping_later(self) -> Any:
+    """Keeps the inner optimizer from clipping scaled gradients, as it would up to 2.3; gives what clips after it."""
+    inner, limits = self._optimizer, {}
+    if not hasattr(inner, "_transform_gradients"):
+      limits = {name: vars(inner).pop(name) for name in _CLIPPING if name in vars(inner)}
+      if hasattr(inner, "_HAS_AGGREGATE_GRAD"):  # From 2.2 on None says that there is no limit, before it absence.
+        vars(inner).update(dict.fromkeys(limits))
+
+    def clip(grads: List[gradients.Gradient]) -> List[gradients.Gradient]:
+      if limits.get("clipnorm") is not None:
+        grads = [tf.clip_by_norm(grad, limits["clipnorm"]) for grad in grads]
+      if limits.get("clipvalue") is not None:
+        grads = [tf.clip_by_value(grad, -limits["clipvalue"], limits["clipvalue"]) for grad in grads]
+      return grads
+
+    try:
+      yield clip
+    finally:
+      vars(inner).update(limits)
+
+  @gating.do_not_convert
+  def apply_gradients(self,
+                      grads_and_vars: Iterable[gating.GradAndVar],
+                      name: Optional[str] = None,
+                      experimental_aggregate_gradients: bool = True) -> Optional[tf.Operation]:
+    """Applies the gradients everywhere, or nowhere if one of them is not finite on some replica; moves the scale.
+
+    Args:
+      grads_and_vars: (gradient, variable) pairs; the gradients unscaled.
+      name: a name for the ops.
+      experimental_aggregate_gradients: whether to sum the gradients of all replicas; if not, they are sums already.
+
+    Returns:
+      One op; None in eager mode.
+
+    Raises:
+      ValueError: in a cross-replica context; under a strategy that cannot work; without any gradient.
+    """
+    self._check_step()
+    grads_and_vars = gating.listed(grads_and_vars)
+    inner, kwargs = self._optimizer, {"name": name}
+    with tf.name_scope(inner._name), tf.init_scope():
+      self._create_all_weights([variable for grad, variable in grads_and_vars if grad is not None])
+    if getattr(inner, "_HAS_AGGREGATE_GRAD", False):
+      if experimental_aggregate_gradients:
+        # Sums that overflow are seen, and no worker waits in a branch that another did not take.
+        grads_and_vars = [pair for pair in grads_and_vars if pair[0] is not None]
+        grads_and_vars = inner._aggregate_gradients(inner._transform_unaggregated_gradients(grads_and_vars))
+      kwargs["experimental_aggregate_gradients"] = False
+    return self._apply(grads_and_vars, lambda pairs: inner.apply_gradients(pairs, **kwargs))
+
+  def _create_all_weights(self, var_list: List[tf.Variable]) -> None:
+    inner = self._optimizer
+    if hasattr(inner, "_create_all_weights"):
+      inner._create_all_weights(var_list)
+    else:
+      _ = inner.iterations
+      inner._create_hypers()
+      inner._create_slots(var_list)
+
+  def get_slot_names(self) -> List[str]:
+    """The names of the inner optimizer's slots."""
+    if not layout.appears_as_inner(self) and _compat.called_by_checkpoint_writer():
+      return []  # They are the inner optimizer's, which is in the checkpoint too.
+    return self._optimizer.get_slot_names()
+
+  def get_updates(self, loss: tf.Tensor, params: Any) -> List[tf.Operation]:
+    """The ops of one step, in graph mode: `[apply_gradients(get_gradients(loss, params))]`."""
+    return [self.apply_gradients(zip(self.get_gradients(loss, params), tf.nest.flatten(params)))]
+
+
+def _method_of_inner(name: str) -> Callable[..., Any]:
+  def call(self: Part, *args: Any, **kwargs: Any) -> Any:
+    return getattr(self._optimizer, name)(*args, **kwargs)
+  call.__name__, call.__doc__ = name, "The inner optimizer's `{}`.".format(name)
+  return call
+
+
+def _property_of_inner(name: str) -> property:
+  return property(lambda self: getattr(self._optimizer, name, None),
+                  lambda self, value: setattr(self._optimizer, name, value),
+                  doc="The inner optimizer's `{}`; None if it has none.".format(name))
+
+
+for _name in ("add_slot", "add_weight", "get_slot", "get_weights", "set_weights", "variables", "_aggregate_gradients",
+              "_transform_unaggregated_gradients", "_restore_slot_variable", "_create_or_restore_slot_variable"):
+  setattr(Part, _name, _method_of_inner(_name))
+for _name in ("iterations", "weights", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm"):
+  setattr(Part, _name, _property_of_inner(_name))

@@ -1,0 +1,92 @@
+"""The Keras optimizers that this TensorFlow has, by family, and a training run that is recorded step by step."""
+
+import importlib
+
+import numpy as np
+import tensorflow
+
+from tests import testing
+from tests.testing import tf
+
+VERSION = tuple(int(part) for part in tensorflow.__version__.split(".")[:2])
+
+
+class Family:
+  """One kind of optimizers: `optimizers.SGD`, ..., and what Keras itself wraps them in."""
+
+  def __init__(self, name, keras, optimizers):
+    self.name, self.keras, self.optimizers = name, keras, optimizers
+    self.native = keras.optimizers.LossScaleOptimizer if name == "keras3" else (
+        getattr(keras.mixed_precision, "LossScaleOptimizer", None)
+        or keras.mixed_precision.experimental.LossScaleOptimizer)
+
+  def __repr__(self):
+    return self.name
+
+  def native_dynamic(self, optimizer, initial_scale, growth_steps):
+    if VERSION < (2, 4):
+      return self.native(optimizer, testing.native.DynamicLossScale(initial_scale, growth_steps))
+    return self.native(optimizer, initial_scale=initial_scale, dynamic_growth_steps=growth_steps)
+
+
+def _families():
+  keras = tensorflow.keras
+  if VERSION < (2, 11):
+    return [Family("v2", keras, keras.optimizers)]
+  if VERSION < (2, 16):
+    return [Family("v2", keras, keras.optimizers.legacy), Family("newer", keras, keras.optimizers)]
+  keras_2 = importlib.import_module("tf_keras")
+  return [Family("v2", keras_2, keras_2.optimizers.legacy), Family("newer", keras_2, keras_2.optimizers),
+          Family("keras3", keras, keras.optimizers)]
+
+
+FAMILIES = _families()
+KERAS_2 = [family for family in FAMILIES if family.name != "keras3"]
+V2, = [family for family in FAMILIES if family.name == "v2"]
+
+OPTIMIZERS = {
+    "SGD": lambda optimizers: optimizers.SGD(0.1, momentum=0.9),
+    "Adam": lambda optimizers: optimizers.Adam(0.1),
+    "Adagrad": lambda optimizers: optimizers.Adagrad(0.1),
+}
+
+
+def numpy(value):
+  return np.array(value.numpy() if hasattr(value, "numpy") else value)
+
+
+class Run:
+  """Variables w [3] and table [4, 3], looked up, and steps on them in eager mode or in a function."""
+
+  def __init__(self, optimizer, as_function=False, sparse=True):
+    self.w, self.table = tensorflow.Variable([1., -2., 3.]), tensorflow.Variable(np.ones([4, 3], np.float32))
+    self.optimizer, self._sparse = optimizer, sparse
+    self.step = tensorflow.function(self._step) if as_function else self._step
+
+  def loss(self, x):
+    rows = tf.gather(self.table, [1, 3, 1]) if self._sparse else self.table[1:]
+    return tf.reduce_sum(x * self.w * self.w) + tf.reduce_sum(rows * x)
+
+  def _step(self, x):
+    scales = hasattr(self.optimizer, "get_scaled_loss")
+    with tf.GradientTape() as tape:
+      loss = self.optimizer.get_scaled_loss(self.loss(x)) if scales else self.loss(x)
+    grads = tape.gradient(loss, [self.w, self.table])
+    grads = self.optimizer.get_unscaled_gradients(grads) if scales else grads
+    self.optimizer.apply_gradients(zip(grads, [self.w, self.table]))
+
+  def state(self):
+    """Everything that a step can change."""
+    inner = getattr(self.optimizer, "inner_optimizer", getattr(self.optimizer, "_optimizer", self.optimizer))
+    variables = inner.variables() if callable(inner.variables) else inner.variables
+    return {str(i): numpy(variable) for i, variable in enumerate([self.w, self.table] + list(variables))}
+
+
+def train(optimizer, xs, **run):
+  """The state after every step."""
+  run = Run(optimizer, **run)
+  history = []
+  for x in xs:
+    run.step(tf.constant(x))
+    history.append(run.state())
+  return history

@@ -1,0 +1,256 @@
+"""The Keras wrapper's surface: both constructors, attributes of both eras, loss_scale as an object and as a tensor."""
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow
+
+import mp_compat
+from mp_compat import keras as mp_keras
+from tests import keras_cases
+from tests import testing
+from tests.testing import tf
+
+each_family = pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
+
+
+@pytest.fixture(autouse=True)
+def _eager():
+  with testing.eager_mode():
+    yield
+
+
+def sgd(family=keras_cases.V2, **kwargs):
+  return family.optimizers.SGD(0.1, **kwargs)
+
+
+def described(opt):
+  return opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps
+
+
+@each_family
+def test_every_way_to_call_the_constructor_means_the_same_as_it_did(family):
+  new, make = mp_keras.LossScaleOptimizer, lambda: sgd(family)
+  scale = mp_compat.DynamicLossScale(2048., increment_period=500)
+  for opt, expected in [
+      (new(make(), "dynamic"), (True, 2. ** 15, 2000)),
+      (new(make(), loss_scale=128), (False, 128., None)),
+      (new(opt=make(), loss_scale=128.), (False, 128., None)),
+      (new(optimizer=make(), loss_scale=scale), (True, 2048., 500)),
+      (mp_keras.experimental.LossScaleOptimizer(make(), "dynamic"), (True, 2. ** 15, 2000)),
+      (new(make()), (True, 2. ** 15, 2000)),
+      (new(make(), True), (True, 2. ** 15, 2000)),
+      (new(make(), False, 4), (False, 4., None)),
+      (new(make(), True, 8., 3), (True, 8., 3)),
+      (new(inner_optimizer=make(), dynamic=False, initial_scale=4), (False, 4., None)),
+      (new(make(), dynamic=True, initial_scale=8., dynamic_growth_steps=3), (True, 8., 3)),
+  ]:
+    assert described(opt) == expected
+    assert float(opt.loss_scale) == expected[1] and opt.inner_optimizer is opt._optimizer
+    assert (opt.dynamic_counter is None) == (not expected[0])
+
+
+def native_scale():
+  return testing.native.FixedLossScale(16.)
+
+
+@pytest.mark.skipif(not testing.native, reason="this TensorFlow has no LossScale of its own")
+def test_a_loss_scale_of_tensorflows_is_described_too():
+  assert described(mp_keras.LossScaleOptimizer(sgd(), native_scale())) == (False, 16., None)
+
+
+# What is wrong, and the error: its class, and words that it has.
+MISTAKES = [
+    (lambda: mp_keras.LossScaleOptimizer(sgd(), "dynamic", initial_scale=4), ValueError, "Two forms are mixed.*initial"),
+    (lambda: mp_keras.LossScaleOptimizer(sgd(), 4, dynamic=True), ValueError, "Two forms are mixed.*4.*, and dynamic"),
+    (lambda: mp_keras.LossScaleOptimizer(sgd(), "fast"), ValueError, "interpret loss scale identifier: fast"),
+    (lambda: mp_keras.LossScaleOptimizer(sgd(), 0.5), ValueError, "at least 1.*0.5"),
+    (lambda: mp_keras.LossScaleOptimizer(sgd(), dynamic="yes"), TypeError, "must be a bool, but got: 'yes'"),
+    (lambda: mp_keras.LossScaleOptimizer(sgd(), dynamic=False), ValueError, "\"initial_scale\" must be specified"),
+    (lambda: mp_keras.LossScaleOptimizer(sgd(), False, 4, 5), ValueError, "growth_steps\" must be None.*: 5"),
+    (lambda: mp_keras.LossScaleOptimizer(sgd(), True, -1.), ValueError, "initial_loss_scale must be .*-1.0"),
+    (lambda: mp_keras.LossScaleOptimizer(sgd(), True, 8., 0), ValueError, "increment_period must be .*0"),
+    (lambda: mp_keras.LossScaleOptimizer(mp_keras.LossScaleOptimizer(sgd())), TypeError, "cannot wrap another"),
+    (lambda: [mp_keras.LossScaleOptimizer(opt) for opt in [sgd()] * 2], ValueError, "already wrapped"),
+    (lambda: mp_keras.LossScaleOptimizer("adam"), TypeError, "must be an instance of OptimizerV2.*adam. Pass a Keras"),
+    (lambda: mp_keras.LossScaleOptimizer(), TypeError, "must be an instance of OptimizerV2.*got: None"),
+    (lambda: mp_keras.LossScaleOptimizer(tf.train.AdamOptimizer()), TypeError, "MixedPrecisionLossScaleOptimizer"),
+    (lambda: mp_keras.experimental.LossScaleOptimizer(sgd(), True), ValueError, "value passed to loss_scale.*True"),
+    (lambda: mp_keras.experimental.LossScaleOptimizer(sgd(), None), ValueError, "cannot be None"),
+    (lambda: mp_keras.experimental.LossScaleOptimizer(sgd(), dynamic=True), TypeError, "dynamic"),
+    (lambda: mp_keras.LossScaleOptimizer(sgd()).get_scaled_loss(tf.constant(1)), ValueError, "floating"),
+    (lambda: mp_keras.LossScaleOptimizer(sgd()).apply_gradients([(None, tensorflow.Variable(1.))]), ValueError,
+     "No gradients provided for any variable"),
+    (lambda: mp_keras.LossScaleOptimizer.from_config(
+        {"optimizer": tf.keras.optimizers.serialize(sgd()), "loss_scale": {"class_name": "Odd", "config": {}}}),
+     ValueError, "Unknown loss scale: Odd.*custom_objects"),
+]
+
+
+@pytest.mark.parametrize("mistake,kind,words", MISTAKES, ids=[words for _, _, words in MISTAKES])
+def test_a_mistake_is_named(mistake, kind, words):
+  with pytest.raises(kind, match=words):
+    mistake()
+
+
+@pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="Keras is a part of this TensorFlow")
+def test_what_to_do_without_any_keras_is_said():
+  program = (
+      "import sys\n"
+      "sys.modules['keras'] = sys.modules['tf_keras'] = None\n"
+      "import mp_compat.keras\n"
+      "try:\n  mp_compat.keras.LossScaleOptimizer(object())\n"
+      "except TypeError as error:\n  print(error)\n")
+  said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
+  assert b"There is no Keras here: install one, with `pip install tf_keras`" in said.stdout
+
+
+def test_importing_it_imports_no_keras():
+  program = ("import sys, tensorflow; before = set(sys.modules); import mp_compat.keras\n"
+             "new = set(sys.modules) - before\n"
+             "print([name for name in new if 'keras' in name and not name.startswith('mp_compat')])")
+  said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
+  assert said.stdout.strip() == b"[]"
+
+
+@each_family
+def test_it_is_of_its_family_and_of_both_classes_as_documented(family):
+  later = mp_keras.LossScaleOptimizer(sgd(family))
+  earlier = mp_keras.experimental.LossScaleOptimizer(sgd(family), 2)
+  for opt in (later, earlier):
+    assert isinstance(opt, mp_keras.LossScaleOptimizer) and isinstance(opt, family.native)
+    assert type(opt).__name__ == "LossScaleOptimizer"
+  assert isinstance(earlier, mp_keras.experimental.LossScaleOptimizer)
+  assert not isinstance(later, mp_keras.experimental.LossScaleOptimizer)
+  assert type(mp_keras.LossScaleOptimizer(sgd(family))) is type(later)
+
+
+@each_family
+def test_a_subclass_overrides_methods(family):
+
+  class Mine(mp_keras.LossScaleOptimizer):
+
+    def get_scaled_loss(self, loss):
+      return super().get_scaled_loss(loss) * 2
+
+  opt = Mine(sgd(family), 4)
+  assert isinstance(opt, Mine) and float(opt.get_scaled_loss(tf.constant(1.))) == 8.
+
+
+def test_the_loss_scale_is_an_object_and_a_tensor():
+  opt = mp_keras.LossScaleOptimizer(sgd(), initial_scale=8., dynamic_growth_steps=3)
+  scale = opt.loss_scale
+  assert isinstance(scale, mp_compat.DynamicLossScale) and isinstance(scale, mp_compat.LossScale)
+  assert scale().numpy() == 8. and scale().dtype == tf.float32
+  assert scale.get_config() == {"initial_loss_scale": 8., "increment_period": 3, "multiplier": 2.}
+  assert (scale.initial_loss_scale, scale.increment_period, scale.multiplier) == (8., 3, 2.)
+  assert float(scale) == 8. and int(scale) == 8 and scale.numpy() == 8. and np.asarray(scale) == 8.
+  assert scale.dtype == tf.float32 and scale.shape.as_list() == []
+  two = tf.constant(2.)
+  for value, expected in [(scale * 2, 16.), (2 * scale, 16.), (two * scale, 16.), (scale / two, 4.), (1. / scale, .125),
+                          (scale + 1, 9.), (1 - scale, -7.), (scale ** 2, 64.), (-scale, -8.),
+                          (tf.sqrt(scale), 8 ** .5), (tf.cast(scale, tf.float16), 8.), (tf.convert_to_tensor(scale), 8.),
+                          (tf.convert_to_tensor(scale, tf.float32), 8.)]:
+    assert float(value) == pytest.approx(expected)
+  assert bool(scale > 7) and not bool(scale < two) and bool(scale != 7.)
+  assert bool(scale == tf.constant(8.)) == (keras_cases.VERSION >= (2, 0))  # as 1.15's tensors: by identity
+  assert scale == opt.loss_scale and scale == opt._loss_scale and not scale != opt._loss_scale
+  assert scale != mp_compat.DynamicLossScale(8., 3) and scale != mp_compat.FixedLossScale(8.)
+  assert hash(scale) == hash(opt._loss_scale)
+  assert "{:.1f}".format(scale) == "8.0" and str(scale).startswith("DynamicLossScale(")
+  assert scale.update([tf.constant(np.inf)])[1].numpy() == np.False_ and float(scale) == float(opt.loss_scale) == 4.
+
+
+def test_in_a_session_the_loss_scale_is_a_fetch_and_adds_no_ops():
+  with tf.Graph().as_default() as graph:
+    opt = mp_keras.LossScaleOptimizer(sgd(), initial_scale=8.)
+    scale, twice = opt.loss_scale, opt.loss_scale * 2.
+    with testing.session() as sess:
+      sess.run(tf.global_variables_initializer())
+      graph.finalize()
+      assert sess.run([scale, {"twice": twice}]) == [8., {"twice": 16.}]
+      assert sess.run(opt.loss_scale) == 8.
+
+
+@each_family
+def test_hyperparameters_are_the_inner_optimizers(family):
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.Adam(0.1, beta_1=.8, epsilon=1e-5))
+  assert keras_cases.numpy(opt.learning_rate) == keras_cases.numpy(opt.lr) == np.float32(.1)
+  assert keras_cases.numpy(opt.beta_1) == pytest.approx(.8) and opt.epsilon == 1e-5
+  opt.lr = .5
+  assert keras_cases.numpy(opt.inner_optimizer.learning_rate) == .5
+  opt.learning_rate = .25
+  assert keras_cases.numpy(opt.inner_optimizer.learning_rate) == .25
+  opt.epsilon = 1e-3
+  assert opt.inner_optimizer.epsilon == 1e-3
+  opt.clipnorm = 2.
+  assert opt.clipnorm == opt.inner_optimizer.clipnorm == 2.
+  with pytest.raises(AttributeError):
+    _ = opt.no_such_thing
+  with pytest.raises(AttributeError):
+    opt.loss_scale = 4.
+
+
+def test_slots_and_weights_are_the_inner_optimizers():
+  opt = mp_keras.LossScaleOptimizer(sgd(momentum=.9), 4.)
+  w = tensorflow.Variable([1., 2.])
+  assert opt.clipnorm is None and opt.clipvalue is None
+  opt.minimize(lambda: tf.reduce_sum(w * w), [w])
+  inner = opt.inner_optimizer
+  assert opt.get_slot_names() == ["momentum"]
+  assert opt.get_slot(w, "momentum") is inner.get_slot(w, "momentum")
+  assert opt.add_slot(w, "extra") is inner.get_slot(w, "extra")
+  extra = opt.add_weight("count", [], tf.int64, trainable=False, initializer="zeros")
+  assert extra.numpy() == 0
+  for ours, theirs in [(opt.variables(), inner.variables()), (opt.weights, inner.weights)]:
+    assert [id(variable) for variable in ours] == [id(variable) for variable in theirs]
+  weights = [np.asarray(value) + 1 for value in opt.get_weights()]
+  opt.set_weights(weights)
+  for ours, theirs in zip(opt.get_weights(), inner.get_weights()):
+    assert (ours == theirs).all()
+  assert opt.iterations is inner.iterations and int(opt.iterations) == 2
+
+
+def test_iterations_can_be_a_variable_of_ones_own():
+  opt = mp_keras.LossScaleOptimizer(sgd())
+  opt.iterations = mine = tensorflow.Variable(7, dtype=tf.int64, trainable=False)
+  w = tensorflow.Variable([1.])
+  opt.minimize(lambda: w * np.inf, [w])
+  assert opt.inner_optimizer.iterations is mine and mine.numpy() == 8
+
+
+@each_family
+def test_losses_and_gradients_come_in_every_shape(family):
+  opt = mp_keras.LossScaleOptimizer(sgd(family), 8.)
+  assert float(opt.get_scaled_loss(2.)) == float(opt.get_scaled_loss(lambda: tf.constant(2.))()) == 16.
+  half = opt.get_scaled_loss(tf.constant([1., 2.], tf.float16))
+  assert half.dtype == tf.float16 and half.numpy().tolist() == [8., 16.]
+  sparse = tf.IndexedSlices(tf.constant([[8.]]), tf.constant([1]), tf.constant([3, 1]))
+  dense, none, rows = opt.get_unscaled_gradients(iter([tf.constant([16.]), None, sparse]))
+  assert dense.numpy().tolist() == [2.] and none is None
+  assert isinstance(rows, tf.IndexedSlices) and rows.values.numpy().tolist() == [[1.]]
+
+
+@each_family
+def test_half_a_step_is_warned_of_once(family, caplog):
+  caplog.set_level(logging.WARNING)
+  w = tensorflow.Variable([1.])
+
+  def warnings(*calls):
+    opt = mp_keras.LossScaleOptimizer(sgd(family), 2.)
+    opt.minimize(lambda: w * w, [w])
+    caplog.clear()
+    for _ in range(2):
+      for call in calls:
+        getattr(opt, call)([tf.constant(1.)] if "gradients" in call else tf.constant(1.))
+      opt.apply_gradients([(tf.constant([0.]), w)])
+    return [record.getMessage() for record in caplog.records if "LossScaleOptimizer" in record.getMessage()]
+
+  assert warnings("get_scaled_loss", "get_unscaled_gradients") == []
+  scaled, = warnings("get_scaled_loss")
+  assert "without get_unscaled_gradients() before it" in scaled
+  unscaled, = warnings("get_unscaled_gradients")
+  assert "without get_scaled_loss() before it" in unscaled
