@@ -61,6 +61,13 @@ def estimator(session):
 
 
 @nox.session(python=TENSORFLOW[NEWEST][0])
+def keras(session):
+  """Trains a Keras model in a Session on the digits, in float16, with overflows."""
+  session.install("-e", ".[demo]", *TENSORFLOW[NEWEST][1])
+  session.run("python", "scripts/train_keras_graph.py", *session.posargs)
+
+
+@nox.session(python=TENSORFLOW[NEWEST][0])
 def cluster(session):
   """Runs a program that trains on several processes."""
   session.install("-e", ".[demo]", *TENSORFLOW[NEWEST][1])

@@ -64,7 +64,7 @@ def test_a_loss_scale_of_tensorflows_is_described_too():
 
 # What is wrong, and the error: its class, and words that it has.
 MISTAKES = [
-    (lambda: mp_keras.LossScaleOptimizer(sgd(), "dynamic", initial_scale=4), ValueError, "Two forms are mixed.*initial"),
+    (lambda: mp_keras.LossScaleOptimizer(sgd(), "dynamic", initial_scale=4), ValueError, "forms are mixed.*initial"),
     (lambda: mp_keras.LossScaleOptimizer(sgd(), 4, dynamic=True), ValueError, "Two forms are mixed.*4.*, and dynamic"),
     (lambda: mp_keras.LossScaleOptimizer(sgd(), "fast"), ValueError, "interpret loss scale identifier: fast"),
     (lambda: mp_keras.LossScaleOptimizer(sgd(), 0.5), ValueError, "at least 1.*0.5"),
@@ -152,8 +152,8 @@ def test_the_loss_scale_is_an_object_and_a_tensor():
   two = tf.constant(2.)
   for value, expected in [(scale * 2, 16.), (2 * scale, 16.), (two * scale, 16.), (scale / two, 4.), (1. / scale, .125),
                           (scale + 1, 9.), (1 - scale, -7.), (scale ** 2, 64.), (-scale, -8.),
-                          (tf.sqrt(scale), 8 ** .5), (tf.cast(scale, tf.float16), 8.), (tf.convert_to_tensor(scale), 8.),
-                          (tf.convert_to_tensor(scale, tf.float32), 8.)]:
+                          (tf.sqrt(scale), 8 ** .5), (tf.cast(scale, tf.float16), 8.),
+                          (tf.convert_to_tensor(scale), 8.), (tf.convert_to_tensor(scale, tf.float32), 8.)]:
     assert float(value) == pytest.approx(expected)
   assert bool(scale > 7) and not bool(scale < two) and bool(scale != 7.)
   assert bool(scale == tf.constant(8.)) == (keras_cases.VERSION >= (2, 0))  # as 1.15's tensors: by identity

@@ -1,0 +1,94 @@
+"""Trains a Keras model in a Session, in float16, while some of its steps overflow.
+
+    python scripts/train_keras_graph.py --steps 400 --overflow_at 100 101 250
+
+The loop is that of 2017: placeholders, `get_updates` of a Keras optimizer, `session.run`. Only the line that wraps the
+optimizer is new. A batch that overflows has an absurd weight: mp_compat skips the step and halves the scale.
+
+Runs on TensorFlow 1.15 to 2.21, there with Keras 2 (`pip install tf_keras`): Keras 3 knows no Session.
+"""
+
+import argparse
+import importlib
+
+import numpy as np
+from sklearn.datasets import load_digits
+import tensorflow
+
+from mp_compat import keras as mp_keras
+
+tf = tensorflow.compat.v1
+VERSION = tuple(int(part) for part in tensorflow.__version__.split(".")[:2])
+keras = importlib.import_module("tf_keras") if VERSION >= (2, 16) else tensorflow.keras
+optimizers = keras.optimizers if VERSION < (2, 11) else keras.optimizers.legacy
+
+BATCH = 64
+TEST_DIGITS = 360
+ABSURD_WEIGHT = 1e30
+GROWTH_STEPS = 60  # 2000 is what you usually want; this one shows in a run of some hundred steps
+
+
+def parse_arguments():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--steps", type=int, default=400, help="steps to attempt; default: %(default)s")
+  parser.add_argument("--overflow_at", type=int, nargs="*", default=[100, 101, 250], metavar="STEP",
+                      help="steps whose gradients overflow; default: 100 101 250")
+  return parser.parse_args()
+
+
+def make_model():
+  """Two layers in float16 with float32 variables, on scikit-learn's digits."""
+  half = keras.mixed_precision.experimental.Policy if VERSION < (2, 4) else keras.mixed_precision.Policy
+  return keras.Sequential([
+      keras.layers.Dense(128, activation="relu", dtype=half("mixed_float16"), input_shape=(64,)),
+      keras.layers.Dense(10, dtype=half("mixed_float16")),
+  ])
+
+
+def main():
+  arguments = parse_arguments()
+  tf.disable_eager_execution()
+  digits = load_digits()
+  data, target = digits.data.astype(np.float32) / 16, digits.target
+  random = np.random.RandomState(0)
+  order = random.permutation(len(target))
+  test, train = order[:TEST_DIGITS], order[TEST_DIGITS:]
+
+  tf.set_random_seed(0)
+  images = tf.placeholder(tf.float32, [None, 64])
+  labels = tf.placeholder(tf.int32, [None])
+  weight = tf.placeholder(tf.float32, [])
+  model = make_model()
+  logits = tf.cast(model(images), tf.float32)
+  loss = weight * tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+  correct = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels), tf.float32))
+
+  optimizer = optimizers.SGD(0.1, momentum=0.9)
+  optimizer = mp_keras.LossScaleOptimizer(optimizer, dynamic=True, initial_scale=2. ** 12,
+                                          dynamic_growth_steps=GROWTH_STEPS)
+  train_ops = optimizer.get_updates(loss, model.trainable_weights)
+
+  print("TensorFlow {}, {} weights in float32, computing in float16".format(
+      tensorflow.__version__, sum(int(np.prod(variable.shape)) for variable in model.trainable_weights)))
+  print("step   loss      loss scale")
+  skipped = 0
+  with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    scale = session.run(optimizer.loss_scale)
+    for step in range(arguments.steps):
+      rows = random.choice(train, BATCH)
+      overflow = step in arguments.overflow_at
+      feed = {images: data[rows], labels: target[rows], weight: ABSURD_WEIGHT if overflow else 1.}
+      value, _ = session.run([loss, train_ops], feed)
+      before, scale = scale, session.run(optimizer.loss_scale)
+      skipped += scale < before
+      if scale != before or step % 50 == 0:
+        note = "skipped: the gradients overflowed" if scale < before else "doubled" if scale > before else ""
+        print("{:>4}   {:<8.3g}  {:<8g} {}".format(step, value, scale, note).rstrip())
+    accuracy = session.run(correct, {images: data[test], labels: target[test]})
+    print("{} of {} steps skipped, iterations {}, accuracy on digits not trained on {:.1f}%".format(
+        skipped, arguments.steps, session.run(optimizer.iterations), 100 * accuracy))
+
+
+if __name__ == "__main__":
+  main()
