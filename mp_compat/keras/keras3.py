@@ -55,7 +55,7 @@ class Part:
 
   def scale_loss(self, loss: Any) -> tf.Tensor:
     """`loss * loss_scale`, where the gradients go to `apply` as they come; called by `Model.fit`."""
-    self._last_call = _SCALE_LOSS
+    self._note(_SCALE_LOSS)
     return gradients.scale_loss(loss, self._current_scale())
 
   @gating.do_not_convert

@@ -202,7 +202,7 @@ class LossScaleOptimizer:
     """Warns, once, of a step whose loss was scaled and whose gradients were not unscaled, or the reverse."""
     called = self._calls.pop(threading.get_ident(), set())
     missing = {_SCALED, _UNSCALED} - (called or self._ever_called)
-    if missing and "warned" not in self._ever_called:
+    if missing and self._last_call in (None, _SCALED, _UNSCALED) and "warned" not in self._ever_called:
       self._ever_called.add("warned")
       logging.warning(
           "apply_gradients() of a LossScaleOptimizer was called without %s before it, so that its gradients are not "
