@@ -1,6 +1,7 @@
 """The Keras optimizers that this TensorFlow has, by family, and a training run that is recorded step by step."""
 
 import importlib
+import re
 
 import numpy as np
 import tensorflow
@@ -59,7 +60,8 @@ class Run:
   """Variables w [3] and table [4, 3], looked up, and steps on them in eager mode or in a function."""
 
   def __init__(self, optimizer, as_function=False, sparse=True):
-    self.w, self.table = tensorflow.Variable([1., -2., 3.]), tensorflow.Variable(np.ones([4, 3], np.float32))
+    self.w = tensorflow.Variable([1., -2., 3.], name="w")
+    self.table = tensorflow.Variable(np.ones([4, 3], np.float32), name="table")
     self.optimizer, self._sparse = optimizer, sparse
     self.step = tensorflow.function(self._step) if as_function else self._step
 
@@ -76,10 +78,14 @@ class Run:
     self.optimizer.apply_gradients(zip(grads, [self.w, self.table]))
 
   def state(self):
-    """Everything that a step can change."""
+    """Everything that a step can change, by name."""
     inner = getattr(self.optimizer, "inner_optimizer", getattr(self.optimizer, "_optimizer", self.optimizer))
     variables = inner.variables() if callable(inner.variables) else inner.variables
-    return {str(i): numpy(variable) for i, variable in enumerate([self.w, self.table] + list(variables))}
+    # Some begin with the optimizer's name, but for slots that are restored before the first step.
+    named = {re.sub(r"^(adam|adagrad|sgd)\w*/", "", getattr(variable, "path", variable.name), flags=re.IGNORECASE):
+             numpy(variable) for variable in variables}
+    assert len(named) == len(variables)
+    return dict(named, w=numpy(self.w), table=numpy(self.table))
 
 
 def train(optimizer, xs, **run):

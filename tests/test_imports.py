@@ -30,7 +30,7 @@ RULES = {
     "keras.__init__": ({"keras"}, set()),
     "keras.experimental": ({"keras"}, {"typing"}),
     "keras.families": ({"_compat", "keras"}, {"importlib", "typing"}),
-    "keras.keras3": ({"_compat", "gating", "gradients"}, {"sys", "typing"}),
+    "keras.keras3": ({"_compat", "gating", "gradients", "loss_scale"}, {"sys", "typing"}),
     "keras.layout": ({"_compat"}, {"typing"}),
     "keras.loss_scale_optimizer": ({"_compat", "distribute", "gating", "gradients", "keras", "loss_scale"},
                                    {"absl", "functools", "threading", "typing"}),

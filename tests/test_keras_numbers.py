@@ -76,7 +76,7 @@ def test_a_fixed_scale_is_gated_too(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), 64)
   history = keras_cases.train(opt, testing.feeds(4, (1, 3)))
   for i in (1, 3):
-    assert history[i]["0"].tobytes() == history[i - 1]["0"].tobytes()
+    assert history[i]["w"].tobytes() == history[i - 1]["w"].tobytes()
   assert float(opt.loss_scale) == 64 and int(opt.iterations) == 4
 
 
@@ -102,8 +102,8 @@ def test_a_loss_scale_of_ones_own_decides(family):
 
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), EverySecond())
   history = keras_cases.train(opt, testing.feeds(4))
-  changed = [history[i]["0"].tobytes() != before for i, before in
-             enumerate([np.array([1., -2., 3.], np.float32).tobytes()] + [h["0"].tobytes() for h in history[:-1]])]
+  changed = [history[i]["w"].tobytes() != before for i, before in
+             enumerate([np.array([1., -2., 3.], np.float32).tobytes()] + [h["w"].tobytes() for h in history[:-1]])]
   assert changed == [False, True, False, True]
 
 

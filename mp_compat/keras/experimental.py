@@ -1,6 +1,6 @@
 """`tf.keras.mixed_precision.experimental`: the earlier interface alone, of TensorFlow 2.0 to 2.3."""
 
-from typing import Any
+from typing import Any, Dict
 
 from mp_compat.keras import loss_scale_optimizer
 
@@ -29,3 +29,8 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
       raise ValueError("Invalid value passed to loss_scale. Expected \"dynamic\", an int, a float, or a LossScale, but "
                        "got {!r}. Only mp_compat.keras.LossScaleOptimizer takes `dynamic`.".format(loss_scale))
     super().__init__(optimizer, loss_scale, count_skipped_steps=count_skipped_steps)
+
+  @classmethod
+  def _constructor_arguments(cls, config: Dict[str, Any]) -> Dict[str, Any]:
+    later = {name: config.pop(name, None) for name in ("dynamic", "initial_scale", "dynamic_growth_steps")}
+    return dict(config, loss_scale=loss_scale_optimizer.loss_scale_of(config.get("loss_scale"), **later))

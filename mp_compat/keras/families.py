@@ -97,7 +97,7 @@ def deserialize(family: Optional[Family], config: Any, custom_objects: Optional[
   if of(type(config)) is not None:
     return config
   optimizers = _optimizers_for(config) if family is None else family.module("optimizers")
-  return optimizers.deserialize(config, custom_objects=custom_objects)
+  return optimizers.deserialize(dict(config), custom_objects=custom_objects)  # which writes into it
 
 
 def _optimizers_for(config: Dict[str, Any]) -> Any:

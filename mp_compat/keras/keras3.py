@@ -5,6 +5,7 @@ from typing import Any, List, Optional, Sequence
 
 from mp_compat import gating
 from mp_compat import gradients
+from mp_compat import loss_scale
 from mp_compat._compat import tf
 
 # What every optimizer of Keras 3 has and a wrapper has no use for; older configurations of wrappers hold it.
@@ -12,6 +13,7 @@ IDLE = frozenset(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "u
                   "ema_overwrite_frequency", "loss_scale_factor", "gradient_accumulation_steps"])
 
 _SCALE_LOSS = "scale_loss"
+_NAMES_IN_KERAS = {"good_steps": "step_counter", "current_loss_scale": "dynamic_scale"}
 
 
 class Part:
@@ -35,8 +37,18 @@ class Part:
       vars(self).pop(setting, None)
     self._optimizer = inner
     inner.loss_scale_factor = None  # It would divide once more.
+    self._keep_scale_in_keras_variables()
     self._track_trackable(inner, "inner_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
+
+  def _keep_scale_in_keras_variables(self) -> None:
+    """Nothing else gets into Keras 3's files. A LossScale of TensorFlow's keeps the variables that it has."""
+    if isinstance(self._loss_scale, loss_scale.LossScale):
+      weights = self._loss_scale._graph_variables()
+      for name in sorted(weights, reverse=True):  # good_steps, current_loss_scale: Keras 3's order
+        initial = self._family.module("initializers").Constant(weights[name].numpy())
+        weights[name] = self.add_variable((), initial, weights[name].dtype.name, aggregation="none",
+                                          name=_NAMES_IN_KERAS.get(name, name)).value
 
   def build(self, var_list: List[Any]) -> None:
     """Makes the inner optimizer's variables, for these to train."""
@@ -51,7 +63,12 @@ class Part:
   @property
   def variables(self) -> List[Any]:
     """The wrapper's, in Keras 3's order: iteration, learning rate, counter, scale; then the inner optimizer's."""
-    return self._variables[:] + list(reversed(self._loss_scale.variables())) + self._optimizer.variables
+    return self._variables[:] + self._optimizer.variables
+
+  def set_weights(self, weights: List[Any]) -> None:
+    """Sets all variables, in the order of `variables`; called by `load_model` for HDF5."""
+    super(self._family.native, self).set_weights(weights)
+    self._optimizer.set_weights(weights[len(self._variables):])
 
   def scale_loss(self, loss: Any) -> tf.Tensor:
     """`loss * loss_scale`, where the gradients go to `apply` as they come; called by `Model.fit`."""

@@ -21,6 +21,7 @@ def appears_as_inner(wrapper: Any) -> bool:
 
 def track(wrapper: Any, inner: Any, loss_scale: Any, earlier_exists: bool = True) -> None:
   """Lays out a wrapper. `earlier_exists`: whether wrappers of this kind were ever written in the earlier layout."""
+  inner._maybe_initialize_trackable()
   if not appears_as_inner(wrapper):
     wrapper._track_trackable(inner, "base_optimizer")
   else:
@@ -41,8 +42,8 @@ class ReadsInner:
     found = super()._lookup_dependency(name, *args, **kwargs)
     return self._optimizer._lookup_dependency(name) if found is None else found
 
-  def _create_or_restore_slot_variable(self, *args: Any, **kwargs: Any) -> None:
-    self._optimizer._create_or_restore_slot_variable(*args, **kwargs)
+  def _create_or_restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:
+    return self._optimizer._create_or_restore_slot_variable(*args, **kwargs)
 
 
 class _Earlier(ReadsInner, _compat.Trackable):
@@ -51,7 +52,6 @@ class _Earlier(ReadsInner, _compat.Trackable):
   def __init__(self, optimizer: Any) -> None:
     super().__init__()
     self._optimizer = optimizer
-    optimizer._maybe_initialize_trackable()
 
   def get_slot_names(self) -> List[str]:
     """The inner optimizer's, for the reader; it has no `get_slot`, so that nothing is written."""

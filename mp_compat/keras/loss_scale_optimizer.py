@@ -92,7 +92,7 @@ class LossScaleOptimizer:
       loss_scale, dynamic = None, loss_scale
     self._optimizer = inner
     inner._is_wrapped_by_loss_scale_optimizer = True
-    self._loss_scale = _loss_scale_of(loss_scale, dynamic, initial_scale, dynamic_growth_steps)
+    self._loss_scale = loss_scale_of(loss_scale, dynamic, initial_scale, dynamic_growth_steps)
     self._count_skipped_steps = count_skipped_steps
     self._calls: Dict[int, Set[str]] = {}
     self._ever_called: Set[str] = set()
@@ -289,6 +289,7 @@ class LossScaleOptimizer:
 
   @classmethod
   def _constructor_arguments(cls, config: Dict[str, Any]) -> Dict[str, Any]:
+    """A configuration, without the optimizer, as `cls` takes it."""
     return config
 
 
@@ -311,10 +312,11 @@ def _check_inner(inner: Any) -> None:
                      "by a single LossScaleOptimizer: use that one, or make another optimizer.")
 
 
-def _loss_scale_of(loss_scale: Any,
-                   dynamic: Optional[bool],
-                   initial_scale: Optional[float],
-                   dynamic_growth_steps: Optional[int]) -> Any:
+def loss_scale_of(loss_scale: Any,
+                  dynamic: Optional[bool],
+                  initial_scale: Optional[float],
+                  dynamic_growth_steps: Optional[int]) -> Any:
+  """The LossScale that the arguments of either form mean."""
   later = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
   if loss_scale is not None:
     given = sorted(name for name, value in later.items() if value is not None)

@@ -74,3 +74,7 @@ class Part:
       # Sums that overflow are seen, and no worker waits in a branch that another did not take.
       grads_and_vars = inner.aggregate_gradients(grads_and_vars)
     self._apply(grads_and_vars, lambda pairs: inner.apply_gradients(pairs, skip_gradients_aggregation=True))
+
+  def set_weights(self, weights: List[Any]) -> None:
+    """Sets the inner optimizer's variables, in the order of `variables`; called by `load_model` for HDF5."""
+    self._optimizer.set_weights(weights)

@@ -12,7 +12,7 @@ from mp_compat.keras import layout
 _CLIPPING = ("clipvalue", "clipnorm")
 
 
-class Part:
+class Part(layout.ReadsInner):
   """The wrapper as an OptimizerV2."""
 
   _own_attributes = frozenset()
@@ -150,7 +150,7 @@ def _property_of_inner(name: str) -> property:
 
 
 for _name in ("add_slot", "add_weight", "get_slot", "get_weights", "set_weights", "variables", "_aggregate_gradients",
-              "_transform_unaggregated_gradients", "_restore_slot_variable", "_create_or_restore_slot_variable"):
+              "_transform_unaggregated_gradients", "_restore_slot_variable"):
   setattr(Part, _name, _method_of_inner(_name))
 for _name in ("iterations", "weights", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm"):
   setattr(Part, _name, _property_of_inner(_name))

@@ -1,0 +1,203 @@
+"""The Keras wrapper saved: configurations of every era, whole models, checkpoints to and from TensorFlow's class."""
+
+import os
+
+import numpy as np
+import pytest
+
+import mp_compat
+from mp_compat import keras as mp_keras
+from tests import keras_cases
+from tests import keras_golden_cases as goldens
+from tests import testing
+from tests.testing import tf
+
+V2 = keras_cases.V2
+each_family = pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
+each_golden = pytest.mark.parametrize("folder", goldens.folders().values(), ids=goldens.folders())
+
+
+@pytest.fixture(autouse=True)
+def _eager():
+  with testing.eager_mode():
+    yield
+
+
+def ours(family, **kwargs):
+  return mp_keras.LossScaleOptimizer(
+      family.optimizers.Adam(0.1), initial_scale=goldens.SCALE, dynamic_growth_steps=goldens.GROWTH, **kwargs)
+
+
+def theirs(family):
+  return family.native_dynamic(family.optimizers.Adam(0.1), goldens.SCALE, goldens.GROWTH)
+
+
+def trained(optimizer):
+  run = keras_cases.Run(optimizer, sparse=False)
+  for x in goldens.inputs()[0]:
+    run.step(tf.constant(x))
+  return run
+
+
+def assert_goes_on(path, optimizer, expected):
+  """Restored from there, before its first step, a fresh run comes to what was expected."""
+  run = keras_cases.Run(optimizer, sparse=False)
+  goldens.checkpoint(run).restore(path).assert_existing_objects_matched()
+  testing.assert_same([goldens.go_on(run)], [expected])
+
+
+@each_golden
+def test_a_checkpoint_of_tensorflows_class_goes_on_whatever_version_wrote_it(folder):
+  with np.load(os.path.join(folder, "expected.npz")) as expected:
+    held = os.path.basename(folder) in ("1.15", "2.1", "2.2")
+    assert_goes_on(os.path.join(folder, "ckpt-1"), ours(V2, count_skipped_steps=not held), dict(expected))
+
+
+@each_golden
+def test_a_checkpoint_is_restored_into_an_optimizer_that_was_used_too(folder):
+  run = trained(ours(V2))
+  goldens.checkpoint(run).restore(os.path.join(folder, "ckpt-1")).assert_existing_objects_matched()
+  with np.load(os.path.join(folder, "expected.npz")) as expected:
+    testing.assert_same([goldens.go_on(run)], [dict(expected)])
+
+
+@each_family
+def test_checkpoints_go_to_and_from_tensorflows_class_here(family, tmp_path):
+  writers = {"ours": ours}
+  if family.name != "keras3":
+    writers["theirs"] = theirs
+  for writer, make in writers.items():
+    count = {"count_skipped_steps": keras_cases.VERSION >= (2, 3)} if make is ours else {}
+    run = trained(make(family, **count))
+    path = goldens.checkpoint(run).save(str(tmp_path / writer))
+    expected = goldens.go_on(run)
+    for other in writers.values():
+      assert_goes_on(path, other(family), expected)
+
+
+@pytest.mark.parametrize("folder", [
+    folder for version, folder in goldens.folders().items()
+    if os.path.exists(os.path.join(folder, "model.h5")) and tuple(map(int, version.split("."))) <= keras_cases.VERSION])
+def test_a_model_of_tensorflows_class_loads(folder):
+  model = V2.keras.models.load_model(os.path.join(folder, "model.h5"), custom_objects=mp_keras.CUSTOM_OBJECTS)
+  opt = model.optimizer
+  assert isinstance(opt, mp_keras.LossScaleOptimizer)
+  assert (opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps) == (True, goldens.SCALE, goldens.GROWTH)
+  assert [np.shape(value) for value in opt.get_weights()] == [(), (3, 2), (2,), (3, 2), (2,)]
+  assert opt.get_weights()[0] == 1 and int(keras_cases.numpy(opt.iterations)) == 1
+  moments = opt.get_weights()[1]
+  model.fit(np.ones([4, 3], np.float32), np.ones([4, 2], np.float32), verbose=0)
+  assert (opt.get_weights()[1] != moments).any() and int(keras_cases.numpy(opt.iterations)) == 2
+
+
+def kept(opt):
+  """What a file keeps of an optimizer."""
+  variables = opt.variables() if callable(opt.variables) else opt.variables
+  return [keras_cases.numpy(variable).tolist() for variable in variables]
+
+
+FORMS = [(family, form) for family in keras_cases.FAMILIES for form in (".h5", ".keras", "")
+         if family.name != "keras3" or form]  # Keras 3 reads no SavedModel.
+
+
+@pytest.mark.parametrize("family,form", FORMS, ids=str)
+def test_a_whole_model_comes_back_with_what_keras_gives_a_plain_optimizer_back(family, form, tmp_path):
+  before, after = {}, {}
+  for kind, optimizer in [("ours", ours(family)), ("plain", family.optimizers.Adam(0.1))]:
+    before[kind] = goldens.model(family, optimizer)
+    path = str(tmp_path / kind) + form
+    before[kind].save(path)
+    after[kind] = family.keras.models.load_model(path, custom_objects=mp_keras.CUSTOM_OBJECTS)
+  opt = after["ours"].optimizer
+  assert isinstance(opt, mp_keras.LossScaleOptimizer)
+  assert opt.get_config() == before["ours"].optimizer.get_config()
+  assert kept(opt.inner_optimizer) == kept(after["plain"].optimizer)
+  x = np.ones([4, 3], np.float32)
+  assert after["ours"].predict(x, verbose=0).tolist() == before["ours"].predict(x, verbose=0).tolist()
+  if (family.name, form) != ("keras3", ".h5"):  # after which Keras 3 cannot train, with any optimizer
+    after["ours"].fit(x, np.ones([4, 2], np.float32), verbose=0)
+
+
+@pytest.mark.parametrize("family", [f for f in keras_cases.FAMILIES if f.name == "keras3"], ids=repr)
+def test_files_of_keras_3_hold_the_scale(family, tmp_path):
+  model = goldens.model(family, ours(family))
+  for x in ([[1., np.inf, 1.]], [[1., 1., 1.]]):
+    model.fit(np.array(x), np.ones([1, 2]), verbose=0)
+  assert float(model.optimizer.loss_scale) == goldens.SCALE / 2
+  model.save(str(tmp_path / "model.keras"))
+  after = family.keras.models.load_model(str(tmp_path / "model.keras"), custom_objects=mp_keras.CUSTOM_OBJECTS)
+  assert kept(after.optimizer) == kept(model.optimizer)
+  assert float(after.optimizer.loss_scale) == goldens.SCALE / 2 and int(after.optimizer.dynamic_counter) == 1
+  # In the order of Keras's own class, so that its variables and these are each other's.
+  native = goldens.model(family, theirs(family))
+  assert [np.shape(value) for value in kept(native.optimizer)] == [np.shape(value) for value in kept(model.optimizer)]
+  names = [[variable.path.split("/")[-1] for variable in optimizer.variables[:6]]
+           for optimizer in (model.optimizer, native.optimizer)]
+  assert names[0] == names[1]
+
+
+# Configurations as TensorFlow's class wrote them, by version, and what they mean.
+SGD = {"class_name": "SGD", "config": {
+    "name": "SGD", "learning_rate": 0.5, "decay": 0.0, "momentum": 0.0, "nesterov": False}}
+CONFIGS = [
+    ({"optimizer": SGD, "loss_scale": {"class_name": "DynamicLossScale", "config": {
+        "initial_loss_scale": 64., "increment_period": 5, "multiplier": 2.}}}, (True, 64., 5, 2.)),
+    ({"optimizer": SGD, "loss_scale": {"class_name": "DynamicLossScale", "config": {
+        "initial_loss_scale": 64., "increment_period": 5, "multiplier": 4.}}}, (True, 64., 5, 4.)),
+    ({"optimizer": SGD, "loss_scale": {"class_name": "FixedLossScale", "config": {"loss_scale_value": 32.}}},
+     (False, 32., None, None)),
+    ({"inner_optimizer": SGD, "dynamic": True, "initial_scale": 64., "dynamic_growth_steps": 5}, (True, 64., 5, 2.)),
+    ({"inner_optimizer": SGD, "dynamic": False, "initial_scale": 32., "dynamic_growth_steps": None},
+     (False, 32., None, None)),
+]
+
+
+@pytest.mark.parametrize("config,meaning", CONFIGS, ids=["2.0", "2.0-times-4", "2.0-fixed", "2.4", "2.4-fixed"])
+@pytest.mark.parametrize("cls", [mp_keras.LossScaleOptimizer, mp_keras.experimental.LossScaleOptimizer],
+                         ids=["later", "experimental"])
+def test_a_configuration_of_every_era_loads_and_returns(cls, config, meaning):
+  before = repr(config)
+  opt = cls.from_config(config)
+  assert isinstance(opt, cls) and repr(config) == before
+  described = opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps, opt.loss_scale.get_config().get("multiplier")
+  assert described == meaning and keras_cases.numpy(opt.lr) == .5
+  again = cls.from_config(opt.get_config())
+  assert again.get_config() == opt.get_config()
+  assert ("loss_scale" in opt.get_config()) == (meaning[3] == 4.)
+  assert opt.get_config() == mp_keras.LossScaleOptimizer.from_config(config).get_config()
+
+
+def test_classes_of_ones_own_are_found_among_the_custom_objects():
+
+  class Mine(V2.optimizers.SGD):
+    """An optimizer of one's own."""
+
+  class Ten(mp_compat.LossScale):
+    """A loss scale of one's own."""
+
+    def __call__(self):
+      return tf.constant(10.)
+
+    def update(self, grads):
+      return None, True
+
+    def get_config(self):
+      return {}
+
+  opt = mp_keras.LossScaleOptimizer(Mine(0.5), Ten())
+  config = opt.get_config()
+  assert config["loss_scale"] == {"class_name": "Ten", "config": {}}
+  again = type(opt).from_config(config, custom_objects={"Mine": Mine, "Ten": Ten})
+  assert isinstance(again.inner_optimizer, Mine) and float(again.loss_scale) == 10.
+
+
+@each_family
+def test_keras_serializes_and_deserializes_it(family):
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=64., dynamic_growth_steps=5,
+                                    count_skipped_steps=False)
+  optimizers = family.keras.optimizers
+  serialized = optimizers.serialize(opt)
+  assert serialized["class_name"] == "LossScaleOptimizer"
+  again = optimizers.deserialize(serialized, custom_objects=mp_keras.CUSTOM_OBJECTS)
+  assert isinstance(again, mp_keras.LossScaleOptimizer) and again.get_config() == opt.get_config()
+  assert again.get_config()["count_skipped_steps"] is False
