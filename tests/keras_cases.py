@@ -81,9 +81,9 @@ class Run:
     """Everything that a step can change, by name."""
     inner = getattr(self.optimizer, "inner_optimizer", getattr(self.optimizer, "_optimizer", self.optimizer))
     variables = inner.variables() if callable(inner.variables) else inner.variables
-    # Some begin with the optimizer's name, but for slots that are restored before the first step.
-    named = {re.sub(r"^(adam|adagrad|sgd)\w*/", "", getattr(variable, "path", variable.name), flags=re.IGNORECASE):
-             numpy(variable) for variable in variables}
+    # Most begin with the optimizer's name, in TensorFlow's class under its cond; slots restored before any step do not.
+    prefix = re.compile(r"^(cond\w*/)?((adam|adagrad|sgd)\w*/)?", re.IGNORECASE)
+    named = {prefix.sub("", getattr(variable, "path", variable.name)): numpy(variable) for variable in variables}
     assert len(named) == len(variables)
     return dict(named, w=numpy(self.w), table=numpy(self.table))
 
