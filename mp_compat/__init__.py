@@ -1,6 +1,7 @@
 """Loss scaling for TensorFlow's graph mode: `tf.compat.v1` optimizers in float16, from TensorFlow 1.15 to 2.21."""
 
 from mp_compat import checkpoints
+from mp_compat import keras
 from mp_compat.accumulation import GradientAccumulator
 from mp_compat.diagnosis import GradientReport
 from mp_compat.diagnosis import nonfinite_gradients
@@ -35,5 +36,6 @@ __all__ = [
     "finite_or_zero",
     "float32_variable_storage_getter",
     "get_loss_scale",
+    "keras",
     "nonfinite_gradients",
 ]

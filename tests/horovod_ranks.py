@@ -7,6 +7,7 @@ import os
 import sys
 
 import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as keras_hvd
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -84,13 +85,41 @@ def train(case):
   return {name: np.stack([values[name] for values in after]) for name in state}
 
 
+def keras_scaled(opt):
+  return mp_compat.keras.LossScaleOptimizer(opt, mp_compat.DynamicLossScale(**SCALE))
+
+
+# Of Keras: "outside" is loss scaling around Horovod, as above.
+KERAS_CASES = {
+    "keras outside": lambda opt: keras_scaled(keras_hvd.DistributedOptimizer(opt)),
+    "keras inside": lambda opt: keras_hvd.DistributedOptimizer(keras_scaled(opt)),
+}
+
+
+def train_keras(case):
+  """All variables by name, after each step, of a Keras optimizer's get_updates in a Session."""
+  with tf.Graph().as_default():
+    x = tf.placeholder(tf.float32, [2])
+    w = tf.Variable([0., 0.], name="w", use_resource=True)
+    opt = KERAS_CASES[case](tf.keras.optimizers.SGD(.5, momentum=.9))
+    train_ops = opt.get_updates(tf.reduce_sum(w * x), [w])
+    state, after = {v.op.name: v for v in tf.global_variables()}, []
+    with tf.Session() as sess:
+      sess.run(tf.global_variables_initializer())
+      for step in range(STEPS):
+        sess.run(train_ops, {x: x_of(hvd.rank(), step)})
+        after.append(sess.run(state))
+  return {name: np.stack([values[name] for values in after]) for name in state}
+
+
 def main():
   tf.logging.set_verbosity(tf.logging.ERROR)
   hvd.init()
   directory, = sys.argv[1:]
-  cases = [case for case in CASES if hvd.size() == 2 or "adasum" not in case]
+  runs = {case: train(case) for case in CASES if hvd.size() == 2 or "adasum" not in case}
+  runs.update((case, train_keras(case)) for case in KERAS_CASES)
   np.savez(os.path.join(directory, "rank-{}.npz".format(hvd.rank())),
-           **{case + "/" + name: values for case in cases for name, values in train(case).items()})
+           **{case + "/" + name: values for case, variables in runs.items() for name, values in variables.items()})
 
 
 if __name__ == "__main__":

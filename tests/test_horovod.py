@@ -78,6 +78,16 @@ def test_one_ranks_overflow_skips_the_step_on_all(case, recorded):
     np.testing.assert_allclose(ranks[0][name], momentum(gradient, clip="clipped" in case), rtol=1e-3)
 
 
+@pytest.mark.parametrize("case", horovod_ranks.KERAS_CASES)
+def test_one_ranks_overflow_skips_the_step_of_keras_on_all(case, recorded):
+  ranks = of(case, recorded)
+  assert_same(ranks)
+  np.testing.assert_array_equal(ranks[0]["current_loss_scale"], SCALES)
+  iterations, = [values for name, values in ranks[0].items() if name.endswith("/iter")]
+  assert iterations.tolist() == list(range(1, horovod_ranks.STEPS + 1))  # Skipped steps count.
+  np.testing.assert_allclose(ranks[0]["w"], momentum(mean_gradients(len(recorded))[0]), rtol=1e-5)
+
+
 @pytest.mark.parametrize("case", ["outside, two passes", "inside, two passes"])
 def test_gradients_of_several_passes_are_skipped_by_all(case, recorded):
   ranks = of(case, recorded)

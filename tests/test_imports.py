@@ -45,7 +45,7 @@ RULES = {
                    "summaries", "sync_replicas"}, {"absl", "typing"}),
     "plot": ({"_compat"}, {"bisect", "matplotlib", "numpy", "os", "typing"}),
     "__main__": ({"_compat", "checkpoints", "dialects", "plot"}, {"argparse", "sys", "typing"}),
-    "__init__": ({"accumulation", "checkpoints", "diagnosis", "gradients", "hooks", "loss_scale", "optimizer",
+    "__init__": ({"accumulation", "checkpoints", "diagnosis", "gradients", "hooks", "keras", "loss_scale", "optimizer",
                   "together", "variable_scope"}, set()),
 }
 

@@ -24,14 +24,15 @@ def _eager():
 def mixed_float16(keras):
   """Models made here compute in float16, and `compile` sees to it that their loss is scaled; gives the policy."""
   module = keras.mixed_precision
-  if keras_cases.VERSION < (2, 0):  # which has policies for layers only
+  if keras_cases.VERSION < (2, 0):  # There are policies for layers only.
     yield module.experimental.Policy("mixed_float16")
     return
-  module.set_global_policy("mixed_float16")
+  set_policy = module.set_global_policy if keras_cases.VERSION >= (2, 4) else module.experimental.set_policy
+  set_policy("mixed_float16")
   try:
-    yield "mixed_float16"
+    yield None  # The global one holds.
   finally:
-    module.set_global_policy("float32")
+    set_policy("float32")
 
 
 def fit(family, optimizer):

@@ -67,7 +67,7 @@ def test_it_is_the_inner_optimizer_on_the_finite_steps_under_its_names(name, by)
 
 
 @both_control_flows
-@pytest.mark.skipif(keras_cases.VERSION < (2, 3), reason="its class holds the iterations and scales no slices")
+@pytest.mark.skipif(keras_cases.VERSION < (2, 3), reason="its class holds the iterations and makes slices dense")
 def test_numbers_are_those_of_tensorflows_class():
   xs = list(testing.feeds(9, OVERFLOWS))
   make = functools.partial(V2.optimizers.Adam, 0.1)

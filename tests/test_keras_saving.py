@@ -192,6 +192,14 @@ def test_classes_of_ones_own_are_found_among_the_custom_objects():
 
 
 @each_family
+def test_a_subclass_of_what_it_is_made_into_is_kept(family):
+  # As Horovod's DistributedOptimizer makes its classes.
+  opt = ours(family)
+  derived = type("LossScaleOptimizer", (type(opt),), {"extra": lambda self: "kept"})
+  assert derived.from_config(opt.get_config()).extra() == "kept"
+
+
+@each_family
 def test_keras_serializes_and_deserializes_it(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=64., dynamic_growth_steps=5,
                                     count_skipped_steps=False)

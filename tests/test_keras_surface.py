@@ -75,6 +75,7 @@ MISTAKES = [
     (lambda: mp_keras.LossScaleOptimizer(sgd(), True, 8., 0), ValueError, "increment_period must be .*0"),
     (lambda: mp_keras.LossScaleOptimizer(mp_keras.LossScaleOptimizer(sgd())), TypeError, "cannot wrap another"),
     (lambda: [mp_keras.LossScaleOptimizer(opt) for opt in [sgd()] * 2], ValueError, "already wrapped"),
+    (lambda: mp_keras.LossScaleOptimizer(sgd(), inner_optimizer=sgd()), TypeError, "several arguments name one"),
     (lambda: mp_keras.LossScaleOptimizer("adam"), TypeError, "must be an instance of OptimizerV2.*adam. Pass a Keras"),
     (lambda: mp_keras.LossScaleOptimizer(), TypeError, "must be an instance of OptimizerV2.*got: None"),
     (lambda: mp_keras.LossScaleOptimizer(tf.train.AdamOptimizer()), TypeError, "MixedPrecisionLossScaleOptimizer"),
@@ -212,6 +213,41 @@ def test_slots_and_weights_are_the_inner_optimizers():
   for ours, theirs in zip(opt.get_weights(), inner.get_weights()):
     assert (ours == theirs).all()
   assert opt.iterations is inner.iterations and int(opt.iterations) == 2
+
+
+def test_a_constructor_that_fails_leaves_the_optimizer_free():
+  inner = sgd()
+  with pytest.raises(ValueError):
+    mp_keras.LossScaleOptimizer(inner, "fast")
+  assert mp_keras.LossScaleOptimizer(inner, 2).inner_optimizer is inner
+
+
+@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="its optimizers have no such arguments")
+def test_what_inner_optimizers_do_to_gradients_is_done_to_unscaled_ones():
+  seen = []
+
+  def halve(grads_and_vars):
+    seen.extend(float(grad) for grad, _ in grads_and_vars)
+    return [(grad / 2, variable) for grad, variable in grads_and_vars]
+
+  def aggregate(grads_and_vars):
+    return [(grad + 1., variable) for grad, variable in grads_and_vars]
+
+  w = tensorflow.Variable(1.)
+  opt = mp_keras.LossScaleOptimizer(sgd(gradient_transformers=[halve], gradient_aggregator=aggregate), 1024.)
+  opt.minimize(lambda: 3. * w, [w])
+  assert seen == [4.] and w.numpy() == pytest.approx(.8)
+  opt = mp_keras.LossScaleOptimizer(sgd(global_clipnorm=1.), 1024.)
+  opt.minimize(lambda: 3. * w, [w])
+  assert w.numpy() == pytest.approx(.7) and opt.global_clipnorm == 1.
+
+
+def test_without_variables_there_is_nothing_to_do():
+  for family in keras_cases.KERAS_2:
+    plain, opt = sgd(family), mp_keras.LossScaleOptimizer(sgd(family), 2.)
+    if keras_cases.VERSION >= (2, 4):  # up to 2.3 the inner optimizers raise
+      plain.minimize(lambda: tf.constant(1.), [])
+      opt.minimize(lambda: tf.constant(1.), [])
 
 
 def test_iterations_can_be_a_variable_of_ones_own():

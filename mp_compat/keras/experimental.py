@@ -31,6 +31,7 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
     super().__init__(optimizer, loss_scale, count_skipped_steps=count_skipped_steps)
 
   @classmethod
-  def _constructor_arguments(cls, config: Dict[str, Any]) -> Dict[str, Any]:
-    later = {name: config.pop(name, None) for name in ("dynamic", "initial_scale", "dynamic_growth_steps")}
-    return dict(config, loss_scale=loss_scale_optimizer.loss_scale_of(config.get("loss_scale"), **later))
+  def _from_arguments(cls, inner: Any, arguments: Dict[str, Any]) -> "LossScaleOptimizer":
+    later = {name: arguments.pop(name, None) for name in ("dynamic", "initial_scale", "dynamic_growth_steps")}
+    scale = loss_scale_optimizer.loss_scale_of(arguments.pop("loss_scale", None), **later)
+    return cls(inner, scale, **arguments)

@@ -40,7 +40,7 @@ def of(optimizer_class: type) -> Optional[Family]:
     if found and base.__name__ in _PARTS and "keras" in keras:
       part, native = _PARTS[base.__name__]
       modules = ["{}.{}".format(keras, module) for module in _NATIVE_MODULES]
-      module = next(name for name in modules if _exists(name))
+      module = next(name for name in modules if _exists(name))  # Every Keras that has these classes has one.
       return Family(part, keras, getattr(importlib.import_module(module), native))
   return None
 

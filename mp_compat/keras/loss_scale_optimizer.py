@@ -85,14 +85,14 @@ class LossScaleOptimizer:
       TypeError: there is no Keras optimizer, it scales the loss already, or `dynamic` is no bool.
       ValueError: the forms are mixed, or an argument is out of its range; the optimizer is wrapped already.
     """
-    inner = next((given for given in (optimizer, inner_optimizer, opt) if given is not None), None)
-    _check_inner(inner)
+    inner, *others = [given for given in (optimizer, inner_optimizer, opt) if given is not None]
+    _check_inner(inner, others)
     check_strategy()
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
     self._optimizer = inner
-    inner._is_wrapped_by_loss_scale_optimizer = True
     self._loss_scale = loss_scale_of(loss_scale, dynamic, initial_scale, dynamic_growth_steps)
+    inner._is_wrapped_by_loss_scale_optimizer = True
     self._count_skipped_steps = count_skipped_steps
     self._calls: Dict[int, Set[str]] = {}
     self._ever_called: Set[str] = set()
@@ -284,13 +284,13 @@ class LossScaleOptimizer:
     inner = families.deserialize(getattr(cls, "_family", None), serialized, custom_objects)
     if isinstance(config.get("loss_scale"), dict):
       config["loss_scale"] = _deserialize_scale(config["loss_scale"], custom_objects or {})
-    cls = getattr(cls, "_public_class", cls)
-    return cls(inner, **cls._constructor_arguments(config))
+    if getattr(cls, "_family", None) not in (None, families.of(type(inner))):
+      cls = cls._public_class
+    return cls._from_arguments(inner, config)
 
   @classmethod
-  def _constructor_arguments(cls, config: Dict[str, Any]) -> Dict[str, Any]:
-    """A configuration, without the optimizer, as `cls` takes it."""
-    return config
+  def _from_arguments(cls, inner: Any, arguments: Dict[str, Any]) -> "LossScaleOptimizer":
+    return cls(inner_optimizer=inner, **arguments)  # by name, as Horovod's subclasses want it
 
 
 def check_strategy() -> None:
@@ -303,7 +303,9 @@ def check_strategy() -> None:
                      "Strategy, e.g. a MirroredStrategy".format(strategy.__name__))
 
 
-def _check_inner(inner: Any) -> None:
+def _check_inner(inner: Any, others: List[Any]) -> None:
+  if others:
+    raise TypeError("There is one inner optimizer, but several arguments name one: {}.".format([inner] + others))
   if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
     raise TypeError("LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {}. Pass the optimizer inside "
                     "it.".format(inner))

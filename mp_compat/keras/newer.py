@@ -43,8 +43,9 @@ class Part:
       if tape is not None:
         around.enter_context(tape)
       loss = self.get_scaled_loss(loss)
-    grads, variables = zip(*self._optimizer.compute_gradients(loss, var_list, tape))
-    return list(zip(self.get_unscaled_gradients(grads), variables))
+    pairs = self._optimizer.compute_gradients(loss, var_list, tape)
+    unscaled = self.get_unscaled_gradients(grad for grad, _ in pairs)
+    return [(grad, variable) for grad, (_, variable) in zip(unscaled, pairs)]
 
   @gating.do_not_convert
   def apply_gradients(self,
@@ -66,6 +67,9 @@ class Part:
     del name
     self._check_step()
     inner = self._optimizer
+    grads_and_vars = list(grads_and_vars)
+    if not grads_and_vars:  # There is nothing to train.
+      return
     grads_and_vars = gating.listed(grads_and_vars)
     with tf.init_scope():
       inner.build([variable for _, variable in grads_and_vars])

@@ -44,8 +44,9 @@ class Part(layout.ReadsInner):
         kwargs["tape"] = tape
       loss = self.get_scaled_loss(loss)
     with self._clipping_later() as clip:
-      grads, variables = zip(*self._optimizer._compute_gradients(loss, var_list, grad_loss, **kwargs))
-    return list(zip(clip(self.get_unscaled_gradients(grads)), variables))
+      pairs = self._optimizer._compute_gradients(loss, var_list, grad_loss, **kwargs)
+    unscaled = self.get_unscaled_gradients(grad for grad, _ in pairs)
+    return [(grad, variable) for grad, (_, variable) in zip(clip(unscaled), pairs)]
 
   def get_gradients(self, loss: tf.Tensor, params: Any) -> List[gradients.Gradient]:
     """Unscaled gradients of the scaled loss, in graph mode.
@@ -104,15 +105,19 @@ class Part(layout.ReadsInner):
       ValueError: in a cross-replica context; under a strategy that cannot work; without any gradient.
     """
     self._check_step()
-    grads_and_vars = gating.listed(grads_and_vars)
     inner, kwargs = self._optimizer, {"name": name}
+    grads_and_vars = list(grads_and_vars)
+    if not grads_and_vars:  # There is nothing to train.
+      return inner.apply_gradients(grads_and_vars, **kwargs)
+    grads_and_vars = gating.listed(grads_and_vars)
     with tf.name_scope(inner._name), tf.init_scope():
       self._create_all_weights([variable for grad, variable in grads_and_vars if grad is not None])
-    if getattr(inner, "_HAS_AGGREGATE_GRAD", False):
-      if experimental_aggregate_gradients:
-        # Sums that overflow are seen, and no worker waits in a branch that another did not take.
-        grads_and_vars = [pair for pair in grads_and_vars if pair[0] is not None]
-        grads_and_vars = inner._aggregate_gradients(inner._transform_unaggregated_gradients(grads_and_vars))
+    if not experimental_aggregate_gradients:
+      kwargs["experimental_aggregate_gradients"] = False
+    elif getattr(inner, "_HAS_AGGREGATE_GRAD", False) and hasattr(inner, "_transform_unaggregated_gradients"):
+      # From 2.4 on. Sums that overflow are seen, and no worker waits in a branch that another did not take.
+      grads_and_vars = [pair for pair in grads_and_vars if pair[0] is not None]
+      grads_and_vars = self._aggregate_gradients(self._transform_unaggregated_gradients(grads_and_vars))
       kwargs["experimental_aggregate_gradients"] = False
     return self._apply(grads_and_vars, lambda pairs: inner.apply_gradients(pairs, **kwargs))
 
