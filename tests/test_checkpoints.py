@@ -357,6 +357,7 @@ def run(*arguments):
   return subprocess.run(command(*arguments), env=testing.environment(), capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_line_inspects_and_converts(tmp_path):
   source, target = golden("1.15", Case("tensorflow", "adam")), str(tmp_path / "out")
   told = run("inspect", source)

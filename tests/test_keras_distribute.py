@@ -93,6 +93,7 @@ def test_numbers_on_two_replicas_are_those_of_tensorflows_class(family, name):
     assert float(ours.opt.loss_scale) == float(theirs.opt.loss_scale)
 
 
+@pytest.mark.slow
 @eager_devices
 @pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)  # Keras 3 sums after the verdict
 def test_sums_that_overflow_reach_no_weight(family):

@@ -111,6 +111,7 @@ def test_two_graphs_have_a_loss_scale_each():
   assert opts == [(2. ** 15, ["current_loss_scale:0", "good_steps:0"])] * 2
 
 
+@pytest.mark.slow
 def test_the_example_trains():
   program = os.path.join(testing.ROOT, "scripts", "train_keras_graph.py")
   said = subprocess.run([sys.executable, program, "--steps", "120", "--overflow_at", "30"], env=testing.environment(),

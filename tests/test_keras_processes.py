@@ -23,6 +23,7 @@ def free_ports(count):
   return ports
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="this TensorFlow has no such strategy in eager mode")
 def test_an_overflow_on_one_worker_is_applied_on_none():
   workers = ["localhost:{}".format(port) for port in free_ports(2)]

@@ -47,6 +47,7 @@ def test_the_step_after_a_skipped_one_does_not_wait_for_ever(use_resource, spars
   assert [step for _, step in after] == [1, 1, 1, 2]
 
 
+@pytest.mark.slow
 def test_tensorflows_class_waits_for_ever():
   native = testing.native
   with pytest.raises((tf.errors.DeadlineExceededError, tf.errors.CancelledError)):
