@@ -5,6 +5,8 @@ TensorFlow, and whatever else is slow to import, is imported by the latter.
 """
 
 import argparse
+import os
+import runpy
 import sys
 from typing import Any, Optional, Sequence
 
@@ -28,7 +30,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   commands.required = True
   _add_checkpoint(commands)
   _add_plot(commands)
-  arguments = parser.parse_args(argv)
+  _add_run(commands)
+  words = list(sys.argv[1:] if argv is None else argv)
+  program = []
+  if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
+    words, program = words[:1], words[1:]  # What follows is the program's, options too.
+  arguments = parser.parse_args(words)
+  arguments.program = program
   return arguments.run(arguments)
 
 
@@ -98,6 +106,29 @@ def _plot(arguments: argparse.Namespace) -> int:
   except plot.PlotError as error:
     return _fail("plot", error)
   print("Wrote {}: {}.".format(arguments.output, plot.describe(series)))
+  return 0
+
+
+def _add_run(commands: Any) -> None:
+  parser = commands.add_parser(
+      "run", help="run a program for which TensorFlow's old names mean mp_compat",
+      usage="mp_compat run [--] SCRIPT [ARGUMENT ...]\n       mp_compat run [--] -m MODULE [ARGUMENT ...]",
+      description="Runs an unmodified Python program after mp_compat.install().")
+  parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+  program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+  if not program or program == ["-m"]:
+    return _fail("run", ValueError("expected a script, or -m and a module"))
+  from mp_compat.install import install
+  install()
+  if program[0] == "-m":
+    sys.argv, sys.path[0] = program[1:], os.getcwd()
+    runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+  else:
+    sys.argv, sys.path[0] = program, os.path.dirname(os.path.abspath(program[0]))
+    runpy.run_path(program[0], run_name="__main__")
   return 0
 
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import weakref
 
 try:
-  import tensorflow as _tensorflow
+  import tensorflow
 except ImportError as error:
   raise ImportError(
       "mp_compat needs TensorFlow 1.15 or later, and importing tensorflow failed: {}. Install it under the name that "
@@ -19,12 +19,12 @@ except ImportError as error:
 
 MINIMUM_VERSION = (1, 15)
 
-_found = getattr(_tensorflow, "__version__", "0.0")  # absent from an empty folder of that name
+_found = getattr(tensorflow, "__version__", "0.0")  # absent from an empty folder of that name
 if tuple(int(part) for part in _found.split(".")[:2]) < MINIMUM_VERSION:
   raise ImportError("mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example with "
                     "`pip install 'tensorflow>=1.15'`.".format(_found))
 
-tf = _tensorflow.compat.v1
+tf = tensorflow.compat.v1
 
 # What checkpoints can hold. Its module moved twice; the base of Optimizer is the same class everywhere.
 Trackable = tf.train.Optimizer.__bases__[0]
@@ -131,6 +131,54 @@ def contains_op(op: tf.Operation, prefix: str) -> bool:
     return False
   branches = [op.graph._get_function(op.get_attr(branch).name) for branch in ("then_branch", "else_branch")]
   return any(node.op.startswith(prefix) for branch in branches for node in branch.definition.node_def)
+
+
+# --- the rewriting of graphs to float16 ---------------------------------------------------------------------------
+
+
+_enable_graph_rewrite, _disable_graph_rewrite = (  # before mp_compat.install() gives these names another meaning
+    getattr(_experimental, name, None)
+    for name in ("enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite"))
+
+
+class _NoLossScale(NATIVE_LOSS_SCALES[0] if NATIVE_LOSS_SCALES else object):
+  """For an optimizer of TensorFlow's that nobody will use: a scale of 1, without variables."""
+
+  def __call__(self) -> tf.Tensor:
+    return tf.constant(1.)
+
+  def update(self, grads: Any) -> Any:
+    raise NotImplementedError
+
+  def get_config(self) -> Dict[str, Any]:
+    return {}
+
+
+def graph_rewrite_is_on() -> bool:
+  """Whether new Sessions and functions are rewritten to float16."""
+  return bool(tf.config.optimizer.get_experimental_options().get("auto_mixed_precision"))
+
+
+def switch_graph_rewrite_on() -> None:
+  """Has new Sessions and functions rewritten, with TensorFlow's own switch: it warns of Sessions, refuses policies."""
+  _enable_graph_rewrite(tf.train.GradientDescentOptimizer(0.), _NoLossScale())
+
+
+def switch_graph_rewrite_off() -> None:
+  """Has new Sessions and functions left alone."""
+  _disable_graph_rewrite()
+
+
+# --- modules of TensorFlow's -----------------------------------------------------------------------------------------
+
+
+def delete_attribute(module: Any, name: str) -> None:
+  """`delattr`, also for 1.15's modules, which stand before others and remember what they were given."""
+  delattr(module, name)
+  vars(module).pop(name, None)
+  vars(module).get("_tfmw_attr_map", {}).pop(name, None)
+  if name in getattr(module, "__all__", ()):
+    module.__all__.remove(name)
 
 
 # --- optimizers around optimizers -----------------------------------------------------------------------------------

@@ -44,9 +44,13 @@ RULES = {
     "optimizer": ({"_compat", "diagnosis", "distribute", "gating", "gradients", "hooks", "horovod", "loss_scale",
                    "summaries", "sync_replicas"}, {"absl", "typing"}),
     "plot": ({"_compat"}, {"bisect", "matplotlib", "numpy", "os", "typing"}),
-    "__main__": ({"_compat", "checkpoints", "dialects", "plot"}, {"argparse", "sys", "typing"}),
-    "__init__": ({"accumulation", "checkpoints", "diagnosis", "gradients", "hooks", "keras", "loss_scale", "optimizer",
-                  "together", "variable_scope"}, set()),
+    "graph_rewrite": ({"_compat", "keras", "optimizer"}, {"contextlib", "typing"}),
+    "install": ({"_compat", "contrib", "graph_rewrite", "keras", "loss_scale", "optimizer"},
+                {"sys", "types", "typing"}),
+    "__main__": ({"_compat", "checkpoints", "dialects", "install", "plot"},
+                 {"argparse", "os", "runpy", "sys", "typing"}),
+    "__init__": ({"accumulation", "checkpoints", "diagnosis", "gradients", "graph_rewrite", "hooks", "install", "keras",
+                  "loss_scale", "optimizer", "together", "variable_scope"}, set()),
 }
 
 

@@ -1,0 +1,131 @@
+"""The old names of TensorFlow, made to mean this package for as long as a program wants it."""
+
+import sys
+import types
+from typing import Any, Dict, List, Tuple
+
+from mp_compat import _compat
+from mp_compat import graph_rewrite
+from mp_compat import loss_scale
+from mp_compat import optimizer
+from mp_compat._compat import tensorflow
+from mp_compat.contrib import mixed_precision as contrib
+from mp_compat.keras import experimental as keras_experimental
+
+_LOSS_SCALES = {"LossScale": loss_scale.LossScale, "FixedLossScale": loss_scale.FixedLossScale,
+                "DynamicLossScale": loss_scale.DynamicLossScale}
+_TRAINING = dict(_LOSS_SCALES, **{
+    "MixedPrecisionLossScaleOptimizer": optimizer.MixedPrecisionLossScaleOptimizer,
+    "enable_mixed_precision_graph_rewrite": graph_rewrite.enable_mixed_precision_graph_rewrite,
+    "disable_mixed_precision_graph_rewrite": graph_rewrite.disable_mixed_precision_graph_rewrite})
+_KERAS = {"LossScaleOptimizer": keras_experimental.LossScaleOptimizer}
+_CONTRIB = {name: getattr(contrib, name) for name in (
+    "LossScaleOptimizer", "LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager")}
+
+# Below `tensorflow`: the module, and what its names mean.
+_PLACES: Tuple[Tuple[str, Dict[str, Any]], ...] = (
+    ("train.experimental", _TRAINING),
+    ("compat.v1.train.experimental", _TRAINING),
+    ("compat.v1.mixed_precision", _TRAINING),
+    ("compat.v1.mixed_precision.experimental", _LOSS_SCALES),
+    ("keras.mixed_precision.experimental", _KERAS),
+    ("compat.v1.keras.mixed_precision.experimental", _KERAS),
+    ("contrib.mixed_precision", _CONTRIB),
+)
+
+_ABSENT = object()
+_MADE = "Made by mp_compat.install()."
+
+
+class Installation:
+  """What `install` changed, and the way back.
+
+  Attributes:
+    patched: the full names that mean this package now, in order.
+    skipped: modules that were left alone, as "name: why".
+  """
+
+  def __init__(self) -> None:
+    self.patched: List[str] = []
+    self.skipped: List[str] = []
+    self._undo: List[Tuple[Dict[str, Any], str, Any]] = []
+
+  def uninstall(self) -> None:
+    """Puts everything back; once more does nothing."""
+    global _active
+    while self._undo:
+      owner, name, before = self._undo.pop()
+      if isinstance(owner, dict):
+        owner.pop(name, None)
+      elif before is _ABSENT:
+        _compat.delete_attribute(owner, name)
+      else:
+        setattr(owner, name, before)
+    if _active is self:
+      _active = None
+    self.patched = []
+
+  def __enter__(self) -> "Installation":
+    return self
+
+  def __exit__(self, *exception: Any) -> None:
+    self.uninstall()
+
+  def __repr__(self) -> str:
+    return "Installation(patched={}, skipped={})".format(self.patched, self.skipped)
+
+  def _install(self) -> None:
+    for path, meanings in _PLACES:
+      try:
+        modules = self._modules(path)
+      except ImportError as error:  # a Keras that is not there
+        self.skipped.append("tensorflow.{}: {}".format(path, error))
+        continue
+      for name, meaning in meanings.items():
+        for module in modules:
+          self._set(module, name, meaning)
+        self.patched.append("tensorflow.{}.{}".format(path, name))
+
+  def _modules(self, path: str) -> List[Any]:
+    """`tensorflow.path` as an attribute and as an import, which may be two copies; what is missing is made."""
+    module, full = tensorflow, "tensorflow"
+    for part in path.split("."):
+      full += "." + part
+      if not hasattr(module, part):
+        made = types.ModuleType(full, _MADE)
+        made.__path__ = []  # so that what is below it can be imported
+        self._set(module, part, made)
+      module = getattr(module, part)
+      if full not in sys.modules:  # An import would make a copy.
+        sys.modules[full] = module
+        self._undo.append((sys.modules, full, _ABSENT))
+    return [module] if sys.modules[full] is module else [module, sys.modules[full]]
+
+  def _set(self, owner: Any, name: str, value: Any) -> None:
+    self._undo.append((owner, name, getattr(owner, name, _ABSENT)))
+    setattr(owner, name, value)
+
+
+_active = None
+
+
+def install() -> Installation:
+  """From here on, TensorFlow's old names for loss scaling mean this package.
+
+      mp_compat.install()                       for the rest of the program
+      with mp_compat.install() as installed:    or of a block
+        print(installed.patched)
+
+  `tf.train.experimental`, `tf.compat.v1.train.experimental`, `tf.compat.v1.mixed_precision` and its `experimental`,
+  `tf.keras.mixed_precision.experimental.LossScaleOptimizer`, `tf.contrib.mixed_precision`; where TensorFlow has no such
+  module any more, it gets one. What was imported by name before stays what it was: call this first.
+
+  Returns:
+    An `Installation`, with `uninstall()`; one that changes nothing where everything is installed already.
+  """
+  global _active
+  installation = Installation()
+  if _active is None:
+    _active = installation
+    installation._install()
+  return installation
