@@ -131,6 +131,10 @@ def test_where_it_cannot_work_it_says_so(family):
   with tf.distribute.experimental.CentralStorageStrategy(testing.TWO_CPUS).scope():
     with pytest.raises(ValueError, match="not supported with the tf.distribute.Strategy: CentralStorageStrategy"):
       mp_keras.LossScaleOptimizer(family.optimizers.SGD(.1), 4.)
+  outside = mp_keras.LossScaleOptimizer(family.optimizers.SGD(.1), 4.)
+  strategy = tf.distribute.experimental.CentralStorageStrategy(testing.TWO_CPUS)
+  with pytest.raises(ValueError, match="not supported with the tf.distribute.Strategy: CentralStorageStrategy"):
+    strategy.run(lambda: outside.apply_gradients([(tf.constant(1.), 1.)]))
 
 
 @pytest.mark.parametrize("control_flow", [1, 2])

@@ -101,6 +101,16 @@ def test_fit_skips_the_batch_that_overflows():
     assert [value.tolist() for value in sess.run(opt.weights)] == [4]
 
 
+def test_the_scale_is_read_once_for_loss_and_gradients():
+  with tf.Graph().as_default():
+    opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.1), "dynamic")
+    handle = opt._loss_scale._current_loss_scale.handle
+    before = len([op for op in handle.consumers() if op.type == "ReadVariableOp"])
+    w = tf.Variable([1., 2.], use_resource=True)
+    opt.get_unscaled_gradients(tf.gradients(opt.get_scaled_loss(tf.reduce_sum(w * w)), [w]))
+    assert len([op for op in handle.consumers() if op.type == "ReadVariableOp"]) == before + 1
+
+
 def test_two_graphs_have_a_loss_scale_each():
   opts = []
   for _ in range(2):

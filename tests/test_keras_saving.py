@@ -167,6 +167,22 @@ def test_a_configuration_of_every_era_loads_and_returns(cls, config, meaning):
   assert opt.get_config() == mp_keras.LossScaleOptimizer.from_config(config).get_config()
 
 
+def test_what_the_later_form_cannot_say_is_said_in_the_earlier_one():
+  scale = mp_compat.DynamicLossScale(64., 5, overflow_tolerance=3)
+  opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.5), scale)
+  assert opt.get_config()["loss_scale"] == {"class_name": "DynamicLossScale", "config": scale.get_config()}
+  again = mp_keras.LossScaleOptimizer.from_config(opt.get_config())
+  assert again.loss_scale.overflow_tolerance == 3
+
+
+@each_family
+def test_a_configuration_may_hold_the_optimizer_itself(family):
+  # As Keras hands it over where it has made the inner objects first.
+  inner = family.optimizers.SGD(0.5)
+  opt = type(ours(family)).from_config({"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.})
+  assert opt.inner_optimizer is inner
+
+
 def test_classes_of_ones_own_are_found_among_the_custom_objects():
 
   class Mine(V2.optimizers.SGD):
