@@ -242,6 +242,13 @@ def test_what_inner_optimizers_do_to_gradients_is_done_to_unscaled_ones():
   assert w.numpy() == pytest.approx(.7) and opt.global_clipnorm == 1.
 
 
+@pytest.mark.parametrize("family", [family for family in keras_cases.FAMILIES if family.name == "keras3"], ids=repr)
+def test_keras_3s_own_fixed_scale_is_switched_off(family):
+  w = tensorflow.Variable(1.)
+  mp_keras.LossScaleOptimizer(sgd(family, loss_scale_factor=16.), 8.).minimize(lambda: 3. * w, [w])
+  assert w.numpy() == pytest.approx(.7)
+
+
 def test_without_variables_there_is_nothing_to_do():
   for family in keras_cases.KERAS_2:
     plain, opt = sgd(family), mp_keras.LossScaleOptimizer(sgd(family), 2.)
