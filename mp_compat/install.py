@@ -1,5 +1,6 @@
 """The old names of TensorFlow, made to mean this package for as long as a program wants it."""
 
+import re
 import sys
 import types
 from typing import Any, Dict, List, Tuple
@@ -87,7 +88,10 @@ class Installation:
         self.patched.append("tensorflow.{}.{}".format(path, name))
 
   def _modules(self, path: str) -> List[Any]:
-    """`tensorflow.path` as an attribute and as an import, which may be two copies; what is missing is made."""
+    """`tensorflow.path` in all its copies; what is missing is made.
+
+    TensorFlow keeps its interface in `tensorflow._api`; importing `tensorflow.compat.v1` by name makes one more.
+    """
     module, full = tensorflow, "tensorflow"
     for part in path.split("."):
       full += "." + part
@@ -99,7 +103,9 @@ class Installation:
       if full not in sys.modules:  # An import would make a copy.
         sys.modules[full] = module
         self._undo.append((sys.modules, full, _ABSENT))
-    return [module] if sys.modules[full] is module else [module, sys.modules[full]]
+    name = re.compile(r"tensorflow(_core)?(\._api\.v\d)?\." + re.escape(path))
+    copies = [copy for key, copy in list(sys.modules.items()) if name.fullmatch(key) and copy is not None]
+    return list({id(copy): copy for copy in [module] + copies}.values())
 
   def _set(self, owner: Any, name: str, value: Any) -> None:
     self._undo.append((owner, name, getattr(owner, name, _ABSENT)))

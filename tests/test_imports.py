@@ -46,7 +46,7 @@ RULES = {
     "plot": ({"_compat"}, {"bisect", "matplotlib", "numpy", "os", "typing"}),
     "graph_rewrite": ({"_compat", "keras", "optimizer"}, {"contextlib", "typing"}),
     "install": ({"_compat", "contrib", "graph_rewrite", "keras", "loss_scale", "optimizer"},
-                {"sys", "types", "typing"}),
+                {"re", "sys", "types", "typing"}),
     "__main__": ({"_compat", "checkpoints", "dialects", "install", "plot"},
                  {"argparse", "os", "runpy", "sys", "typing"}),
     "__init__": ({"accumulation", "checkpoints", "diagnosis", "gradients", "graph_rewrite", "hooks", "install", "keras",

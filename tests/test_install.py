@@ -57,6 +57,20 @@ def test_old_names_mean_this_package_and_then_tensorflow_again():
   assert tf.train.experimental.LossScale is testing.native.LossScale is not mp_compat.LossScale
 
 
+def test_every_copy_of_tensorflows_interface_is_meant():
+  # In one process, in the order in which programs do it: an attribute, an import by name, and then the installation.
+  program = ("import tensorflow\n"
+             "first = tensorflow.compat.v1\n"
+             "import tensorflow.compat.v1 as second\n"
+             "import mp_compat\n"
+             "mp_compat.install()\n"
+             "import tensorflow.compat.v1 as third\n"
+             "for tf in (first, second, third, tensorflow.compat.v1):\n"
+             "  assert tf.train.experimental.LossScale is mp_compat.LossScale\n"
+             "  assert tf.mixed_precision.experimental.LossScale is mp_compat.LossScale\n")
+  subprocess.run([sys.executable, "-c", program], env=testing.environment(), check=True)
+
+
 def test_once_more_changes_nothing():
   installed = mp_compat.install()
   before = everything()
