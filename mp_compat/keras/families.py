@@ -14,7 +14,7 @@ class Family(NamedTuple):
   """A kind of Keras optimizers, of one installed Keras."""
 
   part: type  # What a wrapper needs beyond what all have.
-  keras: str  # The package: "tensorflow.python.keras", "keras.src", "tf_keras.src", ...
+  keras: str  # The package in which its modules are, such as "keras.src".
   native: type  # That Keras's own LossScaleOptimizer, for which Keras itself looks in places.
 
   def module(self, name: str) -> Any:
