@@ -4,6 +4,7 @@ import importlib
 import re
 
 import numpy as np
+import pytest
 import tensorflow
 
 from tests import testing
@@ -43,6 +44,7 @@ def _families():
 
 FAMILIES = _families()
 KERAS_2 = [family for family in FAMILIES if family.name != "keras3"]
+needs_keras_3 = pytest.mark.skipif(VERSION < (2, 16), reason="Keras 3 is the Keras of TensorFlow 2.16 and later")
 V2, = [family for family in FAMILIES if family.name == "v2"]
 
 OPTIMIZERS = {

@@ -156,7 +156,7 @@ def test_it_warns_as_tensorflow_does(caplog):
   assert "called when mixed precision is already disabled" in caplog.text
 
 
-@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="this TensorFlow sets no such policy in graph mode")
+@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="set_global_policy is there from TensorFlow 2.4 on")
 def test_a_keras_policy_of_mixed_precision_is_refused():
   keras = keras_cases.V2.keras
   with testing.eager_mode():

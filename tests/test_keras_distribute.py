@@ -65,7 +65,7 @@ def test_an_overflow_on_one_replica_is_applied_on_none(family, as_function):
   assert seen == [([0., 1.], 8., 1), ([0., 1.], 4., 2), ([0., 1.], 2., 3), ([-.5, .5], 2., 4), ([-1., .5], 4., 5)]
 
 
-@pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="Keras 3 is the Keras of TensorFlow 2.16 and later")
+@keras_cases.needs_keras_3
 def test_keras_3s_own_wrapper_lets_one_replicas_inf_into_every_weight():
   family = keras_cases.FAMILIES[-1]
   # What ours is spared of: Keras asks the first replica alone, and the gradients are not reduced yet.

@@ -107,7 +107,6 @@ def test_a_loss_scale_of_ones_own_decides(family):
   assert changed == [False, True, False, True]
 
 
-@pytest.mark.skipif(not testing.native, reason="this TensorFlow has no DynamicLossScale of its own")
 def test_a_loss_scale_of_tensorflows_is_the_state():
   scale = testing.native.DynamicLossScale(8., increment_period=2)
   opt = mp_keras.LossScaleOptimizer(keras_cases.V2.optimizers.SGD(0.1), scale)

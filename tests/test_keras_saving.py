@@ -76,8 +76,9 @@ def test_checkpoints_go_to_and_from_tensorflows_class_here(family, tmp_path):
 
 
 @pytest.mark.parametrize("folder", [
-    folder for version, folder in goldens.folders().items()
-    if os.path.exists(os.path.join(folder, "model.h5")) and tuple(map(int, version.split("."))) <= keras_cases.VERSION])
+    pytest.param(folder, id=version, marks=pytest.mark.skipif(
+        keras_cases.VERSION < tuple(map(int, version.split("."))), reason="Keras reads no models of later versions"))
+    for version, folder in goldens.folders().items() if os.path.exists(os.path.join(folder, "model.h5"))])
 def test_a_model_of_tensorflows_class_loads(folder):
   model = V2.keras.models.load_model(os.path.join(folder, "model.h5"), custom_objects=mp_keras.CUSTOM_OBJECTS)
   opt = model.optimizer
@@ -118,8 +119,9 @@ def test_a_whole_model_comes_back_with_what_keras_gives_a_plain_optimizer_back(f
     after["ours"].fit(x, np.ones([4, 2], np.float32), verbose=0)
 
 
-@pytest.mark.parametrize("family", [f for f in keras_cases.FAMILIES if f.name == "keras3"], ids=repr)
-def test_files_of_keras_3_hold_the_scale(family, tmp_path):
+@keras_cases.needs_keras_3
+def test_files_of_keras_3_hold_the_scale(tmp_path):
+  family = keras_cases.FAMILIES[-1]
   model = goldens.model(family, ours(family))
   for x in ([[1., np.inf, 1.]], [[1., 1., 1.]]):
     model.fit(np.array(x), np.ones([1, 2]), verbose=0)
