@@ -36,8 +36,8 @@ def _tests(version):
 
   @nox.session(python=python, name="tests-" + version)
   def tests(session):
-    session.install("-e", ".[demo,test]", "tf_slim==1.1.0", *requirements)
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.install("-e", ".[demo,migrate,test]", "tf_slim==1.1.0", *requirements)
+    session.run("python", "-m", "pytest", "--numprocesses=2", "--dist=loadfile", *session.posargs)
 
   tests.__doc__ = "The tests on TensorFlow {}, Python {}.".format(version.partition("-")[0], python)
 

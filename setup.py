@@ -15,13 +15,14 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=setuptools.find_packages(include=["mp_compat", "mp_compat.*"]),
-    package_data={"mp_compat": ["py.typed"]},
+    package_data={"mp_compat": ["*.pyi", "py.typed"]},
     python_requires=">=3.7",
     install_requires=["absl-py"],
     entry_points={"console_scripts": ["mp_compat = mp_compat.__main__:main"]},
     extras_require={
         "demo": ["matplotlib", "numpy", "scikit-learn", "tqdm"],
+        "migrate": ["libcst", "tqdm"],
         "plot": ["matplotlib"],
-        "test": ["hypothesis", "pytest"],
+        "test": ["hypothesis", "pytest", "pytest-xdist"],
     },
 )

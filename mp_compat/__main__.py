@@ -20,7 +20,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     argv: the arguments, without the program's name; those of the process by default.
 
   Returns:
-    The exit code: 0, or 2 after an error that is told in one line on stderr.
+    The exit code: 0, or 2 after an error that is told in one line on stderr; 1 if `migrate --check` found old names.
 
   Raises:
     SystemExit: the arguments are wrong (code 2), or help was asked for (code 0).
@@ -29,6 +29,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   commands = parser.add_subparsers(metavar="COMMAND", dest="command")
   commands.required = True
   _add_checkpoint(commands)
+  _add_migrate(commands)
   _add_plot(commands)
   _add_run(commands)
   words = list(sys.argv[1:] if argv is None else argv)
@@ -85,6 +86,49 @@ def _tell(found: Any) -> None:
     print("  {:<50} {:<8} {}{}".format(name, dtype.name, list(shape), value))
 
 
+def _add_migrate(commands: Any) -> None:
+  parser = commands.add_parser(
+      "migrate", help="rewrite TensorFlow's old names in sources and notebooks",
+      description="Rewrites TensorFlow's old names for loss scaling into those of mp_compat, and lists where somebody "
+      "has to decide. Prints the changes as a diff (standard output) and the report (standard error), and changes no "
+      "file without --write. TensorFlow is not needed, LibCST is: pip install mp_compat[migrate].")
+  parser.add_argument("paths", metavar="PATH", nargs="+", help="a file, or a directory with .py and .ipynb files")
+  mode = parser.add_mutually_exclusive_group()
+  mode.add_argument("--write", action="store_true", help="change the files")
+  mode.add_argument("--check", action="store_true", help="print no diff; exit with 1 if a file would change")
+  parser.add_argument("--json", metavar="FILE", help="write the report as JSON, too")
+  parser.set_defaults(run=_migrate)
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+  try:
+    import tqdm
+
+    from mp_compat.migrate import find
+    from mp_compat.migrate import migrate_file
+    from mp_compat.migrate import report
+    from mp_compat.migrate import write
+  except ImportError as error:
+    return _fail("migrate", ImportError("{}; expected LibCST and tqdm: pip install mp_compat[migrate]".format(error)))
+  try:
+    migrations = [migrate_file(path) for path in tqdm.tqdm(list(find(arguments.paths)), unit="file", disable=None)]
+    changed = [migration for migration in migrations if migration.changes]
+    for migration in changed:
+      if arguments.write:
+        write(migration)
+      elif not arguments.check:
+        sys.stdout.buffer.write(report.diff(migration))
+    if arguments.json:
+      with open(arguments.json, "w") as target:
+        target.write(report.as_json(migrations) + "\n")
+  except OSError as error:
+    return _fail("migrate", error)
+  sys.stdout.flush()
+  for line in report.text(migrations):
+    print(line, file=sys.stderr)
+  return 1 if arguments.check and changed else 0
+
+
 def _add_plot(commands: Any) -> None:
   parser = commands.add_parser(
       "plot", help="draw the loss scale of a run",
@@ -121,7 +165,7 @@ def _run(arguments: argparse.Namespace) -> int:
   program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
   if not program or program == ["-m"]:
     return _fail("run", ValueError("expected a script, or -m and a module"))
-  from mp_compat.install import install
+  from mp_compat.installation import install
   install()
   if program[0] == "-m":
     sys.argv, sys.path[0] = program[1:], os.getcwd()

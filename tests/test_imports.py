@@ -25,7 +25,7 @@ RULES = {
     "checkpoints": ({"_compat", "dialects"}, {"collections", "numpy", "os", "re", "shutil", "typing"}),
     "gating": ({"_compat", "gradients", "loss_scale"}, {"typing"}),
     "together": ({"_compat", "distribute", "gating", "gradients", "loss_scale", "optimizer"}, {"typing"}),
-    "contrib.__init__": (set(), set()),
+    "contrib.__init__": ({"contrib"}, set()),
     "contrib.mixed_precision": ({"_compat", "loss_scale", "optimizer", "update_rule"}, {"abc", "typing"}),
     "keras.__init__": ({"keras"}, set()),
     "keras.experimental": ({"keras"}, {"typing"}),
@@ -45,18 +45,27 @@ RULES = {
                    "summaries", "sync_replicas"}, {"absl", "typing"}),
     "plot": ({"_compat"}, {"bisect", "matplotlib", "numpy", "os", "typing"}),
     "graph_rewrite": ({"_compat", "keras", "optimizer"}, {"contextlib", "typing"}),
-    "install": ({"_compat", "contrib", "graph_rewrite", "keras", "loss_scale", "optimizer"},
-                {"re", "sys", "types", "typing"}),
-    "__main__": ({"_compat", "checkpoints", "dialects", "install", "plot"},
-                 {"argparse", "os", "runpy", "sys", "typing"}),
-    "__init__": ({"accumulation", "checkpoints", "diagnosis", "gradients", "graph_rewrite", "hooks", "install", "keras",
-                  "loss_scale", "optimizer", "together", "variable_scope"}, set()),
+    "installation": ({"_compat", "old_names"}, {"mp_compat", "operator", "re", "sys", "types", "typing"}),
+    "old_names": (set(), {"typing"}),
+    "migrate.__init__": ({"migrate"}, {"libcst", "os", "re", "tempfile", "typing"}),
+    "migrate.containers": ({"migrate"}, {"itertools", "json", "libcst", "re", "typing"}),
+    "migrate.decisions": ({"migrate", "old_names"}, {"libcst", "re", "typing"}),
+    "migrate.names": ({"old_names"}, {"libcst", "re", "typing"}),
+    "migrate.report": ({"migrate"}, {"difflib", "json", "os", "typing"}),
+    "migrate.rewrite": ({"migrate"}, {"libcst", "typing"}),
+    "__main__": ({"_compat", "checkpoints", "dialects", "installation", "migrate", "plot"},
+                 {"argparse", "os", "runpy", "sys", "tqdm", "typing"}),
+    "__init__": (set(), {"importlib", "pkgutil", "re", "typing"}),
+    "__init__.pyi": ({"accumulation", "checkpoints", "contrib", "diagnosis", "gradients", "graph_rewrite", "hooks",
+                      "horovod", "installation", "keras", "loss_scale", "optimizer", "together", "variable_scope"},
+                     set()),
 }
 
 
 def imports(module):
   """The modules of this package that a module imports, and the top-level names of the others."""
-  with open(os.path.join(PACKAGE, module.replace(".", os.sep) + ".py"), encoding="utf-8") as source:
+  path = module if module.endswith(".pyi") else module.replace(".", os.sep) + ".py"
+  with open(os.path.join(PACKAGE, path), encoding="utf-8") as source:
     tree = ast.parse(source.read())
   ours, others = set(), set()
   for node in ast.walk(tree):
@@ -73,7 +82,7 @@ def imports(module):
 def test_every_module_has_a_rule():
   found = {os.path.relpath(os.path.join(folder, name), PACKAGE)[:-len(".py")].replace(os.sep, ".")
            for folder, _, names in os.walk(PACKAGE) for name in names if name.endswith(".py")}
-  assert found == set(RULES)
+  assert found | {"__init__.pyi"} == set(RULES)
 
 
 @pytest.mark.parametrize("module", sorted(RULES))
@@ -83,8 +92,21 @@ def test_a_module_imports_what_its_rule_says(module):
 
 
 def test_the_facade_names_everything_public():
+  with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    assert mp_compat.nothing
   assert sorted(mp_compat.__all__) == mp_compat.__all__
   assert all(getattr(mp_compat, name).__doc__ for name in mp_compat.__all__)
+
+
+def test_importing_the_facade_imports_no_tensorflow_and_asking_it_does():
+  subprocess.check_call([sys.executable, "-c", """
+import sys, mp_compat
+assert "tensorflow" not in sys.modules and "LossScale" in dir(mp_compat)
+mp_compat.install().uninstall()
+assert mp_compat.contrib.mixed_precision.LossScaleManager and mp_compat.keras.experimental.LossScaleOptimizer
+from mp_compat import *
+assert LossScale is mp_compat.LossScale and "tensorflow" in sys.modules
+"""])
 
 
 @pytest.mark.parametrize("fake, words", [
@@ -95,8 +117,8 @@ def test_the_facade_names_everything_public():
 def test_a_tensorflow_that_is_missing_or_too_old_is_named(fake, words, tmp_path):
   (tmp_path / "tensorflow.py").write_text(fake)
   environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), os.path.dirname(PACKAGE)]))
-  done = subprocess.run(
-      [sys.executable, "-c", "import mp_compat"], env=environment, stderr=subprocess.PIPE, text=True, check=False)
+  done = subprocess.run([sys.executable, "-c", "import mp_compat.loss_scale"], env=environment, stderr=subprocess.PIPE,
+                        text=True, check=False)
   assert done.returncode != 0
   with pytest.raises(ImportError, match="(?s)" + words):
     raise ImportError(done.stderr)

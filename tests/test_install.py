@@ -13,7 +13,7 @@ from tests import testing
 from tests.testing import tf
 
 PATHS = ["train.experimental", "compat.v1.train.experimental", "compat.v1.mixed_precision",
-         "compat.v1.mixed_precision.experimental", "keras.mixed_precision.experimental"]
+         "compat.v1.mixed_precision.experimental", "mixed_precision.experimental", "keras.mixed_precision.experimental"]
 
 
 def seen(path):
@@ -42,7 +42,7 @@ def test_old_names_mean_this_package_and_then_tensorflow_again():
                   tf.mixed_precision.experimental):
       assert place.LossScale is mp_compat.LossScale and place.FixedLossScale is mp_compat.FixedLossScale
       assert place.DynamicLossScale is mp_compat.DynamicLossScale
-    for path in PATHS[:4]:
+    for path in PATHS[:5]:
       assert importlib.import_module("tensorflow." + path).LossScale is mp_compat.LossScale
     experimental = importlib.import_module("tensorflow.keras.mixed_precision.experimental")
     assert experimental is tensorflow.keras.mixed_precision.experimental
@@ -52,7 +52,7 @@ def test_old_names_mean_this_package_and_then_tensorflow_again():
     assert mixed_precision.FixedLossScaleManager is FixedLossScaleManager
     assert tensorflow.contrib.mixed_precision.LossScaleOptimizer is mp_compat.contrib.mixed_precision.LossScaleOptimizer
     assert "tensorflow.compat.v1.train.experimental.LossScale" in installed.patched and not installed.skipped
-    assert len(installed.patched) == 27 and repr(installed).startswith("Installation(patched=['tensorflow.train.")
+    assert len(installed.patched) == 30 and repr(installed).startswith("Installation(patched=['tensorflow.train.")
   assert everything() == before and installed.patched == []
   assert tf.train.experimental.LossScale is testing.native.LossScale is not mp_compat.LossScale
 
@@ -81,7 +81,7 @@ def test_once_more_changes_nothing():
   installed.uninstall()
   assert tf.train.experimental.LossScale is not mp_compat.LossScale
   with mp_compat.install() as installed:
-    assert len(installed.patched) == 27
+    assert len(installed.patched) == 30
 
 
 def test_the_switch_of_the_graph_rewrite_is_still_tensorflows():
@@ -100,7 +100,7 @@ def test_a_keras_that_is_not_there_is_skipped():
              "installed = mp_compat.install()\n"
              "print(len(installed.patched), [line.split(':')[0] for line in installed.skipped])\n")
   said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
-  assert said.stdout.decode().strip() == "25 ['tensorflow.keras.mixed_precision.experimental', " \
+  assert said.stdout.decode().strip() == "28 ['tensorflow.keras.mixed_precision.experimental', " \
       "'tensorflow.compat.v1.keras.mixed_precision.experimental']"
 
 

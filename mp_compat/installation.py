@@ -1,38 +1,15 @@
 """The old names of TensorFlow, made to mean this package for as long as a program wants it."""
 
+import operator
 import re
 import sys
 import types
 from typing import Any, Dict, List, Tuple
 
+import mp_compat
 from mp_compat import _compat
-from mp_compat import graph_rewrite
-from mp_compat import loss_scale
-from mp_compat import optimizer
+from mp_compat import old_names
 from mp_compat._compat import tensorflow
-from mp_compat.contrib import mixed_precision as contrib
-from mp_compat.keras import experimental as keras_experimental
-
-_LOSS_SCALES = {"LossScale": loss_scale.LossScale, "FixedLossScale": loss_scale.FixedLossScale,
-                "DynamicLossScale": loss_scale.DynamicLossScale}
-_TRAINING = dict(_LOSS_SCALES, **{
-    "MixedPrecisionLossScaleOptimizer": optimizer.MixedPrecisionLossScaleOptimizer,
-    "enable_mixed_precision_graph_rewrite": graph_rewrite.enable_mixed_precision_graph_rewrite,
-    "disable_mixed_precision_graph_rewrite": graph_rewrite.disable_mixed_precision_graph_rewrite})
-_KERAS = {"LossScaleOptimizer": keras_experimental.LossScaleOptimizer}
-_CONTRIB = {name: getattr(contrib, name) for name in (
-    "LossScaleOptimizer", "LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager")}
-
-# Below `tensorflow`: the module, and what its names mean.
-_PLACES: Tuple[Tuple[str, Dict[str, Any]], ...] = (
-    ("train.experimental", _TRAINING),
-    ("compat.v1.train.experimental", _TRAINING),
-    ("compat.v1.mixed_precision", _TRAINING),
-    ("compat.v1.mixed_precision.experimental", _LOSS_SCALES),
-    ("keras.mixed_precision.experimental", _KERAS),
-    ("compat.v1.keras.mixed_precision.experimental", _KERAS),
-    ("contrib.mixed_precision", _CONTRIB),
-)
 
 _ABSENT = object()
 _MADE = "Made by mp_compat.install()."
@@ -76,13 +53,14 @@ class Installation:
     return "Installation(patched={}, skipped={})".format(self.patched, self.skipped)
 
   def _install(self) -> None:
-    for path, meanings in _PLACES:
+    for path, meanings in old_names.PUBLIC:
       try:
         modules = self._modules(path)
       except ImportError as error:  # a Keras that is not there
         self.skipped.append("tensorflow.{}: {}".format(path, error))
         continue
-      for name, meaning in meanings.items():
+      for name, here in meanings.items():
+        meaning = operator.attrgetter(here.partition(".")[2])(mp_compat)
         for module in modules:
           self._set(module, name, meaning)
         self.patched.append("tensorflow.{}.{}".format(path, name))
@@ -123,7 +101,8 @@ def install() -> Installation:
         print(installed.patched)
 
   `tf.train.experimental`, `tf.compat.v1.train.experimental`, `tf.compat.v1.mixed_precision` and its `experimental`,
-  `tf.keras.mixed_precision.experimental.LossScaleOptimizer`, `tf.contrib.mixed_precision`; where TensorFlow has no such
+  `tf.mixed_precision.experimental`, `tf.keras.mixed_precision.experimental.LossScaleOptimizer`,
+  `tf.contrib.mixed_precision`; where TensorFlow has no such
   module any more, it gets one. What was imported by name before stays what it was: call this first.
 
   Returns:

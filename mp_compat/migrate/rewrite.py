@@ -1,0 +1,186 @@
+"""Old names in a source, rewritten in its text. What is not rewritten stays as it is, to the byte."""
+
+from typing import Dict, List, NamedTuple, Optional
+
+import libcst as cst
+
+from mp_compat.migrate import names as names_module
+from mp_compat.migrate.names import Place
+from mp_compat.migrate.names import meaning
+
+# Private attributes of TensorFlow's optimizers, and the public ones that are the same.
+PUBLIC_TWINS = {"_optimizer": "inner_optimizer", "_opt": "inner_optimizer",
+                "_loss_scale": "loss_scale", "_loss_scale_manager": "loss_scale"}
+OPTIMIZERS = {"mp_compat.MixedPrecisionLossScaleOptimizer", "mp_compat.contrib.mixed_precision.LossScaleOptimizer",
+              "mp_compat.enable_mixed_precision_graph_rewrite"}
+
+
+class Change(NamedTuple):
+  """What was rewritten: `old`, at `place` in the old text, is `new`."""
+
+  place: Place
+  old: str
+  new: str
+
+
+class _Edit(NamedTuple):
+  start: int
+  end: int
+  text: str
+
+
+class Rewriting(cst.CSTVisitor):
+  """The edits of one source.
+
+  Attributes:
+    changes: what is rewritten, in the order of the text.
+  """
+
+  def __init__(self, names: names_module.Names) -> None:
+    super().__init__()
+    self._names = names
+    self._edits: List[_Edit] = []
+    self._importer: Optional[cst.CSTNode] = None  # what brought in the first name that `mp_compat.` stands for now
+    self._used = False
+    self.changes: List[Change] = []
+    names.module.visit(self)
+    if self._used and not self._is_imported():
+      self._insert_import()
+
+  def code(self) -> bytes:
+    """The new text, in the encoding of the old."""
+    code = self._names.code
+    for edit in sorted(self._edits, reverse=True):
+      code = code[:edit.start] + edit.text.encode("utf-8") + code[edit.end:]
+    return code.decode("utf-8").encode(self._names.module.encoding)
+
+  def _replace(self, node: cst.CSTNode, new: str) -> None:
+    self.changes.append(Change(self._names.place(node), self._names.text(node), new))
+    self._edits.append(_Edit(self._names.start(node), self._names.end(node), new))
+
+  # Expressions: chains of attributes, and `getattr` with a literal.
+
+  def visit_Attribute(self, node: cst.Attribute) -> bool:
+    if not self._rewrite(node, node.value):
+      if is_made_public(self._names, node):
+        self._replace(node.attr, PUBLIC_TWINS[node.attr.value])
+      node.value.visit(self)
+    return False
+
+  def visit_Call(self, node: cst.Call) -> bool:
+    return not self._rewrite(node, node.args[0].value if node.args else node)
+
+  def _rewrite(self, node: cst.BaseExpression, base: cst.CSTNode) -> bool:
+    found = self._names.meanings(node)
+    if len(found) != 1 or self._names.full(node) <= found:
+      return False
+    new, = found
+    root = base
+    while isinstance(root, cst.Attribute):
+      root = root.value
+    chain = isinstance(node, cst.Attribute) and isinstance(root, cst.Name)
+    if chain and {here + self._names.text(node)[len(root.value):] for here in self._names.meanings(root)} == found:
+      return False  # What binds the root is rewritten, and that is enough.
+    if self._is_taken(node):
+      return False
+    self._replace(node, new)
+    self._used = True
+    if self._importer is None and isinstance(root, cst.Name):
+      self._importer = next((binding.node for binding in self._names.bindings(root, root.value)
+                             if isinstance(getattr(binding, "node", None), (cst.Import, cst.ImportFrom))), None)
+    return True
+
+  def _is_taken(self, node: cst.CSTNode) -> bool:
+    """Whether the name `mp_compat` is something else where a node is."""
+    bindings = self._names.bindings(node, "mp_compat")
+    return any(not isinstance(binding.node, cst.Import)
+               or set(names_module.imported(binding.node)["mp_compat"]) != {"mp_compat"} for binding in bindings)
+
+  # Imports.
+
+  def visit_Import(self, node: cst.Import) -> bool:
+    for alias in node.names:
+      here = meaning(names_module.dotted(alias.name))
+      if here and names_module.dotted(alias.name) != here:
+        self._replace(alias.name, here if alias.asname else "tensorflow")
+    return False
+
+  def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
+    module = names_module.dotted(node.module)
+    if node.relative or module.startswith("mp_compat"):
+      return False
+    if isinstance(node.names, cst.ImportStar):
+      if meaning(module):
+        self._replace(node.module, meaning(module))
+      return False
+    ours = {alias: meaning("{}.{}".format(module, names_module.dotted(alias.name))) for alias in node.names}
+    parents = {here and here.rpartition(".")[0] for here in ours.values()}
+    if len(parents) == 1 and any(parents):
+      self._replace(node.module, parents.pop())
+      for alias, here in ours.items():
+        self._rename(alias, here.rpartition(".")[2])
+    elif any(ours.values()):
+      self._split(node, ours)
+    return False
+
+  def _rename(self, alias: cst.ImportAlias, leaf: str) -> None:
+    old = names_module.dotted(alias.name)
+    if leaf != old:
+      self._replace(alias.name, leaf if alias.asname else "{} as {}".format(leaf, old))
+
+  def _split(self, node: cst.ImportFrom, ours: Dict[cst.ImportAlias, Optional[str]]) -> None:
+    """Gives ours statements of their own, before what is left of the old one."""
+    statements = []
+    for alias, here in ours.items():
+      if here:
+        parent, _, leaf = here.rpartition(".")
+        local = names_module.bound_as(alias) or names_module.dotted(alias.name)
+        statements.append("{}import {}{}".format(
+            "from {} ".format(parent) if parent else "", leaf, "" if local == leaf else " as " + local))
+        self.changes.append(Change(self._names.place(alias), self._names.text(alias), statements[-1]))
+    start, end = self._names.start(node), self._names.end(node)
+    line = self._names.code.rfind(b"\n", 0, start) + 1
+    indent = self._names.code[line:start].decode("utf-8")
+    separator = "; " if indent.strip() else self._names.module.default_newline + indent
+    kept = [alias for alias, here in ours.items() if not here]
+    if not kept:
+      self._edits.append(_Edit(start, end, separator.join(statements)))
+      return
+    self._edits.append(_Edit(start, start, "".join(statement + separator for statement in statements)))
+    listed = list(ours)
+    last = listed.index(kept[-1])
+    for alias, following in zip(listed[:last], listed[1:]):
+      if ours[alias]:
+        self._edits.append(_Edit(self._names.start(alias), self._names.start(following), ""))
+    if last + 1 < len(listed):
+      self._edits.append(_Edit(self._names.end(kept[-1]), self._names.end(listed[-1]), ""))
+
+  def _is_imported(self) -> bool:
+    return any(isinstance(part, cst.Import) and "mp_compat" in names_module.imported(part)
+               for line in self._names.module.body if isinstance(line, cst.SimpleStatementLine) for part in line.body)
+
+  def _insert_import(self) -> None:
+    """Before the import whose name it replaces, if that is at the top level; else where imports begin."""
+    body = list(self._names.module.body)
+    while body and _comes_first(body[0]):
+      body.pop(0)
+    around = [line for line in body if isinstance(line, cst.SimpleStatementLine) and self._importer in line.body]
+    imports = [line for line in body if isinstance(line, cst.SimpleStatementLine)
+               and isinstance(line.body[0], (cst.Import, cst.ImportFrom))]
+    start = self._names.start((around + imports + body)[0])
+    newline = self._names.module.default_newline
+    self._edits.append(_Edit(start, start, "import mp_compat" + (newline if around + imports else 3 * newline)))
+
+
+def _comes_first(statement: cst.CSTNode) -> bool:
+  """Whether it is a docstring, or from __future__."""
+  first = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+  if isinstance(first, cst.ImportFrom):
+    return names_module.dotted(first.module) == "__future__"
+  return isinstance(first, cst.Expr) and isinstance(first.value, (cst.SimpleString, cst.ConcatenatedString))
+
+
+def is_made_public(names: names_module.Names, node: cst.Attribute) -> bool:
+  """Whether it reads a private attribute, with a public twin, of what is known to be an optimizer of these."""
+  is_read = not isinstance(names.parents[node], (cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.Del))
+  return node.attr.value in PUBLIC_TWINS and is_read and bool(names.made_by(node.value) & OPTIMIZERS)

@@ -1,0 +1,65 @@
+"""TensorFlow's names for loss scaling, from 1.14 to 2.21, and what they are called here.
+
+All names are full, as strings: nothing is imported. `OLD_NAMES` is what the other tables come to.
+
+Source: `tensorflow/tools/api/golden` of the releases; the modules that programs import by their private paths.
+"""
+
+from typing import Dict, Tuple
+
+_FLAT = "mp_compat"
+_CONTRIB = "mp_compat.contrib.mixed_precision"
+_KERAS = "mp_compat.keras.experimental"
+
+
+def _meanings(module: str, *names: str) -> Dict[str, str]:
+  return {name: "{}.{}".format(module, name) for name in names}
+
+
+_LOSS_SCALES = _meanings(_FLAT, "LossScale", "FixedLossScale", "DynamicLossScale")
+_OPTIMIZER = _meanings(_FLAT, "MixedPrecisionLossScaleOptimizer")
+_REWRITE = _meanings(_FLAT, "enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite")
+_TRAINING = dict(dict(_LOSS_SCALES, **_OPTIMIZER), **_REWRITE)
+_MANAGERS = _meanings(_CONTRIB, "LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager")
+_WRAPPER = _meanings(_CONTRIB, "LossScaleOptimizer")
+_KERAS_WRAPPER = _meanings(_KERAS, "LossScaleOptimizer")
+_REGISTER = _meanings(_FLAT, "register_loss_scale_wrapper")
+
+# The interface. Module below `tensorflow`: what its names are here.
+PUBLIC: Tuple[Tuple[str, Dict[str, str]], ...] = (
+    ("train.experimental", _TRAINING),
+    ("compat.v1.train.experimental", _TRAINING),
+    ("compat.v1.mixed_precision", _TRAINING),
+    ("compat.v1.mixed_precision.experimental", _LOSS_SCALES),
+    ("mixed_precision.experimental", _LOSS_SCALES),
+    ("keras.mixed_precision.experimental", _KERAS_WRAPPER),
+    ("compat.v1.keras.mixed_precision.experimental", _KERAS_WRAPPER),
+    ("contrib.mixed_precision", dict(_MANAGERS, **_WRAPPER)),
+)
+
+# Where the interface comes from, which programs import as well.
+PRIVATE: Tuple[Tuple[str, Dict[str, str]], ...] = (
+    ("python.training.experimental.loss_scale", dict(_LOSS_SCALES, get=_FLAT + ".get_loss_scale")),
+    ("python.training.experimental.loss_scale_optimizer", _OPTIMIZER),
+    ("python.training.experimental.mixed_precision", dict(
+        dict(_REWRITE, **_REGISTER), **{name + "_v1": here for name, here in _REWRITE.items()})),
+    ("python.keras.mixed_precision.experimental.loss_scale_optimizer", _KERAS_WRAPPER),
+    ("contrib.mixed_precision.python.loss_scale_manager", _MANAGERS),
+    ("contrib.mixed_precision.python.loss_scale_optimizer", _WRAPPER),
+    ("__internal__.mixed_precision", _REGISTER),
+)
+
+# Modules that hold nothing else, so that one of ours stands for the whole of them.
+_MODULES = {
+    "contrib.mixed_precision": _CONTRIB,
+    "contrib.mixed_precision.python.loss_scale_manager": _CONTRIB,
+    "contrib.mixed_precision.python.loss_scale_optimizer": _CONTRIB,
+    "python.training.experimental.loss_scale": _FLAT,
+    "python.training.experimental.loss_scale_optimizer": _FLAT,
+    "python.training.experimental.mixed_precision": _FLAT,
+    "python.keras.mixed_precision.experimental.loss_scale_optimizer": _KERAS,
+}
+
+OLD_NAMES: Dict[str, str] = {"tensorflow." + path: here for path, here in _MODULES.items()}
+OLD_NAMES.update(("tensorflow.{}.{}".format(path, name), here)
+                 for path, meanings in PUBLIC + PRIVATE for name, here in meanings.items())

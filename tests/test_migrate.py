@@ -1,0 +1,458 @@
+"""mp_compat migrate: old names rewritten for good, and the places that it leaves to people."""
+
+import json
+import operator
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import tensorflow
+
+import mp_compat
+from mp_compat import __main__ as command_line
+from mp_compat import migrate
+from mp_compat import old_names
+from mp_compat.migrate import decisions
+from tests import testing
+
+# What a statement or two become, without the lines that stay. `import mp_compat` where the new text needs it.
+REWRITTEN = {
+    "alias": ("import tensorflow as tf\n"
+              "opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n",
+              "import mp_compat\nimport tensorflow as tf\n"
+              "opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n"),
+    "v1 as tf": ("import tensorflow.compat.v1 as tf\nx = tf.mixed_precision.FixedLossScale( loss_scale_value = 8. )\n",
+                 "import mp_compat\nimport tensorflow.compat.v1 as tf\n"
+                 "x = mp_compat.FixedLossScale( loss_scale_value = 8. )\n"),
+    "no alias": ("import tensorflow\nclass Mine(tensorflow.compat.v1.train.experimental.LossScale): pass\n",
+                 "import mp_compat\nimport tensorflow\nclass Mine(mp_compat.LossScale): pass\n"),
+    "isinstance": ("from tensorflow import compat\n"
+                   "isinstance(x, (int, compat.v1.mixed_precision.experimental.DynamicLossScale))\n",
+                   "import mp_compat\nfrom tensorflow import compat\n"
+                   "isinstance(x, (int, mp_compat.DynamicLossScale))\n"),
+    "chain over lines": ("import tensorflow as tf\nx = (tf.compat.v1 # here\n  .train.experimental\n  .LossScale)\n",
+                         "import mp_compat\nimport tensorflow as tf\nx = (mp_compat.LossScale)\n"),
+    "from": ("from tensorflow.contrib.mixed_precision import LossScaleOptimizer, FixedLossScaleManager as F  # noqa\n",
+             "from mp_compat.contrib.mixed_precision import LossScaleOptimizer, FixedLossScaleManager as F  # noqa\n"),
+    "from, mixed": ("if yes:\n  from tensorflow.train.experimental import (PythonState, # this\n"
+                    "      DynamicLossScale,  # that\n      FixedLossScale as F)\n",
+                    "if yes:\n  from mp_compat import DynamicLossScale\n  from mp_compat import FixedLossScale as F\n"
+                    "  from tensorflow.train.experimental import (PythonState)\n"),
+    "from, first of three": ("import os; from tensorflow.train.experimental import LossScale, PythonState, Other\n",
+                             "import os; from mp_compat import LossScale; "
+                             "from tensorflow.train.experimental import PythonState, Other\n"),
+    "from, a module": ("from tensorflow.contrib import mixed_precision as mp\nmp.LossScaleOptimizer(opt, manager)\n",
+                       "from mp_compat.contrib import mixed_precision as mp\nmp.LossScaleOptimizer(opt, manager)\n"),
+    "from, a module of two": ("from tensorflow.contrib import layers, mixed_precision\n",
+                              "from mp_compat.contrib import mixed_precision\nfrom tensorflow.contrib import layers\n"),
+    "from, star": ("from tensorflow.contrib.mixed_precision import *\n",
+                   "from mp_compat.contrib.mixed_precision import *\n"),
+    "import, as": ("import tensorflow.contrib.mixed_precision as mp, os\n",
+                   "import mp_compat.contrib.mixed_precision as mp, os\n"),
+    "import": ("import tensorflow.contrib.mixed_precision\n"
+               "tensorflow.contrib.mixed_precision.LossScaleOptimizer(a, b)\n",
+               "import mp_compat\nimport tensorflow\nmp_compat.contrib.mixed_precision.LossScaleOptimizer(a, b)\n"),
+    "private module": ("from tensorflow.python.training.experimental import loss_scale as ls\n"
+                       "a = ls.get('dynamic'), ls.DynamicLossScale\n",
+                       "import mp_compat\nimport mp_compat as ls\n"
+                       "a = mp_compat.get_loss_scale('dynamic'), ls.DynamicLossScale\n"),
+    "private name": ("from tensorflow.python.training.experimental.loss_scale import get, FixedLossScale\nget(3)\n",
+                     "from mp_compat import get_loss_scale as get, FixedLossScale\nget(3)\n"),
+    "private name, as": ("from tensorflow.python.training.experimental.loss_scale import get as f\n",
+                         "from mp_compat import get_loss_scale as f\n"),
+    "_v1": ("from tensorflow.python.training.experimental import mixed_precision\n"
+            "opt = mixed_precision.enable_mixed_precision_graph_rewrite_v1(opt)\n",
+            "import mp_compat\nimport mp_compat as mixed_precision\n"
+            "opt = mp_compat.enable_mixed_precision_graph_rewrite(opt)\n"),
+    "Keras": ("from tensorflow import keras\nkeras.mixed_precision.experimental.LossScaleOptimizer(opt, 'dynamic')\n"
+              "keras.mixed_precision.experimental.Policy('mixed_float16')\n",
+              "import mp_compat\nfrom tensorflow import keras\n"
+              "mp_compat.keras.experimental.LossScaleOptimizer(opt, 'dynamic')\n"
+              "keras.mixed_precision.experimental.Policy('mixed_float16')\n"),
+    "getattr": ("import tensorflow as tf\nx = getattr(tf.train.experimental, 'DynamicLossScale', None)\n",
+                "import mp_compat\nimport tensorflow as tf\nx = mp_compat.DynamicLossScale\n"),
+    "getattr of a module": ("import tensorflow as tf\nx = getattr(tf.contrib, 'mixed_precision').LossScaleManager\n",
+                            "import mp_compat\nimport tensorflow as tf\n"
+                            "x = mp_compat.contrib.mixed_precision.LossScaleManager\n"),
+    "import_module": ("import importlib\nmp = importlib.import_module('tensorflow.contrib.mixed_precision')\n",
+                      "import mp_compat\nimport importlib\nmp = mp_compat.contrib.mixed_precision\n"),
+    "a name for a module": ("import tensorflow as tf\nexp = tf.train.experimental if v1 else tf.mixed_precision\n"
+                            "def f():\n  return exp.DynamicLossScale(8.)\n",
+                            "import mp_compat\nimport tensorflow as tf\n"
+                            "exp = tf.train.experimental if v1 else tf.mixed_precision\n"
+                            "def f():\n  return mp_compat.DynamicLossScale(8.)\n"),
+    "a name for a module of ours": ("import tensorflow as tf\nmp = tf.contrib.mixed_precision\nmp.LossScaleManager\n",
+                                    "import mp_compat\nimport tensorflow as tf\n"
+                                    "mp = mp_compat.contrib.mixed_precision\nmp.LossScaleManager\n"),
+    "try": ("import os\ntry:\n  import tensorflow.compat.v1 as tf\nexcept ImportError:\n  import tensorflow as tf\n"
+            "tf.train.experimental.LossScale\n",
+            "import mp_compat\nimport os\ntry:\n  import tensorflow.compat.v1 as tf\nexcept ImportError:\n"
+            "  import tensorflow as tf\nmp_compat.LossScale\n"),
+    "the project's own tf": ("from project.env import tf\ntf.mixed_precision.enable_mixed_precision_graph_rewrite(o)\n",
+                             "import mp_compat\nfrom project.env import tf\n"
+                             "mp_compat.enable_mixed_precision_graph_rewrite(o)\n"),
+    "self.tf": ("class A:\n  def f(self): return self.tf.train.experimental.LossScale\n",
+                "import mp_compat\n\n\nclass A:\n  def f(self): return mp_compat.LossScale\n"),
+    "below the head": ("#!/usr/bin/env python\n# Licence.\n'''Doc.'''\nfrom __future__ import division\n\n# Why.\n"
+                       "import os\ndef f():\n\timport tensorflow as tf\n\treturn tf.train.experimental.LossScale\n",
+                       "#!/usr/bin/env python\n# Licence.\n'''Doc.'''\nfrom __future__ import division\n\n# Why.\n"
+                       "import mp_compat\nimport os\ndef f():\n\timport tensorflow as tf\n"
+                       "\treturn mp_compat.LossScale\n"),
+    "imported already": ("import mp_compat\nimport tensorflow as tf\ntf.train.experimental.LossScale\n",
+                         "import mp_compat\nimport tensorflow as tf\nmp_compat.LossScale\n"),
+    "private attributes": ("import tensorflow as tf\n"
+                           "opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
+                           "print(opt._optimizer, opt._loss_scale())\n",
+                           "import mp_compat\nimport tensorflow as tf\n"
+                           "opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
+                           "print(opt.inner_optimizer, opt.loss_scale())\n"),
+    "CRLF": ("import tensorflow as tf\r\nx = tf.train.experimental.LossScale\r\n",
+             "import mp_compat\r\nimport tensorflow as tf\r\nx = mp_compat.LossScale\r\n"),
+    "no last newline": ("import tensorflow as tf\nx = tf.train.experimental.LossScale",
+                        "import mp_compat\nimport tensorflow as tf\nx = mp_compat.LossScale"),
+    "odd spaces": ("import tensorflow as tf\n\x0c\nif x :\n\ty = [ tf.train.experimental . LossScale ,]\n",
+                   "import mp_compat\nimport tensorflow as tf\n\x0c\nif x :\n\ty = [ mp_compat.LossScale ,]\n"),
+}
+
+UNTOUCHED = {
+    "other names": "import tensorflow as tf\ntf.train.experimental.PythonState()  # LossScale\n",
+    "a class of its own": "from mine import LossScaleOptimizer, FixedLossScale\nLossScaleOptimizer(FixedLossScale)\n",
+    "text": "'''tf.train.experimental.LossScale'''\nx = 1  # tf.train.experimental.LossScale\n",
+    "its own _optimizer": "class LossScale:\n  def f(self): return self._optimizer, self._loss_scale\n",
+    "assigned to": "import mp_compat\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(a, b)\nopt._loss_scale = 3\n",
+    "moved over": "import mp_compat\nmp_compat.contrib.mixed_precision.LossScaleOptimizer(a, b)\n",
+    "mp_compat is another": "import tensorflow as tf\nmp_compat = 3\ntf.train.experimental.LossScale\n",
+}
+
+HEAD = ("import horovod.tensorflow as hvd\nimport mp_compat\nimport tensorflow as tf\n"
+        "opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 'dynamic')\n")
+
+# The kind of decision, and text that asks for it, once; after HEAD.
+DECISIONS = [
+    ("clipped-gradients", "gvs = [(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(loss)]"),
+    ("clipped-gradients", "def f(gvs):\n  gs = tf.where(tf.is_finite(gvs[0]), gvs[0], 0)\n  opt.apply_gradients(gs)"),
+    ("own-global-step", "tf.assign_add(tf.train.get_or_create_global_step(), 1)"),
+    ("own-global-step", "tf.compat.v1.assign(global_step, global_step + 1)"),
+    ("own-global-step", "step_op = self.global_step.assign(new_global_step)"),
+    ("own-global-step", "tf.train.get_global_step().assign_add(1)"),
+    ("horovod", "opt = hvd.DistributedOptimizer(opt)"),
+    ("horovod", "def wrap(optimizer):\n  return hvd.DistributedOptimizer(optimizer)"),
+    ("sync-replicas", "sync = tf.train.SyncReplicasOptimizer(a, 3)\n"
+                      "opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(sync, 'dynamic')"),
+    ("private-state", "opt._loss_scale = 3"),
+    ("private-state", "sess.run(opt.loss_scale._num_good_steps)"),
+    ("private-state", "class Mine(mp_compat.MixedPrecisionLossScaleOptimizer):\n  def f(self): return self._optimizer"),
+    ("private-state", "from tensorflow.python.training.experimental.loss_scale import _assign_if_finite"),
+    ("private-state", "from tensorflow.python.training.experimental import loss_scale as m\nm._assign_if_finite(a, b)"),
+    ("shared-scale", "s = mp_compat.DynamicLossScale()\na = mp_compat.MixedPrecisionLossScaleOptimizer(x, s)\n"
+                     "b = mp_compat.MixedPrecisionLossScaleOptimizer(opt=y, loss_scale=s)"),
+    ("fixed-scale", "a = tf.train.experimental.MixedPrecisionLossScaleOptimizer(x, 128.)"),
+    ("fixed-scale", "s = mp_compat.FixedLossScale(8)\na = mp_compat.MixedPrecisionLossScaleOptimizer(x, loss_scale=s)"),
+    ("keras", "tf.keras.mixed_precision.LossScaleOptimizer(x)"),
+    ("keras", "from tensorflow.keras.mixed_precision import LossScaleOptimizer"),
+    ("guard", "if hasattr(tf.train.experimental, 'DynamicLossScale'): pass"),
+    ("guard", "if hasattr(tf.contrib, 'mixed_precision'): pass"),
+    ("unresolved", "build().mixed_precision().LossScaleOptimizer(a, b)"),
+    ("unresolved", "module.DynamicLossScale()"),
+    ("unresolved", "from tensorflow.train.experimental import *"),
+    ("text", "mock.patch('tensorflow.python.training.experimental.loss_scale.DynamicLossScale')"),
+]
+
+NO_DECISIONS = [
+    "opt = mp_compat.MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(sgd), 'dynamic')",
+    "x = hvd.DistributedOptimizer(sgd)\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')",
+    "def f(x):\n  return tf.clip_by_value(x, -1., 1.)",
+    "sess.run(global_step.assign(0))",
+    "opt.apply_gradients(opt.compute_gradients(loss), global_step=global_step)",
+    "s = mp_compat.DynamicLossScale()\ns = mp_compat.DynamicLossScale()",
+    "sync = tf.train.SyncReplicasOptimizer(opt, 3)",
+]
+
+
+def migrated(text, tmp_path, name="source.py"):
+  path = tmp_path / name
+  path.write_bytes(text.encode("utf-8"))
+  return migrate.migrate_file(str(path))
+
+
+@pytest.mark.parametrize("case", sorted(REWRITTEN))
+def test_old_names_become_new_and_nothing_else_changes(case, tmp_path):
+  before, after = REWRITTEN[case]
+  found = migrated(before, tmp_path)
+  assert found.after.decode() == after and found.changes and not found.problem
+  assert all(text(before, change.place).startswith(change.old) for change in found.changes)
+  compile(found.after, case, "exec")
+  again = migrated(after, tmp_path)
+  assert again.after.decode() == after and not again.changes
+
+
+def text(source, place):
+  return source[sum(len(line) + 1 for line in source.split("\n")[:place.line - 1]) + place.column - 1:]
+
+
+@pytest.mark.parametrize("case", sorted(UNTOUCHED))
+def test_what_is_no_old_name_stays(case, tmp_path):
+  found = migrated(UNTOUCHED[case], tmp_path)
+  assert found.after.decode() == UNTOUCHED[case] and not found.changes and not found.problem
+
+
+@pytest.mark.parametrize("kind, code", DECISIONS)
+def test_a_decision_is_told_with_its_place_once_and_stays_after_rewriting(kind, code, tmp_path):
+  found = migrated(HEAD + code + "\n", tmp_path)
+  assert [decision.kind for decision in found.decisions] == [kind]
+  decision, = found.decisions
+  place = text((HEAD + code).replace("\n", " "), decision.place._replace(line=1, column=len(HEAD) + 1))
+  assert decision.place.line > HEAD.count("\n") and decision.text[:20] in place
+  again = migrated(found.after.decode(), tmp_path)
+  if kind != "private-state" or found.after == found.before:
+    assert [decision.kind for decision in again.decisions] == [kind]
+
+
+@pytest.mark.parametrize("code", NO_DECISIONS)
+def test_what_is_right_needs_no_decision(code, tmp_path):
+  assert not migrated(HEAD + code + "\n", tmp_path).decisions
+
+
+def test_kinds_that_are_about_gradients_need_a_wrapped_optimizer(tmp_path):
+  code = "import tensorflow as tf\nx = 'LossScale'\nglobal_step.assign_add(1)\n"
+  assert not migrated(code, tmp_path).decisions
+
+
+def test_the_docs_have_a_heading_for_each_kind():
+  with open(os.path.join(os.path.dirname(os.path.dirname(__file__)), "docs", "migration.md"), encoding="utf-8") as docs:
+    headings = {line.lstrip("# ").strip() for line in docs if line.startswith("#")}
+  anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+  assert set(decisions.REMEDIES) <= anchors and decisions.DOCS == "docs/migration.md#"
+
+
+def test_every_new_name_is_here_and_every_old_one_was_tensorflows():
+  for old, here in old_names.OLD_NAMES.items():
+    assert here == "mp_compat" or operator.attrgetter(here.partition(".")[2])(mp_compat), old
+  for place, meanings in old_names.PUBLIC:
+    try:
+      module = operator.attrgetter(place)(tensorflow)
+    except AttributeError:  # TensorFlow's modules differ from version to version; each is in some of those tested.
+      continue
+    known = set(meanings) & set(dir(module))
+    assert {name for name in dir(module) if "oss" in name} <= known | {"LossScaleOptimizerV1"}, place
+
+
+@pytest.mark.parametrize("encoding, head", [
+    ("utf-8", b"# -*- coding: utf-8 -*-\n"), ("latin-1", b"# -*- coding: latin-1 -*-\n"), ("utf-8", b"\xef\xbb\xbf")])
+def test_encodings_stay(encoding, head, tmp_path):
+  path = tmp_path / "source.py"
+  path.write_bytes(head + "import tensorflow as tf\nx = 'é', tf.train.experimental.LossScale\n".encode(encoding))
+  found = migrate.migrate_file(str(path))
+  rewritten = "import mp_compat\nimport tensorflow as tf\nx = 'é', mp_compat.LossScale\n"
+  assert found.after == head + rewritten.encode(encoding)
+  assert found.changes[0].place[2] == 10
+
+
+@pytest.mark.parametrize("content, problem", [
+    (b"import tensorflow as tf\nprint 'LossScale'\n", "line 2: this is not Python 3"),
+    (b"# coding: klingon\nLossScale\n", "unknown encoding"),
+    (b"import os\n\nLossScale = '\xe9'\n", "can't decode byte"),
+    (b"LossScale(" + b"-" * 1000 + b"1)\n", "too deeply"),
+])
+def test_what_cannot_be_parsed_is_listed(content, problem, tmp_path):
+  path = tmp_path / "old.py"
+  path.write_bytes(content)
+  found = migrate.migrate_file(str(path))
+  assert problem in found.problem and found.after == content and not found.changes
+
+
+def notebook(*cells, **style):
+  entries = [dict(cell_type="code", execution_count=None, metadata={}, outputs=[], source=cell) for cell in cells]
+  entries.insert(0, dict(cell_type="markdown", metadata={}, source=["About LossScale é\n", "x"]))
+  tree = dict(cells=entries, metadata=dict(kernelspec=dict(language="python")), nbformat=4, nbformat_minor=2)
+  return json.dumps(tree, **dict(dict(indent=1, ensure_ascii=False), **style)) + "\n"
+
+
+MAGIC = ["%matplotlib inline\n", "!pip install x \\\n", "    y\n", "import tensorflow as tf\n", "if x:\n",
+         "  %time f()\n", "x?"]
+
+
+@pytest.mark.parametrize("style", [{}, dict(indent=2, ensure_ascii=True), dict(indent=None)])
+def test_notebooks_are_rewritten_cell_by_cell(style, tmp_path):
+  before = notebook(MAGIC, "%%bash\necho tf.train.experimental.LossScale", [],
+                    ["%%time\n", "s = tf.train.experimental.DynamicLossScale()\n", "tf.clip_by_value"], **style)
+  after = notebook(MAGIC[:3] + ["import mp_compat\n"] + MAGIC[3:], "%%bash\necho tf.train.experimental.LossScale", [],
+                   ["%%time\n", "s = mp_compat.DynamicLossScale()\n", "tf.clip_by_value"], **style)
+  found = migrated(before, tmp_path, "book.ipynb")
+  assert found.after.decode() == after and not found.problem
+  assert [tuple(change.place) for change in found.changes] == [(5, 2, 5)]
+  assert not migrated(after, tmp_path, "book.ipynb").changes
+
+
+@pytest.mark.parametrize("content, problem", [
+    (notebook(["x = 1\n", "print 'LossScale'"]), "cell 2, line 2: this is not Python 3"),
+    (notebook("LossScale", indent=7), "save it with Jupyter first"),
+    ("[\"LossScale\"]", "expected a notebook"),
+    ("LossScale", "Expecting value"),
+])
+def test_notebooks_that_cannot_be_read_are_listed(content, problem, tmp_path):
+  found = migrated(content, tmp_path, "book.ipynb")
+  assert problem in found.problem and found.after == found.before
+
+
+def test_notebooks_of_other_languages_stay(tmp_path):
+  content = notebook("x <- tf.train.experimental.LossScale").replace('"python"', '"R"')
+  found = migrated(content, tmp_path, "book.ipynb")
+  assert not found.changes and not found.problem
+
+
+OLD, NEW = (side.encode() for side in REWRITTEN["alias"])
+
+
+def tree(tmp_path):
+  """A program in a directory, with what is to be left out; the path of its one old file."""
+  for name in ("pkg/old.py", "pkg/.git/old.py", "pkg/__pycache__/old.py", "pkg/venv/lib/old.py", "pkg/data.txt"):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(OLD)
+  (tmp_path / "pkg" / "venv" / "pyvenv.cfg").write_text("")
+  (tmp_path / "pkg" / "new.py").write_text("import os\n")
+  return tmp_path / "pkg" / "old.py"
+
+
+def run(*arguments, **options):
+  return subprocess.run([sys.executable, "-m", "mp_compat", "migrate"] + list(arguments), capture_output=True,
+                        env=testing.environment(), check=False, **options)
+
+
+def test_the_diff_is_one_that_patch_takes(tmp_path):
+  old = tree(tmp_path)
+  (tmp_path / "pkg" / "unfinished.py").write_bytes(OLD.rstrip())
+  done = run("pkg", cwd=str(tmp_path))
+  assert done.returncode == 0 and old.read_bytes() == OLD
+  report = done.stderr.decode()
+  assert "old.py:2:7: rewritten: tf.train.experimental.MixedPrecisionLossScaleOptimizer -> mp_compat." in report
+  assert "3 files, 2 with old names; 2 names rewritten, 0 places to decide, 0 files not looked at" in report
+  subprocess.run(["git", "apply", "-p1", "-"], input=done.stdout, cwd=str(tmp_path), check=True)
+  assert old.read_bytes() == NEW and (tmp_path / "pkg" / "unfinished.py").read_bytes() == NEW.rstrip()
+
+
+def test_write_keeps_permissions_and_links_and_a_second_time_changes_nothing(tmp_path, capsys):
+  old = tree(tmp_path)
+  old.chmod(0o750)
+  (tmp_path / "link.py").symlink_to(old)
+  arguments = ["migrate", "--write", str(tmp_path / "link.py")]
+  assert command_line.main(arguments) == 0
+  assert old.read_bytes() == NEW and old.stat().st_mode & 0o777 == 0o750 and (tmp_path / "link.py").is_symlink()
+  assert sorted(os.listdir(str(old.parent))) == sorted([".git", "__pycache__", "data.txt", "new.py", "old.py", "venv"])
+  changed = old.stat().st_mtime_ns
+  assert command_line.main(arguments) == 0 and old.stat().st_mtime_ns == changed
+  assert "0 names rewritten" in capsys.readouterr().err
+
+
+def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path, capsys, monkeypatch):
+  old = tree(tmp_path)
+  def refuse(source, target):
+    raise PermissionError("no")
+  monkeypatch.setattr(os, "replace", refuse)
+  assert command_line.main(["migrate", "--write", str(old)]) == 2
+  assert old.read_bytes() == OLD and "mp_compat migrate: no" in capsys.readouterr().err
+  assert not [name for name in os.listdir(str(old.parent)) if name.startswith(".old")]
+
+
+def test_check_tells_by_its_exit_code(tmp_path, capsys):
+  old = tree(tmp_path)
+  assert command_line.main(["migrate", "--check", str(tmp_path)]) == 1 and old.read_bytes() == OLD
+  assert capsys.readouterr().out == ""
+  assert command_line.main(["migrate", "--write", str(tmp_path)]) == 0
+  assert command_line.main(["migrate", "--check", str(tmp_path)]) == 0
+
+
+def test_the_report_as_json(tmp_path, capsys):
+  old = tree(tmp_path)
+  old.write_bytes(OLD + b"opt._loss_scale = 3\n")
+  (tmp_path / "two.py").write_bytes(b"print 'LossScale'\n")
+  report = tmp_path / "report.json"
+  assert command_line.main(["migrate", "--check", "--json", str(report), str(tmp_path)]) == 1
+  name = "tf.train.experimental.MixedPrecisionLossScaleOptimizer"
+  assert json.loads(report.read_text()) == {
+      "files": 3,
+      "rewritten": [dict(path=str(old), cell=0, line=2, column=7, old=name,
+                         new="mp_compat.MixedPrecisionLossScaleOptimizer")],
+      "decide": [dict(path=str(old), cell=0, line=3, column=1, kind="private-state", text="opt._loss_scale",
+                      remedy=decisions.REMEDIES["private-state"], docs="docs/migration.md#private-state")],
+      "problems": [dict(path=str(tmp_path / "two.py"), problem="line 1: this is not Python 3")],
+  }
+  said = capsys.readouterr().err
+  assert "old.py:3:1: decide: opt._loss_scale" in said and "docs/migration.md#private-state" in said
+  assert "two.py: not looked at: line 1: this is not Python 3" in said
+
+
+def test_a_path_that_is_not_there_is_an_error(tmp_path, capsys):
+  assert command_line.main(["migrate", str(tmp_path / "nothing")]) == 2
+  assert "there is no " + str(tmp_path / "nothing") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["libcst", "tqdm"])
+def test_a_missing_library_is_told_with_the_command_that_installs_it(missing, tmp_path):
+  (tmp_path / (missing + ".py")).write_text("raise ImportError('none here')")
+  environment = testing.environment()
+  environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")])
+  done = subprocess.run([sys.executable, "-m", "mp_compat", "migrate", "x"], env=environment, stderr=subprocess.PIPE,
+                        check=False)
+  assert done.returncode == 2 and b"none here" in done.stderr and b"pip install mp_compat[migrate]" in done.stderr
+
+
+def test_tensorflow_is_not_imported(tmp_path):
+  tree(tmp_path)
+  (tmp_path / "tensorflow.py").write_text("raise ImportError('not needed')")
+  environment = testing.environment()
+  environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")])
+  subprocess.run([sys.executable, "-m", "mp_compat", "migrate", str(tmp_path / "pkg")], env=environment, check=True,
+                 stdout=subprocess.DEVNULL)
+
+
+# A program of 2019 with most of the spellings. Each line of what it prints depends on loss scaling.
+PROGRAM = """
+import numpy as np
+import tensorflow
+import tensorflow.compat.v1 as tf
+from tensorflow.contrib import mixed_precision as contrib
+from tensorflow.python.training.experimental import loss_scale as scales
+tf.disable_v2_behavior()
+experimental = tf.train.experimental
+
+
+class Halving(experimental.DynamicLossScale):
+  pass
+
+
+def train(wrap):
+  with tf.Graph().as_default(), tf.Session() as sess:
+    x = tf.placeholder(tf.float32, [2])
+    w = tf.get_variable("w", initializer=np.array([1., 2.], np.float32), use_resource=True)
+    opt = wrap(tf.train.MomentumOptimizer(.1, .9))
+    step = tf.train.get_or_create_global_step()
+    train_op = opt.minimize(tf.reduce_sum(w * w * x), step)
+    sess.run(tf.global_variables_initializer())
+    for value in (1., 2., 1e38, 3., 1e38, 1e38, 1.):
+      sess.run(train_op, {x: [value, 1.]})
+    print(type(opt).__name__, sess.run([w, step]), [sess.run(v) for v in tf.global_variables() if "scale" in v.name])
+
+
+train(lambda opt: experimental.MixedPrecisionLossScaleOptimizer(opt, loss_scale=Halving(8., increment_period=2)))
+train(lambda opt: tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, scales.get("dynamic")))
+train(lambda opt: getattr(tensorflow.contrib, "mixed_precision").LossScaleOptimizer(
+    opt, contrib.ExponentialUpdateLossScaleManager(init_loss_scale=64., incr_every_n_steps=2)))
+"""
+
+
+def test_a_migrated_program_does_what_it_did(tmp_path):
+  path = tmp_path / "program.py"
+  path.write_text(PROGRAM)
+
+  def said(*arguments):
+    return subprocess.run([sys.executable] + list(arguments), stdout=subprocess.PIPE, env=testing.environment(),
+                          check=True).stdout.decode()
+
+  before = said(str(path)) if hasattr(tensorflow, "contrib") else said("-m", "mp_compat", "run", str(path))
+  assert run("--write", str(path)).returncode == 0
+  assert "tensorflow.contrib" not in path.read_text()
+  assert said(str(path)) == before and len(before.splitlines()) == 3
