@@ -93,6 +93,13 @@ def horovod(session):
     session.run("python", "scripts/train_horovod.py", *arguments)
 
 
+@nox.session(python=TENSORFLOW[NEWEST][0], name="client-deepmd")
+def client_deepmd(session):
+  """Trains a force field with DeePMD-kit, with TensorFlow's loss scaling and with this one."""
+  session.install("-e", ".", "deepmd-kit[cpu]==3.2.0")  # which brings TensorFlow 2.21
+  session.run("python", "scripts/clients/deepmd.py", *session.posargs)
+
+
 @nox.session(python=TENSORFLOW[NEWEST][0])
 def lint(session):
   session.install("ruff==0.17.6")

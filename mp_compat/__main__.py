@@ -51,10 +51,12 @@ def _add_checkpoint(commands: Any) -> None:
   inspect = actions.add_parser("inspect", help="list the variables, the loss scale's state, and whose checkpoint it is")
   inspect.add_argument("path", metavar="PATH", help="a checkpoint, such as model.ckpt-100; or a directory")
   inspect.set_defaults(run=_inspect)
-  convert = actions.add_parser("convert", help="write it as another dialect has it, and read it back")
+  convert = actions.add_parser("convert", help="write it as another dialect or program has it, and read it back")
   convert.add_argument("source", metavar="IN", help="a checkpoint, or a directory; it stays as it is")
   convert.add_argument("target", metavar="OUT", help="the checkpoint to write; there must be nothing yet")
-  convert.add_argument("--to", required=True, choices=dialects.DIALECTS, help="whose optimizer is to restore it")
+  names = convert.add_mutually_exclusive_group(required=True)
+  names.add_argument("--to", choices=dialects.DIALECTS, help="whose optimizer is to restore it")
+  names.add_argument("--like", metavar="PATH", help="a checkpoint of the program that is to restore it, for its names")
   convert.set_defaults(run=_convert)
 
 
@@ -72,7 +74,7 @@ def _convert(arguments: argparse.Namespace) -> int:
   from mp_compat import checkpoints
   from mp_compat._compat import tf
   try:
-    _tell(checkpoints.convert(arguments.source, arguments.target, arguments.to))
+    _tell(checkpoints.convert(arguments.source, arguments.target, arguments.to, arguments.like))
   except (OSError, ValueError, tf.errors.OpError) as error:
     return _fail("checkpoint convert", error)
   return 0

@@ -8,7 +8,7 @@ import collections
 import os
 import re
 import shutil
-from typing import Any, Dict, Iterable, List, NamedTuple, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
@@ -127,21 +127,29 @@ def inspect(path: str) -> Inspection:
                                                                       for name in state))
 
 
-def convert(source: str, target: str, to: str) -> Inspection:
-  """Writes a checkpoint as another dialect has it, and reads it back.
+def convert(source: str, target: str, to: Optional[str] = None, like: Optional[str] = None) -> Inspection:
+  """Writes a checkpoint as another dialect, or another program, has it, and reads it back.
 
   Args:
     source: a checkpoint, or a directory, for the latest in it. It stays as it is.
     target: the path of the checkpoint to write. It appears there as a whole or not at all.
-    to: one of "mp_compat", "tensorflow", "contrib" and "plain".
+    to: one of "mp_compat", "tensorflow", "contrib" and "plain". The names are those of a program whose only
+      conditionals are the optimizer's.
+    like: instead, a checkpoint (or a directory) of the program that is to restore this one, the names of which are
+      taken. TensorFlow's class calls Adam's powers after the conditional around them, `cond_3/beta1_power` where the
+      program has two of its own. Its `.meta` file, if there is one, is copied, too.
 
   Returns:
     What was written.
 
   Raises:
-    ValueError: there is no checkpoint; it is object-based; `to` is no dialect; there is something at `target`.
+    ValueError: there is no checkpoint; it is object-based; `to` is no dialect; there is something at `target`; what
+      `like` has is not in it; not just one of `to` and `like` is given.
     tf.errors.DataLossError: the checkpoint is truncated or corrupt.
   """
+  if (to is None) == (like is None):
+    raise ValueError("Expected either a dialect (to) or a checkpoint to be like (like), got {!r} and {!r}.".format(
+        to, like))
   found = inspect(source)
   if found.dialect == "object-based":
     raise ValueError("{} was written by tf.train.Checkpoint, whose names are the same in every dialect: restore it as "
@@ -149,17 +157,31 @@ def convert(source: str, target: str, to: str) -> Inspection:
                      .format(found.path))
   if _exists(target) or os.path.exists(target):
     raise ValueError("There is something at {} already, which is not overwritten. Give another path.".format(target))
+  names = dialects.translate(found.variables, to) if like is None else _as_in(inspect(like), found)
+  count = np.int32 if to == "contrib" or like is not None and inspect(like).dialect == "contrib" else np.int64
   reader = _reader(found.path)
   values = {}
-  for name, copied in dialects.translate(found.variables, to).items():
+  for name, copied in names.items():
     role = dialects.state([name]).get(name)
     value = np.float32(2. ** 15 if role == "current_loss_scale" else 0.) if copied is None else (
         _read(reader, found.path, copied))
-    if role in ("good_steps", "bad_steps"):
-      value = value.astype(np.int32 if to == "contrib" else np.int64)
-    values[name] = value
+    values[name] = value.astype(count) if role in ("good_steps", "bad_steps") else value
   _write(values, target)
+  if like is not None and os.path.exists("{}.meta".format(_latest(like))):
+    shutil.copyfile("{}.meta".format(_latest(like)), "{}.meta".format(target))
   return inspect(target)
+
+
+def _as_in(like: Inspection, found: Inspection) -> Dict[str, Optional[str]]:
+  """For the names in one checkpoint, those in the other; None for state that begins anew."""
+  shapes = collections.OrderedDict((name, like.variables[name][1]) for name in sorted(
+      like.variables, key=dialects.in_order))
+  matched = dialects.match(shapes, {name: shape for name, (_, shape) in found.variables.items()})
+  missing = [name for name in shapes if name not in matched and not dialects.is_state(name)]
+  if missing:
+    raise ValueError("Expected what is in {}, but not found in {}, with the same shape: {}. Are they checkpoints of "
+                     "one model?".format(like.path, found.path, ", ".join(missing)))
+  return {name: matched.get(name) for name in shapes}
 
 
 def _write(values: Dict[str, np.ndarray], target: str) -> None:

@@ -93,7 +93,7 @@ def match(wanted: Shapes, found: Shapes) -> Dict[str, str]:
 
   def pair(group_of) -> None:
     ours, theirs = collections.OrderedDict(), collections.OrderedDict()
-    for groups, names in [(ours, wanted), (theirs, sorted(set(found) - set(matched.values()), key=_in_order))]:
+    for groups, names in [(ours, wanted), (theirs, sorted(set(found) - set(matched.values()), key=in_order))]:
       for name in names:
         group = group_of(_parse(name), tuple((wanted if groups is ours else found)[name]))
         if group is not None and (groups is theirs or name not in matched):
@@ -161,7 +161,7 @@ def _without_conditionals(names: Iterable[str]) -> Dict[str, str]:
   """The names as mp_compat spells them, and what each was."""
   plain = {name: name for name in names if not _parse(name).conditionals or _parse(name).stem not in _POWERS}
   numbers = collections.Counter()
-  for name in sorted(set(names) - set(plain), key=_in_order):
+  for name in sorted(set(names) - set(plain), key=in_order):
     parsed = _parse(name)
     number = parsed.number or numbers[parsed.scope, parsed.stem]
     numbers[parsed.scope, parsed.stem] += 1
@@ -177,7 +177,7 @@ def _counts(name: _Name, shape: Tuple[int, ...]) -> bool:
   return not shape and (name.stem in _STATE or name.stem in _POWERS)
 
 
-def _in_order(name: str) -> Tuple[str, Tuple[int, ...], str, int]:
+def in_order(name: str) -> Tuple[str, Tuple[int, ...], str, int]:
   """Names as they were made: by scope, conditional and number."""
   parsed = _parse(name)
   return parsed.scope, parsed.conditionals, parsed.stem, parsed.number
