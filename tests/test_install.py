@@ -130,16 +130,20 @@ def run(folder, *command):
                         cwd=str(folder), check=False)
 
 
-def test_an_unmodified_program_runs_with_it_and_prints_the_same(tmp_path):
+@pytest.mark.parametrize("command", [
+    ["run", "-m", "program"],
+    pytest.param(["run", "program.py"], marks=pytest.mark.slow),
+    pytest.param(["run", "--", "program.py"], marks=pytest.mark.slow),
+], ids=" ".join)
+def test_an_unmodified_program_runs_with_it_and_prints_the_same(command, tmp_path):
   (tmp_path / "program.py").write_text(PROGRAM)
   values = ["1", "2", "inf", "-0.5", "nan", "3"]
   alone = run(tmp_path, "program.py", *values)
   assert alone.returncode == 0 and alone.stderr.splitlines()[-1].startswith("tensorflow")
-  for command in (["run", "program.py"], ["run", "--", "program.py"], ["run", "-m", "program"]):
-    done = run(tmp_path, "-m", "mp_compat", *(command + values))
-    assert done.returncode == 0 and done.stdout == alone.stdout, done.stderr
-    module, name, first = done.stderr.splitlines()[-1].split()
-    assert (module, name) == ("mp_compat.optimizer", "__main__") and first.endswith(("program.py", "program"))
+  done = run(tmp_path, "-m", "mp_compat", *(command + values))
+  assert done.returncode == 0 and done.stdout == alone.stdout, done.stderr
+  module, name, first = done.stderr.splitlines()[-1].split()
+  assert (module, name) == ("mp_compat.optimizer", "__main__") and first.endswith(("program.py", "program"))
   assert len(alone.stdout.splitlines()) == 6
 
 
