@@ -100,6 +100,13 @@ def client_deepmd(session):
   session.run("python", "scripts/clients/deepmd.py", *session.posargs)
 
 
+@nox.session(python=TENSORFLOW[NEWEST][0], name="client-sources")
+def client_sources(session):
+  """Migrates the sources of six programs. No TensorFlow is installed."""
+  session.install("-e", ".[migrate]")
+  session.run("python", "scripts/clients/sources.py", *session.posargs)
+
+
 @nox.session(python=TENSORFLOW[NEWEST][0])
 def lint(session):
   session.install("ruff==0.17.6")

@@ -40,9 +40,6 @@ _LEAVES = {name.rpartition(".")[2] for name in old_names.OLD_NAMES} - {
     "LossScale", "LossScaleOptimizer", "get", "loss_scale", "loss_scale_optimizer", "loss_scale_manager",
     "mixed_precision"}
 _CLIPS = re.compile(r".*\.(clip_by_(value|norm|global_norm|average_norm)|is_finite|is_nan|is_inf)")
-# A step is set to 0 elsewhere, to begin anew; that is none.
-_INCREMENTS = re.compile(r"(?s)(.*global_step\b.*\.assign_add\(|.*global_step\b.*\.assign\(\s*[^\d\s)]|"
-                         r"(tf|tensorflow)\.(compat\.v1\.)?(assign_add|assign)\([^,]*global_step[^,]*,\s*(?!0\s*\)))")
 _MODULES = sorted({name.rpartition(".")[0] for name in old_names.OLD_NAMES} - {"tensorflow.contrib"}, key=len)
 _TEXT = re.compile("|".join(re.escape(module) for module in _MODULES) + r"|\btf\.(contrib\.mixed_precision|"
                    r"train\.experimental\.(?!PythonState)\w+|keras\.mixed_precision\.experimental\.LossScaleOptimizer)")
@@ -134,7 +131,6 @@ class Deciding(cst.CSTVisitor):
   def visit_Call(self, node: cst.Call) -> None:
     full = self._names.full(node.func)
     meanings = self._names.meanings(node.func)
-    text = self._names.text(node)
     if meanings & OPTIMIZERS:
       self._scaling = True
       self._wrapping(node, meanings)
@@ -145,7 +141,7 @@ class Deciding(cst.CSTVisitor):
         self._note(self._found, node, "guard")
     elif any(_CLIPS.fullmatch(name) for name in full) and self._is_between(node):
       self._note(self._about_gradients, node, "clipped-gradients")
-    elif isinstance(node.func, cst.Attribute) and _INCREMENTS.match(text):
+    elif self._moves_global_step(node):
       self._note(self._about_gradients, node, "own-global-step")
 
   def _wrapping(self, node: cst.Call, meanings: Set[str]) -> None:
@@ -170,6 +166,15 @@ class Deciding(cst.CSTVisitor):
     """Whether the function around (or the module) computes or applies gradients."""
     around = self._names.enclosing(node, cst.FunctionDef, cst.Module)
     return bool(re.search(r"\.(compute|apply)_gradients\(", self._names.text(around)))
+
+  def _moves_global_step(self, node: cst.Call) -> bool:
+    """Whether it is `tf.assign(global_step, value)`, `global_step.assign_add(value)` or like these; 0 begins anew."""
+    if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in ("assign", "assign_add"):
+      return False
+    values = [self._names.text(argument.value) for argument in node.args]
+    if len(values) == 1:
+      values.insert(0, self._names.text(node.func.value))
+    return len(values) > 1 and "global_step" in values[0] and values[1] != "0"
 
   def visit_SimpleString(self, node: cst.SimpleString) -> None:
     value = names_module.literal(node) or ""

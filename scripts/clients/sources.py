@@ -1,0 +1,102 @@
+"""Migrates the whole sources of programs of 2019 to 2025, from the package index, and compiles what becomes of them.
+
+    scripts/nox -s client-sources
+
+This program ends with an error unless in each of them just the names that people counted are rewritten, the result
+compiles, every other file is what it was, and a second migration finds nothing. `--diff` prints what changes, to be
+read.
+"""
+
+import argparse
+import collections
+import contextlib
+import glob
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from mp_compat import __main__ as command_line
+
+# How many names are rewritten, and the kinds of decisions, as read in the diffs and the sources.
+EXPECTED = {
+    "tensor2tensor==1.15.7": (2, {"unresolved": 2, "own-global-step": 1}),
+    "OpenNMT-tf==2.8.1": (2, {}),
+    "tf-models-official==2.2.2": (8, {"text": 1}),
+    "finetune==0.10.0": (2, {"own-global-step": 1}),
+    "neurst==0.1.2": (5, {"keras": 2, "private-state": 7}),
+    "deepmd-kit==3.2.0": (4, {}),
+}
+
+
+def check(promise, otherwise):
+  if not promise:
+    sys.exit("Failed: " + otherwise)
+
+
+def fetch(package, top):
+  """Downloads a package and unpacks it; returns the directory."""
+  subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check",
+                  "--dest", top, package], check=True)
+  archive, = (path for path in glob.glob(os.path.join(top, "*")) if os.path.isfile(path))
+  sources = os.path.join(top, "sources")
+  shutil.unpack_archive(archive, sources, "zip" if archive.endswith(".whl") else None)
+  return sources
+
+
+def migrate(*arguments):
+  """Runs the command in this process; returns its exit code and what it said."""
+  said = io.StringIO()
+  with contextlib.redirect_stderr(said):
+    return command_line.main(["migrate"] + list(arguments)), said.getvalue()
+
+
+def digests(sources):
+  found = {}
+  for path in glob.glob(os.path.join(sources, "**"), recursive=True):
+    if os.path.isfile(path):
+      with open(path, "rb") as content:
+        found[path] = hashlib.sha256(content.read()).hexdigest()
+  return found
+
+
+def examine(package, expected, show):
+  with tempfile.TemporaryDirectory() as top:
+    sources = fetch(package, top)
+    before, report = digests(sources), os.path.join(top, "report.json")
+    code, said = migrate("--json", report, *([sources] if show else ["--check", sources]))
+    check(code == (0 if show else 1), said)
+    with open(report) as file:
+      found = json.load(file)
+    kinds = collections.Counter(decision["kind"] for decision in found["decide"])
+    check((len(found["rewritten"]), kinds) == expected, "{}: expected {}, got {}.\n{}".format(
+        package, expected, (len(found["rewritten"]), dict(kinds)), said))
+    code, said = migrate("--write", sources)
+    check(code == 0, said)
+    after, files = digests(sources), {change["path"] for change in found["rewritten"]}
+    check({path for path in before if before[path] != after.get(path)} == files and set(before) == set(after),
+          "{}: other files changed than {}.".format(package, sorted(files)))
+    for path in files:
+      with open(path, "rb") as content:
+        compile(content.read(), path, "exec")
+    code, said = migrate("--check", sources)
+    check(code == 0, "a second migration finds more:\n" + said)
+    print("{:<26}  {:>5} files, {:>2} names rewritten in {:>2}, {} places to decide, {} not Python 3".format(
+        package, found["files"], len(found["rewritten"]), len(files), len(found["decide"]), len(found["problems"])),
+        flush=True)
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--diff", action="store_true", help="print the changes")
+  arguments = parser.parse_args()
+  for package, expected in EXPECTED.items():
+    examine(package, expected, arguments.diff)
+
+
+if __name__ == "__main__":
+  main()
