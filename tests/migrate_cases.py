@@ -83,6 +83,10 @@ REWRITTEN = {
                        "#!/usr/bin/env python\n# Licence.\n'''Doc.'''\nfrom __future__ import division\n\n# Why.\n"
                        "import mp_compat\nimport os\ndef f():\n\timport tensorflow as tf\n"
                        "\treturn mp_compat.LossScale\n"),
+    "after other imports": ("import os\nimport tensorflow as tf\nimport sys\ntf.train.experimental.LossScale\n",
+                            "import os\nimport mp_compat\nimport tensorflow as tf\nimport sys\nmp_compat.LossScale\n"),
+    "a relative import": ("from .env import tf\ntf.train.experimental.LossScale\n",
+                          "import mp_compat\nfrom .env import tf\nmp_compat.LossScale\n"),
     "imported already": ("import mp_compat\nimport tensorflow as tf\ntf.train.experimental.LossScale\n",
                          "import mp_compat\nimport tensorflow as tf\nmp_compat.LossScale\n"),
     "private attributes": ("import tensorflow as tf\n"
@@ -104,6 +108,10 @@ UNTOUCHED = {
     "a class of its own": "from mine import LossScaleOptimizer, FixedLossScale\nLossScaleOptimizer(FixedLossScale)\n",
     "text": "'''tf.train.experimental.LossScale'''\nx = 1  # tf.train.experimental.LossScale\n",
     "its own _optimizer": "class LossScale:\n  def f(self): return self._optimizer, self._loss_scale\n",
+    "of another wrapper": "import mp_compat\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(a, b)\n"
+                          "opt = Another(opt)\nopt._optimizer\n",
+    "wrapped later": "import mp_compat\nopt._optimizer\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, b)\n",
+    "a package of this name": "from .tensorflow.contrib.mixed_precision import LossScaleManager\n",
     "assigned to": "import mp_compat\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(a, b)\nopt._loss_scale = 3\n",
     "moved over": "import mp_compat\nmp_compat.contrib.mixed_precision.LossScaleOptimizer(a, b)\n",
     "mp_compat is another": "import tensorflow as tf\nmp_compat = 3\ntf.train.experimental.LossScale\n",
@@ -144,6 +152,7 @@ DECISIONS = [
 ]
 
 NO_DECISIONS = [
+    "def f():\n  'Like tf.contrib.mixed_precision.'",
     "opt = mp_compat.MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(sgd), 'dynamic')",
     "x = hvd.DistributedOptimizer(sgd)\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')",
     "def f(x):\n  return tf.clip_by_value(x, -1., 1.)",

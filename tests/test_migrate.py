@@ -126,12 +126,14 @@ MAGIC = ["%matplotlib inline\n", "!pip install x \\\n", "    y\n", "import tenso
 @pytest.mark.parametrize("style", [{}, dict(indent=2, ensure_ascii=True), dict(indent=None)])
 def test_notebooks_are_rewritten_cell_by_cell(style, tmp_path):
   before = notebook(MAGIC, "%%bash\necho tf.train.experimental.LossScale", [],
-                    ["%%time\n", "s = tf.train.experimental.DynamicLossScale()\n", "tf.clip_by_value"], **style)
+                    ["%%time\n", "a = [1] \\\n", "    + [2]\nb = 3\n"],
+                    "s = tf.train.experimental.DynamicLossScale()\ntf.clip_by_value", **style)
   after = notebook(MAGIC[:3] + ["import mp_compat\n"] + MAGIC[3:], "%%bash\necho tf.train.experimental.LossScale", [],
-                   ["%%time\n", "s = mp_compat.DynamicLossScale()\n", "tf.clip_by_value"], **style)
+                   ["%%time\n", "a = [1] \\\n", "    + [2]\nb = 3\n"],
+                   "s = mp_compat.DynamicLossScale()\ntf.clip_by_value", **style)
   found = migrated(before, tmp_path, "book.ipynb")
   assert found.after.decode() == after and not found.problem
-  assert [tuple(change.place) for change in found.changes] == [(5, 2, 5)]
+  assert [tuple(change.place) for change in found.changes] == [(6, 1, 5)]
   assert not migrated(after, tmp_path, "book.ipynb").changes
 
 

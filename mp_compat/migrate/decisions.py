@@ -79,7 +79,7 @@ class Deciding(cst.CSTVisitor):
     self._horovod: List[cst.Call] = []
     names.module.visit(self)
     for call in self._horovod:
-      if call not in self._inside or call.args and names.made_by(call.args[0].value) & OPTIMIZERS:
+      if call not in self._inside:
         self._note(self._about_gradients, call.func, "horovod")
     self.decisions = sorted(set(self._found + (self._about_gradients if self._scaling else [])))
 

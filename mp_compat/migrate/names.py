@@ -157,7 +157,7 @@ def imported(node: cst.CSTNode) -> Dict[str, List[str]]:
   for alias in aliases(node):
     name = dotted(alias.name)
     if isinstance(node, cst.ImportFrom):
-      full, local = "{}{}.{}".format("." * len(node.relative), dotted(node.module), name), name
+      full, local = "{}.{}".format(dotted(node.module), name), name
     else:
       full = name if alias.asname else name.partition(".")[0]
       local = full
