@@ -73,7 +73,8 @@ def test_the_docs_have_every_old_name_and_a_heading_for_each_kind():
   with open(os.path.join(os.path.dirname(os.path.dirname(__file__)), "docs", "migration.md"), encoding="utf-8") as docs:
     lines = docs.readlines()
   rows = "".join(line for line in lines if line.startswith("| "))
-  missing = {re.sub("_v1$", "", name.rpartition(".")[2]) for name in old_names.OLD_NAMES} - set(re.findall(r"\w+", rows))
+  documented = set(re.findall(r"\w+", rows))
+  missing = {re.sub("_v1$", "", name.rpartition(".")[2]) for name in old_names.OLD_NAMES} - documented
   assert not missing
   headings = {line.lstrip("# ").strip() for line in lines if line.startswith("#")}
   anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
