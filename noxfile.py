@@ -1,4 +1,4 @@
-"""The environments of this project and what runs in each: the tests on every TensorFlow, the demo, the linter.
+"""The environments of this project and what runs in each: tests on every TensorFlow, the demo, clients, the linter.
 
 `scripts/nox` installs nox and runs it: alone, the tests on every TensorFlow; `-s tests-2.4` on one. What stands after
 `--` goes to pytest, to the demo or to ruff.
@@ -93,18 +93,40 @@ def horovod(session):
     session.run("python", "scripts/train_horovod.py", *arguments)
 
 
-@nox.session(python=TENSORFLOW[NEWEST][0], name="client-deepmd")
-def client_deepmd(session):
-  """Trains a force field with DeePMD-kit, with TensorFlow's loss scaling and with this one."""
-  session.install("-e", ".", "deepmd-kit[cpu]==3.2.0")  # which brings TensorFlow 2.21
-  session.run("python", "scripts/clients/deepmd.py", *session.posargs)
+# Programs of others, as they are: the Python and the TensorFlow that they are made for, and what else they import. What
+# comes last is installed without what it asks for, which pip finds no way to give it any more.
+CLIENTS = {
+    "deepmd": ("3.11", ["deepmd-kit[cpu]==3.2.0"], []),
+    "finetune": ("3.10", [
+        "tensorflow==2.10.1", "numpy<1.24", "bs4", "ftfy", "h5py", "joblib", "lxml", "nltk", "pandas", "psutil", "regex",
+        "scikit-learn", "scipy", "sentencepiece", "spacy>=3,<3.8", "tabulate<0.9", "tensorflow-addons==0.18.0",
+        "tqdl==0.0.4", "tqdm", "transformers==4.25.1", "wheel"], ["--no-build-isolation", "finetune==0.10.0"]),
+    "opennmt": ("3.7", [
+        "tensorflow-cpu==2.1.4", "protobuf<3.21", "pyonmttok>=1.18.1,<2", "pyyaml", "rouge>=1,<2", "sacrebleu>=1.4.3,<2",
+        "typeguard"], ["OpenNMT-tf==2.8.1", "tensorflow-addons==0.8.3", "ctranslate2==1.20.1"]),
+    "sources": ("3.11", ["libcst", "tqdm"], []),
+    "tensor2tensor": ("3.7", [
+        "tensorflow==1.15.5", "protobuf<3.21", "Pillow", "google-api-python-client", "gym==0.17.3",
+        "mesh-tensorflow==0.1.21", "oauth2client", "pypng", "requests", "scipy", "sympy", "tensorflow-datasets==3.2.1",
+        "tensorflow-hub==0.12.0", "tensorflow-probability==0.7.0"], ["tensor2tensor==1.15.7", "tensorflow-gan==2.0.0"]),
+}
 
 
-@nox.session(python=TENSORFLOW[NEWEST][0], name="client-sources")
-def client_sources(session):
-  """Migrates the sources of six programs. No TensorFlow is installed."""
-  session.install("-e", ".[migrate]")
-  session.run("python", "scripts/clients/sources.py", *session.posargs)
+def _client(name):
+  python, requirements, alone = CLIENTS[name]
+
+  @nox.session(python=python, name="client-" + name)
+  def client(session):
+    session.install("-e", ".", *requirements)
+    if alone:
+      session.install("--no-deps", *alone)
+    session.run("python", "scripts/clients/{}.py".format(name), *session.posargs)
+
+  client.__doc__ = "Runs scripts/clients/{}.py.".format(name)
+
+
+for _name in CLIENTS:
+  _client(_name)
 
 
 @nox.session(python=TENSORFLOW[NEWEST][0])

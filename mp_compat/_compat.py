@@ -172,6 +172,12 @@ def switch_graph_rewrite_off() -> None:
 # --- modules of TensorFlow's -----------------------------------------------------------------------------------------
 
 
+def kept_from_autograph(cls: type) -> type:
+  """Marks a class whose instances AutoGraph is to call as they are. TensorFlow 2.0 to 2.2 compare others with strings."""
+  cls.autograph_info__ = {}
+  return cls
+
+
 def delete_attribute(module: Any, name: str) -> None:
   """`delattr`, also for 1.15's modules, which stand before others and remember what they were given."""
   delattr(module, name)

@@ -1,5 +1,6 @@
 """The old names of TensorFlow, made to mean this package for as long as a program wants it."""
 
+import importlib
 import operator
 import re
 import sys
@@ -81,6 +82,10 @@ class Installation:
       if full not in sys.modules:  # An import would make a copy.
         sys.modules[full] = module
         self._undo.append((sys.modules, full, _ABSENT))
+    first, _, rest = path.partition(".")
+    real = getattr(sys.modules["tensorflow." + first], "__name__", full)
+    if real.startswith("tensorflow_core."):  # A stand-in: importing what is below it makes a copy (TensorFlow 2.1).
+      importlib.import_module(".".join(filter(None, [real, rest])))
     name = re.compile(r"tensorflow(_core)?(\._api\.v\d)?\." + re.escape(path))
     copies = [copy for key, copy in list(sys.modules.items()) if name.fullmatch(key) and copy is not None]
     return list({id(copy): copy for copy in [module] + copies}.values())

@@ -45,7 +45,7 @@ RULES = {
                    "summaries", "sync_replicas"}, {"absl", "typing"}),
     "plot": ({"_compat"}, {"bisect", "matplotlib", "numpy", "os", "typing"}),
     "graph_rewrite": ({"_compat", "keras", "optimizer"}, {"contextlib", "typing"}),
-    "installation": ({"_compat", "old_names"}, {"mp_compat", "operator", "re", "sys", "types", "typing"}),
+    "installation": ({"_compat", "old_names"}, {"importlib", "mp_compat", "operator", "re", "sys", "types", "typing"}),
     "old_names": (set(), {"typing"}),
     "migrate.__init__": ({"migrate"}, {"libcst", "os", "re", "tempfile", "typing"}),
     "migrate.containers": ({"migrate"}, {"itertools", "json", "libcst", "re", "typing"}),

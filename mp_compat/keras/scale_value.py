@@ -8,6 +8,7 @@ from mp_compat import _compat
 from mp_compat._compat import tf
 
 
+@_compat.kept_from_autograph
 class LossScaleValue:
   """A LossScale that is its own value.
 

@@ -17,21 +17,17 @@ import argparse
 import itertools
 import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
 import time
 
+import client
 import numpy as np
-import tensorflow.compat.v1 as tf
 
 from mp_compat import checkpoints
 
-DEEPMD = {"tensorflow": ["-m", "deepmd"], "mp_compat": ["-m", "mp_compat", "run", "-m", "deepmd"]}
-# One thread, no GPU: sums of floats then have one order.
-ENVIRONMENT = dict(os.environ, DP_INTERFACE_PREC="low", OMP_NUM_THREADS="1", DP_INTRA_OP_PARALLELISM_THREADS="1",
-                   DP_INTER_OP_PARALLELISM_THREADS="1", CUDA_VISIBLE_DEVICES="-1")
+# One thread: sums of floats then have one order.
+ENVIRONMENT = dict(DP_INTERFACE_PREC="low", DP_INTRA_OP_PARALLELISM_THREADS="1", DP_INTER_OP_PARALLELISM_THREADS="1")
 EPSILON, SIGMA, LATTICE, CUTOFF = 0.0104, 3.405, 5.26, 5.2  # argon, in eV and Angstrom
 FRAMES = 40
 
@@ -41,11 +37,6 @@ def parse_arguments():
   parser.add_argument("--steps", type=int, default=200, help="steps of each training; default: %(default)s")
   parser.add_argument("--more", type=int, default=200, help="steps after the restart; default: %(default)s")
   return parser.parse_args()
-
-
-def check(promise, otherwise):
-  if not promise:
-    sys.exit("Failed: " + otherwise)
 
 
 def lennard_jones(positions, side):
@@ -89,24 +80,17 @@ def settings(data, steps):
           "mixed_precision": {"compute_prec": "float16", "output_prec": "float32"}}}
 
 
-def run(command, directory):
-  done = subprocess.run([sys.executable] + command, cwd=directory, env=ENVIRONMENT, stdout=subprocess.PIPE,
-                        stderr=subprocess.STDOUT, text=True)
-  check(not done.returncode, "{}\npython {} ended with code {}.".format(
-      done.stdout[-3000:], " ".join(command), done.returncode))
-
-
 def train(top, name, whose, steps, restart=None):
   """Runs DeePMD-kit in a directory of its own; returns its learning curve and the path of its last checkpoint."""
   began, directory = time.time(), os.path.join(top, name)
   os.makedirs(directory)
   with open(os.path.join(directory, "input.json"), "w") as file:
     json.dump(settings(os.path.join(top, "data"), steps), file)
-  run(DEEPMD[whose] + ["--tf", "train", "--skip-neighbor-stat", "input.json"] +
-      (["--restart", restart] if restart else []), directory)
+  client.run(client.PYTHON[whose] + ["-m", "deepmd", "--tf", "train", "--skip-neighbor-stat", "input.json"] +
+             (["--restart", restart] if restart else []), directory, **ENVIRONMENT)
   path = os.path.join(directory, "model.ckpt-{}".format(steps))
   found = checkpoints.inspect(path)  # The names of Adam's powers tell whose class made the train op.
-  check(found.dialect == whose, "{} is a checkpoint of {}, not of {}.".format(path, found.dialect, whose))
+  client.check(found.dialect == whose, "{} is a checkpoint of {}, not of {}.".format(path, found.dialect, whose))
   with open(os.path.join(directory, "lcurve.out")) as file:
     curve = file.read()
   rows = np.loadtxt(curve.splitlines())
@@ -117,21 +101,6 @@ def train(top, name, whose, steps, restart=None):
   return curve, path
 
 
-def variables(path):
-  """What is in a checkpoint, by its name without the conditional that TensorFlow's class puts around Adam's powers."""
-  reader = tf.train.load_checkpoint(path)
-  values = {name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()}
-  return {re.sub(r"^cond_\d+/(?=beta\d_power$)", "", name): (value.dtype, value.shape, value.tobytes())
-          for name, value in values.items()}
-
-
-def check_same(path, other):
-  one, two = variables(path), variables(other)
-  check({"beta1_power", "current_loss_scale", "good_steps", "global_step"} <= set(one), path + " lacks some of these.")
-  different = sorted(name for name in set(one) | set(two) if one.get(name) != two.get(name))
-  check(not different, "{} and {} differ in {}.".format(path, other, ", ".join(different)))
-
-
 def main():
   arguments = parse_arguments()
   with tempfile.TemporaryDirectory() as top:
@@ -139,25 +108,26 @@ def main():
     print("{:<26}  steps    skipped  scale  good_steps  error of forces    time".format("training"), flush=True)
     curve, path = train(top, "tensorflow", "tensorflow", arguments.steps)
     again, path_again = train(top, "tensorflow again", "tensorflow", arguments.steps)
-    check(curve == again, "two trainings with TensorFlow's class differ: this machine cannot compare.")
-    check_same(path, path_again)
+    client.check(curve == again, "two trainings with TensorFlow's class differ: this machine cannot compare.")
+    client.check_same(path, path_again)
     our_curve, our_path = train(top, "mp_compat", "mp_compat", arguments.steps)
-    check(curve == our_curve, "the learning curves of TensorFlow's class and mp_compat differ.")
-    check_same(path, our_path)
+    client.check(curve == our_curve, "the learning curves of TensorFlow's class and mp_compat differ.")
+    count = client.check_same(path, our_path)
     print("The learning curves are the same text, the {} variables of the checkpoints the same bits. Restarting, with\n"
-          "Adam's powers renamed where the checkpoint is the other's:".format(len(variables(path))), flush=True)
+          "Adam's powers renamed where the checkpoint is the other's:".format(count), flush=True)
 
     written, continued = {"tensorflow": path, "mp_compat": our_path}, []
-    for source, to in itertools.product(DEEPMD, repeat=2):
+    for source, to in itertools.product(written, repeat=2):
       restart = written[source]
       if source != to:
         restart = os.path.join(top, "for_{}.ckpt".format(to))
-        run(["-m", "mp_compat", "checkpoint", "convert", written[source], restart, "--like", written[to]], top)
-        check_same(written[source], restart)
+        client.run([sys.executable, "-m", "mp_compat", "checkpoint", "convert", written[source], restart,
+                    "--like", written[to]])
+        client.check_same(written[source], restart)
       continued.append(train(top, "{} to {}".format(source, to), to, arguments.steps + arguments.more, restart))
     for other_curve, other in continued[1:]:
-      check(other_curve == continued[0][0], "the learning curves after the restart differ: {}.".format(other))
-      check_same(continued[0][1], other)
+      client.check(other_curve == continued[0][0], "the learning curves after the restart differ: {}.".format(other))
+      client.check_same(continued[0][1], other)
     print("The four learning curves are the same text, the variables of the checkpoints the same bits.")
 
 

@@ -1,0 +1,68 @@
+"""What the programs beside it need: run a client's program under TensorFlow's names or mp_compat's, and compare."""
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+
+PYTHON = {"tensorflow": [sys.executable], "mp_compat": [sys.executable, "-m", "mp_compat", "run", "--"]}
+
+# The same sums in the same order in every run: one thread, no GPU.
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
+               "TF_CPP_MIN_LOG_LEVEL": "2", "TF_DETERMINISTIC_OPS": "1"}
+
+
+def check(promise, otherwise):
+  if not promise:
+    sys.exit("Failed: " + otherwise)
+
+
+def run(command, cwd=None, **environment):
+  """Runs a command to its end, and this program to its own if it fails; returns what it printed."""
+  everything = dict(os.environ, **dict(ENVIRONMENT, **environment))
+  done = subprocess.run(command, cwd=cwd, env=everything, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+  check(not done.returncode, "{}\n{} ended with code {}.".format(
+      done.stdout[-5000:], " ".join(command), done.returncode))
+  return done.stdout
+
+
+def convert(source, target, to):
+  """Writes a checkpoint as another dialect has it, where an Estimator looks for one."""
+  os.makedirs(os.path.dirname(target))
+  run([sys.executable, "-m", "mp_compat", "checkpoint", "convert", source, target, "--to", to])
+  with open(os.path.join(os.path.dirname(target), "checkpoint"), "w") as file:
+    file.write('model_checkpoint_path: "{}"\n'.format(os.path.basename(target)))
+
+
+def variables(path):
+  """What is in a checkpoint, by name."""
+  os.environ.update(ENVIRONMENT)  # TensorFlow reads it when it is imported.
+  import tensorflow.compat.v1 as tf
+  reader = tf.train.load_checkpoint(path)
+  return {name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()}
+
+
+def without_conditional(name):
+  """The name of one of Adam's powers without the conditional that TensorFlow's classes make them in."""
+  return re.sub(r"\bcond(_\d+)?/(?=beta\d_power$)", "", name)
+
+
+def check_same(path, other, spelling=without_conditional, except_for=()):
+  """Compares two checkpoints: the same names, dtypes, shapes and bits.
+
+  Args:
+    path: a checkpoint.
+    other: another one.
+    spelling: a function that makes the names of both comparable.
+    except_for: names that are not compared.
+
+  Returns:
+    How many variables were.
+  """
+  one, two = [{spelling(name): (value.dtype, value.shape, value.tolist() if value.dtype == object else value.tobytes())
+               for name, value in variables(one).items() if name not in except_for} for one in (path, other)]
+  different = sorted(name for name in set(one) | set(two) if one.get(name) != two.get(name))
+  check(not different, "{} and {} differ in {}.".format(path, other, ", ".join(different)))
+  return len(one)
