@@ -98,17 +98,20 @@ def horovod(session):
 CLIENTS = {
     "deepmd": ("3.11", ["deepmd-kit[cpu]==3.2.0"], []),
     "finetune": ("3.10", [
-        "tensorflow==2.10.1", "numpy<1.24", "bs4", "ftfy", "h5py", "joblib", "lxml", "nltk", "pandas", "psutil", "regex",
-        "scikit-learn", "scipy", "sentencepiece", "spacy>=3,<3.8", "tabulate<0.9", "tensorflow-addons==0.18.0",
-        "tqdl==0.0.4", "tqdm", "transformers==4.25.1", "wheel"], ["--no-build-isolation", "finetune==0.10.0"]),
+        "tensorflow==2.10.1", "numpy<1.24", "bs4", "ftfy", "h5py", "joblib", "lxml", "nltk", "pandas", "psutil",
+        "regex", "scikit-learn", "scipy", "sentencepiece", "spacy>=3,<3.8", "tabulate<0.9",
+        "tensorflow-addons==0.18.0", "tqdl==0.0.4", "tqdm", "transformers==4.25.1", "wheel"],
+                 ["--no-build-isolation", "finetune==0.10.0"]),
     "opennmt": ("3.7", [
-        "tensorflow-cpu==2.1.4", "protobuf<3.21", "pyonmttok>=1.18.1,<2", "pyyaml", "rouge>=1,<2", "sacrebleu>=1.4.3,<2",
-        "typeguard"], ["OpenNMT-tf==2.8.1", "tensorflow-addons==0.8.3", "ctranslate2==1.20.1"]),
+        "tensorflow-cpu==2.1.4", "protobuf<3.21", "pyonmttok>=1.18.1,<2", "pyyaml", "rouge>=1,<2",
+        "sacrebleu>=1.4.3,<2", "typeguard"],
+                ["OpenNMT-tf==2.8.1", "tensorflow-addons==0.8.3", "ctranslate2==1.20.1"]),
     "sources": ("3.11", ["libcst", "tqdm"], []),
     "tensor2tensor": ("3.7", [
         "tensorflow==1.15.5", "protobuf<3.21", "Pillow", "google-api-python-client", "gym==0.17.3",
         "mesh-tensorflow==0.1.21", "oauth2client", "pypng", "requests", "scipy", "sympy", "tensorflow-datasets==3.2.1",
-        "tensorflow-hub==0.12.0", "tensorflow-probability==0.7.0"], ["tensor2tensor==1.15.7", "tensorflow-gan==2.0.0"]),
+        "tensorflow-hub==0.12.0", "tensorflow-probability==0.7.0"],
+                      ["tensor2tensor==1.15.7", "tensorflow-gan==2.0.0"]),
 }
 
 

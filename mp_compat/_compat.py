@@ -173,7 +173,7 @@ def switch_graph_rewrite_off() -> None:
 
 
 def kept_from_autograph(cls: type) -> type:
-  """Marks a class whose instances AutoGraph is to call as they are. TensorFlow 2.0 to 2.2 compare others with strings."""
+  """Marks a class whose instances AutoGraph calls as they are; TensorFlow 2.0 to 2.2 compare all others to strings."""
   cls.autograph_info__ = {}
   return cls
 
