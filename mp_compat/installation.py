@@ -83,9 +83,9 @@ class Installation:
         sys.modules[full] = module
         self._undo.append((sys.modules, full, _ABSENT))
     first, _, rest = path.partition(".")
-    real = getattr(sys.modules["tensorflow." + first], "__name__", full)
-    if real.startswith("tensorflow_core."):  # A stand-in: importing what is below it makes a copy (TensorFlow 2.1).
-      importlib.import_module(".".join(filter(None, [real, rest])))
+    real = getattr(sys.modules["tensorflow." + first], "__name__", "")
+    if real.startswith("tensorflow_core.") and module.__doc__ != _MADE:
+      importlib.import_module("{}.{}".format(real, rest))  # A stand-in: importing what is below makes a copy (2.1).
     name = re.compile(r"tensorflow(_core)?(\._api\.v\d)?\." + re.escape(path))
     copies = [copy for key, copy in list(sys.modules.items()) if name.fullmatch(key) and copy is not None]
     return list({id(copy): copy for copy in [module] + copies}.values())
