@@ -1,6 +1,8 @@
 """mp_compat.install() and `mp_compat run`: TensorFlow's old names mean this package, and mean TensorFlow again."""
 
 import importlib
+import inspect
+import operator
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import pytest
 import tensorflow
 
 import mp_compat
+from mp_compat import old_names
 from tests import keras_cases
 from tests import testing
 from tests.testing import tf
@@ -55,6 +58,22 @@ def test_old_names_mean_this_package_and_then_tensorflow_again():
     assert len(installed.patched) == 30 and repr(installed).startswith("Installation(patched=['tensorflow.train.")
   assert everything() == before and installed.patched == []
   assert tf.train.experimental.LossScale is testing.native.LossScale is not mp_compat.LossScale
+
+
+def test_arguments_are_called_as_they_were():
+  seen = 0
+  for path, meanings in old_names.PUBLIC:
+    for name, here in meanings.items():
+      try:
+        theirs = operator.attrgetter("{}.{}".format(path, name))(tensorflow)
+      except (AttributeError, ImportError):  # not in this TensorFlow, or a Keras that has none
+        continue
+      ours = operator.attrgetter(here.partition(".")[2])(mp_compat)
+      names = [list(inspect.signature(one.__init__ if isinstance(one, type) else one).parameters)
+               for one in (theirs, ours)]
+      assert set(names[0]) - {"args", "kwargs"} <= set(names[1]), here
+      seen += 1
+  assert seen >= 12
 
 
 def test_every_copy_of_tensorflows_interface_is_meant():

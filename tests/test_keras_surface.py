@@ -41,6 +41,8 @@ def test_every_way_to_call_the_constructor_means_the_same_as_it_did(family):
       (new(opt=make(), loss_scale=128.), (False, 128., None)),
       (new(optimizer=make(), loss_scale=scale), (True, 2048., 500)),
       (mp_keras.experimental.LossScaleOptimizer(make(), "dynamic"), (True, 2. ** 15, 2000)),
+      (mp_keras.experimental.LossScaleOptimizer(optimizer=make(), loss_scale=4), (False, 4., None)),
+      (mp_keras.experimental.LossScaleOptimizer(opt=make(), loss_scale=4), (False, 4., None)),
       (new(make()), (True, 2. ** 15, 2000)),
       (new(make(), True), (True, 2. ** 15, 2000)),
       (new(make(), False, 4), (False, 4., None)),

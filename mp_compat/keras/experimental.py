@@ -11,11 +11,16 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
   Source: `tf.keras.mixed_precision.experimental.LossScaleOptimizer`.
   """
 
-  def __init__(self, optimizer: Any, loss_scale: Any, *, count_skipped_steps: bool = True) -> None:
+  def __init__(self,
+               optimizer: Any = None,
+               loss_scale: Any = None,
+               *,
+               opt: Any = None,
+               count_skipped_steps: bool = True) -> None:
     """Wraps a Keras optimizer.
 
     Args:
-      optimizer: the inner optimizer.
+      optimizer: the inner optimizer; `opt` is its name in TensorFlow 1.15.
       loss_scale: a number of at least 1 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
       count_skipped_steps: see `mp_compat.keras.LossScaleOptimizer`.
 
@@ -28,7 +33,7 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
     if isinstance(loss_scale, bool):
       raise ValueError("Invalid value passed to loss_scale. Expected \"dynamic\", an int, a float, or a LossScale, but "
                        "got {!r}. Only mp_compat.keras.LossScaleOptimizer takes `dynamic`.".format(loss_scale))
-    super().__init__(optimizer, loss_scale, count_skipped_steps=count_skipped_steps)
+    super().__init__(optimizer, loss_scale, opt=opt, count_skipped_steps=count_skipped_steps)
 
   @classmethod
   def _from_arguments(cls, inner: Any, arguments: Dict[str, Any]) -> "LossScaleOptimizer":
