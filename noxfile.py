@@ -112,6 +112,9 @@ CLIENTS = {
         "mesh-tensorflow==0.1.21", "oauth2client", "pypng", "requests", "scipy", "sympy", "tensorflow-datasets==3.2.1",
         "tensorflow-hub==0.12.0", "tensorflow-probability==0.7.0"],
                       ["tensor2tensor==1.15.7", "tensorflow-gan==2.0.0"]),
+    "tensor2tensor_tf2": ("3.10", [
+        "tensorflow==2.10.1", "numpy<2", "tensorflow-addons==0.18.0", "tensorflow-probability==0.18.0",
+        "tf_slim==1.1.0"], ["tensor2tensor==1.15.7"]),
 }
 
 
