@@ -102,6 +102,7 @@ CLIENTS = {
         "regex", "scikit-learn", "scipy", "sentencepiece", "spacy>=3,<3.8", "tabulate<0.9",
         "tensorflow-addons==0.18.0", "tqdl==0.0.4", "tqdm", "transformers==4.25.1", "wheel"],
                  ["--no-build-isolation", "finetune==0.10.0"]),
+    "official": ("3.8", ["tensorflow==2.4.4", "protobuf<3.21", "scikit-learn"], ["tf-models-official==2.2.2"]),
     "opennmt": ("3.7", [
         "tensorflow-cpu==2.1.4", "protobuf<3.21", "pyonmttok>=1.18.1,<2", "pyyaml", "rouge>=1,<2",
         "sacrebleu>=1.4.3,<2", "typeguard"],

@@ -31,9 +31,12 @@ PUBLIC: Tuple[Tuple[str, Dict[str, str]], ...] = (
     ("compat.v1.train.experimental", _TRAINING),
     ("compat.v1.mixed_precision", _TRAINING),
     ("compat.v1.mixed_precision.experimental", _LOSS_SCALES),
+    ("compat.v2.train.experimental", _TRAINING),
+    ("compat.v2.mixed_precision.experimental", _LOSS_SCALES),
     ("mixed_precision.experimental", _LOSS_SCALES),
     ("keras.mixed_precision.experimental", _KERAS_WRAPPER),
     ("compat.v1.keras.mixed_precision.experimental", _KERAS_WRAPPER),
+    ("compat.v2.keras.mixed_precision.experimental", _KERAS_WRAPPER),
     ("contrib.mixed_precision", dict(_MANAGERS, **_WRAPPER)),
 )
 

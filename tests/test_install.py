@@ -55,7 +55,7 @@ def test_old_names_mean_this_package_and_then_tensorflow_again():
     assert mixed_precision.FixedLossScaleManager is FixedLossScaleManager
     assert tensorflow.contrib.mixed_precision.LossScaleOptimizer is mp_compat.contrib.mixed_precision.LossScaleOptimizer
     assert "tensorflow.compat.v1.train.experimental.LossScale" in installed.patched and not installed.skipped
-    assert len(installed.patched) == 30 and repr(installed).startswith("Installation(patched=['tensorflow.train.")
+    assert len(installed.patched) == 40 and repr(installed).startswith("Installation(patched=['tensorflow.train.")
   assert everything() == before and installed.patched == []
   assert tf.train.experimental.LossScale is testing.native.LossScale is not mp_compat.LossScale
 
@@ -84,6 +84,10 @@ def test_every_copy_of_tensorflows_interface_is_meant():
              "import mp_compat\n"
              "mp_compat.install()\n"
              "import tensorflow.compat.v1 as third\n"
+             "import tensorflow.compat.v2 as later\n"
+             "assert later.train.experimental.LossScale is mp_compat.LossScale\n"
+             "ours = mp_compat.keras.experimental.LossScaleOptimizer\n"
+             "assert later.keras.mixed_precision.experimental.LossScaleOptimizer is ours\n"
              "for tf in (first, second, third, tensorflow.compat.v1):\n"
              "  assert tf.train.experimental.LossScale is mp_compat.LossScale\n"
              "  assert tf.mixed_precision.experimental.LossScale is mp_compat.LossScale\n")
@@ -100,7 +104,7 @@ def test_once_more_changes_nothing():
   installed.uninstall()
   assert tf.train.experimental.LossScale is not mp_compat.LossScale
   with mp_compat.install() as installed:
-    assert len(installed.patched) == 30
+    assert len(installed.patched) == 40
 
 
 def test_the_switch_of_the_graph_rewrite_is_still_tensorflows():
@@ -119,8 +123,9 @@ def test_a_keras_that_is_not_there_is_skipped():
              "installed = mp_compat.install()\n"
              "print(len(installed.patched), [line.split(':')[0] for line in installed.skipped])\n")
   said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
-  assert said.stdout.decode().strip() == "28 ['tensorflow.keras.mixed_precision.experimental', " \
-      "'tensorflow.compat.v1.keras.mixed_precision.experimental']"
+  assert said.stdout.decode().strip() == "37 ['tensorflow.keras.mixed_precision.experimental', " \
+      "'tensorflow.compat.v1.keras.mixed_precision.experimental', " \
+      "'tensorflow.compat.v2.keras.mixed_precision.experimental']"
 
 
 # A program of 2019, which knows nothing of this package.
