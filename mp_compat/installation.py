@@ -105,10 +105,10 @@ def install() -> Installation:
       with mp_compat.install() as installed:    or of a block
         print(installed.patched)
 
-  `tf.train.experimental`, `tf.mixed_precision.experimental`, `tf.keras.mixed_precision.experimental.LossScaleOptimizer`,
-  and the same of `tf.compat.v1` and `tf.compat.v2`; `tf.compat.v1.mixed_precision`; `tf.contrib.mixed_precision`. Where
-  TensorFlow has no such module any more, it gets one. What was imported by name before stays what it was: call this
-  first.
+  `tf.train.experimental`, `tf.mixed_precision.experimental`, the LossScaleOptimizer of
+  `tf.keras.mixed_precision.experimental`, and the same of `tf.compat.v1` and `tf.compat.v2`;
+  `tf.compat.v1.mixed_precision`; `tf.contrib.mixed_precision`. Where TensorFlow has no such module any more, it gets
+  one. What was imported by name before stays what it was: call this first.
 
   Returns:
     An `Installation`, with `uninstall()`; one that changes nothing where everything is installed already.

@@ -11,7 +11,7 @@ tensor2tensor stays as it is. `t2t-trainer` scales the loss in two ways:
 error unless, for each way,
 
 - both print the same losses and write the same last checkpoint, to the bit;
-- each continues the checkpoint of the other, and what they arrive at is the same again.
+- (half) each continues the checkpoint of the other, and what they arrive at is the same again.
 
 The task is to reverse binary numbers. The scale of `half` begins too high: its first steps overflow and are skipped.
 The rewrite needs a GPU to change a graph; on CPUs the loss is scaled, and computed in float32.
@@ -32,8 +32,6 @@ HALF = "activation_dtype=float16,weight_dtype=float32,mixed_precision_optimizer_
        "mixed_precision_optimizer_init_loss_scale={}".format(2 ** 28)
 WAYS = {"half": ["--hparams={},{}".format(SIZE, HALF)],
         "rewrite": ["--hparams=" + SIZE, "--gpu_automatic_mixed_precision"]}
-DIALECTS = {"half": "contrib", "rewrite": "tensorflow"}  # whose checkpoints either way writes
-
 # How Adam's powers are called tells whose class made the train op.
 POWER = {("half", "tensorflow"): "training/cond/beta1_power", ("rewrite", "tensorflow"): "training/cond_1/beta1_power",
          ("half", "mp_compat"): "training/beta1_power", ("rewrite", "mp_compat"): "training/beta1_power"}
@@ -76,12 +74,13 @@ def main():
       our_losses, our_path = train(top, way, "mp_compat", "mp_compat", 0, steps)
       client.check(losses == our_losses, "the losses differ:\n{}\n{}".format(losses, our_losses))
       count = client.check_same(path, our_path)
-      print("The losses are the same text, the {} variables the same bits. Each continues the other's:".format(count),
-            flush=True)
+      print("The losses are the same text, the {} variables the same bits.".format(count), flush=True)
+      if way == "rewrite":
+        continue
       continued = []
       for source, whose, name in [(path, "mp_compat", "mp_compat after tensorflow"),
                                   (our_path, "tensorflow", "tensorflow after mp_compat")]:
-        client.convert(source, os.path.join(top, way, name, os.path.basename(source)), DIALECTS[way])
+        client.convert(source, os.path.join(top, way, name, os.path.basename(source)), "contrib")
         continued.append(train(top, way, whose, name, steps, 2 * steps))
       client.check(continued[0][0] == continued[1][0], "the losses differ after the restart:\n{}\n{}".format(
           continued[0][0], continued[1][0]))
