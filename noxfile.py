@@ -53,6 +53,13 @@ def demo(session):
   session.run("python", "scripts/train_digits.py", *session.posargs)
 
 
+@nox.session(python=TENSORFLOW[NEWEST][0])
+def benchmark(session):
+  """Measures what loss scaling costs."""
+  session.install("-e", ".[demo]", *TENSORFLOW[NEWEST][1])
+  session.run("python", "scripts/benchmark.py", *session.posargs)
+
+
 @nox.session(python=TENSORFLOW["2.15"][0])
 def estimator(session):
   """Trains an Estimator on the digits, in float16, with overflows. TensorFlow 2.15 is the last that has Estimator."""

@@ -1,0 +1,290 @@
+"""What loss scaling costs, in one process, side by side.
+
+    scripts/benchmark            # every workload; about half an hour on two cores
+    scripts/benchmark --quick    # a few of them, in two minutes
+
+For each workload and optimizer, each variant has a graph and a Session of its own, and they take turns, step by step:
+
+    plain             the optimizer alone
+    barrier           and a conditional whose predicate only waits for all unscaled gradients: gating's physical floor
+    tensorflow        TensorFlow's class, with its dynamic scale; `contrib`, contrib's, where there is one
+    dynamic, fixed    mp_compat, with a dynamic and a fixed scale
+    bare              mp_compat with skip_nonfinite=False: no check, no conditional
+
+Printed are medians of the time of a step, with quartiles; the overhead, the median of the differences to `plain` of the
+same round, as a ratio to that of TensorFlow's class and to that of the barrier; ops in the graph and its functions;
+the time to build the graph, from the loss on; and the time of the first step. `--memory` adds how far the resident
+memory of a process of its own grows in five steps. Gradients are stand-ins, read from variables, but in the workloads
+named model-..., which are trained. Written are benchmark.json and benchmark.png, in --output.
+"""
+
+import argparse
+import collections
+import functools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+import tqdm
+
+import mp_compat
+
+NATIVE = tf.train.experimental
+OPTIMIZERS = {"sgd": lambda base: base(tf.train.GradientDescentOptimizer)(1e-6),
+              "momentum": lambda base: base(tf.train.MomentumOptimizer)(1e-6, .9),
+              "adam": lambda base: base(tf.train.AdamOptimizer)(1e-6)}
+
+
+def resnet50():
+  shapes, width = [(7, 7, 3, 64), (64,), (64,)], 64
+  for blocks, inner in zip((3, 4, 6, 3), (64, 128, 256, 512)):
+    for block in range(blocks):
+      kernels = [(1, 1, width, inner), (3, 3, inner, inner), (1, 1, inner, 4 * inner)]
+      kernels += [(1, 1, width, 4 * inner)] * (block == 0)
+      shapes += [shape for kernel in kernels for shape in (kernel, kernel[-1:], kernel[-1:])]
+      width = 4 * inner
+  return shapes + [(2048, 1000), (1000,)]
+
+
+def bert_base():
+  layer = [(768, 768), (768,)] * 4 + [(768,), (768,), (768, 3072), (3072,), (3072, 768), (768,), (768,), (768,)]
+  return [(30522, 768), (512, 768), (2, 768), (768,), (768,)] + layer * 12 + [(768, 768), (768,)]
+
+
+SHAPES = {"resnet50": resnet50, "bert-base": bert_base, "small-100": lambda: [(1024,)] * 100,
+          "small-1000": lambda: [(1024,)] * 1000, "small-10000": lambda: [(1024,)] * 10000,
+          "small-1000-matrices": lambda: [(32, 32)] * 1000, "float16": lambda: [(1024,)] * 500}
+ROWS = 4096  # of the embedding that have a gradient
+WORKLOADS = list(SHAPES) + ["embedding", "model-dense", "model-convolutions"]
+QUICK = {"resnet50": ["sgd"], "small-1000": ["sgd", "adam"], "model-dense": ["sgd"]}
+
+
+def standing_in(grads):
+  """A class of optimizers whose gradients are these."""
+
+  def extend(optimizer):
+    class StandIn(optimizer):
+      """Computes nothing."""
+
+      def compute_gradients(self, loss, var_list=None, **kwargs):
+        del loss, kwargs
+        return list(zip(grads(), var_list))
+
+    return StandIn
+
+  return extend
+
+
+def model_loss(workload):
+  """The loss of a model with a real backward pass, of more than 100 ms."""
+  if workload == "model-dense":
+    hidden, shape, layer = tf.random_normal([1024, 1024], seed=1), [1024, 1024], tf.matmul
+  else:
+    hidden, shape = tf.random_normal([16, 64, 64, 32], seed=1), [3, 3, 32, 32]
+    layer = functools.partial(tf.nn.conv2d, strides=1, padding="SAME")
+  for index in range(8):
+    kernel = tf.get_variable("kernel_{}".format(index), shape, initializer=tf.glorot_uniform_initializer(seed=index))
+    bias = tf.get_variable("bias_{}".format(index), shape[-1:], initializer=tf.zeros_initializer())
+    hidden = tf.nn.relu(layer(hidden, kernel) + bias)
+  return tf.reduce_mean(tf.square(hidden))
+
+
+def make_task(workload):
+  """The variables of a workload, its loss, and what extends an optimizer for it."""
+  if workload.startswith("model-"):
+    loss = model_loss(workload)
+    return tf.trainable_variables(), loss, lambda optimizer: optimizer
+  loss = tf.placeholder_with_default(1., [])
+  if workload == "embedding":
+    table = tf.get_variable("table", [10 ** 6, 64], initializer=tf.zeros_initializer())
+    rows = tf.get_variable("rows", [ROWS, 64], initializer=tf.zeros_initializer())
+    indices = tf.constant(np.random.RandomState(0).choice(10 ** 6, ROWS, replace=False))
+    return [table], loss, standing_in(lambda: [tf.IndexedSlices(rows.read_value(), indices, tf.shape(table))])
+  dtype = tf.float16 if workload == "float16" else tf.float32
+  variables, sources = [[
+      tf.get_variable("{}_{}".format(name, i), shape, dtype if i % 2 else tf.float32, tf.zeros_initializer())
+      for i, shape in enumerate(SHAPES[workload]())] for name in ("variable", "source")]
+  return variables, loss, standing_in(lambda: [source.read_value() for source in sources])
+
+
+class Barrier:
+  """An optimizer that applies when all gradients are there, whatever they are."""
+
+  def __init__(self, opt):
+    self._opt = opt
+
+  def minimize(self, loss, var_list):
+    reciprocal = 1 / tf.get_variable("scale", initializer=np.float32(8))
+    pairs = [(tf.IndexedSlices(grad.values * reciprocal, grad.indices, grad.dense_shape)
+              if isinstance(grad, tf.IndexedSlices) else grad * tf.cast(reciprocal, grad.dtype), variable)
+             for grad, variable in self._opt.compute_gradients(loss, var_list=var_list)]
+    with tf.control_dependencies([getattr(grad, "values", grad) for grad, _ in pairs]):
+      arrived = reciprocal > 0
+    with tf.variable_scope("", use_resource=True):
+      return tf.cond(arrived, lambda: self._opt.apply_gradients(pairs), tf.no_op)
+
+
+def variants():
+  made = {
+      "plain": lambda opt: opt,
+      "barrier": Barrier,
+      "tensorflow": lambda opt: NATIVE.MixedPrecisionLossScaleOptimizer(opt, NATIVE.DynamicLossScale()),
+      "dynamic": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+      "fixed": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.),
+      "bare": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8., skip_nonfinite=False),
+  }
+  if tf.VERSION.startswith("1."):
+    from tensorflow.contrib import mixed_precision
+    made["contrib"] = lambda opt: mixed_precision.LossScaleOptimizer(
+        opt, mixed_precision.ExponentialUpdateLossScaleManager(8., 2000))
+  return made
+
+
+class Built:
+  """A variant's graph and Session; `ops`, `build_seconds` and `first_seconds` are what they cost."""
+
+  def __init__(self, workload, optimizer, variant):
+    with tf.Graph().as_default() as graph:
+      tf.set_random_seed(1)
+      with tf.variable_scope("", use_resource=True):
+        variables, loss, extend = make_task(workload)
+        began = time.perf_counter()
+        train_op = variants()[variant](OPTIMIZERS[optimizer](extend)).minimize(loss, var_list=variables)
+        self.build_seconds = time.perf_counter() - began
+      definition = graph.as_graph_def()
+      self.ops = len(definition.node) + sum(len(one.node_def) for one in definition.library.function)
+      session = tf.Session(config=tf.ConfigProto(intra_op_parallelism_threads=2, inter_op_parallelism_threads=2))
+      session.run(tf.global_variables_initializer())
+      self.step = session.make_callable(train_op)
+      began = time.perf_counter()
+      self.step()
+      self.first_seconds = time.perf_counter() - began
+
+
+def peak_memory():
+  """The largest resident memory of this process so far, in MB."""
+  with open("/proc/self/status") as status:
+    return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
+
+
+def growth(workload, optimizer, variant):
+  """How far the memory of a process of its own grows in five steps, in MB."""
+  done = subprocess.run([sys.executable, __file__, "--grow", workload, optimizer, variant], stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL, check=False)
+  return float(done.stdout) if done.returncode == 0 else None
+
+
+def measure(workload, optimizer, rounds, seconds, memory):
+  """All variants of one workload: what to print and to write about each."""
+  built = collections.OrderedDict()
+  for variant in variants():
+    try:
+      built[variant] = Built(workload, optimizer, variant)
+    except TypeError as error:  # TensorFlow's class has none for float16 gradients.
+      print("  {}: {}".format(variant, str(error).split("\n")[0][:100]))
+  times = {variant: [] for variant in built}
+  end = time.perf_counter() + seconds
+  for turn in tqdm.trange(rounds + 3, desc="{} {}".format(workload, optimizer), disable=None, leave=False):
+    for variant, one in built.items():
+      began = time.perf_counter()
+      one.step()
+      if turn >= 3:
+        times[variant].append(time.perf_counter() - began)
+    if time.perf_counter() > end and turn > 10:
+      break
+  rows = collections.OrderedDict()
+  for variant, one in built.items():
+    extra = [1e3 * (mine - plain) for mine, plain in zip(times[variant], times["plain"])]
+    low, middle, high = (1e3 * np.percentile(times[variant], [25, 50, 75])).tolist()
+    rows[variant] = dict(
+        milliseconds=middle, quartiles=[low, high], overhead=statistics.median(extra), ops=one.ops,
+        build_seconds=one.build_seconds, first_seconds=one.first_seconds, rounds=len(extra),
+        memory=growth(workload, optimizer, variant) if memory else None)
+  for row in rows.values():
+    for other in ("tensorflow", "barrier"):
+      row["to_" + other] = row["overhead"] / rows[other]["overhead"] if other in rows else None
+  return rows
+
+
+def show(workload, optimizer, rows):
+  print("{} {}, {} rounds".format(workload, optimizer, rows["plain"]["rounds"]))
+  print("  {:<11}{:>9}  {:<17}{:>9}{:>12}{:>9}{:>8}{:>8}{:>8}{:>9}".format(
+      "", "ms", "quartiles", "overhead", "/tensorflow", "/barrier", "ops", "build", "first", "memory"))
+  for variant, row in rows.items():
+    ratios = ["" if row[name] is None or variant == "plain" else "{:.2f}".format(row[name])
+              for name in ("to_tensorflow", "to_barrier")]
+    memory = "" if row["memory"] is None else "{:.0f} MB".format(row["memory"])
+    print("  {:<11}{:>9.2f}  {:<17}{:>9.2f}{:>12}{:>9}{:>8}{:>7.2f}s{:>7.2f}s{:>9}".format(
+        variant, row["milliseconds"], "{:.2f} to {:.2f}".format(*row["quartiles"]), row["overhead"], *ratios,
+        row["ops"], row["build_seconds"], row["first_seconds"], memory), flush=True)
+
+
+def draw(results, path):
+  """A group of bars for each workload: the overhead of each variant, TensorFlow's class being 1."""
+  import matplotlib
+  matplotlib.use("Agg")
+  from matplotlib import pyplot
+  shown = [result for result in results if "tensorflow" in result["variants"]]
+  names = [name for name in variants() if name != "plain"]
+  figure, axes = pyplot.subplots(figsize=(10, 1 + .6 * len(shown)))
+  for index, name in enumerate(names):
+    values = [result["variants"].get(name, {}).get("to_tensorflow", 0) for result in shown]
+    axes.barh(np.arange(len(shown)) - index * .8 / len(names), values, .8 / len(names), label=name)
+  axes.set_yticks(np.arange(len(shown)) - .3)
+  axes.set_yticklabels(["{} {}".format(result["workload"], result["optimizer"]) for result in shown])
+  axes.invert_yaxis()
+  axes.set_xlabel("overhead of a step; TensorFlow's class is 1")
+  axes.legend()
+  figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def parse_arguments():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--quick", action="store_true", help="three workloads, in two minutes")
+  parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this one; may be repeated")
+  parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), action="append", help="only this one")
+  parser.add_argument("--rounds", type=int, default=200, help="steps of each variant; default: %(default)s")
+  parser.add_argument("--seconds", type=float, default=40, help="for a workload at most; default: %(default)s")
+  parser.add_argument("--memory", action="store_true", help="measure memory, too, in a process for each variant")
+  parser.add_argument("--output", default="runs", help="where benchmark.json and .png go; default: %(default)s")
+  parser.add_argument("--grow", nargs=3, help=argparse.SUPPRESS)
+  return parser.parse_args()
+
+
+def main():
+  arguments = parse_arguments()
+  tf.disable_eager_execution()
+  tf.logging.set_verbosity(tf.logging.ERROR)
+  if arguments.grow:
+    step = Built(*arguments.grow).step  # of which one is made
+    before = peak_memory()
+    for _ in range(5):
+      step()
+    print(peak_memory() - before)
+    return
+  plan = QUICK if arguments.quick else {
+      workload: arguments.optimizer or sorted(OPTIMIZERS) for workload in arguments.workload or WORKLOADS}
+  machine = "{} cores, {}, TensorFlow {}, Python {}".format(
+      os.cpu_count(), platform.machine(), tf.VERSION, platform.python_version())
+  print(machine)
+  results = []
+  for workload, optimizers in plan.items():
+    for optimizer in optimizers:
+      rows = measure(workload, optimizer, arguments.rounds, 12 if arguments.quick else arguments.seconds,
+                     arguments.memory)
+      show(workload, optimizer, rows)
+      results.append(dict(workload=workload, optimizer=optimizer, variants=rows))
+  os.makedirs(arguments.output, exist_ok=True)
+  with open(os.path.join(arguments.output, "benchmark.json"), "w") as file:
+    json.dump(dict(machine=machine, results=results), file, indent=2)
+  draw(results, os.path.join(arguments.output, "benchmark.png"))
+
+
+if __name__ == "__main__":
+  main()
