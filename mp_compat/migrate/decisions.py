@@ -107,6 +107,8 @@ class Deciding(cst.CSTVisitor):
   def visit_Attribute(self, node: cst.Attribute) -> bool:
     full, leaf = self._names.full(node), node.attr.value
     if self._names.meanings(node):
+      if leaf.startswith("_") and any(name.startswith("mp_compat.") for name in full):
+        self._note(self._found, node, "private-state")  # of a module that was rewritten, and has it no more
       return False
     if any(_is_keras(name) for name in full):
       self._note(self._found, node, "keras")
