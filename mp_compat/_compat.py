@@ -5,8 +5,9 @@ TensorFlow 1.15 to 2.21. What those names cannot do is done below, once.
 """
 
 import contextlib
+import functools
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tuple
 import weakref
 
 try:
@@ -74,6 +75,11 @@ def marked_tensors(graph: tf.Graph) -> Dict[str, str]:
   return _hung_on(graph, "_mp_compat_marked", dict)
 
 
+def scaled_tensors(graph: tf.Graph) -> Dict[str, Any]:
+  """What the tensors of `graph` were before they were unscaled, by their names; the dictionary is the graph's own."""
+  return _hung_on(graph, "_mp_compat_scaled", dict)
+
+
 def _hung_on(graph: tf.Graph, name: str, make: Callable[[], Any]) -> Any:
   if not hasattr(graph, name):
     setattr(graph, name, make())
@@ -131,6 +137,77 @@ def contains_op(op: tf.Operation, prefix: str) -> bool:
     return False
   branches = [op.graph._get_function(op.get_attr(branch).name) for branch in ("then_branch", "else_branch")]
   return any(node.op.startswith(prefix) for branch in branches for node in branch.definition.node_def)
+
+
+def may_be_compiled() -> bool:
+  """Whether ops made now belong to a function, or to a part of a graph, that XLA may be asked to compile."""
+  if tf.executing_eagerly():
+    return False
+  graph = tf.get_default_graph()
+  context = graph._get_control_flow_context()
+  while context is not None:
+    if context.IsXLAContext():
+      return True
+    context = context.outer_context
+  return graph.building_function
+
+
+@contextlib.contextmanager
+def on_device_of(tensor: tf.Tensor) -> Iterator[None]:
+  """A context in which ops are placed where `tensor` is asked to be; if it is not, where those around are."""
+  with tf.device(tensor.device or (lambda op: op.device)):
+    yield
+
+
+def kept_from_grappler(tensor: tf.Tensor) -> tf.Tensor:
+  """The same tensor, whose value no graph optimization changes: `(g * r) * c` would become `g * (r * c)`."""
+  tensor.op._set_attr("_grappler_do_not_remove", tf.AttrValue(b=True))
+  return tensor
+
+
+# --- finite or not -------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=None)
+def _device_types(op_type: str, dtype: tf.DType) -> FrozenSet[str]:
+  """The types of devices on which this op takes a `T` of this dtype; XLA's, which come up late, do not count."""
+  from tensorflow.python.framework import kernels
+  return frozenset(kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op_type).kernel
+                   for constraint in kernel.constraint
+                   if constraint.name == "T" and dtype.as_datatype_enum in constraint.allowed_values.list.type
+                   and not kernel.device_type.startswith("XLA"))
+
+
+def _looks_in_one_pass(dtype: tf.DType) -> bool:
+  """Whether DebugNumericSummaryV2 runs wherever TensorFlow looks for values that are not finite."""
+  able = _device_types("DebugNumericSummaryV2", dtype)
+  return bool(able) and _device_types("IsFinite", dtype) <= able
+
+
+def is_finite(value: tf.Tensor) -> tf.Tensor:
+  """`tf.is_finite`, which 1.15 lacks for bfloat16; float32 holds every bfloat16 value."""
+  return tf.is_finite(tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value)
+
+
+def all_finite(values: List[tf.Tensor]) -> tf.Tensor:
+  """Whether all values are finite, a scalar bool tensor: in one pass where TensorFlow (2.4 and later) has an op for it.
+
+  That op was made for debugging. XLA lacks it, and so may devices that TensorFlow itself does not ship.
+
+  Args:
+    values: one tensor at least, of any shapes; float16, bfloat16, float32 or float64.
+  """
+  summaries, verdicts = [], []
+  for value in values:
+    with on_device_of(value):
+      if _looks_in_one_pass(value.dtype) and not may_be_compiled():
+        summaries.append(tf.raw_ops.DebugNumericSummaryV2(  # 0., and 1. where some value is not finite
+            input=value, output_dtype=tf.float32, tensor_debug_mode=2, tensor_id=0))
+      else:
+        verdicts.append(tf.reduce_all(is_finite(value)))
+  if summaries:
+    verdicts.append(tf.reduce_all(tf.equal(tf.stack(summaries), 0.)))
+  return tf.reduce_all(tf.stack(verdicts))
 
 
 # --- the rewriting of graphs to float16 ---------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from typing import Any, Dict, Iterable, List, Optional
 
 from mp_compat import _compat
+from mp_compat import buckets
 from mp_compat import gating
 from mp_compat import gradients
 from mp_compat import optimizer as optimizer_module
@@ -77,6 +78,7 @@ class GradientAccumulator:
       raise ValueError("This window is added to already in this graph. Run the op that add() returned once for each "
                        "micro-batch, or make another GradientAccumulator.")
     grads = [grad for grad, _ in grads_and_vars]
+    ready = buckets.Buckets(grads)
     device = gradients.values_of(grads)[0].device
     state.update(
         grads_and_vars=grads_and_vars, sums=[_sum_for(grad, variable) for grad, variable in grads_and_vars],
@@ -85,13 +87,13 @@ class GradientAccumulator:
 
     def add() -> tf.Operation:
       return tf.group(state["finite"].assign_add(1, read_value=False), *[
-          _add_to(total, grad) for total, grad in zip(state["sums"], grads) if grad is not None])
+          _add_to(total, grad) for total, grad in zip(state["sums"], ready.unscaled(grads)) if grad is not None])
 
     def skip() -> tf.Operation:
       return tf.group(state["overflowed"].assign_add(1, read_value=False))
 
     with _compat.conditionals_in_graph():
-      added = tf.cond(gradients.all_finite(grads), add, skip)
+      added = tf.cond(ready.all_finite(), add, skip)
     return tf.group(added, name=name or "accumulate")
 
   def mean(self) -> List[GradAndVar]:

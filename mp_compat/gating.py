@@ -22,6 +22,7 @@ class Judgement(NamedTuple):
   finite: Optional[tf.Tensor]  # the verdict, where there is one
   update_op: Optional[tf.Operation]  # moves the loss scale
   should_apply: Union[bool, tf.Tensor]
+  ready: Any  # the gradients that were judged, a buckets.Buckets for each replica; None where there is no verdict
 
 
 def listed(grads_and_vars: Iterable[GradAndVar]) -> Tuple[GradAndVar, ...]:
@@ -50,10 +51,10 @@ def judge(loss_scale: Any,
   judged = loss_scale_module.step_gradients(grads, finite_reducer)
   if finite_before is None:
     update_op, should_apply = loss_scale.update(judged)
-    return Judgement(judged.finite, update_op, _both(should_apply, judged.finite))
+    return Judgement(judged.finite, update_op, _both(should_apply, judged.finite), judged.ready)
   # The loss scale hears of what was left out; these gradients are applied without it.
   update_op, _ = loss_scale.update(loss_scale_module.step_gradients(grads, finite_reducer, finite_before))
-  return Judgement(judged.finite, update_op, judged.finite)
+  return Judgement(judged.finite, update_op, judged.finite, judged.ready)
 
 
 def _both(should_apply: Any, finite: tf.Tensor) -> Any:

@@ -3,7 +3,7 @@
 A gradient is a dense tensor, a `tf.IndexedSlices` (of which only `.values` are ever touched) or None.
 """
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from mp_compat import _compat
 from mp_compat._compat import tf
@@ -12,6 +12,13 @@ Gradient = Optional[Union[tf.Tensor, tf.IndexedSlices]]
 Loss = Union[tf.Tensor, Callable[[], tf.Tensor]]
 
 _DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64)
+
+
+class Scaled(NamedTuple):
+  """What `unscale` was given: it returned `unscale_values(values, reciprocal)`."""
+
+  values: tf.Tensor
+  reciprocal: Optional[tf.Tensor]  # None where they are as they were
 
 
 def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
@@ -53,19 +60,45 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
   """
   reciprocals: Dict[tf.DType, tf.Tensor] = {}
 
-  def unscale_values(values: tf.Tensor) -> tf.Tensor:
+  def unscale_noted(values: tf.Tensor) -> tf.Tensor:
     wide = tf.float64 if values.dtype == tf.float64 else tf.float32
     if wide not in reciprocals:
       reciprocals[wide] = 1 / tf.cast(scale, wide)
-    return tf.cast(tf.cast(values, wide) * reciprocals[wide], values.dtype)
+    with _compat.on_device_of(values):
+      unscaled = unscale_values(values, reciprocals[wide])
+    _note_scaled(unscaled, Scaled(values, reciprocals[wide]))
+    return unscaled
 
-  return [_map_values(unscale_values, grad) for grad in grads]
+  return [map_values(unscale_noted, grad) for grad in grads]
+
+
+def unscale_values(values: tf.Tensor, reciprocal: tf.Tensor) -> tf.Tensor:
+  """`values * reciprocal`, multiplied in the dtype of the latter and rounded to that of the former."""
+  return tf.cast(tf.cast(values, reciprocal.dtype) * reciprocal, values.dtype)
+
+
+def before_unscaling(values: tf.Tensor) -> Scaled:
+  """What these values were before `unscale`, as far as that is known: in graphs, not in functions or eager mode."""
+  graph = _compat.current_graph()
+  unknown = Scaled(values, None)
+  return _compat.scaled_tensors(graph).get(values.name, unknown) if graph and values.graph is graph else unknown
+
+
+def _note_scaled(values: tf.Tensor, scaled: Scaled) -> None:
+  graph = _compat.current_graph()
+  if graph is not None and not _compat.may_be_compiled():
+    _compat.scaled_tensors(graph)[values.name] = scaled
 
 
 def gate(grads: Iterable[Gradient]) -> List[Gradient]:
   """The same gradients, none of which is available before all are computed (`Optimizer.GATE_GRAPH`)."""
   grads = list(grads)
-  return grads if all(grad is None for grad in grads) else tf.tuple(grads)
+  if all(grad is None for grad in grads):
+    return grads
+  gated = tf.tuple(grads)
+  for before, after in zip(values_of(grads), values_of(gated)):
+    _note_scaled(after, before_unscaling(before))
+  return gated
 
 
 def mark_raw(grads: Iterable[Gradient], names: Iterable[str]) -> None:
@@ -90,31 +123,8 @@ def judged(grads: Iterable[Gradient], names: Iterable[str]) -> List[Tuple[str, t
     names: the names of their variables.
   """
   pairs = [(name, values) for grad, name in zip(grads, names) for values in values_of([grad])]
-  sources = _raw_sources([values for _, values in pairs])
+  sources = raw_sources([values for _, values in pairs])
   return pairs + [(_compat.marked_tensors(raw.graph)[raw.name], raw) for raw in sources]
-
-
-def all_finite(grads: Iterable[Gradient]) -> tf.Tensor:
-  """Whether every value of these gradients is finite, and of the raw ones that they were computed from.
-
-  Clipping can turn an inf into a number (`tf.clip_by_value`), and masking can hide a NaN; the raw gradients, marked
-  by `mark_raw`, tell. Only those that a gradient derives from by data are looked at, so that gradients read from
-  accumulator variables bring no backward pass along.
-
-  Args:
-    grads: gradients of any shapes; values of any floating dtype up to the largest finite one count as finite.
-
-  Returns:
-    A scalar bool tensor; True where there is nothing to look at.
-
-  Raises:
-    TypeError: a gradient is not of a floating dtype.
-  """
-  values = values_of(grads)
-  values += _raw_sources(values)
-  if not values:
-    return tf.constant(True)
-  return tf.reduce_all(tf.stack([tf.reduce_all(tf.is_finite(_checkable(value))) for value in values]))
 
 
 def reveal(grads: Iterable[Gradient], finite: tf.Tensor, seen_elsewhere: bool = False) -> List[Gradient]:
@@ -129,16 +139,41 @@ def reveal(grads: Iterable[Gradient], finite: tf.Tensor, seen_elsewhere: bool = 
     seen_elsewhere: whether the verdict also rests on what is not behind these gradients.
   """
   grads = list(grads)
-  if seen_elsewhere or _raw_sources(values_of(grads)):
+  if seen_elsewhere or raw_sources(values_of(grads)):
     first = next(i for i, grad in enumerate(grads) if grad is not None)
     nan_or_zero = tf.where_v2(finite, 0., float("nan"))
-    grads[first] = _map_values(lambda values: values + tf.cast(nan_or_zero, values.dtype), grads[first])
+    grads[first] = map_values(lambda values: values + tf.cast(nan_or_zero, values.dtype), grads[first])
   return grads
 
 
 def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
   """The tensors that hold the values of these gradients; those that are None have none."""
   return [_as_tensor(grad.values if isinstance(grad, tf.IndexedSlices) else grad) for grad in grads if grad is not None]
+
+
+def check_floating(values: tf.Tensor) -> tf.Tensor:
+  """The same tensor; a TypeError where it is not of a floating dtype."""
+  dtype = values.dtype.base_dtype
+  if dtype not in _DTYPES:
+    raise TypeError("Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. Gradients must "
+                    "be floating: got {}.".format(dtype.name, ", ".join(d.name for d in _DTYPES), values))
+  return values
+
+
+def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
+  """The gradient with `function` of its values in place of these."""
+  if grad is None:
+    return None
+  if isinstance(grad, tf.IndexedSlices):
+    return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
+  return function(_as_tensor(grad))
+
+
+def raw_sources(values: List[tf.Tensor]) -> List[tf.Tensor]:
+  """The raw gradients that `values` were computed from, without those that are among `values`."""
+  raw = nearest(values, is_raw)
+  handed_in = {key_of(value) for value in values} if raw else ()
+  return [source for source in raw if key_of(source) not in handed_in]
 
 
 def nearest(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) -> List[tf.Tensor]:
@@ -153,7 +188,7 @@ def nearest(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) ->
   found, seen, ahead = [], set(), list(values)
   while ahead:
     tensor = ahead.pop()
-    key = _key(tensor)
+    key = key_of(tensor)
     if key in seen:
       continue
     seen.add(key)
@@ -167,6 +202,11 @@ def nearest(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) ->
 def is_raw(tensor: tf.Tensor) -> bool:
   """Whether `mark_raw` was told of this tensor."""
   return tensor.name in _compat.marked_tensors(tensor.graph)
+
+
+def key_of(tensor: tf.Tensor) -> Tuple[int, str]:
+  """By what a tensor of a graph can be told from all others."""
+  return id(tensor.graph), tensor.name
 
 
 def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List[Gradient], tf.Tensor]:
@@ -190,18 +230,18 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
   grads = list(grads)
   values = values_of(grads)
   wide_dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
-  wide = [_map_values(lambda value: tf.cast(value, wide_dtype), grad) for grad in grads]
+  wide = [map_values(lambda value: tf.cast(value, wide_dtype), grad) for grad in grads]
   norm = tf.global_norm(wide)
 
   def norm_of_large() -> tf.Tensor:
     peak = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(value)) for value in values_of(wide)]))
-    return peak * tf.global_norm([_map_values(lambda value: value / peak, grad) for grad in wide])
+    return peak * tf.global_norm([map_values(lambda value: value / peak, grad) for grad in wide])
 
   if values:
     norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)
   clipped, _ = tf.clip_by_global_norm(wide, tf.cast(clip_norm, wide_dtype), use_norm=norm)
   dtypes = [None if grad is None else values_of([grad])[0].dtype for grad in grads]
-  return [_map_values(lambda value, dtype=dtype: tf.cast(value, dtype), grad)
+  return [map_values(lambda value, dtype=dtype: tf.cast(value, dtype), grad)
           for grad, dtype in zip(clipped, dtypes)], norm
 
 
@@ -213,16 +253,8 @@ def finite_or_zero(grads: Iterable[Gradient]) -> List[Gradient]:
   Args:
     grads: gradients of any shapes, of floating dtypes.
   """
-  return [_map_values(lambda value: tf.where_v2(tf.is_finite(_checkable(value)), value, tf.zeros_like(value)), grad)
+  return [map_values(lambda value: tf.where_v2(_compat.is_finite(value), value, tf.zeros_like(value)), grad)
           for grad in grads]
-
-
-def _map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
-  if grad is None:
-    return None
-  if isinstance(grad, tf.IndexedSlices):
-    return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
-  return function(_as_tensor(grad))
 
 
 def _as_tensor(values: Any) -> tf.Tensor:
@@ -231,23 +263,3 @@ def _as_tensor(values: Any) -> tf.Tensor:
   except (TypeError, ValueError) as error:
     raise TypeError("Gradient must be convertible to a Tensor or IndexedSlices, or None: {}. Got {!r}.".format(
         values, type(values))) from error
-
-
-def _checkable(values: tf.Tensor) -> tf.Tensor:
-  dtype = values.dtype.base_dtype
-  if dtype not in _DTYPES:
-    raise TypeError("Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. Gradients must "
-                    "be floating: got {}.".format(dtype.name, ", ".join(d.name for d in _DTYPES), values))
-  # TensorFlow 1.15 has no is_finite for bfloat16; float32 holds every bfloat16 value.
-  return tf.cast(values, tf.float32) if dtype == tf.bfloat16 else values
-
-
-def _raw_sources(values: List[tf.Tensor]) -> List[tf.Tensor]:
-  """The raw gradients that `values` were computed from, without those that are among `values`."""
-  raw = nearest(values, is_raw)
-  handed_in = {_key(value) for value in values} if raw else ()
-  return [source for source in raw if _key(source) not in handed_in]
-
-
-def _key(tensor: tf.Tensor) -> Tuple[int, str]:
-  return id(tensor.graph), tensor.name

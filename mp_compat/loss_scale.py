@@ -6,6 +6,7 @@ import numbers
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 from mp_compat import _compat
+from mp_compat import buckets
 from mp_compat import distribute
 from mp_compat import gradients
 from mp_compat import update_rule
@@ -307,6 +308,7 @@ class StepGradients(list):
   """The gradients of one step as `LossScale.update` receives them, and the verdict on them, made once."""
 
   finite: Optional[tf.Tensor] = None
+  ready: Optional[buckets.Buckets] = None  # for each replica
 
 
 def step_gradients(grads: Iterable[gradients.Gradient],
@@ -320,14 +322,15 @@ def step_gradients(grads: Iterable[gradients.Gradient],
     finite_before: a scalar bool, a value for each replica: what was judged when these gradients were accumulated.
   """
   grads = list(grads)
-  finite = finite_everywhere(grads)
+  ready = distribute.on_each_replica(buckets.Buckets, grads)
+  finite = distribute.all_replicas(buckets.Buckets.all_finite, ready)
   if finite_before is not None:
     finite = tf.logical_and(finite, distribute.all_replicas(tf.identity, finite_before))
   if finite_reducer is not None:
     finite = _reduced(finite_reducer, finite)
   seen_elsewhere = finite_reducer is not None or finite_before is not None
   judged = StepGradients(distribute.on_each_replica(gradients.reveal, grads, finite, seen_elsewhere))
-  judged.finite = finite
+  judged.finite, judged.ready = finite, ready
   return judged
 
 
@@ -344,7 +347,7 @@ def finite_everywhere(grads: Any) -> tf.Tensor:
   """Whether all gradients, and the raw ones behind them, are finite on all replicas: a scalar bool tensor."""
   if isinstance(grads, StepGradients) and grads.finite is not None:
     return grads.finite
-  return distribute.all_replicas(gradients.all_finite, tf.nest.flatten(grads))
+  return distribute.all_replicas(lambda own: buckets.Buckets(own).all_finite(), tf.nest.flatten(grads))
 
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:

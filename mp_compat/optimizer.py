@@ -5,6 +5,7 @@ from typing import Any, Iterable, List, Optional, Tuple
 from absl import logging
 
 from mp_compat import _compat
+from mp_compat import buckets
 from mp_compat import diagnosis
 from mp_compat import distribute
 from mp_compat import gating
@@ -275,13 +276,22 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
         (one, variable.name) for grad, variable in grads_and_vars for one in distribute.each_local(grad)])
     scale = self._scale() if self._add_summaries else None
     with tf.control_dependencies([] if scale is None else [scale]):
-      finite, update_op, should_apply = judgement or self._judge(grads, finite_before)
+      finite, update_op, should_apply, ready = judgement or self._judge(grads, finite_before)
     state = _compat.state_of(self, _compat.current_graph())
     state["gradients_finite"] = finite
 
+    def apply_inner(ready: Optional[buckets.Buckets],
+                    grads_and_vars: Tuple[gating.GradAndVar, ...],
+                    *args: Any,
+                    **kwargs: Any) -> Optional[tf.Operation]:
+      if ready is not None:
+        grads, variables = zip(*grads_and_vars)
+        grads_and_vars = tuple(zip(ready.unscaled(grads), variables))
+      return self._optimizer.apply_gradients(grads_and_vars, *args, **kwargs)
+
     def apply() -> Optional[tf.Operation]:
-      return distribute.group(distribute.on_each_replica(
-          self._optimizer.apply_gradients, grads_and_vars, global_step, name, **kwargs))
+      return distribute.group(
+          distribute.on_each_replica(apply_inner, ready, grads_and_vars, global_step, name, **kwargs))
 
     train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
     applied = gating.cond(should_apply, apply)
@@ -302,7 +312,7 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     if self._skip_nonfinite:
       return gating.judge(self._loss_scale, grads, self._reducer(grads), finite_before)
     update_op, should_apply = self._loss_scale.update(grads)
-    return gating.Judgement(should_apply if tf.is_tensor(should_apply) else None, update_op, should_apply)
+    return gating.Judgement(should_apply if tf.is_tensor(should_apply) else None, update_op, should_apply, None)
 
   def _reducer(self, grads: List[gradients.Gradient]) -> Optional[loss_scale_module.FiniteReducer]:
     return self._finite_reducer or horovod.default_reducer(

@@ -85,5 +85,5 @@ def _judge(optimizer: optimizer_module.MixedPrecisionLossScaleOptimizer,
   whole = optimizer._judge([grad for own in grads for grad in own])
   if skip == "all":
     return [whole] * len(grads)
-  verdicts = [loss_scale.step_gradients(own, optimizer._reducer(own)).finite for own in grads]
-  return [gating.Judgement(finite, whole.update_op, finite) for finite in verdicts]
+  judged = [loss_scale.step_gradients(own, optimizer._reducer(own)) for own in grads]
+  return [gating.Judgement(own.finite, whole.update_op, own.finite, own.ready) for own in judged]
