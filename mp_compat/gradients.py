@@ -45,7 +45,7 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
   return loss * tf.cast(scale, dtype)
 
 
-def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
+def unscale(grads: Iterable[Gradient], scale: tf.Tensor, deferrable: bool = False) -> List[Gradient]:
   """`g * (1 / scale)` for every gradient, in the gradient's own dtype.
 
   float16 and bfloat16 gradients are multiplied in float32 and rounded once: in float16 itself, 1/2**16 would be
@@ -54,22 +54,24 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
   Args:
     grads: gradients of any shapes, each float16, bfloat16, float32 or float64.
     scale: the loss scale, a float32 scalar.
+    deferrable: whether those who apply them may multiply later instead (`before_unscaling`).
 
   Returns:
     As many gradients, of the same kinds, shapes and dtypes.
   """
   reciprocals: Dict[tf.DType, tf.Tensor] = {}
 
-  def unscale_noted(values: tf.Tensor) -> tf.Tensor:
+  def unscale_one(values: tf.Tensor) -> tf.Tensor:
     wide = tf.float64 if values.dtype == tf.float64 else tf.float32
     if wide not in reciprocals:
       reciprocals[wide] = 1 / tf.cast(scale, wide)
     with _compat.on_device_of(values):
       unscaled = unscale_values(values, reciprocals[wide])
-    _note_scaled(unscaled, Scaled(values, reciprocals[wide]))
+    if deferrable:
+      _note_scaled(unscaled, Scaled(values, reciprocals[wide]))
     return unscaled
 
-  return [map_values(unscale_noted, grad) for grad in grads]
+  return [map_values(unscale_one, grad) for grad in grads]
 
 
 def unscale_values(values: tf.Tensor, reciprocal: tf.Tensor) -> tf.Tensor:
@@ -78,7 +80,7 @@ def unscale_values(values: tf.Tensor, reciprocal: tf.Tensor) -> tf.Tensor:
 
 
 def before_unscaling(values: tf.Tensor) -> Scaled:
-  """What these values were before `unscale`, as far as that is known: in graphs, not in functions or eager mode."""
+  """What deferrable values were before `unscale`; in functions and in eager mode, the values themselves."""
   graph = _compat.current_graph()
   unknown = Scaled(values, None)
   return _compat.scaled_tensors(graph).get(values.name, unknown) if graph and values.graph is graph else unknown

@@ -167,7 +167,7 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
         aggregation_method=aggregation_method, colocate_gradients_with_ops=colocate_gradients_with_ops,
         grad_loss=grad_loss))
     grads, variables = [g for g, _ in grads_and_vars], [v for _, v in grads_and_vars]
-    grads = gradients.unscale(grads, scale)
+    grads = gradients.unscale(grads, scale, deferrable=True)
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
       grads = gradients.gate(grads)
     self._note_raw(grads, [variable.name for variable in variables])
@@ -208,7 +208,7 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     if scale is None:
       raise RuntimeError("unscale_gradients() is for gradients of a loss that scale_loss() scaled, but scale_loss() "
                          "was not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables).")
-    grads = gradients.unscale(grads, scale)
+    grads = gradients.unscale(grads, scale, deferrable=True)
     self._note_raw(grads, ["gradient {}".format(i) for i in range(len(grads))])
     return grads
 

@@ -12,8 +12,9 @@ For each workload and optimizer, each variant has a graph and a Session of its o
     bare              mp_compat with skip_nonfinite=False: no check, no conditional
 
 Printed are medians of the time of a step, with quartiles; the overhead, the median of the differences to `plain` of the
-same round, as a ratio to that of TensorFlow's class and to that of the barrier; ops in the graph and its functions;
-the time to build the graph, from the loss on; and the time of the first step. `--memory` adds how far the resident
+same round, as a ratio to that of TensorFlow's class and to that of the barrier; ops as built, in the graph and its
+functions, and as run, after TensorFlow has pruned, lowered and optimized them; the time to build the graph, from the
+loss on; and the time of the first step. `--memory` adds how far the resident
 memory of a process of its own grows in five steps. Gradients are stand-ins, read from variables, but in the workloads
 named model-..., which are trained. Written are benchmark.json and benchmark.png, in --output.
 """
@@ -147,7 +148,7 @@ def variants():
 
 
 class Built:
-  """A variant's graph and Session; `ops`, `build_seconds` and `first_seconds` are what they cost."""
+  """A variant's graph and Session; `ops`, `ops_run`, `build_seconds` and `first_seconds` are what they cost."""
 
   def __init__(self, workload, optimizer, variant):
     with tf.Graph().as_default() as graph:
@@ -161,10 +162,13 @@ class Built:
       self.ops = len(definition.node) + sum(len(one.node_def) for one in definition.library.function)
       session = tf.Session(config=tf.ConfigProto(intra_op_parallelism_threads=2, inter_op_parallelism_threads=2))
       session.run(tf.global_variables_initializer())
-      self.step = session.make_callable(train_op)
+      self.step = functools.partial(session.run, train_op)
       began = time.perf_counter()
       self.step()
       self.first_seconds = time.perf_counter() - began
+      metadata = tf.RunMetadata()
+      self.step(options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+      self.ops_run = sum(len(part.node) for part in metadata.partition_graphs)
 
 
 def peak_memory():
@@ -204,6 +208,7 @@ def measure(workload, optimizer, rounds, seconds, memory):
     low, middle, high = (1e3 * np.percentile(times[variant], [25, 50, 75])).tolist()
     rows[variant] = dict(
         milliseconds=middle, quartiles=[low, high], overhead=statistics.median(extra), ops=one.ops,
+        ops_run=one.ops_run,
         build_seconds=one.build_seconds, first_seconds=one.first_seconds, rounds=len(extra),
         memory=growth(workload, optimizer, variant) if memory else None)
   for row in rows.values():
@@ -214,15 +219,15 @@ def measure(workload, optimizer, rounds, seconds, memory):
 
 def show(workload, optimizer, rows):
   print("{} {}, {} rounds".format(workload, optimizer, rows["plain"]["rounds"]))
-  print("  {:<11}{:>9}  {:<17}{:>9}{:>12}{:>9}{:>8}{:>8}{:>8}{:>9}".format(
-      "", "ms", "quartiles", "overhead", "/tensorflow", "/barrier", "ops", "build", "first", "memory"))
+  print("  {:<11}{:>9}  {:<17}{:>9}{:>12}{:>9}{:>8}{:>8}{:>8}{:>8}{:>9}".format(
+      "", "ms", "quartiles", "overhead", "/tensorflow", "/barrier", "built", "run", "build", "first", "memory"))
   for variant, row in rows.items():
     ratios = ["" if row[name] is None or variant == "plain" else "{:.2f}".format(row[name])
               for name in ("to_tensorflow", "to_barrier")]
     memory = "" if row["memory"] is None else "{:.0f} MB".format(row["memory"])
-    print("  {:<11}{:>9.2f}  {:<17}{:>9.2f}{:>12}{:>9}{:>8}{:>7.2f}s{:>7.2f}s{:>9}".format(
+    print("  {:<11}{:>9.2f}  {:<17}{:>9.2f}{:>12}{:>9}{:>8}{:>8}{:>7.2f}s{:>7.2f}s{:>9}".format(
         variant, row["milliseconds"], "{:.2f} to {:.2f}".format(*row["quartiles"]), row["overhead"], *ratios,
-        row["ops"], row["build_seconds"], row["first_seconds"], memory), flush=True)
+        row["ops"], row["ops_run"], row["build_seconds"], row["first_seconds"], memory), flush=True)
 
 
 def draw(results, path):

@@ -146,7 +146,7 @@ def test_unscaled_in_a_branch_they_have_the_bits_of_the_product(dtype, gate, ver
   with tf.Graph().as_default(), testing.control_flow(version):
     grads, placeholders, values = scaled_grads(dtype)
     scale = tf.placeholder(tf.float32, [])
-    outside = gradients.unscale(grads, scale)
+    outside = gradients.unscale(grads, scale, deferrable=True)
     outside = gradients.gate(outside) if gate else outside
     ready = buckets.Buckets(outside)
     within = tf.cond(ready.all_finite(), lambda: gradients.values_of(ready.unscaled(outside)),
@@ -167,7 +167,7 @@ def test_what_overflows_by_unscaling_alone_is_seen(dtype, number):
   with tf.Graph().as_default():
     placeholders = [tf.placeholder(dtype, [2]) for _ in range(number)]
     scale = tf.placeholder(tf.float32, [])
-    finite = finite_of(gradients.unscale(placeholders, scale))
+    finite = finite_of(gradients.unscale(placeholders, scale, deferrable=True))
     feed = {one: as_numpy(dtype, [1., -largest]) for one in placeholders}
     for one, expected in [(1., True), (.5, False), (2., True), (0., False), (np.nan, False), (-1., True)]:
       with np.errstate(all="ignore"):
@@ -180,8 +180,8 @@ def test_what_overflows_by_unscaling_alone_is_seen(dtype, number):
 def test_gradients_of_two_scales_are_each_unscaled_by_their_own():
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [2])
-    grads = gradients.unscale([x], tf.placeholder_with_default(4., [])) + gradients.unscale(
-        [x], tf.placeholder_with_default(.5, [])) + [x + 0.]
+    grads = gradients.unscale([x], tf.placeholder_with_default(4., []), deferrable=True) + gradients.unscale(
+        [x], tf.placeholder_with_default(.5, []), deferrable=True) + [x + 0.]
     ready = buckets.Buckets(grads)
     within = tf.cond(ready.all_finite(), lambda: ready.unscaled(grads), lambda: [tf.zeros([2])] * 3)
     np.testing.assert_array_equal(run(within, {x: [1., 2.]}), [[.25, .5], [2., 4.], [1., 2.]])
@@ -197,18 +197,18 @@ class Tenth(tf.train.GradientDescentOptimizer):
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 def test_graph_optimization_leaves_the_product_alone(use_resource):
-  value = np.random.RandomState(0).normal(size=1000).astype(np.float32)
+  value = np.random.RandomState(0).normal(size=[1, 1000]).astype(np.float32)
   with tf.Graph().as_default():
     with tf.variable_scope("", use_resource=use_resource):
-      w = tf.get_variable("w", [1000], initializer=tf.zeros_initializer())
-    x = tf.placeholder(tf.float32, [1000])
+      w = tf.get_variable("w", [1000, 1], initializer=tf.zeros_initializer())
+    x = tf.placeholder(tf.float32, [1, 1000])
     scale = mp_compat.DynamicLossScale(3 ** 5, 2000)
-    train_op = mp_compat.MixedPrecisionLossScaleOptimizer(Tenth(1.), scale).minimize(tf.reduce_sum(w * x))
+    train_op = mp_compat.MixedPrecisionLossScaleOptimizer(Tenth(1.), scale).minimize(tf.matmul(x, w))
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
       sess.run(train_op, {x: value})
       reciprocal = np.float32(1.) / np.float32(3 ** 5)
-      np.testing.assert_array_equal(sess.run(w), -(value * np.float32(3 ** 5) * reciprocal * np.float32(.1)))
+      np.testing.assert_array_equal(sess.run(w).T, -(value * np.float32(3 ** 5) * reciprocal * np.float32(.1)))
 
 
 def many_small(number):
@@ -259,28 +259,28 @@ def test_no_bool_of_the_size_of_a_gradient_is_made():
 
 def test_gradients_on_several_devices_stay_where_they_are():
   with tf.Graph().as_default() as graph:
-    placeholders = []
-    for device in testing.TWO_CPUS * 2:
+    inputs, grads = [tf.placeholder(tf.float32, [3]) for _ in range(4)], []
+    for one, device in zip(inputs, testing.TWO_CPUS * 2):
       with tf.device(device):
-        placeholders.append(tf.placeholder(tf.float32, [3]) * 2.)
-      grads = gradients.unscale(placeholders, tf.placeholder_with_default(4., []))
-    ready = buckets.Buckets(grads)
-    within = tf.cond(ready.all_finite(), lambda: ready.unscaled(grads), lambda: [tf.zeros([3])] * 4)
-    packs = [op for op in graph.get_operations() if op.type == "Pack" and op.inputs[0].shape == [3]]
-    assert len(packs) == 2
+        grads.append(one * 2.)
+    with tf.device("/cpu:1"):
+      unscaled = gradients.unscale(grads, tf.placeholder_with_default(4., []), deferrable=True)
+      ready = buckets.Buckets(unscaled)
+      within = tf.cond(ready.all_finite(), lambda: ready.unscaled(unscaled), lambda: [tf.zeros([3])] * 4)
+    packs = [op for op in graph.get_operations() if op.type == "Pack" and op.inputs[0].shape.rank == 1 and
+             op.inputs[0].shape[0] == 3]
+    assert sorted(pack.device for pack in packs) == sorted({grad.device for grad in grads})
     assert all(one.device == pack.device for pack in packs for one in pack.inputs)
-    for op in graph.get_operations():
-      if op.type in CHECKS:
-        assert op.device in {one.device for one in placeholders}
-    np.testing.assert_array_equal(
-        run(within, {one.op.inputs[0]: [i, 1., 2.] for i, one in enumerate(placeholders)}),
-        [[i / 2., .5, 1.] for i in range(4)])
+    checks = [op.device for op in graph.get_operations() if op.type in CHECKS]
+    assert sorted(checks) == sorted([grad.device for grad in grads])  # of each, scaled and unscaled
+    np.testing.assert_array_equal(run(within, {one: [i, 1., 2.] for i, one in enumerate(inputs)}),
+                                  [[i / 2., .5, 1.] for i in range(4)])
 
 
 def test_xla_is_given_no_op_that_it_lacks():
 
   def verdict(x, y):
-    return finite_of(gradients.unscale([x, y], tf.constant(2.)))
+    return finite_of(gradients.unscale([x, y], tf.constant(2.), deferrable=True))
 
   with tf.Graph().as_default():
     x, y = tf.placeholder(tf.float32, [2]), tf.placeholder(tf.float32, [2])
