@@ -7,6 +7,7 @@ For each workload and optimizer, each variant has a graph and a Session of its o
 
     plain             the optimizer alone
     barrier           and a conditional whose predicate only waits for all unscaled gradients: gating's physical floor
+    looking           the optimizer alone, and beside it one pass over every gradient, which any verdict has to read
     tensorflow        TensorFlow's class, with its dynamic scale; `contrib`, contrib's, where there is one
     dynamic, fixed    mp_compat, with a dynamic and a fixed scale
     bare              mp_compat with skip_nonfinite=False: no check, no conditional
@@ -14,9 +15,9 @@ For each workload and optimizer, each variant has a graph and a Session of its o
 Printed are medians of the time of a step, with quartiles; the overhead, the median of the differences to `plain` of the
 same round, as a ratio to that of TensorFlow's class and to that of the barrier; ops as built, in the graph and its
 functions, and as run, after TensorFlow has pruned, lowered and optimized them; the time to build the graph, from the
-loss on; and the time of the first step. `--memory` adds how far the resident
-memory of a process of its own grows in five steps. Gradients are stand-ins, read from variables, but in the workloads
-named model-..., which are trained. Written are benchmark.json and benchmark.png, in --output.
+loss on; and the time of the first step. `--memory` adds how far the resident memory of a process of its own grows in
+its first steps. Gradients are stand-ins, read from variables, but in the workloads named model-..., which are trained.
+Written are benchmark.json and benchmark.png, in --output.
 """
 
 import argparse
@@ -35,6 +36,7 @@ import tensorflow.compat.v1 as tf
 import tqdm
 
 import mp_compat
+from mp_compat import buckets
 
 NATIVE = tf.train.experimental
 OPTIMIZERS = {"sgd": lambda base: base(tf.train.GradientDescentOptimizer)(1e-6),
@@ -131,10 +133,23 @@ class Barrier:
       return tf.cond(arrived, lambda: self._opt.apply_gradients(pairs), tf.no_op)
 
 
+class Looking:
+  """An optimizer that looks at its gradients and applies them, whatever they are, without waiting for anything."""
+
+  def __init__(self, opt):
+    self._opt = opt
+
+  def minimize(self, loss, var_list):
+    pairs = self._opt.compute_gradients(loss, var_list=var_list)
+    finite = buckets.Buckets([grad for grad, _ in pairs]).all_finite()
+    return tf.group(self._opt.apply_gradients(pairs), finite)
+
+
 def variants():
   made = {
       "plain": lambda opt: opt,
       "barrier": Barrier,
+      "looking": Looking,
       "tensorflow": lambda opt: NATIVE.MixedPrecisionLossScaleOptimizer(opt, NATIVE.DynamicLossScale()),
       "dynamic": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
       "fixed": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.),
@@ -148,7 +163,10 @@ def variants():
 
 
 class Built:
-  """A variant's graph and Session; `ops`, `ops_run`, `build_seconds` and `first_seconds` are what they cost."""
+  """A variant's graph and Session; `ops`, `ops_run`, `build_seconds` and `first_seconds` are what they cost.
+
+  `resident` is the memory of the process before the first step.
+  """
 
   def __init__(self, workload, optimizer, variant):
     with tf.Graph().as_default() as graph:
@@ -163,6 +181,7 @@ class Built:
       session = tf.Session(config=tf.ConfigProto(intra_op_parallelism_threads=2, inter_op_parallelism_threads=2))
       session.run(tf.global_variables_initializer())
       self.step = functools.partial(session.run, train_op)
+      self.resident = memory("VmRSS")
       began = time.perf_counter()
       self.step()
       self.first_seconds = time.perf_counter() - began
@@ -171,20 +190,20 @@ class Built:
       self.ops_run = sum(len(part.node) for part in metadata.partition_graphs)
 
 
-def peak_memory():
-  """The largest resident memory of this process so far, in MB."""
+def memory(entry):
+  """Resident memory of this process in MB: VmRSS is that of now, VmHWM the largest so far."""
   with open("/proc/self/status") as status:
-    return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
+    return next(int(line.split()[1]) / 1024 for line in status if line.startswith(entry))
 
 
 def growth(workload, optimizer, variant):
-  """How far the memory of a process of its own grows in five steps, in MB."""
+  """How far the memory of a process of its own grows in its first steps, in MB."""
   done = subprocess.run([sys.executable, __file__, "--grow", workload, optimizer, variant], stdout=subprocess.PIPE,
                         stderr=subprocess.DEVNULL, check=False)
   return float(done.stdout) if done.returncode == 0 else None
 
 
-def measure(workload, optimizer, rounds, seconds, memory):
+def measure(workload, optimizer, rounds, seconds, with_memory):
   """All variants of one workload: what to print and to write about each."""
   built = collections.OrderedDict()
   for variant in variants():
@@ -210,7 +229,7 @@ def measure(workload, optimizer, rounds, seconds, memory):
         milliseconds=middle, quartiles=[low, high], overhead=statistics.median(extra), ops=one.ops,
         ops_run=one.ops_run,
         build_seconds=one.build_seconds, first_seconds=one.first_seconds, rounds=len(extra),
-        memory=growth(workload, optimizer, variant) if memory else None)
+        memory=growth(workload, optimizer, variant) if with_memory else None)
   for row in rows.values():
     for other in ("tensorflow", "barrier"):
       row["to_" + other] = row["overhead"] / rows[other]["overhead"] if other in rows else None
@@ -267,11 +286,10 @@ def main():
   tf.disable_eager_execution()
   tf.logging.set_verbosity(tf.logging.ERROR)
   if arguments.grow:
-    step = Built(*arguments.grow).step  # of which one is made
-    before = peak_memory()
+    built = Built(*arguments.grow)
     for _ in range(5):
-      step()
-    print(peak_memory() - before)
+      built.step()
+    print(memory("VmHWM") - built.resident)
     return
   plan = QUICK if arguments.quick else {
       workload: arguments.optimizer or sorted(OPTIMIZERS) for workload in arguments.workload or WORKLOADS}

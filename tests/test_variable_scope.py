@@ -48,6 +48,21 @@ def test_variables_that_are_not_trained_keep_their_dtype():
     assert {mean.dtype.base_dtype, total.dtype.base_dtype} == {tf.float16}
 
 
+@pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+def test_a_step_casts_a_variable_once_however_often_the_model_uses_it(use_resource):
+  with tf.Graph().as_default():
+    x = tf.placeholder(tf.float16, [7])
+    with scope(use_resource=use_resource):
+      w = tf.get_variable("w", [7], tf.float16, initializer=tf.ones_initializer())
+    loss = tf.reduce_sum(tf.cast(tf.sin(w) * x + w * w, tf.float32))
+    train_op = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.).minimize(loss)
+    with testing.session() as sess:
+      sess.run(tf.global_variables_initializer())
+      ran = testing.executed(sess, train_op, {x: np.ones(7)})
+    casts = [dtype for kind, dtype, shape in ran if kind == "Cast" and shape == [7]]
+    assert sorted(casts, key=str) == [tf.float16, tf.float32]  # the weights, and their gradient
+
+
 def test_the_scopes_dtype_counts_as_the_variables():
   with tf.Graph().as_default(), scope(dtype=tf.float16):
     assert tf.get_variable("w", [2]).dtype == tf.float16

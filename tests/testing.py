@@ -126,6 +126,20 @@ def assert_same(ours, theirs):
       assert same, "{} after step {}: {!r} and {!r}".format(name, step, value, their[name])
 
 
+def executed(sess, fetch, feed):
+  """`(type, dtype, shape)` of the first output (None, None without one) of every op that ran for `fetch`, as traced."""
+  metadata = tf.RunMetadata()
+  sess.run(fetch, feed, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
+  ran = {}
+  for node in [node for device in metadata.step_stats.dev_stats for node in device.node_stats]:
+    op_type = re.search(r" = (\w+)\(", node.timeline_label)
+    if op_type:
+      made = node.output[0].tensor_description if node.output else None
+      ran[node.node_name] = (
+          op_type.group(1), made and tf.as_dtype(made.dtype), made and [size.size for size in made.shape.dim])
+  return list(ran.values())
+
+
 def environment():
   """The environment for a process that imports this package, without what TensorFlow has written into ours."""
   inherited = {name: value for name, value in os.environ.items() if name != "TF2_BEHAVIOR"}
