@@ -21,7 +21,8 @@ except ImportError as error:
 MINIMUM_VERSION = (1, 15)
 
 _found = getattr(tensorflow, "__version__", "0.0")  # absent from an empty folder of that name
-if tuple(int(part) for part in _found.split(".")[:2]) < MINIMUM_VERSION:
+_version = tuple(int(part) for part in _found.split(".")[:2])
+if _version < MINIMUM_VERSION:
   raise ImportError("mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example with "
                     "`pip install 'tensorflow>=1.15'`.".format(_found))
 
@@ -179,9 +180,9 @@ def _device_types(op_type: str, dtype: tf.DType) -> FrozenSet[str]:
 
 
 def _looks_in_one_pass(dtype: tf.DType) -> bool:
-  """Whether DebugNumericSummaryV2 runs wherever TensorFlow looks for values that are not finite."""
+  """Whether DebugNumericSummaryV2 runs on every device that IsFinite runs on, and is not slower, as in 2.13 to 2.17."""
   able = _device_types("DebugNumericSummaryV2", dtype)
-  return bool(able) and _device_types("IsFinite", dtype) <= able
+  return bool(able) and _device_types("IsFinite", dtype) <= able and not (2, 13) <= _version <= (2, 17)
 
 
 def is_finite(value: tf.Tensor) -> tf.Tensor:
@@ -190,7 +191,7 @@ def is_finite(value: tf.Tensor) -> tf.Tensor:
 
 
 def all_finite(values: List[tf.Tensor]) -> tf.Tensor:
-  """Whether all values are finite, a scalar bool tensor: in one pass where TensorFlow (2.4 and later) has an op for it.
+  """Whether all values are finite, a scalar bool tensor: in one pass where TensorFlow has a fast op for it.
 
   That op was made for debugging. XLA lacks it, and so may devices that TensorFlow itself does not ship.
 

@@ -141,8 +141,9 @@ class Looking:
 
   def minimize(self, loss, var_list):
     pairs = self._opt.compute_gradients(loss, var_list=var_list)
-    finite = buckets.Buckets([grad for grad, _ in pairs]).all_finite()
-    return tf.group(self._opt.apply_gradients(pairs), finite)
+    seen = tf.get_variable("seen", initializer=False)
+    looked = seen.assign(buckets.Buckets([grad for grad, _ in pairs]).all_finite())
+    return tf.group(self._opt.apply_gradients(pairs), looked)
 
 
 def variants():

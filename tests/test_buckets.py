@@ -233,7 +233,8 @@ def test_one_gradient_alone_asks_for_nothing_of_the_others():
       np.testing.assert_array_equal(sess.run(grads_and_vars[1][0], {inputs[1]: [1., 2., 3.]}), [1., 2., 3.])
 
 
-@pytest.mark.skipif(tf.VERSION.startswith("1."), reason="TensorFlow 1.15 has no op that looks in one pass")
+@pytest.mark.skipif(tf.VERSION.startswith(("1.", "2.15.")),
+                    reason="TensorFlow 1.15 has no op that looks in one pass; 2.13 to 2.17 have a slow one, not used")
 def test_no_bool_of_the_size_of_a_gradient_is_made():
   with tf.Graph().as_default():
     job = testing.Job()
