@@ -7,7 +7,7 @@ TensorFlow 1.15 to 2.21. What those names cannot do is done below, once.
 import contextlib
 import functools
 import sys
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, FrozenSet, Iterator, List, Optional, Tuple
 import weakref
 
 try:
@@ -153,11 +153,9 @@ def may_be_compiled() -> bool:
   return graph.building_function
 
 
-@contextlib.contextmanager
-def on_device_of(tensor: tf.Tensor) -> Iterator[None]:
+def on_device_of(tensor: tf.Tensor) -> ContextManager[None]:
   """A context in which ops are placed where `tensor` is asked to be; if it is not, where those around are."""
-  with tf.device(tensor.device or (lambda op: op.device)):
-    yield
+  return tf.device(tensor.device) if tensor.device else contextlib.nullcontext()
 
 
 def kept_from_grappler(tensor: tf.Tensor) -> tf.Tensor:

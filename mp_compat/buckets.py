@@ -76,7 +76,8 @@ class Buckets:
     if not reciprocals:
       return _compat.all_finite([bucket.values for bucket in self._buckets])
     # Where nothing grows by unscaling, what is finite stays so; what is not, never becomes so.
-    nothing_grows = tf.reduce_all(tf.stack([tf.cast(one, tf.float64) for one in reciprocals.values()]) <= 1)
+    factors = tf.stack([tf.cast(one, tf.float64) for one in reciprocals.values()])
+    nothing_grows = tf.reduce_all(tf.abs(factors) <= 1)
     with _compat.conditionals_in_graph():
       return tf.cond(nothing_grows, lambda: _compat.all_finite([bucket.values for bucket in self._buckets]),
                      lambda: _compat.all_finite([bucket.unscaled() for bucket in self._buckets]))

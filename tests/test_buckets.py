@@ -1,5 +1,8 @@
 """Gradients in buckets: one verdict, exact to the last value, and the very bits of `g * (1 / scale)`."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -158,7 +161,7 @@ def test_what_overflows_by_unscaling_alone_is_seen(dtype, number):
     scale = tf.placeholder(tf.float32, [])
     finite = finite_of(gradients.unscale(placeholders, scale, deferrable=True))
     feed = {one: as_numpy(dtype, [1., -largest]) for one in placeholders}
-    for one, expected in [(1., True), (.5, False), (2., True), (0., False), (np.nan, False), (-1., True)]:
+    for one, expected in [(1., True), (.5, False), (2., True), (0., False), (np.nan, False), (-1., True), (-.5, False)]:
       with np.errstate(all="ignore"):
         wide = np.float64 if dtype == tf.float64 else np.float32
         reference = (feed[placeholders[0]].astype(wide) * (wide(1.) / wide(one))).astype(dtype.as_numpy_dtype)
@@ -276,3 +279,38 @@ def test_xla_is_given_no_op_that_it_lacks():
     x, y = tf.placeholder(tf.float32, [2]), tf.placeholder(tf.float32, [2])
     compiled, = tf.xla.experimental.compile(verdict, [x, y])
     assert run(compiled, {x: [1., 2.], y: [1., 2.]}) and not run(compiled, {x: [1., 2.], y: [1., np.inf]})
+
+
+CLUSTERED = """
+import numpy as np
+import mp_compat
+from tests import testing
+from tests.testing import tf
+
+tf.disable_eager_execution()
+x = tf.placeholder(tf.float32, [4, 50])
+hidden = x
+with tf.variable_scope("model", use_resource=True):
+  for i in range(3):
+    weights = tf.get_variable("w{}".format(i), [50, 50], initializer=tf.glorot_uniform_initializer(seed=i))
+    hidden = tf.tanh(tf.matmul(hidden, weights) + tf.get_variable("b{}".format(i), [50]))
+opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(.1, .9), mp_compat.DynamicLossScale(8., 3))
+train_op = opt.minimize(tf.reduce_mean(tf.square(hidden)))
+with testing.session() as sess:
+  sess.run(tf.global_variables_initializer())
+  for step in range(6):
+    metadata = tf.RunMetadata()
+    finite, scale, _ = sess.run([opt.gradients_finite, opt.loss_scale(), train_op],
+                                {x: np.full([4, 50], np.nan if step == 2 else .5)},
+                                options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    print(finite, scale, np.isfinite(sess.run(tf.trainable_variables()[0])).all())
+print(any(node.op.startswith("_Xla") for part in metadata.partition_graphs for node in part.node))
+"""
+
+
+def test_under_xlas_auto_clustering_a_step_is_judged_as_ever():
+  flags = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit --tf_xla_min_cluster_size=2"
+  done = subprocess.run([sys.executable, "-c", CLUSTERED], env=dict(testing.environment(), TF_XLA_FLAGS=flags),
+                        stdout=subprocess.PIPE, text=True, check=True)
+  scales = [(True, 8.), (True, 8.), (False, 8.), (True, 4.), (True, 4.), (True, 4.)]
+  assert done.stdout.splitlines() == ["{} {} True".format(*one) for one in scales] + ["True"]
