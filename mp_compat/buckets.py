@@ -105,7 +105,7 @@ def _shared_by_small(values: tf.Tensor, scaled: gradients.Scaled) -> Optional[Tu
   size = values.shape.num_elements()
   if size is None or size * values.dtype.size > _SMALL:
     return None
-  return values.dtype, tuple(values.shape.as_list()), values.device, scaled.values.device, id(scaled.reciprocal)
+  return values.dtype, tuple(values.shape.as_list()), values.device, id(scaled.reciprocal)
 
 
 def _fill(members: List[tf.Tensor], scaled: List[gradients.Scaled]) -> _Bucket:

@@ -83,7 +83,7 @@ def before_unscaling(values: tf.Tensor) -> Scaled:
   """What deferrable values were before `unscale`; in functions and in eager mode, the values themselves."""
   graph = _compat.current_graph()
   unknown = Scaled(values, None)
-  return _compat.scaled_tensors(graph).get(values.name, unknown) if graph and values.graph is graph else unknown
+  return unknown if graph is None else _compat.scaled_tensors(graph).get(values.name, unknown)
 
 
 def _note_scaled(values: tf.Tensor, scaled: Scaled) -> None:
