@@ -1,7 +1,7 @@
 """The environments of this project and what runs in each: tests on every TensorFlow, the demo, clients, the linter.
 
 `scripts/nox` installs nox and runs it: alone, the tests on every TensorFlow; `-s tests-2.4` on one. What stands after
-`--` goes to pytest, to the demo or to ruff.
+`--` goes to pytest, to the program or to ruff.
 """
 
 import glob
@@ -47,17 +47,10 @@ for _version in TENSORFLOW:
 
 
 @nox.session(python=TENSORFLOW[NEWEST][0])
-def demo(session):
-  """Trains on the digits, in float32 and in float16 with and without loss scaling."""
+def program(session):
+  """Runs a program on the newest TensorFlow: the demo, the benchmark, workers and parameter servers."""
   session.install("-e", ".[demo]", *TENSORFLOW[NEWEST][1])
-  session.run("python", "scripts/train_digits.py", *session.posargs)
-
-
-@nox.session(python=TENSORFLOW[NEWEST][0])
-def benchmark(session):
-  """Measures what loss scaling costs."""
-  session.install("-e", ".[demo]", *TENSORFLOW[NEWEST][1])
-  session.run("python", "scripts/benchmark.py", *session.posargs)
+  session.run("python", *session.posargs)
 
 
 @nox.session(python=TENSORFLOW["2.15"][0])
@@ -65,20 +58,6 @@ def estimator(session):
   """Trains an Estimator on the digits, in float16, with overflows. TensorFlow 2.15 is the last that has Estimator."""
   session.install("-e", ".[demo]", *TENSORFLOW["2.15"][1])
   session.run("python", "scripts/train_estimator.py", *session.posargs)
-
-
-@nox.session(python=TENSORFLOW[NEWEST][0])
-def keras(session):
-  """Trains a Keras model in a Session on the digits, in float16, with overflows."""
-  session.install("-e", ".[demo]", *TENSORFLOW[NEWEST][1])
-  session.run("python", "scripts/train_keras_graph.py", *session.posargs)
-
-
-@nox.session(python=TENSORFLOW[NEWEST][0])
-def cluster(session):
-  """Runs a program that trains on several processes."""
-  session.install("-e", ".[demo]", *TENSORFLOW[NEWEST][1])
-  session.run("python", *session.posargs)
 
 
 # Horovod 0.22 is built here, against TensorFlow and an MPI that is there (Debian: libopenmpi-dev, openmpi-bin), once.
@@ -147,3 +126,11 @@ for _name in CLIENTS:
 def lint(session):
   session.install("ruff==0.17.6")
   session.run("ruff", "check", *session.posargs)
+
+
+@nox.session(python=TENSORFLOW[NEWEST][0])
+def coverage(session):
+  """Adds up what `--cov` wrote in several runs of the tests, and names the lines that none of them ran."""
+  session.install("coverage")
+  session.run("coverage", "combine", "--keep", *session.posargs)
+  session.run("coverage", "report")

@@ -23,6 +23,6 @@ setuptools.setup(
         "demo": ["matplotlib", "numpy", "scikit-learn", "tqdm"],
         "migrate": ["libcst", "tqdm"],
         "plot": ["matplotlib"],
-        "test": ["hypothesis", "pytest", "pytest-xdist"],
+        "test": ["hypothesis", "pytest", "pytest-cov", "pytest-xdist"],
     },
 )

@@ -49,8 +49,12 @@ def control_flow(version):
     (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
 
 
+def config():
+  return tf.ConfigProto(device_count={"CPU": 2}, intra_op_parallelism_threads=1)
+
+
 def session():
-  return tf.Session(config=tf.ConfigProto(device_count={"CPU": 2}, intra_op_parallelism_threads=1))
+  return tf.Session(config=config())
 
 
 def plain_name(variable):

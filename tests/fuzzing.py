@@ -1,0 +1,191 @@
+"""Random training graphs: what they are made of, and what becomes of their variables step by step.
+
+A `Case` is plain values, so that its text is a program: `check(Case(...))` trains it with this package and with
+TensorFlow's own class, and compares every variable after every step to the bit.
+"""
+
+import contextlib
+from typing import Any, NamedTuple, Optional, Tuple
+
+from hypothesis import strategies as st
+import numpy as np
+
+import mp_compat
+from mp_compat import gradients
+from tests import testing
+from tests.testing import native
+from tests.testing import tf
+
+STEPS = 40
+STRATEGIES = {
+    "OneDevice": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+    "Mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+}
+CLIPS = {
+    "clip_by_norm": lambda grads: [None if grad is None else tf.clip_by_norm(grad, .5) for grad in grads],
+    "clip_by_global_norm": lambda grads: tf.clip_by_global_norm(grads, .5)[0],
+    "finite clip_by_global_norm": lambda grads: mp_compat.clip_by_global_norm(grads, .5)[0],
+    "scale": lambda grads: [None if grad is None else gradients.map_values(lambda g: g * .3, grad) for grad in grads],
+}
+
+
+class Variable(NamedTuple):
+  """A variable, and the term of the loss that it is in, each with an input `x` of the same shape (`TERMS`)."""
+
+  shape: Tuple[int, ...]
+  term: str
+  resource: bool
+
+
+class Case(NamedTuple):
+  """A training graph, and where in its history overflows are put."""
+
+  variables: Tuple[Variable, ...]
+  optimizer: str
+  loss_scale: Tuple[float, ...]  # a fixed scale's value, or a dynamic one's initial value, period and multiplier
+  gate_gradients: int
+  aggregation_method: Optional[int]
+  colocate: bool
+  grad_loss: Optional[float]
+  global_step: Optional[str]  # of what kind
+  between: Optional[str]  # what is done between computing and applying
+  strategy: Optional[str]
+  control_flow: int
+  rewriting: bool  # whether graph optimization may do arithmetic
+  seed: int  # of inputs and initial values
+  overflows: Tuple[Tuple[int, int, float], ...]  # step, variable, value
+
+
+# No variable is in more than two terms: the order in which AddN adds up three depends on which buffer is free.
+TERMS = {
+    "square": lambda w, x, previous: tf.square(w) * x,
+    "sine": lambda w, x, previous: tf.sin(w) * x,
+    "product": lambda w, x, previous: w * x * .7 * x,
+    "half": lambda w, x, previous: tf.cast(tf.cast(w, tf.float16) * tf.cast(x, tf.float16), tf.float32),
+    "previous": lambda w, x, previous: w * x * tf.reduce_mean(previous),
+    "rows": lambda w, x, previous: tf.square(tf.gather(w, [0, int(w.shape[0]) - 1, 0])) * x[:1],
+    "unused": lambda w, x, previous: tf.zeros([]),
+}
+
+
+@st.composite
+def cases(draw):
+  """Cases that TensorFlow's class can train: float32 variables, no overflow at a fixed scale, none that is hidden."""
+  shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
+  dense, sparse = sorted(set(TERMS) - {"rows"}), sorted(TERMS)
+  strategy = draw(st.sampled_from([None, None] + sorted(STRATEGIES)))
+  resource = st.just(True) if strategy else st.booleans()
+  variables = tuple(
+      Variable(shape, draw(st.sampled_from(sparse if shape else dense)), draw(resource))
+      for shape in draw(st.lists(shapes, min_size=1, max_size=draw(st.sampled_from([3, 20])))))
+  if all(variable.term == "unused" for variable in variables):
+    variables += (Variable((2,), "square", True),)
+  loss_scale = draw(st.one_of(
+      st.sampled_from([(1.,), (1024.,), (3.,)]),
+      st.tuples(st.sampled_from([1., 8., 2. ** 15, 1000., 2. ** 100]), st.integers(1, 12),
+                st.sampled_from([2., 3., 1.5, 16.]))))
+  if len(loss_scale) == 1:
+    # Nothing keeps TensorFlow's class from updating one variable before another's gradient reads it, not even gates.
+    variables = tuple(v._replace(term="square" if v.term == "previous" else v.term) for v in variables)
+  overflow = st.tuples(
+      st.integers(0, STEPS - 1),
+      st.sampled_from([i for i, variable in enumerate(variables) if variable.term != "unused"]),
+      st.sampled_from([np.inf, -np.inf, np.nan]).map(float))
+  between = draw(st.sampled_from([None] + sorted(CLIPS)))
+  return Case(
+      variables=variables, optimizer=draw(st.sampled_from(sorted(testing.OPTIMIZERS))), loss_scale=loss_scale,
+      gate_gradients=draw(st.integers(0, 2)), aggregation_method=draw(st.sampled_from([None, 0, 1, 2])),
+      colocate=draw(st.booleans()), grad_loss=draw(st.sampled_from([None, None, 2.5])),
+      global_step=draw(st.sampled_from([None, "resource"] + ["reference"] * (not strategy))),
+      between=between, strategy=strategy,
+      control_flow=draw(st.sampled_from([1, 2])),
+      # Rewriting draws a factor out of a sum, or two constants into one, as the graph around allows.
+      rewriting=between != "scale" and not {3., 1.5, 1000.}.intersection(loss_scale) and draw(st.booleans()),
+      seed=draw(st.integers(0, 999)),
+      overflows=tuple(draw(st.lists(overflow, max_size=8))) if len(loss_scale) > 1 else ())
+
+
+def check(case: Case) -> None:
+  """Raises an AssertionError where ours and TensorFlow's class differ."""
+  # TensorFlow's class cannot update reference variables under control flow v2.
+  references = case.global_step == "reference" or not all(variable.resource for variable in case.variables)
+  testing.assert_same(train(case, mp_compat, case.control_flow),
+                      train(case, native, 1 if references else case.control_flow))
+
+
+def program(case: Case) -> str:
+  """What reproduces a case, to be run where this package's `tests` are."""
+  return "from tests.fuzzing import *\nnan, inf = float('nan'), float('inf')\ncheck({!r})\n".format(case)
+
+
+def train(case: Case, api: Any, control_flow: int) -> Any:
+  """The value of every variable, on every device, after every step."""
+  with tf.Graph().as_default(), testing.control_flow(control_flow):
+    strategy = STRATEGIES[case.strategy]() if case.strategy else None
+    replicas = strategy.num_replicas_in_sync if strategy else 1
+    inputs = [tf.placeholder(tf.float32, (replicas,) + variable.shape) for variable in case.variables]
+
+    def step():
+      replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+      xs = [each[replica] for each in inputs]
+      optimizer = api.MixedPrecisionLossScaleOptimizer(
+          testing.OPTIMIZERS[case.optimizer](),
+          case.loss_scale[0] if len(case.loss_scale) == 1 else api.DynamicLossScale(*case.loss_scale))
+      grads, variables = zip(*optimizer.compute_gradients(
+          loss_of(case, xs), gate_gradients=case.gate_gradients, aggregation_method=case.aggregation_method,
+          colocate_gradients_with_ops=case.colocate,
+          grad_loss=None if case.grad_loss is None else tf.constant(case.grad_loss)))
+      if case.between:
+        grads = CLIPS[case.between](grads)
+      return optimizer.apply_gradients(zip(grads, variables), global_step)
+
+    with strategy.scope() if strategy else contextlib.nullcontext():
+      global_step = None
+      if case.global_step:
+        with tf.variable_scope("", use_resource=case.global_step == "resource"):
+          global_step = tf.train.get_or_create_global_step()
+      train_op = strategy.group(strategy.extended.call_for_each_replica(step)) if strategy else step()
+    everything = [copy for v in tf.global_variables() for copy in copies(strategy, v)]
+    names = ["{} on {}".format(testing.plain_name(v), v.device) for v in everything]
+    with tf.Session(config=config_of(case)) as sess:
+      sess.run(tf.global_variables_initializer())
+      history = []
+      for feed in feeds(case, replicas):
+        sess.run(train_op, dict(zip(inputs, feed)))
+        history.append(dict(zip(names, sess.run(everything))))
+  return history
+
+
+def config_of(case):
+  config = testing.config()
+  if not case.rewriting:
+    rewrites = config.graph_options.rewrite_options
+    rewrites.constant_folding = rewrites.arithmetic_optimization = 2  # RewriterConfig.OFF
+  return config
+
+
+def copies(strategy, variable):
+  return strategy.experimental_local_results(variable) if strategy else [variable]
+
+
+def loss_of(case, xs):
+  """The loss of one replica: a term for each variable, all of them made here."""
+  random = np.random.RandomState(case.seed)
+  made = []
+  for number, variable in enumerate(case.variables):
+    with tf.variable_scope("", use_resource=variable.resource):
+      made.append(tf.get_variable("w{}".format(number), initializer=np.float32(random.uniform(-2, 2, variable.shape))))
+  return tf.add_n([tf.reduce_sum(TERMS[variable.term](w, x, previous))
+                   for variable, w, x, previous in zip(case.variables, made, xs, made[:1] + made)])
+
+
+def feeds(case, replicas):
+  """The inputs of every step: an array [replicas, ...] for each variable."""
+  random = np.random.RandomState(case.seed + 1)
+  for step in range(STEPS):
+    xs = [np.float32(random.normal(size=(replicas,) + variable.shape)) for variable in case.variables]
+    for index, value in [(index, value) for at, index, value in case.overflows if at == step]:
+      replica = (step + index) % replicas
+      # "rows" takes the first of them.
+      xs[index][(replica,) + (0,) * len(case.variables[index].shape)] = value
+    yield xs

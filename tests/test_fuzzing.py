@@ -1,0 +1,14 @@
+"""Random training graphs give, after every step, the numbers of TensorFlow's own class. For more: `--examples N`."""
+
+import hypothesis
+
+from tests import fuzzing
+
+
+@hypothesis.given(fuzzing.cases())
+def test_random_graphs_train_as_with_tensorflows_class(case):
+  try:
+    fuzzing.check(case)
+  except AssertionError:
+    hypothesis.note("This reproduces it:\n\n" + fuzzing.program(case))
+    raise
