@@ -133,4 +133,4 @@ def coverage(session):
   """Adds up what `--cov` wrote in several runs of the tests, and names the lines that none of them ran."""
   session.install("coverage")
   session.run("coverage", "combine", "--keep", *session.posargs)
-  session.run("coverage", "report")
+  session.run("coverage", "report", "--fail-under=100")

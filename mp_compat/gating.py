@@ -39,7 +39,8 @@ def listed(grads_and_vars: Iterable[GradAndVar]) -> Tuple[GradAndVar, ...]:
 def judge(loss_scale: Any,
           grads: List[gradients.Gradient],
           finite_reducer: Optional[loss_scale_module.FiniteReducer] = None,
-          finite_before: Optional[tf.Tensor] = None) -> Judgement:
+          finite_before: Optional[tf.Tensor] = None,
+          use_locking: bool = False) -> Judgement:
   """The verdict on the gradients of all replicas, which the loss scale is told; both must agree to a step.
 
   Args:
@@ -47,14 +48,32 @@ def judge(loss_scale: Any,
     grads: gradients of all replicas.
     finite_reducer: makes one verdict of those of several processes.
     finite_before: tells the loss scale of gradients that were judged before and left out.
+    use_locking: whether steps that run at the same time move the loss scale one after the other.
   """
+  update = loss_scale.update
+  if use_locking and _compat.current_graph() is not None and not _compat.may_be_compiled():
+    update = _one_at_a_time(update)
   judged = loss_scale_module.step_gradients(grads, finite_reducer)
   if finite_before is None:
-    update_op, should_apply = loss_scale.update(judged)
+    update_op, should_apply = update(judged)
     return Judgement(judged.finite, update_op, _both(should_apply, judged.finite), judged.ready)
   # The loss scale hears of what was left out; these gradients are applied without it.
-  update_op, _ = loss_scale.update(loss_scale_module.step_gradients(grads, finite_reducer, finite_before))
+  update_op, _ = update(loss_scale_module.step_gradients(grads, finite_reducer, finite_before))
   return Judgement(judged.finite, update_op, judged.finite, judged.ready)
+
+
+def _one_at_a_time(update: Callable[..., Any]) -> Callable[..., Any]:
+  """The same `LossScale.update`, within a lock that is taken once the verdict is there."""
+
+  def update_within_lock(judged: loss_scale_module.StepGradients) -> Tuple[Optional[tf.Operation], Any]:
+    with tf.control_dependencies([judged.finite]), tf.device("/cpu:0"):
+      lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2())
+    with tf.control_dependencies([lock]):
+      update_op, should_apply = update(judged)
+    with tf.control_dependencies([] if update_op is None else [update_op]), tf.device("/cpu:0"):
+      return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock), should_apply
+
+  return update_within_lock
 
 
 def _both(should_apply: Any, finite: tf.Tensor) -> Any:

@@ -182,7 +182,8 @@ class DynamicLossScale(LossScale):
       overflow_tolerance: how many overflows it takes to shrink, counted since the scale last had a chance to move; at
         least 1. A step that overflows is skipped all the same.
       min_loss_scale: the scale never falls below this; positive, and may be below 1.
-      max_loss_scale: the scale never grows above this. None means the largest finite float32.
+      max_loss_scale: the scale never grows above this. None means the largest finite float32; above 2**126, where
+        TensorFlow takes `1 / scale` for 0, gradients vanish.
 
     Raises:
       ValueError: an argument is out of these ranges.

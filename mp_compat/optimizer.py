@@ -310,7 +310,7 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
              grads: List[gradients.Gradient],
              finite_before: Optional[tf.Tensor] = None) -> gating.Judgement:
     if self._skip_nonfinite:
-      return gating.judge(self._loss_scale, grads, self._reducer(grads), finite_before)
+      return gating.judge(self._loss_scale, grads, self._reducer(grads), finite_before, self._use_locking)
     update_op, should_apply = self._loss_scale.update(grads)
     return gating.Judgement(should_apply if tf.is_tensor(should_apply) else None, update_op, should_apply, None)
 

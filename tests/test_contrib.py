@@ -165,13 +165,3 @@ def test_replicas_agree():
       found, = [v for v in tf.global_variables() if v.op.name == variable]
       for copy in strategy.experimental_local_results(found):
         np.testing.assert_allclose(sess.run(copy), expected, rtol=1e-6)
-
-
-def test_bad_arguments_are_refused():
-  for scale in (.5, float("nan")):
-    with pytest.raises(ValueError, match="loss scale must be at least 1.*but got"):
-      mixed_precision.FixedLossScaleManager(scale)
-  with pytest.raises(ValueError, match="must be a mp_compat.contrib.mixed_precision.LossScaleManager, but got 8"):
-    mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8)
-  with pytest.raises(ValueError, match="must be an instance of Optimizer"):
-    mixed_precision.LossScaleOptimizer("sgd", mixed_precision.FixedLossScaleManager(8))

@@ -213,19 +213,6 @@ def test_attempts_are_runs_of_the_train_op(job):
     assert sess.should_stop()
 
 
-@pytest.mark.parametrize("kwargs, words", [
-    (dict(on_stall="explode"), "on_stall must be one of 'raise', 'stop', 'warn', but got 'explode'"),
-    (dict(max_consecutive_skips=0), "max_consecutive_skips must be an int of at least 1, but got 0"),
-    (dict(max_consecutive_skips=True), "max_consecutive_skips must be an int .* got True"),
-    (dict(min_scale_patience=2.5), "min_scale_patience must be an int .* got 2.5"),
-])
-def test_bad_arguments_are_refused(job, kwargs, words):
-  with pytest.raises(ValueError, match=words):
-    mp_compat.LossScaleHook(job(8.).opt, **kwargs)
-  with pytest.raises(ValueError, match="num_attempts must be an int of at least 1, but got -3"):
-    mp_compat.StopAtAttemptHook(None, -3)
-
-
 def test_a_hook_without_a_train_op_is_told_so(job):
   job(8.)
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)

@@ -59,41 +59,6 @@ def test_a_loss_scale_of_tensorflows_is_described_too():
   assert described(mp_keras.LossScaleOptimizer(sgd(), testing.native.FixedLossScale(16.))) == (False, 16., None)
 
 
-# What is wrong, and the error: its class, and words that it has.
-MISTAKES = [
-    (lambda: mp_keras.LossScaleOptimizer(sgd(), "dynamic", initial_scale=4), ValueError, "forms are mixed.*initial"),
-    (lambda: mp_keras.LossScaleOptimizer(sgd(), 4, dynamic=True), ValueError, "Two forms are mixed.*4.*, and dynamic"),
-    (lambda: mp_keras.LossScaleOptimizer(sgd(), "fast"), ValueError, "interpret loss scale identifier: fast"),
-    (lambda: mp_keras.LossScaleOptimizer(sgd(), 0.5), ValueError, "at least 1.*0.5"),
-    (lambda: mp_keras.LossScaleOptimizer(sgd(), dynamic="yes"), TypeError, "must be a bool, but got: 'yes'"),
-    (lambda: mp_keras.LossScaleOptimizer(sgd(), dynamic=False), ValueError, "\"initial_scale\" must be specified"),
-    (lambda: mp_keras.LossScaleOptimizer(sgd(), False, 4, 5), ValueError, "growth_steps\" must be None.*: 5"),
-    (lambda: mp_keras.LossScaleOptimizer(sgd(), True, -1.), ValueError, "initial_loss_scale must be .*-1.0"),
-    (lambda: mp_keras.LossScaleOptimizer(sgd(), True, 8., 0), ValueError, "increment_period must be .*0"),
-    (lambda: mp_keras.LossScaleOptimizer(mp_keras.LossScaleOptimizer(sgd())), TypeError, "cannot wrap another"),
-    (lambda: [mp_keras.LossScaleOptimizer(opt) for opt in [sgd()] * 2], ValueError, "already wrapped"),
-    (lambda: mp_keras.LossScaleOptimizer(sgd(), inner_optimizer=sgd()), TypeError, "several arguments name one"),
-    (lambda: mp_keras.LossScaleOptimizer("adam"), TypeError, "must be an instance of OptimizerV2.*adam. Pass a Keras"),
-    (lambda: mp_keras.LossScaleOptimizer(), TypeError, "must be an instance of OptimizerV2.*got: None"),
-    (lambda: mp_keras.LossScaleOptimizer(tf.train.AdamOptimizer()), TypeError, "MixedPrecisionLossScaleOptimizer"),
-    (lambda: mp_keras.experimental.LossScaleOptimizer(sgd(), True), ValueError, "value passed to loss_scale.*True"),
-    (lambda: mp_keras.experimental.LossScaleOptimizer(sgd(), None), ValueError, "cannot be None"),
-    (lambda: mp_keras.experimental.LossScaleOptimizer(sgd(), dynamic=True), TypeError, "dynamic"),
-    (lambda: mp_keras.LossScaleOptimizer(sgd()).get_scaled_loss(tf.constant(1)), ValueError, "floating"),
-    (lambda: mp_keras.LossScaleOptimizer(sgd()).apply_gradients([(None, tensorflow.Variable(1.))]), ValueError,
-     "No gradients provided for any variable"),
-    (lambda: mp_keras.LossScaleOptimizer.from_config(
-        {"optimizer": tf.keras.optimizers.serialize(sgd()), "loss_scale": {"class_name": "Odd", "config": {}}}),
-     ValueError, "Unknown loss scale: Odd.*custom_objects"),
-]
-
-
-@pytest.mark.parametrize("mistake,kind,words", MISTAKES, ids=[words for _, _, words in MISTAKES])
-def test_a_mistake_is_named(mistake, kind, words):
-  with pytest.raises(kind, match=words):
-    mistake()
-
-
 @pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="Keras is a part of this TensorFlow")
 def test_what_to_do_without_any_keras_is_said():
   program = (

@@ -11,8 +11,6 @@ import mp_compat
 from tests import testing
 from tests.testing import tf
 
-NAN, INF = float("nan"), float("inf")
-
 
 @pytest.mark.parametrize("make, config, text", [
     (lambda api: api.FixedLossScale(8), {"loss_scale_value": 8.}, "FixedLossScale(8.0)"),
@@ -45,56 +43,6 @@ def test_arguments_that_tensorflow_lacks_are_in_the_config_where_they_matter():
     assert again.get_config() == loss_scale.get_config() and "max_loss_scale=1048576.0" in repr(again)
 
 
-@pytest.mark.parametrize("kwargs, words", [
-    (dict(initial_loss_scale=0), "initial_loss_scale.*above 0.*got 0"),
-    (dict(initial_loss_scale=-2.), "initial_loss_scale.*got -2.0"),
-    (dict(initial_loss_scale=NAN), "initial_loss_scale.*got nan"),
-    (dict(initial_loss_scale=INF), "initial_loss_scale.*finite.*got inf"),
-    (dict(initial_loss_scale=1e39), "initial_loss_scale.*finite in float32.*got 1e\\+39"),
-    (dict(initial_loss_scale=True), "initial_loss_scale.*got True"),
-    (dict(initial_loss_scale="8"), "initial_loss_scale.*got '8'"),
-    (dict(initial_loss_scale=.5), "at least min_loss_scale, 1.0, but got 0.5"),
-    (dict(initial_loss_scale=8, min_loss_scale=16), "at least min_loss_scale, 16.0, but got 8"),
-    (dict(initial_loss_scale=8, max_loss_scale=4), "at most max_loss_scale, 4.0, but got 8"),
-    (dict(min_loss_scale=0), "min_loss_scale.*got 0"),
-    (dict(min_loss_scale=NAN), "min_loss_scale.*got nan"),
-    (dict(max_loss_scale=INF), "max_loss_scale.*got inf"),
-    (dict(multiplier=1), "multiplier.*above 1.*got 1"),
-    (dict(multiplier=.5), "multiplier.*got 0.5"),
-    (dict(multiplier=NAN), "multiplier.*got nan"),
-    (dict(multiplier=False), "multiplier.*got False"),
-    (dict(backoff=1.), "backoff.*above 1.*got 1.0"),
-    (dict(backoff=-2), "backoff.*got -2"),
-    (dict(increment_period=0), "increment_period.*at least 1.*got 0"),
-    (dict(increment_period=-1), "increment_period.*got -1"),
-    (dict(increment_period=NAN), "increment_period.*got nan"),
-    (dict(increment_period=True), "increment_period.*got True"),
-    (dict(overflow_tolerance=0), "overflow_tolerance.*at least 1.*got 0"),
-    (dict(overflow_tolerance=None), "overflow_tolerance.*got None"),
-], ids=str)
-def test_a_bad_dynamic_loss_scale_is_refused_and_leaves_nothing_behind(kwargs, words):
-  with tf.Graph().as_default() as graph:
-    with pytest.raises(ValueError, match=words):
-      mp_compat.DynamicLossScale(**kwargs)
-    assert not graph.get_operations()
-
-
-@pytest.mark.parametrize("value, words", [
-    ("8", "must be a Python int or float.*got '8'"),
-    (None, "must be a Python int or float.*got None"),
-    (True, "must be a Python int or float.*got True"),
-    (0, "must be at least 1.*got 0"),
-    (.5, "must be at least 1.*got 0.5"),
-    (-8, "must be at least 1.*got -8"),
-    (NAN, "must be at least 1.*got nan"),
-    (INF, "finite in float32.*got inf"),
-    (1e39, "finite in float32"),
-])
-def test_a_bad_fixed_loss_scale_is_refused(value, words):
-  with pytest.raises(ValueError, match=words):
-    mp_compat.FixedLossScale(value)
-
-
 def test_identifiers_mean_loss_scales():
   with tf.Graph().as_default():
     for number in [8, 8., np.float32(8), np.float64(8), np.int64(8)]:
@@ -104,9 +52,6 @@ def test_identifiers_mean_loss_scales():
     for api in [mp_compat, testing.native]:
       for loss_scale in [api.FixedLossScale(2.), api.DynamicLossScale(2.)]:
         assert mp_compat.get_loss_scale(loss_scale) is loss_scale
-  for bad in ["static", "8", True, [], {}, b"dynamic", object]:
-    with pytest.raises(ValueError, match="Could not interpret loss scale identifier: .*\"dynamic\""):
-      mp_compat.get_loss_scale(bad)
 
 
 def test_a_fixed_scale_is_a_constant_and_updates_nothing():
@@ -200,18 +145,6 @@ def test_a_loss_scale_keeps_no_graph_alive():
   del graph
   gc.collect()
   assert gone() is None
-
-
-def test_two_weights_of_one_name_are_refused_in_tensorflows_words():
-  with tf.Graph().as_default():
-    loss_scale = mp_compat.DynamicLossScale()
-    with pytest.raises(RuntimeError, match="Duplicate variables detected.*good_steps"):
-      loss_scale._add_weight("good_steps", 0)
-
-
-def test_the_abstract_class_cannot_be_built():
-  with pytest.raises(TypeError, match="abstract"):
-    mp_compat.LossScale()
 
 
 class Halving(mp_compat.LossScale):

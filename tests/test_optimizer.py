@@ -329,22 +329,3 @@ def test_pairs_come_in_any_iterable(pairs):
   opt = Optimizer(sgd(), "dynamic")
   train_op = opt.apply_gradients(pairs(opt.compute_gradients(job.loss)))
   np.testing.assert_array_equal(job.run(train_op, GOOD), [-GOOD])
-
-
-@pytest.mark.parametrize("pairs, error, words", [
-    (lambda job: [], ValueError, "No variables provided"),
-    (lambda job: iter([(None, job.w)]), ValueError, "No gradients provided for any variable: .*w"),
-    (lambda job: [(object(), job.w)], TypeError, "Gradient must be convertible to a Tensor or IndexedSlices, or None"),
-    (lambda job: [(tf.SparseTensor([[0]], [1.], [2]), job.w)], TypeError, "Gradient must be convertible to a Tensor"),
-    (lambda job: [(tf.placeholder(tf.int32, [2]), job.w)], TypeError, "DataType int32 not in list of allowed values"),
-])
-def test_pairs_that_cannot_be_applied_are_refused(pairs, error, words):
-  job = Job()
-  with pytest.raises(error, match=words):
-    Optimizer(sgd(), "dynamic").apply_gradients(pairs(job))
-
-
-def test_a_loss_without_gradients_is_refused_as_by_tensorflow():
-  job = Job()
-  with pytest.raises(ValueError, match="No gradients provided for any variable, check your graph"):
-    Optimizer(sgd(), "dynamic").minimize(tf.reduce_sum(job.x))

@@ -101,17 +101,3 @@ def test_replicas_apply_together():
       sess.run(train_op, {x: values})
     np.testing.assert_array_equal(sess.run([d, g]), [-2 * GOOD, [-4., -4.]])
     assert sess.run([strategy.experimental_local_results(step_count)[0], scale()]) == [1, 2. ** 14]
-
-
-def test_what_cannot_be_is_refused():
-  with pytest.raises(ValueError, match="nothing to apply.*but got none"):
-    mp_compat.apply_gradients_together([])
-  pair, other = Pair(), mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
-  with pytest.raises(ValueError, match="skip must be one of 'all', 'each', but got 'none'"):
-    pair.together(skip="none")
-  for stranger in (other, other.inner_optimizer):
-    with pytest.raises(ValueError, match="same loss scale, but got .*Give one LossScale to all"):
-      mp_compat.apply_gradients_together([(pair.opts[0], pair.pairs[0]), (stranger, pair.pairs[1])])
-  bare = mp_compat.MixedPrecisionLossScaleOptimizer(other.inner_optimizer, pair.scale, skip_nonfinite=False)
-  with pytest.raises(ValueError, match="need a verdict, but .*skip_nonfinite=False"):
-    mp_compat.apply_gradients_together([(bare, pair.pairs[0])])
