@@ -87,7 +87,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       scale = tf.cast(self._optimizer.loss_scale(), tf.float32)
     with tf.control_dependencies(updates):
       # One scalar says both: the scale after the step, negative if the step was skipped.
-      self._status = tf.where_v2(applied, scale, -scale)
+      self._status = tf.where_v2(applied, tf.abs(scale), -tf.abs(scale))  # a damaged checkpoint may hold any sign
     self._initial_scale = self._optimizer.loss_scale()
     self._report = diagnosis.nonfinite_gradients(self._optimizer)
     self._writer = tf.summary.FileWriter(self._output_dir) if self._output_dir else None

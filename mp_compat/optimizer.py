@@ -51,7 +51,8 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     """Wraps an optimizer.
 
     Args:
-      opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`.
+      opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`. With its `use_locking`, steps that several threads
+        run at the same time move the loss scale one after the other, too.
       loss_scale: a number of at least 1 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
       skip_nonfinite: whether steps with non-finite gradients are skipped whatever the loss scale says. False builds
         no check and no conditional of its own: with a fixed scale, every step is applied.

@@ -1,0 +1,159 @@
+"""Checks the tests: each mutant is a defect put into the package, which some test must fail by.
+
+    python scripts/mutants.py                  all of them, on the TensorFlow that is installed
+    python scripts/mutants.py optimizer -v     those of one module, with what the tests say
+
+A mutant replaces one piece of a module's text. It is killed if one of that module's tests (`TESTS`) fails. The exit
+status is 1 if one survives, or if the tests fail without any.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import tqdm
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# The tests of each module, those first that fail soonest.
+TESTS = {
+    "update_rule": ["update_rule", "automaton"],
+    "gradients": ["gradients", "buckets", "optimizer", "diagnosis", "bad_input"],
+    "buckets": ["buckets", "optimizer", "distribute"],
+    "distribute": ["distribute", "defects", "optimizer", "bad_input"],
+    "loss_scale": ["loss_scale", "bad_input", "finite_reducer", "accumulation", "optimizer", "contrib"],
+    "gating": ["threads", "optimizer", "wrappers", "accumulation", "defects"],
+    "optimizer": ["optimizer", "inner_optimizers", "bad_input", "buckets", "threads", "defects", "hooks"],
+}
+
+MUTANTS = [
+    # module, text, what stands in its place
+    ("update_rule", "good_steps >= rule.increment_period", "good_steps > rule.increment_period"),
+    ("update_rule", "bad_steps >= rule.overflow_tolerance", "bad_steps > rule.overflow_tolerance"),
+    ("update_rule", "state.good_steps + 1", "state.good_steps + 2"),
+    ("update_rule", "product <= rule.ceiling", "product < rule.ceiling"),
+    ("update_rule", "operations.is_finite(product) if rule.ceiling is None", "True if rule.ceiling is None"),
+    ("update_rule", "where(state.scale < rule.floor, state.scale, rule.floor)", "rule.floor"),
+    ("update_rule", "shrunk = operations.maximum(shrunk, floor)", "del floor"),
+    ("update_rule", "state.scale / rule.backoff if", "state.scale / rule.multiplier if"),
+    ("update_rule", "where(grow, grown, state.scale)", "grown"),
+    ("update_rule", "where(shrink, shrunk, state.scale)", "shrunk"),
+    ("update_rule", "where(grow, 0, good_steps), 0)", "where(grow, 0, good_steps), state.good_steps)"),
+    ("update_rule", "where(grow, 0, state.bad_steps)", "0"),
+    ("update_rule", "where(grow, 0, state.bad_steps)", "state.bad_steps"),
+    ("update_rule", "where(shrink, 0, bad_steps)", "bad_steps"),
+    ("gradients", "return loss * tf.cast(scale, dtype)", "return loss / tf.cast(scale, dtype)"),
+    ("gradients", "wide = tf.float64 if values.dtype == tf.float64 else tf.float32", "wide = tf.float32"),
+    ("gradients", "1 / tf.cast(scale, wide)", "tf.cast(1 / scale, wide)"),
+    ("gradients", "tf.cast(tf.cast(values, reciprocal.dtype) * reciprocal, values.dtype)",
+     "values * tf.cast(reciprocal, values.dtype)"),
+    ("gradients", "gated = tf.tuple(grads)", "gated = grads"),
+    ("gradients", "if seen_elsewhere or raw_sources(values_of(grads))", "if seen_elsewhere"),
+    ("gradients", "if seen_elsewhere or raw_sources(values_of(grads))", "if raw_sources(values_of(grads))"),
+    ("gradients", "tf.where_v2(finite, 0., float(\"nan\"))", "tf.where_v2(finite, 0., 0.)"),
+    ("gradients", "ahead.extend(_compat.tensor_inputs(tensor))", "ahead.extend(_compat.tensor_inputs(tensor)[:1])"),
+    ("gradients", "grad.indices, grad.dense_shape)", "grad.indices, None)"),
+    ("gradients", "norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)", "pass"),
+    ("gradients", "if any(value.dtype == tf.float64 for value in values) else tf.float32", "if False else tf.float32"),
+    ("gradients", "if dtype not in _DTYPES:\n    raise TypeError", "if False:\n    raise TypeError"),
+    ("gradients", "found.append(tensor)\n    else:\n      ahead", "found.append(tensor)\n    if True:\n      ahead"),
+    ("buckets", "tf.abs(factors) <= 1", "tf.abs(factors) <= 2"),
+    ("buckets", "values + gradients.raw_sources(values)", "values"),
+    ("buckets", "return values.dtype, tuple(values.shape.as_list()), values.device, id", "return values.dtype, id"),
+    ("buckets", "_SMALL = 2 ** 16", "_SMALL = 2 ** 20"),
+    ("distribute", "strategy.num_replicas_in_sync)", "1)"),
+    ("distribute", "tf.distribute.ReduceOp.SUM", "tf.distribute.ReduceOp.MEAN"),
+    ("distribute", "if base.__name__ in _UNSUPPORTED", "if False"),
+    ("distribute", "if in_cross_replica_context():\n    raise", "if False:\n    raise"),
+    ("distribute", "if not in_cross_replica_context():\n    raise", "if False:\n    raise"),
+    ("distribute", "for value in values if value is not None", "for value in values"),
+    ("loss_scale", "finite = tf.logical_and(finite, distribute", "finite = tf.logical_or(finite, distribute"),
+    ("loss_scale", "finite = _reduced(finite_reducer, finite)", "_reduced(finite_reducer, finite)"),
+    ("loss_scale", "finite_reducer is not None or finite_before is not None", "finite_before is not None"),
+    ("loss_scale", "reduced.shape.rank not in (0, None)", "False"),
+    ("loss_scale", "self._add_weight(\"good_steps\", 0, tf.int64)", "self._add_weight(\"good_steps\", 0, tf.int32)"),
+    ("loss_scale", "trainable=False, use_resource=True", "trainable=True, use_resource=True"),
+    ("loss_scale", "with tf.init_scope(), tf.name_scope(None):", "with tf.init_scope():"),
+    ("loss_scale", "if self._rule.overflow_tolerance > 1:", "if self._rule.overflow_tolerance > 2:"),
+    ("loss_scale", "if value != default", "if True"),
+    ("loss_scale", "numbers.Real) and not isinstance(value, bool)", "numbers.Real)"),
+    ("loss_scale", "if not above < number", "if not above <= number"),
+    ("loss_scale", "not 1 <= value", "not 0 <= value"),
+    ("loss_scale", "if floor > self._initial_loss_scale", "if floor >= self._initial_loss_scale"),
+    ("loss_scale", "ceiling < self._initial_loss_scale", "ceiling <= self._initial_loss_scale"),
+    ("gating", "use_locking and _compat.current_graph() is not None", "False and _compat.current_graph() is not None"),
+    ("gating", "return finite if should_apply else False", "return should_apply"),
+    ("gating", "tf.logical_and(should_apply, finite)", "tf.logical_or(should_apply, finite)"),
+    ("gating", "update_op, judged.finite, judged.ready)", "update_op, True, judged.ready)"),
+    ("gating", "within.strip(\"/\")]))", "within]))"),
+    ("optimizer", "self.GATE_GRAPH and not tf", "self.GATE_OP and not tf"),
+    ("optimizer", "self._note_raw(grads, [variable.name", "len([variable.name"),
+    ("optimizer", "_compat.current_graph()).get(\"scale\")", "_compat.current_graph()).get(\"scale\") and self._scale()"),
+    ("optimizer", "state[\"gradients_finite\"] = finite", "state[\"gradients_finite\"] = should_apply"),
+    ("optimizer", "train_ops + [train_op]", "train_ops"),
+    ("optimizer", "if not self._unscaled_any:", "if False:"),
+    ("optimizer", "finite_before, self._use_locking)", "finite_before)"),
+    ("optimizer", "if finite_reducer is not None and not skip_nonfinite", "if False"),
+    ("optimizer", "if isinstance(layer, tf.train.SyncReplicasOptimizer)", "if False"),
+    ("optimizer", "if self._skip_nonfinite:", "if True:"),
+    ("optimizer", "[] if _compat.called_by_checkpoint_writer() else ", ""),
+    ("optimizer", "grads_and_vars = gating.listed(grads_and_vars)", "grads_and_vars = tuple(grads_and_vars)"),
+]
+
+
+def fails(module, old, new, verbose):
+  """Whether a test of the module fails with `new` in place of `old`."""
+  with tempfile.TemporaryDirectory() as directory:
+    # Tests find goldens, docs and scripts beside the package.
+    for name in os.listdir(ROOT):
+      if name == "mp_compat":
+        shutil.copytree(os.path.join(ROOT, name), os.path.join(directory, name))
+      elif not name.startswith(".") and not name.endswith(".egg-info"):
+        os.symlink(os.path.join(ROOT, name), os.path.join(directory, name))
+    path = os.path.join(directory, "mp_compat", module + ".py")
+    with open(path, encoding="utf-8") as file:
+      text = file.read()
+    if text.count(old) != 1:
+      raise ValueError("Expected once in {}.py, but found {} times: {}".format(module, text.count(old), old))
+    with open(path, "w", encoding="utf-8") as file:
+      file.write(text.replace(old, new))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "--examples=5"]
+        + ["tests/test_{}.py".format(test) for test in TESTS[module]],
+        cwd=directory, env=dict(os.environ, PYTHONPATH=directory), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, check=False)
+    if done.returncode not in (0, 1, 2):  # passed, failed, not even collected
+      raise RuntimeError(done.stdout)
+    if verbose:
+      print("{}: {} -> {}\n{}".format(module, old, new, done.stdout[-2000:]))
+  return done.returncode != 0
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("modules", nargs="*", help="modules whose mutants to run; default: all", metavar="module")
+  parser.add_argument("-v", "--verbose", action="store_true", help="print what the tests say")
+  arguments = parser.parse_args()
+  modules = arguments.modules or list(TESTS)
+  # A mutant that changes nothing: its module's tests pass.
+  healthy = [(module, "from typing import", "from typing import") for module in modules]
+  mutants = healthy + [mutant for mutant in MUTANTS if mutant[0] in modules]
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    killed = list(tqdm.tqdm(
+        pool.map(lambda mutant: fails(*mutant, verbose=arguments.verbose), mutants), total=len(mutants)))
+  for module, sick in zip(modules, killed):
+    if sick:
+      print("the tests of {} fail without any mutant".format(module))
+  survivors = [mutant for mutant, dead in list(zip(mutants, killed))[len(modules):] if not dead]
+  for module, old, new in survivors:
+    print("survived, {}: {!r} -> {!r}".format(module, old, new))
+  print("{} killed, {} survived".format(len(mutants) - len(modules) - len(survivors), len(survivors)))
+  sys.exit(bool(survivors) or any(killed[:len(modules)]))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,111 @@
+"""What somebody who writes a checkpoint, a config or a source file could do to somebody who opens it."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import mp_compat
+from mp_compat import checkpoints
+from tests import testing
+from tests.testing import BAD
+from tests.testing import GOOD
+from tests.testing import tf
+
+PACKAGE = os.path.dirname(mp_compat.__file__)
+# What would run code, or read what can: Python's own, TensorFlow's, NumPy's.
+FORBIDDEN = {"eval", "exec", "compile", "__import__", "execfile", "system", "popen", "py_func", "numpy_function",
+             "py_function", "import_meta_graph", "import_graph_def", "load_model"}
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "subprocess", "joblib", "yaml", "ctypes",
+                     "tarfile", "zipfile"}
+
+
+def sources():
+  for folder, _, files in os.walk(PACKAGE):
+    yield from (os.path.join(folder, name) for name in files if name.endswith((".py", ".pyi")))
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: os.path.relpath(path, PACKAGE))
+def test_no_module_runs_what_it_reads(path):
+  with open(path, encoding="utf-8") as source:
+    tree = ast.parse(source.read())
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Call):
+      called = getattr(node.func, "attr", getattr(node.func, "id", None))
+      # `re.compile` is another.
+      if called == "compile" and getattr(getattr(node.func, "value", None), "id", None) == "re":
+        continue
+      assert called not in FORBIDDEN, "{}, line {}".format(called, node.lineno)
+      assert not any(keyword.arg == "allow_pickle" for keyword in node.keywords)
+    names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+    names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+    assert not {name.split(".")[0] for name in names} & FORBIDDEN_MODULES, names
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 0., -8., 1e-45])
+@pytest.mark.parametrize("good_steps", [0, -2 ** 63, 2 ** 63 - 1])
+def test_no_scale_in_a_checkpoint_makes_a_weight_other_than_finite_and_a_stall_is_told(scale, good_steps, tmp_path):
+  path = str(tmp_path / "hostile")
+  with tf.Graph().as_default(), testing.session() as sess:
+    scale_variable = tf.get_variable("current_loss_scale", initializer=np.float32(scale))
+    good_variable = tf.get_variable("good_steps", initializer=np.int64(good_steps))
+    sess.run(tf.global_variables_initializer())
+    tf.train.Saver([scale_variable, good_variable]).save(sess, path)
+  with tf.Graph().as_default():
+    job = testing.Job()
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(.5), "dynamic")
+    train_op = opt.minimize(job.loss, job.global_step)
+    saver = tf.train.Saver(opt.loss_scale.variables())
+    scaffold = tf.train.Scaffold(init_fn=lambda _, sess: saver.restore(sess, path))
+    hook = mp_compat.LossScaleHook(opt, max_consecutive_skips=5, on_stall="stop")
+    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), hooks=[hook]) as sess:
+      w, applied = np.zeros(2), 0
+      for step in range(20):
+        if sess.should_stop():
+          break
+        _, finite = sess.run([train_op, opt.gradients_finite], {job.x: BAD if step % 3 == 2 else GOOD})
+        applied += finite
+        w = sess.run_step_fn(lambda step_context: step_context.session.run(job.w))
+        np.testing.assert_array_equal(w, -.5 * applied * GOOD)
+      # A scale of these never comes back: no step is applied, and the hook says so.
+      assert sess.should_stop() == (not np.isfinite(1 / np.float32(scale)) or not np.isfinite(scale))
+
+
+def test_names_in_a_checkpoint_are_no_paths(tmp_path):
+  folder = tmp_path / "inner"
+  folder.mkdir()
+  names = ["../../escaped", "/tmp/mp_compat_escaped", "w;rm -rf x", "current_loss_scale"]
+  source, target = str(folder / "source"), str(folder / "target")
+  with tf.Graph().as_default(), tf.Session() as sess:
+    sess.run(tf.raw_ops.SaveV2(prefix=source, tensor_names=names, shape_and_slices=[""] * len(names),
+                               tensors=[tf.constant(8.)] * len(names)))
+  assert sorted(checkpoints.convert(source, target, "mp_compat").variables)[:2] == ["../../escaped", names[1]]
+  assert os.listdir(str(tmp_path)) == ["inner"] and not os.path.exists(names[1])
+  assert {name.split(".")[0] for name in os.listdir(str(folder))} == {"source", "target"}
+
+
+def test_migrating_runs_nothing_of_what_it_rewrites(tmp_path):
+  marker = tmp_path / "it_was_run"
+  code = "open({!r}, 'w')\nimport tensorflow as tf\nscale = tf.train.experimental.DynamicLossScale()\n".format(str(marker))
+  (tmp_path / "script.py").write_text(code)
+  (tmp_path / "libcst.py").write_text(code)  # what would be imported, were the current directory on the path
+  (tmp_path / "notebook.ipynb").write_text(json.dumps({"cells": [
+      {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": code}],
+      "metadata": {}, "nbformat": 4, "nbformat_minor": 4}, indent=1))
+  subprocess.run([sys.executable, "-m", "mp_compat", "migrate", "--write", str(tmp_path)], check=True,
+                 env=testing.environment(), stderr=subprocess.PIPE)
+  for name in ["script.py", "libcst.py", "notebook.ipynb"]:
+    assert "mp_compat.DynamicLossScale()" in (tmp_path / name).read_text()
+  assert not marker.exists()
+
+
+def test_a_config_names_classes_of_a_fixed_list_only():
+  for name in ["os.system", "builtins.eval", "mp_compat.keras.LossScaleOptimizer", "__class__"]:
+    with pytest.raises(ValueError, match="Unknown loss scale: " + name):
+      mp_compat.keras.LossScaleOptimizer.from_config({
+          "optimizer": {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": .1}},
+          "loss_scale": {"class_name": name, "config": {}}})
