@@ -218,16 +218,9 @@ _enable_graph_rewrite, _disable_graph_rewrite = (  # before mp_compat.install() 
 
 
 class _NoLossScale(NATIVE_LOSS_SCALES[0] if NATIVE_LOSS_SCALES else object):
-  """For an optimizer of TensorFlow's that nobody will use: a scale of 1, without variables."""
+  """For an optimizer of TensorFlow's that nobody will use: what a loss scale must have, and no variables."""
 
-  def __call__(self) -> tf.Tensor:
-    return tf.constant(1.)
-
-  def update(self, grads: Any) -> Any:
-    raise NotImplementedError
-
-  def get_config(self) -> Dict[str, Any]:
-    return {}
+  __call__ = update = get_config = None
 
 
 def graph_rewrite_is_on() -> bool:
@@ -292,8 +285,7 @@ class GraphStateTrackable(Trackable):
   """
 
   def _graph_variables(self) -> Dict[str, tf.Variable]:
-    """Variables of the current graph by the key under which checkpoints hold them."""
-    raise NotImplementedError
+    """Variables of the current graph by the key under which checkpoints hold them; a subclass knows them."""
 
   def __getstate__(self) -> Dict[str, Any]:
     # Estimator copies its params inside a graph, where eager variables refuse to be copied, and are of no use.

@@ -208,9 +208,8 @@ def _write(values: Dict[str, np.ndarray], target: str) -> None:
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
-  if a.dtype != b.dtype or a.shape != b.shape:
-    return False
-  return a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes()
+  same = a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes()
+  return same and (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
 def _latest(path: str) -> str:

@@ -99,6 +99,9 @@ REWRITTEN = {
              "import mp_compat\r\nimport tensorflow as tf\r\nx = mp_compat.LossScale\r\n"),
     "no last newline": ("import tensorflow as tf\nx = tf.train.experimental.LossScale",
                         "import mp_compat\nimport tensorflow as tf\nx = mp_compat.LossScale"),
+    "annotated": ("import tensorflow as tf\nm: object = tf.train.experimental\nx = m.LossScale\n",
+                  "import mp_compat\nimport tensorflow as tf\nm: object = tf.train.experimental\n"
+                  "x = mp_compat.LossScale\n"),
     "odd spaces": ("import tensorflow as tf\n\x0c\nif x :\n\ty = [ tf.train.experimental . LossScale ,]\n",
                    "import mp_compat\nimport tensorflow as tf\n\x0c\nif x :\n\ty = [ mp_compat.LossScale ,]\n"),
 }
@@ -114,6 +117,8 @@ UNTOUCHED = {
     "a package of this name": "from .tensorflow.contrib.mixed_precision import LossScaleManager\n",
     "assigned to": "import mp_compat\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(a, b)\nopt._loss_scale = 3\n",
     "moved over": "import mp_compat\nmp_compat.contrib.mixed_precision.LossScaleOptimizer(a, b)\n",
+    "in a circle": "a = b\nb = a\na.LossScale\n",
+    "of an element": "x[0].LossScale\n",
     "mp_compat is another": "import tensorflow as tf\nmp_compat = 3\ntf.train.experimental.LossScale\n",
 }
 
@@ -160,4 +165,6 @@ NO_DECISIONS = [
     "opt.apply_gradients(opt.compute_gradients(loss), global_step=global_step)",
     "s = mp_compat.DynamicLossScale()\ns = mp_compat.DynamicLossScale()",
     "sync = tf.train.SyncReplicasOptimizer(opt, 3)",
+    "if hasattr(module, 'something'): pass",
+    "def f(**rest):\n  return mp_compat.MixedPrecisionLossScaleOptimizer(loss_scale='dynamic')",
 ]

@@ -72,3 +72,13 @@ def test_an_eager_checkpoint_restores_variables_that_are_made_after_it(tmp_path)
     checkpoint.restore(path)
     for got, value in zip(step(opt, w, 2.), expected):
       np.testing.assert_array_equal(got, value)
+
+
+def test_the_saver_restores_an_object_based_checkpoint_as_tensorflows_does(tmp_path):
+  with tf.Graph().as_default(), testing.session() as sess:
+    v = tf.get_variable("v", initializer=np.float32(3.))
+    sess.run(tf.global_variables_initializer())
+    path = tf.train.Checkpoint(v=v).save(str(tmp_path / "checkpoint"), session=sess)
+    sess.run(v.assign(5.))
+    mp_compat.checkpoints.Saver([v]).restore(sess, path)
+    assert sess.run(v) == 3.

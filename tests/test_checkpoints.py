@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mp_compat
+from mp_compat import __main__ as command_line
 from mp_compat import checkpoints
 from tests import golden_cases
 from tests import testing
@@ -403,3 +404,23 @@ def test_a_conversion_that_is_killed_leaves_nothing_half_written(tmp_path):
   assert ended < 10
   checkpoints.convert(source, target, "plain")
   assert not [name for name in os.listdir(os.path.dirname(target)) if name.endswith(".unfinished")]
+
+
+def test_the_command_tells_of_a_checkpoint_that_is_not_there_in_one_line(tmp_path, capsys):
+  assert command_line.main(["checkpoint", "inspect", str(tmp_path)]) == 2
+  assert capsys.readouterr().err.startswith("mp_compat checkpoint inspect: There is no checkpoint at ")
+
+
+def test_what_is_no_variable_is_saved_and_restored_as_by_tensorflow(tmp_path):
+  v = tf.get_variable("v", initializer=np.float32(3.))
+  iterator = tf.data.make_initializable_iterator(tf.data.Dataset.range(9))
+  following = iterator.get_next()
+  saver = checkpoints.Saver([v, tf.data.experimental.make_saveable_from_iterator(iterator)])
+  with testing.session() as sess:
+    sess.run([tf.global_variables_initializer(), iterator.initializer])
+    sess.run([following, following])
+    path = saver.save(sess, str(tmp_path / "model"))
+    assert [sess.run(following) for _ in range(2)] == [1, 2]
+    sess.run(v.assign(5.))
+    saver.restore(sess, path)
+    assert sess.run([v, following]) == [3., 1]

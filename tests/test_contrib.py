@@ -165,3 +165,21 @@ def test_replicas_agree():
       found, = [v for v in tf.global_variables() if v.op.name == variable]
       for copy in strategy.experimental_local_results(found):
         np.testing.assert_allclose(sess.run(copy), expected, rtol=1e-6)
+
+
+def test_configs_make_equal_managers():
+  for manager in [mixed_precision.FixedLossScaleManager(8.),
+                  mixed_precision.ExponentialUpdateLossScaleManager(8., 3, 1, 4., .5)]:
+    again = type(manager).from_config(manager.get_config())
+    assert again is not manager and again.get_config() == manager.get_config() and len(manager.get_config()) in (1, 5)
+
+  class Own(mixed_precision.LossScaleManager):
+    """One of a user's, with what contrib asks for and no more."""
+
+    def get_loss_scale(self):
+      return 4.
+
+    def update_loss_scale(self, finite_grads):
+      return tf.no_op()
+
+  assert Own.from_config(Own().get_config())().dtype == tf.float32

@@ -7,6 +7,7 @@ import pytest
 
 import mp_compat
 from mp_compat import keras as mp_keras
+from mp_compat.keras import families
 from tests import keras_cases
 from tests import keras_golden_cases as goldens
 from tests import testing
@@ -183,6 +184,21 @@ def test_a_configuration_may_hold_the_optimizer_itself(family):
   inner = family.optimizers.SGD(0.5)
   opt = type(ours(family)).from_config({"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.})
   assert opt.inner_optimizer is inner
+
+
+@pytest.mark.skipif(len(keras_cases.FAMILIES) == 1, reason="this TensorFlow has one kind of Keras optimizers")
+def test_the_optimizer_itself_may_be_of_another_kind_than_the_class_that_is_asked():
+  inner = keras_cases.FAMILIES[1].optimizers.SGD(0.5)
+  opt = type(ours(V2)).from_config({"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.})
+  assert opt.inner_optimizer is inner and type(opt) is type(ours(keras_cases.FAMILIES[1]))
+
+
+@keras_cases.needs_keras_3
+def test_what_only_keras_2_can_read_asks_for_tf_keras(monkeypatch):
+  config = ours(V2).get_config()
+  monkeypatch.setattr(families, "_exists", lambda module: module != "tf_keras")
+  with pytest.raises(ValueError, match="of a Keras 2 optimizer, but the Keras here is Keras 3.*pip install tf_keras"):
+    mp_keras.LossScaleOptimizer.from_config(config)
 
 
 def test_classes_of_ones_own_are_found_among_the_custom_objects():

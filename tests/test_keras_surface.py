@@ -10,6 +10,7 @@ import tensorflow
 
 import mp_compat
 from mp_compat import keras as mp_keras
+from mp_compat.keras import families
 from tests import keras_cases
 from tests import testing
 from tests.testing import tf
@@ -55,8 +56,16 @@ def test_every_way_to_call_the_constructor_means_the_same_as_it_did(family):
     assert (opt.dynamic_counter is None) == (not expected[0])
 
 
-def test_a_loss_scale_of_tensorflows_is_described_too():
-  assert described(mp_keras.LossScaleOptimizer(sgd(), testing.native.FixedLossScale(16.))) == (False, 16., None)
+@each_family
+def test_a_loss_scale_of_tensorflows_is_described_too(family):
+  assert described(mp_keras.LossScaleOptimizer(sgd(family), testing.native.FixedLossScale(16.))) == (False, 16., None)
+
+
+@pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)
+def test_gradients_that_are_sums_already_are_applied_as_they_are(family):
+  opt, v = mp_keras.LossScaleOptimizer(sgd(family), dynamic=False, initial_scale=8.), tensorflow.Variable([1., 2.])
+  opt.apply_gradients([(tf.constant([10., 20.]), v)], experimental_aggregate_gradients=False)
+  np.testing.assert_array_equal(v.numpy(), [0., 0.])
 
 
 @pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="Keras is a part of this TensorFlow")
@@ -69,6 +78,16 @@ def test_what_to_do_without_any_keras_is_said():
       "except TypeError as error:\n  print(error)\n")
   said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
   assert b"There is no Keras here: install one, with `pip install tf_keras`" in said.stdout
+
+
+@keras_cases.needs_keras_3
+def test_another_backend_of_keras_3_is_refused(monkeypatch):
+  # Keras 3 names its backend so; the others need a library that is not here.
+  inner = keras_cases.FAMILIES[-1].optimizers.SGD()
+  backend = sys.modules[families.of(type(inner)).keras + ".backend"]
+  monkeypatch.setattr(backend, "backend", lambda: "jax")
+  with pytest.raises(RuntimeError, match="but the backend is jax. Set KERAS_BACKEND=tensorflow before importing keras"):
+    mp_keras.LossScaleOptimizer(inner)
 
 
 def test_importing_it_imports_no_keras():

@@ -94,6 +94,33 @@ def test_a_long_loss_is_drawn_as_means_and_ranges():
   assert len(line.get_xdata()) == plot.MOST_POINTS and abs(line.get_ydata()).max() < .1
 
 
+def test_a_loss_that_falls_by_two_orders_has_a_logarithmic_axis():
+  series = plot.Series(False, [1, 3], [8., 16.], [0, 0], plot.Curve("loss", [1, 2, 3], [500., 5., 1.]))
+  assert plot.draw(series).axes[0].get_yscale() == "log"
+
+
+def test_summaries_of_tensorflow_2_are_read_too(tmp_path):
+  with tf.Graph().as_default(), tf.summary.FileWriter(str(tmp_path)) as writer:
+    for step in range(2):
+      for tag, value in [("scale", 8.), ("skipped_steps", step), ("words", b"no number")]:
+        writer.add_summary(tf.Summary(value=[
+            tf.Summary.Value(tag="loss_scale/" + tag, tensor=tf.make_tensor_proto(value))]), step)
+  assert plot.read(str(tmp_path))[:4] == (True, [0, 1], [8., 8.], [0, 1])
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+  (tmp_path / "events.out.tfevents.1").symlink_to(tmp_path / "nowhere")
+  with pytest.raises(plot.PlotError, match="cannot read .*events.out.tfevents.1: "):
+    plot.read(str(tmp_path))
+
+
+def test_without_matplotlib_the_command_that_installs_it_is_told(monkeypatch):
+  monkeypatch.setitem(sys.modules, "matplotlib", None)
+  monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+  with pytest.raises(plot.PlotError, match=r"needs matplotlib \(.*\): pip install mp_compat\[plot\]"):
+    plot.draw(plot.Series(True, [0], [8.], [0], None))
+
+
 def test_without_a_loss_there_is_one_panel():
   assert len(plot.draw(plot.Series(True, [0], [8.], [0], None)).axes) == 1
 
@@ -116,6 +143,7 @@ def test_the_command_writes_a_png_and_says_so(rundir, tmp_path):
      "expected the tags loss_scale/scale and loss_scale/skipped_steps, .* found x"),
     (["plot", "{run}", "-o", "x.png", "--loss_tag", "none"], "no scalar with the tag none .* found .*model/loss"),
     (["plot", "{run}/hook", "-o", "{run}/no/x.png"], "cannot write .*x.png: No such file"),
+    (["plot", "{run}/hook", "-o", "{run}/empty"], "cannot write .*empty: Is a directory"),
 ])
 def test_what_cannot_be_drawn_is_one_line_of_error(rundir, arguments, words, capsys):
   os.mkdir(os.path.join(rundir, "empty"))
@@ -130,6 +158,7 @@ def test_what_cannot_be_drawn_is_one_line_of_error(rundir, arguments, words, cap
   assert line.startswith("mp_compat plot: ")
   with pytest.raises(plot.PlotError, match=words):
     raise plot.PlotError(line)
+  assert not glob.glob(os.path.join(rundir, "*.tmp"))
 
 
 def test_two_runs_are_not_mixed(tmp_path):

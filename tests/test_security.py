@@ -90,7 +90,8 @@ def test_names_in_a_checkpoint_are_no_paths(tmp_path):
 
 def test_migrating_runs_nothing_of_what_it_rewrites(tmp_path):
   marker = tmp_path / "it_was_run"
-  code = "open({!r}, 'w')\nimport tensorflow as tf\nscale = tf.train.experimental.DynamicLossScale()\n".format(str(marker))
+  code = "open({!r}, 'w')\nimport tensorflow as tf\nscale = tf.train.experimental.DynamicLossScale()\n".format(
+      str(marker))
   (tmp_path / "script.py").write_text(code)
   (tmp_path / "libcst.py").write_text(code)  # what would be imported, were the current directory on the path
   (tmp_path / "notebook.ipynb").write_text(json.dumps({"cells": [

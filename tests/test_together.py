@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow
 
 import mp_compat
 from tests import testing
@@ -101,3 +102,21 @@ def test_replicas_apply_together():
       sess.run(train_op, {x: values})
     np.testing.assert_array_equal(sess.run([d, g]), [-2 * GOOD, [-4., -4.]])
     assert sess.run([strategy.experimental_local_results(step_count)[0], scale()]) == [1, 2. ** 14]
+
+
+def test_without_a_global_step_nothing_is_counted():
+  pair = Pair()
+  train_op = mp_compat.apply_gradients_together(zip(pair.opts, pair.pairs))
+  assert pair.run(train_op, STEPS[:2]) == [(1, 1, 0, 1024.), (1, 1, 0, 512.)]
+
+
+def test_in_eager_mode_the_step_is_made_at_once():
+  with testing.eager_mode():
+    scale = mp_compat.DynamicLossScale(8.)
+    variables = [tensorflow.Variable([1., 2.]) for _ in "dg"]
+    opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), scale) for _ in "dg"]
+    for last in (GOOD, BAD):
+      assert mp_compat.apply_gradients_together(
+          [(opt, opt.compute_gradients(lambda v=v, x=x: tf.reduce_sum(v * np.float32(x)), [v]))
+           for opt, v, x in zip(opts, variables, (GOOD, last))]) is None
+    assert [list(v.numpy()) for v in variables] == [[0., 0.]] * 2 and float(scale()) == 4.

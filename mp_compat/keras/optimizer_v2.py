@@ -21,12 +21,6 @@ class Part(layout.ReadsInner):
     del name  # The inner optimizer has one.
     layout.track(self, self._optimizer, self._loss_scale)
 
-  def _track_variables(self) -> None:
-    """Lets the Session that Keras keeps in graph mode initialize the loss scale's variables."""
-    if not tf.executing_eagerly():
-      for variable in self._loss_scale._weights.values():
-        self._family.module("backend").track_variable(variable)
-
   @gating.do_not_convert
   def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
     """Computes gradients of the scaled loss, unscales and applies them; arguments as Keras's own `minimize`."""

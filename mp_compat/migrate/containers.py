@@ -63,13 +63,9 @@ class Notebook:
 
   def place(self, place: Place) -> Place:
     """Where a place in the source is: the cell, and the line in it."""
-    line = place.line
-    for number, code in self._codes.items():
-      length = 1 + len((code + "\n").splitlines())
-      if line <= length:
-        return Place(number, line - 1, place.column)
-      line -= length
-    raise ValueError("expected a place in the source, got {}".format(place))
+    ends = list(itertools.accumulate(1 + len((code + "\n").splitlines()) for code in self._codes.values()))
+    index = sum(end < place.line for end in ends)
+    return Place(list(self._codes)[index], place.line - ([0] + ends)[index] - 1, place.column)
 
   def content(self, source: bytes) -> bytes:
     """The notebook with this source, in which only expressions and imports have changed."""
