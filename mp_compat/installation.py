@@ -85,8 +85,7 @@ class Installation:
     first, _, rest = path.partition(".")
     real = getattr(sys.modules["tensorflow." + first], "__name__", "")
     if real.startswith("tensorflow_core.") and module.__doc__ != _MADE:
-      # A stand-in: importing what is below makes a copy. Only 2.0 and 2.1 have it; client-opennmt runs there.
-      importlib.import_module("{}.{}".format(real, rest))  # pragma: no cover
+      importlib.import_module("{}.{}".format(real, rest))  # A stand-in: importing what is below makes a copy (2.1).
     name = re.compile(r"tensorflow(_core)?(\._api\.v\d)?\." + re.escape(path))
     copies = [copy for key, copy in list(sys.modules.items()) if name.fullmatch(key) and copy is not None]
     return list({id(copy): copy for copy in [module] + copies}.values())
