@@ -62,9 +62,6 @@ def all_replicas(predicate: Callable[..., tf.Tensor], *args: Any) -> tf.Tensor:
   """
   if not tf.distribute.has_strategy():
     return predicate(*args)
-  if not in_cross_replica_context():
-    raise RuntimeError("Replicas can only be asked for agreement in a cross-replica context, but this is a replica "
-                       "context. Call it through tf.distribute.get_replica_context().merge_call(...).")
   strategy = tf.distribute.get_strategy()
   # Strategies reduce numbers only, and by sum or mean only.
   votes = on_each_replica(lambda *values: tf.cast(predicate(*values), tf.float32), *args)

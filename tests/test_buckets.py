@@ -242,6 +242,13 @@ def test_small_gradients_are_looked_at_and_unscaled_by_one_op(gate):
       np.testing.assert_array_equal(sess.run(variables), [[-1., -2., -i] for i in range(50)])
 
 
+def test_gradients_above_64_kb_are_not_copied_into_one_buffer():
+  for values, packed in [(2 ** 14, True), (2 ** 14 + 1, False)]:
+    with tf.Graph().as_default() as graph:
+      finite_of([tf.placeholder(tf.float32, [values]) for _ in range(2)])
+      assert any(op.type == "Pack" and op.inputs[0].shape.rank == 1 for op in graph.get_operations()) == packed
+
+
 def test_one_gradient_alone_asks_for_nothing_of_the_others():
   with tf.Graph().as_default():
     _, inputs, grads_and_vars, _ = many_small(3)

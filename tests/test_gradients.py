@@ -54,6 +54,14 @@ def test_a_loss_is_scaled_in_its_own_dtype(dtype):
       np.testing.assert_array_equal(got.astype(np.float64), [768., -128.])
 
 
+def test_the_raw_gradient_that_is_nearest_is_found_and_none_behind_it():
+  with tf.Graph().as_default():
+    first = tf.placeholder(tf.float32, [2])
+    second = first * 2.
+    gradients.mark_raw([first, second], ["first", "second"])
+    assert gradients.raw_sources([tf.clip_by_value(second, -1., 1.)]) == [second]
+
+
 def test_a_gated_gradient_waits_for_all_the_others():
   with tf.Graph().as_default():
     first, second = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])

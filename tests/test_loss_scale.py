@@ -54,6 +54,12 @@ def test_identifiers_mean_loss_scales():
         assert mp_compat.get_loss_scale(loss_scale) is loss_scale
 
 
+def test_a_scale_may_begin_at_its_bounds():
+  with tf.Graph().as_default():
+    loss_scale = mp_compat.DynamicLossScale(8., min_loss_scale=8., max_loss_scale=8.)
+    assert (loss_scale.min_loss_scale, loss_scale.max_loss_scale) == (8., 8.)
+
+
 def test_a_fixed_scale_is_a_constant_and_updates_nothing():
   with tf.Graph().as_default():
     loss_scale = mp_compat.FixedLossScale(3)

@@ -90,6 +90,7 @@ def tracked(name, opt, w):
   return [w] + [opt.get_slot(w, slot) for slot in opt.get_slot_names()]
 
 
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(
     dtype=st.sampled_from([np.float16, np.float64]), name=st.sampled_from(sorted(OPTIMIZERS)),
     make_scale=st.sampled_from([Dynamic, Fixed, Sawtooth]), exponent=st.integers(0, 17),

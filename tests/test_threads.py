@@ -78,3 +78,26 @@ def test_no_lock_where_none_is_asked_for():
       mp_compat.MixedPrecisionLossScaleOptimizer(
           tf.train.GradientDescentOptimizer(.5, use_locking), "dynamic").minimize(job.loss)
       assert ("MutexLock" in [op.type for op in graph.get_operations()]) == use_locking
+
+
+def test_with_locking_replicas_train_and_skip():
+  with tf.Graph().as_default():
+    strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
+    x = tf.placeholder(tf.float32, [2])
+    scale = mp_compat.DynamicLossScale(8.)
+
+    def step():
+      w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
+      opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(.5, use_locking=True), scale)
+      return opt.minimize(tf.reduce_sum(w * x)), w
+
+    with strategy.scope():
+      train_op, w = strategy.extended.call_for_each_replica(step)
+      train_op, w = strategy.group(train_op), strategy.experimental_local_results(w)
+    with testing.session() as sess:
+      sess.run(tf.global_variables_initializer())
+      for value in (GOOD, BAD):
+        sess.run(train_op, {x: value})
+      for copy in sess.run(w):
+        np.testing.assert_array_equal(copy, -GOOD)
+      assert sess.run(scale()) == 4.
