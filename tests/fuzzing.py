@@ -92,8 +92,11 @@ def cases(draw):
       st.sampled_from([i for i, variable in enumerate(variables) if variable.term != "unused"]),
       st.sampled_from([np.inf, -np.inf, np.nan]).map(float))
   between = draw(st.sampled_from([None] + sorted(CLIPS)))
+  optimizers = set(testing.OPTIMIZERS)
+  if strategy == "Mirrored" and tf.VERSION.startswith("1."):
+    optimizers.remove("Ftrl")  # which cannot make its slots there, with TensorFlow's class or without
   return Case(
-      variables=variables, optimizer=draw(st.sampled_from(sorted(testing.OPTIMIZERS))), loss_scale=loss_scale,
+      variables=variables, optimizer=draw(st.sampled_from(sorted(optimizers))), loss_scale=loss_scale,
       gate_gradients=draw(st.integers(0, 2)), aggregation_method=draw(st.sampled_from([None, 0, 1, 2])),
       colocate=draw(st.booleans()), grad_loss=draw(st.sampled_from([None, None, 2.5])),
       global_step=draw(st.sampled_from([None, "resource"] + ["reference"] * (not strategy))),

@@ -72,7 +72,7 @@ def test_no_scale_in_a_checkpoint_makes_a_weight_other_than_finite_and_a_stall_i
         w = sess.run_step_fn(lambda step_context: step_context.session.run(job.w))
         np.testing.assert_array_equal(w, -.5 * applied * GOOD)
       # A scale of these never comes back: no step is applied, and the hook says so.
-      assert sess.should_stop() == (not np.isfinite(1 / np.float32(scale)) or not np.isfinite(scale))
+      assert sess.should_stop() == (not np.isfinite(np.float32(1) / np.float32(scale)) or not np.isfinite(scale))
 
 
 def test_names_in_a_checkpoint_are_no_paths(tmp_path):
