@@ -7,6 +7,7 @@ import pytest
 import tensorflow
 
 import mp_compat
+from mp_compat import _compat
 from tests import testing
 from tests.testing import tf
 
@@ -62,3 +63,12 @@ def test_and_functions_within_functions():
 
     graph = step.get_concrete_function(tensorflow.TensorSpec([2], tf.float32)).graph
     assert {op.type for op in graph.get_operations()} & {"If", "StatelessIf"}
+
+
+def test_an_op_in_a_branch_that_is_a_function_is_found():
+  with tf.Graph().as_default() as graph, testing.control_flow(2):
+    x = tf.placeholder(tf.float32, [2])
+    tf.cond(x[0] > 0, lambda: tf.sin(x), lambda: x)
+    conditional, = [op for op in graph.get_operations() if op.type in ("If", "StatelessIf")]
+    assert _compat.contains_op(conditional, "Sin") and not _compat.contains_op(conditional, "Cos")
+    assert not _compat.contains_op(x.op, "Sin") and _compat.contains_op(x.op, "Placeholder")
