@@ -15,8 +15,6 @@ from mp_compat._compat import tf
 # Makes one verdict of those of several processes: a scalar bool tensor from a scalar bool tensor.
 FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
 
-_FLOAT32_MAX = 3.4028234663852886e38
-
 
 class LossScale(_compat.GraphStateTrackable, metaclass=abc.ABCMeta):
   """A scalar that the loss is multiplied by and gradients are divided by, so that small ones survive float16.
@@ -120,18 +118,18 @@ class FixedLossScale(LossScale):
     """Makes a fixed loss scale.
 
     Args:
-      loss_scale_value: a finite number, at least 1.
+      loss_scale_value: a number from 1 to 2**126; above, TensorFlow takes `1 / loss_scale_value` for 0.
 
     Raises:
       ValueError: it is none.
     """
     if not _is_number(loss_scale_value):
-      raise ValueError("loss_scale_value must be a Python int or float. A finite number of at least 1 was expected, "
-                       "but got {!r}.".format(loss_scale_value))
+      raise ValueError("loss_scale_value must be a Python int or float. A number of at least 1 was expected, but "
+                       "got {!r}.".format(loss_scale_value))
     if not loss_scale_value >= 1:
-      raise ValueError("loss_scale_value must be at least 1. A finite number was expected, but got {!r}."
+      raise ValueError("loss_scale_value must be at least 1. A number was expected, but got {!r}."
                        .format(loss_scale_value))
-    self._loss_scale_value = _finite("loss_scale_value", loss_scale_value)
+    self._loss_scale_value = _bounded("loss_scale_value", loss_scale_value)
 
   def __call__(self) -> tf.Tensor:
     return tf.convert_to_tensor(self._loss_scale_value)
@@ -169,34 +167,33 @@ class DynamicLossScale(LossScale):
                backoff: Optional[float] = None,
                overflow_tolerance: int = 1,
                min_loss_scale: float = 1.,
-               max_loss_scale: Optional[float] = None) -> None:
+               max_loss_scale: float = update_rule.LARGEST_SCALE) -> None:
     """Makes a dynamic loss scale.
 
     Args:
       initial_loss_scale: the scale to begin with, within the bounds. Better too high than too low: it falls quickly
         and rises slowly.
       increment_period: after how many finite steps in a row the scale grows; at least 1.
-      multiplier: what it is multiplied by then; above 1. It stays where the product is not finite in float32 or above
-        `max_loss_scale`.
+      multiplier: what it is multiplied by then; above 1. It stays where the product is above `max_loss_scale`.
       backoff: what it is divided by on overflow; above 1. None means `multiplier`.
       overflow_tolerance: how many overflows it takes to shrink, counted since the scale last had a chance to move; at
         least 1. A step that overflows is skipped all the same.
       min_loss_scale: the scale never falls below this; positive, and may be below 1.
-      max_loss_scale: the scale never grows above this. None means the largest finite float32; above 2**126, where
-        TensorFlow takes `1 / scale` for 0, gradients vanish.
+      max_loss_scale: the scale never grows above this; at most 2**126, above which TensorFlow takes `1 / scale` for 0,
+        and gradients vanish. A restored scale that is above comes down to it when it would grow.
 
     Raises:
       ValueError: an argument is out of these ranges.
     """
-    self._initial_loss_scale = _finite("initial_loss_scale", initial_loss_scale)
-    self._multiplier = _finite("multiplier", multiplier, above=1.)
-    backoff = self._multiplier if backoff is None else _finite("backoff", backoff, above=1.)
-    floor = _finite("min_loss_scale", min_loss_scale)
-    ceiling = None if max_loss_scale is None else _finite("max_loss_scale", max_loss_scale)
+    self._initial_loss_scale = _bounded("initial_loss_scale", initial_loss_scale)
+    self._multiplier = _bounded("multiplier", multiplier, above=1.)
+    backoff = self._multiplier if backoff is None else _bounded("backoff", backoff, above=1.)
+    floor = _bounded("min_loss_scale", min_loss_scale)
+    ceiling = _bounded("max_loss_scale", max_loss_scale)
     if floor > self._initial_loss_scale:
       raise ValueError("initial_loss_scale must be at least min_loss_scale, {}, but got {!r}. Pass a smaller "
                        "min_loss_scale to go below it.".format(floor, initial_loss_scale))
-    if ceiling is not None and ceiling < self._initial_loss_scale:
+    if ceiling < self._initial_loss_scale:
       raise ValueError("initial_loss_scale must be at most max_loss_scale, {}, but got {!r}."
                        .format(ceiling, initial_loss_scale))
     self._rule = update_rule.Rule(
@@ -232,7 +229,7 @@ class DynamicLossScale(LossScale):
     return self._rule.floor
 
   @property
-  def max_loss_scale(self) -> Optional[float]:
+  def max_loss_scale(self) -> float:
     return self._rule.ceiling
 
   @property
@@ -267,7 +264,8 @@ class DynamicLossScale(LossScale):
     config = {"initial_loss_scale": self.initial_loss_scale, "increment_period": self.increment_period,
               "multiplier": self.multiplier}
     ours = {"backoff": (self.backoff, self.multiplier), "overflow_tolerance": (self.overflow_tolerance, 1),
-            "min_loss_scale": (self.min_loss_scale, 1.), "max_loss_scale": (self.max_loss_scale, None)}
+            "min_loss_scale": (self.min_loss_scale, 1.),
+            "max_loss_scale": (self.max_loss_scale, update_rule.LARGEST_SCALE)}
     config.update((key, value) for key, (value, default) in ours.items() if value != default)
     return config
 
@@ -361,7 +359,7 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
   return tf.where_v2(condition, tf.convert_to_tensor(yes, dtype), tf.convert_to_tensor(no, dtype))
 
 
-_TENSORS = update_rule.Operations(where=_where, maximum=tf.maximum, is_finite=tf.is_finite)
+_TENSORS = update_rule.Operations(where=_where, maximum=tf.maximum, minimum=tf.minimum)
 
 
 def _is_number(value: Any) -> bool:
@@ -369,11 +367,11 @@ def _is_number(value: Any) -> bool:
   return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _finite(name: str, value: Any, above: float = 0.) -> float:
-  """`value` as a float, if it is a float32 number above `above`."""
+def _bounded(name: str, value: Any, above: float = 0.) -> float:
+  """`value` as a float, if it is a number above `above` that a loss scale may have."""
   number = float(value) if _is_number(value) else math.nan
-  if not above < number <= _FLOAT32_MAX:
-    raise ValueError("{} must be a number above {:g} and finite in float32, but got {!r}.".format(name, above, value))
+  if not above < number <= update_rule.LARGEST_SCALE:
+    raise ValueError("{} must be a number above {:g} and at most 2**126, but got {!r}.".format(name, above, value))
   return number
 
 

@@ -5,17 +5,20 @@
     not finite:  bad_steps + 1 < overflow_tolerance       ->  bad_steps += 1, good_steps = 0
                  else                                     ->  scale = max(scale / backoff, floor), both counters = 0
 
-The product is taken only where it is finite and not above the ceiling; the floor never raises a scale that is below
-it. With a `decrement_ratio`, the scale shrinks by a product instead, which rounds otherwise. Standard library only: the
-same lines run on Python numbers and, with other `Operations`, on tensors.
+The product is taken only where it is not above the ceiling; a scale that is above it (restored, say) comes down to it
+when it would grow. The floor never raises a scale that is below it. With a `decrement_ratio`, the scale shrinks by a
+product instead, which rounds otherwise. Standard library only: the same lines run on Python numbers and, with other
+`Operations`, on tensors.
 
 Source: Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), section 3.2, as
 `tf.compat.v1.train.experimental.DynamicLossScale` and, with a ratio,
 `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager` have it.
 """
 
-import math
 from typing import Any, Callable, NamedTuple, Optional
+
+# The largest scale whose reciprocal is a normal float32. Others TensorFlow takes for 0, and every gradient with them.
+LARGEST_SCALE = 2. ** 126
 
 
 class Rule(NamedTuple):
@@ -26,7 +29,7 @@ class Rule(NamedTuple):
   backoff: Optional[float]
   overflow_tolerance: int
   floor: float
-  ceiling: Optional[float]
+  ceiling: float = LARGEST_SCALE
   decrement_ratio: Optional[float] = None
 
 
@@ -43,10 +46,10 @@ class Operations(NamedTuple):
 
   where: Callable[[Any, Any, Any], Any]
   maximum: Callable[[Any, Any], Any]
-  is_finite: Callable[[Any], Any]
+  minimum: Callable[[Any, Any], Any]
 
 
-PYTHON = Operations(where=lambda condition, yes, no: yes if condition else no, maximum=max, is_finite=math.isfinite)
+PYTHON = Operations(where=lambda condition, yes, no: yes if condition else no, maximum=max, minimum=min)
 
 
 def next_state(state: State, finite: Any, rule: Rule, operations: Operations = PYTHON) -> State:
@@ -66,8 +69,7 @@ def next_state(state: State, finite: Any, rule: Rule, operations: Operations = P
   grow, shrink = good_steps >= rule.increment_period, bad_steps >= rule.overflow_tolerance
 
   product = state.scale * rule.multiplier
-  fits = operations.is_finite(product) if rule.ceiling is None else product <= rule.ceiling
-  grown = where(fits, product, state.scale)
+  grown = where(product <= rule.ceiling, product, operations.minimum(state.scale, rule.ceiling))
   floor = where(state.scale < rule.floor, state.scale, rule.floor)
   shrunk = state.scale / rule.backoff if rule.decrement_ratio is None else state.scale * rule.decrement_ratio
   shrunk = operations.maximum(shrunk, floor)

@@ -156,6 +156,7 @@ class Processes:
     """Waits until it has ended well; raises SystemExit where it has not, or time is up."""
     self._wait_until(lambda: process.poll() is not None)
     if process.returncode:
+      dict(self._running)[process].join(5.)  # its last words; a child of its own may keep the pipe open
       raise SystemExit("\n".join(self._lines[-50:] + ["A process ended with status {}.".format(process.returncode)]))
 
   def wait_for_line(self, start):

@@ -44,7 +44,7 @@ def history(api, manager, steps, optimizer="Momentum", use_resource=True):
 
 @in_1_15
 @pytest.mark.parametrize("arguments", [
-    (2. ** 15, 3), (1000., 2, 1, 3., .3), (7., 5, 3, 1.7, .77), (3e38, 1, 2), (2, 1, 1), (1., 2, 1, 2, .8)])
+    (2. ** 15, 3), (1000., 2, 1, 3., .3), (7., 5, 3, 1.7, .77), (2. ** 100, 9, 2), (2, 1, 1), (1., 2, 1, 2, .8)])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_numbers_over_long_random_histories(arguments, seed):
   generator = random.Random(seed)
@@ -70,6 +70,7 @@ def test_the_same_training(optimizer, manager, use_resource):
     ((100., 3), "x.x.x..x", [100, 100, 80, 80, 80, 80, 80, 64]),
     ((100., 2, 1, 10, .5), "..x..", [100, 1000, 500, 500, 5000]),
     ((1.5, 9, 1), "xxx", [1.2, 1., 1.]),
+    ((2. ** 125, 1), "...", [2. ** 126] * 3),
 ])
 def test_the_scale_moves_as_the_table_says(arguments, steps, expected):
   seen = history(mixed_precision, lambda api: api.ExponentialUpdateLossScaleManager(*arguments), steps)

@@ -161,6 +161,11 @@ def a_dynamic_scale_that_cannot_work_is_refused(api):
 
 
 @defect(AssertionError)
+def a_scale_does_not_grow_to_where_all_gradients_are_zero(api):
+  assert Training(api, api.DynamicLossScale(2. ** 126, 1)).after([.5, .25], [.5, .25]) == [-1., -.5]
+
+
+@defect(AssertionError)
 def a_wrong_gate_leaves_the_graph_as_it_was(api):
   opt = api.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
   w = tf.get_variable("w", [2])

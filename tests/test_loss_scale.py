@@ -58,6 +58,7 @@ def test_a_scale_may_begin_at_its_bounds():
   with tf.Graph().as_default():
     loss_scale = mp_compat.DynamicLossScale(8., min_loss_scale=8., max_loss_scale=8.)
     assert (loss_scale.min_loss_scale, loss_scale.max_loss_scale) == (8., 8.)
+    assert mp_compat.FixedLossScale(2 ** 126).get_config() == {"loss_scale_value": 2. ** 126}
 
 
 def test_a_fixed_scale_is_a_constant_and_updates_nothing():

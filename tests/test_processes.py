@@ -147,7 +147,7 @@ def test_processes_are_ended_when_one_of_them_fails(cluster, tmp_path):
   with pytest.raises(SystemExit, match="(?s)broken.*ended with status 3"):
     with cluster.Processes(timeout=60.) as processes:
       processes.start(sys.executable, "-c", "import time; time.sleep(600)", mark)
-      processes.wait(processes.start(sys.executable, "-c", "print('broken'); raise SystemExit(3)"))
+      processes.wait(processes.start("sh", "-c", "(sleep 1; echo broken) & exit 3"))
   assert subprocess.run(["pgrep", "-f", mark], stdout=subprocess.DEVNULL, check=False).returncode == 1
 
 

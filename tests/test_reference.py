@@ -59,7 +59,7 @@ class Dynamic(mp_compat.DynamicLossScale):
   @staticmethod
   def after(state, finite):
     return update_rule.next_state(
-        update_rule.State(*state, bad_steps=0), finite, update_rule.Rule(3, 2., 2., 1, .25, None))[:2]
+        update_rule.State(*state, bad_steps=0), finite, update_rule.Rule(3, 2., 2., 1, .25))[:2]
 
 
 class Fixed(mp_compat.FixedLossScale):

@@ -13,7 +13,7 @@ from tests.testing import tf
 
 def scales(history, initial=16., **rule):
   """The scale after every step of a history: "." finite, "x" overflow."""
-  parameters = dict(increment_period=2, multiplier=2., backoff=2., overflow_tolerance=1, floor=1., ceiling=None)
+  parameters = dict(increment_period=2, multiplier=2., backoff=2., overflow_tolerance=1, floor=1.)
   parameters.update(rule)
   state, seen = update_rule.State(initial, 0, 0), []
   for step in history:
@@ -33,6 +33,9 @@ def scales(history, initial=16., **rule):
     ("......", dict(ceiling=64.), [16, 32, 32, 64, 64, 64]),
     ("xxxx", dict(floor=3.), [8, 4, 3, 3]),
     ("xx", dict(floor=.25, initial=.75), [.375, .25]),
+    # Above its ceiling (restored) it comes down to it when it would grow.
+    ("....x", dict(initial=100., ceiling=64.), [100, 64, 64, 64, 32]),
+    ("x.x..", dict(initial=200., ceiling=16.), [100, 100, 50, 50, 16]),
     # Below its floor (restored from a checkpoint, say) a scale is neither raised to it nor lowered further.
     ("xx..", dict(floor=32.), [16, 16, 16, 32]),
     # Two overflows to shrink; finite steps in between do not clear the count, a chance to grow does.
@@ -48,9 +51,11 @@ def test_the_scale_moves_as_the_table_says(history, rule, expected):
   assert scales(history, **rule) == expected
 
 
-def test_a_product_that_is_not_finite_is_not_taken_but_the_row_starts_anew():
-  rule = update_rule.Rule(1, 2., 2., 1, 1., None)
-  assert update_rule.next_state(update_rule.State(1.5e308, 0, 0), True, rule) == (1.5e308, 0, 0)
+def test_no_scale_grows_to_where_its_reciprocal_is_subnormal_but_the_row_starts_anew():
+  rule = update_rule.Rule(1, 2., 2., 1, 1.)
+  for before, after in [(2. ** 125, 2. ** 126), (2. ** 126, 2. ** 126), (1.5 * 2. ** 125, 1.5 * 2. ** 125),
+                        (1.5e308, 2. ** 126)]:
+    assert update_rule.next_state(update_rule.State(before, 0, 0), True, rule) == (after, 0, 0)
 
 
 def test_a_million_steps_keep_a_power_of_two_within_its_bounds():
@@ -72,7 +77,7 @@ def test_a_million_steps_keep_a_power_of_two_within_its_bounds():
     dict(multiplier=3.),
     dict(backoff=1.5, min_loss_scale=.125),
     dict(overflow_tolerance=3, max_loss_scale=100.),
-    dict(initial_loss_scale=2. ** 127, increment_period=1),
+    dict(initial_loss_scale=2. ** 125, increment_period=1),
 ], ids=str)
 def test_variables_in_a_session_go_the_way_of_the_python_numbers(kwargs, version):
   kwargs = dict(dict(initial_loss_scale=16., increment_period=3), **kwargs)
@@ -83,12 +88,10 @@ def test_variables_in_a_session_go_the_way_of_the_python_numbers(kwargs, version
     loss_scale = mp_compat.DynamicLossScale(**kwargs)
     gradient = tf.placeholder(tf.float32, [2])
     update_op, should_apply = loss_scale.update([gradient, None])
-    ceiling = loss_scale.max_loss_scale and np.float32(loss_scale.max_loss_scale)
     rule = update_rule.Rule(
         loss_scale.increment_period, np.float32(loss_scale.multiplier), np.float32(loss_scale.backoff),
-        loss_scale.overflow_tolerance, np.float32(loss_scale.min_loss_scale), ceiling)
+        loss_scale.overflow_tolerance, np.float32(loss_scale.min_loss_scale), np.float32(loss_scale.max_loss_scale))
     state = update_rule.State(np.float32(loss_scale.initial_loss_scale), 0, 0)
-    numpy_operations = update_rule.PYTHON._replace(is_finite=np.isfinite)
     generator = random.Random(1)
     with tf.Session(config=config) as sess:
       sess.run(tf.global_variables_initializer())
@@ -97,5 +100,5 @@ def test_variables_in_a_session_go_the_way_of_the_python_numbers(kwargs, version
         applied, _ = sess.run([should_apply, update_op], {gradient: [1., 2. if finite else np.inf]})
         assert applied == finite
         with np.errstate(over="ignore"):
-          state = update_rule.next_state(state, finite, rule, numpy_operations)
+          state = update_rule.next_state(state, finite, rule)
         assert sess.run(loss_scale.variables()) == list(state[:len(loss_scale.variables())])

@@ -92,7 +92,7 @@ class FixedLossScaleManager(LossScaleManager):
 class ExponentialUpdateLossScaleManager(LossScaleManager):
   """A loss scale that grows after finite steps in a row, and shrinks after steps that were not, in a row or not.
 
-      incr_every_n_steps finite steps in a row      loss_scale *= incr_ratio, if that is finite
+      incr_every_n_steps finite steps in a row      loss_scale *= incr_ratio, up to 2**126
       decr_every_n_nan_or_inf others                loss_scale = max(1, loss_scale * decr_ratio)
 
   Both counts begin anew when either is reached; a step that is not finite also ends a row.
@@ -120,7 +120,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         decr_every_n_nan_or_inf=decr_every_n_nan_or_inf, incr_ratio=incr_ratio, decr_ratio=decr_ratio)
     self._rule = update_rule.Rule(
         increment_period=incr_every_n_steps, multiplier=incr_ratio, backoff=None, decrement_ratio=decr_ratio,
-        overflow_tolerance=decr_every_n_nan_or_inf, floor=1., ceiling=None)
+        overflow_tolerance=decr_every_n_nan_or_inf, floor=1.)
     self._add_weight("loss_scale", init_loss_scale, tf.float32)
     self._add_weight("good_steps", 0, tf.int32)
     self._add_weight("bad_steps", 0, tf.int32)
