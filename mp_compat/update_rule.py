@@ -17,7 +17,7 @@ Source: Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740)
 
 from typing import Any, Callable, NamedTuple, Optional
 
-# The largest scale whose reciprocal is a normal float32. Others TensorFlow takes for 0, and every gradient with them.
+# The largest scale whose reciprocal is a normal float32; smaller reciprocals TensorFlow takes for 0.
 LARGEST_SCALE = 2. ** 126
 
 
