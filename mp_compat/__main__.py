@@ -5,11 +5,14 @@ TensorFlow, and whatever else is slow to import, is imported by the latter.
 """
 
 import argparse
+import importlib
 import os
 import runpy
 import sys
+import traceback
 from typing import Any, Optional, Sequence
 
+import mp_compat
 from mp_compat import dialects
 
 
@@ -20,12 +23,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     argv: the arguments, without the program's name; those of the process by default.
 
   Returns:
-    The exit code: 0, or 2 after an error that is told in one line on stderr; 1 if `migrate --check` found old names.
+    The exit code: 0, or 2 after an error that is told in one line on stderr. `migrate --check` has 1 if it found old
+    names, and 3 if it found none but could not look at every file. 130 after an interruption from the keyboard.
 
   Raises:
-    SystemExit: the arguments are wrong (code 2), or help was asked for (code 0).
+    SystemExit: the arguments are wrong (code 2), or help or the version was asked for (code 0). What the program of
+      `run` raises is raised here, too.
   """
   parser = argparse.ArgumentParser(prog="mp_compat", description="Tools for mixed-precision training with mp_compat.")
+  parser.add_argument("--version", action="version", version="mp_compat " + mp_compat.__version__)
   commands = parser.add_subparsers(metavar="COMMAND", dest="command")
   commands.required = True
   _add_checkpoint(commands)
@@ -38,7 +44,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     words, program = words[:1], words[1:]  # What follows is the program's, options too.
   arguments = parser.parse_args(words)
   arguments.program = program
-  return arguments.run(arguments)
+  try:
+    if arguments.command != "migrate":
+      importlib.import_module("mp_compat._compat")  # Everything else begins with TensorFlow.
+  except ImportError as error:
+    return _fail(arguments.command, error)
+  try:
+    return arguments.run(arguments)
+  except KeyboardInterrupt:
+    if arguments.command == "run":
+      raise  # The program was interrupted.
+    return 130
 
 
 def _add_checkpoint(commands: Any) -> None:
@@ -97,7 +113,8 @@ def _add_migrate(commands: Any) -> None:
   parser.add_argument("paths", metavar="PATH", nargs="+", help="a file, or a directory with .py and .ipynb files")
   mode = parser.add_mutually_exclusive_group()
   mode.add_argument("--write", action="store_true", help="change the files")
-  mode.add_argument("--check", action="store_true", help="print no diff; exit with 1 if a file would change")
+  mode.add_argument("--check", action="store_true", help="print no diff; exit with 1 if a file would change, "
+                    "else with 3 if a file could not be looked at")
   parser.add_argument("--json", metavar="FILE", help="write the report as JSON, too")
   parser.set_defaults(run=_migrate)
 
@@ -128,7 +145,9 @@ def _migrate(arguments: argparse.Namespace) -> int:
   sys.stdout.flush()
   for line in report.text(migrations):
     print(line, file=sys.stderr)
-  return 1 if arguments.check and changed else 0
+  if not arguments.check:
+    return 0
+  return 1 if changed else 3 if any(migration.problem for migration in migrations) else 0
 
 
 def _add_plot(commands: Any) -> None:
@@ -138,7 +157,9 @@ def _add_plot(commands: Any) -> None:
       "those of a LossScaleHook's output_dir (over attempted steps), or the summaries of add_summaries=True (over "
       "global steps). Needs matplotlib: pip install mp_compat[plot].")
   parser.add_argument("logdir", metavar="LOGDIR", help="where the event files are, in it or below")
-  parser.add_argument("-o", "--output", required=True, metavar="PNG", help="the file to write")
+  parser.add_argument("-o", "--output", required=True, metavar="FILE",
+                      help="the file to write, in the format that its suffix names: .png (also without a suffix), "
+                      ".pdf, .svg and others")
   parser.add_argument("--loss_tag", metavar="TAG", help="the tag of the loss; default: loss, or what ends in /loss")
   parser.set_defaults(run=_plot)
 
@@ -169,17 +190,23 @@ def _run(arguments: argparse.Namespace) -> int:
     return _fail("run", ValueError("expected a script, or -m and a module"))
   from mp_compat.installation import install
   install()
-  if program[0] == "-m":
-    sys.argv, sys.path[0] = program[1:], os.getcwd()
-    runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-  else:
-    sys.argv, sys.path[0] = program, os.path.dirname(os.path.abspath(program[0]))
-    runpy.run_path(program[0], run_name="__main__")
+  try:
+    if program[0] == "-m":
+      sys.argv, sys.path[0] = program[1:], os.getcwd()
+      runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+      sys.argv, sys.path[0] = program, os.path.dirname(os.path.abspath(program[0]))
+      runpy.run_path(program[0], run_name="__main__")
+  except (ImportError, OSError) as error:
+    if any(frame.f_globals is not vars(runpy) for frame, _ in traceback.walk_tb(error.__traceback__.tb_next)):
+      raise  # This is the program's: it was found, and has begun.
+    return _fail("run", ValueError("expected a script, a directory or zip file with __main__.py, or -m and a module, "
+                                   "but got {}: {}".format(" ".join(program[:2 if program[0] == "-m" else 1]), error)))
   return 0
 
 
 def _fail(command: str, error: Exception) -> int:
-  print("mp_compat {}: {}".format(command, error), file=sys.stderr)
+  print("mp_compat {}: {}".format(command, " ".join(str(error).split())), file=sys.stderr)
   return 2
 
 

@@ -4,10 +4,10 @@ Everything else imports `tf` from here: it is `tensorflow.compat.v1`, whose publ
 TensorFlow 1.15 to 2.21. What those names cannot do is done below, once.
 """
 
+import collections
 import contextlib
-import functools
 import sys
-from typing import Any, Callable, ContextManager, Dict, FrozenSet, Iterator, List, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 import weakref
 
 try:
@@ -63,7 +63,15 @@ def state_of(owner: Any, graph: Optional[tf.Graph]) -> Dict[str, Any]:
   """
   if graph is None:
     return owner.__dict__.setdefault("_eager_state", {})
-  return _hung_on(graph, "_mp_compat_states", weakref.WeakKeyDictionary).setdefault(owner, {})
+  return record_in(graph, "states", weakref.WeakKeyDictionary).setdefault(owner, {})
+
+
+def record_in(graph: tf.Graph, name: str, make: Callable[[], Any] = dict) -> Any:
+  """Returns the record `name` that this package keeps in `graph`; the first time, what `make` returns."""
+  attribute = "_mp_compat_" + name
+  if not hasattr(graph, attribute):
+    setattr(graph, attribute, make())
+  return getattr(graph, attribute)
 
 
 def current_graph() -> Optional[tf.Graph]:
@@ -71,20 +79,18 @@ def current_graph() -> Optional[tf.Graph]:
   return None if tf.executing_eagerly() else tf.get_default_graph()
 
 
-def marked_tensors(graph: tf.Graph) -> Dict[str, str]:
-  """What somebody wrote beside the tensors of `graph`, by their names; the dictionary is the graph's own."""
-  return _hung_on(graph, "_mp_compat_marked", dict)
+def enclosing_graphs() -> Iterator[tf.Graph]:
+  """Yields the graph in which ops are built now, then, for a function's, the graphs around it."""
+  graph = current_graph()
+  while graph is not None:
+    yield graph
+    graph = getattr(graph, "outer_graph", None)
 
 
-def scaled_tensors(graph: tf.Graph) -> Dict[str, Any]:
-  """What the tensors of `graph` were before they were unscaled, by their names; the dictionary is the graph's own."""
-  return _hung_on(graph, "_mp_compat_scaled", dict)
-
-
-def _hung_on(graph: tf.Graph, name: str, make: Callable[[], Any]) -> Any:
-  if not hasattr(graph, name):
-    setattr(graph, name, make())
-  return getattr(graph, name)
+def replica_variable(*args: Any, **kwargs: Any) -> tf.Variable:
+  """Returns a resource variable of this replica, of which no strategy knows; arguments as for `tf.Variable`."""
+  from tensorflow.python.ops import resource_variable_ops
+  return resource_variable_ops.ResourceVariable(*args, **kwargs)
 
 
 def copies_of(variable: tf.Variable) -> Tuple[tf.Variable, ...]:
@@ -103,22 +109,137 @@ def name_scope() -> str:
   return tf.get_default_graph().get_name_scope() or ""  # 1.15 says None
 
 
-@contextlib.contextmanager
-def conditionals_in_graph() -> Iterator[None]:
-  """A context in which `tf.cond` builds its branches into the graph (control flow v1); in functions it never does.
+# --- control flow ----------------------------------------------------------------------------------------------------
 
-  Branches that are functions of their own (v2) cannot take reference variables, nor be split between parameter
-  servers before TensorFlow 2.15; optimizers that keep variables by `tf.get_default_graph()` lose them there; and
-  variables made in them become eager in TensorFlow 2.0 to 2.10, in spite of `tf.disable_eager_execution()`.
+
+def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+  """Returns `true_fn()` if `predicate`, else `false_fn()`; in a graph, both are called once, to build the branches.
+
+  In a plain graph the branches are part of the graph (control flow v1: Switch and Merge), whatever the program has
+  enabled. Branches that are functions (v2) cannot take reference variables, cannot be split between parameter servers
+  before TensorFlow 2.15, and in TensorFlow 2.0 to 2.10 make eager variables in spite of `tf.disable_eager_execution()`.
+  Inside functions and in eager mode this is `tf.cond`.
+
+  Args:
+    predicate: a scalar bool tensor.
+    true_fn: returns an op or a scalar bool tensor; in eager mode None, too.
+    false_fn: returns the same kind as `true_fn`.
+
+  Returns:
+    A scalar bool tensor, or an op; None in eager mode where the branches return None.
   """
-  switch = tf.control_flow_v2_enabled()
-  if switch:
-    tf.disable_control_flow_v2()
+  graph = tf.get_default_graph()
+  if tf.executing_eagerly() or graph.building_function:
+    return tf.cond(predicate, true_fn, false_fn)
+  from tensorflow.python.ops import control_flow_ops
+  with tf.name_scope("cond"):
+    results = []
+    for branch, (pivot, branch_fn) in enumerate(zip(tf.raw_ops.Switch(data=predicate, pred=predicate),
+                                                    (false_fn, true_fn))):
+      pivot = tf.identity(pivot)
+      context = control_flow_ops.CondContext(predicate, pivot, branch)
+      context.Enter()
+      try:
+        result = branch_fn()
+        with tf.control_dependencies([pivot, result]):
+          result = tf.identity(result if tf.is_tensor(result) else pivot)
+        context.ExitResult([result])
+      finally:
+        context.Exit()
+      graph.add_to_collection(tf.GraphKeys.COND_CONTEXT, context)  # for MetaGraphs
+      results.append(result)
+    return tf.raw_ops.Merge(inputs=results).output
+
+
+def is_readable(tensor: tf.Tensor) -> bool:
+  """Returns whether ops built now may read `tensor`: its control-flow context is the current one or encloses it.
+
+  Args:
+    tensor: a tensor of the current graph, or of one around it.
+  """
+  wanted, context = _context_of(tensor.op), tensor.graph._get_control_flow_context()
+  while context is not wanted and context is not None:
+    context = context.outer_context
+  return context is wanted
+
+
+def _context_of(op: tf.Operation) -> Any:
+  """Returns the control-flow context in which the outputs of `op` can be read."""
+  context = op._get_control_flow_context()
+  return context.outer_context if context is not None and op.type in ("Exit", "RefExit") else context
+
+
+@contextlib.contextmanager
+def context_of(op: tf.Operation) -> Iterator[None]:
+  """A context in which ops are built beside `op`, in the branch that it belongs to."""
+  with _inside(_context_of(op)):
+    yield
+
+
+@contextlib.contextmanager
+def _inside(context: Any) -> Iterator[None]:
+  if context is None:
+    yield
+    return
+  context.Enter()
   try:
     yield
   finally:
-    if switch:
-      tf.enable_control_flow_v2()
+    context.Exit()
+
+
+def is_in_control_flow() -> bool:
+  """Returns whether ops built now belong to a branch, a loop, a function or an XLA computation."""
+  graph = tf.get_default_graph()
+  return graph is not home_graph() or graph._get_control_flow_context() is not None
+
+
+def is_in_branches_only(op: tf.Operation) -> bool:
+  """Returns whether `out_of_branches` can read outputs of `op`: no loop, function or XLA computation is around it."""
+  context = _context_of(op)
+  while hasattr(context, "pred"):
+    context = context.outer_context
+  return context is None and op.graph is tf.get_default_graph()
+
+
+def fetched_elements(graph: tf.Graph, fetches: Any) -> List[Any]:
+  """Returns the tensors and ops that `Session.run(fetches)` runs: the elements of any structure that it accepts."""
+  from tensorflow.python.client import session
+  with graph.as_default():
+    return session._FetchMapper.for_fetch(fetches).unique_fetches()
+
+
+def out_of_branches(tensor: tf.Tensor, default: Any) -> tf.Tensor:
+  """Returns `tensor` where the branches of `tf.cond` (control flow v1) around it are executed, `default` elsewhere.
+
+  Args:
+    tensor: a tensor whose op `is_in_branches_only`.
+    default: a Python value for a tensor of the same dtype and shape.
+  """
+  context = _context_of(tensor.op)
+  while context is not None:
+    with _inside(context.outer_context):
+      other = tf.raw_ops.Switch(data=tf.constant(default, tensor.dtype, tensor.shape), pred=context.pred)
+      tensor = tf.raw_ops.Merge(inputs=[tensor, other[1 - context.branch]]).output
+    context = context.outer_context
+  return tensor
+
+
+def copied_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
+  """Returns a tensor of the same value outside of the branches around `tensor`: the ops behind it are built again.
+
+  For initial values of variables; a tensor outside of all branches is returned as it is.
+  """
+  op = tensor.op
+  if not hasattr(_context_of(op), "pred"):
+    return tensor
+  if op.type in ("Switch", "RefSwitch"):  # the value comes into the branch here
+    return copied_out_of_branches(op.inputs[0])
+  inputs = [copied_out_of_branches(one) for one in op.inputs]
+  copy = tf.get_default_graph().create_op(
+      op.type, inputs, [output.dtype for output in op.outputs], name=op.name.rpartition("/")[2], attrs=op.node_def.attr,
+      op_def=op.op_def)
+  return copy.outputs[tensor.value_index]
 
 
 def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
@@ -158,55 +279,20 @@ def on_device_of(tensor: tf.Tensor) -> ContextManager[None]:
   return tf.device(tensor.device) if tensor.device else contextlib.nullcontext()
 
 
-def kept_from_grappler(tensor: tf.Tensor) -> tf.Tensor:
-  """The same tensor, whose value no graph optimization changes: `(g * r) * c` would become `g * (r * c)`."""
-  tensor.op._set_attr("_grappler_do_not_remove", tf.AttrValue(b=True))
-  return tensor
-
-
-# --- finite or not -------------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=None)
-def _device_types(op_type: str, dtype: tf.DType) -> FrozenSet[str]:
-  """The types of devices on which this op takes a `T` of this dtype; XLA's, which come up late, do not count."""
-  from tensorflow.python.framework import kernels
-  return frozenset(kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op_type).kernel
-                   for constraint in kernel.constraint
-                   if constraint.name == "T" and dtype.as_datatype_enum in constraint.allowed_values.list.type
-                   and not kernel.device_type.startswith("XLA"))
-
-
-def _looks_in_one_pass(dtype: tf.DType) -> bool:
-  """Whether DebugNumericSummaryV2 runs on every device that IsFinite runs on, and is not slower, as in 2.13 to 2.17."""
-  able = _device_types("DebugNumericSummaryV2", dtype)
-  return bool(able) and _device_types("IsFinite", dtype) <= able and not (2, 13) <= _version <= (2, 17)
-
-
 def is_finite(value: tf.Tensor) -> tf.Tensor:
-  """`tf.is_finite`, which 1.15 lacks for bfloat16; float32 holds every bfloat16 value."""
-  return tf.is_finite(tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value)
+  """Returns `tf.is_finite(value)`, also where TensorFlow's op is missing or wrong.
 
-
-def all_finite(values: List[tf.Tensor]) -> tf.Tensor:
-  """Whether all values are finite, a scalar bool tensor: in one pass where TensorFlow has a fast op for it.
-
-  That op was made for debugging. XLA lacks it, and so may devices that TensorFlow itself does not ship.
-
-  Args:
-    values: one tensor at least, of any shapes; float16, bfloat16, float32 or float64.
+  For bfloat16, TensorFlow 1.15 has no op, and up to 2.10 GPUs have none. In XLA computations on CPUs, TensorFlow up to
+  2.1 assumes that there are no NaNs; the bits of the exponent still tell.
   """
-  summaries, verdicts = [], []
-  for value in values:
-    with on_device_of(value):
-      if _looks_in_one_pass(value.dtype) and not may_be_compiled():
-        summaries.append(tf.raw_ops.DebugNumericSummaryV2(  # 0., and 1. where some value is not finite
-            input=value, output_dtype=tf.float32, tensor_debug_mode=2, tensor_id=0))
-      else:
-        verdicts.append(tf.reduce_all(is_finite(value)))
-  if summaries:
-    verdicts.append(tf.reduce_all(tf.equal(tf.stack(summaries), 0.)))
-  return tf.reduce_all(tf.stack(verdicts))
+  if value.dtype == tf.bfloat16:
+    value = tf.cast(value, tf.float32)
+  if _version >= (2, 2) or not may_be_compiled():
+    return tf.is_finite(value)
+  bits, exponent = {tf.float16: (tf.uint16, 0x7c00), tf.float32: (tf.int32, 0x7f800000),
+                    tf.float64: (tf.int64, 0x7ff << 52)}[value.dtype]
+  exponent = tf.constant(exponent, bits)
+  return tf.not_equal(tf.bitwise.bitwise_and(tf.bitcast(value, bits), exponent), exponent)
 
 
 # --- the rewriting of graphs to float16 ---------------------------------------------------------------------------
@@ -259,9 +345,9 @@ def delete_attribute(module: Any, name: str) -> None:
 # --- optimizers around optimizers -----------------------------------------------------------------------------------
 
 
-def layers(optimizer: Any) -> Iterator[Any]:
-  """This optimizer, the one that it wraps, and so on; wrappers keep theirs as `_optimizer` or `_opt`."""
-  while optimizer is not None:
+def layers(optimizer: tf.train.Optimizer) -> Iterator[tf.train.Optimizer]:
+  """Yields this optimizer, the one that it wraps, and so on; wrappers keep theirs as `_optimizer` or `_opt`."""
+  while isinstance(optimizer, tf.train.Optimizer):
     yield optimizer
     optimizer = vars(optimizer).get("_optimizer", vars(optimizer).get("_opt"))
 
@@ -269,13 +355,24 @@ def layers(optimizer: Any) -> Iterator[Any]:
 # --- what tf.train.Checkpoint sees ----------------------------------------------------------------------------------
 
 
-def called_by_checkpoint_writer() -> bool:
-  """Whether the caller's caller is TensorFlow collecting slot variables for `tf.train.Checkpoint`.
+class SlotName(str):
+  """The name of a slot of the optimizer inside a wrapper, as the wrapper's `get_slot_names` returns it.
 
-  It asks every optimizer in the object graph and takes a slot that two of them name for an error; a wrapper must
-  then leave the slots to the optimizer that owns them.
+  `tf.train.Checkpoint` asks each optimizer of the object graph for a slot of each object in it, beginning at the root,
+  and refuses a slot that two optimizers have, so a wrapper must leave the slots to the optimizer that owns them. A name
+  that was used for an object that is no variable is the checkpoint writer's: no slot is found by it.
   """
-  return sys._getframe(2).f_code.co_name.endswith("serialize_slot_variables")
+
+  used_by_checkpoint_writer = False
+
+
+def slot_of_inner(optimizer: Any, variable: Any, name: str) -> Optional[tf.Variable]:
+  """Returns the slot of the optimizer inside a wrapper; None for the checkpoint writer (`SlotName`)."""
+  if isinstance(name, SlotName):
+    name.used_by_checkpoint_writer |= not hasattr(variable, "assign")
+    if name.used_by_checkpoint_writer:
+      return None
+  return optimizer.get_slot(variable, name)
 
 
 class GraphStateTrackable(Trackable):
@@ -303,3 +400,51 @@ class GraphStateTrackable(Trackable):
   def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Optional[Any]:
     found = super()._lookup_dependency(name, *args, **kwargs)
     return self._graph_variables().get(name) if found is None else found
+
+
+# --- what mp_compat.install() knows of a graph ----------------------------------------------------------------------
+
+
+def names_elsewhere(graph: tf.Graph) -> Dict[str, str]:
+  """Returns the names that TensorFlow's class would have given to variables, by their names here; the graph's own."""
+  return record_in(graph, "names_elsewhere")
+
+
+def conditionals_elsewhere(graph: tf.Graph) -> Dict[str, Optional[int]]:
+  """Returns how many conditionals more TensorFlow's classes would have built, by name scope; None: not known."""
+  return record_in(graph, "conditionals_elsewhere", lambda: collections.defaultdict(int))
+
+
+def non_slot_variables(optimizer: Any) -> List[Tuple[str, tf.Variable]]:
+  """Returns the variables that an optimizer, or one inside it, shares between all weights, each with its plain name."""
+  return [(name, variable) for layer in layers(optimizer)
+          for (name, graph), variable in vars(layer).get("_non_slot_dict", {}).items()
+          if graph is tf.get_default_graph()]
+
+
+def variables_of_saver(saver: tf.train.Saver) -> Any:
+  """Returns what a Saver that was not built yet is to save: None, a list or a dict."""
+  return saver._var_list
+
+
+def give_variables_to_saver(saver: tf.train.Saver, var_list: Any) -> None:
+  """Sets what a Saver that was not built yet is to save."""
+  saver._var_list = var_list
+
+
+_saver_module = sys.modules[tf.train.Saver.__module__]
+
+
+class SavedAgain(_saver_module.BaseSaverBuilder.SaveableObject):
+  """A variable, saved once more under another name, and not restored from it."""
+
+  def __init__(self, variable: tf.Variable, name: str) -> None:
+    variable = copies_of(variable)[0]
+    with tf.device(variable.device):
+      value = tf.identity(variable)
+    super().__init__(value, [_saver_module.BaseSaverBuilder.SaveSpec(value, "", name, value.dtype)], name)
+
+  def restore(self, restored_tensors: List[tf.Tensor], restored_shapes: Any) -> tf.Operation:
+    """Returns an op that does nothing: the variable is restored from its own name."""
+    del restored_tensors, restored_shapes
+    return tf.no_op()

@@ -1,15 +1,15 @@
 """Gradients of several micro-batches, each computed in a `session.run` of its own, applied as one step."""
 
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from mp_compat import _compat
-from mp_compat import buckets
-from mp_compat import gating
+from mp_compat import distribute
 from mp_compat import gradients
 from mp_compat import optimizer as optimizer_module
+from mp_compat import step
 from mp_compat._compat import tf
 
-GradAndVar = gating.GradAndVar
+GradAndVar = gradients.GradAndVar
 
 _SKIP = ("window", "micro_batch")
 
@@ -27,9 +27,9 @@ class GradientAccumulator:
           sess.run(add_op, batch)                              a backward pass
         sess.run(train_op)                                     none; empties the window
 
-  Every micro-batch is judged when it is added, raw gradients too; what is not finite is noted and never added. The
-  loss scale makes one move for each window, by whether all of its micro-batches were finite. With `skip="window"`, one
-  that was not costs the window; with `skip="micro_batch"`, the others are applied without it.
+  Every micro-batch is checked when it is added; one that is not finite is counted and never added. The loss scale is
+  updated once for each window, as for a step that is finite if all of its micro-batches were. With `skip="window"`, an
+  overflow skips the window; with `skip="micro_batch"`, the other micro-batches are applied.
 
   The sums are local variables, float32 (float64 for float64 gradients), so checkpoints stay as they were, and a run
   that is restored begins with an empty window. Sparse gradients are added up in a dense variable.
@@ -47,8 +47,8 @@ class GradientAccumulator:
     """
     if not isinstance(optimizer, optimizer_module.MixedPrecisionLossScaleOptimizer):
       raise ValueError("optimizer must be a MixedPrecisionLossScaleOptimizer, but got {!r}.".format(optimizer))
-    if not optimizer._skip_nonfinite:
-      raise ValueError("A window rests on the verdict on its gradients, but this optimizer was made with "
+    if not optimizer.step_settings.skip_nonfinite:
+      raise ValueError("GradientAccumulator needs the finite check, but this optimizer was made with "
                        "skip_nonfinite=False. Leave that out.")
     if skip not in _SKIP:
       raise ValueError("skip must be one of {}, but got {!r}.".format(", ".join(map(repr, _SKIP)), skip))
@@ -56,7 +56,7 @@ class GradientAccumulator:
     self._skip = skip
 
   def add(self, grads_and_vars: Iterable[GradAndVar], name: Optional[str] = None) -> tf.Operation:
-    """An op that judges the gradients of a micro-batch and adds them to the window.
+    """Returns an op that checks the gradients of a micro-batch and adds them to the window.
 
     Args:
       grads_and_vars: pairs as the optimizer's `compute_gradients` returns them; of static shapes.
@@ -69,32 +69,30 @@ class GradientAccumulator:
     if tf.executing_eagerly():
       raise RuntimeError("GradientAccumulator is for graphs, but eager execution is on. Use it within a tf.Graph, or "
                          "add up the gradients in Python.")
-    grads_and_vars = list(grads_and_vars)
-    if all(grad is None for grad, _ in grads_and_vars):
-      raise ValueError("No gradients to accumulate. Expected a gradient for at least one variable, but got {}."
-                       .format(grads_and_vars))
     state = _compat.state_of(self, _compat.current_graph())
     if state:
       raise ValueError("This window is added to already in this graph. Run the op that add() returned once for each "
                        "micro-batch, or make another GradientAccumulator.")
-    grads = [grad for grad, _ in grads_and_vars]
-    ready = buckets.Buckets(grads)
+    checked = self._check(grads_and_vars)
+    grads = [grad for grad, _ in checked.grads_and_vars]
     device = gradients.values_of(grads)[0].device
     state.update(
-        grads_and_vars=grads_and_vars, sums=[_sum_for(grad, variable) for grad, variable in grads_and_vars],
+        grads_and_vars=checked.grads_and_vars,
+        sums=[_sum_for(grad, variable) for grad, variable in checked.grads_and_vars],
         finite=_local([], tf.int64, "finite_micro_batches", device),
         overflowed=_local([], tf.int64, "overflowed_micro_batches", device))
 
     def add() -> tf.Operation:
       return tf.group(state["finite"].assign_add(1, read_value=False), *[
-          _add_to(total, grad) for total, grad in zip(state["sums"], ready.unscaled(grads)) if grad is not None])
+          _add_to(total, grad) for total, grad in zip(state["sums"], grads) if grad is not None])
 
     def skip() -> tf.Operation:
       return tf.group(state["overflowed"].assign_add(1, read_value=False))
 
-    with _compat.conditionals_in_graph():
-      added = tf.cond(ready.all_finite(), add, skip)
-    return tf.group(added, name=name or "accumulate")
+    return tf.group(_compat.cond(checked.finite, add, skip), name=name or "accumulate")
+
+  def _check(self, grads_and_vars: Iterable[GradAndVar]) -> step.Checked:
+    return step.check(grads_and_vars, check_computed=self._optimizer.step_settings.check_computed_gradients)
 
   def mean(self) -> List[GradAndVar]:
     """The means of the window's gradients, to be clipped, reduced, and handed to `apply_gradients`.
@@ -118,14 +116,14 @@ class GradientAccumulator:
     means = [None if total is None else tf.cast(total.read_value() / tf.cast(count, total.dtype), grad.dtype)
              for total, (grad, _) in zip(state["sums"], state["grads_and_vars"])]
     variables = [variable for _, variable in state["grads_and_vars"]]
-    gradients.mark_raw(means, [variable.name for variable in variables])
+    gradients.record_computed(means, [variable.name for variable in variables])
     return list(zip(means, variables))
 
   def apply_gradients(self,
                       grads_and_vars: Iterable[GradAndVar],
                       global_step: Optional[tf.Variable] = None,
                       name: Optional[str] = None) -> tf.Operation:
-    """The optimizer's `apply_gradients` for a window, which it empties; the verdict covers every micro-batch.
+    """Applies a window as one step of the optimizer and empties it.
 
     Args:
       grads_and_vars: what `mean` returned, clipped or reduced as you like.
@@ -140,14 +138,28 @@ class GradientAccumulator:
       ValueError: see `MixedPrecisionLossScaleOptimizer.apply_gradients`.
     """
     state = self._state()
-    all_finite = tf.equal(state["overflowed"].read_value(), 0) if self._skip == "micro_batch" else None
-    applied = self._optimizer._apply_accumulated(grads_and_vars, global_step, name, all_finite)
+    finite_before = tf.equal(state["overflowed"].read_value(), 0) if self._skip == "micro_batch" else None
+    distribute.check_replica_context()
+    checked = self._check(grads_and_vars)
+    self._optimizer.warn_if_never_scaled()
+    applied = distribute.merge_call(self._apply_on_all_replicas, tuple(checked), finite_before, global_step, name)
     with tf.control_dependencies([applied]):
       cleared = [total.assign(tf.zeros_like(total), read_value=False)
                  for total in [state["finite"], state["overflowed"]] + state["sums"] if total is not None]
     train_op = tf.group(applied, *cleared)
-    tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[-1:] = [train_op]
+    step.set_train_ops(tf.get_collection(tf.GraphKeys.TRAIN_OP)[:-1] + [train_op])
     return train_op
+
+  def _apply_on_all_replicas(self,
+                             strategy: tf.distribute.Strategy,
+                             checked: Tuple[Any, ...],
+                             finite_before: Optional[tf.Tensor],
+                             global_step: Optional[tf.Variable],
+                             name: Optional[str]) -> tf.Operation:
+    del strategy  # It is the current one.
+    checked = step.Checked(*checked)
+    decision = step.decide(self._optimizer.step_settings, checked, finite_before)
+    return self._optimizer.apply_decision(checked, decision, global_step, name)
 
   def _state(self) -> Dict[str, Any]:
     state = _compat.state_of(self, _compat.current_graph())
@@ -169,12 +181,10 @@ def _sum_for(grad: gradients.Gradient, variable: tf.Variable) -> Optional[tf.Var
 
 
 def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
-  """A variable of zeros of this process: not in checkpoints, and with `tf.distribute` one for each replica."""
+  """Returns a variable of zeros of this replica in this process; it is not in checkpoints."""
   with tf.device(device):  # A parameter server's device function would share it among workers.
-    return tf.Variable(
-        lambda: tf.zeros(shape, dtype), name=name, trainable=False, use_resource=True,
-        collections=[tf.GraphKeys.LOCAL_VARIABLES], synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.NONE)
+    return _compat.replica_variable(
+        lambda: tf.zeros(shape, dtype), name=name, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
 
 
 def _add_to(total: tf.Variable, grad: gradients.Gradient) -> tf.Operation:

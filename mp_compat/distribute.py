@@ -37,44 +37,43 @@ def in_cross_replica_context() -> bool:
   return tf.distribute.in_cross_replica_context()
 
 
-def merge(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-  """Called in every replica: `function(strategy, *args, **kwargs)` once for all, with the replicas' values joined."""
+def merge_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+  """Calls `function(strategy, *args, **kwargs)` once for all replicas; called in each of them with its own values."""
   return tf.distribute.get_replica_context().merge_call(function, args=args, kwargs=kwargs)
 
 
-def on_each_replica(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-  """Called once for all: `function(*args, **kwargs)` in every replica, with that replica's values."""
+def call_for_each_replica(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+  """Calls `function(*args, **kwargs)` in every replica, with that replica's values; called once for all replicas."""
   return tf.distribute.get_strategy().extended.call_for_each_replica(function, args=args, kwargs=kwargs)
 
 
-def all_replicas(predicate: Callable[..., tf.Tensor], *args: Any) -> tf.Tensor:
-  """Called once for all: whether `predicate(*args)` holds in every replica of every worker.
+def all_replicas(values: tf.Tensor) -> tf.Tensor:
+  """Returns where `values` are True in every replica of every worker; called once for all replicas.
 
   Args:
-    predicate: gives a scalar bool tensor for one replica's values.
-    *args: per-replica values.
+    values: per-replica bool tensors of one shape.
 
   Returns:
-    A scalar bool tensor, the same on every worker.
+    A bool tensor of that shape, the same on every worker.
 
   Raises:
-    RuntimeError: this is a replica context of a strategy.
+    RuntimeError: if this is a replica context of a strategy.
   """
   if not tf.distribute.has_strategy():
-    return predicate(*args)
+    return values
   strategy = tf.distribute.get_strategy()
   # Strategies reduce numbers only, and by sum or mean only.
-  votes = on_each_replica(lambda *values: tf.cast(predicate(*values), tf.float32), *args)
-  return tf.equal(strategy.reduce(tf.distribute.ReduceOp.SUM, votes, axis=None), strategy.num_replicas_in_sync)
+  counts = call_for_each_replica(lambda own: tf.cast(own, tf.float32), values)
+  return tf.equal(strategy.reduce(tf.distribute.ReduceOp.SUM, counts, axis=None), strategy.num_replicas_in_sync)
 
 
-def each_local(value: Any) -> Tuple[Any, ...]:
-  """The values of this worker's replicas, in order; the one value, without a strategy."""
+def local_results(value: Any) -> Tuple[Any, ...]:
+  """Returns the values of this worker's replicas, in order; the one value, without a strategy."""
   return tf.distribute.get_strategy().experimental_local_results(value)
 
 
 def group(*values: Any, **name: Optional[str]) -> Optional[tf.Operation]:
-  """One op (None in eager mode) that runs `values`, each an op, a tensor, None, or one of these for every replica."""
+  """Returns one op (None in eager mode) that runs `values`: ops, tensors, None, or per-replica values of these."""
   if tf.executing_eagerly():
     return None
   return tf.group(*[value for value in values if value is not None], **name)

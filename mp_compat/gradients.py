@@ -1,24 +1,18 @@
-"""Losses and gradients of one replica: scaled, unscaled, looked at.
+"""Losses and gradients of one replica: scaling, unscaling, conversion, clipping.
 
 A gradient is a dense tensor, a `tf.IndexedSlices` (of which only `.values` are ever touched) or None.
 """
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 from mp_compat import _compat
 from mp_compat._compat import tf
 
 Gradient = Optional[Union[tf.Tensor, tf.IndexedSlices]]
+GradAndVar = Tuple[Gradient, tf.Variable]
 Loss = Union[tf.Tensor, Callable[[], tf.Tensor]]
 
 _DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64)
-
-
-class Scaled(NamedTuple):
-  """What `unscale` was given: it returned `unscale_values(values, reciprocal)`."""
-
-  values: tf.Tensor
-  reciprocal: Optional[tf.Tensor]  # None where they are as they were
 
 
 def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
@@ -45,155 +39,157 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
   return loss * tf.cast(scale, dtype)
 
 
-def unscale(grads: Iterable[Gradient], scale: tf.Tensor, deferrable: bool = False) -> List[Gradient]:
-  """`g * (1 / scale)` for every gradient, in the gradient's own dtype.
+def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
+  """Returns `g * (1 / scale)` for every gradient, in the gradient's own dtype.
 
   float16 and bfloat16 gradients are multiplied in float32 and rounded once: in float16 itself, 1/2**16 would be
   subnormal and 1/2**25 zero.
 
   Args:
-    grads: gradients of any shapes, each float16, bfloat16, float32 or float64.
+    grads: gradients of any shapes, of floating or complex dtypes.
     scale: the loss scale, a float32 scalar.
-    deferrable: whether those who apply them may multiply later instead (`before_unscaling`).
 
   Returns:
     As many gradients, of the same kinds, shapes and dtypes.
   """
   reciprocals: Dict[tf.DType, tf.Tensor] = {}
 
-  def unscale_one(values: tf.Tensor) -> tf.Tensor:
-    wide = tf.float64 if values.dtype == tf.float64 else tf.float32
+  def unscale_values(values: tf.Tensor) -> tf.Tensor:
+    wide = tf.float32 if values.dtype in (tf.float16, tf.bfloat16) else values.dtype
     if wide not in reciprocals:
       reciprocals[wide] = 1 / tf.cast(scale, wide)
     with _compat.on_device_of(values):
-      unscaled = unscale_values(values, reciprocals[wide])
-    if deferrable:
-      _note_scaled(unscaled, Scaled(values, reciprocals[wide]))
-    return unscaled
+      return tf.cast(tf.cast(values, wide) * reciprocals[wide], values.dtype)
 
-  return [map_values(unscale_one, grad) for grad in grads]
-
-
-def unscale_values(values: tf.Tensor, reciprocal: tf.Tensor) -> tf.Tensor:
-  """`values * reciprocal`, multiplied in the dtype of the latter and rounded to that of the former."""
-  return tf.cast(tf.cast(values, reciprocal.dtype) * reciprocal, values.dtype)
-
-
-def before_unscaling(values: tf.Tensor) -> Scaled:
-  """What deferrable values were before `unscale`; in functions and in eager mode, the values themselves."""
-  graph = _compat.current_graph()
-  unknown = Scaled(values, None)
-  return unknown if graph is None else _compat.scaled_tensors(graph).get(values.name, unknown)
-
-
-def _note_scaled(values: tf.Tensor, scaled: Scaled) -> None:
-  graph = _compat.current_graph()
-  if graph is not None and not _compat.may_be_compiled():
-    _compat.scaled_tensors(graph)[values.name] = scaled
+  return [map_values(unscale_values, convert(grad)) for grad in grads]
 
 
 def gate(grads: Iterable[Gradient]) -> List[Gradient]:
-  """The same gradients, none of which is available before all are computed (`Optimizer.GATE_GRAPH`)."""
+  """Returns the same gradients, none of which is available before all are computed (`Optimizer.GATE_GRAPH`)."""
   grads = list(grads)
-  if all(grad is None for grad in grads):
-    return grads
-  gated = tf.tuple(grads)
-  for before, after in zip(values_of(grads), values_of(gated)):
-    _note_scaled(after, before_unscaling(before))
-  return gated
+  return grads if all(grad is None for grad in grads) else tf.tuple(grads)
 
 
-def mark_raw(grads: Iterable[Gradient], names: Iterable[str]) -> None:
-  """Notes in the graph that these gradients are as `compute_gradients` made them, before anybody clipped them.
+def convert(grad: Any) -> Gradient:
+  """Converts a gradient to a tensor or `tf.IndexedSlices`; returns None for None.
+
+  Args:
+    grad: a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None.
+
+  Raises:
+    TypeError: if it cannot be converted, or is not numeric.
+  """
+  if grad is None:
+    return None
+  try:
+    converted = map_values(tf.convert_to_tensor, tf.convert_to_tensor_or_indexed_slices(grad))
+  except (TypeError, ValueError) as error:
+    raise TypeError("Gradient must be convertible to a Tensor or IndexedSlices, or None: {}. Got {!r}.".format(
+        grad, type(grad))) from error
+  return map_values(_as_value, converted)
+
+
+def convert_pairs(grads_and_vars: Iterable[Tuple[Any, tf.Variable]]) -> Tuple[GradAndVar, ...]:
+  """Converts the gradients of (gradient, variable) pairs, each once.
+
+  Raises:
+    ValueError: if there are no pairs, or all gradients are None.
+    TypeError: see `convert`; if a gradient is not floating and of another dtype than its variable.
+  """
+  grads_and_vars = tuple((convert(grad), variable) for grad, variable in grads_and_vars)
+  for grad, variable in grads_and_vars:
+    for values in values_of([grad]):
+      if not values.dtype.is_floating and values.dtype != tf.as_dtype(variable.dtype).base_dtype:
+        raise TypeError("Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. The gradient "
+                        "of {} must be floating, but got {}.".format(
+                            values.dtype.name, ", ".join(dtype.name for dtype in _DTYPES), variable, values))
+  if not grads_and_vars:
+    raise ValueError("No variables provided. Expected (gradient, variable) pairs, but got none.")
+  if all(grad is None for grad, _ in grads_and_vars):
+    raise ValueError("No gradients provided for any variable: {}. Expected a gradient for at least one, but all are "
+                     "None.".format([str(variable) for _, variable in grads_and_vars]))
+  return grads_and_vars
+
+
+def _as_value(values: tf.Tensor) -> tf.Tensor:
+  """Returns the values as an ordinary numeric tensor of the current graph."""
+  dtype = values.dtype.base_dtype
+  if not (dtype.is_floating or dtype.is_complex or dtype.is_integer):
+    raise TypeError("Gradients must be numeric, but got {} of dtype {}.".format(values, dtype.name))
+  # References (the outputs of tf.assign_add, say) cannot be inputs of branches that are functions. Eager tensors become
+  # tensors of the function that is built.
+  as_they_are = values.dtype == dtype and (tf.executing_eagerly() or hasattr(values, "graph"))
+  return values if as_they_are else tf.identity(values)
+
+
+def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
+  """Returns the tensors that hold the values of these gradients, without those that are None."""
+  return [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads if grad is not None]
+
+
+def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
+  """Returns the gradient with `function` of its values in place of them."""
+  if grad is None:
+    return None
+  if isinstance(grad, tf.IndexedSlices):
+    return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
+  return function(grad)
+
+
+def record_computed(grads: Iterable[Gradient], names: Iterable[str]) -> None:
+  """Records in their graph that these are gradients as `compute_gradients` returned them; nothing in eager mode.
 
   Args:
     grads: the gradients.
-    names: the names of their variables.
+    names: the names of their variables, for reports.
   """
   if _compat.current_graph() is None:
     return
   for grad, name in zip(grads, names):
     for values in values_of([grad]):
-      _compat.marked_tensors(values.graph)[values.name] = name
+      computed = _computed_in(values.graph)
+      computed[_key(values)] = name
 
 
-def judged(grads: Iterable[Gradient], names: Iterable[str]) -> List[Tuple[str, tf.Tensor]]:
-  """The tensors that the verdict on these gradients looks at, each with the name of its variable.
+def is_computed(tensor: tf.Tensor) -> bool:
+  """Returns whether `record_computed` recorded this tensor."""
+  return _key(tensor) in _computed_in(tensor.graph)
+
+
+def hidden_sources(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]:
+  """Returns the computed gradients that `grads` derive from by data, as far as they can be read here.
+
+  Clipping can turn an inf into a number (`tf.clip_by_value`), and masking can remove a NaN: the gradients as they were
+  computed still show it. Those that are among `grads` are left out, and so are those in a branch, loop, function or XLA
+  computation that ops built here are not part of.
 
   Args:
-    grads: the gradients.
-    names: the names of their variables.
+    grads: converted gradients.
+
+  Returns:
+    (variable name, tensor) pairs.
   """
-  pairs = [(name, values) for grad, name in zip(grads, names) for values in values_of([grad])]
-  sources = raw_sources([values for _, values in pairs])
-  return pairs + [(_compat.marked_tensors(raw.graph)[raw.name], raw) for raw in sources]
+  values = values_of(grads)
+  passed = {_key(one) for one in values} if _compat.current_graph() is not None else ()
+  return [(_computed_in(tensor.graph)[_key(tensor)], tensor) for tensor in nearest_sources(values, is_computed)
+          if _key(tensor) not in passed and _compat.is_readable(tensor)]
 
 
-def reveal(grads: Iterable[Gradient], finite: tf.Tensor, seen_elsewhere: bool = False) -> List[Gradient]:
-  """The same gradients, the first of them made NaN where the verdict was against them and they do not show it.
-
-  For those who judge the gradients by looking at them (`LossScale.update` of any class). What is finite stays as it
-  is, and nothing is computed where the verdict was made from these very gradients.
+def nearest_sources(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) -> List[tf.Tensor]:
+  """Returns the tensors for which `wanted` holds that `values` are or derive from, by data, without those behind them.
 
   Args:
-    grads: gradients of any shapes.
-    finite: the verdict, `all_finite(grads)` on all replicas.
-    seen_elsewhere: whether the verdict also rests on what is not behind these gradients.
-  """
-  grads = list(grads)
-  if seen_elsewhere or raw_sources(values_of(grads)):
-    first = next(i for i, grad in enumerate(grads) if grad is not None)
-    nan_or_zero = tf.where_v2(finite, 0., float("nan"))
-    grads[first] = map_values(lambda values: values + tf.cast(nan_or_zero, values.dtype), grads[first])
-  return grads
-
-
-def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
-  """The tensors that hold the values of these gradients; those that are None have none."""
-  return [_as_tensor(grad.values if isinstance(grad, tf.IndexedSlices) else grad) for grad in grads if grad is not None]
-
-
-def check_floating(values: tf.Tensor) -> tf.Tensor:
-  """The same tensor; a TypeError where it is not of a floating dtype."""
-  dtype = values.dtype.base_dtype
-  if dtype not in _DTYPES:
-    raise TypeError("Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. Gradients must "
-                    "be floating: got {}.".format(dtype.name, ", ".join(d.name for d in _DTYPES), values))
-  return values
-
-
-def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
-  """The gradient with `function` of its values in place of these."""
-  if grad is None:
-    return None
-  if isinstance(grad, tf.IndexedSlices):
-    return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
-  return function(_as_tensor(grad))
-
-
-def raw_sources(values: List[tf.Tensor]) -> List[tf.Tensor]:
-  """The raw gradients that `values` were computed from, without those that are among `values`."""
-  raw = nearest(values, is_raw)
-  handed_in = {key_of(value) for value in values} if raw else ()
-  return [source for source in raw if key_of(source) not in handed_in]
-
-
-def nearest(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) -> List[tf.Tensor]:
-  """The tensors for which `wanted` holds that `values` are or derive from, by data, without those behind them.
-
-  Args:
-    values: tensors.
-    wanted: tells of a tensor whether it is one to be found.
+    values: tensors; in eager mode, none are found.
+    wanted: tells of a tensor whether it is to be found.
   """
   if _compat.current_graph() is None:
     return []
   found, seen, ahead = [], set(), list(values)
   while ahead:
     tensor = ahead.pop()
-    key = key_of(tensor)
-    if key in seen:
+    if not hasattr(tensor, "graph") or _key(tensor) in seen:  # an eager tensor has no graph
       continue
-    seen.add(key)
+    seen.add(_key(tensor))
     if wanted(tensor):
       found.append(tensor)
     else:
@@ -201,18 +197,34 @@ def nearest(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) ->
   return found
 
 
-def is_raw(tensor: tf.Tensor) -> bool:
-  """Whether `mark_raw` was told of this tensor."""
-  return tensor.name in _compat.marked_tensors(tensor.graph)
+def _key(tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
+  """Returns what tells a graph tensor from all others; tensors themselves are not hashable everywhere."""
+  return tensor.op, tensor.value_index
 
 
-def key_of(tensor: tf.Tensor) -> Tuple[int, str]:
-  """By what a tensor of a graph can be told from all others."""
-  return id(tensor.graph), tensor.name
+def _computed_in(graph: tf.Graph) -> Dict[Tuple[tf.Operation, int], str]:
+  """Returns the computed gradients of this graph with the names of their variables; the graph owns the dictionary."""
+  return _compat.record_in(graph, "computed_gradients")
+
+
+def nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradient]:
+  """Returns the same gradients, of which the first is NaN unless `finite`.
+
+  For `LossScale.update` of any class, where the gradients that it is given do not show what made the step not finite.
+
+  Args:
+    finite: a scalar bool tensor.
+    grads: gradients of any shapes, one at least that is not None.
+  """
+  grads = list(grads)
+  first = next(i for i, grad in enumerate(grads) if grad is not None)
+  zero_or_nan = tf.where_v2(finite, 0., float("nan"))
+  grads[first] = map_values(lambda values: values + tf.cast(zero_or_nan, values.dtype), grads[first])
+  return grads
 
 
 def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List[Gradient], tf.Tensor]:
-  """`g * clip_norm / max(norm, clip_norm)`, with the norm over all gradients: the same as `tf.clip_by_global_norm`.
+  """Returns `g * clip_norm / max(norm, clip_norm)`, with the norm over all gradients, as `tf.clip_by_global_norm` does.
 
   It differs where that one fails. The norm is computed in float32 for float16 and bfloat16 gradients, whose own sum of
   squares would overflow from 256 on, and is right up to the largest float32 where the sum of squares overflows from
@@ -229,7 +241,7 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
   Source: Pascanu et al., "On the difficulty of training Recurrent Neural Networks", 2012 (arXiv:1211.5063);
   `tf.clip_by_global_norm`.
   """
-  grads = list(grads)
+  grads = [convert(grad) for grad in grads]
   values = values_of(grads)
   wide_dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
   wide = [map_values(lambda value: tf.cast(value, wide_dtype), grad) for grad in grads]
@@ -248,20 +260,12 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
 
 
 def finite_or_zero(grads: Iterable[Gradient]) -> List[Gradient]:
-  """The same gradients with zeros in place of NaN and inf, for `tf.summary.histogram`, which raises on those.
+  """Returns the gradients with zeros in place of NaN and inf, for `tf.summary.histogram`, which raises on those.
 
-  For looking at only: training on them hides overflows.
+  For summaries only: training on them hides overflows.
 
   Args:
     grads: gradients of any shapes, of floating dtypes.
   """
-  return [map_values(lambda value: tf.where_v2(_compat.is_finite(value), value, tf.zeros_like(value)), grad)
-          for grad in grads]
-
-
-def _as_tensor(values: Any) -> tf.Tensor:
-  try:
-    return tf.convert_to_tensor(values)
-  except (TypeError, ValueError) as error:
-    raise TypeError("Gradient must be convertible to a Tensor or IndexedSlices, or None: {}. Got {!r}.".format(
-        values, type(values))) from error
+  return [map_values(lambda value: tf.where_v2(_compat.is_finite(value), value, tf.zeros_like(value)),
+                     convert(grad)) for grad in grads]

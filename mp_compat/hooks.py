@@ -5,6 +5,7 @@ from typing import Any, Deque, Dict, List, Optional, Tuple
 
 from absl import logging
 
+from mp_compat import _compat
 from mp_compat import diagnosis
 from mp_compat._compat import tf
 
@@ -23,8 +24,7 @@ class LossScaleHook(tf.train.SessionRunHook):
   (`tf.train.StopAtStepHook`) wait for ever.
 
   Only runs of the Session that execute the train op count, so evaluations in the same Session are not looked at. Each
-  costs the fetch of one scalar. Which variables' gradients are not finite is worked out in the very step that completes
-  a stall.
+  costs the fetch of two numbers. Which gradients are not finite is fetched in the step that completes a stall.
   """
 
   def __init__(self,
@@ -80,37 +80,38 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._changes: Deque[Tuple[int, float]] = collections.deque(maxlen=20)
 
   def begin(self) -> None:
-    self._watch = _RunsOf(diagnosis.last_step(self._optimizer).train_op)
-    applied = tf.convert_to_tensor(diagnosis.last_step(self._optimizer).applied)
-    with tf.control_dependencies([self._watch.op]):
-      updates = self._make_counters(applied) if self._counters_in_graph else []
-      scale = tf.cast(self._optimizer.loss_scale(), tf.float32)
-    with tf.control_dependencies(updates):
-      # One scalar says both: the scale after the step, negative if the step was skipped.
-      self._status = tf.where_v2(applied, tf.abs(scale), -tf.abs(scale))  # a damaged checkpoint may hold any sign
+    self._steps = _Steps(self._optimizer)
+    outcome = self._steps.outcome
+    updates = self._make_counters(outcome) if self._counters_in_graph and outcome is not None else []
+    with tf.control_dependencies(([] if outcome is None else [outcome]) + updates):
+      self._scale = tf.cast(self._optimizer.loss_scale(), tf.float32)
+    self._report = {}
+    if outcome is not None:
+      self._status = tf.stack([tf.cast(outcome, tf.float32), self._scale])  # one fetch
+      self._report = diagnosis.nonfinite_gradients(self._optimizer)
     self._initial_scale = self._optimizer.loss_scale()
-    self._report = diagnosis.nonfinite_gradients(self._optimizer)
     self._writer = tf.summary.FileWriter(self._output_dir) if self._output_dir else None
 
-  def _make_counters(self, applied: tf.Tensor) -> List[tf.Operation]:
+  def _make_counters(self, outcome: tf.Tensor) -> List[tf.Operation]:
     with tf.init_scope(), tf.name_scope(None), tf.variable_scope("loss_scale_hook", reuse=tf.AUTO_REUSE):
       self._counters = [
           tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
           for name in ("attempted_steps", "skipped_steps")]
     attempted, skipped = self._counters
-    return [attempted.assign_add(1, read_value=False),
-            skipped.assign_add(tf.cast(tf.logical_not(applied), tf.int64), read_value=False)]
+    return [attempted.assign_add(tf.cast(tf.abs(outcome), tf.int64), read_value=False),
+            skipped.assign_add(tf.cast(outcome < 0, tf.int64), read_value=False)]
 
   def after_create_session(self, session: tf.Session, coord: Any) -> None:
     del coord
-    if self._counters_in_graph:
+    if self._counters_in_graph and self._steps.outcome is not None:
       self.attempted, self.skipped = [int(value) for value in session.run(self._counters)]
       self._logged = (self.attempted, self.skipped)
+    self._steps.start(session)
     self._changes.append((self.attempted, float(session.run(self._initial_scale))))
     self._write()
 
   def before_run(self, run_context: Any) -> Any:
-    if not self._watch.is_in(run_context):
+    if self._steps.outcome is None or not self._steps.are_in(run_context):
       return None
     fetches = {"status": self._status}
     if self._stalled_after_one_more() and not self._warned:
@@ -118,41 +119,49 @@ class LossScaleHook(tf.train.SessionRunHook):
     return tf.train.SessionRunArgs(fetches)
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
-    if not run_values.results:
+    results = run_values.results or {}
+    if "status" in results:
+      outcome, scale = results["status"].tolist()
+      attempted, skipped = int(outcome != 0), int(outcome < 0)
+    elif self._steps.counters is not None:
+      attempted, skipped = self._steps.since_last_run(run_context.session)
+      scale = float(run_context.session.run(self._scale)) if attempted else 0.
+    else:
       return
-    status = float(run_values.results["status"])
-    self._count(scale=abs(status), applied=status > 0)
-    if self._is_stalled() and not self._warned:
-      self._tell(self._stall_text(run_values.results.get("report", {})), run_context)
+    if attempted:
+      self._count(scale, attempted, skipped)
+      if self._is_stalled() and not self._warned:
+        self._tell(self._stall_text(results.get("report", {})), run_context)
 
   def end(self, session: tf.Session) -> None:
     del session
     if not self.attempted:
-      logging.warning("LossScaleHook: no run executed the train op %s.", self._watch.op.name)
+      if self._steps.countable:
+        logging.warning("LossScaleHook: no run executed the train op %s.", self._steps.train_op.name)
     elif self._logged[0] < self.attempted:
       self._log()
     self._write()
     if self._writer:
       self._writer.close()
 
-  def _count(self, scale: float, applied: bool) -> None:
-    self.attempted += 1
+  def _count(self, scale: float, attempted: int, skipped: int) -> None:
+    self.attempted += attempted
+    self.skipped += skipped
     changed = scale != self._changes[-1][1]
     if changed:
       self._changes.append((self.attempted, scale))
-    if applied:
+    if skipped < attempted:
       self._consecutive = self._unmoved = 0
       self._last_applied, self._warned = self.attempted, False
     else:
-      self.skipped += 1
-      self._consecutive += 1
-      self._unmoved = 0 if changed else self._unmoved + 1
+      self._consecutive += skipped
+      self._unmoved = 0 if changed else self._unmoved + skipped
     due = self._timer is not None and self._timer.should_trigger_for_step(self.attempted)
     if due:
       self._timer.update_last_triggered_step(self.attempted)
     if changed or due:
       self._log()
-    if changed or due or not applied:
+    if changed or due or skipped:
       self._write()
 
   def _is_stalled(self) -> bool:
@@ -184,7 +193,12 @@ class LossScaleHook(tf.train.SessionRunHook):
             "the loss itself is not finite: look at the inputs and the learning rate."
             .format(self._consecutive, self._unmoved, last, self.attempted,
                     " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
-                    "\n  ".join(lines) or "none; the loss scale itself decided to skip"))
+                    "\n  ".join(lines) or self._without_report()))
+
+  def _without_report(self) -> str:
+    if self._steps.outcome is None:
+      return "unknown, because the train op is inside a loop or a function"
+    return "none; the loss scale itself decided to skip"
 
   def _tell(self, text: str, run_context: Any) -> None:
     if self._writer:
@@ -219,34 +233,68 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     self._left = num_attempts
 
   def begin(self) -> None:
-    self._watch = _RunsOf(diagnosis.last_step(self._optimizer).train_op)
+    self._steps = _Steps(self._optimizer)
+    if not self._steps.countable:
+      raise ValueError("StopAtAttemptHook cannot count the steps of {}, which is inside a loop or a function. Make the "
+                       "optimizer with add_summaries=True, which counts them in local variables."
+                       .format(self._steps.train_op.name))
+
+  def after_create_session(self, session: tf.Session, coord: Any) -> None:
+    del coord
+    self._steps.start(session)
+
+  def before_run(self, run_context: Any) -> Any:
+    if self._steps.outcome is None or not self._steps.are_in(run_context):
+      return None
+    return tf.train.SessionRunArgs(self._steps.outcome)
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
-    del run_values
-    if self._watch.is_in(run_context):
-      self._left -= 1
-      if self._left <= 0:
-        run_context.request_stop()
+    if run_values.results is not None:
+      self._left -= abs(int(run_values.results))
+    elif self._steps.counters is not None:
+      self._left -= self._steps.since_last_run(run_context.session)[0]
+    if self._left <= 0:
+      run_context.request_stop()
 
 
-class _RunsOf:
-  """Tells the runs of a Session that execute an op from those that do not."""
+class _Steps:
+  """The steps of an optimizer's train op, as runs of a Session execute them.
 
-  def __init__(self, op: tf.Operation) -> None:
-    self.op = op
+  What a step did is read from the train op; inside a loop or a function that is not possible, and the optimizer's
+  counters are read after each run, if it has some (`add_summaries=True`).
+  """
+
+  def __init__(self, optimizer: Any) -> None:
+    step = diagnosis.last_step(optimizer)
+    self.train_op = step.train_op
+    self.outcome = diagnosis.outcome(step) if diagnosis.is_readable(step) else None
+    self.counters = step.counters if self.outcome is None else None
+    self.countable = self.outcome is not None or self.counters is not None
+    if not self.countable:
+      logging.warning("The train op %s is inside a loop or a function, where hooks cannot count its steps. Make the "
+                      "optimizer with add_summaries=True, which counts them in local variables.", step.train_op.name)
     self._known: Dict[Tuple[str, ...], bool] = {}
+    self._counted = [0, 0]
 
-  def is_in(self, run_context: Any) -> bool:
-    """Whether the op is fetched in this run, or something that depends on it."""
-    graph = self.op.graph
-    fetched = [graph.as_graph_element(fetch) for fetch in tf.nest.flatten(
-        run_context.original_args.fetches, expand_composites=True)]
+  def start(self, session: tf.Session) -> None:
+    """Begins to count, in a new session."""
+    if self.counters is not None:
+      self._counted = session.run(list(self.counters))
+
+  def since_last_run(self, session: tf.Session) -> Tuple[int, int]:
+    """Returns how many steps were attempted and how many of them skipped since the last call."""
+    before, self._counted = self._counted, session.run(list(self.counters))
+    return int(self._counted[0] - before[0]), int(self._counted[1] - before[1])
+
+  def are_in(self, run_context: Any) -> bool:
+    """Returns whether a run fetches the train op, or something that depends on it."""
+    fetched = _compat.fetched_elements(self.train_op.graph, run_context.original_args.fetches)
     key = tuple(element.name for element in fetched)
     if key not in self._known:
-      self._known[key] = self._leads_to(fetched)
+      self._known[key] = self._leads_to_train_op(fetched)
     return self._known[key]
 
-  def _leads_to(self, fetched: List[Any]) -> bool:
+  def _leads_to_train_op(self, fetched: List[Any]) -> bool:
     ahead = [getattr(element, "op", element) for element in fetched]
     seen = set()
     while ahead:
@@ -255,4 +303,4 @@ class _RunsOf:
         seen.add(op)
         ahead.extend(tensor.op for tensor in op.inputs)
         ahead.extend(op.control_inputs)
-    return self.op in seen
+    return self.train_op in seen

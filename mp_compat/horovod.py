@@ -1,11 +1,10 @@
-"""Horovod: one verdict for all ranks. Horovod itself is imported when a function here needs it."""
+"""Horovod: agreement of all ranks. Horovod itself is imported when a function here needs it."""
 
 import sys
-from typing import Iterable, Optional
+from typing import Callable, Iterable, Optional
 
 from mp_compat import _compat
 from mp_compat import gradients
-from mp_compat import loss_scale
 from mp_compat._compat import tf
 
 
@@ -36,12 +35,12 @@ def adds_up_passes(optimizer: tf.train.Optimizer) -> bool:
 
 
 def default_reducer(optimizer: tf.train.Optimizer,
-                    grads: Iterable[gradients.Gradient]) -> Optional[loss_scale.FiniteReducer]:
-  """`all_ranks_finite` where ranks could come to different verdicts on these gradients, else None.
+                    grads: Iterable[gradients.Gradient]) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
+  """Returns `all_ranks_finite` if the finite check of these gradients may differ between ranks, else None.
 
-  They could where the inner optimizer is one of Horovod's that leaves gradients as each rank computed them (Adasum,
-  `backward_passes_per_step` above 1), and where gradients were marked as raw before Horovod reduced them, which is so
-  with a `hvd.DistributedOptimizer` around the loss scaling.
+  It may if the inner optimizer is one of Horovod's that leaves gradients as each rank computed them (Adasum,
+  `backward_passes_per_step` above 1), and if Horovod reduced the gradients after `compute_gradients` returned them, as
+  with a `hvd.DistributedOptimizer` around the loss scaling: the check covers what each rank computed.
 
   Args:
     optimizer: the inner optimizer.
@@ -51,8 +50,9 @@ def default_reducer(optimizer: tf.train.Optimizer,
     return None
   unreduced = adds_up_passes(optimizer) or any(
       "Adasum" in type(layer).__name__ for layer in _compat.layers(optimizer))
-  reduced_later = gradients.nearest(
-      gradients.values_of(grads), lambda tensor: gradients.is_raw(tensor) or _compat.contains_op(tensor.op, "Horovod"))
-  if unreduced or any(not gradients.is_raw(tensor) for tensor in reduced_later):
+  # Back from the gradients, what comes first: the computed gradients, or an op of Horovod's that reduced them?
+  sources = gradients.nearest_sources(gradients.values_of(grads), lambda tensor: gradients.is_computed(tensor)
+                                      or _compat.contains_op(tensor.op, "Horovod"))
+  if unreduced or any(not gradients.is_computed(tensor) for tensor in sources):
     return all_ranks_finite
   return None

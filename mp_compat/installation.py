@@ -1,5 +1,6 @@
 """The old names of TensorFlow, made to mean this package for as long as a program wants it."""
 
+import functools
 import importlib
 import operator
 import re
@@ -9,6 +10,7 @@ from typing import Any, Dict, List, Tuple
 
 import mp_compat
 from mp_compat import _compat
+from mp_compat import conditional_names
 from mp_compat import old_names
 from mp_compat._compat import tensorflow
 
@@ -65,6 +67,38 @@ class Installation:
         for module in modules:
           self._set(module, name, meaning)
         self.patched.append("tensorflow.{}.{}".format(path, name))
+    self._install_checkpoints()
+
+  def _install_checkpoints(self) -> None:
+    """Lets TensorFlow's Saver and `init_from_checkpoint` read every dialect, and the Saver write TensorFlow's names."""
+    tf, checkpoints = _compat.tf, mp_compat.checkpoints
+    saver, init = tf.train.Saver, tf.train.init_from_checkpoint
+    saver_restore, saver_build = saver.restore, saver.build
+
+    @functools.wraps(saver_restore)
+    def restore(self: Any, sess: Any, save_path: Any) -> None:
+      checkpoints.restore(self, sess, save_path, functools.partial(saver_restore, self))
+
+    @functools.wraps(saver_build)
+    def build(self: Any) -> None:
+      if self.saver_def is None:
+        _compat.give_variables_to_saver(self, checkpoints.with_names_elsewhere(_compat.variables_of_saver(self)))
+      saver_build(self)
+
+    @functools.wraps(init)
+    def init_from_checkpoint(ckpt_dir_or_file: Any, assignment_map: Any) -> None:
+      init(ckpt_dir_or_file, checkpoints.assignment_map(ckpt_dir_or_file, assignment_map))
+
+    self._set(saver, "restore", restore)
+    self._set(saver, "build", build)
+    for module in self._modules("compat.v1.train") + self._modules("train") + [sys.modules[init.__module__]]:
+      if getattr(module, "init_from_checkpoint", None) is init:
+        self._set(module, "init_from_checkpoint", init_from_checkpoint)
+    self.patched += ["tensorflow.compat.v1.train." + name
+                     for name in ("Saver.restore", "Saver.build", "init_from_checkpoint")]
+    optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
+    self._set(optimizer, "apply_gradients", functools.wraps(optimizer.apply_gradients)(
+        conditional_names.noted(optimizer.apply_gradients)))
 
   def _modules(self, path: str) -> List[Any]:
     """`tensorflow.path` in all its copies; what is missing is made.

@@ -3,17 +3,14 @@
 import abc
 import math
 import numbers
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 from mp_compat import _compat
-from mp_compat import buckets
 from mp_compat import distribute
+from mp_compat import finite_check
 from mp_compat import gradients
 from mp_compat import update_rule
 from mp_compat._compat import tf
-
-# Makes one verdict of those of several processes: a scalar bool tensor from a scalar bool tensor.
-FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
 
 
 class LossScale(_compat.GraphStateTrackable, metaclass=abc.ABCMeta):
@@ -77,20 +74,20 @@ class LossScale(_compat.GraphStateTrackable, metaclass=abc.ABCMeta):
     if name in _compat.state_of(self, graph):
       raise RuntimeError("Duplicate variables detected. {}: every weight of a loss scale needs a name of its own."
                          .format((name, _compat.graph_key(graph))))
-    self.__dict__.setdefault("_declared", {})[name] = (initial_value, dtype)
+    self.__dict__.setdefault("_mp_compat_weights", {})[name] = (initial_value, dtype)
     return self._make_weight(name)
 
   def _weight(self, name: str) -> tf.Variable:
     """The variable that was declared as `name`, in the current graph; on first use there, all are made."""
     variables = self._graph_variables()
     with tf.init_scope(), tf.name_scope(None):
-      for declared in self._declared:
+      for declared in self._mp_compat_weights:
         if declared not in variables:
           self._make_weight(declared)
     return variables[name]
 
   def _make_weight(self, name: str) -> tf.Variable:
-    initial_value, dtype = self._declared[name]
+    initial_value, dtype = self._mp_compat_weights[name]
     variable = tf.Variable(  # a resource variable leaves branches, loops and control dependencies by itself
         initial_value, name=name, dtype=dtype, trainable=False, use_resource=True,
         synchronization=tf.VariableSynchronization.AUTO, aggregation=tf.VariableAggregation.NONE)
@@ -106,6 +103,54 @@ class LossScale(_compat.GraphStateTrackable, metaclass=abc.ABCMeta):
     """The current graph's variables under the keys that TensorFlow's class has for them: `(name, graph key)`."""
     key = _compat.graph_key(_compat.home_graph())
     return {(name, key): variable for name, variable in self._graph_variables().items()}
+
+
+class FiniteLossScale(LossScale):
+  """A loss scale to which only one thing about a step matters: whether all of its gradients are finite.
+
+  A subclass says how the scale changes (`_update_scale`).
+  """
+
+  @abc.abstractmethod
+  def _update_scale(self, finite: tf.Tensor) -> Optional[tf.Operation]:
+    """Returns an op that changes the scale after a step; None in eager mode.
+
+    Args:
+      finite: a scalar bool tensor, True if all gradients of the step are finite.
+    """
+
+  def update(self, grads: Any) -> Tuple[Optional[tf.Tensor], tf.Tensor]:
+    """Changes the scale; applies the step if all gradients are finite, on all replicas. See `LossScale.update`."""
+    def check(*own: Any) -> tf.Tensor:
+      own = [gradients.convert(grad) for grad in own]
+      hidden = [tensor for _, tensor in gradients.hidden_sources(own)]
+      return finite_check.all_finite(gradients.values_of(own) + hidden)
+
+    finite = distribute.all_replicas(distribute.call_for_each_replica(check, *tf.nest.flatten(grads)))
+    update_op = self._update_scale(finite)
+    if update_op is not None:  # as TensorFlow's class, of which programs fetch and pass on a tensor
+      with tf.control_dependencies([update_op]):
+        update_op = tf.identity(finite)
+    return update_op, finite
+
+
+def update(loss_scale: Any, grads: Any, finite: tf.Tensor, hidden: bool = False) -> Tuple[Any, Any]:
+  """Calls `loss_scale.update(grads)`, without a second finite check where `FiniteLossScale.update` would make one.
+
+  Args:
+    loss_scale: a LossScale, ours or TensorFlow's.
+    grads: the gradients of a step; per-replica values where there is a strategy.
+    finite: a scalar bool tensor, True if the step is finite in all replicas and processes.
+    hidden: whether `finite` may be False though all of `grads` are finite.
+
+  Returns:
+    `(update_op, should_apply)`, see `LossScale.update`.
+  """
+  if getattr(loss_scale.update, "__func__", None) is FiniteLossScale.update:
+    return loss_scale._update_scale(finite), finite
+  if hidden:
+    grads = distribute.call_for_each_replica(gradients.nan_unless, finite, grads)
+  return loss_scale.update(grads)
 
 
 class FixedLossScale(LossScale):
@@ -146,7 +191,17 @@ class FixedLossScale(LossScale):
     return {"loss_scale_value": self._loss_scale_value}
 
 
-class DynamicLossScale(LossScale):
+class _RuleParameter:
+  """An attribute that reads a field of the update rule, until a subclass sets an attribute of that name."""
+
+  def __init__(self, field: str) -> None:
+    self._field = field
+
+  def __get__(self, instance: Any, owner: type) -> Any:
+    return self if instance is None else getattr(instance._mp_compat_rule, self._field)
+
+
+class DynamicLossScale(FiniteLossScale):
   """A scale that grows while gradients stay finite and shrinks when they do not (`mp_compat.update_rule`).
 
       increment_period finite steps in a row     scale *= multiplier
@@ -196,41 +251,26 @@ class DynamicLossScale(LossScale):
     if ceiling < self._initial_loss_scale:
       raise ValueError("initial_loss_scale must be at most max_loss_scale, {}, but got {!r}."
                        .format(ceiling, initial_loss_scale))
-    self._rule = update_rule.Rule(
+    # Subclasses set attributes of any name: this one they will not.
+    self._mp_compat_rule = update_rule.Rule(
         increment_period=_count("increment_period", increment_period), multiplier=self._multiplier, backoff=backoff,
         overflow_tolerance=_count("overflow_tolerance", overflow_tolerance), floor=floor, ceiling=ceiling)
+    self._increment_period = self._mp_compat_rule.increment_period
     self._add_weight("current_loss_scale", self._initial_loss_scale, tf.float32)
     self._add_weight("good_steps", 0, tf.int64)
-    if self._rule.overflow_tolerance > 1:
+    if self._mp_compat_rule.overflow_tolerance > 1:
       self._add_weight("bad_steps", 0, tf.int64)
 
   @property
   def initial_loss_scale(self) -> float:
     return self._initial_loss_scale
 
-  @property
-  def increment_period(self) -> int:
-    return self._rule.increment_period
-
-  @property
-  def multiplier(self) -> float:
-    return self._rule.multiplier
-
-  @property
-  def backoff(self) -> float:
-    return self._rule.backoff
-
-  @property
-  def overflow_tolerance(self) -> int:
-    return self._rule.overflow_tolerance
-
-  @property
-  def min_loss_scale(self) -> float:
-    return self._rule.floor
-
-  @property
-  def max_loss_scale(self) -> float:
-    return self._rule.ceiling
+  increment_period = _RuleParameter("increment_period")
+  multiplier = _RuleParameter("multiplier")
+  backoff = _RuleParameter("backoff")
+  overflow_tolerance = _RuleParameter("overflow_tolerance")
+  min_loss_scale = _RuleParameter("floor")
+  max_loss_scale = _RuleParameter("ceiling")
 
   @property
   def _current_loss_scale(self) -> tf.Variable:
@@ -243,13 +283,11 @@ class DynamicLossScale(LossScale):
   def __call__(self) -> tf.Tensor:
     return tf.convert_to_tensor(self._current_loss_scale)
 
-  def update(self, grads: Any) -> Tuple[Optional[tf.Operation], tf.Tensor]:
-    """One transition of `mp_compat.update_rule`; applies where all gradients are finite. See `LossScale.update`."""
-    finite = finite_everywhere(grads)
+  def _update_scale(self, finite: tf.Tensor) -> Optional[tf.Operation]:
     variables = [self._current_loss_scale, self._num_good_steps]
-    if self.overflow_tolerance > 1:
+    if self._mp_compat_rule.overflow_tolerance > 1:
       variables.append(self._weight("bad_steps"))
-    return transition(variables, finite, self._rule), finite
+    return transition(variables, finite, self._mp_compat_rule)
 
   def __repr__(self) -> str:
     now = ""
@@ -261,11 +299,11 @@ class DynamicLossScale(LossScale):
 
   def get_config(self) -> Dict[str, Any]:
     """The keyword arguments that make an equal instance; those that TensorFlow's lacks only where they matter."""
-    config = {"initial_loss_scale": self.initial_loss_scale, "increment_period": self.increment_period,
-              "multiplier": self.multiplier}
-    ours = {"backoff": (self.backoff, self.multiplier), "overflow_tolerance": (self.overflow_tolerance, 1),
-            "min_loss_scale": (self.min_loss_scale, 1.),
-            "max_loss_scale": (self.max_loss_scale, update_rule.LARGEST_SCALE)}
+    rule = self._mp_compat_rule
+    config = {"initial_loss_scale": self.initial_loss_scale, "increment_period": rule.increment_period,
+              "multiplier": rule.multiplier}
+    ours = {"backoff": (rule.backoff, rule.multiplier), "overflow_tolerance": (rule.overflow_tolerance, 1),
+            "min_loss_scale": (rule.floor, 1.), "max_loss_scale": (rule.ceiling, update_rule.LARGEST_SCALE)}
     config.update((key, value) for key, (value, default) in ours.items() if value != default)
     return config
 
@@ -301,52 +339,6 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
     return DynamicLossScale()
   raise ValueError("Could not interpret loss scale identifier: {}. Expected a number of at least 1, \"dynamic\", or a "
                    "LossScale, but got {!r}.".format(identifier, identifier))
-
-
-class StepGradients(list):
-  """The gradients of one step as `LossScale.update` receives them, and the verdict on them, made once."""
-
-  finite: Optional[tf.Tensor] = None
-  ready: Optional[buckets.Buckets] = None  # for each replica
-
-
-def step_gradients(grads: Iterable[gradients.Gradient],
-                   finite_reducer: Optional[FiniteReducer] = None,
-                   finite_before: Optional[tf.Tensor] = None) -> StepGradients:
-  """Judges the gradients of one step, on all replicas, and lets whoever looks at them see what was found.
-
-  Args:
-    grads: gradients of all replicas.
-    finite_reducer: makes one verdict of those of several processes.
-    finite_before: a scalar bool, a value for each replica: what was judged when these gradients were accumulated.
-  """
-  grads = list(grads)
-  ready = distribute.on_each_replica(buckets.Buckets, grads)
-  finite = distribute.all_replicas(buckets.Buckets.all_finite, ready)
-  if finite_before is not None:
-    finite = tf.logical_and(finite, distribute.all_replicas(tf.identity, finite_before))
-  if finite_reducer is not None:
-    finite = _reduced(finite_reducer, finite)
-  seen_elsewhere = finite_reducer is not None or finite_before is not None
-  judged = StepGradients(distribute.on_each_replica(gradients.reveal, grads, finite, seen_elsewhere))
-  judged.finite, judged.ready = finite, ready
-  return judged
-
-
-def _reduced(finite_reducer: FiniteReducer, finite: tf.Tensor) -> tf.Tensor:
-  reduced = tf.convert_to_tensor(finite_reducer(finite))
-  if reduced.dtype != tf.bool or reduced.shape.rank not in (0, None):
-    raise ValueError("finite_reducer must return a scalar bool, whether the gradients are finite in all processes, but "
-                     "returned {}. Reduce the number of processes that overflowed and compare it with 0, as "
-                     "mp_compat.horovod.all_ranks_finite does: an average would let half a yes pass.".format(reduced))
-  return reduced
-
-
-def finite_everywhere(grads: Any) -> tf.Tensor:
-  """Whether all gradients, and the raw ones behind them, are finite on all replicas: a scalar bool tensor."""
-  if isinstance(grads, StepGradients) and grads.finite is not None:
-    return grads.finite
-  return distribute.all_replicas(lambda own: buckets.Buckets(own).all_finite(), tf.nest.flatten(grads))
 
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:

@@ -1,21 +1,23 @@
 """The optimizer: scales the loss, unscales the gradients, and applies a step everywhere or nowhere."""
 
-from typing import Any, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from absl import logging
 
 from mp_compat import _compat
-from mp_compat import buckets
+from mp_compat import conditional_apply
 from mp_compat import diagnosis
 from mp_compat import distribute
-from mp_compat import gating
 from mp_compat import gradients
 from mp_compat import hooks
 from mp_compat import horovod
 from mp_compat import loss_scale as loss_scale_module
-from mp_compat import summaries
-from mp_compat import sync_replicas
+from mp_compat import step
 from mp_compat._compat import tf
+
+# Only other values are passed on: optimizers of one's own may take fewer arguments.
+_COMPUTE_DEFAULTS = dict(var_list=None, gate_gradients=tf.train.Optimizer.GATE_OP, aggregation_method=None,
+                         colocate_gradients_with_ops=False, grad_loss=None)
 
 
 class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
@@ -23,8 +25,8 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
 
       scale = loss_scale()                                   read once
       grads = inner.compute_gradients(loss * scale) / scale
-      update_op, should_apply = loss_scale.update(grads)     moves the scale
-      if should_apply and all gradients are finite:          on all replicas, as compute_gradients made them
+      update_op, should_apply = loss_scale.update(grads)     of what is passed to apply_gradients
+      if should_apply and all gradients are finite:          on all replicas
         inner.apply_gradients(grads)                         variables, slots, counters and global_step
 
   A step is applied as a whole or not at all. The names of variables, slots and counters are those that the inner
@@ -33,8 +35,8 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
   Everything else that is public is the inner optimizer's: `get_slot`, `get_slot_names`, `get_name`, and any attribute
   that this class lacks.
 
-  In eager mode the verdict sees only what `apply_gradients` is given: there is no graph in which an overflow that was
-  clipped away in between could be traced.
+  What is passed to `apply_gradients` is what is checked and applied. In graphs the check also covers the gradients that
+  `compute_gradients` returned, where those passed in derive from them (`check_computed_gradients`).
 
   Source: `tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer`; Micikevicius et al., "Mixed Precision
   Training", 2018 (arXiv:1710.03740).
@@ -45,7 +47,8 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
                loss_scale: Any,
                *,
                skip_nonfinite: bool = True,
-               finite_reducer: Optional[loss_scale_module.FiniteReducer] = None,
+               check_computed_gradients: bool = True,
+               finite_reducer: Optional[step.FiniteReducer] = None,
                add_summaries: bool = False,
                **kwargs: Any) -> None:
     """Wraps an optimizer.
@@ -56,10 +59,16 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
       loss_scale: a number of at least 1 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
       skip_nonfinite: whether steps with non-finite gradients are skipped whatever the loss scale says. False builds
         no check and no conditional of its own: with a fixed scale, every step is applied.
-      finite_reducer: makes one verdict of those of several processes that train together by other means than
-        `tf.distribute`: a callable from a scalar bool tensor, whether the gradients are finite here, to one that says
-        whether they are in all processes. It is called outside of every branch. None means
-        `mp_compat.horovod.all_ranks_finite` where Horovod's ranks could disagree, else nothing.
+      check_computed_gradients: whether the finite check also covers the gradients as `compute_gradients` returned
+        them, where those passed to `apply_gradients` derive from them: an overflow that clipping hid is then noticed.
+        That check reads them, so a run that feeds a clipped gradient (`feed_dict`) needs the model's inputs, too, or
+        fails with "You must feed a value for placeholder tensor". Pass False for such programs: then only what is
+        passed to `apply_gradients` is checked. Feeding what `compute_gradients` returned needs no such setting.
+      finite_reducer: agrees with other processes that train together by other means than `tf.distribute`: a callable
+        from a scalar bool tensor, True if the gradients are finite here, to one that is True if they are in all
+        processes. It is called once for a train op, outside of every branch; with a vector of bools, of which each is
+        to be reduced, by `apply_gradients_together(skip="each")` and `GradientAccumulator(skip="micro_batch")`. None
+        means `mp_compat.horovod.all_ranks_finite` where Horovod's ranks could disagree, else nothing.
       add_summaries: whether `apply_gradients` adds scalar summaries, in graph mode: `loss_scale/scale` (with which the
         step began), `loss_scale/good_steps`, `loss_scale/applied` (1 or 0) and `loss_scale/skipped_steps` (so far, in a
         local variable: from 0 again after a restart, and not in checkpoints).
@@ -67,29 +76,25 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
 
     Raises:
       ValueError: `opt` is no `tf.compat.v1.train.Optimizer`, or scales the loss already; `loss_scale` is None or means
-        no loss scale; `finite_reducer` is given where there is no verdict.
+        no loss scale; `finite_reducer` is given together with `skip_nonfinite=False`.
     """
     _check_inner(opt)
     if loss_scale is None:
       raise ValueError("loss_scale cannot be None. Expected a number of at least 1, \"dynamic\", or a LossScale; to "
                        "train without loss scaling, use the inner optimizer alone.")
     if finite_reducer is not None and not skip_nonfinite:
-      raise ValueError("finite_reducer reduces the verdict on the gradients, but skip_nonfinite=False makes none. "
+      raise ValueError("finite_reducer reduces the result of the finite check, but skip_nonfinite=False makes none. "
                        "Leave one of them out.")
     self._optimizer = opt
     # An optimizer that never called its base class's constructor has neither.
     name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
     super().__init__(getattr(opt, "_use_locking", False), name, **kwargs)
     self._loss_scale = loss_scale_module.get_loss_scale(loss_scale)
-    if horovod.adds_up_passes(opt) and self._doing_dynamic_loss_scaling():
-      logging.warning(
-          "%s adds up the gradients of several passes before they are unscaled: where the loss scale moves between two "
-          "of them, they are weighted wrongly. Put it outside: hvd.DistributedOptimizer("
-          "MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).", name)
+    _warn_of_scaled_gradients(opt, name, self._doing_dynamic_loss_scaling())
     self._skip_nonfinite = skip_nonfinite
+    self._check_computed_gradients = check_computed_gradients
     self._finite_reducer = finite_reducer
     self._add_summaries = add_summaries
-    self._unscaled_any = False
     self._track_trackable(self._optimizer, "base_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
 
@@ -104,38 +109,46 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     return self._loss_scale
 
   @property
-  def gradients_finite(self) -> tf.Tensor:
-    """The verdict of the last `apply_gradients` in the current graph, a scalar bool tensor.
+  def step_settings(self) -> step.Settings:
+    """How this optimizer makes its steps, for code that makes them of several micro-batches or optimizers."""
+    return step.Settings(
+        name=self.get_name(), inner_optimizer=self._optimizer, loss_scale=self._loss_scale,
+        skip_nonfinite=self._skip_nonfinite, check_computed_gradients=self._check_computed_gradients,
+        finite_reducer=self._finite_reducer, add_summaries=self._add_summaries, use_locking=self._use_locking)
 
-    Whether all gradients of the step are finite, on all replicas. Fetched together with the train op, it is that
-    step's.
+  @property
+  def gradients_finite(self) -> tf.Tensor:
+    """A scalar bool tensor of the last `apply_gradients` in this graph: True if all gradients are finite.
+
+    It covers all replicas. Fetched together with the train op, it belongs to the same step.
 
     Raises:
-      RuntimeError: there was no `apply_gradients` in this graph, or it made no verdict (`skip_nonfinite=False`).
+      RuntimeError: if there was no `apply_gradients` in this graph, or nothing was checked (`skip_nonfinite=False`).
     """
-    verdict = _compat.state_of(self, _compat.current_graph()).get("gradients_finite")
-    if verdict is None:
-      raise RuntimeError("gradients_finite is the verdict of apply_gradients (or minimize), but this graph has none "
-                         "yet. Build the train op first, in this graph, and with skip_nonfinite=True.")
-    return verdict
+    last = _compat.state_of(self, _compat.current_graph()).get("step")
+    if last is None or last.finite is None:
+      raise RuntimeError(
+          "gradients_finite is the result of the finite check in apply_gradients (or minimize), but this graph has "
+          "none yet. Build the train op first, in this graph, and with skip_nonfinite=True.")
+    return last.finite
 
   def _doing_dynamic_loss_scaling(self) -> bool:
     """Whether the loss scale can move, as TensorFlow's class is asked; nothing here depends on it."""
     return isinstance(self._loss_scale, (loss_scale_module.DynamicLossScale,) + _compat.NATIVE_DYNAMIC_LOSS_SCALES)
 
-  @gating.do_not_convert
+  @conditional_apply.do_not_convert
   def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
     """`apply_gradients(compute_gradients(...))`; arguments and errors as `tf.compat.v1.train.Optimizer.minimize`."""
     return super().minimize(*args, **kwargs)
 
-  @gating.do_not_convert
+  @conditional_apply.do_not_convert
   def compute_gradients(self,
                         loss: gradients.Loss,
                         var_list: Optional[Iterable[tf.Variable]] = None,
                         gate_gradients: int = tf.train.Optimizer.GATE_OP,
                         aggregation_method: Optional[int] = None,
                         colocate_gradients_with_ops: bool = False,
-                        grad_loss: Optional[tf.Tensor] = None) -> List[gating.GradAndVar]:
+                        grad_loss: Optional[tf.Tensor] = None) -> List[gradients.GradAndVar]:
     """Gradients of the loss, computed at the loss scale and divided by it.
 
     Args:
@@ -163,15 +176,15 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
                          "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss))
     distribute.check_supported()
     scale = self._scale()
-    grads_and_vars = list(self._optimizer.compute_gradients(
-        loss=gradients.scale_loss(loss, scale), var_list=var_list, gate_gradients=gate_gradients,
-        aggregation_method=aggregation_method, colocate_gradients_with_ops=colocate_gradients_with_ops,
-        grad_loss=grad_loss))
+    options = dict(var_list=var_list, gate_gradients=gate_gradients, aggregation_method=aggregation_method,
+                   colocate_gradients_with_ops=colocate_gradients_with_ops, grad_loss=grad_loss)
+    given = {name: value for name, value in options.items() if value is not _COMPUTE_DEFAULTS[name]}
+    grads_and_vars = list(self._optimizer.compute_gradients(gradients.scale_loss(loss, scale), **given))
     grads, variables = [g for g, _ in grads_and_vars], [v for _, v in grads_and_vars]
-    grads = gradients.unscale(grads, scale, deferrable=True)
+    grads = gradients.unscale(grads, scale)
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
       grads = gradients.gate(grads)
-    self._note_raw(grads, [variable.name for variable in variables])
+    self._record_computed(grads, [variable.name for variable in variables])
     return list(zip(grads, variables))
 
   def scale_loss(self, loss: gradients.Loss) -> gradients.Loss:
@@ -189,7 +202,9 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     Raises:
       ValueError: the loss is not floating.
     """
-    scale = _compat.state_of(self, _compat.current_graph())["scale"] = self._scale()
+    scale = self._scale()
+    _compat.state_of(self, _compat.current_graph())["scale"] = scale
+    self._state["scaled"] = True
     return gradients.scale_loss(loss, scale)
 
   def unscale_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
@@ -199,125 +214,110 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
       grads: gradients of any shapes and floating dtypes, dense, `tf.IndexedSlices` or None.
 
     Returns:
-      As many, of the same kinds, shapes and dtypes. The verdict of `apply_gradients` sees them, whatever is done to
-      them in between.
+      As many, of the same kinds, shapes and dtypes. The finite check of `apply_gradients` covers them, whatever is done
+      to them in between (`check_computed_gradients`).
 
     Raises:
       RuntimeError: `scale_loss` was not called before, in this graph.
     """
-    scale = _compat.state_of(self, _compat.current_graph()).get("scale")  # read once for both
-    if scale is None:
+    if "scaled" not in self._state:
       raise RuntimeError("unscale_gradients() is for gradients of a loss that scale_loss() scaled, but scale_loss() "
                          "was not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables).")
-    grads = gradients.unscale(grads, scale, deferrable=True)
-    self._note_raw(grads, ["gradient {}".format(i) for i in range(len(grads))])
+    grads = gradients.unscale(grads, self._recorded_scale())
+    self._record_computed(grads, ["gradient {}".format(i) for i in range(len(grads))])
     return grads
 
   def _scale(self) -> tf.Tensor:
     return tf.cast(self._loss_scale(), tf.float32)
 
-  def _note_raw(self, grads: List[gradients.Gradient], names: List[str]) -> None:
-    self._unscaled_any = True
-    gradients.mark_raw(grads, names)
+  def _recorded_scale(self) -> tf.Tensor:
+    """Returns the scale that `scale_loss` read, where that can be read here; else reads it again."""
+    if tf.executing_eagerly():
+      return _compat.state_of(self, None)["scale"]
+    for graph in _compat.enclosing_graphs():
+      scale = _compat.state_of(self, graph).get("scale")
+      if scale is not None and _compat.is_readable(scale):
+        return scale
+    return self._scale()
 
-  @gating.do_not_convert
+  @property
+  def _state(self) -> Dict[str, Any]:
+    """What this optimizer knows of the graph that variables made now belong to."""
+    return _compat.state_of(self, _compat.home_graph())
+
+  def _record_computed(self, grads: List[gradients.Gradient], names: List[str]) -> None:
+    self._state["unscaled_any"] = True
+    gradients.record_computed(grads, names)
+
+  @conditional_apply.do_not_convert
   def apply_gradients(self,
-                      grads_and_vars: Iterable[gating.GradAndVar],
+                      grads_and_vars: Iterable[gradients.GradAndVar],
                       global_step: Optional[tf.Variable] = None,
                       name: Optional[str] = None,
                       **kwargs: Any) -> Optional[tf.Operation]:
     """Applies the gradients everywhere, or, if one of them is not finite on some replica, nothing at all.
 
     Args:
-      grads_and_vars: pairs as `compute_gradients` returns them, in any iterable; clipped, averaged or replaced as you
-        like: the verdict sees them, and the raw gradients from which they were computed.
+      grads_and_vars: pairs as `compute_gradients` returns them, in any iterable; clipped, averaged, fed or replaced. A
+        gradient is a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None.
       global_step: a variable to increment by one with every applied step.
       name: the name of the returned op; the inner optimizer's by default.
       **kwargs: what the inner optimizer's `apply_gradients` takes beyond these.
 
     Returns:
-      One op that does the step and moves the loss scale; None in eager mode.
+      One op that does the step and updates the loss scale; None in eager mode.
 
     Raises:
-      ValueError: in a cross-replica context; under a strategy that cannot work (TPUs); without any gradient;
-        `finite_reducer` returned no scalar bool.
-      TypeError: a gradient that is not floating.
+      ValueError: in a cross-replica context; under a strategy that cannot work (TPUs); without any gradient; if
+        `finite_reducer` does not return a bool tensor of the shape that it is given.
+      TypeError: if a gradient is not floating.
     """
-    return self._apply_accumulated(grads_and_vars, global_step, name, None, **kwargs)
-
-  def _apply_accumulated(self,
-                         grads_and_vars: Iterable[gating.GradAndVar],
-                         global_step: Optional[tf.Variable],
-                         name: Optional[str],
-                         finite_before: Optional[tf.Tensor],
-                         **kwargs: Any) -> Optional[tf.Operation]:
-    """`apply_gradients`, where `finite_before` tells the loss scale of gradients that were judged and left out."""
     distribute.check_replica_context()
-    grads_and_vars = gating.listed(grads_and_vars)
-    if not self._unscaled_any:
-      self._unscaled_any = True  # Once is enough.
+    settings = self.step_settings
+    checked = step.check(grads_and_vars, settings.skip_nonfinite, settings.check_computed_gradients)
+    self.warn_if_never_scaled()
+    return distribute.merge_call(self._apply_on_all_replicas, tuple(checked), global_step, name, **kwargs)
+
+  def _apply_on_all_replicas(self,
+                             strategy: tf.distribute.Strategy,
+                             checked: Tuple[Any, ...],
+                             global_step: Optional[tf.Variable],
+                             name: Optional[str],
+                             **kwargs: Any) -> Optional[tf.Operation]:
+    del strategy  # It is the current one.
+    checked = step.Checked(*checked)
+    return self.apply_decision(checked, step.decide(self.step_settings, checked), global_step, name, **kwargs)
+
+  def apply_decision(self,
+                     checked: step.Checked,
+                     decision: step.Decision,
+                     global_step: Optional[tf.Variable] = None,
+                     name: Optional[str] = None,
+                     **kwargs: Any) -> Optional[tf.Operation]:
+    """Applies gradients if `decision` says so; called once for all replicas.
+
+    Args:
+      checked: of `step.check`, per-replica values.
+      decision: of `step.decide`.
+      global_step: see `apply_gradients`.
+      name: see `apply_gradients`.
+      **kwargs: see `apply_gradients`.
+
+    Returns:
+      See `apply_gradients`.
+    """
+    built = step.apply(self.step_settings, checked, decision, global_step, name, **kwargs)
+    diagnosis.record(self, built)
+    return built.train_op
+
+  def warn_if_never_scaled(self) -> None:
+    """Logs a warning, once per graph, if this optimizer applies gradients that it did not unscale."""
+    if not self._state.setdefault("unscaled_any", False):
+      self._state["unscaled_any"] = True
       logging.warning(
           "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
           "optimizer was called. They may have vanished in float16. Compute them with its compute_gradients(), or with "
           "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).", self.get_name())
-    return distribute.merge(self._distributed_apply, grads_and_vars, global_step, name, finite_before, **kwargs)
-
-  def _distributed_apply(self,
-                         strategy: tf.distribute.Strategy,
-                         grads_and_vars: Tuple[gating.GradAndVar, ...],
-                         global_step: Optional[tf.Variable],
-                         name: Optional[str],
-                         finite_before: Optional[tf.Tensor] = None,
-                         judgement: Optional[gating.Judgement] = None,
-                         **kwargs: Any) -> Optional[tf.Operation]:
-    """`apply_gradients` in a cross-replica context: the gradients are those of all replicas."""
-    del strategy  # It is the current one.
-    grads = [grad for grad, _ in grads_and_vars]
-    local_grads, local_names = zip(*[
-        (one, variable.name) for grad, variable in grads_and_vars for one in distribute.each_local(grad)])
-    scale = self._scale() if self._add_summaries else None
-    with tf.control_dependencies([] if scale is None else [scale]):
-      finite, update_op, should_apply, ready = judgement or self._judge(grads, finite_before)
-    state = _compat.state_of(self, _compat.current_graph())
-    state["gradients_finite"] = finite
-
-    def apply_inner(ready: Optional[buckets.Buckets],
-                    grads_and_vars: Tuple[gating.GradAndVar, ...],
-                    *args: Any,
-                    **kwargs: Any) -> Optional[tf.Operation]:
-      if ready is not None:
-        grads, variables = zip(*grads_and_vars)
-        grads_and_vars = tuple(zip(ready.unscaled(grads), variables))
-      return self._optimizer.apply_gradients(grads_and_vars, *args, **kwargs)
-
-    def apply() -> Optional[tf.Operation]:
-      return distribute.group(
-          distribute.on_each_replica(apply_inner, ready, grads_and_vars, global_step, name, **kwargs))
-
-    train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
-    applied = gating.cond(should_apply, apply)
-    followed = sync_replicas.follow_global_step(local_grads, global_step, applied)
-    counted = None
-    if self._add_summaries and not tf.executing_eagerly():
-      counted = summaries.add(scale, getattr(self._loss_scale, "_num_good_steps", None), should_apply)
-    train_op = distribute.group(applied, update_op, followed, counted, name=self.get_name() if name is None else name)
-    if train_op is not None:
-      # What apply() added is an op of the branch, which nobody could run.
-      tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = train_ops + [train_op]
-      state["step"] = diagnosis.Step(train_op, should_apply, list(zip(local_grads, local_names)))
-    return train_op
-
-  def _judge(self,
-             grads: List[gradients.Gradient],
-             finite_before: Optional[tf.Tensor] = None) -> gating.Judgement:
-    if self._skip_nonfinite:
-      return gating.judge(self._loss_scale, grads, self._reducer(grads), finite_before, self._use_locking)
-    update_op, should_apply = self._loss_scale.update(grads)
-    return gating.Judgement(should_apply if tf.is_tensor(should_apply) else None, update_op, should_apply, None)
-
-  def _reducer(self, grads: List[gradients.Gradient]) -> Optional[loss_scale_module.FiniteReducer]:
-    return self._finite_reducer or horovod.default_reducer(
-        self._optimizer, [one for grad in grads for one in distribute.each_local(grad)])
 
   def make_session_run_hook(self, *args: Any, **kwargs: Any) -> tf.train.SessionRunHook:
     """A `mp_compat.LossScaleHook` that follows this optimizer; arguments as its constructor's, after the first."""
@@ -328,12 +328,12 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     return self._name
 
   def get_slot(self, var: tf.Variable, name: str) -> Optional[tf.Variable]:
-    """The inner optimizer's slot `name` for `var`, or None."""
-    return self._optimizer.get_slot(var, name)
+    """Returns the inner optimizer's slot `name` for `var`, or None."""
+    return _compat.slot_of_inner(self._optimizer, var, name)
 
   def get_slot_names(self) -> List[str]:
-    """The names of the inner optimizer's slots."""
-    return [] if _compat.called_by_checkpoint_writer() else self._optimizer.get_slot_names()
+    """Returns the names of the inner optimizer's slots."""
+    return [_compat.SlotName(name) for name in self._optimizer.get_slot_names()]
 
   def variables(self) -> List[tf.Variable]:
     """The variables of the inner optimizer in the current graph, then those of the loss scale."""
@@ -349,6 +349,20 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     raise RuntimeError("This function should never be called: the inner optimizer applies the gradients.")
 
   _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = _never_called
+
+
+def _warn_of_scaled_gradients(opt: tf.train.Optimizer, name: str, dynamic: bool) -> None:
+  """Logs a warning if `opt` does to scaled gradients what must be done to unscaled ones."""
+  if dynamic and horovod.adds_up_passes(opt):
+    logging.warning(
+        "%s adds up the gradients of several passes before they are unscaled: where the loss scale moves between two "
+        "of them, they are weighted wrongly. Put it outside: hvd.DistributedOptimizer("
+        "MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).", name)
+  if any(hasattr(layer, "_dp_sum_query") for layer in _compat.layers(opt)):  # tensorflow-privacy
+    logging.warning(
+        "%s clips gradients in its compute_gradients(), before they are unscaled: its l2_norm_clip applies to "
+        "gradients that are as many times too large as the loss scale says. Put it outside: "
+        "make_optimizer_class(mp_compat.MixedPrecisionLossScaleOptimizer)(..., opt, loss_scale).", name)
 
 
 def _check_inner(opt: Any) -> None:

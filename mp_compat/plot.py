@@ -53,26 +53,32 @@ class _EventFile(NamedTuple):
 
 
 def plot(logdir: str, output: str, loss_tag: Optional[str] = None) -> Series:
-  """Draws the event files below a directory into a PNG.
+  """Draws the event files below a directory into a picture.
 
   Args:
     logdir: the directory; see `read`.
-    output: the file to write, or to replace. It is either written as a whole or left alone.
+    output: the file to write, or to replace, in the format that its suffix names: `.png`, `.pdf`, `.svg` and whatever
+      else matplotlib writes; PNG without a suffix. It is either written as a whole or left alone.
     loss_tag: the tag of the loss; see `read`.
 
   Returns:
     What was drawn.
 
   Raises:
-    PlotError: `read` found nothing to draw, matplotlib is missing, or `output` cannot be written.
+    PlotError: `read` found nothing to draw, matplotlib is missing, it has no format of this suffix, or `output` cannot
+      be written.
   """
   series = read(logdir, loss_tag)
   figure = draw(series)
+  suffix = os.path.splitext(output)[1][1:].lower() or "png"
+  formats = figure.canvas.get_supported_filetypes()
+  if suffix not in formats:
+    raise PlotError("expected a name that ends in one of .{}, but got {}".format(", .".join(sorted(formats)), output))
   temporary = "{}.{}.tmp".format(output, os.getpid())
   try:
     try:
       with open(temporary, "wb") as file:
-        figure.savefig(file, format="png")
+        figure.savefig(file, format=suffix)
       os.replace(temporary, output)
     finally:
       if os.path.exists(temporary):

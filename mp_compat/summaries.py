@@ -1,12 +1,18 @@
 """Scalar summaries of a step, for `tf.train.SummarySaverHook`, Estimator and TensorBoard."""
 
-from typing import Optional, Union
+from typing import Any, Optional, Tuple, Union
 
+from mp_compat import _compat
+from mp_compat import diagnosis
 from mp_compat._compat import tf
 
 
-def add(scale: tf.Tensor, good_steps: Optional[tf.Variable], applied: Union[bool, tf.Tensor]) -> tf.Operation:
-  """Adds the summaries of one train op to the graph; called in a cross-replica context.
+def add(scale: tf.Tensor,
+        good_steps: Optional[tf.Variable],
+        applied: Union[bool, tf.Tensor]) -> Tuple[tf.Operation, Optional[diagnosis.Counters]]:
+  """Adds the summaries of one train op to the graph; called once for all replicas.
+
+  Inside a branch, a loop or a function, where summaries cannot read the step, they show the last executed one.
 
   Args:
     scale: the loss scale with which the step begins, a float32 scalar.
@@ -14,17 +20,35 @@ def add(scale: tf.Tensor, good_steps: Optional[tf.Variable], applied: Union[bool
     applied: whether the step is applied.
 
   Returns:
-    An op that counts the step, to be run with the train op.
+    An op that counts the step, to be run with the train op; and inside a branch, a loop or a function the counters.
   """
-  with tf.init_scope(), tf.name_scope(None):
-    skipped_steps = tf.Variable(
-        0, name="skipped_steps", dtype=tf.int64, trainable=False, use_resource=True,
-        collections=[tf.GraphKeys.LOCAL_VARIABLES], aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+  skipped_steps = _local("skipped_steps", tf.int64)
   skipped = tf.cast(tf.logical_not(applied), tf.int64)
+  count_skipped = skipped_steps.assign_add(skipped, read_value=False)
+  if not _compat.is_in_control_flow():
+    _write(scale, good_steps, 1 - skipped, skipped_steps)
+    return count_skipped, None
+  attempted_steps = _local("attempted_steps", tf.int64)
+  last_scale, last_applied = _local("last_scale", tf.float32), _local("last_applied", tf.int64)
+  with tf.init_scope():
+    _write(last_scale, good_steps, last_applied, skipped_steps)
+  updates = tf.group(count_skipped, attempted_steps.assign_add(1, read_value=False),
+                     last_scale.assign(scale, read_value=False), last_applied.assign(1 - skipped, read_value=False))
+  return updates, diagnosis.Counters(attempted_steps, skipped_steps)
+
+
+def _write(scale: Any, good_steps: Optional[tf.Variable], applied: Any, skipped_steps: tf.Variable) -> None:
   with tf.name_scope(None), tf.name_scope("loss_scale/"):
-    tf.summary.scalar("scale", scale)
+    tf.summary.scalar("scale", tf.convert_to_tensor(scale))
     if good_steps is not None:
       tf.summary.scalar("good_steps", tf.convert_to_tensor(good_steps))
-    tf.summary.scalar("applied", 1 - skipped)
+    tf.summary.scalar("applied", tf.convert_to_tensor(applied))
     tf.summary.scalar("skipped_steps", tf.convert_to_tensor(skipped_steps))
-  return skipped_steps.assign_add(skipped, read_value=False)
+
+
+def _local(name: str, dtype: tf.DType) -> tf.Variable:
+  """Returns a scalar variable of this process, 0 at first, that is not in checkpoints."""
+  with tf.init_scope(), tf.name_scope(None):
+    return tf.Variable(
+        tf.zeros([], dtype), name=name, trainable=False, use_resource=True,
+        collections=[tf.GraphKeys.LOCAL_VARIABLES], aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)

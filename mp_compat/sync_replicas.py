@@ -24,7 +24,8 @@ def follow_global_step(grads: Iterable[gradients.Gradient],
   """
   if global_step is None:
     return None
-  taken = gradients.nearest(gradients.values_of(grads), lambda tensor: gradients.is_raw(tensor) or _is_taken(tensor))
+  taken = gradients.nearest_sources(
+      gradients.values_of(grads), lambda tensor: gradients.is_computed(tensor) or _is_taken(tensor))
   accumulators = {tensor.op.inputs[0].name: tensor.op for tensor in taken if _is_taken(tensor)}
   if not accumulators:
     return None

@@ -1,15 +1,16 @@
 """Several optimizers that share one loss scale, applied as one step of it."""
 
-from typing import Iterable, List, Optional, Tuple
+import functools
+from typing import Any, Iterable, List, Optional, Tuple
 
+from mp_compat import conditional_apply
 from mp_compat import distribute
-from mp_compat import gating
 from mp_compat import gradients
-from mp_compat import loss_scale
 from mp_compat import optimizer as optimizer_module
+from mp_compat import step
 from mp_compat._compat import tf
 
-Step = Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, Iterable[gating.GradAndVar]]
+Step = Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, Iterable[gradients.GradAndVar]]
 
 _SKIP = ("all", "each")
 
@@ -31,59 +32,77 @@ def apply_gradients_together(steps: Iterable[Step],
     steps: pairs of an optimizer and its `(gradient, variable)` pairs.
     global_step: a variable to increment by one if something was applied.
     skip: what gradients that are not finite cost: the step of "all" optimizers, or the step of "each" optimizer that
-      has some. The loss scale hears of them in both cases.
+      has some. The loss scale is updated as for a step that is not finite in both cases.
     name: the name of the op.
 
   Returns:
     One op; None in eager mode.
 
   Raises:
-    ValueError: there are no steps; the optimizers do not share one loss scale, or make no verdict
-      (`skip_nonfinite=False`); another `skip`; a cross-replica context.
+    ValueError: if there are no steps, the optimizers do not share one loss scale or were made with
+      `skip_nonfinite=False`, `skip` is another value, or this is a cross-replica context.
   """
-  steps = [(opt, tuple(grads_and_vars)) for opt, grads_and_vars in steps]
-  if not steps:
-    raise ValueError("There is nothing to apply. Expected (optimizer, grads_and_vars) pairs, but got none.")
-  optimizers, pairs = zip(*steps)
+  optimizers, pairs = zip(*_checked_steps(steps))
   if skip not in _SKIP:
     raise ValueError("skip must be one of {}, but got {!r}.".format(", ".join(map(repr, _SKIP)), skip))
-  first = optimizers[0]
-  for opt in optimizers:
-    if not isinstance(opt, optimizer_module.MixedPrecisionLossScaleOptimizer) or opt.loss_scale is not first.loss_scale:
-      raise ValueError("Optimizers can only be applied together if they are MixedPrecisionLossScaleOptimizers with the "
-                       "same loss scale, but got {}. Give one LossScale to all of them.".format(list(optimizers)))
-    if not opt._skip_nonfinite:
-      raise ValueError("Optimizers that are applied together need a verdict, but {} was made with "
-                       "skip_nonfinite=False.".format(opt.get_name()))
   distribute.check_replica_context()
-
-  def merged(strategy: tf.distribute.Strategy,
-             pairs: Tuple[Tuple[gating.GradAndVar, ...], ...],
-             global_step: Optional[tf.Variable]) -> Optional[tf.Operation]:
-    judgements = _judge(first, [[grad for grad, _ in own] for own in pairs], skip)
-    train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
-    applied = [opt._distributed_apply(strategy, own, None, None, judgement=judgement)
-               for opt, own, judgement in zip(optimizers, pairs, judgements)]
-    counted = None
-    if global_step is not None:
-      anything = tf.reduce_any(tf.stack([judgement.should_apply for judgement in judgements]))
-      with tf.control_dependencies([op for op in applied if op is not None]):
-        counted = gating.cond(anything, lambda: distribute.group(
-            strategy.extended.update(global_step, lambda variable: tf.assign_add(variable, 1))))
-    train_op = distribute.group(*applied, counted, name=name)
-    if train_op is not None:
-      tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = train_ops + [train_op]
-    return train_op
-
-  return distribute.merge(merged, pairs, global_step)
+  checked = []
+  for opt, own in zip(optimizers, pairs):
+    checked.append(step.check(own, check_computed=opt.step_settings.check_computed_gradients))
+    opt.warn_if_never_scaled()
+  merged = functools.partial(_apply_all, optimizers, skip)
+  return distribute.merge_call(merged, [tuple(own) for own in checked], global_step, name)
 
 
-def _judge(optimizer: optimizer_module.MixedPrecisionLossScaleOptimizer,
-           grads: List[List[gradients.Gradient]],
-           skip: str) -> List[gating.Judgement]:
-  """What is to become of each step."""
-  whole = optimizer._judge([grad for own in grads for grad in own])
-  if skip == "all":
-    return [whole] * len(grads)
-  judged = [loss_scale.step_gradients(own, optimizer._reducer(own)) for own in grads]
-  return [gating.Judgement(own.finite, whole.update_op, own.finite, own.ready) for own in judged]
+def _checked_steps(steps: Iterable[Step]) -> List[Step]:
+  steps = list(steps)
+  if not steps:
+    raise ValueError("There is nothing to apply. Expected (optimizer, grads_and_vars) pairs, but got none.")
+  optimizers = [opt for opt, _ in steps]
+  for opt in optimizers:
+    if (not isinstance(opt, optimizer_module.MixedPrecisionLossScaleOptimizer)
+        or opt.loss_scale is not optimizers[0].loss_scale):
+      raise ValueError("Optimizers can only be applied together if they are MixedPrecisionLossScaleOptimizers with the "
+                       "same loss scale, but got {}. Give one LossScale to all of them.".format(optimizers))
+    if not opt.step_settings.skip_nonfinite:
+      raise ValueError("Optimizers that are applied together need the finite check, but {} was made with "
+                       "skip_nonfinite=False. Leave that out.".format(opt.get_name()))
+  return steps
+
+
+def _apply_all(optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, ...],
+               skip: str,
+               strategy: tf.distribute.Strategy,
+               checked: List[Tuple[Any, ...]],
+               global_step: Optional[tf.Variable],
+               name: str) -> Optional[tf.Operation]:
+  """Applies the gradients of all optimizers; called once for all replicas."""
+  settings = optimizers[0].step_settings
+  checked = [step.Checked(*own) for own in checked]
+  grads = [grad for own in checked for grad, _ in own.grads_and_vars]
+  reducer = step.reducer_of(settings, grads)
+  finite = step.agree([own.finite for own in checked], reducer)
+  all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
+  hidden = reducer is not None or any(own.hidden for own in checked)
+  with_summaries = any(opt.step_settings.add_summaries for opt in optimizers)
+  scale = tf.cast(settings.loss_scale(), tf.float32) if with_summaries else None
+  with tf.control_dependencies([] if scale is None else [scale]):
+    update_op, should_apply = step.update(settings, grads, all_finite, hidden)
+  if skip == "each":
+    # No optimizer applies anything before the gradients of all are computed.
+    with tf.control_dependencies([all_finite]):
+      decisions = [tf.identity(own) for own in finite]
+  else:
+    decisions = [step.logical_and(should_apply, all_finite)] * len(finite)
+  train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
+  applied = [opt.apply_decision(own, step.Decision(own_finite, decided, update_op, scale))
+             for opt, own, own_finite, decided in zip(optimizers, checked, finite, decisions)]
+  counted = None
+  if global_step is not None:
+    with tf.control_dependencies([op for op in applied if op is not None]):
+      counted = conditional_apply.cond(tf.reduce_any(tf.stack(decisions)), lambda: distribute.group(
+          strategy.extended.update(global_step, lambda variable: tf.assign_add(variable, 1))))
+  train_op = distribute.group(*applied, counted, name=name)
+  if train_op is not None:
+    step.set_train_ops(train_ops + [train_op])
+  return train_op

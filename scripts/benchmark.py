@@ -36,7 +36,8 @@ import tensorflow.compat.v1 as tf
 import tqdm
 
 import mp_compat
-from mp_compat import buckets
+from mp_compat import finite_check
+from mp_compat import gradients
 
 NATIVE = tf.train.experimental
 OPTIMIZERS = {"sgd": lambda base: base(tf.train.GradientDescentOptimizer)(1e-6),
@@ -142,7 +143,7 @@ class Looking:
   def minimize(self, loss, var_list):
     pairs = self._opt.compute_gradients(loss, var_list=var_list)
     seen = tf.get_variable("seen", initializer=False)
-    looked = seen.assign(buckets.Buckets([grad for grad, _ in pairs]).all_finite())
+    looked = seen.assign(finite_check.all_finite(gradients.values_of([grad for grad, _ in pairs])))
     return tf.group(self._opt.apply_gradients(pairs), looked)
 
 

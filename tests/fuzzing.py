@@ -29,12 +29,35 @@ CLIPS = {
 }
 
 
+# Where the gradients are computed; they are applied outside.
+CONTEXTS = {
+    "cond": lambda compute, flag: tf.cond(flag, compute, lambda: [g * 2. for g in compute()]),
+    "while_loop": lambda compute, flag: tf.while_loop(
+        lambda i, *grads: i < 2, lambda i, *grads: [i + 1] + compute(),
+        [0] + [tf.zeros_like(g) for g in compute()])[1:],
+    "cond in cond": lambda compute, flag: tf.cond(
+        flag, lambda: tf.cond(flag, compute, compute), lambda: [g * .5 for g in compute()]),
+}
+
+# What is passed to apply_gradients in place of a computed gradient.
+KINDS = {
+    "tensor": lambda grad, variable: grad,
+    "assigned": lambda grad, variable: tf.identity(tf.Variable(
+        tf.zeros(variable.shape), trainable=False, use_resource=True,
+        collections=[tf.GraphKeys.LOCAL_VARIABLES]).assign(tf.convert_to_tensor(grad))),
+    "array": lambda grad, variable: np.full(variable.shape.as_list(), .125, np.float32),
+    "list": lambda grad, variable: np.full(variable.shape.as_list(), -.25).tolist(),
+    "dropped": lambda grad, variable: None,
+}
+
+
 class Variable(NamedTuple):
   """A variable, and the term of the loss that it is in, each with an input `x` of the same shape (`TERMS`)."""
 
   shape: Tuple[int, ...]
   term: str
   resource: bool
+  kind: str = "tensor"  # of its gradient (`KINDS`)
 
 
 class Case(NamedTuple):
@@ -50,6 +73,9 @@ class Case(NamedTuple):
   global_step: Optional[str]  # of what kind
   between: Optional[str]  # what is done between computing and applying
   strategy: Optional[str]
+  context: Optional[str]  # in which the gradients are computed (`CONTEXTS`)
+  fed: bool  # whether a second run feeds the gradients that a first one computed
+  reverse: bool  # whether pairs are passed in another order
   control_flow: int
   rewriting: bool  # whether graph optimization may do arithmetic
   seed: int  # of inputs and initial values
@@ -76,9 +102,10 @@ def cases(draw):
   strategy = draw(st.sampled_from([None, None] + sorted(STRATEGIES)))
   resource = st.just(True) if strategy else st.booleans()
   variables = tuple(
-      Variable(shape, draw(st.sampled_from(sparse if shape else dense)), draw(resource))
+      Variable(shape, draw(st.sampled_from(sparse if shape else dense)), draw(resource),
+               draw(st.sampled_from(["tensor"] * 6 + sorted(KINDS))) if not strategy else "tensor")
       for shape in draw(st.lists(shapes, min_size=1, max_size=draw(st.sampled_from([3, 20])))))
-  if all(variable.term == "unused" for variable in variables):
+  if all(variable.term == "unused" or variable.kind == "dropped" for variable in variables):
     variables += (Variable((2,), "square", True),)
   loss_scale = draw(st.one_of(
       st.sampled_from([(1.,), (1024.,), (3.,)]),
@@ -101,6 +128,8 @@ def cases(draw):
       colocate=draw(st.booleans()), grad_loss=draw(st.sampled_from([None, None, 2.5])),
       global_step=draw(st.sampled_from([None, "resource"] + ["reference"] * (not strategy))),
       between=between, strategy=strategy,
+      context=None if strategy else draw(st.sampled_from([None] * 3 + sorted(CONTEXTS))),
+      fed=not strategy and draw(st.sampled_from([False, False, True])), reverse=draw(st.booleans()),
       control_flow=draw(st.sampled_from([1, 2])),
       # Rewriting draws a factor out of a sum, or two constants into one, as the graph around allows.
       rewriting=between != "scale" and not {3., 1.5, 1000.}.intersection(loss_scale) and draw(st.booleans()),
@@ -127,6 +156,8 @@ def train(case: Case, api: Any, control_flow: int) -> Any:
     strategy = STRATEGIES[case.strategy]() if case.strategy else None
     replicas = strategy.num_replicas_in_sync if strategy else 1
     inputs = [tf.placeholder(tf.float32, (replicas,) + variable.shape) for variable in case.variables]
+    flag = tf.placeholder(tf.bool, [])
+    computed = []
 
     def step():
       replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -134,13 +165,26 @@ def train(case: Case, api: Any, control_flow: int) -> Any:
       optimizer = api.MixedPrecisionLossScaleOptimizer(
           testing.OPTIMIZERS[case.optimizer](),
           case.loss_scale[0] if len(case.loss_scale) == 1 else api.DynamicLossScale(*case.loss_scale))
-      grads, variables = zip(*optimizer.compute_gradients(
-          loss_of(case, xs), gate_gradients=case.gate_gradients, aggregation_method=case.aggregation_method,
-          colocate_gradients_with_ops=case.colocate,
-          grad_loss=None if case.grad_loss is None else tf.constant(case.grad_loss)))
+      variables = variables_of(case)
+
+      def compute():
+        pairs = optimizer.compute_gradients(
+            loss_of(case, variables, xs), variables, gate_gradients=case.gate_gradients,
+            aggregation_method=case.aggregation_method, colocate_gradients_with_ops=case.colocate,
+            grad_loss=None if case.grad_loss is None else tf.constant(case.grad_loss))
+        return [grad for grad, _ in pairs]
+
+      def compute_dense():
+        return [tf.zeros_like(variable) if grad is None else tf.convert_to_tensor(grad)
+                for grad, variable in zip(compute(), variables)]
+
+      grads = CONTEXTS[case.context](compute_dense, flag) if case.context else compute()
+      computed.extend(grad for grad in grads if isinstance(grad, tf.Tensor))
       if case.between:
         grads = CLIPS[case.between](grads)
-      return optimizer.apply_gradients(zip(grads, variables), global_step)
+      pairs = [(None if grad is None else KINDS[each.kind](grad, variable), variable)
+               for each, grad, variable in zip(case.variables, grads, variables)]
+      return optimizer.apply_gradients(reversed(pairs) if case.reverse else pairs, global_step)
 
     with strategy.scope() if strategy else contextlib.nullcontext():
       global_step = None
@@ -151,10 +195,14 @@ def train(case: Case, api: Any, control_flow: int) -> Any:
     everything = [copy for v in tf.global_variables() for copy in copies(strategy, v)]
     names = ["{} on {}".format(testing.plain_name(v), v.device) for v in everything]
     with tf.Session(config=config_of(case)) as sess:
-      sess.run(tf.global_variables_initializer())
+      sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
       history = []
-      for feed in feeds(case, replicas):
-        sess.run(train_op, dict(zip(inputs, feed)))
+      for number, values in enumerate(feeds(case, replicas)):
+        feed = dict(zip(inputs, values))
+        feed[flag] = number % 3 > 0
+        if case.fed:
+          feed.update(zip(computed, sess.run(computed, feed)))
+        sess.run(train_op, feed)
         history.append(dict(zip(names, sess.run(everything))))
   return history
 
@@ -171,15 +219,19 @@ def copies(strategy, variable):
   return strategy.experimental_local_results(variable) if strategy else [variable]
 
 
-def loss_of(case, xs):
-  """The loss of one replica: a term for each variable, all of them made here."""
+def variables_of(case):
   random = np.random.RandomState(case.seed)
   made = []
   for number, variable in enumerate(case.variables):
     with tf.variable_scope("", use_resource=variable.resource):
       made.append(tf.get_variable("w{}".format(number), initializer=np.float32(random.uniform(-2, 2, variable.shape))))
+  return made
+
+
+def loss_of(case, variables, xs):
+  """The loss of one replica: a term for each variable."""
   return tf.add_n([tf.reduce_sum(TERMS[variable.term](w, x, previous))
-                   for variable, w, x, previous in zip(case.variables, made, xs, made[:1] + made)])
+                   for variable, w, x, previous in zip(case.variables, variables, xs, variables[:1] + variables)])
 
 
 def feeds(case, replicas):

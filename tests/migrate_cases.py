@@ -89,6 +89,13 @@ REWRITTEN = {
                           "import mp_compat\nfrom .env import tf\nmp_compat.LossScale\n"),
     "imported already": ("import mp_compat\nimport tensorflow as tf\ntf.train.experimental.LossScale\n",
                          "import mp_compat\nimport tensorflow as tf\nmp_compat.LossScale\n"),
+    "private attributes in a block": ("import tensorflow as tf\nopt = tf.train.AdamOptimizer()\nwith scope():\n"
+                                      "  opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
+                                      "print(opt._optimizer)\n",
+                                      "import mp_compat\nimport tensorflow as tf\nopt = tf.train.AdamOptimizer()\n"
+                                      "with scope():\n"
+                                      "  opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
+                                      "print(opt.inner_optimizer)\n"),
     "private attributes": ("import tensorflow as tf\n"
                            "opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
                            "print(opt._optimizer, opt._loss_scale())\n",
@@ -137,6 +144,30 @@ DECISIONS = [
     ("horovod", "def wrap(optimizer):\n  return hvd.DistributedOptimizer(optimizer)"),
     ("sync-replicas", "sync = tf.train.SyncReplicasOptimizer(a, 3)\n"
                       "opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(sync, 'dynamic')"),
+    ("sync-replicas", "opt = tf.train.SyncReplicasOptimizer(sgd, 2)\n"
+                      "opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')"),
+    ("sync-replicas", "def f(opt):\n  if several:\n    opt = tf.train.SyncReplicasOptimizer(opt, 2)\n  else:\n"
+                      "    opt = tf.train.AdamOptimizer()\n"
+                      "  opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')"),
+    ("sync-replicas", "opt = tf.train.SyncReplicasOptimizer(tf.train.AdamOptimizer(), 2)\nopt = Averaging(opt)\n"
+                      "opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt=opt, loss_scale='dynamic')"),
+    ("sync-replicas", "def f(self, opt):\n  self._opt = tf.train.SyncReplicasOptimizer(opt, 2)\n"
+                      "  self._opt = mp_compat.MixedPrecisionLossScaleOptimizer(self._opt, 'dynamic')"),
+    ("wrapped-twice", "opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(sgd)\n"
+                      "opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')"),
+    ("wrapped-twice", "opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(sgd)\n"
+                      "opt = tf.contrib.mixed_precision.LossScaleOptimizer(opt, manager)"),
+    ("wrapped-twice", "def f(opt):\n  if rewrite:\n    opt = mp_compat.enable_mixed_precision_graph_rewrite(opt)\n"
+                      "  return tf.keras.mixed_precision.experimental.LossScaleOptimizer(Averaging(opt), 'dynamic')"),
+    ("subclass", "class Mine(tf.train.experimental.DynamicLossScale):\n  def update(self, grads): return None, True"),
+    ("subclass", "class Mine(tf.mixed_precision.experimental.LossScale):\n  def __call__(self): return 8."),
+    ("isinstance", "isinstance(x, tf.keras.mixed_precision.experimental.LossScaleOptimizer)"),
+    ("isinstance", "isinstance(x, (int, tf.mixed_precision.experimental.DynamicLossScale))"),
+    ("isinstance", "if yes:\n  x = mp_compat.FixedLossScale(8.)\nelse:\n  x = model.loss_scale()\n"
+                   "isinstance(x, mp_compat.FixedLossScale)"),
+    ("isinstance", "issubclass(cls, tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer)"),
+    ("private-state", "def f(opt):\n  if yes:\n    opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n"
+                      "  else:\n    opt = Another(opt)\n  return opt._optimizer"),
     ("private-state", "opt._loss_scale = 3"),
     ("private-state", "sess.run(opt.loss_scale._num_good_steps)"),
     ("private-state", "class Mine(mp_compat.MixedPrecisionLossScaleOptimizer):\n  def f(self): return self._optimizer"),
@@ -154,17 +185,47 @@ DECISIONS = [
     ("unresolved", "module.DynamicLossScale()"),
     ("unresolved", "from tensorflow.train.experimental import *"),
     ("text", "mock.patch('tensorflow.python.training.experimental.loss_scale.DynamicLossScale')"),
+    ("text", "module = importlib.import_module('tf.compat.v1.mixed_precision')"),
+    ("text", "config = {'scale': 'tf.compat.v1.mixed_precision.experimental.DynamicLossScale'}"),
+    ("text", "x = load('tensorflow.keras.mixed_precision.experimental.' + name)"),
+    ("text", "x = load(f'tensorflow.keras.mixed_precision.experimental.{name}')"),
+    ("text", "x = load('tensorflow.python.training.' 'experimental.loss_scale')"),
+    ("text", "x = operator.attrgetter('train.experimental.MixedPrecisionLossScaleOptimizer')(tf)"),
 ]
 
 NO_DECISIONS = [
     "def f():\n  'Like tf.contrib.mixed_precision.'",
     "opt = mp_compat.MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(sgd), 'dynamic')",
     "x = hvd.DistributedOptimizer(sgd)\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')",
+    "opt = hvd.DistributedOptimizer(sgd)\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
+    "def f(opt):\n  opt = hvd.DistributedOptimizer(opt) if several else opt\n"
+    "  opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n  return opt",
+    "def f(self, opt):\n  self.opt = hvd.DistributedOptimizer(opt)\n"
+    "  self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(self.opt, 'dynamic')",
+    "def f(self, opt):\n  self.opt = tf.train.SyncReplicasOptimizer(opt, 2)\ndef g(self):\n"
+    "  self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(self.opt, 'dynamic')",
+    "x = Averaging(hvd.DistributedOptimizer(sgd))\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')",
+    "def f(opt):\n  if sync:\n    opt = tf.train.SyncReplicasOptimizer(opt, 2)\n  else:\n"
+    "    opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
+    "opt = tf.train.SyncReplicasOptimizer(opt, 2)\nopt = tf.train.AdamOptimizer()\n"
+    "opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
+    "a = tf.train.AdamOptimizer()\na = mp_compat.MixedPrecisionLossScaleOptimizer(a, 'dynamic')\n"
+    "a = tf.train.SyncReplicasOptimizer(a, 2)",
+    "def f(opt):\n  if rewrite:\n    opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(opt)\n  else:\n"
+    "    opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
+    "class Mine(mp_compat.DynamicLossScale):\n  def __init__(self, x): pass\n  def get_config(self): return {}",
+    "class Mine(Another):\n  def update(self, grads): return None, True",
+    "isinstance(opt, tf.train.experimental.MixedPrecisionLossScaleOptimizer)",
+    "isinstance(x, (int, tf.train.AdamOptimizer))",
+    "isinstance(x, tf.contrib.mixed_precision.LossScaleManager)",
     "def f(x):\n  return tf.clip_by_value(x, -1., 1.)",
     "sess.run(global_step.assign(0))",
     "opt.apply_gradients(opt.compute_gradients(loss), global_step=global_step)",
     "s = mp_compat.DynamicLossScale()\ns = mp_compat.DynamicLossScale()",
     "sync = tf.train.SyncReplicasOptimizer(opt, 3)",
     "if hasattr(module, 'something'): pass",
+    "x = 'tf.train.experimental.PythonState', 'tensorflow.keras.mixed_precision.experimental.Policy'",
+    "x = 'tf.keras.mixed_precision', 'mp_compat.contrib.mixed_precision.LossScaleOptimizer', 'mixed_precision'",
+    "import importlib\nx = importlib.import_module('tensorflow.contrib.mixed_precision')",
     "def f(**rest):\n  return mp_compat.MixedPrecisionLossScaleOptimizer(loss_scale='dynamic')",
 ]

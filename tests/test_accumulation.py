@@ -191,3 +191,45 @@ def test_eager_mode_is_refused():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
   with testing.eager_mode(), pytest.raises(RuntimeError, match="is for graphs"):
     mp_compat.GradientAccumulator(opt).add([])
+
+
+STRATEGIES = {
+    "mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+    "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
+        compute_devices=testing.TWO_CPUS, parameter_device="/cpu:0"),
+    "one worker": tf.distribute.experimental.MultiWorkerMirroredStrategy,
+}
+
+
+@pytest.mark.parametrize("skip", ["window", "micro_batch"])
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_sparse_gradients_are_accumulated_in_replicas(name, skip):
+  strategy = STRATEGIES[name]()
+  replicas = strategy.num_replicas_in_sync
+  x = tf.placeholder(tf.float32, [replicas])
+
+  def step():
+    own = x[tf.distribute.get_replica_context().replica_id_in_sync_group]
+    table = tf.get_variable("table", [4], initializer=tf.zeros_initializer())
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
+    window = mp_compat.GradientAccumulator(opt, skip)
+    add_op = window.add(opt.compute_gradients(tf.reduce_sum(tf.gather(table, [1, 1, 2])) * own, [table]))
+    return add_op, window.apply_gradients(window.mean()), table.read_value()
+
+  with strategy.scope():
+    add_op, train_op, table = strategy.extended.call_for_each_replica(step)
+  add_op, train_op = strategy.group(add_op), strategy.group(train_op)
+  table = strategy.experimental_local_results(table)[0]
+  expected = np.zeros(4)
+  with testing.session() as sess:
+    sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    for window in [[1., 3.], [2., 2.], [1., np.inf, 3.]]:
+      for value in window:
+        # Only the first replica overflows.
+        sess.run(add_op, {x: [value] + [1.] * (replicas - 1)})
+      sess.run(train_op)
+      own, others = np.array(window), np.ones(len(window))
+      if np.isfinite(own).all() or skip == "micro_batch":
+        mean = own[np.isfinite(own)].mean() + others.mean() * (replicas - 1)
+        expected -= mean * np.array([0., 2., 1., 0.])
+      np.testing.assert_array_equal(sess.run(table), expected)

@@ -166,7 +166,7 @@ rows(
      ValueError, "must return a scalar bool"),
     (lambda job: job.opt.scale_loss(tf.constant(1)), ValueError, "Invalid type tf.int32"),
     (lambda job: wrapped(8.).unscale_gradients([job.x]), RuntimeError, "scale_loss\\(\\) was not called in this graph"),
-    (lambda job: job.opt.gradients_finite, RuntimeError, "verdict of apply_gradients.*Build the train op first"),
+    (lambda job: job.opt.gradients_finite, RuntimeError, "finite check in apply_gradients.*Build the train op first"),
     (lambda job: job.opt.no_such_thing, AttributeError, "no_such_thing"),
 )
 
@@ -188,7 +188,8 @@ rows(
     (lambda job: mp_compat.GradientAccumulator(job.opt).mean(), RuntimeError, "no gradients in this graph.*first"),
     (lambda job: mp_compat.GradientAccumulator(job.opt).apply_gradients([(job.x, job.w)]), RuntimeError,
      "no gradients in this graph.*first"),
-    (lambda job: mp_compat.GradientAccumulator(job.opt).add([(None, job.w)]), ValueError, "No gradients to accumulate"),
+    (lambda job: mp_compat.GradientAccumulator(job.opt).add([(None, job.w)]), ValueError,
+     "No gradients provided for any variable"),
     (accumulated(lambda job: tf.placeholder(tf.float32)), ValueError, "static shape only, but v:0 has the shape"),
     (added_twice, ValueError, "added to already in this graph"),
     (lambda job: mp_compat.apply_gradients_together([]), ValueError, "nothing to apply.*but got none"),
@@ -198,7 +199,7 @@ rows(
      ValueError, "same loss scale, but got .*Give one LossScale to all"),
     (lambda job: mp_compat.apply_gradients_together([(sgd(), [(job.x, job.w)])]), ValueError, "MixedPrecision.*same"),
     (lambda job: mp_compat.apply_gradients_together([(wrapped(8., skip_nonfinite=False), [(job.x, job.w)])]),
-     ValueError, "need a verdict, but .*skip_nonfinite=False"),
+     ValueError, "need the finite check, but .*skip_nonfinite=False"),
     (lambda job: contrib.FixedLossScaleManager(.5), ValueError, "at least 1.*got 0.5"),
     (lambda job: contrib.FixedLossScaleManager(NAN), ValueError, "at least 1.*got nan"),
     (lambda job: contrib.LossScaleOptimizer(sgd(), 8), ValueError, "must be a mp_compat.contrib.*Manager, but got 8"),

@@ -82,3 +82,34 @@ def test_the_saver_restores_an_object_based_checkpoint_as_tensorflows_does(tmp_p
     sess.run(v.assign(5.))
     mp_compat.checkpoints.Saver([v]).restore(sess, path)
     assert sess.run(v) == 3.
+
+
+class SortsItsSlots(mp_compat.MixedPrecisionLossScaleOptimizer):
+  """A subclass around `get_slot_names`."""
+
+  def get_slot_names(self):
+    return sorted(super().get_slot_names())
+
+
+def logs_slot_names(opt):
+  """A decorator around `get_slot_names`."""
+  get_slot_names = opt.get_slot_names
+  opt.get_slot_names = lambda: list(get_slot_names())
+  return opt
+
+
+@pytest.mark.parametrize("make", [
+    SortsItsSlots, lambda *args: logs_slot_names(mp_compat.MixedPrecisionLossScaleOptimizer(*args))])
+def test_checkpoints_save_subclasses_of_get_slot_names(make, tmp_path):
+  with tf.Graph().as_default(), testing.session() as sess:
+    w = tf.get_variable("w", initializer=[1., 2.], use_resource=True)
+    opt = make(tf.train.AdamOptimizer(.1), 8.)
+    opt.minimize(tf.reduce_sum(w * w))
+    names = opt.get_slot_names()
+    assert names == ["m", "v"] and opt.get_slot(w, names[0]).op.name == "w/Adam"
+    sess.run(tf.global_variables_initializer())
+    path = tf.train.Checkpoint(w=w, optimizer=opt).save(str(tmp_path / "checkpoint"), session=sess)
+    assert opt.get_slot(w, opt.get_slot_names()[1]).op.name == "w/Adam_1"
+  slots = [key for key, _ in tf.train.list_variables(path) if ".OPTIMIZER_SLOT" in key]
+  assert sorted(slots) == ["w/.OPTIMIZER_SLOT/optimizer/base_optimizer/{}/.ATTRIBUTES/VARIABLE_VALUE".format(name)
+                           for name in "mv"]

@@ -147,6 +147,15 @@ def test_gradients_that_were_never_scaled_are_noticed_once(warnings):
   assert "never scaled" in warnings[0] and "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss)" in warnings[0]
 
 
+def test_unscaled_gradients_are_warned_about_in_each_graph(warnings):
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  for number, use in enumerate([opt.minimize, lambda loss: opt.apply_gradients(
+      zip(tf.gradients(loss, tf.trainable_variables()), tf.trainable_variables()))] * 2):
+    with tf.Graph().as_default():
+      use(linear()[2])
+    assert len(warnings) == (number + 1) // 2
+
+
 def test_the_remedy_works_and_silences_the_warning(warnings):
   variables, xs, loss = linear(tf.float16)
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 2. ** 10)
@@ -237,3 +246,42 @@ def test_summaries_work_with_any_loss_scale_and_on_replicas(loss_scale):
     sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
     sess.run(train_op)
     assert set(sess.run(strategy.experimental_local_results(tf.local_variables()[0]))) == {1}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_gradients_in_loops_cannot_be_reported(version):
+  with tf.Graph().as_default(), testing.control_flow(version):
+    _, xs, loss = linear()
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+
+    def body(i):
+      with tf.control_dependencies([opt.minimize(linear()[2])]):
+        return i + 1
+
+    del xs, loss
+    with tf.variable_scope("loop"):
+      tf.while_loop(lambda i: i < 2, body, [0])
+    with pytest.raises(RuntimeError, match="inside a loop or a function, whose gradients cannot be read from outside"):
+      mp_compat.nonfinite_gradients(opt)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("scaled_in_branch", [True, False])
+def test_losses_and_gradients_scale_in_different_contexts(scaled_in_branch, version):
+  """The scale that was read in a branch cannot be read outside of it; it is read again."""
+  with tf.Graph().as_default(), testing.control_flow(version):
+    variables, xs, loss = linear()
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1.), mp_compat.DynamicLossScale(8.))
+    flag = tf.placeholder_with_default(True, [])
+    if scaled_in_branch:
+      scaled = tf.cond(flag, lambda: opt.scale_loss(loss), lambda: opt.scale_loss(loss * 2.))
+      grads = opt.unscale_gradients(tf.gradients(scaled, variables))
+    else:
+      scaled = opt.scale_loss(loss)
+      grads = tf.cond(flag, lambda: opt.unscale_gradients(tf.gradients(scaled, variables)),
+                      lambda: [tf.zeros_like(variable) for variable in variables])
+    train_op = opt.apply_gradients(zip(grads, variables))
+    with testing.session() as sess:
+      sess.run(tf.global_variables_initializer())
+      sess.run(train_op, dict(zip(xs, [[1., 2., 3.]] * 2)))
+      np.testing.assert_array_equal(sess.run(variables), [[-1., -2., -3.]] * 2)

@@ -28,7 +28,8 @@ def on_replicas(strategy, function):
 def test_all_replicas_must_agree(strategy):
   values, x = on_replicas(strategy, tf.identity)
   with strategy.scope():
-    agreed = distribute.all_replicas(lambda value: tf.reduce_all(tf.is_finite(value)), values)
+    agreed = distribute.all_replicas(distribute.call_for_each_replica(
+        lambda value: tf.reduce_all(tf.is_finite(value)), values))
   with testing.session() as sess:
     answers = [sess.run(agreed, {x: inputs}) for inputs in [[GOOD, GOOD], [GOOD, BAD], [BAD, GOOD], [BAD, BAD]]]
   assert agreed.shape == [] and answers == [True, False, False, False]
@@ -37,7 +38,7 @@ def test_all_replicas_must_agree(strategy):
 def test_without_a_strategy_one_replica_decides():
   x = tf.placeholder(tf.float32, [])
   with testing.session() as sess:
-    assert sess.run(distribute.all_replicas(tf.is_finite, x), {x: 1.})
+    assert sess.run(distribute.all_replicas(tf.is_finite(x)), {x: 1.})
 
 
 def test_a_replica_alone_cannot_ask_for_agreement(strategy):
@@ -133,3 +134,32 @@ def test_tpus_are_refused_before_anything_is_built():
       with pytest.raises(ValueError, match=words):
         build()
   assert len(tf.get_default_graph().get_operations()) == before
+
+
+STRATEGIES = {
+    "none": tf.distribute.get_strategy,
+    "one device": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+    "mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+    "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
+        compute_devices=testing.TWO_CPUS, parameter_device="/cpu:0"),
+}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_counters_in_variable_scopes_keep_their_names(name, version):
+
+  def names(wrap):
+
+    def step():
+      with tf.variable_scope("outer"), tf.variable_scope("net"):
+        w = tf.get_variable("w", [2], initializer=tf.ones_initializer())
+        return wrap(tf.train.AdamOptimizer(1.)).minimize(tf.reduce_sum(w * w))
+
+    with tf.Graph().as_default(), testing.control_flow(version):
+      strategy = STRATEGIES[name]()
+      with strategy.scope():
+        strategy.extended.call_for_each_replica(step)
+      return sorted(variable.op.name for variable in tf.global_variables())
+
+  assert names(lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.)) == names(lambda opt: opt)

@@ -58,10 +58,10 @@ def test_a_step_is_applied_where_all_processes_say_so_and_the_scale_follows(scal
 
 @pytest.mark.parametrize("reducer", [
     lambda finite: tf.cast(finite, tf.float32), lambda finite: tf.stack([finite, finite]), lambda finite: 1.])
-def test_half_a_yes_is_no_answer(reducer):
+def test_a_reducer_must_return_one_bool(reducer):
   job = testing.Job()
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8., finite_reducer=reducer)
-  with pytest.raises(ValueError, match="finite_reducer must return a scalar bool.*but returned .*half a yes"):
+  with pytest.raises(ValueError, match="finite_reducer must return a scalar bool.*but returned "):
     opt.minimize(job.loss)
 
 

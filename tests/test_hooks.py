@@ -132,7 +132,7 @@ def test_runs_without_the_train_op_are_not_looked_at(job):
     assert hook.attempted == 2
 
 
-def test_it_fetches_one_scalar_and_the_report_in_the_last_step_only(job):
+def test_the_report_is_fetched_in_the_last_step_only(job):
   job = job(8.)
   fetched = []
 
@@ -141,7 +141,7 @@ def test_it_fetches_one_scalar_and_the_report_in_the_last_step_only(job):
     def before_run(self, run_context):
       args = super().before_run(run_context)
       fetched.append(sorted(args.fetches))
-      assert args.fetches["status"].shape == []
+      assert args.fetches["status"].shape == [2]
       return args
 
   with pytest.raises(mp_compat.LossScaleStalledError):
@@ -219,3 +219,124 @@ def test_a_hook_without_a_train_op_is_told_so(job):
   for hook in [mp_compat.LossScaleHook(opt), mp_compat.StopAtAttemptHook(opt, 1)]:
     with pytest.raises(RuntimeError, match="has no train op in this graph yet"):
       hook.begin()
+
+
+class InControlFlow:
+  """A train op that runs where `go` says so: a branch, a branch in a branch, or three times in a loop."""
+
+  def __init__(self, kind, **kwargs):
+    self.w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
+    with tf.variable_scope("", use_resource=True):
+      tf.train.get_or_create_global_step()
+    self.x, self.go = tf.placeholder(tf.float32, [2]), tf.placeholder_with_default(True, [])
+    self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+        tf.train.GradientDescentOptimizer(1.), mp_compat.DynamicLossScale(8., 100), **kwargs)
+    if kind == "while_loop":
+      self.train_op = tf.while_loop(lambda i: i < 3, self._step, [0])
+    else:
+      branch = self._step if kind == "cond" else lambda: tf.cond(self.go, self._step, lambda: 0)
+      self.train_op = tf.cond(self.go, branch, lambda: 0)
+
+  def _step(self, i=0):
+    with tf.control_dependencies([self.opt.minimize(tf.reduce_sum(self.w * self.x), tf.train.get_global_step())]):
+      return tf.add(i, 1)
+
+  def run(self, hooks, steps, fetch=()):
+    fetched = []
+    with tf.train.MonitoredTrainingSession(hooks=hooks, log_step_count_steps=None) as sess:
+      for x, go in steps:
+        if sess.should_stop():
+          break
+        fetched.append(sess.run({"train": self.train_op, 0: fetch}, {self.x: x, self.go: go})[0])
+    return fetched
+
+
+BRANCHES = [(GOOD, True), (BAD, False), (BAD, True), (GOOD, False), (BAD, True), (GOOD, True)]
+
+
+@pytest.mark.parametrize("kind", ["cond", "nested cond"])
+def test_hooks_count_executed_branches_only(kind):
+  with tf.Graph().as_default(), testing.control_flow(1):
+    job = InControlFlow(kind)
+    hook = mp_compat.LossScaleHook(job.opt, counters_in_graph=True)
+    runs = job.run([hook, mp_compat.StopAtAttemptHook(job.opt, 3)], BRANCHES)
+    assert (hook.attempted, hook.skipped, len(runs)) == (3, 2, 5)
+
+
+@pytest.mark.parametrize("kind", ["cond", "nested cond"])
+def test_a_stall_in_a_branch_names_its_gradients(kind):
+  with tf.Graph().as_default(), testing.control_flow(1):
+    job = InControlFlow(kind)
+    hook = mp_compat.LossScaleHook(job.opt, max_consecutive_skips=2)
+    with pytest.raises(mp_compat.LossScaleStalledError, match=r"w:0: 0 NaN, 1 inf, the largest of the others 2\b"):
+      job.run([hook], BRANCHES)
+    assert (hook.attempted, hook.skipped) == (3, 2)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_hooks_count_steps_in_loops_with_summaries(version):
+  with tf.Graph().as_default(), testing.control_flow(version):
+    job = InControlFlow("while_loop", add_summaries=True)
+    hook = mp_compat.LossScaleHook(job.opt)
+    runs = job.run([hook, mp_compat.StopAtAttemptHook(job.opt, 6)], [(GOOD, True), (BAD, True), (GOOD, True)])
+    assert (hook.attempted, hook.skipped, len(runs)) == (6, 3, 2)
+
+
+def test_hooks_count_steps_in_branch_functions_with_summaries():
+  with tf.Graph().as_default(), testing.control_flow(2):
+    job = InControlFlow("cond", add_summaries=True)
+    hook = mp_compat.LossScaleHook(job.opt, max_consecutive_skips=2)
+    with pytest.raises(mp_compat.LossScaleStalledError, match="unknown, because the train op is inside a loop"):
+      job.run([hook], BRANCHES)
+    assert (hook.attempted, hook.skipped) == (3, 2)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_hooks_say_that_loops_cannot_be_counted(version, monkeypatch):
+  lines = []
+  monkeypatch.setattr(logging, "warning", lambda text, *args: lines.append(text % args))
+  with tf.Graph().as_default(), testing.control_flow(version):
+    job = InControlFlow("while_loop")
+    assert len(job.run([mp_compat.LossScaleHook(job.opt)], [(GOOD, True)] * 2)) == 2
+    assert len(lines) == 1 and "add_summaries=True" in lines[0]
+    with pytest.raises(ValueError, match="cannot count the steps .* add_summaries=True"):
+      mp_compat.StopAtAttemptHook(job.opt, 1).begin()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("kind", ["cond", "while_loop"])
+def test_summaries_in_control_flow_show_the_last_step(kind, version):
+  with tf.Graph().as_default(), testing.control_flow(version):
+    job = InControlFlow(kind, add_summaries=True)
+    merged = tf.summary.merge_all()
+    with testing.session() as sess:
+      sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+      for x, go in [(GOOD, True), (BAD, True)]:
+        sess.run(job.train_op, {job.x: x, job.go: go})
+      values = {value.tag: value.simple_value for value in tf.Summary.FromString(sess.run(merged)).value}
+  assert values["loss_scale/applied"] == 0.
+  assert values["loss_scale/skipped_steps"] == (1. if kind == "cond" else 3.)
+  assert values["loss_scale/scale"] == (8. if kind == "cond" else 2.)
+
+
+def test_fetches_may_be_any_structure(job):
+  job = job(8.)
+  hook = mp_compat.LossScaleHook(job.opt)
+  with tf.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as sess:
+    for fetch in [{"a": job.train_op, 1: job.w}, (job.w, [{2: [job.train_op.name], "b": "w:0"}])]:
+      sess.run(fetch, {job.x: GOOD})
+    sess.run({"a": job.w, 1: job.w})
+  assert hook.attempted == 2
+
+
+class NeverApplies(mp_compat.DynamicLossScale):
+  """Skips steps that are finite."""
+
+  def update(self, grads):
+    return super().update(grads)[0], tf.constant(False)
+
+
+def test_a_stall_by_the_loss_scale_is_named(job):
+  job = job(NeverApplies(8.))
+  with pytest.raises(mp_compat.LossScaleStalledError, match="none; the loss scale itself decided to skip"):
+    job.run([mp_compat.LossScaleHook(job.opt, min_scale_patience=2)], [GOOD] * 9)

@@ -11,57 +11,17 @@ import mp_compat
 
 PACKAGE = os.path.dirname(mp_compat.__file__)
 
-# What each module may import of this package, and from elsewhere.
-RULES = {
-    "update_rule": (set(), {"math", "typing"}),
-    "_compat": (set(), {"contextlib", "functools", "sys", "typing", "weakref", "tensorflow"}),
-    "gradients": ({"_compat"}, {"typing"}),
-    "buckets": ({"_compat", "gradients"}, {"typing"}),
-    "distribute": ({"_compat"}, {"typing"}),
-    "variable_scope": ({"_compat"}, {"typing"}),
-    "loss_scale": ({"_compat", "buckets", "distribute", "gradients", "update_rule"},
-                   {"abc", "math", "numbers", "typing"}),
-    "diagnosis": ({"_compat", "gradients"}, {"collections", "typing"}),
-    "hooks": ({"_compat", "diagnosis"}, {"absl", "collections", "typing"}),
-    "dialects": (set(), {"collections", "re", "typing"}),
-    "checkpoints": ({"_compat", "dialects"}, {"collections", "numpy", "os", "re", "shutil", "typing"}),
-    "gating": ({"_compat", "gradients", "loss_scale"}, {"typing"}),
-    "together": ({"_compat", "distribute", "gating", "gradients", "loss_scale", "optimizer"}, {"typing"}),
-    "contrib.__init__": ({"contrib"}, set()),
-    "contrib.mixed_precision": ({"_compat", "loss_scale", "optimizer", "update_rule"}, {"abc", "typing"}),
-    "keras.__init__": ({"keras"}, set()),
-    "keras.experimental": ({"keras"}, {"typing"}),
-    "keras.families": ({"_compat", "keras"}, {"importlib", "typing"}),
-    "keras.keras3": ({"_compat", "gating", "gradients", "loss_scale"}, {"sys", "typing"}),
-    "keras.layout": ({"_compat"}, {"typing"}),
-    "keras.loss_scale_optimizer": ({"_compat", "distribute", "gating", "gradients", "keras", "loss_scale"},
-                                   {"absl", "functools", "threading", "typing"}),
-    "keras.newer": ({"_compat", "gating", "keras"}, {"contextlib", "typing"}),
-    "keras.optimizer_v2": ({"_compat", "gating", "gradients", "keras"}, {"contextlib", "typing"}),
-    "keras.scale_value": ({"_compat"}, {"numpy", "typing"}),
-    "accumulation": ({"_compat", "buckets", "gating", "gradients", "optimizer"}, {"typing"}),
-    "horovod": ({"_compat", "gradients", "loss_scale"}, {"horovod", "sys", "typing"}),
-    "summaries": ({"_compat"}, {"typing"}),
-    "sync_replicas": ({"_compat", "gradients"}, {"typing"}),
-    "optimizer": ({"_compat", "buckets", "diagnosis", "distribute", "gating", "gradients", "hooks", "horovod",
-                   "loss_scale", "summaries", "sync_replicas"}, {"absl", "typing"}),
-    "plot": ({"_compat"}, {"bisect", "matplotlib", "numpy", "os", "typing"}),
-    "graph_rewrite": ({"_compat", "keras", "optimizer"}, {"contextlib", "typing"}),
-    "installation": ({"_compat", "old_names"}, {"importlib", "mp_compat", "operator", "re", "sys", "types", "typing"}),
-    "old_names": (set(), {"typing"}),
-    "migrate.__init__": ({"migrate"}, {"libcst", "os", "re", "tempfile", "typing"}),
-    "migrate.containers": ({"migrate"}, {"itertools", "json", "libcst", "re", "typing"}),
-    "migrate.decisions": ({"migrate", "old_names"}, {"libcst", "re", "typing"}),
-    "migrate.names": ({"old_names"}, {"libcst", "re", "typing"}),
-    "migrate.report": ({"migrate"}, {"difflib", "json", "os", "typing"}),
-    "migrate.rewrite": ({"migrate"}, {"libcst", "typing"}),
-    "__main__": ({"_compat", "checkpoints", "dialects", "installation", "migrate", "plot"},
-                 {"argparse", "os", "runpy", "sys", "tqdm", "typing"}),
-    "__init__": (set(), {"importlib", "pkgutil", "re", "typing"}),
-    "__init__.pyi": ({"accumulation", "checkpoints", "contrib", "diagnosis", "gradients", "graph_rewrite", "hooks",
-                      "horovod", "installation", "keras", "loss_scale", "optimizer", "together", "variable_scope"},
-                     set()),
-}
+# A module imports only from those before it. Packages stand for all of their modules.
+LAYERS = [
+    "update_rule", "_compat",
+    "gradients", "finite_check", "distribute", "conditional_apply", "variable_scope",
+    "loss_scale", "diagnosis", "hooks", "summaries", "horovod", "sync_replicas", "step", "optimizer",
+    "accumulation", "together",
+    "dialects", "checkpoints", "plot", "contrib", "keras", "graph_rewrite", "conditional_names",
+    "old_names", "installation", "migrate", "__main__",
+    "__init__", "__init__.pyi",
+]
+FIRST_TO_IMPORT = {"tensorflow": {"_compat"}, "libcst": {"migrate"}, "matplotlib": {"plot"}, "horovod": {"horovod"}}
 
 
 def imports(module):
@@ -81,16 +41,23 @@ def imports(module):
   return ours, others
 
 
-def test_every_module_has_a_rule():
-  found = {os.path.relpath(os.path.join(folder, name), PACKAGE)[:-len(".py")].replace(os.sep, ".")
-           for folder, _, names in os.walk(PACKAGE) for name in names if name.endswith(".py")}
-  assert found | {"__init__.pyi"} == set(RULES)
+def modules():
+  return sorted(os.path.relpath(os.path.join(folder, name), PACKAGE)[:-len(".py")].replace(os.sep, ".")
+                for folder, _, names in os.walk(PACKAGE) for name in names if name.endswith(".py"))
 
 
-@pytest.mark.parametrize("module", sorted(RULES))
-def test_a_module_imports_what_its_rule_says(module):
+def test_every_module_has_a_layer():
+  assert {module.partition(".")[0] for module in modules()} | {"__init__.pyi"} == set(LAYERS)
+
+
+@pytest.mark.parametrize("module", modules() + ["__init__.pyi"])
+def test_imports_point_down(module):
+  own = module if module in LAYERS else module.partition(".")[0]
   ours, others = imports(module)
-  assert ours == RULES[module][0] and others <= RULES[module][1]
+  allowed = set(LAYERS[:LAYERS.index(own)]) | ({own} if own != module else set())
+  assert ours <= allowed
+  for name, importers in FIRST_TO_IMPORT.items():
+    assert name not in others or own in importers
 
 
 def test_the_facade_names_everything_public():

@@ -2,6 +2,7 @@
 
 import copy
 
+from absl import logging
 import numpy as np
 import pytest
 
@@ -174,3 +175,26 @@ def test_what_cannot_be_wrapped_is_refused(make, words):
 def test_no_loss_scale_is_refused():
   with pytest.raises(ValueError, match="loss_scale cannot be None.*dynamic"):
     Optimizer(sgd(), None)
+
+
+@pytest.mark.parametrize("attribute", ["_opt", "_optimizer"])
+@pytest.mark.parametrize("value", ["sgd", None, 3, {"name": "sgd"}])
+def test_attributes_named_as_wrappers_name_theirs(attribute, value):
+  inner = tf.train.GradientDescentOptimizer(1.)
+  setattr(inner, attribute, value)
+  with tf.Graph().as_default():
+    job = testing.Job()
+    train_op = mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.).minimize(job.loss)
+    np.testing.assert_array_equal(job.run(train_op, [1., 2.])[0], [-1., -2.])
+
+
+def test_clipping_inside_is_warned_about(monkeypatch):
+  """As tensorflow-privacy's optimizers, which clip in compute_gradients()."""
+  lines = []
+  monkeypatch.setattr(logging, "warning", lambda text, *args: lines.append(text % args))
+  inner = tf.train.GradientDescentOptimizer(1.)
+  mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.)
+  assert not lines
+  inner._dp_sum_query = object()
+  mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.)
+  assert len(lines) == 1 and "before they are unscaled" in lines[0]

@@ -1,5 +1,6 @@
 """The Keras wrapper's surface: both constructors, attributes of both eras, loss_scale as an object and as a tensor."""
 
+import copy
 import logging
 import subprocess
 import sys
@@ -106,8 +107,7 @@ def test_it_is_of_its_family_and_of_both_classes_as_documented(family):
   for opt in (later, earlier):
     assert isinstance(opt, mp_keras.LossScaleOptimizer) and isinstance(opt, family.native)
     assert type(opt).__name__ == "LossScaleOptimizer"
-  assert isinstance(earlier, mp_keras.experimental.LossScaleOptimizer)
-  assert not isinstance(later, mp_keras.experimental.LossScaleOptimizer)
+  assert not issubclass(type(later), mp_keras.experimental.LossScaleOptimizer)
   assert type(mp_keras.LossScaleOptimizer(sgd(family))) is type(later)
 
 
@@ -279,3 +279,54 @@ def test_half_a_step_is_warned_of_once(family, caplog):
   assert "without get_unscaled_gradients() before it" in scaled
   unscaled, = warnings("get_unscaled_gradients")
   assert "without get_scaled_loss() before it" in unscaled
+
+
+@each_family
+def test_wrappers_of_keras_are_instances_of_the_stand_ins(family):
+  """A program asks this of `model.optimizer`, which Model.compile may have put into Keras's own wrapper."""
+  native = family.native_dynamic(sgd(family), 8., 4)
+  for stand_in in [mp_keras.LossScaleOptimizer, mp_keras.experimental.LossScaleOptimizer]:
+    assert isinstance(native, stand_in)
+    assert isinstance(mp_keras.LossScaleOptimizer(sgd(family)), stand_in)
+    assert isinstance(mp_keras.experimental.LossScaleOptimizer(sgd(family), "dynamic"), stand_in)
+    for other in [sgd(family), family.native, None, "sgd"]:
+      assert not isinstance(other, stand_in)
+
+
+@each_family
+def test_subclasses_have_instances_of_their_own(family):
+
+  class Subclass(mp_keras.LossScaleOptimizer):
+    pass
+
+  assert isinstance(Subclass(sgd(family)), Subclass)
+  assert not isinstance(mp_keras.LossScaleOptimizer(sgd(family)), Subclass)
+  assert not isinstance(family.native_dynamic(sgd(family), 8., 4), Subclass)
+
+
+@each_family
+def test_a_loss_scale_of_a_wrapper_can_be_copied(family):
+  opt = mp_keras.LossScaleOptimizer(sgd(family), mp_compat.DynamicLossScale(8., 4))
+  for duplicate in [copy.copy(opt.loss_scale), copy.deepcopy(opt.loss_scale)]:
+    assert isinstance(duplicate, mp_compat.DynamicLossScale) and float(duplicate) == 8.
+    assert duplicate.get_config() == opt.loss_scale.get_config() and duplicate is not opt.loss_scale
+
+
+@keras_cases.needs_keras_3
+@pytest.mark.parametrize("overflow", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_keras_3_accumulates_as_in_its_own_wrapper(jit_compile, overflow):
+  keras = tensorflow.keras
+  weights = []
+  for wrap in [lambda opt: keras.optimizers.LossScaleOptimizer(opt, initial_scale=8.),
+               lambda opt: mp_keras.LossScaleOptimizer(opt, mp_compat.DynamicLossScale(8.))]:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    opt = wrap(keras.optimizers.SGD(.1, gradient_accumulation_steps=2))
+    model.compile(opt, "mse", jit_compile=jit_compile)
+    x = np.arange(24, dtype=np.float32).reshape([8, 3]) / 10
+    x[3] = np.inf if overflow else x[3]
+    model.fit(x, np.ones([8, 2], np.float32), batch_size=1, epochs=1, verbose=0, shuffle=False)
+    weights.append(model.get_weights() + [np.array(opt.inner_optimizer.iterations)])
+  for one, other in zip(*weights):
+    np.testing.assert_array_equal(one, other)

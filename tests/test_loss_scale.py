@@ -180,3 +180,18 @@ def test_a_users_loss_scale_works_in_many_graphs():
         sess.run(tf.global_variables_initializer())
         sess.run(update_op)
         assert sess.run(loss_scale()) == 32.
+
+
+def test_subclasses_set_attributes_of_any_name():
+
+  class Subclass(mp_compat.DynamicLossScale):
+
+    def __init__(self):
+      self.increment_period = "many"
+      super().__init__(8., 2)
+      self.min_loss_scale, self.max_loss_scale, self.overflow_tolerance, self.backoff = 4, "high", .05, None
+
+  scale = Subclass()
+  assert scale.increment_period == "many" and scale.overflow_tolerance == .05 and scale.multiplier == 2.
+  assert scale.get_config() == {"initial_loss_scale": 8., "increment_period": 2, "multiplier": 2.}
+  assert mp_compat.DynamicLossScale.backoff is vars(mp_compat.DynamicLossScale)["backoff"]

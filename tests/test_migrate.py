@@ -68,6 +68,32 @@ def test_kinds_that_are_about_gradients_need_a_wrapped_optimizer(tmp_path):
   assert not migrated(code, tmp_path).decisions
 
 
+@pytest.mark.parametrize("name", ["tf.compat.v1.mixed_precision", "tensorflow.keras.mixed_precision.experimental",
+                                  "tensorflow.train.experimental"])
+def test_a_text_is_reported_without_other_old_names(name, tmp_path):
+  found = migrated("module = load('{}')\n".format(name), tmp_path)
+  assert [decision.kind for decision in found.decisions] == ["text"]
+
+
+OPTIONAL = "import tensorflow as tf\ntry:\n  import mp_compat\nexcept ImportError:\n  "
+
+
+@pytest.mark.parametrize("code, kinds", [
+    (OPTIONAL + "mp_compat = None\ntf.train.experimental.LossScale\n", ["name-taken"]),
+    (OPTIONAL + "mp_compat = None\nx = getattr(tf.train.experimental, 'LossScale')\n", ["name-taken"]),
+    (OPTIONAL + "mp_compat = None\nfrom tensorflow.train.experimental import LossScale\n", ["optional-import"]),
+    (OPTIONAL + "found = False\ntf.train.experimental.LossScale\n", ["optional-import"]),
+    (OPTIONAL + "mp_compat = None\nmp_compat and mp_compat.LossScale\n", []),
+    ("import tensorflow as tf\nif mp_compat is None: raise\ntf.train.experimental.LossScale\n", []),
+    ("try:\n  from tensorflow.contrib import mixed_precision\nexcept ImportError:\n  import mp_compat\n", []),
+])
+def test_an_optional_mp_compat_is_a_decision(code, kinds, tmp_path):
+  found = migrated(code, tmp_path)
+  assert [decision.kind for decision in found.decisions] == kinds
+  again = migrated(found.after.decode(), tmp_path)
+  assert [decision.kind for decision in again.decisions] == kinds
+
+
 def test_the_docs_have_every_old_name_and_a_heading_for_each_kind():
   with open(os.path.join(os.path.dirname(os.path.dirname(__file__)), "docs", "migration.md"), encoding="utf-8") as docs:
     lines = docs.readlines()
@@ -218,6 +244,31 @@ def test_check_tells_by_its_exit_code(tmp_path, capsys):
   assert capsys.readouterr().out == ""
   assert command_line.main(["migrate", "--write", str(tmp_path)]) == 0
   assert command_line.main(["migrate", "--check", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("name, content, why", [
+    ("two.py", "print 'LossScale'\n", "line 1: this is not Python 3"),
+    ("book.ipynb", "LossScale", "Expecting value"),
+])
+def test_check_fails_if_a_file_was_not_looked_at(name, content, why, tmp_path, capsys):
+  (tmp_path / "new.py").write_bytes(NEW)
+  (tmp_path / name).write_text(content)
+  assert command_line.main(["migrate", "--check", str(tmp_path)]) == 3
+  assert "{}: not looked at: {}".format(tmp_path / name, why) in capsys.readouterr().err
+  (tmp_path / "old.py").write_bytes(OLD)
+  assert command_line.main(["migrate", "--check", str(tmp_path)]) == 1
+  assert command_line.main(["migrate", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_pipe_is_skipped_and_reported(explicit, tmp_path):
+  pipe = tmp_path / "pipe.py"
+  os.mkfifo(str(pipe))
+  (tmp_path / "old.py").write_bytes(OLD)
+  done = run("--write", str(pipe if explicit else tmp_path), timeout=60)
+  assert done.returncode == 0 and (tmp_path / "old.py").read_bytes() == (OLD if explicit else NEW)
+  assert "{}: not looked at: expected a regular file".format(pipe) in done.stderr.decode()
+  assert run("--check", str(tmp_path), timeout=60).returncode == (1 if explicit else 3)
 
 
 def test_the_report_as_json(tmp_path, capsys):

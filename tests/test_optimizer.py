@@ -123,7 +123,7 @@ def test_an_overflow_changes_nothing_but_the_scale(scale, use_resource):
 def test_the_verdict_of_the_step_can_be_fetched_with_it():
   job = Job()
   opt = Optimizer(sgd(), 8.)
-  with pytest.raises(RuntimeError, match="gradients_finite is the verdict of apply_gradients"):
+  with pytest.raises(RuntimeError, match="gradients_finite is the result of the finite check"):
     print(opt.gradients_finite)
   train_op = opt.minimize(job.loss)
   assert opt.gradients_finite.shape == [] and opt.gradients_finite.dtype == tf.bool

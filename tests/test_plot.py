@@ -136,12 +136,22 @@ def test_the_command_writes_a_png_and_says_so(rundir, tmp_path):
   assert not glob.glob(output + "*tmp")
 
 
+@pytest.mark.parametrize("name, begins", [
+    ("scale.pdf", b"%PDF"), ("scale.SVG", b"<?xml"), ("scale", b"\x89PNG"), ("v1.0/scale", b"\x89PNG")])
+def test_the_suffix_chooses_the_format(name, begins, rundir, tmp_path):
+  output = tmp_path / name
+  output.parent.mkdir(exist_ok=True)
+  plot.plot(os.path.join(rundir, "hook"), str(output))
+  assert output.read_bytes().startswith(begins)
+
+
 @pytest.mark.parametrize("arguments, words", [
     (["plot", "{run}/nowhere", "-o", "x.png"], "no such directory: "),
     (["plot", "{run}/empty", "-o", "x.png"], "no event files"),
     (["plot", "{run}/other", "-o", "x.png"],
      "expected the tags loss_scale/scale and loss_scale/skipped_steps, .* found x"),
     (["plot", "{run}", "-o", "x.png", "--loss_tag", "none"], "no scalar with the tag none .* found .*model/loss"),
+    (["plot", "{run}/hook", "-o", "{run}/x.xyz"], "expected a name that ends in one of .*.pdf, .*.png, .*got .*x.xyz"),
     (["plot", "{run}/hook", "-o", "{run}/no/x.png"], "cannot write .*x.png: No such file"),
     (["plot", "{run}/hook", "-o", "{run}/empty"], "cannot write .*empty: Is a directory"),
 ])
@@ -158,7 +168,7 @@ def test_what_cannot_be_drawn_is_one_line_of_error(rundir, arguments, words, cap
   assert line.startswith("mp_compat plot: ")
   with pytest.raises(plot.PlotError, match=words):
     raise plot.PlotError(line)
-  assert not glob.glob(os.path.join(rundir, "*.tmp"))
+  assert not glob.glob(os.path.join(rundir, "*.tmp")) and not os.path.exists(os.path.join(rundir, "x.xyz"))
 
 
 def test_two_runs_are_not_mixed(tmp_path):

@@ -120,3 +120,34 @@ def test_in_eager_mode_the_step_is_made_at_once():
           [(opt, opt.compute_gradients(lambda v=v, x=x: tf.reduce_sum(v * np.float32(x)), [v]))
            for opt, v, x in zip(opts, variables, (GOOD, last))]) is None
     assert [list(v.numpy()) for v in variables] == [[0., 0.]] * 2 and float(scale()) == 4.
+
+
+@pytest.mark.parametrize("skip", ["all", "each"])
+def test_updates_wait_for_the_gradients_of_all(skip, monkeypatch):
+  """A loss that reads the variables of the other optimizer sees them as they were before the step."""
+  pair = Pair()
+  d, g = pair.variables
+  pair.pairs[1] = pair.opts[1].compute_gradients(tf.reduce_sum(g * d * pair.inputs[1]), [g])
+  updates = []
+  inner = pair.opts[0].inner_optimizer
+  apply_gradients = inner.apply_gradients
+  monkeypatch.setattr(inner, "apply_gradients", lambda *args, **kwargs: updates.append(
+      apply_gradients(*args, **kwargs)) or updates[0])
+  pair.together(skip=skip)
+  assert testing.waits_for(updates[0], pair.pairs[1][0][0].op)
+
+
+def test_a_reducer_is_called_once_for_all():
+  calls = []
+
+  def reducer(finite):
+    calls.append(finite.shape.as_list())
+    return tf.identity(finite)
+
+  for skip, shape in [("all", [2]), ("each", [2])]:
+    with tf.Graph().as_default():
+      pair = Pair(finite_reducer=reducer)
+      train_op = pair.together(skip=skip)
+      assert calls == [shape]
+      calls.clear()
+      assert pair.run(train_op, STEPS[:2])[-1][:2] == ((1, 1) if skip == "all" else (2, 1))

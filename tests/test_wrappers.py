@@ -129,6 +129,11 @@ class Averaging(tf.train.Optimizer):
       return self._averages.apply([v for _, v in grads_and_vars])
 
 
+def _skip_if_tensorflow_cannot_average(use_resource):
+  if tf.control_flow_v2_enabled() and not use_resource:
+    pytest.skip("TensorFlow cannot initialize the average of a reference variable under control flow v2")
+
+
 averaging = pytest.mark.parametrize("average", [
     pytest.param(Averaging, id="user's"),
     pytest.param(contrib and contrib.opt.MovingAverageOptimizer, id="contrib's", marks=needs_contrib)])
@@ -136,7 +141,8 @@ AVERAGE = "w/ExponentialMovingAverage:0"
 
 
 @averaging
-def test_an_average_inside_stands_still_on_skipped_steps(job, average):
+def test_an_average_inside_stands_still_on_skipped_steps(job, average, use_resource):
+  _skip_if_tensorflow_cannot_average(use_resource)
   history, _ = job.run(scaled(average(momentum(), DECAY)).minimize(job.loss, job.global_step), STEPS)
   check(history, [FIRST, None, SECOND, SMALL])
   averages = [np.ones(4)]
@@ -148,8 +154,7 @@ def test_an_average_inside_stands_still_on_skipped_steps(job, average):
 @averaging
 def test_an_average_outside_sees_every_attempt_but_nothing_that_is_not_finite(job, average, use_resource):
   """It cannot stand still there: it does not know of the verdict."""
-  if tf.control_flow_v2_enabled() and not use_resource:
-    pytest.skip("TensorFlow cannot initialize the average of a reference variable under control flow v2")
+  _skip_if_tensorflow_cannot_average(use_resource)
   history, _ = job.run(average(scaled(momentum()), DECAY).minimize(job.loss, job.global_step), STEPS)
   after = expected([FIRST, None, SECOND, SMALL])
   np.testing.assert_array_equal([values["w:0"] for values in history], after)
@@ -172,7 +177,8 @@ def test_averages_have_the_names_that_they_have_without_loss_scaling(average):
 
 
 @needs_contrib
-def test_the_swapping_saver_is_there_and_saves_the_average_as_the_variable(job, tmp_path):
+def test_the_swapping_saver_is_there_and_saves_the_average_as_the_variable(job, tmp_path, use_resource):
+  _skip_if_tensorflow_cannot_average(use_resource)
   opt = scaled(contrib.opt.MovingAverageOptimizer(momentum(), DECAY))
   train_op = opt.minimize(job.loss, job.global_step)
   saver = opt.swapping_saver()

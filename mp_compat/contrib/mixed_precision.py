@@ -8,7 +8,7 @@ Source: `tf.contrib.mixed_precision`.
 """
 
 import abc
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional
 
 from mp_compat import loss_scale
 from mp_compat import optimizer
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-class LossScaleManager(loss_scale.LossScale):
+class LossScaleManager(loss_scale.FiniteLossScale):
   """Says what the loss is multiplied by, and how that changes; to be subclassed.
 
   Every manager is an `mp_compat.LossScale`, too.
@@ -49,10 +49,8 @@ class LossScaleManager(loss_scale.LossScale):
   def __call__(self) -> tf.Tensor:
     return tf.convert_to_tensor(self.get_loss_scale())
 
-  def update(self, grads: Any) -> Tuple[Optional[tf.Operation], tf.Tensor]:
-    """`update_loss_scale`, and the verdict. See `LossScale.update`."""
-    finite = loss_scale.finite_everywhere(grads)
-    return self.update_loss_scale(finite), finite
+  def _update_scale(self, finite: tf.Tensor) -> Optional[tf.Operation]:
+    return self.update_loss_scale(finite)
 
   def get_config(self) -> Dict[str, Any]:
     """Nothing: `tf.contrib`'s managers have no configs."""

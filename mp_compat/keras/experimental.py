@@ -11,6 +11,8 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
   Source: `tf.keras.mixed_precision.experimental.LossScaleOptimizer`.
   """
 
+  _stands_for_native = True
+
   def __init__(self,
                optimizer: Any = None,
                loss_scale: Any = None,

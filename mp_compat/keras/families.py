@@ -45,6 +45,20 @@ def of(optimizer_class: type) -> Optional[Family]:
   return None
 
 
+class AcceptsNative(type):
+  """The metaclass of classes that stand for Keras's own LossScaleOptimizer in old programs.
+
+  `isinstance` is True for Keras's own wrappers as well, in which `Model.compile` may put an optimizer: a program that
+  asks whether its optimizer scales the loss gets the right answer. Subclasses keep the ordinary rule.
+  """
+
+  def __instancecheck__(cls, instance: Any) -> bool:
+    if super().__instancecheck__(instance):
+      return True
+    family = of(type(instance)) if "_stands_for_native" in vars(cls) else None
+    return family is not None and isinstance(instance, family.native)
+
+
 def _exists(module: str) -> bool:
   try:
     return importlib.util.find_spec(module) is not None
@@ -64,7 +78,8 @@ def concrete_class(cls: type, optimizer: Any) -> type:
                     "{}. {}".format(optimizer, _advice(optimizer)))
   key = (cls, family.native)
   if key not in _concrete:
-    _concrete[key] = type(cls.__name__, (cls, family.part, family.native), {
+    metaclass = type("Metaclass", tuple({type(cls): None, type(family.native): None}), {})
+    _concrete[key] = metaclass(cls.__name__, (cls, family.part, family.native), {
         "__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": cls.__qualname__,
         "_family": family, "_public_class": cls})
   return _concrete[key]

@@ -3,7 +3,7 @@
 import sys
 from typing import Any, List, Optional, Sequence
 
-from mp_compat import gating
+from mp_compat import conditional_apply
 from mp_compat import gradients
 from mp_compat import loss_scale
 from mp_compat._compat import tf
@@ -75,7 +75,7 @@ class Part:
     self._note(_SCALE_LOSS)
     return gradients.scale_loss(loss, self._current_scale())
 
-  @gating.do_not_convert
+  @conditional_apply.do_not_convert
   def minimize(self, loss: Any, var_list: Any, grad_loss: Optional[tf.Tensor] = None) -> None:
     """Computes gradients of the scaled loss, unscales and applies them, as Keras 2's `minimize`.
 
@@ -89,7 +89,7 @@ class Part:
     variables = list(var_list() if callable(var_list) else tf.nest.flatten(var_list))
     self.apply_gradients(zip(self.get_unscaled_gradients(tape.gradient(loss, variables, grad_loss)), variables))
 
-  @gating.do_not_convert
+  @conditional_apply.do_not_convert
   def apply(self, grads: Sequence[gradients.Gradient], trainable_variables: Optional[Sequence[Any]] = None) -> None:
     """Applies the gradients everywhere, or nowhere if one of them is not finite on some replica; moves the scale.
 
@@ -107,11 +107,11 @@ class Part:
       with tf.init_scope():
         self.build(variables)
         self.built = True
-    pairs = gating.listed(zip(grads, variables))
+    pairs = gradients.convert_pairs(zip(grads, variables))
     if self._last_call == _SCALE_LOSS:
       # A variable may take its "gradient" as its new value; that was not scaled.
       plain = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
       unscaled = gradients.unscale([None if kept else grad for grad, kept in zip(grads, plain)], self._current_scale())
       pairs = [(grad if kept else new, variable) for (grad, variable), new, kept in zip(pairs, unscaled, plain)]
-      gradients.mark_raw([grad for grad, _ in pairs], [variable.path for variable in variables])
+      gradients.record_computed([grad for grad, _ in pairs], [variable.path for variable in variables])
     self._apply(pairs, lambda own: inner.apply(*map(list, zip(*own))))

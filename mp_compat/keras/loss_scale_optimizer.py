@@ -7,10 +7,11 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set,
 from absl import logging
 
 from mp_compat import _compat
+from mp_compat import conditional_apply
 from mp_compat import distribute
-from mp_compat import gating
 from mp_compat import gradients
 from mp_compat import loss_scale as loss_scale_module
+from mp_compat import step
 from mp_compat._compat import tf
 from mp_compat.keras import families
 from mp_compat.keras import keras3
@@ -22,7 +23,7 @@ _DEFAULT_GROWTH_STEPS = 2000
 _SCALED, _UNSCALED = "get_scaled_loss", "get_unscaled_gradients"
 
 
-class LossScaleOptimizer:
+class LossScaleOptimizer(metaclass=families.AcceptsNative):
   """Trains in float16 with a Keras optimizer: small gradients survive, and overflows never reach the weights.
 
       opt = LossScaleOptimizer(tf.keras.optimizers.Adam(), "dynamic")
@@ -49,6 +50,8 @@ class LossScaleOptimizer:
   Source: the two TensorFlow classes named above; Micikevicius et al., "Mixed Precision Training", 2018
   (arXiv:1710.03740).
   """
+
+  _stands_for_native = True
 
   def __new__(cls, *args: Any, **kwargs: Any) -> "LossScaleOptimizer":
     if not hasattr(cls, "_family"):
@@ -140,7 +143,7 @@ class LossScaleOptimizer:
     """After how many finite steps in a row the scale grows; None for a fixed scale."""
     return self._loss_scale.get_config().get("increment_period")
 
-  @gating.do_not_convert
+  @conditional_apply.do_not_convert
   def get_scaled_loss(self, loss: Any) -> Any:
     """`loss * loss_scale`, to differentiate; then `get_unscaled_gradients` what comes out.
 
@@ -161,7 +164,7 @@ class LossScaleOptimizer:
       _compat.state_of(self, _compat.current_graph())["scale"] = scale
     return gradients.scale_loss(loss, scale)
 
-  @gating.do_not_convert
+  @conditional_apply.do_not_convert
   def get_unscaled_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
     """`g * (1 / loss_scale)` for every gradient of a loss that `get_scaled_loss` scaled.
 
@@ -169,15 +172,15 @@ class LossScaleOptimizer:
       grads: any iterable of gradients of any shapes and floating dtypes, dense, `tf.IndexedSlices` or None.
 
     Returns:
-      As many, of the same kinds, shapes and dtypes. In graphs and functions the verdict of `apply_gradients` sees
-      them, whatever is done to them in between.
+      As many, of the same kinds, shapes and dtypes. In graphs and functions the finite check of
+      `apply_gradients` covers them, whatever is done to them in between.
     """
     self._note(_UNSCALED)
     # In a graph the scale is read once for both.
     in_graph = {} if tf.executing_eagerly() else _compat.state_of(self, _compat.current_graph())
     scale = in_graph.pop("scale", None)
     unscaled = gradients.unscale(grads, self._current_scale() if scale is None else scale)
-    gradients.mark_raw(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
+    gradients.record_computed(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
     return unscaled
 
   def _current_scale(self) -> tf.Tensor:
@@ -215,28 +218,34 @@ class LossScaleOptimizer:
     check_strategy()
     self._check_calls()
 
-  def _apply(self, grads_and_vars: Sequence[gating.GradAndVar], apply: Callable[[List[gating.GradAndVar]], Any]) -> Any:
+  def _apply(self,
+             grads_and_vars: Sequence[gradients.GradAndVar],
+             apply: Callable[[List[gradients.GradAndVar]], Any]) -> Any:
     """In a replica: `apply` to all replicas' pairs if all gradients are finite, and moves the scale."""
-    return distribute.merge(functools.partial(self._apply_in_all, apply), tuple(grads_and_vars))
+    checked = step.check(grads_and_vars)
+    return distribute.merge_call(functools.partial(self._apply_in_all, apply), tuple(checked))
 
   def _apply_in_all(self,
-                    apply: Callable[[List[gating.GradAndVar]], Any],
+                    apply: Callable[[List[gradients.GradAndVar]], Any],
                     strategy: tf.distribute.Strategy,
-                    grads_and_vars: Tuple[gating.GradAndVar, ...]) -> Optional[tf.Operation]:
+                    checked: Tuple[Any, ...]) -> Optional[tf.Operation]:
     del strategy  # It is the current one.
-    grads = [grad for grad, _ in grads_and_vars]
-    variables = [variable for _, variable in grads_and_vars]  # Keras wants them whole, not one replica's.
-    judgement = gating.judge(self._loss_scale, grads)
-
-    def apply_on_each() -> Optional[tf.Operation]:
-      return distribute.group(distribute.on_each_replica(lambda *own: apply(list(zip(own, variables))), *grads))
+    checked = step.Checked(*checked)
+    grads = [grad for grad, _ in checked.grads_and_vars]
+    variables = [variable for _, variable in checked.grads_and_vars]  # Keras wants them whole, not one replica's.
+    finite, = step.agree([checked.finite])
+    update_op, should_apply = loss_scale_module.update(self._loss_scale, grads, finite, checked.hidden)
 
     def skip() -> Optional[tf.Operation]:
-      if not self._count_skipped_steps:
+      # Keras 3 applies a window after so many iterations: it must not lack the micro-batch that was skipped.
+      if not self._count_skipped_steps or getattr(self._optimizer, "gradient_accumulation_steps", None):
         return tf.no_op()
       return distribute.group(self._optimizer.iterations.assign_add(1))
 
-    return distribute.group(gating.cond(judgement.should_apply, apply_on_each, skip), judgement.update_op)
+    applied = conditional_apply.apply_in_each_replica(
+        step.logical_and(should_apply, finite), lambda *own: apply(list(zip(own, variables))), grads, {},
+        checked.scope, skip)
+    return distribute.group(applied, update_op)
 
   def __getattr__(self, name: str) -> Any:
     # Called for what was not found here. Private names stay apart: base classes and copy ask for many of them.

@@ -3,7 +3,8 @@
 import contextlib
 from typing import Any, Iterable, List, Optional
 
-from mp_compat import gating
+from mp_compat import conditional_apply
+from mp_compat import gradients
 from mp_compat._compat import tf
 from mp_compat.keras import layout
 
@@ -17,7 +18,7 @@ class Part:
     del name  # The inner optimizer has one.
     layout.track(self, self._optimizer, self._loss_scale, earlier_exists=False)
 
-  @gating.do_not_convert
+  @conditional_apply.do_not_convert
   def minimize(self, loss: Any, var_list: Any, tape: Optional[tf.GradientTape] = None) -> None:
     """Computes gradients of the scaled loss, unscales and applies them; arguments as Keras's own `minimize`."""
     self.apply_gradients(self.compute_gradients(loss, var_list, tape))
@@ -25,7 +26,7 @@ class Part:
   def compute_gradients(self,
                         loss: Any,
                         var_list: Any,
-                        tape: Optional[tf.GradientTape] = None) -> List[gating.GradAndVar]:
+                        tape: Optional[tf.GradientTape] = None) -> List[gradients.GradAndVar]:
     """Unscaled gradients of the scaled loss.
 
     Args:
@@ -47,9 +48,9 @@ class Part:
     unscaled = self.get_unscaled_gradients(grad for grad, _ in pairs)
     return [(grad, variable) for grad, (_, variable) in zip(unscaled, pairs)]
 
-  @gating.do_not_convert
+  @conditional_apply.do_not_convert
   def apply_gradients(self,
-                      grads_and_vars: Iterable[gating.GradAndVar],
+                      grads_and_vars: Iterable[gradients.GradAndVar],
                       name: Optional[str] = None,
                       skip_gradients_aggregation: bool = False,
                       experimental_aggregate_gradients: bool = True) -> None:
@@ -70,7 +71,7 @@ class Part:
     grads_and_vars = list(grads_and_vars)
     if not grads_and_vars:  # There is nothing to train.
       return
-    grads_and_vars = gating.listed(grads_and_vars)
+    grads_and_vars = gradients.convert_pairs(grads_and_vars)
     with tf.init_scope():
       inner.build([variable for _, variable in grads_and_vars])
     grads_and_vars = [pair for pair in grads_and_vars if pair[0] is not None]

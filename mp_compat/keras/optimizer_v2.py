@@ -4,7 +4,7 @@ import contextlib
 from typing import Any, Callable, Iterable, List, Optional
 
 from mp_compat import _compat
-from mp_compat import gating
+from mp_compat import conditional_apply
 from mp_compat import gradients
 from mp_compat._compat import tf
 from mp_compat.keras import layout
@@ -21,7 +21,7 @@ class Part(layout.ReadsInner):
     del name  # The inner optimizer has one.
     layout.track(self, self._optimizer, self._loss_scale)
 
-  @gating.do_not_convert
+  @conditional_apply.do_not_convert
   def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
     """Computes gradients of the scaled loss, unscales and applies them; arguments as Keras's own `minimize`."""
     return super().minimize(*args, **kwargs)
@@ -30,7 +30,7 @@ class Part(layout.ReadsInner):
                          loss: Any,
                          var_list: Any,
                          grad_loss: Optional[tf.Tensor] = None,
-                         tape: Optional[tf.GradientTape] = None) -> List[gating.GradAndVar]:
+                         tape: Optional[tf.GradientTape] = None) -> List[gradients.GradAndVar]:
     with contextlib.ExitStack() as around:
       kwargs = {}
       if tape is not None:
@@ -80,9 +80,9 @@ class Part(layout.ReadsInner):
     finally:
       vars(inner).update(limits)
 
-  @gating.do_not_convert
+  @conditional_apply.do_not_convert
   def apply_gradients(self,
-                      grads_and_vars: Iterable[gating.GradAndVar],
+                      grads_and_vars: Iterable[gradients.GradAndVar],
                       name: Optional[str] = None,
                       experimental_aggregate_gradients: bool = True) -> Optional[tf.Operation]:
     """Applies the gradients everywhere, or nowhere if one of them is not finite on some replica; moves the scale.
@@ -103,7 +103,7 @@ class Part(layout.ReadsInner):
     grads_and_vars = list(grads_and_vars)
     if not grads_and_vars:  # There is nothing to train.
       return inner.apply_gradients(grads_and_vars, **kwargs)
-    grads_and_vars = gating.listed(grads_and_vars)
+    grads_and_vars = gradients.convert_pairs(grads_and_vars)
     with tf.name_scope(inner._name), tf.init_scope():
       self._create_all_weights([variable for grad, variable in grads_and_vars if grad is not None])
     if not experimental_aggregate_gradients:
@@ -124,11 +124,14 @@ class Part(layout.ReadsInner):
       inner._create_hypers()
       inner._create_slots(var_list)
 
+  def get_slot(self, var: tf.Variable, slot_name: str) -> tf.Variable:
+    """Returns the inner optimizer's slot `slot_name` for `var`."""
+    return _compat.slot_of_inner(self._optimizer, var, slot_name)
+
   def get_slot_names(self) -> List[str]:
-    """The names of the inner optimizer's slots."""
-    if not layout.appears_as_inner(self) and _compat.called_by_checkpoint_writer():
-      return []  # They are the inner optimizer's, which is in the checkpoint too.
-    return self._optimizer.get_slot_names()
+    """Returns the names of the inner optimizer's slots."""
+    names = self._optimizer.get_slot_names()
+    return names if layout.appears_as_inner(self) else [_compat.SlotName(name) for name in names]
 
   def get_updates(self, loss: tf.Tensor, params: Any) -> List[tf.Operation]:
     """The ops of one step, in graph mode: `[apply_gradients(get_gradients(loss, params))]`."""
@@ -148,7 +151,7 @@ def _property_of_inner(name: str) -> property:
                   doc="The inner optimizer's `{}`; None if it has none.".format(name))
 
 
-for _name in ("add_slot", "add_weight", "get_slot", "get_weights", "set_weights", "variables", "_aggregate_gradients",
+for _name in ("add_slot", "add_weight", "get_weights", "set_weights", "variables", "_aggregate_gradients",
               "_transform_unaggregated_gradients", "_restore_slot_variable"):
   setattr(Part, _name, _method_of_inner(_name))
 for _name in ("iterations", "weights", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm"):

@@ -1,6 +1,7 @@
 """What `opt.loss_scale` is: a LossScale to code of TensorFlow 2.0 to 2.3, a float32 scalar tensor to later code."""
 
-from typing import Any, Optional
+import copy
+from typing import Any, Dict, Optional
 
 import numpy as np
 
@@ -46,6 +47,12 @@ class LossScaleValue:
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._loss_scale if hasattr(self._loss_scale, name) else self._as_tensor(), name)
+
+  def __copy__(self) -> "LossScaleValue":
+    return LossScaleValue(copy.copy(self._loss_scale), self._owner)
+
+  def __deepcopy__(self, memo: Dict[int, Any]) -> "LossScaleValue":
+    return LossScaleValue(copy.deepcopy(self._loss_scale, memo), self._owner)
 
   def __float__(self) -> float:
     return float(self._as_tensor())

@@ -23,8 +23,7 @@ __all__ = ["Change", "Decision", "Migration", "Place", "find", "migrate_file", "
 
 _SUFFIXES = (".py", ".ipynb")
 # Without one of these, there is nothing to find.
-_MENTIONS = re.compile(rb"LossScale|graph_rewrite|loss_scale_wrapper|training\.experimental|"
-                       rb"contrib[\w\s.,()\\#'\"]*mixed_precision")
+_MENTIONS = re.compile(rb"LossScale|graph_rewrite|loss_scale_wrapper|train(ing)?\.experimental|mixed_precision")
 
 
 class Migration(NamedTuple):
@@ -36,7 +35,7 @@ class Migration(NamedTuple):
     after: what it should be; the same if there is nothing to rewrite.
     changes: what is rewritten, a list of `Change`.
     decisions: where somebody has to look, a list of `Decision`.
-    problem: why the file could not be looked at (it is not Python 3), or "".
+    problem: why the file could not be looked at (it is not Python 3, it is a pipe), or "".
   """
 
   path: str
@@ -69,6 +68,8 @@ def find(paths: Sequence[str]) -> Iterator[str]:
 def migrate_file(path: str) -> Migration:
   """Looks at a file, and changes nothing. What cannot be read or parsed has a `problem`."""
   before = b""
+  if os.path.exists(path) and not os.path.isfile(path):  # Reading could wait for ever.
+    return Migration(path, before, before, problem="expected a regular file, but this is a pipe, a socket or a device")
   try:
     with open(path, "rb") as content:
       before = content.read()

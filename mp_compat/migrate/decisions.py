@@ -1,7 +1,7 @@
 """What no rewriting can decide: places in a source at which somebody has to look."""
 
 import re
-from typing import Dict, List, NamedTuple, Set
+from typing import Dict, List, NamedTuple, Optional, Set
 
 import libcst as cst
 
@@ -11,6 +11,9 @@ from mp_compat.migrate.names import Place
 from mp_compat.migrate.rewrite import OPTIMIZERS
 from mp_compat.migrate.rewrite import PUBLIC_TWINS
 from mp_compat.migrate.rewrite import is_made_public
+from mp_compat.migrate.rewrite import is_taken
+from mp_compat.migrate.rewrite import new_name
+from mp_compat.migrate.rewrite import top_level
 
 # Kind: the remedy, in a line. Each is a heading of docs/migration.md, too.
 REMEDIES: Dict[str, str] = {
@@ -21,6 +24,13 @@ REMEDIES: Dict[str, str] = {
     "horovod": "put hvd.DistributedOptimizer inside: MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(opt), "
                "scale); outside only with backward_passes_per_step",
     "sync-replicas": "put SyncReplicasOptimizer outside: the other order is refused",
+    "wrapped-twice": "the inner optimizer may scale the loss already, and mp_compat refuses to scale it twice; keep "
+                     "one of the two: enable_mixed_precision_graph_rewrite(opt) adds loss scaling by itself",
+    "subclass": "update() of every LossScale subclass is called and its should_apply is obeyed, and a step with "
+                "non-finite gradients is skipped in any case; check what the subclass overrides, and pass "
+                "skip_nonfinite=False if it alone is to decide",
+    "isinstance": "this tests for the class of mp_compat; if TensorFlow itself can have made the object (a "
+                  "mixed_float16 policy, model.compile, a library that is not migrated), test for its class, too",
     "private-state": "private attributes that TensorFlow's classes share with these are readable, others are missing; "
                      "use inner_optimizer, loss_scale, variables(), or call the scale",
     "shared-scale": "one LossScale moves with every apply_gradients; mp_compat.apply_gradients_together moves it once",
@@ -28,6 +38,10 @@ REMEDIES: Dict[str, str] = {
                    "TensorFlow's class does",
     "keras": "this is TensorFlow's Keras class of today, and stays; mp_compat.keras.LossScaleOptimizer takes its place "
              "where its behaviour is wanted",
+    "optional-import": "the rewritten source imports mp_compat in any case, and what it does without mp_compat is "
+                       "never used; import mp_compat outside of the try",
+    "name-taken": "mp_compat may be something else than the module here (None after a failed import), so this old name "
+                  "stays; import mp_compat without an alternative and migrate again",
     "guard": "this asks whether TensorFlow has a name, and mp_compat always has it; keep the branch that uses it",
     "unresolved": "this looks like an old name, but where it comes from is not in this file; rewrite it by hand",
     "text": "a text names an old module; if it is code, a configuration or a patch target, rewrite it by hand",
@@ -35,14 +49,20 @@ REMEDIES: Dict[str, str] = {
 DOCS = "docs/migration.md#"
 
 _PRIVATE = {"_current_loss_scale", "_num_good_steps", "_num_bad_steps", "_doing_dynamic_loss_scaling"}
-_BASES = OPTIMIZERS | {"mp_compat.keras.experimental.LossScaleOptimizer"}
+_KERAS_OPTIMIZERS = {"mp_compat.keras.LossScaleOptimizer", "mp_compat.keras.experimental.LossScaleOptimizer"}
+_WRAPPERS = OPTIMIZERS | _KERAS_OPTIMIZERS
+_LOSS_SCALES = {"mp_compat.LossScale", "mp_compat.FixedLossScale", "mp_compat.DynamicLossScale"}
 _LEAVES = {name.rpartition(".")[2] for name in old_names.OLD_NAMES} - {
     "LossScale", "LossScaleOptimizer", "get", "loss_scale", "loss_scale_optimizer", "loss_scale_manager",
     "mixed_precision"}
 _CLIPS = re.compile(r".*\.(clip_by_(value|norm|global_norm|average_norm)|is_finite|is_nan|is_inf)")
-_MODULES = sorted({name.rpartition(".")[0] for name in old_names.OLD_NAMES} - {"tensorflow.contrib"}, key=len)
-_TEXT = re.compile("|".join(re.escape(module) for module in _MODULES) + r"|\btf\.(contrib\.mixed_precision|"
-                   r"train\.experimental\.(?!PythonState)\w+|keras\.mixed_precision\.experimental\.LossScaleOptimizer)")
+_MODULES = {name.rpartition(".")[0] for name in old_names.OLD_NAMES} - {"tensorflow.contrib"}
+_BELOW_TENSORFLOW = {re.sub(r"^tensorflow\.(compat\.v[12]\.)?", "", module) for module in _MODULES}
+_PUBLIC = ["{}.{}".format(path, name) for path, meanings in old_names.PUBLIC for name in meanings]
+# Modules, but for what else is in them; and names without `tf`, as operator.attrgetter takes them.
+_TEXT = re.compile(
+    r"\b(tf|tensorflow)\.(compat\.v[12]\.)?({})\b(?!\.(PythonState|Policy|\w*policy)\b)|(?<![\w.])({})\b".format(
+        *("|".join(map(re.escape, sorted(names))) for names in (_BELOW_TENSORFLOW, _PUBLIC))))
 
 
 class Decision(NamedTuple):
@@ -72,15 +92,19 @@ class Deciding(cst.CSTVisitor):
     super().__init__()
     self._names = names
     self._scaling = False  # whether this source wraps an optimizer; the kinds that are about gradients need it
-    self._inside: Set[cst.CSTNode] = set()  # calls of hvd.DistributedOptimizer whose results are wrapped
+    self._inside: Set[cst.CSTNode] = set()  # calls that made what a loss scaling wraps
     self._scales: Dict[cst.CSTNode, int] = {}  # calls that made a scale: how often it was given to an optimizer
     self._found: List[Decision] = []
     self._about_gradients: List[Decision] = []
     self._horovod: List[cst.Call] = []
+    self._optional: List[cst.Import] = []  # imports of mp_compat that may fail
+    self._imports_ours = any(map(_imports_ours, top_level(names.module)))  # once it is rewritten
     names.module.visit(self)
     for call in self._horovod:
       if call not in self._inside:
         self._note(self._about_gradients, call.func, "horovod")
+    for node in self._optional if self._imports_ours else ():
+      self._note(self._found, node, "optional-import")
     self.decisions = sorted(set(self._found + (self._about_gradients if self._scaling else [])))
 
   def _note(self, found: List[Decision], node: cst.CSTNode, kind: str) -> None:
@@ -88,6 +112,9 @@ class Deciding(cst.CSTVisitor):
     found.append(Decision(self._names.place(node), kind, text if len(text) <= 80 else text[:77] + "..."))
 
   def visit_Import(self, node: cst.Import) -> bool:
+    around = self._names.enclosing(node, cst.Try)
+    if around and around.handlers and self._names.end(node) <= self._names.start(around.handlers[0]):
+      self._optional.extend([node] if "mp_compat" in names_module.imported(node) else [])
     return False
 
   def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
@@ -104,8 +131,15 @@ class Deciding(cst.CSTVisitor):
       self._note(self._found, node, "unresolved")
     return False
 
+  def visit_ClassDef(self, node: cst.ClassDef) -> None:
+    methods = {part.name.value for part in node.body.body if isinstance(part, cst.FunctionDef)}
+    if any(self._names.meanings(base.value) & _LOSS_SCALES for base in node.bases) and any(
+        name == "__call__" or not name.startswith("__") for name in methods - {"get_config", "from_config"}):
+      self._note(self._found, node.name, "subclass")
+
   def visit_Attribute(self, node: cst.Attribute) -> bool:
     full, leaf = self._names.full(node), node.attr.value
+    self._old_name(node)
     if self._names.meanings(node):
       if leaf.startswith("_") and any(name.startswith("mp_compat.") for name in full):
         self._note(self._found, node, "private-state")  # of a module that was rewritten, and has it no more
@@ -121,6 +155,13 @@ class Deciding(cst.CSTVisitor):
     node.value.visit(self)
     return False
 
+  def _old_name(self, node: cst.BaseExpression) -> None:
+    if new_name(self._names, node) is not None:
+      if is_taken(self._names, node):
+        self._note(self._found, node, "name-taken")
+      else:
+        self._imports_ours = True
+
   def _is_scaling_optimizer(self, node: cst.Attribute) -> bool:
     """Whether it is `self._...` of a subclass, or `opt._... = value`, which is not rewritten."""
     if is_made_public(self._names, node):
@@ -128,41 +169,61 @@ class Deciding(cst.CSTVisitor):
     around = self._names.enclosing(node, cst.ClassDef)
     is_self = isinstance(node.value, cst.Name) and node.value.value == "self"
     return bool(self._names.made_by(node.value) & OPTIMIZERS or around and is_self and any(
-        self._names.meanings(base.value) & _BASES for base in around.bases))
+        self._names.meanings(base.value) & _WRAPPERS for base in around.bases))
 
   def visit_Call(self, node: cst.Call) -> None:
     full = self._names.full(node.func)
     meanings = self._names.meanings(node.func)
+    self._old_name(node)
+    if self._scales_loss(node):
+      self._wrapping(node)
     if meanings & OPTIMIZERS:
       self._scaling = True
-      self._wrapping(node, meanings)
+      self._scaling_by(node, meanings)
     elif any(name.startswith("horovod.") and name.endswith(".DistributedOptimizer") for name in full):
       self._horovod.append(node)
     elif isinstance(node.func, cst.Name) and node.func.value == "hasattr" and len(node.args) == 2:
       if self._names.meanings(node.args[0].value) or _names_old(self._names, node):
         self._note(self._found, node, "guard")
+    elif isinstance(node.func, cst.Name) and node.func.value in ("isinstance", "issubclass") and len(node.args) == 2:
+      if self._may_be_of_tensorflow(*(argument.value for argument in node.args)):
+        self._note(self._found, node, "isinstance")
     elif any(_CLIPS.fullmatch(name) for name in full) and self._is_between(node):
       self._note(self._about_gradients, node, "clipped-gradients")
     elif self._moves_global_step(node):
       self._note(self._about_gradients, node, "own-global-step")
 
-  def _wrapping(self, node: cst.Call, meanings: Set[str]) -> None:
-    arguments = dict(zip(("opt", "loss_scale"), (argument.value for argument in node.args if not argument.keyword)))
-    arguments.update((argument.keyword.value, argument.value) for argument in node.args if argument.keyword)
-    opt = arguments.get("opt", arguments.get("optimizer"))
-    if opt is not None:
-      self._inside.add(self._names.producer(opt))
-      if any(name.endswith(".SyncReplicasOptimizer") for name in self._names.made_by(opt)):
-        self._note(self._found, node.func, "sync-replicas")
-    scale = arguments.get("loss_scale")
+  def _scales_loss(self, call: cst.Call) -> bool:
+    return bool(self._names.meanings(call.func) & _WRAPPERS) or any(map(_is_keras, self._names.full(call.func)))
+
+  def _wrapping(self, node: cst.Call) -> None:
+    arguments = _arguments(node, "opt")
+    opt = arguments.get("opt", arguments.get("optimizer", arguments.get("inner_optimizer")))
+    layers = set() if opt is None else self._names.layers(opt)
+    self._inside |= layers
+    if any(map(self._scales_loss, layers)):
+      self._note(self._found, node.func, "wrapped-twice")
+    if self._names.meanings(node.func) & OPTIMIZERS and any(
+        name.endswith(".SyncReplicasOptimizer") for layer in layers for name in self._names.full(layer.func)):
+      self._note(self._found, node.func, "sync-replicas")
+
+  def _scaling_by(self, node: cst.Call, meanings: Set[str]) -> None:
+    scale = _arguments(node, "opt", "loss_scale").get("loss_scale")
     if scale is not None and "mp_compat.contrib.mixed_precision.LossScaleOptimizer" not in meanings:
       if isinstance(scale, (cst.Integer, cst.Float)) or "mp_compat.FixedLossScale" in self._names.made_by(scale):
         self._note(self._found, node.func, "fixed-scale")
-    maker = scale is not None and self._names.producer(scale)
-    if maker:
+    for maker in self._names.producers(scale) if scale is not None else ():
       self._scales[maker] = self._scales.get(maker, 0) + 1
       if self._scales[maker] > 1:
         self._note(self._found, node.func, "shared-scale")
+
+  def _may_be_of_tensorflow(self, value: cst.BaseExpression, classes: cst.BaseExpression) -> bool:
+    """Whether a type test asks for classes of ours (contrib's are in no TensorFlow 2) and the object may be none."""
+    listed = [element.value for element in classes.elements] if isinstance(classes, cst.Tuple) else [classes]
+    asked = {here for one in listed for here in self._names.meanings(one)}
+    made_by = self._names.made_by(value)
+    return (any(not here.startswith("mp_compat.contrib.") for here in asked)
+            and not (made_by and all(name.startswith("mp_compat.") for name in made_by)))
 
   def _is_between(self, node: cst.CSTNode) -> bool:
     """Whether the function around (or the module) computes or applies gradients."""
@@ -179,9 +240,35 @@ class Deciding(cst.CSTVisitor):
     return len(values) > 1 and "global_step" in values[0] and values[1] != "0"
 
   def visit_SimpleString(self, node: cst.SimpleString) -> None:
-    value = names_module.literal(node) or ""
-    if _TEXT.search(value) and not isinstance(self._names.parents[node], cst.Expr):  # docstrings may say what they like
+    self._text(node, names_module.literal(node))
+
+  def visit_FormattedStringText(self, node: cst.FormattedStringText) -> None:
+    self._text(node, node.value)
+
+  def visit_ConcatenatedString(self, node: cst.ConcatenatedString) -> bool:
+    value = names_module.literal(node)
+    self._text(node, value)
+    return value is None  # There is an f-string in it.
+
+  def _text(self, node: cst.CSTNode, value: Optional[str]) -> None:
+    parent = self._names.parents[node]  # A docstring may say what it likes; a call that is rewritten is none any more.
+    rewritten = isinstance(parent, cst.Arg) and self._names.meanings(self._names.parents[parent])
+    if value and _TEXT.search(value) and not isinstance(parent, cst.Expr) and not rewritten:
       self._note(self._found, node, "text")
+
+
+def _arguments(call: cst.Call, *positional: str) -> Dict[str, cst.BaseExpression]:
+  """Returns the arguments of a call by name."""
+  found = dict(zip(positional, (argument.value for argument in call.args if not argument.keyword)))
+  found.update((argument.keyword.value, argument.value) for argument in call.args if argument.keyword)
+  return found
+
+
+def _imports_ours(statement: cst.BaseSmallStatement) -> bool:
+  """Whether it imports this package, or will once it is rewritten."""
+  return isinstance(statement, (cst.Import, cst.ImportFrom)) and any(
+      name == "mp_compat" or names_module.meaning(name)
+      for names in names_module.imported(statement).values() for name in names)
 
 
 def _is_keras(name: str) -> bool:

@@ -1,9 +1,10 @@
 """What the expressions of a source stand for, as far as its text tells."""
 
 import re
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
 
 import libcst as cst
+from libcst import matchers
 from libcst import metadata
 
 from mp_compat import old_names
@@ -47,6 +48,9 @@ class Names:
     self._scopes = wrapper.resolve(metadata.ScopeProvider)
     self._spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
     self.parents = wrapper.resolve(metadata.ParentNodeProvider)
+    self._producers: Dict[cst.CSTNode, Set[cst.Call]] = {}
+    self._attributes = [assigned.target for assigned in matchers.findall(
+        self.module, matchers.AssignTarget(target=matchers.Attribute()))]
 
   def start(self, node: cst.CSTNode) -> int:
     return self._spans[node].start
@@ -111,27 +115,69 @@ class Names:
     """The names of this package that an expression stands for, or should."""
     return {here for here in map(meaning, self.full(node)) if here}
 
-  def producer(self, node: cst.CSTNode) -> Optional[cst.Call]:
-    """The call that an expression's value came from: itself, or the last one that was assigned to the name before."""
+  def producers(self, node: cst.CSTNode) -> Set[cst.Call]:
+    """Returns the calls that an expression's value may have come from: itself, or those assigned to the name before.
+
+    The last assignment before the use counts. Where that is in a branch, so do those before the branch.
+    """
     if isinstance(node, cst.Call):
-      return node
-    if not isinstance(node, cst.Name):
-      return None
-    before = [binding.node for binding in self.bindings(node, node.value)
-              if isinstance(getattr(binding, "node", None), cst.Name) and self.start(binding.node) < self.start(node)]
-    value = self._value(max(before, key=self.start)) if before else None
-    return None if value is None else self.producer(value)
+      return {node}
+    if node not in self._producers:
+      sources: Iterable[Optional[cst.BaseExpression]] = ()
+      if isinstance(node, cst.IfExp):
+        sources = (node.body, node.orelse)
+      elif isinstance(node, (cst.Name, cst.Attribute)):
+        sources = map(self._value, self._reaching(node))  # Each is before the node: this comes to an end.
+      self._producers[node] = {call for source in sources if source is not None for call in self.producers(source)}
+    return self._producers[node]
+
+  def _targets(self, use: cst.BaseExpression) -> List[cst.BaseExpression]:
+    """Returns the targets of all assignments to a name; of `self.name`, of those in the same function."""
+    if isinstance(use, cst.Name):
+      return [binding.node for binding in self.bindings(use, use.value)
+              if isinstance(getattr(binding, "node", None), cst.Name)]
+    function = self.enclosing(use, cst.FunctionDef)
+    return [target for target in self._attributes
+            if self.text(target) == self.text(use) and self.enclosing(target, cst.FunctionDef) is function]
+
+  def _reaching(self, use: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yields the targets of the assignments that a use of a name may see, the last first."""
+    around = set(self._ancestors(use))
+    other_branches = {branch.body for branch in around if isinstance(branch, cst.If) and branch.orelse in around}
+    for target in sorted(self._targets(use), key=self.start, reverse=True):
+      blocks = [node for node in self._ancestors(target) if isinstance(node, (cst.BaseSuite, cst.Module))]
+      if self._bound_from(target) <= self.start(use) and other_branches.isdisjoint(blocks):
+        yield target
+        if next(block for block in blocks if not isinstance(self.parents.get(block), (cst.With, cst.Try))) in around:
+          return
+
+  def _bound_from(self, target: cst.BaseExpression) -> int:
+    """Returns where an assignment has happened: after its statement, or at the head of a loop or a with-block."""
+    return self.end(self.enclosing(target, cst.BaseSmallStatement) or target)
+
+  def _ancestors(self, node: Optional[cst.CSTNode]) -> Iterator[cst.CSTNode]:
+    while node is not None:
+      yield node
+      node = self.parents.get(node)
+
+  def layers(self, node: cst.CSTNode) -> Set[cst.Call]:
+    """Returns the calls that made an expression's value, what was handed to those, and so on."""
+    found: Set[cst.Call] = set()
+    left = self.producers(node)
+    while left:
+      call = left.pop()
+      found.add(call)
+      left |= {made for argument in call.args for made in self.producers(argument.value)} - found
+    return found
 
   def made_by(self, node: cst.CSTNode) -> Set[str]:
-    """The full names, or rather their meanings, of what made an expression's value."""
-    call = self.producer(node)
-    return set() if call is None else {meaning(name) or name for name in self.full(call.func)}
+    """Returns the meanings of what may have made an expression's value, or its names, or at least its text."""
+    return {meaning(name) or name for call in self.producers(node)
+            for name in self.full(call.func) or {self.text(call.func)}}
 
   def enclosing(self, node: cst.CSTNode, *kinds: type) -> Optional[cst.CSTNode]:
     """The innermost node of some kinds around a node."""
-    while node is not None and not isinstance(node, kinds):
-      node = self.parents.get(node)
-    return node
+    return next((around for around in self._ancestors(node) if isinstance(around, kinds)), None)
 
 
 def dotted(node: Optional[cst.CSTNode]) -> str:
@@ -167,5 +213,5 @@ def imported(node: cst.CSTNode) -> Dict[str, List[str]]:
 
 def literal(node: cst.CSTNode) -> Optional[str]:
   """The value of a plain string."""
-  value = node.evaluated_value if isinstance(node, cst.SimpleString) else None
+  value = node.evaluated_value if isinstance(node, (cst.SimpleString, cst.ConcatenatedString)) else None
   return value if isinstance(value, str) else None

@@ -61,40 +61,26 @@ class Rewriting(cst.CSTVisitor):
   # Expressions: chains of attributes, and `getattr` with a literal.
 
   def visit_Attribute(self, node: cst.Attribute) -> bool:
-    if not self._rewrite(node, node.value):
+    if not self._rewrite(node):
       if is_made_public(self._names, node):
         self._replace(node.attr, PUBLIC_TWINS[node.attr.value])
       node.value.visit(self)
     return False
 
   def visit_Call(self, node: cst.Call) -> bool:
-    return not self._rewrite(node, node.args[0].value if node.args else node)
+    return not self._rewrite(node)
 
-  def _rewrite(self, node: cst.BaseExpression, base: cst.CSTNode) -> bool:
-    found = self._names.meanings(node)
-    if len(found) != 1 or self._names.full(node) <= found:
-      return False
-    new, = found
-    root = base
-    while isinstance(root, cst.Attribute):
-      root = root.value
-    chain = isinstance(node, cst.Attribute) and isinstance(root, cst.Name)
-    if chain and {here + self._names.text(node)[len(root.value):] for here in self._names.meanings(root)} == found:
-      return False  # What binds the root is rewritten, and that is enough.
-    if self._is_taken(node):
+  def _rewrite(self, node: cst.BaseExpression) -> bool:
+    new = new_name(self._names, node)
+    if new is None or is_taken(self._names, node):
       return False
     self._replace(node, new)
     self._used = True
+    root = _root(node)
     if self._importer is None and isinstance(root, cst.Name):
       self._importer = next((binding.node for binding in self._names.bindings(root, root.value)
                              if isinstance(getattr(binding, "node", None), (cst.Import, cst.ImportFrom))), None)
     return True
-
-  def _is_taken(self, node: cst.CSTNode) -> bool:
-    """Whether the name `mp_compat` is something else where a node is."""
-    bindings = self._names.bindings(node, "mp_compat")
-    return any(not isinstance(binding.node, cst.Import)
-               or set(names_module.imported(binding.node)["mp_compat"]) != {"mp_compat"} for binding in bindings)
 
   # Imports.
 
@@ -157,7 +143,7 @@ class Rewriting(cst.CSTVisitor):
 
   def _is_imported(self) -> bool:
     return any(isinstance(part, cst.Import) and "mp_compat" in names_module.imported(part)
-               for line in self._names.module.body if isinstance(line, cst.SimpleStatementLine) for part in line.body)
+               for part in top_level(self._names.module))
 
   def _insert_import(self) -> None:
     """Before the import whose name it replaces, if that is at the top level; else where imports begin."""
@@ -172,6 +158,11 @@ class Rewriting(cst.CSTVisitor):
     self._edits.append(_Edit(start, start, "import mp_compat" + (newline if around + imports else 3 * newline)))
 
 
+def top_level(module: cst.Module) -> List[cst.BaseSmallStatement]:
+  """Returns the statements of a module that are in no block."""
+  return [part for line in module.body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
+
+
 def _comes_first(statement: cst.CSTNode) -> bool:
   """Whether it is a docstring, or from __future__."""
   first = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
@@ -180,7 +171,37 @@ def _comes_first(statement: cst.CSTNode) -> bool:
   return isinstance(first, cst.Expr) and isinstance(first.value, (cst.SimpleString, cst.ConcatenatedString))
 
 
+def new_name(names: names_module.Names, node: cst.BaseExpression) -> Optional[str]:
+  """Returns what an expression is to become, a full name of this package; None if it stays."""
+  found = names.meanings(node)
+  if len(found) != 1 or names.full(node) <= found or found == {names.text(node)}:
+    return None
+  new, = found
+  root = _root(node)
+  if isinstance(node, cst.Attribute) and isinstance(root, cst.Name) and new in {
+      here + names.text(node)[len(root.value):] for here in names.meanings(root)}:
+    return None  # What binds the root is rewritten, and that is enough.
+  return new
+
+
+def _root(node: cst.BaseExpression) -> cst.BaseExpression:
+  """Returns what a chain of attributes begins with; of `getattr(chain, name)`, the chain's."""
+  if isinstance(node, cst.Call) and node.args:
+    node = node.args[0].value
+  while isinstance(node, cst.Attribute):
+    node = node.value
+  return node
+
+
+def is_taken(names: names_module.Names, node: cst.CSTNode) -> bool:
+  """Returns whether the name `mp_compat` may be something else where a node is."""
+  return any(not isinstance(binding.node, cst.Import)
+             or set(names_module.imported(binding.node)["mp_compat"]) != {"mp_compat"}
+             for binding in names.bindings(node, "mp_compat"))
+
+
 def is_made_public(names: names_module.Names, node: cst.Attribute) -> bool:
   """Whether it reads a private attribute, with a public twin, of what is known to be an optimizer of these."""
   is_read = not isinstance(names.parents[node], (cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.Del))
-  return node.attr.value in PUBLIC_TWINS and is_read and bool(names.made_by(node.value) & OPTIMIZERS)
+  made_by = names.made_by(node.value)
+  return node.attr.value in PUBLIC_TWINS and is_read and bool(made_by) and made_by <= OPTIMIZERS

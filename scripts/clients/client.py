@@ -1,7 +1,9 @@
 """What the programs beside it need: run a client's program under TensorFlow's names or mp_compat's, and compare."""
 
+import glob
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -28,10 +30,11 @@ def run(command, cwd=None, **environment):
   return done.stdout
 
 
-def convert(source, target, to):
-  """Writes a checkpoint as another dialect has it, where an Estimator looks for one."""
+def copy(source, target):
+  """Copies a checkpoint, as it is, to where an Estimator looks for one."""
   os.makedirs(os.path.dirname(target))
-  run([sys.executable, "-m", "mp_compat", "checkpoint", "convert", source, target, "--to", to])
+  for path in glob.glob(source + ".*"):
+    shutil.copy(path, target + path[len(source):])
   with open(os.path.join(os.path.dirname(target), "checkpoint"), "w") as file:
     file.write('model_checkpoint_path: "{}"\n'.format(os.path.basename(target)))
 

@@ -25,10 +25,10 @@ from mp_compat import __main__ as command_line
 # How many names are rewritten, and the kinds of decisions, as read in the diffs and the sources.
 EXPECTED = {
     "tensor2tensor==1.15.7": (2, {"unresolved": 2, "own-global-step": 1}),
-    "OpenNMT-tf==2.8.1": (2, {}),
-    "tf-models-official==2.2.2": (8, {"text": 1}),
+    "OpenNMT-tf==2.8.1": (2, {"isinstance": 1}),
+    "tf-models-official==2.2.2": (8, {"isinstance": 2, "wrapped-twice": 1, "text": 1}),
     "finetune==0.10.0": (2, {"own-global-step": 1}),
-    "neurst==0.1.2": (5, {"keras": 2, "private-state": 7}),
+    "neurst==0.1.2": (5, {"isinstance": 2, "keras": 2, "private-state": 7, "subclass": 1}),
     "deepmd-kit==3.2.0": (4, {}),
 }
 
@@ -84,7 +84,7 @@ def examine(package, expected, show):
       with open(path, "rb") as content:
         compile(content.read(), path, "exec")
     code, said = migrate("--check", sources)
-    check(code == 0, "a second migration finds more:\n" + said)
+    check(code == (3 if found["problems"] else 0), "a second migration finds more:\n" + said)
     print("{:<26}  {:>5} files, {:>2} names rewritten in {:>2}, {} places to decide, {} not Python 3".format(
         package, found["files"], len(found["rewritten"]), len(files), len(found["decide"]), len(found["problems"])),
         flush=True)

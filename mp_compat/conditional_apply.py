@@ -1,0 +1,87 @@
+"""The conditional around every update of a step."""
+
+import contextlib
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from mp_compat import _compat
+from mp_compat import distribute
+from mp_compat._compat import tf
+
+# AutoGraph would rewrite these functions within a tf.function; they have nothing for it to convert.
+do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+def cond(should_apply: Any, apply: Callable[[], Any], skip: Callable[[], Any] = tf.no_op) -> Any:
+  """Returns `apply()` if `should_apply`, else `skip()`: an op or a tensor, in eager mode None.
+
+  Args:
+    should_apply: a bool, or a scalar bool tensor.
+    apply: returns an op.
+    skip: returns an op.
+  """
+  if not tf.is_tensor(should_apply) or tf.executing_eagerly():
+    return apply() if should_apply else skip()
+  return _compat.cond(should_apply, apply, skip)
+
+
+def apply_in_each_replica(should_apply: Any,
+                          apply: Callable[..., Any],
+                          args: Sequence[Any],
+                          kwargs: Dict[str, Any],
+                          scope: str,
+                          skip: Callable[[], Any] = tf.no_op) -> Any:
+  """Calls `apply(*args, **kwargs)` in each replica if `should_apply`, else `skip()`; called once for all replicas.
+
+  Variables that `apply` makes are made outside the conditional, under the names that they would have if the replica
+  had called `apply` itself.
+
+  Args:
+    should_apply: a bool, or a scalar bool tensor.
+    apply: applies gradients; returns an op, in eager mode None.
+    args: per-replica values.
+    kwargs: per-replica values.
+    scope: the name scope of the replica; a per-replica value.
+    skip: returns an op, in eager mode None.
+
+  Returns:
+    An op or a tensor; in eager mode None.
+  """
+  scope = distribute.local_results(scope)[0]
+  entered: List[str] = []  # the name scopes of the branch in which gradients are applied, of each replica
+
+  def make_outside(next_creator: Callable[..., tf.Variable], **creator_kwargs: Any) -> tf.Variable:
+    # What is made in "cond_1/apply_if_finite/" is made in the replica's own scope. Any other scope was chosen by the
+    # optimizer itself: tf.get_variable makes its variables in the root scope.
+    if _compat.home_graph() is None:
+      return next_creator(**creator_kwargs)
+    if tf.is_tensor(creator_kwargs.get("initial_value")):
+      with tf.init_scope():
+        creator_kwargs["initial_value"] = _compat.copied_out_of_branches(creator_kwargs["initial_value"])
+    current = _compat.name_scope() + "/"
+    around = next((one for one in entered if current.startswith(one)), None)
+    if around is None:
+      return next_creator(**creator_kwargs)
+    own_scope = "/".join(filter(None, [scope, current[len(around):].strip("/")]))
+    with tf.init_scope(), tf.name_scope(own_scope + "/" if own_scope else None):
+      return next_creator(**creator_kwargs)
+
+  def apply_in_scope(*own_args: Any, **own_kwargs: Any) -> Any:
+    with tf.name_scope("apply_if_finite") as own_scope:
+      entered.append(own_scope)
+      return apply(*own_args, **own_kwargs)
+
+  def apply_branch() -> Optional[tf.Operation]:
+    with contextlib.ExitStack() as creators:
+      creators.enter_context(tf.variable_creator_scope(make_outside))
+      with tf.init_scope():  # where optimizers make their variables; for a function, that is another graph
+        creators.enter_context(tf.variable_creator_scope(make_outside))
+      return distribute.group(distribute.call_for_each_replica(apply_in_scope, *args, **kwargs))
+
+  summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
+  made_before = len(summaries)
+  applied = cond(should_apply, apply_branch, skip)
+  # Summaries of the inner optimizer are empty in skipped steps; inside control flow nothing can read them.
+  readable = [] if _compat.is_in_control_flow() else summaries[made_before:]
+  summaries[made_before:] = [
+      _compat.out_of_branches(one, b"") for one in readable if _compat.is_in_branches_only(one.op)]
+  return applied

@@ -1,0 +1,101 @@
+"""Names that TensorFlow's loss scaling gives to variables made inside its conditional, for `mp_compat.install()`.
+
+TensorFlow's class lets Adam make its powers inside `tf.cond`. Under control flow v1 their names then begin with that
+conditional's name scope, `cond_1/beta1_power`: `tf.cond` takes the next free name, so the number counts the
+conditionals that were built in the same name scope before, the program's and the loss scale's own. Under control flow
+v2 the name scope is lost: `beta1_power`, also within `head/`.
+
+With the class's conditionals in `apply_gradients`, and their order, known, the name is known before they are built:
+
+    loss scale                   conditionals of TensorFlow's class                the variables are made in the
+    DynamicLossScale             one to move the scale, then one to apply          second
+    tf.contrib, exponential      one to apply, then one to move the scale          first
+    tf.contrib, fixed            one to apply                                      first
+    any other                    none                                              (TensorFlow's class ignores `update`)
+
+This package builds other conditionals. The difference is counted for each name scope of a graph, and added to the
+number that `tf.cond` would take here. `mp_compat.checkpoints` writes both names of a variable and reads either.
+
+Source: `apply_gradients` and `update` of TensorFlow 1.15, 2.4 and 2.15, and of `tf.contrib.mixed_precision`.
+"""
+
+import re
+from typing import Any, Callable, Optional, Tuple
+
+from absl import logging
+
+from mp_compat import _compat
+from mp_compat import loss_scale as loss_scale_module
+from mp_compat._compat import tf
+from mp_compat.contrib import mixed_precision as contrib
+
+
+def noted(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns an optimizer's `apply_gradients` that notes TensorFlow's names for the variables that it makes."""
+
+  @tf.autograph.experimental.do_not_convert
+  def apply_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
+    graph = _compat.home_graph()
+    if graph is None or graph is not tf.get_default_graph():
+      return apply_gradients(self, *args, **kwargs)  # eager mode, or a function
+    scope, more = _compat.name_scope(), _compat.conditionals_elsewhere(graph)
+    before = _next_conditional(graph)
+    made_before = [variable for _, variable in _compat.non_slot_variables(self.inner_optimizer)]
+    result = apply_gradients(self, *args, **kwargs)
+    made = [(name, variable) for name, variable in _compat.non_slot_variables(self.inner_optimizer)
+            if not any(variable is before for before in made_before)]
+    if _next_conditional(graph) == before:
+      return result  # The conditional is in the name scope of the first replica.
+    conditionals = _conditionals(self.loss_scale)
+    if conditionals is None or more[scope] is None:
+      more[scope] = None
+      _warn_of(self.loss_scale, [variable.op.name for _, variable in made])
+      return result
+    (count, applying), number = conditionals, before + more[scope]
+    more[scope] = number + count - _next_conditional(graph)
+    for name, variable in made if count else []:
+      _note(graph, _compat.copies_of(variable)[0].op.name, name if tf.control_flow_v2_enabled() else _joined(
+          scope, "cond_{}".format(number + applying) if number + applying else "cond", name))
+    return result
+
+  return apply_and_note
+
+
+def _conditionals(loss_scale: Any) -> Optional[Tuple[int, int]]:
+  """Returns how many conditionals TensorFlow's class builds, and which one applies; None if that is unknown."""
+  if isinstance(loss_scale, contrib.LossScaleManager):
+    return {contrib.ExponentialUpdateLossScaleManager.update_loss_scale: (2, 0),
+            contrib.FixedLossScaleManager.update_loss_scale: (1, 0)}.get(type(loss_scale).update_loss_scale)
+  dynamic = (loss_scale_module.DynamicLossScale,) + _compat.NATIVE_DYNAMIC_LOSS_SCALES
+  if not isinstance(loss_scale, dynamic):
+    return 0, 0
+  return (2, 1) if type(loss_scale).update in [one.update for one in dynamic] else None
+
+
+def _warn_of(loss_scale: Any, names: Any) -> None:
+  if names:
+    logging.warning(
+        "The name that TensorFlow's class would give to %s is unknown: %s, or a loss scale before it, has an update() "
+        "of its own, which may build conditionals. Checkpoints have the inner optimizer's names. For a program without "
+        "mp_compat convert them: python -m mp_compat checkpoint convert --like.",
+        ", ".join(names), type(loss_scale).__name__)
+
+
+def _note(graph: tf.Graph, ours: str, theirs: str) -> None:
+  names = _compat.names_elsewhere(graph)
+  if ours in names:
+    return  # by the first replica
+  taken, number, unique = set(names.values()), 0, theirs
+  while unique in taken:
+    number += 1
+    unique = "{}_{}".format(theirs, number)
+  names[ours] = unique
+
+
+def _next_conditional(graph: tf.Graph) -> int:
+  """Returns the number of the next `tf.cond` in the current name scope: 0 for "cond", 2 for "cond_2"."""
+  return int(re.search(r"cond(?:_(\d+))?$", graph.unique_name("cond", mark_as_used=False)).group(1) or 0)
+
+
+def _joined(*names: str) -> str:
+  return "/".join(filter(None, names))

@@ -1,0 +1,76 @@
+"""The finite check: are all values of these tensors finite?
+
+A sum that is finite proves that its terms are: inf or NaN in, inf or NaN out. It reads each gradient once, on all
+threads, in every TensorFlow, on every device. Where a sum is not finite (an overflow, or finite terms that add up
+beyond the range), an exact check inside a conditional decides.
+
+XLA may assume that sums are not NaN (`xla_cpu_enable_fast_math`, TensorFlow 1.15's default), so that sums are kept out
+of its clusters, and what it may compile as a whole is checked exactly, where it needs one pass, too.
+"""
+
+from typing import Any, Dict, List, Tuple
+
+from mp_compat import _compat
+from mp_compat._compat import tf
+
+# The largest tensor, in bytes, that is stacked with others of its shape: an op for each would cost more than its work.
+_SMALL = 2 ** 16
+
+
+def all_finite(tensors: List[tf.Tensor]) -> tf.Tensor:
+  """Returns a scalar bool tensor: True if all values are finite (True for an empty list).
+
+  Args:
+    tensors: tensors of any shapes and numeric dtypes; integers are finite.
+  """
+  tensors = [part for tensor in tensors for part in _floating_parts(tensor)]
+  if not tensors:
+    return tf.constant(True)
+  stacked = _stack_small(tensors)
+  if tf.executing_eagerly() or _compat.may_be_compiled():
+    return _exact(stacked)
+  with tf.xla.experimental.jit_scope(compile_ops=False):
+    sums_finite = tf.reduce_all(tf.is_finite(tf.stack([_sum(one) for one in stacked])))
+  return _compat.cond(sums_finite, lambda: tf.constant(True), lambda: _exact(stacked))
+
+
+def _floating_parts(tensor: tf.Tensor) -> List[tf.Tensor]:
+  if tensor.dtype.is_complex:
+    return [tf.math.real(tensor), tf.math.imag(tensor)]
+  return [tensor] if tensor.dtype.is_floating else []
+
+
+def _sum(tensor: tf.Tensor) -> tf.Tensor:
+  """Returns the sum of all values, a float32 scalar."""
+  with _compat.on_device_of(tensor):
+    if tensor.dtype in (tf.float16, tf.bfloat16):
+      tensor = tf.cast(tensor, tf.float32)
+    return tf.cast(tf.reduce_sum(tensor), tf.float32)
+
+
+def _exact(tensors: List[tf.Tensor]) -> tf.Tensor:
+  finite = []
+  for tensor in tensors:
+    with _compat.on_device_of(tensor):
+      finite.append(tf.reduce_all(_compat.is_finite(tensor)))
+  return tf.reduce_all(tf.stack(finite))
+
+
+def _stack_small(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
+  """Returns the same values with small tensors of one shape, dtype and device stacked into one."""
+  groups: Dict[Any, List[tf.Tensor]] = {}
+  for number, tensor in enumerate(tensors):
+    groups.setdefault(_group_of(tensor) or number, []).append(tensor)
+  stacked = []
+  for group in groups.values():
+    with _compat.on_device_of(group[0]):
+      stacked.append(group[0] if len(group) == 1 else tf.stack(group))
+  return stacked
+
+
+def _group_of(tensor: tf.Tensor) -> Tuple[Any, ...]:
+  """Returns what the tensors of a stack have in common; () for a large tensor, or one of unknown shape."""
+  size = tensor.shape.num_elements()
+  if size is None or size * tensor.dtype.size > _SMALL:
+    return ()
+  return tensor.dtype, tuple(tensor.shape.as_list()), tensor.device

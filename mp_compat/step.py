@@ -1,0 +1,209 @@
+"""One step: check the gradients, update the loss scale, apply the gradients or skip them.
+
+    check     in each replica: converts what was passed in, once, and looks whether all values are finite
+    decide    once for all replicas: replicas and processes agree, and the loss scale is updated
+    apply     once for all replicas: the inner optimizer's apply_gradients, under a conditional
+"""
+
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, Union
+
+from mp_compat import _compat
+from mp_compat import conditional_apply
+from mp_compat import diagnosis
+from mp_compat import distribute
+from mp_compat import finite_check
+from mp_compat import gradients
+from mp_compat import horovod
+from mp_compat import loss_scale as loss_scale_module
+from mp_compat import summaries
+from mp_compat import sync_replicas
+from mp_compat._compat import tf
+
+# Agrees with other processes: maps a bool tensor to one of its shape, True where it is True in all processes.
+FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
+
+
+class Settings(NamedTuple):
+  """How an optimizer makes its steps; see `MixedPrecisionLossScaleOptimizer`."""
+
+  name: str
+  inner_optimizer: tf.train.Optimizer
+  loss_scale: Any
+  skip_nonfinite: bool
+  check_computed_gradients: bool
+  finite_reducer: Optional[FiniteReducer]
+  add_summaries: bool
+  use_locking: bool
+
+
+class Checked(NamedTuple):
+  """Gradients of one replica and the result of the finite check."""
+
+  grads_and_vars: Tuple[gradients.GradAndVar, ...]  # the gradients are converted
+  finite: Optional[tf.Tensor]  # a scalar bool; None without a check
+  hidden: bool  # whether the check covers tensors that are not among the gradients
+  scope: str  # the name scope of the replica
+
+
+class Decision(NamedTuple):
+  """What happens in a step, on all replicas."""
+
+  finite: Optional[tf.Tensor]  # a scalar bool; None without a check
+  should_apply: Union[bool, tf.Tensor]
+  update_op: Optional[tf.Operation]  # updates the loss scale
+  scale: Optional[tf.Tensor]  # the loss scale before the update, for summaries
+
+
+def check(grads_and_vars: Iterable[Tuple[Any, tf.Variable]],
+          check_finite: bool = True,
+          check_computed: bool = True) -> Checked:
+  """Converts the gradients of one replica and checks whether all of their values are finite.
+
+  Args:
+    grads_and_vars: (gradient, variable) pairs.
+    check_finite: False for no check.
+    check_computed: whether the check covers the gradients as `compute_gradients` returned them, too.
+
+  Raises:
+    ValueError: if there are no gradients.
+    TypeError: if a gradient is not floating.
+  """
+  grads_and_vars = gradients.convert_pairs(grads_and_vars)
+  scope = _compat.name_scope()
+  if not check_finite:
+    return Checked(grads_and_vars, None, False, scope)
+  grads = [grad for grad, _ in grads_and_vars]
+  hidden = [tensor for _, tensor in gradients.hidden_sources(grads)] if check_computed else []
+  finite = finite_check.all_finite(gradients.values_of(grads) + hidden)
+  return Checked(grads_and_vars, finite, bool(hidden), scope)
+
+
+def agree(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = None) -> List[tf.Tensor]:
+  """Returns for each of `finite` whether it is True in all replicas and processes; called once for all replicas.
+
+  Args:
+    finite: scalar bool tensors, per-replica values.
+    reducer: agrees with other processes; called once, with a vector if there are several tensors.
+
+  Raises:
+    ValueError: if `reducer` returns another dtype or shape.
+  """
+  alone = len(finite) == 1
+  together = finite[0] if alone else distribute.call_for_each_replica(lambda *own: tf.stack(own), *finite)
+  together = distribute.all_replicas(together)
+  if reducer is not None:
+    reduced = tf.convert_to_tensor(reducer(together))
+    if reduced.dtype != tf.bool or not reduced.shape.is_compatible_with(together.shape):
+      raise ValueError(
+          "finite_reducer must return a {}, True where the gradients are finite in all processes, but returned {}. Sum "
+          "up the number of processes that overflowed and compare it with 0, as mp_compat.horovod.all_ranks_finite "
+          "does: an average of bools takes a partial overflow for True."
+          .format("scalar bool" if alone else "bool of shape [{}]".format(len(finite)), reduced))
+    together = reduced
+  return [together] if alone else tf.unstack(together, len(finite))
+
+
+def decide(settings: Settings, checked: Checked, finite_before: Optional[tf.Tensor] = None) -> Decision:
+  """Agrees on the result of the check and updates the loss scale; called once for all replicas.
+
+  Args:
+    settings: those of the optimizer.
+    checked: the gradients, per-replica values.
+    finite_before: a scalar bool in each replica, False if gradients were left out of this step because they were not
+      finite. The loss scale is updated as for a step that is not finite, but the gradients are applied.
+  """
+  grads = [grad for grad, _ in checked.grads_and_vars]
+  scale = tf.cast(settings.loss_scale(), tf.float32) if settings.add_summaries else None
+  with tf.control_dependencies([] if scale is None else [scale]):
+    if checked.finite is None:
+      update_op, should_apply = settings.loss_scale.update(grads)
+      return Decision(should_apply if tf.is_tensor(should_apply) else None, should_apply, update_op, scale)
+    reducer = reducer_of(settings, grads)
+    if finite_before is None:
+      finite, = agree([checked.finite], reducer)
+      update_op, should_apply = update(settings, grads, finite, checked.hidden or reducer is not None)
+      return Decision(finite, logical_and(should_apply, finite), update_op, scale)
+    finite, finite_before = agree([checked.finite, finite_before], reducer)
+    update_op, _ = update(settings, grads, tf.logical_and(finite, finite_before), hidden=True)
+    return Decision(finite, finite, update_op, scale)
+
+
+def reducer_of(settings: Settings, grads: Iterable[gradients.Gradient]) -> Optional[FiniteReducer]:
+  """Returns the optimizer's own reducer, or Horovod's where its ranks could disagree about these gradients."""
+  return settings.finite_reducer or horovod.default_reducer(settings.inner_optimizer, local_gradients(grads))
+
+
+def local_gradients(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
+  """Returns the gradients of each local replica, in order."""
+  return [own for grad in grads for own in distribute.local_results(grad)]
+
+
+def update(settings: Settings,
+           grads: List[gradients.Gradient],
+           finite: tf.Tensor,
+           hidden: bool) -> Tuple[Optional[tf.Operation], Any]:
+  """Updates the loss scale after a step; with `use_locking`, after those that other threads run at the same time.
+
+  Returns:
+    `(update_op, should_apply)`, see `LossScale.update`.
+  """
+  locked = settings.use_locking and not tf.executing_eagerly() and not _compat.may_be_compiled()
+  if not locked:
+    return loss_scale_module.update(settings.loss_scale, grads, finite, hidden)
+  with tf.control_dependencies([finite]), tf.device("/cpu:0"):
+    lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2())
+  with tf.control_dependencies([lock]):
+    update_op, should_apply = loss_scale_module.update(settings.loss_scale, grads, finite, hidden)
+  with tf.control_dependencies([] if update_op is None else [update_op]), tf.device("/cpu:0"):
+    return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock), should_apply
+
+
+def logical_and(should_apply: Any, finite: tf.Tensor) -> Any:
+  """Returns `should_apply and finite`, without an op where one of them says it all."""
+  if not tf.is_tensor(should_apply):
+    return finite if should_apply else False
+  return finite if should_apply is finite else tf.logical_and(should_apply, finite)
+
+
+def apply(settings: Settings,
+          checked: Checked,
+          decision: Decision,
+          global_step: Optional[tf.Variable],
+          name: Optional[str],
+          **kwargs: Any) -> diagnosis.Step:
+  """Applies the gradients of all replicas if `decision.should_apply`; called once for all replicas.
+
+  Args:
+    settings: those of the optimizer.
+    checked: the gradients, per-replica values.
+    decision: what to do.
+    global_step: a variable that the inner optimizer increments, or None.
+    name: the name of the op; the inner optimizer's by default.
+    **kwargs: further arguments of the inner optimizer's `apply_gradients`.
+
+  Returns:
+    What was built; in eager mode, what was decided.
+  """
+  train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
+  # Optimizers of one's own may take fewer arguments.
+  arguments = (checked.grads_and_vars, global_step, name)
+  given = 3 if name is not None else 2 if global_step is not None else 1
+  applied = conditional_apply.apply_in_each_replica(
+      decision.should_apply, settings.inner_optimizer.apply_gradients, arguments[:given], kwargs, checked.scope)
+  if tf.executing_eagerly():
+    return diagnosis.Step(None, decision.finite, decision.should_apply, [])
+  local = [(own, variable.name) for grad, variable in checked.grads_and_vars
+           for own in distribute.local_results(grad)]
+  followed = sync_replicas.follow_global_step([grad for grad, _ in local], global_step, applied)
+  counted = counters = None
+  if settings.add_summaries:
+    good_steps = getattr(settings.loss_scale, "_num_good_steps", None)
+    counted, counters = summaries.add(decision.scale, good_steps, decision.should_apply)
+  train_op = distribute.group(applied, decision.update_op, followed, counted, name=name or settings.name)
+  set_train_ops(train_ops + [train_op])
+  return diagnosis.Step(train_op, decision.finite, decision.should_apply, local, counters)
+
+
+def set_train_ops(train_ops: List[tf.Operation]) -> None:
+  """Sets the collection of train ops; what the inner optimizer adds belongs to a branch and cannot be run."""
+  tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = train_ops

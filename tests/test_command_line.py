@@ -1,0 +1,99 @@
+"""`python -m mp_compat`: the version, interruptions, programs that do not exist, machines without TensorFlow."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import mp_compat
+from mp_compat import __main__ as command_line
+from tests import testing
+
+
+def run(*arguments, python=sys.executable, path=(), **options):
+  """Runs the command line in a process of its own, which looks for modules in the directories of `path` first."""
+  environment = testing.environment()
+  environment["PYTHONPATH"] = os.pathsep.join(list(path) + [environment["PYTHONPATH"]])
+  return subprocess.run([python, "-m", "mp_compat"] + list(arguments), env=environment, capture_output=True, text=True,
+                        check=False, **options)
+
+
+@pytest.fixture(name="bare_python", scope="module")
+def _bare_python(tmp_path_factory):
+  """The interpreter of an environment in which nothing is installed."""
+  folder = tmp_path_factory.mktemp("bare")
+  subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+  return os.path.join(str(folder), "Scripts" if os.name == "nt" else "bin", "python")
+
+
+@pytest.mark.parametrize("command", [
+    ["checkpoint", "inspect", "model.ckpt"],
+    ["checkpoint", "convert", "a", "b", "--to", "plain"],
+    ["plot", ".", "-o", "x.png"],
+    ["run", "script.py"],
+], ids=" ".join)
+def test_without_tensorflow_one_line_says_so(command, bare_python, tmp_path):
+  (tmp_path / "script.py").write_text("import os\n")
+  done = run(*command, python=bare_python, cwd=str(tmp_path))
+  assert done.returncode == 2 and done.stdout == ""
+  line, = done.stderr.splitlines()
+  assert line.startswith("mp_compat {}: mp_compat needs TensorFlow 1.15 or later".format(command[0]))
+  assert "`pip install tensorflow`" in line
+
+
+def test_a_broken_tensorflow_is_one_line_of_error(tmp_path):
+  (tmp_path / "tensorflow.py").write_text("raise ImportError('DLL load failed.\\n\\nSee the web page.')")
+  done = run("plot", ".", "-o", "x.png", path=[str(tmp_path)])
+  line, = done.stderr.splitlines()
+  assert done.returncode == 2 and "importing tensorflow failed: DLL load failed. See the web page." in line
+
+
+def test_the_version_needs_no_tensorflow(bare_python):
+  done = run("--version", python=bare_python)
+  assert (done.returncode, done.stdout, done.stderr) == (0, "mp_compat {}\n".format(mp_compat.__version__), "")
+
+
+@pytest.mark.parametrize("program", [["nope.py"], ["empty"], ["-m", "nope"], ["-m", "nope.nothing"]], ids=" ".join)
+def test_a_missing_program_is_one_line_of_error(program, tmp_path):
+  (tmp_path / "empty").mkdir()
+  done = run("run", *program, cwd=str(tmp_path))
+  assert done.returncode == 2 and "Traceback" not in done.stderr
+  assert done.stderr.splitlines()[-1].startswith(
+      "mp_compat run: expected a script, a directory or zip file with __main__.py, or -m and a module, but got {}: "
+      .format(" ".join(program)))
+
+
+@pytest.mark.parametrize("code", ["open('nope.txt')", "import nope", "import runpy\nrunpy.run_path('nope.py')"])
+def test_what_a_program_cannot_find_is_its_own_traceback(code, tmp_path):
+  (tmp_path / "program.py").write_text(code)
+  done = run("run", "program.py", cwd=str(tmp_path))
+  assert done.returncode == 1 and "Traceback" in done.stderr and "program.py" in done.stderr
+  assert "mp_compat run:" not in done.stderr
+
+
+def test_an_interrupted_program_shows_its_own_traceback(tmp_path):
+  (tmp_path / "program.py").write_text("raise KeyboardInterrupt")
+  done = run("run", "program.py", cwd=str(tmp_path))
+  assert done.returncode not in (0, 2) and "program.py" in done.stderr
+  assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_an_interrupted_migration_ends_quietly(tmp_path):
+  # The diff is more than the pipe takes: once its beginning is here, the command waits.
+  code = "import tensorflow as tf\nx = tf.train.experimental.LossScale\n" + "#" * 2 ** 20 + "\n"
+  (tmp_path / "old.py").write_text(code)
+  with subprocess.Popen([sys.executable, "-m", "mp_compat", "migrate", str(tmp_path)], env=testing.environment(),
+                        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
+    # Processes in the background of a shell ignore the signal; this one is to get it, as in a terminal.
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+  assert (process.returncode, said) == (130, b"")
+
+
+def test_run_without_a_program_is_an_error(capsys):
+  assert command_line.main(["run"]) == 2
+  assert "expected a script, or -m and a module" in capsys.readouterr().err
