@@ -1,4 +1,4 @@
-"""The harness of tests/test_programs.py: a table of training programs, and what it takes to run and compare them.
+"""The harness of tests/test_programs_*.py: tables of training programs, and what it takes to run and compare them.
 
 A program is a function of a `Build`: it makes a graph and returns the train op, or a function `step(session, feed)`.
 The same program is run with the inner optimizer alone, with TensorFlow's class and with ours.
@@ -7,7 +7,6 @@ The same program is run with the inner optimizer alone, with TensorFlow's class 
 import collections
 import contextlib
 import functools
-import itertools
 import re
 from typing import Any, Callable, Dict, NamedTuple, Tuple
 
@@ -58,21 +57,54 @@ class Program(NamedTuple):
   slow: bool = False  # whether the default selection leaves it out
 
 
-PROGRAMS = collections.OrderedDict()
+PROGRAMS = {}  # all tables' rows, by name
 
 
-def add(name: str, build: Callable[["Build"], Any], **options: Any) -> None:
-  """Adds a row to the table."""
-  assert name not in PROGRAMS, name
-  PROGRAMS[name] = Program(name, build, **options)
+class Table:
+  """Programs about one topic, which one test module trains."""
 
+  def __init__(self):
+    self._names = []
 
-def program(**options: Any) -> Callable[[Any], Any]:
-  """Adds the decorated function to the table, under its name."""
-  def decorate(build):
-    add(build.__name__, build, **options)
-    return build
-  return decorate
+  def add(self, name: str, build: Callable[["Build"], Any], **options: Any) -> None:
+    """Adds a row to the table."""
+    assert name not in PROGRAMS, name
+    PROGRAMS[name] = Program(name, build, **options)
+    self._names.append(name)
+
+  def program(self, **options: Any) -> Callable[[Any], Any]:
+    """Adds the decorated function to the table, under its name."""
+    def decorate(build):
+      self.add(build.__name__, build, **options)
+      return build
+    return decorate
+
+  def make_test(self) -> Callable[..., None]:
+    """Returns a test of every row under each of its variants.
+
+    Every variant is compared with the unwrapped program; the first one also in the other ways.
+    """
+    parameters = []
+    for row in (PROGRAMS[name] for name in self._names):
+      for variant in row.variants:
+        first = variant == row.variants[0]
+        comparisons = {"unwrapped": compare_with_reference}
+        if first:
+          comparisons.update(tensorflow=compare_with_tensorflow, fixed=compare_fixed_with_reference)
+        for name, compare in comparisons.items():
+          marks = [] if first and name == "unwrapped" and not row.slow else [pytest.mark.slow]
+          parameters.append(pytest.param(
+              compare, row, variant, marks=marks, id="{}-{}-{}".format(name, row.name, variant)))
+
+    @pytest.mark.parametrize("compare, row, variant", parameters)
+    def test_program_trains_with_the_same_numbers(compare, row, variant):
+      for what, available in row.needs.items():
+        if not available:
+          pytest.skip("TensorFlow {}.{}: {}".format(*(VERSION + (what,))))
+      with pytest.raises(ValueError, match=row.limit) if row.limit else contextlib.nullcontext():
+        compare(row, variant)
+
+    return test_program_trains_with_the_same_numbers
 
 
 class Build:
@@ -310,8 +342,3 @@ def compare_with_tensorflow(row, variant):
 def plain(history):
   """Returns the same history with the names that TensorFlow's class would give if it built no conditional."""
   return [{re.sub(r"(^|/)cond(_\d+)?/", r"\1", name): value for name, value in values.items()} for values in history]
-
-
-def rows():
-  """Returns every row under every variant."""
-  return itertools.chain.from_iterable(((row, variant) for variant in row.variants) for row in PROGRAMS.values())

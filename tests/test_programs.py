@@ -1,41 +1,16 @@
-"""Trains every program of the table and compares all variables with those of the unwrapped program, to the bit."""
+"""Programs of tests/test_programs_*.py that several threads build at once."""
 
-import contextlib
-import importlib
 import threading
 
 import pytest
 
 import mp_compat
 from tests import programs
+from tests import test_programs_control_flow  # noqa: F401 -- adds its programs to the table
+from tests import test_programs_optimizers  # noqa: F401
+from tests import test_programs_training  # noqa: F401
 from tests import testing
 from tests.testing import tf
-
-TOPICS = ("control_flow", "feeding", "functions", "gradients", "loss_scales", "optimizers", "strategies", "training",
-          "unusual")
-for topic in TOPICS:  # Each module adds its rows to the table.
-  importlib.import_module("tests.programs_" + topic)
-
-
-def parameters():
-  """Every variant is compared with the unwrapped program; the first one also in the other ways."""
-  for row, variant in programs.rows():
-    first = variant == row.variants[0]
-    comparisons = {"unwrapped": programs.compare_with_reference}
-    if first:
-      comparisons.update(tensorflow=programs.compare_with_tensorflow, fixed=programs.compare_fixed_with_reference)
-    for name, compare in comparisons.items():
-      marks = [] if first and name == "unwrapped" and not row.slow else [pytest.mark.slow]
-      yield pytest.param(compare, row, variant, marks=marks, id="{}-{}-{}".format(name, row.name, variant))
-
-
-@pytest.mark.parametrize("compare, row, variant", parameters())
-def test_program_trains_with_the_same_numbers(compare, row, variant):
-  for what, available in row.needs.items():
-    if not available:
-      pytest.skip("TensorFlow {}.{}: {}".format(*(programs.VERSION + (what,))))
-  with pytest.raises(ValueError, match=row.limit) if row.limit else contextlib.nullcontext():
-    compare(row, variant)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -84,7 +59,3 @@ def run_in_the_current_control_flow(name):
   """The clean history of a program, with the control flow that is on: it is the same for all threads."""
   version = 2 if tf.control_flow_v2_enabled() else 1
   return programs.train(programs.PROGRAMS[name], programs.Variant(version, True), mp_compat, False).clean
-
-
-def test_table_has_many_programs():
-  assert len(programs.PROGRAMS) >= 150

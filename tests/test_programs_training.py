@@ -5,9 +5,10 @@ import threading
 import numpy as np
 
 from tests import programs
-from tests.programs import program
-from tests.programs_control_flow import dense
+from tests.test_programs_control_flow import dense
 from tests.testing import tf
+
+TABLE = programs.Table()
 
 # --- between computing and applying -----------------------------------------------------------------------------------
 
@@ -83,11 +84,11 @@ def in_py_func(grad):
 
 
 for name, (change, hides) in BETWEEN.items():
-  programs.add("gradients_{}".format(name), between(change), hidden=hides, slow=name not in RUN_BY_DEFAULT,
-               outside="stored.*" if change is BETWEEN["assigned_to_variables"][0] else "$^")
+  TABLE.add("gradients_{}".format(name), between(change), hidden=hides, slow=name not in RUN_BY_DEFAULT,
+            outside="stored.*" if change is BETWEEN["assigned_to_variables"][0] else "$^")
 
 
-@program()
+@TABLE.program()
 def averaged_over_towers(t):
   optimizer = t.wrap()
   towers = []
@@ -100,7 +101,7 @@ def averaged_over_towers(t):
   return optimizer.apply_gradients(averaged, t.global_step)
 
 
-@program(outside="accum.*")
+@TABLE.program(outside="accum.*")
 def accumulated_in_variables(t):
   optimizer = t.wrap()
   accum = [tf.Variable(tf.zeros_like(v.initial_value), trainable=False, name="accum", use_resource=t.resource)
@@ -119,7 +120,7 @@ def accumulated_in_variables(t):
   return step
 
 
-@program(outside="accum.*", fixed=False)
+@TABLE.program(outside="accum.*", fixed=False)
 def accumulated_and_applied_every_second_step(t):
   """Accumulates and applies in one run, under a condition that is fed."""
   optimizer = t.wrap()
@@ -136,7 +137,7 @@ def accumulated_and_applied_every_second_step(t):
   return tf.cond(t.flag, apply, tf.no_op)
 
 
-@program()
+@TABLE.program()
 def accumulated_in_conditional_accumulators(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss(sparse=False))
@@ -156,7 +157,7 @@ def accumulated_in_conditional_accumulators(t):
 # --- variables --------------------------------------------------------------------------------------------------------
 
 
-@program()
+@TABLE.program()
 def partitioned_variables(t):
   with tf.variable_scope("", use_resource=t.resource):
     parts = tf.get_variable("parts", initializer=tf.ones([6, 3]), partitioner=tf.fixed_size_partitioner(3))
@@ -165,27 +166,27 @@ def partitioned_variables(t):
                            t.global_step)
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def a_partitioned_variable_as_var_list(t):
   with tf.variable_scope("", use_resource=t.resource):
     parts = tf.get_variable("parts", initializer=tf.ones([6, 3]), partitioner=tf.fixed_size_partitioner(3))
   return t.wrap().minimize(tf.reduce_sum(tf.square(tf.convert_to_tensor(parts)) * t.x), t.global_step, list(parts))
 
 
-@program()
+@TABLE.program()
 def constrained_variables(t):
   w = t.variable("constrained", np.ones(3, np.float32), constraint=lambda v: tf.clip_by_value(v, .9, 1.1))
   return t.wrap().minimize(tf.reduce_sum(w * w * t.x), t.global_step)
 
 
-@program(variants=(programs.V1_REFERENCE, programs.V1, programs.V2))
+@TABLE.program(variants=(programs.V1_REFERENCE, programs.V1, programs.V2))
 def cached_variables(t):
   with tf.variable_scope("", use_resource=t.resource, caching_device="/cpu:1"):
     w = tf.get_variable("cached", initializer=np.ones(3, np.float32))
   return t.wrap().minimize(tf.reduce_sum(w * w * t.x), t.global_step)
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def colocated_variables(t):
   w, _ = t.variables
   with tf.colocate_with(w):
@@ -193,21 +194,21 @@ def colocated_variables(t):
   return t.wrap().minimize(t.loss() + tf.reduce_sum(tf.sin(second) * t.x), t.global_step)
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def variables_on_several_devices(t):
   with tf.device("/cpu:1"):
     w = t.variable("elsewhere", np.ones(3, np.float32))
   return t.wrap().minimize(t.loss() + tf.reduce_sum(w * w * t.x), t.global_step)
 
 
-@program(variants=(programs.V1,))
+@TABLE.program(variants=(programs.V1,))
 def resource_and_reference_variables_together(t):
   with tf.variable_scope("", use_resource=False):
     reference = tf.get_variable("reference", initializer=np.ones(3, np.float32))
   return t.wrap().minimize(t.loss() + tf.reduce_sum(reference * reference * t.x), t.global_step)
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def variables_made_by_layers(t):
   w = t.variable("kernel", np.full([3, 2], .5, np.float32))
   b = t.variable("bias", np.zeros(2, np.float32))
@@ -215,7 +216,7 @@ def variables_made_by_layers(t):
   return t.wrap().minimize(tf.reduce_sum(tf.square(hidden)) + t.loss(), t.global_step, gate_gradients=2)
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def an_initializer_that_depends_on_another_variable(t):
   w, _ = t.variables
   second = tf.Variable(w.initial_value * 2., name="second", use_resource=t.resource)
@@ -240,18 +241,18 @@ def global_step_of(dtype, resource):
 
 for dtype in ("int32", "int64", "float32"):
   for resource in (True, False):
-    programs.add("global_step_of_{}_as_{}".format(dtype, "resource" if resource else "reference"),
-                 global_step_of(dtype, resource),
-                 tensorflow_fails=None if resource else references_in_functions,
-                 slow=(dtype, resource) not in [("int32", True), ("int64", False)])
+    TABLE.add("global_step_of_{}_as_{}".format(dtype, "resource" if resource else "reference"),
+              global_step_of(dtype, resource),
+              tensorflow_fails=None if resource else references_in_functions,
+              slow=(dtype, resource) not in [("int32", True), ("int64", False)])
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def no_global_step(t):
   return t.wrap().minimize(t.loss())
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def the_global_step_counted_by_the_program(t):
   with tf.control_dependencies([t.wrap().minimize(t.loss())]):
     return t.wrap(tf.train.GradientDescentOptimizer(0.)).minimize(t.loss(), t.global_step)
@@ -260,21 +261,21 @@ def the_global_step_counted_by_the_program(t):
 # --- dependencies and scopes ------------------------------------------------------------------------------------------
 
 
-@program(outside="counter.*", slow=True)
+@TABLE.program(outside="counter.*", slow=True)
 def control_dependencies_around_minimize(t):
   counter = tf.Variable(0, trainable=False, name="counter", use_resource=t.resource)
   with tf.control_dependencies([counter.assign_add(1)]):
     return t.wrap().minimize(t.loss(), t.global_step)
 
 
-@program(outside="after.*")
+@TABLE.program(outside="after.*")
 def control_dependencies_after_minimize(t):
   count = tf.Variable(0., trainable=False, name="after", use_resource=t.resource)
   with tf.control_dependencies([t.wrap().minimize(t.loss(), t.global_step)]):
     return count.assign_add(tf.reduce_sum(t.variables[0].read_value()))
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def control_dependencies_on_gradients(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss())
@@ -292,11 +293,11 @@ def in_scopes(t, inner):
 
 
 for name, make_inner in [("adam", lambda: tf.train.AdamOptimizer(.1)), ("momentum", lambda: None)]:
-  programs.add("scopes_around_{}".format(name), lambda t, make_inner=make_inner: in_scopes(t, make_inner()),
-               tensorflow_fails=leaves_its_scope if name == "adam" else None, slow=name != "adam")
+  TABLE.add("scopes_around_{}".format(name), lambda t, make_inner=make_inner: in_scopes(t, make_inner()),
+            tensorflow_fails=leaves_its_scope if name == "adam" else None, slow=name != "adam")
 
 
-@program(tensorflow_fails=leaves_its_scope)
+@TABLE.program(tensorflow_fails=leaves_its_scope)
 def a_reused_variable_scope(t):
   optimizer = t.wrap(tf.train.AdamOptimizer(.1))
   for factor in (1., 2.):
@@ -306,13 +307,13 @@ def a_reused_variable_scope(t):
   return train_op
 
 
-@program(tensorflow_fails=leaves_its_scope)
+@TABLE.program(tensorflow_fails=leaves_its_scope)
 def scope_names_that_optimizers_use(t):
   with tf.name_scope("apply_if_finite"), tf.name_scope("cond"):
     return t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss(), t.global_step)
 
 
-@program(outside="moving.*")
+@TABLE.program(outside="moving.*")
 def batch_normalization_with_update_ops(t):
   moving = tf.Variable(tf.zeros([3]), trainable=False, name="moving", use_resource=t.resource)
   gamma = t.variable("gamma", np.ones(3, np.float32))
@@ -322,20 +323,20 @@ def batch_normalization_with_update_ops(t):
     return t.wrap().minimize(t.loss() + tf.reduce_sum(gamma * gamma * t.x), t.global_step)
 
 
-@program(outside=".*ExponentialMovingAverage.*", fresh=True)
+@TABLE.program(outside=".*ExponentialMovingAverage.*", fresh=True)
 def an_exponential_moving_average_after_the_step(t):
   average = tf.train.ExponentialMovingAverage(.5, num_updates=t.global_step)
   with tf.control_dependencies([t.wrap().minimize(t.loss(), t.global_step)]):
     return average.apply(t.variables)
 
 
-@program(tensorflow_fails="it leaves an op of a branch in the collection")
+@TABLE.program(tensorflow_fails="it leaves an op of a branch in the collection")
 def the_train_op_taken_from_its_collection(t):
   t.wrap().minimize(t.loss(), t.global_step)
   return tf.get_collection(tf.GraphKeys.TRAIN_OP)[-1]
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def summaries_of_gradients(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss(sparse=False))
@@ -344,7 +345,7 @@ def summaries_of_gradients(t):
   return lambda sess, feed: sess.run([train_op, summaries], feed)
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def a_monitored_queue_runner(t):
   queue = tf.FIFOQueue(4, [tf.float32], [[3]])
   enqueue = queue.enqueue([t.x])
@@ -357,7 +358,7 @@ def a_monitored_queue_runner(t):
   return step
 
 
-@program()
+@TABLE.program()
 def an_input_from_a_dataset(t):
   dataset = tf.data.Dataset.from_tensors(t.x).map(lambda x: x * 2.)
   iterator = tf.data.make_initializable_iterator(dataset)
@@ -370,7 +371,7 @@ def an_input_from_a_dataset(t):
   return step
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def built_in_another_thread(t):
   built = []
 
@@ -382,3 +383,6 @@ def built_in_another_thread(t):
   thread.start()
   thread.join()
   return built[0]
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()

@@ -3,10 +3,11 @@
 import tensorflow
 
 from tests import programs
-from tests import programs_control_flow as control_flow
+from tests import test_programs_control_flow as control_flow
 from tests.programs import VERSION
-from tests.programs import program
 from tests.testing import tf
+
+TABLE = programs.Table()
 
 
 def function(t, fn, zeros, x):
@@ -73,18 +74,18 @@ for where, (used, needs) in list(FUNCTIONS.items()) + list(COMPILED.items()):
       continue  # Gradients of compiled parts cannot be computed outside of them.
     # The backward pass of a compiled function in a branch of control flow v1 stops the whole step, unwrapped, too.
     stops = (part, where) == ("loss", "compiled_function_in_cond")
-    programs.add("{}_in_{}".format(part, where), make(used), needs=needs,
-                 variants=(programs.V2,) if stops else programs.RESOURCE,
-                 exact=where in COMPILED, slow=(part, where) not in RUN_BY_DEFAULT)
+    TABLE.add("{}_in_{}".format(part, where), make(used), needs=needs,
+              variants=(programs.V2,) if stops else programs.RESOURCE,
+              exact=where in COMPILED, slow=(part, where) not in RUN_BY_DEFAULT)
 
 for first, second in [(function, control_flow.cond), (control_flow.cond, function), (function, function),
                       (xla, function), (function, xla), (control_flow.map_fn, xla)]:
-  programs.add("compute_in_{}_apply_in_another_{}".format(first.__name__, second.__name__),
-               control_flow.computed_in_one_applied_in_another(first, second), variants=programs.RESOURCE,
-               exact=xla in (first, second), slow=True)
+  TABLE.add("compute_in_{}_apply_in_another_{}".format(first.__name__, second.__name__),
+            control_flow.computed_in_one_applied_in_another(first, second), variants=programs.RESOURCE,
+            exact=xla in (first, second), slow=True)
 
 
-@program(variants=programs.RESOURCE, slow=True)
+@TABLE.program(variants=programs.RESOURCE, slow=True)
 def a_loss_as_callable_in_a_function(t):
   t.make_variables()
   optimizer = t.wrap()
@@ -96,7 +97,7 @@ def a_loss_as_callable_in_a_function(t):
   return step(t.x)
 
 
-@program(variants=programs.RESOURCE, slow=True)
+@TABLE.program(variants=programs.RESOURCE, slow=True)
 def a_function_that_is_called_twice(t):
   t.make_variables()
   optimizer = t.wrap()
@@ -110,7 +111,7 @@ def a_function_that_is_called_twice(t):
     return step(t.x, 2.)
 
 
-@program(variants=programs.RESOURCE)
+@TABLE.program(variants=programs.RESOURCE)
 def gradients_with_a_tape_in_a_function(t):
   t.make_variables()
   optimizer = t.wrap()
@@ -125,7 +126,7 @@ def gradients_with_a_tape_in_a_function(t):
   return optimizer.apply_gradients(zip(grads, t.variables), t.global_step)
 
 
-@program(variants=programs.RESOURCE)
+@TABLE.program(variants=programs.RESOURCE)
 def clipping_in_a_function_between_both_calls(t):
   optimizer = t.wrap()
   grads, variables = zip(*optimizer.compute_gradients(t.loss()))
@@ -133,7 +134,7 @@ def clipping_in_a_function_between_both_calls(t):
   return optimizer.apply_gradients(zip(clip(*control_flow.dense(grads)), variables), t.global_step)
 
 
-@program(variants=programs.RESOURCE)
+@TABLE.program(variants=programs.RESOURCE)
 def an_eager_tensor_as_gradient_in_a_function(t):
   t.make_variables()
   optimizer = t.wrap()
@@ -149,7 +150,7 @@ def an_eager_tensor_as_gradient_in_a_function(t):
   return step(t.x)
 
 
-@program(variants=programs.RESOURCE, slow=True)
+@TABLE.program(variants=programs.RESOURCE, slow=True)
 def minimize_in_autograph_branches(t):
   t.make_variables()
   optimizer = t.wrap()
@@ -165,7 +166,7 @@ def minimize_in_autograph_branches(t):
   return step(t.x, t.flag)
 
 
-@program(variants=programs.RESOURCE)
+@TABLE.program(variants=programs.RESOURCE)
 def minimize_in_an_autograph_loop(t):
   t.make_variables()
   optimizer = t.wrap()
@@ -177,3 +178,6 @@ def minimize_in_an_autograph_loop(t):
     return tf.reduce_sum(x)
 
   return step(t.x)
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()

@@ -5,8 +5,9 @@ like `zeros`, in the context, and returns such a list outside of it.
 """
 
 from tests import programs
-from tests.programs import program
 from tests.testing import tf
+
+TABLE = programs.Table()
 
 LOOP = dict(parallel_iterations=1)
 
@@ -204,8 +205,8 @@ def options_of(part, where):
 
 for where, used in list(CONTEXTS.items()) + list(NESTED.items()):
   for part, make in PARTS.items():
-    programs.add("{}_in_{}".format(part, where), make(used), slow=(part, where) not in RUN_BY_DEFAULT,
-                 **options_of(part, where))
+    TABLE.add("{}_in_{}".format(part, where), make(used), slow=(part, where) not in RUN_BY_DEFAULT,
+              **options_of(part, where))
 
 
 def computed_in_one_applied_in_another(first, second):
@@ -228,12 +229,12 @@ def computed_in_one_applied_in_another(first, second):
 
 
 for one, other in [(cond, cond), (cond, while_loop), (while_loop, cond), (map_fn, switch_case), (scan, case)]:
-  programs.add("compute_in_{}_apply_in_another_{}".format(one.__name__, other.__name__),
-               computed_in_one_applied_in_another(one, other), slow=one is not cond,
-               variants=programs.RESOURCE if other is switch_case else NO_V2_REFERENCE)
+  TABLE.add("compute_in_{}_apply_in_another_{}".format(one.__name__, other.__name__),
+            computed_in_one_applied_in_another(one, other), slow=one is not cond,
+            variants=programs.RESOURCE if other is switch_case else NO_V2_REFERENCE)
 
 
-@program(variants=NO_V2_REFERENCE)
+@TABLE.program(variants=NO_V2_REFERENCE)
 def compute_outside_of_the_branch_that_clips_and_applies(t):
   optimizer = t.wrap()
   grads_and_vars = optimizer.compute_gradients(t.loss())
@@ -244,14 +245,14 @@ def compute_outside_of_the_branch_that_clips_and_applies(t):
   return tf.cond(t.flag, clip_and_apply, lambda: optimizer.apply_gradients(grads_and_vars, t.global_step))
 
 
-@program(variants=NO_V2_REFERENCE, slow=True)
+@TABLE.program(variants=NO_V2_REFERENCE, slow=True)
 def loss_outside_of_the_branch_that_minimizes(t):
   loss, optimizer = t.loss(), t.wrap()
   return tf.cond(t.flag, lambda: optimizer.minimize(loss, t.global_step),
                  lambda: optimizer.minimize(loss * 2., t.global_step))
 
 
-@program()
+@TABLE.program()
 def sparse_gradients_leave_a_branch(t):
   optimizer = t.wrap()
   _, table = t.variables
@@ -266,7 +267,7 @@ def sparse_gradients_leave_a_branch(t):
   return optimizer.apply_gradients([(tf.cond(t.flag, compute(1.), compute(2.)), table)], t.global_step)
 
 
-@program()
+@TABLE.program()
 def per_example_gradients_are_clipped_and_averaged(t):
   t.make_variables()
   optimizer = t.wrap()
@@ -279,7 +280,7 @@ def per_example_gradients_are_clipped_and_averaged(t):
   return optimizer.apply_gradients([(tf.reduce_mean(g, 0), v) for g, v in zip(grads, t.variables)], t.global_step)
 
 
-@program(variants=NO_V2_REFERENCE)
+@TABLE.program(variants=NO_V2_REFERENCE)
 def two_train_ops_of_which_one_runs(t):
   first, second = t.wrap(), t.wrap(tf.train.MomentumOptimizer(.1, .9))
   w, table = t.variables
@@ -287,7 +288,7 @@ def two_train_ops_of_which_one_runs(t):
                  lambda: tf.group(second.minimize(t.loss(), t.global_step, [table])))
 
 
-@program(variants=NO_V2_REFERENCE, slow=True)
+@TABLE.program(variants=NO_V2_REFERENCE, slow=True)
 def steps_with_scaled_losses_in_branches(t):
   t.make_variables()
   optimizer = t.wrap()
@@ -301,7 +302,7 @@ def steps_with_scaled_losses_in_branches(t):
   return tf.cond(t.flag, step(1.), step(2.))
 
 
-@program(variants=NO_V2_REFERENCE)
+@TABLE.program(variants=NO_V2_REFERENCE)
 def loss_scaled_outside_unscaled_in_a_branch(t):
   optimizer = t.wrap()
   grads = dense(tf.gradients(scale_loss(optimizer, t.loss()), t.variables))
@@ -313,3 +314,6 @@ def loss_scaled_outside_unscaled_in_a_branch(t):
     return in_branch
 
   return tf.cond(t.flag, step(.5), step(5.))
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()

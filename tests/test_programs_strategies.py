@@ -6,6 +6,8 @@ from tests import programs
 from tests import testing
 from tests.testing import tf
 
+TABLE = programs.Table()
+
 STRATEGIES = {
     "one_device": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
     "mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
@@ -49,5 +51,8 @@ RUN_BY_DEFAULT = [
     ("mirrored", "dense"), ("mirrored", "sparse"), ("one_device", "clipped"), ("central_storage", "sparse")]
 for name, make_strategy in STRATEGIES.items():
   for kind, sparse, change in [("dense", False, None), ("sparse", True, None), ("clipped", False, clip_pairs)]:
-    programs.add("{}_gradients_with_strategy_{}".format(kind, name), distributed(make_strategy, sparse, change),
-                 variants=programs.RESOURCE, slow=(name, kind) not in RUN_BY_DEFAULT)
+    TABLE.add("{}_gradients_with_strategy_{}".format(kind, name), distributed(make_strategy, sparse, change),
+              variants=programs.RESOURCE, slow=(name, kind) not in RUN_BY_DEFAULT)
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()

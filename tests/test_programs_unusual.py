@@ -3,10 +3,11 @@
 import numpy as np
 
 from tests import programs
-from tests.programs import program
-from tests.programs_control_flow import NO_V2_REFERENCE
-from tests.programs_optimizers import Descent
+from tests.test_programs_control_flow import NO_V2_REFERENCE
+from tests.test_programs_optimizers import Descent
 from tests.testing import tf
+
+TABLE = programs.Table()
 
 RATHER_LARGE = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38, "float64": 1e300}
 
@@ -26,10 +27,10 @@ def large_gradients(dtype):
 
 
 for dtype in RATHER_LARGE:
-  programs.add("large_gradients_of_{}".format(dtype), large_gradients(dtype), slow=dtype != "float32")
+  TABLE.add("large_gradients_of_{}".format(dtype), large_gradients(dtype), slow=dtype != "float32")
 
 
-@program(exact=True)
+@TABLE.program(exact=True)
 def one_variable_twice(t):
   w, _ = t.variables
   optimizer = t.wrap()
@@ -38,7 +39,7 @@ def one_variable_twice(t):
     return optimizer.apply_gradients(pairs + [(tf.identity(t.x), w)], t.global_step)
 
 
-@program()
+@TABLE.program()
 def the_loss_is_a_variable(t):
   scalar = t.variable("scalar", 3.)
   optimizer = t.wrap()
@@ -46,20 +47,20 @@ def the_loss_is_a_variable(t):
       optimizer.compute_gradients(scalar, [scalar]) + optimizer.compute_gradients(t.loss(), t.variables), t.global_step)
 
 
-@program(variants=programs.RESOURCE, slow=True)
+@TABLE.program(variants=programs.RESOURCE, slow=True)
 def the_loss_is_a_function(t):
   t.make_variables()
   return t.wrap().minimize(t.loss, t.global_step)
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def the_train_op_found_by_name(t):
   with tf.name_scope("training"):
     t.wrap().minimize(t.loss(), t.global_step, name="step")
   return t.graph.get_operation_by_name("training/step")
 
 
-@program()
+@TABLE.program()
 def the_second_train_op_found_by_name(t):
   w, table = t.variables
   t.wrap().minimize(t.loss(), t.global_step, [w])
@@ -67,7 +68,7 @@ def the_second_train_op_found_by_name(t):
   return t.graph.get_operation_by_name("Momentum_1")
 
 
-@program(variants=NO_V2_REFERENCE, overflow=())  # the first turn applies zeros, which are finite
+@TABLE.program(variants=NO_V2_REFERENCE, overflow=())  # the first turn applies zeros, which are finite
 def gradients_delayed_by_one_turn_of_a_loop(t):
   w, _ = t.variables
   optimizer = t.wrap()
@@ -81,7 +82,7 @@ def gradients_delayed_by_one_turn_of_a_loop(t):
   return tf.while_loop(lambda i, _: i < 3, body, [0, tf.zeros([3])], parallel_iterations=1)
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def a_custom_getter_that_casts(t):
 
   def as_half(getter, *args, **kwargs):
@@ -92,7 +93,7 @@ def a_custom_getter_that_casts(t):
   return t.wrap().minimize(tf.reduce_sum(tf.cast(half * half * tf.cast(t.x, tf.float16), tf.float32)), t.global_step)
 
 
-@program()
+@TABLE.program()
 def variables_made_by_the_programs_own_creator(t):
 
   def creator(next_creator, **kwargs):
@@ -104,7 +105,7 @@ def variables_made_by_the_programs_own_creator(t):
     return t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss(), t.global_step)
 
 
-@program(tensorflow_fails="it has no slots", slow=True)
+@TABLE.program(tensorflow_fails="it has no slots", slow=True)
 def slots_reset_by_the_program(t):
   optimizer = t.wrap()
   train_op = optimizer.minimize(t.loss(), t.global_step)
@@ -119,7 +120,7 @@ def slots_reset_by_the_program(t):
   return step
 
 
-@program(overflow=())
+@TABLE.program(overflow=())
 def the_optimizer_initialized_again(t):
   optimizer = t.wrap(tf.train.AdamOptimizer(.1))
   train_op = optimizer.minimize(t.loss(), t.global_step)
@@ -245,51 +246,51 @@ class ForWholeNumbers(Descent):
 
 
 for custom in (MakesVariablesOfTensors, GetsVariablesOfTensors, GetsVariablesOfFunctions):
-  programs.add("custom_optimizer_{}".format(custom.__name__),
-               lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
-               tensorflow_fails=None if custom is GetsVariablesOfFunctions else "the initial values are in a branch")
+  TABLE.add("custom_optimizer_{}".format(custom.__name__),
+            lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
+            tensorflow_fails=None if custom is GetsVariablesOfFunctions else "the initial values are in a branch")
 
 
-@program(tensorflow_fails="it passes a global step")
+@TABLE.program(tensorflow_fails="it passes a global step")
 def custom_optimizer_AppliesWithLess(t):
   optimizer = t.wrap(AppliesWithLess())
   return optimizer.apply_gradients(optimizer.compute_gradients(t.loss()))
 
 
-@program(tensorflow_fails="it passes all arguments")
+@TABLE.program(tensorflow_fails="it passes all arguments")
 def custom_optimizer_ComputesWithLess(t):
   optimizer = t.wrap(ComputesWithLess())
   return optimizer.apply_gradients(optimizer.compute_gradients(t.loss()), t.global_step)
 
 
-@program(tensorflow_fails="what is in a branch cannot be fetched", limit="not fetchable")
+@TABLE.program(tensorflow_fails="what is in a branch cannot be fetched", limit="not fetchable")
 def custom_optimizer_KeepsGradients(t):
   inner = KeepsGradients()
   train_op = t.wrap(inner).minimize(t.loss(), t.global_step)
   return lambda sess, feed: sess.run([train_op, inner.norm], feed)
 
 
-@program()
+@TABLE.program()
 def custom_optimizer_KeepsComputedGradients(t):
   inner = KeepsComputedGradients()
   train_op = t.wrap(inner).minimize(t.loss(sparse=False), t.global_step)
   return lambda sess, feed: sess.run([train_op, [grad for grad, _ in inner.computed]], feed)
 
 
-@program(tensorflow_fails="what is in a branch cannot be fetched")
+@TABLE.program(tensorflow_fails="what is in a branch cannot be fetched")
 def custom_optimizer_Summarizes(t):
   train_op = t.wrap(Summarizes()).minimize(t.loss(), t.global_step)
   summaries = tf.summary.merge_all()
   return lambda sess, feed: sess.run([train_op, summaries], feed)
 
 
-@program(tensorflow_fails="what is in a branch cannot be fetched", limit="not fetchable")
+@TABLE.program(tensorflow_fails="what is in a branch cannot be fetched", limit="not fetchable")
 def custom_optimizer_AddsUpdateOps(t):
   train_op = t.wrap(AddsUpdateOps()).minimize(t.loss(), t.global_step)
   return [train_op] + tf.get_collection("to_run")
 
 
-@program(outside="before.*")
+@TABLE.program(outside="before.*")
 def custom_optimizer_DependsOnCollections(t):
   before = tf.Variable(0., trainable=False, name="before", use_resource=t.resource)
   tf.add_to_collection("before_steps", before.assign_add(1.))
@@ -297,14 +298,17 @@ def custom_optimizer_DependsOnCollections(t):
   return [train_op] + tf.get_collection("before_steps")
 
 
-@program(tensorflow_fails="it takes no complex numbers")
+@TABLE.program(tensorflow_fails="it takes no complex numbers")
 def complex_variables(t):
   w = t.variable("complex", np.array([1 + 2j, 3j, 1.], np.complex64))
   return t.wrap(ForComplexNumbers()).minimize(tf.reduce_sum(tf.square(tf.abs(w)) * t.x), t.global_step)
 
 
-@program(tensorflow_fails="it takes no whole numbers")
+@TABLE.program(tensorflow_fails="it takes no whole numbers")
 def whole_numbers_as_gradients(t):
   w, count = t.variables[0], t.variable("count", np.zeros(3, np.int32))
   optimizer = t.wrap(ForWholeNumbers())
   return optimizer.apply_gradients([(tf.ones([3], tf.int32), count)] + optimizer.compute_gradients(t.loss(), [w]))
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()

@@ -8,9 +8,11 @@ import tempfile
 import numpy as np
 
 from tests import programs
-from tests.programs import program
-from tests.programs_control_flow import after
+from tests.test_programs_control_flow import NO_V2_REFERENCE
+from tests.test_programs_control_flow import after
 from tests.testing import tf
+
+TABLE = programs.Table()
 
 
 def fed(x):
@@ -18,7 +20,7 @@ def fed(x):
   return x * np.array([2., .5, 1.], np.float32)
 
 
-@program()
+@TABLE.program()
 def a_returned_gradient_is_fed(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss())
@@ -32,7 +34,7 @@ def fed_too(feed, tensor, value):
   return together
 
 
-@program()
+@TABLE.program()
 def all_returned_gradients_are_fed_and_no_inputs(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss(sparse=False))
@@ -41,7 +43,7 @@ def all_returned_gradients_are_fed_and_no_inputs(t):
       train_op, {pairs[0][0]: fed(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)})
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def fetched_gradients_are_averaged_outside_and_fed(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss(sparse=False))
@@ -56,7 +58,7 @@ def fetched_gradients_are_averaged_outside_and_fed(t):
   return step
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def values_of_a_sparse_gradient_are_fed(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss())
@@ -65,7 +67,7 @@ def values_of_a_sparse_gradient_are_fed(t):
       train_op, fed_too(feed, pairs[1][0].values, np.full([3, 2], feed[t.x][0], np.float32)))
 
 
-@program()
+@TABLE.program()
 def a_clipped_gradient_is_fed_without_inputs(t):
   optimizer = t.wrap(check_computed_gradients=False)
   pairs = [(tf.clip_by_norm(grad, 1.), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
@@ -74,7 +76,7 @@ def a_clipped_gradient_is_fed_without_inputs(t):
       train_op, {pairs[0][0]: fed(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)})
 
 
-@program(hidden=True, slow=True)
+@TABLE.program(hidden=True, slow=True)
 def a_clipped_gradient_is_fed_beside_inputs(t):
   optimizer = t.wrap()
   pairs = [(tf.clip_by_norm(grad, 1.), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
@@ -82,7 +84,7 @@ def a_clipped_gradient_is_fed_beside_inputs(t):
   return lambda sess, feed: sess.run(train_op, fed_too(feed, pairs[0][0], np.ones(3, np.float32)))
 
 
-@program()
+@TABLE.program()
 def placeholders_with_defaults_between(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss(sparse=False))
@@ -91,14 +93,14 @@ def placeholders_with_defaults_between(t):
   return lambda sess, feed: sess.run(train_op, fed_too(feed, pairs[0][0], fed(feed[t.x])))
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def the_loss_is_fed(t):
   loss, optimizer = t.loss(), t.wrap()
   train_op = optimizer.minimize(loss, t.global_step)
   return lambda sess, feed: sess.run(train_op, fed_too(feed, loss, 1.))
 
 
-@program()
+@TABLE.program()
 def a_partial_run(t):
   second = t.input(tf.float32, [3], lambda x, flag: x * 2.)
   loss, optimizer = t.loss(), t.wrap()
@@ -112,7 +114,7 @@ def a_partial_run(t):
   return step
 
 
-@program()
+@TABLE.program()
 def a_partial_run_that_feeds_a_gradient(t):
   optimizer = t.wrap()
   loss = t.loss()
@@ -127,13 +129,13 @@ def a_partial_run_that_feeds_a_gradient(t):
   return step
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def a_callable(t):
   train_op = t.wrap().minimize(t.loss(), t.global_step)
   return lambda sess, feed: sess.make_callable(train_op, [t.x])(feed[t.x])
 
 
-@program()
+@TABLE.program()
 def a_callable_that_feeds_a_gradient(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss())
@@ -141,7 +143,7 @@ def a_callable_that_feeds_a_gradient(t):
   return lambda sess, feed: sess.make_callable(train_op, [t.x, pairs[0][0]])(feed[t.x], fed(feed[t.x]))
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def loss_and_gradients_fetched_with_the_step(t):
   optimizer = t.wrap()
   loss = t.loss()
@@ -213,14 +215,16 @@ def minimize_in_a_loop(t):
   return tf.while_loop(lambda i: i < 2, body, [tf.constant(0)], parallel_iterations=1)
 
 
-programs.add("an_imported_meta_graph", trains_an_imported_meta_graph(minimize), slow=True)
-programs.add("an_imported_meta_graph_with_branches", trains_an_imported_meta_graph(minimize_in_branches))
-programs.add("an_imported_meta_graph_with_a_loop", trains_an_imported_meta_graph(minimize_in_a_loop))
-programs.add("an_imported_meta_graph_with_adam", trains_an_imported_meta_graph(
+TABLE.add("an_imported_meta_graph", trains_an_imported_meta_graph(minimize), slow=True)
+TABLE.add("an_imported_meta_graph_with_branches", trains_an_imported_meta_graph(minimize_in_branches),
+          variants=NO_V2_REFERENCE)
+TABLE.add("an_imported_meta_graph_with_a_loop", trains_an_imported_meta_graph(minimize_in_a_loop),
+          variants=NO_V2_REFERENCE)
+TABLE.add("an_imported_meta_graph_with_adam", trains_an_imported_meta_graph(
     lambda t: t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss(), t.global_step)))
 
 
-@program(tensorflow_fails="it leaves an op of a branch in the collection of train ops")
+@TABLE.program(tensorflow_fails="it leaves an op of a branch in the collection of train ops")
 def an_imported_meta_graph_with_its_train_op(t):
   t.wrap().minimize(t.loss(), t.global_step)
   meta_graph = tf.train.export_meta_graph(graph=t.graph)
@@ -231,7 +235,7 @@ def an_imported_meta_graph_with_its_train_op(t):
   return lambda sess, feed: sess.run(train_op, {key.name: value for key, value in feed.items()})
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def training_added_to_an_imported_meta_graph(t):
   loss = t.loss()
   meta_graph, loss_name = tf.train.export_meta_graph(graph=t.graph), loss.name
@@ -242,7 +246,7 @@ def training_added_to_an_imported_meta_graph(t):
   return lambda sess, feed: sess.run(train_op, {key.name: value for key, value in feed.items()})
 
 
-@program(variants=programs.RESOURCE)
+@TABLE.program(variants=programs.RESOURCE)
 def an_imported_graph_def_with_another_gradient(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss())
@@ -259,7 +263,7 @@ def an_imported_graph_def_with_another_gradient(t):
       t.x.name: feed[t.x], t.flag.name: feed[t.flag], "replacement:0": feed[t.x] * np.float32(.5)})
 
 
-@program(variants=programs.RESOURCE, slow=True)
+@TABLE.program(variants=programs.RESOURCE, slow=True)
 def an_imported_graph_def_that_reads_another_input(t):
   train_op = t.wrap().minimize(t.loss(), t.global_step)
   initializer, names = tf.global_variables_initializer(), name_reads()
@@ -273,7 +277,7 @@ def an_imported_graph_def_that_reads_another_input(t):
   return lambda sess, feed: sess.run(train_op.name, {"raw:0": feed[t.x]})
 
 
-@program()
+@TABLE.program()
 def a_saved_model_that_trains_on(t):
   train_op = t.wrap().minimize(t.loss(), t.global_step)
   with temporary_folder() as folder:
@@ -298,7 +302,7 @@ def a_saved_model_that_trains_on(t):
   return lambda sess, feed: sess.run(train_op.name, {key.name: value for key, value in feed.items()})
 
 
-@program(overflow=())
+@TABLE.program(overflow=())
 def variables_frozen_after_training(t):
   loss = t.loss()
   train_op = t.wrap().minimize(loss, t.global_step)
@@ -315,7 +319,7 @@ def variables_frozen_after_training(t):
   return train_op
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def a_checkpoint_restored_between_steps(t):
   train_op = t.wrap().minimize(t.loss(), t.global_step)
   saver = tf.train.Saver()
@@ -330,10 +334,13 @@ def a_checkpoint_restored_between_steps(t):
   return step
 
 
-@program(slow=True)
+@TABLE.program(slow=True)
 def a_graph_that_is_finalized(t):
   train_op = t.wrap().minimize(t.loss(), t.global_step)
   initializer = tf.global_variables_initializer()
   t.initialize = lambda sess: sess.run(initializer)
   t.graph.finalize()
   return train_op
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()

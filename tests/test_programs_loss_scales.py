@@ -2,8 +2,9 @@
 
 from tests import programs
 from tests import testing
-from tests.programs import program
 from tests.testing import tf
+
+TABLE = programs.Table()
 
 
 def with_loss_scale(make):
@@ -76,11 +77,11 @@ SCALES = {
     "dynamic_by_name": (lambda api: "dynamic", None),
 }
 for name, (make_scale, fails) in SCALES.items():
-  programs.add("loss_scale_{}".format(name), with_loss_scale(make_scale), fixed=False, tensorflow_fails=fails,
-               slow=name in ("dynamic_by_name", "of_one", "that_overrides_call"))
+  TABLE.add("loss_scale_{}".format(name), with_loss_scale(make_scale), fixed=False, tensorflow_fails=fails,
+            slow=name in ("dynamic_by_name", "of_one", "that_overrides_call"))
 
 
-@program(fixed=False)
+@TABLE.program(fixed=False)
 def a_loss_scale_updated_by_hand(t):
   """Applies with the inner optimizer what `update` allows."""
   inner = tf.train.MomentumOptimizer(.1, .9)
@@ -112,6 +113,9 @@ def answers(update_op, should_apply):
   return lambda t: t.wrap(None, make).minimize(t.loss(), t.global_step)
 
 
-programs.add("loss_scale_whose_update_applies_all", answers("op", "true"), hidden=True, fixed=False)
-programs.add("loss_scale_whose_update_gives_no_op", answers("none", "tensor"), fixed=False, overflow=(),
-             tensorflow_fails="it groups the op, which is None")
+TABLE.add("loss_scale_whose_update_applies_all", answers("op", "true"), hidden=True, fixed=False)
+TABLE.add("loss_scale_whose_update_gives_no_op", answers("none", "tensor"), fixed=False, overflow=(),
+          tensorflow_fails="it groups the op, which is None")
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()
