@@ -35,6 +35,7 @@ class Variant(NamedTuple):
 V2, V1, V1_REFERENCE, V2_REFERENCE = Variant(2, True), Variant(1, True), Variant(1, False), Variant(2, False)
 ALL = (V2, V1_REFERENCE, V1, V2_REFERENCE)
 RESOURCE = (V2, V1)
+NO_V2_REFERENCE = (V2, V1_REFERENCE, V1)  # branches are functions, which take no references
 
 
 class Program(NamedTuple):

@@ -178,7 +178,6 @@ def unscale_gradients(optimizer, grads):
 
 PARTS = {"loss": loss_inside, "compute": compute_inside, "apply": apply_inside, "both": both_inside,
          "gradients": gradients_inside}
-NO_V2_REFERENCE = (programs.V2, programs.V1_REFERENCE, programs.V1)  # branches are functions, which take no references
 RUN_BY_DEFAULT = set(
     [("compute", where) for where in ("cond", "while_loop", "map_fn", "dynamic_rnn", "case_in_scan")]
     + [("both", where) for where in ("cond", "switch_case", "while_loop", "map_in_cond")]
@@ -192,7 +191,7 @@ def options_of(part, where):
   Branches of `tf.switch_case` are functions under both versions of control flow.
   """
   if part in ("apply", "both"):
-    return {"variants": programs.RESOURCE if "switch" in where else NO_V2_REFERENCE}
+    return {"variants": programs.RESOURCE if "switch" in where else programs.NO_V2_REFERENCE}
   if part == "loss" and where in ("cond_in_while", "cond_in_map", "case_in_scan"):
     return {"variants": (programs.V2, programs.V2_REFERENCE)}  # UnsortedSegmentSum fails in the backward pass
   # tf.gradients in a branch of control flow v1 that is inside another branch returns zeros.
@@ -231,10 +230,10 @@ def computed_in_one_applied_in_another(first, second):
 for one, other in [(cond, cond), (cond, while_loop), (while_loop, cond), (map_fn, switch_case), (scan, case)]:
   TABLE.add("compute_in_{}_apply_in_another_{}".format(one.__name__, other.__name__),
             computed_in_one_applied_in_another(one, other), slow=one is not cond,
-            variants=programs.RESOURCE if other is switch_case else NO_V2_REFERENCE)
+            variants=programs.RESOURCE if other is switch_case else programs.NO_V2_REFERENCE)
 
 
-@TABLE.program(variants=NO_V2_REFERENCE)
+@TABLE.program(variants=programs.NO_V2_REFERENCE)
 def compute_outside_of_the_branch_that_clips_and_applies(t):
   optimizer = t.wrap()
   grads_and_vars = optimizer.compute_gradients(t.loss())
@@ -245,7 +244,7 @@ def compute_outside_of_the_branch_that_clips_and_applies(t):
   return tf.cond(t.flag, clip_and_apply, lambda: optimizer.apply_gradients(grads_and_vars, t.global_step))
 
 
-@TABLE.program(variants=NO_V2_REFERENCE, slow=True)
+@TABLE.program(variants=programs.NO_V2_REFERENCE, slow=True)
 def loss_outside_of_the_branch_that_minimizes(t):
   loss, optimizer = t.loss(), t.wrap()
   return tf.cond(t.flag, lambda: optimizer.minimize(loss, t.global_step),
@@ -280,7 +279,7 @@ def per_example_gradients_are_clipped_and_averaged(t):
   return optimizer.apply_gradients([(tf.reduce_mean(g, 0), v) for g, v in zip(grads, t.variables)], t.global_step)
 
 
-@TABLE.program(variants=NO_V2_REFERENCE)
+@TABLE.program(variants=programs.NO_V2_REFERENCE)
 def two_train_ops_of_which_one_runs(t):
   first, second = t.wrap(), t.wrap(tf.train.MomentumOptimizer(.1, .9))
   w, table = t.variables
@@ -288,7 +287,7 @@ def two_train_ops_of_which_one_runs(t):
                  lambda: tf.group(second.minimize(t.loss(), t.global_step, [table])))
 
 
-@TABLE.program(variants=NO_V2_REFERENCE, slow=True)
+@TABLE.program(variants=programs.NO_V2_REFERENCE, slow=True)
 def steps_with_scaled_losses_in_branches(t):
   t.make_variables()
   optimizer = t.wrap()
@@ -302,7 +301,7 @@ def steps_with_scaled_losses_in_branches(t):
   return tf.cond(t.flag, step(1.), step(2.))
 
 
-@TABLE.program(variants=NO_V2_REFERENCE)
+@TABLE.program(variants=programs.NO_V2_REFERENCE)
 def loss_scaled_outside_unscaled_in_a_branch(t):
   optimizer = t.wrap()
   grads = dense(tf.gradients(scale_loss(optimizer, t.loss()), t.variables))

@@ -8,7 +8,6 @@ import tempfile
 import numpy as np
 
 from tests import programs
-from tests.test_programs_control_flow import NO_V2_REFERENCE
 from tests.test_programs_control_flow import after
 from tests.testing import tf
 
@@ -217,9 +216,9 @@ def minimize_in_a_loop(t):
 
 TABLE.add("an_imported_meta_graph", trains_an_imported_meta_graph(minimize), slow=True)
 TABLE.add("an_imported_meta_graph_with_branches", trains_an_imported_meta_graph(minimize_in_branches),
-          variants=NO_V2_REFERENCE)
+          variants=programs.NO_V2_REFERENCE)
 TABLE.add("an_imported_meta_graph_with_a_loop", trains_an_imported_meta_graph(minimize_in_a_loop),
-          variants=NO_V2_REFERENCE)
+          variants=programs.NO_V2_REFERENCE)
 TABLE.add("an_imported_meta_graph_with_adam", trains_an_imported_meta_graph(
     lambda t: t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss(), t.global_step)))
 

@@ -1,7 +1,6 @@
 """Programs that differ in the inner optimizer, in its learning rate, or in how many optimizers there are."""
 
 from tests import programs
-from tests.test_programs_control_flow import NO_V2_REFERENCE
 from tests.testing import tf
 
 TABLE = programs.Table()
@@ -241,7 +240,7 @@ for custom in CUSTOM:
   TABLE.add("custom_optimizer_{}".format(custom.__name__),
             lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
             # A moving average cannot be initialized from a reference variable under control flow v2.
-            variants=NO_V2_REFERENCE if custom is Averaging else programs.ALL,
+            variants=programs.NO_V2_REFERENCE if custom is Averaging else programs.ALL,
             fresh=custom is Averaging, slow=custom not in (Counting, ReturnsAList, ReadsCollections, WithoutInit))
 TABLE.add("custom_optimizer_Wrapper",
           lambda t: t.wrap(Wrapper(tf.train.AdamOptimizer(.1))).minimize(t.loss(), t.global_step), slow=True)

@@ -3,7 +3,6 @@
 import numpy as np
 
 from tests import programs
-from tests.test_programs_control_flow import NO_V2_REFERENCE
 from tests.test_programs_optimizers import Descent
 from tests.testing import tf
 
@@ -68,7 +67,7 @@ def the_second_train_op_found_by_name(t):
   return t.graph.get_operation_by_name("Momentum_1")
 
 
-@TABLE.program(variants=NO_V2_REFERENCE, overflow=())  # the first turn applies zeros, which are finite
+@TABLE.program(variants=programs.NO_V2_REFERENCE, overflow=())  # the first turn applies zeros, which are finite
 def gradients_delayed_by_one_turn_of_a_loop(t):
   w, _ = t.variables
   optimizer = t.wrap()
