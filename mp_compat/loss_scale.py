@@ -191,6 +191,16 @@ class FixedLossScale(LossScale):
     return {"loss_scale_value": self._loss_scale_value}
 
 
+class Weight:
+  """An attribute that reads a variable of a loss scale in the current graph, until a subclass sets one of that name."""
+
+  def __init__(self, name: str) -> None:
+    self._name = name
+
+  def __get__(self, instance: Any, owner: type) -> Any:
+    return self if instance is None else instance._weight(self._name)
+
+
 class _RuleParameter:
   """An attribute that reads a field of the update rule, until a subclass sets an attribute of that name."""
 
@@ -272,13 +282,8 @@ class DynamicLossScale(FiniteLossScale):
   min_loss_scale = _RuleParameter("floor")
   max_loss_scale = _RuleParameter("ceiling")
 
-  @property
-  def _current_loss_scale(self) -> tf.Variable:
-    return self._weight("current_loss_scale")
-
-  @property
-  def _num_good_steps(self) -> tf.Variable:
-    return self._weight("good_steps")
+  _current_loss_scale = Weight("current_loss_scale")
+  _num_good_steps = Weight("good_steps")
 
   def __call__(self) -> tf.Tensor:
     return tf.convert_to_tensor(self._current_loss_scale)
@@ -306,6 +311,13 @@ class DynamicLossScale(FiniteLossScale):
             "min_loss_scale": (rule.floor, 1.), "max_loss_scale": (rule.ceiling, update_rule.LARGEST_SCALE)}
     config.update((key, value) for key, (value, default) in ours.items() if value != default)
     return config
+
+
+# Keras policies up to TensorFlow 2.4 take instances of TensorFlow's classes only.
+for _ours, _natives in ((LossScale, _compat.NATIVE_LOSS_SCALES), (FixedLossScale, _compat.NATIVE_FIXED_LOSS_SCALES),
+                        (DynamicLossScale, _compat.NATIVE_DYNAMIC_LOSS_SCALES)):
+  for _native in _natives:
+    _native.register(_ours)
 
 
 def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule) -> Optional[tf.Operation]:

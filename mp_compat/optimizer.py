@@ -20,7 +20,11 @@ _COMPUTE_DEFAULTS = dict(var_list=None, gate_gradients=tf.train.Optimizer.GATE_O
                          colocate_gradients_with_ops=False, grad_loss=None)
 
 
-class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
+# A program that asks for TensorFlow's class gets the right answer. Nothing is inherited from it but that.
+_Native = (_compat.NATIVE_LOSS_SCALE_OPTIMIZERS + (tf.train.Optimizer,))[0]
+
+
+class MixedPrecisionLossScaleOptimizer(_Native):
   """Trains in float16 with another optimizer: small gradients survive, and overflows never reach the weights.
 
       scale = loss_scale()                                   read once
@@ -88,7 +92,8 @@ class MixedPrecisionLossScaleOptimizer(tf.train.Optimizer):
     self._optimizer = opt
     # An optimizer that never called its base class's constructor has neither.
     name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
-    super().__init__(getattr(opt, "_use_locking", False), name, **kwargs)
+    base = super() if _Native is tf.train.Optimizer else super(_Native, self)
+    base.__init__(getattr(opt, "_use_locking", False), name, **kwargs)
     self._loss_scale = loss_scale_module.get_loss_scale(loss_scale)
     _warn_of_scaled_gradients(opt, name, self._doing_dynamic_loss_scaling())
     self._skip_nonfinite = skip_nonfinite

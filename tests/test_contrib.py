@@ -127,6 +127,31 @@ def test_managers_of_any_kind_scale_and_skip(make, scales):
   assert opt._opt is opt.inner_optimizer and opt._loss_scale_manager is manager is opt.loss_scale
 
 
+def with_own_variable(api):
+  """A manager of Fathom's kind: it replaces the loss scale and the ratios that its base class set."""
+
+  class Manager(api.ExponentialUpdateLossScaleManager):
+
+    def __init__(self):
+      super().__init__(8., incr_every_n_steps=2, decr_every_n_nan_or_inf=1)
+      self._loss_scale = tf.get_variable("my_scale", initializer=64., trainable=False, use_resource=True)
+      self._incr_ratio, self._decr_ratio = 4., .5
+
+  return Manager()
+
+
+@pytest.mark.usefixtures("both")
+def test_manager_subclasses_set_attributes_of_their_base():
+  seen = history(mixed_precision, with_own_variable, "..x.")
+  assert [values["my_scale:0"] for values in seen[1:]] == [64., 256., 128., 128.]
+  assert {values["loss_scale:0"] for values in seen} == {np.float32(8.)}
+
+
+@in_1_15
+def test_manager_subclasses_train_as_with_contrib():
+  testing.assert_same(*[history(api, with_own_variable, "..x.xx..") for api in (mixed_precision, native)])
+
+
 def test_its_defects_are_gone():
   """None and sparse gradients, iterators, `get_name` and `variables`."""
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())

@@ -132,6 +132,16 @@ def test_a_loss_scale_that_is_none_switches_nothing():
   assert is_on()  # as before
 
 
+@pytest.mark.parametrize("cls", [mp_compat.MixedPrecisionLossScaleOptimizer,
+                                 mp_compat.contrib.mixed_precision.LossScaleOptimizer])
+def test_tensorflows_rewrite_refuses_to_scale_again(cls):
+  with tf.Graph().as_default():
+    opt = cls(tf.train.AdamOptimizer(), mp_compat.contrib.mixed_precision.FixedLossScaleManager(2))
+    assert isinstance(opt, testing.native.MixedPrecisionLossScaleOptimizer)
+    with pytest.raises(ValueError, match="must not already be an instance of a MixedPrecisionLossScaleOptimizer"):
+      testing.native.enable_mixed_precision_graph_rewrite(opt)
+
+
 def test_optimizers_of_ones_own_are_wrapped_as_registered(monkeypatch):
   monkeypatch.setattr(graph_rewrite, "_wrappers", list(graph_rewrite._wrappers))
   with pytest.raises(TypeError, match="must be the class of what wrapper_fn returns.*but got <function"):

@@ -92,6 +92,17 @@ def test_another_backend_of_keras_3_is_refused(monkeypatch):
     mp_keras.LossScaleOptimizer(inner)
 
 
+@keras_cases.needs_keras_3
+def test_graph_mode_with_keras_3_names_tf_keras():
+  program = (
+      "import tensorflow as tf, mp_compat\n"
+      "tf.compat.v1.disable_eager_execution()\n"
+      "try:\n  mp_compat.keras.LossScaleOptimizer(tf.keras.optimizers.Adam())\n"
+      "except RuntimeError as error:\n  print(error)\n")
+  said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
+  assert b"eager execution is disabled" in said.stdout and b"tf_keras.optimizers.legacy.Adam" in said.stdout
+
+
 def test_importing_it_imports_no_keras():
   program = ("import sys, tensorflow; before = set(sys.modules); import mp_compat.keras\n"
              "new = set(sys.modules) - before\n"
@@ -106,7 +117,7 @@ def test_it_is_of_its_family_and_of_both_classes_as_documented(family):
   earlier = mp_keras.experimental.LossScaleOptimizer(sgd(family), 2)
   for opt in (later, earlier):
     assert isinstance(opt, mp_keras.LossScaleOptimizer) and isinstance(opt, family.native)
-    assert type(opt).__name__ == "LossScaleOptimizer"
+    assert type(opt).__name__ == type(family.native_dynamic(sgd(family), 2., 4)).__name__
   assert not issubclass(type(later), mp_keras.experimental.LossScaleOptimizer)
   assert type(mp_keras.LossScaleOptimizer(sgd(family))) is type(later)
 
@@ -291,6 +302,34 @@ def test_wrappers_of_keras_are_instances_of_the_stand_ins(family):
     assert isinstance(mp_keras.experimental.LossScaleOptimizer(sgd(family), "dynamic"), stand_in)
     for other in [sgd(family), family.native, None, "sgd"]:
       assert not isinstance(other, stand_in)
+
+
+POLICY = """
+import numpy as np
+import tensorflow as tf
+import mp_compat
+tf.compat.v1.enable_v2_behavior()
+experimental = tf.keras.mixed_precision.experimental
+experimental.set_policy(experimental.Policy("mixed_float16", loss_scale=mp_compat.{}))
+model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,), kernel_initializer="ones"),
+                             tf.keras.layers.Activation("linear", dtype="float32")])
+model.compile(tf.keras.optimizers.SGD(.001), "mse")
+for x in {}:
+  model.fit(np.full([4, 3], x, np.float32), np.ones([4, 2], np.float32), verbose=0)
+scale = model.optimizer.loss_scale
+print(float(scale() if callable(scale) else scale), model.get_weights()[0][0, 0] < 1.)
+"""
+
+
+@pytest.mark.skipif(keras_cases.VERSION >= (2, 5), reason="policies have a loss scale up to TensorFlow 2.4")
+@pytest.mark.parametrize("loss_scale, inputs, expected", [
+    ("DynamicLossScale(64., 2)", "[1., np.inf, 2., 3., 1., 2.]", b"128.0 True"),  # halved, doubled twice
+    ("FixedLossScale(8.)", "[1.]", b"8.0 True"),
+])
+def test_policies_take_our_loss_scales(loss_scale, inputs, expected):
+  ran = subprocess.run([sys.executable, "-c", POLICY.format(loss_scale, inputs)], stdout=subprocess.PIPE,
+                       env=testing.environment(), check=True)
+  assert expected in ran.stdout
 
 
 @each_family

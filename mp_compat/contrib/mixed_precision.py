@@ -113,37 +113,33 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
       incr_ratio: what the scale is multiplied by to grow; above 1.
       decr_ratio: what it is multiplied by to shrink; below 1.
     """
-    self._config = dict(
-        init_loss_scale=init_loss_scale, incr_every_n_steps=incr_every_n_steps,
-        decr_every_n_nan_or_inf=decr_every_n_nan_or_inf, incr_ratio=incr_ratio, decr_ratio=decr_ratio)
-    self._rule = update_rule.Rule(
-        increment_period=incr_every_n_steps, multiplier=incr_ratio, backoff=None, decrement_ratio=decr_ratio,
-        overflow_tolerance=decr_every_n_nan_or_inf, floor=1.)
+    self._incr_every_n_steps = incr_every_n_steps
+    self._decr_every_n_nan_or_inf = decr_every_n_nan_or_inf
+    self._incr_ratio = incr_ratio
+    self._decr_ratio = decr_ratio
+    self._init_loss_scale = init_loss_scale
     self._add_weight("loss_scale", init_loss_scale, tf.float32)
     self._add_weight("good_steps", 0, tf.int32)
     self._add_weight("bad_steps", 0, tf.int32)
+
+  # Subclasses may set these, as those above: each is read in every update.
+  _loss_scale = loss_scale.Weight("loss_scale")
+  _num_good_steps = loss_scale.Weight("good_steps")
+  _num_bad_steps = loss_scale.Weight("bad_steps")
 
   def get_loss_scale(self) -> tf.Variable:
     return self._loss_scale
 
   def update_loss_scale(self, finite_grads: tf.Tensor) -> Optional[tf.Operation]:
-    return loss_scale.transition(
-        [self._loss_scale, self._num_good_steps, self._num_bad_steps], finite_grads, self._rule)
+    rule = update_rule.Rule(
+        increment_period=self._incr_every_n_steps, multiplier=self._incr_ratio, backoff=None,
+        decrement_ratio=self._decr_ratio, overflow_tolerance=self._decr_every_n_nan_or_inf, floor=1.)
+    return loss_scale.transition([self._loss_scale, self._num_good_steps, self._num_bad_steps], finite_grads, rule)
 
   def get_config(self) -> Dict[str, Any]:
-    return dict(self._config)
-
-  @property
-  def _loss_scale(self) -> tf.Variable:
-    return self._weight("loss_scale")
-
-  @property
-  def _num_good_steps(self) -> tf.Variable:
-    return self._weight("good_steps")
-
-  @property
-  def _num_bad_steps(self) -> tf.Variable:
-    return self._weight("bad_steps")
+    return dict(init_loss_scale=self._init_loss_scale, incr_every_n_steps=self._incr_every_n_steps,
+                decr_every_n_nan_or_inf=self._decr_every_n_nan_or_inf, incr_ratio=self._incr_ratio,
+                decr_ratio=self._decr_ratio)
 
 
 class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):

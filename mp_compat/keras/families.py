@@ -79,8 +79,10 @@ def concrete_class(cls: type, optimizer: Any) -> type:
   key = (cls, family.native)
   if key not in _concrete:
     metaclass = type("Metaclass", tuple({type(cls): None, type(family.native): None}), {})
-    _concrete[key] = metaclass(cls.__name__, (cls, family.part, family.native), {
-        "__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": cls.__qualname__,
+    # Saved models and configurations name a class by its name and module: they name Keras's own.
+    named = family.native if "_stands_for_native" in vars(cls) else cls
+    _concrete[key] = metaclass(named.__name__, (cls, family.part, family.native), {
+        "__module__": named.__module__, "__doc__": cls.__doc__, "__qualname__": named.__qualname__,
         "_family": family, "_public_class": cls})
   return _concrete[key]
 
@@ -111,16 +113,19 @@ def deserialize(family: Optional[Family], config: Any, custom_objects: Optional[
   """The optimizer that a configuration describes, by the Keras of `family`; that of `tf.keras`, without one."""
   if of(type(config)) is not None:
     return config
-  optimizers = _optimizers_for(config) if family is None else family.module("optimizers")
-  return optimizers.deserialize(dict(config), custom_objects=custom_objects)  # which writes into it
+  family = _family_for(config) if family is None else family
+  if family.part is keras3.Part and "module" in config:  # `optimizers.deserialize` does not know all of its optimizers
+    return family.module("saving").deserialize_keras_object(config, custom_objects=custom_objects)
+  # It writes into the configuration.
+  return family.module("optimizers").deserialize(dict(config), custom_objects=custom_objects)
 
 
-def _optimizers_for(config: Dict[str, Any]) -> Any:
-  """Keras's module of optimizers, that of tf_keras for what only Keras 2 can read."""
-  is_keras_2s = {"decay", "is_legacy_optimizer"} & set(config["config"])
-  if is_keras_2s and of(tf.keras.optimizers.SGD).part is keras3.Part:
+def _family_for(config: Dict[str, Any]) -> Family:
+  """Returns the family of `tf.keras`, or that of tf_keras for what only Keras 2 can read."""
+  family = of(tf.keras.optimizers.SGD)
+  if {"decay", "is_legacy_optimizer"} & set(config["config"]) and family.part is keras3.Part:
     if not _exists("tf_keras"):
       raise ValueError("This configuration is of a Keras 2 optimizer, but the Keras here is Keras 3. Install tf_keras "
                        "with `pip install tf_keras`. Got: {}".format(config))
-    return importlib.import_module("tf_keras").optimizers
-  return tf.keras.optimizers
+    return of(importlib.import_module("tf_keras").optimizers.SGD)
+  return family

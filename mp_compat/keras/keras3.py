@@ -24,12 +24,17 @@ class Part:
   """
 
   _own_attributes = frozenset(["built", "name"])
+  _writes_later_form = True
 
   def _set_up(self, name: Optional[str]) -> None:
     backend = sys.modules[self._family.keras + ".backend"].backend()
     if backend != "tensorflow":
       raise RuntimeError("mp_compat.keras.LossScaleOptimizer works with Keras 3's TensorFlow backend, but the backend "
                          "is {}. Set KERAS_BACKEND=tensorflow before importing keras.".format(backend))
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+      raise RuntimeError("Keras 3 trains in eager mode and in functions, but eager execution is disabled. To train in "
+                         "a graph, pass an optimizer of Keras 2: `pip install tf_keras`, and "
+                         "tf_keras.optimizers.legacy.{}.".format(type(self._optimizer).__name__))
     inner = self._optimizer
     del self._optimizer  # The base class sets what would go through to it.
     super(self._family.native, self).__init__(learning_rate=0., name=name)
@@ -104,9 +109,8 @@ class Part:
     inner = self._optimizer
     variables = list(trainable_variables or self._trainable_variables)
     if not self.built:
-      with tf.init_scope():
-        self.build(variables)
-        self.built = True
+      self.build(variables)  # In a function, whose first trace may create variables: they may copy those of the model.
+      self.built = True
     pairs = gradients.convert_pairs(zip(grads, variables))
     if self._last_call == _SCALE_LOSS:
       # A variable may take its "gradient" as its new value; that was not scaled.

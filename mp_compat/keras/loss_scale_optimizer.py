@@ -261,15 +261,18 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
       setattr(self._optimizer, name, value)
 
   def get_config(self) -> Dict[str, Any]:
-    """The keyword arguments that make an equal optimizer, those of the later form where that can say it.
+    """Returns the keyword arguments that make an equal optimizer, as this Keras's own class writes and reads them.
 
-    The earlier form, `optimizer` and `loss_scale`, serves for a LossScale of one's own, and for a multiplier other
-    than 2.
+    Up to TensorFlow 2.3 these are the earlier form's, `optimizer` and `loss_scale`; from 2.4 on the later form's. The
+    earlier form also serves for what the later one cannot say: a LossScale of one's own, or a multiplier other than 2.
     """
     scale, kind = self._loss_scale.get_config(), type(self._loss_scale).__name__
-    if kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3 or kind == "FixedLossScale":
+    says_all = kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3
+    if self._writes_later_form and (says_all or kind == "FixedLossScale"):
       config = {"inner_optimizer": families.serialize(self._optimizer), "dynamic": self.dynamic,
                 "initial_scale": self.initial_scale, "dynamic_growth_steps": self.dynamic_growth_steps}
+      if self.dynamic and self._family.part is keras3.Part:
+        del config["dynamic"]  # Keras 3's own class is always dynamic and does not take it.
     else:
       config = {"optimizer": families.serialize(self._optimizer),
                 "loss_scale": {"class_name": kind, "config": scale}}

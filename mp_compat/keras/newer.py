@@ -13,6 +13,7 @@ class Part:
   """The wrapper as an `Optimizer` of Keras 2.11 to 2.15."""
 
   _own_attributes = frozenset()
+  _writes_later_form = True
 
   def _set_up(self, name: Optional[str]) -> None:
     del name  # The inner optimizer has one.

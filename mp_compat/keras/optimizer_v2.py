@@ -17,6 +17,10 @@ class Part(layout.ReadsInner):
 
   _own_attributes = frozenset()
 
+  @property
+  def _writes_later_form(self) -> bool:
+    return hasattr(self._family.native, "inner_optimizer")  # from TensorFlow 2.4 on
+
   def _set_up(self, name: Optional[str]) -> None:
     del name  # The inner optimizer has one.
     layout.track(self, self._optimizer, self._loss_scale)
