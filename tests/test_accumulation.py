@@ -233,3 +233,15 @@ def test_sparse_gradients_are_accumulated_in_replicas(name, skip):
         mean = own[np.isfinite(own)].mean() + others.mean() * (replicas - 1)
         expected -= mean * np.array([0., 2., 1., 0.])
       np.testing.assert_array_equal(sess.run(table), expected)
+
+
+@pytest.mark.slow
+def test_sparse_gradients_are_accumulated_by_two_workers():
+  said = testing.run_two_workers("tests.accumulation_workers")
+  assert said[0] == said[1]
+  # By hand: a window applies its mean of x / 2 of each worker, times the learning rate; the second window is skipped.
+  after_one = [[1. - .125 * .5] * 2, [1. - .125 * 1.] * 2, [1.] * 2, [1. - .125 * 2.] * 2]
+  after_two = [[2. * value - 1. for value in row] for row in after_one]
+  assert [each["table"] for each in said[0]] == [after_one, after_one, after_two]
+  assert [each["current_loss_scale"] for each in said[0]] == [8., 4., 4.]
+  assert [each["global_step"] for each in said[0]] == [1, 1, 2]

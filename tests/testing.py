@@ -6,8 +6,12 @@ Gradients always depend on placeholders: a constant predicate would fold the con
 import collections
 import contextlib
 import glob
+import json
 import os
 import re
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import tensorflow
@@ -194,3 +198,26 @@ def waits_for(later, op):
       seen.add(current)
       ahead += [t.op for t in current.inputs] + list(current.control_inputs)
   return op in seen
+
+
+def run_two_workers(module):
+  """Runs a module as each of two workers on loopback; returns what their last lines say, parsed as JSON.
+
+  The module finds the cluster and its own index in `TF_CONFIG`.
+  """
+  with contextlib.ExitStack() as opened:
+    sockets = [opened.enter_context(socket.socket()) for _ in range(2)]
+    for one in sockets:
+      one.bind(("localhost", 0))
+    workers = ["localhost:{}".format(one.getsockname()[1]) for one in sockets]
+  processes = []
+  for index in range(2):
+    config = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
+    processes.append(subprocess.Popen(
+        [sys.executable, "-m", module], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env=dict(environment(), TF_CONFIG=config, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")))
+  try:
+    return [json.loads(process.communicate(timeout=150)[0].strip().splitlines()[-1]) for process in processes]
+  finally:
+    for process in processes:
+      process.kill()
