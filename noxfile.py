@@ -10,7 +10,7 @@ import shutil
 
 import nox
 
-# TensorFlow version: the Python that it is tried on, and what pip installs.
+# TensorFlow version: the Python version, and what pip installs.
 TENSORFLOW = {
     "1.15": ("3.7", ["tensorflow==1.15.5", "protobuf<3.21"]),
     "2.4": ("3.8", ["tensorflow==2.4.4", "protobuf<3.21"]),
@@ -21,12 +21,12 @@ TENSORFLOW = {
 }
 NEWEST = "2.21"
 
-nox.options.default_venv_backend = "venv"  # virtualenv makes none for Python 3.7 any more.
+nox.options.default_venv_backend = "venv"  # virtualenv no longer supports Python 3.7.
 nox.options.error_on_missing_interpreters = True
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests-" + version for version in TENSORFLOW]
 
-# pyenv's own commands run only the versions that are switched on.
+# The commands in pyenv's shims run only activated versions.
 PYENV = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
 os.environ["PATH"] = os.pathsep.join(glob.glob(os.path.join(PYENV, "versions", "*", "bin")) + [os.environ["PATH"]])
 
@@ -60,7 +60,7 @@ def estimator(session):
   session.run("python", "scripts/train_estimator.py", *session.posargs)
 
 
-# Horovod 0.22 is built here, against TensorFlow and an MPI that is there (Debian: libopenmpi-dev, openmpi-bin), once.
+# Horovod 0.22 is built once, against TensorFlow and an installed MPI (Debian: libopenmpi-dev, openmpi-bin).
 HOROVOD_BUILD = {"HOROVOD_WITH_TENSORFLOW": "1", "HOROVOD_WITH_MPI": "1", "HOROVOD_WITHOUT_GLOO": "1",
                  "HOROVOD_WITHOUT_PYTORCH": "1", "HOROVOD_WITHOUT_MXNET": "1"}
 
@@ -79,8 +79,8 @@ def horovod(session):
     session.run("python", "scripts/train_horovod.py", *arguments)
 
 
-# Programs of others, as they are: the Python and the TensorFlow that they are made for, and what else they import. What
-# comes last is installed without what it asks for, which pip finds no way to give it any more.
+# Unmodified third-party programs: the Python version, TensorFlow and other imports that they need. The last list is
+# installed without dependencies, which pip can no longer resolve.
 CLIENTS = {
     "deepmd": ("3.11", ["deepmd-kit[cpu]==3.2.0"], []),
     "finetune": ("3.10", [

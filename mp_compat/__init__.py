@@ -1,6 +1,6 @@
-"""Loss scaling for TensorFlow's graph mode: `tf.compat.v1` optimizers in float16, from TensorFlow 1.15 to 2.21.
+"""Loss scaling for float16 training in TensorFlow's graph mode (`tf.compat.v1`), from TensorFlow 1.15 to 2.21.
 
-Nothing is imported before it is asked for, TensorFlow included; `mp_compat migrate` does without.
+Each module, and TensorFlow with it, is imported on first use of a public name. `mp_compat migrate` needs no TensorFlow.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """The command line: `python -m mp_compat COMMAND`, or `mp_compat COMMAND` where the package is installed.
 
-A command is a function `_add_...` that declares its arguments and a function that runs it and gives the exit code.
-TensorFlow, and whatever else is slow to import, is imported by the latter.
+Each command has a function `_add_...`, which declares its arguments, and a function that runs it and returns the exit
+code. The latter imports TensorFlow and other modules that are slow to import.
 """
 
 import argparse
@@ -20,15 +20,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   """Runs a command.
 
   Args:
-    argv: the arguments, without the program's name; those of the process by default.
+    argv: The arguments, without the program's name; by default those of the process.
 
   Returns:
-    The exit code: 0, or 2 after an error that is told in one line on stderr. `migrate --check` has 1 if it found old
-    names, and 3 if it found none but could not look at every file. 130 after an interruption from the keyboard.
+    The exit code: 0, or 2 after an error, which is printed in one line on stderr. For `migrate --check`, 1 if a file
+    would change, else 3 if a file could not be read or parsed. 130 after a keyboard interrupt, except in `run`.
 
   Raises:
-    SystemExit: the arguments are wrong (code 2), or help or the version was asked for (code 0). What the program of
-      `run` raises is raised here, too.
+    SystemExit: If the arguments are invalid (code 2), or after printing help or the version (code 0). All exceptions
+      of the program that `run` runs are raised, too.
   """
   parser = argparse.ArgumentParser(prog="mp_compat", description="Tools for mixed-precision training with mp_compat.")
   parser.add_argument("--version", action="version", version="mp_compat " + mp_compat.__version__)
@@ -41,19 +41,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   words = list(sys.argv[1:] if argv is None else argv)
   program = []
   if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
-    words, program = words[:1], words[1:]  # What follows is the program's, options too.
+    words, program = words[:1], words[1:]  # All that follows belongs to the program, options included.
   arguments = parser.parse_args(words)
   arguments.program = program
   try:
     if arguments.command != "migrate":
-      importlib.import_module("mp_compat._compat")  # Everything else begins with TensorFlow.
+      importlib.import_module("mp_compat._compat")  # Fails early if TensorFlow is missing.
   except ImportError as error:
     return _fail(arguments.command, error)
   try:
     return arguments.run(arguments)
   except KeyboardInterrupt:
     if arguments.command == "run":
-      raise  # The program was interrupted.
+      raise  # It belongs to the program.
     return 130
 
 
@@ -167,7 +167,7 @@ def _add_plot(commands: Any) -> None:
 def _plot(arguments: argparse.Namespace) -> int:
   from mp_compat import plot
   from mp_compat._compat import tf
-  tf.logging.set_verbosity(tf.logging.ERROR)  # reading event files is deprecated, it says, and names nothing better
+  tf.logging.set_verbosity(tf.logging.ERROR)  # Hides a deprecation warning that names no replacement.
   try:
     series = plot.plot(arguments.logdir, arguments.output, arguments.loss_tag)
   except plot.PlotError as error:
@@ -199,7 +199,7 @@ def _run(arguments: argparse.Namespace) -> int:
       runpy.run_path(program[0], run_name="__main__")
   except (ImportError, OSError) as error:
     if any(frame.f_globals is not vars(runpy) for frame, _ in traceback.walk_tb(error.__traceback__.tb_next)):
-      raise  # This is the program's: it was found, and has begun.
+      raise  # The program had started and raised it.
     return _fail("run", ValueError("expected a script, a directory or zip file with __main__.py, or -m and a module, "
                                    "but got {}: {}".format(" ".join(program[:2 if program[0] == "-m" else 1]), error)))
   return 0

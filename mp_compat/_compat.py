@@ -1,7 +1,7 @@
-"""TensorFlow as it is installed here: the one module that knows versions and private names.
+"""Differences between TensorFlow versions, and private names of TensorFlow, in one module.
 
-Everything else imports `tf` from here: it is `tensorflow.compat.v1`, whose public names are the same from
-TensorFlow 1.15 to 2.21. What those names cannot do is done below, once.
+All other modules import `tf` from here: `tensorflow.compat.v1`, whose public names are the same from TensorFlow 1.15 to
+2.21. This module implements what those names cannot do.
 """
 
 import collections
@@ -20,7 +20,7 @@ except ImportError as error:
 
 MINIMUM_VERSION = (1, 15)
 
-_found = getattr(tensorflow, "__version__", "0.0")  # absent from an empty folder of that name
+_found = getattr(tensorflow, "__version__", "0.0")  # missing if `tensorflow` is an empty folder
 _version = tuple(int(part) for part in _found.split(".")[:2])
 if _version < MINIMUM_VERSION:
   raise ImportError("mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example with "
@@ -28,10 +28,10 @@ if _version < MINIMUM_VERSION:
 
 tf = tensorflow.compat.v1
 
-# What checkpoints can hold. Its module moved twice; the base of Optimizer is the same class everywhere.
+# The base class of objects in checkpoints. Its module moved twice; in every version it is the base of Optimizer.
 Trackable = tf.train.Optimizer.__bases__[0]
 
-# TensorFlow's own classes, as long as it ships them; tuples, for isinstance.
+# TensorFlow's classes, in tuples for isinstance; empty if this version lacks them.
 _experimental = getattr(tf.train, "experimental", None)
 NATIVE_LOSS_SCALES, NATIVE_FIXED_LOSS_SCALES, NATIVE_DYNAMIC_LOSS_SCALES, NATIVE_LOSS_SCALE_OPTIMIZERS = (
     (getattr(_experimental, name),) if hasattr(_experimental, name) else ()
@@ -42,24 +42,24 @@ NATIVE_LOSS_SCALES, NATIVE_FIXED_LOSS_SCALES, NATIVE_DYNAMIC_LOSS_SCALES, NATIVE
 
 
 def home_graph() -> Optional[tf.Graph]:
-  """The graph in which variables made now would live; None when they would be eager.
+  """Returns the graph in which variables are created now; None if they would be eager.
 
-  Branches, loop bodies and functions are lifted out of, as `tf.init_scope` does.
+  It is outside of branches, loop bodies and functions, as with `tf.init_scope`.
   """
   with tf.init_scope():
     return None if tf.executing_eagerly() else tf.get_default_graph()
 
 
 def graph_key(graph: Optional[tf.Graph]) -> Optional[str]:
-  """The key under which TensorFlow's LossScale files its weights: one per graph, None for eager."""
+  """Returns the key of a graph that TensorFlow's LossScale uses for its weights; None for eager mode."""
   return None if graph is None else graph._graph_key
 
 
 def state_of(owner: Any, graph: Optional[tf.Graph]) -> Dict[str, Any]:
-  """The dictionary that `owner` keeps in `graph` (None: outside every graph).
+  """Returns the dictionary that `owner` keeps in `graph` (None: in eager mode).
 
-  It hangs on the graph, so an owner that serves many graphs keeps none of them alive, and copying an owner copies
-  no variables of any graph.
+  The graph holds the dictionary, so an owner used in many graphs keeps none of them alive, and copying an owner copies
+  no variables of a graph.
   """
   if graph is None:
     return owner.__dict__.setdefault("_eager_state", {})
@@ -67,7 +67,7 @@ def state_of(owner: Any, graph: Optional[tf.Graph]) -> Dict[str, Any]:
 
 
 def record_in(graph: tf.Graph, name: str, make: Callable[[], Any] = dict) -> Any:
-  """Returns the record `name` that this package keeps in `graph`; the first time, what `make` returns."""
+  """Returns the record `name` that this package keeps in `graph`; calls `make` to create it on first use."""
   attribute = "_mp_compat_" + name
   if not hasattr(graph, attribute):
     setattr(graph, attribute, make())
@@ -75,12 +75,12 @@ def record_in(graph: tf.Graph, name: str, make: Callable[[], Any] = dict) -> Any
 
 
 def current_graph() -> Optional[tf.Graph]:
-  """The graph in which ops made now are built, a function's too; None in eager mode."""
+  """Returns the graph in which ops are built now, which may be a function's; None in eager mode."""
   return None if tf.executing_eagerly() else tf.get_default_graph()
 
 
 def enclosing_graphs() -> Iterator[tf.Graph]:
-  """Yields the graph in which ops are built now, then, for a function's, the graphs around it."""
+  """Yields the graph in which ops are built now; if it is a function's, then the graphs around it."""
   graph = current_graph()
   while graph is not None:
     yield graph
@@ -88,45 +88,45 @@ def enclosing_graphs() -> Iterator[tf.Graph]:
 
 
 def replica_variable(*args: Any, **kwargs: Any) -> tf.Variable:
-  """Returns a resource variable of this replica, of which no strategy knows; arguments as for `tf.Variable`."""
+  """Returns a resource variable of this replica that no strategy manages; arguments as for `tf.Variable`."""
   from tensorflow.python.ops import resource_variable_ops
   return resource_variable_ops.ResourceVariable(*args, **kwargs)
 
 
 def copies_of(variable: tf.Variable) -> Tuple[tf.Variable, ...]:
-  """The variable itself, or with `tf.distribute` what it is on each local device."""
+  """Returns the copies of a variable on the local devices of its strategy; without a strategy, the variable itself."""
   strategy = getattr(variable, "distribute_strategy", None) or tf.distribute.get_strategy()
   return strategy.experimental_local_results(variable)
 
 
 def slice_of(variable: tf.Variable) -> Optional[Any]:
-  """Which part of a partitioned variable this is: `full_name`, `full_shape`, `var_offset`, `var_shape`; or None."""
+  """Returns the slice of a partitioned variable: `full_name`, `full_shape`, `var_offset`, `var_shape`; else None."""
   return getattr(variable, "_get_save_slice_info", lambda: None)()
 
 
 def name_scope() -> str:
-  """The current name scope, "" for the root."""
-  return tf.get_default_graph().get_name_scope() or ""  # 1.15 says None
+  """Returns the current name scope; "" for the root."""
+  return tf.get_default_graph().get_name_scope() or ""  # None in TensorFlow 1.15
 
 
 # --- control flow ----------------------------------------------------------------------------------------------------
 
 
 def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-  """Returns `true_fn()` if `predicate`, else `false_fn()`; in a graph, both are called once, to build the branches.
+  """Returns `true_fn()` if `predicate`, else `false_fn()`; in a graph, calls each once to build the branches.
 
-  In a plain graph the branches are part of the graph (control flow v1: Switch and Merge), whatever the program has
+  In a plain graph, the branches are part of the graph (control flow v1: Switch and Merge), even if control flow v2 is
   enabled. Branches that are functions (v2) cannot take reference variables, cannot be split between parameter servers
-  before TensorFlow 2.15, and in TensorFlow 2.0 to 2.10 make eager variables in spite of `tf.disable_eager_execution()`.
-  Inside functions and in eager mode this is `tf.cond`.
+  before TensorFlow 2.15, and in TensorFlow 2.0 to 2.10 create eager variables despite `tf.disable_eager_execution()`.
+  Inside functions and in eager mode, this is `tf.cond`.
 
   Args:
     predicate: a scalar bool tensor.
-    true_fn: returns an op or a scalar bool tensor; in eager mode None, too.
+    true_fn: returns an op or a scalar bool tensor; in eager mode also None.
     false_fn: returns the same kind as `true_fn`.
 
   Returns:
-    A scalar bool tensor, or an op; None in eager mode where the branches return None.
+    A scalar bool tensor, or an op; None in eager mode if the branches return None.
   """
   graph = tf.get_default_graph()
   if tf.executing_eagerly() or graph.building_function:
@@ -155,7 +155,7 @@ def is_readable(tensor: tf.Tensor) -> bool:
   """Returns whether ops built now may read `tensor`: its control-flow context is the current one or encloses it.
 
   Args:
-    tensor: a tensor of the current graph, or of one around it.
+    tensor: a tensor of the current graph, or of a graph around it.
   """
   wanted, context = _context_of(tensor.op), tensor.graph._get_control_flow_context()
   while context is not wanted and context is not None:
@@ -171,7 +171,7 @@ def _context_of(op: tf.Operation) -> Any:
 
 @contextlib.contextmanager
 def context_of(op: tf.Operation) -> Iterator[None]:
-  """A context in which ops are built beside `op`, in the branch that it belongs to."""
+  """Makes a context manager: ops built inside belong to the control-flow context of `op`, such as its branch."""
   with _inside(_context_of(op)):
     yield
 
@@ -195,7 +195,7 @@ def is_in_control_flow() -> bool:
 
 
 def is_in_branches_only(op: tf.Operation) -> bool:
-  """Returns whether `out_of_branches` can read outputs of `op`: no loop, function or XLA computation is around it."""
+  """Returns whether `out_of_branches` can read outputs of `op`: in the current graph, only branches are around it."""
   context = _context_of(op)
   while hasattr(context, "pred"):
     context = context.outer_context
@@ -203,17 +203,17 @@ def is_in_branches_only(op: tf.Operation) -> bool:
 
 
 def fetched_elements(graph: tf.Graph, fetches: Any) -> List[Any]:
-  """Returns the tensors and ops that `Session.run(fetches)` runs: the elements of any structure that it accepts."""
+  """Returns the tensors and ops that `Session.run(fetches)` runs: the elements of a structure of any accepted kind."""
   from tensorflow.python.client import session
   with graph.as_default():
     return session._FetchMapper.for_fetch(fetches).unique_fetches()
 
 
 def out_of_branches(tensor: tf.Tensor, default: Any) -> tf.Tensor:
-  """Returns `tensor` where the branches of `tf.cond` (control flow v1) around it are executed, `default` elsewhere.
+  """Returns a tensor outside of branches: `tensor` if the branches (control flow v1) around it run, else `default`.
 
   Args:
-    tensor: a tensor whose op `is_in_branches_only`.
+    tensor: a tensor for whose op `is_in_branches_only` returns True.
     default: a Python value for a tensor of the same dtype and shape.
   """
   context = _context_of(tensor.op)
@@ -226,14 +226,14 @@ def out_of_branches(tensor: tf.Tensor, default: Any) -> tf.Tensor:
 
 
 def copied_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
-  """Returns a tensor of the same value outside of the branches around `tensor`: the ops behind it are built again.
+  """Returns a tensor of the same value outside of the branches (control flow v1) around `tensor`; copies its ops.
 
-  For initial values of variables; a tensor outside of all branches is returned as it is.
+  For initial values of variables. A tensor outside of all branches is returned unchanged.
   """
   op = tensor.op
   if not hasattr(_context_of(op), "pred"):
     return tensor
-  if op.type in ("Switch", "RefSwitch"):  # the value comes into the branch here
+  if op.type in ("Switch", "RefSwitch"):  # the value enters the branch here
     return copied_out_of_branches(op.inputs[0])
   inputs = [copied_out_of_branches(one) for one in op.inputs]
   copy = tf.get_default_graph().create_op(
@@ -243,7 +243,7 @@ def copied_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
-  """The graph tensors that `tensor` is computed from; a function's argument leads to what the function captured."""
+  """Returns the graph tensors that `tensor` is computed from; for an argument of a function, the captured tensor."""
   op = tensor.op
   if op.type != "Placeholder":
     return list(op.inputs)
@@ -252,7 +252,7 @@ def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
 
 
 def contains_op(op: tf.Operation, prefix: str) -> bool:
-  """Whether this is an op whose type begins so, or a conditional with one in a branch that is a function."""
+  """Returns whether the type of `op` begins with `prefix`, or `op` is a conditional with such an op in a function."""
   if op.type.startswith(prefix):
     return True
   if op.type not in ("If", "StatelessIf"):
@@ -262,7 +262,7 @@ def contains_op(op: tf.Operation, prefix: str) -> bool:
 
 
 def may_be_compiled() -> bool:
-  """Whether ops made now belong to a function, or to a part of a graph, that XLA may be asked to compile."""
+  """Returns whether ops built now belong to a function or an XLA context, which XLA may compile."""
   if tf.executing_eagerly():
     return False
   graph = tf.get_default_graph()
@@ -275,15 +275,15 @@ def may_be_compiled() -> bool:
 
 
 def on_device_of(tensor: tf.Tensor) -> ContextManager[None]:
-  """A context in which ops are placed where `tensor` is asked to be; if it is not, where those around are."""
+  """Returns a context manager that places ops on the requested device of `tensor`; without one, it changes nothing."""
   return tf.device(tensor.device) if tensor.device else contextlib.nullcontext()
 
 
 def is_finite(value: tf.Tensor) -> tf.Tensor:
   """Returns `tf.is_finite(value)`, also where TensorFlow's op is missing or wrong.
 
-  For bfloat16, TensorFlow 1.15 has no op, and up to 2.10 GPUs have none. In XLA computations on CPUs, TensorFlow up to
-  2.1 assumes that there are no NaNs; the bits of the exponent still tell.
+  For bfloat16, TensorFlow 1.15 has no op, and up to 2.10 there is none for GPUs. In XLA computations on CPUs,
+  TensorFlow up to 2.1 assumes that there are no NaNs; here the bits of the exponent are tested instead.
   """
   if value.dtype == tf.bfloat16:
     value = tf.cast(value, tf.float32)
@@ -295,46 +295,46 @@ def is_finite(value: tf.Tensor) -> tf.Tensor:
   return tf.not_equal(tf.bitwise.bitwise_and(tf.bitcast(value, bits), exponent), exponent)
 
 
-# --- the rewriting of graphs to float16 ---------------------------------------------------------------------------
+# --- the graph rewrite to float16 -----------------------------------------------------------------------------------
 
 
-_enable_graph_rewrite, _disable_graph_rewrite = (  # before mp_compat.install() gives these names another meaning
+_enable_graph_rewrite, _disable_graph_rewrite = (  # read before mp_compat.install() replaces these names
     getattr(_experimental, name, None)
     for name in ("enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite"))
 
 
 class _NoLossScale(NATIVE_LOSS_SCALES[0] if NATIVE_LOSS_SCALES else object):
-  """For an optimizer of TensorFlow's that nobody will use: what a loss scale must have, and no variables."""
+  """A loss scale without variables, for the unused optimizer in `switch_graph_rewrite_on`."""
 
   __call__ = update = get_config = None
 
 
 def graph_rewrite_is_on() -> bool:
-  """Whether new Sessions and functions are rewritten to float16."""
+  """Returns whether new Sessions and functions are rewritten to float16."""
   return bool(tf.config.optimizer.get_experimental_options().get("auto_mixed_precision"))
 
 
 def switch_graph_rewrite_on() -> None:
-  """Has new Sessions and functions rewritten, with TensorFlow's own switch: it warns of Sessions, refuses policies."""
+  """Enables the rewrite through TensorFlow: it logs a warning about existing Sessions, and rejects Keras policies."""
   _enable_graph_rewrite(tf.train.GradientDescentOptimizer(0.), _NoLossScale())
 
 
 def switch_graph_rewrite_off() -> None:
-  """Has new Sessions and functions left alone."""
+  """Disables the rewrite of new Sessions and functions."""
   _disable_graph_rewrite()
 
 
-# --- modules of TensorFlow's -----------------------------------------------------------------------------------------
+# --- classes and modules ---------------------------------------------------------------------------------------------
 
 
 def kept_from_autograph(cls: type) -> type:
-  """Marks a class whose instances AutoGraph calls as they are; TensorFlow 2.0 to 2.2 compare all others to strings."""
+  """Marks a class so that AutoGraph does not convert its instances; TensorFlow 2.0 to 2.2 compare others to strings."""
   cls.autograph_info__ = {}
   return cls
 
 
 def delete_attribute(module: Any, name: str) -> None:
-  """`delattr`, also for 1.15's modules, which stand before others and remember what they were given."""
+  """Deletes an attribute of a module, and from `__all__` and the caches of TensorFlow 1.15's module wrappers."""
   delattr(module, name)
   vars(module).pop(name, None)
   vars(module).get("_tfmw_attr_map", {}).pop(name, None)
@@ -342,32 +342,32 @@ def delete_attribute(module: Any, name: str) -> None:
     module.__all__.remove(name)
 
 
-# --- optimizers around optimizers -----------------------------------------------------------------------------------
+# --- wrapped optimizers ---------------------------------------------------------------------------------------------
 
 
 def layers(optimizer: tf.train.Optimizer) -> Iterator[tf.train.Optimizer]:
-  """Yields this optimizer, the one that it wraps, and so on; wrappers keep theirs as `_optimizer` or `_opt`."""
+  """Yields this optimizer, its inner optimizer, and so on; wrappers keep theirs as `_optimizer` or `_opt`."""
   while isinstance(optimizer, tf.train.Optimizer):
     yield optimizer
     optimizer = vars(optimizer).get("_optimizer", vars(optimizer).get("_opt"))
 
 
-# --- what tf.train.Checkpoint sees ----------------------------------------------------------------------------------
+# --- tf.train.Checkpoint --------------------------------------------------------------------------------------------
 
 
 class SlotName(str):
-  """The name of a slot of the optimizer inside a wrapper, as the wrapper's `get_slot_names` returns it.
+  """The name of a slot of the inner optimizer, as the `get_slot_names` of a wrapper returns it.
 
   `tf.train.Checkpoint` asks each optimizer of the object graph for a slot of each object in it, beginning at the root,
-  and refuses a slot that two optimizers have, so a wrapper must leave the slots to the optimizer that owns them. A name
-  that was used for an object that is no variable is the checkpoint writer's: no slot is found by it.
+  and rejects a slot that two optimizers have. A wrapper must therefore leave the slots to its inner optimizer. If a
+  name was used for an object that is not a variable, the checkpoint writer uses it, and `slot_of_inner` returns None.
   """
 
   used_by_checkpoint_writer = False
 
 
 def slot_of_inner(optimizer: Any, variable: Any, name: str) -> Optional[tf.Variable]:
-  """Returns the slot of the optimizer inside a wrapper; None for the checkpoint writer (`SlotName`)."""
+  """Returns a slot of the inner optimizer; None for the checkpoint writer (`SlotName`)."""
   if isinstance(name, SlotName):
     name.used_by_checkpoint_writer |= not hasattr(variable, "assign")
     if name.used_by_checkpoint_writer:
@@ -376,16 +376,16 @@ def slot_of_inner(optimizer: Any, variable: Any, name: str) -> Optional[tf.Varia
 
 
 class GraphStateTrackable(Trackable):
-  """A Trackable whose dependencies are the variables that it has in the current graph.
+  """A Trackable whose dependencies are its variables in the current graph.
 
-  TensorFlow up to 2.8 reads a property, later versions call a method; the look-up has one argument or two.
+  TensorFlow up to 2.8 reads a property, later versions call a method; the lookup takes one argument or two.
   """
 
   def _graph_variables(self) -> Dict[str, tf.Variable]:
-    """Variables of the current graph by the key under which checkpoints hold them; a subclass knows them."""
+    """Returns the variables in the current graph by their keys in checkpoints; a subclass implements this."""
 
   def __getstate__(self) -> Dict[str, Any]:
-    # Estimator copies its params inside a graph, where eager variables refuse to be copied, and are of no use.
+    # Estimator copies its params inside a graph, where eager variables cannot be copied and have no use.
     return {key: value for key, value in self.__dict__.items() if key != "_eager_state" or tf.executing_eagerly()}
 
   @property
@@ -402,33 +402,33 @@ class GraphStateTrackable(Trackable):
     return self._graph_variables().get(name) if found is None else found
 
 
-# --- what mp_compat.install() knows of a graph ----------------------------------------------------------------------
+# --- records of mp_compat.install() in a graph, and tf.train.Saver ---------------------------------------------------
 
 
 def names_elsewhere(graph: tf.Graph) -> Dict[str, str]:
-  """Returns the names that TensorFlow's class would have given to variables, by their names here; the graph's own."""
+  """Returns the record in `graph` of the names that TensorFlow's class would give to variables, by their names here."""
   return record_in(graph, "names_elsewhere")
 
 
 def conditionals_elsewhere(graph: tf.Graph) -> Dict[str, Optional[int]]:
-  """Returns how many conditionals more TensorFlow's classes would have built, by name scope; None: not known."""
+  """Returns how many more conditionals TensorFlow's classes would have built, by name scope; None if not known."""
   return record_in(graph, "conditionals_elsewhere", lambda: collections.defaultdict(int))
 
 
 def non_slot_variables(optimizer: Any) -> List[Tuple[str, tf.Variable]]:
-  """Returns the variables that an optimizer, or one inside it, shares between all weights, each with its plain name."""
+  """Returns (name, variable) for the non-slot variables of an optimizer and its inner ones, in the current graph."""
   return [(name, variable) for layer in layers(optimizer)
           for (name, graph), variable in vars(layer).get("_non_slot_dict", {}).items()
           if graph is tf.get_default_graph()]
 
 
 def variables_of_saver(saver: tf.train.Saver) -> Any:
-  """Returns what a Saver that was not built yet is to save: None, a list or a dict."""
+  """Returns the `var_list` of a Saver that is not built yet: None, a list or a dict."""
   return saver._var_list
 
 
 def give_variables_to_saver(saver: tf.train.Saver, var_list: Any) -> None:
-  """Sets what a Saver that was not built yet is to save."""
+  """Sets the `var_list` of a Saver that is not built yet."""
   saver._var_list = var_list
 
 
@@ -436,7 +436,7 @@ _saver_module = sys.modules[tf.train.Saver.__module__]
 
 
 class SavedAgain(_saver_module.BaseSaverBuilder.SaveableObject):
-  """A variable, saved once more under another name, and not restored from it."""
+  """Saves a variable a second time, under another name; does not restore it from that name."""
 
   def __init__(self, variable: tf.Variable, name: str) -> None:
     variable = copies_of(variable)[0]
@@ -445,6 +445,6 @@ class SavedAgain(_saver_module.BaseSaverBuilder.SaveableObject):
     super().__init__(value, [_saver_module.BaseSaverBuilder.SaveSpec(value, "", name, value.dtype)], name)
 
   def restore(self, restored_tensors: List[tf.Tensor], restored_shapes: Any) -> tf.Operation:
-    """Returns an op that does nothing: the variable is restored from its own name."""
+    """Returns an op that does nothing: the variable is restored from its usual name."""
     del restored_tensors, restored_shapes
     return tf.no_op()

@@ -1,4 +1,4 @@
-"""Gradients of several micro-batches, each computed in a `session.run` of its own, applied as one step."""
+"""Accumulates the gradients of micro-batches, each computed in a separate `session.run`; applies them as one step."""
 
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
@@ -15,7 +15,7 @@ _SKIP = ("window", "micro_batch")
 
 
 class GradientAccumulator:
-  """Adds up unscaled gradients, run by run, until they are applied as one step: a window of micro-batches.
+  """Accumulates unscaled gradients over a window of micro-batches, one per `session.run`; applies them as one step.
 
       window = mp_compat.GradientAccumulator(opt)              opt: a MixedPrecisionLossScaleOptimizer
       add_op = window.add(opt.compute_gradients(loss))
@@ -25,25 +25,26 @@ class GradientAccumulator:
       for batches in windows:
         for batch in batches:
           sess.run(add_op, batch)                              a backward pass
-        sess.run(train_op)                                     none; empties the window
+        sess.run(train_op)                                     no backward pass; empties the window
 
-  Every micro-batch is checked when it is added; one that is not finite is counted and never added. The loss scale is
-  updated once for each window, as for a step that is finite if all of its micro-batches were. With `skip="window"`, an
-  overflow skips the window; with `skip="micro_batch"`, the other micro-batches are applied.
+  Every micro-batch is checked when it is added. One that is not finite is counted but not added. The loss scale is
+  updated once for each window; the window counts as finite if all of its micro-batches are finite. With
+  `skip="window"`, an overflow skips the window; with `skip="micro_batch"`, the other micro-batches are applied.
 
-  The sums are local variables, float32 (float64 for float64 gradients), so checkpoints stay as they were, and a run
-  that is restored begins with an empty window. Sparse gradients are added up in a dense variable.
+  The sums are local variables, float32 (float64 for float64 gradients): checkpoints do not contain them, and a restored
+  run begins with an empty window. Sparse gradients are summed in a dense variable.
   """
 
   def __init__(self, optimizer: optimizer_module.MixedPrecisionLossScaleOptimizer, skip: str = "window") -> None:
-    """Makes an empty window.
+    """Makes an accumulator with an empty window.
 
     Args:
-      optimizer: what computes the gradients and applies them.
-      skip: what a micro-batch with non-finite gradients costs: the "window", or only the "micro_batch".
+      optimizer: the optimizer that computes and applies the gradients.
+      skip: what to skip if the gradients of a micro-batch are not finite: the "window", or only the "micro_batch".
 
     Raises:
-      ValueError: another `optimizer` or `skip`.
+      ValueError: If `optimizer` is not a MixedPrecisionLossScaleOptimizer or was made with `skip_nonfinite=False`, or
+        if `skip` is another value.
     """
     if not isinstance(optimizer, optimizer_module.MixedPrecisionLossScaleOptimizer):
       raise ValueError("optimizer must be a MixedPrecisionLossScaleOptimizer, but got {!r}.".format(optimizer))
@@ -59,12 +60,13 @@ class GradientAccumulator:
     """Returns an op that checks the gradients of a micro-batch and adds them to the window.
 
     Args:
-      grads_and_vars: pairs as the optimizer's `compute_gradients` returns them; of static shapes.
-      name: a name for the op.
+      grads_and_vars: pairs as the optimizer's `compute_gradients` returns them; the variables have static shapes.
+      name: a name for the op; "accumulate" by default.
 
     Raises:
-      ValueError: all gradients are None; a variable has no static shape; this graph has an `add` already.
-      RuntimeError: eager execution is on.
+      ValueError: If all gradients are None, a variable has no static shape, or `add` was already called in this graph.
+      TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
+      RuntimeError: If eager execution is on.
     """
     if tf.executing_eagerly():
       raise RuntimeError("GradientAccumulator is for graphs, but eager execution is on. Use it within a tf.Graph, or "
@@ -95,15 +97,15 @@ class GradientAccumulator:
     return step.check(grads_and_vars, check_computed=self._optimizer.step_settings.check_computed_gradients)
 
   def mean(self) -> List[GradAndVar]:
-    """The means of the window's gradients, to be clipped, reduced, and handed to `apply_gradients`.
+    """Returns the mean gradients of the window's finite micro-batches, to be clipped, reduced and applied.
 
     Returns:
-      Pairs as `add` was given, each gradient dense, of its variable's shape and the dtype it had; None where it was
-      None. NaN where the window is to be skipped.
+      A list of (gradient, variable) pairs, in the order passed to `add`. A gradient is dense, with its variable's shape
+      and the dtype passed to `add`, or None if None was passed. It is NaN if the window must be skipped.
 
     Raises:
-      RuntimeError: `add` was not called in this graph.
-      tf.errors.InvalidArgumentError: in the Session, where the window is empty.
+      RuntimeError: If `add` was not called in this graph.
+      tf.errors.InvalidArgumentError: If the window is empty, in `session.run`.
     """
     state = self._state()
     finite, overflowed = state["finite"].read_value(), state["overflowed"].read_value()
@@ -126,16 +128,16 @@ class GradientAccumulator:
     """Applies a window as one step of the optimizer and empties it.
 
     Args:
-      grads_and_vars: what `mean` returned, clipped or reduced as you like.
+      grads_and_vars: pairs as `mean` returns them, possibly clipped or reduced.
       global_step: a variable to increment by one with every applied window.
-      name: a name for the op; the inner optimizer's by default.
+      name: a name for the op that applies the step; the inner optimizer's by default.
 
     Returns:
       One op; it runs no backward pass.
 
     Raises:
-      RuntimeError: `add` was not called in this graph.
-      ValueError: see `MixedPrecisionLossScaleOptimizer.apply_gradients`.
+      RuntimeError: If `add` was not called in this graph.
+      ValueError, TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
     """
     state = self._state()
     finite_before = tf.equal(state["overflowed"].read_value(), 0) if self._skip == "micro_batch" else None
@@ -156,7 +158,7 @@ class GradientAccumulator:
                              finite_before: Optional[tf.Tensor],
                              global_step: Optional[tf.Variable],
                              name: Optional[str]) -> tf.Operation:
-    del strategy  # It is the current one.
+    del strategy  # the current strategy
     checked = step.Checked(*checked)
     decision = step.decide(self._optimizer.step_settings, checked, finite_before)
     return self._optimizer.apply_decision(checked, decision, global_step, name)
@@ -169,7 +171,7 @@ class GradientAccumulator:
 
 
 def _sum_for(grad: gradients.Gradient, variable: tf.Variable) -> Optional[tf.Variable]:
-  """A variable of zeros, on the device of the gradient, in a dtype in which it can be summed."""
+  """Makes a float32 or float64 variable of zeros for the sum of a gradient, on its device; returns None for None."""
   if grad is None:
     return None
   values, = gradients.values_of([grad])
@@ -181,7 +183,7 @@ def _sum_for(grad: gradients.Gradient, variable: tf.Variable) -> Optional[tf.Var
 
 
 def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
-  """Returns a variable of zeros of this replica in this process; it is not in checkpoints."""
+  """Makes a local variable of zeros for this replica in this process; checkpoints do not contain it."""
   with tf.device(device):  # A parameter server's device function would share it among workers.
     return _compat.replica_variable(
         lambda: tf.zeros(shape, dtype), name=name, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])

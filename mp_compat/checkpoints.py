@@ -1,7 +1,7 @@
-"""Checkpoints: of TensorFlow's class, of tf.contrib.mixed_precision, and of training without loss scaling.
+"""Restores and converts checkpoints of TensorFlow's class, of tf.contrib and of training without loss scaling.
 
-`Saver` writes what `tf.train.Saver` writes, and restores every dialect (`mp_compat.dialects`). `convert` rewrites a
-checkpoint for those who have only `tf.train.Saver`.
+`Saver` writes what `tf.train.Saver` writes, and restores every naming scheme (see `mp_compat.dialects`). `convert`
+rewrites a checkpoint for programs that have only `tf.train.Saver`.
 """
 
 import collections
@@ -19,37 +19,37 @@ from mp_compat._compat import tf
 Path = Union[str, bytes, "os.PathLike[str]"]
 VarList = Union[None, Iterable[tf.Variable], Dict[str, tf.Variable]]
 
-# Among the entries of a checkpoint that tf.train.Checkpoint wrote: its names are paths, the same in every dialect.
+# An entry of every checkpoint written by tf.train.Checkpoint. Such names are object paths, whichever class trained.
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
-# What TensorFlow raises over a damaged checkpoint: in a Session, and reading it.
+# Errors that TensorFlow raises for a damaged checkpoint: in a Session, and in a checkpoint reader.
 _BROKEN_IN_SESSION = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError)
 _BROKEN = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
 
-# How errors begin that are about the graph and not about the file.
+# The beginning of error messages about the graph, as opposed to the file.
 _MISFIT = "Nothing was restored."
 
 
 class Inspection(NamedTuple):
-  """What is in a checkpoint."""
+  """The content of a checkpoint."""
 
   path: str
-  dialect: str  # one of `mp_compat.dialects.DIALECTS`, or "object-based"
+  dialect: str  # the naming scheme: one of `mp_compat.dialects.DIALECTS`, or "object-based"
   variables: "collections.OrderedDict[str, Tuple[tf.DType, Tuple[int, ...]]]"  # dtype and shape by name
   state: "collections.OrderedDict[str, Any]"  # the values of the loss scale's variables by name
 
 
 class Saver(tf.train.Saver):
-  """A `tf.train.Saver` that restores checkpoints of every dialect, into graphs with and without loss scaling.
+  """A `tf.train.Saver` that restores checkpoints of every naming scheme, into graphs with and without loss scaling.
 
       scaffold = tf.train.Scaffold(saver=mp_compat.checkpoints.Saver())      after the train op is built
       with tf.train.MonitoredTrainingSession(checkpoint_dir=..., scaffold=scaffold) as sess: ...
       tf.estimator.EstimatorSpec(..., scaffold=scaffold)
       saver.restore(sess, path)
 
-  Restoring reads either spelling of Adam's powers, contrib's state (int32 counts become int64), and state that lives
-  under another scope. A loss scale that the checkpoint knows nothing of begins at its initial value. Arguments as
-  `tf.train.Saver`'s; what it writes is the same.
+  Restoring accepts both names of Adam's powers, contrib's state (int32 counts become int64), and state under another
+  name scope. A loss scale that is not in the checkpoint starts at its initial value. The arguments, and the files
+  that are written, are those of `tf.train.Saver`.
 
   Source: `tf.train.Saver`.
   """
@@ -58,15 +58,15 @@ class Saver(tf.train.Saver):
     """Restores the variables; see `tf.train.Saver.restore`. Adds nothing to the graph.
 
     Args:
-      sess: a Session on the graph.
-      save_path: the path of a checkpoint, as `save` or `tf.train.latest_checkpoint` returned it.
+      sess: A Session on the graph.
+      save_path: The path of a checkpoint, as returned by `save` or `tf.train.latest_checkpoint`.
 
     Raises:
-      tf.errors.NotFoundError: variables other than the loss scale's are not in the checkpoint.
-      tf.errors.InvalidArgumentError: variables have another shape or dtype in the checkpoint. Both errors name all
-        variables that do not fit, and no variable has been assigned.
-      tf.errors.DataLossError: the checkpoint is truncated or corrupt.
-      ValueError: `save_path` is no checkpoint.
+      tf.errors.NotFoundError: If variables other than the loss scale's are not in the checkpoint.
+      tf.errors.InvalidArgumentError: If variables have another shape or dtype in the checkpoint. Both errors name all
+        variables that do not fit, and are raised before any variable is assigned.
+      tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
+      ValueError: If there is no checkpoint at `save_path`.
     """
     try:
       restore(self, sess, save_path, super().restore)
@@ -77,18 +77,19 @@ class Saver(tf.train.Saver):
 
 
 def restore(saver: tf.train.Saver, sess: tf.Session, save_path: Path, as_tensorflow: Callable[..., None]) -> None:
-  """Restores what `saver` has ops for from a checkpoint of any dialect.
+  """Restores the variables of a Saver from a checkpoint of any naming scheme.
 
   Args:
-    saver: any `tf.train.Saver`.
-    sess: a Session on its graph.
-    save_path: the path of a checkpoint.
-    as_tensorflow: TensorFlow's `restore`, without the Saver. It is called where every name is in the checkpoint.
+    saver: Any `tf.train.Saver`.
+    sess: A Session on its graph.
+    save_path: The path of a checkpoint.
+    as_tensorflow: TensorFlow's `restore`, a function of `sess` and the path. It is called if all names and dtypes are
+      those in the checkpoint, if the checkpoint is object-based, if the Saver is not built, and in eager mode.
 
   Raises:
-    tf.errors.NotFoundError, tf.errors.InvalidArgumentError, tf.errors.DataLossError, ValueError: as `Saver.restore`.
+    tf.errors.NotFoundError, tf.errors.InvalidArgumentError, tf.errors.DataLossError, ValueError: See `Saver.restore`.
   """
-  if tf.executing_eagerly() or saver.saver_def is None:  # None: the Saver is empty, or build() was not called
+  if tf.executing_eagerly() or saver.saver_def is None:  # None if the Saver is empty, or build() was not called
     as_tensorflow(sess, save_path)
     return
   if save_path is None or not _exists(_text(save_path)):
@@ -112,14 +113,14 @@ def restore(saver: tf.train.Saver, sess: tf.Session, save_path: Path, as_tensorf
 
 
 def with_names_elsewhere(var_list: Any) -> Any:
-  """Returns what a Saver has to save so that a program with TensorFlow's class can restore it.
+  """Returns the `var_list` of a Saver whose checkpoints a program with TensorFlow's class can restore.
 
   Args:
-    var_list: None, a list or a dict, as `tf.train.Saver` takes it.
+    var_list: None, a list or a dict, as for `tf.train.Saver`.
 
   Returns:
-    The same, and variables to which TensorFlow's class gives another name a second time, under that name. Variables to
-    which the program gives a name of its own (in a dict) are saved once.
+    `var_list`, with a second entry for each variable to which TensorFlow's class gives another name, under that name.
+    Variables that the program renames (in a dict) have one entry. Logs a warning if another variable has that name.
   """
   elsewhere = _compat.names_elsewhere(tf.get_default_graph())
   if all(ours == theirs for ours, theirs in elsewhere.items()):
@@ -145,10 +146,16 @@ def assignment_map(path: Path, wanted: Any) -> Any:
   """Returns an `assignment_map` for `tf.train.init_from_checkpoint` with the names that the checkpoint has.
 
   Args:
-    path: a checkpoint, or a directory, for the latest in it.
-    wanted: an assignment map with the names of any dialect: a dict, or pairs. Entries that the checkpoint has, and
-      scopes, stay as they are. The state of a loss scale that the checkpoint lacks is left out: it keeps its initial
-      value.
+    path: A checkpoint, or a directory, of which the latest checkpoint is used.
+    wanted: An assignment map with the names of any naming scheme: a dict or an iterable of pairs.
+
+  Returns:
+    A dict, or `wanted` itself if the checkpoint has all its names. Scopes and names without a match are unchanged. The
+    state of a loss scale that the checkpoint lacks is left out and keeps its initial value; logs a warning.
+
+  Raises:
+    ValueError: If there is no checkpoint at `path`.
+    tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
   pairs = list(wanted.items() if hasattr(wanted, "items") else wanted)
   reader = _reader(_latest(path))
@@ -162,19 +169,20 @@ def assignment_map(path: Path, wanted: Any) -> Any:
 
 
 def name_map(path: Path, var_list: VarList = None) -> Dict[str, tf.Variable]:
-  """For `tf.train.init_from_checkpoint(path, name_map(path))` and `tf.train.Saver(name_map(path))`.
+  """Returns the map for `tf.train.init_from_checkpoint(path, name_map(path))` and `tf.train.Saver(name_map(path))`.
 
   Args:
-    path: a checkpoint of any dialect, or a directory, for the latest in it.
-    var_list: the variables; the current graph's global ones by default.
+    path: A checkpoint of any naming scheme, or a directory, of which the latest checkpoint is used.
+    var_list: The variables, an iterable or a dict by name; by default the global variables of the current graph.
 
   Returns:
-    Variables by the name that they have in the checkpoint. Those that it lacks are left out, and so are those that it
-    has in another dtype (contrib's int32 counts), which only `Saver` takes over.
+    A dict of variables by the names in the checkpoint; the value is a list of parts for a partitioned variable.
+    Variables that the checkpoint lacks, or has in another dtype, are left out. Only `Saver` converts contrib's int32
+    counts.
 
   Raises:
-    ValueError: there is no checkpoint.
-    tf.errors.DataLossError: the checkpoint is truncated or corrupt.
+    ValueError: If there is no checkpoint at `path`.
+    tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
   wanted, reader = _named(tf.global_variables() if var_list is None else var_list), _reader(_latest(path))
   dtypes = reader.get_variable_to_dtype_map()
@@ -183,17 +191,17 @@ def name_map(path: Path, var_list: VarList = None) -> Dict[str, tf.Variable]:
 
 
 def inspect(path: Path) -> Inspection:
-  """What is in a checkpoint, and whose it is.
+  """Returns the variables in a checkpoint, its naming scheme and the state of its loss scale.
 
   Args:
-    path: a checkpoint, or a directory, for the latest in it.
+    path: A checkpoint, or a directory, of which the latest checkpoint is used.
 
   Returns:
-    An `Inspection`.
+    An `Inspection`, with dtypes, shapes and the values of the loss scale's variables.
 
   Raises:
-    ValueError: there is no checkpoint.
-    tf.errors.DataLossError: it is truncated or corrupt.
+    ValueError: If there is no checkpoint at `path`.
+    tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
   path = _latest(path)
   reader = _reader(path)
@@ -208,24 +216,26 @@ def inspect(path: Path) -> Inspection:
 
 
 def convert(source: Path, target: Path, to: Optional[str] = None, like: Optional[Path] = None) -> Inspection:
-  """Writes a checkpoint as another dialect, or another program, has it, and reads it back.
+  """Writes a checkpoint with the names of another naming scheme or program, and verifies it by reading it back.
+
+  A loss scale that `source` lacks starts at 2**15, with counts of 0.
 
   Args:
-    source: a checkpoint, or a directory, for the latest in it. It stays as it is.
-    target: the path of the checkpoint to write. It appears there as a whole or not at all.
-    to: one of "mp_compat", "tensorflow", "contrib" and "plain". The names are those of a program whose only
+    source: A checkpoint, or a directory, of which the latest checkpoint is used. It is not changed.
+    target: The path of the checkpoint to write. The index is moved there last: no partial checkpoint can be read.
+    to: One of "mp_compat", "tensorflow", "contrib" and "plain". The names are those of a program whose only
       conditionals are the optimizer's.
-    like: instead, a checkpoint (or a directory) of the program that is to restore this one, the names of which are
-      taken. TensorFlow's class calls Adam's powers after the conditional around them, `cond_3/beta1_power` where the
-      program has two of its own. Its `.meta` file, if there is one, is copied, too.
+    like: Instead of `to`, a checkpoint (or a directory) of the program that will restore `target`: its names are used.
+      TensorFlow's class names Adam's powers after the enclosing conditional: `cond_3/beta1_power` if the program
+      itself builds two. Its `.meta` file, if there is one, is copied too.
 
   Returns:
-    What was written.
+    An `Inspection` of the checkpoint at `target`.
 
   Raises:
-    ValueError: there is no checkpoint; it is object-based; `to` is no dialect; there is something at `target`; what
-      `like` has is not in it; not just one of `to` and `like` is given.
-    tf.errors.DataLossError: the checkpoint is truncated or corrupt.
+    ValueError: If there is no checkpoint at `source` or `like`, `source` is object-based, `to` is unknown, `target`
+      exists, `like` has variables that are not in `source`, or not exactly one of `to` and `like` is given.
+    tf.errors.DataLossError: If the checkpoint is truncated or corrupt, or was not written correctly.
   """
   if (to is None) == (like is None):
     raise ValueError("Expected either a dialect (to) or a checkpoint to be like (like), got {!r} and {!r}.".format(
@@ -253,7 +263,7 @@ def convert(source: Path, target: Path, to: Optional[str] = None, like: Optional
 
 
 def _as_in(like: Inspection, found: Inspection) -> Dict[str, Optional[str]]:
-  """For the names in one checkpoint, those in the other; None for state that begins anew."""
+  """Returns for each name in `like` the name in `found` to copy from; None for state that starts anew."""
   shapes = collections.OrderedDict((name, like.variables[name][1]) for name in sorted(
       like.variables, key=dialects.in_order))
   matched = dialects.match(shapes, {name: shape for name, (_, shape) in found.variables.items()})
@@ -265,9 +275,9 @@ def _as_in(like: Inspection, found: Inspection) -> Dict[str, Optional[str]]:
 
 
 def _write(values: Dict[str, np.ndarray], target: str) -> None:
-  """Writes a checkpoint beside its place, compares it with `values`, and moves it there, the index last."""
+  """Writes a checkpoint to a temporary directory, compares it with `values`, and moves it to `target`, index last."""
   beside = "{}.unfinished".format(target)
-  _remove(beside)  # of a conversion that was killed
+  _remove(beside)  # left by a conversion that was killed
   tf.gfile.MakeDirs(beside)
   try:
     prefix = os.path.join(beside, os.path.basename(target))
@@ -281,7 +291,7 @@ def _write(values: Dict[str, np.ndarray], target: str) -> None:
       written = _read(reader, prefix, name)
       if not _same(written, values[name]):
         raise tf.errors.DataLossError(None, None, "{} of {} was not written as it should be.".format(name, prefix))
-    for part in sorted(tf.gfile.ListDirectory(beside)):  # "data" before "index", without which it is no checkpoint
+    for part in sorted(tf.gfile.ListDirectory(beside)):  # The index comes last: without it, there is no checkpoint.
       tf.gfile.Rename(os.path.join(beside, part), os.path.join(os.path.dirname(target), part), overwrite=True)
   finally:
     _remove(beside)
@@ -311,18 +321,18 @@ def _latest(path: Path) -> str:
 
 
 def _exists(path: str) -> bool:
-  """Returns whether there is an index (V2), or files that match the path itself (V1, "model-?????-of-00002")."""
+  """Returns whether there is an index file (V2), or files match the path itself (V1, "model-?????-of-00002")."""
   if tf.gfile.Exists("{}.index".format(path)):
     return True
   try:
     return any(not tf.gfile.IsDirectory(file) for file in tf.gfile.Glob(path))
-  except tf.errors.NotFoundError:  # TensorFlow 1.15 lists no files of a directory that does not exist
+  except tf.errors.NotFoundError:  # TensorFlow 1.15 raises it if the directory does not exist.
     return False
 
 
 def _reader(path: str) -> Any:
   try:
-    return tf.train.NewCheckpointReader(path)  # load_checkpoint() prefers a directory of that name
+    return tf.train.NewCheckpointReader(path)  # load_checkpoint() would prefer a directory of that name
   except _BROKEN as error:
     raise _damaged(path, error) from error
 
@@ -330,14 +340,14 @@ def _reader(path: str) -> Any:
 def _read(reader: Any, path: str, name: str) -> np.ndarray:
   try:
     return np.asarray(reader.get_tensor(name))
-  except tf.errors.UnimplementedError:  # the parts of a partitioned variable in the V1 format
+  except tf.errors.UnimplementedError:  # a partitioned variable in the V1 format
     return _read_parts(path, [name], [""], [reader.get_variable_to_dtype_map()[name]])[0]
   except _BROKEN as error:
     raise _damaged(path, error) from error
 
 
 def _damaged(path: str, error: Exception) -> tf.errors.DataLossError:
-  # A Session tells of the node and all its history; the line before the node says what happened.
+  # A Session's message includes the node and its traceback. The line before the node states the error.
   reason = re.search(r"([^\n]+)\n\s*\[\[", str(error)) or re.search(r"([^\n]+)", str(error))
   return tf.errors.DataLossError(
       None, None, "The checkpoint {} is truncated or corrupt: {}. Restore an earlier one; "
@@ -346,7 +356,7 @@ def _damaged(path: str, error: Exception) -> tf.errors.DataLossError:
 
 
 class _Wanted(NamedTuple):
-  """A variable of the graph as checkpoints see it: with a partitioner, several parts under one name."""
+  """A variable of the graph under its name in checkpoints; with a partitioner, several parts share one name."""
 
   parts: List[tf.Variable]
   shape: Tuple[int, ...]
@@ -357,12 +367,12 @@ class _Wanted(NamedTuple):
 
 
 def _named(var_list: VarList) -> "collections.OrderedDict[str, _Wanted]":
-  """Variables by the names that `tf.train.Saver` gives them."""
+  """Returns variables by the names that `tf.train.Saver` gives them."""
   wanted = collections.OrderedDict()
   for name, value in var_list.items() if isinstance(var_list, dict) else [(None, value) for value in var_list]:
     for part in [value] if hasattr(value, "op") else value:
       if not hasattr(part, "initializer"):
-        continue  # no variable: the state of an iterator, or a table
+        continue  # not a variable: an iterator's state, or a table
       whole = _compat.slice_of(part)
       shape = part.shape.as_list() if whole is None else whole.full_shape
       full_name = name or (part.op.name if whole is None else whole.full_name)
@@ -380,13 +390,13 @@ def _shapes(reader: Any) -> Dict[str, Tuple[int, ...]]:
 
 
 class _Entry(NamedTuple):
-  """A tensor that a Saver reads from a checkpoint: an output of a RestoreV2 op, and what is assigned from it."""
+  """A tensor that a Saver reads from a checkpoint: an output of a RestoreV2 op, and the variables assigned from it."""
 
   op: tf.Operation
   index: int
   name: str  # in the checkpoint
-  part: str  # the shape of a partitioned variable and the slice to read, "6 2 0,2:-"; "" for everything
-  variables: Tuple[tf.Operation, ...]  # with tf.distribute one for each local device; none for an iterator's state
+  part: str  # the shape of a partitioned variable and the slice to read, "6 2 0,2:-"; "" for the whole tensor
+  variables: Tuple[tf.Operation, ...]  # with tf.distribute, one per local device; empty for an iterator's state
   reshaped: bool  # Saver(reshape=True)
 
   @property
@@ -395,12 +405,12 @@ class _Entry(NamedTuple):
 
   @property
   def is_needed(self) -> bool:
-    """Whether anything is computed from it: not so for what is only saved again, under another name."""
+    """Returns whether any op reads it: False for a variable that is only saved again, under another name."""
     return bool(self.op.outputs[self.index].consumers())
 
   @property
   def shape(self) -> tf.TensorShape:
-    """The shape of the whole variable, as far as the graph knows it."""
+    """Returns the static shape of the whole variable."""
     if self.part:
       return tf.TensorShape([int(size) for size in self.part.split()[:-1]])
     known = [variable.get_attr("shape") for variable in self.variables if "shape" in variable.node_def.attr]
@@ -408,7 +418,7 @@ class _Entry(NamedTuple):
 
 
 def _entries(restore_op: tf.Operation) -> List[_Entry]:
-  """Returns what running `restore_op` reads, in the order in which the variables were made."""
+  """Returns the tensors that running `restore_op` reads, in the order in which the variables were created."""
   seen, ahead, restores, assigned = set(), [restore_op], [], collections.defaultdict(list)
   while ahead:
     op = ahead.pop()
@@ -435,10 +445,10 @@ def _entries(restore_op: tf.Operation) -> List[_Entry]:
 
 
 def _matched(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
-  """Returns the names in the checkpoint by the names in the graph, without state that begins anew.
+  """Returns the names in the checkpoint by the names in the graph, without state that starts anew.
 
   Raises:
-    tf.errors.NotFoundError, tf.errors.InvalidArgumentError: as `Saver.restore`.
+    tf.errors.NotFoundError, tf.errors.InvalidArgumentError: See `Saver.restore`.
   """
   shapes, dtypes = _shapes(reader), reader.get_variable_to_dtype_map()
   elsewhere = _compat.names_elsewhere(entries[0].op.graph) if entries else {}
@@ -490,11 +500,11 @@ def _tell_what_begins(names: List[str], path: Path) -> None:
 
 def _feeds(sess: tf.Session, entries: List[_Entry], matched: Dict[str, str], reader: Any,
            path: str) -> Dict[str, Any]:
-  """Returns what to feed so that a Saver's own ops restore the names in `matched`.
+  """Returns the feeds with which a Saver's own ops restore the names in `matched`.
 
-  RestoreV2 is fed the names under which to look. Where it cannot give a value (state that begins anew, or has another
-  dtype), that output is fed, and the op reads some other tensor instead. If the checkpoint has none of that dtype, all
-  outputs are fed.
+  The names that RestoreV2 reads are fed. If it cannot read a value (state that starts anew, or has another dtype), its
+  output is fed, and the op reads another tensor of the same dtype. If the checkpoint has none of that dtype, all
+  outputs in use are fed.
   """
   shapes, dtypes = _shapes(reader), reader.get_variable_to_dtype_map()
   stand_ins = {dtypes[name]: name for name in sorted(shapes, key=lambda name: -np.prod(shapes[name], dtype=np.int64))}
@@ -505,7 +515,7 @@ def _feeds(sess: tf.Session, entries: List[_Entry], matched: Dict[str, str], rea
       names[entry.op][entry.index] = stand_ins.get(entry.dtype)
       continue
     if found is None or dtypes[found] != entry.dtype:
-      # The initializer's name is a part of the format of graphs.
+      # The name of the initializer is part of the graph format.
       initial = sess.graph.get_operation_by_name(entry.variables[0].name + "/Assign").inputs[1]
       value = sess.run(initial) if found is None else _read(reader, path, found).astype(entry.dtype.as_numpy_dtype)
       feeds[entry.op.outputs[entry.index].name] = value

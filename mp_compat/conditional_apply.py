@@ -1,4 +1,4 @@
-"""The conditional around every update of a step."""
+"""The conditional that applies or skips all updates of a step."""
 
 import contextlib
 from typing import Any, Callable, Dict, List, Optional, Sequence
@@ -7,12 +7,12 @@ from mp_compat import _compat
 from mp_compat import distribute
 from mp_compat._compat import tf
 
-# AutoGraph would rewrite these functions within a tf.function; they have nothing for it to convert.
+# In a tf.function, AutoGraph would rewrite the functions marked with this; they contain nothing to convert.
 do_not_convert = tf.autograph.experimental.do_not_convert
 
 
 def cond(should_apply: Any, apply: Callable[[], Any], skip: Callable[[], Any] = tf.no_op) -> Any:
-  """Returns `apply()` if `should_apply`, else `skip()`: an op or a tensor, in eager mode None.
+  """Returns `apply()` if `should_apply`, else `skip()`: an op or a tensor; in eager mode None.
 
   Args:
     should_apply: a bool, or a scalar bool tensor.
@@ -32,8 +32,8 @@ def apply_in_each_replica(should_apply: Any,
                           skip: Callable[[], Any] = tf.no_op) -> Any:
   """Calls `apply(*args, **kwargs)` in each replica if `should_apply`, else `skip()`; called once for all replicas.
 
-  Variables that `apply` makes are made outside the conditional, under the names that they would have if the replica
-  had called `apply` itself.
+  The variables of `apply` are created outside of the conditional. They have the names that a direct call of `apply` in
+  the replica would give them.
 
   Args:
     should_apply: a bool, or a scalar bool tensor.
@@ -47,11 +47,11 @@ def apply_in_each_replica(should_apply: Any,
     An op or a tensor; in eager mode None.
   """
   scope = distribute.local_results(scope)[0]
-  entered: List[str] = []  # the name scopes of the branch in which gradients are applied, of each replica
+  entered: List[str] = []  # for each replica, the name scope in the branch that applies gradients
 
   def make_outside(next_creator: Callable[..., tf.Variable], **creator_kwargs: Any) -> tf.Variable:
-    # What is made in "cond_1/apply_if_finite/" is made in the replica's own scope. Any other scope was chosen by the
-    # optimizer itself: tf.get_variable makes its variables in the root scope.
+    # Variables of the scope "cond_1/apply_if_finite/" are created in the replica's scope. The optimizer itself chose
+    # any other scope: tf.get_variable creates its variables in the root scope.
     if _compat.home_graph() is None:
       return next_creator(**creator_kwargs)
     if tf.is_tensor(creator_kwargs.get("initial_value")):
@@ -73,14 +73,14 @@ def apply_in_each_replica(should_apply: Any,
   def apply_branch() -> Optional[tf.Operation]:
     with contextlib.ExitStack() as creators:
       creators.enter_context(tf.variable_creator_scope(make_outside))
-      with tf.init_scope():  # where optimizers make their variables; for a function, that is another graph
+      with tf.init_scope():  # optimizers create their variables here; inside a function, this is another graph
         creators.enter_context(tf.variable_creator_scope(make_outside))
       return distribute.group(distribute.call_for_each_replica(apply_in_scope, *args, **kwargs))
 
   summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
   made_before = len(summaries)
   applied = cond(should_apply, apply_branch, skip)
-  # Summaries of the inner optimizer are empty in skipped steps; inside control flow nothing can read them.
+  # Summaries of the inner optimizer are empty in skipped steps; inside control flow they cannot be read, so drop them.
   readable = [] if _compat.is_in_control_flow() else summaries[made_before:]
   summaries[made_before:] = [
       _compat.out_of_branches(one, b"") for one in readable if _compat.is_in_branches_only(one.op)]

@@ -1,20 +1,20 @@
-"""Names that TensorFlow's loss scaling gives to variables made inside its conditional, for `mp_compat.install()`.
+"""Computes the names that TensorFlow's loss scaling gives to variables created in its `tf.cond`, for `install()`.
 
-TensorFlow's class lets Adam make its powers inside `tf.cond`. Under control flow v1 their names then begin with that
-conditional's name scope, `cond_1/beta1_power`: `tf.cond` takes the next free name, so the number counts the
-conditionals that were built in the same name scope before, the program's and the loss scale's own. Under control flow
-v2 the name scope is lost: `beta1_power`, also within `head/`.
+TensorFlow's class lets Adam create its powers inside `tf.cond`. Under control flow v1 their names begin with the name
+scope of that conditional, as in `cond_1/beta1_power`. `tf.cond` takes the next free name, so the number counts all
+conditionals built earlier in the same name scope, by the program or by the loss scaling. Under control flow v2 the
+name scope is dropped: the name is `beta1_power`, also within `head/`.
 
-With the class's conditionals in `apply_gradients`, and their order, known, the name is known before they are built:
+The conditionals that the class builds in `apply_gradients`, and their order, determine the name:
 
-    loss scale                   conditionals of TensorFlow's class                the variables are made in the
-    DynamicLossScale             one to move the scale, then one to apply          second
-    tf.contrib, exponential      one to apply, then one to move the scale          first
+    loss scale                   conditionals of TensorFlow's class                the variables are created in the
+    DynamicLossScale             one to update the scale, then one to apply        second
+    tf.contrib, exponential      one to apply, then one to update the scale        first
     tf.contrib, fixed            one to apply                                      first
     any other                    none                                              (TensorFlow's class ignores `update`)
 
-This package builds other conditionals. The difference is counted for each name scope of a graph, and added to the
-number that `tf.cond` would take here. `mp_compat.checkpoints` writes both names of a variable and reads either.
+This package builds other conditionals. It counts the difference for each name scope of a graph, and adds it to the
+number that `tf.cond` would take here. After `install()`, a Saver writes both names of a variable and reads either.
 
 Source: `apply_gradients` and `update` of TensorFlow 1.15, 2.4 and 2.15, and of `tf.contrib.mixed_precision`.
 """
@@ -31,13 +31,13 @@ from mp_compat.contrib import mixed_precision as contrib
 
 
 def noted(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns an optimizer's `apply_gradients` that notes TensorFlow's names for the variables that it makes."""
+  """Returns a wrapper of `apply_gradients` that records TensorFlow's names for the variables that it creates."""
 
   @tf.autograph.experimental.do_not_convert
   def apply_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
     graph = _compat.home_graph()
     if graph is None or graph is not tf.get_default_graph():
-      return apply_gradients(self, *args, **kwargs)  # eager mode, or a function
+      return apply_gradients(self, *args, **kwargs)  # in eager mode or a function
     scope, more = _compat.name_scope(), _compat.conditionals_elsewhere(graph)
     before = _next_conditional(graph)
     made_before = [variable for _, variable in _compat.non_slot_variables(self.inner_optimizer)]
@@ -45,7 +45,7 @@ def noted(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:
     made = [(name, variable) for name, variable in _compat.non_slot_variables(self.inner_optimizer)
             if not any(variable is before for before in made_before)]
     if _next_conditional(graph) == before:
-      return result  # The conditional is in the name scope of the first replica.
+      return result  # No conditional in this scope. With replicas, it is in that of the first.
     conditionals = _conditionals(self.loss_scale)
     if conditionals is None or more[scope] is None:
       more[scope] = None
@@ -62,7 +62,7 @@ def noted(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _conditionals(loss_scale: Any) -> Optional[Tuple[int, int]]:
-  """Returns how many conditionals TensorFlow's class builds, and which one applies; None if that is unknown."""
+  """Returns how many conditionals TensorFlow's class builds, and the index of the one that applies; None if unknown."""
   if isinstance(loss_scale, contrib.LossScaleManager):
     return {contrib.ExponentialUpdateLossScaleManager.update_loss_scale: (2, 0),
             contrib.FixedLossScaleManager.update_loss_scale: (1, 0)}.get(type(loss_scale).update_loss_scale)
@@ -84,7 +84,7 @@ def _warn_of(loss_scale: Any, names: Any) -> None:
 def _note(graph: tf.Graph, ours: str, theirs: str) -> None:
   names = _compat.names_elsewhere(graph)
   if ours in names:
-    return  # by the first replica
+    return  # recorded by the first replica
   taken, number, unique = set(names.values()), 0, theirs
   while unique in taken:
     number += 1

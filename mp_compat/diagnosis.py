@@ -1,4 +1,4 @@
-"""What a step did, for those who look at it: hooks, reports, summaries."""
+"""Records what a step did, for hooks, reports and summaries."""
 
 import collections
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
@@ -9,32 +9,32 @@ from mp_compat._compat import tf
 
 
 class Step(NamedTuple):
-  """What `apply_gradients` built in a graph."""
+  """The train op that `apply_gradients` built in a graph, and the tensors that describe it."""
 
   train_op: Optional[tf.Operation]  # None in eager mode
   finite: Optional[tf.Tensor]  # a scalar bool, True if all gradients are finite; None without a check
-  applied: Union[bool, tf.Tensor]  # True if the step is applied: it is finite, and the loss scale permits it
-  gradients: List[Tuple[gradients.Gradient, str]]  # what was passed in, of each replica, with the variables' names
+  applied: Union[bool, tf.Tensor]  # True if the step is applied: gradients finite, and should_apply of the loss scale
+  gradients: List[Tuple[gradients.Gradient, str]]  # gradients passed in, of each local replica, and variable names
   counters: Optional["Counters"] = None
 
 
 class Counters(NamedTuple):
-  """Local variables that count the steps of an optimizer; int64 scalars."""
+  """Local variables that count the steps of an optimizer; both are int64 scalars."""
 
   attempted: tf.Variable
   skipped: tf.Variable
 
 
 class GradientReport(NamedTuple):
-  """How finite the gradient of one variable is; scalar tensors, or what a Session made of them."""
+  """Counts the non-finite values of one gradient: scalar tensors, or their values fetched by a Session."""
 
-  nans: Any  # int64: how many values are NaN
-  infs: Any  # int64: how many are infinite
-  largest: Any  # float32 or float64: the largest magnitude among the finite ones, 0 where there is none
+  nans: Any  # int64: number of NaNs
+  infs: Any  # int64: number of infinite values
+  largest: Any  # float32 or float64: the largest magnitude of a finite value; 0 if no value is finite
 
 
 def record(optimizer: Any, step: Step) -> None:
-  """Records the step as the optimizer's last one, in the graph it is in and in the one that a Session runs."""
+  """Records the optimizer's last step in the current graph and in the graph that a Session runs."""
   graphs = [_compat.current_graph(), _compat.home_graph()]
   for graph in graphs if None not in graphs else graphs[:1]:
     _compat.state_of(optimizer, graph)["step"] = step
@@ -44,7 +44,7 @@ def last_step(optimizer: Any) -> Step:
   """Returns what the last `apply_gradients` of this optimizer built in the current graph.
 
   Raises:
-    RuntimeError: if there was none.
+    RuntimeError: If the current graph has no train op of this optimizer.
   """
   step = _compat.state_of(optimizer, _compat.current_graph()).get("step")
   if step is None or step.train_op is None:
@@ -65,29 +65,29 @@ def outcome(step: Step) -> tf.Tensor:
 
 
 def is_readable(step: Step) -> bool:
-  """Returns whether the current graph can read what the step did; not if it is inside a loop or a function."""
+  """Returns whether the current graph can read what the step did: False inside a loop, a function or XLA."""
   return _compat.is_in_branches_only(step.train_op)
 
 
 def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, GradientReport]":
-  """Returns a report on every gradient that the finite check covers; fetched with the train op, of the same step.
+  """Returns a report on each gradient that the finite check covers. Fetch it with the train op to get the same step.
 
       report = mp_compat.nonfinite_gradients(optimizer)
       _, values = sess.run([train_op, report])
       print([name for name, gradient in values.items() if gradient.nans or gradient.infs])
 
-  It costs nothing where it is not fetched.
+  A report that is not fetched has no cost.
 
   Args:
     optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current graph.
 
   Returns:
-    A `GradientReport` of scalar tensors by the name of the variable; where there are several gradients of one variable
-    (replicas, towers, before and after clipping), the later names end in " (2)", " (3)" and so on. If the train op is
-    in a branch of `tf.cond`, zeros where that branch is not executed.
+    An ordered dictionary from variable names to `GradientReport`s of scalar tensors. If a variable has several
+    gradients (replicas, towers, before and after clipping), the later names end in " (2)", " (3)" and so on. If the
+    train op is in a branch of `tf.cond`, the values are zeros whenever that branch is not executed.
 
   Raises:
-    RuntimeError: if the current graph has no train op of this optimizer, or has it inside a loop or a function.
+    RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
   step = last_step(optimizer)
   if not is_readable(step):
@@ -108,7 +108,7 @@ def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, Gradien
 
 
 def offenders(reports: Dict[str, GradientReport]) -> List[str]:
-  """One line for each gradient that is not finite, of a fetched report."""
+  """Returns one line of text for each non-finite gradient in fetched reports."""
   return ["{}: {} NaN, {} inf, the largest of the others {:.3g}".format(name, r.nans, r.infs, r.largest)
           for name, r in reports.items() if r.nans or r.infs]
 

@@ -1,4 +1,4 @@
-"""How variables are called in checkpoints of one and the same training, by who wrote them. Names only, no TensorFlow.
+"""The names that different programs give the same variables in checkpoints. Does not import TensorFlow.
 
     mp_compat             current_loss_scale  good_steps          beta1_power, as without loss scaling
     TensorFlow's class    current_loss_scale  good_steps          cond_1/beta1_power under control flow v1, and without
@@ -6,8 +6,8 @@
     tf.contrib            loss_scale          good_steps, bad_steps (int32)           cond/beta1_power under v1
     plain                                                                             beta1_power
 
-Everything else (weights, slots, global_step) has the same name in all of them. What was made under a name scope has its
-name after that scope.
+All other variables (weights, slots, global_step) have the same name in each of these naming schemes (`DIALECTS`). The
+names of variables created in a name scope are prefixed with that scope.
 """
 
 import collections
@@ -24,7 +24,7 @@ _POWERS = ("beta1_power", "beta2_power")
 
 
 class _Name(NamedTuple):
-  """A variable's name, taken apart: "head/cond_1/beta1_power_2"."""
+  """A variable's name, parsed: "head/cond_1/beta1_power_2"."""
 
   scope: str  # "head", without conditionals
   conditionals: Tuple[int, ...]  # (1,)
@@ -33,12 +33,12 @@ class _Name(NamedTuple):
 
   @property
   def role(self) -> str:
-    """The stem, in one spelling for all dialects."""
+    """Returns the stem in mp_compat's spelling."""
     return _STATE.get(self.stem, self.stem)
 
   @property
   def plain(self) -> str:
-    """The name without conditionals."""
+    """Returns the name without conditionals."""
     return _join(self.scope, self.stem, self.number)
 
 
@@ -46,7 +46,7 @@ def _parse(name: str) -> _Name:
   *scopes, last = name.split("/")
   conditionals = [re.fullmatch(r"cond(?:_(\d+))?", scope) for scope in scopes]
   stem, number = re.fullmatch(r"(.*?)(?:_(\d+))?", last).groups()
-  if stem not in _STATE and stem not in _POWERS:  # what ends in a number may be called so
+  if stem not in _STATE and stem not in _POWERS:  # the number may be part of the name
     stem, number = last, None
   return _Name("/".join(scope for scope, found in zip(scopes, conditionals) if not found),
                tuple(int(found.group(1) or 0) for found in conditionals if found), stem, int(number or 0))
@@ -57,17 +57,17 @@ def _join(scope: str, stem: str, number: int = 0) -> str:
 
 
 def is_state(name: str) -> bool:
-  """Whether a variable of this name is part of a loss scale's state."""
+  """Returns whether a variable of this name is part of a loss scale's state."""
   return _parse(name).stem in _STATE
 
 
 def state(names: Iterable[str]) -> "collections.OrderedDict[str, str]":
-  """Which of these names are a loss scale's state, and what they are in mp_compat's spelling."""
+  """Returns those names that are part of a loss scale's state, sorted, each with its stem in mp_compat's spelling."""
   return collections.OrderedDict((name, _parse(name).role) for name in sorted(names) if is_state(name))
 
 
 def dialect(names: Iterable[str]) -> str:
-  """Which of `DIALECTS` these names are of; "mp_compat" also for TensorFlow's class where the two write the same."""
+  """Returns which of `DIALECTS` these names belong to: "mp_compat" also if TensorFlow's class writes the same names."""
   parsed = [_parse(name) for name in names]
   stems = {name.stem for name in parsed}
   if "current_loss_scale" in stems:
@@ -76,18 +76,18 @@ def dialect(names: Iterable[str]) -> str:
 
 
 def match(wanted: Shapes, found: Shapes) -> Dict[str, str]:
-  """For variables of a graph, the names under which a checkpoint of any dialect has them.
+  """Returns the names that a checkpoint of any naming scheme has for the variables of a graph.
 
-  A variable is found under its own name; else under one that differs by conditionals (`cond_1/beta1_power`); else, if
-  it is a scalar that loss scaling or Adam counts with, under one that plays the same part in another scope or dialect,
-  the first for the first, if there are as many as are wanted.
+  Looks for the same name first, then for one that differs only in conditionals (`cond_1/beta1_power`) or in spelling.
+  Then matches scalars of the loss scale's state and Adam's powers with those of the same role in any scope, in order.
+  Names that are not identical match only if the checkpoint has as many of a kind as are wanted.
 
   Args:
-    wanted: shapes of the variables by name, in the order in which they were made.
-    found: shapes of what is in the checkpoint by name.
+    wanted: The shapes of the variables by name, in the order in which they were created.
+    found: The shapes in the checkpoint by name.
 
   Returns:
-    Names in `found` by names in `wanted`; those that were not found are missing.
+    Names in `found` by names in `wanted`, without the names that have no match.
   """
   matched = {name: name for name in wanted if name in found}
 
@@ -109,17 +109,17 @@ def match(wanted: Shapes, found: Shapes) -> Dict[str, str]:
 
 
 def translate(names: Iterable[str], to: str) -> "collections.OrderedDict[str, Optional[str]]":
-  """What a checkpoint of these names contains in another dialect.
+  """Returns the names that a checkpoint has in another naming scheme, each with the name to copy from.
 
   Args:
-    names: the names in the checkpoint.
-    to: one of `DIALECTS`. For "tensorflow" and "contrib", Adam's powers get the names of both control flows.
+    names: The names in the checkpoint.
+    to: One of `DIALECTS`. For "tensorflow" and "contrib", Adam's powers get the names of both control flow versions.
 
   Returns:
-    For each name to be written the name that it is to be copied from; None for state that begins anew.
+    For each name to write, the name in `names` to copy from; None for state that starts anew.
 
   Raises:
-    ValueError: there is no such dialect.
+    ValueError: If `to` is not one of `DIALECTS`.
   """
   if to not in DIALECTS:
     raise ValueError("The dialect must be one of {}, but got {!r}.".format(", ".join(map(repr, DIALECTS)), to))
@@ -152,22 +152,25 @@ def _state_as(name: _Name, source: str, to: str) -> Dict[str, str]:
 
 
 def _in_conditional(name: _Name, to: str) -> str:
-  """TensorFlow's class makes two conditionals for each optimizer and applies in the second; contrib's in the first."""
-  number = 2 * name.number + 1 if to == "tensorflow" else name.number
+  """Returns the name under control flow v1, where each optimizer builds two conditionals.
+
+  TensorFlow's class applies in the second of them, contrib's in the first.
+  """
+  number = 2 * name.number + (to == "tensorflow")
   return _join(name.scope, _join("", "cond", number)) + "/" + name.stem
 
 
 def _without_conditionals(names: Iterable[str]) -> Dict[str, str]:
-  """The names as mp_compat spells them, and what each was."""
+  """Returns the original names by the names without conditionals, sorted by the latter."""
   plain = {name: name for name in names if not _parse(name).conditionals or _parse(name).stem not in _POWERS}
   numbers = collections.Counter()
   for name in sorted(set(names) - set(plain), key=in_order):
     parsed = _parse(name)
     number = parsed.number or numbers[parsed.scope, parsed.stem]
     numbers[parsed.scope, parsed.stem] += 1
-    plain.setdefault(_join(parsed.scope, parsed.stem, number), name)  # in both spellings, it is kept once
+    plain.setdefault(_join(parsed.scope, parsed.stem, number), name)  # present under both names: kept once
   scopes = {_parse(name).scope for name in plain if is_state(name)}
-  for power in _POWERS:  # TensorFlow's class under control flow v2 drops the scope of its one optimizer
+  for power in _POWERS:  # under control flow v2 TensorFlow's class drops the optimizer's scope
     if len(scopes) == 1 and [_parse(name).plain for name in plain if _parse(name).stem == power] == [power]:
       plain.setdefault(_join(*scopes, power), plain[power])
   return collections.OrderedDict(sorted(plain.items()))
@@ -178,6 +181,6 @@ def _counts(name: _Name, shape: Tuple[int, ...]) -> bool:
 
 
 def in_order(name: str) -> Tuple[str, Tuple[int, ...], str, int]:
-  """Names as they were made: by scope, conditional and number."""
+  """Returns a sort key for the order of creation: scope, conditionals, stem, number."""
   parsed = _parse(name)
   return parsed.scope, parsed.conditionals, parsed.stem, parsed.number

@@ -1,6 +1,6 @@
-"""Replicas: which context this is, what all of them say, and running something on each (`tf.distribute`).
+"""Replicas of `tf.distribute`: checks the current context, reduces over replicas, and calls functions in each of them.
 
-Without a strategy there is one replica, and every function here does the plain thing.
+Without a strategy there is one replica, and every function uses its value directly.
 """
 
 from typing import Any, Callable, Optional, Tuple
@@ -13,7 +13,7 @@ _UNSUPPORTED = dict.fromkeys(["TPUStrategy", "TPUStrategyV1", "TPUStrategyV2"],
 
 
 def check_supported() -> None:
-  """Raises a ValueError where the current strategy cannot train with loss scaling."""
+  """Raises a ValueError if the current strategy cannot train with loss scaling."""
   strategy = tf.distribute.get_strategy()
   for base in type(strategy).__mro__:
     if base.__name__ in _UNSUPPORTED:
@@ -24,7 +24,7 @@ def check_supported() -> None:
 
 
 def check_replica_context() -> None:
-  """Raises a ValueError where gradients cannot be applied: outside of replicas, and where no loss can be scaled."""
+  """Raises a ValueError in a cross-replica context, and if the current strategy cannot train with loss scaling."""
   check_supported()
   if in_cross_replica_context():
     raise ValueError("apply_gradients() must be called in a replica context, but this is the cross-replica context of "
@@ -33,12 +33,12 @@ def check_replica_context() -> None:
 
 
 def in_cross_replica_context() -> bool:
-  """Whether this code runs once for all replicas, and not once in each."""
+  """Returns whether this code runs once for all replicas instead of once in each."""
   return tf.distribute.in_cross_replica_context()
 
 
 def merge_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-  """Calls `function(strategy, *args, **kwargs)` once for all replicas; called in each of them with its own values."""
+  """Calls `function(strategy, *args, **kwargs)` once for all replicas; called in each replica with its values."""
   return tf.distribute.get_replica_context().merge_call(function, args=args, kwargs=kwargs)
 
 
@@ -48,7 +48,9 @@ def call_for_each_replica(function: Callable[..., Any], *args: Any, **kwargs: An
 
 
 def all_replicas(values: tf.Tensor) -> tf.Tensor:
-  """Returns where `values` are True in every replica of every worker; called once for all replicas.
+  """Returns, element by element, whether `values` are True in all replicas of all workers.
+
+  Called once for all replicas.
 
   Args:
     values: per-replica bool tensors of one shape.
@@ -57,18 +59,18 @@ def all_replicas(values: tf.Tensor) -> tf.Tensor:
     A bool tensor of that shape, the same on every worker.
 
   Raises:
-    RuntimeError: if this is a replica context of a strategy.
+    RuntimeError: If called in a replica context of a strategy.
   """
   if not tf.distribute.has_strategy():
     return values
   strategy = tf.distribute.get_strategy()
-  # Strategies reduce numbers only, and by sum or mean only.
+  # Strategies reduce only numbers, and only by sum or mean.
   counts = call_for_each_replica(lambda own: tf.cast(own, tf.float32), values)
   return tf.equal(strategy.reduce(tf.distribute.ReduceOp.SUM, counts, axis=None), strategy.num_replicas_in_sync)
 
 
 def local_results(value: Any) -> Tuple[Any, ...]:
-  """Returns the values of this worker's replicas, in order; the one value, without a strategy."""
+  """Returns the values of this worker's replicas, in order; without a strategy, a tuple of the one value."""
   return tf.distribute.get_strategy().experimental_local_results(value)
 
 

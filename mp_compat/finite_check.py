@@ -1,11 +1,11 @@
-"""The finite check: are all values of these tensors finite?
+"""The finite check: computes whether all values of tensors are finite.
 
-A sum that is finite proves that its terms are: inf or NaN in, inf or NaN out. It reads each gradient once, on all
-threads, in every TensorFlow, on every device. Where a sum is not finite (an overflow, or finite terms that add up
-beyond the range), an exact check inside a conditional decides.
+A finite sum proves that all of its terms are finite, because inf or NaN terms make the sum inf or NaN. The sum reads
+each gradient once, on all threads, in every TensorFlow version, on every device. If a sum is not finite (an overflow,
+or finite terms whose sum is out of range), an exact check inside a conditional decides.
 
-XLA may assume that sums are not NaN (`xla_cpu_enable_fast_math`, TensorFlow 1.15's default), so that sums are kept out
-of its clusters, and what it may compile as a whole is checked exactly, where it needs one pass, too.
+XLA may assume that sums are not NaN (`xla_cpu_enable_fast_math`, the default in TensorFlow 1.15). Sums are therefore
+kept out of its clusters, and what XLA may compile as a whole uses the exact check, which needs only one pass there.
 """
 
 from typing import Any, Dict, List, Tuple
@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Tuple
 from mp_compat import _compat
 from mp_compat._compat import tf
 
-# The largest tensor, in bytes, that is stacked with others of its shape: an op for each would cost more than its work.
+# The largest tensor, in bytes, that is stacked with others of its shape: an op for each would cost more than its sum.
 _SMALL = 2 ** 16
 
 
@@ -21,7 +21,7 @@ def all_finite(tensors: List[tf.Tensor]) -> tf.Tensor:
   """Returns a scalar bool tensor: True if all values are finite (True for an empty list).
 
   Args:
-    tensors: tensors of any shapes and numeric dtypes; integers are finite.
+    tensors: tensors of any shapes and numeric dtypes; integers count as finite.
   """
   tensors = [part for tensor in tensors for part in _floating_parts(tensor)]
   if not tensors:
@@ -69,7 +69,7 @@ def _stack_small(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
 
 
 def _group_of(tensor: tf.Tensor) -> Tuple[Any, ...]:
-  """Returns what the tensors of a stack have in common; () for a large tensor, or one of unknown shape."""
+  """Returns the dtype, shape and device that the tensors of a stack share; () for a large or unknown shape."""
   size = tensor.shape.num_elements()
   if size is None or size * tensor.dtype.size > _SMALL:
     return ()

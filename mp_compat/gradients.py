@@ -1,6 +1,6 @@
-"""Losses and gradients of one replica: scaling, unscaling, conversion, clipping.
+"""Scales the loss of one replica; unscales, converts and clips its gradients.
 
-A gradient is a dense tensor, a `tf.IndexedSlices` (of which only `.values` are ever touched) or None.
+A gradient is a dense tensor, a `tf.IndexedSlices` (only its `.values` are changed) or None.
 """
 
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
@@ -16,18 +16,18 @@ _DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64)
 
 
 def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
-  """`loss * scale`, in the dtype of the loss.
+  """Returns `loss * scale` in the dtype of the loss.
 
   Args:
-    loss: a tensor of any shape, float16, bfloat16, float32 or float64; or a callable returning one.
-    scale: the loss scale, a float32 scalar. In a float16 loss a scale above 65504 is inf, which costs a step and
-      halves the scale: compute the loss in float32.
+    loss: a tensor of any shape, float16, bfloat16, float32 or float64; or a callable that returns one.
+    scale: the loss scale, a float32 scalar. A float16 loss cannot be scaled by more than 65504: the scale becomes inf,
+      the step is skipped and a dynamic scale backs off. Compute the loss in float32 instead.
 
   Returns:
     A tensor of the loss's shape and dtype; a callable for a callable.
 
   Raises:
-    ValueError: the loss is not of a floating dtype.
+    ValueError: If the loss has another dtype.
   """
   if callable(loss):
     return lambda: scale_loss(loss(), scale)
@@ -40,17 +40,17 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
 
 
 def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
-  """Returns `g * (1 / scale)` for every gradient, in the gradient's own dtype.
+  """Returns `g * (1 / scale)` for every gradient, in the gradient's dtype.
 
-  float16 and bfloat16 gradients are multiplied in float32 and rounded once: in float16 itself, 1/2**16 would be
-  subnormal and 1/2**25 zero.
+  float16 and bfloat16 gradients are multiplied in float32 and rounded once: in float16, 1/2**16 would be subnormal and
+  1/2**25 would be zero.
 
   Args:
     grads: gradients of any shapes, of floating or complex dtypes.
     scale: the loss scale, a float32 scalar.
 
   Returns:
-    As many gradients, of the same kinds, shapes and dtypes.
+    A list of as many gradients, of the same kinds, shapes and dtypes.
   """
   reciprocals: Dict[tf.DType, tf.Tensor] = {}
 
@@ -65,7 +65,7 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
 
 
 def gate(grads: Iterable[Gradient]) -> List[Gradient]:
-  """Returns the same gradients, none of which is available before all are computed (`Optimizer.GATE_GRAPH`)."""
+  """Returns the same gradients; none is available before all are computed (`Optimizer.GATE_GRAPH`)."""
   grads = list(grads)
   return grads if all(grad is None for grad in grads) else tf.tuple(grads)
 
@@ -77,7 +77,7 @@ def convert(grad: Any) -> Gradient:
     grad: a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None.
 
   Raises:
-    TypeError: if it cannot be converted, or is not numeric.
+    TypeError: If `grad` cannot be converted, or is not numeric.
   """
   if grad is None:
     return None
@@ -90,11 +90,11 @@ def convert(grad: Any) -> Gradient:
 
 
 def convert_pairs(grads_and_vars: Iterable[Tuple[Any, tf.Variable]]) -> Tuple[GradAndVar, ...]:
-  """Converts the gradients of (gradient, variable) pairs, each once.
+  """Converts the gradient of each (gradient, variable) pair once.
 
   Raises:
-    ValueError: if there are no pairs, or all gradients are None.
-    TypeError: see `convert`; if a gradient is not floating and of another dtype than its variable.
+    ValueError: If there are no pairs, or all gradients are None.
+    TypeError: If `convert` fails, or a gradient is neither floating nor of its variable's dtype.
   """
   grads_and_vars = tuple((convert(grad), variable) for grad, variable in grads_and_vars)
   for grad, variable in grads_and_vars:
@@ -116,19 +116,19 @@ def _as_value(values: tf.Tensor) -> tf.Tensor:
   dtype = values.dtype.base_dtype
   if not (dtype.is_floating or dtype.is_complex or dtype.is_integer):
     raise TypeError("Gradients must be numeric, but got {} of dtype {}.".format(values, dtype.name))
-  # References (the outputs of tf.assign_add, say) cannot be inputs of branches that are functions. Eager tensors become
-  # tensors of the function that is built.
+  # Branches that are functions cannot take references, such as the output of tf.assign_add. When a function is built,
+  # tf.identity turns eager tensors into its tensors.
   as_they_are = values.dtype == dtype and (tf.executing_eagerly() or hasattr(values, "graph"))
   return values if as_they_are else tf.identity(values)
 
 
 def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
-  """Returns the tensors that hold the values of these gradients, without those that are None."""
+  """Returns the tensors that hold the values of the gradients; omits None."""
   return [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads if grad is not None]
 
 
 def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
-  """Returns the gradient with `function` of its values in place of them."""
+  """Returns the gradient with `function` applied to its values; None for None."""
   if grad is None:
     return None
   if isinstance(grad, tf.IndexedSlices):
@@ -137,7 +137,7 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gr
 
 
 def record_computed(grads: Iterable[Gradient], names: Iterable[str]) -> None:
-  """Records in their graph that these are gradients as `compute_gradients` returned them; nothing in eager mode.
+  """Records in their graph that `compute_gradients` returned these gradients; does nothing in eager mode.
 
   Args:
     grads: the gradients.
@@ -157,11 +157,11 @@ def is_computed(tensor: tf.Tensor) -> bool:
 
 
 def hidden_sources(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]:
-  """Returns the computed gradients that `grads` derive from by data, as far as they can be read here.
+  """Returns the computed gradients that `grads` derive from by data and that ops built here can read.
 
-  Clipping can turn an inf into a number (`tf.clip_by_value`), and masking can remove a NaN: the gradients as they were
-  computed still show it. Those that are among `grads` are left out, and so are those in a branch, loop, function or XLA
-  computation that ops built here are not part of.
+  Clipping can turn an inf into a finite number (`tf.clip_by_value`), and masking can remove a NaN. The computed
+  gradients still contain it. Omitted are those among `grads`, and those in a branch, loop, function or XLA computation
+  that does not contain the ops built here.
 
   Args:
     grads: converted gradients.
@@ -176,11 +176,13 @@ def hidden_sources(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]:
 
 
 def nearest_sources(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) -> List[tf.Tensor]:
-  """Returns the tensors for which `wanted` holds that `values` are or derive from, by data, without those behind them.
+  """Returns the nearest tensors with `wanted(tensor)` that `values` are, or derive from by data.
+
+  The inputs of a tensor that is found are not searched. In eager mode, the result is empty.
 
   Args:
-    values: tensors; in eager mode, none are found.
-    wanted: tells of a tensor whether it is to be found.
+    values: tensors.
+    wanted: returns whether a tensor is searched for.
   """
   if _compat.current_graph() is None:
     return []
@@ -198,23 +200,23 @@ def nearest_sources(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], b
 
 
 def _key(tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
-  """Returns what tells a graph tensor from all others; tensors themselves are not hashable everywhere."""
+  """Returns a key that identifies a graph tensor; tensors are not hashable in all TensorFlow versions."""
   return tensor.op, tensor.value_index
 
 
 def _computed_in(graph: tf.Graph) -> Dict[Tuple[tf.Operation, int], str]:
-  """Returns the computed gradients of this graph with the names of their variables; the graph owns the dictionary."""
+  """Returns the computed gradients of a graph: names of variables by tensor key. The graph owns the dictionary."""
   return _compat.record_in(graph, "computed_gradients")
 
 
 def nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradient]:
-  """Returns the same gradients, of which the first is NaN unless `finite`.
+  """Returns the same gradients, with NaN added to the first that is not None unless `finite`.
 
-  For `LossScale.update` of any class, where the gradients that it is given do not show what made the step not finite.
+  For `LossScale.update` of any class, if the gradients passed to it do not contain the non-finite values of the step.
 
   Args:
     finite: a scalar bool tensor.
-    grads: gradients of any shapes, one at least that is not None.
+    grads: gradients of any shapes; at least one is not None.
   """
   grads = list(grads)
   first = next(i for i, grad in enumerate(grads) if grad is not None)
@@ -226,17 +228,21 @@ def nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradient]:
 def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List[Gradient], tf.Tensor]:
   """Returns `g * clip_norm / max(norm, clip_norm)`, with the norm over all gradients, as `tf.clip_by_global_norm` does.
 
-  It differs where that one fails. The norm is computed in float32 for float16 and bfloat16 gradients, whose own sum of
-  squares would overflow from 256 on, and is right up to the largest float32 where the sum of squares overflows from
-  1.8e19 on. Where a gradient is not finite, all that come back are NaN and nothing raises: the step will be skipped.
+  Unlike there, the norm does not overflow. It is computed in float32 for float16 and bfloat16 gradients (in float16, a
+  sum of squares overflows from a norm of 256 on), and is correct up to the largest float32 (a sum of squares overflows
+  from 1.8e19 on). If a gradient is not finite, all returned gradients are NaN and no error is raised, so that
+  `apply_gradients` skips the step.
 
   Args:
-    grads: gradients of any shapes, each float16, bfloat16, float32 or float64.
+    grads: gradients of any shapes, each float16, bfloat16, float32 or float64; dense, `tf.IndexedSlices` or None.
     clip_norm: a positive scalar.
 
   Returns:
-    `(clipped, norm)`: as many gradients of the same kinds, shapes and dtypes; and their norm before, a scalar, float64
-    where one of them is, float32 otherwise.
+    `(clipped, norm)`: a list of as many gradients, of the same kinds, shapes and dtypes; and the norm before clipping,
+    a scalar, float64 if any gradient is float64, else float32.
+
+  Raises:
+    TypeError: If a gradient cannot be converted to a numeric tensor.
 
   Source: Pascanu et al., "On the difficulty of training Recurrent Neural Networks", 2012 (arXiv:1211.5063);
   `tf.clip_by_global_norm`.
@@ -260,12 +266,18 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
 
 
 def finite_or_zero(grads: Iterable[Gradient]) -> List[Gradient]:
-  """Returns the gradients with zeros in place of NaN and inf, for `tf.summary.histogram`, which raises on those.
+  """Returns the gradients with zeros in place of NaN and inf, for `tf.summary.histogram`, which raises errors on these.
 
-  For summaries only: training on them hides overflows.
+  For summaries only: training with them hides overflows.
 
   Args:
-    grads: gradients of any shapes, of floating dtypes.
+    grads: gradients of any shapes and floating dtypes; dense, `tf.IndexedSlices` or None.
+
+  Returns:
+    A list of as many gradients, of the same kinds, shapes and dtypes.
+
+  Raises:
+    TypeError: If a gradient cannot be converted to a numeric tensor.
   """
   return [map_values(lambda value: tf.where_v2(_compat.is_finite(value), value, tf.zeros_like(value)),
                      convert(grad)) for grad in grads]

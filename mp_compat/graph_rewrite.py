@@ -1,4 +1,4 @@
-"""TensorFlow's rewriting of graphs to float16, switched on together with loss scaling."""
+"""Enables TensorFlow's graph rewrite to float16 together with loss scaling."""
 
 import contextlib
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional
@@ -11,14 +11,14 @@ from mp_compat.keras import loss_scale_optimizer as keras_optimizer
 
 
 class _Wrapper(NamedTuple):
-  """How optimizers of one kind get their loss scaling."""
+  """The loss scaling wrapper for one kind of optimizer."""
 
   takes: Callable[[Any], bool]
   wrap: Callable[[Any, Any], Any]
   wrapped: type
 
 
-# The later, the sooner it is asked.
+# Searched from last to first.
 _wrappers: List[_Wrapper] = [
     _Wrapper(lambda opt: families.of(type(opt)) is not None, keras_optimizer.LossScaleOptimizer,
              keras_optimizer.LossScaleOptimizer),
@@ -28,25 +28,26 @@ _wrappers: List[_Wrapper] = [
 
 
 def enable_mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dynamic") -> Any:
-  """New Sessions and functions compute in float16 where that is safe, on GPUs that are good at it.
+  """Enables float16 in new Sessions and functions, and wraps an optimizer with loss scaling.
 
       opt = mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer())
       train_op = opt.minimize(loss)
-      with tf.Session() as sess: ...        made after it; those made before stay as they are
+      with tf.Session() as sess: ...        # make Sessions after the call; existing ones do not change
 
-  The graph stays as it is built; TensorFlow's `auto_mixed_precision` rewrites it when it is run.
+  The rewrite does not change the graph that is built. TensorFlow's `auto_mixed_precision` rewrites it at run time, to
+  float16 where that is numerically safe, on GPUs with fast float16 arithmetic.
 
   Args:
-    opt: the optimizer to wrap, a `tf.compat.v1.train.Optimizer`, a Keras optimizer, or one that was told of to
-      `register_loss_scale_wrapper`; None where nothing is trained.
-    loss_scale: a number of at least 1 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
+    opt: the optimizer to wrap: a `tf.compat.v1.train.Optimizer`, a Keras optimizer, or an instance of a class that was
+      passed to `register_loss_scale_wrapper`; None for programs that do not train.
+    loss_scale: a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
 
   Returns:
-    `opt` with loss scaling; None for None.
+    The wrapped optimizer; None if `opt` is None.
 
   Raises:
-    ValueError: `opt` is none of these or scales the loss already; `loss_scale` means no loss scale; a Keras policy of
-      mixed precision is set, which is the other way to compute in float16.
+    ValueError: If `opt` is none of these or already scales the loss, if `loss_scale` is not a loss scale, or if a
+      mixed precision policy of Keras is set, which is an alternative to the rewrite.
 
   Source: `tf.compat.v1.train.experimental.enable_mixed_precision_graph_rewrite`.
   """
@@ -62,7 +63,7 @@ def enable_mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dyn
 
 
 def disable_mixed_precision_graph_rewrite() -> None:
-  """New Sessions and functions are not rewritten any more; optimizers that were wrapped scale the loss as before.
+  """Disables the rewrite for new Sessions and functions. Wrapped optimizers still scale the loss.
 
   Source: `tf.compat.v1.train.experimental.disable_mixed_precision_graph_rewrite`.
   """
@@ -71,16 +72,20 @@ def disable_mixed_precision_graph_rewrite() -> None:
 
 @contextlib.contextmanager
 def mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dynamic") -> Iterator[Any]:
-  """`enable_mixed_precision_graph_rewrite` for as long as a with-block lasts; gives the wrapped optimizer.
+  """Enables the graph rewrite inside a with-block, and wraps an optimizer with loss scaling.
 
-  Sessions and functions that are made in the block stay rewritten.
+  Sessions and functions that are made in the block are still rewritten after it. If the rewrite was enabled before the
+  block, it stays enabled.
 
   Args:
-    opt: the optimizer to wrap, or None.
-    loss_scale: its loss scale.
+    opt: the optimizer to wrap, or None; see `enable_mixed_precision_graph_rewrite`.
+    loss_scale: its loss scale; see `enable_mixed_precision_graph_rewrite`.
+
+  Yields:
+    The wrapped optimizer; None if `opt` is None.
 
   Raises:
-    ValueError: as `enable_mixed_precision_graph_rewrite`.
+    ValueError: See `enable_mixed_precision_graph_rewrite`.
   """
   was_on = _compat.graph_rewrite_is_on()
   try:
@@ -93,15 +98,17 @@ def mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dynamic") 
 def register_loss_scale_wrapper(optimizer_cls: type,
                                 wrapper_fn: Callable[[Any, Any], Any],
                                 wrapper_cls: Optional[type] = None) -> None:
-  """Lets `enable_mixed_precision_graph_rewrite` wrap optimizers of one's own.
+  """Registers the wrapper that `enable_mixed_precision_graph_rewrite` uses for a class of custom optimizers.
+
+  Later registrations take precedence.
 
   Args:
     optimizer_cls: the base class of the optimizers.
-    wrapper_fn: gives the wrapped optimizer of an optimizer and a loss scale.
-    wrapper_cls: the class of what it gives; by default `wrapper_fn`, which then is that class.
+    wrapper_fn: a callable from an optimizer and a loss scale to the wrapped optimizer.
+    wrapper_cls: the class of the wrapped optimizer; by default `wrapper_fn`, which must then be that class.
 
   Raises:
-    TypeError: without `wrapper_cls`, `wrapper_fn` is no class.
+    TypeError: If `wrapper_cls`, or `wrapper_fn` without it, is not a class.
 
   Source: `tf.__internal__.mixed_precision.register_loss_scale_wrapper`.
   """

@@ -1,4 +1,4 @@
-"""SessionRunHooks that make skipped steps visible and runs bounded."""
+"""SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
 import collections
 from typing import Any, Deque, Dict, List, Optional, Tuple
@@ -13,18 +13,18 @@ ON_STALL = ("raise", "stop", "warn")
 
 
 class LossScaleStalledError(RuntimeError):
-  """Training goes on without learning: step after step is skipped."""
+  """An error for a stalled run: steps are attempted, but all of them are skipped."""
 
 
 class LossScaleHook(tf.train.SessionRunHook):
-  """Follows the loss scale: logs it, counts skipped steps, and ends a run in which nothing is applied any more.
+  """Logs the loss scale, counts skipped steps, and ends a run that no longer applies any steps.
 
-  A run is stalled after `max_consecutive_skips` skipped steps in a row, or after `min_scale_patience` of them that did
-  not lower the scale: it is at its floor, or fixed. `global_step` stands still then, and hooks that wait for it
-  (`tf.train.StopAtStepHook`) wait for ever.
+  A run is stalled after `max_consecutive_skips` skipped steps in a row, or after `min_scale_patience` skipped steps in
+  a row that did not lower the scale, because it is fixed or at its minimum. `global_step` does not change in a stalled
+  run, so a hook that waits for it (`tf.train.StopAtStepHook`) never stops the run.
 
-  Only runs of the Session that execute the train op count, so evaluations in the same Session are not looked at. Each
-  costs the fetch of two numbers. Which gradients are not finite is fetched in the step that completes a stall.
+  The hook counts only the Session runs that execute the train op, and ignores evaluations in the same Session. Each
+  counted run fetches two more numbers. The run that completes a stall also fetches which gradients are not finite.
   """
 
   def __init__(self,
@@ -40,19 +40,21 @@ class LossScaleHook(tf.train.SessionRunHook):
 
     Args:
       optimizer: the `MixedPrecisionLossScaleOptimizer` to follow.
-      every_n_steps: logs a line after so many attempted steps; None for never. A change of the scale is always logged.
-      every_n_secs: logs a line after so many seconds, in place of `every_n_steps`.
-      max_consecutive_skips: how many steps skipped in a row are a stall; at least 1. A scale of 2**15 falls to 1 in 15.
+      every_n_steps: the number of attempted steps between log lines; None for no such lines. A change of the scale is
+        always logged.
+      every_n_secs: the number of seconds between log lines; replaces `every_n_steps`.
+      max_consecutive_skips: the number of consecutive skipped steps that is a stall; an int of at least 1. With the
+        default backoff of 2, 15 skipped steps lower the scale from 2**15 to 1.
       on_stall: "raise" a `LossScaleStalledError`, "stop" the run (`request_stop`), or "warn", once for each stall.
-      min_scale_patience: how many skipped steps in a row, none of which lowers the scale, are a stall; at least 1, and
-        above the loss scale's `overflow_tolerance`.
-      output_dir: writes event files there, for TensorBoard and `mp_compat plot`: `loss_scale/scale` and
-        `loss_scale/skipped_steps` over attempted steps.
-      counters_in_graph: keeps the counts of attempted and skipped steps in two int64 variables of the graph, under
-        `loss_scale_hook/`, so that they survive a restore. A checkpoint without them cannot be restored then.
+      min_scale_patience: the number of consecutive skipped steps without a lower scale that is a stall; an int of at
+        least 1, and above the loss scale's `overflow_tolerance`.
+      output_dir: the directory for event files, for TensorBoard and `mp_compat plot`: `loss_scale/scale` and
+        `loss_scale/skipped_steps` over attempted steps. None writes no files.
+      counters_in_graph: whether to store the counts of attempted and skipped steps in two int64 variables of the graph,
+        under `loss_scale_hook/`. Checkpoints then include the counts, and a checkpoint without them cannot be restored.
 
     Raises:
-      ValueError: an argument is out of its range.
+      ValueError: If `on_stall`, `max_consecutive_skips` or `min_scale_patience` is out of its range.
     """
     if on_stall not in ON_STALL:
       raise ValueError("on_stall must be one of {}, but got {!r}.".format(", ".join(map(repr, ON_STALL)), on_stall))
@@ -73,8 +75,8 @@ class LossScaleHook(tf.train.SessionRunHook):
     self.skipped = 0
     self._consecutive = 0  # skipped steps since the last applied one
     self._unmoved = 0  # skipped steps since the scale last changed or a step was applied
-    self._logged = (0, 0)  # attempted and skipped at the last line
-    self._written: Optional[int] = None  # the attempt last written to output_dir
+    self._logged = (0, 0)  # attempted and skipped when the last line was logged
+    self._written: Optional[int] = None  # the attempted step last written to output_dir
     self._last_applied: Optional[int] = None
     self._warned = False
     self._changes: Deque[Tuple[int, float]] = collections.deque(maxlen=20)
@@ -212,20 +214,21 @@ class LossScaleHook(tf.train.SessionRunHook):
 
 
 class StopAtAttemptHook(tf.train.SessionRunHook):
-  """Ends a run after so many attempted steps, applied or skipped.
+  """Ends a run after a number of attempted steps, applied or skipped.
 
-  `tf.train.StopAtStepHook` counts applied steps (`global_step`) and never ends a run that applies none.
+  `tf.train.StopAtStepHook` counts applied steps (`global_step`) and never ends a run that skips all steps.
   """
 
   def __init__(self, optimizer: Any, num_attempts: int) -> None:
     """Makes the hook.
 
     Args:
-      optimizer: the `MixedPrecisionLossScaleOptimizer` whose steps count.
-      num_attempts: after how many attempts, counted from when the hook is made, to stop; at least 1.
+      optimizer: the `MixedPrecisionLossScaleOptimizer` whose steps to count.
+      num_attempts: the number of attempted steps, counted since the hook was made, after which the run stops; an int
+        of at least 1.
 
     Raises:
-      ValueError: `num_attempts` is out of its range.
+      ValueError: If `num_attempts` is out of its range.
     """
     if isinstance(num_attempts, bool) or not isinstance(num_attempts, int) or num_attempts < 1:
       raise ValueError("num_attempts must be an int of at least 1, but got {!r}.".format(num_attempts))
@@ -258,10 +261,10 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
 
 
 class _Steps:
-  """The steps of an optimizer's train op, as runs of a Session execute them.
+  """Counts the steps that Session runs execute with an optimizer's train op.
 
-  What a step did is read from the train op; inside a loop or a function that is not possible, and the optimizer's
-  counters are read after each run, if it has some (`add_summaries=True`).
+  The outcome of a step is read from the train op. Inside a loop or a function that is not possible; then the
+  optimizer's counters (`add_summaries=True`), if it has them, are read after each run.
   """
 
   def __init__(self, optimizer: Any) -> None:
@@ -277,17 +280,17 @@ class _Steps:
     self._counted = [0, 0]
 
   def start(self, session: tf.Session) -> None:
-    """Begins to count, in a new session."""
+    """Starts counting in a new session."""
     if self.counters is not None:
       self._counted = session.run(list(self.counters))
 
   def since_last_run(self, session: tf.Session) -> Tuple[int, int]:
-    """Returns how many steps were attempted and how many of them skipped since the last call."""
+    """Returns the numbers of attempted steps and of skipped steps since the last call."""
     before, self._counted = self._counted, session.run(list(self.counters))
     return int(self._counted[0] - before[0]), int(self._counted[1] - before[1])
 
   def are_in(self, run_context: Any) -> bool:
-    """Returns whether a run fetches the train op, or something that depends on it."""
+    """Returns whether a run fetches the train op or an op that depends on it."""
     fetched = _compat.fetched_elements(self.train_op.graph, run_context.original_args.fetches)
     key = tuple(element.name for element in fetched)
     if key not in self._known:

@@ -1,4 +1,4 @@
-"""The old names of TensorFlow, made to mean this package for as long as a program wants it."""
+"""Makes TensorFlow's old names for loss scaling refer to this package, until they are uninstalled."""
 
 import functools
 import importlib
@@ -19,11 +19,11 @@ _MADE = "Made by mp_compat.install()."
 
 
 class Installation:
-  """What `install` changed, and the way back.
+  """Records what `install` changed, and undoes it. Also a context manager.
 
   Attributes:
-    patched: the full names that mean this package now, in order.
-    skipped: modules that were left alone, as "name: why".
+    patched: The full names that refer to this package now, in order; empty after `uninstall`.
+    skipped: Modules that could not be imported and were not changed, as "name: reason".
   """
 
   def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Installation:
     self._undo: List[Tuple[Dict[str, Any], str, Any]] = []
 
   def uninstall(self) -> None:
-    """Puts everything back; once more does nothing."""
+    """Undoes all changes. A second call does nothing."""
     global _active
     while self._undo:
       owner, name, before = self._undo.pop()
@@ -59,7 +59,7 @@ class Installation:
     for path, meanings in old_names.PUBLIC:
       try:
         modules = self._modules(path)
-      except ImportError as error:  # a Keras that is not there
+      except ImportError as error:  # Keras is not installed.
         self.skipped.append("tensorflow.{}: {}".format(path, error))
         continue
       for name, here in meanings.items():
@@ -70,7 +70,7 @@ class Installation:
     self._install_checkpoints()
 
   def _install_checkpoints(self) -> None:
-    """Lets TensorFlow's Saver and `init_from_checkpoint` read every dialect, and the Saver write TensorFlow's names."""
+    """Makes Saver and `init_from_checkpoint` read every naming scheme, and Saver write TensorFlow's names, too."""
     tf, checkpoints = _compat.tf, mp_compat.checkpoints
     saver, init = tf.train.Saver, tf.train.init_from_checkpoint
     saver_restore, saver_build = saver.restore, saver.build
@@ -101,25 +101,25 @@ class Installation:
         conditional_names.noted(optimizer.apply_gradients)))
 
   def _modules(self, path: str) -> List[Any]:
-    """`tensorflow.path` in all its copies; what is missing is made.
+    """Returns all copies of the module `tensorflow.path`; creates missing modules.
 
-    TensorFlow keeps its interface in `tensorflow._api`; importing `tensorflow.compat.v1` by name makes one more.
+    TensorFlow keeps its interface in `tensorflow._api`; importing `tensorflow.compat.v1` by name creates a second copy.
     """
     module, full = tensorflow, "tensorflow"
     for part in path.split("."):
       full += "." + part
       if not hasattr(module, part):
         made = types.ModuleType(full, _MADE)
-        made.__path__ = []  # so that what is below it can be imported
+        made.__path__ = []  # a package: its submodules can be imported
         self._set(module, part, made)
       module = getattr(module, part)
-      if full not in sys.modules:  # An import would make a copy.
+      if full not in sys.modules:  # An import would create a copy.
         sys.modules[full] = module
         self._undo.append((sys.modules, full, _ABSENT))
     first, _, rest = path.partition(".")
     real = getattr(sys.modules["tensorflow." + first], "__name__", "")
     if real.startswith("tensorflow_core.") and module.__doc__ != _MADE:
-      importlib.import_module("{}.{}".format(real, rest))  # A stand-in: importing what is below makes a copy (2.1).
+      importlib.import_module("{}.{}".format(real, rest))  # TensorFlow 2.1: importing a submodule creates a copy.
     name = re.compile(r"tensorflow(_core)?(\._api\.v\d)?\." + re.escape(path))
     copies = [copy for key, copy in list(sys.modules.items()) if name.fullmatch(key) and copy is not None]
     return list({id(copy): copy for copy in [module] + copies}.values())
@@ -133,19 +133,20 @@ _active = None
 
 
 def install() -> Installation:
-  """From here on, TensorFlow's old names for loss scaling mean this package.
+  """Makes TensorFlow's old names for loss scaling refer to this package.
 
-      mp_compat.install()                       for the rest of the program
-      with mp_compat.install() as installed:    or of a block
+      mp_compat.install()                       until the program ends
+      with mp_compat.install() as installed:    or within a block
         print(installed.patched)
 
-  `tf.train.experimental`, `tf.mixed_precision.experimental`, the LossScaleOptimizer of
+  Replaces `tf.train.experimental`, `tf.mixed_precision.experimental`, the LossScaleOptimizer of
   `tf.keras.mixed_precision.experimental`, and the same of `tf.compat.v1` and `tf.compat.v2`;
-  `tf.compat.v1.mixed_precision`; `tf.contrib.mixed_precision`. Where TensorFlow has no such module any more, it gets
-  one. What was imported by name before stays what it was: call this first.
+  `tf.compat.v1.mixed_precision`; `tf.contrib.mixed_precision`. Creates those modules that TensorFlow no longer has.
+  `tf.compat.v1.train.Saver` and `init_from_checkpoint` then read checkpoints of TensorFlow's classes and of this
+  package. Names that were imported earlier do not change: call this first.
 
   Returns:
-    An `Installation`, with `uninstall()`; one that changes nothing where everything is installed already.
+    An `Installation`, with `uninstall()`. If the names are installed already, it is empty and changes nothing.
   """
   global _active
   installation = Installation()

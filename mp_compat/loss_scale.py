@@ -1,4 +1,4 @@
-"""Loss scales: what the loss is multiplied by, and how that moves from step to step."""
+"""Loss scales: the factor that multiplies the loss, and its update after each step."""
 
 import abc
 import math
@@ -14,53 +14,53 @@ from mp_compat._compat import tf
 
 
 class LossScale(_compat.GraphStateTrackable, metaclass=abc.ABCMeta):
-  """A scalar that the loss is multiplied by and gradients are divided by, so that small ones survive float16.
+  """A scalar that multiplies the loss and divides the gradients, so that small gradients do not underflow in float16.
 
-  A subclass says what the scale is (`__call__`), how a step's gradients change it and whether they may be applied
-  (`update`), and how to make an equal one (`get_config`).
+  A subclass defines the current scale (`__call__`), how the gradients of a step change it and whether they may be
+  applied (`update`), and the arguments of an equal instance (`get_config`).
 
-  An instance may be built anywhere and used in many graphs: its variables belong to a graph. Those declared with
-  `_add_weight` are made at once where the instance is built, and on first use in every other graph; a subclass that
-  is used in several graphs reads them as `self._weight(name)`.
+  An instance may be constructed anywhere and used in many graphs: its variables belong to a graph. `_add_weight`
+  creates a variable in the current graph at once, and in every other graph on first use. A subclass that is used in
+  several graphs reads its variables with `self._weight(name)`.
 
   Source: `tf.compat.v1.train.experimental.LossScale`.
   """
 
   @abc.abstractmethod
   def __call__(self) -> tf.Tensor:
-    """The current loss scale, a float32 scalar tensor."""
+    """Returns the current loss scale, a float32 scalar tensor."""
 
   @abc.abstractmethod
   def update(self, grads: Any) -> Tuple[Optional[tf.Operation], Union[bool, tf.Tensor]]:
-    """Moves the scale according to the gradients of one step. To be called in a cross-replica context.
+    """Updates the loss scale from the gradients of one step. Must be called in a cross-replica context.
 
     Args:
-      grads: a nested structure of unscaled gradients, dense, `tf.IndexedSlices` or None (ignored); values for each
-        replica where there is a strategy.
+      grads: a nested structure of unscaled gradients, dense, `tf.IndexedSlices` or None (ignored); per-replica values
+        if there is a strategy.
 
     Returns:
-      `(update_op, should_apply_gradients)`: an op that changes the scale when it is run (in eager mode None, and the
-      scale has changed); and a bool or a scalar bool tensor, False for a step to be skipped.
+      `(update_op, should_apply_gradients)`: an op that changes the scale (in eager mode None; the scale has already
+      changed), and a bool or a scalar bool tensor, False if the step must be skipped.
     """
 
   @abc.abstractmethod
   def get_config(self) -> Dict[str, Any]:
-    """The keyword arguments that make an equal instance; plain Python values."""
+    """Returns the keyword arguments of an equal instance, as plain Python values."""
 
   @classmethod
   def from_config(cls, config: Dict[str, Any]) -> "LossScale":
-    """An instance as `get_config` described it."""
+    """Returns an instance made with the result of `get_config`."""
     return cls(**config)
 
   def variables(self) -> List[tf.Variable]:
-    """The variables of this loss scale in the current graph, in the order in which they were declared."""
+    """Returns the variables of this loss scale in the current graph, in the order of their declaration."""
     return list(self._graph_variables().values())
 
   def _add_weight(self, name: str, initial_value: Any, dtype: Optional[tf.DType] = None) -> tf.Variable:
-    """Declares a variable, and makes it in the current graph.
+    """Declares a variable, and creates it in the current graph.
 
     Args:
-      name: its name; the current name scope goes before it, as for any variable.
+      name: its name, prefixed by the current name scope as for any variable.
       initial_value: a Python number.
       dtype: its dtype; that of `initial_value` by default.
 
@@ -68,7 +68,7 @@ class LossScale(_compat.GraphStateTrackable, metaclass=abc.ABCMeta):
       The variable: not trainable, a resource variable, of aggregation NONE.
 
     Raises:
-      RuntimeError: this graph has it already.
+      RuntimeError: If this graph already has a variable of that name of this loss scale.
     """
     graph = _compat.home_graph()
     if name in _compat.state_of(self, graph):
@@ -78,7 +78,7 @@ class LossScale(_compat.GraphStateTrackable, metaclass=abc.ABCMeta):
     return self._make_weight(name)
 
   def _weight(self, name: str) -> tf.Variable:
-    """The variable that was declared as `name`, in the current graph; on first use there, all are made."""
+    """Returns the variable declared as `name` in the current graph; first creates all that this graph lacks."""
     variables = self._graph_variables()
     with tf.init_scope(), tf.name_scope(None):
       for declared in self._mp_compat_weights:
@@ -88,7 +88,7 @@ class LossScale(_compat.GraphStateTrackable, metaclass=abc.ABCMeta):
 
   def _make_weight(self, name: str) -> tf.Variable:
     initial_value, dtype = self._mp_compat_weights[name]
-    variable = tf.Variable(  # a resource variable leaves branches, loops and control dependencies by itself
+    variable = tf.Variable(  # resource variables are created outside of branches, loops and control dependencies
         initial_value, name=name, dtype=dtype, trainable=False, use_resource=True,
         synchronization=tf.VariableSynchronization.AUTO, aggregation=tf.VariableAggregation.NONE)
     self._graph_variables()[name] = variable
@@ -100,15 +100,15 @@ class LossScale(_compat.GraphStateTrackable, metaclass=abc.ABCMeta):
 
   @property
   def _weights(self) -> Dict[Tuple[str, Optional[str]], tf.Variable]:
-    """The current graph's variables under the keys that TensorFlow's class has for them: `(name, graph key)`."""
+    """Returns the current graph's variables by the keys that TensorFlow's class uses: `(name, graph key)`."""
     key = _compat.graph_key(_compat.home_graph())
     return {(name, key): variable for name, variable in self._graph_variables().items()}
 
 
 class FiniteLossScale(LossScale):
-  """A loss scale to which only one thing about a step matters: whether all of its gradients are finite.
+  """A loss scale whose update depends only on whether all gradients of a step are finite.
 
-  A subclass says how the scale changes (`_update_scale`).
+  A subclass defines the update (`_update_scale`).
   """
 
   @abc.abstractmethod
@@ -120,7 +120,7 @@ class FiniteLossScale(LossScale):
     """
 
   def update(self, grads: Any) -> Tuple[Optional[tf.Tensor], tf.Tensor]:
-    """Changes the scale; applies the step if all gradients are finite, on all replicas. See `LossScale.update`."""
+    """Updates the scale; the step is applied if all gradients on all replicas are finite. See `LossScale.update`."""
     def check(*own: Any) -> tf.Tensor:
       own = [gradients.convert(grad) for grad in own]
       hidden = [tensor for _, tensor in gradients.hidden_sources(own)]
@@ -128,20 +128,20 @@ class FiniteLossScale(LossScale):
 
     finite = distribute.all_replicas(distribute.call_for_each_replica(check, *tf.nest.flatten(grads)))
     update_op = self._update_scale(finite)
-    if update_op is not None:  # as TensorFlow's class, of which programs fetch and pass on a tensor
+    if update_op is not None:  # TensorFlow's class returns a tensor, which programs fetch and pass on
       with tf.control_dependencies([update_op]):
         update_op = tf.identity(finite)
     return update_op, finite
 
 
 def update(loss_scale: Any, grads: Any, finite: tf.Tensor, hidden: bool = False) -> Tuple[Any, Any]:
-  """Calls `loss_scale.update(grads)`, without a second finite check where `FiniteLossScale.update` would make one.
+  """Calls `loss_scale.update(grads)`, without the second finite check that `FiniteLossScale.update` would make.
 
   Args:
     loss_scale: a LossScale, ours or TensorFlow's.
-    grads: the gradients of a step; per-replica values where there is a strategy.
+    grads: the gradients of a step; per-replica values if there is a strategy.
     finite: a scalar bool tensor, True if the step is finite in all replicas and processes.
-    hidden: whether `finite` may be False though all of `grads` are finite.
+    hidden: whether `finite` may be False although all of `grads` are finite.
 
   Returns:
     `(update_op, should_apply)`, see `LossScale.update`.
@@ -154,7 +154,7 @@ def update(loss_scale: Any, grads: Any, finite: tf.Tensor, hidden: bool = False)
 
 
 class FixedLossScale(LossScale):
-  """The same scale at every step. Its `update` looks at nothing and applies everything.
+  """A constant loss scale. Its `update` checks nothing and applies every step.
 
   Source: `tf.compat.v1.train.experimental.FixedLossScale`.
   """
@@ -163,10 +163,10 @@ class FixedLossScale(LossScale):
     """Makes a fixed loss scale.
 
     Args:
-      loss_scale_value: a number from 1 to 2**126; above, TensorFlow takes `1 / loss_scale_value` for 0.
+      loss_scale_value: a number from 1 to 2**126; above, TensorFlow flushes `1 / loss_scale_value` to 0.
 
     Raises:
-      ValueError: it is none.
+      ValueError: If `loss_scale_value` is not a number in that range.
     """
     if not _is_number(loss_scale_value):
       raise ValueError("loss_scale_value must be a Python int or float. A number of at least 1 was expected, but "
@@ -180,7 +180,7 @@ class FixedLossScale(LossScale):
     return tf.convert_to_tensor(self._loss_scale_value)
 
   def update(self, grads: Any) -> Tuple[Optional[tf.Operation], bool]:
-    """Nothing to do: `(no_op, True)`. See `LossScale.update`."""
+    """Returns `(no_op, True)`, in eager mode `(None, True)`: nothing to update. See `LossScale.update`."""
     del grads
     return tf.no_op(), True
 
@@ -192,7 +192,7 @@ class FixedLossScale(LossScale):
 
 
 class Weight:
-  """An attribute that reads a variable of a loss scale in the current graph, until a subclass sets one of that name."""
+  """A descriptor: reads a variable of a loss scale in the current graph, until a subclass sets an attribute instead."""
 
   def __init__(self, name: str) -> None:
     self._name = name
@@ -202,7 +202,7 @@ class Weight:
 
 
 class _RuleParameter:
-  """An attribute that reads a field of the update rule, until a subclass sets an attribute of that name."""
+  """A descriptor: reads a field of the update rule, until a subclass sets an attribute of that name instead."""
 
   def __init__(self, field: str) -> None:
     self._field = field
@@ -212,14 +212,14 @@ class _RuleParameter:
 
 
 class DynamicLossScale(FiniteLossScale):
-  """A scale that grows while gradients stay finite and shrinks when they do not (`mp_compat.update_rule`).
+  """A dynamic loss scale: grows after a number of finite steps, backs off on overflow (`mp_compat.update_rule`).
 
       increment_period finite steps in a row     scale *= multiplier
       overflow_tolerance overflows               scale /= backoff
-      every overflow                             the step is skipped, the row of finite steps starts anew
+      every overflow                             the step is skipped, good_steps = 0
 
-  The state is two variables, `current_loss_scale` (float32) and `good_steps` (int64); with an `overflow_tolerance`
-  above 1 there is a third, `bad_steps` (int64): overflows since the scale last had a chance to move.
+  The state is two variables, `current_loss_scale` (float32) and `good_steps` (int64). With an `overflow_tolerance`
+  above 1 there is a third, `bad_steps` (int64): the overflows since the last growth or backoff was due.
 
   Source: `tf.compat.v1.train.experimental.DynamicLossScale`; Micikevicius et al., "Mixed Precision Training", 2018.
   """
@@ -236,19 +236,19 @@ class DynamicLossScale(FiniteLossScale):
     """Makes a dynamic loss scale.
 
     Args:
-      initial_loss_scale: the scale to begin with, within the bounds. Better too high than too low: it falls quickly
-        and rises slowly.
-      increment_period: after how many finite steps in a row the scale grows; at least 1.
-      multiplier: what it is multiplied by then; above 1. It stays where the product is above `max_loss_scale`.
-      backoff: what it is divided by on overflow; above 1. None means `multiplier`.
-      overflow_tolerance: how many overflows it takes to shrink, counted since the scale last had a chance to move; at
-        least 1. A step that overflows is skipped all the same.
-      min_loss_scale: the scale never falls below this; positive, and may be below 1.
-      max_loss_scale: the scale never grows above this; at most 2**126, above which TensorFlow takes `1 / scale` for 0,
-        and gradients vanish. A restored scale that is above comes down to it when it would grow.
+      initial_loss_scale: the first scale, from `min_loss_scale` to `max_loss_scale`. Prefer a high value: the scale
+        falls faster than it rises.
+      increment_period: the growth interval, a number of finite steps in a row; from 1 to 2**63 - 1.
+      multiplier: the growth factor, above 1. The scale does not change if the product is above `max_loss_scale`.
+      backoff: the divisor on overflow, above 1. None means `multiplier`.
+      overflow_tolerance: the number of overflows before a backoff, from 1 to 2**63 - 1; counted since the last growth
+        or backoff was due. Every step that overflows is skipped.
+      min_loss_scale: the lower bound of backoff; above 0, may be below 1.
+      max_loss_scale: the upper bound of growth; at most 2**126, above which TensorFlow flushes `1 / scale` to 0, and
+        gradients vanish. A larger restored scale is lowered to it when it would grow.
 
     Raises:
-      ValueError: an argument is out of these ranges.
+      ValueError: If an argument is not a number in its range. No range goes above 2**126.
     """
     self._initial_loss_scale = _bounded("initial_loss_scale", initial_loss_scale)
     self._multiplier = _bounded("multiplier", multiplier, above=1.)
@@ -261,7 +261,7 @@ class DynamicLossScale(FiniteLossScale):
     if ceiling < self._initial_loss_scale:
       raise ValueError("initial_loss_scale must be at most max_loss_scale, {}, but got {!r}."
                        .format(ceiling, initial_loss_scale))
-    # Subclasses set attributes of any name: this one they will not.
+    # Subclasses set attributes of any name; this name is unlikely to collide.
     self._mp_compat_rule = update_rule.Rule(
         increment_period=_count("increment_period", increment_period), multiplier=self._multiplier, backoff=backoff,
         overflow_tolerance=_count("overflow_tolerance", overflow_tolerance), floor=floor, ceiling=ceiling)
@@ -303,7 +303,7 @@ class DynamicLossScale(FiniteLossScale):
         now, ", ".join("{}={}".format(key, value) for key, value in self.get_config().items()))
 
   def get_config(self) -> Dict[str, Any]:
-    """The keyword arguments that make an equal instance; those that TensorFlow's lacks only where they matter."""
+    """Returns the keyword arguments of an equal instance; omits defaults of those that TensorFlow's class lacks."""
     rule = self._mp_compat_rule
     config = {"initial_loss_scale": self.initial_loss_scale, "increment_period": rule.increment_period,
               "multiplier": rule.multiplier}
@@ -313,7 +313,7 @@ class DynamicLossScale(FiniteLossScale):
     return config
 
 
-# Keras policies up to TensorFlow 2.4 take instances of TensorFlow's classes only.
+# Keras policies up to TensorFlow 2.4 accept only instances of TensorFlow's classes.
 for _ours, _natives in ((LossScale, _compat.NATIVE_LOSS_SCALES), (FixedLossScale, _compat.NATIVE_FIXED_LOSS_SCALES),
                         (DynamicLossScale, _compat.NATIVE_DYNAMIC_LOSS_SCALES)):
   for _native in _natives:
@@ -321,7 +321,7 @@ for _ours, _natives in ((LossScale, _compat.NATIVE_LOSS_SCALES), (FixedLossScale
 
 
 def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule) -> Optional[tf.Operation]:
-  """One step of `rule` on its state: the scale, the good steps and, where there are such, the bad steps."""
+  """Updates the variables (scale, good_steps and, if present, bad_steps) by `rule`; an op, None in eager mode."""
   before = [tf.convert_to_tensor(variable) for variable in variables]
   state = update_rule.State(*before) if len(before) == 3 else update_rule.State(*before, bad_steps=0)
   after = update_rule.next_state(state, finite, rule, _TENSORS)
@@ -329,17 +329,17 @@ def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rul
 
 
 def get_loss_scale(identifier: Any) -> Optional[LossScale]:
-  """The loss scale that `identifier` means.
+  """Returns the loss scale that `identifier` describes.
 
   Args:
-    identifier: an int, float or NumPy scalar for `FixedLossScale`; "dynamic" for `DynamicLossScale` with its defaults;
-      a loss scale, ours or TensorFlow's, for itself; None for None.
+    identifier: an int, float or NumPy scalar from 1 to 2**126 for a `FixedLossScale`; "dynamic" for a
+      `DynamicLossScale` with its defaults; a LossScale, ours or TensorFlow's, which is returned as it is; or None.
 
   Returns:
-    The loss scale.
+    The loss scale; None for None.
 
   Raises:
-    ValueError: it means none, or the number is no loss scale.
+    ValueError: If `identifier` is another value, or a number outside of that range.
 
   Source: `get` of TensorFlow's module `loss_scale`.
   """
@@ -354,7 +354,7 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
 
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:
-  """`tf.where` for scalars of which any may be a Python value."""
+  """Returns `tf.where` of scalars, each a tensor or a Python value."""
   if isinstance(condition, bool):
     return yes if condition else no
   if yes is no:
@@ -367,12 +367,12 @@ _TENSORS = update_rule.Operations(where=_where, maximum=tf.maximum, minimum=tf.m
 
 
 def _is_number(value: Any) -> bool:
-  """Whether this is a Python or NumPy real number; bools are none."""
+  """Returns whether `value` is a Python or NumPy real number; False for bools."""
   return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _bounded(name: str, value: Any, above: float = 0.) -> float:
-  """`value` as a float, if it is a number above `above` that a loss scale may have."""
+  """Returns `value` as a float; raises a ValueError if it is not a number above `above` and at most 2**126."""
   number = float(value) if _is_number(value) else math.nan
   if not above < number <= update_rule.LARGEST_SCALE:
     raise ValueError("{} must be a number above {:g} and at most 2**126, but got {!r}.".format(name, above, value))

@@ -1,6 +1,6 @@
-"""TensorFlow's names for loss scaling, from 1.14 to 2.21, and what they are called here.
+"""Maps TensorFlow's names for loss scaling, from 1.14 to 2.21, to the names of this package.
 
-All names are full, as strings: nothing is imported. `OLD_NAMES` is what the other tables come to.
+All names are full names, as strings: nothing is imported. `OLD_NAMES` combines the other tables.
 
 Source: `tensorflow/tools/api/golden` of the releases; the modules that programs import by their private paths.
 """
@@ -25,7 +25,7 @@ _WRAPPER = _meanings(_CONTRIB, "LossScaleOptimizer")
 _KERAS_WRAPPER = _meanings(_KERAS, "LossScaleOptimizer")
 _REGISTER = _meanings(_FLAT, "register_loss_scale_wrapper")
 
-# The interface. Module below `tensorflow`: what its names are here.
+# The public interface. Module below `tensorflow`: its names, and their names here.
 PUBLIC: Tuple[Tuple[str, Dict[str, str]], ...] = (
     ("train.experimental", _TRAINING),
     ("compat.v1.train.experimental", _TRAINING),
@@ -40,7 +40,7 @@ PUBLIC: Tuple[Tuple[str, Dict[str, str]], ...] = (
     ("contrib.mixed_precision", dict(_MANAGERS, **_WRAPPER)),
 )
 
-# Where the interface comes from, which programs import as well.
+# The private modules that define the interface. Programs import these, too.
 PRIVATE: Tuple[Tuple[str, Dict[str, str]], ...] = (
     ("python.training.experimental.loss_scale", dict(_LOSS_SCALES, get=_FLAT + ".get_loss_scale")),
     ("python.training.experimental.loss_scale_optimizer", _OPTIMIZER),
@@ -52,7 +52,7 @@ PRIVATE: Tuple[Tuple[str, Dict[str, str]], ...] = (
     ("__internal__.mixed_precision", _REGISTER),
 )
 
-# Modules that hold nothing else, so that one of ours stands for the whole of them.
+# Modules with no other content, each replaced as a whole by one of this package.
 _MODULES = {
     "contrib.mixed_precision": _CONTRIB,
     "contrib.mixed_precision.python.loss_scale_manager": _CONTRIB,

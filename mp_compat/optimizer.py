@@ -1,4 +1,4 @@
-"""The optimizer: scales the loss, unscales the gradients, and applies a step everywhere or nowhere."""
+"""The optimizer wrapper: scales the loss, unscales the gradients, and applies a step on all replicas or on none."""
 
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
@@ -15,32 +15,32 @@ from mp_compat import loss_scale as loss_scale_module
 from mp_compat import step
 from mp_compat._compat import tf
 
-# Only other values are passed on: optimizers of one's own may take fewer arguments.
+# Only values that differ from these are passed to the inner optimizer: custom optimizers may take fewer arguments.
 _COMPUTE_DEFAULTS = dict(var_list=None, gate_gradients=tf.train.Optimizer.GATE_OP, aggregation_method=None,
                          colocate_gradients_with_ops=False, grad_loss=None)
 
 
-# A program that asks for TensorFlow's class gets the right answer. Nothing is inherited from it but that.
+# The base is TensorFlow's class, if there is one, so that isinstance checks for it succeed. Nothing else of it is used.
 _Native = (_compat.NATIVE_LOSS_SCALE_OPTIMIZERS + (tf.train.Optimizer,))[0]
 
 
 class MixedPrecisionLossScaleOptimizer(_Native):
-  """Trains in float16 with another optimizer: small gradients survive, and overflows never reach the weights.
+  """Wraps an optimizer for float16: scales the loss so that small gradients do not underflow, skips overflowed steps.
 
       scale = loss_scale()                                   read once
       grads = inner.compute_gradients(loss * scale) / scale
-      update_op, should_apply = loss_scale.update(grads)     of what is passed to apply_gradients
+      update_op, should_apply = loss_scale.update(grads)     the gradients passed to apply_gradients
       if should_apply and all gradients are finite:          on all replicas
         inner.apply_gradients(grads)                         variables, slots, counters and global_step
 
-  A step is applied as a whole or not at all. The names of variables, slots and counters are those that the inner
-  optimizer alone would give them; `DynamicLossScale` adds `current_loss_scale` and `good_steps`.
+  A step is applied completely or not at all. Variables, slots and counters have the names that the inner optimizer
+  alone would give them. `DynamicLossScale` adds `current_loss_scale` and `good_steps`.
 
-  Everything else that is public is the inner optimizer's: `get_slot`, `get_slot_names`, `get_name`, and any attribute
-  that this class lacks.
+  `get_slot`, `get_slot_names`, `get_name` and all public attributes that this class lacks are those of the inner
+  optimizer.
 
-  What is passed to `apply_gradients` is what is checked and applied. In graphs the check also covers the gradients that
-  `compute_gradients` returned, where those passed in derive from them (`check_computed_gradients`).
+  `apply_gradients` checks and applies exactly the gradients passed to it. In graphs, the check also covers the
+  gradients that `compute_gradients` returned, if those passed in derive from them (`check_computed_gradients`).
 
   Source: `tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer`; Micikevicius et al., "Mixed Precision
   Training", 2018 (arXiv:1710.03740).
@@ -58,29 +58,31 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """Wraps an optimizer.
 
     Args:
-      opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`. With its `use_locking`, steps that several threads
-        run at the same time move the loss scale one after the other, too.
-      loss_scale: a number of at least 1 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
-      skip_nonfinite: whether steps with non-finite gradients are skipped whatever the loss scale says. False builds
-        no check and no conditional of its own: with a fixed scale, every step is applied.
+      opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`. If it was made with `use_locking`, concurrent steps
+        of several threads also update the loss scale one at a time.
+      loss_scale: a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
+      skip_nonfinite: whether to skip steps with non-finite gradients even if the loss scale's `should_apply` is True.
+        False adds no check and no conditional to those of the loss scale: with a fixed scale, every step is applied.
       check_computed_gradients: whether the finite check also covers the gradients as `compute_gradients` returned
-        them, where those passed to `apply_gradients` derive from them: an overflow that clipping hid is then noticed.
-        That check reads them, so a run that feeds a clipped gradient (`feed_dict`) needs the model's inputs, too, or
-        fails with "You must feed a value for placeholder tensor". Pass False for such programs: then only what is
-        passed to `apply_gradients` is checked. Feeding what `compute_gradients` returned needs no such setting.
-      finite_reducer: agrees with other processes that train together by other means than `tf.distribute`: a callable
-        from a scalar bool tensor, True if the gradients are finite here, to one that is True if they are in all
-        processes. It is called once for a train op, outside of every branch; with a vector of bools, of which each is
-        to be reduced, by `apply_gradients_together(skip="each")` and `GradientAccumulator(skip="micro_batch")`. None
-        means `mp_compat.horovod.all_ranks_finite` where Horovod's ranks could disagree, else nothing.
-      add_summaries: whether `apply_gradients` adds scalar summaries, in graph mode: `loss_scale/scale` (with which the
-        step began), `loss_scale/good_steps`, `loss_scale/applied` (1 or 0) and `loss_scale/skipped_steps` (so far, in a
-        local variable: from 0 again after a restart, and not in checkpoints).
-      **kwargs: what this TensorFlow's `Optimizer.__init__` takes beyond `use_locking` and `name`.
+        them, if those passed to `apply_gradients` derive from them. It then also detects an overflow that clipping hid.
+        This check reads them, so a run that feeds a clipped gradient (`feed_dict`) must also feed the model's inputs,
+        or fails with "You must feed a value for placeholder tensor". Pass False for such programs: only the gradients
+        passed to `apply_gradients` are checked. Feeding what `compute_gradients` returned does not need this.
+      finite_reducer: reduces the result of the finite check over processes that train together without
+        `tf.distribute`. Maps a scalar bool tensor, True if the gradients are finite in this process, to one that is
+        True if they are finite in all processes. Called once for each train op, outside of all branches. Called with
+        a bool vector, reduced element by element, by `apply_gradients_together` with several optimizers and by
+        `GradientAccumulator(skip="micro_batch")`. None means `mp_compat.horovod.all_ranks_finite` if Horovod's ranks
+        could disagree, else no reduction.
+      add_summaries: whether `apply_gradients` adds scalar summaries, in graph mode: `loss_scale/scale` (before the
+        step), `loss_scale/good_steps`, `loss_scale/applied` (1 or 0) and `loss_scale/skipped_steps` (the number so far,
+        in a local variable: 0 after a restart, and not in checkpoints).
+      **kwargs: further arguments of `Optimizer.__init__` in this TensorFlow version, beyond `use_locking` and `name`.
 
     Raises:
-      ValueError: `opt` is no `tf.compat.v1.train.Optimizer`, or scales the loss already; `loss_scale` is None or means
-        no loss scale; `finite_reducer` is given together with `skip_nonfinite=False`.
+      ValueError: If `opt` is not a `tf.compat.v1.train.Optimizer`, already scales the loss, or is or wraps a
+        `SyncReplicasOptimizer`; if `loss_scale` is None or not a loss scale; or if `finite_reducer` is given with
+        `skip_nonfinite=False`.
     """
     _check_inner(opt)
     if loss_scale is None:
@@ -90,7 +92,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       raise ValueError("finite_reducer reduces the result of the finite check, but skip_nonfinite=False makes none. "
                        "Leave one of them out.")
     self._optimizer = opt
-    # An optimizer that never called its base class's constructor has neither.
+    # An optimizer that never called its base class's constructor has neither attribute.
     name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
     base = super() if _Native is tf.train.Optimizer else super(_Native, self)
     base.__init__(getattr(opt, "_use_locking", False), name, **kwargs)
@@ -105,17 +107,17 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   @property
   def inner_optimizer(self) -> tf.train.Optimizer:
-    """The wrapped optimizer."""
+    """Returns the wrapped optimizer."""
     return self._optimizer
 
   @property
   def loss_scale(self) -> Any:
-    """The LossScale; call it for the current value as a float32 scalar tensor."""
+    """Returns the LossScale; calling it returns the current loss scale, a float32 scalar tensor."""
     return self._loss_scale
 
   @property
   def step_settings(self) -> step.Settings:
-    """How this optimizer makes its steps, for code that makes them of several micro-batches or optimizers."""
+    """Returns the settings of this optimizer's steps, for code that combines several micro-batches or optimizers."""
     return step.Settings(
         name=self.get_name(), inner_optimizer=self._optimizer, loss_scale=self._loss_scale,
         skip_nonfinite=self._skip_nonfinite, check_computed_gradients=self._check_computed_gradients,
@@ -123,12 +125,13 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   @property
   def gradients_finite(self) -> tf.Tensor:
-    """A scalar bool tensor of the last `apply_gradients` in this graph: True if all gradients are finite.
+    """Returns a scalar bool tensor of the last `apply_gradients` in this graph: True if all gradients are finite.
 
-    It covers all replicas. Fetched together with the train op, it belongs to the same step.
+    It covers all replicas. If fetched together with the train op, it describes the same step.
 
     Raises:
-      RuntimeError: if there was no `apply_gradients` in this graph, or nothing was checked (`skip_nonfinite=False`).
+      RuntimeError: If this graph has no `apply_gradients`, or one without a check (`skip_nonfinite=False` and a loss
+        scale whose `should_apply` is not a tensor).
     """
     last = _compat.state_of(self, _compat.current_graph()).get("step")
     if last is None or last.finite is None:
@@ -138,12 +141,12 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return last.finite
 
   def _doing_dynamic_loss_scaling(self) -> bool:
-    """Whether the loss scale can move, as TensorFlow's class is asked; nothing here depends on it."""
+    """Returns whether the loss scale is a DynamicLossScale, as in TensorFlow's class; only a warning depends on it."""
     return isinstance(self._loss_scale, (loss_scale_module.DynamicLossScale,) + _compat.NATIVE_DYNAMIC_LOSS_SCALES)
 
   @conditional_apply.do_not_convert
   def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
-    """`apply_gradients(compute_gradients(...))`; arguments and errors as `tf.compat.v1.train.Optimizer.minimize`."""
+    """Computes and applies gradients; arguments and errors as in `tf.compat.v1.train.Optimizer.minimize`."""
     return super().minimize(*args, **kwargs)
 
   @conditional_apply.do_not_convert
@@ -154,12 +157,12 @@ class MixedPrecisionLossScaleOptimizer(_Native):
                         aggregation_method: Optional[int] = None,
                         colocate_gradients_with_ops: bool = False,
                         grad_loss: Optional[tf.Tensor] = None) -> List[gradients.GradAndVar]:
-    """Gradients of the loss, computed at the loss scale and divided by it.
+    """Returns the gradients of `loss * scale`, divided by the loss scale.
 
     Args:
-      loss: a tensor of any shape, float16, bfloat16, float32 or float64, or a callable that returns one (required in
-        eager mode).
-      var_list: the variables; the graph's trainable ones by default.
+      loss: a tensor of any shape, float16, bfloat16, float32 or float64, or a callable without arguments that returns
+        one (required in eager mode).
+      var_list: the variables; by default the graph's trainable variables, for a callable those that it reads.
       gate_gradients: `GATE_NONE`, `GATE_OP` or `GATE_GRAPH`; with the last, no returned gradient is available before
         all are computed and unscaled.
       aggregation_method: see `tf.AggregationMethod`.
@@ -167,11 +170,13 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       grad_loss: the gradient with respect to `loss`, of its shape; ones by default.
 
     Returns:
-      A list of `(gradient, variable)`; a gradient has the variable's shape, and is dense, `tf.IndexedSlices` or None.
+      A list of `(gradient, variable)` pairs. A gradient has the variable's shape and the dtype that the inner optimizer
+      computed it in; it is a dense tensor, `tf.IndexedSlices` or None.
 
     Raises:
-      ValueError: a wrong gate, a loss that is not floating, no variables; a strategy that cannot work (TPUs).
-      RuntimeError: a loss that is no callable, in eager mode.
+      ValueError: If `gate_gradients` is another value, `loss` is not floating, there are no variables, or the current
+        strategy is not supported (TPUs).
+      RuntimeError: If `loss` is not callable in eager mode.
     """
     if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
       raise ValueError("gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, Optimizer.GATE_GRAPH.  "
@@ -193,19 +198,19 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return list(zip(grads, variables))
 
   def scale_loss(self, loss: gradients.Loss) -> gradients.Loss:
-    """`loss * scale`, for code that calls `tf.gradients` itself; then `unscale_gradients` what comes out.
+    """Returns `loss * scale`, for code that calls `tf.gradients` itself and passes the result to `unscale_gradients`.
 
         grads = opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables))
         train_op = opt.apply_gradients(zip(grads, variables), global_step)
 
     Args:
-      loss: a tensor of any shape and floating dtype, or a callable that returns one.
+      loss: a tensor of any shape, float16, bfloat16, float32 or float64, or a callable that returns one.
 
     Returns:
       A tensor of the same shape and dtype; a callable for a callable.
 
     Raises:
-      ValueError: the loss is not floating.
+      ValueError: If the loss has another dtype.
     """
     scale = self._scale()
     _compat.state_of(self, _compat.current_graph())["scale"] = scale
@@ -213,17 +218,18 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return gradients.scale_loss(loss, scale)
 
   def unscale_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
-    """`g * (1 / scale)` for gradients of a loss that `scale_loss` scaled.
+    """Returns `g * (1 / scale)` for gradients of a loss that `scale_loss` scaled.
 
     Args:
       grads: gradients of any shapes and floating dtypes, dense, `tf.IndexedSlices` or None.
 
     Returns:
-      As many, of the same kinds, shapes and dtypes. The finite check of `apply_gradients` covers them, whatever is done
-      to them in between (`check_computed_gradients`).
+      A list of as many gradients, of the same kinds, shapes and dtypes. The finite check of `apply_gradients` covers
+      them if the applied gradients derive from them, for example by clipping (`check_computed_gradients`).
 
     Raises:
-      RuntimeError: `scale_loss` was not called before, in this graph.
+      RuntimeError: If `scale_loss` was not called before in this graph.
+      TypeError: If a gradient cannot be converted to a numeric tensor.
     """
     if "scaled" not in self._state:
       raise RuntimeError("unscale_gradients() is for gradients of a loss that scale_loss() scaled, but scale_loss() "
@@ -236,7 +242,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return tf.cast(self._loss_scale(), tf.float32)
 
   def _recorded_scale(self) -> tf.Tensor:
-    """Returns the scale that `scale_loss` read, where that can be read here; else reads it again."""
+    """Returns the scale that `scale_loss` read if ops built here can read it; otherwise reads the scale again."""
     if tf.executing_eagerly():
       return _compat.state_of(self, None)["scale"]
     for graph in _compat.enclosing_graphs():
@@ -247,7 +253,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   @property
   def _state(self) -> Dict[str, Any]:
-    """What this optimizer knows of the graph that variables made now belong to."""
+    """Returns this optimizer's record in the graph in which variables are created now."""
     return _compat.state_of(self, _compat.home_graph())
 
   def _record_computed(self, grads: List[gradients.Gradient], names: List[str]) -> None:
@@ -260,22 +266,23 @@ class MixedPrecisionLossScaleOptimizer(_Native):
                       global_step: Optional[tf.Variable] = None,
                       name: Optional[str] = None,
                       **kwargs: Any) -> Optional[tf.Operation]:
-    """Applies the gradients everywhere, or, if one of them is not finite on some replica, nothing at all.
+    """Applies the gradients on all replicas, or skips the step if any gradient on any replica is not finite.
 
     Args:
-      grads_and_vars: pairs as `compute_gradients` returns them, in any iterable; clipped, averaged, fed or replaced. A
-        gradient is a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None.
+      grads_and_vars: an iterable of pairs as `compute_gradients` returns them, possibly clipped, averaged, fed or
+        replaced. A gradient is a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None.
       global_step: a variable to increment by one with every applied step.
       name: the name of the returned op; the inner optimizer's by default.
-      **kwargs: what the inner optimizer's `apply_gradients` takes beyond these.
+      **kwargs: further arguments of the inner optimizer's `apply_gradients`.
 
     Returns:
-      One op that does the step and updates the loss scale; None in eager mode.
+      One op that applies or skips the step and updates the loss scale; None in eager mode.
 
     Raises:
-      ValueError: in a cross-replica context; under a strategy that cannot work (TPUs); without any gradient; if
-        `finite_reducer` does not return a bool tensor of the shape that it is given.
-      TypeError: if a gradient is not floating.
+      ValueError: If called in a cross-replica context or under an unsupported strategy (TPUs), if all gradients are
+        None, or if `finite_reducer` does not return a bool tensor of the shape passed to it.
+      TypeError: If a gradient cannot be converted to a numeric tensor, or is neither floating nor of its variable's
+        dtype.
     """
     distribute.check_replica_context()
     settings = self.step_settings
@@ -289,7 +296,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
                              global_step: Optional[tf.Variable],
                              name: Optional[str],
                              **kwargs: Any) -> Optional[tf.Operation]:
-    del strategy  # It is the current one.
+    del strategy  # the current strategy
     checked = step.Checked(*checked)
     return self.apply_decision(checked, step.decide(self.step_settings, checked), global_step, name, **kwargs)
 
@@ -299,11 +306,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
                      global_step: Optional[tf.Variable] = None,
                      name: Optional[str] = None,
                      **kwargs: Any) -> Optional[tf.Operation]:
-    """Applies gradients if `decision` says so; called once for all replicas.
+    """Applies gradients if `decision.should_apply`; called once for all replicas.
 
     Args:
-      checked: of `step.check`, per-replica values.
-      decision: of `step.decide`.
+      checked: the result of `step.check`, per-replica values.
+      decision: the result of `step.decide`.
       global_step: see `apply_gradients`.
       name: see `apply_gradients`.
       **kwargs: see `apply_gradients`.
@@ -325,11 +332,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
           "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).", self.get_name())
 
   def make_session_run_hook(self, *args: Any, **kwargs: Any) -> tf.train.SessionRunHook:
-    """A `mp_compat.LossScaleHook` that follows this optimizer; arguments as its constructor's, after the first."""
+    """Returns a `mp_compat.LossScaleHook` for this optimizer; takes the further arguments of its constructor."""
     return hooks.LossScaleHook(self, *args, **kwargs)
 
   def get_name(self) -> str:
-    """The inner optimizer's name."""
+    """Returns the inner optimizer's name."""
     return self._name
 
   def get_slot(self, var: tf.Variable, name: str) -> Optional[tf.Variable]:
@@ -341,11 +348,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return [_compat.SlotName(name) for name in self._optimizer.get_slot_names()]
 
   def variables(self) -> List[tf.Variable]:
-    """The variables of the inner optimizer in the current graph, then those of the loss scale."""
+    """Returns the variables of the inner optimizer in the current graph, then those of the loss scale."""
     return list(self._optimizer.variables()) + list(self._loss_scale._weights.values())
 
   def __getattr__(self, name: str) -> Any:
-    # Called for what was not found here. Private names stay apart: base classes and copy ask for many of them.
+    # Called for attributes that this class lacks. Private names are not forwarded: base classes and copy look up many.
     if name.startswith("_"):
       raise AttributeError("{!r} object has no attribute {!r}".format(type(self).__name__, name))
     return getattr(self._optimizer, name)
@@ -357,7 +364,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
 
 def _warn_of_scaled_gradients(opt: tf.train.Optimizer, name: str, dynamic: bool) -> None:
-  """Logs a warning if `opt` does to scaled gradients what must be done to unscaled ones."""
+  """Logs a warning if `opt` sums or clips gradients before they are unscaled."""
   if dynamic and horovod.adds_up_passes(opt):
     logging.warning(
         "%s adds up the gradients of several passes before they are unscaled: where the loss scale moves between two "

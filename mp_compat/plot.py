@@ -1,4 +1,4 @@
-"""Draws the loss scale of a run, and its loss, from TensorBoard's event files."""
+"""Plots the loss scale and the loss of a run from TensorBoard event files."""
 
 import bisect
 import os
@@ -10,20 +10,20 @@ from mp_compat._compat import tf
 
 SCALE = "loss_scale/scale"
 SKIPPED = "loss_scale/skipped_steps"
-APPLIED = "loss_scale/applied"  # of the two that write the tags above, only the summaries have this one, too
+APPLIED = "loss_scale/applied"  # written by add_summaries=True, not by LossScaleHook; both write the tags above
 
-# Okabe and Ito's colours, told apart with every kind of colour vision.
+# Okabe and Ito's palette, which is safe for all kinds of color vision.
 LOSS_COLOR, SCALE_COLOR, SKIPPED_COLOR = "#0072B2", "#009E73", "#D55E00"
 
-MOST_POINTS = 400  # of the loss; a longer curve is drawn as means and ranges
+MOST_POINTS = 400  # a longer loss curve is drawn as means and ranges
 
 
 class PlotError(Exception):
-  """Nothing can be drawn, for a reason that is the user's to mend; the message is one line."""
+  """An error that the user can correct, such as missing data; the message is one line."""
 
 
 class Curve(NamedTuple):
-  """A scalar over global steps, which increase."""
+  """A scalar over increasing global steps."""
 
   tag: str
   steps: List[int]
@@ -31,10 +31,10 @@ class Curve(NamedTuple):
 
 
 class Series(NamedTuple):
-  """What is drawn: the loss scale at `steps`, which increase, and how many steps were skipped until then.
+  """The data of a plot: the loss scale and the total of skipped steps at increasing `steps`.
 
-  From LossScaleHook (`attempted`), steps are attempted steps and each change and each skipped step is among them. From
-  summaries they are global steps, and only those that were saved.
+  If `attempted`, the data come from LossScaleHook: `steps` are attempted steps and include each change of the scale and
+  each skipped step. Otherwise they come from summaries: `steps` are global steps, and only those that were saved.
   """
 
   attempted: bool
@@ -53,20 +53,19 @@ class _EventFile(NamedTuple):
 
 
 def plot(logdir: str, output: str, loss_tag: Optional[str] = None) -> Series:
-  """Draws the event files below a directory into a picture.
+  """Plots the event files below a directory to an image file.
 
   Args:
     logdir: the directory; see `read`.
-    output: the file to write, or to replace, in the format that its suffix names: `.png`, `.pdf`, `.svg` and whatever
-      else matplotlib writes; PNG without a suffix. It is either written as a whole or left alone.
+    output: the file to write or replace. Its suffix names the format: `.png`, `.pdf`, `.svg` or any other that
+      matplotlib writes; PNG without a suffix. If plotting fails, an existing file is unchanged.
     loss_tag: the tag of the loss; see `read`.
 
   Returns:
-    What was drawn.
+    The plotted data.
 
   Raises:
-    PlotError: `read` found nothing to draw, matplotlib is missing, it has no format of this suffix, or `output` cannot
-      be written.
+    PlotError: If `read` raises it, matplotlib is missing or does not know the format, or `output` cannot be written.
   """
   series = read(logdir, loss_tag)
   figure = draw(series)
@@ -91,21 +90,23 @@ def plot(logdir: str, output: str, loss_tag: Optional[str] = None) -> Series:
 def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
   """Reads the loss scale and the loss of one run.
 
-  Event files of one directory are sessions of one run, in the order of time. Where a session resumed before the end of
-  the one before it, what came after that point is left out. A LossScaleHook that counts from 0 again is counted on.
+  The event files of one directory are sessions of one run, ordered by time. If a session resumed before the last step
+  of an earlier session, the earlier values from that step on are dropped. If a LossScaleHook counts from 0 again, its
+  counts are added to the earlier ones.
 
   Args:
-    logdir: a directory with event files, in it or anywhere below: a LossScaleHook's `output_dir`, a `model_dir` with
-      the summaries of `add_summaries=True`, or both, of which the hook's are drawn. A file is read up to its first
-      damaged record: the last one of a running job is often incomplete.
-    loss_tag: the tag of the loss. By default `loss` or one that ends in `/loss`, from the directory of the loss scale
-      rather than from one above or beside it.
+    logdir: a directory that contains event files at any depth: a LossScaleHook's `output_dir`, or a `model_dir` with
+      the summaries of `add_summaries=True`. If it contains both, the hook's data are read. A file is read up to its
+      first damaged record, because the last record of a running job is often incomplete.
+    loss_tag: the tag of the loss. By default `loss` or a tag that ends in `/loss`; the directory of the loss scale is
+      searched before all others.
 
   Returns:
-    The series; its `loss` is None if `loss_tag` is and there is no such tag.
+    The series. Its `loss` is None if `loss_tag` is None and no default tag is found.
 
   Raises:
-    PlotError: there is no such directory, no event file, no loss scale, no `loss_tag`, or more than one run.
+    PlotError: If there is no such directory, no event file, no loss scale, no `loss_tag`, or more than one run, or if
+      a file cannot be read.
   """
   files = _read_files(logdir)
   by_hook, by_summaries = [], []  # type: List[_EventFile], List[_EventFile]
@@ -127,16 +128,16 @@ def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
 
 
 def draw(series: Series) -> Any:
-  """Draws the loss, if there is one, and below it the loss scale with ticks where steps were skipped.
+  """Draws the loss, if there is one, and below it the loss scale, with ticks at skipped steps.
 
   Args:
-    series: what to draw.
+    series: the data to draw.
 
   Returns:
-    A `matplotlib.figure.Figure` in the format of a slide, 1920 by 1080 pixels.
+    A `matplotlib.figure.Figure` of 1920 by 1080 pixels.
 
   Raises:
-    PlotError: matplotlib is missing.
+    PlotError: If matplotlib is missing.
   """
   try:
     from matplotlib import ticker
@@ -204,7 +205,7 @@ def _draw_scale(axes: Any, series: Series) -> None:
 
 
 def describe(series: Series) -> str:
-  """Says in a few words how many steps there were and how many of them were skipped."""
+  """Returns a short text with the number of steps and the number of skipped steps."""
   last, skipped = series.steps[-1], series.skipped[-1]
   if series.attempted:
     return "{:,} of {:,} attempted steps skipped{}".format(
@@ -213,16 +214,16 @@ def describe(series: Series) -> str:
 
 
 def _line(steps: List[int]) -> str:
-  return "-" if len(steps) > 1 else "o"  # no line goes through one point
+  return "-" if len(steps) > 1 else "o"  # a line of one point is invisible
 
 
 def _add_legend(axes: Any) -> None:
-  """Puts the legend above the axes, where it hides nothing."""
+  """Places the legend above the axes, where it covers no data."""
   axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncol=2, frameon=False, borderaxespad=0.1)
 
 
 def _read_files(logdir: str) -> List[_EventFile]:
-  """All event files below a directory, in the order of time."""
+  """Returns all event files below a directory, ordered by time."""
   if not os.path.isdir(logdir):
     raise PlotError("no such directory: {}".format(logdir))
   paths = [os.path.join(directory, name)
@@ -244,7 +245,7 @@ def _read_file(path: str) -> _EventFile:
         elif value.HasField("tensor") and not value.tensor.tensor_shape.dim and _is_number(value.tensor.dtype):
           scalars.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
   except tf.errors.DataLossError:
-    pass  # A job is writing the record, or was killed while it did.
+    pass  # A job is still writing the record, or was killed while writing it.
   except tf.errors.OpError as error:
     raise PlotError("cannot read {}: {}".format(path, type(error).__name__)) from error
   return _EventFile(os.path.dirname(path), wall_time or 0., scalars)
@@ -255,7 +256,7 @@ def _is_number(dtype: int) -> bool:
 
 
 def _points(file: _EventFile) -> Iterable[Tuple[int, float, int]]:
-  """(step, scale, skipped) of one file. The two tags are written together, the last pair perhaps in part."""
+  """Yields (step, scale, skipped) of one file. Both tags are written together; the last pair may be incomplete."""
   for (step, scale), (_, skipped) in zip(file.scalars[SCALE], file.scalars[SKIPPED]):
     yield step, scale, int(skipped)
 
@@ -279,7 +280,7 @@ def _join_summaries(files: List[_EventFile]) -> Tuple[List[int], List[float], Li
     previous, counted = None, 0  # type: Optional[Tuple[int, int]], int
     for step, scale, count in _points(file):
       _resume(step, steps, scales, skipped)
-      # The count is a local variable, 0 in every session; sessions of one process share a file.
+      # The count is a local variable, initially 0 in each session. Sessions of one process share a file.
       if previous is None or step < previous[0] or count < previous[1]:
         counted = skipped[-1] if skipped else 0
       previous = (step, count)
@@ -290,7 +291,7 @@ def _join_summaries(files: List[_EventFile]) -> Tuple[List[int], List[float], Li
 
 
 def _resume(step: int, steps: List[int], *others: List[Any]) -> None:
-  """Takes off what was recorded at this step and after it, by a session that came to nothing."""
+  """Deletes the values at and after `step`, which an earlier session recorded and a restore discarded."""
   kept = bisect.bisect_left(steps, step)
   for values in (steps,) + others:
     del values[kept:]

@@ -1,8 +1,8 @@
-"""One step: check the gradients, update the loss scale, apply the gradients or skip them.
+"""One step: checks the gradients, updates the loss scale, and applies the gradients or skips them.
 
-    check     in each replica: converts what was passed in, once, and looks whether all values are finite
-    decide    once for all replicas: replicas and processes agree, and the loss scale is updated
-    apply     once for all replicas: the inner optimizer's apply_gradients, under a conditional
+    check     in each replica: converts the gradients once and checks whether all values are finite
+    decide    once for all replicas: reduces the check over replicas and processes, updates the loss scale
+    apply     once for all replicas: calls the inner optimizer's apply_gradients in a conditional
 """
 
 from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, Union
@@ -19,12 +19,12 @@ from mp_compat import summaries
 from mp_compat import sync_replicas
 from mp_compat._compat import tf
 
-# Agrees with other processes: maps a bool tensor to one of its shape, True where it is True in all processes.
+# Reduces over processes: maps a bool tensor to one of its shape, True where it is True in all processes.
 FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
 
 
 class Settings(NamedTuple):
-  """How an optimizer makes its steps; see `MixedPrecisionLossScaleOptimizer`."""
+  """The settings of an optimizer for its steps; see `MixedPrecisionLossScaleOptimizer`."""
 
   name: str
   inner_optimizer: tf.train.Optimizer
@@ -37,16 +37,16 @@ class Settings(NamedTuple):
 
 
 class Checked(NamedTuple):
-  """Gradients of one replica and the result of the finite check."""
+  """The gradients of one replica and the result of their finite check."""
 
-  grads_and_vars: Tuple[gradients.GradAndVar, ...]  # the gradients are converted
+  grads_and_vars: Tuple[gradients.GradAndVar, ...]  # with converted gradients
   finite: Optional[tf.Tensor]  # a scalar bool; None without a check
   hidden: bool  # whether the check covers tensors that are not among the gradients
   scope: str  # the name scope of the replica
 
 
 class Decision(NamedTuple):
-  """What happens in a step, on all replicas."""
+  """The decision on a step, for all replicas."""
 
   finite: Optional[tf.Tensor]  # a scalar bool; None without a check
   should_apply: Union[bool, tf.Tensor]
@@ -61,12 +61,12 @@ def check(grads_and_vars: Iterable[Tuple[Any, tf.Variable]],
 
   Args:
     grads_and_vars: (gradient, variable) pairs.
-    check_finite: False for no check.
-    check_computed: whether the check covers the gradients as `compute_gradients` returned them, too.
+    check_finite: whether to check at all.
+    check_computed: whether the check also covers the gradients as `compute_gradients` returned them.
 
   Raises:
-    ValueError: if there are no gradients.
-    TypeError: if a gradient is not floating.
+    ValueError: If there are no pairs, or all gradients are None.
+    TypeError: See `gradients.convert_pairs`.
   """
   grads_and_vars = gradients.convert_pairs(grads_and_vars)
   scope = _compat.name_scope()
@@ -79,14 +79,17 @@ def check(grads_and_vars: Iterable[Tuple[Any, tf.Variable]],
 
 
 def agree(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = None) -> List[tf.Tensor]:
-  """Returns for each of `finite` whether it is True in all replicas and processes; called once for all replicas.
+  """Returns for each tensor whether it is True in all replicas and processes; called once for all replicas.
 
   Args:
     finite: scalar bool tensors, per-replica values.
-    reducer: agrees with other processes; called once, with a vector if there are several tensors.
+    reducer: reduces over processes; called once, with a vector if there are several tensors.
+
+  Returns:
+    As many scalar bool tensors.
 
   Raises:
-    ValueError: if `reducer` returns another dtype or shape.
+    ValueError: If `reducer` returns another dtype or shape.
   """
   alone = len(finite) == 1
   together = finite[0] if alone else distribute.call_for_each_replica(lambda *own: tf.stack(own), *finite)
@@ -104,13 +107,13 @@ def agree(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = None) -> L
 
 
 def decide(settings: Settings, checked: Checked, finite_before: Optional[tf.Tensor] = None) -> Decision:
-  """Agrees on the result of the check and updates the loss scale; called once for all replicas.
+  """Reduces the result of the check over replicas and processes, updates the loss scale; called once for all replicas.
 
   Args:
-    settings: those of the optimizer.
+    settings: the settings of the optimizer.
     checked: the gradients, per-replica values.
-    finite_before: a scalar bool in each replica, False if gradients were left out of this step because they were not
-      finite. The loss scale is updated as for a step that is not finite, but the gradients are applied.
+    finite_before: a scalar bool in each replica, False if non-finite gradients were left out of this step. The loss
+      scale is then updated as for a step that is not finite, but the gradients are applied if they are finite.
   """
   grads = [grad for grad, _ in checked.grads_and_vars]
   scale = tf.cast(settings.loss_scale(), tf.float32) if settings.add_summaries else None
@@ -124,17 +127,18 @@ def decide(settings: Settings, checked: Checked, finite_before: Optional[tf.Tens
       update_op, should_apply = update(settings, grads, finite, checked.hidden or reducer is not None)
       return Decision(finite, logical_and(should_apply, finite), update_op, scale)
     finite, finite_before = agree([checked.finite, finite_before], reducer)
-    update_op, _ = update(settings, grads, tf.logical_and(finite, finite_before), hidden=True)
-    return Decision(finite, finite, update_op, scale)
+    all_finite = tf.logical_and(finite, finite_before)
+    update_op, should_apply = update(settings, grads, all_finite, hidden=True)
+    return Decision(finite, part_to_apply(should_apply, all_finite, finite), update_op, scale)
 
 
 def reducer_of(settings: Settings, grads: Iterable[gradients.Gradient]) -> Optional[FiniteReducer]:
-  """Returns the optimizer's own reducer, or Horovod's where its ranks could disagree about these gradients."""
+  """Returns the optimizer's reducer, else Horovod's if its ranks could disagree on these gradients, else None."""
   return settings.finite_reducer or horovod.default_reducer(settings.inner_optimizer, local_gradients(grads))
 
 
 def local_gradients(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
-  """Returns the gradients of each local replica, in order."""
+  """Returns the gradients of all local replicas, gradient by gradient."""
   return [own for grad in grads for own in distribute.local_results(grad)]
 
 
@@ -142,7 +146,7 @@ def update(settings: Settings,
            grads: List[gradients.Gradient],
            finite: tf.Tensor,
            hidden: bool) -> Tuple[Optional[tf.Operation], Any]:
-  """Updates the loss scale after a step; with `use_locking`, after those that other threads run at the same time.
+  """Updates the loss scale after a step; with `use_locking`, in a mutex (in graphs, outside of functions and XLA).
 
   Returns:
     `(update_op, should_apply)`, see `LossScale.update`.
@@ -159,10 +163,17 @@ def update(settings: Settings,
 
 
 def logical_and(should_apply: Any, finite: tf.Tensor) -> Any:
-  """Returns `should_apply and finite`, without an op where one of them says it all."""
+  """Returns `should_apply and finite`; adds an op only for two different tensors."""
   if not tf.is_tensor(should_apply):
     return finite if should_apply else False
   return finite if should_apply is finite else tf.logical_and(should_apply, finite)
+
+
+def part_to_apply(should_apply: Any, all_finite: tf.Tensor, part_finite: tf.Tensor) -> tf.Tensor:
+  """Returns whether to apply a finite part of a step: not if the loss scale skips a step that is finite as a whole."""
+  if should_apply is True or should_apply is all_finite:
+    return part_finite
+  return tf.logical_and(part_finite, tf.logical_or(should_apply, tf.logical_not(all_finite)))
 
 
 def apply(settings: Settings,
@@ -174,18 +185,18 @@ def apply(settings: Settings,
   """Applies the gradients of all replicas if `decision.should_apply`; called once for all replicas.
 
   Args:
-    settings: those of the optimizer.
+    settings: the settings of the optimizer.
     checked: the gradients, per-replica values.
-    decision: what to do.
+    decision: whether to apply them.
     global_step: a variable that the inner optimizer increments, or None.
     name: the name of the op; the inner optimizer's by default.
     **kwargs: further arguments of the inner optimizer's `apply_gradients`.
 
   Returns:
-    What was built; in eager mode, what was decided.
+    A record of what was built; in eager mode it holds the decision only.
   """
   train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
-  # Optimizers of one's own may take fewer arguments.
+  # Custom optimizers may take fewer arguments.
   arguments = (checked.grads_and_vars, global_step, name)
   given = 3 if name is not None else 2 if global_step is not None else 1
   applied = conditional_apply.apply_in_each_replica(
@@ -205,5 +216,5 @@ def apply(settings: Settings,
 
 
 def set_train_ops(train_ops: List[tf.Operation]) -> None:
-  """Sets the collection of train ops; what the inner optimizer adds belongs to a branch and cannot be run."""
+  """Sets the collection of train ops. Ops that the inner optimizer added to it belong to a branch and cannot be run."""
   tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = train_ops

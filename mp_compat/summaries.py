@@ -1,4 +1,4 @@
-"""Scalar summaries of a step, for `tf.train.SummarySaverHook`, Estimator and TensorBoard."""
+"""Adds scalar summaries of a step, for `tf.train.SummarySaverHook`, Estimator and TensorBoard."""
 
 from typing import Any, Optional, Tuple, Union
 
@@ -12,15 +12,16 @@ def add(scale: tf.Tensor,
         applied: Union[bool, tf.Tensor]) -> Tuple[tf.Operation, Optional[diagnosis.Counters]]:
   """Adds the summaries of one train op to the graph; called once for all replicas.
 
-  Inside a branch, a loop or a function, where summaries cannot read the step, they show the last executed one.
+  Summaries cannot read a step inside a branch, a loop or a function. There they show the last executed step.
 
   Args:
-    scale: the loss scale with which the step begins, a float32 scalar.
-    good_steps: the variable that counts finite steps, if there is one.
-    applied: whether the step is applied.
+    scale: the loss scale before the step, a float32 scalar tensor.
+    good_steps: the variable that counts finite steps, or None.
+    applied: a bool or a scalar bool tensor, True if the step is applied.
 
   Returns:
-    An op that counts the step, to be run with the train op; and inside a branch, a loop or a function the counters.
+    `(op, counters)`: an op that counts the step, to run with the train op; and the counters if the step is inside a
+    branch, a loop or a function, None otherwise.
   """
   skipped_steps = _local("skipped_steps", tf.int64)
   skipped = tf.cast(tf.logical_not(applied), tf.int64)
@@ -47,7 +48,7 @@ def _write(scale: Any, good_steps: Optional[tf.Variable], applied: Any, skipped_
 
 
 def _local(name: str, dtype: tf.DType) -> tf.Variable:
-  """Returns a scalar variable of this process, 0 at first, that is not in checkpoints."""
+  """Returns a new local variable: a scalar, initially 0, that checkpoints do not contain."""
   with tf.init_scope(), tf.name_scope(None):
     return tf.Variable(
         tf.zeros([], dtype), name=name, trainable=False, use_resource=True,

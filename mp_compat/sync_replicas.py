@@ -1,4 +1,4 @@
-"""`tf.train.SyncReplicasOptimizer` around the loss scaling: a skipped step must not leave its accumulators ahead."""
+"""Keeps the accumulators of a `tf.train.SyncReplicasOptimizer` around the loss scaling in step after skipped steps."""
 
 from typing import Iterable, Optional
 
@@ -9,18 +9,18 @@ from mp_compat._compat import tf
 def follow_global_step(grads: Iterable[gradients.Gradient],
                        global_step: Optional[tf.Variable],
                        applied: Optional[tf.Operation]) -> Optional[tf.Operation]:
-  """Sets the step of the accumulators that gradients were taken from to the global step, once `applied` has run.
+  """Returns an op that sets the step of the gradients' accumulators to the global step after `applied` has run.
 
-  Taking gradients from a `tf.ConditionalAccumulator` moves its step by one, and what comes in for an earlier step is
-  dropped as stale. Where the step was skipped, `global_step` stayed, and the workers would wait for ever.
+  Taking gradients from a `tf.ConditionalAccumulator` increments its step. It then drops new gradients of earlier steps
+  as stale. A skipped step leaves `global_step` unchanged, so without this op the workers would wait forever.
 
   Args:
-    grads: gradients of this step.
+    grads: the gradients of this step.
     global_step: the variable that `applied` increments, or None.
     applied: the op that applies the step or skips it.
 
   Returns:
-    An op; None where no gradient comes out of an accumulator.
+    An op; None if `global_step` is None or no gradient was taken from an accumulator.
   """
   if global_step is None:
     return None

@@ -1,4 +1,4 @@
-"""Several optimizers that share one loss scale, applied as one step of it."""
+"""Applies the gradients of several optimizers that share one loss scale as one step."""
 
 import functools
 from typing import Any, Iterable, List, Optional, Tuple
@@ -19,28 +19,29 @@ def apply_gradients_together(steps: Iterable[Step],
                              global_step: Optional[tf.Variable] = None,
                              skip: str = "all",
                              name: str = "apply_together") -> Optional[tf.Operation]:
-  """Applies the gradients of several optimizers that share a loss scale, which moves once.
+  """Applies the gradients of several optimizers that share a loss scale, and updates the loss scale once.
 
       scale = mp_compat.DynamicLossScale()
       d_opt, g_opt = (mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), scale) for _ in range(2))
       train_op = mp_compat.apply_gradients_together(
           [(d_opt, d_opt.compute_gradients(d_loss, d_vars)), (g_opt, g_opt.compute_gradients(g_loss, g_vars))])
 
-  Where each optimizer's `apply_gradients` is called by itself, the scale moves with every one of them.
+  If each optimizer's `apply_gradients` is called separately, every call updates the loss scale.
 
   Args:
-    steps: pairs of an optimizer and its `(gradient, variable)` pairs.
-    global_step: a variable to increment by one if something was applied.
-    skip: what gradients that are not finite cost: the step of "all" optimizers, or the step of "each" optimizer that
-      has some. The loss scale is updated as for a step that is not finite in both cases.
+    steps: pairs of a MixedPrecisionLossScaleOptimizer and its `(gradient, variable)` pairs.
+    global_step: a variable to increment by one if any gradients are applied.
+    skip: which steps to skip if gradients are not finite: those of "all" optimizers, or that of "each" optimizer with
+      such gradients. In both cases, the loss scale is updated as for a step that is not finite.
     name: the name of the op.
 
   Returns:
     One op; None in eager mode.
 
   Raises:
-    ValueError: if there are no steps, the optimizers do not share one loss scale or were made with
-      `skip_nonfinite=False`, `skip` is another value, or this is a cross-replica context.
+    ValueError: If there are no steps, the optimizers do not share one loss scale or were made with
+      `skip_nonfinite=False`, `skip` is another value, or `MixedPrecisionLossScaleOptimizer.apply_gradients` raises it.
+    TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
   """
   optimizers, pairs = zip(*_checked_steps(steps))
   if skip not in _SKIP:
@@ -89,9 +90,9 @@ def _apply_all(optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimiz
   with tf.control_dependencies([] if scale is None else [scale]):
     update_op, should_apply = step.update(settings, grads, all_finite, hidden)
   if skip == "each":
-    # No optimizer applies anything before the gradients of all are computed.
+    # No optimizer applies its step before the gradients of all optimizers are computed.
     with tf.control_dependencies([all_finite]):
-      decisions = [tf.identity(own) for own in finite]
+      decisions = [tf.identity(step.part_to_apply(should_apply, all_finite, own)) for own in finite]
   else:
     decisions = [step.logical_and(should_apply, all_finite)] * len(finite)
   train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)

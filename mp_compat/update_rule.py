@@ -1,28 +1,28 @@
-"""The rule by which a dynamic loss scale moves, as a pure transition on an immutable state.
+"""The update rule of a dynamic loss scale: a pure function from one immutable state to the next.
 
     finite:      good_steps + 1 < increment_period        ->  good_steps += 1
                  else                                     ->  scale *= multiplier, good_steps = bad_steps = 0
     not finite:  bad_steps + 1 < overflow_tolerance       ->  bad_steps += 1, good_steps = 0
                  else                                     ->  scale = max(scale / backoff, floor), both counters = 0
 
-The product is taken only where it is not above the ceiling; a scale that is above it (restored, say) comes down to it
-when it would grow. The floor never raises a scale that is below it. With a `decrement_ratio`, the scale shrinks by a
-product instead, which rounds otherwise. Standard library only: the same lines run on Python numbers and, with other
-`Operations`, on tensors.
+The scale grows only if the product is at most the ceiling. A scale above the ceiling (for example a restored one) is
+lowered to it when it would grow. The floor never raises a scale that is below it. With a `decrement_ratio`, backoff is
+a product, which rounds differently. Uses only the standard library: the same code runs on Python numbers and, with
+other `Operations`, on tensors.
 
-Source: Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), section 3.2, as
-`tf.compat.v1.train.experimental.DynamicLossScale` and, with a ratio,
-`tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager` have it.
+Source: Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), section 3.2, as implemented by
+`tf.compat.v1.train.experimental.DynamicLossScale` and, with a ratio, by
+`tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager`.
 """
 
 from typing import Any, Callable, NamedTuple, Optional
 
-# The largest scale whose reciprocal is a normal float32; smaller reciprocals TensorFlow takes for 0.
+# The largest scale whose reciprocal is a normal float32; TensorFlow flushes smaller reciprocals to 0.
 LARGEST_SCALE = 2. ** 126
 
 
 class Rule(NamedTuple):
-  """What does not change: the parameters of those who use the rule, checked there."""
+  """The constant parameters of the rule; the caller validates them."""
 
   increment_period: int
   multiplier: float
@@ -34,7 +34,7 @@ class Rule(NamedTuple):
 
 
 class State(NamedTuple):
-  """What one executed step hands to the next: numbers, or scalar tensors."""
+  """The state between two executed steps: numbers, or scalar tensors."""
 
   scale: Any
   good_steps: Any
@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 class Operations(NamedTuple):
-  """The elementary operations that numbers and tensors do not share."""
+  """The elementary operations that differ between numbers and tensors."""
 
   where: Callable[[Any, Any, Any], Any]
   maximum: Callable[[Any, Any], Any]
@@ -53,16 +53,16 @@ PYTHON = Operations(where=lambda condition, yes, no: yes if condition else no, m
 
 
 def next_state(state: State, finite: Any, rule: Rule, operations: Operations = PYTHON) -> State:
-  """The state after one step whose gradients were all finite, or were not.
+  """Returns the state after one step.
 
   Args:
     state: the state before the step.
-    finite: bool, or a scalar bool tensor.
+    finite: whether all gradients of the step are finite; a bool, or a scalar bool tensor.
     rule: the parameters.
-    operations: what to compute with.
+    operations: the operations for the values of `state`.
 
   Returns:
-    The state after it, of the same kinds as `state`.
+    The new state, with values of the same kinds as in `state`.
   """
   where = operations.where
   good_steps, bad_steps = state.good_steps + 1, state.bad_steps + 1

@@ -1,4 +1,4 @@
-"""float32 storage for variables that a model uses in float16."""
+"""Stores variables in float32 that a model uses in float16 or bfloat16."""
 
 from typing import Any, Callable
 
@@ -6,14 +6,14 @@ from mp_compat._compat import tf
 
 
 def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
-  """Custom getter for `tf.compat.v1.variable_scope`: stores float32, hands out float16 or bfloat16.
+  """Returns a float16 or bfloat16 variable as a cast of a float32 one; a getter for `tf.compat.v1.variable_scope`.
 
       with tf.compat.v1.variable_scope("model", custom_getter=mp_compat.float32_variable_storage_getter):
         w = tf.compat.v1.get_variable("w", [3, 3], tf.float16)      # a float16 tensor, of a float32 variable
 
-  Trainable variables asked for in float16 or bfloat16 are stored, initialized, regularized and updated in float32, the
-  model sees them rounded. Every other variable is what it was asked to be. Gradients pass through the cast, so the
-  optimizer gets float32 ones. The variables themselves are in the collections, as ever.
+  Trainable variables requested in float16 or bfloat16 are stored, initialized, regularized and updated in float32; the
+  model uses their rounded values. All other variables are returned unchanged. Gradients pass through the cast, so the
+  optimizer receives float32 gradients. The collections hold the float32 variables.
 
   Args:
     getter: the getter that this one customizes.
@@ -22,7 +22,7 @@ def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args
     **kwargs: see `tf.compat.v1.get_variable`.
 
   Returns:
-    A tensor of the dtype that was asked for, of the variable's shape; or the variable, where it is none of those.
+    A tensor of the requested dtype and the variable's shape; for all other variables, the variable itself.
 
   Source: "Training With Mixed Precision", NVIDIA, the section on TensorFlow.
   """

@@ -1,23 +1,23 @@
-"""What loss scaling costs, in one process, side by side.
+"""Measures what loss scaling costs, in one process, side by side.
 
     scripts/benchmark            # every workload; about half an hour on two cores
     scripts/benchmark --quick    # three of them, in two minutes
 
-For each workload and optimizer, each variant has a graph and a Session of its own, and they take turns, step by step:
+For each workload and optimizer, each variant has its own graph and Session, and they take turns, step by step:
 
     plain             the optimizer alone
-    barrier           and a conditional whose predicate only waits for all unscaled gradients: gating's physical floor
-    looking           the optimizer alone, and beside it one pass over every gradient, which any verdict has to read
-    tensorflow        TensorFlow's class, with its dynamic scale; `contrib`, contrib's, where there is one
-    dynamic, fixed    mp_compat, with a dynamic and a fixed scale
-    bare              mp_compat with skip_nonfinite=False: no check, no conditional
+    barrier           a conditional whose predicate only waits for all unscaled gradients: the least that a check costs
+    looking           the optimizer alone, and beside it the finite check of every gradient
+    tensorflow        TensorFlow's class with its dynamic scale; `contrib`, contrib's class, where there is one
+    dynamic, fixed    mp_compat with a dynamic and a fixed scale
+    bare              mp_compat with a fixed scale and skip_nonfinite=False: no check, no conditional
 
-Printed are medians of the time of a step, with quartiles; the overhead, the median of the differences to `plain` of the
-same round, as a ratio to that of TensorFlow's class and to that of the barrier; ops as built, in the graph and its
+Prints medians of the time of a step, with quartiles; the overhead, the median of the differences to `plain` in the same
+round, as a ratio to that of TensorFlow's class and to that of the barrier; ops as built, in the graph and its
 functions, and as run, after TensorFlow has pruned, lowered and optimized them; the time to build the graph, from the
-loss on; and the time of the first step. `--memory` adds how far the resident memory of a process of its own grows in
-its first steps. Gradients are stand-ins, read from variables, but in the workloads named model-..., which are trained.
-Written are benchmark.json and benchmark.png, in --output.
+loss on; and the time of the first step. `--memory` adds how far the resident memory of a separate process grows in its
+first steps. Gradients are read from variables, except in the workloads model-..., which train a model. Writes
+benchmark.json and benchmark.png to --output.
 """
 
 import argparse
@@ -63,18 +63,19 @@ def bert_base():
 
 SHAPES = {"resnet50": resnet50, "bert-base": bert_base, "small-100": lambda: [(1024,)] * 100,
           "small-1000": lambda: [(1024,)] * 1000, "small-10000": lambda: [(1024,)] * 10000,
-          "small-1000-matrices": lambda: [(32, 32)] * 1000, "float16": lambda: [(1024,)] * 500}
-ROWS = 4096  # of the embedding that have a gradient
+          "small-1000-matrices": lambda: [(32, 32)] * 1000, "float16": lambda: [(1024,)] * 500,
+          "large-1": lambda: [(25 * 10 ** 6,)]}
+ROWS = 4096  # rows of the embedding that have a gradient
 WORKLOADS = list(SHAPES) + ["embedding", "model-dense", "model-convolutions"]
 QUICK = {"resnet50": ["sgd"], "small-1000": ["sgd"], "model-dense": ["sgd"]}
 
 
 def standing_in(grads):
-  """A class of optimizers whose gradients are these."""
+  """Returns a function that extends an optimizer class so that `grads()` are its gradients."""
 
   def extend(optimizer):
     class StandIn(optimizer):
-      """Computes nothing."""
+      """Returns the given gradients; computes none."""
 
       def compute_gradients(self, loss, var_list=None, **kwargs):
         del loss, kwargs
@@ -86,7 +87,7 @@ def standing_in(grads):
 
 
 def model_loss(workload):
-  """The loss of a model with a real backward pass, of more than 100 ms."""
+  """Returns the loss of a model with a real backward pass, which takes more than 100 ms."""
   if workload == "model-dense":
     hidden, shape, layer = tf.random_normal([1024, 1024], seed=1), [1024, 1024], tf.matmul
   else:
@@ -100,7 +101,7 @@ def model_loss(workload):
 
 
 def make_task(workload):
-  """The variables of a workload, its loss, and what extends an optimizer for it."""
+  """Returns the variables of a workload, its loss, and a function that extends an optimizer class for it."""
   if workload.startswith("model-"):
     loss = model_loss(workload)
     return tf.trainable_variables(), loss, lambda optimizer: optimizer
@@ -118,7 +119,7 @@ def make_task(workload):
 
 
 class Barrier:
-  """An optimizer that applies when all gradients are there, whatever they are."""
+  """An optimizer that waits for all gradients and applies them, finite or not."""
 
   def __init__(self, opt):
     self._opt = opt
@@ -135,7 +136,7 @@ class Barrier:
 
 
 class Looking:
-  """An optimizer that looks at its gradients and applies them, whatever they are, without waiting for anything."""
+  """An optimizer that checks its gradients and applies them, finite or not, without waiting for the check."""
 
   def __init__(self, opt):
     self._opt = opt
@@ -165,12 +166,12 @@ def variants():
 
 
 class Built:
-  """A variant's graph and Session; `ops`, `ops_run`, `build_seconds` and `first_seconds` are what they cost.
+  """A variant's graph and Session, with their costs: `ops`, `ops_run`, `build_seconds` and `first_seconds`.
 
-  `resident` is the memory of the process before the first step.
+  `resident` is the resident memory of the process before the first step, in MB.
   """
 
-  def __init__(self, workload, optimizer, variant):
+  def __init__(self, workload, optimizer, variant, threads):
     with tf.Graph().as_default() as graph:
       tf.set_random_seed(1)
       with tf.variable_scope("", use_resource=True):
@@ -180,7 +181,8 @@ class Built:
         self.build_seconds = time.perf_counter() - began
       definition = graph.as_graph_def()
       self.ops = len(definition.node) + sum(len(one.node_def) for one in definition.library.function)
-      session = tf.Session(config=tf.ConfigProto(intra_op_parallelism_threads=2, inter_op_parallelism_threads=2))
+      session = tf.Session(config=tf.ConfigProto(
+          intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads))
       session.run(tf.global_variables_initializer())
       self.step = functools.partial(session.run, train_op)
       self.resident = memory("VmRSS")
@@ -193,25 +195,33 @@ class Built:
 
 
 def memory(entry):
-  """Resident memory of this process in MB: VmRSS is that of now, VmHWM the largest so far."""
+  """Returns the resident memory of this process in MB: the current one for VmRSS, the peak for VmHWM."""
   with open("/proc/self/status") as status:
     return next(int(line.split()[1]) / 1024 for line in status if line.startswith(entry))
 
 
-def growth(workload, optimizer, variant):
-  """How far the memory of a process of its own grows in its first steps, in MB."""
-  done = subprocess.run([sys.executable, __file__, "--grow", workload, optimizer, variant], stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL, check=False)
+def processor():
+  """Returns the processor's model name, or its architecture where the system does not say."""
+  with open("/proc/cpuinfo") as cpuinfo:
+    names = [line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")]
+  return names[0] if names else platform.machine()
+
+
+def growth(workload, optimizer, variant, threads):
+  """Returns by how many MB the memory of a separate process grows in its first steps; None if the process fails."""
+  done = subprocess.run(
+      [sys.executable, __file__, "--threads", str(threads), "--grow", workload, optimizer, variant],
+      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
   return float(done.stdout) if done.returncode == 0 else None
 
 
-def measure(workload, optimizer, rounds, seconds, with_memory):
-  """All variants of one workload: what to print and to write about each."""
+def measure(workload, optimizer, rounds, seconds, threads, with_memory):
+  """Measures all variants of one workload; returns a dict of results for each variant."""
   built = collections.OrderedDict()
   for variant in variants():
     try:
-      built[variant] = Built(workload, optimizer, variant)
-    except TypeError as error:  # TensorFlow's class has none for float16 gradients.
+      built[variant] = Built(workload, optimizer, variant, threads)
+    except TypeError as error:  # TensorFlow's class does not support float16 gradients.
       print("  {}: {}".format(variant, str(error).split("\n")[0][:100]))
   times = {variant: [] for variant in built}
   end = time.perf_counter() + seconds
@@ -231,7 +241,7 @@ def measure(workload, optimizer, rounds, seconds, with_memory):
         milliseconds=middle, quartiles=[low, high], overhead=statistics.median(extra), ops=one.ops,
         ops_run=one.ops_run,
         build_seconds=one.build_seconds, first_seconds=one.first_seconds, rounds=len(extra),
-        memory=growth(workload, optimizer, variant) if with_memory else None)
+        memory=growth(workload, optimizer, variant, threads) if with_memory else None)
   for row in rows.values():
     for other in ("tensorflow", "barrier"):
       row["to_" + other] = row["overhead"] / rows[other]["overhead"] if other in rows else None
@@ -252,7 +262,7 @@ def show(workload, optimizer, rows):
 
 
 def draw(results, path):
-  """A group of bars for each workload: the overhead of each variant, TensorFlow's class being 1."""
+  """Draws a group of bars for each workload: the overhead of each variant relative to TensorFlow's class."""
   import matplotlib
   matplotlib.use("Agg")
   from matplotlib import pyplot
@@ -277,6 +287,7 @@ def parse_arguments():
   parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), action="append", help="only this one")
   parser.add_argument("--rounds", type=int, default=200, help="steps of each variant; default: %(default)s")
   parser.add_argument("--seconds", type=float, default=40, help="for a workload at most; default: %(default)s")
+  parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of a Session; default: %(default)s")
   parser.add_argument("--memory", action="store_true", help="measure memory, too, in a process for each variant")
   parser.add_argument("--output", default="runs", help="where benchmark.json and .png go; default: %(default)s")
   parser.add_argument("--grow", nargs=3, help=argparse.SUPPRESS)
@@ -288,21 +299,21 @@ def main():
   tf.disable_eager_execution()
   tf.logging.set_verbosity(tf.logging.ERROR)
   if arguments.grow:
-    built = Built(*arguments.grow)
+    built = Built(*arguments.grow, arguments.threads)
     for _ in range(5):
       built.step()
     print(memory("VmHWM") - built.resident)
     return
   plan = QUICK if arguments.quick else {
       workload: arguments.optimizer or sorted(OPTIMIZERS) for workload in arguments.workload or WORKLOADS}
-  machine = "{} cores, {}, TensorFlow {}, Python {}".format(
-      os.cpu_count(), platform.machine(), tf.VERSION, platform.python_version())
+  machine = "{}, {} cores, {} threads, TensorFlow {}, Python {}".format(
+      processor(), os.cpu_count(), arguments.threads, tf.VERSION, platform.python_version())
   print(machine)
   results = []
   for workload, optimizers in plan.items():
     for optimizer in optimizers:
       rows = measure(workload, optimizer, arguments.rounds, 12 if arguments.quick else arguments.seconds,
-                     arguments.memory)
+                     arguments.threads, arguments.memory)
       show(workload, optimizer, rows)
       results.append(dict(workload=workload, optimizer=optimizer, variants=rows))
   os.makedirs(arguments.output, exist_ok=True)

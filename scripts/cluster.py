@@ -1,4 +1,4 @@
-"""What the programs that train on several processes share: a task, a record of every step, starting processes."""
+"""Code shared by the programs that train in several processes: the task, a record of every step, process control."""
 
 import contextlib
 import os
@@ -14,11 +14,11 @@ import numpy as np
 
 LEARNING_RATE = 0.05
 INITIAL_SCALE = 2. ** 15
-INCREMENT_PERIOD = 5  # 2000 is what you usually want; this one shows in a run of some ten steps
+INCREMENT_PERIOD = 5  # 2000 is usual; with 5, a run of about ten steps shows the growth.
 
 
 def add_arguments(parser):
-  """What all of these programs take."""
+  """Adds the arguments of all of these programs."""
   parser.add_argument("--steps", type=int, default=12, help="steps that each process attempts; default: %(default)s")
   parser.add_argument("--overflow_at", type=int, nargs="*", default=[3, 8], metavar="STEP",
                       help="attempts at which the loss of one process overflows; default: 3 8")
@@ -32,14 +32,14 @@ def add_arguments(parser):
 
 
 class Digits:
-  """scikit-learn's digits in batches, a function of the attempt and the process alone."""
+  """scikit-learn's digits in batches, which depend only on the attempt and the process."""
 
   def __init__(self, arguments):
     from sklearn.datasets import load_digits
     self._data, self._arguments = load_digits(), arguments
 
   def feed(self, model, attempt, rank, ranks):
-    """What to feed for this attempt of this process, the last of which overflows where it was asked for."""
+    """Returns the feeds for one attempt of one process. The last process overflows at `--overflow_at`."""
     batch = self._arguments.batch
     rows = ((attempt * ranks + rank) * batch + np.arange(batch)) % len(self._data.target)
     overflow = attempt in self._arguments.overflow_at and rank == ranks - 1
@@ -48,7 +48,7 @@ class Digits:
 
 
 class Model:
-  """A small network, in float16 with float32 variables or in float32, and its loss; to be built once in a graph."""
+  """A small network, in float16 with float32 variables or in float32, and its loss. Build it once per graph."""
 
   def __init__(self, tf, mp_compat, dtype):
     self._tf, self._dtype, self._getter = tf, dtype, mp_compat.float32_variable_storage_getter
@@ -57,7 +57,7 @@ class Model:
     self.weight = tf.placeholder(tf.float32, [], "weight")
 
   def loss(self):
-    """The mean cross entropy, times the weight."""
+    """Returns the mean cross entropy times the weight, a float32 scalar."""
     tf = self._tf
     with tf.variable_scope("network", custom_getter=self._getter):
       hidden = tf.nn.relu(self._dense(tf.cast(self.images, self._dtype), "hidden", 32))
@@ -74,23 +74,23 @@ class Model:
 
 
 class Record:
-  """Tells how every step went, and keeps it for `--record`."""
+  """Prints the state after every step, and stores it for `--record`."""
 
   def __init__(self, name, directory):
     self._name, self._directory, self._steps = name, directory, []
 
   def add(self, attempt, values):
-    """Tells of the state after this attempt, arrays by name, and keeps it."""
+    """Prints and stores the state after an attempt: arrays by name."""
     self.tell(attempt, values)
     self._steps.append(values)
 
   def tell(self, attempt, values):
-    """One line."""
+    """Prints one line."""
     digest = zlib.crc32(b"".join(np.asarray(values[name]).tobytes() for name in sorted(values)))
     told = [("attempt", attempt), ("global_step", values["global_step"]),
             ("loss_scale", "{:g}".format(values["current_loss_scale"])), ("good_steps", values["good_steps"]),
             ("variables", "{:08x}".format(digest))]
-    # One write for one line: processes share the terminal.
+    # A single write for the line, since processes share the terminal.
     sys.stdout.write(" ".join([self._name] + ["{}={}".format(*pair) for pair in told]) + "\n")
     sys.stdout.flush()
 
@@ -101,13 +101,13 @@ class Record:
 
 
 def leave():
-  """Ends this process, well, without shutting Python down: servers' and queue runners' threads may still write."""
+  """Exits with status 0 without shutting Python down, since threads of servers and queue runners may still write."""
   sys.stdout.flush()
   os._exit(0)
 
 
 def free_addresses(count):
-  """That many addresses on this machine's loopback, free a moment ago."""
+  """Returns `count` loopback addresses with ports that were free when they were tried."""
   with contextlib.ExitStack() as stack:
     sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
     for each in sockets:
@@ -116,7 +116,7 @@ def free_addresses(count):
 
 
 class Processes:
-  """Processes that are started, listened to, and ended with the block, whatever happens in it."""
+  """Starts processes, reads their output, and ends them all when the `with` block exits, also after an error."""
 
   def __init__(self, timeout):
     self._deadline, self._running = time.monotonic() + timeout, []
@@ -126,7 +126,7 @@ class Processes:
     return self
 
   def __exit__(self, *exc):
-    for end, patience in [(signal.SIGTERM, 5.), (signal.SIGKILL, None)]:  # mpirun ends its ranks when it is asked to
+    for end, patience in [(signal.SIGTERM, 5.), (signal.SIGKILL, None)]:  # mpirun ends its ranks on SIGTERM
       for process, _ in self._running:
         with contextlib.suppress(ProcessLookupError):
           os.killpg(process.pid, end)
@@ -137,7 +137,7 @@ class Processes:
       listener.join()
 
   def start(self, *command, **environment):
-    """Starts a command, with these environment variables too; what it tells of its steps is printed."""
+    """Starts a command with additional environment variables; prints its lines about steps; returns the process."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, start_new_session=True,
         env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", **environment))
@@ -153,14 +153,14 @@ class Processes:
         print(line, end="", flush=True)
 
   def wait(self, process):
-    """Waits until it has ended well; raises SystemExit where it has not, or time is up."""
+    """Waits until the process ends. Raises SystemExit if its exit status is not 0 or the timeout has passed."""
     self._wait_until(lambda: process.poll() is not None)
     if process.returncode:
-      dict(self._running)[process].join(5.)  # its last words; a child of its own may keep the pipe open
+      dict(self._running)[process].join(5.)  # Reads its last output; with a limit, as a child may keep the pipe open.
       raise SystemExit("\n".join(self._lines[-50:] + ["A process ended with status {}.".format(process.returncode)]))
 
   def wait_for_line(self, start):
-    """Waits until some process has written a line that starts so."""
+    """Waits until a process has written a line that begins with `start`."""
     self._wait_until(lambda: any(line.startswith(start) for line in self._lines))
 
   def _wait_until(self, done):

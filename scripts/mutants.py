@@ -19,7 +19,7 @@ import tqdm
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# The tests of each module, those first that fail soonest.
+# The tests of each module, those that fail fastest first.
 TESTS = {
     "update_rule": ["update_rule", "automaton"],
     "gradients": ["gradients", "finite_check", "finite_reducer", "optimizer", "diagnosis", "bad_input"],
@@ -34,7 +34,7 @@ TESTS = {
 }
 
 MUTANTS = [
-    # module, text, what stands in its place
+    # module, text, replacement
     ("update_rule", "good_steps >= rule.increment_period", "good_steps > rule.increment_period"),
     ("update_rule", "bad_steps >= rule.overflow_tolerance", "bad_steps > rule.overflow_tolerance"),
     ("update_rule", "state.good_steps + 1", "state.good_steps + 2"),
@@ -51,7 +51,8 @@ MUTANTS = [
     ("update_rule", "where(grow, 0, state.bad_steps)", "state.bad_steps"),
     ("update_rule", "where(shrink, 0, bad_steps)", "bad_steps"),
     ("gradients", "return loss * tf.cast(scale, dtype)", "return loss / tf.cast(scale, dtype)"),
-    ("gradients", "wide = tf.float64 if values.dtype == tf.float64 else tf.float32", "wide = tf.float32"),
+    ("gradients", "wide = tf.float32 if values.dtype in (tf.float16, tf.bfloat16) else values.dtype",
+     "wide = tf.float32"),
     ("gradients", "1 / tf.cast(scale, wide)", "tf.cast(1 / scale, wide)"),
     ("gradients", "tf.cast(tf.cast(values, wide) * reciprocals[wide], values.dtype)",
      "values * tf.cast(reciprocals[wide], values.dtype)"),
@@ -64,7 +65,7 @@ MUTANTS = [
     ("gradients", "grad.indices, grad.dense_shape)", "grad.indices, None)"),
     ("gradients", "norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)", "pass"),
     ("gradients", "if any(value.dtype == tf.float64 for value in values) else tf.float32", "if False else tf.float32"),
-    ("gradients", "if dtype not in _DTYPES:\n    raise TypeError", "if False:\n    raise TypeError"),
+    ("gradients", "if dtype not in _DTYPES:", "if False:"),
     ("finite_check", "lambda: tf.constant(True), lambda: _exact(stacked)", "lambda: sums_finite, lambda: sums_finite"),
     ("finite_check", "tf.is_finite(tf.stack([_sum(one) for one in stacked]))",
      "tf.is_finite(tf.stack([_sum(one) for one in stacked[:1]]))"),
@@ -107,6 +108,8 @@ MUTANTS = [
     ("step", "tf.logical_and(should_apply, finite)", "tf.logical_or(should_apply, finite)"),
     ("step", "train_ops + [train_op]", "train_ops"),
     ("step", "[] if scale is None else [scale]", "[]"),
+    ("step", "part_to_apply(should_apply, all_finite, finite)", "finite"),
+    ("step", "tf.logical_or(should_apply, tf.logical_not(all_finite))", "should_apply"),
     ("optimizer", "self.GATE_GRAPH and not tf", "self.GATE_OP and not tf"),
     ("optimizer", "self._record_computed(grads, [variable.name", "len([variable.name"),
     ("optimizer", "_compat.state_of(self, graph).get(\"scale\")", "None"),
@@ -121,9 +124,9 @@ MUTANTS = [
 
 
 def fails(module, old, new, verbose):
-  """Whether a test of the module fails with `new` in place of `old`."""
+  """Returns whether a test of the module fails with `new` in place of `old`."""
   with tempfile.TemporaryDirectory() as directory:
-    # Tests find goldens, docs and scripts beside the package.
+    # Tests read goldens, docs and scripts next to the package.
     for name in os.listdir(ROOT):
       if name == "mp_compat":
         shutil.copytree(os.path.join(ROOT, name), os.path.join(directory, name))
@@ -141,7 +144,7 @@ def fails(module, old, new, verbose):
         + ["tests/test_{}.py".format(test) for test in TESTS[module]],
         cwd=directory, env=dict(os.environ, PYTHONPATH=directory), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, check=False)
-    if done.returncode not in (0, 1, 2):  # passed, failed, not even collected
+    if done.returncode not in (0, 1, 2):  # passed, failed, not collected
       raise RuntimeError(done.stdout)
     if verbose:
       print("{}: {} -> {}\n{}".format(module, old, new, done.stdout[-2000:]))
@@ -154,7 +157,7 @@ def main():
   parser.add_argument("-v", "--verbose", action="store_true", help="print what the tests say")
   arguments = parser.parse_args()
   modules = arguments.modules or list(TESTS)
-  # A mutant that changes nothing: its module's tests pass.
+  # For each module a mutant without a change: its tests must pass.
   healthy = [(module, "from typing import", "from typing import") for module in modules]
   mutants = healthy + [mutant for mutant in MUTANTS if mutant[0] in modules]
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

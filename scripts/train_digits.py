@@ -44,14 +44,14 @@ import mp_compat  # mp_compat, line 1
 CLASSES = 10
 SIZE = 8
 MASK_SIZE = 64
-BACKGROUND = -1  # tf.one_hot makes a row of zeros of it.
+BACKGROUND = -1  # tf.one_hot maps it to a row of zeros.
 TEST_DIGITS = 397
 NOISE = 0.1
 BATCH = 64
 LEARNING_RATE = 0.004
 HEAD_STDDEV = 0.01
-INK = 0.04  # How often a mask is 1: the output bias begins at its log-odds.
-INITIAL_LOSS_SCALE = 2. ** 32  # Far too high, to show the search.
+INK = 0.04  # The share of ones in the masks; its log-odds initialize the output bias.
+INITIAL_LOSS_SCALE = 2. ** 32  # Far too high, to show the backoff.
 INCREMENT_PERIOD = 50
 
 Run = collections.namedtuple("Run", "name dtype loss_scaling color")
@@ -59,7 +59,7 @@ RUNS = (Run("float32", tf.float32, False, "tab:blue"),
         Run("float16", tf.float16, False, "tab:red"),
         Run("float16 + mp_compat", tf.float16, True, "tab:green"))
 
-# `spread` is the factor by which tf.depth_to_space turns channels into pixels behind the convolution.
+# `spread` is the block size of the tf.depth_to_space after the convolution.
 Layer = collections.namedtuple("Layer", "name kernel stride filters spread")
 LAYERS = (Layer("encode1", 3, 1, 16, 1), Layer("encode2", 3, 2, 32, 1), Layer("encode3", 3, 2, 48, 1),
           Layer("encode4", 3, 2, 64, 1), Layer("code", 1, 1, 64, 1), Layer("decode", 1, 1, 256, 4),
@@ -72,7 +72,7 @@ class Digits:
   def __init__(self):
     digits = load_digits()
     self.images = digits.images.astype(np.float32) / 16
-    # Row by row, how a pixel of the mask is made of the pixels of the digit: linear interpolation.
+    # A matrix [64, 8] for linear interpolation along one axis, from the pixels of a digit to those of the mask.
     centers = (np.arange(MASK_SIZE) + 0.5) * SIZE / MASK_SIZE - 0.5
     interpolation = np.stack([np.interp(centers, np.arange(SIZE), row) for row in np.eye(SIZE)], axis=1)
     ink = np.matmul(np.matmul(interpolation, self.images), interpolation.T) > 0.4
@@ -81,16 +81,16 @@ class Digits:
     self.test, self.train = order[:TEST_DIGITS], order[TEST_DIGITS:]
 
   def examples(self, indices, rng):
-    """The digits at `indices` as (noisy images [n, 8, 8, 1], masks [n, 64, 64])."""
+    """Returns the digits at `indices` as (noisy images [n, 8, 8, 1], int32 masks [n, 64, 64])."""
     noise = NOISE * rng.randn(len(indices), SIZE, SIZE)
     return (2 * self.images[indices] - 0.6 + noise)[..., None], self.masks[indices]
 
 
 def convolution(x, layer, op_seed):
-  """One layer of LAYERS without its nonlinearity, in the dtype of `x`."""
+  """Returns the output of one layer of LAYERS, before its nonlinearity, in the dtype of `x`."""
   with tf.variable_scope(layer.name):
     stddev = HEAD_STDDEV if layer.name in ("head", "masks") else None
-    # The op's own seed makes all runs of one seed begin with the very same weights.
+    # The op-level seed gives all runs of one seed identical initial weights.
     initializer = (tf.truncated_normal_initializer(stddev=stddev, seed=op_seed) if stddev
                    else tf.variance_scaling_initializer(2., seed=op_seed))
     bias = np.log(INK / (1 - INK)) if layer.name == "masks" else 0.
@@ -101,7 +101,7 @@ def convolution(x, layer, op_seed):
 
 
 def network(images, dtype):
-  """Logits [n, 64, 64, 10] in float32, and the outputs of the layers in `dtype`."""
+  """Returns float32 logits [n, 64, 64, 10], and the outputs of the layers in `dtype`."""
   outputs = []
   x = tf.cast(images, dtype)
   with tf.variable_scope("network", reuse=tf.AUTO_REUSE,
@@ -115,19 +115,19 @@ def network(images, dtype):
 
 
 def mean_loss(logits, masks):
-  """The mean over batch, pixels and classes: the reason why the gradients are small."""
+  """Returns the mean cross entropy over batch, pixels and classes. The mean is why the gradients are small."""
   return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.one_hot(masks, CLASSES), logits=logits))
 
 
 def ink_accuracy(logits, masks):
-  """The share of ink pixels whose class has the largest logit."""
+  """Returns the share of ink pixels whose class has the largest logit."""
   ink = tf.cast(tf.not_equal(masks, BACKGROUND), tf.float32)
   right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), masks), tf.float32)
   return tf.reduce_sum(ink * right) / tf.reduce_sum(ink)
 
 
 def vanished_fractions(gradients, reference):
-  """For each layer: the share of the values not zero in `reference` that is zero in `gradients`; NaN for 0 of 0."""
+  """Returns for each layer the share of nonzero values of `reference` that are 0 in `gradients`; NaN for 0 of 0."""
   fractions = []
   for gradient, exact in zip(gradients, reference):
     alive = tf.not_equal(exact, 0)
@@ -137,7 +137,7 @@ def vanished_fractions(gradients, reference):
 
 
 class ScaleRecorder(tf.train.SessionRunHook):
-  """Records the loss scale with which every step was computed, and whether the step overflowed."""
+  """Records the loss scale of every step, and whether the step overflowed."""
 
   def __init__(self, optimizer):
     self._scale = optimizer.loss_scale()
@@ -153,12 +153,12 @@ class ScaleRecorder(tf.train.SessionRunHook):
   def after_run(self, run_context, run_values):
     self.scales.append(self._next)
     self.overflows.append(not run_values.results)
-    # A run of its own: fetched with the train op, it would be the scale before or after the update, as it happens.
+    # A separate run: fetched with the train op, the scale could be the one before or after the update.
     self._next = float(run_context.session.run(self._scale))
 
 
 class MeasureHook(tf.train.SessionRunHook):
-  """Measures every few global steps, at the beginning and at the end, and moves the progress bar."""
+  """Measures at the beginning, every few global steps and at the end, and updates the progress bar."""
 
   def __init__(self, accuracy, test_feed, vanished, probe_feed, every, progress):
     self._accuracy, self._test_feed = accuracy, test_feed
@@ -176,7 +176,7 @@ class MeasureHook(tf.train.SessionRunHook):
   def after_run(self, run_context, run_values):
     before, self._step = self._step, int(run_context.session.run(self._global_step))
     self._progress.update(self._step - before)
-    if self._step > before and self._step % self._every == 0:  # A step that overflowed is no global step.
+    if self._step > before and self._step % self._every == 0:  # A skipped step does not change it.
       self._measure(run_context.session)
 
   def end(self, session):
@@ -204,11 +204,11 @@ def train(run, seed, steps, every, digits, directory, progress):
     global_step = tf.train.get_or_create_global_step()
     optimizer = tf.train.AdamOptimizer(tf.train.polynomial_decay(LEARNING_RATE, global_step, steps, 0.))
     if run.loss_scaling:
-      optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(  # mp_compat, line 3; "dynamic" is what you usually want
+      optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(  # mp_compat, line 3; "dynamic" is the usual argument
           optimizer, mp_compat.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD), add_summaries=True)
     train_op = optimizer.minimize(loss, global_step)
 
-    # The measurements. The float32 network has the same variables, since it has the same names.
+    # The measurements. The float32 network shares the variables, since their names are the same.
     exact_logits, exact_outputs = network(images, tf.float32)
     scale = optimizer.loss_scale() if run.loss_scaling else 1.
     vanished = vanished_fractions(tf.gradients(loss * scale, outputs),
@@ -236,17 +236,17 @@ def train(run, seed, steps, every, digits, directory, progress):
 
 
 def over_seeds(results, key):
-  """What was measured under `key` as an array [seeds, measurements, ...]; NaN for None."""
+  """Returns the measurements under `key` as a float64 array [seeds, measurements, ...], with NaN for None."""
   return np.array([result[key] for result in results], dtype=np.float64)
 
 
 def vanished_over_layers(results):
-  """The mean over layers as an array [seeds, measurements]; masked where all layers are dead."""
+  """Returns the mean share over layers as an array [seeds, measurements], masked where all layers are dead."""
   return np.ma.masked_invalid(over_seeds(results, "vanished")).mean(axis=2)
 
 
 def table(results):
-  """The results as text, one line for each run."""
+  """Returns the results as text, one line for each run."""
   lines = ["", "{:<21}{:>14}   {:<24}{:>17}{:>16}{:>11}{:>9}".format(
       "", "test accuracy", "each seed", "vanished: first", "mean over run", "overflows", "seconds")]
   for name, of_run in results.items():
@@ -260,11 +260,11 @@ def table(results):
 
 
 def plot_seeds(axes, results, values):
-  """One thick line for each run, the mean over seeds, among thin ones for the seeds."""
+  """Plots for each run a thick line, the mean over seeds, and a thin line for each seed."""
   for run in RUNS:
     curves = values(results[run.name])
     steps = results[run.name][0]["steps"]
-    style = "--" if run.loss_scaling else "-"  # Two of the three lie upon each other, as they should.
+    style = "--" if run.loss_scaling else "-"  # It should coincide with the line of float32.
     axes.plot(steps, curves.T, color=run.color, linewidth=0.7, alpha=0.4)
     axes.plot(steps, curves.mean(axis=0), style, color=run.color, linewidth=2.5, label=run.name)
   axes.set_xlabel("global step")
@@ -274,7 +274,7 @@ def plot_seeds(axes, results, values):
 
 
 def plot_layers(axes, results):
-  """Bars: the share of vanished gradient values for each layer, at the first step."""
+  """Plots bars: the share of vanished gradient values for each layer, at the first step."""
   runs = RUNS[1:]
   for i, run in enumerate(runs):
     first = over_seeds(results[run.name], "vanished")[:, 0].mean(axis=0)
@@ -290,7 +290,7 @@ def plot_layers(axes, results):
 
 
 def plot_loss_scale(axes, of_run):
-  """The loss scale of each seed over the executed steps, overflows marked."""
+  """Plots the loss scale of each seed over the executed steps, and marks overflows."""
   for i, result in enumerate(of_run):
     scales, overflow = np.array(result["loss_scale"]), np.array(result["overflow"])
     calls = np.arange(len(scales))
@@ -304,7 +304,7 @@ def plot_loss_scale(axes, of_run):
 
 
 def plot(results, path):
-  """The four pictures in one PNG."""
+  """Writes the four plots to one PNG file."""
   figure = matplotlib.figure.Figure(figsize=(14, 9))
   FigureCanvasAgg(figure)
   (top_left, top_right), (bottom_left, bottom_right) = figure.subplots(2, 2)
@@ -323,7 +323,7 @@ def plot(results, path):
 
 
 def parse_arguments():
-  """The command line."""
+  """Parses the command line."""
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("--out", default=os.path.join("runs", "digits"), metavar="DIR", help="default: %(default)s")
   parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind; default: %(default)s")
@@ -340,7 +340,7 @@ def main():
   tf.disable_eager_execution()
   tf.logging.set_verbosity(tf.logging.ERROR)
   digits = Digits()
-  # A new directory: old checkpoints would be resumed.
+  # A new directory, since training would resume from old checkpoints.
   logs = os.path.join(arguments.out, "logs", time.strftime("%Y%m%d-%H%M%S"))
   every = max(arguments.steps // 10, 5)
   results = collections.OrderedDict((run.name, []) for run in RUNS)

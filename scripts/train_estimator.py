@@ -23,13 +23,13 @@ HIDDEN = 128
 TEST_DIGITS = 360
 ABSURD_WEIGHT = 1e30
 LEARNING_RATE = 2e-3
-INCREMENT_PERIOD = 40  # 2000 is what you usually want; this one shows in a run of some hundred steps
+INCREMENT_PERIOD = 40  # 2000 is usual; with 40, a run of some hundred steps shows the growth.
 
 ATTEMPTED, SKIPPED = "loss_scale_hook/attempted_steps", "loss_scale_hook/skipped_steps"
 
 
 def load():
-  """The digits as [n, 64] in 0 to 1, and their classes: those to train on, and those to test with."""
+  """Returns the training and the test data, each as (float32 images [n, 64] in 0 to 1, int32 classes [n])."""
   digits = load_digits()
   images, labels = digits.data.astype(np.float32) / 16, digits.target.astype(np.int32)
   order = np.random.RandomState(0).permutation(len(labels))
@@ -38,7 +38,7 @@ def load():
 
 
 def train_input_fn(images, labels, overflow_every):
-  """Batches without end, every `overflow_every`-th of them with absurd weights; with 0, none."""
+  """Returns a repeated dataset of batches. Every `overflow_every`-th batch has absurd weights; with 0, none."""
 
   def weigh(index, example):
     absurd = tf.equal(index % overflow_every, overflow_every - 1) if overflow_every else False
@@ -50,19 +50,19 @@ def train_input_fn(images, labels, overflow_every):
 
 
 def eval_input_fn(images, labels):
-  """All examples in one batch."""
+  """Returns a dataset with all examples in one batch."""
   return tf.data.Dataset.from_tensors(({"image": images}, labels))
 
 
 def dense(x, name, units):
-  """A layer without nonlinearity, in the dtype of `x`."""
+  """Returns the output of a dense layer without nonlinearity, in the dtype of `x`."""
   with tf.variable_scope(name):
     weights = tf.get_variable("weights", [x.shape.as_list()[-1], units], x.dtype)
     return tf.matmul(x, weights) + tf.get_variable("biases", [units], x.dtype, initializer=tf.zeros_initializer())
 
 
 def model_fn(features, labels, mode, params):
-  """A small network in float16 with float32 variables, and its training with loss scaling."""
+  """Returns the EstimatorSpec of a small network in float16 with float32 variables, trained with loss scaling."""
   with tf.variable_scope("network", custom_getter=mp_compat.float32_variable_storage_getter):
     x = tf.cast(features["image"], tf.float16)
     logits = tf.cast(dense(tf.nn.relu(dense(x, "hidden", HIDDEN)), "logits", 10), tf.float32)
@@ -80,7 +80,7 @@ def model_fn(features, labels, mode, params):
 
 
 def table(estimator, metrics):
-  """How the run went, as text; the counts include earlier runs in the same directory."""
+  """Returns a summary of the run as text. The counts include earlier runs in the same directory."""
   attempted, skipped = int(estimator.get_variable_value(ATTEMPTED)), int(estimator.get_variable_value(SKIPPED))
   rows = [("attempted steps", attempted), ("applied steps", metrics["global_step"]), ("skipped steps", skipped),
           ("final loss scale", "{:g}".format(estimator.get_variable_value("current_loss_scale"))),
@@ -89,7 +89,7 @@ def table(estimator, metrics):
 
 
 def parse_arguments():
-  """The command line."""
+  """Parses the command line."""
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("--model_dir", help="for checkpoints and summaries; default: a temporary directory")
   parser.add_argument("--steps", type=int, default=600, help="steps to apply; default: %(default)s")
@@ -116,7 +116,7 @@ def main():
   if not hasattr(tf, "estimator"):
     raise SystemExit("TensorFlow {} has no Estimator: it was removed after 2.15. Run this on 1.15 to 2.15, for example "
                      "with `scripts/estimator`.".format(tf.__version__))
-  # The hook's lines are absl's INFO; Estimator's own would hide them.
+  # The hook logs to absl at INFO. Estimator's messages, which would hide it, are switched off.
   logging.use_absl_handler()
   logging.set_verbosity(logging.INFO)
   tf.logging.set_verbosity(tf.logging.ERROR)

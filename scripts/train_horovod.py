@@ -12,7 +12,7 @@ import cluster
 
 
 def work(arguments):
-  """One rank: trains, and tells of every step."""
+  """Runs one rank: trains, and prints the state after every step."""
   import horovod.tensorflow as hvd
   import tensorflow.compat.v1 as tf
 
@@ -47,7 +47,7 @@ def work(arguments):
 
 
 def launch(arguments):
-  """All ranks."""
+  """Starts all ranks, and waits for them."""
   with cluster.Processes(arguments.timeout) as processes:
     processes.wait(processes.start(
         "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(arguments.ranks),

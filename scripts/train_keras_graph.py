@@ -25,7 +25,7 @@ optimizers = keras.optimizers if VERSION < (2, 11) else keras.optimizers.legacy
 BATCH = 64
 TEST_DIGITS = 360
 ABSURD_WEIGHT = 1e30
-GROWTH_STEPS = 60  # 2000 is what you usually want; this one shows in a run of some hundred steps
+GROWTH_STEPS = 60  # 2000 is usual; with 60, a run of some hundred steps shows the growth.
 
 
 def parse_arguments():
@@ -37,7 +37,7 @@ def parse_arguments():
 
 
 def make_model():
-  """Two layers in float16 with float32 variables, on scikit-learn's digits."""
+  """Returns a model of two layers in float16 with float32 variables, for scikit-learn's digits."""
   half = keras.mixed_precision.experimental.Policy if VERSION < (2, 4) else keras.mixed_precision.Policy
   return keras.Sequential([
       keras.layers.Dense(128, activation="relu", dtype=half("mixed_float16"), input_shape=(64,)),

@@ -20,7 +20,7 @@ STARTED, FINISHED = 1, 2
 
 
 def tensorflow(arguments):
-  """TensorFlow, and this process's part in the cluster."""
+  """Imports and configures TensorFlow; returns it and the ClusterSpec."""
   import tensorflow.compat.v1 as tf
   tf.disable_eager_execution()
   (tf.enable_control_flow_v2 if arguments.control_flow == 2 else tf.disable_control_flow_v2)()
@@ -29,13 +29,13 @@ def tensorflow(arguments):
 
 
 def serve(arguments):
-  """The parameter server: holds the variables, until it is ended."""
+  """Runs the parameter server, which holds the variables, until it is killed."""
   tf, spec = tensorflow(arguments)
   tf.train.Server(spec, "ps", 0).join()
 
 
 def work(arguments):
-  """One worker: trains, and tells of every step."""
+  """Runs one worker: trains, and prints the state after every step."""
   import mp_compat
   tf, spec = tensorflow(arguments)
   server = tf.train.Server(spec, "worker", arguments.task)
@@ -52,32 +52,32 @@ def work(arguments):
       opt = tf.train.SyncReplicasOptimizer(scaled, replicas_to_aggregate=arguments.workers)
     train_op = opt.minimize(model.loss(), global_step)
     if arguments.sync:
-      hooks.append(opt.make_session_run_hook(chief, num_tokens=0))  # nobody runs ahead
+      hooks.append(opt.make_session_run_hook(chief, num_tokens=0))  # no worker runs ahead
     stage = tf.get_variable("stage", [arguments.workers], tf.int32, tf.zeros_initializer(), trainable=False)
     stages = [tf.assign(stage[arguments.task], number) for number in (STARTED, FINISHED)]
   state = {v.op.name: v for v in tf.global_variables() if v is not stage}
   uninitialized = tf.report_uninitialized_variables(tf.global_variables())
-  # With --sync the verdict belongs to the chief's queue runner: fetching it would take gradients from the others.
-  verdict = {} if arguments.sync else {"applied": scaled.gradients_finite}
+  # With --sync the chief's queue runner computes the finite check: fetching it would consume other workers' gradients.
+  fetched = {} if arguments.sync else {"applied": scaled.gradients_finite}
 
   digits = cluster.Digits(arguments)
   record = cluster.Record("worker-{}".format(arguments.task), arguments.record)
   config = tf.ConfigProto(device_filters=["/job:ps", "/job:worker/task:{}".format(arguments.task)])
   with tf.Session(server.target, config=config) as sess:
-    while not chief and len(sess.run(uninitialized)):  # MonitoredTrainingSession would look every 30 seconds.
+    while not chief and len(sess.run(uninitialized)):  # MonitoredTrainingSession would check every 30 s.
       time.sleep(.1)
   # With --sync the chief's queue runner waits for gradients until its session is closed, after the grace period.
   with tf.train.MonitoredTrainingSession(server.target, chief, hooks=hooks, config=config, stop_grace_period_secs=1,
                                          log_step_count_steps=None) as sess:
     def reach(number):
-      """Waits until all workers have come so far."""
+      """Waits until all workers have reached a stage."""
       sess.run(stages[number - 1])
       while (sess.run(stage) < number).any():
         time.sleep(.05)
 
     reach(STARTED)
     for attempt in range(arguments.steps):
-      _, applied = sess.run([train_op, verdict], digits.feed(model, attempt, arguments.task, arguments.workers))
+      _, applied = sess.run([train_op, fetched], digits.feed(model, attempt, arguments.task, arguments.workers))
       record.add(attempt, dict(sess.run(state), **applied))
     reach(FINISHED)
     if chief:
@@ -87,7 +87,7 @@ def work(arguments):
 
 
 def launch(arguments):
-  """The parameter server and all workers."""
+  """Starts the parameter server and all workers, and waits for the workers."""
   addresses = cluster.free_addresses(arguments.workers + 1)
   spec = json.dumps({"ps": addresses[:1], "worker": addresses[1:]})
 

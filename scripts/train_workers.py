@@ -15,7 +15,7 @@ import cluster
 
 
 def work(arguments):
-  """One worker: trains, and tells of every step."""
+  """Runs one worker: trains, and prints the state after every step."""
   import tensorflow.compat.v1 as tf
 
   import mp_compat
@@ -50,7 +50,7 @@ def work(arguments):
 
 
 def launch(arguments):
-  """All workers."""
+  """Starts all workers, and waits for them."""
   addresses = cluster.free_addresses(arguments.workers)
   with cluster.Processes(arguments.timeout) as processes:
     workers = [processes.start(

@@ -113,8 +113,10 @@ def cases(draw):
       st.tuples(st.sampled_from([1., 8., 2. ** 15, 1000., 2. ** 100]), st.integers(1, 12),
                 st.sampled_from([2., 3., 1.5, 16.]))))
   if len(loss_scale) == 1:
-    # Nothing keeps TensorFlow's class from updating one variable before another's gradient reads it, not even gates.
-    variables = tuple(v._replace(term="square" if v.term == "previous" else v.term) for v in variables)
+    # Nothing keeps TensorFlow's class from updating one variable before another's gradient, or a norm of all gradients,
+    # reads it, not even gates.
+    variables = tuple(v._replace(term="square" if v.term == "previous" else v.term,
+                                 kind="tensor" if v.kind in ("array", "list") else v.kind) for v in variables)
   overflow = st.tuples(
       st.integers(0, STEPS - 1),
       st.sampled_from([i for i, variable in enumerate(variables) if variable.term != "unused"]),

@@ -68,6 +68,13 @@ def test_or_only_itself(scale):
   assert steps == (1, 2, 2, 3) and scales == (2. ** 15, 2. ** 14, 2. ** 13, 2. ** 13)
 
 
+@pytest.mark.parametrize("skip, expected", [("window", [0., 0., 0.]), ("micro_batch", [0., -2., -2.])])
+def test_windows_obey_a_loss_scale_that_skips_finite_steps(skip, expected):
+  windows = Windows(skip, scale=testing.SkipsFiniteSteps())
+  w, _, _ = windows.run([GOOD], [GOOD, BAD, 3 * GOOD], [GOOD])
+  np.testing.assert_array_equal(w, [factor * GOOD for factor in expected])
+
+
 def test_the_scale_moves_once_for_a_window():
   scale = mp_compat.DynamicLossScale(8., increment_period=2)
   _, _, scales = Windows(scale=scale).run([GOOD] * 5, [GOOD], [GOOD] * 3, [BAD, GOOD, BAD], [GOOD])

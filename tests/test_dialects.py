@@ -101,6 +101,13 @@ def test_from_contrib():
   assert sorted(dialects.translate(CONTRIB_V1, "plain")) == PLAIN
 
 
+def test_a_second_optimizers_power_is_in_a_conditional_of_its_own():
+  """Each optimizer builds two conditionals in TensorFlow's class and in contrib's."""
+  names = ["beta1_power", "beta1_power_1", "current_loss_scale", "current_loss_scale_1", "good_steps", "good_steps_1"]
+  assert dialects.translate(names, "tensorflow")["cond_3/beta1_power"] == "beta1_power_1"
+  assert dialects.translate(names, "contrib")["cond_2/beta1_power"] == "beta1_power_1"
+
+
 def test_there_and_back():
   for to in dialects.DIALECTS[:3]:
     there = dialects.translate(OURS, to)

@@ -63,6 +63,12 @@ def test_the_scale_moves_once_and_all_skip_or_each_its_own(skip, expected, use_r
   assert tf.get_collection(tf.GraphKeys.TRAIN_OP) == [train_op]
 
 
+def test_each_obeys_a_loss_scale_that_skips_finite_steps():
+  pair = Pair(scale=testing.SkipsFiniteSteps(2. ** 10, increment_period=2))
+  assert pair.run(pair.together(skip="each"), STEPS) == [
+      (0, 0, 0, 1024.), (1, 0, 1, 512.), (1, 1, 2, 256.), (1, 1, 2, 128.), (1, 1, 2, 128.), (1, 1, 2, 256.)]
+
+
 def test_apart_the_scale_moves_with_each():
   pair = Pair()
   train_op = tf.group(*[opt.apply_gradients(pairs) for opt, pairs in zip(pair.opts, pair.pairs)])

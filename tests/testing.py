@@ -16,6 +16,8 @@ import sys
 import numpy as np
 import tensorflow
 
+import mp_compat
+
 tf = tensorflow.compat.v1
 native = tf.train.experimental
 
@@ -221,3 +223,11 @@ def run_two_workers(module):
   finally:
     for process in processes:
       process.kill()
+
+
+class SkipsFiniteSteps(mp_compat.DynamicLossScale):
+  """Moves as a dynamic loss scale and lets no step be applied, whatever its gradients are."""
+
+  def update(self, grads):
+    update_op, should_apply = super().update(grads)
+    return update_op, tf.logical_and(should_apply, tf.placeholder_with_default(False, []))

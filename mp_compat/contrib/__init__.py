@@ -1,4 +1,4 @@
-"""Names of `tf.contrib`, which TensorFlow 2 has no more."""
+"""Modules of `tf.contrib`, which TensorFlow 2 removed."""
 
 from mp_compat.contrib import mixed_precision
 

@@ -1,8 +1,8 @@
-"""`tf.contrib.mixed_precision` of TensorFlow 1.15, on every version and without its defects.
+"""`tf.contrib.mixed_precision` of TensorFlow 1.15, for all versions and without its defects.
 
-The same names, numbers to the bit, and variables: `loss_scale` (float32), `good_steps` and `bad_steps` (int32). The
-optimizer is `mp_compat.MixedPrecisionLossScaleOptimizer`, so that gradients may be None, sparse, or come in any
-iterable, replicas agree, and Adam's powers have the names that they have without loss scaling.
+Names, numbers (bit for bit) and variables are the same: `loss_scale` (float32), `good_steps` and `bad_steps` (int32).
+The optimizer is a `mp_compat.MixedPrecisionLossScaleOptimizer`. Gradients may therefore be None, sparse, or in any
+iterable; all replicas apply or skip a step together; Adam's beta powers have the same names as without loss scaling.
 
 Source: `tf.contrib.mixed_precision`.
 """
@@ -24,26 +24,26 @@ __all__ = [
 
 
 class LossScaleManager(loss_scale.FiniteLossScale):
-  """Says what the loss is multiplied by, and how that changes; to be subclassed.
+  """The base class of loss scale managers, which provide the loss scale and update it.
 
-  Every manager is an `mp_compat.LossScale`, too.
+  Every manager is also an `mp_compat.LossScale`.
 
   Source: `tf.contrib.mixed_precision.LossScaleManager`.
   """
 
   @abc.abstractmethod
   def get_loss_scale(self) -> Any:
-    """The loss scale: a float32 scalar, a tensor or a variable."""
+    """Returns the loss scale: a float32 scalar tensor or variable."""
 
   @abc.abstractmethod
   def update_loss_scale(self, finite_grads: tf.Tensor) -> Optional[tf.Operation]:
-    """Moves the loss scale after a step.
+    """Updates the loss scale after a step.
 
     Args:
-      finite_grads: a scalar bool tensor, whether all gradients of the step are finite.
+      finite_grads: a scalar bool tensor, True if all gradients of the step are finite.
 
     Returns:
-      An op; in eager mode it may be None.
+      An op that updates the loss scale; in eager mode it may be None.
     """
 
   def __call__(self) -> tf.Tensor:
@@ -53,12 +53,12 @@ class LossScaleManager(loss_scale.FiniteLossScale):
     return self.update_loss_scale(finite)
 
   def get_config(self) -> Dict[str, Any]:
-    """Nothing: `tf.contrib`'s managers have no configs."""
+    """Returns an empty dictionary: managers of `tf.contrib` have no configuration."""
     return {}
 
 
 class FixedLossScaleManager(LossScaleManager):
-  """The same loss scale at every step.
+  """A fixed loss scale.
 
   Source: `tf.contrib.mixed_precision.FixedLossScaleManager`.
   """
@@ -70,7 +70,7 @@ class FixedLossScaleManager(LossScaleManager):
       loss_scale: a number of at least 1.
 
     Raises:
-      ValueError: it is below 1, or NaN.
+      ValueError: If `loss_scale` is below 1 or NaN.
     """
     if not loss_scale >= 1:
       raise ValueError("loss scale must be at least 1. A number was expected, but got {!r}.".format(loss_scale))
@@ -88,12 +88,12 @@ class FixedLossScaleManager(LossScaleManager):
 
 
 class ExponentialUpdateLossScaleManager(LossScaleManager):
-  """A loss scale that grows after finite steps in a row, and shrinks after steps that were not, in a row or not.
+  """A dynamic loss scale: increases after consecutive finite steps, decreases after overflows, consecutive or not.
 
-      incr_every_n_steps finite steps in a row      loss_scale *= incr_ratio, up to 2**126
-      decr_every_n_nan_or_inf others                loss_scale = max(1, loss_scale * decr_ratio)
+      incr_every_n_steps consecutive finite steps   loss_scale *= incr_ratio, up to 2**126
+      decr_every_n_nan_or_inf overflows             loss_scale = max(1, loss_scale * decr_ratio)
 
-  Both counts begin anew when either is reached; a step that is not finite also ends a row.
+  Both counters are reset when either limit is reached. Each overflow also resets the counter of finite steps.
 
   Source: `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager`.
   """
@@ -104,14 +104,14 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
                decr_every_n_nan_or_inf: int = 2,
                incr_ratio: float = 2,
                decr_ratio: float = 0.8) -> None:
-    """Makes a manager and, in the current graph, its variables.
+    """Makes a manager, and its variables in the current graph.
 
     Args:
-      init_loss_scale: the loss scale to begin with.
-      incr_every_n_steps: how many finite steps in a row it takes to grow.
-      decr_every_n_nan_or_inf: how many steps with NaN or inf it takes to shrink.
-      incr_ratio: what the scale is multiplied by to grow; above 1.
-      decr_ratio: what it is multiplied by to shrink; below 1.
+      init_loss_scale: the initial loss scale, a number.
+      incr_every_n_steps: the number of consecutive finite steps after which the scale increases.
+      decr_every_n_nan_or_inf: the number of steps with NaN or inf after which the scale decreases.
+      incr_ratio: the factor of an increase; above 1.
+      decr_ratio: the factor of a decrease; below 1.
     """
     self._incr_every_n_steps = incr_every_n_steps
     self._decr_every_n_nan_or_inf = decr_every_n_nan_or_inf
@@ -122,7 +122,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     self._add_weight("good_steps", 0, tf.int32)
     self._add_weight("bad_steps", 0, tf.int32)
 
-  # Subclasses may set these, as those above: each is read in every update.
+  # Subclasses may set these and the attributes above: each update reads all of them.
   _loss_scale = loss_scale.Weight("loss_scale")
   _num_good_steps = loss_scale.Weight("good_steps")
   _num_bad_steps = loss_scale.Weight("bad_steps")
@@ -143,7 +143,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
 
 
 class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
-  """Scales the loss by what a manager says; `mp_compat.MixedPrecisionLossScaleOptimizer` in all else.
+  """Scales the loss by a manager's loss scale; otherwise a `mp_compat.MixedPrecisionLossScaleOptimizer`.
 
   Source: `tf.contrib.mixed_precision.LossScaleOptimizer`.
   """
@@ -156,7 +156,8 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
       loss_scale_manager: a `LossScaleManager`.
 
     Raises:
-      ValueError: `opt` is no `tf.compat.v1.train.Optimizer`, or scales the loss already; `loss_scale_manager` is none.
+      ValueError: If `opt` is not a `tf.compat.v1.train.Optimizer`, already scales the loss, or is or wraps a
+        `tf.train.SyncReplicasOptimizer`; or if `loss_scale_manager` is not a `LossScaleManager`.
     """
     if not isinstance(loss_scale_manager, LossScaleManager):
       raise ValueError("loss_scale_manager must be a mp_compat.contrib.mixed_precision.LossScaleManager, but got {!r}. "

@@ -1,4 +1,4 @@
-"""`tf.keras.mixed_precision.experimental`: the earlier interface alone, of TensorFlow 2.0 to 2.3."""
+"""`tf.keras.mixed_precision.experimental`: only the earlier interface, of TensorFlow 2.0 to 2.3."""
 
 from typing import Any, Dict
 
@@ -6,7 +6,7 @@ from mp_compat.keras import loss_scale_optimizer
 
 
 class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
-  """`mp_compat.keras.LossScaleOptimizer`, of which it is a subclass, with the earlier constructor only.
+  """A subclass of `mp_compat.keras.LossScaleOptimizer` that has only the earlier constructor.
 
   Source: `tf.keras.mixed_precision.experimental.LossScaleOptimizer`.
   """
@@ -22,13 +22,16 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
     """Wraps a Keras optimizer.
 
     Args:
-      optimizer: the inner optimizer; `opt` is its name in TensorFlow 1.15.
-      loss_scale: a number of at least 1 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
+      optimizer: the inner optimizer.
+      loss_scale: a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
+      opt: the name of `optimizer` in TensorFlow 1.15.
       count_skipped_steps: see `mp_compat.keras.LossScaleOptimizer`.
 
     Raises:
-      TypeError: `optimizer` is no Keras optimizer.
-      ValueError: `loss_scale` means none.
+      TypeError: If `optimizer` is not a Keras optimizer, or already scales the loss.
+      ValueError: If `loss_scale` is None, a bool or not a loss scale, if `optimizer` is already wrapped, or if the
+        current strategy is not supported.
+      RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution is disabled with Keras 3.
     """
     if loss_scale is None:
       raise ValueError("loss_scale cannot be None. Expected a number of at least 1, \"dynamic\", or a LossScale.")

@@ -1,4 +1,4 @@
-"""Which Keras an optimizer comes from, what that Keras demands of a wrapper, and the class that fulfils it."""
+"""Finds the Keras that an optimizer belongs to, and makes the wrapper class for that Keras."""
 
 import importlib
 import importlib.util
@@ -11,17 +11,17 @@ from mp_compat.keras import optimizer_v2
 
 
 class Family(NamedTuple):
-  """A kind of Keras optimizers, of one installed Keras."""
+  """One kind of Keras optimizer, of one installed Keras."""
 
-  part: type  # What a wrapper needs beyond what all have.
-  keras: str  # The package in which its modules are, such as "keras.src".
-  native: type  # That Keras's own LossScaleOptimizer, for which Keras itself looks in places.
+  part: type  # The base class with what only wrappers of this kind need.
+  keras: str  # The package of its modules, such as "keras.src".
+  native: type  # This Keras's own LossScaleOptimizer, which Keras treats specially in places.
 
   def module(self, name: str) -> Any:
     return importlib.import_module("{}.{}".format(self.keras, name))
 
 
-# By the name of the base class: the part, and the native class's name.
+# Name of the base class -> the part, and the name of the native class.
 _PARTS = {
     "OptimizerV2": (optimizer_v2.Part, "LossScaleOptimizer"),
     "_BaseOptimizer": (newer.Part, "LossScaleOptimizerV3"),
@@ -34,22 +34,22 @@ _concrete: Dict[Tuple[type, type], type] = {}
 
 
 def of(optimizer_class: type) -> Optional[Family]:
-  """The family of a class of Keras optimizers; None for anything else."""
+  """Returns the family of a class of Keras optimizers; None for any other class."""
   for base in optimizer_class.__mro__:
     keras, found, _ = base.__module__.partition(".optimizer")
     if found and base.__name__ in _PARTS and "keras" in keras:
       part, native = _PARTS[base.__name__]
       modules = ["{}.{}".format(keras, module) for module in _NATIVE_MODULES]
-      module = next(name for name in modules if _exists(name))  # Every Keras that has these classes has one.
+      module = next(name for name in modules if _exists(name))  # Every Keras with these classes has one.
       return Family(part, keras, getattr(importlib.import_module(module), native))
   return None
 
 
 class AcceptsNative(type):
-  """The metaclass of classes that stand for Keras's own LossScaleOptimizer in old programs.
+  """The metaclass of classes that replace Keras's own LossScaleOptimizer in old programs.
 
-  `isinstance` is True for Keras's own wrappers as well, in which `Model.compile` may put an optimizer: a program that
-  asks whether its optimizer scales the loss gets the right answer. Subclasses keep the ordinary rule.
+  `isinstance` is also True for Keras's own wrappers, because `Model.compile` may wrap an optimizer in one. A program
+  can thus check whether its optimizer scales the loss. Subclasses follow the usual rule.
   """
 
   def __instancecheck__(cls, instance: Any) -> bool:
@@ -62,15 +62,15 @@ class AcceptsNative(type):
 def _exists(module: str) -> bool:
   try:
     return importlib.util.find_spec(module) is not None
-  except ImportError:  # not even its package
+  except ImportError:  # the package itself is missing
     return False
 
 
 def concrete_class(cls: type, optimizer: Any) -> type:
-  """A subclass of `cls` that wraps optimizers of this one's family, and that its Keras takes for its own wrapper.
+  """Returns a subclass of `cls` that wraps optimizers of this family and that Keras accepts as its own wrapper.
 
   Raises:
-    TypeError: it is no Keras optimizer.
+    TypeError: If `optimizer` is not a Keras optimizer.
   """
   family = of(type(optimizer))
   if family is None:
@@ -79,7 +79,7 @@ def concrete_class(cls: type, optimizer: Any) -> type:
   key = (cls, family.native)
   if key not in _concrete:
     metaclass = type("Metaclass", tuple({type(cls): None, type(family.native): None}), {})
-    # Saved models and configurations name a class by its name and module: they name Keras's own.
+    # Saved models and configurations contain a class's name and module: here those of Keras's own class.
     named = family.native if "_stands_for_native" in vars(cls) else cls
     _concrete[key] = metaclass(named.__name__, (cls, family.part, family.native), {
         "__module__": named.__module__, "__doc__": cls.__doc__, "__qualname__": named.__qualname__,
@@ -100,28 +100,28 @@ def _advice(optimizer: Any) -> str:
 def _keras_is_there() -> bool:
   try:
     return hasattr(tf.keras, "optimizers")
-  except ImportError:  # from TensorFlow 2.16 on it is a package of its own
+  except ImportError:  # from TensorFlow 2.16 on Keras is a separate package
     return False
 
 
 def serialize(optimizer: Any) -> Dict[str, Any]:
-  """What Keras's `optimizers.serialize` makes of it."""
+  """Returns the configuration that Keras's `optimizers.serialize` makes of an optimizer."""
   return of(type(optimizer)).module("optimizers").serialize(optimizer)
 
 
 def deserialize(family: Optional[Family], config: Any, custom_objects: Optional[Dict[str, Any]]) -> Any:
-  """The optimizer that a configuration describes, by the Keras of `family`; that of `tf.keras`, without one."""
+  """Returns the optimizer that `config` describes, of the Keras of `family`; see `_family_for` for None."""
   if of(type(config)) is not None:
     return config
   family = _family_for(config) if family is None else family
-  if family.part is keras3.Part and "module" in config:  # `optimizers.deserialize` does not know all of its optimizers
+  if family.part is keras3.Part and "module" in config:  # `optimizers.deserialize` lacks some of its optimizers
     return family.module("saving").deserialize_keras_object(config, custom_objects=custom_objects)
-  # It writes into the configuration.
+  # Keras modifies the configuration.
   return family.module("optimizers").deserialize(dict(config), custom_objects=custom_objects)
 
 
 def _family_for(config: Dict[str, Any]) -> Family:
-  """Returns the family of `tf.keras`, or that of tf_keras for what only Keras 2 can read."""
+  """Returns the family of `tf.keras`, or of tf_keras for a configuration that only Keras 2 can read."""
   family = of(tf.keras.optimizers.SGD)
   if {"decay", "is_legacy_optimizer"} & set(config["config"]) and family.part is keras3.Part:
     if not _exists("tf_keras"):

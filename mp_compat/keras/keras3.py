@@ -1,4 +1,4 @@
-"""What Keras 3 demands, with its TensorFlow backend."""
+"""The part of the wrapper for Keras 3 with the TensorFlow backend."""
 
 import sys
 from typing import Any, List, Optional, Sequence
@@ -8,7 +8,7 @@ from mp_compat import gradients
 from mp_compat import loss_scale
 from mp_compat._compat import tf
 
-# What every optimizer of Keras 3 has and a wrapper has no use for; older configurations of wrappers hold it.
+# Settings of every Keras 3 optimizer that the wrapper does not use; older configurations of wrappers contain them.
 IDLE = frozenset(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "ema_momentum",
                   "ema_overwrite_frequency", "loss_scale_factor", "gradient_accumulation_steps"])
 
@@ -17,10 +17,10 @@ _NAMES_IN_KERAS = {"good_steps": "step_counter", "current_loss_scale": "dynamic_
 
 
 class Part:
-  """The wrapper as an `Optimizer` of Keras 3.
+  """Makes the wrapper an `Optimizer` of Keras 3.
 
-  Keras 3 itself scales with `scale_loss` and hands scaled gradients to `apply`; `get_unscaled_gradients` has them
-  unscaled before. Whichever was called last tells.
+  Keras 3 itself calls `scale_loss` and passes scaled gradients to `apply`. Gradients from `get_unscaled_gradients` are
+  already unscaled. `apply` unscales the gradients only if `scale_loss` was called last.
   """
 
   _own_attributes = frozenset(["built", "name"])
@@ -36,18 +36,18 @@ class Part:
                          "a graph, pass an optimizer of Keras 2: `pip install tf_keras`, and "
                          "tf_keras.optimizers.legacy.{}.".format(type(self._optimizer).__name__))
     inner = self._optimizer
-    del self._optimizer  # The base class sets what would go through to it.
+    del self._optimizer  # Otherwise attributes that the base class sets would be set on it.
     super(self._family.native, self).__init__(learning_rate=0., name=name)
     for setting in IDLE:
       vars(self).pop(setting, None)
     self._optimizer = inner
-    inner.loss_scale_factor = None  # It would divide once more.
+    inner.loss_scale_factor = None  # It would unscale a second time.
     self._keep_scale_in_keras_variables()
     self._track_trackable(inner, "inner_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
 
   def _keep_scale_in_keras_variables(self) -> None:
-    """Nothing else gets into Keras 3's files. A LossScale of TensorFlow's keeps the variables that it has."""
+    """Moves our loss scale into Keras variables: Keras 3 saves no others. TensorFlow's keeps its variables."""
     if isinstance(self._loss_scale, loss_scale.LossScale):
       weights = self._loss_scale._graph_variables()
       for name in sorted(weights, reverse=True):  # good_steps, current_loss_scale: Keras 3's order
@@ -56,18 +56,18 @@ class Part:
                                           name=_NAMES_IN_KERAS.get(name, name)).value
 
   def build(self, var_list: List[Any]) -> None:
-    """Makes the inner optimizer's variables, for these to train."""
+    """Makes the inner optimizer's variables for the trainable variables `var_list`."""
     self._optimizer.build(var_list)
     super(self._family.native, self).build(var_list)
 
   @property
   def iterations(self) -> Any:
-    """The inner optimizer's."""
+    """Returns the inner optimizer's `iterations`."""
     return self._optimizer.iterations
 
   @property
   def variables(self) -> List[Any]:
-    """The wrapper's, in Keras 3's order: iteration, learning rate, counter, scale; then the inner optimizer's."""
+    """Returns the iteration, learning rate, counter and scale (Keras 3's order), then the inner optimizer's."""
     return self._variables[:] + self._optimizer.variables
 
   def set_weights(self, weights: List[Any]) -> None:
@@ -76,7 +76,11 @@ class Part:
     self._optimizer.set_weights(weights[len(self._variables):])
 
   def scale_loss(self, loss: Any) -> tf.Tensor:
-    """`loss * loss_scale`, where the gradients go to `apply` as they come; called by `Model.fit`."""
+    """Returns `loss * loss_scale`, whose scaled gradients are passed to `apply`; called by `Model.fit`.
+
+    Raises:
+      ValueError: If the loss is not floating.
+    """
     self._note(_SCALE_LOSS)
     return gradients.scale_loss(loss, self._current_scale())
 
@@ -87,7 +91,10 @@ class Part:
     Args:
       loss: a callable that returns a floating tensor.
       var_list: variables, or a callable that returns them.
-      grad_loss: the gradient of the loss.
+      grad_loss: the gradient with respect to the loss; ones by default.
+
+    Raises:
+      ValueError: If the loss is not floating; see also `apply`.
     """
     with tf.GradientTape() as tape:
       loss = self.get_scaled_loss(loss())
@@ -96,24 +103,25 @@ class Part:
 
   @conditional_apply.do_not_convert
   def apply(self, grads: Sequence[gradients.Gradient], trainable_variables: Optional[Sequence[Any]] = None) -> None:
-    """Applies the gradients everywhere, or nowhere if one of them is not finite on some replica; moves the scale.
+    """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
 
     Args:
       grads: gradients, scaled if `scale_loss` was called since the last `get_unscaled_gradients`.
       trainable_variables: as many variables; those of `build` by default.
 
     Raises:
-      ValueError: in a cross-replica context; under a strategy that cannot work; without any gradient.
+      ValueError: If called in a cross-replica context or under an unsupported strategy, or if there is no gradient.
+      TypeError: If a gradient is not floating.
     """
     self._check_step()
     inner = self._optimizer
     variables = list(trainable_variables or self._trainable_variables)
     if not self.built:
-      self.build(variables)  # In a function, whose first trace may create variables: they may copy those of the model.
+      self.build(variables)  # In the function, whose first trace may create variables: these may copy the model's.
       self.built = True
     pairs = gradients.convert_pairs(zip(grads, variables))
     if self._last_call == _SCALE_LOSS:
-      # A variable may take its "gradient" as its new value; that was not scaled.
+      # The "gradient" of such a variable is its new value, which is not scaled.
       plain = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
       unscaled = gradients.unscale([None if kept else grad for grad, kept in zip(grads, plain)], self._current_scale())
       pairs = [(grad if kept else new, variable) for (grad, variable), new, kept in zip(pairs, unscaled, plain)]

@@ -1,4 +1,4 @@
-"""How the wrapper lies in a `tf.train.Checkpoint`; two layouts exist.
+"""The layout of the wrapper in a `tf.train.Checkpoint`; two layouts exist.
 
     up to 2.2                         from 2.3 on
     wrapper                           wrapper, as if it were the inner optimizer
@@ -6,7 +6,7 @@
         iter, learning_rate, slots      loss_scale
       loss_scale                        base_optimizer: for reading the earlier layout
 
-Each is written where TensorFlow's own class writes it, and both are read everywhere.
+Each version writes the layout that TensorFlow's own class writes there. All versions read both layouts.
 """
 
 from typing import Any, Dict, List
@@ -15,12 +15,12 @@ from mp_compat import _compat
 
 
 def appears_as_inner(wrapper: Any) -> bool:
-  """Whether this wrapper is written in the later layout; its native base class then passes all to `_trackable`."""
+  """Returns whether the wrapper has the later layout, where its native base class delegates to `_trackable`."""
   return any(base.__name__.endswith("DelegatingTrackableMixin") for base in type(wrapper).__mro__)
 
 
 def track(wrapper: Any, inner: Any, loss_scale: Any, earlier_exists: bool = True) -> None:
-  """Lays out a wrapper. `earlier_exists`: whether wrappers of this kind were ever written in the earlier layout."""
+  """Sets a wrapper's layout; `earlier_exists` is False if the earlier layout was never written for its kind."""
   inner._maybe_initialize_trackable()
   if not appears_as_inner(wrapper):
     wrapper._track_trackable(inner, "base_optimizer")
@@ -32,11 +32,11 @@ def track(wrapper: Any, inner: Any, loss_scale: Any, earlier_exists: bool = True
 
 
 class ReadsInner:
-  """Looks for what a checkpoint holds in the inner optimizer too."""
+  """Looks up checkpoint dependencies in the inner optimizer, too."""
 
   @property
   def _deferred_dependencies(self) -> Dict[str, List[Any]]:
-    return self._optimizer._deferred_dependencies  # so that what the inner optimizer makes later finds its value
+    return self._optimizer._deferred_dependencies  # restores variables that the inner optimizer makes later
 
   def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
     found = super()._lookup_dependency(name, *args, **kwargs)
@@ -47,12 +47,12 @@ class ReadsInner:
 
 
 class _Earlier(ReadsInner, _compat.Trackable):
-  """Stands where the earlier layout has the inner optimizer; holds nothing itself."""
+  """Represents the inner optimizer in the earlier layout, for reading; has no variables."""
 
   def __init__(self, optimizer: Any) -> None:
     super().__init__()
     self._optimizer = optimizer
 
   def get_slot_names(self) -> List[str]:
-    """The inner optimizer's, for the reader; it has no `get_slot`, so that nothing is written."""
+    """Returns the inner optimizer's slot names, for reading. Nothing is written, because `get_slot` is missing."""
     return self._optimizer.get_slot_names()

@@ -1,4 +1,4 @@
-"""The wrapper of Keras optimizers: both interfaces, the configurations, and a step through the gate."""
+"""The wrapper of Keras optimizers: both interfaces, the configurations, and the step."""
 
 import functools
 import threading
@@ -24,28 +24,28 @@ _SCALED, _UNSCALED = "get_scaled_loss", "get_unscaled_gradients"
 
 
 class LossScaleOptimizer(metaclass=families.AcceptsNative):
-  """Trains in float16 with a Keras optimizer: small gradients survive, and overflows never reach the weights.
+  """Scales the loss for a Keras optimizer, unscales the gradients, and skips steps that are not finite.
 
       opt = LossScaleOptimizer(tf.keras.optimizers.Adam(), "dynamic")
-      opt.minimize(lambda: loss(), variables)                     scales and unscales by itself; so does Model.fit
+      opt.minimize(lambda: loss(), variables)                     # scales and unscales, as does Model.fit
 
       with tf.GradientTape() as tape:
         loss = opt.get_scaled_loss(...)
       grads = opt.get_unscaled_gradients(tape.gradient(loss, variables))
-      opt.apply_gradients(zip(grads, variables))                  everywhere or nowhere; moves the scale
+      opt.apply_gradients(zip(grads, variables))                  # on all replicas or none; updates the scale
 
-  Two interfaces in one class, for code of either era. `(optimizer, loss_scale)` is that of TensorFlow 2.0 to 2.3
-  (`tf.keras.mixed_precision.experimental.LossScaleOptimizer`), `(inner_optimizer, dynamic, initial_scale,
-  dynamic_growth_steps)` that of 2.4 to 2.15 (`tf.keras.mixed_precision.LossScaleOptimizer`). `opt.loss_scale` is a
-  LossScale and a tensor (`mp_compat.keras.scale_value`).
+  The class has two interfaces. The earlier one, `(optimizer, loss_scale)`, is that of TensorFlow 2.0 to 2.3
+  (`tf.keras.mixed_precision.experimental.LossScaleOptimizer`). The later one, `(inner_optimizer, dynamic,
+  initial_scale, dynamic_growth_steps)`, is that of 2.4 to 2.15 (`tf.keras.mixed_precision.LossScaleOptimizer`).
+  `opt.loss_scale` is both a LossScale and a tensor (`mp_compat.keras.scale_value`).
 
   The inner optimizer may be an OptimizerV2 (`tf.keras.optimizers` up to 2.10, `.legacy` from 2.11), the newer optimizer
-  of Keras 2.11 to 2.15 and tf_keras, or Keras 3's with the TensorFlow backend. The object is an instance of its
-  family's base class and of that Keras's own LossScaleOptimizer, so that `Model.compile` takes it as it is; whatever
-  this class lacks is the inner optimizer's.
+  of Keras 2.11 to 2.15 and tf_keras, or Keras 3's with the TensorFlow backend. The wrapper is an instance of the inner
+  optimizer's base class and of that Keras's own LossScaleOptimizer, so `Model.compile` accepts it. Public attributes
+  that this class lacks are read from the inner optimizer.
 
-  Where the eras differ, the later is the rule: a skipped step advances `iterations` (2.3 and later; 1.15 to 2.2 held
-  it, and so does Keras 3), `get_slot` and `add_slot` reach the inner optimizer (2.0 to 2.2 raised).
+  Where versions differ, this class follows the later ones: a skipped step increments `iterations` (as in 2.3 and later;
+  not in 1.15 to 2.2 and in Keras 3); `get_slot` and `add_slot` use the inner optimizer (an error in 2.0 to 2.2).
 
   Source: the two TensorFlow classes named above; Micikevicius et al., "Mixed Precision Training", 2018
   (arXiv:1710.03740).
@@ -70,23 +70,27 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
                opt: Any = None,
                count_skipped_steps: bool = True,
                name: Optional[str] = None) -> None:
-    """Wraps a Keras optimizer; a bool in second place is `dynamic`.
+    """Wraps a Keras optimizer. A bool passed as `loss_scale` means `dynamic`.
 
     Args:
-      optimizer: the inner optimizer; `inner_optimizer`, later, and `opt`, in 1.15, are other names for it.
-      loss_scale: (earlier form) a number of at least 1 for a fixed scale, "dynamic", or a LossScale, ours or
+      optimizer: the inner optimizer; `inner_optimizer` (later form) and `opt` (TensorFlow 1.15) are other names for it.
+      loss_scale: (earlier form) a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or
         TensorFlow's.
-      initial_scale: (later form) the scale to begin with, or the only one; a number of at least 1. 2**15 by default
-        if `dynamic`.
-      dynamic_growth_steps: (later form) after how many finite steps in a row the scale doubles; 2000 by default. Only
-        if `dynamic`.
-      dynamic: (later form) whether the scale moves; True by default.
-      count_skipped_steps: whether a skipped step advances `iterations`. False holds it, as TensorFlow 1.15 to 2.2 did.
+      initial_scale: (later form) the initial or, if not `dynamic`, the fixed scale; a number from 1 to 2**126. 2**15 by
+        default if `dynamic`, otherwise required.
+      dynamic_growth_steps: (later form) the number of consecutive finite steps after which the scale doubles; at least
+        1, 2000 by default. Only if `dynamic`.
+      dynamic: (later form) whether the scale changes; True by default.
+      count_skipped_steps: whether a skipped step increments `iterations`; False as in TensorFlow 1.15 to 2.2. Keras 3
+        optimizers with `gradient_accumulation_steps` never count skipped steps.
       name: a name, for Keras 3.
 
     Raises:
-      TypeError: there is no Keras optimizer, it scales the loss already, or `dynamic` is no bool.
-      ValueError: the forms are mixed, or an argument is out of its range; the optimizer is wrapped already.
+      TypeError: If there is not exactly one Keras optimizer, if it already scales the loss, or if `dynamic` is not a
+        bool.
+      ValueError: If the forms are mixed, an argument is out of its range, the optimizer is already wrapped, or the
+        current strategy is not supported.
+      RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution is disabled with Keras 3.
     """
     inner, *others = [given for given in (optimizer, inner_optimizer, opt) if given is not None]
     _check_inner(inner, others)
@@ -105,17 +109,17 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
 
   @property
   def inner_optimizer(self) -> Any:
-    """The wrapped optimizer."""
+    """Returns the wrapped optimizer."""
     return self._optimizer
 
   @property
   def loss_scale(self) -> scale_value.LossScaleValue:
-    """The loss scale: a LossScale, and its current value as a float32 scalar tensor."""
+    """Returns the loss scale: a LossScale that is also its current value, a float32 scalar tensor."""
     return scale_value.LossScaleValue(self._loss_scale, self)
 
   @property
   def lr(self) -> Any:
-    """The inner optimizer's `learning_rate`."""
+    """Returns the inner optimizer's `learning_rate`."""
     return self._optimizer.learning_rate
 
   @lr.setter
@@ -124,37 +128,37 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
 
   @property
   def dynamic(self) -> bool:
-    """Whether the loss scale can move."""
+    """Returns whether the loss scale can change."""
     return not isinstance(self._loss_scale, (loss_scale_module.FixedLossScale,) + _compat.NATIVE_FIXED_LOSS_SCALES)
 
   @property
   def dynamic_counter(self) -> Optional[tf.Variable]:
-    """Finite steps since the loss scale last changed or a step was skipped, an int64 scalar; None for a fixed scale."""
+    """Returns the int64 scalar count of finite steps since the scale changed or a step was skipped; None if fixed."""
     return getattr(self._loss_scale, "_num_good_steps", None)
 
   @property
   def initial_scale(self) -> Optional[float]:
-    """The scale to begin with, or the fixed one; None if the LossScale does not tell."""
+    """Returns the initial or fixed scale; None if the LossScale's configuration does not contain it."""
     config = self._loss_scale.get_config()
     return config.get("initial_loss_scale", config.get("loss_scale_value"))
 
   @property
   def dynamic_growth_steps(self) -> Optional[int]:
-    """After how many finite steps in a row the scale grows; None for a fixed scale."""
+    """Returns the number of consecutive finite steps after which the scale grows; None for a fixed scale."""
     return self._loss_scale.get_config().get("increment_period")
 
   @conditional_apply.do_not_convert
   def get_scaled_loss(self, loss: Any) -> Any:
-    """`loss * loss_scale`, to differentiate; then `get_unscaled_gradients` what comes out.
+    """Returns `loss * loss_scale`. Pass its gradients to `get_unscaled_gradients`.
 
     Args:
-      loss: a tensor of any shape and floating dtype, a Python number, or a callable that returns one.
+      loss: a tensor of any shape and floating dtype, a Python float, or a callable that returns one.
 
     Returns:
       A tensor of the same shape and dtype; a callable for a callable.
 
     Raises:
-      ValueError: the loss is not floating.
+      ValueError: If the loss is not floating.
     """
     self._note(_SCALED)
     if callable(loss):
@@ -166,17 +170,20 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
 
   @conditional_apply.do_not_convert
   def get_unscaled_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
-    """`g * (1 / loss_scale)` for every gradient of a loss that `get_scaled_loss` scaled.
+    """Returns `g * (1 / loss_scale)` for each gradient of a loss that `get_scaled_loss` scaled.
 
     Args:
       grads: any iterable of gradients of any shapes and floating dtypes, dense, `tf.IndexedSlices` or None.
 
     Returns:
-      As many, of the same kinds, shapes and dtypes. In graphs and functions the finite check of
-      `apply_gradients` covers them, whatever is done to them in between.
+      A list of as many gradients of the same kinds, shapes and dtypes. In graphs and functions the finite check of
+      `apply_gradients` also covers them as returned, for example before clipping.
+
+    Raises:
+      TypeError: If a gradient cannot be converted to a tensor, or is not numeric.
     """
     self._note(_UNSCALED)
-    # In a graph the scale is read once for both.
+    # In a graph, the scale is read once for the loss and the gradients.
     in_graph = {} if tf.executing_eagerly() else _compat.state_of(self, _compat.current_graph())
     scale = in_graph.pop("scale", None)
     unscaled = gradients.unscale(grads, self._current_scale() if scale is None else scale)
@@ -189,20 +196,20 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
     return scale
 
   def _track_variables(self) -> None:
-    """Lets the Session that Keras 2 keeps in graph mode initialize the loss scale's variables."""
+    """Registers the loss scale's variables with Keras 2, whose Session initializes them in graph mode."""
     backend = self._family.module("backend")
     if _compat.home_graph() is not None and hasattr(backend, "track_variable"):
       for variable in self._loss_scale._weights.values():
         backend.track_variable(variable)
 
   def _note(self, call: str) -> None:
-    # Replicas run in threads of their own, and wait for each other in the middle of a step.
+    # Each replica runs in a separate thread. Replicas wait for each other in the middle of a step.
     self._calls.setdefault(threading.get_ident(), set()).add(call)
     self._ever_called.add(call)
     self._last_call = call
 
   def _check_calls(self) -> None:
-    """Warns, once, of a step whose loss was scaled and whose gradients were not unscaled, or the reverse."""
+    """Logs a warning, once, if the loss of a step was not scaled or its gradients were not unscaled."""
     called = self._calls.pop(threading.get_ident(), set())
     missing = {_SCALED, _UNSCALED} - (called or self._ever_called)
     if missing and self._last_call in (None, _SCALED, _UNSCALED) and "warned" not in self._ever_called:
@@ -213,7 +220,7 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
           "get_unscaled_gradients() after it; or minimize().", " and ".join(name + "()" for name in sorted(missing)))
 
   def _check_step(self) -> None:
-    """What goes before every step: it is in a replica, and loss and gradients were treated alike."""
+    """Checks the context and the strategy of a step, and that its loss was scaled and its gradients unscaled."""
     distribute.check_replica_context()
     check_strategy()
     self._check_calls()
@@ -221,7 +228,7 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
   def _apply(self,
              grads_and_vars: Sequence[gradients.GradAndVar],
              apply: Callable[[List[gradients.GradAndVar]], Any]) -> Any:
-    """In a replica: `apply` to all replicas' pairs if all gradients are finite, and moves the scale."""
+    """Calls `apply` in all replicas if all gradients are finite, and updates the scale; called in each replica."""
     checked = step.check(grads_and_vars)
     return distribute.merge_call(functools.partial(self._apply_in_all, apply), tuple(checked))
 
@@ -229,15 +236,15 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
                     apply: Callable[[List[gradients.GradAndVar]], Any],
                     strategy: tf.distribute.Strategy,
                     checked: Tuple[Any, ...]) -> Optional[tf.Operation]:
-    del strategy  # It is the current one.
+    del strategy  # It is the current strategy.
     checked = step.Checked(*checked)
     grads = [grad for grad, _ in checked.grads_and_vars]
-    variables = [variable for _, variable in checked.grads_and_vars]  # Keras wants them whole, not one replica's.
+    variables = [variable for _, variable in checked.grads_and_vars]  # Keras needs the distributed variables.
     finite, = step.agree([checked.finite])
     update_op, should_apply = loss_scale_module.update(self._loss_scale, grads, finite, checked.hidden)
 
     def skip() -> Optional[tf.Operation]:
-      # Keras 3 applies a window after so many iterations: it must not lack the micro-batch that was skipped.
+      # Keras 3 applies accumulated gradients every few iterations: a skipped micro-batch must not count as one.
       if not self._count_skipped_steps or getattr(self._optimizer, "gradient_accumulation_steps", None):
         return tf.no_op()
       return distribute.group(self._optimizer.iterations.assign_add(1))
@@ -248,7 +255,7 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
     return distribute.group(applied, update_op)
 
   def __getattr__(self, name: str) -> Any:
-    # Called for what was not found here. Private names stay apart: base classes and copy ask for many of them.
+    # Called for attributes that were not found. Private ones are not delegated: base classes and copy probe for many.
     if name.startswith("_"):
       raise AttributeError("{!r} object has no attribute {!r}".format(type(self).__name__, name))
     return getattr(self._optimizer, name)
@@ -261,10 +268,10 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
       setattr(self._optimizer, name, value)
 
   def get_config(self) -> Dict[str, Any]:
-    """Returns the keyword arguments that make an equal optimizer, as this Keras's own class writes and reads them.
+    """Returns the keyword arguments that make an equal optimizer, in the form of this Keras's own class.
 
-    Up to TensorFlow 2.3 these are the earlier form's, `optimizer` and `loss_scale`; from 2.4 on the later form's. The
-    earlier form also serves for what the later one cannot say: a LossScale of one's own, or a multiplier other than 2.
+    Up to TensorFlow 2.3 this is the earlier form, `optimizer` and `loss_scale`; from 2.4 on the later form. The earlier
+    form is also used for what the later one cannot express: a custom LossScale, or a multiplier other than 2.
     """
     scale, kind = self._loss_scale.get_config(), type(self._loss_scale).__name__
     says_all = kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3
@@ -282,14 +289,14 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
 
   @classmethod
   def from_config(cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None) -> "LossScaleOptimizer":
-    """An optimizer as `get_config` described it, ours or that of any TensorFlow's class.
+    """Returns an optimizer from a configuration by `get_config` of this class or TensorFlow's, of any version.
 
     Args:
       config: a configuration of either form.
-      custom_objects: classes of optimizers and loss scales by name, beyond those of Keras and these.
+      custom_objects: a dictionary of further classes of optimizers and loss scales, by name.
 
     Raises:
-      ValueError: it names an unknown class, or says what no form can.
+      ValueError: If the configuration names an unknown class, or its arguments are invalid in both forms.
     """
     config = {key: value for key, value in config.items() if key not in keras3.IDLE}
     serialized = config.pop("inner_optimizer" if "inner_optimizer" in config else "optimizer")
@@ -302,11 +309,11 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
 
   @classmethod
   def _from_arguments(cls, inner: Any, arguments: Dict[str, Any]) -> "LossScaleOptimizer":
-    return cls(inner_optimizer=inner, **arguments)  # by name, as Horovod's subclasses want it
+    return cls(inner_optimizer=inner, **arguments)  # by name, as Horovod's subclasses require
 
 
 def check_strategy() -> None:
-  """Raises a ValueError where the current strategy cannot train a Keras model with loss scaling."""
+  """Raises a ValueError if the current strategy cannot train a Keras model with loss scaling."""
   distribute.check_supported()
   strategy = type(tf.distribute.get_strategy())
   if any(base.__name__.startswith(("ParameterServerStrategy", "CentralStorageStrategy")) for base in strategy.__mro__):
@@ -330,7 +337,7 @@ def loss_scale_of(loss_scale: Any,
                   dynamic: Optional[bool],
                   initial_scale: Optional[float],
                   dynamic_growth_steps: Optional[int]) -> Any:
-  """The LossScale that the arguments of either form mean."""
+  """Returns the LossScale that the arguments of either form specify."""
   later = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
   if loss_scale is not None:
     given = sorted(name for name, value in later.items() if value is not None)

@@ -1,4 +1,4 @@
-"""What OptimizerV2 demands: `tf.keras.optimizers` up to TensorFlow 2.10, `.legacy` after it."""
+"""The part for OptimizerV2: `tf.keras.optimizers` up to TensorFlow 2.10, `.legacy` from 2.11 on."""
 
 import contextlib
 from typing import Any, Callable, Iterable, List, Optional
@@ -13,7 +13,7 @@ _CLIPPING = ("clipvalue", "clipnorm")
 
 
 class Part(layout.ReadsInner):
-  """The wrapper as an OptimizerV2."""
+  """Makes the wrapper an OptimizerV2."""
 
   _own_attributes = frozenset()
 
@@ -22,12 +22,12 @@ class Part(layout.ReadsInner):
     return hasattr(self._family.native, "inner_optimizer")  # from TensorFlow 2.4 on
 
   def _set_up(self, name: Optional[str]) -> None:
-    del name  # The inner optimizer has one.
+    del name  # The inner optimizer has a name.
     layout.track(self, self._optimizer, self._loss_scale)
 
   @conditional_apply.do_not_convert
   def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
-    """Computes gradients of the scaled loss, unscales and applies them; arguments as Keras's own `minimize`."""
+    """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras's `minimize`."""
     return super().minimize(*args, **kwargs)
 
   def _compute_gradients(self,
@@ -47,17 +47,17 @@ class Part(layout.ReadsInner):
     return [(grad, variable) for grad, (_, variable) in zip(clip(unscaled), pairs)]
 
   def get_gradients(self, loss: tf.Tensor, params: Any) -> List[gradients.Gradient]:
-    """Unscaled gradients of the scaled loss, in graph mode.
+    """Returns unscaled gradients of the scaled loss, in graph mode.
 
     Args:
       loss: a floating tensor.
       params: variables.
 
     Returns:
-      A gradient for each variable.
+      A list with a gradient for each variable.
 
     Raises:
-      ValueError: a variable has no gradient.
+      ValueError: If the loss is not floating, or a variable has no gradient.
     """
     with self._clipping_later() as clip:
       grads = self._optimizer.get_gradients(self.get_scaled_loss(loss), params)
@@ -65,11 +65,11 @@ class Part(layout.ReadsInner):
 
   @contextlib.contextmanager
   def _clipping_later(self) -> Any:
-    """Keeps the inner optimizer from clipping scaled gradients, as it would up to 2.3; gives what clips after it."""
+    """Stops the inner optimizer from clipping scaled gradients (up to 2.3); yields a function that clips later."""
     inner, limits = self._optimizer, {}
     if not hasattr(inner, "_transform_gradients"):
       limits = {name: vars(inner).pop(name) for name in _CLIPPING if name in vars(inner)}
-      if hasattr(inner, "_HAS_AGGREGATE_GRAD"):  # From 2.2 on None says that there is no limit, before it absence.
+      if hasattr(inner, "_HAS_AGGREGATE_GRAD"):  # No limit is None from 2.2 on, a missing attribute before.
         vars(inner).update(dict.fromkeys(limits))
 
     def clip(grads: List[gradients.Gradient]) -> List[gradients.Gradient]:
@@ -89,23 +89,24 @@ class Part(layout.ReadsInner):
                       grads_and_vars: Iterable[gradients.GradAndVar],
                       name: Optional[str] = None,
                       experimental_aggregate_gradients: bool = True) -> Optional[tf.Operation]:
-    """Applies the gradients everywhere, or nowhere if one of them is not finite on some replica; moves the scale.
+    """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
 
     Args:
-      grads_and_vars: (gradient, variable) pairs; the gradients unscaled.
+      grads_and_vars: (gradient, variable) pairs with unscaled gradients. An empty list goes to the inner optimizer.
       name: a name for the ops.
-      experimental_aggregate_gradients: whether to sum the gradients of all replicas; if not, they are sums already.
+      experimental_aggregate_gradients: whether to sum the gradients of all replicas; False if they are already sums.
 
     Returns:
-      One op; None in eager mode.
+      An op that does the step and updates the loss scale; None in eager mode.
 
     Raises:
-      ValueError: in a cross-replica context; under a strategy that cannot work; without any gradient.
+      ValueError: If called in a cross-replica context or under an unsupported strategy, or if all gradients are None.
+      TypeError: If a gradient is not floating.
     """
     self._check_step()
     inner, kwargs = self._optimizer, {"name": name}
     grads_and_vars = list(grads_and_vars)
-    if not grads_and_vars:  # There is nothing to train.
+    if not grads_and_vars:  # Nothing to train.
       return inner.apply_gradients(grads_and_vars, **kwargs)
     grads_and_vars = gradients.convert_pairs(grads_and_vars)
     with tf.name_scope(inner._name), tf.init_scope():
@@ -113,7 +114,7 @@ class Part(layout.ReadsInner):
     if not experimental_aggregate_gradients:
       kwargs["experimental_aggregate_gradients"] = False
     elif getattr(inner, "_HAS_AGGREGATE_GRAD", False) and hasattr(inner, "_transform_unaggregated_gradients"):
-      # From 2.4 on. Sums that overflow are seen, and no worker waits in a branch that another did not take.
+      # From 2.4 on. The check covers sums that overflow, and no worker waits in a branch that another did not take.
       grads_and_vars = [pair for pair in grads_and_vars if pair[0] is not None]
       grads_and_vars = self._aggregate_gradients(self._transform_unaggregated_gradients(grads_and_vars))
       kwargs["experimental_aggregate_gradients"] = False
@@ -138,7 +139,7 @@ class Part(layout.ReadsInner):
     return names if layout.appears_as_inner(self) else [_compat.SlotName(name) for name in names]
 
   def get_updates(self, loss: tf.Tensor, params: Any) -> List[tf.Operation]:
-    """The ops of one step, in graph mode: `[apply_gradients(get_gradients(loss, params))]`."""
+    """Returns the ops of one step, in graph mode: `[apply_gradients(get_gradients(loss, params))]`."""
     return [self.apply_gradients(zip(self.get_gradients(loss, params), tf.nest.flatten(params)))]
 
 

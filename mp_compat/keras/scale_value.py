@@ -1,4 +1,4 @@
-"""What `opt.loss_scale` is: a LossScale to code of TensorFlow 2.0 to 2.3, a float32 scalar tensor to later code."""
+"""The value of `opt.loss_scale`: a LossScale for code of TensorFlow 2.0 to 2.3, a float32 tensor for later code."""
 
 import copy
 from typing import Any, Dict, Optional
@@ -11,24 +11,24 @@ from mp_compat._compat import tf
 
 @_compat.kept_from_autograph
 class LossScaleValue:
-  """A LossScale that is its own value.
+  """A LossScale that is also a tensor of its current value.
 
-      opt.loss_scale()                      as a LossScale: called, updated, asked for its configuration or its type
-      opt.loss_scale * x                    as a float32 scalar tensor: in arithmetic, in any op, among the fetches of
-      session.run(opt.loss_scale)           `session.run`, for its attributes; in eager mode float() and numpy() too
+      opt.loss_scale()                      as a LossScale: a call, `update`, `get_config`, `isinstance`
+      opt.loss_scale * x                    as a float32 scalar tensor: arithmetic, inputs of ops, tensor attributes,
+      session.run(opt.loss_scale)           fetches of `session.run`; in eager mode also float() and numpy()
 
-  `isinstance` finds the LossScale's class. `==` compares LossScales by identity, everything else as a tensor would.
+  `isinstance` checks the class of the LossScale. `==` compares LossScales by identity, and other values as tensors.
   """
 
   def __init__(self, loss_scale: Any, owner: Any) -> None:
-    """Makes the value of `loss_scale` for `owner`, an optimizer that outlives it."""
+    """Makes the value of `loss_scale`; `owner` is the optimizer, which must outlive it."""
     self._loss_scale = loss_scale
     self._owner = owner
     if _compat.home_graph() is not None:
-      self._as_graph_element()  # while the graph can still take an op
+      self._as_graph_element()  # before the graph is finalized
 
   @property
-  def __class__(self) -> type:  # what isinstance asks
+  def __class__(self) -> type:  # read by isinstance
     return type(self._loss_scale)
 
   def __call__(self) -> tf.Tensor:
@@ -38,7 +38,7 @@ class LossScaleValue:
     return tf.cast(self._loss_scale(), tf.float32)
 
   def _as_graph_element(self) -> tf.Tensor:
-    """What `session.run` fetches: one tensor a graph, however often."""
+    """Returns the tensor that `session.run` fetches; each graph has one."""
     with tf.init_scope():
       state = _compat.state_of(self._owner, tf.get_default_graph())
       if "loss_scale" not in state:
@@ -61,7 +61,7 @@ class LossScaleValue:
     return int(self._as_tensor())
 
   def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
-    del copy  # It is always one.
+    del copy  # The array is always a copy.
     return np.array(self._as_tensor().numpy(), dtype)
 
   def __format__(self, spec: str) -> str:
@@ -74,7 +74,7 @@ class LossScaleValue:
     return hash(self._loss_scale)
 
   def __eq__(self, other: Any) -> Any:
-    if callable(other):  # a LossScale, bare or as here
+    if callable(other):  # a LossScale or a LossScaleValue
       return self._loss_scale is getattr(other, "_loss_scale", other)
     return self._as_tensor() == other
 
@@ -96,7 +96,7 @@ def _to_tensor(value: LossScaleValue,
                dtype: Optional[tf.DType] = None,
                name: Optional[str] = None,
                as_ref: bool = False) -> tf.Tensor:
-  del as_ref  # It is no variable.
+  del as_ref  # It is not a variable.
   return tf.convert_to_tensor(value(), dtype, name)
 
 

@@ -1,6 +1,7 @@
-"""Old code, moved over for good: TensorFlow's old names in sources and notebooks become those of this package.
+"""Rewrites TensorFlow's old names for loss scaling, in sources and notebooks, to those of this package.
 
-`migrate_file` looks at one file and changes nothing; `find` lists files. Imports LibCST, and no TensorFlow.
+`find` lists files, `migrate_file` computes the changes of one file, `write` writes them. Imports LibCST, but not
+TensorFlow.
 """
 
 import os
@@ -22,20 +23,20 @@ from mp_compat.migrate.rewrite import Rewriting
 __all__ = ["Change", "Decision", "Migration", "Place", "find", "migrate_file", "write"]
 
 _SUFFIXES = (".py", ".ipynb")
-# Without one of these, there is nothing to find.
+# A file that matches none of these has no old names.
 _MENTIONS = re.compile(rb"LossScale|graph_rewrite|loss_scale_wrapper|train(ing)?\.experimental|mixed_precision")
 
 
 class Migration(NamedTuple):
-  """What becomes of a file.
+  """The changes to one file.
 
   Attributes:
-    path: the file.
-    before: its content.
-    after: what it should be; the same if there is nothing to rewrite.
-    changes: what is rewritten, a list of `Change`.
-    decisions: where somebody has to look, a list of `Decision`.
-    problem: why the file could not be looked at (it is not Python 3, it is a pipe), or "".
+    path: The file.
+    before: Its content, b"" if it could not be read.
+    after: Its new content; equal to `before` if there is nothing to rewrite.
+    changes: The rewritten names, a tuple of `Change`.
+    decisions: The places to review by hand, a tuple of `Decision`.
+    problem: Why the file could not be read or parsed (it is not Python 3, it is a pipe), or "".
   """
 
   path: str
@@ -47,12 +48,12 @@ class Migration(NamedTuple):
 
 
 def find(paths: Sequence[str]) -> Iterator[str]:
-  """The files that paths stand for: files themselves, and of directories all `.py` and `.ipynb` in and below.
+  """Yields the files in `paths`, and all `.py` and `.ipynb` files in and below the directories in `paths`.
 
-  Hidden directories, `__pycache__`, and virtual environments are left out.
+  Hidden subdirectories, `__pycache__`, and virtual environments are left out.
 
   Raises:
-    FileNotFoundError: there is no such path.
+    FileNotFoundError: If one of `paths` does not exist.
   """
   for path in paths:
     if not os.path.exists(path):
@@ -66,9 +67,9 @@ def find(paths: Sequence[str]) -> Iterator[str]:
 
 
 def migrate_file(path: str) -> Migration:
-  """Looks at a file, and changes nothing. What cannot be read or parsed has a `problem`."""
+  """Returns the `Migration` of a file, without writing it; with a `problem` if the file cannot be read or parsed."""
   before = b""
-  if os.path.exists(path) and not os.path.isfile(path):  # Reading could wait for ever.
+  if os.path.exists(path) and not os.path.isfile(path):  # Reading could block forever.
     return Migration(path, before, before, problem="expected a regular file, but this is a pipe, a socket or a device")
   try:
     with open(path, "rb") as content:
@@ -87,18 +88,18 @@ def migrate_file(path: str) -> Migration:
     problem = "{}line {}: this is not Python 3".format("cell {}, ".format(place.cell) if place.cell else "", place.line)
   except RecursionError:
     problem = "its expressions are nested too deeply"
-  except (OSError, SyntaxError, ValueError) as error:  # not there, of an unknown encoding, or not in the one it says
+  except (OSError, SyntaxError, ValueError) as error:  # missing, of an unknown encoding, or not in the declared one
     problem = str(error)
   return Migration(path, before, before, problem=problem)
 
 
 def write(migration: Migration) -> None:
-  """Puts the new content in the file's place, in one step, with the permissions that it had.
+  """Replaces the file with its new content atomically, and keeps its permissions.
 
   Raises:
-    OSError: the directory cannot be written to. The file is what it was.
+    OSError: If the directory cannot be written to. The file is not changed.
   """
-  path = os.path.realpath(migration.path)  # Of a link, what it points to is written.
+  path = os.path.realpath(migration.path)  # Replaces the target of a link, not the link.
   handle, unfinished = tempfile.mkstemp(prefix="." + os.path.basename(path), dir=os.path.dirname(path))
   try:
     with open(handle, "wb") as target:

@@ -1,4 +1,4 @@
-"""Notebooks and scripts: their code as one source, and back again."""
+"""Extracts the code of notebooks and scripts as one source, and puts changed code back."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ from mp_compat.migrate.names import Place
 
 _CELL = "# mp_compat: cell {}\n"
 _MAGIC = "pass  # mp_compat: magic: "
-# What IPython has beside Python: `%magic`, `!command`, `?help`, `name?`, `names = !command`.
+# Lines that IPython accepts but Python does not: `%magic`, `!command`, `?help`, `name?`, `names = !command`.
 _NOT_PYTHON = re.compile(r"[%!?].*|[\w.]+\?{1,2}|[\w, ]+=\s*[%!].*")
 _MAGICS_AROUND_PYTHON = ("%%capture", "%%prun", "%%time", "%%timeit")
 _STYLES = [dict(indent=indent, ensure_ascii=ascii_only)
@@ -19,7 +19,7 @@ _STYLES = [dict(indent=indent, ensure_ascii=ascii_only)
 
 
 class Script:
-  """A source as it is, with the interface of a Notebook."""
+  """A Python file, with the interface of a Notebook."""
 
   def __init__(self, content: bytes) -> None:
     self.source = content
@@ -35,11 +35,11 @@ class Notebook:
   """The code cells of a Jupyter notebook (nbformat 4).
 
   Attributes:
-    source: the code of all cells that are Python, as one module, with what is not Python hidden in comments.
+    source: The code of all Python cells as one module, in UTF-8. Lines that are not Python are in comments.
   """
 
   def __init__(self, content: bytes) -> None:
-    """Reads. Raises ValueError for what is no notebook, or is written as no JSON writer writes it."""
+    """Parses. Raises ValueError if `content` is not a notebook, or if its JSON layout could not be reproduced."""
     text = content.decode("utf-8")
     self._tree = json.loads(text)
     if not isinstance(self._tree, dict) or not isinstance(self._tree.get("cells"), list):
@@ -62,13 +62,13 @@ class Notebook:
     return str(kernel.get("language", "python")).lower() == "python"
 
   def place(self, place: Place) -> Place:
-    """Where a place in the source is: the cell, and the line in it."""
+    """Returns the place in the notebook, a cell and a line in it, of a place in `source`."""
     ends = list(itertools.accumulate(1 + len((code + "\n").splitlines()) for code in self._codes.values()))
     index = sum(end < place.line for end in ends)
     return Place(list(self._codes)[index], place.line - ([0] + ends)[index] - 1, place.column)
 
   def content(self, source: bytes) -> bytes:
-    """The notebook with this source, in which only expressions and imports have changed."""
+    """Returns the notebook with a new source, in which only expressions and imports have changed."""
     pieces = re.split(_CELL.format(r"(\d+)"), source.decode("utf-8"))[1:]
     for number, code in zip(pieces[::2], pieces[1::2]):
       if code[:-1] != self._codes[int(number)]:
@@ -79,7 +79,7 @@ class Notebook:
 
 
 def _hide(code: str) -> str:
-  """Puts lines that are not Python into comments, if there are any."""
+  """Returns the code with lines that are not Python moved into comments."""
   try:
     cst.parse_module(code)
     return code

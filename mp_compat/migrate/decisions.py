@@ -1,4 +1,4 @@
-"""What no rewriting can decide: places in a source at which somebody has to look."""
+"""Finds the places in a source that cannot be rewritten automatically and must be reviewed by hand."""
 
 import re
 from typing import Dict, List, NamedTuple, Optional, Set
@@ -15,7 +15,7 @@ from mp_compat.migrate.rewrite import is_taken
 from mp_compat.migrate.rewrite import new_name
 from mp_compat.migrate.rewrite import top_level
 
-# Kind: the remedy, in a line. Each is a heading of docs/migration.md, too.
+# Kind: the remedy, in a line. Each kind is also a heading of docs/migration.md.
 REMEDIES: Dict[str, str] = {
     "clipped-gradients": "gradients change between compute_gradients and apply_gradients: an overflow that this hid is "
                          "seen now, and skips the step; nothing to do, unless the program had its own check",
@@ -59,14 +59,14 @@ _CLIPS = re.compile(r".*\.(clip_by_(value|norm|global_norm|average_norm)|is_fini
 _MODULES = {name.rpartition(".")[0] for name in old_names.OLD_NAMES} - {"tensorflow.contrib"}
 _BELOW_TENSORFLOW = {re.sub(r"^tensorflow\.(compat\.v[12]\.)?", "", module) for module in _MODULES}
 _PUBLIC = ["{}.{}".format(path, name) for path, meanings in old_names.PUBLIC for name in meanings]
-# Modules, but for what else is in them; and names without `tf`, as operator.attrgetter takes them.
+# Modules, except their other members; and names without `tf`, as for operator.attrgetter.
 _TEXT = re.compile(
     r"\b(tf|tensorflow)\.(compat\.v[12]\.)?({})\b(?!\.(PythonState|Policy|\w*policy)\b)|(?<![\w.])({})\b".format(
         *("|".join(map(re.escape, sorted(names))) for names in (_BELOW_TENSORFLOW, _PUBLIC))))
 
 
 class Decision(NamedTuple):
-  """A place to look at: `text` of the source, `kind` of REMEDIES."""
+  """A place to review: `text` is from the source, `kind` is a key of REMEDIES."""
 
   place: Place
   kind: str
@@ -82,23 +82,23 @@ class Decision(NamedTuple):
 
 
 class Deciding(cst.CSTVisitor):
-  """The decisions of one source.
+  """Finds the decisions of one source.
 
   Attributes:
-    decisions: in the order of the text. Before and after rewriting they are the same.
+    decisions: A list of `Decision`, in the order of the text. Rewriting the source does not change them.
   """
 
   def __init__(self, names: names_module.Names) -> None:
     super().__init__()
     self._names = names
-    self._scaling = False  # whether this source wraps an optimizer; the kinds that are about gradients need it
-    self._inside: Set[cst.CSTNode] = set()  # calls that made what a loss scaling wraps
-    self._scales: Dict[cst.CSTNode, int] = {}  # calls that made a scale: how often it was given to an optimizer
+    self._scaling = False  # whether this source wraps an optimizer; else kinds about gradients do not apply
+    self._inside: Set[cst.CSTNode] = set()  # calls that made what a loss scaling optimizer wraps
+    self._scales: Dict[cst.CSTNode, int] = {}  # calls that made a scale: how many optimizers got it
     self._found: List[Decision] = []
     self._about_gradients: List[Decision] = []
     self._horovod: List[cst.Call] = []
     self._optional: List[cst.Import] = []  # imports of mp_compat that may fail
-    self._imports_ours = any(map(_imports_ours, top_level(names.module)))  # once it is rewritten
+    self._imports_ours = any(map(_imports_ours, top_level(names.module)))  # after rewriting
     names.module.visit(self)
     for call in self._horovod:
       if call not in self._inside:
@@ -142,7 +142,7 @@ class Deciding(cst.CSTVisitor):
     self._old_name(node)
     if self._names.meanings(node):
       if leaf.startswith("_") and any(name.startswith("mp_compat.") for name in full):
-        self._note(self._found, node, "private-state")  # of a module that was rewritten, and has it no more
+        self._note(self._found, node, "private-state")  # of a rewritten module, which lacks it
       return False
     if any(_is_keras(name) for name in full):
       self._note(self._found, node, "keras")
@@ -151,7 +151,7 @@ class Deciding(cst.CSTVisitor):
     elif leaf in _PRIVATE or leaf in PUBLIC_TWINS and self._is_scaling_optimizer(node):
       self._note(self._found, node, "private-state")
     elif any(names_module.meaning(name.rpartition(".")[0]) for name in full):
-      self._note(self._found, node, "private-state")  # something of a module of ours that ours has not
+      self._note(self._found, node, "private-state")  # a member that this package's module lacks
     node.value.visit(self)
     return False
 
@@ -163,7 +163,7 @@ class Deciding(cst.CSTVisitor):
         self._imports_ours = True
 
   def _is_scaling_optimizer(self, node: cst.Attribute) -> bool:
-    """Whether it is `self._...` of a subclass, or `opt._... = value`, which is not rewritten."""
+    """Returns whether it is `self._...` of a subclass, or `opt._... = value`, which is not rewritten."""
     if is_made_public(self._names, node):
       return False
     around = self._names.enclosing(node, cst.ClassDef)
@@ -218,7 +218,10 @@ class Deciding(cst.CSTVisitor):
         self._note(self._found, node.func, "shared-scale")
 
   def _may_be_of_tensorflow(self, value: cst.BaseExpression, classes: cst.BaseExpression) -> bool:
-    """Whether a type test asks for classes of ours (contrib's are in no TensorFlow 2) and the object may be none."""
+    """Returns whether a type test names classes of mp_compat, and the object may be TensorFlow's.
+
+    Classes of contrib do not count: TensorFlow 2 has none.
+    """
     listed = [element.value for element in classes.elements] if isinstance(classes, cst.Tuple) else [classes]
     asked = {here for one in listed for here in self._names.meanings(one)}
     made_by = self._names.made_by(value)
@@ -226,12 +229,12 @@ class Deciding(cst.CSTVisitor):
             and not (made_by and all(name.startswith("mp_compat.") for name in made_by)))
 
   def _is_between(self, node: cst.CSTNode) -> bool:
-    """Whether the function around (or the module) computes or applies gradients."""
+    """Returns whether the enclosing function (or the module) computes or applies gradients."""
     around = self._names.enclosing(node, cst.FunctionDef, cst.Module)
     return bool(re.search(r"\.(compute|apply)_gradients\(", self._names.text(around)))
 
   def _moves_global_step(self, node: cst.Call) -> bool:
-    """Whether it is `tf.assign(global_step, value)`, `global_step.assign_add(value)` or like these; 0 begins anew."""
+    """Returns whether it is `tf.assign(global_step, value)`, `global_step.assign_add(value)` or alike; 0 is a reset."""
     if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in ("assign", "assign_add"):
       return False
     values = [self._names.text(argument.value) for argument in node.args]
@@ -248,10 +251,10 @@ class Deciding(cst.CSTVisitor):
   def visit_ConcatenatedString(self, node: cst.ConcatenatedString) -> bool:
     value = names_module.literal(node)
     self._text(node, value)
-    return value is None  # There is an f-string in it.
+    return value is None  # It contains an f-string.
 
   def _text(self, node: cst.CSTNode, value: Optional[str]) -> None:
-    parent = self._names.parents[node]  # A docstring may say what it likes; a call that is rewritten is none any more.
+    parent = self._names.parents[node]  # Skips docstrings, and strings in calls that are rewritten.
     rewritten = isinstance(parent, cst.Arg) and self._names.meanings(self._names.parents[parent])
     if value and _TEXT.search(value) and not isinstance(parent, cst.Expr) and not rewritten:
       self._note(self._found, node, "text")
@@ -265,7 +268,7 @@ def _arguments(call: cst.Call, *positional: str) -> Dict[str, cst.BaseExpression
 
 
 def _imports_ours(statement: cst.BaseSmallStatement) -> bool:
-  """Whether it imports this package, or will once it is rewritten."""
+  """Returns whether a statement imports this package, now or after rewriting."""
   return isinstance(statement, (cst.Import, cst.ImportFrom)) and any(
       name == "mp_compat" or names_module.meaning(name)
       for names in names_module.imported(statement).values() for name in names)
@@ -277,6 +280,6 @@ def _is_keras(name: str) -> bool:
 
 
 def _names_old(names: names_module.Names, call: cst.Call) -> bool:
-  """Whether `hasattr(module, "name")` asks for an old name."""
+  """Returns whether `hasattr(module, "name")` asks for an old name."""
   leaf = names_module.literal(call.args[1].value)
   return any(names_module.meaning("{}.{}".format(name, leaf)) for name in names.full(call.args[0].value))

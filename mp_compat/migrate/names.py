@@ -1,4 +1,4 @@
-"""What the expressions of a source stand for, as far as its text tells."""
+"""Resolves expressions of a source to full names, by static analysis."""
 
 import re
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
@@ -9,13 +9,13 @@ from libcst import metadata
 
 from mp_compat import old_names
 
-# `tf` is TensorFlow wherever a program keeps it: `from project.env import tf`, `self.tf`.
+# Anything named `tf` counts as TensorFlow: `from project.env import tf`, `self.tf`.
 _TENSORFLOW = re.compile(
     r"(?:.*\.)?(?:tf|tf1|tf_v1|tensorflow|tensorflow_core)(?:\._api\.v[12])?(?:\.compat\.v[12])*\.(.+)")
 
 
 class Place(NamedTuple):
-  """Where something is, all from 1: the line, the column in characters, and in a notebook the cell (else 0)."""
+  """A position in a file, all counted from 1: line, column in characters, and cell of a notebook (else 0)."""
 
   cell: int
   line: int
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 
 def meaning(name: str) -> Optional[str]:
-  """What a full name of TensorFlow's is called here; a name of ours is itself; None for all others."""
+  """Returns this package's name for a full name of TensorFlow's; names of this package as they are; None for others."""
   if name.startswith("mp_compat."):
     return name
   found = _TENSORFLOW.fullmatch(name)
@@ -33,15 +33,16 @@ def meaning(name: str) -> Optional[str]:
 
 
 class Names:
-  """A parsed source, and what its names stand for.
+  """A parsed source, and the full names of its expressions.
 
   Attributes:
-    module: the tree; all nodes that are asked about belong to it.
-    code: the text, in UTF-8; offsets are in bytes of it.
+    module: The syntax tree; all methods take nodes of it.
+    code: The text in UTF-8; offsets are in bytes.
+    parents: The parent of each node.
   """
 
   def __init__(self, source: bytes) -> None:
-    """Parses. Raises `libcst.ParserSyntaxError`, SyntaxError (an unknown encoding), or UnicodeDecodeError."""
+    """Parses. Raises `libcst.ParserSyntaxError`, SyntaxError (unknown encoding), or UnicodeDecodeError."""
     wrapper = metadata.MetadataWrapper(cst.parse_module(source))
     self.module = wrapper.module
     self.code = self.module.code.encode("utf-8")
@@ -66,7 +67,7 @@ class Names:
     return Place(0, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
   def full(self, node: cst.CSTNode) -> Set[str]:
-    """The full names that an expression may stand for: those of modules and of what is in them."""
+    """Returns the full names, of modules and of their members, that an expression may refer to."""
     return self._full(node, set())
 
   def _full(self, node: cst.CSTNode, seen: Set[cst.CSTNode]) -> Set[str]:
@@ -84,7 +85,7 @@ class Names:
     return set()
 
   def _looked_up(self, call: cst.Call, seen: Set[cst.CSTNode]) -> Set[str]:
-    """`getattr(module, "name")` and `importlib.import_module("module")`."""
+    """Resolves `getattr(module, "name")` and `importlib.import_module("module")`."""
     literals = [literal(argument.value) for argument in call.args]
     if len(literals) >= 2 and literals[1] and isinstance(call.func, cst.Name) and call.func.value == "getattr":
       return {"{}.{}".format(name, literals[1]) for name in self._full(call.args[0].value, seen)}
@@ -93,7 +94,7 @@ class Names:
     return set()
 
   def bindings(self, node: cst.CSTNode, name: str) -> List[Any]:
-    """The assignments (LibCST's, imports too) that a name, used where a node is, may get its value from."""
+    """Returns LibCST's assignments, imports included, that may bind a name used at `node`."""
     scope = self._scopes.get(node)
     return list(scope[name]) if scope else []
 
@@ -105,20 +106,20 @@ class Names:
     return value is not None and self._full(value, seen) or {name}
 
   def _value(self, target: cst.CSTNode) -> Optional[cst.BaseExpression]:
-    """The right side of `target = value`."""
+    """Returns the right side of `target = value`."""
     parent = self.parents.get(target)
     if isinstance(parent, cst.AnnAssign) and parent.target is target:
       return parent.value
     return self.parents[parent].value if isinstance(parent, cst.AssignTarget) else None
 
   def meanings(self, node: cst.CSTNode) -> Set[str]:
-    """The names of this package that an expression stands for, or should."""
+    """Returns the names of this package that an expression refers to, or will after rewriting."""
     return {here for here in map(meaning, self.full(node)) if here}
 
   def producers(self, node: cst.CSTNode) -> Set[cst.Call]:
-    """Returns the calls that an expression's value may have come from: itself, or those assigned to the name before.
+    """Returns the calls that may have made an expression's value: itself, or calls assigned to the name before.
 
-    The last assignment before the use counts. Where that is in a branch, so do those before the branch.
+    The last assignment before the use counts. If it is in a branch, those before the branch count, too.
     """
     if isinstance(node, cst.Call):
       return {node}
@@ -127,12 +128,12 @@ class Names:
       if isinstance(node, cst.IfExp):
         sources = (node.body, node.orelse)
       elif isinstance(node, (cst.Name, cst.Attribute)):
-        sources = map(self._value, self._reaching(node))  # Each is before the node: this comes to an end.
+        sources = map(self._value, self._reaching(node))  # Each is before the node, so the recursion ends.
       self._producers[node] = {call for source in sources if source is not None for call in self.producers(source)}
     return self._producers[node]
 
   def _targets(self, use: cst.BaseExpression) -> List[cst.BaseExpression]:
-    """Returns the targets of all assignments to a name; of `self.name`, of those in the same function."""
+    """Returns the targets of all assignments to a name; for `self.name`, of those in the same function."""
     if isinstance(use, cst.Name):
       return [binding.node for binding in self.bindings(use, use.value)
               if isinstance(getattr(binding, "node", None), cst.Name)]
@@ -141,7 +142,7 @@ class Names:
             if self.text(target) == self.text(use) and self.enclosing(target, cst.FunctionDef) is function]
 
   def _reaching(self, use: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
-    """Yields the targets of the assignments that a use of a name may see, the last first."""
+    """Yields the targets of the assignments that may reach a use of a name, the last first."""
     around = set(self._ancestors(use))
     other_branches = {branch.body for branch in around if isinstance(branch, cst.If) and branch.orelse in around}
     for target in sorted(self._targets(use), key=self.start, reverse=True):
@@ -152,7 +153,7 @@ class Names:
           return
 
   def _bound_from(self, target: cst.BaseExpression) -> int:
-    """Returns where an assignment has happened: after its statement, or at the head of a loop or a with-block."""
+    """Returns the offset where an assignment takes effect: after its statement, or at the head of a loop or `with`."""
     return self.end(self.enclosing(target, cst.BaseSmallStatement) or target)
 
   def _ancestors(self, node: Optional[cst.CSTNode]) -> Iterator[cst.CSTNode]:
@@ -161,7 +162,7 @@ class Names:
       node = self.parents.get(node)
 
   def layers(self, node: cst.CSTNode) -> Set[cst.Call]:
-    """Returns the calls that made an expression's value, what was handed to those, and so on."""
+    """Returns the calls that made an expression's value, those that made their arguments, and so on."""
     found: Set[cst.Call] = set()
     left = self.producers(node)
     while left:
@@ -171,34 +172,34 @@ class Names:
     return found
 
   def made_by(self, node: cst.CSTNode) -> Set[str]:
-    """Returns the meanings of what may have made an expression's value, or its names, or at least its text."""
+    """Returns the meanings of the callables that may have made an expression's value; else their names; else text."""
     return {meaning(name) or name for call in self.producers(node)
             for name in self.full(call.func) or {self.text(call.func)}}
 
   def enclosing(self, node: cst.CSTNode, *kinds: type) -> Optional[cst.CSTNode]:
-    """The innermost node of some kinds around a node."""
+    """Returns the innermost node of the given kinds that contains `node`, or is it; None if there is none."""
     return next((around for around in self._ancestors(node) if isinstance(around, kinds)), None)
 
 
 def dotted(node: Optional[cst.CSTNode]) -> str:
-  """`a.b.c`, of the nodes that the module of an import consists of."""
+  """Returns the dotted name, such as `a.b.c`, of a Name or Attribute node; "" for other nodes."""
   if isinstance(node, cst.Attribute):
     return "{}.{}".format(dotted(node.value), node.attr.value)
   return node.value if isinstance(node, cst.Name) else ""
 
 
 def aliases(node: cst.CSTNode) -> Iterable[cst.ImportAlias]:
-  """The names in an import statement; of `*`, none."""
+  """Returns the names in an import statement; () for `*`."""
   return () if isinstance(node.names, cst.ImportStar) else node.names
 
 
 def bound_as(alias: cst.ImportAlias) -> Optional[str]:
-  """What follows `as`."""
+  """Returns the name that follows `as`; None without `as`."""
   return alias.asname and dotted(alias.asname.name)
 
 
 def imported(node: cst.CSTNode) -> Dict[str, List[str]]:
-  """What an import statement binds, and to which full names."""
+  """Returns the names that an import statement binds, each with its full names."""
   found: Dict[str, List[str]] = {}
   for alias in aliases(node):
     name = dotted(alias.name)
@@ -212,6 +213,6 @@ def imported(node: cst.CSTNode) -> Dict[str, List[str]]:
 
 
 def literal(node: cst.CSTNode) -> Optional[str]:
-  """The value of a plain string."""
+  """Returns the value of a string literal; None for bytes, f-strings and other nodes."""
   value = node.evaluated_value if isinstance(node, (cst.SimpleString, cst.ConcatenatedString)) else None
   return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""What `mp_compat migrate` says: the diff, the report for people, the report for programs."""
+"""Formats the output of `mp_compat migrate`: a diff, a text report and a JSON report."""
 
 import difflib
 import json
@@ -10,7 +10,7 @@ from mp_compat.migrate import Place
 
 
 def diff(migration: Migration) -> bytes:
-  """A unified diff, as `patch -p1` and `git apply` take it."""
+  """Returns a unified diff for `patch -p1` and `git apply`; b"" if nothing changes."""
   name = os.path.relpath(migration.path).replace(os.sep, "/").encode("utf-8", "surrogateescape")
   lines = difflib.diff_bytes(
       difflib.unified_diff, _lines(migration.before), _lines(migration.after), b"a/" + name, b"b/" + name)
@@ -22,7 +22,7 @@ def _lines(content: bytes) -> List[bytes]:
 
 
 def text(migrations: Sequence[Migration]) -> Iterator[str]:
-  """The report for people, line by line; the last is the sum."""
+  """Yields the text report; the last line has the totals."""
   for migration in migrations:
     for change in migration.changes:
       yield "{}: rewritten: {} -> {}".format(_where(migration, change.place), " ".join(change.old.split()), change.new)
@@ -45,7 +45,7 @@ def _where(migration: Migration, place: Place) -> str:
 
 
 def as_json(migrations: Sequence[Migration]) -> str:
-  """The report for programs: lists `rewritten`, `decide`, `problems`; `cell` is 0 outside of notebooks."""
+  """Returns the JSON report: count `files`, lists `rewritten`, `decide`, `problems`; `cell` is 0 outside notebooks."""
   return json.dumps({
       "files": len(migrations),
       "rewritten": [_entry(migration, change.place, old=change.old, new=change.new)

@@ -1,4 +1,4 @@
-"""Old names in a source, rewritten in its text. What is not rewritten stays as it is, to the byte."""
+"""Rewrites old names in the text of a source. All other text is unchanged, byte for byte."""
 
 from typing import Dict, List, NamedTuple, Optional
 
@@ -8,7 +8,7 @@ from mp_compat.migrate import names as names_module
 from mp_compat.migrate.names import Place
 from mp_compat.migrate.names import meaning
 
-# Private attributes of TensorFlow's optimizers, and the public ones that are the same.
+# Private attributes of TensorFlow's optimizers, and the equivalent public ones.
 PUBLIC_TWINS = {"_optimizer": "inner_optimizer", "_opt": "inner_optimizer",
                 "_loss_scale": "loss_scale", "_loss_scale_manager": "loss_scale"}
 OPTIMIZERS = {"mp_compat.MixedPrecisionLossScaleOptimizer", "mp_compat.contrib.mixed_precision.LossScaleOptimizer",
@@ -16,7 +16,7 @@ OPTIMIZERS = {"mp_compat.MixedPrecisionLossScaleOptimizer", "mp_compat.contrib.m
 
 
 class Change(NamedTuple):
-  """What was rewritten: `old`, at `place` in the old text, is `new`."""
+  """A rewritten name or import: `old`, at `place` in the old text, becomes `new`."""
 
   place: Place
   old: str
@@ -30,17 +30,17 @@ class _Edit(NamedTuple):
 
 
 class Rewriting(cst.CSTVisitor):
-  """The edits of one source.
+  """Collects the edits of one source.
 
   Attributes:
-    changes: what is rewritten, in the order of the text.
+    changes: A list of `Change`, in the order of the text.
   """
 
   def __init__(self, names: names_module.Names) -> None:
     super().__init__()
     self._names = names
     self._edits: List[_Edit] = []
-    self._importer: Optional[cst.CSTNode] = None  # what brought in the first name that `mp_compat.` stands for now
+    self._importer: Optional[cst.CSTNode] = None  # the import of the first name now written `mp_compat.`
     self._used = False
     self.changes: List[Change] = []
     names.module.visit(self)
@@ -48,7 +48,7 @@ class Rewriting(cst.CSTVisitor):
       self._insert_import()
 
   def code(self) -> bytes:
-    """The new text, in the encoding of the old."""
+    """Returns the new text, in the encoding of the old text."""
     code = self._names.code
     for edit in sorted(self._edits, reverse=True):
       code = code[:edit.start] + edit.text.encode("utf-8") + code[edit.end:]
@@ -115,7 +115,7 @@ class Rewriting(cst.CSTVisitor):
       self._replace(alias.name, leaf if alias.asname else "{} as {}".format(leaf, old))
 
   def _split(self, node: cst.ImportFrom, ours: Dict[cst.ImportAlias, Optional[str]]) -> None:
-    """Gives ours statements of their own, before what is left of the old one."""
+    """Moves this package's names to separate import statements, before the remaining names."""
     statements = []
     for alias, here in ours.items():
       if here:
@@ -146,7 +146,7 @@ class Rewriting(cst.CSTVisitor):
                for part in top_level(self._names.module))
 
   def _insert_import(self) -> None:
-    """Before the import whose name it replaces, if that is at the top level; else where imports begin."""
+    """Inserts `import mp_compat` before the import that it replaces, if at the top level; else before all imports."""
     body = list(self._names.module.body)
     while body and _comes_first(body[0]):
       body.pop(0)
@@ -159,12 +159,12 @@ class Rewriting(cst.CSTVisitor):
 
 
 def top_level(module: cst.Module) -> List[cst.BaseSmallStatement]:
-  """Returns the statements of a module that are in no block."""
+  """Returns the simple statements at the top level of a module."""
   return [part for line in module.body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
 
 
 def _comes_first(statement: cst.CSTNode) -> bool:
-  """Whether it is a docstring, or from __future__."""
+  """Returns whether a statement is a docstring or an import from __future__."""
   first = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
   if isinstance(first, cst.ImportFrom):
     return names_module.dotted(first.module) == "__future__"
@@ -172,7 +172,7 @@ def _comes_first(statement: cst.CSTNode) -> bool:
 
 
 def new_name(names: names_module.Names, node: cst.BaseExpression) -> Optional[str]:
-  """Returns what an expression is to become, a full name of this package; None if it stays."""
+  """Returns the full name of this package that replaces an expression; None if the expression stays."""
   found = names.meanings(node)
   if len(found) != 1 or names.full(node) <= found or found == {names.text(node)}:
     return None
@@ -180,12 +180,12 @@ def new_name(names: names_module.Names, node: cst.BaseExpression) -> Optional[st
   root = _root(node)
   if isinstance(node, cst.Attribute) and isinstance(root, cst.Name) and new in {
       here + names.text(node)[len(root.value):] for here in names.meanings(root)}:
-    return None  # What binds the root is rewritten, and that is enough.
+    return None  # Rewriting the import of the root is enough.
   return new
 
 
 def _root(node: cst.BaseExpression) -> cst.BaseExpression:
-  """Returns what a chain of attributes begins with; of `getattr(chain, name)`, the chain's."""
+  """Returns the first node of a chain of attributes; for `getattr(chain, name)`, that of the chain."""
   if isinstance(node, cst.Call) and node.args:
     node = node.args[0].value
   while isinstance(node, cst.Attribute):
@@ -194,14 +194,14 @@ def _root(node: cst.BaseExpression) -> cst.BaseExpression:
 
 
 def is_taken(names: names_module.Names, node: cst.CSTNode) -> bool:
-  """Returns whether the name `mp_compat` may be something else where a node is."""
+  """Returns whether the name `mp_compat` may not be this package at `node`."""
   return any(not isinstance(binding.node, cst.Import)
              or set(names_module.imported(binding.node)["mp_compat"]) != {"mp_compat"}
              for binding in names.bindings(node, "mp_compat"))
 
 
 def is_made_public(names: names_module.Names, node: cst.Attribute) -> bool:
-  """Whether it reads a private attribute, with a public twin, of what is known to be an optimizer of these."""
+  """Returns whether it reads a private attribute that has a public equivalent, of a known loss scaling optimizer."""
   is_read = not isinstance(names.parents[node], (cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.Del))
   made_by = names.made_by(node.value)
   return node.attr.value in PUBLIC_TWINS and is_read and bool(made_by) and made_by <= OPTIMIZERS

@@ -1,4 +1,4 @@
-"""What the programs beside it need: run a client's program under TensorFlow's names or mp_compat's, and compare."""
+"""Runs a client's program with TensorFlow's loss scaling or mp_compat's, and compares the results."""
 
 import glob
 import os
@@ -11,7 +11,7 @@ import numpy as np
 
 PYTHON = {"tensorflow": [sys.executable], "mp_compat": [sys.executable, "-m", "mp_compat", "run", "--"]}
 
-# The same sums in the same order in every run: one thread, no GPU.
+# One thread and no GPU, so that sums have the same order in every run.
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
                "TF_CPP_MIN_LOG_LEVEL": "2", "TF_DETERMINISTIC_OPS": "1"}
 
@@ -22,7 +22,7 @@ def check(promise, otherwise):
 
 
 def run(command, cwd=None, **environment):
-  """Runs a command to its end, and this program to its own if it fails; returns what it printed."""
+  """Runs a command and returns its output; exits with an error if the command fails."""
   everything = dict(os.environ, **dict(ENVIRONMENT, **environment))
   done = subprocess.run(command, cwd=cwd, env=everything, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
   check(not done.returncode, "{}\n{} ended with code {}.".format(
@@ -31,7 +31,7 @@ def run(command, cwd=None, **environment):
 
 
 def copy(source, target):
-  """Copies a checkpoint, as it is, to where an Estimator looks for one."""
+  """Copies a checkpoint, unchanged, to a new directory in which an Estimator finds it."""
   os.makedirs(os.path.dirname(target))
   for path in glob.glob(source + ".*"):
     shutil.copy(path, target + path[len(source):])
@@ -40,29 +40,29 @@ def copy(source, target):
 
 
 def variables(path):
-  """What is in a checkpoint, by name."""
-  os.environ.update(ENVIRONMENT)  # TensorFlow reads it when it is imported.
+  """Returns the values in a checkpoint by name."""
+  os.environ.update(ENVIRONMENT)  # TensorFlow reads it when imported.
   import tensorflow.compat.v1 as tf
   reader = tf.train.load_checkpoint(path)
   return {name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()}
 
 
 def without_conditional(name):
-  """The name of one of Adam's powers without the conditional that TensorFlow's classes make them in."""
+  """Returns the name of one of Adam's powers without the conditional in which TensorFlow's classes create it."""
   return re.sub(r"\bcond(_\d+)?/(?=beta\d_power$)", "", name)
 
 
 def check_same(path, other, spelling=without_conditional, except_for=()):
-  """Compares two checkpoints: the same names, dtypes, shapes and bits.
+  """Checks that two checkpoints have the same names, dtypes, shapes and bits; exits with an error if not.
 
   Args:
-    path: a checkpoint.
-    other: another one.
-    spelling: a function that makes the names of both comparable.
-    except_for: names that are not compared.
+    path: A checkpoint.
+    other: Another checkpoint.
+    spelling: A function that makes the names of both comparable.
+    except_for: Names that are not compared.
 
   Returns:
-    How many variables were.
+    The number of variables compared.
   """
   one, two = [{spelling(name): (value.dtype, value.shape, value.tolist() if value.dtype == object else value.tobytes())
                for name, value in variables(one).items() if name not in except_for} for one in (path, other)]

@@ -25,7 +25,7 @@ import numpy as np
 
 from mp_compat import checkpoints
 
-# One thread: sums of floats then have one order.
+# One thread, so that sums have the same order in every run.
 ENVIRONMENT = dict(DP_INTERFACE_PREC="low", DP_INTRA_OP_PARALLELISM_THREADS="1", DP_INTER_OP_PARALLELISM_THREADS="1")
 EPSILON, SIGMA, LATTICE, CUTOFF = 0.0104, 3.405, 5.26, 5.2  # argon, in eV and Angstrom
 FRAMES = 40
@@ -39,7 +39,7 @@ def parse_arguments():
 
 
 def lennard_jones(positions, side):
-  """Energy and forces of atoms in a periodic cube."""
+  """Returns the energy and the forces [n, 3] of atoms at `positions` [n, 3] in a periodic cube."""
   apart = positions[:, None] - positions[None]
   apart -= side * np.round(apart / side)
   square = (apart ** 2).sum(-1)
@@ -50,7 +50,7 @@ def lennard_jones(positions, side):
 
 
 def write_data(directory):
-  """Two cells in each direction of a face-centred cubic crystal, in DeePMD-kit's format."""
+  """Writes a face-centred cubic crystal, two cells in each direction, in DeePMD-kit's format."""
   random = np.random.RandomState(0)
   cell = np.array([[0, 0, 0], [0, .5, .5], [.5, 0, .5], [.5, .5, 0]])
   places = LATTICE * np.concatenate([cell + corner for corner in itertools.product(range(2), repeat=3)])
@@ -80,7 +80,7 @@ def settings(data, steps):
 
 
 def train(top, name, whose, steps, restart=None):
-  """Runs DeePMD-kit in a directory of its own; returns its learning curve and the path of its last checkpoint."""
+  """Runs DeePMD-kit in a new directory; returns its learning curve and the path of its last checkpoint."""
   began, directory = time.time(), os.path.join(top, name)
   os.makedirs(directory)
   with open(os.path.join(directory, "input.json"), "w") as file:
@@ -89,12 +89,12 @@ def train(top, name, whose, steps, restart=None):
              (["--restart", restart] if restart else []), directory, **ENVIRONMENT)
   path = os.path.join(directory, "model.ckpt-{}".format(steps))
   found = checkpoints.inspect(path)
-  made_by = "mp_compat" if "beta1_power" in found.variables else "tensorflow"  # which has cond_3/beta1_power only
+  made_by = "mp_compat" if "beta1_power" in found.variables else "tensorflow"  # which writes only cond_3/...
   client.check(made_by == whose, "{} is a checkpoint of {}, not of {}.".format(path, made_by, whose))
   with open(os.path.join(directory, "lcurve.out")) as file:
     curve = file.read()
   rows = np.loadtxt(curve.splitlines())
-  steps, errors = rows[:, 0], rows[:, 3]  # A row for each attempt: a step that is skipped stands there once more.
+  steps, errors = rows[:, 0], rows[:, 3]  # One row per attempt: a skipped step is repeated.
   print("  {:<24}  {:>3.0f} to {:>3.0f}  {:>7}  {:>5g}  {:>10}  {:.3f} to {:.3f}  {:>6.0f} s".format(
       name, steps[0], steps[-1], (np.diff(steps) == 0).sum(), found.state["current_loss_scale"],
       found.state["good_steps"], errors[:20].mean(), errors[-20:].mean(), time.time() - began), flush=True)

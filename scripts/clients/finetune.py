@@ -23,7 +23,7 @@ import client
 
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs", "finetune_estimator.py")
 SCOPE = "OptimizeLoss/"
-POWER = {"tensorflow": "beta1_power", "mp_compat": SCOPE + "beta1_power"}  # tells whose class made the train op
+POWER = {"tensorflow": "beta1_power", "mp_compat": SCOPE + "beta1_power"}  # shows whose class built the train op
 RACE = [SCOPE + "training_fraction"]
 
 
@@ -34,7 +34,7 @@ def parse_arguments():
 
 
 def spelling(name):
-  """The name of one of Adam's powers without the scope of the optimizer, which TensorFlow's class loses."""
+  """Returns the name of one of Adam's powers without the optimizer's scope, which TensorFlow's class drops."""
   return re.sub(SCOPE + r"(?=beta\d_power$)", "", name)
 
 

@@ -2,11 +2,11 @@
 
     scripts/nox -s client-official
 
-The garden stays as it is (tf-models-official 2.2.2, on TensorFlow 2.4). `performance.configure_optimizer` wraps the
-optimizer in `tf.keras.mixed_precision.experimental.LossScaleOptimizer`, `grad_utils.minimize_using_explicit_allreduce`
-asks whether it is one, by way of `tf.compat.v2`, and reduces the scaled gradients in float16; `python -m mp_compat run`
-gives the name to mp_compat. This program ends with an error unless both print the same losses, scales and weights, to
-the bit, over steps that overflow and are skipped.
+The model garden is not modified (tf-models-official 2.2.2, on TensorFlow 2.4). `performance.configure_optimizer` wraps
+the optimizer in `tf.keras.mixed_precision.experimental.LossScaleOptimizer`.
+`grad_utils.minimize_using_explicit_allreduce` tests for that class, as a name of `tf.compat.v2`, and reduces the scaled
+gradients in float16. `python -m mp_compat run` makes the name refer to mp_compat. This program exits with an error
+unless both print the same losses, scales and weights, to the bit, over steps that overflow and are skipped.
 """
 
 import os

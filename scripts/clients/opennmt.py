@@ -40,7 +40,7 @@ def parse_arguments():
 
 
 def write_data(top, overflows):
-  """Sentences and their reverse; some may have the absurd word."""
+  """Writes sentences, their reverses and the vocabulary; with `overflows`, some sentences contain ABSURD."""
   randomly = random.Random(0)
   sentences = [[randomly.choice(WORDS) for _ in range(randomly.randint(3, 8))] for _ in range(400)]
   for place in range(50, 50 + 300 * overflows, 300):
@@ -63,13 +63,13 @@ def settings(steps):
 
 
 def train(top, whose, name, last, source=None):
-  """Runs OpenNMT-tf up to a step; returns its losses, and its directory of checkpoints."""
+  """Runs OpenNMT-tf up to a step; returns its losses by step, and its directory of checkpoints."""
   began, directory = time.time(), os.path.join(top, name.replace(" ", "_"))
   os.makedirs(directory)
   if source:
     shutil.copytree(source, os.path.join(directory, "run"))
   with open(os.path.join(directory, "config.json"), "w") as file:
-    json.dump(settings(last), file)  # which is YAML, too
+    json.dump(settings(last), file)  # JSON is valid YAML.
   printed = client.run(client.PYTHON[whose] + [
       MAIN, "--model", MODEL, "--config", "config.json", "--mixed_precision", "--seed", "1",
       "--inter_op_parallelism_threads", "1", "--intra_op_parallelism_threads", "1", "train"], cwd=directory)

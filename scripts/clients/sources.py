@@ -22,7 +22,7 @@ import tempfile
 
 from mp_compat import __main__ as command_line
 
-# How many names are rewritten, and the kinds of decisions, as read in the diffs and the sources.
+# The number of rewritten names, and of decisions of each kind, counted by hand in the diffs and the sources.
 EXPECTED = {
     "tensor2tensor==1.15.7": (2, {"unresolved": 2, "own-global-step": 1}),
     "OpenNMT-tf==2.8.1": (2, {"isinstance": 1}),
@@ -39,7 +39,7 @@ def check(promise, otherwise):
 
 
 def fetch(package, top):
-  """Downloads a package and unpacks it; returns the directory."""
+  """Downloads and unpacks a package; returns the directory."""
   subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check",
                   "--dest", top, package], check=True)
   archive, = (path for path in glob.glob(os.path.join(top, "*")) if os.path.isfile(path))
@@ -49,7 +49,7 @@ def fetch(package, top):
 
 
 def migrate(*arguments):
-  """Runs the command in this process; returns its exit code and what it said."""
+  """Runs `mp_compat migrate` in this process; returns its exit code and its output on stderr."""
   said = io.StringIO()
   with contextlib.redirect_stderr(said):
     return command_line.main(["migrate"] + list(arguments)), said.getvalue()

@@ -32,7 +32,7 @@ HALF = "activation_dtype=float16,weight_dtype=float32,mixed_precision_optimizer_
        "mixed_precision_optimizer_init_loss_scale={}".format(2 ** 28)
 WAYS = {"half": ["--hparams={},{}".format(SIZE, HALF)],
         "rewrite": ["--hparams=" + SIZE, "--gpu_automatic_mixed_precision"]}
-# How Adam's powers are called tells whose class made the train op.
+# The name of Adam's power shows whose class built the train op.
 POWER = {("half", "tensorflow"): "training/cond/beta1_power", ("rewrite", "tensorflow"): "training/cond_1/beta1_power",
          ("half", "mp_compat"): "training/beta1_power", ("rewrite", "mp_compat"): "training/beta1_power"}
 
@@ -44,7 +44,7 @@ def parse_arguments():
 
 
 def train(top, way, whose, name, first, last):
-  """Runs tensor2tensor from one step to another; returns its losses, as it prints them, and its last checkpoint."""
+  """Runs tensor2tensor from step `first` to `last`; returns its printed losses and the path of its last checkpoint."""
   began, directory = time.time(), os.path.join(top, way, name)
   usr = os.path.join(os.path.dirname(os.path.abspath(__file__)), "t2t_usr")
   printed = client.run(client.PYTHON[whose] + [
@@ -53,7 +53,7 @@ def train(top, way, whose, name, first, last):
       "--tmp_dir=" + os.path.join(top, "tmp"), "--output_dir=" + directory, "--train_steps={}".format(last),
       "--random_seed=1", "--inter_op_parallelism_threads=1", "--intra_op_parallelism_threads=1",
       "--log_step_count_steps=1", "--iterations_per_loop={}".format(last)] + WAYS[way])
-  losses = re.findall(r"INFO:tensorflow:loss = (\S+), step", printed)  # of each attempt
+  losses = re.findall(r"INFO:tensorflow:loss = (\S+), step", printed)  # one per attempt
   path = os.path.join(directory, "model.ckpt-{}".format(last))
   found = client.variables(path)
   client.check(POWER[way, whose] in found, "{} has no {}: it is not of {}.".format(path, POWER[way, whose], whose))

@@ -1,13 +1,13 @@
-"""Drives tensor2tensor's optimizer on TensorFlow 2.10, with TensorFlow's loss scaling, and then with mp_compat's.
+"""Runs tensor2tensor's optimizer on TensorFlow 2.10, with TensorFlow's loss scaling, and then with mp_compat's.
 
     scripts/nox -s client-tensor2tensor_tf2
 
-tensor2tensor stays as it is, and was made for TensorFlow 1.15: of its optimizers, those that are Keras's work on
-TensorFlow 2 (`adam`), with the graph rewrite; its float16 activations ask for `tf.contrib` and refuse. `python -m
-mp_compat run` gives TensorFlow's names to mp_compat. This program ends with an error unless both runs print the same
-losses and variables, to the bit, over steps that overflow and are skipped.
+tensor2tensor is not modified. It was written for TensorFlow 1.15: on TensorFlow 2, its Keras optimizers (`adam`) work,
+with the graph rewrite; its float16 activations need `tf.contrib` and raise an error. `python -m mp_compat run` makes
+TensorFlow's names refer to mp_compat. This program exits with an error unless both runs print the same losses and
+variables, to the bit, over steps that overflow and are skipped.
 
-TensorFlow's class makes the slots outside of the name scope that tensor2tensor chooses, `training`; mp_compat within.
+TensorFlow's class creates the slots outside tensor2tensor's name scope `training`; mp_compat creates them inside.
 """
 
 import os
