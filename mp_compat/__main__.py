@@ -107,8 +107,8 @@ def _tell(found: Any) -> None:
 def _add_migrate(commands: Any) -> None:
   parser = commands.add_parser(
       "migrate", help="rewrite TensorFlow's old names in sources and notebooks",
-      description="Rewrites TensorFlow's old names for loss scaling into those of mp_compat, and lists where somebody "
-      "has to decide. Prints the changes as a diff (standard output) and the report (standard error), and changes no "
+      description="Rewrites TensorFlow's old names for loss scaling into those of mp_compat, and lists where you "
+      "have to decide. Prints the changes as a diff (standard output) and the report (standard error), and changes no "
       "file without --write. TensorFlow is not needed, LibCST is: pip install mp_compat[migrate].")
   parser.add_argument("paths", metavar="PATH", nargs="+", help="a file, or a directory with .py and .ipynb files")
   mode = parser.add_mutually_exclusive_group()

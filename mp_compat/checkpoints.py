@@ -269,8 +269,8 @@ def _as_in(like: Inspection, found: Inspection) -> Dict[str, Optional[str]]:
   matched = dialects.match(shapes, {name: shape for name, (_, shape) in found.variables.items()})
   missing = [name for name in shapes if name not in matched and not dialects.is_state(name)]
   if missing:
-    raise ValueError("Expected what is in {}, but not found in {}, with the same shape: {}. Are they checkpoints of "
-                     "one model?".format(like.path, found.path, ", ".join(missing)))
+    raise ValueError("Expected the variables of {}, but {} does not have these in the same shape: {}. Pass "
+                     "checkpoints of the same model.".format(like.path, found.path, ", ".join(missing)))
   return {name: matched.get(name) for name in shapes}
 
 

@@ -17,34 +17,39 @@ from mp_compat.migrate.rewrite import top_level
 
 # Kind: the remedy, in a line. Each kind is also a heading of docs/migration.md.
 REMEDIES: Dict[str, str] = {
-    "clipped-gradients": "gradients change between compute_gradients and apply_gradients: an overflow that this hid is "
-                         "seen now, and skips the step; nothing to do, unless the program had its own check",
-    "own-global-step": "a counter that the program moves itself goes on in skipped steps; hand it to "
-                       "apply_gradients(..., global_step) if it is to count applied steps",
+    "clipped-gradients": "the program changes gradients between compute_gradients and apply_gradients; mp_compat also "
+                         "detects an overflow that this hides, and skips the step; keep the code, unless it is a "
+                         "finite check of the program",
+    "own-global-step": "the program increments this counter itself, also in skipped steps; to count applied steps "
+                       "only, pass it to apply_gradients(..., global_step)",
     "horovod": "put hvd.DistributedOptimizer inside: MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(opt), "
                "scale); outside only with backward_passes_per_step",
-    "sync-replicas": "put SyncReplicasOptimizer outside: the other order is refused",
-    "wrapped-twice": "the inner optimizer may scale the loss already, and mp_compat refuses to scale it twice; keep "
-                     "one of the two: enable_mixed_precision_graph_rewrite(opt) adds loss scaling by itself",
-    "subclass": "update() of every LossScale subclass is called and its should_apply is obeyed, and a step with "
-                "non-finite gradients is skipped in any case; check what the subclass overrides, and pass "
-                "skip_nonfinite=False if it alone is to decide",
-    "isinstance": "this tests for the class of mp_compat; if TensorFlow itself can have made the object (a "
-                  "mixed_float16 policy, model.compile, a library that is not migrated), test for its class, too",
-    "private-state": "private attributes that TensorFlow's classes share with these are readable, others are missing; "
-                     "use inner_optimizer, loss_scale, variables(), or call the scale",
-    "shared-scale": "one LossScale moves with every apply_gradients; mp_compat.apply_gradients_together moves it once",
-    "fixed-scale": "steps that overflow are skipped with a fixed scale, too; skip_nonfinite=False applies them, as "
+    "sync-replicas": "put SyncReplicasOptimizer outside; mp_compat raises an error for the other order",
+    "wrapped-twice": "the inner optimizer may scale the loss already, and mp_compat raises an error for a loss that "
+                     "would be scaled twice; remove one of the two: enable_mixed_precision_graph_rewrite(opt) also "
+                     "adds loss scaling",
+    "subclass": "mp_compat calls update() of every LossScale subclass, obeys its should_apply, and also skips every "
+                "step with non-finite gradients; check what the subclass overrides, and pass skip_nonfinite=False if "
+                "update() alone should decide",
+    "isinstance": "objects of TensorFlow's own class are not instances of this class of mp_compat (Keras wrappers "
+                  "are); if TensorFlow can make the object (a mixed_float16 policy, a library that is not migrated), "
+                  "test for TensorFlow's class, of which mp_compat's objects are instances, too",
+    "private-state": "mp_compat has the private attributes that its classes share with TensorFlow's, and no others; "
+                     "use inner_optimizer, loss_scale, variables(), or call the loss scale",
+    "shared-scale": "every apply_gradients updates a shared LossScale; mp_compat.apply_gradients_together updates it "
+                    "once",
+    "fixed-scale": "mp_compat skips steps that overflow with a fixed scale, too; skip_nonfinite=False applies them, as "
                    "TensorFlow's class does",
-    "keras": "this is TensorFlow's Keras class of today, and stays; mp_compat.keras.LossScaleOptimizer takes its place "
-             "where its behaviour is wanted",
-    "optional-import": "the rewritten source imports mp_compat in any case, and what it does without mp_compat is "
-                       "never used; import mp_compat outside of the try",
-    "name-taken": "mp_compat may be something else than the module here (None after a failed import), so this old name "
-                  "stays; import mp_compat without an alternative and migrate again",
-    "guard": "this asks whether TensorFlow has a name, and mp_compat always has it; keep the branch that uses it",
-    "unresolved": "this looks like an old name, but where it comes from is not in this file; rewrite it by hand",
-    "text": "a text names an old module; if it is code, a configuration or a patch target, rewrite it by hand",
+    "keras": "this name is TensorFlow's current Keras class and is not changed; mp_compat.keras.LossScaleOptimizer "
+             "replaces it",
+    "optional-import": "the rewritten source always imports mp_compat, and its code for a missing mp_compat never "
+                       "runs; import mp_compat outside of the try statement",
+    "name-taken": "the name mp_compat may not be the module here (None after a failed import), so the old name is not "
+                  "changed; import mp_compat without an alternative and migrate again",
+    "guard": "the program tests whether TensorFlow has a name; mp_compat always has it, so keep the branch that uses "
+             "it",
+    "unresolved": "this looks like an old name, but this file does not show where it comes from; rewrite it by hand",
+    "text": "a string names an old module; if it is code, a configuration or a patch target, rewrite it by hand",
 }
 DOCS = "docs/migration.md#"
 
