@@ -118,7 +118,7 @@ class Installation:
         self._undo.append((sys.modules, full, _ABSENT))
     first, _, rest = path.partition(".")
     real = getattr(sys.modules["tensorflow." + first], "__name__", "")
-    if real.startswith("tensorflow_core.") and module.__doc__ != _MADE:
+    if rest and real.startswith("tensorflow_core.") and module.__doc__ != _MADE:
       importlib.import_module("{}.{}".format(real, rest))  # TensorFlow 2.1: importing a submodule creates a copy.
     name = re.compile(r"tensorflow(_core)?(\._api\.v\d)?\." + re.escape(path))
     copies = [copy for key, copy in list(sys.modules.items()) if name.fullmatch(key) and copy is not None]
