@@ -184,8 +184,11 @@ def train(case: Case, api: Any, control_flow: int) -> Any:
         return [grad for grad, _ in pairs]
 
       def compute_dense():
-        return [tf.zeros_like(variable) if grad is None else tf.convert_to_tensor(grad)
+        made = [tf.zeros_like(variable) if grad is None else tf.convert_to_tensor(grad)
                 for grad, variable in zip(compute(), variables)]
+        for grad, variable in zip(made, variables):
+          grad.set_shape(variable.shape)  # a loop keeps its shapes; TensorFlow 1.15 forgets that of rows
+        return made
 
       # tf.cond gives a list of one tensor back as a tensor.
       grads = tf.nest.flatten(CONTEXTS[case.context](compute_dense, flag)) if case.context else compute()

@@ -153,7 +153,8 @@ def executed(sess, fetch, feed):
 def environment():
   """The environment for a process that imports this package, without what TensorFlow has written into ours."""
   inherited = {name: value for name, value in os.environ.items() if name != "TF2_BEHAVIOR"}
-  return dict(inherited, PYTHONPATH=ROOT)
+  # Older versions of coverage warn of settings that they do not know, on standard error.
+  return dict(inherited, PYTHONPATH=ROOT, PYTHONWARNINGS="ignore")
 
 
 def eager_mode():
