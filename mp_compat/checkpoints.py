@@ -291,7 +291,8 @@ def _write(values: Dict[str, np.ndarray], target: str) -> None:
       written = _read(reader, prefix, name)
       if not _same(written, values[name]):
         raise tf.errors.DataLossError(None, None, "{} of {} was not written as it should be.".format(name, prefix))
-    for part in sorted(tf.gfile.ListDirectory(beside)):  # The index comes last: without it, there is no checkpoint.
+    # Some file systems list whole paths. The index comes last: without it, there is no checkpoint.
+    for part in sorted(os.path.basename(path) for path in tf.gfile.ListDirectory(beside)):
       tf.gfile.Rename(os.path.join(beside, part), os.path.join(os.path.dirname(target), part), overwrite=True)
   finally:
     _remove(beside)
