@@ -252,7 +252,7 @@ class DynamicLossScale(FiniteLossScale):
     """
     self._initial_loss_scale = _bounded("initial_loss_scale", initial_loss_scale)
     self._multiplier = _bounded("multiplier", multiplier, above=1.)
-    backoff = self._multiplier if backoff is None else _bounded("backoff", backoff, above=1.)
+    backoff = None if backoff is None else _bounded("backoff", backoff, above=1.)
     floor = _bounded("min_loss_scale", min_loss_scale)
     ceiling = _bounded("max_loss_scale", max_loss_scale)
     if floor > self._initial_loss_scale:
@@ -261,15 +261,22 @@ class DynamicLossScale(FiniteLossScale):
     if ceiling < self._initial_loss_scale:
       raise ValueError("initial_loss_scale must be at most max_loss_scale, {}, but got {!r}."
                        .format(ceiling, initial_loss_scale))
+    self._increment_period = _count("increment_period", increment_period)
     # Subclasses set attributes of any name; this name is unlikely to collide.
-    self._mp_compat_rule = update_rule.Rule(
-        increment_period=_count("increment_period", increment_period), multiplier=self._multiplier, backoff=backoff,
+    self._mp_compat_parameters = update_rule.Rule(
+        increment_period=self._increment_period, multiplier=self._multiplier, backoff=backoff,
         overflow_tolerance=_count("overflow_tolerance", overflow_tolerance), floor=floor, ceiling=ceiling)
-    self._increment_period = self._mp_compat_rule.increment_period
     self._add_weight("current_loss_scale", self._initial_loss_scale, tf.float32)
     self._add_weight("good_steps", 0, tf.int64)
-    if self._mp_compat_rule.overflow_tolerance > 1:
+    if self._mp_compat_parameters.overflow_tolerance > 1:
       self._add_weight("bad_steps", 0, tf.int64)
+
+  @property
+  def _mp_compat_rule(self) -> update_rule.Rule:
+    """Returns the update rule, with `_increment_period` and `_multiplier` as a subclass may have set them."""
+    parameters = self._mp_compat_parameters
+    return parameters._replace(increment_period=self._increment_period, multiplier=self._multiplier,
+                               backoff=parameters.backoff or self._multiplier)
 
   @property
   def initial_loss_scale(self) -> float:

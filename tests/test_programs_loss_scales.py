@@ -28,6 +28,18 @@ def sets_attributes(api):
   return Scale()
 
 
+def sets_the_rule(api):
+  """Sets the private attributes that TensorFlow's class reads in every update."""
+
+  class Scale(api.DynamicLossScale):
+
+    def __init__(self):
+      super().__init__(2 ** 10, 30)
+      self._increment_period, self._multiplier = 2, 8.
+
+  return Scale()
+
+
 def overrides_update(api):
 
   class Scale(api.DynamicLossScale):
@@ -71,7 +83,8 @@ def user_defined(api):
 
 
 SCALES = {
-    "that_sets_attributes": (sets_attributes, None), "that_overrides_update": (overrides_update, None),
+    "that_sets_attributes": (sets_attributes, None), "that_sets_the_rule": (sets_the_rule, None),
+    "that_overrides_update": (overrides_update, None),
     "that_overrides_call": (overrides_call, None), "of_the_user": (user_defined, "it applies what update() refuses"),
     "of_one": (lambda api: api.DynamicLossScale(2., 1), None),
     "dynamic_by_name": (lambda api: "dynamic", None),
