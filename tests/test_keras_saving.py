@@ -181,6 +181,51 @@ def test_models_of_every_keras_3_optimizer_train_and_load(name, tmp_path):
   assert weights[0] == weights[1]
 
 
+INNER = {"plain": {}, "moving_average": {"use_ema": True}, "accumulation": {"gradient_accumulation_steps": 2}}
+
+
+@keras_cases.needs_keras_3
+@pytest.mark.parametrize("reader", [ours, theirs])
+@pytest.mark.parametrize("writer", [ours, theirs])
+@pytest.mark.parametrize("arguments", INNER.values(), ids=INNER)
+def test_keras_3_continues_from_either_wrapper(arguments, writer, reader, tmp_path):
+  family = keras_cases.FAMILIES[-1]
+  x, y = np.arange(27, dtype=np.float32).reshape([9, 3]) / 9, np.ones([9, 2], np.float32)
+
+  def model(make):
+    keras = family.keras
+    made = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(2, kernel_initializer="ones")])
+    opt = make(family)
+    opt = type(opt)(family.optimizers.Adam(.1, **arguments), initial_scale=8., dynamic_growth_steps=3)
+    made.compile(loss=keras.losses.MeanSquaredError(), optimizer=opt, jit_compile=False)
+    opt.build(made.trainable_variables)
+    return made
+
+  def fit(made, examples):
+    made.fit(x[examples], y[examples], batch_size=1, shuffle=False, verbose=0)
+
+  def state(made):
+    return [keras_cases.numpy(value).tolist() for value in made.weights + made.optimizer.variables]
+
+  before = model(writer)
+  fit(before, slice(5))
+  path = tf.train.Checkpoint(model=before, optimizer=before.optimizer).save(str(tmp_path / "model"))
+  after = model(reader)
+  tf.train.Checkpoint(model=after, optimizer=after.optimizer).restore(path).assert_existing_objects_matched()
+  assert state(after) == state(before)
+  for made in (before, after):
+    fit(made, slice(5, 9))
+  assert state(after) == state(before) and float(after.optimizer.dynamic_scale) > 8.
+
+
+@keras_cases.needs_keras_3
+def test_keras_3_wrapper_keeps_its_name():
+  optimizers = keras_cases.FAMILIES[-1].optimizers
+  opt = mp_keras.LossScaleOptimizer(optimizers.SGD(), name="mine")
+  assert opt.name == optimizers.deserialize(optimizers.serialize(opt)).name == "mine"
+  assert mp_keras.LossScaleOptimizer.from_config(opt.get_config()).name == "mine"
+
+
 @keras_cases.needs_keras_3
 def test_files_of_keras_3_hold_the_scale(tmp_path):
   family = keras_cases.FAMILIES[-1]

@@ -38,27 +38,52 @@ class Part:
     inner = self._optimizer
     del self._optimizer  # Otherwise attributes that the base class sets would be set on it.
     super(self._family.native, self).__init__(learning_rate=0., name=name)
-    for setting in IDLE:
-      vars(self).pop(setting, None)
+    # The inner optimizer's are used, except by the base class's `build`.
+    self._own_settings = {setting: vars(self).pop(setting) for setting in IDLE if setting in vars(self)}
     self._optimizer = inner
     inner.loss_scale_factor = None  # It would unscale a second time.
-    self._keep_scale_in_keras_variables()
-    self._track_trackable(inner, "inner_optimizer")
-    self._track_trackable(self._loss_scale, "loss_scale")
+    self._track_as_keras()
 
-  def _keep_scale_in_keras_variables(self) -> None:
-    """Moves our loss scale into Keras variables: Keras 3 saves no others. TensorFlow's keeps its variables."""
+  def _track_as_keras(self) -> None:
+    """Gives the optimizer the variables and checkpoint keys of Keras's class.
+
+    Our loss scale's variables become Keras variables, as Keras 3 saves no others; TensorFlow's LossScale keeps its own.
+    """
+    tracked = {"inner_optimizer": self._optimizer, "_iterations": self._iterations,
+               "_learning_rate": self._learning_rate}
     if isinstance(self._loss_scale, loss_scale.LossScale):
       weights = self._loss_scale._graph_variables()
       for name in sorted(weights, reverse=True):  # good_steps, current_loss_scale: Keras 3's order
+        keras_name = _NAMES_IN_KERAS.get(name, name)
         initial = self._family.module("initializers").Constant(weights[name].numpy())
-        weights[name] = self.add_variable((), initial, weights[name].dtype.name, aggregation="none",
-                                          name=_NAMES_IN_KERAS.get(name, name)).value
+        tracked[keras_name] = self.add_variable(
+            (), initial, weights[name].dtype.name, aggregation="none", name=keras_name)
+        weights[name] = tracked[keras_name].value
+    else:
+      tracked["loss_scale"] = self._loss_scale
+    for name, trackable in tracked.items():
+      self._track_trackable(trackable, name)
+    self._tracked = tracked
+
+  @property
+  def step_counter(self) -> Any:
+    """Returns the Keras variable of finite steps since the last change, int64; None for a loss scale without it."""
+    return self._tracked.get("step_counter")
+
+  @property
+  def dynamic_scale(self) -> Any:
+    """Returns the Keras variable of the scale, float32; None for a loss scale without it."""
+    return self._tracked.get("dynamic_scale")
 
   def build(self, var_list: List[Any]) -> None:
     """Makes the inner optimizer's variables for the trainable variables `var_list`."""
     self._optimizer.build(var_list)
-    super(self._family.native, self).build(var_list)
+    vars(self).update(self._own_settings)
+    try:
+      super(self._family.native, self).build(var_list)
+    finally:
+      for setting in self._own_settings:
+        del vars(self)[setting]
 
   @property
   def iterations(self) -> Any:

@@ -285,6 +285,8 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
                 "loss_scale": {"class_name": kind, "config": scale}}
     if not self._count_skipped_steps:
       config["count_skipped_steps"] = False
+    if self._family.part is keras3.Part:
+      config["name"] = self.name
     return config
 
   @classmethod
