@@ -152,6 +152,21 @@ def test_manager_subclasses_train_as_with_contrib():
   testing.assert_same(*[history(api, with_own_variable, "..x.xx..") for api in (mixed_precision, native)])
 
 
+def with_another_manager(api):
+  opt = api.LossScaleOptimizer(tf.train.GradientDescentOptimizer(.1), api.FixedLossScaleManager(8.))
+  opt._loss_scale_manager = api.ExponentialUpdateLossScaleManager(64., 2)
+  opt._opt = tf.train.MomentumOptimizer(.1, .9)
+  return opt
+
+
+def test_the_manager_and_the_inner_optimizer_can_be_set():
+  apis = [mixed_precision] + [native] * (native is not None)
+  histories = [testing.train(lambda api=api: with_another_manager(api), testing.feeds(4, ()), var_list=lambda: [
+      v for v in tf.trainable_variables() if v.op.name in ("model/w", "model/b")]) for api in apis]
+  assert [values["loss_scale:0"] for values in histories[0]] == [64., 64., 128., 128., 256.]
+  testing.assert_same(histories[0], histories[-1])
+
+
 def test_its_defects_are_gone():
   """None and sparse gradients, iterators, `get_name` and `variables`."""
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())

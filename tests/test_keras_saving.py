@@ -1,6 +1,8 @@
 """The Keras wrapper saved: configurations of every era, whole models, checkpoints to and from TensorFlow's class."""
 
+import copy
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -349,3 +351,38 @@ def test_keras_serializes_and_deserializes_it(family):
   again = optimizers.deserialize(serialized, custom_objects=mp_keras.CUSTOM_OBJECTS)
   assert isinstance(again, mp_keras.LossScaleOptimizer) and again.get_config() == opt.get_config()
   assert again.get_config()["count_skipped_steps"] is False
+
+
+@each_family
+def test_copies_and_pickles_are_of_the_same_class(family):
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=64., dynamic_growth_steps=5)
+  duplicates = []
+  try:
+    pickle.dumps(theirs(family))
+  except (AttributeError, NotImplementedError, TypeError):
+    pass  # Keras 2.4 to 2.15 pickle no optimizers
+  else:
+    duplicates.append(pickle.loads(pickle.dumps(opt)))
+  try:
+    copy.deepcopy(opt.inner_optimizer)
+  except RuntimeError:
+    pass  # Keras 2's newer optimizers cannot be copied
+  else:
+    duplicates.append(copy.deepcopy(opt))
+  for duplicate in duplicates:
+    assert type(duplicate) is type(opt)
+    assert without_names(duplicate.get_config()) == without_names(opt.get_config())
+
+
+@pytest.mark.skipif(not hasattr(V2.keras.utils, "register_keras_serializable"), reason="Keras has no registry")
+@pytest.mark.parametrize("family,form", FORMS, ids=str)
+def test_registered_subclasses_load(family, form, tmp_path):
+
+  @family.keras.utils.register_keras_serializable("tests of {}{}".format(family, form))
+  class Registered(mp_keras.LossScaleOptimizer):
+    """A subclass, which Keras finds in its registry."""
+
+  made = goldens.model(family, Registered(family.optimizers.SGD(0.5), initial_scale=64.))
+  path = str(tmp_path / "model") + form
+  made.save(path)
+  assert isinstance(family.keras.models.load_model(path).optimizer, Registered)

@@ -169,6 +169,14 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
   def _opt(self) -> tf.train.Optimizer:
     return self._optimizer
 
+  @_opt.setter
+  def _opt(self, opt: tf.train.Optimizer) -> None:
+    self._optimizer = opt
+
   @property
   def _loss_scale_manager(self) -> LossScaleManager:
     return self._loss_scale
+
+  @_loss_scale_manager.setter
+  def _loss_scale_manager(self, manager: LossScaleManager) -> None:
+    self._loss_scale = manager

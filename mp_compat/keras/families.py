@@ -76,15 +76,39 @@ def concrete_class(cls: type, optimizer: Any) -> type:
   if family is None:
     raise TypeError("\"inner_optimizer\" must be an instance of OptimizerV2 or of a later Keras optimizer, but got: "
                     "{}. {}".format(optimizer, _advice(optimizer)))
+  return _concrete_of(cls, family)
+
+
+def _concrete_of(cls: type, family: Family) -> type:
   key = (cls, family.native)
   if key not in _concrete:
     metaclass = type("Metaclass", tuple({type(cls): None, type(family.native): None}), {})
-    # Saved models and configurations contain a class's name and module: here those of Keras's own class.
+    # Saved models and configurations name a class by its name and module: they name Keras's own.
     named = family.native if "_stands_for_native" in vars(cls) else cls
-    _concrete[key] = metaclass(named.__name__, (cls, family.part, family.native), {
+    _concrete[key] = metaclass(_registered_name(named, family), (cls, family.part, family.native), {
         "__module__": named.__module__, "__doc__": cls.__doc__, "__qualname__": named.__qualname__,
         "_family": family, "_public_class": cls})
   return _concrete[key]
+
+
+def _registered_name(cls: type, family: Family) -> str:
+  """Returns the name under which Keras finds a class: "package>name" if it is registered, else its own name."""
+  standalone = {keras3.Part: "keras"}.get(family.part, "tf_keras")
+  keras = importlib.import_module(standalone) if family.keras.startswith(standalone + ".src") else tf.keras
+  return getattr(keras.utils, "get_registered_name", lambda cls: cls.__name__)(cls)  # TensorFlow 1.15 has no registry
+
+
+def make_empty(cls: type, optimizer_class: type) -> Any:
+  """Returns a wrapper without attributes, of class `cls`, for inner optimizers of a class; for `pickle` and `copy`."""
+  return object.__new__(_concrete_of(cls, of(optimizer_class)))
+
+
+def unpickle(cls: type, optimizer_class: type, file: Any) -> Any:
+  """Returns the wrapper of class `cls` that Keras 3 saved to a file; for `pickle` and `copy`."""
+  family = of(optimizer_class)
+  concrete = _concrete_of(cls, family)
+  with family.module("saving").custom_object_scope({concrete.__name__: concrete}):
+    return concrete._unpickle_model(file)
 
 
 def _advice(optimizer: Any) -> str:

@@ -267,6 +267,16 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
     else:
       setattr(self._optimizer, name, value)
 
+  def __reduce_ex__(self, protocol: Any) -> Any:
+    _, arguments, *state = reduced = super().__reduce_ex__(protocol)
+    if type(self) is not families.concrete_class(self._public_class, self._optimizer):
+      return reduced  # a subclass, which has a name of its own
+    # By the name of the concrete class, pickle and copy would find Keras's own.
+    classes = (self._public_class, type(self._optimizer))
+    if hasattr(self, "_unpickle_model"):  # Keras 3: the argument is a file
+      return families.unpickle, classes + tuple(arguments)
+    return (families.make_empty, classes) + tuple(state)
+
   def get_config(self) -> Dict[str, Any]:
     """Returns the keyword arguments that make an equal optimizer, in the form of this Keras's own class.
 

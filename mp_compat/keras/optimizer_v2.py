@@ -159,5 +159,6 @@ def _property_of_inner(name: str) -> property:
 for _name in ("add_slot", "add_weight", "get_weights", "set_weights", "variables", "_aggregate_gradients",
               "_transform_unaggregated_gradients", "_restore_slot_variable"):
   setattr(Part, _name, _method_of_inner(_name))
-for _name in ("iterations", "weights", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm"):
+for _name in ("iterations", "weights", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm",
+              "_distribution_strategy"):
   setattr(Part, _name, _property_of_inner(_name))
