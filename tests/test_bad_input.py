@@ -155,6 +155,7 @@ rows(
     (lambda job: job.opt.minimize(tf.reduce_sum(job.x)), ValueError, "No gradients provided for any variable"),
     (lambda job: job.opt.apply_gradients([]), ValueError, "No variables provided"),
     (applied(lambda job: None), ValueError, "No gradients provided for any variable: .*w"),
+    (applied(lambda job: tf.constant(["a", "b"])), TypeError, "Gradients must be numeric.*string"),
     (applied(lambda job: object()), TypeError, "convertible to a Tensor or IndexedSlices, or None"),
     (applied(lambda job: tf.SparseTensor([[0]], [1.], [2])), TypeError, "convertible to a Tensor or IndexedSlices"),
     (applied(lambda job: tf.placeholder(tf.int32, [2])), TypeError, "DataType int32 not in list of allowed values"),

@@ -74,6 +74,18 @@ def test_an_overflow_clipped_away_inside_a_function_skips_the_step():
   assert opt.loss_scale().numpy() == 2. ** 14
 
 
+def test_gradients_of_a_tape_are_scaled_and_unscaled():
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
+  w = tensorflow.Variable([1., 2.])
+  with tf.GradientTape() as tape:
+    loss = opt.scale_loss(tf.reduce_sum(w * w))
+  scaled = tape.gradient(loss, [w])
+  assert float(loss) == 5. * 2 ** 15 and scaled[0].numpy().tolist() == [2. ** 16, 2. ** 17]
+  grads = opt.unscale_gradients(scaled)
+  opt.apply_gradients(zip(grads, [w]))
+  assert grads[0].numpy().tolist() == [2., 4.] and w.numpy().tolist() == [-1., -2.]
+
+
 def test_a_loss_that_is_no_callable_is_the_known_error():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
   with pytest.raises(RuntimeError, match="`loss` passed to Optimizer.compute_gradients should be a function"):

@@ -354,6 +354,16 @@ def test_a_program_goes_on_with_run_and_without(tmp_path):
     assert "cond_2/beta1_power" in names(alone) and contents(mixed, alone) == contents(alone, alone)
 
 
+def test_a_step_without_a_conditional_adds_no_names(tmp_path):
+  path = str(tmp_path / "model")
+  with tf.Graph().as_default(), mp_compat.install(), testing.session() as sess:
+    w = tf.get_variable("w", initializer=[1., 2.])
+    mp_compat.MixedPrecisionLossScaleOptimizer(adam(), 8., skip_nonfinite=False).minimize(tf.reduce_sum(w * w))
+    sess.run(tf.global_variables_initializer())
+    tf.train.Saver().save(sess, path)
+  assert names(path) == {"w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power"}
+
+
 def test_an_unknown_update_without_counters_is_not_logged(caplog):
 
   class Custom(mp_compat.DynamicLossScale):

@@ -161,6 +161,19 @@ class GetsVariablesOfTensors(Descent):
     return tf.group(*updates)
 
 
+class MakesVariablesOfOuterTensors(Descent):
+  """Makes a variable in `apply_gradients` whose initial value is a tensor that was made before."""
+
+  def compute_gradients(self, *args, **kwargs):
+    self._start = tf.constant([.5, .25, .125]) * 2.
+    return super().compute_gradients(*args, **kwargs)
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    rate = tf.Variable(self._start / 8., trainable=False, name="rate", use_resource=True)
+    return super().apply_gradients(
+        [(grad * rate if variable.shape == [3] else grad, variable) for grad, variable in grads_and_vars], global_step)
+
+
 class GetsVariablesOfFunctions(Descent):
   """The same with a function as the initial value."""
 
@@ -244,7 +257,7 @@ class ForWholeNumbers(Descent):
     return tf.assign_sub(var, grad)
 
 
-for custom in (MakesVariablesOfTensors, GetsVariablesOfTensors, GetsVariablesOfFunctions):
+for custom in (MakesVariablesOfTensors, GetsVariablesOfTensors, MakesVariablesOfOuterTensors, GetsVariablesOfFunctions):
   TABLE.add("custom_optimizer_{}".format(custom.__name__),
             lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
             tensorflow_fails=None if custom is GetsVariablesOfFunctions else "the initial values are in a branch")
