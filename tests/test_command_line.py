@@ -55,7 +55,9 @@ def test_the_version_needs_no_tensorflow(bare_python):
   assert (done.returncode, done.stdout, done.stderr) == (0, "mp_compat {}\n".format(mp_compat.__version__), "")
 
 
-@pytest.mark.parametrize("program", [["nope.py"], ["empty"], ["-m", "nope"], ["-m", "nope.nothing"]], ids=" ".join)
+@pytest.mark.parametrize("program", [
+    ["nope.py"], pytest.param(["empty"], marks=pytest.mark.slow), ["-m", "nope"],
+    pytest.param(["-m", "nope.nothing"], marks=pytest.mark.slow)], ids=" ".join)
 def test_a_missing_program_is_one_line_of_error(program, tmp_path):
   (tmp_path / "empty").mkdir()
   done = run("run", *program, cwd=str(tmp_path))
@@ -65,7 +67,9 @@ def test_a_missing_program_is_one_line_of_error(program, tmp_path):
       .format(" ".join(program)))
 
 
-@pytest.mark.parametrize("code", ["open('nope.txt')", "import nope", "import runpy\nrunpy.run_path('nope.py')"])
+@pytest.mark.parametrize("code", [
+    pytest.param("open('nope.txt')", marks=pytest.mark.slow), "import nope",
+    pytest.param("import runpy\nrunpy.run_path('nope.py')", marks=pytest.mark.slow)])
 def test_what_a_program_cannot_find_is_its_own_traceback(code, tmp_path):
   (tmp_path / "program.py").write_text(code)
   done = run("run", "program.py", cwd=str(tmp_path))

@@ -164,7 +164,9 @@ KERAS_3_OPTIMIZERS = [
 
 
 @keras_cases.needs_keras_3
-@pytest.mark.parametrize("name", KERAS_3_OPTIMIZERS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[] if name in ("Lamb", "ScheduleFreeAdamW") else pytest.mark.slow)
+    for name in KERAS_3_OPTIMIZERS])
 def test_models_of_every_keras_3_optimizer_train_and_load(name, tmp_path):
   family = keras_cases.FAMILIES[-1]
   x, y = np.arange(12, dtype=np.float32).reshape([4, 3]), np.ones([4, 2], np.float32)
@@ -189,7 +191,9 @@ INNER = {"plain": {}, "moving_average": {"use_ema": True}, "accumulation": {"gra
 @keras_cases.needs_keras_3
 @pytest.mark.parametrize("reader", [ours, theirs])
 @pytest.mark.parametrize("writer", [ours, theirs])
-@pytest.mark.parametrize("arguments", INNER.values(), ids=INNER)
+@pytest.mark.parametrize("arguments", [
+    pytest.param(arguments, id=name, marks=[] if name == "plain" else pytest.mark.slow)
+    for name, arguments in INNER.items()])
 def test_keras_3_continues_from_either_wrapper(arguments, writer, reader, tmp_path):
   family = keras_cases.FAMILIES[-1]
   x, y = np.arange(27, dtype=np.float32).reshape([9, 3]) / 9, np.ones([9, 2], np.float32)
