@@ -130,6 +130,7 @@ def test_asynchronous_workers_share_a_scale_and_count_every_applied_step(cluster
   assert last_step(printed) == applied == 2 * STEPS - len(OVERFLOWS)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_and_started_anew_carries_on(cluster, tmp_path):
   del cluster
   printed, records = run(tmp_path, "train_parameter_server.py", "--kill", "5", "--overflow_at", "3")

@@ -58,6 +58,7 @@ def test_no_scale_grows_to_where_its_reciprocal_is_subnormal_but_the_row_starts_
     assert update_rule.next_state(update_rule.State(before, 0, 0), True, rule) == (after, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_million_steps_keep_a_power_of_two_within_its_bounds():
   generator, state = random.Random(0), update_rule.State(2. ** 15, 0, 0)
   rule = update_rule.Rule(100, 2., 2., 2, 2. ** -4, 2. ** 24)
