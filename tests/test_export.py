@@ -33,7 +33,8 @@ def assert_after(values, expected):
 
 
 @pytest.mark.parametrize("control_flow, use_resource", [
-    (1, False), (2, True), pytest.param(1, True, marks=pytest.mark.slow), pytest.param(2, False, marks=pytest.mark.slow)])
+    (1, False), (2, True), pytest.param(1, True, marks=pytest.mark.slow),
+    pytest.param(2, False, marks=pytest.mark.slow)])
 def test_a_meta_graph_trains_on_in_another_process_to_the_bit(control_flow, use_resource, tmp_path):
   path = str(tmp_path / "model")
   with testing.control_flow(control_flow), tf.Graph().as_default(), testing.session() as sess:
