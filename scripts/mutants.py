@@ -30,7 +30,7 @@ TESTS = {
     "step": ["finite_reducer", "together", "accumulation", "diagnosis", "threads", "optimizer", "defects"],
     "optimizer": [
         "optimizer", "diagnosis", "checkpoint_objects", "wrappers", "inner_optimizers", "bad_input", "threads",
-        "defects"],
+        "defects", "loss_scale", "programs_unusual"],
 }
 
 MUTANTS = [

@@ -195,3 +195,31 @@ def test_subclasses_set_attributes_of_any_name():
   assert scale.increment_period == "many" and scale.overflow_tolerance == .05 and scale.multiplier == 2.
   assert scale.get_config() == {"initial_loss_scale": 8., "increment_period": 2, "multiplier": 2.}
   assert mp_compat.DynamicLossScale.backoff is vars(mp_compat.DynamicLossScale)["backoff"]
+
+
+def test_update_covers_gradients_that_clipping_hid():
+  with tf.Graph().as_default(), testing.session() as sess:
+    w, x = tf.get_variable("w", [2], initializer=tf.ones_initializer()), tf.placeholder(tf.float32, [2])
+    scale = mp_compat.DynamicLossScale(8.)
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), scale)
+    (grad, _), = opt.compute_gradients(tf.reduce_sum(w * x))
+    update_op, should_apply = scale.update([tf.clip_by_value(grad, -1., 1.)])
+    sess.run(tf.global_variables_initializer())
+    assert [sess.run([update_op, should_apply], {x: [1., value]})[1] for value in (1., np.inf)] == [True, False]
+    assert sess.run(scale()) == 4.
+
+
+def test_loss_and_gradients_use_one_read_of_the_scale():
+  calls = []
+
+  class Counted(mp_compat.DynamicLossScale):
+
+    def __call__(self):
+      calls.append(1)
+      return super().__call__()
+
+  with tf.Graph().as_default():
+    w = tf.get_variable("w", [2])
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), Counted())
+    opt.unscale_gradients(tf.gradients(opt.scale_loss(tf.reduce_sum(w)), [w]))
+  assert len(calls) == 1
