@@ -375,6 +375,8 @@ def test_copies_and_pickles_are_of_the_same_class(family):
     pass  # Keras 2's newer optimizers cannot be copied
   else:
     duplicates.append(copy.deepcopy(opt))
+  if not duplicates:
+    pytest.skip("Keras can neither pickle nor copy these optimizers")
   for duplicate in duplicates:
     assert type(duplicate) is type(opt)
     assert without_names(duplicate.get_config()) == without_names(opt.get_config())
