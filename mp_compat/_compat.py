@@ -248,7 +248,7 @@ def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
   if op.type != "Placeholder":
     return list(op.inputs)
   captures = getattr(op.graph, "captures", ())
-  return [outer for outer, inner in captures if inner.name == tensor.name and hasattr(outer, "graph")]
+  return [outer for outer, inner in captures if inner.op is op and hasattr(outer, "graph")]
 
 
 def contains_op(op: tf.Operation, prefix: str) -> bool:
