@@ -74,7 +74,7 @@ def horovod(session):
   session.install("--no-build-isolation", "horovod==0.22.1", env=HOROVOD_BUILD)
   arguments = session.posargs or []
   if arguments[:1] == ["pytest"]:
-    session.run("python", "-m", "pytest", "tests/test_horovod.py", *arguments[1:])
+    session.run("python", "-m", "pytest", "tests/processes/test_horovod.py", *arguments[1:])
   else:
     session.run("python", "scripts/train_horovod.py", *arguments)
 

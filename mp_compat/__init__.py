@@ -4,25 +4,38 @@ Each module, and TensorFlow with it, is imported on first use of a public name. 
 """
 
 import importlib
-import pkgutil
-import re
 from typing import Any, List
 
 __version__ = "0.1.0"
 
-_HOMES = {name: module for module, name in re.findall(
-    r"^from (\S+) import (\w+)", pkgutil.get_data(__name__, "__init__.pyi").decode("utf-8"), re.M)}
+# The public names by the module that defines them; __init__.pyi lists the same for type checkers.
+_PUBLIC = {
+    "mp_compat": ["checkpoints", "contrib", "horovod", "keras"],
+    "mp_compat.core.gradients": ["clip_by_global_norm", "finite_or_zero"],
+    "mp_compat.core.loss_scale": ["DynamicLossScale", "FixedLossScale", "LossScale", "get_loss_scale"],
+    "mp_compat.core.variable_scope": ["float32_variable_storage_getter"],
+    "mp_compat.migration.graph_rewrite": [
+        "disable_mixed_precision_graph_rewrite", "enable_mixed_precision_graph_rewrite",
+        "mixed_precision_graph_rewrite", "register_loss_scale_wrapper"],
+    "mp_compat.migration.installation": ["install"],
+    "mp_compat.monitoring.hooks": ["LossScaleHook", "LossScaleStalledError", "StopAtAttemptHook"],
+    "mp_compat.monitoring.reports": ["GradientReport", "nonfinite_gradients"],
+    "mp_compat.training.gradient_accumulation": ["GradientAccumulator"],
+    "mp_compat.training.optimizer": ["MixedPrecisionLossScaleOptimizer"],
+    "mp_compat.training.shared_loss_scale": ["apply_gradients_together"],
+}
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-  if name not in _HOMES:
+  if name not in _MODULE_OF:
     raise AttributeError("module 'mp_compat' has no attribute {!r}".format(name))
-  home = _HOMES[name]
-  if home == __name__:
-    return importlib.import_module("{}.{}".format(home, name))
-  value = getattr(importlib.import_module(home), name)
+  module = _MODULE_OF[name]
+  if module == __name__:
+    return importlib.import_module("{}.{}".format(module, name))
+  value = getattr(importlib.import_module(module), name)
   globals()[name] = value
   return value
 

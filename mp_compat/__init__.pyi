@@ -4,25 +4,29 @@ from mp_compat import checkpoints as checkpoints
 from mp_compat import contrib as contrib
 from mp_compat import horovod as horovod
 from mp_compat import keras as keras
-from mp_compat.accumulation import GradientAccumulator as GradientAccumulator
-from mp_compat.diagnosis import GradientReport as GradientReport
-from mp_compat.diagnosis import nonfinite_gradients as nonfinite_gradients
-from mp_compat.gradients import clip_by_global_norm as clip_by_global_norm
-from mp_compat.gradients import finite_or_zero as finite_or_zero
-from mp_compat.graph_rewrite import disable_mixed_precision_graph_rewrite as disable_mixed_precision_graph_rewrite
-from mp_compat.graph_rewrite import enable_mixed_precision_graph_rewrite as enable_mixed_precision_graph_rewrite
-from mp_compat.graph_rewrite import mixed_precision_graph_rewrite as mixed_precision_graph_rewrite
-from mp_compat.graph_rewrite import register_loss_scale_wrapper as register_loss_scale_wrapper
-from mp_compat.hooks import LossScaleHook as LossScaleHook
-from mp_compat.hooks import LossScaleStalledError as LossScaleStalledError
-from mp_compat.hooks import StopAtAttemptHook as StopAtAttemptHook
-from mp_compat.installation import install as install
-from mp_compat.loss_scale import DynamicLossScale as DynamicLossScale
-from mp_compat.loss_scale import FixedLossScale as FixedLossScale
-from mp_compat.loss_scale import LossScale as LossScale
-from mp_compat.loss_scale import get_loss_scale as get_loss_scale
-from mp_compat.optimizer import MixedPrecisionLossScaleOptimizer as MixedPrecisionLossScaleOptimizer
-from mp_compat.together import apply_gradients_together as apply_gradients_together
-from mp_compat.variable_scope import float32_variable_storage_getter as float32_variable_storage_getter
+from mp_compat.core.gradients import clip_by_global_norm as clip_by_global_norm
+from mp_compat.core.gradients import finite_or_zero as finite_or_zero
+from mp_compat.core.loss_scale import DynamicLossScale as DynamicLossScale
+from mp_compat.core.loss_scale import FixedLossScale as FixedLossScale
+from mp_compat.core.loss_scale import LossScale as LossScale
+from mp_compat.core.loss_scale import get_loss_scale as get_loss_scale
+from mp_compat.core.variable_scope import float32_variable_storage_getter as float32_variable_storage_getter
+from mp_compat.migration.graph_rewrite import (
+    disable_mixed_precision_graph_rewrite as disable_mixed_precision_graph_rewrite,
+)
+from mp_compat.migration.graph_rewrite import (
+    enable_mixed_precision_graph_rewrite as enable_mixed_precision_graph_rewrite,
+)
+from mp_compat.migration.graph_rewrite import mixed_precision_graph_rewrite as mixed_precision_graph_rewrite
+from mp_compat.migration.graph_rewrite import register_loss_scale_wrapper as register_loss_scale_wrapper
+from mp_compat.migration.installation import install as install
+from mp_compat.monitoring.hooks import LossScaleHook as LossScaleHook
+from mp_compat.monitoring.hooks import LossScaleStalledError as LossScaleStalledError
+from mp_compat.monitoring.hooks import StopAtAttemptHook as StopAtAttemptHook
+from mp_compat.monitoring.reports import GradientReport as GradientReport
+from mp_compat.monitoring.reports import nonfinite_gradients as nonfinite_gradients
+from mp_compat.training.gradient_accumulation import GradientAccumulator as GradientAccumulator
+from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer as MixedPrecisionLossScaleOptimizer
+from mp_compat.training.shared_loss_scale import apply_gradients_together as apply_gradients_together
 
 __version__: str

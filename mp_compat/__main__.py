@@ -13,7 +13,7 @@ import traceback
 from typing import Any, Optional, Sequence
 
 import mp_compat
-from mp_compat import dialects
+from mp_compat.core import dialects
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -46,7 +46,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   arguments.program = program
   try:
     if arguments.command != "migrate":
-      importlib.import_module("mp_compat._compat")  # Fails early if TensorFlow is missing.
+      importlib.import_module("mp_compat._tensorflow")  # Fails early if TensorFlow is missing.
   except ImportError as error:
     return _fail(arguments.command, error)
   try:
@@ -78,7 +78,7 @@ def _add_checkpoint(commands: Any) -> None:
 
 def _inspect(arguments: argparse.Namespace) -> int:
   from mp_compat import checkpoints
-  from mp_compat._compat import tf
+  from mp_compat._tensorflow import tf
   try:
     _tell(checkpoints.inspect(arguments.path))
   except (ValueError, tf.errors.OpError) as error:
@@ -88,7 +88,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 def _convert(arguments: argparse.Namespace) -> int:
   from mp_compat import checkpoints
-  from mp_compat._compat import tf
+  from mp_compat._tensorflow import tf
   try:
     _tell(checkpoints.convert(arguments.source, arguments.target, arguments.to, arguments.like))
   except (OSError, ValueError, tf.errors.OpError) as error:
@@ -123,10 +123,10 @@ def _migrate(arguments: argparse.Namespace) -> int:
   try:
     import tqdm
 
-    from mp_compat.migrate import find
-    from mp_compat.migrate import migrate_file
-    from mp_compat.migrate import report
-    from mp_compat.migrate import write
+    from mp_compat.migration.source import find
+    from mp_compat.migration.source import migrate_file
+    from mp_compat.migration.source import report
+    from mp_compat.migration.source import write
   except ImportError as error:
     return _fail("migrate", ImportError("{}; expected LibCST and tqdm: pip install mp_compat[migrate]".format(error)))
   try:
@@ -165,8 +165,8 @@ def _add_plot(commands: Any) -> None:
 
 
 def _plot(arguments: argparse.Namespace) -> int:
-  from mp_compat import plot
-  from mp_compat._compat import tf
+  from mp_compat._tensorflow import tf
+  from mp_compat.monitoring import plot
   tf.logging.set_verbosity(tf.logging.ERROR)  # Hides a deprecation warning that names no replacement.
   try:
     series = plot.plot(arguments.logdir, arguments.output, arguments.loss_tag)
@@ -188,7 +188,7 @@ def _run(arguments: argparse.Namespace) -> int:
   program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
   if not program or program == ["-m"]:
     return _fail("run", ValueError("expected a script, or -m and a module"))
-  from mp_compat.installation import install
+  from mp_compat.migration.installation import install
   install()
   try:
     if program[0] == "-m":

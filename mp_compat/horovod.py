@@ -3,9 +3,10 @@
 import sys
 from typing import Callable, Iterable, Optional
 
-from mp_compat import _compat
-from mp_compat import gradients
-from mp_compat._compat import tf
+from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import optimizers
+from mp_compat._tensorflow import tf
+from mp_compat.core import gradients
 
 
 def all_ranks_finite(finite: tf.Tensor, name: Optional[str] = None) -> tf.Tensor:
@@ -29,9 +30,9 @@ def all_ranks_finite(finite: tf.Tensor, name: Optional[str] = None) -> tf.Tensor
     return tf.equal(hvd.allreduce(overflowed, op=hvd.Sum), 0.)
 
 
-def adds_up_passes(optimizer: tf.train.Optimizer) -> bool:
+def aggregates_passes(optimizer: tf.train.Optimizer) -> bool:
   """Returns whether this is or wraps a `hvd.DistributedOptimizer` with `backward_passes_per_step` above 1."""
-  return any(getattr(layer, "_agg_helper", None) is not None for layer in _compat.layers(optimizer))
+  return any(getattr(layer, "_agg_helper", None) is not None for layer in optimizers.wrapper_chain(optimizer))
 
 
 def default_reducer(optimizer: tf.train.Optimizer,
@@ -48,11 +49,11 @@ def default_reducer(optimizer: tf.train.Optimizer,
   """
   if "horovod.tensorflow" not in sys.modules:
     return None
-  unreduced = adds_up_passes(optimizer) or any(
-      "Adasum" in type(layer).__name__ for layer in _compat.layers(optimizer))
+  unreduced = aggregates_passes(optimizer) or any(
+      "Adasum" in type(layer).__name__ for layer in optimizers.wrapper_chain(optimizer))
   # Searches back from the gradients for the nearest computed gradients, or Horovod ops that reduced them.
-  sources = gradients.nearest_sources(gradients.values_of(grads), lambda tensor: gradients.is_computed(tensor)
-                                      or _compat.contains_op(tensor.op, "Horovod"))
+  sources = gradients.nearest_ancestors(gradients.values_of(grads), lambda tensor: gradients.is_computed(tensor)
+                                      or control_flow.contains_op(tensor.op, "Horovod"))
   if unreduced or any(not gradients.is_computed(tensor) for tensor in sources):
     return all_ranks_finite
   return None

@@ -36,8 +36,8 @@ import tensorflow.compat.v1 as tf
 import tqdm
 
 import mp_compat
-from mp_compat import finite_check
-from mp_compat import gradients
+from mp_compat.core import finite_check
+from mp_compat.core import gradients
 
 NATIVE = tf.train.experimental
 OPTIMIZERS = {"sgd": lambda base: base(tf.train.GradientDescentOptimizer)(1e-6),

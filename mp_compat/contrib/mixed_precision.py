@@ -10,10 +10,10 @@ Source: `tf.contrib.mixed_precision`.
 import abc
 from typing import Any, Dict, Optional
 
-from mp_compat import loss_scale
-from mp_compat import optimizer
-from mp_compat import update_rule
-from mp_compat._compat import tf
+from mp_compat._tensorflow import tf
+from mp_compat.core import loss_scale
+from mp_compat.core import update_rule
+from mp_compat.training import optimizer
 
 __all__ = [
     "ExponentialUpdateLossScaleManager",

@@ -3,20 +3,20 @@
 import sys
 from typing import Any, List, Optional, Sequence
 
-from mp_compat import conditional_apply
-from mp_compat import gradients
-from mp_compat import loss_scale
-from mp_compat._compat import tf
+from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import tf
+from mp_compat.core import gradients
+from mp_compat.core import loss_scale
 
 # Settings of every Keras 3 optimizer that the wrapper does not use; older configurations of wrappers contain them.
-IDLE = frozenset(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "ema_momentum",
+UNUSED_SETTINGS = frozenset(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "ema_momentum",
                   "ema_overwrite_frequency", "loss_scale_factor", "gradient_accumulation_steps"])
 
 _SCALE_LOSS = "scale_loss"
 _NAMES_IN_KERAS = {"good_steps": "step_counter", "current_loss_scale": "dynamic_scale"}
 
 
-class Part:
+class Keras3Mixin:
   """Makes the wrapper an `Optimizer` of Keras 3.
 
   Keras 3 itself calls `scale_loss` and passes scaled gradients to `apply`. Gradients from `get_unscaled_gradients` are
@@ -24,10 +24,10 @@ class Part:
   """
 
   _own_attributes = frozenset(["built", "name"])
-  _writes_later_form = True
+  _writes_later_config = True
 
   def _set_up(self, name: Optional[str]) -> None:
-    backend = sys.modules[self._family.keras + ".backend"].backend()
+    backend = sys.modules[self._kind.keras + ".backend"].backend()
     if backend != "tensorflow":
       raise RuntimeError("mp_compat.keras.LossScaleOptimizer works with Keras 3's TensorFlow backend, but the backend "
                          "is {}. Set KERAS_BACKEND=tensorflow before importing keras.".format(backend))
@@ -37,9 +37,9 @@ class Part:
                          "tf_keras.optimizers.legacy.{}.".format(type(self._optimizer).__name__))
     inner = self._optimizer
     del self._optimizer  # Otherwise attributes that the base class sets would be set on it.
-    super(self._family.native, self).__init__(learning_rate=0., name=name)
+    super(self._kind.native, self).__init__(learning_rate=0., name=name)
     # The inner optimizer's are used, except by the base class's `build`.
-    self._own_settings = {setting: vars(self).pop(setting) for setting in IDLE if setting in vars(self)}
+    self._own_settings = {setting: vars(self).pop(setting) for setting in UNUSED_SETTINGS if setting in vars(self)}
     self._optimizer = inner
     inner.loss_scale_factor = None  # It would unscale a second time.
     self._track_as_keras()
@@ -55,7 +55,7 @@ class Part:
       weights = self._loss_scale._graph_variables()
       for name in sorted(weights, reverse=True):  # good_steps, current_loss_scale: Keras 3's order
         keras_name = _NAMES_IN_KERAS.get(name, name)
-        initial = self._family.module("initializers").Constant(weights[name].numpy())
+        initial = self._kind.module("initializers").Constant(weights[name].numpy())
         tracked[keras_name] = self.add_variable(
             (), initial, weights[name].dtype.name, aggregation="none", name=keras_name)
         weights[name] = tracked[keras_name].value
@@ -80,7 +80,7 @@ class Part:
     self._optimizer.build(var_list)
     vars(self).update(self._own_settings)
     try:
-      super(self._family.native, self).build(var_list)
+      super(self._kind.native, self).build(var_list)
     finally:
       for setting in self._own_settings:
         del vars(self)[setting]
@@ -97,7 +97,7 @@ class Part:
 
   def set_weights(self, weights: List[Any]) -> None:
     """Sets all variables, in the order of `variables`; called by `load_model` for HDF5."""
-    super(self._family.native, self).set_weights(weights)
+    super(self._kind.native, self).set_weights(weights)
     self._optimizer.set_weights(weights[len(self._variables):])
 
   def scale_loss(self, loss: Any) -> tf.Tensor:
@@ -109,7 +109,7 @@ class Part:
     self._note(_SCALE_LOSS)
     return gradients.scale_loss(loss, self._current_scale())
 
-  @conditional_apply.do_not_convert
+  @autograph.do_not_convert
   def minimize(self, loss: Any, var_list: Any, grad_loss: Optional[tf.Tensor] = None) -> None:
     """Computes gradients of the scaled loss, unscales and applies them, as Keras 2's `minimize`.
 
@@ -126,7 +126,7 @@ class Part:
     variables = list(var_list() if callable(var_list) else tf.nest.flatten(var_list))
     self.apply_gradients(zip(self.get_unscaled_gradients(tape.gradient(loss, variables, grad_loss)), variables))
 
-  @conditional_apply.do_not_convert
+  @autograph.do_not_convert
   def apply(self, grads: Sequence[gradients.Gradient], trainable_variables: Optional[Sequence[Any]] = None) -> None:
     """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
 

@@ -6,16 +6,18 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set,
 
 from absl import logging
 
-from mp_compat import _compat
-from mp_compat import conditional_apply
-from mp_compat import distribute
-from mp_compat import gradients
-from mp_compat import loss_scale as loss_scale_module
-from mp_compat import step
-from mp_compat._compat import tf
-from mp_compat.keras import families
+from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import native
+from mp_compat._tensorflow import tf
+from mp_compat.core import conditional_apply
+from mp_compat.core import distribute
+from mp_compat.core import gradients
+from mp_compat.core import loss_scale as loss_scale_module
 from mp_compat.keras import keras3
+from mp_compat.keras import optimizer_kinds
 from mp_compat.keras import scale_value
+from mp_compat.training import step
 
 _DEFAULT_INITIAL_SCALE = 2 ** 15
 _DEFAULT_GROWTH_STEPS = 2000
@@ -23,7 +25,7 @@ _DEFAULT_GROWTH_STEPS = 2000
 _SCALED, _UNSCALED = "get_scaled_loss", "get_unscaled_gradients"
 
 
-class LossScaleOptimizer(metaclass=families.AcceptsNative):
+class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   """Scales the loss for a Keras optimizer, unscales the gradients, and skips steps that are not finite.
 
       opt = LossScaleOptimizer(tf.keras.optimizers.Adam(), "dynamic")
@@ -54,9 +56,9 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
   _stands_for_native = True
 
   def __new__(cls, *args: Any, **kwargs: Any) -> "LossScaleOptimizer":
-    if not hasattr(cls, "_family"):
+    if not hasattr(cls, "_kind"):
       named = next((kwargs[name] for name in ("optimizer", "inner_optimizer", "opt") if name in kwargs), None)
-      cls = families.concrete_class(cls, args[0] if args else named)
+      cls = optimizer_kinds.concrete_class(cls, args[0] if args else named)
     return super().__new__(cls)
 
   def __init__(self,
@@ -129,7 +131,7 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
   @property
   def dynamic(self) -> bool:
     """Returns whether the loss scale can change."""
-    return not isinstance(self._loss_scale, (loss_scale_module.FixedLossScale,) + _compat.NATIVE_FIXED_LOSS_SCALES)
+    return not isinstance(self._loss_scale, (loss_scale_module.FixedLossScale,) + native.FIXED_LOSS_SCALES)
 
   @property
   def dynamic_counter(self) -> Optional[tf.Variable]:
@@ -147,7 +149,7 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
     """Returns the number of consecutive finite steps after which the scale grows; None for a fixed scale."""
     return self._loss_scale.get_config().get("increment_period")
 
-  @conditional_apply.do_not_convert
+  @autograph.do_not_convert
   def get_scaled_loss(self, loss: Any) -> Any:
     """Returns `loss * loss_scale`. Pass its gradients to `get_unscaled_gradients`.
 
@@ -165,10 +167,10 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
       return lambda: self.get_scaled_loss(loss())
     scale = self._current_scale()
     if not tf.executing_eagerly():
-      _compat.state_of(self, _compat.current_graph())["scale"] = scale
+      graphs.state_of(self, graphs.default_graph())["scale"] = scale
     return gradients.scale_loss(loss, scale)
 
-  @conditional_apply.do_not_convert
+  @autograph.do_not_convert
   def get_unscaled_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
     """Returns `g * (1 / loss_scale)` for each gradient of a loss that `get_scaled_loss` scaled.
 
@@ -184,7 +186,7 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
     """
     self._note(_UNSCALED)
     # In a graph, the scale is read once for the loss and the gradients.
-    in_graph = {} if tf.executing_eagerly() else _compat.state_of(self, _compat.current_graph())
+    in_graph = {} if tf.executing_eagerly() else graphs.state_of(self, graphs.default_graph())
     scale = in_graph.pop("scale", None)
     unscaled = gradients.unscale(grads, self._current_scale() if scale is None else scale)
     gradients.record_computed(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
@@ -197,8 +199,8 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
 
   def _track_variables(self) -> None:
     """Registers the loss scale's variables with Keras 2, whose Session initializes them in graph mode."""
-    backend = self._family.module("backend")
-    if _compat.home_graph() is not None and hasattr(backend, "track_variable"):
+    backend = self._kind.module("backend")
+    if graphs.init_scope_graph() is not None and hasattr(backend, "track_variable"):
       for variable in self._loss_scale._weights.values():
         backend.track_variable(variable)
 
@@ -240,8 +242,8 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
     checked = step.Checked(*checked)
     grads = [grad for grad, _ in checked.grads_and_vars]
     variables = [variable for _, variable in checked.grads_and_vars]  # Keras needs the distributed variables.
-    finite, = step.agree([checked.finite])
-    update_op, should_apply = loss_scale_module.update(self._loss_scale, grads, finite, checked.hidden)
+    finite, = step.reduce_finite([checked.finite])
+    update_op, should_apply = loss_scale_module.update_loss_scale(self._loss_scale, grads, finite, checked.hidden)
 
     def skip() -> Optional[tf.Operation]:
       # Keras 3 applies accumulated gradients every few iterations: a skipped micro-batch must not count as one.
@@ -269,13 +271,13 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
 
   def __reduce_ex__(self, protocol: Any) -> Any:
     _, arguments, *state = reduced = super().__reduce_ex__(protocol)
-    if type(self) is not families.concrete_class(self._public_class, self._optimizer):
+    if type(self) is not optimizer_kinds.concrete_class(self._public_class, self._optimizer):
       return reduced  # a subclass, which has a name of its own
     # By the name of the concrete class, pickle and copy would find Keras's own.
     classes = (self._public_class, type(self._optimizer))
     if hasattr(self, "_unpickle_model"):  # Keras 3: the argument is a file
-      return families.unpickle, classes + tuple(arguments)
-    return (families.make_empty, classes) + tuple(state)
+      return optimizer_kinds.unpickle, classes + tuple(arguments)
+    return (optimizer_kinds.make_empty, classes) + tuple(state)
 
   def get_config(self) -> Dict[str, Any]:
     """Returns the keyword arguments that make an equal optimizer, in the form of this Keras's own class.
@@ -285,17 +287,17 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
     """
     scale, kind = self._loss_scale.get_config(), type(self._loss_scale).__name__
     says_all = kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3
-    if self._writes_later_form and (says_all or kind == "FixedLossScale"):
-      config = {"inner_optimizer": families.serialize(self._optimizer), "dynamic": self.dynamic,
+    if self._writes_later_config and (says_all or kind == "FixedLossScale"):
+      config = {"inner_optimizer": optimizer_kinds.serialize(self._optimizer), "dynamic": self.dynamic,
                 "initial_scale": self.initial_scale, "dynamic_growth_steps": self.dynamic_growth_steps}
-      if self.dynamic and self._family.part is keras3.Part:
+      if self.dynamic and self._kind.mixin is keras3.Keras3Mixin:
         del config["dynamic"]  # Keras 3's own class is always dynamic and does not take it.
     else:
-      config = {"optimizer": families.serialize(self._optimizer),
+      config = {"optimizer": optimizer_kinds.serialize(self._optimizer),
                 "loss_scale": {"class_name": kind, "config": scale}}
     if not self._count_skipped_steps:
       config["count_skipped_steps"] = False
-    if self._family.part is keras3.Part:
+    if self._kind.mixin is keras3.Keras3Mixin:
       config["name"] = self.name
     return config
 
@@ -310,12 +312,12 @@ class LossScaleOptimizer(metaclass=families.AcceptsNative):
     Raises:
       ValueError: If the configuration names an unknown class, or its arguments are invalid in both forms.
     """
-    config = {key: value for key, value in config.items() if key not in keras3.IDLE}
+    config = {key: value for key, value in config.items() if key not in keras3.UNUSED_SETTINGS}
     serialized = config.pop("inner_optimizer" if "inner_optimizer" in config else "optimizer")
-    inner = families.deserialize(getattr(cls, "_family", None), serialized, custom_objects)
+    inner = optimizer_kinds.deserialize(getattr(cls, "_kind", None), serialized, custom_objects)
     if isinstance(config.get("loss_scale"), dict):
       config["loss_scale"] = _deserialize_scale(config["loss_scale"], custom_objects or {})
-    if getattr(cls, "_family", None) not in (None, families.of(type(inner))):
+    if getattr(cls, "_kind", None) not in (None, optimizer_kinds.kind_of(type(inner))):
       cls = cls._public_class
     return cls._from_arguments(inner, config)
 

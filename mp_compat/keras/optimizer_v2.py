@@ -3,29 +3,29 @@
 import contextlib
 from typing import Any, Callable, Iterable, List, Optional
 
-from mp_compat import _compat
-from mp_compat import conditional_apply
-from mp_compat import gradients
-from mp_compat._compat import tf
-from mp_compat.keras import layout
+from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import keras_trackable
+from mp_compat._tensorflow import tf
+from mp_compat._tensorflow import trackable
+from mp_compat.core import gradients
 
 _CLIPPING = ("clipvalue", "clipnorm")
 
 
-class Part(layout.ReadsInner):
+class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
   """Makes the wrapper an OptimizerV2."""
 
   _own_attributes = frozenset()
 
   @property
-  def _writes_later_form(self) -> bool:
-    return hasattr(self._family.native, "inner_optimizer")  # from TensorFlow 2.4 on
+  def _writes_later_config(self) -> bool:
+    return hasattr(self._kind.native, "inner_optimizer")  # from TensorFlow 2.4 on
 
   def _set_up(self, name: Optional[str]) -> None:
     del name  # The inner optimizer has a name.
-    layout.track(self, self._optimizer, self._loss_scale)
+    keras_trackable.track(self, self._optimizer, self._loss_scale)
 
-  @conditional_apply.do_not_convert
+  @autograph.do_not_convert
   def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
     """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras's `minimize`."""
     return super().minimize(*args, **kwargs)
@@ -84,7 +84,7 @@ class Part(layout.ReadsInner):
     finally:
       vars(inner).update(limits)
 
-  @conditional_apply.do_not_convert
+  @autograph.do_not_convert
   def apply_gradients(self,
                       grads_and_vars: Iterable[gradients.GradAndVar],
                       name: Optional[str] = None,
@@ -131,12 +131,12 @@ class Part(layout.ReadsInner):
 
   def get_slot(self, var: tf.Variable, slot_name: str) -> tf.Variable:
     """Returns the inner optimizer's slot `slot_name` for `var`."""
-    return _compat.slot_of_inner(self._optimizer, var, slot_name)
+    return trackable.slot_of_inner(self._optimizer, var, slot_name)
 
   def get_slot_names(self) -> List[str]:
     """Returns the names of the inner optimizer's slots."""
     names = self._optimizer.get_slot_names()
-    return names if layout.appears_as_inner(self) else [_compat.SlotName(name) for name in names]
+    return names if keras_trackable.delegates_to_inner(self) else [trackable.SlotName(name) for name in names]
 
   def get_updates(self, loss: tf.Tensor, params: Any) -> List[tf.Operation]:
     """Returns the ops of one step, in graph mode: `[apply_gradients(get_gradients(loss, params))]`."""
@@ -144,7 +144,7 @@ class Part(layout.ReadsInner):
 
 
 def _method_of_inner(name: str) -> Callable[..., Any]:
-  def call(self: Part, *args: Any, **kwargs: Any) -> Any:
+  def call(self: OptimizerV2Mixin, *args: Any, **kwargs: Any) -> Any:
     return getattr(self._optimizer, name)(*args, **kwargs)
   call.__name__, call.__doc__ = name, "The inner optimizer's `{}`.".format(name)
   return call
@@ -158,7 +158,7 @@ def _property_of_inner(name: str) -> property:
 
 for _name in ("add_slot", "add_weight", "get_weights", "set_weights", "variables", "_aggregate_gradients",
               "_transform_unaggregated_gradients", "_restore_slot_variable"):
-  setattr(Part, _name, _method_of_inner(_name))
+  setattr(OptimizerV2Mixin, _name, _method_of_inner(_name))
 for _name in ("iterations", "weights", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm",
               "_distribution_strategy"):
-  setattr(Part, _name, _property_of_inner(_name))
+  setattr(OptimizerV2Mixin, _name, _property_of_inner(_name))

@@ -5,11 +5,12 @@ from typing import Any, Dict, Optional
 
 import numpy as np
 
-from mp_compat import _compat
-from mp_compat._compat import tf
+from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import tf
 
 
-@_compat.kept_from_autograph
+@autograph.exclude_from_autograph
 class LossScaleValue:
   """A LossScale that is also a tensor of its current value.
 
@@ -24,7 +25,7 @@ class LossScaleValue:
     """Makes the value of `loss_scale`; `owner` is the optimizer, which must outlive it."""
     self._loss_scale = loss_scale
     self._owner = owner
-    if _compat.home_graph() is not None:
+    if graphs.init_scope_graph() is not None:
       self._as_graph_element()  # before the graph is finalized
 
   @property
@@ -40,7 +41,7 @@ class LossScaleValue:
   def _as_graph_element(self) -> tf.Tensor:
     """Returns the tensor that `session.run` fetches; each graph has one."""
     with tf.init_scope():
-      state = _compat.state_of(self._owner, tf.get_default_graph())
+      state = graphs.state_of(self._owner, tf.get_default_graph())
       if "loss_scale" not in state:
         state["loss_scale"] = self._as_tensor()
       return state["loss_scale"]

@@ -1,0 +1,23 @@
+"""Differences between TensorFlow versions, and private names of TensorFlow. Private.
+
+Only this package imports TensorFlow. All others import `tf` from here: `tensorflow.compat.v1`, whose public names are
+the same from TensorFlow 1.15 to 2.21. The modules implement what those names cannot do.
+"""
+
+try:
+  import tensorflow
+except ImportError as error:
+  raise ImportError(
+      "mp_compat needs TensorFlow 1.15 or later, and importing tensorflow failed: {}. Install it under the name that "
+      "fits your machine, for example `pip install tensorflow` or `pip install tensorflow-cpu`."
+      .format(error)) from error
+
+MINIMUM_VERSION = (1, 15)
+
+_version_text = getattr(tensorflow, "__version__", "0.0")  # missing if `tensorflow` is an empty folder
+VERSION = tuple(int(part) for part in _version_text.split(".")[:2])
+if VERSION < MINIMUM_VERSION:
+  raise ImportError("mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example with "
+                    "`pip install 'tensorflow>=1.15'`.".format(_version_text))
+
+tf = tensorflow.compat.v1

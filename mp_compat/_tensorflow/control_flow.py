@@ -1,0 +1,162 @@
+"""Control flow: builds conditionals, and finds where an op can be read."""
+
+import contextlib
+from typing import Any, Callable, Iterator, List
+
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import tf
+
+
+def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+  """Returns `true_fn()` if `predicate`, else `false_fn()`; in a graph, calls each once to build the branches.
+
+  In a plain graph, the branches are part of the graph (control flow v1: Switch and Merge), even if control flow v2 is
+  enabled. Branches that are functions (v2) cannot take reference variables, cannot be split between parameter servers
+  before TensorFlow 2.15, and in TensorFlow 2.0 to 2.10 create eager variables despite `tf.disable_eager_execution()`.
+  Inside functions and in eager mode, this is `tf.cond`.
+
+  Args:
+    predicate: a scalar bool tensor.
+    true_fn: returns an op or a scalar bool tensor; in eager mode also None.
+    false_fn: returns the same kind as `true_fn`.
+
+  Returns:
+    A scalar bool tensor, or an op; None in eager mode if the branches return None.
+  """
+  graph = tf.get_default_graph()
+  if tf.executing_eagerly() or graph.building_function:
+    return tf.cond(predicate, true_fn, false_fn)
+  from tensorflow.python.ops import control_flow_ops
+  with tf.name_scope("cond"):
+    results = []
+    for branch, (pivot, branch_fn) in enumerate(zip(tf.raw_ops.Switch(data=predicate, pred=predicate),
+                                                    (false_fn, true_fn))):
+      pivot = tf.identity(pivot)
+      context = control_flow_ops.CondContext(predicate, pivot, branch)
+      context.Enter()
+      try:
+        result = branch_fn()
+        with tf.control_dependencies([pivot, result]):
+          result = tf.identity(result if tf.is_tensor(result) else pivot)
+        context.ExitResult([result])
+      finally:
+        context.Exit()
+      graph.add_to_collection(tf.GraphKeys.COND_CONTEXT, context)  # for MetaGraphs
+      results.append(result)
+    return tf.raw_ops.Merge(inputs=results).output
+
+
+def is_readable(tensor: tf.Tensor) -> bool:
+  """Returns whether ops built now may read `tensor`: its control-flow context is the current one or encloses it.
+
+  Args:
+    tensor: a tensor of the current graph, or of a graph around it.
+  """
+  wanted, context = _context_of(tensor.op), tensor.graph._get_control_flow_context()
+  while context is not wanted and context is not None:
+    context = context.outer_context
+  return context is wanted
+
+
+def _context_of(op: tf.Operation) -> Any:
+  """Returns the control-flow context in which the outputs of `op` can be read."""
+  context = op._get_control_flow_context()
+  return context.outer_context if context is not None and op.type in ("Exit", "RefExit") else context
+
+
+@contextlib.contextmanager
+def context_of(op: tf.Operation) -> Iterator[None]:
+  """Makes a context manager: ops built inside belong to the control-flow context of `op`, such as its branch."""
+  with _enter(_context_of(op)):
+    yield
+
+
+@contextlib.contextmanager
+def _enter(context: Any) -> Iterator[None]:
+  if context is None:
+    yield
+    return
+  context.Enter()
+  try:
+    yield
+  finally:
+    context.Exit()
+
+
+def is_in_control_flow() -> bool:
+  """Returns whether ops built now belong to a branch, a loop, a function or an XLA computation."""
+  graph = tf.get_default_graph()
+  return graph is not graphs.init_scope_graph() or graph._get_control_flow_context() is not None
+
+
+def is_in_branches_only(op: tf.Operation) -> bool:
+  """Returns whether `merge_out_of_branches` can read `op`: it is in the current graph, at most inside branches."""
+  context = _context_of(op)
+  while hasattr(context, "pred"):
+    context = context.outer_context
+  return context is None and op.graph is tf.get_default_graph()
+
+
+def merge_out_of_branches(tensor: tf.Tensor, default: Any) -> tf.Tensor:
+  """Returns a tensor outside of branches: `tensor` if the branches (control flow v1) around it run, else `default`.
+
+  Args:
+    tensor: a tensor for whose op `is_in_branches_only` returns True.
+    default: a Python value for a tensor of the same dtype and shape.
+  """
+  context = _context_of(tensor.op)
+  while context is not None:
+    with _enter(context.outer_context):
+      other = tf.raw_ops.Switch(data=tf.constant(default, tensor.dtype, tensor.shape), pred=context.pred)
+      tensor = tf.raw_ops.Merge(inputs=[tensor, other[1 - context.branch]]).output
+    context = context.outer_context
+  return tensor
+
+
+def copy_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
+  """Returns a tensor of the same value outside of the branches (control flow v1) around `tensor`; copies its ops.
+
+  For initial values of variables. A tensor outside of all branches is returned unchanged.
+  """
+  op = tensor.op
+  if not hasattr(_context_of(op), "pred"):
+    return tensor
+  if op.type in ("Switch", "RefSwitch"):  # the value enters the branch here
+    return copy_out_of_branches(op.inputs[0])
+  inputs = [copy_out_of_branches(one) for one in op.inputs]
+  copy = tf.get_default_graph().create_op(
+      op.type, inputs, [output.dtype for output in op.outputs], name=op.name.rpartition("/")[2], attrs=op.node_def.attr,
+      op_def=op.op_def)
+  return copy.outputs[tensor.value_index]
+
+
+def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the graph tensors that `tensor` is computed from; for an argument of a function, the captured tensor."""
+  op = tensor.op
+  if op.type != "Placeholder":
+    return list(op.inputs)
+  captures = getattr(op.graph, "captures", ())
+  return [outer for outer, inner in captures if inner.op is op and hasattr(outer, "graph")]
+
+
+def contains_op(op: tf.Operation, prefix: str) -> bool:
+  """Returns whether the type of `op` begins with `prefix`, or `op` is a conditional with such an op in a function."""
+  if op.type.startswith(prefix):
+    return True
+  if op.type not in ("If", "StatelessIf"):
+    return False
+  branches = [op.graph._get_function(op.get_attr(branch).name) for branch in ("then_branch", "else_branch")]
+  return any(node.op.startswith(prefix) for branch in branches for node in branch.definition.node_def)
+
+
+def may_be_compiled() -> bool:
+  """Returns whether ops built now belong to a function or an XLA context, which XLA may compile."""
+  if tf.executing_eagerly():
+    return False
+  graph = tf.get_default_graph()
+  context = graph._get_control_flow_context()
+  while context is not None:
+    if context.IsXLAContext():
+      return True
+    context = context.outer_context
+  return graph.building_function

@@ -1,0 +1,64 @@
+"""The state that objects of this package keep in a graph, and the graphs in which ops and variables are created."""
+
+from typing import Any, Callable, Dict, Iterator, List, Optional
+import weakref
+
+from mp_compat._tensorflow import tf
+
+
+def init_scope_graph() -> Optional[tf.Graph]:
+  """Returns the graph in which variables are created now; None if they would be eager.
+
+  It is outside of branches, loop bodies and functions, as with `tf.init_scope`.
+  """
+  with tf.init_scope():
+    return None if tf.executing_eagerly() else tf.get_default_graph()
+
+
+def default_graph() -> Optional[tf.Graph]:
+  """Returns the graph in which ops are built now, which may be a function's; None in eager mode."""
+  return None if tf.executing_eagerly() else tf.get_default_graph()
+
+
+def enclosing_graphs() -> Iterator[tf.Graph]:
+  """Yields the graph in which ops are built now; if it is a function's, then the graphs around it."""
+  graph = default_graph()
+  while graph is not None:
+    yield graph
+    graph = getattr(graph, "outer_graph", None)
+
+
+def graph_key(graph: Optional[tf.Graph]) -> Optional[str]:
+  """Returns the key of a graph that TensorFlow's LossScale uses for its weights; None for eager mode."""
+  return None if graph is None else graph._graph_key
+
+
+def state_of(owner: Any, graph: Optional[tf.Graph]) -> Dict[str, Any]:
+  """Returns the dictionary that `owner` keeps in `graph` (None: in eager mode).
+
+  The graph holds the dictionary, so an owner used in many graphs keeps none of them alive, and copying an owner copies
+  no variables of a graph.
+  """
+  if graph is None:
+    return owner.__dict__.setdefault("_eager_state", {})
+  return record_in(graph, "states", weakref.WeakKeyDictionary).setdefault(owner, {})
+
+
+def record_in(graph: tf.Graph, name: str, make: Callable[[], Any] = dict) -> Any:
+  """Returns the record `name` that this package keeps in `graph`; calls `make` to create it on first use."""
+  attribute = "_mp_compat_" + name
+  if not hasattr(graph, attribute):
+    setattr(graph, attribute, make())
+  return getattr(graph, attribute)
+
+
+def name_scope() -> str:
+  """Returns the current name scope; "" for the root."""
+  return tf.get_default_graph().get_name_scope() or ""  # None in TensorFlow 1.15
+
+
+def fetched_elements(graph: tf.Graph, fetches: Any) -> List[Any]:
+  """Returns the tensors and ops that `Session.run(fetches)` runs: the elements of a structure of any accepted kind."""
+  from tensorflow.python.client import session
+  with graph.as_default():
+    return session._FetchMapper.for_fetch(fetches).unique_fetches()

@@ -1,0 +1,12 @@
+"""TensorFlow's module objects."""
+
+from typing import Any
+
+
+def delete_attribute(module: Any, name: str) -> None:
+  """Deletes an attribute of a module, and from `__all__` and the caches of TensorFlow 1.15's module wrappers."""
+  delattr(module, name)
+  vars(module).pop(name, None)
+  vars(module).get("_tfmw_attr_map", {}).pop(name, None)
+  if name in getattr(module, "__all__", ()):
+    module.__all__.remove(name)

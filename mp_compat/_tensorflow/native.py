@@ -1,0 +1,9 @@
+"""TensorFlow's own classes for loss scaling, in tuples for isinstance; empty if this version lacks them."""
+
+from mp_compat._tensorflow import tf
+
+experimental = getattr(tf.train, "experimental", None)
+
+LOSS_SCALES, FIXED_LOSS_SCALES, DYNAMIC_LOSS_SCALES, LOSS_SCALE_OPTIMIZERS = (
+    (getattr(experimental, name),) if hasattr(experimental, name) else ()
+    for name in ("LossScale", "FixedLossScale", "DynamicLossScale", "MixedPrecisionLossScaleOptimizer"))

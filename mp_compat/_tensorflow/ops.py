@@ -1,0 +1,29 @@
+"""Ops that not every TensorFlow version has, or has right, and where to place them."""
+
+import contextlib
+from typing import ContextManager
+
+from mp_compat._tensorflow import VERSION
+from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import tf
+
+
+def on_device_of(tensor: tf.Tensor) -> ContextManager[None]:
+  """Returns a context manager that places ops on the requested device of `tensor`; without one, it changes nothing."""
+  return tf.device(tensor.device) if tensor.device else contextlib.nullcontext()
+
+
+def is_finite(value: tf.Tensor) -> tf.Tensor:
+  """Returns `tf.is_finite(value)`, also where TensorFlow's op is missing or wrong.
+
+  For bfloat16, TensorFlow 1.15 has no op, and up to 2.10 there is none for GPUs. In XLA computations on CPUs,
+  TensorFlow up to 2.1 assumes that there are no NaNs; here the bits of the exponent are tested instead.
+  """
+  if value.dtype == tf.bfloat16:
+    value = tf.cast(value, tf.float32)
+  if VERSION >= (2, 2) or not control_flow.may_be_compiled():
+    return tf.is_finite(value)
+  bits, exponent = {tf.float16: (tf.uint16, 0x7c00), tf.float32: (tf.int32, 0x7f800000),
+                    tf.float64: (tf.int64, 0x7ff << 52)}[value.dtype]
+  exponent = tf.constant(exponent, bits)
+  return tf.not_equal(tf.bitwise.bitwise_and(tf.bitcast(value, bits), exponent), exponent)

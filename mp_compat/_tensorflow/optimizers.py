@@ -1,0 +1,19 @@
+"""Wrapped optimizers and their variables."""
+
+from typing import Any, Iterator, List, Tuple
+
+from mp_compat._tensorflow import tf
+
+
+def wrapper_chain(optimizer: tf.train.Optimizer) -> Iterator[tf.train.Optimizer]:
+  """Yields this optimizer, its inner optimizer, and so on; wrappers keep theirs as `_optimizer` or `_opt`."""
+  while isinstance(optimizer, tf.train.Optimizer):
+    yield optimizer
+    optimizer = vars(optimizer).get("_optimizer", vars(optimizer).get("_opt"))
+
+
+def non_slot_variables(optimizer: Any) -> List[Tuple[str, tf.Variable]]:
+  """Returns (name, variable) for the non-slot variables of an optimizer and its inner ones, in the current graph."""
+  return [(name, variable) for layer in wrapper_chain(optimizer)
+          for (name, graph), variable in vars(layer).get("_non_slot_dict", {}).items()
+          if graph is tf.get_default_graph()]

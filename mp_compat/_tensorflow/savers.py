@@ -1,0 +1,34 @@
+"""Private parts of `tf.train.Saver`."""
+
+import sys
+from typing import Any, List
+
+from mp_compat._tensorflow import tf
+from mp_compat._tensorflow import variables
+
+_saver_module = sys.modules[tf.train.Saver.__module__]
+
+
+def get_var_list(saver: tf.train.Saver) -> Any:
+  """Returns the `var_list` of a Saver that is not built yet: None, a list or a dict."""
+  return saver._var_list
+
+
+def set_var_list(saver: tf.train.Saver, var_list: Any) -> None:
+  """Sets the `var_list` of a Saver that is not built yet."""
+  saver._var_list = var_list
+
+
+class AliasSaveable(_saver_module.BaseSaverBuilder.SaveableObject):
+  """Saves a variable a second time, under another name; does not restore it from that name."""
+
+  def __init__(self, variable: tf.Variable, name: str) -> None:
+    variable = variables.local_copies(variable)[0]
+    with tf.device(variable.device):
+      value = tf.identity(variable)
+    super().__init__(value, [_saver_module.BaseSaverBuilder.SaveSpec(value, "", name, value.dtype)], name)
+
+  def restore(self, restored_tensors: List[tf.Tensor], restored_shapes: Any) -> tf.Operation:
+    """Returns an op that does nothing: the variable is restored from its usual name."""
+    del restored_tensors, restored_shapes
+    return tf.no_op()

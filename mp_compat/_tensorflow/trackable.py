@@ -1,0 +1,56 @@
+"""Objects in a `tf.train.Checkpoint`: slots of wrapped optimizers, and variables that belong to a graph."""
+
+import sys
+from typing import Any, Dict, List, Optional
+
+from mp_compat._tensorflow import tf
+
+# The base class of objects in checkpoints. Its module moved twice; in every version it is the base of Optimizer.
+Trackable = tf.train.Optimizer.__bases__[0]
+
+
+class SlotName(str):
+  """The name of a slot of the inner optimizer, as the `get_slot_names` of a wrapper returns it.
+
+  `tf.train.Checkpoint` asks each optimizer of the object graph for a slot of each object in it, beginning at the root,
+  and rejects a slot that two optimizers have. A wrapper must therefore leave the slots to its inner optimizer. If a
+  name was used for an object that is not a variable, the checkpoint writer uses it, and `slot_of_inner` returns None.
+  """
+
+  used_by_checkpoint_writer = False
+
+
+def slot_of_inner(optimizer: Any, variable: Any, name: str) -> Optional[tf.Variable]:
+  """Returns a slot of the inner optimizer; None for the checkpoint writer (`SlotName`)."""
+  if isinstance(name, SlotName):
+    name.used_by_checkpoint_writer |= not hasattr(variable, "assign")
+    if name.used_by_checkpoint_writer:
+      return None
+  return optimizer.get_slot(variable, name)
+
+
+class GraphStateTrackable(Trackable):
+  """A Trackable whose dependencies are its variables in the current graph.
+
+  TensorFlow up to 2.8 reads a property, later versions call a method; the lookup takes one argument or two.
+  """
+
+  def _graph_variables(self) -> Dict[str, tf.Variable]:
+    """Returns the variables in the current graph by their keys in checkpoints; a subclass implements this."""
+
+  def __getstate__(self) -> Dict[str, Any]:
+    # Estimator copies its params inside a graph, where eager variables cannot be copied and have no use.
+    return {key: value for key, value in self.__dict__.items() if key != "_eager_state" or tf.executing_eagerly()}
+
+  @property
+  def _checkpoint_dependencies(self) -> List[Any]:
+    reference = sys.modules[Trackable.__module__].TrackableReference
+    own = [reference(name, variable) for name, variable in sorted(self._graph_variables().items())]
+    return super()._checkpoint_dependencies + own
+
+  def _trackable_children(self, *args: Any, **kwargs: Any) -> Dict[str, Any]:
+    return dict(super()._trackable_children(*args, **kwargs), **self._graph_variables())
+
+  def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Optional[Any]:
+    found = super()._lookup_dependency(name, *args, **kwargs)
+    return self._graph_variables().get(name) if found is None else found

@@ -1,0 +1,22 @@
+"""Variables: those of one replica, their copies on devices, and their slices."""
+
+from typing import Any, Optional, Tuple
+
+from mp_compat._tensorflow import tf
+
+
+def replica_variable(*args: Any, **kwargs: Any) -> tf.Variable:
+  """Returns a resource variable of this replica that no strategy manages; arguments as for `tf.Variable`."""
+  from tensorflow.python.ops import resource_variable_ops
+  return resource_variable_ops.ResourceVariable(*args, **kwargs)
+
+
+def local_copies(variable: tf.Variable) -> Tuple[tf.Variable, ...]:
+  """Returns the copies of a variable on the local devices of its strategy; without a strategy, the variable itself."""
+  strategy = getattr(variable, "distribute_strategy", None) or tf.distribute.get_strategy()
+  return strategy.experimental_local_results(variable)
+
+
+def save_slice_info(variable: tf.Variable) -> Optional[Any]:
+  """Returns the slice of a partitioned variable: `full_name`, `full_shape`, `var_offset`, `var_shape`; else None."""
+  return getattr(variable, "_get_save_slice_info", lambda: None)()

@@ -1,0 +1,141 @@
+"""Inspects checkpoints and converts them to other naming schemes."""
+
+import collections
+import os
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from mp_compat._tensorflow import tf
+from mp_compat.checkpoints import files
+from mp_compat.core import dialects
+
+
+class Inspection(NamedTuple):
+  """The content of a checkpoint."""
+
+  path: str
+  dialect: str  # the naming scheme: one of `mp_compat.core.dialects.DIALECTS`, or "object-based"
+  variables: "collections.OrderedDict[str, Tuple[tf.DType, Tuple[int, ...]]]"  # dtype and shape by name
+  state: "collections.OrderedDict[str, Any]"  # the values of the loss scale's variables by name
+
+
+def inspect(path: files.Path) -> Inspection:
+  """Returns the variables in a checkpoint, its naming scheme and the state of its loss scale.
+
+  Args:
+    path: A checkpoint, or a directory, of which the latest checkpoint is used.
+
+  Returns:
+    An `Inspection`, with dtypes, shapes and the values of the loss scale's variables.
+
+  Raises:
+    ValueError: If there is no checkpoint at `path`.
+    tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
+  """
+  path = files.latest(path)
+  reader = files.reader_of(path)
+  shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+  variables = collections.OrderedDict((name, (dtypes[name], tuple(shapes[name]))) for name in sorted(shapes))
+  if files.OBJECT_GRAPH in shapes:
+    dialect, state = "object-based", [name for name in variables if dialects.is_state(name.partition("/.ATTR")[0])]
+  else:
+    dialect, state = dialects.dialect(shapes), list(dialects.state(shapes))
+  return Inspection(path, dialect, variables, collections.OrderedDict((name, files.read(reader, path, name))
+                                                                      for name in state))
+
+
+def convert(source: files.Path,
+            target: files.Path,
+            to: Optional[str] = None,
+            like: Optional[files.Path] = None) -> Inspection:
+  """Writes a checkpoint with the names of another naming scheme or program, and verifies it by reading it back.
+
+  A loss scale that `source` lacks starts at 2**15, with counts of 0.
+
+  Args:
+    source: A checkpoint, or a directory, of which the latest checkpoint is used. It is not changed.
+    target: The path of the checkpoint to write. The index is moved there last: no partial checkpoint can be read.
+    to: One of "mp_compat", "tensorflow", "contrib" and "plain". The names are those of a program whose only
+      conditionals are the optimizer's.
+    like: Instead of `to`, a checkpoint (or a directory) of the program that will restore `target`: its names are used.
+      TensorFlow's class names Adam's powers after the enclosing conditional: `cond_3/beta1_power` if the program
+      itself builds two. Its `.meta` file, if there is one, is copied too.
+
+  Returns:
+    An `Inspection` of the checkpoint at `target`.
+
+  Raises:
+    ValueError: If there is no checkpoint at `source` or `like`, `source` is object-based, `to` is unknown, `target`
+      exists, `like` has variables that are not in `source`, or not exactly one of `to` and `like` is given.
+    tf.errors.DataLossError: If the checkpoint is truncated or corrupt, or was not written correctly.
+  """
+  if (to is None) == (like is None):
+    raise ValueError("Expected either a dialect (to) or a checkpoint to be like (like), got {!r} and {!r}.".format(
+        to, like))
+  found, target = inspect(source), files.path_text(target)
+  if found.dialect == "object-based":
+    raise ValueError("{} was written by tf.train.Checkpoint, whose names are the same in every dialect: restore it as "
+                     "it is. Only without loss scaling it is tf.train.Checkpoint(optimizer=opt.inner_optimizer)."
+                     .format(found.path))
+  if files.exists(target) or tf.gfile.Exists(target):
+    raise ValueError("There is something at {} already, which is not overwritten. Give another path.".format(target))
+  names = dialects.translate(found.variables, to) if like is None else _names_like(inspect(like), found)
+  count = np.int32 if to == "contrib" or like is not None and inspect(like).dialect == "contrib" else np.int64
+  reader = files.reader_of(found.path)
+  values = {}
+  for name, copied in names.items():
+    role = dialects.state([name]).get(name)
+    value = np.float32(2. ** 15 if role == "current_loss_scale" else 0.) if copied is None else (
+        files.read(reader, found.path, copied))
+    values[name] = value.astype(count) if role in ("good_steps", "bad_steps") else value
+  _write(values, target)
+  if like is not None and tf.gfile.Exists("{}.meta".format(files.latest(like))):
+    tf.gfile.Copy("{}.meta".format(files.latest(like)), "{}.meta".format(target), overwrite=True)
+  return inspect(target)
+
+
+def _names_like(like: Inspection, found: Inspection) -> Dict[str, Optional[str]]:
+  """Returns for each name in `like` the name in `found` to copy from; None for state that starts anew."""
+  shapes = collections.OrderedDict((name, like.variables[name][1]) for name in sorted(
+      like.variables, key=dialects.in_order))
+  matched = dialects.match(shapes, {name: shape for name, (_, shape) in found.variables.items()})
+  missing = [name for name in shapes if name not in matched and not dialects.is_state(name)]
+  if missing:
+    raise ValueError("Expected the variables of {}, but {} does not have these in the same shape: {}. Pass "
+                     "checkpoints of the same model.".format(like.path, found.path, ", ".join(missing)))
+  return {name: matched.get(name) for name in shapes}
+
+
+def _write(values: Dict[str, np.ndarray], target: str) -> None:
+  """Writes a checkpoint to a temporary directory, compares it with `values`, and moves it to `target`, index last."""
+  beside = "{}.unfinished".format(target)
+  _remove(beside)  # left by a conversion that was killed
+  tf.gfile.MakeDirs(beside)
+  try:
+    prefix = os.path.join(beside, os.path.basename(target))
+    names = sorted(values)
+    with tf.Graph().as_default(), tf.Session() as sess:
+      feeds = [tf.placeholder(values[name].dtype, values[name].shape) for name in names]
+      save = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), tensors=feeds)
+      sess.run(save, {feed: values[name] for feed, name in zip(feeds, names)})
+    reader = files.reader_of(prefix)
+    for name in names:
+      written = files.read(reader, prefix, name)
+      if not _identical(written, values[name]):
+        raise tf.errors.DataLossError(None, None, "{} of {} was not written as it should be.".format(name, prefix))
+    # Some file systems list whole paths. The index comes last: without it, there is no checkpoint.
+    for part in sorted(os.path.basename(path) for path in tf.gfile.ListDirectory(beside)):
+      tf.gfile.Rename(os.path.join(beside, part), os.path.join(os.path.dirname(target), part), overwrite=True)
+  finally:
+    _remove(beside)
+
+
+def _remove(folder: str) -> None:
+  if tf.gfile.Exists(folder):
+    tf.gfile.DeleteRecursively(folder)
+
+
+def _identical(a: np.ndarray, b: np.ndarray) -> bool:
+  same = a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes()
+  return same and (a.dtype, a.shape) == (b.dtype, b.shape)

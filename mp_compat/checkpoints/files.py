@@ -1,0 +1,87 @@
+"""Reads checkpoint files of any format, from any file system that TensorFlow knows."""
+
+import os
+import re
+from typing import Any, Dict, Iterable, List, Tuple, Union
+
+from absl import logging
+import numpy as np
+
+from mp_compat._tensorflow import tf
+from mp_compat.core import dialects
+
+Path = Union[str, bytes, "os.PathLike[str]"]
+VarList = Union[None, Iterable[tf.Variable], Dict[str, tf.Variable]]
+
+# An entry of every checkpoint written by tf.train.Checkpoint. Such names are object paths, whichever class trained.
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+# Errors that TensorFlow's checkpoint readers raise for a damaged checkpoint.
+_BROKEN = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
+
+
+def path_text(path: Path) -> str:
+  return tf.compat.as_str_any(path)
+
+
+def latest(path: Path) -> str:
+  path = path_text(path)
+  found = tf.train.latest_checkpoint(path) if tf.gfile.IsDirectory(path) and not exists(path) else path
+  if found is None or not exists(found):
+    raise ValueError("There is no checkpoint at {}. Expected the path of one, such as model.ckpt-100 without .index, "
+                     "or a directory with a file named checkpoint.".format(path))
+  return found
+
+
+def exists(path: str) -> bool:
+  """Returns whether there is an index file (V2), or files match the path itself (V1, "model-?????-of-00002")."""
+  if tf.gfile.Exists("{}.index".format(path)):
+    return True
+  try:
+    return any(not tf.gfile.IsDirectory(file) for file in tf.gfile.Glob(path))
+  except tf.errors.NotFoundError:  # TensorFlow 1.15 raises it if the directory does not exist.
+    return False
+
+
+def reader_of(path: str) -> Any:
+  try:
+    return tf.train.NewCheckpointReader(path)  # load_checkpoint() would prefer a directory of that name
+  except _BROKEN as error:
+    raise data_loss_error(path, error) from error
+
+
+def read(reader: Any, path: str, name: str) -> np.ndarray:
+  try:
+    return np.asarray(reader.get_tensor(name))
+  except tf.errors.UnimplementedError:  # a partitioned variable in the V1 format
+    return read_parts(path, [name], [""], [reader.get_variable_to_dtype_map()[name]])[0]
+  except _BROKEN as error:
+    raise data_loss_error(path, error) from error
+
+
+def read_parts(path: str, names: List[str], parts: List[str], dtypes: List[tf.DType]) -> List[np.ndarray]:
+  with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as sess:
+    return sess.run(tf.raw_ops.RestoreV2(prefix=path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes))
+
+
+def shapes_of(reader: Any) -> Dict[str, Tuple[int, ...]]:
+  return {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
+
+
+def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
+  # A Session's message includes the node and its traceback. The line before the node states the error.
+  reason = re.search(r"([^\n]+)\n\s*\[\[", str(error)) or re.search(r"([^\n]+)", str(error))
+  return tf.errors.DataLossError(
+      None, None, "The checkpoint {} is truncated or corrupt: {}. Restore an earlier one; "
+      "tf.train.get_checkpoint_state({!r}).all_model_checkpoint_paths lists those that are kept.".format(
+          path, reason.group(1) if reason else type(error).__name__, os.path.dirname(path)))
+
+
+def is_state(name: str, shape: Any) -> bool:
+  return dialects.is_state(name) and tf.TensorShape(shape).rank == 0
+
+
+def warn_initialized(names: List[str], path: Path) -> None:
+  if names:
+    logging.warning("The checkpoint %s has no loss scale: %s begin(s) at the initial value.", path_text(path),
+                    ", ".join(names))

@@ -1,0 +1,87 @@
+"""Maps for `tf.train.init_from_checkpoint`, from the names in a checkpoint of any naming scheme."""
+
+import collections
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+from mp_compat._tensorflow import tf
+from mp_compat._tensorflow import variables
+from mp_compat.checkpoints import files
+from mp_compat.core import dialects
+
+
+def assignment_map(path: files.Path, wanted: Any) -> Any:
+  """Returns an `assignment_map` for `tf.train.init_from_checkpoint` with the names that the checkpoint has.
+
+  Args:
+    path: A checkpoint, or a directory, of which the latest checkpoint is used.
+    wanted: An assignment map with the names of any naming scheme: a dict or an iterable of pairs.
+
+  Returns:
+    A dict, or `wanted` itself if the checkpoint has all its names. Scopes and names without a match are unchanged. The
+    state of a loss scale that the checkpoint lacks is left out and keeps its initial value; logs a warning.
+
+  Raises:
+    ValueError: If there is no checkpoint at `path`.
+    tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
+  """
+  pairs = list(wanted.items() if hasattr(wanted, "items") else wanted)
+  reader = files.reader_of(files.latest(path))
+  variables = _named({name: value for name, value in pairs if not isinstance(value, str)})
+  if all(reader.has_tensor(name) for name in variables):
+    return wanted
+  matched = _match(variables, reader)
+  initialized = [name for name, one in variables.items() if name not in matched and files.is_state(name, one.shape)]
+  files.warn_initialized(initialized, path)
+  return {matched.get(name, name): value for name, value in pairs if name not in initialized}
+
+
+def name_map(path: files.Path, var_list: files.VarList = None) -> Dict[str, tf.Variable]:
+  """Returns the map for `tf.train.init_from_checkpoint(path, name_map(path))` and `tf.train.Saver(name_map(path))`.
+
+  Args:
+    path: A checkpoint of any naming scheme, or a directory, of which the latest checkpoint is used.
+    var_list: The variables, an iterable or a dict by name; by default the global variables of the current graph.
+
+  Returns:
+    A dict of variables by the names in the checkpoint; the value is a list of parts for a partitioned variable.
+    Variables that the checkpoint lacks, or has in another dtype, are left out. Only `Saver` converts contrib's int32
+    counts.
+
+  Raises:
+    ValueError: If there is no checkpoint at `path`.
+    tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
+  """
+  wanted, reader = _named(tf.global_variables() if var_list is None else var_list), files.reader_of(files.latest(path))
+  dtypes = reader.get_variable_to_dtype_map()
+  return {found: wanted[name].parts if len(wanted[name].parts) > 1 else wanted[name].parts[0]
+          for name, found in _match(wanted, reader).items() if dtypes[found] == wanted[name].dtype}
+
+
+class _Wanted(NamedTuple):
+  """A variable of the graph under its name in checkpoints; with a partitioner, several parts share one name."""
+
+  parts: List[tf.Variable]
+  shape: Tuple[int, ...]
+
+  @property
+  def dtype(self) -> tf.DType:
+    return self.parts[0].dtype.base_dtype
+
+
+def _named(var_list: files.VarList) -> "collections.OrderedDict[str, _Wanted]":
+  """Returns variables by the names that `tf.train.Saver` gives them."""
+  wanted = collections.OrderedDict()
+  for name, value in var_list.items() if isinstance(var_list, dict) else [(None, value) for value in var_list]:
+    for part in [value] if hasattr(value, "op") else value:
+      if not hasattr(part, "initializer"):
+        continue  # not a variable: an iterator's state, or a table
+      whole = variables.save_slice_info(part)
+      shape = part.shape.as_list() if whole is None else whole.full_shape
+      full_name = name or (part.op.name if whole is None else whole.full_name)
+      wanted.setdefault(full_name, _Wanted([], tuple(shape))).parts.append(part)
+  return wanted
+
+
+def _match(wanted: Dict[str, _Wanted], reader: Any) -> Dict[str, str]:
+  shapes = collections.OrderedDict((name, one.shape) for name, one in wanted.items())
+  return dialects.match(shapes, files.shapes_of(reader))

@@ -1,0 +1,262 @@
+"""A `tf.train.Saver` that restores checkpoints of every naming scheme (see `mp_compat.core.dialects`)."""
+
+import collections
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+
+from absl import logging
+import numpy as np
+
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import savers
+from mp_compat._tensorflow import tf
+from mp_compat.checkpoints import files
+from mp_compat.core import dialects
+
+# Errors that a Session raises for a damaged checkpoint.
+_BROKEN_IN_SESSION = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError)
+
+# The beginning of error messages about the graph, as opposed to the file.
+_NOTHING_RESTORED = "Nothing was restored."
+
+
+class Saver(tf.train.Saver):
+  """A `tf.train.Saver` that restores checkpoints of every naming scheme, into graphs with and without loss scaling.
+
+      scaffold = tf.train.Scaffold(saver=mp_compat.checkpoints.Saver())      after the train op is built
+      with tf.train.MonitoredTrainingSession(checkpoint_dir=..., scaffold=scaffold) as sess: ...
+      tf.estimator.EstimatorSpec(..., scaffold=scaffold)
+      saver.restore(sess, path)
+
+  Restoring accepts both names of Adam's powers, contrib's state (int32 counts become int64), and state under another
+  name scope. A loss scale that is not in the checkpoint starts at its initial value. The arguments, and the files
+  that are written, are those of `tf.train.Saver`.
+
+  Source: `tf.train.Saver`.
+  """
+
+  def restore(self, sess: tf.Session, save_path: files.Path) -> None:
+    """Restores the variables; see `tf.train.Saver.restore`. Adds nothing to the graph.
+
+    Args:
+      sess: A Session on the graph.
+      save_path: The path of a checkpoint, as returned by `save` or `tf.train.latest_checkpoint`.
+
+    Raises:
+      tf.errors.NotFoundError: If variables other than the loss scale's are not in the checkpoint.
+      tf.errors.InvalidArgumentError: If variables have another shape or dtype in the checkpoint. Both errors name all
+        variables that do not fit, and are raised before any variable is assigned.
+      tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
+      ValueError: If there is no checkpoint at `save_path`.
+    """
+    try:
+      restore(self, sess, save_path, super().restore)
+    except _BROKEN_IN_SESSION as error:
+      if save_path is None or not files.exists(files.path_text(save_path)) or _NOTHING_RESTORED in str(error):
+        raise
+      raise files.data_loss_error(files.path_text(save_path), error) from error
+
+
+def restore(saver: tf.train.Saver, sess: tf.Session, save_path: files.Path, as_tensorflow: Callable[..., None]) -> None:
+  """Restores the variables of a Saver from a checkpoint of any naming scheme.
+
+  Args:
+    saver: Any `tf.train.Saver`.
+    sess: A Session on its graph.
+    save_path: The path of a checkpoint.
+    as_tensorflow: TensorFlow's `restore`, a function of `sess` and the path. It is called if all names and dtypes are
+      those in the checkpoint, if the checkpoint is object-based, if the Saver is not built, and in eager mode.
+
+  Raises:
+    tf.errors.NotFoundError, tf.errors.InvalidArgumentError, tf.errors.DataLossError, ValueError: See `Saver.restore`.
+  """
+  if tf.executing_eagerly() or saver.saver_def is None:  # None if the Saver is empty, or build() was not called
+    as_tensorflow(sess, save_path)
+    return
+  if save_path is None or not files.exists(files.path_text(save_path)):
+    raise ValueError("The passed save_path is not a valid checkpoint: {}. Expected the path that save() or "
+                     "tf.train.latest_checkpoint() returned.".format(save_path))
+  path = files.path_text(save_path)
+  reader = files.reader_of(path)
+  if reader.has_tensor(files.OBJECT_GRAPH):
+    as_tensorflow(sess, path)
+    return
+  entries = _entries(sess.graph.as_graph_element(saver.saver_def.restore_op_name))
+  matched = _matched(entries, reader, path)
+  dtypes = reader.get_variable_to_dtype_map()
+  if all(matched.get(entry.name) == entry.name and dtypes[entry.name] == entry.dtype for entry in entries):
+    as_tensorflow(sess, path)
+    return
+  feeds = _feeds(sess, entries, matched, reader, path)
+  feeds[saver.saver_def.filename_tensor_name] = path
+  logging.info("Restoring parameters from %s, which has other names", path)
+  sess.run(saver.saver_def.restore_op_name, feeds)
+
+
+def add_tensorflow_names(var_list: Any) -> Any:
+  """Returns the `var_list` of a Saver whose checkpoints a program with TensorFlow's class can restore.
+
+  Args:
+    var_list: None, a list or a dict, as for `tf.train.Saver`.
+
+  Returns:
+    `var_list`, with a second entry for each variable to which TensorFlow's class gives another name, under that name.
+    Variables that the program renames (in a dict) have one entry. Logs a warning if another variable has that name.
+  """
+  theirs_by_ours = tensorflow_names(tf.get_default_graph())
+  if all(ours == theirs for ours, theirs in theirs_by_ours.items()):
+    return var_list
+  if var_list is None:
+    var_list = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
+  if not isinstance(var_list, dict):
+    var_list = list(var_list)
+  named = var_list if isinstance(var_list, dict) else {one.op.name: one for one in var_list if hasattr(one, "op")}
+  again = collections.OrderedDict()
+  for ours, theirs in sorted(theirs_by_ours.items()):
+    if theirs in named and theirs != ours:
+      logging.warning("%s is not saved as %s, as TensorFlow's class calls it: that is the name of another variable "
+                      "here. For a program without mp_compat convert the checkpoint: python -m mp_compat checkpoint "
+                      "convert --like.", ours, theirs)
+    elif ours in named and theirs != ours and getattr(named[ours], "op", None) is not None and (
+        named[ours].op.name == ours):
+      again[theirs] = savers.AliasSaveable(named[ours], theirs)
+  return dict(var_list, **again) if isinstance(var_list, dict) else var_list + list(again.values())
+
+
+class _Entry(NamedTuple):
+  """A tensor that a Saver reads from a checkpoint: an output of a RestoreV2 op, and the variables assigned from it."""
+
+  op: tf.Operation
+  index: int
+  name: str  # in the checkpoint
+  part: str  # the shape of a partitioned variable and the slice to read, "6 2 0,2:-"; "" for the whole tensor
+  variables: Tuple[tf.Operation, ...]  # with tf.distribute, one per local device; empty for an iterator's state
+  reshaped: bool  # Saver(reshape=True)
+
+  @property
+  def dtype(self) -> tf.DType:
+    return self.op.outputs[self.index].dtype
+
+  @property
+  def is_needed(self) -> bool:
+    """Returns whether any op reads it: False for a variable that is only saved again, under another name."""
+    return bool(self.op.outputs[self.index].consumers())
+
+  @property
+  def shape(self) -> tf.TensorShape:
+    """Returns the static shape of the whole variable."""
+    if self.part:
+      return tf.TensorShape([int(size) for size in self.part.split()[:-1]])
+    known = [variable.get_attr("shape") for variable in self.variables if "shape" in variable.node_def.attr]
+    return tf.TensorShape(known[0] if known else None)
+
+
+def _entries(restore_op: tf.Operation) -> List[_Entry]:
+  """Returns the tensors that running `restore_op` reads, in the order in which the variables were created."""
+  seen, ahead, restores, assigned = set(), [restore_op], [], collections.defaultdict(list)
+  while ahead:
+    op = ahead.pop()
+    if op.name in seen:
+      continue
+    seen.add(op.name)
+    ahead += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    if op.type == "RestoreV2":
+      restores.append(op)
+    elif op.type in ("Assign", "AssignVariableOp"):
+      value, reshaped = op.inputs[1], False
+      while value.op.type != "RestoreV2" and value.op.inputs:
+        value, reshaped = value.op.inputs[0], reshaped or value.op.type == "Reshape"
+      assigned[value.name].append((op.inputs[0].op, reshaped))
+  entries = []
+  for op in restores:
+    names, parts = [tf.make_ndarray(tensor.op.get_attr("value")) for tensor in op.inputs[1:3]]
+    for index, (name, part) in enumerate(zip(names, parts)):
+      variables = assigned[op.outputs[index].name]
+      entries.append(_Entry(op, index, tf.compat.as_str(name), tf.compat.as_str(part),
+                            tuple(variable for variable, _ in variables), any(reshaped for _, reshaped in variables)))
+  made = {op.name: number for number, op in enumerate(restore_op.graph.get_operations())}
+  return sorted(entries, key=lambda entry: [made[variable.name] for variable in entry.variables])
+
+
+def _matched(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
+  """Returns the names in the checkpoint by the names in the graph, without state that starts anew.
+
+  Raises:
+    tf.errors.NotFoundError, tf.errors.InvalidArgumentError: See `Saver.restore`.
+  """
+  shapes, dtypes = files.shapes_of(reader), reader.get_variable_to_dtype_map()
+  theirs_by_ours = tensorflow_names(entries[0].op.graph) if entries else {}
+  needed = [entry for entry in entries if entry.is_needed]
+  wanted = collections.OrderedDict(
+      (entry.name, entry.shape.as_list()) for entry in needed if entry.shape.is_fully_defined())
+  matched = {entry.name: entry.name for entry in needed if entry.name in shapes}
+  for entry in needed:
+    for variable in entry.variables:
+      if theirs_by_ours.get(variable.name) in shapes:
+        matched.setdefault(entry.name, theirs_by_ours[variable.name])
+  others = {name: shape for name, shape in shapes.items() if name not in matched.values()}
+  matched.update(dialects.match(
+      collections.OrderedDict((name, shape) for name, shape in wanted.items() if name not in matched), others))
+  missing, different, initialized = [], [], []
+  for name, entry in collections.OrderedDict((entry.name, entry) for entry in needed).items():
+    found = matched.get(name)
+    if found is None:
+      (initialized if files.is_state(name, entry.shape) else missing).append(name)
+      continue
+    if not (entry.shape.is_compatible_with(shapes[found]) or entry.reshaped and (
+        entry.shape.num_elements() == np.prod(shapes[found], dtype=np.int64))):
+      different.append("{} has the shape {} here, {} there".format(name, entry.shape, list(shapes[found])))
+    if dtypes[found] != entry.dtype and not dialects.is_state(name):
+      different.append("{} has the dtype {} here, {} there".format(name, entry.dtype.name, dtypes[found].name))
+  if missing or different:
+    parts = [_NOTHING_RESTORED]
+    if missing:
+      parts.append("Not found in the checkpoint {}, which has the names of the dialect {}: {}. It has: {}.".format(
+          path, dialects.dialect(shapes), ", ".join(missing), ", ".join(sorted(shapes))))
+    if different:
+      parts.append("Different in the checkpoint {}: {}. Expected a checkpoint of the same model; to restore a part of "
+                   "it, pass var_list.".format(path, "; ".join(different)))
+    raise (tf.errors.NotFoundError if missing else tf.errors.InvalidArgumentError)(None, None, " ".join(parts))
+  files.warn_initialized(initialized, path)
+  matched.update((entry.name, entry.name) for entry in entries if not entry.is_needed and entry.name in shapes)
+  return matched
+
+
+def _feeds(sess: tf.Session, entries: List[_Entry], matched: Dict[str, str], reader: Any,
+           path: str) -> Dict[str, Any]:
+  """Returns the feeds with which a Saver's own ops restore the names in `matched`.
+
+  The names that RestoreV2 reads are fed. If it cannot read a value (state that starts anew, or has another dtype), its
+  output is fed, and the op reads another tensor of the same dtype. If the checkpoint has none of that dtype, all
+  outputs in use are fed.
+  """
+  shapes, dtypes = files.shapes_of(reader), reader.get_variable_to_dtype_map()
+  stand_ins = {dtypes[name]: name for name in sorted(shapes, key=lambda name: -np.prod(shapes[name], dtype=np.int64))}
+  feeds, names = {}, collections.OrderedDict((entry.op, {}) for entry in entries)
+  for entry in entries:
+    found = matched.get(entry.name)
+    if not entry.is_needed:
+      names[entry.op][entry.index] = stand_ins.get(entry.dtype)
+      continue
+    if found is None or dtypes[found] != entry.dtype:
+      # The name of the initializer is part of the graph format.
+      initial = sess.graph.get_operation_by_name(entry.variables[0].name + "/Assign").inputs[1]
+      value = sess.run(initial) if found is None else files.read(reader, path, found).astype(entry.dtype.as_numpy_dtype)
+      feeds[entry.op.outputs[entry.index].name] = value
+      found = stand_ins.get(entry.dtype)
+    names[entry.op][entry.index] = found
+  for op, found in names.items():
+    found = [found[index] for index in range(len(found))]
+    if None not in found:
+      feeds[op.inputs[1].name] = found
+      continue
+    parts = tf.make_ndarray(op.inputs[2].op.get_attr("value"))
+    rest = [index for index, output in enumerate(op.outputs) if output.name not in feeds and output.consumers()]
+    values = files.read_parts(path, [found[index] for index in rest], [parts[index] for index in rest],
+                              [op.outputs[index].dtype for index in rest])
+    feeds.update((op.outputs[index].name, value) for index, value in zip(rest, values))
+  return feeds
+
+
+def tensorflow_names(graph: tf.Graph) -> Dict[str, str]:
+  """Returns the record in `graph` of the names that TensorFlow's class would give to variables, by their names here."""
+  return graphs.record_in(graph, "tensorflow_names")

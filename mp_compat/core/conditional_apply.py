@@ -1,0 +1,85 @@
+"""The conditional that applies or skips all updates of a step."""
+
+import contextlib
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import tf
+from mp_compat.core import distribute
+
+
+def cond(should_apply: Any, apply: Callable[[], Any], skip: Callable[[], Any] = tf.no_op) -> Any:
+  """Returns `apply()` if `should_apply`, else `skip()`: an op or a tensor; in eager mode None.
+
+  Args:
+    should_apply: a bool, or a scalar bool tensor.
+    apply: returns an op.
+    skip: returns an op.
+  """
+  if not tf.is_tensor(should_apply) or tf.executing_eagerly():
+    return apply() if should_apply else skip()
+  return control_flow.cond(should_apply, apply, skip)
+
+
+def apply_in_each_replica(should_apply: Any,
+                          apply: Callable[..., Any],
+                          args: Sequence[Any],
+                          kwargs: Dict[str, Any],
+                          scope: str,
+                          skip: Callable[[], Any] = tf.no_op) -> Any:
+  """Calls `apply(*args, **kwargs)` in each replica if `should_apply`, else `skip()`; called once for all replicas.
+
+  The variables of `apply` are created outside of the conditional. They have the names that a direct call of `apply` in
+  the replica would give them.
+
+  Args:
+    should_apply: a bool, or a scalar bool tensor.
+    apply: applies gradients; returns an op, in eager mode None.
+    args: per-replica values.
+    kwargs: per-replica values.
+    scope: the name scope of the replica; a per-replica value.
+    skip: returns an op, in eager mode None.
+
+  Returns:
+    An op or a tensor; in eager mode None.
+  """
+  scope = distribute.local_results(scope)[0]
+  apply_scopes: List[str] = []  # for each replica, the name scope in the branch that applies gradients
+
+  def create_outside(next_creator: Callable[..., tf.Variable], **creator_kwargs: Any) -> tf.Variable:
+    # Variables of the scope "cond_1/apply_if_finite/" are created in the replica's scope. The optimizer itself chose
+    # any other scope: tf.get_variable creates its variables in the root scope.
+    if graphs.init_scope_graph() is None:
+      return next_creator(**creator_kwargs)
+    if tf.is_tensor(creator_kwargs.get("initial_value")):
+      with tf.init_scope():
+        creator_kwargs["initial_value"] = control_flow.copy_out_of_branches(creator_kwargs["initial_value"])
+    current = graphs.name_scope() + "/"
+    around = next((one for one in apply_scopes if current.startswith(one)), None)
+    if around is None:
+      return next_creator(**creator_kwargs)
+    own_scope = "/".join(filter(None, [scope, current[len(around):].strip("/")]))
+    with tf.init_scope(), tf.name_scope(own_scope + "/" if own_scope else None):
+      return next_creator(**creator_kwargs)
+
+  def apply_in_scope(*own_args: Any, **own_kwargs: Any) -> Any:
+    with tf.name_scope("apply_if_finite") as own_scope:
+      apply_scopes.append(own_scope)
+      return apply(*own_args, **own_kwargs)
+
+  def apply_branch() -> Optional[tf.Operation]:
+    with contextlib.ExitStack() as creators:
+      creators.enter_context(tf.variable_creator_scope(create_outside))
+      with tf.init_scope():  # optimizers create their variables here; inside a function, this is another graph
+        creators.enter_context(tf.variable_creator_scope(create_outside))
+      return distribute.group(distribute.call_for_each_replica(apply_in_scope, *args, **kwargs))
+
+  summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
+  existing = len(summaries)
+  applied = cond(should_apply, apply_branch, skip)
+  # Summaries of the inner optimizer are empty in skipped steps; inside control flow they cannot be read, so drop them.
+  readable = [] if control_flow.is_in_control_flow() else summaries[existing:]
+  summaries[existing:] = [
+      control_flow.merge_out_of_branches(one, b"") for one in readable if control_flow.is_in_branches_only(one.op)]
+  return applied

@@ -1,0 +1,81 @@
+"""Replicas of `tf.distribute`: checks the current context, reduces over replicas, and calls functions in each of them.
+
+Without a strategy there is one replica, and every function uses its value directly.
+"""
+
+from typing import Any, Callable, Optional, Tuple
+
+from mp_compat._tensorflow import tf
+
+# Strategies that cannot train with loss scaling, by the name of their class or a base class, and why.
+_UNSUPPORTED = dict.fromkeys(["TPUStrategy", "TPUStrategyV1", "TPUStrategyV2"],
+                             "TPUs compute in bfloat16, which has float32's range and needs no loss scaling")
+
+
+def check_supported() -> None:
+  """Raises a ValueError if the current strategy cannot train with loss scaling."""
+  strategy = tf.distribute.get_strategy()
+  for base in type(strategy).__mro__:
+    if base.__name__ in _UNSUPPORTED:
+      raise ValueError(
+          "Loss scaling is not supported with the strategy {}: {}. Use the inner optimizer alone there. Strategies "
+          "that work: MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy (compat.v1), "
+          "CentralStorageStrategy, OneDeviceStrategy.".format(type(strategy).__name__, _UNSUPPORTED[base.__name__]))
+
+
+def check_replica_context() -> None:
+  """Raises a ValueError in a cross-replica context, and if the current strategy cannot train with loss scaling."""
+  check_supported()
+  if in_cross_replica_context():
+    raise ValueError("apply_gradients() must be called in a replica context, but this is the cross-replica context of "
+                     "{}. Call it inside the function that you give to strategy.run (experimental_run_v2, "
+                     "call_for_each_replica).".format(type(tf.distribute.get_strategy()).__name__))
+
+
+def in_cross_replica_context() -> bool:
+  """Returns whether this code runs once for all replicas instead of once in each."""
+  return tf.distribute.in_cross_replica_context()
+
+
+def merge_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+  """Calls `function(strategy, *args, **kwargs)` once for all replicas; called in each replica with its values."""
+  return tf.distribute.get_replica_context().merge_call(function, args=args, kwargs=kwargs)
+
+
+def call_for_each_replica(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+  """Calls `function(*args, **kwargs)` in every replica, with that replica's values; called once for all replicas."""
+  return tf.distribute.get_strategy().extended.call_for_each_replica(function, args=args, kwargs=kwargs)
+
+
+def reduce_all_replicas(values: tf.Tensor) -> tf.Tensor:
+  """Returns, element by element, whether `values` are True in all replicas of all workers.
+
+  Called once for all replicas.
+
+  Args:
+    values: per-replica bool tensors of one shape.
+
+  Returns:
+    A bool tensor of that shape, the same on every worker.
+
+  Raises:
+    RuntimeError: If called in a replica context of a strategy.
+  """
+  if not tf.distribute.has_strategy():
+    return values
+  strategy = tf.distribute.get_strategy()
+  # Strategies reduce only numbers, and only by sum or mean.
+  counts = call_for_each_replica(lambda own: tf.cast(own, tf.float32), values)
+  return tf.equal(strategy.reduce(tf.distribute.ReduceOp.SUM, counts, axis=None), strategy.num_replicas_in_sync)
+
+
+def local_results(value: Any) -> Tuple[Any, ...]:
+  """Returns the values of this worker's replicas, in order; without a strategy, a tuple of the one value."""
+  return tf.distribute.get_strategy().experimental_local_results(value)
+
+
+def group(*values: Any, **name: Optional[str]) -> Optional[tf.Operation]:
+  """Returns one op (None in eager mode) that runs `values`: ops, tensors, None, or per-replica values of these."""
+  if tf.executing_eagerly():
+    return None
+  return tf.group(*[value for value in values if value is not None], **name)

@@ -1,0 +1,77 @@
+"""The finite check: computes whether all values of tensors are finite.
+
+A finite sum proves that all of its terms are finite, because inf or NaN terms make the sum inf or NaN. The sum reads
+each gradient once, on all threads, in every TensorFlow version, on every device. If a sum is not finite (an overflow,
+or finite terms whose sum is out of range), an exact check inside a conditional decides.
+
+XLA may assume that sums are not NaN (`xla_cpu_enable_fast_math`, the default in TensorFlow 1.15). Sums are therefore
+kept out of its clusters, and what XLA may compile as a whole uses the exact check, which needs only one pass there.
+"""
+
+from typing import Any, Dict, List, Tuple
+
+from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import ops
+from mp_compat._tensorflow import tf
+
+# The largest tensor, in bytes, that is stacked with others of its shape: an op for each would cost more than its sum.
+_SMALL = 2 ** 16
+
+
+def all_finite(tensors: List[tf.Tensor]) -> tf.Tensor:
+  """Returns a scalar bool tensor: True if all values are finite (True for an empty list).
+
+  Args:
+    tensors: tensors of any shapes and numeric dtypes; integers count as finite.
+  """
+  tensors = [part for tensor in tensors for part in _floating_parts(tensor)]
+  if not tensors:
+    return tf.constant(True)
+  stacked = _stack_small(tensors)
+  if tf.executing_eagerly() or control_flow.may_be_compiled():
+    return _exact(stacked)
+  with tf.xla.experimental.jit_scope(compile_ops=False):
+    sums_finite = tf.reduce_all(tf.is_finite(tf.stack([_sum(one) for one in stacked])))
+  return control_flow.cond(sums_finite, lambda: tf.constant(True), lambda: _exact(stacked))
+
+
+def _floating_parts(tensor: tf.Tensor) -> List[tf.Tensor]:
+  if tensor.dtype.is_complex:
+    return [tf.math.real(tensor), tf.math.imag(tensor)]
+  return [tensor] if tensor.dtype.is_floating else []
+
+
+def _sum(tensor: tf.Tensor) -> tf.Tensor:
+  """Returns the sum of all values, a float32 scalar."""
+  with ops.on_device_of(tensor):
+    if tensor.dtype in (tf.float16, tf.bfloat16):
+      tensor = tf.cast(tensor, tf.float32)
+    return tf.cast(tf.reduce_sum(tensor), tf.float32)
+
+
+def _exact(tensors: List[tf.Tensor]) -> tf.Tensor:
+  finite = []
+  for tensor in tensors:
+    with ops.on_device_of(tensor):
+      finite.append(tf.reduce_all(ops.is_finite(tensor)))
+  return tf.reduce_all(tf.stack(finite))
+
+
+def _stack_small(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
+  """Returns the same values with small tensors of one shape, dtype and device stacked into one."""
+  groups: Dict[Any, List[tf.Tensor]] = {}
+  for number, tensor in enumerate(tensors):
+    groups.setdefault(_group_of(tensor) or number, []).append(tensor)
+  stacked = []
+  for group in groups.values():
+    with ops.on_device_of(group[0]):
+      stacked.append(group[0] if len(group) == 1 else tf.stack(group))
+  return stacked
+
+
+def _group_of(tensor: tf.Tensor) -> Tuple[Any, ...]:
+  """Returns the dtype, shape and device that the tensors of a stack share; () for a large or unknown shape."""
+  size = tensor.shape.num_elements()
+  if size is None or size * tensor.dtype.size > _SMALL:
+    return ()
+  return tensor.dtype, tuple(tensor.shape.as_list()), tensor.device

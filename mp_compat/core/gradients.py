@@ -1,0 +1,285 @@
+"""Scales the loss of one replica; unscales, converts and clips its gradients.
+
+A gradient is a dense tensor, a `tf.IndexedSlices` (only its `.values` are changed) or None.
+"""
+
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
+
+from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import ops
+from mp_compat._tensorflow import tf
+
+Gradient = Optional[Union[tf.Tensor, tf.IndexedSlices]]
+GradAndVar = Tuple[Gradient, tf.Variable]
+Loss = Union[tf.Tensor, Callable[[], tf.Tensor]]
+
+_DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64)
+
+
+def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
+  """Returns `loss * scale` in the dtype of the loss.
+
+  Args:
+    loss: a tensor of any shape, float16, bfloat16, float32 or float64; or a callable that returns one.
+    scale: the loss scale, a float32 scalar. A float16 loss cannot be scaled by more than 65504: the scale becomes inf,
+      the step is skipped and a dynamic scale backs off. Compute the loss in float32 instead.
+
+  Returns:
+    A tensor of the loss's shape and dtype; a callable for a callable.
+
+  Raises:
+    ValueError: If the loss has another dtype.
+  """
+  if callable(loss):
+    return lambda: scale_loss(loss(), scale)
+  loss = tf.convert_to_tensor(loss)
+  dtype = loss.dtype.base_dtype
+  if dtype not in _DTYPES:
+    raise ValueError("Invalid type {!r} for {}, expected: {}. Only a loss of floating dtype can be scaled; cast it, "
+                     "for example with tf.cast(loss, tf.float32).".format(dtype, loss, list(_DTYPES)))
+  return loss * tf.cast(scale, dtype)
+
+
+def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
+  """Returns `g * (1 / scale)` for every gradient, in the gradient's dtype.
+
+  float16 and bfloat16 gradients are multiplied in float32 and rounded once: in float16, 1/2**16 would be subnormal and
+  1/2**25 would be zero.
+
+  Args:
+    grads: gradients of any shapes, of floating or complex dtypes.
+    scale: the loss scale, a float32 scalar.
+
+  Returns:
+    A list of as many gradients, of the same kinds, shapes and dtypes.
+  """
+  reciprocals: Dict[tf.DType, tf.Tensor] = {}
+
+  def unscale_values(values: tf.Tensor) -> tf.Tensor:
+    wide = tf.float32 if values.dtype in (tf.float16, tf.bfloat16) else values.dtype
+    if wide not in reciprocals:
+      reciprocals[wide] = 1 / tf.cast(scale, wide)
+    with ops.on_device_of(values):
+      return tf.cast(tf.cast(values, wide) * reciprocals[wide], values.dtype)
+
+  return [map_values(unscale_values, convert(grad)) for grad in grads]
+
+
+def gate(grads: Iterable[Gradient]) -> List[Gradient]:
+  """Returns the same gradients; none is available before all are computed (`Optimizer.GATE_GRAPH`)."""
+  grads = list(grads)
+  return grads if all(grad is None for grad in grads) else tf.tuple(grads)
+
+
+def convert(grad: Any) -> Gradient:
+  """Converts a gradient to a tensor or `tf.IndexedSlices`; returns None for None.
+
+  Args:
+    grad: a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None.
+
+  Raises:
+    TypeError: If `grad` cannot be converted, or is not numeric.
+  """
+  if grad is None:
+    return None
+  try:
+    converted = map_values(tf.convert_to_tensor, tf.convert_to_tensor_or_indexed_slices(grad))
+  except (TypeError, ValueError) as error:
+    raise TypeError("Gradient must be convertible to a Tensor or IndexedSlices, or None: {}. Got {!r}.".format(
+        grad, type(grad))) from error
+  return map_values(_as_value, converted)
+
+
+def convert_pairs(grads_and_vars: Iterable[Tuple[Any, tf.Variable]]) -> Tuple[GradAndVar, ...]:
+  """Converts the gradient of each (gradient, variable) pair once.
+
+  Raises:
+    ValueError: If there are no pairs, or all gradients are None.
+    TypeError: If `convert` fails, or a gradient is neither floating nor of its variable's dtype.
+  """
+  grads_and_vars = tuple((convert(grad), variable) for grad, variable in grads_and_vars)
+  for grad, variable in grads_and_vars:
+    for values in values_of([grad]):
+      if not values.dtype.is_floating and values.dtype != tf.as_dtype(variable.dtype).base_dtype:
+        raise TypeError("Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. The gradient "
+                        "of {} must be floating, but got {}.".format(
+                            values.dtype.name, ", ".join(dtype.name for dtype in _DTYPES), variable, values))
+  if not grads_and_vars:
+    raise ValueError("No variables provided. Expected (gradient, variable) pairs, but got none.")
+  if all(grad is None for grad, _ in grads_and_vars):
+    raise ValueError("No gradients provided for any variable: {}. Expected a gradient for at least one, but all are "
+                     "None.".format([str(variable) for _, variable in grads_and_vars]))
+  return grads_and_vars
+
+
+def _as_value(values: tf.Tensor) -> tf.Tensor:
+  """Returns the values as an ordinary numeric tensor of the current graph."""
+  dtype = values.dtype.base_dtype
+  if not (dtype.is_floating or dtype.is_complex or dtype.is_integer):
+    raise TypeError("Gradients must be numeric, but got {} of dtype {}.".format(values, dtype.name))
+  # Branches that are functions cannot take references, such as the output of tf.assign_add. When a function is built,
+  # tf.identity turns eager tensors into its tensors.
+  as_they_are = values.dtype == dtype and (tf.executing_eagerly() or hasattr(values, "graph"))
+  return values if as_they_are else tf.identity(values)
+
+
+def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
+  """Returns the tensors that hold the values of the gradients; omits None."""
+  return [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads if grad is not None]
+
+
+def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
+  """Returns the gradient with `function` applied to its values; None for None."""
+  if grad is None:
+    return None
+  if isinstance(grad, tf.IndexedSlices):
+    return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
+  return function(grad)
+
+
+def record_computed(grads: Iterable[Gradient], names: Iterable[str]) -> None:
+  """Records in their graph that `compute_gradients` returned these gradients; does nothing in eager mode.
+
+  Args:
+    grads: the gradients.
+    names: the names of their variables, for reports.
+  """
+  if graphs.default_graph() is None:
+    return
+  for grad, name in zip(grads, names):
+    for values in values_of([grad]):
+      computed = _computed_in(values.graph)
+      computed[_key(values)] = name
+
+
+def is_computed(tensor: tf.Tensor) -> bool:
+  """Returns whether `record_computed` recorded this tensor."""
+  return _key(tensor) in _computed_in(tensor.graph)
+
+
+def computed_ancestors(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]:
+  """Returns the computed gradients that `grads` derive from by data and that ops built here can read.
+
+  Clipping can turn an inf into a finite number (`tf.clip_by_value`), and masking can remove a NaN. The computed
+  gradients still contain it. Omitted are those among `grads`, and those in a branch, loop, function or XLA computation
+  that does not contain the ops built here.
+
+  Args:
+    grads: converted gradients.
+
+  Returns:
+    (variable name, tensor) pairs.
+  """
+  values = values_of(grads)
+  passed = {_key(one) for one in values} if graphs.default_graph() is not None else ()
+  return [(_computed_in(tensor.graph)[_key(tensor)], tensor) for tensor in nearest_ancestors(values, is_computed)
+          if _key(tensor) not in passed and control_flow.is_readable(tensor)]
+
+
+def nearest_ancestors(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) -> List[tf.Tensor]:
+  """Returns the nearest tensors with `wanted(tensor)` that `values` are, or derive from by data.
+
+  The inputs of a tensor that is found are not searched. In eager mode, the result is empty.
+
+  Args:
+    values: tensors.
+    wanted: returns whether a tensor is searched for.
+  """
+  if graphs.default_graph() is None:
+    return []
+  found, seen, ahead = [], set(), list(values)
+  while ahead:
+    tensor = ahead.pop()
+    if not hasattr(tensor, "graph") or _key(tensor) in seen:  # an eager tensor has no graph
+      continue
+    seen.add(_key(tensor))
+    if wanted(tensor):
+      found.append(tensor)
+    else:
+      ahead.extend(control_flow.tensor_inputs(tensor))
+  return found
+
+
+def _key(tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
+  """Returns a key that identifies a graph tensor; tensors are not hashable in all TensorFlow versions."""
+  return tensor.op, tensor.value_index
+
+
+def _computed_in(graph: tf.Graph) -> Dict[Tuple[tf.Operation, int], str]:
+  """Returns the computed gradients of a graph: names of variables by tensor key. The graph owns the dictionary."""
+  return graphs.record_in(graph, "computed_gradients")
+
+
+def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradient]:
+  """Returns the same gradients, with NaN added to the first that is not None unless `finite`.
+
+  For `LossScale.update` of any class, if the gradients passed to it do not contain the non-finite values of the step.
+
+  Args:
+    finite: a scalar bool tensor.
+    grads: gradients of any shapes; at least one is not None.
+  """
+  grads = list(grads)
+  first = next(i for i, grad in enumerate(grads) if grad is not None)
+  zero_or_nan = tf.where_v2(finite, 0., float("nan"))
+  grads[first] = map_values(lambda values: values + tf.cast(zero_or_nan, values.dtype), grads[first])
+  return grads
+
+
+def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List[Gradient], tf.Tensor]:
+  """Returns `g * clip_norm / max(norm, clip_norm)`, with the norm over all gradients, as `tf.clip_by_global_norm` does.
+
+  Unlike there, the norm does not overflow. It is computed in float32 for float16 and bfloat16 gradients (in float16, a
+  sum of squares overflows from a norm of 256 on), and is correct up to the largest float32 (a sum of squares overflows
+  from 1.8e19 on). If a gradient is not finite, all returned gradients are NaN and no error is raised, so that
+  `apply_gradients` skips the step.
+
+  Args:
+    grads: gradients of any shapes, each float16, bfloat16, float32 or float64; dense, `tf.IndexedSlices` or None.
+    clip_norm: a positive scalar.
+
+  Returns:
+    `(clipped, norm)`: a list of as many gradients, of the same kinds, shapes and dtypes; and the norm before clipping,
+    a scalar, float64 if any gradient is float64, else float32.
+
+  Raises:
+    TypeError: If a gradient cannot be converted to a numeric tensor.
+
+  Source: Pascanu et al., "On the difficulty of training Recurrent Neural Networks", 2012 (arXiv:1211.5063);
+  `tf.clip_by_global_norm`.
+  """
+  grads = [convert(grad) for grad in grads]
+  values = values_of(grads)
+  wide_dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
+  wide = [map_values(lambda value: tf.cast(value, wide_dtype), grad) for grad in grads]
+  norm = tf.global_norm(wide)
+
+  def norm_of_large() -> tf.Tensor:
+    peak = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(value)) for value in values_of(wide)]))
+    return peak * tf.global_norm([map_values(lambda value: value / peak, grad) for grad in wide])
+
+  if values:
+    norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)
+  clipped, _ = tf.clip_by_global_norm(wide, tf.cast(clip_norm, wide_dtype), use_norm=norm)
+  dtypes = [None if grad is None else values_of([grad])[0].dtype for grad in grads]
+  return [map_values(lambda value, dtype=dtype: tf.cast(value, dtype), grad)
+          for grad, dtype in zip(clipped, dtypes)], norm
+
+
+def finite_or_zero(grads: Iterable[Gradient]) -> List[Gradient]:
+  """Returns the gradients with zeros in place of NaN and inf, for `tf.summary.histogram`, which raises errors on these.
+
+  For summaries only: training with them hides overflows.
+
+  Args:
+    grads: gradients of any shapes and floating dtypes; dense, `tf.IndexedSlices` or None.
+
+  Returns:
+    A list of as many gradients, of the same kinds, shapes and dtypes.
+
+  Raises:
+    TypeError: If a gradient cannot be converted to a numeric tensor.
+  """
+  return [map_values(lambda value: tf.where_v2(ops.is_finite(value), value, tf.zeros_like(value)),
+                     convert(grad)) for grad in grads]

@@ -1,0 +1,394 @@
+"""Loss scales: the factor that multiplies the loss, and its update after each step."""
+
+import abc
+import math
+import numbers
+from typing import Any, Dict, List, Optional, Tuple, Union
+
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import native
+from mp_compat._tensorflow import tf
+from mp_compat._tensorflow import trackable
+from mp_compat.core import distribute
+from mp_compat.core import finite_check
+from mp_compat.core import gradients
+from mp_compat.core import update_rule
+
+
+class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
+  """A scalar that multiplies the loss and divides the gradients, so that small gradients do not underflow in float16.
+
+  A subclass defines the current scale (`__call__`), how the gradients of a step change it and whether they may be
+  applied (`update`), and the arguments of an equal instance (`get_config`).
+
+  An instance may be constructed anywhere and used in many graphs: its variables belong to a graph. `_add_weight`
+  creates a variable in the current graph at once, and in every other graph on first use. A subclass that is used in
+  several graphs reads its variables with `self._weight(name)`.
+
+  Source: `tf.compat.v1.train.experimental.LossScale`.
+  """
+
+  @abc.abstractmethod
+  def __call__(self) -> tf.Tensor:
+    """Returns the current loss scale, a float32 scalar tensor."""
+
+  @abc.abstractmethod
+  def update(self, grads: Any) -> Tuple[Optional[tf.Operation], Union[bool, tf.Tensor]]:
+    """Updates the loss scale from the gradients of one step. Must be called in a cross-replica context.
+
+    Args:
+      grads: a nested structure of unscaled gradients, dense, `tf.IndexedSlices` or None (ignored); per-replica values
+        if there is a strategy.
+
+    Returns:
+      `(update_op, should_apply_gradients)`: an op that changes the scale (in eager mode None; the scale has already
+      changed), and a bool or a scalar bool tensor, False if the step must be skipped.
+    """
+
+  @abc.abstractmethod
+  def get_config(self) -> Dict[str, Any]:
+    """Returns the keyword arguments of an equal instance, as plain Python values."""
+
+  @classmethod
+  def from_config(cls, config: Dict[str, Any]) -> "LossScale":
+    """Returns an instance made with the result of `get_config`."""
+    return cls(**config)
+
+  def variables(self) -> List[tf.Variable]:
+    """Returns the variables of this loss scale in the current graph, in the order of their declaration."""
+    return list(self._graph_variables().values())
+
+  def _add_weight(self, name: str, initial_value: Any, dtype: Optional[tf.DType] = None) -> tf.Variable:
+    """Declares a variable, and creates it in the current graph.
+
+    Args:
+      name: its name, prefixed by the current name scope as for any variable.
+      initial_value: a Python number.
+      dtype: its dtype; that of `initial_value` by default.
+
+    Returns:
+      The variable: not trainable, a resource variable, of aggregation NONE.
+
+    Raises:
+      RuntimeError: If this graph already has a variable of that name of this loss scale.
+    """
+    graph = graphs.init_scope_graph()
+    if name in graphs.state_of(self, graph):
+      raise RuntimeError("Duplicate variables detected. {}: every weight of a loss scale needs a name of its own."
+                         .format((name, graphs.graph_key(graph))))
+    self.__dict__.setdefault("_mp_compat_weights", {})[name] = (initial_value, dtype)
+    return self._make_weight(name)
+
+  def _weight(self, name: str) -> tf.Variable:
+    """Returns the variable declared as `name` in the current graph; first creates all that this graph lacks."""
+    variables = self._graph_variables()
+    with tf.init_scope(), tf.name_scope(None):
+      for declared in self._mp_compat_weights:
+        if declared not in variables:
+          self._make_weight(declared)
+    return variables[name]
+
+  def _make_weight(self, name: str) -> tf.Variable:
+    initial_value, dtype = self._mp_compat_weights[name]
+    variable = tf.Variable(  # resource variables are created outside of branches, loops and control dependencies
+        initial_value, name=name, dtype=dtype, trainable=False, use_resource=True,
+        synchronization=tf.VariableSynchronization.AUTO, aggregation=tf.VariableAggregation.NONE)
+    self._graph_variables()[name] = variable
+    self._handle_deferred_dependencies(name=name, trackable=variable)
+    return variable
+
+  def _graph_variables(self) -> Dict[str, tf.Variable]:
+    return graphs.state_of(self, graphs.init_scope_graph())
+
+  @property
+  def _weights(self) -> Dict[Tuple[str, Optional[str]], tf.Variable]:
+    """Returns the current graph's variables by the keys that TensorFlow's class uses: `(name, graph key)`."""
+    key = graphs.graph_key(graphs.init_scope_graph())
+    return {(name, key): variable for name, variable in self._graph_variables().items()}
+
+
+class FiniteLossScale(LossScale):
+  """A loss scale whose update depends only on whether all gradients of a step are finite.
+
+  A subclass defines the update (`_update_scale`).
+  """
+
+  @abc.abstractmethod
+  def _update_scale(self, finite: tf.Tensor) -> Optional[tf.Operation]:
+    """Returns an op that changes the scale after a step; None in eager mode.
+
+    Args:
+      finite: a scalar bool tensor, True if all gradients of the step are finite.
+    """
+
+  def update(self, grads: Any) -> Tuple[Optional[tf.Tensor], tf.Tensor]:
+    """Updates the scale; the step is applied if all gradients on all replicas are finite. See `LossScale.update`."""
+    def check(*own: Any) -> tf.Tensor:
+      own = [gradients.convert(grad) for grad in own]
+      hidden = [tensor for _, tensor in gradients.computed_ancestors(own)]
+      return finite_check.all_finite(gradients.values_of(own) + hidden)
+
+    finite = distribute.reduce_all_replicas(distribute.call_for_each_replica(check, *tf.nest.flatten(grads)))
+    update_op = self._update_scale(finite)
+    if update_op is not None:  # TensorFlow's class returns a tensor, which programs fetch and pass on
+      with tf.control_dependencies([update_op]):
+        update_op = tf.identity(finite)
+    return update_op, finite
+
+
+def update_loss_scale(loss_scale: Any, grads: Any, finite: tf.Tensor, hidden: bool = False) -> Tuple[Any, Any]:
+  """Calls `loss_scale.update(grads)`, without the second finite check that `FiniteLossScale.update` would make.
+
+  Args:
+    loss_scale: a LossScale, ours or TensorFlow's.
+    grads: the gradients of a step; per-replica values if there is a strategy.
+    finite: a scalar bool tensor, True if the step is finite in all replicas and processes.
+    hidden: whether `finite` may be False although all of `grads` are finite.
+
+  Returns:
+    `(update_op, should_apply)`, see `LossScale.update`.
+  """
+  if getattr(loss_scale.update, "__func__", None) is FiniteLossScale.update:
+    return loss_scale._update_scale(finite), finite
+  if hidden:
+    grads = distribute.call_for_each_replica(gradients.add_nan_unless, finite, grads)
+  return loss_scale.update(grads)
+
+
+class FixedLossScale(LossScale):
+  """A constant loss scale. Its `update` checks nothing and applies every step.
+
+  Source: `tf.compat.v1.train.experimental.FixedLossScale`.
+  """
+
+  def __init__(self, loss_scale_value: float) -> None:
+    """Makes a fixed loss scale.
+
+    Args:
+      loss_scale_value: a number from 1 to 2**126; above, TensorFlow flushes `1 / loss_scale_value` to 0.
+
+    Raises:
+      ValueError: If `loss_scale_value` is not a number in that range.
+    """
+    if not _is_number(loss_scale_value):
+      raise ValueError("loss_scale_value must be a Python int or float. A number of at least 1 was expected, but "
+                       "got {!r}.".format(loss_scale_value))
+    if not loss_scale_value >= 1:
+      raise ValueError("loss_scale_value must be at least 1. A number was expected, but got {!r}."
+                       .format(loss_scale_value))
+    self._loss_scale_value = _bounded("loss_scale_value", loss_scale_value)
+
+  def __call__(self) -> tf.Tensor:
+    return tf.convert_to_tensor(self._loss_scale_value)
+
+  def update(self, grads: Any) -> Tuple[Optional[tf.Operation], bool]:
+    """Returns `(no_op, True)`, in eager mode `(None, True)`: nothing to update. See `LossScale.update`."""
+    del grads
+    return tf.no_op(), True
+
+  def __repr__(self) -> str:
+    return "FixedLossScale({})".format(self._loss_scale_value)
+
+  def get_config(self) -> Dict[str, Any]:
+    return {"loss_scale_value": self._loss_scale_value}
+
+
+class Weight:
+  """A descriptor: reads a variable of a loss scale in the current graph, until a subclass sets an attribute instead."""
+
+  def __init__(self, name: str) -> None:
+    self._name = name
+
+  def __get__(self, instance: Any, owner: type) -> Any:
+    return self if instance is None else instance._weight(self._name)
+
+
+class _RuleParameter:
+  """A descriptor: reads a field of the update rule, until a subclass sets an attribute of that name instead."""
+
+  def __init__(self, field: str) -> None:
+    self._field = field
+
+  def __get__(self, instance: Any, owner: type) -> Any:
+    return self if instance is None else getattr(instance._mp_compat_rule, self._field)
+
+
+class DynamicLossScale(FiniteLossScale):
+  """A dynamic loss scale: grows after a number of finite steps, backs off on overflow (`mp_compat.update_rule`).
+
+      increment_period finite steps in a row     scale *= multiplier
+      overflow_tolerance overflows               scale /= backoff
+      every overflow                             the step is skipped, good_steps = 0
+
+  The state is two variables, `current_loss_scale` (float32) and `good_steps` (int64). With an `overflow_tolerance`
+  above 1 there is a third, `bad_steps` (int64): the overflows since the last growth or backoff was due.
+
+  Source: `tf.compat.v1.train.experimental.DynamicLossScale`; Micikevicius et al., "Mixed Precision Training", 2018.
+  """
+
+  def __init__(self,
+               initial_loss_scale: float = 2 ** 15,
+               increment_period: int = 2000,
+               multiplier: float = 2.,
+               *,
+               backoff: Optional[float] = None,
+               overflow_tolerance: int = 1,
+               min_loss_scale: float = 1.,
+               max_loss_scale: float = update_rule.LARGEST_SCALE) -> None:
+    """Makes a dynamic loss scale.
+
+    Args:
+      initial_loss_scale: the first scale, from `min_loss_scale` to `max_loss_scale`. Prefer a high value: the scale
+        falls faster than it rises.
+      increment_period: the growth interval, a number of finite steps in a row; from 1 to 2**63 - 1.
+      multiplier: the growth factor, above 1. The scale does not change if the product is above `max_loss_scale`.
+      backoff: the divisor on overflow, above 1. None means `multiplier`.
+      overflow_tolerance: the number of overflows before a backoff, from 1 to 2**63 - 1; counted since the last growth
+        or backoff was due. Every step that overflows is skipped.
+      min_loss_scale: the lower bound of backoff; above 0, may be below 1.
+      max_loss_scale: the upper bound of growth; at most 2**126, above which TensorFlow flushes `1 / scale` to 0, and
+        gradients vanish. A larger restored scale is lowered to it when it would grow.
+
+    Raises:
+      ValueError: If an argument is not a number in its range. No range goes above 2**126.
+    """
+    self._initial_loss_scale = _bounded("initial_loss_scale", initial_loss_scale)
+    self._multiplier = _bounded("multiplier", multiplier, above=1.)
+    backoff = None if backoff is None else _bounded("backoff", backoff, above=1.)
+    floor = _bounded("min_loss_scale", min_loss_scale)
+    ceiling = _bounded("max_loss_scale", max_loss_scale)
+    if floor > self._initial_loss_scale:
+      raise ValueError("initial_loss_scale must be at least min_loss_scale, {}, but got {!r}. Pass a smaller "
+                       "min_loss_scale to go below it.".format(floor, initial_loss_scale))
+    if ceiling < self._initial_loss_scale:
+      raise ValueError("initial_loss_scale must be at most max_loss_scale, {}, but got {!r}."
+                       .format(ceiling, initial_loss_scale))
+    self._increment_period = _count("increment_period", increment_period)
+    # Subclasses set attributes of any name; this name is unlikely to collide.
+    self._mp_compat_parameters = update_rule.Rule(
+        increment_period=self._increment_period, multiplier=self._multiplier, backoff=backoff,
+        overflow_tolerance=_count("overflow_tolerance", overflow_tolerance), floor=floor, ceiling=ceiling)
+    self._add_weight("current_loss_scale", self._initial_loss_scale, tf.float32)
+    self._add_weight("good_steps", 0, tf.int64)
+    if self._mp_compat_parameters.overflow_tolerance > 1:
+      self._add_weight("bad_steps", 0, tf.int64)
+
+  @property
+  def _mp_compat_rule(self) -> update_rule.Rule:
+    """Returns the update rule, with `_increment_period` and `_multiplier` as a subclass may have set them."""
+    parameters = self._mp_compat_parameters
+    return parameters._replace(increment_period=self._increment_period, multiplier=self._multiplier,
+                               backoff=parameters.backoff or self._multiplier)
+
+  @property
+  def initial_loss_scale(self) -> float:
+    return self._initial_loss_scale
+
+  increment_period = _RuleParameter("increment_period")
+  multiplier = _RuleParameter("multiplier")
+  backoff = _RuleParameter("backoff")
+  overflow_tolerance = _RuleParameter("overflow_tolerance")
+  min_loss_scale = _RuleParameter("floor")
+  max_loss_scale = _RuleParameter("ceiling")
+
+  _current_loss_scale = Weight("current_loss_scale")
+  _num_good_steps = Weight("good_steps")
+
+  def __call__(self) -> tf.Tensor:
+    return tf.convert_to_tensor(self._current_loss_scale)
+
+  def _update_scale(self, finite: tf.Tensor) -> Optional[tf.Operation]:
+    variables = [self._current_loss_scale, self._num_good_steps]
+    if self._mp_compat_rule.overflow_tolerance > 1:
+      variables.append(self._weight("bad_steps"))
+    return transition(variables, finite, self._mp_compat_rule)
+
+  def __repr__(self) -> str:
+    now = ""
+    if tf.executing_eagerly():
+      now = "current_loss_scale={}, num_good_steps={}, ".format(
+          self._current_loss_scale.numpy(), self._num_good_steps.numpy())
+    return "DynamicLossScale({}{})".format(
+        now, ", ".join("{}={}".format(key, value) for key, value in self.get_config().items()))
+
+  def get_config(self) -> Dict[str, Any]:
+    """Returns the keyword arguments of an equal instance; omits defaults of those that TensorFlow's class lacks."""
+    rule = self._mp_compat_rule
+    config = {"initial_loss_scale": self.initial_loss_scale, "increment_period": rule.increment_period,
+              "multiplier": rule.multiplier}
+    ours = {"backoff": (rule.backoff, rule.multiplier), "overflow_tolerance": (rule.overflow_tolerance, 1),
+            "min_loss_scale": (rule.floor, 1.), "max_loss_scale": (rule.ceiling, update_rule.LARGEST_SCALE)}
+    config.update((key, value) for key, (value, default) in ours.items() if value != default)
+    return config
+
+
+# Keras policies up to TensorFlow 2.4 accept only instances of TensorFlow's classes.
+for _ours, _natives in ((LossScale, native.LOSS_SCALES), (FixedLossScale, native.FIXED_LOSS_SCALES),
+                        (DynamicLossScale, native.DYNAMIC_LOSS_SCALES)):
+  for _native in _natives:
+    _native.register(_ours)
+
+
+def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule) -> Optional[tf.Operation]:
+  """Updates the variables (scale, good_steps and, if present, bad_steps) by `rule`; an op, None in eager mode."""
+  before = [tf.convert_to_tensor(variable) for variable in variables]
+  state = update_rule.State(*before) if len(before) == 3 else update_rule.State(*before, bad_steps=0)
+  after = update_rule.next_state(state, finite, rule, _TENSORS)
+  return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)])
+
+
+def get_loss_scale(identifier: Any) -> Optional[LossScale]:
+  """Returns the loss scale that `identifier` describes.
+
+  Args:
+    identifier: an int, float or NumPy scalar from 1 to 2**126 for a `FixedLossScale`; "dynamic" for a
+      `DynamicLossScale` with its defaults; a LossScale, ours or TensorFlow's, which is returned as it is; or None.
+
+  Returns:
+    The loss scale; None for None.
+
+  Raises:
+    ValueError: If `identifier` is another value, or a number outside of that range.
+
+  Source: `get` of TensorFlow's module `loss_scale`.
+  """
+  if identifier is None or isinstance(identifier, (LossScale,) + native.LOSS_SCALES):
+    return identifier
+  if _is_number(identifier):
+    return FixedLossScale(identifier)
+  if isinstance(identifier, str) and identifier == "dynamic":
+    return DynamicLossScale()
+  raise ValueError("Could not interpret loss scale identifier: {}. Expected a number of at least 1, \"dynamic\", or a "
+                   "LossScale, but got {!r}.".format(identifier, identifier))
+
+
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+  """Returns `tf.where` of scalars, each a tensor or a Python value."""
+  if isinstance(condition, bool):
+    return yes if condition else no
+  if yes is no:
+    return yes
+  dtype = next((value.dtype for value in (yes, no) if tf.is_tensor(value)), None)
+  return tf.where_v2(condition, tf.convert_to_tensor(yes, dtype), tf.convert_to_tensor(no, dtype))
+
+
+_TENSORS = update_rule.Operations(where=_where, maximum=tf.maximum, minimum=tf.minimum)
+
+
+def _is_number(value: Any) -> bool:
+  """Returns whether `value` is a Python or NumPy real number; False for bools."""
+  return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _bounded(name: str, value: Any, above: float = 0.) -> float:
+  """Returns `value` as a float; raises a ValueError if it is not a number above `above` and at most 2**126."""
+  number = float(value) if _is_number(value) else math.nan
+  if not above < number <= update_rule.LARGEST_SCALE:
+    raise ValueError("{} must be a number above {:g} and at most 2**126, but got {!r}.".format(name, above, value))
+  return number
+
+
+def _count(name: str, value: Any) -> int:
+  if not _is_number(value) or not 1 <= value < 2 ** 63:
+    raise ValueError("{} must be a whole number of at least 1, but got {!r}.".format(name, value))
+  return int(value)

@@ -1,0 +1,155 @@
+"""Finds the Keras that an optimizer belongs to, and makes the wrapper class for that Keras."""
+
+import importlib
+import importlib.util
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+from mp_compat._tensorflow import tf
+from mp_compat.keras import keras3
+from mp_compat.keras import optimizer_v2
+from mp_compat.keras import optimizer_v3
+
+
+class OptimizerKind(NamedTuple):
+  """One kind of Keras optimizer, of one installed Keras."""
+
+  mixin: type  # The base class with what only wrappers of this kind need.
+  keras: str  # The package of its modules, such as "keras.src".
+  native: type  # This Keras's own LossScaleOptimizer, which Keras treats specially in places.
+
+  def module(self, name: str) -> Any:
+    return importlib.import_module("{}.{}".format(self.keras, name))
+
+
+# Name of the base class -> the mixin, and the name of the native class.
+_MIXINS = {
+    "OptimizerV2": (optimizer_v2.OptimizerV2Mixin, "LossScaleOptimizer"),
+    "_BaseOptimizer": (optimizer_v3.OptimizerV3Mixin, "LossScaleOptimizerV3"),
+    "BaseOptimizer": (keras3.Keras3Mixin, "LossScaleOptimizer"),
+}
+_NATIVE_MODULES = ("optimizers.loss_scale_optimizer", "mixed_precision.loss_scale_optimizer",
+                   "mixed_precision.experimental.loss_scale_optimizer")
+
+_concrete: Dict[Tuple[type, type], type] = {}
+
+
+def kind_of(optimizer_class: type) -> Optional[OptimizerKind]:
+  """Returns the kind of a class of Keras optimizers; None for any other class."""
+  for base in optimizer_class.__mro__:
+    keras, found, _ = base.__module__.partition(".optimizer")
+    if found and base.__name__ in _MIXINS and "keras" in keras:
+      mixin, native = _MIXINS[base.__name__]
+      modules = ["{}.{}".format(keras, module) for module in _NATIVE_MODULES]
+      module = next(name for name in modules if _exists(name))  # Every Keras with these classes has one.
+      return OptimizerKind(mixin, keras, getattr(importlib.import_module(module), native))
+  return None
+
+
+class AcceptsNative(type):
+  """The metaclass of classes that replace Keras's own LossScaleOptimizer in old programs.
+
+  `isinstance` is also True for Keras's own wrappers, because `Model.compile` may wrap an optimizer in one. A program
+  can thus check whether its optimizer scales the loss. Subclasses follow the usual rule.
+  """
+
+  def __instancecheck__(cls, instance: Any) -> bool:
+    if super().__instancecheck__(instance):
+      return True
+    kind = kind_of(type(instance)) if "_stands_for_native" in vars(cls) else None
+    return kind is not None and isinstance(instance, kind.native)
+
+
+def _exists(module: str) -> bool:
+  try:
+    return importlib.util.find_spec(module) is not None
+  except ImportError:  # the package itself is missing
+    return False
+
+
+def concrete_class(cls: type, optimizer: Any) -> type:
+  """Returns a subclass of `cls` that wraps optimizers of this kind and that Keras accepts as its own wrapper.
+
+  Raises:
+    TypeError: If `optimizer` is not a Keras optimizer.
+  """
+  kind = kind_of(type(optimizer))
+  if kind is None:
+    raise TypeError("\"inner_optimizer\" must be an instance of OptimizerV2 or of a later Keras optimizer, but got: "
+                    "{}. {}".format(optimizer, _advice(optimizer)))
+  return _concrete_of(cls, kind)
+
+
+def _concrete_of(cls: type, kind: OptimizerKind) -> type:
+  key = (cls, kind.native)
+  if key not in _concrete:
+    metaclass = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})
+    # Saved models and configurations name a class by its name and module: they name Keras's own.
+    named = kind.native if "_stands_for_native" in vars(cls) else cls
+    _concrete[key] = metaclass(_registered_name(named, kind), (cls, kind.mixin, kind.native), {
+        "__module__": named.__module__, "__doc__": cls.__doc__, "__qualname__": named.__qualname__,
+        "_kind": kind, "_public_class": cls})
+  return _concrete[key]
+
+
+def _registered_name(cls: type, kind: OptimizerKind) -> str:
+  """Returns the name under which Keras finds a class: "package>name" if it is registered, else its own name."""
+  standalone = {keras3.Keras3Mixin: "keras"}.get(kind.mixin, "tf_keras")
+  keras = importlib.import_module(standalone) if kind.keras.startswith(standalone + ".src") else tf.keras
+  return getattr(keras.utils, "get_registered_name", lambda cls: cls.__name__)(cls)  # TensorFlow 1.15 has no registry
+
+
+def make_empty(cls: type, optimizer_class: type) -> Any:
+  """Returns a wrapper without attributes, of class `cls`, for inner optimizers of a class; for `pickle` and `copy`."""
+  return object.__new__(_concrete_of(cls, kind_of(optimizer_class)))
+
+
+def unpickle(cls: type, optimizer_class: type, file: Any) -> Any:
+  """Returns the wrapper of class `cls` that Keras 3 saved to a file; for `pickle` and `copy`."""
+  kind = kind_of(optimizer_class)
+  concrete = _concrete_of(cls, kind)
+  with kind.module("saving").custom_object_scope({concrete.__name__: concrete}):
+    return concrete._unpickle_model(file)
+
+
+def _advice(optimizer: Any) -> str:
+  if any(base.__name__ == "Optimizer" and base.__module__.endswith("training.optimizer")
+         for base in type(optimizer).__mro__):
+    return "Wrap a tf.compat.v1.train.Optimizer in mp_compat.MixedPrecisionLossScaleOptimizer."
+  if not _keras_is_there():
+    return ("There is no Keras here: install one, with `pip install tf_keras` for Keras 2 (and set "
+            "TF_USE_LEGACY_KERAS=1), or with `pip install keras` for Keras 3.")
+  return "Pass a Keras optimizer object, such as tf.keras.optimizers.SGD()."
+
+
+def _keras_is_there() -> bool:
+  try:
+    return hasattr(tf.keras, "optimizers")
+  except ImportError:  # from TensorFlow 2.16 on Keras is a separate package
+    return False
+
+
+def serialize(optimizer: Any) -> Dict[str, Any]:
+  """Returns the configuration that Keras's `optimizers.serialize` makes of an optimizer."""
+  return kind_of(type(optimizer)).module("optimizers").serialize(optimizer)
+
+
+def deserialize(kind: Optional[OptimizerKind], config: Any, custom_objects: Optional[Dict[str, Any]]) -> Any:
+  """Returns the optimizer that `config` describes, of the Keras of `kind`; see `_kind_for` for None."""
+  if kind_of(type(config)) is not None:
+    return config
+  kind = _kind_for(config) if kind is None else kind
+  if kind.mixin is keras3.Keras3Mixin and "module" in config:  # `optimizers.deserialize` lacks some of its optimizers
+    return kind.module("saving").deserialize_keras_object(config, custom_objects=custom_objects)
+  # Keras modifies the configuration.
+  return kind.module("optimizers").deserialize(dict(config), custom_objects=custom_objects)
+
+
+def _kind_for(config: Dict[str, Any]) -> OptimizerKind:
+  """Returns the kind of `tf.keras`, or of tf_keras for a configuration that only Keras 2 can read."""
+  kind = kind_of(tf.keras.optimizers.SGD)
+  if {"decay", "is_legacy_optimizer"} & set(config["config"]) and kind.mixin is keras3.Keras3Mixin:
+    if not _exists("tf_keras"):
+      raise ValueError("This configuration is of a Keras 2 optimizer, but the Keras here is Keras 3. Install tf_keras "
+                       "with `pip install tf_keras`. Got: {}".format(config))
+    return kind_of(importlib.import_module("tf_keras").optimizers.SGD)
+  return kind

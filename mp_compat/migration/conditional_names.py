@@ -1,0 +1,107 @@
+"""Computes the names that TensorFlow's loss scaling gives to variables created in its `tf.cond`, for `install()`.
+
+TensorFlow's class lets Adam create its powers inside `tf.cond`. Under control flow v1 their names begin with the name
+scope of that conditional, as in `cond_1/beta1_power`. `tf.cond` takes the next free name, so the number counts all
+conditionals built earlier in the same name scope, by the program or by the loss scaling. Under control flow v2 the
+name scope is dropped: the name is `beta1_power`, also within `head/`.
+
+The conditionals that the class builds in `apply_gradients`, and their order, determine the name:
+
+    loss scale                   conditionals of TensorFlow's class                the variables are created in the
+    DynamicLossScale             one to update the scale, then one to apply        second
+    tf.contrib, exponential      one to apply, then one to update the scale        first
+    tf.contrib, fixed            one to apply                                      first
+    any other                    none                                              (TensorFlow's class ignores `update`)
+
+This package builds other conditionals. It counts the difference for each name scope of a graph, and adds it to the
+number that `tf.cond` would take here. After `install()`, a Saver writes both names of a variable and reads either.
+
+Source: `apply_gradients` and `update` of TensorFlow 1.15, 2.4 and 2.15, and of `tf.contrib.mixed_precision`.
+"""
+
+import collections
+import re
+from typing import Any, Callable, Optional, Tuple
+
+from absl import logging
+
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import native
+from mp_compat._tensorflow import optimizers
+from mp_compat._tensorflow import tf
+from mp_compat._tensorflow import variables
+from mp_compat.checkpoints import saver
+from mp_compat.contrib import mixed_precision as contrib
+from mp_compat.core import loss_scale as loss_scale_module
+
+
+def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a wrapper of `apply_gradients` that records TensorFlow's names for the variables that it creates."""
+
+  @tf.autograph.experimental.do_not_convert
+  def apply_and_record(self: Any, *args: Any, **kwargs: Any) -> Any:
+    graph = graphs.init_scope_graph()
+    if graph is None or graph is not tf.get_default_graph():
+      return apply_gradients(self, *args, **kwargs)  # in eager mode or a function
+    scope = graphs.name_scope()
+    more = graphs.record_in(graph, "more_conditionals", lambda: collections.defaultdict(int))
+    before = _next_conditional(graph)
+    existing = [variable for _, variable in optimizers.non_slot_variables(self.inner_optimizer)]
+    result = apply_gradients(self, *args, **kwargs)
+    made = [(name, variable) for name, variable in optimizers.non_slot_variables(self.inner_optimizer)
+            if not any(variable is before for before in existing)]
+    if _next_conditional(graph) == before:
+      return result  # No conditional in this scope. With replicas, it is in that of the first.
+    conditionals = _conditionals(self.loss_scale)
+    if conditionals is None or more[scope] is None:
+      more[scope] = None
+      _warn_unknown_names(self.loss_scale, [variable.op.name for _, variable in made])
+      return result
+    (count, applying), number = conditionals, before + more[scope]
+    more[scope] = number + count - _next_conditional(graph)
+    for name, variable in made if count else []:
+      _record(graph, variables.local_copies(variable)[0].op.name, name if tf.control_flow_v2_enabled() else _join(
+          scope, "cond_{}".format(number + applying) if number + applying else "cond", name))
+    return result
+
+  return apply_and_record
+
+
+def _conditionals(loss_scale: Any) -> Optional[Tuple[int, int]]:
+  """Returns how many conditionals TensorFlow's class builds, and the index of the one that applies; None if unknown."""
+  if isinstance(loss_scale, contrib.LossScaleManager):
+    return {contrib.ExponentialUpdateLossScaleManager.update_loss_scale: (2, 0),
+            contrib.FixedLossScaleManager.update_loss_scale: (1, 0)}.get(type(loss_scale).update_loss_scale)
+  dynamic = (loss_scale_module.DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
+  if not isinstance(loss_scale, dynamic):
+    return 0, 0
+  return (2, 1) if type(loss_scale).update in [one.update for one in dynamic] else None
+
+
+def _warn_unknown_names(loss_scale: Any, names: Any) -> None:
+  if names:
+    logging.warning(
+        "The name that TensorFlow's class would give to %s is unknown: %s, or a loss scale before it, has an update() "
+        "of its own, which may build conditionals. Checkpoints have the inner optimizer's names. For a program without "
+        "mp_compat convert them: python -m mp_compat checkpoint convert --like.",
+        ", ".join(names), type(loss_scale).__name__)
+
+
+def _record(graph: tf.Graph, ours: str, theirs: str) -> None:
+  names = saver.tensorflow_names(graph)
+  if ours in names:
+    return  # recorded by the first replica
+  taken, number, unique = set(names.values()), 0, theirs
+  while unique in taken:
+    number += 1
+    unique = "{}_{}".format(theirs, number)
+  names[ours] = unique
+
+
+def _next_conditional(graph: tf.Graph) -> int:
+  """Returns the number of the next `tf.cond` in the current name scope: 0 for "cond", 2 for "cond_2"."""
+  return int(re.search(r"cond(?:_(\d+))?$", graph.unique_name("cond", mark_as_used=False)).group(1) or 0)
+
+
+def _join(*names: str) -> str:
+  return "/".join(filter(None, names))

@@ -1,0 +1,111 @@
+"""Rewrites TensorFlow's old names for loss scaling, in sources and notebooks, to those of this package.
+
+`find` lists files, `migrate_file` computes the changes of one file, `write` writes them. Imports LibCST, but not
+TensorFlow.
+"""
+
+import os
+import re
+import tempfile
+from typing import Iterator, NamedTuple, Sequence, Tuple
+
+import libcst as cst
+
+from mp_compat.migration.source.decisions import Decision
+from mp_compat.migration.source.decisions import DecisionFinder
+from mp_compat.migration.source.files import Notebook
+from mp_compat.migration.source.files import Script
+from mp_compat.migration.source.names import Names
+from mp_compat.migration.source.names import Place
+from mp_compat.migration.source.rewriting import Change
+from mp_compat.migration.source.rewriting import Rewriter
+
+__all__ = ["Change", "Decision", "Migration", "Place", "find", "migrate_file", "write"]
+
+_SUFFIXES = (".py", ".ipynb")
+# A file that matches none of these has no old names.
+_MENTIONS = re.compile(rb"LossScale|graph_rewrite|loss_scale_wrapper|train(ing)?\.experimental|mixed_precision")
+
+
+class Migration(NamedTuple):
+  """The changes to one file.
+
+  Attributes:
+    path: The file.
+    before: Its content, b"" if it could not be read.
+    after: Its new content; equal to `before` if there is nothing to rewrite.
+    changes: The rewritten names, a tuple of `Change`.
+    decisions: The places to review by hand, a tuple of `Decision`.
+    problem: Why the file could not be read or parsed (it is not Python 3, it is a pipe), or "".
+  """
+
+  path: str
+  before: bytes
+  after: bytes
+  changes: Tuple[Change, ...] = ()
+  decisions: Tuple[Decision, ...] = ()
+  problem: str = ""
+
+
+def find(paths: Sequence[str]) -> Iterator[str]:
+  """Yields the files in `paths`, and all `.py` and `.ipynb` files in and below the directories in `paths`.
+
+  Hidden subdirectories, `__pycache__`, and virtual environments are left out.
+
+  Raises:
+    FileNotFoundError: If one of `paths` does not exist.
+  """
+  for path in paths:
+    if not os.path.exists(path):
+      raise FileNotFoundError("expected a file or a directory, but there is no {}".format(path))
+    if not os.path.isdir(path):
+      yield path
+    for folder, folders, files in os.walk(path):
+      folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__"
+                          and not os.path.exists(os.path.join(folder, name, "pyvenv.cfg")))
+      yield from (os.path.join(folder, name) for name in sorted(files) if name.endswith(_SUFFIXES))
+
+
+def migrate_file(path: str) -> Migration:
+  """Returns the `Migration` of a file, without writing it; with a `problem` if the file cannot be read or parsed."""
+  before = b""
+  if os.path.exists(path) and not os.path.isfile(path):  # Reading could block forever.
+    return Migration(path, before, before, problem="expected a regular file, but this is a pipe, a socket or a device")
+  try:
+    with open(path, "rb") as content:
+      before = content.read()
+    if not _MENTIONS.search(before):
+      return Migration(path, before, before)
+    source = Notebook(before) if path.endswith(".ipynb") else Script(before)
+    names = Names(source.source)
+    rewriting = Rewriter(names)
+    return Migration(
+        path, before, source.content(rewriting.code()) if rewriting.changes else before,
+        tuple(change._replace(place=source.place(change.place)) for change in rewriting.changes),
+        tuple(found._replace(place=source.place(found.place)) for found in DecisionFinder(names).decisions))
+  except cst.ParserSyntaxError as error:
+    place = source.place(Place(0, error.raw_line, 1))
+    problem = "{}line {}: this is not Python 3".format("cell {}, ".format(place.cell) if place.cell else "", place.line)
+  except RecursionError:
+    problem = "its expressions are nested too deeply"
+  except (OSError, SyntaxError, ValueError) as error:  # missing, of an unknown encoding, or not in the declared one
+    problem = str(error)
+  return Migration(path, before, before, problem=problem)
+
+
+def write(migration: Migration) -> None:
+  """Replaces the file with its new content atomically, and keeps its permissions.
+
+  Raises:
+    OSError: If the directory cannot be written to. The file is not changed.
+  """
+  path = os.path.realpath(migration.path)  # Replaces the target of a link, not the link.
+  handle, unfinished = tempfile.mkstemp(prefix="." + os.path.basename(path), dir=os.path.dirname(path))
+  try:
+    with open(handle, "wb") as target:
+      target.write(migration.after)
+    os.chmod(unfinished, os.stat(path).st_mode & 0o7777)
+    os.replace(unfinished, path)
+  except BaseException:
+    os.unlink(unfinished)
+    raise

@@ -1,0 +1,218 @@
+"""Resolves expressions of a source to full names, by static analysis."""
+
+import re
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+
+import libcst as cst
+from libcst import matchers
+from libcst import metadata
+
+from mp_compat.migration import old_names
+
+# Anything named `tf` counts as TensorFlow: `from project.env import tf`, `self.tf`.
+_TENSORFLOW = re.compile(
+    r"(?:.*\.)?(?:tf|tf1|tf_v1|tensorflow|tensorflow_core)(?:\._api\.v[12])?(?:\.compat\.v[12])*\.(.+)")
+
+
+class Place(NamedTuple):
+  """A position in a file, all counted from 1: line, column in characters, and cell of a notebook (else 0)."""
+
+  cell: int
+  line: int
+  column: int
+
+
+def meaning(name: str) -> Optional[str]:
+  """Returns this package's name for a full name of TensorFlow's; names of this package as they are; None for others."""
+  if name.startswith("mp_compat."):
+    return name
+  found = _TENSORFLOW.fullmatch(name)
+  rest = found and found.group(1)
+  return old_names.OLD_NAMES.get("tensorflow.{}".format(rest)) or old_names.OLD_NAMES.get(
+      "tensorflow.compat.v1.{}".format(rest))
+
+
+class Names:
+  """A parsed source, and the full names of its expressions.
+
+  Attributes:
+    module: The syntax tree; all methods take nodes of it.
+    code: The text in UTF-8; offsets are in bytes.
+    parents: The parent of each node.
+  """
+
+  def __init__(self, source: bytes) -> None:
+    """Parses. Raises `libcst.ParserSyntaxError`, SyntaxError (unknown encoding), or UnicodeDecodeError."""
+    wrapper = metadata.MetadataWrapper(cst.parse_module(source))
+    self.module = wrapper.module
+    self.code = self.module.code.encode("utf-8")
+    self._scopes = wrapper.resolve(metadata.ScopeProvider)
+    self._spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
+    self.parents = wrapper.resolve(metadata.ParentNodeProvider)
+    self._producers: Dict[cst.CSTNode, Set[cst.Call]] = {}
+    self._attributes = [assigned.target for assigned in matchers.findall(
+        self.module, matchers.AssignTarget(target=matchers.Attribute()))]
+
+  def start(self, node: cst.CSTNode) -> int:
+    return self._spans[node].start
+
+  def end(self, node: cst.CSTNode) -> int:
+    return self._spans[node].start + self._spans[node].length
+
+  def text(self, node: cst.CSTNode) -> str:
+    return self.code[self.start(node):self.end(node)].decode("utf-8")
+
+  def place(self, node: cst.CSTNode) -> Place:
+    before = self.code[:self.start(node)].decode("utf-8")
+    return Place(0, before.count("\n") + 1, len(before) - before.rfind("\n"))
+
+  def full(self, node: cst.CSTNode) -> Set[str]:
+    """Returns the full names, of modules and of their members, that an expression may refer to."""
+    return self._full(node, set())
+
+  def _full(self, node: cst.CSTNode, seen: Set[cst.CSTNode]) -> Set[str]:
+    if node in seen:
+      return set()
+    seen = seen | {node}
+    if isinstance(node, cst.Attribute):
+      return {"{}.{}".format(name, node.attr.value) for name in self._full(node.value, seen)}
+    if isinstance(node, cst.IfExp):
+      return self._full(node.body, seen) | self._full(node.orelse, seen)
+    if isinstance(node, cst.Call):
+      return self._looked_up(node, seen)
+    if isinstance(node, cst.Name):
+      return {name for binding in self.bindings(node, node.value) for name in self._bound(binding, node.value, seen)}
+    return set()
+
+  def _looked_up(self, call: cst.Call, seen: Set[cst.CSTNode]) -> Set[str]:
+    """Resolves `getattr(module, "name")` and `importlib.import_module("module")`."""
+    literals = [literal(argument.value) for argument in call.args]
+    if len(literals) >= 2 and literals[1] and isinstance(call.func, cst.Name) and call.func.value == "getattr":
+      return {"{}.{}".format(name, literals[1]) for name in self._full(call.args[0].value, seen)}
+    if literals and literals[0] and self._full(call.func, seen) & {"importlib.import_module", "__import__"}:
+      return {literals[0]}
+    return set()
+
+  def bindings(self, node: cst.CSTNode, name: str) -> List[Any]:
+    """Returns LibCST's assignments, imports included, that may bind a name used at `node`."""
+    scope = self._scopes.get(node)
+    return list(scope[name]) if scope else []
+
+  def _bound(self, binding: Any, name: str, seen: Set[cst.CSTNode]) -> Set[str]:
+    node = getattr(binding, "node", None)
+    if isinstance(node, (cst.Import, cst.ImportFrom)):
+      return set(imported(node).get(name, ()))
+    value = self._value(node)
+    return value is not None and self._full(value, seen) or {name}
+
+  def _value(self, target: cst.CSTNode) -> Optional[cst.BaseExpression]:
+    """Returns the right side of `target = value`."""
+    parent = self.parents.get(target)
+    if isinstance(parent, cst.AnnAssign) and parent.target is target:
+      return parent.value
+    return self.parents[parent].value if isinstance(parent, cst.AssignTarget) else None
+
+  def meanings(self, node: cst.CSTNode) -> Set[str]:
+    """Returns the names of this package that an expression refers to, or will after rewriting."""
+    return {here for here in map(meaning, self.full(node)) if here}
+
+  def producers(self, node: cst.CSTNode) -> Set[cst.Call]:
+    """Returns the calls that may have made an expression's value: itself, or calls assigned to the name before.
+
+    The last assignment before the use counts. If it is in a branch, those before the branch count, too.
+    """
+    if isinstance(node, cst.Call):
+      return {node}
+    if node not in self._producers:
+      sources: Iterable[Optional[cst.BaseExpression]] = ()
+      if isinstance(node, cst.IfExp):
+        sources = (node.body, node.orelse)
+      elif isinstance(node, (cst.Name, cst.Attribute)):
+        sources = map(self._value, self._reaching(node))  # Each is before the node, so the recursion ends.
+      self._producers[node] = {call for source in sources if source is not None for call in self.producers(source)}
+    return self._producers[node]
+
+  def _targets(self, use: cst.BaseExpression) -> List[cst.BaseExpression]:
+    """Returns the targets of all assignments to a name; for `self.name`, of those in the same function."""
+    if isinstance(use, cst.Name):
+      return [binding.node for binding in self.bindings(use, use.value)
+              if isinstance(getattr(binding, "node", None), cst.Name)]
+    function = self.enclosing(use, cst.FunctionDef)
+    return [target for target in self._attributes
+            if self.text(target) == self.text(use) and self.enclosing(target, cst.FunctionDef) is function]
+
+  def _reaching(self, use: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yields the targets of the assignments that may reach a use of a name, the last first."""
+    around = set(self._ancestors(use))
+    other_branches = {branch.body for branch in around if isinstance(branch, cst.If) and branch.orelse in around}
+    for target in sorted(self._targets(use), key=self.start, reverse=True):
+      blocks = [node for node in self._ancestors(target) if isinstance(node, (cst.BaseSuite, cst.Module))]
+      if self._bound_from(target) <= self.start(use) and other_branches.isdisjoint(blocks):
+        yield target
+        if next(block for block in blocks if not isinstance(self.parents.get(block), (cst.With, cst.Try))) in around:
+          return
+
+  def _bound_from(self, target: cst.BaseExpression) -> int:
+    """Returns the offset where an assignment takes effect: after its statement, or at the head of a loop or `with`."""
+    return self.end(self.enclosing(target, cst.BaseSmallStatement) or target)
+
+  def _ancestors(self, node: Optional[cst.CSTNode]) -> Iterator[cst.CSTNode]:
+    while node is not None:
+      yield node
+      node = self.parents.get(node)
+
+  def layers(self, node: cst.CSTNode) -> Set[cst.Call]:
+    """Returns the calls that made an expression's value, those that made their arguments, and so on."""
+    found: Set[cst.Call] = set()
+    left = self.producers(node)
+    while left:
+      call = left.pop()
+      found.add(call)
+      left |= {made for argument in call.args for made in self.producers(argument.value)} - found
+    return found
+
+  def made_by(self, node: cst.CSTNode) -> Set[str]:
+    """Returns the meanings of the callables that may have made an expression's value; else their names; else text."""
+    return {meaning(name) or name for call in self.producers(node)
+            for name in self.full(call.func) or {self.text(call.func)}}
+
+  def enclosing(self, node: cst.CSTNode, *kinds: type) -> Optional[cst.CSTNode]:
+    """Returns the innermost node of the given kinds that contains `node`, or is it; None if there is none."""
+    return next((around for around in self._ancestors(node) if isinstance(around, kinds)), None)
+
+
+def dotted(node: Optional[cst.CSTNode]) -> str:
+  """Returns the dotted name, such as `a.b.c`, of a Name or Attribute node; "" for other nodes."""
+  if isinstance(node, cst.Attribute):
+    return "{}.{}".format(dotted(node.value), node.attr.value)
+  return node.value if isinstance(node, cst.Name) else ""
+
+
+def aliases(node: cst.CSTNode) -> Iterable[cst.ImportAlias]:
+  """Returns the names in an import statement; () for `*`."""
+  return () if isinstance(node.names, cst.ImportStar) else node.names
+
+
+def bound_as(alias: cst.ImportAlias) -> Optional[str]:
+  """Returns the name that follows `as`; None without `as`."""
+  return alias.asname and dotted(alias.asname.name)
+
+
+def imported(node: cst.CSTNode) -> Dict[str, List[str]]:
+  """Returns the names that an import statement binds, each with its full names."""
+  found: Dict[str, List[str]] = {}
+  for alias in aliases(node):
+    name = dotted(alias.name)
+    if isinstance(node, cst.ImportFrom):
+      full, local = "{}.{}".format(dotted(node.module), name), name
+    else:
+      full = name if alias.asname else name.partition(".")[0]
+      local = full
+    found.setdefault(bound_as(alias) or local, []).append(full)
+  return found
+
+
+def literal(node: cst.CSTNode) -> Optional[str]:
+  """Returns the value of a string literal; None for bytes, f-strings and other nodes."""
+  value = node.evaluated_value if isinstance(node, (cst.SimpleString, cst.ConcatenatedString)) else None
+  return value if isinstance(value, str) else None

@@ -1,0 +1,207 @@
+"""Rewrites old names in the text of a source. All other text is unchanged, byte for byte."""
+
+from typing import Dict, List, NamedTuple, Optional
+
+import libcst as cst
+
+from mp_compat.migration.source import names as names_module
+from mp_compat.migration.source.names import Place
+from mp_compat.migration.source.names import meaning
+
+# Private attributes of TensorFlow's optimizers, and the equivalent public ones.
+PUBLIC_TWINS = {"_optimizer": "inner_optimizer", "_opt": "inner_optimizer",
+                "_loss_scale": "loss_scale", "_loss_scale_manager": "loss_scale"}
+OPTIMIZERS = {"mp_compat.MixedPrecisionLossScaleOptimizer", "mp_compat.contrib.mixed_precision.LossScaleOptimizer",
+              "mp_compat.enable_mixed_precision_graph_rewrite"}
+
+
+class Change(NamedTuple):
+  """A rewritten name or import: `old`, at `place` in the old text, becomes `new`."""
+
+  place: Place
+  old: str
+  new: str
+
+
+class _Edit(NamedTuple):
+  start: int
+  end: int
+  text: str
+
+
+class Rewriter(cst.CSTVisitor):
+  """Collects the edits of one source.
+
+  Attributes:
+    changes: A list of `Change`, in the order of the text.
+  """
+
+  def __init__(self, names: names_module.Names) -> None:
+    super().__init__()
+    self._names = names
+    self._edits: List[_Edit] = []
+    self._importer: Optional[cst.CSTNode] = None  # the import of the first name now written `mp_compat.`
+    self._used = False
+    self.changes: List[Change] = []
+    names.module.visit(self)
+    if self._used and not self._is_imported():
+      self._insert_import()
+
+  def code(self) -> bytes:
+    """Returns the new text, in the encoding of the old text."""
+    code = self._names.code
+    for edit in sorted(self._edits, reverse=True):
+      code = code[:edit.start] + edit.text.encode("utf-8") + code[edit.end:]
+    return code.decode("utf-8").encode(self._names.module.encoding)
+
+  def _replace(self, node: cst.CSTNode, new: str) -> None:
+    self.changes.append(Change(self._names.place(node), self._names.text(node), new))
+    self._edits.append(_Edit(self._names.start(node), self._names.end(node), new))
+
+  # Expressions: chains of attributes, and `getattr` with a literal.
+
+  def visit_Attribute(self, node: cst.Attribute) -> bool:
+    if not self._rewrite(node):
+      if is_made_public(self._names, node):
+        self._replace(node.attr, PUBLIC_TWINS[node.attr.value])
+      node.value.visit(self)
+    return False
+
+  def visit_Call(self, node: cst.Call) -> bool:
+    return not self._rewrite(node)
+
+  def _rewrite(self, node: cst.BaseExpression) -> bool:
+    new = new_name(self._names, node)
+    if new is None or is_taken(self._names, node):
+      return False
+    self._replace(node, new)
+    self._used = True
+    root = _root(node)
+    if self._importer is None and isinstance(root, cst.Name):
+      self._importer = next((binding.node for binding in self._names.bindings(root, root.value)
+                             if isinstance(getattr(binding, "node", None), (cst.Import, cst.ImportFrom))), None)
+    return True
+
+  # Imports.
+
+  def visit_Import(self, node: cst.Import) -> bool:
+    for alias in node.names:
+      here = meaning(names_module.dotted(alias.name))
+      if here and names_module.dotted(alias.name) != here:
+        self._replace(alias.name, here if alias.asname else "tensorflow")
+    return False
+
+  def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
+    module = names_module.dotted(node.module)
+    if node.relative or module.startswith("mp_compat"):
+      return False
+    if isinstance(node.names, cst.ImportStar):
+      if meaning(module):
+        self._replace(node.module, meaning(module))
+      return False
+    ours = {alias: meaning("{}.{}".format(module, names_module.dotted(alias.name))) for alias in node.names}
+    parents = {here and here.rpartition(".")[0] for here in ours.values()}
+    if len(parents) == 1 and any(parents):
+      self._replace(node.module, parents.pop())
+      for alias, here in ours.items():
+        self._rename(alias, here.rpartition(".")[2])
+    elif any(ours.values()):
+      self._split(node, ours)
+    return False
+
+  def _rename(self, alias: cst.ImportAlias, leaf: str) -> None:
+    old = names_module.dotted(alias.name)
+    if leaf != old:
+      self._replace(alias.name, leaf if alias.asname else "{} as {}".format(leaf, old))
+
+  def _split(self, node: cst.ImportFrom, ours: Dict[cst.ImportAlias, Optional[str]]) -> None:
+    """Moves this package's names to separate import statements, before the remaining names."""
+    statements = []
+    for alias, here in ours.items():
+      if here:
+        parent, _, leaf = here.rpartition(".")
+        local = names_module.bound_as(alias) or names_module.dotted(alias.name)
+        statements.append("{}import {}{}".format(
+            "from {} ".format(parent) if parent else "", leaf, "" if local == leaf else " as " + local))
+        self.changes.append(Change(self._names.place(alias), self._names.text(alias), statements[-1]))
+    start, end = self._names.start(node), self._names.end(node)
+    line = self._names.code.rfind(b"\n", 0, start) + 1
+    indent = self._names.code[line:start].decode("utf-8")
+    separator = "; " if indent.strip() else self._names.module.default_newline + indent
+    kept = [alias for alias, here in ours.items() if not here]
+    if not kept:
+      self._edits.append(_Edit(start, end, separator.join(statements)))
+      return
+    self._edits.append(_Edit(start, start, "".join(statement + separator for statement in statements)))
+    listed = list(ours)
+    last = listed.index(kept[-1])
+    for alias, following in zip(listed[:last], listed[1:]):
+      if ours[alias]:
+        self._edits.append(_Edit(self._names.start(alias), self._names.start(following), ""))
+    if last + 1 < len(listed):
+      self._edits.append(_Edit(self._names.end(kept[-1]), self._names.end(listed[-1]), ""))
+
+  def _is_imported(self) -> bool:
+    return any(isinstance(part, cst.Import) and "mp_compat" in names_module.imported(part)
+               for part in top_level(self._names.module))
+
+  def _insert_import(self) -> None:
+    """Inserts `import mp_compat` before the import that it replaces, if at the top level; else before all imports."""
+    body = list(self._names.module.body)
+    while body and _comes_first(body[0]):
+      body.pop(0)
+    around = [line for line in body if isinstance(line, cst.SimpleStatementLine) and self._importer in line.body]
+    imports = [line for line in body if isinstance(line, cst.SimpleStatementLine)
+               and isinstance(line.body[0], (cst.Import, cst.ImportFrom))]
+    start = self._names.start((around + imports + body)[0])
+    newline = self._names.module.default_newline
+    self._edits.append(_Edit(start, start, "import mp_compat" + (newline if around + imports else 3 * newline)))
+
+
+def top_level(module: cst.Module) -> List[cst.BaseSmallStatement]:
+  """Returns the simple statements at the top level of a module."""
+  return [part for line in module.body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
+
+
+def _comes_first(statement: cst.CSTNode) -> bool:
+  """Returns whether a statement is a docstring or an import from __future__."""
+  first = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+  if isinstance(first, cst.ImportFrom):
+    return names_module.dotted(first.module) == "__future__"
+  return isinstance(first, cst.Expr) and isinstance(first.value, (cst.SimpleString, cst.ConcatenatedString))
+
+
+def new_name(names: names_module.Names, node: cst.BaseExpression) -> Optional[str]:
+  """Returns the full name of this package that replaces an expression; None if the expression stays."""
+  found = names.meanings(node)
+  if len(found) != 1 or names.full(node) <= found or found == {names.text(node)}:
+    return None
+  new, = found
+  root = _root(node)
+  if isinstance(node, cst.Attribute) and isinstance(root, cst.Name) and new in {
+      here + names.text(node)[len(root.value):] for here in names.meanings(root)}:
+    return None  # Rewriter the import of the root is enough.
+  return new
+
+
+def _root(node: cst.BaseExpression) -> cst.BaseExpression:
+  """Returns the first node of a chain of attributes; for `getattr(chain, name)`, that of the chain."""
+  if isinstance(node, cst.Call) and node.args:
+    node = node.args[0].value
+  while isinstance(node, cst.Attribute):
+    node = node.value
+  return node
+
+
+def is_taken(names: names_module.Names, node: cst.CSTNode) -> bool:
+  """Returns whether the name `mp_compat` may not be this package at `node`."""
+  return any(not isinstance(binding.node, cst.Import)
+             or set(names_module.imported(binding.node)["mp_compat"]) != {"mp_compat"}
+             for binding in names.bindings(node, "mp_compat"))
+
+
+def is_made_public(names: names_module.Names, node: cst.Attribute) -> bool:
+  """Returns whether it reads a private attribute that has a public equivalent, of a known loss scaling optimizer."""
+  is_read = not isinstance(names.parents[node], (cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.Del))
+  made_by = names.made_by(node.value)
+  return node.attr.value in PUBLIC_TWINS and is_read and bool(made_by) and made_by <= OPTIMIZERS

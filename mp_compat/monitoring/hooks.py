@@ -1,0 +1,309 @@
+"""SessionRunHooks that report skipped steps and end runs that apply no steps."""
+
+import collections
+from typing import Any, Deque, Dict, List, Optional, Tuple
+
+from absl import logging
+
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import tf
+from mp_compat.monitoring import reports
+
+ON_STALL = ("raise", "stop", "warn")
+
+
+class LossScaleStalledError(RuntimeError):
+  """An error for a stalled run: steps are attempted, but all of them are skipped."""
+
+
+class LossScaleHook(tf.train.SessionRunHook):
+  """Logs the loss scale, counts skipped steps, and ends a run that no longer applies any steps.
+
+  A run is stalled after `max_consecutive_skips` skipped steps in a row, or after `min_scale_patience` skipped steps in
+  a row that did not lower the scale, because it is fixed or at its minimum. `global_step` does not change in a stalled
+  run, so a hook that waits for it (`tf.train.StopAtStepHook`) never stops the run.
+
+  The hook counts only the Session runs that execute the train op, and ignores evaluations in the same Session. Each
+  counted run fetches two more numbers. The run that completes a stall also fetches which gradients are not finite.
+  """
+
+  def __init__(self,
+               optimizer: Any,
+               every_n_steps: Optional[int] = 100,
+               every_n_secs: Optional[float] = None,
+               max_consecutive_skips: int = 50,
+               on_stall: str = "raise",
+               min_scale_patience: int = 10,
+               output_dir: Optional[str] = None,
+               counters_in_graph: bool = False) -> None:
+    """Makes a hook for `MonitoredTrainingSession(hooks=...)` or an Estimator's `training_hooks`.
+
+    Args:
+      optimizer: the `MixedPrecisionLossScaleOptimizer` to follow.
+      every_n_steps: the number of attempted steps between log lines; None for no such lines. A change of the scale is
+        always logged.
+      every_n_secs: the number of seconds between log lines; replaces `every_n_steps`.
+      max_consecutive_skips: the number of consecutive skipped steps that is a stall; an int of at least 1. With the
+        default backoff of 2, 15 skipped steps lower the scale from 2**15 to 1.
+      on_stall: "raise" a `LossScaleStalledError`, "stop" the run (`request_stop`), or "warn", once for each stall.
+      min_scale_patience: the number of consecutive skipped steps without a lower scale that is a stall; an int of at
+        least 1, and above the loss scale's `overflow_tolerance`.
+      output_dir: the directory for event files, for TensorBoard and `mp_compat plot`: `loss_scale/scale` and
+        `loss_scale/skipped_steps` over attempted steps. None writes no files.
+      counters_in_graph: whether to store the counts of attempted and skipped steps in two int64 variables of the graph,
+        under `loss_scale_hook/`. Checkpoints then include the counts, and a checkpoint without them cannot be restored.
+
+    Raises:
+      ValueError: If `on_stall`, `max_consecutive_skips` or `min_scale_patience` is out of its range.
+    """
+    if on_stall not in ON_STALL:
+      raise ValueError("on_stall must be one of {}, but got {!r}.".format(", ".join(map(repr, ON_STALL)), on_stall))
+    for name, value in [("max_consecutive_skips", max_consecutive_skips), ("min_scale_patience", min_scale_patience)]:
+      if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError("{} must be an int of at least 1, but got {!r}.".format(name, value))
+    self._optimizer = optimizer
+    if every_n_secs is not None:
+      self._timer = tf.train.SecondOrStepTimer(every_secs=every_n_secs)
+    else:
+      self._timer = None if every_n_steps is None else tf.train.SecondOrStepTimer(every_steps=every_n_steps)
+    self._max_consecutive_skips = max_consecutive_skips
+    self._on_stall = on_stall
+    self._min_scale_patience = min_scale_patience
+    self._output_dir = output_dir
+    self._counters_in_graph = counters_in_graph
+    self.attempted = 0
+    self.skipped = 0
+    self._consecutive = 0  # skipped steps since the last applied one
+    self._unmoved = 0  # skipped steps since the scale last changed or a step was applied
+    self._logged = (0, 0)  # attempted and skipped when the last line was logged
+    self._written: Optional[int] = None  # the attempted step last written to output_dir
+    self._last_applied: Optional[int] = None
+    self._warned = False
+    self._changes: Deque[Tuple[int, float]] = collections.deque(maxlen=20)
+
+  def begin(self) -> None:
+    self._steps = _Steps(self._optimizer)
+    outcome = self._steps.outcome
+    updates = self._make_counters(outcome) if self._counters_in_graph and outcome is not None else []
+    with tf.control_dependencies(([] if outcome is None else [outcome]) + updates):
+      self._scale = tf.cast(self._optimizer.loss_scale(), tf.float32)
+    self._report = {}
+    if outcome is not None:
+      self._status = tf.stack([tf.cast(outcome, tf.float32), self._scale])  # one fetch
+      self._report = reports.nonfinite_gradients(self._optimizer)
+    self._initial_scale = self._optimizer.loss_scale()
+    self._writer = tf.summary.FileWriter(self._output_dir) if self._output_dir else None
+
+  def _make_counters(self, outcome: tf.Tensor) -> List[tf.Operation]:
+    with tf.init_scope(), tf.name_scope(None), tf.variable_scope("loss_scale_hook", reuse=tf.AUTO_REUSE):
+      self._counters = [
+          tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
+          for name in ("attempted_steps", "skipped_steps")]
+    attempted, skipped = self._counters
+    return [attempted.assign_add(tf.cast(tf.abs(outcome), tf.int64), read_value=False),
+            skipped.assign_add(tf.cast(outcome < 0, tf.int64), read_value=False)]
+
+  def after_create_session(self, session: tf.Session, coord: Any) -> None:
+    del coord
+    if self._counters_in_graph and self._steps.outcome is not None:
+      self.attempted, self.skipped = [int(value) for value in session.run(self._counters)]
+      self._logged = (self.attempted, self.skipped)
+    self._steps.start(session)
+    self._changes.append((self.attempted, float(session.run(self._initial_scale))))
+    self._write()
+
+  def before_run(self, run_context: Any) -> Any:
+    if self._steps.outcome is None or not self._steps.are_in(run_context):
+      return None
+    fetches = {"status": self._status}
+    if self._stalled_after_one_more() and not self._warned:
+      fetches["report"] = self._report
+    return tf.train.SessionRunArgs(fetches)
+
+  def after_run(self, run_context: Any, run_values: Any) -> None:
+    results = run_values.results or {}
+    if "status" in results:
+      outcome, scale = results["status"].tolist()
+      attempted, skipped = int(outcome != 0), int(outcome < 0)
+    elif self._steps.counters is not None:
+      attempted, skipped = self._steps.since_last_run(run_context.session)
+      scale = float(run_context.session.run(self._scale)) if attempted else 0.
+    else:
+      return
+    if attempted:
+      self._count(scale, attempted, skipped)
+      if self._is_stalled() and not self._warned:
+        self._tell(self._stall_text(results.get("report", {})), run_context)
+
+  def end(self, session: tf.Session) -> None:
+    del session
+    if not self.attempted:
+      if self._steps.countable:
+        logging.warning("LossScaleHook: no run executed the train op %s.", self._steps.train_op.name)
+    elif self._logged[0] < self.attempted:
+      self._log()
+    self._write()
+    if self._writer:
+      self._writer.close()
+
+  def _count(self, scale: float, attempted: int, skipped: int) -> None:
+    self.attempted += attempted
+    self.skipped += skipped
+    changed = scale != self._changes[-1][1]
+    if changed:
+      self._changes.append((self.attempted, scale))
+    if skipped < attempted:
+      self._consecutive = self._unmoved = 0
+      self._last_applied, self._warned = self.attempted, False
+    else:
+      self._consecutive += skipped
+      self._unmoved = 0 if changed else self._unmoved + skipped
+    due = self._timer is not None and self._timer.should_trigger_for_step(self.attempted)
+    if due:
+      self._timer.update_last_triggered_step(self.attempted)
+    if changed or due:
+      self._log()
+    if changed or due or skipped:
+      self._write()
+
+  def _is_stalled(self) -> bool:
+    return self._consecutive >= self._max_consecutive_skips or self._unmoved >= self._min_scale_patience
+
+  def _stalled_after_one_more(self) -> bool:
+    return self._consecutive + 1 >= self._max_consecutive_skips or self._unmoved + 1 >= self._min_scale_patience
+
+  def _log(self) -> None:
+    attempted, skipped = self.attempted - self._logged[0], self.skipped - self._logged[1]
+    logging.info("loss scale %g after %d attempted steps: %d of the last %d skipped, %d (%.2f%%) of all",
+                 self._changes[-1][1], self.attempted, skipped, attempted, self.skipped,
+                 100. * self.skipped / self.attempted)
+    self._logged = (self.attempted, self.skipped)
+
+  def _write(self) -> None:
+    if self._writer and self._written != self.attempted:
+      self._writer.add_summary(tf.Summary(value=[
+          tf.Summary.Value(tag="loss_scale/scale", simple_value=self._changes[-1][1]),
+          tf.Summary.Value(tag="loss_scale/skipped_steps", simple_value=self.skipped)]), self.attempted)
+      self._written = self.attempted
+
+  def _stall_text(self, report: Dict[str, reports.GradientReport]) -> str:
+    lines = reports.describe_nonfinite(report)
+    last = "no step was ever applied" if self._last_applied is None else (
+        "the last applied step was attempt {}".format(self._last_applied))
+    return ("The loss scale is stalled: {} steps in a row were skipped, {} of them without lowering the scale; {} of "
+            "{} attempted. The scale went {}. Gradients that are not finite:\n  {}\nIf these overflow at any scale, "
+            "the loss itself is not finite: look at the inputs and the learning rate."
+            .format(self._consecutive, self._unmoved, last, self.attempted,
+                    " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
+                    "\n  ".join(lines) or self._without_report()))
+
+  def _without_report(self) -> str:
+    if self._steps.outcome is None:
+      return "unknown, because the train op is inside a loop or a function"
+    return "none; the loss scale itself decided to skip"
+
+  def _tell(self, text: str, run_context: Any) -> None:
+    if self._writer:
+      self._writer.flush()  # end() is not called after an error
+    if self._on_stall == "raise":
+      raise LossScaleStalledError(text)
+    self._warned = True
+    logging.warning("%s", text)
+    if self._on_stall == "stop":
+      run_context.request_stop()
+
+
+class StopAtAttemptHook(tf.train.SessionRunHook):
+  """Ends a run after a number of attempted steps, applied or skipped.
+
+  `tf.train.StopAtStepHook` counts applied steps (`global_step`) and never ends a run that skips all steps.
+  """
+
+  def __init__(self, optimizer: Any, num_attempts: int) -> None:
+    """Makes the hook.
+
+    Args:
+      optimizer: the `MixedPrecisionLossScaleOptimizer` whose steps to count.
+      num_attempts: the number of attempted steps, counted since the hook was made, after which the run stops; an int
+        of at least 1.
+
+    Raises:
+      ValueError: If `num_attempts` is out of its range.
+    """
+    if isinstance(num_attempts, bool) or not isinstance(num_attempts, int) or num_attempts < 1:
+      raise ValueError("num_attempts must be an int of at least 1, but got {!r}.".format(num_attempts))
+    self._optimizer = optimizer
+    self._left = num_attempts
+
+  def begin(self) -> None:
+    self._steps = _Steps(self._optimizer)
+    if not self._steps.countable:
+      raise ValueError("StopAtAttemptHook cannot count the steps of {}, which is inside a loop or a function. Make the "
+                       "optimizer with add_summaries=True, which counts them in local variables."
+                       .format(self._steps.train_op.name))
+
+  def after_create_session(self, session: tf.Session, coord: Any) -> None:
+    del coord
+    self._steps.start(session)
+
+  def before_run(self, run_context: Any) -> Any:
+    if self._steps.outcome is None or not self._steps.are_in(run_context):
+      return None
+    return tf.train.SessionRunArgs(self._steps.outcome)
+
+  def after_run(self, run_context: Any, run_values: Any) -> None:
+    if run_values.results is not None:
+      self._left -= abs(int(run_values.results))
+    elif self._steps.counters is not None:
+      self._left -= self._steps.since_last_run(run_context.session)[0]
+    if self._left <= 0:
+      run_context.request_stop()
+
+
+class _Steps:
+  """Counts the steps that Session runs execute with an optimizer's train op.
+
+  The outcome of a step is read from the train op. Inside a loop or a function that is not possible; then the
+  optimizer's counters (`add_summaries=True`), if it has them, are read after each run.
+  """
+
+  def __init__(self, optimizer: Any) -> None:
+    step = reports.last_step(optimizer)
+    self.train_op = step.train_op
+    self.outcome = reports.outcome(step) if reports.is_readable(step) else None
+    self.counters = step.counters if self.outcome is None else None
+    self.countable = self.outcome is not None or self.counters is not None
+    if not self.countable:
+      logging.warning("The train op %s is inside a loop or a function, where hooks cannot count its steps. Make the "
+                      "optimizer with add_summaries=True, which counts them in local variables.", step.train_op.name)
+    self._known: Dict[Tuple[str, ...], bool] = {}
+    self._counted = [0, 0]
+
+  def start(self, session: tf.Session) -> None:
+    """Starts counting in a new session."""
+    if self.counters is not None:
+      self._counted = session.run(list(self.counters))
+
+  def since_last_run(self, session: tf.Session) -> Tuple[int, int]:
+    """Returns the numbers of attempted steps and of skipped steps since the last call."""
+    before, self._counted = self._counted, session.run(list(self.counters))
+    return int(self._counted[0] - before[0]), int(self._counted[1] - before[1])
+
+  def are_in(self, run_context: Any) -> bool:
+    """Returns whether a run fetches the train op or an op that depends on it."""
+    fetched = graphs.fetched_elements(self.train_op.graph, run_context.original_args.fetches)
+    key = tuple(element.name for element in fetched)
+    if key not in self._known:
+      self._known[key] = self._leads_to_train_op(fetched)
+    return self._known[key]
+
+  def _leads_to_train_op(self, fetched: List[Any]) -> bool:
+    ahead = [getattr(element, "op", element) for element in fetched]
+    seen = set()
+    while ahead:
+      op = ahead.pop()
+      if op not in seen:
+        seen.add(op)
+        ahead.extend(tensor.op for tensor in op.inputs)
+        ahead.extend(op.control_inputs)
+    return self.train_op in seen

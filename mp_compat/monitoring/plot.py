@@ -1,0 +1,323 @@
+"""Plots the loss scale and the loss of a run from TensorBoard event files."""
+
+import bisect
+import os
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from mp_compat._tensorflow import tf
+
+SCALE = "loss_scale/scale"
+SKIPPED = "loss_scale/skipped_steps"
+APPLIED = "loss_scale/applied"  # written by add_summaries=True, not by LossScaleHook; both write the tags above
+
+# Okabe and Ito's palette, which is safe for all kinds of color vision.
+LOSS_COLOR, SCALE_COLOR, SKIPPED_COLOR = "#0072B2", "#009E73", "#D55E00"
+
+MOST_POINTS = 400  # a longer loss curve is drawn as means and ranges
+
+
+class PlotError(Exception):
+  """An error that the user can correct, such as missing data; the message is one line."""
+
+
+class Curve(NamedTuple):
+  """A scalar over increasing global steps."""
+
+  tag: str
+  steps: List[int]
+  values: List[float]
+
+
+class Series(NamedTuple):
+  """The data of a plot: the loss scale and the total of skipped steps at increasing `steps`.
+
+  If `attempted`, the data come from LossScaleHook: `steps` are attempted steps and include each change of the scale and
+  each skipped step. Otherwise they come from summaries: `steps` are global steps, and only those that were saved.
+  """
+
+  attempted: bool
+  steps: List[int]
+  scales: List[float]
+  skipped: List[int]
+  loss: Optional[Curve]
+
+
+class _EventFile(NamedTuple):
+  """The scalars of one event file: `{tag: [(step, value)]}`."""
+
+  directory: str
+  wall_time: float
+  scalars: Dict[str, List[Tuple[int, float]]]
+
+
+def plot(logdir: str, output: str, loss_tag: Optional[str] = None) -> Series:
+  """Plots the event files below a directory to an image file.
+
+  Args:
+    logdir: the directory; see `read`.
+    output: the file to write or replace. Its suffix names the format: `.png`, `.pdf`, `.svg` or any other that
+      matplotlib writes; PNG without a suffix. If plotting fails, an existing file is unchanged.
+    loss_tag: the tag of the loss; see `read`.
+
+  Returns:
+    The plotted data.
+
+  Raises:
+    PlotError: If `read` raises it, matplotlib is missing or does not know the format, or `output` cannot be written.
+  """
+  series = read(logdir, loss_tag)
+  figure = draw(series)
+  suffix = os.path.splitext(output)[1][1:].lower() or "png"
+  formats = figure.canvas.get_supported_filetypes()
+  if suffix not in formats:
+    raise PlotError("expected a name that ends in one of .{}, but got {}".format(", .".join(sorted(formats)), output))
+  temporary = "{}.{}.tmp".format(output, os.getpid())
+  try:
+    try:
+      with open(temporary, "wb") as file:
+        figure.savefig(file, format=suffix)
+      os.replace(temporary, output)
+    finally:
+      if os.path.exists(temporary):
+        os.remove(temporary)
+  except OSError as error:
+    raise PlotError("cannot write {}: {}".format(output, error.strerror)) from error
+  return series
+
+
+def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
+  """Reads the loss scale and the loss of one run.
+
+  The event files of one directory are sessions of one run, ordered by time. If a session resumed before the last step
+  of an earlier session, the earlier values from that step on are dropped. If a LossScaleHook counts from 0 again, its
+  counts are added to the earlier ones.
+
+  Args:
+    logdir: a directory that contains event files at any depth: a LossScaleHook's `output_dir`, or a `model_dir` with
+      the summaries of `add_summaries=True`. If it contains both, the hook's data are read. A file is read up to its
+      first damaged record, because the last record of a running job is often incomplete.
+    loss_tag: the tag of the loss. By default `loss` or a tag that ends in `/loss`; the directory of the loss scale is
+      searched before all others.
+
+  Returns:
+    The series. Its `loss` is None if `loss_tag` is None and no default tag is found.
+
+  Raises:
+    PlotError: If there is no such directory, no event file, no loss scale, no `loss_tag`, or more than one run, or if
+      a file cannot be read.
+  """
+  files = _read_files(logdir)
+  by_hook, by_summaries = [], []  # type: List[_EventFile], List[_EventFile]
+  for file in files:
+    if file.scalars.get(SCALE) and file.scalars.get(SKIPPED):
+      (by_summaries if APPLIED in file.scalars else by_hook).append(file)
+  chosen = by_hook or by_summaries
+  if not chosen:
+    raise PlotError("no loss scale below {}: expected the tags {} and {}, which LossScaleHook(output_dir=...) and "
+                    "add_summaries=True write, but found {}".format(logdir, SCALE, SKIPPED, _tags(files)))
+  directories = sorted({file.directory for file in chosen})
+  if len(directories) > 1:
+    raise PlotError("more than one run below {}, name one of them: {}".format(logdir, _enumeration(directories)))
+  loss = _find_loss(files, loss_tag, [file.directory for file in by_summaries + by_hook])
+  if loss_tag is not None and loss is None:
+    raise PlotError("no scalar with the tag {} below {}: found {}".format(loss_tag, logdir, _tags(files)))
+  steps, scales, skipped = (_join_attempts if by_hook else _join_summaries)(chosen)
+  return Series(bool(by_hook), steps, scales, skipped, loss)
+
+
+def draw(series: Series) -> Any:
+  """Draws the loss, if there is one, and below it the loss scale, with ticks at skipped steps.
+
+  Args:
+    series: the data to draw.
+
+  Returns:
+    A `matplotlib.figure.Figure` of 1920 by 1080 pixels.
+
+  Raises:
+    PlotError: If matplotlib is missing.
+  """
+  try:
+    from matplotlib import ticker
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+  except ImportError as error:
+    raise PlotError("needs matplotlib ({}): pip install mp_compat[plot]".format(error)) from error
+  figure = Figure(figsize=(8, 4.5), dpi=240, layout="constrained")
+  FigureCanvasAgg(figure)
+  panels = figure.subplots(2 if series.loss else 1, squeeze=False, sharex=not series.attempted)[:, 0]
+  if series.loss:
+    _draw_loss(panels[0], series.loss)
+    if series.attempted:
+      panels[0].set_xlabel("global step (applied steps only)")
+  _draw_scale(panels[-1], series)
+  panels[-1].set_xlabel("attempted step" if series.attempted else "global step (applied steps only)")
+  for axes in panels:
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(8, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
+    axes.margins(x=0.01)
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+      axes.spines[side].set_visible(False)
+  figure.align_ylabels(panels)
+  return figure
+
+
+def _draw_loss(axes: Any, loss: Curve) -> None:
+  values = np.ma.masked_invalid(loss.values)
+  size = -(-len(values) // MOST_POINTS)
+  if size == 1:
+    axes.plot(loss.steps, values.filled(np.nan), _line(loss.steps), color=LOSS_COLOR)
+  else:
+    starts = range(0, len(values), size)
+    parts = [values[start:start + size] for start in starts]
+    steps = [np.mean(loss.steps[start:start + size]) for start in starts]
+    lowest, mean, highest = (np.ma.array([reduce(part) for part in parts], float).filled(np.nan)
+                             for reduce in (np.ma.min, np.ma.mean, np.ma.max))
+    axes.fill_between(steps, lowest, highest, color=LOSS_COLOR, alpha=0.25, linewidth=0,
+                      label="range of {:,} values".format(size))
+    axes.plot(steps, mean, color=LOSS_COLOR, label="mean")
+    _add_legend(axes)
+  finite = values.compressed()
+  if finite.size and finite.min() > 0 and finite.max() / finite.min() > 100:
+    axes.set_yscale("log")
+  axes.set_ylabel(loss.tag)
+
+
+def _draw_scale(axes: Any, series: Series) -> None:
+  axes.plot(series.steps, series.scales, _line(series.steps), drawstyle="steps-post", color=SCALE_COLOR,
+            label="loss scale")
+  before = [0] + series.skipped
+  ticks = [step for step, earlier, count in zip(series.steps, before, series.skipped) if count > earlier]
+  axes.plot(ticks, [0.045] * len(ticks), "|", transform=axes.get_xaxis_transform(), color=SKIPPED_COLOR, markersize=9,
+            label="skipped step" if series.attempted else "skipped steps since the last value")
+  axes.set_yscale("log", base=2)
+  positive = [scale for scale in series.scales if scale > 0] or [1.]
+  lowest, highest = np.log2(min(positive)), np.log2(max(positive))
+  margin = max(1., 0.1 * (highest - lowest))
+  axes.set_ylim(2. ** (lowest - 1.5 * margin), 2. ** (highest + margin))  # room for the ticks at the bottom
+  axes.set_ylabel("loss scale")
+  axes.set_title(describe(series), loc="left", fontsize="medium")
+  _add_legend(axes)
+
+
+def describe(series: Series) -> str:
+  """Returns a short text with the number of steps and the number of skipped steps."""
+  last, skipped = series.steps[-1], series.skipped[-1]
+  if series.attempted:
+    return "{:,} of {:,} attempted steps skipped{}".format(
+        skipped, last, " ({:.2g}%)".format(100. * skipped / last) if skipped else "")
+  return "{:,} step{} skipped until global step {:,}".format(skipped, "" if skipped == 1 else "s", last)
+
+
+def _line(steps: List[int]) -> str:
+  return "-" if len(steps) > 1 else "o"  # a line of one point is invisible
+
+
+def _add_legend(axes: Any) -> None:
+  """Places the legend above the axes, where it covers no data."""
+  axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncol=2, frameon=False, borderaxespad=0.1)
+
+
+def _read_files(logdir: str) -> List[_EventFile]:
+  """Returns all event files below a directory, ordered by time."""
+  if not os.path.isdir(logdir):
+    raise PlotError("no such directory: {}".format(logdir))
+  paths = [os.path.join(directory, name)
+           for directory, _, names in os.walk(logdir) for name in sorted(names) if "tfevents" in name]
+  if not paths:
+    raise PlotError("no event files (*tfevents*) below {}".format(logdir))
+  return sorted((_read_file(path) for path in paths), key=lambda file: (file.wall_time, file.directory))
+
+
+def _read_file(path: str) -> _EventFile:
+  wall_time = None  # type: Optional[float]
+  scalars = {}  # type: Dict[str, List[Tuple[int, float]]]
+  try:
+    for event in tf.train.summary_iterator(path):
+      wall_time = event.wall_time if wall_time is None else wall_time
+      for value in event.summary.value:
+        if value.HasField("simple_value"):
+          scalars.setdefault(value.tag, []).append((event.step, value.simple_value))
+        elif value.HasField("tensor") and not value.tensor.tensor_shape.dim and _is_number(value.tensor.dtype):
+          scalars.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
+  except tf.errors.DataLossError:
+    pass  # A job is still writing the record, or was killed while writing it.
+  except tf.errors.OpError as error:
+    raise PlotError("cannot read {}: {}".format(path, type(error).__name__)) from error
+  return _EventFile(os.path.dirname(path), wall_time or 0., scalars)
+
+
+def _is_number(dtype: int) -> bool:
+  return tf.as_dtype(dtype).is_floating or tf.as_dtype(dtype).is_integer
+
+
+def _points(file: _EventFile) -> Iterable[Tuple[int, float, int]]:
+  """Yields (step, scale, skipped) of one file. Both tags are written together; the last pair may be incomplete."""
+  for (step, scale), (_, skipped) in zip(file.scalars[SCALE], file.scalars[SKIPPED]):
+    yield step, scale, int(skipped)
+
+
+def _join_attempts(files: List[_EventFile]) -> Tuple[List[int], List[float], List[int]]:
+  steps, scales, skipped = [], [], []  # type: List[int], List[float], List[int]
+  for file in files:
+    points = list(_points(file))
+    counted = (steps[-1], skipped[-1]) if steps and points[0][0] == 0 else (0, 0)
+    for step, scale, count in points:
+      _resume(step + counted[0], steps, scales, skipped)
+      steps.append(step + counted[0])
+      scales.append(scale)
+      skipped.append(count + counted[1])
+  return steps, scales, skipped
+
+
+def _join_summaries(files: List[_EventFile]) -> Tuple[List[int], List[float], List[int]]:
+  steps, scales, skipped = [], [], []  # type: List[int], List[float], List[int]
+  for file in files:
+    previous, counted = None, 0  # type: Optional[Tuple[int, int]], int
+    for step, scale, count in _points(file):
+      _resume(step, steps, scales, skipped)
+      # The count is a local variable, initially 0 in each session. Sessions of one process share a file.
+      if previous is None or step < previous[0] or count < previous[1]:
+        counted = skipped[-1] if skipped else 0
+      previous = (step, count)
+      steps.append(step)
+      scales.append(scale)
+      skipped.append(count + counted)
+  return steps, scales, skipped
+
+
+def _resume(step: int, steps: List[int], *others: List[Any]) -> None:
+  """Deletes the values at and after `step`, which an earlier session recorded and a restore discarded."""
+  kept = bisect.bisect_left(steps, step)
+  for values in (steps,) + others:
+    del values[kept:]
+
+
+def _find_loss(files: List[_EventFile], loss_tag: Optional[str], preferred: List[str]) -> Optional[Curve]:
+  found = sorted(
+      (file.directory not in preferred, file.directory.count(os.sep), file.directory, len(tag), tag)
+      for file in files for tag in file.scalars
+      if (tag == loss_tag if loss_tag is not None else tag == "loss" or tag.endswith("/loss")))
+  if not found:
+    return None
+  directory, tag = found[0][2], found[0][-1]
+  curve = Curve(tag, [], [])
+  for file in files:
+    if file.directory == directory:
+      for step, value in file.scalars.get(tag, []):
+        _resume(step, curve.steps, curve.values)
+        curve.steps.append(step)
+        curve.values.append(value)
+  return curve
+
+
+def _tags(files: List[_EventFile]) -> str:
+  return _enumeration(sorted({tag for file in files for tag in file.scalars})) or "no scalars"
+
+
+def _enumeration(names: List[str]) -> str:
+  return ", ".join(names[:10]) + (" and {} more".format(len(names) - 10) if len(names) > 10 else "")

@@ -1,0 +1,123 @@
+"""Records what a step did, for hooks, reports and summaries."""
+
+import collections
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+
+from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import tf
+from mp_compat.core import gradients
+
+
+class Step(NamedTuple):
+  """The train op that `apply_gradients` built in a graph, and the tensors that describe it."""
+
+  train_op: Optional[tf.Operation]  # None in eager mode
+  finite: Optional[tf.Tensor]  # a scalar bool, True if all gradients are finite; None without a check
+  applied: Union[bool, tf.Tensor]  # True if the step is applied: gradients finite, and should_apply of the loss scale
+  gradients: List[Tuple[gradients.Gradient, str]]  # gradients passed in, of each local replica, and variable names
+  counters: Optional["Counters"] = None
+
+
+class Counters(NamedTuple):
+  """Local variables that count the steps of an optimizer; both are int64 scalars."""
+
+  attempted: tf.Variable
+  skipped: tf.Variable
+
+
+class GradientReport(NamedTuple):
+  """Counts the non-finite values of one gradient: scalar tensors, or their values fetched by a Session."""
+
+  nans: Any  # int64: number of NaNs
+  infs: Any  # int64: number of infinite values
+  largest: Any  # float32 or float64: the largest magnitude of a finite value; 0 if no value is finite
+
+
+def record(optimizer: Any, step: Step) -> None:
+  """Records the optimizer's last step in the current graph and in the graph that a Session runs."""
+  current, home = graphs.default_graph(), graphs.init_scope_graph()
+  for graph in [current] if None in (current, home) else [current, home]:
+    graphs.state_of(optimizer, graph)["step"] = step
+
+
+def last_step(optimizer: Any) -> Step:
+  """Returns what the last `apply_gradients` of this optimizer built in the current graph.
+
+  Raises:
+    RuntimeError: If the current graph has no train op of this optimizer.
+  """
+  step = graphs.state_of(optimizer, graphs.default_graph()).get("step")
+  if step is None or step.train_op is None:
+    raise RuntimeError("The optimizer {} has no train op in this graph yet. Call minimize() or apply_gradients() "
+                       "first, in the graph that is to be watched.".format(optimizer.get_name()))
+  return step
+
+
+def outcome(step: Step) -> tf.Tensor:
+  """Returns an int32 scalar tensor: 1 if the step was applied, -1 if it was skipped, 0 if its branch was not executed.
+
+  Args:
+    step: a step for which `is_readable` holds.
+  """
+  with control_flow.context_of(step.train_op), tf.control_dependencies([step.train_op]):
+    applied_or_skipped = tf.where_v2(step.applied, 1, -1)
+  return control_flow.merge_out_of_branches(applied_or_skipped, 0)
+
+
+def is_readable(step: Step) -> bool:
+  """Returns whether the current graph can read what the step did: False inside a loop, a function or XLA."""
+  return control_flow.is_in_branches_only(step.train_op)
+
+
+def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, GradientReport]":
+  """Returns a report on each gradient that the finite check covers. Fetch it with the train op to get the same step.
+
+      report = mp_compat.nonfinite_gradients(optimizer)
+      _, values = sess.run([train_op, report])
+      print([name for name, gradient in values.items() if gradient.nans or gradient.infs])
+
+  A report that is not fetched has no cost.
+
+  Args:
+    optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current graph.
+
+  Returns:
+    An ordered dictionary from variable names to `GradientReport`s of scalar tensors. If a variable has several
+    gradients (replicas, towers, before and after clipping), the later names end in " (2)", " (3)" and so on. If the
+    train op is in a branch of `tf.cond`, the values are zeros whenever that branch is not executed.
+
+  Raises:
+    RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
+  """
+  step = last_step(optimizer)
+  if not is_readable(step):
+    raise RuntimeError("The train op {} is inside a loop or a function, whose gradients cannot be read from outside. "
+                       "Call nonfinite_gradients() there.".format(step.train_op.name))
+  with control_flow.context_of(step.train_op):
+    pairs = [(name, values) for grad, name in step.gradients for values in gradients.values_of([grad])]
+    pairs += gradients.computed_ancestors([grad for grad, _ in step.gradients])
+    reports = [_report(values) for _, values in pairs]
+  unique_names = []
+  seen: Dict[str, int] = collections.Counter()
+  for name, _ in pairs:
+    seen[name] += 1
+    unique_names.append(name if seen[name] == 1 else "{} ({})".format(name, seen[name]))
+  return collections.OrderedDict(
+      (name, GradientReport(*[control_flow.merge_out_of_branches(one, 0) for one in report]))
+      for name, report in zip(unique_names, reports))
+
+
+def describe_nonfinite(reports: Dict[str, GradientReport]) -> List[str]:
+  """Returns one line of text for each non-finite gradient in fetched reports."""
+  return ["{}: {} NaN, {} inf, the largest of the others {:.3g}".format(name, r.nans, r.infs, r.largest)
+          for name, r in reports.items() if r.nans or r.infs]
+
+
+def _report(values: tf.Tensor) -> GradientReport:
+  values = tf.cast(values, tf.float64 if values.dtype == tf.float64 else tf.float32)
+  finite = tf.where_v2(tf.is_finite(values), tf.abs(values), tf.zeros_like(values))
+  return GradientReport(
+      nans=tf.math.count_nonzero(tf.is_nan(values), dtype=tf.int64),
+      infs=tf.math.count_nonzero(tf.is_inf(values), dtype=tf.int64),
+      largest=tf.reduce_max(tf.concat([tf.reshape(finite, [-1]), tf.zeros([1], values.dtype)], axis=0)))

@@ -1,0 +1,1 @@
+"""The optimizer wrapper and what uses its steps. Private: use the names in `mp_compat`."""

@@ -1,0 +1,200 @@
+"""Accumulates the gradients of micro-batches, each computed in a separate `session.run`; applies them as one step."""
+
+from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import tf
+from mp_compat._tensorflow import variables
+from mp_compat.core import distribute
+from mp_compat.core import gradients
+from mp_compat.training import optimizer as optimizer_module
+from mp_compat.training import step
+
+GradAndVar = gradients.GradAndVar
+
+_SKIP = ("window", "micro_batch")
+
+
+class GradientAccumulator:
+  """Accumulates unscaled gradients over a window of micro-batches, one per `session.run`; applies them as one step.
+
+      window = mp_compat.GradientAccumulator(opt)              opt: a MixedPrecisionLossScaleOptimizer
+      add_op = window.add(opt.compute_gradients(loss))
+      train_op = window.apply_gradients(window.mean(), global_step)
+      ...
+      sess.run(tf.local_variables_initializer())
+      for batches in windows:
+        for batch in batches:
+          sess.run(add_op, batch)                              a backward pass
+        sess.run(train_op)                                     no backward pass; empties the window
+
+  Every micro-batch is checked when it is added. One that is not finite is counted but not added. The loss scale is
+  updated once for each window; the window counts as finite if all of its micro-batches are finite. With
+  `skip="window"`, an overflow skips the window; with `skip="micro_batch"`, the other micro-batches are applied.
+
+  The sums are local variables, float32 (float64 for float64 gradients): checkpoints do not contain them, and a restored
+  run begins with an empty window. Sparse gradients are summed in a dense variable.
+  """
+
+  def __init__(self, optimizer: optimizer_module.MixedPrecisionLossScaleOptimizer, skip: str = "window") -> None:
+    """Makes an accumulator with an empty window.
+
+    Args:
+      optimizer: the optimizer that computes and applies the gradients.
+      skip: what to skip if the gradients of a micro-batch are not finite: the "window", or only the "micro_batch".
+
+    Raises:
+      ValueError: If `optimizer` is not a MixedPrecisionLossScaleOptimizer or was made with `skip_nonfinite=False`, or
+        if `skip` is another value.
+    """
+    if not isinstance(optimizer, optimizer_module.MixedPrecisionLossScaleOptimizer):
+      raise ValueError("optimizer must be a MixedPrecisionLossScaleOptimizer, but got {!r}.".format(optimizer))
+    if not optimizer.step_settings.skip_nonfinite:
+      raise ValueError("GradientAccumulator needs the finite check, but this optimizer was made with "
+                       "skip_nonfinite=False. Leave that out.")
+    if skip not in _SKIP:
+      raise ValueError("skip must be one of {}, but got {!r}.".format(", ".join(map(repr, _SKIP)), skip))
+    self._optimizer = optimizer
+    self._skip = skip
+
+  def add(self, grads_and_vars: Iterable[GradAndVar], name: Optional[str] = None) -> tf.Operation:
+    """Returns an op that checks the gradients of a micro-batch and adds them to the window.
+
+    Args:
+      grads_and_vars: pairs as the optimizer's `compute_gradients` returns them; the variables have static shapes.
+      name: a name for the op; "accumulate" by default.
+
+    Raises:
+      ValueError: If all gradients are None, a variable has no static shape, or `add` was already called in this graph.
+      TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
+      RuntimeError: If eager execution is on.
+    """
+    if tf.executing_eagerly():
+      raise RuntimeError("GradientAccumulator is for graphs, but eager execution is on. Use it within a tf.Graph, or "
+                         "add up the gradients in Python.")
+    state = graphs.state_of(self, graphs.default_graph())
+    if state:
+      raise ValueError("This window is added to already in this graph. Run the op that add() returned once for each "
+                       "micro-batch, or make another GradientAccumulator.")
+    checked = self._check(grads_and_vars)
+    grads = [grad for grad, _ in checked.grads_and_vars]
+    device = gradients.values_of(grads)[0].device
+    state.update(
+        grads_and_vars=checked.grads_and_vars,
+        sums=[_sum_for(grad, variable) for grad, variable in checked.grads_and_vars],
+        finite=_local([], tf.int64, "finite_micro_batches", device),
+        overflowed=_local([], tf.int64, "overflowed_micro_batches", device))
+
+    def add() -> tf.Operation:
+      return tf.group(state["finite"].assign_add(1, read_value=False), *[
+          _add_to(total, grad) for total, grad in zip(state["sums"], grads) if grad is not None])
+
+    def skip() -> tf.Operation:
+      return tf.group(state["overflowed"].assign_add(1, read_value=False))
+
+    return tf.group(control_flow.cond(checked.finite, add, skip), name=name or "accumulate")
+
+  def _check(self, grads_and_vars: Iterable[GradAndVar]) -> step.Checked:
+    return step.check(grads_and_vars, check_computed=self._optimizer.step_settings.check_computed_gradients)
+
+  def mean(self) -> List[GradAndVar]:
+    """Returns the mean gradients of the window's finite micro-batches, to be clipped, reduced and applied.
+
+    Returns:
+      A list of (gradient, variable) pairs, in the order passed to `add`. A gradient is dense, with its variable's shape
+      and the dtype passed to `add`, or None if None was passed. It is NaN if the window must be skipped.
+
+    Raises:
+      RuntimeError: If `add` was not called in this graph.
+      tf.errors.InvalidArgumentError: If the window is empty, in `session.run`.
+    """
+    state = self._state()
+    finite, overflowed = state["finite"].read_value(), state["overflowed"].read_value()
+    added = tf.debugging.Assert(finite + overflowed > 0, ["This window is empty. Run the op that "
+                                                          "GradientAccumulator.add() returned before the train op."])
+    with tf.control_dependencies([added]):
+      count = tf.cast(finite, tf.float64)  # 0 makes 0 / 0
+    if self._skip == "window":
+      count = tf.where_v2(overflowed > 0, tf.cast(float("nan"), tf.float64), count)
+    means = [None if total is None else tf.cast(total.read_value() / tf.cast(count, total.dtype), grad.dtype)
+             for total, (grad, _) in zip(state["sums"], state["grads_and_vars"])]
+    var_list = [variable for _, variable in state["grads_and_vars"]]
+    gradients.record_computed(means, [variable.name for variable in var_list])
+    return list(zip(means, var_list))
+
+  def apply_gradients(self,
+                      grads_and_vars: Iterable[GradAndVar],
+                      global_step: Optional[tf.Variable] = None,
+                      name: Optional[str] = None) -> tf.Operation:
+    """Applies a window as one step of the optimizer and empties it.
+
+    Args:
+      grads_and_vars: pairs as `mean` returns them, possibly clipped or reduced.
+      global_step: a variable to increment by one with every applied window.
+      name: a name for the op that applies the step; the inner optimizer's by default.
+
+    Returns:
+      One op; it runs no backward pass.
+
+    Raises:
+      RuntimeError: If `add` was not called in this graph.
+      ValueError, TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
+    """
+    state = self._state()
+    micro_batches_finite = tf.equal(state["overflowed"].read_value(), 0) if self._skip == "micro_batch" else None
+    distribute.check_replica_context()
+    checked = self._check(grads_and_vars)
+    self._optimizer.warn_if_never_scaled()
+    applied = distribute.merge_call(
+        self._apply_on_all_replicas, tuple(checked), micro_batches_finite, global_step, name)
+    with tf.control_dependencies([applied]):
+      cleared = [total.assign(tf.zeros_like(total), read_value=False)
+                 for total in [state["finite"], state["overflowed"]] + state["sums"] if total is not None]
+    train_op = tf.group(applied, *cleared)
+    step.set_train_ops(tf.get_collection(tf.GraphKeys.TRAIN_OP)[:-1] + [train_op])
+    return train_op
+
+  def _apply_on_all_replicas(self,
+                             strategy: tf.distribute.Strategy,
+                             checked: Tuple[Any, ...],
+                             micro_batches_finite: Optional[tf.Tensor],
+                             global_step: Optional[tf.Variable],
+                             name: Optional[str]) -> tf.Operation:
+    del strategy  # the current strategy
+    checked = step.Checked(*checked)
+    decision = step.decide(self._optimizer.step_settings, checked, micro_batches_finite)
+    return self._optimizer.apply_decision(checked, decision, global_step, name)
+
+  def _state(self) -> Dict[str, Any]:
+    state = graphs.state_of(self, graphs.default_graph())
+    if not state:
+      raise RuntimeError("This window has no gradients in this graph. Call add(opt.compute_gradients(loss)) first.")
+    return state
+
+
+def _sum_for(grad: gradients.Gradient, variable: tf.Variable) -> Optional[tf.Variable]:
+  """Makes a float32 or float64 variable of zeros for the sum of a gradient, on its device; returns None for None."""
+  if grad is None:
+    return None
+  values, = gradients.values_of([grad])
+  if not variable.shape.is_fully_defined():
+    raise ValueError("Gradients can be accumulated for variables of static shape only, but {} has the shape {}."
+                     .format(variable.name, variable.shape))
+  dtype = tf.float64 if values.dtype == tf.float64 else tf.float32
+  return _local(variable.shape, dtype, "accumulated_gradient", values.device)
+
+
+def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
+  """Makes a local variable of zeros for this replica in this process; checkpoints do not contain it."""
+  with tf.device(device):  # A parameter server's device function would share it among workers.
+    return variables.replica_variable(
+        lambda: tf.zeros(shape, dtype), name=name, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+
+
+def _add_to(total: tf.Variable, grad: gradients.Gradient) -> tf.Operation:
+  values, = gradients.values_of([grad])
+  values = tf.cast(values, total.dtype)
+  if isinstance(grad, tf.IndexedSlices):
+    return total.scatter_add(tf.IndexedSlices(values, grad.indices))
+  return total.assign_add(values, read_value=False)

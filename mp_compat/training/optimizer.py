@@ -1,0 +1,401 @@
+"""The optimizer wrapper: scales the loss, unscales the gradients, and applies a step on all replicas or on none."""
+
+from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+from absl import logging
+
+from mp_compat import horovod
+from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import native
+from mp_compat._tensorflow import optimizers
+from mp_compat._tensorflow import tf
+from mp_compat._tensorflow import trackable
+from mp_compat.core import distribute
+from mp_compat.core import gradients
+from mp_compat.core import loss_scale as loss_scale_module
+from mp_compat.monitoring import hooks
+from mp_compat.monitoring import reports
+from mp_compat.training import step
+
+# Only values that differ from these are passed to the inner optimizer: custom optimizers may take fewer arguments.
+_COMPUTE_DEFAULTS = dict(var_list=None, gate_gradients=tf.train.Optimizer.GATE_OP, aggregation_method=None,
+                         colocate_gradients_with_ops=False, grad_loss=None)
+
+
+# The base is TensorFlow's class, if there is one, so that isinstance checks for it succeed. Nothing else of it is used.
+_Native = (native.LOSS_SCALE_OPTIMIZERS + (tf.train.Optimizer,))[0]
+
+
+class MixedPrecisionLossScaleOptimizer(_Native):
+  """Wraps an optimizer for float16: scales the loss so that small gradients do not underflow, skips overflowed steps.
+
+      scale = loss_scale()                                   read once
+      grads = inner.compute_gradients(loss * scale) / scale
+      update_op, should_apply = loss_scale.update(grads)     the gradients passed to apply_gradients
+      if should_apply and all gradients are finite:          on all replicas
+        inner.apply_gradients(grads)                         variables, slots, counters and global_step
+
+  A step is applied completely or not at all. Variables, slots and counters have the names that the inner optimizer
+  alone would give them. `DynamicLossScale` adds `current_loss_scale` and `good_steps`.
+
+  `get_slot`, `get_slot_names`, `get_name` and all public attributes that this class lacks are those of the inner
+  optimizer.
+
+  `apply_gradients` checks and applies exactly the gradients passed to it. In graphs, the check also covers the
+  gradients that `compute_gradients` returned, if those passed in derive from them (`check_computed_gradients`).
+
+  Source: `tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer`; Micikevicius et al., "Mixed Precision
+  Training", 2018 (arXiv:1710.03740).
+  """
+
+  def __init__(self,
+               opt: tf.train.Optimizer,
+               loss_scale: Any,
+               *,
+               skip_nonfinite: bool = True,
+               check_computed_gradients: bool = True,
+               finite_reducer: Optional[step.FiniteReducer] = None,
+               add_summaries: bool = False,
+               **kwargs: Any) -> None:
+    """Wraps an optimizer.
+
+    Args:
+      opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`. If it was made with `use_locking`, concurrent steps
+        of several threads also update the loss scale one at a time.
+      loss_scale: a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
+      skip_nonfinite: whether to skip steps with non-finite gradients even if the loss scale's `should_apply` is True.
+        False adds no check and no conditional to those of the loss scale: with a fixed scale, every step is applied.
+      check_computed_gradients: whether the finite check also covers the gradients as `compute_gradients` returned
+        them, if those passed to `apply_gradients` derive from them. It then also detects an overflow that clipping hid.
+        This check reads them, so a run that feeds a clipped gradient (`feed_dict`) must also feed the model's inputs,
+        or fails with "You must feed a value for placeholder tensor". Pass False for such programs: only the gradients
+        passed to `apply_gradients` are checked. Feeding what `compute_gradients` returned does not need this.
+      finite_reducer: reduces the result of the finite check over processes that train together without
+        `tf.distribute`. Maps a scalar bool tensor, True if the gradients are finite in this process, to one that is
+        True if they are finite in all processes. Called once for each train op, outside of all branches. Called with
+        a bool vector, reduced element by element, by `apply_gradients_together` with several optimizers and by
+        `GradientAccumulator(skip="micro_batch")`. None means `mp_compat.horovod.all_ranks_finite` if Horovod's ranks
+        could disagree, else no reduction.
+      add_summaries: whether `apply_gradients` adds scalar summaries, in graph mode: `loss_scale/scale` (before the
+        step), `loss_scale/good_steps`, `loss_scale/applied` (1 or 0) and `loss_scale/skipped_steps` (the number so far,
+        in a local variable: 0 after a restart, and not in checkpoints).
+      **kwargs: further arguments of `Optimizer.__init__` in this TensorFlow version, beyond `use_locking` and `name`.
+
+    Raises:
+      ValueError: If `opt` is not a `tf.compat.v1.train.Optimizer`, already scales the loss, or is or wraps a
+        `SyncReplicasOptimizer`; if `loss_scale` is None or not a loss scale; or if `finite_reducer` is given with
+        `skip_nonfinite=False`.
+    """
+    _check_inner(opt)
+    if loss_scale is None:
+      raise ValueError("loss_scale cannot be None. Expected a number of at least 1, \"dynamic\", or a LossScale; to "
+                       "train without loss scaling, use the inner optimizer alone.")
+    if finite_reducer is not None and not skip_nonfinite:
+      raise ValueError("finite_reducer reduces the result of the finite check, but skip_nonfinite=False makes none. "
+                       "Leave one of them out.")
+    self._optimizer = opt
+    # An optimizer that never called its base class's constructor has neither attribute.
+    name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
+    base = super() if _Native is tf.train.Optimizer else super(_Native, self)
+    base.__init__(getattr(opt, "_use_locking", False), name, **kwargs)
+    self._loss_scale = loss_scale_module.get_loss_scale(loss_scale)
+    _warn_of_scaled_gradients(opt, name, self._doing_dynamic_loss_scaling())
+    self._skip_nonfinite = skip_nonfinite
+    self._check_computed_gradients = check_computed_gradients
+    self._finite_reducer = finite_reducer
+    self._add_summaries = add_summaries
+    self._track_trackable(self._optimizer, "base_optimizer")
+    self._track_trackable(self._loss_scale, "loss_scale")
+
+  @property
+  def inner_optimizer(self) -> tf.train.Optimizer:
+    """Returns the wrapped optimizer."""
+    return self._optimizer
+
+  @property
+  def loss_scale(self) -> Any:
+    """Returns the LossScale; calling it returns the current loss scale, a float32 scalar tensor."""
+    return self._loss_scale
+
+  @property
+  def step_settings(self) -> step.Settings:
+    """Returns the settings of this optimizer's steps, for code that combines several micro-batches or optimizers."""
+    return step.Settings(
+        name=self.get_name(), inner_optimizer=self._optimizer, loss_scale=self._loss_scale,
+        skip_nonfinite=self._skip_nonfinite, check_computed_gradients=self._check_computed_gradients,
+        finite_reducer=self._finite_reducer, add_summaries=self._add_summaries, use_locking=self._use_locking)
+
+  @property
+  def gradients_finite(self) -> tf.Tensor:
+    """Returns a scalar bool tensor of the last `apply_gradients` in this graph: True if all gradients are finite.
+
+    It covers all replicas. If fetched together with the train op, it describes the same step.
+
+    Raises:
+      RuntimeError: If this graph has no `apply_gradients`, or one without a check (`skip_nonfinite=False` and a loss
+        scale whose `should_apply` is not a tensor).
+    """
+    last = graphs.state_of(self, graphs.default_graph()).get("step")
+    if last is None or last.finite is None:
+      raise RuntimeError(
+          "gradients_finite is the result of the finite check in apply_gradients (or minimize), but this graph has "
+          "none yet. Build the train op first, in this graph, and with skip_nonfinite=True.")
+    return last.finite
+
+  def _doing_dynamic_loss_scaling(self) -> bool:
+    """Returns whether the loss scale is a DynamicLossScale, as in TensorFlow's class; only a warning depends on it."""
+    return isinstance(self._loss_scale, (loss_scale_module.DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES)
+
+  @autograph.do_not_convert
+  def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
+    """Computes and applies gradients; arguments and errors as in `tf.compat.v1.train.Optimizer.minimize`."""
+    return super().minimize(*args, **kwargs)
+
+  @autograph.do_not_convert
+  def compute_gradients(self,
+                        loss: gradients.Loss,
+                        var_list: Optional[Iterable[tf.Variable]] = None,
+                        gate_gradients: int = tf.train.Optimizer.GATE_OP,
+                        aggregation_method: Optional[int] = None,
+                        colocate_gradients_with_ops: bool = False,
+                        grad_loss: Optional[tf.Tensor] = None) -> List[gradients.GradAndVar]:
+    """Returns the gradients of `loss * scale`, divided by the loss scale.
+
+    Args:
+      loss: a tensor of any shape, float16, bfloat16, float32 or float64, or a callable without arguments that returns
+        one (required in eager mode).
+      var_list: the variables; by default the graph's trainable variables, for a callable those that it reads.
+      gate_gradients: `GATE_NONE`, `GATE_OP` or `GATE_GRAPH`; with the last, no returned gradient is available before
+        all are computed and unscaled.
+      aggregation_method: see `tf.AggregationMethod`.
+      colocate_gradients_with_ops: whether gradients are computed on the devices of their ops.
+      grad_loss: the gradient with respect to `loss`, of its shape; ones by default.
+
+    Returns:
+      A list of `(gradient, variable)` pairs. A gradient has the variable's shape and the dtype that the inner optimizer
+      computed it in; it is a dense tensor, `tf.IndexedSlices` or None.
+
+    Raises:
+      ValueError: If `gate_gradients` is another value, `loss` is not floating, there are no variables, or the current
+        strategy is not supported (TPUs).
+      RuntimeError: If `loss` is not callable in eager mode.
+    """
+    if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
+      raise ValueError("gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, Optimizer.GATE_GRAPH.  "
+                       "Not {}".format(gate_gradients))
+    if tf.executing_eagerly() and not callable(loss):
+      raise RuntimeError("`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
+                         "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss))
+    distribute.check_supported()
+    scale = self._scale()
+    options = dict(var_list=var_list, gate_gradients=gate_gradients, aggregation_method=aggregation_method,
+                   colocate_gradients_with_ops=colocate_gradients_with_ops, grad_loss=grad_loss)
+    given = {name: value for name, value in options.items() if value is not _COMPUTE_DEFAULTS[name]}
+    grads_and_vars = list(self._optimizer.compute_gradients(gradients.scale_loss(loss, scale), **given))
+    grads, variables = [g for g, _ in grads_and_vars], [v for _, v in grads_and_vars]
+    grads = gradients.unscale(grads, scale)
+    if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
+      grads = gradients.gate(grads)
+    self._record_computed(grads, [variable.name for variable in variables])
+    return list(zip(grads, variables))
+
+  def scale_loss(self, loss: gradients.Loss) -> gradients.Loss:
+    """Returns `loss * scale`, for code that calls `tf.gradients` itself and passes the result to `unscale_gradients`.
+
+        grads = opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables))
+        train_op = opt.apply_gradients(zip(grads, variables), global_step)
+
+    Args:
+      loss: a tensor of any shape, float16, bfloat16, float32 or float64, or a callable that returns one.
+
+    Returns:
+      A tensor of the same shape and dtype; a callable for a callable.
+
+    Raises:
+      ValueError: If the loss has another dtype.
+    """
+    scale = self._scale()
+    graphs.state_of(self, graphs.default_graph())["scale"] = scale
+    self._state["scaled"] = True
+    return gradients.scale_loss(loss, scale)
+
+  def unscale_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
+    """Returns `g * (1 / scale)` for gradients of a loss that `scale_loss` scaled.
+
+    Args:
+      grads: gradients of any shapes and floating dtypes, dense, `tf.IndexedSlices` or None.
+
+    Returns:
+      A list of as many gradients, of the same kinds, shapes and dtypes. The finite check of `apply_gradients` covers
+      them if the applied gradients derive from them, for example by clipping (`check_computed_gradients`).
+
+    Raises:
+      RuntimeError: If `scale_loss` was not called before in this graph.
+      TypeError: If a gradient cannot be converted to a numeric tensor.
+    """
+    if "scaled" not in self._state:
+      raise RuntimeError("unscale_gradients() is for gradients of a loss that scale_loss() scaled, but scale_loss() "
+                         "was not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables).")
+    grads = gradients.unscale(grads, self._recorded_scale())
+    self._record_computed(grads, ["gradient {}".format(i) for i in range(len(grads))])
+    return grads
+
+  def _scale(self) -> tf.Tensor:
+    return tf.cast(self._loss_scale(), tf.float32)
+
+  def _recorded_scale(self) -> tf.Tensor:
+    """Returns the scale that `scale_loss` read if ops built here can read it; otherwise reads the scale again."""
+    if tf.executing_eagerly():
+      return graphs.state_of(self, None)["scale"]
+    for graph in graphs.enclosing_graphs():
+      scale = graphs.state_of(self, graph).get("scale")
+      if scale is not None and control_flow.is_readable(scale):
+        return scale
+    return self._scale()
+
+  @property
+  def _state(self) -> Dict[str, Any]:
+    """Returns this optimizer's record in the graph in which variables are created now."""
+    return graphs.state_of(self, graphs.init_scope_graph())
+
+  def _record_computed(self, grads: List[gradients.Gradient], names: List[str]) -> None:
+    self._state["unscaled_any"] = True
+    gradients.record_computed(grads, names)
+
+  @autograph.do_not_convert
+  def apply_gradients(self,
+                      grads_and_vars: Iterable[gradients.GradAndVar],
+                      global_step: Optional[tf.Variable] = None,
+                      name: Optional[str] = None,
+                      **kwargs: Any) -> Optional[tf.Operation]:
+    """Applies the gradients on all replicas, or skips the step if any gradient on any replica is not finite.
+
+    Args:
+      grads_and_vars: an iterable of pairs as `compute_gradients` returns them, possibly clipped, averaged, fed or
+        replaced. A gradient is a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None.
+      global_step: a variable to increment by one with every applied step.
+      name: the name of the returned op; the inner optimizer's by default.
+      **kwargs: further arguments of the inner optimizer's `apply_gradients`.
+
+    Returns:
+      One op that applies or skips the step and updates the loss scale; None in eager mode.
+
+    Raises:
+      ValueError: If called in a cross-replica context or under an unsupported strategy (TPUs), if all gradients are
+        None, or if `finite_reducer` does not return a bool tensor of the shape passed to it.
+      TypeError: If a gradient cannot be converted to a numeric tensor, or is neither floating nor of its variable's
+        dtype.
+    """
+    distribute.check_replica_context()
+    settings = self.step_settings
+    checked = step.check(grads_and_vars, settings.skip_nonfinite, settings.check_computed_gradients)
+    self.warn_if_never_scaled()
+    return distribute.merge_call(self._apply_on_all_replicas, tuple(checked), global_step, name, **kwargs)
+
+  def _apply_on_all_replicas(self,
+                             strategy: tf.distribute.Strategy,
+                             checked: Tuple[Any, ...],
+                             global_step: Optional[tf.Variable],
+                             name: Optional[str],
+                             **kwargs: Any) -> Optional[tf.Operation]:
+    del strategy  # the current strategy
+    checked = step.Checked(*checked)
+    return self.apply_decision(checked, step.decide(self.step_settings, checked), global_step, name, **kwargs)
+
+  def apply_decision(self,
+                     checked: step.Checked,
+                     decision: step.Decision,
+                     global_step: Optional[tf.Variable] = None,
+                     name: Optional[str] = None,
+                     **kwargs: Any) -> Optional[tf.Operation]:
+    """Applies gradients if `decision.should_apply`; called once for all replicas.
+
+    Args:
+      checked: the result of `step.check`, per-replica values.
+      decision: the result of `step.decide`.
+      global_step: see `apply_gradients`.
+      name: see `apply_gradients`.
+      **kwargs: see `apply_gradients`.
+
+    Returns:
+      See `apply_gradients`.
+    """
+    built = step.apply(self.step_settings, checked, decision, global_step, name, **kwargs)
+    reports.record(self, built)
+    return built.train_op
+
+  def warn_if_never_scaled(self) -> None:
+    """Logs a warning, once per graph, if this optimizer applies gradients that it did not unscale."""
+    if not self._state.setdefault("unscaled_any", False):
+      self._state["unscaled_any"] = True
+      logging.warning(
+          "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
+          "optimizer was called. They may have vanished in float16. Compute them with its compute_gradients(), or with "
+          "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).", self.get_name())
+
+  def make_session_run_hook(self, *args: Any, **kwargs: Any) -> tf.train.SessionRunHook:
+    """Returns a `mp_compat.LossScaleHook` for this optimizer; takes the further arguments of its constructor."""
+    return hooks.LossScaleHook(self, *args, **kwargs)
+
+  def get_name(self) -> str:
+    """Returns the inner optimizer's name."""
+    return self._name
+
+  def get_slot(self, var: tf.Variable, name: str) -> Optional[tf.Variable]:
+    """Returns the inner optimizer's slot `name` for `var`, or None."""
+    return trackable.slot_of_inner(self._optimizer, var, name)
+
+  def get_slot_names(self) -> List[str]:
+    """Returns the names of the inner optimizer's slots."""
+    return [trackable.SlotName(name) for name in self._optimizer.get_slot_names()]
+
+  def variables(self) -> List[tf.Variable]:
+    """Returns the variables of the inner optimizer in the current graph, then those of the loss scale."""
+    return list(self._optimizer.variables()) + list(self._loss_scale._weights.values())
+
+  def __getattr__(self, name: str) -> Any:
+    # Called for attributes that this class lacks. Private names are not forwarded: base classes and copy look up many.
+    if name.startswith("_"):
+      raise AttributeError("{!r} object has no attribute {!r}".format(type(self).__name__, name))
+    return getattr(self._optimizer, name)
+
+  def _never_called(self, *args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("This function should never be called: the inner optimizer applies the gradients.")
+
+  _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = _never_called
+
+
+def _warn_of_scaled_gradients(opt: tf.train.Optimizer, name: str, dynamic: bool) -> None:
+  """Logs a warning if `opt` sums or clips gradients before they are unscaled."""
+  if dynamic and horovod.aggregates_passes(opt):
+    logging.warning(
+        "%s adds up the gradients of several passes before they are unscaled: where the loss scale moves between two "
+        "of them, they are weighted wrongly. Put it outside: hvd.DistributedOptimizer("
+        "MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).", name)
+  if any(hasattr(layer, "_dp_sum_query") for layer in optimizers.wrapper_chain(opt)):  # tensorflow-privacy
+    logging.warning(
+        "%s clips gradients in its compute_gradients(), before they are unscaled: its l2_norm_clip applies to "
+        "gradients that are as many times too large as the loss scale says. Put it outside: "
+        "make_optimizer_class(mp_compat.MixedPrecisionLossScaleOptimizer)(..., opt, loss_scale).", name)
+
+
+def _check_inner(opt: Any) -> None:
+  if any("keras" in base.__module__.split(".") or base.__module__.startswith(("keras", "tf_keras"))
+         for base in type(opt).__mro__):
+    raise ValueError("\"opt\" must be an instance of Optimizer, but got: {}. That is a Keras optimizer; wrap it in "
+                     "mp_compat.keras.LossScaleOptimizer instead.".format(type(opt)))
+  if not isinstance(opt, tf.train.Optimizer):
+    raise ValueError("\"opt\" must be an instance of Optimizer, but got: {}. Pass an instance of a "
+                     "tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer().".format(type(opt)))
+  for layer in optimizers.wrapper_chain(opt):
+    if (isinstance(layer, (MixedPrecisionLossScaleOptimizer,) + native.LOSS_SCALE_OPTIMIZERS)
+        or type(layer).__name__ == "LossScaleOptimizer"):
+      raise ValueError("\"opt\" must scale no loss itself, but {} is or wraps a {}: the loss would be scaled twice. "
+                       "Pass the optimizer inside it.".format(type(opt).__name__, type(layer).__name__))
+    if isinstance(layer, tf.train.SyncReplicasOptimizer):
+      raise ValueError("\"opt\" must not aggregate the gradients of several workers itself, but {} is or wraps a {}: a "
+                       "worker that skips a step would never hand in what the others wait for. Put it outside: "
+                       "{}(MixedPrecisionLossScaleOptimizer(opt, loss_scale), ...)."
+                       .format(type(opt).__name__, type(layer).__name__, type(layer).__name__))

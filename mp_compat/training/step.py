@@ -1,0 +1,222 @@
+"""One step: checks the gradients, updates the loss scale, and applies the gradients or skips them.
+
+    check     in each replica: converts the gradients once and checks whether all values are finite
+    decide    once for all replicas: reduces the check over replicas and processes, updates the loss scale
+    apply     once for all replicas: calls the inner optimizer's apply_gradients in a conditional
+"""
+
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, Union
+
+from mp_compat import horovod
+from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import tf
+from mp_compat.core import conditional_apply
+from mp_compat.core import distribute
+from mp_compat.core import finite_check
+from mp_compat.core import gradients
+from mp_compat.core import loss_scale as loss_scale_module
+from mp_compat.monitoring import reports
+from mp_compat.monitoring import summaries
+from mp_compat.training import sync_replicas
+
+# Reduces over processes: maps a bool tensor to one of its shape, True where it is True in all processes.
+FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
+
+
+class Settings(NamedTuple):
+  """The settings of an optimizer for its steps; see `MixedPrecisionLossScaleOptimizer`."""
+
+  name: str
+  inner_optimizer: tf.train.Optimizer
+  loss_scale: Any
+  skip_nonfinite: bool
+  check_computed_gradients: bool
+  finite_reducer: Optional[FiniteReducer]
+  add_summaries: bool
+  use_locking: bool
+
+
+class Checked(NamedTuple):
+  """The gradients of one replica and the result of their finite check."""
+
+  grads_and_vars: Tuple[gradients.GradAndVar, ...]  # with converted gradients
+  finite: Optional[tf.Tensor]  # a scalar bool; None without a check
+  hidden: bool  # whether the check covers tensors that are not among the gradients
+  scope: str  # the name scope of the replica
+
+
+class Decision(NamedTuple):
+  """The decision on a step, for all replicas."""
+
+  finite: Optional[tf.Tensor]  # a scalar bool; None without a check
+  should_apply: Union[bool, tf.Tensor]
+  update_op: Optional[tf.Operation]  # updates the loss scale
+  scale: Optional[tf.Tensor]  # the loss scale before the update, for summaries
+
+
+def check(grads_and_vars: Iterable[Tuple[Any, tf.Variable]],
+          check_finite: bool = True,
+          check_computed: bool = True) -> Checked:
+  """Converts the gradients of one replica and checks whether all of their values are finite.
+
+  Args:
+    grads_and_vars: (gradient, variable) pairs.
+    check_finite: whether to check at all.
+    check_computed: whether the check also covers the gradients as `compute_gradients` returned them.
+
+  Raises:
+    ValueError: If there are no pairs, or all gradients are None.
+    TypeError: See `gradients.convert_pairs`.
+  """
+  grads_and_vars = gradients.convert_pairs(grads_and_vars)
+  scope = graphs.name_scope()
+  if not check_finite:
+    return Checked(grads_and_vars, None, False, scope)
+  grads = [grad for grad, _ in grads_and_vars]
+  hidden = [tensor for _, tensor in gradients.computed_ancestors(grads)] if check_computed else []
+  finite = finite_check.all_finite(gradients.values_of(grads) + hidden)
+  return Checked(grads_and_vars, finite, bool(hidden), scope)
+
+
+def reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = None) -> List[tf.Tensor]:
+  """Returns for each tensor whether it is True in all replicas and processes; called once for all replicas.
+
+  Args:
+    finite: scalar bool tensors, per-replica values.
+    reducer: reduces over processes; called once, with a vector if there are several tensors.
+
+  Returns:
+    As many scalar bool tensors.
+
+  Raises:
+    ValueError: If `reducer` returns another dtype or shape.
+  """
+  single = len(finite) == 1
+  stacked = finite[0] if single else distribute.call_for_each_replica(lambda *own: tf.stack(own), *finite)
+  stacked = distribute.reduce_all_replicas(stacked)
+  if reducer is not None:
+    reduced = tf.convert_to_tensor(reducer(stacked))
+    if reduced.dtype != tf.bool or not reduced.shape.is_compatible_with(stacked.shape):
+      raise ValueError(
+          "finite_reducer must return a {}, True where the gradients are finite in all processes, but returned {}. Sum "
+          "up the number of processes that overflowed and compare it with 0, as mp_compat.horovod.all_ranks_finite "
+          "does: an average of bools takes a partial overflow for True."
+          .format("scalar bool" if single else "bool of shape [{}]".format(len(finite)), reduced))
+    stacked = reduced
+  return [stacked] if single else tf.unstack(stacked, len(finite))
+
+
+def decide(settings: Settings, checked: Checked, micro_batches_finite: Optional[tf.Tensor] = None) -> Decision:
+  """Reduces the result of the check over replicas and processes, updates the loss scale; called once for all replicas.
+
+  Args:
+    settings: the settings of the optimizer.
+    checked: the gradients, per-replica values.
+    micro_batches_finite: a scalar bool in each replica, False if micro-batches that were not finite were left out of
+      the gradients. The loss scale is then updated as for a step that is not finite, but the gradients are applied if
+      they are finite.
+  """
+  grads = [grad for grad, _ in checked.grads_and_vars]
+  scale = tf.cast(settings.loss_scale(), tf.float32) if settings.add_summaries else None
+  with tf.control_dependencies([] if scale is None else [scale]):
+    if checked.finite is None:
+      update_op, should_apply = settings.loss_scale.update(grads)
+      return Decision(should_apply if tf.is_tensor(should_apply) else None, should_apply, update_op, scale)
+    reducer = finite_reducer_for(settings, grads)
+    if micro_batches_finite is None:
+      finite, = reduce_finite([checked.finite], reducer)
+      update_op, should_apply = update(settings, grads, finite, checked.hidden or reducer is not None)
+      return Decision(finite, logical_and(should_apply, finite), update_op, scale)
+    finite, micro_batches_finite = reduce_finite([checked.finite, micro_batches_finite], reducer)
+    all_finite = tf.logical_and(finite, micro_batches_finite)
+    update_op, should_apply = update(settings, grads, all_finite, hidden=True)
+    return Decision(finite, should_apply_part(should_apply, all_finite, finite), update_op, scale)
+
+
+def finite_reducer_for(settings: Settings, grads: Iterable[gradients.Gradient]) -> Optional[FiniteReducer]:
+  """Returns the optimizer's reducer, else Horovod's if its ranks could disagree on these gradients, else None."""
+  return settings.finite_reducer or horovod.default_reducer(settings.inner_optimizer, local_gradients(grads))
+
+
+def local_gradients(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
+  """Returns the gradients of all local replicas, gradient by gradient."""
+  return [own for grad in grads for own in distribute.local_results(grad)]
+
+
+def update(settings: Settings,
+           grads: List[gradients.Gradient],
+           finite: tf.Tensor,
+           hidden: bool) -> Tuple[Optional[tf.Operation], Any]:
+  """Updates the loss scale after a step; with `use_locking`, in a mutex (in graphs, outside of functions and XLA).
+
+  Returns:
+    `(update_op, should_apply)`, see `LossScale.update`.
+  """
+  locked = settings.use_locking and not tf.executing_eagerly() and not control_flow.may_be_compiled()
+  if not locked:
+    return loss_scale_module.update_loss_scale(settings.loss_scale, grads, finite, hidden)
+  with tf.control_dependencies([finite]), tf.device("/cpu:0"):
+    lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2())
+  with tf.control_dependencies([lock]):
+    update_op, should_apply = loss_scale_module.update_loss_scale(settings.loss_scale, grads, finite, hidden)
+  with tf.control_dependencies([] if update_op is None else [update_op]), tf.device("/cpu:0"):
+    return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock), should_apply
+
+
+def logical_and(should_apply: Any, finite: tf.Tensor) -> Any:
+  """Returns `should_apply and finite`; adds an op only for two different tensors."""
+  if not tf.is_tensor(should_apply):
+    return finite if should_apply else False
+  return finite if should_apply is finite else tf.logical_and(should_apply, finite)
+
+
+def should_apply_part(should_apply: Any, all_finite: tf.Tensor, part_finite: tf.Tensor) -> tf.Tensor:
+  """Returns whether to apply a finite part of a step: not if the loss scale skips a step that is finite as a whole."""
+  if should_apply is True or should_apply is all_finite:
+    return part_finite
+  return tf.logical_and(part_finite, tf.logical_or(should_apply, tf.logical_not(all_finite)))
+
+
+def apply(settings: Settings,
+          checked: Checked,
+          decision: Decision,
+          global_step: Optional[tf.Variable],
+          name: Optional[str],
+          **kwargs: Any) -> reports.Step:
+  """Applies the gradients of all replicas if `decision.should_apply`; called once for all replicas.
+
+  Args:
+    settings: the settings of the optimizer.
+    checked: the gradients, per-replica values.
+    decision: whether to apply them.
+    global_step: a variable that the inner optimizer increments, or None.
+    name: the name of the op; the inner optimizer's by default.
+    **kwargs: further arguments of the inner optimizer's `apply_gradients`.
+
+  Returns:
+    A record of what was built; in eager mode it holds the decision only.
+  """
+  train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
+  # Custom optimizers may take fewer arguments.
+  arguments = (checked.grads_and_vars, global_step, name)
+  given = 3 if name is not None else 2 if global_step is not None else 1
+  applied = conditional_apply.apply_in_each_replica(
+      decision.should_apply, settings.inner_optimizer.apply_gradients, arguments[:given], kwargs, checked.scope)
+  if tf.executing_eagerly():
+    return reports.Step(None, decision.finite, decision.should_apply, [])
+  local = [(own, variable.name) for grad, variable in checked.grads_and_vars
+           for own in distribute.local_results(grad)]
+  followed = sync_replicas.set_accumulator_steps([grad for grad, _ in local], global_step, applied)
+  counted = counters = None
+  if settings.add_summaries:
+    good_steps = getattr(settings.loss_scale, "_num_good_steps", None)
+    counted, counters = summaries.add(decision.scale, good_steps, decision.should_apply)
+  train_op = distribute.group(applied, decision.update_op, followed, counted, name=name or settings.name)
+  set_train_ops(train_ops + [train_op])
+  return reports.Step(train_op, decision.finite, decision.should_apply, local, counters)
+
+
+def set_train_ops(train_ops: List[tf.Operation]) -> None:
+  """Sets the collection of train ops. Ops that the inner optimizer added to it belong to a branch and cannot be run."""
+  tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = train_ops

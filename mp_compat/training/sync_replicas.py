@@ -1,0 +1,44 @@
+"""Keeps the accumulators of a `tf.train.SyncReplicasOptimizer` around the loss scaling in step after skipped steps."""
+
+from typing import Iterable, Optional
+
+from mp_compat._tensorflow import tf
+from mp_compat.core import gradients
+
+
+def set_accumulator_steps(grads: Iterable[gradients.Gradient],
+                       global_step: Optional[tf.Variable],
+                       applied: Optional[tf.Operation]) -> Optional[tf.Operation]:
+  """Returns an op that sets the step of the gradients' accumulators to the global step after `applied` has run.
+
+  Taking gradients from a `tf.ConditionalAccumulator` increments its step. It then drops new gradients of earlier steps
+  as stale. A skipped step leaves `global_step` unchanged, so without this op the workers would wait forever.
+
+  Args:
+    grads: the gradients of this step.
+    global_step: the variable that `applied` increments, or None.
+    applied: the op that applies the step or skips it.
+
+  Returns:
+    An op; None if `global_step` is None or no gradient was taken from an accumulator.
+  """
+  if global_step is None:
+    return None
+  taken = gradients.nearest_ancestors(
+      gradients.values_of(grads), lambda tensor: gradients.is_computed(tensor) or _is_taken(tensor))
+  accumulators = {tensor.op.inputs[0].name: tensor.op for tensor in taken if _is_taken(tensor)}
+  if not accumulators:
+    return None
+  with tf.control_dependencies([applied]), tf.colocate_with(global_step, ignore_existing=True):
+    now = tf.cast(global_step.read_value(), tf.int64)
+  follow = []
+  for take in accumulators.values():
+    with tf.colocate_with(take, ignore_existing=True):
+      set_step = (tf.raw_ops.ResourceAccumulatorSetGlobalStep if take.type.startswith("Resource")
+                  else tf.raw_ops.AccumulatorSetGlobalStep)
+      follow.append(set_step(handle=take.inputs[0], new_global_step=now))
+  return tf.group(*follow)
+
+
+def _is_taken(tensor: tf.Tensor) -> bool:
+  return tensor.op.type.endswith("AccumulatorTakeGradient")

@@ -1,0 +1,165 @@
+"""Makes the checkpoints in tests/checkpoints/goldens/.
+
+    python -m tests.checkpoints.golden_cases      those of the installed TensorFlow, in the subdirectory VERSION
+
+Every case trains a few steps, some of which overflow, and saves; then goes on for some more. What all variables were at
+both times is in expected.npz.
+"""
+
+import os
+import shutil
+import tempfile
+from typing import NamedTuple
+
+import numpy as np
+
+import mp_compat
+from tests import testing
+from tests.testing import tf
+
+GOLDENS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "goldens")
+VERSION = ".".join(tf.__version__.split(".")[:2])
+
+BEFORE, AFTER = 7, 4  # steps before the checkpoint is written, and after it
+FEEDS = list(testing.feeds(BEFORE + AFTER, overflow_at={3, 5, 8}))
+INCREMENT_PERIOD = 2
+
+OPTIMIZERS = {"momentum": lambda: tf.train.MomentumOptimizer(.1, .9), "adam": lambda: tf.train.AdamOptimizer(.1)}
+
+
+class Case(NamedTuple):
+  """One checkpoint."""
+
+  writer: str  # of `mp_compat.dialects.DIALECTS`
+  optimizer: str
+  control_flow: int = 1
+  scope: str = ""
+  kind: str = "session"  # or "two" optimizers, "estimator", or "objects": tf.train.Checkpoint
+
+  @property
+  def name(self):
+    return "-".join([self.writer, self.optimizer, "v{}".format(self.control_flow), self.scope or "root", self.kind])
+
+
+def cases(version):
+  """Those of this TensorFlow."""
+  writers = ["tensorflow"] + ["contrib"] * (version == "1.15")
+  found = [Case(writer, optimizer, control_flow, scope) for writer in writers for optimizer in sorted(OPTIMIZERS)
+           for control_flow in (1, 2) for scope in ("", "head")
+           if control_flow == 1 or writer != "contrib"]  # whose variables are references there
+  found += [Case(writer, optimizer) for writer in ("mp_compat", "plain") for optimizer in sorted(OPTIMIZERS)]
+  found += [Case("tensorflow", "adam", control_flow, kind="two") for control_flow in (1, 2)]
+  found += [Case(writer, "adam", kind="objects") for writer in ("mp_compat", "tensorflow")]
+  found += [Case("tensorflow", "adam", kind="estimator")] * (version != "2.21")
+  return found
+
+
+def wrap(writer, optimizer):
+  """The optimizer with the loss scaling of this writer."""
+  opt = OPTIMIZERS[optimizer]()
+  if writer == "mp_compat":
+    return mp_compat.MixedPrecisionLossScaleOptimizer(
+        opt, mp_compat.DynamicLossScale(increment_period=INCREMENT_PERIOD))
+  if writer == "tensorflow":
+    return testing.native.MixedPrecisionLossScaleOptimizer(
+        opt, testing.native.DynamicLossScale(increment_period=INCREMENT_PERIOD))
+  if writer in ("contrib", "mp_compat.contrib"):
+    if writer == "contrib":
+      from tensorflow.contrib import mixed_precision
+    else:
+      from mp_compat.contrib import mixed_precision
+    return mixed_precision.LossScaleOptimizer(
+        opt, mixed_precision.ExponentialUpdateLossScaleManager(2. ** 15, INCREMENT_PERIOD))
+  return opt
+
+
+class Training:
+  """A graph that trains two variables; to be built in a graph of its own."""
+
+  def __init__(self, case, x=None):
+    self.x = tf.placeholder(tf.float32, [3], "x") if x is None else x
+    self.w = tf.get_variable("w", initializer=np.array([1., -2., 3.], np.float32), use_resource=True)
+    self.b = tf.get_variable("b", initializer=np.array([[.5, .25, .125]], np.float32), use_resource=True)
+    with tf.variable_scope("", use_resource=True):
+      self.global_step = tf.train.get_or_create_global_step()
+    losses = [tf.reduce_sum(self.x * tf.square(self.w)), tf.reduce_sum(tf.sin(self.b) * self.x)]
+    with tf.name_scope(case.scope or None):
+      if case.kind == "two":
+        self.optimizers = [wrap(case.writer, case.optimizer) for _ in losses]
+        self.train_op = tf.group(self.optimizers[0].minimize(losses[0], self.global_step, [self.w]),
+                                 self.optimizers[1].minimize(losses[1], var_list=[self.b]))
+      else:
+        self.optimizers = [wrap(case.writer, case.optimizer)]
+        self.train_op = self.optimizers[0].minimize(tf.add_n(losses), self.global_step)
+
+  def run(self, sess, feeds):
+    """All variables after these steps, by name."""
+    for x in feeds:
+      sess.run(self.train_op, {self.x: x})
+    return sess.run({variable.op.name: variable for variable in tf.global_variables()})
+
+  def checkpoint(self):
+    return tf.train.Checkpoint(w=self.w, b=self.b, global_step=self.global_step, optimizer=self.optimizers[0])
+
+
+def make(case, directory):
+  """Writes the checkpoint of a case; gives all variables then, and after going on."""
+  path = os.path.join(directory, case.name)
+  with testing.control_flow(case.control_flow), tf.Graph().as_default():
+    if case.kind == "estimator":
+      return estimate(case, path)
+    training = Training(case)
+    plain_saver = tf.train.Saver()
+    checkpoint = training.checkpoint() if case.kind == "objects" else None
+    with testing.session() as sess:
+      sess.run(tf.global_variables_initializer())
+      saved = training.run(sess, FEEDS[:BEFORE])
+      if checkpoint:
+        written = checkpoint.save(path, session=sess)
+        for part in (".index", ".data-00000-of-00001"):  # without the number that save() adds
+          os.replace(written + part, path + part)
+      else:
+        plain_saver.save(sess, path, write_meta_graph=case.writer == "mp_compat" and VERSION == "1.15",
+                         write_state=False)
+      return saved, training.run(sess, FEEDS[BEFORE:])
+
+
+def estimate(case, path):
+  """As `make`, by an Estimator."""
+
+  def input_fn(feeds):
+    return tf.data.Dataset.from_tensor_slices({"x": np.array(feeds)})
+
+  def model_fn(features, mode):
+    training = Training(case, features["x"])
+    return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_sum(training.w), train_op=training.train_op)
+
+  with tempfile.TemporaryDirectory() as model_dir:
+    estimator = tf.estimator.Estimator(model_fn, model_dir, tf.estimator.RunConfig(save_summary_steps=None))
+    values = []
+    for feeds in (FEEDS[:BEFORE], FEEDS[BEFORE:]):
+      estimator.train(lambda feeds=feeds: input_fn(feeds))
+      values.append({name: estimator.get_variable_value(name) for name in estimator.get_variable_names()})
+      if len(values) == 1:
+        latest = estimator.latest_checkpoint()
+        for part in (".index", ".data-00000-of-00001"):
+          shutil.copyfile(latest + part, path + part)
+    return values
+
+
+def main():
+  directory = os.path.join(GOLDENS, VERSION)
+  shutil.rmtree(directory, ignore_errors=True)
+  os.makedirs(directory)
+  expected = {}
+  for case in cases(VERSION):
+    for when, values in zip(["saved", "after"], make(case, directory)):
+      expected.update({"{}/{}/{}".format(case.name, when, name): value for name, value in values.items()})
+  if os.path.exists(os.path.join(directory, "checkpoint")):
+    os.remove(os.path.join(directory, "checkpoint"))
+  np.savez_compressed(os.path.join(directory, "expected.npz"), **expected)
+
+
+if __name__ == "__main__":
+  tf.disable_eager_execution()
+  main()

@@ -1,0 +1,57 @@
+"""checkpoints.name_map and assignment_map."""
+
+import os
+
+import numpy as np
+import pytest
+
+from mp_compat import checkpoints
+from tests import testing
+from tests.checkpoints import golden_cases
+from tests.checkpoints import goldens
+from tests.checkpoints.golden_cases import Case
+from tests.testing import tf
+
+
+@pytest.fixture(autouse=True)
+def _graph():
+  with tf.Graph().as_default():
+    yield
+
+
+@pytest.mark.skipif(not hasattr(tf, "estimator"), reason="TensorFlow 2.16 and later have no Estimator")
+def test_an_estimator_starts_from_contribs(tmp_path):
+  case = Case("contrib", "adam")
+  path = goldens.golden("1.15", case)
+
+  def model_fn(features, mode):
+    training = golden_cases.Training(case._replace(writer="mp_compat"), features["x"])
+    saver = checkpoints.Saver()
+    scaffold = tf.train.Scaffold(saver=saver, init_fn=lambda _, sess: saver.restore(sess, path))
+    return tf.estimator.EstimatorSpec(
+        mode, loss=tf.reduce_sum(training.w), train_op=training.train_op, scaffold=scaffold)
+
+  estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
+  step, = [int(v) for n, v in checkpoints.inspect(path).state.items() if n == "good_steps"]
+  estimator.train(lambda: tf.data.Dataset.from_tensors({"x": golden_cases.FEEDS[0]}))
+  assert estimator.get_variable_value("good_steps") in (step + 1, 0)
+  assert estimator.get_variable_value("global_step") == np.load(
+      os.path.join(golden_cases.GOLDENS, "1.15", "expected.npz"))[case.name + "/saved/global_step"] + 1
+
+
+@pytest.mark.parametrize("writer", ["tensorflow", "contrib", "plain"])
+def test_a_name_map_serves_init_from_checkpoint_and_savers(writer):
+  case = Case(writer, "adam")
+  path = goldens.golden("1.15", case)
+  golden_cases.Training(case._replace(writer="mp_compat"))
+  names = checkpoints.name_map(path)
+  saver = tf.train.Saver(names)
+  tf.train.init_from_checkpoint(path, names)
+  saved = goldens.expected_here("1.15", case, "saved")
+  mapped = {variable.op.name for variable in names.values()}
+  assert set(saved) - mapped <= {"good_steps", "bad_steps"} and ("good_steps" in mapped) == (writer == "tensorflow")
+  with testing.session() as sess:
+    for restore in [lambda: sess.run(tf.global_variables_initializer()), lambda: saver.restore(sess, path)]:
+      restore()
+      for variable in names.values():
+        assert sess.run(variable).tobytes() == saved[variable.op.name].tobytes()

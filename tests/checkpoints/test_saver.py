@@ -1,0 +1,300 @@
+"""checkpoints.Saver: variables of every kind, paths, formats, errors."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+import mp_compat
+from mp_compat import checkpoints
+from tests import testing
+from tests.checkpoints import golden_cases
+from tests.checkpoints import goldens
+from tests.checkpoints.golden_cases import Case
+from tests.testing import tf
+
+
+@pytest.fixture(autouse=True)
+def _graph():
+  with tf.Graph().as_default():
+    yield
+
+
+@pytest.mark.parametrize("use_resource", [False, True])
+def test_partitioned_variables_are_put_together_again(use_resource, tmp_path):
+  path, whole = str(tmp_path / "whole"), np.arange(12, dtype=np.float32).reshape([6, 2])
+
+  def build(partitioner, wrap):
+    with tf.variable_scope("", use_resource=use_resource, partitioner=partitioner):
+      table = tf.get_variable("table", [6, 2], initializer=tf.zeros_initializer())
+      wrap(tf.train.MomentumOptimizer(.1, .9)).minimize(tf.reduce_sum(tf.square(tf.convert_to_tensor(table))))
+
+  with tf.Graph().as_default(), testing.session() as sess:
+    build(None, lambda opt: opt)
+    sess.run(tf.global_variables_initializer())
+    table, = tf.trainable_variables()
+    sess.run(table.initializer, {table.initializer.inputs[1]: whole})
+    tf.train.Saver().save(sess, path)
+  build(tf.fixed_size_partitioner(3), lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"))
+  saver = checkpoints.Saver()
+  with testing.session() as sess:
+    saver.restore(sess, path)
+    parts = tf.trainable_variables()
+    np.testing.assert_array_equal(np.concatenate(sess.run(parts)), whole)
+    assert len(parts) == 3 and sess.run(tf.global_variables("current_loss_scale")) == [2. ** 15]
+
+
+def test_every_replica_is_restored():
+  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
+  case = Case("tensorflow", "adam")
+  with strategy.scope():
+    w = tf.get_variable("w", [3])
+    power = tf.get_variable("beta1_power", [])
+    saver = checkpoints.Saver([w, power])
+  with testing.session() as sess:
+    saver.restore(sess, goldens.golden("1.15", case))
+    saved = goldens.expected("1.15", case, "saved")
+    for variable, name in [(w, "w"), (power, "cond_1/beta1_power")]:
+      copies = strategy.experimental_local_results(variable)
+      assert len(copies) == 2
+      for copy in copies:
+        np.testing.assert_array_equal(sess.run(copy), saved[name])
+
+
+@pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
+def test_a_checkpoint_wins_over_its_directory(writer, tmp_path):
+  case, other = Case(writer, "adam"), Case("plain", "momentum")
+  prefix, inside = str(tmp_path / "m"), str(tmp_path / "m" / "later")
+  (tmp_path / "m").mkdir()
+  goldens.copy_golden(case, prefix)
+  goldens.copy_golden(other, inside)
+  tf.train.update_checkpoint_state(str(tmp_path / "m"), inside)
+  saved = goldens.expected_here("1.15", case, "saved")
+  goldens.assert_equal(goldens.restored("mp_compat", case, prefix), saved)
+  assert checkpoints.inspect(prefix).path == prefix and checkpoints.inspect(str(tmp_path / "m") + "/").path == inside
+  assert checkpoints.convert(prefix, str(tmp_path / "plain"), "plain").variables["beta1_power"]
+  golden_cases.Training(case._replace(writer="mp_compat"))
+  assert "current_loss_scale" in checkpoints.name_map(prefix)
+
+
+@pytest.mark.skipif(tf.__version__ < "2", reason="TensorFlow 1.15 has no file system in memory")
+@pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
+def test_other_file_systems_hold_checkpoints(writer):
+  case, folder = Case(writer, "adam"), "ram://{}".format(writer)
+  prefix, converted = folder + "/model-7", folder + "/converted"
+  goldens.copy_golden(case, prefix)
+  saved = goldens.expected_here("1.15", case, "saved")
+  goldens.assert_equal(goldens.restored("mp_compat", case, prefix), saved)
+  assert checkpoints.inspect(prefix).path == prefix
+  tf.gfile.Copy(goldens.golden("1.15", case) + ".index", prefix + ".meta", overwrite=True)
+  assert checkpoints.convert(prefix, converted, like=prefix).path == converted
+  assert tf.gfile.Exists(converted + ".meta") and not tf.gfile.Exists(converted + ".unfinished")
+  goldens.assert_equal(goldens.restored("mp_compat", case, converted), saved)
+  with pytest.raises(ValueError, match="There is something at ram://.* already"):
+    checkpoints.convert(prefix, converted, "plain")
+
+
+@pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_checkpoints_in_the_first_format_are_restored(sharded, writer, tmp_path):
+  case = Case(writer, "adam")
+
+  def build(case):
+    table = tf.get_variable("table", [4, 2], partitioner=tf.fixed_size_partitioner(2))
+    return table, golden_cases.Training(case)
+
+  with testing.control_flow(1), tf.Graph().as_default(), testing.session() as sess:
+    table, training = build(case)
+    sess.run(tf.global_variables_initializer())
+    saved = {goldens.here(name, case): value for name, value in training.run(sess, golden_cases.FEEDS[:3]).items()}
+    whole = sess.run(tf.convert_to_tensor(table))
+    saver = tf.train.Saver(write_version=tf.train.SaverDef.V1, sharded=sharded)
+    path = saver.save(sess, str(tmp_path / "model.ckpt"))
+  assert not tf.gfile.Exists(path + ".index") and ("?????" in path) == sharded
+  table, training = build(case._replace(writer="mp_compat"))
+  converted = str(tmp_path / "converted")
+  assert checkpoints.inspect(path).dialect == writer and checkpoints.inspect(str(tmp_path)).path == path
+  checkpoints.convert(path, converted, "mp_compat")
+  saver, plain_saver = checkpoints.Saver(), tf.train.Saver()
+  init = tf.train.Saver(checkpoints.name_map(path))
+  with testing.session() as sess:
+    for restore in [lambda: saver.restore(sess, path), lambda: init.restore(sess, path),
+                    lambda: plain_saver.restore(sess, converted)]:
+      sess.run(tf.global_variables_initializer())
+      restore()
+      goldens.assert_equal({goldens.here(name, case): value for name, value in training.run(sess, []).items()}, saved)
+      np.testing.assert_array_equal(sess.run(tf.convert_to_tensor(table)), whole)
+
+
+@pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
+@pytest.mark.parametrize("as_path", [str.encode, pathlib.Path], ids=["bytes", "Path"])
+def test_paths_are_bytes_and_pathlike(as_path, writer, tmp_path):
+  case = Case(writer, "adam")
+  prefix, target = str(tmp_path / "model-7"), str(tmp_path / "converted")
+  goldens.copy_golden(case, prefix)
+  saved = goldens.expected_here("1.15", case, "saved")
+  goldens.assert_equal(goldens.restored("mp_compat", case, as_path(prefix)), saved)
+  assert checkpoints.inspect(as_path(prefix)).path == prefix
+  assert checkpoints.convert(as_path(prefix), as_path(target), like=as_path(prefix)).path == target
+  goldens.assert_equal(goldens.restored("mp_compat", case, target), saved)
+  golden_cases.Training(case._replace(writer="mp_compat"))
+  assert checkpoints.name_map(as_path(prefix))
+  with pytest.raises(ValueError, match="There is something at {} already".format(target)):
+    checkpoints.convert(prefix, as_path(target), "plain")
+
+
+@pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
+def test_a_saver_def_restores_its_own_variables(writer):
+  case = Case(writer, "adam")
+  golden_cases.Training(case._replace(writer="mp_compat"))
+  saver_def = tf.train.Saver().as_saver_def()
+  later = tf.get_variable("later", [])
+  saver = checkpoints.Saver(saver_def=saver_def)
+  with testing.session() as sess:
+    saver.restore(sess, goldens.golden("1.15", case))
+    saved = goldens.expected_here("1.15", case, "saved")
+    goldens.assert_equal(sess.run({v.op.name: v for v in tf.global_variables() if v is not later}), saved)
+    assert sess.run(tf.report_uninitialized_variables()).tolist() == [b"later"]
+
+
+def test_a_weight_that_is_missing_is_named_with_what_there_is():
+  tf.get_variable("v", [3])
+  with testing.session() as sess, pytest.raises(tf.errors.NotFoundError, match=(
+      r"Not found in the checkpoint .*, which has the names of the dialect tensorflow: v\. It has: b, .*cond_1/beta1")):
+    checkpoints.Saver().restore(sess, goldens.golden("1.15", Case("tensorflow", "adam")))
+
+
+@pytest.mark.parametrize("writer", ["plain", "mp_compat"])
+def test_a_restore_that_fails_assigns_nothing(writer, tmp_path):
+  path = str(tmp_path / "model")
+  scope = dict(use_resource=writer == "plain", reuse=tf.AUTO_REUSE)
+  with tf.Graph().as_default(), testing.session() as sess, tf.variable_scope("", **scope):
+    for name, shape, dtype in [("a", [2], tf.float32), ("x", [4], tf.float32), ("y", [2], tf.float32),
+                               ("z", [], tf.float64), ("w", [1], tf.float32)]:
+      tf.get_variable(name, shape, dtype)
+    sess.run(tf.global_variables_initializer())
+    tf.train.Saver().save(sess, path)
+  with tf.variable_scope("", **scope):
+    for name, shape, dtype in [("a", [2], tf.float32), ("x", [2, 2], tf.float32), ("y", [3], tf.float32),
+                               ("z", [], tf.float32), ("current_loss_scale", [], tf.float32)]:
+      tf.get_variable(name, shape, dtype)
+    if writer == "plain":
+      tf.get_variable("new", [])
+  saver = checkpoints.Saver()
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    before = [value.tobytes() for value in sess.run(tf.global_variables())]
+    with pytest.raises(tf.errors.NotFoundError if writer == "plain" else tf.errors.InvalidArgumentError) as told:
+      saver.restore(sess, path)
+    assert [value.tobytes() for value in sess.run(tf.global_variables())] == before
+  said = str(told.value)
+  for words in ["Nothing was restored", "x has the shape (2, 2) here, [4] there",
+                "y has the shape (3,) here, [2] there", "z has the dtype float32 here, float64 there"]:
+    assert words in said, said
+  assert ("Not found in the checkpoint" in said) == (writer == "plain") and "current_loss_scale" not in said
+
+
+def test_another_shape_of_the_same_size_is_asked_for(tmp_path):
+  path = str(tmp_path / "model")
+  with tf.Graph().as_default(), testing.session() as sess:
+    tf.get_variable("cond_1/beta1_power", initializer=np.float32(.5))
+    tf.get_variable("v", initializer=np.arange(6, dtype=np.float32))
+    sess.run(tf.global_variables_initializer())
+    tf.train.Saver().save(sess, path)
+  v = tf.get_variable("v", [2, 3])
+  power = tf.get_variable("beta1_power", [])
+  with testing.session() as sess:
+    checkpoints.Saver(reshape=True).restore(sess, path)
+    np.testing.assert_array_equal(sess.run(v), [[0, 1, 2], [3, 4, 5]])
+    assert sess.run(power) == .5
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"v has the shape \(2, 3\) here, \[6\] there"):
+      checkpoints.Saver().restore(sess, path)
+
+
+def test_state_without_another_variable_of_its_dtype_begins(tmp_path):
+  path = str(tmp_path / "model")  # in which no integer is: good_steps has nothing to be read from
+  with tf.Graph().as_default(), testing.session() as sess:
+    table = tf.get_variable("table", initializer=np.arange(8, dtype=np.float32).reshape([4, 2]))
+    sess.run(tf.global_variables_initializer())
+    expected = sess.run(table)
+    tf.train.Saver().save(sess, path)
+  table = tf.get_variable("table", [4, 2], partitioner=tf.fixed_size_partitioner(2))
+  scale = mp_compat.DynamicLossScale(64.)
+  scale()
+  with testing.session() as sess:
+    checkpoints.Saver().restore(sess, path)
+    np.testing.assert_array_equal(sess.run(tf.convert_to_tensor(table)), expected)
+    assert sess.run(tf.global_variables("current_loss_scale|good_steps")) == [64., 0]
+
+
+def test_no_checkpoint_is_told_from_a_broken_one(tmp_path):
+  golden_cases.Training(Case("mp_compat", "adam"))
+  saver = checkpoints.Saver()
+  with testing.session() as sess:
+    for nothing in (None, str(tmp_path / "nothing")):
+      with pytest.raises(ValueError, match="not a valid checkpoint"):
+        saver.restore(sess, nothing)
+  for read in [checkpoints.inspect, checkpoints.name_map]:
+    with pytest.raises(ValueError, match="There is no checkpoint at .*Expected the path of one"):
+      read(str(tmp_path))
+
+
+def break_index(path):
+  with open(path + ".index", "r+b") as index:
+    index.seek(20)
+    index.write(b"\xff" * 40)
+
+
+def cut_index(path):
+  os.truncate(path + ".index", 30)
+
+
+def cut_data(path):
+  os.truncate(path + ".data-00000-of-00001", 10)
+
+
+def break_data(path):
+  with open(path + ".data-00000-of-00001", "r+b") as data:
+    data.write(b"\xff" * 30)
+
+
+def lose_data(path):
+  os.remove(path + ".data-00000-of-00001")
+
+
+@pytest.mark.parametrize("damage", [break_index, cut_index, cut_data, break_data, lose_data])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_there(damage, tmp_path):
+  training = golden_cases.Training(Case("mp_compat", "adam"))
+  saver = checkpoints.Saver()
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    paths = []
+    for step in (1, 2):
+      values = training.run(sess, golden_cases.FEEDS[:1])
+      paths.append((saver.save(sess, str(tmp_path / "model"), global_step=step), values))
+    damage(paths[1][0])
+    with pytest.raises(tf.errors.DataLossError, match="model-2 is truncated or corrupt.*Restore an earlier one"):
+      saver.restore(sess, paths[1][0])
+    kept = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths
+    assert list(kept) == [path for path, _ in paths]
+    saver.restore(sess, kept[0])
+    goldens.assert_equal(training.run(sess, []), paths[0][1])
+  with pytest.raises(tf.errors.DataLossError, match="model-2 is truncated or corrupt"):
+    checkpoints.convert(paths[1][0], str(tmp_path / "out"), "plain")
+  assert not [name for name in os.listdir(str(tmp_path)) if name.startswith("out")]
+
+
+def test_what_is_no_variable_is_saved_and_restored_as_by_tensorflow(tmp_path):
+  v = tf.get_variable("v", initializer=np.float32(3.))
+  iterator = tf.data.make_initializable_iterator(tf.data.Dataset.range(9))
+  following = iterator.get_next()
+  saver = checkpoints.Saver([v, tf.data.experimental.make_saveable_from_iterator(iterator)])
+  with testing.session() as sess:
+    sess.run([tf.global_variables_initializer(), iterator.initializer])
+    sess.run([following, following])
+    path = saver.save(sess, str(tmp_path / "model"))
+    assert [sess.run(following) for _ in range(2)] == [1, 2]
+    sess.run(v.assign(5.))
+    saver.restore(sess, path)
+    assert sess.run([v, following]) == [3., 1]

@@ -1,0 +1,205 @@
+"""The finite check: exact to the last value, one pass where all is finite."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import mp_compat
+from mp_compat.core import finite_check
+from tests import testing
+from tests.testing import tf
+
+DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
+LARGEST = {"float16": 65504., "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1.7e308}
+BAD = [np.nan, np.inf, -np.inf]
+
+
+def run(fetches, feed):
+  with testing.session() as sess:
+    return sess.run(fetches, feed)
+
+
+def as_numpy(dtype, array):
+  return np.asarray(array, np.float64).astype(dtype.as_numpy_dtype)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("shape", [(50, 2), (2 ** 15, 3)], ids=["small", "large"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+def test_one_bad_value_among_the_largest_is_found(dtype, shape, version):
+  """The sum of the largest finite values overflows, so that the exact check decides."""
+  good = as_numpy(dtype, np.full(shape, LARGEST[dtype.name]))
+  with tf.Graph().as_default(), testing.control_flow(version):
+    values = tf.placeholder(dtype, shape)
+    finite = finite_check.all_finite([tf.placeholder_with_default([1.], [1]), values])
+    assert run(finite, {values: good})
+    for bad in BAD:
+      spoilt = good.copy()
+      spoilt[37, 1] = bad
+      assert not run(finite, {values: spoilt})
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("number", [1, 2, 50])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+def test_each_of_many_small_tensors_is_checked(dtype, number, bad):
+  with tf.Graph().as_default():
+    tensors = [tf.placeholder(dtype, [3]) for _ in range(number)]
+    finite = finite_check.all_finite(tensors)
+    feed = {tensor: as_numpy(dtype, [1., -2., i]) for i, tensor in enumerate(tensors)}
+    with testing.session() as sess:
+      assert sess.run(finite, feed)
+      for tensor in tensors[:2] + tensors[-1:]:
+        assert not sess.run(finite, {**feed, tensor: as_numpy(dtype, [1., bad, 2.])})
+
+
+def test_opposite_infinities_do_not_cancel():
+  with tf.Graph().as_default():
+    tensors = [tf.placeholder(tf.float32, [2]), tf.placeholder(tf.float32, [2, 1])]
+    finite = finite_check.all_finite(tensors)
+    assert not run(finite, {tensors[0]: [np.inf, -np.inf], tensors[1]: [[0.], [0.]]})
+    assert not run(finite, {tensors[0]: [np.inf, 0.], tensors[1]: [[-np.inf], [0.]]})
+
+
+@pytest.mark.parametrize("shape", [None, [None, 3], [None]])
+def test_unknown_shapes_are_checked(shape):
+  with tf.Graph().as_default():
+    tensors = [tf.placeholder(tf.float32, shape) for _ in range(2)]
+    finite = finite_check.all_finite(tensors)
+    value = np.ones([2] if shape == [None] else [2, 3])
+    assert run(finite, dict.fromkeys(tensors, value))
+    assert not run(finite, {tensors[0]: value, tensors[1]: value * np.nan})
+
+
+def test_empty_tensors_and_no_tensors_are_finite():
+  with tf.Graph().as_default():
+    empty = tf.placeholder(tf.float32, [0, 3])
+    assert run([finite_check.all_finite([empty]), finite_check.all_finite([])], {empty: np.zeros([0, 3])}) == [True] * 2
+
+
+def test_dtypes_are_not_mixed_in_one_stack():
+  with tf.Graph().as_default():
+    tensors = [tf.placeholder(dtype, [2]) for dtype in DTYPES * 2]
+    finite = finite_check.all_finite(tensors)
+    feed = {tensor: as_numpy(tensor.dtype, [1., 2.]) for tensor in tensors}
+    assert run(finite, feed)
+    assert not any(run(finite, {**feed, tensor: as_numpy(tensor.dtype, [1., np.inf])}) for tensor in tensors)
+
+
+@pytest.mark.parametrize("values, stacked", [(2 ** 14, True), (2 ** 14 + 1, False)])
+def test_tensors_up_to_64_kb_are_stacked(values, stacked):
+  with tf.Graph().as_default() as graph:
+    finite_check.all_finite([tf.placeholder(tf.float32, [values]) for _ in range(2)])
+    assert any(op.type == "Pack" and op.inputs[0].shape.rank == 1 for op in graph.get_operations()) == stacked
+
+
+def test_finite_values_are_read_once():
+  """The exact check and its bool of the size of the gradient are not computed."""
+  with tf.Graph().as_default():
+    x = tf.placeholder(tf.float32, [2 ** 15])
+    finite = finite_check.all_finite([x * 2.])
+    with testing.session() as sess:
+      for value, kinds in [(1., {"Sum": 1, "IsFinite": 1}), (3e38, {"Sum": 1, "IsFinite": 2})]:
+        ran = testing.executed(sess, finite, {x: np.full(2 ** 15, value, np.float32)})
+        read = [kind for kind, _, shape in ran if kind in kinds]
+        assert {kind: read.count(kind) for kind in kinds} == kinds, ran
+
+
+def test_tensors_are_checked_on_their_own_devices():
+  with tf.Graph().as_default() as graph, testing.control_flow(1):
+    tensors, inputs = [], [tf.placeholder(tf.float32, [3]) for _ in range(4)]
+    for one, device in zip(inputs, testing.TWO_CPUS * 2):
+      with tf.device(device):
+        tensors.append(one * 2.)
+    with tf.device("/cpu:1"):
+      finite = finite_check.all_finite(tensors)
+    for kind in ("Pack", "Sum"):
+      assert {op.device for op in graph.get_operations() if op.type == kind and op.inputs[0].shape.rank} >= {
+          tensor.device for tensor in tensors}
+    feed = {one: [i, 1., 2.] for i, one in enumerate(inputs)}
+    assert run(finite, feed)
+    assert not any(run(finite, {**feed, one: [1., np.nan, 2.]}) for one in inputs)
+
+
+def test_xla_compiles_the_check():
+  with tf.Graph().as_default():
+    x, y = tf.placeholder(tf.float32, [2]), tf.placeholder(tf.float32, [2])
+    compiled, = tf.xla.experimental.compile(lambda *own: finite_check.all_finite(list(own)), [x, y])
+    for value, finite in [(1., True), (3e38, True), (np.inf, False), (np.nan, False)]:
+      assert run(compiled, {x: [1., 2.], y: [value, value]}) == finite
+
+
+def test_an_eager_check_returns_a_tensor():
+  with testing.eager_mode():
+    for value, finite in [(1., True), (3e38, True), (np.inf, False)]:
+      assert bool(finite_check.all_finite([tf.constant([value, value]), tf.constant([[1.]])])) == finite
+
+
+def many_small(number, gate):
+  """`number` variables of one shape, the placeholders of their gradients, and a train op."""
+  with tf.variable_scope("", use_resource=True):
+    variables = [tf.get_variable("v{}".format(i), [3], initializer=tf.zeros_initializer()) for i in range(number)]
+  inputs = [tf.placeholder(tf.float32, [3]) for _ in variables]
+  loss = tf.add_n([tf.reduce_sum(v * x) for v, x in zip(variables, inputs)])
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
+  grads_and_vars = opt.compute_gradients(loss, gate_gradients=gate)
+  return variables, inputs, grads_and_vars, opt.apply_gradients(grads_and_vars)
+
+
+@pytest.mark.parametrize("gate", [tf.train.Optimizer.GATE_NONE, tf.train.Optimizer.GATE_GRAPH])
+def test_many_small_gradients_are_checked_by_one_op(gate):
+  with tf.Graph().as_default():
+    variables, inputs, _, train_op = many_small(50, gate)
+    with testing.session() as sess:
+      sess.run(tf.global_variables_initializer())
+      feed = {x: [1., 2., i] for i, x in enumerate(inputs)}
+      ran = [(kind, shape) for kind, _, shape in testing.executed(sess, train_op, feed)]
+      assert ran.count(("Pack", [50, 3])) == 1
+      np.testing.assert_array_equal(sess.run(variables), [[-1., -2., -i] for i in range(50)])
+      sess.run(train_op, {**feed, inputs[17]: [1., np.nan, 2.]})
+      np.testing.assert_array_equal(sess.run(variables), [[-1., -2., -i] for i in range(50)])
+
+
+def test_fetching_one_gradient_computes_no_other():
+  with tf.Graph().as_default():
+    _, inputs, grads_and_vars, _ = many_small(3, tf.train.Optimizer.GATE_NONE)
+    with testing.session() as sess:
+      sess.run(tf.global_variables_initializer())
+      np.testing.assert_array_equal(sess.run(grads_and_vars[1][0], {inputs[1]: [1., 2., 3.]}), [1., 2., 3.])
+
+
+CLUSTERED = """
+import numpy as np
+import mp_compat
+from tests import testing
+from tests.testing import tf
+
+tf.disable_eager_execution()
+x = tf.placeholder(tf.float32, [4, 50])
+hidden = x
+with tf.variable_scope("model", use_resource=True):
+  for i in range(3):
+    weights = tf.get_variable("w{}".format(i), [50, 50], initializer=tf.glorot_uniform_initializer(seed=i))
+    hidden = tf.tanh(tf.matmul(hidden, weights) + tf.get_variable("b{}".format(i), [50]))
+opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(.1, .9), mp_compat.DynamicLossScale(8., 3))
+train_op = opt.minimize(tf.reduce_mean(tf.square(hidden)))
+with testing.session() as sess:
+  sess.run(tf.global_variables_initializer())
+  for step in range(6):
+    metadata = tf.RunMetadata()
+    finite, scale, _ = sess.run([opt.gradients_finite, opt.loss_scale(), train_op],
+                                {x: np.full([4, 50], np.nan if step == 2 else .5)},
+                                options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    print(finite, scale, np.isfinite(sess.run(tf.trainable_variables()[0])).all())
+print(any(node.op.startswith("_Xla") for part in metadata.partition_graphs for node in part.node))
+"""
+
+
+def test_steps_are_checked_under_xla_auto_clustering():
+  flags = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit --tf_xla_min_cluster_size=2"
+  done = subprocess.run([sys.executable, "-c", CLUSTERED], env=dict(testing.environment(), TF_XLA_FLAGS=flags),
+                        stdout=subprocess.PIPE, text=True, check=True)
+  scales = [(True, 8.), (True, 8.), (False, 8.), (True, 4.), (True, 4.), (True, 4.)]
+  assert done.stdout.splitlines() == ["{} {} True".format(*one) for one in scales] + ["True"]

@@ -1,0 +1,259 @@
+"""Random training graphs: what they are made of, and what becomes of their variables step by step.
+
+A `Case` is plain values, so that its text is a program: `check(Case(...))` trains it with this package and with
+TensorFlow's own class, and compares every variable after every step to the bit.
+"""
+
+import contextlib
+import itertools
+from typing import Any, NamedTuple, Optional, Tuple
+
+from hypothesis import strategies as st
+import numpy as np
+
+import mp_compat
+from mp_compat.core import gradients
+from tests import testing
+from tests.testing import native
+from tests.testing import tf
+
+STEPS = 40
+STRATEGIES = {
+    "OneDevice": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+    "Mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+}
+CLIPS = {
+    "clip_by_norm": lambda grads: [None if grad is None else tf.clip_by_norm(grad, .5) for grad in grads],
+    "clip_by_global_norm": lambda grads: tf.clip_by_global_norm(grads, .5)[0],
+    "finite clip_by_global_norm": lambda grads: mp_compat.clip_by_global_norm(grads, .5)[0],
+    "scale": lambda grads: [None if grad is None else gradients.map_values(lambda g: g * .3, grad) for grad in grads],
+}
+
+
+# Where the gradients are computed; they are applied outside.
+CONTEXTS = {
+    "cond": lambda compute, flag: tf.cond(flag, compute, lambda: [g * 2. for g in compute()]),
+    "while_loop": lambda compute, flag: tf.while_loop(
+        lambda i, *grads: i < 2, lambda i, *grads: [i + 1] + compute(),
+        [0] + [tf.zeros_like(g) for g in compute()])[1:],
+    "cond in cond": lambda compute, flag: tf.cond(
+        flag, lambda: tf.cond(flag, compute, compute), lambda: [g * .5 for g in compute()]),
+}
+
+# What is passed to apply_gradients in place of a computed gradient.
+KINDS = {
+    "tensor": lambda grad, variable: grad,
+    "assigned": lambda grad, variable: tf.identity(tf.Variable(
+        tf.zeros(variable.shape), trainable=False, use_resource=True,
+        collections=[tf.GraphKeys.LOCAL_VARIABLES]).assign(tf.convert_to_tensor(grad))),
+    "array": lambda grad, variable: np.full(variable.shape.as_list(), .125, np.float32),
+    "list": lambda grad, variable: np.full(variable.shape.as_list(), -.25).tolist(),
+    "dropped": lambda grad, variable: None,
+}
+
+
+class Variable(NamedTuple):
+  """A variable, and the term of the loss that it is in, each with an input `x` of the same shape (`TERMS`)."""
+
+  shape: Tuple[int, ...]
+  term: str
+  resource: bool
+  kind: str = "tensor"  # of its gradient (`KINDS`)
+
+
+class Case(NamedTuple):
+  """A training graph, and where in its history overflows are put."""
+
+  variables: Tuple[Variable, ...]
+  optimizer: str
+  loss_scale: Tuple[float, ...]  # a fixed scale's value, or a dynamic one's initial value, period and multiplier
+  gate_gradients: int
+  aggregation_method: Optional[int]
+  colocate: bool
+  grad_loss: Optional[float]
+  global_step: Optional[str]  # of what kind
+  between: Optional[str]  # what is done between computing and applying
+  strategy: Optional[str]
+  context: Optional[str]  # in which the gradients are computed (`CONTEXTS`)
+  fed: bool  # whether a second run feeds the gradients that a first one computed
+  reverse: bool  # whether pairs are passed in another order
+  control_flow: int
+  rewriting: bool  # whether graph optimization may do arithmetic
+  seed: int  # of inputs and initial values
+  overflows: Tuple[Tuple[int, int, float], ...]  # step, variable, value
+
+
+# No variable is in more than two terms: the order in which AddN adds up three depends on which buffer is free.
+TERMS = {
+    "square": lambda w, x, previous: tf.square(w) * x,
+    "sine": lambda w, x, previous: tf.sin(w) * x,
+    "product": lambda w, x, previous: w * x * .7 * x,
+    "half": lambda w, x, previous: tf.cast(tf.cast(w, tf.float16) * tf.cast(x, tf.float16), tf.float32),
+    "previous": lambda w, x, previous: w * x * tf.reduce_mean(previous),
+    "rows": lambda w, x, previous: tf.square(tf.gather(w, [0, int(w.shape[0]) - 1, 0])) * x[:1],
+    "unused": lambda w, x, previous: tf.zeros([]),
+}
+
+
+@st.composite
+def cases(draw):
+  """Cases that TensorFlow's class can train: float32 variables, no overflow at a fixed scale, none that is hidden."""
+  shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
+  dense, sparse = sorted(set(TERMS) - {"rows"}), sorted(TERMS)
+  strategy = draw(st.sampled_from([None, None] + sorted(STRATEGIES)))
+  resource = st.just(True) if strategy else st.booleans()
+  variables = tuple(
+      Variable(shape, draw(st.sampled_from(sparse if shape else dense)), draw(resource),
+               draw(st.sampled_from(["tensor"] * 6 + sorted(KINDS))) if not strategy else "tensor")
+      for shape in draw(st.lists(shapes, min_size=1, max_size=draw(st.sampled_from([3, 20])))))
+  if all(variable.term == "unused" or variable.kind == "dropped" for variable in variables):
+    variables += (Variable((2,), "square", True),)
+  loss_scale = draw(st.one_of(
+      st.sampled_from([(1.,), (1024.,), (3.,)]),
+      st.tuples(st.sampled_from([1., 8., 2. ** 15, 1000., 2. ** 100]), st.integers(1, 12),
+                st.sampled_from([2., 3., 1.5, 16.]))))
+  if len(loss_scale) == 1:
+    # Nothing keeps TensorFlow's class from updating one variable before another's gradient, or a norm of all gradients,
+    # reads it, not even gates.
+    variables = tuple(v._replace(term="square" if v.term == "previous" else v.term,
+                                 kind="tensor" if v.kind in ("array", "list") else v.kind) for v in variables)
+  overflow = st.tuples(
+      st.integers(0, STEPS - 1),
+      st.sampled_from([i for i, variable in enumerate(variables) if variable.term != "unused"]),
+      st.sampled_from([np.inf, -np.inf, np.nan]).map(float))
+  between = draw(st.sampled_from([None] + sorted(CLIPS)))
+  optimizers = set(testing.OPTIMIZERS)
+  if strategy == "Mirrored" and tf.VERSION.startswith("1."):
+    optimizers.remove("Ftrl")  # which cannot make its slots there, with TensorFlow's class or without
+  return Case(
+      variables=variables, optimizer=draw(st.sampled_from(sorted(optimizers))), loss_scale=loss_scale,
+      gate_gradients=draw(st.integers(0, 2)), aggregation_method=draw(st.sampled_from([None, 0, 1, 2])),
+      colocate=draw(st.booleans()), grad_loss=draw(st.sampled_from([None, None, 2.5])),
+      global_step=draw(st.sampled_from([None, "resource"] + ["reference"] * (not strategy))),
+      between=between, strategy=strategy,
+      context=None if strategy else draw(st.sampled_from([None] * 3 + sorted(CONTEXTS))),
+      fed=not strategy and draw(st.sampled_from([False, False, True])), reverse=draw(st.booleans()),
+      control_flow=draw(st.sampled_from([1, 2])),
+      # Rewriter draws a factor out of a sum, or two constants into one, as the graph around allows.
+      rewriting=between != "scale" and not {3., 1.5, 1000.}.intersection(loss_scale) and draw(st.booleans()),
+      seed=draw(st.integers(0, 999)),
+      overflows=tuple(draw(st.lists(overflow, max_size=8))) if len(loss_scale) > 1 else ())
+
+
+def check(case: Case) -> None:
+  """Raises an AssertionError where ours and TensorFlow's class differ."""
+  # TensorFlow's class cannot update reference variables under control flow v2.
+  references = case.global_step == "reference" or not all(variable.resource for variable in case.variables)
+  theirs = train(case, native, 1 if references else case.control_flow)
+  comparable = list(itertools.takewhile(_scale_has_a_reciprocal, theirs))
+  testing.assert_same(train(case, mp_compat, case.control_flow)[:len(comparable)], comparable)
+
+
+def _scale_has_a_reciprocal(values):
+  """Returns whether the loss scale is at most 2**126: above, `1 / scale` is 0 with TensorFlow's class."""
+  return all(value <= 2. ** 126 for name, value in values.items() if name.startswith("current_loss_scale"))
+
+
+def program(case: Case) -> str:
+  """What reproduces a case, to be run where this package's `tests` are."""
+  return "from tests.equivalence.fuzzing import *\nnan, inf = float('nan'), float('inf')\ncheck({!r})\n".format(case)
+
+
+def train(case: Case, api: Any, control_flow: int) -> Any:
+  """The value of every variable, on every device, after every step."""
+  with tf.Graph().as_default(), testing.control_flow(control_flow):
+    strategy = STRATEGIES[case.strategy]() if case.strategy else None
+    replicas = strategy.num_replicas_in_sync if strategy else 1
+    inputs = [tf.placeholder(tf.float32, (replicas,) + variable.shape) for variable in case.variables]
+    flag = tf.placeholder(tf.bool, [])
+    computed = []
+
+    def step():
+      replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+      xs = [each[replica] for each in inputs]
+      optimizer = api.MixedPrecisionLossScaleOptimizer(
+          testing.OPTIMIZERS[case.optimizer](),
+          case.loss_scale[0] if len(case.loss_scale) == 1 else api.DynamicLossScale(*case.loss_scale))
+      variables = variables_of(case)
+
+      def compute():
+        pairs = optimizer.compute_gradients(
+            loss_of(case, variables, xs), variables, gate_gradients=case.gate_gradients,
+            aggregation_method=case.aggregation_method, colocate_gradients_with_ops=case.colocate,
+            grad_loss=None if case.grad_loss is None else tf.constant(case.grad_loss))
+        return [grad for grad, _ in pairs]
+
+      def compute_dense():
+        made = [tf.zeros_like(variable) if grad is None else tf.convert_to_tensor(grad)
+                for grad, variable in zip(compute(), variables)]
+        for grad, variable in zip(made, variables):
+          grad.set_shape(variable.shape)  # a loop keeps its shapes; TensorFlow 1.15 forgets that of rows
+        return made
+
+      # tf.cond gives a list of one tensor back as a tensor.
+      grads = tf.nest.flatten(CONTEXTS[case.context](compute_dense, flag)) if case.context else compute()
+      computed.extend(grad for grad in grads if isinstance(grad, tf.Tensor))
+      if case.between:
+        grads = CLIPS[case.between](grads)
+      pairs = [(None if grad is None else KINDS[each.kind](grad, variable), variable)
+               for each, grad, variable in zip(case.variables, grads, variables)]
+      return optimizer.apply_gradients(reversed(pairs) if case.reverse else pairs, global_step)
+
+    with strategy.scope() if strategy else contextlib.nullcontext():
+      global_step = None
+      if case.global_step:
+        with tf.variable_scope("", use_resource=case.global_step == "resource"):
+          global_step = tf.train.get_or_create_global_step()
+      train_op = strategy.group(strategy.extended.call_for_each_replica(step)) if strategy else step()
+    everything = [copy for v in tf.global_variables() for copy in copies(strategy, v)]
+    names = ["{} on {}".format(testing.plain_name(v), v.device) for v in everything]
+    with tf.Session(config=config_of(case)) as sess:
+      sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+      history = []
+      for number, values in enumerate(feeds(case, replicas)):
+        feed = dict(zip(inputs, values))
+        feed[flag] = number % 3 > 0
+        if case.fed:
+          feed.update(zip(computed, sess.run(computed, feed)))
+        sess.run(train_op, feed)
+        history.append(dict(zip(names, sess.run(everything))))
+  return history
+
+
+def config_of(case):
+  config = testing.config()
+  if not case.rewriting:
+    rewrites = config.graph_options.rewrite_options
+    rewrites.constant_folding = rewrites.arithmetic_optimization = 2  # RewriterConfig.OFF
+  return config
+
+
+def copies(strategy, variable):
+  return strategy.experimental_local_results(variable) if strategy else [variable]
+
+
+def variables_of(case):
+  random = np.random.RandomState(case.seed)
+  made = []
+  for number, variable in enumerate(case.variables):
+    with tf.variable_scope("", use_resource=variable.resource):
+      made.append(tf.get_variable("w{}".format(number), initializer=np.float32(random.uniform(-2, 2, variable.shape))))
+  return made
+
+
+def loss_of(case, variables, xs):
+  """The loss of one replica: a term for each variable."""
+  return tf.add_n([tf.reduce_sum(TERMS[variable.term](w, x, previous))
+                   for variable, w, x, previous in zip(case.variables, variables, xs, variables[:1] + variables)])
+
+
+def feeds(case, replicas):
+  """The inputs of every step: an array [replicas, ...] for each variable."""
+  random = np.random.RandomState(case.seed + 1)
+  for step in range(STEPS):
+    xs = [np.float32(random.normal(size=(replicas,) + variable.shape)) for variable in case.variables]
+    for index, value in [(index, value) for at, index, value in case.overflows if at == step]:
+      replica = (step + index) % replicas
+      # "rows" takes the first of them.
+      xs[index][(replica,) + (0,) * len(case.variables[index].shape)] = value
+    yield xs

@@ -1,0 +1,147 @@
+"""The Keras wrapper's numbers: those of TensorFlow's class, and of the inner optimizer alone, to the bit."""
+
+import numpy as np
+import pytest
+import tensorflow
+
+import mp_compat
+from mp_compat import keras as mp_keras
+from tests import testing
+from tests.keras import cases as keras_cases
+from tests.testing import tf
+
+STEPS, OVERFLOWS = 100, (1, 4, 5, 40, 77)
+SCALE, GROWTH = 1024., 7
+
+# The rule, by hand: the scale after each of 12 steps that overflow at 1, 4 and 5, from 8, growing after 2.
+SCALES_OF_12 = [8., 4., 4., 8., 4., 2., 2., 4., 4., 8., 8., 16.]
+
+
+@pytest.fixture(autouse=True)
+def _eager():
+  with testing.eager_mode():
+    yield
+
+
+def each_optimizer(families):
+  return pytest.mark.parametrize("family,name", [
+      pytest.param(family, name, id="{}-{}".format(family.name, name))
+      for family in families for name in sorted(keras_cases.OPTIMIZERS)])
+
+
+@pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
+@each_optimizer(keras_cases.KERAS_2)
+def test_numbers_are_those_of_tensorflows_class(family, name, as_function):
+  old = keras_cases.VERSION < (2, 3)  # holds the iterations, and makes sparse gradients dense
+  make = keras_cases.OPTIMIZERS[name]
+  ours = mp_keras.LossScaleOptimizer(make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH,
+                                     count_skipped_steps=not old)
+  theirs = family.native_dynamic(make(family.optimizers), SCALE, GROWTH)
+  histories = [keras_cases.train(opt, testing.feeds(STEPS, OVERFLOWS), as_function=as_function, sparse=not old)
+               for opt in (ours, theirs)]
+  testing.assert_same(*histories)
+  assert int(ours.iterations) == (STEPS - len(OVERFLOWS) if old else STEPS)
+  assert float(ours.loss_scale) == float(theirs.loss_scale() if callable(theirs.loss_scale) else theirs.loss_scale)
+
+
+@each_optimizer(keras_cases.FAMILIES)
+def test_with_held_iterations_it_is_the_inner_optimizer_on_the_finite_steps(family, name):
+  make = keras_cases.OPTIMIZERS[name]
+  ours = mp_keras.LossScaleOptimizer(make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH,
+                                     count_skipped_steps=False)
+  xs = list(testing.feeds(30, OVERFLOWS))
+  wrapped = keras_cases.train(ours, xs)
+  alone = keras_cases.train(make(family.optimizers), [x for x in xs if np.isfinite(x).all()])
+  testing.assert_same([state for state, x in zip(wrapped, xs) if np.isfinite(x).all()], alone)
+  assert int(ours.iterations) == 30 - 3
+
+
+@pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
+def test_the_scale_moves_by_the_rule_and_a_skipped_step_counts(family):
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), initial_scale=8., dynamic_growth_steps=2)
+  run = keras_cases.Run(opt)
+  scales, iterations = [], []
+  for x in testing.feeds(12, (1, 4, 5)):
+    before = run.w.numpy()
+    run.step(tf.constant(x))
+    assert (run.w.numpy() != before).any() == np.isfinite(x).all()
+    scales.append(float(opt.loss_scale))
+    iterations.append(int(opt.iterations))
+  assert scales == SCALES_OF_12
+  assert iterations == list(range(1, 13))
+
+
+@pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
+def test_a_fixed_scale_is_gated_too(family):
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), 64)
+  history = keras_cases.train(opt, testing.feeds(4, (1, 3)))
+  for i in (1, 3):
+    assert history[i]["w"].tobytes() == history[i - 1]["w"].tobytes()
+  assert float(opt.loss_scale) == 64 and int(opt.iterations) == 4
+
+
+@pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
+def test_a_loss_scale_of_ones_own_decides(family):
+
+  class EverySecond(mp_compat.LossScale):
+    """Applies every second step."""
+
+    def __init__(self):
+      self._add_weight("calls", 0, tf.int64)
+
+    def __call__(self):
+      return tf.constant(4.)
+
+    def update(self, grads):
+      calls = self._weight("calls")
+      calls.assign_add(1)
+      return None, tf.equal(calls % 2, 0)
+
+    def get_config(self):
+      return {}
+
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), EverySecond())
+  history = keras_cases.train(opt, testing.feeds(4))
+  changed = [history[i]["w"].tobytes() != before for i, before in
+             enumerate([np.array([1., -2., 3.], np.float32).tobytes()] + [h["w"].tobytes() for h in history[:-1]])]
+  assert changed == [False, True, False, True]
+
+
+def test_a_loss_scale_of_tensorflows_is_the_state():
+  scale = testing.native.DynamicLossScale(8., increment_period=2)
+  opt = mp_keras.LossScaleOptimizer(keras_cases.V2.optimizers.SGD(0.1), scale)
+  keras_cases.train(opt, testing.feeds(5, (1, 4)))
+  assert scale().numpy() == float(opt.loss_scale) == SCALES_OF_12[4]
+
+
+@pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
+def test_an_overflow_that_is_clipped_away_in_a_function_is_seen(family):
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), initial_scale=8.)
+  w = tensorflow.Variable([1., 2.])
+
+  @tensorflow.function
+  def step(x):
+    with tf.GradientTape() as tape:
+      loss = opt.get_scaled_loss(tf.reduce_sum(w * x))
+    grads = opt.get_unscaled_gradients(tape.gradient(loss, [w]))
+    opt.apply_gradients([(tf.clip_by_value(grads[0], -1., 1.), w)])
+
+  step(tf.constant([1., np.inf]))
+  assert w.numpy().tolist() == [1., 2.] and float(opt.loss_scale) == 4.
+  step(tf.constant([1., 5.]))
+  assert w.numpy().tolist() == pytest.approx([.9, 1.9])
+
+
+@pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
+@pytest.mark.parametrize("clip", [{"clipvalue": .5}, {"clipnorm": .5}], ids=str)
+def test_clipping_sees_unscaled_gradients(family, clip):
+  xs = list(testing.feeds(5))
+  wrapped, alone = [keras_cases.Run(opt, sparse=False) for opt in (
+      mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1, **clip), 1024), family.optimizers.SGD(0.1, **clip))]
+  for x in xs:
+    wrapped.optimizer.minimize(lambda x=x: wrapped.loss(x), [wrapped.w, wrapped.table])
+    if hasattr(alone.optimizer, "minimize"):
+      alone.optimizer.minimize(lambda x=x: alone.loss(x), [alone.w, alone.table])
+    else:
+      alone.step(x)
+    testing.assert_same([wrapped.state()], [alone.state()])

@@ -1,0 +1,371 @@
+"""The Keras wrapper's surface: both constructors, attributes of both eras, loss_scale as an object and as a tensor."""
+
+import copy
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow
+
+import mp_compat
+from mp_compat import keras as mp_keras
+from mp_compat.keras import optimizer_kinds
+from tests import testing
+from tests.keras import cases as keras_cases
+from tests.testing import tf
+
+each_family = pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
+
+
+@pytest.fixture(autouse=True)
+def _eager():
+  with testing.eager_mode():
+    yield
+
+
+def sgd(family=keras_cases.V2, **kwargs):
+  return family.optimizers.SGD(0.1, **kwargs)
+
+
+def described(opt):
+  return opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps
+
+
+@each_family
+def test_every_way_to_call_the_constructor_means_the_same_as_it_did(family):
+  new, make = mp_keras.LossScaleOptimizer, lambda: sgd(family)
+  scale = mp_compat.DynamicLossScale(2048., increment_period=500)
+  for opt, expected in [
+      (new(make(), "dynamic"), (True, 2. ** 15, 2000)),
+      (new(make(), loss_scale=128), (False, 128., None)),
+      (new(opt=make(), loss_scale=128.), (False, 128., None)),
+      (new(optimizer=make(), loss_scale=scale), (True, 2048., 500)),
+      (mp_keras.experimental.LossScaleOptimizer(make(), "dynamic"), (True, 2. ** 15, 2000)),
+      (mp_keras.experimental.LossScaleOptimizer(optimizer=make(), loss_scale=4), (False, 4., None)),
+      (mp_keras.experimental.LossScaleOptimizer(opt=make(), loss_scale=4), (False, 4., None)),
+      (new(make()), (True, 2. ** 15, 2000)),
+      (new(make(), True), (True, 2. ** 15, 2000)),
+      (new(make(), False, 4), (False, 4., None)),
+      (new(make(), True, 8., 3), (True, 8., 3)),
+      (new(inner_optimizer=make(), dynamic=False, initial_scale=4), (False, 4., None)),
+      (new(make(), dynamic=True, initial_scale=8., dynamic_growth_steps=3), (True, 8., 3)),
+  ]:
+    assert described(opt) == expected
+    assert float(opt.loss_scale) == expected[1] and opt.inner_optimizer is opt._optimizer
+    assert (opt.dynamic_counter is None) == (not expected[0])
+
+
+@each_family
+def test_a_loss_scale_of_tensorflows_is_described_too(family):
+  assert described(mp_keras.LossScaleOptimizer(sgd(family), testing.native.FixedLossScale(16.))) == (False, 16., None)
+
+
+@pytest.mark.skipif(keras_cases.VERSION < (2, 2), reason="this TensorFlow's optimizers have no such argument")
+@pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)
+def test_gradients_that_are_sums_already_are_applied_as_they_are(family):
+  opt, v = mp_keras.LossScaleOptimizer(sgd(family), dynamic=False, initial_scale=8.), tensorflow.Variable([1., 2.])
+  opt.apply_gradients([(tf.constant([10., 20.]), v)], experimental_aggregate_gradients=False)
+  np.testing.assert_array_equal(v.numpy(), [0., 0.])
+
+
+@pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="Keras is a part of this TensorFlow")
+def test_what_to_do_without_any_keras_is_said():
+  program = (
+      "import sys\n"
+      "sys.modules['keras'] = sys.modules['tf_keras'] = None\n"
+      "import mp_compat.keras\n"
+      "try:\n  mp_compat.keras.LossScaleOptimizer(object())\n"
+      "except TypeError as error:\n  print(error)\n")
+  said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
+  assert b"There is no Keras here: install one, with `pip install tf_keras`" in said.stdout
+
+
+@keras_cases.needs_keras_3
+def test_another_backend_of_keras_3_is_refused(monkeypatch):
+  # Keras 3 names its backend so; the others need a library that is not here.
+  inner = keras_cases.FAMILIES[-1].optimizers.SGD()
+  backend = sys.modules[optimizer_kinds.kind_of(type(inner)).keras + ".backend"]
+  monkeypatch.setattr(backend, "backend", lambda: "jax")
+  with pytest.raises(RuntimeError, match="but the backend is jax. Set KERAS_BACKEND=tensorflow before importing keras"):
+    mp_keras.LossScaleOptimizer(inner)
+
+
+@keras_cases.needs_keras_3
+def test_graph_mode_with_keras_3_names_tf_keras():
+  program = (
+      "import tensorflow as tf, mp_compat\n"
+      "tf.compat.v1.disable_eager_execution()\n"
+      "try:\n  mp_compat.keras.LossScaleOptimizer(tf.keras.optimizers.Adam())\n"
+      "except RuntimeError as error:\n  print(error)\n")
+  said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
+  assert b"eager execution is disabled" in said.stdout and b"tf_keras.optimizers.legacy.Adam" in said.stdout
+
+
+def test_importing_it_imports_no_keras():
+  program = ("import sys, tensorflow; before = set(sys.modules); import mp_compat.keras\n"
+             "new = set(sys.modules) - before\n"
+             "print([name for name in new if 'keras' in name and not name.startswith('mp_compat')])")
+  said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
+  assert said.stdout.strip() == b"[]"
+
+
+@each_family
+def test_it_is_of_its_family_and_of_both_classes_as_documented(family):
+  later = mp_keras.LossScaleOptimizer(sgd(family))
+  earlier = mp_keras.experimental.LossScaleOptimizer(sgd(family), 2)
+  for opt in (later, earlier):
+    assert isinstance(opt, mp_keras.LossScaleOptimizer) and isinstance(opt, family.native)
+    assert type(opt).__name__ == type(family.native_dynamic(sgd(family), 2., 4)).__name__
+  assert not issubclass(type(later), mp_keras.experimental.LossScaleOptimizer)
+  assert type(mp_keras.LossScaleOptimizer(sgd(family))) is type(later)
+
+
+@each_family
+def test_a_subclass_overrides_methods(family):
+
+  class Mine(mp_keras.LossScaleOptimizer):
+
+    def get_scaled_loss(self, loss):
+      return super().get_scaled_loss(loss) * 2
+
+  opt = Mine(sgd(family), 4)
+  assert isinstance(opt, Mine) and float(opt.get_scaled_loss(tf.constant(1.))) == 8.
+
+
+def test_the_loss_scale_is_an_object_and_a_tensor():
+  opt = mp_keras.LossScaleOptimizer(sgd(), initial_scale=8., dynamic_growth_steps=3)
+  scale = opt.loss_scale
+  assert isinstance(scale, mp_compat.DynamicLossScale) and isinstance(scale, mp_compat.LossScale)
+  assert scale().numpy() == 8. and scale().dtype == tf.float32
+  assert scale.get_config() == {"initial_loss_scale": 8., "increment_period": 3, "multiplier": 2.}
+  assert (scale.initial_loss_scale, scale.increment_period, scale.multiplier) == (8., 3, 2.)
+  assert float(scale) == 8. and int(scale) == 8 and scale.numpy() == 8. and np.asarray(scale) == 8.
+  assert scale.dtype == tf.float32 and scale.shape.as_list() == []
+  two = tf.constant(2.)
+  for value, expected in [(scale * 2, 16.), (2 * scale, 16.), (two * scale, 16.), (scale / two, 4.), (1. / scale, .125),
+                          (scale + 1, 9.), (1 - scale, -7.), (scale ** 2, 64.), (-scale, -8.),
+                          (tf.sqrt(scale), 8 ** .5), (tf.cast(scale, tf.float16), 8.),
+                          (tf.convert_to_tensor(scale), 8.), (tf.convert_to_tensor(scale, tf.float32), 8.)]:
+    assert float(value) == pytest.approx(expected)
+  assert bool(scale > 7) and not bool(scale < two) and bool(scale != 7.)
+  assert bool(scale == tf.constant(8.)) == (keras_cases.VERSION >= (2, 0))  # as 1.15's tensors: by identity
+  assert scale == opt.loss_scale and scale == opt._loss_scale and not scale != opt._loss_scale
+  assert scale != mp_compat.DynamicLossScale(8., 3) and scale != mp_compat.FixedLossScale(8.)
+  assert hash(scale) == hash(opt._loss_scale)
+  assert "{:.1f}".format(scale) == "8.0" and str(scale).startswith("DynamicLossScale(")
+  assert scale.update([tf.constant(np.inf)])[1].numpy() == np.False_ and float(scale) == float(opt.loss_scale) == 4.
+
+
+def test_in_a_session_the_loss_scale_is_a_fetch_and_adds_no_ops():
+  with tf.Graph().as_default() as graph:
+    opt = mp_keras.LossScaleOptimizer(sgd(), initial_scale=8.)
+    scale, twice = opt.loss_scale, opt.loss_scale * 2.
+    with testing.session() as sess:
+      sess.run(tf.global_variables_initializer())
+      graph.finalize()
+      assert sess.run([scale, {"twice": twice}]) == [8., {"twice": 16.}]
+      assert sess.run(opt.loss_scale) == 8.
+
+
+@each_family
+def test_hyperparameters_are_the_inner_optimizers(family):
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.Adam(0.1, beta_1=.8, epsilon=1e-5))
+  assert keras_cases.numpy(opt.learning_rate) == keras_cases.numpy(opt.lr) == np.float32(.1)
+  assert keras_cases.numpy(opt.beta_1) == pytest.approx(.8) and opt.epsilon == 1e-5
+  opt.lr = .5
+  assert keras_cases.numpy(opt.inner_optimizer.learning_rate) == .5
+  opt.learning_rate = .25
+  assert keras_cases.numpy(opt.inner_optimizer.learning_rate) == .25
+  opt.epsilon = 1e-3
+  assert opt.inner_optimizer.epsilon == 1e-3
+  opt.clipnorm = 2.
+  assert opt.clipnorm == opt.inner_optimizer.clipnorm == 2.
+  with pytest.raises(AttributeError):
+    _ = opt.no_such_thing
+  with pytest.raises(AttributeError):
+    opt.loss_scale = 4.
+
+
+def test_slots_and_weights_are_the_inner_optimizers():
+  opt = mp_keras.LossScaleOptimizer(sgd(momentum=.9), 4.)
+  w = tensorflow.Variable([1., 2.])
+  assert opt.clipnorm is None and opt.clipvalue is None
+  opt.minimize(lambda: tf.reduce_sum(w * w), [w])
+  inner = opt.inner_optimizer
+  assert opt.get_slot_names() == ["momentum"]
+  assert opt.get_slot(w, "momentum") is inner.get_slot(w, "momentum")
+  assert opt.add_slot(w, "extra") is inner.get_slot(w, "extra")
+  extra = opt.add_weight("count", [], tf.int64, trainable=False, initializer="zeros")
+  assert extra.numpy() == 0
+  for ours, theirs in [(opt.variables(), inner.variables()), (opt.weights, inner.weights)]:
+    assert [id(variable) for variable in ours] == [id(variable) for variable in theirs]
+  weights = [np.asarray(value) + 1 for value in opt.get_weights()]
+  opt.set_weights(weights)
+  for ours, theirs in zip(opt.get_weights(), inner.get_weights()):
+    assert (ours == theirs).all()
+  assert opt.iterations is inner.iterations and int(opt.iterations) == 2
+
+
+def test_a_constructor_that_fails_leaves_the_optimizer_free():
+  inner = sgd()
+  with pytest.raises(ValueError):
+    mp_keras.LossScaleOptimizer(inner, "fast")
+  assert mp_keras.LossScaleOptimizer(inner, 2).inner_optimizer is inner
+
+
+@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="its optimizers have no such arguments")
+def test_what_inner_optimizers_do_to_gradients_is_done_to_unscaled_ones():
+  seen = []
+
+  def halve(grads_and_vars):
+    seen.extend(float(grad) for grad, _ in grads_and_vars)
+    return [(grad / 2, variable) for grad, variable in grads_and_vars]
+
+  def aggregate(grads_and_vars):
+    return [(grad + 1., variable) for grad, variable in grads_and_vars]
+
+  w = tensorflow.Variable(1.)
+  opt = mp_keras.LossScaleOptimizer(sgd(gradient_transformers=[halve], gradient_aggregator=aggregate), 1024.)
+  opt.minimize(lambda: 3. * w, [w])
+  assert seen == [4.] and w.numpy() == pytest.approx(.8)
+  opt = mp_keras.LossScaleOptimizer(sgd(global_clipnorm=1.), 1024.)
+  opt.minimize(lambda: 3. * w, [w])
+  assert w.numpy() == pytest.approx(.7) and opt.global_clipnorm == 1.
+
+
+@keras_cases.needs_keras_3
+def test_keras_3s_own_fixed_scale_is_switched_off():
+  family, w = keras_cases.FAMILIES[-1], tensorflow.Variable(1.)
+  mp_keras.LossScaleOptimizer(sgd(family, loss_scale_factor=16.), 8.).minimize(lambda: 3. * w, [w])
+  assert w.numpy() == pytest.approx(.7)
+
+
+@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="its optimizers raise without variables, wrapped or not")
+@pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)
+def test_without_variables_nothing_happens(family):
+  opt = mp_keras.LossScaleOptimizer(sgd(family), "dynamic")
+  opt.minimize(lambda: tf.constant(1.), [])
+  assert float(opt.loss_scale) == 2. ** 15 and int(opt.dynamic_counter) == 0
+
+
+def test_iterations_can_be_a_variable_of_ones_own():
+  opt = mp_keras.LossScaleOptimizer(sgd())
+  opt.iterations = mine = tensorflow.Variable(7, dtype=tf.int64, trainable=False)
+  w = tensorflow.Variable([1.])
+  opt.minimize(lambda: w * np.inf, [w])
+  assert opt.inner_optimizer.iterations is mine and mine.numpy() == 8
+
+
+@each_family
+def test_losses_and_gradients_come_in_every_shape(family):
+  opt = mp_keras.LossScaleOptimizer(sgd(family), 8.)
+  assert float(opt.get_scaled_loss(2.)) == float(opt.get_scaled_loss(lambda: tf.constant(2.))()) == 16.
+  half = opt.get_scaled_loss(tf.constant([1., 2.], tf.float16))
+  assert half.dtype == tf.float16 and half.numpy().tolist() == [8., 16.]
+  sparse = tf.IndexedSlices(tf.constant([[8.]]), tf.constant([1]), tf.constant([3, 1]))
+  dense, none, rows = opt.get_unscaled_gradients(iter([tf.constant([16.]), None, sparse]))
+  assert dense.numpy().tolist() == [2.] and none is None
+  assert isinstance(rows, tf.IndexedSlices) and rows.values.numpy().tolist() == [[1.]]
+
+
+@each_family
+def test_half_a_step_is_warned_of_once(family, caplog):
+  caplog.set_level(logging.WARNING)
+  w = tensorflow.Variable([1.])
+
+  def warnings(*calls):
+    opt = mp_keras.LossScaleOptimizer(sgd(family), 2.)
+    opt.minimize(lambda: w * w, [w])
+    caplog.clear()
+    for _ in range(2):
+      for call in calls:
+        getattr(opt, call)([tf.constant(1.)] if "gradients" in call else tf.constant(1.))
+      opt.apply_gradients([(tf.constant([0.]), w)])
+    return [record.getMessage() for record in caplog.records if "LossScaleOptimizer" in record.getMessage()]
+
+  assert warnings("get_scaled_loss", "get_unscaled_gradients") == []
+  scaled, = warnings("get_scaled_loss")
+  assert "without get_unscaled_gradients() before it" in scaled
+  unscaled, = warnings("get_unscaled_gradients")
+  assert "without get_scaled_loss() before it" in unscaled
+
+
+@each_family
+def test_wrappers_of_keras_are_instances_of_the_stand_ins(family):
+  """A program asks this of `model.optimizer`, which Model.compile may have put into Keras's own wrapper."""
+  native = family.native_dynamic(sgd(family), 8., 4)
+  for stand_in in [mp_keras.LossScaleOptimizer, mp_keras.experimental.LossScaleOptimizer]:
+    assert isinstance(native, stand_in)
+    assert isinstance(mp_keras.LossScaleOptimizer(sgd(family)), stand_in)
+    assert isinstance(mp_keras.experimental.LossScaleOptimizer(sgd(family), "dynamic"), stand_in)
+    for other in [sgd(family), family.native, None, "sgd"]:
+      assert not isinstance(other, stand_in)
+
+
+POLICY = """
+import numpy as np
+import tensorflow as tf
+import mp_compat
+tf.compat.v1.enable_v2_behavior()
+experimental = tf.keras.mixed_precision.experimental
+experimental.set_policy(experimental.Policy("mixed_float16", loss_scale=mp_compat.{}))
+model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,), kernel_initializer="ones"),
+                             tf.keras.layers.Activation("linear", dtype="float32")])
+model.compile(tf.keras.optimizers.SGD(.001), "mse")
+for x in {}:
+  model.fit(np.full([4, 3], x, np.float32), np.ones([4, 2], np.float32), verbose=0)
+scale = model.optimizer.loss_scale
+print(float(scale() if callable(scale) else scale), model.get_weights()[0][0, 0] < 1.)
+"""
+
+
+@pytest.mark.skipif(keras_cases.VERSION >= (2, 5), reason="policies have a loss scale up to TensorFlow 2.4")
+@pytest.mark.parametrize("loss_scale, inputs, expected", [
+    ("DynamicLossScale(64., 2)", "[1., np.inf, 2., 3., 1., 2.]", b"128.0 True"),  # halved, doubled twice
+    ("FixedLossScale(8.)", "[1.]", b"8.0 True"),
+])
+def test_policies_take_our_loss_scales(loss_scale, inputs, expected):
+  ran = subprocess.run([sys.executable, "-c", POLICY.format(loss_scale, inputs)], stdout=subprocess.PIPE,
+                       env=testing.environment(), check=True)
+  assert expected in ran.stdout
+
+
+@each_family
+def test_subclasses_have_instances_of_their_own(family):
+
+  class Subclass(mp_keras.LossScaleOptimizer):
+    pass
+
+  assert isinstance(Subclass(sgd(family)), Subclass)
+  assert not isinstance(mp_keras.LossScaleOptimizer(sgd(family)), Subclass)
+  assert not isinstance(family.native_dynamic(sgd(family), 8., 4), Subclass)
+
+
+@each_family
+def test_a_loss_scale_of_a_wrapper_can_be_copied(family):
+  opt = mp_keras.LossScaleOptimizer(sgd(family), mp_compat.DynamicLossScale(8., 4))
+  for duplicate in [copy.copy(opt.loss_scale), copy.deepcopy(opt.loss_scale)]:
+    assert isinstance(duplicate, mp_compat.DynamicLossScale) and float(duplicate) == 8.
+    assert duplicate.get_config() == opt.loss_scale.get_config() and duplicate is not opt.loss_scale
+
+
+@keras_cases.needs_keras_3
+@pytest.mark.parametrize("overflow", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_keras_3_accumulates_as_in_its_own_wrapper(jit_compile, overflow):
+  keras = tensorflow.keras
+  weights = []
+  for wrap in [lambda opt: keras.optimizers.LossScaleOptimizer(opt, initial_scale=8.),
+               lambda opt: mp_keras.LossScaleOptimizer(opt, mp_compat.DynamicLossScale(8.))]:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    opt = wrap(keras.optimizers.SGD(.1, gradient_accumulation_steps=2))
+    model.compile(opt, "mse", jit_compile=jit_compile)
+    x = np.arange(24, dtype=np.float32).reshape([8, 3]) / 10
+    x[3] = np.inf if overflow else x[3]
+    model.fit(x, np.ones([8, 2], np.float32), batch_size=1, epochs=1, verbose=0, shuffle=False)
+    weights.append(model.get_weights() + [np.array(opt.inner_optimizer.iterations)])
+  for one, other in zip(*weights):
+    np.testing.assert_array_equal(one, other)

@@ -1,0 +1,179 @@
+"""The graph rewrite: on and off for new Sessions, seen in what TensorFlow's optimizer makes of a graph for a GPU."""
+
+import logging
+import os
+
+import pytest
+import tensorflow
+from tensorflow.core.protobuf import device_properties_pb2
+from tensorflow.python.grappler import cluster
+from tensorflow.python.grappler import tf_optimizer
+
+import mp_compat
+from mp_compat.migration import graph_rewrite
+from tests import testing
+from tests.keras import cases as keras_cases
+from tests.testing import tf
+
+
+@pytest.fixture(autouse=True)
+def _off_again():
+  yield
+  if is_on():
+    mp_compat.disable_mixed_precision_graph_rewrite()
+
+
+def is_on():
+  return tensorflow.config.optimizer.get_experimental_options().get("auto_mixed_precision", False)
+
+
+def device(kind, **environment):
+  return device_properties_pb2.NamedDevice(
+      name="/job:localhost/replica:0/task:0/device:{}:0".format(kind),
+      properties=device_properties_pb2.DeviceProperties(type=kind, environment=environment))
+
+
+# A machine that TensorFlow's optimizer is told of, with a GPU that has tensor cores, which not every build believes.
+os.environ["TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE"] = "1"
+MACHINE = [device("CPU"), device("GPU", architecture="7.0", cuda="10000", cudnn="7500")]
+
+
+def ops_in_float16():
+  """Types of the ops that compute in float16 in a graph of float32, as a Session made now has it optimized."""
+  with tf.Graph().as_default():
+    with tf.device(MACHINE[1].name):
+      x, w = tf.placeholder(tf.float32, [8, 8]), tf.placeholder(tf.float32, [8, 8])
+      y = tf.identity(tf.matmul(tf.nn.relu(tf.matmul(x, w)), w))
+    tf.add_to_collection(tf.GraphKeys.TRAIN_OP, y)
+    with tf.Session() as sess:
+      config = tf.ConfigProto.FromString(sess._config.SerializeToString())
+    config.graph_options.rewrite_options.min_graph_nodes = -1  # however small
+    machine = cluster.Cluster(devices=MACHINE)
+    optimized = tf_optimizer.OptimizeGraph(config, tf.train.export_meta_graph(), cluster=machine)
+  half = tf.float16.as_datatype_enum
+  return {node.op for node in optimized.node if half in (node.attr["T"].type, node.attr["DstT"].type)}
+
+
+def test_sessions_are_rewritten_while_it_is_on():
+  assert not ops_in_float16() and not is_on()
+  assert mp_compat.enable_mixed_precision_graph_rewrite() is None
+  assert {"Cast", "MatMul"} <= ops_in_float16() and is_on()
+  mp_compat.disable_mixed_precision_graph_rewrite()
+  assert not ops_in_float16() and not is_on()
+
+
+def test_a_with_block_leaves_it_as_it_was():
+  with mp_compat.mixed_precision_graph_rewrite() as opt:
+    assert opt is None and ops_in_float16()
+    with mp_compat.mixed_precision_graph_rewrite():
+      pass
+    assert is_on()
+  assert not ops_in_float16() and not is_on()
+  with pytest.raises(KeyError):
+    with mp_compat.mixed_precision_graph_rewrite():
+      raise KeyError
+  assert not is_on()
+  with mp_compat.mixed_precision_graph_rewrite():
+    mp_compat.disable_mixed_precision_graph_rewrite()
+  assert not is_on()
+
+
+def test_optimizers_are_wrapped_with_the_loss_scale():
+  with tf.Graph().as_default():
+    opt = mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), 128)
+    assert isinstance(opt, mp_compat.MixedPrecisionLossScaleOptimizer) and opt.loss_scale.get_config() == {
+        "loss_scale_value": 128.}
+    assert [variable.name for variable in tf.global_variables()] == []
+    dynamic = mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer())
+    assert isinstance(dynamic.loss_scale, mp_compat.DynamicLossScale)
+    assert [variable.op.name for variable in tf.global_variables()] == ["current_loss_scale", "good_steps"]
+  with testing.eager_mode():
+    for family in keras_cases.FAMILIES:
+      opt = mp_compat.enable_mixed_precision_graph_rewrite(family.optimizers.SGD(.1), 4)
+      assert isinstance(opt, mp_compat.keras.LossScaleOptimizer) and isinstance(opt, family.native)
+      assert float(opt.loss_scale) == 4.
+
+
+class Own:
+  """An optimizer that is nobody's."""
+
+
+class OwnWrapper:
+  """What scales its loss."""
+
+  def __init__(self, opt, loss_scale):
+    self.opt, self.loss_scale = opt, loss_scale
+
+
+@pytest.mark.parametrize("mistake,words", [
+    (lambda: Own(), "must be an instance of a tf.train.Optimizer or a tf.keras.optimizers.Optimizer, but got: .*Own"),
+    (lambda: mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 2),
+     "must not already be an instance of a MixedPrecisionLossScaleOptimizer"),
+    (lambda: mp_compat.keras.LossScaleOptimizer(keras_cases.V2.optimizers.SGD(), 2),
+     "must not already be an instance of a LossScaleOptimizer"),
+    (lambda: mp_compat.contrib.mixed_precision.LossScaleOptimizer(
+        tf.train.AdamOptimizer(), mp_compat.contrib.mixed_precision.FixedLossScaleManager(2)),
+     "must not already be an instance of a LossScaleOptimizer"),
+])
+def test_what_cannot_be_wrapped_is_refused_and_nothing_is_switched(mistake, words):
+  with tf.Graph().as_default():
+    with pytest.raises(ValueError, match=words):
+      mp_compat.enable_mixed_precision_graph_rewrite(mistake())
+    assert not is_on()
+
+
+def test_a_loss_scale_that_is_none_switches_nothing():
+  with tf.Graph().as_default(), pytest.raises(ValueError, match="interpret loss scale"):
+    mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), "fast")
+  assert not is_on()
+  mp_compat.enable_mixed_precision_graph_rewrite()
+  with tf.Graph().as_default(), pytest.raises(ValueError):
+    mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), "fast")
+  assert is_on()  # as before
+
+
+@pytest.mark.parametrize("cls", [mp_compat.MixedPrecisionLossScaleOptimizer,
+                                 mp_compat.contrib.mixed_precision.LossScaleOptimizer])
+def test_tensorflows_rewrite_refuses_to_scale_again(cls):
+  with tf.Graph().as_default():
+    opt = cls(tf.train.AdamOptimizer(), mp_compat.contrib.mixed_precision.FixedLossScaleManager(2))
+    assert isinstance(opt, testing.native.MixedPrecisionLossScaleOptimizer)
+    with pytest.raises(ValueError, match="must not already be an instance of a MixedPrecisionLossScaleOptimizer"):
+      testing.native.enable_mixed_precision_graph_rewrite(opt)
+
+
+def test_optimizers_of_ones_own_are_wrapped_as_registered(monkeypatch):
+  monkeypatch.setattr(graph_rewrite, "_wrappers", list(graph_rewrite._wrappers))
+  with pytest.raises(TypeError, match="must be the class of what wrapper_fn returns.*but got <function"):
+    mp_compat.register_loss_scale_wrapper(Own, lambda opt, loss_scale: OwnWrapper(opt, loss_scale))
+  mp_compat.register_loss_scale_wrapper(Own, OwnWrapper)
+  wrapped = mp_compat.enable_mixed_precision_graph_rewrite(Own(), 8)
+  assert isinstance(wrapped, OwnWrapper) and wrapped.loss_scale == 8
+  with pytest.raises(ValueError, match="must not already be an instance of a OwnWrapper"):
+    mp_compat.enable_mixed_precision_graph_rewrite(wrapped)
+  mp_compat.register_loss_scale_wrapper(
+      tf.train.AdamOptimizer, lambda opt, loss_scale: OwnWrapper(opt, [loss_scale]), OwnWrapper)
+  assert mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), 8).loss_scale == [8]
+
+
+def test_it_warns_as_tensorflow_does(caplog):
+  caplog.set_level(logging.WARNING)
+  with tf.Graph().as_default(), tf.Session():
+    mp_compat.enable_mixed_precision_graph_rewrite()
+  assert "already have existing Sessions that do not use mixed precision" in caplog.text
+  mp_compat.disable_mixed_precision_graph_rewrite()
+  mp_compat.disable_mixed_precision_graph_rewrite()
+  assert "called when mixed precision is already disabled" in caplog.text
+
+
+@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="set_global_policy is there from TensorFlow 2.4 on")
+def test_a_keras_policy_of_mixed_precision_is_refused():
+  keras = keras_cases.V2.keras
+  with testing.eager_mode():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+      with pytest.raises(ValueError, match="global Keras dtype Policy has been set to a mixed precision policy"):
+        mp_compat.enable_mixed_precision_graph_rewrite()
+    finally:
+      keras.mixed_precision.set_global_policy("float32")
+  assert not is_on()

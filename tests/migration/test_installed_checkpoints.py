@@ -1,0 +1,412 @@
+"""Under mp_compat.install(), TensorFlow's Saver restores every writer's checkpoints and writes TensorFlow's names."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import mp_compat
+from tests import testing
+from tests.checkpoints import golden_cases
+from tests.checkpoints.golden_cases import Case
+from tests.testing import tf
+
+FEEDS = list(testing.feeds(9, overflow_at={1, 4, 6}))
+
+
+def adam():
+  return tf.train.AdamOptimizer(.1)
+
+
+def branch():
+  """A conditional of the program's own."""
+  return tf.cond(tf.placeholder_with_default(True, []), lambda: tf.constant(1.), lambda: tf.constant(2.))
+
+
+def dynamic(**kwargs):
+  return tf.train.experimental.DynamicLossScale(increment_period=2, **kwargs)
+
+
+class Program:
+  """An old program; it knows only TensorFlow's names, which mean this package under install()."""
+
+  def __init__(self, kind):
+    scaled = tf.train.experimental.MixedPrecisionLossScaleOptimizer
+    self.x = tf.placeholder(tf.float32, [3])
+    self.w, self.b = [tf.get_variable(name, initializer=np.array(value, np.float32), use_resource=True)
+                      for name, value in [("w", [1., -2., 3.]), ("b", [.5, .25, .125])]]
+    self.losses = [tf.reduce_sum(self.x * tf.square(self.w)), tf.reduce_sum(tf.sin(self.b) * self.x)]
+    with tf.variable_scope("", use_resource=True):
+      self.global_step = tf.train.get_or_create_global_step()
+    self.train_op = tf.group(*getattr(self, kind)(scaled))
+
+  def minimize(self, opt, number, step=False):
+    return opt.minimize(self.losses[number], self.global_step if step else None, var_list=[[self.w, self.b][number]])
+
+  def one(self, scaled):
+    yield self.minimize(scaled(adam(), dynamic()), 0, step=True)
+
+  def conditionals_before(self, scaled):
+    branch()
+    tf.cond(tf.placeholder_with_default(True, []), branch, branch, name="named")
+    branch()
+    yield self.minimize(scaled(adam(), dynamic()), 0, step=True)
+    branch()
+
+  def conditionals_between(self, scaled):
+    opt = scaled(adam(), dynamic())
+    grads_and_vars = opt.compute_gradients(self.losses[0], [self.w])
+    yield opt.apply_gradients([(grad * branch(), variable) for grad, variable in grads_and_vars], self.global_step)
+
+  def name_scope(self, scaled):
+    branch()
+    with tf.name_scope("head"):
+      branch()
+      yield self.minimize(scaled(adam(), dynamic()), 0, step=True)
+
+  def two_optimizers(self, scaled):
+    yield self.minimize(scaled(adam(), dynamic()), 0, step=True)
+    branch()
+    yield self.minimize(scaled(adam(), dynamic()), 1)
+
+  def fixed_then_dynamic(self, scaled):
+    yield self.minimize(scaled(adam(), 8.), 0, step=True)
+    branch()
+    yield self.minimize(scaled(adam(), dynamic()), 1)
+
+  def momentum_then_adam(self, scaled):
+    yield self.minimize(scaled(tf.train.MomentumOptimizer(.1, .9), dynamic()), 0, step=True)
+    yield self.minimize(scaled(adam(), dynamic()), 1)
+
+  def one_for_both(self, scaled):
+    opt = scaled(adam(), dynamic())
+    with tf.control_dependencies([self.minimize(opt, 0, step=True)]):
+      shared = self.minimize(opt, 1)
+    with tf.control_dependencies([shared]):
+      yield self.minimize(scaled(adam(), dynamic()), 0)
+
+  def rewritten(self, scaled):
+    del scaled
+    opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(adam(), dynamic())
+    tf.train.experimental.disable_mixed_precision_graph_rewrite()
+    yield self.minimize(opt, 0, step=True)
+
+  def mirrored(self, scaled):
+    strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
+    branch()
+    with strategy.scope():
+      v = tf.get_variable("v", initializer=np.float32(1.))
+      opt = scaled(adam(), dynamic())
+
+    def step():
+      branch()
+      return opt.minimize(tf.square(v) * self.x[0], var_list=[v])
+
+    run = getattr(strategy, "run", None) or strategy.experimental_run_v2
+    yield tf.group(strategy.experimental_local_results(run(step)))
+
+  def run(self, sess, feeds):
+    for x in feeds:
+      sess.run(self.train_op, {self.x: x})
+
+
+KINDS = [name for name, value in vars(Program).items() if callable(value)
+         and name not in ("__init__", "minimize", "run")]
+
+
+def train(kind, path, feeds, restore=None, make_saver=tf.train.Saver):
+  """Trains in a graph and a session of its own, and saves."""
+  with tf.Graph().as_default():
+    program = Program(kind)
+    saver = make_saver()
+    with testing.session() as sess:
+      if restore:
+        saver.restore(sess, restore)
+      else:
+        sess.run(tf.global_variables_initializer())
+      program.run(sess, feeds)
+      saver.save(sess, path)
+
+
+def names(path):
+  return set(tf.train.load_checkpoint(path).get_variable_to_shape_map())
+
+
+def contents(path, like):
+  """What is in a checkpoint, as far as it has the names of another."""
+  reader = tf.train.load_checkpoint(path)
+  return {name: reader.get_tensor(name).tobytes() for name in names(like)}
+
+
+@pytest.fixture(name="control_flow", params=[1, 2], autouse=True)
+def _control_flow(request):
+  with testing.control_flow(request.param):
+    yield request.param
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_old_program_and_run_continue_each_other(kind, tmp_path):
+  # TensorFlow's class, then this package, then TensorFlow's class; and TensorFlow's class alone.
+  feeds = FEEDS
+  if kind == "fixed_then_dynamic":  # TensorFlow's class applies an overflow there
+    feeds = list(testing.feeds(9))
+  paths = [str(tmp_path / name) for name in ("first", "ours", "last", "first_alone", "second_alone", "last_alone")]
+  train(kind, paths[0], feeds[:3])
+  with mp_compat.install():
+    train(kind, paths[1], feeds[3:6], restore=paths[0])
+  train(kind, paths[2], feeds[6:], restore=paths[1])
+  train(kind, paths[3], feeds[:3])
+  train(kind, paths[4], feeds[3:6], restore=paths[3])
+  train(kind, paths[5], feeds[6:], restore=paths[4])
+  assert contents(paths[1], paths[4]) == contents(paths[4], paths[4])
+  assert contents(paths[2], paths[5]) == contents(paths[5], paths[5])
+
+
+@pytest.mark.parametrize("select", [
+    tf.global_variables,
+    lambda: {v.op.name: v for v in tf.global_variables()}], ids=["list", "dict"])
+def test_explicit_variables_have_both_names(select, tmp_path):
+  path, theirs = str(tmp_path / "ours"), str(tmp_path / "theirs")
+  train("conditionals_before", theirs, FEEDS[:2])
+  with mp_compat.install():
+    train("conditionals_before", path, FEEDS[:2], make_saver=lambda: tf.train.Saver(select()))
+  assert names(path) == names(theirs) | {"beta1_power", "beta2_power"}
+
+
+def test_names_of_the_programs_own_stay(tmp_path):
+  path = str(tmp_path / "model")
+  with mp_compat.install():
+    train("one", path, FEEDS[:2], make_saver=lambda: tf.train.Saver(
+        {"mine/" + v.op.name: v for v in tf.global_variables()}))
+  assert all(name.startswith("mine/") for name in names(path))
+
+
+def test_a_deferred_saver_has_both_names(tmp_path):
+  path, theirs = str(tmp_path / "ours"), str(tmp_path / "theirs")
+  train("one", theirs, FEEDS[:2])
+
+  def make_saver():
+    saver = tf.train.Saver(defer_build=True, sharded=True)
+    saver.build()
+    return saver
+
+  with mp_compat.install():
+    train("one", path, FEEDS[:2], make_saver=make_saver)
+  assert names(path) >= names(theirs)
+
+
+@pytest.mark.parametrize("writer", ["mp_compat", "plain", "contrib"])
+def test_other_writers_checkpoints_are_restored(writer):
+  case = Case(writer, "adam")
+  path = os.path.join(golden_cases.GOLDENS, "1.15", case.name)
+  reader = tf.train.load_checkpoint(path)
+  with mp_compat.install(), tf.Graph().as_default(), testing.session() as sess:
+    golden_cases.Training(case._replace(writer="mp_compat"))
+    tf.train.Saver().restore(sess, path)
+    values = sess.run({v.op.name: v for v in tf.global_variables()})
+  power = "cond/beta1_power" if writer == "contrib" else "beta1_power"
+  assert values["beta1_power"] == reader.get_tensor(power)
+  scale = {"mp_compat": "current_loss_scale", "contrib": "loss_scale"}.get(writer)
+  assert values["current_loss_scale"] == (reader.get_tensor(scale) if scale else 2. ** 15)
+  for name in ("w", "b", "w/Adam_1", "global_step"):
+    np.testing.assert_array_equal(values[name], reader.get_tensor(name))
+
+
+def test_a_dynamic_scale_joins_a_running_job(tmp_path):
+  # The job has no loss scaling; MonitoredTrainingSession makes the Saver.
+  with tf.Graph().as_default():
+    x = tf.placeholder(tf.float32, [3])
+    w = tf.get_variable("w", initializer=np.ones(3, np.float32), use_resource=True)
+    step = tf.train.get_or_create_global_step()
+    train_op = adam().minimize(tf.reduce_sum(w * x), step)
+    with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_steps=1) as sess:
+      sess.run(train_op, {x: FEEDS[0]})
+  with mp_compat.install(), tf.Graph().as_default():
+    x = tf.placeholder(tf.float32, [3])
+    w = tf.get_variable("w", initializer=np.ones(3, np.float32), use_resource=True)
+    step = tf.train.get_or_create_global_step()
+    opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(adam(), "dynamic")
+    train_op, scale = opt.minimize(tf.reduce_sum(w * x), step), opt.loss_scale()
+    with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_steps=1) as sess:
+      assert sess.run([step, scale]) == [1, 2. ** 15]
+      sess.run(train_op, {x: FEEDS[2]})
+      assert sess.run(step) == 2
+  assert "current_loss_scale" in names(tf.train.latest_checkpoint(str(tmp_path)))
+
+
+@pytest.mark.skipif(not hasattr(tf, "estimator"), reason="TensorFlow 2.16 and later have no Estimator")
+def test_estimators_continue_each_other(control_flow, tmp_path):
+  if control_flow == 2 and tf.__version__ < "2":
+    pytest.skip("TensorFlow's class fails there, with the reference variable that Estimator counts steps in")
+
+  def model_fn(features, mode):
+    w = tf.get_variable("w", initializer=np.ones(3, np.float32), use_resource=True)
+    loss = tf.reduce_sum(tf.square(w) * features["x"]) * branch()
+    opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(adam(), dynamic())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=opt.minimize(loss, tf.train.get_global_step()))
+
+  def train_steps(directory, feeds, warm_start=None):
+    estimator = tf.estimator.Estimator(model_fn, str(tmp_path / directory), warm_start_from=warm_start)
+    estimator.train(lambda: tf.data.Dataset.from_tensor_slices({"x": np.array(feeds)}))
+    return estimator.latest_checkpoint()
+
+  feeds = list(testing.feeds(9, overflow_at={4}))
+  for directory in ("alone", "mixed"):
+    train_steps(directory, feeds[:3])
+  alone = train_steps("alone", feeds[3:6])
+  with mp_compat.install():
+    assert contents(train_steps("mixed", feeds[3:6]), alone) == contents(alone, alone)
+  alone, mixed = [train_steps(directory, feeds[6:]) for directory in ("alone", "mixed")]
+  assert contents(mixed, alone) == contents(alone, alone)
+  settings = tf.estimator.WarmStartSettings(alone, [".*power", "w.*"])
+  warm = train_steps("warm", feeds[:1], settings)
+  with mp_compat.install():
+    assert contents(train_steps("warm_ours", feeds[:1], settings), warm) == contents(warm, warm)
+
+
+@pytest.mark.parametrize("kind", ["one", "conditionals_before", "two_optimizers"])
+def test_initializers_are_taken_from_old_checkpoints(kind, tmp_path):
+  path = str(tmp_path / "model")
+  train(kind, path, FEEDS[:3])
+  with tf.Graph().as_default():
+    Program(kind)
+    program_names = {v.op.name: v for v in tf.global_variables()}
+  with mp_compat.install(), tf.Graph().as_default(), testing.session() as sess:
+    Program(kind)
+    tf.train.init_from_checkpoint(path, {v.op.name: v for v in tf.global_variables()})
+    sess.run(tf.global_variables_initializer())
+    saved = str(tmp_path / "again")
+    tf.train.Saver().save(sess, saved)
+  assert names(path) == set(program_names) and contents(saved, path) == contents(path, path)
+
+
+def test_an_unknown_update_is_logged(caplog):
+  class Scale(mp_compat.DynamicLossScale):
+
+    def update(self, grads):
+      branch()
+      return super().update(grads)
+
+  with mp_compat.install(), tf.Graph().as_default():
+    program = Program("one")
+    opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(adam(), Scale())
+    program.minimize(opt, 1)
+  assert "TensorFlow's class would give to beta1_power_1, beta2_power_1 is unknown: Scale" in caplog.text
+
+
+def test_uninstalled_savers_are_tensorflows_again(tmp_path):
+  path = str(tmp_path / "model")
+  methods = tf.train.Saver.restore, tf.train.Saver.build, tf.train.init_from_checkpoint
+  apply_gradients = mp_compat.MixedPrecisionLossScaleOptimizer.apply_gradients
+  with mp_compat.install():
+    assert tf.train.Saver.restore is not methods[0]
+  assert (tf.train.Saver.restore, tf.train.Saver.build, tf.train.init_from_checkpoint) == methods
+  assert mp_compat.MixedPrecisionLossScaleOptimizer.apply_gradients is apply_gradients
+  with tf.Graph().as_default(), testing.session() as sess:
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(adam(), "dynamic")
+    opt.minimize(tf.reduce_sum(tf.get_variable("w", [2], use_resource=True)))
+    sess.run(tf.global_variables_initializer())
+    tf.train.Saver().save(sess, path)
+  assert not any("cond" in name for name in names(path))
+
+
+# An old program, with one branch of its own before the train op. Arguments: what to restore, or "", and where to save.
+PROGRAM = """
+import sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+x = tf.placeholder(tf.float32, [2])
+w = tf.get_variable("w", initializer=np.array([1., 2.], np.float32), use_resource=True)
+loss = tf.cond(tf.reduce_all(x > 0), lambda: tf.reduce_sum(w * w * x), lambda: tf.reduce_sum(w * x))
+opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(
+    tf.train.AdamOptimizer(.1), tf.train.experimental.DynamicLossScale(8., increment_period=2))
+train_op = opt.minimize(loss)
+saver = tf.train.Saver()
+with tf.Session() as sess:
+  sess.run(tf.global_variables_initializer())
+  if sys.argv[1]:
+    saver.restore(sess, sys.argv[1])
+  for value in [1, -2, float("inf")]:
+    sess.run(train_op, {x: [1., value]})
+  saver.save(sess, sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_a_program_goes_on_with_run_and_without(tmp_path):
+  (tmp_path / "program.py").write_text(PROGRAM)
+
+  def run(command, restore, save):
+    done = subprocess.run([sys.executable] + command + ["program.py", restore, save], capture_output=True, text=True,
+                          env=testing.environment(), cwd=str(tmp_path), check=False)
+    assert done.returncode == 0, done.stderr
+
+  ours = ["-m", "mp_compat", "run"]
+  run([], "", "./first")
+  for command, name in [([], "alone"), (ours, "mixed")]:
+    run(command, "./first", "./second_" + name)
+    run([], "./second_" + name, "./third_" + name)
+  for name in ("second_", "third_"):
+    alone, mixed = [str(tmp_path / (name + which)) for which in ("alone", "mixed")]
+    assert "cond_2/beta1_power" in names(alone) and contents(mixed, alone) == contents(alone, alone)
+
+
+def test_a_step_without_a_conditional_adds_no_names(tmp_path):
+  path = str(tmp_path / "model")
+  with tf.Graph().as_default(), mp_compat.install(), testing.session() as sess:
+    w = tf.get_variable("w", initializer=[1., 2.])
+    mp_compat.MixedPrecisionLossScaleOptimizer(adam(), 8., skip_nonfinite=False).minimize(tf.reduce_sum(w * w))
+    sess.run(tf.global_variables_initializer())
+    tf.train.Saver().save(sess, path)
+  assert names(path) == {"w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power"}
+
+
+def test_an_unknown_update_without_counters_is_not_logged(caplog):
+
+  class Custom(mp_compat.DynamicLossScale):
+
+    def update(self, grads):
+      return super().update(grads)
+
+  with tf.Graph().as_default(), mp_compat.install():
+    w = tf.get_variable("w", [2])
+    mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), Custom()).minimize(w * w)
+  assert "is unknown" not in caplog.text
+
+
+def test_replicas_and_eager_mode_train_installed():
+  with mp_compat.install():
+    with tf.Graph().as_default():
+      strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
+
+      def step():
+        w = tf.get_variable("w", [2], initializer=tf.ones_initializer())
+        opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(1.), "dynamic")
+        return opt.minimize(tf.reduce_sum(w * w))
+
+      with strategy.scope():
+        strategy.extended.call_for_each_replica(step)
+      assert "beta1_power" in [variable.op.name for variable in tf.global_variables()]
+    with testing.eager_mode():
+      w = tf.Variable([1., 2.], use_resource=True)
+      opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
+      opt.minimize(lambda: tf.reduce_sum(w), var_list=[w])
+      np.testing.assert_array_equal(w.numpy(), [0., 1.])
+
+
+def test_empty_savers_restore_nothing():
+  with tf.Graph().as_default(), mp_compat.install(), testing.session() as sess:
+    tf.train.Saver([], allow_empty=True).restore(sess, "nothing")
+
+
+def test_states_of_iterators_have_no_names(tmp_path):
+  with tf.Graph().as_default(), testing.session() as sess:
+    w = tf.get_variable("w", [2])
+    iterator = tf.data.make_initializable_iterator(tf.data.Dataset.range(3))
+    saveable = tf.data.experimental.make_saveable_from_iterator(iterator)
+    sess.run(tf.global_variables_initializer())
+    path = tf.train.Saver([w]).save(sess, str(tmp_path / "model"))
+    assert list(mp_compat.checkpoints.name_map(path, [w, saveable])) == ["w"]

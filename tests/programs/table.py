@@ -1,0 +1,345 @@
+"""The harness of tests/test_programs_*.py: tables of training programs, and what it takes to run and compare them.
+
+A program is a function of a `Build`: it makes a graph and returns the train op, or a function `step(session, feed)`.
+The same program is run with the inner optimizer alone, with TensorFlow's class and with ours.
+"""
+
+import collections
+import contextlib
+import functools
+import re
+from typing import Any, Callable, Dict, NamedTuple, Tuple
+
+import numpy as np
+import pytest
+
+import mp_compat
+from tests import testing
+from tests.testing import native
+from tests.testing import tf
+
+VERSION = tuple(int(part) for part in tf.VERSION.split(".")[:2])
+LOSS_SCALE_VARIABLES = re.compile(r"(^|.*/)(current_loss_scale|good_steps|bad_steps)(_\d+)?:0")
+
+
+class Variant(NamedTuple):
+  """Under which settings a program is built."""
+
+  control_flow: int
+  resource: bool
+
+  def __str__(self):
+    return "v{}-{}".format(self.control_flow, "resource" if self.resource else "reference")
+
+
+V2, V1, V1_REFERENCE, V2_REFERENCE = Variant(2, True), Variant(1, True), Variant(1, False), Variant(2, False)
+ALL = (V2, V1_REFERENCE, V1, V2_REFERENCE)
+RESOURCE = (V2, V1)
+NO_V2_REFERENCE = (V2, V1_REFERENCE, V1)  # branches are functions, which take no references
+
+
+class Program(NamedTuple):
+  """A row of the table."""
+
+  name: str
+  build: Callable[["Build"], Any]
+  variants: Tuple[Variant, ...] = ALL
+  needs: Dict[str, bool] = {}  # what this version of TensorFlow must have
+  tensorflow_fails: Any = None  # why TensorFlow's class fails, or None; a function of the variant gives either
+  limit: Any = None  # with which words ours fails: a limit that README.md has
+  unwrapped_fails: Any = None  # the same for the inner optimizer alone
+  exact: bool = False  # whether all numbers are dyadic: a compiler may fuse operations
+  outside: str = "$^"  # the names of variables that the program itself changes in skipped steps
+  overflow: Tuple[float, ...] = (np.inf, np.nan)  # what the inputs of skipped steps hold
+  hidden: bool = False  # whether the program hides the overflow, so that TensorFlow's class applies it
+  fixed: bool = True  # whether to run with a fixed scale, too
+  fresh: bool = False  # whether initializers read variables, so that training again takes a new session
+  steps: int = 4
+  slow: bool = False  # whether the default selection leaves it out
+
+
+PROGRAMS = {}  # all tables' rows, by name
+
+
+class Table:
+  """Programs about one topic, which one test module trains."""
+
+  def __init__(self):
+    self._names = []
+
+  def add(self, name: str, build: Callable[["Build"], Any], **options: Any) -> None:
+    """Adds a row to the table."""
+    assert name not in PROGRAMS, name
+    PROGRAMS[name] = Program(name, build, **options)
+    self._names.append(name)
+
+  def program(self, **options: Any) -> Callable[[Any], Any]:
+    """Adds the decorated function to the table, under its name."""
+    def decorate(build):
+      self.add(build.__name__, build, **options)
+      return build
+    return decorate
+
+  def make_test(self) -> Callable[..., None]:
+    """Returns a test of every row under each of its variants.
+
+    Every variant is compared with the unwrapped program; the first one also in the other ways.
+    """
+    parameters = []
+    for row in (PROGRAMS[name] for name in self._names):
+      for variant in row.variants:
+        first = variant == row.variants[0]
+        comparisons = {"unwrapped": compare_with_reference}
+        if first:
+          comparisons.update(tensorflow=compare_with_tensorflow, fixed=compare_fixed_with_reference)
+        for name, compare in comparisons.items():
+          marks = [] if first and name == "unwrapped" and not row.slow else [pytest.mark.slow]
+          parameters.append(pytest.param(
+              compare, row, variant, marks=marks, id="{}-{}-{}".format(name, row.name, variant)))
+
+    @pytest.mark.parametrize("compare, row, variant", parameters)
+    def test_program_trains_with_the_same_numbers(compare, row, variant):
+      for what, available in row.needs.items():
+        if not available:
+          pytest.skip("TensorFlow {}.{}: {}".format(*(VERSION + (what,))))
+      with pytest.raises(ValueError, match=row.limit) if row.limit else contextlib.nullcontext():
+        compare(row, variant)
+
+    return test_program_trains_with_the_same_numbers
+
+
+class Build:
+  """What a program builds on: inputs, variables, and the wrapper that it is run with.
+
+  Attributes:
+    api: `mp_compat`, TensorFlow's module, or None for the inner optimizer alone.
+    resource: whether variables are resources or references.
+    graph: the graph in which to train; a program may set another.
+    initialize: runs the initializers; a program may set another function of a session.
+    read: gives {name: value} of a session; a program may set another function.
+  """
+
+  def __init__(self, api, fixed, row, variant):
+    self.api, self._fixed, self._row = api, fixed, row
+    self.resource, self.control_flow = variant.resource, variant.control_flow
+    self.graph = tf.get_default_graph()
+    self.initialize = lambda sess: sess.run(tf.global_variables_initializer())
+    self.read = _read_variables
+    self._inputs = []
+    self._variables = None
+    with tf.variable_scope("", use_resource=self.resource):
+      self.global_step = tf.train.get_or_create_global_step()
+    self.x = self.input(tf.float32, [3], lambda x, flag: x, "x")
+    self.flag = self.input(tf.bool, [], lambda x, flag: flag, "flag")
+
+  def input(self, dtype, shape, value, name=None):
+    """Makes a placeholder that is fed with `value(x, flag)` in every step."""
+    placeholder = tf.placeholder(dtype, shape, name)
+    self._inputs.append((placeholder, value))
+    return placeholder
+
+  def feed(self, x, flag):
+    return {placeholder: value(x, flag) for placeholder, value in self._inputs}
+
+  def wrap(self, inner=None, loss_scale=None, **ours):
+    """Returns the optimizer to train with.
+
+    Args:
+      inner: the inner optimizer; `MomentumOptimizer(.1, .9)` by default.
+      loss_scale: a function of an API that makes a loss scale; by default a dynamic one that moves within few steps.
+      **ours: arguments that only our class has.
+    """
+    if inner is None:
+      inner = tf.train.GradientDescentOptimizer(.25) if self._row.exact else tf.train.MomentumOptimizer(.1, .9)
+    if self.api is None:
+      return inner
+    if loss_scale:
+      scale = loss_scale(self.api)
+    else:
+      scale = 128. if self._fixed else self.api.DynamicLossScale(2 ** 10, 3)
+    return self.api.MixedPrecisionLossScaleOptimizer(inner, scale, **(ours if self.api is mp_compat else {}))
+
+  @property
+  def variables(self):
+    """The variables of the model: `w` [3], `table` [6, 2]; made when first asked for."""
+    if self._variables is None:
+      divisor = 8 if self._row.exact else 7
+      with tf.init_scope(), tf.variable_scope("model", use_resource=self.resource):
+        self._variables = [
+            tf.get_variable("w", initializer=np.array([1., -2., 3.], np.float32)),
+            tf.get_variable("table", initializer=np.arange(12, dtype=np.float32).reshape([6, 2]) / divisor)]
+    return self._variables
+
+  def make_variables(self):
+    """Makes the variables, for programs that use them first inside a branch, a loop or a function."""
+    return self.variables
+
+  def loss(self, x=None, sparse=True):
+    """Returns a scalar loss; each variable's gradient depends on `x` and on that variable only."""
+    x = self.x if x is None else x
+    w, table = self.variables
+    rows = tf.gather(table, [1, 4, 1]) if sparse else table[1:4]
+    return tf.reduce_sum(x * tf.square(w)) + tf.reduce_sum(rows * rows * tf.expand_dims(x, 1))
+
+  def variable(self, name, value, **kwargs):
+    """Makes a trainable variable."""
+    with tf.variable_scope("", use_resource=self.resource):
+      return tf.get_variable(name, initializer=value, **kwargs)
+
+
+def _read_variables(sess):
+  """Returns the value of every variable, on every device."""
+  found = collections.OrderedDict()
+  for variable in tf.global_variables():
+    strategy = getattr(variable, "distribute_strategy", None)
+    copies = strategy.experimental_local_results(variable) if strategy else [variable]
+    for number, copy in enumerate(copies):
+      found[variable.name + (" on replica {}".format(number) if number else "")] = copy
+  return dict(zip(found, sess.run(list(found.values()))))
+
+
+def inputs(row):
+  """Yields the clean inputs of a program, `(x, flag)` for every step."""
+  random = np.random.RandomState(1)
+  for step in range(row.steps):
+    if row.exact:
+      yield random.choice([-1., 1., 2.], 3).astype(np.float32), step % 2 == 0
+    else:
+      yield random.normal(size=3).astype(np.float32), step % 2 == 0
+
+
+def overflows(row):
+  """Yields `(position, (x, flag))` of the steps that must change nothing: one before the first, one in the middle."""
+  for number, value in enumerate(row.overflow):
+    x = np.array([1., -.5, 2.], np.float32)
+    x[number % 3] = value
+    yield 2 * number, (x, True)
+
+
+class Run(NamedTuple):
+  """What training gave: the values of all variables before the first step and after every step."""
+
+  clean: Any
+  injected: Any  # with steps that overflow inserted; None for the inner optimizer alone
+
+
+def run(row, variant, api, fixed=False):
+  """Builds and trains a program; trains again, from the start, with steps that overflow."""
+  return _run(row.name, variant, api, fixed)
+
+
+@functools.lru_cache(maxsize=4)  # a reference is compared with several times
+def _run(name, variant, api, fixed):
+  with testing.control_flow(variant.control_flow):
+    return train(PROGRAMS[name], variant, api, fixed)
+
+
+def train(row, variant, api, fixed=False):
+  """Builds and trains a program under the control flow that is switched on; see `run`."""
+  config = testing.config()
+  rewrites = config.graph_options.rewrite_options
+  # Rewriter takes longer than training does; the other variants train with it.
+  rewrites.disable_meta_optimizer = variant == row.variants[0]
+  # These draw constants together that the loss scale keeps apart: (.1 * (2 * w * x)).
+  rewrites.constant_folding = rewrites.arithmetic_optimization = 2  # RewriterConfig.OFF
+  with tf.Graph().as_default():
+    built = Build(api, fixed, row, variant)
+    trained = row.build(built)
+    step = trained if callable(trained) else lambda sess, feed: sess.run(trained, feed)
+    clean = list(inputs(row))
+    injected = list(clean)
+    for at, bad in overflows(row):
+      injected.insert(at, bad)
+
+    def history(sess, feeds):
+      built.initialize(sess)
+      yield built.read(sess)
+      for x, flag in feeds:
+        step(sess, built.feed(x, flag))
+        yield built.read(sess)
+
+    with built.graph.as_default(), tf.Session(graph=built.graph, config=config) as sess:
+      ran = Run(list(history(sess, clean)), None)
+      if not api or not row.overflow:
+        return ran
+      with tf.Session(graph=built.graph, config=config) if row.fresh else contextlib.nullcontext(sess) as again:
+        return ran._replace(injected=list(history(again, injected)))
+
+
+def without_loss_scale(history):
+  """Returns the same history without the loss scale's own variables."""
+  return [{name: value for name, value in values.items() if not LOSS_SCALE_VARIABLES.match(name)} for values in history]
+
+
+def assert_overflows_change_nothing(row, ran):
+  """Asserts that skipped steps change nothing but the loss scale, and that the others do what they do without them."""
+  outside = re.compile(row.outside)
+
+  def inner(history):
+    return [{name: value for name, value in values.items() if not outside.match(name)}
+            for values in without_loss_scale(history)]
+
+  skipped = [at for at, _ in overflows(row)]
+  for at in skipped:
+    testing.assert_same(inner([ran.injected[at]]), inner([ran.injected[at + 1]]))
+    scales = [name for name in ran.injected[at] if "current_loss_scale" in name]
+    assert not scales or any(ran.injected[at + 1][name] < ran.injected[at][name] for name in scales)
+  testing.assert_same(inner([values for number, values in enumerate(ran.injected) if number - 1 not in skipped]),
+                      inner(ran.clean))
+
+
+def assert_trained(history):
+  """Asserts that training changed a variable: a program whose steps do nothing compares nothing."""
+  changed = [name for name in history[0] if history[0][name].tobytes() != history[-1][name].tobytes()]
+  assert any(not name.startswith("global_step") and not LOSS_SCALE_VARIABLES.match(name) for name in changed), changed
+
+
+def tensorflow_fails(row, variant):
+  """Returns why TensorFlow's class cannot train this program; None if it can."""
+  if variant == V2_REFERENCE:
+    return "it applies gradients in branches that are functions, which take no references"
+  return reason_of(row.tensorflow_fails, variant)
+
+
+def reason_of(reason, variant):
+  return reason(variant) if callable(reason) else reason
+
+
+def reference_of(row, variant):
+  """Returns the history of the inner optimizer alone, or of TensorFlow's class where that fails, and a naming."""
+  if reason_of(row.unwrapped_fails, variant) is None:
+    return without_loss_scale(run(row, variant, None).clean), lambda history: history
+  assert tensorflow_fails(row, variant) is None, "nothing to compare with"
+  return plain(without_loss_scale(run(row, variant, native).clean)), plain
+
+
+def compare_with_reference(row, variant, fixed=False):
+  """Raises an AssertionError if ours trains a program with other numbers, or if a step that overflows changes any."""
+  reference, named = reference_of(row, variant)
+  assert_trained(reference)
+  ours = run(row, variant, mp_compat, fixed)
+  testing.assert_same(named(without_loss_scale(ours.clean)), reference)
+  if row.overflow:
+    assert_overflows_change_nothing(row, ours)
+
+
+def compare_fixed_with_reference(row, variant):
+  """Compares the program with a fixed loss scale; see `compare_with_reference`."""
+  if row.fixed:
+    compare_with_reference(row, variant, fixed=True)
+
+
+def compare_with_tensorflow(row, variant):
+  """Raises an AssertionError if TensorFlow's class trains with other numbers, or does not fail as recorded."""
+  failure = pytest.raises(Exception) if tensorflow_fails(row, variant) else contextlib.nullcontext()
+  ours = run(row, variant, mp_compat)
+  with failure:
+    theirs = run(row, variant, native)
+    testing.assert_same(plain(ours.clean), plain(theirs.clean))
+    if row.overflow and not row.hidden:
+      testing.assert_same(plain(ours.injected), plain(theirs.injected))
+
+
+def plain(history):
+  """Returns the same history with the names that TensorFlow's class would give if it built no conditional."""
+  return [{re.sub(r"(^|/)cond(_\d+)?/", r"\1", name): value for name, value in values.items()} for values in history]

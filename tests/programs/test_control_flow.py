@@ -1,0 +1,318 @@
+"""Programs in which the loss, `compute_gradients`, `apply_gradients` or all of them are in a control-flow context.
+
+A context is a function `context(build, fn, zeros, x)`: it calls `fn(input)`, which returns a list of tensors shaped
+like `zeros`, in the context, and returns such a list outside of it.
+"""
+
+from tests.programs import table as programs
+from tests.testing import tf
+
+TABLE = programs.Table()
+
+LOOP = dict(parallel_iterations=1)
+
+
+def cond(t, fn, zeros, x):
+  return listed(tf.cond(t.flag, lambda: fn(x), lambda: fn(x * 2.)))
+
+
+def cond_of_one_branch(t, fn, zeros, x):
+  """Does nothing where the flag is False."""
+  return listed(tf.cond(t.flag, lambda: fn(x), lambda: [tf.identity(zero) for zero in zeros]))
+
+
+def case(t, fn, zeros, x):
+  return listed(tf.case([(tf.logical_not(t.flag), lambda: fn(x)), (t.x[0] > 1e9, lambda: fn(x * 3.))],
+                        default=lambda: fn(x * 2.)))
+
+
+def switch_case(t, fn, zeros, x):
+  return listed(tf.switch_case(tf.cast(t.flag, tf.int32), [lambda: fn(x), lambda: fn(x * 2.), lambda: fn(x * 3.)]))
+
+
+def while_loop(t, fn, zeros, x):
+  turns = 1 + tf.cast(t.flag, tf.int32)
+
+  def body(i, *sums):
+    return [i + 1] + [total + one for total, one in zip(sums, fn(x * tf.cast(i + 1, x.dtype)))]
+
+  return tf.while_loop(lambda i, *sums: i < turns, body, [tf.constant(0)] + zeros, **LOOP)[1:]
+
+
+def map_fn(t, fn, zeros, x):
+  mapped = tf.map_fn(fn, tf.stack([x, x * 2.]), dtype=[zero.dtype for zero in zeros], **LOOP)
+  return [tf.reduce_sum(one, 0) for one in mapped]
+
+
+def scan(t, fn, zeros, x):
+  scanned = tf.scan(lambda sums, one: [total + new for total, new in zip(sums, fn(one))], tf.stack([x, x * 2.]),
+                    initializer=zeros, **LOOP)
+  return [one[-1] for one in scanned]
+
+
+def tensor_array(t, fn, zeros, x):
+  arrays = [tf.TensorArray(zero.dtype, 2, element_shape=zero.shape) for zero in zeros]
+
+  def body(i, arrays):
+    return i + 1, [array.write(i, one) for array, one in zip(arrays, fn(x * tf.cast(i + 1, x.dtype)))]
+
+  _, arrays = tf.while_loop(lambda i, arrays: i < 2, body, [tf.constant(0), arrays], **LOOP)
+  return [tf.reduce_sum(array.stack(), 0) for array in arrays]
+
+
+def dynamic_rnn(t, fn, zeros, x):
+
+  class Cell:  # tf.nn.rnn_cell.RNNCell needs an old Keras
+    state_size, output_size = 3, tuple(zero.shape if zero.shape.ndims else tf.TensorShape([1]) for zero in zeros)
+
+    def zero_state(self, batch_size, dtype):
+      return tf.zeros([batch_size, 3], dtype)
+
+    def __call__(self, inputs, state, scope=None):
+      made = fn(inputs[0])
+      return tuple(tf.reshape(one, [1] + (zero.shape.as_list() or [1])) for one, zero in zip(made, zeros)), state
+
+  outputs, _ = tf.nn.dynamic_rnn(Cell(), tf.stack([x, x * 2.])[None], dtype=tf.float32, **LOOP)
+  return [tf.reshape(tf.reduce_sum(one, [0, 1]), zero.shape) for one, zero in zip(outputs, zeros)]
+
+
+def nested(outer, inner):
+  return lambda t, fn, zeros, x: outer(t, lambda own: inner(t, fn, zeros, own), zeros, x)
+
+
+def listed(values):
+  return list(values) if isinstance(values, (list, tuple)) else [values]
+
+
+CONTEXTS = {one.__name__: one for one in (
+    cond, cond_of_one_branch, case, switch_case, while_loop, map_fn, scan, tensor_array, dynamic_rnn)}
+NESTED = {
+    "cond_in_cond": nested(cond, cond), "cond_in_while": nested(while_loop, cond),
+    "while_in_cond": nested(cond, while_loop), "while_in_while": nested(while_loop, while_loop),
+    "cond_in_map": nested(map_fn, cond), "map_in_cond": nested(cond, map_fn), "case_in_scan": nested(scan, case),
+    "switch_in_case_in_cond": nested(cond, nested(case, switch_case))}
+
+
+def of_shapes(variables):
+  return [tf.zeros(variable.shape) for variable in variables]
+
+
+def after(op):
+  with tf.control_dependencies([op]):
+    return [tf.constant(0.) + 0.]
+
+
+def dense(grads):
+  return [tf.convert_to_tensor(grad) for grad in grads]
+
+
+def loss_inside(context):
+
+  def build(t):
+    t.make_variables()
+    loss, = context(t, lambda x: [t.loss(x)], [tf.zeros([])], t.x)
+    return t.wrap().minimize(loss, t.global_step)
+
+  return build
+
+
+def compute_inside(context):
+
+  def build(t):
+    t.make_variables()
+    optimizer = t.wrap()
+
+    def compute(x):
+      return dense(grad for grad, _ in optimizer.compute_gradients(t.loss(x), t.variables))
+
+    grads = context(t, compute, of_shapes(t.variables), t.x)
+    return optimizer.apply_gradients(zip(grads, t.variables), t.global_step)
+
+  return build
+
+
+def apply_inside(context):
+
+  def build(t):
+    optimizer = t.wrap()
+    grads_and_vars = optimizer.compute_gradients(t.loss())
+    return context(t, lambda x: after(optimizer.apply_gradients(grads_and_vars, t.global_step)), [tf.zeros([])], t.x)
+
+  return build
+
+
+def both_inside(context):
+
+  def build(t):
+    t.make_variables()
+    optimizer = t.wrap()
+    return context(t, lambda x: after(optimizer.minimize(t.loss(x), t.global_step, t.variables)), [tf.zeros([])], t.x)
+
+  return build
+
+
+def gradients_inside(context):
+  """`scale_loss` outside, `tf.gradients` and `unscale_gradients` inside; plain `tf.gradients` for the others."""
+
+  def build(t):
+    t.make_variables()
+    optimizer = t.wrap()
+
+    def compute(x):
+      grads = tf.gradients(scale_loss(optimizer, t.loss(x)), t.variables)
+      return dense(unscale_gradients(optimizer, grads))
+
+    grads = context(t, compute, of_shapes(t.variables), t.x)
+    return optimizer.apply_gradients(zip(grads, t.variables), t.global_step)
+
+  return build
+
+
+def scale_loss(optimizer, loss):
+  return optimizer.scale_loss(loss) if hasattr(optimizer, "scale_loss") else loss
+
+
+def unscale_gradients(optimizer, grads):
+  return optimizer.unscale_gradients(grads) if hasattr(optimizer, "unscale_gradients") else grads
+
+
+PARTS = {"loss": loss_inside, "compute": compute_inside, "apply": apply_inside, "both": both_inside,
+         "gradients": gradients_inside}
+RUN_BY_DEFAULT = set(
+    [("compute", where) for where in ("cond", "while_loop", "map_fn", "dynamic_rnn", "case_in_scan")]
+    + [("both", where) for where in ("cond", "switch_case", "while_loop", "map_in_cond")]
+    + [("loss", "tensor_array"), ("apply", "cond"), ("apply", "scan"), ("gradients", "while_loop")])
+BRANCHES_IN_OTHERS = ("case", "cond_in_cond", "cond_in_while", "cond_in_map", "case_in_scan", "switch_in_case_in_cond")
+
+
+def options_of(part, where):
+  """Returns the variants of a row that train unwrapped, and where only TensorFlow's class trains.
+
+  Branches of `tf.switch_case` are functions under both versions of control flow.
+  """
+  if part in ("apply", "both"):
+    return {"variants": programs.RESOURCE if "switch" in where else programs.NO_V2_REFERENCE}
+  if part == "loss" and where in ("cond_in_while", "cond_in_map", "case_in_scan"):
+    return {"variants": (programs.V2, programs.V2_REFERENCE)}  # UnsortedSegmentSum fails in the backward pass
+  # tf.gradients in a branch of control flow v1 that is inside another branch returns zeros.
+  if part == "gradients" and where in BRANCHES_IN_OTHERS:
+    return {"variants": (programs.V2, programs.V2_REFERENCE)}
+  if part == "compute" and where in BRANCHES_IN_OTHERS:
+    return {"unwrapped_fails": lambda variant: "returns zeros" if variant.control_flow == 1 else None}
+  return {}
+
+
+for where, used in list(CONTEXTS.items()) + list(NESTED.items()):
+  for part, make in PARTS.items():
+    TABLE.add("{}_in_{}".format(part, where), make(used), slow=(part, where) not in RUN_BY_DEFAULT,
+              **options_of(part, where))
+
+
+def computed_in_one_applied_in_another(first, second):
+
+  def build(t):
+    t.make_variables()
+    optimizer = t.wrap()
+
+    def compute(x):
+      return dense(grad for grad, _ in optimizer.compute_gradients(t.loss(x), t.variables))
+
+    grads = first(t, compute, of_shapes(t.variables), t.x)
+
+    def apply(x):
+      return after(optimizer.apply_gradients(zip(grads, t.variables), t.global_step))
+
+    return second(t, apply, [tf.zeros([])], t.x)
+
+  return build
+
+
+for one, other in [(cond, cond), (cond, while_loop), (while_loop, cond), (map_fn, switch_case), (scan, case)]:
+  TABLE.add("compute_in_{}_apply_in_another_{}".format(one.__name__, other.__name__),
+            computed_in_one_applied_in_another(one, other), slow=one is not cond,
+            variants=programs.RESOURCE if other is switch_case else programs.NO_V2_REFERENCE)
+
+
+@TABLE.program(variants=programs.NO_V2_REFERENCE)
+def compute_outside_of_the_branch_that_clips_and_applies(t):
+  optimizer = t.wrap()
+  grads_and_vars = optimizer.compute_gradients(t.loss())
+
+  def clip_and_apply():
+    return optimizer.apply_gradients([(tf.clip_by_norm(g, .5), v) for g, v in grads_and_vars], t.global_step)
+
+  return tf.cond(t.flag, clip_and_apply, lambda: optimizer.apply_gradients(grads_and_vars, t.global_step))
+
+
+@TABLE.program(variants=programs.NO_V2_REFERENCE, slow=True)
+def loss_outside_of_the_branch_that_minimizes(t):
+  loss, optimizer = t.loss(), t.wrap()
+  return tf.cond(t.flag, lambda: optimizer.minimize(loss, t.global_step),
+                 lambda: optimizer.minimize(loss * 2., t.global_step))
+
+
+@TABLE.program()
+def sparse_gradients_leave_a_branch(t):
+  optimizer = t.wrap()
+  _, table = t.variables
+
+  def compute(factor):
+    def in_branch():
+      (grad, _), = optimizer.compute_gradients(tf.reduce_sum(
+          tf.square(tf.gather(table, [1, 4, 1])) * tf.expand_dims(t.x * factor, 1)), [table])
+      return tf.IndexedSlices(grad.values, tf.cast(grad.indices, tf.int32), grad.dense_shape)
+    return in_branch
+
+  return optimizer.apply_gradients([(tf.cond(t.flag, compute(1.), compute(2.)), table)], t.global_step)
+
+
+@TABLE.program()
+def per_example_gradients_are_clipped_and_averaged(t):
+  t.make_variables()
+  optimizer = t.wrap()
+
+  def of_one(x):
+    grads = [g for g, _ in optimizer.compute_gradients(t.loss(x), t.variables)]
+    return dense(tf.clip_by_global_norm(grads, 1.)[0])
+
+  grads = tf.map_fn(of_one, tf.stack([t.x, t.x * 2., t.x * .5]), dtype=[tf.float32] * 2)
+  return optimizer.apply_gradients([(tf.reduce_mean(g, 0), v) for g, v in zip(grads, t.variables)], t.global_step)
+
+
+@TABLE.program(variants=programs.NO_V2_REFERENCE)
+def two_train_ops_of_which_one_runs(t):
+  first, second = t.wrap(), t.wrap(tf.train.MomentumOptimizer(.1, .9))
+  w, table = t.variables
+  return tf.cond(t.flag, lambda: tf.group(first.minimize(t.loss(), t.global_step, [w])),
+                 lambda: tf.group(second.minimize(t.loss(), t.global_step, [table])))
+
+
+@TABLE.program(variants=programs.NO_V2_REFERENCE, slow=True)
+def steps_with_scaled_losses_in_branches(t):
+  t.make_variables()
+  optimizer = t.wrap()
+
+  def step(factor):
+    def in_branch():
+      grads = tf.gradients(scale_loss(optimizer, t.loss() * factor), t.variables)
+      return optimizer.apply_gradients(zip(unscale_gradients(optimizer, grads), t.variables), t.global_step)
+    return in_branch
+
+  return tf.cond(t.flag, step(1.), step(2.))
+
+
+@TABLE.program(variants=programs.NO_V2_REFERENCE)
+def loss_scaled_outside_unscaled_in_a_branch(t):
+  optimizer = t.wrap()
+  grads = dense(tf.gradients(scale_loss(optimizer, t.loss()), t.variables))
+
+  def step(clip):
+    def in_branch():
+      own = unscale_gradients(optimizer, grads)
+      return optimizer.apply_gradients(zip(tf.clip_by_global_norm(own, clip)[0], t.variables), t.global_step)
+    return in_branch
+
+  return tf.cond(t.flag, step(.5), step(5.))
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()

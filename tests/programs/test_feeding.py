@@ -1,0 +1,345 @@
+"""Programs that feed tensors in the middle of the graph, or that export the graph and train a copy."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+
+import numpy as np
+
+from tests.programs import table as programs
+from tests.programs.test_control_flow import after
+from tests.testing import tf
+
+TABLE = programs.Table()
+
+
+def fed(x):
+  """What is fed for a gradient [3]; not finite where `x` is not."""
+  return x * np.array([2., .5, 1.], np.float32)
+
+
+@TABLE.program()
+def a_returned_gradient_is_fed(t):
+  optimizer = t.wrap()
+  pairs = optimizer.compute_gradients(t.loss())
+  train_op = optimizer.apply_gradients(pairs, t.global_step)
+  return lambda sess, feed: sess.run(train_op, fed_too(feed, pairs[0][0], fed(feed[t.x])))
+
+
+def fed_too(feed, tensor, value):
+  together = dict(feed)
+  together[tensor] = value
+  return together
+
+
+@TABLE.program()
+def all_returned_gradients_are_fed_and_no_inputs(t):
+  optimizer = t.wrap()
+  pairs = optimizer.compute_gradients(t.loss(sparse=False))
+  train_op = optimizer.apply_gradients(pairs, t.global_step)
+  return lambda sess, feed: sess.run(
+      train_op, {pairs[0][0]: fed(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)})
+
+
+@TABLE.program(slow=True)
+def fetched_gradients_are_averaged_outside_and_fed(t):
+  optimizer = t.wrap()
+  pairs = optimizer.compute_gradients(t.loss(sparse=False))
+  train_op = optimizer.apply_gradients(pairs, t.global_step)
+  grads = [grad for grad, _ in pairs]
+
+  def step(sess, feed):
+    first = sess.run(grads, feed)
+    second = sess.run(grads, {t.x: feed[t.x] * np.float32(.5)})
+    sess.run(train_op, {grad: (one + other) / 2 for grad, one, other in zip(grads, first, second)})
+
+  return step
+
+
+@TABLE.program(slow=True)
+def values_of_a_sparse_gradient_are_fed(t):
+  optimizer = t.wrap()
+  pairs = optimizer.compute_gradients(t.loss())
+  train_op = optimizer.apply_gradients(pairs, t.global_step)
+  return lambda sess, feed: sess.run(
+      train_op, fed_too(feed, pairs[1][0].values, np.full([3, 2], feed[t.x][0], np.float32)))
+
+
+@TABLE.program()
+def a_clipped_gradient_is_fed_without_inputs(t):
+  optimizer = t.wrap(check_computed_gradients=False)
+  pairs = [(tf.clip_by_norm(grad, 1.), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
+  train_op = optimizer.apply_gradients(pairs, t.global_step)
+  return lambda sess, feed: sess.run(
+      train_op, {pairs[0][0]: fed(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)})
+
+
+@TABLE.program(hidden=True, slow=True)
+def a_clipped_gradient_is_fed_beside_inputs(t):
+  optimizer = t.wrap()
+  pairs = [(tf.clip_by_norm(grad, 1.), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
+  train_op = optimizer.apply_gradients(pairs, t.global_step)
+  return lambda sess, feed: sess.run(train_op, fed_too(feed, pairs[0][0], np.ones(3, np.float32)))
+
+
+@TABLE.program()
+def placeholders_with_defaults_between(t):
+  optimizer = t.wrap()
+  pairs = optimizer.compute_gradients(t.loss(sparse=False))
+  pairs = [(tf.placeholder_with_default(grad, grad.shape), v) for grad, v in pairs]
+  train_op = optimizer.apply_gradients(pairs, t.global_step)
+  return lambda sess, feed: sess.run(train_op, fed_too(feed, pairs[0][0], fed(feed[t.x])))
+
+
+@TABLE.program(slow=True)
+def the_loss_is_fed(t):
+  loss, optimizer = t.loss(), t.wrap()
+  train_op = optimizer.minimize(loss, t.global_step)
+  return lambda sess, feed: sess.run(train_op, fed_too(feed, loss, 1.))
+
+
+@TABLE.program()
+def a_partial_run(t):
+  second = t.input(tf.float32, [3], lambda x, flag: x * 2.)
+  loss, optimizer = t.loss(), t.wrap()
+  stepped, = after(optimizer.minimize(loss + t.loss(second), t.global_step))
+
+  def step(sess, feed):
+    handle = sess.partial_run_setup([loss, stepped], [t.x, second])
+    sess.partial_run(handle, loss, {t.x: feed[t.x]})
+    sess.partial_run(handle, stepped, {second: feed[second]})
+
+  return step
+
+
+@TABLE.program()
+def a_partial_run_that_feeds_a_gradient(t):
+  optimizer = t.wrap()
+  loss = t.loss()
+  pairs = optimizer.compute_gradients(loss)
+  stepped, = after(optimizer.apply_gradients(pairs, t.global_step))
+
+  def step(sess, feed):
+    handle = sess.partial_run_setup([loss, stepped], [t.x, pairs[0][0]])
+    sess.partial_run(handle, loss, {t.x: feed[t.x]})
+    sess.partial_run(handle, stepped, {pairs[0][0]: fed(feed[t.x])})
+
+  return step
+
+
+@TABLE.program(slow=True)
+def a_callable(t):
+  train_op = t.wrap().minimize(t.loss(), t.global_step)
+  return lambda sess, feed: sess.make_callable(train_op, [t.x])(feed[t.x])
+
+
+@TABLE.program()
+def a_callable_that_feeds_a_gradient(t):
+  optimizer = t.wrap()
+  pairs = optimizer.compute_gradients(t.loss())
+  train_op = optimizer.apply_gradients(pairs, t.global_step)
+  return lambda sess, feed: sess.make_callable(train_op, [t.x, pairs[0][0]])(feed[t.x], fed(feed[t.x]))
+
+
+@TABLE.program(slow=True)
+def loss_and_gradients_fetched_with_the_step(t):
+  optimizer = t.wrap()
+  loss = t.loss()
+  pairs = optimizer.compute_gradients(loss)
+  train_op = optimizer.apply_gradients(pairs, t.global_step)
+  return lambda sess, feed: sess.run([train_op, loss, [grad for grad, _ in pairs]], feed)
+
+
+# --- copies of the graph ----------------------------------------------------------------------------------------------
+
+
+def read_names(t, names):
+  """Has the variables read by name from a copy of the graph."""
+  t.read = lambda sess: dict(zip(names, sess.run([name.replace(":0", "_to_read:0") for name in names])))
+
+
+def name_reads():
+  """Adds an op "..._to_read" for every variable; returns the variables' names."""
+  with tf.name_scope(None):
+    for variable in tf.global_variables():
+      tf.identity(variable, name=variable.op.name + "_to_read")
+  return [variable.name for variable in tf.global_variables()]
+
+
+@contextlib.contextmanager
+def temporary_folder():
+  folder = tempfile.mkdtemp()
+  try:
+    yield folder
+  finally:
+    shutil.rmtree(folder)
+
+
+def trains_an_imported_meta_graph(make_train_op):
+
+  def build(t):
+    train_op = make_train_op(t)
+    # In it may be ops of branches, which cannot be imported.
+    t.graph.clear_collection(tf.GraphKeys.TRAIN_OP)
+    meta_graph, name = tf.train.export_meta_graph(graph=t.graph, clear_devices=False), train_op.name
+    t.graph = tf.Graph()
+    with t.graph.as_default():
+      tf.train.import_meta_graph(meta_graph)
+      tf.constant(0)  # the copy can be extended
+    return lambda sess, feed: sess.run(name, {key.name: value for key, value in feed.items()})
+
+  return build
+
+
+def minimize(t):
+  return t.wrap().minimize(t.loss(), t.global_step)
+
+
+def minimize_in_branches(t):
+  t.make_variables()
+  optimizer = t.wrap()
+  return tf.cond(t.flag, lambda: optimizer.minimize(t.loss(), t.global_step),
+                 lambda: optimizer.minimize(t.loss(t.x * 2.), t.global_step))
+
+
+def minimize_in_a_loop(t):
+  t.make_variables()
+  optimizer = t.wrap()
+
+  def body(i):
+    with tf.control_dependencies([optimizer.minimize(t.loss(), t.global_step)]):
+      return i + 1
+
+  return tf.while_loop(lambda i: i < 2, body, [tf.constant(0)], parallel_iterations=1)
+
+
+TABLE.add("an_imported_meta_graph", trains_an_imported_meta_graph(minimize), slow=True)
+TABLE.add("an_imported_meta_graph_with_branches", trains_an_imported_meta_graph(minimize_in_branches),
+          variants=programs.NO_V2_REFERENCE)
+TABLE.add("an_imported_meta_graph_with_a_loop", trains_an_imported_meta_graph(minimize_in_a_loop),
+          variants=programs.NO_V2_REFERENCE)
+TABLE.add("an_imported_meta_graph_with_adam", trains_an_imported_meta_graph(
+    lambda t: t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss(), t.global_step)))
+
+
+@TABLE.program(tensorflow_fails="it leaves an op of a branch in the collection of train ops")
+def an_imported_meta_graph_with_its_train_op(t):
+  t.wrap().minimize(t.loss(), t.global_step)
+  meta_graph = tf.train.export_meta_graph(graph=t.graph)
+  t.graph = tf.Graph()
+  with t.graph.as_default():
+    tf.train.import_meta_graph(meta_graph)
+    train_op, = tf.get_collection(tf.GraphKeys.TRAIN_OP)
+  return lambda sess, feed: sess.run(train_op, {key.name: value for key, value in feed.items()})
+
+
+@TABLE.program(slow=True)
+def training_added_to_an_imported_meta_graph(t):
+  loss = t.loss()
+  meta_graph, loss_name = tf.train.export_meta_graph(graph=t.graph), loss.name
+  t.graph = tf.Graph()
+  with t.graph.as_default():
+    tf.train.import_meta_graph(meta_graph)
+    train_op = t.wrap().minimize(t.graph.get_tensor_by_name(loss_name), tf.train.get_global_step())
+  return lambda sess, feed: sess.run(train_op, {key.name: value for key, value in feed.items()})
+
+
+@TABLE.program(variants=programs.RESOURCE)
+def an_imported_graph_def_with_another_gradient(t):
+  optimizer = t.wrap()
+  pairs = optimizer.compute_gradients(t.loss())
+  train_op = optimizer.apply_gradients(pairs, t.global_step)
+  initializer, names = tf.global_variables_initializer(), name_reads()
+  graph_def, grad_name, train_name = t.graph.as_graph_def(), pairs[0][0].name, train_op.name
+  t.graph = tf.Graph()
+  with t.graph.as_default():
+    replacement = tf.placeholder(tf.float32, [3], "replacement")
+    tf.import_graph_def(graph_def, {grad_name: replacement * 2.}, name="")
+  t.initialize = lambda sess: sess.run(initializer.name)
+  read_names(t, names)
+  return lambda sess, feed: sess.run(train_name, {
+      t.x.name: feed[t.x], t.flag.name: feed[t.flag], "replacement:0": feed[t.x] * np.float32(.5)})
+
+
+@TABLE.program(variants=programs.RESOURCE, slow=True)
+def an_imported_graph_def_that_reads_another_input(t):
+  train_op = t.wrap().minimize(t.loss(), t.global_step)
+  initializer, names = tf.global_variables_initializer(), name_reads()
+  graph_def = t.graph.as_graph_def()
+  t.graph = tf.Graph()
+  with t.graph.as_default():
+    raw = tf.placeholder(tf.float32, [3], "raw")
+    tf.import_graph_def(graph_def, {t.x.name: raw * .5}, name="")
+  t.initialize = lambda sess: sess.run(initializer.name)
+  read_names(t, names)
+  return lambda sess, feed: sess.run(train_op.name, {"raw:0": feed[t.x]})
+
+
+@TABLE.program()
+def a_saved_model_that_trains_on(t):
+  train_op = t.wrap().minimize(t.loss(), t.global_step)
+  with temporary_folder() as folder:
+    path = os.path.join(folder, "model")
+    t.graph.clear_collection(tf.GraphKeys.TRAIN_OP)
+    with tf.Session() as sess:
+      sess.run(tf.global_variables_initializer())
+      sess.run(train_op, {t.x: np.ones(3, np.float32)})
+      builder = tf.saved_model.Builder(path)
+      builder.add_meta_graph_and_variables(sess, ["train"])
+      builder.save()
+    t.graph, restored = tf.Graph(), {}
+    with t.graph.as_default(), tf.Session() as sess:
+      tf.saved_model.load(sess, ["train"], path)
+      restored.update(zip([v.name for v in tf.global_variables()], sess.run(tf.global_variables())))
+
+  def initialize(sess):
+    for variable in tf.global_variables():
+      variable.load(restored[variable.name], sess)
+
+  t.initialize = initialize
+  return lambda sess, feed: sess.run(train_op.name, {key.name: value for key, value in feed.items()})
+
+
+@TABLE.program(overflow=())
+def variables_frozen_after_training(t):
+  loss = t.loss()
+  train_op = t.wrap().minimize(loss, t.global_step)
+  training = t.read
+
+  def read(sess):
+    frozen = tf.graph_util.convert_variables_to_constants(sess, t.graph.as_graph_def(), [loss.op.name])
+    with tf.Graph().as_default() as graph:
+      tf.import_graph_def(frozen, name="")
+      with tf.Session(graph=graph) as own:
+        return dict(training(sess), frozen=own.run(loss.name, {t.x.name: np.ones(3, np.float32)}))
+
+  t.read = read
+  return train_op
+
+
+@TABLE.program(slow=True)
+def a_checkpoint_restored_between_steps(t):
+  train_op = t.wrap().minimize(t.loss(), t.global_step)
+  saver = tf.train.Saver()
+
+  def step(sess, feed):
+    sess.run(train_op, feed)
+    with temporary_folder() as folder:
+      path = saver.save(sess, os.path.join(folder, "model"))
+      sess.run(tf.global_variables_initializer())
+      saver.restore(sess, path)
+
+  return step
+
+
+@TABLE.program(slow=True)
+def a_graph_that_is_finalized(t):
+  train_op = t.wrap().minimize(t.loss(), t.global_step)
+  initializer = tf.global_variables_initializer()
+  t.initialize = lambda sess: sess.run(initializer)
+  t.graph.finalize()
+  return train_op
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()

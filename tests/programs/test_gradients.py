@@ -1,0 +1,377 @@
+"""Programs that differ in how gradients are made and in what is passed to `apply_gradients`."""
+
+import numpy as np
+import tensorflow
+
+from tests.programs import table as programs
+from tests.programs.test_control_flow import after
+from tests.programs.test_control_flow import dense
+from tests.testing import tf
+
+TABLE = programs.Table()
+
+# --- what is passed in, in place of a gradient of `w` [3] -------------------------------------------------------------
+
+
+def passed_in(make):
+
+  def build(t):
+    w, table = t.variables
+    optimizer = t.wrap()
+    (grad, _), = optimizer.compute_gradients(t.loss(), [table])
+    return optimizer.apply_gradients([(make(t), w), (grad, table)], t.global_step)
+
+  return build
+
+
+def resource_variable(t):
+  return tf.Variable([.5, .25, 2.], use_resource=True, trainable=False)
+
+
+def reference_variable(t):
+  return tf.Variable([.5, .25, 2.], use_resource=False, trainable=False)
+
+
+def output_of_assign_add(t):
+  return tf.Variable([0., 0., 0.], trainable=False, use_resource=t.resource).assign_add(
+      t.input(tf.float32, [3], lambda x, flag: [1., .5, 2.]))
+
+
+PASSED_IN = {
+    "a_resource_variable": resource_variable, "a_reference_variable": reference_variable,
+    "an_array": lambda t: np.array([.5, .25, 2.], np.float32), "a_float64_array": lambda t: [np.float64(.5), .25, 2.],
+    "a_list": lambda t: [.5, .25, 2.], "a_tuple": lambda t: (.5, .25, 2.), "a_constant": lambda t: tf.ones([3]),
+    "a_placeholder": lambda t: t.input(tf.float32, [3], lambda x, flag: x),
+    "a_placeholder_of_unknown_shape": lambda t: t.input(tf.float32, None, lambda x, flag: x),
+    "a_placeholder_of_unknown_size": lambda t: t.input(tf.float32, [None], lambda x, flag: x),
+    "a_placeholder_with_default": lambda t: tf.placeholder_with_default(np.ones(3, np.float32), [3]),
+    "a_list_of_tensors": lambda t: tf.unstack(t.x),
+    "a_list_of_numbers_and_tensors": lambda t: [1., t.x[0], np.float32(.5)],
+    "the_input": lambda t: t.x,
+    "none": lambda t: None,
+    "a_tensor_of_a_queue": lambda t: queued(t),
+    "a_py_func": lambda t: with_shape(tf.py_func(lambda x: x * 2, [t.x], tf.float32), [3]),
+}
+
+
+SLOW = ("a_float64_array", "a_tuple", "a_constant", "a_placeholder_of_unknown_size", "a_placeholder_with_default",
+        "a_list_of_tensors", "the_input", "a_py_func")
+
+
+def with_shape(tensor, shape):
+  tensor.set_shape(shape)
+  return tensor
+
+
+def queued(t):
+  queue = tf.FIFOQueue(10, tf.float32, [[3]])
+  with tf.control_dependencies([queue.enqueue(t.x * 2.)]):
+    return queue.dequeue()
+
+
+for kind, make in PASSED_IN.items():
+  TABLE.add("gradient_is_{}".format(kind), passed_in(make), slow=kind in SLOW)
+# The variable changes in skipped steps, too.
+TABLE.add("gradient_is_the_output_of_assign_add", passed_in(output_of_assign_add), overflow=())
+
+SCALARS = {"a_float": 2.5, "an_array_scalar": np.float32(2.5), "an_array_of_no_dimensions": np.array(2.5, "f")}
+for kind, value in SCALARS.items():
+
+  def scalar_program(t, value=value):
+    scalar = t.variable("scalar", 1.)
+    optimizer = t.wrap()
+    pairs = optimizer.compute_gradients(t.loss())
+    return optimizer.apply_gradients([(value, scalar)] + pairs, t.global_step)
+
+  TABLE.add("gradient_of_a_scalar_is_{}".format(kind), scalar_program, slow=kind != "an_array_scalar")
+
+
+@TABLE.program()
+def gradient_of_a_matrix_is_a_nested_list(t):
+  matrix = t.variable("matrix", np.ones([2, 2], np.float32))
+  optimizer = t.wrap()
+  pairs = optimizer.compute_gradients(t.loss())
+  return optimizer.apply_gradients([([[1., 2.], [3., 4.]], matrix)] + pairs, t.global_step)
+
+
+@TABLE.program()
+def one_gradient_for_two_variables(t):
+  w, table = t.variables
+  second = t.variable("second", np.zeros(3, np.float32))
+  optimizer = t.wrap()
+  (grad, _), = optimizer.compute_gradients(t.loss(), [w])
+  return optimizer.apply_gradients([(grad, w), (grad, second)], t.global_step)
+
+
+@TABLE.program(slow=True)
+def gradients_of_two_variables_exchanged(t):
+  w, table = t.variables
+  second = t.variable("second", np.zeros(3, np.float32))
+  optimizer = t.wrap()
+  (first, _), (other, _) = optimizer.compute_gradients(
+      t.loss() + tf.reduce_sum(tf.sin(second) * t.x), [w, second], tf.train.Optimizer.GATE_GRAPH)
+  return optimizer.apply_gradients([(other, w), (first, second)], t.global_step)
+
+
+@TABLE.program()
+def a_subset_in_another_order(t):
+  second = t.variable("second", np.zeros(3, np.float32))
+  optimizer = t.wrap()
+  pairs = optimizer.compute_gradients(t.loss() + tf.reduce_sum(tf.sin(second) * t.x))
+  return optimizer.apply_gradients(reversed([pairs[0], pairs[2]]), t.global_step)
+
+
+@TABLE.program(slow=True)
+def gradients_dropped_as_none(t):
+  optimizer = t.wrap()
+  return optimizer.apply_gradients(
+      [(None if number else grad, v) for number, (grad, v) in enumerate(optimizer.compute_gradients(t.loss()))])
+
+
+@TABLE.program(slow=True)
+def a_generator_of_pairs(t):
+  optimizer = t.wrap()
+  return optimizer.apply_gradients(((grad, v) for grad, v in optimizer.compute_gradients(t.loss())), t.global_step)
+
+
+@TABLE.program(slow=True)
+def an_unused_variable(t):
+  t.variable("unused", 1.)
+  return t.wrap().minimize(t.loss(), t.global_step)
+
+
+@TABLE.program()
+def a_variable_of_no_elements(t):
+  empty = t.variable("empty", np.zeros([0, 3], np.float32))
+  return t.wrap().minimize(t.loss() + tf.reduce_sum(empty * t.x), t.global_step)
+
+
+@TABLE.program(slow=True)
+def a_scalar_variable(t):
+  scalar = t.variable("scalar", np.float32(2.))
+  return t.wrap().minimize(t.loss() + scalar * tf.reduce_sum(t.x), t.global_step)
+
+
+@TABLE.program(slow=True)
+def many_variables(t):
+  many = [t.variable("many{}".format(i), np.full([i % 4 + 1, 3], i, np.float32)) for i in range(30)]
+  return t.wrap().minimize(tf.add_n([tf.reduce_sum(tf.square(one) * t.x) for one in many]), t.global_step)
+
+
+@TABLE.program(variants=(programs.V1_REFERENCE, programs.V2_REFERENCE))
+def a_variable_of_unknown_shape(t):
+  w = tf.Variable(np.ones(3, np.float32), validate_shape=False, use_resource=False)
+  assert w.shape.ndims is None
+  return t.wrap(tf.train.GradientDescentOptimizer(.1)).minimize(
+      tf.reduce_sum(tf.square(w) * t.x), t.global_step)
+
+
+# --- sparse gradients -------------------------------------------------------------------------------------------------
+
+
+@TABLE.program()
+def a_lookup_of_no_rows(t):
+  count = t.input(tf.int32, [], lambda x, flag: 2 if flag else 0)
+  w, table = t.variables
+  rows = tf.gather(table, tf.range(count))
+  return t.wrap().minimize(tf.reduce_sum(w * w * t.x) + tf.reduce_sum(tf.square(rows)), t.global_step)
+
+
+@TABLE.program(slow=True)
+def one_table_looked_up_and_multiplied(t):
+  _, table = t.variables
+  return t.wrap().minimize(tf.reduce_sum(tf.square(table) * t.x[0]) + t.loss(), t.global_step)
+
+
+@TABLE.program()
+def an_embedding_lookup_of_duplicates(t):
+  ids = t.input(tf.int64, [None], lambda x, flag: [5, 5, 0, 5] if flag else [1])
+  _, table = t.variables
+  return t.wrap(tf.train.AdagradOptimizer(.1)).minimize(
+      tf.reduce_sum(tf.square(tf.nn.embedding_lookup(table, ids)) * tf.reduce_sum(t.x)), t.global_step)
+
+
+@TABLE.program(slow=True)
+def a_sparse_embedding_lookup(t):
+  _, table = t.variables
+  ids = tf.SparseTensor([[0, 0], [0, 1], [1, 0]], tf.constant([1, 1, 4], tf.int64), [2, 2])
+  rows = tf.nn.embedding_lookup_sparse(table, ids, None, combiner="sum")
+  return t.wrap().minimize(tf.reduce_sum(tf.square(rows) * t.x[:2]), t.global_step)
+
+
+@TABLE.program()
+def slices_made_by_hand(t):
+  _, table = t.variables
+  slices = tf.IndexedSlices(tf.stack([t.x[:2], t.x[1:]]), tf.constant([3, 3]), tf.constant([6, 2]))
+  return t.wrap().apply_gradients([(slices, table)], t.global_step)
+
+
+@TABLE.program()
+def slices_without_a_dense_shape(t):
+  _, table = t.variables
+  optimizer = t.wrap(tf.train.GradientDescentOptimizer(.1))
+  slices = tf.IndexedSlices(tf.stack([t.x[:2], t.x[1:]]), tf.constant([3, 1]))
+  return optimizer.apply_gradients([(slices, table)], t.global_step)
+
+
+@TABLE.program()
+def sparse_gradients_clipped_by_norm(t):
+  optimizer = t.wrap()
+  return optimizer.apply_gradients(
+      [(tf.clip_by_norm(grad, .5), v) for grad, v in optimizer.compute_gradients(t.loss())], t.global_step)
+
+
+@TABLE.program(slow=True)
+def sparse_gradients_made_dense(t):
+  optimizer = t.wrap()
+  grads, variables = zip(*optimizer.compute_gradients(t.loss()))
+  return optimizer.apply_gradients(zip(dense(grads), variables), t.global_step)
+
+
+@TABLE.program(slow=True)
+def slices_of_other_values(t):
+  _, table = t.variables
+  optimizer = t.wrap()
+  (grad, _), = optimizer.compute_gradients(t.loss(), [table])
+  return optimizer.apply_gradients(
+      [(tf.IndexedSlices(grad.values * 2., grad.indices, grad.dense_shape), table)], t.global_step)
+
+
+# --- dtypes -----------------------------------------------------------------------------------------------------------
+
+
+def of_dtypes(*dtypes):
+
+  def build(t):
+    terms = []
+    for number, dtype in enumerate(dtypes):
+      with tf.variable_scope("", use_resource=t.resource):
+        w = tf.get_variable("w{}".format(number), [3], dtype, initializer=tf.ones_initializer())
+      terms.append(tf.reduce_sum(tf.cast(w * w * tf.cast(t.x, dtype), tf.float32)))
+    return t.wrap().minimize(tf.add_n(terms), t.global_step)
+
+  return build
+
+
+for dtypes in [("float16",), ("bfloat16",), ("float64",), ("float16", "float32"), ("bfloat16", "float32"),
+               ("float64", "float32"), ("float16", "bfloat16", "float32", "float64")]:
+  TABLE.add("variables_of_{}".format("_and_".join(dtypes)), of_dtypes(*dtypes),
+            tensorflow_fails=None if dtypes[0] == "float32" else "it multiplies by a float32 scalar",
+            slow=len(dtypes) < 4)
+
+
+@TABLE.program(tensorflow_fails="it multiplies by a float32 scalar")
+def a_float16_loss(t):
+  w = t.variable("half", np.ones(3, np.float16))
+  return t.wrap().minimize(tf.reduce_sum(w * tf.cast(t.x * .125, tf.float16)), t.global_step)
+
+
+@TABLE.program(slow=True)
+def float16_gradients_cast_to_float32_masters(t):
+  w, _ = t.variables
+  half = tf.cast(w, tf.float16)
+  return t.wrap().minimize(tf.reduce_sum(tf.cast(half * half * tf.cast(t.x, tf.float16), tf.float32)), t.global_step)
+
+
+@TABLE.program(tensorflow_fails="it multiplies by a float32 scalar", slow=True)
+def a_float64_loss(t):
+  w = t.variable("double", np.ones(3, np.float64))
+  return t.wrap().minimize(tf.reduce_sum(w * w * tf.cast(t.x, tf.float64)), t.global_step)
+
+
+# --- how gradients are made -------------------------------------------------------------------------------------------
+
+
+@TABLE.program(slow=True)
+def a_custom_gradient(t):
+
+  @tf.custom_gradient
+  def halved(x):
+    return x * x, lambda upstream: upstream * x
+
+  return t.wrap().minimize(tf.reduce_sum(halved(t.variables[0]) * t.x), t.global_step)
+
+
+@TABLE.program(hidden=True)
+def a_custom_gradient_that_clips(t):
+
+  @tf.custom_gradient
+  def clipped(x):
+    return tf.identity(x), lambda upstream: tf.clip_by_norm(upstream, 1e6)
+
+  return t.wrap().minimize(tf.reduce_sum(clipped(t.variables[0]) * t.x), t.global_step)
+
+
+@TABLE.program(variants=programs.RESOURCE, needs={"no tf.recompute_grad": hasattr(tensorflow, "recompute_grad")})
+def recomputed_gradients(t):
+  w, _ = t.variables
+  layer = tensorflow.recompute_grad(lambda x: tf.tanh(x * w))
+  return t.wrap().minimize(tf.reduce_sum(layer(t.x)), t.global_step, [w])
+
+
+@TABLE.program()
+def second_order_gradients(t):
+  w, _ = t.variables
+  first, = tf.gradients(tf.reduce_sum(w * w * w * t.x), [w])
+  return t.wrap().minimize(tf.reduce_sum(tf.square(first)) * .001, t.global_step, [w])
+
+
+@TABLE.program()
+def a_gradient_penalty(t):
+  w, _ = t.variables
+  slope, = tf.gradients(tf.reduce_sum(tf.tanh(w * t.x)), [t.x])
+  return t.wrap().minimize(t.loss() + tf.square(tf.norm(slope) - 1.), t.global_step)
+
+
+@TABLE.program()
+def gradients_of_gradients_that_were_returned(t):
+  w, _ = t.variables
+  optimizer = t.wrap()
+  (grad, _), = optimizer.compute_gradients(tf.reduce_sum(w * w * w * t.x), [w])
+  return optimizer.minimize(tf.reduce_sum(grad * grad) * .001, t.global_step, [w])
+
+
+@TABLE.program(slow=True)
+def stopped_gradients(t):
+  w, _ = t.variables
+  return t.wrap().minimize(tf.reduce_sum(tf.stop_gradient(w) * w * t.x), t.global_step, [w])
+
+
+@TABLE.program()
+def a_replaced_gradient(t):
+  try:
+    tf.RegisterGradient("ProgramsTwice")(lambda op, grad: grad * 2.)
+  except KeyError:
+    pass  # registered by another run
+  with tf.get_default_graph().gradient_override_map({"Identity": "ProgramsTwice"}):
+    w = tf.identity(t.variables[0])
+  return t.wrap().minimize(tf.reduce_sum(w * w * t.x), t.global_step)
+
+
+@TABLE.program()
+def a_given_grad_loss(t):
+  optimizer = t.wrap()
+  return optimizer.minimize(t.variables[0] * t.x, t.global_step, grad_loss=tf.constant([1., 2., .5]))
+
+
+for gate in ("GATE_NONE", "GATE_OP", "GATE_GRAPH"):
+  TABLE.add("gated_by_{}".format(gate.lower()), lambda t, gate=gate: t.wrap().minimize(
+      t.loss(), t.global_step, gate_gradients=getattr(tf.train.Optimizer, gate)), slow=gate != "GATE_GRAPH")
+for method in ("ADD_N", "EXPERIMENTAL_TREE", "EXPERIMENTAL_ACCUMULATE_N"):
+  TABLE.add("aggregated_by_{}".format(method.lower()), lambda t, method=method: t.wrap().minimize(
+      t.loss() + t.loss(t.x * 2.), t.global_step, aggregation_method=getattr(tf.AggregationMethod, method)), slow=True)
+
+
+@TABLE.program(slow=True)
+def gradients_colocated_with_ops(t):
+  with tf.device("/cpu:1"):
+    loss = t.loss()
+  return t.wrap().minimize(loss, t.global_step, colocate_gradients_with_ops=True)
+
+
+@TABLE.program(slow=True)
+def a_train_op_that_a_control_dependency_runs(t):
+  return after(t.wrap().minimize(t.loss(), t.global_step))
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()

@@ -1,0 +1,134 @@
+"""Programs that differ in the loss scale: users' classes, and what they override."""
+
+from tests import testing
+from tests.programs import table as programs
+from tests.testing import tf
+
+TABLE = programs.Table()
+
+
+def with_loss_scale(make):
+
+  def build(t):
+    return t.wrap(tf.train.AdamOptimizer(.1), lambda api: make(api)).minimize(t.loss(), t.global_step)
+
+  return build
+
+
+def sets_attributes(api):
+
+  class Scale(api.DynamicLossScale):
+
+    def __init__(self):
+      super().__init__(2 ** 10, 3)
+      self.min_loss_scale, self.max_loss_scale, self.overflow_tolerance, self.backoff = 4, "high", .05, None
+      self._rule, self._variables, self._state, self.rule, self.scale, self.settings = range(6)
+      self._finite = self.finite = self._name = self.name = self._graph = None
+
+  return Scale()
+
+
+def sets_the_rule(api):
+  """Sets the private attributes that TensorFlow's class reads in every update."""
+
+  class Scale(api.DynamicLossScale):
+
+    def __init__(self):
+      super().__init__(2 ** 10, 30)
+      self._increment_period, self._multiplier = 2, 8.
+
+  return Scale()
+
+
+def overrides_update(api):
+
+  class Scale(api.DynamicLossScale):
+
+    def update(self, grads):
+      update_op, should_apply = super().update(grads)
+      return tf.group(tf.identity(update_op)), tf.logical_and(should_apply, tf.constant(True))
+
+  return Scale(2 ** 10, 3)
+
+
+def overrides_call(api):
+
+  class Scale(api.DynamicLossScale):
+
+    def __call__(self):
+      return tf.minimum(super().__call__(), 64.)
+
+  return Scale(2 ** 10, 3)
+
+
+def user_defined(api):
+
+  class Scale(api.LossScale):
+
+    def __init__(self):
+      super().__init__()
+      self._scale = self._add_weight("current_loss_scale", 64., tf.float32)
+
+    def __call__(self):
+      return self._scale.read_value()
+
+    def update(self, grads):
+      finite = tf.reduce_all([tf.reduce_all(tf.is_finite(getattr(g, "values", g))) for g in grads if g is not None])
+      return self._scale.assign(tf.where(finite, self._scale * 2., self._scale / 2.)), finite
+
+    def get_config(self):
+      return {}
+
+  return Scale()
+
+
+SCALES = {
+    "that_sets_attributes": (sets_attributes, None), "that_sets_the_rule": (sets_the_rule, None),
+    "that_overrides_update": (overrides_update, None),
+    "that_overrides_call": (overrides_call, None), "of_the_user": (user_defined, "it applies what update() refuses"),
+    "of_one": (lambda api: api.DynamicLossScale(2., 1), None),
+    "dynamic_by_name": (lambda api: "dynamic", None),
+}
+for name, (make_scale, fails) in SCALES.items():
+  TABLE.add("loss_scale_{}".format(name), with_loss_scale(make_scale), fixed=False, tensorflow_fails=fails,
+            slow=name in ("dynamic_by_name", "of_one", "that_overrides_call"))
+
+
+@TABLE.program(fixed=False)
+def a_loss_scale_updated_by_hand(t):
+  """Applies with the inner optimizer what `update` allows."""
+  inner = tf.train.MomentumOptimizer(.1, .9)
+  if t.api is None:
+    return inner.minimize(t.loss(), t.global_step)
+  loss_scale = t.api.DynamicLossScale(2 ** 10, 3)
+  scale = loss_scale()
+  grads = [tf.convert_to_tensor(g) / scale for g in tf.gradients(t.loss() * scale, t.variables)]
+  grads = [tf.IndexedSlices(tf.gather(g, [1, 4]), tf.constant([1, 4]), tf.constant([6, 2])) if number else g
+           for number, g in enumerate(grads)]
+  update_op, should_apply = loss_scale.update(grads)
+  with testing.control_flow(t.control_flow if t.resource else 1):
+    applied = tf.cond(should_apply, lambda: inner.apply_gradients(zip(grads, t.variables), t.global_step), tf.no_op)
+  return [tf.identity(update_op), applied]
+
+
+def answers(update_op, should_apply):
+
+  def make(api):
+
+    class Scale(api.DynamicLossScale):
+
+      def update(self, grads):
+        mine, finite = super().update(grads)
+        return {"none": None, "op": mine}[update_op], {"true": True, "tensor": finite}[should_apply]
+
+    return Scale(2 ** 10, 3)
+
+  return lambda t: t.wrap(None, make).minimize(t.loss(), t.global_step)
+
+
+TABLE.add("loss_scale_whose_update_applies_all", answers("op", "true"), hidden=True, fixed=False)
+TABLE.add("loss_scale_whose_update_gives_no_op", answers("none", "tensor"), fixed=False, overflow=(),
+          tensorflow_fails="it groups the op, which is None")
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()

@@ -1,0 +1,58 @@
+"""Programs that train on several replicas in one process, in graph mode."""
+
+import numpy as np
+
+from tests import testing
+from tests.programs import table as programs
+from tests.testing import tf
+
+TABLE = programs.Table()
+
+STRATEGIES = {
+    "one_device": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+    "mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+    "mirrored_one": lambda: tf.distribute.MirroredStrategy(["/cpu:0"]),
+    "central_storage": lambda: tf.distribute.experimental.CentralStorageStrategy(testing.TWO_CPUS),
+}
+
+
+def distributed(make_strategy, sparse, change=None):
+
+  def build(t):
+    strategy = make_strategy()
+    with strategy.scope():
+      step_count = tf.Variable(0, trainable=False, dtype=tf.int64, name="step_count", use_resource=True)
+      w = tf.get_variable("w", initializer=np.array([1., -2., 3.], np.float32), use_resource=True)
+      table = tf.get_variable("table", initializer=np.ones([6, 3], np.float32), use_resource=True)
+
+      def replica():
+        number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+        # An overflow is in one replica only.
+        x = tf.where(tf.is_finite(t.x), t.x * (1. + number), tf.where(tf.fill([3], number > 0.), tf.ones([3]), t.x))
+        rows = tf.gather(table, [1, 4, 1]) if sparse else table
+        loss = tf.reduce_sum(w * w * x) + tf.reduce_sum(rows * rows * x)
+        optimizer = t.wrap()
+        pairs = optimizer.compute_gradients(loss)
+        if change:
+          pairs = change(pairs)
+        return optimizer.apply_gradients(pairs, step_count)
+
+      return strategy.group(strategy.extended.call_for_each_replica(replica))
+
+  return build
+
+
+def clip_pairs(pairs):
+  grads, variables = zip(*pairs)
+  return zip(tf.clip_by_global_norm(grads, .5)[0], variables)
+
+
+RUN_BY_DEFAULT = [
+    ("mirrored", "dense"), ("mirrored", "sparse"), ("one_device", "clipped"), ("central_storage", "sparse")]
+for name, make_strategy in STRATEGIES.items():
+  for kind, sparse, change in [("dense", False, None), ("sparse", True, None), ("clipped", False, clip_pairs)]:
+    TABLE.add("{}_gradients_with_strategy_{}".format(kind, name), distributed(make_strategy, sparse, change),
+              variants=programs.RESOURCE, slow=(name, kind) not in RUN_BY_DEFAULT)
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()

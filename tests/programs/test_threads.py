@@ -1,0 +1,61 @@
+"""Programs of tests/test_programs_*.py that several threads build at once."""
+
+import threading
+
+import pytest
+
+import mp_compat
+from tests import testing
+from tests.programs import table as programs
+from tests.programs import test_control_flow  # noqa: F401 -- adds its programs to the table
+from tests.programs import test_optimizers  # noqa: F401
+from tests.programs import test_training  # noqa: F401
+from tests.testing import tf
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_building_changes_no_other_threads_control_flow(version):
+  seen, stop = set(), threading.Event()
+
+  def watch():
+    while not stop.is_set():
+      with tf.Graph().as_default():
+        seen.add((tf.control_flow_v2_enabled(), conditional_is_a_function()))
+
+  def conditional_is_a_function():
+    chosen = tf.cond(tf.placeholder(tf.bool, []), lambda: tf.constant(1.), lambda: tf.constant(2.))
+    return not any(op.type == "Switch" for op in chosen.graph.get_operations())
+
+  with testing.control_flow(version):
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+      for _ in range(5):
+        with tf.Graph().as_default():
+          w = tf.get_variable("w", initializer=[1., 2.])
+          optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(.1), "dynamic")
+          optimizer.minimize(tf.reduce_sum(w * tf.placeholder(tf.float32, [2])))
+    finally:
+      stop.set()
+      thread.join()
+  assert seen == {(version == 2, version == 2)}
+
+
+def test_programs_built_by_threads_train_as_alone():
+  names = ["trained_by_adam", "both_in_cond", "compute_in_while_loop", "averaged_over_towers"]
+  alone = {name: run_in_the_current_control_flow(name) for name in names}
+  together = {}
+  threads = [threading.Thread(target=lambda name=name: together.update({name: run_in_the_current_control_flow(name)}))
+             for name in names]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  for name in names:
+    testing.assert_same(together[name], alone[name])
+
+
+def run_in_the_current_control_flow(name):
+  """The clean history of a program, with the control flow that is on: it is the same for all threads."""
+  version = 2 if tf.control_flow_v2_enabled() else 1
+  return programs.train(programs.PROGRAMS[name], programs.Variant(version, True), mp_compat, False).clean

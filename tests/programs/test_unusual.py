@@ -1,0 +1,326 @@
+"""Programs that are rare: unusual gradients, names, creators of variables, custom optimizers and loss scales."""
+
+import numpy as np
+
+from tests.programs import table as programs
+from tests.programs.test_optimizers import Descent
+from tests.testing import tf
+
+TABLE = programs.Table()
+
+RATHER_LARGE = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38, "float64": 1e300}
+
+
+def large_gradients(dtype):
+  """Gradients that are finite, though their sum is not."""
+
+  def build(t):
+    with tf.variable_scope("", use_resource=t.resource):
+      large = tf.get_variable("large", [3], dtype, initializer=tf.zeros_initializer())
+    value = tf.cast(tf.sign(t.input(tf.float64, [3], lambda x, flag: [1., 1., 1.])) * RATHER_LARGE[dtype], dtype)
+    optimizer = t.wrap(tf.train.GradientDescentOptimizer(1e-3 if dtype == "float16" else 1e-37))
+    pairs = optimizer.compute_gradients(t.loss(), t.variables)
+    return optimizer.apply_gradients([(value, large)] + pairs, t.global_step)
+
+  return build
+
+
+for dtype in RATHER_LARGE:
+  TABLE.add("large_gradients_of_{}".format(dtype), large_gradients(dtype), slow=dtype != "float32")
+
+
+@TABLE.program(exact=True)
+def one_variable_twice(t):
+  w, _ = t.variables
+  optimizer = t.wrap()
+  pairs = optimizer.compute_gradients(t.loss(), gate_gradients=tf.train.Optimizer.GATE_GRAPH)
+  with tf.control_dependencies([pairs[0][0]]):
+    return optimizer.apply_gradients(pairs + [(tf.identity(t.x), w)], t.global_step)
+
+
+@TABLE.program()
+def the_loss_is_a_variable(t):
+  scalar = t.variable("scalar", 3.)
+  optimizer = t.wrap()
+  return optimizer.apply_gradients(
+      optimizer.compute_gradients(scalar, [scalar]) + optimizer.compute_gradients(t.loss(), t.variables), t.global_step)
+
+
+@TABLE.program(variants=programs.RESOURCE, slow=True)
+def the_loss_is_a_function(t):
+  t.make_variables()
+  return t.wrap().minimize(t.loss, t.global_step)
+
+
+@TABLE.program(slow=True)
+def the_train_op_found_by_name(t):
+  with tf.name_scope("training"):
+    t.wrap().minimize(t.loss(), t.global_step, name="step")
+  return t.graph.get_operation_by_name("training/step")
+
+
+@TABLE.program()
+def the_second_train_op_found_by_name(t):
+  w, table = t.variables
+  t.wrap().minimize(t.loss(), t.global_step, [w])
+  t.wrap().minimize(t.loss(), t.global_step, [table])
+  return t.graph.get_operation_by_name("Momentum_1")
+
+
+@TABLE.program(variants=programs.NO_V2_REFERENCE, overflow=())  # the first turn applies zeros, which are finite
+def gradients_delayed_by_one_turn_of_a_loop(t):
+  w, _ = t.variables
+  optimizer = t.wrap()
+
+  def body(i, previous):
+    (grad, _), = optimizer.compute_gradients(tf.reduce_sum(w * w * t.x), [w])
+    with tf.control_dependencies([grad]):
+      with tf.control_dependencies([optimizer.apply_gradients([(previous, w)], t.global_step)]):
+        return i + 1, tf.identity(grad)
+
+  return tf.while_loop(lambda i, _: i < 3, body, [0, tf.zeros([3])], parallel_iterations=1)
+
+
+@TABLE.program(slow=True)
+def a_custom_getter_that_casts(t):
+
+  def as_half(getter, *args, **kwargs):
+    return tf.cast(getter(*args, **kwargs), tf.float16)
+
+  with tf.variable_scope("half", custom_getter=as_half, use_resource=t.resource):
+    half = tf.get_variable("master", initializer=np.ones(3, np.float32))
+  return t.wrap().minimize(tf.reduce_sum(tf.cast(half * half * tf.cast(t.x, tf.float16), tf.float32)), t.global_step)
+
+
+@TABLE.program()
+def variables_made_by_the_programs_own_creator(t):
+
+  def creator(next_creator, **kwargs):
+    if "loss_scale" in str(kwargs.get("name")) or "good_steps" in str(kwargs.get("name")):
+      return next_creator(**kwargs)
+    return next_creator(**dict(kwargs, name=(kwargs.get("name") or "unnamed") + "_created"))
+
+  with tf.variable_creator_scope(creator):
+    return t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss(), t.global_step)
+
+
+@TABLE.program(tensorflow_fails="it has no slots", slow=True)
+def slots_reset_by_the_program(t):
+  optimizer = t.wrap()
+  train_op = optimizer.minimize(t.loss(), t.global_step)
+  reset = [tf.assign(optimizer.get_slot(v, name), tf.zeros(v.shape))
+           for v in t.variables for name in optimizer.get_slot_names()]
+
+  def step(sess, feed):
+    sess.run(train_op, feed)
+    if feed[t.flag] and np.isfinite(feed[t.x]).all():
+      sess.run(reset)
+
+  return step
+
+
+@TABLE.program(overflow=())
+def the_optimizer_initialized_again(t):
+  optimizer = t.wrap(tf.train.AdamOptimizer(.1))
+  train_op = optimizer.minimize(t.loss(), t.global_step)
+  again = tf.variables_initializer(optimizer.variables())
+
+  def step(sess, feed):
+    sess.run(train_op, feed)
+    if feed[t.flag]:
+      sess.run(again)
+
+  return step
+
+
+# --- custom optimizers ------------------------------------------------------------------------------------------------
+
+
+class MakesVariablesOfTensors(Descent):
+  """Makes variables in `apply_gradients` whose initial values are tensors, as hand-written optimizers do."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    updates = []
+    for grad, variable in grads_and_vars:
+      velocity = tf.Variable(tf.zeros_like(variable), trainable=False, name="velocity", use_resource=True)
+      with tf.control_dependencies([velocity.assign(.9 * velocity + tf.convert_to_tensor(grad))]):
+        updates.append(variable.assign_sub(.1 * velocity.read_value()))
+    return tf.group(*updates)
+
+
+class GetsVariablesOfTensors(Descent):
+  """The same with `tf.get_variable`."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    updates = []
+    for grad, variable in grads_and_vars:
+      velocity = tf.get_variable(variable.op.name + "/velocity", initializer=tf.zeros_like(variable), trainable=False,
+                                 use_resource=True)
+      with tf.control_dependencies([velocity.assign(.9 * velocity + tf.convert_to_tensor(grad))]):
+        updates.append(variable.assign_sub(.1 * velocity.read_value()))
+    return tf.group(*updates)
+
+
+class MakesVariablesOfOuterTensors(Descent):
+  """Makes a variable in `apply_gradients` whose initial value is a tensor that was made before."""
+
+  def compute_gradients(self, *args, **kwargs):
+    self._start = tf.constant([.5, .25, .125]) * 2.
+    return super().compute_gradients(*args, **kwargs)
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    rate = tf.Variable(self._start / 8., trainable=False, name="rate", use_resource=True)
+    return super().apply_gradients(
+        [(grad * rate if variable.shape == [3] else grad, variable) for grad, variable in grads_and_vars], global_step)
+
+
+class GetsVariablesOfFunctions(Descent):
+  """The same with a function as the initial value."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    updates = []
+    for grad, variable in grads_and_vars:
+      velocity = tf.Variable(lambda variable=variable: tf.zeros(variable.shape), trainable=False, name="velocity",
+                             use_resource=True)
+      with tf.control_dependencies([velocity.assign(.9 * velocity + tf.convert_to_tensor(grad))]):
+        updates.append(variable.assign_sub(.1 * velocity.read_value()))
+    return tf.group(*updates)
+
+
+class AppliesWithLess(Descent):
+
+  def apply_gradients(self, grads_and_vars):
+    return super().apply_gradients(grads_and_vars)
+
+
+class ComputesWithLess(Descent):
+
+  def compute_gradients(self, loss, var_list=None):
+    return super().compute_gradients(loss, var_list)
+
+
+class KeepsGradients(Descent):
+  """Keeps what it was given for programs that read it."""
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    self.norm = tf.global_norm([tf.convert_to_tensor(grad) for grad, _ in grads_and_vars])
+    return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+
+class KeepsComputedGradients(Descent):
+
+  def compute_gradients(self, *args, **kwargs):
+    self.computed = super().compute_gradients(*args, **kwargs)
+    return self.computed
+
+
+class Summarizes(Descent):
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    for grad, variable in grads_and_vars:
+      tf.summary.scalar(variable.op.name, tf.norm(tf.convert_to_tensor(grad)))
+    return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+
+class AddsUpdateOps(Descent):
+  """Adds an op that the program runs to a collection."""
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    train_op = super().apply_gradients(grads_and_vars, *args, **kwargs)
+    tf.add_to_collection("to_run", train_op)
+    return train_op
+
+
+class DependsOnCollections(Descent):
+  """Depends on ops of the program: all that are in a collection."""
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    with tf.control_dependencies(tf.get_collection("before_steps")):
+      return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+
+class ForComplexNumbers(Descent):
+
+  def _valid_dtypes(self):
+    return super()._valid_dtypes() | {tf.complex64}
+
+
+class ForWholeNumbers(Descent):
+
+  def _valid_dtypes(self):
+    return super()._valid_dtypes() | {tf.int32}
+
+  def _resource_apply_dense(self, grad, handle):
+    return handle.assign_sub(grad)
+
+  def _apply_dense(self, grad, var):
+    return tf.assign_sub(var, grad)
+
+
+for custom in (MakesVariablesOfTensors, GetsVariablesOfTensors, MakesVariablesOfOuterTensors, GetsVariablesOfFunctions):
+  TABLE.add("custom_optimizer_{}".format(custom.__name__),
+            lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
+            tensorflow_fails=None if custom is GetsVariablesOfFunctions else "the initial values are in a branch")
+
+
+@TABLE.program(tensorflow_fails="it passes a global step")
+def custom_optimizer_AppliesWithLess(t):
+  optimizer = t.wrap(AppliesWithLess())
+  return optimizer.apply_gradients(optimizer.compute_gradients(t.loss()))
+
+
+@TABLE.program(tensorflow_fails="it passes all arguments")
+def custom_optimizer_ComputesWithLess(t):
+  optimizer = t.wrap(ComputesWithLess())
+  return optimizer.apply_gradients(optimizer.compute_gradients(t.loss()), t.global_step)
+
+
+@TABLE.program(tensorflow_fails="what is in a branch cannot be fetched", limit="not fetchable")
+def custom_optimizer_KeepsGradients(t):
+  inner = KeepsGradients()
+  train_op = t.wrap(inner).minimize(t.loss(), t.global_step)
+  return lambda sess, feed: sess.run([train_op, inner.norm], feed)
+
+
+@TABLE.program()
+def custom_optimizer_KeepsComputedGradients(t):
+  inner = KeepsComputedGradients()
+  train_op = t.wrap(inner).minimize(t.loss(sparse=False), t.global_step)
+  return lambda sess, feed: sess.run([train_op, [grad for grad, _ in inner.computed]], feed)
+
+
+@TABLE.program(tensorflow_fails="what is in a branch cannot be fetched")
+def custom_optimizer_Summarizes(t):
+  train_op = t.wrap(Summarizes()).minimize(t.loss(), t.global_step)
+  summaries = tf.summary.merge_all()
+  return lambda sess, feed: sess.run([train_op, summaries], feed)
+
+
+@TABLE.program(tensorflow_fails="what is in a branch cannot be fetched", limit="not fetchable")
+def custom_optimizer_AddsUpdateOps(t):
+  train_op = t.wrap(AddsUpdateOps()).minimize(t.loss(), t.global_step)
+  return [train_op] + tf.get_collection("to_run")
+
+
+@TABLE.program(outside="before.*")
+def custom_optimizer_DependsOnCollections(t):
+  before = tf.Variable(0., trainable=False, name="before", use_resource=t.resource)
+  tf.add_to_collection("before_steps", before.assign_add(1.))
+  train_op = t.wrap(DependsOnCollections()).minimize(t.loss(), t.global_step)
+  return [train_op] + tf.get_collection("before_steps")
+
+
+@TABLE.program(tensorflow_fails="it takes no complex numbers")
+def complex_variables(t):
+  w = t.variable("complex", np.array([1 + 2j, 3j, 1.], np.complex64))
+  return t.wrap(ForComplexNumbers()).minimize(tf.reduce_sum(tf.square(tf.abs(w)) * t.x), t.global_step)
+
+
+@TABLE.program(tensorflow_fails="it takes no whole numbers")
+def whole_numbers_as_gradients(t):
+  w, count = t.variables[0], t.variable("count", np.zeros(3, np.int32))
+  optimizer = t.wrap(ForWholeNumbers())
+  return optimizer.apply_gradients([(tf.ones([3], tf.int32), count)] + optimizer.compute_gradients(t.loss(), [w]))
+
+
+test_program_trains_with_the_same_numbers = TABLE.make_test()
