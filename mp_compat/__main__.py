@@ -80,7 +80,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
   from mp_compat import checkpoints
   from mp_compat._tensorflow import tf
   try:
-    _tell(checkpoints.inspect(arguments.path))
+    _print_inspection(checkpoints.inspect(arguments.path))
   except (ValueError, tf.errors.OpError) as error:
     return _fail("checkpoint inspect", error)
   return 0
@@ -90,13 +90,13 @@ def _convert(arguments: argparse.Namespace) -> int:
   from mp_compat import checkpoints
   from mp_compat._tensorflow import tf
   try:
-    _tell(checkpoints.convert(arguments.source, arguments.target, arguments.to, arguments.like))
+    _print_inspection(checkpoints.convert(arguments.source, arguments.target, arguments.to, arguments.like))
   except (OSError, ValueError, tf.errors.OpError) as error:
     return _fail("checkpoint convert", error)
   return 0
 
 
-def _tell(found: Any) -> None:
+def _print_inspection(found: Any) -> None:
   """Prints an Inspection."""
   print("{}: {}".format(found.path, found.dialect))
   for name, (dtype, shape) in found.variables.items():
@@ -109,7 +109,7 @@ def _add_migrate(commands: Any) -> None:
       "migrate", help="rewrite TensorFlow's old names in sources and notebooks",
       description="Rewrites TensorFlow's old names for loss scaling into those of mp_compat, and lists where you "
       "have to decide. Prints the changes as a diff (standard output) and the report (standard error), and changes no "
-      "file without --write. TensorFlow is not needed, LibCST is: pip install mp_compat[migrate].")
+      "file without --write. TensorFlow is not needed, LibCST is: pip install libcst tqdm.")
   parser.add_argument("paths", metavar="PATH", nargs="+", help="a file, or a directory with .py and .ipynb files")
   mode = parser.add_mutually_exclusive_group()
   mode.add_argument("--write", action="store_true", help="change the files")
@@ -128,7 +128,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     from mp_compat.migration.source import report
     from mp_compat.migration.source import write
   except ImportError as error:
-    return _fail("migrate", ImportError("{}; expected LibCST and tqdm: pip install mp_compat[migrate]".format(error)))
+    return _fail("migrate", ImportError("{}; expected LibCST and tqdm: pip install libcst tqdm".format(error)))
   try:
     migrations = [migrate_file(path) for path in tqdm.tqdm(list(find(arguments.paths)), unit="file", disable=None)]
     changed = [migration for migration in migrations if migration.changes]
@@ -155,7 +155,7 @@ def _add_plot(commands: Any) -> None:
       "plot", help="draw the loss scale of a run",
       description="Draws the loss and the loss scale of a run, with its skipped steps, from TensorBoard's event files: "
       "those of a LossScaleHook's output_dir (over attempted steps), or the summaries of add_summaries=True (over "
-      "global steps). Needs matplotlib: pip install mp_compat[plot].")
+      "global steps). Needs matplotlib: pip install matplotlib.")
   parser.add_argument("logdir", metavar="LOGDIR", help="where the event files are, in it or below")
   parser.add_argument("-o", "--output", required=True, metavar="FILE",
                       help="the file to write, in the format that its suffix names: .png (also without a suffix), "

@@ -33,15 +33,15 @@ def inspect(path: files.Path) -> Inspection:
     ValueError: If there is no checkpoint at `path`.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
-  path = files.latest(path)
-  reader = files.reader_of(path)
+  path = files.resolve_path(path)
+  reader = files.open_reader(path)
   shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
   variables = collections.OrderedDict((name, (dtypes[name], tuple(shapes[name]))) for name in sorted(shapes))
   if files.OBJECT_GRAPH in shapes:
     dialect, state = "object-based", [name for name in variables if dialects.is_state(name.partition("/.ATTR")[0])]
   else:
     dialect, state = dialects.dialect(shapes), list(dialects.state(shapes))
-  return Inspection(path, dialect, variables, collections.OrderedDict((name, files.read(reader, path, name))
+  return Inspection(path, dialect, variables, collections.OrderedDict((name, files.read_tensor(reader, path, name))
                                                                       for name in state))
 
 
@@ -71,34 +71,35 @@ def convert(source: files.Path,
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt, or was not written correctly.
   """
   if (to is None) == (like is None):
-    raise ValueError("Expected either a dialect (to) or a checkpoint to be like (like), got {!r} and {!r}.".format(
+    raise ValueError("Expected either a dialect (`to`) or a checkpoint (`like`), but got to={!r} and like={!r}.".format(
         to, like))
   found, target = inspect(source), files.path_text(target)
   if found.dialect == "object-based":
-    raise ValueError("{} was written by tf.train.Checkpoint, whose names are the same in every dialect: restore it as "
-                     "it is. Only without loss scaling it is tf.train.Checkpoint(optimizer=opt.inner_optimizer)."
+    raise ValueError("{} was written by tf.train.Checkpoint. Its names are the same in every dialect, so it needs no "
+                     "conversion. To restore it without loss scaling, use "
+                     "tf.train.Checkpoint(optimizer=opt.inner_optimizer)."
                      .format(found.path))
-  if files.exists(target) or tf.gfile.Exists(target):
-    raise ValueError("There is something at {} already, which is not overwritten. Give another path.".format(target))
+  if files.checkpoint_exists(target) or tf.gfile.Exists(target):
+    raise ValueError("{} exists and is not overwritten. Pass another path.".format(target))
   names = dialects.translate(found.variables, to) if like is None else _names_like(inspect(like), found)
   count = np.int32 if to == "contrib" or like is not None and inspect(like).dialect == "contrib" else np.int64
-  reader = files.reader_of(found.path)
+  reader = files.open_reader(found.path)
   values = {}
   for name, copied in names.items():
     role = dialects.state([name]).get(name)
     value = np.float32(2. ** 15 if role == "current_loss_scale" else 0.) if copied is None else (
-        files.read(reader, found.path, copied))
+        files.read_tensor(reader, found.path, copied))
     values[name] = value.astype(count) if role in ("good_steps", "bad_steps") else value
   _write(values, target)
-  if like is not None and tf.gfile.Exists("{}.meta".format(files.latest(like))):
-    tf.gfile.Copy("{}.meta".format(files.latest(like)), "{}.meta".format(target), overwrite=True)
+  if like is not None and tf.gfile.Exists("{}.meta".format(files.resolve_path(like))):
+    tf.gfile.Copy("{}.meta".format(files.resolve_path(like)), "{}.meta".format(target), overwrite=True)
   return inspect(target)
 
 
 def _names_like(like: Inspection, found: Inspection) -> Dict[str, Optional[str]]:
   """Returns for each name in `like` the name in `found` to copy from; None for state that starts anew."""
   shapes = collections.OrderedDict((name, like.variables[name][1]) for name in sorted(
-      like.variables, key=dialects.in_order))
+      like.variables, key=dialects.creation_order))
   matched = dialects.match(shapes, {name: shape for name, (_, shape) in found.variables.items()})
   missing = [name for name in shapes if name not in matched and not dialects.is_state(name)]
   if missing:
@@ -119,11 +120,12 @@ def _write(values: Dict[str, np.ndarray], target: str) -> None:
       feeds = [tf.placeholder(values[name].dtype, values[name].shape) for name in names]
       save = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), tensors=feeds)
       sess.run(save, {feed: values[name] for feed, name in zip(feeds, names)})
-    reader = files.reader_of(prefix)
+    reader = files.open_reader(prefix)
     for name in names:
-      written = files.read(reader, prefix, name)
+      written = files.read_tensor(reader, prefix, name)
       if not _identical(written, values[name]):
-        raise tf.errors.DataLossError(None, None, "{} of {} was not written as it should be.".format(name, prefix))
+        raise tf.errors.DataLossError(
+            None, None, "{} in {} differs from the value that was written.".format(name, prefix))
     # Some file systems list whole paths. The index comes last: without it, there is no checkpoint.
     for part in sorted(os.path.basename(path) for path in tf.gfile.ListDirectory(beside)):
       tf.gfile.Rename(os.path.join(beside, part), os.path.join(os.path.dirname(target), part), overwrite=True)

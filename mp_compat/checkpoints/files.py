@@ -24,16 +24,16 @@ def path_text(path: Path) -> str:
   return tf.compat.as_str_any(path)
 
 
-def latest(path: Path) -> str:
+def resolve_path(path: Path) -> str:
   path = path_text(path)
-  found = tf.train.latest_checkpoint(path) if tf.gfile.IsDirectory(path) and not exists(path) else path
-  if found is None or not exists(found):
-    raise ValueError("There is no checkpoint at {}. Expected the path of one, such as model.ckpt-100 without .index, "
-                     "or a directory with a file named checkpoint.".format(path))
+  found = tf.train.latest_checkpoint(path) if tf.gfile.IsDirectory(path) and not checkpoint_exists(path) else path
+  if found is None or not checkpoint_exists(found):
+    raise ValueError("There is no checkpoint at {}. Expected the path of a checkpoint, such as model.ckpt-100 "
+                     "(without .index), or a directory with a file named checkpoint.".format(path))
   return found
 
 
-def exists(path: str) -> bool:
+def checkpoint_exists(path: str) -> bool:
   """Returns whether there is an index file (V2), or files match the path itself (V1, "model-?????-of-00002")."""
   if tf.gfile.Exists("{}.index".format(path)):
     return True
@@ -43,28 +43,28 @@ def exists(path: str) -> bool:
     return False
 
 
-def reader_of(path: str) -> Any:
+def open_reader(path: str) -> Any:
   try:
     return tf.train.NewCheckpointReader(path)  # load_checkpoint() would prefer a directory of that name
   except _BROKEN as error:
     raise data_loss_error(path, error) from error
 
 
-def read(reader: Any, path: str, name: str) -> np.ndarray:
+def read_tensor(reader: Any, path: str, name: str) -> np.ndarray:
   try:
     return np.asarray(reader.get_tensor(name))
   except tf.errors.UnimplementedError:  # a partitioned variable in the V1 format
-    return read_parts(path, [name], [""], [reader.get_variable_to_dtype_map()[name]])[0]
+    return read_slices(path, [name], [""], [reader.get_variable_to_dtype_map()[name]])[0]
   except _BROKEN as error:
     raise data_loss_error(path, error) from error
 
 
-def read_parts(path: str, names: List[str], parts: List[str], dtypes: List[tf.DType]) -> List[np.ndarray]:
+def read_slices(path: str, names: List[str], parts: List[str], dtypes: List[tf.DType]) -> List[np.ndarray]:
   with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as sess:
     return sess.run(tf.raw_ops.RestoreV2(prefix=path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes))
 
 
-def shapes_of(reader: Any) -> Dict[str, Tuple[int, ...]]:
+def shapes_in(reader: Any) -> Dict[str, Tuple[int, ...]]:
   return {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
 
 
@@ -83,5 +83,5 @@ def is_state(name: str, shape: Any) -> bool:
 
 def warn_initialized(names: List[str], path: Path) -> None:
   if names:
-    logging.warning("The checkpoint %s has no loss scale: %s begin(s) at the initial value.", path_text(path),
+    logging.warning("The checkpoint %s has no loss scale: %s initialized instead.", path_text(path),
                     ", ".join(names))

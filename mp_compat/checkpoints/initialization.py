@@ -25,8 +25,8 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
   pairs = list(wanted.items() if hasattr(wanted, "items") else wanted)
-  reader = files.reader_of(files.latest(path))
-  variables = _named({name: value for name, value in pairs if not isinstance(value, str)})
+  reader = files.open_reader(files.resolve_path(path))
+  variables = _by_name({name: value for name, value in pairs if not isinstance(value, str)})
   if all(reader.has_tensor(name) for name in variables):
     return wanted
   matched = _match(variables, reader)
@@ -51,13 +51,14 @@ def name_map(path: files.Path, var_list: files.VarList = None) -> Dict[str, tf.V
     ValueError: If there is no checkpoint at `path`.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
-  wanted, reader = _named(tf.global_variables() if var_list is None else var_list), files.reader_of(files.latest(path))
+  wanted = _by_name(tf.global_variables() if var_list is None else var_list)
+  reader = files.open_reader(files.resolve_path(path))
   dtypes = reader.get_variable_to_dtype_map()
   return {found: wanted[name].parts if len(wanted[name].parts) > 1 else wanted[name].parts[0]
           for name, found in _match(wanted, reader).items() if dtypes[found] == wanted[name].dtype}
 
 
-class _Wanted(NamedTuple):
+class _Variable(NamedTuple):
   """A variable of the graph under its name in checkpoints; with a partitioner, several parts share one name."""
 
   parts: List[tf.Variable]
@@ -68,7 +69,7 @@ class _Wanted(NamedTuple):
     return self.parts[0].dtype.base_dtype
 
 
-def _named(var_list: files.VarList) -> "collections.OrderedDict[str, _Wanted]":
+def _by_name(var_list: files.VarList) -> "collections.OrderedDict[str, _Variable]":
   """Returns variables by the names that `tf.train.Saver` gives them."""
   wanted = collections.OrderedDict()
   for name, value in var_list.items() if isinstance(var_list, dict) else [(None, value) for value in var_list]:
@@ -78,10 +79,10 @@ def _named(var_list: files.VarList) -> "collections.OrderedDict[str, _Wanted]":
       whole = variables.save_slice_info(part)
       shape = part.shape.as_list() if whole is None else whole.full_shape
       full_name = name or (part.op.name if whole is None else whole.full_name)
-      wanted.setdefault(full_name, _Wanted([], tuple(shape))).parts.append(part)
+      wanted.setdefault(full_name, _Variable([], tuple(shape))).parts.append(part)
   return wanted
 
 
-def _match(wanted: Dict[str, _Wanted], reader: Any) -> Dict[str, str]:
+def _match(wanted: Dict[str, _Variable], reader: Any) -> Dict[str, str]:
   shapes = collections.OrderedDict((name, one.shape) for name, one in wanted.items())
-  return dialects.match(shapes, files.shapes_of(reader))
+  return dialects.match(shapes, files.shapes_in(reader))

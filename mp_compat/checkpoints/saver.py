@@ -51,7 +51,8 @@ class Saver(tf.train.Saver):
     try:
       restore(self, sess, save_path, super().restore)
     except _BROKEN_IN_SESSION as error:
-      if save_path is None or not files.exists(files.path_text(save_path)) or _NOTHING_RESTORED in str(error):
+      if (save_path is None or not files.checkpoint_exists(files.path_text(save_path))
+          or _NOTHING_RESTORED in str(error)):
         raise
       raise files.data_loss_error(files.path_text(save_path), error) from error
 
@@ -72,23 +73,23 @@ def restore(saver: tf.train.Saver, sess: tf.Session, save_path: files.Path, as_t
   if tf.executing_eagerly() or saver.saver_def is None:  # None if the Saver is empty, or build() was not called
     as_tensorflow(sess, save_path)
     return
-  if save_path is None or not files.exists(files.path_text(save_path)):
+  if save_path is None or not files.checkpoint_exists(files.path_text(save_path)):
     raise ValueError("The passed save_path is not a valid checkpoint: {}. Expected the path that save() or "
                      "tf.train.latest_checkpoint() returned.".format(save_path))
   path = files.path_text(save_path)
-  reader = files.reader_of(path)
+  reader = files.open_reader(path)
   if reader.has_tensor(files.OBJECT_GRAPH):
     as_tensorflow(sess, path)
     return
   entries = _entries(sess.graph.as_graph_element(saver.saver_def.restore_op_name))
-  matched = _matched(entries, reader, path)
+  matched = _match_names(entries, reader, path)
   dtypes = reader.get_variable_to_dtype_map()
   if all(matched.get(entry.name) == entry.name and dtypes[entry.name] == entry.dtype for entry in entries):
     as_tensorflow(sess, path)
     return
-  feeds = _feeds(sess, entries, matched, reader, path)
+  feeds = _restore_feeds(sess, entries, matched, reader, path)
   feeds[saver.saver_def.filename_tensor_name] = path
-  logging.info("Restoring parameters from %s, which has other names", path)
+  logging.info("Restoring parameters from %s, which has other variable names", path)
   sess.run(saver.saver_def.restore_op_name, feeds)
 
 
@@ -113,8 +114,8 @@ def add_tensorflow_names(var_list: Any) -> Any:
   again = collections.OrderedDict()
   for ours, theirs in sorted(theirs_by_ours.items()):
     if theirs in named and theirs != ours:
-      logging.warning("%s is not saved as %s, as TensorFlow's class calls it: that is the name of another variable "
-                      "here. For a program without mp_compat convert the checkpoint: python -m mp_compat checkpoint "
+      logging.warning("%s is not also saved as %s, its name in TensorFlow's class, because another variable has that "
+                      "name. To restore this checkpoint without mp_compat, convert it: python -m mp_compat checkpoint "
                       "convert --like.", ours, theirs)
     elif ours in named and theirs != ours and getattr(named[ours], "op", None) is not None and (
         named[ours].op.name == ours):
@@ -177,13 +178,13 @@ def _entries(restore_op: tf.Operation) -> List[_Entry]:
   return sorted(entries, key=lambda entry: [made[variable.name] for variable in entry.variables])
 
 
-def _matched(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
+def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
   """Returns the names in the checkpoint by the names in the graph, without state that starts anew.
 
   Raises:
     tf.errors.NotFoundError, tf.errors.InvalidArgumentError: See `Saver.restore`.
   """
-  shapes, dtypes = files.shapes_of(reader), reader.get_variable_to_dtype_map()
+  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
   theirs_by_ours = tensorflow_names(entries[0].op.graph) if entries else {}
   needed = [entry for entry in entries if entry.is_needed]
   wanted = collections.OrderedDict(
@@ -204,9 +205,11 @@ def _matched(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
       continue
     if not (entry.shape.is_compatible_with(shapes[found]) or entry.reshaped and (
         entry.shape.num_elements() == np.prod(shapes[found], dtype=np.int64))):
-      different.append("{} has the shape {} here, {} there".format(name, entry.shape, list(shapes[found])))
+      different.append("{} has the shape {} in the graph, {} in the checkpoint".format(
+          name, entry.shape, list(shapes[found])))
     if dtypes[found] != entry.dtype and not dialects.is_state(name):
-      different.append("{} has the dtype {} here, {} there".format(name, entry.dtype.name, dtypes[found].name))
+      different.append("{} has the dtype {} in the graph, {} in the checkpoint".format(
+          name, entry.dtype.name, dtypes[found].name))
   if missing or different:
     parts = [_NOTHING_RESTORED]
     if missing:
@@ -221,7 +224,7 @@ def _matched(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
   return matched
 
 
-def _feeds(sess: tf.Session, entries: List[_Entry], matched: Dict[str, str], reader: Any,
+def _restore_feeds(sess: tf.Session, entries: List[_Entry], matched: Dict[str, str], reader: Any,
            path: str) -> Dict[str, Any]:
   """Returns the feeds with which a Saver's own ops restore the names in `matched`.
 
@@ -229,7 +232,7 @@ def _feeds(sess: tf.Session, entries: List[_Entry], matched: Dict[str, str], rea
   output is fed, and the op reads another tensor of the same dtype. If the checkpoint has none of that dtype, all
   outputs in use are fed.
   """
-  shapes, dtypes = files.shapes_of(reader), reader.get_variable_to_dtype_map()
+  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
   stand_ins = {dtypes[name]: name for name in sorted(shapes, key=lambda name: -np.prod(shapes[name], dtype=np.int64))}
   feeds, names = {}, collections.OrderedDict((entry.op, {}) for entry in entries)
   for entry in entries:
@@ -240,7 +243,8 @@ def _feeds(sess: tf.Session, entries: List[_Entry], matched: Dict[str, str], rea
     if found is None or dtypes[found] != entry.dtype:
       # The name of the initializer is part of the graph format.
       initial = sess.graph.get_operation_by_name(entry.variables[0].name + "/Assign").inputs[1]
-      value = sess.run(initial) if found is None else files.read(reader, path, found).astype(entry.dtype.as_numpy_dtype)
+      value = sess.run(initial) if found is None else (
+          files.read_tensor(reader, path, found).astype(entry.dtype.as_numpy_dtype))
       feeds[entry.op.outputs[entry.index].name] = value
       found = stand_ins.get(entry.dtype)
     names[entry.op][entry.index] = found
@@ -251,7 +255,7 @@ def _feeds(sess: tf.Session, entries: List[_Entry], matched: Dict[str, str], rea
       continue
     parts = tf.make_ndarray(op.inputs[2].op.get_attr("value"))
     rest = [index for index, output in enumerate(op.outputs) if output.name not in feeds and output.consumers()]
-    values = files.read_parts(path, [found[index] for index in rest], [parts[index] for index in rest],
+    values = files.read_slices(path, [found[index] for index in rest], [parts[index] for index in rest],
                               [op.outputs[index].dtype for index in rest])
     feeds.update((op.outputs[index].name, value) for index, value in zip(rest, values))
   return feeds

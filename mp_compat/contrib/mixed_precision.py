@@ -73,7 +73,7 @@ class FixedLossScaleManager(LossScaleManager):
       ValueError: If `loss_scale` is below 1 or NaN.
     """
     if not loss_scale >= 1:
-      raise ValueError("loss scale must be at least 1. A number was expected, but got {!r}.".format(loss_scale))
+      raise ValueError("loss scale must be at least 1. Expected a number, but got {!r}.".format(loss_scale))
     self._loss_scale = loss_scale
 
   def get_loss_scale(self) -> tf.Tensor:

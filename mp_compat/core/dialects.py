@@ -93,7 +93,7 @@ def match(wanted: Shapes, found: Shapes) -> Dict[str, str]:
 
   def pair(group_of) -> None:
     ours, theirs = collections.OrderedDict(), collections.OrderedDict()
-    for groups, names in [(ours, wanted), (theirs, sorted(set(found) - set(matched.values()), key=in_order))]:
+    for groups, names in [(ours, wanted), (theirs, sorted(set(found) - set(matched.values()), key=creation_order))]:
       for name in names:
         group = group_of(_parse(name), tuple((wanted if groups is ours else found)[name]))
         if group is not None and (groups is theirs or name not in matched):
@@ -103,8 +103,8 @@ def match(wanted: Shapes, found: Shapes) -> Dict[str, str]:
         matched.update(zip(names, theirs[group]))
 
   pair(lambda name, shape: (name.scope, name.role, name.number, shape))
-  pair(lambda name, shape: (name.scope, name.role, shape) if _counts(name, shape) else None)
-  pair(lambda name, shape: name.role if _counts(name, shape) else None)
+  pair(lambda name, shape: (name.scope, name.role, shape) if _is_scalar_state(name, shape) else None)
+  pair(lambda name, shape: name.role if _is_scalar_state(name, shape) else None)
   return matched
 
 
@@ -164,7 +164,7 @@ def _without_conditionals(names: Iterable[str]) -> Dict[str, str]:
   """Returns the original names by the names without conditionals, sorted by the latter."""
   plain = {name: name for name in names if not _parse(name).conditionals or _parse(name).stem not in _POWERS}
   numbers = collections.Counter()
-  for name in sorted(set(names) - set(plain), key=in_order):
+  for name in sorted(set(names) - set(plain), key=creation_order):
     parsed = _parse(name)
     number = parsed.number or numbers[parsed.scope, parsed.stem]
     numbers[parsed.scope, parsed.stem] += 1
@@ -176,11 +176,11 @@ def _without_conditionals(names: Iterable[str]) -> Dict[str, str]:
   return collections.OrderedDict(sorted(plain.items()))
 
 
-def _counts(name: _Name, shape: Tuple[int, ...]) -> bool:
+def _is_scalar_state(name: _Name, shape: Tuple[int, ...]) -> bool:
   return not shape and (name.stem in _STATE or name.stem in _POWERS)
 
 
-def in_order(name: str) -> Tuple[str, Tuple[int, ...], str, int]:
+def creation_order(name: str) -> Tuple[str, Tuple[int, ...], str, int]:
   """Returns a sort key for the order of creation: scope, conditionals, stem, number."""
   parsed = _parse(name)
   return parsed.scope, parsed.conditionals, parsed.stem, parsed.number

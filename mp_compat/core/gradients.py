@@ -149,13 +149,13 @@ def record_computed(grads: Iterable[Gradient], names: Iterable[str]) -> None:
     return
   for grad, name in zip(grads, names):
     for values in values_of([grad]):
-      computed = _computed_in(values.graph)
-      computed[_key(values)] = name
+      computed = _computed_record(values.graph)
+      computed[_tensor_key(values)] = name
 
 
 def is_computed(tensor: tf.Tensor) -> bool:
   """Returns whether `record_computed` recorded this tensor."""
-  return _key(tensor) in _computed_in(tensor.graph)
+  return _tensor_key(tensor) in _computed_record(tensor.graph)
 
 
 def computed_ancestors(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]:
@@ -172,9 +172,10 @@ def computed_ancestors(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]
     (variable name, tensor) pairs.
   """
   values = values_of(grads)
-  passed = {_key(one) for one in values} if graphs.default_graph() is not None else ()
-  return [(_computed_in(tensor.graph)[_key(tensor)], tensor) for tensor in nearest_ancestors(values, is_computed)
-          if _key(tensor) not in passed and control_flow.is_readable(tensor)]
+  passed = {_tensor_key(one) for one in values} if graphs.default_graph() is not None else ()
+  return [(_computed_record(tensor.graph)[_tensor_key(tensor)], tensor)
+          for tensor in nearest_ancestors(values, is_computed)
+          if _tensor_key(tensor) not in passed and control_flow.is_readable(tensor)]
 
 
 def nearest_ancestors(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) -> List[tf.Tensor]:
@@ -191,9 +192,9 @@ def nearest_ancestors(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor],
   found, seen, ahead = [], set(), list(values)
   while ahead:
     tensor = ahead.pop()
-    if not hasattr(tensor, "graph") or _key(tensor) in seen:  # an eager tensor has no graph
+    if not hasattr(tensor, "graph") or _tensor_key(tensor) in seen:  # an eager tensor has no graph
       continue
-    seen.add(_key(tensor))
+    seen.add(_tensor_key(tensor))
     if wanted(tensor):
       found.append(tensor)
     else:
@@ -201,12 +202,12 @@ def nearest_ancestors(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor],
   return found
 
 
-def _key(tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
+def _tensor_key(tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
   """Returns a key that identifies a graph tensor; tensors are not hashable in all TensorFlow versions."""
   return tensor.op, tensor.value_index
 
 
-def _computed_in(graph: tf.Graph) -> Dict[Tuple[tf.Operation, int], str]:
+def _computed_record(graph: tf.Graph) -> Dict[Tuple[tf.Operation, int], str]:
   """Returns the computed gradients of a graph: names of variables by tensor key. The graph owns the dictionary."""
   return graphs.record_in(graph, "computed_gradients")
 

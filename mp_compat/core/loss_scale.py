@@ -74,7 +74,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     """
     graph = graphs.init_scope_graph()
     if name in graphs.state_of(self, graph):
-      raise RuntimeError("Duplicate variables detected. {}: every weight of a loss scale needs a name of its own."
+      raise RuntimeError("Duplicate variables detected. {}: every weight of a loss scale must have a unique name."
                          .format((name, graphs.graph_key(graph))))
     self.__dict__.setdefault("_mp_compat_weights", {})[name] = (initial_value, dtype)
     return self._make_weight(name)
@@ -171,10 +171,10 @@ class FixedLossScale(LossScale):
       ValueError: If `loss_scale_value` is not a number in that range.
     """
     if not _is_number(loss_scale_value):
-      raise ValueError("loss_scale_value must be a Python int or float. A number of at least 1 was expected, but "
-                       "got {!r}.".format(loss_scale_value))
+      raise ValueError("loss_scale_value must be a Python int or float. Expected a number from 1 to 2**126, but got "
+                       "{!r}.".format(loss_scale_value))
     if not loss_scale_value >= 1:
-      raise ValueError("loss_scale_value must be at least 1. A number was expected, but got {!r}."
+      raise ValueError("loss_scale_value must be at least 1. Expected a number from 1 to 2**126, but got {!r}."
                        .format(loss_scale_value))
     self._loss_scale_value = _bounded("loss_scale_value", loss_scale_value)
 

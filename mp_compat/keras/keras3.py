@@ -26,7 +26,7 @@ class Keras3Mixin:
   _own_attributes = frozenset(["built", "name"])
   _writes_later_config = True
 
-  def _set_up(self, name: Optional[str]) -> None:
+  def _initialize(self, name: Optional[str]) -> None:
     backend = sys.modules[self._kind.keras + ".backend"].backend()
     if backend != "tensorflow":
       raise RuntimeError("mp_compat.keras.LossScaleOptimizer works with Keras 3's TensorFlow backend, but the backend "
@@ -106,7 +106,7 @@ class Keras3Mixin:
     Raises:
       ValueError: If the loss is not floating.
     """
-    self._note(_SCALE_LOSS)
+    self._record_call(_SCALE_LOSS)
     return gradients.scale_loss(loss, self._current_scale())
 
   @autograph.do_not_convert

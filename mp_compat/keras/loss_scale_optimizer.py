@@ -106,7 +106,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     self._calls: Dict[int, Set[str]] = {}
     self._ever_called: Set[str] = set()
     self._last_call: Optional[str] = None
-    self._set_up(name)
+    self._initialize(name)
     self._track_variables()
 
   @property
@@ -162,7 +162,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     Raises:
       ValueError: If the loss is not floating.
     """
-    self._note(_SCALED)
+    self._record_call(_SCALED)
     if callable(loss):
       return lambda: self.get_scaled_loss(loss())
     scale = self._current_scale()
@@ -184,7 +184,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     Raises:
       TypeError: If a gradient cannot be converted to a tensor, or is not numeric.
     """
-    self._note(_UNSCALED)
+    self._record_call(_UNSCALED)
     # In a graph, the scale is read once for the loss and the gradients.
     in_graph = {} if tf.executing_eagerly() else graphs.state_of(self, graphs.default_graph())
     scale = in_graph.pop("scale", None)
@@ -204,7 +204,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       for variable in self._loss_scale._weights.values():
         backend.track_variable(variable)
 
-  def _note(self, call: str) -> None:
+  def _record_call(self, call: str) -> None:
     # Each replica runs in a separate thread. Replicas wait for each other in the middle of a step.
     self._calls.setdefault(threading.get_ident(), set()).add(call)
     self._ever_called.add(call)
@@ -217,9 +217,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     if missing and self._last_call in (None, _SCALED, _UNSCALED) and "warned" not in self._ever_called:
       self._ever_called.add("warned")
       logging.warning(
-          "apply_gradients() of a LossScaleOptimizer was called without %s before it, so that its gradients are not "
-          "those of the loss, or vanish in float16. Call both: get_scaled_loss() before gradients are computed and "
-          "get_unscaled_gradients() after it; or minimize().", " and ".join(name + "()" for name in sorted(missing)))
+          "apply_gradients() of a LossScaleOptimizer was called without %s. The gradients are then scaled wrongly, or "
+          "underflow in float16. Call get_scaled_loss() before gradients are computed and get_unscaled_gradients() "
+          "after it, or call minimize().", " and ".join(name + "()" for name in sorted(missing)))
 
   def _check_step(self) -> None:
     """Checks the context and the strategy of a step, and that its loss was scaled and its gradients unscaled."""
@@ -239,7 +239,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
                     strategy: tf.distribute.Strategy,
                     checked: Tuple[Any, ...]) -> Optional[tf.Operation]:
     del strategy  # It is the current strategy.
-    checked = step.Checked(*checked)
+    checked = step.CheckedGradients(*checked)
     grads = [grad for grad, _ in checked.grads_and_vars]
     variables = [variable for _, variable in checked.grads_and_vars]  # Keras needs the distributed variables.
     finite, = step.reduce_finite([checked.finite])
@@ -277,7 +277,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     classes = (self._public_class, type(self._optimizer))
     if hasattr(self, "_unpickle_model"):  # Keras 3: the argument is a file
       return optimizer_kinds.unpickle, classes + tuple(arguments)
-    return (optimizer_kinds.make_empty, classes) + tuple(state)
+    return (optimizer_kinds.new_empty, classes) + tuple(state)
 
   def get_config(self) -> Dict[str, Any]:
     """Returns the keyword arguments that make an equal optimizer, in the form of this Keras's own class.
@@ -331,14 +331,14 @@ def check_strategy() -> None:
   distribute.check_supported()
   strategy = type(tf.distribute.get_strategy())
   if any(base.__name__.startswith(("ParameterServerStrategy", "CentralStorageStrategy")) for base in strategy.__mro__):
-    raise ValueError("Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras unscales gradients once "
-                     "for each replica, and with this one variables are not replicated. Try using a different "
-                     "Strategy, e.g. a MirroredStrategy".format(strategy.__name__))
+    raise ValueError("Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras unscales gradients in "
+                     "each replica, but this strategy does not replicate variables. Try using a different Strategy, "
+                     "e.g. a MirroredStrategy".format(strategy.__name__))
 
 
 def _check_inner(inner: Any, others: List[Any]) -> None:
   if others:
-    raise TypeError("There is one inner optimizer, but several arguments name one: {}.".format([inner] + others))
+    raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
   if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
     raise TypeError("LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {}. Pass the optimizer inside "
                     "it.".format(inner))
@@ -356,8 +356,9 @@ def loss_scale_of(loss_scale: Any,
   if loss_scale is not None:
     given = sorted(name for name, value in later.items() if value is not None)
     if given:
-      raise ValueError("Two forms are mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), and {} to "
-                       "(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps). Use the arguments of one."
+      raise ValueError("Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), "
+                       "and {} to (inner_optimizer, dynamic, initial_scale, dynamic_growth_steps). Pass the arguments "
+                       "of one."
                        .format(loss_scale, ", ".join(given)))
     return loss_scale_module.get_loss_scale(loss_scale)
   if dynamic is not None and not isinstance(dynamic, bool):

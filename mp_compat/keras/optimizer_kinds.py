@@ -75,7 +75,7 @@ def concrete_class(cls: type, optimizer: Any) -> type:
   kind = kind_of(type(optimizer))
   if kind is None:
     raise TypeError("\"inner_optimizer\" must be an instance of OptimizerV2 or of a later Keras optimizer, but got: "
-                    "{}. {}".format(optimizer, _advice(optimizer)))
+                    "{}. {}".format(optimizer, _hint(optimizer)))
   return _concrete_of(cls, kind)
 
 
@@ -98,7 +98,7 @@ def _registered_name(cls: type, kind: OptimizerKind) -> str:
   return getattr(keras.utils, "get_registered_name", lambda cls: cls.__name__)(cls)  # TensorFlow 1.15 has no registry
 
 
-def make_empty(cls: type, optimizer_class: type) -> Any:
+def new_empty(cls: type, optimizer_class: type) -> Any:
   """Returns a wrapper without attributes, of class `cls`, for inner optimizers of a class; for `pickle` and `copy`."""
   return object.__new__(_concrete_of(cls, kind_of(optimizer_class)))
 
@@ -111,17 +111,17 @@ def unpickle(cls: type, optimizer_class: type, file: Any) -> Any:
     return concrete._unpickle_model(file)
 
 
-def _advice(optimizer: Any) -> str:
+def _hint(optimizer: Any) -> str:
   if any(base.__name__ == "Optimizer" and base.__module__.endswith("training.optimizer")
          for base in type(optimizer).__mro__):
     return "Wrap a tf.compat.v1.train.Optimizer in mp_compat.MixedPrecisionLossScaleOptimizer."
-  if not _keras_is_there():
-    return ("There is no Keras here: install one, with `pip install tf_keras` for Keras 2 (and set "
-            "TF_USE_LEGACY_KERAS=1), or with `pip install keras` for Keras 3.")
+  if not _keras_is_installed():
+    return ("Keras is not installed. Install Keras 2 with `pip install tf_keras` (and set TF_USE_LEGACY_KERAS=1), or "
+            "Keras 3 with `pip install keras`.")
   return "Pass a Keras optimizer object, such as tf.keras.optimizers.SGD()."
 
 
-def _keras_is_there() -> bool:
+def _keras_is_installed() -> bool:
   try:
     return hasattr(tf.keras, "optimizers")
   except ImportError:  # from TensorFlow 2.16 on Keras is a separate package
@@ -149,7 +149,7 @@ def _kind_for(config: Dict[str, Any]) -> OptimizerKind:
   kind = kind_of(tf.keras.optimizers.SGD)
   if {"decay", "is_legacy_optimizer"} & set(config["config"]) and kind.mixin is keras3.Keras3Mixin:
     if not _exists("tf_keras"):
-      raise ValueError("This configuration is of a Keras 2 optimizer, but the Keras here is Keras 3. Install tf_keras "
-                       "with `pip install tf_keras`. Got: {}".format(config))
+      raise ValueError("Expected a configuration of a Keras 3 optimizer, but this is one of Keras 2. Install "
+                       "tf_keras, with `pip install tf_keras`, to load it. Got: {}".format(config))
     return kind_of(importlib.import_module("tf_keras").optimizers.SGD)
   return kind

@@ -21,7 +21,7 @@ class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
   def _writes_later_config(self) -> bool:
     return hasattr(self._kind.native, "inner_optimizer")  # from TensorFlow 2.4 on
 
-  def _set_up(self, name: Optional[str]) -> None:
+  def _initialize(self, name: Optional[str]) -> None:
     del name  # The inner optimizer has a name.
     keras_trackable.track(self, self._optimizer, self._loss_scale)
 
@@ -41,7 +41,7 @@ class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
         around.enter_context(tape)
         kwargs["tape"] = tape
       loss = self.get_scaled_loss(loss)
-    with self._clipping_later() as clip:
+    with self._clipping_after_unscaling() as clip:
       pairs = self._optimizer._compute_gradients(loss, var_list, grad_loss, **kwargs)
     unscaled = self.get_unscaled_gradients(grad for grad, _ in pairs)
     return [(grad, variable) for grad, (_, variable) in zip(clip(unscaled), pairs)]
@@ -59,12 +59,12 @@ class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
     Raises:
       ValueError: If the loss is not floating, or a variable has no gradient.
     """
-    with self._clipping_later() as clip:
+    with self._clipping_after_unscaling() as clip:
       grads = self._optimizer.get_gradients(self.get_scaled_loss(loss), params)
     return clip(self.get_unscaled_gradients(grads))
 
   @contextlib.contextmanager
-  def _clipping_later(self) -> Any:
+  def _clipping_after_unscaling(self) -> Any:
     """Stops the inner optimizer from clipping scaled gradients (up to 2.3); yields a function that clips later."""
     inner, limits = self._optimizer, {}
     if not hasattr(inner, "_transform_gradients"):

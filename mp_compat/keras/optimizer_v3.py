@@ -15,7 +15,7 @@ class OptimizerV3Mixin:
   _own_attributes = frozenset()
   _writes_later_config = True
 
-  def _set_up(self, name: Optional[str]) -> None:
+  def _initialize(self, name: Optional[str]) -> None:
     del name  # The inner optimizer has a name.
     keras_trackable.track(self, self._optimizer, self._loss_scale, earlier_exists=False)
 

@@ -81,9 +81,9 @@ def _conditionals(loss_scale: Any) -> Optional[Tuple[int, int]]:
 def _warn_unknown_names(loss_scale: Any, names: Any) -> None:
   if names:
     logging.warning(
-        "The name that TensorFlow's class would give to %s is unknown: %s, or a loss scale before it, has an update() "
-        "of its own, which may build conditionals. Checkpoints have the inner optimizer's names. For a program without "
-        "mp_compat convert them: python -m mp_compat checkpoint convert --like.",
+        "The name of %s in TensorFlow's class is unknown, because %s, or a loss scale before it, overrides update() "
+        "and may build conditionals. Checkpoints have the inner optimizer's names. To restore them without mp_compat, "
+        "convert them: python -m mp_compat checkpoint convert --like.",
         ", ".join(names), type(loss_scale).__name__)
 
 

@@ -115,7 +115,8 @@ def register_loss_scale_wrapper(optimizer_cls: type,
   """
   wrapped = wrapper_cls or wrapper_fn
   if not isinstance(wrapped, type):
-    raise TypeError("wrapper_cls must be the class of what wrapper_fn returns, where that is a function, but got {!r}."
+    raise TypeError("wrapper_cls must be the class of the objects that wrapper_fn returns, and may be omitted only if "
+                    "wrapper_fn is that class. Expected a class, but got {!r}."
                     .format(wrapped))
   _wrappers.append(_Wrapper(lambda opt: isinstance(opt, optimizer_cls), wrapper_fn, wrapped))
 

@@ -60,16 +60,16 @@ class Installation:
     return "Installation(patched={}, skipped={})".format(self.patched, self.skipped)
 
   def _install(self) -> None:
-    for path, meanings in old_names.PUBLIC:
+    for path, replacements in old_names.PUBLIC:
       try:
         modules = self._modules(path)
       except ImportError as error:  # Keras is not installed.
         self.skipped.append("tensorflow.{}: {}".format(path, error))
         continue
-      for name, here in meanings.items():
-        meaning = operator.attrgetter(here.partition(".")[2])(mp_compat)
+      for name, new in replacements.items():
+        replacement = operator.attrgetter(new.partition(".")[2])(mp_compat)
         for module in modules:
-          self._set(module, name, meaning)
+          self._set(module, name, replacement)
         self.patched.append("tensorflow.{}.{}".format(path, name))
     self._install_checkpoints()
 

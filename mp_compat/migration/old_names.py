@@ -12,18 +12,18 @@ _CONTRIB = "mp_compat.contrib.mixed_precision"
 _KERAS = "mp_compat.keras.experimental"
 
 
-def _meanings(module: str, *names: str) -> Dict[str, str]:
+def _names_in(module: str, *names: str) -> Dict[str, str]:
   return {name: "{}.{}".format(module, name) for name in names}
 
 
-_LOSS_SCALES = _meanings(_FLAT, "LossScale", "FixedLossScale", "DynamicLossScale")
-_OPTIMIZER = _meanings(_FLAT, "MixedPrecisionLossScaleOptimizer")
-_REWRITE = _meanings(_FLAT, "enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite")
+_LOSS_SCALES = _names_in(_FLAT, "LossScale", "FixedLossScale", "DynamicLossScale")
+_OPTIMIZER = _names_in(_FLAT, "MixedPrecisionLossScaleOptimizer")
+_REWRITE = _names_in(_FLAT, "enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite")
 _TRAINING = dict(dict(_LOSS_SCALES, **_OPTIMIZER), **_REWRITE)
-_MANAGERS = _meanings(_CONTRIB, "LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager")
-_WRAPPER = _meanings(_CONTRIB, "LossScaleOptimizer")
-_KERAS_WRAPPER = _meanings(_KERAS, "LossScaleOptimizer")
-_REGISTER = _meanings(_FLAT, "register_loss_scale_wrapper")
+_MANAGERS = _names_in(_CONTRIB, "LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager")
+_WRAPPER = _names_in(_CONTRIB, "LossScaleOptimizer")
+_KERAS_WRAPPER = _names_in(_KERAS, "LossScaleOptimizer")
+_REGISTER = _names_in(_FLAT, "register_loss_scale_wrapper")
 
 # The public interface. Module below `tensorflow`: its names, and their names here.
 PUBLIC: Tuple[Tuple[str, Dict[str, str]], ...] = (
@@ -45,7 +45,7 @@ PRIVATE: Tuple[Tuple[str, Dict[str, str]], ...] = (
     ("python.training.experimental.loss_scale", dict(_LOSS_SCALES, get=_FLAT + ".get_loss_scale")),
     ("python.training.experimental.loss_scale_optimizer", _OPTIMIZER),
     ("python.training.experimental.mixed_precision", dict(
-        dict(_REWRITE, **_REGISTER), **{name + "_v1": here for name, here in _REWRITE.items()})),
+        dict(_REWRITE, **_REGISTER), **{name + "_v1": new for name, new in _REWRITE.items()})),
     ("python.keras.mixed_precision.experimental.loss_scale_optimizer", _KERAS_WRAPPER),
     ("contrib.mixed_precision.python.loss_scale_manager", _MANAGERS),
     ("contrib.mixed_precision.python.loss_scale_optimizer", _WRAPPER),
@@ -63,6 +63,6 @@ _MODULES = {
     "python.keras.mixed_precision.experimental.loss_scale_optimizer": _KERAS,
 }
 
-OLD_NAMES: Dict[str, str] = {"tensorflow." + path: here for path, here in _MODULES.items()}
-OLD_NAMES.update(("tensorflow.{}.{}".format(path, name), here)
-                 for path, meanings in PUBLIC + PRIVATE for name, here in meanings.items())
+OLD_NAMES: Dict[str, str] = {"tensorflow." + path: new for path, new in _MODULES.items()}
+OLD_NAMES.update(("tensorflow.{}.{}".format(path, name), new)
+                 for path, replacements in PUBLIC + PRIVATE for name, new in replacements.items())

@@ -73,8 +73,8 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._counters_in_graph = counters_in_graph
     self.attempted = 0
     self.skipped = 0
-    self._consecutive = 0  # skipped steps since the last applied one
-    self._unmoved = 0  # skipped steps since the scale last changed or a step was applied
+    self._consecutive_skips = 0  # skipped steps since the last applied one
+    self._skipped_without_backoff = 0  # skipped steps since the scale last changed or a step was applied
     self._logged = (0, 0)  # attempted and skipped when the last line was logged
     self._written: Optional[int] = None  # the attempted step last written to output_dir
     self._last_applied: Optional[int] = None
@@ -82,7 +82,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._changes: Deque[Tuple[int, float]] = collections.deque(maxlen=20)
 
   def begin(self) -> None:
-    self._steps = _Steps(self._optimizer)
+    self._steps = _StepCounter(self._optimizer)
     outcome = self._steps.outcome
     updates = self._make_counters(outcome) if self._counters_in_graph and outcome is not None else []
     with tf.control_dependencies(([] if outcome is None else [outcome]) + updates):
@@ -113,10 +113,10 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._write()
 
   def before_run(self, run_context: Any) -> Any:
-    if self._steps.outcome is None or not self._steps.are_in(run_context):
+    if self._steps.outcome is None or not self._steps.are_run_by(run_context):
       return None
     fetches = {"status": self._status}
-    if self._stalled_after_one_more() and not self._warned:
+    if self._is_stalled(more_skips=1) and not self._warned:
       fetches["report"] = self._report
     return tf.train.SessionRunArgs(fetches)
 
@@ -133,13 +133,13 @@ class LossScaleHook(tf.train.SessionRunHook):
     if attempted:
       self._count(scale, attempted, skipped)
       if self._is_stalled() and not self._warned:
-        self._tell(self._stall_text(results.get("report", {})), run_context)
+        self._handle_stall(self._stall_text(results.get("report", {})), run_context)
 
   def end(self, session: tf.Session) -> None:
     del session
     if not self.attempted:
       if self._steps.countable:
-        logging.warning("LossScaleHook: no run executed the train op %s.", self._steps.train_op.name)
+        logging.warning("LossScaleHook: no Session run executed the train op %s.", self._steps.train_op.name)
     elif self._logged[0] < self.attempted:
       self._log()
     self._write()
@@ -153,11 +153,11 @@ class LossScaleHook(tf.train.SessionRunHook):
     if changed:
       self._changes.append((self.attempted, scale))
     if skipped < attempted:
-      self._consecutive = self._unmoved = 0
+      self._consecutive_skips = self._skipped_without_backoff = 0
       self._last_applied, self._warned = self.attempted, False
     else:
-      self._consecutive += skipped
-      self._unmoved = 0 if changed else self._unmoved + skipped
+      self._consecutive_skips += skipped
+      self._skipped_without_backoff = 0 if changed else self._skipped_without_backoff + skipped
     due = self._timer is not None and self._timer.should_trigger_for_step(self.attempted)
     if due:
       self._timer.update_last_triggered_step(self.attempted)
@@ -166,11 +166,10 @@ class LossScaleHook(tf.train.SessionRunHook):
     if changed or due or skipped:
       self._write()
 
-  def _is_stalled(self) -> bool:
-    return self._consecutive >= self._max_consecutive_skips or self._unmoved >= self._min_scale_patience
-
-  def _stalled_after_one_more(self) -> bool:
-    return self._consecutive + 1 >= self._max_consecutive_skips or self._unmoved + 1 >= self._min_scale_patience
+  def _is_stalled(self, more_skips: int = 0) -> bool:
+    """Returns whether the run is stalled, or would be after so many more skipped steps."""
+    return (self._consecutive_skips + more_skips >= self._max_consecutive_skips
+            or self._skipped_without_backoff + more_skips >= self._min_scale_patience)
 
   def _log(self) -> None:
     attempted, skipped = self.attempted - self._logged[0], self.skipped - self._logged[1]
@@ -193,7 +192,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     return ("The loss scale is stalled: {} steps in a row were skipped, {} of them without lowering the scale; {} of "
             "{} attempted. The scale went {}. Gradients that are not finite:\n  {}\nIf these overflow at any scale, "
             "the loss itself is not finite: look at the inputs and the learning rate."
-            .format(self._consecutive, self._unmoved, last, self.attempted,
+            .format(self._consecutive_skips, self._skipped_without_backoff, last, self.attempted,
                     " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
                     "\n  ".join(lines) or self._without_report()))
 
@@ -202,7 +201,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       return "unknown, because the train op is inside a loop or a function"
     return "none; the loss scale itself decided to skip"
 
-  def _tell(self, text: str, run_context: Any) -> None:
+  def _handle_stall(self, text: str, run_context: Any) -> None:
     if self._writer:
       self._writer.flush()  # end() is not called after an error
     if self._on_stall == "raise":
@@ -236,7 +235,7 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     self._left = num_attempts
 
   def begin(self) -> None:
-    self._steps = _Steps(self._optimizer)
+    self._steps = _StepCounter(self._optimizer)
     if not self._steps.countable:
       raise ValueError("StopAtAttemptHook cannot count the steps of {}, which is inside a loop or a function. Make the "
                        "optimizer with add_summaries=True, which counts them in local variables."
@@ -247,7 +246,7 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     self._steps.start(session)
 
   def before_run(self, run_context: Any) -> Any:
-    if self._steps.outcome is None or not self._steps.are_in(run_context):
+    if self._steps.outcome is None or not self._steps.are_run_by(run_context):
       return None
     return tf.train.SessionRunArgs(self._steps.outcome)
 
@@ -260,7 +259,7 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
       run_context.request_stop()
 
 
-class _Steps:
+class _StepCounter:
   """Counts the steps that Session runs execute with an optimizer's train op.
 
   The outcome of a step is read from the train op. Inside a loop or a function that is not possible; then the
@@ -289,7 +288,7 @@ class _Steps:
     before, self._counted = self._counted, session.run(list(self.counters))
     return int(self._counted[0] - before[0]), int(self._counted[1] - before[1])
 
-  def are_in(self, run_context: Any) -> bool:
+  def are_run_by(self, run_context: Any) -> bool:
     """Returns whether a run fetches the train op or an op that depends on it."""
     fetched = graphs.fetched_elements(self.train_op.graph, run_context.original_args.fetches)
     key = tuple(element.name for element in fetched)

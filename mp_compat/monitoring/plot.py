@@ -72,7 +72,8 @@ def plot(logdir: str, output: str, loss_tag: Optional[str] = None) -> Series:
   suffix = os.path.splitext(output)[1][1:].lower() or "png"
   formats = figure.canvas.get_supported_filetypes()
   if suffix not in formats:
-    raise PlotError("expected a name that ends in one of .{}, but got {}".format(", .".join(sorted(formats)), output))
+    raise PlotError("expected a file name that ends in one of .{}, but got {}".format(
+        ", .".join(sorted(formats)), output))
   temporary = "{}.{}.tmp".format(output, os.getpid())
   try:
     try:
@@ -119,7 +120,7 @@ def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
                     "add_summaries=True write, but found {}".format(logdir, SCALE, SKIPPED, _tags(files)))
   directories = sorted({file.directory for file in chosen})
   if len(directories) > 1:
-    raise PlotError("more than one run below {}, name one of them: {}".format(logdir, _enumeration(directories)))
+    raise PlotError("found several runs below {}; pass one of them: {}".format(logdir, _enumeration(directories)))
   loss = _find_loss(files, loss_tag, [file.directory for file in by_summaries + by_hook])
   if loss_tag is not None and loss is None:
     raise PlotError("no scalar with the tag {} below {}: found {}".format(loss_tag, logdir, _tags(files)))
@@ -144,7 +145,7 @@ def draw(series: Series) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
   except ImportError as error:
-    raise PlotError("needs matplotlib ({}): pip install mp_compat[plot]".format(error)) from error
+    raise PlotError("needs matplotlib ({}): pip install matplotlib".format(error)) from error
   figure = Figure(figsize=(8, 4.5), dpi=240, layout="constrained")
   FigureCanvasAgg(figure)
   panels = figure.subplots(2 if series.loss else 1, squeeze=False, sharex=not series.attempted)[:, 0]

@@ -49,8 +49,9 @@ def last_step(optimizer: Any) -> Step:
   """
   step = graphs.state_of(optimizer, graphs.default_graph()).get("step")
   if step is None or step.train_op is None:
-    raise RuntimeError("The optimizer {} has no train op in this graph yet. Call minimize() or apply_gradients() "
-                       "first, in the graph that is to be watched.".format(optimizer.get_name()))
+    raise RuntimeError("The optimizer {} has no train op in the current graph. Expected a "
+                       "MixedPrecisionLossScaleOptimizer whose minimize() or apply_gradients() was called in this "
+                       "graph.".format(optimizer.get_name()))
   return step
 
 
@@ -92,8 +93,8 @@ def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, Gradien
   """
   step = last_step(optimizer)
   if not is_readable(step):
-    raise RuntimeError("The train op {} is inside a loop or a function, whose gradients cannot be read from outside. "
-                       "Call nonfinite_gradients() there.".format(step.train_op.name))
+    raise RuntimeError("The train op {} is inside a loop or a function, so its gradients cannot be read from outside. "
+                       "Call nonfinite_gradients() inside it.".format(step.train_op.name))
   with control_flow.context_of(step.train_op):
     pairs = [(name, values) for grad, name in step.gradients for values in gradients.values_of([grad])]
     pairs += gradients.computed_ancestors([grad for grad, _ in step.gradients])

@@ -51,8 +51,8 @@ class GradientAccumulator:
     if not isinstance(optimizer, optimizer_module.MixedPrecisionLossScaleOptimizer):
       raise ValueError("optimizer must be a MixedPrecisionLossScaleOptimizer, but got {!r}.".format(optimizer))
     if not optimizer.step_settings.skip_nonfinite:
-      raise ValueError("GradientAccumulator needs the finite check, but this optimizer was made with "
-                       "skip_nonfinite=False. Leave that out.")
+      raise ValueError("GradientAccumulator needs the finite check, but the optimizer was made with "
+                       "skip_nonfinite=False. Remove that argument.")
     if skip not in _SKIP:
       raise ValueError("skip must be one of {}, but got {!r}.".format(", ".join(map(repr, _SKIP)), skip))
     self._optimizer = optimizer
@@ -71,11 +71,11 @@ class GradientAccumulator:
       RuntimeError: If eager execution is on.
     """
     if tf.executing_eagerly():
-      raise RuntimeError("GradientAccumulator is for graphs, but eager execution is on. Use it within a tf.Graph, or "
-                         "add up the gradients in Python.")
+      raise RuntimeError("GradientAccumulator works in graph mode only, but eager execution is enabled. Use it in a "
+                         "tf.Graph, or sum the gradients in Python.")
     state = graphs.state_of(self, graphs.default_graph())
     if state:
-      raise ValueError("This window is added to already in this graph. Run the op that add() returned once for each "
+      raise ValueError("add() was already called in this graph. Run the op that it returned once for each "
                        "micro-batch, or make another GradientAccumulator.")
     checked = self._check(grads_and_vars)
     grads = [grad for grad, _ in checked.grads_and_vars]
@@ -95,7 +95,7 @@ class GradientAccumulator:
 
     return tf.group(control_flow.cond(checked.finite, add, skip), name=name or "accumulate")
 
-  def _check(self, grads_and_vars: Iterable[GradAndVar]) -> step.Checked:
+  def _check(self, grads_and_vars: Iterable[GradAndVar]) -> step.CheckedGradients:
     return step.check(grads_and_vars, check_computed=self._optimizer.step_settings.check_computed_gradients)
 
   def mean(self) -> List[GradAndVar]:
@@ -162,14 +162,15 @@ class GradientAccumulator:
                              global_step: Optional[tf.Variable],
                              name: Optional[str]) -> tf.Operation:
     del strategy  # the current strategy
-    checked = step.Checked(*checked)
+    checked = step.CheckedGradients(*checked)
     decision = step.decide(self._optimizer.step_settings, checked, micro_batches_finite)
     return self._optimizer.apply_decision(checked, decision, global_step, name)
 
   def _state(self) -> Dict[str, Any]:
     state = graphs.state_of(self, graphs.default_graph())
     if not state:
-      raise RuntimeError("This window has no gradients in this graph. Call add(opt.compute_gradients(loss)) first.")
+      raise RuntimeError("This GradientAccumulator has no gradients in this graph. Call "
+                         "add(opt.compute_gradients(loss)) first.")
     return state
 
 
@@ -179,7 +180,7 @@ def _sum_for(grad: gradients.Gradient, variable: tf.Variable) -> Optional[tf.Var
     return None
   values, = gradients.values_of([grad])
   if not variable.shape.is_fully_defined():
-    raise ValueError("Gradients can be accumulated for variables of static shape only, but {} has the shape {}."
+    raise ValueError("Gradients can only be accumulated for variables of static shape, but {} has the shape {}."
                      .format(variable.name, variable.shape))
   dtype = tf.float64 if values.dtype == tf.float64 else tf.float32
   return _local(variable.shape, dtype, "accumulated_gradient", values.device)

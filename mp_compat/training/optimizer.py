@@ -93,15 +93,15 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       raise ValueError("loss_scale cannot be None. Expected a number of at least 1, \"dynamic\", or a LossScale; to "
                        "train without loss scaling, use the inner optimizer alone.")
     if finite_reducer is not None and not skip_nonfinite:
-      raise ValueError("finite_reducer reduces the result of the finite check, but skip_nonfinite=False makes none. "
-                       "Leave one of them out.")
+      raise ValueError("finite_reducer reduces the result of the finite check, but skip_nonfinite=False disables the "
+                       "check. Pass only one of them.")
     self._optimizer = opt
     # An optimizer that never called its base class's constructor has neither attribute.
     name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
     base = super() if _Native is tf.train.Optimizer else super(_Native, self)
     base.__init__(getattr(opt, "_use_locking", False), name, **kwargs)
     self._loss_scale = loss_scale_module.get_loss_scale(loss_scale)
-    _warn_of_scaled_gradients(opt, name, self._doing_dynamic_loss_scaling())
+    _warn_if_scaled_gradients_are_used(opt, name, self._doing_dynamic_loss_scaling())
     self._skip_nonfinite = skip_nonfinite
     self._check_computed_gradients = check_computed_gradients
     self._finite_reducer = finite_reducer
@@ -140,8 +140,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     last = graphs.state_of(self, graphs.default_graph()).get("step")
     if last is None or last.finite is None:
       raise RuntimeError(
-          "gradients_finite is the result of the finite check in apply_gradients (or minimize), but this graph has "
-          "none yet. Build the train op first, in this graph, and with skip_nonfinite=True.")
+          "gradients_finite is the result of the finite check in apply_gradients(), but this graph has no such check. "
+          "First call minimize() or apply_gradients() in this graph, with skip_nonfinite=True.")
     return last.finite
 
   def _doing_dynamic_loss_scaling(self) -> bool:
@@ -236,7 +236,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       TypeError: If a gradient cannot be converted to a numeric tensor.
     """
     if "scaled" not in self._state:
-      raise RuntimeError("unscale_gradients() is for gradients of a loss that scale_loss() scaled, but scale_loss() "
+      raise RuntimeError("unscale_gradients() needs gradients of a loss that scale_loss() scaled, but scale_loss() "
                          "was not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables).")
     grads = gradients.unscale(grads, self._recorded_scale())
     self._record_computed(grads, ["gradient {}".format(i) for i in range(len(grads))])
@@ -301,11 +301,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
                              name: Optional[str],
                              **kwargs: Any) -> Optional[tf.Operation]:
     del strategy  # the current strategy
-    checked = step.Checked(*checked)
+    checked = step.CheckedGradients(*checked)
     return self.apply_decision(checked, step.decide(self.step_settings, checked), global_step, name, **kwargs)
 
   def apply_decision(self,
-                     checked: step.Checked,
+                     checked: step.CheckedGradients,
                      decision: step.Decision,
                      global_step: Optional[tf.Variable] = None,
                      name: Optional[str] = None,
@@ -332,8 +332,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       self._state["unscaled_any"] = True
       logging.warning(
           "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
-          "optimizer was called. They may have vanished in float16. Compute them with its compute_gradients(), or with "
-          "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).", self.get_name())
+          "optimizer was called. In float16, small gradients may have underflowed. Call compute_gradients() of this "
+          "optimizer, or opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).", self.get_name())
 
   def make_session_run_hook(self, *args: Any, **kwargs: Any) -> tf.train.SessionRunHook:
     """Returns a `mp_compat.LossScaleHook` for this optimizer; takes the further arguments of its constructor."""
@@ -367,18 +367,19 @@ class MixedPrecisionLossScaleOptimizer(_Native):
   _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = _never_called
 
 
-def _warn_of_scaled_gradients(opt: tf.train.Optimizer, name: str, dynamic: bool) -> None:
+def _warn_if_scaled_gradients_are_used(opt: tf.train.Optimizer, name: str, dynamic: bool) -> None:
   """Logs a warning if `opt` sums or clips gradients before they are unscaled."""
   if dynamic and horovod.aggregates_passes(opt):
     logging.warning(
-        "%s adds up the gradients of several passes before they are unscaled: where the loss scale moves between two "
-        "of them, they are weighted wrongly. Put it outside: hvd.DistributedOptimizer("
-        "MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).", name)
+        "%s sums the gradients of several passes before they are unscaled. If the loss scale changes between two "
+        "passes, the sum is wrong. Wrap in the other order: "
+        "hvd.DistributedOptimizer(MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).",
+        name)
   if any(hasattr(layer, "_dp_sum_query") for layer in optimizers.wrapper_chain(opt)):  # tensorflow-privacy
     logging.warning(
-        "%s clips gradients in its compute_gradients(), before they are unscaled: its l2_norm_clip applies to "
-        "gradients that are as many times too large as the loss scale says. Put it outside: "
-        "make_optimizer_class(mp_compat.MixedPrecisionLossScaleOptimizer)(..., opt, loss_scale).", name)
+        "%s clips gradients in compute_gradients(), before they are unscaled, so its l2_norm_clip applies to scaled "
+        "gradients. Wrap in the other order: make_optimizer_class(mp_compat.MixedPrecisionLossScaleOptimizer)(..., "
+        "opt, loss_scale).", name)
 
 
 def _check_inner(opt: Any) -> None:
@@ -392,10 +393,10 @@ def _check_inner(opt: Any) -> None:
   for layer in optimizers.wrapper_chain(opt):
     if (isinstance(layer, (MixedPrecisionLossScaleOptimizer,) + native.LOSS_SCALE_OPTIMIZERS)
         or type(layer).__name__ == "LossScaleOptimizer"):
-      raise ValueError("\"opt\" must scale no loss itself, but {} is or wraps a {}: the loss would be scaled twice. "
-                       "Pass the optimizer inside it.".format(type(opt).__name__, type(layer).__name__))
+      raise ValueError("\"opt\" must not scale the loss itself, but {} is or wraps a {}: the loss would be scaled "
+                       "twice. Pass its inner optimizer.".format(type(opt).__name__, type(layer).__name__))
     if isinstance(layer, tf.train.SyncReplicasOptimizer):
-      raise ValueError("\"opt\" must not aggregate the gradients of several workers itself, but {} is or wraps a {}: a "
-                       "worker that skips a step would never hand in what the others wait for. Put it outside: "
+      raise ValueError("\"opt\" must not aggregate the gradients of several workers itself, but {} is or wraps a {}: "
+                       "after a step that one worker skips, the others would wait forever. Wrap in the other order: "
                        "{}(MixedPrecisionLossScaleOptimizer(opt, loss_scale), ...)."
                        .format(type(opt).__name__, type(layer).__name__, type(layer).__name__))

@@ -58,16 +58,16 @@ def apply_gradients_together(steps: Iterable[Step],
 def _checked_steps(steps: Iterable[Step]) -> List[Step]:
   steps = list(steps)
   if not steps:
-    raise ValueError("There is nothing to apply. Expected (optimizer, grads_and_vars) pairs, but got none.")
+    raise ValueError("Expected (optimizer, grads_and_vars) pairs, but got none.")
   optimizers = [opt for opt, _ in steps]
   for opt in optimizers:
     if (not isinstance(opt, optimizer_module.MixedPrecisionLossScaleOptimizer)
         or opt.loss_scale is not optimizers[0].loss_scale):
-      raise ValueError("Optimizers can only be applied together if they are MixedPrecisionLossScaleOptimizers with the "
-                       "same loss scale, but got {}. Give one LossScale to all of them.".format(optimizers))
+      raise ValueError("Expected MixedPrecisionLossScaleOptimizers that share one LossScale, but got {}. Pass the "
+                       "same LossScale object to all of them.".format(optimizers))
     if not opt.step_settings.skip_nonfinite:
-      raise ValueError("Optimizers that are applied together need the finite check, but {} was made with "
-                       "skip_nonfinite=False. Leave that out.".format(opt.get_name()))
+      raise ValueError("Optimizers that share a loss scale need the finite check, but {} was made with "
+                       "skip_nonfinite=False. Remove that argument.".format(opt.get_name()))
   return steps
 
 
@@ -79,7 +79,7 @@ def _apply_all(optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimiz
                name: str) -> Optional[tf.Operation]:
   """Applies the gradients of all optimizers; called once for all replicas."""
   settings = optimizers[0].step_settings
-  checked = [step.Checked(*own) for own in checked]
+  checked = [step.CheckedGradients(*own) for own in checked]
   grads = [grad for own in checked for grad, _ in own.grads_and_vars]
   reducer = step.finite_reducer_for(settings, grads)
   finite = step.reduce_finite([own.finite for own in checked], reducer)

@@ -37,7 +37,7 @@ class Settings(NamedTuple):
   use_locking: bool
 
 
-class Checked(NamedTuple):
+class CheckedGradients(NamedTuple):
   """The gradients of one replica and the result of their finite check."""
 
   grads_and_vars: Tuple[gradients.GradAndVar, ...]  # with converted gradients
@@ -57,7 +57,7 @@ class Decision(NamedTuple):
 
 def check(grads_and_vars: Iterable[Tuple[Any, tf.Variable]],
           check_finite: bool = True,
-          check_computed: bool = True) -> Checked:
+          check_computed: bool = True) -> CheckedGradients:
   """Converts the gradients of one replica and checks whether all of their values are finite.
 
   Args:
@@ -72,11 +72,11 @@ def check(grads_and_vars: Iterable[Tuple[Any, tf.Variable]],
   grads_and_vars = gradients.convert_pairs(grads_and_vars)
   scope = graphs.name_scope()
   if not check_finite:
-    return Checked(grads_and_vars, None, False, scope)
+    return CheckedGradients(grads_and_vars, None, False, scope)
   grads = [grad for grad, _ in grads_and_vars]
   hidden = [tensor for _, tensor in gradients.computed_ancestors(grads)] if check_computed else []
   finite = finite_check.all_finite(gradients.values_of(grads) + hidden)
-  return Checked(grads_and_vars, finite, bool(hidden), scope)
+  return CheckedGradients(grads_and_vars, finite, bool(hidden), scope)
 
 
 def reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = None) -> List[tf.Tensor]:
@@ -99,15 +99,15 @@ def reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = No
     reduced = tf.convert_to_tensor(reducer(stacked))
     if reduced.dtype != tf.bool or not reduced.shape.is_compatible_with(stacked.shape):
       raise ValueError(
-          "finite_reducer must return a {}, True where the gradients are finite in all processes, but returned {}. Sum "
-          "up the number of processes that overflowed and compare it with 0, as mp_compat.horovod.all_ranks_finite "
-          "does: an average of bools takes a partial overflow for True."
+          "finite_reducer must return a {}, True where the gradients are finite in all processes, but returned {}. "
+          "Sum the number of processes with an overflow and compare it with 0, as mp_compat.horovod.all_ranks_finite "
+          "does; an average of bools is True for a partial overflow."
           .format("scalar bool" if single else "bool of shape [{}]".format(len(finite)), reduced))
     stacked = reduced
   return [stacked] if single else tf.unstack(stacked, len(finite))
 
 
-def decide(settings: Settings, checked: Checked, micro_batches_finite: Optional[tf.Tensor] = None) -> Decision:
+def decide(settings: Settings, checked: CheckedGradients, micro_batches_finite: Optional[tf.Tensor] = None) -> Decision:
   """Reduces the result of the check over replicas and processes, updates the loss scale; called once for all replicas.
 
   Args:
@@ -179,7 +179,7 @@ def should_apply_part(should_apply: Any, all_finite: tf.Tensor, part_finite: tf.
 
 
 def apply(settings: Settings,
-          checked: Checked,
+          checked: CheckedGradients,
           decision: Decision,
           global_step: Optional[tf.Variable],
           name: Optional[str],

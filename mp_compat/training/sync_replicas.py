@@ -25,8 +25,8 @@ def set_accumulator_steps(grads: Iterable[gradients.Gradient],
   if global_step is None:
     return None
   taken = gradients.nearest_ancestors(
-      gradients.values_of(grads), lambda tensor: gradients.is_computed(tensor) or _is_taken(tensor))
-  accumulators = {tensor.op.inputs[0].name: tensor.op for tensor in taken if _is_taken(tensor)}
+      gradients.values_of(grads), lambda tensor: gradients.is_computed(tensor) or _is_accumulator_take(tensor))
+  accumulators = {tensor.op.inputs[0].name: tensor.op for tensor in taken if _is_accumulator_take(tensor)}
   if not accumulators:
     return None
   with tf.control_dependencies([applied]), tf.colocate_with(global_step, ignore_existing=True):
@@ -40,5 +40,5 @@ def set_accumulator_steps(grads: Iterable[gradients.Gradient],
   return tf.group(*follow)
 
 
-def _is_taken(tensor: tf.Tensor) -> bool:
+def _is_accumulator_take(tensor: tf.Tensor) -> bool:
   return tensor.op.type.endswith("AccumulatorTakeGradient")

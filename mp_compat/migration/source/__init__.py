@@ -15,8 +15,8 @@ from mp_compat.migration.source.decisions import Decision
 from mp_compat.migration.source.decisions import DecisionFinder
 from mp_compat.migration.source.files import Notebook
 from mp_compat.migration.source.files import Script
-from mp_compat.migration.source.names import Names
-from mp_compat.migration.source.names import Place
+from mp_compat.migration.source.parsed_source import ParsedSource
+from mp_compat.migration.source.parsed_source import Place
 from mp_compat.migration.source.rewriting import Change
 from mp_compat.migration.source.rewriting import Rewriter
 
@@ -77,12 +77,12 @@ def migrate_file(path: str) -> Migration:
     if not _MENTIONS.search(before):
       return Migration(path, before, before)
     source = Notebook(before) if path.endswith(".ipynb") else Script(before)
-    names = Names(source.source)
-    rewriting = Rewriter(names)
+    parsed = ParsedSource(source.source)
+    rewriting = Rewriter(parsed)
     return Migration(
         path, before, source.content(rewriting.code()) if rewriting.changes else before,
         tuple(change._replace(place=source.place(change.place)) for change in rewriting.changes),
-        tuple(found._replace(place=source.place(found.place)) for found in DecisionFinder(names).decisions))
+        tuple(found._replace(place=source.place(found.place)) for found in DecisionFinder(parsed).decisions))
   except cst.ParserSyntaxError as error:
     place = source.place(Place(0, error.raw_line, 1))
     problem = "{}line {}: this is not Python 3".format("cell {}, ".format(place.cell) if place.cell else "", place.line)

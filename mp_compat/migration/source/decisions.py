@@ -6,12 +6,12 @@ from typing import Dict, List, NamedTuple, Optional, Set
 import libcst as cst
 
 from mp_compat.migration import old_names
-from mp_compat.migration.source import names as names_module
-from mp_compat.migration.source.names import Place
+from mp_compat.migration.source import parsed_source
+from mp_compat.migration.source.parsed_source import Place
 from mp_compat.migration.source.rewriting import OPTIMIZERS
-from mp_compat.migration.source.rewriting import PUBLIC_TWINS
-from mp_compat.migration.source.rewriting import is_made_public
-from mp_compat.migration.source.rewriting import is_taken
+from mp_compat.migration.source.rewriting import PUBLIC_EQUIVALENTS
+from mp_compat.migration.source.rewriting import has_public_equivalent
+from mp_compat.migration.source.rewriting import is_shadowed
 from mp_compat.migration.source.rewriting import new_name
 from mp_compat.migration.source.rewriting import top_level
 
@@ -63,7 +63,7 @@ _LEAVES = {name.rpartition(".")[2] for name in old_names.OLD_NAMES} - {
 _CLIPS = re.compile(r".*\.(clip_by_(value|norm|global_norm|average_norm)|is_finite|is_nan|is_inf)")
 _MODULES = {name.rpartition(".")[0] for name in old_names.OLD_NAMES} - {"tensorflow.contrib"}
 _BELOW_TENSORFLOW = {re.sub(r"^tensorflow\.(compat\.v[12]\.)?", "", module) for module in _MODULES}
-_PUBLIC = ["{}.{}".format(path, name) for path, meanings in old_names.PUBLIC for name in meanings]
+_PUBLIC = ["{}.{}".format(path, name) for path, replacements in old_names.PUBLIC for name in replacements]
 # Modules, except their other members; and names without `tf`, as for operator.attrgetter.
 _TEXT = re.compile(
     r"\b(tf|tensorflow)\.(compat\.v[12]\.)?({})\b(?!\.(PythonState|Policy|\w*policy)\b)|(?<![\w.])({})\b".format(
@@ -90,12 +90,12 @@ class DecisionFinder(cst.CSTVisitor):
   """Finds the decisions of one source.
 
   Attributes:
-    decisions: A list of `Decision`, in the order of the text. Rewriter the source does not change them.
+    decisions: A list of `Decision`, in the order of the text. Rewriting the source does not change them.
   """
 
-  def __init__(self, names: names_module.Names) -> None:
+  def __init__(self, source: parsed_source.ParsedSource) -> None:
     super().__init__()
-    self._names = names
+    self._source = source
     self._scaling = False  # whether this source wraps an optimizer; else kinds about gradients do not apply
     self._inside: Set[cst.CSTNode] = set()  # calls that made what a loss scaling optimizer wraps
     self._scales: Dict[cst.CSTNode, int] = {}  # calls that made a scale: how many optimizers got it
@@ -103,166 +103,168 @@ class DecisionFinder(cst.CSTVisitor):
     self._about_gradients: List[Decision] = []
     self._horovod: List[cst.Call] = []
     self._optional: List[cst.Import] = []  # imports of mp_compat that may fail
-    self._imports_ours = any(map(_imports_ours, top_level(names.module)))  # after rewriting
-    names.module.visit(self)
+    self._imports_ours = any(map(_imports_ours, top_level(source.module)))  # after rewriting
+    source.module.visit(self)
     for call in self._horovod:
       if call not in self._inside:
-        self._note(self._about_gradients, call.func, "horovod")
+        self._add(self._about_gradients, call.func, "horovod")
     for node in self._optional if self._imports_ours else ():
-      self._note(self._found, node, "optional-import")
+      self._add(self._found, node, "optional-import")
     self.decisions = sorted(set(self._found + (self._about_gradients if self._scaling else [])))
 
-  def _note(self, found: List[Decision], node: cst.CSTNode, kind: str) -> None:
-    text = " ".join(self._names.text(node).split())
-    found.append(Decision(self._names.place(node), kind, text if len(text) <= 80 else text[:77] + "..."))
+  def _add(self, found: List[Decision], node: cst.CSTNode, kind: str) -> None:
+    text = " ".join(self._source.text(node).split())
+    found.append(Decision(self._source.place(node), kind, text if len(text) <= 80 else text[:77] + "..."))
 
   def visit_Import(self, node: cst.Import) -> bool:
-    around = self._names.enclosing(node, cst.Try)
-    if around and around.handlers and self._names.end(node) <= self._names.start(around.handlers[0]):
-      self._optional.extend([node] if "mp_compat" in names_module.imported(node) else [])
+    around = self._source.enclosing(node, cst.Try)
+    if around and around.handlers and self._source.end(node) <= self._source.start(around.handlers[0]):
+      self._optional.extend([node] if "mp_compat" in parsed_source.imported(node) else [])
     return False
 
   def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
-    module = names_module.dotted(node.module)
-    for alias in names_module.aliases(node):
-      full = "{}.{}".format(module, names_module.dotted(alias.name))
-      if names_module.meaning(full):
-        self._scaling |= names_module.meaning(full) in OPTIMIZERS
-      elif names_module.meaning(module):
-        self._note(self._found, alias, "private-state")
+    module = parsed_source.dotted(node.module)
+    for alias in parsed_source.aliases(node):
+      full = "{}.{}".format(module, parsed_source.dotted(alias.name))
+      if parsed_source.replacement(full):
+        self._scaling |= parsed_source.replacement(full) in OPTIMIZERS
+      elif parsed_source.replacement(module):
+        self._add(self._found, alias, "private-state")
       elif _is_keras(full):
-        self._note(self._found, alias, "keras")
-    if isinstance(node.names, cst.ImportStar) and module in _MODULES and not names_module.meaning(module):
-      self._note(self._found, node, "unresolved")
+        self._add(self._found, alias, "keras")
+    if isinstance(node.names, cst.ImportStar) and module in _MODULES and not parsed_source.replacement(module):
+      self._add(self._found, node, "unresolved")
     return False
 
   def visit_ClassDef(self, node: cst.ClassDef) -> None:
     methods = {part.name.value for part in node.body.body if isinstance(part, cst.FunctionDef)}
-    if any(self._names.meanings(base.value) & _LOSS_SCALES for base in node.bases) and any(
+    if any(self._source.replacements(base.value) & _LOSS_SCALES for base in node.bases) and any(
         name == "__call__" or not name.startswith("__") for name in methods - {"get_config", "from_config"}):
-      self._note(self._found, node.name, "subclass")
+      self._add(self._found, node.name, "subclass")
 
   def visit_Attribute(self, node: cst.Attribute) -> bool:
-    full, leaf = self._names.full(node), node.attr.value
-    self._old_name(node)
-    if self._names.meanings(node):
+    full, leaf = self._source.full_names(node), node.attr.value
+    self._check_old_name(node)
+    if self._source.replacements(node):
       if leaf.startswith("_") and any(name.startswith("mp_compat.") for name in full):
-        self._note(self._found, node, "private-state")  # of a rewritten module, which lacks it
+        self._add(self._found, node, "private-state")  # of a rewritten module, which lacks it
       return False
     if any(_is_keras(name) for name in full):
-      self._note(self._found, node, "keras")
-    elif leaf in _LEAVES or leaf == "LossScaleOptimizer" and "mixed_precision" in self._names.text(node.value):
-      self._note(self._found, node, "unresolved")
-    elif leaf in _PRIVATE or leaf in PUBLIC_TWINS and self._is_scaling_optimizer(node):
-      self._note(self._found, node, "private-state")
-    elif any(names_module.meaning(name.rpartition(".")[0]) for name in full):
-      self._note(self._found, node, "private-state")  # a member that this package's module lacks
+      self._add(self._found, node, "keras")
+    elif leaf in _LEAVES or leaf == "LossScaleOptimizer" and "mixed_precision" in self._source.text(node.value):
+      self._add(self._found, node, "unresolved")
+    elif leaf in _PRIVATE or leaf in PUBLIC_EQUIVALENTS and self._is_scaling_optimizer(node):
+      self._add(self._found, node, "private-state")
+    elif any(parsed_source.replacement(name.rpartition(".")[0]) for name in full):
+      self._add(self._found, node, "private-state")  # a member that this package's module lacks
     node.value.visit(self)
     return False
 
-  def _old_name(self, node: cst.BaseExpression) -> None:
-    if new_name(self._names, node) is not None:
-      if is_taken(self._names, node):
-        self._note(self._found, node, "name-taken")
+  def _check_old_name(self, node: cst.BaseExpression) -> None:
+    if new_name(self._source, node) is not None:
+      if is_shadowed(self._source, node):
+        self._add(self._found, node, "name-taken")
       else:
         self._imports_ours = True
 
   def _is_scaling_optimizer(self, node: cst.Attribute) -> bool:
     """Returns whether it is `self._...` of a subclass, or `opt._... = value`, which is not rewritten."""
-    if is_made_public(self._names, node):
+    if has_public_equivalent(self._source, node):
       return False
-    around = self._names.enclosing(node, cst.ClassDef)
+    around = self._source.enclosing(node, cst.ClassDef)
     is_self = isinstance(node.value, cst.Name) and node.value.value == "self"
-    return bool(self._names.made_by(node.value) & OPTIMIZERS or around and is_self and any(
-        self._names.meanings(base.value) & _WRAPPERS for base in around.bases))
+    return bool(self._source.callables_producing(node.value) & OPTIMIZERS or around and is_self and any(
+        self._source.replacements(base.value) & _WRAPPERS for base in around.bases))
 
   def visit_Call(self, node: cst.Call) -> None:
-    full = self._names.full(node.func)
-    meanings = self._names.meanings(node.func)
-    self._old_name(node)
+    full = self._source.full_names(node.func)
+    replacements = self._source.replacements(node.func)
+    self._check_old_name(node)
     if self._scales_loss(node):
-      self._wrapping(node)
-    if meanings & OPTIMIZERS:
+      self._check_wrapping(node)
+    if replacements & OPTIMIZERS:
       self._scaling = True
-      self._scaling_by(node, meanings)
+      self._check_loss_scale(node, replacements)
     elif any(name.startswith("horovod.") and name.endswith(".DistributedOptimizer") for name in full):
       self._horovod.append(node)
     elif isinstance(node.func, cst.Name) and node.func.value == "hasattr" and len(node.args) == 2:
-      if self._names.meanings(node.args[0].value) or _names_old(self._names, node):
-        self._note(self._found, node, "guard")
+      if self._source.replacements(node.args[0].value) or _tests_for_old_name(self._source, node):
+        self._add(self._found, node, "guard")
     elif isinstance(node.func, cst.Name) and node.func.value in ("isinstance", "issubclass") and len(node.args) == 2:
       if self._may_be_of_tensorflow(*(argument.value for argument in node.args)):
-        self._note(self._found, node, "isinstance")
-    elif any(_CLIPS.fullmatch(name) for name in full) and self._is_between(node):
-      self._note(self._about_gradients, node, "clipped-gradients")
-    elif self._moves_global_step(node):
-      self._note(self._about_gradients, node, "own-global-step")
+        self._add(self._found, node, "isinstance")
+    elif any(_CLIPS.fullmatch(name) for name in full) and self._is_near_gradients(node):
+      self._add(self._about_gradients, node, "clipped-gradients")
+    elif self._increments_global_step(node):
+      self._add(self._about_gradients, node, "own-global-step")
 
   def _scales_loss(self, call: cst.Call) -> bool:
-    return bool(self._names.meanings(call.func) & _WRAPPERS) or any(map(_is_keras, self._names.full(call.func)))
+    return bool(self._source.replacements(call.func) & _WRAPPERS) or any(
+        map(_is_keras, self._source.full_names(call.func)))
 
-  def _wrapping(self, node: cst.Call) -> None:
+  def _check_wrapping(self, node: cst.Call) -> None:
     arguments = _arguments(node, "opt")
     opt = arguments.get("opt", arguments.get("optimizer", arguments.get("inner_optimizer")))
-    layers = set() if opt is None else self._names.layers(opt)
-    self._inside |= layers
-    if any(map(self._scales_loss, layers)):
-      self._note(self._found, node.func, "wrapped-twice")
-    if self._names.meanings(node.func) & OPTIMIZERS and any(
-        name.endswith(".SyncReplicasOptimizer") for layer in layers for name in self._names.full(layer.func)):
-      self._note(self._found, node.func, "sync-replicas")
+    inner_calls = set() if opt is None else self._source.calls_nested_in(opt)
+    self._inside |= inner_calls
+    if any(map(self._scales_loss, inner_calls)):
+      self._add(self._found, node.func, "wrapped-twice")
+    if self._source.replacements(node.func) & OPTIMIZERS and any(
+        name.endswith(".SyncReplicasOptimizer") for call in inner_calls for name in self._source.full_names(call.func)):
+      self._add(self._found, node.func, "sync-replicas")
 
-  def _scaling_by(self, node: cst.Call, meanings: Set[str]) -> None:
+  def _check_loss_scale(self, node: cst.Call, replacements: Set[str]) -> None:
     scale = _arguments(node, "opt", "loss_scale").get("loss_scale")
-    if scale is not None and "mp_compat.contrib.mixed_precision.LossScaleOptimizer" not in meanings:
-      if isinstance(scale, (cst.Integer, cst.Float)) or "mp_compat.FixedLossScale" in self._names.made_by(scale):
-        self._note(self._found, node.func, "fixed-scale")
-    for maker in self._names.producers(scale) if scale is not None else ():
+    if scale is not None and "mp_compat.contrib.mixed_precision.LossScaleOptimizer" not in replacements:
+      is_number = isinstance(scale, (cst.Integer, cst.Float))
+      if is_number or "mp_compat.FixedLossScale" in self._source.callables_producing(scale):
+        self._add(self._found, node.func, "fixed-scale")
+    for maker in self._source.calls_producing(scale) if scale is not None else ():
       self._scales[maker] = self._scales.get(maker, 0) + 1
       if self._scales[maker] > 1:
-        self._note(self._found, node.func, "shared-scale")
+        self._add(self._found, node.func, "shared-scale")
 
   def _may_be_of_tensorflow(self, value: cst.BaseExpression, classes: cst.BaseExpression) -> bool:
     """Returns whether a type test names classes of mp_compat, and the object may be TensorFlow's.
 
     Classes of contrib do not count: TensorFlow 2 has none.
     """
-    listed = [element.value for element in classes.elements] if isinstance(classes, cst.Tuple) else [classes]
-    asked = {here for one in listed for here in self._names.meanings(one)}
-    made_by = self._names.made_by(value)
-    return (any(not here.startswith("mp_compat.contrib.") for here in asked)
-            and not (made_by and all(name.startswith("mp_compat.") for name in made_by)))
+    elements = [element.value for element in classes.elements] if isinstance(classes, cst.Tuple) else [classes]
+    tested = {new for one in elements for new in self._source.replacements(one)}
+    callables = self._source.callables_producing(value)
+    return (any(not new.startswith("mp_compat.contrib.") for new in tested)
+            and not (callables and all(name.startswith("mp_compat.") for name in callables)))
 
-  def _is_between(self, node: cst.CSTNode) -> bool:
+  def _is_near_gradients(self, node: cst.CSTNode) -> bool:
     """Returns whether the enclosing function (or the module) computes or applies gradients."""
-    around = self._names.enclosing(node, cst.FunctionDef, cst.Module)
-    return bool(re.search(r"\.(compute|apply)_gradients\(", self._names.text(around)))
+    around = self._source.enclosing(node, cst.FunctionDef, cst.Module)
+    return bool(re.search(r"\.(compute|apply)_gradients\(", self._source.text(around)))
 
-  def _moves_global_step(self, node: cst.Call) -> bool:
+  def _increments_global_step(self, node: cst.Call) -> bool:
     """Returns whether it is `tf.assign(global_step, value)`, `global_step.assign_add(value)` or alike; 0 is a reset."""
     if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in ("assign", "assign_add"):
       return False
-    values = [self._names.text(argument.value) for argument in node.args]
+    values = [self._source.text(argument.value) for argument in node.args]
     if len(values) == 1:
-      values.insert(0, self._names.text(node.func.value))
+      values.insert(0, self._source.text(node.func.value))
     return len(values) > 1 and "global_step" in values[0] and values[1] != "0"
 
   def visit_SimpleString(self, node: cst.SimpleString) -> None:
-    self._text(node, names_module.literal(node))
+    self._check_text(node, parsed_source.literal(node))
 
   def visit_FormattedStringText(self, node: cst.FormattedStringText) -> None:
-    self._text(node, node.value)
+    self._check_text(node, node.value)
 
   def visit_ConcatenatedString(self, node: cst.ConcatenatedString) -> bool:
-    value = names_module.literal(node)
-    self._text(node, value)
+    value = parsed_source.literal(node)
+    self._check_text(node, value)
     return value is None  # It contains an f-string.
 
-  def _text(self, node: cst.CSTNode, value: Optional[str]) -> None:
-    parent = self._names.parents[node]  # Skips docstrings, and strings in calls that are rewritten.
-    rewritten = isinstance(parent, cst.Arg) and self._names.meanings(self._names.parents[parent])
+  def _check_text(self, node: cst.CSTNode, value: Optional[str]) -> None:
+    parent = self._source.parents[node]  # Skips docstrings, and strings in calls that are rewritten.
+    rewritten = isinstance(parent, cst.Arg) and self._source.replacements(self._source.parents[parent])
     if value and _TEXT.search(value) and not isinstance(parent, cst.Expr) and not rewritten:
-      self._note(self._found, node, "text")
+      self._add(self._found, node, "text")
 
 
 def _arguments(call: cst.Call, *positional: str) -> Dict[str, cst.BaseExpression]:
@@ -275,8 +277,8 @@ def _arguments(call: cst.Call, *positional: str) -> Dict[str, cst.BaseExpression
 def _imports_ours(statement: cst.BaseSmallStatement) -> bool:
   """Returns whether a statement imports this package, now or after rewriting."""
   return isinstance(statement, (cst.Import, cst.ImportFrom)) and any(
-      name == "mp_compat" or names_module.meaning(name)
-      for names in names_module.imported(statement).values() for name in names)
+      name == "mp_compat" or parsed_source.replacement(name)
+      for names in parsed_source.imported(statement).values() for name in names)
 
 
 def _is_keras(name: str) -> bool:
@@ -284,7 +286,7 @@ def _is_keras(name: str) -> bool:
                            r"LossScaleOptimizer(V1)?", name))
 
 
-def _names_old(names: names_module.Names, call: cst.Call) -> bool:
+def _tests_for_old_name(source: parsed_source.ParsedSource, call: cst.Call) -> bool:
   """Returns whether `hasattr(module, "name")` asks for an old name."""
-  leaf = names_module.literal(call.args[1].value)
-  return any(names_module.meaning("{}.{}".format(name, leaf)) for name in names.full(call.args[0].value))
+  leaf = parsed_source.literal(call.args[1].value)
+  return any(parsed_source.replacement("{}.{}".format(name, leaf)) for name in source.full_names(call.args[0].value))

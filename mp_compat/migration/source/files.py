@@ -7,7 +7,7 @@ from typing import Dict
 
 import libcst as cst
 
-from mp_compat.migration.source.names import Place
+from mp_compat.migration.source.parsed_source import Place
 
 _CELL = "# mp_compat: cell {}\n"
 _MAGIC = "pass  # mp_compat: magic: "
@@ -47,14 +47,14 @@ class Notebook:
     self._end = text[len(text.rstrip()):]
     styles = [style for style in _STYLES if json.dumps(self._tree, **style) + self._end == text]
     if not styles:
-      raise ValueError("its JSON is laid out in a way that could not be kept; save it with Jupyter first")
+      raise ValueError("its JSON layout cannot be reproduced; save it with Jupyter first")
     self._style = styles[0]
     self._codes: Dict[int, str] = {}
     for number, cell in enumerate(self._tree["cells"], 1):
       if cell.get("cell_type") == "code" and self._is_python():
         code = "".join(cell["source"])
         if not code.startswith("%%") or code.split(None, 1)[0] in _MAGICS_AROUND_PYTHON:
-          self._codes[number] = _hide(code)
+          self._codes[number] = _comment_magics(code)
     self.source = "".join(_CELL.format(number) + code + "\n" for number, code in self._codes.items()).encode("utf-8")
 
   def _is_python(self) -> bool:
@@ -73,12 +73,12 @@ class Notebook:
     for number, code in zip(pieces[::2], pieces[1::2]):
       if code[:-1] != self._codes[int(number)]:
         cell = self._tree["cells"][int(number) - 1]
-        shown = _show(code[:-1])
+        shown = _restore_magics(code[:-1])
         cell["source"] = shown if isinstance(cell["source"], str) else shown.splitlines(True)
     return (json.dumps(self._tree, **self._style) + self._end).encode("utf-8")
 
 
-def _hide(code: str) -> str:
+def _comment_magics(code: str) -> str:
   """Returns the code with lines that are not Python moved into comments."""
   try:
     cst.parse_module(code)
@@ -94,5 +94,5 @@ def _hide(code: str) -> str:
     return "\n".join(lines)
 
 
-def _show(code: str) -> str:
+def _restore_magics(code: str) -> str:
   return re.sub("(?m)^[ \t]*" + _MAGIC, "", code)

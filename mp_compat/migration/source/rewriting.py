@@ -4,12 +4,12 @@ from typing import Dict, List, NamedTuple, Optional
 
 import libcst as cst
 
-from mp_compat.migration.source import names as names_module
-from mp_compat.migration.source.names import Place
-from mp_compat.migration.source.names import meaning
+from mp_compat.migration.source import parsed_source
+from mp_compat.migration.source.parsed_source import Place
+from mp_compat.migration.source.parsed_source import replacement
 
 # Private attributes of TensorFlow's optimizers, and the equivalent public ones.
-PUBLIC_TWINS = {"_optimizer": "inner_optimizer", "_opt": "inner_optimizer",
+PUBLIC_EQUIVALENTS = {"_optimizer": "inner_optimizer", "_opt": "inner_optimizer",
                 "_loss_scale": "loss_scale", "_loss_scale_manager": "loss_scale"}
 OPTIMIZERS = {"mp_compat.MixedPrecisionLossScaleOptimizer", "mp_compat.contrib.mixed_precision.LossScaleOptimizer",
               "mp_compat.enable_mixed_precision_graph_rewrite"}
@@ -36,34 +36,34 @@ class Rewriter(cst.CSTVisitor):
     changes: A list of `Change`, in the order of the text.
   """
 
-  def __init__(self, names: names_module.Names) -> None:
+  def __init__(self, source: parsed_source.ParsedSource) -> None:
     super().__init__()
-    self._names = names
+    self._source = source
     self._edits: List[_Edit] = []
     self._importer: Optional[cst.CSTNode] = None  # the import of the first name now written `mp_compat.`
     self._used = False
     self.changes: List[Change] = []
-    names.module.visit(self)
+    source.module.visit(self)
     if self._used and not self._is_imported():
       self._insert_import()
 
   def code(self) -> bytes:
     """Returns the new text, in the encoding of the old text."""
-    code = self._names.code
+    code = self._source.code
     for edit in sorted(self._edits, reverse=True):
       code = code[:edit.start] + edit.text.encode("utf-8") + code[edit.end:]
-    return code.decode("utf-8").encode(self._names.module.encoding)
+    return code.decode("utf-8").encode(self._source.module.encoding)
 
   def _replace(self, node: cst.CSTNode, new: str) -> None:
-    self.changes.append(Change(self._names.place(node), self._names.text(node), new))
-    self._edits.append(_Edit(self._names.start(node), self._names.end(node), new))
+    self.changes.append(Change(self._source.place(node), self._source.text(node), new))
+    self._edits.append(_Edit(self._source.start(node), self._source.end(node), new))
 
   # Expressions: chains of attributes, and `getattr` with a literal.
 
   def visit_Attribute(self, node: cst.Attribute) -> bool:
     if not self._rewrite(node):
-      if is_made_public(self._names, node):
-        self._replace(node.attr, PUBLIC_TWINS[node.attr.value])
+      if has_public_equivalent(self._source, node):
+        self._replace(node.attr, PUBLIC_EQUIVALENTS[node.attr.value])
       node.value.visit(self)
     return False
 
@@ -71,14 +71,14 @@ class Rewriter(cst.CSTVisitor):
     return not self._rewrite(node)
 
   def _rewrite(self, node: cst.BaseExpression) -> bool:
-    new = new_name(self._names, node)
-    if new is None or is_taken(self._names, node):
+    new = new_name(self._source, node)
+    if new is None or is_shadowed(self._source, node):
       return False
     self._replace(node, new)
     self._used = True
     root = _root(node)
     if self._importer is None and isinstance(root, cst.Name):
-      self._importer = next((binding.node for binding in self._names.bindings(root, root.value)
+      self._importer = next((binding.node for binding in self._source.bindings(root, root.value)
                              if isinstance(getattr(binding, "node", None), (cst.Import, cst.ImportFrom))), None)
     return True
 
@@ -86,75 +86,75 @@ class Rewriter(cst.CSTVisitor):
 
   def visit_Import(self, node: cst.Import) -> bool:
     for alias in node.names:
-      here = meaning(names_module.dotted(alias.name))
-      if here and names_module.dotted(alias.name) != here:
-        self._replace(alias.name, here if alias.asname else "tensorflow")
+      new = replacement(parsed_source.dotted(alias.name))
+      if new and parsed_source.dotted(alias.name) != new:
+        self._replace(alias.name, new if alias.asname else "tensorflow")
     return False
 
   def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
-    module = names_module.dotted(node.module)
+    module = parsed_source.dotted(node.module)
     if node.relative or module.startswith("mp_compat"):
       return False
     if isinstance(node.names, cst.ImportStar):
-      if meaning(module):
-        self._replace(node.module, meaning(module))
+      if replacement(module):
+        self._replace(node.module, replacement(module))
       return False
-    ours = {alias: meaning("{}.{}".format(module, names_module.dotted(alias.name))) for alias in node.names}
-    parents = {here and here.rpartition(".")[0] for here in ours.values()}
+    ours = {alias: replacement("{}.{}".format(module, parsed_source.dotted(alias.name))) for alias in node.names}
+    parents = {new and new.rpartition(".")[0] for new in ours.values()}
     if len(parents) == 1 and any(parents):
       self._replace(node.module, parents.pop())
-      for alias, here in ours.items():
-        self._rename(alias, here.rpartition(".")[2])
+      for alias, new in ours.items():
+        self._rename(alias, new.rpartition(".")[2])
     elif any(ours.values()):
       self._split(node, ours)
     return False
 
   def _rename(self, alias: cst.ImportAlias, leaf: str) -> None:
-    old = names_module.dotted(alias.name)
+    old = parsed_source.dotted(alias.name)
     if leaf != old:
       self._replace(alias.name, leaf if alias.asname else "{} as {}".format(leaf, old))
 
   def _split(self, node: cst.ImportFrom, ours: Dict[cst.ImportAlias, Optional[str]]) -> None:
     """Moves this package's names to separate import statements, before the remaining names."""
     statements = []
-    for alias, here in ours.items():
-      if here:
-        parent, _, leaf = here.rpartition(".")
-        local = names_module.bound_as(alias) or names_module.dotted(alias.name)
+    for alias, new in ours.items():
+      if new:
+        parent, _, leaf = new.rpartition(".")
+        local = parsed_source.bound_as(alias) or parsed_source.dotted(alias.name)
         statements.append("{}import {}{}".format(
             "from {} ".format(parent) if parent else "", leaf, "" if local == leaf else " as " + local))
-        self.changes.append(Change(self._names.place(alias), self._names.text(alias), statements[-1]))
-    start, end = self._names.start(node), self._names.end(node)
-    line = self._names.code.rfind(b"\n", 0, start) + 1
-    indent = self._names.code[line:start].decode("utf-8")
-    separator = "; " if indent.strip() else self._names.module.default_newline + indent
-    kept = [alias for alias, here in ours.items() if not here]
+        self.changes.append(Change(self._source.place(alias), self._source.text(alias), statements[-1]))
+    start, end = self._source.start(node), self._source.end(node)
+    line = self._source.code.rfind(b"\n", 0, start) + 1
+    indent = self._source.code[line:start].decode("utf-8")
+    separator = "; " if indent.strip() else self._source.module.default_newline + indent
+    kept = [alias for alias, new in ours.items() if not new]
     if not kept:
       self._edits.append(_Edit(start, end, separator.join(statements)))
       return
     self._edits.append(_Edit(start, start, "".join(statement + separator for statement in statements)))
-    listed = list(ours)
-    last = listed.index(kept[-1])
-    for alias, following in zip(listed[:last], listed[1:]):
+    elements = list(ours)
+    last = elements.index(kept[-1])
+    for alias, following in zip(elements[:last], elements[1:]):
       if ours[alias]:
-        self._edits.append(_Edit(self._names.start(alias), self._names.start(following), ""))
-    if last + 1 < len(listed):
-      self._edits.append(_Edit(self._names.end(kept[-1]), self._names.end(listed[-1]), ""))
+        self._edits.append(_Edit(self._source.start(alias), self._source.start(following), ""))
+    if last + 1 < len(elements):
+      self._edits.append(_Edit(self._source.end(kept[-1]), self._source.end(elements[-1]), ""))
 
   def _is_imported(self) -> bool:
-    return any(isinstance(part, cst.Import) and "mp_compat" in names_module.imported(part)
-               for part in top_level(self._names.module))
+    return any(isinstance(part, cst.Import) and "mp_compat" in parsed_source.imported(part)
+               for part in top_level(self._source.module))
 
   def _insert_import(self) -> None:
     """Inserts `import mp_compat` before the import that it replaces, if at the top level; else before all imports."""
-    body = list(self._names.module.body)
+    body = list(self._source.module.body)
     while body and _comes_first(body[0]):
       body.pop(0)
     around = [line for line in body if isinstance(line, cst.SimpleStatementLine) and self._importer in line.body]
     imports = [line for line in body if isinstance(line, cst.SimpleStatementLine)
                and isinstance(line.body[0], (cst.Import, cst.ImportFrom))]
-    start = self._names.start((around + imports + body)[0])
-    newline = self._names.module.default_newline
+    start = self._source.start((around + imports + body)[0])
+    newline = self._source.module.default_newline
     self._edits.append(_Edit(start, start, "import mp_compat" + (newline if around + imports else 3 * newline)))
 
 
@@ -167,19 +167,19 @@ def _comes_first(statement: cst.CSTNode) -> bool:
   """Returns whether a statement is a docstring or an import from __future__."""
   first = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
   if isinstance(first, cst.ImportFrom):
-    return names_module.dotted(first.module) == "__future__"
+    return parsed_source.dotted(first.module) == "__future__"
   return isinstance(first, cst.Expr) and isinstance(first.value, (cst.SimpleString, cst.ConcatenatedString))
 
 
-def new_name(names: names_module.Names, node: cst.BaseExpression) -> Optional[str]:
+def new_name(source: parsed_source.ParsedSource, node: cst.BaseExpression) -> Optional[str]:
   """Returns the full name of this package that replaces an expression; None if the expression stays."""
-  found = names.meanings(node)
-  if len(found) != 1 or names.full(node) <= found or found == {names.text(node)}:
+  found = source.replacements(node)
+  if len(found) != 1 or source.full_names(node) <= found or found == {source.text(node)}:
     return None
   new, = found
   root = _root(node)
   if isinstance(node, cst.Attribute) and isinstance(root, cst.Name) and new in {
-      here + names.text(node)[len(root.value):] for here in names.meanings(root)}:
+      new + source.text(node)[len(root.value):] for new in source.replacements(root)}:
     return None  # Rewriter the import of the root is enough.
   return new
 
@@ -193,15 +193,15 @@ def _root(node: cst.BaseExpression) -> cst.BaseExpression:
   return node
 
 
-def is_taken(names: names_module.Names, node: cst.CSTNode) -> bool:
+def is_shadowed(source: parsed_source.ParsedSource, node: cst.CSTNode) -> bool:
   """Returns whether the name `mp_compat` may not be this package at `node`."""
   return any(not isinstance(binding.node, cst.Import)
-             or set(names_module.imported(binding.node)["mp_compat"]) != {"mp_compat"}
-             for binding in names.bindings(node, "mp_compat"))
+             or set(parsed_source.imported(binding.node)["mp_compat"]) != {"mp_compat"}
+             for binding in source.bindings(node, "mp_compat"))
 
 
-def is_made_public(names: names_module.Names, node: cst.Attribute) -> bool:
+def has_public_equivalent(source: parsed_source.ParsedSource, node: cst.Attribute) -> bool:
   """Returns whether it reads a private attribute that has a public equivalent, of a known loss scaling optimizer."""
-  is_read = not isinstance(names.parents[node], (cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.Del))
-  made_by = names.made_by(node.value)
-  return node.attr.value in PUBLIC_TWINS and is_read and bool(made_by) and made_by <= OPTIMIZERS
+  is_read = not isinstance(source.parents[node], (cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.Del))
+  callables = source.callables_producing(node.value)
+  return node.attr.value in PUBLIC_EQUIVALENTS and is_read and bool(callables) and callables <= OPTIMIZERS

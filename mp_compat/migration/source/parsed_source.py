@@ -22,7 +22,7 @@ class Place(NamedTuple):
   column: int
 
 
-def meaning(name: str) -> Optional[str]:
+def replacement(name: str) -> Optional[str]:
   """Returns this package's name for a full name of TensorFlow's; names of this package as they are; None for others."""
   if name.startswith("mp_compat."):
     return name
@@ -32,7 +32,7 @@ def meaning(name: str) -> Optional[str]:
       "tensorflow.compat.v1.{}".format(rest))
 
 
-class Names:
+class ParsedSource:
   """A parsed source, and the full names of its expressions.
 
   Attributes:
@@ -49,7 +49,7 @@ class Names:
     self._scopes = wrapper.resolve(metadata.ScopeProvider)
     self._spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
     self.parents = wrapper.resolve(metadata.ParentNodeProvider)
-    self._producers: Dict[cst.CSTNode, Set[cst.Call]] = {}
+    self._calls_producing: Dict[cst.CSTNode, Set[cst.Call]] = {}
     self._attributes = [assigned.target for assigned in matchers.findall(
         self.module, matchers.AssignTarget(target=matchers.Attribute()))]
 
@@ -66,30 +66,31 @@ class Names:
     before = self.code[:self.start(node)].decode("utf-8")
     return Place(0, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
-  def full(self, node: cst.CSTNode) -> Set[str]:
+  def full_names(self, node: cst.CSTNode) -> Set[str]:
     """Returns the full names, of modules and of their members, that an expression may refer to."""
-    return self._full(node, set())
+    return self._full_names(node, set())
 
-  def _full(self, node: cst.CSTNode, seen: Set[cst.CSTNode]) -> Set[str]:
+  def _full_names(self, node: cst.CSTNode, seen: Set[cst.CSTNode]) -> Set[str]:
     if node in seen:
       return set()
     seen = seen | {node}
     if isinstance(node, cst.Attribute):
-      return {"{}.{}".format(name, node.attr.value) for name in self._full(node.value, seen)}
+      return {"{}.{}".format(name, node.attr.value) for name in self._full_names(node.value, seen)}
     if isinstance(node, cst.IfExp):
-      return self._full(node.body, seen) | self._full(node.orelse, seen)
+      return self._full_names(node.body, seen) | self._full_names(node.orelse, seen)
     if isinstance(node, cst.Call):
-      return self._looked_up(node, seen)
+      return self._lookup_names(node, seen)
     if isinstance(node, cst.Name):
-      return {name for binding in self.bindings(node, node.value) for name in self._bound(binding, node.value, seen)}
+      return {name for binding in self.bindings(node, node.value)
+              for name in self._binding_names(binding, node.value, seen)}
     return set()
 
-  def _looked_up(self, call: cst.Call, seen: Set[cst.CSTNode]) -> Set[str]:
+  def _lookup_names(self, call: cst.Call, seen: Set[cst.CSTNode]) -> Set[str]:
     """Resolves `getattr(module, "name")` and `importlib.import_module("module")`."""
     literals = [literal(argument.value) for argument in call.args]
     if len(literals) >= 2 and literals[1] and isinstance(call.func, cst.Name) and call.func.value == "getattr":
-      return {"{}.{}".format(name, literals[1]) for name in self._full(call.args[0].value, seen)}
-    if literals and literals[0] and self._full(call.func, seen) & {"importlib.import_module", "__import__"}:
+      return {"{}.{}".format(name, literals[1]) for name in self._full_names(call.args[0].value, seen)}
+    if literals and literals[0] and self._full_names(call.func, seen) & {"importlib.import_module", "__import__"}:
       return {literals[0]}
     return set()
 
@@ -98,41 +99,43 @@ class Names:
     scope = self._scopes.get(node)
     return list(scope[name]) if scope else []
 
-  def _bound(self, binding: Any, name: str, seen: Set[cst.CSTNode]) -> Set[str]:
+  def _binding_names(self, binding: Any, name: str, seen: Set[cst.CSTNode]) -> Set[str]:
     node = getattr(binding, "node", None)
     if isinstance(node, (cst.Import, cst.ImportFrom)):
       return set(imported(node).get(name, ()))
-    value = self._value(node)
-    return value is not None and self._full(value, seen) or {name}
+    value = self._assigned_value(node)
+    return value is not None and self._full_names(value, seen) or {name}
 
-  def _value(self, target: cst.CSTNode) -> Optional[cst.BaseExpression]:
+  def _assigned_value(self, target: cst.CSTNode) -> Optional[cst.BaseExpression]:
     """Returns the right side of `target = value`."""
     parent = self.parents.get(target)
     if isinstance(parent, cst.AnnAssign) and parent.target is target:
       return parent.value
     return self.parents[parent].value if isinstance(parent, cst.AssignTarget) else None
 
-  def meanings(self, node: cst.CSTNode) -> Set[str]:
+  def replacements(self, node: cst.CSTNode) -> Set[str]:
     """Returns the names of this package that an expression refers to, or will after rewriting."""
-    return {here for here in map(meaning, self.full(node)) if here}
+    return {new for new in map(replacement, self.full_names(node)) if new}
 
-  def producers(self, node: cst.CSTNode) -> Set[cst.Call]:
+  def calls_producing(self, node: cst.CSTNode) -> Set[cst.Call]:
     """Returns the calls that may have made an expression's value: itself, or calls assigned to the name before.
 
     The last assignment before the use counts. If it is in a branch, those before the branch count, too.
     """
     if isinstance(node, cst.Call):
       return {node}
-    if node not in self._producers:
+    if node not in self._calls_producing:
       sources: Iterable[Optional[cst.BaseExpression]] = ()
       if isinstance(node, cst.IfExp):
         sources = (node.body, node.orelse)
       elif isinstance(node, (cst.Name, cst.Attribute)):
-        sources = map(self._value, self._reaching(node))  # Each is before the node, so the recursion ends.
-      self._producers[node] = {call for source in sources if source is not None for call in self.producers(source)}
-    return self._producers[node]
+        # Each is before the node, so the recursion ends.
+        sources = map(self._assigned_value, self._reaching_assignments(node))
+      self._calls_producing[node] = {
+          call for source in sources if source is not None for call in self.calls_producing(source)}
+    return self._calls_producing[node]
 
-  def _targets(self, use: cst.BaseExpression) -> List[cst.BaseExpression]:
+  def _assignment_targets(self, use: cst.BaseExpression) -> List[cst.BaseExpression]:
     """Returns the targets of all assignments to a name; for `self.name`, of those in the same function."""
     if isinstance(use, cst.Name):
       return [binding.node for binding in self.bindings(use, use.value)
@@ -141,18 +144,18 @@ class Names:
     return [target for target in self._attributes
             if self.text(target) == self.text(use) and self.enclosing(target, cst.FunctionDef) is function]
 
-  def _reaching(self, use: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+  def _reaching_assignments(self, use: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
     """Yields the targets of the assignments that may reach a use of a name, the last first."""
     around = set(self._ancestors(use))
     other_branches = {branch.body for branch in around if isinstance(branch, cst.If) and branch.orelse in around}
-    for target in sorted(self._targets(use), key=self.start, reverse=True):
+    for target in sorted(self._assignment_targets(use), key=self.start, reverse=True):
       blocks = [node for node in self._ancestors(target) if isinstance(node, (cst.BaseSuite, cst.Module))]
-      if self._bound_from(target) <= self.start(use) and other_branches.isdisjoint(blocks):
+      if self._effective_from(target) <= self.start(use) and other_branches.isdisjoint(blocks):
         yield target
         if next(block for block in blocks if not isinstance(self.parents.get(block), (cst.With, cst.Try))) in around:
           return
 
-  def _bound_from(self, target: cst.BaseExpression) -> int:
+  def _effective_from(self, target: cst.BaseExpression) -> int:
     """Returns the offset where an assignment takes effect: after its statement, or at the head of a loop or `with`."""
     return self.end(self.enclosing(target, cst.BaseSmallStatement) or target)
 
@@ -161,20 +164,20 @@ class Names:
       yield node
       node = self.parents.get(node)
 
-  def layers(self, node: cst.CSTNode) -> Set[cst.Call]:
+  def calls_nested_in(self, node: cst.CSTNode) -> Set[cst.Call]:
     """Returns the calls that made an expression's value, those that made their arguments, and so on."""
     found: Set[cst.Call] = set()
-    left = self.producers(node)
+    left = self.calls_producing(node)
     while left:
       call = left.pop()
       found.add(call)
-      left |= {made for argument in call.args for made in self.producers(argument.value)} - found
+      left |= {made for argument in call.args for made in self.calls_producing(argument.value)} - found
     return found
 
-  def made_by(self, node: cst.CSTNode) -> Set[str]:
-    """Returns the meanings of the callables that may have made an expression's value; else their names; else text."""
-    return {meaning(name) or name for call in self.producers(node)
-            for name in self.full(call.func) or {self.text(call.func)}}
+  def callables_producing(self, node: cst.CSTNode) -> Set[str]:
+    """Returns the callables that may have made the value of an expression: replacements, else names, else texts."""
+    return {replacement(name) or name for call in self.calls_producing(node)
+            for name in self.full_names(call.func) or {self.text(call.func)}}
 
   def enclosing(self, node: cst.CSTNode, *kinds: type) -> Optional[cst.CSTNode]:
     """Returns the innermost node of the given kinds that contains `node`, or is it; None if there is none."""
