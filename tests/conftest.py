@@ -1,4 +1,4 @@
-"""Settings of Hypothesis for all tests: the same examples at every run, and more of them with `--examples`."""
+"""Configures Hypothesis for all tests: deterministic examples, whose number is set with `--examples`."""
 
 import hypothesis
 

@@ -1,4 +1,4 @@
-"""`python -m mp_compat`: the version, interruptions, programs that do not exist, machines without TensorFlow."""
+"""Tests of `python -m mp_compat`: version, interrupts, missing programs, missing TensorFlow."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from tests import testing
 
 
 def run(*arguments, python=sys.executable, path=(), **options):
-  """Runs the command line in a process of its own, which looks for modules in the directories of `path` first."""
+  """Runs the command line in a new process. Prepends the directories of `path` to its module search path."""
   environment = testing.environment()
   environment["PYTHONPATH"] = os.pathsep.join(list(path) + [environment["PYTHONPATH"]])
   return subprocess.run([python, "-m", "mp_compat"] + list(arguments), env=environment, capture_output=True, text=True,
@@ -22,7 +22,7 @@ def run(*arguments, python=sys.executable, path=(), **options):
 
 @pytest.fixture(name="bare_python", scope="module")
 def _bare_python(tmp_path_factory):
-  """The interpreter of an environment in which nothing is installed."""
+  """Returns the interpreter of a virtual environment without packages."""
   folder = tmp_path_factory.mktemp("bare")
   subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
   return os.path.join(str(folder), "Scripts" if os.name == "nt" else "bin", "python")
@@ -34,7 +34,7 @@ def _bare_python(tmp_path_factory):
     ["plot", ".", "-o", "x.png"],
     ["run", "script.py"],
 ], ids=" ".join)
-def test_without_tensorflow_one_line_says_so(command, bare_python, tmp_path):
+def test_missing_tensorflow_is_reported_in_one_line(command, bare_python, tmp_path):
   (tmp_path / "script.py").write_text("import os\n")
   done = run(*command, python=bare_python, cwd=str(tmp_path))
   assert done.returncode == 2 and done.stdout == ""
@@ -43,14 +43,14 @@ def test_without_tensorflow_one_line_says_so(command, bare_python, tmp_path):
   assert "`pip install tensorflow`" in line
 
 
-def test_a_broken_tensorflow_is_one_line_of_error(tmp_path):
+def test_broken_tensorflow_is_reported_in_one_line(tmp_path):
   (tmp_path / "tensorflow.py").write_text("raise ImportError('DLL load failed.\\n\\nSee the web page.')")
   done = run("plot", ".", "-o", "x.png", path=[str(tmp_path)])
   line, = done.stderr.splitlines()
   assert done.returncode == 2 and "importing tensorflow failed: DLL load failed. See the web page." in line
 
 
-def test_the_version_needs_no_tensorflow(bare_python):
+def test_version_option_works_without_tensorflow(bare_python):
   done = run("--version", python=bare_python)
   assert (done.returncode, done.stdout, done.stderr) == (0, "mp_compat {}\n".format(mp_compat.__version__), "")
 
@@ -58,7 +58,7 @@ def test_the_version_needs_no_tensorflow(bare_python):
 @pytest.mark.parametrize("program", [
     ["nope.py"], pytest.param(["empty"], marks=pytest.mark.slow), ["-m", "nope"],
     pytest.param(["-m", "nope.nothing"], marks=pytest.mark.slow)], ids=" ".join)
-def test_a_missing_program_is_one_line_of_error(program, tmp_path):
+def test_missing_program_is_reported_in_one_line(program, tmp_path):
   (tmp_path / "empty").mkdir()
   done = run("run", *program, cwd=str(tmp_path))
   assert done.returncode == 2 and "Traceback" not in done.stderr
@@ -70,34 +70,34 @@ def test_a_missing_program_is_one_line_of_error(program, tmp_path):
 @pytest.mark.parametrize("code", [
     pytest.param("open('nope.txt')", marks=pytest.mark.slow), "import nope",
     pytest.param("import runpy\nrunpy.run_path('nope.py')", marks=pytest.mark.slow)])
-def test_what_a_program_cannot_find_is_its_own_traceback(code, tmp_path):
+def test_program_errors_show_their_own_traceback(code, tmp_path):
   (tmp_path / "program.py").write_text(code)
   done = run("run", "program.py", cwd=str(tmp_path))
   assert done.returncode == 1 and "Traceback" in done.stderr and "program.py" in done.stderr
   assert "mp_compat run:" not in done.stderr
 
 
-def test_an_interrupted_program_shows_its_own_traceback(tmp_path):
+def test_interrupted_program_shows_its_own_traceback(tmp_path):
   (tmp_path / "program.py").write_text("raise KeyboardInterrupt")
   done = run("run", "program.py", cwd=str(tmp_path))
   assert done.returncode not in (0, 2) and "program.py" in done.stderr
   assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
 
 
-def test_an_interrupted_migration_ends_quietly(tmp_path):
-  # The diff is more than the pipe takes: once its beginning is here, the command waits.
+def test_interrupted_migration_exits_without_output(tmp_path):
+  # The diff is larger than the pipe's buffer, so the command blocks after its first bytes are read.
   code = "import tensorflow as tf\nx = tf.train.experimental.LossScale\n" + "#" * 2 ** 20 + "\n"
   (tmp_path / "old.py").write_text(code)
   with subprocess.Popen([sys.executable, "-m", "mp_compat", "migrate", str(tmp_path)], env=testing.environment(),
                         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
-    # Processes in the background of a shell ignore the signal; this one is to get it, as in a terminal.
+    # Background processes of a shell ignore SIGINT. preexec_fn restores the default, as in a terminal.
     process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-  assert (process.returncode, said) == (130, b"")
+    _, stderr = process.communicate()
+  assert (process.returncode, stderr) == (130, b"")
 
 
-def test_run_without_a_program_is_an_error(capsys):
+def test_run_without_program_returns_error_status(capsys):
   assert command_line.main(["run"]) == 2
   assert "expected a script, or -m and a module" in capsys.readouterr().err

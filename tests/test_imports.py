@@ -1,4 +1,4 @@
-"""Which module may import which, and what importing the package imports."""
+"""Tests of the import structure: the layers of the package, lazy imports and the public names."""
 
 import ast
 import os
@@ -27,7 +27,7 @@ LAYERS = [
     "__main__",
     "__init__",
 ]
-# Modules that cannot import what stands before them in LAYERS, because they must work without TensorFlow.
+# Modules that must work without TensorFlow, so they import only each other.
 WITHOUT_TENSORFLOW = ["core.update_rule", "core.dialects", "migration.old_names", "migration.source"]
 IMPORTED_ONLY_BY = {"tensorflow": "_tensorflow", "libcst": "migration.source", "matplotlib": "monitoring.plot",
                     "horovod": "horovod"}
@@ -65,12 +65,13 @@ def module_of(package, name):
 
 
 def modules():
+  """Returns the names of all modules, relative to mp_compat."""
   return sorted(os.path.relpath(os.path.join(folder, name), PACKAGE)[:-len(".py")].replace(os.sep, ".")
                 for folder, _, names in os.walk(PACKAGE) for name in names if name.endswith(".py"))
 
 
 @pytest.mark.parametrize("module", modules())
-def test_imports_point_down(module):
+def test_modules_import_only_from_lower_layers(module):
   ours, others = imports(module)
   package = module.rpartition(".")[0]
   same_entry = {name for name in ours if layer(name) == layer(module) and name.startswith(package)}
@@ -111,7 +112,7 @@ assert LossScale is mp_compat.LossScale and "tensorflow" in sys.modules
     ("__version__ = '1.14.0'", "TensorFlow 1.15 or later, but found 1.14.0.*pip install"),
     ("", "TensorFlow 1.15 or later, but found 0.0"),
 ])
-def test_missing_or_old_tensorflow_is_an_import_error(fake, words, tmp_path):
+def test_missing_or_old_tensorflow_raises_import_error(fake, words, tmp_path):
   (tmp_path / "tensorflow.py").write_text(fake)
   environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), os.path.dirname(PACKAGE)]))
   done = subprocess.run([sys.executable, "-c", "import mp_compat.core.loss_scale"], env=environment,

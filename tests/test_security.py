@@ -1,4 +1,4 @@
-"""What somebody who writes a checkpoint, a config or a source file could do to somebody who opens it."""
+"""Tests that malicious checkpoints, configs and source files do no harm when they are read."""
 
 import ast
 import json
@@ -12,12 +12,12 @@ import pytest
 import mp_compat
 from mp_compat import checkpoints
 from tests import testing
-from tests.testing import BAD
-from tests.testing import GOOD
+from tests.testing import FINITE
+from tests.testing import OVERFLOW
 from tests.testing import tf
 
 PACKAGE = os.path.dirname(mp_compat.__file__)
-# What would run code, or read what can: Python's own, TensorFlow's, NumPy's.
+# Functions that execute code, or load data that can execute code.
 FORBIDDEN = {"eval", "exec", "compile", "__import__", "execfile", "system", "popen", "py_func", "numpy_function",
              "py_function", "import_meta_graph", "import_graph_def", "load_model"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "subprocess", "joblib", "yaml", "ctypes",
@@ -25,18 +25,19 @@ FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "subproce
 
 
 def sources():
+  """Yields the paths of all source files of the package."""
   for folder, _, files in os.walk(PACKAGE):
     yield from (os.path.join(folder, name) for name in files if name.endswith((".py", ".pyi")))
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: os.path.relpath(path, PACKAGE))
-def test_no_module_runs_what_it_reads(path):
+def test_modules_call_no_code_executing_functions(path):
   with open(path, encoding="utf-8") as source:
     tree = ast.parse(source.read())
   for node in ast.walk(tree):
     if isinstance(node, ast.Call):
       called = getattr(node.func, "attr", getattr(node.func, "id", None))
-      # `re.compile` is another.
+      # `re.compile` does not execute code.
       if called == "compile" and getattr(getattr(node.func, "value", None), "id", None) == "re":
         continue
       assert called not in FORBIDDEN, "{}, line {}".format(called, node.lineno)
@@ -48,7 +49,7 @@ def test_no_module_runs_what_it_reads(path):
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 0., -8., 1e-45])
 @pytest.mark.parametrize("good_steps", [0, -2 ** 63, 2 ** 63 - 1])
-def test_no_scale_in_a_checkpoint_makes_a_weight_other_than_finite_and_a_stall_is_told(scale, good_steps, tmp_path):
+def test_restored_invalid_scales_keep_weights_finite(scale, good_steps, tmp_path):
   path = str(tmp_path / "hostile")
   with tf.Graph().as_default(), testing.session() as sess:
     scale_variable = tf.get_variable("current_loss_scale", initializer=np.float32(scale))
@@ -56,9 +57,9 @@ def test_no_scale_in_a_checkpoint_makes_a_weight_other_than_finite_and_a_stall_i
     sess.run(tf.global_variables_initializer())
     tf.train.Saver([scale_variable, good_variable]).save(sess, path)
   with tf.Graph().as_default():
-    job = testing.Job()
+    training = testing.Training()
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(.5), "dynamic")
-    train_op = opt.minimize(job.loss, job.global_step)
+    train_op = opt.minimize(training.loss, training.global_step)
     saver = tf.train.Saver(opt.loss_scale.variables())
     scaffold = tf.train.Scaffold(init_fn=lambda _, sess: saver.restore(sess, path))
     hook = mp_compat.LossScaleHook(opt, max_consecutive_skips=5, on_stall="stop")
@@ -67,15 +68,15 @@ def test_no_scale_in_a_checkpoint_makes_a_weight_other_than_finite_and_a_stall_i
       for step in range(20):
         if sess.should_stop():
           break
-        _, finite = sess.run([train_op, opt.gradients_finite], {job.x: BAD if step % 3 == 2 else GOOD})
+        _, finite = sess.run([train_op, opt.gradients_finite], {training.x: OVERFLOW if step % 3 == 2 else FINITE})
         applied += finite
-        w = sess.run_step_fn(lambda step_context: step_context.session.run(job.w))
-        np.testing.assert_array_equal(w, -.5 * applied * GOOD)
-      # A scale of these never comes back: no step is applied, and the hook says so.
+        w = sess.run_step_fn(lambda step_context: step_context.session.run(training.w))
+        np.testing.assert_array_equal(w, -.5 * applied * FINITE)
+      # These scales never recover: no step is applied, and the hook stops the run.
       assert sess.should_stop() == (not np.isfinite(np.float32(1) / np.float32(scale)) or not np.isfinite(scale))
 
 
-def test_names_in_a_checkpoint_are_no_paths(tmp_path):
+def test_checkpoint_names_are_not_used_as_paths(tmp_path):
   folder = tmp_path / "inner"
   folder.mkdir()
   names = ["../../escaped", "/tmp/mp_compat_escaped", "w;rm -rf x", "current_loss_scale"]
@@ -88,12 +89,12 @@ def test_names_in_a_checkpoint_are_no_paths(tmp_path):
   assert {name.split(".")[0] for name in os.listdir(str(folder))} == {"source", "target"}
 
 
-def test_migrating_runs_nothing_of_what_it_rewrites(tmp_path):
-  marker = tmp_path / "it_was_run"
+def test_migration_does_not_execute_source_files(tmp_path):
+  marker = tmp_path / "executed"
   code = "open({!r}, 'w')\nimport tensorflow as tf\nscale = tf.train.experimental.DynamicLossScale()\n".format(
       str(marker))
   (tmp_path / "script.py").write_text(code)
-  (tmp_path / "libcst.py").write_text(code)  # what would be imported, were the current directory on the path
+  (tmp_path / "libcst.py").write_text(code)  # would be imported if the current directory were on sys.path
   (tmp_path / "notebook.ipynb").write_text(json.dumps({"cells": [
       {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": code}],
       "metadata": {}, "nbformat": 4, "nbformat_minor": 4}, indent=1))
@@ -104,7 +105,7 @@ def test_migrating_runs_nothing_of_what_it_rewrites(tmp_path):
   assert not marker.exists()
 
 
-def test_a_config_names_classes_of_a_fixed_list_only():
+def test_config_rejects_unknown_class_names():
   for name in ["os.system", "builtins.eval", "mp_compat.keras.LossScaleOptimizer", "__class__"]:
     with pytest.raises(ValueError, match="Unknown loss scale: " + name):
       mp_compat.keras.LossScaleOptimizer.from_config({

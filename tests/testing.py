@@ -1,6 +1,6 @@
-"""What several test files need: training runs that are recorded step by step, and the settings they run under.
+"""Helpers for several test files: small models, recorded training runs, sessions and processes.
 
-Gradients always depend on placeholders: a constant predicate would fold the conditional away.
+Gradients depend on placeholders: with constants, graph optimization could remove the conditional.
 """
 
 import collections
@@ -23,8 +23,8 @@ native = tf.train.experimental
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# Devices for strategies. Sessions are given this many CPUs by `session`; eager mode, in which some strategies make
-# variables of their own, gets them here, where TensorFlow has such a setting (2.4 and later).
+# Devices for distribution strategies. `session` configures two CPUs for sessions. Some strategies also create variables
+# eagerly, so eager mode needs two CPUs as well, where TensorFlow has the setting (2.4 and later).
 TWO_CPUS = ["/cpu:0", "/cpu:1"]
 if hasattr(tensorflow.config, "set_logical_device_configuration"):
   tensorflow.config.set_logical_device_configuration(
@@ -40,36 +40,41 @@ OPTIMIZERS = {
 }
 
 
-# Gradients for a Job.
-GOOD, BAD = np.array([1., 2.]), np.array([1., np.inf])
+# Gradients for `Training`, float64 [2].
+FINITE, OVERFLOW = np.array([1., 2.]), np.array([1., np.inf])
 
 
 @contextlib.contextmanager
 def control_flow(version):
   """Builds conditionals as Switch and Merge (1) or as functions (2)."""
-  before = tf.control_flow_v2_enabled()
+  previously_enabled = tf.control_flow_v2_enabled()
   (tf.enable_control_flow_v2 if version == 2 else tf.disable_control_flow_v2)()
   try:
     yield
   finally:
-    (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
+    (tf.enable_control_flow_v2 if previously_enabled else tf.disable_control_flow_v2)()
 
 
 def config():
+  """Returns a ConfigProto with two CPU devices and one intra-op thread."""
   return tf.ConfigProto(device_count={"CPU": 2}, intra_op_parallelism_threads=1)
 
 
 def session():
+  """Returns a Session with `config()`."""
   return tf.Session(config=config())
 
 
 def plain_name(variable):
-  """A variable's name without what TensorFlow's class lets the conditional add to it ("cond_1/beta1_power")."""
+  """Returns a variable's name without the prefix of a conditional ("cond_1/beta1_power" in TensorFlow's class)."""
   return re.sub(r"(^|/)cond(_\d+)?/", r"\1", variable.name)
 
 
 def model(x, use_resource, sparse=True):
-  """A scalar loss of two dense variables and a table, looked up if `sparse`; `x` [3] scales the gradients of all."""
+  """Returns a scalar loss of three variables. Its gradients are proportional to `x` [3].
+
+  The gradient of `table` is an IndexedSlices if `sparse`. The variable `unused` has no gradient.
+  """
   with tf.variable_scope("model", use_resource=use_resource):
     w = tf.get_variable("w", initializer=np.array([1., -2., 3.], np.float32))
     b = tf.get_variable("b", initializer=np.array([[.5, .25, .125], [1., 1., 1.]], np.float32))
@@ -81,7 +86,10 @@ def model(x, use_resource, sparse=True):
 
 
 def feeds(steps, overflow_at=()):
-  """An input for `model` for every step, the same at every call; non-finite in one place where it is to overflow."""
+  """Yields an input [3] of `model` for every step, with one non-finite value in the steps of `overflow_at`.
+
+  Every call yields the same inputs.
+  """
   random = np.random.RandomState(0)
   for step in range(steps):
     x = random.normal(size=3).astype(np.float32)
@@ -91,20 +99,20 @@ def feeds(steps, overflow_at=()):
 
 
 def values(sess):
-  """The value of every variable of the session's graph, by its plain name."""
+  """Returns {plain name: value} of all variables of the default graph."""
   variables = tf.global_variables()
   return dict(zip([plain_name(v) for v in variables], sess.run(variables)))
 
 
 def train(make_optimizer, xs, use_resource=True, between=None, **minimize):
-  """Trains `model` in a graph of its own; gives the values of all variables after every step.
+  """Trains `model` in a new graph. Returns the values of all variables, initially and after every step.
 
   Args:
-    make_optimizer: makes the (wrapped) optimizer, inside the graph.
+    make_optimizer: creates the optimizer. It is called inside the graph.
     xs: the input of every step.
-    use_resource: whether the model's variables are resources or references.
-    between: what happens to `[(gradient, variable)]` between computing and applying.
-    **minimize: arguments for `compute_gradients`; callables are called, inside the graph, to make them.
+    use_resource: whether the model uses resource variables.
+    between: changes `[(gradient, variable)]` between compute_gradients and apply_gradients.
+    **minimize: arguments of `compute_gradients`. Callables are called inside the graph to create the argument.
   """
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [3])
@@ -127,7 +135,7 @@ def train(make_optimizer, xs, use_resource=True, between=None, **minimize):
 
 
 def assert_same(ours, theirs):
-  """Two histories have the same variables, equal to the bit after every step."""
+  """Asserts that two histories have the same variables, bitwise equal after every step."""
   assert len(ours) == len(theirs)
   for step, (our, their) in enumerate(zip(ours, theirs)):
     assert sorted(our) == sorted(their)
@@ -137,34 +145,40 @@ def assert_same(ours, theirs):
 
 
 def executed(sess, fetch, feed):
-  """`(type, dtype, shape)` of the first output (None, None without one) of every op that ran for `fetch`, as traced."""
+  """Traces a run. Returns `(op type, dtype, shape)` of every executed op.
+
+  Dtype and shape are those of the op's first output, or None if it has no output.
+  """
   metadata = tf.RunMetadata()
   sess.run(fetch, feed, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
   ran = {}
   for node in [node for device in metadata.step_stats.dev_stats for node in device.node_stats]:
     op_type = re.search(r" = (\w+)\(", node.timeline_label)
     if op_type:
-      made = node.output[0].tensor_description if node.output else None
+      output = node.output[0].tensor_description if node.output else None
       ran[node.node_name] = (
-          op_type.group(1), made and tf.as_dtype(made.dtype), made and [size.size for size in made.shape.dim])
+          op_type.group(1), output and tf.as_dtype(output.dtype), output and [size.size for size in output.shape.dim])
   return list(ran.values())
 
 
 def environment():
-  """The environment for a process that imports this package, without what TensorFlow has written into ours."""
+  """Returns the environment for a new process that imports this package.
+
+  It excludes TF2_BEHAVIOR, which TensorFlow sets in this process.
+  """
   inherited = {name: value for name, value in os.environ.items() if name != "TF2_BEHAVIOR"}
-  # Older versions of coverage warn of settings that they do not know, on standard error.
+  # Older versions of coverage write warnings about unknown settings to standard error.
   return dict(inherited, PYTHONPATH=ROOT, PYTHONWARNINGS="ignore")
 
 
 def eager_mode():
-  """A context with eager execution on, also in a program where graphs are the default (TensorFlow 1.15)."""
+  """Returns a context manager that enables eager execution, also in TensorFlow 1.15."""
   from tensorflow.python.eager import context
   return context.eager_mode()
 
 
-class Job:
-  """One variable `w`, whose gradient is the placeholder `x`, and what it takes to train it."""
+class Training:
+  """Trains one variable `w` [2], initially zeros. The gradient of the loss is the placeholder `x` [2]."""
 
   def __init__(self, dtype=tf.float32, use_resource=True):
     with tf.variable_scope("", use_resource=use_resource):
@@ -175,14 +189,17 @@ class Job:
     self.session = session()
 
   def run(self, train_op, *xs, fetch=None):
-    """Runs the train op once for each input, after initialization; gives what was fetched with each, or `w` after."""
+    """Initializes the variables and runs the train op once per input.
+
+    Returns for each step what `fetch` gave, as a list of one, or `w` after the step if `fetch` is None.
+    """
     self.session.run(tf.global_variables_initializer())
     return [self.session.run([train_op] + ([] if fetch is None else [fetch]), {self.x: x})[1:] or
             self.session.run(self.w) for x in xs]
 
 
 def events(directory):
-  """{tag: [(step, value)]} of the scalars of all event files in a directory."""
+  """Returns {tag: [(step, value)]} of the scalars in all event files of a directory."""
   found = collections.defaultdict(list)
   for path in sorted(glob.glob(os.path.join(directory, "events*"))):
     for event in tf.train.summary_iterator(path):
@@ -193,20 +210,20 @@ def events(directory):
 
 
 def waits_for(later, op):
-  """Whether `op` has to run, for its value or as a control input, before the tensor or op `later` is there."""
-  seen, ahead = set(), [getattr(later, "op", later)]
-  while ahead:
-    current = ahead.pop()
+  """Returns whether the tensor or op `later` depends on `op` through data or control inputs."""
+  seen, pending = set(), [getattr(later, "op", later)]
+  while pending:
+    current = pending.pop()
     if current not in seen:
       seen.add(current)
-      ahead += [t.op for t in current.inputs] + list(current.control_inputs)
+      pending += [t.op for t in current.inputs] + list(current.control_inputs)
   return op in seen
 
 
 def run_two_workers(module):
-  """Runs a module as each of two workers on loopback; returns what their last lines say, parsed as JSON.
+  """Runs a module in two worker processes on localhost. Returns the last line of each output, parsed as JSON.
 
-  The module finds the cluster and its own index in `TF_CONFIG`.
+  `TF_CONFIG` gives the module the cluster and its task index.
   """
   with contextlib.ExitStack() as opened:
     sockets = [opened.enter_context(socket.socket()) for _ in range(2)]
@@ -227,7 +244,7 @@ def run_two_workers(module):
 
 
 class SkipsFiniteSteps(mp_compat.DynamicLossScale):
-  """Moves as a dynamic loss scale and lets no step be applied, whatever its gradients are."""
+  """Updates like a dynamic loss scale, but skips every step."""
 
   def update(self, grads):
     update_op, should_apply = super().update(grads)

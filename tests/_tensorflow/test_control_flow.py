@@ -1,4 +1,4 @@
-"""What `_compat` does about differences between TensorFlow's versions."""
+"""Tests of conditionals under control flow v1 and v2, in graphs and in functions."""
 
 import subprocess
 import sys
@@ -11,8 +11,8 @@ from mp_compat._tensorflow import control_flow
 from tests import testing
 from tests.testing import tf
 
-# What people write who move to TensorFlow 2 with one line; it leaves control flow v2 switched on.
-ONE_LINE = """
+# A program for TensorFlow 1 that only disables eager execution to run on TensorFlow 2. Control flow v2 stays enabled.
+PROGRAM = """
 import numpy as np, tensorflow
 tf = tensorflow.compat.v1
 tf.disable_eager_execution()
@@ -28,31 +28,32 @@ with tf.Session() as sess:
 """
 
 
-def run_one_line(module):
-  return subprocess.run([sys.executable, "-W", "ignore", "-c", ONE_LINE.format(module)], env=testing.environment(),
+def run_program(module):
+  return subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM.format(module)], env=testing.environment(),
                         check=False, capture_output=True, text=True)
 
 
-def test_a_program_that_only_disables_eager_execution_trains():
-  done = run_one_line("mp_compat")
+def test_program_trains_after_disabling_eager_execution_only():
+  done = run_program("mp_compat")
   assert done.stdout == "{} [-0.5 -0.5] 1".format(tf.__version__), done.stderr
 
 
 @pytest.mark.skipif(not (2, 4) <= tuple(map(int, tf.__version__.split(".")[:2])) <= (2, 10),
-                    reason="in TensorFlow 2.4 to 2.10 alone, init_scope forgets disable_eager_execution()")
-def test_with_tensorflows_class_it_does_not():
-  assert "Attempting to capture an EagerTensor" in run_one_line("tensorflow.compat.v1.train.experimental").stderr
+                    reason="only in TensorFlow 2.4 to 2.10 does init_scope ignore disable_eager_execution()")
+def test_tensorflow_class_fails_after_disabling_eager_only():
+  assert "Attempting to capture an EagerTensor" in run_program("tensorflow.compat.v1.train.experimental").stderr
 
 
-def test_conditionals_are_part_of_a_graph():
+def test_conditionals_in_graphs_are_not_functions():
   with tf.Graph().as_default() as graph, testing.control_flow(2):
-    job = testing.Job()
-    mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), "dynamic").minimize(job.loss, job.global_step)
+    training = testing.Training()
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), "dynamic")
+    opt.minimize(training.loss, training.global_step)
     assert tf.control_flow_v2_enabled()
     assert not {op.type for op in graph.get_operations()} & {"If", "StatelessIf"}
 
 
-def test_and_functions_within_functions():
+def test_conditionals_in_functions_are_functions():
   with testing.eager_mode(), testing.control_flow(2):
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
     w = tensorflow.Variable([0., 0.])
@@ -65,7 +66,7 @@ def test_and_functions_within_functions():
     assert {op.type for op in graph.get_operations()} & {"If", "StatelessIf"}
 
 
-def test_an_op_in_a_branch_that_is_a_function_is_found():
+def test_contains_op_searches_branch_functions():
   with tf.Graph().as_default() as graph, testing.control_flow(2):
     x = tf.placeholder(tf.float32, [2])
     tf.cond(x[0] > 0, lambda: tf.sin(x), lambda: x)

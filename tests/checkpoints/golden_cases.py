@@ -1,9 +1,9 @@
-"""Makes the checkpoints in tests/checkpoints/goldens/.
+"""Writes the checkpoints in tests/checkpoints/goldens/.
 
-    python -m tests.checkpoints.golden_cases      those of the installed TensorFlow, in the subdirectory VERSION
+    python -m tests.checkpoints.golden_cases      writes the subdirectory of the installed TensorFlow version
 
-Every case trains a few steps, some of which overflow, and saves; then goes on for some more. What all variables were at
-both times is in expected.npz.
+Every case trains a few steps, some of which overflow, saves a checkpoint, and trains the remaining steps. expected.npz
+holds the values of all variables at both times: "saved" and "after".
 """
 
 import os
@@ -28,9 +28,9 @@ OPTIMIZERS = {"momentum": lambda: tf.train.MomentumOptimizer(.1, .9), "adam": la
 
 
 class Case(NamedTuple):
-  """One checkpoint."""
+  """A golden checkpoint: what wrote it, and which program trained."""
 
-  writer: str  # of `mp_compat.dialects.DIALECTS`
+  writer: str  # "mp_compat", "tensorflow", "contrib", "mp_compat.contrib" or "plain"
   optimizer: str
   control_flow: int = 1
   scope: str = ""
@@ -41,12 +41,12 @@ class Case(NamedTuple):
     return "-".join([self.writer, self.optimizer, "v{}".format(self.control_flow), self.scope or "root", self.kind])
 
 
-def cases(version):
-  """Those of this TensorFlow."""
+def list_cases(version):
+  """Returns the cases of a TensorFlow version ("1.15", ...)."""
   writers = ["tensorflow"] + ["contrib"] * (version == "1.15")
   found = [Case(writer, optimizer, control_flow, scope) for writer in writers for optimizer in sorted(OPTIMIZERS)
            for control_flow in (1, 2) for scope in ("", "head")
-           if control_flow == 1 or writer != "contrib"]  # whose variables are references there
+           if control_flow == 1 or writer != "contrib"]  # contrib's reference variables fail in v2
   found += [Case(writer, optimizer) for writer in ("mp_compat", "plain") for optimizer in sorted(OPTIMIZERS)]
   found += [Case("tensorflow", "adam", control_flow, kind="two") for control_flow in (1, 2)]
   found += [Case(writer, "adam", kind="objects") for writer in ("mp_compat", "tensorflow")]
@@ -55,7 +55,7 @@ def cases(version):
 
 
 def wrap(writer, optimizer):
-  """The optimizer with the loss scaling of this writer."""
+  """Returns the inner optimizer with the writer's loss scaling."""
   opt = OPTIMIZERS[optimizer]()
   if writer == "mp_compat":
     return mp_compat.MixedPrecisionLossScaleOptimizer(
@@ -73,8 +73,8 @@ def wrap(writer, optimizer):
   return opt
 
 
-class Training:
-  """A graph that trains two variables; to be built in a graph of its own."""
+class GoldenTraining:
+  """A program that trains two variables; build it in a new graph."""
 
   def __init__(self, case, x=None):
     self.x = tf.placeholder(tf.float32, [3], "x") if x is None else x
@@ -93,7 +93,7 @@ class Training:
         self.train_op = self.optimizers[0].minimize(tf.add_n(losses), self.global_step)
 
   def run(self, sess, feeds):
-    """All variables after these steps, by name."""
+    """Trains on the inputs `feeds`; returns the values of all variables, by name."""
     for x in feeds:
       sess.run(self.train_op, {self.x: x})
     return sess.run({variable.op.name: variable for variable in tf.global_variables()})
@@ -103,12 +103,12 @@ class Training:
 
 
 def make(case, directory):
-  """Writes the checkpoint of a case; gives all variables then, and after going on."""
+  """Writes the checkpoint of a case; returns the values of all variables at saving and after the remaining steps."""
   path = os.path.join(directory, case.name)
   with testing.control_flow(case.control_flow), tf.Graph().as_default():
     if case.kind == "estimator":
-      return estimate(case, path)
-    training = Training(case)
+      return make_with_estimator(case, path)
+    training = GoldenTraining(case)
     plain_saver = tf.train.Saver()
     checkpoint = training.checkpoint() if case.kind == "objects" else None
     with testing.session() as sess:
@@ -116,7 +116,7 @@ def make(case, directory):
       saved = training.run(sess, FEEDS[:BEFORE])
       if checkpoint:
         written = checkpoint.save(path, session=sess)
-        for part in (".index", ".data-00000-of-00001"):  # without the number that save() adds
+        for part in (".index", ".data-00000-of-00001"):  # removes the number that save() appends
           os.replace(written + part, path + part)
       else:
         plain_saver.save(sess, path, write_meta_graph=case.writer == "mp_compat" and VERSION == "1.15",
@@ -124,14 +124,14 @@ def make(case, directory):
       return saved, training.run(sess, FEEDS[BEFORE:])
 
 
-def estimate(case, path):
-  """As `make`, by an Estimator."""
+def make_with_estimator(case, path):
+  """Does the same as `make` with an Estimator."""
 
   def input_fn(feeds):
     return tf.data.Dataset.from_tensor_slices({"x": np.array(feeds)})
 
   def model_fn(features, mode):
-    training = Training(case, features["x"])
+    training = GoldenTraining(case, features["x"])
     return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_sum(training.w), train_op=training.train_op)
 
   with tempfile.TemporaryDirectory() as model_dir:
@@ -152,7 +152,7 @@ def main():
   shutil.rmtree(directory, ignore_errors=True)
   os.makedirs(directory)
   expected = {}
-  for case in cases(VERSION):
+  for case in list_cases(VERSION):
     for when, values in zip(["saved", "after"], make(case, directory)):
       expected.update({"{}/{}/{}".format(case.name, when, name): value for name, value in values.items()})
   if os.path.exists(os.path.join(directory, "checkpoint")):

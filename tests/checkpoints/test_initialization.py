@@ -1,4 +1,4 @@
-"""checkpoints.name_map and assignment_map."""
+"""Tests of `checkpoints.name_map`, and of `checkpoints.Saver` in an Estimator's Scaffold."""
 
 import os
 
@@ -20,12 +20,12 @@ def _graph():
 
 
 @pytest.mark.skipif(not hasattr(tf, "estimator"), reason="TensorFlow 2.16 and later have no Estimator")
-def test_an_estimator_starts_from_contribs(tmp_path):
+def test_estimator_starts_from_contrib_checkpoint(tmp_path):
   case = Case("contrib", "adam")
-  path = goldens.golden("1.15", case)
+  path = goldens.golden_path("1.15", case)
 
   def model_fn(features, mode):
-    training = golden_cases.Training(case._replace(writer="mp_compat"), features["x"])
+    training = golden_cases.GoldenTraining(case._replace(writer="mp_compat"), features["x"])
     saver = checkpoints.Saver()
     scaffold = tf.train.Scaffold(saver=saver, init_fn=lambda _, sess: saver.restore(sess, path))
     return tf.estimator.EstimatorSpec(
@@ -40,14 +40,14 @@ def test_an_estimator_starts_from_contribs(tmp_path):
 
 
 @pytest.mark.parametrize("writer", ["tensorflow", "contrib", "plain"])
-def test_a_name_map_serves_init_from_checkpoint_and_savers(writer):
+def test_name_map_initializes_and_restores_variables(writer):
   case = Case(writer, "adam")
-  path = goldens.golden("1.15", case)
-  golden_cases.Training(case._replace(writer="mp_compat"))
+  path = goldens.golden_path("1.15", case)
+  golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
   names = checkpoints.name_map(path)
   saver = tf.train.Saver(names)
   tf.train.init_from_checkpoint(path, names)
-  saved = goldens.expected_here("1.15", case, "saved")
+  saved = goldens.load_expected_renamed("1.15", case, "saved")
   mapped = {variable.op.name for variable in names.values()}
   assert set(saved) - mapped <= {"good_steps", "bad_steps"} and ("good_steps" in mapped) == (writer == "tensorflow")
   with testing.session() as sess:

@@ -1,4 +1,4 @@
-"""Object-based checkpoints (`tf.train.Checkpoint`) hold what TensorFlow's class puts into them, under its keys."""
+"""Tests that object-based checkpoints (`tf.train.Checkpoint`) have the keys and values of TensorFlow's class."""
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from tests.testing import tf
 
 
 def build(api):
+  """Builds a program with an API's optimizer; returns its input, train op, optimizer and Checkpoint."""
   x = tf.placeholder(tf.float32, [2])
   w = tf.get_variable("w", initializer=[1., 2.], use_resource=True)
   opt = api.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(.1), api.DynamicLossScale(8., 2))
@@ -17,20 +18,20 @@ def build(api):
   return x, train_op, opt, tf.train.Checkpoint(w=w, optimizer=opt)
 
 
-def values(sess):
+def read_variables(sess):
   return {testing.plain_name(v): sess.run(v) for v in tf.global_variables()}
 
 
 @pytest.mark.parametrize("reader", [mp_compat, testing.native], ids=["read_by_us", "read_by_tensorflow"])
 @pytest.mark.parametrize("writer", [mp_compat, testing.native], ids=["written_by_us", "written_by_tensorflow"])
-def test_a_graphs_checkpoint_is_restored_whole_on_either_side(writer, reader, tmp_path):
+def test_graph_checkpoint_restores_in_both_implementations(writer, reader, tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
     x, train_op, _, checkpoint = build(writer)
     sess.run(tf.global_variables_initializer())
     for value in [[1., 1.], [1., np.inf], [1., 1.]]:
       sess.run(train_op, {x: value})
     path = checkpoint.save(str(tmp_path / "checkpoint"), session=sess)
-    saved = values(sess)
+    saved = read_variables(sess)
     keys = {key for key, _ in tf.train.list_variables(path)}
   assert {"optimizer/base_optimizer/beta1_power/.ATTRIBUTES/VARIABLE_VALUE",
           "optimizer/loss_scale/current_loss_scale/.ATTRIBUTES/VARIABLE_VALUE",
@@ -42,7 +43,7 @@ def test_a_graphs_checkpoint_is_restored_whole_on_either_side(writer, reader, tm
     status = checkpoint.restore(path)
     status.assert_consumed().assert_existing_objects_matched()
     status.run_restore_ops(sess)
-    restored = values(sess)
+    restored = read_variables(sess)
   counter = "save_counter"
   assert sorted(saved) == sorted(restored)
   for name in saved:
@@ -50,7 +51,7 @@ def test_a_graphs_checkpoint_is_restored_whole_on_either_side(writer, reader, tm
       np.testing.assert_array_equal(saved[name], restored[name], name)
 
 
-def test_an_eager_checkpoint_restores_variables_that_are_made_after_it(tmp_path):
+def test_eager_checkpoint_restores_variables_created_later(tmp_path):
 
   def build_eager():
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(
@@ -70,11 +71,11 @@ def test_an_eager_checkpoint_restores_variables_that_are_made_after_it(tmp_path)
     expected = step(opt, w, 2.)
     opt, w, checkpoint = build_eager()
     checkpoint.restore(path)
-    for got, value in zip(step(opt, w, 2.), expected):
-      np.testing.assert_array_equal(got, value)
+    for actual, value in zip(step(opt, w, 2.), expected):
+      np.testing.assert_array_equal(actual, value)
 
 
-def test_the_saver_restores_an_object_based_checkpoint_as_tensorflows_does(tmp_path):
+def test_saver_restores_object_based_checkpoint(tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
     v = tf.get_variable("v", initializer=np.float32(3.))
     sess.run(tf.global_variables_initializer())
@@ -85,22 +86,22 @@ def test_the_saver_restores_an_object_based_checkpoint_as_tensorflows_does(tmp_p
 
 
 class SortsItsSlots(mp_compat.MixedPrecisionLossScaleOptimizer):
-  """A subclass around `get_slot_names`."""
+  """A subclass that overrides `get_slot_names`."""
 
   def get_slot_names(self):
     return sorted(super().get_slot_names())
 
 
-def logs_slot_names(opt):
-  """A decorator around `get_slot_names`."""
+def wrap_get_slot_names(opt):
+  """Replaces `get_slot_names` of an optimizer by a function that calls it."""
   get_slot_names = opt.get_slot_names
   opt.get_slot_names = lambda: list(get_slot_names())
   return opt
 
 
 @pytest.mark.parametrize("make", [
-    SortsItsSlots, lambda *args: logs_slot_names(mp_compat.MixedPrecisionLossScaleOptimizer(*args))])
-def test_checkpoints_save_subclasses_of_get_slot_names(make, tmp_path):
+    SortsItsSlots, lambda *args: wrap_get_slot_names(mp_compat.MixedPrecisionLossScaleOptimizer(*args))])
+def test_checkpoint_contains_slots_if_get_slot_names_overridden(make, tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
     w = tf.get_variable("w", initializer=[1., 2.], use_resource=True)
     opt = make(tf.train.AdamOptimizer(.1), 8.)

@@ -1,4 +1,4 @@
-"""checkpoints.Saver: variables of every kind, paths, formats, errors."""
+"""Tests of `checkpoints.Saver`: kinds of variables, paths, formats, errors."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ def _graph():
 
 
 @pytest.mark.parametrize("use_resource", [False, True])
-def test_partitioned_variables_are_put_together_again(use_resource, tmp_path):
+def test_partitioned_variables_restore_from_whole_variable(use_resource, tmp_path):
   path, whole = str(tmp_path / "whole"), np.arange(12, dtype=np.float32).reshape([6, 2])
 
   def build(partitioner, wrap):
@@ -45,7 +45,7 @@ def test_partitioned_variables_are_put_together_again(use_resource, tmp_path):
     assert len(parts) == 3 and sess.run(tf.global_variables("current_loss_scale")) == [2. ** 15]
 
 
-def test_every_replica_is_restored():
+def test_restore_assigns_every_replica():
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
   case = Case("tensorflow", "adam")
   with strategy.scope():
@@ -53,8 +53,8 @@ def test_every_replica_is_restored():
     power = tf.get_variable("beta1_power", [])
     saver = checkpoints.Saver([w, power])
   with testing.session() as sess:
-    saver.restore(sess, goldens.golden("1.15", case))
-    saved = goldens.expected("1.15", case, "saved")
+    saver.restore(sess, goldens.golden_path("1.15", case))
+    saved = goldens.load_expected("1.15", case, "saved")
     for variable, name in [(w, "w"), (power, "cond_1/beta1_power")]:
       copies = strategy.experimental_local_results(variable)
       assert len(copies) == 2
@@ -63,51 +63,51 @@ def test_every_replica_is_restored():
 
 
 @pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
-def test_a_checkpoint_wins_over_its_directory(writer, tmp_path):
+def test_checkpoint_path_precedes_directory_of_same_name(writer, tmp_path):
   case, other = Case(writer, "adam"), Case("plain", "momentum")
   prefix, inside = str(tmp_path / "m"), str(tmp_path / "m" / "later")
   (tmp_path / "m").mkdir()
   goldens.copy_golden(case, prefix)
   goldens.copy_golden(other, inside)
   tf.train.update_checkpoint_state(str(tmp_path / "m"), inside)
-  saved = goldens.expected_here("1.15", case, "saved")
-  goldens.assert_equal(goldens.restored("mp_compat", case, prefix), saved)
+  saved = goldens.load_expected_renamed("1.15", case, "saved")
+  goldens.assert_equal(goldens.restore("mp_compat", case, prefix), saved)
   assert checkpoints.inspect(prefix).path == prefix and checkpoints.inspect(str(tmp_path / "m") + "/").path == inside
   assert checkpoints.convert(prefix, str(tmp_path / "plain"), "plain").variables["beta1_power"]
-  golden_cases.Training(case._replace(writer="mp_compat"))
+  golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
   assert "current_loss_scale" in checkpoints.name_map(prefix)
 
 
-@pytest.mark.skipif(tf.__version__ < "2", reason="TensorFlow 1.15 has no file system in memory")
+@pytest.mark.skipif(tf.__version__ < "2", reason="TensorFlow 1.15 has no in-memory file system")
 @pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
-def test_other_file_systems_hold_checkpoints(writer):
+def test_checkpoints_work_in_memory_file_system(writer):
   case, folder = Case(writer, "adam"), "ram://{}".format(writer)
   prefix, converted = folder + "/model-7", folder + "/converted"
   goldens.copy_golden(case, prefix)
-  saved = goldens.expected_here("1.15", case, "saved")
-  goldens.assert_equal(goldens.restored("mp_compat", case, prefix), saved)
+  saved = goldens.load_expected_renamed("1.15", case, "saved")
+  goldens.assert_equal(goldens.restore("mp_compat", case, prefix), saved)
   assert checkpoints.inspect(prefix).path == prefix
-  tf.gfile.Copy(goldens.golden("1.15", case) + ".index", prefix + ".meta", overwrite=True)
+  tf.gfile.Copy(goldens.golden_path("1.15", case) + ".index", prefix + ".meta", overwrite=True)
   assert checkpoints.convert(prefix, converted, like=prefix).path == converted
   assert tf.gfile.Exists(converted + ".meta") and not tf.gfile.Exists(converted + ".unfinished")
-  goldens.assert_equal(goldens.restored("mp_compat", case, converted), saved)
-  with pytest.raises(ValueError, match="There is something at ram://.* already"):
+  goldens.assert_equal(goldens.restore("mp_compat", case, converted), saved)
+  with pytest.raises(ValueError, match="ram://.* exists and is not overwritten"):
     checkpoints.convert(prefix, converted, "plain")
 
 
 @pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_checkpoints_in_the_first_format_are_restored(sharded, writer, tmp_path):
+def test_version_1_checkpoint_format_restores(sharded, writer, tmp_path):
   case = Case(writer, "adam")
 
   def build(case):
     table = tf.get_variable("table", [4, 2], partitioner=tf.fixed_size_partitioner(2))
-    return table, golden_cases.Training(case)
+    return table, golden_cases.GoldenTraining(case)
 
   with testing.control_flow(1), tf.Graph().as_default(), testing.session() as sess:
     table, training = build(case)
     sess.run(tf.global_variables_initializer())
-    saved = {goldens.here(name, case): value for name, value in training.run(sess, golden_cases.FEEDS[:3]).items()}
+    saved = goldens.rename_to_ours(training.run(sess, golden_cases.FEEDS[:3]), case)
     whole = sess.run(tf.convert_to_tensor(table))
     saver = tf.train.Saver(write_version=tf.train.SaverDef.V1, sharded=sharded)
     path = saver.save(sess, str(tmp_path / "model.ckpt"))
@@ -123,50 +123,50 @@ def test_checkpoints_in_the_first_format_are_restored(sharded, writer, tmp_path)
                     lambda: plain_saver.restore(sess, converted)]:
       sess.run(tf.global_variables_initializer())
       restore()
-      goldens.assert_equal({goldens.here(name, case): value for name, value in training.run(sess, []).items()}, saved)
+      goldens.assert_equal(goldens.rename_to_ours(training.run(sess, []), case), saved)
       np.testing.assert_array_equal(sess.run(tf.convert_to_tensor(table)), whole)
 
 
 @pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
 @pytest.mark.parametrize("as_path", [str.encode, pathlib.Path], ids=["bytes", "Path"])
-def test_paths_are_bytes_and_pathlike(as_path, writer, tmp_path):
+def test_paths_may_be_bytes_or_pathlike(as_path, writer, tmp_path):
   case = Case(writer, "adam")
   prefix, target = str(tmp_path / "model-7"), str(tmp_path / "converted")
   goldens.copy_golden(case, prefix)
-  saved = goldens.expected_here("1.15", case, "saved")
-  goldens.assert_equal(goldens.restored("mp_compat", case, as_path(prefix)), saved)
+  saved = goldens.load_expected_renamed("1.15", case, "saved")
+  goldens.assert_equal(goldens.restore("mp_compat", case, as_path(prefix)), saved)
   assert checkpoints.inspect(as_path(prefix)).path == prefix
   assert checkpoints.convert(as_path(prefix), as_path(target), like=as_path(prefix)).path == target
-  goldens.assert_equal(goldens.restored("mp_compat", case, target), saved)
-  golden_cases.Training(case._replace(writer="mp_compat"))
+  goldens.assert_equal(goldens.restore("mp_compat", case, target), saved)
+  golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
   assert checkpoints.name_map(as_path(prefix))
-  with pytest.raises(ValueError, match="There is something at {} already".format(target)):
+  with pytest.raises(ValueError, match="{} exists and is not overwritten".format(target)):
     checkpoints.convert(prefix, as_path(target), "plain")
 
 
 @pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
-def test_a_saver_def_restores_its_own_variables(writer):
+def test_saver_def_restores_only_its_variables(writer):
   case = Case(writer, "adam")
-  golden_cases.Training(case._replace(writer="mp_compat"))
+  golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
   saver_def = tf.train.Saver().as_saver_def()
   later = tf.get_variable("later", [])
   saver = checkpoints.Saver(saver_def=saver_def)
   with testing.session() as sess:
-    saver.restore(sess, goldens.golden("1.15", case))
-    saved = goldens.expected_here("1.15", case, "saved")
+    saver.restore(sess, goldens.golden_path("1.15", case))
+    saved = goldens.load_expected_renamed("1.15", case, "saved")
     goldens.assert_equal(sess.run({v.op.name: v for v in tf.global_variables() if v is not later}), saved)
     assert sess.run(tf.report_uninitialized_variables()).tolist() == [b"later"]
 
 
-def test_a_weight_that_is_missing_is_named_with_what_there_is():
+def test_missing_variable_error_lists_checkpoint_names():
   tf.get_variable("v", [3])
   with testing.session() as sess, pytest.raises(tf.errors.NotFoundError, match=(
       r"Not found in the checkpoint .*, which has the names of the dialect tensorflow: v\. It has: b, .*cond_1/beta1")):
-    checkpoints.Saver().restore(sess, goldens.golden("1.15", Case("tensorflow", "adam")))
+    checkpoints.Saver().restore(sess, goldens.golden_path("1.15", Case("tensorflow", "adam")))
 
 
 @pytest.mark.parametrize("writer", ["plain", "mp_compat"])
-def test_a_restore_that_fails_assigns_nothing(writer, tmp_path):
+def test_failed_restore_assigns_nothing(writer, tmp_path):
   path = str(tmp_path / "model")
   scope = dict(use_resource=writer == "plain", reuse=tf.AUTO_REUSE)
   with tf.Graph().as_default(), testing.session() as sess, tf.variable_scope("", **scope):
@@ -185,17 +185,18 @@ def test_a_restore_that_fails_assigns_nothing(writer, tmp_path):
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
     before = [value.tobytes() for value in sess.run(tf.global_variables())]
-    with pytest.raises(tf.errors.NotFoundError if writer == "plain" else tf.errors.InvalidArgumentError) as told:
+    with pytest.raises(tf.errors.NotFoundError if writer == "plain" else tf.errors.InvalidArgumentError) as raised:
       saver.restore(sess, path)
     assert [value.tobytes() for value in sess.run(tf.global_variables())] == before
-  said = str(told.value)
-  for words in ["Nothing was restored", "x has the shape (2, 2) here, [4] there",
-                "y has the shape (3,) here, [2] there", "z has the dtype float32 here, float64 there"]:
-    assert words in said, said
-  assert ("Not found in the checkpoint" in said) == (writer == "plain") and "current_loss_scale" not in said
+  message = str(raised.value)
+  for part in ["Nothing was restored", "x has the shape (2, 2) in the graph, [4] in the checkpoint",
+                "y has the shape (3,) in the graph, [2] in the checkpoint",
+                "z has the dtype float32 in the graph, float64 in the checkpoint"]:
+    assert part in message, message
+  assert ("Not found in the checkpoint" in message) == (writer == "plain") and "current_loss_scale" not in message
 
 
-def test_another_shape_of_the_same_size_is_asked_for(tmp_path):
+def test_reshape_argument_restores_different_shape(tmp_path):
   path = str(tmp_path / "model")
   with tf.Graph().as_default(), testing.session() as sess:
     tf.get_variable("cond_1/beta1_power", initializer=np.float32(.5))
@@ -208,12 +209,12 @@ def test_another_shape_of_the_same_size_is_asked_for(tmp_path):
     checkpoints.Saver(reshape=True).restore(sess, path)
     np.testing.assert_array_equal(sess.run(v), [[0, 1, 2], [3, 4, 5]])
     assert sess.run(power) == .5
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"v has the shape \(2, 3\) here, \[6\] there"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"v has the shape \(2, 3\) in the graph, \[6\] in"):
       checkpoints.Saver().restore(sess, path)
 
 
-def test_state_without_another_variable_of_its_dtype_begins(tmp_path):
-  path = str(tmp_path / "model")  # in which no integer is: good_steps has nothing to be read from
+def test_missing_loss_scale_state_gets_initial_values(tmp_path):
+  path = str(tmp_path / "model")  # contains no int64 tensor from which good_steps could be read
   with tf.Graph().as_default(), testing.session() as sess:
     table = tf.get_variable("table", initializer=np.arange(8, dtype=np.float32).reshape([4, 2]))
     sess.run(tf.global_variables_initializer())
@@ -228,44 +229,44 @@ def test_state_without_another_variable_of_its_dtype_begins(tmp_path):
     assert sess.run(tf.global_variables("current_loss_scale|good_steps")) == [64., 0]
 
 
-def test_no_checkpoint_is_told_from_a_broken_one(tmp_path):
-  golden_cases.Training(Case("mp_compat", "adam"))
+def test_missing_checkpoint_raises_value_error(tmp_path):
+  golden_cases.GoldenTraining(Case("mp_compat", "adam"))
   saver = checkpoints.Saver()
   with testing.session() as sess:
-    for nothing in (None, str(tmp_path / "nothing")):
+    for missing in (None, str(tmp_path / "nothing")):
       with pytest.raises(ValueError, match="not a valid checkpoint"):
-        saver.restore(sess, nothing)
+        saver.restore(sess, missing)
   for read in [checkpoints.inspect, checkpoints.name_map]:
-    with pytest.raises(ValueError, match="There is no checkpoint at .*Expected the path of one"):
+    with pytest.raises(ValueError, match="There is no checkpoint at .*Expected the path of a checkpoint"):
       read(str(tmp_path))
 
 
-def break_index(path):
+def corrupt_index(path):
   with open(path + ".index", "r+b") as index:
     index.seek(20)
     index.write(b"\xff" * 40)
 
 
-def cut_index(path):
+def truncate_index(path):
   os.truncate(path + ".index", 30)
 
 
-def cut_data(path):
+def truncate_data(path):
   os.truncate(path + ".data-00000-of-00001", 10)
 
 
-def break_data(path):
+def corrupt_data(path):
   with open(path + ".data-00000-of-00001", "r+b") as data:
     data.write(b"\xff" * 30)
 
 
-def lose_data(path):
+def remove_data(path):
   os.remove(path + ".data-00000-of-00001")
 
 
-@pytest.mark.parametrize("damage", [break_index, cut_index, cut_data, break_data, lose_data])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_there(damage, tmp_path):
-  training = golden_cases.Training(Case("mp_compat", "adam"))
+@pytest.mark.parametrize("damage", [corrupt_index, truncate_index, truncate_data, corrupt_data, remove_data])
+def test_damaged_checkpoint_raises_and_earlier_one_restores(damage, tmp_path):
+  training = golden_cases.GoldenTraining(Case("mp_compat", "adam"))
   saver = checkpoints.Saver()
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
@@ -285,16 +286,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_there(damage, tmp_p
   assert not [name for name in os.listdir(str(tmp_path)) if name.startswith("out")]
 
 
-def test_what_is_no_variable_is_saved_and_restored_as_by_tensorflow(tmp_path):
+def test_saver_saves_and_restores_iterator_state(tmp_path):
   v = tf.get_variable("v", initializer=np.float32(3.))
   iterator = tf.data.make_initializable_iterator(tf.data.Dataset.range(9))
-  following = iterator.get_next()
+  next_element = iterator.get_next()
   saver = checkpoints.Saver([v, tf.data.experimental.make_saveable_from_iterator(iterator)])
   with testing.session() as sess:
     sess.run([tf.global_variables_initializer(), iterator.initializer])
-    sess.run([following, following])
+    sess.run([next_element, next_element])
     path = saver.save(sess, str(tmp_path / "model"))
-    assert [sess.run(following) for _ in range(2)] == [1, 2]
+    assert [sess.run(next_element) for _ in range(2)] == [1, 2]
     sess.run(v.assign(5.))
     saver.restore(sess, path)
-    assert sess.run([v, following]) == [3., 1]
+    assert sess.run([v, next_element]) == [3., 1]

@@ -1,4 +1,4 @@
-"""Checkpoints of every writer and version are restored, and training continues with the same numbers."""
+"""Tests that checkpoints of every writer and version restore, and that training continues with the same numbers."""
 
 import os
 import shutil
@@ -21,32 +21,32 @@ def _graph():
 
 
 @pytest.mark.parametrize("version, case", goldens.BY_NAME)
-def test_what_others_wrote_is_restored_and_goes_on_to_the_bit(version, case):
-  saved = {goldens.here(name, case): value for name, value in goldens.expected(version, case, "saved").items()
+def test_checkpoints_of_all_writers_restore_and_continue(version, case):
+  saved = {name: value for name, value in goldens.load_expected_renamed(version, case, "saved").items()
            if not name.endswith("bad_steps")}
   if case.writer == "plain":
     saved.update(current_loss_scale=np.float32(2. ** 15), good_steps=np.int64(0))
   elif case.writer == "contrib":
     counts = [name for name in saved if name.endswith("good_steps")]
     saved.update((name, saved[name].astype(np.int64)) for name in counts)
-  goldens.assert_equal(goldens.restored("mp_compat", case, goldens.golden(version, case)), saved)
+  goldens.assert_equal(goldens.restore("mp_compat", case, goldens.golden_path(version, case)), saved)
   if case.writer in ("tensorflow", "mp_compat"):
-    after = goldens.expected_here(version, case, "after")
-    goldens.assert_equal(goldens.restored("mp_compat", case, goldens.golden(version, case), feeds=goldens.FEEDS_AFTER),
-                         after)
+    after = goldens.load_expected_renamed(version, case, "after")
+    values = goldens.restore("mp_compat", case, goldens.golden_path(version, case), feeds=goldens.FEEDS_AFTER)
+    goldens.assert_equal(values, after)
 
 
 @pytest.mark.parametrize("version, case", goldens.SESSIONS)
-def test_or_without_loss_scaling(version, case):
-  saved = goldens.expected_here(version, case, "saved")
-  goldens.assert_equal(goldens.restored("plain", case, goldens.golden(version, case)),
+def test_checkpoints_restore_without_loss_scaling(version, case):
+  saved = goldens.load_expected_renamed(version, case, "saved")
+  goldens.assert_equal(goldens.restore("plain", case, goldens.golden_path(version, case)),
                        {name: value for name, value in saved.items() if not name.endswith(("loss_scale", "_steps"))})
 
 
 @pytest.mark.parametrize("control_flow", [1, 2])
 @pytest.mark.parametrize("scope", ["", "head"])
 @pytest.mark.parametrize("optimizer", sorted(golden_cases.OPTIMIZERS))
-def test_what_this_writes_goes_on_with_tensorflows_class_to_the_bit(optimizer, scope, control_flow, tmp_path):
+def test_tensorflow_class_continues_our_checkpoint_exactly(optimizer, scope, control_flow, tmp_path):
   case = Case("mp_compat", optimizer, 1, scope)
   path, converted = str(tmp_path / case.name), str(tmp_path / "converted")
   saved, after = golden_cases.make(case, str(tmp_path))
@@ -54,48 +54,48 @@ def test_what_this_writes_goes_on_with_tensorflows_class_to_the_bit(optimizer, s
   assert written.dialect == ("tensorflow" if optimizer == "adam" else "mp_compat")
   for saver, source in [(checkpoints.Saver, path), (tf.train.Saver, converted)]:
     for feeds, expected in [((), saved), (goldens.FEEDS_AFTER, after)]:
-      values = goldens.restored("tensorflow", case, source, saver, feeds, control_flow)
-      goldens.assert_equal(goldens.renamed(values, case), expected)
+      values = goldens.restore("tensorflow", case, source, saver, feeds, control_flow)
+      goldens.assert_equal(goldens.rename_to_ours(values, case), expected)
 
 
 @pytest.mark.parametrize("version", goldens.VERSIONS)
-def test_what_another_version_wrote_goes_on_with_tensorflows_class(version):
+def test_tensorflow_class_continues_our_golden_checkpoints(version):
   case = Case("mp_compat", "adam")
-  values = goldens.restored("tensorflow", case, goldens.golden(version, case), feeds=goldens.FEEDS_AFTER)
-  goldens.assert_equal(goldens.renamed(values, case), goldens.expected(version, case, "after"))
+  values = goldens.restore("tensorflow", case, goldens.golden_path(version, case), feeds=goldens.FEEDS_AFTER)
+  goldens.assert_equal(goldens.rename_to_ours(values, case), goldens.load_expected(version, case, "after"))
 
 
 @pytest.mark.parametrize("version, case", [param for param in goldens.GOLDENS if param.values[1].kind == "objects"])
 @pytest.mark.parametrize("writer", ["mp_compat", "tensorflow"])
-def test_checkpoints_of_objects_are_consumed_whole_and_go_on_to_the_bit(version, case, writer):
-  training = golden_cases.Training(case._replace(writer=writer))
-  status = training.checkpoint().restore(goldens.golden(version, case))
+def test_object_based_golden_checkpoints_restore_and_continue(version, case, writer):
+  training = golden_cases.GoldenTraining(case._replace(writer=writer))
+  status = training.checkpoint().restore(goldens.golden_path(version, case))
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
     status.assert_consumed().assert_existing_objects_matched().run_restore_ops(sess)
     values = training.run(sess, goldens.FEEDS_AFTER)
   del values["save_counter"]
-  expected = goldens.expected_here(version, case, "after")
+  expected = goldens.load_expected_renamed(version, case, "after")
   del expected["save_counter"]
-  goldens.assert_equal(goldens.renamed(values, case), expected)
+  goldens.assert_equal(goldens.rename_to_ours(values, case), expected)
 
 
-def test_state_is_found_in_another_scope():
+def test_restore_finds_state_in_other_name_scope():
   case = Case("contrib", "momentum", 1, "head")
-  values = goldens.restored("mp_compat", case._replace(scope=""), goldens.golden("1.15", case))
-  saved = goldens.expected("1.15", case, "saved")
+  values = goldens.restore("mp_compat", case._replace(scope=""), goldens.golden_path("1.15", case))
+  saved = goldens.load_expected("1.15", case, "saved")
   assert values["current_loss_scale"] == saved["head/loss_scale"] != 2. ** 15
   assert values["good_steps"] == saved["head/good_steps"] and values["good_steps"].dtype == np.int64
 
 
-def test_a_directory_of_tensorflows_checkpoints_is_gone_on_with(tmp_path):
+def test_monitored_session_continues_tensorflow_checkpoints(tmp_path):
   case = Case("tensorflow", "adam")
   for part in (".index", ".data-00000-of-00001"):
-    shutil.copyfile(goldens.golden("1.15", case) + part, str(tmp_path / "model.ckpt-4") + part)
+    shutil.copyfile(goldens.golden_path("1.15", case) + part, str(tmp_path / "model.ckpt-4") + part)
   (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-4"\n')
-  training = golden_cases.Training(case._replace(writer="mp_compat"))
+  training = golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
   step = int(np.load(os.path.join(golden_cases.GOLDENS, "1.15", "expected.npz"))[case.name + "/saved/global_step"])
-  for expected_step in (step, step + 1):  # from TensorFlow's, then from the one that this wrote
+  for expected_step in (step, step + 1):  # from TensorFlow's checkpoint, then from ours
     with tf.train.MonitoredTrainingSession(
         checkpoint_dir=str(tmp_path), scaffold=tf.train.Scaffold(saver=checkpoints.Saver()), save_checkpoint_steps=1,
         save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None) as sess:

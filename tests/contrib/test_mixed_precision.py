@@ -1,4 +1,4 @@
-"""`mp_compat.contrib.mixed_precision`: TensorFlow 1.15's own beside it, where there is one, and its defects."""
+"""Tests of `mp_compat.contrib.mixed_precision`, with comparisons with tf.contrib in TensorFlow 1.15."""
 
 import os
 import random
@@ -10,79 +10,87 @@ from mp_compat import checkpoints
 from mp_compat.contrib import mixed_precision
 from tests import testing
 from tests.checkpoints import golden_cases
-from tests.testing import BAD
-from tests.testing import GOOD
+from tests.testing import FINITE
+from tests.testing import OVERFLOW
 from tests.testing import tf
 
 try:
   from tensorflow.contrib import mixed_precision as native
 except ImportError:
   native = None
-in_1_15 = pytest.mark.skipif(native is None, reason="tf.contrib is in TensorFlow 1.15 only")
+needs_contrib = pytest.mark.skipif(native is None, reason="tf.contrib is in TensorFlow 1.15 only")
 
 
 @pytest.fixture(autouse=True)
 def _graph():
-  with testing.control_flow(1), tf.Graph().as_default():  # in v2, TensorFlow's own does not take its variables
+  with testing.control_flow(1), tf.Graph().as_default():  # contrib's class fails with control flow v2
     yield
 
 
 @pytest.fixture(params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
-def both(request, _graph):
-  """Runs the test in both control flows."""
+def both_control_flows(request, _graph):
+  """Runs the test with control flow v1 and v2."""
   with testing.control_flow(request.param):
     yield
 
 
-def history(api, manager, steps, optimizer="Momentum", use_resource=True):
-  """All variables after every step, trained with this API's optimizer and what `manager(api)` makes."""
+def get_dense_variables():
+  """Returns the variables with dense gradients; contrib fails with sparse gradients."""
+  return [v for v in tf.trainable_variables() if v.op.name in ("model/w", "model/b")]
+
+
+def train(api, manager, steps, optimizer="Momentum", use_resource=True):
+  """Trains with an API's optimizer and the manager that `manager(api)` makes; returns all variables after every step.
+
+  `steps` has a character for every step: "x" overflows, "." does not.
+  """
   return testing.train(lambda: api.LossScaleOptimizer(testing.OPTIMIZERS[optimizer](), manager(api)),
                        testing.feeds(len(steps), [i for i, step in enumerate(steps) if step == "x"]), use_resource,
-                       # A sparse gradient is a defect there.
-                       var_list=lambda: [v for v in tf.trainable_variables() if v.op.name in ("model/w", "model/b")])
+                       var_list=get_dense_variables)
 
 
-@in_1_15
+@needs_contrib
 @pytest.mark.parametrize("arguments", [
     (2. ** 15, 3), (1000., 2, 1, 3., .3), (7., 5, 3, 1.7, .77), (2. ** 100, 9, 2), (2, 1, 1), (1., 2, 1, 2, .8)])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_same_numbers_over_long_random_histories(arguments, seed):
+def test_random_histories_train_as_contrib(arguments, seed):
   generator = random.Random(seed)
   steps = "".join("x" if generator.random() < .3 else "." for _ in range(300))
-  testing.assert_same(*[history(api, lambda api: api.ExponentialUpdateLossScaleManager(*arguments), steps)
+  testing.assert_same(*[train(api, lambda api: api.ExponentialUpdateLossScaleManager(*arguments), steps)
                         for api in (mixed_precision, native)])
 
 
-@in_1_15
+@needs_contrib
 @pytest.mark.parametrize("use_resource", [False, True])
 @pytest.mark.parametrize("optimizer", sorted(testing.OPTIMIZERS))
 @pytest.mark.parametrize("manager", [
     lambda api: api.FixedLossScaleManager(8.), lambda api: api.ExponentialUpdateLossScaleManager(8., 2)])
-def test_the_same_training(optimizer, manager, use_resource):
-  testing.assert_same(*[history(api, manager, "..x.xx...", optimizer, use_resource)
+def test_all_optimizers_train_as_contrib(optimizer, manager, use_resource):
+  testing.assert_same(*[train(api, manager, "..x.xx...", optimizer, use_resource)
                         for api in (mixed_precision, native)])
 
 
-@pytest.mark.usefixtures("both")
+@pytest.mark.usefixtures("both_control_flows")
 @pytest.mark.parametrize("arguments, steps, expected", [
-    # By hand: three good steps grow it, two others shrink it, whatever is in between.
+    # Three finite steps in succession double the scale. Two overflows, not only in succession, multiply it by 0.8.
+    # Further arguments change these numbers.
     ((100., 3), "......", [100, 100, 200, 200, 200, 400]),
     ((100., 3), "x.x.x..x", [100, 100, 80, 80, 80, 80, 80, 64]),
     ((100., 2, 1, 10, .5), "..x..", [100, 1000, 500, 500, 5000]),
     ((1.5, 9, 1), "xxx", [1.2, 1., 1.]),
     ((2. ** 125, 1), "...", [2. ** 126] * 3),
 ])
-def test_the_scale_moves_as_the_table_says(arguments, steps, expected):
-  seen = history(mixed_precision, lambda api: api.ExponentialUpdateLossScaleManager(*arguments), steps)
-  np.testing.assert_allclose([values["loss_scale:0"] for values in seen[1:]], np.float32(expected), rtol=1e-6)
-  assert seen[0]["good_steps:0"].dtype == seen[0]["bad_steps:0"].dtype == np.int32
+def test_loss_scale_follows_update_rule(arguments, steps, expected):
+  history = train(mixed_precision, lambda api: api.ExponentialUpdateLossScaleManager(*arguments), steps)
+  np.testing.assert_allclose([values["loss_scale:0"] for values in history[1:]], np.float32(expected), rtol=1e-6)
+  assert history[0]["good_steps:0"].dtype == history[0]["bad_steps:0"].dtype == np.int32
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "momentum"])
 @pytest.mark.parametrize("scope", ["", "head"])
-def test_contribs_checkpoints_go_on_to_the_bit(optimizer, scope):
+def test_contrib_checkpoint_continues_exactly(optimizer, scope):
   case = golden_cases.Case("contrib", optimizer, 1, scope)
-  training = golden_cases.Training(case._replace(writer="mp_compat.contrib"))
+  training = golden_cases.GoldenTraining(case._replace(writer="mp_compat.contrib"))
   saver = checkpoints.Saver()
   with testing.session() as sess:
     saver.restore(sess, os.path.join(golden_cases.GOLDENS, "1.15", case.name))
@@ -96,7 +104,7 @@ def test_contribs_checkpoints_go_on_to_the_bit(optimizer, scope):
 
 
 class Halving(mixed_precision.LossScaleManager):
-  """A user's: halves at every overflow, and never grows; its variable is made as users make theirs."""
+  """A custom manager that halves the loss scale at every overflow and never increases it."""
 
   def __init__(self):
     self.scale = tf.get_variable("my_scale", initializer=64., trainable=False)
@@ -108,27 +116,27 @@ class Halving(mixed_precision.LossScaleManager):
     return tf.cond(finite_grads, tf.no_op, lambda: tf.assign(self.scale, self.scale / 2).op)
 
 
-@pytest.mark.usefixtures("both")
+@pytest.mark.usefixtures("both_control_flows")
 @pytest.mark.parametrize("make, scales", [
     (Halving, [64., 32., 32.]), (lambda: mixed_precision.FixedLossScaleManager(8), [8., 8., 8.])])
-def test_managers_of_any_kind_scale_and_skip(make, scales):
+def test_custom_and_fixed_managers_scale_and_skip(make, scales):
   with tf.variable_scope("", use_resource=True):
-    job, manager = testing.Job(), make()
+    job, manager = testing.Training(), make()
   opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), manager)
   train_op = opt.minimize(job.loss, job.global_step)
   after = []
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    for x in (GOOD, BAD, GOOD):
+    for x in (FINITE, OVERFLOW, FINITE):
       sess.run(train_op, {job.x: x})
       after.append(sess.run([opt.loss_scale(), job.global_step]))
-    np.testing.assert_array_equal(sess.run(job.w), -2 * GOOD)
+    np.testing.assert_array_equal(sess.run(job.w), -2 * FINITE)
   assert [tuple(values) for values in after] == list(zip(scales, [1, 1, 2]))
   assert opt._opt is opt.inner_optimizer and opt._loss_scale_manager is manager is opt.loss_scale
 
 
-def with_own_variable(api):
-  """A manager of Fathom's kind: it replaces the loss scale and the ratios that its base class set."""
+def make_manager_with_own_variable(api):
+  """Makes a manager that replaces the loss scale and the ratios of its base class, as the library Fathom does."""
 
   class Manager(api.ExponentialUpdateLossScaleManager):
 
@@ -140,35 +148,36 @@ def with_own_variable(api):
   return Manager()
 
 
-@pytest.mark.usefixtures("both")
-def test_manager_subclasses_set_attributes_of_their_base():
-  seen = history(mixed_precision, with_own_variable, "..x.")
-  assert [values["my_scale:0"] for values in seen[1:]] == [64., 256., 128., 128.]
-  assert {values["loss_scale:0"] for values in seen} == {np.float32(8.)}
+@pytest.mark.usefixtures("both_control_flows")
+def test_manager_subclass_sets_base_class_attributes():
+  history = train(mixed_precision, make_manager_with_own_variable, "..x.")
+  assert [values["my_scale:0"] for values in history[1:]] == [64., 256., 128., 128.]
+  assert {values["loss_scale:0"] for values in history} == {np.float32(8.)}
 
 
-@in_1_15
-def test_manager_subclasses_train_as_with_contrib():
-  testing.assert_same(*[history(api, with_own_variable, "..x.xx..") for api in (mixed_precision, native)])
+@needs_contrib
+def test_manager_subclass_trains_as_contrib():
+  testing.assert_same(*[train(api, make_manager_with_own_variable, "..x.xx..") for api in (mixed_precision, native)])
 
 
-def with_another_manager(api):
+def make_optimizer_with_replaced_parts(api):
+  """Makes an optimizer whose manager and inner optimizer are replaced after construction."""
   opt = api.LossScaleOptimizer(tf.train.GradientDescentOptimizer(.1), api.FixedLossScaleManager(8.))
   opt._loss_scale_manager = api.ExponentialUpdateLossScaleManager(64., 2)
   opt._opt = tf.train.MomentumOptimizer(.1, .9)
   return opt
 
 
-def test_the_manager_and_the_inner_optimizer_can_be_set():
+def test_manager_and_inner_optimizer_can_be_replaced():
   apis = [mixed_precision] + [native] * (native is not None)
-  histories = [testing.train(lambda api=api: with_another_manager(api), testing.feeds(4, ()), var_list=lambda: [
-      v for v in tf.trainable_variables() if v.op.name in ("model/w", "model/b")]) for api in apis]
+  histories = [testing.train(lambda api=api: make_optimizer_with_replaced_parts(api), testing.feeds(4, ()),
+                             var_list=get_dense_variables) for api in apis]
   assert [values["loss_scale:0"] for values in histories[0]] == [64., 64., 128., 128., 256.]
   testing.assert_same(histories[0], histories[-1])
 
 
-def test_its_defects_are_gone():
-  """None and sparse gradients, iterators, `get_name` and `variables`."""
+def test_none_sparse_and_iterator_gradients_are_applied():
+  """Checks None and sparse gradients, iterators, `get_name` and `variables`, with which contrib fails."""
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
   unused, x = tf.get_variable("unused", [1]), tf.placeholder(tf.float32, [2])
   manager = mixed_precision.ExponentialUpdateLossScaleManager(8., 2)
@@ -180,13 +189,13 @@ def test_its_defects_are_gone():
   assert [v.op.name for v in opt.variables()] == ["loss_scale", "good_steps", "bad_steps"]
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    for value in (GOOD, BAD):
+    for value in (FINITE, OVERFLOW):
       sess.run(train_op, {x: value})
-    np.testing.assert_array_equal(sess.run(table)[1], -2 * GOOD)
+    np.testing.assert_array_equal(sess.run(table)[1], -2 * FINITE)
 
 
-@pytest.mark.usefixtures("both")
-def test_replicas_agree():
+@pytest.mark.usefixtures("both_control_flows")
+def test_overflow_on_one_replica_skips_step_everywhere():
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
   x = tf.placeholder(tf.float32, [2, 2])
 
@@ -200,22 +209,22 @@ def test_replicas_agree():
     train_op = strategy.group(strategy.extended.call_for_each_replica(step))
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    for values in ([GOOD, GOOD], [GOOD, BAD]):
+    for values in ([FINITE, FINITE], [FINITE, OVERFLOW]):
       sess.run(train_op, {x: values})
-    for variable, expected in [("w", -2 * GOOD), ("loss_scale", 6.4), ("bad_steps", 0)]:
+    for variable, expected in [("w", -2 * FINITE), ("loss_scale", 6.4), ("bad_steps", 0)]:
       found, = [v for v in tf.global_variables() if v.op.name == variable]
       for copy in strategy.experimental_local_results(found):
         np.testing.assert_allclose(sess.run(copy), expected, rtol=1e-6)
 
 
-def test_configs_make_equal_managers():
+def test_from_config_makes_equal_managers():
   for manager in [mixed_precision.FixedLossScaleManager(8.),
                   mixed_precision.ExponentialUpdateLossScaleManager(8., 3, 1, 4., .5)]:
-    again = type(manager).from_config(manager.get_config())
-    assert again is not manager and again.get_config() == manager.get_config() and len(manager.get_config()) in (1, 5)
+    other = type(manager).from_config(manager.get_config())
+    assert other is not manager and other.get_config() == manager.get_config() and len(manager.get_config()) in (1, 5)
 
-  class Own(mixed_precision.LossScaleManager):
-    """One of a user's, with what contrib asks for and no more."""
+  class Minimal(mixed_precision.LossScaleManager):
+    """A custom manager with only the methods that contrib requires."""
 
     def get_loss_scale(self):
       return 4.
@@ -223,4 +232,4 @@ def test_configs_make_equal_managers():
     def update_loss_scale(self, finite_grads):
       return tf.no_op()
 
-  assert Own.from_config(Own().get_config())().dtype == tf.float32
+  assert Minimal.from_config(Minimal().get_config())().dtype == tf.float32

@@ -1,10 +1,10 @@
-"""Names in checkpoints, in tables made by hand."""
+"""Tests of variable names in checkpoints, against tables."""
 
 import pytest
 
 from mp_compat.core import dialects
 
-S = ()  # the shape of what counts
+SCALAR = ()  # the shape of counters and scales
 
 OURS = ["beta1_power", "beta2_power", "current_loss_scale", "global_step", "good_steps", "w", "w/Adam", "w/Adam_1"]
 TENSORFLOW_V1 = ["cond_1/beta1_power", "cond_1/beta2_power", "current_loss_scale", "global_step", "good_steps", "w",
@@ -18,47 +18,47 @@ PLAIN = ["beta1_power", "beta2_power", "global_step", "w", "w/Adam", "w/Adam_1"]
     (OURS, "mp_compat"), (TENSORFLOW_V1, "tensorflow"), (CONTRIB_V1, "contrib"), (PLAIN, "plain"), ([], "plain"),
     (["nvidia/loss_scale", "nvidia/good_steps"], "contrib"),
     (["head/cond/cond_1/beta1_power", "head/current_loss_scale"], "tensorflow"),
-    (["model/cond_1/kernel", "current_loss_scale"], "mp_compat"),  # a scope of the user's
-    (["loss_scale"], "plain"),  # a weight of that name
+    (["model/cond_1/kernel", "current_loss_scale"], "mp_compat"),  # a user's scope named cond_1
+    (["loss_scale"], "plain"),  # a weight named loss_scale
 ])
-def test_whose_checkpoint_it_is(names, dialect):
+def test_dialect_is_detected_from_variable_names(names, dialect):
   assert dialects.dialect(names) == dialect
 
 
 @pytest.mark.parametrize("wanted, found, matched", [
-    # The same name comes first.
+    # An identical name takes precedence.
     (["beta1_power"], ["cond_1/beta1_power", "beta1_power"], {"beta1_power": "beta1_power"}),
-    # Conditionals, nested and in scopes.
+    # Nested conditionals, and conditionals in scopes.
     (["beta1_power"], ["cond/cond_1/beta1_power"], {"beta1_power": "cond/cond_1/beta1_power"}),
     (["head/beta1_power"], ["head/cond_1/beta1_power"], {"head/beta1_power": "head/cond_1/beta1_power"}),
     (["cond_1/beta1_power"], ["beta1_power"], {"cond_1/beta1_power": "beta1_power"}),
-    # Two optimizers: in the order in which they were made; cond_11 comes after cond_3.
+    # Several optimizers match in the order of creation: cond_11 comes after cond_3.
     (["beta1_power", "beta1_power_1", "beta1_power_2"],
      ["cond_11/beta1_power", "cond_3/beta1_power", "cond_1/beta1_power"],
      {"beta1_power": "cond_1/beta1_power", "beta1_power_1": "cond_3/beta1_power",
       "beta1_power_2": "cond_11/beta1_power"}),
-    # Each in a scope of its own.
+    # One optimizer per scope.
     (["a/beta1_power", "b/beta1_power"], ["b/cond_1/beta1_power", "a/cond_1/beta1_power"],
      {"a/beta1_power": "a/cond_1/beta1_power", "b/beta1_power": "b/cond_1/beta1_power"}),
-    # Without the scope, as under control flow v2.
+    # Control flow v2 omits the scope.
     (["head/beta1_power", "head/beta2_power"], ["beta2_power", "beta1_power"],
      {"head/beta1_power": "beta1_power", "head/beta2_power": "beta2_power"}),
-    # Other dialects' state, in other scopes.
+    # The state of other dialects, in other scopes.
     (["current_loss_scale", "good_steps"], ["loss_scaling/loss_scale", "loss_scaling/good_steps"],
      {"current_loss_scale": "loss_scaling/loss_scale", "good_steps": "loss_scaling/good_steps"}),
     (["loss_scale"], ["current_loss_scale"], {"loss_scale": "current_loss_scale"}),
-    # Which of two is meant cannot be told.
+    # An ambiguous name is not matched.
     (["beta1_power"], ["cond_1/beta1_power", "cond_3/beta1_power"], {}),
     (["beta1_power", "beta1_power_1"], ["cond_1/beta1_power"], {"beta1_power": "cond_1/beta1_power"}),
-    # Numbers that belong to the name.
+    # Numbers that are part of the name.
     (["dense_1"], ["dense"], {}),
     (["w/Adam_1"], ["w/Adam"], {}),
 ])
-def test_what_is_found_for_what(wanted, found, matched):
-  assert dialects.match(dict.fromkeys(wanted, S), dict.fromkeys(found, S)) == matched
+def test_variable_names_match_across_dialects(wanted, found, matched):
+  assert dialects.match(dict.fromkeys(wanted, SCALAR), dict.fromkeys(found, SCALAR)) == matched
 
 
-def test_shapes_must_agree_and_only_what_counts_is_looked_for_in_other_scopes():
+def test_matching_respects_shapes_and_scopes():
   assert dialects.match({"a/kernel": [2]}, {"a/cond/kernel": [2]}) == {"a/kernel": "a/cond/kernel"}
   assert dialects.match({"a/kernel": [2]}, {"a/cond/kernel": [3]}) == {}
   assert dialects.match({"a/kernel": [2]}, {"b/kernel": [2]}) == {}
@@ -67,7 +67,7 @@ def test_shapes_must_agree_and_only_what_counts_is_looked_for_in_other_scopes():
 
 
 @pytest.mark.parametrize("names", [OURS, TENSORFLOW_V1])
-def test_to_each_dialect(names):
+def test_names_translate_to_each_dialect(names):
   power = names[0]
   ours, other = dialects.translate(names, "mp_compat"), dialects.translate(names, "tensorflow")
   assert sorted(ours) == OURS and ours["beta1_power"] == power and ours["w/Adam_1"] == "w/Adam_1"
@@ -79,20 +79,20 @@ def test_to_each_dialect(names):
   assert sorted(dialects.translate(names, "plain")) == PLAIN
 
 
-def test_from_training_without_loss_scaling_the_state_begins_anew():
+def test_plain_checkpoint_gets_new_loss_scale_state():
   added = {name: source for name, source in dialects.translate(PLAIN, "contrib").items() if source is None}
   assert added == dict.fromkeys(["loss_scale", "good_steps", "bad_steps"])
   assert dialects.translate(PLAIN, "plain") == dict(zip(PLAIN, PLAIN))
 
 
-def test_a_power_without_its_scope_is_given_it_back():
+def test_missing_scope_of_beta_power_is_restored():
   names = ["beta1_power", "head/current_loss_scale", "head/good_steps", "head/w"]
   assert dialects.translate(names, "plain") == {
       "beta1_power": "beta1_power", "head/beta1_power": "beta1_power", "head/w": "head/w"}
   assert dialects.translate(names, "tensorflow")["head/cond_1/beta1_power"] == "beta1_power"
 
 
-def test_from_contrib():
+def test_contrib_names_translate_to_each_dialect():
   ours = dialects.translate(CONTRIB_V1, "mp_compat")
   assert sorted(ours) == sorted(OURS + ["bad_steps"])
   assert ours["current_loss_scale"] == "loss_scale" and ours["beta2_power"] == "cond/beta2_power"
@@ -101,14 +101,14 @@ def test_from_contrib():
   assert sorted(dialects.translate(CONTRIB_V1, "plain")) == PLAIN
 
 
-def test_a_second_optimizers_power_is_in_a_conditional_of_its_own():
-  """Each optimizer builds two conditionals in TensorFlow's class and in contrib's."""
+def test_each_optimizer_gets_its_own_conditional_number():
+  """Every optimizer of TensorFlow and of contrib builds two conditionals, which are numbered in the graph."""
   names = ["beta1_power", "beta1_power_1", "current_loss_scale", "current_loss_scale_1", "good_steps", "good_steps_1"]
   assert dialects.translate(names, "tensorflow")["cond_3/beta1_power"] == "beta1_power_1"
   assert dialects.translate(names, "contrib")["cond_2/beta1_power"] == "beta1_power_1"
 
 
-def test_there_and_back():
+def test_translation_round_trip_restores_names():
   for to in dialects.DIALECTS[:3]:
     there = dialects.translate(OURS, to)
     back = dialects.translate(there, "mp_compat")
@@ -116,7 +116,7 @@ def test_there_and_back():
     assert all(there[back[name]] == name for name in OURS)
 
 
-def test_two_optimizers_and_scopes():
+def test_two_optimizers_and_scopes_are_translated():
   two = ["beta1_power", "beta1_power_1", "current_loss_scale", "current_loss_scale_1"]
   there = dialects.translate(two, "tensorflow")
   assert there["cond_1/beta1_power"] == "beta1_power" and there["cond_3/beta1_power"] == "beta1_power_1"
@@ -127,12 +127,12 @@ def test_two_optimizers_and_scopes():
   assert sorted(head) == ["beta1_power", "head/beta1_power", "head/cond_1/beta1_power", "head/current_loss_scale"]
 
 
-def test_a_users_scope_is_left_alone():
+def test_user_scopes_are_left_unchanged():
   names = ["cond/dense/kernel", "model/cond_1/dense/kernel", "loss_scale_layer/w", "good_steps_3/w"]
   for to in dialects.DIALECTS:
     assert {name: source for name, source in dialects.translate(names, to).items() if source} == dict(zip(names, names))
 
 
-def test_another_dialect_is_refused():
+def test_unknown_dialect_raises_value_error():
   with pytest.raises(ValueError, match="must be one of 'mp_compat', 'tensorflow', 'contrib', 'plain', but got 'keras'"):
     dialects.translate([], "keras")

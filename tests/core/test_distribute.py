@@ -1,4 +1,7 @@
-"""Replicas: agreement, and the optimizer in their contexts. Same numbers as TensorFlow's: test_same_numbers.py."""
+"""Tests of the finite check and the optimizer on replicas.
+
+The comparison with TensorFlow's class is in tests/equivalence/test_same_numbers.py.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ from mp_compat.core import distribute
 from tests import testing
 from tests.testing import tf
 
-GOOD, BAD = [1., 2.], [np.nan, 2.]
+FINITE, OVERFLOW = [1., 2.], [np.nan, 2.]
 
 
 @pytest.fixture(name="strategy", autouse=True)
@@ -18,35 +21,36 @@ def _strategy():
 
 
 def on_replicas(strategy, function):
-  """`function(x)` on both replicas, with an input of their own; gives the results joined, and what to feed."""
+  """Calls `function(x)` on two replicas. Returns the per-replica results and the placeholder [2, 2] of their inputs."""
   x = tf.placeholder(tf.float32, [2, 2])
   with strategy.scope():
     return strategy.extended.call_for_each_replica(
         lambda: function(x[tf.distribute.get_replica_context().replica_id_in_sync_group])), x
 
 
-def test_all_replicas_must_agree(strategy):
+def test_finite_check_requires_all_replicas_finite(strategy):
   values, x = on_replicas(strategy, tf.identity)
   with strategy.scope():
-    agreed = distribute.reduce_all_replicas(distribute.call_for_each_replica(
+    all_finite = distribute.reduce_all_replicas(distribute.call_for_each_replica(
         lambda value: tf.reduce_all(tf.is_finite(value)), values))
   with testing.session() as sess:
-    answers = [sess.run(agreed, {x: inputs}) for inputs in [[GOOD, GOOD], [GOOD, BAD], [BAD, GOOD], [BAD, BAD]]]
-  assert agreed.shape == [] and answers == [True, False, False, False]
+    results = [sess.run(all_finite, {x: inputs}) for inputs in [
+        [FINITE, FINITE], [FINITE, OVERFLOW], [OVERFLOW, FINITE], [OVERFLOW, OVERFLOW]]]
+  assert all_finite.shape == [] and results == [True, False, False, False]
 
 
-def test_without_a_strategy_one_replica_decides():
+def test_single_replica_value_is_returned_without_strategy():
   x = tf.placeholder(tf.float32, [])
   with testing.session() as sess:
     assert sess.run(distribute.reduce_all_replicas(tf.is_finite(x)), {x: 1.})
 
 
-def test_a_replica_alone_cannot_ask_for_agreement(strategy):
+def test_update_in_replica_context_raises_runtime_error(strategy):
   with pytest.raises(RuntimeError, match="cross-replica context.*merge_call"):
     on_replicas(strategy, mp_compat.DynamicLossScale().update)
 
 
-def test_gradients_are_applied_in_replica_contexts_only(strategy):
+def test_apply_gradients_requires_a_replica_context(strategy):
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
   with strategy.scope(), pytest.raises(
       ValueError, match=r"apply_gradients\(\) must be called in a replica context, but .* context of MirroredStrategy"):
@@ -54,14 +58,17 @@ def test_gradients_are_applied_in_replica_contexts_only(strategy):
 
 
 def train(strategy, make_optimizer, inputs, between=lambda g: g):
-  """Sums of gradients over replicas, applied: the copies of `w` after every step, and the optimizer."""
-  made = []
+  """Trains on two replicas. Returns the copies of `w` after every step, and the last loss scale.
+
+  `between` is applied to each gradient before apply_gradients.
+  """
+  optimizers = []
 
   def step(x):
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-    made.append(make_optimizer())
-    grads_and_vars = made[-1].compute_gradients(tf.reduce_sum(w * x))
-    return made[-1].apply_gradients([(between(g), v) for g, v in grads_and_vars])
+    optimizers.append(make_optimizer())
+    grads_and_vars = optimizers[-1].compute_gradients(tf.reduce_sum(w * x))
+    return optimizers[-1].apply_gradients([(between(g), v) for g, v in grads_and_vars])
 
   train_ops, x = on_replicas(strategy, step)
   copies = [copy for v in tf.trainable_variables() for copy in strategy.experimental_local_results(v)]
@@ -71,17 +78,17 @@ def train(strategy, make_optimizer, inputs, between=lambda g: g):
     for value in inputs:
       sess.run(strategy.group(train_ops), {x: value})
       after.append(sess.run(copies))
-    scale = sess.run(made[0].loss_scale())
+    scale = sess.run(optimizers[0].loss_scale())
   return after, scale
 
 
-@pytest.mark.parametrize("scale", ["fixed", "dynamic", "built outside", "tensorflow's"])
-@pytest.mark.parametrize("hidden", [False, True])
-def test_one_replicas_overflow_skips_the_step_on_all_even_when_clipped_away(strategy, scale, hidden):
+@pytest.mark.parametrize("scale", ["fixed", "dynamic", "created outside", "tensorflow"])
+@pytest.mark.parametrize("clipped", [False, True])
+def test_overflow_on_one_replica_skips_step_on_all(strategy, scale, clipped):
   outside = mp_compat.DynamicLossScale()
-  make_scale = {"fixed": lambda: 8., "dynamic": lambda: "dynamic", "built outside": lambda: outside,
-                "tensorflow's": testing.native.DynamicLossScale}[scale]
-  clip = (lambda g: tf.clip_by_value(g, -1., 1.)) if hidden else (lambda g: g)
+  make_scale = {"fixed": lambda: 8., "dynamic": lambda: "dynamic", "created outside": lambda: outside,
+                "tensorflow": testing.native.DynamicLossScale}[scale]
+  clip = (lambda g: tf.clip_by_value(g, -1., 1.)) if clipped else (lambda g: g)
   after, scale_after = train(
       strategy, lambda: mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(.5), make_scale()),
       [[[.5, 1.], [.5, 1.]], [[.5, 1.], [np.inf, 1.]], [[np.nan, 1.], [.5, 1.]]], clip)
@@ -99,7 +106,7 @@ def strategies():
 
 
 @pytest.mark.parametrize("name", sorted(strategies()))
-def test_other_strategies_train_and_skip(name):
+def test_strategies_train_and_skip_overflows(name):
   strategy = strategies()[name]()
   x = tf.placeholder(tf.float32, [2])
 
@@ -110,18 +117,20 @@ def test_other_strategies_train_and_skip(name):
     return opt.minimize(tf.reduce_sum(w * x), global_step), opt.loss_scale(), global_step
 
   with strategy.scope():
-    train_op, *state = strategy.extended.call_for_each_replica(step)
-  after = []
+    train_op, scale, global_step = strategy.extended.call_for_each_replica(step)
+  scales, global_steps = [], []
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    for value in [GOOD, BAD, GOOD]:
+    for value in [FINITE, OVERFLOW, FINITE]:
       sess.run(train_op, {x: value})
-      after.append(tuple(sess.run(state)))
-  assert after == [(2. ** 15, 1), (2. ** 14, 1), (2. ** 14, 2)]
+      current_scale, current_step = sess.run([scale, global_step])
+      scales.append(current_scale)
+      global_steps.append(current_step)
+  assert scales == [2. ** 15, 2. ** 14, 2. ** 14] and global_steps == [1, 1, 2]
 
 
-def test_tpus_are_refused_before_anything_is_built():
-  # A TPUStrategy as TensorFlow makes it, but for the TPU that its constructor would look for.
+def test_tpu_strategy_raises_before_adding_ops():
+  # The constructor of TPUStrategy needs a TPU, so it is not called.
   strategy = object.__new__(tf.distribute.experimental.TPUStrategy)
   tf.distribute.Strategy.__init__(strategy, tf.distribute.OneDeviceStrategy("/cpu:0").extended)
   strategy.extended._container_strategy_weakref = lambda: strategy
@@ -147,7 +156,7 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
-def test_counters_in_variable_scopes_keep_their_names(name, version):
+def test_adam_counters_keep_names_in_variable_scopes(name, version):
 
   def names(wrap):
 

@@ -1,4 +1,4 @@
-"""The finite check: exact to the last value, one pass where all is finite."""
+"""Tests of the finite check: it detects every non-finite value, and reads finite values once."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from tests.testing import tf
 
 DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
 LARGEST = {"float16": 65504., "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1.7e308}
-BAD = [np.nan, np.inf, -np.inf]
+NON_FINITE = [np.nan, np.inf, -np.inf]
 
 
 def run(fetches, feed):
@@ -28,20 +28,20 @@ def as_numpy(dtype, array):
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("shape", [(50, 2), (2 ** 15, 3)], ids=["small", "large"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
-def test_one_bad_value_among_the_largest_is_found(dtype, shape, version):
-  """The sum of the largest finite values overflows, so that the exact check decides."""
-  good = as_numpy(dtype, np.full(shape, LARGEST[dtype.name]))
+def test_non_finite_value_among_largest_is_detected(dtype, shape, version):
+  """The sum of the largest finite values overflows, so the exact check decides."""
+  finite_values = as_numpy(dtype, np.full(shape, LARGEST[dtype.name]))
   with tf.Graph().as_default(), testing.control_flow(version):
     values = tf.placeholder(dtype, shape)
     finite = finite_check.all_finite([tf.placeholder_with_default([1.], [1]), values])
-    assert run(finite, {values: good})
-    for bad in BAD:
-      spoilt = good.copy()
-      spoilt[37, 1] = bad
-      assert not run(finite, {values: spoilt})
+    assert run(finite, {values: finite_values})
+    for bad in NON_FINITE:
+      fed = finite_values.copy()
+      fed[37, 1] = bad
+      assert not run(finite, {values: fed})
 
 
-@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("bad", NON_FINITE)
 @pytest.mark.parametrize("number", [1, 2, 50])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 def test_each_of_many_small_tensors_is_checked(dtype, number, bad):
@@ -64,7 +64,7 @@ def test_opposite_infinities_do_not_cancel():
 
 
 @pytest.mark.parametrize("shape", [None, [None, 3], [None]])
-def test_unknown_shapes_are_checked(shape):
+def test_tensors_of_unknown_shape_are_checked(shape):
   with tf.Graph().as_default():
     tensors = [tf.placeholder(tf.float32, shape) for _ in range(2)]
     finite = finite_check.all_finite(tensors)
@@ -73,13 +73,13 @@ def test_unknown_shapes_are_checked(shape):
     assert not run(finite, {tensors[0]: value, tensors[1]: value * np.nan})
 
 
-def test_empty_tensors_and_no_tensors_are_finite():
+def test_empty_tensors_and_lists_are_finite():
   with tf.Graph().as_default():
     empty = tf.placeholder(tf.float32, [0, 3])
     assert run([finite_check.all_finite([empty]), finite_check.all_finite([])], {empty: np.zeros([0, 3])}) == [True] * 2
 
 
-def test_dtypes_are_not_mixed_in_one_stack():
+def test_tensors_of_mixed_dtypes_are_all_checked():
   with tf.Graph().as_default():
     tensors = [tf.placeholder(dtype, [2]) for dtype in DTYPES * 2]
     finite = finite_check.all_finite(tensors)
@@ -96,7 +96,7 @@ def test_tensors_up_to_64_kb_are_stacked(values, stacked):
 
 
 def test_finite_values_are_read_once():
-  """The exact check and its bool of the size of the gradient are not computed."""
+  """The exact check, with one bool per value, runs only if the sum is not finite."""
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [2 ** 15])
     finite = finite_check.all_finite([x * 2.])
@@ -123,7 +123,7 @@ def test_tensors_are_checked_on_their_own_devices():
     assert not any(run(finite, {**feed, one: [1., np.nan, 2.]}) for one in inputs)
 
 
-def test_xla_compiles_the_check():
+def test_xla_compiles_the_finite_check():
   with tf.Graph().as_default():
     x, y = tf.placeholder(tf.float32, [2]), tf.placeholder(tf.float32, [2])
     compiled, = tf.xla.experimental.compile(lambda *own: finite_check.all_finite(list(own)), [x, y])
@@ -131,14 +131,14 @@ def test_xla_compiles_the_check():
       assert run(compiled, {x: [1., 2.], y: [value, value]}) == finite
 
 
-def test_an_eager_check_returns_a_tensor():
+def test_finite_check_works_in_eager_mode():
   with testing.eager_mode():
     for value, finite in [(1., True), (3e38, True), (np.inf, False)]:
       assert bool(finite_check.all_finite([tf.constant([value, value]), tf.constant([[1.]])])) == finite
 
 
 def many_small(number, gate):
-  """`number` variables of one shape, the placeholders of their gradients, and a train op."""
+  """Returns `number` variables [3], the placeholders of their gradients, the computed gradients and a train op."""
   with tf.variable_scope("", use_resource=True):
     variables = [tf.get_variable("v{}".format(i), [3], initializer=tf.zeros_initializer()) for i in range(number)]
   inputs = [tf.placeholder(tf.float32, [3]) for _ in variables]
@@ -162,7 +162,7 @@ def test_many_small_gradients_are_checked_by_one_op(gate):
       np.testing.assert_array_equal(sess.run(variables), [[-1., -2., -i] for i in range(50)])
 
 
-def test_fetching_one_gradient_computes_no_other():
+def test_fetching_one_gradient_computes_no_others():
   with tf.Graph().as_default():
     _, inputs, grads_and_vars, _ = many_small(3, tf.train.Optimizer.GATE_NONE)
     with testing.session() as sess:
@@ -170,7 +170,7 @@ def test_fetching_one_gradient_computes_no_other():
       np.testing.assert_array_equal(sess.run(grads_and_vars[1][0], {inputs[1]: [1., 2., 3.]}), [1., 2., 3.])
 
 
-CLUSTERED = """
+CLUSTERED_PROGRAM = """
 import numpy as np
 import mp_compat
 from tests import testing
@@ -197,9 +197,9 @@ print(any(node.op.startswith("_Xla") for part in metadata.partition_graphs for n
 """
 
 
-def test_steps_are_checked_under_xla_auto_clustering():
+def test_overflow_is_skipped_under_xla_auto_clustering():
   flags = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit --tf_xla_min_cluster_size=2"
-  done = subprocess.run([sys.executable, "-c", CLUSTERED], env=dict(testing.environment(), TF_XLA_FLAGS=flags),
+  done = subprocess.run([sys.executable, "-c", CLUSTERED_PROGRAM], env=dict(testing.environment(), TF_XLA_FLAGS=flags),
                         stdout=subprocess.PIPE, text=True, check=True)
   scales = [(True, 8.), (True, 8.), (False, 8.), (True, 4.), (True, 4.), (True, 4.)]
   assert done.stdout.splitlines() == ["{} {} True".format(*one) for one in scales] + ["True"]

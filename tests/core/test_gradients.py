@@ -1,4 +1,4 @@
-"""Scaling, unscaling, conversion, and the computed gradients behind those passed in."""
+"""Tests of scaling, unscaling, conversion, clipping and gating, and of the search for computed gradients."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def as_numpy(dtype, array):
 
 @pytest.mark.parametrize("scale", [1., 3., 2. ** 15, 2. ** 16, 2. ** 26, 2. ** -3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
-def test_unscaled_values_are_rounded_once_in_the_gradients_own_dtype(dtype, scale):
+def test_unscaled_gradients_are_rounded_once(dtype, scale):
   raw = as_numpy(dtype, [1., -3.25, 6e4, 6.1e-5, 0.])
   with tf.Graph().as_default():
     grad, fed_scale = tf.placeholder(dtype, [5]), tf.placeholder(tf.float32, [])
@@ -36,14 +36,14 @@ def test_unscaled_values_are_rounded_once_in_the_gradients_own_dtype(dtype, scal
     assert values.tobytes() == expected.tobytes()
 
 
-def test_the_reciprocal_is_computed_once_for_many_gradients():
+def test_gradients_share_the_reciprocal_of_the_scale():
   with tf.Graph().as_default() as graph:
     gradients.unscale([tf.placeholder(dtype, [2]) for dtype in DTYPES * 3], tf.placeholder(tf.float32, []))
     assert len([op for op in graph.get_operations() if op.type == "RealDiv"]) == 2  # float32 and float64
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
-def test_a_loss_is_scaled_in_its_own_dtype(dtype):
+def test_loss_is_scaled_in_its_own_dtype(dtype):
   with tf.Graph().as_default():
     loss = tf.placeholder(dtype, [2])
     scaled = gradients.scale_loss(loss, tf.constant(512.))
@@ -55,9 +55,11 @@ def test_a_loss_is_scaled_in_its_own_dtype(dtype):
 
 
 def names_of(sources):
+  """Returns the sorted names of `[(name, gradient)]`."""
   return sorted(name for name, _ in sources)
 
 
+# Functions whose result may be finite though the computed gradient is not.
 HIDING = {
     "clip_by_value": lambda g: tf.clip_by_value(g, -1., 1.),
     "where": lambda g: tf.where(tf.is_finite(g), g, tf.zeros_like(g)),
@@ -69,7 +71,7 @@ HIDING = {
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("how", sorted(HIDING))
-def test_clipped_gradients_lead_to_computed_ones(how, version):
+def test_computed_gradients_are_found_behind_clipping(how, version):
   with tf.Graph().as_default(), testing.control_flow(version):
     behind, computed, other = [tf.placeholder(tf.float32, [2]) for _ in range(3)]
     computed += behind
@@ -78,7 +80,7 @@ def test_clipped_gradients_lead_to_computed_ones(how, version):
     assert name == "computed" and source is computed
 
 
-def test_a_computed_gradient_passed_in_is_not_hidden():
+def test_ancestors_exclude_gradients_passed_in():
   with tf.Graph().as_default():
     computed = [tf.placeholder(tf.float32, [2]) for _ in "ab"]
     gradients.record_computed(computed, "ab")
@@ -86,7 +88,7 @@ def test_a_computed_gradient_passed_in_is_not_hidden():
     assert not gradients.computed_ancestors([None] + computed + [computed[0] + computed[1]])
 
 
-def test_functions_lead_to_what_they_captured():
+def test_captured_gradients_are_found_inside_functions():
   with tf.Graph().as_default(), testing.control_flow(2):
     computed = tf.placeholder(tf.float32, [2])
     gradients.record_computed([computed], ["v"])
@@ -101,7 +103,7 @@ def test_functions_lead_to_what_they_captured():
 
 
 @pytest.mark.parametrize("use_resource", [False, True])
-def test_variables_lead_to_no_computed_gradient(use_resource):
+def test_search_for_ancestors_stops_at_variables(use_resource):
   with tf.Graph().as_default():
     computed = tf.placeholder(tf.float32, [2])
     gradients.record_computed([computed], ["v"])
@@ -110,6 +112,7 @@ def test_variables_lead_to_no_computed_gradient(use_resource):
     assert not gradients.computed_ancestors([tf.convert_to_tensor(accumulator) / 2.])
 
 
+# Build a tensor with `make` inside a control-flow construct, and return it outside.
 CONTEXTS = {
     "cond": lambda make: tf.cond(tf.placeholder(tf.bool, []), make, lambda: tf.zeros([2])),
     "while_loop": lambda make: tf.while_loop(lambda i, g: i < 2, lambda i, g: (i + 1, make()), [0, tf.zeros([2])])[1],
@@ -120,7 +123,7 @@ CONTEXTS = {
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("context", sorted(CONTEXTS))
-def test_a_gradient_is_found_only_where_it_can_be_read(context, version):
+def test_ancestors_are_found_only_where_readable(context, version):
   with tf.Graph().as_default(), testing.control_flow(version):
     x = tf.placeholder(tf.float32, [2])
     inside = []
@@ -136,7 +139,7 @@ def test_a_gradient_is_found_only_where_it_can_be_read(context, version):
     assert names_of(inside) == ["v"] and not gradients.computed_ancestors([outside, outside + 1.])
 
 
-def test_every_python_kind_of_gradient_is_converted():
+def test_python_and_variable_gradients_are_converted():
   kinds = [1.5, [1., 2.], np.float32(3.), np.ones([2, 1], np.float16)]
   with tf.Graph().as_default():
     variables = [tf.Variable([1., 2.], use_resource=use_resource) for use_resource in (True, False)]
@@ -153,7 +156,7 @@ def test_every_python_kind_of_gradient_is_converted():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_clipping_by_norm_keeps_finite_steps_only(bad):
+def test_clipping_by_norm_turns_non_finite_into_nan(bad):
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [2])
     (clipped,), norm = gradients.clip_by_global_norm([x], 1.)
@@ -161,7 +164,7 @@ def test_clipping_by_norm_keeps_finite_steps_only(bad):
     assert np.isnan(run(clipped, {x: [1., bad]})).all()
 
 
-def test_a_gated_gradient_waits_for_all_the_others():
+def test_gated_gradient_waits_for_all_gradients():
   with tf.Graph().as_default():
     first, second = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
     gated = gradients.gate([first, None, second])

@@ -1,4 +1,4 @@
-"""Loss scales: configs, bad arguments, and variables that belong to a graph."""
+"""Tests of loss scales: configs, identifiers, subclasses, and their variables in each graph."""
 
 import copy
 import gc
@@ -21,7 +21,7 @@ from tests.testing import tf
      {"initial_loss_scale": 8., "increment_period": 3, "multiplier": 4.},
      "DynamicLossScale(initial_loss_scale=8.0, increment_period=3, multiplier=4.0)"),
 ])
-def test_configs_and_texts_are_tensorflows_and_load_on_either_side(make, config, text):
+def test_configs_and_reprs_match_tensorflow(make, config, text):
   with tf.Graph().as_default():
     for api in [mp_compat, testing.native]:
       loss_scale = make(api)
@@ -32,7 +32,7 @@ def test_configs_and_texts_are_tensorflows_and_load_on_either_side(make, config,
         assert loaded.from_config(config).get_config() == config
 
 
-def test_arguments_that_tensorflow_lacks_are_in_the_config_where_they_matter():
+def test_config_includes_non_default_extra_arguments():
   ours = dict(backoff=4., overflow_tolerance=2, min_loss_scale=.5, max_loss_scale=2. ** 20)
   with tf.Graph().as_default():
     loss_scale = mp_compat.DynamicLossScale(**ours)
@@ -43,7 +43,7 @@ def test_arguments_that_tensorflow_lacks_are_in_the_config_where_they_matter():
     assert again.get_config() == loss_scale.get_config() and "max_loss_scale=1048576.0" in repr(again)
 
 
-def test_identifiers_mean_loss_scales():
+def test_get_loss_scale_accepts_identifiers_and_instances():
   with tf.Graph().as_default():
     for number in [8, 8., np.float32(8), np.float64(8), np.int64(8)]:
       assert mp_compat.get_loss_scale(number).get_config() == {"loss_scale_value": 8.}
@@ -54,14 +54,14 @@ def test_identifiers_mean_loss_scales():
         assert mp_compat.get_loss_scale(loss_scale) is loss_scale
 
 
-def test_a_scale_may_begin_at_its_bounds():
+def test_initial_scale_may_equal_its_bounds():
   with tf.Graph().as_default():
     loss_scale = mp_compat.DynamicLossScale(8., min_loss_scale=8., max_loss_scale=8.)
     assert (loss_scale.min_loss_scale, loss_scale.max_loss_scale) == (8., 8.)
     assert mp_compat.FixedLossScale(2 ** 126).get_config() == {"loss_scale_value": 2. ** 126}
 
 
-def test_a_fixed_scale_is_a_constant_and_updates_nothing():
+def test_fixed_loss_scale_has_no_state():
   with tf.Graph().as_default():
     loss_scale = mp_compat.FixedLossScale(3)
     update_op, should_apply = loss_scale.update([tf.placeholder(tf.float32)])
@@ -70,7 +70,7 @@ def test_a_fixed_scale_is_a_constant_and_updates_nothing():
       assert sess.run(loss_scale()) == np.float32(3)
 
 
-def test_variables_are_those_of_tensorflows_class_where_the_loss_scale_is_built():
+def test_variables_match_those_of_tensorflow_class():
   for api in [mp_compat, testing.native]:
     with tf.Graph().as_default():
       with tf.name_scope("scope"):
@@ -84,7 +84,7 @@ def test_variables_are_those_of_tensorflows_class_where_the_loss_scale_is_built(
           id(loss_scale._current_loss_scale), id(loss_scale._num_good_steps)}
 
 
-def test_a_third_variable_only_where_overflows_are_tolerated():
+def test_overflow_tolerance_adds_a_bad_steps_variable():
   with tf.Graph().as_default():
     mp_compat.DynamicLossScale(overflow_tolerance=2)
     assert [v.op.name for v in tf.global_variables()] == ["current_loss_scale", "good_steps", "bad_steps"]
@@ -92,7 +92,7 @@ def test_a_third_variable_only_where_overflows_are_tolerated():
 
 @pytest.mark.parametrize("around", ["nothing", "cond", "while", "control dependencies", "name scope"])
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_graph_gets_its_own_variables_on_first_use_wherever_that_is(version, around):
+def test_each_graph_gets_variables_on_first_use(version, around):
   loss_scale = mp_compat.DynamicLossScale(8., 1)
   for _ in range(2):
     with tf.Graph().as_default(), testing.control_flow(version):
@@ -118,32 +118,32 @@ def test_a_graph_gets_its_own_variables_on_first_use_wherever_that_is(version, a
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_loss_scale_built_inside_a_conditional_has_its_variables_outside(version):
-  made = []
+def test_variables_are_created_outside_conditionals(version):
+  loss_scales = []
 
   def branch():
     with tf.control_dependencies([tf.placeholder(tf.bool, [], name="never_fed")]):
-      made.append(mp_compat.DynamicLossScale(8., 1))
+      loss_scales.append(mp_compat.DynamicLossScale(8., 1))
     return tf.constant(0.)
 
   with tf.Graph().as_default() as graph, testing.control_flow(version), testing.session() as sess:
     tf.cond(tf.placeholder(tf.bool, []), branch, lambda: tf.constant(0.))
-    assert [v.graph for v in tf.global_variables()] == [graph] * 2 and len(made[0].variables()) == 2
+    assert [v.graph for v in tf.global_variables()] == [graph] * 2 and len(loss_scales[0].variables()) == 2
     sess.run(tf.global_variables_initializer())
-    assert sess.run(made[0]()) == 8.
+    assert sess.run(loss_scales[0]()) == 8.
 
 
-def test_a_copy_has_the_same_settings_and_variables_of_its_own():
+def test_deepcopy_keeps_config_but_not_variables():
   with tf.Graph().as_default():
     params = {"loss_scale": mp_compat.DynamicLossScale(8., 5), "lr": .1}
-  copied = copy.deepcopy(params)["loss_scale"]  # as Estimator does with params
+  copied = copy.deepcopy(params)["loss_scale"]  # as Estimator copies its params
   with tf.Graph().as_default():
     copied()
     assert copied.get_config() == params["loss_scale"].get_config()
     assert len(copied.variables()) == 2 and params["loss_scale"].variables() == []
 
 
-def test_a_loss_scale_keeps_no_graph_alive():
+def test_loss_scale_does_not_keep_graphs_alive():
   loss_scale = mp_compat.DynamicLossScale()
   graph = tf.Graph()
   with graph.as_default():
@@ -155,7 +155,7 @@ def test_a_loss_scale_keeps_no_graph_alive():
 
 
 class Halving(mp_compat.LossScale):
-  """A user's loss scale: halves at every step, never calls its base class's constructor."""
+  """Halves at every step. A user's class that does not call the base class's constructor."""
 
   def __init__(self):
     self._add_weight("scale", 64., tf.float32)
@@ -171,7 +171,7 @@ class Halving(mp_compat.LossScale):
     return {}
 
 
-def test_a_users_loss_scale_works_in_many_graphs():
+def test_user_loss_scale_works_in_several_graphs():
   loss_scale = Halving.from_config(Halving().get_config())
   for _ in range(2):
     with tf.Graph().as_default():
@@ -182,7 +182,7 @@ def test_a_users_loss_scale_works_in_many_graphs():
         assert sess.run(loss_scale()) == 32.
 
 
-def test_subclasses_set_attributes_of_any_name():
+def test_subclasses_may_overwrite_config_attributes():
 
   class Subclass(mp_compat.DynamicLossScale):
 
@@ -197,7 +197,7 @@ def test_subclasses_set_attributes_of_any_name():
   assert mp_compat.DynamicLossScale.backoff is vars(mp_compat.DynamicLossScale)["backoff"]
 
 
-def test_update_covers_gradients_that_clipping_hid():
+def test_update_checks_gradients_before_clipping():
   with tf.Graph().as_default(), testing.session() as sess:
     w, x = tf.get_variable("w", [2], initializer=tf.ones_initializer()), tf.placeholder(tf.float32, [2])
     scale = mp_compat.DynamicLossScale(8.)
@@ -209,7 +209,7 @@ def test_update_covers_gradients_that_clipping_hid():
     assert sess.run(scale()) == 4.
 
 
-def test_loss_and_gradients_use_one_read_of_the_scale():
+def test_scaling_and_unscaling_read_the_scale_once():
   calls = []
 
   class Counted(mp_compat.DynamicLossScale):

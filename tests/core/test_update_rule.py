@@ -1,4 +1,4 @@
-"""The rule against tables that a person can check, and the same lines on tensors and on Python numbers."""
+"""Tests of the update rule against tables, and of the same rule on tensors and on Python numbers."""
 
 import random
 
@@ -12,7 +12,7 @@ from tests.testing import tf
 
 
 def scales(history, initial=16., **rule):
-  """The scale after every step of a history: "." finite, "x" overflow."""
+  """Returns the scale after every step of a history, in which "." is a finite step and "x" an overflow."""
   parameters = dict(increment_period=2, multiplier=2., backoff=2., overflow_tolerance=1, floor=1.)
   parameters.update(rule)
   state, seen = update_rule.State(initial, 0, 0), []
@@ -33,25 +33,25 @@ def scales(history, initial=16., **rule):
     ("......", dict(ceiling=64.), [16, 32, 32, 64, 64, 64]),
     ("xxxx", dict(floor=3.), [8, 4, 3, 3]),
     ("xx", dict(floor=.25, initial=.75), [.375, .25]),
-    # Above its ceiling (restored) it comes down to it when it would grow.
+    # A restored scale above its ceiling is lowered to it at the next growth.
     ("....x", dict(initial=100., ceiling=64.), [100, 64, 64, 64, 32]),
     ("x.x..", dict(initial=200., ceiling=16.), [100, 100, 50, 50, 16]),
-    # Below its floor (restored from a checkpoint, say) a scale is neither raised to it nor lowered further.
+    # A restored scale below its floor is neither raised to it nor lowered further by an overflow.
     ("xx..", dict(floor=32.), [16, 16, 16, 32]),
-    # Two overflows to shrink; finite steps in between do not clear the count, a chance to grow does.
+    # Two overflows lower the scale. A full growth interval of finite steps resets the count; fewer finite steps do not.
     ("xxxx", dict(overflow_tolerance=2), [16, 8, 8, 4]),
     ("x.x.", dict(overflow_tolerance=2), [16, 16, 8, 8]),
     ("x..x", dict(overflow_tolerance=2), [16, 16, 32, 32]),
     ("x..x", dict(overflow_tolerance=2, ceiling=16.), [16, 16, 16, 16]),
     ("xx.xx", dict(overflow_tolerance=3), [16, 16, 16, 8, 8]),
-    # An overflow starts the row of finite steps anew, also where it does not shrink the scale.
+    # An overflow resets the count of finite steps, even if it does not lower the scale.
     (".x.", dict(overflow_tolerance=2), [16, 16, 16]),
 ])
-def test_the_scale_moves_as_the_table_says(history, rule, expected):
+def test_scale_history_matches_the_table(history, rule, expected):
   assert scales(history, **rule) == expected
 
 
-def test_no_scale_grows_to_where_its_reciprocal_is_subnormal_but_the_row_starts_anew():
+def test_growth_never_makes_the_reciprocal_subnormal():
   rule = update_rule.Rule(1, 2., 2., 1, 1.)
   for before, after in [(2. ** 125, 2. ** 126), (2. ** 126, 2. ** 126), (1.5 * 2. ** 125, 1.5 * 2. ** 125),
                         (1.5e308, 2. ** 126)]:
@@ -59,13 +59,13 @@ def test_no_scale_grows_to_where_its_reciprocal_is_subnormal_but_the_row_starts_
 
 
 @pytest.mark.slow
-def test_a_million_steps_keep_a_power_of_two_within_its_bounds():
+def test_million_steps_keep_scale_within_bounds():
   generator, state = random.Random(0), update_rule.State(2. ** 15, 0, 0)
   rule = update_rule.Rule(100, 2., 2., 2, 2. ** -4, 2. ** 24)
   powers = {2. ** exponent for exponent in range(-4, 25)}
   seen = set()
   for _ in range(10 ** 6):
-    # Overflows get likelier as the scale grows, as they do in training.
+    # The probability of an overflow grows with the scale, as in training.
     state = update_rule.next_state(state, generator.random() > state.scale / 2. ** 27, rule)
     seen.add(state.scale)
     assert 0 <= state.good_steps < 100 and 0 <= state.bad_steps < 2
@@ -80,9 +80,9 @@ def test_a_million_steps_keep_a_power_of_two_within_its_bounds():
     dict(overflow_tolerance=3, max_loss_scale=100.),
     dict(initial_loss_scale=2. ** 125, increment_period=1),
 ], ids=str)
-def test_variables_in_a_session_go_the_way_of_the_python_numbers(kwargs, version):
+def test_session_variables_match_python_update_rule(kwargs, version):
   kwargs = dict(dict(initial_loss_scale=16., increment_period=3), **kwargs)
-  # Constant folding turns x / 3 into x * (1 / 3), in TensorFlow's class as in ours; NumPy does not.
+  # Constant folding would turn x / 3 into x * (1 / 3), which NumPy does not.
   config = tf.ConfigProto()
   config.graph_options.rewrite_options.constant_folding = 2  # RewriterConfig.OFF
   with tf.Graph().as_default(), testing.control_flow(version):

@@ -1,4 +1,4 @@
-"""float32 storage: what is stored, what the model sees, and what reaches the variable."""
+"""Tests of float32_variable_storage_getter: float32 master weights, and the casts that the model reads."""
 
 import numpy as np
 import pytest
@@ -12,12 +12,13 @@ HALF = [tf.float16, tf.bfloat16]
 
 
 def scope(**kwargs):
+  """Returns the variable scope "m" with the custom getter."""
   return tf.variable_scope("m", custom_getter=mp_compat.float32_variable_storage_getter, **kwargs)
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize("dtype", HALF, ids=lambda d: d.name)
-def test_stores_float32_and_trains_it_through_the_cast(dtype, use_resource):
+def test_half_precision_variables_train_float32_master_weights(dtype, use_resource):
   with tf.Graph().as_default():
     with scope(use_resource=use_resource):
       w = tf.get_variable("w", [2], dtype, initializer=tf.constant_initializer(1. + 2. ** -12))
@@ -33,13 +34,13 @@ def test_stores_float32_and_trains_it_through_the_cast(dtype, use_resource):
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.int32])
-def test_other_dtypes_are_left_alone(dtype):
+def test_non_half_variables_keep_their_dtype(dtype):
   with tf.Graph().as_default(), scope():
     w = tf.get_variable("w", [2], dtype, initializer=tf.zeros_initializer(), trainable=dtype.is_floating)
     assert isinstance(w, tensorflow.Variable) and w.dtype.base_dtype == dtype
 
 
-def test_variables_that_are_not_trained_keep_their_dtype():
+def test_non_trainable_variables_keep_their_dtype():
   with tf.Graph().as_default(), scope():
     mean = tf.get_variable("mean", [2], tf.float16, trainable=False)
     total = tf.get_variable("total", [2], tf.float16, synchronization=tf.VariableSynchronization.ON_READ,
@@ -49,7 +50,7 @@ def test_variables_that_are_not_trained_keep_their_dtype():
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
-def test_a_step_casts_a_variable_once_however_often_the_model_uses_it(use_resource):
+def test_each_step_casts_a_variable_once(use_resource):
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float16, [7])
     with scope(use_resource=use_resource):
@@ -63,13 +64,13 @@ def test_a_step_casts_a_variable_once_however_often_the_model_uses_it(use_resour
     assert sorted(casts, key=str) == [tf.float16, tf.float32]  # the weights, and their gradient
 
 
-def test_the_scopes_dtype_counts_as_the_variables():
+def test_getter_uses_the_dtype_of_the_scope():
   with tf.Graph().as_default(), scope(dtype=tf.float16):
     assert tf.get_variable("w", [2]).dtype == tf.float16
     assert tf.global_variables()[0].dtype.base_dtype == tf.float32
 
 
-def test_reuse_finds_the_same_variable():
+def test_reuse_returns_the_same_variable():
   with tf.Graph().as_default():
     for reuse in [False, True]:
       with scope(reuse=reuse):
@@ -77,7 +78,7 @@ def test_reuse_finds_the_same_variable():
     assert [v.name for v in tf.global_variables()] == ["m/w:0"]
 
 
-def test_a_partitioned_variable_is_cast_whole():
+def test_partitioned_variable_is_cast_as_a_whole():
   with tf.Graph().as_default():
     with scope(partitioner=tf.fixed_size_partitioner(2)):
       w = tf.get_variable("w", [4, 3], tf.float16, initializer=tf.ones_initializer())
@@ -86,7 +87,7 @@ def test_a_partitioned_variable_is_cast_whole():
         ("m/w/part_0", tf.float32), ("m/w/part_1", tf.float32)]
 
 
-def test_a_regularizer_sees_float32():
+def test_regularizer_receives_float32_master_weights():
   seen = []
   with tf.Graph().as_default():
     with scope(regularizer=lambda v: seen.append(v.dtype.base_dtype) or tf.reduce_sum(v * v)):
@@ -97,7 +98,7 @@ def test_a_regularizer_sees_float32():
 
 @pytest.mark.parametrize("initializer", [
     lambda: np.float16([1.5, 2.5]), lambda: tf.constant([1.5, 2.5], tf.float16)])
-def test_an_initial_value_may_be_of_either_dtype(initializer):
+def test_initial_values_may_be_float16(initializer):
   with tf.Graph().as_default():
     with scope():
       w = tf.get_variable("w", dtype=tf.float16, initializer=initializer())

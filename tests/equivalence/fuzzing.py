@@ -1,7 +1,7 @@
-"""Random training graphs: what they are made of, and what becomes of their variables step by step.
+"""Generates random training graphs for test_fuzzing.py.
 
-A `Case` is plain values, so that its text is a program: `check(Case(...))` trains it with this package and with
-TensorFlow's own class, and compares every variable after every step to the bit.
+`check(Case(...))` trains a case with our class and with TensorFlow's, and asserts that all variables are bitwise equal
+after every step. A `Case` holds plain values, so its repr is valid Python.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ CLIPS = {
 }
 
 
-# Where the gradients are computed; they are applied outside.
+# The control-flow construct in which the gradients are computed. They are applied outside.
 CONTEXTS = {
     "cond": lambda compute, flag: tf.cond(flag, compute, lambda: [g * 2. for g in compute()]),
     "while_loop": lambda compute, flag: tf.while_loop(
@@ -40,7 +40,7 @@ CONTEXTS = {
         flag, lambda: tf.cond(flag, compute, compute), lambda: [g * .5 for g in compute()]),
 }
 
-# What is passed to apply_gradients in place of a computed gradient.
+# Functions that replace a computed gradient before apply_gradients.
 KINDS = {
     "tensor": lambda grad, variable: grad,
     "assigned": lambda grad, variable: tf.identity(tf.Variable(
@@ -53,37 +53,37 @@ KINDS = {
 
 
 class Variable(NamedTuple):
-  """A variable, and the term of the loss that it is in, each with an input `x` of the same shape (`TERMS`)."""
+  """A variable and its term of the loss, which has an input `x` of the same shape (`TERMS`)."""
 
   shape: Tuple[int, ...]
   term: str
   resource: bool
-  kind: str = "tensor"  # of its gradient (`KINDS`)
+  kind: str = "tensor"  # kind of its gradient (`KINDS`)
 
 
 class Case(NamedTuple):
-  """A training graph, and where in its history overflows are put."""
+  """A training graph and the steps at which gradients overflow."""
 
   variables: Tuple[Variable, ...]
   optimizer: str
-  loss_scale: Tuple[float, ...]  # a fixed scale's value, or a dynamic one's initial value, period and multiplier
+  loss_scale: Tuple[float, ...]  # fixed: value; dynamic: initial value, period, multiplier
   gate_gradients: int
   aggregation_method: Optional[int]
   colocate: bool
   grad_loss: Optional[float]
-  global_step: Optional[str]  # of what kind
-  between: Optional[str]  # what is done between computing and applying
+  global_step: Optional[str]  # "resource", "reference" or None
+  between: Optional[str]  # function between compute_gradients and apply_gradients (`CLIPS`)
   strategy: Optional[str]
-  context: Optional[str]  # in which the gradients are computed (`CONTEXTS`)
-  fed: bool  # whether a second run feeds the gradients that a first one computed
-  reverse: bool  # whether pairs are passed in another order
+  context: Optional[str]  # where the gradients are computed (`CONTEXTS`)
+  fed: bool  # whether gradients are fetched in one run and fed in a second one
+  reverse: bool  # whether gradients and variables are passed in reverse order
   control_flow: int
-  rewriting: bool  # whether graph optimization may do arithmetic
-  seed: int  # of inputs and initial values
+  rewriting: bool  # whether constant folding and arithmetic optimization are enabled
+  seed: int  # seed of inputs and initial values
   overflows: Tuple[Tuple[int, int, float], ...]  # step, variable, value
 
 
-# No variable is in more than two terms: the order in which AddN adds up three depends on which buffer is free.
+# No variable is in more than two terms: the order in which AddN adds three tensors depends on free buffers.
 TERMS = {
     "square": lambda w, x, previous: tf.square(w) * x,
     "sine": lambda w, x, previous: tf.sin(w) * x,
@@ -97,7 +97,7 @@ TERMS = {
 
 @st.composite
 def cases(draw):
-  """Cases that TensorFlow's class can train: float32 variables, no overflow at a fixed scale, none that is hidden."""
+  """Draws cases that TensorFlow's class supports: float32, no overflow at a fixed scale, no hidden overflow."""
   shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
   dense, sparse = sorted(set(TERMS) - {"rows"}), sorted(TERMS)
   strategy = draw(st.sampled_from([None, None] + sorted(STRATEGIES)))
@@ -113,8 +113,8 @@ def cases(draw):
       st.tuples(st.sampled_from([1., 8., 2. ** 15, 1000., 2. ** 100]), st.integers(1, 12),
                 st.sampled_from([2., 3., 1.5, 16.]))))
   if len(loss_scale) == 1:
-    # Nothing keeps TensorFlow's class from updating one variable before another's gradient, or a norm of all gradients,
-    # reads it, not even gates.
+    # With a fixed scale, TensorFlow's class may update a variable before another variable's gradient, or a norm of all
+    # gradients, reads it. Gates do not prevent it.
     variables = tuple(v._replace(term="square" if v.term == "previous" else v.term,
                                  kind="tensor" if v.kind in ("array", "list") else v.kind) for v in variables)
   overflow = st.tuples(
@@ -124,7 +124,7 @@ def cases(draw):
   between = draw(st.sampled_from([None] + sorted(CLIPS)))
   optimizers = set(testing.OPTIMIZERS)
   if strategy == "Mirrored" and tf.VERSION.startswith("1."):
-    optimizers.remove("Ftrl")  # which cannot make its slots there, with TensorFlow's class or without
+    optimizers.remove("Ftrl")  # cannot create its slots there, with or without loss scaling
   return Case(
       variables=variables, optimizer=draw(st.sampled_from(sorted(optimizers))), loss_scale=loss_scale,
       gate_gradients=draw(st.integers(0, 2)), aggregation_method=draw(st.sampled_from([None, 0, 1, 2])),
@@ -134,14 +134,14 @@ def cases(draw):
       context=None if strategy else draw(st.sampled_from([None] * 3 + sorted(CONTEXTS))),
       fed=not strategy and draw(st.sampled_from([False, False, True])), reverse=draw(st.booleans()),
       control_flow=draw(st.sampled_from([1, 2])),
-      # Rewriter draws a factor out of a sum, or two constants into one, as the graph around allows.
+      # Graph optimization may factor out or fold constants differently in the two graphs.
       rewriting=between != "scale" and not {3., 1.5, 1000.}.intersection(loss_scale) and draw(st.booleans()),
       seed=draw(st.integers(0, 999)),
       overflows=tuple(draw(st.lists(overflow, max_size=8))) if len(loss_scale) > 1 else ())
 
 
 def check(case: Case) -> None:
-  """Raises an AssertionError where ours and TensorFlow's class differ."""
+  """Raises AssertionError if our class and TensorFlow's give different variables."""
   # TensorFlow's class cannot update reference variables under control flow v2.
   references = case.global_step == "reference" or not all(variable.resource for variable in case.variables)
   theirs = train(case, native, 1 if references else case.control_flow)
@@ -155,12 +155,12 @@ def _scale_has_a_reciprocal(values):
 
 
 def program(case: Case) -> str:
-  """What reproduces a case, to be run where this package's `tests` are."""
+  """Returns a program that checks a case. It imports this package's `tests`."""
   return "from tests.equivalence.fuzzing import *\nnan, inf = float('nan'), float('inf')\ncheck({!r})\n".format(case)
 
 
 def train(case: Case, api: Any, control_flow: int) -> Any:
-  """The value of every variable, on every device, after every step."""
+  """Trains a case. Returns the values of all variables on all devices after every step."""
   with tf.Graph().as_default(), testing.control_flow(control_flow):
     strategy = STRATEGIES[case.strategy]() if case.strategy else None
     replicas = strategy.num_replicas_in_sync if strategy else 1
@@ -184,13 +184,13 @@ def train(case: Case, api: Any, control_flow: int) -> Any:
         return [grad for grad, _ in pairs]
 
       def compute_dense():
-        made = [tf.zeros_like(variable) if grad is None else tf.convert_to_tensor(grad)
-                for grad, variable in zip(compute(), variables)]
-        for grad, variable in zip(made, variables):
-          grad.set_shape(variable.shape)  # a loop keeps its shapes; TensorFlow 1.15 forgets that of rows
-        return made
+        dense = [tf.zeros_like(variable) if grad is None else tf.convert_to_tensor(grad)
+                 for grad, variable in zip(compute(), variables)]
+        for grad, variable in zip(dense, variables):
+          grad.set_shape(variable.shape)  # required by loops; TensorFlow 1.15 loses the shape of rows
+        return dense
 
-      # tf.cond gives a list of one tensor back as a tensor.
+      # tf.cond returns a list of one tensor as a tensor.
       grads = tf.nest.flatten(CONTEXTS[case.context](compute_dense, flag)) if case.context else compute()
       computed.extend(grad for grad in grads if isinstance(grad, tf.Tensor))
       if case.between:
@@ -205,8 +205,8 @@ def train(case: Case, api: Any, control_flow: int) -> Any:
         with tf.variable_scope("", use_resource=case.global_step == "resource"):
           global_step = tf.train.get_or_create_global_step()
       train_op = strategy.group(strategy.extended.call_for_each_replica(step)) if strategy else step()
-    everything = [copy for v in tf.global_variables() for copy in copies(strategy, v)]
-    names = ["{} on {}".format(testing.plain_name(v), v.device) for v in everything]
+    all_variables = [copy for v in tf.global_variables() for copy in copies(strategy, v)]
+    names = ["{} on {}".format(testing.plain_name(v), v.device) for v in all_variables]
     with tf.Session(config=config_of(case)) as sess:
       sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
       history = []
@@ -216,11 +216,12 @@ def train(case: Case, api: Any, control_flow: int) -> Any:
         if case.fed:
           feed.update(zip(computed, sess.run(computed, feed)))
         sess.run(train_op, feed)
-        history.append(dict(zip(names, sess.run(everything))))
+        history.append(dict(zip(names, sess.run(all_variables))))
   return history
 
 
 def config_of(case):
+  """Returns the ConfigProto of a case."""
   config = testing.config()
   if not case.rewriting:
     rewrites = config.graph_options.rewrite_options
@@ -229,31 +230,34 @@ def config_of(case):
 
 
 def copies(strategy, variable):
+  """Returns the copies of a variable on all replicas."""
   return strategy.experimental_local_results(variable) if strategy else [variable]
 
 
 def variables_of(case):
+  """Creates the variables of a case."""
   random = np.random.RandomState(case.seed)
-  made = []
+  variables = []
   for number, variable in enumerate(case.variables):
     with tf.variable_scope("", use_resource=variable.resource):
-      made.append(tf.get_variable("w{}".format(number), initializer=np.float32(random.uniform(-2, 2, variable.shape))))
-  return made
+      variables.append(tf.get_variable(
+          "w{}".format(number), initializer=np.float32(random.uniform(-2, 2, variable.shape))))
+  return variables
 
 
 def loss_of(case, variables, xs):
-  """The loss of one replica: a term for each variable."""
+  """Returns the loss of one replica, the sum of a term for each variable."""
   return tf.add_n([tf.reduce_sum(TERMS[variable.term](w, x, previous))
                    for variable, w, x, previous in zip(case.variables, variables, xs, variables[:1] + variables)])
 
 
 def feeds(case, replicas):
-  """The inputs of every step: an array [replicas, ...] for each variable."""
+  """Yields the inputs of every step, an array [replicas, ...] for each variable."""
   random = np.random.RandomState(case.seed + 1)
   for step in range(STEPS):
     xs = [np.float32(random.normal(size=(replicas,) + variable.shape)) for variable in case.variables]
     for index, value in [(index, value) for at, index, value in case.overflows if at == step]:
       replica = (step + index) % replicas
-      # "rows" takes the first of them.
+      # The term "rows" uses the first element.
       xs[index][(replica,) + (0,) * len(case.variables[index].shape)] = value
     yield xs

@@ -1,4 +1,4 @@
-"""Random training graphs give, after every step, the numbers of TensorFlow's own class. For more: `--examples N`."""
+"""Compares random training graphs with TensorFlow's class after every step. `--examples N` sets their number."""
 
 import hypothesis
 import pytest
@@ -6,11 +6,11 @@ import pytest
 from tests.equivalence import fuzzing
 
 
-@pytest.mark.no_cover  # It would take twice the time; other tests run the same lines.
+@pytest.mark.no_cover  # Coverage would double the time, and other tests cover the same lines.
 @hypothesis.given(fuzzing.cases())
-def test_random_graphs_train_as_with_tensorflows_class(case):
+def test_random_graphs_match_tensorflow_class(case):
   try:
     fuzzing.check(case)
   except AssertionError:
-    hypothesis.note("This reproduces it:\n\n" + fuzzing.program(case))
+    hypothesis.note("Program that reproduces the failure:\n\n" + fuzzing.program(case))
     raise

@@ -1,4 +1,4 @@
-"""Ours against TensorFlow's own class on the same graph and data: every variable, after every step, to the bit."""
+"""Compares our class with TensorFlow's on the same graph and data: all variables are bitwise equal after every step."""
 
 import itertools
 
@@ -18,13 +18,14 @@ SCALES = {
 
 
 def loss_scaled(api, make_inner, scale):
-  """A maker of the wrapped optimizer, from our names or from TensorFlow's."""
+  """Returns a function that creates the wrapped optimizer with the API `api`, ours or TensorFlow's."""
   if scale == "fixed":
     return lambda: api.MixedPrecisionLossScaleOptimizer(make_inner(), 1024.)
   return lambda: api.MixedPrecisionLossScaleOptimizer(make_inner(), SCALES[scale][0](api))
 
 
 def both(make_inner, scale, steps=12, version=1, use_resource=True, **kwargs):
+  """Trains with both classes. Returns both histories."""
   xs = list(testing.feeds(steps, SCALES[scale][1]))
   with testing.control_flow(version):
     ours = testing.train(loss_scaled(mp_compat, make_inner, scale), xs, use_resource, **kwargs)
@@ -38,7 +39,7 @@ def both(make_inner, scale, steps=12, version=1, use_resource=True, **kwargs):
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("scale", sorted(SCALES))
 @pytest.mark.parametrize("name", sorted(testing.OPTIMIZERS))
-def test_variables_slots_scale_and_step_are_those_of_tensorflows_class(name, scale, version, use_resource):
+def test_all_variables_match_tensorflow_class(name, scale, version, use_resource):
   ours, theirs = both(testing.OPTIMIZERS[name], scale, version=version, use_resource=use_resource)
   testing.assert_same(ours, theirs)
   assert ours[-1]["global_step:0"] == 12 - len(SCALES[scale][1])
@@ -49,11 +50,11 @@ def test_variables_slots_scale_and_step_are_those_of_tensorflows_class(name, sca
     for gate, aggregation, colocate in itertools.product(
         range(3), [None, tf.AggregationMethod.EXPERIMENTAL_TREE], [False, True])
 ] + [dict(grad_loss=lambda: tf.constant(2.5))])
-def test_arguments_of_compute_gradients_mean_what_they_mean_to_tensorflow(kwargs):
+def test_compute_gradients_arguments_match_tensorflow_class(kwargs):
   testing.assert_same(*both(testing.OPTIMIZERS["Momentum"], "dynamic", **kwargs))
 
 
-def test_clipping_by_global_norm_in_between_gives_the_same():
+def test_clipping_by_global_norm_matches_tensorflow_class():
 
   def clip(grads_and_vars):
     grads, variables = zip(*grads_and_vars)
@@ -63,15 +64,15 @@ def test_clipping_by_global_norm_in_between_gives_the_same():
 
 
 @pytest.mark.parametrize("scale", ["fixed", "dynamic"])
-def test_tensorflows_own_loss_scale_inside_ours_gives_the_same(scale):
+def test_wrapper_with_tensorflow_loss_scale_matches_tensorflow(scale):
   xs = list(testing.feeds(12, SCALES[scale][1]))
   inner = testing.OPTIMIZERS["Momentum"]
 
-  def mixed():
-    own = testing.native.FixedLossScale(1024.) if scale == "fixed" else SCALES[scale][0](testing.native)
-    return mp_compat.MixedPrecisionLossScaleOptimizer(inner(), own)
+  def make_optimizer():
+    tensorflow_scale = testing.native.FixedLossScale(1024.) if scale == "fixed" else SCALES[scale][0](testing.native)
+    return mp_compat.MixedPrecisionLossScaleOptimizer(inner(), tensorflow_scale)
 
-  testing.assert_same(testing.train(mixed, xs), testing.train(loss_scaled(testing.native, inner, scale), xs))
+  testing.assert_same(testing.train(make_optimizer, xs), testing.train(loss_scaled(testing.native, inner, scale), xs))
 
 
 STRATEGIES = {
@@ -84,7 +85,7 @@ STRATEGIES = {
 
 
 def train_distributed(make_optimizer, make_strategy, overflow_at, sparse):
-  """Trains `testing.model` on every replica with an input of its own; gives every copy of every variable, by step."""
+  """Trains `testing.model` with a different input on every replica. Returns all copies of the variables by step."""
   with tf.Graph().as_default():
     strategy = make_strategy()
     replicas = strategy.num_replicas_in_sync
@@ -93,8 +94,8 @@ def train_distributed(make_optimizer, make_strategy, overflow_at, sparse):
       global_step = tf.train.get_or_create_global_step()
 
     def step():
-      mine = tf.gather(x, tf.distribute.get_replica_context().replica_id_in_sync_group)
-      return make_optimizer().minimize(testing.model(mine, True, sparse), global_step=global_step)
+      replica_x = tf.gather(x, tf.distribute.get_replica_context().replica_id_in_sync_group)
+      return make_optimizer().minimize(testing.model(replica_x, True, sparse), global_step=global_step)
 
     with strategy.scope():
       train_op = strategy.group(strategy.extended.call_for_each_replica(step))
@@ -103,7 +104,7 @@ def train_distributed(make_optimizer, make_strategy, overflow_at, sparse):
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
       history = []
-      # Each overflow happens on one replica only.
+      # Each overflow occurs on one replica only.
       for inputs in zip(*[testing.feeds(10, overflow_at[replica::replicas]) for replica in range(replicas)]):
         sess.run(train_op, {x: np.stack(inputs)})
         history.append(dict(zip(names, sess.run(variables))))
@@ -114,7 +115,7 @@ def train_distributed(make_optimizer, make_strategy, overflow_at, sparse):
 @pytest.mark.parametrize("scale", ["dynamic", "fixed"])
 @pytest.mark.parametrize("name", ["Momentum", "Adam"])
 @pytest.mark.parametrize("kind", sorted(STRATEGIES))
-def test_strategies_give_the_same_and_one_replicas_overflow_skips_the_step_on_all(kind, name, scale, version):
+def test_strategies_match_tensorflow_class(kind, name, scale, version):
   # TensorFlow 1.15's Adam has no sparse update for the variables of CentralStorageStrategy.
   sparse = (kind, name) != ("CentralStorage", "Adam")
   with testing.control_flow(version):

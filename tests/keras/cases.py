@@ -1,4 +1,4 @@
-"""The Keras optimizers that this TensorFlow has, by family, and a training run that is recorded step by step."""
+"""The families of Keras optimizers in the installed TensorFlow, and a recorded training run for each optimizer."""
 
 import importlib
 import re
@@ -14,7 +14,7 @@ VERSION = tuple(int(part) for part in tensorflow.__version__.split(".")[:2])
 
 
 class Family:
-  """One kind of optimizers: `optimizers.SGD`, ..., and what Keras itself wraps them in."""
+  """One kind of Keras optimizers (`optimizers.SGD`, ...), and Keras's own loss scale wrapper for them (`native`)."""
 
   def __init__(self, name, keras, optimizers):
     self.name, self.keras, self.optimizers = name, keras, optimizers
@@ -26,12 +26,13 @@ class Family:
     return self.name
 
   def native_dynamic(self, optimizer, initial_scale, growth_steps):
+    """Returns the optimizer in Keras's own wrapper with a dynamic loss scale."""
     if VERSION < (2, 4):
       return self.native(optimizer, testing.native.DynamicLossScale(initial_scale, growth_steps))
     return self.native(optimizer, initial_scale=initial_scale, dynamic_growth_steps=growth_steps)
 
 
-def _families():
+def _find_families():
   keras = tensorflow.keras
   if VERSION < (2, 11):
     return [Family("v2", keras, keras.optimizers)]
@@ -42,9 +43,9 @@ def _families():
           Family("keras3", keras, keras.optimizers)]
 
 
-FAMILIES = _families()
+FAMILIES = _find_families()
 KERAS_2 = [family for family in FAMILIES if family.name != "keras3"]
-needs_keras_3 = pytest.mark.skipif(VERSION < (2, 16), reason="Keras 3 is the Keras of TensorFlow 2.16 and later")
+needs_keras_3 = pytest.mark.skipif(VERSION < (2, 16), reason="TensorFlow uses Keras 3 from 2.16 on")
 V2, = [family for family in FAMILIES if family.name == "v2"]
 
 OPTIMIZERS = {
@@ -54,12 +55,16 @@ OPTIMIZERS = {
 }
 
 
-def numpy(value):
+def to_numpy(value):
+  """Returns the value of a variable, a tensor or a number as an array."""
   return np.array(value.numpy() if hasattr(value, "numpy") else value)
 
 
 class Run:
-  """Variables w [3] and table [4, 3], looked up, and steps on them in eager mode or in a function."""
+  """Trains the variables w [3] and table [4, 3] in eager mode or in a function.
+
+  If `sparse`, rows of the table are looked up, so that its gradient is sparse.
+  """
 
   def __init__(self, optimizer, as_function=False, sparse=True):
     self.w = tensorflow.Variable([1., -2., 3.], name="w")
@@ -80,18 +85,19 @@ class Run:
     self.optimizer.apply_gradients(zip(grads, [self.w, self.table]))
 
   def state(self):
-    """Everything that a step can change, by name."""
+    """Returns everything that a step can change, as {name: array}."""
     inner = getattr(self.optimizer, "inner_optimizer", getattr(self.optimizer, "_optimizer", self.optimizer))
     variables = inner.variables() if callable(inner.variables) else inner.variables
-    # Most begin with the optimizer's name, in TensorFlow's class under its cond; slots restored before any step do not.
+    # Most names begin with the optimizer's name, in TensorFlow's class below "cond". Slots that are restored before
+    # the first step do not.
     prefix = re.compile(r"^(cond\w*/)?((adam|adagrad|sgd)\w*/)?", re.IGNORECASE)
-    named = {prefix.sub("", getattr(variable, "path", variable.name)): numpy(variable) for variable in variables}
+    named = {prefix.sub("", getattr(variable, "path", variable.name)): to_numpy(variable) for variable in variables}
     assert len(named) == len(variables)
-    return dict(named, w=numpy(self.w), table=numpy(self.table))
+    return dict(named, w=to_numpy(self.w), table=to_numpy(self.table))
 
 
 def train(optimizer, xs, **run):
-  """The state after every step."""
+  """Trains on the inputs `xs`; returns the state after every step."""
   run = Run(optimizer, **run)
   history = []
   for x in xs:

@@ -1,8 +1,9 @@
-"""What TensorFlow's own Keras wrapper leaves behind: checkpoints and whole models, for tests/keras/goldens.
+"""Writes tests/keras/goldens: checkpoints and whole models of TensorFlow's own Keras wrapper.
 
-    python -m tests.keras.golden_cases        writes those of the TensorFlow that runs it
+    python -m tests.keras.golden_cases        writes the folder of the installed TensorFlow
 
-A run trains to the middle, saves, and goes on: `expected.npz` holds what a faithful restoration must come to.
+A run trains some steps, saves a checkpoint, and trains the remaining steps. `expected.npz` holds the final state,
+which a run that is restored from the checkpoint must reach.
 """
 
 import glob
@@ -17,51 +18,53 @@ from tests.keras import cases as keras_cases
 from tests.testing import tf
 
 FOLDER = os.path.join(os.path.dirname(__file__), "goldens")
-SCALE, GROWTH, BEFORE, AFTER = 8., 3, 5, 4
+SCALE, GROWTH = 8., 3  # initial loss scale, growth interval
+BEFORE, AFTER = 5, 4  # steps before and after saving
 
 
-def inputs():
+def make_inputs():
+  """Returns the inputs of the steps before saving and of those after it."""
   xs = list(testing.feeds(BEFORE + AFTER, (1,)))
   return xs[:BEFORE], xs[BEFORE:]
 
 
-def checkpoint(run):
+def make_checkpoint(run):
   return tensorflow.train.Checkpoint(optimizer=run.optimizer, w=run.w, table=run.table)
 
 
-def go_on(run):
-  """The state after the rest of the steps; the scale is part of it."""
-  for x in inputs()[1]:
+def finish(run):
+  """Trains the steps after saving; returns the state of the run and its loss scale, as {name: array}."""
+  for x in make_inputs()[1]:
     run.step(tf.constant(x))
   scale = run.optimizer.loss_scale
-  return dict(run.state(), scale=keras_cases.numpy(scale() if callable(scale) else scale))
+  return dict(run.state(), scale=keras_cases.to_numpy(scale() if callable(scale) else scale))
 
 
-def model(family, optimizer):
-  """A compiled model after a step."""
+def train_model(family, optimizer):
+  """Returns a compiled model, trained for one step."""
   keras = family.keras
-  made = keras.Sequential([keras.layers.Dense(2, input_shape=(3,), kernel_initializer="ones")])
-  made.compile(loss=keras.losses.MeanSquaredError(), optimizer=optimizer)
-  made.fit(np.ones([4, 3], np.float32), np.ones([4, 2], np.float32), verbose=0)
-  return made
+  model = keras.Sequential([keras.layers.Dense(2, input_shape=(3,), kernel_initializer="ones")])
+  model.compile(loss=keras.losses.MeanSquaredError(), optimizer=optimizer)
+  model.fit(np.ones([4, 3], np.float32), np.ones([4, 2], np.float32), verbose=0)
+  return model
 
 
 def write(folder, family):
-  """Writes one folder of files, of TensorFlow's class."""
+  """Writes the checkpoint, the expected state and the model of TensorFlow's class into a folder."""
   shutil.rmtree(folder, ignore_errors=True)
   os.makedirs(folder)
   run = keras_cases.Run(family.native_dynamic(family.optimizers.Adam(0.1), SCALE, GROWTH), sparse=False)
-  for x in inputs()[0]:
+  for x in make_inputs()[0]:
     run.step(tf.constant(x))
-  checkpoint(run).save(os.path.join(folder, "ckpt"))
-  np.savez(os.path.join(folder, "expected.npz"), **go_on(run))
-  if (2, 0) <= keras_cases.VERSION < (2, 11):  # 1.15's has no configuration; later ones write what 2.10 does
-    model(family, family.native_dynamic(family.optimizers.Adam(0.1), SCALE, GROWTH)).save(
+  make_checkpoint(run).save(os.path.join(folder, "ckpt"))
+  np.savez(os.path.join(folder, "expected.npz"), **finish(run))
+  if (2, 0) <= keras_cases.VERSION < (2, 11):  # 1.15's class has no configuration; later ones write as 2.10 does
+    train_model(family, family.native_dynamic(family.optimizers.Adam(0.1), SCALE, GROWTH)).save(
         os.path.join(folder, "model.h5"))
 
 
-def folders():
-  """The folders there are, by name."""
+def find_folders():
+  """Returns the paths of the folders of goldens, by TensorFlow version."""
   return {os.path.basename(folder): folder for folder in sorted(glob.glob(os.path.join(FOLDER, "*")))}
 
 

@@ -1,4 +1,4 @@
-"""The Keras wrapper on several replicas: MirroredStrategy in custom loops and Model.fit, and what Keras 3 does."""
+"""Tests of the Keras wrapper with MirroredStrategy: custom loops, Model.fit, and comparisons with Keras's wrappers."""
 
 import functools
 
@@ -12,26 +12,26 @@ from tests.keras import cases as keras_cases
 from tests.testing import tf
 
 eager_devices = pytest.mark.skipif(
-    keras_cases.VERSION < (2, 4), reason="eager mode has one CPU before tf.config.set_logical_device_configuration")
+    keras_cases.VERSION < (2, 4), reason="eager mode cannot have two CPUs before TensorFlow 2.4")
 each_family = pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
 
 
-@functools.lru_cache(maxsize=None)  # Two strategies in one process mistake each other's collectives for theirs.
-def mirrored():
+@functools.lru_cache(maxsize=None)  # The collectives of two strategies in one process conflict.
+def get_mirrored_strategy():
   return tensorflow.distribute.MirroredStrategy(testing.TWO_CPUS)
 
 
 class Loop:
-  """A custom loop on two replicas; replica i gets x[i]."""
+  """A custom training loop on two replicas; replica i trains on xs[i]."""
 
   def __init__(self, make, as_function=True):
-    self.strategy = mirrored()
+    self.strategy = get_mirrored_strategy()
     with self.strategy.scope():
       self.w = tensorflow.Variable([1., 2.])
       self.opt = make()
-    self._step = tensorflow.function(self._all) if as_function else self._all
+    self._step = tensorflow.function(self._run_replicas) if as_function else self._run_replicas
 
-  def _replica(self, xs):
+  def _replica_step(self, xs):
     x = tf.gather(xs, tf.distribute.get_replica_context().replica_id_in_sync_group)
     native_keras_3 = not hasattr(self.opt, "get_scaled_loss")
     with tf.GradientTape() as tape:
@@ -42,10 +42,11 @@ class Loop:
       grads = self.opt.get_unscaled_gradients(grads)
     self.opt.apply_gradients(zip(grads, [self.w]))
 
-  def _all(self, xs):
-    self.strategy.run(self._replica, args=(xs,))
+  def _run_replicas(self, xs):
+    self.strategy.run(self._replica_step, args=(xs,))
 
   def step(self, xs):
+    """Trains one step; returns the weights, which are the same on both replicas unless they hold a NaN."""
     self._step(tf.constant(xs, tf.float32))
     copies = [variable.numpy().tolist() for variable in self.strategy.experimental_local_results(self.w)]
     assert copies[0] == copies[1] or np.isnan(copies).any()
@@ -55,23 +56,23 @@ class Loop:
 @eager_devices
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
 @each_family
-def test_an_overflow_on_one_replica_is_applied_on_none(family, as_function):
+def test_overflow_on_one_replica_skips_step_everywhere(family, as_function):
   loop = Loop(lambda: mp_keras.LossScaleOptimizer(family.optimizers.SGD(.5), initial_scale=8., dynamic_growth_steps=2),
               as_function)
-  seen = []
+  steps = []  # (weights, loss scale, iterations)
   for xs in ([[1., 0.], [1., 2.]], [[1., 1.], [1., np.inf]], [[np.nan, 1.], [1., 1.]], [[1., 1.], [0., 0.]],
              [[0., 0.], [1., 0.]]):
-    seen.append((loop.step(xs), float(loop.opt.loss_scale), int(keras_cases.numpy(loop.opt.iterations))))
-  assert seen == [([0., 1.], 8., 1), ([0., 1.], 4., 2), ([0., 1.], 2., 3), ([-.5, .5], 2., 4), ([-1., .5], 4., 5)]
+    steps.append((loop.step(xs), float(loop.opt.loss_scale), int(keras_cases.to_numpy(loop.opt.iterations))))
+  assert steps == [([0., 1.], 8., 1), ([0., 1.], 4., 2), ([0., 1.], 2., 3), ([-.5, .5], 2., 4), ([-1., .5], 4., 5)]
 
 
 @keras_cases.needs_keras_3
-def test_keras_3s_own_wrapper_lets_one_replicas_inf_into_every_weight():
+def test_keras_3_wrapper_applies_inf_and_ours_skips():
   family = keras_cases.FAMILIES[-1]
-  # What ours is spared of: Keras asks the first replica alone, and the gradients are not reduced yet.
+  # Keras checks the gradients of the first replica only, before they are reduced.
   theirs = Loop(lambda: family.native(family.optimizers.SGD(.5), initial_scale=8., dynamic_growth_steps=2))
   with theirs.strategy.scope():
-    theirs.opt.build([theirs.w])  # which it could not do in the function
+    theirs.opt.build([theirs.w])  # its variables cannot be made in the function
   assert not np.isfinite(theirs.step([[1., 1.], [1., np.inf]])).all()
   ours = Loop(lambda: mp_keras.LossScaleOptimizer(family.optimizers.SGD(.5), initial_scale=8., dynamic_growth_steps=2))
   assert ours.step([[1., 1.], [1., np.inf]]) == [1., 2.]
@@ -81,7 +82,7 @@ def test_keras_3s_own_wrapper_lets_one_replicas_inf_into_every_weight():
 @eager_devices
 @pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)
 @pytest.mark.parametrize("name", sorted(keras_cases.OPTIMIZERS))
-def test_numbers_on_two_replicas_are_those_of_tensorflows_class(family, name):
+def test_two_replicas_train_as_tensorflow_class(family, name):
   make = keras_cases.OPTIMIZERS[name]
   ours = Loop(lambda: mp_keras.LossScaleOptimizer(make(family.optimizers), initial_scale=8., dynamic_growth_steps=2))
   theirs = Loop(lambda: family.native_dynamic(make(family.optimizers), 8., 2))
@@ -95,34 +96,34 @@ def test_numbers_on_two_replicas_are_those_of_tensorflows_class(family, name):
 
 @pytest.mark.slow
 @eager_devices
-@pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)  # Keras 3 sums after the verdict
-def test_sums_that_overflow_reach_no_weight(family):
+@pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)  # Keras 3 reduces after the finite check
+def test_overflow_of_sum_over_replicas_skips_step(family):
   loop = Loop(lambda: mp_keras.LossScaleOptimizer(family.optimizers.SGD(.5), initial_scale=1., dynamic_growth_steps=2))
   assert loop.step([[3e38, 0.], [3e38, 0.]]) == [1., 2.]
 
 
 @eager_devices
 @each_family
-def test_fit_skips_a_batch_that_overflows_on_one_replica(family):
-  with mirrored().scope():
+def test_fit_skips_step_on_overflow_in_one_replica(family):
+  with get_mirrored_strategy().scope():
     model = family.keras.Sequential([
         family.keras.layers.Input((2,)), family.keras.layers.Dense(1, kernel_initializer="ones")])
     opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(.1), initial_scale=8., dynamic_growth_steps=2)
     model.compile(loss="mse", optimizer=opt)
   assert model.optimizer is opt
-  seen = []
+  steps = []  # (weights changed, loss scale, iterations)
   for xs in ([[1., 2.], [1., 0.]], [[1., 1.], [np.inf, 1.]], [[1., 1.], [1., 1.]]):
     before = model.get_weights()[0].tolist()
     model.fit(np.array(xs, np.float32), np.ones([2, 1], np.float32), batch_size=2, verbose=0)
     changed = model.get_weights()[0].tolist() != before
-    seen.append((changed, float(opt.loss_scale), int(keras_cases.numpy(opt.iterations))))
-  assert seen == [(True, 8., 1), (False, 4., 2), (True, 4., 3)]
+    steps.append((changed, float(opt.loss_scale), int(keras_cases.to_numpy(opt.iterations))))
+  assert steps == [(True, 8., 1), (False, 4., 2), (True, 4., 3)]
 
 
 @eager_devices
 @each_family
-def test_where_it_cannot_work_it_says_so(family):
-  strategy = mirrored()
+def test_unsupported_strategy_context_raises(family):
+  strategy = get_mirrored_strategy()
   with strategy.scope():
     w = tensorflow.Variable([1., 2.])
     opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(.1), 4.)
@@ -138,8 +139,8 @@ def test_where_it_cannot_work_it_says_so(family):
 
 
 @pytest.mark.parametrize("control_flow", [1, 2])
-def test_in_a_session_an_overflow_on_one_replica_is_applied_on_none(control_flow):
-  seen = []
+def test_session_overflow_on_one_replica_skips_step_everywhere(control_flow):
+  steps = []  # (weights changed, loss scale, iterations)
   with testing.control_flow(control_flow), tf.Graph().as_default():
     strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
     xs = tf.placeholder(tf.float32, [2, 2])
@@ -162,5 +163,5 @@ def test_in_a_session_an_overflow_on_one_replica_is_applied_on_none(control_flow
         sess.run(train_op, {xs: value})
         after = sess.run(copies)
         assert (after[0] == after[1]).all() and np.isfinite(after).all()
-        seen.append(((after[0] != before[0]).tolist(), sess.run(opt.loss_scale), sess.run(opt.iterations)))
-  assert seen == [([True, True], 8., 1), ([False, False], 4., 2), ([False, False], 2., 3), ([True, True], 2., 4)]
+        steps.append(((after[0] != before[0]).tolist(), sess.run(opt.loss_scale), sess.run(opt.iterations)))
+  assert steps == [([True, True], 8., 1), ([False, False], 4., 2), ([False, False], 2., 3), ([True, True], 2., 4)]

@@ -1,4 +1,4 @@
-"""The Keras wrapper under Model.fit with the policy mixed_float16: it is kept, and small gradients survive."""
+"""Tests of the Keras wrapper in Model.fit with the policy mixed_float16: small gradients reach the weights."""
 
 import contextlib
 
@@ -11,7 +11,7 @@ from tests.keras import cases as keras_cases
 from tests.testing import tf
 
 each_family = pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
-GRADIENT = 1e-9  # zero in float16
+GRADIENT = 1e-9  # underflows in float16
 
 
 @pytest.fixture(autouse=True)
@@ -22,21 +22,24 @@ def _eager():
 
 @contextlib.contextmanager
 def mixed_float16(keras):
-  """Models made here compute in float16, and `compile` sees to it that their loss is scaled; gives the policy."""
+  """Lets models compute in float16, so that `compile` scales their loss; yields the policy for their layers.
+
+  Yields None if the global policy applies.
+  """
   module = keras.mixed_precision
-  if keras_cases.VERSION < (2, 0):  # There are policies for layers only.
+  if keras_cases.VERSION < (2, 0):  # There is no global policy.
     yield module.experimental.Policy("mixed_float16")
     return
   set_policy = module.set_global_policy if keras_cases.VERSION >= (2, 4) else module.experimental.set_policy
   set_policy("mixed_float16")
   try:
-    yield None  # The global one holds.
+    yield None
   finally:
     set_policy("float32")
 
 
 def fit(family, optimizer):
-  """One step; gives the model and by how much its weights fell."""
+  """Trains one step; returns the model and the decrease of its weights."""
   with mixed_float16(family.keras) as policy:
     model = family.keras.Sequential([family.keras.layers.Dense(
         2, input_shape=(1,), use_bias=False, kernel_initializer="ones", dtype=policy)])
@@ -47,15 +50,15 @@ def fit(family, optimizer):
 
 
 @each_family
-def test_small_gradients_reach_the_weights(family):
+def test_mixed_float16_fit_applies_small_gradients(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(1e6), "dynamic")
-  model, fell = fit(family, opt)
-  assert model.optimizer is opt  # and not wrapped once more
-  assert np.allclose(fell, GRADIENT * 1e6, rtol=.01)
-  assert int(keras_cases.numpy(opt.iterations)) == 1 and int(opt.dynamic_counter) == 1
+  model, decrease = fit(family, opt)
+  assert model.optimizer is opt  # not wrapped again
+  assert np.allclose(decrease, GRADIENT * 1e6, rtol=.01)
+  assert int(keras_cases.to_numpy(opt.iterations)) == 1 and int(opt.dynamic_counter) == 1
 
 
 @each_family
-def test_with_a_scale_of_one_they_vanish(family):
-  _, fell = fit(family, mp_keras.LossScaleOptimizer(family.optimizers.SGD(1e6), 1))
-  assert (fell == 0).all()
+def test_loss_scale_of_one_underflows_small_gradients(family):
+  _, decrease = fit(family, mp_keras.LossScaleOptimizer(family.optimizers.SGD(1e6), 1))
+  assert (decrease == 0).all()

@@ -1,4 +1,4 @@
-"""The Keras wrapper in graph mode: get_updates and get_gradients in a Session, Model.fit, names, the example."""
+"""Tests of the Keras wrapper in graph mode: get_updates, get_gradients, Model.fit, variable names, the example."""
 
 import functools
 import os
@@ -27,14 +27,14 @@ def _control_flow(request):
 both_control_flows = pytest.mark.usefixtures("_control_flow")
 
 
-def train(make, xs, by="get_updates"):
-  """The values of all variables after every step, by name."""
+def train(make, xs, method="get_updates"):
+  """Trains on the inputs `xs`; returns the values of all variables after every step, and the variables' names."""
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [3])
     loss = testing.model(x, use_resource=True)
     opt = make()
     variables = [variable for variable in tf.trainable_variables() if "unused" not in variable.name]
-    if by == "get_updates":
+    if method == "get_updates":
       train_ops = opt.get_updates(loss, variables)
     else:
       train_ops = opt.apply_gradients(zip(opt.get_gradients(loss, variables), variables))
@@ -48,27 +48,27 @@ def train(make, xs, by="get_updates"):
   return history, names
 
 
-def without_scale(history):
+def remove_scale(history):
   return [{name: value for name, value in state.items() if name not in SCALE} for state in history]
 
 
 @both_control_flows
-@pytest.mark.parametrize("by", ["get_updates", "get_gradients"])
+@pytest.mark.parametrize("method", ["get_updates", "get_gradients"])
 @pytest.mark.parametrize("name", sorted(keras_cases.OPTIMIZERS))
-def test_it_is_the_inner_optimizer_on_the_finite_steps_under_its_names(name, by):
+def test_finite_steps_equal_inner_optimizer_and_keep_names(name, method):
   make = functools.partial(keras_cases.OPTIMIZERS[name], V2.optimizers)
   xs = list(testing.feeds(9, OVERFLOWS))
   wrapped, names = train(lambda: mp_keras.LossScaleOptimizer(
-      make(), initial_scale=8., dynamic_growth_steps=2, count_skipped_steps=False), xs, by)
-  alone, names_alone = train(make, [x for i, x in enumerate(xs) if i not in OVERFLOWS], by)
+      make(), initial_scale=8., dynamic_growth_steps=2, count_skipped_steps=False), xs, method)
+  alone, names_alone = train(make, [x for i, x in enumerate(xs) if i not in OVERFLOWS], method)
   assert sorted(names) == sorted(names_alone + SCALE)
-  testing.assert_same([state for i, state in enumerate(without_scale(wrapped)) if i not in OVERFLOWS], alone)
+  testing.assert_same([state for i, state in enumerate(remove_scale(wrapped)) if i not in OVERFLOWS], alone)
   assert [state["current_loss_scale:0"] for state in wrapped] == [8., 4., 4., 8., 4., 2., 2., 4., 4.]
 
 
 @both_control_flows
-@pytest.mark.skipif(keras_cases.VERSION < (2, 3), reason="its class holds the iterations and makes slices dense")
-def test_numbers_are_those_of_tensorflows_class():
+@pytest.mark.skipif(keras_cases.VERSION < (2, 3), reason="its class counts no skipped steps and makes slices dense")
+def test_graph_mode_trains_as_tensorflow_class():
   xs = list(testing.feeds(9, OVERFLOWS))
   make = functools.partial(V2.optimizers.Adam, 0.1)
   ours, _ = train(lambda: mp_keras.LossScaleOptimizer(make(), initial_scale=8., dynamic_growth_steps=2), xs)
@@ -78,7 +78,7 @@ def test_numbers_are_those_of_tensorflows_class():
 
 @both_control_flows
 @pytest.mark.parametrize("clip", [{"clipvalue": .5}, {"clipnorm": .5}], ids=str)
-def test_clipping_sees_unscaled_gradients_and_hides_no_overflow(clip):
+def test_clipping_uses_unscaled_gradients_and_skips_overflow(clip):
   xs = list(testing.feeds(6, (2,)))
   make = functools.partial(V2.optimizers.SGD, 0.1, **clip)
   wrapped, _ = train(lambda: mp_keras.LossScaleOptimizer(make(), 1024., count_skipped_steps=False), xs)
@@ -87,46 +87,46 @@ def test_clipping_sees_unscaled_gradients_and_hides_no_overflow(clip):
 
 
 @both_control_flows
-def test_fit_skips_the_batch_that_overflows():
+def test_fit_skips_step_on_overflow():
   with tf.Graph().as_default(), testing.session() as sess:
     model = V2.keras.Sequential([V2.keras.layers.Dense(1, input_shape=(2,), kernel_initializer="ones")])
     opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.1), initial_scale=8., dynamic_growth_steps=2)
     model.compile(loss="mse", optimizer=opt)
     assert model.optimizer is opt
-    seen = []
+    steps = []  # [weights finite, loss scale, iterations]
     for x in ([1., 2.], [np.inf, 2.], [1., 1.], [2., 1.]):
       model.fit(np.array([x]), np.array([[1.]]), verbose=0)
-      seen.append([np.isfinite(model.get_weights()[0]).all(), sess.run(opt.loss_scale), sess.run(opt.iterations)])
-    assert seen == [[True, 8., 1], [True, 4., 2], [True, 4., 3], [True, 8., 4]]
+      steps.append([np.isfinite(model.get_weights()[0]).all(), sess.run(opt.loss_scale), sess.run(opt.iterations)])
+    assert steps == [[True, 8., 1], [True, 4., 2], [True, 4., 3], [True, 8., 4]]
     assert [value.tolist() for value in sess.run(opt.weights)] == [4]
 
 
-def test_the_scale_is_read_once_for_loss_and_gradients():
+def test_scale_and_unscale_share_one_variable_read():
   with tf.Graph().as_default():
     opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.1), "dynamic")
     handle = opt._loss_scale._current_loss_scale.handle
-    before = len([op for op in handle.consumers() if op.type == "ReadVariableOp"])
+    reads = len([op for op in handle.consumers() if op.type == "ReadVariableOp"])
     w = tf.Variable([1., 2.], use_resource=True)
     opt.get_unscaled_gradients(tf.gradients(opt.get_scaled_loss(tf.reduce_sum(w * w)), [w]))
-    assert len([op for op in handle.consumers() if op.type == "ReadVariableOp"]) == before + 1
+    assert len([op for op in handle.consumers() if op.type == "ReadVariableOp"]) == reads + 1
 
 
-def test_two_graphs_have_a_loss_scale_each():
-  opts = []
+def test_each_graph_has_its_own_loss_scale():
+  found = []  # (loss scale, names of variables)
   for _ in range(2):
     with tf.Graph().as_default(), testing.session() as sess:
       scale = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.1), "dynamic").loss_scale
       sess.run(tf.global_variables_initializer())
-      opts.append((sess.run(scale), [variable.name for variable in tf.global_variables()]))
-  assert opts == [(2. ** 15, ["current_loss_scale:0", "good_steps:0"])] * 2
+      found.append((sess.run(scale), [variable.name for variable in tf.global_variables()]))
+  assert found == [(2. ** 15, ["current_loss_scale:0", "good_steps:0"])] * 2
 
 
 @pytest.mark.slow
-def test_the_example_trains():
+def test_keras_graph_example_trains():
   program = os.path.join(testing.ROOT, "scripts", "train_keras_graph.py")
-  said = subprocess.run([sys.executable, program, "--steps", "120", "--overflow_at", "30"], env=testing.environment(),
-                        stdout=subprocess.PIPE, check=True).stdout.decode()
-  assert " 30 " in said and "skipped: the gradients overflowed" in said and "doubled" in said
-  summary = said.strip().splitlines()[-1]
+  output = subprocess.run([sys.executable, program, "--steps", "120", "--overflow_at", "30"],
+                          env=testing.environment(), stdout=subprocess.PIPE, check=True).stdout.decode()
+  assert " 30 " in output and "skipped: the gradients overflowed" in output and "doubled" in output
+  summary = output.strip().splitlines()[-1]
   assert summary.startswith("1 of 120 steps skipped, iterations 120, ")
   assert float(summary.rstrip("%").split()[-1]) > 85

@@ -1,4 +1,4 @@
-"""The Keras wrapper's numbers: those of TensorFlow's class, and of the inner optimizer alone, to the bit."""
+"""Tests that the Keras wrapper trains with exactly the numbers of TensorFlow's class and of the inner optimizer."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from tests.testing import tf
 STEPS, OVERFLOWS = 100, (1, 4, 5, 40, 77)
 SCALE, GROWTH = 1024., 7
 
-# The rule, by hand: the scale after each of 12 steps that overflow at 1, 4 and 5, from 8, growing after 2.
+# The expected loss scale after each of 12 steps: steps 1, 4 and 5 overflow, the scale starts at 8, the growth interval
+# is 2.
 SCALES_OF_12 = [8., 4., 4., 8., 4., 2., 2., 4., 4., 8., 8., 16.]
 
 
@@ -31,21 +32,21 @@ def each_optimizer(families):
 
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
 @each_optimizer(keras_cases.KERAS_2)
-def test_numbers_are_those_of_tensorflows_class(family, name, as_function):
-  old = keras_cases.VERSION < (2, 3)  # holds the iterations, and makes sparse gradients dense
+def test_wrapper_trains_as_tensorflow_class(family, name, as_function):
+  is_old = keras_cases.VERSION < (2, 3)  # does not count skipped steps and makes sparse gradients dense
   make = keras_cases.OPTIMIZERS[name]
   ours = mp_keras.LossScaleOptimizer(make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH,
-                                     count_skipped_steps=not old)
+                                     count_skipped_steps=not is_old)
   theirs = family.native_dynamic(make(family.optimizers), SCALE, GROWTH)
-  histories = [keras_cases.train(opt, testing.feeds(STEPS, OVERFLOWS), as_function=as_function, sparse=not old)
+  histories = [keras_cases.train(opt, testing.feeds(STEPS, OVERFLOWS), as_function=as_function, sparse=not is_old)
                for opt in (ours, theirs)]
   testing.assert_same(*histories)
-  assert int(ours.iterations) == (STEPS - len(OVERFLOWS) if old else STEPS)
+  assert int(ours.iterations) == (STEPS - len(OVERFLOWS) if is_old else STEPS)
   assert float(ours.loss_scale) == float(theirs.loss_scale() if callable(theirs.loss_scale) else theirs.loss_scale)
 
 
 @each_optimizer(keras_cases.FAMILIES)
-def test_with_held_iterations_it_is_the_inner_optimizer_on_the_finite_steps(family, name):
+def test_finite_steps_train_as_inner_optimizer_alone(family, name):
   make = keras_cases.OPTIMIZERS[name]
   ours = mp_keras.LossScaleOptimizer(make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH,
                                      count_skipped_steps=False)
@@ -57,7 +58,7 @@ def test_with_held_iterations_it_is_the_inner_optimizer_on_the_finite_steps(fami
 
 
 @pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
-def test_the_scale_moves_by_the_rule_and_a_skipped_step_counts(family):
+def test_scale_follows_rule_and_iterations_count_skipped_steps(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), initial_scale=8., dynamic_growth_steps=2)
   run = keras_cases.Run(opt)
   scales, iterations = [], []
@@ -72,7 +73,7 @@ def test_the_scale_moves_by_the_rule_and_a_skipped_step_counts(family):
 
 
 @pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
-def test_a_fixed_scale_is_gated_too(family):
+def test_fixed_loss_scale_skips_nonfinite_steps(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), 64)
   history = keras_cases.train(opt, testing.feeds(4, (1, 3)))
   for i in (1, 3):
@@ -81,10 +82,10 @@ def test_a_fixed_scale_is_gated_too(family):
 
 
 @pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
-def test_a_loss_scale_of_ones_own_decides(family):
+def test_custom_loss_scale_update_decides_skipped_steps(family):
 
   class EverySecond(mp_compat.LossScale):
-    """Applies every second step."""
+    """Applies every second step and skips the others."""
 
     def __init__(self):
       self._add_weight("calls", 0, tf.int64)
@@ -107,7 +108,7 @@ def test_a_loss_scale_of_ones_own_decides(family):
   assert changed == [False, True, False, True]
 
 
-def test_a_loss_scale_of_tensorflows_is_the_state():
+def test_wrapper_updates_given_tensorflow_loss_scale():
   scale = testing.native.DynamicLossScale(8., increment_period=2)
   opt = mp_keras.LossScaleOptimizer(keras_cases.V2.optimizers.SGD(0.1), scale)
   keras_cases.train(opt, testing.feeds(5, (1, 4)))
@@ -115,7 +116,7 @@ def test_a_loss_scale_of_tensorflows_is_the_state():
 
 
 @pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
-def test_an_overflow_that_is_clipped_away_in_a_function_is_seen(family):
+def test_clipped_overflow_in_function_skips_step(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), initial_scale=8.)
   w = tensorflow.Variable([1., 2.])
 
@@ -134,7 +135,7 @@ def test_an_overflow_that_is_clipped_away_in_a_function_is_seen(family):
 
 @pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
 @pytest.mark.parametrize("clip", [{"clipvalue": .5}, {"clipnorm": .5}], ids=str)
-def test_clipping_sees_unscaled_gradients(family, clip):
+def test_clipping_uses_unscaled_gradients(family, clip):
   xs = list(testing.feeds(5))
   wrapped, alone = [keras_cases.Run(opt, sparse=False) for opt in (
       mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1, **clip), 1024), family.optimizers.SGD(0.1, **clip))]

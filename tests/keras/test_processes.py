@@ -1,4 +1,4 @@
-"""The Keras wrapper on two workers, each a process: MultiWorkerMirroredStrategy in custom loops and under Model.fit."""
+"""Tests of the Keras wrapper in two worker processes: MultiWorkerMirroredStrategy in custom loops and in Model.fit."""
 
 import numpy as np
 import pytest
@@ -9,19 +9,19 @@ from tests.keras import workers as keras_workers
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="this TensorFlow has no such strategy in eager mode")
-def test_an_overflow_on_one_worker_is_applied_on_none():
-  said = testing.run_two_workers("tests.keras.workers")
-  assert said[0] == said[1]
-  assert len(said[0]) == len(keras_cases.FAMILIES) + len(keras_cases.KERAS_2)
-  for steps in said[0].values():
+@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="this TensorFlow lacks the strategy in eager mode")
+def test_overflow_on_one_worker_skips_step_everywhere():
+  records = testing.run_two_workers("tests.keras.workers")
+  assert records[0] == records[1]
+  assert len(records[0]) == len(keras_cases.FAMILIES) + len(keras_cases.KERAS_2)
+  for steps in records[0].values():
     weights, scales, iterations = zip(*steps)
     assert scales == (8., 4., 4., 8.) and iterations == (1, 2, 3, 4)
     assert weights[1] == weights[0] and weights[2] != weights[1]
 
-  # By hand: w -= 0.1 * (x of one worker + x of the other), but for the step that overflows.
-  xs = [keras_workers.batches(worker)[:, 0] for worker in range(2)]
+  # Expected: w -= 0.1 * (x of one worker + x of the other), except in the step that overflows.
+  xs = [keras_workers.make_batches(worker)[:, 0] for worker in range(2)]
   w = np.array([1., 2.], np.float32)
-  for step, (now, _, _) in enumerate(said[0]["v2 loop"]):
+  for step, (recorded, _, _) in enumerate(records[0]["v2 loop"]):
     w = w if step == 1 else w - np.float32(.1) * (xs[0][step] + xs[1][step])
-    assert np.allclose(now, w, rtol=1e-6)
+    assert np.allclose(recorded, w, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""The Keras wrapper saved: configurations of every era, whole models, checkpoints to and from TensorFlow's class."""
+"""Tests of saving and loading the Keras wrapper: configurations, models, checkpoints, also of TensorFlow's class."""
 
 import copy
 import os
@@ -17,7 +17,7 @@ from tests.testing import tf
 
 V2 = keras_cases.V2
 each_family = pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
-each_golden = pytest.mark.parametrize("folder", goldens.folders().values(), ids=goldens.folders())
+each_golden = pytest.mark.parametrize("folder", goldens.find_folders().values(), ids=goldens.find_folders())
 
 
 @pytest.fixture(autouse=True)
@@ -26,116 +26,116 @@ def _eager():
     yield
 
 
-def ours(family, **kwargs):
+def make_ours(family, **kwargs):
   return mp_keras.LossScaleOptimizer(
       family.optimizers.Adam(0.1), initial_scale=goldens.SCALE, dynamic_growth_steps=goldens.GROWTH, **kwargs)
 
 
-def theirs(family):
+def make_native(family):
   return family.native_dynamic(family.optimizers.Adam(0.1), goldens.SCALE, goldens.GROWTH)
 
 
-def trained(optimizer):
+def train_until_saving(optimizer):
   run = keras_cases.Run(optimizer, sparse=False)
-  for x in goldens.inputs()[0]:
+  for x in goldens.make_inputs()[0]:
     run.step(tf.constant(x))
   return run
 
 
-def assert_goes_on(path, optimizer, expected):
-  """Restored from there, before its first step, a fresh run comes to what was expected."""
+def assert_continues(path, optimizer, expected):
+  """Asserts that a new run, restored before its first step, ends in the expected state."""
   run = keras_cases.Run(optimizer, sparse=False)
-  goldens.checkpoint(run).restore(path).assert_existing_objects_matched()
-  testing.assert_same([goldens.go_on(run)], [expected])
+  goldens.make_checkpoint(run).restore(path).assert_existing_objects_matched()
+  testing.assert_same([goldens.finish(run)], [expected])
 
 
 @each_golden
-def test_a_checkpoint_of_tensorflows_class_goes_on_whatever_version_wrote_it(folder):
+def test_tensorflow_class_checkpoint_continues_exactly(folder):
   with np.load(os.path.join(folder, "expected.npz")) as expected:
-    held = os.path.basename(folder) in ("1.15", "2.1", "2.2")
-    assert_goes_on(os.path.join(folder, "ckpt-1"), ours(V2, count_skipped_steps=not held), dict(expected))
+    counts_skipped = os.path.basename(folder) not in ("1.15", "2.1", "2.2")
+    assert_continues(os.path.join(folder, "ckpt-1"), make_ours(V2, count_skipped_steps=counts_skipped), dict(expected))
 
 
 @each_golden
-def test_a_checkpoint_is_restored_into_an_optimizer_that_was_used_too(folder):
-  run = trained(ours(V2))
-  goldens.checkpoint(run).restore(os.path.join(folder, "ckpt-1")).assert_existing_objects_matched()
+def test_checkpoint_restores_into_trained_optimizer(folder):
+  run = train_until_saving(make_ours(V2))
+  goldens.make_checkpoint(run).restore(os.path.join(folder, "ckpt-1")).assert_existing_objects_matched()
   with np.load(os.path.join(folder, "expected.npz")) as expected:
-    testing.assert_same([goldens.go_on(run)], [dict(expected)])
+    testing.assert_same([goldens.finish(run)], [dict(expected)])
 
 
 @each_family
-def test_checkpoints_go_to_and_from_tensorflows_class_here(family, tmp_path):
-  writers = {"ours": ours}
+def test_wrapper_and_tensorflow_class_exchange_checkpoints(family, tmp_path):
+  writers = {"ours": make_ours}
   if family.name != "keras3":
-    writers["theirs"] = theirs
+    writers["native"] = make_native
   for writer, make in writers.items():
-    count = {"count_skipped_steps": keras_cases.VERSION >= (2, 3)} if make is ours else {}
-    run = trained(make(family, **count))
-    path = goldens.checkpoint(run).save(str(tmp_path / writer))
-    expected = goldens.go_on(run)
+    count = {"count_skipped_steps": keras_cases.VERSION >= (2, 3)} if make is make_ours else {}
+    run = train_until_saving(make(family, **count))
+    path = goldens.make_checkpoint(run).save(str(tmp_path / writer))
+    expected = goldens.finish(run)
     for other in writers.values():
-      assert_goes_on(path, other(family), expected)
+      assert_continues(path, other(family), expected)
 
 
 @pytest.mark.parametrize("folder", [
     pytest.param(folder, id=version, marks=pytest.mark.skipif(
-        keras_cases.VERSION < tuple(map(int, version.split("."))), reason="Keras reads no models of later versions"))
-    for version, folder in goldens.folders().items() if os.path.exists(os.path.join(folder, "model.h5"))])
-def test_a_model_of_tensorflows_class_loads(folder):
+        keras_cases.VERSION < tuple(map(int, version.split("."))), reason="Keras cannot load models of later versions"))
+    for version, folder in goldens.find_folders().items() if os.path.exists(os.path.join(folder, "model.h5"))])
+def test_tensorflow_class_model_loads_and_trains(folder):
   model = V2.keras.models.load_model(os.path.join(folder, "model.h5"), custom_objects=mp_keras.CUSTOM_OBJECTS)
   opt = model.optimizer
   assert isinstance(opt, mp_keras.LossScaleOptimizer)
   assert (opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps) == (True, goldens.SCALE, goldens.GROWTH)
   assert [np.shape(value) for value in opt.get_weights()] == [(), (3, 2), (2,), (3, 2), (2,)]
-  assert opt.get_weights()[0] == 1 and int(keras_cases.numpy(opt.iterations)) == 1
+  assert opt.get_weights()[0] == 1 and int(keras_cases.to_numpy(opt.iterations)) == 1
   moments = opt.get_weights()[1]
   model.fit(np.ones([4, 3], np.float32), np.ones([4, 2], np.float32), verbose=0)
-  assert (opt.get_weights()[1] != moments).any() and int(keras_cases.numpy(opt.iterations)) == 2
+  assert (opt.get_weights()[1] != moments).any() and int(keras_cases.to_numpy(opt.iterations)) == 2
 
 
-def kept(opt):
-  """What a file keeps of an optimizer."""
+def get_values(opt):
+  """Returns the values of the optimizer's variables, as lists."""
   variables = opt.variables() if callable(opt.variables) else opt.variables
-  return [keras_cases.numpy(variable).tolist() for variable in variables]
+  return [keras_cases.to_numpy(variable).tolist() for variable in variables]
 
 
 FORMS = [(family, form) for family in keras_cases.FAMILIES for form in (".h5", ".keras", "")
-         if family.name != "keras3" or form]  # Keras 3 reads no SavedModel.
+         if family.name != "keras3" or form]  # Keras 3 cannot load a SavedModel.
 
 
 @pytest.mark.parametrize("family,form", FORMS, ids=str)
-def test_a_whole_model_comes_back_with_what_keras_gives_a_plain_optimizer_back(family, form, tmp_path):
+def test_saved_model_restores_same_state_as_inner_optimizer(family, form, tmp_path):
   before, after = {}, {}
-  for kind, optimizer in [("ours", ours(family)), ("plain", family.optimizers.Adam(0.1))]:
-    before[kind] = goldens.model(family, optimizer)
+  for kind, optimizer in [("ours", make_ours(family)), ("plain", family.optimizers.Adam(0.1))]:
+    before[kind] = goldens.train_model(family, optimizer)
     path = str(tmp_path / kind) + form
     before[kind].save(path)
     after[kind] = family.keras.models.load_model(path, custom_objects=mp_keras.CUSTOM_OBJECTS)
   opt = after["ours"].optimizer
   assert isinstance(opt, mp_keras.LossScaleOptimizer)
   assert opt.get_config() == before["ours"].optimizer.get_config()
-  assert kept(opt.inner_optimizer) == kept(after["plain"].optimizer)
+  assert get_values(opt.inner_optimizer) == get_values(after["plain"].optimizer)
   x = np.ones([4, 3], np.float32)
   assert after["ours"].predict(x, verbose=0).tolist() == before["ours"].predict(x, verbose=0).tolist()
-  if (family.name, form) != ("keras3", ".h5"):  # after which Keras 3 cannot train, with any optimizer
+  if (family.name, form) != ("keras3", ".h5"):  # Keras 3 cannot train such a model, with any optimizer
     after["ours"].fit(x, np.ones([4, 2], np.float32), verbose=0)
 
 
-needs_own_loading = pytest.mark.skipif(keras_cases.VERSION < (2, 3), reason="Keras loads no wrapper before 2.3")
+needs_own_loading = pytest.mark.skipif(keras_cases.VERSION < (2, 3), reason="Keras cannot load a wrapper before 2.3")
 
 
 @needs_own_loading
 @pytest.mark.parametrize("family,form", FORMS, ids=str)
 def test_saved_models_load_without_custom_objects(family, form, tmp_path):
-  """They load as Keras's own wrapper, as models saved with it do, and train on with the same numbers."""
+  """Checks that they load with Keras's own wrapper and then train as models saved with that wrapper."""
   weights = []
-  for make in (ours, theirs):
+  for make in (make_ours, make_native):
     path = str(tmp_path / make.__name__) + form
-    goldens.model(family, make(family)).save(path)
+    goldens.train_model(family, make(family)).save(path)
     model = family.keras.models.load_model(path)
-    assert type(model.optimizer) is type(theirs(family))
-    if (family.name, form) != ("keras3", ".h5"):  # after which Keras 3 cannot train, with any optimizer
+    assert type(model.optimizer) is type(make_native(family))
+    if (family.name, form) != ("keras3", ".h5"):  # Keras 3 cannot train such a model, with any optimizer
       model.fit(np.ones([4, 3], np.float32), np.ones([4, 2], np.float32), verbose=0)
     weights.append([weight.tolist() for weight in model.get_weights()])
   assert weights[0] == weights[1]
@@ -144,18 +144,18 @@ def test_saved_models_load_without_custom_objects(family, form, tmp_path):
 @needs_own_loading
 @each_family
 def test_configurations_load_without_custom_objects(family):
-  opt = ours(family)
+  opt = make_ours(family)
   for load in (family.keras.optimizers.deserialize, family.keras.optimizers.get):
     again = load(family.keras.optimizers.serialize(opt))
-    assert type(again) is type(theirs(family))
-    assert without_names(again.get_config()) == without_names(theirs(family).get_config())
+    assert type(again) is type(make_native(family))
+    assert remove_names(again.get_config()) == remove_names(make_native(family).get_config())
 
 
-def without_names(config):
-  """Returns a configuration without the names that Keras 3 counts up."""
+def remove_names(config):
+  """Returns a configuration without names, to which Keras 3 appends a counter."""
   if not isinstance(config, dict):
     return config
-  return {key: without_names(value) for key, value in config.items() if key != "name"}
+  return {key: remove_names(value) for key, value in config.items() if key != "name"}
 
 
 KERAS_3_OPTIMIZERS = [
@@ -167,7 +167,7 @@ KERAS_3_OPTIMIZERS = [
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[] if name in ("Lamb", "ScheduleFreeAdamW") else pytest.mark.slow)
     for name in KERAS_3_OPTIMIZERS])
-def test_models_of_every_keras_3_optimizer_train_and_load(name, tmp_path):
+def test_every_keras_3_optimizer_trains_and_loads(name, tmp_path):
   family = keras_cases.FAMILIES[-1]
   x, y = np.arange(12, dtype=np.float32).reshape([4, 3]), np.ones([4, 2], np.float32)
   weights = []
@@ -189,12 +189,12 @@ INNER = {"plain": {}, "moving_average": {"use_ema": True}, "accumulation": {"gra
 
 
 @keras_cases.needs_keras_3
-@pytest.mark.parametrize("reader", [ours, theirs])
-@pytest.mark.parametrize("writer", [ours, theirs])
+@pytest.mark.parametrize("reader", [make_ours, make_native])
+@pytest.mark.parametrize("writer", [make_ours, make_native])
 @pytest.mark.parametrize("arguments", [
     pytest.param(arguments, id=name, marks=[] if name == "plain" else pytest.mark.slow)
     for name, arguments in INNER.items()])
-def test_keras_3_continues_from_either_wrapper(arguments, writer, reader, tmp_path):
+def test_keras_3_wrappers_exchange_checkpoints(arguments, writer, reader, tmp_path):
   family = keras_cases.FAMILIES[-1]
   x, y = np.arange(27, dtype=np.float32).reshape([9, 3]) / 9, np.ones([9, 2], np.float32)
 
@@ -211,7 +211,7 @@ def test_keras_3_continues_from_either_wrapper(arguments, writer, reader, tmp_pa
     made.fit(x[examples], y[examples], batch_size=1, shuffle=False, verbose=0)
 
   def state(made):
-    return [keras_cases.numpy(value).tolist() for value in made.weights + made.optimizer.variables]
+    return [keras_cases.to_numpy(value).tolist() for value in made.weights + made.optimizer.variables]
 
   before = model(writer)
   fit(before, slice(5))
@@ -225,7 +225,7 @@ def test_keras_3_continues_from_either_wrapper(arguments, writer, reader, tmp_pa
 
 
 @keras_cases.needs_keras_3
-def test_keras_3_wrapper_keeps_its_name():
+def test_keras_3_configuration_keeps_wrapper_name():
   optimizers = keras_cases.FAMILIES[-1].optimizers
   opt = mp_keras.LossScaleOptimizer(optimizers.SGD(), name="mine")
   assert opt.name == optimizers.deserialize(optimizers.serialize(opt)).name == "mine"
@@ -233,25 +233,26 @@ def test_keras_3_wrapper_keeps_its_name():
 
 
 @keras_cases.needs_keras_3
-def test_files_of_keras_3_hold_the_scale(tmp_path):
+def test_keras_3_files_contain_loss_scale(tmp_path):
   family = keras_cases.FAMILIES[-1]
-  model = goldens.model(family, ours(family))
+  model = goldens.train_model(family, make_ours(family))
   for x in ([[1., np.inf, 1.]], [[1., 1., 1.]]):
     model.fit(np.array(x), np.ones([1, 2]), verbose=0)
   assert float(model.optimizer.loss_scale) == goldens.SCALE / 2
   model.save(str(tmp_path / "model.keras"))
   after = family.keras.models.load_model(str(tmp_path / "model.keras"), custom_objects=mp_keras.CUSTOM_OBJECTS)
-  assert kept(after.optimizer) == kept(model.optimizer)
+  assert get_values(after.optimizer) == get_values(model.optimizer)
   assert float(after.optimizer.loss_scale) == goldens.SCALE / 2 and int(after.optimizer.dynamic_counter) == 1
-  # In the order of Keras's own class, so that its variables and these are each other's.
-  native = goldens.model(family, theirs(family))
-  assert [np.shape(value) for value in kept(native.optimizer)] == [np.shape(value) for value in kept(model.optimizer)]
+  # The variables are in the order of Keras's own class, so that each class restores the other's.
+  native = goldens.train_model(family, make_native(family))
+  native_shapes, shapes = [[np.shape(value) for value in get_values(one.optimizer)] for one in (native, model)]
+  assert native_shapes == shapes
   names = [[variable.path.split("/")[-1] for variable in optimizer.variables[:6]]
            for optimizer in (model.optimizer, native.optimizer)]
   assert names[0] == names[1]
 
 
-# Configurations as TensorFlow's class wrote them, by version, and what they mean.
+# Configurations that versions of TensorFlow's class wrote, with (dynamic, initial scale, growth interval, multiplier).
 SGD = {"class_name": "SGD", "config": {
     "name": "SGD", "learning_rate": 0.5, "decay": 0.0, "momentum": 0.0, "nesterov": False}}
 CONFIGS = [
@@ -267,22 +268,22 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("config,meaning", CONFIGS, ids=["2.0", "2.0-times-4", "2.0-fixed", "2.4", "2.4-fixed"])
+@pytest.mark.parametrize("config,expected", CONFIGS, ids=["2.0", "2.0-times-4", "2.0-fixed", "2.4", "2.4-fixed"])
 @pytest.mark.parametrize("cls", [mp_keras.LossScaleOptimizer, mp_keras.experimental.LossScaleOptimizer],
                          ids=["later", "experimental"])
-def test_a_configuration_of_every_era_loads_and_returns(cls, config, meaning):
-  before = repr(config)
+def test_configurations_of_all_versions_load_and_round_trip(cls, config, expected):
+  before, multiplier = repr(config), expected[3]
   opt = cls.from_config(config)
   assert isinstance(opt, cls) and repr(config) == before
-  described = opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps, opt.loss_scale.get_config().get("multiplier")
-  assert described == meaning and keras_cases.numpy(opt.lr) == .5
+  settings = opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps, opt.loss_scale.get_config().get("multiplier")
+  assert settings == expected and keras_cases.to_numpy(opt.lr) == .5
   again = cls.from_config(opt.get_config())
   assert again.get_config() == opt.get_config()
-  assert ("loss_scale" in opt.get_config()) == (meaning[3] == 4. or keras_cases.VERSION < (2, 4))
+  assert ("loss_scale" in opt.get_config()) == (multiplier == 4. or keras_cases.VERSION < (2, 4))
   assert opt.get_config() == mp_keras.LossScaleOptimizer.from_config(config).get_config()
 
 
-def test_what_the_later_form_cannot_say_is_said_in_the_earlier_one():
+def test_configuration_contains_overflow_tolerance():
   scale = mp_compat.DynamicLossScale(64., 5, overflow_tolerance=3)
   opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.5), scale)
   assert opt.get_config()["loss_scale"] == {"class_name": "DynamicLossScale", "config": scale.get_config()}
@@ -291,35 +292,35 @@ def test_what_the_later_form_cannot_say_is_said_in_the_earlier_one():
 
 
 @each_family
-def test_a_configuration_may_hold_the_optimizer_itself(family):
-  # As Keras hands it over where it has made the inner objects first.
+def test_from_config_accepts_inner_optimizer_object(family):
+  # Keras passes such a configuration if it makes the inner objects first.
   inner = family.optimizers.SGD(0.5)
-  opt = type(ours(family)).from_config({"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.})
+  opt = type(make_ours(family)).from_config({"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.})
   assert opt.inner_optimizer is inner
 
 
-@pytest.mark.skipif(len(keras_cases.FAMILIES) == 1, reason="this TensorFlow has one kind of Keras optimizers")
-def test_the_optimizer_itself_may_be_of_another_kind_than_the_class_that_is_asked():
+@pytest.mark.skipif(len(keras_cases.FAMILIES) == 1, reason="this TensorFlow has one family of Keras optimizers")
+def test_from_config_selects_class_by_inner_optimizer():
   inner = keras_cases.FAMILIES[1].optimizers.SGD(0.5)
-  opt = type(ours(V2)).from_config({"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.})
-  assert opt.inner_optimizer is inner and type(opt) is type(ours(keras_cases.FAMILIES[1]))
+  opt = type(make_ours(V2)).from_config({"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.})
+  assert opt.inner_optimizer is inner and type(opt) is type(make_ours(keras_cases.FAMILIES[1]))
 
 
 @keras_cases.needs_keras_3
-def test_what_only_keras_2_can_read_asks_for_tf_keras(monkeypatch):
-  config = ours(V2).get_config()
+def test_keras_2_configuration_without_tf_keras_raises(monkeypatch):
+  config = make_ours(V2).get_config()
   monkeypatch.setattr(optimizer_kinds, "_exists", lambda module: module != "tf_keras")
-  with pytest.raises(ValueError, match="of a Keras 2 optimizer, but the Keras here is Keras 3.*pip install tf_keras"):
+  with pytest.raises(ValueError, match="of a Keras 3 optimizer, but this is one of Keras 2.*pip install tf_keras"):
     mp_keras.LossScaleOptimizer.from_config(config)
 
 
-def test_classes_of_ones_own_are_found_among_the_custom_objects():
+def test_from_config_uses_custom_objects():
 
   class Mine(V2.optimizers.SGD):
-    """An optimizer of one's own."""
+    """A custom optimizer."""
 
   class Ten(mp_compat.LossScale):
-    """A loss scale of one's own."""
+    """A custom loss scale."""
 
     def __call__(self):
       return tf.constant(10.)
@@ -338,35 +339,35 @@ def test_classes_of_ones_own_are_found_among_the_custom_objects():
 
 
 @each_family
-def test_a_subclass_of_what_it_is_made_into_is_kept(family):
-  # As Horovod's DistributedOptimizer makes its classes.
-  opt = ours(family)
+def test_from_config_and_copy_keep_derived_class(family):
+  # Horovod's DistributedOptimizer makes its classes in this way.
+  opt = make_ours(family)
   derived = type("LossScaleOptimizer", (type(opt),), {"extra": lambda self: "kept"})
   assert derived.from_config(opt.get_config()).extra() == "kept"
-  if family.name == "v2":  # Keras's later optimizers copy themselves by their configurations, or not at all
+  if family.name == "v2":  # later Keras optimizers are copied by their configurations, or cannot be copied
     assert copy.deepcopy(derived(family.optimizers.SGD(.5))).extra() == "kept"
 
 
 @each_family
-def test_keras_serializes_and_deserializes_it(family):
+def test_keras_serializes_and_deserializes_wrapper(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=64., dynamic_growth_steps=5,
                                     count_skipped_steps=False)
   optimizers = family.keras.optimizers
   serialized = optimizers.serialize(opt)
-  assert serialized["class_name"] == type(theirs(family)).__name__
+  assert serialized["class_name"] == type(make_native(family)).__name__
   again = optimizers.deserialize(serialized, custom_objects=mp_keras.CUSTOM_OBJECTS)
   assert isinstance(again, mp_keras.LossScaleOptimizer) and again.get_config() == opt.get_config()
   assert again.get_config()["count_skipped_steps"] is False
 
 
 @each_family
-def test_copies_and_pickles_are_of_the_same_class(family):
+def test_copies_and_pickles_keep_class_and_configuration(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=64., dynamic_growth_steps=5)
   duplicates = []
   try:
-    pickle.dumps(theirs(family))
+    pickle.dumps(make_native(family))
   except (AttributeError, NotImplementedError, TypeError):
-    pass  # Keras 2.4 to 2.15 pickle no optimizers
+    pass  # Keras 2.4 to 2.15 cannot pickle optimizers
   else:
     duplicates.append(pickle.loads(pickle.dumps(opt)))
   try:
@@ -379,18 +380,18 @@ def test_copies_and_pickles_are_of_the_same_class(family):
     pytest.skip("Keras can neither pickle nor copy these optimizers")
   for duplicate in duplicates:
     assert type(duplicate) is type(opt)
-    assert without_names(duplicate.get_config()) == without_names(opt.get_config())
+    assert remove_names(duplicate.get_config()) == remove_names(opt.get_config())
 
 
 @pytest.mark.skipif(not hasattr(V2.keras.utils, "register_keras_serializable"), reason="Keras has no registry")
 @pytest.mark.parametrize("family,form", FORMS, ids=str)
-def test_registered_subclasses_load(family, form, tmp_path):
+def test_registered_subclass_loads_without_custom_objects(family, form, tmp_path):
 
   @family.keras.utils.register_keras_serializable("tests of {}{}".format(family, form))
   class Registered(mp_keras.LossScaleOptimizer):
     """A subclass, which Keras finds in its registry."""
 
-  made = goldens.model(family, Registered(family.optimizers.SGD(0.5), initial_scale=64.))
+  made = goldens.train_model(family, Registered(family.optimizers.SGD(0.5), initial_scale=64.))
   path = str(tmp_path / "model") + form
   made.save(path)
   assert isinstance(family.keras.models.load_model(path).optimizer, Registered)

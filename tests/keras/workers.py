@@ -1,6 +1,6 @@
-"""One of two workers that train with MultiWorkerMirroredStrategy in eager TensorFlow; run by test_keras_processes.
+"""One of two workers that train with MultiWorkerMirroredStrategy in eager mode; tests/keras/test_processes.py runs it.
 
-Prints, as JSON, what its weights, scale and iterations were after every step: in a custom loop and under Model.fit, for
+Prints, as JSON, the weights, the loss scale and the iterations after every step: in a custom loop and in Model.fit, for
 every family of optimizers. On the second worker the second step overflows.
 """
 
@@ -16,25 +16,27 @@ from tests.keras import cases as keras_cases
 STEPS = 4
 
 
-def batches(worker):
-  """[STEPS, 1, 2]: the input of every step of this worker."""
+def make_batches(worker):
+  """Returns the inputs of all steps of a worker: an array [STEPS, 1, 2]."""
   xs = np.random.RandomState(worker).uniform(.5, 1.5, [STEPS, 1, 2]).astype(np.float32)
   if worker == 1:
     xs[1, 0, 0] = np.inf
   return xs
 
 
-def wrapped(family):
+def wrap_sgd(family):
   return mp_keras.LossScaleOptimizer(family.optimizers.SGD(.1), initial_scale=8., dynamic_growth_steps=2)
 
 
-def told(weights, opt):
-  return [np.asarray(weights).ravel().tolist(), float(opt.loss_scale), int(keras_cases.numpy(opt.iterations))]
+def record(weights, opt):
+  """Returns [weights, loss scale, iterations]."""
+  return [np.asarray(weights).ravel().tolist(), float(opt.loss_scale), int(keras_cases.to_numpy(opt.iterations))]
 
 
 def loop(strategy, family, xs):
+  """Trains in a custom loop; yields a record after every step."""
   with strategy.scope():
-    w, opt = tensorflow.Variable([1., 2.]), wrapped(family)
+    w, opt = tensorflow.Variable([1., 2.]), wrap_sgd(family)
 
   def replica(x):
     with tensorflow.GradientTape() as tape:
@@ -44,34 +46,36 @@ def loop(strategy, family, xs):
   step = tensorflow.function(lambda x: strategy.run(replica, args=(x,)))
   for x in xs:
     step(tensorflow.constant(x))
-    yield told(w.numpy(), opt)
+    yield record(w.numpy(), opt)
 
 
 def fit(strategy, family, xs):
+  """Trains with Model.fit; yields a record after every step."""
   with strategy.scope():
     model = family.keras.Sequential([
         family.keras.layers.Input((2,)), family.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
-    opt = wrapped(family)
+    opt = wrap_sgd(family)
     model.compile(loss=family.keras.losses.MeanSquaredError(), optimizer=opt)
   options = tensorflow.data.Options()
   options.experimental_distribute.auto_shard_policy = tensorflow.data.experimental.AutoShardPolicy.OFF
   for x in xs:
-    both = np.repeat(x, 2, axis=0), np.ones([2, 1], np.float32)  # Keras gives each worker its half of a batch.
+    both = np.repeat(x, 2, axis=0), np.ones([2, 1], np.float32)  # Keras gives each worker half of the batch.
     data = tensorflow.data.Dataset.from_tensors(both).with_options(options)
     model.fit(data, verbose=0)
-    yield told(model.get_weights()[0], opt)
+    yield record(model.get_weights()[0], opt)
 
 
 def main():
   worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
   kind = getattr(tensorflow.distribute, "MultiWorkerMirroredStrategy", None)
   strategy = (kind or tensorflow.distribute.experimental.MultiWorkerMirroredStrategy)()
-  said = {}
+  records = {}
   for family in keras_cases.FAMILIES:
-    for how in (loop, fit) if family.name != "keras3" else (loop,):  # Keras 3's fit fails there with any optimizer.
-      said["{} {}".format(family, how.__name__)] = list(how(strategy, family, batches(worker)))
-  print("\n" + json.dumps(said), flush=True)
-  os._exit(0)  # Leaving in good order, TensorFlow's collectives can crash.
+    # Keras 3's fit fails with this strategy and any optimizer.
+    for train in (loop, fit) if family.name != "keras3" else (loop,):
+      records["{} {}".format(family, train.__name__)] = list(train(strategy, family, make_batches(worker)))
+  print("\n" + json.dumps(records), flush=True)
+  os._exit(0)  # TensorFlow's collectives can crash in a normal exit.
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Tables of what `mp_compat migrate` is to do with sources."""
+"""Sources with the expected results of `mp_compat migrate`."""
 
-# What a statement or two become, without the lines that stay. `import mp_compat` where the new text needs it.
+# Sources before and after rewriting. `import mp_compat` is added where the new text needs it.
 REWRITTEN = {
     "alias": ("import tensorflow as tf\n"
               "opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n",
@@ -132,7 +132,7 @@ UNTOUCHED = {
 HEAD = ("import horovod.tensorflow as hvd\nimport mp_compat\nimport tensorflow as tf\n"
         "opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 'dynamic')\n")
 
-# The kind of decision, and text that asks for it, once; after HEAD.
+# (kind of decision, source that requires one decision of this kind if it follows HEAD).
 DECISIONS = [
     ("clipped-gradients", "gvs = [(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(loss)]"),
     ("clipped-gradients", "def f(gvs):\n  gs = tf.where(tf.is_finite(gvs[0]), gvs[0], 0)\n  opt.apply_gradients(gs)"),

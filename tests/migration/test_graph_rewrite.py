@@ -1,4 +1,4 @@
-"""The graph rewrite: on and off for new Sessions, seen in what TensorFlow's optimizer makes of a graph for a GPU."""
+"""Tests of the graph rewrite: switching it, wrapping optimizers, and the graph that TensorFlow optimizes for a GPU."""
 
 import logging
 import os
@@ -17,29 +17,30 @@ from tests.testing import tf
 
 
 @pytest.fixture(autouse=True)
-def _off_again():
+def _disable_afterwards():
   yield
-  if is_on():
+  if is_enabled():
     mp_compat.disable_mixed_precision_graph_rewrite()
 
 
-def is_on():
+def is_enabled():
   return tensorflow.config.optimizer.get_experimental_options().get("auto_mixed_precision", False)
 
 
-def device(kind, **environment):
+def make_device(kind, **environment):
   return device_properties_pb2.NamedDevice(
       name="/job:localhost/replica:0/task:0/device:{}:0".format(kind),
       properties=device_properties_pb2.DeviceProperties(type=kind, environment=environment))
 
 
-# A machine that TensorFlow's optimizer is told of, with a GPU that has tensor cores, which not every build believes.
+# Describes a machine with a GPU with tensor cores to TensorFlow's graph optimizer. The variable lets
+# builds of TensorFlow that cannot query this GPU rewrite the graph.
 os.environ["TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE"] = "1"
-MACHINE = [device("CPU"), device("GPU", architecture="7.0", cuda="10000", cudnn="7500")]
+MACHINE = [make_device("CPU"), make_device("GPU", architecture="7.0", cuda="10000", cudnn="7500")]
 
 
-def ops_in_float16():
-  """Types of the ops that compute in float16 in a graph of float32, as a Session made now has it optimized."""
+def find_float16_ops():
+  """Returns the types of the ops that a new Session would run in float16 in a float32 graph."""
   with tf.Graph().as_default():
     with tf.device(MACHINE[1].name):
       x, w = tf.placeholder(tf.float32, [8, 8]), tf.placeholder(tf.float32, [8, 8])
@@ -47,38 +48,38 @@ def ops_in_float16():
     tf.add_to_collection(tf.GraphKeys.TRAIN_OP, y)
     with tf.Session() as sess:
       config = tf.ConfigProto.FromString(sess._config.SerializeToString())
-    config.graph_options.rewrite_options.min_graph_nodes = -1  # however small
+    config.graph_options.rewrite_options.min_graph_nodes = -1  # rewrite small graphs, too
     machine = cluster.Cluster(devices=MACHINE)
     optimized = tf_optimizer.OptimizeGraph(config, tf.train.export_meta_graph(), cluster=machine)
   half = tf.float16.as_datatype_enum
   return {node.op for node in optimized.node if half in (node.attr["T"].type, node.attr["DstT"].type)}
 
 
-def test_sessions_are_rewritten_while_it_is_on():
-  assert not ops_in_float16() and not is_on()
+def test_sessions_use_float16_while_rewrite_is_enabled():
+  assert not find_float16_ops() and not is_enabled()
   assert mp_compat.enable_mixed_precision_graph_rewrite() is None
-  assert {"Cast", "MatMul"} <= ops_in_float16() and is_on()
+  assert {"Cast", "MatMul"} <= find_float16_ops() and is_enabled()
   mp_compat.disable_mixed_precision_graph_rewrite()
-  assert not ops_in_float16() and not is_on()
+  assert not find_float16_ops() and not is_enabled()
 
 
-def test_a_with_block_leaves_it_as_it_was():
+def test_context_manager_restores_previous_setting():
   with mp_compat.mixed_precision_graph_rewrite() as opt:
-    assert opt is None and ops_in_float16()
+    assert opt is None and find_float16_ops()
     with mp_compat.mixed_precision_graph_rewrite():
       pass
-    assert is_on()
-  assert not ops_in_float16() and not is_on()
+    assert is_enabled()
+  assert not find_float16_ops() and not is_enabled()
   with pytest.raises(KeyError):
     with mp_compat.mixed_precision_graph_rewrite():
       raise KeyError
-  assert not is_on()
+  assert not is_enabled()
   with mp_compat.mixed_precision_graph_rewrite():
     mp_compat.disable_mixed_precision_graph_rewrite()
-  assert not is_on()
+  assert not is_enabled()
 
 
-def test_optimizers_are_wrapped_with_the_loss_scale():
+def test_enable_wraps_optimizer_with_loss_scale():
   with tf.Graph().as_default():
     opt = mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), 128)
     assert isinstance(opt, mp_compat.MixedPrecisionLossScaleOptimizer) and opt.loss_scale.get_config() == {
@@ -95,17 +96,17 @@ def test_optimizers_are_wrapped_with_the_loss_scale():
 
 
 class Own:
-  """An optimizer that is nobody's."""
+  """A custom optimizer, unrelated to TensorFlow's classes."""
 
 
 class OwnWrapper:
-  """What scales its loss."""
+  """A custom loss scale wrapper."""
 
   def __init__(self, opt, loss_scale):
     self.opt, self.loss_scale = opt, loss_scale
 
 
-@pytest.mark.parametrize("mistake,words", [
+@pytest.mark.parametrize("make_optimizer,message", [
     (lambda: Own(), "must be an instance of a tf.train.Optimizer or a tf.keras.optimizers.Optimizer, but got: .*Own"),
     (lambda: mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 2),
      "must not already be an instance of a MixedPrecisionLossScaleOptimizer"),
@@ -115,26 +116,26 @@ class OwnWrapper:
         tf.train.AdamOptimizer(), mp_compat.contrib.mixed_precision.FixedLossScaleManager(2)),
      "must not already be an instance of a LossScaleOptimizer"),
 ])
-def test_what_cannot_be_wrapped_is_refused_and_nothing_is_switched(mistake, words):
+def test_unsupported_optimizer_raises_and_enables_nothing(make_optimizer, message):
   with tf.Graph().as_default():
-    with pytest.raises(ValueError, match=words):
-      mp_compat.enable_mixed_precision_graph_rewrite(mistake())
-    assert not is_on()
+    with pytest.raises(ValueError, match=message):
+      mp_compat.enable_mixed_precision_graph_rewrite(make_optimizer())
+    assert not is_enabled()
 
 
-def test_a_loss_scale_that_is_none_switches_nothing():
+def test_invalid_loss_scale_keeps_previous_setting():
   with tf.Graph().as_default(), pytest.raises(ValueError, match="interpret loss scale"):
     mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), "fast")
-  assert not is_on()
+  assert not is_enabled()
   mp_compat.enable_mixed_precision_graph_rewrite()
   with tf.Graph().as_default(), pytest.raises(ValueError):
     mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), "fast")
-  assert is_on()  # as before
+  assert is_enabled()  # still enabled
 
 
 @pytest.mark.parametrize("cls", [mp_compat.MixedPrecisionLossScaleOptimizer,
                                  mp_compat.contrib.mixed_precision.LossScaleOptimizer])
-def test_tensorflows_rewrite_refuses_to_scale_again(cls):
+def test_tensorflow_rewrite_rejects_our_wrappers(cls):
   with tf.Graph().as_default():
     opt = cls(tf.train.AdamOptimizer(), mp_compat.contrib.mixed_precision.FixedLossScaleManager(2))
     assert isinstance(opt, testing.native.MixedPrecisionLossScaleOptimizer)
@@ -142,9 +143,9 @@ def test_tensorflows_rewrite_refuses_to_scale_again(cls):
       testing.native.enable_mixed_precision_graph_rewrite(opt)
 
 
-def test_optimizers_of_ones_own_are_wrapped_as_registered(monkeypatch):
+def test_registered_wrapper_wraps_custom_optimizer(monkeypatch):
   monkeypatch.setattr(graph_rewrite, "_wrappers", list(graph_rewrite._wrappers))
-  with pytest.raises(TypeError, match="must be the class of what wrapper_fn returns.*but got <function"):
+  with pytest.raises(TypeError, match="must be the class of the objects that wrapper_fn returns.*but got <function"):
     mp_compat.register_loss_scale_wrapper(Own, lambda opt, loss_scale: OwnWrapper(opt, loss_scale))
   mp_compat.register_loss_scale_wrapper(Own, OwnWrapper)
   wrapped = mp_compat.enable_mixed_precision_graph_rewrite(Own(), 8)
@@ -156,7 +157,7 @@ def test_optimizers_of_ones_own_are_wrapped_as_registered(monkeypatch):
   assert mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), 8).loss_scale == [8]
 
 
-def test_it_warns_as_tensorflow_does(caplog):
+def test_existing_session_and_repeated_disable_warn(caplog):
   caplog.set_level(logging.WARNING)
   with tf.Graph().as_default(), tf.Session():
     mp_compat.enable_mixed_precision_graph_rewrite()
@@ -166,8 +167,8 @@ def test_it_warns_as_tensorflow_does(caplog):
   assert "called when mixed precision is already disabled" in caplog.text
 
 
-@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="set_global_policy is there from TensorFlow 2.4 on")
-def test_a_keras_policy_of_mixed_precision_is_refused():
+@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="set_global_policy needs TensorFlow 2.4")
+def test_global_mixed_precision_policy_raises():
   keras = keras_cases.V2.keras
   with testing.eager_mode():
     keras.mixed_precision.set_global_policy("mixed_float16")
@@ -176,4 +177,4 @@ def test_a_keras_policy_of_mixed_precision_is_refused():
         mp_compat.enable_mixed_precision_graph_rewrite()
     finally:
       keras.mixed_precision.set_global_policy("float32")
-  assert not is_on()
+  assert not is_enabled()

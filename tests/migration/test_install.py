@@ -1,4 +1,4 @@
-"""mp_compat.install() and `mp_compat run`: TensorFlow's old names mean this package, and mean TensorFlow again."""
+"""Tests of mp_compat.install() and `mp_compat run`, which let TensorFlow's names refer to this package."""
 
 import importlib
 import inspect
@@ -19,32 +19,33 @@ PATHS = ["train.experimental", "compat.v1.train.experimental", "compat.v1.mixed_
          "compat.v1.mixed_precision.experimental", "mixed_precision.experimental", "keras.mixed_precision.experimental"]
 
 
-def seen(path):
-  """What a module below `tensorflow` holds, by name; None if there is none."""
+def get_identities(path):
+  """Returns {name: id} of the attributes of a module below `tensorflow`; None if there is no such module."""
   module = tensorflow
   for part in path.split("."):
     module = getattr(module, part, None)
   return module and {name: id(getattr(module, name)) for name in dir(module) if not name.startswith("__")}
 
 
-def everything():
+def take_snapshot():
+  """Returns everything that install() may change in TensorFlow's modules."""
   top = [sorted(dir(module)) for module in (tensorflow, tf, tf.train, tensorflow.keras.mixed_precision)]
   imported = {name: id(module) for name, module in sys.modules.items() if name.startswith("tensorflow.")}
-  return top, {path: seen(path) for path in PATHS}, imported
+  return top, {path: get_identities(path) for path in PATHS}, imported
 
 
-def test_old_names_mean_this_package_and_then_tensorflow_again():
-  mp_compat.install().uninstall()  # Keras and contrib, loaded for the first time, leave traces of their own.
-  before = everything()
+def test_install_replaces_names_and_uninstall_restores_them():
+  mp_compat.install().uninstall()  # The first import of Keras and contrib adds attributes.
+  before = take_snapshot()
   with mp_compat.install() as installed:
-    for place in (tensorflow.train.experimental, tf.train.experimental, tf.mixed_precision):
-      assert place.MixedPrecisionLossScaleOptimizer is mp_compat.MixedPrecisionLossScaleOptimizer
-      assert place.enable_mixed_precision_graph_rewrite is mp_compat.enable_mixed_precision_graph_rewrite
-      assert place.disable_mixed_precision_graph_rewrite is mp_compat.disable_mixed_precision_graph_rewrite
-    for place in (tensorflow.train.experimental, tf.train.experimental, tf.mixed_precision,
+    for module in (tensorflow.train.experimental, tf.train.experimental, tf.mixed_precision):
+      assert module.MixedPrecisionLossScaleOptimizer is mp_compat.MixedPrecisionLossScaleOptimizer
+      assert module.enable_mixed_precision_graph_rewrite is mp_compat.enable_mixed_precision_graph_rewrite
+      assert module.disable_mixed_precision_graph_rewrite is mp_compat.disable_mixed_precision_graph_rewrite
+    for module in (tensorflow.train.experimental, tf.train.experimental, tf.mixed_precision,
                   tf.mixed_precision.experimental):
-      assert place.LossScale is mp_compat.LossScale and place.FixedLossScale is mp_compat.FixedLossScale
-      assert place.DynamicLossScale is mp_compat.DynamicLossScale
+      assert module.LossScale is mp_compat.LossScale and module.FixedLossScale is mp_compat.FixedLossScale
+      assert module.DynamicLossScale is mp_compat.DynamicLossScale
     for path in PATHS[:5]:
       assert importlib.import_module("tensorflow." + path).LossScale is mp_compat.LossScale
     experimental = importlib.import_module("tensorflow.keras.mixed_precision.experimental")
@@ -56,28 +57,28 @@ def test_old_names_mean_this_package_and_then_tensorflow_again():
     assert tensorflow.contrib.mixed_precision.LossScaleOptimizer is mp_compat.contrib.mixed_precision.LossScaleOptimizer
     assert "tensorflow.compat.v1.train.experimental.LossScale" in installed.patched and not installed.skipped
     assert len(installed.patched) == 43 and repr(installed).startswith("Installation(patched=['tensorflow.train.")
-  assert everything() == before and installed.patched == []
+  assert take_snapshot() == before and installed.patched == []
   assert tf.train.experimental.LossScale is testing.native.LossScale is not mp_compat.LossScale
 
 
-def test_arguments_are_called_as_they_were():
-  seen = 0
-  for path, meanings in old_names.PUBLIC:
-    for name, here in meanings.items():
+def test_new_functions_accept_old_argument_names():
+  compared = 0
+  for path, new_names in old_names.PUBLIC:
+    for name, new_name in new_names.items():
       try:
         theirs = operator.attrgetter("{}.{}".format(path, name))(tensorflow)
-      except (AttributeError, ImportError):  # not in this TensorFlow, or a Keras that has none
+      except (AttributeError, ImportError):  # this TensorFlow or its Keras does not have the name
         continue
-      ours = operator.attrgetter(here.partition(".")[2])(mp_compat)
+      ours = operator.attrgetter(new_name.partition(".")[2])(mp_compat)
       names = [list(inspect.signature(one.__init__ if isinstance(one, type) else one).parameters)
                for one in (theirs, ours)]
-      assert set(names[0]) - {"args", "kwargs"} <= set(names[1]), here
-      seen += 1
-  assert seen >= 12
+      assert set(names[0]) - {"args", "kwargs"} <= set(names[1]), new_name
+      compared += 1
+  assert compared >= 12
 
 
-def test_every_copy_of_tensorflows_interface_is_meant():
-  # In one process, in the order in which programs do it: an attribute, an import by name, and then the installation.
+def test_install_replaces_names_in_every_tensorflow_module():
+  # One process uses an attribute, an import by name, and then install(), as programs do.
   program = ("import tensorflow\n"
              "first = tensorflow.compat.v1\n"
              "import tensorflow.compat.v1 as second\n"
@@ -94,12 +95,12 @@ def test_every_copy_of_tensorflows_interface_is_meant():
   subprocess.run([sys.executable, "-c", program], env=testing.environment(), check=True)
 
 
-def test_once_more_changes_nothing():
+def test_second_install_and_uninstall_change_nothing():
   installed = mp_compat.install()
-  before = everything()
+  before = take_snapshot()
   with mp_compat.install() as again:
     assert again.patched == []
-  assert everything() == before
+  assert take_snapshot() == before
   installed.uninstall()
   installed.uninstall()
   assert tf.train.experimental.LossScale is not mp_compat.LossScale
@@ -107,7 +108,7 @@ def test_once_more_changes_nothing():
     assert len(installed.patched) == 43
 
 
-def test_the_switch_of_the_graph_rewrite_is_still_tensorflows():
+def test_installed_graph_rewrite_sets_tensorflow_option():
   with mp_compat.install(), tf.Graph().as_default():
     opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer())
     assert type(opt) is mp_compat.MixedPrecisionLossScaleOptimizer
@@ -115,20 +116,20 @@ def test_the_switch_of_the_graph_rewrite_is_still_tensorflows():
     tf.train.experimental.disable_mixed_precision_graph_rewrite()
 
 
-@pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="Keras is a part of this TensorFlow")
-def test_a_keras_that_is_not_there_is_skipped():
+@pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="this TensorFlow contains Keras")
+def test_install_skips_missing_keras():
   program = ("import sys\n"
              "sys.modules['keras'] = sys.modules['tf_keras'] = None\n"
              "import mp_compat\n"
              "installed = mp_compat.install()\n"
              "print(len(installed.patched), [line.split(':')[0] for line in installed.skipped])\n")
-  said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
-  assert said.stdout.decode().strip() == "40 ['tensorflow.keras.mixed_precision.experimental', " \
+  done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
+  assert done.stdout.decode().strip() == "40 ['tensorflow.keras.mixed_precision.experimental', " \
       "'tensorflow.compat.v1.keras.mixed_precision.experimental', " \
       "'tensorflow.compat.v2.keras.mixed_precision.experimental']"
 
 
-# A program of 2019, which knows nothing of this package.
+# A program that does not use this package.
 PROGRAM = """
 import sys
 import numpy as np
@@ -149,7 +150,7 @@ print(type(opt).__module__, __name__, sys.argv[0], file=sys.stderr)
 """
 
 
-def run(folder, *command):
+def run_python(folder, *command):
   return subprocess.run([sys.executable] + list(command), capture_output=True, text=True, env=testing.environment(),
                         cwd=str(folder), check=False)
 
@@ -159,12 +160,12 @@ def run(folder, *command):
     pytest.param(["run", "program.py"], marks=pytest.mark.slow),
     pytest.param(["run", "--", "program.py"], marks=pytest.mark.slow),
 ], ids=" ".join)
-def test_an_unmodified_program_runs_with_it_and_prints_the_same(command, tmp_path):
+def test_run_command_prints_same_output_as_tensorflow(command, tmp_path):
   (tmp_path / "program.py").write_text(PROGRAM)
   values = ["1", "2", "inf", "-0.5", "nan", "3"]
-  alone = run(tmp_path, "program.py", *values)
+  alone = run_python(tmp_path, "program.py", *values)
   assert alone.returncode == 0 and alone.stderr.splitlines()[-1].startswith("tensorflow")
-  done = run(tmp_path, "-m", "mp_compat", *(command + values))
+  done = run_python(tmp_path, "-m", "mp_compat", *(command + values))
   assert done.returncode == 0 and done.stdout == alone.stdout, done.stderr
   module, name, first = done.stderr.splitlines()[-1].split()
   assert (module, name) == ("mp_compat.training.optimizer", "__main__") and first.endswith(("program.py", "program"))
@@ -172,10 +173,10 @@ def test_an_unmodified_program_runs_with_it_and_prints_the_same(command, tmp_pat
 
 
 @pytest.mark.slow
-def test_what_cannot_be_run_is_told(tmp_path):
+def test_run_command_returns_exit_code_and_usage(tmp_path):
   (tmp_path / "fails.py").write_text("import sys\nsys.exit(3)\n")
-  assert run(tmp_path, "-m", "mp_compat", "run", "fails.py", "--help").returncode == 3
-  done = run(tmp_path, "-m", "mp_compat", "run")
+  assert run_python(tmp_path, "-m", "mp_compat", "run", "fails.py", "--help").returncode == 3
+  done = run_python(tmp_path, "-m", "mp_compat", "run")
   assert done.returncode == 2 and "mp_compat run: expected a script, or -m and a module" in done.stderr
-  done = run(tmp_path, "-m", "mp_compat", "run", "--help")
+  done = run_python(tmp_path, "-m", "mp_compat", "run", "--help")
   assert done.returncode == 0 and "mp_compat run [--] SCRIPT" in done.stdout

@@ -1,4 +1,4 @@
-"""Under mp_compat.install(), TensorFlow's Saver restores every writer's checkpoints and writes TensorFlow's names."""
+"""Tests that TensorFlow's Saver, after mp_compat.install(), restores all checkpoints and writes TensorFlow's names."""
 
 import os
 import subprocess
@@ -16,21 +16,21 @@ from tests.testing import tf
 FEEDS = list(testing.feeds(9, overflow_at={1, 4, 6}))
 
 
-def adam():
+def make_adam():
   return tf.train.AdamOptimizer(.1)
 
 
-def branch():
-  """A conditional of the program's own."""
+def add_conditional():
+  """Adds a conditional to the graph, as a program may have."""
   return tf.cond(tf.placeholder_with_default(True, []), lambda: tf.constant(1.), lambda: tf.constant(2.))
 
 
-def dynamic(**kwargs):
+def make_dynamic_scale(**kwargs):
   return tf.train.experimental.DynamicLossScale(increment_period=2, **kwargs)
 
 
 class Program:
-  """An old program; it knows only TensorFlow's names, which mean this package under install()."""
+  """A program that uses TensorFlow's names, which install() replaces. Each method adds one kind of train ops."""
 
   def __init__(self, kind):
     scaled = tf.train.experimental.MixedPrecisionLossScaleOptimizer
@@ -46,62 +46,63 @@ class Program:
     return opt.minimize(self.losses[number], self.global_step if step else None, var_list=[[self.w, self.b][number]])
 
   def one(self, scaled):
-    yield self.minimize(scaled(adam(), dynamic()), 0, step=True)
+    yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 0, step=True)
 
   def conditionals_before(self, scaled):
-    branch()
-    tf.cond(tf.placeholder_with_default(True, []), branch, branch, name="named")
-    branch()
-    yield self.minimize(scaled(adam(), dynamic()), 0, step=True)
-    branch()
+    add_conditional()
+    tf.cond(tf.placeholder_with_default(True, []), add_conditional, add_conditional, name="named")
+    add_conditional()
+    yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 0, step=True)
+    add_conditional()
 
   def conditionals_between(self, scaled):
-    opt = scaled(adam(), dynamic())
+    opt = scaled(make_adam(), make_dynamic_scale())
     grads_and_vars = opt.compute_gradients(self.losses[0], [self.w])
-    yield opt.apply_gradients([(grad * branch(), variable) for grad, variable in grads_and_vars], self.global_step)
+    grads_and_vars = [(grad * add_conditional(), variable) for grad, variable in grads_and_vars]
+    yield opt.apply_gradients(grads_and_vars, self.global_step)
 
   def name_scope(self, scaled):
-    branch()
+    add_conditional()
     with tf.name_scope("head"):
-      branch()
-      yield self.minimize(scaled(adam(), dynamic()), 0, step=True)
+      add_conditional()
+      yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 0, step=True)
 
   def two_optimizers(self, scaled):
-    yield self.minimize(scaled(adam(), dynamic()), 0, step=True)
-    branch()
-    yield self.minimize(scaled(adam(), dynamic()), 1)
+    yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 0, step=True)
+    add_conditional()
+    yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 1)
 
   def fixed_then_dynamic(self, scaled):
-    yield self.minimize(scaled(adam(), 8.), 0, step=True)
-    branch()
-    yield self.minimize(scaled(adam(), dynamic()), 1)
+    yield self.minimize(scaled(make_adam(), 8.), 0, step=True)
+    add_conditional()
+    yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 1)
 
   def momentum_then_adam(self, scaled):
-    yield self.minimize(scaled(tf.train.MomentumOptimizer(.1, .9), dynamic()), 0, step=True)
-    yield self.minimize(scaled(adam(), dynamic()), 1)
+    yield self.minimize(scaled(tf.train.MomentumOptimizer(.1, .9), make_dynamic_scale()), 0, step=True)
+    yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 1)
 
   def one_for_both(self, scaled):
-    opt = scaled(adam(), dynamic())
+    opt = scaled(make_adam(), make_dynamic_scale())
     with tf.control_dependencies([self.minimize(opt, 0, step=True)]):
       shared = self.minimize(opt, 1)
     with tf.control_dependencies([shared]):
-      yield self.minimize(scaled(adam(), dynamic()), 0)
+      yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 0)
 
   def rewritten(self, scaled):
     del scaled
-    opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(adam(), dynamic())
+    opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(make_adam(), make_dynamic_scale())
     tf.train.experimental.disable_mixed_precision_graph_rewrite()
     yield self.minimize(opt, 0, step=True)
 
   def mirrored(self, scaled):
     strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
-    branch()
+    add_conditional()
     with strategy.scope():
       v = tf.get_variable("v", initializer=np.float32(1.))
-      opt = scaled(adam(), dynamic())
+      opt = scaled(make_adam(), make_dynamic_scale())
 
     def step():
-      branch()
+      add_conditional()
       return opt.minimize(tf.square(v) * self.x[0], var_list=[v])
 
     run = getattr(strategy, "run", None) or strategy.experimental_run_v2
@@ -117,7 +118,7 @@ KINDS = [name for name, value in vars(Program).items() if callable(value)
 
 
 def train(kind, path, feeds, restore=None, make_saver=tf.train.Saver):
-  """Trains in a graph and a session of its own, and saves."""
+  """Builds a program in a new graph, restores or initializes it, trains and saves."""
   with tf.Graph().as_default():
     program = Program(kind)
     saver = make_saver()
@@ -130,14 +131,15 @@ def train(kind, path, feeds, restore=None, make_saver=tf.train.Saver):
       saver.save(sess, path)
 
 
-def names(path):
+def read_names(path):
+  """Returns the names of the variables in a checkpoint."""
   return set(tf.train.load_checkpoint(path).get_variable_to_shape_map())
 
 
-def contents(path, like):
-  """What is in a checkpoint, as far as it has the names of another."""
+def read_values(path, like):
+  """Returns {name: bytes} from a checkpoint, for the names in the checkpoint `like`."""
   reader = tf.train.load_checkpoint(path)
-  return {name: reader.get_tensor(name).tobytes() for name in names(like)}
+  return {name: reader.get_tensor(name).tobytes() for name in read_names(like)}
 
 
 @pytest.fixture(name="control_flow", params=[1, 2], autouse=True)
@@ -147,43 +149,44 @@ def _control_flow(request):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_old_program_and_run_continue_each_other(kind, tmp_path):
-  # TensorFlow's class, then this package, then TensorFlow's class; and TensorFlow's class alone.
+def test_tensorflow_class_and_install_exchange_checkpoints(kind, tmp_path):
+  # One program trains with TensorFlow's class, this package, and TensorFlow's class; the other with TensorFlow's only.
   feeds = FEEDS
-  if kind == "fixed_then_dynamic":  # TensorFlow's class applies an overflow there
+  if kind == "fixed_then_dynamic":  # TensorFlow's class would apply the overflow
     feeds = list(testing.feeds(9))
-  paths = [str(tmp_path / name) for name in ("first", "ours", "last", "first_alone", "second_alone", "last_alone")]
-  train(kind, paths[0], feeds[:3])
+  first, ours, last, first_alone, second_alone, last_alone = [str(tmp_path / name) for name in (
+      "first", "ours", "last", "first_alone", "second_alone", "last_alone")]
+  train(kind, first, feeds[:3])
   with mp_compat.install():
-    train(kind, paths[1], feeds[3:6], restore=paths[0])
-  train(kind, paths[2], feeds[6:], restore=paths[1])
-  train(kind, paths[3], feeds[:3])
-  train(kind, paths[4], feeds[3:6], restore=paths[3])
-  train(kind, paths[5], feeds[6:], restore=paths[4])
-  assert contents(paths[1], paths[4]) == contents(paths[4], paths[4])
-  assert contents(paths[2], paths[5]) == contents(paths[5], paths[5])
+    train(kind, ours, feeds[3:6], restore=first)
+  train(kind, last, feeds[6:], restore=ours)
+  train(kind, first_alone, feeds[:3])
+  train(kind, second_alone, feeds[3:6], restore=first_alone)
+  train(kind, last_alone, feeds[6:], restore=second_alone)
+  assert read_values(ours, second_alone) == read_values(second_alone, second_alone)
+  assert read_values(last, last_alone) == read_values(last_alone, last_alone)
 
 
 @pytest.mark.parametrize("select", [
     tf.global_variables,
     lambda: {v.op.name: v for v in tf.global_variables()}], ids=["list", "dict"])
-def test_explicit_variables_have_both_names(select, tmp_path):
+def test_saver_with_explicit_variables_writes_both_names(select, tmp_path):
   path, theirs = str(tmp_path / "ours"), str(tmp_path / "theirs")
   train("conditionals_before", theirs, FEEDS[:2])
   with mp_compat.install():
     train("conditionals_before", path, FEEDS[:2], make_saver=lambda: tf.train.Saver(select()))
-  assert names(path) == names(theirs) | {"beta1_power", "beta2_power"}
+  assert read_names(path) == read_names(theirs) | {"beta1_power", "beta2_power"}
 
 
-def test_names_of_the_programs_own_stay(tmp_path):
+def test_saver_keeps_custom_names(tmp_path):
   path = str(tmp_path / "model")
   with mp_compat.install():
     train("one", path, FEEDS[:2], make_saver=lambda: tf.train.Saver(
         {"mine/" + v.op.name: v for v in tf.global_variables()}))
-  assert all(name.startswith("mine/") for name in names(path))
+  assert all(name.startswith("mine/") for name in read_names(path))
 
 
-def test_a_deferred_saver_has_both_names(tmp_path):
+def test_deferred_saver_writes_both_names(tmp_path):
   path, theirs = str(tmp_path / "ours"), str(tmp_path / "theirs")
   train("one", theirs, FEEDS[:2])
 
@@ -194,16 +197,16 @@ def test_a_deferred_saver_has_both_names(tmp_path):
 
   with mp_compat.install():
     train("one", path, FEEDS[:2], make_saver=make_saver)
-  assert names(path) >= names(theirs)
+  assert read_names(path) >= read_names(theirs)
 
 
 @pytest.mark.parametrize("writer", ["mp_compat", "plain", "contrib"])
-def test_other_writers_checkpoints_are_restored(writer):
+def test_checkpoints_of_other_writers_restore(writer):
   case = Case(writer, "adam")
   path = os.path.join(golden_cases.GOLDENS, "1.15", case.name)
   reader = tf.train.load_checkpoint(path)
   with mp_compat.install(), tf.Graph().as_default(), testing.session() as sess:
-    golden_cases.Training(case._replace(writer="mp_compat"))
+    golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
     tf.train.Saver().restore(sess, path)
     values = sess.run({v.op.name: v for v in tf.global_variables()})
   power = "cond/beta1_power" if writer == "contrib" else "beta1_power"
@@ -214,37 +217,37 @@ def test_other_writers_checkpoints_are_restored(writer):
     np.testing.assert_array_equal(values[name], reader.get_tensor(name))
 
 
-def test_a_dynamic_scale_joins_a_running_job(tmp_path):
-  # The job has no loss scaling; MonitoredTrainingSession makes the Saver.
+def test_checkpoint_without_loss_scaling_continues_with_it(tmp_path):
+  # The first program has no loss scaling. MonitoredTrainingSession makes the Savers.
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [3])
     w = tf.get_variable("w", initializer=np.ones(3, np.float32), use_resource=True)
     step = tf.train.get_or_create_global_step()
-    train_op = adam().minimize(tf.reduce_sum(w * x), step)
+    train_op = make_adam().minimize(tf.reduce_sum(w * x), step)
     with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_steps=1) as sess:
       sess.run(train_op, {x: FEEDS[0]})
   with mp_compat.install(), tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [3])
     w = tf.get_variable("w", initializer=np.ones(3, np.float32), use_resource=True)
     step = tf.train.get_or_create_global_step()
-    opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(adam(), "dynamic")
+    opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(make_adam(), "dynamic")
     train_op, scale = opt.minimize(tf.reduce_sum(w * x), step), opt.loss_scale()
     with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_steps=1) as sess:
       assert sess.run([step, scale]) == [1, 2. ** 15]
       sess.run(train_op, {x: FEEDS[2]})
       assert sess.run(step) == 2
-  assert "current_loss_scale" in names(tf.train.latest_checkpoint(str(tmp_path)))
+  assert "current_loss_scale" in read_names(tf.train.latest_checkpoint(str(tmp_path)))
 
 
 @pytest.mark.skipif(not hasattr(tf, "estimator"), reason="TensorFlow 2.16 and later have no Estimator")
-def test_estimators_continue_each_other(control_flow, tmp_path):
+def test_estimators_exchange_checkpoints(control_flow, tmp_path):
   if control_flow == 2 and tf.__version__ < "2":
-    pytest.skip("TensorFlow's class fails there, with the reference variable that Estimator counts steps in")
+    pytest.skip("TensorFlow's class fails with the reference variable that Estimator uses as the global step")
 
   def model_fn(features, mode):
     w = tf.get_variable("w", initializer=np.ones(3, np.float32), use_resource=True)
-    loss = tf.reduce_sum(tf.square(w) * features["x"]) * branch()
-    opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(adam(), dynamic())
+    loss = tf.reduce_sum(tf.square(w) * features["x"]) * add_conditional()
+    opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(make_adam(), make_dynamic_scale())
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=opt.minimize(loss, tf.train.get_global_step()))
 
   def train_steps(directory, feeds, warm_start=None):
@@ -257,17 +260,17 @@ def test_estimators_continue_each_other(control_flow, tmp_path):
     train_steps(directory, feeds[:3])
   alone = train_steps("alone", feeds[3:6])
   with mp_compat.install():
-    assert contents(train_steps("mixed", feeds[3:6]), alone) == contents(alone, alone)
+    assert read_values(train_steps("mixed", feeds[3:6]), alone) == read_values(alone, alone)
   alone, mixed = [train_steps(directory, feeds[6:]) for directory in ("alone", "mixed")]
-  assert contents(mixed, alone) == contents(alone, alone)
+  assert read_values(mixed, alone) == read_values(alone, alone)
   settings = tf.estimator.WarmStartSettings(alone, [".*power", "w.*"])
   warm = train_steps("warm", feeds[:1], settings)
   with mp_compat.install():
-    assert contents(train_steps("warm_ours", feeds[:1], settings), warm) == contents(warm, warm)
+    assert read_values(train_steps("warm_ours", feeds[:1], settings), warm) == read_values(warm, warm)
 
 
 @pytest.mark.parametrize("kind", ["one", "conditionals_before", "two_optimizers"])
-def test_initializers_are_taken_from_old_checkpoints(kind, tmp_path):
+def test_init_from_checkpoint_reads_tensorflow_names(kind, tmp_path):
   path = str(tmp_path / "model")
   train(kind, path, FEEDS[:3])
   with tf.Graph().as_default():
@@ -279,24 +282,24 @@ def test_initializers_are_taken_from_old_checkpoints(kind, tmp_path):
     sess.run(tf.global_variables_initializer())
     saved = str(tmp_path / "again")
     tf.train.Saver().save(sess, saved)
-  assert names(path) == set(program_names) and contents(saved, path) == contents(path, path)
+  assert read_names(path) == set(program_names) and read_values(saved, path) == read_values(path, path)
 
 
-def test_an_unknown_update_is_logged(caplog):
+def test_custom_update_logs_unknown_variable_names(caplog):
   class Scale(mp_compat.DynamicLossScale):
 
     def update(self, grads):
-      branch()
+      add_conditional()
       return super().update(grads)
 
   with mp_compat.install(), tf.Graph().as_default():
     program = Program("one")
-    opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(adam(), Scale())
+    opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(make_adam(), Scale())
     program.minimize(opt, 1)
-  assert "TensorFlow's class would give to beta1_power_1, beta2_power_1 is unknown: Scale" in caplog.text
+  assert "The name of beta1_power_1, beta2_power_1 in TensorFlow's class is unknown, because Scale" in caplog.text
 
 
-def test_uninstalled_savers_are_tensorflows_again(tmp_path):
+def test_uninstall_restores_saver_methods(tmp_path):
   path = str(tmp_path / "model")
   methods = tf.train.Saver.restore, tf.train.Saver.build, tf.train.init_from_checkpoint
   apply_gradients = mp_compat.MixedPrecisionLossScaleOptimizer.apply_gradients
@@ -305,14 +308,14 @@ def test_uninstalled_savers_are_tensorflows_again(tmp_path):
   assert (tf.train.Saver.restore, tf.train.Saver.build, tf.train.init_from_checkpoint) == methods
   assert mp_compat.MixedPrecisionLossScaleOptimizer.apply_gradients is apply_gradients
   with tf.Graph().as_default(), testing.session() as sess:
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(adam(), "dynamic")
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(make_adam(), "dynamic")
     opt.minimize(tf.reduce_sum(tf.get_variable("w", [2], use_resource=True)))
     sess.run(tf.global_variables_initializer())
     tf.train.Saver().save(sess, path)
-  assert not any("cond" in name for name in names(path))
+  assert not any("cond" in name for name in read_names(path))
 
 
-# An old program, with one branch of its own before the train op. Arguments: what to restore, or "", and where to save.
+# A program with a conditional before the train op. Arguments: the checkpoint to restore (or ""), the path to save to.
 PROGRAM = """
 import sys
 import numpy as np
@@ -336,7 +339,7 @@ with tf.Session() as sess:
 
 
 @pytest.mark.slow
-def test_a_program_goes_on_with_run_and_without(tmp_path):
+def test_run_command_and_tensorflow_exchange_checkpoints(tmp_path):
   (tmp_path / "program.py").write_text(PROGRAM)
 
   def run(command, restore, save):
@@ -351,20 +354,20 @@ def test_a_program_goes_on_with_run_and_without(tmp_path):
     run([], "./second_" + name, "./third_" + name)
   for name in ("second_", "third_"):
     alone, mixed = [str(tmp_path / (name + which)) for which in ("alone", "mixed")]
-    assert "cond_2/beta1_power" in names(alone) and contents(mixed, alone) == contents(alone, alone)
+    assert "cond_2/beta1_power" in read_names(alone) and read_values(mixed, alone) == read_values(alone, alone)
 
 
-def test_a_step_without_a_conditional_adds_no_names(tmp_path):
+def test_unconditional_step_adds_no_checkpoint_names(tmp_path):
   path = str(tmp_path / "model")
   with tf.Graph().as_default(), mp_compat.install(), testing.session() as sess:
     w = tf.get_variable("w", initializer=[1., 2.])
-    mp_compat.MixedPrecisionLossScaleOptimizer(adam(), 8., skip_nonfinite=False).minimize(tf.reduce_sum(w * w))
+    mp_compat.MixedPrecisionLossScaleOptimizer(make_adam(), 8., skip_nonfinite=False).minimize(tf.reduce_sum(w * w))
     sess.run(tf.global_variables_initializer())
     tf.train.Saver().save(sess, path)
-  assert names(path) == {"w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power"}
+  assert read_names(path) == {"w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power"}
 
 
-def test_an_unknown_update_without_counters_is_not_logged(caplog):
+def test_custom_update_without_counters_logs_no_warning(caplog):
 
   class Custom(mp_compat.DynamicLossScale):
 
@@ -377,7 +380,7 @@ def test_an_unknown_update_without_counters_is_not_logged(caplog):
   assert "is unknown" not in caplog.text
 
 
-def test_replicas_and_eager_mode_train_installed():
+def test_installed_optimizer_supports_replicas_and_eager_mode():
   with mp_compat.install():
     with tf.Graph().as_default():
       strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
@@ -397,12 +400,12 @@ def test_replicas_and_eager_mode_train_installed():
       np.testing.assert_array_equal(w.numpy(), [0., 1.])
 
 
-def test_empty_savers_restore_nothing():
+def test_empty_saver_restores_nothing():
   with tf.Graph().as_default(), mp_compat.install(), testing.session() as sess:
     tf.train.Saver([], allow_empty=True).restore(sess, "nothing")
 
 
-def test_states_of_iterators_have_no_names(tmp_path):
+def test_name_map_omits_iterator_state(tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
     w = tf.get_variable("w", [2])
     iterator = tf.data.make_initializable_iterator(tf.data.Dataset.range(3))

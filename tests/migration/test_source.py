@@ -1,4 +1,4 @@
-"""mp_compat migrate: old names rewritten for good, and the places that it leaves to people."""
+"""Tests of `mp_compat migrate`: rewritten names, reported decisions, notebooks, the command line."""
 
 import json
 import operator
@@ -19,59 +19,60 @@ from tests import testing
 from tests.migration import source_cases as migrate_cases
 
 
-def migrated(text, tmp_path, name="source.py"):
+def migrate_text(text, tmp_path, name="source.py"):
   path = tmp_path / name
   path.write_bytes(text.encode("utf-8"))
   return migrate.migrate_file(str(path))
 
 
 @pytest.mark.parametrize("case", sorted(migrate_cases.REWRITTEN))
-def test_old_names_become_new_and_nothing_else_changes(case, tmp_path):
+def test_migrate_rewrites_only_old_names(case, tmp_path):
   before, after = migrate_cases.REWRITTEN[case]
-  found = migrated(before, tmp_path)
+  found = migrate_text(before, tmp_path)
   assert found.after.decode() == after and found.changes and not found.problem
-  assert all(text(before, change.place).startswith(change.old) for change in found.changes)
+  assert all(get_text_at(before, change.place).startswith(change.old) for change in found.changes)
   compile(found.after, case, "exec")
-  again = migrated(after, tmp_path)
+  again = migrate_text(after, tmp_path)
   assert again.after.decode() == after and not again.changes
 
 
-def text(source, place):
+def get_text_at(source, place):
+  """Returns the rest of the source from a place on."""
   return source[sum(len(line) + 1 for line in source.split("\n")[:place.line - 1]) + place.column - 1:]
 
 
 @pytest.mark.parametrize("case", sorted(migrate_cases.UNTOUCHED))
-def test_what_is_no_old_name_stays(case, tmp_path):
-  found = migrated(migrate_cases.UNTOUCHED[case], tmp_path)
+def test_migrate_keeps_unrelated_sources(case, tmp_path):
+  found = migrate_text(migrate_cases.UNTOUCHED[case], tmp_path)
   assert found.after.decode() == migrate_cases.UNTOUCHED[case] and not found.changes and not found.problem
 
 
 @pytest.mark.parametrize("kind, code", migrate_cases.DECISIONS)
-def test_a_decision_is_told_with_its_place_once_and_stays_after_rewriting(kind, code, tmp_path):
+def test_decision_reports_place_and_persists_after_rewriting(kind, code, tmp_path):
   source = migrate_cases.HEAD + code + "\n"
-  found = migrated(source, tmp_path)
+  found = migrate_text(source, tmp_path)
   assert [decision.kind for decision in found.decisions] == [kind]
   decision, = found.decisions
   assert decision.place.line > migrate_cases.HEAD.count("\n")
-  assert text(source, decision.place).startswith(decision.text[:30])
-  again = migrated(found.after.decode(), tmp_path)
+  assert get_text_at(source, decision.place).startswith(decision.text[:30])
+  again = migrate_text(found.after.decode(), tmp_path)
   assert [decision.kind for decision in again.decisions] == [kind]
 
 
 @pytest.mark.parametrize("code", migrate_cases.NO_DECISIONS)
-def test_what_is_right_needs_no_decision(code, tmp_path):
-  assert not migrated(migrate_cases.HEAD + code + "\n", tmp_path).decisions
+def test_correct_code_needs_no_decision(code, tmp_path):
+  assert not migrate_text(migrate_cases.HEAD + code + "\n", tmp_path).decisions
 
 
-def test_kinds_that_are_about_gradients_need_a_wrapped_optimizer(tmp_path):
+def test_gradient_decisions_require_wrapped_optimizer(tmp_path):
   code = "import tensorflow as tf\nx = 'LossScale'\nglobal_step.assign_add(1)\n"
-  assert not migrated(code, tmp_path).decisions
+  assert not migrate_text(code, tmp_path).decisions
 
 
 @pytest.mark.parametrize("name", ["tf.compat.v1.mixed_precision", "tensorflow.keras.mixed_precision.experimental",
                                   "tensorflow.train.experimental"])
-def test_a_text_is_reported_without_other_old_names(name, tmp_path):
-  found = migrated("module = load('{}')\n".format(name), tmp_path)
+def test_module_name_in_string_is_reported(name, tmp_path):
+  found = migrate_text("module = load('{}')\n".format(name), tmp_path)
   assert [decision.kind for decision in found.decisions] == ["text"]
 
 
@@ -87,14 +88,14 @@ OPTIONAL = "import tensorflow as tf\ntry:\n  import mp_compat\nexcept ImportErro
     ("import tensorflow as tf\nif mp_compat is None: raise\ntf.train.experimental.LossScale\n", []),
     ("try:\n  from tensorflow.contrib import mixed_precision\nexcept ImportError:\n  import mp_compat\n", []),
 ])
-def test_an_optional_mp_compat_is_a_decision(code, kinds, tmp_path):
-  found = migrated(code, tmp_path)
+def test_optional_mp_compat_import_needs_decision(code, kinds, tmp_path):
+  found = migrate_text(code, tmp_path)
   assert [decision.kind for decision in found.decisions] == kinds
-  again = migrated(found.after.decode(), tmp_path)
+  again = migrate_text(found.after.decode(), tmp_path)
   assert [decision.kind for decision in again.decisions] == kinds
 
 
-def test_the_docs_have_every_old_name_and_a_heading_for_each_kind():
+def test_docs_contain_old_names_and_decision_headings():
   with open(os.path.join(testing.ROOT, "docs", "migration.md"), encoding="utf-8") as docs:
     lines = docs.readlines()
   rows = "".join(line for line in lines if line.startswith("| "))
@@ -106,27 +107,27 @@ def test_the_docs_have_every_old_name_and_a_heading_for_each_kind():
   assert set(decisions.REMEDIES) <= anchors and decisions.DOCS == "docs/migration.md#"
 
 
-def test_every_new_name_is_here_and_no_old_one_is_forgotten():
-  for old, here in old_names.OLD_NAMES.items():
-    assert here == "mp_compat" or operator.attrgetter(here.partition(".")[2])(mp_compat), old
-  for place, meanings in old_names.PUBLIC:
+def test_old_name_table_is_complete_and_valid():
+  for old, new in old_names.OLD_NAMES.items():
+    assert new == "mp_compat" or operator.attrgetter(new.partition(".")[2])(mp_compat), old
+  for path, new_names in old_names.PUBLIC:
     try:
-      module = operator.attrgetter(place)(tensorflow)
-    except AttributeError:  # TensorFlow's modules differ from version to version; each is in some of those tested.
+      module = operator.attrgetter(path)(tensorflow)
+    except AttributeError:  # Each module exists in some of the tested versions.
       continue
-    known = set(meanings) & set(dir(module))
-    assert {name for name in dir(module) if "oss" in name} <= known | {"LossScaleOptimizerV1"}, place
+    known = set(new_names) & set(dir(module))
+    assert {name for name in dir(module) if "oss" in name} <= known | {"LossScaleOptimizerV1"}, path
 
 
 @pytest.mark.parametrize("encoding, head", [
     ("utf-8", b"# -*- coding: utf-8 -*-\n"), ("latin-1", b"# -*- coding: latin-1 -*-\n"), ("utf-8", b"\xef\xbb\xbf")])
-def test_encodings_stay(encoding, head, tmp_path):
+def test_migrate_keeps_file_encoding(encoding, head, tmp_path):
   path = tmp_path / "source.py"
   path.write_bytes(head + "import tensorflow as tf\nx = 'é', tf.train.experimental.LossScale\n".encode(encoding))
   found = migrate.migrate_file(str(path))
   rewritten = "import mp_compat\nimport tensorflow as tf\nx = 'é', mp_compat.LossScale\n"
   assert found.after == head + rewritten.encode(encoding)
-  assert found.changes[0].place[2] == 10
+  assert found.changes[0].place.column == 10
 
 
 @pytest.mark.parametrize("content, problem", [
@@ -135,14 +136,14 @@ def test_encodings_stay(encoding, head, tmp_path):
     (b"import os\n\nLossScale = '\xe9'\n", "can't decode byte"),
     (b"LossScale(" + b"-" * 1000 + b"1)\n", "too deeply"),
 ])
-def test_what_cannot_be_parsed_is_listed(content, problem, tmp_path):
+def test_unparsable_source_reports_problem(content, problem, tmp_path):
   path = tmp_path / "old.py"
   path.write_bytes(content)
   found = migrate.migrate_file(str(path))
   assert problem in found.problem and found.after == content and not found.changes
 
 
-def notebook(*cells, **style):
+def make_notebook(*cells, **style):
   entries = [dict(cell_type="code", execution_count=None, metadata={}, outputs=[], source=cell) for cell in cells]
   entries.insert(0, dict(cell_type="markdown", metadata={}, source=["About LossScale é\n", "x"]))
   tree = dict(cells=entries, metadata=dict(kernelspec=dict(language="python")), nbformat=4, nbformat_minor=2)
@@ -155,40 +156,41 @@ MAGIC = ["%matplotlib inline\n", "!pip install x \\\n", "    y\n", "import tenso
 
 @pytest.mark.parametrize("style", [{}, dict(indent=2, ensure_ascii=True), dict(indent=None)])
 def test_notebooks_are_rewritten_cell_by_cell(style, tmp_path):
-  before = notebook(MAGIC, "%%bash\necho tf.train.experimental.LossScale", [],
-                    ["%%time\n", "a = [1] \\\n", "    + [2]\nb = 3\n"],
-                    "s = tf.train.experimental.DynamicLossScale()\ntf.clip_by_value", **style)
-  after = notebook(MAGIC[:3] + ["import mp_compat\n"] + MAGIC[3:], "%%bash\necho tf.train.experimental.LossScale", [],
-                   ["%%time\n", "a = [1] \\\n", "    + [2]\nb = 3\n"],
-                   "s = mp_compat.DynamicLossScale()\ntf.clip_by_value", **style)
-  found = migrated(before, tmp_path, "book.ipynb")
+  before = make_notebook(MAGIC, "%%bash\necho tf.train.experimental.LossScale", [],
+                         ["%%time\n", "a = [1] \\\n", "    + [2]\nb = 3\n"],
+                         "s = tf.train.experimental.DynamicLossScale()\ntf.clip_by_value", **style)
+  after = make_notebook(MAGIC[:3] + ["import mp_compat\n"] + MAGIC[3:],
+                        "%%bash\necho tf.train.experimental.LossScale", [],
+                        ["%%time\n", "a = [1] \\\n", "    + [2]\nb = 3\n"],
+                        "s = mp_compat.DynamicLossScale()\ntf.clip_by_value", **style)
+  found = migrate_text(before, tmp_path, "book.ipynb")
   assert found.after.decode() == after and not found.problem
   assert [tuple(change.place) for change in found.changes] == [(6, 1, 5)]
-  assert not migrated(after, tmp_path, "book.ipynb").changes
+  assert not migrate_text(after, tmp_path, "book.ipynb").changes
 
 
 @pytest.mark.parametrize("content, problem", [
-    (notebook(["x = 1\n", "print 'LossScale'"]), "cell 2, line 2: this is not Python 3"),
-    (notebook("LossScale", indent=7), "save it with Jupyter first"),
+    (make_notebook(["x = 1\n", "print 'LossScale'"]), "cell 2, line 2: this is not Python 3"),
+    (make_notebook("LossScale", indent=7), "save it with Jupyter first"),
     ("[\"LossScale\"]", "expected a notebook"),
     ("LossScale", "Expecting value"),
 ])
-def test_notebooks_that_cannot_be_read_are_listed(content, problem, tmp_path):
-  found = migrated(content, tmp_path, "book.ipynb")
+def test_invalid_notebook_reports_problem(content, problem, tmp_path):
+  found = migrate_text(content, tmp_path, "book.ipynb")
   assert problem in found.problem and found.after == found.before
 
 
-def test_notebooks_of_other_languages_stay(tmp_path):
-  content = notebook("x <- tf.train.experimental.LossScale").replace('"python"', '"R"')
-  found = migrated(content, tmp_path, "book.ipynb")
+def test_notebooks_of_other_languages_are_unchanged(tmp_path):
+  content = make_notebook("x <- tf.train.experimental.LossScale").replace('"python"', '"R"')
+  found = migrate_text(content, tmp_path, "book.ipynb")
   assert not found.changes and not found.problem
 
 
 OLD, NEW = (side.encode() for side in migrate_cases.REWRITTEN["alias"])
 
 
-def tree(tmp_path):
-  """A program in a directory, with what is to be left out; the path of its one old file."""
+def make_tree(tmp_path):
+  """Writes a package with one old file and files that must be ignored; returns the old file's path."""
   for name in ("pkg/old.py", "pkg/.git/old.py", "pkg/__pycache__/old.py", "pkg/venv/lib/old.py", "pkg/data.txt"):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,15 +200,15 @@ def tree(tmp_path):
   return tmp_path / "pkg" / "old.py"
 
 
-def run(*arguments, **options):
+def run_migrate(*arguments, **options):
   return subprocess.run([sys.executable, "-m", "mp_compat", "migrate"] + list(arguments), capture_output=True,
                         env=testing.environment(), check=False, **options)
 
 
-def test_the_diff_is_one_that_patch_takes(tmp_path):
-  old = tree(tmp_path)
+def test_git_apply_accepts_diff(tmp_path):
+  old = make_tree(tmp_path)
   (tmp_path / "pkg" / "unfinished.py").write_bytes(OLD.rstrip())
-  done = run("pkg", cwd=str(tmp_path))
+  done = run_migrate("pkg", cwd=str(tmp_path))
   assert done.returncode == 0 and old.read_bytes() == OLD
   report = done.stderr.decode()
   assert "old.py:2:7: rewritten: tf.train.experimental.MixedPrecisionLossScaleOptimizer -> mp_compat." in report
@@ -215,8 +217,8 @@ def test_the_diff_is_one_that_patch_takes(tmp_path):
   assert old.read_bytes() == NEW and (tmp_path / "pkg" / "unfinished.py").read_bytes() == NEW.rstrip()
 
 
-def test_write_keeps_permissions_and_links_and_a_second_time_changes_nothing(tmp_path, capsys):
-  old = tree(tmp_path)
+def test_write_keeps_permissions_and_links_and_is_idempotent(tmp_path, capsys):
+  old = make_tree(tmp_path)
   old.chmod(0o750)
   (tmp_path / "link.py").symlink_to(old)
   arguments = ["migrate", "--write", str(tmp_path / "link.py")]
@@ -228,8 +230,8 @@ def test_write_keeps_permissions_and_links_and_a_second_time_changes_nothing(tmp
   assert "0 names rewritten" in capsys.readouterr().err
 
 
-def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path, capsys, monkeypatch):
-  old = tree(tmp_path)
+def test_failed_write_keeps_file_and_removes_temporary_file(tmp_path, capsys, monkeypatch):
+  old = make_tree(tmp_path)
   def refuse(source, target):
     raise PermissionError("no")
   monkeypatch.setattr(os, "replace", refuse)
@@ -238,41 +240,41 @@ def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path, capsys, m
   assert not [name for name in os.listdir(str(old.parent)) if name.startswith(".old")]
 
 
-def test_check_tells_by_its_exit_code(tmp_path, capsys):
-  old = tree(tmp_path)
+def test_check_exit_code_reports_old_names(tmp_path, capsys):
+  old = make_tree(tmp_path)
   assert command_line.main(["migrate", "--check", str(tmp_path)]) == 1 and old.read_bytes() == OLD
   assert capsys.readouterr().out == ""
   assert command_line.main(["migrate", "--write", str(tmp_path)]) == 0
   assert command_line.main(["migrate", "--check", str(tmp_path)]) == 0
 
 
-@pytest.mark.parametrize("name, content, why", [
+@pytest.mark.parametrize("name, content, problem", [
     ("two.py", "print 'LossScale'\n", "line 1: this is not Python 3"),
     ("book.ipynb", "LossScale", "Expecting value"),
 ])
-def test_check_fails_if_a_file_was_not_looked_at(name, content, why, tmp_path, capsys):
+def test_check_fails_if_file_is_invalid(name, content, problem, tmp_path, capsys):
   (tmp_path / "new.py").write_bytes(NEW)
   (tmp_path / name).write_text(content)
   assert command_line.main(["migrate", "--check", str(tmp_path)]) == 3
-  assert "{}: not looked at: {}".format(tmp_path / name, why) in capsys.readouterr().err
+  assert "{}: not looked at: {}".format(tmp_path / name, problem) in capsys.readouterr().err
   (tmp_path / "old.py").write_bytes(OLD)
   assert command_line.main(["migrate", "--check", str(tmp_path)]) == 1
   assert command_line.main(["migrate", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-def test_a_pipe_is_skipped_and_reported(explicit, tmp_path):
+def test_pipe_is_skipped_and_reported(explicit, tmp_path):
   pipe = tmp_path / "pipe.py"
   os.mkfifo(str(pipe))
   (tmp_path / "old.py").write_bytes(OLD)
-  done = run("--write", str(pipe if explicit else tmp_path), timeout=60)
+  done = run_migrate("--write", str(pipe if explicit else tmp_path), timeout=60)
   assert done.returncode == 0 and (tmp_path / "old.py").read_bytes() == (OLD if explicit else NEW)
   assert "{}: not looked at: expected a regular file".format(pipe) in done.stderr.decode()
-  assert run("--check", str(tmp_path), timeout=60).returncode == (1 if explicit else 3)
+  assert run_migrate("--check", str(tmp_path), timeout=60).returncode == (1 if explicit else 3)
 
 
-def test_the_report_as_json(tmp_path, capsys):
-  old = tree(tmp_path)
+def test_json_option_writes_report(tmp_path, capsys):
+  old = make_tree(tmp_path)
   old.write_bytes(OLD + b"opt._loss_scale = 3\n")
   (tmp_path / "two.py").write_bytes(b"print 'LossScale'\n")
   report = tmp_path / "report.json"
@@ -286,28 +288,28 @@ def test_the_report_as_json(tmp_path, capsys):
                       remedy=decisions.REMEDIES["private-state"], docs="docs/migration.md#private-state")],
       "problems": [dict(path=str(tmp_path / "two.py"), problem="line 1: this is not Python 3")],
   }
-  said = capsys.readouterr().err
-  assert "old.py:3:1: decide: opt._loss_scale" in said and "docs/migration.md#private-state" in said
-  assert "two.py: not looked at: line 1: this is not Python 3" in said
+  log = capsys.readouterr().err
+  assert "old.py:3:1: decide: opt._loss_scale" in log and "docs/migration.md#private-state" in log
+  assert "two.py: not looked at: line 1: this is not Python 3" in log
 
 
-def test_a_path_that_is_not_there_is_an_error(tmp_path, capsys):
+def test_missing_path_is_an_error(tmp_path, capsys):
   assert command_line.main(["migrate", str(tmp_path / "nothing")]) == 2
   assert "there is no " + str(tmp_path / "nothing") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", ["libcst", "tqdm"])
-def test_a_missing_library_is_told_with_the_command_that_installs_it(missing, tmp_path):
+def test_missing_library_error_names_pip_command(missing, tmp_path):
   (tmp_path / (missing + ".py")).write_text("raise ImportError('none here')")
   environment = testing.environment()
   environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")])
   done = subprocess.run([sys.executable, "-m", "mp_compat", "migrate", "x"], env=environment, stderr=subprocess.PIPE,
                         check=False)
-  assert done.returncode == 2 and b"none here" in done.stderr and b"pip install mp_compat[migrate]" in done.stderr
+  assert done.returncode == 2 and b"none here" in done.stderr and b"pip install libcst tqdm" in done.stderr
 
 
-def test_tensorflow_is_not_imported(tmp_path):
-  tree(tmp_path)
+def test_migrate_does_not_import_tensorflow(tmp_path):
+  make_tree(tmp_path)
   (tmp_path / "tensorflow.py").write_text("raise ImportError('not needed')")
   environment = testing.environment()
   environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")])
@@ -315,7 +317,7 @@ def test_tensorflow_is_not_imported(tmp_path):
                  stdout=subprocess.DEVNULL)
 
 
-# A program of 2019 with most of the spellings. Each line of what it prints depends on loss scaling.
+# A program with most spellings of the old names. Each line that it prints depends on loss scaling.
 PROGRAM = """
 import numpy as np
 import tensorflow
@@ -350,15 +352,15 @@ train(lambda opt: getattr(tensorflow.contrib, "mixed_precision").LossScaleOptimi
 """
 
 
-def test_a_migrated_program_does_what_it_did(tmp_path):
+def test_migrated_program_prints_same_output(tmp_path):
   path = tmp_path / "program.py"
   path.write_text(PROGRAM)
 
-  def said(*arguments):
+  def run_python(*arguments):
     return subprocess.run([sys.executable] + list(arguments), stdout=subprocess.PIPE, env=testing.environment(),
                           check=True).stdout.decode()
 
-  before = said(str(path)) if hasattr(tensorflow, "contrib") else said("-m", "mp_compat", "run", str(path))
-  assert run("--write", str(path)).returncode == 0
+  before = run_python(str(path)) if hasattr(tensorflow, "contrib") else run_python("-m", "mp_compat", "run", str(path))
+  assert run_migrate("--write", str(path)).returncode == 0
   assert "tensorflow.contrib" not in path.read_text()
-  assert said(str(path)) == before and len(before.splitlines()) == 3
+  assert run_python(str(path)) == before and len(before.splitlines()) == 3

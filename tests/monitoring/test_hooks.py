@@ -1,4 +1,4 @@
-"""Hooks in real MonitoredSessions: what they log, when they stop, what they say, what they cost."""
+"""Tests of the hooks in a MonitoredSession: logs, stopping, error messages, variables and fetches."""
 
 import re
 
@@ -10,11 +10,11 @@ import mp_compat
 from tests import testing
 from tests.testing import tf
 
-GOOD, BAD = [1., 2.], [np.inf, 2.]
+FINITE, OVERFLOW = [1., 2.], [np.inf, 2.]
 
 
-class Job:
-  """`w` and its train op, with the gradient fed, and what is logged."""
+class LoggedTraining:
+  """Trains `w`, whose gradient is the placeholder `x`, and records the lines that are logged."""
 
   def __init__(self, loss_scale, monkeypatch):
     self.w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
@@ -27,7 +27,7 @@ class Job:
       monkeypatch.setattr(logging, level, lambda text, *args: self.lines.append(text % args))
 
   def run(self, hooks, xs, fetch=None, **kwargs):
-    """Runs until the inputs or the hooks end it; gives how many runs there were."""
+    """Runs until the inputs are used or a hook requests a stop. Returns the number of runs."""
     runs = 0
     with tf.train.MonitoredTrainingSession(hooks=hooks, log_step_count_steps=None, **kwargs) as sess:
       for x in xs:
@@ -38,19 +38,19 @@ class Job:
     return runs
 
 
-@pytest.fixture(name="job", params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
-def _job(request, monkeypatch):
+@pytest.fixture(name="make_training", params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
+def _make_training(request, monkeypatch):
   with tf.Graph().as_default(), testing.control_flow(request.param):
-    yield lambda loss_scale: Job(loss_scale, monkeypatch)
+    yield lambda loss_scale: LoggedTraining(loss_scale, monkeypatch)
 
 
-def test_it_logs_every_change_of_the_scale_and_a_line_once_in_a_while(job):
-  job = job(mp_compat.DynamicLossScale(8., 4))
-  hook = mp_compat.LossScaleHook(job.opt, every_n_steps=3)
-  job.run([hook], [GOOD, BAD, GOOD, GOOD, GOOD, GOOD, GOOD])
+def test_hook_logs_scale_changes_and_periodic_lines(make_training):
+  training = make_training(mp_compat.DynamicLossScale(8., 4))
+  hook = mp_compat.LossScaleHook(training.opt, every_n_steps=3)
+  training.run([hook], [FINITE, OVERFLOW, FINITE, FINITE, FINITE, FINITE, FINITE])
   assert (hook.attempted, hook.skipped) == (7, 1)
-  # SecondOrStepTimer is due at its first step, then every third.
-  assert job.lines == [
+  # SecondOrStepTimer triggers at its first step, then at every third step.
+  assert training.lines == [
       "loss scale 8 after 1 attempted steps: 0 of the last 1 skipped, 0 (0.00%) of all",
       "loss scale 4 after 2 attempted steps: 1 of the last 1 skipped, 1 (50.00%) of all",
       "loss scale 4 after 4 attempted steps: 0 of the last 2 skipped, 1 (25.00%) of all",
@@ -59,31 +59,31 @@ def test_it_logs_every_change_of_the_scale_and_a_line_once_in_a_while(job):
   ]
 
 
-def test_without_a_period_it_logs_changes_and_the_end_only(job):
-  job = job(mp_compat.DynamicLossScale(8., 100))
-  job.run([mp_compat.LossScaleHook(job.opt, every_n_steps=None)], [GOOD, GOOD, BAD, GOOD, GOOD])
-  assert [line.split(":")[0] for line in job.lines] == [
+def test_hook_without_period_logs_changes_and_end(make_training):
+  training = make_training(mp_compat.DynamicLossScale(8., 100))
+  training.run([mp_compat.LossScaleHook(training.opt, every_n_steps=None)], [FINITE, FINITE, OVERFLOW, FINITE, FINITE])
+  assert [line.split(":")[0] for line in training.lines] == [
       "loss scale 4 after 3 attempted steps", "loss scale 4 after 5 attempted steps"]
 
 
-def test_it_logs_by_the_clock_where_asked(job):
-  job = job(8.)
-  job.run([mp_compat.LossScaleHook(job.opt, every_n_secs=1000.)], [GOOD] * 5)
-  assert [line.split(":")[0] for line in job.lines] == [
+def test_hook_logs_every_n_secs(make_training):
+  training = make_training(8.)
+  training.run([mp_compat.LossScaleHook(training.opt, every_n_secs=1000.)], [FINITE] * 5)
+  assert [line.split(":")[0] for line in training.lines] == [
       "loss scale 8 after 1 attempted steps", "loss scale 8 after 5 attempted steps"]
 
 
 @pytest.mark.parametrize("loss_scale, kwargs, runs", [
     (lambda: "dynamic", dict(max_consecutive_skips=4), 4),
-    (lambda: "dynamic", dict(), 25),  # 2**15 falls to 1 in 15 steps, then 10 do not lower it
+    (lambda: "dynamic", dict(), 25),  # 15 steps lower the scale from 2**15 to 1; 10 steps follow at 1
     (lambda: mp_compat.DynamicLossScale(2., 100), dict(min_scale_patience=3), 4),
     (lambda: 8., dict(min_scale_patience=3), 3),
 ])
-def test_a_stall_raises_at_the_step_that_completes_it_and_says_what_is_known(job, loss_scale, kwargs, runs):
-  job = job(loss_scale())
-  hook = mp_compat.LossScaleHook(job.opt, **kwargs)
+def test_stall_raises_with_a_diagnosis(make_training, loss_scale, kwargs, runs):
+  training = make_training(loss_scale())
+  hook = mp_compat.LossScaleHook(training.opt, **kwargs)
   with pytest.raises(mp_compat.LossScaleStalledError) as raised:
-    job.run([hook], [GOOD, GOOD] + [BAD] * 100)
+    training.run([hook], [FINITE, FINITE] + [OVERFLOW] * 100)
   assert hook.attempted == 2 + runs and hook.skipped == runs
   text = str(raised.value)
   assert "{} steps in a row were skipped".format(runs) in text and "the last applied step was attempt 2" in text
@@ -92,51 +92,52 @@ def test_a_stall_raises_at_the_step_that_completes_it_and_says_what_is_known(job
     assert "32768 (attempt 0) -> 16384 (attempt 3) -> 8192 (attempt 4) -> 4096 (attempt 5) -> 2048 (attempt 6)" in text
 
 
-def test_a_run_that_never_applies_a_step_says_so(job):
-  job = job(8.)
+def test_stall_error_reports_no_applied_step(make_training):
+  training = make_training(8.)
   with pytest.raises(mp_compat.LossScaleStalledError, match="no step was ever applied"):
-    job.run([mp_compat.LossScaleHook(job.opt, min_scale_patience=2)], [BAD] * 9)
+    training.run([mp_compat.LossScaleHook(training.opt, min_scale_patience=2)], [OVERFLOW] * 9)
 
 
-def test_an_applied_step_ends_a_row_of_skips(job):
-  job = job(8.)
-  hook = mp_compat.LossScaleHook(job.opt, max_consecutive_skips=3, min_scale_patience=3)
-  assert job.run([hook], [BAD, BAD, GOOD] * 5) == 15
+def test_applied_step_resets_the_skip_count(make_training):
+  training = make_training(8.)
+  hook = mp_compat.LossScaleHook(training.opt, max_consecutive_skips=3, min_scale_patience=3)
+  assert training.run([hook], [OVERFLOW, OVERFLOW, FINITE] * 5) == 15
 
 
-def test_a_stall_can_end_the_run_instead(job):
-  job = job(8.)
-  assert job.run([mp_compat.LossScaleHook(job.opt, min_scale_patience=3, on_stall="stop")], [BAD] * 50) == 3
-  assert "The loss scale is stalled: 3 steps in a row" in job.lines[1]
+def test_stall_can_stop_the_run(make_training):
+  training = make_training(8.)
+  hook = mp_compat.LossScaleHook(training.opt, min_scale_patience=3, on_stall="stop")
+  assert training.run([hook], [OVERFLOW] * 50) == 3
+  assert "The loss scale is stalled: 3 steps in a row" in training.lines[1]
 
 
-def test_a_stall_can_be_a_warning_once_for_each(job):
-  job = job(8.)
-  hook = mp_compat.LossScaleHook(job.opt, None, min_scale_patience=2, on_stall="warn")
-  assert job.run([hook], [BAD] * 5 + [GOOD] + [BAD] * 5) == 11
-  assert len([line for line in job.lines if "is stalled" in line and "w:0: 0 NaN, 1 inf" in line]) == 2
+def test_each_stall_can_log_one_warning(make_training):
+  training = make_training(8.)
+  hook = mp_compat.LossScaleHook(training.opt, None, min_scale_patience=2, on_stall="warn")
+  assert training.run([hook], [OVERFLOW] * 5 + [FINITE] + [OVERFLOW] * 5) == 11
+  assert len([line for line in training.lines if "is stalled" in line and "w:0: 0 NaN, 1 inf" in line]) == 2
 
 
-def test_runs_without_the_train_op_are_not_looked_at(job):
-  job = job(8.)
-  hook = mp_compat.LossScaleHook(job.opt)
-  with tf.control_dependencies([job.train_op]):
-    after = tf.identity(job.x)
+def test_runs_without_train_op_are_not_counted(make_training):
+  training = make_training(8.)
+  hook = mp_compat.LossScaleHook(training.opt)
+  with tf.control_dependencies([training.train_op]):
+    after = tf.identity(training.x)
   with tf.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as sess:
-    sess.run(job.w)  # without x: the backward pass would fail
-    sess.run([job.w, {"step": job.global_step}])
+    sess.run(training.w)  # x is not fed, so the backward pass would raise
+    sess.run([training.w, {"step": training.global_step}])
     assert hook.attempted == 0
-    sess.run({"a": [after]}, {job.x: GOOD})
+    sess.run({"a": [after]}, {training.x: FINITE})
     assert hook.attempted == 1
-    sess.run([job.train_op, "w:0"], {job.x: GOOD})
+    sess.run([training.train_op, "w:0"], {training.x: FINITE})
     assert hook.attempted == 2
 
 
-def test_the_report_is_fetched_in_the_last_step_only(job):
-  job = job(8.)
+def test_report_is_fetched_only_in_stalling_step(make_training):
+  training = make_training(8.)
   fetched = []
 
-  class Spy(mp_compat.LossScaleHook):
+  class FetchRecorder(mp_compat.LossScaleHook):
 
     def before_run(self, run_context):
       args = super().before_run(run_context)
@@ -145,198 +146,206 @@ def test_the_report_is_fetched_in_the_last_step_only(job):
       return args
 
   with pytest.raises(mp_compat.LossScaleStalledError):
-    job.run([Spy(job.opt, min_scale_patience=3)], [BAD] * 9)
+    training.run([FetchRecorder(training.opt, min_scale_patience=3)], [OVERFLOW] * 9)
   assert fetched == [["status"], ["status"], ["report", "status"]]
 
 
-def test_by_default_it_makes_no_variable(job):
-  job = job("dynamic")
+def test_hook_creates_no_variables_by_default(make_training):
+  training = make_training("dynamic")
   before = tf.global_variables() + tf.local_variables()
-  job.run([mp_compat.LossScaleHook(job.opt)], [GOOD])
+  training.run([mp_compat.LossScaleHook(training.opt)], [FINITE])
   assert tf.global_variables() + tf.local_variables() == before
 
 
-def test_counters_in_the_graph_survive_a_restore(job, monkeypatch, tmp_path):
-  del job
+def test_graph_counters_survive_a_restore(make_training, monkeypatch, tmp_path):
+  del make_training
   for attempted, skipped in [(3, 1), (6, 2)]:
     with tf.Graph().as_default():
-      job = Job(8., monkeypatch)
-      hook = mp_compat.LossScaleHook(job.opt, counters_in_graph=True)
-      job.run([hook], [GOOD, BAD, GOOD], checkpoint_dir=str(tmp_path))
+      training = LoggedTraining(8., monkeypatch)
+      hook = mp_compat.LossScaleHook(training.opt, counters_in_graph=True)
+      training.run([hook], [FINITE, OVERFLOW, FINITE], checkpoint_dir=str(tmp_path))
       assert (hook.attempted, hook.skipped) == (attempted, skipped)
 
 
-def test_it_writes_event_files_over_attempted_steps(job, tmp_path):
-  job = job(mp_compat.DynamicLossScale(8., 3))
-  job.run([mp_compat.LossScaleHook(job.opt, None, output_dir=str(tmp_path))], [GOOD, BAD, GOOD, GOOD, GOOD, BAD])
+def test_event_files_use_attempted_steps(make_training, tmp_path):
+  training = make_training(mp_compat.DynamicLossScale(8., 3))
+  hook = mp_compat.LossScaleHook(training.opt, None, output_dir=str(tmp_path))
+  training.run([hook], [FINITE, OVERFLOW, FINITE, FINITE, FINITE, OVERFLOW])
   seen = testing.events(str(tmp_path))
   assert seen["loss_scale/scale"] == [(0, 8.), (2, 4.), (5, 8.), (6, 4.)]
   assert seen["loss_scale/skipped_steps"] == [(0, 0.), (2, 1.), (5, 1.), (6, 2.)]
 
 
-def test_event_files_are_complete_when_a_stall_raises(job, tmp_path):
-  job = job(mp_compat.DynamicLossScale(8., 3))
+def test_event_files_are_complete_when_a_stall_raises(make_training, tmp_path):
+  training = make_training(mp_compat.DynamicLossScale(8., 3))
+  hook = mp_compat.LossScaleHook(training.opt, max_consecutive_skips=3, output_dir=str(tmp_path))
   with pytest.raises(mp_compat.LossScaleStalledError):
-    job.run([mp_compat.LossScaleHook(job.opt, max_consecutive_skips=3, output_dir=str(tmp_path))], [GOOD] + [BAD] * 5)
+    training.run([hook], [FINITE] + [OVERFLOW] * 5)
   assert testing.events(str(tmp_path))["loss_scale/skipped_steps"][-1] == (4, 3.)
 
 
-def test_a_run_that_never_trains_is_mentioned(job):
-  job = job(8.)
-  job.run([mp_compat.LossScaleHook(job.opt)], [GOOD], fetch=job.w)
-  assert job.lines == ["LossScaleHook: no run executed the train op GradientDescent."]
+def test_hook_logs_if_train_op_never_ran(make_training):
+  training = make_training(8.)
+  training.run([mp_compat.LossScaleHook(training.opt)], [FINITE], fetch=training.w)
+  assert training.lines == ["LossScaleHook: no Session run executed the train op GradientDescent."]
 
 
-def test_the_optimizer_makes_its_hook(job):
-  job = job(8.)
-  hook = job.opt.make_session_run_hook(every_n_steps=None, min_scale_patience=2)
+def test_optimizer_creates_its_loss_scale_hook(make_training):
+  training = make_training(8.)
+  hook = training.opt.make_session_run_hook(every_n_steps=None, min_scale_patience=2)
   assert isinstance(hook, mp_compat.LossScaleHook)
   with pytest.raises(mp_compat.LossScaleStalledError):
-    job.run([hook], [BAD] * 3)
+    training.run([hook], [OVERFLOW] * 3)
 
 
-def test_a_run_is_bounded_by_attempts_where_stop_at_step_would_wait_for_ever(job):
-  job = job(8.)
-  hooks = [mp_compat.StopAtAttemptHook(job.opt, 7), tf.train.StopAtStepHook(last_step=5)]
-  assert job.run(hooks, [BAD] * 50) == 7
+def test_stop_at_attempt_hook_counts_skipped_steps(make_training):
+  training = make_training(8.)
+  hooks = [mp_compat.StopAtAttemptHook(training.opt, 7), tf.train.StopAtStepHook(last_step=5)]
+  assert training.run(hooks, [OVERFLOW] * 50) == 7
 
 
-def test_attempts_are_runs_of_the_train_op(job):
-  job = job(8.)
-  with tf.train.MonitoredTrainingSession(hooks=[mp_compat.StopAtAttemptHook(job.opt, 2)],
+def test_attempts_count_only_train_op_runs(make_training):
+  training = make_training(8.)
+  with tf.train.MonitoredTrainingSession(hooks=[mp_compat.StopAtAttemptHook(training.opt, 2)],
                                          log_step_count_steps=None) as sess:
     for _ in range(5):
-      sess.run(job.w)
-    sess.run(job.train_op, {job.x: GOOD})
+      sess.run(training.w)
+    sess.run(training.train_op, {training.x: FINITE})
     assert not sess.should_stop()
-    sess.run(job.train_op, {job.x: BAD})
+    sess.run(training.train_op, {training.x: OVERFLOW})
     assert sess.should_stop()
 
 
-def test_a_hook_without_a_train_op_is_told_so(job):
-  job(8.)
+def test_hooks_without_train_op_raise_runtime_error(make_training):
+  make_training(8.)
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
   for hook in [mp_compat.LossScaleHook(opt), mp_compat.StopAtAttemptHook(opt, 1)]:
-    with pytest.raises(RuntimeError, match="has no train op in this graph yet"):
+    with pytest.raises(RuntimeError, match="has no train op in the current graph"):
       hook.begin()
 
 
-class InControlFlow:
-  """A train op that runs where `go` says so: a branch, a branch in a branch, or three times in a loop."""
+class TrainingInControlFlow:
+  """Builds the train op inside a branch, a nested branch or a loop of three steps.
+
+  Branches execute it only if the placeholder `executed` is True.
+  """
 
   def __init__(self, kind, **kwargs):
     self.w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
     with tf.variable_scope("", use_resource=True):
       tf.train.get_or_create_global_step()
-    self.x, self.go = tf.placeholder(tf.float32, [2]), tf.placeholder_with_default(True, [])
+    self.x, self.executed = tf.placeholder(tf.float32, [2]), tf.placeholder_with_default(True, [])
     self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(
         tf.train.GradientDescentOptimizer(1.), mp_compat.DynamicLossScale(8., 100), **kwargs)
     if kind == "while_loop":
       self.train_op = tf.while_loop(lambda i: i < 3, self._step, [0])
     else:
-      branch = self._step if kind == "cond" else lambda: tf.cond(self.go, self._step, lambda: 0)
-      self.train_op = tf.cond(self.go, branch, lambda: 0)
+      branch = self._step if kind == "cond" else lambda: tf.cond(self.executed, self._step, lambda: 0)
+      self.train_op = tf.cond(self.executed, branch, lambda: 0)
 
   def _step(self, i=0):
     with tf.control_dependencies([self.opt.minimize(tf.reduce_sum(self.w * self.x), tf.train.get_global_step())]):
       return tf.add(i, 1)
 
   def run(self, hooks, steps, fetch=()):
+    """Runs with `(x, executed)` of each step until a hook requests a stop. Returns what `fetch` gave in each run."""
     fetched = []
     with tf.train.MonitoredTrainingSession(hooks=hooks, log_step_count_steps=None) as sess:
-      for x, go in steps:
+      for x, executed in steps:
         if sess.should_stop():
           break
-        fetched.append(sess.run({"train": self.train_op, 0: fetch}, {self.x: x, self.go: go})[0])
+        fetched.append(sess.run({"train": self.train_op, 0: fetch}, {self.x: x, self.executed: executed})[0])
     return fetched
 
 
-BRANCHES = [(GOOD, True), (BAD, False), (BAD, True), (GOOD, False), (BAD, True), (GOOD, True)]
+# The input of each step, and whether its branch is executed.
+BRANCHES = [(FINITE, True), (OVERFLOW, False), (OVERFLOW, True), (FINITE, False), (OVERFLOW, True), (FINITE, True)]
 
 
 @pytest.mark.parametrize("kind", ["cond", "nested cond"])
 def test_hooks_count_executed_branches_only(kind):
   with tf.Graph().as_default(), testing.control_flow(1):
-    job = InControlFlow(kind)
-    hook = mp_compat.LossScaleHook(job.opt, counters_in_graph=True)
-    runs = job.run([hook, mp_compat.StopAtAttemptHook(job.opt, 3)], BRANCHES)
+    training = TrainingInControlFlow(kind)
+    hook = mp_compat.LossScaleHook(training.opt, counters_in_graph=True)
+    runs = training.run([hook, mp_compat.StopAtAttemptHook(training.opt, 3)], BRANCHES)
     assert (hook.attempted, hook.skipped, len(runs)) == (3, 2, 5)
 
 
 @pytest.mark.parametrize("kind", ["cond", "nested cond"])
-def test_a_stall_in_a_branch_names_its_gradients(kind):
+def test_stall_in_a_branch_reports_its_gradients(kind):
   with tf.Graph().as_default(), testing.control_flow(1):
-    job = InControlFlow(kind)
-    hook = mp_compat.LossScaleHook(job.opt, max_consecutive_skips=2)
+    training = TrainingInControlFlow(kind)
+    hook = mp_compat.LossScaleHook(training.opt, max_consecutive_skips=2)
     with pytest.raises(mp_compat.LossScaleStalledError, match=r"w:0: 0 NaN, 1 inf, the largest of the others 2\b"):
-      job.run([hook], BRANCHES)
+      training.run([hook], BRANCHES)
     assert (hook.attempted, hook.skipped) == (3, 2)
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_hooks_count_steps_in_loops_with_summaries(version):
   with tf.Graph().as_default(), testing.control_flow(version):
-    job = InControlFlow("while_loop", add_summaries=True)
-    hook = mp_compat.LossScaleHook(job.opt)
-    runs = job.run([hook, mp_compat.StopAtAttemptHook(job.opt, 6)], [(GOOD, True), (BAD, True), (GOOD, True)])
+    training = TrainingInControlFlow("while_loop", add_summaries=True)
+    hook = mp_compat.LossScaleHook(training.opt)
+    runs = training.run([hook, mp_compat.StopAtAttemptHook(training.opt, 6)],
+                        [(FINITE, True), (OVERFLOW, True), (FINITE, True)])
     assert (hook.attempted, hook.skipped, len(runs)) == (6, 3, 2)
 
 
 def test_hooks_count_steps_in_branch_functions_with_summaries():
   with tf.Graph().as_default(), testing.control_flow(2):
-    job = InControlFlow("cond", add_summaries=True)
-    hook = mp_compat.LossScaleHook(job.opt, max_consecutive_skips=2)
+    training = TrainingInControlFlow("cond", add_summaries=True)
+    hook = mp_compat.LossScaleHook(training.opt, max_consecutive_skips=2)
     with pytest.raises(mp_compat.LossScaleStalledError, match="unknown, because the train op is inside a loop"):
-      job.run([hook], BRANCHES)
+      training.run([hook], BRANCHES)
     assert (hook.attempted, hook.skipped) == (3, 2)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_hooks_say_that_loops_cannot_be_counted(version, monkeypatch):
+def test_hooks_report_that_loops_need_summaries(version, monkeypatch):
   lines = []
   monkeypatch.setattr(logging, "warning", lambda text, *args: lines.append(text % args))
   with tf.Graph().as_default(), testing.control_flow(version):
-    job = InControlFlow("while_loop")
-    assert len(job.run([mp_compat.LossScaleHook(job.opt)], [(GOOD, True)] * 2)) == 2
+    training = TrainingInControlFlow("while_loop")
+    assert len(training.run([mp_compat.LossScaleHook(training.opt)], [(FINITE, True)] * 2)) == 2
     assert len(lines) == 1 and "add_summaries=True" in lines[0]
     with pytest.raises(ValueError, match="cannot count the steps .* add_summaries=True"):
-      mp_compat.StopAtAttemptHook(job.opt, 1).begin()
+      mp_compat.StopAtAttemptHook(training.opt, 1).begin()
 
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("kind", ["cond", "while_loop"])
 def test_summaries_in_control_flow_show_the_last_step(kind, version):
   with tf.Graph().as_default(), testing.control_flow(version):
-    job = InControlFlow(kind, add_summaries=True)
+    training = TrainingInControlFlow(kind, add_summaries=True)
     merged = tf.summary.merge_all()
     with testing.session() as sess:
       sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-      for x, go in [(GOOD, True), (BAD, True)]:
-        sess.run(job.train_op, {job.x: x, job.go: go})
+      for x, executed in [(FINITE, True), (OVERFLOW, True)]:
+        sess.run(training.train_op, {training.x: x, training.executed: executed})
       values = {value.tag: value.simple_value for value in tf.Summary.FromString(sess.run(merged)).value}
   assert values["loss_scale/applied"] == 0.
   assert values["loss_scale/skipped_steps"] == (1. if kind == "cond" else 3.)
   assert values["loss_scale/scale"] == (8. if kind == "cond" else 2.)
 
 
-def test_fetches_may_be_any_structure(job):
-  job = job(8.)
-  hook = mp_compat.LossScaleHook(job.opt)
+def test_hook_accepts_any_fetch_structure(make_training):
+  training = make_training(8.)
+  hook = mp_compat.LossScaleHook(training.opt)
   with tf.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as sess:
-    for fetch in [{"a": job.train_op, 1: job.w}, (job.w, [{2: [job.train_op.name], "b": "w:0"}])]:
-      sess.run(fetch, {job.x: GOOD})
-    sess.run({"a": job.w, 1: job.w})
+    for fetch in [{"a": training.train_op, 1: training.w}, (training.w, [{2: [training.train_op.name], "b": "w:0"}])]:
+      sess.run(fetch, {training.x: FINITE})
+    sess.run({"a": training.w, 1: training.w})
   assert hook.attempted == 2
 
 
 class NeverApplies(mp_compat.DynamicLossScale):
-  """Skips steps that are finite."""
+  """Skips every step."""
 
   def update(self, grads):
     return super().update(grads)[0], tf.constant(False)
 
 
-def test_a_stall_by_the_loss_scale_is_named(job):
-  job = job(NeverApplies(8.))
+def test_stall_error_reports_skips_by_loss_scale(make_training):
+  training = make_training(NeverApplies(8.))
   with pytest.raises(mp_compat.LossScaleStalledError, match="none; the loss scale itself decided to skip"):
-    job.run([mp_compat.LossScaleHook(job.opt, min_scale_patience=2)], [GOOD] * 9)
+    training.run([mp_compat.LossScaleHook(training.opt, min_scale_patience=2)], [FINITE] * 9)

@@ -1,4 +1,4 @@
-"""Reports, clipping and summaries, fetched from real Sessions and read back from real event files."""
+"""Tests of gradient reports, clipping, warnings and summaries in Sessions and event files."""
 
 import collections
 
@@ -20,7 +20,7 @@ def _graph(request):
 
 
 def linear(dtype=tf.float32):
-  """Two variables, the gradient of each a placeholder, and the loss."""
+  """Returns two variables, the placeholders of their gradients, and the loss."""
   names = ["a", "b"]
   variables = [tf.get_variable(name, [3], dtype, initializer=tf.zeros_initializer()) for name in names]
   xs = [tf.placeholder(dtype, [3]) for _ in names]
@@ -31,7 +31,7 @@ def linear(dtype=tf.float32):
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64], ids=lambda d: d.name)
-def test_the_report_of_a_step_counts_what_is_not_finite_and_measures_what_is(dtype):
+def test_report_counts_non_finite_and_largest_values(dtype):
   _, xs, loss = linear(dtype)
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
   train_op = opt.minimize(loss)
@@ -44,7 +44,7 @@ def test_the_report_of_a_step_counts_what_is_not_finite_and_measures_what_is(dty
       ("b:0", mp_compat.GradientReport(nans=1, infs=2, largest=0.))])
 
 
-def test_the_report_holds_the_gradients_before_clipping_too_and_names_them():
+def test_report_includes_gradients_before_clipping():
   _, xs, loss = linear()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
   train_op = opt.apply_gradients([(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(loss)])
@@ -56,9 +56,9 @@ def test_the_report_holds_the_gradients_before_clipping_too_and_names_them():
   assert [name for name, gradient in got.items() if gradient.infs] == ["b:0 (2)"] and got["a:0 (2)"].largest == 3.
 
 
-def test_a_report_needs_a_train_op():
+def test_report_without_train_op_raises_runtime_error():
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
-  with pytest.raises(RuntimeError, match="GradientDescent has no train op in this graph yet"):
+  with pytest.raises(RuntimeError, match="GradientDescent has no train op in the current graph"):
     mp_compat.nonfinite_gradients(opt)
 
 
@@ -66,7 +66,7 @@ def test_a_report_needs_a_train_op():
 
 
 @pytest.mark.parametrize("clip_norm", [.5, 5., 100.])
-def test_clipping_gives_tensorflows_bits_where_its_norm_is_finite(clip_norm):
+def test_finite_clipping_matches_tensorflow_exactly(clip_norm):
   random = np.random.RandomState(0)
   a, b = tf.placeholder(tf.float32, [7]), tf.placeholder(tf.float32, [2, 3])
   slices = tf.IndexedSlices(b, tf.constant([4, 1]), tf.constant([6, 3]))
@@ -83,7 +83,7 @@ def test_clipping_gives_tensorflows_bits_where_its_norm_is_finite(clip_norm):
 
 @pytest.mark.parametrize("dtype, value", [(tf.float16, 300.), (tf.bfloat16, 2.**40), (tf.float32, 1e25),
                                           (tf.float64, 1e200)], ids=str)
-def test_the_norm_is_right_where_the_sum_of_squares_overflows(dtype, value):
+def test_norm_is_correct_if_sum_of_squares_overflows(dtype, value):
   x = tf.placeholder(dtype, [4])
   (clipped,), norm = mp_compat.clip_by_global_norm([x], 1.)
   assert clipped.dtype == dtype
@@ -94,7 +94,7 @@ def test_the_norm_is_right_where_the_sum_of_squares_overflows(dtype, value):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_clipping_what_is_not_finite_raises_nothing_and_skips_the_step(bad):
+def test_clipping_non_finite_gradients_skips_the_step(bad):
   (a, b), xs, loss = linear()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
   grads, variables = zip(*opt.compute_gradients(loss))
@@ -108,14 +108,14 @@ def test_clipping_what_is_not_finite_raises_nothing_and_skips_the_step(bad):
     np.testing.assert_array_equal(sess.run([a, b]), np.zeros([2, 3]))
 
 
-def test_nothing_to_clip():
+def test_clipping_only_none_gradients_returns_zero_norm():
   clipped, norm = mp_compat.clip_by_global_norm([None, None], 1.)
   assert clipped == [None, None]
   with testing.session() as sess:
     assert sess.run(norm) == 0.
 
 
-def test_masked_gradients_can_be_drawn_as_histograms():
+def test_finite_or_zero_gradients_allow_histograms():
   x = tf.placeholder(tf.float32, [3])
   slices = tf.IndexedSlices(x, tf.constant([0, 1, 2]))
   masked = mp_compat.finite_or_zero([x, None, slices])
@@ -128,7 +128,7 @@ def test_masked_gradients_can_be_drawn_as_histograms():
       sess.run(tf.summary.histogram("raw", x), {x: [np.nan, 2., np.inf]})
 
 
-# --- gradients that were never scaled ------------------------------------------------------------------------------
+# --- warnings about unscaled gradients -----------------------------------------------------------------------------
 
 
 @pytest.fixture(name="warnings")
@@ -138,7 +138,7 @@ def _warnings(monkeypatch):
   return seen
 
 
-def test_gradients_that_were_never_scaled_are_noticed_once(warnings):
+def test_applying_never_scaled_gradients_warns_once(warnings):
   variables, _, loss = linear()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
   for _ in range(2):
@@ -147,7 +147,7 @@ def test_gradients_that_were_never_scaled_are_noticed_once(warnings):
   assert "never scaled" in warnings[0] and "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss)" in warnings[0]
 
 
-def test_unscaled_gradients_are_warned_about_in_each_graph(warnings):
+def test_never_scaled_gradients_warn_once_per_graph(warnings):
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
   for number, use in enumerate([opt.minimize, lambda loss: opt.apply_gradients(
       zip(tf.gradients(loss, tf.trainable_variables()), tf.trainable_variables()))] * 2):
@@ -156,7 +156,7 @@ def test_unscaled_gradients_are_warned_about_in_each_graph(warnings):
     assert len(warnings) == (number + 1) // 2
 
 
-def test_the_remedy_works_and_silences_the_warning(warnings):
+def test_scale_loss_and_unscale_gradients_avoid_warning(warnings):
   variables, xs, loss = linear(tf.float16)
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 2. ** 10)
   grads = opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables))
@@ -164,20 +164,20 @@ def test_the_remedy_works_and_silences_the_warning(warnings):
   train_op = opt.apply_gradients([(tf.clip_by_value(g, -4., 4.), v) for g, v in zip(grads, variables)])
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    for last in [3., np.inf]:  # the second overflows, hidden by the clipping
+    for last in [3., np.inf]:  # the second step overflows, and clipping hides it
       sess.run(train_op, dict(zip(xs, [[1., 2., 3.], [1., 2., last]])))
       np.testing.assert_array_equal(sess.run(variables), [[-1., -2., -3.]] * 2)
   assert not warnings
 
 
-def test_gradients_of_a_loss_that_was_not_scaled_cannot_be_unscaled():
+def test_unscaling_without_scale_loss_raises_runtime_error():
   variables, _, loss = linear()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
   with pytest.raises(RuntimeError, match=r"scale_loss\(\) was not called in this graph"):
     opt.unscale_gradients(tf.gradients(loss, variables))
 
 
-def test_the_usual_way_and_accumulators_warn_of_nothing(warnings):
+def test_minimize_and_accumulators_log_no_warning(warnings):
   variables, _, loss = linear()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
   opt.minimize(loss)
@@ -205,7 +205,7 @@ def test_summaries_are_written_by_a_monitored_session(tmp_path):
   assert {value for _, value in seen["loss_scale/applied"]} <= {0., 1.}
 
 
-def test_the_values_summarized_are_those_of_the_step():
+def test_summaries_show_values_of_their_step():
   _, xs, loss = linear()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.), mp_compat.DynamicLossScale(16., 2), add_summaries=True)
   train_op = opt.minimize(loss)
@@ -222,7 +222,7 @@ def test_the_values_summarized_are_those_of_the_step():
   assert scales == [16., 16., 32., 16., 8.] and applied == [1., 1., 0., 0., 1.]
 
 
-def test_the_scale_summarized_is_read_before_it_moves(graph):
+def test_summarized_scale_is_read_before_update(graph):
   _, _, loss = linear()
   Optimizer(tf.train.GradientDescentOptimizer(1.), "dynamic", add_summaries=True).minimize(loss)
   summarized = graph.get_operation_by_name("loss_scale/scale").inputs[1]
@@ -232,7 +232,7 @@ def test_the_scale_summarized_is_read_before_it_moves(graph):
 
 
 @pytest.mark.parametrize("loss_scale", [lambda: 8., testing.native.DynamicLossScale])
-def test_summaries_work_with_any_loss_scale_and_on_replicas(loss_scale):
+def test_summaries_work_on_replicas(loss_scale):
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
 
   def step():
@@ -249,7 +249,7 @@ def test_summaries_work_with_any_loss_scale_and_on_replicas(loss_scale):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_gradients_in_loops_cannot_be_reported(version):
+def test_report_of_gradients_in_loops_raises(version):
   with tf.Graph().as_default(), testing.control_flow(version):
     _, xs, loss = linear()
     opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
@@ -261,14 +261,14 @@ def test_gradients_in_loops_cannot_be_reported(version):
     del xs, loss
     with tf.variable_scope("loop"):
       tf.while_loop(lambda i: i < 2, body, [0])
-    with pytest.raises(RuntimeError, match="inside a loop or a function, whose gradients cannot be read from outside"):
+    with pytest.raises(RuntimeError, match="inside a loop or a function, so its gradients cannot be read from outside"):
       mp_compat.nonfinite_gradients(opt)
 
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("scaled_in_branch", [True, False])
-def test_losses_and_gradients_scale_in_different_contexts(scaled_in_branch, version):
-  """The scale that was read in a branch cannot be read outside of it; it is read again."""
+def test_scaling_and_unscaling_work_in_different_contexts(scaled_in_branch, version):
+  """A tensor of the scale in a branch is not accessible outside, so the scale is read again."""
   with tf.Graph().as_default(), testing.control_flow(version):
     variables, xs, loss = linear()
     opt = Optimizer(tf.train.GradientDescentOptimizer(1.), mp_compat.DynamicLossScale(8.))

@@ -1,6 +1,7 @@
-"""Accumulates sparse gradients on one of two workers with MultiWorkerMirroredStrategy; run by test_accumulation.
+"""Accumulates sparse gradients on one of two workers with MultiWorkerMirroredStrategy.
 
-Prints, as JSON, the state after every micro-batch. On the second worker the third micro-batch overflows.
+tests/training/test_gradient_accumulation.py runs it. It prints the state after every window of two micro-batches, as
+JSON. The third micro-batch of the second worker overflows.
 """
 
 import json
@@ -11,12 +12,12 @@ import tensorflow.compat.v1 as tf
 
 import mp_compat
 
-OVERFLOW = 2
+OVERFLOW_AT = 2  # micro-batch
 
 
 def inputs(worker, micro_batch):
-  """Returns what the two looked-up rows are multiplied by, float32 [2]."""
-  return [np.inf if (worker, micro_batch) == (1, OVERFLOW) else 1. + worker, 2.]
+  """Returns the factors of the two rows that are looked up, as a list of two floats."""
+  return [np.inf if (worker, micro_batch) == (1, OVERFLOW_AT) else 1. + worker, 2.]
 
 
 def main():
@@ -42,16 +43,16 @@ def main():
     add_op, train_op = strategy.extended.call_for_each_replica(replica)
     state = [strategy.experimental_local_results(v)[0] for v in tf.global_variables()
              if v.op.name in ("table", "global_step", "current_loss_scale")]
-  said = []
+  states = []
   with tf.Session(server.target, config=config) as sess:
     sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
     for micro_batch in range(6):
       sess.run(add_op, {x: inputs(worker, micro_batch), rows: [worker, 3]})
       if micro_batch % 2:
         sess.run(train_op)
-        said.append({v.op.name: value.tolist() for v, value in zip(state, sess.run(state))})
-  print(json.dumps(said), flush=True)
-  os._exit(0)  # no barrier ends the other worker's collectives
+        states.append({v.op.name: value.tolist() for v, value in zip(state, sess.run(state))})
+  print(json.dumps(states), flush=True)
+  os._exit(0)  # skips the shutdown of the server: the workers have no barrier before it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What test_horovod.py runs on every rank: trains in every case, and records all variables after every step.
+"""Trains all cases on one rank and records all variables after every step; test_horovod.py runs it on every rank.
 
     mpirun -np 2 python horovod_ranks.py DIRECTORY
 """
@@ -18,7 +18,7 @@ SCALE = dict(initial_loss_scale=2. ** 10, increment_period=4)
 
 
 def x_of(rank, step):
-  """What scales the gradients of `w` and of the table; not finite on one rank, in two steps."""
+  """Returns the input of a step. It is not finite on the last rank in steps 3 and 8."""
   if rank == hvd.size() - 1 and step in (3, 8):
     return [np.inf if step == 3 else np.nan, 1.]
   return [1. + rank, 2.]
@@ -40,7 +40,7 @@ def adasum(grads_and_vars):
   return [(hvd.allreduce(g, op=hvd.Adasum), v) for g, v in densify(grads_and_vars)]
 
 
-# Each makes the optimizer; where there is a second function, it is what happens before apply_gradients.
+# The first function creates the optimizer. The second, if any, changes the gradients before apply_gradients.
 CASES = {
     "outside": (lambda opt: scaled(hvd.DistributedOptimizer(opt)),),
     "inside": (lambda opt: hvd.DistributedOptimizer(scaled(opt)),),
@@ -54,7 +54,7 @@ CASES = {
         hvd.DistributedOptimizer(opt, backward_passes_per_step=2, sparse_as_dense=True)),),
     "inside, two passes": (lambda opt: hvd.DistributedOptimizer(
         scaled(opt), backward_passes_per_step=2, sparse_as_dense=True),),
-    # Adasum takes a number of ranks that is a power of 2.
+    # Adasum requires the number of ranks to be a power of 2.
     "adasum of gradients": (scaled, adasum),
     "adasum of updates": (lambda opt: scaled(hvd.DistributedOptimizer(opt, op=hvd.Adasum)), densify),
     "unreduced": (lambda opt: scaled(opt, finite_reducer=mp_compat.horovod.all_ranks_finite), densify),
@@ -62,7 +62,10 @@ CASES = {
 
 
 def train(case):
-  """All variables by name, after each step; every rank begins with other values, which are broadcast."""
+  """Trains a case. Returns {name: values after every step} of all variables.
+
+  Each rank initializes the variables differently; rank 0 broadcasts its values.
+  """
   wrap, between = (CASES[case] + (list,))[:2]
   with tf.Graph().as_default() as graph:
     x = tf.placeholder(tf.float32, [2])
@@ -89,7 +92,7 @@ def keras_scaled(opt):
   return mp_compat.keras.LossScaleOptimizer(opt, mp_compat.DynamicLossScale(**SCALE))
 
 
-# Of Keras: "outside" is loss scaling around Horovod, as above.
+# Keras optimizers. "outside" is loss scaling around Horovod, as above.
 KERAS_CASES = {
     "keras outside": lambda opt: keras_scaled(keras_hvd.DistributedOptimizer(opt)),
     "keras inside": lambda opt: keras_hvd.DistributedOptimizer(keras_scaled(opt)),
@@ -97,7 +100,7 @@ KERAS_CASES = {
 
 
 def train_keras(case):
-  """All variables by name, after each step, of a Keras optimizer's get_updates in a Session."""
+  """Trains with a Keras optimizer's get_updates. Returns {name: values after every step} of all variables."""
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [2])
     w = tf.Variable([0., 0.], name="w", use_resource=True)

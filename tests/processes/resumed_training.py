@@ -1,8 +1,8 @@
-"""What test_resume.py runs and kills: a training that is a function of its checkpoints alone.
+"""Trains deterministically and resumes from checkpoints; test_resume.py runs and kills it.
 
     python resumed_training.py DIRECTORY STEPS
 
-The batch follows from global_step. In float16 the loss scale overflows again and again by itself.
+The batch is a function of global_step. The model uses float16, so the gradients overflow repeatedly.
 """
 
 import sys
@@ -14,7 +14,7 @@ import mp_compat
 
 
 def build():
-  """A train op whose every run is determined by the variables."""
+  """Builds a train op whose steps depend only on the variables. Returns it, the global step and the optimizer."""
   global_step = tf.train.get_or_create_global_step()
   phase = tf.cast(tf.reshape(global_step, [1, 1]), tf.float32) + tf.range(8.)[:, tf.newaxis]
   x = tf.concat([tf.sin(phase * k) for k in (.3, .7, 1.1)], axis=1)

@@ -1,6 +1,6 @@
-"""Several processes on loopback: the programs under scripts/, and what their processes recorded of every step.
+"""Tests of the programs under scripts/ with several processes on localhost, which record the state after every step.
 
-The reference is TensorFlow alone, in one process, on the batches of all workers joined.
+The reference is TensorFlow without mp_compat, in one process, on the concatenated batches of all workers.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from tests.testing import tf
 SCRIPTS = os.path.join(testing.ROOT, "scripts")
 
 STEPS, OVERFLOWS, BATCH = 12, (3, 8), 16
-# By hand, with INCREMENT_PERIOD = 5: three good steps, an overflow, four, an overflow, three.
+# Expected with INCREMENT_PERIOD = 5. The attempts are 3 finite, 1 overflow, 4 finite, 1 overflow, 3 finite.
 SCALES = [2. ** e for e in [15, 15, 15, 14, 14, 14, 14, 14, 13, 13, 13, 13]]
 GOOD_STEPS = [1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 3]
 GLOBAL_STEPS = [1, 2, 3, 3, 4, 5, 6, 7, 7, 8, 9, 10]
 
 
 def run(record, script, *arguments):
-  """Runs a program to its end; gives what it printed and what each process recorded, by the process's name."""
+  """Runs a program. Returns its output, and {process name: {variable name: values after every step}}."""
   done = subprocess.run(
       [sys.executable, os.path.join(SCRIPTS, script), "--record", str(record), "--batch", str(BATCH),
        "--steps", str(STEPS), "--timeout", "120"] + list(arguments),
@@ -35,7 +35,8 @@ def run(record, script, *arguments):
   return done.stdout, {path.stem: dict(np.load(str(path))) for path in sorted(record.iterdir())}
 
 
-def assert_all_say_the_same(records):
+def assert_equal_records(records):
+  """Asserts that all processes recorded bitwise equal variables."""
   first, *others = records.values()
   for other in others:
     assert sorted(first) == sorted(other)
@@ -53,7 +54,7 @@ def _cluster():
 
 
 def reference(cluster, workers):
-  """Momentum alone, without loss scaling, over the joined batches of the steps that do not overflow."""
+  """Trains without loss scaling on the concatenated batches of the finite steps. Returns {name: values}."""
   arguments = argparse.Namespace(batch=BATCH * workers, overflow_at=())
   with tf.Graph().as_default():
     model = cluster.Model(tf, mp_compat, "float32")
@@ -71,7 +72,7 @@ def reference(cluster, workers):
 
 
 def assert_as_reference(record, expected):
-  """The state after every step is that of a single process, but for the order in which examples are added up."""
+  """Asserts that the states equal the reference up to the order in which examples are summed."""
   np.testing.assert_array_equal(record.pop("current_loss_scale"), SCALES)
   np.testing.assert_array_equal(record.pop("good_steps"), GOOD_STEPS)
   np.testing.assert_array_equal(record.pop("global_step"), GLOBAL_STEPS)
@@ -85,25 +86,25 @@ CONTROL_FLOW = [1, pytest.param(2, marks=pytest.mark.slow)]
 
 @pytest.mark.parametrize("workers, control_flow", [
     (2, 1), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow)])
-def test_workers_with_collectives_skip_together_and_train_as_one(cluster, tmp_path, workers, control_flow):
+def test_collective_workers_match_single_process_training(cluster, tmp_path, workers, control_flow):
   _, records = run(tmp_path, "train_workers.py", "--workers", str(workers), "--control_flow", str(control_flow),
                    "--dtype", "float32")
   assert sorted(records) == ["worker-{}".format(i) for i in range(workers)]
-  assert_all_say_the_same(records)
+  assert_equal_records(records)
   assert_as_reference(records["worker-0"], reference(cluster, workers))
 
 
 @pytest.mark.parametrize("control_flow", CONTROL_FLOW)
-def test_synchronized_workers_outlive_an_overflow_and_train_as_one(cluster, tmp_path, control_flow):
+def test_synchronized_workers_match_single_process_training(cluster, tmp_path, control_flow):
   _, records = run(tmp_path, "train_parameter_server.py", "--sync", "--control_flow", str(control_flow),
                    "--dtype", "float32")
   assert sorted(records) == ["worker-0", "worker-1"]
-  assert_all_say_the_same(records)
+  assert_equal_records(records)
   assert_as_reference(records["worker-0"], reference(cluster, 2))
 
 
 def assert_invariants(record):
-  """What holds however the updates of two workers interleave."""
+  """Asserts what holds for any order of the updates of two workers."""
   exponents = np.log2(record["current_loss_scale"])
   assert (exponents == np.round(exponents)).all() and (exponents >= 0).all()
   assert (record["good_steps"] >= 0).all() and (record["good_steps"] < 5).all()
@@ -111,14 +112,15 @@ def assert_invariants(record):
 
 
 def last_step(printed):
+  """Returns the last global step that worker 0 printed."""
   end, = [line for line in printed.splitlines() if line.startswith("worker-0 attempt=end ")]
   return int(dict(pair.split("=") for pair in end.split()[1:])["global_step"])
 
 
 @pytest.mark.parametrize("control_flow", CONTROL_FLOW)
-def test_asynchronous_workers_share_a_scale_and_count_every_applied_step(cluster, tmp_path, control_flow):
+def test_asynchronous_workers_share_scale_and_step_count(cluster, tmp_path, control_flow):
   del cluster
-  # In which order the workers come decides how high the scale gets; in float16 it may be high enough to overflow.
+  # The order of the workers determines the largest scale. In float16 it could overflow, so the model is float32.
   printed, records = run(tmp_path, "train_parameter_server.py", "--control_flow", str(control_flow),
                          "--dtype", "float32")
   applied = 0
@@ -131,19 +133,19 @@ def test_asynchronous_workers_share_a_scale_and_count_every_applied_step(cluster
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_and_started_anew_carries_on(cluster, tmp_path):
+def test_restarted_worker_continues_training(cluster, tmp_path):
   del cluster
   printed, records = run(tmp_path, "train_parameter_server.py", "--kill", "5", "--overflow_at", "3")
   assert "worker-1 killed, and started anew" in printed
   for record in records.values():
     assert_invariants(record)
     assert len(record["applied"]) == STEPS
-  # Worker 1 told of attempts 0 to 5, one of them skipped, before it was killed; it may have made more untold.
-  told = sum(record["applied"].sum() for record in records.values()) + 5
-  assert told <= last_step(printed) <= told + STEPS - 6
+  # Before it was killed, worker 1 printed attempts 0 to 5, one of them skipped. It may have made more.
+  reported = sum(record["applied"].sum() for record in records.values()) + 5
+  assert reported <= last_step(printed) <= reported + STEPS - 6
 
 
-def test_processes_are_ended_when_one_of_them_fails(cluster, tmp_path):
+def test_one_failure_terminates_all_processes(cluster, tmp_path):
   mark = str(tmp_path / "alive")
   with pytest.raises(SystemExit, match="(?s)broken.*ended with status 3"):
     with cluster.Processes(timeout=60.) as processes:
@@ -152,7 +154,7 @@ def test_processes_are_ended_when_one_of_them_fails(cluster, tmp_path):
   assert subprocess.run(["pgrep", "-f", mark], stdout=subprocess.DEVNULL, check=False).returncode == 1
 
 
-def test_processes_are_ended_when_time_is_up(cluster, tmp_path):
+def test_timeout_terminates_all_processes(cluster, tmp_path):
   mark = str(tmp_path / "alive")
   with pytest.raises(SystemExit, match="Time is up"):
     with cluster.Processes(timeout=1.) as processes:

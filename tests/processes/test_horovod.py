@@ -1,4 +1,4 @@
-"""Horovod's ranks, started by mpirun: after every step, all variables are the same on all of them, to the bit."""
+"""Tests of Horovod with ranks started by mpirun: all ranks have bitwise equal variables after every step."""
 
 import subprocess
 import sys
@@ -6,24 +6,24 @@ import sys
 import numpy as np
 import pytest
 
-pytest.importorskip("horovod.tensorflow", reason="Horovod is installed by `scripts/nox -s tests-horovod` alone")
+pytest.importorskip("horovod.tensorflow", reason="Horovod is installed only by `scripts/nox -s tests-horovod`")
 
 from tests import testing  # noqa: E402
 from tests.processes import horovod_ranks  # noqa: E402
 from tests.processes import test_clusters  # noqa: E402
 
-# By hand: overflows in steps 3 and 8, growth after 4 good steps.
+# Expected with overflows in steps 3 and 8 and growth after 4 finite steps.
 SCALES = [2. ** e for e in [10, 10, 10, 9, 9, 9, 9, 10, 9, 9, 9, 9]]
 GLOBAL_STEPS = [1, 2, 3, 3, 4, 5, 6, 7, 7, 8, 9, 10]
 
 
-# Adasum takes a number of ranks that is a power of 2.
+# Adasum requires the number of ranks to be a power of 2.
 two_ranks = pytest.mark.parametrize("recorded", [2], ids=["2_ranks"], indirect=True)
 
 
 @pytest.fixture(name="recorded", scope="module", params=[2, 3], ids=["2_ranks", "3_ranks"])
 def _recorded(request, tmp_path_factory):
-  """For each rank, {case/variable: values after every step}."""
+  """Returns for each rank {case/variable: values after every step}."""
   directory = tmp_path_factory.mktemp("ranks")
   done = subprocess.run(
       ["mpirun", "--allow-run-as-root", "--oversubscribe", "--timeout", "240", "-np", str(request.param),
@@ -35,19 +35,20 @@ def _recorded(request, tmp_path_factory):
 
 
 def of(case, recorded):
-  """Each rank's values in this case, by the variable's name."""
+  """Returns for each rank {variable: values after every step} of one case."""
   return [{key[len(case) + 1:]: values for key, values in rank.items() if key.startswith(case + "/")}
           for rank in recorded]
 
 
 def assert_same(ranks, names=None):
+  """Asserts that these variables, by default all, are bitwise equal on all ranks."""
   for name in names or ranks[0]:
     for rank in ranks[1:]:
       assert rank[name].tobytes() == ranks[0][name].tobytes(), name
 
 
 def momentum(gradient, clip=False):
-  """NumPy's Momentum over the steps that are applied: the values after every step."""
+  """Computes Momentum over the applied steps in NumPy. Returns the values after every step."""
   value, velocity, after = 0., 0., []
   for step in range(horovod_ranks.STEPS):
     if step not in (3, 8):
@@ -58,7 +59,7 @@ def momentum(gradient, clip=False):
 
 
 def mean_gradients(size):
-  """The gradients of `w` and of the table, averaged over ranks: all of them finite."""
+  """Returns the gradients of `w` and of the table in a finite step, averaged over ranks."""
   x = np.array([[1. + rank, 2.] for rank in range(size)])
   table = np.zeros([5, 2])
   for rank in range(size):
@@ -69,7 +70,7 @@ def mean_gradients(size):
 
 @pytest.mark.parametrize("case", [case for case in horovod_ranks.CASES
                                   if case.startswith(("outside", "inside")) and "passes" not in case])
-def test_one_ranks_overflow_skips_the_step_on_all(case, recorded):
+def test_overflow_on_one_rank_skips_step_on_all(case, recorded):
   ranks = of(case, recorded)
   assert_same(ranks)
   np.testing.assert_array_equal(ranks[0]["current_loss_scale"], SCALES)
@@ -79,21 +80,21 @@ def test_one_ranks_overflow_skips_the_step_on_all(case, recorded):
 
 
 @pytest.mark.parametrize("case", horovod_ranks.KERAS_CASES)
-def test_one_ranks_overflow_skips_the_step_of_keras_on_all(case, recorded):
+def test_overflow_skips_keras_step_on_all_ranks(case, recorded):
   ranks = of(case, recorded)
   assert_same(ranks)
   scale = max(name for name in ranks[0] if name.startswith("current_loss_scale"))  # Horovod makes a second optimizer.
   np.testing.assert_array_equal(ranks[0][scale], SCALES)
   iterations, = [values for name, values in ranks[0].items() if name.endswith("/iter")]
-  assert iterations.tolist() == list(range(1, horovod_ranks.STEPS + 1))  # Skipped steps count.
+  assert iterations.tolist() == list(range(1, horovod_ranks.STEPS + 1))  # Keras counts skipped steps.
   np.testing.assert_allclose(ranks[0]["w"], momentum(mean_gradients(len(recorded))[0]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["outside, two passes", "inside, two passes"])
-def test_gradients_of_several_passes_are_skipped_by_all(case, recorded):
+def test_overflow_skips_aggregated_passes_on_all_ranks(case, recorded):
   ranks = of(case, recorded)
   assert_same(ranks)
-  # The passes of steps 2 and 3, and of 8 and 9, are one sum each: not applied.
+  # The passes of steps 2 and 3 are summed, as are those of steps 8 and 9. Both sums overflow and are skipped.
   w_gradient, _ = mean_gradients(len(recorded))
   velocity, value, expected = 0., 0., []
   for step in range(horovod_ranks.STEPS):
@@ -105,7 +106,7 @@ def test_gradients_of_several_passes_are_skipped_by_all(case, recorded):
 
 
 @two_ranks
-def test_adasum_of_gradients_is_skipped_by_all(recorded):
+def test_overflow_skips_adasum_gradients_on_all_ranks(recorded):
   ranks = of("adasum of gradients", recorded)
   assert_same(ranks)
   np.testing.assert_array_equal(ranks[0]["current_loss_scale"], SCALES)
@@ -114,29 +115,30 @@ def test_adasum_of_gradients_is_skipped_by_all(recorded):
 
 
 @two_ranks
-def test_ranks_agree_on_adasum_of_updates(recorded):
-  assert_verdicts_agree(of("adasum of updates", recorded))
+def test_ranks_agree_to_skip_adasum_updates(recorded):
+  assert_skipped_steps_agree(of("adasum of updates", recorded))
 
 
-def test_ranks_agree_on_gradients_that_nobody_reduced(recorded):
-  assert_verdicts_agree(of("unreduced", recorded))
+def test_ranks_agree_to_skip_unreduced_gradients(recorded):
+  assert_skipped_steps_agree(of("unreduced", recorded))
 
 
-def assert_verdicts_agree(ranks):
+def assert_skipped_steps_agree(ranks):
+  """Asserts that all ranks skip the same steps and have the same loss scale state."""
   names = ["current_loss_scale", "good_steps", "global_step"]
   assert_same(ranks, names)
   np.testing.assert_array_equal(ranks[0]["current_loss_scale"], SCALES)
   np.testing.assert_array_equal(ranks[0]["global_step"], GLOBAL_STEPS)
-  for rank in ranks:  # Each with updates of its own: Horovod 0.22's Adasum exchanges none of tf.train.Optimizers.
+  for rank in ranks:  # Updates differ per rank: Adasum in Horovod 0.22 does not reduce those of tf.train.Optimizer.
     assert np.isfinite(rank["w"]).all() and (rank["w"][3] == rank["w"][2]).all()
 
 
-def test_the_program_of_the_readme_trains_the_same_on_all_ranks(tmp_path):
+def test_readme_program_trains_identically_on_all_ranks(tmp_path):
   pytest.importorskip("sklearn")
   for order in ["outside", "inside"]:
     (tmp_path / order).mkdir()
     _, records = test_clusters.run(tmp_path / order, "train_horovod.py", "--order", order)
     assert sorted(records) == ["rank-0", "rank-1"]
-    test_clusters.assert_all_say_the_same(records)
+    test_clusters.assert_equal_records(records)
     np.testing.assert_array_equal(records["rank-0"]["current_loss_scale"], test_clusters.SCALES)
     np.testing.assert_array_equal(records["rank-0"]["global_step"], test_clusters.GLOBAL_STEPS)

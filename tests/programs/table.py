@@ -1,7 +1,7 @@
-"""The harness of tests/test_programs_*.py: tables of training programs, and what it takes to run and compare them.
+"""Tables of training programs, for tests/programs/test_*.py, and functions that train and compare them.
 
-A program is a function of a `Build`: it makes a graph and returns the train op, or a function `step(session, feed)`.
-The same program is run with the inner optimizer alone, with TensorFlow's class and with ours.
+A program is a function of a `Build`. It builds a graph and returns the train op or a function `step(session, feed)`.
+The same program trains with the inner optimizer alone, with TensorFlow's class and with ours.
 """
 
 import collections
@@ -23,7 +23,7 @@ LOSS_SCALE_VARIABLES = re.compile(r"(^|.*/)(current_loss_scale|good_steps|bad_st
 
 
 class Variant(NamedTuple):
-  """Under which settings a program is built."""
+  """The settings under which a program is built."""
 
   control_flow: int
   resource: bool
@@ -35,7 +35,7 @@ class Variant(NamedTuple):
 V2, V1, V1_REFERENCE, V2_REFERENCE = Variant(2, True), Variant(1, True), Variant(1, False), Variant(2, False)
 ALL = (V2, V1_REFERENCE, V1, V2_REFERENCE)
 RESOURCE = (V2, V1)
-NO_V2_REFERENCE = (V2, V1_REFERENCE, V1)  # branches are functions, which take no references
+NO_V2_REFERENCE = (V2, V1_REFERENCE, V1)  # branches are functions, which do not accept reference variables
 
 
 class Program(NamedTuple):
@@ -44,25 +44,25 @@ class Program(NamedTuple):
   name: str
   build: Callable[["Build"], Any]
   variants: Tuple[Variant, ...] = ALL
-  needs: Dict[str, bool] = {}  # what this version of TensorFlow must have
-  tensorflow_fails: Any = None  # why TensorFlow's class fails, or None; a function of the variant gives either
-  limit: Any = None  # with which words ours fails: a limit that README.md has
-  unwrapped_fails: Any = None  # the same for the inner optimizer alone
-  exact: bool = False  # whether all numbers are dyadic: a compiler may fuse operations
-  outside: str = "$^"  # the names of variables that the program itself changes in skipped steps
-  overflow: Tuple[float, ...] = (np.inf, np.nan)  # what the inputs of skipped steps hold
-  hidden: bool = False  # whether the program hides the overflow, so that TensorFlow's class applies it
-  fixed: bool = True  # whether to run with a fixed scale, too
-  fresh: bool = False  # whether initializers read variables, so that training again takes a new session
+  needs: Dict[str, bool] = {}  # {reason for skipping: whether this TensorFlow can run the program}
+  tensorflow_fails: Any = None  # why TensorFlow's class fails, or None; or a function of the variant that returns this
+  limit: Any = None  # the message with which ours fails, for limits in docs/limits.md
+  unwrapped_fails: Any = None  # as tensorflow_fails, for the inner optimizer alone
+  exact: bool = False  # whether all numbers are dyadic, for compilers that fuse operations
+  outside: str = "$^"  # pattern: variables that the program changes in skipped steps, too
+  overflow: Tuple[float, ...] = (np.inf, np.nan)  # the nonfinite values in the inputs of skipped steps
+  hidden: bool = False  # whether the program removes the overflow, so that TensorFlow's class does not skip
+  fixed: bool = True  # whether to train with a fixed loss scale, too
+  fresh: bool = False  # whether initializers read variables, so that training again needs a new session
   steps: int = 4
-  slow: bool = False  # whether the default selection leaves it out
+  slow: bool = False  # whether the default selection excludes the program
 
 
-PROGRAMS = {}  # all tables' rows, by name
+PROGRAMS = {}  # the rows of all tables, by name
 
 
 class Table:
-  """Programs about one topic, which one test module trains."""
+  """The programs of one test module."""
 
   def __init__(self):
     self._names = []
@@ -74,16 +74,17 @@ class Table:
     self._names.append(name)
 
   def program(self, **options: Any) -> Callable[[Any], Any]:
-    """Adds the decorated function to the table, under its name."""
+    """Returns a decorator that adds a function to the table under its name."""
     def decorate(build):
       self.add(build.__name__, build, **options)
       return build
     return decorate
 
   def make_test(self) -> Callable[..., None]:
-    """Returns a test of every row under each of its variants.
+    """Returns a test that is parametrized by the rows and their variants.
 
-    Every variant is compared with the unwrapped program; the first one also in the other ways.
+    Every variant is compared with the unwrapped program. The first variant is also compared with TensorFlow's class,
+    and with the unwrapped program under a fixed loss scale.
     """
     parameters = []
     for row in (PROGRAMS[name] for name in self._names):
@@ -99,9 +100,9 @@ class Table:
 
     @pytest.mark.parametrize("compare, row, variant", parameters)
     def test_program_trains_with_the_same_numbers(compare, row, variant):
-      for what, available in row.needs.items():
+      for reason, available in row.needs.items():
         if not available:
-          pytest.skip("TensorFlow {}.{}: {}".format(*(VERSION + (what,))))
+          pytest.skip("TensorFlow {}.{}: {}".format(*(VERSION + (reason,))))
       with pytest.raises(ValueError, match=row.limit) if row.limit else contextlib.nullcontext():
         compare(row, variant)
 
@@ -109,14 +110,14 @@ class Table:
 
 
 class Build:
-  """What a program builds on: inputs, variables, and the wrapper that it is run with.
+  """The inputs, the variables and the optimizer wrapper that a program uses.
 
   Attributes:
     api: `mp_compat`, TensorFlow's module, or None for the inner optimizer alone.
     resource: whether variables are resources or references.
-    graph: the graph in which to train; a program may set another.
-    initialize: runs the initializers; a program may set another function of a session.
-    read: gives {name: value} of a session; a program may set another function.
+    graph: the graph in which to train; a program may replace it.
+    initialize: a function of a session that runs the initializers; a program may replace it.
+    read: a function of a session that returns {name: value}; a program may replace it.
   """
 
   def __init__(self, api, fixed, row, variant):
@@ -133,7 +134,7 @@ class Build:
     self.flag = self.input(tf.bool, [], lambda x, flag: flag, "flag")
 
   def input(self, dtype, shape, value, name=None):
-    """Makes a placeholder that is fed with `value(x, flag)` in every step."""
+    """Makes a placeholder. Every step feeds it with `value(x, flag)`."""
     placeholder = tf.placeholder(dtype, shape, name)
     self._inputs.append((placeholder, value))
     return placeholder
@@ -142,12 +143,12 @@ class Build:
     return {placeholder: value(x, flag) for placeholder, value in self._inputs}
 
   def wrap(self, inner=None, loss_scale=None, **ours):
-    """Returns the optimizer to train with.
+    """Returns the wrapped optimizer; the inner optimizer if there is no API.
 
     Args:
       inner: the inner optimizer; `MomentumOptimizer(.1, .9)` by default.
-      loss_scale: a function of an API that makes a loss scale; by default a dynamic one that moves within few steps.
-      **ours: arguments that only our class has.
+      loss_scale: a function of an API that makes a loss scale; by default a dynamic one that changes within few steps.
+      **ours: further arguments for our class.
     """
     if inner is None:
       inner = tf.train.GradientDescentOptimizer(.25) if self._row.exact else tf.train.MomentumOptimizer(.1, .9)
@@ -161,7 +162,7 @@ class Build:
 
   @property
   def variables(self):
-    """The variables of the model: `w` [3], `table` [6, 2]; made when first asked for."""
+    """The variables of the model: `w` [3], `table` [6, 2]. The first access makes them."""
     if self._variables is None:
       divisor = 8 if self._row.exact else 7
       with tf.init_scope(), tf.variable_scope("model", use_resource=self.resource):
@@ -171,7 +172,7 @@ class Build:
     return self._variables
 
   def make_variables(self):
-    """Makes the variables, for programs that use them first inside a branch, a loop or a function."""
+    """Makes the variables, for programs that first use them inside a branch, a loop or a function."""
     return self.variables
 
   def loss(self, x=None, sparse=True):
@@ -198,8 +199,8 @@ def _read_variables(sess):
   return dict(zip(found, sess.run(list(found.values()))))
 
 
-def inputs(row):
-  """Yields the clean inputs of a program, `(x, flag)` for every step."""
+def make_inputs(row):
+  """Yields the finite inputs of a program, `(x, flag)` for every step."""
   random = np.random.RandomState(1)
   for step in range(row.steps):
     if row.exact:
@@ -208,8 +209,8 @@ def inputs(row):
       yield random.normal(size=3).astype(np.float32), step % 2 == 0
 
 
-def overflows(row):
-  """Yields `(position, (x, flag))` of the steps that must change nothing: one before the first, one in the middle."""
+def make_overflows(row):
+  """Yields `(position, (x, flag))` for the steps that must be skipped: the first one, and one in the middle."""
   for number, value in enumerate(row.overflow):
     x = np.array([1., -.5, 2.], np.float32)
     x[number % 3] = value
@@ -217,39 +218,39 @@ def overflows(row):
 
 
 class Run(NamedTuple):
-  """What training gave: the values of all variables before the first step and after every step."""
+  """The values of all variables before the first step and after every step."""
 
   clean: Any
-  injected: Any  # with steps that overflow inserted; None for the inner optimizer alone
+  injected: Any  # with inserted steps that overflow; None for the inner optimizer alone
 
 
 def run(row, variant, api, fixed=False):
-  """Builds and trains a program; trains again, from the start, with steps that overflow."""
+  """Builds and trains a program; trains again, from the start, with inserted steps that overflow."""
   return _run(row.name, variant, api, fixed)
 
 
-@functools.lru_cache(maxsize=4)  # a reference is compared with several times
+@functools.lru_cache(maxsize=4)  # several comparisons use the same reference
 def _run(name, variant, api, fixed):
   with testing.control_flow(variant.control_flow):
     return train(PROGRAMS[name], variant, api, fixed)
 
 
 def train(row, variant, api, fixed=False):
-  """Builds and trains a program under the control flow that is switched on; see `run`."""
+  """Builds and trains a program under the current control flow version; see `run`."""
   config = testing.config()
   rewrites = config.graph_options.rewrite_options
-  # Rewriter takes longer than training does; the other variants train with it.
+  # Grappler takes longer than training. The other variants train with it.
   rewrites.disable_meta_optimizer = variant == row.variants[0]
-  # These draw constants together that the loss scale keeps apart: (.1 * (2 * w * x)).
+  # These rewrites multiply constants in advance, as in .1 * (2 * w * x), if no loss scale is between them.
   rewrites.constant_folding = rewrites.arithmetic_optimization = 2  # RewriterConfig.OFF
   with tf.Graph().as_default():
     built = Build(api, fixed, row, variant)
     trained = row.build(built)
     step = trained if callable(trained) else lambda sess, feed: sess.run(trained, feed)
-    clean = list(inputs(row))
+    clean = list(make_inputs(row))
     injected = list(clean)
-    for at, bad in overflows(row):
-      injected.insert(at, bad)
+    for position, overflow in make_overflows(row):
+      injected.insert(position, overflow)
 
     def history(sess, feeds):
       built.initialize(sess)
@@ -259,87 +260,96 @@ def train(row, variant, api, fixed=False):
         yield built.read(sess)
 
     with built.graph.as_default(), tf.Session(graph=built.graph, config=config) as sess:
-      ran = Run(list(history(sess, clean)), None)
+      result = Run(list(history(sess, clean)), None)
       if not api or not row.overflow:
-        return ran
+        return result
       with tf.Session(graph=built.graph, config=config) if row.fresh else contextlib.nullcontext(sess) as again:
-        return ran._replace(injected=list(history(again, injected)))
+        return result._replace(injected=list(history(again, injected)))
 
 
-def without_loss_scale(history):
+def remove_loss_scale(history):
   """Returns the same history without the loss scale's own variables."""
   return [{name: value for name, value in values.items() if not LOSS_SCALE_VARIABLES.match(name)} for values in history]
 
 
-def assert_overflows_change_nothing(row, ran):
-  """Asserts that skipped steps change nothing but the loss scale, and that the others do what they do without them."""
+def assert_overflows_change_nothing(row, result):
+  """Asserts that skipped steps change only the loss scale, and that the other steps train as without skipped steps."""
   outside = re.compile(row.outside)
 
   def inner(history):
     return [{name: value for name, value in values.items() if not outside.match(name)}
-            for values in without_loss_scale(history)]
+            for values in remove_loss_scale(history)]
 
-  skipped = [at for at, _ in overflows(row)]
-  for at in skipped:
-    testing.assert_same(inner([ran.injected[at]]), inner([ran.injected[at + 1]]))
-    scales = [name for name in ran.injected[at] if "current_loss_scale" in name]
-    assert not scales or any(ran.injected[at + 1][name] < ran.injected[at][name] for name in scales)
-  testing.assert_same(inner([values for number, values in enumerate(ran.injected) if number - 1 not in skipped]),
-                      inner(ran.clean))
+  skipped = [position for position, _ in make_overflows(row)]
+  for position in skipped:
+    testing.assert_same(inner([result.injected[position]]), inner([result.injected[position + 1]]))
+    scales = [name for name in result.injected[position] if "current_loss_scale" in name]
+    assert not scales or any(result.injected[position + 1][name] < result.injected[position][name] for name in scales)
+  testing.assert_same(inner([values for number, values in enumerate(result.injected) if number - 1 not in skipped]),
+                      inner(result.clean))
+
+
+def fails_up_to(version, reason):
+  """Returns a `tensorflow_fails` for a program that fails with TensorFlow's class up to a version of TensorFlow."""
+  return reason if VERSION <= version else None
 
 
 def assert_trained(history):
-  """Asserts that training changed a variable: a program whose steps do nothing compares nothing."""
+  """Asserts that training changed a variable, so that comparisons are meaningful."""
   changed = [name for name in history[0] if history[0][name].tobytes() != history[-1][name].tobytes()]
   assert any(not name.startswith("global_step") and not LOSS_SCALE_VARIABLES.match(name) for name in changed), changed
 
 
-def tensorflow_fails(row, variant):
+def explain_tensorflow_failure(row, variant):
   """Returns why TensorFlow's class cannot train this program; None if it can."""
   if variant == V2_REFERENCE:
-    return "it applies gradients in branches that are functions, which take no references"
-  return reason_of(row.tensorflow_fails, variant)
+    return "it applies gradients in branches that are functions, which do not accept reference variables"
+  return resolve_reason(row.tensorflow_fails, variant)
 
 
-def reason_of(reason, variant):
+def resolve_reason(reason, variant):
+  """Returns the reason for a variant, or None."""
   return reason(variant) if callable(reason) else reason
 
 
-def reference_of(row, variant):
-  """Returns the history of the inner optimizer alone, or of TensorFlow's class where that fails, and a naming."""
-  if reason_of(row.unwrapped_fails, variant) is None:
-    return without_loss_scale(run(row, variant, None).clean), lambda history: history
-  assert tensorflow_fails(row, variant) is None, "nothing to compare with"
-  return plain(without_loss_scale(run(row, variant, native).clean)), plain
+def get_reference(row, variant):
+  """Returns the history to compare with, and a function that renames the variables of ours accordingly.
+
+  The history is that of the inner optimizer alone, or that of TensorFlow's class if the inner optimizer fails.
+  """
+  if resolve_reason(row.unwrapped_fails, variant) is None:
+    return remove_loss_scale(run(row, variant, None).clean), lambda history: history
+  assert explain_tensorflow_failure(row, variant) is None, "nothing to compare with"
+  return remove_conditional_scopes(remove_loss_scale(run(row, variant, native).clean)), remove_conditional_scopes
 
 
 def compare_with_reference(row, variant, fixed=False):
-  """Raises an AssertionError if ours trains a program with other numbers, or if a step that overflows changes any."""
-  reference, named = reference_of(row, variant)
+  """Asserts that our class trains a program with the same numbers, and that it skips the steps that overflow."""
+  reference, rename = get_reference(row, variant)
   assert_trained(reference)
   ours = run(row, variant, mp_compat, fixed)
-  testing.assert_same(named(without_loss_scale(ours.clean)), reference)
+  testing.assert_same(rename(remove_loss_scale(ours.clean)), reference)
   if row.overflow:
     assert_overflows_change_nothing(row, ours)
 
 
 def compare_fixed_with_reference(row, variant):
-  """Compares the program with a fixed loss scale; see `compare_with_reference`."""
+  """Compares the program under a fixed loss scale; see `compare_with_reference`."""
   if row.fixed:
     compare_with_reference(row, variant, fixed=True)
 
 
 def compare_with_tensorflow(row, variant):
-  """Raises an AssertionError if TensorFlow's class trains with other numbers, or does not fail as recorded."""
-  failure = pytest.raises(Exception) if tensorflow_fails(row, variant) else contextlib.nullcontext()
+  """Asserts that TensorFlow's class trains with the same numbers, or that it fails if the row says so."""
+  failure = pytest.raises(Exception) if explain_tensorflow_failure(row, variant) else contextlib.nullcontext()
   ours = run(row, variant, mp_compat)
   with failure:
     theirs = run(row, variant, native)
-    testing.assert_same(plain(ours.clean), plain(theirs.clean))
+    testing.assert_same(remove_conditional_scopes(ours.clean), remove_conditional_scopes(theirs.clean))
     if row.overflow and not row.hidden:
-      testing.assert_same(plain(ours.injected), plain(theirs.injected))
+      testing.assert_same(remove_conditional_scopes(ours.injected), remove_conditional_scopes(theirs.injected))
 
 
-def plain(history):
-  """Returns the same history with the names that TensorFlow's class would give if it built no conditional."""
+def remove_conditional_scopes(history):
+  """Returns the same history without the scopes of conditionals in the variables' names."""
   return [{re.sub(r"(^|/)cond(_\d+)?/", r"\1", name): value for name, value in values.items()} for values in history]

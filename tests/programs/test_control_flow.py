@@ -1,7 +1,7 @@
 """Programs in which the loss, `compute_gradients`, `apply_gradients` or all of them are in a control-flow context.
 
-A context is a function `context(build, fn, zeros, x)`: it calls `fn(input)`, which returns a list of tensors shaped
-like `zeros`, in the context, and returns such a list outside of it.
+A context is a function `context(build, fn, zeros, x)`. It calls `fn(input)` inside the context, which returns a list of
+tensors with the shapes of `zeros`. It returns a list of tensors with these shapes outside of the context.
 """
 
 from tests.programs import table as programs
@@ -13,21 +13,21 @@ LOOP = dict(parallel_iterations=1)
 
 
 def cond(t, fn, zeros, x):
-  return listed(tf.cond(t.flag, lambda: fn(x), lambda: fn(x * 2.)))
+  return as_list(tf.cond(t.flag, lambda: fn(x), lambda: fn(x * 2.)))
 
 
 def cond_of_one_branch(t, fn, zeros, x):
-  """Does nothing where the flag is False."""
-  return listed(tf.cond(t.flag, lambda: fn(x), lambda: [tf.identity(zero) for zero in zeros]))
+  """Calls `fn` only if the flag is True."""
+  return as_list(tf.cond(t.flag, lambda: fn(x), lambda: [tf.identity(zero) for zero in zeros]))
 
 
 def case(t, fn, zeros, x):
-  return listed(tf.case([(tf.logical_not(t.flag), lambda: fn(x)), (t.x[0] > 1e9, lambda: fn(x * 3.))],
+  return as_list(tf.case([(tf.logical_not(t.flag), lambda: fn(x)), (t.x[0] > 1e9, lambda: fn(x * 3.))],
                         default=lambda: fn(x * 2.)))
 
 
 def switch_case(t, fn, zeros, x):
-  return listed(tf.switch_case(tf.cast(t.flag, tf.int32), [lambda: fn(x), lambda: fn(x * 2.), lambda: fn(x * 3.)]))
+  return as_list(tf.switch_case(tf.cast(t.flag, tf.int32), [lambda: fn(x), lambda: fn(x * 2.), lambda: fn(x * 3.)]))
 
 
 def while_loop(t, fn, zeros, x):
@@ -76,37 +76,41 @@ def dynamic_rnn(t, fn, zeros, x):
   return [tf.reshape(tf.reduce_sum(one, [0, 1]), zero.shape) for one, zero in zip(outputs, zeros)]
 
 
-def nested(outer, inner):
+def nest_contexts(outer, inner):
+  """Returns the context `inner` inside the context `outer`."""
   return lambda t, fn, zeros, x: outer(t, lambda own: inner(t, fn, zeros, own), zeros, x)
 
 
-def listed(values):
+def as_list(values):
   return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
 CONTEXTS = {one.__name__: one for one in (
     cond, cond_of_one_branch, case, switch_case, while_loop, map_fn, scan, tensor_array, dynamic_rnn)}
 NESTED = {
-    "cond_in_cond": nested(cond, cond), "cond_in_while": nested(while_loop, cond),
-    "while_in_cond": nested(cond, while_loop), "while_in_while": nested(while_loop, while_loop),
-    "cond_in_map": nested(map_fn, cond), "map_in_cond": nested(cond, map_fn), "case_in_scan": nested(scan, case),
-    "switch_in_case_in_cond": nested(cond, nested(case, switch_case))}
+    "cond_in_cond": nest_contexts(cond, cond), "cond_in_while": nest_contexts(while_loop, cond),
+    "while_in_cond": nest_contexts(cond, while_loop), "while_in_while": nest_contexts(while_loop, while_loop),
+    "cond_in_map": nest_contexts(map_fn, cond), "map_in_cond": nest_contexts(cond, map_fn),
+    "case_in_scan": nest_contexts(scan, case),
+    "switch_in_case_in_cond": nest_contexts(cond, nest_contexts(case, switch_case))}
 
 
-def of_shapes(variables):
+def make_zeros(variables):
   return [tf.zeros(variable.shape) for variable in variables]
 
 
-def after(op):
+def run_after(op):
+  """Returns a list with one scalar tensor, whose evaluation runs the op."""
   with tf.control_dependencies([op]):
     return [tf.constant(0.) + 0.]
 
 
-def dense(grads):
+def to_dense(grads):
   return [tf.convert_to_tensor(grad) for grad in grads]
 
 
 def loss_inside(context):
+  """Returns a program that computes the loss inside the context."""
 
   def build(t):
     t.make_variables()
@@ -117,42 +121,53 @@ def loss_inside(context):
 
 
 def compute_inside(context):
+  """Returns a program that calls `compute_gradients` inside the context."""
 
   def build(t):
     t.make_variables()
     optimizer = t.wrap()
 
     def compute(x):
-      return dense(grad for grad, _ in optimizer.compute_gradients(t.loss(x), t.variables))
+      return to_dense(grad for grad, _ in optimizer.compute_gradients(t.loss(x), t.variables))
 
-    grads = context(t, compute, of_shapes(t.variables), t.x)
+    grads = context(t, compute, make_zeros(t.variables), t.x)
     return optimizer.apply_gradients(zip(grads, t.variables), t.global_step)
 
   return build
 
 
 def apply_inside(context):
+  """Returns a program that calls `apply_gradients` inside the context."""
 
   def build(t):
     optimizer = t.wrap()
     grads_and_vars = optimizer.compute_gradients(t.loss())
-    return context(t, lambda x: after(optimizer.apply_gradients(grads_and_vars, t.global_step)), [tf.zeros([])], t.x)
+
+    def apply(x):
+      return run_after(optimizer.apply_gradients(grads_and_vars, t.global_step))
+
+    return context(t, apply, [tf.zeros([])], t.x)
 
   return build
 
 
 def both_inside(context):
+  """Returns a program that calls `minimize` inside the context."""
 
   def build(t):
     t.make_variables()
     optimizer = t.wrap()
-    return context(t, lambda x: after(optimizer.minimize(t.loss(x), t.global_step, t.variables)), [tf.zeros([])], t.x)
+
+    def minimize(x):
+      return run_after(optimizer.minimize(t.loss(x), t.global_step, t.variables))
+
+    return context(t, minimize, [tf.zeros([])], t.x)
 
   return build
 
 
 def gradients_inside(context):
-  """`scale_loss` outside, `tf.gradients` and `unscale_gradients` inside; plain `tf.gradients` for the others."""
+  """Returns a program that calls `tf.gradients` inside the context; ours also scales the loss and unscales there."""
 
   def build(t):
     t.make_variables()
@@ -160,9 +175,9 @@ def gradients_inside(context):
 
     def compute(x):
       grads = tf.gradients(scale_loss(optimizer, t.loss(x)), t.variables)
-      return dense(unscale_gradients(optimizer, grads))
+      return to_dense(unscale_gradients(optimizer, grads))
 
-    grads = context(t, compute, of_shapes(t.variables), t.x)
+    grads = context(t, compute, make_zeros(t.variables), t.x)
     return optimizer.apply_gradients(zip(grads, t.variables), t.global_step)
 
   return build
@@ -185,8 +200,8 @@ RUN_BY_DEFAULT = set(
 BRANCHES_IN_OTHERS = ("case", "cond_in_cond", "cond_in_while", "cond_in_map", "case_in_scan", "switch_in_case_in_cond")
 
 
-def options_of(part, where):
-  """Returns the variants of a row that train unwrapped, and where only TensorFlow's class trains.
+def get_options(part, where):
+  """Returns the options of a row: variants, and reasons why the inner optimizer alone fails.
 
   Branches of `tf.switch_case` are functions under both versions of control flow.
   """
@@ -198,29 +213,30 @@ def options_of(part, where):
   if part == "gradients" and where in BRANCHES_IN_OTHERS:
     return {"variants": (programs.V2, programs.V2_REFERENCE)}
   if part == "compute" and where in BRANCHES_IN_OTHERS:
-    return {"unwrapped_fails": lambda variant: "returns zeros" if variant.control_flow == 1 else None}
+    return {"unwrapped_fails": lambda variant: "tf.gradients returns zeros" if variant.control_flow == 1 else None}
   return {}
 
 
-for where, used in list(CONTEXTS.items()) + list(NESTED.items()):
+for where, context in list(CONTEXTS.items()) + list(NESTED.items()):
   for part, make in PARTS.items():
-    TABLE.add("{}_in_{}".format(part, where), make(used), slow=(part, where) not in RUN_BY_DEFAULT,
-              **options_of(part, where))
+    TABLE.add("{}_in_{}".format(part, where), make(context), slow=(part, where) not in RUN_BY_DEFAULT,
+              **get_options(part, where))
 
 
-def computed_in_one_applied_in_another(first, second):
+def compute_and_apply_in(first, second):
+  """Returns a program that computes gradients in one context and applies them in another."""
 
   def build(t):
     t.make_variables()
     optimizer = t.wrap()
 
     def compute(x):
-      return dense(grad for grad, _ in optimizer.compute_gradients(t.loss(x), t.variables))
+      return to_dense(grad for grad, _ in optimizer.compute_gradients(t.loss(x), t.variables))
 
-    grads = first(t, compute, of_shapes(t.variables), t.x)
+    grads = first(t, compute, make_zeros(t.variables), t.x)
 
     def apply(x):
-      return after(optimizer.apply_gradients(zip(grads, t.variables), t.global_step))
+      return run_after(optimizer.apply_gradients(zip(grads, t.variables), t.global_step))
 
     return second(t, apply, [tf.zeros([])], t.x)
 
@@ -229,7 +245,7 @@ def computed_in_one_applied_in_another(first, second):
 
 for one, other in [(cond, cond), (cond, while_loop), (while_loop, cond), (map_fn, switch_case), (scan, case)]:
   TABLE.add("compute_in_{}_apply_in_another_{}".format(one.__name__, other.__name__),
-            computed_in_one_applied_in_another(one, other), slow=one is not cond,
+            compute_and_apply_in(one, other), slow=one is not cond,
             variants=programs.RESOURCE if other is switch_case else programs.NO_V2_REFERENCE)
 
 
@@ -252,7 +268,7 @@ def loss_outside_of_the_branch_that_minimizes(t):
 
 
 @TABLE.program()
-def sparse_gradients_leave_a_branch(t):
+def sparse_gradients_computed_in_a_branch(t):
   optimizer = t.wrap()
   _, table = t.variables
 
@@ -271,16 +287,16 @@ def per_example_gradients_are_clipped_and_averaged(t):
   t.make_variables()
   optimizer = t.wrap()
 
-  def of_one(x):
+  def compute_for_example(x):
     grads = [g for g, _ in optimizer.compute_gradients(t.loss(x), t.variables)]
-    return dense(tf.clip_by_global_norm(grads, 1.)[0])
+    return to_dense(tf.clip_by_global_norm(grads, 1.)[0])
 
-  grads = tf.map_fn(of_one, tf.stack([t.x, t.x * 2., t.x * .5]), dtype=[tf.float32] * 2)
+  grads = tf.map_fn(compute_for_example, tf.stack([t.x, t.x * 2., t.x * .5]), dtype=[tf.float32] * 2)
   return optimizer.apply_gradients([(tf.reduce_mean(g, 0), v) for g, v in zip(grads, t.variables)], t.global_step)
 
 
 @TABLE.program(variants=programs.NO_V2_REFERENCE)
-def two_train_ops_of_which_one_runs(t):
+def one_of_two_train_ops_runs(t):
   first, second = t.wrap(), t.wrap(tf.train.MomentumOptimizer(.1, .9))
   w, table = t.variables
   return tf.cond(t.flag, lambda: tf.group(first.minimize(t.loss(), t.global_step, [w])),
@@ -304,7 +320,7 @@ def steps_with_scaled_losses_in_branches(t):
 @TABLE.program(variants=programs.NO_V2_REFERENCE)
 def loss_scaled_outside_unscaled_in_a_branch(t):
   optimizer = t.wrap()
-  grads = dense(tf.gradients(scale_loss(optimizer, t.loss()), t.variables))
+  grads = to_dense(tf.gradients(scale_loss(optimizer, t.loss()), t.variables))
 
   def step(clip):
     def in_branch():

@@ -1,4 +1,4 @@
-"""Programs that feed tensors in the middle of the graph, or that export the graph and train a copy."""
+"""Programs that feed intermediate tensors, or that export the graph and train a copy."""
 
 import contextlib
 import os
@@ -8,14 +8,14 @@ import tempfile
 import numpy as np
 
 from tests.programs import table as programs
-from tests.programs.test_control_flow import after
+from tests.programs.test_control_flow import run_after
 from tests.testing import tf
 
 TABLE = programs.Table()
 
 
-def fed(x):
-  """What is fed for a gradient [3]; not finite where `x` is not."""
+def make_gradient(x):
+  """Returns an array [3] to feed for a gradient; it is nonfinite where `x` is."""
   return x * np.array([2., .5, 1.], np.float32)
 
 
@@ -24,26 +24,26 @@ def a_returned_gradient_is_fed(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss())
   train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.run(train_op, fed_too(feed, pairs[0][0], fed(feed[t.x])))
+  return lambda sess, feed: sess.run(train_op, add_feed(feed, pairs[0][0], make_gradient(feed[t.x])))
 
 
-def fed_too(feed, tensor, value):
+def add_feed(feed, tensor, value):
   together = dict(feed)
   together[tensor] = value
   return together
 
 
 @TABLE.program()
-def all_returned_gradients_are_fed_and_no_inputs(t):
+def all_returned_gradients_are_fed_without_inputs(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss(sparse=False))
   train_op = optimizer.apply_gradients(pairs, t.global_step)
   return lambda sess, feed: sess.run(
-      train_op, {pairs[0][0]: fed(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)})
+      train_op, {pairs[0][0]: make_gradient(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)})
 
 
 @TABLE.program(slow=True)
-def fetched_gradients_are_averaged_outside_and_fed(t):
+def fetched_gradients_are_averaged_in_numpy_and_fed(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss(sparse=False))
   train_op = optimizer.apply_gradients(pairs, t.global_step)
@@ -63,7 +63,7 @@ def values_of_a_sparse_gradient_are_fed(t):
   pairs = optimizer.compute_gradients(t.loss())
   train_op = optimizer.apply_gradients(pairs, t.global_step)
   return lambda sess, feed: sess.run(
-      train_op, fed_too(feed, pairs[1][0].values, np.full([3, 2], feed[t.x][0], np.float32)))
+      train_op, add_feed(feed, pairs[1][0].values, np.full([3, 2], feed[t.x][0], np.float32)))
 
 
 @TABLE.program()
@@ -72,38 +72,38 @@ def a_clipped_gradient_is_fed_without_inputs(t):
   pairs = [(tf.clip_by_norm(grad, 1.), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
   train_op = optimizer.apply_gradients(pairs, t.global_step)
   return lambda sess, feed: sess.run(
-      train_op, {pairs[0][0]: fed(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)})
+      train_op, {pairs[0][0]: make_gradient(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)})
 
 
 @TABLE.program(hidden=True, slow=True)
-def a_clipped_gradient_is_fed_beside_inputs(t):
+def a_clipped_gradient_is_fed_with_inputs(t):
   optimizer = t.wrap()
   pairs = [(tf.clip_by_norm(grad, 1.), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
   train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.run(train_op, fed_too(feed, pairs[0][0], np.ones(3, np.float32)))
+  return lambda sess, feed: sess.run(train_op, add_feed(feed, pairs[0][0], np.ones(3, np.float32)))
 
 
 @TABLE.program()
-def placeholders_with_defaults_between(t):
+def gradients_passed_through_placeholders_with_defaults(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss(sparse=False))
   pairs = [(tf.placeholder_with_default(grad, grad.shape), v) for grad, v in pairs]
   train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.run(train_op, fed_too(feed, pairs[0][0], fed(feed[t.x])))
+  return lambda sess, feed: sess.run(train_op, add_feed(feed, pairs[0][0], make_gradient(feed[t.x])))
 
 
 @TABLE.program(slow=True)
 def the_loss_is_fed(t):
   loss, optimizer = t.loss(), t.wrap()
   train_op = optimizer.minimize(loss, t.global_step)
-  return lambda sess, feed: sess.run(train_op, fed_too(feed, loss, 1.))
+  return lambda sess, feed: sess.run(train_op, add_feed(feed, loss, 1.))
 
 
 @TABLE.program()
 def a_partial_run(t):
   second = t.input(tf.float32, [3], lambda x, flag: x * 2.)
   loss, optimizer = t.loss(), t.wrap()
-  stepped, = after(optimizer.minimize(loss + t.loss(second), t.global_step))
+  stepped, = run_after(optimizer.minimize(loss + t.loss(second), t.global_step))
 
   def step(sess, feed):
     handle = sess.partial_run_setup([loss, stepped], [t.x, second])
@@ -118,28 +118,28 @@ def a_partial_run_that_feeds_a_gradient(t):
   optimizer = t.wrap()
   loss = t.loss()
   pairs = optimizer.compute_gradients(loss)
-  stepped, = after(optimizer.apply_gradients(pairs, t.global_step))
+  stepped, = run_after(optimizer.apply_gradients(pairs, t.global_step))
 
   def step(sess, feed):
     handle = sess.partial_run_setup([loss, stepped], [t.x, pairs[0][0]])
     sess.partial_run(handle, loss, {t.x: feed[t.x]})
-    sess.partial_run(handle, stepped, {pairs[0][0]: fed(feed[t.x])})
+    sess.partial_run(handle, stepped, {pairs[0][0]: make_gradient(feed[t.x])})
 
   return step
 
 
 @TABLE.program(slow=True)
-def a_callable(t):
+def a_session_callable(t):
   train_op = t.wrap().minimize(t.loss(), t.global_step)
   return lambda sess, feed: sess.make_callable(train_op, [t.x])(feed[t.x])
 
 
 @TABLE.program()
-def a_callable_that_feeds_a_gradient(t):
+def a_session_callable_that_feeds_a_gradient(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss())
   train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.make_callable(train_op, [t.x, pairs[0][0]])(feed[t.x], fed(feed[t.x]))
+  return lambda sess, feed: sess.make_callable(train_op, [t.x, pairs[0][0]])(feed[t.x], make_gradient(feed[t.x]))
 
 
 @TABLE.program(slow=True)
@@ -154,12 +154,12 @@ def loss_and_gradients_fetched_with_the_step(t):
 # --- copies of the graph ----------------------------------------------------------------------------------------------
 
 
-def read_names(t, names):
-  """Has the variables read by name from a copy of the graph."""
+def read_by_name(t, names):
+  """Lets `t` read the variables by name, from a copy of the graph."""
   t.read = lambda sess: dict(zip(names, sess.run([name.replace(":0", "_to_read:0") for name in names])))
 
 
-def name_reads():
+def add_named_reads():
   """Adds an op "..._to_read" for every variable; returns the variables' names."""
   with tf.name_scope(None):
     for variable in tf.global_variables():
@@ -176,17 +176,17 @@ def temporary_folder():
     shutil.rmtree(folder)
 
 
-def trains_an_imported_meta_graph(make_train_op):
+def make_program_with_meta_graph(make_train_op):
 
   def build(t):
     train_op = make_train_op(t)
-    # In it may be ops of branches, which cannot be imported.
+    # The collection may contain ops of branches, which cannot be imported.
     t.graph.clear_collection(tf.GraphKeys.TRAIN_OP)
     meta_graph, name = tf.train.export_meta_graph(graph=t.graph, clear_devices=False), train_op.name
     t.graph = tf.Graph()
     with t.graph.as_default():
       tf.train.import_meta_graph(meta_graph)
-      tf.constant(0)  # the copy can be extended
+      tf.constant(0)  # tests that ops can be added to the copy
     return lambda sess, feed: sess.run(name, {key.name: value for key, value in feed.items()})
 
   return build
@@ -214,16 +214,16 @@ def minimize_in_a_loop(t):
   return tf.while_loop(lambda i: i < 2, body, [tf.constant(0)], parallel_iterations=1)
 
 
-TABLE.add("an_imported_meta_graph", trains_an_imported_meta_graph(minimize), slow=True)
-TABLE.add("an_imported_meta_graph_with_branches", trains_an_imported_meta_graph(minimize_in_branches),
+TABLE.add("an_imported_meta_graph", make_program_with_meta_graph(minimize), slow=True)
+TABLE.add("an_imported_meta_graph_with_branches", make_program_with_meta_graph(minimize_in_branches),
           variants=programs.NO_V2_REFERENCE)
-TABLE.add("an_imported_meta_graph_with_a_loop", trains_an_imported_meta_graph(minimize_in_a_loop),
+TABLE.add("an_imported_meta_graph_with_a_loop", make_program_with_meta_graph(minimize_in_a_loop),
           variants=programs.NO_V2_REFERENCE)
-TABLE.add("an_imported_meta_graph_with_adam", trains_an_imported_meta_graph(
+TABLE.add("an_imported_meta_graph_with_adam", make_program_with_meta_graph(
     lambda t: t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss(), t.global_step)))
 
 
-@TABLE.program(tensorflow_fails="it leaves an op of a branch in the collection of train ops")
+@TABLE.program(tensorflow_fails="it adds an op of a branch to the collection of train ops")
 def an_imported_meta_graph_with_its_train_op(t):
   t.wrap().minimize(t.loss(), t.global_step)
   meta_graph = tf.train.export_meta_graph(graph=t.graph)
@@ -250,14 +250,14 @@ def an_imported_graph_def_with_another_gradient(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss())
   train_op = optimizer.apply_gradients(pairs, t.global_step)
-  initializer, names = tf.global_variables_initializer(), name_reads()
+  initializer, names = tf.global_variables_initializer(), add_named_reads()
   graph_def, grad_name, train_name = t.graph.as_graph_def(), pairs[0][0].name, train_op.name
   t.graph = tf.Graph()
   with t.graph.as_default():
     replacement = tf.placeholder(tf.float32, [3], "replacement")
     tf.import_graph_def(graph_def, {grad_name: replacement * 2.}, name="")
   t.initialize = lambda sess: sess.run(initializer.name)
-  read_names(t, names)
+  read_by_name(t, names)
   return lambda sess, feed: sess.run(train_name, {
       t.x.name: feed[t.x], t.flag.name: feed[t.flag], "replacement:0": feed[t.x] * np.float32(.5)})
 
@@ -265,19 +265,19 @@ def an_imported_graph_def_with_another_gradient(t):
 @TABLE.program(variants=programs.RESOURCE, slow=True)
 def an_imported_graph_def_that_reads_another_input(t):
   train_op = t.wrap().minimize(t.loss(), t.global_step)
-  initializer, names = tf.global_variables_initializer(), name_reads()
+  initializer, names = tf.global_variables_initializer(), add_named_reads()
   graph_def = t.graph.as_graph_def()
   t.graph = tf.Graph()
   with t.graph.as_default():
     raw = tf.placeholder(tf.float32, [3], "raw")
     tf.import_graph_def(graph_def, {t.x.name: raw * .5}, name="")
   t.initialize = lambda sess: sess.run(initializer.name)
-  read_names(t, names)
+  read_by_name(t, names)
   return lambda sess, feed: sess.run(train_op.name, {"raw:0": feed[t.x]})
 
 
 @TABLE.program()
-def a_saved_model_that_trains_on(t):
+def a_saved_model_that_continues_training(t):
   train_op = t.wrap().minimize(t.loss(), t.global_step)
   with temporary_folder() as folder:
     path = os.path.join(folder, "model")
@@ -334,7 +334,7 @@ def a_checkpoint_restored_between_steps(t):
 
 
 @TABLE.program(slow=True)
-def a_graph_that_is_finalized(t):
+def a_finalized_graph(t):
   train_op = t.wrap().minimize(t.loss(), t.global_step)
   initializer = tf.global_variables_initializer()
   t.initialize = lambda sess: sess.run(initializer)

@@ -1,19 +1,19 @@
-"""Programs that differ in how gradients are made and in what is passed to `apply_gradients`."""
+"""Programs that differ in how gradients are computed and in the arguments of `apply_gradients`."""
 
 import numpy as np
 import tensorflow
 
 from tests.programs import table as programs
-from tests.programs.test_control_flow import after
-from tests.programs.test_control_flow import dense
+from tests.programs.test_control_flow import run_after
+from tests.programs.test_control_flow import to_dense
 from tests.testing import tf
 
 TABLE = programs.Table()
 
-# --- what is passed in, in place of a gradient of `w` [3] -------------------------------------------------------------
+# --- values that replace the gradient of `w` [3] ----------------------------------------------------------------------
 
 
-def passed_in(make):
+def make_program(make):
 
   def build(t):
     w, table = t.variables
@@ -37,7 +37,7 @@ def output_of_assign_add(t):
       t.input(tf.float32, [3], lambda x, flag: [1., .5, 2.]))
 
 
-PASSED_IN = {
+VALUES = {
     "a_resource_variable": resource_variable, "a_reference_variable": reference_variable,
     "an_array": lambda t: np.array([.5, .25, 2.], np.float32), "a_float64_array": lambda t: [np.float64(.5), .25, 2.],
     "a_list": lambda t: [.5, .25, 2.], "a_tuple": lambda t: (.5, .25, 2.), "a_constant": lambda t: tf.ones([3]),
@@ -49,8 +49,8 @@ PASSED_IN = {
     "a_list_of_numbers_and_tensors": lambda t: [1., t.x[0], np.float32(.5)],
     "the_input": lambda t: t.x,
     "none": lambda t: None,
-    "a_tensor_of_a_queue": lambda t: queued(t),
-    "a_py_func": lambda t: with_shape(tf.py_func(lambda x: x * 2, [t.x], tf.float32), [3]),
+    "a_tensor_of_a_queue": lambda t: dequeue_input(t),
+    "a_py_func": lambda t: set_shape(tf.py_func(lambda x: x * 2, [t.x], tf.float32), [3]),
 }
 
 
@@ -58,21 +58,21 @@ SLOW = ("a_float64_array", "a_tuple", "a_constant", "a_placeholder_of_unknown_si
         "a_list_of_tensors", "the_input", "a_py_func")
 
 
-def with_shape(tensor, shape):
+def set_shape(tensor, shape):
   tensor.set_shape(shape)
   return tensor
 
 
-def queued(t):
+def dequeue_input(t):
   queue = tf.FIFOQueue(10, tf.float32, [[3]])
   with tf.control_dependencies([queue.enqueue(t.x * 2.)]):
     return queue.dequeue()
 
 
-for kind, make in PASSED_IN.items():
-  TABLE.add("gradient_is_{}".format(kind), passed_in(make), slow=kind in SLOW)
-# The variable changes in skipped steps, too.
-TABLE.add("gradient_is_the_output_of_assign_add", passed_in(output_of_assign_add), overflow=())
+for kind, make in VALUES.items():
+  TABLE.add("gradient_is_{}".format(kind), make_program(make), slow=kind in SLOW)
+# The program changes the variable in skipped steps, too.
+TABLE.add("gradient_is_the_output_of_assign_add", make_program(output_of_assign_add), overflow=())
 
 SCALARS = {"a_float": 2.5, "an_array_scalar": np.float32(2.5), "an_array_of_no_dimensions": np.array(2.5, "f")}
 for kind, value in SCALARS.items():
@@ -104,7 +104,7 @@ def one_gradient_for_two_variables(t):
 
 
 @TABLE.program(slow=True)
-def gradients_of_two_variables_exchanged(t):
+def gradients_of_two_variables_swapped(t):
   w, table = t.variables
   second = t.variable("second", np.zeros(3, np.float32))
   optimizer = t.wrap()
@@ -114,7 +114,7 @@ def gradients_of_two_variables_exchanged(t):
 
 
 @TABLE.program()
-def a_subset_in_another_order(t):
+def a_subset_of_pairs_in_another_order(t):
   second = t.variable("second", np.zeros(3, np.float32))
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss() + tf.reduce_sum(tf.sin(second) * t.x))
@@ -122,7 +122,7 @@ def a_subset_in_another_order(t):
 
 
 @TABLE.program(slow=True)
-def gradients_dropped_as_none(t):
+def gradients_replaced_by_none(t):
   optimizer = t.wrap()
   return optimizer.apply_gradients(
       [(None if number else grad, v) for number, (grad, v) in enumerate(optimizer.compute_gradients(t.loss()))])
@@ -141,7 +141,7 @@ def an_unused_variable(t):
 
 
 @TABLE.program()
-def a_variable_of_no_elements(t):
+def a_variable_without_elements(t):
   empty = t.variable("empty", np.zeros([0, 3], np.float32))
   return t.wrap().minimize(t.loss() + tf.reduce_sum(empty * t.x), t.global_step)
 
@@ -178,7 +178,7 @@ def a_lookup_of_no_rows(t):
 
 
 @TABLE.program(slow=True)
-def one_table_looked_up_and_multiplied(t):
+def one_table_with_dense_and_sparse_gradients(t):
   _, table = t.variables
   return t.wrap().minimize(tf.reduce_sum(tf.square(table) * t.x[0]) + t.loss(), t.global_step)
 
@@ -200,14 +200,14 @@ def a_sparse_embedding_lookup(t):
 
 
 @TABLE.program()
-def slices_made_by_hand(t):
+def indexed_slices_made_by_the_program(t):
   _, table = t.variables
   slices = tf.IndexedSlices(tf.stack([t.x[:2], t.x[1:]]), tf.constant([3, 3]), tf.constant([6, 2]))
   return t.wrap().apply_gradients([(slices, table)], t.global_step)
 
 
-@TABLE.program()
-def slices_without_a_dense_shape(t):
+@TABLE.program(tensorflow_fails=programs.fails_up_to((2, 10), "it converts IndexedSlices to dense tensors"))
+def indexed_slices_without_a_dense_shape(t):
   _, table = t.variables
   optimizer = t.wrap(tf.train.GradientDescentOptimizer(.1))
   slices = tf.IndexedSlices(tf.stack([t.x[:2], t.x[1:]]), tf.constant([3, 1]))
@@ -225,11 +225,11 @@ def sparse_gradients_clipped_by_norm(t):
 def sparse_gradients_made_dense(t):
   optimizer = t.wrap()
   grads, variables = zip(*optimizer.compute_gradients(t.loss()))
-  return optimizer.apply_gradients(zip(dense(grads), variables), t.global_step)
+  return optimizer.apply_gradients(zip(to_dense(grads), variables), t.global_step)
 
 
 @TABLE.program(slow=True)
-def slices_of_other_values(t):
+def indexed_slices_with_changed_values(t):
   _, table = t.variables
   optimizer = t.wrap()
   (grad, _), = optimizer.compute_gradients(t.loss(), [table])
@@ -240,7 +240,7 @@ def slices_of_other_values(t):
 # --- dtypes -----------------------------------------------------------------------------------------------------------
 
 
-def of_dtypes(*dtypes):
+def make_program_with_dtypes(*dtypes):
 
   def build(t):
     terms = []
@@ -255,7 +255,7 @@ def of_dtypes(*dtypes):
 
 for dtypes in [("float16",), ("bfloat16",), ("float64",), ("float16", "float32"), ("bfloat16", "float32"),
                ("float64", "float32"), ("float16", "bfloat16", "float32", "float64")]:
-  TABLE.add("variables_of_{}".format("_and_".join(dtypes)), of_dtypes(*dtypes),
+  TABLE.add("variables_of_{}".format("_and_".join(dtypes)), make_program_with_dtypes(*dtypes),
             tensorflow_fails=None if dtypes[0] == "float32" else "it multiplies by a float32 scalar",
             slow=len(dtypes) < 4)
 
@@ -267,7 +267,7 @@ def a_float16_loss(t):
 
 
 @TABLE.program(slow=True)
-def float16_gradients_cast_to_float32_masters(t):
+def float16_gradients_of_float32_master_weights(t):
   w, _ = t.variables
   half = tf.cast(w, tf.float16)
   return t.wrap().minimize(tf.reduce_sum(tf.cast(half * half * tf.cast(t.x, tf.float16), tf.float32)), t.global_step)
@@ -279,7 +279,7 @@ def a_float64_loss(t):
   return t.wrap().minimize(tf.reduce_sum(w * w * tf.cast(t.x, tf.float64)), t.global_step)
 
 
-# --- how gradients are made -------------------------------------------------------------------------------------------
+# --- how gradients are computed ---------------------------------------------------------------------------------------
 
 
 @TABLE.program(slow=True)
@@ -324,7 +324,7 @@ def a_gradient_penalty(t):
 
 
 @TABLE.program()
-def gradients_of_gradients_that_were_returned(t):
+def gradients_of_returned_gradients(t):
   w, _ = t.variables
   optimizer = t.wrap()
   (grad, _), = optimizer.compute_gradients(tf.reduce_sum(w * w * w * t.x), [w])
@@ -338,7 +338,7 @@ def stopped_gradients(t):
 
 
 @TABLE.program()
-def a_replaced_gradient(t):
+def an_overridden_gradient_function(t):
   try:
     tf.RegisterGradient("ProgramsTwice")(lambda op, grad: grad * 2.)
   except KeyError:
@@ -349,7 +349,7 @@ def a_replaced_gradient(t):
 
 
 @TABLE.program()
-def a_given_grad_loss(t):
+def a_grad_loss_argument(t):
   optimizer = t.wrap()
   return optimizer.minimize(t.variables[0] * t.x, t.global_step, grad_loss=tf.constant([1., 2., .5]))
 
@@ -370,8 +370,8 @@ def gradients_colocated_with_ops(t):
 
 
 @TABLE.program(slow=True)
-def a_train_op_that_a_control_dependency_runs(t):
-  return after(t.wrap().minimize(t.loss(), t.global_step))
+def a_train_op_run_by_a_control_dependency(t):
+  return run_after(t.wrap().minimize(t.loss(), t.global_step))
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

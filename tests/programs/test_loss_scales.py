@@ -1,4 +1,4 @@
-"""Programs that differ in the loss scale: users' classes, and what they override."""
+"""Programs that differ in the loss scale: custom classes, and the methods and attributes that they override."""
 
 from tests import testing
 from tests.programs import table as programs
@@ -7,7 +7,7 @@ from tests.testing import tf
 TABLE = programs.Table()
 
 
-def with_loss_scale(make):
+def make_program(make):
 
   def build(t):
     return t.wrap(tf.train.AdamOptimizer(.1), lambda api: make(api)).minimize(t.loss(), t.global_step)
@@ -28,7 +28,7 @@ def sets_attributes(api):
   return Scale()
 
 
-def sets_the_rule(api):
+def sets_private_attributes(api):
   """Sets the private attributes that TensorFlow's class reads in every update."""
 
   class Scale(api.DynamicLossScale):
@@ -83,20 +83,21 @@ def user_defined(api):
 
 
 SCALES = {
-    "that_sets_attributes": (sets_attributes, None), "that_sets_the_rule": (sets_the_rule, None),
+    "that_sets_attributes": (sets_attributes, None), "that_sets_private_attributes": (sets_private_attributes, None),
     "that_overrides_update": (overrides_update, None),
-    "that_overrides_call": (overrides_call, None), "of_the_user": (user_defined, "it applies what update() refuses"),
-    "of_one": (lambda api: api.DynamicLossScale(2., 1), None),
-    "dynamic_by_name": (lambda api: "dynamic", None),
+    "that_overrides_call": (overrides_call, None),
+    "defined_by_the_user": (user_defined, "it applies gradients although update() returns False"),
+    "with_growth_interval_of_one": (lambda api: api.DynamicLossScale(2., 1), None),
+    "given_by_name": (lambda api: "dynamic", None),
 }
 for name, (make_scale, fails) in SCALES.items():
-  TABLE.add("loss_scale_{}".format(name), with_loss_scale(make_scale), fixed=False, tensorflow_fails=fails,
-            slow=name in ("dynamic_by_name", "of_one", "that_overrides_call"))
+  TABLE.add("loss_scale_{}".format(name), make_program(make_scale), fixed=False, tensorflow_fails=fails,
+            slow=name in ("given_by_name", "with_growth_interval_of_one", "that_overrides_call"))
 
 
 @TABLE.program(fixed=False)
-def a_loss_scale_updated_by_hand(t):
-  """Applies with the inner optimizer what `update` allows."""
+def a_loss_scale_updated_by_the_program(t):
+  """Applies gradients with the inner optimizer if `update` returns True."""
   inner = tf.train.MomentumOptimizer(.1, .9)
   if t.api is None:
     return inner.minimize(t.loss(), t.global_step)
@@ -111,24 +112,25 @@ def a_loss_scale_updated_by_hand(t):
   return [tf.identity(update_op), applied]
 
 
-def answers(update_op, should_apply):
+def make_program_with_update(update_op, should_apply):
+  """Returns a program whose loss scale returns other values from `update`."""
 
   def make(api):
 
     class Scale(api.DynamicLossScale):
 
       def update(self, grads):
-        mine, finite = super().update(grads)
-        return {"none": None, "op": mine}[update_op], {"true": True, "tensor": finite}[should_apply]
+        op, finite = super().update(grads)
+        return {"none": None, "op": op}[update_op], {"true": True, "tensor": finite}[should_apply]
 
     return Scale(2 ** 10, 3)
 
   return lambda t: t.wrap(None, make).minimize(t.loss(), t.global_step)
 
 
-TABLE.add("loss_scale_whose_update_applies_all", answers("op", "true"), hidden=True, fixed=False)
-TABLE.add("loss_scale_whose_update_gives_no_op", answers("none", "tensor"), fixed=False, overflow=(),
-          tensorflow_fails="it groups the op, which is None")
+TABLE.add("loss_scale_whose_update_always_applies", make_program_with_update("op", "true"), hidden=True, fixed=False)
+TABLE.add("loss_scale_whose_update_returns_none", make_program_with_update("none", "tensor"), fixed=False, overflow=(),
+          tensorflow_fails="it passes the op, which is None, to tf.group")
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

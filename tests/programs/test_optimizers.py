@@ -1,4 +1,4 @@
-"""Programs that differ in the inner optimizer, in its learning rate, or in how many optimizers there are."""
+"""Programs that differ in the inner optimizer, in its learning rate, or in the number of optimizers."""
 
 from tests.programs import table as programs
 from tests.testing import tf
@@ -49,7 +49,7 @@ for name, make_rate in RATES.items():
 
 
 @TABLE.program(slow=True)
-def a_rate_that_depends_on_the_gradients(t):
+def learning_rate_that_depends_on_the_gradients(t):
   rate = tf.placeholder_with_default(.1, [])
 
   class Adaptive(tf.train.GradientDescentOptimizer):
@@ -66,7 +66,7 @@ def a_rate_that_depends_on_the_gradients(t):
 
 
 class Descent(tf.train.Optimizer):
-  """The parts of gradient descent that custom optimizers below replace."""
+  """Gradient descent; the custom optimizers below override its methods."""
 
   def __init__(self):
     super().__init__(False, "Descent")
@@ -85,7 +85,7 @@ class Descent(tf.train.Optimizer):
 
 
 class Counting(Descent):
-  """Counts steps in a variable that `_prepare` or `_create_slots` makes and `_finish` moves."""
+  """Counts steps in a variable that `_create_slots` makes and `_finish` increments."""
 
   def _create_slots(self, var_list):
     self._create_non_slot_variable(0., "steps", min(var_list, key=lambda v: v.name))
@@ -135,7 +135,7 @@ class ReturnsAValue(Descent):
       return tf.constant(3)
 
 
-class ClipsWhatItComputes(Descent):
+class HalvesComputedGradients(Descent):
 
   def compute_gradients(self, *args, **kwargs):
     return [(None if g is None else tf.convert_to_tensor(g) * .5, v)
@@ -148,7 +148,7 @@ class ComputesATuple(Descent):
     return tuple(super().compute_gradients(*args, **kwargs))
 
 
-class ClipsWhatItApplies(Descent):
+class ClipsAppliedGradients(Descent):
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     grads, variables = zip(*grads_and_vars)
@@ -176,7 +176,7 @@ class DecaysWeights(tf.train.AdamOptimizer):
 
 
 class Averaging(Descent):
-  """Keeps an average of what it trains."""
+  """Keeps a moving average of the variables that it trains."""
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     grads_and_vars = list(grads_and_vars)
@@ -186,7 +186,7 @@ class Averaging(Descent):
 
 
 class WithOtherAttributes(Descent):
-  """Has the attributes in which wrappers keep the optimizer that they wrap."""
+  """Has attributes with the names in which wrappers keep their inner optimizer."""
 
   def __init__(self):
     super().__init__()
@@ -194,7 +194,7 @@ class WithOtherAttributes(Descent):
 
 
 class Wrapper(tf.train.Optimizer):
-  """Wraps another optimizer, under an attribute of its own."""
+  """Wraps another optimizer, which it keeps in the attribute `_inner`."""
 
   def __init__(self, inner):
     super().__init__(False, "Wrapper")
@@ -207,7 +207,7 @@ class Wrapper(tf.train.Optimizer):
     return self._inner.apply_gradients(grads_and_vars, global_step, name)
 
 
-class TakesMore(Descent):
+class TakesExtraArgument(Descent):
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None, rate=.1):
     return super().apply_gradients(grads_and_vars, global_step, name)
@@ -220,7 +220,7 @@ class WithoutInit(Descent):
     self._slots, self._non_slot_dict, self._deferred_slot_restorations = {}, {}, {}
 
 
-class UsesOptionalNames(Descent):
+class MakesVariablesInApply(Descent):
   """Makes its variables with `tf.get_variable`, as published LAMB and LARS implementations do."""
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
@@ -234,8 +234,9 @@ class UsesOptionalNames(Descent):
       return tf.assign_add(global_step, 1)
 
 
-CUSTOM = [Counting, ReturnsAList, ReturnsATuple, ReturnsAValue, ClipsWhatItComputes, ComputesATuple, ClipsWhatItApplies,
-          ReadsCollections, DecaysWeights, Averaging, WithOtherAttributes, TakesMore, WithoutInit, UsesOptionalNames]
+CUSTOM = [Counting, ReturnsAList, ReturnsATuple, ReturnsAValue, HalvesComputedGradients, ComputesATuple,
+          ClipsAppliedGradients, ReadsCollections, DecaysWeights, Averaging, WithOtherAttributes, TakesExtraArgument,
+          WithoutInit, MakesVariablesInApply]
 for custom in CUSTOM:
   TABLE.add("custom_optimizer_{}".format(custom.__name__),
             lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
@@ -281,11 +282,11 @@ def minimize_called_twice_in_one_step(t):
 
 @TABLE.program(fixed=False)
 def two_optimizers_with_one_loss_scale(t):
-  made = []
+  loss_scales = []
 
   def shared(api):
-    made.append(made[0] if made else api.DynamicLossScale(2 ** 10, 3))
-    return made[0]
+    loss_scales.append(loss_scales[0] if loss_scales else api.DynamicLossScale(2 ** 10, 3))
+    return loss_scales[0]
 
   w, table = t.variables
   first = t.wrap(tf.train.AdamOptimizer(.1), shared).minimize(t.loss(), t.global_step, [w])
@@ -307,7 +308,7 @@ def alternating_generator_and_discriminator(t):
 
 
 @TABLE.program(slow=True)
-def gradients_of_two_losses_together(t):
+def summed_gradients_of_two_losses(t):
   optimizer = t.wrap()
   first, second = optimizer.compute_gradients(t.loss()), optimizer.compute_gradients(t.loss(t.x * 2.))
   pairs = [(tf.convert_to_tensor(g) + tf.convert_to_tensor(other), v) for (g, v), (other, _) in zip(first, second)]

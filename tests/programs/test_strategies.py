@@ -1,4 +1,4 @@
-"""Programs that train on several replicas in one process, in graph mode."""
+"""Programs that train with distribution strategies in one process, in graph mode."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ STRATEGIES = {
 }
 
 
-def distributed(make_strategy, sparse, change=None):
+def make_program(make_strategy, sparse, change=None):
 
   def build(t):
     strategy = make_strategy()
@@ -27,7 +27,7 @@ def distributed(make_strategy, sparse, change=None):
 
       def replica():
         number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
-        # An overflow is in one replica only.
+        # Only one replica overflows.
         x = tf.where(tf.is_finite(t.x), t.x * (1. + number), tf.where(tf.fill([3], number > 0.), tf.ones([3]), t.x))
         rows = tf.gather(table, [1, 4, 1]) if sparse else table
         loss = tf.reduce_sum(w * w * x) + tf.reduce_sum(rows * rows * x)
@@ -51,7 +51,7 @@ RUN_BY_DEFAULT = [
     ("mirrored", "dense"), ("mirrored", "sparse"), ("one_device", "clipped"), ("central_storage", "sparse")]
 for name, make_strategy in STRATEGIES.items():
   for kind, sparse, change in [("dense", False, None), ("sparse", True, None), ("clipped", False, clip_pairs)]:
-    TABLE.add("{}_gradients_with_strategy_{}".format(kind, name), distributed(make_strategy, sparse, change),
+    TABLE.add("{}_gradients_with_strategy_{}".format(kind, name), make_program(make_strategy, sparse, change),
               variants=programs.RESOURCE, slow=(name, kind) not in RUN_BY_DEFAULT)
 
 

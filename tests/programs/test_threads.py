@@ -1,4 +1,4 @@
-"""Programs of tests/test_programs_*.py that several threads build at once."""
+"""Tests of programs that several threads build at the same time."""
 
 import threading
 
@@ -7,20 +7,20 @@ import pytest
 import mp_compat
 from tests import testing
 from tests.programs import table as programs
-from tests.programs import test_control_flow  # noqa: F401 -- adds its programs to the table
+from tests.programs import test_control_flow  # noqa: F401 -- adds programs to PROGRAMS
 from tests.programs import test_optimizers  # noqa: F401
 from tests.programs import test_training  # noqa: F401
 from tests.testing import tf
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_building_changes_no_other_threads_control_flow(version):
-  seen, stop = set(), threading.Event()
+def test_building_keeps_control_flow_of_other_threads(version):
+  observed, stop = set(), threading.Event()
 
   def watch():
     while not stop.is_set():
       with tf.Graph().as_default():
-        seen.add((tf.control_flow_v2_enabled(), conditional_is_a_function()))
+        observed.add((tf.control_flow_v2_enabled(), conditional_is_a_function()))
 
   def conditional_is_a_function():
     chosen = tf.cond(tf.placeholder(tf.bool, []), lambda: tf.constant(1.), lambda: tf.constant(2.))
@@ -38,14 +38,14 @@ def test_building_changes_no_other_threads_control_flow(version):
     finally:
       stop.set()
       thread.join()
-  assert seen == {(version == 2, version == 2)}
+  assert observed == {(version == 2, version == 2)}
 
 
-def test_programs_built_by_threads_train_as_alone():
+def test_programs_built_in_threads_train_the_same():
   names = ["trained_by_adam", "both_in_cond", "compute_in_while_loop", "averaged_over_towers"]
-  alone = {name: run_in_the_current_control_flow(name) for name in names}
+  alone = {name: train_finite_steps(name) for name in names}
   together = {}
-  threads = [threading.Thread(target=lambda name=name: together.update({name: run_in_the_current_control_flow(name)}))
+  threads = [threading.Thread(target=lambda name=name: together.update({name: train_finite_steps(name)}))
              for name in names]
   for thread in threads:
     thread.start()
@@ -55,7 +55,7 @@ def test_programs_built_by_threads_train_as_alone():
     testing.assert_same(together[name], alone[name])
 
 
-def run_in_the_current_control_flow(name):
-  """The clean history of a program, with the control flow that is on: it is the same for all threads."""
+def train_finite_steps(name):
+  """Trains a program under the current control flow version, which all threads share; returns the history."""
   version = 2 if tf.control_flow_v2_enabled() else 1
   return programs.train(programs.PROGRAMS[name], programs.Variant(version, True), mp_compat, False).clean

@@ -1,11 +1,11 @@
-"""Programs as training scripts write them: clips, towers, accumulation, averages, scopes, global steps, strategies."""
+"""Programs as in training scripts: clipping, towers, accumulation, averages, scopes, global steps, datasets."""
 
 import threading
 
 import numpy as np
 
 from tests.programs import table as programs
-from tests.programs.test_control_flow import dense
+from tests.programs.test_control_flow import to_dense
 from tests.testing import tf
 
 TABLE = programs.Table()
@@ -13,7 +13,8 @@ TABLE = programs.Table()
 # --- between computing and applying -----------------------------------------------------------------------------------
 
 
-def between(change):
+def make_program(change):
+  """Returns a program that changes the gradients between computing and applying them."""
 
   def build(t):
     optimizer = t.wrap()
@@ -23,38 +24,39 @@ def between(change):
   return build
 
 
-def masked(t, grads):
+def mask_nonfinite(t, grads):
   return [tf.where(tf.is_finite(g), g, tf.zeros_like(g)) for g in grads]
 
 
-def normalized(t, grads):
+def normalize(t, grads):
   return [g / (tf.norm(g) + 1e-3) for g in grads]
 
 
-def conditionally_clipped(t, grads):
+def clip_conditionally(t, grads):
   norm = tf.global_norm(grads)
   return [tf.cond(norm > 1., lambda g=g: g / norm, lambda g=g: tf.identity(g)) for g in grads]
 
 
-BETWEEN = {
+CHANGES = {
     "clipped_by_value": (lambda t, grads: [tf.clip_by_value(g, -.5, .5) for g in grads], True),
     "clipped_by_norm": (lambda t, grads: [tf.clip_by_norm(g, .5) for g in grads], True),
     "clipped_by_average_norm": (lambda t, grads: [tf.clip_by_average_norm(g, .5) for g in grads], True),
     "clipped_by_global_norm": (lambda t, grads: tf.clip_by_global_norm(grads, .5)[0], False),
     "clipped_to_a_placeholder": (lambda t, grads: tf.clip_by_global_norm(
         grads, t.input(tf.float32, [], lambda x, flag: 1.))[0], False),
-    "masked": (masked, True), "normalized": (normalized, True), "conditionally_clipped": (conditionally_clipped, True),
+    "masked": (mask_nonfinite, True), "normalized": (normalize, True),
+    "conditionally_clipped": (clip_conditionally, True),
     "signs": (lambda t, grads: [tf.sign(g) for g in grads], True),
     "quantized": (lambda t, grads: [tf.quantization.fake_quant_with_min_max_args(g, -1, 1) for g in grads], True),
     "tanh": (lambda t, grads: [tf.tanh(g) for g in grads], True),
     "regularized": (lambda t, grads: [g + .01 * v for g, v in zip(grads, t.variables)], False),
     "multiplied": (lambda t, grads: [g * .3 for g in grads], False),
     "cast_and_back": (lambda t, grads: [tf.cast(tf.cast(g, tf.float64), tf.float32) for g in grads], False),
-    "on_another_device": (lambda t, grads: on_another_device(grads), False),
-    "assigned_to_variables": (lambda t, grads: through_variables(t, grads), True),
-    "in_a_py_func": (lambda t, grads: [in_py_func(g) for g in grads], True),
+    "on_another_device": (lambda t, grads: copy_to_another_device(grads), False),
+    "assigned_to_variables": (lambda t, grads: assign_to_variables(t, grads), True),
+    "in_a_py_func": (lambda t, grads: [clip_in_py_func(g) for g in grads], True),
     "reversed_and_back": (lambda t, grads: [tf.reverse(tf.reverse(g, [0]), [0]) for g in grads], False),
-    "with_noise": (lambda t, grads: [g + t.input(tf.float32, g.shape.as_list(), noise(g.shape.as_list()))
+    "with_noise": (lambda t, grads: [g + t.input(tf.float32, g.shape.as_list(), make_noise(g.shape.as_list()))
                                      for g in grads], False),
 }
 
@@ -63,29 +65,29 @@ RUN_BY_DEFAULT = ("clipped_by_value", "clipped_by_global_norm", "clipped_to_a_pl
                   "conditionally_clipped", "assigned_to_variables", "in_a_py_func", "with_noise")
 
 
-def noise(shape):
+def make_noise(shape):
   return lambda x, flag: np.random.RandomState(int(flag)).normal(size=shape)
 
 
-def on_another_device(grads):
+def copy_to_another_device(grads):
   with tf.device("/cpu:1"):
     return [tf.identity(g) for g in grads]
 
 
-def through_variables(t, grads):
+def assign_to_variables(t, grads):
   stored = [tf.Variable(tf.zeros(g.shape), name="stored", trainable=False, use_resource=t.resource) for g in grads]
   return [v.assign(g) for v, g in zip(stored, grads)]
 
 
-def in_py_func(grad):
+def clip_in_py_func(grad):
   clipped = tf.py_func(lambda g: np.clip(g, -1, 1), [grad], tf.float32)
   clipped.set_shape(grad.shape)
   return clipped
 
 
-for name, (change, hides) in BETWEEN.items():
-  TABLE.add("gradients_{}".format(name), between(change), hidden=hides, slow=name not in RUN_BY_DEFAULT,
-            outside="stored.*" if change is BETWEEN["assigned_to_variables"][0] else "$^")
+for name, (change, hides_overflow) in CHANGES.items():
+  TABLE.add("gradients_{}".format(name), make_program(change), hidden=hides_overflow, slow=name not in RUN_BY_DEFAULT,
+            outside="stored.*" if change is CHANGES["assigned_to_variables"][0] else "$^")
 
 
 @TABLE.program()
@@ -122,7 +124,7 @@ def accumulated_in_variables(t):
 
 @TABLE.program(variants=programs.NO_V2_REFERENCE, outside="accum.*", fixed=False)
 def accumulated_and_applied_every_second_step(t):
-  """Accumulates and applies in one run, under a condition that is fed."""
+  """Accumulates and applies in one run; a fed condition decides whether to apply."""
   optimizer = t.wrap()
   w, _ = t.variables
   accum = tf.Variable(tf.zeros([3]), trainable=False, name="accum", use_resource=t.resource)
@@ -226,11 +228,11 @@ def an_initializer_that_depends_on_another_variable(t):
 # --- global steps -----------------------------------------------------------------------------------------------------
 
 
-def references_in_functions(variant):
-  return "its branches are functions, which take no references" if variant.control_flow == 2 else None
+def explain_reference_failure(variant):
+  return "its branches are functions, which do not accept reference variables" if variant.control_flow == 2 else None
 
 
-def global_step_of(dtype, resource):
+def make_program_with_global_step(dtype, resource):
 
   def build(t):
     step = tf.Variable(np.array(5, dtype), trainable=False, name="own_step", use_resource=resource)
@@ -242,8 +244,8 @@ def global_step_of(dtype, resource):
 for dtype in ("int32", "int64", "float32"):
   for resource in (True, False):
     TABLE.add("global_step_of_{}_as_{}".format(dtype, "resource" if resource else "reference"),
-              global_step_of(dtype, resource),
-              tensorflow_fails=None if resource else references_in_functions,
+              make_program_with_global_step(dtype, resource),
+              tensorflow_fails=None if resource else explain_reference_failure,
               slow=(dtype, resource) not in [("int32", True), ("int64", False)])
 
 
@@ -253,7 +255,7 @@ def no_global_step(t):
 
 
 @TABLE.program(slow=True)
-def the_global_step_counted_by_the_program(t):
+def the_global_step_passed_to_another_optimizer(t):
   with tf.control_dependencies([t.wrap().minimize(t.loss())]):
     return t.wrap(tf.train.GradientDescentOptimizer(0.)).minimize(t.loss(), t.global_step)
 
@@ -279,25 +281,25 @@ def control_dependencies_after_minimize(t):
 def control_dependencies_on_gradients(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss())
-  with tf.control_dependencies(dense(grad for grad, _ in pairs)):
+  with tf.control_dependencies(to_dense(grad for grad, _ in pairs)):
     return optimizer.apply_gradients(pairs, t.global_step)
 
 
-def leaves_its_scope(variant):
-  return "its counters are not in the name scope" if variant.control_flow == 2 else None
+def explain_scope_failure(variant):
+  return "the beta powers are not in the name scope" if variant.control_flow == 2 else None
 
 
-def in_scopes(t, inner):
+def minimize_in_scopes(t, inner):
   with tf.name_scope("outer"), tf.variable_scope("scope"), tf.name_scope("within"):
     return t.wrap(inner).minimize(t.loss(), t.global_step, name="step")
 
 
 for name, make_inner in [("adam", lambda: tf.train.AdamOptimizer(.1)), ("momentum", lambda: None)]:
-  TABLE.add("scopes_around_{}".format(name), lambda t, make_inner=make_inner: in_scopes(t, make_inner()),
-            tensorflow_fails=leaves_its_scope if name == "adam" else None, slow=name != "adam")
+  TABLE.add("scopes_around_{}".format(name), lambda t, make_inner=make_inner: minimize_in_scopes(t, make_inner()),
+            tensorflow_fails=explain_scope_failure if name == "adam" else None, slow=name != "adam")
 
 
-@TABLE.program(tensorflow_fails=leaves_its_scope)
+@TABLE.program(tensorflow_fails=explain_scope_failure)
 def a_reused_variable_scope(t):
   optimizer = t.wrap(tf.train.AdamOptimizer(.1))
   for factor in (1., 2.):
@@ -307,8 +309,8 @@ def a_reused_variable_scope(t):
   return train_op
 
 
-@TABLE.program(tensorflow_fails=leaves_its_scope)
-def scope_names_that_optimizers_use(t):
+@TABLE.program(tensorflow_fails=explain_scope_failure)
+def scope_names_that_loss_scale_optimizers_use(t):
   with tf.name_scope("apply_if_finite"), tf.name_scope("cond"):
     return t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss(), t.global_step)
 
@@ -331,7 +333,7 @@ def an_exponential_moving_average_after_the_step(t):
     return average.apply(t.variables)
 
 
-@TABLE.program(tensorflow_fails="it leaves an op of a branch in the collection")
+@TABLE.program(tensorflow_fails="it adds an op of a branch to the collection")
 def the_train_op_taken_from_its_collection(t):
   t.wrap().minimize(t.loss(), t.global_step)
   return tf.get_collection(tf.GraphKeys.TRAIN_OP)[-1]
@@ -347,7 +349,7 @@ def summaries_of_gradients(t):
 
 
 @TABLE.program(slow=True)
-def a_monitored_queue_runner(t):
+def an_input_from_a_queue(t):
   queue = tf.FIFOQueue(4, [tf.float32], [[3]])
   enqueue = queue.enqueue([t.x])
   train_op = t.wrap().minimize(t.loss(queue.dequeue()), t.global_step)
@@ -373,7 +375,7 @@ def an_input_from_a_dataset(t):
 
 
 @TABLE.program(slow=True)
-def built_in_another_thread(t):
+def a_graph_built_in_another_thread(t):
   built = []
 
   def build():

@@ -1,4 +1,4 @@
-"""Programs that are rare: unusual gradients, names, creators of variables, custom optimizers and loss scales."""
+"""Unusual programs: large gradients, names, variable creators, custom optimizers, dtypes."""
 
 import numpy as np
 
@@ -8,16 +8,16 @@ from tests.testing import tf
 
 TABLE = programs.Table()
 
-RATHER_LARGE = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38, "float64": 1e300}
+LARGE_VALUES = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38, "float64": 1e300}
 
 
-def large_gradients(dtype):
-  """Gradients that are finite, though their sum is not."""
+def make_program_with_large_gradients(dtype):
+  """Returns a program whose gradients are finite and have an infinite sum."""
 
   def build(t):
     with tf.variable_scope("", use_resource=t.resource):
       large = tf.get_variable("large", [3], dtype, initializer=tf.zeros_initializer())
-    value = tf.cast(tf.sign(t.input(tf.float64, [3], lambda x, flag: [1., 1., 1.])) * RATHER_LARGE[dtype], dtype)
+    value = tf.cast(tf.sign(t.input(tf.float64, [3], lambda x, flag: [1., 1., 1.])) * LARGE_VALUES[dtype], dtype)
     optimizer = t.wrap(tf.train.GradientDescentOptimizer(1e-3 if dtype == "float16" else 1e-37))
     pairs = optimizer.compute_gradients(t.loss(), t.variables)
     return optimizer.apply_gradients([(value, large)] + pairs, t.global_step)
@@ -25,12 +25,12 @@ def large_gradients(dtype):
   return build
 
 
-for dtype in RATHER_LARGE:
-  TABLE.add("large_gradients_of_{}".format(dtype), large_gradients(dtype), slow=dtype != "float32")
+for dtype in LARGE_VALUES:
+  TABLE.add("large_gradients_of_{}".format(dtype), make_program_with_large_gradients(dtype), slow=dtype != "float32")
 
 
 @TABLE.program(exact=True)
-def one_variable_twice(t):
+def one_variable_in_two_pairs(t):
   w, _ = t.variables
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss(), gate_gradients=tf.train.Optimizer.GATE_GRAPH)
@@ -67,8 +67,8 @@ def the_second_train_op_found_by_name(t):
   return t.graph.get_operation_by_name("Momentum_1")
 
 
-@TABLE.program(variants=programs.NO_V2_REFERENCE, overflow=())  # the first turn applies zeros, which are finite
-def gradients_delayed_by_one_turn_of_a_loop(t):
+@TABLE.program(variants=programs.NO_V2_REFERENCE, overflow=())  # the first iteration applies zeros, which are finite
+def gradients_delayed_by_one_loop_iteration(t):
   w, _ = t.variables
   optimizer = t.wrap()
 
@@ -93,7 +93,7 @@ def a_custom_getter_that_casts(t):
 
 
 @TABLE.program()
-def variables_made_by_the_programs_own_creator(t):
+def variables_made_by_a_variable_creator(t):
 
   def creator(next_creator, **kwargs):
     if "loss_scale" in str(kwargs.get("name")) or "good_steps" in str(kwargs.get("name")):
@@ -119,8 +119,8 @@ def slots_reset_by_the_program(t):
   return step
 
 
-@TABLE.program(overflow=())
-def the_optimizer_initialized_again(t):
+@TABLE.program(overflow=(), tensorflow_fails=programs.fails_up_to((1, 15), "variables() lacks the loss scale's"))
+def optimizer_variables_initialized_again(t):
   optimizer = t.wrap(tf.train.AdamOptimizer(.1))
   train_op = optimizer.minimize(t.loss(), t.global_step)
   again = tf.variables_initializer(optimizer.variables())
@@ -136,8 +136,8 @@ def the_optimizer_initialized_again(t):
 # --- custom optimizers ------------------------------------------------------------------------------------------------
 
 
-class MakesVariablesOfTensors(Descent):
-  """Makes variables in `apply_gradients` whose initial values are tensors, as hand-written optimizers do."""
+class MakesVariablesFromTensors(Descent):
+  """Makes variables in `apply_gradients` whose initial values are tensors."""
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     updates = []
@@ -148,8 +148,8 @@ class MakesVariablesOfTensors(Descent):
     return tf.group(*updates)
 
 
-class GetsVariablesOfTensors(Descent):
-  """The same with `tf.get_variable`."""
+class GetsVariablesFromTensors(Descent):
+  """Does the same as `MakesVariablesFromTensors` with `tf.get_variable`."""
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     updates = []
@@ -161,8 +161,8 @@ class GetsVariablesOfTensors(Descent):
     return tf.group(*updates)
 
 
-class MakesVariablesOfOuterTensors(Descent):
-  """Makes a variable in `apply_gradients` whose initial value is a tensor that was made before."""
+class MakesVariablesFromOuterTensors(Descent):
+  """Makes a variable in `apply_gradients` whose initial value is a tensor from `compute_gradients`."""
 
   def compute_gradients(self, *args, **kwargs):
     self._start = tf.constant([.5, .25, .125]) * 2.
@@ -174,8 +174,8 @@ class MakesVariablesOfOuterTensors(Descent):
         [(grad * rate if variable.shape == [3] else grad, variable) for grad, variable in grads_and_vars], global_step)
 
 
-class GetsVariablesOfFunctions(Descent):
-  """The same with a function as the initial value."""
+class MakesVariablesFromFunctions(Descent):
+  """Does the same as `MakesVariablesFromTensors` with functions as initial values."""
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     updates = []
@@ -187,20 +187,20 @@ class GetsVariablesOfFunctions(Descent):
     return tf.group(*updates)
 
 
-class AppliesWithLess(Descent):
+class AppliesWithFewerArguments(Descent):
 
   def apply_gradients(self, grads_and_vars):
     return super().apply_gradients(grads_and_vars)
 
 
-class ComputesWithLess(Descent):
+class ComputesWithFewerArguments(Descent):
 
   def compute_gradients(self, loss, var_list=None):
     return super().compute_gradients(loss, var_list)
 
 
 class KeepsGradients(Descent):
-  """Keeps what it was given for programs that read it."""
+  """Keeps the norm of the gradients, which programs read."""
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     self.norm = tf.global_norm([tf.convert_to_tensor(grad) for grad, _ in grads_and_vars])
@@ -223,7 +223,7 @@ class Summarizes(Descent):
 
 
 class AddsUpdateOps(Descent):
-  """Adds an op that the program runs to a collection."""
+  """Adds its train op to a collection, whose ops the program runs."""
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     train_op = super().apply_gradients(grads_and_vars, *args, **kwargs)
@@ -232,20 +232,20 @@ class AddsUpdateOps(Descent):
 
 
 class DependsOnCollections(Descent):
-  """Depends on ops of the program: all that are in a collection."""
+  """Adds control dependencies on the ops of a collection, to which the program adds."""
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     with tf.control_dependencies(tf.get_collection("before_steps")):
       return super().apply_gradients(grads_and_vars, *args, **kwargs)
 
 
-class ForComplexNumbers(Descent):
+class AcceptsComplexNumbers(Descent):
 
   def _valid_dtypes(self):
     return super()._valid_dtypes() | {tf.complex64}
 
 
-class ForWholeNumbers(Descent):
+class AcceptsIntegers(Descent):
 
   def _valid_dtypes(self):
     return super()._valid_dtypes() | {tf.int32}
@@ -257,25 +257,27 @@ class ForWholeNumbers(Descent):
     return tf.assign_sub(var, grad)
 
 
-for custom in (MakesVariablesOfTensors, GetsVariablesOfTensors, MakesVariablesOfOuterTensors, GetsVariablesOfFunctions):
+for custom in (MakesVariablesFromTensors, GetsVariablesFromTensors, MakesVariablesFromOuterTensors,
+               MakesVariablesFromFunctions):
   TABLE.add("custom_optimizer_{}".format(custom.__name__),
             lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
-            tensorflow_fails=None if custom is GetsVariablesOfFunctions else "the initial values are in a branch")
+            tensorflow_fails=(
+                None if custom is MakesVariablesFromFunctions else "the initial values are tensors in a branch"))
 
 
-@TABLE.program(tensorflow_fails="it passes a global step")
-def custom_optimizer_AppliesWithLess(t):
-  optimizer = t.wrap(AppliesWithLess())
+@TABLE.program(tensorflow_fails="it passes a global step, which this optimizer does not accept")
+def custom_optimizer_AppliesWithFewerArguments(t):
+  optimizer = t.wrap(AppliesWithFewerArguments())
   return optimizer.apply_gradients(optimizer.compute_gradients(t.loss()))
 
 
-@TABLE.program(tensorflow_fails="it passes all arguments")
-def custom_optimizer_ComputesWithLess(t):
-  optimizer = t.wrap(ComputesWithLess())
+@TABLE.program(tensorflow_fails="it passes arguments that this optimizer does not accept")
+def custom_optimizer_ComputesWithFewerArguments(t):
+  optimizer = t.wrap(ComputesWithFewerArguments())
   return optimizer.apply_gradients(optimizer.compute_gradients(t.loss()), t.global_step)
 
 
-@TABLE.program(tensorflow_fails="what is in a branch cannot be fetched", limit="not fetchable")
+@TABLE.program(tensorflow_fails="tensors in a branch cannot be fetched", limit="not fetchable")
 def custom_optimizer_KeepsGradients(t):
   inner = KeepsGradients()
   train_op = t.wrap(inner).minimize(t.loss(), t.global_step)
@@ -289,14 +291,14 @@ def custom_optimizer_KeepsComputedGradients(t):
   return lambda sess, feed: sess.run([train_op, [grad for grad, _ in inner.computed]], feed)
 
 
-@TABLE.program(tensorflow_fails="what is in a branch cannot be fetched")
+@TABLE.program(tensorflow_fails="tensors in a branch cannot be fetched")
 def custom_optimizer_Summarizes(t):
   train_op = t.wrap(Summarizes()).minimize(t.loss(), t.global_step)
   summaries = tf.summary.merge_all()
   return lambda sess, feed: sess.run([train_op, summaries], feed)
 
 
-@TABLE.program(tensorflow_fails="what is in a branch cannot be fetched", limit="not fetchable")
+@TABLE.program(tensorflow_fails="tensors in a branch cannot be fetched", limit="not fetchable")
 def custom_optimizer_AddsUpdateOps(t):
   train_op = t.wrap(AddsUpdateOps()).minimize(t.loss(), t.global_step)
   return [train_op] + tf.get_collection("to_run")
@@ -310,16 +312,16 @@ def custom_optimizer_DependsOnCollections(t):
   return [train_op] + tf.get_collection("before_steps")
 
 
-@TABLE.program(tensorflow_fails="it takes no complex numbers")
+@TABLE.program(tensorflow_fails="it does not accept complex gradients")
 def complex_variables(t):
   w = t.variable("complex", np.array([1 + 2j, 3j, 1.], np.complex64))
-  return t.wrap(ForComplexNumbers()).minimize(tf.reduce_sum(tf.square(tf.abs(w)) * t.x), t.global_step)
+  return t.wrap(AcceptsComplexNumbers()).minimize(tf.reduce_sum(tf.square(tf.abs(w)) * t.x), t.global_step)
 
 
-@TABLE.program(tensorflow_fails="it takes no whole numbers")
-def whole_numbers_as_gradients(t):
+@TABLE.program(tensorflow_fails="it does not accept integer gradients")
+def integer_gradients(t):
   w, count = t.variables[0], t.variable("count", np.zeros(3, np.int32))
-  optimizer = t.wrap(ForWholeNumbers())
+  optimizer = t.wrap(AcceptsIntegers())
   return optimizer.apply_gradients([(tf.ones([3], tf.int32), count)] + optimizer.compute_gradients(t.loss(), [w]))
 
 

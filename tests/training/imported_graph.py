@@ -1,4 +1,4 @@
-"""What test_export.py runs in other processes: trains on from a MetaGraph, with TensorFlow alone.
+"""Resumes training from a MetaGraph without mp_compat; test_export.py runs this in a new process.
 
     python imported_graph.py META_GRAPH CHECKPOINT OUTPUT.npz
 """

@@ -1,6 +1,7 @@
-"""Bad input, as one table: what is called, the class of the error, and words that the error must contain.
+"""Tests of invalid input, as one table of calls, error classes and expected messages.
 
-Each row runs in a graph with a model and an optimizer, which then train as if the call had never been made.
+Each row is called with a TrainingWithOptimizer `t`. Training afterwards must give the same variables as training
+without the call.
 """
 
 import numpy as np
@@ -13,8 +14,8 @@ from mp_compat import keras as mp_keras
 from mp_compat.contrib import mixed_precision as contrib
 from tests import testing
 from tests.keras import cases as keras_cases
-from tests.testing import BAD
-from tests.testing import GOOD
+from tests.testing import FINITE
+from tests.testing import OVERFLOW
 from tests.testing import tf
 
 NAN, INF = float("nan"), float("inf")
@@ -22,7 +23,7 @@ ROWS = []
 
 
 def rows(*table):
-  """Adds rows: a function of the job, the error's class, a regular expression of its words."""
+  """Adds rows: a function of a TrainingWithOptimizer, its error class, and a regular expression of the message."""
   ROWS.extend(pytest.param(*row, id="{}: {}".format(row[1].__name__, row[2])) for row in table)
 
 
@@ -39,44 +40,45 @@ def wrapped(loss_scale, opt=None, **kwargs):
 
 
 def dynamic(**kwargs):
-  return lambda job: mp_compat.DynamicLossScale(**kwargs)
+  return lambda t: mp_compat.DynamicLossScale(**kwargs)
 
 
 def fixed(value):
-  return lambda job: mp_compat.FixedLossScale(value)
+  return lambda t: mp_compat.FixedLossScale(value)
 
 
 def identified(value):
-  return lambda job: mp_compat.get_loss_scale(value)
+  return lambda t: mp_compat.get_loss_scale(value)
 
 
 def hook(**kwargs):
-  return lambda job: mp_compat.LossScaleHook(job.opt, **kwargs)
+  return lambda t: mp_compat.LossScaleHook(t.opt, **kwargs)
 
 
 def attempts(count):
-  return lambda job: mp_compat.StopAtAttemptHook(job.opt, count)
+  return lambda t: mp_compat.StopAtAttemptHook(t.opt, count)
 
 
 def applied(*grads, **kwargs):
-  return lambda job: job.opt.apply_gradients([(grad(job), job.w) for grad in grads], **kwargs)
+  return lambda t: t.opt.apply_gradients([(grad(t), t.w) for grad in grads], **kwargs)
 
 
 def accumulated(*grads):
-  """A good gradient, then these."""
-  return lambda job: mp_compat.GradientAccumulator(job.opt).add(
-      [(job.x, job.w)] + [(grad(job), shapeless()) for grad in grads])
+  """Returns a row's function, which adds a valid gradient and then these to a GradientAccumulator."""
+  return lambda t: mp_compat.GradientAccumulator(t.opt).add(
+      [(t.x, t.w)] + [(grad(t), shapeless()) for grad in grads])
 
 
 def shapeless():
+  """Returns a variable of unknown static shape."""
   return tf.get_variable("v", initializer=tf.placeholder_with_default([1.], None), validate_shape=False,
                          trainable=False, use_resource=False, collections=[])
 
 
-def added_twice(job):
-  window = mp_compat.GradientAccumulator(job.opt)
+def added_twice(t):
+  window = mp_compat.GradientAccumulator(t.opt)
   for _ in range(2):
-    window.add([(job.x, job.w)])
+    window.add([(t.x, t.w)])
 
 
 def odd_keras_config():
@@ -129,49 +131,49 @@ rows(
     (identified({}), ValueError, "interpret loss scale identifier: {}"),
     (identified(b"dynamic"), ValueError, "interpret loss scale identifier.*got b'dynamic'"),
     (identified(object), ValueError, "interpret loss scale identifier.*got <class 'object'>"),
-    (lambda job: mp_compat.LossScale(), TypeError, "abstract"),
-    (lambda job: job.opt.loss_scale._add_weight("good_steps", 0), RuntimeError,
+    (lambda t: mp_compat.LossScale(), TypeError, "abstract"),
+    (lambda t: t.opt.loss_scale._add_weight("good_steps", 0), RuntimeError,
      "Duplicate variables detected.*good_steps"),
-    (lambda job: mp_compat.DynamicLossScale.from_config({"initial": 8.}), TypeError, "unexpected keyword.*initial"),
+    (lambda t: mp_compat.DynamicLossScale.from_config({"initial": 8.}), TypeError, "unexpected keyword.*initial"),
 )
 
 # --- the optimizer ---------------------------------------------------------------------------------------------------
 
 rows(
-    (lambda job: wrapped(None), ValueError, "loss_scale cannot be None.*use the inner optimizer alone"),
-    (lambda job: wrapped("fast"), ValueError, "interpret loss scale identifier: fast"),
-    (lambda job: wrapped(.5), ValueError, "at least 1.*0.5"),
-    (lambda job: wrapped("dynamic", "sgd"), ValueError, "must be an instance of Optimizer, but got: .*str"),
-    (lambda job: wrapped("dynamic", sgd), ValueError, "must be an instance of Optimizer, but got: .*function"),
-    (lambda job: wrapped("dynamic", keras_sgd()), ValueError, "Keras optimizer; wrap it in mp_compat.keras"),
-    (lambda job: wrapped("dynamic", job.opt), ValueError, "must scale no loss itself.*Pass the optimizer inside"),
-    (lambda job: wrapped(8., tf.train.SyncReplicasOptimizer(sgd(), 1, 1)), ValueError, "Put it outside: SyncReplicas"),
-    (lambda job: wrapped(8., skip_nonfinite=False, finite_reducer=tf.identity), ValueError, "Leave one of them out"),
-    (lambda job: job.opt.compute_gradients(job.loss, gate_gradients=3), ValueError, "must be one of.*Not 3"),
-    (lambda job: job.opt.compute_gradients(job.loss, gate_gradients="OP"), ValueError, "must be one of.*Not OP"),
-    (lambda job: job.opt.compute_gradients(tf.constant(1)), ValueError, "Invalid type tf.int32.*tf.cast"),
-    (lambda job: job.opt.compute_gradients(tf.constant("loss")), ValueError, "Invalid type tf.string.*tf.cast"),
-    (lambda job: job.opt.compute_gradients(job.loss, []), ValueError, "No variables to optimize"),
-    (lambda job: job.opt.minimize(tf.reduce_sum(job.x)), ValueError, "No gradients provided for any variable"),
-    (lambda job: job.opt.apply_gradients([]), ValueError, "No variables provided"),
-    (applied(lambda job: None), ValueError, "No gradients provided for any variable: .*w"),
-    (applied(lambda job: tf.constant(["a", "b"])), TypeError, "Gradients must be numeric.*string"),
-    (applied(lambda job: object()), TypeError, "convertible to a Tensor or IndexedSlices, or None"),
-    (applied(lambda job: tf.SparseTensor([[0]], [1.], [2])), TypeError, "convertible to a Tensor or IndexedSlices"),
-    (applied(lambda job: tf.placeholder(tf.int32, [2])), TypeError, "DataType int32 not in list of allowed values"),
-    (applied(lambda job: tf.placeholder(tf.complex64, [2])), TypeError, "DataType complex64 not in list"),
-    (applied(lambda job: job.x, global_step="step"), AttributeError, "'str' object has no attribute"),
-    (lambda job: wrapped(8., finite_reducer=lambda finite: tf.cast(finite, tf.float32)).apply_gradients(
-        [(job.x, job.w)]), ValueError, "must return a scalar bool.*all_ranks_finite"),
-    (lambda job: wrapped(8., finite_reducer=lambda finite: [finite, finite]).apply_gradients([(job.x, job.w)]),
+    (lambda t: wrapped(None), ValueError, "loss_scale cannot be None.*use the inner optimizer alone"),
+    (lambda t: wrapped("fast"), ValueError, "interpret loss scale identifier: fast"),
+    (lambda t: wrapped(.5), ValueError, "at least 1.*0.5"),
+    (lambda t: wrapped("dynamic", "sgd"), ValueError, "must be an instance of Optimizer, but got: .*str"),
+    (lambda t: wrapped("dynamic", sgd), ValueError, "must be an instance of Optimizer, but got: .*function"),
+    (lambda t: wrapped("dynamic", keras_sgd()), ValueError, "Keras optimizer; wrap it in mp_compat.keras"),
+    (lambda t: wrapped("dynamic", t.opt), ValueError, "must not scale the loss itself.*Pass its inner optimizer"),
+    (lambda t: wrapped(8., tf.train.SyncReplicasOptimizer(sgd(), 1, 1)), ValueError, "Wrap in the other order: Sync"),
+    (lambda t: wrapped(8., skip_nonfinite=False, finite_reducer=tf.identity), ValueError, "Pass only one of them"),
+    (lambda t: t.opt.compute_gradients(t.loss, gate_gradients=3), ValueError, "must be one of.*Not 3"),
+    (lambda t: t.opt.compute_gradients(t.loss, gate_gradients="OP"), ValueError, "must be one of.*Not OP"),
+    (lambda t: t.opt.compute_gradients(tf.constant(1)), ValueError, "Invalid type tf.int32.*tf.cast"),
+    (lambda t: t.opt.compute_gradients(tf.constant("loss")), ValueError, "Invalid type tf.string.*tf.cast"),
+    (lambda t: t.opt.compute_gradients(t.loss, []), ValueError, "No variables to optimize"),
+    (lambda t: t.opt.minimize(tf.reduce_sum(t.x)), ValueError, "No gradients provided for any variable"),
+    (lambda t: t.opt.apply_gradients([]), ValueError, "No variables provided"),
+    (applied(lambda t: None), ValueError, "No gradients provided for any variable: .*w"),
+    (applied(lambda t: tf.constant(["a", "b"])), TypeError, "Gradients must be numeric.*string"),
+    (applied(lambda t: object()), TypeError, "convertible to a Tensor or IndexedSlices, or None"),
+    (applied(lambda t: tf.SparseTensor([[0]], [1.], [2])), TypeError, "convertible to a Tensor or IndexedSlices"),
+    (applied(lambda t: tf.placeholder(tf.int32, [2])), TypeError, "DataType int32 not in list of allowed values"),
+    (applied(lambda t: tf.placeholder(tf.complex64, [2])), TypeError, "DataType complex64 not in list"),
+    (applied(lambda t: t.x, global_step="step"), AttributeError, "'str' object has no attribute"),
+    (lambda t: wrapped(8., finite_reducer=lambda finite: tf.cast(finite, tf.float32)).apply_gradients(
+        [(t.x, t.w)]), ValueError, "must return a scalar bool.*all_ranks_finite"),
+    (lambda t: wrapped(8., finite_reducer=lambda finite: [finite, finite]).apply_gradients([(t.x, t.w)]),
      ValueError, "must return a scalar bool"),
-    (lambda job: job.opt.scale_loss(tf.constant(1)), ValueError, "Invalid type tf.int32"),
-    (lambda job: wrapped(8.).unscale_gradients([job.x]), RuntimeError, "scale_loss\\(\\) was not called in this graph"),
-    (lambda job: job.opt.gradients_finite, RuntimeError, "finite check in apply_gradients.*Build the train op first"),
-    (lambda job: job.opt.no_such_thing, AttributeError, "no_such_thing"),
+    (lambda t: t.opt.scale_loss(tf.constant(1)), ValueError, "Invalid type tf.int32"),
+    (lambda t: wrapped(8.).unscale_gradients([t.x]), RuntimeError, "scale_loss\\(\\) was not called in this graph"),
+    (lambda t: t.opt.gradients_finite, RuntimeError, "finite check in apply_gradients.*First call minimize"),
+    (lambda t: t.opt.no_such_thing, AttributeError, "no_such_thing"),
 )
 
-# --- what goes with it -----------------------------------------------------------------------------------------------
+# --- hooks, accumulation, checkpoints --------------------------------------------------------------------------------
 
 rows(
     (hook(on_stall="explode"), ValueError, "on_stall must be one of 'raise', 'stop', 'warn', but got 'explode'"),
@@ -180,41 +182,41 @@ rows(
     (hook(min_scale_patience=2.5), ValueError, "min_scale_patience must be an int .* got 2.5"),
     (attempts(-3), ValueError, "num_attempts must be an int of at least 1, but got -3"),
     (attempts(1.), ValueError, "num_attempts must be an int of at least 1, but got 1.0"),
-    (lambda job: mp_compat.LossScaleHook(job.opt).begin(), RuntimeError, "has no train op in this graph yet"),
-    (lambda job: mp_compat.nonfinite_gradients(job.opt), RuntimeError, "has no train op in this graph yet"),
-    (lambda job: mp_compat.GradientAccumulator(sgd()), ValueError, "must be a MixedPrecision.* but got <.*Gradient"),
-    (lambda job: mp_compat.GradientAccumulator(job.opt, skip="step"), ValueError,
+    (lambda t: mp_compat.LossScaleHook(t.opt).begin(), RuntimeError, "has no train op in the current graph"),
+    (lambda t: mp_compat.nonfinite_gradients(t.opt), RuntimeError, "has no train op in the current graph"),
+    (lambda t: mp_compat.GradientAccumulator(sgd()), ValueError, "must be a MixedPrecision.* but got <.*Gradient"),
+    (lambda t: mp_compat.GradientAccumulator(t.opt, skip="step"), ValueError,
      "skip must be one of 'window', 'micro_batch', but got 'step'"),
-    (lambda job: mp_compat.GradientAccumulator(wrapped(8., skip_nonfinite=False)), ValueError, "skip_nonfinite=False"),
-    (lambda job: mp_compat.GradientAccumulator(job.opt).mean(), RuntimeError, "no gradients in this graph.*first"),
-    (lambda job: mp_compat.GradientAccumulator(job.opt).apply_gradients([(job.x, job.w)]), RuntimeError,
+    (lambda t: mp_compat.GradientAccumulator(wrapped(8., skip_nonfinite=False)), ValueError, "skip_nonfinite=False"),
+    (lambda t: mp_compat.GradientAccumulator(t.opt).mean(), RuntimeError, "no gradients in this graph.*first"),
+    (lambda t: mp_compat.GradientAccumulator(t.opt).apply_gradients([(t.x, t.w)]), RuntimeError,
      "no gradients in this graph.*first"),
-    (lambda job: mp_compat.GradientAccumulator(job.opt).add([(None, job.w)]), ValueError,
+    (lambda t: mp_compat.GradientAccumulator(t.opt).add([(None, t.w)]), ValueError,
      "No gradients provided for any variable"),
-    (accumulated(lambda job: tf.placeholder(tf.float32)), ValueError, "static shape only, but v:0 has the shape"),
-    (added_twice, ValueError, "added to already in this graph"),
-    (lambda job: mp_compat.apply_gradients_together([]), ValueError, "nothing to apply.*but got none"),
-    (lambda job: mp_compat.apply_gradients_together([(job.opt, [(job.x, job.w)])], skip="none"), ValueError,
+    (accumulated(lambda t: tf.placeholder(tf.float32)), ValueError, "static shape, but v:0 has the shape"),
+    (added_twice, ValueError, "already called in this graph"),
+    (lambda t: mp_compat.apply_gradients_together([]), ValueError, "grads_and_vars. pairs, but got none"),
+    (lambda t: mp_compat.apply_gradients_together([(t.opt, [(t.x, t.w)])], skip="none"), ValueError,
      "skip must be one of 'all', 'each', but got 'none'"),
-    (lambda job: mp_compat.apply_gradients_together([(opt, [(job.x, job.w)]) for opt in (job.opt, wrapped(8.))]),
-     ValueError, "same loss scale, but got .*Give one LossScale to all"),
-    (lambda job: mp_compat.apply_gradients_together([(sgd(), [(job.x, job.w)])]), ValueError, "MixedPrecision.*same"),
-    (lambda job: mp_compat.apply_gradients_together([(wrapped(8., skip_nonfinite=False), [(job.x, job.w)])]),
+    (lambda t: mp_compat.apply_gradients_together([(opt, [(t.x, t.w)]) for opt in (t.opt, wrapped(8.))]),
+     ValueError, "share one LossScale, but got .*Pass the same LossScale object to all"),
+    (lambda t: mp_compat.apply_gradients_together([(sgd(), [(t.x, t.w)])]), ValueError, "MixedPrecision.*share"),
+    (lambda t: mp_compat.apply_gradients_together([(wrapped(8., skip_nonfinite=False), [(t.x, t.w)])]),
      ValueError, "need the finite check, but .*skip_nonfinite=False"),
-    (lambda job: contrib.FixedLossScaleManager(.5), ValueError, "at least 1.*got 0.5"),
-    (lambda job: contrib.FixedLossScaleManager(NAN), ValueError, "at least 1.*got nan"),
-    (lambda job: contrib.LossScaleOptimizer(sgd(), 8), ValueError, "must be a mp_compat.contrib.*Manager, but got 8"),
-    (lambda job: contrib.LossScaleOptimizer("sgd", contrib.FixedLossScaleManager(8)), ValueError, "of Optimizer"),
-    (lambda job: mp_compat.enable_mixed_precision_graph_rewrite("sgd"), ValueError, "an instance of.*Pass None"),
-    (lambda job: mp_compat.enable_mixed_precision_graph_rewrite(job.opt), ValueError, "must not already be an inst"),
-    (lambda job: mp_compat.enable_mixed_precision_graph_rewrite(sgd(), "fast"), ValueError, "interpret loss scale"),
-    (lambda job: mp_compat.register_loss_scale_wrapper(tf.train.AdamOptimizer, wrapped), TypeError,
-     "must be the class of what wrapper_fn returns.*but got <function"),
-    (lambda job: checkpoints.Saver().restore(None, None), ValueError, "not a valid checkpoint: None"),
-    (lambda job: checkpoints.inspect("/no/such/model.ckpt"), ValueError, "no checkpoint at /no/such/model.ckpt"),
-    (lambda job: checkpoints.name_map("/no/such/model.ckpt"), ValueError, "no checkpoint at.*Expected the path"),
-    (lambda job: checkpoints.convert("/no/such/model.ckpt", "/no/such/out"), ValueError, "dialect \\(to\\) or"),
-    (lambda job: checkpoints.convert("/no/such/model.ckpt", "/no/such/out", "plain"), ValueError, "no checkpoint at"),
+    (lambda t: contrib.FixedLossScaleManager(.5), ValueError, "at least 1.*got 0.5"),
+    (lambda t: contrib.FixedLossScaleManager(NAN), ValueError, "at least 1.*got nan"),
+    (lambda t: contrib.LossScaleOptimizer(sgd(), 8), ValueError, "must be a mp_compat.contrib.*Manager, but got 8"),
+    (lambda t: contrib.LossScaleOptimizer("sgd", contrib.FixedLossScaleManager(8)), ValueError, "of Optimizer"),
+    (lambda t: mp_compat.enable_mixed_precision_graph_rewrite("sgd"), ValueError, "an instance of.*Pass None"),
+    (lambda t: mp_compat.enable_mixed_precision_graph_rewrite(t.opt), ValueError, "must not already be an inst"),
+    (lambda t: mp_compat.enable_mixed_precision_graph_rewrite(sgd(), "fast"), ValueError, "interpret loss scale"),
+    (lambda t: mp_compat.register_loss_scale_wrapper(tf.train.AdamOptimizer, wrapped), TypeError,
+     "must be the class of the objects that wrapper_fn returns.*but got <function"),
+    (lambda t: checkpoints.Saver().restore(None, None), ValueError, "not a valid checkpoint: None"),
+    (lambda t: checkpoints.inspect("/no/such/model.ckpt"), ValueError, "no checkpoint at /no/such/model.ckpt"),
+    (lambda t: checkpoints.name_map("/no/such/model.ckpt"), ValueError, "no checkpoint at.*Expected the path"),
+    (lambda t: checkpoints.convert("/no/such/model.ckpt", "/no/such/out"), ValueError, "dialect \\(`to`\\) or"),
+    (lambda t: checkpoints.convert("/no/such/model.ckpt", "/no/such/out", "plain"), ValueError, "no checkpoint at"),
 )
 
 # --- Keras -----------------------------------------------------------------------------------------------------------
@@ -222,33 +224,33 @@ rows(
 LossScaleOptimizer = mp_keras.LossScaleOptimizer
 
 rows(
-    (lambda job: LossScaleOptimizer(keras_sgd(), "dynamic", initial_scale=4), ValueError, "forms are mixed.*initial"),
-    (lambda job: LossScaleOptimizer(keras_sgd(), 4, dynamic=True), ValueError, "Two forms are mixed.*4.*, and dynamic"),
-    (lambda job: LossScaleOptimizer(keras_sgd(), "fast"), ValueError, "interpret loss scale identifier: fast"),
-    (lambda job: LossScaleOptimizer(keras_sgd(), 0.5), ValueError, "at least 1.*0.5"),
-    (lambda job: LossScaleOptimizer(keras_sgd(), dynamic="yes"), TypeError, "must be a bool, but got: 'yes'"),
-    (lambda job: LossScaleOptimizer(keras_sgd(), dynamic=False), ValueError, "\"initial_scale\" must be specified"),
-    (lambda job: LossScaleOptimizer(keras_sgd(), False, 4, 5), ValueError, "growth_steps\" must be None.*: 5"),
-    (lambda job: LossScaleOptimizer(keras_sgd(), True, -1.), ValueError, "initial_loss_scale must be .*-1.0"),
-    (lambda job: LossScaleOptimizer(keras_sgd(), True, 8., 0), ValueError, "increment_period must be .*0"),
-    (lambda job: LossScaleOptimizer(LossScaleOptimizer(keras_sgd())), TypeError, "cannot wrap another"),
-    (lambda job: [LossScaleOptimizer(opt) for opt in [keras_sgd()] * 2], ValueError, "already wrapped"),
-    (lambda job: LossScaleOptimizer(keras_sgd(), inner_optimizer=keras_sgd()), TypeError, "several arguments name one"),
-    (lambda job: LossScaleOptimizer("adam"), TypeError, "must be an instance of OptimizerV2.*adam. Pass a Keras"),
-    (lambda job: LossScaleOptimizer(), TypeError, "must be an instance of OptimizerV2.*got: None"),
-    (lambda job: LossScaleOptimizer(sgd()), TypeError, "MixedPrecisionLossScaleOptimizer"),
-    (lambda job: mp_keras.experimental.LossScaleOptimizer(keras_sgd(), True), ValueError, "passed to loss_scale.*True"),
-    (lambda job: mp_keras.experimental.LossScaleOptimizer(keras_sgd(), None), ValueError, "cannot be None"),
-    (lambda job: mp_keras.experimental.LossScaleOptimizer(keras_sgd(), dynamic=True), TypeError, "dynamic"),
-    (lambda job: LossScaleOptimizer(keras_sgd()).get_scaled_loss(tf.constant(1)), ValueError, "floating"),
-    (lambda job: LossScaleOptimizer(keras_sgd()).apply_gradients([(None, tensorflow.Variable(1., trainable=False))]),
+    (lambda t: LossScaleOptimizer(keras_sgd(), "dynamic", initial_scale=4), ValueError, "were mixed.*initial"),
+    (lambda t: LossScaleOptimizer(keras_sgd(), 4, dynamic=True), ValueError, "were mixed.*4.*, and dynamic"),
+    (lambda t: LossScaleOptimizer(keras_sgd(), "fast"), ValueError, "interpret loss scale identifier: fast"),
+    (lambda t: LossScaleOptimizer(keras_sgd(), 0.5), ValueError, "at least 1.*0.5"),
+    (lambda t: LossScaleOptimizer(keras_sgd(), dynamic="yes"), TypeError, "must be a bool, but got: 'yes'"),
+    (lambda t: LossScaleOptimizer(keras_sgd(), dynamic=False), ValueError, "\"initial_scale\" must be specified"),
+    (lambda t: LossScaleOptimizer(keras_sgd(), False, 4, 5), ValueError, "growth_steps\" must be None.*: 5"),
+    (lambda t: LossScaleOptimizer(keras_sgd(), True, -1.), ValueError, "initial_loss_scale must be .*-1.0"),
+    (lambda t: LossScaleOptimizer(keras_sgd(), True, 8., 0), ValueError, "increment_period must be .*0"),
+    (lambda t: LossScaleOptimizer(LossScaleOptimizer(keras_sgd())), TypeError, "cannot wrap another"),
+    (lambda t: [LossScaleOptimizer(opt) for opt in [keras_sgd()] * 2], ValueError, "already wrapped"),
+    (lambda t: LossScaleOptimizer(keras_sgd(), inner_optimizer=keras_sgd()), TypeError, "several arguments"),
+    (lambda t: LossScaleOptimizer("adam"), TypeError, "must be an instance of OptimizerV2.*adam. Pass a Keras"),
+    (lambda t: LossScaleOptimizer(), TypeError, "must be an instance of OptimizerV2.*got: None"),
+    (lambda t: LossScaleOptimizer(sgd()), TypeError, "MixedPrecisionLossScaleOptimizer"),
+    (lambda t: mp_keras.experimental.LossScaleOptimizer(keras_sgd(), True), ValueError, "passed to loss_scale.*True"),
+    (lambda t: mp_keras.experimental.LossScaleOptimizer(keras_sgd(), None), ValueError, "cannot be None"),
+    (lambda t: mp_keras.experimental.LossScaleOptimizer(keras_sgd(), dynamic=True), TypeError, "dynamic"),
+    (lambda t: LossScaleOptimizer(keras_sgd()).get_scaled_loss(tf.constant(1)), ValueError, "floating"),
+    (lambda t: LossScaleOptimizer(keras_sgd()).apply_gradients([(None, tensorflow.Variable(1., trainable=False))]),
      ValueError, "No gradients provided for any variable"),
-    (lambda job: LossScaleOptimizer.from_config(odd_keras_config()), ValueError, "Unknown loss scale: Odd.*custom_obj"),
+    (lambda t: LossScaleOptimizer.from_config(odd_keras_config()), ValueError, "Unknown loss scale: Odd.*custom_obj"),
 )
 
 
-class Job(testing.Job):
-  """A model, and an optimizer that is there when the bad call is made."""
+class TrainingWithOptimizer(testing.Training):
+  """Trains `w` with Momentum and a dynamic loss scale."""
 
   def __init__(self):
     super().__init__()
@@ -256,24 +258,24 @@ class Job(testing.Job):
         tf.train.MomentumOptimizer(.5, .5), mp_compat.DynamicLossScale(8., 2))
 
   def trained(self):
-    """Everything that the names of this graph's variables stand for, after five steps."""
+    """Trains five steps, one of them an overflow. Returns {name: value} of all variables."""
     train_op = self.opt.minimize(self.loss, self.global_step)
     assert tf.get_collection(tf.GraphKeys.TRAIN_OP) == [train_op]
     assert [v.op.name for v in tf.trainable_variables()] == ["w"]
     names = [v.op.name for v in self.opt.variables() + [self.w, self.global_step]]
     assert not tf.get_collection(tf.GraphKeys.UPDATE_OPS) and not tf.get_collection(tf.GraphKeys.SUMMARIES)
-    self.run(train_op, GOOD, GOOD, BAD, GOOD, 2 * GOOD)
+    self.run(train_op, FINITE, FINITE, OVERFLOW, FINITE, 2 * FINITE)
     return dict(zip(names, self.session.run(self.opt.variables() + [self.w, self.global_step])))
 
 
 @pytest.mark.parametrize("call, error, words", ROWS)
-def test_bad_input_is_named_and_training_goes_on_as_if_nothing_had_been_called(call, error, words):
+def test_bad_input_raises_and_leaves_training_unchanged(call, error, words):
   with tf.Graph().as_default():
-    job = Job()
+    training = TrainingWithOptimizer()
     with pytest.raises(error, match=words):
-      call(job)
-    after = job.trained()
+      call(training)
+    after = training.trained()
   with tf.Graph().as_default():
     assert sorted(after) == ["current_loss_scale", "global_step", "good_steps", "w", "w/Momentum"]
-    for name, value in Job().trained().items():
+    for name, value in TrainingWithOptimizer().trained().items():
       np.testing.assert_array_equal(after[name], value, name)

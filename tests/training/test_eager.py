@@ -1,4 +1,4 @@
-"""Eager mode and tf.function, as far as TensorFlow's class goes: callable losses, the same numbers."""
+"""Tests of eager mode and tf.function: callable losses, tapes, and equality with TensorFlow's class."""
 
 import copy
 
@@ -20,7 +20,7 @@ def _eager():
 
 
 def train(api, name, as_function, steps=9):
-  """The variables, the scale and the step count after every step."""
+  """Trains two variables. Returns the variables, the global step and the loss scale state after every step."""
   opt = api.MixedPrecisionLossScaleOptimizer(
       testing.OPTIMIZERS[name](), api.DynamicLossScale(8., increment_period=2))
   w, table = tensorflow.Variable([1., -2., 3.]), tensorflow.Variable(np.ones([4, 3], np.float32))
@@ -36,21 +36,22 @@ def train(api, name, as_function, steps=9):
   for x in testing.feeds(steps, OVERFLOWS):
     step(tf.constant(x))
     state = [w, table, global_step] + list(opt._loss_scale._weights.values())
-    history.append({str(i): v.numpy() for i, v in enumerate(state)})
+    names = ["w", "table", "global_step"] + ["loss_scale_{}".format(i) for i in range(len(state) - 3)]
+    history.append({variable_name: v.numpy() for variable_name, v in zip(names, state)})
   return history, opt
 
 
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("name", ["GradientDescent", "Momentum", "Adam"])
-def test_numbers_are_those_of_tensorflows_class(name, as_function):
+def test_eager_training_matches_tensorflow_class(name, as_function):
   ours, opt = train(mp_compat, name, as_function)
   theirs, _ = train(testing.native, name, as_function)
   testing.assert_same(ours, theirs)
-  assert ours[-1]["2"] == 9 - len(OVERFLOWS)
+  assert ours[-1]["global_step"] == 9 - len(OVERFLOWS)
   assert len(opt.loss_scale.variables()) == 2 and "current_loss_scale=" in repr(opt.loss_scale)
 
 
-def test_the_verdict_is_a_value_and_a_step_returns_nothing():
+def test_minimize_returns_none_and_sets_gradients_finite():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
   w = tensorflow.Variable([1., 2.])
   for x, finite in [(1., True), (np.nan, False)]:
@@ -59,7 +60,7 @@ def test_the_verdict_is_a_value_and_a_step_returns_nothing():
     np.testing.assert_array_equal(w.numpy(), [0., 1.])
 
 
-def test_an_overflow_clipped_away_inside_a_function_skips_the_step():
+def test_clipped_overflow_in_function_skips_step():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
   w = tensorflow.Variable([1., 2.])
 
@@ -74,7 +75,7 @@ def test_an_overflow_clipped_away_inside_a_function_skips_the_step():
   assert opt.loss_scale().numpy() == 2. ** 14
 
 
-def test_gradients_of_a_tape_are_scaled_and_unscaled():
+def test_tape_gradients_are_scaled_and_unscaled():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
   w = tensorflow.Variable([1., 2.])
   with tf.GradientTape() as tape:
@@ -86,14 +87,14 @@ def test_gradients_of_a_tape_are_scaled_and_unscaled():
   assert grads[0].numpy().tolist() == [2., 4.] and w.numpy().tolist() == [-1., -2.]
 
 
-def test_a_loss_that_is_no_callable_is_the_known_error():
+def test_non_callable_loss_raises_runtime_error():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
   with pytest.raises(RuntimeError, match="`loss` passed to Optimizer.compute_gradients should be a function"):
     opt.compute_gradients(tf.constant(1.), [tensorflow.Variable(1.)])
 
 
-def test_a_loss_scale_built_eagerly_can_be_copied_inside_a_graph():
-  """As Estimator copies its params."""
+def test_eager_loss_scale_can_be_copied_in_graph():
+  """Estimator copies its params in this way."""
   loss_scale = mp_compat.DynamicLossScale(8., 1)
   loss_scale.update([tf.constant(1.)])
   assert copy.deepcopy(loss_scale)().numpy() == 16.
@@ -103,7 +104,7 @@ def test_a_loss_scale_built_eagerly_can_be_copied_inside_a_graph():
     assert sess.run(scale) == 8.
 
 
-def test_a_loss_scale_built_eagerly_gets_variables_in_every_graph_and_keeps_its_own():
+def test_eager_loss_scale_has_separate_graph_variables():
   loss_scale = mp_compat.DynamicLossScale(8., 1)
   loss_scale.update([tf.constant(1.)])
   with tf.Graph().as_default(), testing.session() as sess:

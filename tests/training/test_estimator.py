@@ -1,6 +1,6 @@
-"""Estimators, with real overflows in what the input_fn feeds; what they end with is computed by hand, in NumPy.
+"""Tests of Estimators on inputs that overflow, against results computed in NumPy.
 
-All numbers are sums of few powers of two, so float32 holds them exactly.
+All numbers are sums of few powers of two, so float32 represents them exactly.
 """
 
 import os
@@ -16,13 +16,13 @@ from tests.testing import tf
 pytestmark = pytest.mark.skipif(
     not hasattr(tf, "estimator"), reason="TensorFlow after 2.15 has no Estimator; run on 1.15 and 2.15 in CI")
 
-GOOD, BAD = [1., 2.], [np.inf, 2.]
-HUGE = [2. ** 126, 2.]  # finite, as is the loss, but not at a loss scale of 8 or more
+FINITE, OVERFLOW = [1., 2.], [np.inf, 2.]
+HUGE = [2. ** 126, 2.]  # finite, as is the loss, but overflows at a loss scale of 8 or more
 RATE, MOMENTUM = .25, .5
 
 
 class Expected:
-  """What Momentum makes of `w`, from ones, and what becomes of a dynamic scale, if the gradients are `grads`."""
+  """Computes Momentum on `w`, initially ones, and a dynamic loss scale in NumPy, for the gradients `grads`."""
 
   def __init__(self, grads, scale, period, steps=None):
     self.w, self.accumulator = np.ones(2), np.zeros(2)
@@ -42,7 +42,7 @@ class Expected:
         self.scale, self.good_steps = max(self.scale / 2, 1.), 0
 
   def check(self, estimator):
-    """The variables in the Estimator's last checkpoint are these, and there are no others."""
+    """Checks that the last checkpoint of the Estimator has exactly these variables and values."""
     got = {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
     assert sorted(got) == ["current_loss_scale", "global_step", "good_steps", "w", "w/Momentum"]
     np.testing.assert_array_equal(got["w"], self.w)
@@ -52,7 +52,10 @@ class Expected:
 
 
 class Model:
-  """The model_fn: `sum(w * features)`, whose gradient is the feature. Keeps what it was called for and made."""
+  """A model_fn with the loss `sum(w * x)`, so the gradient of `w` is `x`.
+
+  Records the modes of its calls, and the optimizers and hooks that it creates.
+  """
 
   def __init__(self, add_summaries=False, **hook):
     self._add_summaries, self._hook = add_summaries, hook
@@ -77,7 +80,7 @@ class Model:
 
 
 def inputs(xs, repeat=False):
-  """An input_fn of batches of one."""
+  """Returns an input_fn with batches of one example."""
 
   def input_fn():
     dataset = tf.data.Dataset.from_tensor_slices({"x": np.array(xs, np.float32)}).batch(1)
@@ -87,6 +90,7 @@ def inputs(xs, repeat=False):
 
 
 def dynamic():
+  """Returns params with a dynamic loss scale of 64 that grows after two finite steps."""
   return {"loss_scale": mp_compat.DynamicLossScale(64., 2)}
 
 
@@ -97,29 +101,29 @@ def _control_flow(request):
 
 
 @pytest.mark.parametrize("api", [tf, tensorflow], ids=["compat.v1", "tensorflow"])
-def test_it_trains_evaluates_and_predicts_with_a_loss_scale_from_params(tmp_path, api):
+def test_estimator_trains_evaluates_and_predicts(tmp_path, api):
   model = Model()
   estimator = api.estimator.Estimator(model, str(tmp_path), params=dynamic())
-  xs = [GOOD, BAD, GOOD, GOOD, GOOD, HUGE, GOOD]
+  xs = [FINITE, OVERFLOW, FINITE, FINITE, FINITE, HUGE, FINITE]
   estimator.train(inputs(xs))
   expected = Expected(xs, 64., 2)
   assert (expected.attempted, expected.global_step, expected.scale) == (7, 5, 32.)
   expected.check(estimator)
   assert (model.hooks[0].attempted, model.hooks[0].skipped) == (7, 2)
 
-  metrics = estimator.evaluate(inputs([GOOD, [3., 0.]]))
-  assert metrics["y"] == np.mean([np.dot(expected.w, GOOD), 3 * expected.w[0]]) and metrics["global_step"] == 5
-  predictions = [prediction["y"] for prediction in estimator.predict(inputs([GOOD, [3., 0.]]))]
-  assert predictions == [np.dot(expected.w, GOOD), 3 * expected.w[0]]
+  metrics = estimator.evaluate(inputs([FINITE, [3., 0.]]))
+  assert metrics["y"] == np.mean([np.dot(expected.w, FINITE), 3 * expected.w[0]]) and metrics["global_step"] == 5
+  predictions = [prediction["y"] for prediction in estimator.predict(inputs([FINITE, [3., 0.]]))]
+  assert predictions == [np.dot(expected.w, FINITE), 3 * expected.w[0]]
 
-  # A second call of train makes another graph, and goes on from the checkpoint.
+  # The second call of train builds another graph and restores the checkpoint.
   estimator.train(inputs(xs))
   Expected(xs + xs, 64., 2).check(estimator)
   assert len(model.hooks) == 2 and (model.hooks[1].attempted, model.hooks[1].skipped) == (7, 2)
 
 
-def test_an_optimizer_in_params_is_copied_with_its_loss_scale(tmp_path):
-  """Estimator hands a copy to every call of model_fn; nothing of one graph may get into another."""
+def test_optimizer_in_params_is_copied_per_graph(tmp_path):
+  """Estimator passes a copy to every call of model_fn. A graph must not contain objects of another graph."""
 
   def model_fn(features, mode, params):
     loss = tf.reduce_sum(tf.get_variable("w", [2], initializer=tf.ones_initializer()) * features["x"])
@@ -128,81 +132,81 @@ def test_an_optimizer_in_params_is_copied_with_its_loss_scale(tmp_path):
 
   optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(RATE, MOMENTUM), **dynamic())
   estimator = tf.estimator.Estimator(model_fn, str(tmp_path), params={"optimizer": optimizer})
-  xs = [GOOD, BAD, GOOD]
+  xs = [FINITE, OVERFLOW, FINITE]
   estimator.train(inputs(xs))
   estimator.train(inputs(xs))
   Expected(xs + xs, 64., 2).check(estimator)
 
 
-def test_the_hooks_counters_are_in_the_checkpoint_and_count_on(tmp_path):
+def test_hook_counters_are_restored_from_checkpoints(tmp_path):
   model = Model(counters_in_graph=True)
   estimator = tf.estimator.Estimator(model, str(tmp_path), params=dynamic())
   for attempted, skipped in [(3, 1), (6, 2)]:
-    estimator.train(inputs([GOOD, BAD, GOOD]))
+    estimator.train(inputs([FINITE, OVERFLOW, FINITE]))
     assert (model.hooks[-1].attempted, model.hooks[-1].skipped) == (attempted, skipped)
     assert estimator.get_variable_value("loss_scale_hook/attempted_steps") == attempted
     assert estimator.get_variable_value("loss_scale_hook/skipped_steps") == skipped
 
 
 @pytest.mark.parametrize("loss_scale, names", [("dynamic", ["current_loss_scale", "good_steps"]), (8., [])])
-def test_a_word_or_a_number_in_params_is_a_loss_scale_too(tmp_path, loss_scale, names):
+def test_params_may_hold_loss_scale_identifiers(tmp_path, loss_scale, names):
   estimator = tf.estimator.Estimator(Model(), str(tmp_path), params={"loss_scale": loss_scale})
-  estimator.train(inputs([GOOD, BAD, GOOD]))
+  estimator.train(inputs([FINITE, OVERFLOW, FINITE]))
   assert sorted(estimator.get_variable_names()) == sorted(names + ["global_step", "w", "w/Momentum"])
-  np.testing.assert_array_equal(estimator.get_variable_value("w"), Expected([GOOD, GOOD], 8., 100).w)
+  np.testing.assert_array_equal(estimator.get_variable_value("w"), Expected([FINITE, FINITE], 8., 100).w)
   assert estimator.get_variable_value("global_step") == 2
 
 
-def test_train_and_evaluate_evaluates_at_every_checkpoint_and_ends_at_max_steps(tmp_path):
+def test_train_and_evaluate_evaluates_at_every_checkpoint(tmp_path):
   model = Model()
   config = tf.estimator.RunConfig(save_checkpoints_steps=2)
   estimator = tf.estimator.Estimator(model, str(tmp_path), config, dynamic())
-  xs = [GOOD, BAD, GOOD, HUGE, GOOD]
+  xs = [FINITE, OVERFLOW, FINITE, HUGE, FINITE]
   metrics, _ = tf.estimator.train_and_evaluate(
       estimator, tf.estimator.TrainSpec(inputs(xs, repeat=True), max_steps=6),
-      tf.estimator.EvalSpec(inputs([GOOD]), steps=1, start_delay_secs=0, throttle_secs=0))
+      tf.estimator.EvalSpec(inputs([FINITE]), steps=1, start_delay_secs=0, throttle_secs=0))
   expected = Expected(xs * 9, 64., 2, steps=6)
   expected.check(estimator)
   assert expected.attempted == 10 and [hook.attempted for hook in model.hooks] == [10]
-  assert metrics["global_step"] == 6 and metrics["y"] == np.dot(expected.w, GOOD)
+  assert metrics["global_step"] == 6 and metrics["y"] == np.dot(expected.w, FINITE)
   assert model.modes.count(tf.estimator.ModeKeys.EVAL) == 3  # at 2, 4 and 6
 
 
-def test_max_steps_are_applied_steps_and_more_are_attempted(tmp_path):
+def test_max_steps_counts_only_applied_steps(tmp_path):
   model = Model()
   estimator = tf.estimator.Estimator(model, str(tmp_path), params=dynamic())
-  xs = [BAD, GOOD, GOOD, BAD]
+  xs = [OVERFLOW, FINITE, FINITE, OVERFLOW]
   estimator.train(inputs(xs, repeat=True), max_steps=5)
   expected = Expected(xs * 9, 64., 2, steps=5)
   expected.check(estimator)
   assert expected.attempted == 10 and (model.hooks[0].attempted, model.hooks[0].skipped) == (10, 5)
 
 
-def test_a_run_in_which_every_step_overflows_is_ended_by_the_hook(tmp_path):
+def test_hook_stops_a_run_of_overflows(tmp_path):
   model = Model(on_stall="stop", min_scale_patience=4)
   estimator = tf.estimator.Estimator(model, str(tmp_path), params=dynamic())
-  estimator.train(inputs([BAD], repeat=True), max_steps=5)
-  assert (model.hooks[0].attempted, model.hooks[0].skipped) == (10, 10)  # 6 lower the scale to 1, then 4 do not
-  Expected([], 64., 2).check(estimator)  # Without a new global step there is no new checkpoint.
+  estimator.train(inputs([OVERFLOW], repeat=True), max_steps=5)
+  assert (model.hooks[0].attempted, model.hooks[0].skipped) == (10, 10)  # 6 steps lower the scale to 1; 4 follow at 1
+  Expected([], 64., 2).check(estimator)  # No checkpoint is written because the global step did not change.
 
 
-def test_a_run_in_which_every_step_overflows_can_raise(tmp_path):
+def test_hook_raises_on_consecutive_overflows(tmp_path):
   estimator = tf.estimator.Estimator(Model(max_consecutive_skips=2), str(tmp_path), params=dynamic())
   with pytest.raises(mp_compat.LossScaleStalledError, match=r"w:0: 0 NaN, 1 inf, the largest of the others 2\b"):
-    estimator.train(inputs([BAD], repeat=True), max_steps=5)
+    estimator.train(inputs([OVERFLOW], repeat=True), max_steps=5)
 
 
 @pytest.mark.parametrize("loss_scale", [lambda: dynamic()["loss_scale"], lambda: "dynamic"],
                          ids=["object", "dynamic"])
-def test_one_replicas_overflow_skips_the_step_on_all(tmp_path, loss_scale):
+def test_overflow_on_one_replica_skips_step_on_all(tmp_path, loss_scale):
   model = Model(every_n_steps=None)
   config = tf.estimator.RunConfig(
       train_distribute=tf.distribute.MirroredStrategy(testing.TWO_CPUS),
       session_config=tf.ConfigProto(device_count={"CPU": 2}))
   estimator = tf.estimator.Estimator(model, str(tmp_path), config, {"loss_scale": loss_scale()})
   other = [3., 1.]
-  # Every replica takes one: applied, skipped by the first, applied, skipped by the second, applied.
-  pairs = [[GOOD, other], [BAD, other], [other, GOOD], [GOOD, HUGE], [GOOD, GOOD]]
+  # Each replica takes one input. The first replica overflows in step 2, the second in step 4.
+  pairs = [[FINITE, other], [OVERFLOW, other], [other, FINITE], [FINITE, HUGE], [FINITE, FINITE]]
   estimator.train(inputs([x for pair in pairs for x in pair]))
   start, period = (2. ** 15, 2000) if loss_scale() == "dynamic" else (64., 2)
   expected = Expected([np.mean(pair, axis=0) for pair in pairs], start, period)
@@ -211,13 +215,13 @@ def test_one_replicas_overflow_skips_the_step_on_all(tmp_path, loss_scale):
   assert {(hook.attempted, hook.skipped) for hook in model.hooks if hook.attempted} == {(5, 2)}
 
 
-def test_training_goes_on_from_another_runs_checkpoint(tmp_path):
-  xs = [GOOD, BAD, GOOD, HUGE, GOOD]
+def test_warm_start_restores_weights_or_all_variables(tmp_path):
+  xs = [FINITE, OVERFLOW, FINITE, HUGE, FINITE]
   first = tf.estimator.Estimator(Model(), str(tmp_path / "first"), params=dynamic())
   first.train(inputs(xs))
   before = Expected(xs, 64., 2)
 
-  # Only what is trained, by default: slots and scale begin anew.
+  # By default only trainable variables are restored. Slots and loss scale get their initial values.
   weights = tf.estimator.Estimator(Model(), str(tmp_path / "weights"), params=dynamic(),
                                    warm_start_from=tf.estimator.WarmStartSettings(str(tmp_path / "first")))
   weights.train(inputs(xs))
@@ -225,7 +229,7 @@ def test_training_goes_on_from_another_runs_checkpoint(tmp_path):
   after.w = before.w + (after.w - 1)
   after.check(weights)
 
-  # A list of patterns means all variables, and not only those that are trained.
+  # A list of patterns restores all variables that match, also those that are not trainable.
   everything = tf.estimator.Estimator(
       Model(), str(tmp_path / "everything"), params=dynamic(),
       warm_start_from=tf.estimator.WarmStartSettings(str(tmp_path / "first"), vars_to_warm_start=[".*"]))
@@ -233,9 +237,9 @@ def test_training_goes_on_from_another_runs_checkpoint(tmp_path):
   Expected(xs + xs, 64., 2).check(everything)
 
 
-def test_an_exported_model_predicts_and_holds_no_loss_scale(tmp_path):
+def test_exported_model_contains_no_loss_scale(tmp_path):
   estimator = tf.estimator.Estimator(Model(), str(tmp_path / "model"), params=dynamic())
-  estimator.train(inputs([GOOD, BAD, GOOD]))
+  estimator.train(inputs([FINITE, OVERFLOW, FINITE]))
 
   def receiver():
     x = tf.placeholder(tf.float32, [None, 2])
@@ -246,27 +250,27 @@ def test_an_exported_model_predicts_and_holds_no_loss_scale(tmp_path):
   assert sorted(names) == ["global_step", "w"]
   with tf.Graph().as_default(), tf.Session() as sess:
     signature = tf.saved_model.load(sess, ["serve"], export).signature_def["serving_default"]
-    y = sess.run(signature.outputs["y"].name, {signature.inputs["x"].name: [GOOD]})
-  assert y == np.dot(Expected([GOOD, GOOD], 64., 2).w, GOOD)
+    y = sess.run(signature.outputs["y"].name, {signature.inputs["x"].name: [FINITE]})
+  assert y == np.dot(Expected([FINITE, FINITE], 64., 2).w, FINITE)
 
 
-def test_summaries_are_in_the_event_files_of_model_dir(tmp_path):
+def test_summaries_are_written_to_model_dir(tmp_path):
   config = tf.estimator.RunConfig(save_summary_steps=1)
   estimator = tf.estimator.Estimator(Model(add_summaries=True), str(tmp_path), config, dynamic())
-  estimator.train(inputs([GOOD, GOOD, BAD, GOOD]))
+  estimator.train(inputs([FINITE, FINITE, OVERFLOW, FINITE]))
   seen = testing.events(str(tmp_path))
-  # A skipped step has the global step of the one before it.
+  # A skipped step has the same global step as the step before it.
   assert seen["loss_scale/scale"] == [(1, 64.), (2, 64.), (2, 128.), (3, 64.)]
   assert seen["loss_scale/applied"] == [(1, 1.), (2, 1.), (2, 0.), (3, 1.)]
   assert {"loss_scale/good_steps", "loss_scale/skipped_steps"} <= set(seen)
 
 
-def test_a_nan_loss_ends_the_run_unless_the_spec_is_given_a_finite_one(tmp_path):
-  """Estimator's own NanTensorHook looks at the loss of skipped steps, too."""
-  lost = [np.nan, 2.]
+def test_nan_loss_raises_unless_masked_in_spec(tmp_path):
+  """Estimator's NanTensorHook also checks the loss of skipped steps."""
+  nan_input = [np.nan, 2.]
   estimator = tf.estimator.Estimator(Model(), str(tmp_path / "plain"), params=dynamic())
   with pytest.raises(tf.train.NanLossDuringTrainingError):
-    estimator.train(inputs([GOOD, lost, GOOD]))
+    estimator.train(inputs([FINITE, nan_input, FINITE]))
 
   model = Model()
 
@@ -275,22 +279,25 @@ def test_a_nan_loss_ends_the_run_unless_the_spec_is_given_a_finite_one(tmp_path)
     return spec._replace(loss=tf.where_v2(model.optimizers[-1].gradients_finite, spec.loss, 0.))
 
   estimator = tf.estimator.Estimator(model_fn, str(tmp_path / "masked"), params=dynamic())
-  estimator.train(inputs([GOOD, lost, GOOD]))
-  Expected([GOOD, lost, GOOD], 64., 2).check(estimator)
+  estimator.train(inputs([FINITE, nan_input, FINITE]))
+  Expected([FINITE, nan_input, FINITE], 64., 2).check(estimator)
 
 
 def batches(overflow):
-  """An input_fn for a classifier. Where `overflow`, the features are huge, and the labels cannot be right for all."""
+  """Returns an input_fn for a classifier, with one batch per element of `overflow`.
+
+  Overflowing batches have huge features and contradictory labels, so the gradients are not zero.
+  """
   ordinary = [[1., -.5], [-1., .25], [.5, .5], [-.25, -1.]], [0, 1, 1, 0]
   huge = np.array([[1., -.5], [1., -.5], [-1., .5], [-1., .5]]) * 2. ** 124, [0, 1, 0, 1]
-  xs, labels = zip(*[huge if which else ordinary for which in overflow])
+  xs, labels = zip(*[huge if overflows else ordinary for overflows in overflow])
   return lambda: tf.data.Dataset.from_tensor_slices(({"x": np.array(xs, np.float32)}, np.array(labels)))
 
 
 @pytest.mark.parametrize("make_inner", [lambda: tf.train.MomentumOptimizer(.1, .9), lambda: tf.train.AdamOptimizer(.1)],
                          ids=["Momentum", "Adam"])
 @pytest.mark.parametrize("called", [False, True], ids=["instance", "callable"])
-def test_a_canned_estimator_skips_overflows_and_trains_as_on_the_other_batches_alone(tmp_path, make_inner, called):
+def test_canned_estimator_skips_overflowing_batches(tmp_path, make_inner, called):
   loss_scale = mp_compat.DynamicLossScale(2. ** 15, 3)
 
   def wrapped():

@@ -1,4 +1,4 @@
-"""Graphs that leave: MetaGraphs train on elsewhere, exported models carry no trace of the loss scale."""
+"""Tests of exported graphs: MetaGraphs resume training without mp_compat, and models contain no loss scaling ops."""
 
 import os
 import shutil
@@ -14,11 +14,11 @@ from tests.testing import tf
 from tests.training import imported_graph
 
 CASE = golden_cases.Case("mp_compat", "adam")
-TRACES = ("loss_scale", "good_steps", "apply_if_finite", "is_finite", "IsFinite")
+LOSS_SCALING_NAMES = ("loss_scale", "good_steps", "apply_if_finite", "is_finite", "IsFinite")
 
 
-def train_on(meta_graph, checkpoint, tmp_path):
-  """Variables after each step, in a process that knows TensorFlow only."""
+def resume_training(meta_graph, checkpoint, tmp_path):
+  """Resumes training in a process that imports only TensorFlow. Returns the variables after the last step."""
   np.save(checkpoint + ".feeds.npy", golden_cases.FEEDS[golden_cases.BEFORE:])
   output = str(tmp_path / "after.npz")
   subprocess.run([sys.executable, "-W", "ignore", imported_graph.__file__, meta_graph, checkpoint, output], check=True,
@@ -26,7 +26,7 @@ def train_on(meta_graph, checkpoint, tmp_path):
   return {name: values[-1] for name, values in np.load(output).items()}
 
 
-def assert_after(values, expected):
+def assert_equal_variables(values, expected):
   assert sorted(values) == sorted(expected)
   for name, value in expected.items():
     assert values[name].tobytes() == value.tobytes(), name
@@ -35,27 +35,27 @@ def assert_after(values, expected):
 @pytest.mark.parametrize("control_flow, use_resource", [
     (1, False), (2, True), pytest.param(1, True, marks=pytest.mark.slow),
     pytest.param(2, False, marks=pytest.mark.slow)])
-def test_a_meta_graph_trains_on_in_another_process_to_the_bit(control_flow, use_resource, tmp_path):
+def test_meta_graph_resumes_exactly_in_another_process(control_flow, use_resource, tmp_path):
   path = str(tmp_path / "model")
   with testing.control_flow(control_flow), tf.Graph().as_default(), testing.session() as sess:
     with tf.variable_scope("", use_resource=use_resource):
-      training = golden_cases.Training(CASE)
+      training = golden_cases.GoldenTraining(CASE)
     saver = tf.train.Saver()
     sess.run(tf.global_variables_initializer())
     training.run(sess, golden_cases.FEEDS[:golden_cases.BEFORE])
     saver.save(sess, path)
     expected = training.run(sess, golden_cases.FEEDS[golden_cases.BEFORE:])
-  assert_after(train_on(path + ".meta", path, tmp_path), expected)
+  assert_equal_variables(resume_training(path + ".meta", path, tmp_path), expected)
 
 
-def test_a_meta_graph_of_tensorflow_1_15_trains_on_here(tmp_path):
+def test_meta_graph_of_tensorflow_1_15_resumes_exactly(tmp_path):
   golden = os.path.join(golden_cases.GOLDENS, "1.15", CASE.name)
   for part in (".index", ".data-00000-of-00001"):
     shutil.copyfile(golden + part, str(tmp_path / "model") + part)
   expected = np.load(os.path.join(golden_cases.GOLDENS, "1.15", "expected.npz"))
   prefix = CASE.name + "/after/"
-  assert_after(train_on(golden + ".meta", str(tmp_path / "model"), tmp_path),
-               {key[len(prefix):]: expected[key] for key in expected.files if key.startswith(prefix)})
+  assert_equal_variables(resume_training(golden + ".meta", str(tmp_path / "model"), tmp_path),
+                         {key[len(prefix):]: expected[key] for key in expected.files if key.startswith(prefix)})
 
 
 @pytest.fixture(name="trained")
@@ -64,7 +64,7 @@ def _trained(tmp_path):
   return str(tmp_path / CASE.name)
 
 
-def test_a_saved_model_of_what_was_trained_carries_no_trace(trained, tmp_path):
+def test_saved_model_contains_no_loss_scaling_ops(trained, tmp_path):
   directory = str(tmp_path / "saved_model")
   with tf.Graph().as_default(), testing.session() as sess:
     x = tf.placeholder(tf.float32, [3], "x")
@@ -79,17 +79,17 @@ def test_a_saved_model_of_what_was_trained_carries_no_trace(trained, tmp_path):
     names = [op.name for op in graph.get_operations()]
   variables = [name for name, _ in tf.train.list_variables(os.path.join(directory, "variables", "variables"))]
   assert variables == ["w"]
-  assert not [name for name in names if any(trace in name for trace in TRACES)]
+  assert not [name for name in names if any(part in name for part in LOSS_SCALING_NAMES)]
 
 
-def test_a_graph_that_is_frozen_where_it_was_trained_carries_no_trace(trained):
+def test_frozen_graph_contains_no_loss_scaling_ops(trained):
   with tf.Graph().as_default() as graph, testing.session() as sess:
-    training = golden_cases.Training(CASE)
+    training = golden_cases.GoldenTraining(CASE)
     y = tf.multiply(training.w, training.x, "y")
     tf.train.Saver().restore(sess, trained)
     expected = sess.run(training.w)
     frozen = tf.graph_util.convert_variables_to_constants(sess, graph.as_graph_def(), ["y"])
-  assert not [node.name for node in frozen.node if any(trace in node.name + node.op for trace in TRACES)]
+  assert not [node.name for node in frozen.node if any(part in node.name + node.op for part in LOSS_SCALING_NAMES)]
   assert not [node.name for node in frozen.node if "Variable" in node.op or "VarHandle" in node.op]
   with tf.Graph().as_default(), testing.session() as sess:
     tf.import_graph_def(frozen, name="")

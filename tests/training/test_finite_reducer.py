@@ -1,4 +1,7 @@
-"""`finite_reducer`: one verdict for several processes. A placeholder plays the others; real ones: test_horovod.py."""
+"""Tests of `finite_reducer`, which combines the finite checks of several processes.
+
+A placeholder stands for the other processes. Several processes are in tests/processes/test_horovod.py.
+"""
 
 import sys
 
@@ -7,8 +10,8 @@ import pytest
 
 import mp_compat
 from tests import testing
-from tests.testing import BAD
-from tests.testing import GOOD
+from tests.testing import FINITE
+from tests.testing import OVERFLOW
 from tests.testing import tf
 
 
@@ -19,57 +22,57 @@ def _graph(request):
 
 
 def scales():
-  return {"ours": mp_compat.DynamicLossScale, "tensorflow's": testing.native.DynamicLossScale, "fixed": lambda: 8.}
+  return {"ours": mp_compat.DynamicLossScale, "tensorflow": testing.native.DynamicLossScale, "fixed": lambda: 8.}
 
 
 @pytest.mark.parametrize("scale", sorted(scales()))
 @pytest.mark.parametrize("clip", [False, True])
-def test_a_step_is_applied_where_all_processes_say_so_and_the_scale_follows(scale, clip, graph):
-  job = testing.Job()
-  others = tf.placeholder(tf.bool, [])
+def test_step_is_applied_only_if_all_processes_finite(scale, clip, graph):
+  training = testing.Training()
+  others_are_finite = tf.placeholder(tf.bool, [])
   reduced = []
 
-  def all_of_us(finite):
+  def all_processes(finite):
     assert finite.dtype == tf.bool and finite.shape == []
-    reduced.append(tf.logical_and(finite, others, name="all_of_us"))
+    reduced.append(tf.logical_and(finite, others_are_finite, name="all_processes"))
     return reduced[-1]
 
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-      tf.train.GradientDescentOptimizer(1.), scales()[scale](), finite_reducer=all_of_us)
-  grads_and_vars = opt.compute_gradients(job.loss)
+      tf.train.GradientDescentOptimizer(1.), scales()[scale](), finite_reducer=all_processes)
+  grads_and_vars = opt.compute_gradients(training.loss)
   if clip:
     grads_and_vars = [(tf.clip_by_value(g, -9., 9.), v) for g, v in grads_and_vars]
-  train_op = opt.apply_gradients(grads_and_vars, job.global_step)
-  after = []
+  train_op = opt.apply_gradients(grads_and_vars, training.global_step)
+  finite_steps, global_steps, loss_scales = [], [], []
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    for x, theirs in [(GOOD, True), (GOOD, False), (BAD, True), (BAD, False), (GOOD, True)]:
-      _, agreed = sess.run([train_op, opt.gradients_finite], {job.x: x, others: theirs})
-      after.append((agreed, sess.run(job.global_step), sess.run(opt.loss_scale())))
-    np.testing.assert_array_equal(sess.run(job.w), -2 * GOOD)
-  fixed = scale == "fixed"
-  assert after == [(True, 1, 8. if fixed else 2. ** 15), (False, 1, 8. if fixed else 2. ** 14),
-                   (False, 1, 8. if fixed else 2. ** 13), (False, 1, 8. if fixed else 2. ** 12),
-                   (True, 2, 8. if fixed else 2. ** 12)]
-  # Asked once, and outside of every branch: a collective op there would wait for processes that skip.
+    for x, others_finite in [(FINITE, True), (FINITE, False), (OVERFLOW, True), (OVERFLOW, False), (FINITE, True)]:
+      _, finite = sess.run([train_op, opt.gradients_finite], {training.x: x, others_are_finite: others_finite})
+      finite_steps.append(finite)
+      global_steps.append(sess.run(training.global_step))
+      loss_scales.append(sess.run(opt.loss_scale()))
+    np.testing.assert_array_equal(sess.run(training.w), -2 * FINITE)
+  assert finite_steps == [True, False, False, False, True] and global_steps == [1, 1, 1, 1, 2]
+  assert loss_scales == ([8.] * 5 if scale == "fixed" else [2. ** 15, 2. ** 14, 2. ** 13, 2. ** 12, 2. ** 12])
+  # It is called once and outside the conditional. In a branch, a collective op would wait for processes that skip.
   assert len(reduced) == 1 and reduced[0].graph is graph
   assert reduced[0].op._get_control_flow_context() is None
 
 
 @pytest.mark.parametrize("reducer", [
     lambda finite: tf.cast(finite, tf.float32), lambda finite: tf.stack([finite, finite]), lambda finite: 1.])
-def test_a_reducer_must_return_one_bool(reducer):
-  job = testing.Job()
+def test_reducer_must_return_a_scalar_bool(reducer):
+  training = testing.Training()
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8., finite_reducer=reducer)
   with pytest.raises(ValueError, match="finite_reducer must return a scalar bool.*but returned "):
-    opt.minimize(job.loss)
+    opt.minimize(training.loss)
 
 
-def test_without_a_verdict_there_is_nothing_to_reduce():
-  with pytest.raises(ValueError, match="skip_nonfinite=False makes none"):
+def test_reducer_requires_skip_nonfinite():
+  with pytest.raises(ValueError, match="skip_nonfinite=False disables the check"):
     mp_compat.MixedPrecisionLossScaleOptimizer(
         tf.train.GradientDescentOptimizer(1.), 8., skip_nonfinite=False, finite_reducer=tf.identity)
 
 
-def test_without_horovod_nothing_asks_for_it():
+def test_default_reducer_is_none_without_horovod():
   assert "horovod" in sys.modules or mp_compat.horovod.default_reducer(tf.train.AdamOptimizer(), []) is None

@@ -1,4 +1,4 @@
-"""Inner optimizers of all kinds: users' own, wrappers, and what cannot be wrapped."""
+"""Tests of inner optimizers: user-defined classes, wrappers, and invalid ones."""
 
 import copy
 
@@ -8,9 +8,9 @@ import pytest
 
 import mp_compat
 from tests import testing
-from tests.testing import BAD
-from tests.testing import GOOD
-from tests.testing import Job
+from tests.testing import FINITE
+from tests.testing import OVERFLOW
+from tests.testing import Training
 from tests.testing import tf
 
 Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
@@ -27,7 +27,7 @@ def _graph(request):
 
 
 class OwnApply(tf.train.Optimizer):
-  """In the style of BERT's AdamWeightDecayOptimizer: an `apply_gradients` of its own, variables made inside it."""
+  """Overrides `apply_gradients` and creates variables in it, like BERT's AdamWeightDecayOptimizer."""
 
   def __init__(self):
     super().__init__(False, "OwnApply")
@@ -45,7 +45,7 @@ class OwnApply(tf.train.Optimizer):
 
 
 class NeverInitialized(tf.train.Optimizer):
-  """Never calls its base class's constructor."""
+  """Does not call the base class's constructor."""
 
   def __init__(self):
     self.calls = 0
@@ -60,7 +60,7 @@ class NeverInitialized(tf.train.Optimizer):
 
 
 class Wrapping(tf.train.Optimizer):
-  """In the style of Horovod's: hands everything on to an optimizer inside."""
+  """Delegates all methods to an inner optimizer, like Horovod's DistributedOptimizer."""
 
   def __init__(self, inner):
     super().__init__(False, "Wrapping" + inner.get_name())
@@ -86,35 +86,35 @@ class Wrapping(tf.train.Optimizer):
     (OwnApply, ["w/m", "state/count"]), (NeverInitialized, []),
     (lambda: Wrapping(tf.train.MomentumOptimizer(1., 1.)), ["w/Momentum"])])
 @pytest.mark.parametrize("scale", ["dynamic", 8.])
-def test_optimizers_of_all_kinds_are_wrapped(make, slots, scale, use_resource):
-  job = Job(use_resource=use_resource)
+def test_user_defined_optimizers_can_be_wrapped(make, slots, scale, use_resource):
+  training = Training(use_resource=use_resource)
   opt = Optimizer(make(), scale)
-  train_op = opt.minimize(job.loss, job.global_step)
-  after = job.run(train_op, GOOD, BAD, GOOD)
-  second = -2 * GOOD if make is NeverInitialized else -3 * GOOD
-  np.testing.assert_array_equal(after, [-GOOD, -GOOD, second])
-  assert job.session.run(job.global_step) == 2
-  known = [job.w, job.global_step] + opt.loss_scale.variables()
+  train_op = opt.minimize(training.loss, training.global_step)
+  after = training.run(train_op, FINITE, OVERFLOW, FINITE)
+  second = -2 * FINITE if make is NeverInitialized else -3 * FINITE
+  np.testing.assert_array_equal(after, [-FINITE, -FINITE, second])
+  assert training.session.run(training.global_step) == 2
+  known = [training.w, training.global_step] + opt.loss_scale.variables()
   assert [v.op.name for v in tf.global_variables() if all(v is not other for other in known)] == slots
 
 
-def test_arguments_beyond_tensorflows_first_ones_reach_the_inner_optimizer():
-  job = Job()
+def test_extra_arguments_reach_the_inner_optimizer():
+  training = Training()
   opt = Optimizer(Wrapping(sgd()), 8.)
-  opt.apply_gradients(opt.compute_gradients(job.loss), extra="given")
+  opt.apply_gradients(opt.compute_gradients(training.loss), extra="given")
   assert opt.extra == "given"
 
 
-def test_it_is_an_optimizer_and_otherwise_the_inner_one():
-  job = Job()
+def test_wrapper_delegates_to_the_inner_optimizer():
+  training = Training()
   inner = Wrapping(tf.train.MomentumOptimizer(1., .9))
   opt = Optimizer(inner, "dynamic")
-  opt.minimize(job.loss)
+  opt.minimize(training.loss)
   assert isinstance(opt, tf.train.Optimizer) and opt.inner_optimizer is opt._optimizer is inner
   assert opt.loss_scale is opt._loss_scale and opt._doing_dynamic_loss_scaling()
   assert opt.get_name() == inner.get_name() and opt.extra is inner.extra
-  slot = opt.get_slot(job.w, "momentum")
-  assert slot is not None and slot is inner.get_slot(job.w, "momentum")
+  slot = opt.get_slot(training.w, "momentum")
+  assert slot is not None and slot is inner.get_slot(training.w, "momentum")
   assert opt.variables() == [slot] + opt.loss_scale.variables()
   assert not Optimizer(tf.train.MomentumOptimizer(1., .9), 8.)._doing_dynamic_loss_scaling()
   assert Optimizer(sgd(), testing.native.DynamicLossScale())._doing_dynamic_loss_scaling()
@@ -122,34 +122,34 @@ def test_it_is_an_optimizer_and_otherwise_the_inner_one():
     print(opt.no_such_thing)
   with pytest.raises(AttributeError, match="MixedPrecisionLossScaleOptimizer.*_no_such_thing"):
     print(opt._no_such_thing)
-  for never in [opt._apply_dense, opt._apply_sparse, opt._resource_apply_dense, opt._resource_apply_sparse]:
+  for method in [opt._apply_dense, opt._apply_sparse, opt._resource_apply_dense, opt._resource_apply_sparse]:
     with pytest.raises(RuntimeError, match="This function should never be called"):
-      never(None, None)
+      method(None, None)
 
 
-def test_slot_names_are_the_inner_optimizers():
-  job = Job()
+def test_slot_names_come_from_inner_optimizer():
+  training = Training()
   opt = Optimizer(tf.train.AdamOptimizer(), "dynamic")
-  opt.minimize(job.loss)
-  assert opt.get_slot_names() == ["m", "v"] and opt.get_slot(job.w, "none") is None
+  opt.minimize(training.loss)
+  assert opt.get_slot_names() == ["m", "v"] and opt.get_slot(training.w, "none") is None
 
 
-def test_a_copy_made_before_training_trains():
+def test_deepcopy_before_training_works():
   opt = copy.deepcopy(Optimizer(tf.train.MomentumOptimizer(1., 0.), mp_compat.DynamicLossScale(8., 5)))
   with tf.Graph().as_default():
-    job = Job()
-    np.testing.assert_array_equal(job.run(opt.minimize(job.loss), GOOD, BAD), [-GOOD, -GOOD])
+    training = Training()
+    np.testing.assert_array_equal(training.run(opt.minimize(training.loss), FINITE, OVERFLOW), [-FINITE, -FINITE])
 
 
-def test_an_optimizer_serves_many_graphs():
+def test_optimizer_works_in_several_graphs():
   opt = Optimizer(tf.train.AdamOptimizer(1.), "dynamic")
   for _ in range(2):
     with tf.Graph().as_default():
-      job = Job()
-      train_op = opt.minimize(job.loss)
+      training = Training()
+      train_op = opt.minimize(training.loss)
       assert all(v.graph is tf.get_default_graph() for v in opt.variables()) and len(opt.variables()) == 6
-      job.run(train_op, GOOD, BAD)
-      assert job.session.run(opt.loss_scale()) == 2. ** 14
+      training.run(train_op, FINITE, OVERFLOW)
+      assert training.session.run(opt.loss_scale()) == 2. ** 14
 
 
 class Unrelated:
@@ -167,29 +167,29 @@ class Unrelated:
     (lambda: Wrapping(Optimizer(sgd(), 8.)), "Wrapping is or wraps a MixedPrecisionLossScaleOptimizer"),
     (lambda: testing.native.MixedPrecisionLossScaleOptimizer(sgd(), 8.), "scaled twice"),
 ])
-def test_what_cannot_be_wrapped_is_refused(make, words):
+def test_invalid_inner_optimizers_raise_value_error(make, words):
   with pytest.raises(ValueError, match=words):
     Optimizer(make(), 8.)
 
 
-def test_no_loss_scale_is_refused():
+def test_loss_scale_none_raises_value_error():
   with pytest.raises(ValueError, match="loss_scale cannot be None.*dynamic"):
     Optimizer(sgd(), None)
 
 
 @pytest.mark.parametrize("attribute", ["_opt", "_optimizer"])
 @pytest.mark.parametrize("value", ["sgd", None, 3, {"name": "sgd"}])
-def test_attributes_named_as_wrappers_name_theirs(attribute, value):
+def test_unrelated_wrapper_attributes_are_ignored(attribute, value):
   inner = tf.train.GradientDescentOptimizer(1.)
   setattr(inner, attribute, value)
   with tf.Graph().as_default():
-    job = testing.Job()
-    train_op = mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.).minimize(job.loss)
-    np.testing.assert_array_equal(job.run(train_op, [1., 2.])[0], [-1., -2.])
+    training = testing.Training()
+    train_op = mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.).minimize(training.loss)
+    np.testing.assert_array_equal(training.run(train_op, [1., 2.])[0], [-1., -2.])
 
 
-def test_clipping_inside_is_warned_about(monkeypatch):
-  """As tensorflow-privacy's optimizers, which clip in compute_gradients()."""
+def test_clipping_inner_optimizer_logs_a_warning(monkeypatch):
+  """The optimizers of tensorflow-privacy clip in compute_gradients()."""
   lines = []
   monkeypatch.setattr(logging, "warning", lambda text, *args: lines.append(text % args))
   inner = tf.train.GradientDescentOptimizer(1.)

@@ -1,13 +1,13 @@
-"""The optimizer in a Session: what it computes, what it applies, what it lets through and what it refuses."""
+"""Tests of the optimizer in a Session: computed gradients, applied and skipped steps, variable names, arguments."""
 
 import numpy as np
 import pytest
 
 import mp_compat
 from tests import testing
-from tests.testing import BAD
-from tests.testing import GOOD
-from tests.testing import Job
+from tests.testing import FINITE
+from tests.testing import OVERFLOW
+from tests.testing import Training
 from tests.testing import tf
 
 Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
@@ -23,24 +23,24 @@ def _graph(request):
     yield graph
 
 
-# --- what it computes ----------------------------------------------------------------------------------------------
+# --- compute_gradients ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", ["dynamic", 8.])
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64], ids=lambda d: d.name)
-def test_variables_of_every_floating_dtype_train_as_numpy_says(dtype, scale):
-  job = Job(dtype)
+def test_every_floating_dtype_trains_as_in_numpy(dtype, scale):
+  training = Training(dtype)
   opt = Optimizer(sgd(.5), scale)
-  train_op = opt.minimize(job.loss, job.global_step)
-  small = GOOD / 4  # 2**15 times this is a float16
-  after = job.run(train_op, small, BAD, small)
+  train_op = opt.minimize(training.loss, training.global_step)
+  small = FINITE / 4  # finite in float16 when scaled by 2**15
+  after = training.run(train_op, small, OVERFLOW, small)
   for got, expected in zip(after, [-.5 * small, -.5 * small, -small]):
     np.testing.assert_array_equal(got.astype(np.float64), expected)
-  assert job.session.run(job.global_step) == 2
+  assert training.session.run(training.global_step) == 2
 
 
-def test_small_float16_gradients_survive_with_a_scale_and_only_with_it():
-  """2**-26 is zero in float16, 2**-26 * 2**15 is not; the weights are stored in float32."""
+def test_scaling_preserves_small_float16_gradients():
+  """In float16, 2**-26 underflows to zero and 2**-26 * 2**15 does not. The master weights are float32."""
   with tf.variable_scope("m", custom_getter=mp_compat.float32_variable_storage_getter):
     w = tf.get_variable("w", [4], tf.float16, initializer=tf.ones_initializer())
   stored, = tf.trainable_variables()
@@ -54,6 +54,7 @@ def test_small_float16_gradients_survive_with_a_scale_and_only_with_it():
 
 
 def without_identities(tensor):
+  """Returns the tensor behind a chain of Identity ops."""
   while tensor.op.type == "Identity":
     tensor = tensor.op.inputs[0]
   return tensor
@@ -61,9 +62,9 @@ def without_identities(tensor):
 
 @pytest.mark.parametrize("gate, same_op, other_op", [
     (Optimizer.GATE_NONE, False, False), (Optimizer.GATE_OP, True, False), (Optimizer.GATE_GRAPH, True, True)])
-def test_gates_mean_for_unscaled_gradients_what_they_mean_to_tensorflow(gate, same_op, other_op):
+def test_gates_apply_to_unscaled_gradients(gate, same_op, other_op):
   a, b, c, unused = [tf.get_variable(name, [], initializer=tf.ones_initializer()) for name in "abcd"]
-  loss = tf.multiply(a, b) + tf.exp(c)  # one op makes the gradients of a and b, another that of c
+  loss = tf.multiply(a, b) + tf.exp(c)  # one op computes the gradients of a and b, another that of c
   grads = [g for g, _ in Optimizer(sgd(), 4.).compute_gradients(loss, [a, b, c, unused], gate_gradients=gate)]
   unscaled = [without_identities(g).op for g in grads[:3]]
   raw = [without_identities(op.inputs[0]).op for op in unscaled]
@@ -73,22 +74,22 @@ def test_gates_mean_for_unscaled_gradients_what_they_mean_to_tensorflow(gate, sa
 
 
 @pytest.mark.parametrize("gate", [3, -1, None, "GATE_OP"])
-def test_a_wrong_gate_is_the_known_error_and_leaves_nothing_behind(gate, graph):
-  job, opt = Job(), Optimizer(sgd(), "dynamic")
+def test_invalid_gate_raises_without_adding_ops(gate, graph):
+  training, opt = Training(), Optimizer(sgd(), "dynamic")
   before = len(graph.get_operations())
   with pytest.raises(ValueError, match="gate_gradients must be one of: Optimizer.GATE_NONE, .*Not " + str(gate)):
-    opt.minimize(job.loss, gate_gradients=gate)
+    opt.minimize(training.loss, gate_gradients=gate)
   assert len(graph.get_operations()) == before
 
 
-def test_a_loss_may_be_a_callable_as_for_tensorflow():
-  job = Job()
-  train_op = Optimizer(sgd(), "dynamic").minimize(lambda: tf.reduce_sum(job.w * job.x), var_list=[job.w])
-  np.testing.assert_array_equal(job.run(train_op, GOOD, BAD), [-GOOD, -GOOD])
+def test_loss_may_be_callable():
+  training = Training()
+  train_op = Optimizer(sgd(), "dynamic").minimize(lambda: tf.reduce_sum(training.w * training.x), var_list=[training.w])
+  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-FINITE, -FINITE])
 
 
-def test_the_scale_is_read_once_for_scaling_and_unscaling(graph):
-  job = Job()
+def test_compute_gradients_reads_the_scale_once(graph):
+  training = Training()
   opt = Optimizer(sgd(), "dynamic")
   scale_handle = opt.loss_scale.variables()[0].handle
 
@@ -96,73 +97,74 @@ def test_the_scale_is_read_once_for_scaling_and_unscaling(graph):
     return [op for op in graph.get_operations() if op.type == "ReadVariableOp" and op.inputs[0] is scale_handle]
 
   before = len(reads())
-  opt.compute_gradients(job.loss)
+  opt.compute_gradients(training.loss)
   assert len(reads()) == before + 1
 
 
-# --- what it applies -----------------------------------------------------------------------------------------------
+# --- apply_gradients -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize("scale", ["dynamic", 8.])
-def test_an_overflow_changes_nothing_but_the_scale(scale, use_resource):
-  job = Job(use_resource=use_resource)
+def test_overflow_changes_only_the_loss_scale(scale, use_resource):
+  training = Training(use_resource=use_resource)
   opt = Optimizer(tf.train.AdamOptimizer(), scale)
-  train_op = opt.minimize(job.loss, job.global_step)
-  kept = [v for v in tf.global_variables() if v not in opt.loss_scale.variables()]
-  job.run(train_op, GOOD)
-  before = job.session.run(kept)
+  train_op = opt.minimize(training.loss, training.global_step)
+  other_variables = [v for v in tf.global_variables() if v not in opt.loss_scale.variables()]
+  training.run(train_op, FINITE)
+  before = training.session.run(other_variables)
   for bad in [np.inf, -np.inf, np.nan]:
-    job.session.run(train_op, {job.x: [bad, 0.]})
-    for value, kept_value in zip(job.session.run(kept), before):
-      np.testing.assert_array_equal(value, kept_value)
+    training.session.run(train_op, {training.x: [bad, 0.]})
+    for value, previous_value in zip(training.session.run(other_variables), before):
+      np.testing.assert_array_equal(value, previous_value)
   if scale == "dynamic":
-    assert job.session.run(opt.loss_scale.variables()) == [2. ** 12, 0]
+    current_scale, good_steps = training.session.run(opt.loss_scale.variables())
+    assert current_scale == 2. ** 12 and good_steps == 0
 
 
-def test_the_verdict_of_the_step_can_be_fetched_with_it():
-  job = Job()
+def test_gradients_finite_can_be_fetched_with_step():
+  training = Training()
   opt = Optimizer(sgd(), 8.)
   with pytest.raises(RuntimeError, match="gradients_finite is the result of the finite check"):
     print(opt.gradients_finite)
-  train_op = opt.minimize(job.loss)
+  train_op = opt.minimize(training.loss)
   assert opt.gradients_finite.shape == [] and opt.gradients_finite.dtype == tf.bool
-  assert job.run(train_op, GOOD, BAD, GOOD, fetch=opt.gradients_finite) == [[True], [False], [True]]
+  assert training.run(train_op, FINITE, OVERFLOW, FINITE, fetch=opt.gradients_finite) == [[True], [False], [True]]
   with tf.Graph().as_default(), pytest.raises(RuntimeError):
     print(opt.gradients_finite)
 
 
 @pytest.mark.parametrize("scale", [8., "dynamic"])
-def test_every_gradient_is_checked_once(scale, graph):
-  """The optimizer and a dynamic scale share one verdict."""
-  job = Job()
-  Optimizer(sgd(), scale).minimize(job.loss)
-  # Of the gradient there are two, of which a step takes one: scaled, and unscaled where it grows by that.
+def test_each_gradient_is_checked_once(scale, graph):
+  """The optimizer and a dynamic loss scale share one finite check."""
+  training = Training()
+  Optimizer(sgd(), scale).minimize(training.loss)
+  # Two ops check a gradient, scaled and unscaled. A step executes one of them.
   checks = [op for op in graph.get_operations() if op.type in ("IsFinite", "DebugNumericSummaryV2")]
   assert len(checks) == 2
 
 
-def test_without_skipping_a_fixed_scale_builds_no_check_and_no_conditional(graph):
-  job = Job()
+def test_fixed_scale_without_skipping_adds_no_conditional(graph):
+  training = Training()
   opt = Optimizer(sgd(), 8., skip_nonfinite=False)
-  train_op = opt.minimize(job.loss)
+  train_op = opt.minimize(training.loss)
   types = {op.type for op in graph.get_operations()}
   assert not types & {"IsFinite", "Switch", "If", "StatelessIf"}
-  np.testing.assert_array_equal(job.run(train_op, GOOD, BAD), [-GOOD, [-2., -np.inf]])
+  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-FINITE, [-2., -np.inf]])
   with pytest.raises(RuntimeError, match="skip_nonfinite=True"):
     print(opt.gradients_finite)
 
 
-def test_without_skipping_a_dynamic_scale_still_decides():
-  job = Job()
+def test_dynamic_scale_skips_despite_skip_nonfinite_false():
+  training = Training()
   opt = Optimizer(sgd(), "dynamic", skip_nonfinite=False)
-  train_op = opt.minimize(job.loss)
-  np.testing.assert_array_equal(job.run(train_op, GOOD, BAD), [-GOOD, -GOOD])
-  assert job.session.run(opt.gradients_finite, {job.x: GOOD})
+  train_op = opt.minimize(training.loss)
+  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-FINITE, -FINITE])
+  assert training.session.run(opt.gradients_finite, {training.x: FINITE})
 
 
 class Recorder(mp_compat.LossScale):
-  """A user's loss scale that counts its updates and answers as it was told."""
+  """Counts updates and finite updates. `answer`, or its result, is the `should_apply` of every update."""
 
   def __init__(self, answer, moves=False):
     self.answer, self.moves, self.given = answer, moves, None
@@ -186,81 +188,83 @@ class Recorder(mp_compat.LossScale):
 @pytest.mark.parametrize("answer, applied", [
     (True, True), (False, False), (np.bool_(True), True), (np.bool_(False), False),
     (lambda: tf.placeholder_with_default(True, []), True), (lambda: tf.placeholder_with_default(False, []), False)])
-def test_a_users_loss_scale_is_updated_at_every_step_and_its_word_is_obeyed(answer, applied):
-  job = Job()
+def test_user_loss_scale_decides_whether_steps_apply(answer, applied):
+  training = Training()
   loss_scale = Recorder(answer)
-  train_op = Optimizer(sgd(), loss_scale).minimize(job.loss, job.global_step)
-  after = job.run(train_op, GOOD, BAD)
-  np.testing.assert_array_equal(after, [-GOOD * applied] * 2)
-  assert job.session.run([job.global_step] + loss_scale.variables()) == [int(applied), 2, 1]
+  train_op = Optimizer(sgd(), loss_scale).minimize(training.loss, training.global_step)
+  after = training.run(train_op, FINITE, OVERFLOW)
+  np.testing.assert_array_equal(after, [-FINITE * applied] * 2)
+  global_step, updates, finite_updates = training.session.run([training.global_step] + loss_scale.variables())
+  assert (global_step, updates, finite_updates) == (int(applied), 2, 1)
 
 
-def test_a_users_loss_scale_is_given_the_very_gradients():
-  job = Job()
+def test_user_loss_scale_receives_the_original_gradients():
+  training = Training()
   loss_scale = Recorder(True)
   opt = Optimizer(sgd(), loss_scale)
-  grads_and_vars = opt.compute_gradients(job.loss, [job.w, tf.get_variable("unused", [])])
+  grads_and_vars = opt.compute_gradients(training.loss, [training.w, tf.get_variable("unused", [])])
   opt.apply_gradients(grads_and_vars)
   assert len(loss_scale.given) == 2 and loss_scale.given[0] is grads_and_vars[0][0] and loss_scale.given[1] is None
 
 
 @pytest.mark.parametrize("loss_scale", [mp_compat.DynamicLossScale, testing.native.DynamicLossScale])
-def test_an_overflow_that_was_clipped_away_skips_the_step_and_lowers_the_scale(loss_scale):
-  job = Job()
+def test_clipped_overflow_skips_step_and_lowers_scale(loss_scale):
+  training = Training()
   opt = Optimizer(sgd(), loss_scale())
-  grads_and_vars = [(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(job.loss)]
+  grads_and_vars = [(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(training.loss)]
   train_op = opt.apply_gradients(grads_and_vars)
-  np.testing.assert_array_equal(job.run(train_op, GOOD, BAD), [[-1., -1.]] * 2)
-  assert job.session.run(opt.loss_scale()) == 2. ** 14
+  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [[-1., -1.]] * 2)
+  assert training.session.run(opt.loss_scale()) == 2. ** 14
 
 
-def test_a_users_loss_scale_sees_an_overflow_that_was_clipped_away():
-  job = Job()
+def test_user_loss_scale_sees_clipped_overflow():
+  training = Training()
   loss_scale = Recorder(True)
   opt = Optimizer(sgd(), loss_scale)
-  train_op = opt.apply_gradients([(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(job.loss)])
-  job.run(train_op, GOOD, BAD)
-  assert job.session.run(loss_scale.variables()) == [2, 1]
+  train_op = opt.apply_gradients([(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(training.loss)])
+  training.run(train_op, FINITE, OVERFLOW)
+  updates, finite_updates = training.session.run(loss_scale.variables())
+  assert updates == 2 and finite_updates == 1
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
-def test_gradients_read_from_accumulators_are_applied_without_a_backward_pass(use_resource):
-  job = Job()
+def test_accumulated_gradients_apply_without_backward_pass(use_resource):
+  training = Training()
   opt = Optimizer(sgd(), "dynamic")
-  (grad, _), = opt.compute_gradients(job.loss)
+  (grad, _), = opt.compute_gradients(training.loss)
   total = tf.Variable([0., 0.], trainable=False, use_resource=use_resource)
   accumulate = tf.assign_add(total, grad)
-  train_op = opt.apply_gradients([(tf.convert_to_tensor(total), job.w)])
-  job.session.run(tf.global_variables_initializer())
-  for x in [GOOD, GOOD]:
-    job.session.run(accumulate, {job.x: x})
-  job.session.run(train_op)  # x is not fed: the backward pass would fail
-  np.testing.assert_array_equal(job.session.run(job.w), -2 * GOOD)
+  train_op = opt.apply_gradients([(tf.convert_to_tensor(total), training.w)])
+  training.session.run(tf.global_variables_initializer())
+  for x in [FINITE, FINITE]:
+    training.session.run(accumulate, {training.x: x})
+  training.session.run(train_op)  # x is not fed, so the backward pass would raise
+  np.testing.assert_array_equal(training.session.run(training.w), -2 * FINITE)
 
 
-def test_a_conditional_around_apply_gradients_works():
-  job = Job()
+def test_apply_gradients_works_inside_a_conditional():
+  training = Training()
   opt = Optimizer(tf.train.MomentumOptimizer(1., 0.), "dynamic")
-  grads_and_vars = opt.compute_gradients(job.loss)
+  grads_and_vars = opt.compute_gradients(training.loss)
   wanted = tf.placeholder_with_default(True, [])
-  train_op = tf.cond(wanted, lambda: opt.apply_gradients(grads_and_vars, job.global_step), tf.no_op)
-  np.testing.assert_array_equal(job.run(train_op, GOOD, BAD), [-GOOD, -GOOD])
-  job.session.run(train_op, {job.x: GOOD, wanted: False})
-  np.testing.assert_array_equal(job.session.run(job.w), -GOOD)
+  train_op = tf.cond(wanted, lambda: opt.apply_gradients(grads_and_vars, training.global_step), tf.no_op)
+  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-FINITE, -FINITE])
+  training.session.run(train_op, {training.x: FINITE, wanted: False})
+  np.testing.assert_array_equal(training.session.run(training.w), -FINITE)
 
 
-def test_a_loop_of_steps_inside_the_graph_works():
-  job = Job()
+def test_minimize_works_inside_a_while_loop():
+  training = Training()
   opt = Optimizer(sgd(), mp_compat.DynamicLossScale(8., 2))
 
   def step(i):
-    x = tf.where(tf.equal(i, 2), tf.constant([np.inf, 1.], tf.float32), job.x)
-    with tf.control_dependencies([opt.minimize(tf.reduce_sum(job.w * x), var_list=[job.w])]):
+    x = tf.where(tf.equal(i, 2), tf.constant([np.inf, 1.], tf.float32), training.x)
+    with tf.control_dependencies([opt.minimize(tf.reduce_sum(training.w * x), var_list=[training.w])]):
       return tf.identity(i) + 1
 
   loop = tf.while_loop(lambda i: i < 5, step, [0], parallel_iterations=1)
-  np.testing.assert_array_equal(job.run(loop, GOOD), [-4 * GOOD])
-  assert job.session.run(opt.loss_scale()) == 16.  # 8, 16, 8, 8, 16
+  np.testing.assert_array_equal(training.run(loop, FINITE), [-4 * FINITE])
+  assert training.session.run(opt.loss_scale()) == 16.  # 8, 16, 8, 8, 16
 
 
 # --- names ---------------------------------------------------------------------------------------------------------
@@ -273,21 +277,21 @@ def names():
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize("scope", [None, "head"])
 @pytest.mark.parametrize("name", sorted(testing.OPTIMIZERS))
-def test_variables_have_the_names_that_the_inner_optimizer_alone_gives_them(name, scope, use_resource):
+def test_variable_names_match_the_inner_optimizer(name, scope, use_resource):
   seen = []
   for wrap in [lambda opt: opt, lambda opt: Optimizer(opt, 8.)]:
     with tf.Graph().as_default():
-      job = Job(use_resource=use_resource)
+      training = Training(use_resource=use_resource)
       with tf.name_scope(scope):
         for _ in range(2):
-          wrap(testing.OPTIMIZERS[name]()).minimize(job.loss, job.global_step)
+          wrap(testing.OPTIMIZERS[name]()).minimize(training.loss, training.global_step)
       seen.append(names())
   assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("name", ["Adam", "Momentum"])
-def test_scopes_with_reuse_share_weights_and_slots_but_no_scale(name):
-  """A second optimizer in the scope has counters and a scale of its own, named as TensorFlow names them."""
+def test_reused_scopes_share_weights_but_not_scales(name):
+  """A second optimizer in the scope has its own counters and loss scale, with the same names as in TensorFlow."""
   seen = []
   for wrap in [lambda opt: opt, lambda opt: Optimizer(opt, "dynamic"),
                lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, testing.native.DynamicLossScale())]:
@@ -304,28 +308,28 @@ def test_scopes_with_reuse_share_weights_and_slots_but_no_scale(name):
   assert set(scales) <= set(theirs) and {"train/w", "train/train/w/" + name} <= set(ours) & set(theirs)
 
 
-def test_a_dynamic_scale_adds_its_two_variables_and_no_other():
-  job = Job()
-  Optimizer(tf.train.AdamOptimizer(), "dynamic").minimize(job.loss)
+def test_dynamic_scale_adds_exactly_two_variables():
+  training = Training()
+  Optimizer(tf.train.AdamOptimizer(), "dynamic").minimize(training.loss)
   assert sorted(names()) == ["beta1_power", "beta2_power", "current_loss_scale", "global_step", "good_steps", "w",
                              "w/Adam", "w/Adam_1"]
 
 
-def test_the_train_op_is_one_op_of_the_given_name_and_the_only_one_in_its_collection(graph):
-  job = Job()
+def test_train_ops_have_given_names_and_are_collected(graph):
+  training = Training()
   opt = Optimizer(tf.train.MomentumOptimizer(1., .9), "dynamic")
-  train_ops = [opt.minimize(job.loss), opt.minimize(job.loss, name="second")]
+  train_ops = [opt.minimize(training.loss), opt.minimize(training.loss, name="second")]
   assert [op.name for op in train_ops] == ["Momentum", "second"]
   assert tf.get_collection(tf.GraphKeys.TRAIN_OP) == train_ops
   assert all(isinstance(op, tf.Operation) and graph.is_fetchable(op) for op in train_ops)
 
 
-# --- what it is given ----------------------------------------------------------------------------------------------
+# --- arguments -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pairs", [iter, tuple, lambda pairs: (pair for pair in pairs), lambda pairs: map(list, pairs)])
-def test_pairs_come_in_any_iterable(pairs):
-  job = Job()
+def test_gradient_pairs_may_be_any_iterable(pairs):
+  training = Training()
   opt = Optimizer(sgd(), "dynamic")
-  train_op = opt.apply_gradients(pairs(opt.compute_gradients(job.loss)))
-  np.testing.assert_array_equal(job.run(train_op, GOOD), [-GOOD])
+  train_op = opt.apply_gradients(pairs(opt.compute_gradients(training.loss)))
+  np.testing.assert_array_equal(training.run(train_op, FINITE), [-FINITE])

@@ -1,4 +1,6 @@
-"""Two optimizers with one loss scale, as generators and discriminators have them."""
+"""Tests of two optimizers that share one loss scale, as for a generator and a discriminator."""
+
+from typing import NamedTuple, Tuple
 
 import numpy as np
 import pytest
@@ -6,8 +8,8 @@ import tensorflow
 
 import mp_compat
 from tests import testing
-from tests.testing import BAD
-from tests.testing import GOOD
+from tests.testing import FINITE
+from tests.testing import OVERFLOW
 from tests.testing import tf
 
 
@@ -17,8 +19,17 @@ def _control_flow(request):
     yield
 
 
+class History(NamedTuple):
+  """The state after each step."""
+
+  d_steps: Tuple[int, ...]  # applied steps of the optimizer of `d`
+  g_steps: Tuple[int, ...]
+  global_steps: Tuple[int, ...]
+  scales: Tuple[float, ...]
+
+
 class Pair:
-  """`d` and `g`, whose gradients are placeholders, and their optimizers."""
+  """Trains variables `d` and `g`, whose gradients are placeholders, with one optimizer each and a shared loss scale."""
 
   def __init__(self, scale=None, use_resource=True, **kwargs):
     with tf.variable_scope("", use_resource=use_resource):
@@ -35,56 +46,63 @@ class Pair:
     return mp_compat.apply_gradients_together(zip(self.opts, self.pairs), self.global_step, **kwargs)
 
   def run(self, train_op, steps):
-    """How many steps each optimizer has made, the global step and the scale, after each step."""
+    """Runs `steps`, a list of the gradients of `d` and `g`. Returns a History."""
     powers = [opt.inner_optimizer._get_beta_accumulators()[0] for opt in self.opts]
     after = []
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
       for values in steps:
         sess.run(train_op, dict(zip(self.inputs, values)))
-        made = [round(np.log(power) / np.log(.9)) - 1 for power in sess.run(powers)]
-        assert [(v == 0).all() for v in sess.run(self.variables)] == [count == 0 for count in made]
-        after.append(tuple(made) + tuple(sess.run([self.global_step, self.scale()])))
-    return after
+        step_counts = [round(np.log(power) / np.log(.9)) - 1 for power in sess.run(powers)]
+        assert [(v == 0).all() for v in sess.run(self.variables)] == [count == 0 for count in step_counts]
+        after.append(tuple(step_counts) + tuple(sess.run([self.global_step, self.scale()])))
+    return History(*zip(*after))
 
 
-STEPS = [(GOOD, GOOD), (GOOD, BAD), (BAD, GOOD), (BAD, BAD), (GOOD, GOOD), (GOOD, GOOD)]
+# The gradients of `d` and of `g` in every step.
+STEPS = [(FINITE, FINITE), (FINITE, OVERFLOW), (OVERFLOW, FINITE), (OVERFLOW, OVERFLOW), (FINITE, FINITE),
+         (FINITE, FINITE)]
 
 
 @pytest.mark.parametrize("use_resource", [False, True])
 @pytest.mark.parametrize("skip, expected", [
-    ("all", [(1, 1, 1, 1024.), (1, 1, 1, 512.), (1, 1, 1, 256.), (1, 1, 1, 128.), (2, 2, 2, 128.), (3, 3, 3, 256.)]),
-    ("each", [(1, 1, 1, 1024.), (2, 1, 2, 512.), (2, 2, 3, 256.), (2, 2, 3, 128.), (3, 3, 4, 128.), (4, 4, 5, 256.)]),
+    ("all", History(d_steps=(1, 1, 1, 1, 2, 3), g_steps=(1, 1, 1, 1, 2, 3), global_steps=(1, 1, 1, 1, 2, 3),
+                    scales=(1024., 512., 256., 128., 128., 256.))),
+    ("each", History(d_steps=(1, 2, 2, 2, 3, 4), g_steps=(1, 1, 2, 2, 3, 4), global_steps=(1, 2, 3, 3, 4, 5),
+                     scales=(1024., 512., 256., 128., 128., 256.))),
 ])
-def test_the_scale_moves_once_and_all_skip_or_each_its_own(skip, expected, use_resource):
+def test_shared_scale_is_updated_once_per_step(skip, expected, use_resource):
   pair = Pair(use_resource=use_resource)
   train_op = pair.together(skip=skip)
   assert pair.run(train_op, STEPS) == expected
   assert tf.get_collection(tf.GraphKeys.TRAIN_OP) == [train_op]
 
 
-def test_each_obeys_a_loss_scale_that_skips_finite_steps():
+def test_optimizers_obey_scale_that_skips_finite_steps():
   pair = Pair(scale=testing.SkipsFiniteSteps(2. ** 10, increment_period=2))
-  assert pair.run(pair.together(skip="each"), STEPS) == [
-      (0, 0, 0, 1024.), (1, 0, 1, 512.), (1, 1, 2, 256.), (1, 1, 2, 128.), (1, 1, 2, 128.), (1, 1, 2, 256.)]
+  assert pair.run(pair.together(skip="each"), STEPS) == History(
+      d_steps=(0, 1, 1, 1, 1, 1), g_steps=(0, 0, 1, 1, 1, 1), global_steps=(0, 1, 2, 2, 2, 2),
+      scales=(1024., 512., 256., 128., 128., 256.))
 
 
-def test_apart_the_scale_moves_with_each():
+def test_separate_apply_gradients_update_scale_each_time():
   pair = Pair()
   train_op = tf.group(*[opt.apply_gradients(pairs) for opt, pairs in zip(pair.opts, pair.pairs)])
-  first, second, *_ = pair.run(train_op, STEPS[:1] + [(BAD, BAD)])
-  assert first[:2] == (1, 1) and first[3] in (1024., 2048.)  # whether both read before either writes is left open
-  assert second[:2] == (1, 1) and second[3] < first[3]
+  history = pair.run(train_op, STEPS[:1] + [(OVERFLOW, OVERFLOW)])
+  assert history.d_steps == history.g_steps == (1, 1)
+  first_scale, second_scale = history.scales
+  assert first_scale in (1024., 2048.)  # the order of the two updates is undefined
+  assert second_scale < first_scale
 
 
-def test_names_are_those_of_two_optimizers_and_one_scale():
+def test_variable_names_show_one_shared_scale():
   Pair().together()
   assert sorted(v.op.name for v in tf.global_variables()) == sorted(
       ["d", "g", "global_step", "current_loss_scale", "good_steps", "beta1_power", "beta2_power", "beta1_power_1",
        "beta2_power_1", "d/Adam", "d/Adam_1", "g/Adam", "g/Adam_1"])
 
 
-def test_replicas_apply_together():
+def test_replicas_apply_gradients_together():
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
   x = tf.placeholder(tf.float32, [2, 2])
   scale = mp_compat.DynamicLossScale()
@@ -104,33 +122,34 @@ def test_replicas_apply_together():
   d, g = [strategy.experimental_local_results(v)[1] for v in tf.trainable_variables()]
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    for values in ([GOOD, GOOD], [GOOD, BAD]):
+    for values in ([FINITE, FINITE], [FINITE, OVERFLOW]):
       sess.run(train_op, {x: values})
-    np.testing.assert_array_equal(sess.run([d, g]), [-2 * GOOD, [-4., -4.]])
+    np.testing.assert_array_equal(sess.run([d, g]), [-2 * FINITE, [-4., -4.]])
     assert sess.run([strategy.experimental_local_results(step_count)[0], scale()]) == [1, 2. ** 14]
 
 
-def test_without_a_global_step_nothing_is_counted():
+def test_global_step_is_unchanged_if_not_passed():
   pair = Pair()
   train_op = mp_compat.apply_gradients_together(zip(pair.opts, pair.pairs))
-  assert pair.run(train_op, STEPS[:2]) == [(1, 1, 0, 1024.), (1, 1, 0, 512.)]
+  assert pair.run(train_op, STEPS[:2]) == History(
+      d_steps=(1, 1), g_steps=(1, 1), global_steps=(0, 0), scales=(1024., 512.))
 
 
-def test_in_eager_mode_the_step_is_made_at_once():
+def test_eager_mode_applies_gradients_immediately():
   with testing.eager_mode():
     scale = mp_compat.DynamicLossScale(8.)
     variables = [tensorflow.Variable([1., 2.]) for _ in "dg"]
     opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), scale) for _ in "dg"]
-    for last in (GOOD, BAD):
+    for last in (FINITE, OVERFLOW):
       assert mp_compat.apply_gradients_together(
           [(opt, opt.compute_gradients(lambda v=v, x=x: tf.reduce_sum(v * np.float32(x)), [v]))
-           for opt, v, x in zip(opts, variables, (GOOD, last))]) is None
+           for opt, v, x in zip(opts, variables, (FINITE, last))]) is None
     assert [list(v.numpy()) for v in variables] == [[0., 0.]] * 2 and float(scale()) == 4.
 
 
 @pytest.mark.parametrize("skip", ["all", "each"])
-def test_updates_wait_for_the_gradients_of_all(skip, monkeypatch):
-  """A loss that reads the variables of the other optimizer sees them as they were before the step."""
+def test_updates_wait_for_all_gradients(skip, monkeypatch):
+  """A loss reads the other optimizer's variables as they were before the step."""
   pair = Pair()
   d, g = pair.variables
   pair.pairs[1] = pair.opts[1].compute_gradients(tf.reduce_sum(g * d * pair.inputs[1]), [g])
@@ -143,7 +162,7 @@ def test_updates_wait_for_the_gradients_of_all(skip, monkeypatch):
   assert testing.waits_for(updates[0], pair.pairs[1][0][0].op)
 
 
-def test_a_reducer_is_called_once_for_all():
+def test_finite_reducer_is_called_once():
   calls = []
 
   def reducer(finite):
@@ -156,4 +175,5 @@ def test_a_reducer_is_called_once_for_all():
       train_op = pair.together(skip=skip)
       assert calls == [shape]
       calls.clear()
-      assert pair.run(train_op, STEPS[:2])[-1][:2] == ((1, 1) if skip == "all" else (2, 1))
+      history = pair.run(train_op, STEPS[:2])
+      assert (history.d_steps[-1], history.g_steps[-1]) == ((1, 1) if skip == "all" else (2, 1))

@@ -1,12 +1,15 @@
-"""`tf.train.SyncReplicasOptimizer` around the loss scaling. Real workers: test_processes.py."""
+"""Tests of `tf.train.SyncReplicasOptimizer` around the wrapper, in one process.
+
+Several processes are in tests/processes/test_clusters.py.
+"""
 
 import numpy as np
 import pytest
 
 import mp_compat
 from tests import testing
-from tests.testing import BAD
-from tests.testing import GOOD
+from tests.testing import FINITE
+from tests.testing import OVERFLOW
 from tests.testing import tf
 
 
@@ -17,9 +20,9 @@ def _control_flow(request):
 
 
 def train(wrap, inputs, use_resource=True, sparse=False, seconds=60.):
-  """One worker that aggregates its own gradients: `w` and the global step after every step.
+  """Trains one worker that aggregates its own gradients. Returns the row and the global step after every step.
 
-  A step that hangs ends in tf.errors.DeadlineExceededError.
+  Raises tf.errors.DeadlineExceededError if a step takes more than `seconds`.
   """
   with tf.variable_scope("", use_resource=use_resource):
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
@@ -40,41 +43,41 @@ def train(wrap, inputs, use_resource=True, sparse=False, seconds=60.):
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("use_resource", [False, True])
-def test_the_step_after_a_skipped_one_does_not_wait_for_ever(use_resource, sparse):
-  after = train(lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"), [GOOD, BAD, BAD, GOOD],
-                use_resource, sparse)
-  np.testing.assert_array_equal([w for w, _ in after], [-GOOD, -GOOD, -GOOD, -2 * GOOD])
+def test_step_after_skipped_step_does_not_block(use_resource, sparse):
+  after = train(lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+                [FINITE, OVERFLOW, OVERFLOW, FINITE], use_resource, sparse)
+  np.testing.assert_array_equal([w for w, _ in after], [-FINITE, -FINITE, -FINITE, -2 * FINITE])
   assert [step for _, step in after] == [1, 1, 1, 2]
 
 
 @pytest.mark.slow
-def test_tensorflows_class_waits_for_ever():
+def test_tensorflow_class_blocks_after_skipped_step():
   native = testing.native
   with pytest.raises((tf.errors.DeadlineExceededError, tf.errors.CancelledError)):
-    train(lambda opt: native.MixedPrecisionLossScaleOptimizer(opt, native.DynamicLossScale()), [GOOD, BAD, GOOD],
-          seconds=4.)
+    train(lambda opt: native.MixedPrecisionLossScaleOptimizer(opt, native.DynamicLossScale()),
+          [FINITE, OVERFLOW, FINITE], seconds=4.)
 
 
-def test_the_accumulators_follow_the_step_that_was_made():
-  job = testing.Job()
+def test_accumulator_step_is_set_after_increment():
+  training = testing.Training()
   accumulator = tf.ConditionalAccumulator(tf.float32, [2])
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
-  opt.apply_gradients([(accumulator.take_grad(1), job.w)], job.global_step)
+  opt.apply_gradients([(accumulator.take_grad(1), training.w)], training.global_step)
   operations = tf.get_default_graph().get_operations()
   follow, = [op for op in operations if op.type.endswith("AccumulatorSetGlobalStep")]
   increment, = [op for op in operations if op.type == "AssignAddVariableOp"]
   assert testing.waits_for(follow, increment)
 
 
-def test_other_gradients_need_no_op_for_it():
-  job = testing.Job()
+def test_ordinary_gradients_add_no_accumulator_ops():
+  training = testing.Training()
   mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.).minimize(
-      job.loss, job.global_step)
+      training.loss, training.global_step)
   assert not [op for op in tf.get_default_graph().get_operations() if "SetGlobalStep" in op.type]
 
 
-def test_the_other_order_is_refused_with_the_one_that_works():
+def test_wrapping_sync_replicas_optimizer_raises_value_error():
   inner = tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(1.), 1)
-  with pytest.raises(ValueError, match=r"SyncReplicasOptimizer.*Put it outside: SyncReplicasOptimizer\("
+  with pytest.raises(ValueError, match=r"SyncReplicasOptimizer.*Wrap in the other order: SyncReplicasOptimizer\("
                                        r"MixedPrecisionLossScaleOptimizer\(opt, loss_scale\), ...\)"):
     mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.)

@@ -1,12 +1,12 @@
-"""Several towers by hand, as in the CIFAR-10 multi-GPU tutorial: gradients of each, averaged, applied once."""
+"""Tests of towers as in the CIFAR-10 multi-GPU tutorial: the gradients of all towers are averaged and applied once."""
 
 import numpy as np
 import pytest
 
 import mp_compat
 from tests import testing
-from tests.testing import BAD
-from tests.testing import GOOD
+from tests.testing import FINITE
+from tests.testing import OVERFLOW
 from tests.testing import tf
 
 
@@ -17,12 +17,15 @@ def _control_flow(request):
 
 
 def average_gradients(towers):
-  """The mean of each variable's gradients over the towers."""
+  """Returns `[(gradient, variable)]`, each gradient the mean over the towers."""
   return [(tf.reduce_mean(tf.stack([grad for grad, _ in pairs]), 0), pairs[0][1]) for pairs in zip(*towers)]
 
 
 def train(make_optimizer, inputs, use_resource=True, between=lambda gradient: gradient):
-  """All variables after every step; `inputs` are of both towers."""
+  """Trains two towers. Returns the values of all variables, initially and after every step.
+
+  Each element of `inputs` holds the inputs of both towers. `between` is applied to each gradient before averaging.
+  """
   with tf.variable_scope("", use_resource=use_resource):
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
     global_step = tf.train.get_or_create_global_step()
@@ -45,10 +48,11 @@ def train(make_optimizer, inputs, use_resource=True, between=lambda gradient: gr
 
 @pytest.mark.parametrize("use_resource", [False, True])
 @pytest.mark.parametrize("clip", [False, True])
-def test_one_towers_overflow_skips_the_step_even_when_clipped_away(use_resource, clip):
+def test_overflow_in_one_tower_skips_the_step(use_resource, clip):
   between = (lambda g: tf.clip_by_value(g, -9., 9.)) if clip else (lambda g: g)
   history = train(lambda: mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(.1, .9), "dynamic"),
-                  [[GOOD, GOOD], [GOOD, BAD], [BAD, GOOD], [GOOD, 2 * GOOD]], use_resource, between)
+                  [[FINITE, FINITE], [FINITE, OVERFLOW], [OVERFLOW, FINITE], [FINITE, 2 * FINITE]],
+                  use_resource, between)
   assert [values["global_step:0"] for values in history] == [0, 1, 1, 1, 2]
   assert [values["current_loss_scale:0"] for values in history] == [2. ** 15, 2. ** 15, 2. ** 14, 2. ** 13, 2. ** 13]
   for name in ["w:0", "w/Momentum:0"]:
@@ -56,9 +60,9 @@ def test_one_towers_overflow_skips_the_step_even_when_clipped_away(use_resource,
     assert (history[4][name] != history[3][name]).all()
 
 
-def test_towers_train_as_with_tensorflows_class():
+def test_tower_training_matches_tensorflow_class():
   native = testing.native
-  inputs = [[GOOD, 3 * GOOD], [GOOD, BAD], [2 * GOOD, GOOD], [BAD, BAD], [GOOD, GOOD]]
+  inputs = [[FINITE, 3 * FINITE], [FINITE, OVERFLOW], [2 * FINITE, FINITE], [OVERFLOW, OVERFLOW], [FINITE, FINITE]]
   ours = train(lambda: mp_compat.MixedPrecisionLossScaleOptimizer(
       tf.train.MomentumOptimizer(.1, .9), "dynamic"), inputs)
   with tf.Graph().as_default():

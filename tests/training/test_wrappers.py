@@ -1,6 +1,6 @@
-"""Optimizers around optimizers, and functions that build train ops; what they train to is computed by hand, in NumPy.
+"""Tests of optimizers that wrap optimizers, and of functions that build train ops, against results from NumPy.
 
-Gradients have norms that are powers of two, rates and decays are powers of two: float32 holds every number exactly.
+The norms of the gradients and the rates are powers of two, so float32 represents all results exactly.
 """
 
 import numpy as np
@@ -21,11 +21,11 @@ needs_contrib = pytest.mark.skipif(contrib is None, reason="TensorFlow 2 has no 
 needs_slim = pytest.mark.skipif(slim is None, reason="tf_slim is not installed; run on every TensorFlow in CI")
 needs_slim_that_clips = pytest.mark.skipif(
     slim is not None and not hasattr(slim.learning.ops, "IndexedSlices"),
-    reason="tf_slim's own clipping asks for a name that this TensorFlow lacks; run on 1.15, 2.4 and 2.10 in CI")
+    reason="tf_slim's clipping uses a name that this TensorFlow does not have; run on 1.15, 2.4 and 2.10 in CI")
 
 SCALE = 8.
-FIRST, SECOND, SMALL = [2., -2., 2., 2.], [4., 4., -4., 4.], [.5, -.5, .5, .5]  # their norms: 4, 8, 1
-HUGE = [2. ** 126, 2., 2., 2.]  # finite, as is the loss, but not once it is scaled
+FIRST, SECOND, SMALL = [2., -2., 2., 2.], [4., 4., -4., 4.], [.5, -.5, .5, .5]  # with norms 4, 8, 1
+HUGE = [2. ** 126, 2., 2., 2.]  # finite, as is the loss, but overflows when scaled
 STEPS = [FIRST, HUGE, SECOND, SMALL]
 RATE, MOMENTUM, CLIP, DECAY = .25, .5, 2., .75
 
@@ -37,7 +37,10 @@ def momentum():
 
 
 def scaled(opt):
-  """The optimizer with a loss scale that grows after two steps: SCALE, then on HUGE half of it, and SCALE again."""
+  """Wraps the optimizer with a loss scale that grows after two finite steps.
+
+  Over STEPS it starts at SCALE, is halved by HUGE and returns to SCALE.
+  """
   return Optimizer(opt, mp_compat.DynamicLossScale(SCALE, 2))
 
 
@@ -52,8 +55,8 @@ def _graph(request, use_resource):
     yield
 
 
-class Job:
-  """`sum(w * x)`, so that the gradient of `w`, from ones, is what is fed."""
+class RecordedTraining:
+  """Trains `w` [4], initially ones, with the placeholder `x` as its gradient, and records all variables."""
 
   def __init__(self):
     self.x = tf.placeholder(tf.float32, [4])
@@ -62,7 +65,7 @@ class Job:
     self.loss = tf.reduce_sum(self.w * self.x)
 
   def run(self, train_op, xs, fetch=()):
-    """The values of all variables at the beginning and after every step; and what else was fetched, of every step."""
+    """Returns the values of all variables, initially and after every step, and what `fetch` gave in every step."""
     history, fetched = [], []
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
@@ -73,14 +76,14 @@ class Job:
     return history, fetched
 
 
-@pytest.fixture(name="job")
-def _job(graph):
+@pytest.fixture(name="training")
+def _training(graph):
   del graph
-  return Job()
+  return RecordedTraining()
 
 
 def expected(grads):
-  """`w` after every step of Momentum with these gradients; where None, the step is skipped."""
+  """Computes Momentum in NumPy. Returns `w`, initially and after every step; a gradient of None skips the step."""
   w, accumulator = np.ones(4, np.float32), np.zeros(4, np.float32)
   after = [w]
   for grad in grads:
@@ -92,12 +95,13 @@ def expected(grads):
 
 
 def clipped(grad):
+  """Returns the gradient clipped to norm CLIP, or None if the norm is too large to be finite when scaled."""
   norm = np.sqrt(np.sum(np.square(grad)))
   return None if norm > 2. ** 100 else np.array(grad) * CLIP / max(norm, CLIP)
 
 
 def check(history, grads, name="w:0"):
-  """The variable went as `expected`; a skipped step left all variables as they were, but those of the loss scale."""
+  """Checks the variable against `expected`, and that a skipped step (None) changes only the loss scale."""
   np.testing.assert_array_equal([values[name] for values in history], expected(grads))
   for before, after, grad in zip(history, history[1:], grads):
     changed = {key for key, value in after.items() if value.tobytes() != before[key].tobytes()}
@@ -109,11 +113,11 @@ def check(history, grads, name="w:0"):
   assert history[-1]["current_loss_scale:0"] == SCALE and history[-1]["good_steps:0"] == 0
 
 
-# --- wrappers that average -------------------------------------------------------------------------------------------
+# --- moving averages -------------------------------------------------------------------------------------------------
 
 
 class Averaging(tf.train.Optimizer):
-  """Keeps moving averages of what it trains."""
+  """Maintains moving averages of the variables that the inner optimizer trains."""
 
   def __init__(self, opt, decay):
     super().__init__(False, "Averaging")
@@ -131,19 +135,19 @@ class Averaging(tf.train.Optimizer):
 
 def _skip_if_tensorflow_cannot_average(use_resource):
   if tf.control_flow_v2_enabled() and not use_resource:
-    pytest.skip("TensorFlow cannot initialize the average of a reference variable under control flow v2")
+    pytest.skip("TensorFlow cannot initialize the moving average of a reference variable under control flow v2")
 
 
 averaging = pytest.mark.parametrize("average", [
-    pytest.param(Averaging, id="user's"),
-    pytest.param(contrib and contrib.opt.MovingAverageOptimizer, id="contrib's", marks=needs_contrib)])
+    pytest.param(Averaging, id="user_defined"),
+    pytest.param(contrib and contrib.opt.MovingAverageOptimizer, id="contrib", marks=needs_contrib)])
 AVERAGE = "w/ExponentialMovingAverage:0"
 
 
 @averaging
-def test_an_average_inside_stands_still_on_skipped_steps(job, average, use_resource):
+def test_inner_moving_average_is_unchanged_by_skipped_steps(training, average, use_resource):
   _skip_if_tensorflow_cannot_average(use_resource)
-  history, _ = job.run(scaled(average(momentum(), DECAY)).minimize(job.loss, job.global_step), STEPS)
+  history, _ = training.run(scaled(average(momentum(), DECAY)).minimize(training.loss, training.global_step), STEPS)
   check(history, [FIRST, None, SECOND, SMALL])
   averages = [np.ones(4)]
   for skipped, w in zip([False, True, False, False], expected([FIRST, None, SECOND, SMALL])[1:]):
@@ -152,10 +156,10 @@ def test_an_average_inside_stands_still_on_skipped_steps(job, average, use_resou
 
 
 @averaging
-def test_an_average_outside_sees_every_attempt_but_nothing_that_is_not_finite(job, average, use_resource):
-  """It cannot stand still there: it does not know of the verdict."""
+def test_outer_moving_average_is_updated_every_attempt(training, average, use_resource):
+  """The wrapper outside does not know whether the step was skipped. Its averages stay finite."""
   _skip_if_tensorflow_cannot_average(use_resource)
-  history, _ = job.run(average(scaled(momentum()), DECAY).minimize(job.loss, job.global_step), STEPS)
+  history, _ = training.run(average(scaled(momentum()), DECAY).minimize(training.loss, training.global_step), STEPS)
   after = expected([FIRST, None, SECOND, SMALL])
   np.testing.assert_array_equal([values["w:0"] for values in history], after)
   averages = [np.ones(4)]
@@ -166,25 +170,25 @@ def test_an_average_outside_sees_every_attempt_but_nothing_that_is_not_finite(jo
 
 
 @averaging
-def test_averages_have_the_names_that_they_have_without_loss_scaling(average):
+def test_moving_average_names_match_unscaled_training(average):
   names = []
   for wrap in [scaled, lambda opt: opt]:
     with tf.Graph().as_default():
-      job = Job()
-      wrap(average(momentum(), DECAY)).minimize(job.loss, job.global_step)
+      training = RecordedTraining()
+      wrap(average(momentum(), DECAY)).minimize(training.loss, training.global_step)
       names.append({v.name for v in tf.global_variables()} - {"current_loss_scale:0", "good_steps:0"})
   assert names[0] == names[1] == {"w:0", "w/Momentum:0", AVERAGE, "global_step:0"}
 
 
 @needs_contrib
-def test_the_swapping_saver_is_there_and_saves_the_average_as_the_variable(job, tmp_path, use_resource):
+def test_swapping_saver_saves_the_moving_average(training, tmp_path, use_resource):
   _skip_if_tensorflow_cannot_average(use_resource)
   opt = scaled(contrib.opt.MovingAverageOptimizer(momentum(), DECAY))
-  train_op = opt.minimize(job.loss, job.global_step)
+  train_op = opt.minimize(training.loss, training.global_step)
   saver = opt.swapping_saver()
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    sess.run(train_op, {job.x: FIRST})
+    sess.run(train_op, {training.x: FIRST})
     path = saver.save(sess, str(tmp_path / "model"))
   w = expected([FIRST])[1]
   np.testing.assert_array_equal(tf.train.load_variable(path, "w"), DECAY + (1 - DECAY) * w)
@@ -192,11 +196,11 @@ def test_the_swapping_saver_is_there_and_saves_the_average_as_the_variable(job, 
   assert tf.train.load_variable(path, "current_loss_scale") == SCALE
 
 
-# --- wrappers that clip ----------------------------------------------------------------------------------------------
+# --- clipping --------------------------------------------------------------------------------------------------------
 
 
 class ClippingBeforeApplying(tf.train.Optimizer):
-  """Clips what it applies. As TensorFlow's own wrappers it does not call the constructor of its base class."""
+  """Clips in apply_gradients. Like TensorFlow's own wrappers, it does not call the base class's constructor."""
 
   def __init__(self, opt):  # pylint: disable=super-init-not-called
     self._opt = opt
@@ -211,7 +215,7 @@ class ClippingBeforeApplying(tf.train.Optimizer):
 
 
 class ClippingAfterComputing(tf.train.Optimizer):
-  """Clips what it computes, value by value: an inf becomes an ordinary number."""
+  """Clips the result of compute_gradients by value: an infinity becomes finite."""
 
   def __init__(self, opt):
     super().__init__(False, "Clipping")
@@ -228,21 +232,21 @@ class ClippingAfterComputing(tf.train.Optimizer):
     lambda: scaled(ClippingBeforeApplying(momentum())),
     lambda: ClippingBeforeApplying(scaled(momentum())),
 ], ids=["inside", "outside"])
-def test_clipping_of_what_is_applied_works_inside_and_outside(job, wrap):
-  history, _ = job.run(wrap().minimize(job.loss, job.global_step), STEPS)
+def test_clipping_in_apply_gradients_works_in_either_order(training, wrap):
+  history, _ = training.run(wrap().minimize(training.loss, training.global_step), STEPS)
   check(history, [clipped(FIRST), None, clipped(SECOND), clipped(SMALL)])
 
 
-def test_clipping_of_what_is_computed_works_outside_though_it_makes_an_overflow_look_like_a_number(job):
+def test_outer_clipping_in_compute_gradients_skips_overflow(training):
   opt = ClippingAfterComputing(scaled(momentum()))
-  history, _ = job.run(opt.minimize(job.loss, job.global_step), STEPS)
+  history, _ = training.run(opt.minimize(training.loss, training.global_step), STEPS)
   check(history, [np.clip(FIRST, -CLIP, CLIP), None, np.clip(SECOND, -CLIP, CLIP), SMALL])
 
 
-def test_clipping_of_what_is_computed_cannot_work_inside_where_it_gets_scaled_gradients(job):
-  """It clips them to CLIP / scale, and an overflow to a number before anybody saw it: the scale never falls."""
+def test_inner_clipping_in_compute_gradients_hides_overflow(training):
+  """Inside, scaled gradients are clipped before the finite check. The scale therefore never decreases."""
   opt = scaled(ClippingAfterComputing(momentum()))
-  history, _ = job.run(opt.minimize(job.loss, job.global_step), STEPS)
+  history, _ = training.run(opt.minimize(training.loss, training.global_step), STEPS)
   scales = [SCALE, SCALE, 2 * SCALE, 2 * SCALE]
   np.testing.assert_array_equal(
       [values["w:0"] for values in history],
@@ -250,11 +254,11 @@ def test_clipping_of_what_is_computed_cannot_work_inside_where_it_gets_scaled_gr
   assert history[-1]["current_loss_scale:0"] == 4 * SCALE and history[-1]["global_step:0"] == 4
 
 
-# --- wrappers that add noise -----------------------------------------------------------------------------------------
+# --- gradient noise --------------------------------------------------------------------------------------------------
 
 
 class Noise(tf.train.Optimizer):
-  """Adds noise to what it computes, as in arXiv:1511.06807."""
+  """Adds noise to the result of compute_gradients, as in arXiv:1511.06807."""
 
   def __init__(self, opt, stddev):
     super().__init__(False, "Noise")
@@ -271,16 +275,16 @@ class Noise(tf.train.Optimizer):
     return self._opt.apply_gradients(*args, **kwargs)
 
 
-def test_noise_from_outside_is_added_as_it_is(job):
+def test_outer_noise_is_added_unscaled(training):
   opt = Noise(scaled(momentum()), .5)
-  history, noises = job.run(opt.minimize(job.loss, job.global_step), STEPS, opt.noises)
+  history, noises = training.run(opt.minimize(training.loss, training.global_step), STEPS, opt.noises)
   check(history, [None if x is HUGE else np.float32(x) + noise for x, [noise] in zip(STEPS, noises)])
 
 
-def test_noise_from_inside_is_divided_by_the_scale(job):
-  """So it is smaller the higher the scale is: a wrapper that adds noise belongs outside."""
+def test_inner_noise_is_divided_by_the_scale(training):
+  """The noise shrinks as the scale grows. Wrappers that add noise should therefore be outside."""
   noise = Noise(momentum(), .5)
-  history, noises = job.run(scaled(noise).minimize(job.loss, job.global_step), STEPS, noise.noises)
+  history, noises = training.run(scaled(noise).minimize(training.loss, training.global_step), STEPS, noise.noises)
   scales = np.float32([SCALE, SCALE, SCALE / 2, SCALE / 2])
   check(history, [None if x is HUGE else (np.float32(x) * scale + noise) / scale
                   for x, [noise], scale in zip(STEPS, noises, scales)])
@@ -289,26 +293,27 @@ def test_noise_from_inside_is_divided_by_the_scale(job):
 # --- functions that build train ops ----------------------------------------------------------------------------------
 
 
-def optimize_loss(job, opt, **kwargs):
-  return contrib.layers.optimize_loss(job.loss, job.global_step, None, opt, clip_gradients=CLIP, **kwargs)
+def optimize_loss(training, opt, **kwargs):
+  return contrib.layers.optimize_loss(training.loss, training.global_step, None, opt, clip_gradients=CLIP, **kwargs)
 
 
-def contrib_create_train_op(job, opt, **kwargs):
+def contrib_create_train_op(training, opt, **kwargs):
   return contrib.training.create_train_op(
-      job.loss, opt, job.global_step, transform_grads_fn=contrib.training.clip_gradient_norms_fn(CLIP), **kwargs)
+      training.loss, opt, training.global_step,
+      transform_grads_fn=contrib.training.clip_gradient_norms_fn(CLIP), **kwargs)
 
 
-def slim_learning_create_train_op(job, opt, **kwargs):
-  return slim.learning.create_train_op(job.loss, opt, job.global_step, clip_gradient_norm=CLIP, **kwargs)
+def slim_learning_create_train_op(training, opt, **kwargs):
+  return slim.learning.create_train_op(training.loss, opt, training.global_step, clip_gradient_norm=CLIP, **kwargs)
 
 
-def slim_training_create_train_op(job, opt, **kwargs):
+def slim_training_create_train_op(training, opt, **kwargs):
 
   def clip(grads_and_vars):
     grads, variables = zip(*grads_and_vars)
     return list(zip(mp_compat.clip_by_global_norm(grads, CLIP)[0], variables))
 
-  return slim.training.create_train_op(job.loss, opt, job.global_step, transform_grads_fn=clip, **kwargs)
+  return slim.training.create_train_op(training.loss, opt, training.global_step, transform_grads_fn=clip, **kwargs)
 
 
 CREATE_TRAIN_OP = [
@@ -320,55 +325,56 @@ build = pytest.mark.parametrize("build", [OPTIMIZE_LOSS] + CREATE_TRAIN_OP)
 
 
 @build
-def test_a_function_that_clips_and_builds_the_train_op_trains_and_skips(job, build):
-  train_op = build(job, scaled(momentum()))
-  history, fetched = job.run(train_op, STEPS, train_op)
+def test_train_op_builders_clip_and_skip_overflows(training, build):
+  train_op = build(training, scaled(momentum()))
+  history, fetched = training.run(train_op, STEPS, train_op)
   check(history, [clipped(FIRST), None, clipped(SECOND), clipped(SMALL)])
-  assert fetched[0] == np.sum(FIRST)  # what it returns is the loss
+  assert fetched[0] == np.sum(FIRST)  # the train op returns the loss
 
 
 @build
-def test_the_function_makes_the_variables_that_it_makes_without_loss_scaling(build):
+def test_train_op_builders_create_no_extra_variables(build):
   names = []
   for wrap in [scaled, lambda opt: opt]:
     with tf.Graph().as_default():
-      build(Job(), wrap(momentum()))
+      build(RecordedTraining(), wrap(momentum()))
       names.append({v.name for v in tf.global_variables()} - {"current_loss_scale:0", "good_steps:0"})
   assert names[0] == names[1] and len(names[0]) == 3
 
 
 @build
-def test_a_hook_follows_the_train_op_that_the_function_builds(job, build):
+def test_hook_counts_steps_of_train_op_builders(training, build):
   opt = scaled(momentum())
-  train_op = build(job, opt)
+  train_op = build(training, opt)
   hook = mp_compat.LossScaleHook(opt)
   with tf.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as sess:
     for x in STEPS:
-      sess.run(train_op, {job.x: x})
+      sess.run(train_op, {training.x: x})
   assert (hook.attempted, hook.skipped) == (4, 1)
 
 
 @needs_contrib
-def test_optimize_loss_takes_a_function_of_the_learning_rate_and_may_multiply(job):
-  loss_scale = mp_compat.DynamicLossScale(SCALE, 2)  # Made inside, its names would begin with OptimizeLoss/.
+def test_optimize_loss_accepts_factory_and_gradient_multipliers(training):
+  loss_scale = mp_compat.DynamicLossScale(SCALE, 2)  # Created inside, its variables would be named OptimizeLoss/...
   train_op = contrib.layers.optimize_loss(
-      job.loss, job.global_step, RATE,
+      training.loss, training.global_step, RATE,
       lambda rate: Optimizer(tf.train.MomentumOptimizer(rate, MOMENTUM), loss_scale),
       gradient_multipliers={"w:0": 2.})
-  history, _ = job.run(train_op, STEPS)
+  history, _ = training.run(train_op, STEPS)
   check(history, [np.multiply(2., FIRST), None, np.multiply(2., SECOND), np.multiply(2., SMALL)])
 
 
 @pytest.mark.parametrize("create", CREATE_TRAIN_OP)
-def test_a_loss_that_is_not_finite_is_an_error_unless_checks_are_switched_off(job, create, use_resource):
+def test_non_finite_loss_raises_unless_checks_are_disabled(training, create, use_resource):
   infinite = [np.inf, 2., 2., 2.]
-  checked = create(job, scaled(momentum()))
+  checked = create(training, scaled(momentum()))
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
     with pytest.raises(tf.errors.InvalidArgumentError, match="LossTensor is inf or nan"):
-      sess.run(checked, {job.x: infinite})
+      sess.run(checked, {training.x: infinite})
 
   with tf.Graph().as_default(), tf.variable_scope("", use_resource=use_resource):
-    job = Job()
-    history, _ = job.run(create(job, scaled(momentum()), check_numerics=False), [FIRST, infinite, SECOND, SMALL])
+    training = RecordedTraining()
+    unchecked = create(training, scaled(momentum()), check_numerics=False)
+    history, _ = training.run(unchecked, [FIRST, infinite, SECOND, SMALL])
   check(history, [clipped(FIRST), None, clipped(SECOND), clipped(SMALL)])
