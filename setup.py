@@ -1,4 +1,4 @@
-"""Packaging. TensorFlow is the user's to install: it goes by several names, and mp_compat/_compat.py asks for it."""
+"""Packaging. TensorFlow is not a requirement, because it has several names: mp_compat/_tensorflow checks for it."""
 
 import pathlib
 import re
