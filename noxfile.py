@@ -124,8 +124,33 @@ for _name in CLIENTS:
 
 @nox.session(python=TENSORFLOW[NEWEST][0])
 def lint(session):
+  """Runs ruff; arguments go to `ruff check`."""
   session.install("ruff==0.17.6")
   session.run("ruff", "check", *session.posargs)
+
+
+@nox.session(python=TENSORFLOW[NEWEST][0])
+def package(session):
+  """Builds and checks the sdist and the wheel in dist/, and uses the wheel in clean environments."""
+  shutil.rmtree("dist", ignore_errors=True)
+  session.install("build==1.3.0", "check-wheel-contents==0.6.3", "twine==6.2.0")
+  session.run("python", "-m", "build")
+  wheel, sdist = sorted(glob.glob("dist/*"), key=lambda path: not path.endswith(".whl"))
+  session.run("twine", "check", "--strict", wheel, sdist)
+  session.run("check-wheel-contents", wheel)
+  wheel, sdist = os.path.abspath(wheel), os.path.abspath(sdist)
+  for python in ("3.7", "3.13"):
+    environment = os.path.join(session.create_tmp(), "python" + python)
+    session.run("python" + python, "-m", "venv", "--clear", environment, external=True)
+    command = os.path.join(environment, "bin", "python")
+    session.run(command, "-m", "pip", "install", "--quiet", wheel, "libcst", "tqdm", external=True)
+    with session.chdir(session.create_tmp()):
+      session.run(os.path.join(environment, "bin", "mp_compat"), "--version", external=True)
+      session.run(command, "-c", "import mp_compat; assert 'LossScale' in dir(mp_compat)", external=True)
+      session.run(command, "-m", "mp_compat", "migrate", "--check", environment + "/bin", external=True)
+  with session.chdir(session.create_tmp()):  # The sdist has what its README's commands need.
+    session.run("tar", "xzf", sdist, "--strip-components=1", external=True)
+    session.run("bash", "scripts/nox", "--list", external=True)
 
 
 @nox.session(python=TENSORFLOW[NEWEST][0])

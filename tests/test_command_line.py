@@ -55,6 +55,7 @@ def test_version_option_works_without_tensorflow(bare_python):
   assert (done.returncode, done.stdout, done.stderr) == (0, "mp_compat {}\n".format(mp_compat.__version__), "")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("program", [
     ["nope.py"], pytest.param(["empty"], marks=pytest.mark.slow), ["-m", "nope"],
     pytest.param(["-m", "nope.nothing"], marks=pytest.mark.slow)], ids=" ".join)
@@ -67,6 +68,7 @@ def test_missing_program_is_reported_in_one_line(program, tmp_path):
       .format(" ".join(program)))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("code", [
     pytest.param("open('nope.txt')", marks=pytest.mark.slow), "import nope",
     pytest.param("import runpy\nrunpy.run_path('nope.py')", marks=pytest.mark.slow)])
@@ -77,6 +79,7 @@ def test_program_errors_show_their_own_traceback(code, tmp_path):
   assert "mp_compat run:" not in done.stderr
 
 
+@pytest.mark.matrix
 def test_interrupted_program_shows_its_own_traceback(tmp_path):
   (tmp_path / "program.py").write_text("raise KeyboardInterrupt")
   done = run("run", "program.py", cwd=str(tmp_path))

@@ -24,6 +24,7 @@ def _graph():
     yield
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("to", ["mp_compat", "tensorflow", "plain"] + ["contrib"] * (tf.__version__ < "2"))
 @pytest.mark.parametrize("version, case", goldens.SESSIONS)
 def test_tensorflow_saver_restores_converted_checkpoint(version, case, to, tmp_path):

@@ -197,6 +197,7 @@ print(any(node.op.startswith("_Xla") for part in metadata.partition_graphs for n
 """
 
 
+@pytest.mark.matrix
 def test_overflow_is_skipped_under_xla_auto_clustering():
   flags = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit --tf_xla_min_cluster_size=2"
   done = subprocess.run([sys.executable, "-c", CLUSTERED_PROGRAM], env=dict(testing.environment(), TF_XLA_FLAGS=flags),

@@ -111,6 +111,7 @@ def train_distributed(make_optimizer, make_strategy, overflow_at, sparse):
   return history
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("scale", ["dynamic", "fixed"])
 @pytest.mark.parametrize("name", ["Momentum", "Adam"])

@@ -45,6 +45,7 @@ def test_wrapper_trains_as_tensorflow_class(family, name, as_function):
   assert float(ours.loss_scale) == float(theirs.loss_scale() if callable(theirs.loss_scale) else theirs.loss_scale)
 
 
+@pytest.mark.matrix
 @each_optimizer(keras_cases.FAMILIES)
 def test_finite_steps_train_as_inner_optimizer_alone(family, name):
   make = keras_cases.OPTIMIZERS[name]

@@ -125,6 +125,7 @@ def test_saved_model_restores_same_state_as_inner_optimizer(family, form, tmp_pa
 needs_own_loading = pytest.mark.skipif(keras_cases.VERSION < (2, 3), reason="Keras cannot load a wrapper before 2.3")
 
 
+@pytest.mark.matrix
 @needs_own_loading
 @pytest.mark.parametrize("family,form", FORMS, ids=str)
 def test_saved_models_load_without_custom_objects(family, form, tmp_path):
@@ -383,6 +384,7 @@ def test_copies_and_pickles_keep_class_and_configuration(family):
     assert remove_names(duplicate.get_config()) == remove_names(opt.get_config())
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(not hasattr(V2.keras.utils, "register_keras_serializable"), reason="Keras has no registry")
 @pytest.mark.parametrize("family,form", FORMS, ids=str)
 def test_registered_subclass_loads_without_custom_objects(family, form, tmp_path):

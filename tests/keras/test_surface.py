@@ -90,7 +90,7 @@ def test_missing_keras_error_names_tf_keras():
       "try:\n  mp_compat.keras.LossScaleOptimizer(object())\n"
       "except TypeError as error:\n  print(error)\n")
   done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
-  assert b"There is no Keras here: install one, with `pip install tf_keras`" in done.stdout
+  assert b"Keras is not installed. Install Keras 2 with `pip install tf_keras`" in done.stdout
 
 
 @keras_cases.needs_keras_3
@@ -103,6 +103,7 @@ def test_keras_3_with_jax_backend_raises(monkeypatch):
     mp_keras.LossScaleOptimizer(inner)
 
 
+@pytest.mark.matrix
 @keras_cases.needs_keras_3
 def test_keras_3_graph_mode_error_names_tf_keras():
   program = (
@@ -299,9 +300,9 @@ def test_unpaired_scaling_or_unscaling_warns_once(family, caplog):
 
   assert log_warnings("get_scaled_loss", "get_unscaled_gradients") == []
   scaled, = log_warnings("get_scaled_loss")
-  assert "without get_unscaled_gradients() before it" in scaled
+  assert "without get_unscaled_gradients()" in scaled
   unscaled, = log_warnings("get_unscaled_gradients")
-  assert "without get_scaled_loss() before it" in unscaled
+  assert "without get_scaled_loss()" in unscaled
 
 
 @each_family

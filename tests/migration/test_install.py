@@ -116,6 +116,7 @@ def test_installed_graph_rewrite_sets_tensorflow_option():
     tf.train.experimental.disable_mixed_precision_graph_rewrite()
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="this TensorFlow contains Keras")
 def test_install_skips_missing_keras():
   program = ("import sys\n"
@@ -155,6 +156,7 @@ def run_python(folder, *command):
                         cwd=str(folder), check=False)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("command", [
     ["run", "-m", "program"],
     pytest.param(["run", "program.py"], marks=pytest.mark.slow),

@@ -148,6 +148,7 @@ def _control_flow(request):
     yield request.param
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 def test_tensorflow_class_and_install_exchange_checkpoints(kind, tmp_path):
   # One program trains with TensorFlow's class, this package, and TensorFlow's class; the other with TensorFlow's only.

@@ -352,6 +352,7 @@ train(lambda opt: getattr(tensorflow.contrib, "mixed_precision").LossScaleOptimi
 """
 
 
+@pytest.mark.matrix
 def test_migrated_program_prints_same_output(tmp_path):
   path = tmp_path / "program.py"
   path.write_text(PROGRAM)

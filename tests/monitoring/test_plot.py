@@ -124,7 +124,7 @@ def test_unreadable_event_file_is_named_in_error(tmp_path):
 def test_missing_matplotlib_error_names_install_command(monkeypatch):
   monkeypatch.setitem(sys.modules, "matplotlib", None)
   monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-  with pytest.raises(plot.PlotError, match=r"needs matplotlib \(.*\): pip install mp_compat\[plot\]"):
+  with pytest.raises(plot.PlotError, match=r"needs matplotlib \(.*\): pip install matplotlib"):
     plot.draw(plot.Series(True, [0], [8.], [0], None))
 
 
@@ -132,6 +132,7 @@ def test_plot_without_loss_has_one_panel():
   assert len(plot.draw(plot.Series(True, [0], [8.], [0], None)).axes) == 1
 
 
+@pytest.mark.matrix
 def test_plot_command_writes_a_png(rundir, tmp_path):
   output = str(tmp_path / "scale.png")
   done = command("plot", rundir, "-o", output)

@@ -94,6 +94,7 @@ def test_collective_workers_match_single_process_training(cluster, tmp_path, wor
   assert_as_reference(records["worker-0"], reference(cluster, workers))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("control_flow", CONTROL_FLOW)
 def test_synchronized_workers_match_single_process_training(cluster, tmp_path, control_flow):
   _, records = run(tmp_path, "train_parameter_server.py", "--sync", "--control_flow", str(control_flow),
@@ -117,6 +118,7 @@ def last_step(printed):
   return int(dict(pair.split("=") for pair in end.split()[1:])["global_step"])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("control_flow", CONTROL_FLOW)
 def test_asynchronous_workers_share_scale_and_step_count(cluster, tmp_path, control_flow):
   del cluster

@@ -32,6 +32,7 @@ def assert_equal_variables(values, expected):
     assert values[name].tobytes() == value.tobytes(), name
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("control_flow, use_resource", [
     (1, False), (2, True), pytest.param(1, True, marks=pytest.mark.slow),
     pytest.param(2, False, marks=pytest.mark.slow)])
