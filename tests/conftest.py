@@ -4,7 +4,7 @@ import hypothesis
 
 
 def pytest_addoption(parser):
-  parser.addoption("--examples", type=int, default=20, help="graphs for test_fuzzing.py; default: %(default)s")
+  parser.addoption("--examples", type=int, default=10, help="graphs for test_fuzzing.py; default: %(default)s")
 
 
 def pytest_configure(config):

@@ -47,6 +47,7 @@ def test_modules_call_no_code_executing_functions(path):
     assert not {name.split(".")[0] for name in names} & FORBIDDEN_MODULES, names
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 0., -8., 1e-45])
 @pytest.mark.parametrize("good_steps", [0, -2 ** 63, 2 ** 63 - 1])
 def test_restored_invalid_scales_keep_weights_finite(scale, good_steps, tmp_path):

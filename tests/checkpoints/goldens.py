@@ -12,11 +12,12 @@ from tests.testing import tf
 
 FEEDS_AFTER = golden_cases.FEEDS[golden_cases.BEFORE:]  # the inputs of the steps after saving
 VERSIONS = sorted(name for name in os.listdir(golden_cases.GOLDENS) if name[0].isdigit())
-GOLDENS = [pytest.param(version, case, id=version + "-" + case.name)
+ENDS = ("1.15", "2.21")  # versions between them write the same
+GOLDENS = [pytest.param(version, case, id=version + "-" + case.name,
+                        marks=[] if version in ENDS else [pytest.mark.matrix])
            for version in VERSIONS for case in golden_cases.list_cases(version)]
 BY_NAME = [param for param in GOLDENS if param.values[1].kind != "objects"]
-# Checkpoints of the first and the last version; versions between them write the same.
-SESSIONS = [param for param in GOLDENS if param.values[0] in ("1.15", "2.21") and param.values[1].kind == "session"]
+SESSIONS = [param for param in GOLDENS if param.values[0] in ENDS and param.values[1].kind == "session"]
 
 
 def golden_path(version, case):

@@ -152,6 +152,7 @@ def train_with_conditionals(wrap, path, restore_from=None):
             for variable, value in zip(tf.global_variables(), sess.run(tf.global_variables()))}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("source, to", [("tensorflow", "mp_compat"), ("mp_compat", "tensorflow"),
                                         ("plain", "tensorflow"), ("tensorflow", "plain")])
 def test_convert_like_supports_programs_with_conditionals(source, to, tmp_path):

@@ -35,7 +35,8 @@ def both(make_inner, scale, steps=12, version=1, use_resource=True, **kwargs):
   return ours, theirs
 
 
-@pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+@pytest.mark.parametrize("use_resource", [
+    pytest.param(True, id="resource"), pytest.param(False, id="reference", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("scale", sorted(SCALES))
 @pytest.mark.parametrize("name", sorted(testing.OPTIMIZERS))

@@ -104,6 +104,7 @@ FORMS = [(family, form) for family in keras_cases.FAMILIES for form in (".h5", "
          if family.name != "keras3" or form]  # Keras 3 cannot load a SavedModel.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family,form", FORMS, ids=str)
 def test_saved_model_restores_same_state_as_inner_optimizer(family, form, tmp_path):
   before, after = {}, {}

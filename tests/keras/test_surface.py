@@ -115,6 +115,7 @@ def test_keras_3_graph_mode_error_names_tf_keras():
   assert b"eager execution is disabled" in done.stdout and b"tf_keras.optimizers.legacy.Adam" in done.stdout
 
 
+@pytest.mark.matrix
 def test_import_does_not_import_keras():
   program = ("import sys, tensorflow; before = set(sys.modules); import mp_compat.keras\n"
              "new = set(sys.modules) - before\n"
@@ -364,6 +365,7 @@ def test_wrapper_loss_scale_can_be_copied(family):
     assert duplicate.get_config() == opt.loss_scale.get_config() and duplicate is not opt.loss_scale
 
 
+@pytest.mark.matrix
 @keras_cases.needs_keras_3
 @pytest.mark.parametrize("overflow", [False, True])
 @pytest.mark.parametrize("jit_compile", [False, True])

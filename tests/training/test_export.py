@@ -49,6 +49,7 @@ def test_meta_graph_resumes_exactly_in_another_process(control_flow, use_resourc
   assert_equal_variables(resume_training(path + ".meta", path, tmp_path), expected)
 
 
+@pytest.mark.matrix
 def test_meta_graph_of_tensorflow_1_15_resumes_exactly(tmp_path):
   golden = os.path.join(golden_cases.GOLDENS, "1.15", CASE.name)
   for part in (".index", ".data-00000-of-00001"):
