@@ -154,6 +154,16 @@ def package(session):
 
 
 @nox.session(python=TENSORFLOW[NEWEST][0])
+def types(session):
+  """Checks types with mypy and pyright (mypy.ini, pyrightconfig.json), without TensorFlow: all of it is Any."""
+  session.install("mypy==2.4.1", "pyright[nodejs]==1.1.414", "absl-py==2.5.1", "libcst==1.9.0", "numpy==2.4.6",
+                  "hypothesis", "pytest")
+  session.run("mypy")
+  session.run("pyright")
+  session.run("python", "-m", "pytest", "-m", "", "tests/type_checking")
+
+
+@nox.session(python=TENSORFLOW[NEWEST][0])
 def coverage(session):
   """Adds up what `--cov` wrote in several runs of the tests, and names the lines that none of them ran."""
   session.install("coverage")

@@ -198,7 +198,8 @@ def _run(arguments: argparse.Namespace) -> int:
       sys.argv, sys.path[0] = program, os.path.dirname(os.path.abspath(program[0]))
       runpy.run_path(program[0], run_name="__main__")
   except (ImportError, OSError) as error:
-    if any(frame.f_globals is not vars(runpy) for frame, _ in traceback.walk_tb(error.__traceback__.tb_next)):
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(frame.f_globals is not vars(runpy) for frame in frames[1:]):
       raise  # The program had started and raised it.
     return _fail("run", ValueError("expected a script, a directory or zip file with __main__.py, or -m and a module, "
                                    "but got {}: {}".format(" ".join(program[:2 if program[0] == "-m" else 1]), error)))

@@ -4,6 +4,8 @@ Only this package imports TensorFlow. All others import `tf` from here: `tensorf
 the same from TensorFlow 1.15 to 2.21. The modules implement what those names cannot do.
 """
 
+from typing import TYPE_CHECKING
+
 try:
   import tensorflow
 except ImportError as error:
@@ -20,4 +22,7 @@ if VERSION < MINIMUM_VERSION:
   raise ImportError("mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example with "
                     "`pip install 'tensorflow>=1.15'`.".format(_version_text))
 
-tf = tensorflow.compat.v1
+if TYPE_CHECKING:
+  import tensorflow.compat.v1 as tf  # A variable could not be used in annotations.
+else:
+  tf = tensorflow.compat.v1

@@ -1,14 +1,18 @@
 """Grappler's option `auto_mixed_precision`: the rewrite of graphs to float16."""
 
+from typing import Any
+
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
 
-_enable_graph_rewrite, _disable_graph_rewrite = (  # read before mp_compat.install() replaces these names
-    getattr(native.experimental, name, None)
-    for name in ("enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite"))
+# Read before mp_compat.install() replaces these names.
+_enable_graph_rewrite: Any = getattr(native.experimental, "enable_mixed_precision_graph_rewrite", None)
+_disable_graph_rewrite: Any = getattr(native.experimental, "disable_mixed_precision_graph_rewrite", None)
+
+_Native: Any = (native.LOSS_SCALES + (object,))[0]
 
 
-class _NoLossScale(native.LOSS_SCALES[0] if native.LOSS_SCALES else object):
+class _NoLossScale(_Native):
   """A loss scale without variables, for the unused optimizer in `enable`."""
 
   __call__ = update = get_config = None

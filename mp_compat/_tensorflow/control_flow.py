@@ -86,7 +86,7 @@ def _enter(context: Any) -> Iterator[None]:
 def is_in_control_flow() -> bool:
   """Returns whether ops built now belong to a branch, a loop, a function or an XLA computation."""
   graph = tf.get_default_graph()
-  return graph is not graphs.init_scope_graph() or graph._get_control_flow_context() is not None
+  return graph._get_control_flow_context() is not None or graph is not graphs.init_scope_graph()
 
 
 def is_in_branches_only(op: tf.Operation) -> bool:

@@ -31,7 +31,11 @@ def track(wrapper: Any, inner: Any, loss_scale: Any, earlier_exists: bool = True
   wrapper._track_trackable(loss_scale, "loss_scale")
 
 
-class InnerLookupMixin:
+# A base class that has all attributes to type checkers: those of the Keras classes that a mixin is used with.
+AnyBase: Any = object
+
+
+class InnerLookupMixin(AnyBase):
   """Looks up checkpoint dependencies in the inner optimizer, too."""
 
   @property

@@ -6,7 +6,7 @@ from typing import Any, List
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 
-_saver_module = sys.modules[tf.train.Saver.__module__]
+_saver_module: Any = sys.modules[tf.train.Saver.__module__]
 
 
 def get_var_list(saver: tf.train.Saver) -> Any:

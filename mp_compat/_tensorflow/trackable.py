@@ -1,12 +1,21 @@
 """Objects in a `tf.train.Checkpoint`: slots of wrapped optimizers, and variables that belong to a graph."""
 
+import abc
 import sys
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from mp_compat._tensorflow import tf
 
 # The base class of objects in checkpoints. Its module moved twice; in every version it is the base of Optimizer.
-Trackable = tf.train.Optimizer.__bases__[0]
+if TYPE_CHECKING:
+  class Trackable:  # what this package uses of it
+    @property
+    def _checkpoint_dependencies(self) -> List[Any]: ...
+    def _trackable_children(self, *args: Any, **kwargs: Any) -> Dict[str, Any]: ...
+    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any: ...
+    def _handle_deferred_dependencies(self, name: str, trackable: Any) -> None: ...
+else:
+  Trackable = tf.train.Optimizer.__bases__[0]
 
 
 class SlotName(str):
@@ -35,8 +44,9 @@ class GraphStateTrackable(Trackable):
   TensorFlow up to 2.8 reads a property, later versions call a method; the lookup takes one argument or two.
   """
 
+  @abc.abstractmethod
   def _graph_variables(self) -> Dict[str, tf.Variable]:
-    """Returns the variables in the current graph by their keys in checkpoints; a subclass implements this."""
+    """Returns the variables in the current graph by their keys in checkpoints."""
 
   def __getstate__(self) -> Dict[str, Any]:
     # Estimator copies its params inside a graph, where eager variables cannot be copied and have no use.

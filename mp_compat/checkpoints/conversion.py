@@ -81,7 +81,11 @@ def convert(source: files.Path,
                      .format(found.path))
   if files.checkpoint_exists(target) or tf.gfile.Exists(target):
     raise ValueError("{} exists and is not overwritten. Pass another path.".format(target))
-  names = dialects.translate(found.variables, to) if like is None else _names_like(inspect(like), found)
+  if like is not None:
+    names = _names_like(inspect(like), found)
+  else:
+    assert to is not None  # checked above
+    names = dialects.translate(found.variables, to)
   count = np.int32 if to == "contrib" or like is not None and inspect(like).dialect == "contrib" else np.int64
   reader = files.open_reader(found.path)
   values = {}

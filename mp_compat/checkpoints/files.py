@@ -11,7 +11,7 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import dialects
 
 Path = Union[str, bytes, "os.PathLike[str]"]
-VarList = Union[None, Iterable[tf.Variable], Dict[str, tf.Variable]]
+VarList = Union[Iterable[tf.Variable], Dict[str, tf.Variable]]
 
 # An entry of every checkpoint written by tf.train.Checkpoint. Such names are object paths, whichever class trained.
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"

@@ -1,7 +1,7 @@
 """Maps for `tf.train.init_from_checkpoint`, from the names in a checkpoint of any naming scheme."""
 
 import collections
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
@@ -35,7 +35,7 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   return {matched.get(name, name): value for name, value in pairs if name not in initialized}
 
 
-def name_map(path: files.Path, var_list: files.VarList = None) -> Dict[str, tf.Variable]:
+def name_map(path: files.Path, var_list: Optional[files.VarList] = None) -> Dict[str, tf.Variable]:
   """Returns the map for `tf.train.init_from_checkpoint(path, name_map(path))` and `tf.train.Saver(name_map(path))`.
 
   Args:
@@ -71,8 +71,10 @@ class _Variable(NamedTuple):
 
 def _by_name(var_list: files.VarList) -> "collections.OrderedDict[str, _Variable]":
   """Returns variables by the names that `tf.train.Saver` gives them."""
-  wanted = collections.OrderedDict()
-  for name, value in var_list.items() if isinstance(var_list, dict) else [(None, value) for value in var_list]:
+  wanted: collections.OrderedDict[str, _Variable] = collections.OrderedDict()
+  named: Iterable[Tuple[Optional[str], Any]] = (
+      var_list.items() if isinstance(var_list, dict) else [(None, value) for value in var_list])
+  for name, value in named:
     for part in [value] if hasattr(value, "op") else value:
       if not hasattr(part, "initializer"):
         continue  # not a variable: an iterator's state, or a table

@@ -1,7 +1,7 @@
 """A `tf.train.Saver` that restores checkpoints of every naming scheme (see `mp_compat.core.dialects`)."""
 
 import collections
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from absl import logging
 import numpy as np
@@ -73,10 +73,10 @@ def restore(saver: tf.train.Saver, sess: tf.Session, save_path: files.Path, as_t
   if tf.executing_eagerly() or saver.saver_def is None:  # None if the Saver is empty, or build() was not called
     as_tensorflow(sess, save_path)
     return
-  if save_path is None or not files.checkpoint_exists(files.path_text(save_path)):
+  path = None if save_path is None else files.path_text(save_path)
+  if path is None or not files.checkpoint_exists(path):
     raise ValueError("The passed save_path is not a valid checkpoint: {}. Expected the path that save() or "
-                     "tf.train.latest_checkpoint() returned.".format(save_path))
-  path = files.path_text(save_path)
+                     "tf.train.latest_checkpoint() returned.".format(path))
   reader = files.open_reader(path)
   if reader.has_tensor(files.OBJECT_GRAPH):
     as_tensorflow(sess, path)
@@ -127,7 +127,7 @@ class _Entry(NamedTuple):
   """A tensor that a Saver reads from a checkpoint: an output of a RestoreV2 op, and the variables assigned from it."""
 
   op: tf.Operation
-  index: int
+  index: int  # type: ignore[assignment]  # hides tuple.index, which nothing uses
   name: str  # in the checkpoint
   part: str  # the shape of a partitioned variable and the slice to read, "6 2 0,2:-"; "" for the whole tensor
   variables: Tuple[tf.Operation, ...]  # with tf.distribute, one per local device; empty for an iterator's state
@@ -197,7 +197,9 @@ def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str
   others = {name: shape for name, shape in shapes.items() if name not in matched.values()}
   matched.update(dialects.match(
       collections.OrderedDict((name, shape) for name, shape in wanted.items() if name not in matched), others))
-  missing, different, initialized = [], [], []
+  missing: List[str] = []
+  different: List[str] = []
+  initialized: List[str] = []
   for name, entry in collections.OrderedDict((entry.name, entry) for entry in needed).items():
     found = matched.get(name)
     if found is None:
@@ -234,7 +236,8 @@ def _restore_feeds(sess: tf.Session, entries: List[_Entry], matched: Dict[str, s
   """
   shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
   stand_ins = {dtypes[name]: name for name in sorted(shapes, key=lambda name: -np.prod(shapes[name], dtype=np.int64))}
-  feeds, names = {}, collections.OrderedDict((entry.op, {}) for entry in entries)
+  feeds: Dict[str, Any] = {}
+  names: Dict[tf.Operation, Dict[int, Optional[str]]] = collections.OrderedDict((entry.op, {}) for entry in entries)
   for entry in entries:
     found = matched.get(entry.name)
     if not entry.is_needed:
@@ -248,14 +251,15 @@ def _restore_feeds(sess: tf.Session, entries: List[_Entry], matched: Dict[str, s
       feeds[entry.op.outputs[entry.index].name] = value
       found = stand_ins.get(entry.dtype)
     names[entry.op][entry.index] = found
-  for op, found in names.items():
-    found = [found[index] for index in range(len(found))]
-    if None not in found:
-      feeds[op.inputs[1].name] = found
+  for op, found_at in names.items():
+    to_read = [found_at[index] for index in range(len(found_at))]
+    if None not in to_read:
+      feeds[op.inputs[1].name] = to_read
       continue
     parts = tf.make_ndarray(op.inputs[2].op.get_attr("value"))
-    rest = [index for index, output in enumerate(op.outputs) if output.name not in feeds and output.consumers()]
-    values = files.read_slices(path, [found[index] for index in rest], [parts[index] for index in rest],
+    rest = {index: name for index, name in enumerate(to_read) if name is not None
+            and op.outputs[index].name not in feeds and op.outputs[index].consumers()}
+    values = files.read_slices(path, list(rest.values()), [parts[index] for index in rest],
                               [op.outputs[index].dtype for index in rest])
     feeds.update((op.outputs[index].name, value) for index, value in zip(rest, values))
   return feeds

@@ -12,15 +12,16 @@ names of variables created in a name scope are prefixed with that scope.
 
 import collections
 import re
-from typing import Dict, Iterable, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Counter, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 DIALECTS = ("mp_compat", "tensorflow", "contrib", "plain")
 
-Shapes = Dict[str, Sequence[int]]
+Shapes = Mapping[str, Sequence[int]]
 
 _STATE = {"current_loss_scale": "current_loss_scale", "loss_scale": "current_loss_scale",
           "good_steps": "good_steps", "bad_steps": "bad_steps"}
 _POWERS = ("beta1_power", "beta2_power")
+_NUMBERED = re.compile(r"({})_(\d+)".format("|".join([*_STATE, *_POWERS])))  # in other names, a number is part of it
 
 
 class _Name(NamedTuple):
@@ -45,11 +46,10 @@ class _Name(NamedTuple):
 def _parse(name: str) -> _Name:
   *scopes, last = name.split("/")
   conditionals = [re.fullmatch(r"cond(?:_(\d+))?", scope) for scope in scopes]
-  stem, number = re.fullmatch(r"(.*?)(?:_(\d+))?", last).groups()
-  if stem not in _STATE and stem not in _POWERS:  # the number may be part of the name
-    stem, number = last, None
+  numbered = _NUMBERED.fullmatch(last)
+  stem, number = numbered.groups() if numbered else (last, 0)
   return _Name("/".join(scope for scope, found in zip(scopes, conditionals) if not found),
-               tuple(int(found.group(1) or 0) for found in conditionals if found), stem, int(number or 0))
+               tuple(int(found.group(1) or 0) for found in conditionals if found), stem, int(number))
 
 
 def _join(scope: str, stem: str, number: int = 0) -> str:
@@ -91,8 +91,9 @@ def match(wanted: Shapes, found: Shapes) -> Dict[str, str]:
   """
   matched = {name: name for name in wanted if name in found}
 
-  def pair(group_of) -> None:
-    ours, theirs = collections.OrderedDict(), collections.OrderedDict()
+  def pair(group_of: Callable[[_Name, Tuple[int, ...]], Any]) -> None:
+    ours: Dict[Any, List[str]] = collections.OrderedDict()
+    theirs: Dict[Any, List[str]] = collections.OrderedDict()
     for groups, names in [(ours, wanted), (theirs, sorted(set(found) - set(matched.values()), key=creation_order))]:
       for name in names:
         group = group_of(_parse(name), tuple((wanted if groups is ours else found)[name]))
@@ -124,7 +125,7 @@ def translate(names: Iterable[str], to: str) -> "collections.OrderedDict[str, Op
   if to not in DIALECTS:
     raise ValueError("The dialect must be one of {}, but got {!r}.".format(", ".join(map(repr, DIALECTS)), to))
   plain = _without_conditionals(names)
-  result = collections.OrderedDict()
+  result: collections.OrderedDict[str, Optional[str]] = collections.OrderedDict()
   for name, source in plain.items():
     parsed = _parse(name)
     if parsed.stem in _STATE:
@@ -140,7 +141,7 @@ def translate(names: Iterable[str], to: str) -> "collections.OrderedDict[str, Op
   if to == "contrib":
     for parsed in [_parse(name) for name in result]:
       if parsed.stem == "loss_scale":
-        result.setdefault(_join(parsed.scope, "bad_steps", parsed.number))
+        result.setdefault(_join(parsed.scope, "bad_steps", parsed.number), None)
   return result
 
 
@@ -163,7 +164,7 @@ def _in_conditional(name: _Name, to: str) -> str:
 def _without_conditionals(names: Iterable[str]) -> Dict[str, str]:
   """Returns the original names by the names without conditionals, sorted by the latter."""
   plain = {name: name for name in names if not _parse(name).conditionals or _parse(name).stem not in _POWERS}
-  numbers = collections.Counter()
+  numbers: Counter[Tuple[str, str]] = collections.Counter()
   for name in sorted(set(names) - set(plain), key=creation_order):
     parsed = _parse(name)
     number = parsed.number or numbers[parsed.scope, parsed.stem]
@@ -172,7 +173,7 @@ def _without_conditionals(names: Iterable[str]) -> Dict[str, str]:
   scopes = {_parse(name).scope for name in plain if is_state(name)}
   for power in _POWERS:  # under control flow v2 TensorFlow's class drops the optimizer's scope
     if len(scopes) == 1 and [_parse(name).plain for name in plain if _parse(name).stem == power] == [power]:
-      plain.setdefault(_join(*scopes, power), plain[power])
+      plain.setdefault(_join(next(iter(scopes)), power), plain[power])
   return collections.OrderedDict(sorted(plain.items()))
 
 

@@ -3,6 +3,7 @@
 A gradient is a dense tensor, a `tf.IndexedSlices` (only its `.values` are changed) or None.
 """
 
+import functools
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 from mp_compat._tensorflow import control_flow
@@ -264,7 +265,7 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
     norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)
   clipped, _ = tf.clip_by_global_norm(wide, tf.cast(clip_norm, wide_dtype), use_norm=norm)
   dtypes = [None if grad is None else values_of([grad])[0].dtype for grad in grads]
-  return [map_values(lambda value, dtype=dtype: tf.cast(value, dtype), grad)
+  return [map_values(functools.partial(tf.cast, dtype=dtype), grad)
           for grad, dtype in zip(clipped, dtypes)], norm
 
 

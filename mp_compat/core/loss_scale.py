@@ -3,7 +3,7 @@
 import abc
 import math
 import numbers
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Type, TypeVar, Union, overload
 
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
@@ -13,6 +13,8 @@ from mp_compat.core import distribute
 from mp_compat.core import finite_check
 from mp_compat.core import gradients
 from mp_compat.core import update_rule
+
+_AnyLossScale = TypeVar("_AnyLossScale", bound="LossScale")
 
 
 class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
@@ -27,6 +29,8 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
 
   Source: `tf.compat.v1.train.experimental.LossScale`.
   """
+
+  _mp_compat_weights: Dict[str, Tuple[Any, Optional[tf.DType]]]  # initial values and dtypes by name
 
   @abc.abstractmethod
   def __call__(self) -> tf.Tensor:
@@ -50,7 +54,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     """Returns the keyword arguments of an equal instance, as plain Python values."""
 
   @classmethod
-  def from_config(cls, config: Dict[str, Any]) -> "LossScale":
+  def from_config(cls: Type[_AnyLossScale], config: Dict[str, Any]) -> _AnyLossScale:
     """Returns an instance made with the result of `get_config`."""
     return cls(**config)
 
@@ -76,7 +80,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     if name in graphs.state_of(self, graph):
       raise RuntimeError("Duplicate variables detected. {}: every weight of a loss scale must have a unique name."
                          .format((name, graphs.graph_key(graph))))
-    self.__dict__.setdefault("_mp_compat_weights", {})[name] = (initial_value, dtype)
+    vars(self).setdefault("_mp_compat_weights", {})[name] = (initial_value, dtype)
     return self._make_weight(name)
 
   def _weight(self, name: str) -> tf.Variable:
@@ -124,9 +128,9 @@ class FiniteLossScale(LossScale):
   def update(self, grads: Any) -> Tuple[Optional[tf.Tensor], tf.Tensor]:
     """Updates the scale; the step is applied if all gradients on all replicas are finite. See `LossScale.update`."""
     def check(*own: Any) -> tf.Tensor:
-      own = [gradients.convert(grad) for grad in own]
-      hidden = [tensor for _, tensor in gradients.computed_ancestors(own)]
-      return finite_check.all_finite(gradients.values_of(own) + hidden)
+      converted = [gradients.convert(grad) for grad in own]
+      hidden = [tensor for _, tensor in gradients.computed_ancestors(converted)]
+      return finite_check.all_finite(gradients.values_of(converted) + hidden)
 
     finite = distribute.reduce_all_replicas(distribute.call_for_each_replica(check, *tf.nest.flatten(grads)))
     update_op = self._update_scale(finite)
@@ -314,8 +318,9 @@ class DynamicLossScale(FiniteLossScale):
   def get_config(self) -> Dict[str, Any]:
     """Returns the keyword arguments of an equal instance; omits defaults of those that TensorFlow's class lacks."""
     rule = self._mp_compat_rule
-    config = {"initial_loss_scale": self.initial_loss_scale, "increment_period": rule.increment_period,
-              "multiplier": rule.multiplier}
+    config: Dict[str, Any] = {
+        "initial_loss_scale": self.initial_loss_scale, "increment_period": rule.increment_period,
+        "multiplier": rule.multiplier}
     ours = {"backoff": (rule.backoff, rule.multiplier), "overflow_tolerance": (rule.overflow_tolerance, 1),
             "min_loss_scale": (rule.floor, 1.), "max_loss_scale": (rule.ceiling, update_rule.LARGEST_SCALE)}
     config.update((key, value) for key, (value, default) in ours.items() if value != default)
@@ -331,10 +336,17 @@ for _ours, _natives in ((LossScale, native.LOSS_SCALES), (FixedLossScale, native
 
 def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule) -> Optional[tf.Operation]:
   """Updates the variables (scale, good_steps and, if present, bad_steps) by `rule`; an op, None in eager mode."""
-  before = [tf.convert_to_tensor(variable) for variable in variables]
-  state = update_rule.State(*before) if len(before) == 3 else update_rule.State(*before, bad_steps=0)
+  state = update_rule.State(*[tf.convert_to_tensor(variable) for variable in variables])
   after = update_rule.next_state(state, finite, rule, _TENSORS)
   return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)])
+
+
+@overload
+def get_loss_scale(identifier: None) -> None: ...
+
+
+@overload
+def get_loss_scale(identifier: Any) -> LossScale: ...
 
 
 def get_loss_scale(identifier: Any) -> Optional[LossScale]:

@@ -38,7 +38,7 @@ class State(NamedTuple):
 
   scale: Any
   good_steps: Any
-  bad_steps: Any
+  bad_steps: Any = 0
 
 
 class Operations(NamedTuple):

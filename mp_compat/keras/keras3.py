@@ -1,9 +1,10 @@
 """The part of the wrapper for Keras 3 with the TensorFlow backend."""
 
 import sys
-from typing import Any, List, Optional, Sequence
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Union
 
 from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import keras_trackable
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
 from mp_compat.core import loss_scale
@@ -16,7 +17,7 @@ _SCALE_LOSS = "scale_loss"
 _NAMES_IN_KERAS = {"good_steps": "step_counter", "current_loss_scale": "dynamic_scale"}
 
 
-class Keras3Mixin:
+class Keras3Mixin(keras_trackable.AnyBase):
   """Makes the wrapper an `Optimizer` of Keras 3.
 
   Keras 3 itself calls `scale_loss` and passes scaled gradients to `apply`. Gradients from `get_unscaled_gradients` are
@@ -25,6 +26,8 @@ class Keras3Mixin:
 
   _own_attributes = frozenset(["built", "name"])
   _writes_later_config = True
+  _optimizer: Any
+  built: bool
 
   def _initialize(self, name: Optional[str]) -> None:
     backend = sys.modules[self._kind.keras + ".backend"].backend()
@@ -39,7 +42,8 @@ class Keras3Mixin:
     del self._optimizer  # Otherwise attributes that the base class sets would be set on it.
     super(self._kind.native, self).__init__(learning_rate=0., name=name)
     # The inner optimizer's are used, except by the base class's `build`.
-    self._own_settings = {setting: vars(self).pop(setting) for setting in UNUSED_SETTINGS if setting in vars(self)}
+    own = self.__dict__
+    self._own_settings = {setting: own.pop(setting) for setting in UNUSED_SETTINGS if setting in own}
     self._optimizer = inner
     inner.loss_scale_factor = None  # It would unscale a second time.
     self._track_as_keras()
@@ -78,12 +82,12 @@ class Keras3Mixin:
   def build(self, var_list: List[Any]) -> None:
     """Makes the inner optimizer's variables for the trainable variables `var_list`."""
     self._optimizer.build(var_list)
-    vars(self).update(self._own_settings)
+    self.__dict__.update(self._own_settings)
     try:
       super(self._kind.native, self).build(var_list)
     finally:
       for setting in self._own_settings:
-        del vars(self)[setting]
+        del self.__dict__[setting]
 
   @property
   def iterations(self) -> Any:
@@ -110,7 +114,10 @@ class Keras3Mixin:
     return gradients.scale_loss(loss, self._current_scale())
 
   @autograph.do_not_convert
-  def minimize(self, loss: Any, var_list: Any, grad_loss: Optional[tf.Tensor] = None) -> None:
+  def minimize(self,
+               loss: Callable[[], Any],
+               var_list: Union[Callable[[], Iterable[Any]], Iterable[Any]],
+               grad_loss: Optional[tf.Tensor] = None) -> None:
     """Computes gradients of the scaled loss, unscales and applies them, as Keras 2's `minimize`.
 
     Args:
@@ -122,9 +129,9 @@ class Keras3Mixin:
       ValueError: If the loss is not floating; see also `apply`.
     """
     with tf.GradientTape() as tape:
-      loss = self.get_scaled_loss(loss())
+      scaled = self.get_scaled_loss(loss())
     variables = list(var_list() if callable(var_list) else tf.nest.flatten(var_list))
-    self.apply_gradients(zip(self.get_unscaled_gradients(tape.gradient(loss, variables, grad_loss)), variables))
+    self.apply_gradients(zip(self.get_unscaled_gradients(tape.gradient(scaled, variables, grad_loss)), variables))
 
   @autograph.do_not_convert
   def apply(self, grads: Sequence[gradients.Gradient], trainable_variables: Optional[Sequence[Any]] = None) -> None:
@@ -144,7 +151,7 @@ class Keras3Mixin:
     if not self.built:
       self.build(variables)  # In the function, whose first trace may create variables: these may copy the model's.
       self.built = True
-    pairs = gradients.convert_pairs(zip(grads, variables))
+    pairs: Sequence[gradients.GradAndVar] = gradients.convert_pairs(zip(grads, variables))
     if self._last_call == _SCALE_LOSS:
       # The "gradient" of such a variable is its new value, which is not scaled.
       plain = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]

@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Type
 
 from absl import logging
 
@@ -54,6 +54,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   """
 
   _stands_for_native = True
+  _kind: optimizer_kinds.OptimizerKind  # This and the next: only in classes that `concrete_class` returns.
+  _public_class: Type["LossScaleOptimizer"]
 
   def __new__(cls, *args: Any, **kwargs: Any) -> "LossScaleOptimizer":
     if not hasattr(cls, "_kind"):
@@ -270,7 +272,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       setattr(self._optimizer, name, value)
 
   def __reduce_ex__(self, protocol: Any) -> Any:
-    _, arguments, *state = reduced = super().__reduce_ex__(protocol)
+    reduced: Any = super().__reduce_ex__(protocol)
+    _, arguments, *state = reduced
     if type(self) is not optimizer_kinds.concrete_class(self._public_class, self._optimizer):
       return reduced  # a subclass, which has a name of its own
     # By the name of the concrete class, pickle and copy would find Keras's own.

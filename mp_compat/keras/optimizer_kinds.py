@@ -2,12 +2,14 @@
 
 import importlib
 import importlib.util
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Type, TypeVar
 
 from mp_compat._tensorflow import tf
 from mp_compat.keras import keras3
 from mp_compat.keras import optimizer_v2
 from mp_compat.keras import optimizer_v3
+
+_Wrapper = TypeVar("_Wrapper")
 
 
 class OptimizerKind(NamedTuple):
@@ -45,6 +47,12 @@ def kind_of(optimizer_class: type) -> Optional[OptimizerKind]:
   return None
 
 
+def _known_kind(optimizer_class: type) -> OptimizerKind:
+  kind = kind_of(optimizer_class)
+  assert kind is not None, "{} is not a class of Keras optimizers.".format(optimizer_class)
+  return kind
+
+
 class AcceptsNative(type):
   """The metaclass of classes that replace Keras's own LossScaleOptimizer in old programs.
 
@@ -66,7 +74,7 @@ def _exists(module: str) -> bool:
     return False
 
 
-def concrete_class(cls: type, optimizer: Any) -> type:
+def concrete_class(cls: Type[_Wrapper], optimizer: Any) -> Type[_Wrapper]:
   """Returns a subclass of `cls` that wraps optimizers of this kind and that Keras accepts as its own wrapper.
 
   Raises:
@@ -79,10 +87,10 @@ def concrete_class(cls: type, optimizer: Any) -> type:
   return _concrete_of(cls, kind)
 
 
-def _concrete_of(cls: type, kind: OptimizerKind) -> type:
+def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
   key = (cls, kind.native)
   if key not in _concrete:
-    metaclass = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})
+    metaclass: Any = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})
     # Saved models and configurations name a class by its name and module: they name Keras's own.
     named = kind.native if "_stands_for_native" in vars(cls) else cls
     _concrete[key] = metaclass(_registered_name(named, kind), (cls, kind.mixin, kind.native), {
@@ -93,19 +101,19 @@ def _concrete_of(cls: type, kind: OptimizerKind) -> type:
 
 def _registered_name(cls: type, kind: OptimizerKind) -> str:
   """Returns the name under which Keras finds a class: "package>name" if it is registered, else its own name."""
-  standalone = {keras3.Keras3Mixin: "keras"}.get(kind.mixin, "tf_keras")
+  standalone = "keras" if kind.mixin is keras3.Keras3Mixin else "tf_keras"
   keras = importlib.import_module(standalone) if kind.keras.startswith(standalone + ".src") else tf.keras
   return getattr(keras.utils, "get_registered_name", lambda cls: cls.__name__)(cls)  # TensorFlow 1.15 has no registry
 
 
 def new_empty(cls: type, optimizer_class: type) -> Any:
   """Returns a wrapper without attributes, of class `cls`, for inner optimizers of a class; for `pickle` and `copy`."""
-  return object.__new__(_concrete_of(cls, kind_of(optimizer_class)))
+  return object.__new__(_concrete_of(cls, _known_kind(optimizer_class)))
 
 
 def unpickle(cls: type, optimizer_class: type, file: Any) -> Any:
   """Returns the wrapper of class `cls` that Keras 3 saved to a file; for `pickle` and `copy`."""
-  kind = kind_of(optimizer_class)
+  kind = _known_kind(optimizer_class)
   concrete = _concrete_of(cls, kind)
   with kind.module("saving").custom_object_scope({concrete.__name__: concrete}):
     return concrete._unpickle_model(file)
@@ -130,7 +138,7 @@ def _keras_is_installed() -> bool:
 
 def serialize(optimizer: Any) -> Dict[str, Any]:
   """Returns the configuration that Keras's `optimizers.serialize` makes of an optimizer."""
-  return kind_of(type(optimizer)).module("optimizers").serialize(optimizer)
+  return _known_kind(type(optimizer)).module("optimizers").serialize(optimizer)
 
 
 def deserialize(kind: Optional[OptimizerKind], config: Any, custom_objects: Optional[Dict[str, Any]]) -> Any:
@@ -146,10 +154,10 @@ def deserialize(kind: Optional[OptimizerKind], config: Any, custom_objects: Opti
 
 def _kind_for(config: Dict[str, Any]) -> OptimizerKind:
   """Returns the kind of `tf.keras`, or of tf_keras for a configuration that only Keras 2 can read."""
-  kind = kind_of(tf.keras.optimizers.SGD)
+  kind = _known_kind(tf.keras.optimizers.SGD)
   if {"decay", "is_legacy_optimizer"} & set(config["config"]) and kind.mixin is keras3.Keras3Mixin:
     if not _exists("tf_keras"):
       raise ValueError("Expected a configuration of a Keras 3 optimizer, but this is one of Keras 2. Install "
                        "tf_keras, with `pip install tf_keras`, to load it. Got: {}".format(config))
-    return kind_of(importlib.import_module("tf_keras").optimizers.SGD)
+    return _known_kind(importlib.import_module("tf_keras").optimizers.SGD)
   return kind

@@ -1,7 +1,7 @@
 """The part for OptimizerV2: `tf.keras.optimizers` up to TensorFlow 2.10, `.legacy` from 2.11 on."""
 
 import contextlib
-from typing import Any, Callable, Iterable, List, Optional
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import keras_trackable
@@ -15,7 +15,7 @@ _CLIPPING = ("clipvalue", "clipnorm")
 class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
   """Makes the wrapper an OptimizerV2."""
 
-  _own_attributes = frozenset()
+  _own_attributes: FrozenSet[str] = frozenset()
 
   @property
   def _writes_later_config(self) -> bool:
@@ -66,11 +66,12 @@ class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
   @contextlib.contextmanager
   def _clipping_after_unscaling(self) -> Any:
     """Stops the inner optimizer from clipping scaled gradients (up to 2.3); yields a function that clips later."""
-    inner, limits = self._optimizer, {}
+    inner = self._optimizer
+    limits: Dict[str, Any] = {}
     if not hasattr(inner, "_transform_gradients"):
-      limits = {name: vars(inner).pop(name) for name in _CLIPPING if name in vars(inner)}
+      limits = {name: inner.__dict__.pop(name) for name in _CLIPPING if name in inner.__dict__}
       if hasattr(inner, "_HAS_AGGREGATE_GRAD"):  # No limit is None from 2.2 on, a missing attribute before.
-        vars(inner).update(dict.fromkeys(limits))
+        inner.__dict__.update(dict.fromkeys(limits))
 
     def clip(grads: List[gradients.Gradient]) -> List[gradients.Gradient]:
       if limits.get("clipnorm") is not None:
@@ -82,7 +83,7 @@ class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
     try:
       yield clip
     finally:
-      vars(inner).update(limits)
+      inner.__dict__.update(limits)
 
   @autograph.do_not_convert
   def apply_gradients(self,
@@ -104,7 +105,8 @@ class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
       TypeError: If a gradient is not floating.
     """
     self._check_step()
-    inner, kwargs = self._optimizer, {"name": name}
+    inner = self._optimizer
+    kwargs: Dict[str, Any] = {"name": name}
     grads_and_vars = list(grads_and_vars)
     if not grads_and_vars:  # Nothing to train.
       return inner.apply_gradients(grads_and_vars, **kwargs)

@@ -1,7 +1,7 @@
 """The part for newer Keras 2 optimizers: `tf.keras.optimizers` of TensorFlow 2.11 to 2.15, and tf_keras."""
 
 import contextlib
-from typing import Any, Iterable, List, Optional
+from typing import Any, FrozenSet, Iterable, List, Optional
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import keras_trackable
@@ -9,10 +9,10 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
 
 
-class OptimizerV3Mixin:
+class OptimizerV3Mixin(keras_trackable.AnyBase):
   """Makes the wrapper an `Optimizer` of Keras 2.11 to 2.15."""
 
-  _own_attributes = frozenset()
+  _own_attributes: FrozenSet[str] = frozenset()
   _writes_later_config = True
 
   def _initialize(self, name: Optional[str]) -> None:

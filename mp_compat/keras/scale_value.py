@@ -7,11 +7,12 @@ import numpy as np
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import keras_trackable
 from mp_compat._tensorflow import tf
 
 
 @autograph.exclude_from_autograph
-class LossScaleValue:
+class LossScaleValue(keras_trackable.AnyBase):
   """A LossScale that is also a tensor of its current value.
 
       opt.loss_scale()                      as a LossScale: a call, `update`, `get_config`, `isinstance`
@@ -28,7 +29,7 @@ class LossScaleValue:
     if graphs.init_scope_graph() is not None:
       self._as_graph_element()  # before the graph is finalized
 
-  @property
+  @property  # type: ignore[misc]  # `object` also has a setter
   def __class__(self) -> type:  # read by isinstance
     return type(self._loss_scale)
 

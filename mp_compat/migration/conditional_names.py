@@ -20,7 +20,6 @@ Source: `apply_gradients` and `update` of TensorFlow 1.15, 2.4 and 2.15, and of 
 """
 
 import collections
-import re
 from typing import Any, Callable, Optional, Tuple
 
 from absl import logging
@@ -100,7 +99,7 @@ def _record(graph: tf.Graph, ours: str, theirs: str) -> None:
 
 def _next_conditional(graph: tf.Graph) -> int:
   """Returns the number of the next `tf.cond` in the current name scope: 0 for "cond", 2 for "cond_2"."""
-  return int(re.search(r"cond(?:_(\d+))?$", graph.unique_name("cond", mark_as_used=False)).group(1) or 0)
+  return int(graph.unique_name("cond", mark_as_used=False).rpartition("cond")[2].lstrip("_") or 0)
 
 
 def _join(*names: str) -> str:

@@ -6,7 +6,7 @@ import operator
 import re
 import sys
 import types
-from typing import Any, Dict, List, Tuple
+from typing import Any, List, Tuple
 
 import mp_compat
 from mp_compat._tensorflow import modules
@@ -33,7 +33,7 @@ class Installation:
   def __init__(self) -> None:
     self.patched: List[str] = []
     self.skipped: List[str] = []
-    self._undo: List[Tuple[Dict[str, Any], str, Any]] = []
+    self._undo: List[Tuple[Any, str, Any]] = []
 
   def uninstall(self) -> None:
     """Undoes all changes. A second call does nothing."""

@@ -87,7 +87,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     updates = self._make_counters(outcome) if self._counters_in_graph and outcome is not None else []
     with tf.control_dependencies(([] if outcome is None else [outcome]) + updates):
       self._scale = tf.cast(self._optimizer.loss_scale(), tf.float32)
-    self._report = {}
+    self._report: Dict[str, reports.GradientReport] = {}
     if outcome is not None:
       self._status = tf.stack([tf.cast(outcome, tf.float32), self._scale])  # one fetch
       self._report = reports.nonfinite_gradients(self._optimizer)
@@ -158,8 +158,9 @@ class LossScaleHook(tf.train.SessionRunHook):
     else:
       self._consecutive_skips += skipped
       self._skipped_without_backoff = 0 if changed else self._skipped_without_backoff + skipped
-    due = self._timer is not None and self._timer.should_trigger_for_step(self.attempted)
-    if due:
+    due = False
+    if self._timer is not None and self._timer.should_trigger_for_step(self.attempted):
+      due = True
       self._timer.update_last_triggered_step(self.attempted)
     if changed or due:
       self._log()
@@ -268,24 +269,25 @@ class _StepCounter:
 
   def __init__(self, optimizer: Any) -> None:
     step = reports.last_step(optimizer)
-    self.train_op = step.train_op
+    train_op: tf.Operation = step.train_op
+    self.train_op = train_op
     self.outcome = reports.outcome(step) if reports.is_readable(step) else None
     self.counters = step.counters if self.outcome is None else None
     self.countable = self.outcome is not None or self.counters is not None
     if not self.countable:
       logging.warning("The train op %s is inside a loop or a function, where hooks cannot count its steps. Make the "
-                      "optimizer with add_summaries=True, which counts them in local variables.", step.train_op.name)
+                      "optimizer with add_summaries=True, which counts them in local variables.", train_op.name)
     self._known: Dict[Tuple[str, ...], bool] = {}
     self._counted = [0, 0]
 
   def start(self, session: tf.Session) -> None:
     """Starts counting in a new session."""
     if self.counters is not None:
-      self._counted = session.run(list(self.counters))
+      self._counted = session.run(self.counters)
 
   def since_last_run(self, session: tf.Session) -> Tuple[int, int]:
     """Returns the numbers of attempted steps and of skipped steps since the last call."""
-    before, self._counted = self._counted, session.run(list(self.counters))
+    before, self._counted = self._counted, session.run(self.counters)
     return int(self._counted[0] - before[0]), int(self._counted[1] - before[1])
 
   def are_run_by(self, run_context: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import bisect
 import os
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -110,7 +110,8 @@ def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
       a file cannot be read.
   """
   files = _read_files(logdir)
-  by_hook, by_summaries = [], []  # type: List[_EventFile], List[_EventFile]
+  by_hook: List[_EventFile] = []
+  by_summaries: List[_EventFile] = []
   for file in files:
     if file.scalars.get(SCALE) and file.scalars.get(SKIPPED):
       (by_summaries if APPLIED in file.scalars else by_hook).append(file)
@@ -176,8 +177,11 @@ def _draw_loss(axes: Any, loss: Curve) -> None:
     starts = range(0, len(values), size)
     parts = [values[start:start + size] for start in starts]
     steps = [np.mean(loss.steps[start:start + size]) for start in starts]
-    lowest, mean, highest = (np.ma.array([reduce(part) for part in parts], float).filled(np.nan)
-                             for reduce in (np.ma.min, np.ma.mean, np.ma.max))
+
+    def reduced(reduce: Callable[..., Any]) -> np.ndarray:
+      return np.ma.array([reduce(part) for part in parts], float).filled(np.nan)
+
+    lowest, mean, highest = reduced(np.ma.min), reduced(np.ma.mean), reduced(np.ma.max)
     axes.fill_between(steps, lowest, highest, color=LOSS_COLOR, alpha=0.25, linewidth=0,
                       label="range of {:,} values".format(size))
     axes.plot(steps, mean, color=LOSS_COLOR, label="mean")
@@ -235,8 +239,8 @@ def _read_files(logdir: str) -> List[_EventFile]:
 
 
 def _read_file(path: str) -> _EventFile:
-  wall_time = None  # type: Optional[float]
-  scalars = {}  # type: Dict[str, List[Tuple[int, float]]]
+  wall_time: Optional[float] = None
+  scalars: Dict[str, List[Tuple[int, float]]] = {}
   try:
     for event in tf.train.summary_iterator(path):
       wall_time = event.wall_time if wall_time is None else wall_time
@@ -263,7 +267,9 @@ def _points(file: _EventFile) -> Iterable[Tuple[int, float, int]]:
 
 
 def _join_attempts(files: List[_EventFile]) -> Tuple[List[int], List[float], List[int]]:
-  steps, scales, skipped = [], [], []  # type: List[int], List[float], List[int]
+  steps: List[int] = []
+  scales: List[float] = []
+  skipped: List[int] = []
   for file in files:
     points = list(_points(file))
     counted = (steps[-1], skipped[-1]) if steps and points[0][0] == 0 else (0, 0)
@@ -276,9 +282,12 @@ def _join_attempts(files: List[_EventFile]) -> Tuple[List[int], List[float], Lis
 
 
 def _join_summaries(files: List[_EventFile]) -> Tuple[List[int], List[float], List[int]]:
-  steps, scales, skipped = [], [], []  # type: List[int], List[float], List[int]
+  steps: List[int] = []
+  scales: List[float] = []
+  skipped: List[int] = []
   for file in files:
-    previous, counted = None, 0  # type: Optional[Tuple[int, int]], int
+    previous: Optional[Tuple[int, int]] = None
+    counted = 0
     for step, scale, count in _points(file):
       _resume(step, steps, scales, skipped)
       # The count is a local variable, initially 0 in each session. Sessions of one process share a file.

@@ -92,10 +92,11 @@ def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, Gradien
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
   step = last_step(optimizer)
+  train_op: tf.Operation = step.train_op
   if not is_readable(step):
     raise RuntimeError("The train op {} is inside a loop or a function, so its gradients cannot be read from outside. "
-                       "Call nonfinite_gradients() inside it.".format(step.train_op.name))
-  with control_flow.context_of(step.train_op):
+                       "Call nonfinite_gradients() inside it.".format(train_op.name))
+  with control_flow.context_of(train_op):
     pairs = [(name, values) for grad, name in step.gradients for values in gradients.values_of([grad])]
     pairs += gradients.computed_ancestors([grad for grad, _ in step.gradients])
     reports = [_report(values) for _, values in pairs]

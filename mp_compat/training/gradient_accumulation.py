@@ -1,6 +1,6 @@
 """Accumulates the gradients of micro-batches, each computed in a separate `session.run`; applies them as one step."""
 
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
 from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import graphs
@@ -193,7 +193,7 @@ def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
         lambda: tf.zeros(shape, dtype), name=name, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
 
 
-def _add_to(total: tf.Variable, grad: gradients.Gradient) -> tf.Operation:
+def _add_to(total: tf.Variable, grad: Union[tf.Tensor, tf.IndexedSlices]) -> tf.Operation:
   values, = gradients.values_of([grad])
   values = tf.cast(values, total.dtype)
   if isinstance(grad, tf.IndexedSlices):

@@ -25,7 +25,7 @@ _COMPUTE_DEFAULTS = dict(var_list=None, gate_gradients=tf.train.Optimizer.GATE_O
 
 
 # The base is TensorFlow's class, if there is one, so that isinstance checks for it succeed. Nothing else of it is used.
-_Native = (native.LOSS_SCALE_OPTIMIZERS + (tf.train.Optimizer,))[0]
+_Native: Any = (native.LOSS_SCALE_OPTIMIZERS + (tf.train.Optimizer,))[0]
 
 
 class MixedPrecisionLossScaleOptimizer(_Native):
@@ -98,7 +98,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     self._optimizer = opt
     # An optimizer that never called its base class's constructor has neither attribute.
     name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
-    base = super() if _Native is tf.train.Optimizer else super(_Native, self)
+    base: Any = super() if _Native is tf.train.Optimizer else super(_Native, self)
     base.__init__(getattr(opt, "_use_locking", False), name, **kwargs)
     self._loss_scale = loss_scale_module.get_loss_scale(loss_scale)
     _warn_if_scaled_gradients_are_used(opt, name, self._doing_dynamic_loss_scaling())
@@ -115,7 +115,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return self._optimizer
 
   @property
-  def loss_scale(self) -> Any:
+  def loss_scale(self) -> loss_scale_module.LossScale:
     """Returns the LossScale; calling it returns the current loss scale, a float32 scalar tensor."""
     return self._loss_scale
 

@@ -79,12 +79,12 @@ def _apply_all(optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimiz
                name: str) -> Optional[tf.Operation]:
   """Applies the gradients of all optimizers; called once for all replicas."""
   settings = optimizers[0].step_settings
-  checked = [step.CheckedGradients(*own) for own in checked]
-  grads = [grad for own in checked for grad, _ in own.grads_and_vars]
+  steps = [step.CheckedGradients(*own) for own in checked]
+  grads = [grad for own in steps for grad, _ in own.grads_and_vars]
   reducer = step.finite_reducer_for(settings, grads)
-  finite = step.reduce_finite([own.finite for own in checked], reducer)
+  finite = step.reduce_finite([own.finite for own in steps], reducer)
   all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
-  hidden = reducer is not None or any(own.hidden for own in checked)
+  hidden = reducer is not None or any(own.hidden for own in steps)
   with_summaries = any(opt.step_settings.add_summaries for opt in optimizers)
   scale = tf.cast(settings.loss_scale(), tf.float32) if with_summaries else None
   with tf.control_dependencies([] if scale is None else [scale]):
@@ -97,7 +97,7 @@ def _apply_all(optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimiz
     decisions = [step.logical_and(should_apply, all_finite)] * len(finite)
   train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
   applied = [opt.apply_decision(own, step.Decision(own_finite, decided, update_op, scale))
-             for opt, own, own_finite, decided in zip(optimizers, checked, finite, decisions)]
+             for opt, own, own_finite, decided in zip(optimizers, steps, finite, decisions)]
   counted = None
   if global_step is not None:
     with tf.control_dependencies([op for op in applied if op is not None]):

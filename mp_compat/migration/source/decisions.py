@@ -237,7 +237,7 @@ class DecisionFinder(cst.CSTVisitor):
 
   def _is_near_gradients(self, node: cst.CSTNode) -> bool:
     """Returns whether the enclosing function (or the module) computes or applies gradients."""
-    around = self._source.enclosing(node, cst.FunctionDef, cst.Module)
+    around = self._source.enclosing(node, cst.FunctionDef) or self._source.module
     return bool(re.search(r"\.(compute|apply)_gradients\(", self._source.text(around)))
 
   def _increments_global_step(self, node: cst.Call) -> bool:

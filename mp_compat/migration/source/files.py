@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from typing import Dict
+from typing import Any, Dict, List
 
 import libcst as cst
 
@@ -14,8 +14,8 @@ _MAGIC = "pass  # mp_compat: magic: "
 # Lines that IPython accepts but Python does not: `%magic`, `!command`, `?help`, `name?`, `names = !command`.
 _NOT_PYTHON = re.compile(r"[%!?].*|[\w.]+\?{1,2}|[\w, ]+=\s*[%!].*")
 _MAGICS_AROUND_PYTHON = ("%%capture", "%%prun", "%%time", "%%timeit")
-_STYLES = [dict(indent=indent, ensure_ascii=ascii_only)
-           for indent, ascii_only in itertools.product((1, 2, 4, "\t", None), (False, True))]
+_STYLES: List[Dict[str, Any]] = [dict(indent=indent, ensure_ascii=ascii_only)
+                                  for indent, ascii_only in itertools.product((1, 2, 4, "\t", None), (False, True))]
 
 
 class Script:

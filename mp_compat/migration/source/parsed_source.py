@@ -1,7 +1,7 @@
 """Resolves expressions of a source to full names, by static analysis."""
 
 import re
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Type, TypeVar, Union
 
 import libcst as cst
 from libcst import matchers
@@ -12,6 +12,10 @@ from mp_compat.migration import old_names
 # Anything named `tf` counts as TensorFlow: `from project.env import tf`, `self.tf`.
 _TENSORFLOW = re.compile(
     r"(?:.*\.)?(?:tf|tf1|tf_v1|tensorflow|tensorflow_core)(?:\._api\.v[12])?(?:\.compat\.v[12])*\.(.+)")
+
+Import = Union[cst.Import, cst.ImportFrom]
+
+_Node = TypeVar("_Node", bound=cst.CSTNode)
 
 
 class Place(NamedTuple):
@@ -51,7 +55,7 @@ class ParsedSource:
     self.parents = wrapper.resolve(metadata.ParentNodeProvider)
     self._calls_producing: Dict[cst.CSTNode, Set[cst.Call]] = {}
     self._attributes = [assigned.target for assigned in matchers.findall(
-        self.module, matchers.AssignTarget(target=matchers.Attribute()))]
+        self.module, matchers.AssignTarget(target=matchers.Attribute())) if isinstance(assigned, cst.AssignTarget)]
 
   def start(self, node: cst.CSTNode) -> int:
     return self._spans[node].start
@@ -100,7 +104,7 @@ class ParsedSource:
     return list(scope[name]) if scope else []
 
   def _binding_names(self, binding: Any, name: str, seen: Set[cst.CSTNode]) -> Set[str]:
-    node = getattr(binding, "node", None)
+    node: Any = getattr(binding, "node", None)
     if isinstance(node, (cst.Import, cst.ImportFrom)):
       return set(imported(node).get(name, ()))
     value = self._assigned_value(node)
@@ -111,7 +115,8 @@ class ParsedSource:
     parent = self.parents.get(target)
     if isinstance(parent, cst.AnnAssign) and parent.target is target:
       return parent.value
-    return self.parents[parent].value if isinstance(parent, cst.AssignTarget) else None
+    statement = self.parents[parent] if isinstance(parent, cst.AssignTarget) else None
+    return statement.value if isinstance(statement, cst.Assign) else None
 
   def replacements(self, node: cst.CSTNode) -> Set[str]:
     """Returns the names of this package that an expression refers to, or will after rewriting."""
@@ -157,7 +162,8 @@ class ParsedSource:
 
   def _effective_from(self, target: cst.BaseExpression) -> int:
     """Returns the offset where an assignment takes effect: after its statement, or at the head of a loop or `with`."""
-    return self.end(self.enclosing(target, cst.BaseSmallStatement) or target)
+    statement = self.enclosing(target, cst.BaseSmallStatement)  # type: ignore[type-abstract]  # for isinstance only
+    return self.end(statement or target)
 
   def _ancestors(self, node: Optional[cst.CSTNode]) -> Iterator[cst.CSTNode]:
     while node is not None:
@@ -179,7 +185,7 @@ class ParsedSource:
     return {replacement(name) or name for call in self.calls_producing(node)
             for name in self.full_names(call.func) or {self.text(call.func)}}
 
-  def enclosing(self, node: cst.CSTNode, *kinds: type) -> Optional[cst.CSTNode]:
+  def enclosing(self, node: cst.CSTNode, *kinds: Type[_Node]) -> Optional[_Node]:
     """Returns the innermost node of the given kinds that contains `node`, or is it; None if there is none."""
     return next((around for around in self._ancestors(node) if isinstance(around, kinds)), None)
 
@@ -191,17 +197,17 @@ def dotted(node: Optional[cst.CSTNode]) -> str:
   return node.value if isinstance(node, cst.Name) else ""
 
 
-def aliases(node: cst.CSTNode) -> Iterable[cst.ImportAlias]:
+def aliases(node: Import) -> Iterable[cst.ImportAlias]:
   """Returns the names in an import statement; () for `*`."""
   return () if isinstance(node.names, cst.ImportStar) else node.names
 
 
 def bound_as(alias: cst.ImportAlias) -> Optional[str]:
   """Returns the name that follows `as`; None without `as`."""
-  return alias.asname and dotted(alias.asname.name)
+  return dotted(alias.asname.name) if alias.asname else None
 
 
-def imported(node: cst.CSTNode) -> Dict[str, List[str]]:
+def imported(node: Import) -> Dict[str, List[str]]:
   """Returns the names that an import statement binds, each with its full names."""
   found: Dict[str, List[str]] = {}
   for alias in aliases(node):

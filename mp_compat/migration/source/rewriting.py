@@ -93,19 +93,21 @@ class Rewriter(cst.CSTVisitor):
 
   def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
     module = parsed_source.dotted(node.module)
-    if node.relative or module.startswith("mp_compat"):
+    if node.module is None or node.relative or module.startswith("mp_compat"):
       return False
     if isinstance(node.names, cst.ImportStar):
-      if replacement(module):
-        self._replace(node.module, replacement(module))
+      new_module = replacement(module)
+      if new_module:
+        self._replace(node.module, new_module)
       return False
     ours = {alias: replacement("{}.{}".format(module, parsed_source.dotted(alias.name))) for alias in node.names}
-    parents = {new and new.rpartition(".")[0] for new in ours.values()}
-    if len(parents) == 1 and any(parents):
+    renamed = {alias: new.rpartition(".") for alias, new in ours.items() if new}
+    parents = {parent for parent, _, _ in renamed.values()}
+    if len(renamed) == len(ours) and len(parents) == 1 and any(parents):
       self._replace(node.module, parents.pop())
-      for alias, new in ours.items():
-        self._rename(alias, new.rpartition(".")[2])
-    elif any(ours.values()):
+      for alias, (_, _, leaf) in renamed.items():
+        self._rename(alias, leaf)
+    elif renamed:
       self._split(node, ours)
     return False
 
