@@ -1,7 +1,7 @@
 """The part for OptimizerV2: `tf.keras.optimizers` up to TensorFlow 2.10, `.legacy` from 2.11 on."""
 
 import contextlib
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import keras_trackable
@@ -12,8 +12,37 @@ from mp_compat.core import gradients
 _CLIPPING = ("clipvalue", "clipnorm")
 
 
+class _InnerAttribute:
+  """A descriptor: reads and sets an attribute of the inner optimizer; None if that has none."""
+
+  def __set_name__(self, owner: type, name: str) -> None:
+    self._name = name
+
+  def __get__(self, instance: Any, owner: type) -> Any:
+    return self if instance is None else getattr(instance._optimizer, self._name, None)
+
+  def __set__(self, instance: Any, value: Any) -> None:
+    setattr(instance._optimizer, self._name, value)
+
+
 class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
   """Makes the wrapper an OptimizerV2."""
+
+  add_slot = _InnerAttribute()
+  add_weight = _InnerAttribute()
+  clipnorm = _InnerAttribute()
+  clipvalue = _InnerAttribute()
+  get_weights = _InnerAttribute()
+  global_clipnorm = _InnerAttribute()
+  iterations = _InnerAttribute()
+  learning_rate = _InnerAttribute()
+  set_weights = _InnerAttribute()
+  variables = _InnerAttribute()
+  weights = _InnerAttribute()
+  _aggregate_gradients = _InnerAttribute()
+  _distribution_strategy = _InnerAttribute()
+  _restore_slot_variable = _InnerAttribute()
+  _transform_unaggregated_gradients = _InnerAttribute()
 
   _own_attributes: FrozenSet[str] = frozenset()
 
@@ -143,24 +172,3 @@ class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
   def get_updates(self, loss: tf.Tensor, params: Any) -> List[tf.Operation]:
     """Returns the ops of one step, in graph mode: `[apply_gradients(get_gradients(loss, params))]`."""
     return [self.apply_gradients(zip(self.get_gradients(loss, params), tf.nest.flatten(params)))]
-
-
-def _method_of_inner(name: str) -> Callable[..., Any]:
-  def call(self: OptimizerV2Mixin, *args: Any, **kwargs: Any) -> Any:
-    return getattr(self._optimizer, name)(*args, **kwargs)
-  call.__name__, call.__doc__ = name, "The inner optimizer's `{}`.".format(name)
-  return call
-
-
-def _property_of_inner(name: str) -> property:
-  return property(lambda self: getattr(self._optimizer, name, None),
-                  lambda self, value: setattr(self._optimizer, name, value),
-                  doc="The inner optimizer's `{}`; None if it has none.".format(name))
-
-
-for _name in ("add_slot", "add_weight", "get_weights", "set_weights", "variables", "_aggregate_gradients",
-              "_transform_unaggregated_gradients", "_restore_slot_variable"):
-  setattr(OptimizerV2Mixin, _name, _method_of_inner(_name))
-for _name in ("iterations", "weights", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm",
-              "_distribution_strategy"):
-  setattr(OptimizerV2Mixin, _name, _property_of_inner(_name))

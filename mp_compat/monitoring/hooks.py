@@ -24,7 +24,7 @@ class LossScaleHook(tf.train.SessionRunHook):
   run, so a hook that waits for it (`tf.train.StopAtStepHook`) never stops the run.
 
   The hook counts only the Session runs that execute the train op, and ignores evaluations in the same Session. Each
-  counted run fetches two more numbers. The run that completes a stall also fetches which gradients are not finite.
+  counted run fetches three more numbers. The run that completes a stall also fetches which gradients are not finite.
   """
 
   def __init__(self,
@@ -83,29 +83,29 @@ class LossScaleHook(tf.train.SessionRunHook):
 
   def begin(self) -> None:
     self._steps = _StepCounter(self._optimizer)
-    outcome = self._steps.outcome
-    updates = self._make_counters(outcome) if self._counters_in_graph and outcome is not None else []
-    with tf.control_dependencies(([] if outcome is None else [outcome]) + updates):
+    counts = self._steps.counts
+    updates = self._make_counters(counts) if self._counters_in_graph and counts is not None else []
+    with tf.control_dependencies(([] if counts is None else [counts]) + updates):
       self._scale = tf.cast(self._optimizer.loss_scale(), tf.float32)
     self._report: Dict[str, reports.GradientReport] = {}
-    if outcome is not None:
-      self._status = tf.stack([tf.cast(outcome, tf.float32), self._scale])  # one fetch
+    if counts is not None:
+      self._status = tf.concat([tf.cast(counts, tf.float32), [self._scale]], axis=0)  # one fetch
       self._report = reports.nonfinite_gradients(self._optimizer)
     self._initial_scale = self._optimizer.loss_scale()
     self._writer = tf.summary.FileWriter(self._output_dir) if self._output_dir else None
 
-  def _make_counters(self, outcome: tf.Tensor) -> List[tf.Operation]:
+  def _make_counters(self, counts: tf.Tensor) -> List[tf.Operation]:
     with tf.init_scope(), tf.name_scope(None), tf.variable_scope("loss_scale_hook", reuse=tf.AUTO_REUSE):
       self._counters = [
           tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
           for name in ("attempted_steps", "skipped_steps")]
     attempted, skipped = self._counters
-    return [attempted.assign_add(tf.cast(tf.abs(outcome), tf.int64), read_value=False),
-            skipped.assign_add(tf.cast(outcome < 0, tf.int64), read_value=False)]
+    return [attempted.assign_add(tf.cast(counts[0], tf.int64), read_value=False),
+            skipped.assign_add(tf.cast(counts[1], tf.int64), read_value=False)]
 
   def after_create_session(self, session: tf.Session, coord: Any) -> None:
     del coord
-    if self._counters_in_graph and self._steps.outcome is not None:
+    if self._counters_in_graph and self._steps.counts is not None:
       self.attempted, self.skipped = [int(value) for value in session.run(self._counters)]
       self._logged = (self.attempted, self.skipped)
     self._steps.start(session)
@@ -113,7 +113,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._write()
 
   def before_run(self, run_context: Any) -> Any:
-    if self._steps.outcome is None or not self._steps.are_run_by(run_context):
+    if self._steps.counts is None or not self._steps.are_run_by(run_context):
       return None
     fetches = {"status": self._status}
     if self._is_stalled(more_skips=1) and not self._warned:
@@ -123,8 +123,8 @@ class LossScaleHook(tf.train.SessionRunHook):
   def after_run(self, run_context: Any, run_values: Any) -> None:
     results = run_values.results or {}
     if "status" in results:
-      outcome, scale = results["status"].tolist()
-      attempted, skipped = int(outcome != 0), int(outcome < 0)
+      attempted, skipped, scale = results["status"].tolist()
+      attempted, skipped = int(attempted), int(skipped)
     elif self._steps.counters is not None:
       attempted, skipped = self._steps.since_last_run(run_context.session)
       scale = float(run_context.session.run(self._scale)) if attempted else 0.
@@ -198,7 +198,7 @@ class LossScaleHook(tf.train.SessionRunHook):
                     "\n  ".join(lines) or self._without_report()))
 
   def _without_report(self) -> str:
-    if self._steps.outcome is None:
+    if self._steps.counts is None:
       return "unknown, because the train op is inside a loop or a function"
     return "none; the loss scale itself decided to skip"
 
@@ -247,13 +247,13 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     self._steps.start(session)
 
   def before_run(self, run_context: Any) -> Any:
-    if self._steps.outcome is None or not self._steps.are_run_by(run_context):
+    if self._steps.counts is None or not self._steps.are_run_by(run_context):
       return None
-    return tf.train.SessionRunArgs(self._steps.outcome)
+    return tf.train.SessionRunArgs(self._steps.counts)
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
     if run_values.results is not None:
-      self._left -= abs(int(run_values.results))
+      self._left -= int(run_values.results[0])
     elif self._steps.counters is not None:
       self._left -= self._steps.since_last_run(run_context.session)[0]
     if self._left <= 0:
@@ -263,7 +263,7 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
 class _StepCounter:
   """Counts the steps that Session runs execute with an optimizer's train op.
 
-  The outcome of a step is read from the train op. Inside a loop or a function that is not possible; then the
+  The counts of a step are read from the train op. Inside a loop or a function that is not possible; then the
   optimizer's counters (`add_summaries=True`), if it has them, are read after each run.
   """
 
@@ -271,9 +271,9 @@ class _StepCounter:
     step = reports.last_step(optimizer)
     train_op: tf.Operation = step.train_op
     self.train_op = train_op
-    self.outcome = reports.outcome(step) if reports.is_readable(step) else None
-    self.counters = step.counters if self.outcome is None else None
-    self.countable = self.outcome is not None or self.counters is not None
+    self.counts = reports.counts(step) if reports.is_readable(step) else None
+    self.counters = step.counters if self.counts is None else None
+    self.countable = self.counts is not None or self.counters is not None
     if not self.countable:
       logging.warning("The train op %s is inside a loop or a function, where hooks cannot count its steps. Make the "
                       "optimizer with add_summaries=True, which counts them in local variables.", train_op.name)

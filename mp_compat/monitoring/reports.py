@@ -55,15 +55,17 @@ def last_step(optimizer: Any) -> Step:
   return step
 
 
-def outcome(step: Step) -> tf.Tensor:
-  """Returns an int32 scalar tensor: 1 if the step was applied, -1 if it was skipped, 0 if its branch was not executed.
+def counts(step: Step) -> tf.Tensor:
+  """Returns how many steps were attempted and skipped, an int32 tensor of shape [2].
+
+  It is [1, 0] if the step was applied, [1, 1] if it was skipped, and [0, 0] if its branch was not executed.
 
   Args:
     step: a step for which `is_readable` holds.
   """
   with control_flow.context_of(step.train_op), tf.control_dependencies([step.train_op]):
-    applied_or_skipped = tf.where_v2(step.applied, 1, -1)
-  return control_flow.merge_out_of_branches(applied_or_skipped, 0)
+    attempted_and_skipped = tf.where_v2(step.applied, [1, 0], [1, 1])
+  return control_flow.merge_out_of_branches(attempted_and_skipped, 0)
 
 
 def is_readable(step: Step) -> bool:

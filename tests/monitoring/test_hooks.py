@@ -142,7 +142,7 @@ def test_report_is_fetched_only_in_stalling_step(make_training):
     def before_run(self, run_context):
       args = super().before_run(run_context)
       fetched.append(sorted(args.fetches))
-      assert args.fetches["status"].shape == [2]
+      assert args.fetches["status"].shape == [3]
       return args
 
   with pytest.raises(mp_compat.LossScaleStalledError):
