@@ -154,6 +154,13 @@ def package(session):
 
 
 @nox.session(python=TENSORFLOW[NEWEST][0])
+def docs(session):
+  """Builds the documentation in site/; warnings, such as broken links, are errors."""
+  session.install("mkdocs-material==9.8.1", "mkdocstrings-python==2.0.11", "ruff==0.17.6")
+  session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session(python=TENSORFLOW[NEWEST][0])
 def types(session):
   """Checks types with mypy and pyright (mypy.ini, pyrightconfig.json), without TensorFlow: all of it is Any."""
   session.install("mypy==2.4.1", "pyright[nodejs]==1.1.414", "absl-py==2.5.1", "libcst==1.9.0", "numpy==2.4.6",

@@ -19,7 +19,7 @@ PAGES = ["README.md", "docs/checkpoints.md", "docs/choosing.md", "docs/distribut
 DOCUMENTS = ["README.md"] + sorted("docs/" + os.path.basename(path)
                                    for path in glob.glob(os.path.join(testing.ROOT, "docs", "*.md")))
 
-LINK = re.compile(r"\[[^][]*\]\(([^()\s]*)\)")  # no pictures
+LINK = re.compile(r"\[[^][]*\]\(([^()\s]*)\)")  # and pictures
 PATH = re.compile(r"(?<![\w./*-])(?:docs/[\w-]+\.md|(?:mp_compat|scripts|tests)/[\w./*-]+)")
 
 
@@ -77,9 +77,14 @@ def test_readme_has_at_most_150_lines():
   assert len(read("README.md").splitlines()) <= 150
 
 
+def test_navigation_of_the_site_has_every_page():
+  assert sorted(re.findall(r"^ +- (\S+\.md)$", read("mkdocs.yml"), re.M)) == sorted(
+      os.path.basename(document) for document in DOCUMENTS if document.startswith("docs/"))
+
+
 def test_index_links_to_every_page():
   pages = {target for target, _ in linked_targets("docs/index.md")}
-  assert set(DOCUMENTS) - {"docs/index.md"} <= pages
+  assert {document for document in DOCUMENTS if document.startswith("docs/")} - {"docs/index.md"} <= pages
 
 
 @pytest.mark.parametrize("name", mp_compat.__all__)

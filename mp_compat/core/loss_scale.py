@@ -218,7 +218,7 @@ class _RuleParameter:
 
 
 class DynamicLossScale(FiniteLossScale):
-  """A dynamic loss scale: grows after a number of finite steps, backs off on overflow (`mp_compat.update_rule`).
+  """A dynamic loss scale: grows after a number of finite steps, backs off on overflow (`mp_compat.core.update_rule`).
 
       increment_period finite steps in a row     scale *= multiplier
       overflow_tolerance overflows               scale /= backoff
@@ -244,11 +244,12 @@ class DynamicLossScale(FiniteLossScale):
     Args:
       initial_loss_scale: the first scale, from `min_loss_scale` to `max_loss_scale`. Prefer a high value: the scale
         falls faster than it rises.
-      increment_period: the growth interval, a number of finite steps in a row; from 1 to 2**63 - 1.
+      increment_period: the growth interval (`growth_interval` in torch.amp), a number of finite steps in a row; from 1
+        to 2**63 - 1.
       multiplier: the growth factor, above 1. The scale does not change if the product is above `max_loss_scale`.
-      backoff: the divisor on overflow, above 1. None means `multiplier`.
-      overflow_tolerance: the number of overflows before a backoff, from 1 to 2**63 - 1; counted since the last growth
-        or backoff was due. Every step that overflows is skipped.
+      backoff: the divisor on overflow, above 1: 2 is torch.amp's `backoff_factor=0.5`. None means `multiplier`.
+      overflow_tolerance: the hysteresis of Megatron-LM and DeepSpeed: the number of overflows before a backoff, from 1
+        to 2**63 - 1; counted since the last growth or backoff was due. Every step that overflows is skipped.
       min_loss_scale: the lower bound of backoff; above 0, may be below 1.
       max_loss_scale: the upper bound of growth; at most 2**126, above which TensorFlow flushes `1 / scale` to 0, and
         gradients vanish. A larger restored scale is lowered to it when it would grow.
