@@ -389,7 +389,8 @@ def _check_inner(opt: Any) -> None:
                      "mp_compat.keras.LossScaleOptimizer instead.".format(type(opt)))
   if not isinstance(opt, tf.train.Optimizer):
     raise ValueError("\"opt\" must be an instance of Optimizer, but got: {}. Pass an instance of a "
-                     "tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer().".format(type(opt)))
+                     "tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer().".format(
+                         opt if isinstance(opt, type) else type(opt)))
   for layer in optimizers.wrapper_chain(opt):
     if (isinstance(layer, (MixedPrecisionLossScaleOptimizer,) + native.LOSS_SCALE_OPTIMIZERS)
         or type(layer).__name__ == "LossScaleOptimizer"):

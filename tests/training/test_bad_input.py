@@ -145,6 +145,7 @@ rows(
     (lambda t: wrapped(.5), ValueError, "at least 1.*0.5"),
     (lambda t: wrapped("dynamic", "sgd"), ValueError, "must be an instance of Optimizer, but got: .*str"),
     (lambda t: wrapped("dynamic", sgd), ValueError, "must be an instance of Optimizer, but got: .*function"),
+    (lambda t: wrapped("dynamic", tf.train.AdamOptimizer), ValueError, "but got: .*AdamOptimizer.*Pass an instance"),
     (lambda t: wrapped("dynamic", keras_sgd()), ValueError, "Keras optimizer; wrap it in mp_compat.keras"),
     (lambda t: wrapped("dynamic", t.opt), ValueError, "must not scale the loss itself.*Pass its inner optimizer"),
     (lambda t: wrapped(8., tf.train.SyncReplicasOptimizer(sgd(), 1, 1)), ValueError, "Wrap in the other order: Sync"),
