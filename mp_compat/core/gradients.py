@@ -10,12 +10,14 @@ from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
+from mp_compat.core import dialects
 
 Gradient = Optional[Union[tf.Tensor, tf.IndexedSlices]]
 GradAndVar = Tuple[Gradient, tf.Variable]
 Loss = Union[tf.Tensor, Callable[[], tf.Tensor]]
 
 _DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64)
+_READS = ("Cast", "Enter", "Identity", "Placeholder", "ReadVariableOp", "Switch")  # between a variable and a product
 
 
 def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
@@ -40,6 +42,21 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
     raise ValueError("Invalid type {!r} for {}, expected: {}. Only a loss of floating dtype can be scaled; cast it, "
                      "for example with tf.cast(loss, tf.float32).".format(dtype, loss, list(_DTYPES)))
   return loss * tf.cast(scale, dtype)
+
+
+def is_scaled(loss: Loss) -> bool:
+  """Returns whether a loss is the product of a tensor and a dynamic loss scale, of any class; for a warning only.
+
+  A loss scale is recognized by the name of its variable, in graphs. A fixed scale is not recognized.
+  """
+  if callable(loss) or not hasattr(loss, "graph") or loss.op.type != "Mul":
+    return False
+  for factor in loss.op.inputs:
+    while factor.op.type in _READS and control_flow.tensor_inputs(factor):
+      factor = control_flow.tensor_inputs(factor)[0]
+    if factor.op.type in ("VarHandleOp", "VariableV2") and dialects.is_state(factor.op.name):
+      return True
+  return False
 
 
 def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:

@@ -189,6 +189,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       raise RuntimeError("`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
                          "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss))
     distribute.check_supported()
+    if gradients.is_scaled(loss):
+      logging.warning(
+          "The loss passed to %s is scaled already: it is the product of a loss and a loss scale. If another optimizer "
+          "that scales the loss wraps this one, remove one of the two. If scale_loss() was called, call "
+          "tf.gradients() and unscale_gradients() instead of compute_gradients().", self.get_name())
     scale = self._scale()
     options = dict(var_list=var_list, gate_gradients=gate_gradients, aggregation_method=aggregation_method,
                    colocate_gradients_with_ops=colocate_gradients_with_ops, grad_loss=grad_loss)

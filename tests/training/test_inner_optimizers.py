@@ -198,3 +198,41 @@ def test_clipping_inner_optimizer_logs_a_warning(monkeypatch):
   inner._dp_sum_query = object()
   mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.)
   assert len(lines) == 1 and "before they are unscaled" in lines[0]
+
+
+def scaled_by_tensorflow_class(training, inner):
+  testing.native.MixedPrecisionLossScaleOptimizer(inner, "dynamic").minimize(training.loss, training.global_step)
+
+
+def scaled_by_scale_loss(training, inner):
+  inner.compute_gradients(inner.scale_loss(training.loss))
+
+
+def scaled_by_contrib(training, inner):
+  from tensorflow.contrib import mixed_precision as contrib
+  manager = contrib.ExponentialUpdateLossScaleManager(8., 10)
+  contrib.LossScaleOptimizer(inner, manager).compute_gradients(training.loss)
+
+
+def scaled_in_a_branch(training, inner):
+  tf.cond(training.x[0] > 0, lambda: scaled_by_scale_loss(training, inner) or 1, lambda: 0)
+
+
+def scaled_by_a_variable(training, inner):
+  inner.minimize(training.loss * tf.get_variable("weight", [], initializer=tf.ones_initializer()))
+
+
+def not_scaled(training, inner):
+  inner.minimize(training.loss, training.global_step)
+
+
+@pytest.mark.parametrize("train, warns", [
+    (scaled_by_tensorflow_class, True), (scaled_by_scale_loss, True), (scaled_in_a_branch, True),
+    (scaled_by_a_variable, False), (not_scaled, False),
+    pytest.param(scaled_by_contrib, True, marks=pytest.mark.skipif(
+        tf.__version__ >= "2", reason="tf.contrib exists only in TensorFlow 1.15")),
+])
+def test_loss_that_is_scaled_already_warns(train, warns, caplog):
+  with caplog.at_level("WARNING", "absl"):
+    train(Training(), Optimizer(sgd(), "dynamic"))
+  assert ("is scaled already" in caplog.text) == warns
