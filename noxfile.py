@@ -1,7 +1,7 @@
-"""The environments of this project and what runs in each: tests on every TensorFlow, the demo, clients, the linter.
+"""The nox sessions of this project: tests on every TensorFlow, programs, clients, checks, documentation, packaging.
 
-`scripts/nox` installs nox and runs it: alone, the tests on every TensorFlow; `-s tests-2.4` on one. What stands after
-`--` goes to pytest, to the program or to ruff.
+`scripts/nox` installs nox and runs it: without arguments, the tests on every TensorFlow; with `-s tests-2.4`, on one.
+Arguments after `--` are passed to pytest, to the program or to ruff.
 """
 
 import glob
@@ -79,8 +79,8 @@ def horovod(session):
     session.run("python", "scripts/train_horovod.py", *arguments)
 
 
-# Unmodified third-party programs: the Python version, TensorFlow and other imports that they need. The last list is
-# installed without dependencies, which pip can no longer resolve.
+# Unmodified third-party programs: the Python version, and the packages that they need. The packages of the last list
+# are installed without their dependencies, which pip can no longer resolve.
 CLIENTS = {
     "deepmd": ("3.11", ["deepmd-kit[cpu]==3.2.0"], []),
     "finetune": ("3.10", [
@@ -148,7 +148,7 @@ def package(session):
       session.run(os.path.join(environment, "bin", "mp_compat"), "--version", external=True)
       session.run(command, "-c", "import mp_compat; assert 'LossScale' in dir(mp_compat)", external=True)
       session.run(command, "-m", "mp_compat", "migrate", "--check", environment + "/bin", external=True)
-  with session.chdir(session.create_tmp()):  # The sdist has what its README's commands need.
+  with session.chdir(session.create_tmp()):  # The sdist must contain the files that the commands of its README need.
     session.run("tar", "xzf", sdist, "--strip-components=1", external=True)
     session.run("bash", "scripts/nox", "--list", external=True)
 
@@ -162,7 +162,7 @@ def docs(session):
 
 @nox.session(python=TENSORFLOW[NEWEST][0])
 def types(session):
-  """Checks types with mypy and pyright (mypy.ini, pyrightconfig.json), without TensorFlow: all of it is Any."""
+  """Checks types with mypy and pyright (mypy.ini, pyrightconfig.json), without TensorFlow, whose names are Any."""
   session.install("mypy==2.4.1", "pyright[nodejs]==1.1.414", "absl-py==2.5.1", "libcst==1.9.0", "numpy==2.4.6",
                   "hypothesis", "pytest")
   session.run("mypy")
@@ -172,7 +172,7 @@ def types(session):
 
 @nox.session(python=TENSORFLOW[NEWEST][0])
 def coverage(session):
-  """Adds up what `--cov` wrote in several runs of the tests, and names the lines that none of them ran."""
+  """Combines the coverage of several runs of the tests (`--cov`); fails and lists lines and branches that none ran."""
   session.install("coverage")
   session.run("coverage", "combine", "--keep", *session.posargs)
   session.run("coverage", "report", "--fail-under=100")

@@ -1,4 +1,4 @@
-# The public names and where they are from: for type checkers, for editors, and for __init__.py.
+# The public names and the modules that define them, for type checkers and editors. __init__.py lists the same names.
 
 from mp_compat import checkpoints as checkpoints
 from mp_compat import contrib as contrib

@@ -38,11 +38,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   _add_migrate(commands)
   _add_plot(commands)
   _add_run(commands)
-  words = list(sys.argv[1:] if argv is None else argv)
+  args = list(sys.argv[1:] if argv is None else argv)
   program = []
-  if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
-    words, program = words[:1], words[1:]  # All that follows belongs to the program, options included.
-  arguments = parser.parse_args(words)
+  if args[:1] == ["run"] and args[1:2] not in (["-h"], ["--help"]):
+    args, program = args[:1], args[1:]  # All further arguments belong to the program, options included.
+  arguments = parser.parse_args(args)
   arguments.program = program
   try:
     if arguments.command != "migrate":
@@ -96,11 +96,11 @@ def _convert(arguments: argparse.Namespace) -> int:
   return 0
 
 
-def _print_inspection(found: Any) -> None:
-  """Prints an Inspection."""
-  print("{}: {}".format(found.path, found.dialect))
-  for name, (dtype, shape) in found.variables.items():
-    value = " = {}".format(found.state[name]) if name in found.state else ""
+def _print_inspection(inspection: Any) -> None:
+  """Prints the variables of a checkpoint, with the values of the loss scale's state."""
+  print("{}: {}".format(inspection.path, inspection.dialect))
+  for name, (dtype, shape) in inspection.variables.items():
+    value = " = {}".format(inspection.state[name]) if name in inspection.state else ""
     print("  {:<50} {:<8} {}{}".format(name, dtype.name, list(shape), value))
 
 
@@ -200,13 +200,14 @@ def _run(arguments: argparse.Namespace) -> int:
   except (ImportError, OSError) as error:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any(frame.f_globals is not vars(runpy) for frame in frames[1:]):
-      raise  # The program had started and raised it.
+      raise  # The program itself raised it.
     return _fail("run", ValueError("expected a script, a directory or zip file with __main__.py, or -m and a module, "
                                    "but got {}: {}".format(" ".join(program[:2 if program[0] == "-m" else 1]), error)))
   return 0
 
 
 def _fail(command: str, error: Exception) -> int:
+  """Prints an error in one line on stderr; returns the exit code 2."""
   print("mp_compat {}: {}".format(command, " ".join(str(error).split())), file=sys.stderr)
   return 2
 

@@ -39,9 +39,12 @@ def default_reducer(optimizer: tf.train.Optimizer,
                     grads: Iterable[gradients.Gradient]) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
   """Returns `all_ranks_finite` if the finite check of these gradients may differ between ranks, else None.
 
-  It may differ in two cases. The inner optimizer is one of Horovod that does not reduce gradients when it computes them
-  (Adasum, `backward_passes_per_step` above 1). Or Horovod reduced the gradients after `compute_gradients` returned
-  them, as a `hvd.DistributedOptimizer` around the loss scaling does: the check also covers what each rank computed.
+  The check may differ in two cases:
+
+  - The inner optimizer is one of Horovod's that does not reduce gradients when it computes them (Adasum,
+    `backward_passes_per_step` above 1).
+  - Horovod reduced the gradients after `compute_gradients` returned them, as a `hvd.DistributedOptimizer` around the
+    loss scaling does. The check also covers the gradients that each rank computed.
 
   Args:
     optimizer: the inner optimizer.
@@ -52,8 +55,8 @@ def default_reducer(optimizer: tf.train.Optimizer,
   unreduced = aggregates_passes(optimizer) or any(
       "Adasum" in type(layer).__name__ for layer in optimizers.wrapper_chain(optimizer))
   # Searches back from the gradients for the nearest computed gradients, or Horovod ops that reduced them.
-  sources = gradients.nearest_ancestors(gradients.values_of(grads), lambda tensor: gradients.is_computed(tensor)
-                                      or control_flow.contains_op(tensor.op, "Horovod"))
+  sources = gradients.nearest_ancestors(gradients.values_of(grads), lambda tensor: (
+      gradients.is_computed(tensor) or control_flow.contains_op(tensor.op, "Horovod")))
   if unreduced or any(not gradients.is_computed(tensor) for tensor in sources):
     return all_ranks_finite
   return None

@@ -1,23 +1,29 @@
-"""Measures what loss scaling costs, in one process, side by side.
+"""Measures the cost of loss scaling: compares its variants in one process.
 
     scripts/benchmark            # every workload; about half an hour on two cores
     scripts/benchmark --quick    # three of them, in two minutes
 
-For each workload and optimizer, each variant has its own graph and Session, and they take turns, step by step:
+For each workload and optimizer, each variant has its own graph and Session. The variants take turns after every step:
 
     plain             the optimizer alone
-    barrier           a conditional whose predicate only waits for all unscaled gradients: the least that a check costs
-    looking           the optimizer alone, and beside it the finite check of every gradient
-    tensorflow        TensorFlow's class with its dynamic scale; `contrib`, contrib's class, where there is one
+    barrier           a conditional whose predicate only waits for all unscaled gradients: the minimum cost of a check
+    looking           the optimizer alone, and the finite check of every gradient, for which nothing waits
+    tensorflow        TensorFlow's class with its dynamic scale
+    contrib           contrib's class with its exponential manager (TensorFlow 1.15)
     dynamic, fixed    mp_compat with a dynamic and a fixed scale
     bare              mp_compat with a fixed scale and skip_nonfinite=False: no check, no conditional
 
-Prints medians of the time of a step, with quartiles; the overhead, the median of the differences to `plain` in the same
-round, as a ratio to that of TensorFlow's class and to that of the barrier; ops as built, in the graph and its
-functions, and as run, after TensorFlow has pruned, lowered and optimized them; the time to build the graph, from the
-loss on; and the time of the first step. `--memory` adds how far the resident memory of a separate process grows in its
-first steps. Gradients are read from variables, except in the workloads model-..., which train a model. Writes
-benchmark.json and benchmark.png to --output.
+Prints for each variant:
+
+    ms, quartiles           the median and the quartiles of the time of a step
+    overhead                the median of the differences to `plain` in the same round, in ms
+    /tensorflow, /barrier   the ratios of the overhead to those of TensorFlow's class and of the barrier
+    built, run              the number of ops in the graph and its functions, and after TensorFlow's optimizations
+    build, first            the time to build the graph after the loss, and the time of the first step
+    memory                  with --memory: the growth of the resident memory of a separate process in its first steps
+
+Gradients are read from variables, except in the workloads model-..., which train a model. Writes benchmark.json and
+benchmark.png to --output.
 """
 
 import argparse
@@ -144,8 +150,8 @@ class Looking:
   def minimize(self, loss, var_list):
     pairs = self._opt.compute_gradients(loss, var_list=var_list)
     seen = tf.get_variable("seen", initializer=False)
-    looked = seen.assign(finite_check.all_finite(gradients.values_of([grad for grad, _ in pairs])))
-    return tf.group(self._opt.apply_gradients(pairs), looked)
+    recorded = seen.assign(finite_check.all_finite(gradients.values_of([grad for grad, _ in pairs])))
+    return tf.group(self._opt.apply_gradients(pairs), recorded)
 
 
 def variants():
@@ -180,7 +186,7 @@ class Built:
         train_op = variants()[variant](OPTIMIZERS[optimizer](extend)).minimize(loss, var_list=variables)
         self.build_seconds = time.perf_counter() - began
       definition = graph.as_graph_def()
-      self.ops = len(definition.node) + sum(len(one.node_def) for one in definition.library.function)
+      self.ops = len(definition.node) + sum(len(function.node_def) for function in definition.library.function)
       session = tf.Session(config=tf.ConfigProto(
           intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads))
       session.run(tf.global_variables_initializer())
@@ -201,14 +207,14 @@ def memory(entry):
 
 
 def processor():
-  """Returns the processor's model name, or its architecture where the system does not say."""
+  """Returns the model name of the processor; its architecture if the system does not have the name."""
   with open("/proc/cpuinfo") as cpuinfo:
     names = [line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")]
   return names[0] if names else platform.machine()
 
 
 def growth(workload, optimizer, variant, threads):
-  """Returns by how many MB the memory of a separate process grows in its first steps; None if the process fails."""
+  """Returns the growth, in MB, of the memory of a separate process in its first steps; None if the process fails."""
   done = subprocess.run(
       [sys.executable, __file__, "--threads", str(threads), "--grow", workload, optimizer, variant],
       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
@@ -226,21 +232,21 @@ def measure(workload, optimizer, rounds, seconds, threads, with_memory):
   times = {variant: [] for variant in built}
   end = time.perf_counter() + seconds
   for turn in tqdm.trange(rounds + 3, desc="{} {}".format(workload, optimizer), disable=None, leave=False):
-    for variant, one in built.items():
+    for variant, program in built.items():
       began = time.perf_counter()
-      one.step()
+      program.step()
       if turn >= 3:
         times[variant].append(time.perf_counter() - began)
     if time.perf_counter() > end and turn > 10:
       break
   rows = collections.OrderedDict()
-  for variant, one in built.items():
-    extra = [1e3 * (mine - plain) for mine, plain in zip(times[variant], times["plain"])]
+  for variant, program in built.items():
+    extra = [1e3 * (seconds_here - plain) for seconds_here, plain in zip(times[variant], times["plain"])]
     low, middle, high = (1e3 * np.percentile(times[variant], [25, 50, 75])).tolist()
     rows[variant] = dict(
-        milliseconds=middle, quartiles=[low, high], overhead=statistics.median(extra), ops=one.ops,
-        ops_run=one.ops_run,
-        build_seconds=one.build_seconds, first_seconds=one.first_seconds, rounds=len(extra),
+        milliseconds=middle, quartiles=[low, high], overhead=statistics.median(extra), ops=program.ops,
+        ops_run=program.ops_run,
+        build_seconds=program.build_seconds, first_seconds=program.first_seconds, rounds=len(extra),
         memory=growth(workload, optimizer, variant, threads) if with_memory else None)
   for row in rows.values():
     for other in ("tensorflow", "barrier"):

@@ -27,8 +27,9 @@ def add_arguments(parser):
   parser.add_argument("--control_flow", type=int, choices=[1, 2], default=1,
                       help="conditionals as Switch and Merge (1) or as functions (2); default: %(default)s")
   parser.add_argument("--record", metavar="DIR", help="where to write the variables after every step, as .npz")
-  parser.add_argument("--timeout", type=float, default=240., help="seconds until all is ended; default: %(default)s")
-  parser.add_argument("--task", type=int, help="run as this one of the processes, and start none")
+  parser.add_argument("--timeout", type=float, default=240.,
+                      help="seconds until all processes are ended; default: %(default)s")
+  parser.add_argument("--task", type=int, help="the index of this process; by default, starts all processes")
 
 
 class Digits:
@@ -87,11 +88,11 @@ class Record:
   def tell(self, attempt, values):
     """Prints one line."""
     digest = zlib.crc32(b"".join(np.asarray(values[name]).tobytes() for name in sorted(values)))
-    told = [("attempt", attempt), ("global_step", values["global_step"]),
-            ("loss_scale", "{:g}".format(values["current_loss_scale"])), ("good_steps", values["good_steps"]),
-            ("variables", "{:08x}".format(digest))]
+    fields = [("attempt", attempt), ("global_step", values["global_step"]),
+              ("loss_scale", "{:g}".format(values["current_loss_scale"])), ("good_steps", values["good_steps"]),
+              ("variables", "{:08x}".format(digest))]
     # A single write for the line, since processes share the terminal.
-    sys.stdout.write(" ".join([self._name] + ["{}={}".format(*pair) for pair in told]) + "\n")
+    sys.stdout.write(" ".join([self._name] + ["{}={}".format(*pair) for pair in fields]) + "\n")
     sys.stdout.flush()
 
   def save(self):
@@ -101,7 +102,7 @@ class Record:
 
 
 def leave():
-  """Exits with status 0 without shutting Python down, since threads of servers and queue runners may still write."""
+  """Exits with status 0 without shutting down Python, because threads of servers and queue runners may still write."""
   sys.stdout.flush()
   os._exit(0)
 
@@ -110,9 +111,9 @@ def free_addresses(count):
   """Returns `count` loopback addresses with ports that were free when they were tried."""
   with contextlib.ExitStack() as stack:
     sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-    for each in sockets:
-      each.bind(("127.0.0.1", 0))
-    return ["127.0.0.1:{}".format(each.getsockname()[1]) for each in sockets]
+    for bound in sockets:
+      bound.bind(("127.0.0.1", 0))
+    return ["127.0.0.1:{}".format(bound.getsockname()[1]) for bound in sockets]
 
 
 class Processes:
@@ -126,13 +127,13 @@ class Processes:
     return self
 
   def __exit__(self, *exc):
-    for end, patience in [(signal.SIGTERM, 5.), (signal.SIGKILL, None)]:  # mpirun ends its ranks on SIGTERM
+    for end_signal, timeout in [(signal.SIGTERM, 5.), (signal.SIGKILL, None)]:  # mpirun ends its ranks on SIGTERM
       for process, _ in self._running:
         with contextlib.suppress(ProcessLookupError):
-          os.killpg(process.pid, end)
+          os.killpg(process.pid, end_signal)
       for process, _ in self._running:
         with contextlib.suppress(subprocess.TimeoutExpired):
-          process.wait(patience)
+          process.wait(timeout)
     for _, listener in self._running:
       listener.join()
 

@@ -1,10 +1,10 @@
-"""Checks the tests: each mutant is a defect put into the package, which some test must fail by.
+"""Checks the tests by mutation: puts one defect (a mutant) at a time into the package, for which a test must fail.
 
-    python scripts/mutants.py                  all of them, on the TensorFlow that is installed
-    python scripts/mutants.py optimizer -v     those of one module, with what the tests say
+    python scripts/mutants.py                          all mutants, on the installed TensorFlow
+    python scripts/mutants.py training/optimizer -v    the mutants of one module, with the output of the tests
 
 A mutant replaces one piece of a module's text. It is killed if one of that module's tests (`TESTS`) fails. The exit
-status is 1 if one survives, or if the tests fail without any.
+status is 1 if a mutant survives, or if the tests fail without a mutant.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import tqdm
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# The tests of each module, those that fail fastest first.
+# The tests of each module. The tests that fail fastest are first.
 TESTS = {
     "core/update_rule": [
         "core/update_rule", "core/automaton"],
@@ -72,10 +72,10 @@ MUTANTS = [
     ("core/gradients", "if _tensor_key(tensor) not in passed and", "if"),
     ("core/gradients", "and control_flow.is_readable(tensor)]", "]"),
     ("core/gradients", "tf.where_v2(finite, 0., float(\"nan\"))", "tf.where_v2(finite, 0., 0.)"),
-    ("core/gradients", "ahead.extend(control_flow.tensor_inputs(tensor))",
-     "ahead.extend(control_flow.tensor_inputs(tensor)[:1])"),
-    ("core/gradients", "found.append(tensor)\n    else:\n      ahead",
-     "found.append(tensor)\n    if True:\n      ahead"),
+    ("core/gradients", "pending.extend(control_flow.tensor_inputs(tensor))",
+     "pending.extend(control_flow.tensor_inputs(tensor)[:1])"),
+    ("core/gradients", "found.append(tensor)\n    else:\n      pending",
+     "found.append(tensor)\n    if True:\n      pending"),
     ("core/gradients", "grad.indices, grad.dense_shape)", "grad.indices, None)"),
     ("core/gradients", "norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)", "pass"),
     ("core/gradients", "if any(value.dtype == tf.float64 for value in values) else tf.float32",
@@ -83,8 +83,8 @@ MUTANTS = [
     ("core/gradients", "if dtype not in _DTYPES:", "if False:"),
     ("core/finite_check", "lambda: tf.constant(True), lambda: _exact(stacked)",
      "lambda: sums_finite, lambda: sums_finite"),
-    ("core/finite_check", "tf.is_finite(tf.stack([_sum(one) for one in stacked]))",
-     "tf.is_finite(tf.stack([_sum(one) for one in stacked[:1]]))"),
+    ("core/finite_check", "tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked]))",
+     "tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked[:1]]))"),
     ("core/finite_check", "return tensor.dtype, tuple(tensor.shape.as_list()), tensor.device",
      "return tuple(tensor.shape.as_list()), tensor.device"),
     ("core/finite_check", "_SMALL = 2 ** 16", "_SMALL = 2 ** 20"),
@@ -107,8 +107,9 @@ MUTANTS = [
     ("core/loss_scale", "not 1 <= value", "not 0 <= value"),
     ("core/loss_scale", "if floor > self._initial_loss_scale", "if floor >= self._initial_loss_scale"),
     ("core/loss_scale", "ceiling < self._initial_loss_scale", "ceiling <= self._initial_loss_scale"),
-    ("core/conditional_apply", "[scope, current[len(around):].strip(\"/\")]", "[current[len(around):].strip(\"/\")]"),
-    ("core/conditional_apply", "apply_scopes.append(own_scope)", "pass"),
+    ("core/conditional_apply", "[scope, current[len(apply_scope):].strip(\"/\")]",
+     "[current[len(apply_scope):].strip(\"/\")]"),
+    ("core/conditional_apply", "apply_scopes.append(apply_scope)", "pass"),
     ("core/conditional_apply", "control_flow.copy_out_of_branches(creator_kwargs[\"initial_value\"])",
      "creator_kwargs[\"initial_value\"]"),
     ("core/conditional_apply", "summaries[existing:] = [", "_ = ["),
@@ -169,10 +170,10 @@ def fails(module, old, new, verbose):
 def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("modules", nargs="*", help="modules whose mutants to run; default: all", metavar="module")
-  parser.add_argument("-v", "--verbose", action="store_true", help="print what the tests say")
+  parser.add_argument("-v", "--verbose", action="store_true", help="print the output of the tests")
   arguments = parser.parse_args()
   modules = arguments.modules or list(TESTS)
-  # For each module a mutant without a change: its tests must pass.
+  # For each module, first a mutant that changes nothing: its tests must pass.
   healthy = [(module, "from typing import", "from typing import") for module in modules]
   mutants = healthy + [mutant for mutant in MUTANTS if mutant[0] in modules]
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

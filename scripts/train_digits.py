@@ -1,27 +1,27 @@
-"""Trains one network three times: in float32, in float16 as it is, and in float16 with mp_compat.
+"""Trains one network three times: in float32, in float16 without loss scaling, and in float16 with mp_compat.
 
-The task is dense, as in segmentation: from a noisy 8x8 digit of scikit-learn's data to ten masks of 64x64 pixels, the
-c-th of which marks the ink if the digit is a c. The loss is the mean over batch, pixels and classes, 2621440 numbers.
-Hence no gradient of a logit exceeds 2**-21, those of the background begin at 2**-26, and float16 ends at 2**-24. The
-layers next to the loss begin with small weights and a bias that expects ink to be rare, as RetinaNet's do
-(arXiv:1708.02002), so that what goes back to the layers behind them is smaller still.
+The task is dense, as in segmentation. The input is a noisy 8x8 digit of scikit-learn's data. The output is ten masks of
+64x64 pixels; mask c marks the ink if the digit is a c. The loss is the mean over batch, pixels and classes, 2621440
+numbers. Therefore no gradient of a logit exceeds 2**-21, those of the background begin at 2**-26, and the smallest
+float16 number is 2**-24. As in RetinaNet (arXiv:1708.02002), the last layers begin with small weights and a bias for
+rare ink, so the gradients of earlier layers are even smaller.
 
     python scripts/train_digits.py --out runs/digits
 
 writes `digits.png`, `digits.json` and, under `logs/`, checkpoints and summaries for TensorBoard.
 
-What is measured, of every run, every few steps, on a batch held out from training:
+Measures, for every run, every few steps, on test digits:
 
   test accuracy   share of the ink pixels of the test digits at which the mask of the right class has the largest of the
                   ten logits, computed in the run's own precision. Chance is 10%.
-  vanished        of the values of the loss's gradient with respect to a layer's output that are not zero when the
-                  gradient is computed in float32, from the same float32 variables and the same batch: the share that is
-                  exactly zero as the run computes it, in its precision and at its loss scale. Where no layer is named
-                  it is the mean over the layers, whatever their sizes. A layer whose gradient is all zero in float32,
-                  too, since its ReLUs are dead, has no such share (null in JSON). For float32 it is zero by definition.
+  vanished        share of the gradient values that are zero as the run computes them, in its precision and at its loss
+                  scale. Counts values of the loss's gradient with respect to a layer's output that are not zero in
+                  float32, with the same float32 variables and the same batch. Without the name of a layer, it is the
+                  mean over the layers, whatever their sizes. A layer whose gradient is all zero in float32, because its
+                  ReLUs are dead, has no such share (null in JSON). In float32 the share is zero by definition.
 
-Look for "mp_compat, line 1" to "line 3": they are all that the library asks of a script from 2018. The float16 run
-without loss scaling has the first two of them: its variables are float32, too, only its gradients are unprotected.
+The comments "mp_compat, line 1" to "line 3" mark the lines that mp_compat needs. The float16 run without loss scaling
+has the first two: its variables are float32, too.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python scripts/train_estimator.py --steps 600 --overflow_every 50
 
-Every so many batches have examples of an absurd weight. The loss of such a batch is finite, its gradients are not, not
-in float16: mp_compat skips the step and halves the loss scale, a hook says so, and the training goes on.
+Every N-th batch (`--overflow_every`) has examples with an extremely large weight. Its loss is finite, but its gradients
+overflow in float16: mp_compat skips the step and halves the loss scale, a hook logs this, and the training continues.
 
 Estimator is part of TensorFlow 1.15 to 2.15.
 """
@@ -116,7 +116,7 @@ def main():
   if not hasattr(tf, "estimator"):
     raise SystemExit("TensorFlow {} has no Estimator: it was removed after 2.15. Run this on 1.15 to 2.15, for example "
                      "with `scripts/estimator`.".format(tf.__version__))
-  # The hook logs to absl at INFO. Estimator's messages, which would hide it, are switched off.
+  # The hook logs to absl at INFO. Estimator logs many more messages, which are disabled.
   logging.use_absl_handler()
   logging.set_verbosity(logging.INFO)
   tf.logging.set_verbosity(tf.logging.ERROR)

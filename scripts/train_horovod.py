@@ -2,7 +2,7 @@
 
     python scripts/train_horovod.py --ranks 2
 
-Every rank says after every attempt where it stands: what they say is the same to the bit.
+Every rank prints its state after every attempt. The states are equal to the bit.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("--ranks", type=int, default=2, help="default: %(default)s")
   parser.add_argument("--order", choices=["outside", "inside"], default="outside",
-                      help="where the loss scaling is, seen from hvd.DistributedOptimizer; default: %(default)s")
+                      help="put the loss scaling outside or inside hvd.DistributedOptimizer; default: %(default)s")
   cluster.add_arguments(parser)
   arguments = parser.parse_args()
   (launch if arguments.task is None else work)(arguments)

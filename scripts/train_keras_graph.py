@@ -2,10 +2,12 @@
 
     python scripts/train_keras_graph.py --steps 400 --overflow_at 100 101 250
 
-The loop is that of 2017: placeholders, `get_updates` of a Keras optimizer, `session.run`. Only the line that wraps the
-optimizer is new. A batch that overflows has an absurd weight: mp_compat skips the step and halves the scale.
+The program uses placeholders, `get_updates` of a Keras optimizer and `session.run`. Loss scaling needs one more line,
+which wraps the optimizer. A batch with an extremely large weight overflows: mp_compat skips the step and halves the
+scale.
 
-Runs on TensorFlow 1.15 to 2.21, there with Keras 2 (`pip install tf_keras`): Keras 3 knows no Session.
+Runs on TensorFlow 1.15 to 2.21. From 2.16 on it needs Keras 2 (`pip install tf_keras`), because Keras 3 does not train
+in a Session.
 """
 
 import argparse

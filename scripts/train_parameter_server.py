@@ -3,8 +3,8 @@
     python scripts/train_parameter_server.py --workers 2
     python scripts/train_parameter_server.py --workers 2 --sync     SyncReplicasOptimizer around the loss scaling
 
-Starts the server and the workers itself, on loopback. They share the variables, the loss scale's too. `--kill STEP`
-kills the last worker with SIGKILL once it has made that attempt, and starts it anew.
+Starts the server and the workers itself, on loopback. The workers share the variables, including those of the loss
+scale. `--kill STEP` kills the last worker with SIGKILL after that attempt, and starts it again.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import time
 import cluster
 
 STARTED, FINISHED = 1, 2
-
 
 
 def tensorflow(arguments):

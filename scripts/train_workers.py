@@ -2,8 +2,8 @@
 
     python scripts/train_workers.py --workers 2
 
-Starts the workers itself, on loopback. Every worker says after every attempt where it stands: the step that overflows
-on one of them is skipped by all, and what they say is the same to the bit.
+Starts the workers itself, on loopback. Every worker prints its state after every attempt. If a step overflows on one
+worker, all workers skip it. Their states are equal to the bit.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Differences between TensorFlow versions, and private names of TensorFlow. Private.
 
 Only this package imports TensorFlow. All others import `tf` from here: `tensorflow.compat.v1`, whose public names are
-the same from TensorFlow 1.15 to 2.21. The modules implement what those names cannot do.
+the same from TensorFlow 1.15 to 2.21. The modules of this package contain everything that needs other names.
 """
 
 from typing import TYPE_CHECKING

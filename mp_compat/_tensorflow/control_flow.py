@@ -116,14 +116,14 @@ def merge_out_of_branches(tensor: tf.Tensor, default: Any) -> tf.Tensor:
 def copy_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
   """Returns a tensor of the same value outside of the branches (control flow v1) around `tensor`; copies its ops.
 
-  For initial values of variables. A tensor outside of all branches is returned unchanged.
+  Used for initial values of variables. A tensor outside of all branches is returned unchanged.
   """
   op = tensor.op
   if not hasattr(_context_of(op), "pred"):
     return tensor
-  if op.type in ("Switch", "RefSwitch"):  # the value enters the branch here
+  if op.type in ("Switch", "RefSwitch"):  # its input is outside of the branch
     return copy_out_of_branches(op.inputs[0])
-  inputs = [copy_out_of_branches(one) for one in op.inputs]
+  inputs = [copy_out_of_branches(value) for value in op.inputs]
   copy = tf.get_default_graph().create_op(
       op.type, inputs, [output.dtype for output in op.outputs], name=op.name.rpartition("/")[2], attrs=op.node_def.attr,
       op_def=op.op_def)
@@ -131,7 +131,7 @@ def copy_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
-  """Returns the graph tensors that `tensor` is computed from; for an argument of a function, the captured tensor."""
+  """Returns the graph tensors that `tensor` is computed from; for a capture of a function, the captured tensor."""
   op = tensor.op
   if op.type != "Placeholder":
     return list(op.inputs)

@@ -1,4 +1,4 @@
-"""The state that objects of this package keep in a graph, and the graphs in which ops and variables are created."""
+"""Stores the state of objects in graphs, and finds the graphs in which ops and variables are created."""
 
 from typing import Any, Callable, Dict, Iterator, List, Optional
 import weakref
@@ -9,7 +9,7 @@ from mp_compat._tensorflow import tf
 def init_scope_graph() -> Optional[tf.Graph]:
   """Returns the graph in which variables are created now; None if they would be eager.
 
-  It is outside of branches, loop bodies and functions, as with `tf.init_scope`.
+  This graph is outside of functions, as with `tf.init_scope`; branches and loop bodies can be functions, too.
   """
   with tf.init_scope():
     return None if tf.executing_eagerly() else tf.get_default_graph()
@@ -36,8 +36,8 @@ def graph_key(graph: Optional[tf.Graph]) -> Optional[str]:
 def state_of(owner: Any, graph: Optional[tf.Graph]) -> Dict[str, Any]:
   """Returns the dictionary that `owner` keeps in `graph` (None: in eager mode).
 
-  The graph holds the dictionary, so an owner used in many graphs keeps none of them alive, and copying an owner copies
-  no variables of a graph.
+  The graph holds the dictionary. An owner that is used in many graphs therefore keeps none of them alive, and a copy of
+  an owner has none of its variables.
   """
   if graph is None:
     return owner.__dict__.setdefault("_eager_state", {})
@@ -58,7 +58,7 @@ def name_scope() -> str:
 
 
 def fetched_elements(graph: tf.Graph, fetches: Any) -> List[Any]:
-  """Returns the tensors and ops that `Session.run(fetches)` runs: the elements of a structure of any accepted kind."""
+  """Returns the tensors and ops that `Session.run(fetches)` runs; `fetches` is any structure that `run` accepts."""
   from tensorflow.python.client import session
   with graph.as_default():
     return session._FetchMapper.for_fetch(fetches).unique_fetches()

@@ -1,4 +1,4 @@
-"""The layout of the wrapper in a `tf.train.Checkpoint`; two layouts exist.
+"""Sets the layout of the Keras wrapper in a `tf.train.Checkpoint`. Two layouts exist:
 
     up to 2.2                         from 2.3 on
     wrapper                           wrapper, as if it were the inner optimizer
@@ -6,7 +6,7 @@
         iter, learning_rate, slots      loss_scale
       loss_scale                        base_optimizer: for reading the earlier layout
 
-Each version writes the layout that TensorFlow's own class writes there. All versions read both layouts.
+In each TensorFlow version, the wrapper writes the layout of TensorFlow's own class and reads both layouts.
 """
 
 from typing import Any, Dict, List
@@ -31,7 +31,7 @@ def track(wrapper: Any, inner: Any, loss_scale: Any, earlier_exists: bool = True
   wrapper._track_trackable(loss_scale, "loss_scale")
 
 
-# A base class that has all attributes to type checkers: those of the Keras classes that a mixin is used with.
+# A base class for mixins. Type checkers assume that it has all attributes, such as those of the Keras classes.
 AnyBase: Any = object
 
 
@@ -40,11 +40,11 @@ class InnerLookupMixin(AnyBase):
 
   @property
   def _deferred_dependencies(self) -> Dict[str, List[Any]]:
-    return self._optimizer._deferred_dependencies  # restores variables that the inner optimizer makes later
+    return self._optimizer._deferred_dependencies  # values to restore into variables that do not exist yet
 
   def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
-    found = super()._lookup_dependency(name, *args, **kwargs)
-    return self._optimizer._lookup_dependency(name) if found is None else found
+    dependency = super()._lookup_dependency(name, *args, **kwargs)
+    return self._optimizer._lookup_dependency(name) if dependency is None else dependency
 
   def _create_or_restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:
     return self._optimizer._create_or_restore_slot_variable(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""TensorFlow's module objects."""
+"""Changes TensorFlow's module objects."""
 
 from typing import Any
 

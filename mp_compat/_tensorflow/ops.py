@@ -1,4 +1,4 @@
-"""Ops that not every TensorFlow version has, or has right, and where to place them."""
+"""Ops that are missing or wrong in some TensorFlow versions, and the placement of ops."""
 
 import contextlib
 from typing import ContextManager
@@ -16,8 +16,15 @@ def on_device_of(tensor: tf.Tensor) -> ContextManager[None]:
 def is_finite(value: tf.Tensor) -> tf.Tensor:
   """Returns `tf.is_finite(value)`, also where TensorFlow's op is missing or wrong.
 
-  For bfloat16, TensorFlow 1.15 has no op, and up to 2.10 there is none for GPUs. In XLA computations on CPUs,
-  TensorFlow up to 2.1 assumes that there are no NaNs; here the bits of the exponent are tested instead.
+  For bfloat16, TensorFlow 1.15 has no op, and TensorFlow up to 2.10 has none for GPUs: bfloat16 values are cast to
+  float32. In XLA computations on CPUs, TensorFlow up to 2.1 assumes that there are no NaNs: the bits of the exponent
+  are tested instead.
+
+  Args:
+    value: a tensor of any shape, float16, bfloat16, float32 or float64.
+
+  Returns:
+    A bool tensor of the same shape.
   """
   if value.dtype == tf.bfloat16:
     value = tf.cast(value, tf.float32)

@@ -1,4 +1,4 @@
-"""Wrapped optimizers and their variables."""
+"""Finds the inner optimizers of a wrapper and their non-slot variables."""
 
 from typing import Any, Iterator, List, Tuple
 
@@ -6,7 +6,7 @@ from mp_compat._tensorflow import tf
 
 
 def wrapper_chain(optimizer: tf.train.Optimizer) -> Iterator[tf.train.Optimizer]:
-  """Yields this optimizer, its inner optimizer, and so on; wrappers keep theirs as `_optimizer` or `_opt`."""
+  """Yields this optimizer, its inner optimizer, and so on; reads a wrapper's `_optimizer` or `_opt`."""
   while isinstance(optimizer, tf.train.Optimizer):
     yield optimizer
     optimizer = vars(optimizer).get("_optimizer", vars(optimizer).get("_opt"))

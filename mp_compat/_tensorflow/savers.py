@@ -1,4 +1,4 @@
-"""Private parts of `tf.train.Saver`."""
+"""Accesses private parts of `tf.train.Saver`."""
 
 import sys
 from typing import Any, List

@@ -8,7 +8,7 @@ from mp_compat._tensorflow import tf
 
 # The base class of objects in checkpoints. Its module moved twice; in every version it is the base of Optimizer.
 if TYPE_CHECKING:
-  class Trackable:  # what this package uses of it
+  class Trackable:  # the methods that this package uses
     @property
     def _checkpoint_dependencies(self) -> List[Any]: ...
     def _trackable_children(self, *args: Any, **kwargs: Any) -> Dict[str, Any]: ...
@@ -30,7 +30,7 @@ class SlotName(str):
 
 
 def slot_of_inner(optimizer: Any, variable: Any, name: str) -> Optional[tf.Variable]:
-  """Returns a slot of the inner optimizer; None for the checkpoint writer (`SlotName`)."""
+  """Returns the slot `name` of the inner optimizer for `variable`; None for the checkpoint writer (`SlotName`)."""
   if isinstance(name, SlotName):
     name.used_by_checkpoint_writer |= not hasattr(variable, "assign")
     if name.used_by_checkpoint_writer:
@@ -41,7 +41,8 @@ def slot_of_inner(optimizer: Any, variable: Any, name: str) -> Optional[tf.Varia
 class GraphStateTrackable(Trackable):
   """A Trackable whose dependencies are its variables in the current graph.
 
-  TensorFlow up to 2.8 reads a property, later versions call a method; the lookup takes one argument or two.
+  TensorFlow up to 2.8 reads the dependencies from a property, later versions call a method. `_lookup_dependency` takes
+  one argument or two.
   """
 
   @abc.abstractmethod
@@ -55,12 +56,12 @@ class GraphStateTrackable(Trackable):
   @property
   def _checkpoint_dependencies(self) -> List[Any]:
     reference = sys.modules[Trackable.__module__].TrackableReference
-    own = [reference(name, variable) for name, variable in sorted(self._graph_variables().items())]
-    return super()._checkpoint_dependencies + own
+    references = [reference(name, variable) for name, variable in sorted(self._graph_variables().items())]
+    return super()._checkpoint_dependencies + references
 
   def _trackable_children(self, *args: Any, **kwargs: Any) -> Dict[str, Any]:
     return dict(super()._trackable_children(*args, **kwargs), **self._graph_variables())
 
   def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Optional[Any]:
-    found = super()._lookup_dependency(name, *args, **kwargs)
-    return self._graph_variables().get(name) if found is None else found
+    dependency = super()._lookup_dependency(name, *args, **kwargs)
+    return self._graph_variables().get(name) if dependency is None else dependency

@@ -1,4 +1,4 @@
-"""Variables: those of one replica, their copies on devices, and their slices."""
+"""Creates variables of one replica; finds the local copies and the slices of variables."""
 
 from typing import Any, Optional, Tuple
 

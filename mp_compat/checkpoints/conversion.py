@@ -56,8 +56,8 @@ def convert(source: files.Path,
   Args:
     source: A checkpoint, or a directory, of which the latest checkpoint is used. It is not changed.
     target: The path of the checkpoint to write. The index is moved there last: no partial checkpoint can be read.
-    to: One of "mp_compat", "tensorflow", "contrib" and "plain". The names are those of a program whose only
-      conditionals are the optimizer's.
+    to: One of "mp_compat", "tensorflow", "contrib" and "plain". The names are those of a program that builds
+      no other conditionals than the optimizer's.
     like: Instead of `to`, a checkpoint (or a directory) of the program that will restore `target`: its names are used.
       TensorFlow's class names Adam's powers after the enclosing conditional: `cond_3/beta1_power` if the program
       itself builds two. Its `.meta` file, if there is one, is copied too.
@@ -73,52 +73,52 @@ def convert(source: files.Path,
   if (to is None) == (like is None):
     raise ValueError("Expected either a dialect (`to`) or a checkpoint (`like`), but got to={!r} and like={!r}.".format(
         to, like))
-  found, target = inspect(source), files.path_text(target)
-  if found.dialect == "object-based":
+  inspection, target = inspect(source), files.path_text(target)
+  if inspection.dialect == "object-based":
     raise ValueError("{} was written by tf.train.Checkpoint. Its names are the same in every dialect, so it needs no "
                      "conversion. To restore it without loss scaling, use "
                      "tf.train.Checkpoint(optimizer=opt.inner_optimizer)."
-                     .format(found.path))
+                     .format(inspection.path))
   if files.checkpoint_exists(target) or tf.gfile.Exists(target):
     raise ValueError("{} exists and is not overwritten. Pass another path.".format(target))
   if like is not None:
-    names = _names_like(inspect(like), found)
+    names = _names_like(inspect(like), inspection)
   else:
     assert to is not None  # checked above
-    names = dialects.translate(found.variables, to)
-  count = np.int32 if to == "contrib" or like is not None and inspect(like).dialect == "contrib" else np.int64
-  reader = files.open_reader(found.path)
+    names = dialects.translate(inspection.variables, to)
+  count_dtype = np.int32 if to == "contrib" or like is not None and inspect(like).dialect == "contrib" else np.int64
+  reader = files.open_reader(inspection.path)
   values = {}
-  for name, copied in names.items():
+  for name, source_name in names.items():
     role = dialects.state([name]).get(name)
-    value = np.float32(2. ** 15 if role == "current_loss_scale" else 0.) if copied is None else (
-        files.read_tensor(reader, found.path, copied))
-    values[name] = value.astype(count) if role in ("good_steps", "bad_steps") else value
+    value = np.float32(2. ** 15 if role == "current_loss_scale" else 0.) if source_name is None else (
+        files.read_tensor(reader, inspection.path, source_name))
+    values[name] = value.astype(count_dtype) if role in ("good_steps", "bad_steps") else value
   _write(values, target)
   if like is not None and tf.gfile.Exists("{}.meta".format(files.resolve_path(like))):
     tf.gfile.Copy("{}.meta".format(files.resolve_path(like)), "{}.meta".format(target), overwrite=True)
   return inspect(target)
 
 
-def _names_like(like: Inspection, found: Inspection) -> Dict[str, Optional[str]]:
-  """Returns for each name in `like` the name in `found` to copy from; None for state that starts anew."""
+def _names_like(like: Inspection, source: Inspection) -> Dict[str, Optional[str]]:
+  """Returns for each name in `like` the name in `source` to copy from; None for state that starts anew."""
   shapes = collections.OrderedDict((name, like.variables[name][1]) for name in sorted(
       like.variables, key=dialects.creation_order))
-  matched = dialects.match(shapes, {name: shape for name, (_, shape) in found.variables.items()})
+  matched = dialects.match(shapes, {name: shape for name, (_, shape) in source.variables.items()})
   missing = [name for name in shapes if name not in matched and not dialects.is_state(name)]
   if missing:
     raise ValueError("Expected the variables of {}, but {} does not have these in the same shape: {}. Pass "
-                     "checkpoints of the same model.".format(like.path, found.path, ", ".join(missing)))
+                     "checkpoints of the same model.".format(like.path, source.path, ", ".join(missing)))
   return {name: matched.get(name) for name in shapes}
 
 
 def _write(values: Dict[str, np.ndarray], target: str) -> None:
   """Writes a checkpoint to a temporary directory, compares it with `values`, and moves it to `target`, index last."""
-  beside = "{}.unfinished".format(target)
-  _remove(beside)  # left by a conversion that was killed
-  tf.gfile.MakeDirs(beside)
+  temporary = "{}.unfinished".format(target)
+  _remove(temporary)  # from a conversion that was killed
+  tf.gfile.MakeDirs(temporary)
   try:
-    prefix = os.path.join(beside, os.path.basename(target))
+    prefix = os.path.join(temporary, os.path.basename(target))
     names = sorted(values)
     with tf.Graph().as_default(), tf.Session() as sess:
       feeds = [tf.placeholder(values[name].dtype, values[name].shape) for name in names]
@@ -130,11 +130,11 @@ def _write(values: Dict[str, np.ndarray], target: str) -> None:
       if not _identical(written, values[name]):
         raise tf.errors.DataLossError(
             None, None, "{} in {} differs from the value that was written.".format(name, prefix))
-    # Some file systems list whole paths. The index comes last: without it, there is no checkpoint.
-    for part in sorted(os.path.basename(path) for path in tf.gfile.ListDirectory(beside)):
-      tf.gfile.Rename(os.path.join(beside, part), os.path.join(os.path.dirname(target), part), overwrite=True)
+    # Some file systems list whole paths. The index is moved last: without it, there is no checkpoint.
+    for part in sorted(os.path.basename(path) for path in tf.gfile.ListDirectory(temporary)):
+      tf.gfile.Rename(os.path.join(temporary, part), os.path.join(os.path.dirname(target), part), overwrite=True)
   finally:
-    _remove(beside)
+    _remove(temporary)
 
 
 def _remove(folder: str) -> None:
@@ -143,5 +143,6 @@ def _remove(folder: str) -> None:
 
 
 def _identical(a: np.ndarray, b: np.ndarray) -> bool:
+  """Returns whether two arrays have the same dtype, shape and bits."""
   same = a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes()
   return same and (a.dtype, a.shape) == (b.dtype, b.shape)

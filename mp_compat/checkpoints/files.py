@@ -13,7 +13,7 @@ from mp_compat.core import dialects
 Path = Union[str, bytes, "os.PathLike[str]"]
 VarList = Union[Iterable[tf.Variable], Dict[str, tf.Variable]]
 
-# An entry of every checkpoint written by tf.train.Checkpoint. Such names are object paths, whichever class trained.
+# An entry of every checkpoint that tf.train.Checkpoint wrote. The other names are object paths, for every optimizer.
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 # Errors that TensorFlow's checkpoint readers raise for a damaged checkpoint.
@@ -21,16 +21,22 @@ _BROKEN = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
 
 
 def path_text(path: Path) -> str:
+  """Returns a path as a str."""
   return tf.compat.as_str_any(path)
 
 
 def resolve_path(path: Path) -> str:
+  """Returns the path of a checkpoint; for a directory, of its latest checkpoint.
+
+  Raises:
+    ValueError: If there is no checkpoint.
+  """
   path = path_text(path)
-  found = tf.train.latest_checkpoint(path) if tf.gfile.IsDirectory(path) and not checkpoint_exists(path) else path
-  if found is None or not checkpoint_exists(found):
+  checkpoint = tf.train.latest_checkpoint(path) if tf.gfile.IsDirectory(path) and not checkpoint_exists(path) else path
+  if checkpoint is None or not checkpoint_exists(checkpoint):
     raise ValueError("There is no checkpoint at {}. Expected the path of a checkpoint, such as model.ckpt-100 "
                      "(without .index), or a directory with a file named checkpoint.".format(path))
-  return found
+  return checkpoint
 
 
 def checkpoint_exists(path: str) -> bool:
@@ -44,13 +50,15 @@ def checkpoint_exists(path: str) -> bool:
 
 
 def open_reader(path: str) -> Any:
+  """Returns TensorFlow's reader of a checkpoint; raises a DataLossError if the checkpoint is damaged."""
   try:
-    return tf.train.NewCheckpointReader(path)  # load_checkpoint() would prefer a directory of that name
+    return tf.train.NewCheckpointReader(path)  # load_checkpoint() would read a directory of that name
   except _BROKEN as error:
     raise data_loss_error(path, error) from error
 
 
 def read_tensor(reader: Any, path: str, name: str) -> np.ndarray:
+  """Returns the value of a variable in a checkpoint; raises a DataLossError if the checkpoint is damaged."""
   try:
     return np.asarray(reader.get_tensor(name))
   except tf.errors.UnimplementedError:  # a partitioned variable in the V1 format
@@ -60,15 +68,18 @@ def read_tensor(reader: Any, path: str, name: str) -> np.ndarray:
 
 
 def read_slices(path: str, names: List[str], parts: List[str], dtypes: List[tf.DType]) -> List[np.ndarray]:
+  """Returns slices of variables in a checkpoint; a slice is "shape offset,size:..." as in `RestoreV2`, "" for all."""
   with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as sess:
     return sess.run(tf.raw_ops.RestoreV2(prefix=path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes))
 
 
 def shapes_in(reader: Any) -> Dict[str, Tuple[int, ...]]:
+  """Returns the shapes of the variables in a checkpoint by name."""
   return {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
 
 
 def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
+  """Returns the error to raise for a damaged checkpoint, with the reason that `error` states."""
   # A Session's message includes the node and its traceback. The line before the node states the error.
   reason = re.search(r"([^\n]+)\n\s*\[\[", str(error)) or re.search(r"([^\n]+)", str(error))
   return tf.errors.DataLossError(
@@ -78,10 +89,12 @@ def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
 
 
 def is_state(name: str, shape: Any) -> bool:
+  """Returns whether a variable of this name and shape is part of a loss scale's state."""
   return dialects.is_state(name) and tf.TensorShape(shape).rank == 0
 
 
 def warn_initialized(names: List[str], path: Path) -> None:
+  """Logs a warning if the state variables `names` are initialized because the checkpoint lacks them."""
   if names:
     logging.warning("The checkpoint %s has no loss scale: %s initialized instead.", path_text(path),
                     ", ".join(names))

@@ -1,4 +1,4 @@
-"""Maps for `tf.train.init_from_checkpoint`, from the names in a checkpoint of any naming scheme."""
+"""Makes maps for `tf.train.init_from_checkpoint` from the names in a checkpoint of any naming scheme."""
 
 import collections
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
@@ -26,11 +26,12 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   """
   pairs = list(wanted.items() if hasattr(wanted, "items") else wanted)
   reader = files.open_reader(files.resolve_path(path))
-  variables = _by_name({name: value for name, value in pairs if not isinstance(value, str)})
-  if all(reader.has_tensor(name) for name in variables):
+  named_variables = _by_name({name: value for name, value in pairs if not isinstance(value, str)})
+  if all(reader.has_tensor(name) for name in named_variables):
     return wanted
-  matched = _match(variables, reader)
-  initialized = [name for name, one in variables.items() if name not in matched and files.is_state(name, one.shape)]
+  matched = _match(named_variables, reader)
+  initialized = [name for name, variable in named_variables.items()
+                 if name not in matched and files.is_state(name, variable.shape)]
   files.warn_initialized(initialized, path)
   return {matched.get(name, name): value for name, value in pairs if name not in initialized}
 
@@ -54,8 +55,8 @@ def name_map(path: files.Path, var_list: Optional[files.VarList] = None) -> Dict
   wanted = _by_name(tf.global_variables() if var_list is None else var_list)
   reader = files.open_reader(files.resolve_path(path))
   dtypes = reader.get_variable_to_dtype_map()
-  return {found: wanted[name].parts if len(wanted[name].parts) > 1 else wanted[name].parts[0]
-          for name, found in _match(wanted, reader).items() if dtypes[found] == wanted[name].dtype}
+  return {source_name: wanted[name].parts if len(wanted[name].parts) > 1 else wanted[name].parts[0]
+          for name, source_name in _match(wanted, reader).items() if dtypes[source_name] == wanted[name].dtype}
 
 
 class _Variable(NamedTuple):
@@ -77,14 +78,15 @@ def _by_name(var_list: files.VarList) -> "collections.OrderedDict[str, _Variable
   for name, value in named:
     for part in [value] if hasattr(value, "op") else value:
       if not hasattr(part, "initializer"):
-        continue  # not a variable: an iterator's state, or a table
-      whole = variables.save_slice_info(part)
-      shape = part.shape.as_list() if whole is None else whole.full_shape
-      full_name = name or (part.op.name if whole is None else whole.full_name)
+        continue  # not a variable, but for example an iterator's state or a table
+      slice_info = variables.save_slice_info(part)
+      shape = part.shape.as_list() if slice_info is None else slice_info.full_shape
+      full_name = name or (part.op.name if slice_info is None else slice_info.full_name)
       wanted.setdefault(full_name, _Variable([], tuple(shape))).parts.append(part)
   return wanted
 
 
 def _match(wanted: Dict[str, _Variable], reader: Any) -> Dict[str, str]:
-  shapes = collections.OrderedDict((name, one.shape) for name, one in wanted.items())
+  """Returns the names in the checkpoint by the names in `wanted`; omits names without a match."""
+  shapes = collections.OrderedDict((name, variable.shape) for name, variable in wanted.items())
   return dialects.match(shapes, files.shapes_in(reader))

@@ -103,24 +103,25 @@ def add_tensorflow_names(var_list: Any) -> Any:
     `var_list`, with a second entry for each variable to which TensorFlow's class gives another name, under that name.
     Variables that the program renames (in a dict) have one entry. Logs a warning if another variable has that name.
   """
-  theirs_by_ours = tensorflow_names(tf.get_default_graph())
-  if all(ours == theirs for ours, theirs in theirs_by_ours.items()):
+  recorded_names = tensorflow_names(tf.get_default_graph())
+  if all(name == tensorflow_name for name, tensorflow_name in recorded_names.items()):
     return var_list
   if var_list is None:
     var_list = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
   if not isinstance(var_list, dict):
     var_list = list(var_list)
-  named = var_list if isinstance(var_list, dict) else {one.op.name: one for one in var_list if hasattr(one, "op")}
-  again = collections.OrderedDict()
-  for ours, theirs in sorted(theirs_by_ours.items()):
-    if theirs in named and theirs != ours:
+  named = var_list if isinstance(var_list, dict) else {
+      variable.op.name: variable for variable in var_list if hasattr(variable, "op")}
+  aliases = collections.OrderedDict()
+  for name, tensorflow_name in sorted(recorded_names.items()):
+    if tensorflow_name in named and tensorflow_name != name:
       logging.warning("%s is not also saved as %s, its name in TensorFlow's class, because another variable has that "
                       "name. To restore this checkpoint without mp_compat, convert it: python -m mp_compat checkpoint "
-                      "convert --like.", ours, theirs)
-    elif ours in named and theirs != ours and getattr(named[ours], "op", None) is not None and (
-        named[ours].op.name == ours):
-      again[theirs] = savers.AliasSaveable(named[ours], theirs)
-  return dict(var_list, **again) if isinstance(var_list, dict) else var_list + list(again.values())
+                      "convert --like.", name, tensorflow_name)
+    elif name in named and tensorflow_name != name and getattr(named[name], "op", None) is not None and (
+        named[name].op.name == name):
+      aliases[tensorflow_name] = savers.AliasSaveable(named[name], tensorflow_name)
+  return dict(var_list, **aliases) if isinstance(var_list, dict) else var_list + list(aliases.values())
 
 
 class _Entry(NamedTuple):
@@ -139,7 +140,7 @@ class _Entry(NamedTuple):
 
   @property
   def is_needed(self) -> bool:
-    """Returns whether any op reads it: False for a variable that is only saved again, under another name."""
+    """Returns whether any op reads the tensor: False for a variable that is only saved again, under another name."""
     return bool(self.op.outputs[self.index].consumers())
 
   @property
@@ -153,13 +154,13 @@ class _Entry(NamedTuple):
 
 def _entries(restore_op: tf.Operation) -> List[_Entry]:
   """Returns the tensors that running `restore_op` reads, in the order in which the variables were created."""
-  seen, ahead, restores, assigned = set(), [restore_op], [], collections.defaultdict(list)
-  while ahead:
-    op = ahead.pop()
+  seen, pending, restores, assigned = set(), [restore_op], [], collections.defaultdict(list)
+  while pending:
+    op = pending.pop()
     if op.name in seen:
       continue
     seen.add(op.name)
-    ahead += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
     if op.type == "RestoreV2":
       restores.append(op)
     elif op.type in ("Assign", "AssignVariableOp"):
@@ -174,26 +175,26 @@ def _entries(restore_op: tf.Operation) -> List[_Entry]:
       variables = assigned[op.outputs[index].name]
       entries.append(_Entry(op, index, tf.compat.as_str(name), tf.compat.as_str(part),
                             tuple(variable for variable, _ in variables), any(reshaped for _, reshaped in variables)))
-  made = {op.name: number for number, op in enumerate(restore_op.graph.get_operations())}
-  return sorted(entries, key=lambda entry: [made[variable.name] for variable in entry.variables])
+  creation_index = {op.name: index for index, op in enumerate(restore_op.graph.get_operations())}
+  return sorted(entries, key=lambda entry: [creation_index[variable.name] for variable in entry.variables])
 
 
 def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
-  """Returns the names in the checkpoint by the names in the graph, without state that starts anew.
+  """Returns the names in the checkpoint by the names in the graph; omits state that starts at its initial value.
 
   Raises:
     tf.errors.NotFoundError, tf.errors.InvalidArgumentError: See `Saver.restore`.
   """
   shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
-  theirs_by_ours = tensorflow_names(entries[0].op.graph) if entries else {}
+  recorded_names = tensorflow_names(entries[0].op.graph) if entries else {}
   needed = [entry for entry in entries if entry.is_needed]
   wanted = collections.OrderedDict(
       (entry.name, entry.shape.as_list()) for entry in needed if entry.shape.is_fully_defined())
   matched = {entry.name: entry.name for entry in needed if entry.name in shapes}
   for entry in needed:
     for variable in entry.variables:
-      if theirs_by_ours.get(variable.name) in shapes:
-        matched.setdefault(entry.name, theirs_by_ours[variable.name])
+      if recorded_names.get(variable.name) in shapes:
+        matched.setdefault(entry.name, recorded_names[variable.name])
   others = {name: shape for name, shape in shapes.items() if name not in matched.values()}
   matched.update(dialects.match(
       collections.OrderedDict((name, shape) for name, shape in wanted.items() if name not in matched), others))
@@ -201,17 +202,17 @@ def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str
   different: List[str] = []
   initialized: List[str] = []
   for name, entry in collections.OrderedDict((entry.name, entry) for entry in needed).items():
-    found = matched.get(name)
-    if found is None:
+    source_name = matched.get(name)
+    if source_name is None:
       (initialized if files.is_state(name, entry.shape) else missing).append(name)
       continue
-    if not (entry.shape.is_compatible_with(shapes[found]) or entry.reshaped and (
-        entry.shape.num_elements() == np.prod(shapes[found], dtype=np.int64))):
+    if not (entry.shape.is_compatible_with(shapes[source_name]) or entry.reshaped and (
+        entry.shape.num_elements() == np.prod(shapes[source_name], dtype=np.int64))):
       different.append("{} has the shape {} in the graph, {} in the checkpoint".format(
-          name, entry.shape, list(shapes[found])))
-    if dtypes[found] != entry.dtype and not dialects.is_state(name):
+          name, entry.shape, list(shapes[source_name])))
+    if dtypes[source_name] != entry.dtype and not dialects.is_state(name):
       different.append("{} has the dtype {} in the graph, {} in the checkpoint".format(
-          name, entry.dtype.name, dtypes[found].name))
+          name, entry.dtype.name, dtypes[source_name].name))
   if missing or different:
     parts = [_NOTHING_RESTORED]
     if missing:
@@ -226,42 +227,45 @@ def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str
   return matched
 
 
-def _restore_feeds(sess: tf.Session, entries: List[_Entry], matched: Dict[str, str], reader: Any,
-           path: str) -> Dict[str, Any]:
+def _restore_feeds(sess: tf.Session,
+                   entries: List[_Entry],
+                   matched: Dict[str, str],
+                   reader: Any,
+                   path: str) -> Dict[str, Any]:
   """Returns the feeds with which a Saver's own ops restore the names in `matched`.
 
-  The names that RestoreV2 reads are fed. If it cannot read a value (state that starts anew, or has another dtype), its
-  output is fed, and the op reads another tensor of the same dtype. If the checkpoint has none of that dtype, all
-  outputs in use are fed.
+  The feeds are the names that RestoreV2 reads. If it cannot read a value (of state that is initialized or has another
+  dtype), its output is fed, too, and the op reads another tensor of the same dtype (a stand-in). If the checkpoint has
+  no tensor of that dtype, all outputs in use are fed instead.
   """
   shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
   stand_ins = {dtypes[name]: name for name in sorted(shapes, key=lambda name: -np.prod(shapes[name], dtype=np.int64))}
   feeds: Dict[str, Any] = {}
   names: Dict[tf.Operation, Dict[int, Optional[str]]] = collections.OrderedDict((entry.op, {}) for entry in entries)
   for entry in entries:
-    found = matched.get(entry.name)
+    source_name = matched.get(entry.name)
     if not entry.is_needed:
       names[entry.op][entry.index] = stand_ins.get(entry.dtype)
       continue
-    if found is None or dtypes[found] != entry.dtype:
+    if source_name is None or dtypes[source_name] != entry.dtype:
       # The name of the initializer is part of the graph format.
       initial = sess.graph.get_operation_by_name(entry.variables[0].name + "/Assign").inputs[1]
-      value = sess.run(initial) if found is None else (
-          files.read_tensor(reader, path, found).astype(entry.dtype.as_numpy_dtype))
+      value = sess.run(initial) if source_name is None else (
+          files.read_tensor(reader, path, source_name).astype(entry.dtype.as_numpy_dtype))
       feeds[entry.op.outputs[entry.index].name] = value
-      found = stand_ins.get(entry.dtype)
-    names[entry.op][entry.index] = found
-  for op, found_at in names.items():
-    to_read = [found_at[index] for index in range(len(found_at))]
+      source_name = stand_ins.get(entry.dtype)
+    names[entry.op][entry.index] = source_name
+  for op, name_of_output in names.items():
+    to_read = [name_of_output[index] for index in range(len(name_of_output))]
     if None not in to_read:
       feeds[op.inputs[1].name] = to_read
       continue
     parts = tf.make_ndarray(op.inputs[2].op.get_attr("value"))
-    rest = {index: name for index, name in enumerate(to_read) if name is not None
+    readable = {index: name for index, name in enumerate(to_read) if name is not None
             and op.outputs[index].name not in feeds and op.outputs[index].consumers()}
-    values = files.read_slices(path, list(rest.values()), [parts[index] for index in rest],
-                              [op.outputs[index].dtype for index in rest])
-    feeds.update((op.outputs[index].name, value) for index, value in zip(rest, values))
+    values = files.read_slices(path, list(readable.values()), [parts[index] for index in readable],
+                               [op.outputs[index].dtype for index in readable])
+    feeds.update((op.outputs[index].name, value) for index, value in zip(readable, values))
   return feeds
 
 

@@ -10,12 +10,15 @@ from mp_compat.core import distribute
 
 
 def cond(should_apply: Any, apply: Callable[[], Any], skip: Callable[[], Any] = tf.no_op) -> Any:
-  """Returns `apply()` if `should_apply`, else `skip()`: an op or a tensor; in eager mode None.
+  """Returns `apply()` if `should_apply`, else `skip()`.
 
   Args:
     should_apply: a bool, or a scalar bool tensor.
-    apply: returns an op.
-    skip: returns an op.
+    apply: returns an op, in eager mode None.
+    skip: returns an op, in eager mode None.
+
+  Returns:
+    An op or a tensor; in eager mode None.
   """
   if not tf.is_tensor(should_apply) or tf.executing_eagerly():
     return apply() if should_apply else skip()
@@ -48,25 +51,25 @@ def apply_in_each_replica(should_apply: Any,
   apply_scopes: List[str] = []  # for each replica, the name scope in the branch that applies gradients
 
   def create_outside(next_creator: Callable[..., tf.Variable], **creator_kwargs: Any) -> tf.Variable:
-    # Variables of the scope "cond_1/apply_if_finite/" are created in the replica's scope. The optimizer itself chose
-    # any other scope: tf.get_variable creates its variables in the root scope.
+    # Variables of the scope "cond_1/apply_if_finite/" are created in the replica's scope. Any other scope was chosen by
+    # the optimizer and is kept: tf.get_variable creates its variables in the root scope.
     if graphs.init_scope_graph() is None:
       return next_creator(**creator_kwargs)
     if tf.is_tensor(creator_kwargs.get("initial_value")):
       with tf.init_scope():
         creator_kwargs["initial_value"] = control_flow.copy_out_of_branches(creator_kwargs["initial_value"])
     current = graphs.name_scope() + "/"
-    around = next((one for one in apply_scopes if current.startswith(one)), None)
-    if around is None:
+    apply_scope = next((prefix for prefix in apply_scopes if current.startswith(prefix)), None)
+    if apply_scope is None:
       return next_creator(**creator_kwargs)
-    own_scope = "/".join(filter(None, [scope, current[len(around):].strip("/")]))
-    with tf.init_scope(), tf.name_scope(own_scope + "/" if own_scope else None):
+    target_scope = "/".join(filter(None, [scope, current[len(apply_scope):].strip("/")]))
+    with tf.init_scope(), tf.name_scope(target_scope + "/" if target_scope else None):
       return next_creator(**creator_kwargs)
 
-  def apply_in_scope(*own_args: Any, **own_kwargs: Any) -> Any:
-    with tf.name_scope("apply_if_finite") as own_scope:
-      apply_scopes.append(own_scope)
-      return apply(*own_args, **own_kwargs)
+  def apply_in_scope(*replica_args: Any, **replica_kwargs: Any) -> Any:
+    with tf.name_scope("apply_if_finite") as apply_scope:
+      apply_scopes.append(apply_scope)
+      return apply(*replica_args, **replica_kwargs)
 
   def apply_branch() -> Optional[tf.Operation]:
     with contextlib.ExitStack() as creators:
@@ -80,6 +83,6 @@ def apply_in_each_replica(should_apply: Any,
   applied = cond(should_apply, apply_branch, skip)
   # Summaries of the inner optimizer are empty in skipped steps; inside control flow they cannot be read, so drop them.
   readable = [] if control_flow.is_in_control_flow() else summaries[existing:]
-  summaries[existing:] = [
-      control_flow.merge_out_of_branches(one, b"") for one in readable if control_flow.is_in_branches_only(one.op)]
+  summaries[existing:] = [control_flow.merge_out_of_branches(summary, b"")
+                          for summary in readable if control_flow.is_in_branches_only(summary.op)]
   return applied

@@ -1,4 +1,4 @@
-"""The names that different programs give the same variables in checkpoints. Does not import TensorFlow.
+"""Translates the names that different programs give the same variables in checkpoints. Does not import TensorFlow.
 
     mp_compat             current_loss_scale  good_steps          beta1_power, as without loss scaling
     TensorFlow's class    current_loss_scale  good_steps          cond_1/beta1_power under control flow v1, and without
@@ -21,7 +21,7 @@ Shapes = Mapping[str, Sequence[int]]
 _STATE = {"current_loss_scale": "current_loss_scale", "loss_scale": "current_loss_scale",
           "good_steps": "good_steps", "bad_steps": "bad_steps"}
 _POWERS = ("beta1_power", "beta2_power")
-_NUMBERED = re.compile(r"({})_(\d+)".format("|".join([*_STATE, *_POWERS])))  # in other names, a number is part of it
+_NUMBERED = re.compile(r"({})_(\d+)".format("|".join([*_STATE, *_POWERS])))  # other stems may end in a number
 
 
 class _Name(NamedTuple):
@@ -48,8 +48,8 @@ def _parse(name: str) -> _Name:
   conditionals = [re.fullmatch(r"cond(?:_(\d+))?", scope) for scope in scopes]
   numbered = _NUMBERED.fullmatch(last)
   stem, number = numbered.groups() if numbered else (last, 0)
-  return _Name("/".join(scope for scope, found in zip(scopes, conditionals) if not found),
-               tuple(int(found.group(1) or 0) for found in conditionals if found), stem, int(number))
+  return _Name("/".join(scope for scope, conditional in zip(scopes, conditionals) if not conditional),
+               tuple(int(conditional.group(1) or 0) for conditional in conditionals if conditional), stem, int(number))
 
 
 def _join(scope: str, stem: str, number: int = 0) -> str:
@@ -78,9 +78,9 @@ def dialect(names: Iterable[str]) -> str:
 def match(wanted: Shapes, found: Shapes) -> Dict[str, str]:
   """Returns the names that a checkpoint of any naming scheme has for the variables of a graph.
 
-  Looks for the same name first, then for one that differs only in conditionals (`cond_1/beta1_power`) or in spelling.
-  Then matches scalars of the loss scale's state and Adam's powers with those of the same role in any scope, in order.
-  Names that are not identical match only if the checkpoint has as many of a kind as are wanted.
+  Looks for the same name first, then for a name that differs only in conditionals (`cond_1/beta1_power`) or in
+  spelling. Then matches scalars of the loss scale's state and Adam's powers with those of the same role in any scope,
+  in order of creation. Names that are not identical match only if the checkpoint has as many of a kind as are wanted.
 
   Args:
     wanted: The shapes of the variables by name, in the order in which they were created.
@@ -92,16 +92,17 @@ def match(wanted: Shapes, found: Shapes) -> Dict[str, str]:
   matched = {name: name for name in wanted if name in found}
 
   def pair(group_of: Callable[[_Name, Tuple[int, ...]], Any]) -> None:
-    ours: Dict[Any, List[str]] = collections.OrderedDict()
-    theirs: Dict[Any, List[str]] = collections.OrderedDict()
-    for groups, names in [(ours, wanted), (theirs, sorted(set(found) - set(matched.values()), key=creation_order))]:
+    wanted_groups: Dict[Any, List[str]] = collections.OrderedDict()
+    found_groups: Dict[Any, List[str]] = collections.OrderedDict()
+    unused = sorted(set(found) - set(matched.values()), key=creation_order)
+    for groups, names in [(wanted_groups, wanted), (found_groups, unused)]:
       for name in names:
-        group = group_of(_parse(name), tuple((wanted if groups is ours else found)[name]))
-        if group is not None and (groups is theirs or name not in matched):
+        group = group_of(_parse(name), tuple((wanted if groups is wanted_groups else found)[name]))
+        if group is not None and (groups is found_groups or name not in matched):
           groups.setdefault(group, []).append(name)
-    for group, names in ours.items():
-      if len(names) == len(theirs.get(group, [])):
-        matched.update(zip(names, theirs[group]))
+    for group, names in wanted_groups.items():
+      if len(names) == len(found_groups.get(group, [])):
+        matched.update(zip(names, found_groups[group]))
 
   pair(lambda name, shape: (name.scope, name.role, name.number, shape))
   pair(lambda name, shape: (name.scope, name.role, shape) if _is_scalar_state(name, shape) else None)
@@ -169,7 +170,7 @@ def _without_conditionals(names: Iterable[str]) -> Dict[str, str]:
     parsed = _parse(name)
     number = parsed.number or numbers[parsed.scope, parsed.stem]
     numbers[parsed.scope, parsed.stem] += 1
-    plain.setdefault(_join(parsed.scope, parsed.stem, number), name)  # present under both names: kept once
+    plain.setdefault(_join(parsed.scope, parsed.stem, number), name)  # has both names: keep one
   scopes = {_parse(name).scope for name in plain if is_state(name)}
   for power in _POWERS:  # under control flow v2 TensorFlow's class drops the optimizer's scope
     if len(scopes) == 1 and [_parse(name).plain for name in plain if _parse(name).stem == power] == [power]:

@@ -65,7 +65,7 @@ def reduce_all_replicas(values: tf.Tensor) -> tf.Tensor:
     return values
   strategy = tf.distribute.get_strategy()
   # Strategies reduce only numbers, and only by sum or mean.
-  counts = call_for_each_replica(lambda own: tf.cast(own, tf.float32), values)
+  counts = call_for_each_replica(lambda replica_values: tf.cast(replica_values, tf.float32), values)
   return tf.equal(strategy.reduce(tf.distribute.ReduceOp.SUM, counts, axis=None), strategy.num_replicas_in_sync)
 
 

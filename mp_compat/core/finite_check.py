@@ -1,11 +1,11 @@
 """The finite check: computes whether all values of tensors are finite.
 
 A finite sum proves that all of its terms are finite, because inf or NaN terms make the sum inf or NaN. The sum reads
-each gradient once, on all threads, in every TensorFlow version, on every device. If a sum is not finite (an overflow,
-or finite terms whose sum is out of range), an exact check inside a conditional decides.
+each gradient once, on all threads, in every TensorFlow version and on every device. If a sum is not finite (because of
+an overflow, or of finite terms whose sum is out of range), an exact check inside a conditional decides.
 
 XLA may assume that sums are not NaN (`xla_cpu_enable_fast_math`, the default in TensorFlow 1.15). Sums are therefore
-kept out of its clusters, and what XLA may compile as a whole uses the exact check, which needs only one pass there.
+kept out of XLA clusters. Code that XLA may compile as a whole uses the exact check, which XLA compiles to one pass.
 """
 
 from typing import Any, Dict, List, Tuple
@@ -14,7 +14,7 @@ from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 
-# The largest tensor, in bytes, that is stacked with others of its shape: an op for each would cost more than its sum.
+# The size in bytes up to which tensors of one shape are stacked: an op for each tensor would cost more than its sum.
 _SMALL = 2 ** 16
 
 
@@ -22,7 +22,8 @@ def all_finite(tensors: List[tf.Tensor]) -> tf.Tensor:
   """Returns a scalar bool tensor: True if all values are finite (True for an empty list).
 
   Args:
-    tensors: tensors of any shapes and numeric dtypes; integers count as finite.
+    tensors: tensors of any shapes and numeric dtypes. Integers are finite; a complex number is finite if both of its
+      parts are.
   """
   tensors = [part for tensor in tensors for part in _floating_parts(tensor)]
   if not tensors:
@@ -31,7 +32,7 @@ def all_finite(tensors: List[tf.Tensor]) -> tf.Tensor:
   if tf.executing_eagerly() or control_flow.may_be_compiled():
     return _exact(stacked)
   with tf.xla.experimental.jit_scope(compile_ops=False):
-    sums_finite = tf.reduce_all(tf.is_finite(tf.stack([_sum(one) for one in stacked])))
+    sums_finite = tf.reduce_all(tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked])))
   return control_flow.cond(sums_finite, lambda: tf.constant(True), lambda: _exact(stacked))
 
 

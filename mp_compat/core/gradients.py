@@ -85,7 +85,7 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
 
 
 def gate(grads: Iterable[Gradient]) -> List[Gradient]:
-  """Returns the same gradients; none is available before all are computed (`Optimizer.GATE_GRAPH`)."""
+  """Returns the same gradients, each available only after all are computed (`Optimizer.GATE_GRAPH`)."""
   grads = list(grads)
   return grads if all(grad is None for grad in grads) else tf.tuple(grads)
 
@@ -94,7 +94,7 @@ def convert(grad: Any) -> Gradient:
   """Converts a gradient to a tensor or `tf.IndexedSlices`; returns None for None.
 
   Args:
-    grad: a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None.
+    grad: a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None; of any shape.
 
   Raises:
     TypeError: If `grad` cannot be converted, or is not numeric.
@@ -111,6 +111,12 @@ def convert(grad: Any) -> Gradient:
 
 def convert_pairs(grads_and_vars: Iterable[Tuple[Any, tf.Variable]]) -> Tuple[GradAndVar, ...]:
   """Converts the gradient of each (gradient, variable) pair once.
+
+  Args:
+    grads_and_vars: an iterable of pairs. A gradient is anything that `convert` accepts.
+
+  Returns:
+    A tuple of (gradient, variable) pairs.
 
   Raises:
     ValueError: If there are no pairs, or all gradients are None.
@@ -180,8 +186,8 @@ def computed_ancestors(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]
   """Returns the computed gradients that `grads` derive from by data and that ops built here can read.
 
   Clipping can turn an inf into a finite number (`tf.clip_by_value`), and masking can remove a NaN. The computed
-  gradients still contain it. Omitted are those among `grads`, and those in a branch, loop, function or XLA computation
-  that does not contain the ops built here.
+  gradients still contain the inf or NaN. Omits computed gradients that are among `grads`, and those in a branch, loop,
+  function or XLA computation that does not contain the ops built here.
 
   Args:
     grads: converted gradients.
@@ -190,33 +196,36 @@ def computed_ancestors(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]
     (variable name, tensor) pairs.
   """
   values = values_of(grads)
-  passed = {_tensor_key(one) for one in values} if graphs.default_graph() is not None else ()
+  passed = {_tensor_key(tensor) for tensor in values} if graphs.default_graph() is not None else ()
   return [(_computed_record(tensor.graph)[_tensor_key(tensor)], tensor)
           for tensor in nearest_ancestors(values, is_computed)
           if _tensor_key(tensor) not in passed and control_flow.is_readable(tensor)]
 
 
 def nearest_ancestors(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) -> List[tf.Tensor]:
-  """Returns the nearest tensors with `wanted(tensor)` that `values` are, or derive from by data.
+  """Searches from `values` back to the nearest tensors for which `wanted` returns True, along data inputs.
 
-  The inputs of a tensor that is found are not searched. In eager mode, the result is empty.
+  The inputs of such a tensor are not searched.
 
   Args:
-    values: tensors.
-    wanted: returns whether a tensor is searched for.
+    values: tensors, which are searched, too.
+    wanted: returns whether to return a tensor.
+
+  Returns:
+    A list of tensors; an empty list in eager mode.
   """
   if graphs.default_graph() is None:
     return []
-  found, seen, ahead = [], set(), list(values)
-  while ahead:
-    tensor = ahead.pop()
+  found, seen, pending = [], set(), list(values)
+  while pending:
+    tensor = pending.pop()
     if not hasattr(tensor, "graph") or _tensor_key(tensor) in seen:  # an eager tensor has no graph
       continue
     seen.add(_tensor_key(tensor))
     if wanted(tensor):
       found.append(tensor)
     else:
-      ahead.extend(control_flow.tensor_inputs(tensor))
+      pending.extend(control_flow.tensor_inputs(tensor))
   return found
 
 
@@ -231,13 +240,16 @@ def _computed_record(graph: tf.Graph) -> Dict[Tuple[tf.Operation, int], str]:
 
 
 def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradient]:
-  """Returns the same gradients, with NaN added to the first that is not None unless `finite`.
+  """Returns the same gradients; if `finite` is False, adds NaN to the first gradient that is not None.
 
   For `LossScale.update` of any class, if the gradients passed to it do not contain the non-finite values of the step.
 
   Args:
     finite: a scalar bool tensor.
-    grads: gradients of any shapes; at least one is not None.
+    grads: gradients of any shapes and floating dtypes; at least one is not None.
+
+  Returns:
+    A list of as many gradients, of the same kinds, shapes and dtypes.
   """
   grads = list(grads)
   first = next(i for i, grad in enumerate(grads) if grad is not None)
@@ -249,10 +261,10 @@ def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradien
 def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List[Gradient], tf.Tensor]:
   """Returns `g * clip_norm / max(norm, clip_norm)`, with the norm over all gradients, as `tf.clip_by_global_norm` does.
 
-  Unlike there, the norm does not overflow. It is computed in float32 for float16 and bfloat16 gradients (in float16, a
-  sum of squares overflows from a norm of 256 on), and is correct up to the largest float32 (a sum of squares overflows
-  from 1.8e19 on). If a gradient is not finite, all returned gradients are NaN and no error is raised, so that
-  `apply_gradients` skips the step.
+  Unlike in `tf.clip_by_global_norm`, the norm does not overflow. For float16 and bfloat16 gradients it is computed in
+  float32: in float16, a sum of squares overflows from a norm of 256 on. It is correct up to the largest float32, where
+  a sum of squares overflows from a norm of 1.8e19 on. If a gradient is not finite, all returned gradients are NaN, so
+  that `apply_gradients` skips the step; no error is raised.
 
   Args:
     grads: gradients of any shapes, each float16, bfloat16, float32 or float64; dense, `tf.IndexedSlices` or None.

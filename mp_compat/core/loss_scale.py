@@ -55,7 +55,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
 
   @classmethod
   def from_config(cls: Type[_AnyLossScale], config: Dict[str, Any]) -> _AnyLossScale:
-    """Returns an instance made with the result of `get_config`."""
+    """Returns an instance from the result of `get_config`."""
     return cls(**config)
 
   def variables(self) -> List[tf.Variable]:
@@ -68,7 +68,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     Args:
       name: its name, prefixed by the current name scope as for any variable.
       initial_value: a Python number.
-      dtype: its dtype; that of `initial_value` by default.
+      dtype: its dtype; by default the dtype of `initial_value`.
 
     Returns:
       The variable: not trainable, a resource variable, of aggregation NONE.
@@ -84,7 +84,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     return self._make_weight(name)
 
   def _weight(self, name: str) -> tf.Variable:
-    """Returns the variable declared as `name` in the current graph; first creates all that this graph lacks."""
+    """Returns the variable declared as `name` in the current graph; first creates all missing ones."""
     variables = self._graph_variables()
     with tf.init_scope(), tf.name_scope(None):
       for declared in self._mp_compat_weights:
@@ -127,8 +127,8 @@ class FiniteLossScale(LossScale):
 
   def update(self, grads: Any) -> Tuple[Optional[tf.Tensor], tf.Tensor]:
     """Updates the scale; the step is applied if all gradients on all replicas are finite. See `LossScale.update`."""
-    def check(*own: Any) -> tf.Tensor:
-      converted = [gradients.convert(grad) for grad in own]
+    def check(*replica_grads: Any) -> tf.Tensor:
+      converted = [gradients.convert(grad) for grad in replica_grads]
       hidden = [tensor for _, tensor in gradients.computed_ancestors(converted)]
       return finite_check.all_finite(gradients.values_of(converted) + hidden)
 
@@ -317,26 +317,35 @@ class DynamicLossScale(FiniteLossScale):
         now, ", ".join("{}={}".format(key, value) for key, value in self.get_config().items()))
 
   def get_config(self) -> Dict[str, Any]:
-    """Returns the keyword arguments of an equal instance; omits defaults of those that TensorFlow's class lacks."""
+    """Returns the keyword arguments of an equal instance; omits defaults of arguments that TensorFlow's class lacks."""
     rule = self._mp_compat_rule
     config: Dict[str, Any] = {
         "initial_loss_scale": self.initial_loss_scale, "increment_period": rule.increment_period,
         "multiplier": rule.multiplier}
-    ours = {"backoff": (rule.backoff, rule.multiplier), "overflow_tolerance": (rule.overflow_tolerance, 1),
-            "min_loss_scale": (rule.floor, 1.), "max_loss_scale": (rule.ceiling, update_rule.LARGEST_SCALE)}
-    config.update((key, value) for key, (value, default) in ours.items() if value != default)
+    extensions = {"backoff": (rule.backoff, rule.multiplier), "overflow_tolerance": (rule.overflow_tolerance, 1),
+                  "min_loss_scale": (rule.floor, 1.), "max_loss_scale": (rule.ceiling, update_rule.LARGEST_SCALE)}
+    config.update((key, value) for key, (value, default) in extensions.items() if value != default)
     return config
 
 
 # Keras policies up to TensorFlow 2.4 accept only instances of TensorFlow's classes.
-for _ours, _natives in ((LossScale, native.LOSS_SCALES), (FixedLossScale, native.FIXED_LOSS_SCALES),
-                        (DynamicLossScale, native.DYNAMIC_LOSS_SCALES)):
-  for _native in _natives:
-    _native.register(_ours)
+for _class, _native_classes in ((LossScale, native.LOSS_SCALES), (FixedLossScale, native.FIXED_LOSS_SCALES),
+                                (DynamicLossScale, native.DYNAMIC_LOSS_SCALES)):
+  for _native_class in _native_classes:
+    _native_class.register(_class)
 
 
 def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule) -> Optional[tf.Operation]:
-  """Updates the variables (scale, good_steps and, if present, bad_steps) by `rule`; an op, None in eager mode."""
+  """Updates the variables of a loss scale by `rule`.
+
+  Args:
+    variables: scalars: the scale, good_steps and, if the rule uses it, bad_steps.
+    finite: a scalar bool tensor, True if all gradients of the step are finite.
+    rule: the update rule.
+
+  Returns:
+    An op; None in eager mode.
+  """
   state = update_rule.State(*[tf.convert_to_tensor(variable) for variable in variables])
   after = update_rule.next_state(state, finite, rule, _TENSORS)
   return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)])
@@ -402,6 +411,7 @@ def _bounded(name: str, value: Any, above: float = 0.) -> float:
 
 
 def _count(name: str, value: Any) -> int:
+  """Returns `value` as an int; raises a ValueError if it is not a number from 1 to below 2**63."""
   if not _is_number(value) or not 1 <= value < 2 ** 63:
     raise ValueError("{} must be a whole number of at least 1, but got {!r}.".format(name, value))
   return int(value)

@@ -1,4 +1,4 @@
-"""`tf.keras.mixed_precision.experimental`: only the earlier interface, of TensorFlow 2.0 to 2.3."""
+"""The earlier interface alone, as in `tf.keras.mixed_precision.experimental` of TensorFlow 2.0 to 2.3."""
 
 from typing import Any, Dict
 

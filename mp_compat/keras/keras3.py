@@ -1,4 +1,4 @@
-"""The part of the wrapper for Keras 3 with the TensorFlow backend."""
+"""The mixin of the Keras wrapper for Keras 3 with the TensorFlow backend."""
 
 import sys
 from typing import Any, Callable, Iterable, List, Optional, Sequence, Union
@@ -9,9 +9,9 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
 from mp_compat.core import loss_scale
 
-# Settings of every Keras 3 optimizer that the wrapper does not use; older configurations of wrappers contain them.
+# Settings of every Keras 3 optimizer that the wrapper does not use; configurations of earlier wrappers contain them.
 UNUSED_SETTINGS = frozenset(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "ema_momentum",
-                  "ema_overwrite_frequency", "loss_scale_factor", "gradient_accumulation_steps"])
+                             "ema_overwrite_frequency", "loss_scale_factor", "gradient_accumulation_steps"])
 
 _SCALE_LOSS = "scale_loss"
 _NAMES_IN_KERAS = {"good_steps": "step_counter", "current_loss_scale": "dynamic_scale"}
@@ -41,9 +41,9 @@ class Keras3Mixin(keras_trackable.AnyBase):
     inner = self._optimizer
     del self._optimizer  # Otherwise attributes that the base class sets would be set on it.
     super(self._kind.native, self).__init__(learning_rate=0., name=name)
-    # The inner optimizer's are used, except by the base class's `build`.
-    own = self.__dict__
-    self._own_settings = {setting: own.pop(setting) for setting in UNUSED_SETTINGS if setting in own}
+    # The settings of the inner optimizer are used instead, except by the base class's `build`.
+    attributes = self.__dict__
+    self._own_settings = {setting: attributes.pop(setting) for setting in UNUSED_SETTINGS if setting in attributes}
     self._optimizer = inner
     inner.loss_scale_factor = None  # It would unscale a second time.
     self._track_as_keras()
@@ -51,7 +51,8 @@ class Keras3Mixin(keras_trackable.AnyBase):
   def _track_as_keras(self) -> None:
     """Gives the optimizer the variables and checkpoint keys of Keras's class.
 
-    Our loss scale's variables become Keras variables, as Keras 3 saves no others; TensorFlow's LossScale keeps its own.
+    The variables of a `mp_compat.LossScale` become Keras variables, because Keras 3 saves no others. A LossScale of
+    TensorFlow keeps its variables.
     """
     tracked = {"inner_optimizer": self._optimizer, "_iterations": self._iterations,
                "_learning_rate": self._learning_rate}
@@ -96,7 +97,7 @@ class Keras3Mixin(keras_trackable.AnyBase):
 
   @property
   def variables(self) -> List[Any]:
-    """Returns the iteration, learning rate, counter and scale (Keras 3's order), then the inner optimizer's."""
+    """Returns the iteration, learning rate, counter and scale, as Keras 3 does, then the inner optimizer's."""
     return self._variables[:] + self._optimizer.variables
 
   def set_weights(self, weights: List[Any]) -> None:
@@ -149,13 +150,15 @@ class Keras3Mixin(keras_trackable.AnyBase):
     inner = self._optimizer
     variables = list(trainable_variables or self._trainable_variables)
     if not self.built:
-      self.build(variables)  # In the function, whose first trace may create variables: these may copy the model's.
+      self.build(variables)  # Not in `tf.init_scope`, because new variables may copy the model's.
       self.built = True
     pairs: Sequence[gradients.GradAndVar] = gradients.convert_pairs(zip(grads, variables))
     if self._last_call == _SCALE_LOSS:
-      # The "gradient" of such a variable is its new value, which is not scaled.
-      plain = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
-      unscaled = gradients.unscale([None if kept else grad for grad, kept in zip(grads, plain)], self._current_scale())
-      pairs = [(grad if kept else new, variable) for (grad, variable), new, kept in zip(pairs, unscaled, plain)]
+      # The "gradient" of a variable with `overwrite_with_gradient` is its new value, which is not scaled.
+      overwritten = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
+      unscaled = gradients.unscale(
+          [None if is_value else grad for grad, is_value in zip(grads, overwritten)], self._current_scale())
+      pairs = [(grad if is_value else new_grad, variable)
+               for (grad, variable), new_grad, is_value in zip(pairs, unscaled, overwritten)]
       gradients.record_computed([grad for grad, _ in pairs], [variable.path for variable in variables])
-    self._apply(pairs, lambda own: inner.apply(*map(list, zip(*own))))
+    self._apply(pairs, lambda replica_pairs: inner.apply(*map(list, zip(*replica_pairs))))

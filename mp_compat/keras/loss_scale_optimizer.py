@@ -54,13 +54,14 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   """
 
   _stands_for_native = True
-  _kind: optimizer_kinds.OptimizerKind  # This and the next: only in classes that `concrete_class` returns.
+  # Attributes of the classes that `concrete_class` returns.
+  _kind: optimizer_kinds.OptimizerKind
   _public_class: Type["LossScaleOptimizer"]
 
   def __new__(cls, *args: Any, **kwargs: Any) -> "LossScaleOptimizer":
     if not hasattr(cls, "_kind"):
-      named = next((kwargs[name] for name in ("optimizer", "inner_optimizer", "opt") if name in kwargs), None)
-      cls = optimizer_kinds.concrete_class(cls, args[0] if args else named)
+      keyword = next((kwargs[name] for name in ("optimizer", "inner_optimizer", "opt") if name in kwargs), None)
+      cls = optimizer_kinds.concrete_class(cls, args[0] if args else keyword)
     return super().__new__(cls)
 
   def __init__(self,
@@ -254,19 +255,19 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       return distribute.group(self._optimizer.iterations.assign_add(1))
 
     applied = conditional_apply.apply_in_each_replica(
-        step.logical_and(should_apply, finite), lambda *own: apply(list(zip(own, variables))), grads, {},
-        checked.scope, skip)
+        step.logical_and(should_apply, finite), lambda *replica_grads: apply(list(zip(replica_grads, variables))),
+        grads, {}, checked.scope, skip)
     return distribute.group(applied, update_op)
 
   def __getattr__(self, name: str) -> Any:
-    # Called for attributes that were not found. Private ones are not delegated: base classes and copy probe for many.
+    # Called for attributes that this class lacks. Private names are not forwarded: base classes and copy look up many.
     if name.startswith("_"):
       raise AttributeError("{!r} object has no attribute {!r}".format(type(self).__name__, name))
     return getattr(self._optimizer, name)
 
   def __setattr__(self, name: str, value: Any) -> None:
-    own = name.startswith("_") or isinstance(vars(LossScaleOptimizer).get(name), property)
-    if own or name in self._own_attributes or "_optimizer" not in vars(self):
+    is_own = name.startswith("_") or isinstance(vars(LossScaleOptimizer).get(name), property)
+    if is_own or name in self._own_attributes or "_optimizer" not in vars(self):
       object.__setattr__(self, name, value)
     else:
       setattr(self._optimizer, name, value)
@@ -275,8 +276,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     reduced: Any = super().__reduce_ex__(protocol)
     _, arguments, *state = reduced
     if type(self) is not optimizer_kinds.concrete_class(self._public_class, self._optimizer):
-      return reduced  # a subclass, which has a name of its own
-    # By the name of the concrete class, pickle and copy would find Keras's own.
+      return reduced  # a subclass with another name
+    # pickle and copy would find Keras's own class under the name of the concrete class.
     classes = (self._public_class, type(self._optimizer))
     if hasattr(self, "_unpickle_model"):  # Keras 3: the argument is a file
       return optimizer_kinds.unpickle, classes + tuple(arguments)
@@ -285,12 +286,12 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   def get_config(self) -> Dict[str, Any]:
     """Returns the keyword arguments that make an equal optimizer, in the form of this Keras's own class.
 
-    Up to TensorFlow 2.3 this is the earlier form, `optimizer` and `loss_scale`; from 2.4 on the later form. The earlier
-    form is also used for what the later one cannot express: a custom LossScale, or a multiplier other than 2.
+    Up to TensorFlow 2.3 this is the earlier form, `optimizer` and `loss_scale`. From 2.4 on it is the later form. Loss
+    scales that the later form cannot express (a custom LossScale, a multiplier other than 2) have the earlier form.
     """
     scale, kind = self._loss_scale.get_config(), type(self._loss_scale).__name__
-    says_all = kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3
-    if self._writes_later_config and (says_all or kind == "FixedLossScale"):
+    is_expressible = kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3
+    if self._writes_later_config and (is_expressible or kind == "FixedLossScale"):
       config = {"inner_optimizer": optimizer_kinds.serialize(self._optimizer), "dynamic": self.dynamic,
                 "initial_scale": self.initial_scale, "dynamic_growth_steps": self.dynamic_growth_steps}
       if self.dynamic and self._kind.mixin is keras3.Keras3Mixin:
@@ -354,7 +355,12 @@ def loss_scale_of(loss_scale: Any,
                   dynamic: Optional[bool],
                   initial_scale: Optional[float],
                   dynamic_growth_steps: Optional[int]) -> Any:
-  """Returns the LossScale that the arguments of either form specify."""
+  """Returns the LossScale that the arguments of either form specify; see `LossScaleOptimizer` for their ranges.
+
+  Raises:
+    TypeError: If `dynamic` is not a bool.
+    ValueError: If the forms are mixed, or an argument is missing or out of its range.
+  """
   later = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
   if loss_scale is not None:
     given = sorted(name for name, value in later.items() if value is not None)

@@ -15,15 +15,15 @@ _Wrapper = TypeVar("_Wrapper")
 class OptimizerKind(NamedTuple):
   """One kind of Keras optimizer, of one installed Keras."""
 
-  mixin: type  # The base class with what only wrappers of this kind need.
+  mixin: type  # The base class for wrappers of this kind.
   keras: str  # The package of its modules, such as "keras.src".
-  native: type  # This Keras's own LossScaleOptimizer, which Keras treats specially in places.
+  native: type  # This Keras's own LossScaleOptimizer.
 
   def module(self, name: str) -> Any:
     return importlib.import_module("{}.{}".format(self.keras, name))
 
 
-# Name of the base class -> the mixin, and the name of the native class.
+# By name of the base class: the mixin, and the name of the native class.
 _MIXINS = {
     "OptimizerV2": (optimizer_v2.OptimizerV2Mixin, "LossScaleOptimizer"),
     "_BaseOptimizer": (optimizer_v3.OptimizerV3Mixin, "LossScaleOptimizerV3"),
@@ -38,8 +38,8 @@ _concrete: Dict[Tuple[type, type], type] = {}
 def kind_of(optimizer_class: type) -> Optional[OptimizerKind]:
   """Returns the kind of a class of Keras optimizers; None for any other class."""
   for base in optimizer_class.__mro__:
-    keras, found, _ = base.__module__.partition(".optimizer")
-    if found and base.__name__ in _MIXINS and "keras" in keras:
+    keras, separator, _ = base.__module__.partition(".optimizer")
+    if separator and base.__name__ in _MIXINS and "keras" in keras:
       mixin, native = _MIXINS[base.__name__]
       modules = ["{}.{}".format(keras, module) for module in _NATIVE_MODULES]
       module = next(name for name in modules if _exists(name))  # Every Keras with these classes has one.
@@ -91,10 +91,10 @@ def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
   key = (cls, kind.native)
   if key not in _concrete:
     metaclass: Any = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})
-    # Saved models and configurations name a class by its name and module: they name Keras's own.
-    named = kind.native if "_stands_for_native" in vars(cls) else cls
-    _concrete[key] = metaclass(_registered_name(named, kind), (cls, kind.mixin, kind.native), {
-        "__module__": named.__module__, "__doc__": cls.__doc__, "__qualname__": named.__qualname__,
+    # Saved models and configurations contain the name and module of a class: here, those of Keras's own class.
+    name_source = kind.native if "_stands_for_native" in vars(cls) else cls
+    _concrete[key] = metaclass(_registered_name(name_source, kind), (cls, kind.mixin, kind.native), {
+        "__module__": name_source.__module__, "__doc__": cls.__doc__, "__qualname__": name_source.__qualname__,
         "_kind": kind, "_public_class": cls})
   return _concrete[key]
 
@@ -137,7 +137,7 @@ def _keras_is_installed() -> bool:
 
 
 def serialize(optimizer: Any) -> Dict[str, Any]:
-  """Returns the configuration that Keras's `optimizers.serialize` makes of an optimizer."""
+  """Returns the configuration of an optimizer by Keras's `optimizers.serialize`."""
   return _known_kind(type(optimizer)).module("optimizers").serialize(optimizer)
 
 

@@ -1,4 +1,4 @@
-"""The part for OptimizerV2: `tf.keras.optimizers` up to TensorFlow 2.10, `.legacy` from 2.11 on."""
+"""The mixin of the Keras wrapper for OptimizerV2: `tf.keras.optimizers` up to 2.10, `.legacy` from 2.11 on."""
 
 import contextlib
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional
@@ -13,7 +13,7 @@ _CLIPPING = ("clipvalue", "clipnorm")
 
 
 class _InnerAttribute:
-  """A descriptor: reads and sets an attribute of the inner optimizer; None if that has none."""
+  """A descriptor: reads and sets an attribute of the inner optimizer; None if the inner optimizer lacks it."""
 
   def __set_name__(self, owner: type, name: str) -> None:
     self._name = name
@@ -64,10 +64,10 @@ class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
                          var_list: Any,
                          grad_loss: Optional[tf.Tensor] = None,
                          tape: Optional[tf.GradientTape] = None) -> List[gradients.GradAndVar]:
-    with contextlib.ExitStack() as around:
+    with contextlib.ExitStack() as stack:
       kwargs = {}
       if tape is not None:
-        around.enter_context(tape)
+        stack.enter_context(tape)
         kwargs["tape"] = tape
       loss = self.get_scaled_loss(loss)
     with self._clipping_after_unscaling() as clip:
@@ -99,7 +99,7 @@ class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
     limits: Dict[str, Any] = {}
     if not hasattr(inner, "_transform_gradients"):
       limits = {name: inner.__dict__.pop(name) for name in _CLIPPING if name in inner.__dict__}
-      if hasattr(inner, "_HAS_AGGREGATE_GRAD"):  # No limit is None from 2.2 on, a missing attribute before.
+      if hasattr(inner, "_HAS_AGGREGATE_GRAD"):  # From 2.2 on, a missing limit is None.
         inner.__dict__.update(dict.fromkeys(limits))
 
     def clip(grads: List[gradients.Gradient]) -> List[gradients.Gradient]:

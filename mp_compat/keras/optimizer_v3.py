@@ -1,4 +1,4 @@
-"""The part for newer Keras 2 optimizers: `tf.keras.optimizers` of TensorFlow 2.11 to 2.15, and tf_keras."""
+"""The mixin of the Keras wrapper for newer Keras 2 optimizers: `tf.keras` of TensorFlow 2.11 to 2.15, and tf_keras."""
 
 import contextlib
 from typing import Any, FrozenSet, Iterable, List, Optional
@@ -41,9 +41,9 @@ class OptimizerV3Mixin(keras_trackable.AnyBase):
     Raises:
       ValueError: If the loss is not floating, or is a tensor without a tape.
     """
-    with contextlib.ExitStack() as around:
+    with contextlib.ExitStack() as stack:
       if tape is not None:
-        around.enter_context(tape)
+        stack.enter_context(tape)
       loss = self.get_scaled_loss(loss)
     pairs = self._optimizer.compute_gradients(loss, var_list, tape)
     unscaled = self.get_unscaled_gradients(grad for grad, _ in pairs)

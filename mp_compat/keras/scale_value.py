@@ -27,7 +27,7 @@ class LossScaleValue(keras_trackable.AnyBase):
     self._loss_scale = loss_scale
     self._owner = owner
     if graphs.init_scope_graph() is not None:
-      self._as_graph_element()  # before the graph is finalized
+      self._as_graph_element()  # adds the tensor before the graph is finalized
 
   @property  # type: ignore[misc]  # `object` also has a setter
   def __class__(self) -> type:  # read by isinstance

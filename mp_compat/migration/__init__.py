@@ -1,1 +1,1 @@
-"""What moves programs of other libraries and versions here. Private: use `mp_compat.install` and the command line."""
+"""Moves programs that use TensorFlow's loss scaling to this package. Private: use `mp_compat` and the command line."""

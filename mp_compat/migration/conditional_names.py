@@ -43,22 +43,22 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
     if graph is None or graph is not tf.get_default_graph():
       return apply_gradients(self, *args, **kwargs)  # in eager mode or a function
     scope = graphs.name_scope()
-    more = graphs.record_in(graph, "more_conditionals", lambda: collections.defaultdict(int))
+    offsets = graphs.record_in(graph, "more_conditionals", lambda: collections.defaultdict(int))
     before = _next_conditional(graph)
     existing = [variable for _, variable in optimizers.non_slot_variables(self.inner_optimizer)]
     result = apply_gradients(self, *args, **kwargs)
-    made = [(name, variable) for name, variable in optimizers.non_slot_variables(self.inner_optimizer)
-            if not any(variable is before for before in existing)]
+    created = [(name, variable) for name, variable in optimizers.non_slot_variables(self.inner_optimizer)
+               if not any(variable is other for other in existing)]
     if _next_conditional(graph) == before:
-      return result  # No conditional in this scope. With replicas, it is in that of the first.
+      return result  # No conditional was built in this scope. With replicas, it is in the scope of the first replica.
     conditionals = _conditionals(self.loss_scale)
-    if conditionals is None or more[scope] is None:
-      more[scope] = None
-      _warn_unknown_names(self.loss_scale, [variable.op.name for _, variable in made])
+    if conditionals is None or offsets[scope] is None:
+      offsets[scope] = None
+      _warn_unknown_names(self.loss_scale, [variable.op.name for _, variable in created])
       return result
-    (count, applying), number = conditionals, before + more[scope]
-    more[scope] = number + count - _next_conditional(graph)
-    for name, variable in made if count else []:
+    (count, applying), number = conditionals, before + offsets[scope]
+    offsets[scope] = number + count - _next_conditional(graph)
+    for name, variable in created if count else []:
       _record(graph, variables.local_copies(variable)[0].op.name, name if tf.control_flow_v2_enabled() else _join(
           scope, "cond_{}".format(number + applying) if number + applying else "cond", name))
     return result
@@ -74,7 +74,7 @@ def _conditionals(loss_scale: Any) -> Optional[Tuple[int, int]]:
   dynamic = (loss_scale_module.DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
   if not isinstance(loss_scale, dynamic):
     return 0, 0
-  return (2, 1) if type(loss_scale).update in [one.update for one in dynamic] else None
+  return (2, 1) if type(loss_scale).update in [cls.update for cls in dynamic] else None
 
 
 def _warn_unknown_names(loss_scale: Any, names: Any) -> None:
@@ -86,15 +86,16 @@ def _warn_unknown_names(loss_scale: Any, names: Any) -> None:
         ", ".join(names), type(loss_scale).__name__)
 
 
-def _record(graph: tf.Graph, ours: str, theirs: str) -> None:
+def _record(graph: tf.Graph, name: str, tensorflow_name: str) -> None:
+  """Records the name of a variable in TensorFlow's class; appends a number if another variable has that name."""
   names = saver.tensorflow_names(graph)
-  if ours in names:
+  if name in names:
     return  # recorded by the first replica
-  taken, number, unique = set(names.values()), 0, theirs
+  taken, number, unique = set(names.values()), 0, tensorflow_name
   while unique in taken:
     number += 1
-    unique = "{}_{}".format(theirs, number)
-  names[ours] = unique
+    unique = "{}_{}".format(tensorflow_name, number)
+  names[name] = unique
 
 
 def _next_conditional(graph: tf.Graph) -> int:

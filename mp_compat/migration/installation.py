@@ -1,4 +1,4 @@
-"""Makes TensorFlow's old names for loss scaling refer to this package, until they are uninstalled."""
+"""Makes TensorFlow's old names for loss scaling refer to this package, until `uninstall` is called."""
 
 import functools
 import importlib
@@ -62,19 +62,19 @@ class Installation:
   def _install(self) -> None:
     for path, replacements in old_names.PUBLIC:
       try:
-        modules = self._modules(path)
+        copies = self._modules(path)
       except ImportError as error:  # Keras is not installed.
         self.skipped.append("tensorflow.{}: {}".format(path, error))
         continue
       for name, new in replacements.items():
         replacement = operator.attrgetter(new.partition(".")[2])(mp_compat)
-        for module in modules:
+        for module in copies:
           self._set(module, name, replacement)
         self.patched.append("tensorflow.{}.{}".format(path, name))
     self._install_checkpoints()
 
   def _install_checkpoints(self) -> None:
-    """Makes Saver and `init_from_checkpoint` read every naming scheme, and Saver write TensorFlow's names, too."""
+    """Makes Saver and `init_from_checkpoint` read every naming scheme, and Saver also write TensorFlow's names."""
     native_saver, init = tf.train.Saver, tf.train.init_from_checkpoint
     saver_restore, saver_build = native_saver.restore, native_saver.build
 
@@ -112,9 +112,9 @@ class Installation:
     for part in path.split("."):
       full += "." + part
       if not hasattr(module, part):
-        made = types.ModuleType(full, _MADE)
-        made.__path__ = []  # a package: its submodules can be imported
-        self._set(module, part, made)
+        new_module = types.ModuleType(full, _MADE)
+        new_module.__path__ = []  # a package: its submodules can be imported
+        self._set(module, part, new_module)
       module = getattr(module, part)
       if full not in sys.modules:  # An import would create a copy.
         sys.modules[full] = module
@@ -142,11 +142,11 @@ def install() -> Installation:
       with mp_compat.install() as installed:    or within a block
         print(installed.patched)
 
-  Replaces `tf.train.experimental`, `tf.mixed_precision.experimental`, the LossScaleOptimizer of
-  `tf.keras.mixed_precision.experimental`, and the same of `tf.compat.v1` and `tf.compat.v2`;
-  `tf.compat.v1.mixed_precision`; `tf.contrib.mixed_precision`. Creates those modules that TensorFlow no longer has.
+  Replaces the names for loss scaling in `tf.train.experimental`, `tf.mixed_precision.experimental` and
+  `tf.keras.mixed_precision.experimental`, in the same modules of `tf.compat.v1` and `tf.compat.v2`, and in
+  `tf.compat.v1.mixed_precision` and `tf.contrib.mixed_precision`. Creates modules that TensorFlow no longer has.
   `tf.compat.v1.train.Saver` and `init_from_checkpoint` then read checkpoints of TensorFlow's classes and of this
-  package. Names that were imported earlier do not change: call this first.
+  package. Names that the program imported before do not change, so call this first.
 
   Returns:
     An `Installation`, with `uninstall()`. If the names are installed already, it is empty and changes nothing.

@@ -1,1 +1,1 @@
-"""What a run did: reports on gradients, hooks, summaries, plots. Private: use the names in `mp_compat`."""
+"""Monitors runs: reports on gradients, hooks, summaries, plots. Private: use the names in `mp_compat`."""

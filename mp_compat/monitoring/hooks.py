@@ -233,7 +233,7 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     if isinstance(num_attempts, bool) or not isinstance(num_attempts, int) or num_attempts < 1:
       raise ValueError("num_attempts must be an int of at least 1, but got {!r}.".format(num_attempts))
     self._optimizer = optimizer
-    self._left = num_attempts
+    self._remaining = num_attempts
 
   def begin(self) -> None:
     self._steps = _StepCounter(self._optimizer)
@@ -253,18 +253,18 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
     if run_values.results is not None:
-      self._left -= int(run_values.results[0])
+      self._remaining -= int(run_values.results[0])
     elif self._steps.counters is not None:
-      self._left -= self._steps.since_last_run(run_context.session)[0]
-    if self._left <= 0:
+      self._remaining -= self._steps.since_last_run(run_context.session)[0]
+    if self._remaining <= 0:
       run_context.request_stop()
 
 
 class _StepCounter:
   """Counts the steps that Session runs execute with an optimizer's train op.
 
-  The counts of a step are read from the train op. Inside a loop or a function that is not possible; then the
-  optimizer's counters (`add_summaries=True`), if it has them, are read after each run.
+  The counts of a step are read from the train op. If the train op is inside a loop or a function, it cannot be read.
+  Then the optimizer's counters (`add_summaries=True`), if there are any, are read after each run.
   """
 
   def __init__(self, optimizer: Any) -> None:
@@ -277,8 +277,8 @@ class _StepCounter:
     if not self.countable:
       logging.warning("The train op %s is inside a loop or a function, where hooks cannot count its steps. Make the "
                       "optimizer with add_summaries=True, which counts them in local variables.", train_op.name)
-    self._known: Dict[Tuple[str, ...], bool] = {}
-    self._counted = [0, 0]
+    self._runs_train_op: Dict[Tuple[str, ...], bool] = {}  # by the names of the fetched elements
+    self._counted = [0, 0]  # attempted and skipped steps at the last call of `start` or `since_last_run`
 
   def start(self, session: tf.Session) -> None:
     """Starts counting in a new session."""
@@ -294,17 +294,18 @@ class _StepCounter:
     """Returns whether a run fetches the train op or an op that depends on it."""
     fetched = graphs.fetched_elements(self.train_op.graph, run_context.original_args.fetches)
     key = tuple(element.name for element in fetched)
-    if key not in self._known:
-      self._known[key] = self._leads_to_train_op(fetched)
-    return self._known[key]
+    if key not in self._runs_train_op:
+      self._runs_train_op[key] = self._leads_to_train_op(fetched)
+    return self._runs_train_op[key]
 
   def _leads_to_train_op(self, fetched: List[Any]) -> bool:
-    ahead = [getattr(element, "op", element) for element in fetched]
+    """Returns whether an element of `fetched`, a tensor or an op, is the train op or depends on it."""
+    pending = [getattr(element, "op", element) for element in fetched]
     seen = set()
-    while ahead:
-      op = ahead.pop()
+    while pending:
+      op = pending.pop()
       if op not in seen:
         seen.add(op)
-        ahead.extend(tensor.op for tensor in op.inputs)
-        ahead.extend(op.control_inputs)
+        pending.extend(tensor.op for tensor in op.inputs)
+        pending.extend(op.control_inputs)
     return self.train_op in seen

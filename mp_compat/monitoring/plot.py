@@ -15,7 +15,7 @@ APPLIED = "loss_scale/applied"  # written by add_summaries=True, not by LossScal
 # Okabe and Ito's palette, which is safe for all kinds of color vision.
 LOSS_COLOR, SCALE_COLOR, SKIPPED_COLOR = "#0072B2", "#009E73", "#D55E00"
 
-MOST_POINTS = 400  # a longer loss curve is drawn as means and ranges
+MOST_POINTS = 400  # the largest number of points of a loss curve; longer ones are drawn as means and ranges
 
 
 class PlotError(Exception):
@@ -91,9 +91,9 @@ def plot(logdir: str, output: str, loss_tag: Optional[str] = None) -> Series:
 def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
   """Reads the loss scale and the loss of one run.
 
-  The event files of one directory are sessions of one run, ordered by time. If a session resumed before the last step
-  of an earlier session, the earlier values from that step on are dropped. If a LossScaleHook counts from 0 again, its
-  counts are added to the earlier ones.
+  The event files of one directory are the sessions of one run, in order of time. If a session resumed before the last
+  step of an earlier session, the earlier values from that step on are dropped. If a LossScaleHook counts from 0 again,
+  its counts are added to the earlier ones.
 
   Args:
     logdir: a directory that contains event files at any depth: a LossScaleHook's `output_dir`, or a `model_dir` with
@@ -178,10 +178,10 @@ def _draw_loss(axes: Any, loss: Curve) -> None:
     parts = [values[start:start + size] for start in starts]
     steps = [np.mean(loss.steps[start:start + size]) for start in starts]
 
-    def reduced(reduce: Callable[..., Any]) -> np.ndarray:
+    def reduce_parts(reduce: Callable[..., Any]) -> np.ndarray:
       return np.ma.array([reduce(part) for part in parts], float).filled(np.nan)
 
-    lowest, mean, highest = reduced(np.ma.min), reduced(np.ma.mean), reduced(np.ma.max)
+    lowest, mean, highest = reduce_parts(np.ma.min), reduce_parts(np.ma.mean), reduce_parts(np.ma.max)
     axes.fill_between(steps, lowest, highest, color=LOSS_COLOR, alpha=0.25, linewidth=0,
                       label="range of {:,} values".format(size))
     axes.plot(steps, mean, color=LOSS_COLOR, label="mean")
@@ -267,6 +267,7 @@ def _points(file: _EventFile) -> Iterable[Tuple[int, float, int]]:
 
 
 def _join_attempts(files: List[_EventFile]) -> Tuple[List[int], List[float], List[int]]:
+  """Returns the steps, scales and skipped steps that LossScaleHook wrote; continues counts that start again at 0."""
   steps: List[int] = []
   scales: List[float] = []
   skipped: List[int] = []
@@ -282,6 +283,7 @@ def _join_attempts(files: List[_EventFile]) -> Tuple[List[int], List[float], Lis
 
 
 def _join_summaries(files: List[_EventFile]) -> Tuple[List[int], List[float], List[int]]:
+  """Returns the steps, scales and skipped steps of summaries; adds up the counts of several sessions."""
   steps: List[int] = []
   scales: List[float] = []
   skipped: List[int] = []
@@ -308,13 +310,14 @@ def _resume(step: int, steps: List[int], *others: List[Any]) -> None:
 
 
 def _find_loss(files: List[_EventFile], loss_tag: Optional[str], preferred: List[str]) -> Optional[Curve]:
-  found = sorted(
+  """Returns the loss curve of one directory, one of `preferred` if possible; None if no tag matches."""
+  candidates = sorted(
       (file.directory not in preferred, file.directory.count(os.sep), file.directory, len(tag), tag)
       for file in files for tag in file.scalars
       if (tag == loss_tag if loss_tag is not None else tag == "loss" or tag.endswith("/loss")))
-  if not found:
+  if not candidates:
     return None
-  directory, tag = found[0][2], found[0][-1]
+  directory, tag = candidates[0][2], candidates[0][-1]
   curve = Curve(tag, [], [])
   for file in files:
     if file.directory == directory:

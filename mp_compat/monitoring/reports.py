@@ -1,4 +1,4 @@
-"""Records what a step did, for hooks, reports and summaries."""
+"""Records the tensors that describe a step, for hooks, reports and summaries."""
 
 import collections
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
@@ -36,8 +36,8 @@ class GradientReport(NamedTuple):
 
 def record(optimizer: Any, step: Step) -> None:
   """Records the optimizer's last step in the current graph and in the graph that a Session runs."""
-  current, home = graphs.default_graph(), graphs.init_scope_graph()
-  for graph in [current] if None in (current, home) else [current, home]:
+  current, outermost = graphs.default_graph(), graphs.init_scope_graph()
+  for graph in [current] if None in (current, outermost) else [current, outermost]:
     graphs.state_of(optimizer, graph)["step"] = step
 
 
@@ -69,7 +69,7 @@ def counts(step: Step) -> tf.Tensor:
 
 
 def is_readable(step: Step) -> bool:
-  """Returns whether the current graph can read what the step did: False inside a loop, a function or XLA."""
+  """Returns whether the current graph can read the tensors of the step: False inside a loop, a function or XLA."""
   return control_flow.is_in_branches_only(step.train_op)
 
 
@@ -103,19 +103,19 @@ def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, Gradien
     pairs += gradients.computed_ancestors([grad for grad, _ in step.gradients])
     reports = [_report(values) for _, values in pairs]
   unique_names = []
-  seen: Dict[str, int] = collections.Counter()
+  occurrences: Dict[str, int] = collections.Counter()
   for name, _ in pairs:
-    seen[name] += 1
-    unique_names.append(name if seen[name] == 1 else "{} ({})".format(name, seen[name]))
+    occurrences[name] += 1
+    unique_names.append(name if occurrences[name] == 1 else "{} ({})".format(name, occurrences[name]))
   return collections.OrderedDict(
-      (name, GradientReport(*[control_flow.merge_out_of_branches(one, 0) for one in report]))
+      (name, GradientReport(*[control_flow.merge_out_of_branches(count, 0) for count in report]))
       for name, report in zip(unique_names, reports))
 
 
 def describe_nonfinite(reports: Dict[str, GradientReport]) -> List[str]:
   """Returns one line of text for each non-finite gradient in fetched reports."""
-  return ["{}: {} NaN, {} inf, the largest of the others {:.3g}".format(name, r.nans, r.infs, r.largest)
-          for name, r in reports.items() if r.nans or r.infs]
+  return ["{}: {} NaN, {} inf, the largest of the others {:.3g}".format(
+      name, report.nans, report.infs, report.largest) for name, report in reports.items() if report.nans or report.infs]
 
 
 def _report(values: tf.Tensor) -> GradientReport:

@@ -102,8 +102,9 @@ class GradientAccumulator:
     """Returns the mean gradients of the window's finite micro-batches, to be clipped, reduced and applied.
 
     Returns:
-      A list of (gradient, variable) pairs, in the order passed to `add`. A gradient is dense, with its variable's shape
-      and the dtype passed to `add`, or None if None was passed. It is NaN if the window must be skipped.
+      A list of (gradient, variable) pairs, in the order passed to `add`. A gradient is None if None was
+      passed to `add`. Otherwise it is a dense tensor with the variable's shape and the dtype passed to `add`. Its
+      values are NaN if the window must be skipped.
 
     Raises:
       RuntimeError: If `add` was not called in this graph.
@@ -135,7 +136,7 @@ class GradientAccumulator:
       name: a name for the op that applies the step; the inner optimizer's by default.
 
     Returns:
-      One op; it runs no backward pass.
+      One op, which runs no backward pass.
 
     Raises:
       RuntimeError: If `add` was not called in this graph.

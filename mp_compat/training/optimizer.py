@@ -150,7 +150,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   @autograph.do_not_convert
   def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
-    """Computes and applies gradients; arguments and errors as in `tf.compat.v1.train.Optimizer.minimize`."""
+    """Computes and applies gradients; takes the arguments of `tf.compat.v1.train.Optimizer.minimize`."""
     return super().minimize(*args, **kwargs)
 
   @autograph.do_not_convert
@@ -281,7 +281,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       grads_and_vars: an iterable of pairs as `compute_gradients` returns them, possibly clipped, averaged, fed or
         replaced. A gradient is a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None.
       global_step: a variable to increment by one with every applied step.
-      name: the name of the returned op; the inner optimizer's by default.
+      name: the name of the returned op; by default the name of the inner optimizer.
       **kwargs: further arguments of the inner optimizer's `apply_gradients`.
 
     Returns:

@@ -48,11 +48,11 @@ def apply_gradients_together(steps: Iterable[Step],
     raise ValueError("skip must be one of {}, but got {!r}.".format(", ".join(map(repr, _SKIP)), skip))
   distribute.check_replica_context()
   checked = []
-  for opt, own in zip(optimizers, pairs):
-    checked.append(step.check(own, check_computed=opt.step_settings.check_computed_gradients))
+  for opt, grads_and_vars in zip(optimizers, pairs):
+    checked.append(step.check(grads_and_vars, check_computed=opt.step_settings.check_computed_gradients))
     opt.warn_if_never_scaled()
-  merged = functools.partial(_apply_all, optimizers, skip)
-  return distribute.merge_call(merged, [tuple(own) for own in checked], global_step, name)
+  apply_all = functools.partial(_apply_all, optimizers, skip)
+  return distribute.merge_call(apply_all, [tuple(part) for part in checked], global_step, name)
 
 
 def _checked_steps(steps: Iterable[Step]) -> List[Step]:
@@ -79,12 +79,12 @@ def _apply_all(optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimiz
                name: str) -> Optional[tf.Operation]:
   """Applies the gradients of all optimizers; called once for all replicas."""
   settings = optimizers[0].step_settings
-  steps = [step.CheckedGradients(*own) for own in checked]
-  grads = [grad for own in steps for grad, _ in own.grads_and_vars]
+  steps = [step.CheckedGradients(*fields) for fields in checked]
+  grads = [grad for part in steps for grad, _ in part.grads_and_vars]
   reducer = step.finite_reducer_for(settings, grads)
-  finite = step.reduce_finite([own.finite for own in steps], reducer)
+  finite = step.reduce_finite([part.finite for part in steps], reducer)
   all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
-  hidden = reducer is not None or any(own.hidden for own in steps)
+  hidden = reducer is not None or any(part.hidden for part in steps)
   with_summaries = any(opt.step_settings.add_summaries for opt in optimizers)
   scale = tf.cast(settings.loss_scale(), tf.float32) if with_summaries else None
   with tf.control_dependencies([] if scale is None else [scale]):
@@ -92,12 +92,13 @@ def _apply_all(optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimiz
   if skip == "each":
     # No optimizer applies its step before the gradients of all optimizers are computed.
     with tf.control_dependencies([all_finite]):
-      decisions = [tf.identity(step.should_apply_part(should_apply, all_finite, own)) for own in finite]
+      decisions = [tf.identity(step.should_apply_part(should_apply, all_finite, part_finite))
+                   for part_finite in finite]
   else:
     decisions = [step.logical_and(should_apply, all_finite)] * len(finite)
   train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
-  applied = [opt.apply_decision(own, step.Decision(own_finite, decided, update_op, scale))
-             for opt, own, own_finite, decided in zip(optimizers, steps, finite, decisions)]
+  applied = [opt.apply_decision(part, step.Decision(part_finite, part_should_apply, update_op, scale))
+             for opt, part, part_finite, part_should_apply in zip(optimizers, steps, finite, decisions)]
   counted = None
   if global_step is not None:
     with tf.control_dependencies([op for op in applied if op is not None]):

@@ -20,7 +20,7 @@ from mp_compat.monitoring import reports
 from mp_compat.monitoring import summaries
 from mp_compat.training import sync_replicas
 
-# Reduces over processes: maps a bool tensor to one of its shape, True where it is True in all processes.
+# Reduces over processes: maps a bool tensor to one of the same shape, True where it is True in all processes.
 FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -65,6 +65,9 @@ def check(grads_and_vars: Iterable[Tuple[Any, tf.Variable]],
     check_finite: whether to check at all.
     check_computed: whether the check also covers the gradients as `compute_gradients` returned them.
 
+  Returns:
+    The converted gradients and the result of the check.
+
   Raises:
     ValueError: If there are no pairs, or all gradients are None.
     TypeError: See `gradients.convert_pairs`.
@@ -80,7 +83,7 @@ def check(grads_and_vars: Iterable[Tuple[Any, tf.Variable]],
 
 
 def reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = None) -> List[tf.Tensor]:
-  """Returns for each tensor whether it is True in all replicas and processes; called once for all replicas.
+  """Returns, for each tensor, whether it is True in all replicas and processes; called once for all replicas.
 
   Args:
     finite: scalar bool tensors, per-replica values.
@@ -93,7 +96,7 @@ def reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = No
     ValueError: If `reducer` returns another dtype or shape.
   """
   single = len(finite) == 1
-  stacked = finite[0] if single else distribute.call_for_each_replica(lambda *own: tf.stack(own), *finite)
+  stacked = finite[0] if single else distribute.call_for_each_replica(lambda *parts: tf.stack(parts), *finite)
   stacked = distribute.reduce_all_replicas(stacked)
   if reducer is not None:
     reduced = tf.convert_to_tensor(reducer(stacked))
@@ -116,6 +119,9 @@ def decide(settings: Settings, checked: CheckedGradients, micro_batches_finite: 
     micro_batches_finite: a scalar bool in each replica, False if micro-batches that were not finite were left out of
       the gradients. The loss scale is then updated as for a step that is not finite, but the gradients are applied if
       they are finite.
+
+  Returns:
+    A `Decision`.
   """
   grads = [grad for grad, _ in checked.grads_and_vars]
   scale = tf.cast(settings.loss_scale(), tf.float32) if settings.add_summaries else None
@@ -140,8 +146,8 @@ def finite_reducer_for(settings: Settings, grads: Iterable[gradients.Gradient]) 
 
 
 def local_gradients(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
-  """Returns the gradients of all local replicas, gradient by gradient."""
-  return [own for grad in grads for own in distribute.local_results(grad)]
+  """Returns the values of `grads` on all local replicas: for each gradient, its values in the order of the replicas."""
+  return [local_grad for grad in grads for local_grad in distribute.local_results(grad)]
 
 
 def update(settings: Settings,
@@ -149,6 +155,12 @@ def update(settings: Settings,
            finite: tf.Tensor,
            hidden: bool) -> Tuple[Optional[tf.Operation], Any]:
   """Updates the loss scale after a step; with `use_locking`, in a mutex (in graphs, outside of functions and XLA).
+
+  Args:
+    settings: the settings of the optimizer.
+    grads: the gradients of the step, per-replica values.
+    finite: a scalar bool tensor, True if the step is finite in all replicas and processes.
+    hidden: whether `finite` may be False although all of `grads` are finite.
 
   Returns:
     `(update_op, should_apply)`, see `LossScale.update`.
@@ -172,7 +184,15 @@ def logical_and(should_apply: Any, finite: tf.Tensor) -> Any:
 
 
 def should_apply_part(should_apply: Any, all_finite: tf.Tensor, part_finite: tf.Tensor) -> tf.Tensor:
-  """Returns whether to apply a finite part of a step: not if the loss scale skips a step that is finite as a whole."""
+  """Returns a scalar bool tensor: whether to apply one part of a step, such as the gradients of one optimizer.
+
+  A part is applied if it is finite, unless the whole step is finite and the loss scale skips it.
+
+  Args:
+    should_apply: the result of `LossScale.update`, a bool or a scalar bool tensor.
+    all_finite: a scalar bool tensor, True if the whole step is finite.
+    part_finite: a scalar bool tensor, True if the part is finite.
+  """
   if should_apply is True or should_apply is all_finite:
     return part_finite
   return tf.logical_and(part_finite, tf.logical_or(should_apply, tf.logical_not(all_finite)))
@@ -198,21 +218,21 @@ def apply(settings: Settings,
     A record of what was built; in eager mode it holds the decision only.
   """
   train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
-  # Custom optimizers may take fewer arguments.
+  # Passes only given arguments: custom optimizers may take fewer.
   arguments = (checked.grads_and_vars, global_step, name)
-  given = 3 if name is not None else 2 if global_step is not None else 1
+  num_arguments = 3 if name is not None else 2 if global_step is not None else 1
   applied = conditional_apply.apply_in_each_replica(
-      decision.should_apply, settings.inner_optimizer.apply_gradients, arguments[:given], kwargs, checked.scope)
+      decision.should_apply, settings.inner_optimizer.apply_gradients, arguments[:num_arguments], kwargs, checked.scope)
   if tf.executing_eagerly():
     return reports.Step(None, decision.finite, decision.should_apply, [])
-  local = [(own, variable.name) for grad, variable in checked.grads_and_vars
-           for own in distribute.local_results(grad)]
-  followed = sync_replicas.set_accumulator_steps([grad for grad, _ in local], global_step, applied)
+  local = [(local_grad, variable.name) for grad, variable in checked.grads_and_vars
+           for local_grad in distribute.local_results(grad)]
+  accumulators_set = sync_replicas.set_accumulator_steps([grad for grad, _ in local], global_step, applied)
   counted = counters = None
   if settings.add_summaries:
     good_steps = getattr(settings.loss_scale, "_num_good_steps", None)
     counted, counters = summaries.add(decision.scale, good_steps, decision.should_apply)
-  train_op = distribute.group(applied, decision.update_op, followed, counted, name=name or settings.name)
+  train_op = distribute.group(applied, decision.update_op, accumulators_set, counted, name=name or settings.name)
   set_train_ops(train_ops + [train_op])
   return reports.Step(train_op, decision.finite, decision.should_apply, local, counters)
 

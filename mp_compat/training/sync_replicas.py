@@ -1,4 +1,4 @@
-"""Keeps the accumulators of a `tf.train.SyncReplicasOptimizer` around the loss scaling in step after skipped steps."""
+"""Sets the step of the accumulators of a `tf.train.SyncReplicasOptimizer` that wraps the loss scaling."""
 
 from typing import Iterable, Optional
 
@@ -7,15 +7,16 @@ from mp_compat.core import gradients
 
 
 def set_accumulator_steps(grads: Iterable[gradients.Gradient],
-                       global_step: Optional[tf.Variable],
-                       applied: Optional[tf.Operation]) -> Optional[tf.Operation]:
+                          global_step: Optional[tf.Variable],
+                          applied: Optional[tf.Operation]) -> Optional[tf.Operation]:
   """Returns an op that sets the step of the gradients' accumulators to the global step after `applied` has run.
 
-  Taking gradients from a `tf.ConditionalAccumulator` increments its step. It then drops new gradients of earlier steps
-  as stale. A skipped step leaves `global_step` unchanged, so without this op the workers would wait forever.
+  Taking gradients from a `tf.ConditionalAccumulator` increments its step. The accumulator then drops new gradients of
+  earlier steps as stale. A skipped step leaves `global_step` unchanged, so without this op the workers would wait
+  forever.
 
   Args:
-    grads: the gradients of this step.
+    grads: the gradients of this step, of any shapes and dtypes.
     global_step: the variable that `applied` increments, or None.
     applied: the op that applies the step or skips it.
 
@@ -30,14 +31,14 @@ def set_accumulator_steps(grads: Iterable[gradients.Gradient],
   if not accumulators:
     return None
   with tf.control_dependencies([applied]), tf.colocate_with(global_step, ignore_existing=True):
-    now = tf.cast(global_step.read_value(), tf.int64)
-  follow = []
+    current_step = tf.cast(global_step.read_value(), tf.int64)
+  updates = []
   for take in accumulators.values():
     with tf.colocate_with(take, ignore_existing=True):
       set_step = (tf.raw_ops.ResourceAccumulatorSetGlobalStep if take.type.startswith("Resource")
                   else tf.raw_ops.AccumulatorSetGlobalStep)
-      follow.append(set_step(handle=take.inputs[0], new_global_step=now))
-  return tf.group(*follow)
+      updates.append(set_step(handle=take.inputs[0], new_global_step=current_step))
+  return tf.group(*updates)
 
 
 def _is_accumulator_take(tensor: tf.Tensor) -> bool:

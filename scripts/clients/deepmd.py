@@ -2,15 +2,16 @@
 
     scripts/nox -s client-deepmd
 
-DeePMD-kit stays as it is. `dp --tf train` computes in float16 and calls
+DeePMD-kit is not modified. `dp --tf train` computes in float16 and calls
 `tf.mixed_precision.enable_mixed_precision_graph_rewrite`; `python -m mp_compat run -m deepmd --tf train` is the same
-program with that name meaning mp_compat. This program ends with an error unless
+program, but the name refers to mp_compat. This program exits with an error unless
 
-- two trainings with TensorFlow's class agree, without which a comparison says nothing;
+- two trainings with TensorFlow's class agree, because otherwise they cannot be compared;
 - one with mp_compat has the same learning curve, to the letter, and the same last checkpoint, to the bit;
-- the checkpoints of each are continued by either, in the same way again.
+- training continues from the checkpoints of either class with either class, with equal results.
 
-The data is a Lennard-Jones crystal whose atoms are shaken. The first steps overflow, and both classes skip them.
+The data is a Lennard-Jones crystal with random displacements of its atoms. The first steps
+overflow, and both classes skip them.
 """
 
 import argparse

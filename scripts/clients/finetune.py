@@ -1,16 +1,17 @@
-"""Trains an Estimator with finetune's mixed precision, which wraps its optimizer in TensorFlow's class, then in ours.
+"""Trains an Estimator with finetune's mixed precision, which wraps its optimizer in TensorFlow's, then mp_compat's.
 
     scripts/nox -s client-finetune
 
-finetune stays as it is. Its `optimize_loss` makes a `tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer`;
-`python -m mp_compat run` gives that name to mp_compat. This program ends with an error unless
+finetune is not modified. Its `optimize_loss` makes a
+`tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer`. `python -m mp_compat run` makes the name refer to
+mp_compat. This program exits with an error unless
 
 - both print the same losses, over steps that overflow and are skipped;
 - both write the same last checkpoint, to the bit;
-- each continues the checkpoint of the other, and what they arrive at is the same again;
-- mp_compat warns of what finetune does wrong: its gradients come from `tf.gradients` and were never scaled.
+- each continues the checkpoint of the other, with equal results;
+- mp_compat logs a warning: finetune's gradients come from `tf.gradients` and were never scaled.
 
-One variable is left out: finetune reads the step for its `training_fraction` and counts it in no order.
+One variable is not compared: finetune reads the step for `training_fraction` before or after it is incremented.
 """
 
 import argparse

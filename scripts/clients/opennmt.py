@@ -2,16 +2,16 @@
 
     scripts/nox -s client-opennmt
 
-OpenNMT-tf stays as it is. `onmt-main --mixed_precision train` wraps its optimizer in a class of its own, which extends
-`tf.keras.mixed_precision.experimental.LossScaleOptimizer`; `python -m mp_compat run onmt-main` is the same program with
-that name meaning mp_compat. This program ends with an error unless
+OpenNMT-tf is not modified. `onmt-main --mixed_precision train` wraps its optimizer in a class of its own, which extends
+`tf.keras.mixed_precision.experimental.LossScaleOptimizer`; `python -m mp_compat run onmt-main` is the same program,
+but the name refers to mp_compat. This program exits with an error unless
 
 - both print the same losses;
 - both write the same last checkpoint, to the bit and to the name;
-- each continues the checkpoint of the other, and what they arrive at is the same again.
+- each continues the checkpoint of the other, with equal results.
 
 The task is to reverse the words of a sentence. The rewrite needs a GPU to change a graph; on CPUs the loss is scaled,
-and computed in float32. OpenNMT-tf does not save the loss scale: it begins anew after a restart.
+and computed in float32. OpenNMT-tf does not save the loss scale, which starts at its initial value after a restart.
 """
 
 import argparse

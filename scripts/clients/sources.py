@@ -1,10 +1,9 @@
-"""Migrates the whole sources of programs of 2019 to 2025, from the package index, and compiles what becomes of them.
+"""Migrates the sources of programs of 2019 to 2025, from the package index, and compiles the results.
 
     scripts/nox -s client-sources
 
-This program ends with an error unless in each of them just the names that people counted are rewritten, the result
-compiles, every other file is what it was, and a second migration finds nothing. `--diff` prints what changes, to be
-read.
+This program exits with an error unless, for each of them, exactly the names that were counted by hand are rewritten,
+the results compile, all other files are unchanged, and a second migration finds nothing. `--diff` prints the changes.
 """
 
 import argparse

@@ -2,16 +2,16 @@
 
     scripts/nox -s client-tensor2tensor
 
-tensor2tensor stays as it is. `t2t-trainer` scales the loss in two ways:
+tensor2tensor is not modified. `t2t-trainer` scales the loss in two ways:
 
     half     activations in float16, with `tf.contrib.mixed_precision`
     rewrite  --gpu_automatic_mixed_precision, with `tf.train.experimental.enable_mixed_precision_graph_rewrite`
 
-`python -m mp_compat run t2t-trainer` is the same program with these names meaning mp_compat. This program ends with an
-error unless, for each way,
+`python -m mp_compat run t2t-trainer` is the same program, but these names refer to mp_compat. This program exits
+with an error unless, for each way,
 
 - both print the same losses and write the same last checkpoint, to the bit;
-- (half) each continues the checkpoint of the other, and what they arrive at is the same again.
+- (half) each continues the checkpoint of the other, with equal results.
 
 The task is to reverse binary numbers. The scale of `half` begins too high: its first steps overflow and are skipped.
 The rewrite needs a GPU to change a graph; on CPUs the loss is scaled, and computed in float32.

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-pytest.importorskip("horovod.tensorflow", reason="Horovod is installed only by `scripts/nox -s tests-horovod`")
+pytest.importorskip("horovod.tensorflow", reason="Horovod is installed only by `scripts/nox -s horovod`")
 
 from tests import testing  # noqa: E402
 from tests.processes import horovod_ranks  # noqa: E402

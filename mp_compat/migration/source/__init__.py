@@ -78,17 +78,18 @@ def migrate_file(path: str) -> Migration:
       return Migration(path, before, before)
     source = Notebook(before) if path.endswith(".ipynb") else Script(before)
     parsed = ParsedSource(source.source)
-    rewriting = Rewriter(parsed)
+    rewriter = Rewriter(parsed)
     return Migration(
-        path, before, source.content(rewriting.code()) if rewriting.changes else before,
-        tuple(change._replace(place=source.place(change.place)) for change in rewriting.changes),
-        tuple(found._replace(place=source.place(found.place)) for found in DecisionFinder(parsed).decisions))
+        path, before, source.content(rewriter.code()) if rewriter.changes else before,
+        tuple(change._replace(place=source.place(change.place)) for change in rewriter.changes),
+        tuple(decision._replace(place=source.place(decision.place))
+              for decision in DecisionFinder(parsed).decisions))
   except cst.ParserSyntaxError as error:
     place = source.place(Place(0, error.raw_line, 1))
     problem = "{}line {}: this is not Python 3".format("cell {}, ".format(place.cell) if place.cell else "", place.line)
   except RecursionError:
     problem = "its expressions are nested too deeply"
-  except (OSError, SyntaxError, ValueError) as error:  # missing, of an unknown encoding, or not in the declared one
+  except (OSError, SyntaxError, ValueError) as error:  # for example missing, or not in its declared encoding
     problem = str(error)
   return Migration(path, before, before, problem=problem)
 

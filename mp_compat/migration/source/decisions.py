@@ -15,7 +15,7 @@ from mp_compat.migration.source.rewriting import is_shadowed
 from mp_compat.migration.source.rewriting import new_name
 from mp_compat.migration.source.rewriting import top_level
 
-# Kind: the remedy, in a line. Each kind is also a heading of docs/migration.md.
+# The remedies by kind of decision. Each kind is also a heading of docs/migration.md.
 REMEDIES: Dict[str, str] = {
     "clipped-gradients": "the program changes gradients between compute_gradients and apply_gradients; mp_compat also "
                          "detects an overflow that this hides, and skips the step; keep the code, unless it is a "
@@ -64,7 +64,7 @@ _CLIPS = re.compile(r".*\.(clip_by_(value|norm|global_norm|average_norm)|is_fini
 _MODULES = {name.rpartition(".")[0] for name in old_names.OLD_NAMES} - {"tensorflow.contrib"}
 _BELOW_TENSORFLOW = {re.sub(r"^tensorflow\.(compat\.v[12]\.)?", "", module) for module in _MODULES}
 _PUBLIC = ["{}.{}".format(path, name) for path, replacements in old_names.PUBLIC for name in replacements]
-# Modules, except their other members; and names without `tf`, as for operator.attrgetter.
+# Old modules, but not their other members; and public names without `tf`, as operator.attrgetter takes them.
 _TEXT = re.compile(
     r"\b(tf|tensorflow)\.(compat\.v[12]\.)?({})\b(?!\.(PythonState|Policy|\w*policy)\b)|(?<![\w.])({})\b".format(
         *("|".join(map(re.escape, sorted(names))) for names in (_BELOW_TENSORFLOW, _PUBLIC))))
@@ -96,9 +96,9 @@ class DecisionFinder(cst.CSTVisitor):
   def __init__(self, source: parsed_source.ParsedSource) -> None:
     super().__init__()
     self._source = source
-    self._scaling = False  # whether this source wraps an optimizer; else kinds about gradients do not apply
-    self._inside: Set[cst.CSTNode] = set()  # calls that made what a loss scaling optimizer wraps
-    self._scales: Dict[cst.CSTNode, int] = {}  # calls that made a scale: how many optimizers got it
+    self._scaling = False  # whether this source wraps an optimizer; otherwise decisions about gradients do not apply
+    self._inside: Set[cst.CSTNode] = set()  # calls that made the inner optimizer of a loss scaling optimizer
+    self._scales: Dict[cst.CSTNode, int] = {}  # for each call that made a scale, the number of optimizers that use it
     self._found: List[Decision] = []
     self._about_gradients: List[Decision] = []
     self._horovod: List[cst.Call] = []
@@ -112,13 +112,13 @@ class DecisionFinder(cst.CSTVisitor):
       self._add(self._found, node, "optional-import")
     self.decisions = sorted(set(self._found + (self._about_gradients if self._scaling else [])))
 
-  def _add(self, found: List[Decision], node: cst.CSTNode, kind: str) -> None:
+  def _add(self, decisions: List[Decision], node: cst.CSTNode, kind: str) -> None:
     text = " ".join(self._source.text(node).split())
-    found.append(Decision(self._source.place(node), kind, text if len(text) <= 80 else text[:77] + "..."))
+    decisions.append(Decision(self._source.place(node), kind, text if len(text) <= 80 else text[:77] + "..."))
 
   def visit_Import(self, node: cst.Import) -> bool:
-    around = self._source.enclosing(node, cst.Try)
-    if around and around.handlers and self._source.end(node) <= self._source.start(around.handlers[0]):
+    statement = self._source.enclosing(node, cst.Try)
+    if statement and statement.handlers and self._source.end(node) <= self._source.start(statement.handlers[0]):
       self._optional.extend([node] if "mp_compat" in parsed_source.imported(node) else [])
     return False
 
@@ -168,13 +168,13 @@ class DecisionFinder(cst.CSTVisitor):
         self._imports_ours = True
 
   def _is_scaling_optimizer(self, node: cst.Attribute) -> bool:
-    """Returns whether it is `self._...` of a subclass, or `opt._... = value`, which is not rewritten."""
+    """Returns whether `node` is `self._...` in a subclass, or `opt._... = value`, which is not rewritten."""
     if has_public_equivalent(self._source, node):
       return False
-    around = self._source.enclosing(node, cst.ClassDef)
+    class_def = self._source.enclosing(node, cst.ClassDef)
     is_self = isinstance(node.value, cst.Name) and node.value.value == "self"
-    return bool(self._source.callables_producing(node.value) & OPTIMIZERS or around and is_self and any(
-        self._source.replacements(base.value) & _WRAPPERS for base in around.bases))
+    return bool(self._source.callables_producing(node.value) & OPTIMIZERS or class_def and is_self and any(
+        self._source.replacements(base.value) & _WRAPPERS for base in class_def.bases))
 
   def visit_Call(self, node: cst.Call) -> None:
     full = self._source.full_names(node.func)
@@ -219,9 +219,9 @@ class DecisionFinder(cst.CSTVisitor):
       is_number = isinstance(scale, (cst.Integer, cst.Float))
       if is_number or "mp_compat.FixedLossScale" in self._source.callables_producing(scale):
         self._add(self._found, node.func, "fixed-scale")
-    for maker in self._source.calls_producing(scale) if scale is not None else ():
-      self._scales[maker] = self._scales.get(maker, 0) + 1
-      if self._scales[maker] > 1:
+    for call in self._source.calls_producing(scale) if scale is not None else ():
+      self._scales[call] = self._scales.get(call, 0) + 1
+      if self._scales[call] > 1:
         self._add(self._found, node.func, "shared-scale")
 
   def _may_be_of_tensorflow(self, value: cst.BaseExpression, classes: cst.BaseExpression) -> bool:
@@ -230,18 +230,21 @@ class DecisionFinder(cst.CSTVisitor):
     Classes of contrib do not count: TensorFlow 2 has none.
     """
     elements = [element.value for element in classes.elements] if isinstance(classes, cst.Tuple) else [classes]
-    tested = {new for one in elements for new in self._source.replacements(one)}
+    tested = {new for element in elements for new in self._source.replacements(element)}
     callables = self._source.callables_producing(value)
     return (any(not new.startswith("mp_compat.contrib.") for new in tested)
             and not (callables and all(name.startswith("mp_compat.") for name in callables)))
 
   def _is_near_gradients(self, node: cst.CSTNode) -> bool:
     """Returns whether the enclosing function (or the module) computes or applies gradients."""
-    around = self._source.enclosing(node, cst.FunctionDef) or self._source.module
-    return bool(re.search(r"\.(compute|apply)_gradients\(", self._source.text(around)))
+    scope = self._source.enclosing(node, cst.FunctionDef) or self._source.module
+    return bool(re.search(r"\.(compute|apply)_gradients\(", self._source.text(scope)))
 
   def _increments_global_step(self, node: cst.Call) -> bool:
-    """Returns whether it is `tf.assign(global_step, value)`, `global_step.assign_add(value)` or alike; 0 is a reset."""
+    """Returns whether `node` assigns a value other than 0 (a reset) to a global step.
+
+    Covers `tf.assign(global_step, value)`, `global_step.assign_add(value)` and the like.
+    """
     if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in ("assign", "assign_add"):
       return False
     values = [self._source.text(argument.value) for argument in node.args]
@@ -269,9 +272,9 @@ class DecisionFinder(cst.CSTVisitor):
 
 def _arguments(call: cst.Call, *positional: str) -> Dict[str, cst.BaseExpression]:
   """Returns the arguments of a call by name."""
-  found = dict(zip(positional, (argument.value for argument in call.args if not argument.keyword)))
-  found.update((argument.keyword.value, argument.value) for argument in call.args if argument.keyword)
-  return found
+  arguments = dict(zip(positional, (argument.value for argument in call.args if not argument.keyword)))
+  arguments.update((argument.keyword.value, argument.value) for argument in call.args if argument.keyword)
+  return arguments
 
 
 def _imports_ours(statement: cst.BaseSmallStatement) -> bool:

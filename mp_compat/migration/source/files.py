@@ -19,7 +19,7 @@ _STYLES: List[Dict[str, Any]] = [dict(indent=indent, ensure_ascii=ascii_only)
 
 
 class Script:
-  """A Python file, with the interface of a Notebook."""
+  """A Python file, with the same interface as Notebook."""
 
   def __init__(self, content: bytes) -> None:
     self.source = content
@@ -39,7 +39,7 @@ class Notebook:
   """
 
   def __init__(self, content: bytes) -> None:
-    """Parses. Raises ValueError if `content` is not a notebook, or if its JSON layout could not be reproduced."""
+    """Parses a notebook; raises a ValueError if it is not one, or if its JSON layout cannot be reproduced."""
     text = content.decode("utf-8")
     self._tree = json.loads(text)
     if not isinstance(self._tree, dict) or not isinstance(self._tree.get("cells"), list):
@@ -62,7 +62,7 @@ class Notebook:
     return str(kernel.get("language", "python")).lower() == "python"
 
   def place(self, place: Place) -> Place:
-    """Returns the place in the notebook, a cell and a line in it, of a place in `source`."""
+    """Returns the place in the notebook (cell, line, column) of a place in `source`."""
     ends = list(itertools.accumulate(1 + len((code + "\n").splitlines()) for code in self._codes.values()))
     index = sum(end < place.line for end in ends)
     return Place(list(self._codes)[index], place.line - ([0] + ends)[index] - 1, place.column)

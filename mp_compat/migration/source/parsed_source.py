@@ -27,11 +27,14 @@ class Place(NamedTuple):
 
 
 def replacement(name: str) -> Optional[str]:
-  """Returns this package's name for a full name of TensorFlow's; names of this package as they are; None for others."""
+  """Returns this package's name for a full name of TensorFlow's; None for other names.
+
+  A name of this package is returned unchanged.
+  """
   if name.startswith("mp_compat."):
     return name
-  found = _TENSORFLOW.fullmatch(name)
-  rest = found and found.group(1)
+  match = _TENSORFLOW.fullmatch(name)
+  rest = match and match.group(1)
   return old_names.OLD_NAMES.get("tensorflow.{}".format(rest)) or old_names.OLD_NAMES.get(
       "tensorflow.compat.v1.{}".format(rest))
 
@@ -46,7 +49,13 @@ class ParsedSource:
   """
 
   def __init__(self, source: bytes) -> None:
-    """Parses. Raises `libcst.ParserSyntaxError`, SyntaxError (unknown encoding), or UnicodeDecodeError."""
+    """Parses a source.
+
+    Raises:
+      libcst.ParserSyntaxError: If it is not Python 3.
+      SyntaxError: If its declared encoding is unknown.
+      UnicodeDecodeError: If it is not in the declared encoding.
+    """
     wrapper = metadata.MetadataWrapper(cst.parse_module(source))
     self.module = wrapper.module
     self.code = self.module.code.encode("utf-8")
@@ -123,9 +132,9 @@ class ParsedSource:
     return {new for new in map(replacement, self.full_names(node)) if new}
 
   def calls_producing(self, node: cst.CSTNode) -> Set[cst.Call]:
-    """Returns the calls that may have made an expression's value: itself, or calls assigned to the name before.
+    """Returns the calls that may have made an expression's value: the expression, or calls assigned to its name.
 
-    The last assignment before the use counts. If it is in a branch, those before the branch count, too.
+    The last assignment before the use counts. If it is in a branch, assignments before the branch count, too.
     """
     if isinstance(node, cst.Call):
       return {node}
@@ -151,13 +160,14 @@ class ParsedSource:
 
   def _reaching_assignments(self, use: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
     """Yields the targets of the assignments that may reach a use of a name, the last first."""
-    around = set(self._ancestors(use))
-    other_branches = {branch.body for branch in around if isinstance(branch, cst.If) and branch.orelse in around}
+    enclosing = set(self._ancestors(use))
+    other_branches = {
+        branch.body for branch in enclosing if isinstance(branch, cst.If) and branch.orelse in enclosing}
     for target in sorted(self._assignment_targets(use), key=self.start, reverse=True):
       blocks = [node for node in self._ancestors(target) if isinstance(node, (cst.BaseSuite, cst.Module))]
       if self._effective_from(target) <= self.start(use) and other_branches.isdisjoint(blocks):
         yield target
-        if next(block for block in blocks if not isinstance(self.parents.get(block), (cst.With, cst.Try))) in around:
+        if next(block for block in blocks if not isinstance(self.parents.get(block), (cst.With, cst.Try))) in enclosing:
           return
 
   def _effective_from(self, target: cst.BaseExpression) -> int:
@@ -171,14 +181,14 @@ class ParsedSource:
       node = self.parents.get(node)
 
   def calls_nested_in(self, node: cst.CSTNode) -> Set[cst.Call]:
-    """Returns the calls that made an expression's value, those that made their arguments, and so on."""
-    found: Set[cst.Call] = set()
-    left = self.calls_producing(node)
-    while left:
-      call = left.pop()
-      found.add(call)
-      left |= {made for argument in call.args for made in self.calls_producing(argument.value)} - found
-    return found
+    """Returns the calls that made an expression's value, the calls that made their arguments, and so on."""
+    calls: Set[cst.Call] = set()
+    pending = self.calls_producing(node)
+    while pending:
+      call = pending.pop()
+      calls.add(call)
+      pending |= {inner for argument in call.args for inner in self.calls_producing(argument.value)} - calls
+    return calls
 
   def callables_producing(self, node: cst.CSTNode) -> Set[str]:
     """Returns the callables that may have made the value of an expression: replacements, else names, else texts."""
@@ -186,8 +196,8 @@ class ParsedSource:
             for name in self.full_names(call.func) or {self.text(call.func)}}
 
   def enclosing(self, node: cst.CSTNode, *kinds: Type[_Node]) -> Optional[_Node]:
-    """Returns the innermost node of the given kinds that contains `node`, or is it; None if there is none."""
-    return next((around for around in self._ancestors(node) if isinstance(around, kinds)), None)
+    """Returns the innermost node of the given kinds that is or contains `node`; None if there is none."""
+    return next((ancestor for ancestor in self._ancestors(node) if isinstance(ancestor, kinds)), None)
 
 
 def dotted(node: Optional[cst.CSTNode]) -> str:
@@ -209,7 +219,7 @@ def bound_as(alias: cst.ImportAlias) -> Optional[str]:
 
 def imported(node: Import) -> Dict[str, List[str]]:
   """Returns the names that an import statement binds, each with its full names."""
-  found: Dict[str, List[str]] = {}
+  full_names: Dict[str, List[str]] = {}
   for alias in aliases(node):
     name = dotted(alias.name)
     if isinstance(node, cst.ImportFrom):
@@ -217,8 +227,8 @@ def imported(node: Import) -> Dict[str, List[str]]:
     else:
       full = name if alias.asname else name.partition(".")[0]
       local = full
-    found.setdefault(bound_as(alias) or local, []).append(full)
-  return found
+    full_names.setdefault(bound_as(alias) or local, []).append(full)
+  return full_names
 
 
 def literal(node: cst.CSTNode) -> Optional[str]:

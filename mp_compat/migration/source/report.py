@@ -50,8 +50,9 @@ def as_json(migrations: Sequence[Migration]) -> str:
       "files": len(migrations),
       "rewritten": [_entry(migration, change.place, old=change.old, new=change.new)
                     for migration in migrations for change in migration.changes],
-      "decide": [_entry(migration, found.place, kind=found.kind, text=found.text, remedy=found.remedy, docs=found.docs)
-                 for migration in migrations for found in migration.decisions],
+      "decide": [_entry(migration, decision.place, kind=decision.kind, text=decision.text, remedy=decision.remedy,
+                        docs=decision.docs)
+                 for migration in migrations for decision in migration.decisions],
       "problems": [{"path": migration.path, "problem": migration.problem}
                    for migration in migrations if migration.problem],
   }, indent=2)

@@ -10,7 +10,7 @@ from mp_compat.migration.source.parsed_source import replacement
 
 # Private attributes of TensorFlow's optimizers, and the equivalent public ones.
 PUBLIC_EQUIVALENTS = {"_optimizer": "inner_optimizer", "_opt": "inner_optimizer",
-                "_loss_scale": "loss_scale", "_loss_scale_manager": "loss_scale"}
+                      "_loss_scale": "loss_scale", "_loss_scale_manager": "loss_scale"}
 OPTIMIZERS = {"mp_compat.MixedPrecisionLossScaleOptimizer", "mp_compat.contrib.mixed_precision.LossScaleOptimizer",
               "mp_compat.enable_mixed_precision_graph_rewrite"}
 
@@ -100,15 +100,15 @@ class Rewriter(cst.CSTVisitor):
       if new_module:
         self._replace(node.module, new_module)
       return False
-    ours = {alias: replacement("{}.{}".format(module, parsed_source.dotted(alias.name))) for alias in node.names}
-    renamed = {alias: new.rpartition(".") for alias, new in ours.items() if new}
+    new_names = {alias: replacement("{}.{}".format(module, parsed_source.dotted(alias.name))) for alias in node.names}
+    renamed = {alias: new.rpartition(".") for alias, new in new_names.items() if new}
     parents = {parent for parent, _, _ in renamed.values()}
-    if len(renamed) == len(ours) and len(parents) == 1 and any(parents):
+    if len(renamed) == len(new_names) and len(parents) == 1 and any(parents):
       self._replace(node.module, parents.pop())
       for alias, (_, _, leaf) in renamed.items():
         self._rename(alias, leaf)
     elif renamed:
-      self._split(node, ours)
+      self._split(node, new_names)
     return False
 
   def _rename(self, alias: cst.ImportAlias, leaf: str) -> None:
@@ -116,10 +116,10 @@ class Rewriter(cst.CSTVisitor):
     if leaf != old:
       self._replace(alias.name, leaf if alias.asname else "{} as {}".format(leaf, old))
 
-  def _split(self, node: cst.ImportFrom, ours: Dict[cst.ImportAlias, Optional[str]]) -> None:
+  def _split(self, node: cst.ImportFrom, new_names: Dict[cst.ImportAlias, Optional[str]]) -> None:
     """Moves this package's names to separate import statements, before the remaining names."""
     statements = []
-    for alias, new in ours.items():
+    for alias, new in new_names.items():
       if new:
         parent, _, leaf = new.rpartition(".")
         local = parsed_source.bound_as(alias) or parsed_source.dotted(alias.name)
@@ -130,15 +130,15 @@ class Rewriter(cst.CSTVisitor):
     line = self._source.code.rfind(b"\n", 0, start) + 1
     indent = self._source.code[line:start].decode("utf-8")
     separator = "; " if indent.strip() else self._source.module.default_newline + indent
-    kept = [alias for alias, new in ours.items() if not new]
+    kept = [alias for alias, new in new_names.items() if not new]
     if not kept:
       self._edits.append(_Edit(start, end, separator.join(statements)))
       return
     self._edits.append(_Edit(start, start, "".join(statement + separator for statement in statements)))
-    elements = list(ours)
+    elements = list(new_names)
     last = elements.index(kept[-1])
     for alias, following in zip(elements[:last], elements[1:]):
-      if ours[alias]:
+      if new_names[alias]:
         self._edits.append(_Edit(self._source.start(alias), self._source.start(following), ""))
     if last + 1 < len(elements):
       self._edits.append(_Edit(self._source.end(kept[-1]), self._source.end(elements[-1]), ""))
@@ -152,12 +152,12 @@ class Rewriter(cst.CSTVisitor):
     body = list(self._source.module.body)
     while body and _comes_first(body[0]):
       body.pop(0)
-    around = [line for line in body if isinstance(line, cst.SimpleStatementLine) and self._importer in line.body]
+    importers = [line for line in body if isinstance(line, cst.SimpleStatementLine) and self._importer in line.body]
     imports = [line for line in body if isinstance(line, cst.SimpleStatementLine)
                and isinstance(line.body[0], (cst.Import, cst.ImportFrom))]
-    start = self._source.start((around + imports + body)[0])
+    start = self._source.start((importers + imports + body)[0])
     newline = self._source.module.default_newline
-    self._edits.append(_Edit(start, start, "import mp_compat" + (newline if around + imports else 3 * newline)))
+    self._edits.append(_Edit(start, start, "import mp_compat" + (newline if importers + imports else 3 * newline)))
 
 
 def top_level(module: cst.Module) -> List[cst.BaseSmallStatement]:
@@ -175,14 +175,14 @@ def _comes_first(statement: cst.CSTNode) -> bool:
 
 def new_name(source: parsed_source.ParsedSource, node: cst.BaseExpression) -> Optional[str]:
   """Returns the full name of this package that replaces an expression; None if the expression stays."""
-  found = source.replacements(node)
-  if len(found) != 1 or source.full_names(node) <= found or found == {source.text(node)}:
+  new_names = source.replacements(node)
+  if len(new_names) != 1 or source.full_names(node) <= new_names or new_names == {source.text(node)}:
     return None
-  new, = found
+  new, = new_names
   root = _root(node)
   if isinstance(node, cst.Attribute) and isinstance(root, cst.Name) and new in {
       new + source.text(node)[len(root.value):] for new in source.replacements(root)}:
-    return None  # Rewriter the import of the root is enough.
+    return None  # Rewriting the import of the root is enough.
   return new
 
 
@@ -203,7 +203,7 @@ def is_shadowed(source: parsed_source.ParsedSource, node: cst.CSTNode) -> bool:
 
 
 def has_public_equivalent(source: parsed_source.ParsedSource, node: cst.Attribute) -> bool:
-  """Returns whether it reads a private attribute that has a public equivalent, of a known loss scaling optimizer."""
+  """Returns whether `node` reads a private attribute with a public equivalent, of a known loss scaling optimizer."""
   is_read = not isinstance(source.parents[node], (cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.Del))
   callables = source.callables_producing(node.value)
   return node.attr.value in PUBLIC_EQUIVALENTS and is_read and bool(callables) and callables <= OPTIMIZERS
