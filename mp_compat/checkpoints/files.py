@@ -96,5 +96,5 @@ def is_state(name: str, shape: Any) -> bool:
 def warn_initialized(names: List[str], path: Path) -> None:
   """Logs a warning if the state variables `names` are initialized because the checkpoint lacks them."""
   if names:
-    logging.warning("The checkpoint %s has no loss scale: %s initialized instead.", path_text(path),
+    logging.warning("The checkpoint %s lacks state of the loss scale: %s initialized instead.", path_text(path),
                     ", ".join(names))

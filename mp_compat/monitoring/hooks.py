@@ -47,7 +47,7 @@ class LossScaleHook(tf.train.SessionRunHook):
         default backoff of 2, 15 skipped steps lower the scale from 2**15 to 1.
       on_stall: "raise" a `LossScaleStalledError`, "stop" the run (`request_stop`), or "warn", once for each stall.
       min_scale_patience: the number of consecutive skipped steps without a lower scale that is a stall; an int of at
-        least 1, and above the loss scale's `overflow_tolerance`.
+        least 1. If the loss scale's `overflow_tolerance` is larger, that is used.
       output_dir: the directory for event files, for TensorBoard and `mp_compat plot`: `loss_scale/scale` and
         `loss_scale/skipped_steps` over attempted steps. None writes no files.
       counters_in_graph: whether to store the counts of attempted and skipped steps in two int64 variables of the graph,
@@ -84,6 +84,8 @@ class LossScaleHook(tf.train.SessionRunHook):
   def begin(self) -> None:
     self._steps = _StepCounter(self._optimizer)
     counts = self._steps.counts
+    overflow_tolerance = getattr(self._optimizer.loss_scale, "overflow_tolerance", 1)
+    self._min_scale_patience = max(self._min_scale_patience, overflow_tolerance)
     updates = self._make_counters(counts) if self._counters_in_graph and counts is not None else []
     with tf.control_dependencies(([] if counts is None else [counts]) + updates):
       self._scale = tf.cast(self._optimizer.loss_scale(), tf.float32)

@@ -26,7 +26,8 @@ def apply_gradients_together(steps: Iterable[Step],
       train_op = mp_compat.apply_gradients_together(
           [(d_opt, d_opt.compute_gradients(d_loss, d_vars)), (g_opt, g_opt.compute_gradients(g_loss, g_vars))])
 
-  If each optimizer's `apply_gradients` is called separately, every call updates the loss scale.
+  If each optimizer's `apply_gradients` is called separately, every call updates the loss scale. The finite check is
+  reduced with the `finite_reducer` of the first optimizer that has one.
 
   Args:
     steps: pairs of a MixedPrecisionLossScaleOptimizer and its `(gradient, variable)` pairs.
@@ -78,10 +79,12 @@ def _apply_all(optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimiz
                global_step: Optional[tf.Variable],
                name: str) -> Optional[tf.Operation]:
   """Applies the gradients of all optimizers; called once for all replicas."""
-  settings = optimizers[0].step_settings
+  settings = optimizers[0].step_settings._replace(
+      use_locking=any(opt.step_settings.use_locking for opt in optimizers))
   steps = [step.CheckedGradients(*fields) for fields in checked]
   grads = [grad for part in steps for grad, _ in part.grads_and_vars]
-  reducer = step.finite_reducer_for(settings, grads)
+  reducers = [step.finite_reducer_for(opt.step_settings, grads) for opt in optimizers]
+  reducer = next(filter(None, reducers), None)
   finite = step.reduce_finite([part.finite for part in steps], reducer)
   all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
   hidden = reducer is not None or any(part.hidden for part in steps)

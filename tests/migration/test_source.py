@@ -47,6 +47,16 @@ def test_migrate_keeps_unrelated_sources(case, tmp_path):
   assert found.after.decode() == migrate_cases.UNTOUCHED[case] and not found.changes and not found.problem
 
 
+def test_decisions_of_a_name_used_twice_are_complete(tmp_path):
+  source = migrate_cases.HEAD + """
+sync = tf.train.SyncReplicasOptimizer(sgd, 2)
+first = mp_compat.MixedPrecisionLossScaleOptimizer(sync, 'dynamic')
+second = mp_compat.MixedPrecisionLossScaleOptimizer(first, 'dynamic')
+"""
+  found = migrate_text(source, tmp_path)
+  assert sorted(decision.kind for decision in found.decisions) == ["sync-replicas", "sync-replicas", "wrapped-twice"]
+
+
 @pytest.mark.parametrize("kind, code", migrate_cases.DECISIONS)
 def test_decision_reports_place_and_persists_after_rewriting(kind, code, tmp_path):
   source = migrate_cases.HEAD + code + "\n"

@@ -78,6 +78,7 @@ def test_hook_logs_every_n_secs(make_training):
     (lambda: "dynamic", dict(), 25),  # 15 steps lower the scale from 2**15 to 1; 10 steps follow at 1
     (lambda: mp_compat.DynamicLossScale(2., 100), dict(min_scale_patience=3), 4),
     (lambda: 8., dict(min_scale_patience=3), 3),
+    (lambda: mp_compat.DynamicLossScale(2., 100, overflow_tolerance=12), dict(), 24),  # 12 steps lower the scale to 1
 ])
 def test_stall_raises_with_a_diagnosis(make_training, loss_scale, kwargs, runs):
   training = make_training(loss_scale())

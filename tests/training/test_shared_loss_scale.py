@@ -177,3 +177,14 @@ def test_finite_reducer_is_called_once():
       calls.clear()
       history = pair.run(train_op, STEPS[:2])
       assert (history.d_steps[-1], history.g_steps[-1]) == ((1, 1) if skip == "all" else (2, 1))
+
+
+def test_settings_of_any_optimizer_apply():
+  pair = Pair()
+  inner = tf.train.AdamOptimizer(1.)
+  inner._use_locking = True
+  pair.opts[1] = mp_compat.MixedPrecisionLossScaleOptimizer(inner, pair.scale, finite_reducer=tf.zeros_like)
+  train_op = pair.together()
+  assert "MutexLock" in {op.type for op in train_op.graph.get_operations()}
+  history = pair.run(train_op, [(FINITE, FINITE)])
+  assert (history.d_steps, history.g_steps) == ((0,), (0,))

@@ -183,7 +183,7 @@ class ParsedSource:
   def calls_nested_in(self, node: cst.CSTNode) -> Set[cst.Call]:
     """Returns the calls that made an expression's value, the calls that made their arguments, and so on."""
     calls: Set[cst.Call] = set()
-    pending = self.calls_producing(node)
+    pending = set(self.calls_producing(node))
     while pending:
       call = pending.pop()
       calls.add(call)
