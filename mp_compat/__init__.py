@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loss scaling for float16 training in TensorFlow's graph mode (`tf.compat.v1`), from TensorFlow 1.15 to 2.21.
 
 Each module, and TensorFlow with it, is imported on first use of a public name. `mp_compat migrate` needs no TensorFlow.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: `python -m mp_compat COMMAND`, or `mp_compat COMMAND` where the package is installed.
 
 Each command has a function `_add_...`, which declares its arguments, and a function that runs it and returns the exit

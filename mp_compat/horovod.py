@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reduces the finite check over the ranks of Horovod, which is imported on first use."""
 
 import sys

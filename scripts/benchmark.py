@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures the cost of loss scaling: compares its variants in one process.
 
     scripts/benchmark            # every workload; about half an hour on two cores

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code shared by the programs that train in several processes: the task, a record of every step, process control."""
 
 import contextlib

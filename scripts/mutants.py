@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks the tests by mutation: puts one defect (a mutant) at a time into the package, for which a test must fail.
 
     python scripts/mutants.py                          all mutants, on the installed TensorFlow

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains one network three times: in float32, in float16 without loss scaling, and in float16 with mp_compat.
 
 The task is dense, as in segmentation. The input is a noisy 8x8 digit of scikit-learn's data. The output is ten masks of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains an Estimator in float16 on scikit-learn's digits, while some of its steps overflow.
 
     python scripts/train_estimator.py --steps 600 --overflow_every 50

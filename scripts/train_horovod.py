@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains with Horovod on several ranks, started by mpirun, while one of them overflows.
 
     python scripts/train_horovod.py --ranks 2

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a Keras model in a Session, in float16, while some of its steps overflow.
 
     python scripts/train_keras_graph.py --steps 400 --overflow_at 100 101 250

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains with a parameter server and several workers, asynchronous or synchronous, while one of them overflows.
 
     python scripts/train_parameter_server.py --workers 2

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains on several workers with MultiWorkerMirroredStrategy, in graph mode, while one of them overflows.
 
     python scripts/train_workers.py --workers 2

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Differences between TensorFlow versions, and private names of TensorFlow. Private.
 
 Only this package imports TensorFlow. All others import `tf` from here: `tensorflow.compat.v1`, whose public names are

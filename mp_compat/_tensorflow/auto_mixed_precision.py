@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grappler's option `auto_mixed_precision`: the rewrite of graphs to float16."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Excludes functions and classes from AutoGraph."""
 
 from typing import Any, TypeVar

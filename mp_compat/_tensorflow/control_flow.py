@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Control flow: builds conditionals, and finds where an op can be read."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores the state of objects in graphs, and finds the graphs in which ops and variables are created."""
 
 from typing import Any, Callable, Dict, Iterator, List, Optional

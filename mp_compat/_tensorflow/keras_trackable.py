@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets the layout of the Keras wrapper in a `tf.train.Checkpoint`. Two layouts exist:
 
     up to 2.2                         from 2.3 on

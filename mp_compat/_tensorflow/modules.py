@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Changes TensorFlow's module objects."""
 
 from typing import Any

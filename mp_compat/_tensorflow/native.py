@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorFlow's own classes for loss scaling, in tuples for isinstance; empty if this version lacks them."""
 
 from mp_compat._tensorflow import tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops that are missing or wrong in some TensorFlow versions, and the placement of ops."""
 
 import contextlib

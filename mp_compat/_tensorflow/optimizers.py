@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the inner optimizers of a wrapper and their non-slot variables."""
 
 from typing import Any, Iterator, List, Tuple

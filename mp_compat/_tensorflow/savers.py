@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accesses private parts of `tf.train.Saver`."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects in a `tf.train.Checkpoint`: slots of wrapped optimizers, and variables that belong to a graph."""
 
 import abc

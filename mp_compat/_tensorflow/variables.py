@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Creates variables of one replica; finds the local copies and the slices of variables."""
 
 from typing import Any, Optional, Tuple

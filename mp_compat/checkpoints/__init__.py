@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Restores and converts checkpoints of TensorFlow's class, of tf.contrib and of training without loss scaling.
 
 `Saver` writes what `tf.train.Saver` writes, and restores every naming scheme (see `mp_compat.core.dialects`). `convert`

@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inspects checkpoints and converts them to other naming schemes."""
 
 import collections
 import os
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -81,12 +82,16 @@ def convert(source: files.Path,
                      .format(inspection.path))
   if files.checkpoint_exists(target) or tf.gfile.Exists(target):
     raise ValueError("{} exists and is not overwritten. Pass another path.".format(target))
+  names: Mapping[str, Optional[str]]
   if like is not None:
-    names = _names_like(inspect(like), inspection)
+    example = inspect(like)
+    to, meta = example.dialect, "{}.meta".format(example.path)
+    names = _names_like(example, inspection)
   else:
     assert to is not None  # checked above
+    meta = ""
     names = dialects.translate(inspection.variables, to)
-  count_dtype = np.int32 if to == "contrib" or like is not None and inspect(like).dialect == "contrib" else np.int64
+  count_dtype = np.int32 if to == "contrib" else np.int64
   reader = files.open_reader(inspection.path)
   values = {}
   for name, source_name in names.items():
@@ -95,8 +100,8 @@ def convert(source: files.Path,
         files.read_tensor(reader, inspection.path, source_name))
     values[name] = value.astype(count_dtype) if role in ("good_steps", "bad_steps") else value
   _write(values, target)
-  if like is not None and tf.gfile.Exists("{}.meta".format(files.resolve_path(like))):
-    tf.gfile.Copy("{}.meta".format(files.resolve_path(like)), "{}.meta".format(target), overwrite=True)
+  if meta and tf.gfile.Exists(meta):
+    tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
   return inspect(target)
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads checkpoint files of any format, from any file system that TensorFlow knows."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes maps for `tf.train.init_from_checkpoint` from the names in a checkpoint of any naming scheme."""
 
 import collections

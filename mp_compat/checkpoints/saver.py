@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A `tf.train.Saver` that restores checkpoints of every naming scheme (see `mp_compat.core.dialects`)."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tf.contrib.mixed_precision` of TensorFlow 1.15, for all versions and without its defects.
 
 Names, numbers (bit for bit) and variables are the same: `loss_scale` (float32), `good_steps` and `bad_steps` (int32).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The conditional that applies or skips all updates of a step."""
 
 import contextlib

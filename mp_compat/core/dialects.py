@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Translates the names that different programs give the same variables in checkpoints. Does not import TensorFlow.
 
     mp_compat             current_loss_scale  good_steps          beta1_power, as without loss scaling

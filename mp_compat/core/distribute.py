@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas of `tf.distribute`: checks the current context, reduces over replicas, and calls functions in each of them.
 
 Without a strategy there is one replica, and every function uses its value directly.

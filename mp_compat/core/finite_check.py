@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The finite check: computes whether all values of tensors are finite.
 
 A finite sum proves that all of its terms are finite, because inf or NaN terms make the sum inf or NaN. The sum reads

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scales the loss of one replica; unscales, converts and clips its gradients.
 
 A gradient is a dense tensor, a `tf.IndexedSlices` (only its `.values` are changed) or None.

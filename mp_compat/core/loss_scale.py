@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loss scales: the factor that multiplies the loss, and its update after each step."""
 
 import abc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The update rule of a dynamic loss scale: a pure function from one immutable state to the next.
 
     finite:      good_steps + 1 < increment_period        ->  good_steps += 1

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores variables in float32 that a model uses in float16 or bfloat16."""
 
 from typing import Any, Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The earlier interface alone, as in `tf.keras.mixed_precision.experimental` of TensorFlow 2.0 to 2.3."""
 
 from typing import Any, Dict

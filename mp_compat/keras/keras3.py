@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mixin of the Keras wrapper for Keras 3 with the TensorFlow backend."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wrapper of Keras optimizers: both interfaces, the configurations, and the step."""
 
 import functools

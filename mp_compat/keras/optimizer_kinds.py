@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the Keras that an optimizer belongs to, and makes the wrapper class for that Keras."""
 
 import importlib

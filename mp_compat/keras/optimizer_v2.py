@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mixin of the Keras wrapper for OptimizerV2: `tf.keras.optimizers` up to 2.10, `.legacy` from 2.11 on."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mixin of the Keras wrapper for newer Keras 2 optimizers: `tf.keras` of TensorFlow 2.11 to 2.15, and tf_keras."""
 
 import contextlib

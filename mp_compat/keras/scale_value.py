@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The value of `opt.loss_scale`: a LossScale for code of TensorFlow 2.0 to 2.3, a float32 tensor for later code."""
 
 import copy

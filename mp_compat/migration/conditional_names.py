@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes the names that TensorFlow's loss scaling gives to variables created in its `tf.cond`, for `install()`.
 
 TensorFlow's class lets Adam create its powers inside `tf.cond`. Under control flow v1 their names begin with the name

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Enables TensorFlow's graph rewrite to float16 together with loss scaling."""
 
 import contextlib

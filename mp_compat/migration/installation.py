@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes TensorFlow's old names for loss scaling refer to this package, until `uninstall` is called."""
 
 import functools

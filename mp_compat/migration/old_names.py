@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Maps TensorFlow's names for loss scaling, from 1.14 to 2.21, to the names of this package.
 
 All names are full names, as strings: nothing is imported. `OLD_NAMES` combines the other tables.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
 import collections

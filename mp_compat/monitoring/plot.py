@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots the loss scale and the loss of a run from TensorBoard event files."""
 
 import bisect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records the tensors that describe a step, for hooks, reports and summaries."""
 
 import collections

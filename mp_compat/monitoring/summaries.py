@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adds scalar summaries of a step, for `tf.train.SummarySaverHook`, Estimator and TensorBoard."""
 
 from typing import Any, Optional, Tuple, Union

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accumulates the gradients of micro-batches, each computed in a separate `session.run`; applies them as one step."""
 
 from typing import Any, Dict, Iterable, List, Optional, Tuple, Union

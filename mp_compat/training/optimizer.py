@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The optimizer wrapper: scales the loss, unscales the gradients, and applies a step on all replicas or on none."""
 
 from typing import Any, Dict, Iterable, List, Optional, Tuple

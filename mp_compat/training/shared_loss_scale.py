@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Applies the gradients of several optimizers that share one loss scale as one step."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One step: checks the gradients, updates the loss scale, and applies the gradients or skips them.
 
     check     in each replica: converts the gradients once and checks whether all values are finite

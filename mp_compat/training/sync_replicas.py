@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets the step of the accumulators of a `tf.train.SyncReplicasOptimizer` that wraps the loss scaling."""
 
 from typing import Iterable, Optional

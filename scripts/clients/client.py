@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a client's program with TensorFlow's loss scaling or mp_compat's, and compares the results."""
 
 import glob

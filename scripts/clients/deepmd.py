@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a force field with DeePMD-kit, which wraps its optimizer in TensorFlow's class, and then in mp_compat's.
 
     scripts/nox -s client-deepmd

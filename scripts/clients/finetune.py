@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains an Estimator with finetune's mixed precision, which wraps its optimizer in TensorFlow's, then mp_compat's.
 
     scripts/nox -s client-finetune

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains with the mixed precision of TensorFlow's model garden, on two replicas, and then with mp_compat's.
 
     scripts/nox -s client-official

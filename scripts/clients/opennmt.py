@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a transformer with OpenNMT-tf, whose loss scaling is a subclass of TensorFlow's, and then of mp_compat's.
 
     scripts/nox -s client-opennmt

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Migrates the sources of programs of 2019 to 2025, from the package index, and compiles the results.
 
     scripts/nox -s client-sources

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains tensor2tensor's transformer with its own loss scaling, which is TensorFlow's, and then with mp_compat's.
 
     scripts/nox -s client-tensor2tensor

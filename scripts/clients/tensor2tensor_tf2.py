@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs tensor2tensor's optimizer on TensorFlow 2.10, with TensorFlow's loss scaling, and then with mp_compat's.
 
     scripts/nox -s client-tensor2tensor_tf2

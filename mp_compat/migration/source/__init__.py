@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewrites TensorFlow's old names for loss scaling, in sources and notebooks, to those of this package.
 
 `find` lists files, `migrate_file` computes the changes of one file, `write` writes them. Imports LibCST, but not

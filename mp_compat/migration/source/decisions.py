@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the places in a source that cannot be rewritten automatically and must be reviewed by hand."""
 
 import re

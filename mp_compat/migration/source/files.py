@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Extracts the code of notebooks and scripts as one source, and puts changed code back."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Resolves expressions of a source to full names, by static analysis."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Formats the output of `mp_compat migrate`: a diff, a text report and a JSON report."""
 
 import difflib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewrites old names in the text of a source. All other text is unchanged, byte for byte."""
 
 from typing import Dict, List, NamedTuple, Optional

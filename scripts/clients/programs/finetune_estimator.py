@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small Estimator with finetune's mixed precision: its variable getter and its `optimize_loss`.
 
     python programs/finetune_estimator.py DIRECTORY STEPS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains digits with the model garden's mixed precision on two replicas; prints each loss and, at the end, the weights.
 
     python programs/official_training.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model for OpenNMT-tf, as its users write them: `onmt-main --model`. Some of its batches overflow."""
 
 import opennmt

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains two variables by tensor2tensor's `optimize`, on TensorFlow 2; prints the loss of each step and the variables.
 
     python programs/tensor2tensor_optimize.py

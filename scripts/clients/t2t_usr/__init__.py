@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A problem and a model for tensor2tensor, as its users register them: `--t2t_usr_dir`."""
 
 from tensor2tensor.data_generators import algorithmic
