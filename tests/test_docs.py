@@ -15,7 +15,7 @@ import mp_compat
 from tests import testing
 
 PAGES = ["README.md", "docs/checkpoints.md", "docs/choosing.md", "docs/distributed.md", "docs/keras.md",
-         "docs/monitoring.md", "docs/troubleshooting.md"]
+         "docs/monitoring.md", "docs/troubleshooting.md", "docs/tutorial.md"]
 DOCUMENTS = ["README.md"] + sorted("docs/" + os.path.basename(path)
                                    for path in glob.glob(os.path.join(testing.ROOT, "docs", "*.md")))
 
