@@ -67,7 +67,8 @@ def test_finite_steps_equal_inner_optimizer_and_keep_names(name, method):
 
 
 @both_control_flows
-@pytest.mark.skipif(keras_cases.VERSION < (2, 3), reason="its class counts no skipped steps and makes slices dense")
+@pytest.mark.skipif(keras_cases.VERSION < (2, 3), reason=(
+    "TensorFlow's class before 2.3 counts no skipped steps and makes slices dense"))
 def test_graph_mode_trains_as_tensorflow_class():
   xs = list(testing.feeds(9, OVERFLOWS))
   make = functools.partial(V2.optimizers.Adam, 0.1)

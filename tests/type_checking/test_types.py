@@ -39,7 +39,7 @@ WRONG_USES = [
 @pytest.fixture(name="mypy", scope="module")
 def _mypy(tmp_path_factory):
   """Returns a function that runs mypy with the project's configuration and returns its output."""
-  pytest.importorskip("mypy")
+  pytest.importorskip("mypy", reason="mypy is installed only by `scripts/nox -s types`")
   cache = tmp_path_factory.mktemp("cache")
 
   def run(*arguments):
@@ -54,7 +54,7 @@ def _mypy(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("files", ["mp_compat", PROGRAM], ids=["package", "user_program"])
 def test_mypy_finds_no_errors(files, mypy):
-  pytest.importorskip("libcst")
+  pytest.importorskip("libcst", reason="the package imports LibCST")
   assert mypy(files).startswith("Success")
 
 
