@@ -192,7 +192,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     distribute.check_supported()
     if gradients.is_scaled(loss):
       logging.warning(
-          "The loss passed to %s is scaled already: it is the product of a loss and a loss scale. If another optimizer "
+          "The loss passed to %s seems to be scaled already: it is a product with a loss scale. If another optimizer "
           "that scales the loss wraps this one, remove one of the two. If scale_loss() was called, call "
           "tf.gradients() and unscale_gradients() instead of compute_gradients().", self.get_name())
     scale = self._scale()
