@@ -138,17 +138,17 @@ def package(session):
   wheel, sdist = sorted(glob.glob("dist/*"), key=lambda path: not path.endswith(".whl"))
   session.run("twine", "check", "--strict", wheel, sdist)
   session.run("check-wheel-contents", wheel)
-  wheel, sdist = os.path.abspath(wheel), os.path.abspath(sdist)
+  wheel, sdist, tmp = (os.path.abspath(path) for path in (wheel, sdist, session.create_tmp()))
   for python in ("3.7", "3.13"):
-    environment = os.path.join(session.create_tmp(), "python" + python)
+    environment = os.path.join(tmp, "python" + python)
     session.run("python" + python, "-m", "venv", "--clear", environment, external=True)
     command = os.path.join(environment, "bin", "python")
     session.run(command, "-m", "pip", "install", "--quiet", wheel, "libcst", "tqdm", external=True)
-    with session.chdir(session.create_tmp()):
+    with session.chdir(tmp):
       session.run(os.path.join(environment, "bin", "mp_compat"), "--version", external=True)
       session.run(command, "-c", "import mp_compat; assert 'LossScale' in dir(mp_compat)", external=True)
       session.run(command, "-m", "mp_compat", "migrate", "--check", environment + "/bin", external=True)
-  with session.chdir(session.create_tmp()):  # The sdist must contain the files that the commands of its README need.
+  with session.chdir(tmp):  # The sdist must contain the files that the commands of its README need.
     session.run("tar", "xzf", sdist, "--strip-components=1", external=True)
     session.run("bash", "scripts/nox", "--list", external=True)
 
