@@ -11,6 +11,8 @@ Source: `tf.contrib.mixed_precision`.
 import abc
 from typing import Any, Dict, Optional
 
+from absl import logging
+
 from mp_compat._tensorflow import tf
 from mp_compat.core import loss_scale
 from mp_compat.core import update_rule
@@ -153,7 +155,9 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
     """Wraps an optimizer.
 
     Args:
-      opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`.
+      opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`. If it is the result of
+        `enable_mixed_precision_graph_rewrite`, the optimizer that it wraps is used, and a warning is logged: of two
+        dynamic scales around each other, the inner one is not updated after an overflow, and training stops in the end.
       loss_scale_manager: a `LossScaleManager`.
 
     Raises:
@@ -164,6 +168,12 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
       raise ValueError("loss_scale_manager must be a mp_compat.contrib.mixed_precision.LossScaleManager, but got {!r}. "
                        "Subclass it, or use FixedLossScaleManager or ExponentialUpdateLossScaleManager.".format(
                            loss_scale_manager))
+    if type(opt) is optimizer.MixedPrecisionLossScaleOptimizer:
+      logging.warning(
+          "The optimizer passed to LossScaleOptimizer already scales the loss, as the result of "
+          "enable_mixed_precision_graph_rewrite() does. Only the scale of the loss_scale_manager is used. Pass the "
+          "manager to enable_mixed_precision_graph_rewrite() as the loss scale, and remove LossScaleOptimizer.")
+      opt = opt.inner_optimizer
     super().__init__(opt, loss_scale_manager)
 
   @property

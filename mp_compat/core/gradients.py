@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import native
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import dialects
@@ -18,6 +19,8 @@ GradAndVar = Tuple[Gradient, tf.Variable]
 Loss = Union[tf.Tensor, Callable[[], tf.Tensor]]
 
 _DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64)
+# The modules whose functions multiply the loss of a callable by a loss scale.
+_SCALING_MODULES = {__name__}.union(cls.__module__ for cls in native.LOSS_SCALE_OPTIMIZERS)
 _READS = ("Cast", "Enter", "Identity", "Placeholder", "ReadVariableOp", "Switch")  # between a variable and a product
 
 
@@ -46,11 +49,14 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
 
 
 def is_scaled(loss: Loss) -> bool:
-  """Returns whether a loss is the product of a tensor and a dynamic loss scale, of any class; for a warning only.
+  """Returns whether a loss is the product of another loss and a loss scale; for a warning only.
 
-  A loss scale is recognized by the name of its variable, in graphs. A fixed scale is not recognized.
+  The product as a callable is recognized by the module that made the callable; as a tensor, by the name of the loss
+  scale's variable. A tensor scaled by a fixed scale is not recognized.
   """
-  if callable(loss) or not hasattr(loss, "graph") or loss.op.type != "Mul":
+  if callable(loss):
+    return getattr(loss, "__module__", None) in _SCALING_MODULES
+  if not hasattr(loss, "graph") or loss.op.type != "Mul":
     return False
   for factor in loss.op.inputs:
     while factor.op.type in _READS and control_flow.tensor_inputs(factor):

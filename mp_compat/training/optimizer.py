@@ -190,7 +190,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       raise RuntimeError("`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
                          "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss))
     distribute.check_supported()
-    if gradients.is_scaled(loss):
+    if "warned_if_scaled" not in self._state and gradients.is_scaled(loss):
+      self._state["warned_if_scaled"] = True
       logging.warning(
           "The loss passed to %s seems to be scaled already: it is a product with a loss scale. If another optimizer "
           "that scales the loss wraps this one, remove one of the two. If scale_loss() was called, call "

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+import mp_compat
 from mp_compat import checkpoints
 from mp_compat.contrib import mixed_precision
 from tests import testing
@@ -32,6 +33,13 @@ def both_control_flows(request, _graph):
   """Runs the test with control flow v1 and v2."""
   with testing.control_flow(request.param):
     yield
+
+
+MODEL = ["model/w:0", "model/b:0", "model/w/Momentum:0", "model/b/Momentum:0", "global_step:0"]
+
+
+def make_manager(api):
+  return api.ExponentialUpdateLossScaleManager(64., 2, 1, 2., .5)
 
 
 def get_dense_variables():
@@ -174,6 +182,41 @@ def test_manager_and_inner_optimizer_can_be_replaced():
                              var_list=get_dense_variables) for api in apis]
   assert [values["loss_scale:0"] for values in histories[0]] == [64., 64., 128., 128., 256.]
   testing.assert_same(histories[0], histories[-1])
+
+
+def train_with_two_scales(api, experimental, overflows):
+  """Trains with contrib's optimizer around the result of `experimental`'s graph rewrite."""
+  def make_optimizer():
+    opt = experimental.enable_mixed_precision_graph_rewrite(tf.train.MomentumOptimizer(.1, .9))
+    return api.LossScaleOptimizer(opt, make_manager(api))
+
+  try:
+    return testing.train(make_optimizer, testing.feeds(9, overflows), var_list=get_dense_variables)
+  finally:
+    experimental.disable_mixed_precision_graph_rewrite()
+
+
+@pytest.mark.usefixtures("both_control_flows")
+def test_contrib_optimizer_replaces_scale_of_graph_rewrite(caplog):
+  overflows = [1, 4, 5]
+  with caplog.at_level("WARNING", "absl"):
+    both = train_with_two_scales(mixed_precision, mp_compat, overflows)
+  assert "Only the scale of the loss_scale_manager is used" in caplog.text
+  alone = train(mixed_precision, make_manager, ".x..xx...")
+  for values, expected in zip(both, alone):
+    for name in MODEL:
+      assert values[name].tobytes() == expected[name].tobytes(), name
+    assert values["loss_scale:0"] == expected["loss_scale:0"]
+
+
+@needs_contrib
+def test_contrib_optimizer_around_graph_rewrite_trains_as_tensorflow():
+  ours = train_with_two_scales(mixed_precision, mp_compat, [])
+  theirs = train_with_two_scales(native, testing.native, [])
+  assert sorted(ours[0]) == sorted(theirs[0])  # the checkpoints have the same entries
+  for values, expected in zip(ours, theirs):
+    for name in MODEL:
+      assert values[name].tobytes() == expected[name].tobytes(), name
 
 
 def test_none_sparse_and_iterator_gradients_are_applied():

@@ -60,6 +60,25 @@ def test_minimize_returns_none_and_sets_gradients_finite():
     np.testing.assert_array_equal(w.numpy(), [0., 1.])
 
 
+@pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("wrap, warnings", [
+    (lambda opt: opt, 0), (lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, 4.), 1),
+    (lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"), 1)])
+def test_callable_loss_scaled_by_another_optimizer_warns_once(as_function, wrap, warnings, caplog):
+  opt = wrap(mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic"))
+  w = tensorflow.Variable([1., 2.])
+
+  def step():
+    opt.minimize(lambda: tf.reduce_sum(w * w), var_list=[w])
+
+  if as_function:
+    step = tensorflow.function(step)
+  with caplog.at_level("WARNING", "absl"):
+    step()
+    step()
+  assert caplog.text.count("seems to be scaled already") == warnings
+
+
 def test_clipped_overflow_in_function_skips_step():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
   w = tensorflow.Variable([1., 2.])

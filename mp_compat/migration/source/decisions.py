@@ -26,9 +26,9 @@ REMEDIES: Dict[str, str] = {
     "horovod": "put hvd.DistributedOptimizer inside: MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(opt), "
                "scale); outside only with backward_passes_per_step",
     "sync-replicas": "put SyncReplicasOptimizer outside; mp_compat raises an error for the other order",
-    "wrapped-twice": "the inner optimizer may scale the loss already, and mp_compat raises an error for a loss that "
-                     "would be scaled twice; remove one of the two: enable_mixed_precision_graph_rewrite(opt) also "
-                     "adds loss scaling",
+    "wrapped-twice": "the inner optimizer may scale the loss already; mp_compat uses the outer scale only (contrib's "
+                     "optimizer around the graph rewrite's) or raises an error; remove one of the two: "
+                     "enable_mixed_precision_graph_rewrite(opt) also adds loss scaling",
     "subclass": "mp_compat calls update() of every LossScale subclass, obeys its should_apply, and also skips every "
                 "step with non-finite gradients; check what the subclass overrides, and pass skip_nonfinite=False if "
                 "update() alone should decide",
