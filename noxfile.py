@@ -122,6 +122,25 @@ for _name in CLIENTS:
   _client(_name)
 
 
+# Libraries, with programs in scripts/ecosystem: the TensorFlow, and what pip installs, as in CLIENTS.
+ECOSYSTEM = {
+    "estimators": ("2.15", [], []),
+    "tf_slim": ("1.15", ["tf_slim==1.1.0"], []),
+}
+
+
+@nox.session
+@nox.parametrize("python,library", [
+    nox.param(TENSORFLOW[version][0], library, id=library) for library, (version, _, _) in ECOSYSTEM.items()])
+def ecosystem(session, library):
+  """Compares programs of other libraries, one environment each; prints the table of docs/ecosystem.md."""
+  version, requirements, alone = ECOSYSTEM[library]
+  session.install("-e", ".", *TENSORFLOW[version][1], *requirements)
+  if alone:
+    session.install("--no-deps", *alone)
+  session.run("python", "scripts/ecosystem/comparison.py", library)
+
+
 @nox.session(python=TENSORFLOW[NEWEST][0])
 def lint(session):
   """Runs ruff; arguments go to `ruff check`."""

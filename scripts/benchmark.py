@@ -8,11 +8,11 @@ For each workload and optimizer, each variant has its own graph and Session. The
 
     plain             the optimizer alone
     barrier           a conditional whose predicate only waits for all unscaled gradients: the minimum cost of a check
-    looking           the optimizer alone, and the finite check of every gradient, for which nothing waits
+    check             the optimizer alone, and the finite check of every gradient, for which nothing waits
     tensorflow        TensorFlow's class with its dynamic scale
     contrib           contrib's class with its exponential manager (TensorFlow 1.15)
     dynamic, fixed    mp_compat with a dynamic and a fixed scale
-    bare              mp_compat with a fixed scale and skip_nonfinite=False: no check, no conditional
+    unchecked         mp_compat with a fixed scale and skip_nonfinite=False: no check, no conditional
 
 Prints for each variant:
 
@@ -142,7 +142,7 @@ class Barrier:
       return tf.cond(arrived, lambda: self._opt.apply_gradients(pairs), tf.no_op)
 
 
-class Looking:
+class CheckedInParallel:
   """An optimizer that checks its gradients and applies them, finite or not, without waiting for the check."""
 
   def __init__(self, opt):
@@ -159,11 +159,11 @@ def variants():
   made = {
       "plain": lambda opt: opt,
       "barrier": Barrier,
-      "looking": Looking,
+      "check": CheckedInParallel,
       "tensorflow": lambda opt: NATIVE.MixedPrecisionLossScaleOptimizer(opt, NATIVE.DynamicLossScale()),
       "dynamic": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
       "fixed": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.),
-      "bare": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8., skip_nonfinite=False),
+      "unchecked": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8., skip_nonfinite=False),
   }
   if tf.VERSION.startswith("1."):
     from tensorflow.contrib import mixed_precision

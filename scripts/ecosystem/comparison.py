@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains another library's program unwrapped, with TensorFlow's loss scaling and with mp_compat's, and compares.
+
+    scripts/nox -s ecosystem                             # all libraries, one environment each; about an hour
+    scripts/nox -s "ecosystem(library='tf_slim')"        # one library
+
+A module of programs/ has the name of a library, and contains
+
+    PACKAGES                   the distributions whose versions the table shows
+    train(tools, directory)    trains STEPS steps and saves in the library's own way; continues from the checkpoint in
+                               `directory`, if there is one; returns {variable name: array}
+
+and uses `tools` (class Tools) to wrap the optimizer. It must be deterministic. It is trained, saved, and continued in
+a second process, (a) as it is, and (b) with a loss that overflows once in each process:
+
+    unwrapped     (a) ends with the same bits as without loss scaling
+    TensorFlow    (a) and (b) end with the same bits as with TensorFlow's class
+    overflow      (b) ends with finite variables and a lower loss scale than (a)
+    restored      the second process continued from the checkpoint
+
+Prints one row for each library, and all rows so far; keeps them in runs/ecosystem.
+"""
+
+import argparse
+import datetime
+import importlib
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+STEPS = 20  # of each process
+OVERFLOW = 5  # the step of each process that overflows
+SCALE, PERIOD = 2. ** 10, 10
+ROWS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "runs", "ecosystem")
+COLUMNS = ["library", "TensorFlow", "Python", "unwrapped", "TensorFlow's class", "overflow", "restored", "date"]
+
+# One thread and no GPU, so that sums have the same order in every run.
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TF_CPP_MIN_LOG_LEVEL": "2",
+               "TF_DETERMINISTIC_OPS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+SCALE_VARIABLES = re.compile(r"(^|.*/)(current_loss_scale|good_steps)(_\d+)?(:0)?$")
+
+
+class Tools:
+  """What a program gets: a function that wraps its optimizer, and one that lets its loss overflow.
+
+  Attributes:
+    variant: "unwrapped", "tensorflow" or "mp_compat".
+  """
+
+  def __init__(self, variant, overflow):
+    self.variant = variant
+    self._overflow = overflow
+
+  def wrap(self, opt, inject=True):
+    """Returns a `tf.train.Optimizer` with loss scaling.
+
+    Args:
+      opt: the inner optimizer.
+      inject: whether its `compute_gradients` lets the loss overflow. Pass False for a library that does not call it,
+        and call `inject` for the loss instead.
+    """
+    import tensorflow.compat.v1 as tf
+    if inject:
+      compute_gradients = opt.compute_gradients
+      opt.compute_gradients = lambda loss, *args, **kwargs: compute_gradients(self.inject(loss), *args, **kwargs)
+    if self.variant == "unwrapped":
+      return opt
+    if self.variant == "tensorflow":
+      experimental = tf.train.experimental
+      return experimental.MixedPrecisionLossScaleOptimizer(opt, experimental.DynamicLossScale(SCALE, PERIOD))
+    import mp_compat
+    return mp_compat.MixedPrecisionLossScaleOptimizer(opt, mp_compat.DynamicLossScale(SCALE, PERIOD))
+
+  def wrap_keras(self, opt):
+    """Returns a Keras optimizer with loss scaling. Call `inject` for the loss."""
+    if self.variant == "unwrapped":
+      return opt
+    if self.variant == "mp_compat":
+      from mp_compat.keras import LossScaleOptimizer
+    elif type(opt).__module__.startswith(("keras.src.optimizers", "keras.optimizers")):
+      from keras.mixed_precision import LossScaleOptimizer
+    else:
+      from tensorflow.keras.mixed_precision import LossScaleOptimizer
+    return LossScaleOptimizer(opt, initial_scale=SCALE, dynamic_growth_steps=PERIOD)
+
+  def inject(self, loss):
+    """Returns the loss, a tensor or a callable; in one step of an overflowing run, inf times the loss."""
+    if callable(loss):
+      return lambda: self.inject(loss())
+    import tensorflow.compat.v1 as tf
+    steps = itertools.count(1)
+    factor, = tf.py_func(lambda: np.float32(np.inf if next(steps) == OVERFLOW and self._overflow else 1.), [],
+                         [tf.float32])
+    factor.set_shape([])
+    return loss * tf.cast(factor, loss.dtype)
+
+
+def import_program(library):
+  return importlib.import_module("programs." + library)
+
+
+def read_checkpoint(directory):
+  """Returns the variables of the latest TensorFlow checkpoint in a directory."""
+  import tensorflow.compat.v1 as tf
+  reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(directory))
+  return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def train_in_processes(library, variant, overflow):
+  """Returns the variables after the first and after the second process, two dictionaries."""
+  with tempfile.TemporaryDirectory() as parent:
+    directory, results = os.path.join(parent, "model"), []
+    os.mkdir(directory)
+    for process in range(2):
+      path = os.path.join(parent, "{}.npz".format(process))
+      command = [sys.executable, "-W", "ignore", __file__, library, "--train", variant, directory, path]
+      done = subprocess.run(command + ["--overflow"] * overflow, env=dict(os.environ, **ENVIRONMENT),
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+      if done.returncode:
+        raise RuntimeError(done.stdout[-4000:])
+      with np.load(path) as loaded:
+        results.append(dict(loaded))
+  return results
+
+
+def without_loss_scale(values):
+  """Returns the variables of the program, named as without loss scaling."""
+  return {re.sub(r"(^|/)cond(_\d+)?/", r"\1", name): value for name, value in values.items()
+          if not SCALE_VARIABLES.match(name)}
+
+
+def same(values, others):
+  values, others = without_loss_scale(values), without_loss_scale(others)
+  assert values, "no variables"
+  return sorted(values) == sorted(others) and all(
+      value.dtype == others[name].dtype and value.tobytes() == others[name].tobytes()
+      for name, value in values.items())
+
+
+def loss_scale(values):
+  return next(value for name, value in values.items() if "current_loss_scale" in name)
+
+
+def compare(library):
+  """Returns the row of a library: {column: text}."""
+  _, unwrapped = train_in_processes(library, "unwrapped", overflow=False)
+  first, ours = train_in_processes(library, "mp_compat", overflow=False)
+  _, skipped = train_in_processes(library, "mp_compat", overflow=True)
+  try:
+    if not same(ours, train_in_processes(library, "tensorflow", overflow=False)[1]):
+      tensorflow = "differs"
+    elif not same(skipped, train_in_processes(library, "tensorflow", overflow=True)[1]):
+      tensorflow = "differs after an overflow"
+    else:
+      tensorflow = "same bits"
+  except RuntimeError as error:
+    tensorflow = "fails: " + error.args[0].strip().split("\n")[-1][:120]
+  finite = all(np.isfinite(value).all() for value in skipped.values() if value.dtype.kind == "f")
+  import tensorflow.compat.v1 as tf
+  versions = importlib.import_module("importlib_metadata" if sys.version_info < (3, 8) else "importlib.metadata")
+  return dict(zip(COLUMNS, [
+      ", ".join("{} {}".format(name, versions.version(name)) for name in import_program(library).PACKAGES),
+      tf.VERSION, "{}.{}".format(*sys.version_info), "same bits" if same(ours, unwrapped) else "DIFFERS", tensorflow,
+      "skipped" if finite and loss_scale(skipped) < loss_scale(ours) else "NOT SKIPPED",
+      "NOT RESTORED" if same(first, ours) else "yes", datetime.date.today().isoformat()]))
+
+
+def make_table():
+  """Returns a Markdown table of all rows so far."""
+  lines = [COLUMNS, ["---"] * len(COLUMNS)]
+  for name in sorted(os.listdir(ROWS)):
+    with open(os.path.join(ROWS, name), encoding="utf-8") as file:
+      row = json.load(file)
+    lines.append([row[column] for column in COLUMNS])
+  return "\n".join("| {} |".format(" | ".join(cells)) for cells in lines)
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("library", help="the name of a module of programs/")
+  parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
+  parser.add_argument("--overflow", action="store_true", help=argparse.SUPPRESS)
+  arguments = parser.parse_args()
+  if arguments.train:
+    variant, directory, path = arguments.train
+    np.savez(path, **import_program(arguments.library).train(Tools(variant, arguments.overflow), directory))
+    return None
+  row = compare(arguments.library)
+  os.makedirs(ROWS, exist_ok=True)
+  with open(os.path.join(ROWS, arguments.library + ".json"), "w", encoding="utf-8") as file:
+    json.dump(row, file, indent=2)
+  print(make_table())
+  wrong = [text for text in row.values() if text in ("DIFFERS", "NOT SKIPPED", "NOT RESTORED")]
+  return "{}: {}".format(arguments.library, ", ".join(wrong)) if wrong else None
+
+
+if __name__ == "__main__":
+  sys.exit(main())
