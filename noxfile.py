@@ -1,7 +1,7 @@
 """The nox sessions of this project: tests on every TensorFlow, programs, clients, checks, documentation, packaging.
 
 `scripts/nox` installs nox and runs it: without arguments, the tests on every TensorFlow; with `-s tests-2.4`, on one.
-Arguments after `--` are passed to pytest, to the program or to ruff.
+Arguments after `--` are passed to pytest or to the program.
 """
 
 import glob
@@ -12,12 +12,12 @@ import nox
 
 # TensorFlow version: the Python version, and what pip installs.
 TENSORFLOW = {
-    "1.15": ("3.7", ["tensorflow==1.15.5", "protobuf<3.21"]),
-    "2.4": ("3.8", ["tensorflow==2.4.4", "protobuf<3.21"]),
-    "2.10": ("3.10", ["tensorflow==2.10.1", "numpy<2"]),
-    "2.15": ("3.11", ["tensorflow-cpu==2.15.1"]),
-    "2.21": ("3.11", ["tensorflow-cpu==2.21.*", "tf_keras==2.21.*"]),
-    "2.21-py313": ("3.13", ["tensorflow-cpu==2.21.*", "tf_keras==2.21.*"]),
+  "1.15": ("3.7", ["tensorflow==1.15.5", "protobuf<3.21"]),
+  "2.4": ("3.8", ["tensorflow==2.4.4", "protobuf<3.21"]),
+  "2.10": ("3.10", ["tensorflow==2.10.1", "numpy<2"]),
+  "2.15": ("3.11", ["tensorflow-cpu==2.15.1"]),
+  "2.21": ("3.11", ["tensorflow-cpu==2.21.*", "tf_keras==2.21.*"]),
+  "2.21-py313": ("3.13", ["tensorflow-cpu==2.21.*", "tf_keras==2.21.*"]),
 }
 NEWEST = "2.21"
 
@@ -61,8 +61,13 @@ def estimator(session):
 
 
 # Horovod 0.22 is built once, against TensorFlow and an installed MPI (Debian: libopenmpi-dev, openmpi-bin).
-HOROVOD_BUILD = {"HOROVOD_WITH_TENSORFLOW": "1", "HOROVOD_WITH_MPI": "1", "HOROVOD_WITHOUT_GLOO": "1",
-                 "HOROVOD_WITHOUT_PYTORCH": "1", "HOROVOD_WITHOUT_MXNET": "1"}
+HOROVOD_BUILD = {
+  "HOROVOD_WITH_TENSORFLOW": "1",
+  "HOROVOD_WITH_MPI": "1",
+  "HOROVOD_WITHOUT_GLOO": "1",
+  "HOROVOD_WITHOUT_PYTORCH": "1",
+  "HOROVOD_WITHOUT_MXNET": "1",
+}
 
 
 @nox.session(python=TENSORFLOW["1.15"][0])
@@ -82,26 +87,74 @@ def horovod(session):
 # Unmodified third-party programs: the Python version, and the packages that they need. The packages of the last list
 # are installed without their dependencies, which pip can no longer resolve.
 CLIENTS = {
-    "deepmd": ("3.11", ["deepmd-kit[cpu]==3.2.0"], []),
-    "finetune": ("3.10", [
-        "tensorflow==2.10.1", "numpy<1.24", "bs4", "ftfy", "h5py", "joblib", "lxml", "nltk", "pandas", "psutil",
-        "regex", "scikit-learn", "scipy", "sentencepiece", "spacy>=3,<3.8", "tabulate<0.9",
-        "tensorflow-addons==0.18.0", "tqdl==0.0.4", "tqdm", "transformers==4.25.1", "wheel"],
-                 ["--no-build-isolation", "finetune==0.10.0"]),
-    "official": ("3.8", ["tensorflow==2.4.4", "protobuf<3.21", "scikit-learn"], ["tf-models-official==2.2.2"]),
-    "opennmt": ("3.7", [
-        "tensorflow-cpu==2.1.4", "protobuf<3.21", "pyonmttok>=1.18.1,<2", "pyyaml", "rouge>=1,<2",
-        "sacrebleu>=1.4.3,<2", "typeguard"],
-                ["OpenNMT-tf==2.8.1", "tensorflow-addons==0.8.3", "ctranslate2==1.20.1"]),
-    "sources": ("3.11", ["libcst", "tqdm"], []),
-    "tensor2tensor": ("3.7", [
-        "tensorflow==1.15.5", "protobuf<3.21", "Pillow", "google-api-python-client", "gym==0.17.3",
-        "mesh-tensorflow==0.1.21", "oauth2client", "pypng", "requests", "scipy", "sympy", "tensorflow-datasets==3.2.1",
-        "tensorflow-hub==0.12.0", "tensorflow-probability==0.7.0"],
-                      ["tensor2tensor==1.15.7", "tensorflow-gan==2.0.0"]),
-    "tensor2tensor_tf2": ("3.10", [
-        "tensorflow==2.10.1", "numpy<2", "tensorflow-addons==0.18.0", "tensorflow-probability==0.18.0",
-        "tf_slim==1.1.0"], ["tensor2tensor==1.15.7"]),
+  "deepmd": ("3.11", ["deepmd-kit[cpu]==3.2.0"], []),
+  "finetune": (
+    "3.10",
+    [
+      "tensorflow==2.10.1",
+      "numpy<1.24",
+      "bs4",
+      "ftfy",
+      "h5py",
+      "joblib",
+      "lxml",
+      "nltk",
+      "pandas",
+      "psutil",
+      "regex",
+      "scikit-learn",
+      "scipy",
+      "sentencepiece",
+      "spacy>=3,<3.8",
+      "tabulate<0.9",
+      "tensorflow-addons==0.18.0",
+      "tqdl==0.0.4",
+      "tqdm",
+      "transformers==4.25.1",
+      "wheel",
+    ],
+    ["--no-build-isolation", "finetune==0.10.0"],
+  ),
+  "official": ("3.8", ["tensorflow==2.4.4", "protobuf<3.21", "scikit-learn"], ["tf-models-official==2.2.2"]),
+  "opennmt": (
+    "3.7",
+    [
+      "tensorflow-cpu==2.1.4",
+      "protobuf<3.21",
+      "pyonmttok>=1.18.1,<2",
+      "pyyaml",
+      "rouge>=1,<2",
+      "sacrebleu>=1.4.3,<2",
+      "typeguard",
+    ],
+    ["OpenNMT-tf==2.8.1", "tensorflow-addons==0.8.3", "ctranslate2==1.20.1"],
+  ),
+  "sources": ("3.11", ["libcst", "tqdm"], []),
+  "tensor2tensor": (
+    "3.7",
+    [
+      "tensorflow==1.15.5",
+      "protobuf<3.21",
+      "Pillow",
+      "google-api-python-client",
+      "gym==0.17.3",
+      "mesh-tensorflow==0.1.21",
+      "oauth2client",
+      "pypng",
+      "requests",
+      "scipy",
+      "sympy",
+      "tensorflow-datasets==3.2.1",
+      "tensorflow-hub==0.12.0",
+      "tensorflow-probability==0.7.0",
+    ],
+    ["tensor2tensor==1.15.7", "tensorflow-gan==2.0.0"],
+  ),
+  "tensor2tensor_tf2": (
+    "3.10",
+    ["tensorflow==2.10.1", "numpy<2", "tensorflow-addons==0.18.0", "tensorflow-probability==0.18.0", "tf_slim==1.1.0"],
+    ["tensor2tensor==1.15.7"],
+  ),
 }
 
 
@@ -124,14 +177,16 @@ for _name in CLIENTS:
 
 # Libraries, with programs in scripts/ecosystem: the TensorFlow, and what pip installs, as in CLIENTS.
 ECOSYSTEM = {
-    "estimators": ("2.15", [], []),
-    "tf_slim": ("1.15", ["tf_slim==1.1.0"], []),
+  "estimators": ("2.15", [], []),
+  "tf_slim": ("1.15", ["tf_slim==1.1.0"], []),
 }
 
 
 @nox.session
-@nox.parametrize("python,library", [
-    nox.param(TENSORFLOW[version][0], library, id=library) for library, (version, _, _) in ECOSYSTEM.items()])
+@nox.parametrize(
+  "python,library",
+  [nox.param(TENSORFLOW[version][0], library, id=library) for library, (version, _, _) in ECOSYSTEM.items()],
+)
 def ecosystem(session, library):
   """Compares programs of other libraries, one environment each; prints the table of docs/ecosystem.md."""
   version, requirements, alone = ECOSYSTEM[library]
@@ -143,9 +198,10 @@ def ecosystem(session, library):
 
 @nox.session(python=TENSORFLOW[NEWEST][0])
 def lint(session):
-  """Runs ruff; arguments go to `ruff check`."""
+  """Runs ruff: its linter, and its formatter, which must not find anything to change."""
   session.install("ruff==0.17.6")
-  session.run("ruff", "check", *session.posargs)
+  session.run("ruff", "check")
+  session.run("ruff", "format", "--check")
 
 
 @nox.session(python=TENSORFLOW[NEWEST][0])
@@ -182,8 +238,9 @@ def docs(session):
 @nox.session(python=TENSORFLOW[NEWEST][0])
 def types(session):
   """Checks types with mypy and pyright (mypy.ini, pyrightconfig.json), without TensorFlow, whose names are Any."""
-  session.install("mypy==2.4.1", "pyright[nodejs]==1.1.414", "absl-py==2.5.1", "libcst==1.9.0", "numpy==2.4.6",
-                  "hypothesis", "pytest")
+  session.install(
+    "mypy==2.4.1", "pyright[nodejs]==1.1.414", "absl-py==2.5.1", "libcst==1.9.0", "numpy==2.4.6", "hypothesis", "pytest"
+  )
   session.run("mypy")
   session.run("pyright")
   session.run("python", "-m", "pytest", "-m", "", "tests/type_checking")

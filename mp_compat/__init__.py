@@ -11,19 +11,22 @@ __version__ = "0.1.0"
 
 # The public names by the module that defines them; __init__.pyi lists the same for type checkers.
 _PUBLIC = {
-    "mp_compat": ["checkpoints", "contrib", "horovod", "keras"],
-    "mp_compat.core.gradients": ["clip_by_global_norm", "finite_or_zero"],
-    "mp_compat.core.loss_scale": ["DynamicLossScale", "FixedLossScale", "LossScale", "get_loss_scale"],
-    "mp_compat.core.variable_scope": ["float32_variable_storage_getter"],
-    "mp_compat.migration.graph_rewrite": [
-        "disable_mixed_precision_graph_rewrite", "enable_mixed_precision_graph_rewrite",
-        "mixed_precision_graph_rewrite", "register_loss_scale_wrapper"],
-    "mp_compat.migration.installation": ["install"],
-    "mp_compat.monitoring.hooks": ["LossScaleHook", "LossScaleStalledError", "StopAtAttemptHook"],
-    "mp_compat.monitoring.reports": ["GradientReport", "nonfinite_gradients"],
-    "mp_compat.training.gradient_accumulation": ["GradientAccumulator"],
-    "mp_compat.training.optimizer": ["MixedPrecisionLossScaleOptimizer"],
-    "mp_compat.training.shared_loss_scale": ["apply_gradients_together"],
+  "mp_compat": ["checkpoints", "contrib", "horovod", "keras"],
+  "mp_compat.core.gradients": ["clip_by_global_norm", "finite_or_zero"],
+  "mp_compat.core.loss_scale": ["DynamicLossScale", "FixedLossScale", "LossScale", "get_loss_scale"],
+  "mp_compat.core.variable_scope": ["float32_variable_storage_getter"],
+  "mp_compat.migration.graph_rewrite": [
+    "disable_mixed_precision_graph_rewrite",
+    "enable_mixed_precision_graph_rewrite",
+    "mixed_precision_graph_rewrite",
+    "register_loss_scale_wrapper",
+  ],
+  "mp_compat.migration.installation": ["install"],
+  "mp_compat.monitoring.hooks": ["LossScaleHook", "LossScaleStalledError", "StopAtAttemptHook"],
+  "mp_compat.monitoring.reports": ["GradientReport", "nonfinite_gradients"],
+  "mp_compat.training.gradient_accumulation": ["GradientAccumulator"],
+  "mp_compat.training.optimizer": ["MixedPrecisionLossScaleOptimizer"],
+  "mp_compat.training.shared_loss_scale": ["apply_gradients_together"],
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 

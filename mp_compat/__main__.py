@@ -60,9 +60,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _add_checkpoint(commands: Any) -> None:
   parser = commands.add_parser(
-      "checkpoint", help="look at a checkpoint, or convert it",
-      description="Checkpoints of mp_compat, of TensorFlow's MixedPrecisionLossScaleOptimizer, of "
-      "tf.contrib.mixed_precision, and of training without loss scaling.")
+    "checkpoint",
+    help="look at a checkpoint, or convert it",
+    description="Checkpoints of mp_compat, of TensorFlow's MixedPrecisionLossScaleOptimizer, of "
+    "tf.contrib.mixed_precision, and of training without loss scaling.",
+  )
   actions = parser.add_subparsers(metavar="ACTION", dest="action")
   actions.required = True
   inspect = actions.add_parser("inspect", help="list the variables, the loss scale's state, and whose checkpoint it is")
@@ -80,6 +82,7 @@ def _add_checkpoint(commands: Any) -> None:
 def _inspect(arguments: argparse.Namespace) -> int:
   from mp_compat import checkpoints
   from mp_compat._tensorflow import tf
+
   try:
     _print_inspection(checkpoints.inspect(arguments.path))
   except (ValueError, tf.errors.OpError) as error:
@@ -90,6 +93,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _convert(arguments: argparse.Namespace) -> int:
   from mp_compat import checkpoints
   from mp_compat._tensorflow import tf
+
   try:
     _print_inspection(checkpoints.convert(arguments.source, arguments.target, arguments.to, arguments.like))
   except (OSError, ValueError, tf.errors.OpError) as error:
@@ -107,15 +111,20 @@ def _print_inspection(inspection: Any) -> None:
 
 def _add_migrate(commands: Any) -> None:
   parser = commands.add_parser(
-      "migrate", help="rewrite TensorFlow's old names in sources and notebooks",
-      description="Rewrites TensorFlow's old names for loss scaling into those of mp_compat, and lists where you "
-      "have to decide. Prints the changes as a diff (standard output) and the report (standard error), and changes no "
-      "file without --write. TensorFlow is not needed, LibCST is: pip install libcst tqdm.")
+    "migrate",
+    help="rewrite TensorFlow's old names in sources and notebooks",
+    description="Rewrites TensorFlow's old names for loss scaling into those of mp_compat, and lists where you "
+    "have to decide. Prints the changes as a diff (standard output) and the report (standard error), and changes no "
+    "file without --write. TensorFlow is not needed, LibCST is: pip install libcst tqdm.",
+  )
   parser.add_argument("paths", metavar="PATH", nargs="+", help="a file, or a directory with .py and .ipynb files")
   mode = parser.add_mutually_exclusive_group()
   mode.add_argument("--write", action="store_true", help="change the files")
-  mode.add_argument("--check", action="store_true", help="print no diff; exit with 1 if a file would change, "
-                    "else with 3 if a file could not be looked at")
+  mode.add_argument(
+    "--check",
+    action="store_true",
+    help="print no diff; exit with 1 if a file would change, else with 3 if a file could not be looked at",
+  )
   parser.add_argument("--json", metavar="FILE", help="write the report as JSON, too")
   parser.set_defaults(run=_migrate)
 
@@ -153,14 +162,20 @@ def _migrate(arguments: argparse.Namespace) -> int:
 
 def _add_plot(commands: Any) -> None:
   parser = commands.add_parser(
-      "plot", help="draw the loss scale of a run",
-      description="Draws the loss and the loss scale of a run, with its skipped steps, from TensorBoard's event files: "
-      "those of a LossScaleHook's output_dir (over attempted steps), or the summaries of add_summaries=True (over "
-      "global steps). Needs matplotlib: pip install matplotlib.")
+    "plot",
+    help="draw the loss scale of a run",
+    description="Draws the loss and the loss scale of a run, with its skipped steps, from TensorBoard's event files: "
+    "those of a LossScaleHook's output_dir (over attempted steps), or the summaries of add_summaries=True (over "
+    "global steps). Needs matplotlib: pip install matplotlib.",
+  )
   parser.add_argument("logdir", metavar="LOGDIR", help="where the event files are, in it or below")
-  parser.add_argument("-o", "--output", required=True, metavar="FILE",
-                      help="the file to write, in the format that its suffix names: .png (also without a suffix), "
-                      ".pdf, .svg and others")
+  parser.add_argument(
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    help="the file to write, in the format that its suffix names: .png (also without a suffix), .pdf, .svg and others",
+  )
   parser.add_argument("--loss_tag", metavar="TAG", help="the tag of the loss; default: loss, or what ends in /loss")
   parser.set_defaults(run=_plot)
 
@@ -168,6 +183,7 @@ def _add_plot(commands: Any) -> None:
 def _plot(arguments: argparse.Namespace) -> int:
   from mp_compat._tensorflow import tf
   from mp_compat.monitoring import plot
+
   tf.logging.set_verbosity(tf.logging.ERROR)  # Hides a deprecation warning that names no replacement.
   try:
     series = plot.plot(arguments.logdir, arguments.output, arguments.loss_tag)
@@ -179,9 +195,11 @@ def _plot(arguments: argparse.Namespace) -> int:
 
 def _add_run(commands: Any) -> None:
   parser = commands.add_parser(
-      "run", help="run a program for which TensorFlow's old names mean mp_compat",
-      usage="mp_compat run [--] SCRIPT [ARGUMENT ...]\n       mp_compat run [--] -m MODULE [ARGUMENT ...]",
-      description="Runs an unmodified Python program after mp_compat.install().")
+    "run",
+    help="run a program for which TensorFlow's old names mean mp_compat",
+    usage="mp_compat run [--] SCRIPT [ARGUMENT ...]\n       mp_compat run [--] -m MODULE [ARGUMENT ...]",
+    description="Runs an unmodified Python program after mp_compat.install().",
+  )
   parser.set_defaults(run=_run)
 
 
@@ -190,6 +208,7 @@ def _run(arguments: argparse.Namespace) -> int:
   if not program or program == ["-m"]:
     return _fail("run", ValueError("expected a script, or -m and a module"))
   from mp_compat.migration.installation import install
+
   install()
   try:
     if program[0] == "-m":
@@ -202,8 +221,14 @@ def _run(arguments: argparse.Namespace) -> int:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any(frame.f_globals is not vars(runpy) for frame in frames[1:]):
       raise  # The program itself raised it.
-    return _fail("run", ValueError("expected a script, a directory or zip file with __main__.py, or -m and a module, "
-                                   "but got {}: {}".format(" ".join(program[:2 if program[0] == "-m" else 1]), error)))
+    return _fail(
+      "run",
+      ValueError(
+        "expected a script, a directory or zip file with __main__.py, or -m and a module, but got {}: {}".format(
+          " ".join(program[: 2 if program[0] == "-m" else 1]), error
+        )
+      ),
+    )
   return 0
 
 

@@ -26,9 +26,10 @@ def all_ranks_finite(finite: tf.Tensor, name: Optional[str] = None) -> tf.Tensor
     ImportError: If Horovod is not installed.
   """
   import horovod.tensorflow as hvd
+
   with tf.name_scope(name, "all_ranks_finite", [finite]):
     overflowed = tf.cast(tf.logical_not(finite), tf.float32)
-    return tf.equal(hvd.allreduce(overflowed, op=hvd.Sum), 0.)
+    return tf.equal(hvd.allreduce(overflowed, op=hvd.Sum), 0.0)
 
 
 def aggregates_passes(optimizer: tf.train.Optimizer) -> bool:
@@ -36,8 +37,9 @@ def aggregates_passes(optimizer: tf.train.Optimizer) -> bool:
   return any(getattr(layer, "_agg_helper", None) is not None for layer in optimizers.wrapper_chain(optimizer))
 
 
-def default_reducer(optimizer: tf.train.Optimizer,
-                    grads: Iterable[gradients.Gradient]) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
+def default_reducer(
+  optimizer: tf.train.Optimizer, grads: Iterable[gradients.Gradient]
+) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
   """Returns `all_ranks_finite` if the finite check of these gradients may differ between ranks, else None.
 
   The check may differ in two cases:
@@ -54,10 +56,13 @@ def default_reducer(optimizer: tf.train.Optimizer,
   if "horovod.tensorflow" not in sys.modules:
     return None
   unreduced = aggregates_passes(optimizer) or any(
-      "Adasum" in type(layer).__name__ for layer in optimizers.wrapper_chain(optimizer))
+    "Adasum" in type(layer).__name__ for layer in optimizers.wrapper_chain(optimizer)
+  )
   # Searches back from the gradients for the nearest computed gradients, or Horovod ops that reduced them.
-  sources = gradients.nearest_ancestors(gradients.values_of(grads), lambda tensor: (
-      gradients.is_computed(tensor) or control_flow.contains_op(tensor.op, "Horovod")))
+  sources = gradients.nearest_ancestors(
+    gradients.values_of(grads),
+    lambda tensor: gradients.is_computed(tensor) or control_flow.contains_op(tensor.op, "Horovod"),
+  )
   if unreduced or any(not gradients.is_computed(tensor) for tensor in sources):
     return all_ranks_finite
   return None

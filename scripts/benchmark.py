@@ -47,9 +47,11 @@ from mp_compat.core import finite_check
 from mp_compat.core import gradients
 
 NATIVE = tf.train.experimental
-OPTIMIZERS = {"sgd": lambda base: base(tf.train.GradientDescentOptimizer)(1e-6),
-              "momentum": lambda base: base(tf.train.MomentumOptimizer)(1e-6, .9),
-              "adam": lambda base: base(tf.train.AdamOptimizer)(1e-6)}
+OPTIMIZERS = {
+  "sgd": lambda base: base(tf.train.GradientDescentOptimizer)(1e-6),
+  "momentum": lambda base: base(tf.train.MomentumOptimizer)(1e-6, 0.9),
+  "adam": lambda base: base(tf.train.AdamOptimizer)(1e-6),
+}
 
 
 def resnet50():
@@ -68,10 +70,16 @@ def bert_base():
   return [(30522, 768), (512, 768), (2, 768), (768,), (768,)] + layer * 12 + [(768, 768), (768,)]
 
 
-SHAPES = {"resnet50": resnet50, "bert-base": bert_base, "small-100": lambda: [(1024,)] * 100,
-          "small-1000": lambda: [(1024,)] * 1000, "small-10000": lambda: [(1024,)] * 10000,
-          "small-1000-matrices": lambda: [(32, 32)] * 1000, "float16": lambda: [(1024,)] * 500,
-          "large-1": lambda: [(25 * 10 ** 6,)]}
+SHAPES = {
+  "resnet50": resnet50,
+  "bert-base": bert_base,
+  "small-100": lambda: [(1024,)] * 100,
+  "small-1000": lambda: [(1024,)] * 1000,
+  "small-10000": lambda: [(1024,)] * 10000,
+  "small-1000-matrices": lambda: [(32, 32)] * 1000,
+  "float16": lambda: [(1024,)] * 500,
+  "large-1": lambda: [(25 * 10**6,)],
+}
 ROWS = 4096  # rows of the embedding that have a gradient
 WORKLOADS = list(SHAPES) + ["embedding", "model-dense", "model-convolutions"]
 QUICK = {"resnet50": ["sgd"], "small-1000": ["sgd"], "model-dense": ["sgd"]}
@@ -112,16 +120,20 @@ def make_task(workload):
   if workload.startswith("model-"):
     loss = model_loss(workload)
     return tf.trainable_variables(), loss, lambda optimizer: optimizer
-  loss = tf.placeholder_with_default(1., [])
+  loss = tf.placeholder_with_default(1.0, [])
   if workload == "embedding":
-    table = tf.get_variable("table", [10 ** 6, 64], initializer=tf.zeros_initializer())
+    table = tf.get_variable("table", [10**6, 64], initializer=tf.zeros_initializer())
     rows = tf.get_variable("rows", [ROWS, 64], initializer=tf.zeros_initializer())
-    indices = tf.constant(np.random.RandomState(0).choice(10 ** 6, ROWS, replace=False))
+    indices = tf.constant(np.random.RandomState(0).choice(10**6, ROWS, replace=False))
     return [table], loss, standing_in(lambda: [tf.IndexedSlices(rows.read_value(), indices, tf.shape(table))])
   dtype = tf.float16 if workload == "float16" else tf.float32
-  variables, sources = [[
+  variables, sources = [
+    [
       tf.get_variable("{}_{}".format(name, i), shape, dtype if i % 2 else tf.float32, tf.zeros_initializer())
-      for i, shape in enumerate(SHAPES[workload]())] for name in ("variable", "source")]
+      for i, shape in enumerate(SHAPES[workload]())
+    ]
+    for name in ("variable", "source")
+  ]
   return variables, loss, standing_in(lambda: [source.read_value() for source in sources])
 
 
@@ -133,9 +145,15 @@ class Barrier:
 
   def minimize(self, loss, var_list):
     reciprocal = 1 / tf.get_variable("scale", initializer=np.float32(8))
-    pairs = [(tf.IndexedSlices(grad.values * reciprocal, grad.indices, grad.dense_shape)
-              if isinstance(grad, tf.IndexedSlices) else grad * tf.cast(reciprocal, grad.dtype), variable)
-             for grad, variable in self._opt.compute_gradients(loss, var_list=var_list)]
+    pairs = [
+      (
+        tf.IndexedSlices(grad.values * reciprocal, grad.indices, grad.dense_shape)
+        if isinstance(grad, tf.IndexedSlices)
+        else grad * tf.cast(reciprocal, grad.dtype),
+        variable,
+      )
+      for grad, variable in self._opt.compute_gradients(loss, var_list=var_list)
+    ]
     with tf.control_dependencies([getattr(grad, "values", grad) for grad, _ in pairs]):
       arrived = reciprocal > 0
     with tf.variable_scope("", use_resource=True):
@@ -157,18 +175,20 @@ class CheckedInParallel:
 
 def variants():
   made = {
-      "plain": lambda opt: opt,
-      "barrier": Barrier,
-      "check": CheckedInParallel,
-      "tensorflow": lambda opt: NATIVE.MixedPrecisionLossScaleOptimizer(opt, NATIVE.DynamicLossScale()),
-      "dynamic": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
-      "fixed": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.),
-      "unchecked": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8., skip_nonfinite=False),
+    "plain": lambda opt: opt,
+    "barrier": Barrier,
+    "check": CheckedInParallel,
+    "tensorflow": lambda opt: NATIVE.MixedPrecisionLossScaleOptimizer(opt, NATIVE.DynamicLossScale()),
+    "dynamic": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+    "fixed": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.0),
+    "unchecked": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.0, skip_nonfinite=False),
   }
   if tf.VERSION.startswith("1."):
     from tensorflow.contrib import mixed_precision
+
     made["contrib"] = lambda opt: mixed_precision.LossScaleOptimizer(
-        opt, mixed_precision.ExponentialUpdateLossScaleManager(8., 2000))
+      opt, mixed_precision.ExponentialUpdateLossScaleManager(8.0, 2000)
+    )
   return made
 
 
@@ -188,8 +208,9 @@ class Built:
         self.build_seconds = time.perf_counter() - began
       definition = graph.as_graph_def()
       self.ops = len(definition.node) + sum(len(function.node_def) for function in definition.library.function)
-      session = tf.Session(config=tf.ConfigProto(
-          intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads))
+      session = tf.Session(
+        config=tf.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads)
+      )
       session.run(tf.global_variables_initializer())
       self.step = functools.partial(session.run, train_op)
       self.resident = memory("VmRSS")
@@ -217,8 +238,11 @@ def processor():
 def growth(workload, optimizer, variant, threads):
   """Returns the growth, in MB, of the memory of a separate process in its first steps; None if the process fails."""
   done = subprocess.run(
-      [sys.executable, __file__, "--threads", str(threads), "--grow", workload, optimizer, variant],
-      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    [sys.executable, __file__, "--threads", str(threads), "--grow", workload, optimizer, variant],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    check=False,
+  )
   return float(done.stdout) if done.returncode == 0 else None
 
 
@@ -245,10 +269,16 @@ def measure(workload, optimizer, rounds, seconds, threads, with_memory):
     extra = [1e3 * (seconds_here - plain) for seconds_here, plain in zip(times[variant], times["plain"])]
     low, middle, high = (1e3 * np.percentile(times[variant], [25, 50, 75])).tolist()
     rows[variant] = dict(
-        milliseconds=middle, quartiles=[low, high], overhead=statistics.median(extra), ops=program.ops,
-        ops_run=program.ops_run,
-        build_seconds=program.build_seconds, first_seconds=program.first_seconds, rounds=len(extra),
-        memory=growth(workload, optimizer, variant, threads) if with_memory else None)
+      milliseconds=middle,
+      quartiles=[low, high],
+      overhead=statistics.median(extra),
+      ops=program.ops,
+      ops_run=program.ops_run,
+      build_seconds=program.build_seconds,
+      first_seconds=program.first_seconds,
+      rounds=len(extra),
+      memory=growth(workload, optimizer, variant, threads) if with_memory else None,
+    )
   for row in rows.values():
     for other in ("tensorflow", "barrier"):
       row["to_" + other] = row["overhead"] / rows[other]["overhead"] if other in rows else None
@@ -257,29 +287,48 @@ def measure(workload, optimizer, rounds, seconds, threads, with_memory):
 
 def show(workload, optimizer, rows):
   print("{} {}, {} rounds".format(workload, optimizer, rows["plain"]["rounds"]))
-  print("  {:<11}{:>9}  {:<17}{:>9}{:>12}{:>9}{:>8}{:>8}{:>8}{:>8}{:>9}".format(
-      "", "ms", "quartiles", "overhead", "/tensorflow", "/barrier", "built", "run", "build", "first", "memory"))
+  print(
+    "  {:<11}{:>9}  {:<17}{:>9}{:>12}{:>9}{:>8}{:>8}{:>8}{:>8}{:>9}".format(
+      "", "ms", "quartiles", "overhead", "/tensorflow", "/barrier", "built", "run", "build", "first", "memory"
+    )
+  )
   for variant, row in rows.items():
-    ratios = ["" if row[name] is None or variant == "plain" else "{:.2f}".format(row[name])
-              for name in ("to_tensorflow", "to_barrier")]
+    ratios = [
+      "" if row[name] is None or variant == "plain" else "{:.2f}".format(row[name])
+      for name in ("to_tensorflow", "to_barrier")
+    ]
     memory = "" if row["memory"] is None else "{:.0f} MB".format(row["memory"])
-    print("  {:<11}{:>9.2f}  {:<17}{:>9.2f}{:>12}{:>9}{:>8}{:>8}{:>7.2f}s{:>7.2f}s{:>9}".format(
-        variant, row["milliseconds"], "{:.2f} to {:.2f}".format(*row["quartiles"]), row["overhead"], *ratios,
-        row["ops"], row["ops_run"], row["build_seconds"], row["first_seconds"], memory), flush=True)
+    print(
+      "  {:<11}{:>9.2f}  {:<17}{:>9.2f}{:>12}{:>9}{:>8}{:>8}{:>7.2f}s{:>7.2f}s{:>9}".format(
+        variant,
+        row["milliseconds"],
+        "{:.2f} to {:.2f}".format(*row["quartiles"]),
+        row["overhead"],
+        *ratios,
+        row["ops"],
+        row["ops_run"],
+        row["build_seconds"],
+        row["first_seconds"],
+        memory,
+      ),
+      flush=True,
+    )
 
 
 def draw(results, path):
   """Draws a group of bars for each workload: the overhead of each variant relative to TensorFlow's class."""
   import matplotlib
+
   matplotlib.use("Agg")
   from matplotlib import pyplot
+
   shown = [result for result in results if "tensorflow" in result["variants"]]
   names = [name for name in variants() if name != "plain"]
-  figure, axes = pyplot.subplots(figsize=(10, 1 + .6 * len(shown)))
+  figure, axes = pyplot.subplots(figsize=(10, 1 + 0.6 * len(shown)))
   for index, name in enumerate(names):
     values = [result["variants"].get(name, {}).get("to_tensorflow", 0) for result in shown]
-    axes.barh(np.arange(len(shown)) - index * .8 / len(names), values, .8 / len(names), label=name)
-  axes.set_yticks(np.arange(len(shown)) - .3)
+    axes.barh(np.arange(len(shown)) - index * 0.8 / len(names), values, 0.8 / len(names), label=name)
+  axes.set_yticks(np.arange(len(shown)) - 0.3)
   axes.set_yticklabels(["{} {}".format(result["workload"], result["optimizer"]) for result in shown])
   axes.invert_yaxis()
   axes.set_xlabel("overhead of a step; TensorFlow's class is 1")
@@ -311,16 +360,26 @@ def main():
       built.step()
     print(memory("VmHWM") - built.resident)
     return
-  plan = QUICK if arguments.quick else {
-      workload: arguments.optimizer or sorted(OPTIMIZERS) for workload in arguments.workload or WORKLOADS}
+  plan = (
+    QUICK
+    if arguments.quick
+    else {workload: arguments.optimizer or sorted(OPTIMIZERS) for workload in arguments.workload or WORKLOADS}
+  )
   machine = "{}, {} cores, {} threads, TensorFlow {}, Python {}".format(
-      processor(), os.cpu_count(), arguments.threads, tf.VERSION, platform.python_version())
+    processor(), os.cpu_count(), arguments.threads, tf.VERSION, platform.python_version()
+  )
   print(machine)
   results = []
   for workload, optimizers in plan.items():
     for optimizer in optimizers:
-      rows = measure(workload, optimizer, arguments.rounds, 12 if arguments.quick else arguments.seconds,
-                     arguments.threads, arguments.memory)
+      rows = measure(
+        workload,
+        optimizer,
+        arguments.rounds,
+        12 if arguments.quick else arguments.seconds,
+        arguments.threads,
+        arguments.memory,
+      )
       show(workload, optimizer, rows)
       results.append(dict(workload=workload, optimizer=optimizer, variants=rows))
   os.makedirs(arguments.output, exist_ok=True)

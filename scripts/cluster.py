@@ -14,22 +14,34 @@ import zlib
 import numpy as np
 
 LEARNING_RATE = 0.05
-INITIAL_SCALE = 2. ** 15
+INITIAL_SCALE = 2.0**15
 INCREMENT_PERIOD = 5  # 2000 is usual; with 5, a run of about ten steps shows the growth.
 
 
 def add_arguments(parser):
   """Adds the arguments of all of these programs."""
   parser.add_argument("--steps", type=int, default=12, help="steps that each process attempts; default: %(default)s")
-  parser.add_argument("--overflow_at", type=int, nargs="*", default=[3, 8], metavar="STEP",
-                      help="attempts at which the loss of one process overflows; default: 3 8")
+  parser.add_argument(
+    "--overflow_at",
+    type=int,
+    nargs="*",
+    default=[3, 8],
+    metavar="STEP",
+    help="attempts at which the loss of one process overflows; default: 3 8",
+  )
   parser.add_argument("--batch", type=int, default=64, help="examples for each process; default: %(default)s")
   parser.add_argument("--dtype", choices=["float16", "float32"], default="float16", help="default: %(default)s")
-  parser.add_argument("--control_flow", type=int, choices=[1, 2], default=1,
-                      help="conditionals as Switch and Merge (1) or as functions (2); default: %(default)s")
+  parser.add_argument(
+    "--control_flow",
+    type=int,
+    choices=[1, 2],
+    default=1,
+    help="conditionals as Switch and Merge (1) or as functions (2); default: %(default)s",
+  )
   parser.add_argument("--record", metavar="DIR", help="where to write the variables after every step, as .npz")
-  parser.add_argument("--timeout", type=float, default=240.,
-                      help="seconds until all processes are ended; default: %(default)s")
+  parser.add_argument(
+    "--timeout", type=float, default=240.0, help="seconds until all processes are ended; default: %(default)s"
+  )
   parser.add_argument("--task", type=int, help="the index of this process; by default, starts all processes")
 
 
@@ -38,6 +50,7 @@ class Digits:
 
   def __init__(self, arguments):
     from sklearn.datasets import load_digits
+
     self._data, self._arguments = load_digits(), arguments
 
   def feed(self, model, attempt, rank, ranks):
@@ -45,8 +58,11 @@ class Digits:
     batch = self._arguments.batch
     rows = ((attempt * ranks + rank) * batch + np.arange(batch)) % len(self._data.target)
     overflow = attempt in self._arguments.overflow_at and rank == ranks - 1
-    return {model.images: self._data.data[rows] / 16, model.labels: self._data.target[rows],
-            model.weight: np.inf if overflow else 1.}
+    return {
+      model.images: self._data.data[rows] / 16,
+      model.labels: self._data.target[rows],
+      model.weight: np.inf if overflow else 1.0,
+    }
 
 
 class Model:
@@ -64,15 +80,17 @@ class Model:
     with tf.variable_scope("network", custom_getter=self._getter):
       hidden = tf.nn.relu(self._dense(tf.cast(self.images, self._dtype), "hidden", 32))
       logits = tf.cast(self._dense(hidden, "logits", 10), tf.float32)
-    return self.weight * tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=self.labels, logits=logits))
+    return self.weight * tf.reduce_mean(
+      tf.nn.sparse_softmax_cross_entropy_with_logits(labels=self.labels, logits=logits)
+    )
 
   def _dense(self, x, name, units):
     tf = self._tf
     with tf.variable_scope(name):
-      initial = tf.random_uniform_initializer(-.25, .25, seed=1)
+      initial = tf.random_uniform_initializer(-0.25, 0.25, seed=1)
       return tf.matmul(x, tf.get_variable("weights", [x.shape.as_list()[-1], units], x.dtype, initial)) + (
-          tf.get_variable("biases", [units], x.dtype, tf.zeros_initializer()))
+        tf.get_variable("biases", [units], x.dtype, tf.zeros_initializer())
+      )
 
 
 class Record:
@@ -89,17 +107,23 @@ class Record:
   def tell(self, attempt, values):
     """Prints one line."""
     digest = zlib.crc32(b"".join(np.asarray(values[name]).tobytes() for name in sorted(values)))
-    fields = [("attempt", attempt), ("global_step", values["global_step"]),
-              ("loss_scale", "{:g}".format(values["current_loss_scale"])), ("good_steps", values["good_steps"]),
-              ("variables", "{:08x}".format(digest))]
+    fields = [
+      ("attempt", attempt),
+      ("global_step", values["global_step"]),
+      ("loss_scale", "{:g}".format(values["current_loss_scale"])),
+      ("good_steps", values["good_steps"]),
+      ("variables", "{:08x}".format(digest)),
+    ]
     # A single write for the line, since processes share the terminal.
     sys.stdout.write(" ".join([self._name] + ["{}={}".format(*pair) for pair in fields]) + "\n")
     sys.stdout.flush()
 
   def save(self):
     if self._directory:
-      np.savez(os.path.join(self._directory, self._name + ".npz"), **{
-          name: np.stack([step[name] for step in self._steps]) for name in self._steps[0]})
+      np.savez(
+        os.path.join(self._directory, self._name + ".npz"),
+        **{name: np.stack([step[name] for step in self._steps]) for name in self._steps[0]},
+      )
 
 
 def leave():
@@ -128,7 +152,7 @@ class Processes:
     return self
 
   def __exit__(self, *exc):
-    for end_signal, timeout in [(signal.SIGTERM, 5.), (signal.SIGKILL, None)]:  # mpirun ends its ranks on SIGTERM
+    for end_signal, timeout in [(signal.SIGTERM, 5.0), (signal.SIGKILL, None)]:  # mpirun ends its ranks on SIGTERM
       for process, _ in self._running:
         with contextlib.suppress(ProcessLookupError):
           os.killpg(process.pid, end_signal)
@@ -141,8 +165,13 @@ class Processes:
   def start(self, *command, **environment):
     """Starts a command with additional environment variables; prints its lines about steps; returns the process."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, start_new_session=True,
-        env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", **environment))
+      command,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      universal_newlines=True,
+      start_new_session=True,
+      env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", **environment),
+    )
     listener = threading.Thread(target=self._listen, args=(process,))
     listener.start()
     self._running.append((process, listener))
@@ -158,7 +187,7 @@ class Processes:
     """Waits until the process ends. Raises SystemExit if its exit status is not 0 or the timeout has passed."""
     self._wait_until(lambda: process.poll() is not None)
     if process.returncode:
-      dict(self._running)[process].join(5.)  # Reads its last output; with a limit, as a child may keep the pipe open.
+      dict(self._running)[process].join(5.0)  # Reads its last output; with a limit, as a child may keep the pipe open.
       raise SystemExit("\n".join(self._lines[-50:] + ["A process ended with status {}.".format(process.returncode)]))
 
   def wait_for_line(self, start):
@@ -169,4 +198,4 @@ class Processes:
     while not done():
       if time.monotonic() > self._deadline:
         raise SystemExit("\n".join(self._lines[-50:] + ["Time is up; all processes are ended."]))
-      time.sleep(.05)
+      time.sleep(0.05)

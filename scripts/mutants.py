@@ -22,121 +22,184 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # The tests of each module. The tests that fail fastest are first.
 TESTS = {
-    "core/update_rule": [
-        "core/update_rule", "core/automaton"],
-    "core/gradients": [
-        "core/gradients", "core/finite_check", "training/finite_reducer", "training/optimizer",
-        "monitoring/reports", "training/bad_input"],
-    "core/finite_check": [
-        "core/finite_check", "training/optimizer"],
-    "core/distribute": [
-        "core/distribute", "equivalence/tensorflow_defects", "training/optimizer", "training/bad_input"],
-    "core/loss_scale": [
-        "core/loss_scale", "training/bad_input", "training/finite_reducer", "training/gradient_accumulation",
-        "training/optimizer", "contrib/mixed_precision"],
-    "core/conditional_apply": [
-        "training/inner_optimizers", "core/distribute", "training/optimizer", "training/wrappers",
-        "programs/unusual"],
-    "training/step": [
-        "training/finite_reducer", "training/shared_loss_scale", "training/gradient_accumulation",
-        "monitoring/reports", "training/threads", "training/optimizer", "equivalence/tensorflow_defects"],
-    "training/optimizer": [
-        "training/optimizer", "monitoring/reports", "checkpoints/object_based", "training/wrappers",
-        "training/inner_optimizers", "training/bad_input", "training/threads", "equivalence/tensorflow_defects",
-        "core/loss_scale", "programs/unusual"],
+  "core/update_rule": ["core/update_rule", "core/automaton"],
+  "core/gradients": [
+    "core/gradients",
+    "core/finite_check",
+    "training/finite_reducer",
+    "training/optimizer",
+    "monitoring/reports",
+    "training/bad_input",
+  ],
+  "core/finite_check": ["core/finite_check", "training/optimizer"],
+  "core/distribute": ["core/distribute", "equivalence/tensorflow_defects", "training/optimizer", "training/bad_input"],
+  "core/loss_scale": [
+    "core/loss_scale",
+    "training/bad_input",
+    "training/finite_reducer",
+    "training/gradient_accumulation",
+    "training/optimizer",
+    "contrib/mixed_precision",
+  ],
+  "core/conditional_apply": [
+    "training/inner_optimizers",
+    "core/distribute",
+    "training/optimizer",
+    "training/wrappers",
+    "programs/unusual",
+  ],
+  "training/step": [
+    "training/finite_reducer",
+    "training/shared_loss_scale",
+    "training/gradient_accumulation",
+    "monitoring/reports",
+    "training/threads",
+    "training/optimizer",
+    "equivalence/tensorflow_defects",
+  ],
+  "training/optimizer": [
+    "training/optimizer",
+    "monitoring/reports",
+    "checkpoints/object_based",
+    "training/wrappers",
+    "training/inner_optimizers",
+    "training/bad_input",
+    "training/threads",
+    "equivalence/tensorflow_defects",
+    "core/loss_scale",
+    "programs/unusual",
+  ],
 }
 
 MUTANTS = [
-    # module, text, replacement
-    ("core/update_rule", "good_steps >= rule.increment_period", "good_steps > rule.increment_period"),
-    ("core/update_rule", "bad_steps >= rule.overflow_tolerance", "bad_steps > rule.overflow_tolerance"),
-    ("core/update_rule", "state.good_steps + 1", "state.good_steps + 2"),
-    ("core/update_rule", "product <= rule.ceiling", "product < rule.ceiling"),
-    ("core/update_rule", "operations.minimum(state.scale, rule.ceiling)", "state.scale"),
-    ("core/update_rule", "LARGEST_SCALE = 2. ** 126", "LARGEST_SCALE = 2. ** 127"),
-    ("core/update_rule", "where(state.scale < rule.floor, state.scale, rule.floor)", "rule.floor"),
-    ("core/update_rule", "shrunk = operations.maximum(shrunk, floor)", "del floor"),
-    ("core/update_rule", "state.scale / rule.backoff if", "state.scale / rule.multiplier if"),
-    ("core/update_rule", "where(grow, grown, state.scale)", "grown"),
-    ("core/update_rule", "where(shrink, shrunk, state.scale)", "shrunk"),
-    ("core/update_rule", "where(grow, 0, good_steps), 0)", "where(grow, 0, good_steps), state.good_steps)"),
-    ("core/update_rule", "where(grow, 0, state.bad_steps)", "0"),
-    ("core/update_rule", "where(grow, 0, state.bad_steps)", "state.bad_steps"),
-    ("core/update_rule", "where(shrink, 0, bad_steps)", "bad_steps"),
-    ("core/gradients", "return loss * tf.cast(scale, dtype)", "return loss / tf.cast(scale, dtype)"),
-    ("core/gradients", "wide = tf.float32 if values.dtype in (tf.float16, tf.bfloat16) else values.dtype",
-     "wide = tf.float32"),
-    ("core/gradients", "1 / tf.cast(scale, wide)", "tf.cast(1 / scale, wide)"),
-    ("core/gradients", "tf.cast(tf.cast(values, wide) * reciprocals[wide], values.dtype)",
-     "values * tf.cast(reciprocals[wide], values.dtype)"),
-    ("core/gradients", "else tf.tuple(grads)", "else grads"),
-    ("core/gradients", "if _tensor_key(tensor) not in passed and", "if"),
-    ("core/gradients", "and control_flow.is_readable(tensor)]", "]"),
-    ("core/gradients", "tf.where_v2(finite, 0., float(\"nan\"))", "tf.where_v2(finite, 0., 0.)"),
-    ("core/gradients", "pending.extend(control_flow.tensor_inputs(tensor))",
-     "pending.extend(control_flow.tensor_inputs(tensor)[:1])"),
-    ("core/gradients", "found.append(tensor)\n    else:\n      pending",
-     "found.append(tensor)\n    if True:\n      pending"),
-    ("core/gradients", "grad.indices, grad.dense_shape)", "grad.indices, None)"),
-    ("core/gradients", "norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)", "pass"),
-    ("core/gradients", "if any(value.dtype == tf.float64 for value in values) else tf.float32",
-     "if False else tf.float32"),
-    ("core/gradients", "if dtype not in _DTYPES:", "if False:"),
-    ("core/finite_check", "lambda: tf.constant(True), lambda: _exact(stacked)",
-     "lambda: sums_finite, lambda: sums_finite"),
-    ("core/finite_check", "tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked]))",
-     "tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked[:1]]))"),
-    ("core/finite_check", "return tensor.dtype, tuple(tensor.shape.as_list()), tensor.device",
-     "return tuple(tensor.shape.as_list()), tensor.device"),
-    ("core/finite_check", "_SMALL = 2 ** 16", "_SMALL = 2 ** 20"),
-    ("core/distribute", "strategy.num_replicas_in_sync)", "1)"),
-    ("core/distribute", "tf.distribute.ReduceOp.SUM", "tf.distribute.ReduceOp.MEAN"),
-    ("core/distribute", "if base.__name__ in _UNSUPPORTED", "if False"),
-    ("core/distribute", "if in_cross_replica_context():\n    raise", "if False:\n    raise"),
-    ("core/distribute", "for value in values if value is not None", "for value in values"),
-    ("core/loss_scale", "is FiniteLossScale.update:", "is None:"),
-    ("core/loss_scale", "  if hidden:\n    grads", "  if False:\n    grads"),
-    ("core/loss_scale", "finite_check.all_finite(gradients.values_of(converted) + hidden)",
-     "finite_check.all_finite(gradients.values_of(converted))"),
-    ("core/loss_scale", "self._add_weight(\"good_steps\", 0, tf.int64)",
-     "self._add_weight(\"good_steps\", 0, tf.int32)"),
-    ("core/loss_scale", "trainable=False, use_resource=True", "trainable=True, use_resource=True"),
-    ("core/loss_scale", "with tf.init_scope(), tf.name_scope(None):", "with tf.init_scope():"),
-    ("core/loss_scale", "if value != default", "if True"),
-    ("core/loss_scale", "numbers.Real) and not isinstance(value, bool)", "numbers.Real)"),
-    ("core/loss_scale", "if not above < number", "if not above <= number"),
-    ("core/loss_scale", "not 1 <= value", "not 0 <= value"),
-    ("core/loss_scale", "if floor > self._initial_loss_scale", "if floor >= self._initial_loss_scale"),
-    ("core/loss_scale", "ceiling < self._initial_loss_scale", "ceiling <= self._initial_loss_scale"),
-    ("core/conditional_apply", "[scope, current[len(apply_scope):].strip(\"/\")]",
-     "[current[len(apply_scope):].strip(\"/\")]"),
-    ("core/conditional_apply", "apply_scopes.append(apply_scope)", "pass"),
-    ("core/conditional_apply", "control_flow.copy_out_of_branches(creator_kwargs[\"initial_value\"])",
-     "creator_kwargs[\"initial_value\"]"),
-    ("core/conditional_apply", "summaries[existing:] = [", "_ = ["),
-    ("training/step", "if check_computed else []", "if False else []"),
-    ("training/step", "reduced.dtype != tf.bool or", "False and"),
-    ("training/step", "    stacked = reduced\n", ""),
-    ("training/step", "update(settings, grads, finite, checked.hidden or reducer is not None)",
-     "update(settings, grads, finite, False)"),
-    ("training/step", "all_finite = tf.logical_and(finite, micro_batches_finite)", "all_finite = finite"),
-    ("training/step", "locked = settings.use_locking and", "locked = False and"),
-    ("training/step", "return finite if should_apply else False", "return should_apply"),
-    ("training/step", "tf.logical_and(should_apply, finite)", "tf.logical_or(should_apply, finite)"),
-    ("training/step", "train_ops + [train_op]", "train_ops"),
-    ("training/step", "[] if scale is None else [scale]", "[]"),
-    ("training/step", "should_apply_part(should_apply, all_finite, finite)", "finite"),
-    ("training/step", "tf.logical_or(should_apply, tf.logical_not(all_finite))", "should_apply"),
-    ("training/optimizer", "self.GATE_GRAPH and not tf", "self.GATE_OP and not tf"),
-    ("training/optimizer", "self._record_computed(grads, [variable.name", "len([variable.name"),
-    ("training/optimizer", "graphs.state_of(self, graph).get(\"scale\")", "None"),
-    ("training/optimizer", "if not self._state.setdefault(\"unscaled_any\", False):", "if False:"),
-    ("training/optimizer", "if finite_reducer is not None and not skip_nonfinite", "if False"),
-    ("training/optimizer", "if isinstance(layer, tf.train.SyncReplicasOptimizer)", "if False"),
-    ("training/optimizer", "settings.skip_nonfinite, settings.check", "True, settings.check"),
-    ("training/optimizer", "[trackable.SlotName(name) for name in self._optimizer.get_slot_names()]",
-     "self._optimizer.get_slot_names()"),
-    ("training/optimizer", "if value is not _COMPUTE_DEFAULTS[name]", "if True"),
+  # module, text, replacement
+  ("core/update_rule", "good_steps >= rule.increment_period", "good_steps > rule.increment_period"),
+  ("core/update_rule", "bad_steps >= rule.overflow_tolerance", "bad_steps > rule.overflow_tolerance"),
+  ("core/update_rule", "state.good_steps + 1", "state.good_steps + 2"),
+  ("core/update_rule", "product <= rule.ceiling", "product < rule.ceiling"),
+  ("core/update_rule", "operations.minimum(state.scale, rule.ceiling)", "state.scale"),
+  ("core/update_rule", "LARGEST_SCALE = 2.0**126", "LARGEST_SCALE = 2.0**127"),
+  ("core/update_rule", "where(state.scale < rule.floor, state.scale, rule.floor)", "rule.floor"),
+  ("core/update_rule", "shrunk = operations.maximum(shrunk, floor)", "del floor"),
+  ("core/update_rule", "state.scale / rule.backoff if", "state.scale / rule.multiplier if"),
+  ("core/update_rule", "where(grow, grown, state.scale)", "grown"),
+  ("core/update_rule", "where(shrink, shrunk, state.scale)", "shrunk"),
+  ("core/update_rule", "where(grow, 0, good_steps), 0)", "where(grow, 0, good_steps), state.good_steps)"),
+  ("core/update_rule", "where(grow, 0, state.bad_steps)", "0"),
+  ("core/update_rule", "where(grow, 0, state.bad_steps)", "state.bad_steps"),
+  ("core/update_rule", "where(shrink, 0, bad_steps)", "bad_steps"),
+  ("core/gradients", "return loss * tf.cast(scale, dtype)", "return loss / tf.cast(scale, dtype)"),
+  (
+    "core/gradients",
+    "wide = tf.float32 if values.dtype in (tf.float16, tf.bfloat16) else values.dtype",
+    "wide = tf.float32",
+  ),
+  ("core/gradients", "1 / tf.cast(scale, wide)", "tf.cast(1 / scale, wide)"),
+  (
+    "core/gradients",
+    "tf.cast(tf.cast(values, wide) * reciprocals[wide], values.dtype)",
+    "values * tf.cast(reciprocals[wide], values.dtype)",
+  ),
+  ("core/gradients", "else tf.tuple(grads)", "else grads"),
+  ("core/gradients", "if _tensor_key(tensor) not in passed and", "if"),
+  ("core/gradients", " and control_flow.is_readable(tensor)", ""),
+  ("core/gradients", 'tf.where_v2(finite, 0.0, float("nan"))', "tf.where_v2(finite, 0.0, 0.0)"),
+  (
+    "core/gradients",
+    "pending.extend(control_flow.tensor_inputs(tensor))",
+    "pending.extend(control_flow.tensor_inputs(tensor)[:1])",
+  ),
+  (
+    "core/gradients",
+    "found.append(tensor)\n    else:\n      pending",
+    "found.append(tensor)\n    if True:\n      pending",
+  ),
+  ("core/gradients", "grad.indices, grad.dense_shape)", "grad.indices, None)"),
+  ("core/gradients", "norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)", "pass"),
+  (
+    "core/gradients",
+    "if any(value.dtype == tf.float64 for value in values) else tf.float32",
+    "if False else tf.float32",
+  ),
+  ("core/gradients", "if dtype not in _DTYPES:", "if False:"),
+  (
+    "core/finite_check",
+    "lambda: tf.constant(True), lambda: _exact(stacked)",
+    "lambda: sums_finite, lambda: sums_finite",
+  ),
+  (
+    "core/finite_check",
+    "tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked]))",
+    "tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked[:1]]))",
+  ),
+  (
+    "core/finite_check",
+    "return tensor.dtype, tuple(tensor.shape.as_list()), tensor.device",
+    "return tuple(tensor.shape.as_list()), tensor.device",
+  ),
+  ("core/finite_check", "_SMALL = 2**16", "_SMALL = 2**20"),
+  ("core/distribute", "strategy.num_replicas_in_sync)", "1)"),
+  ("core/distribute", "tf.distribute.ReduceOp.SUM", "tf.distribute.ReduceOp.MEAN"),
+  ("core/distribute", "if base.__name__ in _UNSUPPORTED", "if False"),
+  ("core/distribute", "if in_cross_replica_context():\n    raise", "if False:\n    raise"),
+  ("core/distribute", "for value in values if value is not None", "for value in values"),
+  ("core/loss_scale", "is FiniteLossScale.update:", "is None:"),
+  ("core/loss_scale", "  if hidden:\n    grads", "  if False:\n    grads"),
+  (
+    "core/loss_scale",
+    "finite_check.all_finite(gradients.values_of(converted) + hidden)",
+    "finite_check.all_finite(gradients.values_of(converted))",
+  ),
+  ("core/loss_scale", 'self._add_weight("good_steps", 0, tf.int64)', 'self._add_weight("good_steps", 0, tf.int32)'),
+  ("core/loss_scale", "trainable=False,\n      use_resource=True", "trainable=True,\n      use_resource=True"),
+  ("core/loss_scale", "with tf.init_scope(), tf.name_scope(None):", "with tf.init_scope():"),
+  ("core/loss_scale", "if value != default", "if True"),
+  ("core/loss_scale", "numbers.Real) and not isinstance(value, bool)", "numbers.Real)"),
+  ("core/loss_scale", "if not above < number", "if not above <= number"),
+  ("core/loss_scale", "not 1 <= value", "not 0 <= value"),
+  ("core/loss_scale", "if floor > self._initial_loss_scale", "if floor >= self._initial_loss_scale"),
+  ("core/loss_scale", "ceiling < self._initial_loss_scale", "ceiling <= self._initial_loss_scale"),
+  (
+    "core/conditional_apply",
+    '[scope, current[len(apply_scope) :].strip("/")]',
+    '[current[len(apply_scope) :].strip("/")]',
+  ),
+  ("core/conditional_apply", "apply_scopes.append(apply_scope)", "pass"),
+  (
+    "core/conditional_apply",
+    'control_flow.copy_out_of_branches(creator_kwargs["initial_value"])',
+    'creator_kwargs["initial_value"]',
+  ),
+  ("core/conditional_apply", "summaries[existing:] = [", "_ = ["),
+  ("training/step", "if check_computed else []", "if False else []"),
+  ("training/step", "reduced.dtype != tf.bool or", "False and"),
+  ("training/step", "    stacked = reduced\n", ""),
+  (
+    "training/step",
+    "update(settings, grads, finite, checked.hidden or reducer is not None)",
+    "update(settings, grads, finite, False)",
+  ),
+  ("training/step", "all_finite = tf.logical_and(finite, micro_batches_finite)", "all_finite = finite"),
+  ("training/step", "locked = settings.use_locking and", "locked = False and"),
+  ("training/step", "return finite if should_apply else False", "return should_apply"),
+  ("training/step", "tf.logical_and(should_apply, finite)", "tf.logical_or(should_apply, finite)"),
+  ("training/step", "train_ops + [train_op]", "train_ops"),
+  ("training/step", "[] if scale is None else [scale]", "[]"),
+  ("training/step", "should_apply_part(should_apply, all_finite, finite)", "finite"),
+  ("training/step", "tf.logical_or(should_apply, tf.logical_not(all_finite))", "should_apply"),
+  ("training/optimizer", "self.GATE_GRAPH and not tf", "self.GATE_OP and not tf"),
+  ("training/optimizer", "self._record_computed(grads, [variable.name", "len([variable.name"),
+  ("training/optimizer", 'graphs.state_of(self, graph).get("scale")', "None"),
+  ("training/optimizer", 'if not self._state.setdefault("unscaled_any", False):', "if False:"),
+  ("training/optimizer", "if finite_reducer is not None and not skip_nonfinite", "if False"),
+  ("training/optimizer", "if isinstance(layer, tf.train.SyncReplicasOptimizer)", "if False"),
+  ("training/optimizer", "settings.skip_nonfinite, settings.check", "True, settings.check"),
+  (
+    "training/optimizer",
+    "[trackable.SlotName(name) for name in self._optimizer.get_slot_names()]",
+    "self._optimizer.get_slot_names()",
+  ),
+  ("training/optimizer", "if value is not _COMPUTE_DEFAULTS[name]", "if True"),
 ]
 
 
@@ -157,10 +220,15 @@ def fails(module, old, new, verbose):
     with open(path, "w", encoding="utf-8") as file:
       file.write(text.replace(old, new))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "--examples=5"]
-        + ["tests/{}/test_{}.py".format(*test.split("/")) for test in TESTS[module]],
-        cwd=directory, env=dict(os.environ, PYTHONPATH=directory), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, check=False)
+      [sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "--examples=5"]
+      + ["tests/{}/test_{}.py".format(*test.split("/")) for test in TESTS[module]],
+      cwd=directory,
+      env=dict(os.environ, PYTHONPATH=directory),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      check=False,
+    )
     if done.returncode not in (0, 1, 2):  # passed, failed, not collected
       raise RuntimeError(done.stdout)
     if verbose:
@@ -178,16 +246,17 @@ def main():
   healthy = [(module, "from typing import", "from typing import") for module in modules]
   mutants = healthy + [mutant for mutant in MUTANTS if mutant[0] in modules]
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    killed = list(tqdm.tqdm(
-        pool.map(lambda mutant: fails(*mutant, verbose=arguments.verbose), mutants), total=len(mutants)))
+    killed = list(
+      tqdm.tqdm(pool.map(lambda mutant: fails(*mutant, verbose=arguments.verbose), mutants), total=len(mutants))
+    )
   for module, sick in zip(modules, killed):
     if sick:
       print("the tests of {} fail without any mutant".format(module))
-  survivors = [mutant for mutant, dead in list(zip(mutants, killed))[len(modules):] if not dead]
+  survivors = [mutant for mutant, dead in list(zip(mutants, killed))[len(modules) :] if not dead]
   for module, old, new in survivors:
     print("survived, {}: {!r} -> {!r}".format(module, old, new))
   print("{} killed, {} survived".format(len(mutants) - len(modules) - len(survivors), len(survivors)))
-  sys.exit(bool(survivors) or any(killed[:len(modules)]))
+  sys.exit(bool(survivors) or any(killed[: len(modules)]))
 
 
 if __name__ == "__main__":

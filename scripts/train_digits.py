@@ -52,19 +52,28 @@ BATCH = 64
 LEARNING_RATE = 0.004
 HEAD_STDDEV = 0.01
 INK = 0.04  # The share of ones in the masks; its log-odds initialize the output bias.
-INITIAL_LOSS_SCALE = 2. ** 32  # Far too high, to show the backoff.
+INITIAL_LOSS_SCALE = 2.0**32  # Far too high, to show the backoff.
 INCREMENT_PERIOD = 50
 
 Run = collections.namedtuple("Run", "name dtype loss_scaling color")
-RUNS = (Run("float32", tf.float32, False, "tab:blue"),
-        Run("float16", tf.float16, False, "tab:red"),
-        Run("float16 + mp_compat", tf.float16, True, "tab:green"))
+RUNS = (
+  Run("float32", tf.float32, False, "tab:blue"),
+  Run("float16", tf.float16, False, "tab:red"),
+  Run("float16 + mp_compat", tf.float16, True, "tab:green"),
+)
 
 # `spread` is the block size of the tf.depth_to_space after the convolution.
 Layer = collections.namedtuple("Layer", "name kernel stride filters spread")
-LAYERS = (Layer("encode1", 3, 1, 16, 1), Layer("encode2", 3, 2, 32, 1), Layer("encode3", 3, 2, 48, 1),
-          Layer("encode4", 3, 2, 64, 1), Layer("code", 1, 1, 64, 1), Layer("decode", 1, 1, 256, 4),
-          Layer("head", 3, 1, 32, 1), Layer("masks", 1, 1, CLASSES * 16 * 16, 16))
+LAYERS = (
+  Layer("encode1", 3, 1, 16, 1),
+  Layer("encode2", 3, 2, 32, 1),
+  Layer("encode3", 3, 2, 48, 1),
+  Layer("encode4", 3, 2, 64, 1),
+  Layer("code", 1, 1, 64, 1),
+  Layer("decode", 1, 1, 256, 4),
+  Layer("head", 3, 1, 32, 1),
+  Layer("masks", 1, 1, CLASSES * 16 * 16, 16),
+)
 
 
 class Digits:
@@ -92,11 +101,15 @@ def convolution(x, layer, op_seed):
   with tf.variable_scope(layer.name):
     stddev = HEAD_STDDEV if layer.name in ("head", "masks") else None
     # The op-level seed gives all runs of one seed identical initial weights.
-    initializer = (tf.truncated_normal_initializer(stddev=stddev, seed=op_seed) if stddev
-                   else tf.variance_scaling_initializer(2., seed=op_seed))
-    bias = np.log(INK / (1 - INK)) if layer.name == "masks" else 0.
-    weights = tf.get_variable("weights", [layer.kernel, layer.kernel, x.shape.as_list()[-1], layer.filters], x.dtype,
-                              initializer=initializer)
+    initializer = (
+      tf.truncated_normal_initializer(stddev=stddev, seed=op_seed)
+      if stddev
+      else tf.variance_scaling_initializer(2.0, seed=op_seed)
+    )
+    bias = np.log(INK / (1 - INK)) if layer.name == "masks" else 0.0
+    weights = tf.get_variable(
+      "weights", [layer.kernel, layer.kernel, x.shape.as_list()[-1], layer.filters], x.dtype, initializer=initializer
+    )
     biases = tf.get_variable("biases", [layer.filters], x.dtype, initializer=tf.constant_initializer(bias))
     return tf.nn.bias_add(tf.nn.conv2d(x, weights, [1, layer.stride, layer.stride, 1], "SAME"), biases)
 
@@ -105,8 +118,9 @@ def network(images, dtype):
   """Returns float32 logits [n, 64, 64, 10], and the outputs of the layers in `dtype`."""
   outputs = []
   x = tf.cast(images, dtype)
-  with tf.variable_scope("network", reuse=tf.AUTO_REUSE,
-                         custom_getter=mp_compat.float32_variable_storage_getter):  # mp_compat, line 2
+  with tf.variable_scope(
+    "network", reuse=tf.AUTO_REUSE, custom_getter=mp_compat.float32_variable_storage_getter
+  ):  # mp_compat, line 2
     for op_seed, layer in enumerate(LAYERS):
       x = convolution(x, layer, op_seed)
       x = x if layer.name == "masks" else tf.nn.relu(x)
@@ -203,34 +217,52 @@ def train(run, seed, steps, every, digits, directory, progress):
     loss = mean_loss(logits, masks)
 
     global_step = tf.train.get_or_create_global_step()
-    optimizer = tf.train.AdamOptimizer(tf.train.polynomial_decay(LEARNING_RATE, global_step, steps, 0.))
+    optimizer = tf.train.AdamOptimizer(tf.train.polynomial_decay(LEARNING_RATE, global_step, steps, 0.0))
     if run.loss_scaling:
       optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(  # mp_compat, line 3; "dynamic" is the usual argument
-          optimizer, mp_compat.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD), add_summaries=True)
+        optimizer, mp_compat.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD), add_summaries=True
+      )
     train_op = optimizer.minimize(loss, global_step)
 
     # The measurements. The float32 network shares the variables, since their names are the same.
     exact_logits, exact_outputs = network(images, tf.float32)
-    scale = optimizer.loss_scale() if run.loss_scaling else 1.
-    vanished = vanished_fractions(tf.gradients(loss * scale, outputs),
-                                  tf.gradients(mean_loss(exact_logits, masks), exact_outputs))
+    scale = optimizer.loss_scale() if run.loss_scaling else 1.0
+    vanished = vanished_fractions(
+      tf.gradients(loss * scale, outputs), tf.gradients(mean_loss(exact_logits, masks), exact_outputs)
+    )
     test_images, test_masks = digits.examples(digits.test, np.random.RandomState(0))
-    measure = MeasureHook(ink_accuracy(logits, masks), {images: test_images, masks: test_masks}, vanished,
-                          {images: test_images[:BATCH], masks: test_masks[:BATCH]}, every, progress)
+    measure = MeasureHook(
+      ink_accuracy(logits, masks),
+      {images: test_images, masks: test_masks},
+      vanished,
+      {images: test_images[:BATCH], masks: test_masks[:BATCH]},
+      every,
+      progress,
+    )
     hooks = [measure, tf.train.StopAtStepHook(last_step=steps)]
     tf.summary.scalar("loss", loss)
     if run.loss_scaling:
       hooks.append(ScaleRecorder(optimizer))
 
     rng = np.random.RandomState(seed)
-    with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, hooks=hooks, save_checkpoint_steps=100,
-                                           save_summaries_steps=20, log_step_count_steps=None) as session:
+    with tf.train.MonitoredTrainingSession(
+      checkpoint_dir=directory,
+      hooks=hooks,
+      save_checkpoint_steps=100,
+      save_summaries_steps=20,
+      log_step_count_steps=None,
+    ) as session:
       while not session.should_stop():
         batch_images, batch_masks = digits.examples(rng.choice(digits.train, BATCH), rng)
         session.run(train_op, {images: batch_images, masks: batch_masks})
 
-  result = {"seed": seed, "seconds": time.time() - started, "steps": measure.steps,
-            "test_accuracy": measure.accuracies, "vanished": measure.fractions}
+  result = {
+    "seed": seed,
+    "seconds": time.time() - started,
+    "steps": measure.steps,
+    "test_accuracy": measure.accuracies,
+    "vanished": measure.fractions,
+  }
   if run.loss_scaling:
     result.update(loss_scale=hooks[-1].scales, overflow=hooks[-1].overflows)
   return result
@@ -248,15 +280,27 @@ def vanished_over_layers(results):
 
 def table(results):
   """Returns the results as text, one line for each run."""
-  lines = ["", "{:<21}{:>14}   {:<24}{:>17}{:>16}{:>11}{:>9}".format(
-      "", "test accuracy", "each seed", "vanished: first", "mean over run", "overflows", "seconds")]
+  lines = [
+    "",
+    "{:<21}{:>14}   {:<24}{:>17}{:>16}{:>11}{:>9}".format(
+      "", "test accuracy", "each seed", "vanished: first", "mean over run", "overflows", "seconds"
+    ),
+  ]
   for name, of_run in results.items():
     accuracy = over_seeds(of_run, "test_accuracy")[:, -1]
     vanished = vanished_over_layers(of_run)
     overflows = [str(sum(result["overflow"])) for result in of_run if "overflow" in result]
-    lines.append("{:<21}{:>14.1%}   {:<24}{:>17.1%}{:>16.1%}{:>11}{:>9.1f}".format(
-        name, accuracy.mean(), " ".join("{:.1%}".format(a) for a in accuracy), vanished[:, 0].mean(), vanished.mean(),
-        "/".join(overflows) or "-", sum(result["seconds"] for result in of_run)))
+    lines.append(
+      "{:<21}{:>14.1%}   {:<24}{:>17.1%}{:>16.1%}{:>11}{:>9.1f}".format(
+        name,
+        accuracy.mean(),
+        " ".join("{:.1%}".format(a) for a in accuracy),
+        vanished[:, 0].mean(),
+        vanished.mean(),
+        "/".join(overflows) or "-",
+        sum(result["seconds"] for result in of_run),
+      )
+    )
   return "\n".join(lines)
 
 
@@ -295,10 +339,24 @@ def plot_loss_scale(axes, of_run):
   for i, result in enumerate(of_run):
     scales, overflow = np.array(result["loss_scale"]), np.array(result["overflow"])
     calls = np.arange(len(scales))
-    axes.step(calls, scales, where="post", color="tab:green", alpha=1 - 0.3 * min(i, 2), linewidth=1.5,
-              linestyle=("-", "--", ":")[i % 3], label="seed {}".format(result["seed"]))
-    axes.plot(calls[overflow], scales[overflow], "x", color="black", markersize=6,
-              label="overflow: step skipped, scale halved" if i == len(of_run) - 1 else None)
+    axes.step(
+      calls,
+      scales,
+      where="post",
+      color="tab:green",
+      alpha=1 - 0.3 * min(i, 2),
+      linewidth=1.5,
+      linestyle=("-", "--", ":")[i % 3],
+      label="seed {}".format(result["seed"]),
+    )
+    axes.plot(
+      calls[overflow],
+      scales[overflow],
+      "x",
+      color="black",
+      markersize=6,
+      label="overflow: step skipped, scale halved" if i == len(of_run) - 1 else None,
+    )
   axes.set_yscale("log", base=2)
   axes.set_xlabel("executed step (with the skipped ones)")
   axes.legend()

@@ -43,7 +43,7 @@ def train_input_fn(images, labels, overflow_every):
 
   def weigh(index, example):
     absurd = tf.equal(index % overflow_every, overflow_every - 1) if overflow_every else False
-    weight = tf.where_v2(absurd, ABSURD_WEIGHT, 1.)
+    weight = tf.where_v2(absurd, ABSURD_WEIGHT, 1.0)
     return {"image": example[0], "weight": tf.fill(tf.shape(example[1]), weight)}, example[1]
 
   dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(labels), seed=0).repeat()
@@ -70,7 +70,7 @@ def model_fn(features, labels, mode, params):
   classes = tf.argmax(logits, axis=1, output_type=tf.int32)
   if mode == tf.estimator.ModeKeys.PREDICT:
     return tf.estimator.EstimatorSpec(mode, predictions={"class": classes})
-  loss = tf.losses.sparse_softmax_cross_entropy(labels, logits, weights=features.get("weight", 1.))
+  loss = tf.losses.sparse_softmax_cross_entropy(labels, logits, weights=features.get("weight", 1.0))
   if mode == tf.estimator.ModeKeys.EVAL:
     accuracy = tf.metrics.accuracy(labels, classes)
     return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops={"accuracy": accuracy})
@@ -83,9 +83,13 @@ def model_fn(features, labels, mode, params):
 def table(estimator, metrics):
   """Returns a summary of the run as text. The counts include earlier runs in the same directory."""
   attempted, skipped = int(estimator.get_variable_value(ATTEMPTED)), int(estimator.get_variable_value(SKIPPED))
-  rows = [("attempted steps", attempted), ("applied steps", metrics["global_step"]), ("skipped steps", skipped),
-          ("final loss scale", "{:g}".format(estimator.get_variable_value("current_loss_scale"))),
-          ("test accuracy", "{:.1%}".format(metrics["accuracy"]))]
+  rows = [
+    ("attempted steps", attempted),
+    ("applied steps", metrics["global_step"]),
+    ("skipped steps", skipped),
+    ("final loss scale", "{:g}".format(estimator.get_variable_value("current_loss_scale"))),
+    ("test accuracy", "{:.1%}".format(metrics["accuracy"])),
+  ]
   return "\n".join("{:<18}{:>8}".format(*row) for row in rows)
 
 
@@ -94,8 +98,13 @@ def parse_arguments():
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("--model_dir", help="for checkpoints and summaries; default: a temporary directory")
   parser.add_argument("--steps", type=int, default=600, help="steps to apply; default: %(default)s")
-  parser.add_argument("--overflow_every", type=int, default=50, metavar="N",
-                      help="every N-th batch overflows, none with 0; default: %(default)s")
+  parser.add_argument(
+    "--overflow_every",
+    type=int,
+    default=50,
+    metavar="N",
+    help="every N-th batch overflows, none with 0; default: %(default)s",
+  )
   arguments = parser.parse_args()
   if arguments.overflow_every < 0 or arguments.overflow_every == 1:
     parser.error("--overflow_every must be 0 or at least 2: otherwise no step is ever applied")
@@ -106,8 +115,11 @@ def run(model_dir, steps, overflow_every):
   """Trains, evaluates and prints the table."""
   train, test = load()
   estimator = tf.estimator.Estimator(
-      model_fn, model_dir, tf.estimator.RunConfig(tf_random_seed=0),
-      params={"loss_scale": mp_compat.DynamicLossScale(increment_period=INCREMENT_PERIOD)})
+    model_fn,
+    model_dir,
+    tf.estimator.RunConfig(tf_random_seed=0),
+    params={"loss_scale": mp_compat.DynamicLossScale(increment_period=INCREMENT_PERIOD)},
+  )
   estimator.train(lambda: train_input_fn(*train, overflow_every=overflow_every), steps=steps)
   print("\n" + table(estimator, estimator.evaluate(lambda: eval_input_fn(*test))))
 
@@ -115,8 +127,10 @@ def run(model_dir, steps, overflow_every):
 def main():
   arguments = parse_arguments()
   if not hasattr(tf, "estimator"):
-    raise SystemExit("TensorFlow {} has no Estimator: it was removed after 2.15. Run this on 1.15 to 2.15, for example "
-                     "with `scripts/estimator`.".format(tf.__version__))
+    raise SystemExit(
+      "TensorFlow {} has no Estimator: it was removed after 2.15. Run this on 1.15 to 2.15, for example "
+      "with `scripts/estimator`.".format(tf.__version__)
+    )
   # The hook logs to absl at INFO. Estimator logs many more messages, which are disabled.
   logging.use_absl_handler()
   logging.set_verbosity(logging.INFO)

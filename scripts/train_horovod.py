@@ -18,6 +18,7 @@ def work(arguments):
   import tensorflow.compat.v1 as tf
 
   import mp_compat
+
   tf.disable_eager_execution()
   (tf.enable_control_flow_v2 if arguments.control_flow == 2 else tf.disable_control_flow_v2)()
   tf.logging.set_verbosity(tf.logging.ERROR)
@@ -26,7 +27,7 @@ def work(arguments):
   model = cluster.Model(tf, mp_compat, arguments.dtype)
   global_step = tf.train.get_or_create_global_step()
   scale = mp_compat.DynamicLossScale(cluster.INITIAL_SCALE, cluster.INCREMENT_PERIOD)
-  opt = tf.train.MomentumOptimizer(cluster.LEARNING_RATE, .9)
+  opt = tf.train.MomentumOptimizer(cluster.LEARNING_RATE, 0.9)
   if arguments.order == "outside":
     # Gradients are still scaled when Horovod compresses them to float16.
     opt = hvd.DistributedOptimizer(opt, compression=hvd.Compression.fp16)
@@ -39,8 +40,9 @@ def work(arguments):
 
   digits = cluster.Digits(arguments)
   record = cluster.Record("rank-{}".format(hvd.rank()), arguments.record)
-  with tf.train.MonitoredTrainingSession(hooks=[hvd.BroadcastGlobalVariablesHook(0)],
-                                         log_step_count_steps=None) as sess:
+  with tf.train.MonitoredTrainingSession(
+    hooks=[hvd.BroadcastGlobalVariablesHook(0)], log_step_count_steps=None
+  ) as sess:
     for attempt in range(arguments.steps):
       sess.run(train_op, digits.feed(model, attempt, hvd.rank(), hvd.size()))
       record.add(attempt, sess.run(state))
@@ -50,16 +52,30 @@ def work(arguments):
 def launch(arguments):
   """Starts all ranks, and waits for them."""
   with cluster.Processes(arguments.timeout) as processes:
-    processes.wait(processes.start(
-        "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(arguments.ranks),
-        sys.executable, *sys.argv, "--task", "0"))
+    processes.wait(
+      processes.start(
+        "mpirun",
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "-np",
+        str(arguments.ranks),
+        sys.executable,
+        *sys.argv,
+        "--task",
+        "0",
+      )
+    )
 
 
 def main():
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("--ranks", type=int, default=2, help="default: %(default)s")
-  parser.add_argument("--order", choices=["outside", "inside"], default="outside",
-                      help="put the loss scaling outside or inside hvd.DistributedOptimizer; default: %(default)s")
+  parser.add_argument(
+    "--order",
+    choices=["outside", "inside"],
+    default="outside",
+    help="put the loss scaling outside or inside hvd.DistributedOptimizer; default: %(default)s",
+  )
   cluster.add_arguments(parser)
   arguments = parser.parse_args()
   (launch if arguments.task is None else work)(arguments)

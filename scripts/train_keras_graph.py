@@ -34,18 +34,26 @@ GROWTH_STEPS = 60  # 2000 is usual; with 60, a run of some hundred steps shows t
 def parse_arguments():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--steps", type=int, default=400, help="steps to attempt; default: %(default)s")
-  parser.add_argument("--overflow_at", type=int, nargs="*", default=[100, 101, 250], metavar="STEP",
-                      help="steps whose gradients overflow; default: 100 101 250")
+  parser.add_argument(
+    "--overflow_at",
+    type=int,
+    nargs="*",
+    default=[100, 101, 250],
+    metavar="STEP",
+    help="steps whose gradients overflow; default: 100 101 250",
+  )
   return parser.parse_args()
 
 
 def make_model():
   """Returns a model of two layers in float16 with float32 variables, for scikit-learn's digits."""
   half = keras.mixed_precision.experimental.Policy if VERSION < (2, 4) else keras.mixed_precision.Policy
-  return keras.Sequential([
+  return keras.Sequential(
+    [
       keras.layers.Dense(128, activation="relu", dtype=half("mixed_float16"), input_shape=(64,)),
       keras.layers.Dense(10, dtype=half("mixed_float16")),
-  ])
+    ]
+  )
 
 
 def main():
@@ -67,12 +75,16 @@ def main():
   correct = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels), tf.float32))
 
   optimizer = optimizers.SGD(0.1, momentum=0.9)
-  optimizer = mp_keras.LossScaleOptimizer(optimizer, dynamic=True, initial_scale=2. ** 12,
-                                          dynamic_growth_steps=GROWTH_STEPS)
+  optimizer = mp_keras.LossScaleOptimizer(
+    optimizer, dynamic=True, initial_scale=2.0**12, dynamic_growth_steps=GROWTH_STEPS
+  )
   train_ops = optimizer.get_updates(loss, model.trainable_weights)
 
-  print("TensorFlow {}, {} weights in float32, computing in float16".format(
-      tensorflow.__version__, sum(int(np.prod(variable.shape)) for variable in model.trainable_weights)))
+  print(
+    "TensorFlow {}, {} weights in float32, computing in float16".format(
+      tensorflow.__version__, sum(int(np.prod(variable.shape)) for variable in model.trainable_weights)
+    )
+  )
   print("step   loss      loss scale")
   skipped = 0
   with tf.Session() as session:
@@ -81,7 +93,7 @@ def main():
     for step in range(arguments.steps):
       rows = random.choice(train, BATCH)
       overflow = step in arguments.overflow_at
-      feed = {images: data[rows], labels: target[rows], weight: ABSURD_WEIGHT if overflow else 1.}
+      feed = {images: data[rows], labels: target[rows], weight: ABSURD_WEIGHT if overflow else 1.0}
       value, _ = session.run([loss, train_ops], feed)
       before, scale = scale, session.run(optimizer.loss_scale)
       skipped += scale < before
@@ -89,8 +101,11 @@ def main():
         note = "skipped: the gradients overflowed" if scale < before else "doubled" if scale > before else ""
         print("{:>4}   {:<8.3g}  {:<8g} {}".format(step, value, scale, note).rstrip())
     accuracy = session.run(correct, {images: data[test], labels: target[test]})
-    print("{} of {} steps skipped, iterations {}, accuracy on digits not trained on {:.1f}%".format(
-        skipped, arguments.steps, session.run(optimizer.iterations), 100 * accuracy))
+    print(
+      "{} of {} steps skipped, iterations {}, accuracy on digits not trained on {:.1f}%".format(
+        skipped, arguments.steps, session.run(optimizer.iterations), 100 * accuracy
+      )
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ STARTED, FINISHED = 1, 2
 def tensorflow(arguments):
   """Imports and configures TensorFlow; returns it and the ClusterSpec."""
   import tensorflow.compat.v1 as tf
+
   tf.disable_eager_execution()
   (tf.enable_control_flow_v2 if arguments.control_flow == 2 else tf.disable_control_flow_v2)()
   tf.logging.set_verbosity(tf.logging.ERROR)
@@ -37,6 +38,7 @@ def serve(arguments):
 def work(arguments):
   """Runs one worker: trains, and prints the state after every step."""
   import mp_compat
+
   tf, spec = tensorflow(arguments)
   server = tf.train.Server(spec, "worker", arguments.task)
   chief = arguments.task == 0
@@ -46,7 +48,8 @@ def work(arguments):
     global_step = tf.train.get_or_create_global_step()
     scale = mp_compat.DynamicLossScale(cluster.INITIAL_SCALE, cluster.INCREMENT_PERIOD)
     opt = scaled = mp_compat.MixedPrecisionLossScaleOptimizer(
-        tf.train.MomentumOptimizer(cluster.LEARNING_RATE, .9), scale)
+      tf.train.MomentumOptimizer(cluster.LEARNING_RATE, 0.9), scale
+    )
     hooks = []
     if arguments.sync:
       opt = tf.train.SyncReplicasOptimizer(scaled, replicas_to_aggregate=arguments.workers)
@@ -65,15 +68,17 @@ def work(arguments):
   config = tf.ConfigProto(device_filters=["/job:ps", "/job:worker/task:{}".format(arguments.task)])
   with tf.Session(server.target, config=config) as sess:
     while not chief and len(sess.run(uninitialized)):  # MonitoredTrainingSession would check every 30 s.
-      time.sleep(.1)
+      time.sleep(0.1)
   # With --sync the chief's queue runner waits for gradients until its session is closed, after the grace period.
-  with tf.train.MonitoredTrainingSession(server.target, chief, hooks=hooks, config=config, stop_grace_period_secs=1,
-                                         log_step_count_steps=None) as sess:
+  with tf.train.MonitoredTrainingSession(
+    server.target, chief, hooks=hooks, config=config, stop_grace_period_secs=1, log_step_count_steps=None
+  ) as sess:
+
     def reach(number):
       """Waits until all workers have reached a stage."""
       sess.run(stages[number - 1])
       while (sess.run(stage) < number).any():
-        time.sleep(.05)
+        time.sleep(0.05)
 
     reach(STARTED)
     for attempt in range(arguments.steps):
@@ -92,6 +97,7 @@ def launch(arguments):
   spec = json.dumps({"ps": addresses[:1], "worker": addresses[1:]})
 
   with cluster.Processes(arguments.timeout) as processes:
+
     def start(*which):
       return processes.start(sys.executable, *sys.argv, "--cluster", spec, *which)
 

@@ -20,6 +20,7 @@ def work(arguments):
   import tensorflow.compat.v1 as tf
 
   import mp_compat
+
   tf.disable_eager_execution()
   (tf.enable_control_flow_v2 if arguments.control_flow == 2 else tf.disable_control_flow_v2)()
   tf.logging.set_verbosity(tf.logging.ERROR)
@@ -33,7 +34,7 @@ def work(arguments):
   def step():
     global_step = tf.train.get_or_create_global_step()
     scale = mp_compat.DynamicLossScale(cluster.INITIAL_SCALE, cluster.INCREMENT_PERIOD)
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(cluster.LEARNING_RATE, .9), scale)
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(cluster.LEARNING_RATE, 0.9), scale)
     return opt.minimize(model.loss() / strategy.num_replicas_in_sync, global_step)  # gradients are summed over replicas
 
   with strategy.scope():
@@ -54,10 +55,16 @@ def launch(arguments):
   """Starts all workers, and waits for them."""
   addresses = cluster.free_addresses(arguments.workers)
   with cluster.Processes(arguments.timeout) as processes:
-    workers = [processes.start(
-        sys.executable, *sys.argv, "--task", str(task),
-        TF_CONFIG=json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": task}}))
-        for task in range(arguments.workers)]
+    workers = [
+      processes.start(
+        sys.executable,
+        *sys.argv,
+        "--task",
+        str(task),
+        TF_CONFIG=json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": task}}),
+      )
+      for task in range(arguments.workers)
+    ]
     for worker in workers:
       processes.wait(worker)
 

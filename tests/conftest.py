@@ -9,7 +9,11 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
   hypothesis.settings.register_profile(
-      "mp_compat", max_examples=config.getoption("examples"), deadline=None, database=None,
-      derandomize=config.getoption("hypothesis_seed") is None,
-      suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large])
+    "mp_compat",
+    max_examples=config.getoption("examples"),
+    deadline=None,
+    database=None,
+    derandomize=config.getoption("hypothesis_seed") is None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+  )
   hypothesis.settings.load_profile("mp_compat")

@@ -16,8 +16,14 @@ def run(*arguments, python=sys.executable, path=(), **options):
   """Runs the command line in a new process. Prepends the directories of `path` to its module search path."""
   environment = testing.environment()
   environment["PYTHONPATH"] = os.pathsep.join(list(path) + [environment["PYTHONPATH"]])
-  return subprocess.run([python, "-m", "mp_compat"] + list(arguments), env=environment, capture_output=True, text=True,
-                        check=False, **options)
+  return subprocess.run(
+    [python, "-m", "mp_compat"] + list(arguments),
+    env=environment,
+    capture_output=True,
+    text=True,
+    check=False,
+    **options,
+  )
 
 
 @pytest.fixture(name="bare_python", scope="module")
@@ -28,17 +34,21 @@ def _bare_python(tmp_path_factory):
   return os.path.join(str(folder), "Scripts" if os.name == "nt" else "bin", "python")
 
 
-@pytest.mark.parametrize("command", [
+@pytest.mark.parametrize(
+  "command",
+  [
     ["checkpoint", "inspect", "model.ckpt"],
     ["checkpoint", "convert", "a", "b", "--to", "plain"],
     ["plot", ".", "-o", "x.png"],
     ["run", "script.py"],
-], ids=" ".join)
+  ],
+  ids=" ".join,
+)
 def test_missing_tensorflow_is_reported_in_one_line(command, bare_python, tmp_path):
   (tmp_path / "script.py").write_text("import os\n")
   done = run(*command, python=bare_python, cwd=str(tmp_path))
   assert done.returncode == 2 and done.stdout == ""
-  line, = done.stderr.splitlines()
+  (line,) = done.stderr.splitlines()
   assert line.startswith("mp_compat {}: mp_compat needs TensorFlow 1.15 or later".format(command[0]))
   assert "`pip install tensorflow`" in line
 
@@ -46,7 +56,7 @@ def test_missing_tensorflow_is_reported_in_one_line(command, bare_python, tmp_pa
 def test_broken_tensorflow_is_reported_in_one_line(tmp_path):
   (tmp_path / "tensorflow.py").write_text("raise ImportError('DLL load failed.\\n\\nSee the web page.')")
   done = run("plot", ".", "-o", "x.png", path=[str(tmp_path)])
-  line, = done.stderr.splitlines()
+  (line,) = done.stderr.splitlines()
   assert done.returncode == 2 and "importing tensorflow failed: DLL load failed. See the web page." in line
 
 
@@ -56,22 +66,33 @@ def test_version_option_works_without_tensorflow(bare_python):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("program", [
-    ["nope.py"], pytest.param(["empty"], marks=pytest.mark.slow), ["-m", "nope"],
-    pytest.param(["-m", "nope.nothing"], marks=pytest.mark.slow)], ids=" ".join)
+@pytest.mark.parametrize(
+  "program",
+  [
+    ["nope.py"],
+    pytest.param(["empty"], marks=pytest.mark.slow),
+    ["-m", "nope"],
+    pytest.param(["-m", "nope.nothing"], marks=pytest.mark.slow),
+  ],
+  ids=" ".join,
+)
 def test_missing_program_is_reported_in_one_line(program, tmp_path):
   (tmp_path / "empty").mkdir()
   done = run("run", *program, cwd=str(tmp_path))
   assert done.returncode == 2 and "Traceback" not in done.stderr
-  assert done.stderr.splitlines()[-1].startswith(
-      "mp_compat run: expected a script, a directory or zip file with __main__.py, or -m and a module, but got {}: "
-      .format(" ".join(program)))
+  expected = "mp_compat run: expected a script, a directory or zip file with __main__.py, or -m and a module, but got "
+  assert done.stderr.splitlines()[-1].startswith(expected + " ".join(program) + ": ")
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("code", [
-    pytest.param("open('nope.txt')", marks=pytest.mark.slow), "import nope",
-    pytest.param("import runpy\nrunpy.run_path('nope.py')", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  "code",
+  [
+    pytest.param("open('nope.txt')", marks=pytest.mark.slow),
+    "import nope",
+    pytest.param("import runpy\nrunpy.run_path('nope.py')", marks=pytest.mark.slow),
+  ],
+)
 def test_program_errors_show_their_own_traceback(code, tmp_path):
   (tmp_path / "program.py").write_text(code)
   done = run("run", "program.py", cwd=str(tmp_path))
@@ -89,11 +110,15 @@ def test_interrupted_program_shows_its_own_traceback(tmp_path):
 
 def test_interrupted_migration_exits_without_output(tmp_path):
   # The diff is larger than the pipe's buffer, so the command blocks after its first bytes are read.
-  code = "import tensorflow as tf\nx = tf.train.experimental.LossScale\n" + "#" * 2 ** 20 + "\n"
+  code = "import tensorflow as tf\nx = tf.train.experimental.LossScale\n" + "#" * 2**20 + "\n"
   (tmp_path / "old.py").write_text(code)
-  with subprocess.Popen([sys.executable, "-m", "mp_compat", "migrate", str(tmp_path)], env=testing.environment(),
-                        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
+  with subprocess.Popen(
+    [sys.executable, "-m", "mp_compat", "migrate", str(tmp_path)],
+    env=testing.environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+  ) as process:
     # Background processes of a shell ignore SIGINT. preexec_fn restores the default, as in a terminal.
     process.stdout.read(1)
     process.send_signal(signal.SIGINT)

@@ -14,10 +14,19 @@ import pytest
 import mp_compat
 from tests import testing
 
-PAGES = ["README.md", "docs/checkpoints.md", "docs/choosing.md", "docs/distributed.md", "docs/keras.md",
-         "docs/monitoring.md", "docs/troubleshooting.md", "docs/tutorial.md"]
-DOCUMENTS = ["README.md"] + sorted("docs/" + os.path.basename(path)
-                                   for path in glob.glob(os.path.join(testing.ROOT, "docs", "*.md")))
+PAGES = [
+  "README.md",
+  "docs/checkpoints.md",
+  "docs/choosing.md",
+  "docs/distributed.md",
+  "docs/keras.md",
+  "docs/monitoring.md",
+  "docs/troubleshooting.md",
+  "docs/tutorial.md",
+]
+DOCUMENTS = ["README.md"] + sorted(
+  "docs/" + os.path.basename(path) for path in glob.glob(os.path.join(testing.ROOT, "docs", "*.md"))
+)
 
 LINK = re.compile(r"\[[^][]*\]\(([^()\s]*)\)")  # and pictures
 PATH = re.compile(r"(?<![\w./*-])(?:docs/[\w-]+\.md|(?:mp_compat|scripts|tests)/[\w./*-]+)")
@@ -51,8 +60,15 @@ def linked_targets(document):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_page_code_runs_as_one_program(page, tmp_path):
-  done = subprocess.run([sys.executable, "-c", program(page)], cwd=str(tmp_path), env=testing.environment(),
-                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+  done = subprocess.run(
+    [sys.executable, "-c", program(page)],
+    cwd=str(tmp_path),
+    env=testing.environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    check=False,
+  )
   assert done.returncode == 0, done.stdout[-3000:]
 
 
@@ -79,7 +95,8 @@ def test_readme_has_at_most_150_lines():
 
 def test_navigation_of_the_site_has_every_page():
   assert sorted(re.findall(r"^ +- (\S+\.md)$", read("mkdocs.yml"), re.M)) == sorted(
-      os.path.basename(document) for document in DOCUMENTS if document.startswith("docs/"))
+    os.path.basename(document) for document in DOCUMENTS if document.startswith("docs/")
+  )
 
 
 def test_index_links_to_every_page():

@@ -14,23 +14,44 @@ PACKAGE = os.path.dirname(mp_compat.__file__)
 
 # Modules and packages, lowest layer first: each imports only from those before it, and modules of its own package.
 LAYERS = [
-    "core.update_rule", "core.dialects", "migration.old_names",  # without TensorFlow
-    "_tensorflow.__init__", "_tensorflow.native", "_tensorflow.graphs", "_tensorflow.control_flow", "_tensorflow",
-    "core.gradients", "core.finite_check", "core.distribute", "core.conditional_apply", "core.loss_scale", "core",
-    "monitoring",
-    "horovod",
-    "training.sync_replicas", "training.step", "training.optimizer", "training",
-    "checkpoints.files", "checkpoints",
-    "contrib",
-    "keras",
-    "migration.source", "migration.conditional_names", "migration",
-    "__main__",
-    "__init__",
+  "core.update_rule",
+  "core.dialects",
+  "migration.old_names",  # without TensorFlow
+  "_tensorflow.__init__",
+  "_tensorflow.native",
+  "_tensorflow.graphs",
+  "_tensorflow.control_flow",
+  "_tensorflow",
+  "core.gradients",
+  "core.finite_check",
+  "core.distribute",
+  "core.conditional_apply",
+  "core.loss_scale",
+  "core",
+  "monitoring",
+  "horovod",
+  "training.sync_replicas",
+  "training.step",
+  "training.optimizer",
+  "training",
+  "checkpoints.files",
+  "checkpoints",
+  "contrib",
+  "keras",
+  "migration.source",
+  "migration.conditional_names",
+  "migration",
+  "__main__",
+  "__init__",
 ]
 # Modules that must work without TensorFlow, so they import only each other.
 WITHOUT_TENSORFLOW = ["core.update_rule", "core.dialects", "migration.old_names", "migration.source"]
-IMPORTED_ONLY_BY = {"tensorflow": "_tensorflow", "libcst": "migration.source", "matplotlib": "monitoring.plot",
-                    "horovod": "horovod"}
+IMPORTED_ONLY_BY = {
+  "tensorflow": "_tensorflow",
+  "libcst": "migration.source",
+  "matplotlib": "monitoring.plot",
+  "horovod": "horovod",
+}
 
 
 def layer(module):
@@ -66,8 +87,12 @@ def module_of(package, name):
 
 def modules():
   """Returns the names of all modules, relative to mp_compat."""
-  return sorted(os.path.relpath(os.path.join(folder, name), PACKAGE)[:-len(".py")].replace(os.sep, ".")
-                for folder, _, names in os.walk(PACKAGE) for name in names if name.endswith(".py"))
+  return sorted(
+    os.path.relpath(os.path.join(folder, name), PACKAGE)[: -len(".py")].replace(os.sep, ".")
+    for folder, _, names in os.walk(PACKAGE)
+    for name in names
+    if name.endswith(".py")
+  )
 
 
 @pytest.mark.parametrize("module", modules())
@@ -97,25 +122,39 @@ def test_stub_lists_public_names():
 
 
 def test_tensorflow_is_imported_on_first_use():
-  subprocess.check_call([sys.executable, "-c", """
+  subprocess.check_call(
+    [
+      sys.executable,
+      "-c",
+      """
 import sys, mp_compat
 assert "tensorflow" not in sys.modules and "LossScale" in dir(mp_compat)
 mp_compat.install().uninstall()
 assert mp_compat.contrib.mixed_precision.LossScaleManager and mp_compat.keras.experimental.LossScaleOptimizer
 from mp_compat import *
 assert LossScale is mp_compat.LossScale and "tensorflow" in sys.modules
-"""])
+""",
+    ]
+  )
 
 
-@pytest.mark.parametrize("fake, words", [
+@pytest.mark.parametrize(
+  "fake, words",
+  [
     ("raise ImportError('broken build')", "TensorFlow 1.15 or later.*broken build.*pip install"),
     ("__version__ = '1.14.0'", "TensorFlow 1.15 or later, but found 1.14.0.*pip install"),
     ("", "TensorFlow 1.15 or later, but found 0.0"),
-])
+  ],
+)
 def test_missing_or_old_tensorflow_raises_import_error(fake, words, tmp_path):
   (tmp_path / "tensorflow.py").write_text(fake)
   environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), os.path.dirname(PACKAGE)]))
-  done = subprocess.run([sys.executable, "-c", "import mp_compat.core.loss_scale"], env=environment,
-                        stderr=subprocess.PIPE, text=True, check=False)
+  done = subprocess.run(
+    [sys.executable, "-c", "import mp_compat.core.loss_scale"],
+    env=environment,
+    stderr=subprocess.PIPE,
+    text=True,
+    check=False,
+  )
   assert done.returncode != 0
   assert re.search("(?s)ImportError.*" + words, done.stderr)

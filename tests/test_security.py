@@ -18,10 +18,34 @@ from tests.testing import tf
 
 PACKAGE = os.path.dirname(mp_compat.__file__)
 # Functions that execute code, or load data that can execute code.
-FORBIDDEN = {"eval", "exec", "compile", "__import__", "execfile", "system", "popen", "py_func", "numpy_function",
-             "py_function", "import_meta_graph", "import_graph_def", "load_model"}
-FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "subprocess", "joblib", "yaml", "ctypes",
-                     "tarfile", "zipfile"}
+FORBIDDEN = {
+  "eval",
+  "exec",
+  "compile",
+  "__import__",
+  "execfile",
+  "system",
+  "popen",
+  "py_func",
+  "numpy_function",
+  "py_function",
+  "import_meta_graph",
+  "import_graph_def",
+  "load_model",
+}
+FORBIDDEN_MODULES = {
+  "pickle",
+  "cPickle",
+  "dill",
+  "marshal",
+  "shelve",
+  "subprocess",
+  "joblib",
+  "yaml",
+  "ctypes",
+  "tarfile",
+  "zipfile",
+}
 
 
 def sources():
@@ -48,8 +72,8 @@ def test_modules_call_no_code_executing_functions(path):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 0., -8., 1e-45])
-@pytest.mark.parametrize("good_steps", [0, -2 ** 63, 2 ** 63 - 1])
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 0.0, -8.0, 1e-45])
+@pytest.mark.parametrize("good_steps", [0, -(2**63), 2**63 - 1])
 def test_restored_invalid_scales_keep_weights_finite(scale, good_steps, tmp_path):
   path = str(tmp_path / "hostile")
   with tf.Graph().as_default(), testing.session() as sess:
@@ -59,7 +83,7 @@ def test_restored_invalid_scales_keep_weights_finite(scale, good_steps, tmp_path
     tf.train.Saver([scale_variable, good_variable]).save(sess, path)
   with tf.Graph().as_default():
     training = testing.Training()
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(.5), "dynamic")
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.5), "dynamic")
     train_op = opt.minimize(training.loss, training.global_step)
     saver = tf.train.Saver(opt.loss_scale.variables())
     scaffold = tf.train.Scaffold(init_fn=lambda _, sess: saver.restore(sess, path))
@@ -72,7 +96,7 @@ def test_restored_invalid_scales_keep_weights_finite(scale, good_steps, tmp_path
         _, finite = sess.run([train_op, opt.gradients_finite], {training.x: OVERFLOW if step % 3 == 2 else FINITE})
         applied += finite
         w = sess.run_step_fn(lambda step_context: step_context.session.run(training.w))
-        np.testing.assert_array_equal(w, -.5 * applied * FINITE)
+        np.testing.assert_array_equal(w, -0.5 * applied * FINITE)
       # These scales never recover: no step is applied, and the hook stops the run.
       with np.errstate(all="ignore"):
         reciprocal = np.float32(1) / np.float32(scale)
@@ -85,8 +109,11 @@ def test_checkpoint_names_are_not_used_as_paths(tmp_path):
   names = ["../../escaped", "/tmp/mp_compat_escaped", "w;rm -rf x", "current_loss_scale"]
   source, target = str(folder / "source"), str(folder / "target")
   with tf.Graph().as_default(), tf.Session() as sess:
-    sess.run(tf.raw_ops.SaveV2(prefix=source, tensor_names=names, shape_and_slices=[""] * len(names),
-                               tensors=[tf.constant(8.)] * len(names)))
+    sess.run(
+      tf.raw_ops.SaveV2(
+        prefix=source, tensor_names=names, shape_and_slices=[""] * len(names), tensors=[tf.constant(8.0)] * len(names)
+      )
+    )
   assert sorted(checkpoints.convert(source, target, "mp_compat").variables)[:2] == ["../../escaped", names[1]]
   assert os.listdir(str(tmp_path)) == ["inner"] and not os.path.exists(names[1])
   assert {name.split(".")[0] for name in os.listdir(str(folder))} == {"source", "target"}
@@ -95,14 +122,27 @@ def test_checkpoint_names_are_not_used_as_paths(tmp_path):
 def test_migration_does_not_execute_source_files(tmp_path):
   marker = tmp_path / "executed"
   code = "open({!r}, 'w')\nimport tensorflow as tf\nscale = tf.train.experimental.DynamicLossScale()\n".format(
-      str(marker))
+    str(marker)
+  )
   (tmp_path / "script.py").write_text(code)
   (tmp_path / "libcst.py").write_text(code)  # would be imported if the current directory were on sys.path
-  (tmp_path / "notebook.ipynb").write_text(json.dumps({"cells": [
-      {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": code}],
-      "metadata": {}, "nbformat": 4, "nbformat_minor": 4}, indent=1))
-  subprocess.run([sys.executable, "-m", "mp_compat", "migrate", "--write", str(tmp_path)], check=True,
-                 env=testing.environment(), stderr=subprocess.PIPE)
+  (tmp_path / "notebook.ipynb").write_text(
+    json.dumps(
+      {
+        "cells": [{"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": code}],
+        "metadata": {},
+        "nbformat": 4,
+        "nbformat_minor": 4,
+      },
+      indent=1,
+    )
+  )
+  subprocess.run(
+    [sys.executable, "-m", "mp_compat", "migrate", "--write", str(tmp_path)],
+    check=True,
+    env=testing.environment(),
+    stderr=subprocess.PIPE,
+  )
   for name in ["script.py", "libcst.py", "notebook.ipynb"]:
     assert "mp_compat.DynamicLossScale()" in (tmp_path / name).read_text()
   assert not marker.exists()
@@ -111,6 +151,9 @@ def test_migration_does_not_execute_source_files(tmp_path):
 def test_config_rejects_unknown_class_names():
   for name in ["os.system", "builtins.eval", "mp_compat.keras.LossScaleOptimizer", "__class__"]:
     with pytest.raises(ValueError, match="Unknown loss scale: " + name):
-      mp_compat.keras.LossScaleOptimizer.from_config({
-          "optimizer": {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": .1}},
-          "loss_scale": {"class_name": name, "config": {}}})
+      mp_compat.keras.LossScaleOptimizer.from_config(
+        {
+          "optimizer": {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.1}},
+          "loss_scale": {"class_name": name, "config": {}},
+        }
+      )

@@ -28,20 +28,21 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TWO_CPUS = ["/cpu:0", "/cpu:1"]
 if hasattr(tensorflow.config, "set_logical_device_configuration"):
   tensorflow.config.set_logical_device_configuration(
-      tensorflow.config.list_physical_devices("CPU")[0], [tensorflow.config.LogicalDeviceConfiguration()] * 2)
+    tensorflow.config.list_physical_devices("CPU")[0], [tensorflow.config.LogicalDeviceConfiguration()] * 2
+  )
 
 OPTIMIZERS = {
-    "GradientDescent": lambda: tf.train.GradientDescentOptimizer(0.1),
-    "Momentum": lambda: tf.train.MomentumOptimizer(0.1, 0.9),
-    "Adam": lambda: tf.train.AdamOptimizer(0.1),
-    "Adagrad": lambda: tf.train.AdagradOptimizer(0.1),
-    "RMSProp": lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5),
-    "Ftrl": lambda: tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
+  "GradientDescent": lambda: tf.train.GradientDescentOptimizer(0.1),
+  "Momentum": lambda: tf.train.MomentumOptimizer(0.1, 0.9),
+  "Adam": lambda: tf.train.AdamOptimizer(0.1),
+  "Adagrad": lambda: tf.train.AdagradOptimizer(0.1),
+  "RMSProp": lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5),
+  "Ftrl": lambda: tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
 }
 
 
 # Gradients for `Training`, float64 [2].
-FINITE, OVERFLOW = np.array([1., 2.]), np.array([1., np.inf])
+FINITE, OVERFLOW = np.array([1.0, 2.0]), np.array([1.0, np.inf])
 
 
 @contextlib.contextmanager
@@ -76,13 +77,16 @@ def model(x, use_resource, sparse=True):
   The gradient of `table` is an IndexedSlices if `sparse`. The variable `unused` has no gradient.
   """
   with tf.variable_scope("model", use_resource=use_resource):
-    w = tf.get_variable("w", initializer=np.array([1., -2., 3.], np.float32))
-    b = tf.get_variable("b", initializer=np.array([[.5, .25, .125], [1., 1., 1.]], np.float32))
+    w = tf.get_variable("w", initializer=np.array([1.0, -2.0, 3.0], np.float32))
+    b = tf.get_variable("b", initializer=np.array([[0.5, 0.25, 0.125], [1.0, 1.0, 1.0]], np.float32))
     table = tf.get_variable("table", initializer=np.arange(12, dtype=np.float32).reshape([6, 2]) / 7)
-    tf.get_variable("unused", initializer=np.array([1.], np.float32))
+    tf.get_variable("unused", initializer=np.array([1.0], np.float32))
   rows = tf.gather(table, [1, 4, 1]) if sparse else table[1:4]
-  return (tf.reduce_sum(x * tf.square(w)) + tf.reduce_sum(tf.sin(b) * x)
-          + tf.reduce_sum(tf.square(rows) * tf.expand_dims(x, 1)))
+  return (
+    tf.reduce_sum(x * tf.square(w))
+    + tf.reduce_sum(tf.sin(b) * x)
+    + tf.reduce_sum(tf.square(rows) * tf.expand_dims(x, 1))
+  )
 
 
 def feeds(steps, overflow_at=()):
@@ -121,7 +125,8 @@ def train(make_optimizer, xs, use_resource=True, between=None, **minimize):
     loss = model(x, use_resource)
     optimizer = make_optimizer()
     grads_and_vars = optimizer.compute_gradients(
-        loss, **{key: value() if callable(value) else value for key, value in minimize.items()})
+      loss, **{key: value() if callable(value) else value for key, value in minimize.items()}
+    )
     if between:
       grads_and_vars = between(grads_and_vars)
     train_op = optimizer.apply_gradients(grads_and_vars, global_step)
@@ -157,7 +162,10 @@ def executed(sess, fetch, feed):
     if op_type:
       output = node.output[0].tensor_description if node.output else None
       ran[node.node_name] = (
-          op_type.group(1), output and tf.as_dtype(output.dtype), output and [size.size for size in output.shape.dim])
+        op_type.group(1),
+        output and tf.as_dtype(output.dtype),
+        output and [size.size for size in output.shape.dim],
+      )
   return list(ran.values())
 
 
@@ -174,6 +182,7 @@ def environment():
 def eager_mode():
   """Returns a context manager that enables eager execution, also in TensorFlow 1.15."""
   from tensorflow.python.eager import context
+
   return context.eager_mode()
 
 
@@ -194,8 +203,10 @@ class Training:
     Returns for each step what `fetch` gave, as a list of one, or `w` after the step if `fetch` is None.
     """
     self.session.run(tf.global_variables_initializer())
-    return [self.session.run([train_op] + ([] if fetch is None else [fetch]), {self.x: x})[1:] or
-            self.session.run(self.w) for x in xs]
+    return [
+      self.session.run([train_op] + ([] if fetch is None else [fetch]), {self.x: x})[1:] or self.session.run(self.w)
+      for x in xs
+    ]
 
 
 def events(directory):
@@ -233,9 +244,15 @@ def run_two_workers(module):
   processes = []
   for index in range(2):
     config = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
-    processes.append(subprocess.Popen(
-        [sys.executable, "-m", module], stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        env=dict(environment(), TF_CONFIG=config, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")))
+    processes.append(
+      subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=dict(environment(), TF_CONFIG=config, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES=""),
+      )
+    )
   try:
     return [json.loads(process.communicate(timeout=150)[0].strip().splitlines()[-1]) for process in processes]
   finally:

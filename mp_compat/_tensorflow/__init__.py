@@ -11,17 +11,19 @@ try:
   import tensorflow
 except ImportError as error:
   raise ImportError(
-      "mp_compat needs TensorFlow 1.15 or later, and importing tensorflow failed: {}. Install it under the name that "
-      "fits your machine, for example `pip install tensorflow` or `pip install tensorflow-cpu`."
-      .format(error)) from error
+    "mp_compat needs TensorFlow 1.15 or later, and importing tensorflow failed: {}. Install it under the name that "
+    "fits your machine, for example `pip install tensorflow` or `pip install tensorflow-cpu`.".format(error)
+  ) from error
 
 MINIMUM_VERSION = (1, 15)
 
 _version_text = getattr(tensorflow, "__version__", "0.0")  # missing if `tensorflow` is an empty folder
 VERSION = tuple(int(part) for part in _version_text.split(".")[:2])
 if VERSION < MINIMUM_VERSION:
-  raise ImportError("mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example with "
-                    "`pip install 'tensorflow>=1.15'`.".format(_version_text))
+  raise ImportError(
+    "mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example with "
+    "`pip install 'tensorflow>=1.15'`.".format(_version_text)
+  )
 
 if TYPE_CHECKING:
   import tensorflow.compat.v1 as tf  # A variable could not be used in annotations.

@@ -26,7 +26,7 @@ def is_enabled() -> bool:
 
 def enable() -> None:
   """Enables the rewrite through TensorFlow: it logs a warning about existing Sessions, and rejects Keras policies."""
-  _enable_graph_rewrite(tf.train.GradientDescentOptimizer(0.), _NoLossScale())
+  _enable_graph_rewrite(tf.train.GradientDescentOptimizer(0.0), _NoLossScale())
 
 
 def disable() -> None:

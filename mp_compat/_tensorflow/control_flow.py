@@ -28,10 +28,12 @@ def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[]
   if tf.executing_eagerly() or graph.building_function:
     return tf.cond(predicate, true_fn, false_fn)
   from tensorflow.python.ops import control_flow_ops
+
   with tf.name_scope("cond"):
     results = []
-    for branch, (pivot, branch_fn) in enumerate(zip(tf.raw_ops.Switch(data=predicate, pred=predicate),
-                                                    (false_fn, true_fn))):
+    for branch, (pivot, branch_fn) in enumerate(
+      zip(tf.raw_ops.Switch(data=predicate, pred=predicate), (false_fn, true_fn))
+    ):
       pivot = tf.identity(pivot)
       context = control_flow_ops.CondContext(predicate, pivot, branch)
       context.Enter()
@@ -126,8 +128,13 @@ def copy_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
     return copy_out_of_branches(op.inputs[0])
   inputs = [copy_out_of_branches(value) for value in op.inputs]
   copy = tf.get_default_graph().create_op(
-      op.type, inputs, [output.dtype for output in op.outputs], name=op.name.rpartition("/")[2], attrs=op.node_def.attr,
-      op_def=op.op_def)
+    op.type,
+    inputs,
+    [output.dtype for output in op.outputs],
+    name=op.name.rpartition("/")[2],
+    attrs=op.node_def.attr,
+    op_def=op.op_def,
+  )
   return copy.outputs[tensor.value_index]
 
 

@@ -61,5 +61,6 @@ def name_scope() -> str:
 def fetched_elements(graph: tf.Graph, fetches: Any) -> List[Any]:
   """Returns the tensors and ops that `Session.run(fetches)` runs; `fetches` is any structure that `run` accepts."""
   from tensorflow.python.client import session
+
   with graph.as_default():
     return session._FetchMapper.for_fetch(fetches).unique_fetches()

@@ -6,5 +6,6 @@ from mp_compat._tensorflow import tf
 experimental = getattr(tf.train, "experimental", None)
 
 LOSS_SCALES, FIXED_LOSS_SCALES, DYNAMIC_LOSS_SCALES, LOSS_SCALE_OPTIMIZERS = (
-    (getattr(experimental, name),) if hasattr(experimental, name) else ()
-    for name in ("LossScale", "FixedLossScale", "DynamicLossScale", "MixedPrecisionLossScaleOptimizer"))
+  (getattr(experimental, name),) if hasattr(experimental, name) else ()
+  for name in ("LossScale", "FixedLossScale", "DynamicLossScale", "MixedPrecisionLossScaleOptimizer")
+)

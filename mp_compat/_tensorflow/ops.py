@@ -31,7 +31,10 @@ def is_finite(value: tf.Tensor) -> tf.Tensor:
     value = tf.cast(value, tf.float32)
   if VERSION >= (2, 2) or not control_flow.may_be_compiled():
     return tf.is_finite(value)
-  bits, exponent = {tf.float16: (tf.uint16, 0x7c00), tf.float32: (tf.int32, 0x7f800000),
-                    tf.float64: (tf.int64, 0x7ff << 52)}[value.dtype]
+  bits, exponent = {
+    tf.float16: (tf.uint16, 0x7C00),
+    tf.float32: (tf.int32, 0x7F800000),
+    tf.float64: (tf.int64, 0x7FF << 52),
+  }[value.dtype]
   exponent = tf.constant(exponent, bits)
   return tf.not_equal(tf.bitwise.bitwise_and(tf.bitcast(value, bits), exponent), exponent)

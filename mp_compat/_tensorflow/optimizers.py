@@ -15,6 +15,9 @@ def wrapper_chain(optimizer: tf.train.Optimizer) -> Iterator[tf.train.Optimizer]
 
 def non_slot_variables(optimizer: Any) -> List[Tuple[str, tf.Variable]]:
   """Returns (name, variable) for the non-slot variables of an optimizer and its inner ones, in the current graph."""
-  return [(name, variable) for layer in wrapper_chain(optimizer)
-          for (name, graph), variable in vars(layer).get("_non_slot_dict", {}).items()
-          if graph is tf.get_default_graph()]
+  return [
+    (name, variable)
+    for layer in wrapper_chain(optimizer)
+    for (name, graph), variable in vars(layer).get("_non_slot_dict", {}).items()
+    if graph is tf.get_default_graph()
+  ]

@@ -9,6 +9,7 @@ from mp_compat._tensorflow import tf
 
 # The base class of objects in checkpoints. Its module moved twice; in every version it is the base of Optimizer.
 if TYPE_CHECKING:
+
   class Trackable:  # the methods that this package uses
     @property
     def _checkpoint_dependencies(self) -> List[Any]: ...

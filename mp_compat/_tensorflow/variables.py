@@ -9,6 +9,7 @@ from mp_compat._tensorflow import tf
 def replica_variable(*args: Any, **kwargs: Any) -> tf.Variable:
   """Returns a resource variable of this replica that no strategy manages; arguments as for `tf.Variable`."""
   from tensorflow.python.ops import resource_variable_ops
+
   return resource_variable_ops.ResourceVariable(*args, **kwargs)
 
 

@@ -42,14 +42,14 @@ def inspect(path: files.Path) -> Inspection:
     dialect, state = "object-based", [name for name in variables if dialects.is_state(name.partition("/.ATTR")[0])]
   else:
     dialect, state = dialects.dialect(shapes), list(dialects.state(shapes))
-  return Inspection(path, dialect, variables, collections.OrderedDict((name, files.read_tensor(reader, path, name))
-                                                                      for name in state))
+  return Inspection(
+    path, dialect, variables, collections.OrderedDict((name, files.read_tensor(reader, path, name)) for name in state)
+  )
 
 
-def convert(source: files.Path,
-            target: files.Path,
-            to: Optional[str] = None,
-            like: Optional[files.Path] = None) -> Inspection:
+def convert(
+  source: files.Path, target: files.Path, to: Optional[str] = None, like: Optional[files.Path] = None
+) -> Inspection:
   """Writes a checkpoint with the names of another naming scheme or program, and verifies it by reading it back.
 
   A loss scale that `source` lacks starts at 2**15, with counts of 0.
@@ -72,14 +72,16 @@ def convert(source: files.Path,
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt, or was not written correctly.
   """
   if (to is None) == (like is None):
-    raise ValueError("Expected either a dialect (`to`) or a checkpoint (`like`), but got to={!r} and like={!r}.".format(
-        to, like))
+    raise ValueError(
+      "Expected either a dialect (`to`) or a checkpoint (`like`), but got to={!r} and like={!r}.".format(to, like)
+    )
   inspection, target = inspect(source), files.path_text(target)
   if inspection.dialect == "object-based":
-    raise ValueError("{} was written by tf.train.Checkpoint. Its names are the same in every dialect, so it needs no "
-                     "conversion. To restore it without loss scaling, use "
-                     "tf.train.Checkpoint(optimizer=opt.inner_optimizer)."
-                     .format(inspection.path))
+    raise ValueError(
+      "{} was written by tf.train.Checkpoint. Its names are the same in every dialect, so it needs no "
+      "conversion. To restore it without loss scaling, use "
+      "tf.train.Checkpoint(optimizer=opt.inner_optimizer).".format(inspection.path)
+    )
   if files.checkpoint_exists(target) or tf.gfile.Exists(target):
     raise ValueError("{} exists and is not overwritten. Pass another path.".format(target))
   names: Mapping[str, Optional[str]]
@@ -96,8 +98,11 @@ def convert(source: files.Path,
   values = {}
   for name, source_name in names.items():
     role = dialects.state([name]).get(name)
-    value = np.float32(2. ** 15 if role == "current_loss_scale" else 0.) if source_name is None else (
-        files.read_tensor(reader, inspection.path, source_name))
+    value = (
+      np.float32(2.0**15 if role == "current_loss_scale" else 0.0)
+      if source_name is None
+      else (files.read_tensor(reader, inspection.path, source_name))
+    )
     values[name] = value.astype(count_dtype) if role in ("good_steps", "bad_steps") else value
   _write(values, target)
   if meta and tf.gfile.Exists(meta):
@@ -107,13 +112,16 @@ def convert(source: files.Path,
 
 def _names_like(like: Inspection, source: Inspection) -> Dict[str, Optional[str]]:
   """Returns for each name in `like` the name in `source` to copy from; None for state that starts anew."""
-  shapes = collections.OrderedDict((name, like.variables[name][1]) for name in sorted(
-      like.variables, key=dialects.creation_order))
+  shapes = collections.OrderedDict(
+    (name, like.variables[name][1]) for name in sorted(like.variables, key=dialects.creation_order)
+  )
   matched = dialects.match(shapes, {name: shape for name, (_, shape) in source.variables.items()})
   missing = [name for name in shapes if name not in matched and not dialects.is_state(name)]
   if missing:
-    raise ValueError("Expected the variables of {}, but {} does not have these in the same shape: {}. Pass "
-                     "checkpoints of the same model.".format(like.path, source.path, ", ".join(missing)))
+    raise ValueError(
+      "Expected the variables of {}, but {} does not have these in the same shape: {}. Pass "
+      "checkpoints of the same model.".format(like.path, source.path, ", ".join(missing))
+    )
   return {name: matched.get(name) for name in shapes}
 
 
@@ -134,7 +142,8 @@ def _write(values: Dict[str, np.ndarray], target: str) -> None:
       written = files.read_tensor(reader, prefix, name)
       if not _identical(written, values[name]):
         raise tf.errors.DataLossError(
-            None, None, "{} in {} differs from the value that was written.".format(name, prefix))
+          None, None, "{} in {} differs from the value that was written.".format(name, prefix)
+        )
     # Some file systems list whole paths. The index is moved last: without it, there is no checkpoint.
     for part in sorted(os.path.basename(path) for path in tf.gfile.ListDirectory(temporary)):
       tf.gfile.Rename(os.path.join(temporary, part), os.path.join(os.path.dirname(target), part), overwrite=True)

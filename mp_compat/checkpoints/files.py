@@ -35,8 +35,10 @@ def resolve_path(path: Path) -> str:
   path = path_text(path)
   checkpoint = tf.train.latest_checkpoint(path) if tf.gfile.IsDirectory(path) and not checkpoint_exists(path) else path
   if checkpoint is None or not checkpoint_exists(checkpoint):
-    raise ValueError("There is no checkpoint at {}. Expected the path of a checkpoint, such as model.ckpt-100 "
-                     "(without .index), or a directory with a file named checkpoint.".format(path))
+    raise ValueError(
+      "There is no checkpoint at {}. Expected the path of a checkpoint, such as model.ckpt-100 "
+      "(without .index), or a directory with a file named checkpoint.".format(path)
+    )
   return checkpoint
 
 
@@ -84,9 +86,13 @@ def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
   # A Session's message includes the node and its traceback. The line before the node states the error.
   reason = re.search(r"([^\n]+)\n\s*\[\[", str(error)) or re.search(r"([^\n]+)", str(error))
   return tf.errors.DataLossError(
-      None, None, "The checkpoint {} is truncated or corrupt: {}. Restore an earlier one; "
-      "tf.train.get_checkpoint_state({!r}).all_model_checkpoint_paths lists those that are kept.".format(
-          path, reason.group(1) if reason else type(error).__name__, os.path.dirname(path)))
+    None,
+    None,
+    "The checkpoint {} is truncated or corrupt: {}. Restore an earlier one; "
+    "tf.train.get_checkpoint_state({!r}).all_model_checkpoint_paths lists those that are kept.".format(
+      path, reason.group(1) if reason else type(error).__name__, os.path.dirname(path)
+    ),
+  )
 
 
 def is_state(name: str, shape: Any) -> bool:
@@ -97,5 +103,6 @@ def is_state(name: str, shape: Any) -> bool:
 def warn_initialized(names: List[str], path: Path) -> None:
   """Logs a warning if the state variables `names` are initialized because the checkpoint lacks them."""
   if names:
-    logging.warning("The checkpoint %s lacks state of the loss scale: %s initialized instead.", path_text(path),
-                    ", ".join(names))
+    logging.warning(
+      "The checkpoint %s lacks state of the loss scale: %s initialized instead.", path_text(path), ", ".join(names)
+    )

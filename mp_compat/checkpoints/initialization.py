@@ -31,8 +31,9 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   if all(reader.has_tensor(name) for name in named_variables):
     return wanted
   matched = _match(named_variables, reader)
-  initialized = [name for name, variable in named_variables.items()
-                 if name not in matched and files.is_state(name, variable.shape)]
+  initialized = [
+    name for name, variable in named_variables.items() if name not in matched and files.is_state(name, variable.shape)
+  ]
   files.warn_initialized(initialized, path)
   return {matched.get(name, name): value for name, value in pairs if name not in initialized}
 
@@ -56,8 +57,11 @@ def name_map(path: files.Path, var_list: Optional[files.VarList] = None) -> Dict
   wanted = _by_name(tf.global_variables() if var_list is None else var_list)
   reader = files.open_reader(files.resolve_path(path))
   dtypes = reader.get_variable_to_dtype_map()
-  return {source_name: wanted[name].parts if len(wanted[name].parts) > 1 else wanted[name].parts[0]
-          for name, source_name in _match(wanted, reader).items() if dtypes[source_name] == wanted[name].dtype}
+  return {
+    source_name: wanted[name].parts if len(wanted[name].parts) > 1 else wanted[name].parts[0]
+    for name, source_name in _match(wanted, reader).items()
+    if dtypes[source_name] == wanted[name].dtype
+  }
 
 
 class _Variable(NamedTuple):
@@ -75,7 +79,8 @@ def _by_name(var_list: files.VarList) -> "collections.OrderedDict[str, _Variable
   """Returns variables by the names that `tf.train.Saver` gives them."""
   wanted: collections.OrderedDict[str, _Variable] = collections.OrderedDict()
   named: Iterable[Tuple[Optional[str], Any]] = (
-      var_list.items() if isinstance(var_list, dict) else [(None, value) for value in var_list])
+    var_list.items() if isinstance(var_list, dict) else [(None, value) for value in var_list]
+  )
   for name, value in named:
     for part in [value] if hasattr(value, "op") else value:
       if not hasattr(part, "initializer"):

@@ -52,8 +52,9 @@ class Saver(tf.train.Saver):
     try:
       restore(self, sess, save_path, super().restore)
     except _BROKEN_IN_SESSION as error:
-      if (save_path is None or not files.checkpoint_exists(files.path_text(save_path))
-          or _NOTHING_RESTORED in str(error)):
+      if (
+        save_path is None or not files.checkpoint_exists(files.path_text(save_path)) or _NOTHING_RESTORED in str(error)
+      ):
         raise
       raise files.data_loss_error(files.path_text(save_path), error) from error
 
@@ -76,8 +77,10 @@ def restore(saver: tf.train.Saver, sess: tf.Session, save_path: files.Path, as_t
     return
   path = None if save_path is None else files.path_text(save_path)
   if path is None or not files.checkpoint_exists(path):
-    raise ValueError("The passed save_path is not a valid checkpoint: {}. Expected the path that save() or "
-                     "tf.train.latest_checkpoint() returned.".format(path))
+    raise ValueError(
+      "The passed save_path is not a valid checkpoint: {}. Expected the path that save() or "
+      "tf.train.latest_checkpoint() returned.".format(path)
+    )
   reader = files.open_reader(path)
   if reader.has_tensor(files.OBJECT_GRAPH):
     as_tensorflow(sess, path)
@@ -111,16 +114,27 @@ def add_tensorflow_names(var_list: Any) -> Any:
     var_list = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
   if not isinstance(var_list, dict):
     var_list = list(var_list)
-  named = var_list if isinstance(var_list, dict) else {
-      variable.op.name: variable for variable in var_list if hasattr(variable, "op")}
+  named = (
+    var_list
+    if isinstance(var_list, dict)
+    else {variable.op.name: variable for variable in var_list if hasattr(variable, "op")}
+  )
   aliases = collections.OrderedDict()
   for name, tensorflow_name in sorted(recorded_names.items()):
     if tensorflow_name in named and tensorflow_name != name:
-      logging.warning("%s is not also saved as %s, its name in TensorFlow's class, because another variable has that "
-                      "name. To restore this checkpoint without mp_compat, convert it: python -m mp_compat checkpoint "
-                      "convert --like.", name, tensorflow_name)
-    elif name in named and tensorflow_name != name and getattr(named[name], "op", None) is not None and (
-        named[name].op.name == name):
+      logging.warning(
+        "%s is not also saved as %s, its name in TensorFlow's class, because another variable has that "
+        "name. To restore this checkpoint without mp_compat, convert it: python -m mp_compat checkpoint "
+        "convert --like.",
+        name,
+        tensorflow_name,
+      )
+    elif (
+      name in named
+      and tensorflow_name != name
+      and getattr(named[name], "op", None) is not None
+      and (named[name].op.name == name)
+    ):
       aliases[tensorflow_name] = savers.AliasSaveable(named[name], tensorflow_name)
   return dict(var_list, **aliases) if isinstance(var_list, dict) else var_list + list(aliases.values())
 
@@ -174,8 +188,16 @@ def _entries(restore_op: tf.Operation) -> List[_Entry]:
     names, parts = [tf.make_ndarray(tensor.op.get_attr("value")) for tensor in op.inputs[1:3]]
     for index, (name, part) in enumerate(zip(names, parts)):
       variables = assigned[op.outputs[index].name]
-      entries.append(_Entry(op, index, tf.compat.as_str(name), tf.compat.as_str(part),
-                            tuple(variable for variable, _ in variables), any(reshaped for _, reshaped in variables)))
+      entries.append(
+        _Entry(
+          op,
+          index,
+          tf.compat.as_str(name),
+          tf.compat.as_str(part),
+          tuple(variable for variable, _ in variables),
+          any(reshaped for _, reshaped in variables),
+        )
+      )
   creation_index = {op.name: index for index, op in enumerate(restore_op.graph.get_operations())}
   return sorted(entries, key=lambda entry: [creation_index[variable.name] for variable in entry.variables])
 
@@ -190,15 +212,19 @@ def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str
   recorded_names = tensorflow_names(entries[0].op.graph) if entries else {}
   needed = [entry for entry in entries if entry.is_needed]
   wanted = collections.OrderedDict(
-      (entry.name, entry.shape.as_list()) for entry in needed if entry.shape.is_fully_defined())
+    (entry.name, entry.shape.as_list()) for entry in needed if entry.shape.is_fully_defined()
+  )
   matched = {entry.name: entry.name for entry in needed if entry.name in shapes}
   for entry in needed:
     for variable in entry.variables:
       if recorded_names.get(variable.name) in shapes:
         matched.setdefault(entry.name, recorded_names[variable.name])
   others = {name: shape for name, shape in shapes.items() if name not in matched.values()}
-  matched.update(dialects.match(
-      collections.OrderedDict((name, shape) for name, shape in wanted.items() if name not in matched), others))
+  matched.update(
+    dialects.match(
+      collections.OrderedDict((name, shape) for name, shape in wanted.items() if name not in matched), others
+    )
+  )
   missing: List[str] = []
   different: List[str] = []
   initialized: List[str] = []
@@ -207,32 +233,42 @@ def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str
     if source_name is None:
       (initialized if files.is_state(name, entry.shape) else missing).append(name)
       continue
-    if not (entry.shape.is_compatible_with(shapes[source_name]) or entry.reshaped and (
-        entry.shape.num_elements() == np.prod(shapes[source_name], dtype=np.int64))):
-      different.append("{} has the shape {} in the graph, {} in the checkpoint".format(
-          name, entry.shape, list(shapes[source_name])))
+    if not (
+      entry.shape.is_compatible_with(shapes[source_name])
+      or entry.reshaped
+      and (entry.shape.num_elements() == np.prod(shapes[source_name], dtype=np.int64))
+    ):
+      different.append(
+        "{} has the shape {} in the graph, {} in the checkpoint".format(name, entry.shape, list(shapes[source_name]))
+      )
     if dtypes[source_name] != entry.dtype and not dialects.is_state(name):
-      different.append("{} has the dtype {} in the graph, {} in the checkpoint".format(
-          name, entry.dtype.name, dtypes[source_name].name))
+      different.append(
+        "{} has the dtype {} in the graph, {} in the checkpoint".format(
+          name, entry.dtype.name, dtypes[source_name].name
+        )
+      )
   if missing or different:
     parts = [_NOTHING_RESTORED]
     if missing:
-      parts.append("Not found in the checkpoint {}, which has the names of the dialect {}: {}. It has: {}.".format(
-          path, dialects.dialect(shapes), ", ".join(missing), ", ".join(sorted(shapes))))
+      parts.append(
+        "Not found in the checkpoint {}, which has the names of the dialect {}: {}. It has: {}.".format(
+          path, dialects.dialect(shapes), ", ".join(missing), ", ".join(sorted(shapes))
+        )
+      )
     if different:
-      parts.append("Different in the checkpoint {}: {}. Expected a checkpoint of the same model; to restore a part of "
-                   "it, pass var_list.".format(path, "; ".join(different)))
+      parts.append(
+        "Different in the checkpoint {}: {}. Expected a checkpoint of the same model; to restore a part of "
+        "it, pass var_list.".format(path, "; ".join(different))
+      )
     raise (tf.errors.NotFoundError if missing else tf.errors.InvalidArgumentError)(None, None, " ".join(parts))
   files.warn_initialized(initialized, path)
   matched.update((entry.name, entry.name) for entry in entries if not entry.is_needed and entry.name in shapes)
   return matched
 
 
-def _restore_feeds(sess: tf.Session,
-                   entries: List[_Entry],
-                   matched: Dict[str, str],
-                   reader: Any,
-                   path: str) -> Dict[str, Any]:
+def _restore_feeds(
+  sess: tf.Session, entries: List[_Entry], matched: Dict[str, str], reader: Any, path: str
+) -> Dict[str, Any]:
   """Returns the feeds with which a Saver's own ops restore the names in `matched`.
 
   The feeds are the names that RestoreV2 reads. If it cannot read a value (of state that is initialized or has another
@@ -251,8 +287,11 @@ def _restore_feeds(sess: tf.Session,
     if source_name is None or dtypes[source_name] != entry.dtype:
       # The name of the initializer is part of the graph format.
       initial = sess.graph.get_operation_by_name(entry.variables[0].name + "/Assign").inputs[1]
-      value = sess.run(initial) if source_name is None else (
-          files.read_tensor(reader, path, source_name).astype(entry.dtype.as_numpy_dtype))
+      value = (
+        sess.run(initial)
+        if source_name is None
+        else (files.read_tensor(reader, path, source_name).astype(entry.dtype.as_numpy_dtype))
+      )
       feeds[entry.op.outputs[entry.index].name] = value
       source_name = stand_ins.get(entry.dtype)
     names[entry.op][entry.index] = source_name
@@ -262,10 +301,17 @@ def _restore_feeds(sess: tf.Session,
       feeds[op.inputs[1].name] = to_read
       continue
     parts = tf.make_ndarray(op.inputs[2].op.get_attr("value"))
-    readable = {index: name for index, name in enumerate(to_read) if name is not None
-            and op.outputs[index].name not in feeds and op.outputs[index].consumers()}
-    values = files.read_slices(path, list(readable.values()), [parts[index] for index in readable],
-                               [op.outputs[index].dtype for index in readable])
+    readable = {
+      index: name
+      for index, name in enumerate(to_read)
+      if name is not None and op.outputs[index].name not in feeds and op.outputs[index].consumers()
+    }
+    values = files.read_slices(
+      path,
+      list(readable.values()),
+      [parts[index] for index in readable],
+      [op.outputs[index].dtype for index in readable],
+    )
     feeds.update((op.outputs[index].name, value) for index, value in zip(readable, values))
   return feeds
 

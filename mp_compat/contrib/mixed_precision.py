@@ -19,10 +19,10 @@ from mp_compat.core import update_rule
 from mp_compat.training import optimizer
 
 __all__ = [
-    "ExponentialUpdateLossScaleManager",
-    "FixedLossScaleManager",
-    "LossScaleManager",
-    "LossScaleOptimizer",
+  "ExponentialUpdateLossScaleManager",
+  "FixedLossScaleManager",
+  "LossScaleManager",
+  "LossScaleOptimizer",
 ]
 
 
@@ -101,12 +101,14 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
   Source: `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager`.
   """
 
-  def __init__(self,
-               init_loss_scale: float,
-               incr_every_n_steps: int,
-               decr_every_n_nan_or_inf: int = 2,
-               incr_ratio: float = 2,
-               decr_ratio: float = 0.8) -> None:
+  def __init__(
+    self,
+    init_loss_scale: float,
+    incr_every_n_steps: int,
+    decr_every_n_nan_or_inf: int = 2,
+    incr_ratio: float = 2,
+    decr_ratio: float = 0.8,
+  ) -> None:
     """Makes a manager, and its variables in the current graph.
 
     Args:
@@ -135,14 +137,23 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
 
   def update_loss_scale(self, finite_grads: tf.Tensor) -> Optional[tf.Operation]:
     rule = update_rule.Rule(
-        increment_period=self._incr_every_n_steps, multiplier=self._incr_ratio, backoff=None,
-        decrement_ratio=self._decr_ratio, overflow_tolerance=self._decr_every_n_nan_or_inf, floor=1.)
+      increment_period=self._incr_every_n_steps,
+      multiplier=self._incr_ratio,
+      backoff=None,
+      decrement_ratio=self._decr_ratio,
+      overflow_tolerance=self._decr_every_n_nan_or_inf,
+      floor=1.0,
+    )
     return loss_scale.transition([self._loss_scale, self._num_good_steps, self._num_bad_steps], finite_grads, rule)
 
   def get_config(self) -> Dict[str, Any]:
-    return dict(init_loss_scale=self._init_loss_scale, incr_every_n_steps=self._incr_every_n_steps,
-                decr_every_n_nan_or_inf=self._decr_every_n_nan_or_inf, incr_ratio=self._incr_ratio,
-                decr_ratio=self._decr_ratio)
+    return dict(
+      init_loss_scale=self._init_loss_scale,
+      incr_every_n_steps=self._incr_every_n_steps,
+      decr_every_n_nan_or_inf=self._decr_every_n_nan_or_inf,
+      incr_ratio=self._incr_ratio,
+      decr_ratio=self._decr_ratio,
+    )
 
 
 class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
@@ -165,14 +176,16 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
         `tf.train.SyncReplicasOptimizer`; or if `loss_scale_manager` is not a `LossScaleManager`.
     """
     if not isinstance(loss_scale_manager, LossScaleManager):
-      raise ValueError("loss_scale_manager must be a mp_compat.contrib.mixed_precision.LossScaleManager, but got {!r}. "
-                       "Subclass it, or use FixedLossScaleManager or ExponentialUpdateLossScaleManager.".format(
-                           loss_scale_manager))
+      raise ValueError(
+        "loss_scale_manager must be a mp_compat.contrib.mixed_precision.LossScaleManager, but got {!r}. "
+        "Subclass it, or use FixedLossScaleManager or ExponentialUpdateLossScaleManager.".format(loss_scale_manager)
+      )
     if type(opt) is optimizer.MixedPrecisionLossScaleOptimizer:
       logging.warning(
-          "The optimizer passed to LossScaleOptimizer already scales the loss, as the result of "
-          "enable_mixed_precision_graph_rewrite() does. Only the scale of the loss_scale_manager is used. Pass the "
-          "manager to enable_mixed_precision_graph_rewrite() as the loss scale, and remove LossScaleOptimizer.")
+        "The optimizer passed to LossScaleOptimizer already scales the loss, as the result of "
+        "enable_mixed_precision_graph_rewrite() does. Only the scale of the loss_scale_manager is used. Pass the "
+        "manager to enable_mixed_precision_graph_rewrite() as the loss scale, and remove LossScaleOptimizer."
+      )
       opt = opt.inner_optimizer
     super().__init__(opt, loss_scale_manager)
 

@@ -26,12 +26,14 @@ def cond(should_apply: Any, apply: Callable[[], Any], skip: Callable[[], Any] = 
   return control_flow.cond(should_apply, apply, skip)
 
 
-def apply_in_each_replica(should_apply: Any,
-                          apply: Callable[..., Any],
-                          args: Sequence[Any],
-                          kwargs: Dict[str, Any],
-                          scope: str,
-                          skip: Callable[[], Any] = tf.no_op) -> Any:
+def apply_in_each_replica(
+  should_apply: Any,
+  apply: Callable[..., Any],
+  args: Sequence[Any],
+  kwargs: Dict[str, Any],
+  scope: str,
+  skip: Callable[[], Any] = tf.no_op,
+) -> Any:
   """Calls `apply(*args, **kwargs)` in each replica if `should_apply`, else `skip()`; called once for all replicas.
 
   The variables of `apply` are created outside of the conditional. They have the names that a direct call of `apply` in
@@ -63,7 +65,7 @@ def apply_in_each_replica(should_apply: Any,
     apply_scope = next((prefix for prefix in apply_scopes if current.startswith(prefix)), None)
     if apply_scope is None:
       return next_creator(**creator_kwargs)
-    target_scope = "/".join(filter(None, [scope, current[len(apply_scope):].strip("/")]))
+    target_scope = "/".join(filter(None, [scope, current[len(apply_scope) :].strip("/")]))
     with tf.init_scope(), tf.name_scope(target_scope + "/" if target_scope else None):
       return next_creator(**creator_kwargs)
 
@@ -84,6 +86,9 @@ def apply_in_each_replica(should_apply: Any,
   applied = cond(should_apply, apply_branch, skip)
   # Summaries of the inner optimizer are empty in skipped steps; inside control flow they cannot be read, so drop them.
   readable = [] if control_flow.is_in_control_flow() else summaries[existing:]
-  summaries[existing:] = [control_flow.merge_out_of_branches(summary, b"")
-                          for summary in readable if control_flow.is_in_branches_only(summary.op)]
+  summaries[existing:] = [
+    control_flow.merge_out_of_branches(summary, b"")
+    for summary in readable
+    if control_flow.is_in_branches_only(summary.op)
+  ]
   return applied

@@ -19,8 +19,12 @@ DIALECTS = ("mp_compat", "tensorflow", "contrib", "plain")
 
 Shapes = Mapping[str, Sequence[int]]
 
-_STATE = {"current_loss_scale": "current_loss_scale", "loss_scale": "current_loss_scale",
-          "good_steps": "good_steps", "bad_steps": "bad_steps"}
+_STATE = {
+  "current_loss_scale": "current_loss_scale",
+  "loss_scale": "current_loss_scale",
+  "good_steps": "good_steps",
+  "bad_steps": "bad_steps",
+}
 _POWERS = ("beta1_power", "beta2_power")
 _NUMBERED = re.compile(r"({})_(\d+)".format("|".join([*_STATE, *_POWERS])))  # other stems may end in a number
 
@@ -49,8 +53,12 @@ def _parse(name: str) -> _Name:
   conditionals = [re.fullmatch(r"cond(?:_(\d+))?", scope) for scope in scopes]
   numbered = _NUMBERED.fullmatch(last)
   stem, number = numbered.groups() if numbered else (last, 0)
-  return _Name("/".join(scope for scope, conditional in zip(scopes, conditionals) if not conditional),
-               tuple(int(conditional.group(1) or 0) for conditional in conditionals if conditional), stem, int(number))
+  return _Name(
+    "/".join(scope for scope, conditional in zip(scopes, conditionals) if not conditional),
+    tuple(int(conditional.group(1) or 0) for conditional in conditionals if conditional),
+    stem,
+    int(number),
+  )
 
 
 def _join(scope: str, stem: str, number: int = 0) -> str:

@@ -9,8 +9,10 @@ from typing import Any, Callable, Optional, Tuple
 from mp_compat._tensorflow import tf
 
 # Strategies that cannot train with loss scaling, by the name of their class or a base class, and why.
-_UNSUPPORTED = dict.fromkeys(["TPUStrategy", "TPUStrategyV1", "TPUStrategyV2"],
-                             "TPUs compute in bfloat16, which has float32's range and needs no loss scaling")
+_UNSUPPORTED = dict.fromkeys(
+  ["TPUStrategy", "TPUStrategyV1", "TPUStrategyV2"],
+  "TPUs compute in bfloat16, which has float32's range and needs no loss scaling",
+)
 
 
 def check_supported() -> None:
@@ -19,18 +21,21 @@ def check_supported() -> None:
   for base in type(strategy).__mro__:
     if base.__name__ in _UNSUPPORTED:
       raise ValueError(
-          "Loss scaling is not supported with the strategy {}: {}. Use the inner optimizer alone there. Strategies "
-          "that work: MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy (compat.v1), "
-          "CentralStorageStrategy, OneDeviceStrategy.".format(type(strategy).__name__, _UNSUPPORTED[base.__name__]))
+        "Loss scaling is not supported with the strategy {}: {}. Use the inner optimizer alone there. Strategies "
+        "that work: MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy (compat.v1), "
+        "CentralStorageStrategy, OneDeviceStrategy.".format(type(strategy).__name__, _UNSUPPORTED[base.__name__])
+      )
 
 
 def check_replica_context() -> None:
   """Raises a ValueError in a cross-replica context, and if the current strategy cannot train with loss scaling."""
   check_supported()
   if in_cross_replica_context():
-    raise ValueError("apply_gradients() must be called in a replica context, but this is the cross-replica context of "
-                     "{}. Call it inside the function that you give to strategy.run (experimental_run_v2, "
-                     "call_for_each_replica).".format(type(tf.distribute.get_strategy()).__name__))
+    raise ValueError(
+      "apply_gradients() must be called in a replica context, but this is the cross-replica context of "
+      "{}. Call it inside the function that you give to strategy.run (experimental_run_v2, "
+      "call_for_each_replica).".format(type(tf.distribute.get_strategy()).__name__)
+    )
 
 
 def in_cross_replica_context() -> bool:

@@ -16,7 +16,7 @@ from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 
 # The size in bytes up to which tensors of one shape are stacked: an op for each tensor would cost more than its sum.
-_SMALL = 2 ** 16
+_SMALL = 2**16
 
 
 def all_finite(tensors: List[tf.Tensor]) -> tf.Tensor:

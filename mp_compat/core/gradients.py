@@ -43,8 +43,10 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
   loss = tf.convert_to_tensor(loss)
   dtype = loss.dtype.base_dtype
   if dtype not in _DTYPES:
-    raise ValueError("Invalid type {!r} for {}, expected: {}. Only a loss of floating dtype can be scaled; cast it, "
-                     "for example with tf.cast(loss, tf.float32).".format(dtype, loss, list(_DTYPES)))
+    raise ValueError(
+      "Invalid type {!r} for {}, expected: {}. Only a loss of floating dtype can be scaled; cast it, "
+      "for example with tf.cast(loss, tf.float32).".format(dtype, loss, list(_DTYPES))
+    )
   return loss * tf.cast(scale, dtype)
 
 
@@ -111,8 +113,9 @@ def convert(grad: Any) -> Gradient:
   try:
     converted = map_values(tf.convert_to_tensor, tf.convert_to_tensor_or_indexed_slices(grad))
   except (TypeError, ValueError) as error:
-    raise TypeError("Gradient must be convertible to a Tensor or IndexedSlices, or None: {}. Got {!r}.".format(
-        grad, type(grad))) from error
+    raise TypeError(
+      "Gradient must be convertible to a Tensor or IndexedSlices, or None: {}. Got {!r}.".format(grad, type(grad))
+    ) from error
   return map_values(_as_value, converted)
 
 
@@ -133,14 +136,20 @@ def convert_pairs(grads_and_vars: Iterable[Tuple[Any, tf.Variable]]) -> Tuple[Gr
   for grad, variable in grads_and_vars:
     for values in values_of([grad]):
       if not values.dtype.is_floating and values.dtype != tf.as_dtype(variable.dtype).base_dtype:
-        raise TypeError("Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. The gradient "
-                        "of {} must be floating, but got {}.".format(
-                            values.dtype.name, ", ".join(dtype.name for dtype in _DTYPES), variable, values))
+        raise TypeError(
+          "Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. The gradient "
+          "of {} must be floating, but got {}.".format(
+            values.dtype.name, ", ".join(dtype.name for dtype in _DTYPES), variable, values
+          )
+        )
   if not grads_and_vars:
     raise ValueError("No variables provided. Expected (gradient, variable) pairs, but got none.")
   if all(grad is None for grad, _ in grads_and_vars):
-    raise ValueError("No gradients provided for any variable: {}. Expected a gradient for at least one, but all are "
-                     "None.".format([str(variable) for _, variable in grads_and_vars]))
+    raise ValueError(
+      "No gradients provided for any variable: {}. Expected a gradient for at least one, but all are None.".format(
+        [str(variable) for _, variable in grads_and_vars]
+      )
+    )
   return grads_and_vars
 
 
@@ -204,9 +213,11 @@ def computed_ancestors(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]
   """
   values = values_of(grads)
   passed = {_tensor_key(tensor) for tensor in values} if graphs.default_graph() is not None else ()
-  return [(_computed_record(tensor.graph)[_tensor_key(tensor)], tensor)
-          for tensor in nearest_ancestors(values, is_computed)
-          if _tensor_key(tensor) not in passed and control_flow.is_readable(tensor)]
+  return [
+    (_computed_record(tensor.graph)[_tensor_key(tensor)], tensor)
+    for tensor in nearest_ancestors(values, is_computed)
+    if _tensor_key(tensor) not in passed and control_flow.is_readable(tensor)
+  ]
 
 
 def nearest_ancestors(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) -> List[tf.Tensor]:
@@ -260,7 +271,7 @@ def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradien
   """
   grads = list(grads)
   first = next(i for i, grad in enumerate(grads) if grad is not None)
-  zero_or_nan = tf.where_v2(finite, 0., float("nan"))
+  zero_or_nan = tf.where_v2(finite, 0.0, float("nan"))
   grads[first] = map_values(lambda values: values + tf.cast(zero_or_nan, values.dtype), grads[first])
   return grads
 
@@ -301,8 +312,7 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
     norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)
   clipped, _ = tf.clip_by_global_norm(wide, tf.cast(clip_norm, wide_dtype), use_norm=norm)
   dtypes = [None if grad is None else values_of([grad])[0].dtype for grad in grads]
-  return [map_values(functools.partial(tf.cast, dtype=dtype), grad)
-          for grad, dtype in zip(clipped, dtypes)], norm
+  return [map_values(functools.partial(tf.cast, dtype=dtype), grad) for grad, dtype in zip(clipped, dtypes)], norm
 
 
 def finite_or_zero(grads: Iterable[Gradient]) -> List[Gradient]:
@@ -319,5 +329,7 @@ def finite_or_zero(grads: Iterable[Gradient]) -> List[Gradient]:
   Raises:
     TypeError: If a gradient cannot be converted to a numeric tensor.
   """
-  return [map_values(lambda value: tf.where_v2(ops.is_finite(value), value, tf.zeros_like(value)),
-                     convert(grad)) for grad in grads]
+  return [
+    map_values(lambda value: tf.where_v2(ops.is_finite(value), value, tf.zeros_like(value)), convert(grad))
+    for grad in grads
+  ]

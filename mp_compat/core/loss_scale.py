@@ -79,8 +79,11 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     """
     graph = graphs.init_scope_graph()
     if name in graphs.state_of(self, graph):
-      raise RuntimeError("Duplicate variables detected. {}: every weight of a loss scale must have a unique name."
-                         .format((name, graphs.graph_key(graph))))
+      raise RuntimeError(
+        "Duplicate variables detected. {}: every weight of a loss scale must have a unique name.".format(
+          (name, graphs.graph_key(graph))
+        )
+      )
     vars(self).setdefault("_mp_compat_weights", {})[name] = (initial_value, dtype)
     return self._make_weight(name)
 
@@ -96,8 +99,14 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
   def _make_weight(self, name: str) -> tf.Variable:
     initial_value, dtype = self._mp_compat_weights[name]
     variable = tf.Variable(  # resource variables are created outside of branches, loops and control dependencies
-        initial_value, name=name, dtype=dtype, trainable=False, use_resource=True,
-        synchronization=tf.VariableSynchronization.AUTO, aggregation=tf.VariableAggregation.NONE)
+      initial_value,
+      name=name,
+      dtype=dtype,
+      trainable=False,
+      use_resource=True,
+      synchronization=tf.VariableSynchronization.AUTO,
+      aggregation=tf.VariableAggregation.NONE,
+    )
     self._graph_variables()[name] = variable
     self._handle_deferred_dependencies(name=name, trackable=variable)
     return variable
@@ -128,6 +137,7 @@ class FiniteLossScale(LossScale):
 
   def update(self, grads: Any) -> Tuple[Optional[tf.Tensor], tf.Tensor]:
     """Updates the scale; the step is applied if all gradients on all replicas are finite. See `LossScale.update`."""
+
     def check(*replica_grads: Any) -> tf.Tensor:
       converted = [gradients.convert(grad) for grad in replica_grads]
       hidden = [tensor for _, tensor in gradients.computed_ancestors(converted)]
@@ -176,11 +186,17 @@ class FixedLossScale(LossScale):
       ValueError: If `loss_scale_value` is not a number in that range.
     """
     if not _is_number(loss_scale_value):
-      raise ValueError("loss_scale_value must be a Python int or float. Expected a number from 1 to 2**126, but got "
-                       "{!r}.".format(loss_scale_value))
+      raise ValueError(
+        "loss_scale_value must be a Python int or float. Expected a number from 1 to 2**126, but got {!r}.".format(
+          loss_scale_value
+        )
+      )
     if not loss_scale_value >= 1:
-      raise ValueError("loss_scale_value must be at least 1. Expected a number from 1 to 2**126, but got {!r}."
-                       .format(loss_scale_value))
+      raise ValueError(
+        "loss_scale_value must be at least 1. Expected a number from 1 to 2**126, but got {!r}.".format(
+          loss_scale_value
+        )
+      )
     self._loss_scale_value = _bounded("loss_scale_value", loss_scale_value)
 
   def __call__(self) -> tf.Tensor:
@@ -231,15 +247,17 @@ class DynamicLossScale(FiniteLossScale):
   Source: `tf.compat.v1.train.experimental.DynamicLossScale`; Micikevicius et al., "Mixed Precision Training", 2018.
   """
 
-  def __init__(self,
-               initial_loss_scale: float = 2 ** 15,
-               increment_period: int = 2000,
-               multiplier: float = 2.,
-               *,
-               backoff: Optional[float] = None,
-               overflow_tolerance: int = 1,
-               min_loss_scale: float = 1.,
-               max_loss_scale: float = update_rule.LARGEST_SCALE) -> None:
+  def __init__(
+    self,
+    initial_loss_scale: float = 2**15,
+    increment_period: int = 2000,
+    multiplier: float = 2.0,
+    *,
+    backoff: Optional[float] = None,
+    overflow_tolerance: int = 1,
+    min_loss_scale: float = 1.0,
+    max_loss_scale: float = update_rule.LARGEST_SCALE,
+  ) -> None:
     """Makes a dynamic loss scale.
 
     Args:
@@ -259,21 +277,29 @@ class DynamicLossScale(FiniteLossScale):
       ValueError: If an argument is not a number in its range. No range goes above 2**126.
     """
     self._initial_loss_scale = _bounded("initial_loss_scale", initial_loss_scale)
-    self._multiplier = _bounded("multiplier", multiplier, above=1.)
-    backoff = None if backoff is None else _bounded("backoff", backoff, above=1.)
+    self._multiplier = _bounded("multiplier", multiplier, above=1.0)
+    backoff = None if backoff is None else _bounded("backoff", backoff, above=1.0)
     floor = _bounded("min_loss_scale", min_loss_scale)
     ceiling = _bounded("max_loss_scale", max_loss_scale)
     if floor > self._initial_loss_scale:
-      raise ValueError("initial_loss_scale must be at least min_loss_scale, {}, but got {!r}. Pass a smaller "
-                       "min_loss_scale to go below it.".format(floor, initial_loss_scale))
+      raise ValueError(
+        "initial_loss_scale must be at least min_loss_scale, {}, but got {!r}. Pass a smaller "
+        "min_loss_scale to go below it.".format(floor, initial_loss_scale)
+      )
     if ceiling < self._initial_loss_scale:
-      raise ValueError("initial_loss_scale must be at most max_loss_scale, {}, but got {!r}."
-                       .format(ceiling, initial_loss_scale))
+      raise ValueError(
+        "initial_loss_scale must be at most max_loss_scale, {}, but got {!r}.".format(ceiling, initial_loss_scale)
+      )
     self._increment_period = _count("increment_period", increment_period)
     # Subclasses set attributes of any name; this name is unlikely to collide.
     self._mp_compat_parameters = update_rule.Rule(
-        increment_period=self._increment_period, multiplier=self._multiplier, backoff=backoff,
-        overflow_tolerance=_count("overflow_tolerance", overflow_tolerance), floor=floor, ceiling=ceiling)
+      increment_period=self._increment_period,
+      multiplier=self._multiplier,
+      backoff=backoff,
+      overflow_tolerance=_count("overflow_tolerance", overflow_tolerance),
+      floor=floor,
+      ceiling=ceiling,
+    )
     self._add_weight("current_loss_scale", self._initial_loss_scale, tf.float32)
     self._add_weight("good_steps", 0, tf.int64)
     if self._mp_compat_parameters.overflow_tolerance > 1:
@@ -283,8 +309,11 @@ class DynamicLossScale(FiniteLossScale):
   def _mp_compat_rule(self) -> update_rule.Rule:
     """Returns the update rule, with `_increment_period` and `_multiplier` as a subclass may have set them."""
     parameters = self._mp_compat_parameters
-    return parameters._replace(increment_period=self._increment_period, multiplier=self._multiplier,
-                               backoff=parameters.backoff or self._multiplier)
+    return parameters._replace(
+      increment_period=self._increment_period,
+      multiplier=self._multiplier,
+      backoff=parameters.backoff or self._multiplier,
+    )
 
   @property
   def initial_loss_scale(self) -> float:
@@ -313,25 +342,36 @@ class DynamicLossScale(FiniteLossScale):
     now = ""
     if tf.executing_eagerly():
       now = "current_loss_scale={}, num_good_steps={}, ".format(
-          self._current_loss_scale.numpy(), self._num_good_steps.numpy())
+        self._current_loss_scale.numpy(), self._num_good_steps.numpy()
+      )
     return "DynamicLossScale({}{})".format(
-        now, ", ".join("{}={}".format(key, value) for key, value in self.get_config().items()))
+      now, ", ".join("{}={}".format(key, value) for key, value in self.get_config().items())
+    )
 
   def get_config(self) -> Dict[str, Any]:
     """Returns the keyword arguments of an equal instance; omits defaults of arguments that TensorFlow's class lacks."""
     rule = self._mp_compat_rule
     config: Dict[str, Any] = {
-        "initial_loss_scale": self.initial_loss_scale, "increment_period": rule.increment_period,
-        "multiplier": rule.multiplier}
-    extensions = {"backoff": (rule.backoff, rule.multiplier), "overflow_tolerance": (rule.overflow_tolerance, 1),
-                  "min_loss_scale": (rule.floor, 1.), "max_loss_scale": (rule.ceiling, update_rule.LARGEST_SCALE)}
+      "initial_loss_scale": self.initial_loss_scale,
+      "increment_period": rule.increment_period,
+      "multiplier": rule.multiplier,
+    }
+    extensions = {
+      "backoff": (rule.backoff, rule.multiplier),
+      "overflow_tolerance": (rule.overflow_tolerance, 1),
+      "min_loss_scale": (rule.floor, 1.0),
+      "max_loss_scale": (rule.ceiling, update_rule.LARGEST_SCALE),
+    }
     config.update((key, value) for key, (value, default) in extensions.items() if value != default)
     return config
 
 
 # Keras policies up to TensorFlow 2.4 accept only instances of TensorFlow's classes.
-for _class, _native_classes in ((LossScale, native.LOSS_SCALES), (FixedLossScale, native.FIXED_LOSS_SCALES),
-                                (DynamicLossScale, native.DYNAMIC_LOSS_SCALES)):
+for _class, _native_classes in (
+  (LossScale, native.LOSS_SCALES),
+  (FixedLossScale, native.FIXED_LOSS_SCALES),
+  (DynamicLossScale, native.DYNAMIC_LOSS_SCALES),
+):
   for _native_class in _native_classes:
     _native_class.register(_class)
 
@@ -381,8 +421,10 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
     return FixedLossScale(identifier)
   if isinstance(identifier, str) and identifier == "dynamic":
     return DynamicLossScale()
-  raise ValueError("Could not interpret loss scale identifier: {}. Expected a number of at least 1, \"dynamic\", or a "
-                   "LossScale, but got {!r}.".format(identifier, identifier))
+  raise ValueError(
+    'Could not interpret loss scale identifier: {}. Expected a number of at least 1, "dynamic", or a '
+    "LossScale, but got {!r}.".format(identifier, identifier)
+  )
 
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:
@@ -403,7 +445,7 @@ def _is_number(value: Any) -> bool:
   return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _bounded(name: str, value: Any, above: float = 0.) -> float:
+def _bounded(name: str, value: Any, above: float = 0.0) -> float:
   """Returns `value` as a float; raises a ValueError if it is not a number above `above` and at most 2**126."""
   number = float(value) if _is_number(value) else math.nan
   if not above < number <= update_rule.LARGEST_SCALE:
@@ -413,6 +455,6 @@ def _bounded(name: str, value: Any, above: float = 0.) -> float:
 
 def _count(name: str, value: Any) -> int:
   """Returns `value` as an int; raises a ValueError if it is not a number from 1 to below 2**63."""
-  if not _is_number(value) or not 1 <= value < 2 ** 63:
+  if not _is_number(value) or not 1 <= value < 2**63:
     raise ValueError("{} must be a whole number of at least 1, but got {!r}.".format(name, value))
   return int(value)

@@ -19,7 +19,7 @@ Source: Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740)
 from typing import Any, Callable, NamedTuple, Optional
 
 # The largest scale whose reciprocal is a normal float32; TensorFlow flushes smaller reciprocals to 0.
-LARGEST_SCALE = 2. ** 126
+LARGEST_SCALE = 2.0**126
 
 
 class Rule(NamedTuple):
@@ -76,6 +76,7 @@ def next_state(state: State, finite: Any, rule: Rule, operations: Operations = P
   shrunk = operations.maximum(shrunk, floor)
 
   return State(
-      scale=where(finite, where(grow, grown, state.scale), where(shrink, shrunk, state.scale)),
-      good_steps=where(finite, where(grow, 0, good_steps), 0),
-      bad_steps=where(finite, where(grow, 0, state.bad_steps), where(shrink, 0, bad_steps)))
+    scale=where(finite, where(grow, grown, state.scale), where(shrink, shrunk, state.scale)),
+    good_steps=where(finite, where(grow, 0, good_steps), 0),
+    bad_steps=where(finite, where(grow, 0, state.bad_steps), where(shrink, 0, bad_steps)),
+  )

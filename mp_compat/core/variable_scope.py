@@ -28,8 +28,7 @@ def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args
   Source: "Training With Mixed Precision", NVIDIA, the section on TensorFlow.
   """
   dtype = tf.as_dtype(kwargs.get("dtype") or tf.float32)
-  frozen = (kwargs.get("trainable") is False
-            or kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ)
+  frozen = kwargs.get("trainable") is False or kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
   if frozen or dtype not in (tf.float16, tf.bfloat16):
     return getter(name, *args, **kwargs)
   kwargs["dtype"] = tf.float32

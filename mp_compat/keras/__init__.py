@@ -10,8 +10,9 @@ from mp_compat.keras.loss_scale_optimizer import LossScaleOptimizer
 # For `load_model(path, custom_objects=CUSTOM_OBJECTS)`: loads models that were saved with TensorFlow's class, under any
 # of its names, with this class. Some versions look names up in lower case.
 CUSTOM_OBJECTS = {
-    spelling: LossScaleOptimizer
-    for name in ("LossScaleOptimizer", "LossScaleOptimizerV1", "LossScaleOptimizerV3")
-    for spelling in (name, name.lower())}
+  spelling: LossScaleOptimizer
+  for name in ("LossScaleOptimizer", "LossScaleOptimizerV1", "LossScaleOptimizerV3")
+  for spelling in (name, name.lower())
+}
 
 __all__ = ["CUSTOM_OBJECTS", "LossScaleOptimizer", "experimental"]

@@ -14,12 +14,9 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
 
   _stands_for_native = True
 
-  def __init__(self,
-               optimizer: Any = None,
-               loss_scale: Any = None,
-               *,
-               opt: Any = None,
-               count_skipped_steps: bool = True) -> None:
+  def __init__(
+    self, optimizer: Any = None, loss_scale: Any = None, *, opt: Any = None, count_skipped_steps: bool = True
+  ) -> None:
     """Wraps a Keras optimizer.
 
     Args:
@@ -35,10 +32,12 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
       RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution is disabled with Keras 3.
     """
     if loss_scale is None:
-      raise ValueError("loss_scale cannot be None. Expected a number of at least 1, \"dynamic\", or a LossScale.")
+      raise ValueError('loss_scale cannot be None. Expected a number of at least 1, "dynamic", or a LossScale.')
     if isinstance(loss_scale, bool):
-      raise ValueError("Invalid value passed to loss_scale. Expected \"dynamic\", an int, a float, or a LossScale, but "
-                       "got {!r}. Only mp_compat.keras.LossScaleOptimizer takes `dynamic`.".format(loss_scale))
+      raise ValueError(
+        'Invalid value passed to loss_scale. Expected "dynamic", an int, a float, or a LossScale, but '
+        "got {!r}. Only mp_compat.keras.LossScaleOptimizer takes `dynamic`.".format(loss_scale)
+      )
     super().__init__(optimizer, loss_scale, opt=opt, count_skipped_steps=count_skipped_steps)
 
   @classmethod

@@ -11,8 +11,19 @@ from mp_compat.core import gradients
 from mp_compat.core import loss_scale
 
 # Settings of every Keras 3 optimizer that the wrapper does not use; configurations of earlier wrappers contain them.
-UNUSED_SETTINGS = frozenset(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "ema_momentum",
-                             "ema_overwrite_frequency", "loss_scale_factor", "gradient_accumulation_steps"])
+UNUSED_SETTINGS = frozenset(
+  [
+    "weight_decay",
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+  ]
+)
 
 _SCALE_LOSS = "scale_loss"
 _NAMES_IN_KERAS = {"good_steps": "step_counter", "current_loss_scale": "dynamic_scale"}
@@ -33,15 +44,19 @@ class Keras3Mixin(keras_trackable.AnyBase):
   def _initialize(self, name: Optional[str]) -> None:
     backend = sys.modules[self._kind.keras + ".backend"].backend()
     if backend != "tensorflow":
-      raise RuntimeError("mp_compat.keras.LossScaleOptimizer works with Keras 3's TensorFlow backend, but the backend "
-                         "is {}. Set KERAS_BACKEND=tensorflow before importing keras.".format(backend))
+      raise RuntimeError(
+        "mp_compat.keras.LossScaleOptimizer works with Keras 3's TensorFlow backend, but the backend "
+        "is {}. Set KERAS_BACKEND=tensorflow before importing keras.".format(backend)
+      )
     if not tf.compat.v1.executing_eagerly_outside_functions():
-      raise RuntimeError("Keras 3 trains in eager mode and in functions, but eager execution is disabled. To train in "
-                         "a graph, pass an optimizer of Keras 2: `pip install tf_keras`, and "
-                         "tf_keras.optimizers.legacy.{}.".format(type(self._optimizer).__name__))
+      raise RuntimeError(
+        "Keras 3 trains in eager mode and in functions, but eager execution is disabled. To train in "
+        "a graph, pass an optimizer of Keras 2: `pip install tf_keras`, and "
+        "tf_keras.optimizers.legacy.{}.".format(type(self._optimizer).__name__)
+      )
     inner = self._optimizer
     del self._optimizer  # Otherwise attributes that the base class sets would be set on it.
-    super(self._kind.native, self).__init__(learning_rate=0., name=name)
+    super(self._kind.native, self).__init__(learning_rate=0.0, name=name)
     # The settings of the inner optimizer are used instead, except by the base class's `build`.
     attributes = self.__dict__
     self._own_settings = {setting: attributes.pop(setting) for setting in UNUSED_SETTINGS if setting in attributes}
@@ -55,15 +70,19 @@ class Keras3Mixin(keras_trackable.AnyBase):
     The variables of a `mp_compat.LossScale` become Keras variables, because Keras 3 saves no others. A LossScale of
     TensorFlow keeps its variables.
     """
-    tracked = {"inner_optimizer": self._optimizer, "_iterations": self._iterations,
-               "_learning_rate": self._learning_rate}
+    tracked = {
+      "inner_optimizer": self._optimizer,
+      "_iterations": self._iterations,
+      "_learning_rate": self._learning_rate,
+    }
     if isinstance(self._loss_scale, loss_scale.LossScale):
       weights = self._loss_scale._graph_variables()
       for name in sorted(weights, reverse=True):  # good_steps, current_loss_scale: Keras 3's order
         keras_name = _NAMES_IN_KERAS.get(name, name)
         initial = self._kind.module("initializers").Constant(weights[name].numpy())
         tracked[keras_name] = self.add_variable(
-            (), initial, weights[name].dtype.name, aggregation="none", name=keras_name)
+          (), initial, weights[name].dtype.name, aggregation="none", name=keras_name
+        )
         weights[name] = tracked[keras_name].value
     else:
       tracked["loss_scale"] = self._loss_scale
@@ -104,7 +123,7 @@ class Keras3Mixin(keras_trackable.AnyBase):
   def set_weights(self, weights: List[Any]) -> None:
     """Sets all variables, in the order of `variables`; called by `load_model` for HDF5."""
     super(self._kind.native, self).set_weights(weights)
-    self._optimizer.set_weights(weights[len(self._variables):])
+    self._optimizer.set_weights(weights[len(self._variables) :])
 
   def scale_loss(self, loss: Any) -> tf.Tensor:
     """Returns `loss * loss_scale`, whose scaled gradients are passed to `apply`; called by `Model.fit`.
@@ -116,10 +135,12 @@ class Keras3Mixin(keras_trackable.AnyBase):
     return gradients.scale_loss(loss, self._current_scale())
 
   @autograph.do_not_convert
-  def minimize(self,
-               loss: Callable[[], Any],
-               var_list: Union[Callable[[], Iterable[Any]], Iterable[Any]],
-               grad_loss: Optional[tf.Tensor] = None) -> None:
+  def minimize(
+    self,
+    loss: Callable[[], Any],
+    var_list: Union[Callable[[], Iterable[Any]], Iterable[Any]],
+    grad_loss: Optional[tf.Tensor] = None,
+  ) -> None:
     """Computes gradients of the scaled loss, unscales and applies them, as Keras 2's `minimize`.
 
     Args:
@@ -158,8 +179,11 @@ class Keras3Mixin(keras_trackable.AnyBase):
       # The "gradient" of a variable with `overwrite_with_gradient` is its new value, which is not scaled.
       overwritten = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
       unscaled = gradients.unscale(
-          [None if is_value else grad for grad, is_value in zip(grads, overwritten)], self._current_scale())
-      pairs = [(grad if is_value else new_grad, variable)
-               for (grad, variable), new_grad, is_value in zip(pairs, unscaled, overwritten)]
+        [None if is_value else grad for grad, is_value in zip(grads, overwritten)], self._current_scale()
+      )
+      pairs = [
+        (grad if is_value else new_grad, variable)
+        for (grad, variable), new_grad, is_value in zip(pairs, unscaled, overwritten)
+      ]
       gradients.record_computed([grad for grad, _ in pairs], [variable.path for variable in variables])
     self._apply(pairs, lambda replica_pairs: inner.apply(*map(list, zip(*replica_pairs))))

@@ -20,7 +20,7 @@ from mp_compat.keras import optimizer_kinds
 from mp_compat.keras import scale_value
 from mp_compat.training import step
 
-_DEFAULT_INITIAL_SCALE = 2 ** 15
+_DEFAULT_INITIAL_SCALE = 2**15
 _DEFAULT_GROWTH_STEPS = 2000
 
 _SCALED, _UNSCALED = "get_scaled_loss", "get_unscaled_gradients"
@@ -65,17 +65,19 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       cls = optimizer_kinds.concrete_class(cls, args[0] if args else keyword)
     return super().__new__(cls)
 
-  def __init__(self,
-               optimizer: Any = None,
-               loss_scale: Any = None,
-               initial_scale: Optional[float] = None,
-               dynamic_growth_steps: Optional[int] = None,
-               *,
-               dynamic: Optional[bool] = None,
-               inner_optimizer: Any = None,
-               opt: Any = None,
-               count_skipped_steps: bool = True,
-               name: Optional[str] = None) -> None:
+  def __init__(
+    self,
+    optimizer: Any = None,
+    loss_scale: Any = None,
+    initial_scale: Optional[float] = None,
+    dynamic_growth_steps: Optional[int] = None,
+    *,
+    dynamic: Optional[bool] = None,
+    inner_optimizer: Any = None,
+    opt: Any = None,
+    count_skipped_steps: bool = True,
+    name: Optional[str] = None,
+  ) -> None:
     """Wraps a Keras optimizer. A bool passed as `loss_scale` means `dynamic`.
 
     Args:
@@ -221,9 +223,11 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     if missing and self._last_call in (None, _SCALED, _UNSCALED) and "warned" not in self._ever_called:
       self._ever_called.add("warned")
       logging.warning(
-          "apply_gradients() of a LossScaleOptimizer was called without %s. The gradients are then scaled wrongly, or "
-          "underflow in float16. Call get_scaled_loss() before gradients are computed and get_unscaled_gradients() "
-          "after it, or call minimize().", " and ".join(name + "()" for name in sorted(missing)))
+        "apply_gradients() of a LossScaleOptimizer was called without %s. The gradients are then scaled wrongly, or "
+        "underflow in float16. Call get_scaled_loss() before gradients are computed and get_unscaled_gradients() "
+        "after it, or call minimize().",
+        " and ".join(name + "()" for name in sorted(missing)),
+      )
 
   def _check_step(self) -> None:
     """Checks the context and the strategy of a step, and that its loss was scaled and its gradients unscaled."""
@@ -231,22 +235,21 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     check_strategy()
     self._check_calls()
 
-  def _apply(self,
-             grads_and_vars: Sequence[gradients.GradAndVar],
-             apply: Callable[[List[gradients.GradAndVar]], Any]) -> Any:
+  def _apply(
+    self, grads_and_vars: Sequence[gradients.GradAndVar], apply: Callable[[List[gradients.GradAndVar]], Any]
+  ) -> Any:
     """Calls `apply` in all replicas if all gradients are finite, and updates the scale; called in each replica."""
     checked = step.check(grads_and_vars)
     return distribute.merge_call(functools.partial(self._apply_in_all, apply), tuple(checked))
 
-  def _apply_in_all(self,
-                    apply: Callable[[List[gradients.GradAndVar]], Any],
-                    strategy: tf.distribute.Strategy,
-                    checked: Tuple[Any, ...]) -> Optional[tf.Operation]:
+  def _apply_in_all(
+    self, apply: Callable[[List[gradients.GradAndVar]], Any], strategy: tf.distribute.Strategy, checked: Tuple[Any, ...]
+  ) -> Optional[tf.Operation]:
     del strategy  # It is the current strategy.
     checked = step.CheckedGradients(*checked)
     grads = [grad for grad, _ in checked.grads_and_vars]
     variables = [variable for _, variable in checked.grads_and_vars]  # Keras needs the distributed variables.
-    finite, = step.reduce_finite([checked.finite])
+    (finite,) = step.reduce_finite([checked.finite])
     update_op, should_apply = loss_scale_module.update_loss_scale(self._loss_scale, grads, finite, checked.hidden)
 
     def skip() -> Optional[tf.Operation]:
@@ -256,8 +259,13 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       return distribute.group(self._optimizer.iterations.assign_add(1))
 
     applied = conditional_apply.apply_in_each_replica(
-        step.logical_and(should_apply, finite), lambda *replica_grads: apply(list(zip(replica_grads, variables))),
-        grads, {}, checked.scope, skip)
+      step.logical_and(should_apply, finite),
+      lambda *replica_grads: apply(list(zip(replica_grads, variables))),
+      grads,
+      {},
+      checked.scope,
+      skip,
+    )
     return distribute.group(applied, update_op)
 
   def __getattr__(self, name: str) -> Any:
@@ -293,13 +301,19 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     scale, kind = self._loss_scale.get_config(), type(self._loss_scale).__name__
     is_expressible = kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3
     if self._writes_later_config and (is_expressible or kind == "FixedLossScale"):
-      config = {"inner_optimizer": optimizer_kinds.serialize(self._optimizer), "dynamic": self.dynamic,
-                "initial_scale": self.initial_scale, "dynamic_growth_steps": self.dynamic_growth_steps}
+      config = {
+        "inner_optimizer": optimizer_kinds.serialize(self._optimizer),
+        "dynamic": self.dynamic,
+        "initial_scale": self.initial_scale,
+        "dynamic_growth_steps": self.dynamic_growth_steps,
+      }
       if self.dynamic and self._kind.mixin is keras3.Keras3Mixin:
         del config["dynamic"]  # Keras 3's own class is always dynamic and does not take it.
     else:
-      config = {"optimizer": optimizer_kinds.serialize(self._optimizer),
-                "loss_scale": {"class_name": kind, "config": scale}}
+      config = {
+        "optimizer": optimizer_kinds.serialize(self._optimizer),
+        "loss_scale": {"class_name": kind, "config": scale},
+      }
     if not self._count_skipped_steps:
       config["count_skipped_steps"] = False
     if self._kind.mixin is keras3.Keras3Mixin:
@@ -336,26 +350,32 @@ def check_strategy() -> None:
   distribute.check_supported()
   strategy = type(tf.distribute.get_strategy())
   if any(base.__name__.startswith(("ParameterServerStrategy", "CentralStorageStrategy")) for base in strategy.__mro__):
-    raise ValueError("Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras unscales gradients in "
-                     "each replica, but this strategy does not replicate variables. Try using a different Strategy, "
-                     "e.g. a MirroredStrategy".format(strategy.__name__))
+    raise ValueError(
+      "Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras unscales gradients in "
+      "each replica, but this strategy does not replicate variables. Try using a different Strategy, "
+      "e.g. a MirroredStrategy".format(strategy.__name__)
+    )
 
 
 def _check_inner(inner: Any, others: List[Any]) -> None:
   if others:
     raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
   if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
-    raise TypeError("LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {}. Pass the optimizer inside "
-                    "it.".format(inner))
+    raise TypeError(
+      "LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {}. Pass the optimizer inside it.".format(
+        inner
+      )
+    )
   if getattr(inner, "_is_wrapped_by_loss_scale_optimizer", False):
-    raise ValueError("\"inner_optimizer\" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped "
-                     "by a single LossScaleOptimizer: use that one, or make another optimizer.")
+    raise ValueError(
+      '"inner_optimizer" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped '
+      "by a single LossScaleOptimizer: use that one, or make another optimizer."
+    )
 
 
-def loss_scale_of(loss_scale: Any,
-                  dynamic: Optional[bool],
-                  initial_scale: Optional[float],
-                  dynamic_growth_steps: Optional[int]) -> Any:
+def loss_scale_of(
+  loss_scale: Any, dynamic: Optional[bool], initial_scale: Optional[float], dynamic_growth_steps: Optional[int]
+) -> Any:
   """Returns the LossScale that the arguments of either form specify; see `LossScaleOptimizer` for their ranges.
 
   Raises:
@@ -366,29 +386,37 @@ def loss_scale_of(loss_scale: Any,
   if loss_scale is not None:
     given = sorted(name for name, value in later.items() if value is not None)
     if given:
-      raise ValueError("Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), "
-                       "and {} to (inner_optimizer, dynamic, initial_scale, dynamic_growth_steps). Pass the arguments "
-                       "of one."
-                       .format(loss_scale, ", ".join(given)))
+      raise ValueError(
+        "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), "
+        "and {} to (inner_optimizer, dynamic, initial_scale, dynamic_growth_steps). Pass the arguments "
+        "of one.".format(loss_scale, ", ".join(given))
+      )
     return loss_scale_module.get_loss_scale(loss_scale)
   if dynamic is not None and not isinstance(dynamic, bool):
-    raise TypeError("\"dynamic\" argument to LossScaleOptimizer.__init__ must be a bool, but got: {!r}".format(dynamic))
+    raise TypeError('"dynamic" argument to LossScaleOptimizer.__init__ must be a bool, but got: {!r}'.format(dynamic))
   if dynamic is False:
     if initial_scale is None:
-      raise ValueError("\"initial_scale\" must be specified if \"dynamic\" is False")
+      raise ValueError('"initial_scale" must be specified if "dynamic" is False')
     if dynamic_growth_steps is not None:
-      raise ValueError("\"dynamic_growth_steps\" must be None if \"dynamic\" is False, but got: {}"
-                       .format(dynamic_growth_steps))
+      raise ValueError(
+        '"dynamic_growth_steps" must be None if "dynamic" is False, but got: {}'.format(dynamic_growth_steps)
+      )
     return loss_scale_module.FixedLossScale(initial_scale)
   return loss_scale_module.DynamicLossScale(
-      _DEFAULT_INITIAL_SCALE if initial_scale is None else initial_scale,
-      _DEFAULT_GROWTH_STEPS if dynamic_growth_steps is None else dynamic_growth_steps)
+    _DEFAULT_INITIAL_SCALE if initial_scale is None else initial_scale,
+    _DEFAULT_GROWTH_STEPS if dynamic_growth_steps is None else dynamic_growth_steps,
+  )
 
 
 def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> Any:
-  known = dict({"FixedLossScale": loss_scale_module.FixedLossScale,
-                "DynamicLossScale": loss_scale_module.DynamicLossScale}, **custom_objects)
+  known = dict(
+    {"FixedLossScale": loss_scale_module.FixedLossScale, "DynamicLossScale": loss_scale_module.DynamicLossScale},
+    **custom_objects,
+  )
   if config["class_name"] not in known:
-    raise ValueError("Unknown loss scale: {}. Expected one of {}; pass the class in `custom_objects`.".format(
-        config["class_name"], ", ".join(sorted(known))))
+    raise ValueError(
+      "Unknown loss scale: {}. Expected one of {}; pass the class in `custom_objects`.".format(
+        config["class_name"], ", ".join(sorted(known))
+      )
+    )
   return known[config["class_name"]].from_config(config["config"])

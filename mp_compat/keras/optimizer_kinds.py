@@ -26,12 +26,15 @@ class OptimizerKind(NamedTuple):
 
 # By name of the base class: the mixin, and the name of the native class.
 _MIXINS = {
-    "OptimizerV2": (optimizer_v2.OptimizerV2Mixin, "LossScaleOptimizer"),
-    "_BaseOptimizer": (optimizer_v3.OptimizerV3Mixin, "LossScaleOptimizerV3"),
-    "BaseOptimizer": (keras3.Keras3Mixin, "LossScaleOptimizer"),
+  "OptimizerV2": (optimizer_v2.OptimizerV2Mixin, "LossScaleOptimizer"),
+  "_BaseOptimizer": (optimizer_v3.OptimizerV3Mixin, "LossScaleOptimizerV3"),
+  "BaseOptimizer": (keras3.Keras3Mixin, "LossScaleOptimizer"),
 }
-_NATIVE_MODULES = ("optimizers.loss_scale_optimizer", "mixed_precision.loss_scale_optimizer",
-                   "mixed_precision.experimental.loss_scale_optimizer")
+_NATIVE_MODULES = (
+  "optimizers.loss_scale_optimizer",
+  "mixed_precision.loss_scale_optimizer",
+  "mixed_precision.experimental.loss_scale_optimizer",
+)
 
 _concrete: Dict[Tuple[type, type], type] = {}
 
@@ -83,8 +86,11 @@ def concrete_class(cls: Type[_Wrapper], optimizer: Any) -> Type[_Wrapper]:
   """
   kind = kind_of(type(optimizer))
   if kind is None:
-    raise TypeError("\"inner_optimizer\" must be an instance of OptimizerV2 or of a later Keras optimizer, but got: "
-                    "{}. {}".format(optimizer, _hint(optimizer)))
+    raise TypeError(
+      '"inner_optimizer" must be an instance of OptimizerV2 or of a later Keras optimizer, but got: {}. {}'.format(
+        optimizer, _hint(optimizer)
+      )
+    )
   return _concrete_of(cls, kind)
 
 
@@ -94,9 +100,17 @@ def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
     metaclass: Any = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})
     # Saved models and configurations contain the name and module of a class: here, those of Keras's own class.
     name_source = kind.native if "_stands_for_native" in vars(cls) else cls
-    _concrete[key] = metaclass(_registered_name(name_source, kind), (cls, kind.mixin, kind.native), {
-        "__module__": name_source.__module__, "__doc__": cls.__doc__, "__qualname__": name_source.__qualname__,
-        "_kind": kind, "_public_class": cls})
+    _concrete[key] = metaclass(
+      _registered_name(name_source, kind),
+      (cls, kind.mixin, kind.native),
+      {
+        "__module__": name_source.__module__,
+        "__doc__": cls.__doc__,
+        "__qualname__": name_source.__qualname__,
+        "_kind": kind,
+        "_public_class": cls,
+      },
+    )
   return _concrete[key]
 
 
@@ -121,12 +135,15 @@ def unpickle(cls: type, optimizer_class: type, file: Any) -> Any:
 
 
 def _hint(optimizer: Any) -> str:
-  if any(base.__name__ == "Optimizer" and base.__module__.endswith("training.optimizer")
-         for base in type(optimizer).__mro__):
+  if any(
+    base.__name__ == "Optimizer" and base.__module__.endswith("training.optimizer") for base in type(optimizer).__mro__
+  ):
     return "Wrap a tf.compat.v1.train.Optimizer in mp_compat.MixedPrecisionLossScaleOptimizer."
   if not _keras_is_installed():
-    return ("Keras is not installed. Install Keras 2 with `pip install tf_keras` (and set TF_USE_LEGACY_KERAS=1), or "
-            "Keras 3 with `pip install keras`.")
+    return (
+      "Keras is not installed. Install Keras 2 with `pip install tf_keras` (and set TF_USE_LEGACY_KERAS=1), or "
+      "Keras 3 with `pip install keras`."
+    )
   return "Pass a Keras optimizer object, such as tf.keras.optimizers.SGD()."
 
 
@@ -158,7 +175,9 @@ def _kind_for(config: Dict[str, Any]) -> OptimizerKind:
   kind = _known_kind(tf.keras.optimizers.SGD)
   if {"decay", "is_legacy_optimizer"} & set(config["config"]) and kind.mixin is keras3.Keras3Mixin:
     if not _exists("tf_keras"):
-      raise ValueError("Expected a configuration of a Keras 3 optimizer, but this is one of Keras 2. Install "
-                       "tf_keras, with `pip install tf_keras`, to load it. Got: {}".format(config))
+      raise ValueError(
+        "Expected a configuration of a Keras 3 optimizer, but this is one of Keras 2. Install "
+        "tf_keras, with `pip install tf_keras`, to load it. Got: {}".format(config)
+      )
     return _known_kind(importlib.import_module("tf_keras").optimizers.SGD)
   return kind

@@ -60,11 +60,9 @@ class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
     """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras's `minimize`."""
     return super().minimize(*args, **kwargs)
 
-  def _compute_gradients(self,
-                         loss: Any,
-                         var_list: Any,
-                         grad_loss: Optional[tf.Tensor] = None,
-                         tape: Optional[tf.GradientTape] = None) -> List[gradients.GradAndVar]:
+  def _compute_gradients(
+    self, loss: Any, var_list: Any, grad_loss: Optional[tf.Tensor] = None, tape: Optional[tf.GradientTape] = None
+  ) -> List[gradients.GradAndVar]:
     with contextlib.ExitStack() as stack:
       kwargs = {}
       if tape is not None:
@@ -116,10 +114,12 @@ class OptimizerV2Mixin(keras_trackable.InnerLookupMixin):
       inner.__dict__.update(limits)
 
   @autograph.do_not_convert
-  def apply_gradients(self,
-                      grads_and_vars: Iterable[gradients.GradAndVar],
-                      name: Optional[str] = None,
-                      experimental_aggregate_gradients: bool = True) -> Optional[tf.Operation]:
+  def apply_gradients(
+    self,
+    grads_and_vars: Iterable[gradients.GradAndVar],
+    name: Optional[str] = None,
+    experimental_aggregate_gradients: bool = True,
+  ) -> Optional[tf.Operation]:
     """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
 
     Args:

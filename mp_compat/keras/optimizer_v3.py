@@ -25,10 +25,9 @@ class OptimizerV3Mixin(keras_trackable.AnyBase):
     """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras's `minimize`."""
     self.apply_gradients(self.compute_gradients(loss, var_list, tape))
 
-  def compute_gradients(self,
-                        loss: Any,
-                        var_list: Any,
-                        tape: Optional[tf.GradientTape] = None) -> List[gradients.GradAndVar]:
+  def compute_gradients(
+    self, loss: Any, var_list: Any, tape: Optional[tf.GradientTape] = None
+  ) -> List[gradients.GradAndVar]:
     """Returns unscaled gradients of the scaled loss.
 
     Args:
@@ -51,11 +50,13 @@ class OptimizerV3Mixin(keras_trackable.AnyBase):
     return [(grad, variable) for grad, (_, variable) in zip(unscaled, pairs)]
 
   @autograph.do_not_convert
-  def apply_gradients(self,
-                      grads_and_vars: Iterable[gradients.GradAndVar],
-                      name: Optional[str] = None,
-                      skip_gradients_aggregation: bool = False,
-                      experimental_aggregate_gradients: bool = True) -> None:
+  def apply_gradients(
+    self,
+    grads_and_vars: Iterable[gradients.GradAndVar],
+    name: Optional[str] = None,
+    skip_gradients_aggregation: bool = False,
+    experimental_aggregate_gradients: bool = True,
+  ) -> None:
     """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
 
     Args:

@@ -95,10 +95,9 @@ for _name in set(tf.Tensor.OVERLOADABLE_OPERATORS) - set(vars(LossScaleValue)):
   setattr(LossScaleValue, _name, _operator(_name))
 
 
-def _to_tensor(value: LossScaleValue,
-               dtype: Optional[tf.DType] = None,
-               name: Optional[str] = None,
-               as_ref: bool = False) -> tf.Tensor:
+def _to_tensor(
+  value: LossScaleValue, dtype: Optional[tf.DType] = None, name: Optional[str] = None, as_ref: bool = False
+) -> tf.Tensor:
   del as_ref  # It is not a variable.
   return tf.convert_to_tensor(value(), dtype, name)
 

@@ -48,8 +48,11 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
     before = _next_conditional(graph)
     existing = [variable for _, variable in optimizers.non_slot_variables(self.inner_optimizer)]
     result = apply_gradients(self, *args, **kwargs)
-    created = [(name, variable) for name, variable in optimizers.non_slot_variables(self.inner_optimizer)
-               if not any(variable is other for other in existing)]
+    created = [
+      (name, variable)
+      for name, variable in optimizers.non_slot_variables(self.inner_optimizer)
+      if not any(variable is other for other in existing)
+    ]
     if _next_conditional(graph) == before:
       return result  # No conditional was built in this scope. With replicas, it is in the scope of the first replica.
     conditionals = _conditionals(self.loss_scale)
@@ -60,8 +63,13 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
     (count, applying), number = conditionals, before + offsets[scope]
     offsets[scope] = number + count - _next_conditional(graph)
     for name, variable in created if count else []:
-      _record(graph, variables.local_copies(variable)[0].op.name, name if tf.control_flow_v2_enabled() else _join(
-          scope, "cond_{}".format(number + applying) if number + applying else "cond", name))
+      _record(
+        graph,
+        variables.local_copies(variable)[0].op.name,
+        name
+        if tf.control_flow_v2_enabled()
+        else _join(scope, "cond_{}".format(number + applying) if number + applying else "cond", name),
+      )
     return result
 
   return apply_and_record
@@ -70,8 +78,10 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
 def _conditionals(loss_scale: Any) -> Optional[Tuple[int, int]]:
   """Returns how many conditionals TensorFlow's class builds, and the index of the one that applies; None if unknown."""
   if isinstance(loss_scale, contrib.LossScaleManager):
-    return {contrib.ExponentialUpdateLossScaleManager.update_loss_scale: (2, 0),
-            contrib.FixedLossScaleManager.update_loss_scale: (1, 0)}.get(type(loss_scale).update_loss_scale)
+    return {
+      contrib.ExponentialUpdateLossScaleManager.update_loss_scale: (2, 0),
+      contrib.FixedLossScaleManager.update_loss_scale: (1, 0),
+    }.get(type(loss_scale).update_loss_scale)
   dynamic = (loss_scale_module.DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
   if not isinstance(loss_scale, dynamic):
     return 0, 0
@@ -81,10 +91,12 @@ def _conditionals(loss_scale: Any) -> Optional[Tuple[int, int]]:
 def _warn_unknown_names(loss_scale: Any, names: Any) -> None:
   if names:
     logging.warning(
-        "The name of %s in TensorFlow's class is unknown, because %s, or a loss scale before it, overrides update() "
-        "and may build conditionals. Checkpoints have the inner optimizer's names. To restore them without mp_compat, "
-        "convert them: python -m mp_compat checkpoint convert --like.",
-        ", ".join(names), type(loss_scale).__name__)
+      "The name of %s in TensorFlow's class is unknown, because %s, or a loss scale before it, overrides update() "
+      "and may build conditionals. Checkpoints have the inner optimizer's names. To restore them without mp_compat, "
+      "convert them: python -m mp_compat checkpoint convert --like.",
+      ", ".join(names),
+      type(loss_scale).__name__,
+    )
 
 
 def _record(graph: tf.Graph, name: str, tensorflow_name: str) -> None:

@@ -22,10 +22,16 @@ class _Wrapper(NamedTuple):
 
 # Searched from last to first.
 _wrappers: List[_Wrapper] = [
-    _Wrapper(lambda opt: optimizer_kinds.kind_of(type(opt)) is not None, keras_optimizer.LossScaleOptimizer,
-             keras_optimizer.LossScaleOptimizer),
-    _Wrapper(lambda opt: isinstance(opt, tf.train.Optimizer), optimizer_module.MixedPrecisionLossScaleOptimizer,
-             optimizer_module.MixedPrecisionLossScaleOptimizer),
+  _Wrapper(
+    lambda opt: optimizer_kinds.kind_of(type(opt)) is not None,
+    keras_optimizer.LossScaleOptimizer,
+    keras_optimizer.LossScaleOptimizer,
+  ),
+  _Wrapper(
+    lambda opt: isinstance(opt, tf.train.Optimizer),
+    optimizer_module.MixedPrecisionLossScaleOptimizer,
+    optimizer_module.MixedPrecisionLossScaleOptimizer,
+  ),
 ]
 
 
@@ -97,9 +103,9 @@ def mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dynamic") 
       disable_mixed_precision_graph_rewrite()
 
 
-def register_loss_scale_wrapper(optimizer_cls: type,
-                                wrapper_fn: Callable[[Any, Any], Any],
-                                wrapper_cls: Optional[type] = None) -> None:
+def register_loss_scale_wrapper(
+  optimizer_cls: type, wrapper_fn: Callable[[Any, Any], Any], wrapper_cls: Optional[type] = None
+) -> None:
   """Registers the wrapper that `enable_mixed_precision_graph_rewrite` uses for a class of custom optimizers.
 
   Later registrations take precedence.
@@ -116,9 +122,10 @@ def register_loss_scale_wrapper(optimizer_cls: type,
   """
   wrapped = wrapper_cls or wrapper_fn
   if not isinstance(wrapped, type):
-    raise TypeError("wrapper_cls must be the class of the objects that wrapper_fn returns, and may be omitted only if "
-                    "wrapper_fn is that class. Expected a class, but got {!r}."
-                    .format(wrapped))
+    raise TypeError(
+      "wrapper_cls must be the class of the objects that wrapper_fn returns, and may be omitted only if "
+      "wrapper_fn is that class. Expected a class, but got {!r}.".format(wrapped)
+    )
   _wrappers.append(_Wrapper(lambda opt: isinstance(opt, optimizer_cls), wrapper_fn, wrapped))
 
 
@@ -126,10 +133,14 @@ def _wrapper_for(opt: Any) -> _Wrapper:
   wrapped = [wrapper.wrapped for wrapper in _wrappers] + list(native.LOSS_SCALE_OPTIMIZERS)
   for cls in wrapped:
     if isinstance(opt, cls) or type(opt).__name__ == "LossScaleOptimizer":
-      raise ValueError("\"opt\" must not already be an instance of a {0}. `enable_mixed_precision_graph_rewrite` will "
-                       "automatically wrap the optimizer with a {0}.".format(type(opt).__name__))
+      raise ValueError(
+        '"opt" must not already be an instance of a {0}. `enable_mixed_precision_graph_rewrite` will '
+        "automatically wrap the optimizer with a {0}.".format(type(opt).__name__)
+      )
   for wrapper in reversed(_wrappers):
     if wrapper.takes(opt):
       return wrapper
-  raise ValueError("\"opt\" must be an instance of a tf.train.Optimizer or a tf.keras.optimizers.Optimizer, but got: "
-                   "{}. Pass None to compute in float16 without training.".format(opt))
+  raise ValueError(
+    '"opt" must be an instance of a tf.train.Optimizer or a tf.keras.optimizers.Optimizer, but got: '
+    "{}. Pass None to compute in float16 without training.".format(opt)
+  )

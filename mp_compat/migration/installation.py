@@ -98,11 +98,15 @@ class Installation:
     for module in self._modules("compat.v1.train") + self._modules("train") + [sys.modules[init.__module__]]:
       if getattr(module, "init_from_checkpoint", None) is init:
         self._set(module, "init_from_checkpoint", init_from_checkpoint)
-    self.patched += ["tensorflow.compat.v1.train." + name
-                     for name in ("Saver.restore", "Saver.build", "init_from_checkpoint")]
+    self.patched += [
+      "tensorflow.compat.v1.train." + name for name in ("Saver.restore", "Saver.build", "init_from_checkpoint")
+    ]
     optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
-    self._set(optimizer, "apply_gradients", functools.wraps(optimizer.apply_gradients)(
-        conditional_names.record_tensorflow_names(optimizer.apply_gradients)))
+    self._set(
+      optimizer,
+      "apply_gradients",
+      functools.wraps(optimizer.apply_gradients)(conditional_names.record_tensorflow_names(optimizer.apply_gradients)),
+    )
 
   def _modules(self, path: str) -> List[Any]:
     """Returns all copies of the module `tensorflow.path`; creates missing modules.

@@ -28,42 +28,47 @@ _REGISTER = _names_in(_FLAT, "register_loss_scale_wrapper")
 
 # The public interface. Module below `tensorflow`: its names, and their names here.
 PUBLIC: Tuple[Tuple[str, Dict[str, str]], ...] = (
-    ("train.experimental", _TRAINING),
-    ("compat.v1.train.experimental", _TRAINING),
-    ("compat.v1.mixed_precision", _TRAINING),
-    ("compat.v1.mixed_precision.experimental", _LOSS_SCALES),
-    ("compat.v2.train.experimental", _TRAINING),
-    ("compat.v2.mixed_precision.experimental", _LOSS_SCALES),
-    ("mixed_precision.experimental", _LOSS_SCALES),
-    ("keras.mixed_precision.experimental", _KERAS_WRAPPER),
-    ("compat.v1.keras.mixed_precision.experimental", _KERAS_WRAPPER),
-    ("compat.v2.keras.mixed_precision.experimental", _KERAS_WRAPPER),
-    ("contrib.mixed_precision", dict(_MANAGERS, **_WRAPPER)),
+  ("train.experimental", _TRAINING),
+  ("compat.v1.train.experimental", _TRAINING),
+  ("compat.v1.mixed_precision", _TRAINING),
+  ("compat.v1.mixed_precision.experimental", _LOSS_SCALES),
+  ("compat.v2.train.experimental", _TRAINING),
+  ("compat.v2.mixed_precision.experimental", _LOSS_SCALES),
+  ("mixed_precision.experimental", _LOSS_SCALES),
+  ("keras.mixed_precision.experimental", _KERAS_WRAPPER),
+  ("compat.v1.keras.mixed_precision.experimental", _KERAS_WRAPPER),
+  ("compat.v2.keras.mixed_precision.experimental", _KERAS_WRAPPER),
+  ("contrib.mixed_precision", dict(_MANAGERS, **_WRAPPER)),
 )
 
 # The private modules that define the interface. Programs import these, too.
 PRIVATE: Tuple[Tuple[str, Dict[str, str]], ...] = (
-    ("python.training.experimental.loss_scale", dict(_LOSS_SCALES, get=_FLAT + ".get_loss_scale")),
-    ("python.training.experimental.loss_scale_optimizer", _OPTIMIZER),
-    ("python.training.experimental.mixed_precision", dict(
-        dict(_REWRITE, **_REGISTER), **{name + "_v1": new for name, new in _REWRITE.items()})),
-    ("python.keras.mixed_precision.experimental.loss_scale_optimizer", _KERAS_WRAPPER),
-    ("contrib.mixed_precision.python.loss_scale_manager", _MANAGERS),
-    ("contrib.mixed_precision.python.loss_scale_optimizer", _WRAPPER),
-    ("__internal__.mixed_precision", _REGISTER),
+  ("python.training.experimental.loss_scale", dict(_LOSS_SCALES, get=_FLAT + ".get_loss_scale")),
+  ("python.training.experimental.loss_scale_optimizer", _OPTIMIZER),
+  (
+    "python.training.experimental.mixed_precision",
+    dict(dict(_REWRITE, **_REGISTER), **{name + "_v1": new for name, new in _REWRITE.items()}),
+  ),
+  ("python.keras.mixed_precision.experimental.loss_scale_optimizer", _KERAS_WRAPPER),
+  ("contrib.mixed_precision.python.loss_scale_manager", _MANAGERS),
+  ("contrib.mixed_precision.python.loss_scale_optimizer", _WRAPPER),
+  ("__internal__.mixed_precision", _REGISTER),
 )
 
 # Modules with no other content, each replaced as a whole by one of this package.
 _MODULES = {
-    "contrib.mixed_precision": _CONTRIB,
-    "contrib.mixed_precision.python.loss_scale_manager": _CONTRIB,
-    "contrib.mixed_precision.python.loss_scale_optimizer": _CONTRIB,
-    "python.training.experimental.loss_scale": _FLAT,
-    "python.training.experimental.loss_scale_optimizer": _FLAT,
-    "python.training.experimental.mixed_precision": _FLAT,
-    "python.keras.mixed_precision.experimental.loss_scale_optimizer": _KERAS,
+  "contrib.mixed_precision": _CONTRIB,
+  "contrib.mixed_precision.python.loss_scale_manager": _CONTRIB,
+  "contrib.mixed_precision.python.loss_scale_optimizer": _CONTRIB,
+  "python.training.experimental.loss_scale": _FLAT,
+  "python.training.experimental.loss_scale_optimizer": _FLAT,
+  "python.training.experimental.mixed_precision": _FLAT,
+  "python.keras.mixed_precision.experimental.loss_scale_optimizer": _KERAS,
 }
 
 OLD_NAMES: Dict[str, str] = {"tensorflow." + path: new for path, new in _MODULES.items()}
-OLD_NAMES.update(("tensorflow.{}.{}".format(path, name), new)
-                 for path, replacements in PUBLIC + PRIVATE for name, new in replacements.items())
+OLD_NAMES.update(
+  ("tensorflow.{}.{}".format(path, name), new)
+  for path, replacements in PUBLIC + PRIVATE
+  for name, new in replacements.items()
+)

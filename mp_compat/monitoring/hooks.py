@@ -28,15 +28,17 @@ class LossScaleHook(tf.train.SessionRunHook):
   counted run fetches three more numbers. The run that completes a stall also fetches which gradients are not finite.
   """
 
-  def __init__(self,
-               optimizer: Any,
-               every_n_steps: Optional[int] = 100,
-               every_n_secs: Optional[float] = None,
-               max_consecutive_skips: int = 50,
-               on_stall: str = "raise",
-               min_scale_patience: int = 10,
-               output_dir: Optional[str] = None,
-               counters_in_graph: bool = False) -> None:
+  def __init__(
+    self,
+    optimizer: Any,
+    every_n_steps: Optional[int] = 100,
+    every_n_secs: Optional[float] = None,
+    max_consecutive_skips: int = 50,
+    on_stall: str = "raise",
+    min_scale_patience: int = 10,
+    output_dir: Optional[str] = None,
+    counters_in_graph: bool = False,
+  ) -> None:
     """Makes a hook for `MonitoredTrainingSession(hooks=...)` or an Estimator's `training_hooks`.
 
     Args:
@@ -100,11 +102,14 @@ class LossScaleHook(tf.train.SessionRunHook):
   def _make_counters(self, counts: tf.Tensor) -> List[tf.Operation]:
     with tf.init_scope(), tf.name_scope(None), tf.variable_scope("loss_scale_hook", reuse=tf.AUTO_REUSE):
       self._counters = [
-          tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
-          for name in ("attempted_steps", "skipped_steps")]
+        tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
+        for name in ("attempted_steps", "skipped_steps")
+      ]
     attempted, skipped = self._counters
-    return [attempted.assign_add(tf.cast(counts[0], tf.int64), read_value=False),
-            skipped.assign_add(tf.cast(counts[1], tf.int64), read_value=False)]
+    return [
+      attempted.assign_add(tf.cast(counts[0], tf.int64), read_value=False),
+      skipped.assign_add(tf.cast(counts[1], tf.int64), read_value=False),
+    ]
 
   def after_create_session(self, session: tf.Session, coord: Any) -> None:
     del coord
@@ -130,7 +135,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       attempted, skipped = int(attempted), int(skipped)
     elif self._steps.counters is not None:
       attempted, skipped = self._steps.since_last_run(run_context.session)
-      scale = float(run_context.session.run(self._scale)) if attempted else 0.
+      scale = float(run_context.session.run(self._scale)) if attempted else 0.0
     else:
       return
     if attempted:
@@ -172,33 +177,56 @@ class LossScaleHook(tf.train.SessionRunHook):
 
   def _is_stalled(self, more_skips: int = 0) -> bool:
     """Returns whether the run is stalled, or would be after so many more skipped steps."""
-    return (self._consecutive_skips + more_skips >= self._max_consecutive_skips
-            or self._skipped_without_backoff + more_skips >= self._min_scale_patience)
+    return (
+      self._consecutive_skips + more_skips >= self._max_consecutive_skips
+      or self._skipped_without_backoff + more_skips >= self._min_scale_patience
+    )
 
   def _log(self) -> None:
     attempted, skipped = self.attempted - self._logged[0], self.skipped - self._logged[1]
-    logging.info("loss scale %g after %d attempted steps: %d of the last %d skipped, %d (%.2f%%) of all",
-                 self._changes[-1][1], self.attempted, skipped, attempted, self.skipped,
-                 100. * self.skipped / self.attempted)
+    logging.info(
+      "loss scale %g after %d attempted steps: %d of the last %d skipped, %d (%.2f%%) of all",
+      self._changes[-1][1],
+      self.attempted,
+      skipped,
+      attempted,
+      self.skipped,
+      100.0 * self.skipped / self.attempted,
+    )
     self._logged = (self.attempted, self.skipped)
 
   def _write(self) -> None:
     if self._writer and self._written != self.attempted:
-      self._writer.add_summary(tf.Summary(value=[
-          tf.Summary.Value(tag="loss_scale/scale", simple_value=self._changes[-1][1]),
-          tf.Summary.Value(tag="loss_scale/skipped_steps", simple_value=self.skipped)]), self.attempted)
+      self._writer.add_summary(
+        tf.Summary(
+          value=[
+            tf.Summary.Value(tag="loss_scale/scale", simple_value=self._changes[-1][1]),
+            tf.Summary.Value(tag="loss_scale/skipped_steps", simple_value=self.skipped),
+          ]
+        ),
+        self.attempted,
+      )
       self._written = self.attempted
 
   def _stall_text(self, report: Dict[str, reports.GradientReport]) -> str:
     lines = reports.describe_nonfinite(report)
-    last = "no step was ever applied" if self._last_applied is None else (
-        "the last applied step was attempt {}".format(self._last_applied))
-    return ("The loss scale is stalled: {} steps in a row were skipped, {} of them without lowering the scale; {} of "
-            "{} attempted. The scale went {}. Gradients that are not finite:\n  {}\nIf these overflow at any scale, "
-            "the loss itself is not finite: look at the inputs and the learning rate."
-            .format(self._consecutive_skips, self._skipped_without_backoff, last, self.attempted,
-                    " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
-                    "\n  ".join(lines) or self._without_report()))
+    last = (
+      "no step was ever applied"
+      if self._last_applied is None
+      else ("the last applied step was attempt {}".format(self._last_applied))
+    )
+    return (
+      "The loss scale is stalled: {} steps in a row were skipped, {} of them without lowering the scale; {} of "
+      "{} attempted. The scale went {}. Gradients that are not finite:\n  {}\nIf these overflow at any scale, "
+      "the loss itself is not finite: look at the inputs and the learning rate.".format(
+        self._consecutive_skips,
+        self._skipped_without_backoff,
+        last,
+        self.attempted,
+        " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
+        "\n  ".join(lines) or self._without_report(),
+      )
+    )
 
   def _without_report(self) -> str:
     if self._steps.counts is None:
@@ -241,9 +269,10 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
   def begin(self) -> None:
     self._steps = _StepCounter(self._optimizer)
     if not self._steps.countable:
-      raise ValueError("StopAtAttemptHook cannot count the steps of {}, which is inside a loop or a function. Make the "
-                       "optimizer with add_summaries=True, which counts them in local variables."
-                       .format(self._steps.train_op.name))
+      raise ValueError(
+        "StopAtAttemptHook cannot count the steps of {}, which is inside a loop or a function. Make the "
+        "optimizer with add_summaries=True, which counts them in local variables.".format(self._steps.train_op.name)
+      )
 
   def after_create_session(self, session: tf.Session, coord: Any) -> None:
     del coord
@@ -278,8 +307,11 @@ class _StepCounter:
     self.counters = step.counters if self.counts is None else None
     self.countable = self.counts is not None or self.counters is not None
     if not self.countable:
-      logging.warning("The train op %s is inside a loop or a function, where hooks cannot count its steps. Make the "
-                      "optimizer with add_summaries=True, which counts them in local variables.", train_op.name)
+      logging.warning(
+        "The train op %s is inside a loop or a function, where hooks cannot count its steps. Make the "
+        "optimizer with add_summaries=True, which counts them in local variables.",
+        train_op.name,
+      )
     self._runs_train_op: Dict[Tuple[str, ...], bool] = {}  # by the names of the fetched elements
     self._counted = [0, 0]  # attempted and skipped steps at the last call of `start` or `since_last_run`
 

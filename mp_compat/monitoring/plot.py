@@ -73,8 +73,9 @@ def plot(logdir: str, output: str, loss_tag: Optional[str] = None) -> Series:
   suffix = os.path.splitext(output)[1][1:].lower() or "png"
   formats = figure.canvas.get_supported_filetypes()
   if suffix not in formats:
-    raise PlotError("expected a file name that ends in one of .{}, but got {}".format(
-        ", .".join(sorted(formats)), output))
+    raise PlotError(
+      "expected a file name that ends in one of .{}, but got {}".format(", .".join(sorted(formats)), output)
+    )
   temporary = "{}.{}.tmp".format(output, os.getpid())
   try:
     try:
@@ -118,8 +119,10 @@ def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
       (by_summaries if APPLIED in file.scalars else by_hook).append(file)
   chosen = by_hook or by_summaries
   if not chosen:
-    raise PlotError("no loss scale below {}: expected the tags {} and {}, which LossScaleHook(output_dir=...) and "
-                    "add_summaries=True write, but found {}".format(logdir, SCALE, SKIPPED, _tags(files)))
+    raise PlotError(
+      "no loss scale below {}: expected the tags {} and {}, which LossScaleHook(output_dir=...) and "
+      "add_summaries=True write, but found {}".format(logdir, SCALE, SKIPPED, _tags(files))
+    )
   directories = sorted({file.directory for file in chosen})
   if len(directories) > 1:
     raise PlotError("found several runs below {}; pass one of them: {}".format(logdir, _enumeration(directories)))
@@ -176,15 +179,16 @@ def _draw_loss(axes: Any, loss: Curve) -> None:
     axes.plot(loss.steps, values.filled(np.nan), _line(loss.steps), color=LOSS_COLOR)
   else:
     starts = range(0, len(values), size)
-    parts = [values[start:start + size] for start in starts]
-    steps = [np.mean(loss.steps[start:start + size]) for start in starts]
+    parts = [values[start : start + size] for start in starts]
+    steps = [np.mean(loss.steps[start : start + size]) for start in starts]
 
     def reduce_parts(reduce: Callable[..., Any]) -> np.ndarray:
       return np.ma.array([reduce(part) for part in parts], float).filled(np.nan)
 
     lowest, mean, highest = reduce_parts(np.ma.min), reduce_parts(np.ma.mean), reduce_parts(np.ma.max)
-    axes.fill_between(steps, lowest, highest, color=LOSS_COLOR, alpha=0.25, linewidth=0,
-                      label="range of {:,} values".format(size))
+    axes.fill_between(
+      steps, lowest, highest, color=LOSS_COLOR, alpha=0.25, linewidth=0, label="range of {:,} values".format(size)
+    )
     axes.plot(steps, mean, color=LOSS_COLOR, label="mean")
     _add_legend(axes)
   finite = values.compressed()
@@ -194,17 +198,25 @@ def _draw_loss(axes: Any, loss: Curve) -> None:
 
 
 def _draw_scale(axes: Any, series: Series) -> None:
-  axes.plot(series.steps, series.scales, _line(series.steps), drawstyle="steps-post", color=SCALE_COLOR,
-            label="loss scale")
+  axes.plot(
+    series.steps, series.scales, _line(series.steps), drawstyle="steps-post", color=SCALE_COLOR, label="loss scale"
+  )
   before = [0] + series.skipped
   ticks = [step for step, earlier, count in zip(series.steps, before, series.skipped) if count > earlier]
-  axes.plot(ticks, [0.045] * len(ticks), "|", transform=axes.get_xaxis_transform(), color=SKIPPED_COLOR, markersize=9,
-            label="skipped step" if series.attempted else "skipped steps since the last value")
+  axes.plot(
+    ticks,
+    [0.045] * len(ticks),
+    "|",
+    transform=axes.get_xaxis_transform(),
+    color=SKIPPED_COLOR,
+    markersize=9,
+    label="skipped step" if series.attempted else "skipped steps since the last value",
+  )
   axes.set_yscale("log", base=2)
-  positive = [scale for scale in series.scales if scale > 0] or [1.]
+  positive = [scale for scale in series.scales if scale > 0] or [1.0]
   lowest, highest = np.log2(min(positive)), np.log2(max(positive))
-  margin = max(1., 0.1 * (highest - lowest))
-  axes.set_ylim(2. ** (lowest - 1.5 * margin), 2. ** (highest + margin))  # room for the ticks at the bottom
+  margin = max(1.0, 0.1 * (highest - lowest))
+  axes.set_ylim(2.0 ** (lowest - 1.5 * margin), 2.0 ** (highest + margin))  # room for the ticks at the bottom
   axes.set_ylabel("loss scale")
   axes.set_title(describe(series), loc="left", fontsize="medium")
   _add_legend(axes)
@@ -215,7 +227,8 @@ def describe(series: Series) -> str:
   last, skipped = series.steps[-1], series.skipped[-1]
   if series.attempted:
     return "{:,} of {:,} attempted steps skipped{}".format(
-        skipped, last, " ({:.2g}%)".format(100. * skipped / last) if skipped else "")
+      skipped, last, " ({:.2g}%)".format(100.0 * skipped / last) if skipped else ""
+    )
   return "{:,} step{} skipped until global step {:,}".format(skipped, "" if skipped == 1 else "s", last)
 
 
@@ -232,8 +245,12 @@ def _read_files(logdir: str) -> List[_EventFile]:
   """Returns all event files below a directory, ordered by time."""
   if not os.path.isdir(logdir):
     raise PlotError("no such directory: {}".format(logdir))
-  paths = [os.path.join(directory, name)
-           for directory, _, names in os.walk(logdir) for name in sorted(names) if "tfevents" in name]
+  paths = [
+    os.path.join(directory, name)
+    for directory, _, names in os.walk(logdir)
+    for name in sorted(names)
+    if "tfevents" in name
+  ]
   if not paths:
     raise PlotError("no event files (*tfevents*) below {}".format(logdir))
   return sorted((_read_file(path) for path in paths), key=lambda file: (file.wall_time, file.directory))
@@ -254,7 +271,7 @@ def _read_file(path: str) -> _EventFile:
     pass  # A job is still writing the record, or was killed while writing it.
   except tf.errors.OpError as error:
     raise PlotError("cannot read {}: {}".format(path, type(error).__name__)) from error
-  return _EventFile(os.path.dirname(path), wall_time or 0., scalars)
+  return _EventFile(os.path.dirname(path), wall_time or 0.0, scalars)
 
 
 def _is_number(dtype: int) -> bool:
@@ -313,9 +330,11 @@ def _resume(step: int, steps: List[int], *others: List[Any]) -> None:
 def _find_loss(files: List[_EventFile], loss_tag: Optional[str], preferred: List[str]) -> Optional[Curve]:
   """Returns the loss curve of one directory, one of `preferred` if possible; None if no tag matches."""
   candidates = sorted(
-      (file.directory not in preferred, file.directory.count(os.sep), file.directory, len(tag), tag)
-      for file in files for tag in file.scalars
-      if (tag == loss_tag if loss_tag is not None else tag == "loss" or tag.endswith("/loss")))
+    (file.directory not in preferred, file.directory.count(os.sep), file.directory, len(tag), tag)
+    for file in files
+    for tag in file.scalars
+    if (tag == loss_tag if loss_tag is not None else tag == "loss" or tag.endswith("/loss"))
+  )
   if not candidates:
     return None
   directory, tag = candidates[0][2], candidates[0][-1]

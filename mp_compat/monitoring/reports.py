@@ -50,9 +50,11 @@ def last_step(optimizer: Any) -> Step:
   """
   step = graphs.state_of(optimizer, graphs.default_graph()).get("step")
   if step is None or step.train_op is None:
-    raise RuntimeError("The optimizer {} has no train op in the current graph. Expected a "
-                       "MixedPrecisionLossScaleOptimizer whose minimize() or apply_gradients() was called in this "
-                       "graph.".format(optimizer.get_name()))
+    raise RuntimeError(
+      "The optimizer {} has no train op in the current graph. Expected a "
+      "MixedPrecisionLossScaleOptimizer whose minimize() or apply_gradients() was called in this "
+      "graph.".format(optimizer.get_name())
+    )
   return step
 
 
@@ -97,8 +99,10 @@ def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, Gradien
   step = last_step(optimizer)
   train_op: tf.Operation = step.train_op
   if not is_readable(step):
-    raise RuntimeError("The train op {} is inside a loop or a function, so its gradients cannot be read from outside. "
-                       "Call nonfinite_gradients() inside it.".format(train_op.name))
+    raise RuntimeError(
+      "The train op {} is inside a loop or a function, so its gradients cannot be read from outside. "
+      "Call nonfinite_gradients() inside it.".format(train_op.name)
+    )
   with control_flow.context_of(train_op):
     pairs = [(name, values) for grad, name in step.gradients for values in gradients.values_of([grad])]
     pairs += gradients.computed_ancestors([grad for grad, _ in step.gradients])
@@ -109,20 +113,25 @@ def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, Gradien
     occurrences[name] += 1
     unique_names.append(name if occurrences[name] == 1 else "{} ({})".format(name, occurrences[name]))
   return collections.OrderedDict(
-      (name, GradientReport(*[control_flow.merge_out_of_branches(count, 0) for count in report]))
-      for name, report in zip(unique_names, reports))
+    (name, GradientReport(*[control_flow.merge_out_of_branches(count, 0) for count in report]))
+    for name, report in zip(unique_names, reports)
+  )
 
 
 def describe_nonfinite(reports: Dict[str, GradientReport]) -> List[str]:
   """Returns one line of text for each non-finite gradient in fetched reports."""
-  return ["{}: {} NaN, {} inf, the largest of the others {:.3g}".format(
-      name, report.nans, report.infs, report.largest) for name, report in reports.items() if report.nans or report.infs]
+  return [
+    "{}: {} NaN, {} inf, the largest of the others {:.3g}".format(name, report.nans, report.infs, report.largest)
+    for name, report in reports.items()
+    if report.nans or report.infs
+  ]
 
 
 def _report(values: tf.Tensor) -> GradientReport:
   values = tf.cast(values, tf.float64 if values.dtype == tf.float64 else tf.float32)
   finite = tf.where_v2(tf.is_finite(values), tf.abs(values), tf.zeros_like(values))
   return GradientReport(
-      nans=tf.math.count_nonzero(tf.is_nan(values), dtype=tf.int64),
-      infs=tf.math.count_nonzero(tf.is_inf(values), dtype=tf.int64),
-      largest=tf.reduce_max(tf.concat([tf.reshape(finite, [-1]), tf.zeros([1], values.dtype)], axis=0)))
+    nans=tf.math.count_nonzero(tf.is_nan(values), dtype=tf.int64),
+    infs=tf.math.count_nonzero(tf.is_inf(values), dtype=tf.int64),
+    largest=tf.reduce_max(tf.concat([tf.reshape(finite, [-1]), tf.zeros([1], values.dtype)], axis=0)),
+  )

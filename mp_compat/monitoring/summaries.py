@@ -8,9 +8,9 @@ from mp_compat._tensorflow import tf
 from mp_compat.monitoring import reports
 
 
-def add(scale: tf.Tensor,
-        good_steps: Optional[tf.Variable],
-        applied: Union[bool, tf.Tensor]) -> Tuple[tf.Operation, Optional[reports.Counters]]:
+def add(
+  scale: tf.Tensor, good_steps: Optional[tf.Variable], applied: Union[bool, tf.Tensor]
+) -> Tuple[tf.Operation, Optional[reports.Counters]]:
   """Adds the summaries of one train op to the graph; called once for all replicas.
 
   Summaries cannot read a step inside a branch, a loop or a function. There they show the last executed step.
@@ -34,8 +34,12 @@ def add(scale: tf.Tensor,
   last_scale, last_applied = _local("last_scale", tf.float32), _local("last_applied", tf.int64)
   with tf.init_scope():
     _write(last_scale, good_steps, last_applied, skipped_steps)
-  updates = tf.group(count_skipped, attempted_steps.assign_add(1, read_value=False),
-                     last_scale.assign(scale, read_value=False), last_applied.assign(1 - skipped, read_value=False))
+  updates = tf.group(
+    count_skipped,
+    attempted_steps.assign_add(1, read_value=False),
+    last_scale.assign(scale, read_value=False),
+    last_applied.assign(1 - skipped, read_value=False),
+  )
   return updates, reports.Counters(attempted_steps, skipped_steps)
 
 
@@ -52,5 +56,10 @@ def _local(name: str, dtype: tf.DType) -> tf.Variable:
   """Returns a new local variable: a scalar, initially 0, that checkpoints do not contain."""
   with tf.init_scope(), tf.name_scope(None):
     return tf.Variable(
-        tf.zeros([], dtype), name=name, trainable=False, use_resource=True,
-        collections=[tf.GraphKeys.LOCAL_VARIABLES], aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+      tf.zeros([], dtype),
+      name=name,
+      trainable=False,
+      use_resource=True,
+      collections=[tf.GraphKeys.LOCAL_VARIABLES],
+      aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )

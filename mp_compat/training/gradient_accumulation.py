@@ -52,8 +52,10 @@ class GradientAccumulator:
     if not isinstance(optimizer, optimizer_module.MixedPrecisionLossScaleOptimizer):
       raise ValueError("optimizer must be a MixedPrecisionLossScaleOptimizer, but got {!r}.".format(optimizer))
     if not optimizer.step_settings.skip_nonfinite:
-      raise ValueError("GradientAccumulator needs the finite check, but the optimizer was made with "
-                       "skip_nonfinite=False. Remove that argument.")
+      raise ValueError(
+        "GradientAccumulator needs the finite check, but the optimizer was made with "
+        "skip_nonfinite=False. Remove that argument."
+      )
     if skip not in _SKIP:
       raise ValueError("skip must be one of {}, but got {!r}.".format(", ".join(map(repr, _SKIP)), skip))
     self._optimizer = optimizer
@@ -72,24 +74,31 @@ class GradientAccumulator:
       RuntimeError: If eager execution is on.
     """
     if tf.executing_eagerly():
-      raise RuntimeError("GradientAccumulator works in graph mode only, but eager execution is enabled. Use it in a "
-                         "tf.Graph, or sum the gradients in Python.")
+      raise RuntimeError(
+        "GradientAccumulator works in graph mode only, but eager execution is enabled. Use it in a "
+        "tf.Graph, or sum the gradients in Python."
+      )
     state = graphs.state_of(self, graphs.default_graph())
     if state:
-      raise ValueError("add() was already called in this graph. Run the op that it returned once for each "
-                       "micro-batch, or make another GradientAccumulator.")
+      raise ValueError(
+        "add() was already called in this graph. Run the op that it returned once for each "
+        "micro-batch, or make another GradientAccumulator."
+      )
     checked = self._check(grads_and_vars)
     grads = [grad for grad, _ in checked.grads_and_vars]
     device = gradients.values_of(grads)[0].device
     state.update(
-        grads_and_vars=checked.grads_and_vars,
-        sums=[_sum_for(grad, variable) for grad, variable in checked.grads_and_vars],
-        finite=_local([], tf.int64, "finite_micro_batches", device),
-        overflowed=_local([], tf.int64, "overflowed_micro_batches", device))
+      grads_and_vars=checked.grads_and_vars,
+      sums=[_sum_for(grad, variable) for grad, variable in checked.grads_and_vars],
+      finite=_local([], tf.int64, "finite_micro_batches", device),
+      overflowed=_local([], tf.int64, "overflowed_micro_batches", device),
+    )
 
     def add() -> tf.Operation:
-      return tf.group(state["finite"].assign_add(1, read_value=False), *[
-          _add_to(total, grad) for total, grad in zip(state["sums"], grads) if grad is not None])
+      return tf.group(
+        state["finite"].assign_add(1, read_value=False),
+        *[_add_to(total, grad) for total, grad in zip(state["sums"], grads) if grad is not None],
+      )
 
     def skip() -> tf.Operation:
       return tf.group(state["overflowed"].assign_add(1, read_value=False))
@@ -113,22 +122,25 @@ class GradientAccumulator:
     """
     state = self._state()
     finite, overflowed = state["finite"].read_value(), state["overflowed"].read_value()
-    added = tf.debugging.Assert(finite + overflowed > 0, ["This window is empty. Run the op that "
-                                                          "GradientAccumulator.add() returned before the train op."])
+    added = tf.debugging.Assert(
+      finite + overflowed > 0,
+      ["This window is empty. Run the op that GradientAccumulator.add() returned before the train op."],
+    )
     with tf.control_dependencies([added]):
       count = tf.cast(finite, tf.float64)  # 0 makes 0 / 0
     if self._skip == "window":
       count = tf.where_v2(overflowed > 0, tf.cast(float("nan"), tf.float64), count)
-    means = [None if total is None else tf.cast(total.read_value() / tf.cast(count, total.dtype), grad.dtype)
-             for total, (grad, _) in zip(state["sums"], state["grads_and_vars"])]
+    means = [
+      None if total is None else tf.cast(total.read_value() / tf.cast(count, total.dtype), grad.dtype)
+      for total, (grad, _) in zip(state["sums"], state["grads_and_vars"])
+    ]
     var_list = [variable for _, variable in state["grads_and_vars"]]
     gradients.record_computed(means, [variable.name for variable in var_list])
     return list(zip(means, var_list))
 
-  def apply_gradients(self,
-                      grads_and_vars: Iterable[GradAndVar],
-                      global_step: Optional[tf.Variable] = None,
-                      name: Optional[str] = None) -> tf.Operation:
+  def apply_gradients(
+    self, grads_and_vars: Iterable[GradAndVar], global_step: Optional[tf.Variable] = None, name: Optional[str] = None
+  ) -> tf.Operation:
     """Applies a window as one step of the optimizer and empties it.
 
     Args:
@@ -149,20 +161,26 @@ class GradientAccumulator:
     checked = self._check(grads_and_vars)
     self._optimizer.warn_if_never_scaled()
     applied = distribute.merge_call(
-        self._apply_on_all_replicas, tuple(checked), micro_batches_finite, global_step, name)
+      self._apply_on_all_replicas, tuple(checked), micro_batches_finite, global_step, name
+    )
     with tf.control_dependencies([applied]):
-      cleared = [total.assign(tf.zeros_like(total), read_value=False)
-                 for total in [state["finite"], state["overflowed"]] + state["sums"] if total is not None]
+      cleared = [
+        total.assign(tf.zeros_like(total), read_value=False)
+        for total in [state["finite"], state["overflowed"]] + state["sums"]
+        if total is not None
+      ]
     train_op = tf.group(applied, *cleared)
     step.set_train_ops(tf.get_collection(tf.GraphKeys.TRAIN_OP)[:-1] + [train_op])
     return train_op
 
-  def _apply_on_all_replicas(self,
-                             strategy: tf.distribute.Strategy,
-                             checked: Tuple[Any, ...],
-                             micro_batches_finite: Optional[tf.Tensor],
-                             global_step: Optional[tf.Variable],
-                             name: Optional[str]) -> tf.Operation:
+  def _apply_on_all_replicas(
+    self,
+    strategy: tf.distribute.Strategy,
+    checked: Tuple[Any, ...],
+    micro_batches_finite: Optional[tf.Tensor],
+    global_step: Optional[tf.Variable],
+    name: Optional[str],
+  ) -> tf.Operation:
     del strategy  # the current strategy
     checked = step.CheckedGradients(*checked)
     decision = step.decide(self._optimizer.step_settings, checked, micro_batches_finite)
@@ -171,8 +189,9 @@ class GradientAccumulator:
   def _state(self) -> Dict[str, Any]:
     state = graphs.state_of(self, graphs.default_graph())
     if not state:
-      raise RuntimeError("This GradientAccumulator has no gradients in this graph. Call "
-                         "add(opt.compute_gradients(loss)) first.")
+      raise RuntimeError(
+        "This GradientAccumulator has no gradients in this graph. Call add(opt.compute_gradients(loss)) first."
+      )
     return state
 
 
@@ -180,10 +199,13 @@ def _sum_for(grad: gradients.Gradient, variable: tf.Variable) -> Optional[tf.Var
   """Makes a float32 or float64 variable of zeros for the sum of a gradient, on its device; returns None for None."""
   if grad is None:
     return None
-  values, = gradients.values_of([grad])
+  (values,) = gradients.values_of([grad])
   if not variable.shape.is_fully_defined():
-    raise ValueError("Gradients can only be accumulated for variables of static shape, but {} has the shape {}."
-                     .format(variable.name, variable.shape))
+    raise ValueError(
+      "Gradients can only be accumulated for variables of static shape, but {} has the shape {}.".format(
+        variable.name, variable.shape
+      )
+    )
   dtype = tf.float64 if values.dtype == tf.float64 else tf.float32
   return _local(variable.shape, dtype, "accumulated_gradient", values.device)
 
@@ -192,11 +214,12 @@ def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
   """Makes a local variable of zeros for this replica in this process; checkpoints do not contain it."""
   with tf.device(device):  # A parameter server's device function would share it among workers.
     return variables.replica_variable(
-        lambda: tf.zeros(shape, dtype), name=name, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+      lambda: tf.zeros(shape, dtype), name=name, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES]
+    )
 
 
 def _add_to(total: tf.Variable, grad: Union[tf.Tensor, tf.IndexedSlices]) -> tf.Operation:
-  values, = gradients.values_of([grad])
+  (values,) = gradients.values_of([grad])
   values = tf.cast(values, total.dtype)
   if isinstance(grad, tf.IndexedSlices):
     return total.scatter_add(tf.IndexedSlices(values, grad.indices))

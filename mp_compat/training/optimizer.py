@@ -21,8 +21,13 @@ from mp_compat.monitoring import reports
 from mp_compat.training import step
 
 # Only values that differ from these are passed to the inner optimizer: custom optimizers may take fewer arguments.
-_COMPUTE_DEFAULTS = dict(var_list=None, gate_gradients=tf.train.Optimizer.GATE_OP, aggregation_method=None,
-                         colocate_gradients_with_ops=False, grad_loss=None)
+_COMPUTE_DEFAULTS = dict(
+  var_list=None,
+  gate_gradients=tf.train.Optimizer.GATE_OP,
+  aggregation_method=None,
+  colocate_gradients_with_ops=False,
+  grad_loss=None,
+)
 
 
 # The base is TensorFlow's class, if there is one, so that isinstance checks for it succeed. Nothing else of it is used.
@@ -51,15 +56,17 @@ class MixedPrecisionLossScaleOptimizer(_Native):
   Training", 2018 (arXiv:1710.03740).
   """
 
-  def __init__(self,
-               opt: tf.train.Optimizer,
-               loss_scale: Any,
-               *,
-               skip_nonfinite: bool = True,
-               check_computed_gradients: bool = True,
-               finite_reducer: Optional[step.FiniteReducer] = None,
-               add_summaries: bool = False,
-               **kwargs: Any) -> None:
+  def __init__(
+    self,
+    opt: tf.train.Optimizer,
+    loss_scale: Any,
+    *,
+    skip_nonfinite: bool = True,
+    check_computed_gradients: bool = True,
+    finite_reducer: Optional[step.FiniteReducer] = None,
+    add_summaries: bool = False,
+    **kwargs: Any,
+  ) -> None:
     """Wraps an optimizer.
 
     Args:
@@ -91,11 +98,15 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """
     _check_inner(opt)
     if loss_scale is None:
-      raise ValueError("loss_scale cannot be None. Expected a number of at least 1, \"dynamic\", or a LossScale; to "
-                       "train without loss scaling, use the inner optimizer alone.")
+      raise ValueError(
+        'loss_scale cannot be None. Expected a number of at least 1, "dynamic", or a LossScale; to '
+        "train without loss scaling, use the inner optimizer alone."
+      )
     if finite_reducer is not None and not skip_nonfinite:
-      raise ValueError("finite_reducer reduces the result of the finite check, but skip_nonfinite=False disables the "
-                       "check. Pass only one of them.")
+      raise ValueError(
+        "finite_reducer reduces the result of the finite check, but skip_nonfinite=False disables the "
+        "check. Pass only one of them."
+      )
     self._optimizer = opt
     # An optimizer that never called its base class's constructor has neither attribute.
     name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
@@ -124,9 +135,15 @@ class MixedPrecisionLossScaleOptimizer(_Native):
   def step_settings(self) -> step.Settings:
     """Returns the settings of this optimizer's steps, for code that combines several micro-batches or optimizers."""
     return step.Settings(
-        name=self.get_name(), inner_optimizer=self._optimizer, loss_scale=self._loss_scale,
-        skip_nonfinite=self._skip_nonfinite, check_computed_gradients=self._check_computed_gradients,
-        finite_reducer=self._finite_reducer, add_summaries=self._add_summaries, use_locking=self._use_locking)
+      name=self.get_name(),
+      inner_optimizer=self._optimizer,
+      loss_scale=self._loss_scale,
+      skip_nonfinite=self._skip_nonfinite,
+      check_computed_gradients=self._check_computed_gradients,
+      finite_reducer=self._finite_reducer,
+      add_summaries=self._add_summaries,
+      use_locking=self._use_locking,
+    )
 
   @property
   def gradients_finite(self) -> tf.Tensor:
@@ -141,8 +158,9 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     last = graphs.state_of(self, graphs.default_graph()).get("step")
     if last is None or last.finite is None:
       raise RuntimeError(
-          "gradients_finite is the result of the finite check in apply_gradients(), but this graph has no such check. "
-          "First call minimize() or apply_gradients() in this graph, with skip_nonfinite=True.")
+        "gradients_finite is the result of the finite check in apply_gradients(), but this graph has no such check. "
+        "First call minimize() or apply_gradients() in this graph, with skip_nonfinite=True."
+      )
     return last.finite
 
   def _doing_dynamic_loss_scaling(self) -> bool:
@@ -155,13 +173,15 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return super().minimize(*args, **kwargs)
 
   @autograph.do_not_convert
-  def compute_gradients(self,
-                        loss: gradients.Loss,
-                        var_list: Optional[Iterable[tf.Variable]] = None,
-                        gate_gradients: int = tf.train.Optimizer.GATE_OP,
-                        aggregation_method: Optional[int] = None,
-                        colocate_gradients_with_ops: bool = False,
-                        grad_loss: Optional[tf.Tensor] = None) -> List[gradients.GradAndVar]:
+  def compute_gradients(
+    self,
+    loss: gradients.Loss,
+    var_list: Optional[Iterable[tf.Variable]] = None,
+    gate_gradients: int = tf.train.Optimizer.GATE_OP,
+    aggregation_method: Optional[int] = None,
+    colocate_gradients_with_ops: bool = False,
+    grad_loss: Optional[tf.Tensor] = None,
+  ) -> List[gradients.GradAndVar]:
     """Returns the gradients of `loss * scale`, divided by the loss scale.
 
     Args:
@@ -184,21 +204,33 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       RuntimeError: If `loss` is not callable in eager mode.
     """
     if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
-      raise ValueError("gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, Optimizer.GATE_GRAPH.  "
-                       "Not {}".format(gate_gradients))
+      raise ValueError(
+        "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, Optimizer.GATE_GRAPH.  Not {}".format(
+          gate_gradients
+        )
+      )
     if tf.executing_eagerly() and not callable(loss):
-      raise RuntimeError("`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
-                         "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss))
+      raise RuntimeError(
+        "`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
+        "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss)
+      )
     distribute.check_supported()
     if "warned_if_scaled" not in self._state and gradients.is_scaled(loss):
       self._state["warned_if_scaled"] = True
       logging.warning(
-          "The loss passed to %s seems to be scaled already: it is a product with a loss scale. If another optimizer "
-          "that scales the loss wraps this one, remove one of the two. If scale_loss() was called, call "
-          "tf.gradients() and unscale_gradients() instead of compute_gradients().", self.get_name())
+        "The loss passed to %s seems to be scaled already: it is a product with a loss scale. If another optimizer "
+        "that scales the loss wraps this one, remove one of the two. If scale_loss() was called, call "
+        "tf.gradients() and unscale_gradients() instead of compute_gradients().",
+        self.get_name(),
+      )
     scale = self._scale()
-    options = dict(var_list=var_list, gate_gradients=gate_gradients, aggregation_method=aggregation_method,
-                   colocate_gradients_with_ops=colocate_gradients_with_ops, grad_loss=grad_loss)
+    options = dict(
+      var_list=var_list,
+      gate_gradients=gate_gradients,
+      aggregation_method=aggregation_method,
+      colocate_gradients_with_ops=colocate_gradients_with_ops,
+      grad_loss=grad_loss,
+    )
     given = {name: value for name, value in options.items() if value is not _COMPUTE_DEFAULTS[name]}
     grads_and_vars = list(self._optimizer.compute_gradients(gradients.scale_loss(loss, scale), **given))
     grads, variables = [g for g, _ in grads_and_vars], [v for _, v in grads_and_vars]
@@ -243,8 +275,10 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       TypeError: If a gradient cannot be converted to a numeric tensor.
     """
     if "scaled" not in self._state:
-      raise RuntimeError("unscale_gradients() needs gradients of a loss that scale_loss() scaled, but scale_loss() "
-                         "was not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables).")
+      raise RuntimeError(
+        "unscale_gradients() needs gradients of a loss that scale_loss() scaled, but scale_loss() "
+        "was not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables)."
+      )
     grads = gradients.unscale(grads, self._recorded_scale())
     self._record_computed(grads, ["gradient {}".format(i) for i in range(len(grads))])
     return grads
@@ -272,11 +306,13 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     gradients.record_computed(grads, names)
 
   @autograph.do_not_convert
-  def apply_gradients(self,
-                      grads_and_vars: Iterable[gradients.GradAndVar],
-                      global_step: Optional[tf.Variable] = None,
-                      name: Optional[str] = None,
-                      **kwargs: Any) -> Optional[tf.Operation]:
+  def apply_gradients(
+    self,
+    grads_and_vars: Iterable[gradients.GradAndVar],
+    global_step: Optional[tf.Variable] = None,
+    name: Optional[str] = None,
+    **kwargs: Any,
+  ) -> Optional[tf.Operation]:
     """Applies the gradients on all replicas, or skips the step if any gradient on any replica is not finite.
 
     Args:
@@ -301,22 +337,26 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     self.warn_if_never_scaled()
     return distribute.merge_call(self._apply_on_all_replicas, tuple(checked), global_step, name, **kwargs)
 
-  def _apply_on_all_replicas(self,
-                             strategy: tf.distribute.Strategy,
-                             checked: Tuple[Any, ...],
-                             global_step: Optional[tf.Variable],
-                             name: Optional[str],
-                             **kwargs: Any) -> Optional[tf.Operation]:
+  def _apply_on_all_replicas(
+    self,
+    strategy: tf.distribute.Strategy,
+    checked: Tuple[Any, ...],
+    global_step: Optional[tf.Variable],
+    name: Optional[str],
+    **kwargs: Any,
+  ) -> Optional[tf.Operation]:
     del strategy  # the current strategy
     checked = step.CheckedGradients(*checked)
     return self.apply_decision(checked, step.decide(self.step_settings, checked), global_step, name, **kwargs)
 
-  def apply_decision(self,
-                     checked: step.CheckedGradients,
-                     decision: step.Decision,
-                     global_step: Optional[tf.Variable] = None,
-                     name: Optional[str] = None,
-                     **kwargs: Any) -> Optional[tf.Operation]:
+  def apply_decision(
+    self,
+    checked: step.CheckedGradients,
+    decision: step.Decision,
+    global_step: Optional[tf.Variable] = None,
+    name: Optional[str] = None,
+    **kwargs: Any,
+  ) -> Optional[tf.Operation]:
     """Applies gradients if `decision.should_apply`; called once for all replicas.
 
     Args:
@@ -338,9 +378,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     if not self._state.setdefault("unscaled_any", False):
       self._state["unscaled_any"] = True
       logging.warning(
-          "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
-          "optimizer was called. In float16, small gradients may have underflowed. Call compute_gradients() of this "
-          "optimizer, or opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).", self.get_name())
+        "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
+        "optimizer was called. In float16, small gradients may have underflowed. Call compute_gradients() of this "
+        "optimizer, or opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).",
+        self.get_name(),
+      )
 
   def make_session_run_hook(self, *args: Any, **kwargs: Any) -> tf.train.SessionRunHook:
     """Returns a `mp_compat.LossScaleHook` for this optimizer; takes the further arguments of its constructor."""
@@ -378,33 +420,50 @@ def _warn_if_scaled_gradients_are_used(opt: tf.train.Optimizer, name: str, dynam
   """Logs a warning if `opt` sums or clips gradients before they are unscaled."""
   if dynamic and horovod.aggregates_passes(opt):
     logging.warning(
-        "%s sums the gradients of several passes before they are unscaled. If the loss scale changes between two "
-        "passes, the sum is wrong. Wrap in the other order: "
-        "hvd.DistributedOptimizer(MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).",
-        name)
+      "%s sums the gradients of several passes before they are unscaled. If the loss scale changes between two "
+      "passes, the sum is wrong. Wrap in the other order: "
+      "hvd.DistributedOptimizer(MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).",
+      name,
+    )
   if any(hasattr(layer, "_dp_sum_query") for layer in optimizers.wrapper_chain(opt)):  # tensorflow-privacy
     logging.warning(
-        "%s clips gradients in compute_gradients(), before they are unscaled, so its l2_norm_clip applies to scaled "
-        "gradients. Wrap in the other order: make_optimizer_class(mp_compat.MixedPrecisionLossScaleOptimizer)(..., "
-        "opt, loss_scale).", name)
+      "%s clips gradients in compute_gradients(), before they are unscaled, so its l2_norm_clip applies to scaled "
+      "gradients. Wrap in the other order: make_optimizer_class(mp_compat.MixedPrecisionLossScaleOptimizer)(..., "
+      "opt, loss_scale).",
+      name,
+    )
 
 
 def _check_inner(opt: Any) -> None:
-  if any("keras" in base.__module__.split(".") or base.__module__.startswith(("keras", "tf_keras"))
-         for base in type(opt).__mro__):
-    raise ValueError("\"opt\" must be an instance of Optimizer, but got: {}. That is a Keras optimizer; wrap it in "
-                     "mp_compat.keras.LossScaleOptimizer instead.".format(type(opt)))
+  if any(
+    "keras" in base.__module__.split(".") or base.__module__.startswith(("keras", "tf_keras"))
+    for base in type(opt).__mro__
+  ):
+    raise ValueError(
+      '"opt" must be an instance of Optimizer, but got: {}. That is a Keras optimizer; wrap it in '
+      "mp_compat.keras.LossScaleOptimizer instead.".format(type(opt))
+    )
   if not isinstance(opt, tf.train.Optimizer):
-    raise ValueError("\"opt\" must be an instance of Optimizer, but got: {}. Pass an instance of a "
-                     "tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer().".format(
-                         opt if isinstance(opt, type) else type(opt)))
+    raise ValueError(
+      '"opt" must be an instance of Optimizer, but got: {}. Pass an instance of a '
+      "tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer().".format(
+        opt if isinstance(opt, type) else type(opt)
+      )
+    )
   for layer in optimizers.wrapper_chain(opt):
-    if (isinstance(layer, (MixedPrecisionLossScaleOptimizer,) + native.LOSS_SCALE_OPTIMIZERS)
-        or type(layer).__name__ == "LossScaleOptimizer"):
-      raise ValueError("\"opt\" must not scale the loss itself, but {} is or wraps a {}: the loss would be scaled "
-                       "twice. Pass its inner optimizer.".format(type(opt).__name__, type(layer).__name__))
+    if (
+      isinstance(layer, (MixedPrecisionLossScaleOptimizer,) + native.LOSS_SCALE_OPTIMIZERS)
+      or type(layer).__name__ == "LossScaleOptimizer"
+    ):
+      raise ValueError(
+        '"opt" must not scale the loss itself, but {} is or wraps a {}: the loss would be scaled '
+        "twice. Pass its inner optimizer.".format(type(opt).__name__, type(layer).__name__)
+      )
     if isinstance(layer, tf.train.SyncReplicasOptimizer):
-      raise ValueError("\"opt\" must not aggregate the gradients of several workers itself, but {} is or wraps a {}: "
-                       "after a step that one worker skips, the others would wait forever. Wrap in the other order: "
-                       "{}(MixedPrecisionLossScaleOptimizer(opt, loss_scale), ...)."
-                       .format(type(opt).__name__, type(layer).__name__, type(layer).__name__))
+      raise ValueError(
+        '"opt" must not aggregate the gradients of several workers itself, but {} is or wraps a {}: '
+        "after a step that one worker skips, the others would wait forever. Wrap in the other order: "
+        "{}(MixedPrecisionLossScaleOptimizer(opt, loss_scale), ...).".format(
+          type(opt).__name__, type(layer).__name__, type(layer).__name__
+        )
+      )

@@ -16,10 +16,9 @@ Step = Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, Iterable[gradien
 _SKIP = ("all", "each")
 
 
-def apply_gradients_together(steps: Iterable[Step],
-                             global_step: Optional[tf.Variable] = None,
-                             skip: str = "all",
-                             name: str = "apply_together") -> Optional[tf.Operation]:
+def apply_gradients_together(
+  steps: Iterable[Step], global_step: Optional[tf.Variable] = None, skip: str = "all", name: str = "apply_together"
+) -> Optional[tf.Operation]:
   """Applies the gradients of several optimizers that share a loss scale, and updates the loss scale once.
 
       scale = mp_compat.DynamicLossScale()
@@ -63,25 +62,32 @@ def _checked_steps(steps: Iterable[Step]) -> List[Step]:
     raise ValueError("Expected (optimizer, grads_and_vars) pairs, but got none.")
   optimizers = [opt for opt, _ in steps]
   for opt in optimizers:
-    if (not isinstance(opt, optimizer_module.MixedPrecisionLossScaleOptimizer)
-        or opt.loss_scale is not optimizers[0].loss_scale):
-      raise ValueError("Expected MixedPrecisionLossScaleOptimizers that share one LossScale, but got {}. Pass the "
-                       "same LossScale object to all of them.".format(optimizers))
+    if (
+      not isinstance(opt, optimizer_module.MixedPrecisionLossScaleOptimizer)
+      or opt.loss_scale is not optimizers[0].loss_scale
+    ):
+      raise ValueError(
+        "Expected MixedPrecisionLossScaleOptimizers that share one LossScale, but got {}. Pass the "
+        "same LossScale object to all of them.".format(optimizers)
+      )
     if not opt.step_settings.skip_nonfinite:
-      raise ValueError("Optimizers that share a loss scale need the finite check, but {} was made with "
-                       "skip_nonfinite=False. Remove that argument.".format(opt.get_name()))
+      raise ValueError(
+        "Optimizers that share a loss scale need the finite check, but {} was made with "
+        "skip_nonfinite=False. Remove that argument.".format(opt.get_name())
+      )
   return steps
 
 
-def _apply_all(optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, ...],
-               skip: str,
-               strategy: tf.distribute.Strategy,
-               checked: List[Tuple[Any, ...]],
-               global_step: Optional[tf.Variable],
-               name: str) -> Optional[tf.Operation]:
+def _apply_all(
+  optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, ...],
+  skip: str,
+  strategy: tf.distribute.Strategy,
+  checked: List[Tuple[Any, ...]],
+  global_step: Optional[tf.Variable],
+  name: str,
+) -> Optional[tf.Operation]:
   """Applies the gradients of all optimizers; called once for all replicas."""
-  settings = optimizers[0].step_settings._replace(
-      use_locking=any(opt.step_settings.use_locking for opt in optimizers))
+  settings = optimizers[0].step_settings._replace(use_locking=any(opt.step_settings.use_locking for opt in optimizers))
   steps = [step.CheckedGradients(*fields) for fields in checked]
   grads = [grad for part in steps for grad, _ in part.grads_and_vars]
   reducers = [step.finite_reducer_for(opt.step_settings, grads) for opt in optimizers]
@@ -96,18 +102,21 @@ def _apply_all(optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimiz
   if skip == "each":
     # No optimizer applies its step before the gradients of all optimizers are computed.
     with tf.control_dependencies([all_finite]):
-      decisions = [tf.identity(step.should_apply_part(should_apply, all_finite, part_finite))
-                   for part_finite in finite]
+      decisions = [tf.identity(step.should_apply_part(should_apply, all_finite, part_finite)) for part_finite in finite]
   else:
     decisions = [step.logical_and(should_apply, all_finite)] * len(finite)
   train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
-  applied = [opt.apply_decision(part, step.Decision(part_finite, part_should_apply, update_op, scale))
-             for opt, part, part_finite, part_should_apply in zip(optimizers, steps, finite, decisions)]
+  applied = [
+    opt.apply_decision(part, step.Decision(part_finite, part_should_apply, update_op, scale))
+    for opt, part, part_finite, part_should_apply in zip(optimizers, steps, finite, decisions)
+  ]
   counted = None
   if global_step is not None:
     with tf.control_dependencies([op for op in applied if op is not None]):
-      counted = conditional_apply.cond(tf.reduce_any(tf.stack(decisions)), lambda: distribute.group(
-          strategy.extended.update(global_step, lambda variable: tf.assign_add(variable, 1))))
+      counted = conditional_apply.cond(
+        tf.reduce_any(tf.stack(decisions)),
+        lambda: distribute.group(strategy.extended.update(global_step, lambda variable: tf.assign_add(variable, 1))),
+      )
   train_op = distribute.group(*applied, counted, name=name)
   if train_op is not None:
     step.set_train_ops(train_ops + [train_op])

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step: checks the gradients, updates the loss scale, and applies the gradients or skips them.
+"""One step: checks the gradients, updates the loss scale, and applies the gradients or skips them. The functions:
 
     check     in each replica: converts the gradients once and checks whether all values are finite
     decide    once for all replicas: reduces the check over replicas and processes, updates the loss scale
     apply     once for all replicas: calls the inner optimizer's apply_gradients in a conditional
+
+The optimizer, gradient accumulation and optimizers that share a loss scale call them.
 """
 
 from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, Union
@@ -56,9 +58,9 @@ class Decision(NamedTuple):
   scale: Optional[tf.Tensor]  # the loss scale before the update, for summaries
 
 
-def check(grads_and_vars: Iterable[Tuple[Any, tf.Variable]],
-          check_finite: bool = True,
-          check_computed: bool = True) -> CheckedGradients:
+def check(
+  grads_and_vars: Iterable[Tuple[Any, tf.Variable]], check_finite: bool = True, check_computed: bool = True
+) -> CheckedGradients:
   """Converts the gradients of one replica and checks whether all of their values are finite.
 
   Args:
@@ -103,10 +105,12 @@ def reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = No
     reduced = tf.convert_to_tensor(reducer(stacked))
     if reduced.dtype != tf.bool or not reduced.shape.is_compatible_with(stacked.shape):
       raise ValueError(
-          "finite_reducer must return a {}, True where the gradients are finite in all processes, but returned {}. "
-          "Sum the number of processes with an overflow and compare it with 0, as mp_compat.horovod.all_ranks_finite "
-          "does; an average of bools is True for a partial overflow."
-          .format("scalar bool" if single else "bool of shape [{}]".format(len(finite)), reduced))
+        "finite_reducer must return a {}, True where the gradients are finite in all processes, but returned {}. "
+        "Sum the number of processes with an overflow and compare it with 0, as mp_compat.horovod.all_ranks_finite "
+        "does; an average of bools is True for a partial overflow.".format(
+          "scalar bool" if single else "bool of shape [{}]".format(len(finite)), reduced
+        )
+      )
     stacked = reduced
   return [stacked] if single else tf.unstack(stacked, len(finite))
 
@@ -132,7 +136,7 @@ def decide(settings: Settings, checked: CheckedGradients, micro_batches_finite: 
       return Decision(should_apply if tf.is_tensor(should_apply) else None, should_apply, update_op, scale)
     reducer = finite_reducer_for(settings, grads)
     if micro_batches_finite is None:
-      finite, = reduce_finite([checked.finite], reducer)
+      (finite,) = reduce_finite([checked.finite], reducer)
       update_op, should_apply = update(settings, grads, finite, checked.hidden or reducer is not None)
       return Decision(finite, logical_and(should_apply, finite), update_op, scale)
     finite, micro_batches_finite = reduce_finite([checked.finite, micro_batches_finite], reducer)
@@ -151,10 +155,9 @@ def local_gradients(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradi
   return [local_grad for grad in grads for local_grad in distribute.local_results(grad)]
 
 
-def update(settings: Settings,
-           grads: List[gradients.Gradient],
-           finite: tf.Tensor,
-           hidden: bool) -> Tuple[Optional[tf.Operation], Any]:
+def update(
+  settings: Settings, grads: List[gradients.Gradient], finite: tf.Tensor, hidden: bool
+) -> Tuple[Optional[tf.Operation], Any]:
   """Updates the loss scale after a step; with `use_locking`, in a mutex (in graphs, outside of functions and XLA).
 
   Args:
@@ -199,12 +202,14 @@ def should_apply_part(should_apply: Any, all_finite: tf.Tensor, part_finite: tf.
   return tf.logical_and(part_finite, tf.logical_or(should_apply, tf.logical_not(all_finite)))
 
 
-def apply(settings: Settings,
-          checked: CheckedGradients,
-          decision: Decision,
-          global_step: Optional[tf.Variable],
-          name: Optional[str],
-          **kwargs: Any) -> reports.Step:
+def apply(
+  settings: Settings,
+  checked: CheckedGradients,
+  decision: Decision,
+  global_step: Optional[tf.Variable],
+  name: Optional[str],
+  **kwargs: Any,
+) -> reports.Step:
   """Applies the gradients of all replicas if `decision.should_apply`; called once for all replicas.
 
   Args:
@@ -223,11 +228,15 @@ def apply(settings: Settings,
   arguments = (checked.grads_and_vars, global_step, name)
   num_arguments = 3 if name is not None else 2 if global_step is not None else 1
   applied = conditional_apply.apply_in_each_replica(
-      decision.should_apply, settings.inner_optimizer.apply_gradients, arguments[:num_arguments], kwargs, checked.scope)
+    decision.should_apply, settings.inner_optimizer.apply_gradients, arguments[:num_arguments], kwargs, checked.scope
+  )
   if tf.executing_eagerly():
     return reports.Step(None, decision.finite, decision.should_apply, [])
-  local = [(local_grad, variable.name) for grad, variable in checked.grads_and_vars
-           for local_grad in distribute.local_results(grad)]
+  local = [
+    (local_grad, variable.name)
+    for grad, variable in checked.grads_and_vars
+    for local_grad in distribute.local_results(grad)
+  ]
   accumulators_set = sync_replicas.set_accumulator_steps([grad for grad, _ in local], global_step, applied)
   counted = counters = None
   if settings.add_summaries:

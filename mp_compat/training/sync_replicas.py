@@ -7,9 +7,9 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
 
 
-def set_accumulator_steps(grads: Iterable[gradients.Gradient],
-                          global_step: Optional[tf.Variable],
-                          applied: Optional[tf.Operation]) -> Optional[tf.Operation]:
+def set_accumulator_steps(
+  grads: Iterable[gradients.Gradient], global_step: Optional[tf.Variable], applied: Optional[tf.Operation]
+) -> Optional[tf.Operation]:
   """Returns an op that sets the step of the gradients' accumulators to the global step after `applied` has run.
 
   Taking gradients from a `tf.ConditionalAccumulator` increments its step. The accumulator then drops new gradients of
@@ -27,7 +27,8 @@ def set_accumulator_steps(grads: Iterable[gradients.Gradient],
   if global_step is None:
     return None
   taken = gradients.nearest_ancestors(
-      gradients.values_of(grads), lambda tensor: gradients.is_computed(tensor) or _is_accumulator_take(tensor))
+    gradients.values_of(grads), lambda tensor: gradients.is_computed(tensor) or _is_accumulator_take(tensor)
+  )
   accumulators = {tensor.op.inputs[0].name: tensor.op for tensor in taken if _is_accumulator_take(tensor)}
   if not accumulators:
     return None
@@ -36,8 +37,11 @@ def set_accumulator_steps(grads: Iterable[gradients.Gradient],
   updates = []
   for take in accumulators.values():
     with tf.colocate_with(take, ignore_existing=True):
-      set_step = (tf.raw_ops.ResourceAccumulatorSetGlobalStep if take.type.startswith("Resource")
-                  else tf.raw_ops.AccumulatorSetGlobalStep)
+      set_step = (
+        tf.raw_ops.ResourceAccumulatorSetGlobalStep
+        if take.type.startswith("Resource")
+        else tf.raw_ops.AccumulatorSetGlobalStep
+      )
       updates.append(set_step(handle=take.inputs[0], new_global_step=current_step))
   return tf.group(*updates)
 

@@ -44,23 +44,27 @@ def lennard_jones(positions, side):
   """Returns the energy and the forces [n, 3] of atoms at `positions` [n, 3] in a periodic cube."""
   apart = positions[:, None] - positions[None]
   apart -= side * np.round(apart / side)
-  square = (apart ** 2).sum(-1)
+  square = (apart**2).sum(-1)
   np.fill_diagonal(square, np.inf)
-  sixth = np.where(square < CUTOFF ** 2, SIGMA ** 6 / square ** 3, 0)
-  forces = (24 * EPSILON * (2 * sixth ** 2 - sixth) / square)[..., None] * apart
-  return 2 * EPSILON * (sixth ** 2 - sixth).sum(), forces.sum(1)
+  sixth = np.where(square < CUTOFF**2, SIGMA**6 / square**3, 0)
+  forces = (24 * EPSILON * (2 * sixth**2 - sixth) / square)[..., None] * apart
+  return 2 * EPSILON * (sixth**2 - sixth).sum(), forces.sum(1)
 
 
 def write_data(directory):
   """Writes a face-centred cubic crystal, two cells in each direction, in DeePMD-kit's format."""
   random = np.random.RandomState(0)
-  cell = np.array([[0, 0, 0], [0, .5, .5], [.5, 0, .5], [.5, .5, 0]])
+  cell = np.array([[0, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]])
   places = LATTICE * np.concatenate([cell + corner for corner in itertools.product(range(2), repeat=3)])
-  coords = [places + random.normal(0, .2, places.shape) for _ in range(FRAMES)]
+  coords = [places + random.normal(0, 0.2, places.shape) for _ in range(FRAMES)]
   energies, forces = zip(*[lennard_jones(coord, 2 * LATTICE) for coord in coords])
   os.makedirs(os.path.join(directory, "set.000"))
-  for name, value in [("coord", coords), ("energy", energies), ("force", forces),
-                      ("box", [2 * LATTICE * np.eye(3)] * FRAMES)]:
+  for name, value in [
+    ("coord", coords),
+    ("energy", energies),
+    ("force", forces),
+    ("box", [2 * LATTICE * np.eye(3)] * FRAMES),
+  ]:
     np.save(os.path.join(directory, "set.000", name + ".npy"), np.reshape(value, [FRAMES, -1]).astype(np.float32))
   np.savetxt(os.path.join(directory, "type.raw"), np.zeros(len(places)), "%d")
   np.savetxt(os.path.join(directory, "type_map.raw"), ["Ar"], "%s")
@@ -68,17 +72,30 @@ def write_data(directory):
 
 def settings(data, steps):
   return {
-      "model": {
-          "type_map": ["Ar"],
-          "descriptor": {"type": "se_e2_a", "sel": [40], "rcut": CUTOFF, "rcut_smth": 3., "neuron": [8, 16],
-                         "axis_neuron": 4, "seed": 1},
-          "fitting_net": {"neuron": [24, 24], "seed": 2}},
-      "learning_rate": {"type": "exp", "start_lr": 1e-2, "stop_lr": 1e-3, "decay_steps": 20},
-      "loss": {"start_pref_e": .02, "limit_pref_e": 1, "start_pref_f": 1000, "limit_pref_f": 1000},
-      "training": {
-          "training_data": {"systems": [data], "batch_size": 4}, "seed": 3,
-          "numb_steps": steps, "disp_freq": 1, "save_freq": steps,
-          "mixed_precision": {"compute_prec": "float16", "output_prec": "float32"}}}
+    "model": {
+      "type_map": ["Ar"],
+      "descriptor": {
+        "type": "se_e2_a",
+        "sel": [40],
+        "rcut": CUTOFF,
+        "rcut_smth": 3.0,
+        "neuron": [8, 16],
+        "axis_neuron": 4,
+        "seed": 1,
+      },
+      "fitting_net": {"neuron": [24, 24], "seed": 2},
+    },
+    "learning_rate": {"type": "exp", "start_lr": 1e-2, "stop_lr": 1e-3, "decay_steps": 20},
+    "loss": {"start_pref_e": 0.02, "limit_pref_e": 1, "start_pref_f": 1000, "limit_pref_f": 1000},
+    "training": {
+      "training_data": {"systems": [data], "batch_size": 4},
+      "seed": 3,
+      "numb_steps": steps,
+      "disp_freq": 1,
+      "save_freq": steps,
+      "mixed_precision": {"compute_prec": "float16", "output_prec": "float32"},
+    },
+  }
 
 
 def train(top, name, whose, steps, restart=None):
@@ -87,8 +104,13 @@ def train(top, name, whose, steps, restart=None):
   os.makedirs(directory)
   with open(os.path.join(directory, "input.json"), "w") as file:
     json.dump(settings(os.path.join(top, "data"), steps), file)
-  client.run(client.PYTHON[whose] + ["-m", "deepmd", "--tf", "train", "--skip-neighbor-stat", "input.json"] +
-             (["--restart", restart] if restart else []), directory, **ENVIRONMENT)
+  client.run(
+    client.PYTHON[whose]
+    + ["-m", "deepmd", "--tf", "train", "--skip-neighbor-stat", "input.json"]
+    + (["--restart", restart] if restart else []),
+    directory,
+    **ENVIRONMENT,
+  )
   path = os.path.join(directory, "model.ckpt-{}".format(steps))
   found = checkpoints.inspect(path)
   made_by = "mp_compat" if "beta1_power" in found.variables else "tensorflow"  # which writes only cond_3/...
@@ -97,9 +119,20 @@ def train(top, name, whose, steps, restart=None):
     curve = file.read()
   rows = np.loadtxt(curve.splitlines())
   steps, errors = rows[:, 0], rows[:, 3]  # One row per attempt: a skipped step is repeated.
-  print("  {:<24}  {:>3.0f} to {:>3.0f}  {:>7}  {:>5g}  {:>10}  {:.3f} to {:.3f}  {:>6.0f} s".format(
-      name, steps[0], steps[-1], (np.diff(steps) == 0).sum(), found.state["current_loss_scale"],
-      found.state["good_steps"], errors[:20].mean(), errors[-20:].mean(), time.time() - began), flush=True)
+  print(
+    "  {:<24}  {:>3.0f} to {:>3.0f}  {:>7}  {:>5g}  {:>10}  {:.3f} to {:.3f}  {:>6.0f} s".format(
+      name,
+      steps[0],
+      steps[-1],
+      (np.diff(steps) == 0).sum(),
+      found.state["current_loss_scale"],
+      found.state["good_steps"],
+      errors[:20].mean(),
+      errors[-20:].mean(),
+      time.time() - began,
+    ),
+    flush=True,
+  )
   return curve, path
 
 
@@ -115,8 +148,11 @@ def main():
     our_curve, our_path = train(top, "mp_compat", "mp_compat", arguments.steps)
     client.check(curve == our_curve, "the learning curves of TensorFlow's class and mp_compat differ.")
     count = client.check_same(path, our_path)
-    print("The learning curves are the same text, the {} variables of the checkpoints the same bits. Restarting\n"
-          "from the checkpoints as they are:".format(count), flush=True)
+    print(
+      "The learning curves are the same text, the {} variables of the checkpoints the same bits. Restarting\n"
+      "from the checkpoints as they are:".format(count),
+      flush=True,
+    )
 
     written, continued = {"tensorflow": path, "mp_compat": our_path}, []
     for source, to in itertools.product(written, repeat=2):

@@ -49,9 +49,18 @@ def train(top, whose, name, last):
   found = client.variables(path)
   client.check(POWER[whose] in found, "{} has no {}: it is not of {}.".format(path, POWER[whose], whose))
   client.check(("gradients that were never scaled" in printed) == (whose == "mp_compat"), "the warning of " + whose)
-  print("{:<28} {:>6} {:>12g} {:>12}  {} to {} {:>5.0f} s".format(
-      name, len(losses), found[SCOPE + "current_loss_scale"], found[SCOPE + "good_steps"], losses[0], losses[-1],
-      time.time() - began), flush=True)
+  print(
+    "{:<28} {:>6} {:>12g} {:>12}  {} to {} {:>5.0f} s".format(
+      name,
+      len(losses),
+      found[SCOPE + "current_loss_scale"],
+      found[SCOPE + "good_steps"],
+      losses[0],
+      losses[-1],
+      time.time() - began,
+    ),
+    flush=True,
+  )
   return losses, path
 
 
@@ -63,15 +72,21 @@ def main():
     our_losses, our_path = train(top, "mp_compat", "mp_compat", steps)
     client.check(losses == our_losses, "the losses differ:\n{}\n{}".format(losses, our_losses))
     count = client.check_same(path, our_path, spelling, RACE)
-    print("The losses are the same text, the {} variables the same bits. Each continues the other's:".format(count),
-          flush=True)
+    print(
+      "The losses are the same text, the {} variables the same bits. Each continues the other's:".format(count),
+      flush=True,
+    )
     continued = []
-    for source, whose, name in [(path, "mp_compat", "mp_compat after tensorflow"),
-                                (our_path, "tensorflow", "tensorflow after mp_compat")]:
+    for source, whose, name in [
+      (path, "mp_compat", "mp_compat after tensorflow"),
+      (our_path, "tensorflow", "tensorflow after mp_compat"),
+    ]:
       client.copy(source, os.path.join(top, name, os.path.basename(source)))
       continued.append(train(top, whose, name, 2 * steps))
-    client.check(continued[0][0] == continued[1][0], "the losses differ after the restart:\n{}\n{}".format(
-        continued[0][0], continued[1][0]))
+    client.check(
+      continued[0][0] == continued[1][0],
+      "the losses differ after the restart:\n{}\n{}".format(continued[0][0], continued[1][0]),
+    )
     client.check_same(continued[0][1], continued[1][1], spelling, RACE)
     print("The losses are the same text, the variables the same bits.", flush=True)
 

@@ -32,10 +32,15 @@ def main():
   client.check(losses == our_losses, "the losses differ:\n{}\n{}".format("\n".join(losses), "\n".join(our_losses)))
   client.check(variables == our_variables, "the weights differ.")
   scales = [line.split()[-1] for line in losses]
-  client.check(len(losses) == 40 and len(set(scales)) == 3, "expected two overflows in 40 steps, but the scales are " +
-               ", ".join(scales))
-  print("The {} losses and scales and the {} variables are the same bits. From {} to {}.".format(
-      len(losses), len(variables), losses[0], losses[-1]))
+  client.check(
+    len(losses) == 40 and len(set(scales)) == 3,
+    "expected two overflows in 40 steps, but the scales are " + ", ".join(scales),
+  )
+  print(
+    "The {} losses and scales and the {} variables are the same bits. From {} to {}.".format(
+      len(losses), len(variables), losses[0], losses[-1]
+    )
+  )
 
 
 if __name__ == "__main__":

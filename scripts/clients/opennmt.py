@@ -46,21 +46,36 @@ def write_data(top, overflows):
   sentences = [[randomly.choice(WORDS) for _ in range(randomly.randint(3, 8))] for _ in range(400)]
   for place in range(50, 50 + 300 * overflows, 300):
     sentences[place % len(sentences)][0] = ABSURD
-  texts = {"source": [" ".join(words) for words in sentences],
-           "target": [" ".join(reversed(words)) for words in sentences],
-           "vocabulary": ["<blank>", "<s>", "</s>"] + list(WORDS) + [ABSURD]}
+  texts = {
+    "source": [" ".join(words) for words in sentences],
+    "target": [" ".join(reversed(words)) for words in sentences],
+    "vocabulary": ["<blank>", "<s>", "</s>"] + list(WORDS) + [ABSURD],
+  }
   for name, lines in texts.items():
     with open(os.path.join(top, name), "w") as file:
       file.write("\n".join(lines) + "\n")
 
 
 def settings(steps):
-  return {"model_dir": "run",
-          "data": {"train_features_file": "../source", "train_labels_file": "../target",
-                   "source_vocabulary": "../vocabulary", "target_vocabulary": "../vocabulary"},
-          "params": {"optimizer": "Adam", "learning_rate": .002, "dropout": .1},
-          "train": {"batch_size": 16, "batch_type": "examples", "length_bucket_width": 100, "sample_buffer_size": 0,
-                    "max_step": steps, "save_checkpoints_steps": steps, "save_summary_steps": 1}}
+  return {
+    "model_dir": "run",
+    "data": {
+      "train_features_file": "../source",
+      "train_labels_file": "../target",
+      "source_vocabulary": "../vocabulary",
+      "target_vocabulary": "../vocabulary",
+    },
+    "params": {"optimizer": "Adam", "learning_rate": 0.002, "dropout": 0.1},
+    "train": {
+      "batch_size": 16,
+      "batch_type": "examples",
+      "length_bucket_width": 100,
+      "sample_buffer_size": 0,
+      "max_step": steps,
+      "save_checkpoints_steps": steps,
+      "save_summary_steps": 1,
+    },
+  }
 
 
 def train(top, whose, name, last, source=None):
@@ -71,15 +86,39 @@ def train(top, whose, name, last, source=None):
     shutil.copytree(source, os.path.join(directory, "run"))
   with open(os.path.join(directory, "config.json"), "w") as file:
     json.dump(settings(last), file)  # JSON is valid YAML.
-  printed = client.run(client.PYTHON[whose] + [
-      MAIN, "--model", MODEL, "--config", "config.json", "--mixed_precision", "--seed", "1",
-      "--inter_op_parallelism_threads", "1", "--intra_op_parallelism_threads", "1", "train"], cwd=directory)
+  printed = client.run(
+    client.PYTHON[whose]
+    + [
+      MAIN,
+      "--model",
+      MODEL,
+      "--config",
+      "config.json",
+      "--mixed_precision",
+      "--seed",
+      "1",
+      "--inter_op_parallelism_threads",
+      "1",
+      "--intra_op_parallelism_threads",
+      "1",
+      "train",
+    ],
+    cwd=directory,
+  )
   scaled_by = re.search(r"^Loss scaling by (\S+)$", printed, re.M).group(1)
   client.check(scaled_by.startswith(whose + "."), "{} scaled the loss in {}.".format(scaled_by, name))
   losses = list(dict.fromkeys(re.findall(r"Step = (\d+) .* Loss = (\S+)", printed)))  # Some loggers print it twice.
-  print("{:<28} {:>8} {:>9}  {} to {} {:>5.0f} s".format(
-      name, len(losses), sum(step == next_step for (step, _), (next_step, _) in zip(losses, losses[1:])), losses[0][1],
-      losses[-1][1], time.time() - began), flush=True)
+  print(
+    "{:<28} {:>8} {:>9}  {} to {} {:>5.0f} s".format(
+      name,
+      len(losses),
+      sum(step == next_step for (step, _), (next_step, _) in zip(losses, losses[1:])),
+      losses[0][1],
+      losses[-1][1],
+      time.time() - began,
+    ),
+    flush=True,
+  )
   return losses, os.path.join(directory, "run")
 
 
@@ -93,12 +132,18 @@ def main():
     our_losses, our_path = train(top, "mp_compat", "mp_compat", steps)
     client.check(losses == our_losses, "the losses differ:\n{}\n{}".format(losses, our_losses))
     count = client.check_same(*[os.path.join(one, "ckpt-{}".format(steps)) for one in (path, our_path)])
-    print("The losses are the same text, the {} entries the same bits. Each continues the other's:".format(count),
-          flush=True)
-    continued = [train(top, "mp_compat", "mp_compat after tensorflow", 2 * steps, path),
-                 train(top, "tensorflow", "tensorflow after mp_compat", 2 * steps, our_path)]
-    client.check(continued[0][0] == continued[1][0], "the losses differ after the restart:\n{}\n{}".format(
-        continued[0][0], continued[1][0]))
+    print(
+      "The losses are the same text, the {} entries the same bits. Each continues the other's:".format(count),
+      flush=True,
+    )
+    continued = [
+      train(top, "mp_compat", "mp_compat after tensorflow", 2 * steps, path),
+      train(top, "tensorflow", "tensorflow after mp_compat", 2 * steps, our_path),
+    ]
+    client.check(
+      continued[0][0] == continued[1][0],
+      "the losses differ after the restart:\n{}\n{}".format(continued[0][0], continued[1][0]),
+    )
     client.check_same(*[os.path.join(one, "ckpt-{}".format(2 * steps)) for _, one in continued])
     print("The losses are the same text, the entries the same bits.", flush=True)
 

@@ -24,12 +24,12 @@ from mp_compat import __main__ as command_line
 
 # The number of rewritten names, and of decisions of each kind, counted by hand in the diffs and the sources.
 EXPECTED = {
-    "tensor2tensor==1.15.7": (2, {"unresolved": 2, "own-global-step": 1}),
-    "OpenNMT-tf==2.8.1": (2, {"isinstance": 1}),
-    "tf-models-official==2.2.2": (8, {"isinstance": 2, "wrapped-twice": 1, "text": 1}),
-    "finetune==0.10.0": (2, {"own-global-step": 1}),
-    "neurst==0.1.2": (5, {"isinstance": 2, "keras": 2, "private-state": 7, "subclass": 1}),
-    "deepmd-kit==3.2.0": (4, {}),
+  "tensor2tensor==1.15.7": (2, {"unresolved": 2, "own-global-step": 1}),
+  "OpenNMT-tf==2.8.1": (2, {"isinstance": 1}),
+  "tf-models-official==2.2.2": (8, {"isinstance": 2, "wrapped-twice": 1, "text": 1}),
+  "finetune==0.10.0": (2, {"own-global-step": 1}),
+  "neurst==0.1.2": (5, {"isinstance": 2, "keras": 2, "private-state": 7, "subclass": 1}),
+  "deepmd-kit==3.2.0": (4, {}),
 }
 
 
@@ -40,9 +40,22 @@ def check(promise, otherwise):
 
 def fetch(package, top):
   """Downloads and unpacks a package; returns the directory."""
-  subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check",
-                  "--dest", top, package], check=True)
-  archive, = (path for path in glob.glob(os.path.join(top, "*")) if os.path.isfile(path))
+  subprocess.run(
+    [
+      sys.executable,
+      "-m",
+      "pip",
+      "download",
+      "--quiet",
+      "--no-deps",
+      "--disable-pip-version-check",
+      "--dest",
+      top,
+      package,
+    ],
+    check=True,
+  )
+  (archive,) = (path for path in glob.glob(os.path.join(top, "*")) if os.path.isfile(path))
   sources = os.path.join(top, "sources")
   shutil.unpack_archive(archive, sources, "zip" if archive.endswith(".whl") else None)
   return sources
@@ -73,21 +86,28 @@ def examine(package, expected, show):
     with open(report) as file:
       found = json.load(file)
     kinds = collections.Counter(decision["kind"] for decision in found["decide"])
-    check((len(found["rewritten"]), kinds) == expected, "{}: expected {}, got {}.\n{}".format(
-        package, expected, (len(found["rewritten"]), dict(kinds)), said))
+    check(
+      (len(found["rewritten"]), kinds) == expected,
+      "{}: expected {}, got {}.\n{}".format(package, expected, (len(found["rewritten"]), dict(kinds)), said),
+    )
     code, said = migrate("--write", sources)
     check(code == 0, said)
     after, files = digests(sources), {change["path"] for change in found["rewritten"]}
-    check({path for path in before if before[path] != after.get(path)} == files and set(before) == set(after),
-          "{}: other files changed than {}.".format(package, sorted(files)))
+    check(
+      {path for path in before if before[path] != after.get(path)} == files and set(before) == set(after),
+      "{}: other files changed than {}.".format(package, sorted(files)),
+    )
     for path in files:
       with open(path, "rb") as content:
         compile(content.read(), path, "exec")
     code, said = migrate("--check", sources)
     check(code == (3 if found["problems"] else 0), "a second migration finds more:\n" + said)
-    print("{:<26}  {:>5} files, {:>2} names rewritten in {:>2}, {} places to decide, {} not Python 3".format(
-        package, found["files"], len(found["rewritten"]), len(files), len(found["decide"]), len(found["problems"])),
-        flush=True)
+    print(
+      "{:<26}  {:>5} files, {:>2} names rewritten in {:>2}, {} places to decide, {} not Python 3".format(
+        package, found["files"], len(found["rewritten"]), len(files), len(found["decide"]), len(found["problems"])
+      ),
+      flush=True,
+    )
 
 
 def main():

@@ -29,13 +29,21 @@ import client
 
 TRAINER = os.path.join(os.path.dirname(sys.executable), "t2t-trainer")
 SIZE = "batch_size=128,max_length=64,num_hidden_layers=1"
-HALF = "activation_dtype=float16,weight_dtype=float32,mixed_precision_optimizer_loss_scaler=exponential," \
-       "mixed_precision_optimizer_init_loss_scale={}".format(2 ** 28)
-WAYS = {"half": ["--hparams={},{}".format(SIZE, HALF)],
-        "rewrite": ["--hparams=" + SIZE, "--gpu_automatic_mixed_precision"]}
+HALF = (
+  "activation_dtype=float16,weight_dtype=float32,mixed_precision_optimizer_loss_scaler=exponential,"
+  "mixed_precision_optimizer_init_loss_scale={}".format(2**28)
+)
+WAYS = {
+  "half": ["--hparams={},{}".format(SIZE, HALF)],
+  "rewrite": ["--hparams=" + SIZE, "--gpu_automatic_mixed_precision"],
+}
 # The name of Adam's power shows whose class built the train op.
-POWER = {("half", "tensorflow"): "training/cond/beta1_power", ("rewrite", "tensorflow"): "training/cond_1/beta1_power",
-         ("half", "mp_compat"): "training/beta1_power", ("rewrite", "mp_compat"): "training/beta1_power"}
+POWER = {
+  ("half", "tensorflow"): "training/cond/beta1_power",
+  ("rewrite", "tensorflow"): "training/cond_1/beta1_power",
+  ("half", "mp_compat"): "training/beta1_power",
+  ("rewrite", "mp_compat"): "training/beta1_power",
+}
 
 
 def parse_arguments():
@@ -48,28 +56,59 @@ def train(top, way, whose, name, first, last):
   """Runs tensor2tensor from step `first` to `last`; returns its printed losses and the path of its last checkpoint."""
   began, directory = time.time(), os.path.join(top, way, name)
   usr = os.path.join(os.path.dirname(os.path.abspath(__file__)), "t2t_usr")
-  printed = client.run(client.PYTHON[whose] + [
-      TRAINER, "--t2t_usr_dir=" + usr, "--problem=reverse_in_order", "--model=quick_transformer", "--schedule=train",
-      "--hparams_set=transformer_test", "--generate_data", "--data_dir=" + os.path.join(top, "data"),
-      "--tmp_dir=" + os.path.join(top, "tmp"), "--output_dir=" + directory, "--train_steps={}".format(last),
-      "--random_seed=1", "--inter_op_parallelism_threads=1", "--intra_op_parallelism_threads=1",
-      "--log_step_count_steps=1", "--iterations_per_loop={}".format(last)] + WAYS[way])
+  printed = client.run(
+    client.PYTHON[whose]
+    + [
+      TRAINER,
+      "--t2t_usr_dir=" + usr,
+      "--problem=reverse_in_order",
+      "--model=quick_transformer",
+      "--schedule=train",
+      "--hparams_set=transformer_test",
+      "--generate_data",
+      "--data_dir=" + os.path.join(top, "data"),
+      "--tmp_dir=" + os.path.join(top, "tmp"),
+      "--output_dir=" + directory,
+      "--train_steps={}".format(last),
+      "--random_seed=1",
+      "--inter_op_parallelism_threads=1",
+      "--intra_op_parallelism_threads=1",
+      "--log_step_count_steps=1",
+      "--iterations_per_loop={}".format(last),
+    ]
+    + WAYS[way]
+  )
   losses = re.findall(r"INFO:tensorflow:loss = (\S+), step", printed)  # one per attempt
   path = os.path.join(directory, "model.ckpt-{}".format(last))
   found = client.variables(path)
   client.check(POWER[way, whose] in found, "{} has no {}: it is not of {}.".format(path, POWER[way, whose], whose))
   (scale,) = [value for name, value in found.items() if name in ("loss_scale", "current_loss_scale")]
-  print("{:<8} {:<28} {:>8} {:>9} {:>12g} {:>12} {} to {} {:>5.0f} s".format(
-      way, name, len(losses), len(losses) - (last - first), scale, found["good_steps"], losses[0], losses[-1],
-      time.time() - began), flush=True)
+  print(
+    "{:<8} {:<28} {:>8} {:>9} {:>12g} {:>12} {} to {} {:>5.0f} s".format(
+      way,
+      name,
+      len(losses),
+      len(losses) - (last - first),
+      scale,
+      found["good_steps"],
+      losses[0],
+      losses[-1],
+      time.time() - began,
+    ),
+    flush=True,
+  )
   return losses, path
 
 
 def main():
   steps = parse_arguments().steps
   with tempfile.TemporaryDirectory() as top:
-    print("{:<8} {:<28} {:>8} {:>9} {:>12} {:>12} loss".format(
-        "way", "training", "attempts", "skipped", "loss scale", "good steps"), flush=True)
+    print(
+      "{:<8} {:<28} {:>8} {:>9} {:>12} {:>12} loss".format(
+        "way", "training", "attempts", "skipped", "loss scale", "good steps"
+      ),
+      flush=True,
+    )
     for way in WAYS:
       losses, path = train(top, way, "tensorflow", "tensorflow", 0, steps)
       our_losses, our_path = train(top, way, "mp_compat", "mp_compat", 0, steps)
@@ -79,12 +118,16 @@ def main():
       if way == "rewrite":
         continue
       continued = []
-      for source, whose, name in [(path, "mp_compat", "mp_compat after tensorflow"),
-                                  (our_path, "tensorflow", "tensorflow after mp_compat")]:
+      for source, whose, name in [
+        (path, "mp_compat", "mp_compat after tensorflow"),
+        (our_path, "tensorflow", "tensorflow after mp_compat"),
+      ]:
         client.copy(source, os.path.join(top, way, name, os.path.basename(source)))
         continued.append(train(top, way, whose, name, steps, 2 * steps))
-      client.check(continued[0][0] == continued[1][0], "the losses differ after the restart:\n{}\n{}".format(
-          continued[0][0], continued[1][0]))
+      client.check(
+        continued[0][0] == continued[1][0],
+        "the losses differ after the restart:\n{}\n{}".format(continued[0][0], continued[1][0]),
+      )
       client.check_same(continued[0][1], continued[1][1])
       print("The losses are the same text, the variables the same bits.", flush=True)
 

@@ -32,8 +32,10 @@ def main():
   losses, variables = run("tensorflow")
   our_losses, our_variables = run("mp_compat")
   client.check(len(losses) == 30 and losses == our_losses, "the losses differ:\n{}\n{}".format(losses, our_losses))
-  client.check("current_loss_scale" in variables and variables == our_variables, "the variables differ:\n{}\n{}".format(
-      variables, our_variables))
+  client.check(
+    "current_loss_scale" in variables and variables == our_variables,
+    "the variables differ:\n{}\n{}".format(variables, our_variables),
+  )
   print("The {} losses and the {} variables are the same bits.".format(len(losses), len(variables)))
 
 

@@ -36,13 +36,20 @@ import numpy as np
 
 STEPS = 20  # of each process
 OVERFLOW = 5  # the step of each process that overflows
-SCALE, PERIOD = 2. ** 10, 10
+SCALE, PERIOD = 2.0**10, 10
 ROWS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "runs", "ecosystem")
 COLUMNS = ["library", "TensorFlow", "Python", "unwrapped", "TensorFlow's class", "overflow", "restored", "date"]
 
 # One thread and no GPU, so that sums have the same order in every run.
-ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TF_CPP_MIN_LOG_LEVEL": "2",
-               "TF_DETERMINISTIC_OPS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+ENVIRONMENT = {
+  "CUDA_VISIBLE_DEVICES": "-1",
+  "OMP_NUM_THREADS": "1",
+  "PYTHONHASHSEED": "0",
+  "TF_CPP_MIN_LOG_LEVEL": "2",
+  "TF_DETERMINISTIC_OPS": "1",
+  "TF_NUM_INTEROP_THREADS": "1",
+  "TF_NUM_INTRAOP_THREADS": "1",
+}
 SCALE_VARIABLES = re.compile(r"(^|.*/)(current_loss_scale|good_steps)(_\d+)?(:0)?$")
 
 
@@ -66,6 +73,7 @@ class Tools:
         and call `inject` for the loss instead.
     """
     import tensorflow.compat.v1 as tf
+
     if inject:
       compute_gradients = opt.compute_gradients
       opt.compute_gradients = lambda loss, *args, **kwargs: compute_gradients(self.inject(loss), *args, **kwargs)
@@ -75,6 +83,7 @@ class Tools:
       experimental = tf.train.experimental
       return experimental.MixedPrecisionLossScaleOptimizer(opt, experimental.DynamicLossScale(SCALE, PERIOD))
     import mp_compat
+
     return mp_compat.MixedPrecisionLossScaleOptimizer(opt, mp_compat.DynamicLossScale(SCALE, PERIOD))
 
   def wrap_keras(self, opt):
@@ -94,9 +103,11 @@ class Tools:
     if callable(loss):
       return lambda: self.inject(loss())
     import tensorflow.compat.v1 as tf
+
     steps = itertools.count(1)
-    factor, = tf.py_func(lambda: np.float32(np.inf if next(steps) == OVERFLOW and self._overflow else 1.), [],
-                         [tf.float32])
+    (factor,) = tf.py_func(
+      lambda: np.float32(np.inf if next(steps) == OVERFLOW and self._overflow else 1.0), [], [tf.float32]
+    )
     factor.set_shape([])
     return loss * tf.cast(factor, loss.dtype)
 
@@ -108,6 +119,7 @@ def import_program(library):
 def read_checkpoint(directory):
   """Returns the variables of the latest TensorFlow checkpoint in a directory."""
   import tensorflow.compat.v1 as tf
+
   reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(directory))
   return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
@@ -120,8 +132,13 @@ def train_in_processes(library, variant, overflow):
     for process in range(2):
       path = os.path.join(parent, "{}.npz".format(process))
       command = [sys.executable, "-W", "ignore", __file__, library, "--train", variant, directory, path]
-      done = subprocess.run(command + ["--overflow"] * overflow, env=dict(os.environ, **ENVIRONMENT),
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+      done = subprocess.run(
+        command + ["--overflow"] * overflow,
+        env=dict(os.environ, **ENVIRONMENT),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+      )
       if done.returncode:
         raise RuntimeError(done.stdout[-4000:])
       with np.load(path) as loaded:
@@ -131,16 +148,19 @@ def train_in_processes(library, variant, overflow):
 
 def without_loss_scale(values):
   """Returns the variables of the program, named as without loss scaling."""
-  return {re.sub(r"(^|/)cond(_\d+)?/", r"\1", name): value for name, value in values.items()
-          if not SCALE_VARIABLES.match(name)}
+  return {
+    re.sub(r"(^|/)cond(_\d+)?/", r"\1", name): value
+    for name, value in values.items()
+    if not SCALE_VARIABLES.match(name)
+  }
 
 
 def same(values, others):
   values, others = without_loss_scale(values), without_loss_scale(others)
   assert values, "no variables"
   return sorted(values) == sorted(others) and all(
-      value.dtype == others[name].dtype and value.tobytes() == others[name].tobytes()
-      for name, value in values.items())
+    value.dtype == others[name].dtype and value.tobytes() == others[name].tobytes() for name, value in values.items()
+  )
 
 
 def loss_scale(values):
@@ -163,12 +183,23 @@ def compare(library):
     tensorflow = "fails: " + error.args[0].strip().split("\n")[-1][:120]
   finite = all(np.isfinite(value).all() for value in skipped.values() if value.dtype.kind == "f")
   import tensorflow.compat.v1 as tf
+
   versions = importlib.import_module("importlib_metadata" if sys.version_info < (3, 8) else "importlib.metadata")
-  return dict(zip(COLUMNS, [
-      ", ".join("{} {}".format(name, versions.version(name)) for name in import_program(library).PACKAGES),
-      tf.VERSION, "{}.{}".format(*sys.version_info), "same bits" if same(ours, unwrapped) else "DIFFERS", tensorflow,
-      "skipped" if finite and loss_scale(skipped) < loss_scale(ours) else "NOT SKIPPED",
-      "NOT RESTORED" if same(first, ours) else "yes", datetime.date.today().isoformat()]))
+  return dict(
+    zip(
+      COLUMNS,
+      [
+        ", ".join("{} {}".format(name, versions.version(name)) for name in import_program(library).PACKAGES),
+        tf.VERSION,
+        "{}.{}".format(*sys.version_info),
+        "same bits" if same(ours, unwrapped) else "DIFFERS",
+        tensorflow,
+        "skipped" if finite and loss_scale(skipped) < loss_scale(ours) else "NOT SKIPPED",
+        "NOT RESTORED" if same(first, ours) else "yes",
+        datetime.date.today().isoformat(),
+      ],
+    )
+  )
 
 
 def make_table():

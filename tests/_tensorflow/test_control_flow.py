@@ -29,8 +29,13 @@ with tf.Session() as sess:
 
 
 def run_program(module):
-  return subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM.format(module)], env=testing.environment(),
-                        check=False, capture_output=True, text=True)
+  return subprocess.run(
+    [sys.executable, "-W", "ignore", "-c", PROGRAM.format(module)],
+    env=testing.environment(),
+    check=False,
+    capture_output=True,
+    text=True,
+  )
 
 
 def test_program_trains_after_disabling_eager_execution_only():
@@ -38,8 +43,10 @@ def test_program_trains_after_disabling_eager_execution_only():
   assert done.stdout == "{} [-0.5 -0.5] 1".format(tf.__version__), done.stderr
 
 
-@pytest.mark.skipif(not (2, 4) <= tuple(map(int, tf.__version__.split(".")[:2])) <= (2, 10),
-                    reason="only in TensorFlow 2.4 to 2.10 does init_scope ignore disable_eager_execution()")
+@pytest.mark.skipif(
+  not (2, 4) <= tuple(map(int, tf.__version__.split(".")[:2])) <= (2, 10),
+  reason="only in TensorFlow 2.4 to 2.10 does init_scope ignore disable_eager_execution()",
+)
 def test_tensorflow_class_fails_after_disabling_eager_only():
   assert "Attempting to capture an EagerTensor" in run_program("tensorflow.compat.v1.train.experimental").stderr
 
@@ -55,8 +62,8 @@ def test_conditionals_in_graphs_are_not_functions():
 
 def test_conditionals_in_functions_are_functions():
   with testing.eager_mode(), testing.control_flow(2):
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
-    w = tensorflow.Variable([0., 0.])
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+    w = tensorflow.Variable([0.0, 0.0])
 
     @tensorflow.function
     def step(x):
@@ -70,6 +77,6 @@ def test_contains_op_searches_branch_functions():
   with tf.Graph().as_default() as graph, testing.control_flow(2):
     x = tf.placeholder(tf.float32, [2])
     tf.cond(x[0] > 0, lambda: tf.sin(x), lambda: x)
-    conditional, = [op for op in graph.get_operations() if op.type in ("If", "StatelessIf")]
+    (conditional,) = [op for op in graph.get_operations() if op.type in ("If", "StatelessIf")]
     assert control_flow.contains_op(conditional, "Sin") and not control_flow.contains_op(conditional, "Cos")
     assert not control_flow.contains_op(x.op, "Sin") and control_flow.contains_op(x.op, "Placeholder")

@@ -24,7 +24,7 @@ BEFORE, AFTER = 7, 4  # steps before the checkpoint is written, and after it
 FEEDS = list(testing.feeds(BEFORE + AFTER, overflow_at={3, 5, 8}))
 INCREMENT_PERIOD = 2
 
-OPTIMIZERS = {"momentum": lambda: tf.train.MomentumOptimizer(.1, .9), "adam": lambda: tf.train.AdamOptimizer(.1)}
+OPTIMIZERS = {"momentum": lambda: tf.train.MomentumOptimizer(0.1, 0.9), "adam": lambda: tf.train.AdamOptimizer(0.1)}
 
 
 class Case(NamedTuple):
@@ -44,9 +44,14 @@ class Case(NamedTuple):
 def list_cases(version):
   """Returns the cases of a TensorFlow version ("1.15", ...)."""
   writers = ["tensorflow"] + ["contrib"] * (version == "1.15")
-  found = [Case(writer, optimizer, control_flow, scope) for writer in writers for optimizer in sorted(OPTIMIZERS)
-           for control_flow in (1, 2) for scope in ("", "head")
-           if control_flow == 1 or writer != "contrib"]  # contrib's reference variables fail in v2
+  found = [
+    Case(writer, optimizer, control_flow, scope)
+    for writer in writers
+    for optimizer in sorted(OPTIMIZERS)
+    for control_flow in (1, 2)
+    for scope in ("", "head")
+    if control_flow == 1 or writer != "contrib"
+  ]  # contrib's reference variables fail in v2
   found += [Case(writer, optimizer) for writer in ("mp_compat", "plain") for optimizer in sorted(OPTIMIZERS)]
   found += [Case("tensorflow", "adam", control_flow, kind="two") for control_flow in (1, 2)]
   found += [Case(writer, "adam", kind="objects") for writer in ("mp_compat", "tensorflow")]
@@ -59,17 +64,20 @@ def wrap(writer, optimizer):
   opt = OPTIMIZERS[optimizer]()
   if writer == "mp_compat":
     return mp_compat.MixedPrecisionLossScaleOptimizer(
-        opt, mp_compat.DynamicLossScale(increment_period=INCREMENT_PERIOD))
+      opt, mp_compat.DynamicLossScale(increment_period=INCREMENT_PERIOD)
+    )
   if writer == "tensorflow":
     return testing.native.MixedPrecisionLossScaleOptimizer(
-        opt, testing.native.DynamicLossScale(increment_period=INCREMENT_PERIOD))
+      opt, testing.native.DynamicLossScale(increment_period=INCREMENT_PERIOD)
+    )
   if writer in ("contrib", "mp_compat.contrib"):
     if writer == "contrib":
       from tensorflow.contrib import mixed_precision
     else:
       from mp_compat.contrib import mixed_precision
     return mixed_precision.LossScaleOptimizer(
-        opt, mixed_precision.ExponentialUpdateLossScaleManager(2. ** 15, INCREMENT_PERIOD))
+      opt, mixed_precision.ExponentialUpdateLossScaleManager(2.0**15, INCREMENT_PERIOD)
+    )
   return opt
 
 
@@ -78,16 +86,18 @@ class GoldenTraining:
 
   def __init__(self, case, x=None):
     self.x = tf.placeholder(tf.float32, [3], "x") if x is None else x
-    self.w = tf.get_variable("w", initializer=np.array([1., -2., 3.], np.float32), use_resource=True)
-    self.b = tf.get_variable("b", initializer=np.array([[.5, .25, .125]], np.float32), use_resource=True)
+    self.w = tf.get_variable("w", initializer=np.array([1.0, -2.0, 3.0], np.float32), use_resource=True)
+    self.b = tf.get_variable("b", initializer=np.array([[0.5, 0.25, 0.125]], np.float32), use_resource=True)
     with tf.variable_scope("", use_resource=True):
       self.global_step = tf.train.get_or_create_global_step()
     losses = [tf.reduce_sum(self.x * tf.square(self.w)), tf.reduce_sum(tf.sin(self.b) * self.x)]
     with tf.name_scope(case.scope or None):
       if case.kind == "two":
         self.optimizers = [wrap(case.writer, case.optimizer) for _ in losses]
-        self.train_op = tf.group(self.optimizers[0].minimize(losses[0], self.global_step, [self.w]),
-                                 self.optimizers[1].minimize(losses[1], var_list=[self.b]))
+        self.train_op = tf.group(
+          self.optimizers[0].minimize(losses[0], self.global_step, [self.w]),
+          self.optimizers[1].minimize(losses[1], var_list=[self.b]),
+        )
       else:
         self.optimizers = [wrap(case.writer, case.optimizer)]
         self.train_op = self.optimizers[0].minimize(tf.add_n(losses), self.global_step)
@@ -119,8 +129,9 @@ def make(case, directory):
         for part in (".index", ".data-00000-of-00001"):  # removes the number that save() appends
           os.replace(written + part, path + part)
       else:
-        plain_saver.save(sess, path, write_meta_graph=case.writer == "mp_compat" and VERSION == "1.15",
-                         write_state=False)
+        plain_saver.save(
+          sess, path, write_meta_graph=case.writer == "mp_compat" and VERSION == "1.15", write_state=False
+        )
       return saved, training.run(sess, FEEDS[BEFORE:])
 
 

@@ -10,12 +10,14 @@ from tests import testing
 from tests.checkpoints import golden_cases
 from tests.testing import tf
 
-FEEDS_AFTER = golden_cases.FEEDS[golden_cases.BEFORE:]  # the inputs of the steps after saving
+FEEDS_AFTER = golden_cases.FEEDS[golden_cases.BEFORE :]  # the inputs of the steps after saving
 VERSIONS = sorted(name for name in os.listdir(golden_cases.GOLDENS) if name[0].isdigit())
 ENDS = ("1.15", "2.21")  # versions between them write the same
-GOLDENS = [pytest.param(version, case, id=version + "-" + case.name,
-                        marks=[] if version in ENDS else [pytest.mark.matrix])
-           for version in VERSIONS for case in golden_cases.list_cases(version)]
+GOLDENS = [
+  pytest.param(version, case, id=version + "-" + case.name, marks=[] if version in ENDS else [pytest.mark.matrix])
+  for version in VERSIONS
+  for case in golden_cases.list_cases(version)
+]
 BY_NAME = [param for param in GOLDENS if param.values[1].kind != "objects"]
 SESSIONS = [param for param in GOLDENS if param.values[0] in ENDS and param.values[1].kind == "session"]
 
@@ -28,7 +30,7 @@ def to_our_name(name, case):
   """Returns our name of the writer's variable `name`. Adam's powers have the same names as without loss scaling."""
   scope, last = case.scope + "/" if case.scope else "", name.split("/")[-1]
   if last.startswith("beta"):
-    return scope + last[:len("beta1_power")] + ("_1" if name.startswith("cond_3/") or last.endswith("_1") else "")
+    return scope + last[: len("beta1_power")] + ("_1" if name.startswith("cond_3/") or last.endswith("_1") else "")
   return scope + "current_loss_scale" if last == "loss_scale" else name
 
 
@@ -63,7 +65,7 @@ def load_expected(version, case, when):
   """Returns the recorded values of the writer's variables, by name; `when` is "saved" or "after"."""
   prefix = "{}/{}/".format(case.name, when)
   recorded = np.load(os.path.join(golden_cases.GOLDENS, version, "expected.npz"))
-  return {key[len(prefix):]: recorded[key] for key in recorded.files if key.startswith(prefix)}
+  return {key[len(prefix) :]: recorded[key] for key in recorded.files if key.startswith(prefix)}
 
 
 def load_expected_renamed(version, case, when):

@@ -36,7 +36,8 @@ def test_tensorflow_saver_restores_converted_checkpoint(version, case, to, tmp_p
   for name in set(values) & set(saved):  # counters have different dtypes
     np.testing.assert_array_equal(values[name], saved[name])
   assert set(values) - set(saved) <= {"bad_steps", "head/bad_steps"} | (
-      {"current_loss_scale", "good_steps"} if case.writer == "plain" else set())
+    {"current_loss_scale", "good_steps"} if case.writer == "plain" else set()
+  )
 
 
 def test_convert_does_not_overwrite_files(tmp_path):
@@ -77,7 +78,8 @@ def make_command(*arguments):
 
 def run_command(*arguments):
   return subprocess.run(
-      make_command(*arguments), env=testing.environment(), capture_output=True, text=True, check=False)
+    make_command(*arguments), env=testing.environment(), capture_output=True, text=True, check=False
+  )
 
 
 @pytest.mark.slow
@@ -86,8 +88,10 @@ def test_command_line_inspects_and_converts(tmp_path):
   inspected = run_command("inspect", source)
   assert inspected.returncode == 0 and inspected.stdout.splitlines()[0] == source + ": tensorflow"
   state = checkpoints.inspect(source).state
-  assert any(line.split() == ["current_loss_scale", "float32", "[]", "=", str(state["current_loss_scale"])]
-             for line in inspected.stdout.splitlines())
+  assert any(
+    line.split() == ["current_loss_scale", "float32", "[]", "=", str(state["current_loss_scale"])]
+    for line in inspected.stdout.splitlines()
+  )
   assert any(line.split()[:2] == ["cond_1/beta1_power", "float32"] for line in inspected.stdout.splitlines())
   converted = run_command("convert", source, target, "--to", "plain")
   assert converted.returncode == 0 and converted.stdout.splitlines()[0] == target + ": plain", converted.stderr
@@ -106,20 +110,28 @@ def test_killed_conversion_leaves_no_partial_checkpoint(tmp_path):
   target = str(tmp_path / "out" / "model")
   begin = time.monotonic()
   os.makedirs(os.path.dirname(target))
-  subprocess.run(make_command("convert", source, target + "-whole", "--to", "plain"), env=testing.environment(),
-                 check=True, stdout=subprocess.DEVNULL)
+  subprocess.run(
+    make_command("convert", source, target + "-whole", "--to", "plain"),
+    env=testing.environment(),
+    check=True,
+    stdout=subprocess.DEVNULL,
+  )
   duration = time.monotonic() - begin
   completed = 0
   for attempt in range(10):
-    process = subprocess.Popen(make_command("convert", source, target, "--to", "plain"), env=testing.environment(),
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(duration * (.6 + .05 * attempt))
+    process = subprocess.Popen(
+      make_command("convert", source, target, "--to", "plain"),
+      env=testing.environment(),
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
+    )
+    time.sleep(duration * (0.6 + 0.05 * attempt))
     process.kill()
     process.wait()
     if tf.train.checkpoint_exists(target):
       completed += 1
       reader = tf.train.load_checkpoint(target)
-      assert all((reader.get_tensor("v{}".format(i)) == 0.).all() for i in range(40))
+      assert all((reader.get_tensor("v{}".format(i)) == 0.0).all() for i in range(40))
       for part in os.listdir(os.path.dirname(target)):
         if part.startswith("model.") and not part.endswith(".unfinished"):
           os.remove(os.path.join(os.path.dirname(target), part))
@@ -137,28 +149,34 @@ def train_with_conditionals(wrap, path, restore_from=None):
   """Trains with Adam in a graph that has other conditionals, and saves; returns the values of all variables by name."""
   with testing.control_flow(1), tf.Graph().as_default(), testing.session() as sess:
     x = tf.placeholder(tf.float32, [2])
-    loss = tf.cond(x[0] > 0, lambda: x * 1., lambda: x * 2.)
-    loss *= tf.cond(x[1] > 0, lambda: x * 1., lambda: x * 2.)
-    w = tf.get_variable("w", initializer=np.array([1., 2.], np.float32), use_resource=True)
-    train_op = wrap(tf.train.AdamOptimizer(.1)).minimize(tf.reduce_sum(w * w * loss))
+    loss = tf.cond(x[0] > 0, lambda: x * 1.0, lambda: x * 2.0)
+    loss *= tf.cond(x[1] > 0, lambda: x * 1.0, lambda: x * 2.0)
+    w = tf.get_variable("w", initializer=np.array([1.0, 2.0], np.float32), use_resource=True)
+    train_op = wrap(tf.train.AdamOptimizer(0.1)).minimize(tf.reduce_sum(w * w * loss))
     saver = tf.train.Saver()
     sess.run(tf.global_variables_initializer())
     if restore_from:
       saver.restore(sess, restore_from)
-    for value in (1., 1e30, 2.):
-      sess.run(train_op, {x: [value, 1.]})
+    for value in (1.0, 1e30, 2.0):
+      sess.run(train_op, {x: [value, 1.0]})
     saver.save(sess, path)
-    return {testing.plain_name(variable): value
-            for variable, value in zip(tf.global_variables(), sess.run(tf.global_variables()))}
+    return {
+      testing.plain_name(variable): value
+      for variable, value in zip(tf.global_variables(), sess.run(tf.global_variables()))
+    }
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("source, to", [("tensorflow", "mp_compat"), ("mp_compat", "tensorflow"),
-                                        ("plain", "tensorflow"), ("tensorflow", "plain")])
+@pytest.mark.parametrize(
+  "source, to",
+  [("tensorflow", "mp_compat"), ("mp_compat", "tensorflow"), ("plain", "tensorflow"), ("tensorflow", "plain")],
+)
 def test_convert_like_supports_programs_with_conditionals(source, to, tmp_path):
-  wraps = {"tensorflow": lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
-           "mp_compat": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
-           "plain": lambda opt: opt}
+  wraps = {
+    "tensorflow": lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+    "mp_compat": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+    "plain": lambda opt: opt,
+  }
   paths = {name: str(tmp_path / name) for name in wraps}
   for name in (source, to):
     train_with_conditionals(wraps[name], paths[name])

@@ -29,14 +29,17 @@ def test_estimator_starts_from_contrib_checkpoint(tmp_path):
     saver = checkpoints.Saver()
     scaffold = tf.train.Scaffold(saver=saver, init_fn=lambda _, sess: saver.restore(sess, path))
     return tf.estimator.EstimatorSpec(
-        mode, loss=tf.reduce_sum(training.w), train_op=training.train_op, scaffold=scaffold)
+      mode, loss=tf.reduce_sum(training.w), train_op=training.train_op, scaffold=scaffold
+    )
 
   estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
-  step, = [int(v) for n, v in checkpoints.inspect(path).state.items() if n == "good_steps"]
+  (step,) = [int(v) for n, v in checkpoints.inspect(path).state.items() if n == "good_steps"]
   estimator.train(lambda: tf.data.Dataset.from_tensors({"x": golden_cases.FEEDS[0]}))
   assert estimator.get_variable_value("good_steps") in (step + 1, 0)
-  assert estimator.get_variable_value("global_step") == np.load(
-      os.path.join(golden_cases.GOLDENS, "1.15", "expected.npz"))[case.name + "/saved/global_step"] + 1
+  assert (
+    estimator.get_variable_value("global_step")
+    == np.load(os.path.join(golden_cases.GOLDENS, "1.15", "expected.npz"))[case.name + "/saved/global_step"] + 1
+  )
 
 
 @pytest.mark.parametrize("writer", ["tensorflow", "contrib", "plain"])

@@ -12,8 +12,8 @@ from tests.testing import tf
 def build(api):
   """Builds a program with an API's optimizer; returns its input, train op, optimizer and Checkpoint."""
   x = tf.placeholder(tf.float32, [2])
-  w = tf.get_variable("w", initializer=[1., 2.], use_resource=True)
-  opt = api.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(.1), api.DynamicLossScale(8., 2))
+  w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
+  opt = api.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(0.1), api.DynamicLossScale(8.0, 2))
   train_op = opt.minimize(tf.reduce_sum(w * w * x))
   return x, train_op, opt, tf.train.Checkpoint(w=w, optimizer=opt)
 
@@ -28,15 +28,17 @@ def test_graph_checkpoint_restores_in_both_implementations(writer, reader, tmp_p
   with tf.Graph().as_default(), testing.session() as sess:
     x, train_op, _, checkpoint = build(writer)
     sess.run(tf.global_variables_initializer())
-    for value in [[1., 1.], [1., np.inf], [1., 1.]]:
+    for value in [[1.0, 1.0], [1.0, np.inf], [1.0, 1.0]]:
       sess.run(train_op, {x: value})
     path = checkpoint.save(str(tmp_path / "checkpoint"), session=sess)
     saved = read_variables(sess)
     keys = {key for key, _ in tf.train.list_variables(path)}
-  assert {"optimizer/base_optimizer/beta1_power/.ATTRIBUTES/VARIABLE_VALUE",
-          "optimizer/loss_scale/current_loss_scale/.ATTRIBUTES/VARIABLE_VALUE",
-          "optimizer/loss_scale/good_steps/.ATTRIBUTES/VARIABLE_VALUE",
-          "w/.OPTIMIZER_SLOT/optimizer/base_optimizer/m/.ATTRIBUTES/VARIABLE_VALUE"} <= keys
+  assert {
+    "optimizer/base_optimizer/beta1_power/.ATTRIBUTES/VARIABLE_VALUE",
+    "optimizer/loss_scale/current_loss_scale/.ATTRIBUTES/VARIABLE_VALUE",
+    "optimizer/loss_scale/good_steps/.ATTRIBUTES/VARIABLE_VALUE",
+    "w/.OPTIMIZER_SLOT/optimizer/base_optimizer/m/.ATTRIBUTES/VARIABLE_VALUE",
+  } <= keys
   with tf.Graph().as_default(), testing.session() as sess:
     _, _, _, checkpoint = build(reader)
     sess.run(tf.global_variables_initializer())
@@ -55,8 +57,9 @@ def test_eager_checkpoint_restores_variables_created_later(tmp_path):
 
   def build_eager():
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-        tf.train.MomentumOptimizer(.1, .9), mp_compat.DynamicLossScale(8., 2))
-    w = tensorflow.Variable([1., 2.])
+      tf.train.MomentumOptimizer(0.1, 0.9), mp_compat.DynamicLossScale(8.0, 2)
+    )
+    w = tensorflow.Variable([1.0, 2.0])
     return opt, w, tensorflow.train.Checkpoint(w=w, optimizer=opt)
 
   def step(opt, w, x):
@@ -65,24 +68,24 @@ def test_eager_checkpoint_restores_variables_created_later(tmp_path):
 
   with testing.eager_mode():
     opt, w, checkpoint = build_eager()
-    step(opt, w, 1.)
+    step(opt, w, 1.0)
     step(opt, w, np.inf)
     path = checkpoint.save(str(tmp_path / "checkpoint"))
-    expected = step(opt, w, 2.)
+    expected = step(opt, w, 2.0)
     opt, w, checkpoint = build_eager()
     checkpoint.restore(path)
-    for actual, value in zip(step(opt, w, 2.), expected):
+    for actual, value in zip(step(opt, w, 2.0), expected):
       np.testing.assert_array_equal(actual, value)
 
 
 def test_saver_restores_object_based_checkpoint(tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
-    v = tf.get_variable("v", initializer=np.float32(3.))
+    v = tf.get_variable("v", initializer=np.float32(3.0))
     sess.run(tf.global_variables_initializer())
     path = tf.train.Checkpoint(v=v).save(str(tmp_path / "checkpoint"), session=sess)
-    sess.run(v.assign(5.))
+    sess.run(v.assign(5.0))
     mp_compat.checkpoints.Saver([v]).restore(sess, path)
-    assert sess.run(v) == 3.
+    assert sess.run(v) == 3.0
 
 
 class SortsItsSlots(mp_compat.MixedPrecisionLossScaleOptimizer):
@@ -99,12 +102,13 @@ def wrap_get_slot_names(opt):
   return opt
 
 
-@pytest.mark.parametrize("make", [
-    SortsItsSlots, lambda *args: wrap_get_slot_names(mp_compat.MixedPrecisionLossScaleOptimizer(*args))])
+@pytest.mark.parametrize(
+  "make", [SortsItsSlots, lambda *args: wrap_get_slot_names(mp_compat.MixedPrecisionLossScaleOptimizer(*args))]
+)
 def test_checkpoint_contains_slots_if_get_slot_names_overridden(make, tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
-    w = tf.get_variable("w", initializer=[1., 2.], use_resource=True)
-    opt = make(tf.train.AdamOptimizer(.1), 8.)
+    w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
+    opt = make(tf.train.AdamOptimizer(0.1), 8.0)
     opt.minimize(tf.reduce_sum(w * w))
     names = opt.get_slot_names()
     assert names == ["m", "v"] and opt.get_slot(w, names[0]).op.name == "w/Adam"
@@ -112,5 +116,6 @@ def test_checkpoint_contains_slots_if_get_slot_names_overridden(make, tmp_path):
     path = tf.train.Checkpoint(w=w, optimizer=opt).save(str(tmp_path / "checkpoint"), session=sess)
     assert opt.get_slot(w, opt.get_slot_names()[1]).op.name == "w/Adam_1"
   slots = [key for key, _ in tf.train.list_variables(path) if ".OPTIMIZER_SLOT" in key]
-  assert sorted(slots) == ["w/.OPTIMIZER_SLOT/optimizer/base_optimizer/{}/.ATTRIBUTES/VARIABLE_VALUE".format(name)
-                           for name in "mv"]
+  assert sorted(slots) == [
+    "w/.OPTIMIZER_SLOT/optimizer/base_optimizer/{}/.ATTRIBUTES/VARIABLE_VALUE".format(name) for name in "mv"
+  ]

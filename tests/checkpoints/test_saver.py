@@ -28,12 +28,12 @@ def test_partitioned_variables_restore_from_whole_variable(use_resource, tmp_pat
   def build(partitioner, wrap):
     with tf.variable_scope("", use_resource=use_resource, partitioner=partitioner):
       table = tf.get_variable("table", [6, 2], initializer=tf.zeros_initializer())
-      wrap(tf.train.MomentumOptimizer(.1, .9)).minimize(tf.reduce_sum(tf.square(tf.convert_to_tensor(table))))
+      wrap(tf.train.MomentumOptimizer(0.1, 0.9)).minimize(tf.reduce_sum(tf.square(tf.convert_to_tensor(table))))
 
   with tf.Graph().as_default(), testing.session() as sess:
     build(None, lambda opt: opt)
     sess.run(tf.global_variables_initializer())
-    table, = tf.trainable_variables()
+    (table,) = tf.trainable_variables()
     sess.run(table.initializer, {table.initializer.inputs[1]: whole})
     tf.train.Saver().save(sess, path)
   build(tf.fixed_size_partitioner(3), lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"))
@@ -42,7 +42,7 @@ def test_partitioned_variables_restore_from_whole_variable(use_resource, tmp_pat
     saver.restore(sess, path)
     parts = tf.trainable_variables()
     np.testing.assert_array_equal(np.concatenate(sess.run(parts)), whole)
-    assert len(parts) == 3 and sess.run(tf.global_variables("current_loss_scale")) == [2. ** 15]
+    assert len(parts) == 3 and sess.run(tf.global_variables("current_loss_scale")) == [2.0**15]
 
 
 def test_restore_assigns_every_replica():
@@ -119,8 +119,11 @@ def test_version_1_checkpoint_format_restores(sharded, writer, tmp_path):
   saver, plain_saver = checkpoints.Saver(), tf.train.Saver()
   init = tf.train.Saver(checkpoints.name_map(path))
   with testing.session() as sess:
-    for restore in [lambda: saver.restore(sess, path), lambda: init.restore(sess, path),
-                    lambda: plain_saver.restore(sess, converted)]:
+    for restore in [
+      lambda: saver.restore(sess, path),
+      lambda: init.restore(sess, path),
+      lambda: plain_saver.restore(sess, converted),
+    ]:
       sess.run(tf.global_variables_initializer())
       restore()
       goldens.assert_equal(goldens.rename_to_ours(training.run(sess, []), case), saved)
@@ -160,8 +163,12 @@ def test_saver_def_restores_only_its_variables(writer):
 
 def test_missing_variable_error_lists_checkpoint_names():
   tf.get_variable("v", [3])
-  with testing.session() as sess, pytest.raises(tf.errors.NotFoundError, match=(
-      r"Not found in the checkpoint .*, which has the names of the dialect tensorflow: v\. It has: b, .*cond_1/beta1")):
+  with testing.session() as sess, pytest.raises(
+    tf.errors.NotFoundError,
+    match=(
+      r"Not found in the checkpoint .*, which has the names of the dialect tensorflow: v\. It has: b, .*cond_1/beta1"
+    ),
+  ):
     checkpoints.Saver().restore(sess, goldens.golden_path("1.15", Case("tensorflow", "adam")))
 
 
@@ -170,14 +177,24 @@ def test_failed_restore_assigns_nothing(writer, tmp_path):
   path = str(tmp_path / "model")
   scope = dict(use_resource=writer == "plain", reuse=tf.AUTO_REUSE)
   with tf.Graph().as_default(), testing.session() as sess, tf.variable_scope("", **scope):
-    for name, shape, dtype in [("a", [2], tf.float32), ("x", [4], tf.float32), ("y", [2], tf.float32),
-                               ("z", [], tf.float64), ("w", [1], tf.float32)]:
+    for name, shape, dtype in [
+      ("a", [2], tf.float32),
+      ("x", [4], tf.float32),
+      ("y", [2], tf.float32),
+      ("z", [], tf.float64),
+      ("w", [1], tf.float32),
+    ]:
       tf.get_variable(name, shape, dtype)
     sess.run(tf.global_variables_initializer())
     tf.train.Saver().save(sess, path)
   with tf.variable_scope("", **scope):
-    for name, shape, dtype in [("a", [2], tf.float32), ("x", [2, 2], tf.float32), ("y", [3], tf.float32),
-                               ("z", [], tf.float32), ("current_loss_scale", [], tf.float32)]:
+    for name, shape, dtype in [
+      ("a", [2], tf.float32),
+      ("x", [2, 2], tf.float32),
+      ("y", [3], tf.float32),
+      ("z", [], tf.float32),
+      ("current_loss_scale", [], tf.float32),
+    ]:
       tf.get_variable(name, shape, dtype)
     if writer == "plain":
       tf.get_variable("new", [])
@@ -189,9 +206,12 @@ def test_failed_restore_assigns_nothing(writer, tmp_path):
       saver.restore(sess, path)
     assert [value.tobytes() for value in sess.run(tf.global_variables())] == before
   message = str(raised.value)
-  for part in ["Nothing was restored", "x has the shape (2, 2) in the graph, [4] in the checkpoint",
-                "y has the shape (3,) in the graph, [2] in the checkpoint",
-                "z has the dtype float32 in the graph, float64 in the checkpoint"]:
+  for part in [
+    "Nothing was restored",
+    "x has the shape (2, 2) in the graph, [4] in the checkpoint",
+    "y has the shape (3,) in the graph, [2] in the checkpoint",
+    "z has the dtype float32 in the graph, float64 in the checkpoint",
+  ]:
     assert part in message, message
   assert ("Not found in the checkpoint" in message) == (writer == "plain") and "current_loss_scale" not in message
 
@@ -199,7 +219,7 @@ def test_failed_restore_assigns_nothing(writer, tmp_path):
 def test_reshape_argument_restores_different_shape(tmp_path):
   path = str(tmp_path / "model")
   with tf.Graph().as_default(), testing.session() as sess:
-    tf.get_variable("cond_1/beta1_power", initializer=np.float32(.5))
+    tf.get_variable("cond_1/beta1_power", initializer=np.float32(0.5))
     tf.get_variable("v", initializer=np.arange(6, dtype=np.float32))
     sess.run(tf.global_variables_initializer())
     tf.train.Saver().save(sess, path)
@@ -208,7 +228,7 @@ def test_reshape_argument_restores_different_shape(tmp_path):
   with testing.session() as sess:
     checkpoints.Saver(reshape=True).restore(sess, path)
     np.testing.assert_array_equal(sess.run(v), [[0, 1, 2], [3, 4, 5]])
-    assert sess.run(power) == .5
+    assert sess.run(power) == 0.5
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"v has the shape \(2, 3\) in the graph, \[6\] in"):
       checkpoints.Saver().restore(sess, path)
 
@@ -221,12 +241,12 @@ def test_missing_loss_scale_state_gets_initial_values(tmp_path):
     expected = sess.run(table)
     tf.train.Saver().save(sess, path)
   table = tf.get_variable("table", [4, 2], partitioner=tf.fixed_size_partitioner(2))
-  scale = mp_compat.DynamicLossScale(64.)
+  scale = mp_compat.DynamicLossScale(64.0)
   scale()
   with testing.session() as sess:
     checkpoints.Saver().restore(sess, path)
     np.testing.assert_array_equal(sess.run(tf.convert_to_tensor(table)), expected)
-    assert sess.run(tf.global_variables("current_loss_scale|good_steps")) == [64., 0]
+    assert sess.run(tf.global_variables("current_loss_scale|good_steps")) == [64.0, 0]
 
 
 def test_missing_checkpoint_raises_value_error(tmp_path):
@@ -287,7 +307,7 @@ def test_damaged_checkpoint_raises_and_earlier_one_restores(damage, tmp_path):
 
 
 def test_saver_saves_and_restores_iterator_state(tmp_path):
-  v = tf.get_variable("v", initializer=np.float32(3.))
+  v = tf.get_variable("v", initializer=np.float32(3.0))
   iterator = tf.data.make_initializable_iterator(tf.data.Dataset.range(9))
   next_element = iterator.get_next()
   saver = checkpoints.Saver([v, tf.data.experimental.make_saveable_from_iterator(iterator)])
@@ -296,6 +316,6 @@ def test_saver_saves_and_restores_iterator_state(tmp_path):
     sess.run([next_element, next_element])
     path = saver.save(sess, str(tmp_path / "model"))
     assert [sess.run(next_element) for _ in range(2)] == [1, 2]
-    sess.run(v.assign(5.))
+    sess.run(v.assign(5.0))
     saver.restore(sess, path)
-    assert sess.run([v, next_element]) == [3., 1]
+    assert sess.run([v, next_element]) == [3.0, 1]

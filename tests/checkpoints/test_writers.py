@@ -22,10 +22,13 @@ def _graph():
 
 @pytest.mark.parametrize("version, case", goldens.BY_NAME)
 def test_checkpoints_of_all_writers_restore_and_continue(version, case):
-  saved = {name: value for name, value in goldens.load_expected_renamed(version, case, "saved").items()
-           if not name.endswith("bad_steps")}
+  saved = {
+    name: value
+    for name, value in goldens.load_expected_renamed(version, case, "saved").items()
+    if not name.endswith("bad_steps")
+  }
   if case.writer == "plain":
-    saved.update(current_loss_scale=np.float32(2. ** 15), good_steps=np.int64(0))
+    saved.update(current_loss_scale=np.float32(2.0**15), good_steps=np.int64(0))
   elif case.writer == "contrib":
     counts = [name for name in saved if name.endswith("good_steps")]
     saved.update((name, saved[name].astype(np.int64)) for name in counts)
@@ -39,8 +42,10 @@ def test_checkpoints_of_all_writers_restore_and_continue(version, case):
 @pytest.mark.parametrize("version, case", goldens.SESSIONS)
 def test_checkpoints_restore_without_loss_scaling(version, case):
   saved = goldens.load_expected_renamed(version, case, "saved")
-  goldens.assert_equal(goldens.restore("plain", case, goldens.golden_path(version, case)),
-                       {name: value for name, value in saved.items() if not name.endswith(("loss_scale", "_steps"))})
+  goldens.assert_equal(
+    goldens.restore("plain", case, goldens.golden_path(version, case)),
+    {name: value for name, value in saved.items() if not name.endswith(("loss_scale", "_steps"))},
+  )
 
 
 @pytest.mark.parametrize("control_flow", [1, 2])
@@ -84,7 +89,7 @@ def test_restore_finds_state_in_other_name_scope():
   case = Case("contrib", "momentum", 1, "head")
   values = goldens.restore("mp_compat", case._replace(scope=""), goldens.golden_path("1.15", case))
   saved = goldens.load_expected("1.15", case, "saved")
-  assert values["current_loss_scale"] == saved["head/loss_scale"] != 2. ** 15
+  assert values["current_loss_scale"] == saved["head/loss_scale"] != 2.0**15
   assert values["good_steps"] == saved["head/good_steps"] and values["good_steps"].dtype == np.int64
 
 
@@ -97,8 +102,13 @@ def test_monitored_session_continues_tensorflow_checkpoints(tmp_path):
   step = int(np.load(os.path.join(golden_cases.GOLDENS, "1.15", "expected.npz"))[case.name + "/saved/global_step"])
   for expected_step in (step, step + 1):  # from TensorFlow's checkpoint, then from ours
     with tf.train.MonitoredTrainingSession(
-        checkpoint_dir=str(tmp_path), scaffold=tf.train.Scaffold(saver=checkpoints.Saver()), save_checkpoint_steps=1,
-        save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None) as sess:
+      checkpoint_dir=str(tmp_path),
+      scaffold=tf.train.Scaffold(saver=checkpoints.Saver()),
+      save_checkpoint_steps=1,
+      save_summaries_steps=None,
+      save_summaries_secs=None,
+      log_step_count_steps=None,
+    ) as sess:
       assert sess.run(training.global_step) == expected_step
       sess.run(training.train_op, {training.x: golden_cases.FEEDS[0]})
   assert checkpoints.inspect(str(tmp_path)).dialect == "mp_compat"

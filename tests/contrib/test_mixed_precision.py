@@ -39,7 +39,7 @@ MODEL = ["model/w:0", "model/b:0", "model/w/Momentum:0", "model/b/Momentum:0", "
 
 
 def make_manager(api):
-  return api.ExponentialUpdateLossScaleManager(64., 2, 1, 2., .5)
+  return api.ExponentialUpdateLossScaleManager(64.0, 2, 1, 2.0, 0.5)
 
 
 def get_dense_variables():
@@ -52,42 +52,54 @@ def train(api, manager, steps, optimizer="Momentum", use_resource=True):
 
   `steps` has a character for every step: "x" overflows, "." does not.
   """
-  return testing.train(lambda: api.LossScaleOptimizer(testing.OPTIMIZERS[optimizer](), manager(api)),
-                       testing.feeds(len(steps), [i for i, step in enumerate(steps) if step == "x"]), use_resource,
-                       var_list=get_dense_variables)
+  return testing.train(
+    lambda: api.LossScaleOptimizer(testing.OPTIMIZERS[optimizer](), manager(api)),
+    testing.feeds(len(steps), [i for i, step in enumerate(steps) if step == "x"]),
+    use_resource,
+    var_list=get_dense_variables,
+  )
 
 
 @needs_contrib
-@pytest.mark.parametrize("arguments", [
-    (2. ** 15, 3), (1000., 2, 1, 3., .3), (7., 5, 3, 1.7, .77), (2. ** 100, 9, 2), (2, 1, 1), (1., 2, 1, 2, .8)])
+@pytest.mark.parametrize(
+  "arguments",
+  [(2.0**15, 3), (1000.0, 2, 1, 3.0, 0.3), (7.0, 5, 3, 1.7, 0.77), (2.0**100, 9, 2), (2, 1, 1), (1.0, 2, 1, 2, 0.8)],
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_histories_train_as_contrib(arguments, seed):
   generator = random.Random(seed)
-  steps = "".join("x" if generator.random() < .3 else "." for _ in range(300))
-  testing.assert_same(*[train(api, lambda api: api.ExponentialUpdateLossScaleManager(*arguments), steps)
-                        for api in (mixed_precision, native)])
+  steps = "".join("x" if generator.random() < 0.3 else "." for _ in range(300))
+  testing.assert_same(
+    *[
+      train(api, lambda api: api.ExponentialUpdateLossScaleManager(*arguments), steps)
+      for api in (mixed_precision, native)
+    ]
+  )
 
 
 @needs_contrib
 @pytest.mark.parametrize("use_resource", [False, True])
 @pytest.mark.parametrize("optimizer", sorted(testing.OPTIMIZERS))
-@pytest.mark.parametrize("manager", [
-    lambda api: api.FixedLossScaleManager(8.), lambda api: api.ExponentialUpdateLossScaleManager(8., 2)])
+@pytest.mark.parametrize(
+  "manager", [lambda api: api.FixedLossScaleManager(8.0), lambda api: api.ExponentialUpdateLossScaleManager(8.0, 2)]
+)
 def test_all_optimizers_train_as_contrib(optimizer, manager, use_resource):
-  testing.assert_same(*[train(api, manager, "..x.xx...", optimizer, use_resource)
-                        for api in (mixed_precision, native)])
+  testing.assert_same(*[train(api, manager, "..x.xx...", optimizer, use_resource) for api in (mixed_precision, native)])
 
 
 @pytest.mark.usefixtures("both_control_flows")
-@pytest.mark.parametrize("arguments, steps, expected", [
+@pytest.mark.parametrize(
+  "arguments, steps, expected",
+  [
     # Three finite steps in succession double the scale. Two overflows, not only in succession, multiply it by 0.8.
     # Further arguments change these numbers.
-    ((100., 3), "......", [100, 100, 200, 200, 200, 400]),
-    ((100., 3), "x.x.x..x", [100, 100, 80, 80, 80, 80, 80, 64]),
-    ((100., 2, 1, 10, .5), "..x..", [100, 1000, 500, 500, 5000]),
-    ((1.5, 9, 1), "xxx", [1.2, 1., 1.]),
-    ((2. ** 125, 1), "...", [2. ** 126] * 3),
-])
+    ((100.0, 3), "......", [100, 100, 200, 200, 200, 400]),
+    ((100.0, 3), "x.x.x..x", [100, 100, 80, 80, 80, 80, 80, 64]),
+    ((100.0, 2, 1, 10, 0.5), "..x..", [100, 1000, 500, 500, 5000]),
+    ((1.5, 9, 1), "xxx", [1.2, 1.0, 1.0]),
+    ((2.0**125, 1), "...", [2.0**126] * 3),
+  ],
+)
 def test_loss_scale_follows_update_rule(arguments, steps, expected):
   history = train(mixed_precision, lambda api: api.ExponentialUpdateLossScaleManager(*arguments), steps)
   np.testing.assert_allclose([values["loss_scale:0"] for values in history[1:]], np.float32(expected), rtol=1e-6)
@@ -102,10 +114,10 @@ def test_contrib_checkpoint_continues_exactly(optimizer, scope):
   saver = checkpoints.Saver()
   with testing.session() as sess:
     saver.restore(sess, os.path.join(golden_cases.GOLDENS, "1.15", case.name))
-    values = training.run(sess, golden_cases.FEEDS[golden_cases.BEFORE:])
+    values = training.run(sess, golden_cases.FEEDS[golden_cases.BEFORE :])
   expected = np.load(os.path.join(golden_cases.GOLDENS, "1.15", "expected.npz"))
   prefix = case.name + "/after/"
-  after = {key[len(prefix):].replace("cond/", ""): expected[key] for key in expected.files if key.startswith(prefix)}
+  after = {key[len(prefix) :].replace("cond/", ""): expected[key] for key in expected.files if key.startswith(prefix)}
   assert sorted(values) == sorted(after)
   for name, value in after.items():
     assert values[name].tobytes() == value.tobytes(), name
@@ -115,7 +127,7 @@ class Halving(mixed_precision.LossScaleManager):
   """A custom manager that halves the loss scale at every overflow and never increases it."""
 
   def __init__(self):
-    self.scale = tf.get_variable("my_scale", initializer=64., trainable=False)
+    self.scale = tf.get_variable("my_scale", initializer=64.0, trainable=False)
 
   def get_loss_scale(self):
     return self.scale
@@ -125,12 +137,13 @@ class Halving(mixed_precision.LossScaleManager):
 
 
 @pytest.mark.usefixtures("both_control_flows")
-@pytest.mark.parametrize("make, scales", [
-    (Halving, [64., 32., 32.]), (lambda: mixed_precision.FixedLossScaleManager(8), [8., 8., 8.])])
+@pytest.mark.parametrize(
+  "make, scales", [(Halving, [64.0, 32.0, 32.0]), (lambda: mixed_precision.FixedLossScaleManager(8), [8.0, 8.0, 8.0])]
+)
 def test_custom_and_fixed_managers_scale_and_skip(make, scales):
   with tf.variable_scope("", use_resource=True):
     job, manager = testing.Training(), make()
-  opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), manager)
+  opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), manager)
   train_op = opt.minimize(job.loss, job.global_step)
   after = []
   with testing.session() as sess:
@@ -147,11 +160,10 @@ def make_manager_with_own_variable(api):
   """Makes a manager that replaces the loss scale and the ratios of its base class, as the library Fathom does."""
 
   class Manager(api.ExponentialUpdateLossScaleManager):
-
     def __init__(self):
-      super().__init__(8., incr_every_n_steps=2, decr_every_n_nan_or_inf=1)
-      self._loss_scale = tf.get_variable("my_scale", initializer=64., trainable=False, use_resource=True)
-      self._incr_ratio, self._decr_ratio = 4., .5
+      super().__init__(8.0, incr_every_n_steps=2, decr_every_n_nan_or_inf=1)
+      self._loss_scale = tf.get_variable("my_scale", initializer=64.0, trainable=False, use_resource=True)
+      self._incr_ratio, self._decr_ratio = 4.0, 0.5
 
   return Manager()
 
@@ -159,8 +171,8 @@ def make_manager_with_own_variable(api):
 @pytest.mark.usefixtures("both_control_flows")
 def test_manager_subclass_sets_base_class_attributes():
   history = train(mixed_precision, make_manager_with_own_variable, "..x.")
-  assert [values["my_scale:0"] for values in history[1:]] == [64., 256., 128., 128.]
-  assert {values["loss_scale:0"] for values in history} == {np.float32(8.)}
+  assert [values["my_scale:0"] for values in history[1:]] == [64.0, 256.0, 128.0, 128.0]
+  assert {values["loss_scale:0"] for values in history} == {np.float32(8.0)}
 
 
 @needs_contrib
@@ -170,24 +182,29 @@ def test_manager_subclass_trains_as_contrib():
 
 def make_optimizer_with_replaced_parts(api):
   """Makes an optimizer whose manager and inner optimizer are replaced after construction."""
-  opt = api.LossScaleOptimizer(tf.train.GradientDescentOptimizer(.1), api.FixedLossScaleManager(8.))
-  opt._loss_scale_manager = api.ExponentialUpdateLossScaleManager(64., 2)
-  opt._opt = tf.train.MomentumOptimizer(.1, .9)
+  opt = api.LossScaleOptimizer(tf.train.GradientDescentOptimizer(0.1), api.FixedLossScaleManager(8.0))
+  opt._loss_scale_manager = api.ExponentialUpdateLossScaleManager(64.0, 2)
+  opt._opt = tf.train.MomentumOptimizer(0.1, 0.9)
   return opt
 
 
 def test_manager_and_inner_optimizer_can_be_replaced():
   apis = [mixed_precision] + [native] * (native is not None)
-  histories = [testing.train(lambda api=api: make_optimizer_with_replaced_parts(api), testing.feeds(4, ()),
-                             var_list=get_dense_variables) for api in apis]
-  assert [values["loss_scale:0"] for values in histories[0]] == [64., 64., 128., 128., 256.]
+  histories = [
+    testing.train(
+      lambda api=api: make_optimizer_with_replaced_parts(api), testing.feeds(4, ()), var_list=get_dense_variables
+    )
+    for api in apis
+  ]
+  assert [values["loss_scale:0"] for values in histories[0]] == [64.0, 64.0, 128.0, 128.0, 256.0]
   testing.assert_same(histories[0], histories[-1])
 
 
 def train_with_two_scales(api, experimental, overflows):
   """Trains with contrib's optimizer around the result of `experimental`'s graph rewrite."""
+
   def make_optimizer():
-    opt = experimental.enable_mixed_precision_graph_rewrite(tf.train.MomentumOptimizer(.1, .9))
+    opt = experimental.enable_mixed_precision_graph_rewrite(tf.train.MomentumOptimizer(0.1, 0.9))
     return api.LossScaleOptimizer(opt, make_manager(api))
 
   try:
@@ -223,8 +240,8 @@ def test_none_sparse_and_iterator_gradients_are_applied():
   """Checks None and sparse gradients, iterators, `get_name` and `variables`, with which contrib fails."""
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
   unused, x = tf.get_variable("unused", [1]), tf.placeholder(tf.float32, [2])
-  manager = mixed_precision.ExponentialUpdateLossScaleManager(8., 2)
-  opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), manager)
+  manager = mixed_precision.ExponentialUpdateLossScaleManager(8.0, 2)
+  opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), manager)
   grads_and_vars = opt.compute_gradients(tf.reduce_sum(tf.gather(table, [1, 1]) * x), [table, unused])
   assert isinstance(grads_and_vars[0][0], tf.IndexedSlices) and grads_and_vars[1][0] is None
   train_op = opt.apply_gradients(iter(grads_and_vars))
@@ -244,8 +261,8 @@ def test_overflow_on_one_replica_skips_step_everywhere():
 
   def step():
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-    manager = mixed_precision.ExponentialUpdateLossScaleManager(8., 2, 1)
-    opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), manager)
+    manager = mixed_precision.ExponentialUpdateLossScaleManager(8.0, 2, 1)
+    opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), manager)
     return opt.minimize(tf.reduce_sum(w * x[tf.distribute.get_replica_context().replica_id_in_sync_group]))
 
   with strategy.scope():
@@ -255,14 +272,16 @@ def test_overflow_on_one_replica_skips_step_everywhere():
     for values in ([FINITE, FINITE], [FINITE, OVERFLOW]):
       sess.run(train_op, {x: values})
     for variable, expected in [("w", -2 * FINITE), ("loss_scale", 6.4), ("bad_steps", 0)]:
-      found, = [v for v in tf.global_variables() if v.op.name == variable]
+      (found,) = [v for v in tf.global_variables() if v.op.name == variable]
       for copy in strategy.experimental_local_results(found):
         np.testing.assert_allclose(sess.run(copy), expected, rtol=1e-6)
 
 
 def test_from_config_makes_equal_managers():
-  for manager in [mixed_precision.FixedLossScaleManager(8.),
-                  mixed_precision.ExponentialUpdateLossScaleManager(8., 3, 1, 4., .5)]:
+  for manager in [
+    mixed_precision.FixedLossScaleManager(8.0),
+    mixed_precision.ExponentialUpdateLossScaleManager(8.0, 3, 1, 4.0, 0.5),
+  ]:
     other = type(manager).from_config(manager.get_config())
     assert other is not manager and other.get_config() == manager.get_config() and len(manager.get_config()) in (1, 5)
 
@@ -270,7 +289,7 @@ def test_from_config_makes_equal_managers():
     """A custom manager with only the methods that contrib requires."""
 
     def get_loss_scale(self):
-      return 4.
+      return 4.0
 
     def update_loss_scale(self, finite_grads):
       return tf.no_op()

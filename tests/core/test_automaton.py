@@ -23,31 +23,41 @@ from tests.testing import tf
 MAX_STEPS = 10000
 FEW_EXAMPLES = hypothesis.settings(max_examples=10)
 
-powers_of_two = st.integers(-8, 126).map(lambda exponent: 2. ** exponent)
-positive = st.floats(2. ** -8, 2. ** 126, width=32)
-at_least_1 = st.floats(1., 2. ** 126, width=32)  # TensorFlow's classes raise a smaller scale to 1
-factors = st.one_of(st.sampled_from([2., 3., 1.5, 10., 256.]), st.floats(1.0009765625, 1e4, width=32))
+powers_of_two = st.integers(-8, 126).map(lambda exponent: 2.0**exponent)
+positive = st.floats(2.0**-8, 2.0**126, width=32)
+at_least_1 = st.floats(1.0, 2.0**126, width=32)  # TensorFlow's classes raise a smaller scale to 1
+factors = st.one_of(st.sampled_from([2.0, 3.0, 1.5, 10.0, 256.0]), st.floats(1.0009765625, 1e4, width=32))
 counts = st.one_of(st.integers(1, 6), st.integers(1, 3000))
 
 
 @st.composite
 def histories(draw):
   """Draws a history, bool [steps]: segments of finite steps, of overflows, or of both at random."""
-  segments = draw(st.lists(st.tuples(
-      st.sampled_from([0., 1., .5, .02]), st.one_of(st.integers(1, 20), st.integers(1, 4000))),
-                            min_size=1, max_size=12))
-  random = np.random.RandomState(draw(st.integers(0, 2 ** 16)))
+  segments = draw(
+    st.lists(
+      st.tuples(st.sampled_from([0.0, 1.0, 0.5, 0.02]), st.one_of(st.integers(1, 20), st.integers(1, 4000))),
+      min_size=1,
+      max_size=12,
+    )
+  )
+  random = np.random.RandomState(draw(st.integers(0, 2**16)))
   return np.concatenate([random.random_sample(length) >= overflows for overflows, length in segments])[:MAX_STEPS]
 
 
 @st.composite
 def rules(draw, powers=False):
   """Draws all arguments of DynamicLossScale. With `powers`, scales and factors are powers of two."""
-  sizes, by = (powers_of_two, st.sampled_from([2., 4., 16.])) if powers else (positive, factors)
+  sizes, by = (powers_of_two, st.sampled_from([2.0, 4.0, 16.0])) if powers else (positive, factors)
   floor, initial, ceiling = sorted(draw(st.tuples(sizes, sizes, sizes)))
-  return dict(initial_loss_scale=initial, increment_period=draw(counts), multiplier=draw(by), backoff=draw(by),
-              overflow_tolerance=draw(st.integers(1, 4)), min_loss_scale=floor,
-              max_loss_scale=draw(st.sampled_from([update_rule.LARGEST_SCALE, ceiling])))
+  return dict(
+    initial_loss_scale=initial,
+    increment_period=draw(counts),
+    multiplier=draw(by),
+    backoff=draw(by),
+    overflow_tolerance=draw(st.integers(1, 4)),
+    min_loss_scale=floor,
+    max_loss_scale=draw(st.sampled_from([update_rule.LARGEST_SCALE, ceiling])),
+  )
 
 
 def run_history(history, implementations, sessions=1):
@@ -62,11 +72,13 @@ def run_history(history, implementations, sessions=1):
   steps = tf.size(finite)
 
   def body(i, *all_states):
-    gradient = tf.where_v2(finite[i], 1., [math.inf, -math.inf, math.nan][len(history) % 3])
+    gradient = tf.where_v2(finite[i], 1.0, [math.inf, -math.inf, math.nan][len(history) % 3])
     updates = [update(gradient) for _, update in implementations]
     with tf.control_dependencies(updates):
-      current = [tf.stack([tf.cast(variable.read_value(), tf.float64) for variable in variables])
-                 for variables, _ in implementations]
+      current = [
+        tf.stack([tf.cast(variable.read_value(), tf.float64) for variable in variables])
+        for variables, _ in implementations
+      ]
     with tf.control_dependencies(current):
       return [i + 1] + [states.write(i, state) for states, state in zip(all_states, current)]
 
@@ -97,8 +109,9 @@ def implementation(loss_scale, variables=None):
 
 def states_of_rule(history, rule, state, columns):
   """Returns the states, float64 [steps, columns], that the pure rule computes in float32 for a history."""
-  rule = rule._replace(**{
-      name: np.float32(value) for name, value in rule._asdict().items() if isinstance(value, float)})
+  rule = rule._replace(
+    **{name: np.float32(value) for name, value in rule._asdict().items() if isinstance(value, float)}
+  )
   state, states = update_rule.State(np.float32(state), 0, 0), []
   with np.errstate(over="ignore"):
     for finite in history.tolist():
@@ -122,10 +135,15 @@ def check_against_rule(history, arguments, version):
   """Compares DynamicLossScale with the pure rule. Returns its states, float64 [steps, variables]."""
   with tf.Graph().as_default(), testing.control_flow(version):
     loss_scale = mp_compat.DynamicLossScale(**arguments)
-    states, = run_history(history, [implementation(loss_scale)])
+    (states,) = run_history(history, [implementation(loss_scale)])
   rule = update_rule.Rule(
-      loss_scale.increment_period, loss_scale.multiplier, loss_scale.backoff, loss_scale.overflow_tolerance,
-      loss_scale.min_loss_scale, loss_scale.max_loss_scale)
+    loss_scale.increment_period,
+    loss_scale.multiplier,
+    loss_scale.backoff,
+    loss_scale.overflow_tolerance,
+    loss_scale.min_loss_scale,
+    loss_scale.max_loss_scale,
+  )
   assert_same_states(states, states_of_rule(history, rule, loss_scale.initial_loss_scale, states.shape[1]))
   return states
 
@@ -135,7 +153,8 @@ def check_against_tensorflow(history, initial, period, multiplier):
   with tf.Graph().as_default(), testing.control_flow(1):
     ours, theirs = [api.DynamicLossScale(initial, period, multiplier) for api in (mp_compat, native)]
     states, reference = run_history(
-        history, [implementation(ours), implementation(theirs, [theirs._current_loss_scale, theirs._num_good_steps])])
+      history, [implementation(ours), implementation(theirs, [theirs._current_loss_scale, theirs._num_good_steps])]
+    )
   compared = usable_steps(reference)
   assert_same_states(states[compared], reference[compared])
   return int(compared.sum())
@@ -154,11 +173,13 @@ def test_variables_match_tensorflow_class(history, initial, period, multiplier):
 
 
 @FEW_EXAMPLES
-@hypothesis.given(histories(), at_least_1, counts, st.integers(1, 4), factors,
-                  st.floats(2. ** -10, .9990234375, width=32))
+@hypothesis.given(
+  histories(), at_least_1, counts, st.integers(1, 4), factors, st.floats(2.0**-10, 0.9990234375, width=32)
+)
 def test_contrib_manager_matches_the_pure_update_rule(history, initial, good, bad, up, down):
-  arguments = dict(init_loss_scale=initial, incr_every_n_steps=good, decr_every_n_nan_or_inf=bad, incr_ratio=up,
-                   decr_ratio=down)
+  arguments = dict(
+    init_loss_scale=initial, incr_every_n_steps=good, decr_every_n_nan_or_inf=bad, incr_ratio=up, decr_ratio=down
+  )
   makers = [contrib.ExponentialUpdateLossScaleManager]
   if hasattr(testing.tensorflow, "contrib"):
     makers.append(testing.tensorflow.contrib.mixed_precision.ExponentialUpdateLossScaleManager)
@@ -168,10 +189,14 @@ def test_contrib_manager_matches_the_pure_update_rule(history, initial, good, ba
       with tf.variable_scope("manager_{}".format(number)):
         manager = make(**arguments)
       variables = tf.global_variables("manager_{}/".format(number))
-      implementations.append(([next(v for v in variables if name in v.name) for name in ("loss_scale", "good", "bad")],
-                              lambda gradient, manager=manager: manager.update_loss_scale(tf.is_finite(gradient))))
+      implementations.append(
+        (
+          [next(v for v in variables if name in v.name) for name in ("loss_scale", "good", "bad")],
+          lambda gradient, manager=manager: manager.update_loss_scale(tf.is_finite(gradient)),
+        )
+      )
     all_states = run_history(history, implementations)
-  rule, ours = update_rule.Rule(good, up, None, bad, 1., decrement_ratio=down), all_states[0]
+  rule, ours = update_rule.Rule(good, up, None, bad, 1.0, decrement_ratio=down), all_states[0]
   assert_same_states(ours, states_of_rule(history, rule, initial, 3))
   for reference in all_states[1:]:
     assert_same_states(ours[usable_steps(reference)], reference[usable_steps(reference)])
@@ -197,7 +222,7 @@ def test_scale_and_counters_obey_their_invariants(history, arguments):
 @hypothesis.given(histories(), rules(powers=True))
 def test_power_of_two_scales_stay_powers_of_two(history, arguments):
   scale = check_against_rule(history, arguments, 1)[:, 0]
-  assert (np.frexp(scale)[0] == .5).all()
+  assert (np.frexp(scale)[0] == 0.5).all()
 
 
 @FEW_EXAMPLES
@@ -214,11 +239,18 @@ def test_restoring_checkpoints_preserves_the_scale_history(history, arguments, s
 @pytest.mark.no_cover
 def test_million_steps_match_update_rule_and_tensorflow():
   random, steps = np.random.RandomState(0), 0
-  while steps < 10 ** 6:
-    history = random.random_sample(MAX_STEPS) >= random.choice([.5, .1, .01, .001])
-    period, multiplier = random.choice([1, 2, 10, 100, 2000]), random.choice([2., 3., 1.25, 1.0078125])
-    steps += check_against_tensorflow(history, 2. ** random.randint(0, 30), int(period), multiplier)
-    check_against_rule(history, dict(
-        initial_loss_scale=2. ** random.randint(0, 30), increment_period=int(period), multiplier=multiplier,
-        overflow_tolerance=random.randint(1, 4)), 1)
+  while steps < 10**6:
+    history = random.random_sample(MAX_STEPS) >= random.choice([0.5, 0.1, 0.01, 0.001])
+    period, multiplier = random.choice([1, 2, 10, 100, 2000]), random.choice([2.0, 3.0, 1.25, 1.0078125])
+    steps += check_against_tensorflow(history, 2.0 ** random.randint(0, 30), int(period), multiplier)
+    check_against_rule(
+      history,
+      dict(
+        initial_loss_scale=2.0 ** random.randint(0, 30),
+        increment_period=int(period),
+        multiplier=multiplier,
+        overflow_tolerance=random.randint(1, 4),
+      ),
+      1,
+    )
     steps += MAX_STEPS

@@ -7,25 +7,51 @@ from mp_compat.core import dialects
 SCALAR = ()  # the shape of counters and scales
 
 OURS = ["beta1_power", "beta2_power", "current_loss_scale", "global_step", "good_steps", "w", "w/Adam", "w/Adam_1"]
-TENSORFLOW_V1 = ["cond_1/beta1_power", "cond_1/beta2_power", "current_loss_scale", "global_step", "good_steps", "w",
-                 "w/Adam", "w/Adam_1"]
-CONTRIB_V1 = ["bad_steps", "cond/beta1_power", "cond/beta2_power", "global_step", "good_steps", "loss_scale", "w",
-              "w/Adam", "w/Adam_1"]
+TENSORFLOW_V1 = [
+  "cond_1/beta1_power",
+  "cond_1/beta2_power",
+  "current_loss_scale",
+  "global_step",
+  "good_steps",
+  "w",
+  "w/Adam",
+  "w/Adam_1",
+]
+CONTRIB_V1 = [
+  "bad_steps",
+  "cond/beta1_power",
+  "cond/beta2_power",
+  "global_step",
+  "good_steps",
+  "loss_scale",
+  "w",
+  "w/Adam",
+  "w/Adam_1",
+]
 PLAIN = ["beta1_power", "beta2_power", "global_step", "w", "w/Adam", "w/Adam_1"]
 
 
-@pytest.mark.parametrize("names, dialect", [
-    (OURS, "mp_compat"), (TENSORFLOW_V1, "tensorflow"), (CONTRIB_V1, "contrib"), (PLAIN, "plain"), ([], "plain"),
+@pytest.mark.parametrize(
+  "names, dialect",
+  [
+    (OURS, "mp_compat"),
+    (TENSORFLOW_V1, "tensorflow"),
+    (CONTRIB_V1, "contrib"),
+    (PLAIN, "plain"),
+    ([], "plain"),
     (["nvidia/loss_scale", "nvidia/good_steps"], "contrib"),
     (["head/cond/cond_1/beta1_power", "head/current_loss_scale"], "tensorflow"),
     (["model/cond_1/kernel", "current_loss_scale"], "mp_compat"),  # a user's scope named cond_1
     (["loss_scale"], "plain"),  # a weight named loss_scale
-])
+  ],
+)
 def test_dialect_is_detected_from_variable_names(names, dialect):
   assert dialects.dialect(names) == dialect
 
 
-@pytest.mark.parametrize("wanted, found, matched", [
+@pytest.mark.parametrize(
+  "wanted, found, matched",
+  [
     # An identical name takes precedence.
     (["beta1_power"], ["cond_1/beta1_power", "beta1_power"], {"beta1_power": "beta1_power"}),
     # Nested conditionals, and conditionals in scopes.
@@ -33,19 +59,33 @@ def test_dialect_is_detected_from_variable_names(names, dialect):
     (["head/beta1_power"], ["head/cond_1/beta1_power"], {"head/beta1_power": "head/cond_1/beta1_power"}),
     (["cond_1/beta1_power"], ["beta1_power"], {"cond_1/beta1_power": "beta1_power"}),
     # Several optimizers match in the order of creation: cond_11 comes after cond_3.
-    (["beta1_power", "beta1_power_1", "beta1_power_2"],
-     ["cond_11/beta1_power", "cond_3/beta1_power", "cond_1/beta1_power"],
-     {"beta1_power": "cond_1/beta1_power", "beta1_power_1": "cond_3/beta1_power",
-      "beta1_power_2": "cond_11/beta1_power"}),
+    (
+      ["beta1_power", "beta1_power_1", "beta1_power_2"],
+      ["cond_11/beta1_power", "cond_3/beta1_power", "cond_1/beta1_power"],
+      {
+        "beta1_power": "cond_1/beta1_power",
+        "beta1_power_1": "cond_3/beta1_power",
+        "beta1_power_2": "cond_11/beta1_power",
+      },
+    ),
     # One optimizer per scope.
-    (["a/beta1_power", "b/beta1_power"], ["b/cond_1/beta1_power", "a/cond_1/beta1_power"],
-     {"a/beta1_power": "a/cond_1/beta1_power", "b/beta1_power": "b/cond_1/beta1_power"}),
+    (
+      ["a/beta1_power", "b/beta1_power"],
+      ["b/cond_1/beta1_power", "a/cond_1/beta1_power"],
+      {"a/beta1_power": "a/cond_1/beta1_power", "b/beta1_power": "b/cond_1/beta1_power"},
+    ),
     # Control flow v2 omits the scope.
-    (["head/beta1_power", "head/beta2_power"], ["beta2_power", "beta1_power"],
-     {"head/beta1_power": "beta1_power", "head/beta2_power": "beta2_power"}),
+    (
+      ["head/beta1_power", "head/beta2_power"],
+      ["beta2_power", "beta1_power"],
+      {"head/beta1_power": "beta1_power", "head/beta2_power": "beta2_power"},
+    ),
     # The state of other dialects, in other scopes.
-    (["current_loss_scale", "good_steps"], ["loss_scaling/loss_scale", "loss_scaling/good_steps"],
-     {"current_loss_scale": "loss_scaling/loss_scale", "good_steps": "loss_scaling/good_steps"}),
+    (
+      ["current_loss_scale", "good_steps"],
+      ["loss_scaling/loss_scale", "loss_scaling/good_steps"],
+      {"current_loss_scale": "loss_scaling/loss_scale", "good_steps": "loss_scaling/good_steps"},
+    ),
     (["loss_scale"], ["current_loss_scale"], {"loss_scale": "current_loss_scale"}),
     # An ambiguous name is not matched.
     (["beta1_power"], ["cond_1/beta1_power", "cond_3/beta1_power"], {}),
@@ -53,7 +93,8 @@ def test_dialect_is_detected_from_variable_names(names, dialect):
     # Numbers that are part of the name.
     (["dense_1"], ["dense"], {}),
     (["w/Adam_1"], ["w/Adam"], {}),
-])
+  ],
+)
 def test_variable_names_match_across_dialects(wanted, found, matched):
   assert dialects.match(dict.fromkeys(wanted, SCALAR), dict.fromkeys(found, SCALAR)) == matched
 
@@ -88,7 +129,10 @@ def test_plain_checkpoint_gets_new_loss_scale_state():
 def test_missing_scope_of_beta_power_is_restored():
   names = ["beta1_power", "head/current_loss_scale", "head/good_steps", "head/w"]
   assert dialects.translate(names, "plain") == {
-      "beta1_power": "beta1_power", "head/beta1_power": "beta1_power", "head/w": "head/w"}
+    "beta1_power": "beta1_power",
+    "head/beta1_power": "beta1_power",
+    "head/w": "head/w",
+  }
   assert dialects.translate(names, "tensorflow")["head/cond_1/beta1_power"] == "beta1_power"
 
 

@@ -11,7 +11,7 @@ from mp_compat.core import distribute
 from tests import testing
 from tests.testing import tf
 
-FINITE, OVERFLOW = [1., 2.], [np.nan, 2.]
+FINITE, OVERFLOW = [1.0, 2.0], [np.nan, 2.0]
 
 
 @pytest.fixture(name="strategy", autouse=True)
@@ -25,24 +25,28 @@ def on_replicas(strategy, function):
   x = tf.placeholder(tf.float32, [2, 2])
   with strategy.scope():
     return strategy.extended.call_for_each_replica(
-        lambda: function(x[tf.distribute.get_replica_context().replica_id_in_sync_group])), x
+      lambda: function(x[tf.distribute.get_replica_context().replica_id_in_sync_group])
+    ), x
 
 
 def test_finite_check_requires_all_replicas_finite(strategy):
   values, x = on_replicas(strategy, tf.identity)
   with strategy.scope():
-    all_finite = distribute.reduce_all_replicas(distribute.call_for_each_replica(
-        lambda value: tf.reduce_all(tf.is_finite(value)), values))
+    all_finite = distribute.reduce_all_replicas(
+      distribute.call_for_each_replica(lambda value: tf.reduce_all(tf.is_finite(value)), values)
+    )
   with testing.session() as sess:
-    results = [sess.run(all_finite, {x: inputs}) for inputs in [
-        [FINITE, FINITE], [FINITE, OVERFLOW], [OVERFLOW, FINITE], [OVERFLOW, OVERFLOW]]]
+    results = [
+      sess.run(all_finite, {x: inputs})
+      for inputs in [[FINITE, FINITE], [FINITE, OVERFLOW], [OVERFLOW, FINITE], [OVERFLOW, OVERFLOW]]
+    ]
   assert all_finite.shape == [] and results == [True, False, False, False]
 
 
 def test_single_replica_value_is_returned_without_strategy():
   x = tf.placeholder(tf.float32, [])
   with testing.session() as sess:
-    assert sess.run(distribute.reduce_all_replicas(tf.is_finite(x)), {x: 1.})
+    assert sess.run(distribute.reduce_all_replicas(tf.is_finite(x)), {x: 1.0})
 
 
 def test_update_in_replica_context_raises_runtime_error(strategy):
@@ -51,10 +55,11 @@ def test_update_in_replica_context_raises_runtime_error(strategy):
 
 
 def test_apply_gradients_requires_a_replica_context(strategy):
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
   with strategy.scope(), pytest.raises(
-      ValueError, match=r"apply_gradients\(\) must be called in a replica context, but .* context of MirroredStrategy"):
-    opt.apply_gradients([(tf.constant(1.), None)])
+    ValueError, match=r"apply_gradients\(\) must be called in a replica context, but .* context of MirroredStrategy"
+  ):
+    opt.apply_gradients([(tf.constant(1.0), None)])
 
 
 def train(strategy, make_optimizer, inputs, between=lambda g: g):
@@ -86,23 +91,34 @@ def train(strategy, make_optimizer, inputs, between=lambda g: g):
 @pytest.mark.parametrize("clipped", [False, True])
 def test_overflow_on_one_replica_skips_step_on_all(strategy, scale, clipped):
   outside = mp_compat.DynamicLossScale()
-  make_scale = {"fixed": lambda: 8., "dynamic": lambda: "dynamic", "created outside": lambda: outside,
-                "tensorflow": testing.native.DynamicLossScale}[scale]
-  clip = (lambda g: tf.clip_by_value(g, -1., 1.)) if clipped else (lambda g: g)
+  make_scale = {
+    "fixed": lambda: 8.0,
+    "dynamic": lambda: "dynamic",
+    "created outside": lambda: outside,
+    "tensorflow": testing.native.DynamicLossScale,
+  }[scale]
+  clip = (lambda g: tf.clip_by_value(g, -1.0, 1.0)) if clipped else (lambda g: g)
   after, scale_after = train(
-      strategy, lambda: mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(.5), make_scale()),
-      [[[.5, 1.], [.5, 1.]], [[.5, 1.], [np.inf, 1.]], [[np.nan, 1.], [.5, 1.]]], clip)
+    strategy,
+    lambda: mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.5), make_scale()),
+    [[[0.5, 1.0], [0.5, 1.0]], [[0.5, 1.0], [np.inf, 1.0]], [[np.nan, 1.0], [0.5, 1.0]]],
+    clip,
+  )
   for copies in after:
     assert len(copies) == 2
     for copy in copies:
-      np.testing.assert_array_equal(copy, [-.5, -1.])
-  assert scale_after == {"fixed": 8.}.get(scale, 2. ** 13)
+      np.testing.assert_array_equal(copy, [-0.5, -1.0])
+  assert scale_after == {"fixed": 8.0}.get(scale, 2.0**13)
 
 
 def strategies():
   one = {"OneDeviceStrategy": lambda: tf.distribute.OneDeviceStrategy("/cpu:0")}
-  return dict(one, **{name: getattr(tf.distribute.experimental, name)
-                      for name in ["CentralStorageStrategy", "ParameterServerStrategy"]})
+  return dict(
+    one,
+    **{
+      name: getattr(tf.distribute.experimental, name) for name in ["CentralStorageStrategy", "ParameterServerStrategy"]
+    },
+  )
 
 
 @pytest.mark.parametrize("name", sorted(strategies()))
@@ -112,7 +128,7 @@ def test_strategies_train_and_skip_overflows(name):
 
   def step():
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(1.), "dynamic")
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(1.0), "dynamic")
     global_step = tf.train.get_or_create_global_step()
     return opt.minimize(tf.reduce_sum(w * x), global_step), opt.loss_scale(), global_step
 
@@ -126,7 +142,7 @@ def test_strategies_train_and_skip_overflows(name):
       current_scale, current_step = sess.run([scale, global_step])
       scales.append(current_scale)
       global_steps.append(current_step)
-  assert scales == [2. ** 15, 2. ** 14, 2. ** 14] and global_steps == [1, 1, 2]
+  assert scales == [2.0**15, 2.0**14, 2.0**14] and global_steps == [1, 1, 2]
 
 
 def test_tpu_strategy_raises_before_adding_ops():
@@ -134,7 +150,7 @@ def test_tpu_strategy_raises_before_adding_ops():
   strategy = object.__new__(tf.distribute.experimental.TPUStrategy)
   tf.distribute.Strategy.__init__(strategy, tf.distribute.OneDeviceStrategy("/cpu:0").extended)
   strategy.extended._container_strategy_weakref = lambda: strategy
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
   words = "not supported with the strategy TPUStrategy.*bfloat16.*MirroredStrategy, MultiWorkerMirroredStrategy"
   w, gradient = tf.get_variable("w", [2]), tf.zeros([2])
   before = len(tf.get_default_graph().get_operations())
@@ -146,11 +162,12 @@ def test_tpu_strategy_raises_before_adding_ops():
 
 
 STRATEGIES = {
-    "none": tf.distribute.get_strategy,
-    "one device": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
-    "mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
-    "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
-        compute_devices=testing.TWO_CPUS, parameter_device="/cpu:0"),
+  "none": tf.distribute.get_strategy,
+  "one device": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+  "mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+  "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
+    compute_devices=testing.TWO_CPUS, parameter_device="/cpu:0"
+  ),
 }
 
 
@@ -163,7 +180,7 @@ def test_adam_counters_keep_names_in_variable_scopes(name, version):
     def step():
       with tf.variable_scope("outer"), tf.variable_scope("net"):
         w = tf.get_variable("w", [2], initializer=tf.ones_initializer())
-        return wrap(tf.train.AdamOptimizer(1.)).minimize(tf.reduce_sum(w * w))
+        return wrap(tf.train.AdamOptimizer(1.0)).minimize(tf.reduce_sum(w * w))
 
     with tf.Graph().as_default(), testing.control_flow(version):
       strategy = STRATEGIES[name]()
@@ -171,4 +188,4 @@ def test_adam_counters_keep_names_in_variable_scopes(name, version):
         strategy.extended.call_for_each_replica(step)
       return sorted(variable.op.name for variable in tf.global_variables())
 
-  assert names(lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.)) == names(lambda opt: opt)
+  assert names(lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.0)) == names(lambda opt: opt)

@@ -12,7 +12,7 @@ from tests import testing
 from tests.testing import tf
 
 DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
-LARGEST = {"float16": 65504., "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1.7e308}
+LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1.7e308}
 NON_FINITE = [np.nan, np.inf, -np.inf]
 
 
@@ -26,14 +26,14 @@ def as_numpy(dtype, array):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("shape", [(50, 2), (2 ** 15, 3)], ids=["small", "large"])
+@pytest.mark.parametrize("shape", [(50, 2), (2**15, 3)], ids=["small", "large"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 def test_non_finite_value_among_largest_is_detected(dtype, shape, version):
   """The sum of the largest finite values overflows, so the exact check decides."""
   finite_values = as_numpy(dtype, np.full(shape, LARGEST[dtype.name]))
   with tf.Graph().as_default(), testing.control_flow(version):
     values = tf.placeholder(dtype, shape)
-    finite = finite_check.all_finite([tf.placeholder_with_default([1.], [1]), values])
+    finite = finite_check.all_finite([tf.placeholder_with_default([1.0], [1]), values])
     assert run(finite, {values: finite_values})
     for bad in NON_FINITE:
       fed = finite_values.copy()
@@ -48,19 +48,19 @@ def test_each_of_many_small_tensors_is_checked(dtype, number, bad):
   with tf.Graph().as_default():
     tensors = [tf.placeholder(dtype, [3]) for _ in range(number)]
     finite = finite_check.all_finite(tensors)
-    feed = {tensor: as_numpy(dtype, [1., -2., i]) for i, tensor in enumerate(tensors)}
+    feed = {tensor: as_numpy(dtype, [1.0, -2.0, i]) for i, tensor in enumerate(tensors)}
     with testing.session() as sess:
       assert sess.run(finite, feed)
       for tensor in tensors[:2] + tensors[-1:]:
-        assert not sess.run(finite, {**feed, tensor: as_numpy(dtype, [1., bad, 2.])})
+        assert not sess.run(finite, {**feed, tensor: as_numpy(dtype, [1.0, bad, 2.0])})
 
 
 def test_opposite_infinities_do_not_cancel():
   with tf.Graph().as_default():
     tensors = [tf.placeholder(tf.float32, [2]), tf.placeholder(tf.float32, [2, 1])]
     finite = finite_check.all_finite(tensors)
-    assert not run(finite, {tensors[0]: [np.inf, -np.inf], tensors[1]: [[0.], [0.]]})
-    assert not run(finite, {tensors[0]: [np.inf, 0.], tensors[1]: [[-np.inf], [0.]]})
+    assert not run(finite, {tensors[0]: [np.inf, -np.inf], tensors[1]: [[0.0], [0.0]]})
+    assert not run(finite, {tensors[0]: [np.inf, 0.0], tensors[1]: [[-np.inf], [0.0]]})
 
 
 @pytest.mark.parametrize("shape", [None, [None, 3], [None]])
@@ -83,12 +83,12 @@ def test_tensors_of_mixed_dtypes_are_all_checked():
   with tf.Graph().as_default():
     tensors = [tf.placeholder(dtype, [2]) for dtype in DTYPES * 2]
     finite = finite_check.all_finite(tensors)
-    feed = {tensor: as_numpy(tensor.dtype, [1., 2.]) for tensor in tensors}
+    feed = {tensor: as_numpy(tensor.dtype, [1.0, 2.0]) for tensor in tensors}
     assert run(finite, feed)
-    assert not any(run(finite, {**feed, tensor: as_numpy(tensor.dtype, [1., np.inf])}) for tensor in tensors)
+    assert not any(run(finite, {**feed, tensor: as_numpy(tensor.dtype, [1.0, np.inf])}) for tensor in tensors)
 
 
-@pytest.mark.parametrize("values, stacked", [(2 ** 14, True), (2 ** 14 + 1, False)])
+@pytest.mark.parametrize("values, stacked", [(2**14, True), (2**14 + 1, False)])
 def test_tensors_up_to_64_kb_are_stacked(values, stacked):
   with tf.Graph().as_default() as graph:
     finite_check.all_finite([tf.placeholder(tf.float32, [values]) for _ in range(2)])
@@ -98,11 +98,11 @@ def test_tensors_up_to_64_kb_are_stacked(values, stacked):
 def test_finite_values_are_read_once():
   """The exact check, with one bool per value, runs only if the sum is not finite."""
   with tf.Graph().as_default():
-    x = tf.placeholder(tf.float32, [2 ** 15])
-    finite = finite_check.all_finite([x * 2.])
+    x = tf.placeholder(tf.float32, [2**15])
+    finite = finite_check.all_finite([x * 2.0])
     with testing.session() as sess:
-      for value, kinds in [(1., {"Sum": 1, "IsFinite": 1}), (3e38, {"Sum": 1, "IsFinite": 2})]:
-        ran = testing.executed(sess, finite, {x: np.full(2 ** 15, value, np.float32)})
+      for value, kinds in [(1.0, {"Sum": 1, "IsFinite": 1}), (3e38, {"Sum": 1, "IsFinite": 2})]:
+        ran = testing.executed(sess, finite, {x: np.full(2**15, value, np.float32)})
         read = [kind for kind, _, shape in ran if kind in kinds]
         assert {kind: read.count(kind) for kind in kinds} == kinds, ran
 
@@ -112,29 +112,30 @@ def test_tensors_are_checked_on_their_own_devices():
     tensors, inputs = [], [tf.placeholder(tf.float32, [3]) for _ in range(4)]
     for one, device in zip(inputs, testing.TWO_CPUS * 2):
       with tf.device(device):
-        tensors.append(one * 2.)
+        tensors.append(one * 2.0)
     with tf.device("/cpu:1"):
       finite = finite_check.all_finite(tensors)
     for kind in ("Pack", "Sum"):
       assert {op.device for op in graph.get_operations() if op.type == kind and op.inputs[0].shape.rank} >= {
-          tensor.device for tensor in tensors}
-    feed = {one: [i, 1., 2.] for i, one in enumerate(inputs)}
+        tensor.device for tensor in tensors
+      }
+    feed = {one: [i, 1.0, 2.0] for i, one in enumerate(inputs)}
     assert run(finite, feed)
-    assert not any(run(finite, {**feed, one: [1., np.nan, 2.]}) for one in inputs)
+    assert not any(run(finite, {**feed, one: [1.0, np.nan, 2.0]}) for one in inputs)
 
 
 def test_xla_compiles_the_finite_check():
   with tf.Graph().as_default():
     x, y = tf.placeholder(tf.float32, [2]), tf.placeholder(tf.float32, [2])
-    compiled, = tf.xla.experimental.compile(lambda *own: finite_check.all_finite(list(own)), [x, y])
-    for value, finite in [(1., True), (3e38, True), (np.inf, False), (np.nan, False)]:
-      assert run(compiled, {x: [1., 2.], y: [value, value]}) == finite
+    (compiled,) = tf.xla.experimental.compile(lambda *own: finite_check.all_finite(list(own)), [x, y])
+    for value, finite in [(1.0, True), (3e38, True), (np.inf, False), (np.nan, False)]:
+      assert run(compiled, {x: [1.0, 2.0], y: [value, value]}) == finite
 
 
 def test_finite_check_works_in_eager_mode():
   with testing.eager_mode():
-    for value, finite in [(1., True), (3e38, True), (np.inf, False)]:
-      assert bool(finite_check.all_finite([tf.constant([value, value]), tf.constant([[1.]])])) == finite
+    for value, finite in [(1.0, True), (3e38, True), (np.inf, False)]:
+      assert bool(finite_check.all_finite([tf.constant([value, value]), tf.constant([[1.0]])])) == finite
 
 
 def many_small(number, gate):
@@ -143,7 +144,7 @@ def many_small(number, gate):
     variables = [tf.get_variable("v{}".format(i), [3], initializer=tf.zeros_initializer()) for i in range(number)]
   inputs = [tf.placeholder(tf.float32, [3]) for _ in variables]
   loss = tf.add_n([tf.reduce_sum(v * x) for v, x in zip(variables, inputs)])
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
   grads_and_vars = opt.compute_gradients(loss, gate_gradients=gate)
   return variables, inputs, grads_and_vars, opt.apply_gradients(grads_and_vars)
 
@@ -154,12 +155,12 @@ def test_many_small_gradients_are_checked_by_one_op(gate):
     variables, inputs, _, train_op = many_small(50, gate)
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
-      feed = {x: [1., 2., i] for i, x in enumerate(inputs)}
+      feed = {x: [1.0, 2.0, i] for i, x in enumerate(inputs)}
       ran = [(kind, shape) for kind, _, shape in testing.executed(sess, train_op, feed)]
       assert ran.count(("Pack", [50, 3])) == 1
-      np.testing.assert_array_equal(sess.run(variables), [[-1., -2., -i] for i in range(50)])
-      sess.run(train_op, {**feed, inputs[17]: [1., np.nan, 2.]})
-      np.testing.assert_array_equal(sess.run(variables), [[-1., -2., -i] for i in range(50)])
+      np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -i] for i in range(50)])
+      sess.run(train_op, {**feed, inputs[17]: [1.0, np.nan, 2.0]})
+      np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -i] for i in range(50)])
 
 
 def test_fetching_one_gradient_computes_no_others():
@@ -167,7 +168,7 @@ def test_fetching_one_gradient_computes_no_others():
     _, inputs, grads_and_vars, _ = many_small(3, tf.train.Optimizer.GATE_NONE)
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
-      np.testing.assert_array_equal(sess.run(grads_and_vars[1][0], {inputs[1]: [1., 2., 3.]}), [1., 2., 3.])
+      np.testing.assert_array_equal(sess.run(grads_and_vars[1][0], {inputs[1]: [1.0, 2.0, 3.0]}), [1.0, 2.0, 3.0])
 
 
 CLUSTERED_PROGRAM = """
@@ -200,7 +201,12 @@ print(any(node.op.startswith("_Xla") for part in metadata.partition_graphs for n
 @pytest.mark.matrix
 def test_overflow_is_skipped_under_xla_auto_clustering():
   flags = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit --tf_xla_min_cluster_size=2"
-  done = subprocess.run([sys.executable, "-c", CLUSTERED_PROGRAM], env=dict(testing.environment(), TF_XLA_FLAGS=flags),
-                        stdout=subprocess.PIPE, text=True, check=True)
-  scales = [(True, 8.), (True, 8.), (False, 8.), (True, 4.), (True, 4.), (True, 4.)]
+  done = subprocess.run(
+    [sys.executable, "-c", CLUSTERED_PROGRAM],
+    env=dict(testing.environment(), TF_XLA_FLAGS=flags),
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+  )
+  scales = [(True, 8.0), (True, 8.0), (False, 8.0), (True, 4.0), (True, 4.0), (True, 4.0)]
   assert done.stdout.splitlines() == ["{} {} True".format(*one) for one in scales] + ["True"]

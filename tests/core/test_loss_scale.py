@@ -12,15 +12,22 @@ from tests import testing
 from tests.testing import tf
 
 
-@pytest.mark.parametrize("make, config, text", [
-    (lambda api: api.FixedLossScale(8), {"loss_scale_value": 8.}, "FixedLossScale(8.0)"),
-    (lambda api: api.DynamicLossScale(),
-     {"initial_loss_scale": 32768., "increment_period": 2000, "multiplier": 2.},
-     "DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0)"),
-    (lambda api: api.DynamicLossScale(8, 3, 4),
-     {"initial_loss_scale": 8., "increment_period": 3, "multiplier": 4.},
-     "DynamicLossScale(initial_loss_scale=8.0, increment_period=3, multiplier=4.0)"),
-])
+@pytest.mark.parametrize(
+  "make, config, text",
+  [
+    (lambda api: api.FixedLossScale(8), {"loss_scale_value": 8.0}, "FixedLossScale(8.0)"),
+    (
+      lambda api: api.DynamicLossScale(),
+      {"initial_loss_scale": 32768.0, "increment_period": 2000, "multiplier": 2.0},
+      "DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0)",
+    ),
+    (
+      lambda api: api.DynamicLossScale(8, 3, 4),
+      {"initial_loss_scale": 8.0, "increment_period": 3, "multiplier": 4.0},
+      "DynamicLossScale(initial_loss_scale=8.0, increment_period=3, multiplier=4.0)",
+    ),
+  ],
+)
 def test_configs_and_reprs_match_tensorflow(make, config, text):
   with tf.Graph().as_default():
     for api in [mp_compat, testing.native]:
@@ -33,11 +40,10 @@ def test_configs_and_reprs_match_tensorflow(make, config, text):
 
 
 def test_config_includes_non_default_extra_arguments():
-  ours = dict(backoff=4., overflow_tolerance=2, min_loss_scale=.5, max_loss_scale=2. ** 20)
+  ours = dict(backoff=4.0, overflow_tolerance=2, min_loss_scale=0.5, max_loss_scale=2.0**20)
   with tf.Graph().as_default():
     loss_scale = mp_compat.DynamicLossScale(**ours)
-    assert loss_scale.get_config() == dict(
-        ours, initial_loss_scale=32768., increment_period=2000, multiplier=2.)
+    assert loss_scale.get_config() == dict(ours, initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0)
   with tf.Graph().as_default():
     again = mp_compat.DynamicLossScale.from_config(loss_scale.get_config())
     assert again.get_config() == loss_scale.get_config() and "max_loss_scale=1048576.0" in repr(again)
@@ -45,20 +51,20 @@ def test_config_includes_non_default_extra_arguments():
 
 def test_get_loss_scale_accepts_identifiers_and_instances():
   with tf.Graph().as_default():
-    for number in [8, 8., np.float32(8), np.float64(8), np.int64(8)]:
-      assert mp_compat.get_loss_scale(number).get_config() == {"loss_scale_value": 8.}
+    for number in [8, 8.0, np.float32(8), np.float64(8), np.int64(8)]:
+      assert mp_compat.get_loss_scale(number).get_config() == {"loss_scale_value": 8.0}
     assert isinstance(mp_compat.get_loss_scale("dynamic"), mp_compat.DynamicLossScale)
     assert mp_compat.get_loss_scale(None) is None
     for api in [mp_compat, testing.native]:
-      for loss_scale in [api.FixedLossScale(2.), api.DynamicLossScale(2.)]:
+      for loss_scale in [api.FixedLossScale(2.0), api.DynamicLossScale(2.0)]:
         assert mp_compat.get_loss_scale(loss_scale) is loss_scale
 
 
 def test_initial_scale_may_equal_its_bounds():
   with tf.Graph().as_default():
-    loss_scale = mp_compat.DynamicLossScale(8., min_loss_scale=8., max_loss_scale=8.)
-    assert (loss_scale.min_loss_scale, loss_scale.max_loss_scale) == (8., 8.)
-    assert mp_compat.FixedLossScale(2 ** 126).get_config() == {"loss_scale_value": 2. ** 126}
+    loss_scale = mp_compat.DynamicLossScale(8.0, min_loss_scale=8.0, max_loss_scale=8.0)
+    assert (loss_scale.min_loss_scale, loss_scale.max_loss_scale) == (8.0, 8.0)
+    assert mp_compat.FixedLossScale(2**126).get_config() == {"loss_scale_value": 2.0**126}
 
 
 def test_fixed_loss_scale_has_no_state():
@@ -74,14 +80,19 @@ def test_variables_match_those_of_tensorflow_class():
   for api in [mp_compat, testing.native]:
     with tf.Graph().as_default():
       with tf.name_scope("scope"):
-        loss_scale = api.DynamicLossScale(8.)
-      api.DynamicLossScale(8.)
+        loss_scale = api.DynamicLossScale(8.0)
+      api.DynamicLossScale(8.0)
       assert [(v.name, v.dtype, v.shape.as_list(), v.trainable) for v in tf.global_variables()] == [
-          ("scope/current_loss_scale:0", tf.float32, [], False), ("scope/good_steps:0", tf.int64, [], False),
-          ("current_loss_scale:0", tf.float32, [], False), ("good_steps:0", tf.int64, [], False)]
+        ("scope/current_loss_scale:0", tf.float32, [], False),
+        ("scope/good_steps:0", tf.int64, [], False),
+        ("current_loss_scale:0", tf.float32, [], False),
+        ("good_steps:0", tf.int64, [], False),
+      ]
       assert sorted(name for name, _ in loss_scale._weights) == ["current_loss_scale", "good_steps"]
       assert set(map(id, loss_scale._weights.values())) == {
-          id(loss_scale._current_loss_scale), id(loss_scale._num_good_steps)}
+        id(loss_scale._current_loss_scale),
+        id(loss_scale._num_good_steps),
+      }
 
 
 def test_overflow_tolerance_adds_a_bad_steps_variable():
@@ -93,28 +104,28 @@ def test_overflow_tolerance_adds_a_bad_steps_variable():
 @pytest.mark.parametrize("around", ["nothing", "cond", "while", "control dependencies", "name scope"])
 @pytest.mark.parametrize("version", [1, 2])
 def test_each_graph_gets_variables_on_first_use(version, around):
-  loss_scale = mp_compat.DynamicLossScale(8., 1)
+  loss_scale = mp_compat.DynamicLossScale(8.0, 1)
   for _ in range(2):
     with tf.Graph().as_default(), testing.control_flow(version):
       assert loss_scale.variables() == []
       blocker = tf.placeholder(tf.bool, [], name="never_fed")
       if around == "cond":
-        tf.cond(blocker, loss_scale, lambda: tf.constant(0.))
+        tf.cond(blocker, loss_scale, lambda: tf.constant(0.0))
       elif around == "while":
-        tf.while_loop(lambda i: i < 3., lambda i: i + loss_scale(), [0.])
+        tf.while_loop(lambda i: i < 3.0, lambda i: i + loss_scale(), [0.0])
       elif around == "control dependencies":
         with tf.control_dependencies([blocker]):
           loss_scale()
       elif around == "name scope":
         with tf.name_scope("train"):
           loss_scale()
-      update_op, _ = loss_scale.update([tf.placeholder_with_default([1.], [1])])
+      update_op, _ = loss_scale.update([tf.placeholder_with_default([1.0], [1])])
       assert [v.op.name for v in loss_scale.variables()] == ["current_loss_scale", "good_steps"]
       assert all(v.graph is tf.get_default_graph() for v in loss_scale.variables())
       with testing.session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(update_op)
-        assert sess.run(loss_scale()) == 16.
+        assert sess.run(loss_scale()) == 16.0
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -123,19 +134,19 @@ def test_variables_are_created_outside_conditionals(version):
 
   def branch():
     with tf.control_dependencies([tf.placeholder(tf.bool, [], name="never_fed")]):
-      loss_scales.append(mp_compat.DynamicLossScale(8., 1))
-    return tf.constant(0.)
+      loss_scales.append(mp_compat.DynamicLossScale(8.0, 1))
+    return tf.constant(0.0)
 
   with tf.Graph().as_default() as graph, testing.control_flow(version), testing.session() as sess:
-    tf.cond(tf.placeholder(tf.bool, []), branch, lambda: tf.constant(0.))
+    tf.cond(tf.placeholder(tf.bool, []), branch, lambda: tf.constant(0.0))
     assert [v.graph for v in tf.global_variables()] == [graph] * 2 and len(loss_scales[0].variables()) == 2
     sess.run(tf.global_variables_initializer())
-    assert sess.run(loss_scales[0]()) == 8.
+    assert sess.run(loss_scales[0]()) == 8.0
 
 
 def test_deepcopy_keeps_config_but_not_variables():
   with tf.Graph().as_default():
-    params = {"loss_scale": mp_compat.DynamicLossScale(8., 5), "lr": .1}
+    params = {"loss_scale": mp_compat.DynamicLossScale(8.0, 5), "lr": 0.1}
   copied = copy.deepcopy(params)["loss_scale"]  # as Estimator copies its params
   with tf.Graph().as_default():
     copied()
@@ -158,14 +169,14 @@ class Halving(mp_compat.LossScale):
   """Halves at every step. A user's class that does not call the base class's constructor."""
 
   def __init__(self):
-    self._add_weight("scale", 64., tf.float32)
+    self._add_weight("scale", 64.0, tf.float32)
 
   def __call__(self):
     return tf.convert_to_tensor(self._weight("scale"))
 
   def update(self, grads):
     scale = self._weight("scale")
-    return scale.assign(scale / 2.).op, True
+    return scale.assign(scale / 2.0).op, True
 
   def get_config(self):
     return {}
@@ -179,47 +190,45 @@ def test_user_loss_scale_works_in_several_graphs():
       with testing.session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(update_op)
-        assert sess.run(loss_scale()) == 32.
+        assert sess.run(loss_scale()) == 32.0
 
 
 def test_subclasses_may_overwrite_config_attributes():
 
   class Subclass(mp_compat.DynamicLossScale):
-
     def __init__(self):
       self.increment_period = "many"
-      super().__init__(8., 2)
-      self.min_loss_scale, self.max_loss_scale, self.overflow_tolerance, self.backoff = 4, "high", .05, None
+      super().__init__(8.0, 2)
+      self.min_loss_scale, self.max_loss_scale, self.overflow_tolerance, self.backoff = 4, "high", 0.05, None
 
   scale = Subclass()
-  assert scale.increment_period == "many" and scale.overflow_tolerance == .05 and scale.multiplier == 2.
-  assert scale.get_config() == {"initial_loss_scale": 8., "increment_period": 2, "multiplier": 2.}
+  assert scale.increment_period == "many" and scale.overflow_tolerance == 0.05 and scale.multiplier == 2.0
+  assert scale.get_config() == {"initial_loss_scale": 8.0, "increment_period": 2, "multiplier": 2.0}
   assert mp_compat.DynamicLossScale.backoff is vars(mp_compat.DynamicLossScale)["backoff"]
 
 
 def test_update_checks_gradients_before_clipping():
   with tf.Graph().as_default(), testing.session() as sess:
     w, x = tf.get_variable("w", [2], initializer=tf.ones_initializer()), tf.placeholder(tf.float32, [2])
-    scale = mp_compat.DynamicLossScale(8.)
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), scale)
-    (grad, _), = opt.compute_gradients(tf.reduce_sum(w * x))
-    update_op, should_apply = scale.update([tf.clip_by_value(grad, -1., 1.)])
+    scale = mp_compat.DynamicLossScale(8.0)
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), scale)
+    ((grad, _),) = opt.compute_gradients(tf.reduce_sum(w * x))
+    update_op, should_apply = scale.update([tf.clip_by_value(grad, -1.0, 1.0)])
     sess.run(tf.global_variables_initializer())
-    assert [sess.run([update_op, should_apply], {x: [1., value]})[1] for value in (1., np.inf)] == [True, False]
-    assert sess.run(scale()) == 4.
+    assert [sess.run([update_op, should_apply], {x: [1.0, value]})[1] for value in (1.0, np.inf)] == [True, False]
+    assert sess.run(scale()) == 4.0
 
 
 def test_scaling_and_unscaling_read_the_scale_once():
   calls = []
 
   class Counted(mp_compat.DynamicLossScale):
-
     def __call__(self):
       calls.append(1)
       return super().__call__()
 
   with tf.Graph().as_default():
     w = tf.get_variable("w", [2])
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), Counted())
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), Counted())
     opt.unscale_gradients(tf.gradients(opt.scale_loss(tf.reduce_sum(w)), [w]))
   assert len(calls) == 1

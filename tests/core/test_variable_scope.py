@@ -21,16 +21,16 @@ def scope(**kwargs):
 def test_half_precision_variables_train_float32_master_weights(dtype, use_resource):
   with tf.Graph().as_default():
     with scope(use_resource=use_resource):
-      w = tf.get_variable("w", [2], dtype, initializer=tf.constant_initializer(1. + 2. ** -12))
-    stored, = tf.trainable_variables()
+      w = tf.get_variable("w", [2], dtype, initializer=tf.constant_initializer(1.0 + 2.0**-12))
+    (stored,) = tf.trainable_variables()
     assert w.dtype == dtype and stored.dtype.base_dtype == tf.float32 and stored.name == "m/w:0"
-    loss = tf.reduce_sum(tf.cast(w, tf.float32) * tf.placeholder_with_default([1., 2.], [2]))
-    train_op = tf.train.GradientDescentOptimizer(2. ** -13).minimize(loss)
+    loss = tf.reduce_sum(tf.cast(w, tf.float32) * tf.placeholder_with_default([1.0, 2.0], [2]))
+    train_op = tf.train.GradientDescentOptimizer(2.0**-13).minimize(loss)
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
-      np.testing.assert_array_equal(sess.run(w).astype(np.float32), [1., 1.])
+      np.testing.assert_array_equal(sess.run(w).astype(np.float32), [1.0, 1.0])
       sess.run(train_op)
-      np.testing.assert_array_equal(sess.run(stored), np.float32([1. + 2. ** -13, 1.]))
+      np.testing.assert_array_equal(sess.run(stored), np.float32([1.0 + 2.0**-13, 1.0]))
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.int32])
@@ -43,8 +43,13 @@ def test_non_half_variables_keep_their_dtype(dtype):
 def test_non_trainable_variables_keep_their_dtype():
   with tf.Graph().as_default(), scope():
     mean = tf.get_variable("mean", [2], tf.float16, trainable=False)
-    total = tf.get_variable("total", [2], tf.float16, synchronization=tf.VariableSynchronization.ON_READ,
-                            aggregation=tf.VariableAggregation.SUM)
+    total = tf.get_variable(
+      "total",
+      [2],
+      tf.float16,
+      synchronization=tf.VariableSynchronization.ON_READ,
+      aggregation=tf.VariableAggregation.SUM,
+    )
     assert isinstance(mean, tensorflow.Variable) and isinstance(total, tensorflow.Variable)
     assert {mean.dtype.base_dtype, total.dtype.base_dtype} == {tf.float16}
 
@@ -56,7 +61,7 @@ def test_each_step_casts_a_variable_once(use_resource):
     with scope(use_resource=use_resource):
       w = tf.get_variable("w", [7], tf.float16, initializer=tf.ones_initializer())
     loss = tf.reduce_sum(tf.cast(tf.sin(w) * x + w * w, tf.float32))
-    train_op = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.).minimize(loss)
+    train_op = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(loss)
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
       ran = testing.executed(sess, train_op, {x: np.ones(7)})
@@ -84,7 +89,9 @@ def test_partitioned_variable_is_cast_as_a_whole():
       w = tf.get_variable("w", [4, 3], tf.float16, initializer=tf.ones_initializer())
     assert w.shape == [4, 3] and w.dtype == tf.float16
     assert [(v.op.name, v.dtype.base_dtype) for v in tf.trainable_variables()] == [
-        ("m/w/part_0", tf.float32), ("m/w/part_1", tf.float32)]
+      ("m/w/part_0", tf.float32),
+      ("m/w/part_1", tf.float32),
+    ]
 
 
 def test_regularizer_receives_float32_master_weights():
@@ -96,8 +103,7 @@ def test_regularizer_receives_float32_master_weights():
     assert [loss.dtype for loss in tf.losses.get_regularization_losses()] == [tf.float32]
 
 
-@pytest.mark.parametrize("initializer", [
-    lambda: np.float16([1.5, 2.5]), lambda: tf.constant([1.5, 2.5], tf.float16)])
+@pytest.mark.parametrize("initializer", [lambda: np.float16([1.5, 2.5]), lambda: tf.constant([1.5, 2.5], tf.float16)])
 def test_initial_values_may_be_float16(initializer):
   with tf.Graph().as_default():
     with scope():

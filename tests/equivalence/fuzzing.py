@@ -19,36 +19,39 @@ from tests.testing import tf
 
 STEPS = 40
 STRATEGIES = {
-    "OneDevice": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
-    "Mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+  "OneDevice": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+  "Mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
 }
 CLIPS = {
-    "clip_by_norm": lambda grads: [None if grad is None else tf.clip_by_norm(grad, .5) for grad in grads],
-    "clip_by_global_norm": lambda grads: tf.clip_by_global_norm(grads, .5)[0],
-    "finite clip_by_global_norm": lambda grads: mp_compat.clip_by_global_norm(grads, .5)[0],
-    "scale": lambda grads: [None if grad is None else gradients.map_values(lambda g: g * .3, grad) for grad in grads],
+  "clip_by_norm": lambda grads: [None if grad is None else tf.clip_by_norm(grad, 0.5) for grad in grads],
+  "clip_by_global_norm": lambda grads: tf.clip_by_global_norm(grads, 0.5)[0],
+  "finite clip_by_global_norm": lambda grads: mp_compat.clip_by_global_norm(grads, 0.5)[0],
+  "scale": lambda grads: [None if grad is None else gradients.map_values(lambda g: g * 0.3, grad) for grad in grads],
 }
 
 
 # The control-flow construct in which the gradients are computed. They are applied outside.
 CONTEXTS = {
-    "cond": lambda compute, flag: tf.cond(flag, compute, lambda: [g * 2. for g in compute()]),
-    "while_loop": lambda compute, flag: tf.while_loop(
-        lambda i, *grads: i < 2, lambda i, *grads: [i + 1] + compute(),
-        [0] + [tf.zeros_like(g) for g in compute()])[1:],
-    "cond in cond": lambda compute, flag: tf.cond(
-        flag, lambda: tf.cond(flag, compute, compute), lambda: [g * .5 for g in compute()]),
+  "cond": lambda compute, flag: tf.cond(flag, compute, lambda: [g * 2.0 for g in compute()]),
+  "while_loop": lambda compute, flag: tf.while_loop(
+    lambda i, *grads: i < 2, lambda i, *grads: [i + 1] + compute(), [0] + [tf.zeros_like(g) for g in compute()]
+  )[1:],
+  "cond in cond": lambda compute, flag: tf.cond(
+    flag, lambda: tf.cond(flag, compute, compute), lambda: [g * 0.5 for g in compute()]
+  ),
 }
 
 # Functions that replace a computed gradient before apply_gradients.
 KINDS = {
-    "tensor": lambda grad, variable: grad,
-    "assigned": lambda grad, variable: tf.identity(tf.Variable(
-        tf.zeros(variable.shape), trainable=False, use_resource=True,
-        collections=[tf.GraphKeys.LOCAL_VARIABLES]).assign(tf.convert_to_tensor(grad))),
-    "array": lambda grad, variable: np.full(variable.shape.as_list(), .125, np.float32),
-    "list": lambda grad, variable: np.full(variable.shape.as_list(), -.25).tolist(),
-    "dropped": lambda grad, variable: None,
+  "tensor": lambda grad, variable: grad,
+  "assigned": lambda grad, variable: tf.identity(
+    tf.Variable(
+      tf.zeros(variable.shape), trainable=False, use_resource=True, collections=[tf.GraphKeys.LOCAL_VARIABLES]
+    ).assign(tf.convert_to_tensor(grad))
+  ),
+  "array": lambda grad, variable: np.full(variable.shape.as_list(), 0.125, np.float32),
+  "list": lambda grad, variable: np.full(variable.shape.as_list(), -0.25).tolist(),
+  "dropped": lambda grad, variable: None,
 }
 
 
@@ -85,13 +88,13 @@ class Case(NamedTuple):
 
 # No variable is in more than two terms: the order in which AddN adds three tensors depends on free buffers.
 TERMS = {
-    "square": lambda w, x, previous: tf.square(w) * x,
-    "sine": lambda w, x, previous: tf.sin(w) * x,
-    "product": lambda w, x, previous: w * x * .7 * x,
-    "half": lambda w, x, previous: tf.cast(tf.cast(w, tf.float16) * tf.cast(x, tf.float16), tf.float32),
-    "previous": lambda w, x, previous: w * x * tf.reduce_mean(previous),
-    "rows": lambda w, x, previous: tf.square(tf.gather(w, [0, int(w.shape[0]) - 1, 0])) * x[:1],
-    "unused": lambda w, x, previous: tf.zeros([]),
+  "square": lambda w, x, previous: tf.square(w) * x,
+  "sine": lambda w, x, previous: tf.sin(w) * x,
+  "product": lambda w, x, previous: w * x * 0.7 * x,
+  "half": lambda w, x, previous: tf.cast(tf.cast(w, tf.float16) * tf.cast(x, tf.float16), tf.float32),
+  "previous": lambda w, x, previous: w * x * tf.reduce_mean(previous),
+  "rows": lambda w, x, previous: tf.square(tf.gather(w, [0, int(w.shape[0]) - 1, 0])) * x[:1],
+  "unused": lambda w, x, previous: tf.zeros([]),
 }
 
 
@@ -103,41 +106,64 @@ def cases(draw):
   strategy = draw(st.sampled_from([None, None] + sorted(STRATEGIES)))
   resource = st.just(True) if strategy else st.booleans()
   variables = tuple(
-      Variable(shape, draw(st.sampled_from(sparse if shape else dense)), draw(resource),
-               draw(st.sampled_from(["tensor"] * 6 + sorted(KINDS))) if not strategy else "tensor")
-      for shape in draw(st.lists(shapes, min_size=1, max_size=draw(st.sampled_from([3, 20])))))
+    Variable(
+      shape,
+      draw(st.sampled_from(sparse if shape else dense)),
+      draw(resource),
+      draw(st.sampled_from(["tensor"] * 6 + sorted(KINDS))) if not strategy else "tensor",
+    )
+    for shape in draw(st.lists(shapes, min_size=1, max_size=draw(st.sampled_from([3, 20]))))
+  )
   if all(variable.term == "unused" or variable.kind == "dropped" for variable in variables):
     variables += (Variable((2,), "square", True),)
-  loss_scale = draw(st.one_of(
-      st.sampled_from([(1.,), (1024.,), (3.,)]),
-      st.tuples(st.sampled_from([1., 8., 2. ** 15, 1000., 2. ** 100]), st.integers(1, 12),
-                st.sampled_from([2., 3., 1.5, 16.]))))
+  loss_scale = draw(
+    st.one_of(
+      st.sampled_from([(1.0,), (1024.0,), (3.0,)]),
+      st.tuples(
+        st.sampled_from([1.0, 8.0, 2.0**15, 1000.0, 2.0**100]),
+        st.integers(1, 12),
+        st.sampled_from([2.0, 3.0, 1.5, 16.0]),
+      ),
+    )
+  )
   if len(loss_scale) == 1:
     # With a fixed scale, TensorFlow's class may update a variable before another variable's gradient, or a norm of all
     # gradients, reads it. Gates do not prevent it.
-    variables = tuple(v._replace(term="square" if v.term == "previous" else v.term,
-                                 kind="tensor" if v.kind in ("array", "list") else v.kind) for v in variables)
+    variables = tuple(
+      v._replace(
+        term="square" if v.term == "previous" else v.term, kind="tensor" if v.kind in ("array", "list") else v.kind
+      )
+      for v in variables
+    )
   overflow = st.tuples(
-      st.integers(0, STEPS - 1),
-      st.sampled_from([i for i, variable in enumerate(variables) if variable.term != "unused"]),
-      st.sampled_from([np.inf, -np.inf, np.nan]).map(float))
+    st.integers(0, STEPS - 1),
+    st.sampled_from([i for i, variable in enumerate(variables) if variable.term != "unused"]),
+    st.sampled_from([np.inf, -np.inf, np.nan]).map(float),
+  )
   between = draw(st.sampled_from([None] + sorted(CLIPS)))
   optimizers = set(testing.OPTIMIZERS)
   if strategy == "Mirrored" and tf.VERSION.startswith("1."):
     optimizers.remove("Ftrl")  # cannot create its slots there, with or without loss scaling
   return Case(
-      variables=variables, optimizer=draw(st.sampled_from(sorted(optimizers))), loss_scale=loss_scale,
-      gate_gradients=draw(st.integers(0, 2)), aggregation_method=draw(st.sampled_from([None, 0, 1, 2])),
-      colocate=draw(st.booleans()), grad_loss=draw(st.sampled_from([None, None, 2.5])),
-      global_step=draw(st.sampled_from([None, "resource"] + ["reference"] * (not strategy))),
-      between=between, strategy=strategy,
-      context=None if strategy else draw(st.sampled_from([None] * 3 + sorted(CONTEXTS))),
-      fed=not strategy and draw(st.sampled_from([False, False, True])), reverse=draw(st.booleans()),
-      control_flow=draw(st.sampled_from([1, 2])),
-      # Graph optimization may factor out or fold constants differently in the two graphs.
-      rewriting=between != "scale" and not {3., 1.5, 1000.}.intersection(loss_scale) and draw(st.booleans()),
-      seed=draw(st.integers(0, 999)),
-      overflows=tuple(draw(st.lists(overflow, max_size=8))) if len(loss_scale) > 1 else ())
+    variables=variables,
+    optimizer=draw(st.sampled_from(sorted(optimizers))),
+    loss_scale=loss_scale,
+    gate_gradients=draw(st.integers(0, 2)),
+    aggregation_method=draw(st.sampled_from([None, 0, 1, 2])),
+    colocate=draw(st.booleans()),
+    grad_loss=draw(st.sampled_from([None, None, 2.5])),
+    global_step=draw(st.sampled_from([None, "resource"] + ["reference"] * (not strategy))),
+    between=between,
+    strategy=strategy,
+    context=None if strategy else draw(st.sampled_from([None] * 3 + sorted(CONTEXTS))),
+    fed=not strategy and draw(st.sampled_from([False, False, True])),
+    reverse=draw(st.booleans()),
+    control_flow=draw(st.sampled_from([1, 2])),
+    # Graph optimization may factor out or fold constants differently in the two graphs.
+    rewriting=between != "scale" and not {3.0, 1.5, 1000.0}.intersection(loss_scale) and draw(st.booleans()),
+    seed=draw(st.integers(0, 999)),
+    overflows=tuple(draw(st.lists(overflow, max_size=8))) if len(loss_scale) > 1 else (),
+  )
 
 
 def check(case: Case) -> None:
@@ -146,12 +172,12 @@ def check(case: Case) -> None:
   references = case.global_step == "reference" or not all(variable.resource for variable in case.variables)
   theirs = train(case, native, 1 if references else case.control_flow)
   comparable = list(itertools.takewhile(_scale_has_a_reciprocal, theirs))
-  testing.assert_same(train(case, mp_compat, case.control_flow)[:len(comparable)], comparable)
+  testing.assert_same(train(case, mp_compat, case.control_flow)[: len(comparable)], comparable)
 
 
 def _scale_has_a_reciprocal(values):
   """Returns whether the loss scale is at most 2**126: above, `1 / scale` is 0 with TensorFlow's class."""
-  return all(value <= 2. ** 126 for name, value in values.items() if name.startswith("current_loss_scale"))
+  return all(value <= 2.0**126 for name, value in values.items() if name.startswith("current_loss_scale"))
 
 
 def program(case: Case) -> str:
@@ -172,20 +198,27 @@ def train(case: Case, api: Any, control_flow: int) -> Any:
       replica = tf.distribute.get_replica_context().replica_id_in_sync_group
       xs = [each[replica] for each in inputs]
       optimizer = api.MixedPrecisionLossScaleOptimizer(
-          testing.OPTIMIZERS[case.optimizer](),
-          case.loss_scale[0] if len(case.loss_scale) == 1 else api.DynamicLossScale(*case.loss_scale))
+        testing.OPTIMIZERS[case.optimizer](),
+        case.loss_scale[0] if len(case.loss_scale) == 1 else api.DynamicLossScale(*case.loss_scale),
+      )
       variables = variables_of(case)
 
       def compute():
         pairs = optimizer.compute_gradients(
-            loss_of(case, variables, xs), variables, gate_gradients=case.gate_gradients,
-            aggregation_method=case.aggregation_method, colocate_gradients_with_ops=case.colocate,
-            grad_loss=None if case.grad_loss is None else tf.constant(case.grad_loss))
+          loss_of(case, variables, xs),
+          variables,
+          gate_gradients=case.gate_gradients,
+          aggregation_method=case.aggregation_method,
+          colocate_gradients_with_ops=case.colocate,
+          grad_loss=None if case.grad_loss is None else tf.constant(case.grad_loss),
+        )
         return [grad for grad, _ in pairs]
 
       def compute_dense():
-        dense = [tf.zeros_like(variable) if grad is None else tf.convert_to_tensor(grad)
-                 for grad, variable in zip(compute(), variables)]
+        dense = [
+          tf.zeros_like(variable) if grad is None else tf.convert_to_tensor(grad)
+          for grad, variable in zip(compute(), variables)
+        ]
         for grad, variable in zip(dense, variables):
           grad.set_shape(variable.shape)  # required by loops; TensorFlow 1.15 loses the shape of rows
         return dense
@@ -195,8 +228,10 @@ def train(case: Case, api: Any, control_flow: int) -> Any:
       computed.extend(grad for grad in grads if isinstance(grad, tf.Tensor))
       if case.between:
         grads = CLIPS[case.between](grads)
-      pairs = [(None if grad is None else KINDS[each.kind](grad, variable), variable)
-               for each, grad, variable in zip(case.variables, grads, variables)]
+      pairs = [
+        (None if grad is None else KINDS[each.kind](grad, variable), variable)
+        for each, grad, variable in zip(case.variables, grads, variables)
+      ]
       return optimizer.apply_gradients(reversed(pairs) if case.reverse else pairs, global_step)
 
     with strategy.scope() if strategy else contextlib.nullcontext():
@@ -240,15 +275,20 @@ def variables_of(case):
   variables = []
   for number, variable in enumerate(case.variables):
     with tf.variable_scope("", use_resource=variable.resource):
-      variables.append(tf.get_variable(
-          "w{}".format(number), initializer=np.float32(random.uniform(-2, 2, variable.shape))))
+      variables.append(
+        tf.get_variable("w{}".format(number), initializer=np.float32(random.uniform(-2, 2, variable.shape)))
+      )
   return variables
 
 
 def loss_of(case, variables, xs):
   """Returns the loss of one replica, the sum of a term for each variable."""
-  return tf.add_n([tf.reduce_sum(TERMS[variable.term](w, x, previous))
-                   for variable, w, x, previous in zip(case.variables, variables, xs, variables[:1] + variables)])
+  return tf.add_n(
+    [
+      tf.reduce_sum(TERMS[variable.term](w, x, previous))
+      for variable, w, x, previous in zip(case.variables, variables, xs, variables[:1] + variables)
+    ]
+  )
 
 
 def feeds(case, replicas):

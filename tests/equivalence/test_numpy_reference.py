@@ -17,17 +17,17 @@ from tests import testing
 from tests.testing import tf
 
 STEPS = 40
-RATE, MOMENTUM, BETA1, BETA2, EPSILON = .125, .75, .875, .96875, 2. ** -6  # exact in float16
+RATE, MOMENTUM, BETA1, BETA2, EPSILON = 0.125, 0.75, 0.875, 0.96875, 2.0**-6  # exact in float16
 OPTIMIZERS = {
-    "sgd": lambda: tf.train.GradientDescentOptimizer(RATE),
-    "momentum": lambda: tf.train.MomentumOptimizer(RATE, MOMENTUM),
-    "adam": lambda: tf.train.AdamOptimizer(RATE, BETA1, BETA2, EPSILON),
+  "sgd": lambda: tf.train.GradientDescentOptimizer(RATE),
+  "momentum": lambda: tf.train.MomentumOptimizer(RATE, MOMENTUM),
+  "adam": lambda: tf.train.AdamOptimizer(RATE, BETA1, BETA2, EPSILON),
 }
 # Functions of a gradient before apply_gradients, in TensorFlow and in NumPy. Some hide an overflow.
 BETWEEN = {
-    "nothing": (lambda g: g, lambda g: g),
-    "clip": (lambda g: tf.clip_by_value(g, -.5, .5), lambda g: np.clip(g, -.5, .5)),
-    "mask": (lambda g: tf.where_v2(tf.is_finite(g), g, tf.zeros_like(g)), lambda g: np.where(np.isfinite(g), g, 0)),
+  "nothing": (lambda g: g, lambda g: g),
+  "clip": (lambda g: tf.clip_by_value(g, -0.5, 0.5), lambda g: np.clip(g, -0.5, 0.5)),
+  "mask": (lambda g: tf.where_v2(tf.is_finite(g), g, tf.zeros_like(g)), lambda g: np.where(np.isfinite(g), g, 0)),
 }
 
 
@@ -38,35 +38,35 @@ class QuarterOnOverflow(mp_compat.LossScale):
     self._add_weight("scale", initial, tf.float32)
 
   def __call__(self):
-    return self._weight("scale") * 1.
+    return self._weight("scale") * 1.0
 
   def update(self, grads):
     finite = tf.reduce_all([tf.reduce_all(tf.is_finite(g)) for g in tf.nest.flatten(grads)])
     scale = self._weight("scale")
-    return scale.assign(tf.where_v2(finite, scale * 2., tf.maximum(scale / 4., .25))), finite
+    return scale.assign(tf.where_v2(finite, scale * 2.0, tf.maximum(scale / 4.0, 0.25))), finite
 
   def get_config(self):
     return {}
 
   @staticmethod
   def after(state, finite):
-    return [state[0] * 2 if finite else max(state[0] / 4, .25)]
+    return [state[0] * 2 if finite else max(state[0] / 4, 0.25)]
 
 
 class Dynamic(mp_compat.DynamicLossScale):
   """TensorFlow's rule with a growth interval of 3 steps and a floor of 1/4."""
 
   def __init__(self, initial):
-    super().__init__(initial, 3, min_loss_scale=.25)
+    super().__init__(initial, 3, min_loss_scale=0.25)
 
   @staticmethod
   def after(state, finite):
     return update_rule.next_state(
-        update_rule.State(*state, bad_steps=0), finite, update_rule.Rule(3, 2., 2., 1, .25))[:2]
+      update_rule.State(*state, bad_steps=0), finite, update_rule.Rule(3, 2.0, 2.0, 1, 0.25)
+    )[:2]
 
 
 class Fixed(mp_compat.FixedLossScale):
-
   @staticmethod
   def after(state, finite):
     return []
@@ -102,20 +102,24 @@ def tracked(name, opt, w):
 
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(
-    dtype=st.sampled_from([np.float16, np.float64]), name=st.sampled_from(sorted(OPTIMIZERS)),
-    make_scale=st.sampled_from([Dynamic, Fixed, QuarterOnOverflow]), exponent=st.integers(0, 17),
-    between=st.sampled_from(sorted(BETWEEN)), resource=st.booleans(), version=st.sampled_from([1, 2]),
-    seed=st.integers(0, 999),
-    overflows=st.dictionaries(st.integers(0, STEPS - 1), st.sampled_from([np.inf, -np.inf, np.nan, 200.]), max_size=8))
-def test_every_step_matches_numpy(
-    dtype, name, make_scale, exponent, between, resource, version, seed, overflows):
+  dtype=st.sampled_from([np.float16, np.float64]),
+  name=st.sampled_from(sorted(OPTIMIZERS)),
+  make_scale=st.sampled_from([Dynamic, Fixed, QuarterOnOverflow]),
+  exponent=st.integers(0, 17),
+  between=st.sampled_from(sorted(BETWEEN)),
+  resource=st.booleans(),
+  version=st.sampled_from([1, 2]),
+  seed=st.integers(0, 999),
+  overflows=st.dictionaries(st.integers(0, STEPS - 1), st.sampled_from([np.inf, -np.inf, np.nan, 200.0]), max_size=8),
+)
+def test_every_step_matches_numpy(dtype, name, make_scale, exponent, between, resource, version, seed, overflows):
   random = np.random.RandomState(seed)
   with tf.Graph().as_default(), testing.control_flow(version):
     with tf.variable_scope("", use_resource=resource):
       w = tf.get_variable("w", initializer=random.uniform(-2, 2, 5).astype(dtype))
       global_step = tf.train.get_or_create_global_step()
     x = tf.placeholder(dtype, [5])
-    inner, loss_scale = OPTIMIZERS[name](), make_scale(2. ** exponent)
+    inner, loss_scale = OPTIMIZERS[name](), make_scale(2.0**exponent)
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(inner, loss_scale)
     grads_and_vars = opt.compute_gradients(tf.reduce_sum(w * x))
     train_op = opt.apply_gradients([(BETWEEN[between][0](g), v) for g, v in grads_and_vars], global_step)
@@ -127,7 +131,7 @@ def test_every_step_matches_numpy(
         gradient = random.normal(size=5).astype(dtype)
         if step in overflows:
           gradient[step % 5] = overflows[step]
-        scale = np.float32(before.loss_scale[0] if before.loss_scale else 2. ** exponent)
+        scale = np.float32(before.loss_scale[0] if before.loss_scale else 2.0**exponent)
         sess.run(train_op, {x: gradient})
         after = sess.run(state)
         with np.errstate(all="ignore"):

@@ -11,16 +11,16 @@ from tests.testing import tf
 
 OVERFLOWS = (0, 3, 4, 9)
 SCALES = {
-    "fixed": (lambda: 1024., ()),
-    "dynamic": (lambda api: api.DynamicLossScale(initial_loss_scale=8, increment_period=3, multiplier=2.), OVERFLOWS),
-    "dynamic_by_3": (lambda api: api.DynamicLossScale(2 ** 10, 2, 3.), OVERFLOWS),
+  "fixed": (lambda: 1024.0, ()),
+  "dynamic": (lambda api: api.DynamicLossScale(initial_loss_scale=8, increment_period=3, multiplier=2.0), OVERFLOWS),
+  "dynamic_by_3": (lambda api: api.DynamicLossScale(2**10, 2, 3.0), OVERFLOWS),
 }
 
 
 def loss_scaled(api, make_inner, scale):
   """Returns a function that creates the wrapped optimizer with the API `api`, ours or TensorFlow's."""
   if scale == "fixed":
-    return lambda: api.MixedPrecisionLossScaleOptimizer(make_inner(), 1024.)
+    return lambda: api.MixedPrecisionLossScaleOptimizer(make_inner(), 1024.0)
   return lambda: api.MixedPrecisionLossScaleOptimizer(make_inner(), SCALES[scale][0](api))
 
 
@@ -35,8 +35,9 @@ def both(make_inner, scale, steps=12, version=1, use_resource=True, **kwargs):
   return ours, theirs
 
 
-@pytest.mark.parametrize("use_resource", [
-    pytest.param(True, id="resource"), pytest.param(False, id="reference", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+  "use_resource", [pytest.param(True, id="resource"), pytest.param(False, id="reference", marks=pytest.mark.matrix)]
+)
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("scale", sorted(SCALES))
 @pytest.mark.parametrize("name", sorted(testing.OPTIMIZERS))
@@ -46,11 +47,16 @@ def test_all_variables_match_tensorflow_class(name, scale, version, use_resource
   assert ours[-1]["global_step:0"] == 12 - len(SCALES[scale][1])
 
 
-@pytest.mark.parametrize("kwargs", [
+@pytest.mark.parametrize(
+  "kwargs",
+  [
     dict(gate_gradients=gate, aggregation_method=aggregation, colocate_gradients_with_ops=colocate)
     for gate, aggregation, colocate in itertools.product(
-        range(3), [None, tf.AggregationMethod.EXPERIMENTAL_TREE], [False, True])
-] + [dict(grad_loss=lambda: tf.constant(2.5))])
+      range(3), [None, tf.AggregationMethod.EXPERIMENTAL_TREE], [False, True]
+    )
+  ]
+  + [dict(grad_loss=lambda: tf.constant(2.5))],
+)
 def test_compute_gradients_arguments_match_tensorflow_class(kwargs):
   testing.assert_same(*both(testing.OPTIMIZERS["Momentum"], "dynamic", **kwargs))
 
@@ -70,18 +76,18 @@ def test_wrapper_with_tensorflow_loss_scale_matches_tensorflow(scale):
   inner = testing.OPTIMIZERS["Momentum"]
 
   def make_optimizer():
-    tensorflow_scale = testing.native.FixedLossScale(1024.) if scale == "fixed" else SCALES[scale][0](testing.native)
+    tensorflow_scale = testing.native.FixedLossScale(1024.0) if scale == "fixed" else SCALES[scale][0](testing.native)
     return mp_compat.MixedPrecisionLossScaleOptimizer(inner(), tensorflow_scale)
 
   testing.assert_same(testing.train(make_optimizer, xs), testing.train(loss_scaled(testing.native, inner, scale), xs))
 
 
 STRATEGIES = {
-    "Mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
-    "CentralStorage": lambda: tf.distribute.experimental.CentralStorageStrategy(testing.TWO_CPUS, "/cpu:0"),
-    "OneDevice": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
-    "MultiWorkerMirrored": lambda: tf.distribute.experimental.MultiWorkerMirroredStrategy(),
-    "ParameterServer": lambda: tf.distribute.experimental.ParameterServerStrategy(),
+  "Mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+  "CentralStorage": lambda: tf.distribute.experimental.CentralStorageStrategy(testing.TWO_CPUS, "/cpu:0"),
+  "OneDevice": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+  "MultiWorkerMirrored": lambda: tf.distribute.experimental.MultiWorkerMirroredStrategy(),
+  "ParameterServer": lambda: tf.distribute.experimental.ParameterServerStrategy(),
 }
 
 
@@ -122,8 +128,9 @@ def test_strategies_match_tensorflow_class(kind, name, scale, version):
   sparse = (kind, name) != ("CentralStorage", "Adam")
   with testing.control_flow(version):
     ours, theirs = [
-        train_distributed(loss_scaled(api, testing.OPTIMIZERS[name], scale), STRATEGIES[kind], SCALES[scale][1], sparse)
-        for api in [mp_compat, testing.native]]
+      train_distributed(loss_scaled(api, testing.OPTIMIZERS[name], scale), STRATEGIES[kind], SCALES[scale][1], sparse)
+      for api in [mp_compat, testing.native]
+    ]
   testing.assert_same(ours, theirs)
   steps = [value for key, value in ours[-1].items() if key.startswith("global_step")]
   assert set(steps) == {10 - len(SCALES[scale][1])}

@@ -29,7 +29,7 @@ class TrainingWithApi:
     with tf.variable_scope("", use_resource=use_resource):
       self.w = tf.get_variable("w", [2], dtype, initializer=tf.zeros_initializer())
     self.x = tf.placeholder(dtype, [2])
-    self.opt = api.MixedPrecisionLossScaleOptimizer(inner or tf.train.GradientDescentOptimizer(1.), loss_scale)
+    self.opt = api.MixedPrecisionLossScaleOptimizer(inner or tf.train.GradientDescentOptimizer(1.0), loss_scale)
     self.train_op = self.opt.apply_gradients(between(self.opt.compute_gradients(tf.reduce_sum(self.w * self.x))))
 
   def after(self, *xs):
@@ -41,21 +41,21 @@ class TrainingWithApi:
       return list(sess.run(self.w))
 
 
-FINITE, OVERFLOW = [1., 2.], [np.inf, 2.]
+FINITE, OVERFLOW = [1.0, 2.0], [np.inf, 2.0]
 
 
 @defect(AssertionError)
 def fixed_scale_skips_overflow(api):
-  assert TrainingWithApi(api, 8.).after(FINITE, OVERFLOW) == [-1., -2.]
+  assert TrainingWithApi(api, 8.0).after(FINITE, OVERFLOW) == [-1.0, -2.0]
 
 
 @defect(AssertionError)
 def clip_by_value_cannot_hide_an_overflow(api):
 
   def clip(pairs):
-    return [(tf.clip_by_value(g, -4., 4.), v) for g, v in pairs]
+    return [(tf.clip_by_value(g, -4.0, 4.0), v) for g, v in pairs]
 
-  assert TrainingWithApi(api, "dynamic", between=clip).after(FINITE, OVERFLOW) == [-1., -2.]
+  assert TrainingWithApi(api, "dynamic", between=clip).after(FINITE, OVERFLOW) == [-1.0, -2.0]
 
 
 @defect(AssertionError)
@@ -64,16 +64,15 @@ def masking_cannot_hide_an_overflow(api):
   def mask(pairs):
     return [(tf.where(tf.is_finite(g), g, tf.zeros_like(g)), v) for g, v in pairs]
 
-  assert TrainingWithApi(api, "dynamic", between=mask).after(FINITE, OVERFLOW) == [-1., -2.]
+  assert TrainingWithApi(api, "dynamic", between=mask).after(FINITE, OVERFLOW) == [-1.0, -2.0]
 
 
 @defect(AssertionError)
 def user_loss_scale_can_skip_steps(api):
 
   class Never(api.LossScale):
-
     def __call__(self):
-      return tf.constant(2.)
+      return tf.constant(2.0)
 
     def update(self, grads):
       return tf.no_op(), tf.placeholder_with_default(False, [])
@@ -81,14 +80,14 @@ def user_loss_scale_can_skip_steps(api):
     def get_config(self):
       return {}
 
-  assert TrainingWithApi(api, Never()).after(FINITE) == [0., 0.]
+  assert TrainingWithApi(api, Never()).after(FINITE) == [0.0, 0.0]
 
 
 @defect(ANY_ERROR)
 def loss_scale_works_in_another_graph(api):
   with tf.Graph().as_default():
     loss_scale = api.DynamicLossScale()
-  assert TrainingWithApi(api, loss_scale).after(FINITE, OVERFLOW) == [-1., -2.]
+  assert TrainingWithApi(api, loss_scale).after(FINITE, OVERFLOW) == [-1.0, -2.0]
 
 
 @defect(ANY_ERROR)
@@ -96,7 +95,7 @@ def copied_loss_scale_works_in_another_graph(api):
   with tf.Graph().as_default():
     params = {"loss_scale": api.DynamicLossScale()}
   loss_scale = copy.deepcopy(params)["loss_scale"]
-  assert TrainingWithApi(api, loss_scale).after(FINITE, OVERFLOW) == [-1., -2.]
+  assert TrainingWithApi(api, loss_scale).after(FINITE, OVERFLOW) == [-1.0, -2.0]
 
 
 @defect(AssertionError)
@@ -114,22 +113,22 @@ def inner_optimizer_counters_keep_their_name_scope(api):
 
 @defect(TypeError, control_flow=2)
 def reference_variables_train_under_control_flow_v2(api):
-  assert TrainingWithApi(api, "dynamic", use_resource=False).after(FINITE, OVERFLOW) == [-1., -2.]
+  assert TrainingWithApi(api, "dynamic", use_resource=False).after(FINITE, OVERFLOW) == [-1.0, -2.0]
 
 
 @defect(TypeError)
 def float16_variables_train(api):
-  assert TrainingWithApi(api, 8., dtype=tf.float16).after(FINITE) == [-1., -2.]
+  assert TrainingWithApi(api, 8.0, dtype=tf.float16).after(FINITE) == [-1.0, -2.0]
 
 
 @defect(TypeError)
 def float64_variables_train(api):
-  assert TrainingWithApi(api, "dynamic", dtype=tf.float64).after(FINITE, OVERFLOW) == [-1., -2.]
+  assert TrainingWithApi(api, "dynamic", dtype=tf.float64).after(FINITE, OVERFLOW) == [-1.0, -2.0]
 
 
 @defect(AssertionError)
 def slots_are_accessible(api):
-  training = TrainingWithApi(api, "dynamic", tf.train.MomentumOptimizer(1., .9))
+  training = TrainingWithApi(api, "dynamic", tf.train.MomentumOptimizer(1.0, 0.9))
   assert training.opt.get_slot_names() == ["momentum"]
   assert training.opt.get_slot(training.w, "momentum") is not None
 
@@ -137,14 +136,14 @@ def slots_are_accessible(api):
 @defect(ANY_ERROR)
 def collected_train_op_is_fetchable(api):
   training = TrainingWithApi(api, "dynamic")
-  train_op, = tf.get_collection(tf.GraphKeys.TRAIN_OP)
+  (train_op,) = tf.get_collection(tf.GraphKeys.TRAIN_OP)
   assert train_op.graph.is_fetchable(train_op) and train_op is training.train_op
 
 
 @defect(AssertionError)
 def wrapping_twice_raises_value_error(api):
-  opt = api.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
-  assert_raises_value_error(api.MixedPrecisionLossScaleOptimizer, opt, 8.)
+  opt = api.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  assert_raises_value_error(api.MixedPrecisionLossScaleOptimizer, opt, 8.0)
 
 
 @defect(AssertionError)
@@ -155,19 +154,24 @@ def invalid_fixed_scale_raises_value_error(api):
 
 @defect(AssertionError)
 def invalid_dynamic_scale_raises_value_error(api):
-  for kwargs in [dict(initial_loss_scale=0.), dict(initial_loss_scale=-1.), dict(multiplier=1.),
-                 dict(multiplier=.5), dict(increment_period=0)]:
+  for kwargs in [
+    dict(initial_loss_scale=0.0),
+    dict(initial_loss_scale=-1.0),
+    dict(multiplier=1.0),
+    dict(multiplier=0.5),
+    dict(increment_period=0),
+  ]:
     assert_raises_value_error(api.DynamicLossScale, **kwargs)
 
 
 @defect(AssertionError)
 def scale_growth_keeps_gradients_nonzero(api):
-  assert TrainingWithApi(api, api.DynamicLossScale(2. ** 126, 1)).after([.5, .25], [.5, .25]) == [-1., -.5]
+  assert TrainingWithApi(api, api.DynamicLossScale(2.0**126, 1)).after([0.5, 0.25], [0.5, 0.25]) == [-1.0, -0.5]
 
 
 @defect(AssertionError)
 def invalid_gate_adds_no_ops(api):
-  opt = api.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
+  opt = api.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
   w = tf.get_variable("w", [2])
   loss = tf.reduce_sum(w)
   before = len(w.graph.get_operations())
@@ -207,4 +211,4 @@ def test_both_classes_pass_a_row_without_defect():
   """Checks TrainingWithApi itself: training without a defect passes with both classes."""
   for api in [mp_compat, testing.native]:
     with tf.Graph().as_default():
-      assert TrainingWithApi(api, "dynamic").after(FINITE, OVERFLOW, FINITE) == [-2., -4.]
+      assert TrainingWithApi(api, "dynamic").after(FINITE, OVERFLOW, FINITE) == [-2.0, -4.0]

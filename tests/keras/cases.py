@@ -18,9 +18,14 @@ class Family:
 
   def __init__(self, name, keras, optimizers):
     self.name, self.keras, self.optimizers = name, keras, optimizers
-    self.native = keras.optimizers.LossScaleOptimizer if name == "keras3" else (
+    self.native = (
+      keras.optimizers.LossScaleOptimizer
+      if name == "keras3"
+      else (
         getattr(keras.mixed_precision, "LossScaleOptimizer", None)
-        or keras.mixed_precision.experimental.LossScaleOptimizer)
+        or keras.mixed_precision.experimental.LossScaleOptimizer
+      )
+    )
 
   def __repr__(self):
     return self.name
@@ -39,19 +44,22 @@ def _find_families():
   if VERSION < (2, 16):
     return [Family("v2", keras, keras.optimizers.legacy), Family("newer", keras, keras.optimizers)]
   keras_2 = importlib.import_module("tf_keras")
-  return [Family("v2", keras_2, keras_2.optimizers.legacy), Family("newer", keras_2, keras_2.optimizers),
-          Family("keras3", keras, keras.optimizers)]
+  return [
+    Family("v2", keras_2, keras_2.optimizers.legacy),
+    Family("newer", keras_2, keras_2.optimizers),
+    Family("keras3", keras, keras.optimizers),
+  ]
 
 
 FAMILIES = _find_families()
 KERAS_2 = [family for family in FAMILIES if family.name != "keras3"]
 needs_keras_3 = pytest.mark.skipif(VERSION < (2, 16), reason="TensorFlow uses Keras 3 from 2.16 on")
-V2, = [family for family in FAMILIES if family.name == "v2"]
+(V2,) = [family for family in FAMILIES if family.name == "v2"]
 
 OPTIMIZERS = {
-    "SGD": lambda optimizers: optimizers.SGD(0.1, momentum=0.9),
-    "Adam": lambda optimizers: optimizers.Adam(0.1),
-    "Adagrad": lambda optimizers: optimizers.Adagrad(0.1),
+  "SGD": lambda optimizers: optimizers.SGD(0.1, momentum=0.9),
+  "Adam": lambda optimizers: optimizers.Adam(0.1),
+  "Adagrad": lambda optimizers: optimizers.Adagrad(0.1),
 }
 
 
@@ -67,7 +75,7 @@ class Run:
   """
 
   def __init__(self, optimizer, as_function=False, sparse=True):
-    self.w = tensorflow.Variable([1., -2., 3.], name="w")
+    self.w = tensorflow.Variable([1.0, -2.0, 3.0], name="w")
     self.table = tensorflow.Variable(np.ones([4, 3], np.float32), name="table")
     self.optimizer, self._sparse = optimizer, sparse
     self.step = tensorflow.function(self._step) if as_function else self._step

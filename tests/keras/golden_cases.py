@@ -18,7 +18,7 @@ from tests.keras import cases as keras_cases
 from tests.testing import tf
 
 FOLDER = os.path.join(os.path.dirname(__file__), "goldens")
-SCALE, GROWTH = 8., 3  # initial loss scale, growth interval
+SCALE, GROWTH = 8.0, 3  # initial loss scale, growth interval
 BEFORE, AFTER = 5, 4  # steps before and after saving
 
 
@@ -60,7 +60,8 @@ def write(folder, family):
   np.savez(os.path.join(folder, "expected.npz"), **finish(run))
   if (2, 0) <= keras_cases.VERSION < (2, 11):  # 1.15's class has no configuration; later ones write as 2.10 does
     train_model(family, family.native_dynamic(family.optimizers.Adam(0.1), SCALE, GROWTH)).save(
-        os.path.join(folder, "model.h5"))
+      os.path.join(folder, "model.h5")
+    )
 
 
 def find_folders():

@@ -12,7 +12,8 @@ from tests.keras import cases as keras_cases
 from tests.testing import tf
 
 eager_devices = pytest.mark.skipif(
-    keras_cases.VERSION < (2, 4), reason="eager mode cannot have two CPUs before TensorFlow 2.4")
+  keras_cases.VERSION < (2, 4), reason="eager mode cannot have two CPUs before TensorFlow 2.4"
+)
 each_family = pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
 
 
@@ -27,7 +28,7 @@ class Loop:
   def __init__(self, make, as_function=True):
     self.strategy = get_mirrored_strategy()
     with self.strategy.scope():
-      self.w = tensorflow.Variable([1., 2.])
+      self.w = tensorflow.Variable([1.0, 2.0])
       self.opt = make()
     self._step = tensorflow.function(self._run_replicas) if as_function else self._run_replicas
 
@@ -57,25 +58,40 @@ class Loop:
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
 @each_family
 def test_overflow_on_one_replica_skips_step_everywhere(family, as_function):
-  loop = Loop(lambda: mp_keras.LossScaleOptimizer(family.optimizers.SGD(.5), initial_scale=8., dynamic_growth_steps=2),
-              as_function)
+  loop = Loop(
+    lambda: mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=8.0, dynamic_growth_steps=2),
+    as_function,
+  )
   steps = []  # (weights, loss scale, iterations)
-  for xs in ([[1., 0.], [1., 2.]], [[1., 1.], [1., np.inf]], [[np.nan, 1.], [1., 1.]], [[1., 1.], [0., 0.]],
-             [[0., 0.], [1., 0.]]):
+  for xs in (
+    [[1.0, 0.0], [1.0, 2.0]],
+    [[1.0, 1.0], [1.0, np.inf]],
+    [[np.nan, 1.0], [1.0, 1.0]],
+    [[1.0, 1.0], [0.0, 0.0]],
+    [[0.0, 0.0], [1.0, 0.0]],
+  ):
     steps.append((loop.step(xs), float(loop.opt.loss_scale), int(keras_cases.to_numpy(loop.opt.iterations))))
-  assert steps == [([0., 1.], 8., 1), ([0., 1.], 4., 2), ([0., 1.], 2., 3), ([-.5, .5], 2., 4), ([-1., .5], 4., 5)]
+  assert steps == [
+    ([0.0, 1.0], 8.0, 1),
+    ([0.0, 1.0], 4.0, 2),
+    ([0.0, 1.0], 2.0, 3),
+    ([-0.5, 0.5], 2.0, 4),
+    ([-1.0, 0.5], 4.0, 5),
+  ]
 
 
 @keras_cases.needs_keras_3
 def test_keras_3_wrapper_applies_inf_and_ours_skips():
   family = keras_cases.FAMILIES[-1]
   # Keras checks the gradients of the first replica only, before they are reduced.
-  theirs = Loop(lambda: family.native(family.optimizers.SGD(.5), initial_scale=8., dynamic_growth_steps=2))
+  theirs = Loop(lambda: family.native(family.optimizers.SGD(0.5), initial_scale=8.0, dynamic_growth_steps=2))
   with theirs.strategy.scope():
     theirs.opt.build([theirs.w])  # its variables cannot be made in the function
-  assert not np.isfinite(theirs.step([[1., 1.], [1., np.inf]])).all()
-  ours = Loop(lambda: mp_keras.LossScaleOptimizer(family.optimizers.SGD(.5), initial_scale=8., dynamic_growth_steps=2))
-  assert ours.step([[1., 1.], [1., np.inf]]) == [1., 2.]
+  assert not np.isfinite(theirs.step([[1.0, 1.0], [1.0, np.inf]])).all()
+  ours = Loop(
+    lambda: mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=8.0, dynamic_growth_steps=2)
+  )
+  assert ours.step([[1.0, 1.0], [1.0, np.inf]]) == [1.0, 2.0]
 
 
 @pytest.mark.slow
@@ -84,12 +100,12 @@ def test_keras_3_wrapper_applies_inf_and_ours_skips():
 @pytest.mark.parametrize("name", sorted(keras_cases.OPTIMIZERS))
 def test_two_replicas_train_as_tensorflow_class(family, name):
   make = keras_cases.OPTIMIZERS[name]
-  ours = Loop(lambda: mp_keras.LossScaleOptimizer(make(family.optimizers), initial_scale=8., dynamic_growth_steps=2))
-  theirs = Loop(lambda: family.native_dynamic(make(family.optimizers), 8., 2))
+  ours = Loop(lambda: mp_keras.LossScaleOptimizer(make(family.optimizers), initial_scale=8.0, dynamic_growth_steps=2))
+  theirs = Loop(lambda: family.native_dynamic(make(family.optimizers), 8.0, 2))
   random = np.random.RandomState(0)
   for step in range(20):
     xs = random.normal(size=[2, 2])
-    xs[step % 2, 0] = np.inf if step in (3, 4, 9) else 1.
+    xs[step % 2, 0] = np.inf if step in (3, 4, 9) else 1.0
     assert ours.step(xs) == theirs.step(xs)
     assert float(ours.opt.loss_scale) == float(theirs.opt.loss_scale)
 
@@ -98,26 +114,29 @@ def test_two_replicas_train_as_tensorflow_class(family, name):
 @eager_devices
 @pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)  # Keras 3 reduces after the finite check
 def test_overflow_of_sum_over_replicas_skips_step(family):
-  loop = Loop(lambda: mp_keras.LossScaleOptimizer(family.optimizers.SGD(.5), initial_scale=1., dynamic_growth_steps=2))
-  assert loop.step([[3e38, 0.], [3e38, 0.]]) == [1., 2.]
+  loop = Loop(
+    lambda: mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=1.0, dynamic_growth_steps=2)
+  )
+  assert loop.step([[3e38, 0.0], [3e38, 0.0]]) == [1.0, 2.0]
 
 
 @eager_devices
 @each_family
 def test_fit_skips_step_on_overflow_in_one_replica(family):
   with get_mirrored_strategy().scope():
-    model = family.keras.Sequential([
-        family.keras.layers.Input((2,)), family.keras.layers.Dense(1, kernel_initializer="ones")])
-    opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(.1), initial_scale=8., dynamic_growth_steps=2)
+    model = family.keras.Sequential(
+      [family.keras.layers.Input((2,)), family.keras.layers.Dense(1, kernel_initializer="ones")]
+    )
+    opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=2)
     model.compile(loss="mse", optimizer=opt)
   assert model.optimizer is opt
   steps = []  # (weights changed, loss scale, iterations)
-  for xs in ([[1., 2.], [1., 0.]], [[1., 1.], [np.inf, 1.]], [[1., 1.], [1., 1.]]):
+  for xs in ([[1.0, 2.0], [1.0, 0.0]], [[1.0, 1.0], [np.inf, 1.0]], [[1.0, 1.0], [1.0, 1.0]]):
     before = model.get_weights()[0].tolist()
     model.fit(np.array(xs, np.float32), np.ones([2, 1], np.float32), batch_size=2, verbose=0)
     changed = model.get_weights()[0].tolist() != before
     steps.append((changed, float(opt.loss_scale), int(keras_cases.to_numpy(opt.iterations))))
-  assert steps == [(True, 8., 1), (False, 4., 2), (True, 4., 3)]
+  assert steps == [(True, 8.0, 1), (False, 4.0, 2), (True, 4.0, 3)]
 
 
 @eager_devices
@@ -125,17 +144,17 @@ def test_fit_skips_step_on_overflow_in_one_replica(family):
 def test_unsupported_strategy_context_raises(family):
   strategy = get_mirrored_strategy()
   with strategy.scope():
-    w = tensorflow.Variable([1., 2.])
-    opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(.1), 4.)
+    w = tensorflow.Variable([1.0, 2.0])
+    opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), 4.0)
     with pytest.raises(ValueError, match="must be called in a replica context"):
-      opt.apply_gradients([(tf.constant([1., 1.]), w)])
+      opt.apply_gradients([(tf.constant([1.0, 1.0]), w)])
   with tf.distribute.experimental.CentralStorageStrategy(testing.TWO_CPUS).scope():
     with pytest.raises(ValueError, match="not supported with the tf.distribute.Strategy: CentralStorageStrategy"):
-      mp_keras.LossScaleOptimizer(family.optimizers.SGD(.1), 4.)
-  outside = mp_keras.LossScaleOptimizer(family.optimizers.SGD(.1), 4.)
+      mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), 4.0)
+  outside = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), 4.0)
   strategy = tf.distribute.experimental.CentralStorageStrategy(testing.TWO_CPUS)
   with pytest.raises(ValueError, match="not supported with the tf.distribute.Strategy: CentralStorageStrategy"):
-    strategy.run(lambda: outside.apply_gradients([(tf.constant(1.), 1.)]))
+    strategy.run(lambda: outside.apply_gradients([(tf.constant(1.0), 1.0)]))
 
 
 @pytest.mark.parametrize("control_flow", [1, 2])
@@ -145,9 +164,8 @@ def test_session_overflow_on_one_replica_skips_step_everywhere(control_flow):
     strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
     xs = tf.placeholder(tf.float32, [2, 2])
     with strategy.scope():
-      w = tensorflow.Variable([1., 2.])
-      opt = mp_keras.LossScaleOptimizer(
-          keras_cases.V2.optimizers.Adam(.5), initial_scale=8., dynamic_growth_steps=2)
+      w = tensorflow.Variable([1.0, 2.0])
+      opt = mp_keras.LossScaleOptimizer(keras_cases.V2.optimizers.Adam(0.5), initial_scale=8.0, dynamic_growth_steps=2)
 
       def step():
         loss = tf.reduce_sum(w * xs[tf.distribute.get_replica_context().replica_id_in_sync_group])
@@ -158,10 +176,15 @@ def test_session_overflow_on_one_replica_skips_step_everywhere(control_flow):
     copies = strategy.experimental_local_results(w)
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
-      for value in ([[1., 0.], [1., 2.]], [[1., 1.], [1., np.inf]], [[np.nan, 1.], [1., 1.]], [[1., 1.], [1., 1.]]):
+      for value in (
+        [[1.0, 0.0], [1.0, 2.0]],
+        [[1.0, 1.0], [1.0, np.inf]],
+        [[np.nan, 1.0], [1.0, 1.0]],
+        [[1.0, 1.0], [1.0, 1.0]],
+      ):
         before = sess.run(copies)
         sess.run(train_op, {xs: value})
         after = sess.run(copies)
         assert (after[0] == after[1]).all() and np.isfinite(after).all()
         steps.append(((after[0] != before[0]).tolist(), sess.run(opt.loss_scale), sess.run(opt.iterations)))
-  assert steps == [([True, True], 8., 1), ([False, False], 4., 2), ([False, False], 2., 3), ([True, True], 2., 4)]
+  assert steps == [([True, True], 8.0, 1), ([False, False], 4.0, 2), ([False, False], 2.0, 3), ([True, True], 2.0, 4)]

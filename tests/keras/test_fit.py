@@ -41,8 +41,9 @@ def mixed_float16(keras):
 def fit(family, optimizer):
   """Trains one step; returns the model and the decrease of its weights."""
   with mixed_float16(family.keras) as policy:
-    model = family.keras.Sequential([family.keras.layers.Dense(
-        2, input_shape=(1,), use_bias=False, kernel_initializer="ones", dtype=policy)])
+    model = family.keras.Sequential(
+      [family.keras.layers.Dense(2, input_shape=(1,), use_bias=False, kernel_initializer="ones", dtype=policy)]
+    )
     model.compile(optimizer=optimizer, loss=lambda _, y: tf.reduce_sum(tf.cast(y, tf.float32), -1) * GRADIENT)
     before = model.get_weights()[0]
     model.fit(np.ones([1, 1], np.float32), np.ones([1, 2], np.float32), verbose=0)
@@ -54,7 +55,7 @@ def test_mixed_float16_fit_applies_small_gradients(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(1e6), "dynamic")
   model, decrease = fit(family, opt)
   assert model.optimizer is opt  # not wrapped again
-  assert np.allclose(decrease, GRADIENT * 1e6, rtol=.01)
+  assert np.allclose(decrease, GRADIENT * 1e6, rtol=0.01)
   assert int(keras_cases.to_numpy(opt.iterations)) == 1 and int(opt.dynamic_counter) == 1
 
 

@@ -58,31 +58,35 @@ def remove_scale(history):
 def test_finite_steps_equal_inner_optimizer_and_keep_names(name, method):
   make = functools.partial(keras_cases.OPTIMIZERS[name], V2.optimizers)
   xs = list(testing.feeds(9, OVERFLOWS))
-  wrapped, names = train(lambda: mp_keras.LossScaleOptimizer(
-      make(), initial_scale=8., dynamic_growth_steps=2, count_skipped_steps=False), xs, method)
+  wrapped, names = train(
+    lambda: mp_keras.LossScaleOptimizer(make(), initial_scale=8.0, dynamic_growth_steps=2, count_skipped_steps=False),
+    xs,
+    method,
+  )
   alone, names_alone = train(make, [x for i, x in enumerate(xs) if i not in OVERFLOWS], method)
   assert sorted(names) == sorted(names_alone + SCALE)
   testing.assert_same([state for i, state in enumerate(remove_scale(wrapped)) if i not in OVERFLOWS], alone)
-  assert [state["current_loss_scale:0"] for state in wrapped] == [8., 4., 4., 8., 4., 2., 2., 4., 4.]
+  assert [state["current_loss_scale:0"] for state in wrapped] == [8.0, 4.0, 4.0, 8.0, 4.0, 2.0, 2.0, 4.0, 4.0]
 
 
 @both_control_flows
-@pytest.mark.skipif(keras_cases.VERSION < (2, 3), reason=(
-    "TensorFlow's class before 2.3 counts no skipped steps and makes slices dense"))
+@pytest.mark.skipif(
+  keras_cases.VERSION < (2, 3), reason=("TensorFlow's class before 2.3 counts no skipped steps and makes slices dense")
+)
 def test_graph_mode_trains_as_tensorflow_class():
   xs = list(testing.feeds(9, OVERFLOWS))
   make = functools.partial(V2.optimizers.Adam, 0.1)
-  ours, _ = train(lambda: mp_keras.LossScaleOptimizer(make(), initial_scale=8., dynamic_growth_steps=2), xs)
-  theirs, _ = train(lambda: V2.native_dynamic(make(), 8., 2), xs)
+  ours, _ = train(lambda: mp_keras.LossScaleOptimizer(make(), initial_scale=8.0, dynamic_growth_steps=2), xs)
+  theirs, _ = train(lambda: V2.native_dynamic(make(), 8.0, 2), xs)
   testing.assert_same(ours, theirs)
 
 
 @both_control_flows
-@pytest.mark.parametrize("clip", [{"clipvalue": .5}, {"clipnorm": .5}], ids=str)
+@pytest.mark.parametrize("clip", [{"clipvalue": 0.5}, {"clipnorm": 0.5}], ids=str)
 def test_clipping_uses_unscaled_gradients_and_skips_overflow(clip):
   xs = list(testing.feeds(6, (2,)))
   make = functools.partial(V2.optimizers.SGD, 0.1, **clip)
-  wrapped, _ = train(lambda: mp_keras.LossScaleOptimizer(make(), 1024., count_skipped_steps=False), xs)
+  wrapped, _ = train(lambda: mp_keras.LossScaleOptimizer(make(), 1024.0, count_skipped_steps=False), xs)
   alone, _ = train(make, xs[:2] + xs[3:])
   testing.assert_same(wrapped[:2] + wrapped[3:], alone)
 
@@ -91,14 +95,14 @@ def test_clipping_uses_unscaled_gradients_and_skips_overflow(clip):
 def test_fit_skips_step_on_overflow():
   with tf.Graph().as_default(), testing.session() as sess:
     model = V2.keras.Sequential([V2.keras.layers.Dense(1, input_shape=(2,), kernel_initializer="ones")])
-    opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.1), initial_scale=8., dynamic_growth_steps=2)
+    opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=2)
     model.compile(loss="mse", optimizer=opt)
     assert model.optimizer is opt
     steps = []  # [weights finite, loss scale, iterations]
-    for x in ([1., 2.], [np.inf, 2.], [1., 1.], [2., 1.]):
-      model.fit(np.array([x]), np.array([[1.]]), verbose=0)
+    for x in ([1.0, 2.0], [np.inf, 2.0], [1.0, 1.0], [2.0, 1.0]):
+      model.fit(np.array([x]), np.array([[1.0]]), verbose=0)
       steps.append([np.isfinite(model.get_weights()[0]).all(), sess.run(opt.loss_scale), sess.run(opt.iterations)])
-    assert steps == [[True, 8., 1], [True, 4., 2], [True, 4., 3], [True, 8., 4]]
+    assert steps == [[True, 8.0, 1], [True, 4.0, 2], [True, 4.0, 3], [True, 8.0, 4]]
     assert [value.tolist() for value in sess.run(opt.weights)] == [4]
 
 
@@ -107,7 +111,7 @@ def test_scale_and_unscale_share_one_variable_read():
     opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.1), "dynamic")
     handle = opt._loss_scale._current_loss_scale.handle
     reads = len([op for op in handle.consumers() if op.type == "ReadVariableOp"])
-    w = tf.Variable([1., 2.], use_resource=True)
+    w = tf.Variable([1.0, 2.0], use_resource=True)
     opt.get_unscaled_gradients(tf.gradients(opt.get_scaled_loss(tf.reduce_sum(w * w)), [w]))
     assert len([op for op in handle.consumers() if op.type == "ReadVariableOp"]) == reads + 1
 
@@ -119,14 +123,18 @@ def test_each_graph_has_its_own_loss_scale():
       scale = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.1), "dynamic").loss_scale
       sess.run(tf.global_variables_initializer())
       found.append((sess.run(scale), [variable.name for variable in tf.global_variables()]))
-  assert found == [(2. ** 15, ["current_loss_scale:0", "good_steps:0"])] * 2
+  assert found == [(2.0**15, ["current_loss_scale:0", "good_steps:0"])] * 2
 
 
 @pytest.mark.slow
 def test_keras_graph_example_trains():
   program = os.path.join(testing.ROOT, "scripts", "train_keras_graph.py")
-  output = subprocess.run([sys.executable, program, "--steps", "120", "--overflow_at", "30"],
-                          env=testing.environment(), stdout=subprocess.PIPE, check=True).stdout.decode()
+  output = subprocess.run(
+    [sys.executable, program, "--steps", "120", "--overflow_at", "30"],
+    env=testing.environment(),
+    stdout=subprocess.PIPE,
+    check=True,
+  ).stdout.decode()
   assert " 30 " in output and "skipped: the gradients overflowed" in output and "doubled" in output
   summary = output.strip().splitlines()[-1]
   assert summary.startswith("1 of 120 steps skipped, iterations 120, ")

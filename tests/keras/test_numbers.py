@@ -11,11 +11,11 @@ from tests.keras import cases as keras_cases
 from tests.testing import tf
 
 STEPS, OVERFLOWS = 100, (1, 4, 5, 40, 77)
-SCALE, GROWTH = 1024., 7
+SCALE, GROWTH = 1024.0, 7
 
 # The expected loss scale after each of 12 steps: steps 1, 4 and 5 overflow, the scale starts at 8, the growth interval
 # is 2.
-SCALES_OF_12 = [8., 4., 4., 8., 4., 2., 2., 4., 4., 8., 8., 16.]
+SCALES_OF_12 = [8.0, 4.0, 4.0, 8.0, 4.0, 2.0, 2.0, 4.0, 4.0, 8.0, 8.0, 16.0]
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +25,14 @@ def _eager():
 
 
 def each_optimizer(families):
-  return pytest.mark.parametrize("family,name", [
+  return pytest.mark.parametrize(
+    "family,name",
+    [
       pytest.param(family, name, id="{}-{}".format(family.name, name))
-      for family in families for name in sorted(keras_cases.OPTIMIZERS)])
+      for family in families
+      for name in sorted(keras_cases.OPTIMIZERS)
+    ],
+  )
 
 
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
@@ -35,11 +40,14 @@ def each_optimizer(families):
 def test_wrapper_trains_as_tensorflow_class(family, name, as_function):
   is_old = keras_cases.VERSION < (2, 3)  # does not count skipped steps and makes sparse gradients dense
   make = keras_cases.OPTIMIZERS[name]
-  ours = mp_keras.LossScaleOptimizer(make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH,
-                                     count_skipped_steps=not is_old)
+  ours = mp_keras.LossScaleOptimizer(
+    make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH, count_skipped_steps=not is_old
+  )
   theirs = family.native_dynamic(make(family.optimizers), SCALE, GROWTH)
-  histories = [keras_cases.train(opt, testing.feeds(STEPS, OVERFLOWS), as_function=as_function, sparse=not is_old)
-               for opt in (ours, theirs)]
+  histories = [
+    keras_cases.train(opt, testing.feeds(STEPS, OVERFLOWS), as_function=as_function, sparse=not is_old)
+    for opt in (ours, theirs)
+  ]
   testing.assert_same(*histories)
   assert int(ours.iterations) == (STEPS - len(OVERFLOWS) if is_old else STEPS)
   assert float(ours.loss_scale) == float(theirs.loss_scale() if callable(theirs.loss_scale) else theirs.loss_scale)
@@ -49,8 +57,9 @@ def test_wrapper_trains_as_tensorflow_class(family, name, as_function):
 @each_optimizer(keras_cases.FAMILIES)
 def test_finite_steps_train_as_inner_optimizer_alone(family, name):
   make = keras_cases.OPTIMIZERS[name]
-  ours = mp_keras.LossScaleOptimizer(make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH,
-                                     count_skipped_steps=False)
+  ours = mp_keras.LossScaleOptimizer(
+    make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH, count_skipped_steps=False
+  )
   xs = list(testing.feeds(30, OVERFLOWS))
   wrapped = keras_cases.train(ours, xs)
   alone = keras_cases.train(make(family.optimizers), [x for x in xs if np.isfinite(x).all()])
@@ -60,7 +69,7 @@ def test_finite_steps_train_as_inner_optimizer_alone(family, name):
 
 @pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
 def test_scale_follows_rule_and_iterations_count_skipped_steps(family):
-  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), initial_scale=8., dynamic_growth_steps=2)
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=2)
   run = keras_cases.Run(opt)
   scales, iterations = [], []
   for x in testing.feeds(12, (1, 4, 5)):
@@ -92,7 +101,7 @@ def test_custom_loss_scale_update_decides_skipped_steps(family):
       self._add_weight("calls", 0, tf.int64)
 
     def __call__(self):
-      return tf.constant(4.)
+      return tf.constant(4.0)
 
     def update(self, grads):
       calls = self._weight("calls")
@@ -104,13 +113,17 @@ def test_custom_loss_scale_update_decides_skipped_steps(family):
 
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), EverySecond())
   history = keras_cases.train(opt, testing.feeds(4))
-  changed = [history[i]["w"].tobytes() != before for i, before in
-             enumerate([np.array([1., -2., 3.], np.float32).tobytes()] + [h["w"].tobytes() for h in history[:-1]])]
+  changed = [
+    history[i]["w"].tobytes() != before
+    for i, before in enumerate(
+      [np.array([1.0, -2.0, 3.0], np.float32).tobytes()] + [h["w"].tobytes() for h in history[:-1]]
+    )
+  ]
   assert changed == [False, True, False, True]
 
 
 def test_wrapper_updates_given_tensorflow_loss_scale():
-  scale = testing.native.DynamicLossScale(8., increment_period=2)
+  scale = testing.native.DynamicLossScale(8.0, increment_period=2)
   opt = mp_keras.LossScaleOptimizer(keras_cases.V2.optimizers.SGD(0.1), scale)
   keras_cases.train(opt, testing.feeds(5, (1, 4)))
   assert scale().numpy() == float(opt.loss_scale) == SCALES_OF_12[4]
@@ -118,28 +131,33 @@ def test_wrapper_updates_given_tensorflow_loss_scale():
 
 @pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
 def test_clipped_overflow_in_function_skips_step(family):
-  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), initial_scale=8.)
-  w = tensorflow.Variable([1., 2.])
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), initial_scale=8.0)
+  w = tensorflow.Variable([1.0, 2.0])
 
   @tensorflow.function
   def step(x):
     with tf.GradientTape() as tape:
       loss = opt.get_scaled_loss(tf.reduce_sum(w * x))
     grads = opt.get_unscaled_gradients(tape.gradient(loss, [w]))
-    opt.apply_gradients([(tf.clip_by_value(grads[0], -1., 1.), w)])
+    opt.apply_gradients([(tf.clip_by_value(grads[0], -1.0, 1.0), w)])
 
-  step(tf.constant([1., np.inf]))
-  assert w.numpy().tolist() == [1., 2.] and float(opt.loss_scale) == 4.
-  step(tf.constant([1., 5.]))
-  assert w.numpy().tolist() == pytest.approx([.9, 1.9])
+  step(tf.constant([1.0, np.inf]))
+  assert w.numpy().tolist() == [1.0, 2.0] and float(opt.loss_scale) == 4.0
+  step(tf.constant([1.0, 5.0]))
+  assert w.numpy().tolist() == pytest.approx([0.9, 1.9])
 
 
 @pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
-@pytest.mark.parametrize("clip", [{"clipvalue": .5}, {"clipnorm": .5}], ids=str)
+@pytest.mark.parametrize("clip", [{"clipvalue": 0.5}, {"clipnorm": 0.5}], ids=str)
 def test_clipping_uses_unscaled_gradients(family, clip):
   xs = list(testing.feeds(5))
-  wrapped, alone = [keras_cases.Run(opt, sparse=False) for opt in (
-      mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1, **clip), 1024), family.optimizers.SGD(0.1, **clip))]
+  wrapped, alone = [
+    keras_cases.Run(opt, sparse=False)
+    for opt in (
+      mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1, **clip), 1024),
+      family.optimizers.SGD(0.1, **clip),
+    )
+  ]
   for x in xs:
     wrapped.optimizer.minimize(lambda x=x: wrapped.loss(x), [wrapped.w, wrapped.table])
     if hasattr(alone.optimizer, "minimize"):

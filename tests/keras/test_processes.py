@@ -16,12 +16,12 @@ def test_overflow_on_one_worker_skips_step_everywhere():
   assert len(records[0]) == len(keras_cases.FAMILIES) + len(keras_cases.KERAS_2)
   for steps in records[0].values():
     weights, scales, iterations = zip(*steps)
-    assert scales == (8., 4., 4., 8.) and iterations == (1, 2, 3, 4)
+    assert scales == (8.0, 4.0, 4.0, 8.0) and iterations == (1, 2, 3, 4)
     assert weights[1] == weights[0] and weights[2] != weights[1]
 
   # Expected: w -= 0.1 * (x of one worker + x of the other), except in the step that overflows.
   xs = [keras_workers.make_batches(worker)[:, 0] for worker in range(2)]
-  w = np.array([1., 2.], np.float32)
+  w = np.array([1.0, 2.0], np.float32)
   for step, (recorded, _, _) in enumerate(records[0]["v2 loop"]):
-    w = w if step == 1 else w - np.float32(.1) * (xs[0][step] + xs[1][step])
+    w = w if step == 1 else w - np.float32(0.1) * (xs[0][step] + xs[1][step])
     assert np.allclose(recorded, w, rtol=1e-6)

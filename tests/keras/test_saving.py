@@ -28,7 +28,8 @@ def _eager():
 
 def make_ours(family, **kwargs):
   return mp_keras.LossScaleOptimizer(
-      family.optimizers.Adam(0.1), initial_scale=goldens.SCALE, dynamic_growth_steps=goldens.GROWTH, **kwargs)
+    family.optimizers.Adam(0.1), initial_scale=goldens.SCALE, dynamic_growth_steps=goldens.GROWTH, **kwargs
+  )
 
 
 def make_native(family):
@@ -78,10 +79,20 @@ def test_wrapper_and_tensorflow_class_exchange_checkpoints(family, tmp_path):
       assert_continues(path, other(family), expected)
 
 
-@pytest.mark.parametrize("folder", [
-    pytest.param(folder, id=version, marks=pytest.mark.skipif(
-        keras_cases.VERSION < tuple(map(int, version.split("."))), reason="Keras cannot load models of later versions"))
-    for version, folder in goldens.find_folders().items() if os.path.exists(os.path.join(folder, "model.h5"))])
+@pytest.mark.parametrize(
+  "folder",
+  [
+    pytest.param(
+      folder,
+      id=version,
+      marks=pytest.mark.skipif(
+        keras_cases.VERSION < tuple(map(int, version.split("."))), reason="Keras cannot load models of later versions"
+      ),
+    )
+    for version, folder in goldens.find_folders().items()
+    if os.path.exists(os.path.join(folder, "model.h5"))
+  ],
+)
 def test_tensorflow_class_model_loads_and_trains(folder):
   model = V2.keras.models.load_model(os.path.join(folder, "model.h5"), custom_objects=mp_keras.CUSTOM_OBJECTS)
   opt = model.optimizer
@@ -100,8 +111,9 @@ def get_values(opt):
   return [keras_cases.to_numpy(variable).tolist() for variable in variables]
 
 
-FORMS = [(family, form) for family in keras_cases.FAMILIES for form in (".h5", ".keras", "")
-         if family.name != "keras3" or form]  # Keras 3 cannot load a SavedModel.
+FORMS = [
+  (family, form) for family in keras_cases.FAMILIES for form in (".h5", ".keras", "") if family.name != "keras3" or form
+]  # Keras 3 cannot load a SavedModel.
 
 
 @pytest.mark.matrix
@@ -161,26 +173,32 @@ def remove_names(config):
 
 
 KERAS_3_OPTIMIZERS = [
-    name for name, value in sorted(vars(keras_cases.FAMILIES[-1].keras.optimizers).items())
-    if isinstance(value, type) and name not in ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap")]
+  name
+  for name, value in sorted(vars(keras_cases.FAMILIES[-1].keras.optimizers).items())
+  if isinstance(value, type) and name not in ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap")
+]
 
 
 @keras_cases.needs_keras_3
-@pytest.mark.parametrize("name", [
+@pytest.mark.parametrize(
+  "name",
+  [
     pytest.param(name, marks=[] if name in ("Lamb", "ScheduleFreeAdamW") else pytest.mark.slow)
-    for name in KERAS_3_OPTIMIZERS])
+    for name in KERAS_3_OPTIMIZERS
+  ],
+)
 def test_every_keras_3_optimizer_trains_and_loads(name, tmp_path):
   family = keras_cases.FAMILIES[-1]
   x, y = np.arange(12, dtype=np.float32).reshape([4, 3]), np.ones([4, 2], np.float32)
   weights = []
-  for wrap in (lambda opt: opt, lambda opt: mp_keras.LossScaleOptimizer(opt, initial_scale=8.)):
+  for wrap in (lambda opt: opt, lambda opt: mp_keras.LossScaleOptimizer(opt, initial_scale=8.0)):
     model = family.keras.Sequential([family.keras.layers.Dense(2, kernel_initializer="ones")])
-    model.compile(loss=family.keras.losses.MeanSquaredError(), optimizer=wrap(getattr(family.optimizers, name)()),
-                  jit_compile=False)
+    model.compile(
+      loss=family.keras.losses.MeanSquaredError(), optimizer=wrap(getattr(family.optimizers, name)()), jit_compile=False
+    )
     model.fit(x, y, verbose=0, shuffle=False)
     model.save(str(tmp_path / "model.keras"))
-    model = family.keras.models.load_model(
-        str(tmp_path / "model.keras"), custom_objects=mp_keras.CUSTOM_OBJECTS)
+    model = family.keras.models.load_model(str(tmp_path / "model.keras"), custom_objects=mp_keras.CUSTOM_OBJECTS)
     model.fit(x, y, verbose=0, shuffle=False)
     weights.append([weight.tolist() for weight in model.get_weights()])
   assert isinstance(model.optimizer, mp_keras.LossScaleOptimizer)
@@ -193,9 +211,13 @@ INNER = {"plain": {}, "moving_average": {"use_ema": True}, "accumulation": {"gra
 @keras_cases.needs_keras_3
 @pytest.mark.parametrize("reader", [make_ours, make_native])
 @pytest.mark.parametrize("writer", [make_ours, make_native])
-@pytest.mark.parametrize("arguments", [
+@pytest.mark.parametrize(
+  "arguments",
+  [
     pytest.param(arguments, id=name, marks=[] if name == "plain" else pytest.mark.slow)
-    for name, arguments in INNER.items()])
+    for name, arguments in INNER.items()
+  ],
+)
 def test_keras_3_wrappers_exchange_checkpoints(arguments, writer, reader, tmp_path):
   family = keras_cases.FAMILIES[-1]
   x, y = np.arange(27, dtype=np.float32).reshape([9, 3]) / 9, np.ones([9, 2], np.float32)
@@ -204,7 +226,7 @@ def test_keras_3_wrappers_exchange_checkpoints(arguments, writer, reader, tmp_pa
     keras = family.keras
     made = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(2, kernel_initializer="ones")])
     opt = make(family)
-    opt = type(opt)(family.optimizers.Adam(.1, **arguments), initial_scale=8., dynamic_growth_steps=3)
+    opt = type(opt)(family.optimizers.Adam(0.1, **arguments), initial_scale=8.0, dynamic_growth_steps=3)
     made.compile(loss=keras.losses.MeanSquaredError(), optimizer=opt, jit_compile=False)
     opt.build(made.trainable_variables)
     return made
@@ -223,7 +245,7 @@ def test_keras_3_wrappers_exchange_checkpoints(arguments, writer, reader, tmp_pa
   assert state(after) == state(before)
   for made in (before, after):
     fit(made, slice(5, 9))
-  assert state(after) == state(before) and float(after.optimizer.dynamic_scale) > 8.
+  assert state(after) == state(before) and float(after.optimizer.dynamic_scale) > 8.0
 
 
 @keras_cases.needs_keras_3
@@ -238,7 +260,7 @@ def test_keras_3_configuration_keeps_wrapper_name():
 def test_keras_3_files_contain_loss_scale(tmp_path):
   family = keras_cases.FAMILIES[-1]
   model = goldens.train_model(family, make_ours(family))
-  for x in ([[1., np.inf, 1.]], [[1., 1., 1.]]):
+  for x in ([[1.0, np.inf, 1.0]], [[1.0, 1.0, 1.0]]):
     model.fit(np.array(x), np.ones([1, 2]), verbose=0)
   assert float(model.optimizer.loss_scale) == goldens.SCALE / 2
   model.save(str(tmp_path / "model.keras"))
@@ -249,44 +271,69 @@ def test_keras_3_files_contain_loss_scale(tmp_path):
   native = goldens.train_model(family, make_native(family))
   native_shapes, shapes = [[np.shape(value) for value in get_values(one.optimizer)] for one in (native, model)]
   assert native_shapes == shapes
-  names = [[variable.path.split("/")[-1] for variable in optimizer.variables[:6]]
-           for optimizer in (model.optimizer, native.optimizer)]
+  names = [
+    [variable.path.split("/")[-1] for variable in optimizer.variables[:6]]
+    for optimizer in (model.optimizer, native.optimizer)
+  ]
   assert names[0] == names[1]
 
 
 # Configurations that versions of TensorFlow's class wrote, with (dynamic, initial scale, growth interval, multiplier).
-SGD = {"class_name": "SGD", "config": {
-    "name": "SGD", "learning_rate": 0.5, "decay": 0.0, "momentum": 0.0, "nesterov": False}}
+SGD = {
+  "class_name": "SGD",
+  "config": {"name": "SGD", "learning_rate": 0.5, "decay": 0.0, "momentum": 0.0, "nesterov": False},
+}
 CONFIGS = [
-    ({"optimizer": SGD, "loss_scale": {"class_name": "DynamicLossScale", "config": {
-        "initial_loss_scale": 64., "increment_period": 5, "multiplier": 2.}}}, (True, 64., 5, 2.)),
-    ({"optimizer": SGD, "loss_scale": {"class_name": "DynamicLossScale", "config": {
-        "initial_loss_scale": 64., "increment_period": 5, "multiplier": 4.}}}, (True, 64., 5, 4.)),
-    ({"optimizer": SGD, "loss_scale": {"class_name": "FixedLossScale", "config": {"loss_scale_value": 32.}}},
-     (False, 32., None, None)),
-    ({"inner_optimizer": SGD, "dynamic": True, "initial_scale": 64., "dynamic_growth_steps": 5}, (True, 64., 5, 2.)),
-    ({"inner_optimizer": SGD, "dynamic": False, "initial_scale": 32., "dynamic_growth_steps": None},
-     (False, 32., None, None)),
+  (
+    {
+      "optimizer": SGD,
+      "loss_scale": {
+        "class_name": "DynamicLossScale",
+        "config": {"initial_loss_scale": 64.0, "increment_period": 5, "multiplier": 2.0},
+      },
+    },
+    (True, 64.0, 5, 2.0),
+  ),
+  (
+    {
+      "optimizer": SGD,
+      "loss_scale": {
+        "class_name": "DynamicLossScale",
+        "config": {"initial_loss_scale": 64.0, "increment_period": 5, "multiplier": 4.0},
+      },
+    },
+    (True, 64.0, 5, 4.0),
+  ),
+  (
+    {"optimizer": SGD, "loss_scale": {"class_name": "FixedLossScale", "config": {"loss_scale_value": 32.0}}},
+    (False, 32.0, None, None),
+  ),
+  ({"inner_optimizer": SGD, "dynamic": True, "initial_scale": 64.0, "dynamic_growth_steps": 5}, (True, 64.0, 5, 2.0)),
+  (
+    {"inner_optimizer": SGD, "dynamic": False, "initial_scale": 32.0, "dynamic_growth_steps": None},
+    (False, 32.0, None, None),
+  ),
 ]
 
 
 @pytest.mark.parametrize("config,expected", CONFIGS, ids=["2.0", "2.0-times-4", "2.0-fixed", "2.4", "2.4-fixed"])
-@pytest.mark.parametrize("cls", [mp_keras.LossScaleOptimizer, mp_keras.experimental.LossScaleOptimizer],
-                         ids=["later", "experimental"])
+@pytest.mark.parametrize(
+  "cls", [mp_keras.LossScaleOptimizer, mp_keras.experimental.LossScaleOptimizer], ids=["later", "experimental"]
+)
 def test_configurations_of_all_versions_load_and_round_trip(cls, config, expected):
   before, multiplier = repr(config), expected[3]
   opt = cls.from_config(config)
   assert isinstance(opt, cls) and repr(config) == before
   settings = opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps, opt.loss_scale.get_config().get("multiplier")
-  assert settings == expected and keras_cases.to_numpy(opt.lr) == .5
+  assert settings == expected and keras_cases.to_numpy(opt.lr) == 0.5
   again = cls.from_config(opt.get_config())
   assert again.get_config() == opt.get_config()
-  assert ("loss_scale" in opt.get_config()) == (multiplier == 4. or keras_cases.VERSION < (2, 4))
+  assert ("loss_scale" in opt.get_config()) == (multiplier == 4.0 or keras_cases.VERSION < (2, 4))
   assert opt.get_config() == mp_keras.LossScaleOptimizer.from_config(config).get_config()
 
 
 def test_configuration_contains_overflow_tolerance():
-  scale = mp_compat.DynamicLossScale(64., 5, overflow_tolerance=3)
+  scale = mp_compat.DynamicLossScale(64.0, 5, overflow_tolerance=3)
   opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.5), scale)
   assert opt.get_config()["loss_scale"] == {"class_name": "DynamicLossScale", "config": scale.get_config()}
   again = mp_keras.LossScaleOptimizer.from_config(opt.get_config())
@@ -297,14 +344,14 @@ def test_configuration_contains_overflow_tolerance():
 def test_from_config_accepts_inner_optimizer_object(family):
   # Keras passes such a configuration if it makes the inner objects first.
   inner = family.optimizers.SGD(0.5)
-  opt = type(make_ours(family)).from_config({"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.})
+  opt = type(make_ours(family)).from_config({"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.0})
   assert opt.inner_optimizer is inner
 
 
 @pytest.mark.skipif(len(keras_cases.FAMILIES) == 1, reason="this TensorFlow has one family of Keras optimizers")
 def test_from_config_selects_class_by_inner_optimizer():
   inner = keras_cases.FAMILIES[1].optimizers.SGD(0.5)
-  opt = type(make_ours(V2)).from_config({"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.})
+  opt = type(make_ours(V2)).from_config({"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.0})
   assert opt.inner_optimizer is inner and type(opt) is type(make_ours(keras_cases.FAMILIES[1]))
 
 
@@ -325,7 +372,7 @@ def test_from_config_uses_custom_objects():
     """A custom loss scale."""
 
     def __call__(self):
-      return tf.constant(10.)
+      return tf.constant(10.0)
 
     def update(self, grads):
       return None, True
@@ -337,7 +384,7 @@ def test_from_config_uses_custom_objects():
   config = opt.get_config()
   assert config["loss_scale"] == {"class_name": "Ten", "config": {}}
   again = type(opt).from_config(config, custom_objects={"Mine": Mine, "Ten": Ten})
-  assert isinstance(again.inner_optimizer, Mine) and float(again.loss_scale) == 10.
+  assert isinstance(again.inner_optimizer, Mine) and float(again.loss_scale) == 10.0
 
 
 @each_family
@@ -347,13 +394,14 @@ def test_from_config_and_copy_keep_derived_class(family):
   derived = type("LossScaleOptimizer", (type(opt),), {"extra": lambda self: "kept"})
   assert derived.from_config(opt.get_config()).extra() == "kept"
   if family.name == "v2":  # later Keras optimizers are copied by their configurations, or cannot be copied
-    assert copy.deepcopy(derived(family.optimizers.SGD(.5))).extra() == "kept"
+    assert copy.deepcopy(derived(family.optimizers.SGD(0.5))).extra() == "kept"
 
 
 @each_family
 def test_keras_serializes_and_deserializes_wrapper(family):
-  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=64., dynamic_growth_steps=5,
-                                    count_skipped_steps=False)
+  opt = mp_keras.LossScaleOptimizer(
+    family.optimizers.SGD(0.5), initial_scale=64.0, dynamic_growth_steps=5, count_skipped_steps=False
+  )
   optimizers = family.keras.optimizers
   serialized = optimizers.serialize(opt)
   assert serialized["class_name"] == type(make_native(family)).__name__
@@ -369,7 +417,7 @@ def get_pickled(optimizer):
 @each_family
 @pytest.mark.parametrize("duplicate", [get_pickled, copy.deepcopy], ids=["pickle", "deepcopy"])
 def test_duplicates_keep_class_where_keras_makes_them(family, duplicate):
-  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=64., dynamic_growth_steps=5)
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=64.0, dynamic_growth_steps=5)
   try:  # Keras 2.4 to 2.15 cannot pickle wrappers, and cannot copy its newer optimizers.
     duplicate(make_native(family) if duplicate is get_pickled else family.optimizers.SGD(0.5))
   except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
@@ -390,7 +438,7 @@ def test_registered_subclass_loads_without_custom_objects(family, form, tmp_path
   class Registered(mp_keras.LossScaleOptimizer):
     """A subclass, which Keras finds in its registry."""
 
-  made = goldens.train_model(family, Registered(family.optimizers.SGD(0.5), initial_scale=64.))
+  made = goldens.train_model(family, Registered(family.optimizers.SGD(0.5), initial_scale=64.0))
   path = str(tmp_path / "model") + form
   made.save(path)
   assert isinstance(family.keras.models.load_model(path).optimizer, Registered)

@@ -45,21 +45,21 @@ def get_settings(opt):
 @each_family
 def test_constructor_accepts_arguments_of_all_versions(family):
   new, make = mp_keras.LossScaleOptimizer, lambda: sgd(family)
-  scale = mp_compat.DynamicLossScale(2048., increment_period=500)
+  scale = mp_compat.DynamicLossScale(2048.0, increment_period=500)
   for opt, expected in [
-      (new(make(), "dynamic"), (True, 2. ** 15, 2000)),
-      (new(make(), loss_scale=128), (False, 128., None)),
-      (new(opt=make(), loss_scale=128.), (False, 128., None)),
-      (new(optimizer=make(), loss_scale=scale), (True, 2048., 500)),
-      (mp_keras.experimental.LossScaleOptimizer(make(), "dynamic"), (True, 2. ** 15, 2000)),
-      (mp_keras.experimental.LossScaleOptimizer(optimizer=make(), loss_scale=4), (False, 4., None)),
-      (mp_keras.experimental.LossScaleOptimizer(opt=make(), loss_scale=4), (False, 4., None)),
-      (new(make()), (True, 2. ** 15, 2000)),
-      (new(make(), True), (True, 2. ** 15, 2000)),
-      (new(make(), False, 4), (False, 4., None)),
-      (new(make(), True, 8., 3), (True, 8., 3)),
-      (new(inner_optimizer=make(), dynamic=False, initial_scale=4), (False, 4., None)),
-      (new(make(), dynamic=True, initial_scale=8., dynamic_growth_steps=3), (True, 8., 3)),
+    (new(make(), "dynamic"), (True, 2.0**15, 2000)),
+    (new(make(), loss_scale=128), (False, 128.0, None)),
+    (new(opt=make(), loss_scale=128.0), (False, 128.0, None)),
+    (new(optimizer=make(), loss_scale=scale), (True, 2048.0, 500)),
+    (mp_keras.experimental.LossScaleOptimizer(make(), "dynamic"), (True, 2.0**15, 2000)),
+    (mp_keras.experimental.LossScaleOptimizer(optimizer=make(), loss_scale=4), (False, 4.0, None)),
+    (mp_keras.experimental.LossScaleOptimizer(opt=make(), loss_scale=4), (False, 4.0, None)),
+    (new(make()), (True, 2.0**15, 2000)),
+    (new(make(), True), (True, 2.0**15, 2000)),
+    (new(make(), False, 4), (False, 4.0, None)),
+    (new(make(), True, 8.0, 3), (True, 8.0, 3)),
+    (new(inner_optimizer=make(), dynamic=False, initial_scale=4), (False, 4.0, None)),
+    (new(make(), dynamic=True, initial_scale=8.0, dynamic_growth_steps=3), (True, 8.0, 3)),
   ]:
     expected = Settings(*expected)
     assert get_settings(opt) == expected
@@ -69,26 +69,27 @@ def test_constructor_accepts_arguments_of_all_versions(family):
 
 @each_family
 def test_tensorflow_loss_scale_sets_wrapper_attributes(family):
-  opt = mp_keras.LossScaleOptimizer(sgd(family), testing.native.FixedLossScale(16.))
-  assert get_settings(opt) == (False, 16., None)
+  opt = mp_keras.LossScaleOptimizer(sgd(family), testing.native.FixedLossScale(16.0))
+  assert get_settings(opt) == (False, 16.0, None)
 
 
 @pytest.mark.skipif(keras_cases.VERSION < (2, 2), reason="experimental_aggregate_gradients needs TensorFlow 2.2")
 @pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)
 def test_apply_gradients_accepts_aggregated_gradients(family):
-  opt, v = mp_keras.LossScaleOptimizer(sgd(family), dynamic=False, initial_scale=8.), tensorflow.Variable([1., 2.])
-  opt.apply_gradients([(tf.constant([10., 20.]), v)], experimental_aggregate_gradients=False)
-  np.testing.assert_array_equal(v.numpy(), [0., 0.])
+  opt, v = mp_keras.LossScaleOptimizer(sgd(family), dynamic=False, initial_scale=8.0), tensorflow.Variable([1.0, 2.0])
+  opt.apply_gradients([(tf.constant([10.0, 20.0]), v)], experimental_aggregate_gradients=False)
+  np.testing.assert_array_equal(v.numpy(), [0.0, 0.0])
 
 
 @pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="this TensorFlow contains Keras")
 def test_missing_keras_error_names_tf_keras():
   program = (
-      "import sys\n"
-      "sys.modules['keras'] = sys.modules['tf_keras'] = None\n"
-      "import mp_compat.keras\n"
-      "try:\n  mp_compat.keras.LossScaleOptimizer(object())\n"
-      "except TypeError as error:\n  print(error)\n")
+    "import sys\n"
+    "sys.modules['keras'] = sys.modules['tf_keras'] = None\n"
+    "import mp_compat.keras\n"
+    "try:\n  mp_compat.keras.LossScaleOptimizer(object())\n"
+    "except TypeError as error:\n  print(error)\n"
+  )
   done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
   assert b"Keras is not installed. Install Keras 2 with `pip install tf_keras`" in done.stdout
 
@@ -107,19 +108,22 @@ def test_keras_3_with_jax_backend_raises(monkeypatch):
 @keras_cases.needs_keras_3
 def test_keras_3_graph_mode_error_names_tf_keras():
   program = (
-      "import tensorflow as tf, mp_compat\n"
-      "tf.compat.v1.disable_eager_execution()\n"
-      "try:\n  mp_compat.keras.LossScaleOptimizer(tf.keras.optimizers.Adam())\n"
-      "except RuntimeError as error:\n  print(error)\n")
+    "import tensorflow as tf, mp_compat\n"
+    "tf.compat.v1.disable_eager_execution()\n"
+    "try:\n  mp_compat.keras.LossScaleOptimizer(tf.keras.optimizers.Adam())\n"
+    "except RuntimeError as error:\n  print(error)\n"
+  )
   done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
   assert b"eager execution is disabled" in done.stdout and b"tf_keras.optimizers.legacy.Adam" in done.stdout
 
 
 @pytest.mark.matrix
 def test_import_does_not_import_keras():
-  program = ("import sys, tensorflow; before = set(sys.modules); import mp_compat.keras\n"
-             "new = set(sys.modules) - before\n"
-             "print([name for name in new if 'keras' in name and not name.startswith('mp_compat')])")
+  program = (
+    "import sys, tensorflow; before = set(sys.modules); import mp_compat.keras\n"
+    "new = set(sys.modules) - before\n"
+    "print([name for name in new if 'keras' in name and not name.startswith('mp_compat')])"
+  )
   done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
   assert done.stdout.strip() == b"[]"
 
@@ -130,7 +134,7 @@ def test_wrapper_is_instance_of_keras_wrapper_class(family):
   experimental = mp_keras.experimental.LossScaleOptimizer(sgd(family), 2)
   for opt in (current, experimental):
     assert isinstance(opt, mp_keras.LossScaleOptimizer) and isinstance(opt, family.native)
-    assert type(opt).__name__ == type(family.native_dynamic(sgd(family), 2., 4)).__name__
+    assert type(opt).__name__ == type(family.native_dynamic(sgd(family), 2.0, 4)).__name__
   assert not issubclass(type(current), mp_keras.experimental.LossScaleOptimizer)
   assert type(mp_keras.LossScaleOptimizer(sgd(family))) is type(current)
 
@@ -139,71 +143,81 @@ def test_wrapper_is_instance_of_keras_wrapper_class(family):
 def test_subclass_overrides_get_scaled_loss(family):
 
   class DoublesLoss(mp_keras.LossScaleOptimizer):
-
     def get_scaled_loss(self, loss):
       return super().get_scaled_loss(loss) * 2
 
   opt = DoublesLoss(sgd(family), 4)
-  assert isinstance(opt, DoublesLoss) and float(opt.get_scaled_loss(tf.constant(1.))) == 8.
+  assert isinstance(opt, DoublesLoss) and float(opt.get_scaled_loss(tf.constant(1.0))) == 8.0
 
 
 def test_loss_scale_behaves_as_object_and_tensor():
-  opt = mp_keras.LossScaleOptimizer(sgd(), initial_scale=8., dynamic_growth_steps=3)
+  opt = mp_keras.LossScaleOptimizer(sgd(), initial_scale=8.0, dynamic_growth_steps=3)
   scale = opt.loss_scale
   assert isinstance(scale, mp_compat.DynamicLossScale) and isinstance(scale, mp_compat.LossScale)
-  assert scale().numpy() == 8. and scale().dtype == tf.float32
-  assert scale.get_config() == {"initial_loss_scale": 8., "increment_period": 3, "multiplier": 2.}
-  assert (scale.initial_loss_scale, scale.increment_period, scale.multiplier) == (8., 3, 2.)
-  assert float(scale) == 8. and int(scale) == 8 and scale.numpy() == 8. and np.asarray(scale) == 8.
+  assert scale().numpy() == 8.0 and scale().dtype == tf.float32
+  assert scale.get_config() == {"initial_loss_scale": 8.0, "increment_period": 3, "multiplier": 2.0}
+  assert (scale.initial_loss_scale, scale.increment_period, scale.multiplier) == (8.0, 3, 2.0)
+  assert float(scale) == 8.0 and int(scale) == 8 and scale.numpy() == 8.0 and np.asarray(scale) == 8.0
   assert scale.dtype == tf.float32 and scale.shape.as_list() == []
-  two = tf.constant(2.)
-  for value, expected in [(scale * 2, 16.), (2 * scale, 16.), (two * scale, 16.), (scale / two, 4.), (1. / scale, .125),
-                          (scale + 1, 9.), (1 - scale, -7.), (scale ** 2, 64.), (-scale, -8.),
-                          (tf.sqrt(scale), 8 ** .5), (tf.cast(scale, tf.float16), 8.),
-                          (tf.convert_to_tensor(scale), 8.), (tf.convert_to_tensor(scale, tf.float32), 8.)]:
+  two = tf.constant(2.0)
+  for value, expected in [
+    (scale * 2, 16.0),
+    (2 * scale, 16.0),
+    (two * scale, 16.0),
+    (scale / two, 4.0),
+    (1.0 / scale, 0.125),
+    (scale + 1, 9.0),
+    (1 - scale, -7.0),
+    (scale**2, 64.0),
+    (-scale, -8.0),
+    (tf.sqrt(scale), 8**0.5),
+    (tf.cast(scale, tf.float16), 8.0),
+    (tf.convert_to_tensor(scale), 8.0),
+    (tf.convert_to_tensor(scale, tf.float32), 8.0),
+  ]:
     assert float(value) == pytest.approx(expected)
-  assert bool(scale > 7) and not bool(scale < two) and bool(scale != 7.)
-  assert bool(scale == tf.constant(8.)) == (keras_cases.VERSION >= (2, 0))  # 1.15 compares tensors by identity
+  assert bool(scale > 7) and not bool(scale < two) and bool(scale != 7.0)
+  assert bool(scale == tf.constant(8.0)) == (keras_cases.VERSION >= (2, 0))  # 1.15 compares tensors by identity
   assert scale == opt.loss_scale and scale == opt._loss_scale and not scale != opt._loss_scale
-  assert scale != mp_compat.DynamicLossScale(8., 3) and scale != mp_compat.FixedLossScale(8.)
+  assert scale != mp_compat.DynamicLossScale(8.0, 3) and scale != mp_compat.FixedLossScale(8.0)
   assert hash(scale) == hash(opt._loss_scale)
   assert "{:.1f}".format(scale) == "8.0" and str(scale).startswith("DynamicLossScale(")
-  assert scale.update([tf.constant(np.inf)])[1].numpy() == np.False_ and float(scale) == float(opt.loss_scale) == 4.
+  assert scale.update([tf.constant(np.inf)])[1].numpy() == np.False_ and float(scale) == float(opt.loss_scale) == 4.0
 
 
 def test_session_fetches_loss_scale_without_adding_ops():
   with tf.Graph().as_default() as graph:
-    opt = mp_keras.LossScaleOptimizer(sgd(), initial_scale=8.)
-    scale, twice = opt.loss_scale, opt.loss_scale * 2.
+    opt = mp_keras.LossScaleOptimizer(sgd(), initial_scale=8.0)
+    scale, twice = opt.loss_scale, opt.loss_scale * 2.0
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
       graph.finalize()
-      assert sess.run([scale, {"twice": twice}]) == [8., {"twice": 16.}]
-      assert sess.run(opt.loss_scale) == 8.
+      assert sess.run([scale, {"twice": twice}]) == [8.0, {"twice": 16.0}]
+      assert sess.run(opt.loss_scale) == 8.0
 
 
 @each_family
 def test_hyperparameters_forward_to_inner_optimizer(family):
-  opt = mp_keras.LossScaleOptimizer(family.optimizers.Adam(0.1, beta_1=.8, epsilon=1e-5))
-  assert keras_cases.to_numpy(opt.learning_rate) == keras_cases.to_numpy(opt.lr) == np.float32(.1)
-  assert keras_cases.to_numpy(opt.beta_1) == pytest.approx(.8) and opt.epsilon == 1e-5
-  opt.lr = .5
-  assert keras_cases.to_numpy(opt.inner_optimizer.learning_rate) == .5
-  opt.learning_rate = .25
-  assert keras_cases.to_numpy(opt.inner_optimizer.learning_rate) == .25
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.Adam(0.1, beta_1=0.8, epsilon=1e-5))
+  assert keras_cases.to_numpy(opt.learning_rate) == keras_cases.to_numpy(opt.lr) == np.float32(0.1)
+  assert keras_cases.to_numpy(opt.beta_1) == pytest.approx(0.8) and opt.epsilon == 1e-5
+  opt.lr = 0.5
+  assert keras_cases.to_numpy(opt.inner_optimizer.learning_rate) == 0.5
+  opt.learning_rate = 0.25
+  assert keras_cases.to_numpy(opt.inner_optimizer.learning_rate) == 0.25
   opt.epsilon = 1e-3
   assert opt.inner_optimizer.epsilon == 1e-3
-  opt.clipnorm = 2.
-  assert opt.clipnorm == opt.inner_optimizer.clipnorm == 2.
+  opt.clipnorm = 2.0
+  assert opt.clipnorm == opt.inner_optimizer.clipnorm == 2.0
   with pytest.raises(AttributeError):
     _ = opt.no_such_thing
   with pytest.raises(AttributeError):
-    opt.loss_scale = 4.
+    opt.loss_scale = 4.0
 
 
 def test_slots_and_weights_forward_to_inner_optimizer():
-  opt = mp_keras.LossScaleOptimizer(sgd(momentum=.9), 4.)
-  w = tensorflow.Variable([1., 2.])
+  opt = mp_keras.LossScaleOptimizer(sgd(momentum=0.9), 4.0)
+  w = tensorflow.Variable([1.0, 2.0])
   assert opt.clipnorm is None and opt.clipvalue is None
   opt.minimize(lambda: tf.reduce_sum(w * w), [w])
   inner = opt.inner_optimizer
@@ -237,79 +251,79 @@ def test_inner_optimizer_transforms_receive_unscaled_gradients():
     return [(grad / 2, variable) for grad, variable in grads_and_vars]
 
   def aggregate(grads_and_vars):
-    return [(grad + 1., variable) for grad, variable in grads_and_vars]
+    return [(grad + 1.0, variable) for grad, variable in grads_and_vars]
 
-  w = tensorflow.Variable(1.)
-  opt = mp_keras.LossScaleOptimizer(sgd(gradient_transformers=[halve], gradient_aggregator=aggregate), 1024.)
-  opt.minimize(lambda: 3. * w, [w])
-  assert received == [4.] and w.numpy() == pytest.approx(.8)
-  opt = mp_keras.LossScaleOptimizer(sgd(global_clipnorm=1.), 1024.)
-  opt.minimize(lambda: 3. * w, [w])
-  assert w.numpy() == pytest.approx(.7) and opt.global_clipnorm == 1.
+  w = tensorflow.Variable(1.0)
+  opt = mp_keras.LossScaleOptimizer(sgd(gradient_transformers=[halve], gradient_aggregator=aggregate), 1024.0)
+  opt.minimize(lambda: 3.0 * w, [w])
+  assert received == [4.0] and w.numpy() == pytest.approx(0.8)
+  opt = mp_keras.LossScaleOptimizer(sgd(global_clipnorm=1.0), 1024.0)
+  opt.minimize(lambda: 3.0 * w, [w])
+  assert w.numpy() == pytest.approx(0.7) and opt.global_clipnorm == 1.0
 
 
 @keras_cases.needs_keras_3
 def test_keras_3_loss_scale_factor_is_ignored():
-  family, w = keras_cases.FAMILIES[-1], tensorflow.Variable(1.)
-  mp_keras.LossScaleOptimizer(sgd(family, loss_scale_factor=16.), 8.).minimize(lambda: 3. * w, [w])
-  assert w.numpy() == pytest.approx(.7)
+  family, w = keras_cases.FAMILIES[-1], tensorflow.Variable(1.0)
+  mp_keras.LossScaleOptimizer(sgd(family, loss_scale_factor=16.0), 8.0).minimize(lambda: 3.0 * w, [w])
+  assert w.numpy() == pytest.approx(0.7)
 
 
 @pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="earlier optimizers raise if there are no variables")
 @pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)
 def test_minimize_without_variables_keeps_loss_scale(family):
   opt = mp_keras.LossScaleOptimizer(sgd(family), "dynamic")
-  opt.minimize(lambda: tf.constant(1.), [])
-  assert float(opt.loss_scale) == 2. ** 15 and int(opt.dynamic_counter) == 0
+  opt.minimize(lambda: tf.constant(1.0), [])
+  assert float(opt.loss_scale) == 2.0**15 and int(opt.dynamic_counter) == 0
 
 
 def test_iterations_can_be_set_to_a_variable():
   opt = mp_keras.LossScaleOptimizer(sgd())
   opt.iterations = variable = tensorflow.Variable(7, dtype=tf.int64, trainable=False)
-  w = tensorflow.Variable([1.])
+  w = tensorflow.Variable([1.0])
   opt.minimize(lambda: w * np.inf, [w])
   assert opt.inner_optimizer.iterations is variable and variable.numpy() == 8
 
 
 @each_family
 def test_scaling_accepts_numbers_callables_and_sparse_gradients(family):
-  opt = mp_keras.LossScaleOptimizer(sgd(family), 8.)
-  assert float(opt.get_scaled_loss(2.)) == float(opt.get_scaled_loss(lambda: tf.constant(2.))()) == 16.
-  half = opt.get_scaled_loss(tf.constant([1., 2.], tf.float16))
-  assert half.dtype == tf.float16 and half.numpy().tolist() == [8., 16.]
-  sparse = tf.IndexedSlices(tf.constant([[8.]]), tf.constant([1]), tf.constant([3, 1]))
-  dense, none, rows = opt.get_unscaled_gradients(iter([tf.constant([16.]), None, sparse]))
-  assert dense.numpy().tolist() == [2.] and none is None
-  assert isinstance(rows, tf.IndexedSlices) and rows.values.numpy().tolist() == [[1.]]
+  opt = mp_keras.LossScaleOptimizer(sgd(family), 8.0)
+  assert float(opt.get_scaled_loss(2.0)) == float(opt.get_scaled_loss(lambda: tf.constant(2.0))()) == 16.0
+  half = opt.get_scaled_loss(tf.constant([1.0, 2.0], tf.float16))
+  assert half.dtype == tf.float16 and half.numpy().tolist() == [8.0, 16.0]
+  sparse = tf.IndexedSlices(tf.constant([[8.0]]), tf.constant([1]), tf.constant([3, 1]))
+  dense, none, rows = opt.get_unscaled_gradients(iter([tf.constant([16.0]), None, sparse]))
+  assert dense.numpy().tolist() == [2.0] and none is None
+  assert isinstance(rows, tf.IndexedSlices) and rows.values.numpy().tolist() == [[1.0]]
 
 
 @each_family
 def test_unpaired_scaling_or_unscaling_warns_once(family, caplog):
   caplog.set_level(logging.WARNING)
-  w = tensorflow.Variable([1.])
+  w = tensorflow.Variable([1.0])
 
   def log_warnings(*calls):
     """Makes the calls in two steps; returns the warnings that are logged."""
-    opt = mp_keras.LossScaleOptimizer(sgd(family), 2.)
+    opt = mp_keras.LossScaleOptimizer(sgd(family), 2.0)
     opt.minimize(lambda: w * w, [w])
     caplog.clear()
     for _ in range(2):
       for call in calls:
-        getattr(opt, call)([tf.constant(1.)] if "gradients" in call else tf.constant(1.))
-      opt.apply_gradients([(tf.constant([0.]), w)])
+        getattr(opt, call)([tf.constant(1.0)] if "gradients" in call else tf.constant(1.0))
+      opt.apply_gradients([(tf.constant([0.0]), w)])
     return [record.getMessage() for record in caplog.records if "LossScaleOptimizer" in record.getMessage()]
 
   assert log_warnings("get_scaled_loss", "get_unscaled_gradients") == []
-  scaled, = log_warnings("get_scaled_loss")
+  (scaled,) = log_warnings("get_scaled_loss")
   assert "without get_unscaled_gradients()" in scaled
-  unscaled, = log_warnings("get_unscaled_gradients")
+  (unscaled,) = log_warnings("get_unscaled_gradients")
   assert "without get_scaled_loss()" in unscaled
 
 
 @each_family
 def test_keras_wrapper_is_instance_of_our_classes(family):
   """Checks isinstance for wrappers of Keras, into which Model.compile may have put `model.optimizer`."""
-  native = family.native_dynamic(sgd(family), 8., 4)
+  native = family.native_dynamic(sgd(family), 8.0, 4)
   for cls in [mp_keras.LossScaleOptimizer, mp_keras.experimental.LossScaleOptimizer]:
     assert isinstance(native, cls)
     assert isinstance(mp_keras.LossScaleOptimizer(sgd(family)), cls)
@@ -336,13 +350,20 @@ print(float(scale() if callable(scale) else scale), model.get_weights()[0][0, 0]
 
 
 @pytest.mark.skipif(keras_cases.VERSION >= (2, 5), reason="policies have no loss scale from TensorFlow 2.5 on")
-@pytest.mark.parametrize("loss_scale, inputs, expected", [
+@pytest.mark.parametrize(
+  "loss_scale, inputs, expected",
+  [
     ("DynamicLossScale(64., 2)", "[1., np.inf, 2., 3., 1., 2.]", b"128.0 True"),  # one backoff, two growths
     ("FixedLossScale(8.)", "[1.]", b"8.0 True"),
-])
+  ],
+)
 def test_keras_policy_accepts_our_loss_scale(loss_scale, inputs, expected):
-  ran = subprocess.run([sys.executable, "-c", POLICY.format(loss_scale, inputs)], stdout=subprocess.PIPE,
-                       env=testing.environment(), check=True)
+  ran = subprocess.run(
+    [sys.executable, "-c", POLICY.format(loss_scale, inputs)],
+    stdout=subprocess.PIPE,
+    env=testing.environment(),
+    check=True,
+  )
   assert expected in ran.stdout
 
 
@@ -354,14 +375,14 @@ def test_isinstance_distinguishes_subclasses(family):
 
   assert isinstance(Subclass(sgd(family)), Subclass)
   assert not isinstance(mp_keras.LossScaleOptimizer(sgd(family)), Subclass)
-  assert not isinstance(family.native_dynamic(sgd(family), 8., 4), Subclass)
+  assert not isinstance(family.native_dynamic(sgd(family), 8.0, 4), Subclass)
 
 
 @each_family
 def test_wrapper_loss_scale_can_be_copied(family):
-  opt = mp_keras.LossScaleOptimizer(sgd(family), mp_compat.DynamicLossScale(8., 4))
+  opt = mp_keras.LossScaleOptimizer(sgd(family), mp_compat.DynamicLossScale(8.0, 4))
   for duplicate in [copy.copy(opt.loss_scale), copy.deepcopy(opt.loss_scale)]:
-    assert isinstance(duplicate, mp_compat.DynamicLossScale) and float(duplicate) == 8.
+    assert isinstance(duplicate, mp_compat.DynamicLossScale) and float(duplicate) == 8.0
     assert duplicate.get_config() == opt.loss_scale.get_config() and duplicate is not opt.loss_scale
 
 
@@ -372,11 +393,13 @@ def test_wrapper_loss_scale_can_be_copied(family):
 def test_keras_3_gradient_accumulation_equals_native_wrapper(jit_compile, overflow):
   keras = tensorflow.keras
   states = []
-  for wrap in [lambda opt: keras.optimizers.LossScaleOptimizer(opt, initial_scale=8.),
-               lambda opt: mp_keras.LossScaleOptimizer(opt, mp_compat.DynamicLossScale(8.))]:
+  for wrap in [
+    lambda opt: keras.optimizers.LossScaleOptimizer(opt, initial_scale=8.0),
+    lambda opt: mp_keras.LossScaleOptimizer(opt, mp_compat.DynamicLossScale(8.0)),
+  ]:
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
-    opt = wrap(keras.optimizers.SGD(.1, gradient_accumulation_steps=2))
+    opt = wrap(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
     model.compile(opt, "mse", jit_compile=jit_compile)
     x = np.arange(24, dtype=np.float32).reshape([8, 3]) / 10
     x[3] = np.inf if overflow else x[3]

@@ -18,14 +18,14 @@ STEPS = 4
 
 def make_batches(worker):
   """Returns the inputs of all steps of a worker: an array [STEPS, 1, 2]."""
-  xs = np.random.RandomState(worker).uniform(.5, 1.5, [STEPS, 1, 2]).astype(np.float32)
+  xs = np.random.RandomState(worker).uniform(0.5, 1.5, [STEPS, 1, 2]).astype(np.float32)
   if worker == 1:
     xs[1, 0, 0] = np.inf
   return xs
 
 
 def wrap_sgd(family):
-  return mp_keras.LossScaleOptimizer(family.optimizers.SGD(.1), initial_scale=8., dynamic_growth_steps=2)
+  return mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=2)
 
 
 def record(weights, opt):
@@ -36,7 +36,7 @@ def record(weights, opt):
 def loop(strategy, family, xs):
   """Trains in a custom loop; yields a record after every step."""
   with strategy.scope():
-    w, opt = tensorflow.Variable([1., 2.]), wrap_sgd(family)
+    w, opt = tensorflow.Variable([1.0, 2.0]), wrap_sgd(family)
 
   def replica(x):
     with tensorflow.GradientTape() as tape:
@@ -52,8 +52,9 @@ def loop(strategy, family, xs):
 def fit(strategy, family, xs):
   """Trains with Model.fit; yields a record after every step."""
   with strategy.scope():
-    model = family.keras.Sequential([
-        family.keras.layers.Input((2,)), family.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+    model = family.keras.Sequential(
+      [family.keras.layers.Input((2,)), family.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+    )
     opt = wrap_sgd(family)
     model.compile(loss=family.keras.losses.MeanSquaredError(), optimizer=opt)
   options = tensorflow.data.Options()

@@ -29,8 +29,9 @@ def is_enabled():
 
 def make_device(kind, **environment):
   return device_properties_pb2.NamedDevice(
-      name="/job:localhost/replica:0/task:0/device:{}:0".format(kind),
-      properties=device_properties_pb2.DeviceProperties(type=kind, environment=environment))
+    name="/job:localhost/replica:0/task:0/device:{}:0".format(kind),
+    properties=device_properties_pb2.DeviceProperties(type=kind, environment=environment),
+  )
 
 
 # Describes a machine with a GPU with tensor cores to TensorFlow's graph optimizer. The variable lets
@@ -83,16 +84,17 @@ def test_enable_wraps_optimizer_with_loss_scale():
   with tf.Graph().as_default():
     opt = mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), 128)
     assert isinstance(opt, mp_compat.MixedPrecisionLossScaleOptimizer) and opt.loss_scale.get_config() == {
-        "loss_scale_value": 128.}
+      "loss_scale_value": 128.0
+    }
     assert [variable.name for variable in tf.global_variables()] == []
     dynamic = mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer())
     assert isinstance(dynamic.loss_scale, mp_compat.DynamicLossScale)
     assert [variable.op.name for variable in tf.global_variables()] == ["current_loss_scale", "good_steps"]
   with testing.eager_mode():
     for family in keras_cases.FAMILIES:
-      opt = mp_compat.enable_mixed_precision_graph_rewrite(family.optimizers.SGD(.1), 4)
+      opt = mp_compat.enable_mixed_precision_graph_rewrite(family.optimizers.SGD(0.1), 4)
       assert isinstance(opt, mp_compat.keras.LossScaleOptimizer) and isinstance(opt, family.native)
-      assert float(opt.loss_scale) == 4.
+      assert float(opt.loss_scale) == 4.0
 
 
 class Own:
@@ -106,16 +108,26 @@ class OwnWrapper:
     self.opt, self.loss_scale = opt, loss_scale
 
 
-@pytest.mark.parametrize("make_optimizer,message", [
+@pytest.mark.parametrize(
+  "make_optimizer,message",
+  [
     (lambda: Own(), "must be an instance of a tf.train.Optimizer or a tf.keras.optimizers.Optimizer, but got: .*Own"),
-    (lambda: mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 2),
-     "must not already be an instance of a MixedPrecisionLossScaleOptimizer"),
-    (lambda: mp_compat.keras.LossScaleOptimizer(keras_cases.V2.optimizers.SGD(), 2),
-     "must not already be an instance of a LossScaleOptimizer"),
-    (lambda: mp_compat.contrib.mixed_precision.LossScaleOptimizer(
-        tf.train.AdamOptimizer(), mp_compat.contrib.mixed_precision.FixedLossScaleManager(2)),
-     "must not already be an instance of a LossScaleOptimizer"),
-])
+    (
+      lambda: mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 2),
+      "must not already be an instance of a MixedPrecisionLossScaleOptimizer",
+    ),
+    (
+      lambda: mp_compat.keras.LossScaleOptimizer(keras_cases.V2.optimizers.SGD(), 2),
+      "must not already be an instance of a LossScaleOptimizer",
+    ),
+    (
+      lambda: mp_compat.contrib.mixed_precision.LossScaleOptimizer(
+        tf.train.AdamOptimizer(), mp_compat.contrib.mixed_precision.FixedLossScaleManager(2)
+      ),
+      "must not already be an instance of a LossScaleOptimizer",
+    ),
+  ],
+)
 def test_unsupported_optimizer_raises_and_enables_nothing(make_optimizer, message):
   with tf.Graph().as_default():
     with pytest.raises(ValueError, match=message):
@@ -133,8 +145,9 @@ def test_invalid_loss_scale_keeps_previous_setting():
   assert is_enabled()  # still enabled
 
 
-@pytest.mark.parametrize("cls", [mp_compat.MixedPrecisionLossScaleOptimizer,
-                                 mp_compat.contrib.mixed_precision.LossScaleOptimizer])
+@pytest.mark.parametrize(
+  "cls", [mp_compat.MixedPrecisionLossScaleOptimizer, mp_compat.contrib.mixed_precision.LossScaleOptimizer]
+)
 def test_tensorflow_rewrite_rejects_our_wrappers(cls):
   with tf.Graph().as_default():
     opt = cls(tf.train.AdamOptimizer(), mp_compat.contrib.mixed_precision.FixedLossScaleManager(2))
@@ -153,7 +166,8 @@ def test_registered_wrapper_wraps_custom_optimizer(monkeypatch):
   with pytest.raises(ValueError, match="must not already be an instance of a OwnWrapper"):
     mp_compat.enable_mixed_precision_graph_rewrite(wrapped)
   mp_compat.register_loss_scale_wrapper(
-      tf.train.AdamOptimizer, lambda opt, loss_scale: OwnWrapper(opt, [loss_scale]), OwnWrapper)
+    tf.train.AdamOptimizer, lambda opt, loss_scale: OwnWrapper(opt, [loss_scale]), OwnWrapper
+  )
   assert mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), 8).loss_scale == [8]
 
 

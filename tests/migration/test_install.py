@@ -15,8 +15,14 @@ from tests import testing
 from tests.keras import cases as keras_cases
 from tests.testing import tf
 
-PATHS = ["train.experimental", "compat.v1.train.experimental", "compat.v1.mixed_precision",
-         "compat.v1.mixed_precision.experimental", "mixed_precision.experimental", "keras.mixed_precision.experimental"]
+PATHS = [
+  "train.experimental",
+  "compat.v1.train.experimental",
+  "compat.v1.mixed_precision",
+  "compat.v1.mixed_precision.experimental",
+  "mixed_precision.experimental",
+  "keras.mixed_precision.experimental",
+]
 
 
 def get_identities(path):
@@ -42,8 +48,12 @@ def test_install_replaces_names_and_uninstall_restores_them():
       assert module.MixedPrecisionLossScaleOptimizer is mp_compat.MixedPrecisionLossScaleOptimizer
       assert module.enable_mixed_precision_graph_rewrite is mp_compat.enable_mixed_precision_graph_rewrite
       assert module.disable_mixed_precision_graph_rewrite is mp_compat.disable_mixed_precision_graph_rewrite
-    for module in (tensorflow.train.experimental, tf.train.experimental, tf.mixed_precision,
-                  tf.mixed_precision.experimental):
+    for module in (
+      tensorflow.train.experimental,
+      tf.train.experimental,
+      tf.mixed_precision,
+      tf.mixed_precision.experimental,
+    ):
       assert module.LossScale is mp_compat.LossScale and module.FixedLossScale is mp_compat.FixedLossScale
       assert module.DynamicLossScale is mp_compat.DynamicLossScale
     for path in PATHS[:5]:
@@ -53,6 +63,7 @@ def test_install_replaces_names_and_uninstall_restores_them():
     assert experimental.LossScaleOptimizer is mp_compat.keras.experimental.LossScaleOptimizer
     from tensorflow.contrib import mixed_precision
     from tensorflow.contrib.mixed_precision import FixedLossScaleManager
+
     assert mixed_precision.FixedLossScaleManager is FixedLossScaleManager
     assert tensorflow.contrib.mixed_precision.LossScaleOptimizer is mp_compat.contrib.mixed_precision.LossScaleOptimizer
     assert "tensorflow.compat.v1.train.experimental.LossScale" in installed.patched and not installed.skipped
@@ -70,8 +81,9 @@ def test_new_functions_accept_old_argument_names():
       except (AttributeError, ImportError):  # this TensorFlow or its Keras does not have the name
         continue
       ours = operator.attrgetter(new_name.partition(".")[2])(mp_compat)
-      names = [list(inspect.signature(one.__init__ if isinstance(one, type) else one).parameters)
-               for one in (theirs, ours)]
+      names = [
+        list(inspect.signature(one.__init__ if isinstance(one, type) else one).parameters) for one in (theirs, ours)
+      ]
       assert set(names[0]) - {"args", "kwargs"} <= set(names[1]), new_name
       compared += 1
   assert compared >= 12
@@ -79,19 +91,21 @@ def test_new_functions_accept_old_argument_names():
 
 def test_install_replaces_names_in_every_tensorflow_module():
   # One process uses an attribute, an import by name, and then install(), as programs do.
-  program = ("import tensorflow\n"
-             "first = tensorflow.compat.v1\n"
-             "import tensorflow.compat.v1 as second\n"
-             "import mp_compat\n"
-             "mp_compat.install()\n"
-             "import tensorflow.compat.v1 as third\n"
-             "import tensorflow.compat.v2 as later\n"
-             "assert later.train.experimental.LossScale is mp_compat.LossScale\n"
-             "ours = mp_compat.keras.experimental.LossScaleOptimizer\n"
-             "assert later.keras.mixed_precision.experimental.LossScaleOptimizer is ours\n"
-             "for tf in (first, second, third, tensorflow.compat.v1):\n"
-             "  assert tf.train.experimental.LossScale is mp_compat.LossScale\n"
-             "  assert tf.mixed_precision.experimental.LossScale is mp_compat.LossScale\n")
+  program = (
+    "import tensorflow\n"
+    "first = tensorflow.compat.v1\n"
+    "import tensorflow.compat.v1 as second\n"
+    "import mp_compat\n"
+    "mp_compat.install()\n"
+    "import tensorflow.compat.v1 as third\n"
+    "import tensorflow.compat.v2 as later\n"
+    "assert later.train.experimental.LossScale is mp_compat.LossScale\n"
+    "ours = mp_compat.keras.experimental.LossScaleOptimizer\n"
+    "assert later.keras.mixed_precision.experimental.LossScaleOptimizer is ours\n"
+    "for tf in (first, second, third, tensorflow.compat.v1):\n"
+    "  assert tf.train.experimental.LossScale is mp_compat.LossScale\n"
+    "  assert tf.mixed_precision.experimental.LossScale is mp_compat.LossScale\n"
+  )
   subprocess.run([sys.executable, "-c", program], env=testing.environment(), check=True)
 
 
@@ -119,15 +133,19 @@ def test_installed_graph_rewrite_sets_tensorflow_option():
 @pytest.mark.matrix
 @pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="this TensorFlow contains Keras")
 def test_install_skips_missing_keras():
-  program = ("import sys\n"
-             "sys.modules['keras'] = sys.modules['tf_keras'] = None\n"
-             "import mp_compat\n"
-             "installed = mp_compat.install()\n"
-             "print(len(installed.patched), [line.split(':')[0] for line in installed.skipped])\n")
+  program = (
+    "import sys\n"
+    "sys.modules['keras'] = sys.modules['tf_keras'] = None\n"
+    "import mp_compat\n"
+    "installed = mp_compat.install()\n"
+    "print(len(installed.patched), [line.split(':')[0] for line in installed.skipped])\n"
+  )
   done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
-  assert done.stdout.decode().strip() == "40 ['tensorflow.keras.mixed_precision.experimental', " \
-      "'tensorflow.compat.v1.keras.mixed_precision.experimental', " \
-      "'tensorflow.compat.v2.keras.mixed_precision.experimental']"
+  assert (
+    done.stdout.decode().strip() == "40 ['tensorflow.keras.mixed_precision.experimental', "
+    "'tensorflow.compat.v1.keras.mixed_precision.experimental', "
+    "'tensorflow.compat.v2.keras.mixed_precision.experimental']"
+  )
 
 
 # A program that does not use this package.
@@ -152,16 +170,26 @@ print(type(opt).__module__, __name__, sys.argv[0], file=sys.stderr)
 
 
 def run_python(folder, *command):
-  return subprocess.run([sys.executable] + list(command), capture_output=True, text=True, env=testing.environment(),
-                        cwd=str(folder), check=False)
+  return subprocess.run(
+    [sys.executable] + list(command),
+    capture_output=True,
+    text=True,
+    env=testing.environment(),
+    cwd=str(folder),
+    check=False,
+  )
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("command", [
+@pytest.mark.parametrize(
+  "command",
+  [
     ["run", "-m", "program"],
     pytest.param(["run", "program.py"], marks=pytest.mark.slow),
     pytest.param(["run", "--", "program.py"], marks=pytest.mark.slow),
-], ids=" ".join)
+  ],
+  ids=" ".join,
+)
 def test_run_command_prints_same_output_as_tensorflow(command, tmp_path):
   (tmp_path / "program.py").write_text(PROGRAM)
   values = ["1", "2", "inf", "-0.5", "nan", "3"]

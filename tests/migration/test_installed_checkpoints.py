@@ -17,12 +17,12 @@ FEEDS = list(testing.feeds(9, overflow_at={1, 4, 6}))
 
 
 def make_adam():
-  return tf.train.AdamOptimizer(.1)
+  return tf.train.AdamOptimizer(0.1)
 
 
 def add_conditional():
   """Adds a conditional to the graph, as a program may have."""
-  return tf.cond(tf.placeholder_with_default(True, []), lambda: tf.constant(1.), lambda: tf.constant(2.))
+  return tf.cond(tf.placeholder_with_default(True, []), lambda: tf.constant(1.0), lambda: tf.constant(2.0))
 
 
 def make_dynamic_scale(**kwargs):
@@ -35,8 +35,10 @@ class Program:
   def __init__(self, kind):
     scaled = tf.train.experimental.MixedPrecisionLossScaleOptimizer
     self.x = tf.placeholder(tf.float32, [3])
-    self.w, self.b = [tf.get_variable(name, initializer=np.array(value, np.float32), use_resource=True)
-                      for name, value in [("w", [1., -2., 3.]), ("b", [.5, .25, .125])]]
+    self.w, self.b = [
+      tf.get_variable(name, initializer=np.array(value, np.float32), use_resource=True)
+      for name, value in [("w", [1.0, -2.0, 3.0]), ("b", [0.5, 0.25, 0.125])]
+    ]
     self.losses = [tf.reduce_sum(self.x * tf.square(self.w)), tf.reduce_sum(tf.sin(self.b) * self.x)]
     with tf.variable_scope("", use_resource=True):
       self.global_step = tf.train.get_or_create_global_step()
@@ -73,12 +75,12 @@ class Program:
     yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 1)
 
   def fixed_then_dynamic(self, scaled):
-    yield self.minimize(scaled(make_adam(), 8.), 0, step=True)
+    yield self.minimize(scaled(make_adam(), 8.0), 0, step=True)
     add_conditional()
     yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 1)
 
   def momentum_then_adam(self, scaled):
-    yield self.minimize(scaled(tf.train.MomentumOptimizer(.1, .9), make_dynamic_scale()), 0, step=True)
+    yield self.minimize(scaled(tf.train.MomentumOptimizer(0.1, 0.9), make_dynamic_scale()), 0, step=True)
     yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 1)
 
   def one_for_both(self, scaled):
@@ -98,7 +100,7 @@ class Program:
     strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
     add_conditional()
     with strategy.scope():
-      v = tf.get_variable("v", initializer=np.float32(1.))
+      v = tf.get_variable("v", initializer=np.float32(1.0))
       opt = scaled(make_adam(), make_dynamic_scale())
 
     def step():
@@ -113,8 +115,9 @@ class Program:
       sess.run(self.train_op, {self.x: x})
 
 
-KINDS = [name for name, value in vars(Program).items() if callable(value)
-         and name not in ("__init__", "minimize", "run")]
+KINDS = [
+  name for name, value in vars(Program).items() if callable(value) and name not in ("__init__", "minimize", "run")
+]
 
 
 def train(kind, path, feeds, restore=None, make_saver=tf.train.Saver):
@@ -155,8 +158,9 @@ def test_tensorflow_class_and_install_exchange_checkpoints(kind, tmp_path):
   feeds = FEEDS
   if kind == "fixed_then_dynamic":  # TensorFlow's class would apply the overflow
     feeds = list(testing.feeds(9))
-  first, ours, last, first_alone, second_alone, last_alone = [str(tmp_path / name) for name in (
-      "first", "ours", "last", "first_alone", "second_alone", "last_alone")]
+  first, ours, last, first_alone, second_alone, last_alone = [
+    str(tmp_path / name) for name in ("first", "ours", "last", "first_alone", "second_alone", "last_alone")
+  ]
   train(kind, first, feeds[:3])
   with mp_compat.install():
     train(kind, ours, feeds[3:6], restore=first)
@@ -168,9 +172,9 @@ def test_tensorflow_class_and_install_exchange_checkpoints(kind, tmp_path):
   assert read_values(last, last_alone) == read_values(last_alone, last_alone)
 
 
-@pytest.mark.parametrize("select", [
-    tf.global_variables,
-    lambda: {v.op.name: v for v in tf.global_variables()}], ids=["list", "dict"])
+@pytest.mark.parametrize(
+  "select", [tf.global_variables, lambda: {v.op.name: v for v in tf.global_variables()}], ids=["list", "dict"]
+)
 def test_saver_with_explicit_variables_writes_both_names(select, tmp_path):
   path, theirs = str(tmp_path / "ours"), str(tmp_path / "theirs")
   train("conditionals_before", theirs, FEEDS[:2])
@@ -182,8 +186,9 @@ def test_saver_with_explicit_variables_writes_both_names(select, tmp_path):
 def test_saver_keeps_custom_names(tmp_path):
   path = str(tmp_path / "model")
   with mp_compat.install():
-    train("one", path, FEEDS[:2], make_saver=lambda: tf.train.Saver(
-        {"mine/" + v.op.name: v for v in tf.global_variables()}))
+    train(
+      "one", path, FEEDS[:2], make_saver=lambda: tf.train.Saver({"mine/" + v.op.name: v for v in tf.global_variables()})
+    )
   assert all(name.startswith("mine/") for name in read_names(path))
 
 
@@ -213,7 +218,7 @@ def test_checkpoints_of_other_writers_restore(writer):
   power = "cond/beta1_power" if writer == "contrib" else "beta1_power"
   assert values["beta1_power"] == reader.get_tensor(power)
   scale = {"mp_compat": "current_loss_scale", "contrib": "loss_scale"}.get(writer)
-  assert values["current_loss_scale"] == (reader.get_tensor(scale) if scale else 2. ** 15)
+  assert values["current_loss_scale"] == (reader.get_tensor(scale) if scale else 2.0**15)
   for name in ("w", "b", "w/Adam_1", "global_step"):
     np.testing.assert_array_equal(values[name], reader.get_tensor(name))
 
@@ -234,7 +239,7 @@ def test_checkpoint_without_loss_scaling_continues_with_it(tmp_path):
     opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(make_adam(), "dynamic")
     train_op, scale = opt.minimize(tf.reduce_sum(w * x), step), opt.loss_scale()
     with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_steps=1) as sess:
-      assert sess.run([step, scale]) == [1, 2. ** 15]
+      assert sess.run([step, scale]) == [1, 2.0**15]
       sess.run(train_op, {x: FEEDS[2]})
       assert sess.run(step) == 2
   assert "current_loss_scale" in read_names(tf.train.latest_checkpoint(str(tmp_path)))
@@ -288,7 +293,6 @@ def test_init_from_checkpoint_reads_tensorflow_names(kind, tmp_path):
 
 def test_custom_update_logs_unknown_variable_names(caplog):
   class Scale(mp_compat.DynamicLossScale):
-
     def update(self, grads):
       add_conditional()
       return super().update(grads)
@@ -344,8 +348,14 @@ def test_run_command_and_tensorflow_exchange_checkpoints(tmp_path):
   (tmp_path / "program.py").write_text(PROGRAM)
 
   def run(command, restore, save):
-    done = subprocess.run([sys.executable] + command + ["program.py", restore, save], capture_output=True, text=True,
-                          env=testing.environment(), cwd=str(tmp_path), check=False)
+    done = subprocess.run(
+      [sys.executable] + command + ["program.py", restore, save],
+      capture_output=True,
+      text=True,
+      env=testing.environment(),
+      cwd=str(tmp_path),
+      check=False,
+    )
     assert done.returncode == 0, done.stderr
 
   ours = ["-m", "mp_compat", "run"]
@@ -361,8 +371,8 @@ def test_run_command_and_tensorflow_exchange_checkpoints(tmp_path):
 def test_unconditional_step_adds_no_checkpoint_names(tmp_path):
   path = str(tmp_path / "model")
   with tf.Graph().as_default(), mp_compat.install(), testing.session() as sess:
-    w = tf.get_variable("w", initializer=[1., 2.])
-    mp_compat.MixedPrecisionLossScaleOptimizer(make_adam(), 8., skip_nonfinite=False).minimize(tf.reduce_sum(w * w))
+    w = tf.get_variable("w", initializer=[1.0, 2.0])
+    mp_compat.MixedPrecisionLossScaleOptimizer(make_adam(), 8.0, skip_nonfinite=False).minimize(tf.reduce_sum(w * w))
     sess.run(tf.global_variables_initializer())
     tf.train.Saver().save(sess, path)
   assert read_names(path) == {"w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power"}
@@ -371,13 +381,12 @@ def test_unconditional_step_adds_no_checkpoint_names(tmp_path):
 def test_custom_update_without_counters_logs_no_warning(caplog):
 
   class Custom(mp_compat.DynamicLossScale):
-
     def update(self, grads):
       return super().update(grads)
 
   with tf.Graph().as_default(), mp_compat.install():
     w = tf.get_variable("w", [2])
-    mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), Custom()).minimize(w * w)
+    mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), Custom()).minimize(w * w)
   assert "is unknown" not in caplog.text
 
 
@@ -388,17 +397,17 @@ def test_installed_optimizer_supports_replicas_and_eager_mode():
 
       def step():
         w = tf.get_variable("w", [2], initializer=tf.ones_initializer())
-        opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(1.), "dynamic")
+        opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(1.0), "dynamic")
         return opt.minimize(tf.reduce_sum(w * w))
 
       with strategy.scope():
         strategy.extended.call_for_each_replica(step)
       assert "beta1_power" in [variable.op.name for variable in tf.global_variables()]
     with testing.eager_mode():
-      w = tf.Variable([1., 2.], use_resource=True)
-      opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
+      w = tf.Variable([1.0, 2.0], use_resource=True)
+      opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
       opt.minimize(lambda: tf.reduce_sum(w), var_list=[w])
-      np.testing.assert_array_equal(w.numpy(), [0., 1.])
+      np.testing.assert_array_equal(w.numpy(), [0.0, 1.0])
 
 
 def test_empty_saver_restores_nothing():

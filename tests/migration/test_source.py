@@ -38,7 +38,7 @@ def test_migrate_rewrites_only_old_names(case, tmp_path):
 
 def get_text_at(source, place):
   """Returns the rest of the source from a place on."""
-  return source[sum(len(line) + 1 for line in source.split("\n")[:place.line - 1]) + place.column - 1:]
+  return source[sum(len(line) + 1 for line in source.split("\n")[: place.line - 1]) + place.column - 1 :]
 
 
 @pytest.mark.parametrize("case", sorted(migrate_cases.UNTOUCHED))
@@ -48,11 +48,14 @@ def test_migrate_keeps_unrelated_sources(case, tmp_path):
 
 
 def test_decisions_of_a_name_used_twice_are_complete(tmp_path):
-  source = migrate_cases.HEAD + """
+  source = (
+    migrate_cases.HEAD
+    + """
 sync = tf.train.SyncReplicasOptimizer(sgd, 2)
 first = mp_compat.MixedPrecisionLossScaleOptimizer(sync, 'dynamic')
 second = mp_compat.MixedPrecisionLossScaleOptimizer(first, 'dynamic')
 """
+  )
   found = migrate_text(source, tmp_path)
   assert sorted(decision.kind for decision in found.decisions) == ["sync-replicas", "sync-replicas", "wrapped-twice"]
 
@@ -62,7 +65,7 @@ def test_decision_reports_place_and_persists_after_rewriting(kind, code, tmp_pat
   source = migrate_cases.HEAD + code + "\n"
   found = migrate_text(source, tmp_path)
   assert [decision.kind for decision in found.decisions] == [kind]
-  decision, = found.decisions
+  (decision,) = found.decisions
   assert decision.place.line > migrate_cases.HEAD.count("\n")
   assert get_text_at(source, decision.place).startswith(decision.text[:30])
   again = migrate_text(found.after.decode(), tmp_path)
@@ -79,8 +82,10 @@ def test_gradient_decisions_require_wrapped_optimizer(tmp_path):
   assert not migrate_text(code, tmp_path).decisions
 
 
-@pytest.mark.parametrize("name", ["tf.compat.v1.mixed_precision", "tensorflow.keras.mixed_precision.experimental",
-                                  "tensorflow.train.experimental"])
+@pytest.mark.parametrize(
+  "name",
+  ["tf.compat.v1.mixed_precision", "tensorflow.keras.mixed_precision.experimental", "tensorflow.train.experimental"],
+)
 def test_module_name_in_string_is_reported(name, tmp_path):
   found = migrate_text("module = load('{}')\n".format(name), tmp_path)
   assert [decision.kind for decision in found.decisions] == ["text"]
@@ -89,7 +94,9 @@ def test_module_name_in_string_is_reported(name, tmp_path):
 OPTIONAL = "import tensorflow as tf\ntry:\n  import mp_compat\nexcept ImportError:\n  "
 
 
-@pytest.mark.parametrize("code, kinds", [
+@pytest.mark.parametrize(
+  "code, kinds",
+  [
     (OPTIONAL + "mp_compat = None\ntf.train.experimental.LossScale\n", ["name-taken"]),
     (OPTIONAL + "mp_compat = None\nx = getattr(tf.train.experimental, 'LossScale')\n", ["name-taken"]),
     (OPTIONAL + "mp_compat = None\nfrom tensorflow.train.experimental import LossScale\n", ["optional-import"]),
@@ -97,7 +104,8 @@ OPTIONAL = "import tensorflow as tf\ntry:\n  import mp_compat\nexcept ImportErro
     (OPTIONAL + "mp_compat = None\nmp_compat and mp_compat.LossScale\n", []),
     ("import tensorflow as tf\nif mp_compat is None: raise\ntf.train.experimental.LossScale\n", []),
     ("try:\n  from tensorflow.contrib import mixed_precision\nexcept ImportError:\n  import mp_compat\n", []),
-])
+  ],
+)
 def test_optional_mp_compat_import_needs_decision(code, kinds, tmp_path):
   found = migrate_text(code, tmp_path)
   assert [decision.kind for decision in found.decisions] == kinds
@@ -129,8 +137,10 @@ def test_old_name_table_is_complete_and_valid():
     assert {name for name in dir(module) if "oss" in name} <= known | {"LossScaleOptimizerV1"}, path
 
 
-@pytest.mark.parametrize("encoding, head", [
-    ("utf-8", b"# -*- coding: utf-8 -*-\n"), ("latin-1", b"# -*- coding: latin-1 -*-\n"), ("utf-8", b"\xef\xbb\xbf")])
+@pytest.mark.parametrize(
+  "encoding, head",
+  [("utf-8", b"# -*- coding: utf-8 -*-\n"), ("latin-1", b"# -*- coding: latin-1 -*-\n"), ("utf-8", b"\xef\xbb\xbf")],
+)
 def test_migrate_keeps_file_encoding(encoding, head, tmp_path):
   path = tmp_path / "source.py"
   path.write_bytes(head + "import tensorflow as tf\nx = 'é', tf.train.experimental.LossScale\n".encode(encoding))
@@ -140,12 +150,15 @@ def test_migrate_keeps_file_encoding(encoding, head, tmp_path):
   assert found.changes[0].place.column == 10
 
 
-@pytest.mark.parametrize("content, problem", [
+@pytest.mark.parametrize(
+  "content, problem",
+  [
     (b"import tensorflow as tf\nprint 'LossScale'\n", "line 2: this is not Python 3"),
     (b"# coding: klingon\nLossScale\n", "unknown encoding"),
     (b"import os\n\nLossScale = '\xe9'\n", "can't decode byte"),
     (b"LossScale(" + b"-" * 1000 + b"1)\n", "too deeply"),
-])
+  ],
+)
 def test_unparsable_source_reports_problem(content, problem, tmp_path):
   path = tmp_path / "old.py"
   path.write_bytes(content)
@@ -160,31 +173,50 @@ def make_notebook(*cells, **style):
   return json.dumps(tree, **dict(dict(indent=1, ensure_ascii=False), **style)) + "\n"
 
 
-MAGIC = ["%matplotlib inline\n", "!pip install x \\\n", "    y\n", "import tensorflow as tf\n", "if x:\n",
-         "  %time f()\n", "x?"]
+MAGIC = [
+  "%matplotlib inline\n",
+  "!pip install x \\\n",
+  "    y\n",
+  "import tensorflow as tf\n",
+  "if x:\n",
+  "  %time f()\n",
+  "x?",
+]
 
 
 @pytest.mark.parametrize("style", [{}, dict(indent=2, ensure_ascii=True), dict(indent=None)])
 def test_notebooks_are_rewritten_cell_by_cell(style, tmp_path):
-  before = make_notebook(MAGIC, "%%bash\necho tf.train.experimental.LossScale", [],
-                         ["%%time\n", "a = [1] \\\n", "    + [2]\nb = 3\n"],
-                         "s = tf.train.experimental.DynamicLossScale()\ntf.clip_by_value", **style)
-  after = make_notebook(MAGIC[:3] + ["import mp_compat\n"] + MAGIC[3:],
-                        "%%bash\necho tf.train.experimental.LossScale", [],
-                        ["%%time\n", "a = [1] \\\n", "    + [2]\nb = 3\n"],
-                        "s = mp_compat.DynamicLossScale()\ntf.clip_by_value", **style)
+  before = make_notebook(
+    MAGIC,
+    "%%bash\necho tf.train.experimental.LossScale",
+    [],
+    ["%%time\n", "a = [1] \\\n", "    + [2]\nb = 3\n"],
+    "s = tf.train.experimental.DynamicLossScale()\ntf.clip_by_value",
+    **style,
+  )
+  after = make_notebook(
+    MAGIC[:3] + ["import mp_compat\n"] + MAGIC[3:],
+    "%%bash\necho tf.train.experimental.LossScale",
+    [],
+    ["%%time\n", "a = [1] \\\n", "    + [2]\nb = 3\n"],
+    "s = mp_compat.DynamicLossScale()\ntf.clip_by_value",
+    **style,
+  )
   found = migrate_text(before, tmp_path, "book.ipynb")
   assert found.after.decode() == after and not found.problem
   assert [tuple(change.place) for change in found.changes] == [(6, 1, 5)]
   assert not migrate_text(after, tmp_path, "book.ipynb").changes
 
 
-@pytest.mark.parametrize("content, problem", [
+@pytest.mark.parametrize(
+  "content, problem",
+  [
     (make_notebook(["x = 1\n", "print 'LossScale'"]), "cell 2, line 2: this is not Python 3"),
     (make_notebook("LossScale", indent=7), "save it with Jupyter first"),
-    ("[\"LossScale\"]", "expected a notebook"),
+    ('["LossScale"]', "expected a notebook"),
     ("LossScale", "Expecting value"),
-])
+  ],
+)
 def test_invalid_notebook_reports_problem(content, problem, tmp_path):
   found = migrate_text(content, tmp_path, "book.ipynb")
   assert problem in found.problem and found.after == found.before
@@ -211,8 +243,13 @@ def make_tree(tmp_path):
 
 
 def run_migrate(*arguments, **options):
-  return subprocess.run([sys.executable, "-m", "mp_compat", "migrate"] + list(arguments), capture_output=True,
-                        env=testing.environment(), check=False, **options)
+  return subprocess.run(
+    [sys.executable, "-m", "mp_compat", "migrate"] + list(arguments),
+    capture_output=True,
+    env=testing.environment(),
+    check=False,
+    **options,
+  )
 
 
 def test_git_apply_accepts_diff(tmp_path):
@@ -242,8 +279,10 @@ def test_write_keeps_permissions_and_links_and_is_idempotent(tmp_path, capsys):
 
 def test_failed_write_keeps_file_and_removes_temporary_file(tmp_path, capsys, monkeypatch):
   old = make_tree(tmp_path)
+
   def refuse(source, target):
     raise PermissionError("no")
+
   monkeypatch.setattr(os, "replace", refuse)
   assert command_line.main(["migrate", "--write", str(old)]) == 2
   assert old.read_bytes() == OLD and "mp_compat migrate: no" in capsys.readouterr().err
@@ -258,10 +297,13 @@ def test_check_exit_code_reports_old_names(tmp_path, capsys):
   assert command_line.main(["migrate", "--check", str(tmp_path)]) == 0
 
 
-@pytest.mark.parametrize("name, content, problem", [
+@pytest.mark.parametrize(
+  "name, content, problem",
+  [
     ("two.py", "print 'LossScale'\n", "line 1: this is not Python 3"),
     ("book.ipynb", "LossScale", "Expecting value"),
-])
+  ],
+)
 def test_check_fails_if_file_is_invalid(name, content, problem, tmp_path, capsys):
   (tmp_path / "new.py").write_bytes(NEW)
   (tmp_path / name).write_text(content)
@@ -291,12 +333,23 @@ def test_json_option_writes_report(tmp_path, capsys):
   assert command_line.main(["migrate", "--check", "--json", str(report), str(tmp_path)]) == 1
   name = "tf.train.experimental.MixedPrecisionLossScaleOptimizer"
   assert json.loads(report.read_text()) == {
-      "files": 3,
-      "rewritten": [dict(path=str(old), cell=0, line=2, column=7, old=name,
-                         new="mp_compat.MixedPrecisionLossScaleOptimizer")],
-      "decide": [dict(path=str(old), cell=0, line=3, column=1, kind="private-state", text="opt._loss_scale",
-                      remedy=decisions.REMEDIES["private-state"], docs="docs/migration.md#private-state")],
-      "problems": [dict(path=str(tmp_path / "two.py"), problem="line 1: this is not Python 3")],
+    "files": 3,
+    "rewritten": [
+      dict(path=str(old), cell=0, line=2, column=7, old=name, new="mp_compat.MixedPrecisionLossScaleOptimizer")
+    ],
+    "decide": [
+      dict(
+        path=str(old),
+        cell=0,
+        line=3,
+        column=1,
+        kind="private-state",
+        text="opt._loss_scale",
+        remedy=decisions.REMEDIES["private-state"],
+        docs="docs/migration.md#private-state",
+      )
+    ],
+    "problems": [dict(path=str(tmp_path / "two.py"), problem="line 1: this is not Python 3")],
   }
   log = capsys.readouterr().err
   assert "old.py:3:1: decide: opt._loss_scale" in log and "docs/migration.md#private-state" in log
@@ -313,8 +366,9 @@ def test_missing_library_error_names_pip_command(missing, tmp_path):
   (tmp_path / (missing + ".py")).write_text("raise ImportError('none here')")
   environment = testing.environment()
   environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")])
-  done = subprocess.run([sys.executable, "-m", "mp_compat", "migrate", "x"], env=environment, stderr=subprocess.PIPE,
-                        check=False)
+  done = subprocess.run(
+    [sys.executable, "-m", "mp_compat", "migrate", "x"], env=environment, stderr=subprocess.PIPE, check=False
+  )
   assert done.returncode == 2 and b"none here" in done.stderr and b"pip install libcst tqdm" in done.stderr
 
 
@@ -323,8 +377,12 @@ def test_migrate_does_not_import_tensorflow(tmp_path):
   (tmp_path / "tensorflow.py").write_text("raise ImportError('not needed')")
   environment = testing.environment()
   environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")])
-  subprocess.run([sys.executable, "-m", "mp_compat", "migrate", str(tmp_path / "pkg")], env=environment, check=True,
-                 stdout=subprocess.DEVNULL)
+  subprocess.run(
+    [sys.executable, "-m", "mp_compat", "migrate", str(tmp_path / "pkg")],
+    env=environment,
+    check=True,
+    stdout=subprocess.DEVNULL,
+  )
 
 
 # A program with most spellings of the old names. Each line that it prints depends on loss scaling.
@@ -368,8 +426,9 @@ def test_migrated_program_prints_same_output(tmp_path):
   path.write_text(PROGRAM)
 
   def run_python(*arguments):
-    return subprocess.run([sys.executable] + list(arguments), stdout=subprocess.PIPE, env=testing.environment(),
-                          check=True).stdout.decode()
+    return subprocess.run(
+      [sys.executable] + list(arguments), stdout=subprocess.PIPE, env=testing.environment(), check=True
+    ).stdout.decode()
 
   before = run_python(str(path)) if hasattr(tensorflow, "contrib") else run_python("-m", "mp_compat", "run", str(path))
   assert run_migrate("--write", str(path)).returncode == 0

@@ -10,7 +10,7 @@ import mp_compat
 from tests import testing
 from tests.testing import tf
 
-FINITE, OVERFLOW = [1., 2.], [np.inf, 2.]
+FINITE, OVERFLOW = [1.0, 2.0], [np.inf, 2.0]
 
 
 class LoggedTraining:
@@ -20,7 +20,7 @@ class LoggedTraining:
     self.w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
     self.global_step = tf.train.get_or_create_global_step()
     self.x = tf.placeholder(tf.float32, [2])
-    self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), loss_scale)
+    self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), loss_scale)
     self.train_op = self.opt.minimize(tf.reduce_sum(self.w * self.x), self.global_step)
     self.lines = []
     for level in ["info", "warning"]:
@@ -45,41 +45,48 @@ def _make_training(request, monkeypatch):
 
 
 def test_hook_logs_scale_changes_and_periodic_lines(make_training):
-  training = make_training(mp_compat.DynamicLossScale(8., 4))
+  training = make_training(mp_compat.DynamicLossScale(8.0, 4))
   hook = mp_compat.LossScaleHook(training.opt, every_n_steps=3)
   training.run([hook], [FINITE, OVERFLOW, FINITE, FINITE, FINITE, FINITE, FINITE])
   assert (hook.attempted, hook.skipped) == (7, 1)
   # SecondOrStepTimer triggers at its first step, then at every third step.
   assert training.lines == [
-      "loss scale 8 after 1 attempted steps: 0 of the last 1 skipped, 0 (0.00%) of all",
-      "loss scale 4 after 2 attempted steps: 1 of the last 1 skipped, 1 (50.00%) of all",
-      "loss scale 4 after 4 attempted steps: 0 of the last 2 skipped, 1 (25.00%) of all",
-      "loss scale 8 after 6 attempted steps: 0 of the last 2 skipped, 1 (16.67%) of all",
-      "loss scale 8 after 7 attempted steps: 0 of the last 1 skipped, 1 (14.29%) of all",
+    "loss scale 8 after 1 attempted steps: 0 of the last 1 skipped, 0 (0.00%) of all",
+    "loss scale 4 after 2 attempted steps: 1 of the last 1 skipped, 1 (50.00%) of all",
+    "loss scale 4 after 4 attempted steps: 0 of the last 2 skipped, 1 (25.00%) of all",
+    "loss scale 8 after 6 attempted steps: 0 of the last 2 skipped, 1 (16.67%) of all",
+    "loss scale 8 after 7 attempted steps: 0 of the last 1 skipped, 1 (14.29%) of all",
   ]
 
 
 def test_hook_without_period_logs_changes_and_end(make_training):
-  training = make_training(mp_compat.DynamicLossScale(8., 100))
+  training = make_training(mp_compat.DynamicLossScale(8.0, 100))
   training.run([mp_compat.LossScaleHook(training.opt, every_n_steps=None)], [FINITE, FINITE, OVERFLOW, FINITE, FINITE])
   assert [line.split(":")[0] for line in training.lines] == [
-      "loss scale 4 after 3 attempted steps", "loss scale 4 after 5 attempted steps"]
+    "loss scale 4 after 3 attempted steps",
+    "loss scale 4 after 5 attempted steps",
+  ]
 
 
 def test_hook_logs_every_n_secs(make_training):
-  training = make_training(8.)
-  training.run([mp_compat.LossScaleHook(training.opt, every_n_secs=1000.)], [FINITE] * 5)
+  training = make_training(8.0)
+  training.run([mp_compat.LossScaleHook(training.opt, every_n_secs=1000.0)], [FINITE] * 5)
   assert [line.split(":")[0] for line in training.lines] == [
-      "loss scale 8 after 1 attempted steps", "loss scale 8 after 5 attempted steps"]
+    "loss scale 8 after 1 attempted steps",
+    "loss scale 8 after 5 attempted steps",
+  ]
 
 
-@pytest.mark.parametrize("loss_scale, kwargs, runs", [
+@pytest.mark.parametrize(
+  "loss_scale, kwargs, runs",
+  [
     (lambda: "dynamic", dict(max_consecutive_skips=4), 4),
     (lambda: "dynamic", dict(), 25),  # 15 steps lower the scale from 2**15 to 1; 10 steps follow at 1
-    (lambda: mp_compat.DynamicLossScale(2., 100), dict(min_scale_patience=3), 4),
-    (lambda: 8., dict(min_scale_patience=3), 3),
-    (lambda: mp_compat.DynamicLossScale(2., 100, overflow_tolerance=12), dict(), 24),  # 12 steps lower the scale to 1
-])
+    (lambda: mp_compat.DynamicLossScale(2.0, 100), dict(min_scale_patience=3), 4),
+    (lambda: 8.0, dict(min_scale_patience=3), 3),
+    (lambda: mp_compat.DynamicLossScale(2.0, 100, overflow_tolerance=12), dict(), 24),  # 12 steps lower the scale to 1
+  ],
+)
 def test_stall_raises_with_a_diagnosis(make_training, loss_scale, kwargs, runs):
   training = make_training(loss_scale())
   hook = mp_compat.LossScaleHook(training.opt, **kwargs)
@@ -94,33 +101,33 @@ def test_stall_raises_with_a_diagnosis(make_training, loss_scale, kwargs, runs):
 
 
 def test_stall_error_reports_no_applied_step(make_training):
-  training = make_training(8.)
+  training = make_training(8.0)
   with pytest.raises(mp_compat.LossScaleStalledError, match="no step was ever applied"):
     training.run([mp_compat.LossScaleHook(training.opt, min_scale_patience=2)], [OVERFLOW] * 9)
 
 
 def test_applied_step_resets_the_skip_count(make_training):
-  training = make_training(8.)
+  training = make_training(8.0)
   hook = mp_compat.LossScaleHook(training.opt, max_consecutive_skips=3, min_scale_patience=3)
   assert training.run([hook], [OVERFLOW, OVERFLOW, FINITE] * 5) == 15
 
 
 def test_stall_can_stop_the_run(make_training):
-  training = make_training(8.)
+  training = make_training(8.0)
   hook = mp_compat.LossScaleHook(training.opt, min_scale_patience=3, on_stall="stop")
   assert training.run([hook], [OVERFLOW] * 50) == 3
   assert "The loss scale is stalled: 3 steps in a row" in training.lines[1]
 
 
 def test_each_stall_can_log_one_warning(make_training):
-  training = make_training(8.)
+  training = make_training(8.0)
   hook = mp_compat.LossScaleHook(training.opt, None, min_scale_patience=2, on_stall="warn")
   assert training.run([hook], [OVERFLOW] * 5 + [FINITE] + [OVERFLOW] * 5) == 11
   assert len([line for line in training.lines if "is stalled" in line and "w:0: 0 NaN, 1 inf" in line]) == 2
 
 
 def test_runs_without_train_op_are_not_counted(make_training):
-  training = make_training(8.)
+  training = make_training(8.0)
   hook = mp_compat.LossScaleHook(training.opt)
   with tf.control_dependencies([training.train_op]):
     after = tf.identity(training.x)
@@ -135,11 +142,10 @@ def test_runs_without_train_op_are_not_counted(make_training):
 
 
 def test_report_is_fetched_only_in_stalling_step(make_training):
-  training = make_training(8.)
+  training = make_training(8.0)
   fetched = []
 
   class FetchRecorder(mp_compat.LossScaleHook):
-
     def before_run(self, run_context):
       args = super().before_run(run_context)
       fetched.append(sorted(args.fetches))
@@ -162,37 +168,37 @@ def test_graph_counters_survive_a_restore(make_training, monkeypatch, tmp_path):
   del make_training
   for attempted, skipped in [(3, 1), (6, 2)]:
     with tf.Graph().as_default():
-      training = LoggedTraining(8., monkeypatch)
+      training = LoggedTraining(8.0, monkeypatch)
       hook = mp_compat.LossScaleHook(training.opt, counters_in_graph=True)
       training.run([hook], [FINITE, OVERFLOW, FINITE], checkpoint_dir=str(tmp_path))
       assert (hook.attempted, hook.skipped) == (attempted, skipped)
 
 
 def test_event_files_use_attempted_steps(make_training, tmp_path):
-  training = make_training(mp_compat.DynamicLossScale(8., 3))
+  training = make_training(mp_compat.DynamicLossScale(8.0, 3))
   hook = mp_compat.LossScaleHook(training.opt, None, output_dir=str(tmp_path))
   training.run([hook], [FINITE, OVERFLOW, FINITE, FINITE, FINITE, OVERFLOW])
   seen = testing.events(str(tmp_path))
-  assert seen["loss_scale/scale"] == [(0, 8.), (2, 4.), (5, 8.), (6, 4.)]
-  assert seen["loss_scale/skipped_steps"] == [(0, 0.), (2, 1.), (5, 1.), (6, 2.)]
+  assert seen["loss_scale/scale"] == [(0, 8.0), (2, 4.0), (5, 8.0), (6, 4.0)]
+  assert seen["loss_scale/skipped_steps"] == [(0, 0.0), (2, 1.0), (5, 1.0), (6, 2.0)]
 
 
 def test_event_files_are_complete_when_a_stall_raises(make_training, tmp_path):
-  training = make_training(mp_compat.DynamicLossScale(8., 3))
+  training = make_training(mp_compat.DynamicLossScale(8.0, 3))
   hook = mp_compat.LossScaleHook(training.opt, max_consecutive_skips=3, output_dir=str(tmp_path))
   with pytest.raises(mp_compat.LossScaleStalledError):
     training.run([hook], [FINITE] + [OVERFLOW] * 5)
-  assert testing.events(str(tmp_path))["loss_scale/skipped_steps"][-1] == (4, 3.)
+  assert testing.events(str(tmp_path))["loss_scale/skipped_steps"][-1] == (4, 3.0)
 
 
 def test_hook_logs_if_train_op_never_ran(make_training):
-  training = make_training(8.)
+  training = make_training(8.0)
   training.run([mp_compat.LossScaleHook(training.opt)], [FINITE], fetch=training.w)
   assert training.lines == ["LossScaleHook: no Session run executed the train op GradientDescent."]
 
 
 def test_optimizer_creates_its_loss_scale_hook(make_training):
-  training = make_training(8.)
+  training = make_training(8.0)
   hook = training.opt.make_session_run_hook(every_n_steps=None, min_scale_patience=2)
   assert isinstance(hook, mp_compat.LossScaleHook)
   with pytest.raises(mp_compat.LossScaleStalledError):
@@ -200,15 +206,16 @@ def test_optimizer_creates_its_loss_scale_hook(make_training):
 
 
 def test_stop_at_attempt_hook_counts_skipped_steps(make_training):
-  training = make_training(8.)
+  training = make_training(8.0)
   hooks = [mp_compat.StopAtAttemptHook(training.opt, 7), tf.train.StopAtStepHook(last_step=5)]
   assert training.run(hooks, [OVERFLOW] * 50) == 7
 
 
 def test_attempts_count_only_train_op_runs(make_training):
-  training = make_training(8.)
-  with tf.train.MonitoredTrainingSession(hooks=[mp_compat.StopAtAttemptHook(training.opt, 2)],
-                                         log_step_count_steps=None) as sess:
+  training = make_training(8.0)
+  with tf.train.MonitoredTrainingSession(
+    hooks=[mp_compat.StopAtAttemptHook(training.opt, 2)], log_step_count_steps=None
+  ) as sess:
     for _ in range(5):
       sess.run(training.w)
     sess.run(training.train_op, {training.x: FINITE})
@@ -218,8 +225,8 @@ def test_attempts_count_only_train_op_runs(make_training):
 
 
 def test_hooks_without_train_op_raise_runtime_error(make_training):
-  make_training(8.)
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
+  make_training(8.0)
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
   for hook in [mp_compat.LossScaleHook(opt), mp_compat.StopAtAttemptHook(opt, 1)]:
     with pytest.raises(RuntimeError, match="has no train op in the current graph"):
       hook.begin()
@@ -237,7 +244,8 @@ class TrainingInControlFlow:
       tf.train.get_or_create_global_step()
     self.x, self.executed = tf.placeholder(tf.float32, [2]), tf.placeholder_with_default(True, [])
     self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-        tf.train.GradientDescentOptimizer(1.), mp_compat.DynamicLossScale(8., 100), **kwargs)
+      tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(8.0, 100), **kwargs
+    )
     if kind == "while_loop":
       self.train_op = tf.while_loop(lambda i: i < 3, self._step, [0])
     else:
@@ -287,8 +295,9 @@ def test_hooks_count_steps_in_loops_with_summaries(version):
   with tf.Graph().as_default(), testing.control_flow(version):
     training = TrainingInControlFlow("while_loop", add_summaries=True)
     hook = mp_compat.LossScaleHook(training.opt)
-    runs = training.run([hook, mp_compat.StopAtAttemptHook(training.opt, 6)],
-                        [(FINITE, True), (OVERFLOW, True), (FINITE, True)])
+    runs = training.run(
+      [hook, mp_compat.StopAtAttemptHook(training.opt, 6)], [(FINITE, True), (OVERFLOW, True), (FINITE, True)]
+    )
     assert (hook.attempted, hook.skipped, len(runs)) == (6, 3, 2)
 
 
@@ -324,13 +333,13 @@ def test_summaries_in_control_flow_show_the_last_step(kind, version):
       for x, executed in [(FINITE, True), (OVERFLOW, True)]:
         sess.run(training.train_op, {training.x: x, training.executed: executed})
       values = {value.tag: value.simple_value for value in tf.Summary.FromString(sess.run(merged)).value}
-  assert values["loss_scale/applied"] == 0.
-  assert values["loss_scale/skipped_steps"] == (1. if kind == "cond" else 3.)
-  assert values["loss_scale/scale"] == (8. if kind == "cond" else 2.)
+  assert values["loss_scale/applied"] == 0.0
+  assert values["loss_scale/skipped_steps"] == (1.0 if kind == "cond" else 3.0)
+  assert values["loss_scale/scale"] == (8.0 if kind == "cond" else 2.0)
 
 
 def test_hook_accepts_any_fetch_structure(make_training):
-  training = make_training(8.)
+  training = make_training(8.0)
   hook = mp_compat.LossScaleHook(training.opt)
   with tf.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as sess:
     for fetch in [{"a": training.train_op, 1: training.w}, (training.w, [{2: [training.train_op.name], "b": "w:0"}])]:
@@ -347,6 +356,6 @@ class NeverApplies(mp_compat.DynamicLossScale):
 
 
 def test_stall_error_reports_skips_by_loss_scale(make_training):
-  training = make_training(NeverApplies(8.))
+  training = make_training(NeverApplies(8.0))
   with pytest.raises(mp_compat.LossScaleStalledError, match="none; the loss scale itself decided to skip"):
     training.run([mp_compat.LossScaleHook(training.opt, min_scale_patience=2)], [FINITE] * 9)

@@ -28,14 +28,19 @@ def train(directory, xs, hook=True, checkpoints=True):
   with tf.Graph().as_default():
     training = Training()
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-        tf.train.GradientDescentOptimizer(1.), mp_compat.DynamicLossScale(8., 3), add_summaries=checkpoints)
+      tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(8.0, 3), add_summaries=checkpoints
+    )
     train_op = opt.minimize(training.loss, training.global_step)
     if checkpoints:
-      tf.summary.scalar("model/loss", tf.reduce_sum(tf.where_v2(tf.is_finite(training.x), training.x, 0.)))
+      tf.summary.scalar("model/loss", tf.reduce_sum(tf.where_v2(tf.is_finite(training.x), training.x, 0.0)))
     hooks = [mp_compat.LossScaleHook(opt, None, output_dir=os.path.join(directory, "hook"))] if hook else []
     with tf.train.MonitoredTrainingSession(
-        checkpoint_dir=directory if checkpoints else None, hooks=hooks, save_summaries_steps=1,
-        save_summaries_secs=None, log_step_count_steps=None) as sess:
+      checkpoint_dir=directory if checkpoints else None,
+      hooks=hooks,
+      save_summaries_steps=1,
+      save_summaries_secs=None,
+      log_step_count_steps=None,
+    ) as sess:
       for x in xs:
         sess.run(train_op, {training.x: x})
   return directory
@@ -48,21 +53,27 @@ def _rundir(tmp_path):
 
 def command(*arguments):
   """Runs the command line in a new process."""
-  return subprocess.run([sys.executable, "-W", "ignore", "-m", "mp_compat"] + list(arguments),
-                        env=testing.environment(), capture_output=True, text=True, check=False)
+  return subprocess.run(
+    [sys.executable, "-W", "ignore", "-m", "mp_compat"] + list(arguments),
+    env=testing.environment(),
+    capture_output=True,
+    text=True,
+    check=False,
+  )
 
 
 def test_hook_events_take_precedence_over_summaries(rundir):
   series = plot.read(rundir)
   assert series._replace(loss=None) == plot.Series(
-      attempted=True, steps=[0, 2, 5, 6], scales=[8., 4., 8., 4.], skipped=[0, 1, 1, 2], loss=None)
-  assert series.loss.tag == "model/loss" and set(series.loss.values) <= {1., 2., 3.}
+    attempted=True, steps=[0, 2, 5, 6], scales=[8.0, 4.0, 8.0, 4.0], skipped=[0, 1, 1, 2], loss=None
+  )
+  assert series.loss.tag == "model/loss" and set(series.loss.values) <= {1.0, 2.0, 3.0}
 
 
 def test_summaries_are_read_over_global_steps(tmp_path):
   series = plot.read(train(str(tmp_path), [FINITE, FINITE, OVERFLOW, FINITE, FINITE], hook=False))
   assert not series.attempted and series.steps == sorted(set(series.steps)) and series.steps[-1] == 4
-  assert series.scales[0] == 8. and series.scales[-1] == 4. and series.skipped[-1] <= 1
+  assert series.scales[0] == 8.0 and series.scales[-1] == 4.0 and series.skipped[-1] <= 1
 
 
 def test_resumed_run_continues_attempt_counts(tmp_path):
@@ -71,11 +82,12 @@ def test_resumed_run_continues_attempt_counts(tmp_path):
     time.sleep(1.1)  # The names of event files contain the time in seconds.
   series = plot.read(str(tmp_path))
   assert series == plot.Series(
-      attempted=True, steps=[0, 2, 3, 5, 6], scales=[8., 4., 8., 4., 4.], skipped=[0, 1, 1, 2, 2], loss=None)
+    attempted=True, steps=[0, 2, 3, 5, 6], scales=[8.0, 4.0, 8.0, 4.0, 4.0], skipped=[0, 1, 1, 2, 2], loss=None
+  )
 
 
 def test_truncated_event_file_is_read_partially(rundir):
-  path, = glob.glob(os.path.join(rundir, "hook", "*tfevents*"))
+  (path,) = glob.glob(os.path.join(rundir, "hook", "*tfevents*"))
   with open(path, "r+b") as file:
     file.truncate(os.path.getsize(path) - 5)
   assert plot.read(rundir).steps == [0, 2, 5]
@@ -85,34 +97,39 @@ def test_plot_shows_the_data_read(rundir):
   figure = plot.draw(plot.read(rundir))
   loss, scale = figure.axes
   steps, ticks = scale.lines
-  np.testing.assert_array_equal(np.transpose(steps.get_xydata()), [[0, 2, 5, 6], [8., 4., 8., 4.]])
+  np.testing.assert_array_equal(np.transpose(steps.get_xydata()), [[0, 2, 5, 6], [8.0, 4.0, 8.0, 4.0]])
   assert list(ticks.get_xdata()) == [2, 6] and scale.get_yscale() == "log"
   assert scale.get_title(loc="left") == "2 of 6 attempted steps skipped (33%)"
   assert (loss.get_xlabel(), loss.get_ylabel(), scale.get_xlabel()) == (
-      "global step (applied steps only)", "model/loss", "attempted step")
+    "global step (applied steps only)",
+    "model/loss",
+    "attempted step",
+  )
 
 
 def test_long_loss_curves_are_drawn_as_means():
-  values = list(np.sin(np.arange(100000.)))
-  series = plot.Series(False, [1, 100000], [8., 16.], [0, 0], plot.Curve("loss", list(range(100000)), values))
-  line, = plot.draw(series).axes[0].lines
-  assert len(line.get_xdata()) == plot.MOST_POINTS and abs(line.get_ydata()).max() < .1
+  values = list(np.sin(np.arange(100000.0)))
+  series = plot.Series(False, [1, 100000], [8.0, 16.0], [0, 0], plot.Curve("loss", list(range(100000)), values))
+  (line,) = plot.draw(series).axes[0].lines
+  assert len(line.get_xdata()) == plot.MOST_POINTS and abs(line.get_ydata()).max() < 0.1
 
 
 def test_wide_loss_range_uses_logarithmic_axis():
-  series = plot.Series(False, [1, 3], [8., 16.], [0, 0], plot.Curve("loss", [1, 2, 3], [500., 5., 1.]))
+  series = plot.Series(False, [1, 3], [8.0, 16.0], [0, 0], plot.Curve("loss", [1, 2, 3], [500.0, 5.0, 1.0]))
   assert plot.draw(series).axes[0].get_yscale() == "log"
 
 
 def test_tensorflow_2_tensor_summaries_are_read(tmp_path):
   with tf.Graph().as_default(), tf.summary.FileWriter(str(tmp_path)) as writer:
     for step in range(2):
-      for tag, value in [("scale", 8.), ("skipped_steps", step), ("words", b"no number")]:
-        writer.add_summary(tf.Summary(value=[
-            tf.Summary.Value(tag="loss_scale/" + tag, tensor=tf.make_tensor_proto(value))]), step)
+      for tag, value in [("scale", 8.0), ("skipped_steps", step), ("words", b"no number")]:
+        writer.add_summary(
+          tf.Summary(value=[tf.Summary.Value(tag="loss_scale/" + tag, tensor=tf.make_tensor_proto(value))]), step
+        )
   series = plot.read(str(tmp_path))
   assert series._replace(loss=None) == plot.Series(
-      attempted=True, steps=[0, 1], scales=[8., 8.], skipped=[0, 1], loss=None)
+    attempted=True, steps=[0, 1], scales=[8.0, 8.0], skipped=[0, 1], loss=None
+  )
 
 
 def test_unreadable_event_file_is_named_in_error(tmp_path):
@@ -125,27 +142,29 @@ def test_missing_matplotlib_error_names_install_command(monkeypatch):
   monkeypatch.setitem(sys.modules, "matplotlib", None)
   monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
   with pytest.raises(plot.PlotError, match=r"needs matplotlib \(.*\): pip install matplotlib"):
-    plot.draw(plot.Series(True, [0], [8.], [0], None))
+    plot.draw(plot.Series(True, [0], [8.0], [0], None))
 
 
 def test_plot_without_loss_has_one_panel():
-  assert len(plot.draw(plot.Series(True, [0], [8.], [0], None)).axes) == 1
+  assert len(plot.draw(plot.Series(True, [0], [8.0], [0], None)).axes) == 1
 
 
 @pytest.mark.matrix
 def test_plot_command_writes_a_png(rundir, tmp_path):
   output = str(tmp_path / "scale.png")
   done = command("plot", rundir, "-o", output)
-  assert (done.returncode, done.stdout) == (
-      0, "Wrote {}: 2 of 6 attempted steps skipped (33%).\n".format(output)), done.stderr
+  assert (done.returncode, done.stdout) == (0, "Wrote {}: 2 of 6 attempted steps skipped (33%).\n".format(output)), (
+    done.stderr
+  )
   with open(output, "rb") as file:
     header = file.read(24)
   assert header[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", header[16:]) == (1920, 1080)
   assert not glob.glob(output + "*tmp")
 
 
-@pytest.mark.parametrize("name, begins", [
-    ("scale.pdf", b"%PDF"), ("scale.SVG", b"<?xml"), ("scale", b"\x89PNG"), ("v1.0/scale", b"\x89PNG")])
+@pytest.mark.parametrize(
+  "name, begins", [("scale.pdf", b"%PDF"), ("scale.SVG", b"<?xml"), ("scale", b"\x89PNG"), ("v1.0/scale", b"\x89PNG")]
+)
 def test_file_suffix_selects_the_format(name, begins, rundir, tmp_path):
   output = tmp_path / name
   output.parent.mkdir(exist_ok=True)
@@ -153,20 +172,25 @@ def test_file_suffix_selects_the_format(name, begins, rundir, tmp_path):
   assert output.read_bytes().startswith(begins)
 
 
-@pytest.mark.parametrize("arguments, words", [
+@pytest.mark.parametrize(
+  "arguments, words",
+  [
     (["plot", "{run}/nowhere", "-o", "x.png"], "no such directory: "),
     (["plot", "{run}/empty", "-o", "x.png"], "no event files"),
-    (["plot", "{run}/other", "-o", "x.png"],
-     "expected the tags loss_scale/scale and loss_scale/skipped_steps, .* found x"),
+    (
+      ["plot", "{run}/other", "-o", "x.png"],
+      "expected the tags loss_scale/scale and loss_scale/skipped_steps, .* found x",
+    ),
     (["plot", "{run}", "-o", "x.png", "--loss_tag", "none"], "no scalar with the tag none .* found .*model/loss"),
     (["plot", "{run}/hook", "-o", "{run}/x.xyz"], "expected a file name that ends in .*.pdf, .*.png, .*got .*x.xyz"),
     (["plot", "{run}/hook", "-o", "{run}/no/x.png"], "cannot write .*x.png: No such file"),
     (["plot", "{run}/hook", "-o", "{run}/empty"], "cannot write .*empty: Is a directory"),
-])
+  ],
+)
 def test_plot_errors_are_one_line(rundir, arguments, words, capsys):
   os.mkdir(os.path.join(rundir, "empty"))
   with tf.Graph().as_default(), tf.summary.FileWriter(os.path.join(rundir, "other")) as writer:
-    writer.add_summary(tf.Summary(value=[tf.Summary.Value(tag="x", simple_value=1.)]))
+    writer.add_summary(tf.Summary(value=[tf.Summary.Value(tag="x", simple_value=1.0)]))
   verbosity = tf.logging.get_verbosity()
   try:
     assert command_line.main([argument.format(run=rundir) for argument in arguments]) == 2

@@ -33,31 +33,34 @@ def linear(dtype=tf.float32):
 @pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64], ids=lambda d: d.name)
 def test_report_counts_non_finite_and_largest_values(dtype):
   _, xs, loss = linear(dtype)
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   train_op = opt.minimize(loss)
   report = mp_compat.nonfinite_gradients(opt)
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    _, got = sess.run([train_op, report], dict(zip(xs, [[1., np.nan, -3.], [np.inf, -np.inf, np.nan]])))
-  assert got == collections.OrderedDict([
-      ("a:0", mp_compat.GradientReport(nans=1, infs=0, largest=3.)),
-      ("b:0", mp_compat.GradientReport(nans=1, infs=2, largest=0.))])
+    _, got = sess.run([train_op, report], dict(zip(xs, [[1.0, np.nan, -3.0], [np.inf, -np.inf, np.nan]])))
+  assert got == collections.OrderedDict(
+    [
+      ("a:0", mp_compat.GradientReport(nans=1, infs=0, largest=3.0)),
+      ("b:0", mp_compat.GradientReport(nans=1, infs=2, largest=0.0)),
+    ]
+  )
 
 
 def test_report_includes_gradients_before_clipping():
   _, xs, loss = linear()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
-  train_op = opt.apply_gradients([(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(loss)])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
+  train_op = opt.apply_gradients([(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in opt.compute_gradients(loss)])
   report = mp_compat.nonfinite_gradients(opt)
   assert list(report) == ["a:0", "b:0", "b:0 (2)", "a:0 (2)"]
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    _, got = sess.run([train_op, report], dict(zip(xs, [[1., 2., 3.], [np.inf, 0., 0.]])))
-  assert [name for name, gradient in got.items() if gradient.infs] == ["b:0 (2)"] and got["a:0 (2)"].largest == 3.
+    _, got = sess.run([train_op, report], dict(zip(xs, [[1.0, 2.0, 3.0], [np.inf, 0.0, 0.0]])))
+  assert [name for name, gradient in got.items() if gradient.infs] == ["b:0 (2)"] and got["a:0 (2)"].largest == 3.0
 
 
 def test_report_without_train_op_raises_runtime_error():
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   with pytest.raises(RuntimeError, match="GradientDescent has no train op in the current graph"):
     mp_compat.nonfinite_gradients(opt)
 
@@ -65,7 +68,7 @@ def test_report_without_train_op_raises_runtime_error():
 # --- clipping ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clip_norm", [.5, 5., 100.])
+@pytest.mark.parametrize("clip_norm", [0.5, 5.0, 100.0])
 def test_finite_clipping_matches_tensorflow_exactly(clip_norm):
   random = np.random.RandomState(0)
   a, b = tf.placeholder(tf.float32, [7]), tf.placeholder(tf.float32, [2, 3])
@@ -74,45 +77,46 @@ def test_finite_clipping_matches_tensorflow_exactly(clip_norm):
   theirs, their_norm = tf.clip_by_global_norm([a, None, slices], clip_norm)
   assert ours[1] is None and isinstance(ours[2], tf.IndexedSlices)
   with testing.session() as sess:
-    for scale in [1e-3, 1., 1e10]:
+    for scale in [1e-3, 1.0, 1e10]:
       feed = {a: random.normal(size=7) * scale, b: random.normal(size=[2, 3]) * scale}
       got, expected = sess.run([[ours[0], ours[2].values, our_norm], [theirs[0], theirs[2].values, their_norm]], feed)
       for one, other in zip(got, expected):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
-@pytest.mark.parametrize("dtype, value", [(tf.float16, 300.), (tf.bfloat16, 2.**40), (tf.float32, 1e25),
-                                          (tf.float64, 1e200)], ids=str)
+@pytest.mark.parametrize(
+  "dtype, value", [(tf.float16, 300.0), (tf.bfloat16, 2.0**40), (tf.float32, 1e25), (tf.float64, 1e200)], ids=str
+)
 def test_norm_is_correct_if_sum_of_squares_overflows(dtype, value):
   x = tf.placeholder(dtype, [4])
-  (clipped,), norm = mp_compat.clip_by_global_norm([x], 1.)
+  (clipped,), norm = mp_compat.clip_by_global_norm([x], 1.0)
   assert clipped.dtype == dtype
   with testing.session() as sess:
     got, got_norm = sess.run([clipped, norm], {x: np.full([4], value)})
-  np.testing.assert_allclose(got_norm, 2. * value, rtol=1e-2)
-  np.testing.assert_allclose(got.astype(np.float64), [.5] * 4, rtol=1e-2)
+  np.testing.assert_allclose(got_norm, 2.0 * value, rtol=1e-2)
+  np.testing.assert_allclose(got.astype(np.float64), [0.5] * 4, rtol=1e-2)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_clipping_non_finite_gradients_skips_the_step(bad):
   (a, b), xs, loss = linear()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   grads, variables = zip(*opt.compute_gradients(loss))
-  clipped, _ = mp_compat.clip_by_global_norm(grads, 1.)
+  clipped, _ = mp_compat.clip_by_global_norm(grads, 1.0)
   train_op = opt.apply_gradients(zip(clipped, variables))
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    feed = dict(zip(xs, [[1., 2., 3.], [bad, 0., 0.]]))
+    feed = dict(zip(xs, [[1.0, 2.0, 3.0], [bad, 0.0, 0.0]]))
     assert not np.isfinite(np.concatenate(sess.run(clipped, feed))).any()
     sess.run(train_op, feed)
     np.testing.assert_array_equal(sess.run([a, b]), np.zeros([2, 3]))
 
 
 def test_clipping_only_none_gradients_returns_zero_norm():
-  clipped, norm = mp_compat.clip_by_global_norm([None, None], 1.)
+  clipped, norm = mp_compat.clip_by_global_norm([None, None], 1.0)
   assert clipped == [None, None]
   with testing.session() as sess:
-    assert sess.run(norm) == 0.
+    assert sess.run(norm) == 0.0
 
 
 def test_finite_or_zero_gradients_allow_histograms():
@@ -121,11 +125,11 @@ def test_finite_or_zero_gradients_allow_histograms():
   masked = mp_compat.finite_or_zero([x, None, slices])
   assert masked[1] is None
   with testing.session() as sess:
-    for got in sess.run([masked[0], masked[2].values], {x: [np.nan, 2., np.inf]}):
-      np.testing.assert_array_equal(got, [0., 2., 0.])
-    sess.run(tf.summary.histogram("masked", masked[0]), {x: [np.nan, 2., np.inf]})
+    for got in sess.run([masked[0], masked[2].values], {x: [np.nan, 2.0, np.inf]}):
+      np.testing.assert_array_equal(got, [0.0, 2.0, 0.0])
+    sess.run(tf.summary.histogram("masked", masked[0]), {x: [np.nan, 2.0, np.inf]})
     with pytest.raises(tf.errors.InvalidArgumentError, match="Nan"):
-      sess.run(tf.summary.histogram("raw", x), {x: [np.nan, 2., np.inf]})
+      sess.run(tf.summary.histogram("raw", x), {x: [np.nan, 2.0, np.inf]})
 
 
 # --- warnings about unscaled gradients -----------------------------------------------------------------------------
@@ -140,7 +144,7 @@ def _warnings(monkeypatch):
 
 def test_applying_never_scaled_gradients_warns_once(warnings):
   variables, _, loss = linear()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   for _ in range(2):
     opt.apply_gradients(zip(tf.gradients(loss, variables), variables))
   assert len(warnings) == 1
@@ -148,9 +152,14 @@ def test_applying_never_scaled_gradients_warns_once(warnings):
 
 
 def test_never_scaled_gradients_warn_once_per_graph(warnings):
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
-  for number, use in enumerate([opt.minimize, lambda loss: opt.apply_gradients(
-      zip(tf.gradients(loss, tf.trainable_variables()), tf.trainable_variables()))] * 2):
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
+  for number, use in enumerate(
+    [
+      opt.minimize,
+      lambda loss: opt.apply_gradients(zip(tf.gradients(loss, tf.trainable_variables()), tf.trainable_variables())),
+    ]
+    * 2
+  ):
     with tf.Graph().as_default():
       use(linear()[2])
     assert len(warnings) == (number + 1) // 2
@@ -158,28 +167,28 @@ def test_never_scaled_gradients_warn_once_per_graph(warnings):
 
 def test_scale_loss_and_unscale_gradients_avoid_warning(warnings):
   variables, xs, loss = linear(tf.float16)
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 2. ** 10)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**10)
   grads = opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables))
   assert [g.dtype for g in grads] == [tf.float16] * 2
-  train_op = opt.apply_gradients([(tf.clip_by_value(g, -4., 4.), v) for g, v in zip(grads, variables)])
+  train_op = opt.apply_gradients([(tf.clip_by_value(g, -4.0, 4.0), v) for g, v in zip(grads, variables)])
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    for last in [3., np.inf]:  # the second step overflows, and clipping hides it
-      sess.run(train_op, dict(zip(xs, [[1., 2., 3.], [1., 2., last]])))
-      np.testing.assert_array_equal(sess.run(variables), [[-1., -2., -3.]] * 2)
+    for last in [3.0, np.inf]:  # the second step overflows, and clipping hides it
+      sess.run(train_op, dict(zip(xs, [[1.0, 2.0, 3.0], [1.0, 2.0, last]])))
+      np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -3.0]] * 2)
   assert not warnings
 
 
 def test_unscaling_without_scale_loss_raises_runtime_error():
   variables, _, loss = linear()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   with pytest.raises(RuntimeError, match=r"scale_loss\(\) was not called in this graph"):
     opt.unscale_gradients(tf.gradients(loss, variables))
 
 
 def test_minimize_and_accumulators_log_no_warning(warnings):
   variables, _, loss = linear()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   opt.minimize(loss)
   totals = [tf.Variable(tf.zeros([3]), trainable=False) for _ in variables]
   opt.apply_gradients(zip([tf.convert_to_tensor(total) for total in totals], variables))
@@ -192,52 +201,58 @@ def test_minimize_and_accumulators_log_no_warning(warnings):
 def test_summaries_are_written_by_a_monitored_session(tmp_path):
   _, xs, loss = linear()
   global_step = tf.train.get_or_create_global_step()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), mp_compat.DynamicLossScale(16., 2), add_summaries=True)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(16.0, 2), add_summaries=True)
   train_op = opt.minimize(loss, global_step)
   assert "skipped_steps" not in [v.op.name for v in tf.global_variables()]
-  with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_summaries_steps=1, save_summaries_secs=None,
-                                         log_step_count_steps=None) as sess:
-    for last in [1., np.inf, 1., 1.]:
-      sess.run(train_op, dict(zip(xs, [[1., 2., 3.], [1., 2., last]])))
+  with tf.train.MonitoredTrainingSession(
+    checkpoint_dir=str(tmp_path), save_summaries_steps=1, save_summaries_secs=None, log_step_count_steps=None
+  ) as sess:
+    for last in [1.0, np.inf, 1.0, 1.0]:
+      sess.run(train_op, dict(zip(xs, [[1.0, 2.0, 3.0], [1.0, 2.0, last]])))
   seen = testing.events(str(tmp_path))
-  assert [value for _, value in seen["loss_scale/scale"]][:1] == [16.]
+  assert [value for _, value in seen["loss_scale/scale"]][:1] == [16.0]
   assert set(seen) >= {"loss_scale/scale", "loss_scale/good_steps", "loss_scale/applied", "loss_scale/skipped_steps"}
-  assert {value for _, value in seen["loss_scale/applied"]} <= {0., 1.}
+  assert {value for _, value in seen["loss_scale/applied"]} <= {0.0, 1.0}
 
 
 def test_summaries_show_values_of_their_step():
   _, xs, loss = linear()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.), mp_compat.DynamicLossScale(16., 2), add_summaries=True)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(16.0, 2), add_summaries=True)
   train_op = opt.minimize(loss)
   merged = tf.summary.merge_all()
   scales, applied = [], []
   with testing.session() as sess:
     sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-    for last in [1., 1., np.inf, np.inf, 1.]:
-      _, text = sess.run([train_op, merged], dict(zip(xs, [[1., 2., 3.], [1., 2., last]])))
+    for last in [1.0, 1.0, np.inf, np.inf, 1.0]:
+      _, text = sess.run([train_op, merged], dict(zip(xs, [[1.0, 2.0, 3.0], [1.0, 2.0, last]])))
       values = {value.tag: value.simple_value for value in tf.Summary.FromString(text).value}
       scales.append(values["loss_scale/scale"])
       applied.append(values["loss_scale/applied"])
     assert sess.run(tf.local_variables()) == [2]
-  assert scales == [16., 16., 32., 16., 8.] and applied == [1., 1., 0., 0., 1.]
+  assert scales == [16.0, 16.0, 32.0, 16.0, 8.0] and applied == [1.0, 1.0, 0.0, 0.0, 1.0]
 
 
 def test_summarized_scale_is_read_before_update(graph):
   _, _, loss = linear()
-  Optimizer(tf.train.GradientDescentOptimizer(1.), "dynamic", add_summaries=True).minimize(loss)
+  Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic", add_summaries=True).minimize(loss)
   summarized = graph.get_operation_by_name("loss_scale/scale").inputs[1]
-  assigns = [op for op in graph.get_operations() if op.type == "AssignVariableOp"
-             and op.inputs[0].op.name == "current_loss_scale" and testing.waits_for(op, summarized.op)]
+  assigns = [
+    op
+    for op in graph.get_operations()
+    if op.type == "AssignVariableOp"
+    and op.inputs[0].op.name == "current_loss_scale"
+    and testing.waits_for(op, summarized.op)
+  ]
   assert len(assigns) == 1  # the other is the initializer
 
 
-@pytest.mark.parametrize("loss_scale", [lambda: 8., testing.native.DynamicLossScale])
+@pytest.mark.parametrize("loss_scale", [lambda: 8.0, testing.native.DynamicLossScale])
 def test_summaries_work_on_replicas(loss_scale):
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
 
   def step():
     w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.), loss_scale(), add_summaries=True)
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), loss_scale(), add_summaries=True)
     return opt.minimize(w * tf.placeholder_with_default(np.float32(np.inf), []))
 
   with strategy.scope():
@@ -252,7 +267,7 @@ def test_summaries_work_on_replicas(loss_scale):
 def test_report_of_gradients_in_loops_raises(version):
   with tf.Graph().as_default(), testing.control_flow(version):
     _, xs, loss = linear()
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.), 4.)
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
 
     def body(i):
       with tf.control_dependencies([opt.minimize(linear()[2])]):
@@ -271,17 +286,20 @@ def test_scaling_and_unscaling_work_in_different_contexts(scaled_in_branch, vers
   """A tensor of the scale in a branch is not accessible outside, so the scale is read again."""
   with tf.Graph().as_default(), testing.control_flow(version):
     variables, xs, loss = linear()
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.), mp_compat.DynamicLossScale(8.))
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(8.0))
     flag = tf.placeholder_with_default(True, [])
     if scaled_in_branch:
-      scaled = tf.cond(flag, lambda: opt.scale_loss(loss), lambda: opt.scale_loss(loss * 2.))
+      scaled = tf.cond(flag, lambda: opt.scale_loss(loss), lambda: opt.scale_loss(loss * 2.0))
       grads = opt.unscale_gradients(tf.gradients(scaled, variables))
     else:
       scaled = opt.scale_loss(loss)
-      grads = tf.cond(flag, lambda: opt.unscale_gradients(tf.gradients(scaled, variables)),
-                      lambda: [tf.zeros_like(variable) for variable in variables])
+      grads = tf.cond(
+        flag,
+        lambda: opt.unscale_gradients(tf.gradients(scaled, variables)),
+        lambda: [tf.zeros_like(variable) for variable in variables],
+      )
     train_op = opt.apply_gradients(zip(grads, variables))
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
-      sess.run(train_op, dict(zip(xs, [[1., 2., 3.]] * 2)))
-      np.testing.assert_array_equal(sess.run(variables), [[-1., -2., -3.]] * 2)
+      sess.run(train_op, dict(zip(xs, [[1.0, 2.0, 3.0]] * 2)))
+      np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -3.0]] * 2)

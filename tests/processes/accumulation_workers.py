@@ -17,7 +17,7 @@ OVERFLOW_AT = 2  # micro-batch
 
 def inputs(worker, micro_batch):
   """Returns the factors of the two rows that are looked up, as a list of two floats."""
-  return [np.inf if (worker, micro_batch) == (1, OVERFLOW_AT) else 1. + worker, 2.]
+  return [np.inf if (worker, micro_batch) == (1, OVERFLOW_AT) else 1.0 + worker, 2.0]
 
 
 def main():
@@ -34,15 +34,19 @@ def main():
     global_step = tf.train.get_or_create_global_step()
     table = tf.get_variable("table", initializer=np.ones([4, 2], np.float32), use_resource=True)
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-        tf.train.GradientDescentOptimizer(.125), mp_compat.DynamicLossScale(8., 100))
+      tf.train.GradientDescentOptimizer(0.125), mp_compat.DynamicLossScale(8.0, 100)
+    )
     window = mp_compat.GradientAccumulator(opt)
     loss = tf.reduce_sum(tf.gather(table, rows) * tf.expand_dims(x, 1)) / strategy.num_replicas_in_sync
     return window.add(opt.compute_gradients(loss)), window.apply_gradients(window.mean(), global_step)
 
   with strategy.scope():
     add_op, train_op = strategy.extended.call_for_each_replica(replica)
-    state = [strategy.experimental_local_results(v)[0] for v in tf.global_variables()
-             if v.op.name in ("table", "global_step", "current_loss_scale")]
+    state = [
+      strategy.experimental_local_results(v)[0]
+      for v in tf.global_variables()
+      if v.op.name in ("table", "global_step", "current_loss_scale")
+    ]
   states = []
   with tf.Session(server.target, config=config) as sess:
     sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])

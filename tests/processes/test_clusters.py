@@ -19,7 +19,7 @@ SCRIPTS = os.path.join(testing.ROOT, "scripts")
 
 STEPS, OVERFLOWS, BATCH = 12, (3, 8), 16
 # Expected with INCREMENT_PERIOD = 5. The attempts are 3 finite, 1 overflow, 4 finite, 1 overflow, 3 finite.
-SCALES = [2. ** e for e in [15, 15, 15, 14, 14, 14, 14, 14, 13, 13, 13, 13]]
+SCALES = [2.0**e for e in [15, 15, 15, 14, 14, 14, 14, 14, 13, 13, 13, 13]]
 GOOD_STEPS = [1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 3]
 GLOBAL_STEPS = [1, 2, 3, 3, 4, 5, 6, 7, 7, 8, 9, 10]
 
@@ -27,10 +27,25 @@ GLOBAL_STEPS = [1, 2, 3, 3, 4, 5, 6, 7, 7, 8, 9, 10]
 def run(record, script, *arguments):
   """Runs a program. Returns its output, and {process name: {variable name: values after every step}}."""
   done = subprocess.run(
-      [sys.executable, os.path.join(SCRIPTS, script), "--record", str(record), "--batch", str(BATCH),
-       "--steps", str(STEPS), "--timeout", "120"] + list(arguments),
-      env=testing.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-      check=False)
+    [
+      sys.executable,
+      os.path.join(SCRIPTS, script),
+      "--record",
+      str(record),
+      "--batch",
+      str(BATCH),
+      "--steps",
+      str(STEPS),
+      "--timeout",
+      "120",
+    ]
+    + list(arguments),
+    env=testing.environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    check=False,
+  )
   assert done.returncode == 0, done.stdout[-5000:]
   return done.stdout, {path.stem: dict(np.load(str(path))) for path in sorted(record.iterdir())}
 
@@ -49,6 +64,7 @@ def _cluster():
   pytest.importorskip("sklearn")
   sys.path.insert(0, SCRIPTS)
   import cluster
+
   yield cluster
   sys.path.remove(SCRIPTS)
 
@@ -58,7 +74,7 @@ def reference(cluster, workers):
   arguments = argparse.Namespace(batch=BATCH * workers, overflow_at=())
   with tf.Graph().as_default():
     model = cluster.Model(tf, mp_compat, "float32")
-    train_op = tf.train.MomentumOptimizer(cluster.LEARNING_RATE, .9).minimize(model.loss())
+    train_op = tf.train.MomentumOptimizer(cluster.LEARNING_RATE, 0.9).minimize(model.loss())
     variables = {v.op.name: v for v in tf.global_variables()}
     digits = cluster.Digits(arguments)
     history = []
@@ -84,11 +100,14 @@ def assert_as_reference(record, expected):
 CONTROL_FLOW = [1, pytest.param(2, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("workers, control_flow", [
-    (2, 1), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  "workers, control_flow",
+  [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow)],
+)
 def test_collective_workers_match_single_process_training(cluster, tmp_path, workers, control_flow):
-  _, records = run(tmp_path, "train_workers.py", "--workers", str(workers), "--control_flow", str(control_flow),
-                   "--dtype", "float32")
+  _, records = run(
+    tmp_path, "train_workers.py", "--workers", str(workers), "--control_flow", str(control_flow), "--dtype", "float32"
+  )
   assert sorted(records) == ["worker-{}".format(i) for i in range(workers)]
   assert_equal_records(records)
   assert_as_reference(records["worker-0"], reference(cluster, workers))
@@ -97,8 +116,9 @@ def test_collective_workers_match_single_process_training(cluster, tmp_path, wor
 @pytest.mark.matrix
 @pytest.mark.parametrize("control_flow", CONTROL_FLOW)
 def test_synchronized_workers_match_single_process_training(cluster, tmp_path, control_flow):
-  _, records = run(tmp_path, "train_parameter_server.py", "--sync", "--control_flow", str(control_flow),
-                   "--dtype", "float32")
+  _, records = run(
+    tmp_path, "train_parameter_server.py", "--sync", "--control_flow", str(control_flow), "--dtype", "float32"
+  )
   assert sorted(records) == ["worker-0", "worker-1"]
   assert_equal_records(records)
   assert_as_reference(records["worker-0"], reference(cluster, 2))
@@ -114,7 +134,7 @@ def assert_invariants(record):
 
 def last_step(printed):
   """Returns the last global step that worker 0 printed."""
-  end, = [line for line in printed.splitlines() if line.startswith("worker-0 attempt=end ")]
+  (end,) = [line for line in printed.splitlines() if line.startswith("worker-0 attempt=end ")]
   return int(dict(pair.split("=") for pair in end.split()[1:])["global_step"])
 
 
@@ -123,8 +143,9 @@ def last_step(printed):
 def test_asynchronous_workers_share_scale_and_step_count(cluster, tmp_path, control_flow):
   del cluster
   # The order of the workers determines the largest scale. In float16 it could overflow, so the model is float32.
-  printed, records = run(tmp_path, "train_parameter_server.py", "--control_flow", str(control_flow),
-                         "--dtype", "float32")
+  printed, records = run(
+    tmp_path, "train_parameter_server.py", "--control_flow", str(control_flow), "--dtype", "float32"
+  )
   applied = 0
   for name, record in records.items():
     assert_invariants(record)
@@ -150,7 +171,7 @@ def test_restarted_worker_continues_training(cluster, tmp_path):
 def test_one_failure_terminates_all_processes(cluster, tmp_path):
   mark = str(tmp_path / "alive")
   with pytest.raises(SystemExit, match="(?s)broken.*ended with status 3"):
-    with cluster.Processes(timeout=60.) as processes:
+    with cluster.Processes(timeout=60.0) as processes:
       processes.start(sys.executable, "-c", "import time; time.sleep(600)", mark)
       processes.wait(processes.start("sh", "-c", "(sleep 1; echo broken) & exit 3"))
   assert subprocess.run(["pgrep", "-f", mark], stdout=subprocess.DEVNULL, check=False).returncode == 1
@@ -159,6 +180,6 @@ def test_one_failure_terminates_all_processes(cluster, tmp_path):
 def test_timeout_terminates_all_processes(cluster, tmp_path):
   mark = str(tmp_path / "alive")
   with pytest.raises(SystemExit, match="Time is up"):
-    with cluster.Processes(timeout=1.) as processes:
+    with cluster.Processes(timeout=1.0) as processes:
       processes.wait(processes.start(sys.executable, "-c", "import time; time.sleep(600)", mark))
   assert subprocess.run(["pgrep", "-f", mark], stdout=subprocess.DEVNULL, check=False).returncode == 1

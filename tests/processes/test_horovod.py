@@ -13,7 +13,7 @@ from tests.processes import horovod_ranks  # noqa: E402
 from tests.processes import test_clusters  # noqa: E402
 
 # Expected with overflows in steps 3 and 8 and growth after 4 finite steps.
-SCALES = [2. ** e for e in [10, 10, 10, 9, 9, 9, 9, 10, 9, 9, 9, 9]]
+SCALES = [2.0**e for e in [10, 10, 10, 9, 9, 9, 9, 10, 9, 9, 9, 9]]
 GLOBAL_STEPS = [1, 2, 3, 3, 4, 5, 6, 7, 7, 8, 9, 10]
 
 
@@ -26,18 +26,33 @@ def _recorded(request, tmp_path_factory):
   """Returns for each rank {case/variable: values after every step}."""
   directory = tmp_path_factory.mktemp("ranks")
   done = subprocess.run(
-      ["mpirun", "--allow-run-as-root", "--oversubscribe", "--timeout", "240", "-np", str(request.param),
-       sys.executable, horovod_ranks.__file__, str(directory)],
-      env=testing.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-      text=True, check=False)
+    [
+      "mpirun",
+      "--allow-run-as-root",
+      "--oversubscribe",
+      "--timeout",
+      "240",
+      "-np",
+      str(request.param),
+      sys.executable,
+      horovod_ranks.__file__,
+      str(directory),
+    ],
+    env=testing.environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    check=False,
+  )
   assert done.returncode == 0, done.stdout[-5000:]
   return [dict(np.load(str(path))) for path in sorted(directory.iterdir())]
 
 
 def of(case, recorded):
   """Returns for each rank {variable: values after every step} of one case."""
-  return [{key[len(case) + 1:]: values for key, values in rank.items() if key.startswith(case + "/")}
-          for rank in recorded]
+  return [
+    {key[len(case) + 1 :]: values for key, values in rank.items() if key.startswith(case + "/")} for rank in recorded
+  ]
 
 
 def assert_same(ranks, names=None):
@@ -49,18 +64,18 @@ def assert_same(ranks, names=None):
 
 def momentum(gradient, clip=False):
   """Computes Momentum over the applied steps in NumPy. Returns the values after every step."""
-  value, velocity, after = 0., 0., []
+  value, velocity, after = 0.0, 0.0, []
   for step in range(horovod_ranks.STEPS):
     if step not in (3, 8):
-      velocity = .9 * velocity + (np.clip(gradient, -1., 1.) if clip else gradient)
-      value = value - .5 * velocity
+      velocity = 0.9 * velocity + (np.clip(gradient, -1.0, 1.0) if clip else gradient)
+      value = value - 0.5 * velocity
     after.append(value)
   return np.array(after)
 
 
 def mean_gradients(size):
   """Returns the gradients of `w` and of the table in a finite step, averaged over ranks."""
-  x = np.array([[1. + rank, 2.] for rank in range(size)])
+  x = np.array([[1.0 + rank, 2.0] for rank in range(size)])
   table = np.zeros([5, 2])
   for rank in range(size):
     table[1] += 2 * x[rank] / size
@@ -68,8 +83,9 @@ def mean_gradients(size):
   return x.mean(axis=0), table
 
 
-@pytest.mark.parametrize("case", [case for case in horovod_ranks.CASES
-                                  if case.startswith(("outside", "inside")) and "passes" not in case])
+@pytest.mark.parametrize(
+  "case", [case for case in horovod_ranks.CASES if case.startswith(("outside", "inside")) and "passes" not in case]
+)
 def test_overflow_on_one_rank_skips_step_on_all(case, recorded):
   ranks = of(case, recorded)
   assert_same(ranks)
@@ -85,7 +101,7 @@ def test_overflow_skips_keras_step_on_all_ranks(case, recorded):
   assert_same(ranks)
   scale = max(name for name in ranks[0] if name.startswith("current_loss_scale"))  # Horovod makes a second optimizer.
   np.testing.assert_array_equal(ranks[0][scale], SCALES)
-  iterations, = [values for name, values in ranks[0].items() if name.endswith("/iter")]
+  (iterations,) = [values for name, values in ranks[0].items() if name.endswith("/iter")]
   assert iterations.tolist() == list(range(1, horovod_ranks.STEPS + 1))  # Keras counts skipped steps.
   np.testing.assert_allclose(ranks[0]["w"], momentum(mean_gradients(len(recorded))[0]), rtol=1e-5)
 
@@ -96,11 +112,11 @@ def test_overflow_skips_aggregated_passes_on_all_ranks(case, recorded):
   assert_same(ranks)
   # The passes of steps 2 and 3 are summed, as are those of steps 8 and 9. Both sums overflow and are skipped.
   w_gradient, _ = mean_gradients(len(recorded))
-  velocity, value, expected = 0., 0., []
+  velocity, value, expected = 0.0, 0.0, []
   for step in range(horovod_ranks.STEPS):
     if step % 2 and step not in (3, 9):
-      velocity = .9 * velocity + 2 * w_gradient
-      value = value - .5 * velocity
+      velocity = 0.9 * velocity + 2 * w_gradient
+      value = value - 0.5 * velocity
     expected.append(value + np.zeros(2))
   np.testing.assert_allclose(ranks[0]["w"], expected, rtol=1e-5)
 

@@ -17,8 +17,13 @@ STEPS, KILLS = 400, 20
 
 
 def start(directory):
-  return subprocess.Popen([sys.executable, "-W", "ignore", resumed_training.__file__, str(directory), str(STEPS)],
-                          env=testing.environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+  return subprocess.Popen(
+    [sys.executable, "-W", "ignore", resumed_training.__file__, str(directory), str(STEPS)],
+    env=testing.environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    text=True,
+  )
 
 
 def final_state(directory):
@@ -34,7 +39,7 @@ def test_resuming_after_random_kills_is_exact(tmp_path):
   skipped = sum(line.endswith("applied=0") for line in lines)
   assert skipped > 10, "the gradients should overflow repeatedly"
 
-  seed = random.SystemRandom().randrange(10 ** 6)
+  seed = random.SystemRandom().randrange(10**6)
   print("seed", seed)  # pytest shows it if the test fails
   generator = random.Random(seed)
   directory = tmp_path / "killed"
@@ -43,7 +48,7 @@ def test_resuming_after_random_kills_is_exact(tmp_path):
     # Kills occur while the graph is built or restored, between steps, and while a checkpoint is saved.
     for _ in range(generator.choice([0, 1, generator.randrange(2, 30)])):
       assert process.stdout.readline(), "the run ended before it was killed"
-    time.sleep(generator.uniform(0., .05))
+    time.sleep(generator.uniform(0.0, 0.05))
     process.kill()
     process.communicate()
     assert process.returncode < 0

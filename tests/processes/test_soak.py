@@ -24,15 +24,16 @@ def resident_bytes():
 
 def train():
   """Trains and asserts the state. Returns for each part its seconds and the resident bytes after it."""
-  finite = np.random.RandomState(0).random_sample(STEPS) > .01
+  finite = np.random.RandomState(0).random_sample(STEPS) > 0.01
   with tf.Graph().as_default() as graph:
     training = testing.Training()
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-        tf.train.GradientDescentOptimizer(2. ** -10),
-        mp_compat.DynamicLossScale(increment_period=50, overflow_tolerance=2, max_loss_scale=2. ** 24))
+      tf.train.GradientDescentOptimizer(2.0**-10),
+      mp_compat.DynamicLossScale(increment_period=50, overflow_tolerance=2, max_loss_scale=2.0**24),
+    )
     train_op = opt.minimize(training.loss, training.global_step)
-    finite_gradient, overflow = np.array([1., -2. ** -3]), np.array([np.nan, np.inf])
-    seconds, resident, state = [], [], update_rule.State(2. ** 15, 0, 0)
+    finite_gradient, overflow = np.array([1.0, -(2.0**-3)]), np.array([np.nan, np.inf])
+    seconds, resident, state = [], [], update_rule.State(2.0**15, 0, 0)
     with training.session as sess:
       sess.run(tf.global_variables_initializer())
       graph.finalize()
@@ -44,13 +45,13 @@ def train():
         gc.collect()
         resident.append(resident_bytes())
         for step_is_finite in part.tolist():
-          state = update_rule.next_state(state, step_is_finite, update_rule.Rule(50, 2., 2., 2, 1., 2. ** 24))
+          state = update_rule.next_state(state, step_is_finite, update_rule.Rule(50, 2.0, 2.0, 2, 1.0, 2.0**24))
         assert sess.run(opt.loss_scale.variables()) == list(state)
       w, steps = sess.run([training.w, training.global_step])
   applied = int(finite.sum())
   assert steps == applied
   # The comparison is exact because float32 represents every intermediate `w`.
-  np.testing.assert_array_equal(w, np.float32([-applied / 2. ** 10, applied / 2. ** 13]))
+  np.testing.assert_array_equal(w, np.float32([-applied / 2.0**10, applied / 2.0**13]))
   return seconds, resident
 
 
@@ -62,5 +63,5 @@ def test_long_session_has_constant_memory_and_speed():
     seconds, resident = pool.apply(train)
   # The first part is warm-up. After it, memory grows by less than a byte per step.
   slope = np.polyfit(np.arange(1, PARTS), resident[1:], 1)[0] / (STEPS // PARTS)
-  assert slope < 1., "{:.2f} bytes a step; {}".format(slope, resident)
-  assert max(seconds[PARTS // 2:]) < 2 * min(seconds[:PARTS // 2]), seconds
+  assert slope < 1.0, "{:.2f} bytes a step; {}".format(slope, resident)
+  assert max(seconds[PARTS // 2 :]) < 2 * min(seconds[: PARTS // 2]), seconds

@@ -75,9 +75,11 @@ class Table:
 
   def program(self, **options: Any) -> Callable[[Any], Any]:
     """Returns a decorator that adds a function to the table under its name."""
+
     def decorate(build):
       self.add(build.__name__, build, **options)
       return build
+
     return decorate
 
   def make_test(self) -> Callable[..., None]:
@@ -95,8 +97,9 @@ class Table:
           comparisons.update(tensorflow=compare_with_tensorflow, fixed=compare_fixed_with_reference)
         for name, compare in comparisons.items():
           marks = [] if first and name == "unwrapped" and not row.slow else [pytest.mark.slow]
-          parameters.append(pytest.param(
-              compare, row, variant, marks=marks, id="{}-{}-{}".format(name, row.name, variant)))
+          parameters.append(
+            pytest.param(compare, row, variant, marks=marks, id="{}-{}-{}".format(name, row.name, variant))
+          )
 
     @pytest.mark.parametrize("compare, row, variant", parameters)
     def test_program_trains_with_the_same_numbers(compare, row, variant):
@@ -151,13 +154,13 @@ class Build:
       **ours: further arguments for our class.
     """
     if inner is None:
-      inner = tf.train.GradientDescentOptimizer(.25) if self._row.exact else tf.train.MomentumOptimizer(.1, .9)
+      inner = tf.train.GradientDescentOptimizer(0.25) if self._row.exact else tf.train.MomentumOptimizer(0.1, 0.9)
     if self.api is None:
       return inner
     if loss_scale:
       scale = loss_scale(self.api)
     else:
-      scale = 128. if self._fixed else self.api.DynamicLossScale(2 ** 10, 3)
+      scale = 128.0 if self._fixed else self.api.DynamicLossScale(2**10, 3)
     return self.api.MixedPrecisionLossScaleOptimizer(inner, scale, **(ours if self.api is mp_compat else {}))
 
   @property
@@ -167,8 +170,9 @@ class Build:
       divisor = 8 if self._row.exact else 7
       with tf.init_scope(), tf.variable_scope("model", use_resource=self.resource):
         self._variables = [
-            tf.get_variable("w", initializer=np.array([1., -2., 3.], np.float32)),
-            tf.get_variable("table", initializer=np.arange(12, dtype=np.float32).reshape([6, 2]) / divisor)]
+          tf.get_variable("w", initializer=np.array([1.0, -2.0, 3.0], np.float32)),
+          tf.get_variable("table", initializer=np.arange(12, dtype=np.float32).reshape([6, 2]) / divisor),
+        ]
     return self._variables
 
   def make_variables(self):
@@ -204,7 +208,7 @@ def make_inputs(row):
   random = np.random.RandomState(1)
   for step in range(row.steps):
     if row.exact:
-      yield random.choice([-1., 1., 2.], 3).astype(np.float32), step % 2 == 0
+      yield random.choice([-1.0, 1.0, 2.0], 3).astype(np.float32), step % 2 == 0
     else:
       yield random.normal(size=3).astype(np.float32), step % 2 == 0
 
@@ -212,7 +216,7 @@ def make_inputs(row):
 def make_overflows(row):
   """Yields `(position, (x, flag))` for the steps that must be skipped: the first one, and one in the middle."""
   for number, value in enumerate(row.overflow):
-    x = np.array([1., -.5, 2.], np.float32)
+    x = np.array([1.0, -0.5, 2.0], np.float32)
     x[number % 3] = value
     yield 2 * number, (x, True)
 
@@ -277,16 +281,19 @@ def assert_overflows_change_nothing(row, result):
   outside = re.compile(row.outside)
 
   def inner(history):
-    return [{name: value for name, value in values.items() if not outside.match(name)}
-            for values in remove_loss_scale(history)]
+    return [
+      {name: value for name, value in values.items() if not outside.match(name)}
+      for values in remove_loss_scale(history)
+    ]
 
   skipped = [position for position, _ in make_overflows(row)]
   for position in skipped:
     testing.assert_same(inner([result.injected[position]]), inner([result.injected[position + 1]]))
     scales = [name for name in result.injected[position] if "current_loss_scale" in name]
     assert not scales or any(result.injected[position + 1][name] < result.injected[position][name] for name in scales)
-  testing.assert_same(inner([values for number, values in enumerate(result.injected) if number - 1 not in skipped]),
-                      inner(result.clean))
+  testing.assert_same(
+    inner([values for number, values in enumerate(result.injected) if number - 1 not in skipped]), inner(result.clean)
+  )
 
 
 def fails_up_to(version, reason):

@@ -13,7 +13,7 @@ LOOP = dict(parallel_iterations=1)
 
 
 def cond(t, fn, zeros, x):
-  return as_list(tf.cond(t.flag, lambda: fn(x), lambda: fn(x * 2.)))
+  return as_list(tf.cond(t.flag, lambda: fn(x), lambda: fn(x * 2.0)))
 
 
 def cond_of_one_branch(t, fn, zeros, x):
@@ -22,12 +22,13 @@ def cond_of_one_branch(t, fn, zeros, x):
 
 
 def case(t, fn, zeros, x):
-  return as_list(tf.case([(tf.logical_not(t.flag), lambda: fn(x)), (t.x[0] > 1e9, lambda: fn(x * 3.))],
-                        default=lambda: fn(x * 2.)))
+  return as_list(
+    tf.case([(tf.logical_not(t.flag), lambda: fn(x)), (t.x[0] > 1e9, lambda: fn(x * 3.0))], default=lambda: fn(x * 2.0))
+  )
 
 
 def switch_case(t, fn, zeros, x):
-  return as_list(tf.switch_case(tf.cast(t.flag, tf.int32), [lambda: fn(x), lambda: fn(x * 2.), lambda: fn(x * 3.)]))
+  return as_list(tf.switch_case(tf.cast(t.flag, tf.int32), [lambda: fn(x), lambda: fn(x * 2.0), lambda: fn(x * 3.0)]))
 
 
 def while_loop(t, fn, zeros, x):
@@ -40,13 +41,17 @@ def while_loop(t, fn, zeros, x):
 
 
 def map_fn(t, fn, zeros, x):
-  mapped = tf.map_fn(fn, tf.stack([x, x * 2.]), dtype=[zero.dtype for zero in zeros], **LOOP)
+  mapped = tf.map_fn(fn, tf.stack([x, x * 2.0]), dtype=[zero.dtype for zero in zeros], **LOOP)
   return [tf.reduce_sum(one, 0) for one in mapped]
 
 
 def scan(t, fn, zeros, x):
-  scanned = tf.scan(lambda sums, one: [total + new for total, new in zip(sums, fn(one))], tf.stack([x, x * 2.]),
-                    initializer=zeros, **LOOP)
+  scanned = tf.scan(
+    lambda sums, one: [total + new for total, new in zip(sums, fn(one))],
+    tf.stack([x, x * 2.0]),
+    initializer=zeros,
+    **LOOP,
+  )
   return [one[-1] for one in scanned]
 
 
@@ -72,7 +77,7 @@ def dynamic_rnn(t, fn, zeros, x):
       made = fn(inputs[0])
       return tuple(tf.reshape(one, [1] + (zero.shape.as_list() or [1])) for one, zero in zip(made, zeros)), state
 
-  outputs, _ = tf.nn.dynamic_rnn(Cell(), tf.stack([x, x * 2.])[None], dtype=tf.float32, **LOOP)
+  outputs, _ = tf.nn.dynamic_rnn(Cell(), tf.stack([x, x * 2.0])[None], dtype=tf.float32, **LOOP)
   return [tf.reshape(tf.reduce_sum(one, [0, 1]), zero.shape) for one, zero in zip(outputs, zeros)]
 
 
@@ -85,14 +90,20 @@ def as_list(values):
   return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
-CONTEXTS = {one.__name__: one for one in (
-    cond, cond_of_one_branch, case, switch_case, while_loop, map_fn, scan, tensor_array, dynamic_rnn)}
+CONTEXTS = {
+  one.__name__: one
+  for one in (cond, cond_of_one_branch, case, switch_case, while_loop, map_fn, scan, tensor_array, dynamic_rnn)
+}
 NESTED = {
-    "cond_in_cond": nest_contexts(cond, cond), "cond_in_while": nest_contexts(while_loop, cond),
-    "while_in_cond": nest_contexts(cond, while_loop), "while_in_while": nest_contexts(while_loop, while_loop),
-    "cond_in_map": nest_contexts(map_fn, cond), "map_in_cond": nest_contexts(cond, map_fn),
-    "case_in_scan": nest_contexts(scan, case),
-    "switch_in_case_in_cond": nest_contexts(cond, nest_contexts(case, switch_case))}
+  "cond_in_cond": nest_contexts(cond, cond),
+  "cond_in_while": nest_contexts(while_loop, cond),
+  "while_in_cond": nest_contexts(cond, while_loop),
+  "while_in_while": nest_contexts(while_loop, while_loop),
+  "cond_in_map": nest_contexts(map_fn, cond),
+  "map_in_cond": nest_contexts(cond, map_fn),
+  "case_in_scan": nest_contexts(scan, case),
+  "switch_in_case_in_cond": nest_contexts(cond, nest_contexts(case, switch_case)),
+}
 
 
 def make_zeros(variables):
@@ -102,7 +113,7 @@ def make_zeros(variables):
 def run_after(op):
   """Returns a list with one scalar tensor, whose evaluation runs the op."""
   with tf.control_dependencies([op]):
-    return [tf.constant(0.) + 0.]
+    return [tf.constant(0.0) + 0.0]
 
 
 def to_dense(grads):
@@ -114,7 +125,7 @@ def loss_inside(context):
 
   def build(t):
     t.make_variables()
-    loss, = context(t, lambda x: [t.loss(x)], [tf.zeros([])], t.x)
+    (loss,) = context(t, lambda x: [t.loss(x)], [tf.zeros([])], t.x)
     return t.wrap().minimize(loss, t.global_step)
 
   return build
@@ -191,12 +202,18 @@ def unscale_gradients(optimizer, grads):
   return optimizer.unscale_gradients(grads) if hasattr(optimizer, "unscale_gradients") else grads
 
 
-PARTS = {"loss": loss_inside, "compute": compute_inside, "apply": apply_inside, "both": both_inside,
-         "gradients": gradients_inside}
+PARTS = {
+  "loss": loss_inside,
+  "compute": compute_inside,
+  "apply": apply_inside,
+  "both": both_inside,
+  "gradients": gradients_inside,
+}
 RUN_BY_DEFAULT = set(
-    [("compute", where) for where in ("cond", "while_loop", "map_fn", "dynamic_rnn", "case_in_scan")]
-    + [("both", where) for where in ("cond", "switch_case", "while_loop", "map_in_cond")]
-    + [("loss", "tensor_array"), ("apply", "cond"), ("apply", "scan"), ("gradients", "while_loop")])
+  [("compute", where) for where in ("cond", "while_loop", "map_fn", "dynamic_rnn", "case_in_scan")]
+  + [("both", where) for where in ("cond", "switch_case", "while_loop", "map_in_cond")]
+  + [("loss", "tensor_array"), ("apply", "cond"), ("apply", "scan"), ("gradients", "while_loop")]
+)
 BRANCHES_IN_OTHERS = ("case", "cond_in_cond", "cond_in_while", "cond_in_map", "case_in_scan", "switch_in_case_in_cond")
 
 
@@ -219,8 +236,12 @@ def get_options(part, where):
 
 for where, context in list(CONTEXTS.items()) + list(NESTED.items()):
   for part, make in PARTS.items():
-    TABLE.add("{}_in_{}".format(part, where), make(context), slow=(part, where) not in RUN_BY_DEFAULT,
-              **get_options(part, where))
+    TABLE.add(
+      "{}_in_{}".format(part, where),
+      make(context),
+      slow=(part, where) not in RUN_BY_DEFAULT,
+      **get_options(part, where),
+    )
 
 
 def compute_and_apply_in(first, second):
@@ -244,9 +265,12 @@ def compute_and_apply_in(first, second):
 
 
 for one, other in [(cond, cond), (cond, while_loop), (while_loop, cond), (map_fn, switch_case), (scan, case)]:
-  TABLE.add("compute_in_{}_apply_in_another_{}".format(one.__name__, other.__name__),
-            compute_and_apply_in(one, other), slow=one is not cond,
-            variants=programs.RESOURCE if other is switch_case else programs.NO_V2_REFERENCE)
+  TABLE.add(
+    "compute_in_{}_apply_in_another_{}".format(one.__name__, other.__name__),
+    compute_and_apply_in(one, other),
+    slow=one is not cond,
+    variants=programs.RESOURCE if other is switch_case else programs.NO_V2_REFERENCE,
+  )
 
 
 @TABLE.program(variants=programs.NO_V2_REFERENCE)
@@ -255,7 +279,7 @@ def compute_outside_of_the_branch_that_clips_and_applies(t):
   grads_and_vars = optimizer.compute_gradients(t.loss())
 
   def clip_and_apply():
-    return optimizer.apply_gradients([(tf.clip_by_norm(g, .5), v) for g, v in grads_and_vars], t.global_step)
+    return optimizer.apply_gradients([(tf.clip_by_norm(g, 0.5), v) for g, v in grads_and_vars], t.global_step)
 
   return tf.cond(t.flag, clip_and_apply, lambda: optimizer.apply_gradients(grads_and_vars, t.global_step))
 
@@ -263,8 +287,9 @@ def compute_outside_of_the_branch_that_clips_and_applies(t):
 @TABLE.program(variants=programs.NO_V2_REFERENCE, slow=True)
 def loss_outside_of_the_branch_that_minimizes(t):
   loss, optimizer = t.loss(), t.wrap()
-  return tf.cond(t.flag, lambda: optimizer.minimize(loss, t.global_step),
-                 lambda: optimizer.minimize(loss * 2., t.global_step))
+  return tf.cond(
+    t.flag, lambda: optimizer.minimize(loss, t.global_step), lambda: optimizer.minimize(loss * 2.0, t.global_step)
+  )
 
 
 @TABLE.program()
@@ -274,12 +299,14 @@ def sparse_gradients_computed_in_a_branch(t):
 
   def compute(factor):
     def in_branch():
-      (grad, _), = optimizer.compute_gradients(tf.reduce_sum(
-          tf.square(tf.gather(table, [1, 4, 1])) * tf.expand_dims(t.x * factor, 1)), [table])
+      ((grad, _),) = optimizer.compute_gradients(
+        tf.reduce_sum(tf.square(tf.gather(table, [1, 4, 1])) * tf.expand_dims(t.x * factor, 1)), [table]
+      )
       return tf.IndexedSlices(grad.values, tf.cast(grad.indices, tf.int32), grad.dense_shape)
+
     return in_branch
 
-  return optimizer.apply_gradients([(tf.cond(t.flag, compute(1.), compute(2.)), table)], t.global_step)
+  return optimizer.apply_gradients([(tf.cond(t.flag, compute(1.0), compute(2.0)), table)], t.global_step)
 
 
 @TABLE.program()
@@ -289,18 +316,21 @@ def per_example_gradients_are_clipped_and_averaged(t):
 
   def compute_for_example(x):
     grads = [g for g, _ in optimizer.compute_gradients(t.loss(x), t.variables)]
-    return to_dense(tf.clip_by_global_norm(grads, 1.)[0])
+    return to_dense(tf.clip_by_global_norm(grads, 1.0)[0])
 
-  grads = tf.map_fn(compute_for_example, tf.stack([t.x, t.x * 2., t.x * .5]), dtype=[tf.float32] * 2)
+  grads = tf.map_fn(compute_for_example, tf.stack([t.x, t.x * 2.0, t.x * 0.5]), dtype=[tf.float32] * 2)
   return optimizer.apply_gradients([(tf.reduce_mean(g, 0), v) for g, v in zip(grads, t.variables)], t.global_step)
 
 
 @TABLE.program(variants=programs.NO_V2_REFERENCE)
 def one_of_two_train_ops_runs(t):
-  first, second = t.wrap(), t.wrap(tf.train.MomentumOptimizer(.1, .9))
+  first, second = t.wrap(), t.wrap(tf.train.MomentumOptimizer(0.1, 0.9))
   w, table = t.variables
-  return tf.cond(t.flag, lambda: tf.group(first.minimize(t.loss(), t.global_step, [w])),
-                 lambda: tf.group(second.minimize(t.loss(), t.global_step, [table])))
+  return tf.cond(
+    t.flag,
+    lambda: tf.group(first.minimize(t.loss(), t.global_step, [w])),
+    lambda: tf.group(second.minimize(t.loss(), t.global_step, [table])),
+  )
 
 
 @TABLE.program(variants=programs.NO_V2_REFERENCE, slow=True)
@@ -312,9 +342,10 @@ def steps_with_scaled_losses_in_branches(t):
     def in_branch():
       grads = tf.gradients(scale_loss(optimizer, t.loss() * factor), t.variables)
       return optimizer.apply_gradients(zip(unscale_gradients(optimizer, grads), t.variables), t.global_step)
+
     return in_branch
 
-  return tf.cond(t.flag, step(1.), step(2.))
+  return tf.cond(t.flag, step(1.0), step(2.0))
 
 
 @TABLE.program(variants=programs.NO_V2_REFERENCE)
@@ -326,9 +357,10 @@ def loss_scaled_outside_unscaled_in_a_branch(t):
     def in_branch():
       own = unscale_gradients(optimizer, grads)
       return optimizer.apply_gradients(zip(tf.clip_by_global_norm(own, clip)[0], t.variables), t.global_step)
+
     return in_branch
 
-  return tf.cond(t.flag, step(.5), step(5.))
+  return tf.cond(t.flag, step(0.5), step(5.0))
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

@@ -16,7 +16,7 @@ TABLE = programs.Table()
 
 def make_gradient(x):
   """Returns an array [3] to feed for a gradient; it is nonfinite where `x` is."""
-  return x * np.array([2., .5, 1.], np.float32)
+  return x * np.array([2.0, 0.5, 1.0], np.float32)
 
 
 @TABLE.program()
@@ -39,7 +39,8 @@ def all_returned_gradients_are_fed_without_inputs(t):
   pairs = optimizer.compute_gradients(t.loss(sparse=False))
   train_op = optimizer.apply_gradients(pairs, t.global_step)
   return lambda sess, feed: sess.run(
-      train_op, {pairs[0][0]: make_gradient(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)})
+    train_op, {pairs[0][0]: make_gradient(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)}
+  )
 
 
 @TABLE.program(slow=True)
@@ -51,7 +52,7 @@ def fetched_gradients_are_averaged_in_numpy_and_fed(t):
 
   def step(sess, feed):
     first = sess.run(grads, feed)
-    second = sess.run(grads, {t.x: feed[t.x] * np.float32(.5)})
+    second = sess.run(grads, {t.x: feed[t.x] * np.float32(0.5)})
     sess.run(train_op, {grad: (one + other) / 2 for grad, one, other in zip(grads, first, second)})
 
   return step
@@ -63,22 +64,24 @@ def values_of_a_sparse_gradient_are_fed(t):
   pairs = optimizer.compute_gradients(t.loss())
   train_op = optimizer.apply_gradients(pairs, t.global_step)
   return lambda sess, feed: sess.run(
-      train_op, add_feed(feed, pairs[1][0].values, np.full([3, 2], feed[t.x][0], np.float32)))
+    train_op, add_feed(feed, pairs[1][0].values, np.full([3, 2], feed[t.x][0], np.float32))
+  )
 
 
 @TABLE.program()
 def a_clipped_gradient_is_fed_without_inputs(t):
   optimizer = t.wrap(check_computed_gradients=False)
-  pairs = [(tf.clip_by_norm(grad, 1.), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
+  pairs = [(tf.clip_by_norm(grad, 1.0), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
   train_op = optimizer.apply_gradients(pairs, t.global_step)
   return lambda sess, feed: sess.run(
-      train_op, {pairs[0][0]: make_gradient(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)})
+    train_op, {pairs[0][0]: make_gradient(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)}
+  )
 
 
 @TABLE.program(hidden=True, slow=True)
 def a_clipped_gradient_is_fed_with_inputs(t):
   optimizer = t.wrap()
-  pairs = [(tf.clip_by_norm(grad, 1.), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
+  pairs = [(tf.clip_by_norm(grad, 1.0), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
   train_op = optimizer.apply_gradients(pairs, t.global_step)
   return lambda sess, feed: sess.run(train_op, add_feed(feed, pairs[0][0], np.ones(3, np.float32)))
 
@@ -96,14 +99,14 @@ def gradients_passed_through_placeholders_with_defaults(t):
 def the_loss_is_fed(t):
   loss, optimizer = t.loss(), t.wrap()
   train_op = optimizer.minimize(loss, t.global_step)
-  return lambda sess, feed: sess.run(train_op, add_feed(feed, loss, 1.))
+  return lambda sess, feed: sess.run(train_op, add_feed(feed, loss, 1.0))
 
 
 @TABLE.program()
 def a_partial_run(t):
-  second = t.input(tf.float32, [3], lambda x, flag: x * 2.)
+  second = t.input(tf.float32, [3], lambda x, flag: x * 2.0)
   loss, optimizer = t.loss(), t.wrap()
-  stepped, = run_after(optimizer.minimize(loss + t.loss(second), t.global_step))
+  (stepped,) = run_after(optimizer.minimize(loss + t.loss(second), t.global_step))
 
   def step(sess, feed):
     handle = sess.partial_run_setup([loss, stepped], [t.x, second])
@@ -118,7 +121,7 @@ def a_partial_run_that_feeds_a_gradient(t):
   optimizer = t.wrap()
   loss = t.loss()
   pairs = optimizer.compute_gradients(loss)
-  stepped, = run_after(optimizer.apply_gradients(pairs, t.global_step))
+  (stepped,) = run_after(optimizer.apply_gradients(pairs, t.global_step))
 
   def step(sess, feed):
     handle = sess.partial_run_setup([loss, stepped], [t.x, pairs[0][0]])
@@ -199,8 +202,11 @@ def minimize(t):
 def minimize_in_branches(t):
   t.make_variables()
   optimizer = t.wrap()
-  return tf.cond(t.flag, lambda: optimizer.minimize(t.loss(), t.global_step),
-                 lambda: optimizer.minimize(t.loss(t.x * 2.), t.global_step))
+  return tf.cond(
+    t.flag,
+    lambda: optimizer.minimize(t.loss(), t.global_step),
+    lambda: optimizer.minimize(t.loss(t.x * 2.0), t.global_step),
+  )
 
 
 def minimize_in_a_loop(t):
@@ -215,12 +221,20 @@ def minimize_in_a_loop(t):
 
 
 TABLE.add("an_imported_meta_graph", make_program_with_meta_graph(minimize), slow=True)
-TABLE.add("an_imported_meta_graph_with_branches", make_program_with_meta_graph(minimize_in_branches),
-          variants=programs.NO_V2_REFERENCE)
-TABLE.add("an_imported_meta_graph_with_a_loop", make_program_with_meta_graph(minimize_in_a_loop),
-          variants=programs.NO_V2_REFERENCE)
-TABLE.add("an_imported_meta_graph_with_adam", make_program_with_meta_graph(
-    lambda t: t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss(), t.global_step)))
+TABLE.add(
+  "an_imported_meta_graph_with_branches",
+  make_program_with_meta_graph(minimize_in_branches),
+  variants=programs.NO_V2_REFERENCE,
+)
+TABLE.add(
+  "an_imported_meta_graph_with_a_loop",
+  make_program_with_meta_graph(minimize_in_a_loop),
+  variants=programs.NO_V2_REFERENCE,
+)
+TABLE.add(
+  "an_imported_meta_graph_with_adam",
+  make_program_with_meta_graph(lambda t: t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss(), t.global_step)),
+)
 
 
 @TABLE.program(tensorflow_fails="it adds an op of a branch to the collection of train ops")
@@ -230,7 +244,7 @@ def an_imported_meta_graph_with_its_train_op(t):
   t.graph = tf.Graph()
   with t.graph.as_default():
     tf.train.import_meta_graph(meta_graph)
-    train_op, = tf.get_collection(tf.GraphKeys.TRAIN_OP)
+    (train_op,) = tf.get_collection(tf.GraphKeys.TRAIN_OP)
   return lambda sess, feed: sess.run(train_op, {key.name: value for key, value in feed.items()})
 
 
@@ -255,11 +269,12 @@ def an_imported_graph_def_with_another_gradient(t):
   t.graph = tf.Graph()
   with t.graph.as_default():
     replacement = tf.placeholder(tf.float32, [3], "replacement")
-    tf.import_graph_def(graph_def, {grad_name: replacement * 2.}, name="")
+    tf.import_graph_def(graph_def, {grad_name: replacement * 2.0}, name="")
   t.initialize = lambda sess: sess.run(initializer.name)
   read_by_name(t, names)
-  return lambda sess, feed: sess.run(train_name, {
-      t.x.name: feed[t.x], t.flag.name: feed[t.flag], "replacement:0": feed[t.x] * np.float32(.5)})
+  return lambda sess, feed: sess.run(
+    train_name, {t.x.name: feed[t.x], t.flag.name: feed[t.flag], "replacement:0": feed[t.x] * np.float32(0.5)}
+  )
 
 
 @TABLE.program(variants=programs.RESOURCE, slow=True)
@@ -270,7 +285,7 @@ def an_imported_graph_def_that_reads_another_input(t):
   t.graph = tf.Graph()
   with t.graph.as_default():
     raw = tf.placeholder(tf.float32, [3], "raw")
-    tf.import_graph_def(graph_def, {t.x.name: raw * .5}, name="")
+    tf.import_graph_def(graph_def, {t.x.name: raw * 0.5}, name="")
   t.initialize = lambda sess: sess.run(initializer.name)
   read_by_name(t, names)
   return lambda sess, feed: sess.run(train_op.name, {"raw:0": feed[t.x]})

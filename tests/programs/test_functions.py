@@ -20,6 +20,7 @@ def wrap_function(t, fn, zeros, x):
 
 def defun(t, fn, zeros, x):
   from tensorflow.python.eager import function as eager_function
+
   return control_flow.as_list(eager_function.defun(fn)(x))
 
 
@@ -43,31 +44,34 @@ def jit_scope(t, fn, zeros, x):
 
 def has_defun():
   from tensorflow.python.eager import function as eager_function
+
   return hasattr(eager_function, "defun")
 
 
 FUNCTIONS = {
-    "function": (function, {}),
-    "wrap_function": (wrap_function, {}),
-    "defun": (defun, {"no tensorflow.python.eager.function.defun": has_defun()}),
-    "function_in_function": (function_in_function, {}),
-    "cond_in_function": (control_flow.nest_contexts(function, control_flow.cond), {}),
-    "function_in_cond": (control_flow.nest_contexts(control_flow.cond, function), {}),
-    "while_in_function": (control_flow.nest_contexts(function, control_flow.while_loop), {}),
-    "function_in_while": (control_flow.nest_contexts(control_flow.while_loop, function), {}),
+  "function": (function, {}),
+  "wrap_function": (wrap_function, {}),
+  "defun": (defun, {"no tensorflow.python.eager.function.defun": has_defun()}),
+  "function_in_function": (function_in_function, {}),
+  "cond_in_function": (control_flow.nest_contexts(function, control_flow.cond), {}),
+  "function_in_cond": (control_flow.nest_contexts(control_flow.cond, function), {}),
+  "while_in_function": (control_flow.nest_contexts(function, control_flow.while_loop), {}),
+  "function_in_while": (control_flow.nest_contexts(control_flow.while_loop, function), {}),
 }
 COMPILED = {
-    "compiled_function": (compiled, {}),
-    "xla": (xla, {}),
-    "jit_scope": (jit_scope, {}),
-    "cond_in_xla": (control_flow.nest_contexts(xla, control_flow.cond), {}),
-    "cond_in_compiled_function": (control_flow.nest_contexts(compiled, control_flow.cond), {}),
-    "compiled_function_in_cond": (control_flow.nest_contexts(control_flow.cond, compiled), {}),
+  "compiled_function": (compiled, {}),
+  "xla": (xla, {}),
+  "jit_scope": (jit_scope, {}),
+  "cond_in_xla": (control_flow.nest_contexts(xla, control_flow.cond), {}),
+  "cond_in_compiled_function": (control_flow.nest_contexts(compiled, control_flow.cond), {}),
+  "compiled_function_in_cond": (control_flow.nest_contexts(control_flow.cond, compiled), {}),
 }
 RUN_BY_DEFAULT = set(
-    [("both", where) for where in ("function", "wrap_function", "compiled_function", "cond_in_xla", "cond_in_function")]
-    + [("compute", where) for where in ("function", "xla")] + [("apply", where) for where in ("function", "xla")]
-    + [("loss", "function")])
+  [("both", where) for where in ("function", "wrap_function", "compiled_function", "cond_in_xla", "cond_in_function")]
+  + [("compute", where) for where in ("function", "xla")]
+  + [("apply", where) for where in ("function", "xla")]
+  + [("loss", "function")]
+)
 for where, (context, needs) in list(FUNCTIONS.items()) + list(COMPILED.items()):
   for part, make in control_flow.PARTS.items():
     if part == "loss" and where in ("xla", "cond_in_xla", "cond_in_compiled_function"):
@@ -77,16 +81,31 @@ for where, (context, needs) in list(FUNCTIONS.items()) + list(COMPILED.items()):
     fails = None
     if part == "apply" and where in ("xla", "cond_in_xla"):
       fails = programs.fails_up_to((2, 10), "it converts IndexedSlices to dense tensors, which XLA cannot compile")
-    TABLE.add("{}_in_{}".format(part, where), make(context), needs=needs,
-              variants=(programs.V2,) if fails_in_v1 else programs.RESOURCE,
-              exact=where in COMPILED, slow=(part, where) not in RUN_BY_DEFAULT,
-              tensorflow_fails=fails)
+    TABLE.add(
+      "{}_in_{}".format(part, where),
+      make(context),
+      needs=needs,
+      variants=(programs.V2,) if fails_in_v1 else programs.RESOURCE,
+      exact=where in COMPILED,
+      slow=(part, where) not in RUN_BY_DEFAULT,
+      tensorflow_fails=fails,
+    )
 
-for first, second in [(function, control_flow.cond), (control_flow.cond, function), (function, function),
-                      (xla, function), (function, xla), (control_flow.map_fn, xla)]:
-  TABLE.add("compute_in_{}_apply_in_another_{}".format(first.__name__, second.__name__),
-            control_flow.compute_and_apply_in(first, second), variants=programs.RESOURCE,
-            exact=xla in (first, second), slow=True)
+for first, second in [
+  (function, control_flow.cond),
+  (control_flow.cond, function),
+  (function, function),
+  (xla, function),
+  (function, xla),
+  (control_flow.map_fn, xla),
+]:
+  TABLE.add(
+    "compute_in_{}_apply_in_another_{}".format(first.__name__, second.__name__),
+    control_flow.compute_and_apply_in(first, second),
+    variants=programs.RESOURCE,
+    exact=xla in (first, second),
+    slow=True,
+  )
 
 
 @TABLE.program(variants=programs.RESOURCE, slow=True)
@@ -111,8 +130,8 @@ def a_function_called_twice(t):
     optimizer.minimize(t.loss(x) * factor, t.global_step, t.variables)
     return tf.reduce_sum(x)
 
-  with tf.control_dependencies([step(t.x, 1.)]):
-    return step(t.x, 2.)
+  with tf.control_dependencies([step(t.x, 1.0)]):
+    return step(t.x, 2.0)
 
 
 @TABLE.program(variants=programs.RESOURCE)
@@ -134,7 +153,7 @@ def gradients_with_a_tape_in_a_function(t):
 def gradients_clipped_in_a_function(t):
   optimizer = t.wrap()
   grads, variables = zip(*optimizer.compute_gradients(t.loss()))
-  clip = tensorflow.function(lambda *grads: tf.clip_by_global_norm(grads, 1.)[0])
+  clip = tensorflow.function(lambda *grads: tf.clip_by_global_norm(grads, 1.0)[0])
   return optimizer.apply_gradients(zip(clip(*control_flow.to_dense(grads)), variables), t.global_step)
 
 
@@ -144,11 +163,11 @@ def an_eager_tensor_as_gradient_in_a_function(t):
   optimizer = t.wrap()
   w, table = t.variables
   with tf.init_scope():
-    outside = tf.constant([.5, .25, 2.])
+    outside = tf.constant([0.5, 0.25, 2.0])
 
   @tensorflow.function
   def step(x):
-    (grad, _), = optimizer.compute_gradients(t.loss(x), [table])
+    ((grad, _),) = optimizer.compute_gradients(t.loss(x), [table])
     return control_flow.run_after(optimizer.apply_gradients([(outside, w), (grad, table)], t.global_step))
 
   return step(t.x)
@@ -164,7 +183,7 @@ def minimize_in_autograph_branches(t):
     if flag:
       optimizer.minimize(t.loss(x), t.global_step, t.variables)
     else:
-      optimizer.minimize(t.loss(x * 2.), t.global_step, t.variables)
+      optimizer.minimize(t.loss(x * 2.0), t.global_step, t.variables)
     return tf.reduce_sum(x)
 
   return step(t.x, t.flag)

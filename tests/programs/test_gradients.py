@@ -18,44 +18,57 @@ def make_program(make):
   def build(t):
     w, table = t.variables
     optimizer = t.wrap()
-    (grad, _), = optimizer.compute_gradients(t.loss(), [table])
+    ((grad, _),) = optimizer.compute_gradients(t.loss(), [table])
     return optimizer.apply_gradients([(make(t), w), (grad, table)], t.global_step)
 
   return build
 
 
 def resource_variable(t):
-  return tf.Variable([.5, .25, 2.], use_resource=True, trainable=False)
+  return tf.Variable([0.5, 0.25, 2.0], use_resource=True, trainable=False)
 
 
 def reference_variable(t):
-  return tf.Variable([.5, .25, 2.], use_resource=False, trainable=False)
+  return tf.Variable([0.5, 0.25, 2.0], use_resource=False, trainable=False)
 
 
 def output_of_assign_add(t):
-  return tf.Variable([0., 0., 0.], trainable=False, use_resource=t.resource).assign_add(
-      t.input(tf.float32, [3], lambda x, flag: [1., .5, 2.]))
+  return tf.Variable([0.0, 0.0, 0.0], trainable=False, use_resource=t.resource).assign_add(
+    t.input(tf.float32, [3], lambda x, flag: [1.0, 0.5, 2.0])
+  )
 
 
 VALUES = {
-    "a_resource_variable": resource_variable, "a_reference_variable": reference_variable,
-    "an_array": lambda t: np.array([.5, .25, 2.], np.float32), "a_float64_array": lambda t: [np.float64(.5), .25, 2.],
-    "a_list": lambda t: [.5, .25, 2.], "a_tuple": lambda t: (.5, .25, 2.), "a_constant": lambda t: tf.ones([3]),
-    "a_placeholder": lambda t: t.input(tf.float32, [3], lambda x, flag: x),
-    "a_placeholder_of_unknown_shape": lambda t: t.input(tf.float32, None, lambda x, flag: x),
-    "a_placeholder_of_unknown_size": lambda t: t.input(tf.float32, [None], lambda x, flag: x),
-    "a_placeholder_with_default": lambda t: tf.placeholder_with_default(np.ones(3, np.float32), [3]),
-    "a_list_of_tensors": lambda t: tf.unstack(t.x),
-    "a_list_of_numbers_and_tensors": lambda t: [1., t.x[0], np.float32(.5)],
-    "the_input": lambda t: t.x,
-    "none": lambda t: None,
-    "a_tensor_of_a_queue": lambda t: dequeue_input(t),
-    "a_py_func": lambda t: set_shape(tf.py_func(lambda x: x * 2, [t.x], tf.float32), [3]),
+  "a_resource_variable": resource_variable,
+  "a_reference_variable": reference_variable,
+  "an_array": lambda t: np.array([0.5, 0.25, 2.0], np.float32),
+  "a_float64_array": lambda t: [np.float64(0.5), 0.25, 2.0],
+  "a_list": lambda t: [0.5, 0.25, 2.0],
+  "a_tuple": lambda t: (0.5, 0.25, 2.0),
+  "a_constant": lambda t: tf.ones([3]),
+  "a_placeholder": lambda t: t.input(tf.float32, [3], lambda x, flag: x),
+  "a_placeholder_of_unknown_shape": lambda t: t.input(tf.float32, None, lambda x, flag: x),
+  "a_placeholder_of_unknown_size": lambda t: t.input(tf.float32, [None], lambda x, flag: x),
+  "a_placeholder_with_default": lambda t: tf.placeholder_with_default(np.ones(3, np.float32), [3]),
+  "a_list_of_tensors": lambda t: tf.unstack(t.x),
+  "a_list_of_numbers_and_tensors": lambda t: [1.0, t.x[0], np.float32(0.5)],
+  "the_input": lambda t: t.x,
+  "none": lambda t: None,
+  "a_tensor_of_a_queue": lambda t: dequeue_input(t),
+  "a_py_func": lambda t: set_shape(tf.py_func(lambda x: x * 2, [t.x], tf.float32), [3]),
 }
 
 
-SLOW = ("a_float64_array", "a_tuple", "a_constant", "a_placeholder_of_unknown_size", "a_placeholder_with_default",
-        "a_list_of_tensors", "the_input", "a_py_func")
+SLOW = (
+  "a_float64_array",
+  "a_tuple",
+  "a_constant",
+  "a_placeholder_of_unknown_size",
+  "a_placeholder_with_default",
+  "a_list_of_tensors",
+  "the_input",
+  "a_py_func",
+)
 
 
 def set_shape(tensor, shape):
@@ -65,7 +78,7 @@ def set_shape(tensor, shape):
 
 def dequeue_input(t):
   queue = tf.FIFOQueue(10, tf.float32, [[3]])
-  with tf.control_dependencies([queue.enqueue(t.x * 2.)]):
+  with tf.control_dependencies([queue.enqueue(t.x * 2.0)]):
     return queue.dequeue()
 
 
@@ -78,7 +91,7 @@ SCALARS = {"a_float": 2.5, "an_array_scalar": np.float32(2.5), "an_array_of_no_d
 for kind, value in SCALARS.items():
 
   def scalar_program(t, value=value):
-    scalar = t.variable("scalar", 1.)
+    scalar = t.variable("scalar", 1.0)
     optimizer = t.wrap()
     pairs = optimizer.compute_gradients(t.loss())
     return optimizer.apply_gradients([(value, scalar)] + pairs, t.global_step)
@@ -91,7 +104,7 @@ def gradient_of_a_matrix_is_a_nested_list(t):
   matrix = t.variable("matrix", np.ones([2, 2], np.float32))
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss())
-  return optimizer.apply_gradients([([[1., 2.], [3., 4.]], matrix)] + pairs, t.global_step)
+  return optimizer.apply_gradients([([[1.0, 2.0], [3.0, 4.0]], matrix)] + pairs, t.global_step)
 
 
 @TABLE.program()
@@ -99,7 +112,7 @@ def one_gradient_for_two_variables(t):
   w, table = t.variables
   second = t.variable("second", np.zeros(3, np.float32))
   optimizer = t.wrap()
-  (grad, _), = optimizer.compute_gradients(t.loss(), [w])
+  ((grad, _),) = optimizer.compute_gradients(t.loss(), [w])
   return optimizer.apply_gradients([(grad, w), (grad, second)], t.global_step)
 
 
@@ -109,7 +122,8 @@ def gradients_of_two_variables_swapped(t):
   second = t.variable("second", np.zeros(3, np.float32))
   optimizer = t.wrap()
   (first, _), (other, _) = optimizer.compute_gradients(
-      t.loss() + tf.reduce_sum(tf.sin(second) * t.x), [w, second], tf.train.Optimizer.GATE_GRAPH)
+    t.loss() + tf.reduce_sum(tf.sin(second) * t.x), [w, second], tf.train.Optimizer.GATE_GRAPH
+  )
   return optimizer.apply_gradients([(other, w), (first, second)], t.global_step)
 
 
@@ -125,7 +139,8 @@ def a_subset_of_pairs_in_another_order(t):
 def gradients_replaced_by_none(t):
   optimizer = t.wrap()
   return optimizer.apply_gradients(
-      [(None if number else grad, v) for number, (grad, v) in enumerate(optimizer.compute_gradients(t.loss()))])
+    [(None if number else grad, v) for number, (grad, v) in enumerate(optimizer.compute_gradients(t.loss()))]
+  )
 
 
 @TABLE.program(slow=True)
@@ -136,7 +151,7 @@ def a_generator_of_pairs(t):
 
 @TABLE.program(slow=True)
 def an_unused_variable(t):
-  t.variable("unused", 1.)
+  t.variable("unused", 1.0)
   return t.wrap().minimize(t.loss(), t.global_step)
 
 
@@ -148,7 +163,7 @@ def a_variable_without_elements(t):
 
 @TABLE.program(slow=True)
 def a_scalar_variable(t):
-  scalar = t.variable("scalar", np.float32(2.))
+  scalar = t.variable("scalar", np.float32(2.0))
   return t.wrap().minimize(t.loss() + scalar * tf.reduce_sum(t.x), t.global_step)
 
 
@@ -162,8 +177,7 @@ def many_variables(t):
 def a_variable_of_unknown_shape(t):
   w = tf.Variable(np.ones(3, np.float32), validate_shape=False, use_resource=False)
   assert w.shape.ndims is None
-  return t.wrap(tf.train.GradientDescentOptimizer(.1)).minimize(
-      tf.reduce_sum(tf.square(w) * t.x), t.global_step)
+  return t.wrap(tf.train.GradientDescentOptimizer(0.1)).minimize(tf.reduce_sum(tf.square(w) * t.x), t.global_step)
 
 
 # --- sparse gradients -------------------------------------------------------------------------------------------------
@@ -187,8 +201,9 @@ def one_table_with_dense_and_sparse_gradients(t):
 def an_embedding_lookup_of_duplicates(t):
   ids = t.input(tf.int64, [None], lambda x, flag: [5, 5, 0, 5] if flag else [1])
   _, table = t.variables
-  return t.wrap(tf.train.AdagradOptimizer(.1)).minimize(
-      tf.reduce_sum(tf.square(tf.nn.embedding_lookup(table, ids)) * tf.reduce_sum(t.x)), t.global_step)
+  return t.wrap(tf.train.AdagradOptimizer(0.1)).minimize(
+    tf.reduce_sum(tf.square(tf.nn.embedding_lookup(table, ids)) * tf.reduce_sum(t.x)), t.global_step
+  )
 
 
 @TABLE.program(slow=True)
@@ -209,7 +224,7 @@ def indexed_slices_made_by_the_program(t):
 @TABLE.program(tensorflow_fails=programs.fails_up_to((2, 10), "it converts IndexedSlices to dense tensors"))
 def indexed_slices_without_a_dense_shape(t):
   _, table = t.variables
-  optimizer = t.wrap(tf.train.GradientDescentOptimizer(.1))
+  optimizer = t.wrap(tf.train.GradientDescentOptimizer(0.1))
   slices = tf.IndexedSlices(tf.stack([t.x[:2], t.x[1:]]), tf.constant([3, 1]))
   return optimizer.apply_gradients([(slices, table)], t.global_step)
 
@@ -218,7 +233,8 @@ def indexed_slices_without_a_dense_shape(t):
 def sparse_gradients_clipped_by_norm(t):
   optimizer = t.wrap()
   return optimizer.apply_gradients(
-      [(tf.clip_by_norm(grad, .5), v) for grad, v in optimizer.compute_gradients(t.loss())], t.global_step)
+    [(tf.clip_by_norm(grad, 0.5), v) for grad, v in optimizer.compute_gradients(t.loss())], t.global_step
+  )
 
 
 @TABLE.program(slow=True)
@@ -232,9 +248,10 @@ def sparse_gradients_made_dense(t):
 def indexed_slices_with_changed_values(t):
   _, table = t.variables
   optimizer = t.wrap()
-  (grad, _), = optimizer.compute_gradients(t.loss(), [table])
+  ((grad, _),) = optimizer.compute_gradients(t.loss(), [table])
   return optimizer.apply_gradients(
-      [(tf.IndexedSlices(grad.values * 2., grad.indices, grad.dense_shape), table)], t.global_step)
+    [(tf.IndexedSlices(grad.values * 2.0, grad.indices, grad.dense_shape), table)], t.global_step
+  )
 
 
 # --- dtypes -----------------------------------------------------------------------------------------------------------
@@ -253,17 +270,27 @@ def make_program_with_dtypes(*dtypes):
   return build
 
 
-for dtypes in [("float16",), ("bfloat16",), ("float64",), ("float16", "float32"), ("bfloat16", "float32"),
-               ("float64", "float32"), ("float16", "bfloat16", "float32", "float64")]:
-  TABLE.add("variables_of_{}".format("_and_".join(dtypes)), make_program_with_dtypes(*dtypes),
-            tensorflow_fails=None if dtypes[0] == "float32" else "it multiplies by a float32 scalar",
-            slow=len(dtypes) < 4)
+for dtypes in [
+  ("float16",),
+  ("bfloat16",),
+  ("float64",),
+  ("float16", "float32"),
+  ("bfloat16", "float32"),
+  ("float64", "float32"),
+  ("float16", "bfloat16", "float32", "float64"),
+]:
+  TABLE.add(
+    "variables_of_{}".format("_and_".join(dtypes)),
+    make_program_with_dtypes(*dtypes),
+    tensorflow_fails=None if dtypes[0] == "float32" else "it multiplies by a float32 scalar",
+    slow=len(dtypes) < 4,
+  )
 
 
 @TABLE.program(tensorflow_fails="it multiplies by a float32 scalar")
 def a_float16_loss(t):
   w = t.variable("half", np.ones(3, np.float16))
-  return t.wrap().minimize(tf.reduce_sum(w * tf.cast(t.x * .125, tf.float16)), t.global_step)
+  return t.wrap().minimize(tf.reduce_sum(w * tf.cast(t.x * 0.125, tf.float16)), t.global_step)
 
 
 @TABLE.program(slow=True)
@@ -312,23 +339,23 @@ def recomputed_gradients(t):
 @TABLE.program()
 def second_order_gradients(t):
   w, _ = t.variables
-  first, = tf.gradients(tf.reduce_sum(w * w * w * t.x), [w])
-  return t.wrap().minimize(tf.reduce_sum(tf.square(first)) * .001, t.global_step, [w])
+  (first,) = tf.gradients(tf.reduce_sum(w * w * w * t.x), [w])
+  return t.wrap().minimize(tf.reduce_sum(tf.square(first)) * 0.001, t.global_step, [w])
 
 
 @TABLE.program()
 def a_gradient_penalty(t):
   w, _ = t.variables
-  slope, = tf.gradients(tf.reduce_sum(tf.tanh(w * t.x)), [t.x])
-  return t.wrap().minimize(t.loss() + tf.square(tf.norm(slope) - 1.), t.global_step)
+  (slope,) = tf.gradients(tf.reduce_sum(tf.tanh(w * t.x)), [t.x])
+  return t.wrap().minimize(t.loss() + tf.square(tf.norm(slope) - 1.0), t.global_step)
 
 
 @TABLE.program()
 def gradients_of_returned_gradients(t):
   w, _ = t.variables
   optimizer = t.wrap()
-  (grad, _), = optimizer.compute_gradients(tf.reduce_sum(w * w * w * t.x), [w])
-  return optimizer.minimize(tf.reduce_sum(grad * grad) * .001, t.global_step, [w])
+  ((grad, _),) = optimizer.compute_gradients(tf.reduce_sum(w * w * w * t.x), [w])
+  return optimizer.minimize(tf.reduce_sum(grad * grad) * 0.001, t.global_step, [w])
 
 
 @TABLE.program(slow=True)
@@ -340,7 +367,7 @@ def stopped_gradients(t):
 @TABLE.program()
 def an_overridden_gradient_function(t):
   try:
-    tf.RegisterGradient("ProgramsTwice")(lambda op, grad: grad * 2.)
+    tf.RegisterGradient("ProgramsTwice")(lambda op, grad: grad * 2.0)
   except KeyError:
     pass  # registered by another run
   with tf.get_default_graph().gradient_override_map({"Identity": "ProgramsTwice"}):
@@ -351,15 +378,23 @@ def an_overridden_gradient_function(t):
 @TABLE.program()
 def a_grad_loss_argument(t):
   optimizer = t.wrap()
-  return optimizer.minimize(t.variables[0] * t.x, t.global_step, grad_loss=tf.constant([1., 2., .5]))
+  return optimizer.minimize(t.variables[0] * t.x, t.global_step, grad_loss=tf.constant([1.0, 2.0, 0.5]))
 
 
 for gate in ("GATE_NONE", "GATE_OP", "GATE_GRAPH"):
-  TABLE.add("gated_by_{}".format(gate.lower()), lambda t, gate=gate: t.wrap().minimize(
-      t.loss(), t.global_step, gate_gradients=getattr(tf.train.Optimizer, gate)), slow=gate != "GATE_GRAPH")
+  TABLE.add(
+    "gated_by_{}".format(gate.lower()),
+    lambda t, gate=gate: t.wrap().minimize(t.loss(), t.global_step, gate_gradients=getattr(tf.train.Optimizer, gate)),
+    slow=gate != "GATE_GRAPH",
+  )
 for method in ("ADD_N", "EXPERIMENTAL_TREE", "EXPERIMENTAL_ACCUMULATE_N"):
-  TABLE.add("aggregated_by_{}".format(method.lower()), lambda t, method=method: t.wrap().minimize(
-      t.loss() + t.loss(t.x * 2.), t.global_step, aggregation_method=getattr(tf.AggregationMethod, method)), slow=True)
+  TABLE.add(
+    "aggregated_by_{}".format(method.lower()),
+    lambda t, method=method: t.wrap().minimize(
+      t.loss() + t.loss(t.x * 2.0), t.global_step, aggregation_method=getattr(tf.AggregationMethod, method)
+    ),
+    slow=True,
+  )
 
 
 @TABLE.program(slow=True)

@@ -10,7 +10,7 @@ TABLE = programs.Table()
 def make_program(make):
 
   def build(t):
-    return t.wrap(tf.train.AdamOptimizer(.1), lambda api: make(api)).minimize(t.loss(), t.global_step)
+    return t.wrap(tf.train.AdamOptimizer(0.1), lambda api: make(api)).minimize(t.loss(), t.global_step)
 
   return build
 
@@ -18,10 +18,9 @@ def make_program(make):
 def sets_attributes(api):
 
   class Scale(api.DynamicLossScale):
-
     def __init__(self):
-      super().__init__(2 ** 10, 3)
-      self.min_loss_scale, self.max_loss_scale, self.overflow_tolerance, self.backoff = 4, "high", .05, None
+      super().__init__(2**10, 3)
+      self.min_loss_scale, self.max_loss_scale, self.overflow_tolerance, self.backoff = 4, "high", 0.05, None
       self._rule, self._variables, self._state, self.rule, self.scale, self.settings = range(6)
       self._finite = self.finite = self._name = self.name = self._graph = None
 
@@ -32,10 +31,9 @@ def sets_private_attributes(api):
   """Sets the private attributes that TensorFlow's class reads in every update."""
 
   class Scale(api.DynamicLossScale):
-
     def __init__(self):
-      super().__init__(2 ** 10, 30)
-      self._increment_period, self._multiplier = 2, 8.
+      super().__init__(2**10, 30)
+      self._increment_period, self._multiplier = 2, 8.0
 
   return Scale()
 
@@ -43,38 +41,35 @@ def sets_private_attributes(api):
 def overrides_update(api):
 
   class Scale(api.DynamicLossScale):
-
     def update(self, grads):
       update_op, should_apply = super().update(grads)
       return tf.group(tf.identity(update_op)), tf.logical_and(should_apply, tf.constant(True))
 
-  return Scale(2 ** 10, 3)
+  return Scale(2**10, 3)
 
 
 def overrides_call(api):
 
   class Scale(api.DynamicLossScale):
-
     def __call__(self):
-      return tf.minimum(super().__call__(), 64.)
+      return tf.minimum(super().__call__(), 64.0)
 
-  return Scale(2 ** 10, 3)
+  return Scale(2**10, 3)
 
 
 def user_defined(api):
 
   class Scale(api.LossScale):
-
     def __init__(self):
       super().__init__()
-      self._scale = self._add_weight("current_loss_scale", 64., tf.float32)
+      self._scale = self._add_weight("current_loss_scale", 64.0, tf.float32)
 
     def __call__(self):
       return self._scale.read_value()
 
     def update(self, grads):
       finite = tf.reduce_all([tf.reduce_all(tf.is_finite(getattr(g, "values", g))) for g in grads if g is not None])
-      return self._scale.assign(tf.where(finite, self._scale * 2., self._scale / 2.)), finite
+      return self._scale.assign(tf.where(finite, self._scale * 2.0, self._scale / 2.0)), finite
 
     def get_config(self):
       return {}
@@ -83,29 +78,37 @@ def user_defined(api):
 
 
 SCALES = {
-    "that_sets_attributes": (sets_attributes, None), "that_sets_private_attributes": (sets_private_attributes, None),
-    "that_overrides_update": (overrides_update, None),
-    "that_overrides_call": (overrides_call, None),
-    "defined_by_the_user": (user_defined, "it applies gradients although update() returns False"),
-    "with_growth_interval_of_one": (lambda api: api.DynamicLossScale(2., 1), None),
-    "given_by_name": (lambda api: "dynamic", None),
+  "that_sets_attributes": (sets_attributes, None),
+  "that_sets_private_attributes": (sets_private_attributes, None),
+  "that_overrides_update": (overrides_update, None),
+  "that_overrides_call": (overrides_call, None),
+  "defined_by_the_user": (user_defined, "it applies gradients although update() returns False"),
+  "with_growth_interval_of_one": (lambda api: api.DynamicLossScale(2.0, 1), None),
+  "given_by_name": (lambda api: "dynamic", None),
 }
 for name, (make_scale, fails) in SCALES.items():
-  TABLE.add("loss_scale_{}".format(name), make_program(make_scale), fixed=False, tensorflow_fails=fails,
-            slow=name in ("given_by_name", "with_growth_interval_of_one", "that_overrides_call"))
+  TABLE.add(
+    "loss_scale_{}".format(name),
+    make_program(make_scale),
+    fixed=False,
+    tensorflow_fails=fails,
+    slow=name in ("given_by_name", "with_growth_interval_of_one", "that_overrides_call"),
+  )
 
 
 @TABLE.program(fixed=False)
 def a_loss_scale_updated_by_the_program(t):
   """Applies gradients with the inner optimizer if `update` returns True."""
-  inner = tf.train.MomentumOptimizer(.1, .9)
+  inner = tf.train.MomentumOptimizer(0.1, 0.9)
   if t.api is None:
     return inner.minimize(t.loss(), t.global_step)
-  loss_scale = t.api.DynamicLossScale(2 ** 10, 3)
+  loss_scale = t.api.DynamicLossScale(2**10, 3)
   scale = loss_scale()
   grads = [tf.convert_to_tensor(g) / scale for g in tf.gradients(t.loss() * scale, t.variables)]
-  grads = [tf.IndexedSlices(tf.gather(g, [1, 4]), tf.constant([1, 4]), tf.constant([6, 2])) if number else g
-           for number, g in enumerate(grads)]
+  grads = [
+    tf.IndexedSlices(tf.gather(g, [1, 4]), tf.constant([1, 4]), tf.constant([6, 2])) if number else g
+    for number, g in enumerate(grads)
+  ]
   update_op, should_apply = loss_scale.update(grads)
   with testing.control_flow(t.control_flow if t.resource else 1):
     applied = tf.cond(should_apply, lambda: inner.apply_gradients(zip(grads, t.variables), t.global_step), tf.no_op)
@@ -118,19 +121,23 @@ def make_program_with_update(update_op, should_apply):
   def make(api):
 
     class Scale(api.DynamicLossScale):
-
       def update(self, grads):
         op, finite = super().update(grads)
         return {"none": None, "op": op}[update_op], {"true": True, "tensor": finite}[should_apply]
 
-    return Scale(2 ** 10, 3)
+    return Scale(2**10, 3)
 
   return lambda t: t.wrap(None, make).minimize(t.loss(), t.global_step)
 
 
 TABLE.add("loss_scale_whose_update_always_applies", make_program_with_update("op", "true"), hidden=True, fixed=False)
-TABLE.add("loss_scale_whose_update_returns_none", make_program_with_update("none", "tensor"), fixed=False, overflow=(),
-          tensorflow_fails="it passes the op, which is None, to tf.group")
+TABLE.add(
+  "loss_scale_whose_update_returns_none",
+  make_program_with_update("none", "tensor"),
+  fixed=False,
+  overflow=(),
+  tensorflow_fails="it passes the op, which is None, to tf.group",
+)
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

@@ -6,60 +6,63 @@ from tests.testing import tf
 TABLE = programs.Table()
 
 INNER = {
-    "gradient_descent": lambda: tf.train.GradientDescentOptimizer(.1),
-    "adam": lambda: tf.train.AdamOptimizer(.1),
-    "adam_with_locks": lambda: tf.train.AdamOptimizer(.1, use_locking=True),
-    "adagrad": lambda: tf.train.AdagradOptimizer(.1),
-    "adadelta": lambda: tf.train.AdadeltaOptimizer(1.),
-    "ftrl": lambda: tf.train.FtrlOptimizer(.1, l1_regularization_strength=.01),
-    "ftrl_with_shrinkage": lambda: tf.train.FtrlOptimizer(.1, l2_shrinkage_regularization_strength=.1),
-    "nesterov": lambda: tf.train.MomentumOptimizer(.1, .9, use_nesterov=True),
-    "rms_prop": lambda: tf.train.RMSPropOptimizer(.01),
-    "rms_prop_centered": lambda: tf.train.RMSPropOptimizer(.01, momentum=.5, centered=True),
-    "proximal_gradient_descent": lambda: tf.train.ProximalGradientDescentOptimizer(
-        .1, l1_regularization_strength=.01),
-    "proximal_adagrad": lambda: tf.train.ProximalAdagradOptimizer(.1, l1_regularization_strength=.01),
+  "gradient_descent": lambda: tf.train.GradientDescentOptimizer(0.1),
+  "adam": lambda: tf.train.AdamOptimizer(0.1),
+  "adam_with_locks": lambda: tf.train.AdamOptimizer(0.1, use_locking=True),
+  "adagrad": lambda: tf.train.AdagradOptimizer(0.1),
+  "adadelta": lambda: tf.train.AdadeltaOptimizer(1.0),
+  "ftrl": lambda: tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
+  "ftrl_with_shrinkage": lambda: tf.train.FtrlOptimizer(0.1, l2_shrinkage_regularization_strength=0.1),
+  "nesterov": lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+  "rms_prop": lambda: tf.train.RMSPropOptimizer(0.01),
+  "rms_prop_centered": lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5, centered=True),
+  "proximal_gradient_descent": lambda: tf.train.ProximalGradientDescentOptimizer(0.1, l1_regularization_strength=0.01),
+  "proximal_adagrad": lambda: tf.train.ProximalAdagradOptimizer(0.1, l1_regularization_strength=0.01),
 }
 for name, make_inner in INNER.items():
-  TABLE.add("trained_by_{}".format(name),
-            lambda t, make_inner=make_inner: t.wrap(make_inner()).minimize(t.loss(), t.global_step),
-            slow=name not in ("adam", "ftrl"))
+  TABLE.add(
+    "trained_by_{}".format(name),
+    lambda t, make_inner=make_inner: t.wrap(make_inner()).minimize(t.loss(), t.global_step),
+    slow=name not in ("adam", "ftrl"),
+  )
 
 
 @TABLE.program(slow=True)
 def trained_by_adagrad_da(t):
-  inner = tf.train.AdagradDAOptimizer(.1, t.global_step)
+  inner = tf.train.AdagradDAOptimizer(0.1, t.global_step)
   return t.wrap(inner).minimize(t.loss(), t.global_step)
 
 
 # --- learning rates ---------------------------------------------------------------------------------------------------
 
 RATES = {
-    "a_placeholder": lambda t: t.input(tf.float32, [], lambda x, flag: .1 if flag else .2),
-    "a_variable": lambda t: tf.Variable(.1, trainable=False, use_resource=t.resource),
-    "a_schedule": lambda t: tf.train.exponential_decay(.1, t.global_step, 2, .5),
-    "a_schedule_with_cases": lambda t: tf.train.piecewise_constant(t.global_step, [1, 2], [.1, .2, .3]),
-    "a_callable": lambda t: (lambda: .1),
-    "a_float16_tensor": lambda t: tf.cast(tf.constant(.125, tf.float16), tf.float32),
-    "a_function_of_the_input": lambda t: tf.minimum(tf.abs(t.x[0]), .1),
+  "a_placeholder": lambda t: t.input(tf.float32, [], lambda x, flag: 0.1 if flag else 0.2),
+  "a_variable": lambda t: tf.Variable(0.1, trainable=False, use_resource=t.resource),
+  "a_schedule": lambda t: tf.train.exponential_decay(0.1, t.global_step, 2, 0.5),
+  "a_schedule_with_cases": lambda t: tf.train.piecewise_constant(t.global_step, [1, 2], [0.1, 0.2, 0.3]),
+  "a_callable": lambda t: lambda: 0.1,
+  "a_float16_tensor": lambda t: tf.cast(tf.constant(0.125, tf.float16), tf.float32),
+  "a_function_of_the_input": lambda t: tf.minimum(tf.abs(t.x[0]), 0.1),
 }
 for name, make_rate in RATES.items():
-  TABLE.add("learning_rate_is_{}".format(name), lambda t, make_rate=make_rate: t.wrap(
-      tf.train.AdamOptimizer(make_rate(t))).minimize(t.loss(), t.global_step), slow=name != "a_schedule")
+  TABLE.add(
+    "learning_rate_is_{}".format(name),
+    lambda t, make_rate=make_rate: t.wrap(tf.train.AdamOptimizer(make_rate(t))).minimize(t.loss(), t.global_step),
+    slow=name != "a_schedule",
+  )
 
 
 @TABLE.program(slow=True)
 def learning_rate_that_depends_on_the_gradients(t):
-  rate = tf.placeholder_with_default(.1, [])
+  rate = tf.placeholder_with_default(0.1, [])
 
   class Adaptive(tf.train.GradientDescentOptimizer):
-
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
       grads_and_vars = list(grads_and_vars)
-      self._learning_rate = rate / (1. + tf.global_norm([grad for grad, _ in grads_and_vars]))
+      self._learning_rate = rate / (1.0 + tf.global_norm([grad for grad, _ in grads_and_vars]))
       return super().apply_gradients(grads_and_vars, *args, **kwargs)
 
-  return t.wrap(Adaptive(.1)).minimize(t.loss(), t.global_step)
+  return t.wrap(Adaptive(0.1)).minimize(t.loss(), t.global_step)
 
 
 # --- custom optimizers ------------------------------------------------------------------------------------------------
@@ -72,28 +75,28 @@ class Descent(tf.train.Optimizer):
     super().__init__(False, "Descent")
 
   def _apply_dense(self, grad, var):
-    return tf.assign_sub(var, .1 * grad)
+    return tf.assign_sub(var, 0.1 * grad)
 
   def _resource_apply_dense(self, grad, handle):
-    return handle.assign_sub(.1 * grad)
+    return handle.assign_sub(0.1 * grad)
 
   def _apply_sparse(self, grad, var):
-    return tf.scatter_sub(var, grad.indices, .1 * grad.values)
+    return tf.scatter_sub(var, grad.indices, 0.1 * grad.values)
 
   def _resource_apply_sparse(self, grad, handle, indices):
-    return handle.scatter_sub(tf.IndexedSlices(.1 * grad, indices))
+    return handle.scatter_sub(tf.IndexedSlices(0.1 * grad, indices))
 
 
 class Counting(Descent):
   """Counts steps in a variable that `_create_slots` makes and `_finish` increments."""
 
   def _create_slots(self, var_list):
-    self._create_non_slot_variable(0., "steps", min(var_list, key=lambda v: v.name))
+    self._create_non_slot_variable(0.0, "steps", min(var_list, key=lambda v: v.name))
     for variable in var_list:
       self._zeros_slot(variable, "seen", self._name)
 
   def _prepare(self):
-    self._rate = tf.convert_to_tensor(.25)
+    self._rate = tf.convert_to_tensor(0.25)
 
   def _steps(self):
     return self._get_non_slot_variable("steps", graph=tf.get_default_graph())
@@ -113,65 +116,59 @@ class Counting(Descent):
       with tf.init_scope():
         graph = tf.get_default_graph()
       steps = self._get_non_slot_variable("steps", graph=graph)
-      return tf.group(*(update_ops + [steps.assign_add(1., read_value=False)]), name=name_scope)
+      return tf.group(*(update_ops + [steps.assign_add(1.0, read_value=False)]), name=name_scope)
 
 
 class ReturnsAList(Descent):
-
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    return [v.assign_sub(.1 * tf.convert_to_tensor(g)) for g, v in grads_and_vars]
+    return [v.assign_sub(0.1 * tf.convert_to_tensor(g)) for g, v in grads_and_vars]
 
 
 class ReturnsATuple(Descent):
-
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    return super().apply_gradients(grads_and_vars, global_step, name), tf.constant(1.)
+    return super().apply_gradients(grads_and_vars, global_step, name), tf.constant(1.0)
 
 
 class ReturnsAValue(Descent):
-
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     with tf.control_dependencies([super().apply_gradients(grads_and_vars, global_step, name)]):
       return tf.constant(3)
 
 
 class HalvesComputedGradients(Descent):
-
   def compute_gradients(self, *args, **kwargs):
-    return [(None if g is None else tf.convert_to_tensor(g) * .5, v)
-            for g, v in super().compute_gradients(*args, **kwargs)]
+    return [
+      (None if g is None else tf.convert_to_tensor(g) * 0.5, v) for g, v in super().compute_gradients(*args, **kwargs)
+    ]
 
 
 class ComputesATuple(Descent):
-
   def compute_gradients(self, *args, **kwargs):
     return tuple(super().compute_gradients(*args, **kwargs))
 
 
 class ClipsAppliedGradients(Descent):
-
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     grads, variables = zip(*grads_and_vars)
-    return super().apply_gradients(zip(tf.clip_by_global_norm(grads, .5)[0], variables), *args, **kwargs)
+    return super().apply_gradients(zip(tf.clip_by_global_norm(grads, 0.5)[0], variables), *args, **kwargs)
 
 
 class ReadsCollections(Descent):
-
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     decayed = [v for v in tf.trainable_variables() if "w" in v.name]
     with tf.control_dependencies([super().apply_gradients(grads_and_vars, *args, **kwargs)]):
-      return tf.group(*[v.assign_sub(.01 * v) for v in decayed])
+      return tf.group(*[v.assign_sub(0.01 * v) for v in decayed])
 
 
 class DecaysWeights(tf.train.AdamOptimizer):
   """Decouples the weight decay, as AdamW does."""
 
   def _apply_dense(self, grad, var):
-    with tf.control_dependencies([grad]), tf.control_dependencies([tf.assign_sub(var, .01 * var)]):
+    with tf.control_dependencies([grad]), tf.control_dependencies([tf.assign_sub(var, 0.01 * var)]):
       return super()._apply_dense(grad, var)
 
   def _resource_apply_dense(self, grad, var):
-    with tf.control_dependencies([grad]), tf.control_dependencies([var.assign_sub(.01 * var)]):
+    with tf.control_dependencies([grad]), tf.control_dependencies([var.assign_sub(0.01 * var)]):
       return super()._resource_apply_dense(grad, var)
 
 
@@ -180,7 +177,7 @@ class Averaging(Descent):
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     grads_and_vars = list(grads_and_vars)
-    average = tf.train.ExponentialMovingAverage(.5)
+    average = tf.train.ExponentialMovingAverage(0.5)
     with tf.control_dependencies([super().apply_gradients(grads_and_vars, *args, **kwargs)]):
       return average.apply([v for _, v in grads_and_vars])
 
@@ -208,13 +205,11 @@ class Wrapper(tf.train.Optimizer):
 
 
 class TakesExtraArgument(Descent):
-
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None, rate=.1):
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None, rate=0.1):
     return super().apply_gradients(grads_and_vars, global_step, name)
 
 
 class WithoutInit(Descent):
-
   def __init__(self):
     self._use_locking, self._name = False, "WithoutInit"
     self._slots, self._non_slot_dict, self._deferred_slot_restorations = {}, {}, {}
@@ -226,25 +221,49 @@ class MakesVariablesInApply(Descent):
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     updates = []
     for grad, variable in grads_and_vars:
-      m = tf.get_variable(variable.op.name + "/lamb_m", shape=variable.shape.as_list(), trainable=False,
-                          initializer=tf.zeros_initializer(), use_resource=True)
-      next_m = .9 * m + .1 * tf.convert_to_tensor(grad)
-      updates += [m.assign(next_m), variable.assign_sub(.1 * next_m)]
+      m = tf.get_variable(
+        variable.op.name + "/lamb_m",
+        shape=variable.shape.as_list(),
+        trainable=False,
+        initializer=tf.zeros_initializer(),
+        use_resource=True,
+      )
+      next_m = 0.9 * m + 0.1 * tf.convert_to_tensor(grad)
+      updates += [m.assign(next_m), variable.assign_sub(0.1 * next_m)]
     with tf.control_dependencies(updates):
       return tf.assign_add(global_step, 1)
 
 
-CUSTOM = [Counting, ReturnsAList, ReturnsATuple, ReturnsAValue, HalvesComputedGradients, ComputesATuple,
-          ClipsAppliedGradients, ReadsCollections, DecaysWeights, Averaging, WithOtherAttributes, TakesExtraArgument,
-          WithoutInit, MakesVariablesInApply]
+CUSTOM = [
+  Counting,
+  ReturnsAList,
+  ReturnsATuple,
+  ReturnsAValue,
+  HalvesComputedGradients,
+  ComputesATuple,
+  ClipsAppliedGradients,
+  ReadsCollections,
+  DecaysWeights,
+  Averaging,
+  WithOtherAttributes,
+  TakesExtraArgument,
+  WithoutInit,
+  MakesVariablesInApply,
+]
 for custom in CUSTOM:
-  TABLE.add("custom_optimizer_{}".format(custom.__name__),
-            lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
-            # A moving average cannot be initialized from a reference variable under control flow v2.
-            variants=programs.NO_V2_REFERENCE if custom is Averaging else programs.ALL,
-            fresh=custom is Averaging, slow=custom not in (Counting, ReturnsAList, ReadsCollections, WithoutInit))
-TABLE.add("custom_optimizer_Wrapper",
-          lambda t: t.wrap(Wrapper(tf.train.AdamOptimizer(.1))).minimize(t.loss(), t.global_step), slow=True)
+  TABLE.add(
+    "custom_optimizer_{}".format(custom.__name__),
+    lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
+    # A moving average cannot be initialized from a reference variable under control flow v2.
+    variants=programs.NO_V2_REFERENCE if custom is Averaging else programs.ALL,
+    fresh=custom is Averaging,
+    slow=custom not in (Counting, ReturnsAList, ReadsCollections, WithoutInit),
+  )
+TABLE.add(
+  "custom_optimizer_Wrapper",
+  lambda t: t.wrap(Wrapper(tf.train.AdamOptimizer(0.1))).minimize(t.loss(), t.global_step),
+  slow=True,
+)
 
 
 # --- several optimizers and losses ------------------------------------------------------------------------------------
@@ -254,22 +273,22 @@ TABLE.add("custom_optimizer_Wrapper",
 def two_optimizers_on_disjoint_variables(t):
   w, table = t.variables
   loss = t.loss()
-  first = t.wrap(tf.train.AdamOptimizer(.1)).minimize(loss, t.global_step, [w])
-  return tf.group(first, t.wrap(tf.train.AdagradOptimizer(.1)).minimize(loss, None, [table]))
+  first = t.wrap(tf.train.AdamOptimizer(0.1)).minimize(loss, t.global_step, [w])
+  return tf.group(first, t.wrap(tf.train.AdagradOptimizer(0.1)).minimize(loss, None, [table]))
 
 
 @TABLE.program()
 def two_optimizers_on_shared_variables(t):
   loss = t.loss()
-  first = t.wrap(tf.train.AdamOptimizer(.1)).minimize(loss, t.global_step)
+  first = t.wrap(tf.train.AdamOptimizer(0.1)).minimize(loss, t.global_step)
   with tf.control_dependencies([first]):
-    return t.wrap().minimize(t.loss(t.x * 2.), t.global_step)
+    return t.wrap().minimize(t.loss(t.x * 2.0), t.global_step)
 
 
 @TABLE.program(slow=True)
 def minimize_called_twice(t):
   optimizer = t.wrap()
-  first, second = optimizer.minimize(t.loss(), t.global_step), optimizer.minimize(t.loss(t.x * 2.), t.global_step)
+  first, second = optimizer.minimize(t.loss(), t.global_step), optimizer.minimize(t.loss(t.x * 2.0), t.global_step)
   return lambda sess, feed: sess.run(first if feed[t.flag] else second, feed)
 
 
@@ -277,7 +296,7 @@ def minimize_called_twice(t):
 def minimize_called_twice_in_one_step(t):
   optimizer = t.wrap()
   with tf.control_dependencies([optimizer.minimize(t.loss(), t.global_step)]):
-    return optimizer.minimize(t.loss(t.x * 2.), t.global_step)
+    return optimizer.minimize(t.loss(t.x * 2.0), t.global_step)
 
 
 @TABLE.program(fixed=False)
@@ -285,11 +304,11 @@ def two_optimizers_with_one_loss_scale(t):
   loss_scales = []
 
   def shared(api):
-    loss_scales.append(loss_scales[0] if loss_scales else api.DynamicLossScale(2 ** 10, 3))
+    loss_scales.append(loss_scales[0] if loss_scales else api.DynamicLossScale(2**10, 3))
     return loss_scales[0]
 
   w, table = t.variables
-  first = t.wrap(tf.train.AdamOptimizer(.1), shared).minimize(t.loss(), t.global_step, [w])
+  first = t.wrap(tf.train.AdamOptimizer(0.1), shared).minimize(t.loss(), t.global_step, [w])
   with tf.control_dependencies([first]):
     return t.wrap(None, shared).minimize(t.loss(), None, [table])
 
@@ -297,8 +316,8 @@ def two_optimizers_with_one_loss_scale(t):
 @TABLE.program(slow=True)
 def alternating_generator_and_discriminator(t):
   w, table = t.variables
-  critic = t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss(), None, [w])
-  generator = t.wrap(tf.train.AdamOptimizer(.1)).minimize(-t.loss(), t.global_step, [table])
+  critic = t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss(), None, [w])
+  generator = t.wrap(tf.train.AdamOptimizer(0.1)).minimize(-t.loss(), t.global_step, [table])
 
   def step(sess, feed):
     sess.run(critic, feed)
@@ -310,14 +329,14 @@ def alternating_generator_and_discriminator(t):
 @TABLE.program(slow=True)
 def summed_gradients_of_two_losses(t):
   optimizer = t.wrap()
-  first, second = optimizer.compute_gradients(t.loss()), optimizer.compute_gradients(t.loss(t.x * 2.))
+  first, second = optimizer.compute_gradients(t.loss()), optimizer.compute_gradients(t.loss(t.x * 2.0))
   pairs = [(tf.convert_to_tensor(g) + tf.convert_to_tensor(other), v) for (g, v), (other, _) in zip(first, second)]
   return optimizer.apply_gradients(pairs, t.global_step)
 
 
 @TABLE.program()
 def computed_by_one_optimizer_applied_by_another(t):
-  first, second = t.wrap(tf.train.AdamOptimizer(.1)), t.wrap()
+  first, second = t.wrap(tf.train.AdamOptimizer(0.1)), t.wrap()
   return second.apply_gradients(first.compute_gradients(t.loss()), t.global_step)
 
 

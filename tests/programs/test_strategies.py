@@ -9,10 +9,10 @@ from tests.testing import tf
 TABLE = programs.Table()
 
 STRATEGIES = {
-    "one_device": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
-    "mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
-    "mirrored_one": lambda: tf.distribute.MirroredStrategy(["/cpu:0"]),
-    "central_storage": lambda: tf.distribute.experimental.CentralStorageStrategy(testing.TWO_CPUS),
+  "one_device": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+  "mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+  "mirrored_one": lambda: tf.distribute.MirroredStrategy(["/cpu:0"]),
+  "central_storage": lambda: tf.distribute.experimental.CentralStorageStrategy(testing.TWO_CPUS),
 }
 
 
@@ -22,13 +22,13 @@ def make_program(make_strategy, sparse, change=None):
     strategy = make_strategy()
     with strategy.scope():
       step_count = tf.Variable(0, trainable=False, dtype=tf.int64, name="step_count", use_resource=True)
-      w = tf.get_variable("w", initializer=np.array([1., -2., 3.], np.float32), use_resource=True)
+      w = tf.get_variable("w", initializer=np.array([1.0, -2.0, 3.0], np.float32), use_resource=True)
       table = tf.get_variable("table", initializer=np.ones([6, 3], np.float32), use_resource=True)
 
       def replica():
         number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
         # Only one replica overflows.
-        x = tf.where(tf.is_finite(t.x), t.x * (1. + number), tf.where(tf.fill([3], number > 0.), tf.ones([3]), t.x))
+        x = tf.where(tf.is_finite(t.x), t.x * (1.0 + number), tf.where(tf.fill([3], number > 0.0), tf.ones([3]), t.x))
         rows = tf.gather(table, [1, 4, 1]) if sparse else table
         loss = tf.reduce_sum(w * w * x) + tf.reduce_sum(rows * rows * x)
         optimizer = t.wrap()
@@ -44,15 +44,23 @@ def make_program(make_strategy, sparse, change=None):
 
 def clip_pairs(pairs):
   grads, variables = zip(*pairs)
-  return zip(tf.clip_by_global_norm(grads, .5)[0], variables)
+  return zip(tf.clip_by_global_norm(grads, 0.5)[0], variables)
 
 
 RUN_BY_DEFAULT = [
-    ("mirrored", "dense"), ("mirrored", "sparse"), ("one_device", "clipped"), ("central_storage", "sparse")]
+  ("mirrored", "dense"),
+  ("mirrored", "sparse"),
+  ("one_device", "clipped"),
+  ("central_storage", "sparse"),
+]
 for name, make_strategy in STRATEGIES.items():
   for kind, sparse, change in [("dense", False, None), ("sparse", True, None), ("clipped", False, clip_pairs)]:
-    TABLE.add("{}_gradients_with_strategy_{}".format(kind, name), make_program(make_strategy, sparse, change),
-              variants=programs.RESOURCE, slow=(name, kind) not in RUN_BY_DEFAULT)
+    TABLE.add(
+      "{}_gradients_with_strategy_{}".format(kind, name),
+      make_program(make_strategy, sparse, change),
+      variants=programs.RESOURCE,
+      slow=(name, kind) not in RUN_BY_DEFAULT,
+    )
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

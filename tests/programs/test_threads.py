@@ -23,7 +23,7 @@ def test_building_keeps_control_flow_of_other_threads(version):
         observed.add((tf.control_flow_v2_enabled(), conditional_is_a_function()))
 
   def conditional_is_a_function():
-    chosen = tf.cond(tf.placeholder(tf.bool, []), lambda: tf.constant(1.), lambda: tf.constant(2.))
+    chosen = tf.cond(tf.placeholder(tf.bool, []), lambda: tf.constant(1.0), lambda: tf.constant(2.0))
     return not any(op.type == "Switch" for op in chosen.graph.get_operations())
 
   with testing.control_flow(version):
@@ -32,8 +32,8 @@ def test_building_keeps_control_flow_of_other_threads(version):
     try:
       for _ in range(5):
         with tf.Graph().as_default():
-          w = tf.get_variable("w", initializer=[1., 2.])
-          optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(.1), "dynamic")
+          w = tf.get_variable("w", initializer=[1.0, 2.0])
+          optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(0.1), "dynamic")
           optimizer.minimize(tf.reduce_sum(w * tf.placeholder(tf.float32, [2])))
     finally:
       stop.set()
@@ -45,8 +45,9 @@ def test_programs_built_in_threads_train_the_same():
   names = ["trained_by_adam", "both_in_cond", "compute_in_while_loop", "averaged_over_towers"]
   alone = {name: train_finite_steps(name) for name in names}
   together = {}
-  threads = [threading.Thread(target=lambda name=name: together.update({name: train_finite_steps(name)}))
-             for name in names]
+  threads = [
+    threading.Thread(target=lambda name=name: together.update({name: train_finite_steps(name)})) for name in names
+  ]
   for thread in threads:
     thread.start()
   for thread in threads:

@@ -34,35 +34,48 @@ def normalize(t, grads):
 
 def clip_conditionally(t, grads):
   norm = tf.global_norm(grads)
-  return [tf.cond(norm > 1., lambda g=g: g / norm, lambda g=g: tf.identity(g)) for g in grads]
+  return [tf.cond(norm > 1.0, lambda g=g: g / norm, lambda g=g: tf.identity(g)) for g in grads]
 
 
 CHANGES = {
-    "clipped_by_value": (lambda t, grads: [tf.clip_by_value(g, -.5, .5) for g in grads], True),
-    "clipped_by_norm": (lambda t, grads: [tf.clip_by_norm(g, .5) for g in grads], True),
-    "clipped_by_average_norm": (lambda t, grads: [tf.clip_by_average_norm(g, .5) for g in grads], True),
-    "clipped_by_global_norm": (lambda t, grads: tf.clip_by_global_norm(grads, .5)[0], False),
-    "clipped_to_a_placeholder": (lambda t, grads: tf.clip_by_global_norm(
-        grads, t.input(tf.float32, [], lambda x, flag: 1.))[0], False),
-    "masked": (mask_nonfinite, True), "normalized": (normalize, True),
-    "conditionally_clipped": (clip_conditionally, True),
-    "signs": (lambda t, grads: [tf.sign(g) for g in grads], True),
-    "quantized": (lambda t, grads: [tf.quantization.fake_quant_with_min_max_args(g, -1, 1) for g in grads], True),
-    "tanh": (lambda t, grads: [tf.tanh(g) for g in grads], True),
-    "regularized": (lambda t, grads: [g + .01 * v for g, v in zip(grads, t.variables)], False),
-    "multiplied": (lambda t, grads: [g * .3 for g in grads], False),
-    "cast_and_back": (lambda t, grads: [tf.cast(tf.cast(g, tf.float64), tf.float32) for g in grads], False),
-    "on_another_device": (lambda t, grads: copy_to_another_device(grads), False),
-    "assigned_to_variables": (lambda t, grads: assign_to_variables(t, grads), True),
-    "in_a_py_func": (lambda t, grads: [clip_in_py_func(g) for g in grads], True),
-    "reversed_and_back": (lambda t, grads: [tf.reverse(tf.reverse(g, [0]), [0]) for g in grads], False),
-    "with_noise": (lambda t, grads: [g + t.input(tf.float32, g.shape.as_list(), make_noise(g.shape.as_list()))
-                                     for g in grads], False),
+  "clipped_by_value": (lambda t, grads: [tf.clip_by_value(g, -0.5, 0.5) for g in grads], True),
+  "clipped_by_norm": (lambda t, grads: [tf.clip_by_norm(g, 0.5) for g in grads], True),
+  "clipped_by_average_norm": (lambda t, grads: [tf.clip_by_average_norm(g, 0.5) for g in grads], True),
+  "clipped_by_global_norm": (lambda t, grads: tf.clip_by_global_norm(grads, 0.5)[0], False),
+  "clipped_to_a_placeholder": (
+    lambda t, grads: tf.clip_by_global_norm(grads, t.input(tf.float32, [], lambda x, flag: 1.0))[0],
+    False,
+  ),
+  "masked": (mask_nonfinite, True),
+  "normalized": (normalize, True),
+  "conditionally_clipped": (clip_conditionally, True),
+  "signs": (lambda t, grads: [tf.sign(g) for g in grads], True),
+  "quantized": (lambda t, grads: [tf.quantization.fake_quant_with_min_max_args(g, -1, 1) for g in grads], True),
+  "tanh": (lambda t, grads: [tf.tanh(g) for g in grads], True),
+  "regularized": (lambda t, grads: [g + 0.01 * v for g, v in zip(grads, t.variables)], False),
+  "multiplied": (lambda t, grads: [g * 0.3 for g in grads], False),
+  "cast_and_back": (lambda t, grads: [tf.cast(tf.cast(g, tf.float64), tf.float32) for g in grads], False),
+  "on_another_device": (lambda t, grads: copy_to_another_device(grads), False),
+  "assigned_to_variables": (lambda t, grads: assign_to_variables(t, grads), True),
+  "in_a_py_func": (lambda t, grads: [clip_in_py_func(g) for g in grads], True),
+  "reversed_and_back": (lambda t, grads: [tf.reverse(tf.reverse(g, [0]), [0]) for g in grads], False),
+  "with_noise": (
+    lambda t, grads: [g + t.input(tf.float32, g.shape.as_list(), make_noise(g.shape.as_list())) for g in grads],
+    False,
+  ),
 }
 
 
-RUN_BY_DEFAULT = ("clipped_by_value", "clipped_by_global_norm", "clipped_to_a_placeholder", "masked",
-                  "conditionally_clipped", "assigned_to_variables", "in_a_py_func", "with_noise")
+RUN_BY_DEFAULT = (
+  "clipped_by_value",
+  "clipped_by_global_norm",
+  "clipped_to_a_placeholder",
+  "masked",
+  "conditionally_clipped",
+  "assigned_to_variables",
+  "in_a_py_func",
+  "with_noise",
+)
 
 
 def make_noise(shape):
@@ -86,8 +99,13 @@ def clip_in_py_func(grad):
 
 
 for name, (change, hides_overflow) in CHANGES.items():
-  TABLE.add("gradients_{}".format(name), make_program(change), hidden=hides_overflow, slow=name not in RUN_BY_DEFAULT,
-            outside="stored.*" if change is CHANGES["assigned_to_variables"][0] else "$^")
+  TABLE.add(
+    "gradients_{}".format(name),
+    make_program(change),
+    hidden=hides_overflow,
+    slow=name not in RUN_BY_DEFAULT,
+    outside="stored.*" if change is CHANGES["assigned_to_variables"][0] else "$^",
+  )
 
 
 @TABLE.program()
@@ -97,17 +115,20 @@ def averaged_over_towers(t):
   for number in range(2):
     with tf.device("/cpu:{}".format(number)), tf.name_scope("tower_{}".format(number)):
       with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
-        towers.append(optimizer.compute_gradients(t.loss(t.x * (number + 1.), sparse=False)))
-  averaged = [(tf.reduce_mean(tf.concat([tf.expand_dims(g, 0) for g, _ in pairs], 0), 0), pairs[0][1])
-              for pairs in zip(*towers)]
+        towers.append(optimizer.compute_gradients(t.loss(t.x * (number + 1.0), sparse=False)))
+  averaged = [
+    (tf.reduce_mean(tf.concat([tf.expand_dims(g, 0) for g, _ in pairs], 0), 0), pairs[0][1]) for pairs in zip(*towers)
+  ]
   return optimizer.apply_gradients(averaged, t.global_step)
 
 
 @TABLE.program(outside="accum.*")
 def accumulated_in_variables(t):
   optimizer = t.wrap()
-  accum = [tf.Variable(tf.zeros_like(v.initial_value), trainable=False, name="accum", use_resource=t.resource)
-           for v in t.variables]
+  accum = [
+    tf.Variable(tf.zeros_like(v.initial_value), trainable=False, name="accum", use_resource=t.resource)
+    for v in t.variables
+  ]
   zero_op = [v.assign(tf.zeros_like(v)) for v in accum]
   pairs = optimizer.compute_gradients(t.loss(sparse=False), t.variables)
   accum_op = [accum[i].assign_add(g) for i, (g, _) in enumerate(pairs)]
@@ -128,7 +149,7 @@ def accumulated_and_applied_every_second_step(t):
   optimizer = t.wrap()
   w, _ = t.variables
   accum = tf.Variable(tf.zeros([3]), trainable=False, name="accum", use_resource=t.resource)
-  (grad, _), = optimizer.compute_gradients(t.loss(), [w])
+  ((grad, _),) = optimizer.compute_gradients(t.loss(), [w])
   with tf.control_dependencies([accum.assign_add(grad)]):
     summed = tf.identity(accum.read_value())
 
@@ -144,9 +165,8 @@ def accumulated_in_conditional_accumulators(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss(sparse=False))
   accumulators = [tf.ConditionalAccumulator(tf.float32, v.shape) for _, v in pairs]
-  accumulate = [a.apply_grad(g, 2 ** 40) for a, (g, _) in zip(accumulators, pairs)]
-  train_op = optimizer.apply_gradients(
-      [(a.take_grad(2), v) for a, (_, v) in zip(accumulators, pairs)], t.global_step)
+  accumulate = [a.apply_grad(g, 2**40) for a, (g, _) in zip(accumulators, pairs)]
+  train_op = optimizer.apply_gradients([(a.take_grad(2), v) for a, (_, v) in zip(accumulators, pairs)], t.global_step)
 
   def step(sess, feed):
     sess.run(accumulate, feed)
@@ -164,8 +184,9 @@ def partitioned_variables(t):
   with tf.variable_scope("", use_resource=t.resource):
     parts = tf.get_variable("parts", initializer=tf.ones([6, 3]), partitioner=tf.fixed_size_partitioner(3))
   rows = tf.nn.embedding_lookup(list(parts), [0, 4, 4])
-  return t.wrap().minimize(tf.reduce_sum(tf.convert_to_tensor(parts) * t.x) + tf.reduce_sum(rows * rows * t.x),
-                           t.global_step)
+  return t.wrap().minimize(
+    tf.reduce_sum(tf.convert_to_tensor(parts) * t.x) + tf.reduce_sum(rows * rows * t.x), t.global_step
+  )
 
 
 @TABLE.program(slow=True)
@@ -177,7 +198,7 @@ def a_partitioned_variable_as_var_list(t):
 
 @TABLE.program()
 def constrained_variables(t):
-  w = t.variable("constrained", np.ones(3, np.float32), constraint=lambda v: tf.clip_by_value(v, .9, 1.1))
+  w = t.variable("constrained", np.ones(3, np.float32), constraint=lambda v: tf.clip_by_value(v, 0.9, 1.1))
   return t.wrap().minimize(tf.reduce_sum(w * w * t.x), t.global_step)
 
 
@@ -212,7 +233,7 @@ def resource_and_reference_variables_together(t):
 
 @TABLE.program(slow=True)
 def variables_made_by_layers(t):
-  w = t.variable("kernel", np.full([3, 2], .5, np.float32))
+  w = t.variable("kernel", np.full([3, 2], 0.5, np.float32))
   b = t.variable("bias", np.zeros(2, np.float32))
   hidden = tf.nn.relu(tf.nn.xw_plus_b(t.x[None], w, b))
   return t.wrap().minimize(tf.reduce_sum(tf.square(hidden)) + t.loss(), t.global_step, gate_gradients=2)
@@ -221,8 +242,8 @@ def variables_made_by_layers(t):
 @TABLE.program(slow=True)
 def an_initializer_that_depends_on_another_variable(t):
   w, _ = t.variables
-  second = tf.Variable(w.initial_value * 2., name="second", use_resource=t.resource)
-  return t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss() + tf.reduce_sum(second * t.x), t.global_step)
+  second = tf.Variable(w.initial_value * 2.0, name="second", use_resource=t.resource)
+  return t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss() + tf.reduce_sum(second * t.x), t.global_step)
 
 
 # --- global steps -----------------------------------------------------------------------------------------------------
@@ -243,10 +264,12 @@ def make_program_with_global_step(dtype, resource):
 
 for dtype in ("int32", "int64", "float32"):
   for resource in (True, False):
-    TABLE.add("global_step_of_{}_as_{}".format(dtype, "resource" if resource else "reference"),
-              make_program_with_global_step(dtype, resource),
-              tensorflow_fails=None if resource else explain_reference_failure,
-              slow=(dtype, resource) not in [("int32", True), ("int64", False)])
+    TABLE.add(
+      "global_step_of_{}_as_{}".format(dtype, "resource" if resource else "reference"),
+      make_program_with_global_step(dtype, resource),
+      tensorflow_fails=None if resource else explain_reference_failure,
+      slow=(dtype, resource) not in [("int32", True), ("int64", False)],
+    )
 
 
 @TABLE.program(slow=True)
@@ -257,7 +280,7 @@ def no_global_step(t):
 @TABLE.program(slow=True)
 def the_global_step_passed_to_another_optimizer(t):
   with tf.control_dependencies([t.wrap().minimize(t.loss())]):
-    return t.wrap(tf.train.GradientDescentOptimizer(0.)).minimize(t.loss(), t.global_step)
+    return t.wrap(tf.train.GradientDescentOptimizer(0.0)).minimize(t.loss(), t.global_step)
 
 
 # --- dependencies and scopes ------------------------------------------------------------------------------------------
@@ -272,7 +295,7 @@ def control_dependencies_around_minimize(t):
 
 @TABLE.program(outside="after.*")
 def control_dependencies_after_minimize(t):
-  count = tf.Variable(0., trainable=False, name="after", use_resource=t.resource)
+  count = tf.Variable(0.0, trainable=False, name="after", use_resource=t.resource)
   with tf.control_dependencies([t.wrap().minimize(t.loss(), t.global_step)]):
     return count.assign_add(tf.reduce_sum(t.variables[0].read_value()))
 
@@ -294,15 +317,19 @@ def minimize_in_scopes(t, inner):
     return t.wrap(inner).minimize(t.loss(), t.global_step, name="step")
 
 
-for name, make_inner in [("adam", lambda: tf.train.AdamOptimizer(.1)), ("momentum", lambda: None)]:
-  TABLE.add("scopes_around_{}".format(name), lambda t, make_inner=make_inner: minimize_in_scopes(t, make_inner()),
-            tensorflow_fails=explain_scope_failure if name == "adam" else None, slow=name != "adam")
+for name, make_inner in [("adam", lambda: tf.train.AdamOptimizer(0.1)), ("momentum", lambda: None)]:
+  TABLE.add(
+    "scopes_around_{}".format(name),
+    lambda t, make_inner=make_inner: minimize_in_scopes(t, make_inner()),
+    tensorflow_fails=explain_scope_failure if name == "adam" else None,
+    slow=name != "adam",
+  )
 
 
 @TABLE.program(tensorflow_fails=explain_scope_failure)
 def a_reused_variable_scope(t):
-  optimizer = t.wrap(tf.train.AdamOptimizer(.1))
-  for factor in (1., 2.):
+  optimizer = t.wrap(tf.train.AdamOptimizer(0.1))
+  for factor in (1.0, 2.0):
     with tf.variable_scope("shared", reuse=tf.AUTO_REUSE, use_resource=t.resource):
       w = tf.get_variable("w", initializer=np.ones(3, np.float32))
       train_op = optimizer.minimize(tf.reduce_sum(w * w * t.x * factor), t.global_step, [w])
@@ -312,15 +339,16 @@ def a_reused_variable_scope(t):
 @TABLE.program(tensorflow_fails=explain_scope_failure)
 def scope_names_that_loss_scale_optimizers_use(t):
   with tf.name_scope("apply_if_finite"), tf.name_scope("cond"):
-    return t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss(), t.global_step)
+    return t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss(), t.global_step)
 
 
 @TABLE.program(outside="moving.*")
 def batch_normalization_with_update_ops(t):
   moving = tf.Variable(tf.zeros([3]), trainable=False, name="moving", use_resource=t.resource)
   gamma = t.variable("gamma", np.ones(3, np.float32))
-  tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, moving.assign_sub(.1 * (moving - tf.where(
-      tf.is_finite(t.x), t.x, tf.zeros_like(t.x)))))
+  tf.add_to_collection(
+    tf.GraphKeys.UPDATE_OPS, moving.assign_sub(0.1 * (moving - tf.where(tf.is_finite(t.x), t.x, tf.zeros_like(t.x))))
+  )
   with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
     return t.wrap().minimize(t.loss() + tf.reduce_sum(gamma * gamma * t.x), t.global_step)
 
@@ -328,7 +356,7 @@ def batch_normalization_with_update_ops(t):
 # A moving average cannot be initialized from a reference variable under control flow v2.
 @TABLE.program(variants=programs.NO_V2_REFERENCE, outside=".*ExponentialMovingAverage.*", fresh=True)
 def an_exponential_moving_average_after_the_step(t):
-  average = tf.train.ExponentialMovingAverage(.5, num_updates=t.global_step)
+  average = tf.train.ExponentialMovingAverage(0.5, num_updates=t.global_step)
   with tf.control_dependencies([t.wrap().minimize(t.loss(), t.global_step)]):
     return average.apply(t.variables)
 
@@ -363,7 +391,7 @@ def an_input_from_a_queue(t):
 
 @TABLE.program()
 def an_input_from_a_dataset(t):
-  dataset = tf.data.Dataset.from_tensors(t.x).map(lambda x: x * 2.)
+  dataset = tf.data.Dataset.from_tensors(t.x).map(lambda x: x * 2.0)
   iterator = tf.data.make_initializable_iterator(dataset)
   train_op = t.wrap().minimize(t.loss(iterator.get_next()), t.global_step)
 

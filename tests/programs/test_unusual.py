@@ -17,7 +17,7 @@ def make_program_with_large_gradients(dtype):
   def build(t):
     with tf.variable_scope("", use_resource=t.resource):
       large = tf.get_variable("large", [3], dtype, initializer=tf.zeros_initializer())
-    value = tf.cast(tf.sign(t.input(tf.float64, [3], lambda x, flag: [1., 1., 1.])) * LARGE_VALUES[dtype], dtype)
+    value = tf.cast(tf.sign(t.input(tf.float64, [3], lambda x, flag: [1.0, 1.0, 1.0])) * LARGE_VALUES[dtype], dtype)
     optimizer = t.wrap(tf.train.GradientDescentOptimizer(1e-3 if dtype == "float16" else 1e-37))
     pairs = optimizer.compute_gradients(t.loss(), t.variables)
     return optimizer.apply_gradients([(value, large)] + pairs, t.global_step)
@@ -40,10 +40,11 @@ def one_variable_in_two_pairs(t):
 
 @TABLE.program()
 def the_loss_is_a_variable(t):
-  scalar = t.variable("scalar", 3.)
+  scalar = t.variable("scalar", 3.0)
   optimizer = t.wrap()
   return optimizer.apply_gradients(
-      optimizer.compute_gradients(scalar, [scalar]) + optimizer.compute_gradients(t.loss(), t.variables), t.global_step)
+    optimizer.compute_gradients(scalar, [scalar]) + optimizer.compute_gradients(t.loss(), t.variables), t.global_step
+  )
 
 
 @TABLE.program(variants=programs.RESOURCE, slow=True)
@@ -73,7 +74,7 @@ def gradients_delayed_by_one_loop_iteration(t):
   optimizer = t.wrap()
 
   def body(i, previous):
-    (grad, _), = optimizer.compute_gradients(tf.reduce_sum(w * w * t.x), [w])
+    ((grad, _),) = optimizer.compute_gradients(tf.reduce_sum(w * w * t.x), [w])
     with tf.control_dependencies([grad]):
       with tf.control_dependencies([optimizer.apply_gradients([(previous, w)], t.global_step)]):
         return i + 1, tf.identity(grad)
@@ -101,15 +102,18 @@ def variables_made_by_a_variable_creator(t):
     return next_creator(**dict(kwargs, name=(kwargs.get("name") or "unnamed") + "_created"))
 
   with tf.variable_creator_scope(creator):
-    return t.wrap(tf.train.AdamOptimizer(.1)).minimize(t.loss(), t.global_step)
+    return t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss(), t.global_step)
 
 
 @TABLE.program(tensorflow_fails="it has no slots", slow=True)
 def slots_reset_by_the_program(t):
   optimizer = t.wrap()
   train_op = optimizer.minimize(t.loss(), t.global_step)
-  reset = [tf.assign(optimizer.get_slot(v, name), tf.zeros(v.shape))
-           for v in t.variables for name in optimizer.get_slot_names()]
+  reset = [
+    tf.assign(optimizer.get_slot(v, name), tf.zeros(v.shape))
+    for v in t.variables
+    for name in optimizer.get_slot_names()
+  ]
 
   def step(sess, feed):
     sess.run(train_op, feed)
@@ -121,7 +125,7 @@ def slots_reset_by_the_program(t):
 
 @TABLE.program(overflow=(), tensorflow_fails=programs.fails_up_to((1, 15), "variables() lacks the loss scale's"))
 def optimizer_variables_initialized_again(t):
-  optimizer = t.wrap(tf.train.AdamOptimizer(.1))
+  optimizer = t.wrap(tf.train.AdamOptimizer(0.1))
   train_op = optimizer.minimize(t.loss(), t.global_step)
   again = tf.variables_initializer(optimizer.variables())
 
@@ -143,8 +147,8 @@ class MakesVariablesFromTensors(Descent):
     updates = []
     for grad, variable in grads_and_vars:
       velocity = tf.Variable(tf.zeros_like(variable), trainable=False, name="velocity", use_resource=True)
-      with tf.control_dependencies([velocity.assign(.9 * velocity + tf.convert_to_tensor(grad))]):
-        updates.append(variable.assign_sub(.1 * velocity.read_value()))
+      with tf.control_dependencies([velocity.assign(0.9 * velocity + tf.convert_to_tensor(grad))]):
+        updates.append(variable.assign_sub(0.1 * velocity.read_value()))
     return tf.group(*updates)
 
 
@@ -154,10 +158,11 @@ class GetsVariablesFromTensors(Descent):
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     updates = []
     for grad, variable in grads_and_vars:
-      velocity = tf.get_variable(variable.op.name + "/velocity", initializer=tf.zeros_like(variable), trainable=False,
-                                 use_resource=True)
-      with tf.control_dependencies([velocity.assign(.9 * velocity + tf.convert_to_tensor(grad))]):
-        updates.append(variable.assign_sub(.1 * velocity.read_value()))
+      velocity = tf.get_variable(
+        variable.op.name + "/velocity", initializer=tf.zeros_like(variable), trainable=False, use_resource=True
+      )
+      with tf.control_dependencies([velocity.assign(0.9 * velocity + tf.convert_to_tensor(grad))]):
+        updates.append(variable.assign_sub(0.1 * velocity.read_value()))
     return tf.group(*updates)
 
 
@@ -165,13 +170,14 @@ class MakesVariablesFromOuterTensors(Descent):
   """Makes a variable in `apply_gradients` whose initial value is a tensor from `compute_gradients`."""
 
   def compute_gradients(self, *args, **kwargs):
-    self._start = tf.constant([.5, .25, .125]) * 2.
+    self._start = tf.constant([0.5, 0.25, 0.125]) * 2.0
     return super().compute_gradients(*args, **kwargs)
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    rate = tf.Variable(self._start / 8., trainable=False, name="rate", use_resource=True)
+    rate = tf.Variable(self._start / 8.0, trainable=False, name="rate", use_resource=True)
     return super().apply_gradients(
-        [(grad * rate if variable.shape == [3] else grad, variable) for grad, variable in grads_and_vars], global_step)
+      [(grad * rate if variable.shape == [3] else grad, variable) for grad, variable in grads_and_vars], global_step
+    )
 
 
 class MakesVariablesFromFunctions(Descent):
@@ -180,21 +186,20 @@ class MakesVariablesFromFunctions(Descent):
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     updates = []
     for grad, variable in grads_and_vars:
-      velocity = tf.Variable(lambda variable=variable: tf.zeros(variable.shape), trainable=False, name="velocity",
-                             use_resource=True)
-      with tf.control_dependencies([velocity.assign(.9 * velocity + tf.convert_to_tensor(grad))]):
-        updates.append(variable.assign_sub(.1 * velocity.read_value()))
+      velocity = tf.Variable(
+        lambda variable=variable: tf.zeros(variable.shape), trainable=False, name="velocity", use_resource=True
+      )
+      with tf.control_dependencies([velocity.assign(0.9 * velocity + tf.convert_to_tensor(grad))]):
+        updates.append(variable.assign_sub(0.1 * velocity.read_value()))
     return tf.group(*updates)
 
 
 class AppliesWithFewerArguments(Descent):
-
   def apply_gradients(self, grads_and_vars):
     return super().apply_gradients(grads_and_vars)
 
 
 class ComputesWithFewerArguments(Descent):
-
   def compute_gradients(self, loss, var_list=None):
     return super().compute_gradients(loss, var_list)
 
@@ -208,14 +213,12 @@ class KeepsGradients(Descent):
 
 
 class KeepsComputedGradients(Descent):
-
   def compute_gradients(self, *args, **kwargs):
     self.computed = super().compute_gradients(*args, **kwargs)
     return self.computed
 
 
 class Summarizes(Descent):
-
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     for grad, variable in grads_and_vars:
       tf.summary.scalar(variable.op.name, tf.norm(tf.convert_to_tensor(grad)))
@@ -240,13 +243,11 @@ class DependsOnCollections(Descent):
 
 
 class AcceptsComplexNumbers(Descent):
-
   def _valid_dtypes(self):
     return super()._valid_dtypes() | {tf.complex64}
 
 
 class AcceptsIntegers(Descent):
-
   def _valid_dtypes(self):
     return super()._valid_dtypes() | {tf.int32}
 
@@ -257,12 +258,17 @@ class AcceptsIntegers(Descent):
     return tf.assign_sub(var, grad)
 
 
-for custom in (MakesVariablesFromTensors, GetsVariablesFromTensors, MakesVariablesFromOuterTensors,
-               MakesVariablesFromFunctions):
-  TABLE.add("custom_optimizer_{}".format(custom.__name__),
-            lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
-            tensorflow_fails=(
-                None if custom is MakesVariablesFromFunctions else "the initial values are tensors in a branch"))
+for custom in (
+  MakesVariablesFromTensors,
+  GetsVariablesFromTensors,
+  MakesVariablesFromOuterTensors,
+  MakesVariablesFromFunctions,
+):
+  TABLE.add(
+    "custom_optimizer_{}".format(custom.__name__),
+    lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
+    tensorflow_fails=(None if custom is MakesVariablesFromFunctions else "the initial values are tensors in a branch"),
+  )
 
 
 @TABLE.program(tensorflow_fails="it passes a global step, which this optimizer does not accept")
@@ -306,15 +312,15 @@ def custom_optimizer_AddsUpdateOps(t):
 
 @TABLE.program(outside="before.*")
 def custom_optimizer_DependsOnCollections(t):
-  before = tf.Variable(0., trainable=False, name="before", use_resource=t.resource)
-  tf.add_to_collection("before_steps", before.assign_add(1.))
+  before = tf.Variable(0.0, trainable=False, name="before", use_resource=t.resource)
+  tf.add_to_collection("before_steps", before.assign_add(1.0))
   train_op = t.wrap(DependsOnCollections()).minimize(t.loss(), t.global_step)
   return [train_op] + tf.get_collection("before_steps")
 
 
 @TABLE.program(tensorflow_fails="it does not accept complex gradients")
 def complex_variables(t):
-  w = t.variable("complex", np.array([1 + 2j, 3j, 1.], np.complex64))
+  w = t.variable("complex", np.array([1 + 2j, 3j, 1.0], np.complex64))
   return t.wrap(AcceptsComplexNumbers()).minimize(tf.reduce_sum(tf.square(tf.abs(w)) * t.x), t.global_step)
 
 

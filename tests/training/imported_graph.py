@@ -1,6 +1,6 @@
 """Resumes training from a MetaGraph without mp_compat; test_export.py runs this in a new process.
 
-    python imported_graph.py META_GRAPH CHECKPOINT OUTPUT.npz
+Usage: python imported_graph.py META_GRAPH CHECKPOINT OUTPUT.npz
 """
 
 import sys
@@ -13,7 +13,7 @@ def main():
   meta_graph, checkpoint, output = sys.argv[1:]
   tf.disable_eager_execution()
   saver = tf.train.import_meta_graph(meta_graph)
-  train_op, = tf.get_collection(tf.GraphKeys.TRAIN_OP)
+  (train_op,) = tf.get_collection(tf.GraphKeys.TRAIN_OP)
   state = {v.op.name: v for v in tf.global_variables()}
   after = []
   with tf.Session() as sess:

@@ -21,14 +21,16 @@ def _eager():
 
 def train(api, name, as_function, steps=9):
   """Trains two variables. Returns the variables, the global step and the loss scale state after every step."""
-  opt = api.MixedPrecisionLossScaleOptimizer(
-      testing.OPTIMIZERS[name](), api.DynamicLossScale(8., increment_period=2))
-  w, table = tensorflow.Variable([1., -2., 3.]), tensorflow.Variable(np.ones([4, 3], np.float32))
+  opt = api.MixedPrecisionLossScaleOptimizer(testing.OPTIMIZERS[name](), api.DynamicLossScale(8.0, increment_period=2))
+  w, table = tensorflow.Variable([1.0, -2.0, 3.0]), tensorflow.Variable(np.ones([4, 3], np.float32))
   global_step = tensorflow.Variable(0, dtype=tf.int64, trainable=False)
 
   def step(x):
-    opt.minimize(lambda: tf.reduce_sum(x * w * w) + tf.reduce_sum(tf.gather(table, [1, 3, 1]) * x),
-                 global_step=global_step, var_list=[w, table])
+    opt.minimize(
+      lambda: tf.reduce_sum(x * w * w) + tf.reduce_sum(tf.gather(table, [1, 3, 1]) * x),
+      global_step=global_step,
+      var_list=[w, table],
+    )
 
   if as_function:
     step = tensorflow.function(step)
@@ -52,21 +54,26 @@ def test_eager_training_matches_tensorflow_class(name, as_function):
 
 
 def test_minimize_returns_none_and_sets_gradients_finite():
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
-  w = tensorflow.Variable([1., 2.])
-  for x, finite in [(1., True), (np.nan, False)]:
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  w = tensorflow.Variable([1.0, 2.0])
+  for x, finite in [(1.0, True), (np.nan, False)]:
     assert opt.minimize(lambda x=x: tf.reduce_sum(w) * x, var_list=[w]) is None
     assert bool(opt.gradients_finite) == finite
-    np.testing.assert_array_equal(w.numpy(), [0., 1.])
+    np.testing.assert_array_equal(w.numpy(), [0.0, 1.0])
 
 
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("wrap, warnings", [
-    (lambda opt: opt, 0), (lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, 4.), 1),
-    (lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"), 1)])
+@pytest.mark.parametrize(
+  "wrap, warnings",
+  [
+    (lambda opt: opt, 0),
+    (lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, 4.0), 1),
+    (lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"), 1),
+  ],
+)
 def test_callable_loss_scaled_by_another_optimizer_warns_once(as_function, wrap, warnings, caplog):
-  opt = wrap(mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic"))
-  w = tensorflow.Variable([1., 2.])
+  opt = wrap(mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic"))
+  w = tensorflow.Variable([1.0, 2.0])
 
   def step():
     opt.minimize(lambda: tf.reduce_sum(w * w), var_list=[w])
@@ -80,54 +87,54 @@ def test_callable_loss_scaled_by_another_optimizer_warns_once(as_function, wrap,
 
 
 def test_clipped_overflow_in_function_skips_step():
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
-  w = tensorflow.Variable([1., 2.])
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  w = tensorflow.Variable([1.0, 2.0])
 
   @tensorflow.function
   def step(x):
     grads_and_vars = opt.compute_gradients(lambda: tf.reduce_sum(w * x), [w])
-    opt.apply_gradients([(tf.clip_by_value(g, -1., 1.), v) for g, v in grads_and_vars])
+    opt.apply_gradients([(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in grads_and_vars])
 
-  for x, expected in [([1., 1.], [0., 1.]), ([np.inf, 1.], [0., 1.])]:
+  for x, expected in [([1.0, 1.0], [0.0, 1.0]), ([np.inf, 1.0], [0.0, 1.0])]:
     step(tf.constant(x))
     np.testing.assert_array_equal(w.numpy(), expected)
-  assert opt.loss_scale().numpy() == 2. ** 14
+  assert opt.loss_scale().numpy() == 2.0**14
 
 
 def test_tape_gradients_are_scaled_and_unscaled():
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
-  w = tensorflow.Variable([1., 2.])
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  w = tensorflow.Variable([1.0, 2.0])
   with tf.GradientTape() as tape:
     loss = opt.scale_loss(tf.reduce_sum(w * w))
   scaled = tape.gradient(loss, [w])
-  assert float(loss) == 5. * 2 ** 15 and scaled[0].numpy().tolist() == [2. ** 16, 2. ** 17]
+  assert float(loss) == 5.0 * 2**15 and scaled[0].numpy().tolist() == [2.0**16, 2.0**17]
   grads = opt.unscale_gradients(scaled)
   opt.apply_gradients(zip(grads, [w]))
-  assert grads[0].numpy().tolist() == [2., 4.] and w.numpy().tolist() == [-1., -2.]
+  assert grads[0].numpy().tolist() == [2.0, 4.0] and w.numpy().tolist() == [-1.0, -2.0]
 
 
 def test_non_callable_loss_raises_runtime_error():
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
   with pytest.raises(RuntimeError, match="`loss` passed to Optimizer.compute_gradients should be a function"):
-    opt.compute_gradients(tf.constant(1.), [tensorflow.Variable(1.)])
+    opt.compute_gradients(tf.constant(1.0), [tensorflow.Variable(1.0)])
 
 
 def test_eager_loss_scale_can_be_copied_in_graph():
   """Estimator copies its params in this way."""
-  loss_scale = mp_compat.DynamicLossScale(8., 1)
-  loss_scale.update([tf.constant(1.)])
-  assert copy.deepcopy(loss_scale)().numpy() == 16.
+  loss_scale = mp_compat.DynamicLossScale(8.0, 1)
+  loss_scale.update([tf.constant(1.0)])
+  assert copy.deepcopy(loss_scale)().numpy() == 16.0
   with tf.Graph().as_default(), testing.session() as sess:
     scale = copy.deepcopy({"loss_scale": loss_scale})["loss_scale"]()
     sess.run(tf.global_variables_initializer())
-    assert sess.run(scale) == 8.
+    assert sess.run(scale) == 8.0
 
 
 def test_eager_loss_scale_has_separate_graph_variables():
-  loss_scale = mp_compat.DynamicLossScale(8., 1)
-  loss_scale.update([tf.constant(1.)])
+  loss_scale = mp_compat.DynamicLossScale(8.0, 1)
+  loss_scale.update([tf.constant(1.0)])
   with tf.Graph().as_default(), testing.session() as sess:
     scale = loss_scale()
     sess.run(tf.global_variables_initializer())
-    assert sess.run(scale) == 8.
-  assert loss_scale().numpy() == 16.
+    assert sess.run(scale) == 8.0
+  assert loss_scale().numpy() == 16.0

@@ -14,11 +14,12 @@ from tests import testing
 from tests.testing import tf
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(tf, "estimator"), reason="TensorFlow after 2.15 has no Estimator; run on 1.15 and 2.15 in CI")
+  not hasattr(tf, "estimator"), reason="TensorFlow after 2.15 has no Estimator; run on 1.15 and 2.15 in CI"
+)
 
-FINITE, OVERFLOW = [1., 2.], [np.inf, 2.]
-HUGE = [2. ** 126, 2.]  # finite, as is the loss, but overflows at a loss scale of 8 or more
-RATE, MOMENTUM = .25, .5
+FINITE, OVERFLOW = [1.0, 2.0], [np.inf, 2.0]
+HUGE = [2.0**126, 2.0]  # finite, as is the loss, but overflows at a loss scale of 8 or more
+RATE, MOMENTUM = 0.25, 0.5
 
 
 class Expected:
@@ -39,7 +40,7 @@ class Expected:
         if self.good_steps == period:
           self.scale, self.good_steps = self.scale * 2, 0
       else:
-        self.scale, self.good_steps = max(self.scale / 2, 1.), 0
+        self.scale, self.good_steps = max(self.scale / 2, 1.0), 0
 
   def check(self, estimator):
     """Checks that the last checkpoint of the Estimator has exactly these variables and values."""
@@ -71,7 +72,8 @@ class Model:
     if mode == tf.estimator.ModeKeys.EVAL:
       return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops={"y": tf.metrics.mean(y)})
     optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(
-        tf.train.MomentumOptimizer(RATE, MOMENTUM), params["loss_scale"], add_summaries=self._add_summaries)
+      tf.train.MomentumOptimizer(RATE, MOMENTUM), params["loss_scale"], add_summaries=self._add_summaries
+    )
     hook = mp_compat.LossScaleHook(optimizer, **self._hook)
     self.optimizers.append(optimizer)
     self.hooks.append(hook)
@@ -91,7 +93,7 @@ def inputs(xs, repeat=False):
 
 def dynamic():
   """Returns params with a dynamic loss scale of 64 that grows after two finite steps."""
-  return {"loss_scale": mp_compat.DynamicLossScale(64., 2)}
+  return {"loss_scale": mp_compat.DynamicLossScale(64.0, 2)}
 
 
 @pytest.fixture(name="control_flow", autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
@@ -106,19 +108,19 @@ def test_estimator_trains_evaluates_and_predicts(tmp_path, api):
   estimator = api.estimator.Estimator(model, str(tmp_path), params=dynamic())
   xs = [FINITE, OVERFLOW, FINITE, FINITE, FINITE, HUGE, FINITE]
   estimator.train(inputs(xs))
-  expected = Expected(xs, 64., 2)
-  assert (expected.attempted, expected.global_step, expected.scale) == (7, 5, 32.)
+  expected = Expected(xs, 64.0, 2)
+  assert (expected.attempted, expected.global_step, expected.scale) == (7, 5, 32.0)
   expected.check(estimator)
   assert (model.hooks[0].attempted, model.hooks[0].skipped) == (7, 2)
 
-  metrics = estimator.evaluate(inputs([FINITE, [3., 0.]]))
+  metrics = estimator.evaluate(inputs([FINITE, [3.0, 0.0]]))
   assert metrics["y"] == np.mean([np.dot(expected.w, FINITE), 3 * expected.w[0]]) and metrics["global_step"] == 5
-  predictions = [prediction["y"] for prediction in estimator.predict(inputs([FINITE, [3., 0.]]))]
+  predictions = [prediction["y"] for prediction in estimator.predict(inputs([FINITE, [3.0, 0.0]]))]
   assert predictions == [np.dot(expected.w, FINITE), 3 * expected.w[0]]
 
   # The second call of train builds another graph and restores the checkpoint.
   estimator.train(inputs(xs))
-  Expected(xs + xs, 64., 2).check(estimator)
+  Expected(xs + xs, 64.0, 2).check(estimator)
   assert len(model.hooks) == 2 and (model.hooks[1].attempted, model.hooks[1].skipped) == (7, 2)
 
 
@@ -135,7 +137,7 @@ def test_optimizer_in_params_is_copied_per_graph(tmp_path):
   xs = [FINITE, OVERFLOW, FINITE]
   estimator.train(inputs(xs))
   estimator.train(inputs(xs))
-  Expected(xs + xs, 64., 2).check(estimator)
+  Expected(xs + xs, 64.0, 2).check(estimator)
 
 
 def test_hook_counters_are_restored_from_checkpoints(tmp_path):
@@ -148,12 +150,12 @@ def test_hook_counters_are_restored_from_checkpoints(tmp_path):
     assert estimator.get_variable_value("loss_scale_hook/skipped_steps") == skipped
 
 
-@pytest.mark.parametrize("loss_scale, names", [("dynamic", ["current_loss_scale", "good_steps"]), (8., [])])
+@pytest.mark.parametrize("loss_scale, names", [("dynamic", ["current_loss_scale", "good_steps"]), (8.0, [])])
 def test_params_may_hold_loss_scale_identifiers(tmp_path, loss_scale, names):
   estimator = tf.estimator.Estimator(Model(), str(tmp_path), params={"loss_scale": loss_scale})
   estimator.train(inputs([FINITE, OVERFLOW, FINITE]))
   assert sorted(estimator.get_variable_names()) == sorted(names + ["global_step", "w", "w/Momentum"])
-  np.testing.assert_array_equal(estimator.get_variable_value("w"), Expected([FINITE, FINITE], 8., 100).w)
+  np.testing.assert_array_equal(estimator.get_variable_value("w"), Expected([FINITE, FINITE], 8.0, 100).w)
   assert estimator.get_variable_value("global_step") == 2
 
 
@@ -163,9 +165,11 @@ def test_train_and_evaluate_evaluates_at_every_checkpoint(tmp_path):
   estimator = tf.estimator.Estimator(model, str(tmp_path), config, dynamic())
   xs = [FINITE, OVERFLOW, FINITE, HUGE, FINITE]
   metrics, _ = tf.estimator.train_and_evaluate(
-      estimator, tf.estimator.TrainSpec(inputs(xs, repeat=True), max_steps=6),
-      tf.estimator.EvalSpec(inputs([FINITE]), steps=1, start_delay_secs=0, throttle_secs=0))
-  expected = Expected(xs * 9, 64., 2, steps=6)
+    estimator,
+    tf.estimator.TrainSpec(inputs(xs, repeat=True), max_steps=6),
+    tf.estimator.EvalSpec(inputs([FINITE]), steps=1, start_delay_secs=0, throttle_secs=0),
+  )
+  expected = Expected(xs * 9, 64.0, 2, steps=6)
   expected.check(estimator)
   assert expected.attempted == 10 and [hook.attempted for hook in model.hooks] == [10]
   assert metrics["global_step"] == 6 and metrics["y"] == np.dot(expected.w, FINITE)
@@ -177,7 +181,7 @@ def test_max_steps_counts_only_applied_steps(tmp_path):
   estimator = tf.estimator.Estimator(model, str(tmp_path), params=dynamic())
   xs = [OVERFLOW, FINITE, FINITE, OVERFLOW]
   estimator.train(inputs(xs, repeat=True), max_steps=5)
-  expected = Expected(xs * 9, 64., 2, steps=5)
+  expected = Expected(xs * 9, 64.0, 2, steps=5)
   expected.check(estimator)
   assert expected.attempted == 10 and (model.hooks[0].attempted, model.hooks[0].skipped) == (10, 5)
 
@@ -187,7 +191,7 @@ def test_hook_stops_a_run_of_overflows(tmp_path):
   estimator = tf.estimator.Estimator(model, str(tmp_path), params=dynamic())
   estimator.train(inputs([OVERFLOW], repeat=True), max_steps=5)
   assert (model.hooks[0].attempted, model.hooks[0].skipped) == (10, 10)  # 6 steps lower the scale to 1; 4 follow at 1
-  Expected([], 64., 2).check(estimator)  # No checkpoint is written because the global step did not change.
+  Expected([], 64.0, 2).check(estimator)  # No checkpoint is written because the global step did not change.
 
 
 def test_hook_raises_on_consecutive_overflows(tmp_path):
@@ -196,19 +200,19 @@ def test_hook_raises_on_consecutive_overflows(tmp_path):
     estimator.train(inputs([OVERFLOW], repeat=True), max_steps=5)
 
 
-@pytest.mark.parametrize("loss_scale", [lambda: dynamic()["loss_scale"], lambda: "dynamic"],
-                         ids=["object", "dynamic"])
+@pytest.mark.parametrize("loss_scale", [lambda: dynamic()["loss_scale"], lambda: "dynamic"], ids=["object", "dynamic"])
 def test_overflow_on_one_replica_skips_step_on_all(tmp_path, loss_scale):
   model = Model(every_n_steps=None)
   config = tf.estimator.RunConfig(
-      train_distribute=tf.distribute.MirroredStrategy(testing.TWO_CPUS),
-      session_config=tf.ConfigProto(device_count={"CPU": 2}))
+    train_distribute=tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+    session_config=tf.ConfigProto(device_count={"CPU": 2}),
+  )
   estimator = tf.estimator.Estimator(model, str(tmp_path), config, {"loss_scale": loss_scale()})
-  other = [3., 1.]
+  other = [3.0, 1.0]
   # Each replica takes one input. The first replica overflows in step 2, the second in step 4.
   pairs = [[FINITE, other], [OVERFLOW, other], [other, FINITE], [FINITE, HUGE], [FINITE, FINITE]]
   estimator.train(inputs([x for pair in pairs for x in pair]))
-  start, period = (2. ** 15, 2000) if loss_scale() == "dynamic" else (64., 2)
+  start, period = (2.0**15, 2000) if loss_scale() == "dynamic" else (64.0, 2)
   expected = Expected([np.mean(pair, axis=0) for pair in pairs], start, period)
   assert (expected.global_step, expected.scale) == (3, start / 4)
   expected.check(estimator)
@@ -219,22 +223,29 @@ def test_warm_start_restores_weights_or_all_variables(tmp_path):
   xs = [FINITE, OVERFLOW, FINITE, HUGE, FINITE]
   first = tf.estimator.Estimator(Model(), str(tmp_path / "first"), params=dynamic())
   first.train(inputs(xs))
-  before = Expected(xs, 64., 2)
+  before = Expected(xs, 64.0, 2)
 
   # By default only trainable variables are restored. Slots and loss scale get their initial values.
-  weights = tf.estimator.Estimator(Model(), str(tmp_path / "weights"), params=dynamic(),
-                                   warm_start_from=tf.estimator.WarmStartSettings(str(tmp_path / "first")))
+  weights = tf.estimator.Estimator(
+    Model(),
+    str(tmp_path / "weights"),
+    params=dynamic(),
+    warm_start_from=tf.estimator.WarmStartSettings(str(tmp_path / "first")),
+  )
   weights.train(inputs(xs))
-  after = Expected(xs, 64., 2)
+  after = Expected(xs, 64.0, 2)
   after.w = before.w + (after.w - 1)
   after.check(weights)
 
   # A list of patterns restores all variables that match, also those that are not trainable.
   everything = tf.estimator.Estimator(
-      Model(), str(tmp_path / "everything"), params=dynamic(),
-      warm_start_from=tf.estimator.WarmStartSettings(str(tmp_path / "first"), vars_to_warm_start=[".*"]))
+    Model(),
+    str(tmp_path / "everything"),
+    params=dynamic(),
+    warm_start_from=tf.estimator.WarmStartSettings(str(tmp_path / "first"), vars_to_warm_start=[".*"]),
+  )
   everything.train(inputs(xs))
-  Expected(xs + xs, 64., 2).check(everything)
+  Expected(xs + xs, 64.0, 2).check(everything)
 
 
 def test_exported_model_contains_no_loss_scale(tmp_path):
@@ -251,7 +262,7 @@ def test_exported_model_contains_no_loss_scale(tmp_path):
   with tf.Graph().as_default(), tf.Session() as sess:
     signature = tf.saved_model.load(sess, ["serve"], export).signature_def["serving_default"]
     y = sess.run(signature.outputs["y"].name, {signature.inputs["x"].name: [FINITE]})
-  assert y == np.dot(Expected([FINITE, FINITE], 64., 2).w, FINITE)
+  assert y == np.dot(Expected([FINITE, FINITE], 64.0, 2).w, FINITE)
 
 
 def test_summaries_are_written_to_model_dir(tmp_path):
@@ -260,14 +271,14 @@ def test_summaries_are_written_to_model_dir(tmp_path):
   estimator.train(inputs([FINITE, FINITE, OVERFLOW, FINITE]))
   seen = testing.events(str(tmp_path))
   # A skipped step has the same global step as the step before it.
-  assert seen["loss_scale/scale"] == [(1, 64.), (2, 64.), (2, 128.), (3, 64.)]
-  assert seen["loss_scale/applied"] == [(1, 1.), (2, 1.), (2, 0.), (3, 1.)]
+  assert seen["loss_scale/scale"] == [(1, 64.0), (2, 64.0), (2, 128.0), (3, 64.0)]
+  assert seen["loss_scale/applied"] == [(1, 1.0), (2, 1.0), (2, 0.0), (3, 1.0)]
   assert {"loss_scale/good_steps", "loss_scale/skipped_steps"} <= set(seen)
 
 
 def test_nan_loss_raises_unless_masked_in_spec(tmp_path):
   """Estimator's NanTensorHook also checks the loss of skipped steps."""
-  nan_input = [np.nan, 2.]
+  nan_input = [np.nan, 2.0]
   estimator = tf.estimator.Estimator(Model(), str(tmp_path / "plain"), params=dynamic())
   with pytest.raises(tf.train.NanLossDuringTrainingError):
     estimator.train(inputs([FINITE, nan_input, FINITE]))
@@ -276,11 +287,11 @@ def test_nan_loss_raises_unless_masked_in_spec(tmp_path):
 
   def model_fn(features, labels, mode, params):
     spec = model(features, labels, mode, params)
-    return spec._replace(loss=tf.where_v2(model.optimizers[-1].gradients_finite, spec.loss, 0.))
+    return spec._replace(loss=tf.where_v2(model.optimizers[-1].gradients_finite, spec.loss, 0.0))
 
   estimator = tf.estimator.Estimator(model_fn, str(tmp_path / "masked"), params=dynamic())
   estimator.train(inputs([FINITE, nan_input, FINITE]))
-  Expected([FINITE, nan_input, FINITE], 64., 2).check(estimator)
+  Expected([FINITE, nan_input, FINITE], 64.0, 2).check(estimator)
 
 
 def batches(overflow):
@@ -288,32 +299,39 @@ def batches(overflow):
 
   Overflowing batches have huge features and contradictory labels, so the gradients are not zero.
   """
-  ordinary = [[1., -.5], [-1., .25], [.5, .5], [-.25, -1.]], [0, 1, 1, 0]
-  huge = np.array([[1., -.5], [1., -.5], [-1., .5], [-1., .5]]) * 2. ** 124, [0, 1, 0, 1]
+  ordinary = [[1.0, -0.5], [-1.0, 0.25], [0.5, 0.5], [-0.25, -1.0]], [0, 1, 1, 0]
+  huge = np.array([[1.0, -0.5], [1.0, -0.5], [-1.0, 0.5], [-1.0, 0.5]]) * 2.0**124, [0, 1, 0, 1]
   xs, labels = zip(*[huge if overflows else ordinary for overflows in overflow])
   return lambda: tf.data.Dataset.from_tensor_slices(({"x": np.array(xs, np.float32)}, np.array(labels)))
 
 
-@pytest.mark.parametrize("make_inner", [lambda: tf.train.MomentumOptimizer(.1, .9), lambda: tf.train.AdamOptimizer(.1)],
-                         ids=["Momentum", "Adam"])
+@pytest.mark.parametrize(
+  "make_inner",
+  [lambda: tf.train.MomentumOptimizer(0.1, 0.9), lambda: tf.train.AdamOptimizer(0.1)],
+  ids=["Momentum", "Adam"],
+)
 @pytest.mark.parametrize("called", [False, True], ids=["instance", "callable"])
 def test_canned_estimator_skips_overflowing_batches(tmp_path, make_inner, called):
-  loss_scale = mp_compat.DynamicLossScale(2. ** 15, 3)
+  loss_scale = mp_compat.DynamicLossScale(2.0**15, 3)
 
   def wrapped():
     return mp_compat.MixedPrecisionLossScaleOptimizer(make_inner(), loss_scale)
 
   def train(name, optimizer, overflow):
     estimator = tf.estimator.DNNClassifier(
-        [3], [tf.feature_column.numeric_column("x", [2])], str(tmp_path / name), optimizer=optimizer,
-        config=tf.estimator.RunConfig(tf_random_seed=1))
+      [3],
+      [tf.feature_column.numeric_column("x", [2])],
+      str(tmp_path / name),
+      optimizer=optimizer,
+      config=tf.estimator.RunConfig(tf_random_seed=1),
+    )
     estimator.train(batches(overflow))
     estimator.train(batches(overflow))  # another graph, with the same optimizer
     return {variable: estimator.get_variable_value(variable) for variable in estimator.get_variable_names()}
 
   got = train("scaled", wrapped if called else wrapped(), [0, 0, 1, 0, 0, 0, 1, 0])
   alone = train("alone", make_inner(), [0] * 6)
-  assert (got.pop("current_loss_scale"), got.pop("good_steps")) == (2. ** 14, 1)
+  assert (got.pop("current_loss_scale"), got.pop("good_steps")) == (2.0**14, 1)
   assert sorted(got) == sorted(alone) and got["global_step"] == 12
   for name, value in alone.items():
     np.testing.assert_array_equal(got[name], value, err_msg=name)

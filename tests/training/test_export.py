@@ -19,10 +19,13 @@ LOSS_SCALING_NAMES = ("loss_scale", "good_steps", "apply_if_finite", "is_finite"
 
 def resume_training(meta_graph, checkpoint, tmp_path):
   """Resumes training in a process that imports only TensorFlow. Returns the variables after the last step."""
-  np.save(checkpoint + ".feeds.npy", golden_cases.FEEDS[golden_cases.BEFORE:])
+  np.save(checkpoint + ".feeds.npy", golden_cases.FEEDS[golden_cases.BEFORE :])
   output = str(tmp_path / "after.npz")
-  subprocess.run([sys.executable, "-W", "ignore", imported_graph.__file__, meta_graph, checkpoint, output], check=True,
-                 env=dict(testing.environment(), PYTHONPATH=""))
+  subprocess.run(
+    [sys.executable, "-W", "ignore", imported_graph.__file__, meta_graph, checkpoint, output],
+    check=True,
+    env=dict(testing.environment(), PYTHONPATH=""),
+  )
   return {name: values[-1] for name, values in np.load(output).items()}
 
 
@@ -33,9 +36,15 @@ def assert_equal_variables(values, expected):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("control_flow, use_resource", [
-    (1, False), (2, True), pytest.param(1, True, marks=pytest.mark.slow),
-    pytest.param(2, False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  "control_flow, use_resource",
+  [
+    (1, False),
+    (2, True),
+    pytest.param(1, True, marks=pytest.mark.slow),
+    pytest.param(2, False, marks=pytest.mark.slow),
+  ],
+)
 def test_meta_graph_resumes_exactly_in_another_process(control_flow, use_resource, tmp_path):
   path = str(tmp_path / "model")
   with testing.control_flow(control_flow), tf.Graph().as_default(), testing.session() as sess:
@@ -43,9 +52,9 @@ def test_meta_graph_resumes_exactly_in_another_process(control_flow, use_resourc
       training = golden_cases.GoldenTraining(CASE)
     saver = tf.train.Saver()
     sess.run(tf.global_variables_initializer())
-    training.run(sess, golden_cases.FEEDS[:golden_cases.BEFORE])
+    training.run(sess, golden_cases.FEEDS[: golden_cases.BEFORE])
     saver.save(sess, path)
-    expected = training.run(sess, golden_cases.FEEDS[golden_cases.BEFORE:])
+    expected = training.run(sess, golden_cases.FEEDS[golden_cases.BEFORE :])
   assert_equal_variables(resume_training(path + ".meta", path, tmp_path), expected)
 
 
@@ -56,8 +65,10 @@ def test_meta_graph_of_tensorflow_1_15_resumes_exactly(tmp_path):
     shutil.copyfile(golden + part, str(tmp_path / "model") + part)
   expected = np.load(os.path.join(golden_cases.GOLDENS, "1.15", "expected.npz"))
   prefix = CASE.name + "/after/"
-  assert_equal_variables(resume_training(golden + ".meta", str(tmp_path / "model"), tmp_path),
-                         {key[len(prefix):]: expected[key] for key in expected.files if key.startswith(prefix)})
+  assert_equal_variables(
+    resume_training(golden + ".meta", str(tmp_path / "model"), tmp_path),
+    {key[len(prefix) :]: expected[key] for key in expected.files if key.startswith(prefix)},
+  )
 
 
 @pytest.fixture(name="trained")

@@ -22,7 +22,7 @@ def _graph(request):
 
 
 def scales():
-  return {"ours": mp_compat.DynamicLossScale, "tensorflow": testing.native.DynamicLossScale, "fixed": lambda: 8.}
+  return {"ours": mp_compat.DynamicLossScale, "tensorflow": testing.native.DynamicLossScale, "fixed": lambda: 8.0}
 
 
 @pytest.mark.parametrize("scale", sorted(scales()))
@@ -38,10 +38,11 @@ def test_step_is_applied_only_if_all_processes_finite(scale, clip, graph):
     return reduced[-1]
 
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-      tf.train.GradientDescentOptimizer(1.), scales()[scale](), finite_reducer=all_processes)
+    tf.train.GradientDescentOptimizer(1.0), scales()[scale](), finite_reducer=all_processes
+  )
   grads_and_vars = opt.compute_gradients(training.loss)
   if clip:
-    grads_and_vars = [(tf.clip_by_value(g, -9., 9.), v) for g, v in grads_and_vars]
+    grads_and_vars = [(tf.clip_by_value(g, -9.0, 9.0), v) for g, v in grads_and_vars]
   train_op = opt.apply_gradients(grads_and_vars, training.global_step)
   finite_steps, global_steps, loss_scales = [], [], []
   with testing.session() as sess:
@@ -53,17 +54,18 @@ def test_step_is_applied_only_if_all_processes_finite(scale, clip, graph):
       loss_scales.append(sess.run(opt.loss_scale()))
     np.testing.assert_array_equal(sess.run(training.w), -2 * FINITE)
   assert finite_steps == [True, False, False, False, True] and global_steps == [1, 1, 1, 1, 2]
-  assert loss_scales == ([8.] * 5 if scale == "fixed" else [2. ** 15, 2. ** 14, 2. ** 13, 2. ** 12, 2. ** 12])
+  assert loss_scales == ([8.0] * 5 if scale == "fixed" else [2.0**15, 2.0**14, 2.0**13, 2.0**12, 2.0**12])
   # It is called once and outside the conditional. In a branch, a collective op would wait for processes that skip.
   assert len(reduced) == 1 and reduced[0].graph is graph
   assert reduced[0].op._get_control_flow_context() is None
 
 
-@pytest.mark.parametrize("reducer", [
-    lambda finite: tf.cast(finite, tf.float32), lambda finite: tf.stack([finite, finite]), lambda finite: 1.])
+@pytest.mark.parametrize(
+  "reducer", [lambda finite: tf.cast(finite, tf.float32), lambda finite: tf.stack([finite, finite]), lambda finite: 1.0]
+)
 def test_reducer_must_return_a_scalar_bool(reducer):
   training = testing.Training()
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8., finite_reducer=reducer)
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0, finite_reducer=reducer)
   with pytest.raises(ValueError, match="finite_reducer must return a scalar bool.*but returned "):
     opt.minimize(training.loss)
 
@@ -71,7 +73,8 @@ def test_reducer_must_return_a_scalar_bool(reducer):
 def test_reducer_requires_skip_nonfinite():
   with pytest.raises(ValueError, match="skip_nonfinite=False disables the check"):
     mp_compat.MixedPrecisionLossScaleOptimizer(
-        tf.train.GradientDescentOptimizer(1.), 8., skip_nonfinite=False, finite_reducer=tf.identity)
+      tf.train.GradientDescentOptimizer(1.0), 8.0, skip_nonfinite=False, finite_reducer=tf.identity
+    )
 
 
 def test_default_reducer_is_none_without_horovod():

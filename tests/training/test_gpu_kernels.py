@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not tf.test.is_built_with_cuda(), reason="a CPU 
 
 DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
 SMALL, LARGE = [64, 4], [512, 512]  # up to 64 KB, the finite check stacks gradients
-SCALES = {"dynamic": lambda: "dynamic", "fixed": lambda: 128.}
+SCALES = {"dynamic": lambda: "dynamic", "fixed": lambda: 128.0}
 
 
 def large_floating(tensor):
@@ -25,11 +25,14 @@ def large_floating(tensor):
 def has_gpu_kernel(op, host_memory_argument=lambda name: False):
   """Returns whether a GPU kernel exists for the dtypes of an op, whose given arguments are not in host memory."""
   from tensorflow.python.framework import kernels
+
   for kernel in kernels.get_registered_kernels_for_op(op.type).kernel:
     if kernel.device_type not in ("GPU", "DEFAULT") or any(map(host_memory_argument, kernel.host_memory_arg)):
       continue
-    if all(op.get_attr(constraint.name) in [tf.as_dtype(dtype) for dtype in constraint.allowed_values.list.type]
-           for constraint in kernel.constraint):
+    if all(
+      op.get_attr(constraint.name) in [tf.as_dtype(dtype) for dtype in constraint.allowed_values.list.type]
+      for constraint in kernel.constraint
+    ):
       return True
   return False
 
@@ -51,8 +54,11 @@ def ops_on_gradients(graph):
 
 def check(graph):
   checked = list(ops_on_gradients(graph))
-  missing = ["{} ({})".format(op.type, op.name) for op, touched in checked
-             if not has_gpu_kernel(op, lambda name, touched=touched: name in touched)]
+  missing = [
+    "{} ({})".format(op.type, op.name)
+    for op, touched in checked
+    if not has_gpu_kernel(op, lambda name, touched=touched: name in touched)
+  ]
   assert not missing
   return {op.type for op, _ in checked}
 
@@ -71,7 +77,7 @@ def gradients_for(dtype):
 
 
 def wrap(scale, **kwargs):
-  return mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(.1), SCALES[scale](), **kwargs)
+  return mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.1), SCALES[scale](), **kwargs)
 
 
 @pytest.mark.parametrize("scale", sorted(SCALES))
@@ -88,7 +94,7 @@ def test_unscaling_and_finite_check_have_gpu_kernels(dtype, scale):
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 def test_clipping_by_global_norm_has_gpu_kernels(dtype):
   with tf.Graph().as_default() as graph, testing.control_flow(1):  # TensorFlow lowers v2 to the same ops
-    mp_compat.clip_by_global_norm([grad for grad, _ in gradients_for(dtype)], 1.)
+    mp_compat.clip_by_global_norm([grad for grad, _ in gradients_for(dtype)], 1.0)
     check(graph)
 
 
@@ -105,7 +111,7 @@ def test_accumulation_has_gpu_kernels(dtype):
 def test_shared_loss_scale_has_gpu_kernels(dtype):
   with tf.Graph().as_default() as graph:
     scale, pairs = mp_compat.DynamicLossScale(), gradients_for(dtype)
-    opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(.1), scale) for _ in range(2)]
+    opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.1), scale) for _ in range(2)]
     mp_compat.apply_gradients_together([(opts[0], pairs[:2]), (opts[1], pairs[2:])], skip="each")
     check(graph)
 
@@ -113,8 +119,8 @@ def test_shared_loss_scale_has_gpu_kernels(dtype):
 def test_ops_without_gpu_kernel_are_found():
   with tf.Graph().as_default() as graph:
     tf.raw_ops.UnicodeScript(input=[1])
-    op, = [op for op in graph.get_operations() if op.type == "UnicodeScript"]
+    (op,) = [op for op in graph.get_operations() if op.type == "UnicodeScript"]
     assert not has_gpu_kernel(op)
-    assert has_gpu_kernel(tf.add(tf.placeholder(tf.float32, [2]), 1.).op)
+    assert has_gpu_kernel(tf.add(tf.placeholder(tf.float32, [2]), 1.0).op)
     shape_on_host = tf.reshape(tf.placeholder(tf.float32, [2]), tf.placeholder(tf.int32, [1])).op
     assert has_gpu_kernel(shape_on_host) and not has_gpu_kernel(shape_on_host, lambda name: name == "shape")

@@ -9,7 +9,7 @@ from tests.testing import FINITE
 from tests.testing import OVERFLOW
 from tests.testing import tf
 
-NAN = np.array([np.nan, 1.])
+NAN = np.array([np.nan, 1.0])
 
 
 @pytest.fixture(name="graph", autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
@@ -24,8 +24,16 @@ class AccumulatedTraining:
   `before` changes the gradients before they are added, `after` changes the mean before it is applied.
   """
 
-  def __init__(self, skip="window", dtype=tf.float32, use_resource=True, before=list, after=list, scale="dynamic",
-               inner=lambda: tf.train.GradientDescentOptimizer(1.)):
+  def __init__(
+    self,
+    skip="window",
+    dtype=tf.float32,
+    use_resource=True,
+    before=list,
+    after=list,
+    scale="dynamic",
+    inner=lambda: tf.train.GradientDescentOptimizer(1.0),
+  ):
     self.training = testing.Training(dtype, use_resource)
     self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(inner(), scale)
     self.accumulator = mp_compat.GradientAccumulator(self.opt, skip=skip)
@@ -50,29 +58,30 @@ class AccumulatedTraining:
 @pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64])
 @pytest.mark.parametrize("use_resource", [False, True])
 def test_window_mean_is_applied_as_one_step(skip, dtype, use_resource):
-  windows = AccumulatedTraining(skip, dtype, use_resource, scale=mp_compat.DynamicLossScale(2. ** 10))
+  windows = AccumulatedTraining(skip, dtype, use_resource, scale=mp_compat.DynamicLossScale(2.0**10))
   w, steps, scales = windows.run([FINITE, 3 * FINITE], [FINITE], [FINITE, FINITE, 4 * FINITE])
   np.testing.assert_array_equal(w, [-2 * FINITE, -3 * FINITE, -5 * FINITE])
-  assert steps == (1, 2, 3) and scales == (2. ** 10,) * 3
+  assert steps == (1, 2, 3) and scales == (2.0**10,) * 3
 
 
 @pytest.mark.parametrize("bad", [OVERFLOW, NAN, -OVERFLOW], ids=["inf", "nan", "-inf"])
 def test_overflowing_micro_batch_skips_its_window(bad):
   w, steps, scales = AccumulatedTraining().run([FINITE], [FINITE, bad, FINITE], [bad, bad], [FINITE])
   np.testing.assert_array_equal(w, [-FINITE, -FINITE, -FINITE, -2 * FINITE])
-  assert steps == (1, 1, 1, 2) and scales == (2. ** 15, 2. ** 14, 2. ** 13, 2. ** 13)
+  assert steps == (1, 1, 1, 2) and scales == (2.0**15, 2.0**14, 2.0**13, 2.0**13)
 
 
 @pytest.mark.parametrize("scale", ["dynamic", "tensorflow"])
 def test_overflow_can_skip_only_its_micro_batch(scale):
   scale = testing.native.DynamicLossScale() if scale == "tensorflow" else scale
   w, steps, scales = AccumulatedTraining("micro_batch", scale=scale).run(
-      [FINITE], [FINITE, OVERFLOW, 3 * FINITE], [NAN, OVERFLOW], [FINITE])
+    [FINITE], [FINITE, OVERFLOW, 3 * FINITE], [NAN, OVERFLOW], [FINITE]
+  )
   np.testing.assert_array_equal(w, [-FINITE, -3 * FINITE, -3 * FINITE, -4 * FINITE])
-  assert steps == (1, 2, 2, 3) and scales == (2. ** 15, 2. ** 14, 2. ** 13, 2. ** 13)
+  assert steps == (1, 2, 2, 3) and scales == (2.0**15, 2.0**14, 2.0**13, 2.0**13)
 
 
-@pytest.mark.parametrize("skip, expected", [("window", [0., 0., 0.]), ("micro_batch", [0., -2., -2.])])
+@pytest.mark.parametrize("skip, expected", [("window", [0.0, 0.0, 0.0]), ("micro_batch", [0.0, -2.0, -2.0])])
 def test_loss_scale_may_skip_finite_windows(skip, expected):
   windows = AccumulatedTraining(skip, scale=testing.SkipsFiniteSteps())
   w, _, _ = windows.run([FINITE], [FINITE, OVERFLOW, 3 * FINITE], [FINITE])
@@ -80,19 +89,20 @@ def test_loss_scale_may_skip_finite_windows(skip, expected):
 
 
 def test_scale_is_updated_once_per_window():
-  scale = mp_compat.DynamicLossScale(8., increment_period=2)
+  scale = mp_compat.DynamicLossScale(8.0, increment_period=2)
   _, _, scales = AccumulatedTraining(scale=scale).run(
-      [FINITE] * 5, [FINITE], [FINITE] * 3, [OVERFLOW, FINITE, OVERFLOW], [FINITE])
-  assert scales == (8., 16., 16., 8., 8.)
+    [FINITE] * 5, [FINITE], [FINITE] * 3, [OVERFLOW, FINITE, OVERFLOW], [FINITE]
+  )
+  assert scales == (8.0, 16.0, 16.0, 8.0, 8.0)
 
 
 def clip(pairs):
-  return [(tf.clip_by_value(g, -9., 9.), v) for g, v in pairs]
+  return [(tf.clip_by_value(g, -9.0, 9.0), v) for g, v in pairs]
 
 
 def test_overflow_clipped_before_add_skips_window():
   w, steps, _ = AccumulatedTraining(before=clip).run([FINITE, OVERFLOW], [FINITE, 20 * FINITE])
-  np.testing.assert_array_equal(w, [[0., 0.], [-5., -5.5]])
+  np.testing.assert_array_equal(w, [[0.0, 0.0], [-5.0, -5.5]])
   assert steps == (0, 1)
 
 
@@ -102,31 +112,34 @@ def test_overflow_hidden_after_mean_skips_window():
     return [(tf.where_v2(tf.is_finite(g), g, tf.zeros_like(g)), v) for g, v in clip(pairs)]
 
   w, steps, _ = AccumulatedTraining(after=hide).run([FINITE, OVERFLOW], [20 * FINITE])
-  np.testing.assert_array_equal(w, [[0., 0.], [-9., -9.]])
+  np.testing.assert_array_equal(w, [[0.0, 0.0], [-9.0, -9.0]])
   assert steps == (0, 1)
 
 
 def test_applying_a_window_runs_no_backward_pass(graph):
-  windows = AccumulatedTraining(inner=lambda: tf.train.AdamOptimizer(.1))
+  windows = AccumulatedTraining(inner=lambda: tf.train.AdamOptimizer(0.1))
   assert testing.waits_for(windows.add_op, windows.training.x.op)
   assert not testing.waits_for(windows.train_op, windows.training.x.op)
   assert graph.get_collection(tf.GraphKeys.TRAIN_OP) == [windows.train_op]
 
 
 def test_accumulators_are_local_float32_variables():
-  windows = AccumulatedTraining(dtype=tf.float16, scale=mp_compat.DynamicLossScale(8.))
+  windows = AccumulatedTraining(dtype=tf.float16, scale=mp_compat.DynamicLossScale(8.0))
   windows.run([FINITE, FINITE])
   names = {v.op.name: v.dtype.base_dtype for v in tf.local_variables()}
   assert names == {
-      "accumulated_gradient": tf.float32, "finite_micro_batches": tf.int64, "overflowed_micro_batches": tf.int64}
+    "accumulated_gradient": tf.float32,
+    "finite_micro_batches": tf.int64,
+    "overflowed_micro_batches": tf.int64,
+  }
   assert {v.op.name for v in tf.global_variables()} == {"w", "global_step", "current_loss_scale", "good_steps"}
   # In float16, 2048 + 1 is 2048.
-  w, _, _ = windows.run([[2048., 0.]] + [[1., 0.]] * 8)
+  w, _, _ = windows.run([[2048.0, 0.0]] + [[1.0, 0.0]] * 8)
   assert w[0][0] == np.float16(-1 - (2048 + 8) / 9)
 
 
 def test_float64_gradients_accumulate_in_float64():
-  w, _, _ = AccumulatedTraining(dtype=tf.float64).run([[1., 0.], [2e-12, 0.]])
+  w, _, _ = AccumulatedTraining(dtype=tf.float64).run([[1.0, 0.0], [2e-12, 0.0]])
   assert w[0][0] == -(1 + 2e-12) / 2
 
 
@@ -134,7 +147,7 @@ def test_sparse_gradients_accumulate_as_in_numpy():
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
   unused = tf.get_variable("unused", [1])
   rows, x = tf.placeholder(tf.int32, [3]), tf.placeholder(tf.float32, [3, 2])
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
   window = mp_compat.GradientAccumulator(opt)
   grads_and_vars = opt.compute_gradients(tf.reduce_sum(tf.gather(table, rows) * x), [table, unused])
   assert isinstance(grads_and_vars[0][0], tf.IndexedSlices) and grads_and_vars[1][0] is None
@@ -158,7 +171,7 @@ def test_empty_window_raises_without_side_effects():
   with pytest.raises(tf.errors.InvalidArgumentError, match=r"window is empty.*GradientAccumulator.add\(\)"):
     windows.run([])
   _, global_step, scale = windows.session.run(windows.state)
-  assert global_step == 0 and scale == 2. ** 15
+  assert global_step == 0 and scale == 2.0**15
   windows.run([FINITE])
 
 
@@ -168,7 +181,7 @@ def test_each_replica_accumulates_its_own_gradients():
 
   def step():
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
     window = mp_compat.GradientAccumulator(opt)
     own = x[tf.distribute.get_replica_context().replica_id_in_sync_group]
     add_op = window.add(opt.compute_gradients(tf.reduce_sum(w * own)))
@@ -181,21 +194,22 @@ def test_each_replica_accumulates_its_own_gradients():
   with testing.session() as sess:
     sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
     for window, expected in [
-        ([[FINITE, 3 * FINITE], [FINITE, FINITE]], -3 * FINITE),
-        ([[FINITE, FINITE], [FINITE, OVERFLOW]], -3 * FINITE),
-        ([[FINITE, FINITE]], -5 * FINITE)]:
+      ([[FINITE, 3 * FINITE], [FINITE, FINITE]], -3 * FINITE),
+      ([[FINITE, FINITE], [FINITE, OVERFLOW]], -3 * FINITE),
+      ([[FINITE, FINITE]], -5 * FINITE),
+    ]:
       for batch in window:
         sess.run(add_op, {x: batch})
       sess.run(train_op)
       for copy in copies:
         np.testing.assert_array_equal(sess.run(copy), expected)
-    assert sess.run(strategy.experimental_local_results(scale)[0]) == 2. ** 14
+    assert sess.run(strategy.experimental_local_results(scale)[0]) == 2.0**14
 
 
 def test_accumulators_are_placed_on_the_worker():
   with tf.device(tf.train.replica_device_setter(ps_tasks=1, worker_device="/job:worker/task:3")):
     training = testing.Training()
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
     window = mp_compat.GradientAccumulator(opt)
     window.add(opt.compute_gradients(training.loss))
   assert {v.device for v in tf.global_variables()} == {"/job:ps/task:0"}
@@ -203,16 +217,17 @@ def test_accumulators_are_placed_on_the_worker():
 
 
 def test_accumulation_in_eager_mode_raises():
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
   with testing.eager_mode(), pytest.raises(RuntimeError, match="works in graph mode only"):
     mp_compat.GradientAccumulator(opt).add([])
 
 
 STRATEGIES = {
-    "mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
-    "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
-        compute_devices=testing.TWO_CPUS, parameter_device="/cpu:0"),
-    "one worker": tf.distribute.experimental.MultiWorkerMirroredStrategy,
+  "mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+  "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
+    compute_devices=testing.TWO_CPUS, parameter_device="/cpu:0"
+  ),
+  "one worker": tf.distribute.experimental.MultiWorkerMirroredStrategy,
 }
 
 
@@ -226,7 +241,7 @@ def test_replicas_accumulate_sparse_gradients(name, skip):
   def step():
     own = x[tf.distribute.get_replica_context().replica_id_in_sync_group]
     table = tf.get_variable("table", [4], initializer=tf.zeros_initializer())
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), "dynamic")
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
     window = mp_compat.GradientAccumulator(opt, skip)
     add_op = window.add(opt.compute_gradients(tf.reduce_sum(tf.gather(table, [1, 1, 2])) * own, [table]))
     return add_op, window.apply_gradients(window.mean()), table.read_value()
@@ -238,15 +253,15 @@ def test_replicas_accumulate_sparse_gradients(name, skip):
   expected = np.zeros(4)
   with testing.session() as sess:
     sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-    for window in [[1., 3.], [2., 2.], [1., np.inf, 3.]]:
+    for window in [[1.0, 3.0], [2.0, 2.0], [1.0, np.inf, 3.0]]:
       for value in window:
         # Only the first replica gets the value of the window, which may overflow.
-        sess.run(add_op, {x: [value] + [1.] * (replicas - 1)})
+        sess.run(add_op, {x: [value] + [1.0] * (replicas - 1)})
       sess.run(train_op)
       own, others = np.array(window), np.ones(len(window))
       if np.isfinite(own).all() or skip == "micro_batch":
         mean = own[np.isfinite(own)].mean() + others.mean() * (replicas - 1)
-        expected -= mean * np.array([0., 2., 1., 0.])
+        expected -= mean * np.array([0.0, 2.0, 1.0, 0.0])
       np.testing.assert_array_equal(sess.run(table), expected)
 
 
@@ -255,8 +270,8 @@ def test_two_workers_accumulate_sparse_gradients():
   states = testing.run_two_workers("tests.processes.accumulation_workers")
   assert states[0] == states[1]
   # Expected: each window subtracts the learning rate times the mean of x / 2 of each worker. The second is skipped.
-  after_one = [[1. - .125 * .5] * 2, [1. - .125 * 1.] * 2, [1.] * 2, [1. - .125 * 2.] * 2]
-  after_two = [[2. * value - 1. for value in row] for row in after_one]
+  after_one = [[1.0 - 0.125 * 0.5] * 2, [1.0 - 0.125 * 1.0] * 2, [1.0] * 2, [1.0 - 0.125 * 2.0] * 2]
+  after_two = [[2.0 * value - 1.0 for value in row] for row in after_one]
   assert [state["table"] for state in states[0]] == [after_one, after_one, after_two]
-  assert [state["current_loss_scale"] for state in states[0]] == [8., 4., 4.]
+  assert [state["current_loss_scale"] for state in states[0]] == [8.0, 4.0, 4.0]
   assert [state["global_step"] for state in states[0]] == [1, 1, 2]

@@ -17,7 +17,7 @@ Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
 
 
 def sgd():
-  return tf.train.GradientDescentOptimizer(1.)
+  return tf.train.GradientDescentOptimizer(1.0)
 
 
 @pytest.fixture(autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
@@ -35,12 +35,11 @@ class OwnApply(tf.train.Optimizer):
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     updates = []
     for grad, variable in grads_and_vars:
-      m = tf.get_variable(variable.op.name + "/m", variable.shape, trainable=False,
-                          initializer=tf.zeros_initializer())
+      m = tf.get_variable(variable.op.name + "/m", variable.shape, trainable=False, initializer=tf.zeros_initializer())
       with tf.name_scope("state"):
-        count = tf.Variable(0., trainable=False, name="count")
+        count = tf.Variable(0.0, trainable=False, name="count")
       new_m = m + grad
-      updates += [m.assign(new_m), count.assign_add(1.), variable.assign(variable - new_m)]
+      updates += [m.assign(new_m), count.assign_add(1.0), variable.assign(variable - new_m)]
     return tf.group(*updates + [tf.assign_add(global_step, 1)], name=name)
 
 
@@ -82,10 +81,15 @@ class Wrapping(tf.train.Optimizer):
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
-@pytest.mark.parametrize("make, slots", [
-    (OwnApply, ["w/m", "state/count"]), (NeverInitialized, []),
-    (lambda: Wrapping(tf.train.MomentumOptimizer(1., 1.)), ["w/Momentum"])])
-@pytest.mark.parametrize("scale", ["dynamic", 8.])
+@pytest.mark.parametrize(
+  "make, slots",
+  [
+    (OwnApply, ["w/m", "state/count"]),
+    (NeverInitialized, []),
+    (lambda: Wrapping(tf.train.MomentumOptimizer(1.0, 1.0)), ["w/Momentum"]),
+  ],
+)
+@pytest.mark.parametrize("scale", ["dynamic", 8.0])
 def test_user_defined_optimizers_can_be_wrapped(make, slots, scale, use_resource):
   training = Training(use_resource=use_resource)
   opt = Optimizer(make(), scale)
@@ -100,14 +104,14 @@ def test_user_defined_optimizers_can_be_wrapped(make, slots, scale, use_resource
 
 def test_extra_arguments_reach_the_inner_optimizer():
   training = Training()
-  opt = Optimizer(Wrapping(sgd()), 8.)
+  opt = Optimizer(Wrapping(sgd()), 8.0)
   opt.apply_gradients(opt.compute_gradients(training.loss), extra="given")
   assert opt.extra == "given"
 
 
 def test_wrapper_delegates_to_the_inner_optimizer():
   training = Training()
-  inner = Wrapping(tf.train.MomentumOptimizer(1., .9))
+  inner = Wrapping(tf.train.MomentumOptimizer(1.0, 0.9))
   opt = Optimizer(inner, "dynamic")
   opt.minimize(training.loss)
   assert isinstance(opt, tf.train.Optimizer) and opt.inner_optimizer is opt._optimizer is inner
@@ -116,7 +120,7 @@ def test_wrapper_delegates_to_the_inner_optimizer():
   slot = opt.get_slot(training.w, "momentum")
   assert slot is not None and slot is inner.get_slot(training.w, "momentum")
   assert opt.variables() == [slot] + opt.loss_scale.variables()
-  assert not Optimizer(tf.train.MomentumOptimizer(1., .9), 8.)._doing_dynamic_loss_scaling()
+  assert not Optimizer(tf.train.MomentumOptimizer(1.0, 0.9), 8.0)._doing_dynamic_loss_scaling()
   assert Optimizer(sgd(), testing.native.DynamicLossScale())._doing_dynamic_loss_scaling()
   with pytest.raises(AttributeError, match="no_such_thing"):
     print(opt.no_such_thing)
@@ -135,41 +139,46 @@ def test_slot_names_come_from_inner_optimizer():
 
 
 def test_deepcopy_before_training_works():
-  opt = copy.deepcopy(Optimizer(tf.train.MomentumOptimizer(1., 0.), mp_compat.DynamicLossScale(8., 5)))
+  opt = copy.deepcopy(Optimizer(tf.train.MomentumOptimizer(1.0, 0.0), mp_compat.DynamicLossScale(8.0, 5)))
   with tf.Graph().as_default():
     training = Training()
     np.testing.assert_array_equal(training.run(opt.minimize(training.loss), FINITE, OVERFLOW), [-FINITE, -FINITE])
 
 
 def test_optimizer_works_in_several_graphs():
-  opt = Optimizer(tf.train.AdamOptimizer(1.), "dynamic")
+  opt = Optimizer(tf.train.AdamOptimizer(1.0), "dynamic")
   for _ in range(2):
     with tf.Graph().as_default():
       training = Training()
       train_op = opt.minimize(training.loss)
       assert all(v.graph is tf.get_default_graph() for v in opt.variables()) and len(opt.variables()) == 6
       training.run(train_op, FINITE, OVERFLOW)
-      assert training.session.run(opt.loss_scale()) == 2. ** 14
+      assert training.session.run(opt.loss_scale()) == 2.0**14
 
 
 class Unrelated:
   pass
 
 
-@pytest.mark.parametrize("make, words", [
+@pytest.mark.parametrize(
+  "make, words",
+  [
     (lambda: "adam", "must be an instance of Optimizer, but got: <class 'str'>"),
     (lambda: None, "must be an instance of Optimizer, but got: <class 'NoneType'>"),
     (lambda: tf.train.AdamOptimizer, "must be an instance of Optimizer, but got: <class '.*AdamOptimizer'>"),
     (Unrelated, "must be an instance of Optimizer, but got: .*Unrelated"),
-    (lambda: tf.keras.optimizers.SGD(.1),
-     "must be an instance of Optimizer, but got: .*Keras optimizer.*mp_compat.keras.LossScaleOptimizer"),
-    (lambda: Optimizer(sgd(), 8.), "scaled twice"),
-    (lambda: Wrapping(Optimizer(sgd(), 8.)), "Wrapping is or wraps a MixedPrecisionLossScaleOptimizer"),
-    (lambda: testing.native.MixedPrecisionLossScaleOptimizer(sgd(), 8.), "scaled twice"),
-])
+    (
+      lambda: tf.keras.optimizers.SGD(0.1),
+      "must be an instance of Optimizer, but got: .*Keras optimizer.*mp_compat.keras.LossScaleOptimizer",
+    ),
+    (lambda: Optimizer(sgd(), 8.0), "scaled twice"),
+    (lambda: Wrapping(Optimizer(sgd(), 8.0)), "Wrapping is or wraps a MixedPrecisionLossScaleOptimizer"),
+    (lambda: testing.native.MixedPrecisionLossScaleOptimizer(sgd(), 8.0), "scaled twice"),
+  ],
+)
 def test_invalid_inner_optimizers_raise_value_error(make, words):
   with pytest.raises(ValueError, match=words):
-    Optimizer(make(), 8.)
+    Optimizer(make(), 8.0)
 
 
 def test_loss_scale_none_raises_value_error():
@@ -180,23 +189,23 @@ def test_loss_scale_none_raises_value_error():
 @pytest.mark.parametrize("attribute", ["_opt", "_optimizer"])
 @pytest.mark.parametrize("value", ["sgd", None, 3, {"name": "sgd"}])
 def test_unrelated_wrapper_attributes_are_ignored(attribute, value):
-  inner = tf.train.GradientDescentOptimizer(1.)
+  inner = tf.train.GradientDescentOptimizer(1.0)
   setattr(inner, attribute, value)
   with tf.Graph().as_default():
     training = testing.Training()
-    train_op = mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.).minimize(training.loss)
-    np.testing.assert_array_equal(training.run(train_op, [1., 2.])[0], [-1., -2.])
+    train_op = mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.0).minimize(training.loss)
+    np.testing.assert_array_equal(training.run(train_op, [1.0, 2.0])[0], [-1.0, -2.0])
 
 
 def test_clipping_inner_optimizer_logs_a_warning(monkeypatch):
   """The optimizers of tensorflow-privacy clip in compute_gradients()."""
   lines = []
   monkeypatch.setattr(logging, "warning", lambda text, *args: lines.append(text % args))
-  inner = tf.train.GradientDescentOptimizer(1.)
-  mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.)
+  inner = tf.train.GradientDescentOptimizer(1.0)
+  mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.0)
   assert not lines
   inner._dp_sum_query = object()
-  mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.)
+  mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.0)
   assert len(lines) == 1 and "before they are unscaled" in lines[0]
 
 
@@ -210,7 +219,8 @@ def scaled_by_scale_loss(training, inner):
 
 def scaled_by_contrib(training, inner):
   from tensorflow.contrib import mixed_precision as contrib
-  manager = contrib.ExponentialUpdateLossScaleManager(8., 10)
+
+  manager = contrib.ExponentialUpdateLossScaleManager(8.0, 10)
   contrib.LossScaleOptimizer(inner, manager).compute_gradients(training.loss)
 
 
@@ -226,12 +236,21 @@ def not_scaled(training, inner):
   inner.minimize(training.loss, training.global_step)
 
 
-@pytest.mark.parametrize("train, warns", [
-    (scaled_by_tensorflow_class, True), (scaled_by_scale_loss, True), (scaled_in_a_branch, True),
-    (scaled_by_a_variable, False), (not_scaled, False),
-    pytest.param(scaled_by_contrib, True, marks=pytest.mark.skipif(
-        tf.__version__ >= "2", reason="tf.contrib exists only in TensorFlow 1.15")),
-])
+@pytest.mark.parametrize(
+  "train, warns",
+  [
+    (scaled_by_tensorflow_class, True),
+    (scaled_by_scale_loss, True),
+    (scaled_in_a_branch, True),
+    (scaled_by_a_variable, False),
+    (not_scaled, False),
+    pytest.param(
+      scaled_by_contrib,
+      True,
+      marks=pytest.mark.skipif(tf.__version__ >= "2", reason="tf.contrib exists only in TensorFlow 1.15"),
+    ),
+  ],
+)
 def test_loss_that_is_scaled_already_warns(train, warns, caplog):
   with caplog.at_level("WARNING", "absl"):
     train(Training(), Optimizer(sgd(), "dynamic"))

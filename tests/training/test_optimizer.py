@@ -13,7 +13,7 @@ from tests.testing import tf
 Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
 
 
-def sgd(learning_rate=1.):
+def sgd(learning_rate=1.0):
   return tf.train.GradientDescentOptimizer(learning_rate)
 
 
@@ -26,15 +26,15 @@ def _graph(request):
 # --- compute_gradients ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", ["dynamic", 8.])
+@pytest.mark.parametrize("scale", ["dynamic", 8.0])
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64], ids=lambda d: d.name)
 def test_every_floating_dtype_trains_as_in_numpy(dtype, scale):
   training = Training(dtype)
-  opt = Optimizer(sgd(.5), scale)
+  opt = Optimizer(sgd(0.5), scale)
   train_op = opt.minimize(training.loss, training.global_step)
   small = FINITE / 4  # finite in float16 when scaled by 2**15
   after = training.run(train_op, small, OVERFLOW, small)
-  for got, expected in zip(after, [-.5 * small, -.5 * small, -small]):
+  for got, expected in zip(after, [-0.5 * small, -0.5 * small, -small]):
     np.testing.assert_array_equal(got.astype(np.float64), expected)
   assert training.session.run(training.global_step) == 2
 
@@ -43,14 +43,14 @@ def test_scaling_preserves_small_float16_gradients():
   """In float16, 2**-26 underflows to zero and 2**-26 * 2**15 does not. The master weights are float32."""
   with tf.variable_scope("m", custom_getter=mp_compat.float32_variable_storage_getter):
     w = tf.get_variable("w", [4], tf.float16, initializer=tf.ones_initializer())
-  stored, = tf.trainable_variables()
-  loss = tf.reduce_mean(tf.cast(w * tf.placeholder_with_default(np.float16([1, 1, 1, 1]), [4]), tf.float32)) * 2. ** -24
-  plain, = tf.gradients(loss, [stored])
-  (scaled, _), = Optimizer(sgd(), 2 ** 15).compute_gradients(loss)
+  (stored,) = tf.trainable_variables()
+  loss = tf.reduce_mean(tf.cast(w * tf.placeholder_with_default(np.float16([1, 1, 1, 1]), [4]), tf.float32)) * 2.0**-24
+  (plain,) = tf.gradients(loss, [stored])
+  ((scaled, _),) = Optimizer(sgd(), 2**15).compute_gradients(loss)
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
-    np.testing.assert_array_equal(sess.run(plain), [0.] * 4)
-    np.testing.assert_array_equal(sess.run(scaled), [2. ** -26] * 4)
+    np.testing.assert_array_equal(sess.run(plain), [0.0] * 4)
+    np.testing.assert_array_equal(sess.run(scaled), [2.0**-26] * 4)
 
 
 def without_identities(tensor):
@@ -60,12 +60,14 @@ def without_identities(tensor):
   return tensor
 
 
-@pytest.mark.parametrize("gate, same_op, other_op", [
-    (Optimizer.GATE_NONE, False, False), (Optimizer.GATE_OP, True, False), (Optimizer.GATE_GRAPH, True, True)])
+@pytest.mark.parametrize(
+  "gate, same_op, other_op",
+  [(Optimizer.GATE_NONE, False, False), (Optimizer.GATE_OP, True, False), (Optimizer.GATE_GRAPH, True, True)],
+)
 def test_gates_apply_to_unscaled_gradients(gate, same_op, other_op):
   a, b, c, unused = [tf.get_variable(name, [], initializer=tf.ones_initializer()) for name in "abcd"]
   loss = tf.multiply(a, b) + tf.exp(c)  # one op computes the gradients of a and b, another that of c
-  grads = [g for g, _ in Optimizer(sgd(), 4.).compute_gradients(loss, [a, b, c, unused], gate_gradients=gate)]
+  grads = [g for g, _ in Optimizer(sgd(), 4.0).compute_gradients(loss, [a, b, c, unused], gate_gradients=gate)]
   unscaled = [without_identities(g).op for g in grads[:3]]
   raw = [without_identities(op.inputs[0]).op for op in unscaled]
   assert testing.waits_for(grads[0], unscaled[0]) and testing.waits_for(grads[0], raw[0]) and grads[3] is None
@@ -105,7 +107,7 @@ def test_compute_gradients_reads_the_scale_once(graph):
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
-@pytest.mark.parametrize("scale", ["dynamic", 8.])
+@pytest.mark.parametrize("scale", ["dynamic", 8.0])
 def test_overflow_changes_only_the_loss_scale(scale, use_resource):
   training = Training(use_resource=use_resource)
   opt = Optimizer(tf.train.AdamOptimizer(), scale)
@@ -114,17 +116,17 @@ def test_overflow_changes_only_the_loss_scale(scale, use_resource):
   training.run(train_op, FINITE)
   before = training.session.run(other_variables)
   for bad in [np.inf, -np.inf, np.nan]:
-    training.session.run(train_op, {training.x: [bad, 0.]})
+    training.session.run(train_op, {training.x: [bad, 0.0]})
     for value, previous_value in zip(training.session.run(other_variables), before):
       np.testing.assert_array_equal(value, previous_value)
   if scale == "dynamic":
     current_scale, good_steps = training.session.run(opt.loss_scale.variables())
-    assert current_scale == 2. ** 12 and good_steps == 0
+    assert current_scale == 2.0**12 and good_steps == 0
 
 
 def test_gradients_finite_can_be_fetched_with_step():
   training = Training()
-  opt = Optimizer(sgd(), 8.)
+  opt = Optimizer(sgd(), 8.0)
   with pytest.raises(RuntimeError, match="gradients_finite is the result of the finite check"):
     print(opt.gradients_finite)
   train_op = opt.minimize(training.loss)
@@ -134,7 +136,7 @@ def test_gradients_finite_can_be_fetched_with_step():
     print(opt.gradients_finite)
 
 
-@pytest.mark.parametrize("scale", [8., "dynamic"])
+@pytest.mark.parametrize("scale", [8.0, "dynamic"])
 def test_each_gradient_is_checked_once(scale, graph):
   """The optimizer and a dynamic loss scale share one finite check."""
   training = Training()
@@ -146,11 +148,11 @@ def test_each_gradient_is_checked_once(scale, graph):
 
 def test_fixed_scale_without_skipping_adds_no_conditional(graph):
   training = Training()
-  opt = Optimizer(sgd(), 8., skip_nonfinite=False)
+  opt = Optimizer(sgd(), 8.0, skip_nonfinite=False)
   train_op = opt.minimize(training.loss)
   types = {op.type for op in graph.get_operations()}
   assert not types & {"IsFinite", "Switch", "If", "StatelessIf"}
-  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-FINITE, [-2., -np.inf]])
+  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-FINITE, [-2.0, -np.inf]])
   with pytest.raises(RuntimeError, match="skip_nonfinite=True"):
     print(opt.gradients_finite)
 
@@ -172,7 +174,7 @@ class Recorder(mp_compat.LossScale):
     self._add_weight("finite_updates", 0, tf.int32)
 
   def __call__(self):
-    return tf.constant(4.)
+    return tf.constant(4.0)
 
   def update(self, grads):
     self.given = list(grads)
@@ -185,9 +187,17 @@ class Recorder(mp_compat.LossScale):
     return {}
 
 
-@pytest.mark.parametrize("answer, applied", [
-    (True, True), (False, False), (np.bool_(True), True), (np.bool_(False), False),
-    (lambda: tf.placeholder_with_default(True, []), True), (lambda: tf.placeholder_with_default(False, []), False)])
+@pytest.mark.parametrize(
+  "answer, applied",
+  [
+    (True, True),
+    (False, False),
+    (np.bool_(True), True),
+    (np.bool_(False), False),
+    (lambda: tf.placeholder_with_default(True, []), True),
+    (lambda: tf.placeholder_with_default(False, []), False),
+  ],
+)
 def test_user_loss_scale_decides_whether_steps_apply(answer, applied):
   training = Training()
   loss_scale = Recorder(answer)
@@ -211,17 +221,17 @@ def test_user_loss_scale_receives_the_original_gradients():
 def test_clipped_overflow_skips_step_and_lowers_scale(loss_scale):
   training = Training()
   opt = Optimizer(sgd(), loss_scale())
-  grads_and_vars = [(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(training.loss)]
+  grads_and_vars = [(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in opt.compute_gradients(training.loss)]
   train_op = opt.apply_gradients(grads_and_vars)
-  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [[-1., -1.]] * 2)
-  assert training.session.run(opt.loss_scale()) == 2. ** 14
+  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [[-1.0, -1.0]] * 2)
+  assert training.session.run(opt.loss_scale()) == 2.0**14
 
 
 def test_user_loss_scale_sees_clipped_overflow():
   training = Training()
   loss_scale = Recorder(True)
   opt = Optimizer(sgd(), loss_scale)
-  train_op = opt.apply_gradients([(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(training.loss)])
+  train_op = opt.apply_gradients([(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in opt.compute_gradients(training.loss)])
   training.run(train_op, FINITE, OVERFLOW)
   updates, finite_updates = training.session.run(loss_scale.variables())
   assert updates == 2 and finite_updates == 1
@@ -231,8 +241,8 @@ def test_user_loss_scale_sees_clipped_overflow():
 def test_accumulated_gradients_apply_without_backward_pass(use_resource):
   training = Training()
   opt = Optimizer(sgd(), "dynamic")
-  (grad, _), = opt.compute_gradients(training.loss)
-  total = tf.Variable([0., 0.], trainable=False, use_resource=use_resource)
+  ((grad, _),) = opt.compute_gradients(training.loss)
+  total = tf.Variable([0.0, 0.0], trainable=False, use_resource=use_resource)
   accumulate = tf.assign_add(total, grad)
   train_op = opt.apply_gradients([(tf.convert_to_tensor(total), training.w)])
   training.session.run(tf.global_variables_initializer())
@@ -244,7 +254,7 @@ def test_accumulated_gradients_apply_without_backward_pass(use_resource):
 
 def test_apply_gradients_works_inside_a_conditional():
   training = Training()
-  opt = Optimizer(tf.train.MomentumOptimizer(1., 0.), "dynamic")
+  opt = Optimizer(tf.train.MomentumOptimizer(1.0, 0.0), "dynamic")
   grads_and_vars = opt.compute_gradients(training.loss)
   wanted = tf.placeholder_with_default(True, [])
   train_op = tf.cond(wanted, lambda: opt.apply_gradients(grads_and_vars, training.global_step), tf.no_op)
@@ -255,16 +265,16 @@ def test_apply_gradients_works_inside_a_conditional():
 
 def test_minimize_works_inside_a_while_loop():
   training = Training()
-  opt = Optimizer(sgd(), mp_compat.DynamicLossScale(8., 2))
+  opt = Optimizer(sgd(), mp_compat.DynamicLossScale(8.0, 2))
 
   def step(i):
-    x = tf.where(tf.equal(i, 2), tf.constant([np.inf, 1.], tf.float32), training.x)
+    x = tf.where(tf.equal(i, 2), tf.constant([np.inf, 1.0], tf.float32), training.x)
     with tf.control_dependencies([opt.minimize(tf.reduce_sum(training.w * x), var_list=[training.w])]):
       return tf.identity(i) + 1
 
   loop = tf.while_loop(lambda i: i < 5, step, [0], parallel_iterations=1)
   np.testing.assert_array_equal(training.run(loop, FINITE), [-4 * FINITE])
-  assert training.session.run(opt.loss_scale()) == 16.  # 8, 16, 8, 8, 16
+  assert training.session.run(opt.loss_scale()) == 16.0  # 8, 16, 8, 8, 16
 
 
 # --- names ---------------------------------------------------------------------------------------------------------
@@ -279,7 +289,7 @@ def names():
 @pytest.mark.parametrize("name", sorted(testing.OPTIMIZERS))
 def test_variable_names_match_the_inner_optimizer(name, scope, use_resource):
   seen = []
-  for wrap in [lambda opt: opt, lambda opt: Optimizer(opt, 8.)]:
+  for wrap in [lambda opt: opt, lambda opt: Optimizer(opt, 8.0)]:
     with tf.Graph().as_default():
       training = Training(use_resource=use_resource)
       with tf.name_scope(scope):
@@ -293,8 +303,11 @@ def test_variable_names_match_the_inner_optimizer(name, scope, use_resource):
 def test_reused_scopes_share_weights_but_not_scales(name):
   """A second optimizer in the scope has its own counters and loss scale, with the same names as in TensorFlow."""
   seen = []
-  for wrap in [lambda opt: opt, lambda opt: Optimizer(opt, "dynamic"),
-               lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, testing.native.DynamicLossScale())]:
+  for wrap in [
+    lambda opt: opt,
+    lambda opt: Optimizer(opt, "dynamic"),
+    lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, testing.native.DynamicLossScale()),
+  ]:
     with tf.Graph().as_default():
       x = tf.placeholder(tf.float32, [2])
       for _ in range(2):
@@ -311,13 +324,21 @@ def test_reused_scopes_share_weights_but_not_scales(name):
 def test_dynamic_scale_adds_exactly_two_variables():
   training = Training()
   Optimizer(tf.train.AdamOptimizer(), "dynamic").minimize(training.loss)
-  assert sorted(names()) == ["beta1_power", "beta2_power", "current_loss_scale", "global_step", "good_steps", "w",
-                             "w/Adam", "w/Adam_1"]
+  assert sorted(names()) == [
+    "beta1_power",
+    "beta2_power",
+    "current_loss_scale",
+    "global_step",
+    "good_steps",
+    "w",
+    "w/Adam",
+    "w/Adam_1",
+  ]
 
 
 def test_train_ops_have_given_names_and_are_collected(graph):
   training = Training()
-  opt = Optimizer(tf.train.MomentumOptimizer(1., .9), "dynamic")
+  opt = Optimizer(tf.train.MomentumOptimizer(1.0, 0.9), "dynamic")
   train_ops = [opt.minimize(training.loss), opt.minimize(training.loss, name="second")]
   assert [op.name for op in train_ops] == ["Momentum", "second"]
   assert tf.get_collection(tf.GraphKeys.TRAIN_OP) == train_ops

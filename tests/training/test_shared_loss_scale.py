@@ -36,11 +36,13 @@ class Pair:
       self.variables = [tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in "dg"]
       self.global_step = tf.train.get_or_create_global_step()
     self.inputs = [tf.placeholder(tf.float32, [2]) for _ in "dg"]
-    self.scale = scale or mp_compat.DynamicLossScale(2. ** 10, increment_period=2)
-    self.opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(1.), self.scale, **kwargs)
-                 for _ in "dg"]
-    self.pairs = [opt.compute_gradients(tf.reduce_sum(v * x), [v])
-                  for opt, v, x in zip(self.opts, self.variables, self.inputs)]
+    self.scale = scale or mp_compat.DynamicLossScale(2.0**10, increment_period=2)
+    self.opts = [
+      mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(1.0), self.scale, **kwargs) for _ in "dg"
+    ]
+    self.pairs = [
+      opt.compute_gradients(tf.reduce_sum(v * x), [v]) for opt, v, x in zip(self.opts, self.variables, self.inputs)
+    ]
 
   def together(self, **kwargs):
     return mp_compat.apply_gradients_together(zip(self.opts, self.pairs), self.global_step, **kwargs)
@@ -53,24 +55,47 @@ class Pair:
       sess.run(tf.global_variables_initializer())
       for values in steps:
         sess.run(train_op, dict(zip(self.inputs, values)))
-        step_counts = [round(np.log(power) / np.log(.9)) - 1 for power in sess.run(powers)]
+        step_counts = [round(np.log(power) / np.log(0.9)) - 1 for power in sess.run(powers)]
         assert [(v == 0).all() for v in sess.run(self.variables)] == [count == 0 for count in step_counts]
         after.append(tuple(step_counts) + tuple(sess.run([self.global_step, self.scale()])))
     return History(*zip(*after))
 
 
 # The gradients of `d` and of `g` in every step.
-STEPS = [(FINITE, FINITE), (FINITE, OVERFLOW), (OVERFLOW, FINITE), (OVERFLOW, OVERFLOW), (FINITE, FINITE),
-         (FINITE, FINITE)]
+STEPS = [
+  (FINITE, FINITE),
+  (FINITE, OVERFLOW),
+  (OVERFLOW, FINITE),
+  (OVERFLOW, OVERFLOW),
+  (FINITE, FINITE),
+  (FINITE, FINITE),
+]
 
 
 @pytest.mark.parametrize("use_resource", [False, True])
-@pytest.mark.parametrize("skip, expected", [
-    ("all", History(d_steps=(1, 1, 1, 1, 2, 3), g_steps=(1, 1, 1, 1, 2, 3), global_steps=(1, 1, 1, 1, 2, 3),
-                    scales=(1024., 512., 256., 128., 128., 256.))),
-    ("each", History(d_steps=(1, 2, 2, 2, 3, 4), g_steps=(1, 1, 2, 2, 3, 4), global_steps=(1, 2, 3, 3, 4, 5),
-                     scales=(1024., 512., 256., 128., 128., 256.))),
-])
+@pytest.mark.parametrize(
+  "skip, expected",
+  [
+    (
+      "all",
+      History(
+        d_steps=(1, 1, 1, 1, 2, 3),
+        g_steps=(1, 1, 1, 1, 2, 3),
+        global_steps=(1, 1, 1, 1, 2, 3),
+        scales=(1024.0, 512.0, 256.0, 128.0, 128.0, 256.0),
+      ),
+    ),
+    (
+      "each",
+      History(
+        d_steps=(1, 2, 2, 2, 3, 4),
+        g_steps=(1, 1, 2, 2, 3, 4),
+        global_steps=(1, 2, 3, 3, 4, 5),
+        scales=(1024.0, 512.0, 256.0, 128.0, 128.0, 256.0),
+      ),
+    ),
+  ],
+)
 def test_shared_scale_is_updated_once_per_step(skip, expected, use_resource):
   pair = Pair(use_resource=use_resource)
   train_op = pair.together(skip=skip)
@@ -79,10 +104,13 @@ def test_shared_scale_is_updated_once_per_step(skip, expected, use_resource):
 
 
 def test_optimizers_obey_scale_that_skips_finite_steps():
-  pair = Pair(scale=testing.SkipsFiniteSteps(2. ** 10, increment_period=2))
+  pair = Pair(scale=testing.SkipsFiniteSteps(2.0**10, increment_period=2))
   assert pair.run(pair.together(skip="each"), STEPS) == History(
-      d_steps=(0, 1, 1, 1, 1, 1), g_steps=(0, 0, 1, 1, 1, 1), global_steps=(0, 1, 2, 2, 2, 2),
-      scales=(1024., 512., 256., 128., 128., 256.))
+    d_steps=(0, 1, 1, 1, 1, 1),
+    g_steps=(0, 0, 1, 1, 1, 1),
+    global_steps=(0, 1, 2, 2, 2, 2),
+    scales=(1024.0, 512.0, 256.0, 128.0, 128.0, 256.0),
+  )
 
 
 def test_separate_apply_gradients_update_scale_each_time():
@@ -91,15 +119,29 @@ def test_separate_apply_gradients_update_scale_each_time():
   history = pair.run(train_op, STEPS[:1] + [(OVERFLOW, OVERFLOW)])
   assert history.d_steps == history.g_steps == (1, 1)
   first_scale, second_scale = history.scales
-  assert first_scale in (1024., 2048.)  # the order of the two updates is undefined
+  assert first_scale in (1024.0, 2048.0)  # the order of the two updates is undefined
   assert second_scale < first_scale
 
 
 def test_variable_names_show_one_shared_scale():
   Pair().together()
   assert sorted(v.op.name for v in tf.global_variables()) == sorted(
-      ["d", "g", "global_step", "current_loss_scale", "good_steps", "beta1_power", "beta2_power", "beta1_power_1",
-       "beta2_power_1", "d/Adam", "d/Adam_1", "g/Adam", "g/Adam_1"])
+    [
+      "d",
+      "g",
+      "global_step",
+      "current_loss_scale",
+      "good_steps",
+      "beta1_power",
+      "beta2_power",
+      "beta1_power_1",
+      "beta2_power_1",
+      "d/Adam",
+      "d/Adam_1",
+      "g/Adam",
+      "g/Adam_1",
+    ]
+  )
 
 
 def test_replicas_apply_gradients_together():
@@ -110,11 +152,14 @@ def test_replicas_apply_gradients_together():
   def step():
     own = x[tf.distribute.get_replica_context().replica_id_in_sync_group]
     variables = [tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in "dg"]
-    opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), scale) for _ in "dg"]
+    opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), scale) for _ in "dg"]
     return mp_compat.apply_gradients_together(
-        [(opts[0], opts[0].compute_gradients(tf.reduce_sum(variables[0] * own), variables[:1])),
-         (opts[1], opts[1].compute_gradients(tf.reduce_sum(variables[1] * 2.), variables[1:]))],
-        tf.train.get_or_create_global_step())
+      [
+        (opts[0], opts[0].compute_gradients(tf.reduce_sum(variables[0] * own), variables[:1])),
+        (opts[1], opts[1].compute_gradients(tf.reduce_sum(variables[1] * 2.0), variables[1:])),
+      ],
+      tf.train.get_or_create_global_step(),
+    )
 
   with strategy.scope():
     train_op = strategy.group(strategy.extended.call_for_each_replica(step))
@@ -124,27 +169,34 @@ def test_replicas_apply_gradients_together():
     sess.run(tf.global_variables_initializer())
     for values in ([FINITE, FINITE], [FINITE, OVERFLOW]):
       sess.run(train_op, {x: values})
-    np.testing.assert_array_equal(sess.run([d, g]), [-2 * FINITE, [-4., -4.]])
-    assert sess.run([strategy.experimental_local_results(step_count)[0], scale()]) == [1, 2. ** 14]
+    np.testing.assert_array_equal(sess.run([d, g]), [-2 * FINITE, [-4.0, -4.0]])
+    assert sess.run([strategy.experimental_local_results(step_count)[0], scale()]) == [1, 2.0**14]
 
 
 def test_global_step_is_unchanged_if_not_passed():
   pair = Pair()
   train_op = mp_compat.apply_gradients_together(zip(pair.opts, pair.pairs))
   assert pair.run(train_op, STEPS[:2]) == History(
-      d_steps=(1, 1), g_steps=(1, 1), global_steps=(0, 0), scales=(1024., 512.))
+    d_steps=(1, 1), g_steps=(1, 1), global_steps=(0, 0), scales=(1024.0, 512.0)
+  )
 
 
 def test_eager_mode_applies_gradients_immediately():
   with testing.eager_mode():
-    scale = mp_compat.DynamicLossScale(8.)
-    variables = [tensorflow.Variable([1., 2.]) for _ in "dg"]
-    opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), scale) for _ in "dg"]
+    scale = mp_compat.DynamicLossScale(8.0)
+    variables = [tensorflow.Variable([1.0, 2.0]) for _ in "dg"]
+    opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), scale) for _ in "dg"]
     for last in (FINITE, OVERFLOW):
-      assert mp_compat.apply_gradients_together(
-          [(opt, opt.compute_gradients(lambda v=v, x=x: tf.reduce_sum(v * np.float32(x)), [v]))
-           for opt, v, x in zip(opts, variables, (FINITE, last))]) is None
-    assert [list(v.numpy()) for v in variables] == [[0., 0.]] * 2 and float(scale()) == 4.
+      assert (
+        mp_compat.apply_gradients_together(
+          [
+            (opt, opt.compute_gradients(lambda v=v, x=x: tf.reduce_sum(v * np.float32(x)), [v]))
+            for opt, v, x in zip(opts, variables, (FINITE, last))
+          ]
+        )
+        is None
+      )
+    assert [list(v.numpy()) for v in variables] == [[0.0, 0.0]] * 2 and float(scale()) == 4.0
 
 
 @pytest.mark.parametrize("skip", ["all", "each"])
@@ -156,8 +208,9 @@ def test_updates_wait_for_all_gradients(skip, monkeypatch):
   updates = []
   inner = pair.opts[0].inner_optimizer
   apply_gradients = inner.apply_gradients
-  monkeypatch.setattr(inner, "apply_gradients", lambda *args, **kwargs: updates.append(
-      apply_gradients(*args, **kwargs)) or updates[0])
+  monkeypatch.setattr(
+    inner, "apply_gradients", lambda *args, **kwargs: updates.append(apply_gradients(*args, **kwargs)) or updates[0]
+  )
   pair.together(skip=skip)
   assert testing.waits_for(updates[0], pair.pairs[1][0][0].op)
 
@@ -181,7 +234,7 @@ def test_finite_reducer_is_called_once():
 
 def test_settings_of_any_optimizer_apply():
   pair = Pair()
-  inner = tf.train.AdamOptimizer(1.)
+  inner = tf.train.AdamOptimizer(1.0)
   inner._use_locking = True
   pair.opts[1] = mp_compat.MixedPrecisionLossScaleOptimizer(inner, pair.scale, finite_reducer=tf.zeros_like)
   train_op = pair.together()

@@ -19,7 +19,7 @@ def _control_flow(request):
     yield
 
 
-def train(wrap, inputs, use_resource=True, sparse=False, seconds=60.):
+def train(wrap, inputs, use_resource=True, sparse=False, seconds=60.0):
   """Trains one worker that aggregates its own gradients. Returns the row and the global step after every step.
 
   Raises tf.errors.DeadlineExceededError if a step takes more than `seconds`.
@@ -29,12 +29,13 @@ def train(wrap, inputs, use_resource=True, sparse=False, seconds=60.):
     table = tf.get_variable("table", [3, 2], initializer=tf.zeros_initializer())
     global_step = tf.train.get_or_create_global_step()
   row, x = (table[1] if sparse else w), tf.placeholder(tf.float32, [2])
-  opt = tf.train.SyncReplicasOptimizer(wrap(tf.train.GradientDescentOptimizer(1.)), replicas_to_aggregate=1)
+  opt = tf.train.SyncReplicasOptimizer(wrap(tf.train.GradientDescentOptimizer(1.0)), replicas_to_aggregate=1)
   train_op = opt.minimize(tf.reduce_sum((tf.gather(table, [1]) if sparse else w) * x), global_step)
   config = tf.ConfigProto(operation_timeout_in_ms=int(1000 * seconds))
   after = []
   with tf.train.MonitoredTrainingSession(
-      config=config, hooks=[opt.make_session_run_hook(True, num_tokens=0)], stop_grace_period_secs=1) as sess:
+    config=config, hooks=[opt.make_session_run_hook(True, num_tokens=0)], stop_grace_period_secs=1
+  ) as sess:
     for value in inputs:
       sess.run(train_op, {x: value})
       after.append(sess.run([row, global_step]))
@@ -44,8 +45,12 @@ def train(wrap, inputs, use_resource=True, sparse=False, seconds=60.):
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("use_resource", [False, True])
 def test_step_after_skipped_step_does_not_block(use_resource, sparse):
-  after = train(lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
-                [FINITE, OVERFLOW, OVERFLOW, FINITE], use_resource, sparse)
+  after = train(
+    lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+    [FINITE, OVERFLOW, OVERFLOW, FINITE],
+    use_resource,
+    sparse,
+  )
   np.testing.assert_array_equal([w for w, _ in after], [-FINITE, -FINITE, -FINITE, -2 * FINITE])
   assert [step for _, step in after] == [1, 1, 1, 2]
 
@@ -54,30 +59,37 @@ def test_step_after_skipped_step_does_not_block(use_resource, sparse):
 def test_tensorflow_class_blocks_after_skipped_step():
   native = testing.native
   with pytest.raises((tf.errors.DeadlineExceededError, tf.errors.CancelledError)):
-    train(lambda opt: native.MixedPrecisionLossScaleOptimizer(opt, native.DynamicLossScale()),
-          [FINITE, OVERFLOW, FINITE], seconds=4.)
+    train(
+      lambda opt: native.MixedPrecisionLossScaleOptimizer(opt, native.DynamicLossScale()),
+      [FINITE, OVERFLOW, FINITE],
+      seconds=4.0,
+    )
 
 
 def test_accumulator_step_is_set_after_increment():
   training = testing.Training()
   accumulator = tf.ConditionalAccumulator(tf.float32, [2])
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.)
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
   opt.apply_gradients([(accumulator.take_grad(1), training.w)], training.global_step)
   operations = tf.get_default_graph().get_operations()
-  follow, = [op for op in operations if op.type.endswith("AccumulatorSetGlobalStep")]
-  increment, = [op for op in operations if op.type == "AssignAddVariableOp"]
+  (follow,) = [op for op in operations if op.type.endswith("AccumulatorSetGlobalStep")]
+  (increment,) = [op for op in operations if op.type == "AssignAddVariableOp"]
   assert testing.waits_for(follow, increment)
 
 
 def test_ordinary_gradients_add_no_accumulator_ops():
   training = testing.Training()
-  mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.), 8.).minimize(
-      training.loss, training.global_step)
+  mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(
+    training.loss, training.global_step
+  )
   assert not [op for op in tf.get_default_graph().get_operations() if "SetGlobalStep" in op.type]
 
 
 def test_wrapping_sync_replicas_optimizer_raises_value_error():
-  inner = tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(1.), 1)
-  with pytest.raises(ValueError, match=r"SyncReplicasOptimizer.*Wrap in the other order: SyncReplicasOptimizer\("
-                                       r"MixedPrecisionLossScaleOptimizer\(opt, loss_scale\), ...\)"):
-    mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.)
+  inner = tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(1.0), 1)
+  with pytest.raises(
+    ValueError,
+    match=r"SyncReplicasOptimizer.*Wrap in the other order: SyncReplicasOptimizer\("
+    r"MixedPrecisionLossScaleOptimizer\(opt, loss_scale\), ...\)",
+  ):
+    mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.0)

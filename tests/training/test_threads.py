@@ -52,23 +52,26 @@ def test_locked_steps_of_all_threads_are_counted(version):
   with tf.Graph().as_default(), testing.control_flow(version):
     training = testing.Training()
     # Each finite step doubles the scale and each overflow halves it, so in any order the scale returns to its start.
-    scale = mp_compat.DynamicLossScale(2. ** 20, 1, 2., min_loss_scale=2. ** -126)
-    w, steps, scale, good = train(mp_compat.MixedPrecisionLossScaleOptimizer(
-        tf.train.GradientDescentOptimizer(.5, use_locking=True), scale), training)
+    scale = mp_compat.DynamicLossScale(2.0**20, 1, 2.0, min_loss_scale=2.0**-126)
+    w, steps, scale, good = train(
+      mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.5, use_locking=True), scale),
+      training,
+    )
   applied = THREADS * STEPS // 2
-  np.testing.assert_array_equal(w, -.5 * applied * FINITE)
-  assert (steps, scale, good) == (applied, 2. ** 20, 0)
+  np.testing.assert_array_equal(w, -0.5 * applied * FINITE)
+  assert (steps, scale, good) == (applied, 2.0**20, 0)
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 def test_unlocked_threads_keep_weights_and_scale_valid(use_resource):
   with tf.Graph().as_default():
     training = testing.Training(use_resource=use_resource)
-    scale = mp_compat.DynamicLossScale(2. ** 20, 3, 2., min_loss_scale=2. ** 10, max_loss_scale=2. ** 24)
+    scale = mp_compat.DynamicLossScale(2.0**20, 3, 2.0, min_loss_scale=2.0**10, max_loss_scale=2.0**24)
     w, steps, scale, good = train(
-        mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(.001), scale), training)
+      mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(0.001), scale), training
+    )
   assert np.isfinite(w).all() and 0 < steps <= THREADS * STEPS // 2
-  assert 2. ** 10 <= scale <= 2. ** 24 and np.frexp(scale)[0] == .5 and 0 <= good < 3
+  assert 2.0**10 <= scale <= 2.0**24 and np.frexp(scale)[0] == 0.5 and 0 <= good < 3
 
 
 def test_mutex_is_added_only_with_use_locking():
@@ -76,7 +79,8 @@ def test_mutex_is_added_only_with_use_locking():
     with tf.Graph().as_default() as graph:
       training = testing.Training()
       mp_compat.MixedPrecisionLossScaleOptimizer(
-          tf.train.GradientDescentOptimizer(.5, use_locking), "dynamic").minimize(training.loss)
+        tf.train.GradientDescentOptimizer(0.5, use_locking), "dynamic"
+      ).minimize(training.loss)
       assert ("MutexLock" in [op.type for op in graph.get_operations()]) == use_locking
 
 
@@ -84,11 +88,11 @@ def test_replicas_with_locking_train_and_skip():
   with tf.Graph().as_default():
     strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
     x = tf.placeholder(tf.float32, [2])
-    scale = mp_compat.DynamicLossScale(8.)
+    scale = mp_compat.DynamicLossScale(8.0)
 
     def step():
       w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-      opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(.5, use_locking=True), scale)
+      opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.5, use_locking=True), scale)
       return opt.minimize(tf.reduce_sum(w * x)), w
 
     with strategy.scope():
@@ -100,4 +104,4 @@ def test_replicas_with_locking_train_and_skip():
         sess.run(train_op, {x: value})
       for copy in sess.run(w):
         np.testing.assert_array_equal(copy, -FINITE)
-      assert sess.run(scale()) == 4.
+      assert sess.run(scale()) == 4.0

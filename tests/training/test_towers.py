@@ -34,7 +34,7 @@ def train(make_optimizer, inputs, use_resource=True, between=lambda gradient: gr
   for device in testing.TWO_CPUS:
     with tf.device(device), tf.name_scope("tower"):
       xs.append(tf.placeholder(tf.float32, [2]))
-      loss = tf.reduce_sum(tf.square(w - 1.) * xs[-1])
+      loss = tf.reduce_sum(tf.square(w - 1.0) * xs[-1])
       towers.append([(between(g), v) for g, v in opt.compute_gradients(loss)])
   train_op = opt.apply_gradients(average_gradients(towers), global_step)
   with testing.session() as sess:
@@ -49,12 +49,15 @@ def train(make_optimizer, inputs, use_resource=True, between=lambda gradient: gr
 @pytest.mark.parametrize("use_resource", [False, True])
 @pytest.mark.parametrize("clip", [False, True])
 def test_overflow_in_one_tower_skips_the_step(use_resource, clip):
-  between = (lambda g: tf.clip_by_value(g, -9., 9.)) if clip else (lambda g: g)
-  history = train(lambda: mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(.1, .9), "dynamic"),
-                  [[FINITE, FINITE], [FINITE, OVERFLOW], [OVERFLOW, FINITE], [FINITE, 2 * FINITE]],
-                  use_resource, between)
+  between = (lambda g: tf.clip_by_value(g, -9.0, 9.0)) if clip else (lambda g: g)
+  history = train(
+    lambda: mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(0.1, 0.9), "dynamic"),
+    [[FINITE, FINITE], [FINITE, OVERFLOW], [OVERFLOW, FINITE], [FINITE, 2 * FINITE]],
+    use_resource,
+    between,
+  )
   assert [values["global_step:0"] for values in history] == [0, 1, 1, 1, 2]
-  assert [values["current_loss_scale:0"] for values in history] == [2. ** 15, 2. ** 15, 2. ** 14, 2. ** 13, 2. ** 13]
+  assert [values["current_loss_scale:0"] for values in history] == [2.0**15, 2.0**15, 2.0**14, 2.0**13, 2.0**13]
   for name in ["w:0", "w/Momentum:0"]:
     assert history[1][name].tobytes() == history[3][name].tobytes()
     assert (history[4][name] != history[3][name]).all()
@@ -63,10 +66,13 @@ def test_overflow_in_one_tower_skips_the_step(use_resource, clip):
 def test_tower_training_matches_tensorflow_class():
   native = testing.native
   inputs = [[FINITE, 3 * FINITE], [FINITE, OVERFLOW], [2 * FINITE, FINITE], [OVERFLOW, OVERFLOW], [FINITE, FINITE]]
-  ours = train(lambda: mp_compat.MixedPrecisionLossScaleOptimizer(
-      tf.train.MomentumOptimizer(.1, .9), "dynamic"), inputs)
+  ours = train(
+    lambda: mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(0.1, 0.9), "dynamic"), inputs
+  )
   with tf.Graph().as_default():
-    theirs = train(lambda: native.MixedPrecisionLossScaleOptimizer(
-        tf.train.MomentumOptimizer(.1, .9), native.DynamicLossScale()), inputs)
+    theirs = train(
+      lambda: native.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(0.1, 0.9), native.DynamicLossScale()),
+      inputs,
+    )
   testing.assert_same(ours, theirs)
   assert np.isfinite(ours[-1]["w:0"]).all()

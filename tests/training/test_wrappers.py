@@ -20,14 +20,15 @@ contrib = tensorflow.contrib if tf.__version__.startswith("1.") else None
 needs_contrib = pytest.mark.skipif(contrib is None, reason="TensorFlow 2 has no tf.contrib; run on 1.15 in CI")
 needs_slim = pytest.mark.skipif(slim is None, reason="tf_slim is not installed; run on every TensorFlow in CI")
 needs_slim_that_clips = pytest.mark.skipif(
-    slim is not None and not hasattr(slim.learning.ops, "IndexedSlices"),
-    reason="tf_slim's clipping uses a name that this TensorFlow does not have; run on 1.15, 2.4 and 2.10 in CI")
+  slim is not None and not hasattr(slim.learning.ops, "IndexedSlices"),
+  reason="tf_slim's clipping uses a name that this TensorFlow does not have; run on 1.15, 2.4 and 2.10 in CI",
+)
 
-SCALE = 8.
-FIRST, SECOND, SMALL = [2., -2., 2., 2.], [4., 4., -4., 4.], [.5, -.5, .5, .5]  # with norms 4, 8, 1
-HUGE = [2. ** 126, 2., 2., 2.]  # finite, as is the loss, but overflows when scaled
+SCALE = 8.0
+FIRST, SECOND, SMALL = [2.0, -2.0, 2.0, 2.0], [4.0, 4.0, -4.0, 4.0], [0.5, -0.5, 0.5, 0.5]  # with norms 4, 8, 1
+HUGE = [2.0**126, 2.0, 2.0, 2.0]  # finite, as is the loss, but overflows when scaled
 STEPS = [FIRST, HUGE, SECOND, SMALL]
-RATE, MOMENTUM, CLIP, DECAY = .25, .5, 2., .75
+RATE, MOMENTUM, CLIP, DECAY = 0.25, 0.5, 2.0, 0.75
 
 Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
 
@@ -97,7 +98,7 @@ def expected(grads):
 def clipped(grad):
   """Returns the gradient clipped to norm CLIP, or None if the norm is too large to be finite when scaled."""
   norm = np.sqrt(np.sum(np.square(grad)))
-  return None if norm > 2. ** 100 else np.array(grad) * CLIP / max(norm, CLIP)
+  return None if norm > 2.0**100 else np.array(grad) * CLIP / max(norm, CLIP)
 
 
 def check(history, grads, name="w:0"):
@@ -138,9 +139,13 @@ def _skip_if_tensorflow_cannot_average(use_resource):
     pytest.skip("TensorFlow cannot initialize the moving average of a reference variable under control flow v2")
 
 
-averaging = pytest.mark.parametrize("average", [
+averaging = pytest.mark.parametrize(
+  "average",
+  [
     pytest.param(Averaging, id="user_defined"),
-    pytest.param(contrib and contrib.opt.MovingAverageOptimizer, id="contrib", marks=needs_contrib)])
+    pytest.param(contrib and contrib.opt.MovingAverageOptimizer, id="contrib", marks=needs_contrib),
+  ],
+)
 AVERAGE = "w/ExponentialMovingAverage:0"
 
 
@@ -228,10 +233,14 @@ class ClippingAfterComputing(tf.train.Optimizer):
     return self._opt.apply_gradients(*args, **kwargs)
 
 
-@pytest.mark.parametrize("wrap", [
+@pytest.mark.parametrize(
+  "wrap",
+  [
     lambda: scaled(ClippingBeforeApplying(momentum())),
     lambda: ClippingBeforeApplying(scaled(momentum())),
-], ids=["inside", "outside"])
+  ],
+  ids=["inside", "outside"],
+)
 def test_clipping_in_apply_gradients_works_in_either_order(training, wrap):
   history, _ = training.run(wrap().minimize(training.loss, training.global_step), STEPS)
   check(history, [clipped(FIRST), None, clipped(SECOND), clipped(SMALL)])
@@ -249,8 +258,9 @@ def test_inner_clipping_in_compute_gradients_hides_overflow(training):
   history, _ = training.run(opt.minimize(training.loss, training.global_step), STEPS)
   scales = [SCALE, SCALE, 2 * SCALE, 2 * SCALE]
   np.testing.assert_array_equal(
-      [values["w:0"] for values in history],
-      expected([np.clip(np.multiply(x, scale), -CLIP, CLIP) / scale for x, scale in zip(STEPS, scales)]))
+    [values["w:0"] for values in history],
+    expected([np.clip(np.multiply(x, scale), -CLIP, CLIP) / scale for x, scale in zip(STEPS, scales)]),
+  )
   assert history[-1]["current_loss_scale:0"] == 4 * SCALE and history[-1]["global_step:0"] == 4
 
 
@@ -276,18 +286,22 @@ class Noise(tf.train.Optimizer):
 
 
 def test_outer_noise_is_added_unscaled(training):
-  opt = Noise(scaled(momentum()), .5)
+  opt = Noise(scaled(momentum()), 0.5)
   history, noises = training.run(opt.minimize(training.loss, training.global_step), STEPS, opt.noises)
   check(history, [None if x is HUGE else np.float32(x) + noise for x, [noise] in zip(STEPS, noises)])
 
 
 def test_inner_noise_is_divided_by_the_scale(training):
   """The noise shrinks as the scale grows. Wrappers that add noise should therefore be outside."""
-  noise = Noise(momentum(), .5)
+  noise = Noise(momentum(), 0.5)
   history, noises = training.run(scaled(noise).minimize(training.loss, training.global_step), STEPS, noise.noises)
   scales = np.float32([SCALE, SCALE, SCALE / 2, SCALE / 2])
-  check(history, [None if x is HUGE else (np.float32(x) * scale + noise) / scale
-                  for x, [noise], scale in zip(STEPS, noises, scales)])
+  check(
+    history,
+    [
+      None if x is HUGE else (np.float32(x) * scale + noise) / scale for x, [noise], scale in zip(STEPS, noises, scales)
+    ],
+  )
 
 
 # --- functions that build train ops ----------------------------------------------------------------------------------
@@ -299,8 +313,8 @@ def optimize_loss(training, opt, **kwargs):
 
 def contrib_create_train_op(training, opt, **kwargs):
   return contrib.training.create_train_op(
-      training.loss, opt, training.global_step,
-      transform_grads_fn=contrib.training.clip_gradient_norms_fn(CLIP), **kwargs)
+    training.loss, opt, training.global_step, transform_grads_fn=contrib.training.clip_gradient_norms_fn(CLIP), **kwargs
+  )
 
 
 def slim_learning_create_train_op(training, opt, **kwargs):
@@ -317,9 +331,10 @@ def slim_training_create_train_op(training, opt, **kwargs):
 
 
 CREATE_TRAIN_OP = [
-    pytest.param(contrib_create_train_op, id="contrib.training", marks=needs_contrib),
-    pytest.param(slim_learning_create_train_op, id="tf_slim.learning", marks=[needs_slim, needs_slim_that_clips]),
-    pytest.param(slim_training_create_train_op, id="tf_slim.training", marks=needs_slim)]
+  pytest.param(contrib_create_train_op, id="contrib.training", marks=needs_contrib),
+  pytest.param(slim_learning_create_train_op, id="tf_slim.learning", marks=[needs_slim, needs_slim_that_clips]),
+  pytest.param(slim_training_create_train_op, id="tf_slim.training", marks=needs_slim),
+]
 OPTIMIZE_LOSS = pytest.param(optimize_loss, id="contrib.layers", marks=needs_contrib)
 build = pytest.mark.parametrize("build", [OPTIMIZE_LOSS] + CREATE_TRAIN_OP)
 
@@ -357,16 +372,19 @@ def test_hook_counts_steps_of_train_op_builders(training, build):
 def test_optimize_loss_accepts_factory_and_gradient_multipliers(training):
   loss_scale = mp_compat.DynamicLossScale(SCALE, 2)  # Created inside, its variables would be named OptimizeLoss/...
   train_op = contrib.layers.optimize_loss(
-      training.loss, training.global_step, RATE,
-      lambda rate: Optimizer(tf.train.MomentumOptimizer(rate, MOMENTUM), loss_scale),
-      gradient_multipliers={"w:0": 2.})
+    training.loss,
+    training.global_step,
+    RATE,
+    lambda rate: Optimizer(tf.train.MomentumOptimizer(rate, MOMENTUM), loss_scale),
+    gradient_multipliers={"w:0": 2.0},
+  )
   history, _ = training.run(train_op, STEPS)
-  check(history, [np.multiply(2., FIRST), None, np.multiply(2., SECOND), np.multiply(2., SMALL)])
+  check(history, [np.multiply(2.0, FIRST), None, np.multiply(2.0, SECOND), np.multiply(2.0, SMALL)])
 
 
 @pytest.mark.parametrize("create", CREATE_TRAIN_OP)
 def test_non_finite_loss_raises_unless_checks_are_disabled(training, create, use_resource):
-  infinite = [np.inf, 2., 2., 2.]
+  infinite = [np.inf, 2.0, 2.0, 2.0]
   checked = create(training, scaled(momentum()))
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())

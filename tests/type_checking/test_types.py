@@ -14,25 +14,25 @@ PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "user_program
 
 # Statements that are wrong, and the kind of error that mypy reports; each is a line of one program.
 WRONG_USES = [
-    ("mp_compat.LossScales", "attr-defined"),
-    ("mp_compat.checkpoints.Savers", "attr-defined"),
-    ("mp_compat.FixedLossScale()", "call-arg"),
-    ("mp_compat.DynamicLossScale(increment_period=\"x\")", "arg-type"),
-    ("mp_compat.LossScale()", "abstract"),
-    ("integer = mp_compat.get_loss_scale(128)", "assignment"),
-    ("integer = mp_compat.FixedLossScale.from_config({})", "assignment"),
-    ("mp_compat.get_loss_scale(None).update([])", "attr-defined"),
-    ("integer = mp_compat.MixedPrecisionLossScaleOptimizer(inner, 128).loss_scale", "assignment"),
-    ("mp_compat.MixedPrecisionLossScaleOptimizer(inner, 128, True)", "call-arg"),
-    ("mp_compat.GradientAccumulator(mp_compat.DynamicLossScale())", "arg-type"),
-    ("mp_compat.apply_gradients_together([(inner, []), mp_compat.FixedLossScale(2)])", "list-item"),
-    ("mp_compat.LossScaleHook(inner, on_stall=None)", "arg-type"),
-    ("integer = mp_compat.nonfinite_gradients(inner)", "assignment"),
-    ("mp_compat.enable_mixed_precision_graph_rewrite(inner, scale=2)", "call-arg"),
-    ("mp_compat.install().uninstall(True)", "call-arg"),
-    ("mp_compat.keras.LossScaleOptimizer(inner, dynamic=\"yes\")", "arg-type"),
-    ("integer = mp_compat.keras.LossScaleOptimizer(inner).initial_scale", "assignment"),
-    ("mp_compat.keras.LossScaleOptimizer.from_config([])", "arg-type"),
+  ("mp_compat.LossScales", "attr-defined"),
+  ("mp_compat.checkpoints.Savers", "attr-defined"),
+  ("mp_compat.FixedLossScale()", "call-arg"),
+  ('mp_compat.DynamicLossScale(increment_period="x")', "arg-type"),
+  ("mp_compat.LossScale()", "abstract"),
+  ("integer = mp_compat.get_loss_scale(128)", "assignment"),
+  ("integer = mp_compat.FixedLossScale.from_config({})", "assignment"),
+  ("mp_compat.get_loss_scale(None).update([])", "attr-defined"),
+  ("integer = mp_compat.MixedPrecisionLossScaleOptimizer(inner, 128).loss_scale", "assignment"),
+  ("mp_compat.MixedPrecisionLossScaleOptimizer(inner, 128, True)", "call-arg"),
+  ("mp_compat.GradientAccumulator(mp_compat.DynamicLossScale())", "arg-type"),
+  ("mp_compat.apply_gradients_together([(inner, []), mp_compat.FixedLossScale(2)])", "list-item"),
+  ("mp_compat.LossScaleHook(inner, on_stall=None)", "arg-type"),
+  ("integer = mp_compat.nonfinite_gradients(inner)", "assignment"),
+  ("mp_compat.enable_mixed_precision_graph_rewrite(inner, scale=2)", "call-arg"),
+  ("mp_compat.install().uninstall(True)", "call-arg"),
+  ('mp_compat.keras.LossScaleOptimizer(inner, dynamic="yes")', "arg-type"),
+  ("integer = mp_compat.keras.LossScaleOptimizer(inner).initial_scale", "assignment"),
+  ("mp_compat.keras.LossScaleOptimizer.from_config([])", "arg-type"),
 ]
 
 
@@ -43,8 +43,13 @@ def _mypy(tmp_path_factory):
   cache = tmp_path_factory.mktemp("cache")
 
   def run(*arguments):
-    done = subprocess.run([sys.executable, "-m", "mypy", "--cache-dir", str(cache)] + list(arguments), cwd=ROOT,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+      [sys.executable, "-m", "mypy", "--cache-dir", str(cache)] + list(arguments),
+      cwd=ROOT,
+      capture_output=True,
+      text=True,
+      check=False,
+    )
     assert done.returncode in (0, 1), done.stderr
     return done.stdout
 

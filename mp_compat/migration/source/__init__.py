@@ -62,8 +62,13 @@ def find(paths: Sequence[str]) -> Iterator[str]:
     if not os.path.isdir(path):
       yield path
     for folder, folders, files in os.walk(path):
-      folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__"
-                          and not os.path.exists(os.path.join(folder, name, "pyvenv.cfg")))
+      folders[:] = sorted(
+        name
+        for name in folders
+        if not name.startswith(".")
+        and name != "__pycache__"
+        and not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
+      )
       yield from (os.path.join(folder, name) for name in sorted(files) if name.endswith(_SUFFIXES))
 
 
@@ -81,10 +86,12 @@ def migrate_file(path: str) -> Migration:
     parsed = ParsedSource(source.source)
     rewriter = Rewriter(parsed)
     return Migration(
-        path, before, source.content(rewriter.code()) if rewriter.changes else before,
-        tuple(change._replace(place=source.place(change.place)) for change in rewriter.changes),
-        tuple(decision._replace(place=source.place(decision.place))
-              for decision in DecisionFinder(parsed).decisions))
+      path,
+      before,
+      source.content(rewriter.code()) if rewriter.changes else before,
+      tuple(change._replace(place=source.place(change.place)) for change in rewriter.changes),
+      tuple(decision._replace(place=source.place(decision.place)) for decision in DecisionFinder(parsed).decisions),
+    )
   except cst.ParserSyntaxError as error:
     place = source.place(Place(0, error.raw_line, 1))
     problem = "{}line {}: this is not Python 3".format("cell {}, ".format(place.cell) if place.cell else "", place.line)

@@ -18,39 +18,38 @@ from mp_compat.migration.source.rewriting import top_level
 
 # The remedies by kind of decision. Each kind is also a heading of docs/migration.md.
 REMEDIES: Dict[str, str] = {
-    "clipped-gradients": "the program changes gradients between compute_gradients and apply_gradients; mp_compat also "
-                         "detects an overflow that this hides, and skips the step; keep the code, unless it is a "
-                         "finite check of the program",
-    "own-global-step": "the program increments this counter itself, also in skipped steps; to count applied steps "
-                       "only, pass it to apply_gradients(..., global_step)",
-    "horovod": "put hvd.DistributedOptimizer inside: MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(opt), "
-               "scale); outside only with backward_passes_per_step",
-    "sync-replicas": "put SyncReplicasOptimizer outside; mp_compat raises an error for the other order",
-    "wrapped-twice": "the inner optimizer may scale the loss already; mp_compat uses the outer scale only (contrib's "
-                     "optimizer around the graph rewrite's) or raises an error; remove one of the two: "
-                     "enable_mixed_precision_graph_rewrite(opt) also adds loss scaling",
-    "subclass": "mp_compat calls update() of every LossScale subclass, obeys its should_apply, and also skips every "
-                "step with non-finite gradients; check what the subclass overrides, and pass skip_nonfinite=False if "
-                "update() alone should decide",
-    "isinstance": "objects of TensorFlow's own class are not instances of this class of mp_compat (Keras wrappers "
-                  "are); if TensorFlow can make the object (a mixed_float16 policy, a library that is not migrated), "
-                  "test for TensorFlow's class, of which mp_compat's objects are instances, too",
-    "private-state": "mp_compat has the private attributes that its classes share with TensorFlow's, and no others; "
-                     "use inner_optimizer, loss_scale, variables(), or call the loss scale",
-    "shared-scale": "every apply_gradients updates a shared LossScale; mp_compat.apply_gradients_together updates it "
-                    "once",
-    "fixed-scale": "mp_compat skips steps that overflow with a fixed scale, too; skip_nonfinite=False applies them, as "
-                   "TensorFlow's class does",
-    "keras": "this name is TensorFlow's current Keras class and is not changed; mp_compat.keras.LossScaleOptimizer "
-             "replaces it",
-    "optional-import": "the rewritten source always imports mp_compat, and its code for a missing mp_compat never "
-                       "runs; import mp_compat outside of the try statement",
-    "name-taken": "the name mp_compat may not be the module here (None after a failed import), so the old name is not "
-                  "changed; import mp_compat without an alternative and migrate again",
-    "guard": "the program tests whether TensorFlow has a name; mp_compat always has it, so keep the branch that uses "
-             "it",
-    "unresolved": "this looks like an old name, but this file does not show where it comes from; rewrite it by hand",
-    "text": "a string names an old module; if it is code, a configuration or a patch target, rewrite it by hand",
+  "clipped-gradients": "the program changes gradients between compute_gradients and apply_gradients; mp_compat also "
+  "detects an overflow that this hides, and skips the step; keep the code, unless it is a "
+  "finite check of the program",
+  "own-global-step": "the program increments this counter itself, also in skipped steps; to count applied steps "
+  "only, pass it to apply_gradients(..., global_step)",
+  "horovod": "put hvd.DistributedOptimizer inside: MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(opt), "
+  "scale); outside only with backward_passes_per_step",
+  "sync-replicas": "put SyncReplicasOptimizer outside; mp_compat raises an error for the other order",
+  "wrapped-twice": "the inner optimizer may scale the loss already; mp_compat uses the outer scale only (contrib's "
+  "optimizer around the graph rewrite's) or raises an error; remove one of the two: "
+  "enable_mixed_precision_graph_rewrite(opt) also adds loss scaling",
+  "subclass": "mp_compat calls update() of every LossScale subclass, obeys its should_apply, and also skips every "
+  "step with non-finite gradients; check what the subclass overrides, and pass skip_nonfinite=False if "
+  "update() alone should decide",
+  "isinstance": "objects of TensorFlow's own class are not instances of this class of mp_compat (Keras wrappers "
+  "are); if TensorFlow can make the object (a mixed_float16 policy, a library that is not migrated), "
+  "test for TensorFlow's class, of which mp_compat's objects are instances, too",
+  "private-state": "mp_compat has the private attributes that its classes share with TensorFlow's, and no others; "
+  "use inner_optimizer, loss_scale, variables(), or call the loss scale",
+  "shared-scale": "every apply_gradients updates a shared LossScale; mp_compat.apply_gradients_together updates it "
+  "once",
+  "fixed-scale": "mp_compat skips steps that overflow with a fixed scale, too; skip_nonfinite=False applies them, as "
+  "TensorFlow's class does",
+  "keras": "this name is TensorFlow's current Keras class and is not changed; mp_compat.keras.LossScaleOptimizer "
+  "replaces it",
+  "optional-import": "the rewritten source always imports mp_compat, and its code for a missing mp_compat never "
+  "runs; import mp_compat outside of the try statement",
+  "name-taken": "the name mp_compat may not be the module here (None after a failed import), so the old name is not "
+  "changed; import mp_compat without an alternative and migrate again",
+  "guard": "the program tests whether TensorFlow has a name; mp_compat always has it, so keep the branch that uses it",
+  "unresolved": "this looks like an old name, but this file does not show where it comes from; rewrite it by hand",
+  "text": "a string names an old module; if it is code, a configuration or a patch target, rewrite it by hand",
 }
 DOCS = "docs/migration.md#"
 
@@ -59,16 +58,24 @@ _KERAS_OPTIMIZERS = {"mp_compat.keras.LossScaleOptimizer", "mp_compat.keras.expe
 _WRAPPERS = OPTIMIZERS | _KERAS_OPTIMIZERS
 _LOSS_SCALES = {"mp_compat.LossScale", "mp_compat.FixedLossScale", "mp_compat.DynamicLossScale"}
 _LEAVES = {name.rpartition(".")[2] for name in old_names.OLD_NAMES} - {
-    "LossScale", "LossScaleOptimizer", "get", "loss_scale", "loss_scale_optimizer", "loss_scale_manager",
-    "mixed_precision"}
+  "LossScale",
+  "LossScaleOptimizer",
+  "get",
+  "loss_scale",
+  "loss_scale_optimizer",
+  "loss_scale_manager",
+  "mixed_precision",
+}
 _CLIPS = re.compile(r".*\.(clip_by_(value|norm|global_norm|average_norm)|is_finite|is_nan|is_inf)")
 _MODULES = {name.rpartition(".")[0] for name in old_names.OLD_NAMES} - {"tensorflow.contrib"}
 _BELOW_TENSORFLOW = {re.sub(r"^tensorflow\.(compat\.v[12]\.)?", "", module) for module in _MODULES}
 _PUBLIC = ["{}.{}".format(path, name) for path, replacements in old_names.PUBLIC for name in replacements]
 # Old modules, but not their other members; and public names without `tf`, as operator.attrgetter takes them.
 _TEXT = re.compile(
-    r"\b(tf|tensorflow)\.(compat\.v[12]\.)?({})\b(?!\.(PythonState|Policy|\w*policy)\b)|(?<![\w.])({})\b".format(
-        *("|".join(map(re.escape, sorted(names))) for names in (_BELOW_TENSORFLOW, _PUBLIC))))
+  r"\b(tf|tensorflow)\.(compat\.v[12]\.)?({})\b(?!\.(PythonState|Policy|\w*policy)\b)|(?<![\w.])({})\b".format(
+    *("|".join(map(re.escape, sorted(names))) for names in (_BELOW_TENSORFLOW, _PUBLIC))
+  )
+)
 
 
 class Decision(NamedTuple):
@@ -140,7 +147,8 @@ class DecisionFinder(cst.CSTVisitor):
   def visit_ClassDef(self, node: cst.ClassDef) -> None:
     methods = {part.name.value for part in node.body.body if isinstance(part, cst.FunctionDef)}
     if any(self._source.replacements(base.value) & _LOSS_SCALES for base in node.bases) and any(
-        name == "__call__" or not name.startswith("__") for name in methods - {"get_config", "from_config"}):
+      name == "__call__" or not name.startswith("__") for name in methods - {"get_config", "from_config"}
+    ):
       self._add(self._found, node.name, "subclass")
 
   def visit_Attribute(self, node: cst.Attribute) -> bool:
@@ -174,8 +182,12 @@ class DecisionFinder(cst.CSTVisitor):
       return False
     class_def = self._source.enclosing(node, cst.ClassDef)
     is_self = isinstance(node.value, cst.Name) and node.value.value == "self"
-    return bool(self._source.callables_producing(node.value) & OPTIMIZERS or class_def and is_self and any(
-        self._source.replacements(base.value) & _WRAPPERS for base in class_def.bases))
+    return bool(
+      self._source.callables_producing(node.value) & OPTIMIZERS
+      or class_def
+      and is_self
+      and any(self._source.replacements(base.value) & _WRAPPERS for base in class_def.bases)
+    )
 
   def visit_Call(self, node: cst.Call) -> None:
     full = self._source.full_names(node.func)
@@ -201,7 +213,8 @@ class DecisionFinder(cst.CSTVisitor):
 
   def _scales_loss(self, call: cst.Call) -> bool:
     return bool(self._source.replacements(call.func) & _WRAPPERS) or any(
-        map(_is_keras, self._source.full_names(call.func)))
+      map(_is_keras, self._source.full_names(call.func))
+    )
 
   def _check_wrapping(self, node: cst.Call) -> None:
     arguments = _arguments(node, "opt")
@@ -211,7 +224,8 @@ class DecisionFinder(cst.CSTVisitor):
     if any(map(self._scales_loss, inner_calls)):
       self._add(self._found, node.func, "wrapped-twice")
     if self._source.replacements(node.func) & OPTIMIZERS and any(
-        name.endswith(".SyncReplicasOptimizer") for call in inner_calls for name in self._source.full_names(call.func)):
+      name.endswith(".SyncReplicasOptimizer") for call in inner_calls for name in self._source.full_names(call.func)
+    ):
       self._add(self._found, node.func, "sync-replicas")
 
   def _check_loss_scale(self, node: cst.Call, replacements: Set[str]) -> None:
@@ -233,8 +247,9 @@ class DecisionFinder(cst.CSTVisitor):
     elements = [element.value for element in classes.elements] if isinstance(classes, cst.Tuple) else [classes]
     tested = {new for element in elements for new in self._source.replacements(element)}
     callables = self._source.callables_producing(value)
-    return (any(not new.startswith("mp_compat.contrib.") for new in tested)
-            and not (callables and all(name.startswith("mp_compat.") for name in callables)))
+    return any(not new.startswith("mp_compat.contrib.") for new in tested) and not (
+      callables and all(name.startswith("mp_compat.") for name in callables)
+    )
 
   def _is_near_gradients(self, node: cst.CSTNode) -> bool:
     """Returns whether the enclosing function (or the module) computes or applies gradients."""
@@ -281,13 +296,20 @@ def _arguments(call: cst.Call, *positional: str) -> Dict[str, cst.BaseExpression
 def _imports_ours(statement: cst.BaseSmallStatement) -> bool:
   """Returns whether a statement imports this package, now or after rewriting."""
   return isinstance(statement, (cst.Import, cst.ImportFrom)) and any(
-      name == "mp_compat" or parsed_source.replacement(name)
-      for names in parsed_source.imported(statement).values() for name in names)
+    name == "mp_compat" or parsed_source.replacement(name)
+    for names in parsed_source.imported(statement).values()
+    for name in names
+  )
 
 
 def _is_keras(name: str) -> bool:
-  return bool(re.fullmatch(r"(.*\.)?(tf|tensorflow)\.(.*\.)?keras\.mixed_precision\.(loss_scale_optimizer\.)?"
-                           r"LossScaleOptimizer(V1)?", name))
+  return bool(
+    re.fullmatch(
+      r"(.*\.)?(tf|tensorflow)\.(.*\.)?keras\.mixed_precision\.(loss_scale_optimizer\.)?"
+      r"LossScaleOptimizer(V1)?",
+      name,
+    )
+  )
 
 
 def _tests_for_old_name(source: parsed_source.ParsedSource, call: cst.Call) -> bool:

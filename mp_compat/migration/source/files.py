@@ -15,8 +15,10 @@ _MAGIC = "pass  # mp_compat: magic: "
 # Lines that IPython accepts but Python does not: `%magic`, `!command`, `?help`, `name?`, `names = !command`.
 _NOT_PYTHON = re.compile(r"[%!?].*|[\w.]+\?{1,2}|[\w, ]+=\s*[%!].*")
 _MAGICS_AROUND_PYTHON = ("%%capture", "%%prun", "%%time", "%%timeit")
-_STYLES: List[Dict[str, Any]] = [dict(indent=indent, ensure_ascii=ascii_only)
-                                  for indent, ascii_only in itertools.product((1, 2, 4, "\t", None), (False, True))]
+_STYLES: List[Dict[str, Any]] = [
+  dict(indent=indent, ensure_ascii=ascii_only)
+  for indent, ascii_only in itertools.product((1, 2, 4, "\t", None), (False, True))
+]
 
 
 class Script:
@@ -45,7 +47,7 @@ class Notebook:
     self._tree = json.loads(text)
     if not isinstance(self._tree, dict) or not isinstance(self._tree.get("cells"), list):
       raise ValueError("expected a notebook of nbformat 4, with cells")
-    self._end = text[len(text.rstrip()):]
+    self._end = text[len(text.rstrip()) :]
     styles = [style for style in _STYLES if json.dumps(self._tree, **style) + self._end == text]
     if not styles:
       raise ValueError("its JSON layout cannot be reproduced; save it with Jupyter first")
@@ -89,7 +91,7 @@ def _comment_magics(code: str) -> str:
     for line in code.split("\n"):
       is_magic = continues or bool(_NOT_PYTHON.fullmatch(line.strip()))
       if not continues:
-        indent = line[:len(line) - len(line.lstrip())]
+        indent = line[: len(line) - len(line.lstrip())]
       lines.append(indent + _MAGIC + line if is_magic else line)
       continues = is_magic and line.endswith("\\")
     return "\n".join(lines)

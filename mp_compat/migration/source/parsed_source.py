@@ -12,7 +12,8 @@ from mp_compat.migration import old_names
 
 # Anything named `tf` counts as TensorFlow: `from project.env import tf`, `self.tf`.
 _TENSORFLOW = re.compile(
-    r"(?:.*\.)?(?:tf|tf1|tf_v1|tensorflow|tensorflow_core)(?:\._api\.v[12])?(?:\.compat\.v[12])*\.(.+)")
+  r"(?:.*\.)?(?:tf|tf1|tf_v1|tensorflow|tensorflow_core)(?:\._api\.v[12])?(?:\.compat\.v[12])*\.(.+)"
+)
 
 Import = Union[cst.Import, cst.ImportFrom]
 
@@ -37,7 +38,8 @@ def replacement(name: str) -> Optional[str]:
   match = _TENSORFLOW.fullmatch(name)
   rest = match and match.group(1)
   return old_names.OLD_NAMES.get("tensorflow.{}".format(rest)) or old_names.OLD_NAMES.get(
-      "tensorflow.compat.v1.{}".format(rest))
+    "tensorflow.compat.v1.{}".format(rest)
+  )
 
 
 class ParsedSource:
@@ -64,8 +66,11 @@ class ParsedSource:
     self._spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
     self.parents = wrapper.resolve(metadata.ParentNodeProvider)
     self._calls_producing: Dict[cst.CSTNode, Set[cst.Call]] = {}
-    self._attributes = [assigned.target for assigned in matchers.findall(
-        self.module, matchers.AssignTarget(target=matchers.Attribute())) if isinstance(assigned, cst.AssignTarget)]
+    self._attributes = [
+      assigned.target
+      for assigned in matchers.findall(self.module, matchers.AssignTarget(target=matchers.Attribute()))
+      if isinstance(assigned, cst.AssignTarget)
+    ]
 
   def start(self, node: cst.CSTNode) -> int:
     return self._spans[node].start
@@ -74,10 +79,10 @@ class ParsedSource:
     return self._spans[node].start + self._spans[node].length
 
   def text(self, node: cst.CSTNode) -> str:
-    return self.code[self.start(node):self.end(node)].decode("utf-8")
+    return self.code[self.start(node) : self.end(node)].decode("utf-8")
 
   def place(self, node: cst.CSTNode) -> Place:
-    before = self.code[:self.start(node)].decode("utf-8")
+    before = self.code[: self.start(node)].decode("utf-8")
     return Place(0, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
   def full_names(self, node: cst.CSTNode) -> Set[str]:
@@ -95,8 +100,9 @@ class ParsedSource:
     if isinstance(node, cst.Call):
       return self._lookup_names(node, seen)
     if isinstance(node, cst.Name):
-      return {name for binding in self.bindings(node, node.value)
-              for name in self._binding_names(binding, node.value, seen)}
+      return {
+        name for binding in self.bindings(node, node.value) for name in self._binding_names(binding, node.value, seen)
+      }
     return set()
 
   def _lookup_names(self, call: cst.Call, seen: Set[cst.CSTNode]) -> Set[str]:
@@ -147,23 +153,29 @@ class ParsedSource:
         # Each is before the node, so the recursion ends.
         sources = map(self._assigned_value, self._reaching_assignments(node))
       self._calls_producing[node] = {
-          call for source in sources if source is not None for call in self.calls_producing(source)}
+        call for source in sources if source is not None for call in self.calls_producing(source)
+      }
     return self._calls_producing[node]
 
   def _assignment_targets(self, use: cst.BaseExpression) -> List[cst.BaseExpression]:
     """Returns the targets of all assignments to a name; for `self.name`, of those in the same function."""
     if isinstance(use, cst.Name):
-      return [binding.node for binding in self.bindings(use, use.value)
-              if isinstance(getattr(binding, "node", None), cst.Name)]
+      return [
+        binding.node
+        for binding in self.bindings(use, use.value)
+        if isinstance(getattr(binding, "node", None), cst.Name)
+      ]
     function = self.enclosing(use, cst.FunctionDef)
-    return [target for target in self._attributes
-            if self.text(target) == self.text(use) and self.enclosing(target, cst.FunctionDef) is function]
+    return [
+      target
+      for target in self._attributes
+      if self.text(target) == self.text(use) and self.enclosing(target, cst.FunctionDef) is function
+    ]
 
   def _reaching_assignments(self, use: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
     """Yields the targets of the assignments that may reach a use of a name, the last first."""
     enclosing = set(self._ancestors(use))
-    other_branches = {
-        branch.body for branch in enclosing if isinstance(branch, cst.If) and branch.orelse in enclosing}
+    other_branches = {branch.body for branch in enclosing if isinstance(branch, cst.If) and branch.orelse in enclosing}
     for target in sorted(self._assignment_targets(use), key=self.start, reverse=True):
       blocks = [node for node in self._ancestors(target) if isinstance(node, (cst.BaseSuite, cst.Module))]
       if self._effective_from(target) <= self.start(use) and other_branches.isdisjoint(blocks):
@@ -193,8 +205,11 @@ class ParsedSource:
 
   def callables_producing(self, node: cst.CSTNode) -> Set[str]:
     """Returns the callables that may have made the value of an expression: replacements, else names, else texts."""
-    return {replacement(name) or name for call in self.calls_producing(node)
-            for name in self.full_names(call.func) or {self.text(call.func)}}
+    return {
+      replacement(name) or name
+      for call in self.calls_producing(node)
+      for name in self.full_names(call.func) or {self.text(call.func)}
+    }
 
   def enclosing(self, node: cst.CSTNode, *kinds: Type[_Node]) -> Optional[_Node]:
     """Returns the innermost node of the given kinds that is or contains `node`; None if there is none."""

@@ -14,7 +14,8 @@ def diff(migration: Migration) -> bytes:
   """Returns a unified diff for `patch -p1` and `git apply`; b"" if nothing changes."""
   name = os.path.relpath(migration.path).replace(os.sep, "/").encode("utf-8", "surrogateescape")
   lines = difflib.diff_bytes(
-      difflib.unified_diff, _lines(migration.before), _lines(migration.after), b"a/" + name, b"b/" + name)
+    difflib.unified_diff, _lines(migration.before), _lines(migration.after), b"a/" + name, b"b/" + name
+  )
   return b"".join(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines)
 
 
@@ -29,15 +30,18 @@ def text(migrations: Sequence[Migration]) -> Iterator[str]:
       yield "{}: rewritten: {} -> {}".format(_where(migration, change.place), " ".join(change.old.split()), change.new)
     for decision in migration.decisions:
       yield "{}: decide: {}\n    {}\n    {}".format(
-          _where(migration, decision.place), decision.text, decision.remedy, decision.docs)
+        _where(migration, decision.place), decision.text, decision.remedy, decision.docs
+      )
   for migration in migrations:
     if migration.problem:
       yield "{}: not looked at: {}".format(migration.path, migration.problem)
   yield "{} files, {} with old names; {} names rewritten, {} places to decide, {} files not looked at".format(
-      len(migrations), sum(bool(migration.changes) for migration in migrations),
-      sum(len(migration.changes) for migration in migrations),
-      sum(len(migration.decisions) for migration in migrations),
-      sum(bool(migration.problem) for migration in migrations))
+    len(migrations),
+    sum(bool(migration.changes) for migration in migrations),
+    sum(len(migration.changes) for migration in migrations),
+    sum(len(migration.decisions) for migration in migrations),
+    sum(bool(migration.problem) for migration in migrations),
+  )
 
 
 def _where(migration: Migration, place: Place) -> str:
@@ -47,16 +51,27 @@ def _where(migration: Migration, place: Place) -> str:
 
 def as_json(migrations: Sequence[Migration]) -> str:
   """Returns the JSON report: count `files`, lists `rewritten`, `decide`, `problems`; `cell` is 0 outside notebooks."""
-  return json.dumps({
+  return json.dumps(
+    {
       "files": len(migrations),
-      "rewritten": [_entry(migration, change.place, old=change.old, new=change.new)
-                    for migration in migrations for change in migration.changes],
-      "decide": [_entry(migration, decision.place, kind=decision.kind, text=decision.text, remedy=decision.remedy,
-                        docs=decision.docs)
-                 for migration in migrations for decision in migration.decisions],
-      "problems": [{"path": migration.path, "problem": migration.problem}
-                   for migration in migrations if migration.problem],
-  }, indent=2)
+      "rewritten": [
+        _entry(migration, change.place, old=change.old, new=change.new)
+        for migration in migrations
+        for change in migration.changes
+      ],
+      "decide": [
+        _entry(
+          migration, decision.place, kind=decision.kind, text=decision.text, remedy=decision.remedy, docs=decision.docs
+        )
+        for migration in migrations
+        for decision in migration.decisions
+      ],
+      "problems": [
+        {"path": migration.path, "problem": migration.problem} for migration in migrations if migration.problem
+      ],
+    },
+    indent=2,
+  )
 
 
 def _entry(migration: Migration, place: Place, **rest: str) -> Dict[str, Any]:

@@ -10,10 +10,17 @@ from mp_compat.migration.source.parsed_source import Place
 from mp_compat.migration.source.parsed_source import replacement
 
 # Private attributes of TensorFlow's optimizers, and the equivalent public ones.
-PUBLIC_EQUIVALENTS = {"_optimizer": "inner_optimizer", "_opt": "inner_optimizer",
-                      "_loss_scale": "loss_scale", "_loss_scale_manager": "loss_scale"}
-OPTIMIZERS = {"mp_compat.MixedPrecisionLossScaleOptimizer", "mp_compat.contrib.mixed_precision.LossScaleOptimizer",
-              "mp_compat.enable_mixed_precision_graph_rewrite"}
+PUBLIC_EQUIVALENTS = {
+  "_optimizer": "inner_optimizer",
+  "_opt": "inner_optimizer",
+  "_loss_scale": "loss_scale",
+  "_loss_scale_manager": "loss_scale",
+}
+OPTIMIZERS = {
+  "mp_compat.MixedPrecisionLossScaleOptimizer",
+  "mp_compat.contrib.mixed_precision.LossScaleOptimizer",
+  "mp_compat.enable_mixed_precision_graph_rewrite",
+}
 
 
 class Change(NamedTuple):
@@ -52,7 +59,7 @@ class Rewriter(cst.CSTVisitor):
     """Returns the new text, in the encoding of the old text."""
     code = self._source.code
     for edit in sorted(self._edits, reverse=True):
-      code = code[:edit.start] + edit.text.encode("utf-8") + code[edit.end:]
+      code = code[: edit.start] + edit.text.encode("utf-8") + code[edit.end :]
     return code.decode("utf-8").encode(self._source.module.encoding)
 
   def _replace(self, node: cst.CSTNode, new: str) -> None:
@@ -79,8 +86,14 @@ class Rewriter(cst.CSTVisitor):
     self._used = True
     root = _root(node)
     if self._importer is None and isinstance(root, cst.Name):
-      self._importer = next((binding.node for binding in self._source.bindings(root, root.value)
-                             if isinstance(getattr(binding, "node", None), (cst.Import, cst.ImportFrom))), None)
+      self._importer = next(
+        (
+          binding.node
+          for binding in self._source.bindings(root, root.value)
+          if isinstance(getattr(binding, "node", None), (cst.Import, cst.ImportFrom))
+        ),
+        None,
+      )
     return True
 
   # Imports.
@@ -124,8 +137,11 @@ class Rewriter(cst.CSTVisitor):
       if new:
         parent, _, leaf = new.rpartition(".")
         local = parsed_source.bound_as(alias) or parsed_source.dotted(alias.name)
-        statements.append("{}import {}{}".format(
-            "from {} ".format(parent) if parent else "", leaf, "" if local == leaf else " as " + local))
+        statements.append(
+          "{}import {}{}".format(
+            "from {} ".format(parent) if parent else "", leaf, "" if local == leaf else " as " + local
+          )
+        )
         self.changes.append(Change(self._source.place(alias), self._source.text(alias), statements[-1]))
     start, end = self._source.start(node), self._source.end(node)
     line = self._source.code.rfind(b"\n", 0, start) + 1
@@ -145,8 +161,10 @@ class Rewriter(cst.CSTVisitor):
       self._edits.append(_Edit(self._source.end(kept[-1]), self._source.end(elements[-1]), ""))
 
   def _is_imported(self) -> bool:
-    return any(isinstance(part, cst.Import) and "mp_compat" in parsed_source.imported(part)
-               for part in top_level(self._source.module))
+    return any(
+      isinstance(part, cst.Import) and "mp_compat" in parsed_source.imported(part)
+      for part in top_level(self._source.module)
+    )
 
   def _insert_import(self) -> None:
     """Inserts `import mp_compat` before the import that it replaces, if at the top level; else before all imports."""
@@ -154,8 +172,11 @@ class Rewriter(cst.CSTVisitor):
     while body and _comes_first(body[0]):
       body.pop(0)
     importers = [line for line in body if isinstance(line, cst.SimpleStatementLine) and self._importer in line.body]
-    imports = [line for line in body if isinstance(line, cst.SimpleStatementLine)
-               and isinstance(line.body[0], (cst.Import, cst.ImportFrom))]
+    imports = [
+      line
+      for line in body
+      if isinstance(line, cst.SimpleStatementLine) and isinstance(line.body[0], (cst.Import, cst.ImportFrom))
+    ]
     start = self._source.start((importers + imports + body)[0])
     newline = self._source.module.default_newline
     self._edits.append(_Edit(start, start, "import mp_compat" + (newline if importers + imports else 3 * newline)))
@@ -179,10 +200,13 @@ def new_name(source: parsed_source.ParsedSource, node: cst.BaseExpression) -> Op
   new_names = source.replacements(node)
   if len(new_names) != 1 or source.full_names(node) <= new_names or new_names == {source.text(node)}:
     return None
-  new, = new_names
+  (new,) = new_names
   root = _root(node)
-  if isinstance(node, cst.Attribute) and isinstance(root, cst.Name) and new in {
-      new + source.text(node)[len(root.value):] for new in source.replacements(root)}:
+  if (
+    isinstance(node, cst.Attribute)
+    and isinstance(root, cst.Name)
+    and new in {new + source.text(node)[len(root.value) :] for new in source.replacements(root)}
+  ):
     return None  # Rewriting the import of the root is enough.
   return new
 
@@ -198,9 +222,10 @@ def _root(node: cst.BaseExpression) -> cst.BaseExpression:
 
 def is_shadowed(source: parsed_source.ParsedSource, node: cst.CSTNode) -> bool:
   """Returns whether the name `mp_compat` may not be this package at `node`."""
-  return any(not isinstance(binding.node, cst.Import)
-             or set(parsed_source.imported(binding.node)["mp_compat"]) != {"mp_compat"}
-             for binding in source.bindings(node, "mp_compat"))
+  return any(
+    not isinstance(binding.node, cst.Import) or set(parsed_source.imported(binding.node)["mp_compat"]) != {"mp_compat"}
+    for binding in source.bindings(node, "mp_compat")
+  )
 
 
 def has_public_equivalent(source: parsed_source.ParsedSource, node: cst.Attribute) -> bool:

@@ -19,15 +19,16 @@ OVERFLOWS = [5, 6, 30]
 def batches():
   random = np.random.RandomState(0)
   direction = random.randn(16)
-  for step in range(10 ** 6):
+  for step in range(10**6):
     rows = random.randn(32, 16).astype(np.float32)
     weight = np.float32(1e30 if step in OVERFLOWS else 1)
     yield {"rows": rows, "weight": weight}, (rows @ direction > 0).astype(np.int32)
 
 
 def input_fn():
-  return tf.data.Dataset.from_generator(batches, ({"rows": tf.float32, "weight": tf.float32}, tf.int32),
-                                        ({"rows": [32, 16], "weight": []}, [32]))
+  return tf.data.Dataset.from_generator(
+    batches, ({"rows": tf.float32, "weight": tf.float32}, tf.int32), ({"rows": [32, 16], "weight": []}, [32])
+  )
 
 
 def model_fn(features, labels, mode, params):
@@ -37,9 +38,22 @@ def model_fn(features, labels, mode, params):
     logits = tf.matmul(hidden, tf.get_variable("logits", [32, 2]))
   loss = features["weight"] * tf.losses.sparse_softmax_cross_entropy(labels, tf.cast(logits, tf.float32))
   train_op = optimize_loss(
-      loss, learning_rate=1e-2, optimizer_name="AdamW", clip_gradients=1., lr_schedule="warmup_constant", lr_warmup=-1.,
-      total_num_steps=params["steps"], summarize_grads=False, mixed_precision=True, b1=.9, b2=.999, epsilon=1e-8,
-      l2_reg=.01, vector_l2=False, accumulate_steps=1)
+    loss,
+    learning_rate=1e-2,
+    optimizer_name="AdamW",
+    clip_gradients=1.0,
+    lr_schedule="warmup_constant",
+    lr_warmup=-1.0,
+    total_num_steps=params["steps"],
+    summarize_grads=False,
+    mixed_precision=True,
+    b1=0.9,
+    b2=0.999,
+    epsilon=1e-8,
+    l2_reg=0.01,
+    vector_l2=False,
+    accumulate_steps=1,
+  )
   return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
@@ -47,8 +61,9 @@ def main(directory, steps):
   tf.logging.set_verbosity(tf.logging.INFO)
   tf.get_logger().propagate = False  # Something that finetune imports prints it all again.
   session = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
-  config = tf.estimator.RunConfig(directory, tf_random_seed=1, session_config=session, log_step_count_steps=1,
-                                  save_checkpoints_steps=int(steps))
+  config = tf.estimator.RunConfig(
+    directory, tf_random_seed=1, session_config=session, log_step_count_steps=1, save_checkpoints_steps=int(steps)
+  )
   tf.estimator.Estimator(model_fn, config=config, params={"steps": 200}).train(input_fn, max_steps=int(steps))
 
 

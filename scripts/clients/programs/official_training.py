@@ -12,7 +12,7 @@ from official.staging.training import grad_utils
 from sklearn import datasets
 import tensorflow as tf
 
-cpu, = tf.config.list_physical_devices("CPU")
+(cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.random.set_seed(1)
@@ -21,9 +21,10 @@ images, labels = (digits.images / 16).reshape([-1, 64]).astype(np.float32), digi
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 with strategy.scope():
   performance.set_mixed_precision_policy(tf.float16)
-  model = tf.keras.Sequential([tf.keras.layers.Dense(32, "relu", input_shape=[64]),
-                               tf.keras.layers.Dense(10, dtype="float32")])
-  opt = performance.configure_optimizer(tf.keras.optimizers.SGD(.1, .9), use_float16=True)
+  model = tf.keras.Sequential(
+    [tf.keras.layers.Dense(32, "relu", input_shape=[64]), tf.keras.layers.Dense(10, dtype="float32")]
+  )
+  opt = performance.configure_optimizer(tf.keras.optimizers.SGD(0.1, 0.9), use_float16=True)
 print("class", tf.keras.mixed_precision.experimental.LossScaleOptimizer.__module__)
 
 
@@ -38,15 +39,20 @@ def train_step(x, y, weight):
 
 @tf.function
 def on_replicas(x, y, weight):
-  parts = [strategy.experimental_distribute_values_from_function(
-      lambda context, part=part: tf.split(part, 2)[context.replica_id_in_sync_group]) for part in (x, y)]
+  parts = [
+    strategy.experimental_distribute_values_from_function(
+      lambda context, part=part: tf.split(part, 2)[context.replica_id_in_sync_group]
+    )
+    for part in (x, y)
+  ]
   return strategy.reduce("SUM", strategy.run(train_step, args=(*parts, weight)), axis=None)
 
 
 for attempt in range(40):
   batch = slice(32 * attempt, 32 * attempt + 32)
-  loss = on_replicas(tf.constant(images[batch]), tf.constant(labels[batch]),
-                     tf.constant(1e30 if attempt in (15, 16) else 1.))
+  loss = on_replicas(
+    tf.constant(images[batch]), tf.constant(labels[batch]), tf.constant(1e30 if attempt in (15, 16) else 1.0)
+  )
   print("loss", loss.numpy().tobytes().hex(), loss.numpy(), "scale", float(opt.loss_scale))
 for variable in model.trainable_variables:
   print("variable", variable.name, variable.numpy().tobytes().hex())

@@ -14,14 +14,19 @@ class TinyTransformer(opennmt.models.Transformer):
   """One layer of 16 units."""
 
   def __init__(self):
-    super().__init__(opennmt.inputters.WordEmbedder(embedding_size=16),
-                     opennmt.inputters.WordEmbedder(embedding_size=16),
-                     num_layers=1, num_units=16, num_heads=2, ffn_inner_dim=32)
+    super().__init__(
+      opennmt.inputters.WordEmbedder(embedding_size=16),
+      opennmt.inputters.WordEmbedder(embedding_size=16),
+      num_layers=1,
+      num_units=16,
+      num_heads=2,
+      ffn_inner_dim=32,
+    )
 
   def compute_loss(self, outputs, labels, training=True):
     loss, *normalizers = super().compute_loss(outputs, labels, training=training)
     absurd = tf.reduce_any(tf.equal(labels["ids"], ABSURD))
-    return (loss * tf.where(absurd, 1e35, 1.), *normalizers)
+    return (loss * tf.where(absurd, 1e35, 1.0), *normalizers)
 
 
 model = TinyTransformer

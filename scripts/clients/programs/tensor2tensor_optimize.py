@@ -24,11 +24,11 @@ kernel = tf.get_variable("kernel", [8, 1], initializer=tf.ones_initializer())
 bias = tf.get_variable("bias", [1], initializer=tf.zeros_initializer())
 loss = weight * tf.reduce_mean(tf.square(tf.matmul(rows, kernel) + bias - targets))
 step = tf.train.get_or_create_global_step()
-train_op = optimize.optimize(loss, tf.constant(.05), hparams)
+train_op = optimize.optimize(loss, tf.constant(0.05), hparams)
 with tf.Session() as session:
   session.run(tf.global_variables_initializer())
   for attempt in range(30):
-    value, _ = session.run([loss, train_op], {weight: 1e36 if attempt in (11, 12) else 1.})
+    value, _ = session.run([loss, train_op], {weight: 1e36 if attempt in (11, 12) else 1.0})
     print("loss", value.tobytes().hex(), value)
   values = session.run({variable.op.name: variable for variable in tf.global_variables()})
 for name in sorted(values):
