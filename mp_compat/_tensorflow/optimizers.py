@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the inner optimizers of a wrapper and their non-slot variables."""
+"""Finds the inner optimizers of a wrapper, their attributes and their non-slot variables."""
 
 from typing import Any, Iterator, List, Tuple
 
@@ -11,6 +11,21 @@ def wrapper_chain(optimizer: tf.train.Optimizer) -> Iterator[tf.train.Optimizer]
   while isinstance(optimizer, tf.train.Optimizer):
     yield optimizer
     optimizer = vars(optimizer).get("_optimizer", vars(optimizer).get("_opt"))
+
+
+def inner_attribute(wrapper: Any, name: str) -> Any:
+  """Returns a public attribute of the inner optimizer `wrapper._optimizer`, for `wrapper.__getattr__`.
+
+  Raises:
+    AttributeError: If the inner optimizer lacks it, or the name is private: base classes and copy look up many.
+  """
+  message = "{!r} object has no attribute {!r}".format(type(wrapper).__name__, name)
+  if name.startswith("_"):
+    raise AttributeError(message)
+  try:
+    return getattr(wrapper._optimizer, name)
+  except AttributeError as error:
+    raise AttributeError("{}; inner optimizer: {}".format(message, error)) from error
 
 
 def non_slot_variables(optimizer: Any) -> List[Tuple[str, tf.Variable]]:

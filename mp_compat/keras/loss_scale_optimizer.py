@@ -10,6 +10,7 @@ from absl import logging
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
+from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
 from mp_compat.core import conditional_apply
 from mp_compat.core import distribute
@@ -269,10 +270,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return distribute.group(applied, update_op)
 
   def __getattr__(self, name: str) -> Any:
-    # Called for attributes that this class lacks. Private names are not forwarded: base classes and copy look up many.
-    if name.startswith("_"):
-      raise AttributeError("{!r} object has no attribute {!r}".format(type(self).__name__, name))
-    return getattr(self._optimizer, name)
+    return optimizers.inner_attribute(self, name)  # for attributes that this class lacks
 
   def __setattr__(self, name: str, value: Any) -> None:
     is_own = name.startswith("_") or isinstance(vars(LossScaleOptimizer).get(name), property)

@@ -329,8 +329,13 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       ValueError: If called in a cross-replica context or under an unsupported strategy (TPUs), if all gradients are
         None, or if `finite_reducer` does not return a bool tensor of the shape passed to it.
       TypeError: If a gradient cannot be converted to a numeric tensor, or is neither floating nor of its variable's
-        dtype.
+        dtype; or if `global_step` is a string.
     """
+    if isinstance(global_step, str):
+      raise TypeError(
+        "global_step must be a variable, such as tf.train.get_or_create_global_step(), or None, but got {!r}. Pass the "
+        "name of the op as name={!r}.".format(global_step, global_step)
+      )
     distribute.check_replica_context()
     settings = self.step_settings
     checked = step.check(grads_and_vars, settings.skip_nonfinite, settings.check_computed_gradients)
@@ -405,10 +410,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return list(self._optimizer.variables()) + list(self._loss_scale._weights.values())
 
   def __getattr__(self, name: str) -> Any:
-    # Called for attributes that this class lacks. Private names are not forwarded: base classes and copy look up many.
-    if name.startswith("_"):
-      raise AttributeError("{!r} object has no attribute {!r}".format(type(self).__name__, name))
-    return getattr(self._optimizer, name)
+    return optimizers.inner_attribute(self, name)  # for attributes that this class lacks
 
   def _never_called(self, *args: Any, **kwargs: Any) -> None:
     raise RuntimeError("This function should never be called: the inner optimizer applies the gradients.")

@@ -209,8 +209,8 @@ def test_hyperparameters_forward_to_inner_optimizer(family):
   assert opt.inner_optimizer.epsilon == 1e-3
   opt.clipnorm = 2.0
   assert opt.clipnorm == opt.inner_optimizer.clipnorm == 2.0
-  with pytest.raises(AttributeError):
-    _ = opt.no_such_thing
+  with pytest.raises(AttributeError, match="'LossScale\\w+' object has no attribute 'nothing'; inner optimizer: .*"):
+    _ = opt.nothing
   with pytest.raises(AttributeError):
     opt.loss_scale = 4.0
 
