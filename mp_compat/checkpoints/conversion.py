@@ -39,7 +39,7 @@ def inspect(path: files.Path) -> Inspection:
   shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
   variables = collections.OrderedDict((name, (dtypes[name], tuple(shapes[name]))) for name in sorted(shapes))
   if files.OBJECT_GRAPH in shapes:
-    dialect, state = "object-based", [name for name in variables if dialects.is_state(name.partition("/.ATTR")[0])]
+    dialect, state = "object-based", [name for name in variables if dialects.is_state_name(name.partition("/.ATTR")[0])]
   else:
     dialect, state = dialects.dialect(shapes), list(dialects.state(shapes))
   return Inspection(
@@ -92,12 +92,13 @@ def convert(
   else:
     assert to is not None  # checked above
     meta = ""
-    names = dialects.translate(inspection.variables, to)
+    names = dialects.translate(_shapes(inspection), to)
   count_dtype = np.int32 if to == "contrib" else np.int64
   reader = files.open_reader(inspection.path)
+  roles = dialects.state({name: inspection.variables[source][1] if source else () for name, source in names.items()})
   values = {}
   for name, source_name in names.items():
-    role = dialects.state([name]).get(name)
+    role = roles.get(name)
     value = (
       np.float32(2.0**15 if role == "current_loss_scale" else 0.0)
       if source_name is None
@@ -112,17 +113,21 @@ def convert(
 
 def _names_like(like: Inspection, source: Inspection) -> Dict[str, Optional[str]]:
   """Returns for each name in `like` the name in `source` to copy from; None for state that starts anew."""
-  shapes = collections.OrderedDict(
-    (name, like.variables[name][1]) for name in sorted(like.variables, key=dialects.creation_order)
-  )
-  matched = dialects.match(shapes, {name: shape for name, (_, shape) in source.variables.items()})
-  missing = [name for name in shapes if name not in matched and not dialects.is_state(name)]
+  shapes = _shapes(like)
+  matched, state = dialects.match(shapes, _shapes(source)), dialects.state(shapes)
+  missing = [name for name in shapes if name not in matched and name not in state]
   if missing:
     raise ValueError(
       "Expected the variables of {}, but {} does not have these in the same shape: {}. Pass "
       "checkpoints of the same model.".format(like.path, source.path, ", ".join(missing))
     )
   return {name: matched.get(name) for name in shapes}
+
+
+def _shapes(inspection: Inspection) -> "collections.OrderedDict[str, Tuple[int, ...]]":
+  """Returns the shapes of the variables by name, in the order of their creation."""
+  names = sorted(inspection.variables, key=dialects.creation_order)
+  return collections.OrderedDict((name, inspection.variables[name][1]) for name in names)
 
 
 def _write(values: Dict[str, np.ndarray], target: str) -> None:

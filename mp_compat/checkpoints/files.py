@@ -9,7 +9,6 @@ from absl import logging
 import numpy as np
 
 from mp_compat._tensorflow import tf
-from mp_compat.core import dialects
 
 Path = Union[str, bytes, "os.PathLike[str]"]
 VarList = Union[Iterable[tf.Variable], Dict[str, tf.Variable]]
@@ -93,11 +92,6 @@ def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
       path, reason.group(1) if reason else type(error).__name__, os.path.dirname(path)
     ),
   )
-
-
-def is_state(name: str, shape: Any) -> bool:
-  """Returns whether a variable of this name and shape is part of a loss scale's state."""
-  return dialects.is_state(name) and tf.TensorShape(shape).rank == 0
 
 
 def warn_initialized(names: List[str], path: Path) -> None:

@@ -31,9 +31,8 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   if all(reader.has_tensor(name) for name in named_variables):
     return wanted
   matched = _match(named_variables, reader)
-  initialized = [
-    name for name, variable in named_variables.items() if name not in matched and files.is_state(name, variable.shape)
-  ]
+  state = dialects.state({name: variable.shape for name, variable in named_variables.items()})
+  initialized = [name for name in named_variables if name not in matched and name in state]
   files.warn_initialized(initialized, path)
   return {matched.get(name, name): value for name, value in pairs if name not in initialized}
 

@@ -219,19 +219,14 @@ def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str
     for variable in entry.variables:
       if recorded_names.get(variable.name) in shapes:
         matched.setdefault(entry.name, recorded_names[variable.name])
-  others = {name: shape for name, shape in shapes.items() if name not in matched.values()}
-  matched.update(
-    dialects.match(
-      collections.OrderedDict((name, shape) for name, shape in wanted.items() if name not in matched), others
-    )
-  )
+  matched, state = dialects.match(wanted, shapes, matched), dialects.state(wanted)
   missing: List[str] = []
   different: List[str] = []
   initialized: List[str] = []
   for name, entry in collections.OrderedDict((entry.name, entry) for entry in needed).items():
     source_name = matched.get(name)
     if source_name is None:
-      (initialized if files.is_state(name, entry.shape) else missing).append(name)
+      (initialized if name in state else missing).append(name)
       continue
     if not (
       entry.shape.is_compatible_with(shapes[source_name])
@@ -241,7 +236,7 @@ def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str
       different.append(
         "{} has the shape {} in the graph, {} in the checkpoint".format(name, entry.shape, list(shapes[source_name]))
       )
-    if dtypes[source_name] != entry.dtype and not dialects.is_state(name):
+    if dtypes[source_name] != entry.dtype and name not in state:
       different.append(
         "{} has the dtype {} in the graph, {} in the checkpoint".format(
           name, entry.dtype.name, dtypes[source_name].name

@@ -13,7 +13,8 @@ names of variables created in a name scope are prefixed with that scope.
 
 import collections
 import re
-from typing import Any, Callable, Counter, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from types import MappingProxyType
+from typing import Any, Callable, Counter, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 DIALECTS = ("mp_compat", "tensorflow", "contrib", "plain")
 
@@ -65,101 +66,155 @@ def _join(scope: str, stem: str, number: int = 0) -> str:
   return "/".join(filter(None, [scope, stem + ("_{}".format(number) if number else "")]))
 
 
-def is_state(name: str) -> bool:
-  """Returns whether a variable of this name is part of a loss scale's state."""
+def is_state_name(name: str) -> bool:
+  """Returns whether loss scales give this name to their variables; a program may have other variables of that name."""
   return _parse(name).stem in _STATE
 
 
-def state(names: Iterable[str]) -> "collections.OrderedDict[str, str]":
-  """Returns those names that are part of a loss scale's state, sorted, each with its stem in mp_compat's spelling."""
-  return collections.OrderedDict((name, _parse(name).role) for name in sorted(names) if is_state(name))
+def state(shapes: Shapes) -> "collections.OrderedDict[str, str]":
+  """Returns the variables of loss scales: scalars beside `current_loss_scale`, or `loss_scale` beside `good_steps`.
+
+  Other variables of these names belong to the program, such as the weight `loss_scale` of a task.
+
+  Args:
+    shapes: The shapes of all variables by name.
+
+  Returns:
+    The names, sorted, each with its stem in mp_compat's spelling.
+  """
+  scalars = [(name, _parse(name)) for name in sorted(shapes) if is_state_name(name) and not tuple(shapes[name])]
+  stems: Dict[str, Set[str]] = collections.defaultdict(set)
+  for _, parsed in scalars:
+    stems[parsed.scope].add(parsed.stem)
+
+  def is_state(name: _Name) -> bool:
+    others = stems[name.scope]
+    if name.stem == "loss_scale":
+      return "good_steps" in others and ("bad_steps" in others or "current_loss_scale" not in others)
+    return "current_loss_scale" in others or {"loss_scale", "good_steps"} <= others
+
+  return collections.OrderedDict((name, parsed.role) for name, parsed in scalars if is_state(parsed))
 
 
-def dialect(names: Iterable[str]) -> str:
+def dialect(shapes: Shapes) -> str:
   """Returns which of `DIALECTS` these names belong to: "mp_compat" also if TensorFlow's class writes the same names."""
-  parsed = [_parse(name) for name in names]
-  stems = {name.stem for name in parsed}
+  stems = {_parse(name).stem for name in state(shapes)}
   if "current_loss_scale" in stems:
+    parsed = [_parse(name) for name in shapes]
     return "tensorflow" if any(name.conditionals and name.stem in _POWERS for name in parsed) else "mp_compat"
-  return "contrib" if {"loss_scale", "good_steps"} <= stems else "plain"
+  return "contrib" if stems else "plain"
 
 
-def match(wanted: Shapes, found: Shapes) -> Dict[str, str]:
+def match(wanted: Shapes, found: Shapes, matched: Mapping[str, str] = MappingProxyType({})) -> Dict[str, str]:
   """Returns the names that a checkpoint of any naming scheme has for the variables of a graph.
 
   Looks for the same name first, then for a name that differs only in conditionals (`cond_1/beta1_power`) or in
-  spelling. Then matches scalars of the loss scale's state and Adam's powers with those of the same role in any scope,
-  in order of creation. Names that are not identical match only if the checkpoint has as many of a kind as are wanted.
+  spelling. Then matches the state of loss scales, and Adam's powers, with those of the same role: first in the same
+  scope, in order of creation; then in another scope, if that is clear. Names that are not identical match only if the
+  checkpoint has as many of a kind as are wanted.
 
   Args:
-    wanted: The shapes of the variables by name, in the order in which they were created.
+    wanted: The shapes of all variables by name, in the order in which they were created.
     found: The shapes in the checkpoint by name.
+    matched: Names in `found` by names in `wanted`, of variables that are matched already.
 
   Returns:
     Names in `found` by names in `wanted`, without the names that have no match.
   """
-  matched = {name: name for name in wanted if name in found}
+  result = dict({name: name for name in wanted if name in found}, **matched)
+  wanted_roles, found_roles = _roles(wanted), _roles(found)
 
-  def pair(group_of: Callable[[_Name, Tuple[int, ...]], Any]) -> None:
+  def pair(key_of: Callable[[_Name, Optional[str], Tuple[int, ...]], Any]) -> None:
+    """Matches variables for which `key_of(name, role, shape)` returns the same; it returns None for no match."""
     wanted_groups: Dict[Any, List[str]] = collections.OrderedDict()
     found_groups: Dict[Any, List[str]] = collections.OrderedDict()
-    unused = sorted(set(found) - set(matched.values()), key=creation_order)
-    for groups, names in [(wanted_groups, wanted), (found_groups, unused)]:
+    unused = sorted(set(found) - set(result.values()), key=creation_order)
+    missing = [name for name in wanted if name not in result]
+    for groups, names, roles, shapes in [
+      (wanted_groups, missing, wanted_roles, wanted),
+      (found_groups, unused, found_roles, found),
+    ]:
       for name in names:
-        group = group_of(_parse(name), tuple((wanted if groups is wanted_groups else found)[name]))
-        if group is not None and (groups is found_groups or name not in matched):
-          groups.setdefault(group, []).append(name)
-    for group, names in wanted_groups.items():
-      if len(names) == len(found_groups.get(group, [])):
-        matched.update(zip(names, found_groups[group]))
+        groups.setdefault(key_of(_parse(name), roles.get(name), tuple(shapes[name])), []).append(name)
+    for key, names in wanted_groups.items():
+      candidates = found_groups.get(key, [])
+      if key and len(names) == len(candidates) and _scopes_fit(names, candidates):
+        result.update(zip(names, candidates))
 
-  pair(lambda name, shape: (name.scope, name.role, name.number, shape))
-  pair(lambda name, shape: (name.scope, name.role, shape) if _is_scalar_state(name, shape) else None)
-  pair(lambda name, shape: name.role if _is_scalar_state(name, shape) else None)
-  return matched
+  pair(lambda name, role, shape: (name.scope, role or name.stem, name.number, shape))
+  pair(lambda name, role, shape: role and (name.scope, role))
+  pair(lambda name, role, shape: role)
+  return result
 
 
-def translate(names: Iterable[str], to: str) -> "collections.OrderedDict[str, Optional[str]]":
+def _roles(shapes: Shapes) -> Dict[str, str]:
+  """Returns the variables of loss scales and Adam's powers, each with its stem in mp_compat's spelling."""
+  powers = {name: _parse(name).stem for name in shapes if _parse(name).stem in _POWERS and not tuple(shapes[name])}
+  return dict(state(shapes), **powers)
+
+
+def _scopes_fit(wanted: List[str], found: List[str]) -> bool:
+  """Returns whether variables of one role can be those of a checkpoint: in the same scopes, or clearly in another one.
+
+  TensorFlow's class drops the scope of Adam's powers under control flow v2. A loss scale is in whatever scope its
+  program creates it.
+  """
+  wanted_scopes, found_scopes = [{_parse(name).scope for name in names} for names in (wanted, found)]
+  if wanted_scopes == found_scopes or found_scopes == {""}:
+    return True
+  is_power = _parse(wanted[0]).stem in _POWERS
+  return len(found_scopes) == 1 and (wanted_scopes == {""} or (len(wanted_scopes) == 1 and not is_power))
+
+
+def translate(shapes: Shapes, to: str) -> "collections.OrderedDict[str, Optional[str]]":
   """Returns the names that a checkpoint has in another naming scheme, each with the name to copy from.
 
   Args:
-    names: The names in the checkpoint.
+    shapes: The shapes of the variables in the checkpoint by name.
     to: One of `DIALECTS`. For "tensorflow" and "contrib", Adam's powers get the names of both control flow versions.
 
   Returns:
-    For each name to write, the name in `names` to copy from; None for state that starts anew.
+    For each name to write, the name in the checkpoint to copy from; None for state that starts anew.
 
   Raises:
-    ValueError: If `to` is not one of `DIALECTS`.
+    ValueError: If `to` is not one of `DIALECTS`, or a variable of the program has a name to write.
   """
   if to not in DIALECTS:
     raise ValueError("The dialect must be one of {}, but got {!r}.".format(", ".join(map(repr, DIALECTS)), to))
-  plain = _without_conditionals(names)
+  own_state = state(shapes)
+  plain = _without_conditionals(shapes)
   result: collections.OrderedDict[str, Optional[str]] = collections.OrderedDict()
   for name, source in plain.items():
     parsed = _parse(name)
-    if parsed.stem in _STATE:
-      result.update(_state_as(parsed, source, to))
+    if source in own_state:
+      for target in _state_as(parsed, to):
+        if plain.get(target, source) not in own_state:
+          raise ValueError(
+            "{} would be written as {}, which is the name of another variable. Expected no variable of that name, or "
+            "another dialect than {!r}.".format(source, target, to)
+          )
+        result[target] = source
       continue
     result[name] = source
     if parsed.stem in _POWERS and to in ("tensorflow", "contrib"):
       result[_in_conditional(parsed, to)] = source
       if sum(_parse(other).stem == parsed.stem for other in plain) == 1:
         result.setdefault(parsed.stem, source)
-  if to != "plain" and not any(is_state(name) for name in result):
+  if to != "plain" and not own_state:
     result.update(dict.fromkeys(["loss_scale" if to == "contrib" else "current_loss_scale", "good_steps"]))
   if to == "contrib":
-    for parsed in [_parse(name) for name in result]:
+    for parsed in [_parse(name) for name, source in result.items() if source is None or source in own_state]:
       if parsed.stem == "loss_scale":
         result.setdefault(_join(parsed.scope, "bad_steps", parsed.number), None)
   return result
 
 
-def _state_as(name: _Name, source: str, to: str) -> Dict[str, str]:
+def _state_as(name: _Name, to: str) -> List[str]:
+  """Returns the names of a loss scale's variable in another naming scheme: one or none."""
   stem = {"current_loss_scale": "loss_scale"}.get(name.role, name.role) if to == "contrib" else name.role
   if to == "plain" or (to == "tensorflow" and stem == "bad_steps"):
-    return {}
-  return {_join(name.scope, stem, name.number): source}
+    return []
+  return [_join(name.scope, stem, name.number)]
 
 
 def _in_conditional(name: _Name, to: str) -> str:
@@ -171,24 +226,20 @@ def _in_conditional(name: _Name, to: str) -> str:
   return _join(name.scope, _join("", "cond", number)) + "/" + name.stem
 
 
-def _without_conditionals(names: Iterable[str]) -> Dict[str, str]:
+def _without_conditionals(shapes: Shapes) -> Dict[str, str]:
   """Returns the original names by the names without conditionals, sorted by the latter."""
-  plain = {name: name for name in names if not _parse(name).conditionals or _parse(name).stem not in _POWERS}
+  plain = {name: name for name in shapes if not _parse(name).conditionals or _parse(name).stem not in _POWERS}
   numbers: Counter[Tuple[str, str]] = collections.Counter()
-  for name in sorted(set(names) - set(plain), key=creation_order):
+  for name in sorted(set(shapes) - set(plain), key=creation_order):
     parsed = _parse(name)
     number = parsed.number or numbers[parsed.scope, parsed.stem]
     numbers[parsed.scope, parsed.stem] += 1
     plain.setdefault(_join(parsed.scope, parsed.stem, number), name)  # has both names: keep one
-  scopes = {_parse(name).scope for name in plain if is_state(name)}
+  scopes = {_parse(name).scope for name in state(shapes)}
   for power in _POWERS:  # under control flow v2 TensorFlow's class drops the optimizer's scope
     if len(scopes) == 1 and [_parse(name).plain for name in plain if _parse(name).stem == power] == [power]:
       plain.setdefault(_join(next(iter(scopes)), power), plain[power])
   return collections.OrderedDict(sorted(plain.items()))
-
-
-def _is_scalar_state(name: _Name, shape: Tuple[int, ...]) -> bool:
-  return not shape and (name.stem in _STATE or name.stem in _POWERS)
 
 
 def creation_order(name: str) -> Tuple[str, Tuple[int, ...], str, int]:

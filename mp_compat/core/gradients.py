@@ -63,7 +63,7 @@ def is_scaled(loss: Loss) -> bool:
   for factor in loss.op.inputs:
     while factor.op.type in _READS and control_flow.tensor_inputs(factor):
       factor = control_flow.tensor_inputs(factor)[0]
-    if factor.op.type in ("VarHandleOp", "VariableV2") and dialects.is_state(factor.op.name):
+    if factor.op.type in ("VarHandleOp", "VariableV2") and dialects.is_state_name(factor.op.name):
       return True
   return False
 

@@ -78,7 +78,7 @@ class GradientAccumulator:
         "GradientAccumulator works in graph mode only, but eager execution is enabled. Use it in a "
         "tf.Graph, or sum the gradients in Python."
       )
-    state = graphs.state_of(self, graphs.default_graph())
+    state = self._graph_state()
     if state:
       raise ValueError(
         "add() was already called in this graph. Run the op that it returned once for each "
@@ -186,8 +186,12 @@ class GradientAccumulator:
     decision = step.decide(self._optimizer.step_settings, checked, micro_batches_finite)
     return self._optimizer.apply_decision(checked, decision, global_step, name)
 
+  def _graph_state(self) -> Dict[str, Any]:
+    """Returns the record of `add` in the graph that a Session runs: branches and loop bodies may be functions."""
+    return graphs.state_of(self, graphs.init_scope_graph() or graphs.default_graph())
+
   def _state(self) -> Dict[str, Any]:
-    state = graphs.state_of(self, graphs.default_graph())
+    state = self._graph_state()
     if not state:
       raise RuntimeError(
         "This GradientAccumulator has no gradients in this graph. Call add(opt.compute_gradients(loss)) first."

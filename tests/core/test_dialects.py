@@ -5,6 +5,7 @@ import pytest
 from mp_compat.core import dialects
 
 SCALAR = ()  # the shape of counters and scales
+SAME_STATE = {"current_loss_scale": "current_loss_scale", "good_steps": "good_steps"}
 
 OURS = ["beta1_power", "beta2_power", "current_loss_scale", "global_step", "good_steps", "w", "w/Adam", "w/Adam_1"]
 TENSORFLOW_V1 = [
@@ -31,6 +32,10 @@ CONTRIB_V1 = [
 PLAIN = ["beta1_power", "beta2_power", "global_step", "w", "w/Adam", "w/Adam_1"]
 
 
+def translate(names, to):
+  return dialects.translate(dict.fromkeys(names, SCALAR), to)
+
+
 @pytest.mark.parametrize(
   "names, dialect",
   [
@@ -46,7 +51,7 @@ PLAIN = ["beta1_power", "beta2_power", "global_step", "w", "w/Adam", "w/Adam_1"]
   ],
 )
 def test_dialect_is_detected_from_variable_names(names, dialect):
-  assert dialects.dialect(names) == dialect
+  assert dialects.dialect(dict.fromkeys(names, SCALAR)) == dialect
 
 
 @pytest.mark.parametrize(
@@ -86,7 +91,30 @@ def test_dialect_is_detected_from_variable_names(names, dialect):
       ["loss_scaling/loss_scale", "loss_scaling/good_steps"],
       {"current_loss_scale": "loss_scaling/loss_scale", "good_steps": "loss_scaling/good_steps"},
     ),
-    (["loss_scale"], ["current_loss_scale"], {"loss_scale": "current_loss_scale"}),
+    (
+      ["bad_steps", "good_steps", "loss_scale"],
+      ["current_loss_scale", "good_steps"],
+      {"good_steps": "good_steps", "loss_scale": "current_loss_scale"},
+    ),
+    # In another scope, several of a role match only if the checkpoint has them in the root scope.
+    (["gen/beta1_power", "disc/beta1_power"], ["g/beta1_power", "d/beta1_power"], {}),
+    (["gen/current_loss_scale", "disc/current_loss_scale"], ["g/current_loss_scale", "d/current_loss_scale"], {}),
+    (["beta1_power", "beta1_power_1"], ["g/beta1_power", "d/beta1_power"], {}),
+    (
+      ["gen/beta1_power", "disc/beta1_power"],
+      ["beta1_power", "beta1_power_1"],
+      {"gen/beta1_power": "beta1_power", "disc/beta1_power": "beta1_power_1"},
+    ),
+    # The powers of another optimizer, and a state that was created in another scope.
+    (["finetune/beta1_power"], ["pretrain/beta1_power"], {}),
+    (["head/beta1_power"], ["beta1_power"], {"head/beta1_power": "beta1_power"}),
+    (["beta1_power"], ["head/beta1_power"], {"beta1_power": "head/beta1_power"}),
+    (["a/current_loss_scale"], ["b/current_loss_scale"], {"a/current_loss_scale": "b/current_loss_scale"}),
+    # Variables of the program that have the name of a loss scale's variable.
+    (["task/loss_scale"], ["current_loss_scale", "good_steps"], {}),
+    (["current_loss_scale", "good_steps"], ["task/loss_scale", "rl/good_steps"], {}),
+    (["current_loss_scale", "good_steps", "loss_scale"], ["current_loss_scale", "good_steps"], SAME_STATE),
+    (["current_loss_scale", "good_steps"], ["current_loss_scale", "good_steps", "loss_scale"], SAME_STATE),
     # An ambiguous name is not matched.
     (["beta1_power"], ["cond_1/beta1_power", "cond_3/beta1_power"], {}),
     (["beta1_power", "beta1_power_1"], ["cond_1/beta1_power"], {"beta1_power": "cond_1/beta1_power"}),
@@ -110,73 +138,85 @@ def test_matching_respects_shapes_and_scopes():
 @pytest.mark.parametrize("names", [OURS, TENSORFLOW_V1])
 def test_names_translate_to_each_dialect(names):
   power = names[0]
-  ours, other = dialects.translate(names, "mp_compat"), dialects.translate(names, "tensorflow")
+  ours, other = translate(names, "mp_compat"), translate(names, "tensorflow")
   assert sorted(ours) == OURS and ours["beta1_power"] == power and ours["w/Adam_1"] == "w/Adam_1"
   assert sorted(other) == sorted(set(OURS) | set(TENSORFLOW_V1))
   assert other["beta1_power"] == other["cond_1/beta1_power"] == power
-  contrib = dialects.translate(names, "contrib")
+  contrib = translate(names, "contrib")
   assert sorted(contrib) == sorted(set(CONTRIB_V1) | {"beta1_power", "beta2_power"})
   assert contrib["loss_scale"] == "current_loss_scale" and contrib["bad_steps"] is None
-  assert sorted(dialects.translate(names, "plain")) == PLAIN
+  assert sorted(translate(names, "plain")) == PLAIN
 
 
 def test_plain_checkpoint_gets_new_loss_scale_state():
-  added = {name: source for name, source in dialects.translate(PLAIN, "contrib").items() if source is None}
+  added = {name: source for name, source in translate(PLAIN, "contrib").items() if source is None}
   assert added == dict.fromkeys(["loss_scale", "good_steps", "bad_steps"])
-  assert dialects.translate(PLAIN, "plain") == dict(zip(PLAIN, PLAIN))
+  assert translate(PLAIN, "plain") == dict(zip(PLAIN, PLAIN))
 
 
 def test_missing_scope_of_beta_power_is_restored():
   names = ["beta1_power", "head/current_loss_scale", "head/good_steps", "head/w"]
-  assert dialects.translate(names, "plain") == {
+  assert translate(names, "plain") == {
     "beta1_power": "beta1_power",
     "head/beta1_power": "beta1_power",
     "head/w": "head/w",
   }
-  assert dialects.translate(names, "tensorflow")["head/cond_1/beta1_power"] == "beta1_power"
+  assert translate(names, "tensorflow")["head/cond_1/beta1_power"] == "beta1_power"
 
 
 def test_contrib_names_translate_to_each_dialect():
-  ours = dialects.translate(CONTRIB_V1, "mp_compat")
+  ours = translate(CONTRIB_V1, "mp_compat")
   assert sorted(ours) == sorted(OURS + ["bad_steps"])
   assert ours["current_loss_scale"] == "loss_scale" and ours["beta2_power"] == "cond/beta2_power"
-  assert "bad_steps" not in dialects.translate(CONTRIB_V1, "tensorflow")
-  assert dialects.translate(CONTRIB_V1, "contrib")["bad_steps"] == "bad_steps"
-  assert sorted(dialects.translate(CONTRIB_V1, "plain")) == PLAIN
+  assert "bad_steps" not in translate(CONTRIB_V1, "tensorflow")
+  assert translate(CONTRIB_V1, "contrib")["bad_steps"] == "bad_steps"
+  assert sorted(translate(CONTRIB_V1, "plain")) == PLAIN
 
 
 def test_each_optimizer_gets_its_own_conditional_number():
   """Every optimizer of TensorFlow and of contrib builds two conditionals, which are numbered in the graph."""
   names = ["beta1_power", "beta1_power_1", "current_loss_scale", "current_loss_scale_1", "good_steps", "good_steps_1"]
-  assert dialects.translate(names, "tensorflow")["cond_3/beta1_power"] == "beta1_power_1"
-  assert dialects.translate(names, "contrib")["cond_2/beta1_power"] == "beta1_power_1"
+  assert translate(names, "tensorflow")["cond_3/beta1_power"] == "beta1_power_1"
+  assert translate(names, "contrib")["cond_2/beta1_power"] == "beta1_power_1"
 
 
 def test_translation_round_trip_restores_names():
   for to in dialects.DIALECTS[:3]:
-    there = dialects.translate(OURS, to)
-    back = dialects.translate(there, "mp_compat")
+    there = translate(OURS, to)
+    back = translate(there, "mp_compat")
     assert sorted(set(back) - {"bad_steps"}) == OURS
     assert all(there[back[name]] == name for name in OURS)
 
 
 def test_two_optimizers_and_scopes_are_translated():
   two = ["beta1_power", "beta1_power_1", "current_loss_scale", "current_loss_scale_1"]
-  there = dialects.translate(two, "tensorflow")
+  there = translate(two, "tensorflow")
   assert there["cond_1/beta1_power"] == "beta1_power" and there["cond_3/beta1_power"] == "beta1_power_1"
   assert there["current_loss_scale_1"] == "current_loss_scale_1"
-  back = dialects.translate(["cond_3/beta1_power", "cond_1/beta1_power", "current_loss_scale"], "plain")
+  back = translate(["cond_3/beta1_power", "cond_1/beta1_power", "current_loss_scale"], "plain")
   assert back == {"beta1_power": "cond_1/beta1_power", "beta1_power_1": "cond_3/beta1_power"}
-  head = dialects.translate(["head/beta1_power", "head/current_loss_scale"], "tensorflow")
+  head = translate(["head/beta1_power", "head/current_loss_scale"], "tensorflow")
   assert sorted(head) == ["beta1_power", "head/beta1_power", "head/cond_1/beta1_power", "head/current_loss_scale"]
 
 
 def test_user_scopes_are_left_unchanged():
   names = ["cond/dense/kernel", "model/cond_1/dense/kernel", "loss_scale_layer/w", "good_steps_3/w"]
   for to in dialects.DIALECTS:
-    assert {name: source for name, source in dialects.translate(names, to).items() if source} == dict(zip(names, names))
+    assert {name: source for name, source in translate(names, to).items() if source} == dict(zip(names, names))
+
+
+def test_programs_own_variables_are_left_unchanged():
+  own = {"task/loss_scale": SCALAR, "rl/good_steps": SCALAR, "bad_steps": SCALAR, "head/current_loss_scale": [2]}
+  for to in dialects.DIALECTS:
+    translated = dialects.translate(own, to)
+    assert {name: source for name, source in translated.items() if source} == dict(zip(own, own))
+  with_state = dict.fromkeys(["current_loss_scale", "good_steps", "loss_scale"], SCALAR)
+  assert sorted(dialects.translate(with_state, "plain")) == ["loss_scale"]
+  assert sorted(dialects.translate(with_state, "tensorflow")) == sorted(with_state)
+  with pytest.raises(ValueError, match="current_loss_scale would be written as loss_scale, which is the name of anoth"):
+    dialects.translate(with_state, "contrib")
 
 
 def test_unknown_dialect_raises_value_error():
   with pytest.raises(ValueError, match="must be one of 'mp_compat', 'tensorflow', 'contrib', 'plain', but got 'keras'"):
-    dialects.translate([], "keras")
+    translate([], "keras")

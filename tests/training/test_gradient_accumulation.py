@@ -123,6 +123,52 @@ def test_applying_a_window_runs_no_backward_pass(graph):
   assert graph.get_collection(tf.GraphKeys.TRAIN_OP) == [windows.train_op]
 
 
+@pytest.mark.parametrize("skip", ["window", "micro_batch"])
+@pytest.mark.parametrize("mean_in_branch", [True, False])
+def test_window_is_applied_in_a_branch_every_second_run(skip, mean_in_branch):
+  training = testing.Training()
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  accumulator = mp_compat.GradientAccumulator(opt, skip=skip)
+  runs = tf.get_variable("runs", initializer=0, trainable=False, use_resource=True)
+  with tf.control_dependencies([accumulator.add(opt.compute_gradients(training.loss))]):
+    is_last = tf.equal(runs.assign_add(1) % 2, 0)
+  with tf.control_dependencies([is_last]):
+    mean = None if mean_in_branch else accumulator.mean()
+
+  def apply():
+    return accumulator.apply_gradients(mean or accumulator.mean(), training.global_step)
+
+  run_op = tf.cond(is_last, apply, tf.no_op)
+  with testing.session() as sess:
+    sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    for x in [FINITE, 3 * FINITE, FINITE, OVERFLOW, FINITE, FINITE]:
+      sess.run(run_op, {training.x: x})
+    applied = 3 if skip == "micro_batch" else 2
+    assert sess.run(training.global_step) == applied and sess.run(opt.loss_scale()) == 2.0**14
+    np.testing.assert_array_equal(sess.run(training.w), -(applied + 1) * FINITE)
+
+
+def test_micro_batches_are_added_in_a_loop():
+  training = testing.Training()
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  accumulator = mp_compat.GradientAccumulator(opt)
+
+  def add(i):
+    loss = tf.reduce_sum(training.w * training.x * tf.cast(i + 1, tf.float32))
+    with tf.control_dependencies([accumulator.add(opt.compute_gradients(loss, [training.w]))]):
+      return tf.identity(i) + 1
+
+  loop = tf.while_loop(lambda i: i < 3, add, [tf.constant(0)], parallel_iterations=1)
+  with tf.control_dependencies([loop]):
+    train_op = accumulator.apply_gradients(accumulator.mean(), training.global_step)
+  with testing.session() as sess:
+    sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    for x in [FINITE, OVERFLOW, 2 * FINITE]:
+      sess.run(train_op, {training.x: x})
+    np.testing.assert_array_equal(sess.run(training.w), -6 * FINITE)
+    assert sess.run(training.global_step) == 2
+
+
 def test_accumulators_are_local_float32_variables():
   windows = AccumulatedTraining(dtype=tf.float16, scale=mp_compat.DynamicLossScale(8.0))
   windows.run([FINITE, FINITE])
