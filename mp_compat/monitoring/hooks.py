@@ -24,7 +24,7 @@ class LossScaleHook(tf.train.SessionRunHook):
   a row that did not lower the scale, because it is fixed or at its minimum. `global_step` does not change in a stalled
   run, so a hook that waits for it (`tf.train.StopAtStepHook`) never stops the run.
 
-  The hook counts only the Session runs that execute the train op, and ignores evaluations in the same Session. Each
+  The hook counts the Session runs that execute a train op of the optimizer, and ignores evaluations. Each
   counted run fetches three more numbers. The run that completes a stall also fetches which gradients are not finite.
   """
 
@@ -54,7 +54,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       output_dir: the directory for event files, for TensorBoard and `mp_compat plot`: `loss_scale/scale` and
         `loss_scale/skipped_steps` over attempted steps. None writes no files.
       counters_in_graph: whether to store the counts of attempted and skipped steps in two int64 variables of the graph,
-        under `loss_scale_hook/`. Checkpoints then include the counts, and a checkpoint without them cannot be restored.
+        under `loss_scale_hook/`, or `loss_scale_hook_1/` for a second optimizer. Checkpoints then include the counts, and a checkpoint without them cannot be restored.
 
     Raises:
       ValueError: If `on_stall`, `max_consecutive_skips` or `min_scale_patience` is out of its range.
@@ -85,69 +85,76 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._changes: Deque[Tuple[int, float]] = collections.deque(maxlen=20)
 
   def begin(self) -> None:
-    self._steps = _StepCounter(self._optimizer)
-    counts = self._steps.counts
     overflow_tolerance = getattr(self._optimizer.loss_scale, "overflow_tolerance", 1)
     self._min_scale_patience = max(self._min_scale_patience, overflow_tolerance)
-    updates = self._make_counters(counts) if self._counters_in_graph and counts is not None else []
-    with tf.control_dependencies(([] if counts is None else [counts]) + updates):
-      self._scale = tf.cast(self._optimizer.loss_scale(), tf.float32)
-    self._report: Dict[str, reports.GradientReport] = {}
-    if counts is not None:
-      self._status = tf.concat([tf.cast(counts, tf.float32), [self._scale]], axis=0)  # one fetch
-      self._report = reports.nonfinite_gradients(self._optimizer)
-    self._initial_scale = self._optimizer.loss_scale()
+    self._train_ops = _count_steps(self._optimizer)
+    self._readable = [train_op for train_op in self._train_ops if train_op.counts is not None]
+    self._counters = self._make_counters() if self._counters_in_graph and self._readable else []
+    self._statuses = [self._make_status(train_op.counts) for train_op in self._readable]
+    self._reports = [reports.report_on(train_op.step) for train_op in self._readable]
+    self._scale = self._optimizer.loss_scale()
     self._writer = tf.summary.FileWriter(self._output_dir) if self._output_dir else None
 
-  def _make_counters(self, counts: tf.Tensor) -> List[tf.Operation]:
-    with tf.init_scope(), tf.name_scope(None), tf.variable_scope("loss_scale_hook", reuse=tf.AUTO_REUSE):
-      self._counters = [
-        tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
-        for name in ("attempted_steps", "skipped_steps")
-      ]
-    attempted, skipped = self._counters
-    return [
-      attempted.assign_add(tf.cast(counts[0], tf.int64), read_value=False),
-      skipped.assign_add(tf.cast(counts[1], tf.int64), read_value=False),
+  def _make_counters(self) -> List[tf.Variable]:
+    """Returns the variables that count this optimizer's attempted and skipped steps; makes them on first use."""
+    state = graphs.state_of(self._optimizer, tf.get_default_graph())
+    if "hook_counters" not in state:
+      with tf.name_scope(None), tf.variable_scope(None, "loss_scale_hook"):
+        state["hook_counters"] = [
+          tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
+          for name in ("attempted_steps", "skipped_steps")
+        ]
+    return state["hook_counters"]
+
+  def _make_status(self, counts: tf.Tensor) -> tf.Tensor:
+    """Returns what to fetch with a train op: the counts of its step, and the scale after the step."""
+    updates = [
+      counter.assign_add(tf.cast(count, tf.int64), read_value=False)
+      for counter, count in zip(self._counters, tf.unstack(counts))
     ]
+    with tf.control_dependencies([counts] + updates):
+      scale = tf.cast(self._optimizer.loss_scale(), tf.float32)
+    return tf.concat([tf.cast(counts, tf.float32), [scale]], axis=0)
 
   def after_create_session(self, session: tf.Session, coord: Any) -> None:
     del coord
-    if self._counters_in_graph and self._steps.counts is not None:
+    if self._counters:
       self.attempted, self.skipped = [int(value) for value in session.run(self._counters)]
       self._logged = (self.attempted, self.skipped)
-    self._steps.start(session)
-    self._changes.append((self.attempted, float(session.run(self._initial_scale))))
+    for train_op in self._train_ops:
+      train_op.start(session)
+    self._changes.append((self.attempted, float(session.run(self._scale))))
     self._write()
 
   def before_run(self, run_context: Any) -> Any:
-    if self._steps.counts is None or not self._steps.are_run_by(run_context):
+    executed = [index for index, train_op in enumerate(self._readable) if train_op.is_run_by(run_context)]
+    if not executed:
       return None
-    fetches = {"status": self._status}
-    if self._is_stalled(more_skips=1) and not self._warned:
-      fetches["report"] = self._report
+    fetches = {"statuses": [self._statuses[index] for index in executed]}
+    if self._is_stalled(more_skips=len(executed)) and not self._warned:
+      fetches["reports"] = [self._reports[index] for index in executed]
     return tf.train.SessionRunArgs(fetches)
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
     results = run_values.results or {}
-    if "status" in results:
-      attempted, skipped, scale = results["status"].tolist()
-      attempted, skipped = int(attempted), int(skipped)
-    elif self._steps.counters is not None:
-      attempted, skipped = self._steps.since_last_run(run_context.session)
-      scale = float(run_context.session.run(self._scale)) if attempted else 0.0
-    else:
-      return
-    if attempted:
-      self._count(scale, attempted, skipped)
-      if self._is_stalled() and not self._warned:
-        self._handle_stall(self._stall_text(results.get("report", {})), run_context)
+    counted = [status.tolist() for status in results.get("statuses", [])]
+    for train_op in self._train_ops:
+      if train_op.counters is not None:
+        attempted, skipped = train_op.since_last_run(run_context.session)
+        counted.append([attempted, skipped, run_context.session.run(self._scale) if attempted else 0.0])
+    for attempted, skipped, scale in counted:
+      if attempted:
+        self._count(float(scale), int(attempted), int(skipped))
+    if any(attempted for attempted, _, _ in counted) and self._is_stalled() and not self._warned:
+      lines = [line for report in results.get("reports", []) for line in reports.describe_nonfinite(report)]
+      self._handle_stall(self._stall_text(lines), run_context)
 
   def end(self, session: tf.Session) -> None:
     del session
     if not self.attempted:
-      if self._steps.countable:
-        logging.warning("LossScaleHook: no Session run executed the train op %s.", self._steps.train_op.name)
+      for train_op in self._train_ops:
+        if train_op.countable:
+          logging.warning("LossScaleHook: no Session run executed the train op %s.", train_op.name)
     elif self._logged[0] < self.attempted:
       self._log()
     self._write()
@@ -208,8 +215,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       )
       self._written = self.attempted
 
-  def _stall_text(self, report: Dict[str, reports.GradientReport]) -> str:
-    lines = reports.describe_nonfinite(report)
+  def _stall_text(self, lines: List[str]) -> str:
     last = (
       "no step was ever applied"
       if self._last_applied is None
@@ -229,7 +235,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     )
 
   def _without_report(self) -> str:
-    if self._steps.counts is None:
+    if len(self._readable) < len(self._train_ops):
       return "unknown, because the train op is inside a loop or a function"
     return "none; the loss scale itself decided to skip"
 
@@ -267,42 +273,43 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     self._remaining = num_attempts
 
   def begin(self) -> None:
-    self._steps = _StepCounter(self._optimizer)
-    if not self._steps.countable:
-      raise ValueError(
-        "StopAtAttemptHook cannot count the steps of {}, which is inside a loop or a function. Make the "
-        "optimizer with add_summaries=True, which counts them in local variables.".format(self._steps.train_op.name)
-      )
+    self._train_ops = _count_steps(self._optimizer)
+    self._readable = [train_op for train_op in self._train_ops if train_op.counts is not None]
+    for train_op in self._train_ops:
+      if not train_op.countable:
+        raise ValueError(
+          "StopAtAttemptHook cannot count the steps of {}, which is inside a loop or a function. Make the "
+          "optimizer with add_summaries=True, which counts them in local variables.".format(train_op.name)
+        )
 
   def after_create_session(self, session: tf.Session, coord: Any) -> None:
     del coord
-    self._steps.start(session)
+    for train_op in self._train_ops:
+      train_op.start(session)
 
   def before_run(self, run_context: Any) -> Any:
-    if self._steps.counts is None or not self._steps.are_run_by(run_context):
-      return None
-    return tf.train.SessionRunArgs(self._steps.counts)
+    counts = [train_op.counts for train_op in self._readable if train_op.is_run_by(run_context)]
+    return tf.train.SessionRunArgs(counts) if counts else None
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
-    if run_values.results is not None:
-      self._remaining -= int(run_values.results[0])
-    elif self._steps.counters is not None:
-      self._remaining -= self._steps.since_last_run(run_context.session)[0]
+    self._remaining -= sum(int(attempted) for attempted, _ in run_values.results or [])
+    for train_op in self._train_ops:
+      if train_op.counters is not None:
+        self._remaining -= train_op.since_last_run(run_context.session)[0]
     if self._remaining <= 0:
       run_context.request_stop()
 
 
-class _StepCounter:
-  """Counts the steps that Session runs execute with an optimizer's train op.
+class _CountedTrainOp:
+  """Counts the steps that Session runs execute with one train op of an optimizer.
 
   The counts of a step are read from the train op. If the train op is inside a loop or a function, it cannot be read.
   Then the optimizer's counters (`add_summaries=True`), if there are any, are read after each run.
   """
 
-  def __init__(self, optimizer: Any) -> None:
-    step = reports.last_step(optimizer)
+  def __init__(self, step: reports.Step) -> None:
     train_op: tf.Operation = step.train_op
-    self.train_op = train_op
+    self.step, self.name = step, train_op.name
     self.counts = reports.counts(step) if reports.is_readable(step) else None
     self.counters = step.counters if self.counts is None else None
     self.countable = self.counts is not None or self.counters is not None
@@ -325,9 +332,9 @@ class _StepCounter:
     before, self._counted = self._counted, session.run(self.counters)
     return int(self._counted[0] - before[0]), int(self._counted[1] - before[1])
 
-  def are_run_by(self, run_context: Any) -> bool:
+  def is_run_by(self, run_context: Any) -> bool:
     """Returns whether a run fetches the train op or an op that depends on it."""
-    fetched = graphs.fetched_elements(self.train_op.graph, run_context.original_args.fetches)
+    fetched = graphs.fetched_elements(self.step.train_op.graph, run_context.original_args.fetches)
     key = tuple(element.name for element in fetched)
     if key not in self._runs_train_op:
       self._runs_train_op[key] = self._leads_to_train_op(fetched)
@@ -343,4 +350,9 @@ class _StepCounter:
         seen.add(op)
         pending.extend(tensor.op for tensor in op.inputs)
         pending.extend(op.control_inputs)
-    return self.train_op in seen
+    return self.step.train_op in seen
+
+
+def _count_steps(optimizer: Any) -> List[_CountedTrainOp]:
+  """Returns a counter for each train op of the optimizer in the current graph."""
+  return [_CountedTrainOp(step) for step in reports.train_steps(optimizer)]

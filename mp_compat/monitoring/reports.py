@@ -36,26 +36,29 @@ class GradientReport(NamedTuple):
 
 
 def record(optimizer: Any, step: Step) -> None:
-  """Records the optimizer's last step in the current graph and in the graph that a Session runs."""
+  """Records a step of the optimizer in the current graph and in the graph that a Session runs."""
   current, outermost = graphs.default_graph(), graphs.init_scope_graph()
-  for graph in [current] if None in (current, outermost) else [current, outermost]:
-    graphs.state_of(optimizer, graph)["step"] = step
+  for graph in {current} if None in (current, outermost) else {current, outermost}:
+    state = graphs.state_of(optimizer, graph)
+    state["step"] = step
+    if step.train_op is not None:
+      state.setdefault("train_steps", []).append(step)
 
 
-def last_step(optimizer: Any) -> Step:
-  """Returns what the last `apply_gradients` of this optimizer built in the current graph.
+def train_steps(optimizer: Any) -> List[Step]:
+  """Returns what each `apply_gradients` of this optimizer built in the current graph.
 
   Raises:
     RuntimeError: If the current graph has no train op of this optimizer.
   """
-  step = graphs.state_of(optimizer, graphs.default_graph()).get("step")
-  if step is None or step.train_op is None:
+  steps = graphs.state_of(optimizer, graphs.default_graph()).get("train_steps")
+  if not steps:
     raise RuntimeError(
       "The optimizer {} has no train op in the current graph. Expected a "
       "MixedPrecisionLossScaleOptimizer whose minimize() or apply_gradients() was called in this "
       "graph.".format(optimizer.get_name())
     )
-  return step
+  return list(steps)
 
 
 def counts(step: Step) -> tf.Tensor:
@@ -77,7 +80,9 @@ def is_readable(step: Step) -> bool:
 
 
 def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, GradientReport]":
-  """Returns a report on each gradient that the finite check covers. Fetch it with the train op to get the same step.
+  """Returns a report on each gradient of the last `apply_gradients` that the finite check covers.
+
+  Fetch it with the train op to get the same step.
 
       report = mp_compat.nonfinite_gradients(optimizer)
       _, values = sess.run([train_op, report])
@@ -96,7 +101,11 @@ def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, Gradien
   Raises:
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
-  step = last_step(optimizer)
+  return report_on(train_steps(optimizer)[-1])
+
+
+def report_on(step: Step) -> "collections.OrderedDict[str, GradientReport]":
+  """Returns the report on the gradients of a step; see `nonfinite_gradients`."""
   train_op: tf.Operation = step.train_op
   if not is_readable(step):
     raise RuntimeError(

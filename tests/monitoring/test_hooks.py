@@ -21,7 +21,8 @@ class LoggedTraining:
     self.global_step = tf.train.get_or_create_global_step()
     self.x = tf.placeholder(tf.float32, [2])
     self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), loss_scale)
-    self.train_op = self.opt.minimize(tf.reduce_sum(self.w * self.x), self.global_step)
+    self.loss = tf.reduce_sum(self.w * self.x)
+    self.train_op = self.opt.minimize(self.loss, self.global_step)
     self.lines = []
     for level in ["info", "warning"]:
       monkeypatch.setattr(logging, level, lambda text, *args: self.lines.append(text % args))
@@ -149,12 +150,12 @@ def test_report_is_fetched_only_in_stalling_step(make_training):
     def before_run(self, run_context):
       args = super().before_run(run_context)
       fetched.append(sorted(args.fetches))
-      assert args.fetches["status"].shape == [3]
+      assert [status.shape for status in args.fetches["statuses"]] == [[3]]
       return args
 
   with pytest.raises(mp_compat.LossScaleStalledError):
     training.run([FetchRecorder(training.opt, min_scale_patience=3)], [OVERFLOW] * 9)
-  assert fetched == [["status"], ["status"], ["report", "status"]]
+  assert fetched == [["statuses"], ["statuses"], ["reports", "statuses"]]
 
 
 def test_hook_creates_no_variables_by_default(make_training):
@@ -172,6 +173,49 @@ def test_graph_counters_survive_a_restore(make_training, monkeypatch, tmp_path):
       hook = mp_compat.LossScaleHook(training.opt, counters_in_graph=True)
       training.run([hook], [FINITE, OVERFLOW, FINITE], checkpoint_dir=str(tmp_path))
       assert (hook.attempted, hook.skipped) == (attempted, skipped)
+
+
+def test_two_optimizers_have_separate_graph_counters(make_training, tmp_path):
+  del make_training
+  for expected in [[3, 1], [6, 2]]:
+    with tf.Graph().as_default():
+      variables = [tf.get_variable(name, initializer=FINITE) for name in "ab"]
+      opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0) for _ in "ab"]
+      global_step = tf.train.get_or_create_global_step()
+      train_ops = [opt.minimize(tf.reduce_sum(v), global_step, [v]) for opt, v in zip(opts, variables)]
+      hooks = [mp_compat.LossScaleHook(opt, counters_in_graph=True) for opt in opts]
+      with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=hooks) as sess:
+        for train_op in [train_ops[0]] * 3 + [train_ops[1]]:
+          sess.run(train_op)
+      assert [hook.attempted for hook in hooks] == expected
+
+
+def test_every_train_op_of_an_optimizer_is_counted(make_training):
+  training = make_training(mp_compat.DynamicLossScale(8.0, 100))
+  other = training.opt.minimize(2 * training.loss, training.global_step)
+  both = tf.group(training.train_op, other)
+  hook = mp_compat.LossScaleHook(training.opt, None)
+  hooks = [hook, mp_compat.StopAtAttemptHook(training.opt, 7)]
+  with tf.train.MonitoredTrainingSession(hooks=hooks) as sess:
+    for fetch, x, expected in [
+      (training.train_op, FINITE, (1, 0)),
+      (other, FINITE, (2, 0)),
+      (training.train_op, OVERFLOW, (3, 1)),
+      (both, OVERFLOW, (5, 3)),
+      (training.loss, FINITE, (5, 3)),
+      (both, FINITE, (7, 3)),
+    ]:
+      assert not sess.should_stop()
+      sess.run(fetch, {training.x: x})
+      assert (hook.attempted, hook.skipped) == expected
+    assert sess.should_stop()
+
+
+def test_stall_of_an_earlier_train_op_is_reported(make_training):
+  training = make_training(8.0)
+  training.opt.minimize(2 * training.loss, training.global_step)
+  with pytest.raises(mp_compat.LossScaleStalledError, match="w:0: 0 NaN, 1 inf, the largest of the others 2"):
+    training.run([mp_compat.LossScaleHook(training.opt, min_scale_patience=2)], [OVERFLOW] * 9)
 
 
 def test_event_files_use_attempted_steps(make_training, tmp_path):
