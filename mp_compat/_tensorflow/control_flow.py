@@ -2,7 +2,7 @@
 """Control flow: builds conditionals, and finds where an op can be read."""
 
 import contextlib
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List
 
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
@@ -117,25 +117,54 @@ def merge_out_of_branches(tensor: tf.Tensor, default: Any) -> tf.Tensor:
 
 
 def copy_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
-  """Returns a tensor of the same value outside of the branches (control flow v1) around `tensor`; copies its ops.
+  """Returns a tensor of the same value outside of the current branches (control flow v1); copies its ops.
 
-  Used for initial values of variables. A tensor outside of all branches is returned unchanged.
+  Used for initial values of variables. A tensor from outside is returned unchanged. Conditionals that were built inside
+  the branches are copied as well.
+
+  Raises:
+    ValueError: If a loop inside the branches computes the tensor.
   """
-  op = tensor.op
-  if not hasattr(_context_of(op), "pred"):
-    return tensor
-  if op.type in ("Switch", "RefSwitch"):  # its input is outside of the branch
-    return copy_out_of_branches(op.inputs[0])
-  inputs = [copy_out_of_branches(value) for value in op.inputs]
-  copy = tf.get_default_graph().create_op(
-    op.type,
-    inputs,
-    [output.dtype for output in op.outputs],
-    name=op.name.rpartition("/")[2],
-    attrs=op.node_def.attr,
-    op_def=op.op_def,
-  )
-  return copy.outputs[tensor.value_index]
+  current = list(_chain(tensor.graph._get_control_flow_context()))
+  predicates = [(context.pred.op, context.pred.value_index) for context in current if hasattr(context, "pred")]
+  copies: Dict[tf.Operation, tf.Operation] = {}
+
+  def copy(value: tf.Tensor) -> tf.Tensor:
+    op = value.op
+    if not any(context in current for context in _chain(op._get_control_flow_context())):
+      return value
+    if op.type in ("Switch", "RefSwitch") and (op.inputs[1].op, op.inputs[1].value_index) in predicates:
+      return copy(op.inputs[0])  # passes a tensor from outside into one of the branches
+    if op.type in ("Enter", "Exit", "NextIteration", "RefEnter", "RefExit", "RefNextIteration"):
+      raise ValueError(
+        "The initial value of a variable that apply_gradients() creates must not be computed by a loop inside "
+        "apply_gradients(), but {} is. Pass a function that returns the value, or compute it before.".format(tensor)
+      )
+    if op not in copies:
+      inputs = [copy(value) for value in op.inputs]
+      context = op._get_control_flow_context()
+      in_copied_branch = context not in current and op is not context.pivot.op
+      pivots = [copy(context.pivot).op] if in_copied_branch else []
+      with tf.control_dependencies(pivots):
+        copies[op] = tf.get_default_graph().create_op(
+          op.type,
+          inputs,
+          [output.dtype for output in op.outputs],
+          name=op.name.rpartition("/")[2],
+          attrs=op.node_def.attr,
+          op_def=op.op_def,
+        )
+    return copies[op].outputs[value.value_index]
+
+  with tf.init_scope():
+    return copy(tensor)
+
+
+def _chain(context: Any) -> Iterator[Any]:
+  """Yields a control-flow context and those around it."""
+  while context is not None:
+    yield context
+    context = context.outer_context
 
 
 def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:

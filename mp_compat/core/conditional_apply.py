@@ -59,8 +59,7 @@ def apply_in_each_replica(
     if graphs.init_scope_graph() is None:
       return next_creator(**creator_kwargs)
     if tf.is_tensor(creator_kwargs.get("initial_value")):
-      with tf.init_scope():
-        creator_kwargs["initial_value"] = control_flow.copy_out_of_branches(creator_kwargs["initial_value"])
+      creator_kwargs["initial_value"] = control_flow.copy_out_of_branches(creator_kwargs["initial_value"])
     current = graphs.name_scope() + "/"
     apply_scope = next((prefix for prefix in apply_scopes if current.startswith(prefix)), None)
     if apply_scope is None:

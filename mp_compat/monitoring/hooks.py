@@ -54,7 +54,8 @@ class LossScaleHook(tf.train.SessionRunHook):
       output_dir: the directory for event files, for TensorBoard and `mp_compat plot`: `loss_scale/scale` and
         `loss_scale/skipped_steps` over attempted steps. None writes no files.
       counters_in_graph: whether to store the counts of attempted and skipped steps in two int64 variables of the graph,
-        under `loss_scale_hook/`, or `loss_scale_hook_1/` for a second optimizer. Checkpoints then include the counts, and a checkpoint without them cannot be restored.
+        under `loss_scale_hook/`, or `loss_scale_hook_1/` for a second optimizer. Checkpoints then include the counts,
+        and a checkpoint without them cannot be restored.
 
     Raises:
       ValueError: If `on_stall`, `max_consecutive_skips` or `min_scale_patience` is out of its range.

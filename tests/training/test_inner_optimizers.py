@@ -197,6 +197,79 @@ def test_unrelated_wrapper_attributes_are_ignored(attribute, value):
     np.testing.assert_array_equal(training.run(train_op, [1.0, 2.0])[0], [-1.0, -2.0])
 
 
+class StartingWeights(tf.train.GradientDescentOptimizer):
+  """Keeps a value that `initial` computes in `apply_gradients`, like elastic averaging keeps the starting weights."""
+
+  def __init__(self, initial):
+    super().__init__(1.0)
+    self._initial = initial
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    grads_and_vars = list(grads_and_vars)
+    self.kept = tf.Variable(self._initial(grads_and_vars[0][1]), trainable=False, name="kept", use_resource=True)
+    return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+
+def current_or_initial(variable):
+  return tf.cond(tf.is_variable_initialized(variable), variable.read_value, lambda: variable.initial_value)
+
+
+def constant_of_a_branch(variable):
+  del variable
+  return tf.cond(
+    tf.placeholder_with_default(True, []), lambda: tf.constant([3.0, 4.0]), lambda: tf.constant([0.0, 0.0])
+  )
+
+
+def nested_branches(variable):
+  flag = tf.placeholder_with_default(False, [])
+
+  def inner():
+    return tf.cond(flag, lambda: variable.initial_value, lambda: 2.0 * variable.read_value())
+
+  return 1.0 + tf.cond(tf.placeholder_with_default(True, []), inner, lambda: tf.constant([0.0, 0.0]))
+
+
+def case_of_three(variable):
+  flags = [tf.placeholder_with_default(value, []) for value in (False, True)]
+  return tf.case(
+    [(flags[0], lambda: tf.constant([1.0, 1.0])), (flags[1], lambda: variable.read_value() - 2.0)],
+    default=lambda: tf.constant([0.0, 0.0]),
+  )
+
+
+@pytest.mark.parametrize(
+  "initial, expected",
+  [
+    (current_or_initial, [7.0, 8.0]),
+    (constant_of_a_branch, [3.0, 4.0]),
+    (nested_branches, [15.0, 17.0]),
+    (case_of_three, [5.0, 6.0]),
+  ],
+)
+@pytest.mark.parametrize("wrap", [lambda opt: opt, lambda opt: Optimizer(opt, "dynamic")], ids=["unwrapped", "wrapped"])
+def test_conditional_initial_value_takes_the_right_branch(wrap, initial, expected):
+  training = testing.Training()
+  inner = StartingWeights(initial)
+  wrap(inner).minimize(training.loss)
+  for _ in range(3):  # with both branches alive, either value could arrive
+    training.session.run(training.w.initializer)
+    training.session.run(training.w.assign([7.0, 8.0]))
+    training.session.run(inner.kept.initializer)
+    np.testing.assert_array_equal(training.session.run(inner.kept), expected)
+
+
+def test_initial_value_from_a_loop_names_the_remedy():
+  training = testing.Training()
+  inner = StartingWeights(lambda variable: tf.map_fn(lambda x: 2.0 * x, variable.read_value()))
+  opt = Optimizer(inner, "dynamic")
+  if tf.control_flow_v2_enabled():
+    opt.minimize(training.loss)
+    return
+  with pytest.raises(ValueError, match="must not be computed by a loop.*Pass a function that returns the value"):
+    opt.minimize(training.loss)
+
+
 def test_clipping_inner_optimizer_logs_a_warning(monkeypatch):
   """The optimizers of tensorflow-privacy clip in compute_gradients()."""
   lines = []
