@@ -177,8 +177,42 @@ for _name in CLIENTS:
 
 # Libraries, with programs in scripts/ecosystem: the TensorFlow, and what pip installs, as in CLIENTS.
 ECOSYSTEM = {
+  "adanet": ("1.15", ["adanet==0.8.0"], []),
+  "bert": ("1.15", ["bert-tensorflow==1.0.1"], []),
+  "deepctr": ("1.15", ["deepctr==0.9.0"], []),
+  "dopamine": ("1.15", ["atari-py==0.2.6", "dopamine-rl==2.0.5", "gin-config==0.3.0", "gym==0.17.3"], []),
   "estimators": ("2.15", [], []),
+  "gpflow": ("1.15", ["gpflow==1.5.1"], []),
+  "gpflow_tf2": ("2.15", ["gpflow==2.9.2", "tensorflow==2.15.1", "tensorflow-probability==0.23.0"], []),
+  "graph_nets": ("1.15", ["dm-sonnet==1.36", "graph-nets==1.1.0", "tensorflow-probability==0.8.0"], []),
+  "keras3": ("2.21", [], []),
+  "kfac": ("1.15", ["kfac==0.2.4", "tensorflow-probability==0.8.0"], []),
+  "larq": ("2.10", ["larq==0.13.3"], []),
+  "sonnet": ("1.15", ["dm-sonnet==1.36", "tensorflow-probability==0.8.0"], []),
+  "sonnet_tf2": ("2.15", ["dm-sonnet==2.0.2"], []),
+  "spektral": ("2.15", ["spektral==1.3.1", "tensorflow==2.15.1"], []),
+  "stable_baselines": ("1.15", ["gym==0.17.3", "stable-baselines==2.10.2"], []),
+  "tensorflow_addons": ("2.10", ["tensorflow-addons==0.18.0"], []),
+  "tensorflow_gan": ("1.15", ["tensorflow-gan==2.0.0", "tensorflow-hub==0.12.0", "tensorflow-probability==0.8.0"], []),
+  "tensorflow_gan_tf2": (
+    "2.10",
+    ["tensorflow-gan==2.1.0", "tensorflow-hub==0.12.0", "tensorflow-probability==0.18.0"],
+    [],
+  ),
+  "tensorflow_lattice": ("2.15", ["tensorflow-lattice==2.0.13"], []),
+  "tensorflow_privacy": ("1.15", ["dm-tree", "mpmath", "scipy"], ["tensorflow-privacy==0.5.1"]),
+  "tensorflow_probability": ("2.15", ["tensorflow-probability==0.23.0"], []),
+  "tensorflow_ranking": ("1.15", [], ["tensorflow-ranking==0.2.3"]),
+  "tensorflow_ranking_tf2": ("2.15", ["tensorflow-ranking==0.5.5", "tensorflow==2.15.1"], []),
+  "tensorflow_recommenders": ("2.15", ["tensorflow-recommenders==0.7.3", "tensorflow==2.15.1"], []),
+  "tensorpack": ("1.15", ["tensorpack==0.11"], []),
+  "texar": ("1.15", ["tensorflow-probability==0.8.0", "texar==0.2.4"], []),
+  "tf_agents": ("2.15", ["tf-agents==0.19.0"], []),
+  "tf_keras": ("2.21", [], []),
   "tf_slim": ("1.15", ["tf_slim==1.1.0"], []),
+  "tflearn": ("1.15", ["tflearn==0.5.0"], []),
+  "tfmot": ("2.15", ["tensorflow-model-optimization==0.8.0", "tf_keras==2.15.1", "tensorflow==2.15.1"], []),
+  "trfl": ("1.15", ["tensorflow-probability==0.8.0", "trfl==1.2.0"], []),
 }
 
 

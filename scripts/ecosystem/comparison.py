@@ -63,6 +63,7 @@ class Tools:
   def __init__(self, variant, overflow):
     self.variant = variant
     self._overflow = overflow
+    self._eager_steps = itertools.count(1)
 
   def wrap(self, opt, inject=True):
     """Returns a `tf.train.Optimizer` with loss scaling.
@@ -88,23 +89,30 @@ class Tools:
 
   def wrap_keras(self, opt):
     """Returns a Keras optimizer with loss scaling. Call `inject` for the loss."""
+    modules = {base.__module__.split(".")[0] for base in type(opt).__mro__}
+    import tensorflow as tf
+
+    keras = importlib.import_module("tf_keras") if "tf_keras" in modules else tf.keras
+    arguments = {"initial_scale": SCALE, "dynamic_growth_steps": PERIOD}
     if self.variant == "unwrapped":
       return opt
-    if self.variant == "mp_compat":
-      from mp_compat.keras import LossScaleOptimizer
-    elif type(opt).__module__.startswith(("keras.src.optimizers", "keras.optimizers")):
-      from keras.mixed_precision import LossScaleOptimizer
-    else:
-      from tensorflow.keras.mixed_precision import LossScaleOptimizer
-    return LossScaleOptimizer(opt, initial_scale=SCALE, dynamic_growth_steps=PERIOD)
+    if self.variant == "tensorflow":
+      return keras.mixed_precision.LossScaleOptimizer(opt, **arguments)
+    from mp_compat.keras import LossScaleOptimizer
+
+    is_keras3 = getattr(keras, "__version__", "2").startswith("3.")  # Its own class does not count skipped steps.
+    return LossScaleOptimizer(opt, count_skipped_steps=not is_keras3, **arguments)
 
   def inject(self, loss):
-    """Returns the loss, a tensor or a callable; in one step of an overflowing run, inf times the loss."""
+    """Returns the loss, a tensor or a callable; in one step of an overflowing run, inf times the loss.
+
+    Each call in a graph or function counts the steps of that graph; eager calls count together.
+    """
     if callable(loss):
       return lambda: self.inject(loss())
     import tensorflow.compat.v1 as tf
 
-    steps = itertools.count(1)
+    steps = self._eager_steps if tf.executing_eagerly() else itertools.count(1)
     (factor,) = tf.py_func(
       lambda: np.float32(np.inf if next(steps) == OVERFLOW and self._overflow else 1.0), [], [tf.float32]
     )
@@ -122,6 +130,22 @@ def read_checkpoint(directory):
 
   reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(directory))
   return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def read_eager(weights, opt):
+  """Returns the values of a model's weights and of its optimizer's variables, and the loss scale, in eager mode."""
+  import tensorflow.compat.v1 as tf
+
+  values, inner = {}, opt
+  if isinstance(opt, tf.train.experimental.MixedPrecisionLossScaleOptimizer):
+    inner, values["current_loss_scale"] = opt._optimizer, np.array(opt._loss_scale())
+  elif hasattr(opt, "inner_optimizer"):
+    scale = opt.dynamic_scale if hasattr(opt, "dynamic_scale") else opt.loss_scale
+    inner, values["current_loss_scale"] = opt.inner_optimizer, np.array(scale)
+  variables = inner.variables() if callable(inner.variables) else inner.variables
+  for kind, of_kind in [("weight", weights), ("optimizer", variables)]:
+    values.update({"{}/{}".format(kind, index): np.array(variable) for index, variable in enumerate(of_kind)})
+  return values
 
 
 def train_in_processes(library, variant, overflow):
@@ -147,12 +171,19 @@ def train_in_processes(library, variant, overflow):
 
 
 def without_loss_scale(values):
-  """Returns the variables of the program, named as without loss scaling."""
-  return {
-    re.sub(r"(^|/)cond(_\d+)?/", r"\1", name): value
-    for name, value in values.items()
-    if not SCALE_VARIABLES.match(name)
-  }
+  """Returns the variables of the program, named as without loss scaling.
+
+  TensorFlow's class creates Adam's powers in conditionals. Without these, those of several optimizers are numbered.
+  """
+  renamed = {}
+  for name in sorted(
+    values, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+  ):
+    if not SCALE_VARIABLES.match(name):
+      plain = re.sub(r"(^|/)cond(_\d+)?/", r"\1", name)
+      candidates = itertools.chain([plain], ("{}_{}".format(plain, number) for number in itertools.count(1)))
+      renamed[next(candidate for candidate in candidates if candidate not in renamed)] = values[name]
+  return renamed
 
 
 def same(values, others):
