@@ -2,7 +2,7 @@
 """Trains another library's program unwrapped, with TensorFlow's loss scaling and with mp_compat's, and compares.
 
     scripts/nox -s ecosystem                             # all libraries, one environment each; about an hour
-    scripts/nox -s "ecosystem(library='tf_slim')"        # one library
+    scripts/nox -s "ecosystem(tf_slim)"                 # one library
 
 A module of programs/ has the name of a library, and contains
 
@@ -31,6 +31,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 import numpy as np
 
@@ -211,7 +212,7 @@ def compare(library):
     else:
       tensorflow = "same bits"
   except RuntimeError as error:
-    tensorflow = "fails: " + error.args[0].strip().split("\n")[-1][:120]
+    tensorflow = "fails: " + textwrap.shorten(error.args[0].strip().split("\n")[-1], 60, placeholder=" ...")
   finite = all(np.isfinite(value).all() for value in skipped.values() if value.dtype.kind == "f")
   import tensorflow.compat.v1 as tf
 
