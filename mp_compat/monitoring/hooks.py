@@ -309,8 +309,10 @@ class _CountedTrainOp:
   """
 
   def __init__(self, step: reports.Step) -> None:
-    train_op: tf.Operation = step.train_op
-    self.step, self.name = step, train_op.name
+    self.step = step
+    assert step.train_op is not None  # None only in eager mode
+    self._train_op = step.train_op
+    self.name: str = step.train_op.name
     self.counts = reports.counts(step) if reports.is_readable(step) else None
     self.counters = step.counters if self.counts is None else None
     self.countable = self.counts is not None or self.counters is not None
@@ -318,7 +320,7 @@ class _CountedTrainOp:
       logging.warning(
         "The train op %s is inside a loop or a function, where hooks cannot count its steps. Make the "
         "optimizer with add_summaries=True, which counts them in local variables.",
-        train_op.name,
+        self.name,
       )
     self._runs_train_op: Dict[Tuple[str, ...], bool] = {}  # by the names of the fetched elements
     self._counted = [0, 0]  # attempted and skipped steps at the last call of `start` or `since_last_run`
@@ -335,7 +337,7 @@ class _CountedTrainOp:
 
   def is_run_by(self, run_context: Any) -> bool:
     """Returns whether a run fetches the train op or an op that depends on it."""
-    fetched = graphs.fetched_elements(self.step.train_op.graph, run_context.original_args.fetches)
+    fetched = graphs.fetched_elements(self._train_op.graph, run_context.original_args.fetches)
     key = tuple(element.name for element in fetched)
     if key not in self._runs_train_op:
       self._runs_train_op[key] = self._leads_to_train_op(fetched)
@@ -351,7 +353,7 @@ class _CountedTrainOp:
         seen.add(op)
         pending.extend(tensor.op for tensor in op.inputs)
         pending.extend(op.control_inputs)
-    return self.step.train_op in seen
+    return self._train_op in seen
 
 
 def _count_steps(optimizer: Any) -> List[_CountedTrainOp]:
