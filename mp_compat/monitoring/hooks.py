@@ -54,7 +54,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       output_dir: the directory for event files, for TensorBoard and `mp_compat plot`: `loss_scale/scale` and
         `loss_scale/skipped_steps` over attempted steps. None writes no files.
       counters_in_graph: whether to store the counts of attempted and skipped steps in two int64 variables of the graph,
-        under `loss_scale_hook/`, or `loss_scale_hook_1/` for a second optimizer. Checkpoints then include the counts,
+        under `loss_scale_hook/`, or `loss_scale_hook_1/` for a second hook. Checkpoints then include the counts,
         and a checkpoint without them cannot be restored.
 
     Raises:
@@ -97,15 +97,12 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._writer = tf.summary.FileWriter(self._output_dir) if self._output_dir else None
 
   def _make_counters(self) -> List[tf.Variable]:
-    """Returns the variables that count this optimizer's attempted and skipped steps; makes them on first use."""
-    state = graphs.state_of(self._optimizer, tf.get_default_graph())
-    if "hook_counters" not in state:
-      with tf.name_scope(None), tf.variable_scope(None, "loss_scale_hook"):
-        state["hook_counters"] = [
-          tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
-          for name in ("attempted_steps", "skipped_steps")
-        ]
-    return state["hook_counters"]
+    """Makes the variables that count attempted and skipped steps."""
+    with tf.name_scope(None), tf.variable_scope(None, "loss_scale_hook"):
+      return [
+        tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
+        for name in ("attempted_steps", "skipped_steps")
+      ]
 
   def _make_status(self, counts: tf.Tensor) -> tf.Tensor:
     """Returns what to fetch with a train op: the counts of its step, and the scale after the step."""

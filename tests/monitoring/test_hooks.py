@@ -175,15 +175,15 @@ def test_graph_counters_survive_a_restore(make_training, monkeypatch, tmp_path):
       assert (hook.attempted, hook.skipped) == (attempted, skipped)
 
 
-def test_two_optimizers_have_separate_graph_counters(make_training, tmp_path):
+def test_hooks_have_separate_graph_counters(make_training, tmp_path):
   del make_training
-  for expected in [[3, 1], [6, 2]]:
+  for expected in [[3, 1, 3], [6, 2, 6]]:
     with tf.Graph().as_default():
       variables = [tf.get_variable(name, initializer=FINITE) for name in "ab"]
       opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0) for _ in "ab"]
       global_step = tf.train.get_or_create_global_step()
       train_ops = [opt.minimize(tf.reduce_sum(v), global_step, [v]) for opt, v in zip(opts, variables)]
-      hooks = [mp_compat.LossScaleHook(opt, counters_in_graph=True) for opt in opts]
+      hooks = [mp_compat.LossScaleHook(opt, counters_in_graph=True) for opt in opts + opts[:1]]
       with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=hooks) as sess:
         for train_op in [train_ops[0]] * 3 + [train_ops[1]]:
           sess.run(train_op)
