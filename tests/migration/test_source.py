@@ -47,6 +47,26 @@ def test_migrate_keeps_unrelated_sources(case, tmp_path):
   assert found.after.decode() == migrate_cases.UNTOUCHED[case] and not found.changes and not found.problem
 
 
+def documented_rewrites():
+  """Yields the lines of docs/migration.md from "# before" and as many from "# after", without these comments."""
+  with open(os.path.join(testing.ROOT, "docs", "migration.md"), encoding="utf-8") as page:
+    blocks = re.findall(r"^```py\n(.*?)^```", page.read(), re.M | re.S)
+  for block in blocks:
+    before, mark, after = block.partition("  # after\n")
+    if mark:
+      *common, last = before.split("\n")
+      start = next(index for index, line in enumerate(common) if line.endswith("  # before"))
+      old = [line.replace("  # before", "") for line in common[start:] if line]
+      yield "\n".join(old) + "\n", "\n".join(([last] + after.split("\n"))[: len(old)]) + "\n"
+
+
+@pytest.mark.parametrize("before, after", list(documented_rewrites()))
+def test_migrate_writes_what_the_documentation_shows(before, after, tmp_path):
+  head = "import tensorflow as tf\n"
+  found = migrate_text(head + before, tmp_path)
+  assert found.after.decode().replace("import mp_compat\n", "") == head + after
+
+
 def test_decisions_of_a_name_used_twice_are_complete(tmp_path):
   source = (
     migrate_cases.HEAD
