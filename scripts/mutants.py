@@ -22,7 +22,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # The tests of each module. The tests that fail fastest are first.
 TESTS = {
+  "_tensorflow/control_flow": ["training/inner_optimizers"],
   "core/update_rule": ["core/update_rule", "core/automaton"],
+  "core/dialects": ["core/dialects"],
   "core/gradients": [
     "core/gradients",
     "core/finite_check",
@@ -73,6 +75,14 @@ TESTS = {
 
 MUTANTS = [
   # module, text, replacement
+  ("_tensorflow/control_flow", "copy(context.pivot).op] if in_copied_branch else", "] if in_copied_branch else"),
+  ("_tensorflow/control_flow", "op.inputs[1].value_index) in predicates", "op.inputs[1].value_index)"),
+  ("core/dialects", 'or "current_loss_scale" not in others', ""),
+  ("core/dialects", 'return "good_steps" in others and', "return True or"),
+  ("core/dialects", 'or found_scopes == {""}', ""),
+  ("core/dialects", " and not is_power", ""),
+  ("core/dialects", "return len(found_scopes) == 1 and", "return"),
+  ("core/dialects", "if plain.get(target, source) not in own_state:", "if False:"),
   ("core/update_rule", "good_steps >= rule.increment_period", "good_steps > rule.increment_period"),
   ("core/update_rule", "bad_steps >= rule.overflow_tolerance", "bad_steps > rule.overflow_tolerance"),
   ("core/update_rule", "state.good_steps + 1", "state.good_steps + 2"),
