@@ -265,6 +265,10 @@ def test_initial_value_from_a_loop_names_the_remedy():
   opt = Optimizer(inner, "dynamic")
   if tf.control_flow_v2_enabled():
     opt.minimize(training.loss)
+    training.session.run(training.w.initializer)
+    training.session.run(training.w.assign([7.0, 8.0]))
+    training.session.run(inner.kept.initializer)
+    np.testing.assert_array_equal(training.session.run(inner.kept), [14.0, 16.0])
     return
   with pytest.raises(ValueError, match="must not be computed by a loop.*Pass a function that returns the value"):
     opt.minimize(training.loss)
