@@ -7,6 +7,7 @@ A gradient is a dense tensor, a `tf.IndexedSlices` (only its `.values` are chang
 import functools
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
+from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
@@ -276,6 +277,7 @@ def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradien
   return grads
 
 
+@autograph.do_not_convert
 def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List[Gradient], tf.Tensor]:
   """Returns `g * clip_norm / max(norm, clip_norm)`, with the norm over all gradients, as `tf.clip_by_global_norm` does.
 
@@ -315,6 +317,7 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
   return [map_values(functools.partial(tf.cast, dtype=dtype), grad) for grad, dtype in zip(clipped, dtypes)], norm
 
 
+@autograph.do_not_convert
 def finite_or_zero(grads: Iterable[Gradient]) -> List[Gradient]:
   """Returns the gradients with zeros in place of NaN and inf, for `tf.summary.histogram`, which raises errors on these.
 

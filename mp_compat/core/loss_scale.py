@@ -6,6 +6,7 @@ import math
 import numbers
 from typing import Any, Dict, List, Optional, Tuple, Type, TypeVar, Union, overload
 
+from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
@@ -135,6 +136,7 @@ class FiniteLossScale(LossScale):
       finite: a scalar bool tensor, True if all gradients of the step are finite.
     """
 
+  @autograph.do_not_convert
   def update(self, grads: Any) -> Tuple[Optional[tf.Tensor], tf.Tensor]:
     """Updates the scale; the step is applied if all gradients on all replicas are finite. See `LossScale.update`."""
 
@@ -202,6 +204,7 @@ class FixedLossScale(LossScale):
   def __call__(self) -> tf.Tensor:
     return tf.convert_to_tensor(self._loss_scale_value)
 
+  @autograph.do_not_convert
   def update(self, grads: Any) -> Tuple[Optional[tf.Operation], bool]:
     """Returns `(no_op, True)`, in eager mode `(None, True)`: nothing to update. See `LossScale.update`."""
     del grads

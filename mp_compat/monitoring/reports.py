@@ -4,6 +4,7 @@
 import collections
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
+from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
@@ -79,6 +80,7 @@ def is_readable(step: Step) -> bool:
   return control_flow.is_in_branches_only(step.train_op)
 
 
+@autograph.do_not_convert
 def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, GradientReport]":
   """Returns a report on each gradient of the last `apply_gradients` that the finite check covers.
 

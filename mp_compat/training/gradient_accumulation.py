@@ -2,7 +2,9 @@
 """Accumulates the gradients of micro-batches, each computed in a separate `session.run`; applies them as one step."""
 
 from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+import weakref
 
+from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
@@ -61,6 +63,7 @@ class GradientAccumulator:
     self._optimizer = optimizer
     self._skip = skip
 
+  @autograph.do_not_convert
   def add(self, grads_and_vars: Iterable[GradAndVar], name: Optional[str] = None) -> tf.Operation:
     """Returns an op that checks the gradients of a micro-batch and adds them to the window.
 
@@ -70,29 +73,18 @@ class GradientAccumulator:
 
     Raises:
       ValueError: If all gradients are None, a variable has no static shape, or `add` was already called in this graph.
+        A function may be traced again: its traces add to one window if they pass the same variables and dtypes.
       TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
-      RuntimeError: If eager execution is on.
+      RuntimeError: In eager mode, outside of functions.
     """
     if tf.executing_eagerly():
       raise RuntimeError(
-        "GradientAccumulator works in graph mode only, but eager execution is enabled. Use it in a "
-        "tf.Graph, or sum the gradients in Python."
-      )
-    state = self._graph_state()
-    if state:
-      raise ValueError(
-        "add() was already called in this graph. Run the op that it returned once for each "
-        "micro-batch, or make another GradientAccumulator."
+        "GradientAccumulator works in graphs only, but eager execution is enabled. Use it in a tf.Graph or a "
+        "tf.function, or sum the gradients in Python."
       )
     checked = self._check(grads_and_vars)
     grads = [grad for grad, _ in checked.grads_and_vars]
-    device = gradients.values_of(grads)[0].device
-    state.update(
-      grads_and_vars=checked.grads_and_vars,
-      sums=[_sum_for(grad, variable) for grad, variable in checked.grads_and_vars],
-      finite=_local([], tf.int64, "finite_micro_batches", device),
-      overflowed=_local([], tf.int64, "overflowed_micro_batches", device),
-    )
+    state = self._window(checked.grads_and_vars)
 
     def add() -> tf.Operation:
       return tf.group(
@@ -108,6 +100,7 @@ class GradientAccumulator:
   def _check(self, grads_and_vars: Iterable[GradAndVar]) -> step.CheckedGradients:
     return step.check(grads_and_vars, check_computed=self._optimizer.step_settings.check_computed_gradients)
 
+  @autograph.do_not_convert
   def mean(self) -> List[GradAndVar]:
     """Returns the mean gradients of the window's finite micro-batches, to be clipped, reduced and applied.
 
@@ -120,7 +113,7 @@ class GradientAccumulator:
       RuntimeError: If `add` was not called in this graph.
       tf.errors.InvalidArgumentError: If the window is empty, in `session.run`.
     """
-    state = self._state()
+    state = self._added()
     finite, overflowed = state["finite"].read_value(), state["overflowed"].read_value()
     added = tf.debugging.Assert(
       finite + overflowed > 0,
@@ -131,13 +124,13 @@ class GradientAccumulator:
     if self._skip == "window":
       count = tf.where_v2(overflowed > 0, tf.cast(float("nan"), tf.float64), count)
     means = [
-      None if total is None else tf.cast(total.read_value() / tf.cast(count, total.dtype), grad.dtype)
-      for total, (grad, _) in zip(state["sums"], state["grads_and_vars"])
+      None if total is None else tf.cast(total.read_value() / tf.cast(count, total.dtype), dtype)
+      for total, dtype in zip(state["sums"], state["dtypes"])
     ]
-    var_list = [variable for _, variable in state["grads_and_vars"]]
-    gradients.record_computed(means, [variable.name for variable in var_list])
-    return list(zip(means, var_list))
+    gradients.record_computed(means, [variable.name for variable in state["var_list"]])
+    return list(zip(means, state["var_list"]))
 
+  @autograph.do_not_convert
   def apply_gradients(
     self, grads_and_vars: Iterable[GradAndVar], global_step: Optional[tf.Variable] = None, name: Optional[str] = None
   ) -> tf.Operation:
@@ -155,7 +148,7 @@ class GradientAccumulator:
       RuntimeError: If `add` was not called in this graph.
       ValueError, TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
     """
-    state = self._state()
+    state = self._added()
     micro_batches_finite = tf.equal(state["overflowed"].read_value(), 0) if self._skip == "micro_batch" else None
     distribute.check_replica_context()
     checked = self._check(grads_and_vars)
@@ -186,17 +179,53 @@ class GradientAccumulator:
     decision = step.decide(self._optimizer.step_settings, checked, micro_batches_finite)
     return self._optimizer.apply_decision(checked, decision, global_step, name)
 
-  def _graph_state(self) -> Dict[str, Any]:
-    """Returns the record of `add` in the graph that a Session runs: branches and loop bodies may be functions."""
-    return graphs.state_of(self, graphs.init_scope_graph() or graphs.default_graph())
+  def _window(self, grads_and_vars: List[GradAndVar]) -> Dict[str, Any]:
+    """Returns the state of the window, made by the first `add` in the graph that a Session runs."""
+    state, graph = self._state(), graphs.default_graph()
+    dtypes = [None if grad is None else grad.dtype for grad, _ in grads_and_vars]
+    var_list = [variable for _, variable in grads_and_vars]
+    if not state:
+      device = gradients.values_of([grad for grad, _ in grads_and_vars])[0].device
+      state.update(
+        graphs=weakref.WeakSet(),
+        dtypes=dtypes,
+        var_list=var_list,
+        sums=[_sum_for(grad, variable) for grad, variable in grads_and_vars],
+        finite=_local([], tf.int64, "finite_micro_batches", device),
+        overflowed=_local([], tf.int64, "overflowed_micro_batches", device),
+      )
+    if graph in state["graphs"]:
+      raise ValueError(
+        "add() was already called in this graph. Run the op that it returned once for each "
+        "micro-batch, or make another GradientAccumulator."
+      )
+    state["graphs"].add(graph)
+    names = [variable.name for variable in var_list]
+    expected = [variable.name for variable in state["var_list"]]
+    if (names, dtypes) != (expected, state["dtypes"]):
+      raise ValueError(
+        "add() must get gradients for the same variables, of the same dtypes, as in the first trace of this function: "
+        "expected {}, but got {}. Use another GradientAccumulator for other variables.".format(
+          _describe(expected, state["dtypes"]), _describe(names, dtypes)
+        )
+      )
+    return state
 
   def _state(self) -> Dict[str, Any]:
-    state = self._graph_state()
+    """Returns what `add` made in the graph that a Session runs: functions, branches and loop bodies are inside it."""
+    return graphs.state_of(self, graphs.init_scope_graph())
+
+  def _added(self) -> Dict[str, Any]:
+    state = self._state()
     if not state:
       raise RuntimeError(
         "This GradientAccumulator has no gradients in this graph. Call add(opt.compute_gradients(loss)) first."
       )
     return state
+
+
+def _describe(names: List[str], dtypes: List[Optional[tf.DType]]) -> str:
+  return ", ".join("{} ({})".format(name, dtype.name if dtype else None) for name, dtype in zip(names, dtypes))
 
 
 def _sum_for(grad: gradients.Gradient, variable: tf.Variable) -> Optional[tf.Variable]:

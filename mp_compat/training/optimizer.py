@@ -240,6 +240,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     self._record_computed(grads, [variable.name for variable in variables])
     return list(zip(grads, variables))
 
+  @autograph.do_not_convert
   def scale_loss(self, loss: gradients.Loss) -> gradients.Loss:
     """Returns `loss * scale`, for code that calls `tf.gradients` itself and passes the result to `unscale_gradients`.
 
@@ -260,6 +261,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     self._state["scaled"] = True
     return gradients.scale_loss(loss, scale)
 
+  @autograph.do_not_convert
   def unscale_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
     """Returns `g * (1 / scale)` for gradients of a loss that `scale_loss` scaled.
 

@@ -4,6 +4,7 @@
 import functools
 from typing import Any, Iterable, List, Optional, Tuple
 
+from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import tf
 from mp_compat.core import conditional_apply
 from mp_compat.core import distribute
@@ -16,6 +17,7 @@ Step = Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, Iterable[gradien
 _SKIP = ("all", "each")
 
 
+@autograph.do_not_convert
 def apply_gradients_together(
   steps: Iterable[Step], global_step: Optional[tf.Variable] = None, skip: str = "all", name: str = "apply_together"
 ) -> Optional[tf.Operation]:

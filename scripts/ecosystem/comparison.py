@@ -125,6 +125,16 @@ def import_program(library):
   return importlib.import_module("programs." + library)
 
 
+def run_monitored(train_op, directory):
+  """Runs STEPS steps in a MonitoredTrainingSession, which restores and saves checkpoints in `directory`."""
+  import tensorflow.compat.v1 as tf
+
+  stop = tf.train.StopAtStepHook(num_steps=STEPS)
+  with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, hooks=[stop]) as session:
+    while not session.should_stop():
+      session.run(train_op)
+
+
 def read_checkpoint(directory):
   """Returns the variables of the latest TensorFlow checkpoint in a directory."""
   import tensorflow.compat.v1 as tf

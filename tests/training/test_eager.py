@@ -138,3 +138,42 @@ def test_eager_loss_scale_has_separate_graph_variables():
     sess.run(tf.global_variables_initializer())
     assert sess.run(scale) == 8.0
   assert loss_scale().numpy() == 16.0
+
+
+def together(opt, w, x):
+  other = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.0), opt.loss_scale)
+  grads_and_vars = opt.compute_gradients(lambda: tf.reduce_sum(w * x), [w])
+  mp_compat.apply_gradients_together([(opt, grads_and_vars), (other, grads_and_vars)])
+
+
+def clipped(opt, w, x):
+  grads = [grad for grad, _ in opt.compute_gradients(lambda: tf.reduce_sum(w * x), [w])]
+  opt.apply_gradients(zip(mp_compat.finite_or_zero(mp_compat.clip_by_global_norm(grads, 100.0)[0]), [w]))
+
+
+def reported(opt, w, x):
+  opt.apply_gradients(opt.compute_gradients(lambda: tf.reduce_sum(w * x), [w]))
+  mp_compat.nonfinite_gradients(opt)
+
+
+def taped(opt, w, x):
+  with tf.GradientTape() as tape:
+    scaled = opt.scale_loss(tf.reduce_sum(w * x))
+  opt.apply_gradients(zip(opt.unscale_gradients([tape.gradient(scaled, w)]), [w]))
+
+
+def updated_by_hand(opt, w, x):
+  grads = [grad for grad, _ in opt.compute_gradients(lambda: tf.reduce_sum(w * x), [w])]
+  _, apply = opt.loss_scale.update(grads)
+  w.assign_sub(tf.where(apply, x, tf.zeros_like(x)))
+
+
+@pytest.mark.parametrize("step", [together, clipped, reported, taped, updated_by_hand], ids=lambda step: step.__name__)
+def test_function_calls_public_functions(step):
+  """AutoGraph of TensorFlow 1.15 rewrites functions, wrongly where a comprehension has two loops."""
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  w = tensorflow.Variable([1.0, 2.0])
+  function = tensorflow.function(lambda x: step(opt, w, x))
+  for x in [[0.25, 0.5], [np.inf, 0.5], [0.25, 0.5]]:
+    function(tf.constant(x))
+  np.testing.assert_array_equal(w.numpy(), [0.5, 1.0])

@@ -169,6 +169,63 @@ def test_micro_batches_are_added_in_a_loop():
     assert sess.run(training.global_step) == 2
 
 
+def test_traces_of_a_function_add_to_one_window():
+  w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  window = mp_compat.GradientAccumulator(opt)
+
+  @tf.function
+  def add(x):
+    with tf.control_dependencies([window.add(opt.compute_gradients(tf.reduce_sum(w * tf.reduce_sum(x)), [w]))]):
+      return tf.constant(0)
+
+  x = tf.placeholder(tf.float32)
+  add_ops = [add(tf.reshape(x, [size])) for size in (1, 2)]
+  assert len(tf.local_variables()) == 3
+  train_op = window.apply_gradients(window.mean())
+  with testing.session() as sess:
+    sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    sess.run(add_ops[0], {x: [1.0]})
+    sess.run(add_ops[1], {x: [2.0, 3.0]})
+    sess.run(train_op)
+    np.testing.assert_array_equal(sess.run(w), [-3.0, -3.0])
+
+
+def test_functions_share_a_window_in_eager_mode():
+  with testing.eager_mode():
+    w = tf.Variable([0.0, 0.0], use_resource=True)
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+    window = mp_compat.GradientAccumulator(opt)
+
+    @tf.function
+    def add(x):
+      window.add(opt.compute_gradients(lambda: tf.reduce_sum(w * tf.reduce_sum(x)), [w]))
+
+    @tf.function
+    def apply():
+      window.apply_gradients(window.mean())
+
+    for batches, expected in [([[1.0], [2.0, 3.0]], -3.0), ([[1.0], [np.inf, 3.0]], -3.0), ([[2.0]], -5.0)]:
+      for batch in batches:
+        add(tf.constant(batch))
+      apply()
+      np.testing.assert_array_equal(w.numpy(), [expected, expected])
+    assert opt.loss_scale().numpy() == 2.0**14
+
+
+def test_traces_with_other_variables_cannot_share_a_window():
+  var_list = [tf.get_variable(name, [2], use_resource=True) for name in ("v", "w")]
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  window = mp_compat.GradientAccumulator(opt)
+
+  def add(variable):
+    window.add(opt.compute_gradients(tf.reduce_sum(variable), [variable]))
+
+  tf.function(lambda: add(var_list[0]))()
+  with pytest.raises(ValueError, match=r"expected v:0 \(float32\), but got w:0 \(float32\)"):
+    tf.function(lambda: add(var_list[1]))()
+
+
 def test_accumulators_are_local_float32_variables():
   windows = AccumulatedTraining(dtype=tf.float16, scale=mp_compat.DynamicLossScale(8.0))
   windows.run([FINITE, FINITE])
@@ -264,7 +321,7 @@ def test_accumulators_are_placed_on_the_worker():
 
 def test_accumulation_in_eager_mode_raises():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
-  with testing.eager_mode(), pytest.raises(RuntimeError, match="works in graph mode only"):
+  with testing.eager_mode(), pytest.raises(RuntimeError, match="works in graphs only"):
     mp_compat.GradientAccumulator(opt).add([])
 
 

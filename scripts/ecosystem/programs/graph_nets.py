@@ -30,9 +30,5 @@ def train(tools, directory):
   network = graph_nets.modules.GraphNetwork(*[lambda: snt.nets.MLP([8, 4])] * 3)
   loss = tf.losses.mean_squared_error(targets, network(network(graphs)).globals)
   train_op = tools.wrap(tf.train.AdamOptimizer(0.01)).minimize(loss, tf.train.get_or_create_global_step())
-  with tf.train.MonitoredTrainingSession(
-    checkpoint_dir=directory, hooks=[tf.train.StopAtStepHook(num_steps=comparison.STEPS)]
-  ) as session:
-    while not session.should_stop():
-      session.run(train_op)
+  comparison.run_monitored(train_op, directory)
   return comparison.read_checkpoint(directory)

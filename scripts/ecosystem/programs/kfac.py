@@ -35,11 +35,7 @@ def train(tools, directory):
   with tf.control_dependencies([thunk() for thunk in covariances]):
     with tf.control_dependencies([thunk() for thunk in inverses]):
       train_op = tools.wrap(opt).minimize(loss, step)
-  with tf.train.MonitoredTrainingSession(
-    checkpoint_dir=directory, hooks=[tf.train.StopAtStepHook(num_steps=comparison.STEPS)]
-  ) as session:
-    while not session.should_stop():
-      session.run(train_op)
+  comparison.run_monitored(train_op, directory)
   unused = ["KFAC/" + name for name in ("prev_loss", "qmodel_change", "qmodel_learning_rate", "qmodel_momentum", "rho")]
   return {
     name: value for name, value in comparison.read_checkpoint(directory).items() if name not in unused

@@ -24,9 +24,5 @@ def train(tools, directory):
   grads, _ = tf.clip_by_global_norm(grads, 1.0)
   with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
     train_op = opt.apply_gradients(zip(grads, variables), tf.train.get_or_create_global_step())
-  with tf.train.MonitoredTrainingSession(
-    checkpoint_dir=directory, hooks=[tf.train.StopAtStepHook(num_steps=comparison.STEPS)]
-  ) as session:
-    while not session.should_stop():
-      session.run(train_op)
+  comparison.run_monitored(train_op, directory)
   return comparison.read_checkpoint(directory)

@@ -26,9 +26,5 @@ def train(tools, directory):
     global_step=step,
     hparams={"gradient_clip": {"type": "clip_by_global_norm", "kwargs": {"clip_norm": 1.0}}},
   )
-  with tf.train.MonitoredTrainingSession(
-    checkpoint_dir=directory, hooks=[tf.train.StopAtStepHook(num_steps=comparison.STEPS)]
-  ) as session:
-    while not session.should_stop():
-      session.run(train_op)
+  comparison.run_monitored(train_op, directory)
   return comparison.read_checkpoint(directory)

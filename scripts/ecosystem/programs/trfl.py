@@ -29,9 +29,5 @@ def train(tools, directory):
     train_op = trfl.periodic_target_update(
       tf.trainable_variables("target"), tf.trainable_variables("online"), update_period=4, tau=0.5
     )
-  with tf.train.MonitoredTrainingSession(
-    checkpoint_dir=directory, hooks=[tf.train.StopAtStepHook(num_steps=comparison.STEPS)]
-  ) as session:
-    while not session.should_stop():
-      session.run(train_op)
+  comparison.run_monitored(train_op, directory)
   return comparison.read_checkpoint(directory)
