@@ -101,10 +101,13 @@ def standing_in(grads):
   return extend
 
 
-def model_loss(workload):
-  """Returns the loss of a model with a real backward pass, which takes more than 100 ms."""
+def model_loss(workload, width=1024):
+  """Returns the loss of a model with a real backward pass, which takes more than 100 ms on two cores.
+
+  `width` is the batch size and the number of units in each layer of model-dense.
+  """
   if workload == "model-dense":
-    hidden, shape, layer = tf.random_normal([1024, 1024], seed=1), [1024, 1024], tf.matmul
+    hidden, shape, layer = tf.random_normal([width, width], seed=1), [width, width], tf.matmul
   else:
     hidden, shape = tf.random_normal([16, 64, 64, 32], seed=1), [3, 3, 32, 32]
     layer = functools.partial(tf.nn.conv2d, strides=1, padding="SAME")
@@ -246,24 +249,34 @@ def growth(workload, optimizer, variant, threads):
   return float(done.stdout) if done.returncode == 0 else None
 
 
-def measure(workload, optimizer, rounds, seconds, threads, with_memory):
-  """Measures all variants of one workload; returns a dict of results for each variant."""
+def take_turns(steps, rounds, seconds, label):
+  """Runs functions in turn: `steps` is {name: function}. Returns {name: list of seconds}, an item for each round.
+
+  Three further rounds come first. After `seconds`, and at least nine rounds, the current round is the last.
+  """
+  times = {name: [] for name in steps}
+  end = time.perf_counter() + seconds
+  for turn in tqdm.trange(rounds + 3, desc=label, disable=None, leave=False):
+    for name, step in steps.items():
+      began = time.perf_counter()
+      step()
+      if turn >= 3:
+        times[name].append(time.perf_counter() - began)
+    if time.perf_counter() > end and turn > 10:
+      break
+  return times
+
+
+def measure(workload, optimizer, rounds, seconds, threads, with_memory, names=None):
+  """Measures the variants `names` of one workload, by default all; returns a dict of results for each variant."""
   built = collections.OrderedDict()
-  for variant in variants():
+  for variant in names or variants():
     try:
       built[variant] = Built(workload, optimizer, variant, threads)
     except TypeError as error:  # TensorFlow's class does not support float16 gradients.
       print("  {}: {}".format(variant, str(error).split("\n")[0][:100]))
-  times = {variant: [] for variant in built}
-  end = time.perf_counter() + seconds
-  for turn in tqdm.trange(rounds + 3, desc="{} {}".format(workload, optimizer), disable=None, leave=False):
-    for variant, program in built.items():
-      began = time.perf_counter()
-      program.step()
-      if turn >= 3:
-        times[variant].append(time.perf_counter() - began)
-    if time.perf_counter() > end and turn > 10:
-      break
+  steps = collections.OrderedDict((variant, program.step) for variant, program in built.items())
+  times = take_turns(steps, rounds, seconds, "{} {}".format(workload, optimizer))
   rows = collections.OrderedDict()
   for variant, program in built.items():
     extra = [1e3 * (seconds_here - plain) for seconds_here, plain in zip(times[variant], times["plain"])]

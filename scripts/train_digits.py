@@ -114,14 +114,14 @@ def convolution(x, layer, op_seed):
     return tf.nn.bias_add(tf.nn.conv2d(x, weights, [1, layer.stride, layer.stride, 1], "SAME"), biases)
 
 
-def network(images, dtype):
+def network(images, dtype, layers=LAYERS):
   """Returns float32 logits [n, 64, 64, 10], and the outputs of the layers in `dtype`."""
   outputs = []
   x = tf.cast(images, dtype)
   with tf.variable_scope(
     "network", reuse=tf.AUTO_REUSE, custom_getter=mp_compat.float32_variable_storage_getter
   ):  # mp_compat, line 2
-    for op_seed, layer in enumerate(LAYERS):
+    for op_seed, layer in enumerate(layers):
       x = convolution(x, layer, op_seed)
       x = x if layer.name == "masks" else tf.nn.relu(x)
       outputs.append(x)
@@ -149,6 +149,17 @@ def vanished_fractions(gradients, reference):
     vanished = tf.logical_and(alive, tf.equal(gradient, 0))
     fractions.append(tf.count_nonzero(vanished, dtype=tf.float32) / tf.count_nonzero(alive, dtype=tf.float32))
   return tf.stack(fractions)
+
+
+def minimize(run, loss, steps, learning_rate=LEARNING_RATE):
+  """Returns the optimizer of a run and its train op. The learning rate falls to 0 after `steps` global steps."""
+  global_step = tf.train.get_or_create_global_step()
+  optimizer = tf.train.AdamOptimizer(tf.train.polynomial_decay(learning_rate, global_step, steps, 0.0))
+  if run.loss_scaling:
+    optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(  # mp_compat, line 3; "dynamic" is the usual argument
+      optimizer, mp_compat.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD), add_summaries=True
+    )
+  return optimizer, optimizer.minimize(loss, global_step)
 
 
 class ScaleRecorder(tf.train.SessionRunHook):
@@ -216,13 +227,7 @@ def train(run, seed, steps, every, digits, directory, progress):
     logits, outputs = network(images, run.dtype)
     loss = mean_loss(logits, masks)
 
-    global_step = tf.train.get_or_create_global_step()
-    optimizer = tf.train.AdamOptimizer(tf.train.polynomial_decay(LEARNING_RATE, global_step, steps, 0.0))
-    if run.loss_scaling:
-      optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(  # mp_compat, line 3; "dynamic" is the usual argument
-        optimizer, mp_compat.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD), add_summaries=True
-      )
-    train_op = optimizer.minimize(loss, global_step)
+    optimizer, train_op = minimize(run, loss, steps)
 
     # The measurements. The float32 network shares the variables, since their names are the same.
     exact_logits, exact_outputs = network(images, tf.float32)
