@@ -43,7 +43,7 @@ PARTS = collections.OrderedDict(
   ]
 )
 ENVIRONMENT = {
-  "TF_CPP_MIN_LOG_LEVEL": "1",
+  "TF_CPP_MIN_LOG_LEVEL": "0",  # In the logs, TensorFlow names libraries that it does not find.
   "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # Leaves memory to libraries that allocate their own.
 }
 DETERMINISTIC = {"TF_DETERMINISTIC_OPS": "1"}  # Only for `programs`: some ops are slower.
@@ -114,11 +114,11 @@ def require_gpu(folder):
   if not machine["gpus"]:
     sys.exit(
       "No GPU is visible to TensorFlow {} (built with CUDA: {}). Expected a GPU, its driver (nvidia-smi) and CUDA's "
-      "libraries; TensorFlow names what is missing in {}. CUDA_VISIBLE_DEVICES is {!r}.".format(
+      "libraries; TensorFlow names what is missing in {}. CUDA_VISIBLE_DEVICES is {}.".format(
         machine["tensorflow"],
         machine["cuda"] or machine["cuda_build"],
         os.path.join(folder, "machine.log"),
-        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        repr(os.environ["CUDA_VISIBLE_DEVICES"]) if "CUDA_VISIBLE_DEVICES" in os.environ else "not set",
       )
     )
   return dict(machine, date=datetime.datetime.now().isoformat(timespec="seconds"), driver=describe_driver())

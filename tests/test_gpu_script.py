@@ -49,6 +49,29 @@ def test_without_gpu_the_command_fails(tmp_path):
   assert done.stderr.startswith("No GPU is visible to TensorFlow {} (built with CUDA: ".format(tf.VERSION))
 
 
+MACHINE = dict(gpus=[], tensorflow="2.21.0", cuda=None, cuda_build=False)
+
+
+@pytest.mark.parametrize(
+  "absent, failed, details, message",
+  [
+    ("pip install numpy", False, {}, "Expected TensorFlow's GPU build and its packages in .* Run: pip install numpy"),
+    (None, True, {}, "TensorFlow could not describe this machine: broken"),
+    (None, False, MACHINE, r"No GPU is visible to TensorFlow 2.21.0 \(built with CUDA: False\)\."),
+    (None, False, dict(MACHINE, gpus=["A GPU"]), None),
+  ],
+)
+def test_machine_is_described_or_error_raised(gpu, monkeypatch, absent, failed, details, message):
+  row = dict(name="machine", milliseconds=None, result="broken", failed=failed, details=details)
+  monkeypatch.setattr(gpu, "missing", lambda packages: absent)
+  monkeypatch.setattr(gpu, "run_part", lambda part, folder: [row])
+  if message:
+    with pytest.raises(SystemExit, match=message):
+      gpu.require_gpu("runs")
+  else:
+    assert {"date", "driver"} | set(MACHINE) == set(gpu.require_gpu("runs"))
+
+
 def test_missing_packages_are_named(gpu):
   packages = {"numpy": "numpy", "no_such_module": "distribution", "nor_this": "another"}
   assert gpu.missing(packages) == "python3 -m pip install distribution another"
