@@ -134,12 +134,19 @@ def test_error_in_a_piece_is_a_failed_row(parts):
 
 
 class OnHost(mp_compat.FixedLossScale):
-  """Checks the gradients on the first device."""
+  """Checks the gradients on the first device, or their sums."""
+
+  sums = False
 
   def update(self, grads):
+    grads = [grad for grad in grads if isinstance(grad, tf.Tensor)]
+    checked = [tf.reduce_sum(grad) for grad in grads] if self.sums else grads
     with tf.device("/cpu:0"):
-      finite = [tf.reduce_all(tf.is_finite(grad)) for grad in grads if isinstance(grad, tf.Tensor)]
-      return tf.no_op(), tf.reduce_all(finite)
+      return tf.no_op(), tf.reduce_all([tf.reduce_all(tf.is_finite(value)) for value in checked])
+
+
+class SumsOnHost(OnHost):
+  sums = True
 
 
 def test_trace_finds_no_gradient_on_another_device(parts):
@@ -147,15 +154,18 @@ def test_trace_finds_no_gradient_on_another_device(parts):
   assert [row["name"] for row in rows] == ["dynamic", "fixed", "clipped"]
   for row in rows:
     assert not row["failed"] and row["result"].startswith("transfers: 1 without loss scaling, none added; ops: "), row
+  fixed, dynamic, clipped = (rows[number]["details"]["ops"] for number in (1, 0, 2))
+  assert fixed < dynamic < clipped
 
 
-def test_trace_finds_gradients_that_are_checked_on_another_device(parts):
+@pytest.mark.parametrize("loss_scale, found", [(OnHost, True), (SumsOnHost, False)])
+def test_trace_finds_gradients_but_no_scalars_on_another_device(parts, loss_scale, found):
   def check_on_host(opt):
-    return mp_compat.MixedPrecisionLossScaleOptimizer(opt, OnHost(8.0))
+    return mp_compat.MixedPrecisionLossScaleOptimizer(opt, loss_scale(8.0))
 
   (row,) = parts.trace("/cpu:1", [("on host", check_on_host)])
-  assert row["failed"]
-  assert {"1 of float32 (2, 3)", "8 of float32 (256, 256)"} < set(row["details"]["added"])
+  assert row["failed"] == found
+  assert not found or {"1 of float32 (2, 3)", "8 of float32 (256, 256)"} < set(row["details"]["added"])
 
 
 def test_trace_fails_if_nothing_is_on_the_device(parts):
@@ -252,9 +262,9 @@ def test_programs_end_in_time(parts):
 
 def test_digits_have_a_row_for_each_precision(parts, monkeypatch):
   monkeypatch.setattr(importlib.import_module("train_digits"), "TEST_DIGITS", 8)
-  rows = list(parts.train_digits(steps=5, batch=2, width=2))
+  rows = list(parts.train_digits(steps=5, batch=2))
   assert [row["name"] for row in rows] == [
-    name + ", batch 2, width 2" for name in ("float32", "float16", "float16 + mp_compat")
+    name + ", batch 2, width 1" for name in ("float32", "float16", "float16 + mp_compat")
   ]
   assert all(row["milliseconds"] > 0 and row["result"].endswith(" after 5 steps") for row in rows)
 
