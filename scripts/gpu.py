@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures and checks loss scaling on a GPU, in about ten minutes, with this machine's TensorFlow (2.4 to 2.21).
+"""Measures and checks loss scaling on a GPU, with this machine's TensorFlow (2.4 to 2.21).
 
     scripts/gpu                  # every part
     scripts/gpu --part trace     # one of them; may be repeated
@@ -14,8 +14,9 @@
     xla         auto-clustering, and a function with jit_compile
     rewrite     the graph rewrite to float16, in a Session and in Keras
 
-Each part is a process (scripts/gpu_parts.py). A part whose packages are missing is left out. Prints a table, and writes
-gpu.json, gpu.png and a log of each part to --out. The exit status is 1 if there is no GPU or a check failed.
+Each part is a process (scripts/gpu_parts.py); limits on their time aim at ten minutes in total. A part whose packages
+are missing is left out. Prints a table, and writes gpu.json, gpu.png and a log of each part to --out. The exit status
+is 1 if there is no GPU or a check failed.
 """
 
 import argparse
