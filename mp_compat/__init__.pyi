@@ -21,9 +21,12 @@ from mp_compat.migration.graph_rewrite import (
 from mp_compat.migration.graph_rewrite import mixed_precision_graph_rewrite as mixed_precision_graph_rewrite
 from mp_compat.migration.graph_rewrite import register_loss_scale_wrapper as register_loss_scale_wrapper
 from mp_compat.migration.installation import install as install
+from mp_compat.monitoring.gradient_ranges import GradientRange as GradientRange
+from mp_compat.monitoring.gradient_ranges import gradient_ranges as gradient_ranges
 from mp_compat.monitoring.hooks import LossScaleHook as LossScaleHook
 from mp_compat.monitoring.hooks import LossScaleStalledError as LossScaleStalledError
 from mp_compat.monitoring.hooks import StopAtAttemptHook as StopAtAttemptHook
+from mp_compat.monitoring.ranges_hook import GradientRangesHook as GradientRangesHook
 from mp_compat.monitoring.reports import GradientReport as GradientReport
 from mp_compat.monitoring.reports import nonfinite_gradients as nonfinite_gradients
 from mp_compat.training.gradient_accumulation import GradientAccumulator as GradientAccumulator

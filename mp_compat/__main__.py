@@ -38,6 +38,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   _add_checkpoint(commands)
   _add_migrate(commands)
   _add_plot(commands)
+  _add_ranges(commands)
   _add_run(commands)
   args = list(sys.argv[1:] if argv is None else argv)
   program = []
@@ -169,6 +170,12 @@ def _add_plot(commands: Any) -> None:
     "global steps). Needs matplotlib: pip install matplotlib.",
   )
   parser.add_argument("logdir", metavar="LOGDIR", help="where the event files are, in it or below")
+  _add_output(parser)
+  parser.add_argument("--loss_tag", metavar="TAG", help="the tag of the loss; default: loss, or what ends in /loss")
+  parser.set_defaults(run=_plot)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "-o",
     "--output",
@@ -176,8 +183,6 @@ def _add_plot(commands: Any) -> None:
     metavar="FILE",
     help="the file to write, in the format that its suffix names: .png (also without a suffix), .pdf, .svg and others",
   )
-  parser.add_argument("--loss_tag", metavar="TAG", help="the tag of the loss; default: loss, or what ends in /loss")
-  parser.set_defaults(run=_plot)
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -190,6 +195,31 @@ def _plot(arguments: argparse.Namespace) -> int:
   except plot.PlotError as error:
     return _fail("plot", error)
   print("Wrote {}: {}.".format(arguments.output, plot.describe(series)))
+  return 0
+
+
+def _add_ranges(commands: Any) -> None:
+  parser = commands.add_parser(
+    "ranges",
+    help="draw the ranges of a run's gradients, with advice on the loss scale",
+    description="Draws the gradient ranges that a GradientRangesHook recorded: for each tensor a histogram of binary "
+    "exponents, beside float16's range. Prints advice on the loss scale. Needs matplotlib: pip install matplotlib.",
+  )
+  parser.add_argument("logdir", metavar="LOGDIR", help="the output_dir of the hook, or a directory above it")
+  _add_output(parser)
+  parser.set_defaults(run=_ranges)
+
+
+def _ranges(arguments: argparse.Namespace) -> int:
+  from mp_compat.monitoring import plot
+  from mp_compat.monitoring import range_plot
+
+  try:
+    history, advice = range_plot.read(arguments.logdir)
+    plot.save(range_plot.draw(history, advice), arguments.output)
+  except plot.PlotError as error:
+    return _fail("ranges", error)
+  print("Wrote {}. Advice: {}.".format(arguments.output, advice.text))
   return 0
 
 

@@ -5,7 +5,7 @@ A gradient is a dense tensor, a `tf.IndexedSlices` (only its `.values` are chang
 """
 
 import functools
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import control_flow
@@ -179,24 +179,45 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gr
   return function(grad)
 
 
-def record_computed(grads: Iterable[Gradient], names: Iterable[str]) -> None:
+class Computed(NamedTuple):
+  """The record of a gradient that `compute_gradients` returned."""
+
+  name: str  # of its variable
+  scaled: Optional[tf.Tensor]  # the gradient of the scaled loss; None if it is unknown
+  scale: Optional[tf.Tensor]  # the loss scale, a float32 scalar; None if it is unknown
+
+
+def record_computed(
+  grads: Iterable[Gradient],
+  names: Iterable[str],
+  scaled: Optional[Iterable[Gradient]] = None,
+  scale: Optional[tf.Tensor] = None,
+) -> None:
   """Records in their graph that `compute_gradients` returned these gradients; does nothing in eager mode.
 
   Args:
     grads: the gradients.
     names: the names of their variables, for reports.
+    scaled: the gradients before they were divided by the loss scale.
+    scale: the loss scale.
   """
   if graphs.default_graph() is None:
     return
-  for grad, name in zip(grads, names):
-    for values in values_of([grad]):
-      computed = _computed_record(values.graph)
-      computed[_tensor_key(values)] = name
+  grads = list(grads)
+  for grad, name, before in zip(grads, names, grads if scaled is None else scaled):
+    for values, scaled_values in zip(values_of([grad]), values_of([before])):
+      record = Computed(name, None if scaled is None else scaled_values, scale)
+      _computed_record(values.graph)[tensor_key(values)] = record
+
+
+def computed(tensor: tf.Tensor) -> Optional[Computed]:
+  """Returns the record of a tensor of `record_computed`; None for other tensors."""
+  return _computed_record(tensor.graph).get(tensor_key(tensor))
 
 
 def is_computed(tensor: tf.Tensor) -> bool:
   """Returns whether `record_computed` recorded this tensor."""
-  return _tensor_key(tensor) in _computed_record(tensor.graph)
+  return computed(tensor) is not None
 
 
 def computed_ancestors(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]:
@@ -213,11 +234,11 @@ def computed_ancestors(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]
     (variable name, tensor) pairs.
   """
   values = values_of(grads)
-  passed = {_tensor_key(tensor) for tensor in values} if graphs.default_graph() is not None else ()
+  passed = {tensor_key(tensor) for tensor in values} if graphs.default_graph() is not None else ()
   return [
-    (_computed_record(tensor.graph)[_tensor_key(tensor)], tensor)
+    (_computed_record(tensor.graph)[tensor_key(tensor)].name, tensor)
     for tensor in nearest_ancestors(values, is_computed)
-    if _tensor_key(tensor) not in passed and control_flow.is_readable(tensor)
+    if tensor_key(tensor) not in passed and control_flow.is_readable(tensor)
   ]
 
 
@@ -238,9 +259,9 @@ def nearest_ancestors(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor],
   found, seen, pending = [], set(), list(values)
   while pending:
     tensor = pending.pop()
-    if not hasattr(tensor, "graph") or _tensor_key(tensor) in seen:  # an eager tensor has no graph
+    if not hasattr(tensor, "graph") or tensor_key(tensor) in seen:  # an eager tensor has no graph
       continue
-    seen.add(_tensor_key(tensor))
+    seen.add(tensor_key(tensor))
     if wanted(tensor):
       found.append(tensor)
     else:
@@ -248,13 +269,13 @@ def nearest_ancestors(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor],
   return found
 
 
-def _tensor_key(tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
+def tensor_key(tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
   """Returns a key that identifies a graph tensor; tensors are not hashable in all TensorFlow versions."""
   return tensor.op, tensor.value_index
 
 
-def _computed_record(graph: tf.Graph) -> Dict[Tuple[tf.Operation, int], str]:
-  """Returns the computed gradients of a graph: names of variables by tensor key. The graph owns the dictionary."""
+def _computed_record(graph: tf.Graph) -> Dict[Tuple[tf.Operation, int], Computed]:
+  """Returns the computed gradients of a graph by tensor key. The graph owns the dictionary."""
   return graphs.record_in(graph, "computed_gradients")
 
 

@@ -88,7 +88,7 @@ class LossScaleHook(tf.train.SessionRunHook):
   def begin(self) -> None:
     overflow_tolerance = getattr(self._optimizer.loss_scale, "overflow_tolerance", 1)
     self._min_scale_patience = max(self._min_scale_patience, overflow_tolerance)
-    self._train_ops = _count_steps(self._optimizer)
+    self._train_ops = count_steps(self._optimizer)
     self._readable = [train_op for train_op in self._train_ops if train_op.counts is not None]
     self._counters = self._make_counters() if self._counters_in_graph and self._readable else []
     self._statuses = [self._make_status(train_op.counts) for train_op in self._readable]
@@ -271,7 +271,7 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     self._remaining = num_attempts
 
   def begin(self) -> None:
-    self._train_ops = _count_steps(self._optimizer)
+    self._train_ops = count_steps(self._optimizer)
     self._readable = [train_op for train_op in self._train_ops if train_op.counts is not None]
     for train_op in self._train_ops:
       if not train_op.countable:
@@ -298,7 +298,7 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
       run_context.request_stop()
 
 
-class _CountedTrainOp:
+class CountedTrainOp:
   """Counts the steps that Session runs execute with one train op of an optimizer.
 
   The counts of a step are read from the train op. If the train op is inside a loop or a function, it cannot be read.
@@ -353,6 +353,6 @@ class _CountedTrainOp:
     return self._train_op in seen
 
 
-def _count_steps(optimizer: Any) -> List[_CountedTrainOp]:
+def count_steps(optimizer: Any) -> List[CountedTrainOp]:
   """Returns a counter for each train op of the optimizer in the current graph."""
-  return [_CountedTrainOp(step) for step in reports.train_steps(optimizer)]
+  return [CountedTrainOp(step) for step in reports.train_steps(optimizer)]

@@ -69,7 +69,16 @@ def plot(logdir: str, output: str, loss_tag: Optional[str] = None) -> Series:
     PlotError: If `read` raises it, matplotlib is missing or does not know the format, or `output` cannot be written.
   """
   series = read(logdir, loss_tag)
-  figure = draw(series)
+  save(draw(series), output)
+  return series
+
+
+def save(figure: Any, output: str) -> None:
+  """Writes a figure to an image file, whose suffix names the format; if that fails, an existing file is unchanged.
+
+  Raises:
+    PlotError: If matplotlib does not know the format, or `output` cannot be written.
+  """
   suffix = os.path.splitext(output)[1][1:].lower() or "png"
   formats = figure.canvas.get_supported_filetypes()
   if suffix not in formats:
@@ -87,7 +96,22 @@ def plot(logdir: str, output: str, loss_tag: Optional[str] = None) -> Series:
         os.remove(temporary)
   except OSError as error:
     raise PlotError("cannot write {}: {}".format(output, error.strerror)) from error
-  return series
+
+
+def new_figure(width: float, height: float, dpi: int) -> Any:
+  """Returns an empty `matplotlib.figure.Figure` of a size in inches, which arranges its panels.
+
+  Raises:
+    PlotError: If matplotlib is missing.
+  """
+  try:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+  except ImportError as error:
+    raise PlotError("needs matplotlib ({}): pip install matplotlib".format(error)) from error
+  figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+  FigureCanvasAgg(figure)
+  return figure
 
 
 def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
@@ -145,14 +169,9 @@ def draw(series: Series) -> Any:
   Raises:
     PlotError: If matplotlib is missing.
   """
-  try:
-    from matplotlib import ticker
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-  except ImportError as error:
-    raise PlotError("needs matplotlib ({}): pip install matplotlib".format(error)) from error
-  figure = Figure(figsize=(8, 4.5), dpi=240, layout="constrained")
-  FigureCanvasAgg(figure)
+  figure = new_figure(8, 4.5, dpi=240)
+  from matplotlib import ticker
+
   panels = figure.subplots(2 if series.loss else 1, squeeze=False, sharex=not series.attempted)[:, 0]
   if series.loss:
     _draw_loss(panels[0], series.loss)

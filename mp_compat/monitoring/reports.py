@@ -103,30 +103,45 @@ def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, Gradien
   Raises:
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
-  return report_on(train_steps(optimizer)[-1])
+  return report_on(readable_step(optimizer))
 
 
-def report_on(step: Step) -> "collections.OrderedDict[str, GradientReport]":
-  """Returns the report on the gradients of a step; see `nonfinite_gradients`."""
+def readable_step(optimizer: Any) -> Step:
+  """Returns the step of the last `apply_gradients` of the optimizer, whose tensors the current graph can read.
+
+  Raises:
+    RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
+  """
+  step = train_steps(optimizer)[-1]
   train_op: tf.Operation = step.train_op
   if not is_readable(step):
     raise RuntimeError(
       "The train op {} is inside a loop or a function, so its gradients cannot be read from outside. "
-      "Call nonfinite_gradients() inside it.".format(train_op.name)
+      "Call nonfinite_gradients() or gradient_ranges() inside it.".format(train_op.name)
     )
-  with control_flow.context_of(train_op):
+  return step
+
+
+def report_on(step: Step) -> "collections.OrderedDict[str, GradientReport]":
+  """Returns the report on the gradients of a step for which `is_readable` holds; see `nonfinite_gradients`."""
+  with control_flow.context_of(step.train_op):
     pairs = [(name, values) for grad, name in step.gradients for values in gradients.values_of([grad])]
     pairs += gradients.computed_ancestors([grad for grad, _ in step.gradients])
     reports = [_report(values) for _, values in pairs]
-  unique_names = []
-  occurrences: Dict[str, int] = collections.Counter()
-  for name, _ in pairs:
-    occurrences[name] += 1
-    unique_names.append(name if occurrences[name] == 1 else "{} ({})".format(name, occurrences[name]))
   return collections.OrderedDict(
     (name, GradientReport(*[control_flow.merge_out_of_branches(count, 0) for count in report]))
-    for name, report in zip(unique_names, reports)
+    for name, report in zip(number_repeated([name for name, _ in pairs]), reports)
   )
+
+
+def number_repeated(names: List[str]) -> List[str]:
+  """Returns the names, each once: the second, third and later of the same name end in " (2)", " (3)" and so on."""
+  unique: List[str] = []
+  occurrences: Dict[str, int] = collections.Counter()
+  for name in names:
+    occurrences[name] += 1
+    unique.append(name if occurrences[name] == 1 else "{} ({})".format(name, occurrences[name]))
+  return unique
 
 
 def describe_nonfinite(reports: Dict[str, GradientReport]) -> List[str]:

@@ -179,7 +179,7 @@ class GradientAccumulator:
     decision = step.decide(self._optimizer.step_settings, checked, micro_batches_finite)
     return self._optimizer.apply_decision(checked, decision, global_step, name)
 
-  def _window(self, grads_and_vars: List[GradAndVar]) -> Dict[str, Any]:
+  def _window(self, grads_and_vars: Iterable[GradAndVar]) -> Dict[str, Any]:
     """Returns the state of the window, made by the first `add` in the graph that a Session runs."""
     state, graph = self._state(), graphs.default_graph()
     dtypes = [None if grad is None else grad.dtype for grad, _ in grads_and_vars]

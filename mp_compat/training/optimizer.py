@@ -233,11 +233,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     )
     given = {name: value for name, value in options.items() if value is not _COMPUTE_DEFAULTS[name]}
     grads_and_vars = list(self._optimizer.compute_gradients(gradients.scale_loss(loss, scale), **given))
-    grads, variables = [g for g, _ in grads_and_vars], [v for _, v in grads_and_vars]
-    grads = gradients.unscale(grads, scale)
+    scaled, variables = [gradients.convert(g) for g, _ in grads_and_vars], [v for _, v in grads_and_vars]
+    grads = gradients.unscale(scaled, scale)
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
       grads = gradients.gate(grads)
-    self._record_computed(grads, [variable.name for variable in variables])
+    self._record_computed(grads, [variable.name for variable in variables], scaled, scale)
     return list(zip(grads, variables))
 
   @autograph.do_not_convert
@@ -281,8 +281,9 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "unscale_gradients() needs gradients of a loss that scale_loss() scaled, but scale_loss() "
         "was not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables)."
       )
-    grads = gradients.unscale(grads, self._recorded_scale())
-    self._record_computed(grads, ["gradient {}".format(i) for i in range(len(grads))])
+    scaled, scale = [gradients.convert(grad) for grad in grads], self._recorded_scale()
+    grads = gradients.unscale(scaled, scale)
+    self._record_computed(grads, ["gradient {}".format(i) for i in range(len(grads))], scaled, scale)
     return grads
 
   def _scale(self) -> tf.Tensor:
@@ -303,9 +304,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """Returns this optimizer's record in the graph in which variables are created now."""
     return graphs.state_of(self, graphs.init_scope_graph())
 
-  def _record_computed(self, grads: List[gradients.Gradient], names: List[str]) -> None:
+  def _record_computed(
+    self, grads: List[gradients.Gradient], names: List[str], scaled: List[gradients.Gradient], scale: tf.Tensor
+  ) -> None:
     self._state["unscaled_any"] = True
-    gradients.record_computed(grads, names)
+    gradients.record_computed(grads, names, scaled, scale)
 
   @autograph.do_not_convert
   def apply_gradients(

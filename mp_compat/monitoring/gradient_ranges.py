@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the range of every gradient of a step: histograms of binary exponents beside the range of float16."""
+
+import collections
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+
+from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import tf
+from mp_compat.core import gradients
+from mp_compat.monitoring import range_history
+from mp_compat.monitoring import reports
+
+# Ops whose outputs contain the values of their inputs: these were counted already.
+_MOVING = frozenset(
+  ["ConcatV2", "DepthToSpace", "Enter", "Exit", "ExpandDims", "Identity", "IdentityN", "Merge", "NextIteration", "Pack"]
+  + ["Reshape", "SpaceToDepth", "Split", "SplitV", "Squeeze", "Switch", "Transpose", "Unpack"]
+)
+
+
+class GradientRange(NamedTuple):
+  """Describes the magnitudes of one gradient of the scaled loss: tensors, or their values fetched by a Session.
+
+  Shares are scalars in [0, 1], relative to all values of the gradient; 0 for an empty gradient.
+  """
+
+  exponents: Any  # int32 [256]: index e counts magnitudes in [2**(e-127), 2**(e-126)); 0: smaller; 255: inf and NaN
+  zeros: Any  # float64: the share of zeros
+  subnormal: Any  # float64: the share of nonzero magnitudes below 2**-14, float16's smallest normal number
+  vanishing: Any  # float64: the share of nonzero magnitudes below 2**-24, float16's smallest number
+  largest: Any  # float32: the largest finite magnitude
+  nonfinite: Any  # int32: the number of infinite values and NaNs
+  headroom: Any  # int32: the largest n with largest * 2**n <= 65504; 142 if all are zero; -1 if any is not finite
+  scale: (
+    Any  # float32: the loss scale of the values; 1 for a gradient that the program passed without compute_gradients
+  )
+
+
+class _Found(NamedTuple):
+  """A tensor to measure."""
+
+  name: str
+  tensor: tf.Tensor
+  scale: Any  # a float32 scalar tensor or a number
+
+
+@autograph.do_not_convert
+def gradient_ranges(
+  optimizer: Any, dtypes: Sequence[Any] = (tf.float16,)
+) -> "collections.OrderedDict[str, GradientRange]":
+  """Returns the ranges of the gradients of the last `apply_gradients`, and of the backward pass that computes them.
+
+  Fetch it with the train op to get the same step.
+
+      ranges = mp_compat.gradient_ranges(optimizer)
+      _, values = sess.run([train_op, ranges])
+      print([name for name, gradient in values.items() if gradient.vanishing > 0.01])
+
+  All values are those of the scaled loss, before they are divided by the loss scale. A report that is not fetched has
+  no cost.
+
+  Args:
+    optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current graph.
+    dtypes: the floating dtypes of the tensors of the backward pass to measure. To see whether a float32 model could be
+      trained in float16, pass `(tf.float32,)`.
+
+  Returns:
+    An ordered dictionary from names to `GradientRange`s, in the order of the backward pass, from the loss to the
+    inputs. The gradients of variables have the names of the variables. A tensor of the backward pass has the name of
+    its op, such as `gradients/dense/MatMul_grad/MatMul`. Left out are tensors that only move or copy the values of
+    others, those inside of loops and functions, and, of dtypes other than float16, those between the loss and the last
+    layer with a variable, because losses are usually computed in float32. If a tensor is in a branch of `tf.cond`, the
+    values are zeros whenever that branch is not executed.
+
+    A gradient that was not computed from the scaled loss in this graph (fed, or the mean of a `GradientAccumulator`) is
+    measured as it was passed, with a scale of 1.
+
+  Raises:
+    RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
+    ValueError: If a dtype is not floating.
+
+  Source: the histograms follow Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), figure 3.
+  """
+  dtypes = [tf.as_dtype(dtype) for dtype in dtypes]
+  for dtype in dtypes:
+    if not dtype.is_floating:
+      raise ValueError("dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name))
+  step = reports.readable_step(optimizer)
+  passed, computed = _gradients(step)
+  found = passed + [_Found(*record) for record in computed] + _backward_pass(computed, dtypes)
+  order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
+  found = [item for item in found if item.tensor.op in order and control_flow.is_in_branches_only(item.tensor.op)]
+  found.sort(key=lambda item: order[item.tensor.op])
+  names = reports.number_repeated([item.name for item in found])
+  return collections.OrderedDict((name, _measure(item.tensor, item.scale)) for name, item in zip(names, found))
+
+
+def _gradients(step: reports.Step) -> Tuple[List[_Found], List[gradients.Computed]]:
+  """Returns the passed gradients that derive from no computed one, and the records of the computed ones."""
+  passed: List[_Found] = []
+  computed: Dict[Any, gradients.Computed] = {}
+  for grad, name in step.gradients:
+    for values in gradients.values_of([grad]):
+      ancestors = gradients.nearest_ancestors([values], _has_scaled)
+      for ancestor in ancestors:
+        record = gradients.computed(ancestor)
+        assert record is not None
+        computed[gradients.tensor_key(ancestor)] = record
+      if not ancestors:
+        passed.append(_Found(name, values, 1.0))
+  return passed, list(computed.values())
+
+
+def _has_scaled(tensor: tf.Tensor) -> bool:
+  record = gradients.computed(tensor)
+  return record is not None and record.scaled is not None
+
+
+def _backward_pass(computed: Iterable[gradients.Computed], dtypes: List[tf.DType]) -> List[_Found]:
+  """Returns the tensors between the scaled loss and its gradients."""
+  by_scale: Dict[Any, List[gradients.Computed]] = collections.defaultdict(list)
+  for record in computed:
+    by_scale[gradients.tensor_key(record.scale)].append(record)
+  found: Dict[Any, _Found] = {}
+  for records in by_scale.values():
+    scale, ends = records[0].scale, [record.scaled for record in records]
+    readers = _readers(ends)
+    derived = _descendants(readers, [scale])
+    entering = [tensor for end in ends for tensor in _entering(end) if gradients.tensor_key(tensor) in derived]
+    behind_loss = _descendants(readers, entering)
+    behind_loss.update((gradients.tensor_key(tensor), tensor) for tensor in entering)
+    measured = {gradients.tensor_key(tensor) for end in ends for tensor in _same_values(end)}
+    for key, tensor in derived.items():
+      wanted = tensor.dtype.base_dtype in dtypes and (tensor.dtype == tf.float16 or key in behind_loss)
+      copied = tensor.op.type in _MOVING or tensor.op.type == "Cast" and tensor.op.inputs[0] is scale
+      if wanted and not copied and key not in measured:
+        name = tensor.op.name if tensor.value_index == 0 else tensor.name
+        found.setdefault(key, _Found(name, tensor, scale))
+  return list(found.values())
+
+
+def _readers(ends: List[tf.Tensor]) -> Dict[Any, List[tf.Tensor]]:
+  """Returns, for the key of each tensor that `ends` derive from, the tensors computed from it.
+
+  Follows data that is not integer, such as shapes.
+  """
+  readers: Dict[Any, List[tf.Tensor]] = collections.defaultdict(list)
+  seen, pending = set(), list(ends)
+  while pending:
+    tensor = pending.pop()
+    if gradients.tensor_key(tensor) not in seen:
+      seen.add(gradients.tensor_key(tensor))
+      for value in control_flow.tensor_inputs(tensor):
+        if value.dtype.is_floating or value.dtype == tf.variant:
+          readers[gradients.tensor_key(value)].append(tensor)
+          pending.append(value)
+  return readers
+
+
+def _descendants(readers: Dict[Any, List[tf.Tensor]], sources: List[tf.Tensor]) -> Dict[Any, tf.Tensor]:
+  """Returns the tensors computed from `sources`, by their keys."""
+  found: Dict[Any, tf.Tensor] = {}
+  pending = list(sources)
+  while pending:
+    for reader in readers.get(gradients.tensor_key(pending.pop()), ()):
+      if gradients.tensor_key(reader) not in found:
+        found[gradients.tensor_key(reader)] = reader
+        pending.append(reader)
+  return found
+
+
+def _entering(gradient: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the tensors of the backward pass from which a layer's op computes the gradient of its variable."""
+  op = list(_same_values(gradient))[-1].op
+  if op.type == "AddN":  # The gradients of a variable that several ops use.
+    return [tensor for value in op.inputs for tensor in _entering(value)]
+  return [tensor for value in op.inputs for tensor in _same_values(value)]
+
+
+def _same_values(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
+  """Yields a tensor and those before it that contain the same values, such as the float16 input of a cast."""
+  yield tensor
+  while len(tensor.op.inputs) == 1 and (tensor.op.type in _MOVING or tensor.op.type == "Cast"):
+    tensor, after = tensor.op.inputs[0], tensor
+    if tensor.dtype.size > after.dtype.size:
+      break
+    yield tensor
+
+
+def _measure(values: tf.Tensor, scale: Any) -> GradientRange:
+  """Returns the range of a tensor; zeros if its branch is not executed."""
+  with control_flow.context_of(values.op), tf.name_scope("gradient_range"):
+    values = tf.abs(tf.cast(tf.reshape(values, [-1]), tf.float32))
+    bits = tf.bitcast(values, tf.int32)
+    exponents = tf.raw_ops.Bincount(
+      arr=tf.bitwise.right_shift(bits, tf.constant(23)), size=256, weights=tf.zeros([0], tf.int32)
+    )
+    exponents.set_shape([256])
+    zeros = tf.math.count_nonzero(tf.equal(bits, 0), dtype=tf.int32)
+    finite = tf.where_v2(tf.is_finite(values), values, tf.zeros_like(values))
+    largest = tf.reduce_max(tf.concat([finite, tf.zeros([1])], axis=0))
+
+    def share(count: tf.Tensor) -> tf.Tensor:
+      return tf.cast(count, tf.float64) / tf.cast(tf.maximum(tf.size(values), 1), tf.float64)
+
+    def share_below(exponent: int) -> tf.Tensor:
+      return share(tf.reduce_sum(exponents[: exponent + range_history.BIAS]) - zeros)
+
+    measured = GradientRange(
+      exponents=exponents,
+      zeros=share(zeros),
+      subnormal=share_below(range_history.LOWEST_NORMAL),
+      vanishing=share_below(range_history.LOWEST),
+      largest=largest,
+      nonfinite=exponents[255],
+      headroom=tf.where_v2(exponents[255] > 0, -1, _headroom(tf.bitcast(largest, tf.int32))),
+      scale=tf.cast(scale, tf.float32),
+    )
+  return GradientRange(*[control_flow.merge_out_of_branches(value, 0) for value in measured])
+
+
+def _headroom(bits: tf.Tensor) -> tf.Tensor:
+  """Returns the largest n for which x * 2**n is at most 65504, the largest float16.
+
+  Args:
+    bits: the bits of x, a positive float32 or 0; an int32 scalar.
+  """
+  exponent, fraction = tf.bitwise.right_shift(bits, 23), tf.bitwise.bitwise_and(bits, 0x7FFFFF)
+  return range_history.HIGHEST + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)

@@ -1,0 +1,267 @@
+"""Tests of gradient ranges in graphs, compared with NumPy on the same tensors, fetched by name."""
+
+import numpy as np
+import pytest
+
+import mp_compat
+from tests import testing
+from tests.testing import tf
+
+Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
+
+
+@pytest.fixture(name="graph", autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
+def _graph(request):
+  with tf.Graph().as_default() as graph, testing.control_flow(request.param):
+    yield graph
+
+
+def measure_with_numpy(values, scale):
+  """Returns the `GradientRange` of an array."""
+  with np.errstate(invalid="ignore"):
+    values = np.abs(np.asarray(values).ravel().astype(np.float64))
+  finite = values[np.isfinite(values)]
+  nonzero = finite[finite > 0]
+  exponents = np.zeros(256, np.int64)
+  np.add.at(exponents, np.maximum(np.frexp(nonzero)[1] - 1 + 127, 0), 1)
+  exponents[0] += np.sum(finite == 0)
+  exponents[255] = len(values) - len(finite)
+  headroom = 142
+  if len(nonzero):
+    headroom = max(n for n in range(-150, 150) if nonzero.max() * 2.0**n <= 65504)
+  count = max(len(values), 1)
+  return mp_compat.GradientRange(
+    exponents=exponents.tolist(),
+    zeros=np.sum(finite == 0) / count,
+    subnormal=np.sum(nonzero < 2.0**-14) / count,
+    vanishing=np.sum(nonzero < 2.0**-24) / count,
+    largest=np.float32(nonzero.max() if len(nonzero) else 0.0),
+    nonfinite=exponents[255],
+    headroom=-1 if exponents[255] else headroom,
+    scale=scale,
+  )
+
+
+def check(measured, values, scale):
+  expected = measure_with_numpy(values, scale)
+  shares = {name: pytest.approx(getattr(expected, name), rel=1e-15) for name in ("zeros", "subnormal", "vanishing")}
+  assert measured._replace(exponents=measured.exponents.tolist()) == expected._replace(**shares)
+
+
+def patterns(dtype, finite):
+  """Returns an array with every value of a 16-bit dtype; without infinite values and NaNs if `finite`."""
+  values = np.arange(2**16).astype(np.uint16).view(dtype)
+  with np.errstate(invalid="ignore"):
+    return values[np.isfinite(values.astype(np.float64))] if finite else values
+
+
+def random_float32(finite):
+  bits = np.random.RandomState(0).randint(0, 2**32, 10**6, dtype=np.uint64).astype(np.uint32)
+  values = bits.view(np.float32)
+  return values[np.isfinite(values)] if finite else values
+
+
+@pytest.mark.parametrize("finite", [True, False], ids=["finite", "all"])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32], ids=lambda dtype: dtype.name)
+def test_range_is_exact_for_all_values(dtype, finite):
+  values = random_float32(finite) if dtype == tf.float32 else patterns(dtype.as_numpy_dtype, finite)
+  v = tf.get_variable("v", [len(values)], dtype)
+  grad = tf.placeholder(dtype, [len(values)])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  opt.apply_gradients([(grad, v)])
+  ranges = mp_compat.gradient_ranges(opt)
+  with testing.session() as sess:
+    check(sess.run(ranges, {grad: values})["v:0"], values, 1.0)
+
+
+@pytest.mark.parametrize("values", [[], [0.0, 0.0], [65504.0], [65505.0], [2.0**-24], [2.0**-25, 3.0]], ids=str)
+def test_range_of_few_values(values):
+  v = tf.get_variable("v", [len(values)])
+  grad = tf.placeholder(tf.float32, [None])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  opt.apply_gradients([(grad, v)])
+  ranges = mp_compat.gradient_ranges(opt)
+  with testing.session() as sess:
+    check(sess.run(ranges, {grad: values})["v:0"], values, 1.0)
+
+
+def dense(x, size, name, dtype):
+  """Returns a dense layer in `dtype` of `x`, with float32 variables."""
+  with tf.variable_scope(name):
+    kernel = tf.get_variable("kernel", [x.shape[-1], size], initializer=tf.glorot_uniform_initializer(seed=1))
+    bias = tf.get_variable("bias", [size], initializer=tf.zeros_initializer())
+    return tf.nn.bias_add(tf.matmul(x, tf.cast(kernel, dtype)), tf.cast(bias, dtype))
+
+
+def network(dtype=tf.float16):
+  """Returns the input and the float32 loss of two dense layers in `dtype`."""
+  x = tf.placeholder(tf.float32, [4, 3])
+  hidden = tf.nn.relu(dense(tf.cast(x, dtype), 5, "one", dtype))
+  logits = tf.cast(tf.identity(dense(hidden, 2, "two", dtype)), tf.float32)
+  return x, tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=[0, 1, 0, 1], logits=logits))
+
+
+NAMES = [
+  "gradients/Cast_1_grad/Cast",
+  "two/bias:0",
+  "gradients/two/MatMul_grad/MatMul",
+  "two/kernel:0",
+  "gradients/Relu_grad/ReluGrad",
+  "one/bias:0",
+  "one/kernel:0",
+]
+X = np.random.RandomState(0).normal(size=[4, 3])
+
+
+@pytest.mark.parametrize("clip", [False, True], ids=["passed", "clipped"])
+@pytest.mark.parametrize("gate", [0, 1, 2], ids=["GATE_NONE", "GATE_OP", "GATE_GRAPH"])
+def test_ranges_cover_the_backward_pass(graph, gate, clip):
+  x, loss = network()
+  opt = Optimizer(tf.train.AdamOptimizer(), mp_compat.DynamicLossScale(2.0**10))
+  pairs = opt.compute_gradients(loss, gate_gradients=gate)
+  returned = {v.name: grad for grad, v in pairs}
+  if clip:
+    clipped, _ = tf.clip_by_global_norm([grad for grad, _ in pairs], 0.1)
+    pairs = zip(clipped, [v for _, v in pairs])
+  train_op = opt.apply_gradients(pairs)
+  ranges = mp_compat.gradient_ranges(opt)
+  assert sorted(ranges) == sorted(NAMES)
+  assert [name for name in ranges if name.startswith("gradients")] == NAMES[::2][:2] + [NAMES[4]]
+  fetched = {name: returned[name] if name in returned else graph.get_tensor_by_name(name + ":0") for name in ranges}
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    measured, values, _ = sess.run([ranges, fetched, train_op], {x: X})
+  for name in ranges:
+    unscaled = 2.0**10 if name in returned else 1.0  # exact
+    check(measured[name], values[name] * unscaled, 2.0**10)
+
+
+def test_float32_backward_pass_begins_behind_the_loss():
+  x, loss = network(tf.float32)
+  opt = Optimizer(tf.train.AdamOptimizer(), 1.0)
+  opt.minimize(loss)
+  assert list(mp_compat.gradient_ranges(opt)) == [name for name in NAMES if name.endswith(":0")]
+  ranges = mp_compat.gradient_ranges(opt, dtypes=[tf.float32])
+  (first,) = [name for name in ranges if "xent" in name.lower() or "SparseSoftmax" in name]
+  assert list(ranges)[0] == first and "gradients/two/MatMul_grad/MatMul" in ranges and len(ranges) == 7
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    assert all(values.exponents.sum() for values in sess.run(ranges, {x: X}).values())
+
+
+def test_ranges_that_are_not_fetched_run_no_ops():
+  x, loss = network()
+  opt = Optimizer(tf.train.AdamOptimizer(), "dynamic")
+  train_op = opt.minimize(loss)
+
+  def ops_run():
+    metadata = tf.RunMetadata()
+    with testing.session() as sess:
+      sess.run(tf.global_variables_initializer())
+      sess.run(train_op, {x: X}, tf.RunOptions(output_partition_graphs=True), metadata)
+    return sorted(node.name for graph in metadata.partition_graphs for node in graph.node)
+
+  before = ops_run()
+  mp_compat.gradient_ranges(opt)
+  assert ops_run() == before
+
+
+def test_sparse_and_accumulated_gradients():
+  table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
+  x = tf.placeholder(tf.float32, [3, 2])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt.minimize(tf.reduce_sum(tf.gather(table, [1, 1, 3]) * x))
+  sparse = mp_compat.gradient_ranges(opt)
+  other = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  window = mp_compat.GradientAccumulator(other)
+  add_op = window.add(other.compute_gradients(tf.reduce_sum(tf.gather(table, [1, 1, 3]) * x)))
+  window.apply_gradients(window.mean())
+  mean = mp_compat.gradient_ranges(other)
+  values = np.array([[1.0, 2.0], [3.0, 0.0], [5.0, 6.0]])
+  with testing.session() as sess:
+    sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    sess.run(add_op, {x: values})
+    check(sess.run(sparse, {x: values})["table:0"], 16 * values, 16.0)
+    check(sess.run(mean)["table:0"], [0.0, 0.0, 4.0, 2.0, 0.0, 0.0, 5.0, 6.0], 1.0)
+
+
+def test_several_uses_of_a_variable_and_replicas_are_numbered():
+  x = tf.placeholder(tf.float32, [2])
+  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
+
+  def step():
+    w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+    index = tf.distribute.get_replica_context().replica_id_in_sync_group
+    steps.append((opt, opt.minimize(tf.reduce_sum(w * x[index]))))
+    return steps[-1][1]
+
+  steps = []
+  with strategy.scope():
+    strategy.extended.call_for_each_replica(step)
+  ranges = mp_compat.gradient_ranges(steps[0][0])
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    measured = sess.run(ranges, {x: [1.0, 8.0]})
+  assert len(measured) == 2 and sorted(values.largest for values in measured.values()) == [16.0, 128.0]
+
+
+def test_branch_that_is_not_executed_has_no_values():
+  x, taken = tf.placeholder(tf.float32, []), tf.placeholder(tf.bool, [])
+  w = tf.get_variable("w", [], initializer=tf.zeros_initializer(), use_resource=True)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  with testing.control_flow(1):
+    train_op = tf.cond(taken, lambda: opt.minimize(w * x), tf.no_op)
+  ranges = mp_compat.gradient_ranges(opt)
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    for is_taken in (True, False):
+      _, measured = sess.run([train_op, ranges], {x: 3.0, taken: is_taken})
+      (values,) = measured.values()
+      assert (values.exponents.sum(), values.largest) == ((1, 48.0) if is_taken else (0, 0.0))
+
+
+def test_tensors_in_loops_are_left_out():
+  x = tf.placeholder(tf.float32, [6, 4, 3])
+
+  def cell(state, step):
+    return tf.tanh(dense(tf.concat([state, step], axis=1), 5, "cell", tf.float16))
+
+  with tf.variable_scope("rnn", reuse=tf.AUTO_REUSE):
+    states = tf.scan(cell, tf.cast(x, tf.float16), tf.zeros([4, 5], tf.float16))
+  logits = tf.cast(dense(states[-1], 2, "top", tf.float16), tf.float32)
+  opt = Optimizer(tf.train.AdamOptimizer(), 2.0**4)
+  train_op = opt.minimize(tf.reduce_mean(tf.square(logits)))
+  ranges = mp_compat.gradient_ranges(opt)
+  assert {v.name for v in tf.trainable_variables()} <= set(ranges)
+  assert any(name.endswith("MatMul_grad/MatMul") and "top" in name for name in ranges)
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    _, measured = sess.run([train_op, ranges], {x: np.ones([6, 4, 3])})
+  assert all(0 < values.exponents.sum() and not values.nonfinite for values in measured.values())
+
+
+def test_function_reads_its_own_ranges():
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
+
+  @tf.function
+  def step(x):
+    opt.minimize(lambda: tf.reduce_sum(w * x), var_list=[w])
+    return mp_compat.gradient_ranges(opt)["w:0"].largest
+
+  x = tf.placeholder(tf.float32, [2])
+  largest = step(x)
+  with pytest.raises(RuntimeError, match="inside a loop or a function"):
+    mp_compat.gradient_ranges(opt)
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    assert sess.run(largest, {x: [1.0, -3.0]}) == 48.0
+
+
+def test_wrong_arguments_raise():
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  with pytest.raises(RuntimeError, match="has no train op in the current graph"):
+    mp_compat.gradient_ranges(opt)
+  with pytest.raises(ValueError, match="dtypes must be floating, such as tf.float16, but got int32"):
+    mp_compat.gradient_ranges(opt, dtypes=[tf.int32])

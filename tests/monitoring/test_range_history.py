@@ -1,0 +1,114 @@
+"""Tests of accumulated gradient ranges, of the advice, which hand-worked tables give, and of the layers' names."""
+
+import json
+
+import numpy as np
+import pytest
+
+import mp_compat
+from mp_compat.monitoring import range_history
+
+
+def record(step, tensors, scale=1.0, nonfinite=0):
+  """Returns a record: `tensors` is {name: {exponent of the scaled values: count}}."""
+  values = {
+    name: {"scale": scale, "zeros": 3, "nonfinite": nonfinite, "largest": 1.0, "exponents": exponents}
+    for name, exponents in tensors.items()
+  }
+  return {"step": step, "tensors": values}
+
+
+def history(*records):
+  """Returns a history through its file format."""
+  return range_history.read(json.dumps(entry) + "\n" for entry in records)
+
+
+# Exponents and counts of tensors by name, without a scale; the advice: kind, low, high, tensors that do not fit.
+ADVICE = {
+  "no scaling": ({"a": {-5: 10, -20: 99}, "b": {-24: 1, 0: 1}}, ("none", 0, 13, [])),
+  "no scaling, few values lost": ({"a": {-5: 1, -25: 2**13}}, ("none", 0, 18, [])),
+  "lost values add up": ({"a": {-5: 1, -25: 2**14}}, ("fixed", 1, 18, [])),
+  "small values": ({"a": {-30: 5, -12: 1}, "b": {-26: 1}}, ("fixed", 2, 25, [])),
+  "all small": ({"a": {-40: 5}, "b": {-30: 1}}, ("fixed", 16, 43, [])),
+  "two far layers": ({"a": {-40: 5}, "b": {-4: 1}}, ("dynamic", 16, 17, [])),
+  "layers too far": ({"a": {-40: 5}, "b": {5: 1}}, ("dynamic", 16, 8, [])),
+  "one too wide": ({"a": {-40: 2**45, 0: 1}, "b": {-30: 1}}, ("fixed", 6, 43, ["a"])),
+  "one too large": ({"a": {16: 1}, "b": {-3: 1}}, ("none", 0, 16, ["a"])),
+  "large values": ({"a": {14: 1}, "b": {-30: 1}}, ("dynamic", 6, 0, [])),
+  "nothing fits": ({"a": {16: 1}}, ("float32", 0, 0, ["a"])),
+}
+
+
+@pytest.mark.parametrize("scale_exponent", [0, 7])
+@pytest.mark.parametrize("case", sorted(ADVICE))
+def test_advice_of_one_record(case, scale_exponent):
+  """The scale of the record does not matter, because the values are divided by it."""
+  tensors, expected = ADVICE[case]
+  scaled = {name: {e + scale_exponent: n for e, n in counts.items()} for name, counts in tensors.items()}
+  advice = range_history.advise(history(record(1, scaled, 2.0**scale_exponent)))
+  assert advice[:4] == expected
+  assert all(name in advice.text for name in expected[3]) and not advice.text.endswith(".")
+
+
+def test_advice_considers_every_record():
+  early, late = record(1, {"a": {-4: 100}}), record(2, {"a": {-36: 100}})
+  assert range_history.advise(history(early))[:3] == ("none", 0, 17)
+  assert range_history.advise(history(late))[:3] == ("fixed", 12, 49)
+  assert range_history.advise(history(early, late))[:3] == ("fixed", 12, 17)
+
+
+def test_overflow_lowers_the_largest_scale():
+  steps = [record(1, {"a": {-9: 100}}, 2.0**10), record(2, {"a": {3: 100}}, 2.0**22, nonfinite=1)]
+  assert range_history.advise(history(*steps[:1]))[:3] == ("none", 0, 32)
+  # Without the scale, the overflowing value was at least 2**(16 - 22), and 2**13 is left below 2**14.
+  assert range_history.advise(history(*steps))[:3] == ("none", 0, 19)
+
+
+def test_no_values_give_no_advice():
+  assert range_history.advise(range_history.History()) is None
+  assert range_history.advise(history(record(1, {"a": {}}))) is None
+  assert range_history.advise(history(record(1, {"a": {1: 1}}, nonfinite=2))) is None
+
+
+def test_lost_share_of_magnitude():
+  both = history(record(1, {"a": {-24: 1, -26: 4}}), record(2, {"a": {-10: 1}}))
+  assert [both.tensors["a"].lost(exponent) for exponent in (0, 1, 2)] == [0.25, 0.25, 0.0]
+
+
+def test_restored_run_replaces_later_records():
+  steps = [record(step, {"a": {exponent: 1}}) for exponent, step in enumerate((1, 5, 9, 9, 5, 7))]
+  read = history(*steps)
+  assert read.steps == [1, 5, 5, 7] and sorted(read.tensors["a"].exponents) == [0, 1, 4, 5]
+
+
+def test_incomplete_last_line_is_skipped_and_damage_is_named():
+  lines = [json.dumps(record(step, {"a": {0: 1}})) + "\n" for step in (1, 2)]
+  assert range_history.read([lines[0], lines[1][:20]]).steps == [1]
+  for damaged in ("{}\n", "[]\n", "x\n", '{"step": 1, "tensors": {"a": 1}}\n'):
+    with pytest.raises(ValueError, match="line 1 is not a record of GradientRangesHook"):
+      range_history.read([damaged] + lines)
+
+
+def test_record_contains_the_fetched_counts():
+  counts = np.zeros(256, np.int32)
+  counts[[0, 1, 127, 255]] = [7, 2, 5, 1]
+  measured = mp_compat.GradientRange(counts, 5 / 15, 0.0, 0.0, np.float32(1.5), 1, -1, np.float32(8.0))
+  empty = measured._replace(exponents=np.zeros(256, np.int32))
+  got = range_history.record_of(3, {"a": measured, "b": empty})
+  tensor = {"scale": 8.0, "zeros": 5, "nonfinite": 1, "largest": 1.5, "exponents": {"-127": 2, "-126": 2, "0": 5}}
+  assert got == {"step": 3, "tensors": {"a": tensor}} and json.loads(json.dumps(got)) == got
+
+
+@pytest.mark.parametrize(
+  "name, layer",
+  [
+    ("dense/kernel:0", "dense"),
+    ("w:0", ""),
+    ("gradients/net/dense/MatMul_grad/MatMul_1", "net/dense"),
+    ("tower_1/gradients_2/net/dense/MatMul_grad/tuple/control_dependency", "net/dense"),
+    ("gradients_1/gradients/net/dense/MatMul_grad/MatMul_grad/MatMul", "net/dense"),
+    ("gradients/AddN_3", ""),
+  ],
+)
+def test_layer_of_a_tensor(name, layer):
+  assert range_history.layer_of(name) == layer

@@ -1,0 +1,253 @@
+"""Tests of GradientRangesHook in sessions, of its files, and of the command that draws them."""
+
+import glob
+import json
+import os
+import subprocess
+import sys
+
+from absl import logging
+import numpy as np
+import pytest
+
+import mp_compat
+from mp_compat import __main__ as command_line
+from mp_compat.monitoring import plot
+from mp_compat.monitoring import range_history
+from mp_compat.monitoring import range_plot
+from tests import testing
+from tests.testing import FINITE
+from tests.testing import OVERFLOW
+from tests.testing import Training
+from tests.testing import tf
+
+
+def train(directory, xs, every_n_steps=1, with_global_step=True, in_branch=None, hook_dir=None):
+  """Trains on the gradients `xs` in a MonitoredTrainingSession with a hook."""
+  with tf.Graph().as_default():
+    x = tf.placeholder(tf.float32, [2])
+    w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
+    global_step = tf.train.get_or_create_global_step() if with_global_step else None
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+      tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(8.0, 3)
+    )
+    taken = tf.placeholder_with_default(True, [])
+
+    def minimize():
+      return opt.minimize(tf.reduce_sum(w * x), global_step)
+
+    train_op = minimize() if in_branch is None else tf.cond(taken, minimize, tf.no_op)
+    hook = mp_compat.GradientRangesHook(opt, every_n_steps, hook_dir or os.path.join(directory, "ranges"))
+    saved = directory if with_global_step else None
+    with tf.train.MonitoredTrainingSession(checkpoint_dir=saved, hooks=[hook], log_step_count_steps=None) as sess:
+      for index, value in enumerate(xs):
+        sess.run(w)  # does not execute the train op
+        sess.run(train_op, {x: value, taken: in_branch is None or in_branch[index]})
+  return hook
+
+
+def records(directory):
+  with open(os.path.join(directory, "ranges", "gradient_ranges.jsonl")) as file:
+    return [json.loads(line) for line in file]
+
+
+def logged(monkeypatch):
+  lines = []
+  monkeypatch.setattr(logging, "info", lambda text, *args: lines.append(text % args))
+  return lines
+
+
+@pytest.mark.parametrize("with_global_step", [True, False])
+def test_hook_records_every_nth_executed_step(tmp_path, with_global_step):
+  xs = [FINITE * 2.0**n for n in range(7)]
+  train(str(tmp_path), xs, every_n_steps=3, with_global_step=with_global_step)
+  assert len(records(str(tmp_path))) == 3
+  for index, (record, n) in enumerate(zip(records(str(tmp_path)), (0, 3, 6))):
+    assert record["step"] == n + 1
+    ((name, tensor),) = record["tensors"].items()
+    values = np.abs(FINITE * 2.0**n * 8.0 * 2.0 ** (index))  # The scale doubles after three finite steps.
+    assert name == "w:0" and tensor["scale"] == 8.0 * 2.0**index and tensor["largest"] == values.max()
+    exponents = np.floor(np.log2(values)).astype(int)
+    assert tensor["exponents"] == {str(exponent): list(exponents).count(exponent) for exponent in set(exponents)}
+
+
+def test_hook_waits_for_a_step_in_its_branch(tmp_path):
+  taken = [False, False, True, True, False, False, True]
+  with testing.control_flow(1):
+    train(str(tmp_path), [FINITE] * len(taken), every_n_steps=3, in_branch=taken)
+  assert [record["tensors"]["w:0"]["largest"] for record in records(str(tmp_path))] == [8 * FINITE.max()] * 2
+
+
+def test_overflow_is_recorded(tmp_path):
+  hook = train(str(tmp_path), [OVERFLOW, FINITE])
+  first, second = records(str(tmp_path))
+  assert (
+    first["tensors"]["w:0"]["nonfinite"] == np.sum(~np.isfinite(OVERFLOW)) and not second["tensors"]["w:0"]["nonfinite"]
+  )
+  assert len(hook._history.steps) == 2
+
+
+def test_resumed_run_continues_the_file(tmp_path):
+  train(str(tmp_path), [FINITE] * 2)
+  hook = train(str(tmp_path), [FINITE] * 3)
+  steps = [record["step"] for record in records(str(tmp_path))]
+  assert steps == [1, 2, 3, 4, 5]
+  assert hook._history.steps == steps
+
+
+def test_event_files_contain_histograms_of_exponents(tmp_path):
+  train(str(tmp_path), [FINITE, 4.0 * FINITE])
+  (path,) = glob.glob(str(tmp_path / "ranges" / "*tfevents*"))
+  summaries = [value for event in tf.train.summary_iterator(path) for value in event.summary.value]
+  assert [summary.tag for summary in summaries] == ["gradient_ranges/w:0"] * 2
+  for summary, record in zip(summaries, records(str(tmp_path))):
+    histogram, exponents = summary.histo, record["tensors"]["w:0"]["exponents"]
+    bars = {round(limit - 0.5): count for limit, count in zip(histogram.bucket_limit, histogram.bucket) if count}
+    assert {str(exponent): count for exponent, count in bars.items()} == exponents
+    values = np.repeat([float(exponent) for exponent in exponents], list(exponents.values()))
+    assert (histogram.num, histogram.sum) == (len(values), values.sum()) and histogram.sum_squares == (values**2).sum()
+    assert (histogram.min, histogram.max) == (values.min() - 0.5, values.max() + 0.5)
+
+
+def test_advice_is_logged_when_it_changes(monkeypatch, tmp_path):
+  lines = logged(monkeypatch)
+  train(str(tmp_path), [FINITE] * 3 + [FINITE * 2.0**-40] * 3)
+  lines = [line for line in lines if line.startswith("Gradient ranges at step")]
+  assert len(lines) == 2 and "no loss scaling is needed" in lines[0] and "loss scale" in lines[1]
+
+
+def test_hook_without_output_dir_writes_nothing(monkeypatch, tmp_path):
+  lines = logged(monkeypatch)
+  with tf.Graph().as_default():
+    training = Training()
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+    train_op = opt.minimize(training.loss)
+    monkeypatch.chdir(tmp_path)
+    with tf.train.MonitoredTrainingSession(hooks=[mp_compat.GradientRangesHook(opt)]) as sess:
+      sess.run(train_op, {training.x: FINITE})
+  assert not os.listdir(str(tmp_path)) and any("Gradient ranges at step" in line for line in lines)
+
+
+@pytest.mark.parametrize("every_n_steps", [0, -1, 2.0, True, None])
+def test_wrong_every_n_steps_raises(every_n_steps):
+  with pytest.raises(ValueError, match="every_n_steps must be an int of at least 1, but got " + repr(every_n_steps)):
+    mp_compat.GradientRangesHook(None, every_n_steps)
+
+
+# --- the drawing ---------------------------------------------------------------------------------------------------
+
+
+def synthetic(tensors, records_of_each=3):
+  """Returns a history of dense layers whose gradients become smaller towards the inputs."""
+  random = np.random.RandomState(0)
+  history = range_history.History()
+  for step in range(records_of_each):
+    entries = {}
+    for index in range(tensors):
+      exponents = np.round(random.normal(-10 - 20 * index / tensors, 3, 1000)).astype(int)
+      name = "gradients/block_{}/dense_{}/MatMul_grad/MatMul".format(index // 12, index // 3)
+      name = name if index % 3 else "block_{}/dense_{}/kernel:0".format(index // 12, index // 3)
+      counts = {str(e): int(n) for e, n in zip(*np.unique(exponents + 10, return_counts=True))}
+      entries[name + "_{}".format(index)] = {
+        "scale": 1024.0,
+        "zeros": 0,
+        "nonfinite": 0,
+        "largest": 1.0,
+        "exponents": counts,
+      }
+    history.add({"step": 1000 * step, "tensors": entries})
+  return history
+
+
+def draw(history):
+  return range_plot.draw(history, range_history.advise(history))
+
+
+@pytest.mark.parametrize("tensors", [1, 20, 60, 300])
+def test_texts_of_the_drawing_do_not_overlap(tensors):
+  pytest.importorskip("matplotlib")
+  figure = draw(synthetic(tensors))
+  figure.canvas.draw()
+  renderer = figure.canvas.get_renderer()
+  texts = [text for axes in figure.axes for text in axes.texts + [axes.xaxis.label]] + figure.texts
+  for axes in figure.axes[2:4]:
+    (left, right), labels = axes.get_xlim(), axes.get_xticklabels()
+    texts += [label for label in labels if left <= label.get_position()[0] <= right]
+  texts += figure.axes[2].get_yticklabels()
+  texts = [text for text in texts if text.get_text()]
+  assert len(texts) >= min(tensors, 60) / 4 + 10
+  boxes = [text.get_window_extent(renderer) for text in texts]
+  for index, box in enumerate(boxes):
+    assert (
+      figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+    )
+    for text, other in zip(texts[:index], boxes[:index]):
+      assert not box.overlaps(other), (text, texts[index])
+
+
+def test_command_writes_the_drawing_and_the_advice(tmp_path, capsys):
+  pytest.importorskip("matplotlib")
+  train(str(tmp_path), [FINITE] * 3)
+  target = tmp_path / "ranges.png"
+  assert command_line.main(["ranges", str(tmp_path), "-o", str(target)]) == 0
+  out = capsys.readouterr().out
+  assert out.startswith("Wrote {}. Advice: no loss scaling is needed".format(target)) and out.endswith(".\n")
+  assert target.read_bytes().startswith(b"\x89PNG")
+
+
+def test_command_explains_what_is_missing(tmp_path, capsys):
+  def fails(text):
+    assert command_line.main(["ranges", str(tmp_path), "-o", str(tmp_path / "ranges.png")]) == 2
+    assert text in capsys.readouterr().err
+
+  fails("no gradient_ranges.jsonl below " + str(tmp_path))
+  path = tmp_path / "a" / "gradient_ranges.jsonl"
+  path.parent.mkdir()
+  path.write_text("")
+  fails("are zero, not finite or empty")
+  path.write_text("damaged\n")
+  fails("line 1 is not a record of GradientRangesHook")
+  (tmp_path / "b").mkdir()
+  (tmp_path / "b" / path.name).write_text("")
+  fails("found several runs below")
+  with pytest.raises(plot.PlotError):
+    range_plot.read(str(tmp_path / "missing"))
+
+
+SOAK = """
+import sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+import mp_compat
+tf.disable_v2_behavior()
+x = tf.placeholder(tf.float32, [4])
+w = tf.get_variable("w", [4], initializer=tf.zeros_initializer())
+scale = mp_compat.DynamicLossScale(8.0, 50)
+opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.0), scale)
+train_op = opt.minimize(tf.reduce_sum(w * x), tf.train.get_or_create_global_step())
+hook = mp_compat.GradientRangesHook(opt, 10, sys.argv[1])
+def resident():
+  with open("/proc/self/statm") as file:
+    return int(file.read().split()[1])
+random = np.random.RandomState(0)
+with tf.train.MonitoredSession(hooks=[hook]) as sess:
+  for step in range(20000):
+    sess.run(train_op, {x: random.normal(size=4) * 2.0 ** (step % 20) if step % 100 else [np.inf] * 4})
+    if step == 5000:
+      before = resident()
+print(resident() / before)
+"""
+
+
+@pytest.mark.slow
+def test_twenty_thousand_steps(tmp_path):
+  done = subprocess.run(
+    [sys.executable, "-W", "ignore", "-c", SOAK, str(tmp_path)],
+    env=testing.environment(),
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+  )
+  history = range_history.read(open(str(tmp_path / "gradient_ranges.jsonl")))
+  assert len(history.steps) == 2000 and history.steps == sorted(set(history.steps))
+  assert float(done.stdout) < 1.1  # the growth of the resident memory
