@@ -175,8 +175,6 @@ def draw(series: Series) -> Any:
   panels = figure.subplots(2 if series.loss else 1, squeeze=False, sharex=not series.attempted)[:, 0]
   if series.loss:
     _draw_loss(panels[0], series.loss)
-    if series.attempted:
-      panels[0].set_xlabel("global step (applied steps only)")
   _draw_scale(panels[-1], series)
   panels[-1].set_xlabel("attempted step" if series.attempted else "global step (applied steps only)")
   for axes in panels:
@@ -187,6 +185,14 @@ def draw(series: Series) -> Any:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
       axes.spines[side].set_visible(False)
+  if series.loss and series.attempted:  # The panels have different axes, which are therefore far from each other.
+    panels[0].set_xlabel("global step (applied steps only)")
+    panels[0].xaxis.tick_top()
+    panels[0].xaxis.set_label_position("top")
+    panels[0].spines["top"].set_visible(True)
+    panels[0].spines["bottom"].set_visible(False)
+    if panels[0].get_legend():
+      panels[0].legend(loc="best", frameon=False)
   figure.align_ylabels(panels)
   return figure
 
