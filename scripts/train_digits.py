@@ -9,7 +9,8 @@ rare ink, so the gradients of earlier layers are even smaller.
 
     python scripts/train_digits.py --out runs/digits
 
-writes `digits.png`, `digits.json` and, under `logs/`, checkpoints and summaries for TensorBoard.
+writes `digits.png`, `digits.json`, `ranges.png` (the gradients of the first run with mp_compat, see
+docs/gradient_ranges.md) and, under `logs/`, checkpoints and summaries for TensorBoard.
 
 Measures, for every run, every few steps, on test digits:
 
@@ -41,6 +42,8 @@ import tensorflow.compat.v1 as tf
 from tqdm import tqdm
 
 import mp_compat  # mp_compat, line 1
+from mp_compat.monitoring import plot as plotting
+from mp_compat.monitoring import range_plot
 
 CLASSES = 10
 SIZE = 8
@@ -247,7 +250,8 @@ def train(run, seed, steps, every, digits, directory, progress):
     hooks = [measure, tf.train.StopAtStepHook(last_step=steps)]
     tf.summary.scalar("loss", loss)
     if run.loss_scaling:
-      hooks.append(ScaleRecorder(optimizer))
+      ranges = mp_compat.GradientRangesHook(optimizer, every_n_steps=10, output_dir=os.path.join(directory, "ranges"))
+      hooks += [ranges, ScaleRecorder(optimizer)]
 
     rng = np.random.RandomState(seed)
     with tf.train.MonitoredTrainingSession(
@@ -417,8 +421,11 @@ def main():
   with open(os.path.join(arguments.out, "digits.json"), "w") as file:
     json.dump({"tensorflow": tf.__version__, "layers": [layer.name for layer in LAYERS], "runs": results}, file)
   plot(results, os.path.join(arguments.out, "digits.png"))
+  history, advice = range_plot.read(os.path.join(logs, "float16-mp_compat-seed0"))
+  plotting.save(range_plot.draw(history, advice), os.path.join(arguments.out, "ranges.png"))
   print(table(results))
   print("\nCurves: {0}.png, numbers: {0}.json, summaries: {1}".format(os.path.join(arguments.out, "digits"), logs))
+  print("Gradients: {}. Advice: {}.".format(os.path.join(arguments.out, "ranges.png"), advice.text))
 
 
 if __name__ == "__main__":

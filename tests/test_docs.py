@@ -19,6 +19,7 @@ PAGES = [
   "docs/checkpoints.md",
   "docs/choosing.md",
   "docs/distributed.md",
+  "docs/gradient_ranges.md",
   "docs/keras.md",
   "docs/monitoring.md",
   "docs/troubleshooting.md",
