@@ -21,6 +21,7 @@ PAGES = [
   "docs/distributed.md",
   "docs/gradient_ranges.md",
   "docs/keras.md",
+  "docs/migration.md",
   "docs/monitoring.md",
   "docs/troubleshooting.md",
   "docs/tutorial.md",

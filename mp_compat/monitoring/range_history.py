@@ -167,14 +167,22 @@ def advise(history: History) -> Optional[Advice]:
   seen = {name: tensor for name, tensor in history.tensors.items() if tensor.exponents}
   if not seen:
     return None
-  unfit = [name for name, tensor in seen.items() if tensor.width > HIGHEST - LOWEST or tensor.highest > HIGHEST]
-  tensors = {name: tensor for name, tensor in seen.items() if name not in unfit}
-  remedy = (
-    "float16 cannot represent the gradients of {} at any loss scale of at least 1, because they span more than 40 "
-  )
-  remedy = (remedy + "powers of two or exceed 65504 without a scale: keep these layers in float32").format(_join(unfit))
+  wide = [name for name, tensor in seen.items() if tensor.width > HIGHEST - LOWEST]
+  large = [name for name, tensor in seen.items() if tensor.highest > HIGHEST and name not in wide]
+  tensors = {name: tensor for name, tensor in seen.items() if name not in wide + large}
+  remedies = []
+  if wide:
+    remedies.append(
+      "float16 cannot represent the gradients of {} at any scale, because they span more than 40 powers of two: keep "
+      "these layers in float32".format(_join(wide))
+    )
+  if large:
+    remedies.append(
+      "the gradients of {} exceed 65504 without a scale: make the loss smaller, for example a mean instead of a sum, or "
+      "keep these layers in float32".format(_join(large))
+    )
   if not tensors:
-    return Advice("float32", 0, 0, unfit, remedy)
+    return Advice("float32", 0, 0, wide + large, "; ".join(remedies))
   smallest = min(tensors, key=lambda name: tensors[name].lowest)
   largest = max(tensors, key=lambda name: tensors[name].highest)
   low, high = LOWEST - tensors[smallest].lowest, HIGHEST - MARGIN - tensors[largest].highest
@@ -197,7 +205,7 @@ def advise(history: History) -> Optional[Advice]:
       "use a dynamic loss scale that starts at 2**{}: {}, but {} needs a scale of 2**{} for float16 to keep 99% of its "
     )
     text = (text + "magnitude in every step").format(high, limit, smallest, low)
-  return Advice(kind, max(low, 0), max(high, 0), unfit, text + ("; " + remedy if unfit else ""))
+  return Advice(kind, max(low, 0), max(high, 0), wide + large, "; ".join([text] + remedies))
 
 
 def _join(names: List[str]) -> str:
