@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Excludes functions and classes from AutoGraph."""
 
-from typing import Any, TypeVar
+from typing import Any, Callable, TypeVar
 
 from mp_compat._tensorflow import tf
 
 _Class = TypeVar("_Class", bound=Any)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# A decorator for functions that contain nothing to convert; in a tf.function, AutoGraph would rewrite them.
-do_not_convert = tf.autograph.experimental.do_not_convert
+
+def do_not_convert(function: _Function) -> _Function:
+  """Marks a function that contains nothing to convert; in a `tf.function`, AutoGraph would rewrite it.
+
+  AutoGraph of TensorFlow 1.15 rewrites comprehensions with two loops wrongly.
+  """
+  return tf.autograph.experimental.do_not_convert(function)
 
 
 def exclude_from_autograph(cls: _Class) -> _Class:

@@ -72,8 +72,8 @@ def gradient_ranges(
     layer with a variable, because losses are usually computed in float32. If a tensor is in a branch of `tf.cond`, the
     values are zeros whenever that branch is not executed.
 
-    A gradient that was not computed from the scaled loss in this graph (fed, or the mean of a `GradientAccumulator`) is
-    measured as it was passed, with a scale of 1.
+    A gradient that was not computed from the scaled loss in this graph (fed, or the mean of a `GradientAccumulator`),
+    or that was computed inside of a loop, is measured as it was passed, with a scale of 1.
 
   Raises:
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
@@ -112,8 +112,9 @@ def _gradients(step: reports.Step) -> Tuple[List[_Found], List[gradients.Compute
 
 
 def _has_scaled(tensor: tf.Tensor) -> bool:
+  """Returns whether the gradient of the scaled loss of which this is the unscaled one can be measured."""
   record = gradients.computed(tensor)
-  return record is not None and record.scaled is not None
+  return record is not None and record.scaled is not None and control_flow.is_in_branches_only(record.scaled.op)
 
 
 def _backward_pass(computed: Iterable[gradients.Computed], dtypes: List[tf.DType]) -> List[_Found]:
@@ -126,14 +127,16 @@ def _backward_pass(computed: Iterable[gradients.Computed], dtypes: List[tf.DType
     scale, ends = records[0].scale, [record.scaled for record in records]
     readers = _readers(ends)
     derived = _descendants(readers, [scale])
+    casts = {
+      gradients.tensor_key(reader) for reader in readers[gradients.tensor_key(scale)] if reader.op.type == "Cast"
+    }
     entering = [tensor for end in ends for tensor in _entering(end) if gradients.tensor_key(tensor) in derived]
     behind_loss = _descendants(readers, entering)
     behind_loss.update((gradients.tensor_key(tensor), tensor) for tensor in entering)
     measured = {gradients.tensor_key(tensor) for end in ends for tensor in _same_values(end)}
     for key, tensor in derived.items():
       wanted = tensor.dtype.base_dtype in dtypes and (tensor.dtype == tf.float16 or key in behind_loss)
-      copied = tensor.op.type in _MOVING or tensor.op.type == "Cast" and tensor.op.inputs[0] is scale
-      if wanted and not copied and key not in measured:
+      if wanted and tensor.op.type not in _MOVING and key not in measured and key not in casts:
         name = tensor.op.name if tensor.value_index == 0 else tensor.name
         found.setdefault(key, _Found(name, tensor, scale))
   return list(found.values())

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from typing import Any, Counter, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Counter, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 HIGHEST, LOWEST_NORMAL, LOWEST = 15, -14, -24  # binary exponents of float16: largest, smallest normal, smallest number
 BIAS = 127  # of float32: index e of a histogram counts magnitudes in [2**(e - 127), 2**(e - 126))
@@ -169,43 +169,40 @@ def advise(history: History) -> Optional[Advice]:
     return None
   wide = [name for name, tensor in seen.items() if tensor.width > HIGHEST - LOWEST]
   large = [name for name, tensor in seen.items() if tensor.highest > HIGHEST and name not in wide]
-  tensors = {name: tensor for name, tensor in seen.items() if name not in wide + large}
-  remedies = []
+  fit = {name: tensor for name, tensor in seen.items() if name not in wide + large}
+  kind, low, high, sentences = _advise_scale(fit) if fit else ("float32", 0, 0, [])
   if wide:
-    remedies.append(
+    sentences.append(
       "float16 cannot represent the gradients of {} at any scale, because they span more than 40 powers of two: keep "
       "these layers in float32".format(_join(wide))
     )
   if large:
-    remedies.append(
-      "the gradients of {} exceed 65504 without a scale: make the loss smaller, for example a mean instead of a sum, or "
-      "keep these layers in float32".format(_join(large))
+    sentences.append(
+      "the gradients of {} exceed 65504 without a scale: make the loss smaller, for example a mean instead of a sum, "
+      "or keep these layers in float32".format(_join(large))
     )
-  if not tensors:
-    return Advice("float32", 0, 0, wide + large, "; ".join(remedies))
+  return Advice(kind, low, high, wide + large, "; ".join(sentences))
+
+
+def _advise_scale(tensors: Dict[str, Tensor]) -> Tuple[str, int, int, List[str]]:
+  """Returns the kind of loss scale for tensors that fit into float16, the exponents of its range, and a sentence."""
   smallest = min(tensors, key=lambda name: tensors[name].lowest)
   largest = max(tensors, key=lambda name: tensors[name].highest)
-  low, high = LOWEST - tensors[smallest].lowest, HIGHEST - MARGIN - tensors[largest].highest
+  needed = LOWEST - tensors[smallest].lowest
+  low, high = max(needed, 0), max(HIGHEST - MARGIN - tensors[largest].highest, 0)
   limit = "the largest value, of {}, is below 2**{} without a scale".format(largest, tensors[largest].highest + 1)
-  if low <= 0 <= high:
-    kind = "none"
-    text = (
-      "no loss scaling is needed: without it, float16 keeps 99% of the magnitude of each tensor (the smallest values "
+  if needed <= 0:
+    kind, text = "none", "no loss scaling is needed: float16 keeps 99% of the magnitude of each tensor, and {limit}"
+  elif high - low >= NARROW:
+    kind, text = (
+      "fixed",
+      "a fixed loss scale between 2**{low} and 2**{high} would do: below it, float16 loses more than ",
     )
-    text = (text + "are those of {}), and {}").format(smallest, limit)
-  elif high - max(low, 0) >= NARROW:
-    kind = "fixed"
-    text = (
-      "a fixed loss scale between 2**{} and 2**{} would do: below it, float16 loses more than 1% of the magnitude of "
-    )
-    text = (text + "{}; above it, an overflow is close, because {}").format(max(low, 0), high, smallest, limit)
+    text += "1% of the magnitude of {smallest}; above it, an overflow is close, because {limit}"
   else:
-    kind = "dynamic"
-    text = (
-      "use a dynamic loss scale that starts at 2**{}: {}, but {} needs a scale of 2**{} for float16 to keep 99% of its "
-    )
-    text = (text + "magnitude in every step").format(high, limit, smallest, low)
-  return Advice(kind, max(low, 0), max(high, 0), wide + large, "; ".join([text] + remedies))
+    kind, text = "dynamic", "use a dynamic loss scale that starts at 2**{high}: {limit}, but {smallest} needs a scale "
+    text += "of 2**{low} for float16 to keep 99% of its magnitude in every step"
+  return kind, low, high, [text.format(low=low, high=high, smallest=smallest, limit=limit)]
 
 
 def _join(names: List[str]) -> str:

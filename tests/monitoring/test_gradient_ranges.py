@@ -241,6 +241,33 @@ def test_tensors_in_loops_are_left_out():
   assert all(0 < values.exponents.sum() and not values.nonfinite for values in measured.values())
 
 
+def test_gradients_computed_in_a_loop_are_measured_as_passed():
+  x = tf.placeholder(tf.float32, [3])
+  w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  grads = tf.map_fn(lambda value: opt.compute_gradients(w * value)[0][0], x)
+  opt.apply_gradients([(tf.reduce_sum(grads), w)])
+  ranges = mp_compat.gradient_ranges(opt)
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    (values,) = sess.run(ranges, {x: [1.0, 2.0, 5.0]}).values()
+    check(values, [8.0], 1.0)
+
+
+def test_float16_loss_and_its_scale():
+  x = tf.placeholder(tf.float16, [2])
+  w = tf.get_variable("w", [2], tf.float16, initializer=tf.ones_initializer())
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**10)
+  opt.minimize(tf.reduce_sum(tf.square(w * x)))
+  ranges = mp_compat.gradient_ranges(opt)
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    measured = sess.run(ranges, {x: [1.0, 2.0]})
+  assert all(values.largest >= 2.0**10 for values in measured.values())  # none is of the forward pass
+  assert "w:0" in measured and any("Square_grad" in name for name in measured)
+  check(measured["w:0"], [2.0**11, 2.0**13], 2.0**10)
+
+
 def test_function_reads_its_own_ranges():
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
   w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)

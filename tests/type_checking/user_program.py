@@ -61,9 +61,12 @@ def train(steps: int) -> int:
   tf.summary.scalar("norm", norm)
   train_op = opt.apply_gradients(zip(clipped, variables), tf.train.get_or_create_global_step())
   report: collections.OrderedDict[str, mp_compat.GradientReport] = mp_compat.nonfinite_gradients(opt)
+  ranges: collections.OrderedDict[str, mp_compat.GradientRange] = mp_compat.gradient_ranges(opt, [tf.float16])
+  tf.summary.scalar("headroom", tf.reduce_min([values.headroom for values in ranges.values()]))
   hook = mp_compat.LossScaleHook(opt, every_n_steps=10, on_stall="raise")
   scaffold = tf.train.Scaffold(saver=mp_compat.checkpoints.Saver())
   hooks = [hook, mp_compat.StopAtAttemptHook(opt, steps), opt.make_session_run_hook(every_n_secs=60.0)]
+  hooks.append(mp_compat.GradientRangesHook(opt, every_n_steps=100, output_dir="ranges", dtypes=["float16"]))
   try:
     with tf.train.MonitoredTrainingSession(scaffold=scaffold, hooks=hooks) as sess:
       while not sess.should_stop():
