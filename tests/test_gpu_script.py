@@ -36,6 +36,7 @@ def _gpu(monkeypatch):
   return importlib.import_module("gpu")
 
 
+@pytest.mark.matrix
 def test_without_gpu_the_command_fails(tmp_path):
   path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
   done = subprocess.run(
@@ -87,7 +88,9 @@ def test_parts_of_command_and_program_agree(gpu, parts):
   [
     (5, "sys.exit(0)", [("first", False)]),
     (5, "sys.exit(3)", [("first", False), ("ended with status 3", True)]),
-    (0.05, "time.sleep(60)", [("first", False), ("did not end in 0.05 minutes", True)]),
+    pytest.param(
+      0.05, "time.sleep(60)", [("first", False), ("did not end in 0.05 minutes", True)], marks=pytest.mark.matrix
+    ),
     (5, "print('{', end='', file=file, flush=True)", [("first", False)]),
   ],
 )
@@ -149,6 +152,7 @@ class SumsOnHost(OnHost):
   sums = True
 
 
+@pytest.mark.matrix
 def test_trace_finds_no_gradient_on_another_device(parts):
   rows = list(parts.trace("/cpu:1"))
   assert [row["name"] for row in rows] == ["dynamic", "fixed", "clipped"]

@@ -10,10 +10,16 @@ from tests.testing import tf
 Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
 
 
-@pytest.fixture(name="graph", autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
-def _graph(request):
-  with tf.Graph().as_default() as graph, testing.control_flow(request.param):
+@pytest.fixture(name="graph", autouse=True)
+def _graph():
+  with tf.Graph().as_default() as graph:
     yield graph
+
+
+@pytest.fixture(name="control_flow", params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
+def _control_flow(request):
+  with testing.control_flow(request.param):
+    yield
 
 
 def measure_with_numpy(values, scale):
@@ -185,7 +191,8 @@ def test_sparse_and_accumulated_gradients():
     check(sess.run(mean)["table:0"], [0.0, 0.0, 4.0, 2.0, 0.0, 0.0, 5.0, 6.0], 1.0)
 
 
-def test_several_uses_of_a_variable_and_replicas_are_numbered():
+@pytest.mark.usefixtures("control_flow")
+def test_replicas_are_numbered():
   x = tf.placeholder(tf.float32, [2])
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
 
@@ -221,6 +228,7 @@ def test_branch_that_is_not_executed_has_no_values():
       assert (values.exponents.sum(), values.largest) == ((1, 48.0) if is_taken else (0, 0.0))
 
 
+@pytest.mark.usefixtures("control_flow")
 def test_tensors_in_loops_are_left_out():
   x = tf.placeholder(tf.float32, [6, 4, 3])
 
@@ -241,6 +249,7 @@ def test_tensors_in_loops_are_left_out():
   assert all(0 < values.exponents.sum() and not values.nonfinite for values in measured.values())
 
 
+@pytest.mark.usefixtures("control_flow")
 def test_gradients_computed_in_a_loop_are_measured_as_passed():
   x = tf.placeholder(tf.float32, [3])
   w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
@@ -268,6 +277,7 @@ def test_float16_loss_and_its_scale():
   check(measured["w:0"], [2.0**11, 2.0**13], 2.0**10)
 
 
+@pytest.mark.usefixtures("control_flow")
 def test_function_reads_its_own_ranges():
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
   w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
