@@ -61,6 +61,7 @@ TESTS = {
     "training/optimizer",
     "equivalence/tensorflow_defects",
   ],
+  "training/inner_optimizer": ["training/bad_input"],
   "training/optimizer": [
     "training/optimizer",
     "monitoring/reports",
@@ -221,7 +222,7 @@ MUTANTS = [
   ("training/optimizer", 'graphs.state_of(self, graph).get("scale")', "None"),
   ("training/optimizer", 'if not self._state.setdefault("unscaled_any", False):', "if False:"),
   ("training/optimizer", "if finite_reducer is not None and not skip_nonfinite", "if False"),
-  ("training/optimizer", "if isinstance(layer, tf.train.SyncReplicasOptimizer)", "if False"),
+  ("training/inner_optimizer", "if isinstance(layer, tf.train.SyncReplicasOptimizer)", "if False"),
   ("training/optimizer", "settings.skip_nonfinite, settings.check", "True, settings.check"),
   (
     "training/optimizer",

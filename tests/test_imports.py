@@ -32,6 +32,7 @@ LAYERS = [
   "horovod",
   "training.sync_replicas",
   "training.step",
+  "training.inner_optimizer",
   "training.optimizer",
   "training",
   "checkpoints.files",

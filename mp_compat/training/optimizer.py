@@ -5,7 +5,6 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from absl import logging
 
-from mp_compat import horovod
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import graphs
@@ -18,6 +17,7 @@ from mp_compat.core import gradients
 from mp_compat.core import loss_scale as loss_scale_module
 from mp_compat.monitoring import hooks
 from mp_compat.monitoring import reports
+from mp_compat.training import inner_optimizer
 from mp_compat.training import step
 
 # Only values that differ from these are passed to the inner optimizer: custom optimizers may take fewer arguments.
@@ -96,7 +96,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         `SyncReplicasOptimizer`; if `loss_scale` is None or not a loss scale; or if `finite_reducer` is given with
         `skip_nonfinite=False`.
     """
-    _check_inner(opt)
+    inner_optimizer.check(opt, MixedPrecisionLossScaleOptimizer)
     if loss_scale is None:
       raise ValueError(
         'loss_scale cannot be None. Expected a number of at least 1, "dynamic", or a LossScale; to '
@@ -113,7 +113,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     base: Any = super() if _Native is tf.train.Optimizer else super(_Native, self)
     base.__init__(getattr(opt, "_use_locking", False), name, **kwargs)
     self._loss_scale = loss_scale_module.get_loss_scale(loss_scale)
-    _warn_if_scaled_gradients_are_used(opt, name, self._doing_dynamic_loss_scaling())
+    inner_optimizer.warn_if_scaled_gradients_are_used(opt, name, self._doing_dynamic_loss_scaling())
     self._skip_nonfinite = skip_nonfinite
     self._check_computed_gradients = check_computed_gradients
     self._finite_reducer = finite_reducer
@@ -421,56 +421,3 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     raise RuntimeError("This function should never be called: the inner optimizer applies the gradients.")
 
   _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = _never_called
-
-
-def _warn_if_scaled_gradients_are_used(opt: tf.train.Optimizer, name: str, dynamic: bool) -> None:
-  """Logs a warning if `opt` sums or clips gradients before they are unscaled."""
-  if dynamic and horovod.aggregates_passes(opt):
-    logging.warning(
-      "%s sums the gradients of several passes before they are unscaled. If the loss scale changes between two "
-      "passes, the sum is wrong. Wrap in the other order: "
-      "hvd.DistributedOptimizer(MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).",
-      name,
-    )
-  if any(hasattr(layer, "_dp_sum_query") for layer in optimizers.wrapper_chain(opt)):  # tensorflow-privacy
-    logging.warning(
-      "%s clips gradients in compute_gradients(), before they are unscaled, so its l2_norm_clip applies to scaled "
-      "gradients. Wrap in the other order: make_optimizer_class(mp_compat.MixedPrecisionLossScaleOptimizer)(..., "
-      "opt, loss_scale).",
-      name,
-    )
-
-
-def _check_inner(opt: Any) -> None:
-  if any(
-    "keras" in base.__module__.split(".") or base.__module__.startswith(("keras", "tf_keras"))
-    for base in type(opt).__mro__
-  ):
-    raise ValueError(
-      '"opt" must be an instance of Optimizer, but got: {}. That is a Keras optimizer; wrap it in '
-      "mp_compat.keras.LossScaleOptimizer instead.".format(type(opt))
-    )
-  if not isinstance(opt, tf.train.Optimizer):
-    raise ValueError(
-      '"opt" must be an instance of Optimizer, but got: {}. Pass an instance of a '
-      "tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer().".format(
-        opt if isinstance(opt, type) else type(opt)
-      )
-    )
-  for layer in optimizers.wrapper_chain(opt):
-    if (
-      isinstance(layer, (MixedPrecisionLossScaleOptimizer,) + native.LOSS_SCALE_OPTIMIZERS)
-      or type(layer).__name__ == "LossScaleOptimizer"
-    ):
-      raise ValueError(
-        '"opt" must not scale the loss itself, but {} is or wraps a {}: the loss would be scaled '
-        "twice. Pass its inner optimizer.".format(type(opt).__name__, type(layer).__name__)
-      )
-    if isinstance(layer, tf.train.SyncReplicasOptimizer):
-      raise ValueError(
-        '"opt" must not aggregate the gradients of several workers itself, but {} is or wraps a {}: '
-        "after a step that one worker skips, the others would wait forever. Wrap in the other order: "
-        "{}(MixedPrecisionLossScaleOptimizer(opt, loss_scale), ...).".format(
-          type(opt).__name__, type(layer).__name__, type(layer).__name__
-        )
-      )
