@@ -30,6 +30,7 @@ ADVICE = {
   "lost values add up": ({"a": {-5: 1, -25: 2**14}}, ("fixed", 1, 18, [])),
   "small values": ({"a": {-30: 5, -12: 1}, "b": {-26: 1}}, ("fixed", 2, 25, [])),
   "all small": ({"a": {-40: 5}, "b": {-30: 1}}, ("fixed", 16, 43, [])),
+  "far layers": ({"a": {-40: 5}, "b": {-6: 1}}, ("fixed", 16, 19, [])),
   "two far layers": ({"a": {-40: 5}, "b": {-4: 1}}, ("dynamic", 16, 17, [])),
   "layers too far": ({"a": {-40: 5}, "b": {5: 1}}, ("dynamic", 16, 8, [])),
   "one too wide": ({"a": {-40: 2**45, 0: 1}, "b": {-30: 1}}, ("fixed", 6, 43, ["a"])),
@@ -54,7 +55,9 @@ def test_advice_considers_every_record():
   early, late = record(1, {"a": {-4: 100}}), record(2, {"a": {-36: 100}})
   assert range_history.advise(history(early))[:3] == ("none", 0, 17)
   assert range_history.advise(history(late))[:3] == ("fixed", 12, 49)
-  assert range_history.advise(history(early, late))[:3] == ("fixed", 12, 17)
+  both = ("fixed", 12, 17)
+  assert range_history.advise(history(early, late))[:3] == both
+  assert range_history.advise(history(dict(late, step=1), dict(early, step=2)))[:3] == both
 
 
 def test_overflow_lowers_the_largest_scale():
