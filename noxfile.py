@@ -6,6 +6,7 @@ Arguments after `--` are passed to pytest or to the program.
 
 import glob
 import os
+import re
 import shutil
 
 import nox
@@ -267,6 +268,10 @@ def docs(session):
   """Builds the documentation in site/; warnings, such as broken links, are errors."""
   session.install("mkdocs-material==9.8.1", "mkdocstrings-python==2.0.11", "ruff==0.17.6")
   session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+  for page in glob.glob("site/**/*.html", recursive=True):
+    with open(page, encoding="utf-8") as file:
+      if re.search(r"\d<strong>", file.read()):
+        session.error("{}: two powers such as 2**15 are bold text; put them into backticks.".format(page))
 
 
 @nox.session(python=TENSORFLOW[NEWEST][0])
