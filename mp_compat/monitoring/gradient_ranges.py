@@ -2,7 +2,7 @@
 """Measures the range of every gradient of a step: histograms of binary exponents beside the range of float16."""
 
 import collections
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import control_flow
@@ -11,24 +11,25 @@ from mp_compat.core import gradients
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 
-# Ops whose outputs contain the values of their inputs: these were counted already.
-_MOVING = frozenset(
-  ["ConcatV2", "DepthToSpace", "Enter", "Exit", "ExpandDims", "Identity", "IdentityN", "Merge", "NextIteration", "Pack"]
-  + ["Reshape", "SpaceToDepth", "Split", "SplitV", "Squeeze", "Switch", "Transpose", "Unpack"]
+# Ops that only copy the values of their first input, and ops that copy some of their inputs' values.
+_COPYING = frozenset(["DepthToSpace", "ExpandDims", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"])
+_MOVING = _COPYING.union(
+  ["ConcatV2", "Enter", "IdentityN", "Merge", "NextIteration", "Pack", "Split", "SplitV", "Switch", "Unpack"]
 )
 
 
 class GradientRange(NamedTuple):
   """Describes the magnitudes of one gradient of the scaled loss: tensors, or their values fetched by a Session.
 
-  Shares are scalars in [0, 1], relative to all values of the gradient; 0 for an empty gradient.
+  Shares are scalars in [0, 1], relative to all values of the gradient; 0 for an empty gradient. float64 gradients are
+  cast to float32 first.
   """
 
   exponents: Any  # int32 [256]: index e counts magnitudes in [2**(e-127), 2**(e-126)); 0: smaller; 255: inf and NaN
   zeros: Any  # float64: the share of zeros
   subnormal: Any  # float64: the share of nonzero magnitudes below 2**-14, float16's smallest normal number
   vanishing: Any  # float64: the share of nonzero magnitudes below 2**-24, float16's smallest number
-  largest: Any  # float32: the largest finite magnitude
+  largest: Any  # float32: the largest finite magnitude; may be 0 if it is below 2**-126
   nonfinite: Any  # int32: the number of infinite values and NaNs
   headroom: Any  # int32: the largest n with largest * 2**n <= 65504; 142 if all are zero; -1 if any is not finite
   scale: (
@@ -45,9 +46,7 @@ class _Found(NamedTuple):
 
 
 @autograph.do_not_convert
-def gradient_ranges(
-  optimizer: Any, dtypes: Sequence[Any] = (tf.float16,)
-) -> "collections.OrderedDict[str, GradientRange]":
+def gradient_ranges(optimizer: Any, dtypes: Any = tf.float16) -> "collections.OrderedDict[str, GradientRange]":
   """Returns the ranges of the gradients of the last `apply_gradients`, and of the backward pass that computes them.
 
   Fetch it with the train op to get the same step.
@@ -56,13 +55,13 @@ def gradient_ranges(
       _, values = sess.run([train_op, ranges])
       print([name for name, gradient in values.items() if gradient.vanishing > 0.01])
 
-  All values are those of the scaled loss, before they are divided by the loss scale. A report that is not fetched has
-  no cost.
+  All values are those of the scaled loss, before they are divided by the loss scale. A report that is not fetched takes
+  no time in a step.
 
   Args:
     optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current graph.
-    dtypes: the floating dtypes of the tensors of the backward pass to measure. To see whether a float32 model could be
-      trained in float16, pass `(tf.float32,)`.
+    dtypes: the floating dtype, or dtypes, of the tensors of the backward pass to measure. To see whether a float32
+      model could be trained in float16, pass `tf.float32`.
 
   Returns:
     An ordered dictionary from names to `GradientRange`s, in the order of the backward pass, from the loss to the
@@ -81,27 +80,30 @@ def gradient_ranges(
 
   Source: the histograms follow Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), figure 3.
   """
-  dtypes = [tf.as_dtype(dtype) for dtype in dtypes]
+  dtypes = [tf.as_dtype(dtype) for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)]
   for dtype in dtypes:
     if not dtype.is_floating:
       raise ValueError("dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name))
   step = reports.readable_step(optimizer)
-  passed, computed = _gradients(step)
+  passed, computed = _gradients(step, optimizer.step_settings.check_computed_gradients)
   found = passed + [_Found(*record) for record in computed] + _backward_pass(computed, dtypes)
   order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
   found = [item for item in found if item.tensor.op in order and control_flow.is_in_branches_only(item.tensor.op)]
   found.sort(key=lambda item: order[item.tensor.op])
   names = reports.number_repeated([item.name for item in found])
-  return collections.OrderedDict((name, _measure(item.tensor, item.scale)) for name, item in zip(names, found))
+  return collections.OrderedDict(zip(names, _measure_all(found)))
 
 
-def _gradients(step: reports.Step) -> Tuple[List[_Found], List[gradients.Computed]]:
-  """Returns the passed gradients that derive from no computed one, and the records of the computed ones."""
+def _gradients(step: reports.Step, read_computed: bool) -> Tuple[List[_Found], List[gradients.Computed]]:
+  """Returns the passed gradients that derive from no computed one, and the records of the computed ones.
+
+  Without `read_computed`, all passed gradients, because the backward pass may have no inputs.
+  """
   passed: List[_Found] = []
   computed: Dict[Any, gradients.Computed] = {}
   for grad, name in step.gradients:
     for values in gradients.values_of([grad]):
-      ancestors = gradients.nearest_ancestors([values], _has_scaled)
+      ancestors = gradients.nearest_ancestors([values], _has_scaled) if read_computed else []
       for ancestor in ancestors:
         record = gradients.computed(ancestor)
         assert record is not None
@@ -145,13 +147,13 @@ def _backward_pass(computed: Iterable[gradients.Computed], dtypes: List[tf.DType
 def _readers(ends: List[tf.Tensor]) -> Dict[Any, List[tf.Tensor]]:
   """Returns, for the key of each tensor that `ends` derive from, the tensors computed from it.
 
-  Follows data that is not integer, such as shapes.
+  Follows data that is not integer, such as shapes, and whose gradient is not stopped.
   """
   readers: Dict[Any, List[tf.Tensor]] = collections.defaultdict(list)
   seen, pending = set(), list(ends)
   while pending:
     tensor = pending.pop()
-    if gradients.tensor_key(tensor) not in seen:
+    if gradients.tensor_key(tensor) not in seen and tensor.op.type != "StopGradient":
       seen.add(gradients.tensor_key(tensor))
       for value in control_flow.tensor_inputs(tensor):
         if value.dtype.is_floating or value.dtype == tf.variant:
@@ -173,60 +175,86 @@ def _descendants(readers: Dict[Any, List[tf.Tensor]], sources: List[tf.Tensor]) 
 
 
 def _entering(gradient: tf.Tensor) -> List[tf.Tensor]:
-  """Returns the tensors of the backward pass from which a layer's op computes the gradient of its variable."""
+  """Returns the tensors of the backward pass from which a layer's ops compute the gradient of its variable."""
   op = list(_same_values(gradient))[-1].op
-  if op.type == "AddN":  # The gradients of a variable that several ops use.
-    return [tensor for value in op.inputs for tensor in _entering(value)]
-  return [tensor for value in op.inputs for tensor in _same_values(value)]
+  inputs = [tensor for value in op.inputs for tensor in _same_values(value)]
+  if op.type not in ("AddN", "Sum"):
+    return inputs
+  # The gradient of a variable that several ops use, or that is broadcast.
+  return inputs + [tensor for value in op.inputs if value.dtype.is_floating for tensor in _entering(value)]
 
 
 def _same_values(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
   """Yields a tensor and those before it that contain the same values, such as the float16 input of a cast."""
   yield tensor
-  while len(tensor.op.inputs) == 1 and (tensor.op.type in _MOVING or tensor.op.type == "Cast"):
+  while tensor.op.type in _COPYING or tensor.op.type == "Cast":
     tensor, after = tensor.op.inputs[0], tensor
     if tensor.dtype.size > after.dtype.size:
       break
     yield tensor
 
 
-def _measure(values: tf.Tensor, scale: Any) -> GradientRange:
-  """Returns the range of a tensor; zeros if its branch is not executed."""
-  with control_flow.context_of(values.op), tf.name_scope("gradient_range"):
-    values = tf.abs(tf.cast(tf.reshape(values, [-1]), tf.float32))
+class _Counts(NamedTuple):
+  """What is computed of each tensor; scalars but for `exponents`."""
+
+  exponents: tf.Tensor  # int32 [256], as in GradientRange
+  zeros: tf.Tensor  # int32
+  largest: tf.Tensor  # float32
+  scale: tf.Tensor  # float32
+
+
+def _measure_all(found: List[_Found]) -> List[GradientRange]:
+  """Returns the ranges of tensors; zeros for those in branches that are not executed."""
+  if not found:
+    return []
+  with tf.name_scope("gradient_ranges"):
+    branches = control_flow.branches_of([item.tensor for item in found])
+    counts = [
+      _Counts(*[control_flow.merge_out_of_branches(value, 0, around) for value in _count(item)])
+      for item, around in zip(found, branches)
+    ]
+    exponents = tf.stack([count.exponents for count in counts])
+    zeros, largest = (tf.stack([getattr(count, name) for count in counts]) for name in ("zeros", "largest"))
+    total = tf.cast(tf.maximum(tf.reduce_sum(exponents, axis=1), 1), tf.float64)
+
+    def share(count: tf.Tensor) -> List[tf.Tensor]:
+      return tf.unstack(tf.cast(count, tf.float64) / total)
+
+    def share_below(exponent: int) -> List[tf.Tensor]:
+      return share(tf.reduce_sum(exponents[:, : exponent + range_history.BIAS], axis=1) - zeros)
+
+    nonfinite = exponents[:, 255]
+    return [
+      GradientRange(*values)
+      for values in zip(
+        [count.exponents for count in counts],
+        share(zeros),
+        share_below(range_history.LOWEST_NORMAL),
+        share_below(range_history.LOWEST),
+        [count.largest for count in counts],
+        tf.unstack(nonfinite),
+        tf.unstack(tf.where_v2(nonfinite > 0, -1, _headroom(tf.bitcast(largest, tf.int32)))),
+        [count.scale for count in counts],
+      )
+    ]
+
+
+def _count(item: _Found) -> _Counts:
+  with control_flow.context_of(item.tensor.op):
+    values = tf.abs(tf.cast(tf.reshape(item.tensor, [-1]), tf.float32))
     bits = tf.bitcast(values, tf.int32)
-    exponents = tf.raw_ops.Bincount(
-      arr=tf.bitwise.right_shift(bits, tf.constant(23)), size=256, weights=tf.zeros([0], tf.int32)
-    )
+    exponents = tf.raw_ops.Bincount(arr=tf.bitwise.right_shift(bits, 23), size=256, weights=tf.zeros([0], tf.int32))
     exponents.set_shape([256])
-    zeros = tf.math.count_nonzero(tf.equal(bits, 0), dtype=tf.int32)
-    finite = tf.where_v2(tf.is_finite(values), values, tf.zeros_like(values))
-    largest = tf.reduce_max(tf.concat([finite, tf.zeros([1])], axis=0))
-
-    def share(count: tf.Tensor) -> tf.Tensor:
-      return tf.cast(count, tf.float64) / tf.cast(tf.maximum(tf.size(values), 1), tf.float64)
-
-    def share_below(exponent: int) -> tf.Tensor:
-      return share(tf.reduce_sum(exponents[: exponent + range_history.BIAS]) - zeros)
-
-    measured = GradientRange(
-      exponents=exponents,
-      zeros=share(zeros),
-      subnormal=share_below(range_history.LOWEST_NORMAL),
-      vanishing=share_below(range_history.LOWEST),
-      largest=largest,
-      nonfinite=exponents[255],
-      headroom=tf.where_v2(exponents[255] > 0, -1, _headroom(tf.bitcast(largest, tf.int32))),
-      scale=tf.cast(scale, tf.float32),
-    )
-  return GradientRange(*[control_flow.merge_out_of_branches(value, 0) for value in measured])
+    zeros = tf.reduce_sum(tf.cast(tf.equal(bits, 0), tf.int32))
+    finite = tf.where_v2(tf.is_finite(values), values, 0.0)
+    return _Counts(exponents, zeros, tf.maximum(tf.reduce_max(finite), 0.0), tf.cast(item.scale, tf.float32))
 
 
 def _headroom(bits: tf.Tensor) -> tf.Tensor:
   """Returns the largest n for which x * 2**n is at most 65504, the largest float16.
 
   Args:
-    bits: the bits of x, a positive float32 or 0; an int32 scalar.
+    bits: the bits of x, positive float32 numbers or 0; an int32 tensor.
   """
   exponent, fraction = tf.bitwise.right_shift(bits, 23), tf.bitwise.bitwise_and(bits, 0x7FFFFF)
   return range_history.HIGHEST + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)

@@ -41,11 +41,11 @@ def read(logdir: str) -> Tuple[range_history.History, range_history.Advice]:
     raise plot.PlotError("found several runs below {}; pass one of them: {}".format(logdir, ", ".join(sorted(paths))))
   try:
     with tf.gfile.GFile(paths[0]) as file:
-      history = range_history.read(file)
+      history = range_history.read(file.read().splitlines())
   except (ValueError, tf.errors.OpError) as error:
     raise plot.PlotError("cannot read {}: {}".format(paths[0], error)) from error
   advice = range_history.advise(history)
-  if advice is None:
+  if advice is None or not any(tensor.exponents for tensor in history.tensors.values()):
     raise plot.PlotError("all gradients in {} are zero, not finite or empty".format(paths[0]))
   return history, advice
 

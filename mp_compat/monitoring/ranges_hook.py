@@ -3,7 +3,7 @@
 
 import json
 import os
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Optional
 
 from absl import logging
 
@@ -19,9 +19,9 @@ class GradientRangesHook(tf.train.SessionRunHook):
   """Records the ranges of the gradients now and then, and logs advice on the loss scale whenever it changes.
 
   Writes for TensorBoard a histogram of binary exponents for each tensor, `gradient_ranges/<name>`, and for
-  `mp_compat ranges` the file `gradient_ranges.jsonl`: one line for each record, `{"step": ..., "tensors": {name:
-  {"scale": ..., "zeros": ..., "nonfinite": ..., "largest": ..., "exponents": {exponent: count}}}}`. The values are the
-  gradients of the scaled loss. A run that resumes continues the file.
+  `mp_compat ranges` the file `gradient_ranges.jsonl`: one line for each record, `{"run": ..., "step": ..., "tensors":
+  {name: {"scale": ..., "zeros": ..., "nonfinite": ..., "largest": ..., "exponents": {exponent: count}}}}`, with the
+  number of the run. The values are the gradients of the scaled loss. A run that resumes continues the file.
   """
 
   def __init__(
@@ -29,7 +29,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     optimizer: Any,
     every_n_steps: int = 1000,
     output_dir: Optional[str] = None,
-    dtypes: Sequence[Any] = (tf.float16,),
+    dtypes: Any = tf.float16,
   ) -> None:
     """Makes a hook for `MonitoredTrainingSession(hooks=...)` or an Estimator's `training_hooks`.
 
@@ -50,24 +50,22 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._output_dir = output_dir
     self._dtypes = dtypes
     self._until_due = 0  # the number of steps to execute before the next record
-    self._attempted = 0
-    self._history = range_history.History()
     self._logged: Any = None  # what was last advised
 
   def begin(self) -> None:
     self._train_op = hooks.count_steps(self._optimizer)[-1]
     self._ranges = gradient_ranges.gradient_ranges(self._optimizer, self._dtypes)
     self._global_step = tf.train.get_global_step()
-    self._writer: Any = None
-    self._lines: Any = None
+    self._history, self._path, self._writer = range_history.History(), None, None
     if self._output_dir is not None:
       tf.gfile.MakeDirs(self._output_dir)
-      path = os.path.join(self._output_dir, FILE_NAME)
-      if tf.gfile.Exists(path):
-        with tf.gfile.GFile(path) as file:
-          self._history = range_history.read(file)
-      self._lines = tf.gfile.GFile(path, "a")
+      self._path = os.path.join(self._output_dir, FILE_NAME)
       self._writer = tf.summary.FileWriter(self._output_dir)
+    text = self._read_file()
+    self._attempted = self._history.steps[-1] if self._history.steps else 0
+    self._run = self._history.run + 1
+    if text and not text.endswith("\n"):
+      self._append("\n")  # after the line that a killed job left
 
   def before_run(self, run_context: Any) -> Any:
     self._is_running = self._train_op.is_run_by(run_context)
@@ -82,7 +80,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
       return
     # A separate run: fetched with the train op, the global step could be the one before or after the update.
     step = self._attempted if self._global_step is None else int(run_context.session.run(self._global_step))
-    record = range_history.record_of(step, run_values.results)
+    record = range_history.record_of(self._run, step, run_values.results)
     if record["tensors"]:  # The branch of the train op was executed.
       self._until_due = self._every_n_steps - 1
       self._record(record)
@@ -91,32 +89,50 @@ class GradientRangesHook(tf.train.SessionRunHook):
     del session
     if self._writer:
       self._writer.close()
-      self._lines.close()
 
   def _record(self, record: Dict[str, Any]) -> None:
+    is_new_run = self._history.run != self._run
     self._history.add(record)
     if self._writer:
-      self._lines.write(json.dumps(record) + "\n")
-      self._lines.flush()
+      self._append(json.dumps(record) + "\n")
       values = [
         tf.Summary.Value(tag="gradient_ranges/" + name, histo=_histogram(tensor["exponents"]))
         for name, tensor in record["tensors"].items()
+        if tensor["exponents"]
       ]
       self._writer.add_summary(tf.Summary(value=values), record["step"])
       self._writer.flush()
+      if is_new_run:
+        self._read_file()  # without the records that this run replaces
     advice = range_history.advise(self._history)
     if advice is not None and advice[:4] != self._logged:
       self._logged = advice[:4]
       logging.info("Gradient ranges at step %d: %s.", record["step"], advice.text)
 
+  def _read_file(self) -> str:
+    """Reads the history from the file, if there is one; returns the file's text."""
+    if self._path is None or not tf.gfile.Exists(self._path):
+      return ""
+    with tf.gfile.GFile(self._path) as file:
+      text = file.read()
+    try:
+      self._history = range_history.read(text.splitlines())
+    except ValueError as error:
+      logging.warning("%s: %s; they are ignored.", self._path, error)
+    return text
+
+  def _append(self, text: str) -> None:
+    with tf.gfile.GFile(self._path, "a") as file:
+      file.write(text)
+
 
 def _histogram(exponents: Dict[str, int]) -> tf.HistogramProto:
   """Returns a histogram with one bar around each binary exponent."""
   counts = {int(exponent): count for exponent, count in exponents.items()}
-  bars = range(min(counts), max(counts) + 1) if counts else range(0)
+  bars = range(min(counts), max(counts) + 1)
   return tf.HistogramProto(
-    min=min(counts, default=0) - 0.5,
-    max=max(counts, default=0) + 0.5,
+    min=min(counts) - 0.5,
+    max=max(counts) + 0.5,
     num=sum(counts.values()),
     sum=sum(exponent * count for exponent, count in counts.items()),
     sum_squares=sum(exponent**2 * count for exponent, count in counts.items()),

@@ -95,6 +95,21 @@ def test_resumed_run_continues_the_file(tmp_path):
   assert hook._history.steps == steps
 
 
+def test_run_after_a_killed_one_continues_a_damaged_file(tmp_path):
+  train(str(tmp_path), [FINITE] * 2)
+  path = tmp_path / "ranges" / "gradient_ranges.jsonl"
+  path.write_text(path.read_text()[:-20])
+  hook = train(str(tmp_path), [FINITE] * 2)
+  assert hook._history.steps == [1, 3, 4] and range_history.read(path.read_text().splitlines()).steps == [1, 3, 4]
+
+
+def test_another_program_replaces_the_records(tmp_path):
+  for index in range(2):
+    (tmp_path / str(index)).mkdir()
+    hook = train(str(tmp_path / str(index)), [FINITE] * 2, hook_dir=str(tmp_path / "ranges"))
+  assert hook._history.steps == [1, 2] and len(records(str(tmp_path))) == 4
+
+
 def test_event_files_contain_histograms_of_exponents(tmp_path):
   train(str(tmp_path), [FINITE, 4.0 * FINITE])
   (path,) = glob.glob(str(tmp_path / "ranges" / "*tfevents*"))
@@ -155,7 +170,7 @@ def synthetic(tensors, records_of_each=3):
         "largest": 1.0,
         "exponents": counts,
       }
-    history.add({"step": 1000 * step, "tensors": entries})
+    history.add({"run": 1, "step": 1000 * step, "tensors": entries})
   return history
 
 
@@ -206,7 +221,7 @@ def test_command_explains_what_is_missing(tmp_path, capsys):
   path.write_text("")
   fails("are zero, not finite or empty")
   path.write_text("damaged\n")
-  fails("line 1 is not a record of GradientRangesHook")
+  fails("none of the 1 lines is a record of GradientRangesHook")
   (tmp_path / "b").mkdir()
   (tmp_path / "b" / path.name).write_text("")
   fails("found several runs below")
@@ -248,6 +263,6 @@ def test_twenty_thousand_steps(tmp_path):
     text=True,
     check=True,
   )
-  history = range_history.read(open(str(tmp_path / "gradient_ranges.jsonl")))
+  history = range_history.read((tmp_path / "gradient_ranges.jsonl").read_text().splitlines())
   assert len(history.steps) == 2000 and history.steps == sorted(set(history.steps))
   assert float(done.stdout) < 1.1  # the growth of the resident memory
