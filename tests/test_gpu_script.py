@@ -53,6 +53,7 @@ def test_without_gpu_the_command_fails(tmp_path):
 MACHINE = dict(gpus=[], tensorflow="2.21.0", cuda=None, cuda_build=False)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
   "absent, failed, details, message",
   [
@@ -162,6 +163,7 @@ def test_trace_finds_no_gradient_on_another_device(parts):
   assert fixed < dynamic < clipped
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("loss_scale, found", [(OnHost, True), (SumsOnHost, False)])
 def test_trace_finds_gradients_but_no_scalars_on_another_device(parts, loss_scale, found):
   def check_on_host(opt):
@@ -172,6 +174,7 @@ def test_trace_finds_gradients_but_no_scalars_on_another_device(parts, loss_scal
   assert not found or {"1 of float32 (2, 3)", "8 of float32 (256, 256)"} < set(row["details"]["added"])
 
 
+@pytest.mark.matrix
 def test_trace_fails_if_nothing_is_on_the_device(parts):
   before = tensorflow.config.get_soft_device_placement()
   tensorflow.config.set_soft_device_placement(True)
@@ -187,9 +190,9 @@ def test_trace_fails_if_nothing_is_on_the_device(parts):
   [
     ("train_mirrored", {"devices": testing.TWO_CPUS}, GOOD + ", .* ops on /cpu:1"),
     ("train_clustered", {"device": "/cpu:0"}, "no XLA clusters"),  # as always on CPUs
-    pytest.param("train_compiled", {"device": "/cpu:0"}, GOOD, marks=pytest.mark.matrix),
+    ("train_compiled", {"device": "/cpu:0"}, GOOD),
     ("rewrite_session", {"device": "/cpu:0"}, "no MatMul ops in float16"),  # as always on CPUs
-    pytest.param("rewrite_keras", {"device": "/cpu:0"}, GOOD, marks=pytest.mark.matrix),
+    ("rewrite_keras", {"device": "/cpu:0"}, GOOD),
   ],
 )
 def test_training_skips_overflows(parts, piece, arguments, expected):
@@ -248,6 +251,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("status", sorted(PROGRAMS))
 def test_program_is_classified(parts, monkeypatch, status):
   name = "program that " + status
@@ -258,12 +262,14 @@ def test_program_is_classified(parts, monkeypatch, status):
   assert row["details"]["wrong"] == ([name] if status in ("different", "fails") else [])
 
 
+@pytest.mark.matrix
 def test_programs_end_in_time(parts):
   (row,) = parts.compare_programs(seconds=0)
   assert row["failed"] and row["result"].endswith(" left out after 0 s")
   assert len(row["details"]["found"]["left out after 0 s"]) > 300
 
 
+@pytest.mark.matrix
 def test_digits_have_a_row_for_each_precision(parts, monkeypatch):
   monkeypatch.setattr(importlib.import_module("train_digits"), "TEST_DIGITS", 8)
   rows = list(parts.train_digits(steps=5, batch=2))
@@ -273,6 +279,7 @@ def test_digits_have_a_row_for_each_precision(parts, monkeypatch):
   assert all(row["milliseconds"] > 0 and row["result"].endswith(" after 5 steps") for row in rows)
 
 
+@pytest.mark.matrix
 def test_workload_has_a_row_for_each_variant(parts, monkeypatch):
   monkeypatch.setitem(importlib.import_module("benchmark").SHAPES, "small-100", lambda: [(8,)] * 3)
   rows = list(parts.measure_workload("small-100", rounds=1, seconds=1))
