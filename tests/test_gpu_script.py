@@ -53,7 +53,6 @@ def test_without_gpu_the_command_fails(tmp_path):
 MACHINE = dict(gpus=[], tensorflow="2.21.0", cuda=None, cuda_build=False)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
   "absent, failed, details, message",
   [
@@ -185,6 +184,7 @@ def test_trace_fails_if_nothing_is_on_the_device(parts):
   assert row["failed"] and not row["details"]["added"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
   "piece, arguments, expected",
   [
