@@ -379,6 +379,20 @@ def test_function_reads_its_own_ranges():
     assert sess.run(largest, {x: [1.0, -3.0]}) == 48.0
 
 
+def test_gradients_of_another_graph_are_left_out():
+  w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  grads_and_vars, found = opt.compute_gradients(tf.reduce_sum(w * w), [w]), []
+
+  @tf.function
+  def step():
+    opt.apply_gradients(grads_and_vars)
+    found.append(mp_compat.gradient_ranges(opt))
+
+  step()
+  assert found and not any(found)
+
+
 def test_wrong_arguments_raise():
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
   with pytest.raises(RuntimeError, match="has no train op in the current graph"):

@@ -125,6 +125,7 @@ def test_overflow_lowers_the_largest_scale():
 def test_no_values_give_no_advice():
   assert range_history.advise(range_history.History()) is None
   assert range_history.advise(history(record(1, {"a": {}}))) is None
+  assert range_history.advise(history(record(1, {"a": {}, "b": {0: 1}}, zeros=0))).kind == "none"
   assert range_history.advise(history(record(1, {"a": {1: 1}}, 2.0, nonfinite=2))) is None
 
 

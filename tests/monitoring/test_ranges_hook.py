@@ -103,6 +103,19 @@ def test_run_after_a_killed_one_continues_a_damaged_file(tmp_path):
   assert hook._history.steps == [1, 3, 4] and range_history.read(path.read_text().splitlines()).steps == [1, 3, 4]
 
 
+def test_file_without_records_is_kept(tmp_path, monkeypatch):
+  warnings = []
+  monkeypatch.setattr(logging, "warning", lambda text, *args: warnings.append(text % args))
+  (tmp_path / "ranges").mkdir()
+  path = tmp_path / "ranges" / "gradient_ranges.jsonl"
+  path.write_text("not a record\n")
+  assert train(str(tmp_path), [FINITE])._history.steps == [1]
+  assert [
+    text for text in warnings if "none of the 1 lines is a record of GradientRangesHook; they are ignored" in text
+  ]
+  assert path.read_text().startswith("not a record\n{")
+
+
 def test_another_program_replaces_the_records(tmp_path):
   for index in range(2):
     (tmp_path / str(index)).mkdir()
