@@ -197,7 +197,6 @@ MUTANTS = [
   ("monitoring/gradient_ranges", 'not in ("AddN", "Sum")', 'not in ("AddN",)'),
   ("_tensorflow/control_flow", "return branches | {key_of(tensor", "return branches or {key_of(tensor"),
   ("_tensorflow/control_flow", "inputs = [frozenset.intersection(*inputs)]", "pass"),
-  ("_tensorflow/control_flow", "key=depth, reverse=True", "key=depth"),
   ("monitoring/range_history", "if share_below(exponent, magnitudes) <= TOLERATED]", "]"),
   ("monitoring/range_history", "if share_below(exponent, exponents) <= TOLERATED_VARIABLE]", "]"),
   ("monitoring/range_history", "self._raise_highest(HIGHEST + 1 - floor, True)", "pass"),

@@ -116,7 +116,7 @@ def merge_out_of_branches(tensor: tf.Tensor, default: Any, branches: Optional[Li
   Args:
     tensor: a tensor for whose op `is_in_branches_only` returns True.
     default: a Python value for a tensor of the same dtype and shape.
-    branches: the branches, the innermost first; by default those of the tensor's control-flow context.
+    branches: the branches; by default those of the tensor's control-flow context.
   """
   if branches is None:
     branches = [Branch(context.pred, context.branch) for context in _chain(_context_of(tensor.op))]
@@ -127,7 +127,7 @@ def merge_out_of_branches(tensor: tf.Tensor, default: Any, branches: Optional[Li
 
 
 def branches_of(tensors: Iterable[tf.Tensor]) -> List[List[Branch]]:
-  """Returns for each tensor the branches (control flow v1) without which it is not computed, the innermost first.
+  """Returns for each tensor the branches (control flow v1) without which it is not computed.
 
   The ops of a gradient belong to no control-flow context, but they are computed only if their inputs are.
   """
@@ -171,11 +171,8 @@ def branches_of(tensors: Iterable[tf.Tensor]) -> List[List[Branch]]:
       if op not in found:
         found[op] = branches_in(op)
 
-  def depth(key: _BranchKey) -> int:
-    return len(branches_at(predicates[key[:2]]))
-
   return [
-    [Branch(predicates[key[:2]], key[2]) for key in sorted(branches_at(tensor), key=depth, reverse=True)]
+    [Branch(predicates[key[:2]], key[2]) for key in sorted(branches_at(tensor), key=lambda key: (key[0].name, key[1:]))]
     for tensor in tensors
   ]
 
