@@ -2,7 +2,7 @@
 """Measures the range of every gradient of a step: histograms of binary exponents beside the range of float16."""
 
 import collections
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import control_flow
@@ -32,9 +32,7 @@ class GradientRange(NamedTuple):
   largest: Any  # float32: the largest finite magnitude; may be 0 if it is below 2**-126
   nonfinite: Any  # int32: the number of infinite values and NaNs
   headroom: Any  # int32: the largest n with largest * 2**n <= 65504; 142 if all are zero; -1 if any is not finite
-  scale: (
-    Any  # float32: the loss scale of the values; 1 for a gradient that the program passed without compute_gradients
-  )
+  scale: Any  # float32: the loss scale of the values; 1 for a gradient that was measured as it was passed
 
 
 class _Found(NamedTuple):
@@ -43,6 +41,7 @@ class _Found(NamedTuple):
   name: str
   tensor: tf.Tensor
   scale: Any  # a float32 scalar tensor or a number
+  is_variable: bool = True  # whether it is the gradient of a variable, not a tensor in between
 
 
 @autograph.do_not_convert
@@ -80,6 +79,11 @@ def gradient_ranges(optimizer: Any, dtypes: Any = tf.float16) -> "collections.Or
 
   Source: the histograms follow Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), figure 3.
   """
+  return ranges_and_variables(optimizer, dtypes)[0]
+
+
+def ranges_and_variables(optimizer: Any, dtypes: Any) -> "Tuple[collections.OrderedDict[str, GradientRange], Set[str]]":
+  """Returns what `gradient_ranges` does, and the names in it that are gradients of variables."""
   dtypes = [tf.as_dtype(dtype) for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)]
   for dtype in dtypes:
     if not dtype.is_floating:
@@ -91,7 +95,8 @@ def gradient_ranges(optimizer: Any, dtypes: Any = tf.float16) -> "collections.Or
   found = [item for item in found if item.tensor.op in order and control_flow.is_in_branches_only(item.tensor.op)]
   found.sort(key=lambda item: order[item.tensor.op])
   names = reports.number_repeated([item.name for item in found])
-  return collections.OrderedDict(zip(names, _measure_all(found)))
+  ranges = collections.OrderedDict(zip(names, _measure_all(found)))
+  return ranges, {name for name, item in zip(names, found) if item.is_variable}
 
 
 def _gradients(step: reports.Step, read_computed: bool) -> Tuple[List[_Found], List[gradients.Computed]]:
@@ -140,7 +145,7 @@ def _backward_pass(computed: Iterable[gradients.Computed], dtypes: List[tf.DType
       wanted = tensor.dtype.base_dtype in dtypes and (tensor.dtype == tf.float16 or key in behind_loss)
       if wanted and tensor.op.type not in _MOVING and key not in measured and key not in casts:
         name = tensor.op.name if tensor.value_index == 0 else tensor.name
-        found.setdefault(key, _Found(name, tensor, scale))
+        found.setdefault(key, _Found(name, tensor, scale, is_variable=False))
   return list(found.values())
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from typing import Any, Counter, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Container, Counter, Dict, Iterable, List, NamedTuple, Optional
 
 HIGHEST, LOWEST_NORMAL, LOWEST = 15, -14, -24  # binary exponents of float16: largest, smallest normal, smallest number
 BIAS = 127  # of float32: index e of a histogram counts magnitudes in [2**(e - 127), 2**(e - 126))
@@ -44,12 +44,12 @@ class Tensor:
     overflows: the number of records with infinite values or NaNs at a scale of 1 or less.
   """
 
-  def __init__(self, name: str) -> None:
+  def __init__(self, is_variable: bool) -> None:
     self.exponents: Counter[int] = collections.Counter()
     self.lowest, self.highest, self.width = sys.maxsize, -sys.maxsize, 0
     self.cut_off = self.complete = -sys.maxsize
     self.overflows, self.overflowed = 0, False
-    self._is_variable = re.search(r":0( \(\d+\))?$", name) is not None
+    self._is_variable = is_variable  # whether this is the gradient of a variable
     self._shares: Counter[int] = collections.Counter()  # of the sum of magnitudes, by exponent; the sum over records
 
   def add(self, exponents: Dict[int, int], zeros: int, nonfinite: int, scale: float) -> None:
@@ -69,6 +69,9 @@ class Tensor:
       self._raise_highest(HIGHEST + 1 - floor, True)
     elif exponents:
       largest, lowest = max(exponents), self._lowest_kept(exponents)
+      magnitudes = _magnitudes(exponents)
+      total = sum(magnitudes.values())
+      self._shares.update({exponent - shift: magnitude / total for exponent, magnitude in magnitudes.items()})
       self.exponents.update({exponent - shift: count for exponent, count in exponents.items()})
       self.lowest = min(self.lowest, lowest - ceiling)
       self._raise_highest(largest - floor, False)
@@ -79,9 +82,7 @@ class Tensor:
 
   def _lowest_kept(self, exponents: Dict[int, int]) -> int:
     """Returns the largest exponent below which there are few enough values of one record to lose them."""
-    magnitudes = {exponent: math.ldexp(count, exponent) for exponent, count in exponents.items()}
-    total = sum(magnitudes.values())
-    self._shares.update({exponent: magnitude / total for exponent, magnitude in magnitudes.items()})
+    magnitudes = _magnitudes(exponents)
 
     def share_below(exponent: int, values: Any) -> float:
       return sum(value for own, value in values.items() if own < exponent) / sum(values.values())
@@ -108,6 +109,11 @@ class Tensor:
     """
     below = sum(share for exponent, share in self._shares.items() if exponent + scale_exponent < LOWEST)
     return below / sum(self._shares.values()) if self._shares else 0.0
+
+
+def _magnitudes(exponents: Dict[int, int]) -> Dict[int, float]:
+  """Returns the sum of magnitudes at each exponent, up to a common factor."""
+  return {exponent: math.ldexp(count, exponent) for exponent, count in exponents.items()}
 
 
 class History:
@@ -137,8 +143,8 @@ class History:
         continue
       self.scale = scale
       exponents = {int(exponent): int(count) for exponent, count in values["exponents"].items() if count}
-      of_step = Tensor(name)
-      for tensor in (of_step, self.tensors.setdefault(name, Tensor(name))):
+      of_step = Tensor(bool(values["variable"]))
+      for tensor in (of_step, self.tensors.setdefault(name, Tensor(bool(values["variable"])))):
         tensor.add(exponents, int(values["zeros"]), int(values["nonfinite"]), scale)
       if of_step.exponents and of_step.width <= HIGHEST - LOWEST:
         needed.append(LOWEST - of_step.lowest)
@@ -146,8 +152,15 @@ class History:
     self.conflicts += bool(needed) and max(needed) > min(allowed)
 
 
-def record_of(run: int, step: int, ranges: Dict[str, Any]) -> Dict[str, Any]:
-  """Returns a step's fetched `GradientRange`s as a dictionary for JSON; leaves out tensors that were not computed."""
+def record_of(run: int, step: int, ranges: Dict[str, Any], variables: Container[str]) -> Dict[str, Any]:
+  """Returns a step's fetched `GradientRange`s as a dictionary for JSON; leaves out tensors that were not computed.
+
+  Args:
+    run: the number of the run.
+    step: the step.
+    ranges: the ranges by name.
+    variables: the names of those that are gradients of variables.
+  """
   tensors = collections.OrderedDict()
   for name, values in ranges.items():
     counts = [int(count) for count in values.exponents]
@@ -157,6 +170,7 @@ def record_of(run: int, step: int, ranges: Dict[str, Any]) -> Dict[str, Any]:
     zeros = int(round(float(values.zeros) * total))
     counts[0] -= zeros
     tensors[name] = {
+      "variable": name in variables,
       "scale": float(values.scale),
       "zeros": zeros,
       "nonfinite": counts[255],

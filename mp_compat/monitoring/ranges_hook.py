@@ -20,8 +20,9 @@ class GradientRangesHook(tf.train.SessionRunHook):
 
   Writes for TensorBoard a histogram of binary exponents for each tensor, `gradient_ranges/<name>`, and for
   `mp_compat ranges` the file `gradient_ranges.jsonl`: one line for each record, `{"run": ..., "step": ..., "tensors":
-  {name: {"scale": ..., "zeros": ..., "nonfinite": ..., "largest": ..., "exponents": {exponent: count}}}}`, with the
-  number of the run. The values are the gradients of the scaled loss. A run that resumes continues the file.
+  {name: {"variable": ..., "scale": ..., "zeros": ..., "nonfinite": ..., "largest": ..., "exponents": {exponent:
+  count}}}}`, with the number of the run. The values are the gradients of the scaled loss. A run that resumes continues
+  the file.
   """
 
   def __init__(
@@ -54,7 +55,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
 
   def begin(self) -> None:
     self._train_op = hooks.count_steps(self._optimizer)[-1]
-    self._ranges = gradient_ranges.gradient_ranges(self._optimizer, self._dtypes)
+    self._ranges, self._variables = gradient_ranges.ranges_and_variables(self._optimizer, self._dtypes)
     self._global_step = tf.train.get_global_step()
     self._history, self._path, self._writer = range_history.History(), None, None
     if self._output_dir is not None:
@@ -80,7 +81,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
       return
     # A separate run: fetched with the train op, the global step could be the one before or after the update.
     step = self._attempted if self._global_step is None else int(run_context.session.run(self._global_step))
-    record = range_history.record_of(self._run, step, run_values.results)
+    record = range_history.record_of(self._run, step, run_values.results, self._variables)
     if record["tensors"]:  # The branch of the train op was executed.
       self._until_due = self._every_n_steps - 1
       self._record(record)

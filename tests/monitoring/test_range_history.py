@@ -12,7 +12,14 @@ from mp_compat.monitoring import range_history
 def record(step, tensors, scale=1.0, nonfinite=0, run=1, zeros=3):
   """Returns a record: `tensors` is {name: {exponent of the scaled values: count}}."""
   values = {
-    name: {"scale": scale, "zeros": zeros, "nonfinite": nonfinite, "largest": 1.0, "exponents": exponents}
+    name: {
+      "variable": name.endswith(":0"),
+      "scale": scale,
+      "zeros": zeros,
+      "nonfinite": nonfinite,
+      "largest": 1.0,
+      "exponents": exponents,
+    }
     for name, exponents in tensors.items()
   }
   return {"run": run, "step": step, "tensors": values}
@@ -129,8 +136,10 @@ def test_no_values_give_no_advice():
   assert range_history.advise(history(record(1, {"a": {1: 1}}, 2.0, nonfinite=2))) is None
 
 
-def test_lost_share_of_magnitude():
-  both = history(record(1, {"a": {-24: 1, -26: 4}}), record(2, {"a": {-10: 1}}))
+@pytest.mark.parametrize("shift", [0, 7])
+def test_lost_share_of_magnitude(shift):
+  records = [record(1, {"a": {-24 + shift: 1, -26 + shift: 4}}, 2.0**shift), record(2, {"a": {-10: 1}})]
+  both = history(*records)
   assert [both.tensors["a"].lost(exponent) for exponent in (0, 1, 2)] == [0.25, 0.25, 0.0]
 
 
@@ -159,8 +168,15 @@ def test_record_contains_the_fetched_counts():
   counts[[0, 1, 127, 255]] = [7, 2, 5, 1]
   measured = mp_compat.GradientRange(counts, 5 / 15, 0.0, 0.0, np.float32(1.5), 1, -1, np.float32(8.0))
   empty = measured._replace(exponents=np.zeros(256, np.int32))
-  got = range_history.record_of(2, 3, {"a": measured, "b": empty})
-  tensor = {"scale": 8.0, "zeros": 5, "nonfinite": 1, "largest": 1.5, "exponents": {"-127": 2, "-126": 2, "0": 5}}
+  got = range_history.record_of(2, 3, {"a": measured, "b": empty}, {"a"})
+  tensor = {
+    "variable": True,
+    "scale": 8.0,
+    "zeros": 5,
+    "nonfinite": 1,
+    "largest": 1.5,
+    "exponents": {"-127": 2, "-126": 2, "0": 5},
+  }
   assert got == {"run": 2, "step": 3, "tensors": {"a": tensor}} and json.loads(json.dumps(got)) == got
 
 

@@ -66,7 +66,9 @@ def test_hook_records_every_nth_executed_step(tmp_path, with_global_step):
     assert record["step"] == n + 1
     ((name, tensor),) = record["tensors"].items()
     values = np.abs(FINITE * 2.0**n * 8.0 * 2.0 ** (index))  # The scale doubles after three finite steps.
-    assert name == "w:0" and tensor["scale"] == 8.0 * 2.0**index and tensor["largest"] == values.max()
+    assert (
+      name == "w:0" and tensor["variable"] and tensor["scale"] == 8.0 * 2.0**index and tensor["largest"] == values.max()
+    )
     exponents = np.floor(np.log2(values)).astype(int)
     assert tensor["exponents"] == {str(exponent): list(exponents).count(exponent) for exponent in set(exponents)}
 
@@ -177,6 +179,7 @@ def synthetic(tensors, records_of_each=3):
       name = name if index % 3 else "block_{}/dense_{}/kernel:0".format(index // 12, index // 3)
       counts = {str(e): int(n) for e, n in zip(*np.unique(exponents + 10, return_counts=True))}
       entries[name + "_{}".format(index)] = {
+        "variable": not index % 3,
         "scale": 1024.0,
         "zeros": 0,
         "nonfinite": 0,
