@@ -275,39 +275,31 @@ def _advise_scale(history: History, unfit: List[str]) -> Advice:
   if tensors[largest].overflowed:
     limit = "{} overflowed at 2**{}".format(largest, HIGHEST + 1 - tensors[largest].highest)
   if cut_off and recorded < high:
-    kind, text = (
-      "unknown",
-      "record with a larger loss scale, such as 2**{high}: at 2**{recorded}, the gradients of {cut_off} ",
+    kind = "unknown"
+    text = (
+      "record with a larger loss scale, such as 2**{high}: at 2**{recorded}, the gradients of {cut_off} are at the "
+      "lower end of float16's range, or zero, and smaller ones may have become zeros"
     )
-    text += "are at the lower end of float16's range, or zero, and smaller ones may have become zeros"
   elif needed <= 0:
-    kind, text = "none", "no loss scaling is needed: float16 keeps 99% of the magnitude of each tensor, and {limit}"
+    kind = "none"
+    text = "no loss scaling is needed: float16 keeps 99% of the magnitude of each tensor, and {limit}"
   elif high - low >= NARROW:
-    kind, text = (
-      "fixed",
-      "a fixed loss scale between 2**{low} and 2**{high} would do: below it, float16 loses too much of ",
+    kind = "fixed"
+    text = (
+      "a fixed loss scale between 2**{low} and 2**{high} would do: below it, float16 loses too much of {smallest}; "
+      "above it, an overflow is close, because {limit}"
     )
-    text += "{smallest}; above it, an overflow is close, because {limit}"
   elif history.conflicts:
-    kind, text = (
-      "float32",
-      "no loss scale fits: {smallest} needs at least 2**{low}, but {limit}; compute one of the two ",
+    kind = "float32"
+    text = (
+      "no loss scale fits: {smallest} needs at least 2**{low}, but {limit}; compute one of the two layers in float32, "
+      "or scale its loss, and use a dynamic loss scale for the others"
     )
-    text += "layers in float32, or scale its loss, and use a dynamic loss scale for the others"
   else:
-    kind, text = (
-      "dynamic",
-      "use a dynamic loss scale that starts at 2**{high}: {limit}, but in other steps {smallest} needs ",
-    )
-    text += "a scale of 2**{low}"
-  text = text.format(
-    low=low,
-    high=high,
-    smallest=smallest,
-    limit=limit,
-    recorded=recorded,
-    cut_off=_join(cut_off),
-  )
+    kind = "dynamic"
+    text = "use a dynamic loss scale that starts at 2**{high}: {limit}, but in other steps {smallest} needs "
+      "a scale of 2**{low}"
+  text = text.format(low=low, high=high, smallest=smallest, limit=limit, recorded=recorded, cut_off=_join(cut_off))
   return Advice(kind, low, high, [smallest] if kind == "float32" else [], text)
 
 

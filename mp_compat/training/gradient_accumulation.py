@@ -200,13 +200,12 @@ class GradientAccumulator:
         "micro-batch, or make another GradientAccumulator."
       )
     state["graphs"].add(graph)
-    names = [variable.name for variable in var_list]
-    expected = [variable.name for variable in state["var_list"]]
-    if (names, dtypes) != (expected, state["dtypes"]):
+    same_variables = list(map(id, var_list)) == list(map(id, state["var_list"]))  # eager variables may share a name
+    if not same_variables or dtypes != state["dtypes"]:
       raise ValueError(
         "add() must get gradients for the same variables, of the same dtypes, as in the first trace of this function: "
         "expected {}, but got {}. Use another GradientAccumulator for other variables.".format(
-          _describe(expected, state["dtypes"]), _describe(names, dtypes)
+          _describe(state["var_list"], state["dtypes"]), _describe(var_list, dtypes)
         )
       )
     return state
@@ -224,8 +223,8 @@ class GradientAccumulator:
     return state
 
 
-def _describe(names: List[str], dtypes: List[Optional[tf.DType]]) -> str:
-  return ", ".join("{} ({})".format(name, dtype.name if dtype else None) for name, dtype in zip(names, dtypes))
+def _describe(var_list: List[tf.Variable], dtypes: List[Optional[tf.DType]]) -> str:
+  return ", ".join("{} ({})".format(v.name, dtype.name if dtype else None) for v, dtype in zip(var_list, dtypes))
 
 
 def _sum_for(grad: gradients.Gradient, variable: tf.Variable) -> Optional[tf.Variable]:

@@ -226,6 +226,20 @@ def test_traces_with_other_variables_cannot_share_a_window():
     tf.function(lambda: add(var_list[1]))()
 
 
+def test_functions_with_other_variables_of_the_same_name_cannot_share_a_window():
+  with testing.eager_mode():
+    var_list = [tf.Variable([0.0], name="w", use_resource=True) for _ in range(2)]
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+    window = mp_compat.GradientAccumulator(opt)
+
+    def add(variable):
+      window.add(opt.compute_gradients(lambda: tf.reduce_sum(variable), [variable]))
+
+    tf.function(lambda: add(var_list[0]))()
+    with pytest.raises(ValueError, match="must get gradients for the same variables"):
+      tf.function(lambda: add(var_list[1]))()
+
+
 def test_accumulators_are_local_float32_variables():
   windows = AccumulatedTraining(dtype=tf.float16, scale=mp_compat.DynamicLossScale(8.0))
   windows.run([FINITE, FINITE])
