@@ -297,8 +297,10 @@ def _advise_scale(history: History, unfit: List[str]) -> Advice:
     )
   else:
     kind = "dynamic"
-    text = "use a dynamic loss scale that starts at 2**{high}: {limit}, but in other steps {smallest} needs "
-      "a scale of 2**{low}"
+    text = (
+      "use a dynamic loss scale that starts at 2**{high}: {limit}, but in other steps {smallest} needs a scale of "
+      "2**{low}"
+    )
   text = text.format(low=low, high=high, smallest=smallest, limit=limit, recorded=recorded, cut_off=_join(cut_off))
   return Advice(kind, low, high, [smallest] if kind == "float32" else [], text)
 
