@@ -15,6 +15,7 @@ PACKAGE = os.path.dirname(mp_compat.__file__)
 # Modules and packages, lowest layer first: each imports only from those before it, and modules of its own package.
 LAYERS = [
   "core.update_rule",
+  "core.arguments",
   "core.dialects",
   "migration.old_names",  # without TensorFlow
   "_tensorflow.__init__",
@@ -46,7 +47,7 @@ LAYERS = [
   "__init__",
 ]
 # Modules that must work without TensorFlow, so they import only each other.
-WITHOUT_TENSORFLOW = ["core.update_rule", "core.dialects", "migration.old_names", "migration.source"]
+WITHOUT_TENSORFLOW = ["core.update_rule", "core.arguments", "core.dialects", "migration.old_names", "migration.source"]
 IMPORTED_ONLY_BY = {
   "tensorflow": "_tensorflow",
   "libcst": "migration.source",

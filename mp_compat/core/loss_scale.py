@@ -2,8 +2,6 @@
 """Loss scales: the factor that multiplies the loss, and its update after each step."""
 
 import abc
-import math
-import numbers
 from typing import Any, Dict, List, Optional, Tuple, Type, TypeVar, Union, overload
 
 from mp_compat._tensorflow import autograph
@@ -11,6 +9,7 @@ from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
+from mp_compat.core import arguments
 from mp_compat.core import distribute
 from mp_compat.core import finite_check
 from mp_compat.core import gradients
@@ -187,7 +186,7 @@ class FixedLossScale(LossScale):
     Raises:
       ValueError: If `loss_scale_value` is not a number in that range.
     """
-    if not _is_number(loss_scale_value):
+    if not arguments.is_number(loss_scale_value):
       raise ValueError(
         "loss_scale_value must be a Python int or float. Expected a number from 1 to 2**126, but got {!r}.".format(
           loss_scale_value
@@ -199,7 +198,7 @@ class FixedLossScale(LossScale):
           loss_scale_value
         )
       )
-    self._loss_scale_value = _bounded("loss_scale_value", loss_scale_value)
+    self._loss_scale_value = arguments.scale("loss_scale_value", loss_scale_value)
 
   def __call__(self) -> tf.Tensor:
     return tf.convert_to_tensor(self._loss_scale_value)
@@ -279,11 +278,11 @@ class DynamicLossScale(FiniteLossScale):
     Raises:
       ValueError: If an argument is not a number in its range. No range goes above 2**126.
     """
-    self._initial_loss_scale = _bounded("initial_loss_scale", initial_loss_scale)
-    self._multiplier = _bounded("multiplier", multiplier, above=1.0)
-    backoff = None if backoff is None else _bounded("backoff", backoff, above=1.0)
-    floor = _bounded("min_loss_scale", min_loss_scale)
-    ceiling = _bounded("max_loss_scale", max_loss_scale)
+    self._initial_loss_scale = arguments.scale("initial_loss_scale", initial_loss_scale)
+    self._multiplier = arguments.scale("multiplier", multiplier, above=1.0)
+    backoff = None if backoff is None else arguments.scale("backoff", backoff, above=1.0)
+    floor = arguments.scale("min_loss_scale", min_loss_scale)
+    ceiling = arguments.scale("max_loss_scale", max_loss_scale)
     if floor > self._initial_loss_scale:
       raise ValueError(
         "initial_loss_scale must be at least min_loss_scale, {}, but got {!r}. Pass a smaller "
@@ -293,13 +292,13 @@ class DynamicLossScale(FiniteLossScale):
       raise ValueError(
         "initial_loss_scale must be at most max_loss_scale, {}, but got {!r}.".format(ceiling, initial_loss_scale)
       )
-    self._increment_period = _count("increment_period", increment_period)
+    self._increment_period = arguments.truncated_int("increment_period", increment_period)
     # Subclasses set attributes of any name; this name is unlikely to collide.
     self._mp_compat_parameters = update_rule.Rule(
       increment_period=self._increment_period,
       multiplier=self._multiplier,
       backoff=backoff,
-      overflow_tolerance=_count("overflow_tolerance", overflow_tolerance),
+      overflow_tolerance=arguments.truncated_int("overflow_tolerance", overflow_tolerance),
       floor=floor,
       ceiling=ceiling,
     )
@@ -420,7 +419,7 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
   """
   if identifier is None or isinstance(identifier, (LossScale,) + native.LOSS_SCALES):
     return identifier
-  if _is_number(identifier):
+  if arguments.is_number(identifier):
     return FixedLossScale(identifier)
   if isinstance(identifier, str) and identifier == "dynamic":
     return DynamicLossScale()
@@ -441,23 +440,3 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
 
 
 _TENSORS = update_rule.Operations(where=_where, maximum=tf.maximum, minimum=tf.minimum)
-
-
-def _is_number(value: Any) -> bool:
-  """Returns whether `value` is a Python or NumPy real number; False for bools."""
-  return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _bounded(name: str, value: Any, above: float = 0.0) -> float:
-  """Returns `value` as a float; raises a ValueError if it is not a number above `above` and at most 2**126."""
-  number = float(value) if _is_number(value) else math.nan
-  if not above < number <= update_rule.LARGEST_SCALE:
-    raise ValueError("{} must be a number above {:g} and at most 2**126, but got {!r}.".format(name, above, value))
-  return number
-
-
-def _count(name: str, value: Any) -> int:
-  """Returns `value` as an int; raises a ValueError if it is not a number from 1 to below 2**63."""
-  if not _is_number(value) or not 1 <= value < 2**63:
-    raise ValueError("{} must be a whole number of at least 1, but got {!r}.".format(name, value))
-  return int(value)

@@ -8,6 +8,7 @@ from absl import logging
 
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
+from mp_compat.core import arguments
 from mp_compat.monitoring import reports
 
 ON_STALL = ("raise", "stop", "warn")
@@ -62,17 +63,14 @@ class LossScaleHook(tf.train.SessionRunHook):
     """
     if on_stall not in ON_STALL:
       raise ValueError("on_stall must be one of {}, but got {!r}.".format(", ".join(map(repr, ON_STALL)), on_stall))
-    for name, value in [("max_consecutive_skips", max_consecutive_skips), ("min_scale_patience", min_scale_patience)]:
-      if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError("{} must be an int of at least 1, but got {!r}.".format(name, value))
     self._optimizer = optimizer
     if every_n_secs is not None:
       self._timer = tf.train.SecondOrStepTimer(every_secs=every_n_secs)
     else:
       self._timer = None if every_n_steps is None else tf.train.SecondOrStepTimer(every_steps=every_n_steps)
-    self._max_consecutive_skips = max_consecutive_skips
+    self._max_consecutive_skips = arguments.positive_int("max_consecutive_skips", max_consecutive_skips)
     self._on_stall = on_stall
-    self._min_scale_patience = min_scale_patience
+    self._min_scale_patience = arguments.positive_int("min_scale_patience", min_scale_patience)
     self._output_dir = output_dir
     self._counters_in_graph = counters_in_graph
     self.attempted = 0
@@ -265,10 +263,8 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     Raises:
       ValueError: If `num_attempts` is out of its range.
     """
-    if isinstance(num_attempts, bool) or not isinstance(num_attempts, int) or num_attempts < 1:
-      raise ValueError("num_attempts must be an int of at least 1, but got {!r}.".format(num_attempts))
     self._optimizer = optimizer
-    self._remaining = num_attempts
+    self._remaining = arguments.positive_int("num_attempts", num_attempts)
 
   def begin(self) -> None:
     self._train_ops = count_steps(self._optimizer)

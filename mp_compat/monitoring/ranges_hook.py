@@ -8,6 +8,7 @@ from typing import Any, Dict, Optional
 from absl import logging
 
 from mp_compat._tensorflow import tf
+from mp_compat.core import arguments
 from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring import hooks
 from mp_compat.monitoring import range_history
@@ -44,10 +45,8 @@ class GradientRangesHook(tf.train.SessionRunHook):
     Raises:
       ValueError: If `every_n_steps` is out of its range.
     """
-    if isinstance(every_n_steps, bool) or not isinstance(every_n_steps, int) or every_n_steps < 1:
-      raise ValueError("every_n_steps must be an int of at least 1, but got {!r}.".format(every_n_steps))
     self._optimizer = optimizer
-    self._every_n_steps = every_n_steps
+    self._every_n_steps = arguments.positive_int("every_n_steps", every_n_steps)
     self._output_dir = output_dir
     self._dtypes = dtypes
     self._until_due = 0  # the number of steps to execute before the next record

@@ -1,6 +1,7 @@
 """Tests of the hooks in a MonitoredSession: logs, stopping, error messages, variables and fetches."""
 
 import re
+from typing import Any, NamedTuple
 
 from absl import logging
 import numpy as np
@@ -255,16 +256,39 @@ def test_stop_at_attempt_hook_counts_skipped_steps(make_training):
   assert training.run(hooks, [OVERFLOW] * 50) == 7
 
 
-def test_attempts_count_only_train_op_runs(make_training):
+class Fetched(NamedTuple):
+  """A structure to fetch."""
+
+  train: Any
+  other: Any
+
+
+FETCHES = {
+  "op": lambda t: t.train_op,
+  "name": lambda t: t.train_op.name,
+  "list": lambda t: [t.loss, t.train_op],
+  "nested": lambda t: [(t.loss, [t.loss, "loss_sum:0"]), {"a": t.w, 0: [t.train_op]}],
+  "named tuple": lambda t: Fetched(t.train_op, [t.w, t.sparse]),
+  "dependent tensor": lambda t: t.dependent,
+  "composite tensor": lambda t: (t.loss, tf.SparseTensor(t.sparse.indices, t.dependent, t.sparse.dense_shape)),
+}
+
+
+@pytest.mark.parametrize("case", sorted(FETCHES))
+def test_attempts_count_only_train_op_runs(make_training, case):
   training = make_training(8.0)
-  with tf.train.MonitoredTrainingSession(
-    hooks=[mp_compat.StopAtAttemptHook(training.opt, 2)], log_step_count_steps=None
-  ) as sess:
-    for _ in range(5):
-      sess.run(training.w)
-    sess.run(training.train_op, {training.x: FINITE})
+  tf.identity(training.loss, name="loss_sum")
+  training.sparse = tf.SparseTensor([[0]], [1.0], [2])
+  with tf.control_dependencies([training.train_op]):
+    training.dependent = tf.ones([1])
+  fetches = FETCHES[case](training)
+  hook = mp_compat.StopAtAttemptHook(training.opt, np.int64(2))
+  with tf.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as sess:
+    for other in [training.w, [training.w, "w:0"], Fetched([], {}), training.sparse] * 2:
+      sess.run(other)
+    sess.run(fetches, {training.x: FINITE})
     assert not sess.should_stop()
-    sess.run(training.train_op, {training.x: OVERFLOW})
+    sess.run(fetches, {training.x: OVERFLOW})
     assert sess.should_stop()
 
 

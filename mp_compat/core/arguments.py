@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks numbers that are passed as arguments."""
+
+import math
+import numbers
+from typing import Any
+
+from mp_compat.core import update_rule
+
+
+def is_number(value: Any) -> bool:
+  """Returns whether `value` is a Python or NumPy real number; False for bools."""
+  return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def scale(name: str, value: Any, above: float = 0.0) -> float:
+  """Returns `value` as a float; raises a ValueError if it is not a number above `above` and at most 2**126."""
+  number = float(value) if is_number(value) else math.nan
+  if not above < number <= update_rule.LARGEST_SCALE:
+    raise ValueError("{} must be a number above {:g} and at most 2**126, but got {!r}.".format(name, above, value))
+  return number
+
+
+def positive_int(name: str, value: Any) -> int:
+  """Returns `value` as an int; raises a ValueError if it is not a Python or NumPy int from 1 to below 2**63."""
+  if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not 1 <= value < 2**63:
+    raise ValueError("{} must be an int of at least 1, but got {!r}.".format(name, value))
+  return int(value)
+
+
+def truncated_int(name: str, value: Any) -> int:
+  """Returns `value` without its fraction; raises a ValueError if it is not a number from 1 to below 2**63."""
+  if not is_number(value) or not 1 <= value < 2**63:
+    raise ValueError("{} must be a whole number of at least 1, but got {!r}.".format(name, value))
+  return int(value)
