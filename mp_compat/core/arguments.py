@@ -23,9 +23,10 @@ def scale(name: str, value: Any, above: float = 0.0) -> float:
 
 def positive_int(name: str, value: Any) -> int:
   """Returns `value` as an int; raises a ValueError if it is not a Python or NumPy int from 1 to below 2**63."""
-  if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not 1 <= value < 2**63:
+  number = int(value) if is_number(value) and isinstance(value, numbers.Integral) else 0
+  if not 1 <= number < 2**63:
     raise ValueError("{} must be an int of at least 1, but got {!r}.".format(name, value))
-  return int(value)
+  return number
 
 
 def truncated_int(name: str, value: Any) -> int:
