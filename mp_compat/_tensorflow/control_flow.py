@@ -4,6 +4,8 @@
 import contextlib
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
+from tensorflow.python.ops import control_flow_ops
+
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 
@@ -37,15 +39,13 @@ def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[]
   graph = tf.get_default_graph()
   if tf.executing_eagerly() or graph.building_function:
     return tf.cond(predicate, true_fn, false_fn)
-  from tensorflow.python.ops import control_flow_ops
-
   with tf.name_scope("cond"):
     results = []
     for branch, (pivot, branch_fn) in enumerate(
       zip(tf.raw_ops.Switch(data=predicate, pred=predicate), (false_fn, true_fn))
     ):
       pivot = tf.identity(pivot)
-      context = control_flow_ops.CondContext(predicate, pivot, branch)
+      context = _BranchContext(predicate, pivot, branch)
       context.Enter()
       try:
         result = branch_fn()
@@ -57,6 +57,32 @@ def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[]
       graph.add_to_collection(tf.GraphKeys.COND_CONTEXT, context)  # for MetaGraphs
       results.append(result)
     return tf.raw_ops.Merge(inputs=results).output
+
+
+class _BranchContext(control_flow_ops.CondContext):
+  """A branch in which ops may also use tensors that were built in the branch of another conditional.
+
+  For example, a learning rate that two optimizers share may be built in the first one's `apply_gradients`. Without its
+  conditional, it would not be computed in the steps in which that is skipped, so its ops are copied.
+  """
+
+  def AddValue(self, val: tf.Tensor) -> tf.Tensor:
+    enclosing = list(_chain(self))
+    others = list(_chain(_context_of(val.op)))
+    if self not in others:
+      others = [context for context in others if context not in enclosing]
+      val = _copy_out(val, others, _refuse_stateful)
+    return super().AddValue(val)
+
+
+def _refuse_stateful(op: tf.Operation) -> None:
+  """Raises a ValueError for an op of another branch whose result may depend on when it is executed."""
+  waits = any(control.type != "Identity" for control in op.control_inputs)  # not only for the pivot of the branch
+  if waits or (op.op_def.is_stateful and op.type != "ReadVariableOp"):
+    raise ValueError(
+      "apply_gradients() must not use {} ({}), which an earlier apply_gradients() built in its conditional: it is not "
+      "computed if that step is skipped. Build it before both, or once in each.".format(op.name, op.type)
+    )
 
 
 def is_readable(tensor: tf.Tensor) -> bool:
@@ -186,13 +212,23 @@ def copy_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
   Raises:
     ValueError: If a loop inside the branches computes the tensor.
   """
-  current = list(_chain(tensor.graph._get_control_flow_context()))
-  predicates = [(context.pred.op, context.pred.value_index) for context in current if hasattr(context, "pred")]
+  return _copy_out(tensor, list(_chain(tensor.graph._get_control_flow_context())), lambda op: None)
+
+
+def _copy_out(tensor: tf.Tensor, branches: List[Any], check: Callable[[tf.Operation], None]) -> tf.Tensor:
+  """Returns a tensor of the same value outside of `branches`, the contexts around it from the innermost on.
+
+  Args:
+    tensor: a tensor.
+    branches: control-flow contexts; the ops inside of them are copied.
+    check: is called with each op before it is copied.
+  """
+  predicates = [(context.pred.op, context.pred.value_index) for context in branches if hasattr(context, "pred")]
   copies: Dict[tf.Operation, tf.Operation] = {}
 
   def copy(value: tf.Tensor) -> tf.Tensor:
     op = value.op
-    if not any(context in current for context in _chain(op._get_control_flow_context())):
+    if not any(context in branches for context in _chain(op._get_control_flow_context())):
       return value
     if op.type in ("Switch", "RefSwitch") and (op.inputs[1].op, op.inputs[1].value_index) in predicates:
       return copy(op.inputs[0])  # passes a tensor from outside into one of the branches
@@ -202,9 +238,10 @@ def copy_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
         "apply_gradients(), but {} is. Pass a function that returns the value, or compute it before.".format(tensor)
       )
     if op not in copies:
+      check(op)
       inputs = [copy(value) for value in op.inputs]
       context = op._get_control_flow_context()
-      in_copied_branch = context not in current and op is not context.pivot.op
+      in_copied_branch = context not in branches and op is not context.pivot.op
       pivots = [copy(context.pivot).op] if in_copied_branch else []
       with tf.control_dependencies(pivots):
         copies[op] = tf.get_default_graph().create_op(
@@ -217,7 +254,8 @@ def copy_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
         )
     return copies[op].outputs[value.value_index]
 
-  with tf.init_scope():
+  around = branches[-1].outer_context if branches else None
+  with tf.init_scope(), _enter(around):
     return copy(tensor)
 
 

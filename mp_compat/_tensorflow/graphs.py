@@ -2,7 +2,8 @@
 """Stores the state of objects in graphs, and finds the graphs in which ops and variables are created."""
 
 from typing import Any, Callable, Dict, Iterator, List, Optional
-import weakref
+
+from tensorflow.python.util import object_identity
 
 from mp_compat._tensorflow import tf
 
@@ -38,11 +39,11 @@ def state_of(owner: Any, graph: Optional[tf.Graph]) -> Dict[str, Any]:
   """Returns the dictionary that `owner` keeps in `graph` (None: in eager mode).
 
   The graph holds the dictionary. An owner that is used in many graphs therefore keeps none of them alive, and a copy of
-  an owner has none of its variables.
+  an owner has none of its variables. Owners that are equal, but not the same, have different dictionaries.
   """
   if graph is None:
     return owner.__dict__.setdefault("_eager_state", {})
-  return record_in(graph, "states", weakref.WeakKeyDictionary).setdefault(owner, {})
+  return record_in(graph, "states", object_identity.ObjectIdentityWeakKeyDictionary).setdefault(owner, {})
 
 
 def record_in(graph: tf.Graph, name: str, make: Callable[[], Any] = dict) -> Any:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the inner optimizers of a wrapper, their attributes and their non-slot variables."""
 
-from typing import Any, Iterator, List, Tuple
+import inspect
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from mp_compat._tensorflow import tf
 
@@ -26,6 +27,33 @@ def inner_attribute(wrapper: Any, name: str) -> Any:
     return getattr(wrapper._optimizer, name)
   except AttributeError as error:
     raise AttributeError("{}; inner optimizer: {}".format(message, error)) from error
+
+
+def sets_inner_attribute(wrapper: Any, name: str) -> bool:
+  """Returns whether `wrapper.name = value` is for the inner optimizer, which alone has this public attribute."""
+  return (
+    not name.startswith("_")
+    and name not in vars(wrapper)
+    and not hasattr(type(wrapper), name)
+    and hasattr(vars(wrapper).get("_optimizer"), name)
+  )
+
+
+def arguments_for(method: Callable[..., Any], given: Dict[str, Any]) -> Tuple[List[Any], Dict[str, Any]]:
+  """Returns how to pass arguments to a method that custom optimizers override, as lists of values and of keywords.
+
+  By keyword, as `tf.train.Optimizer.minimize` passes them: a custom optimizer may have another order. If the method
+  has other names for them, by position, as in a direct call.
+
+  Args:
+    method: a method of an optimizer.
+    given: the arguments after the first, by name, in the order of `tf.train.Optimizer`'s method.
+  """
+  parameters = inspect.signature(method).parameters
+  takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+  if takes_any or all(name in parameters for name in given):
+    return [], given
+  return list(given.values()), {}
 
 
 def non_slot_variables(optimizer: Any) -> List[Tuple[str, tf.Variable]]:

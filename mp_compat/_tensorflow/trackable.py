@@ -25,7 +25,8 @@ class SlotName(str):
 
   `tf.train.Checkpoint` asks each optimizer of the object graph for a slot of each object in it, beginning at the root,
   and rejects a slot that two optimizers have. A wrapper must therefore leave the slots to its inner optimizer. If a
-  name was used for an object that is not a variable, the checkpoint writer uses it, and `slot_of_inner` returns None.
+  name was used for an object that is neither a variable nor a tensor, the checkpoint writer uses it, and
+  `slot_of_inner` returns None.
   """
 
   used_by_checkpoint_writer = False
@@ -34,7 +35,7 @@ class SlotName(str):
 def slot_of_inner(optimizer: Any, variable: Any, name: str) -> Optional[tf.Variable]:
   """Returns the slot `name` of the inner optimizer for `variable`; None for the checkpoint writer (`SlotName`)."""
   if isinstance(name, SlotName):
-    name.used_by_checkpoint_writer |= not hasattr(variable, "assign")
+    name.used_by_checkpoint_writer |= not hasattr(variable, "assign") and not tf.is_tensor(variable)
     if name.used_by_checkpoint_writer:
       return None
   return optimizer.get_slot(variable, name)

@@ -29,12 +29,13 @@ def all_finite(tensors: List[tf.Tensor]) -> tf.Tensor:
   tensors = [part for tensor in tensors for part in _floating_parts(tensor)]
   if not tensors:
     return tf.constant(True)
-  stacked = _stack_small(tensors)
-  if tf.executing_eagerly() or control_flow.may_be_compiled():
-    return _exact(stacked)
-  with tf.xla.experimental.jit_scope(compile_ops=False):
-    sums_finite = tf.reduce_all(tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked])))
-  return control_flow.cond(sums_finite, lambda: tf.constant(True), lambda: _exact(stacked))
+  with tf.name_scope("check_finite"):
+    stacked = _stack_small(tensors)
+    if tf.executing_eagerly() or control_flow.may_be_compiled():
+      return _exact(stacked)
+    with tf.xla.experimental.jit_scope(compile_ops=False):
+      sums_finite = tf.reduce_all(tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked])))
+    return control_flow.cond(sums_finite, lambda: tf.constant(True), lambda: _exact(stacked))
 
 
 def _floating_parts(tensor: tf.Tensor) -> List[tf.Tensor]:

@@ -48,7 +48,8 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
       "Invalid type {!r} for {}, expected: {}. Only a loss of floating dtype can be scaled; cast it, "
       "for example with tf.cast(loss, tf.float32).".format(dtype, loss, list(_DTYPES))
     )
-  return loss * tf.cast(scale, dtype)
+  with tf.name_scope("scale_loss"):
+    return loss * tf.cast(scale, dtype)
 
 
 def is_scaled(loss: Loss) -> bool:
@@ -91,7 +92,8 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
     with ops.on_device_of(values):
       return tf.cast(tf.cast(values, wide) * reciprocals[wide], values.dtype)
 
-  return [map_values(unscale_values, convert(grad)) for grad in grads]
+  with tf.name_scope("unscale_gradients"):
+    return [map_values(unscale_values, convert(grad)) for grad in grads]
 
 
 def gate(grads: Iterable[Gradient]) -> List[Gradient]:

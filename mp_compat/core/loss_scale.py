@@ -389,9 +389,10 @@ def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rul
   Returns:
     An op; None in eager mode.
   """
-  state = update_rule.State(*[tf.convert_to_tensor(variable) for variable in variables])
-  after = update_rule.next_state(state, finite, rule, _TENSORS)
-  return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)])
+  with tf.name_scope("update_loss_scale"):
+    state = update_rule.State(*[tf.convert_to_tensor(variable) for variable in variables])
+    after = update_rule.next_state(state, finite, rule, _TENSORS)
+    return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)])
 
 
 @overload

@@ -14,8 +14,9 @@ The conditionals that the class builds in `apply_gradients`, and their order, de
     tf.contrib, fixed            one to apply                                      first
     any other                    none                                              (TensorFlow's class ignores `update`)
 
-This package builds other conditionals. It counts the difference for each name scope of a graph, and adds it to the
-number that `tf.cond` would take here. After `install()`, a Saver writes both names of a variable and reads either.
+This package builds its conditionals in name scopes of their own. For each name scope of a graph, it counts those that
+TensorFlow's class would have built, and adds their number to the one that `tf.cond` would take here. After `install()`,
+a Saver writes both names of a variable and reads either.
 
 Source: `apply_gradients` and `update` of TensorFlow 1.15, 2.4 and 2.15, and of `tf.contrib.mixed_precision`.
 """
@@ -32,6 +33,7 @@ from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 from mp_compat.checkpoints import saver
 from mp_compat.contrib import mixed_precision as contrib
+from mp_compat.core import conditional_apply
 from mp_compat.core import loss_scale as loss_scale_module
 
 
@@ -45,7 +47,7 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
       return apply_gradients(self, *args, **kwargs)  # in eager mode or a function
     scope = graphs.name_scope()
     offsets = graphs.record_in(graph, "more_conditionals", lambda: collections.defaultdict(int))
-    before = _next_conditional(graph)
+    number, steps = _next_number(graph, "cond"), _next_number(graph, conditional_apply.SCOPE)
     existing = [variable for _, variable in optimizers.non_slot_variables(self.inner_optimizer)]
     result = apply_gradients(self, *args, **kwargs)
     created = [
@@ -53,15 +55,16 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
       for name, variable in optimizers.non_slot_variables(self.inner_optimizer)
       if not any(variable is other for other in existing)
     ]
-    if _next_conditional(graph) == before:
-      return result  # No conditional was built in this scope. With replicas, it is in the scope of the first replica.
+    if _next_number(graph, conditional_apply.SCOPE) == steps:
+      return result  # With replicas, the conditional is in the scope of the first replica.
     conditionals = _conditionals(self.loss_scale)
     if conditionals is None or offsets[scope] is None:
       offsets[scope] = None
       _warn_unknown_names(self.loss_scale, [variable.op.name for _, variable in created])
       return result
-    (count, applying), number = conditionals, before + offsets[scope]
-    offsets[scope] = number + count - _next_conditional(graph)
+    count, applying = conditionals
+    number += offsets[scope]
+    offsets[scope] += count
     for name, variable in created if count else []:
       _record(
         graph,
@@ -111,9 +114,9 @@ def _record(graph: tf.Graph, name: str, tensorflow_name: str) -> None:
   names[name] = unique
 
 
-def _next_conditional(graph: tf.Graph) -> int:
-  """Returns the number of the next `tf.cond` in the current name scope: 0 for "cond", 2 for "cond_2"."""
-  return int(graph.unique_name("cond", mark_as_used=False).rpartition("cond")[2].lstrip("_") or 0)
+def _next_number(graph: tf.Graph, name: str) -> int:
+  """Returns the number of the next op `name` in the current name scope: 0 for "cond", 2 for "cond_2"."""
+  return int(graph.unique_name(name, mark_as_used=False).rpartition(name)[2].lstrip("_") or 0)
 
 
 def _join(*names: str) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimizer wrapper: scales the loss, unscales the gradients, and applies a step on all replicas or on none."""
 
+import functools
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from absl import logging
@@ -169,7 +170,17 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   @autograph.do_not_convert
   def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
-    """Computes and applies gradients; takes the arguments of `tf.compat.v1.train.Optimizer.minimize`."""
+    """Computes and applies gradients; takes the arguments of `tf.compat.v1.train.Optimizer.minimize`.
+
+    Calls `compute_gradients` and `apply_gradients`, as TensorFlow's class does, but not the inner optimizer's
+    `minimize`. Logs a warning if that is its own.
+    """
+    if type(self._optimizer).minimize is not tf.train.Optimizer.minimize:
+      logging.warning(
+        "%s has a minimize() of its own, which is not called: loss scaling calls its compute_gradients() and "
+        "apply_gradients(). If its minimize() does more than that, such as weight decay, that is missing.",
+        type(self._optimizer).__name__,
+      )
     return super().minimize(*args, **kwargs)
 
   @autograph.do_not_convert
@@ -232,7 +243,10 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       grad_loss=grad_loss,
     )
     given = {name: value for name, value in options.items() if value is not _COMPUTE_DEFAULTS[name]}
-    grads_and_vars = list(self._optimizer.compute_gradients(gradients.scale_loss(loss, scale), **given))
+    compute_gradients = self._optimizer.compute_gradients
+    variables_given = {name: given.pop(name) for name in ("var_list",) if name in given}
+    args, keywords = optimizers.arguments_for(compute_gradients, variables_given)
+    grads_and_vars = list(compute_gradients(gradients.scale_loss(loss, scale), *args, **keywords, **given))
     scaled, variables = [gradients.convert(g) for g, _ in grads_and_vars], [v for _, v in grads_and_vars]
     grads = gradients.unscale(scaled, scale)
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
@@ -395,8 +409,12 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       )
 
   def make_session_run_hook(self, *args: Any, **kwargs: Any) -> tf.train.SessionRunHook:
-    """Returns a `mp_compat.LossScaleHook` for this optimizer; takes the further arguments of its constructor."""
-    return hooks.LossScaleHook(self, *args, **kwargs)
+    """Returns a `mp_compat.LossScaleHook` for this optimizer; takes the further arguments of its constructor.
+
+    If the inner optimizer has a method of this name, as `tf.contrib.opt.ModelAverageOptimizer` does, calls that.
+    """
+    make = getattr(self._optimizer, "make_session_run_hook", functools.partial(hooks.LossScaleHook, self))
+    return make(*args, **kwargs)
 
   def get_name(self) -> str:
     """Returns the inner optimizer's name."""
@@ -416,6 +434,10 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   def __getattr__(self, name: str) -> Any:
     return optimizers.inner_attribute(self, name)  # for attributes that this class lacks
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    owner = self._optimizer if optimizers.sets_inner_attribute(self, name) else super()
+    owner.__setattr__(name, value)
 
   def _never_called(self, *args: Any, **kwargs: Any) -> None:
     raise RuntimeError("This function should never be called: the inner optimizer applies the gradients.")

@@ -8,11 +8,13 @@
 The optimizer, gradient accumulation and optimizers that share a loss scale call them.
 """
 
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, Union
+import functools
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from mp_compat import horovod
 from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
 from mp_compat.core import conditional_apply
 from mp_compat.core import distribute
@@ -224,11 +226,22 @@ def apply(
     A record of what was built; in eager mode it holds the decision only.
   """
   train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
-  # Passes only given arguments: custom optimizers may take fewer.
-  arguments = (checked.grads_and_vars, global_step, name)
-  num_arguments = 3 if name is not None else 2 if global_step is not None else 1
+  given: Dict[str, Any] = {}  # Passes only given arguments: custom optimizers may take fewer.
+  if global_step is not None or name is not None:
+    given["global_step"] = global_step
+  if name is not None:
+    given["name"] = name
+  step_name = name or settings.name
+  with tf.name_scope(step_name) as step_scope:  # for variables that the inner optimizer makes, and for the train op
+    pass
+  args, keywords = optimizers.arguments_for(settings.inner_optimizer.apply_gradients, given)
   applied = conditional_apply.apply_in_each_replica(
-    decision.should_apply, settings.inner_optimizer.apply_gradients, arguments[:num_arguments], kwargs, checked.scope
+    decision.should_apply,
+    functools.partial(_apply_inner, settings.inner_optimizer),
+    [checked.grads_and_vars] + args,
+    dict(kwargs, **keywords),
+    checked.scope,
+    opened={step_name: step_scope},
   )
   if tf.executing_eagerly():
     return reports.Step(None, decision.finite, decision.should_apply, [])
@@ -242,9 +255,22 @@ def apply(
   if settings.add_summaries:
     good_steps = getattr(settings.loss_scale, "_num_good_steps", None)
     counted, counters = summaries.add(decision.scale, good_steps, decision.should_apply)
-  train_op = distribute.group(applied, decision.update_op, accumulators_set, counted, name=name or settings.name)
+  train_op = distribute.group(applied, decision.update_op, accumulators_set, counted, name=step_scope)
   set_train_ops(train_ops + [train_op])
   return reports.Step(train_op, decision.finite, decision.should_apply, local, counters)
+
+
+def _apply_inner(
+  inner_optimizer: tf.train.Optimizer, grads_and_vars: Iterable[gradients.GradAndVar], *args: Any, **kwargs: Any
+) -> Any:
+  """Returns what the inner optimizer's `apply_gradients` returns; raises a ValueError if that is None in a graph."""
+  applied = inner_optimizer.apply_gradients(list(grads_and_vars), *args, **kwargs)
+  if applied is None and not tf.executing_eagerly() and not tf.get_default_graph().building_function:
+    raise ValueError(
+      "{}.apply_gradients() must return the op that applies the gradients, but returned None. Only ops that it returns "
+      "run with the train op. Return the op that it builds.".format(type(inner_optimizer).__name__)
+    )
+  return applied
 
 
 def set_train_ops(train_ops: List[tf.Operation]) -> None:

@@ -232,3 +232,20 @@ def test_scaling_and_unscaling_read_the_scale_once():
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), Counted())
     opt.unscale_gradients(tf.gradients(opt.scale_loss(tf.reduce_sum(w)), [w]))
   assert len(calls) == 1
+
+
+class ComparedByConfig(mp_compat.DynamicLossScale):
+  __hash__ = None
+
+  def __eq__(self, other):
+    return self.get_config() == other.get_config()
+
+
+def test_equal_loss_scales_have_variables_of_their_own():
+  with tf.Graph().as_default():
+    first, second = ComparedByConfig(8.0, 3), ComparedByConfig(8.0, 3)
+    update, _ = second.update([tf.constant(np.inf)])
+    with tf.Session() as sess:
+      sess.run(tf.global_variables_initializer())
+      sess.run(update)
+      assert sess.run([first(), second()]) == [8.0, 4.0]

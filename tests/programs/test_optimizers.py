@@ -234,6 +234,63 @@ class MakesVariablesInApply(Descent):
       return tf.assign_add(global_step, 1)
 
 
+class HasOtherOrder(Descent):
+  """Has an argument of its own before `global_step`, which `minimize` passes by keyword."""
+
+  def apply_gradients(self, grads_and_vars, rate=0.1, global_step=None, name=None):
+    updates = [v.assign_sub(rate * tf.convert_to_tensor(g)) for g, v in grads_and_vars]
+    return tf.group(*updates + [tf.assign_add(global_step, 1)], name=name)
+
+
+class TakesKeywordsOnly(Descent):
+  def apply_gradients(self, grads_and_vars, *, name=None, global_step=None):
+    return super().apply_gradients(grads_and_vars, global_step, name)
+
+
+class HasOtherNames(Descent):
+  def apply_gradients(self, pairs, step=None):
+    return super().apply_gradients(pairs, step)
+
+  def compute_gradients(self, loss, variables=None):
+    return super().compute_gradients(loss, variables)
+
+
+class SortsPairs(Descent):
+  """Relies on getting a list."""
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    grads_and_vars.sort(key=lambda pair: pair[1].name, reverse=True)
+    return super().apply_gradients(grads_and_vars + [], *args, **kwargs)
+
+
+class CountsAndAveragesNorms(Descent):
+  """Makes variables in a scope of its own, and others that are named after tensors, as YellowFin does."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    grads_and_vars = list(grads_and_vars)
+    norms = [tf.reduce_sum(tf.square(tf.convert_to_tensor(grad))) for grad, _ in grads_and_vars[:1]]
+    average = tf.train.ExponentialMovingAverage(0.5)
+    with tf.variable_scope("state"), tf.name_scope("inner"):
+      count = tf.Variable(0.0, trainable=False, name="count", use_resource=True)
+    with tf.control_dependencies([average.apply(norms), count.assign_add(1.0)]):
+      return super().apply_gradients(grads_and_vars, global_step, name)
+
+
+class MakesVariablesInPrepare(tf.train.MomentumOptimizer):
+  """Makes a variable in the name scope that `apply_gradients` opens."""
+
+  def __init__(self):
+    super().__init__(0.1, 0.9)
+
+  def _prepare(self):
+    super()._prepare()
+    self._count = tf.Variable(0.0, trainable=False, name="count", use_resource=True)
+
+  def _finish(self, update_ops, name_scope):
+    with tf.control_dependencies(update_ops):
+      return tf.group(self._count.assign_add(1.0), name=name_scope)
+
+
 CUSTOM = [
   Counting,
   ReturnsAList,
@@ -249,7 +306,21 @@ CUSTOM = [
   TakesExtraArgument,
   WithoutInit,
   MakesVariablesInApply,
+  HasOtherOrder,
+  TakesKeywordsOnly,
+  SortsPairs,
+  CountsAndAveragesNorms,
+  MakesVariablesInPrepare,
 ]
+BY_POSITION = "it passes global_step by position"
+OTHER_NAMES = "variables of the inner optimizer get the names of its conditional"
+TENSORFLOW_FAILS = {
+  HasOtherOrder: BY_POSITION,
+  TakesKeywordsOnly: BY_POSITION,
+  SortsPairs: "it passes a tuple",
+  CountsAndAveragesNorms: OTHER_NAMES,
+  MakesVariablesInPrepare: OTHER_NAMES,
+}
 for custom in CUSTOM:
   TABLE.add(
     "custom_optimizer_{}".format(custom.__name__),
@@ -257,13 +328,36 @@ for custom in CUSTOM:
     # A moving average cannot be initialized from a reference variable under control flow v2.
     variants=programs.NO_V2_REFERENCE if custom is Averaging else programs.ALL,
     fresh=custom is Averaging,
-    slow=custom not in (Counting, ReturnsAList, ReadsCollections, WithoutInit),
+    tensorflow_fails=TENSORFLOW_FAILS.get(custom),
+    slow=custom not in (Counting, ReturnsAList, ReadsCollections, WithoutInit, HasOtherOrder, SortsPairs),
   )
 TABLE.add(
   "custom_optimizer_Wrapper",
   lambda t: t.wrap(Wrapper(tf.train.AdamOptimizer(0.1))).minimize(t.loss(), t.global_step),
   slow=True,
 )
+
+
+@TABLE.program(tensorflow_fails="it passes var_list by keyword")
+def custom_optimizer_HasOtherNames(t):
+  optimizer = t.wrap(HasOtherNames())
+  return optimizer.apply_gradients(optimizer.compute_gradients(t.loss(sparse=False), t.variables), t.global_step)
+
+
+@TABLE.program(tensorflow_fails=OTHER_NAMES)
+def names_of_variables_that_two_optimizers_make(t):
+  with tf.name_scope("state"):  # the model has a scope of this name, too
+    tf.identity(t.x)
+  w, table = t.variables
+  loss = t.loss(sparse=False)
+  train_ops = []
+  for make in (CountsAndAveragesNorms, MakesVariablesInPrepare, MakesVariablesInPrepare):
+    train_ops.append(t.wrap(make()).minimize(loss, var_list=[w]))
+    train_ops.append(t.wrap(make()).minimize(loss, var_list=[table], name="train"))
+  for scope in ("cond", "Sum", "mul", "truediv", "stack", "group_deps"):  # scopes that ops of this package could use
+    with tf.name_scope(scope):
+      tf.Variable(1.0, name="later", trainable=False, use_resource=True)
+  return tf.group(*train_ops[:2])
 
 
 # --- several optimizers and losses ------------------------------------------------------------------------------------

@@ -332,3 +332,155 @@ def test_loss_that_is_scaled_already_warns(train, warns, caplog):
   with caplog.at_level("WARNING", "absl"):
     train(Training(), Optimizer(sgd(), "dynamic"))
   assert caplog.text.count("seems to be scaled already") == warns
+
+
+# --- tensors that one step builds in its conditional, and another one uses --------------------------------------------
+
+
+class BuiltOnce:
+  """A learning rate that builds its tensor when it is first called."""
+
+  def __init__(self, build):
+    self._build, self._rate = build, None
+
+  def __call__(self):
+    if self._rate is None:
+      self._rate = self._build()
+    return self._rate
+
+
+def halved_every_step(number, factor):
+  return tf.pow(factor.read_value(), number)
+
+
+def in_a_nested_branch(number, factor):
+  factor = factor.read_value()
+  return tf.cond(number < 1.0, lambda: tf.constant(1.0), lambda: tf.pow(factor, number))
+
+
+@pytest.mark.parametrize("in_loop", [False, True], ids=["graph", "loop"])
+@pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+@pytest.mark.parametrize("build", [halved_every_step, in_a_nested_branch])
+def test_step_uses_a_tensor_of_another_skipped_step(build, use_resource, in_loop):
+  """The first optimizer builds the learning rate; its overflow must not skip the second one's steps."""
+  if in_loop and tf.control_flow_v2_enabled():
+    pytest.skip("in functions, TensorFlow raises an error: the tensor is out of scope")
+  with tf.variable_scope("", use_resource=use_resource):
+    d, g, factor = [tf.get_variable(name, initializer=value) for name, value in [("d", 0.0), ("g", 0.0), ("f", 0.5)]]
+  x, number = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
+  rate = BuiltOnce(lambda: build(number, factor))
+
+  def step(i):
+    d_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(d * x, var_list=[d])
+    g_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(-1.0 * g, var_list=[g])
+    with tf.control_dependencies([d_op, g_op]):
+      return tf.add(i, 1)
+
+  train_op = tf.while_loop(lambda i: i < 1, step, [0]) if in_loop else step(0)
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    for index, value in enumerate([1.0, np.inf, np.nan]):
+      sess.run(train_op, {x: value, number: index})
+    assert sess.run([d, g]) == [-1.0, 1.75]
+
+
+def drawn():
+  return tf.random_uniform([])
+
+
+def counted():
+  with tf.control_dependencies([tf.assign_add(tf.train.get_or_create_global_step(), 1)]):
+    return tf.constant(1.0) * 2.0
+
+
+@pytest.mark.parametrize("build", [drawn, counted])
+def test_tensor_of_another_step_that_cannot_be_copied_raises(build):
+  global_step = tf.train.get_or_create_global_step()
+  w, rate = tf.get_variable("w", [], initializer=tf.zeros_initializer()), BuiltOnce(build)
+  Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(w * w, global_step)
+  with pytest.raises(ValueError, match="which an earlier apply_gradients.. built in its conditional"):
+    Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(w * w, global_step)
+
+
+# --- what the inner optimizer has besides -----------------------------------------------------------------------------
+
+
+class ReturnsNothing(tf.train.GradientDescentOptimizer):
+  def apply_gradients(self, *args, **kwargs):
+    self.train_op = super().apply_gradients(*args, **kwargs)
+
+
+def test_inner_optimizer_that_returns_none_raises_in_graphs():
+  with pytest.raises(ValueError, match="ReturnsNothing.apply_gradients.. must return the op that applies"):
+    Optimizer(ReturnsNothing(1.0), 8.0).minimize(Training().loss)
+
+
+def test_inner_optimizer_that_returns_none_trains_in_functions():
+  w = tf.get_variable("w", [], initializer=tf.zeros_initializer(), use_resource=True)
+
+  @tf.function
+  def step():
+    Optimizer(ReturnsNothing(1.0), 8.0).minimize(2.0 * w, var_list=[w])
+    return tf.constant(0)
+
+  train_op = step()
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    sess.run(train_op)
+    assert sess.run(w) == -2.0
+
+
+class OwnMinimize(tf.train.GradientDescentOptimizer):
+  def minimize(self, *args, **kwargs):
+    with tf.control_dependencies([super().minimize(*args, **kwargs)]):
+      return tf.group(*[tf.assign(v, 0.5 * v) for v in tf.trainable_variables()])
+
+
+@pytest.mark.parametrize("inner, warns", [(OwnMinimize, True), (tf.train.GradientDescentOptimizer, False)])
+def test_own_minimize_of_inner_optimizer_warns(inner, warns, caplog):
+  Optimizer(inner(1.0), 8.0).minimize(Training().loss)
+  assert any("OwnMinimize has a minimize() of its own" in message for message in caplog.messages) == warns
+
+
+class WithRate(tf.train.Optimizer):
+  """Reads its learning rate from a public attribute, and has a hook of its own."""
+
+  def __init__(self):
+    super().__init__(False, "WithRate")
+    self.rate = 1.0
+
+  def _apply_dense(self, grad, var):
+    return tf.assign_sub(var, self.rate * grad)
+
+  def _resource_apply_dense(self, grad, handle):
+    return handle.assign_sub(self.rate * grad)
+
+  def make_session_run_hook(self, is_chief):
+    return "hook of the inner optimizer, is_chief={}".format(is_chief)
+
+
+def test_attributes_are_set_where_they_are_read():
+  inner, training = WithRate(), Training()
+  opt = Optimizer(inner, 8.0)
+  opt.rate, opt.other = 4.0, 5.0
+  assert (inner.rate, opt.rate, opt.other) == (4.0, 4.0, 5.0) and not hasattr(inner, "other")
+  train_op = opt.minimize(training.loss)
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    before = sess.run(training.w)
+    sess.run(train_op, {training.x: FINITE})
+    np.testing.assert_array_equal(sess.run(training.w), before - 4.0 * FINITE)
+
+
+def test_hook_of_the_inner_optimizer_is_kept():
+  assert Optimizer(WithRate(), 8.0).make_session_run_hook(True) == "hook of the inner optimizer, is_chief=True"
+  assert Optimizer(WithRate(), 8.0).make_session_run_hook(is_chief=False).endswith("False")
+
+
+def test_slots_are_found_after_a_lookup_of_a_tensor():
+  a, b = [tf.get_variable(name, [2]) for name in "ab"]
+  opt = Optimizer(tf.train.MomentumOptimizer(1.0, 0.9), 8.0)
+  opt.minimize(tf.reduce_sum(a * b))
+  (name,) = opt.get_slot_names()
+  assert opt.get_slot(tf.cast(a, tf.float16), name) is None
+  assert opt.get_slot(b, name).op.name == "b/Momentum"
