@@ -2,7 +2,7 @@
 """Measures the range of every gradient of a step: histograms of binary exponents beside the range of float16."""
 
 import collections
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import control_flow
@@ -15,6 +15,12 @@ from mp_compat.monitoring import reports
 _COPYING = frozenset(["DepthToSpace", "ExpandDims", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"])
 _MOVING = _COPYING.union(
   ["ConcatV2", "Enter", "IdentityN", "Merge", "NextIteration", "Pack", "Split", "SplitV", "Switch", "Unpack"]
+)
+# Ops that add up gradients: of a variable that several ops use, and of one that is broadcast.
+_SUMMING = frozenset(["AddN", "Sum"])
+# Ops whose results are computed in a loop (control flow v1), in a function, or in a conditional or loop of functions.
+_HIDING = frozenset(["Exit", "PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"]).union(
+  ["Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"]
 )
 
 
@@ -35,12 +41,21 @@ class GradientRange(NamedTuple):
   scale: Any  # float32: the loss scale of the values; 1 for a gradient that was measured as it was passed
 
 
+class Report(NamedTuple):
+  """The ranges of a step, and what a record of them needs besides."""
+
+  ranges: "collections.OrderedDict[str, GradientRange]"
+  descriptions: Dict[str, range_history.Description]  # by the same names
+  tensors: List[tf.Tensor]  # what is measured
+  is_complete: bool  # False if a part of the backward pass is not measured
+
+
 class _Found(NamedTuple):
   """A tensor to measure."""
 
   name: str
   tensor: tf.Tensor
-  scale: Any  # a float32 scalar tensor or a number
+  scale: Optional[tf.Tensor]  # a float32 scalar; None if the tensor is measured as it was passed
   is_variable: bool = True  # whether it is the gradient of a variable, not a tensor in between
 
 
@@ -64,7 +79,8 @@ def gradient_ranges(optimizer: Any, dtypes: Any = tf.float16) -> "collections.Or
 
   Returns:
     An ordered dictionary from names to `GradientRange`s, in the order of the backward pass, from the loss to the
-    inputs. The gradients of variables have the names of the variables. A tensor of the backward pass has the name of
+    inputs. The gradients of variables have the names of the variables; gradients that were given to
+    `unscale_gradients` are named "gradient 0", "gradient 1" and so on. A tensor of the backward pass has the name of
     its op, such as `gradients/dense/MatMul_grad/MatMul`. Left out are tensors that only move or copy the values of
     others, those inside of loops and functions, and, of dtypes other than float16, those between the loss and the last
     layer with a variable, because losses are usually computed in float32. If a tensor is in a branch of `tf.cond`, the
@@ -79,24 +95,41 @@ def gradient_ranges(optimizer: Any, dtypes: Any = tf.float16) -> "collections.Or
 
   Source: the histograms follow Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), figure 3.
   """
-  return ranges_and_variables(optimizer, dtypes)[0]
+  return report(optimizer, dtypes).ranges
 
 
-def ranges_and_variables(optimizer: Any, dtypes: Any) -> "Tuple[collections.OrderedDict[str, GradientRange], Set[str]]":
-  """Returns what `gradient_ranges` does, and the names in it that are gradients of variables."""
+def report(optimizer: Any, dtypes: Any) -> Report:
+  """Returns what `gradient_ranges` does, and what is known of the measured tensors."""
   dtypes = [tf.as_dtype(dtype) for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)]
   for dtype in dtypes:
     if not dtype.is_floating:
       raise ValueError("dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name))
   step = reports.readable_step(optimizer)
   passed, computed = _gradients(step, optimizer.step_settings.check_computed_gradients)
-  found = passed + [_Found(*record) for record in computed] + _backward_pass(computed, dtypes)
+  between, is_complete = _backward_pass(computed, dtypes)
+  found = passed + [_Found(*record) for record in computed] + between
   order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
   found = [item for item in found if item.tensor.op in order and control_flow.is_in_branches_only(item.tensor.op)]
   found.sort(key=lambda item: order[item.tensor.op])
   names = reports.number_repeated([item.name for item in found])
-  ranges = collections.OrderedDict(zip(names, _measure_all(found)))
-  return ranges, {name for name, item in zip(names, found) if item.is_variable}
+  return Report(
+    ranges=collections.OrderedDict(zip(names, _measure_all(found))),
+    descriptions={name: _describe(item, dtypes) for name, item in zip(names, found)},
+    tensors=[item.tensor for item in found],
+    is_complete=is_complete and not passed,
+  )
+
+
+def _describe(item: _Found, dtypes: List[tf.DType]) -> range_history.Description:
+  sources = list(_sources(item.tensor))
+  own = [tensor.dtype.base_dtype for tensor in sources if tensor.dtype.is_floating or tensor.dtype.is_complex]
+  return range_history.Description(
+    is_variable=item.is_variable,
+    has_scale=item.scale is not None,
+    dtype=min(own, key=lambda dtype: dtype.size).name,
+    # Functions and loops may compute in any dtype.
+    is_judged=any(dtype in dtypes for dtype in own) or any(tensor.op.type in _HIDING for tensor in sources),
+  )
 
 
 def _gradients(step: reports.Step, read_computed: bool) -> Tuple[List[_Found], List[gradients.Computed]]:
@@ -114,7 +147,7 @@ def _gradients(step: reports.Step, read_computed: bool) -> Tuple[List[_Found], L
         assert record is not None
         computed[gradients.tensor_key(ancestor)] = record
       if not ancestors:
-        passed.append(_Found(name, values, 1.0))
+        passed.append(_Found(name, values, None))
   return passed, list(computed.values())
 
 
@@ -124,12 +157,13 @@ def _has_scaled(tensor: tf.Tensor) -> bool:
   return record is not None and record.scaled is not None and control_flow.is_in_branches_only(record.scaled.op)
 
 
-def _backward_pass(computed: Iterable[gradients.Computed], dtypes: List[tf.DType]) -> List[_Found]:
-  """Returns the tensors between the scaled loss and its gradients."""
+def _backward_pass(computed: Iterable[gradients.Computed], dtypes: List[tf.DType]) -> Tuple[List[_Found], bool]:
+  """Returns the tensors between the scaled loss and its gradients, and whether no others are in functions or loops."""
   by_scale: Dict[Any, List[gradients.Computed]] = collections.defaultdict(list)
   for record in computed:
     by_scale[gradients.tensor_key(record.scale)].append(record)
   found: Dict[Any, _Found] = {}
+  is_complete = True
   for records in by_scale.values():
     scale, ends = records[0].scale, [record.scaled for record in records]
     readers = _readers(ends)
@@ -141,12 +175,13 @@ def _backward_pass(computed: Iterable[gradients.Computed], dtypes: List[tf.DType
     behind_loss = _descendants(readers, entering)
     behind_loss.update((gradients.tensor_key(tensor), tensor) for tensor in entering)
     measured = {gradients.tensor_key(tensor) for end in ends for tensor in _same_values(end)}
+    is_complete = is_complete and not any(tensor.op.type in _HIDING for tensor in derived.values())
     for key, tensor in derived.items():
       wanted = tensor.dtype.base_dtype in dtypes and (tensor.dtype == tf.float16 or key in behind_loss)
       if wanted and tensor.op.type not in _MOVING and key not in measured and key not in casts:
         name = tensor.op.name if tensor.value_index == 0 else tensor.name
         found.setdefault(key, _Found(name, tensor, scale, is_variable=False))
-  return list(found.values())
+  return list(found.values()), is_complete
 
 
 def _readers(ends: List[tf.Tensor]) -> Dict[Any, List[tf.Tensor]]:
@@ -183,9 +218,8 @@ def _entering(gradient: tf.Tensor) -> List[tf.Tensor]:
   """Returns the tensors of the backward pass from which a layer's ops compute the gradient of its variable."""
   op = list(_same_values(gradient))[-1].op
   inputs = [tensor for value in op.inputs for tensor in _same_values(value)]
-  if op.type not in ("AddN", "Sum"):
+  if op.type not in _SUMMING:
     return inputs
-  # The gradient of a variable that several ops use, or that is broadcast.
   return inputs + [tensor for value in op.inputs if value.dtype.is_floating for tensor in _entering(value)]
 
 
@@ -197,6 +231,16 @@ def _same_values(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
     if tensor.dtype.size > after.dtype.size:
       break
     yield tensor
+
+
+def _sources(gradient: tf.Tensor) -> Iterator[tf.Tensor]:
+  """Yields the tensors that contain the values of a gradient, or of its parts or summands."""
+  same = list(_same_values(gradient))
+  yield from same
+  if same[-1].op.type in _MOVING.union(_SUMMING):
+    for value in same[-1].op.inputs:
+      if value.dtype.is_floating:
+        yield from _sources(value)
 
 
 class _Counts(NamedTuple):
@@ -252,7 +296,8 @@ def _count(item: _Found) -> _Counts:
     exponents.set_shape([256])
     zeros = tf.reduce_sum(tf.cast(tf.equal(bits, 0), tf.int32))
     finite = tf.where_v2(tf.is_finite(values), values, 0.0)
-    return _Counts(exponents, zeros, tf.maximum(tf.reduce_max(finite), 0.0), tf.cast(item.scale, tf.float32))
+    scale = 1.0 if item.scale is None else item.scale
+    return _Counts(exponents, zeros, tf.maximum(tf.reduce_max(finite), 0.0), tf.cast(scale, tf.float32))
 
 
 def _headroom(bits: tf.Tensor) -> tf.Tensor:

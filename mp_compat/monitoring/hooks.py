@@ -2,7 +2,7 @@
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
 import collections
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Container, Deque, Dict, List, Optional, Set, Tuple
 
 from absl import logging
 
@@ -10,6 +10,7 @@ from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.monitoring import reports
+from mp_compat.monitoring import summaries
 
 ON_STALL = ("raise", "stop", "warn")
 
@@ -92,7 +93,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._statuses = [self._make_status(train_op.counts) for train_op in self._readable]
     self._reports = [reports.report_on(train_op.step) for train_op in self._readable]
     self._scale = self._optimizer.loss_scale()
-    self._writer = tf.summary.FileWriter(self._output_dir) if self._output_dir else None
+    self._writer = summaries.file_writer(self._output_dir) if self._output_dir else None
 
   def _make_counters(self) -> List[tf.Variable]:
     """Makes the variables that count attempted and skipped steps."""
@@ -333,22 +334,29 @@ class CountedTrainOp:
     fetched = graphs.fetched_elements(self._train_op.graph, run_context.original_args.fetches)
     key = tuple(element.name for element in fetched)
     if key not in self._runs_train_op:
-      self._runs_train_op[key] = self._leads_to_train_op(fetched)
+      self._runs_train_op[key] = self._train_op in ops_run(fetched)
     return self._runs_train_op[key]
-
-  def _leads_to_train_op(self, fetched: List[Any]) -> bool:
-    """Returns whether an element of `fetched`, a tensor or an op, is the train op or depends on it."""
-    pending = [getattr(element, "op", element) for element in fetched]
-    seen = set()
-    while pending:
-      op = pending.pop()
-      if op not in seen:
-        seen.add(op)
-        pending.extend(tensor.op for tensor in op.inputs)
-        pending.extend(op.control_inputs)
-    return self._train_op in seen
 
 
 def count_steps(optimizer: Any) -> List[CountedTrainOp]:
   """Returns a counter for each train op of the optimizer in the current graph."""
   return [CountedTrainOp(step) for step in reports.train_steps(optimizer)]
+
+
+def ops_run(fetched: List[Any], fed: Container[str] = ()) -> Set[tf.Operation]:
+  """Returns the ops that a Session run executes.
+
+  Args:
+    fetched: the tensors and ops that are fetched.
+    fed: the names of the tensors that are fed.
+  """
+  ops: Set[tf.Operation] = set()
+  pending = list(fetched)
+  while pending:
+    element = pending.pop()
+    op = getattr(element, "op", element)
+    if op not in ops and element.name not in fed:
+      ops.add(op)
+      pending.extend(op.inputs)
+      pending.extend(op.control_inputs)
+  return ops

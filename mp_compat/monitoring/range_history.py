@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from typing import Any, Container, Counter, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Counter, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 HIGHEST, LOWEST_NORMAL, LOWEST = 15, -14, -24  # binary exponents of float16: largest, smallest normal, smallest number
 BIAS = 127  # of float32: index e of a histogram counts magnitudes in [2**(e - 127), 2**(e - 126))
@@ -16,6 +16,8 @@ TOLERATED_VARIABLE = 0.1  # the share of the nonzero values of a variable's grad
 MARGIN = 2  # powers of two between the largest value seen and float16's largest, for steps that were not recorded
 NARROW = 3  # the smallest number of powers of two between which a fixed scale is advised
 CUT_OFF = 3  # the number of powers of two above float16's smallest number in which values indicate that others are lost
+FAR = 10  # an overflow more than so many powers of two above all finite values has another reason than the loss scale
+MENTIONED = 0.01  # the share of a tensor's nonzero values that become zeros, above which the advice says so
 LARGEST_SCALE = 126  # the exponent of the largest loss scale
 
 
@@ -29,86 +31,97 @@ class Advice(NamedTuple):
   text: str  # one sentence with the numbers that the advice rests on
 
 
+class Description(NamedTuple):
+  """What a record says of a tensor besides its values."""
+
+  is_variable: bool  # whether it is the gradient of a variable
+  has_scale: bool  # whether its loss scale is known; it is not if the tensor was measured as it was passed
+  dtype: str  # the narrowest floating dtype that its values have had
+  is_judged: bool  # whether they are of a dtype for which the advice is
+
+
 class Tensor:
-  """The values of one tensor in all records, divided by the loss scale.
+  """The finite values of one tensor in all records, divided by the loss scale.
 
   Attributes:
+    is_judged: whether the values are of a dtype for which the advice is.
+    is_recorded: whether they were all finite in any record.
     exponents: the number of finite nonzero values by binary exponent. Without any, `lowest` has no meaning.
     lowest: the exponent from which on a scale must keep the values: in each record, those below make up at most 1% of
       the sum of magnitudes, and of a variable's gradient also at most 10% of the nonzero values.
-    highest: the largest exponent of a finite value, or the smallest of one that overflowed because of the scale.
-    overflowed: whether `highest` is of a value that overflowed.
+    highest: the largest exponent.
     width: the largest number of powers of two from `lowest` to the largest value in one record.
-    cut_off: the exponent of the largest scale at which values may have become zeros, and nothing shows how many.
-    complete: the exponent of the largest scale at which that is not so.
-    overflows: the number of records with infinite values or NaNs at a scale of 1 or less.
   """
 
-  def __init__(self, is_variable: bool) -> None:
+  def __init__(self) -> None:
+    self.is_judged = self.is_recorded = False
     self.exponents: Counter[int] = collections.Counter()
     self.lowest, self.highest, self.width = sys.maxsize, -sys.maxsize, 0
-    self.cut_off = self.complete = -sys.maxsize
-    self.overflows, self.overflowed = 0, False
-    self._is_variable = is_variable  # whether this is the gradient of a variable
     self._shares: Counter[int] = collections.Counter()  # of the sum of magnitudes, by exponent; the sum over records
+    # Exponents of the largest scales at which values were at the lower end of float16's range, at which all were zeros,
+    # and at which neither was so.
+    self._cut_off = self._all_zero = self._complete = -sys.maxsize
+    self._zeros_were_right = False  # whether other values followed them without a larger scale
 
-  def add(self, exponents: Dict[int, int], zeros: int, nonfinite: int, scale: float) -> None:
-    """Adds the values of one step.
+  def add(self, values: Dict[str, Any], scale: float) -> None:
+    """Adds the values of one step; those beside infinite values and NaNs are only what an overflow happened to leave.
 
     Args:
-      exponents: the number of finite nonzero values of the scaled loss's gradient by binary exponent.
-      zeros: the number of zeros.
-      nonfinite: the number of infinite values and NaNs. With any, the others are not counted: they are what an overflow
-        happened to leave.
+      values: the tensor in a record.
       scale: the loss scale, a positive number.
     """
+    exponents = {int(exponent): int(count) for exponent, count in values["exponents"].items() if count}
     shift, floor, ceiling = round(math.log2(scale)), math.floor(math.log2(scale)), math.ceil(math.log2(scale))
-    if nonfinite and floor <= 0:
-      self.overflows += 1
-    elif nonfinite:
-      self._raise_highest(HIGHEST + 1 - floor, True)
-    elif exponents:
-      largest, lowest = max(exponents), self._lowest_kept(exponents)
+    is_float16 = values["dtype"] == "float16"
+    self.is_judged = bool(values["judged"])
+    if int(values["nonfinite"]):
+      return
+    self.is_recorded = True
+    if exponents:
+      largest, lowest = max(exponents), _lowest_kept(exponents, bool(values["variable"]))
       magnitudes = _magnitudes(exponents)
       total = sum(magnitudes.values())
       self._shares.update({exponent - shift: magnitude / total for exponent, magnitude in magnitudes.items()})
       self.exponents.update({exponent - shift: count for exponent, count in exponents.items()})
-      self.lowest = min(self.lowest, lowest - ceiling)
-      self._raise_highest(largest - floor, False)
+      self.lowest, self.highest = min(self.lowest, lowest - ceiling), max(self.highest, largest - floor)
       self.width = max(self.width, largest - lowest)
-      self._note_scale(shift, min(exponents) >= LOWEST and lowest < LOWEST + CUT_OFF)
-    elif zeros:
-      self._note_scale(shift, True)
+      if is_float16 and min(exponents) >= LOWEST and lowest < LOWEST + CUT_OFF:
+        self._cut_off = max(self._cut_off, shift)
+      else:
+        self._complete = max(self._complete, shift)
+        self._zeros_were_right = self._zeros_were_right or self._all_zero >= shift
+    elif is_float16 and int(values["zeros"]):
+      self._all_zero = max(self._all_zero, shift)
 
-  def _lowest_kept(self, exponents: Dict[int, int]) -> int:
-    """Returns the largest exponent below which there are few enough values of one record to lose them."""
-    magnitudes = _magnitudes(exponents)
-
-    def share_below(exponent: int, values: Any) -> float:
-      return sum(value for own, value in values.items() if own < exponent) / sum(values.values())
-
-    kept = [exponent for exponent in exponents if share_below(exponent, magnitudes) <= TOLERATED]
-    if self._is_variable:
-      kept = [exponent for exponent in kept if share_below(exponent, exponents) <= TOLERATED_VARIABLE]
-    return max(kept)
-
-  def _raise_highest(self, exponent: int, overflowed: bool) -> None:
-    if exponent > self.highest:
-      self.highest, self.overflowed = exponent, overflowed
-
-  def _note_scale(self, shift: int, is_cut_off: bool) -> None:
-    if is_cut_off:
-      self.cut_off = max(self.cut_off, shift)
-    else:
-      self.complete = max(self.complete, shift)
+  def doubtful_scale(self) -> Optional[int]:
+    """Returns the exponent of the largest scale at which values may have become zeros; None if others show them."""
+    doubtful = self._cut_off if self._zeros_were_right else max(self._cut_off, self._all_zero)
+    return doubtful if doubtful >= max(self._complete, 0) else None
 
   def lost(self, scale_exponent: int) -> float:
     """Returns the share of the sum of magnitudes that is below 2**-24 at a scale of 2**scale_exponent.
 
     The share is the mean over the records.
     """
-    below = sum(share for exponent, share in self._shares.items() if exponent + scale_exponent < LOWEST)
-    return below / sum(self._shares.values()) if self._shares else 0.0
+    return _share_below(LOWEST - scale_exponent, self._shares)
+
+  def vanishing(self, scale_exponent: int) -> float:
+    """Returns the share of the nonzero values that are below 2**-24 at a scale of 2**scale_exponent."""
+    return _share_below(LOWEST - scale_exponent, self.exponents)
+
+
+def _lowest_kept(exponents: Dict[int, int], is_variable: bool) -> int:
+  """Returns the largest exponent below which there are few enough values of one record to lose them."""
+  magnitudes = _magnitudes(exponents)
+  kept = [exponent for exponent in exponents if _share_below(exponent, magnitudes) <= TOLERATED]
+  if is_variable:
+    kept = [exponent for exponent in kept if _share_below(exponent, exponents) <= TOLERATED_VARIABLE]
+  return max(kept)
+
+
+def _share_below(exponent: int, values: Any) -> float:
+  """Returns the share of `values`, numbers by exponent, below `exponent`; 0 without values."""
+  return sum(value for own, value in values.items() if own < exponent) / (sum(values.values()) or 1)
 
 
 def _magnitudes(exponents: Dict[int, int]) -> Dict[int, float]:
@@ -123,43 +136,64 @@ class History:
     tensors: the tensors by name, from the loss to the inputs.
     steps: the recorded steps.
     scale: the loss scale of the last record; 1 without any.
+    overflows: the number of records with infinite values or NaNs, by the first tensor with any from the loss, and the
+      exponent of the scale, rounded down. Tensors whose scale is unknown do not count.
     conflicts: the number of records in which no scale is large enough for one tensor and small enough for another.
-    run: the number of the run that wrote the last record.
+    is_complete: whether all of the backward pass was measured.
+    run: the number of the run that wrote the last record; 0 without any.
   """
 
   def __init__(self) -> None:
     self.tensors: Dict[str, Tensor] = collections.OrderedDict()
     self.steps: List[int] = []
     self.scale = 1.0
+    self.overflows: Counter[Tuple[str, int]] = collections.Counter()
     self.conflicts = self.run = 0
+    self.is_complete = True
 
   def add(self, record: Dict[str, Any]) -> None:
-    """Adds a record, as `record_of` returns it; ignores tensors whose scale is not a positive number."""
+    """Adds a record, as `record_of` returns it; ignores tensors whose scale is neither None nor a positive number.
+
+    Values without a scale count as if they were at a scale of 1.
+    """
+    self.run = record["run"]
     self.steps.append(record["step"])
-    needed, allowed = [], []
+    self.is_complete = self.is_complete and bool(record["complete"])
+    of_step: Dict[str, Tensor] = collections.OrderedDict()
+    overflows = []
     for name, values in record["tensors"].items():
-      scale = float(values["scale"])
+      scale = 1.0 if values["scale"] is None else float(values["scale"])
       if not 0 < scale < math.inf:
         continue
-      self.scale = scale
-      exponents = {int(exponent): int(count) for exponent, count in values["exponents"].items() if count}
-      of_step = Tensor(bool(values["variable"]))
-      for tensor in (of_step, self.tensors.setdefault(name, Tensor(bool(values["variable"])))):
-        tensor.add(exponents, int(values["zeros"]), int(values["nonfinite"]), scale)
-      if of_step.exponents and of_step.width <= HIGHEST - LOWEST:
-        needed.append(LOWEST - of_step.lowest)
-        allowed.append(HIGHEST - of_step.highest)
-    self.conflicts += bool(needed) and max(needed) > min(allowed)
+      for tensors in (of_step, self.tensors):
+        tensors.setdefault(name, Tensor()).add(values, scale)
+      if values["scale"] is not None:
+        self.scale = scale
+        if int(values["nonfinite"]):
+          overflows.append((name, math.floor(math.log2(scale))))
+    self.overflows.update(overflows[:1])
+    fitting = [tensor for tensor in _judged(of_step).values() if tensor.exponents and tensor.width <= HIGHEST - LOWEST]
+    if fitting:
+      needed = LOWEST - min(tensor.lowest for tensor in fitting)
+      self.conflicts += needed > HIGHEST - max(tensor.highest for tensor in fitting)
 
 
-def record_of(run: int, step: int, ranges: Dict[str, Any], variables: Container[str]) -> Dict[str, Any]:
+def _judged(tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
+  """Returns the tensors for which the advice is; all if there are none, as in a program without float16."""
+  return {name: tensor for name, tensor in tensors.items() if tensor.is_judged} or tensors
+
+
+def record_of(
+  run: int, step: int, ranges: Dict[str, Any], descriptions: Dict[str, Description], is_complete: bool
+) -> Dict[str, Any]:
   """Returns a step's fetched `GradientRange`s as a dictionary for JSON; leaves out tensors that were not computed.
 
   Args:
     run: the number of the run.
     step: the step.
     ranges: the ranges by name.
-    variables: the names of those that are gradients of variables.
+    descriptions: what is known of the tensors, by the same names.
+    is_complete: whether all of the backward pass is measured.
   """
   tensors = collections.OrderedDict()
   for name, values in ranges.items():
@@ -167,17 +201,20 @@ def record_of(run: int, step: int, ranges: Dict[str, Any], variables: Container[
     total = sum(counts)
     if not total:
       continue  # empty, or in a branch that was not executed
+    description = descriptions[name]
     zeros = int(round(float(values.zeros) * total))
     counts[0] -= zeros
     tensors[name] = {
-      "variable": name in variables,
-      "scale": float(values.scale),
+      "variable": description.is_variable,
+      "judged": description.is_judged,
+      "dtype": description.dtype,
+      "scale": float(values.scale) if description.has_scale else None,
       "zeros": zeros,
       "nonfinite": counts[255],
       "largest": float(values.largest),
       "exponents": {str(index - BIAS): count for index, count in enumerate(counts[:255]) if count},
     }
-  return {"run": run, "step": step, "tensors": tensors}
+  return {"run": run, "step": step, "complete": is_complete, "tensors": tensors}
 
 
 def read(lines: Iterable[str]) -> History:
@@ -194,20 +231,19 @@ def read(lines: Iterable[str]) -> History:
   for line in lines:
     try:
       record = json.loads(line)
+      record.update(run=int(record["run"]), step=int(record["step"]))
       History().add(record)
-      run, step = int(record["run"]), int(record["step"])
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
       damaged += 1
       continue
-    if records and records[-1]["run"] != run:
-      records = [earlier for earlier in records if earlier["step"] < step]
+    if records and records[-1]["run"] != record["run"]:
+      records = [earlier for earlier in records if earlier["step"] < record["step"]]
     records.append(record)
   if damaged and not records:
     raise ValueError("none of the {} lines is a record of GradientRangesHook".format(damaged))
   history = History()
   for record in records:
     history.add(record)
-  history.run = records[-1]["run"] if records else 0
   return history
 
 
@@ -230,15 +266,18 @@ def advise(history: History) -> Optional[Advice]:
   gradient of a layer consists. Of the gradient of a variable, each value of which changes another weight, it also keeps
   90% of the values. The largest scale keeps all values seen below 2**14, a quarter of float16's largest number, because
   steps that were not recorded may have larger values. Tensors that float16 cannot represent are left out.
+
+  A value that was not finite counts as 2**16 at its scale, if the scale may be the reason: it was larger than 1, and
+  the value is not too far above the finite ones.
   """
-  seen = {name: tensor for name, tensor in history.tensors.items() if tensor.exponents}
-  overflows = max((tensor.overflows for tensor in history.tensors.values()), default=0)
-  if not seen and not overflows:
+  seen = {name: tensor for name, tensor in _judged(history.tensors).items() if tensor.exponents}
+  overflowed, others = _overflows(history)
+  if not seen and not others:
     return None
   wide = [name for name, tensor in seen.items() if tensor.width > HIGHEST - LOWEST]
   large = [name for name, tensor in seen.items() if tensor.highest > HIGHEST and name not in wide]
-  advice = _advise_scale(history, wide + large)
-  if 2 * overflows >= len(history.steps):
+  advice = _advise_scale(history, wide + large, overflowed, others > 0)
+  if 2 * others >= len(history.steps):
     advice = Advice("float32", 0, 0, [], "")
   unfit, sentences = advice.unfit + wide + large, [advice.text] if advice.text else []
   if wide:
@@ -251,44 +290,90 @@ def advise(history: History) -> Optional[Advice]:
       "the gradients of {} exceed 65504 without a scale: make the loss smaller, for example a mean instead of a sum, "
       "or keep these layers in float32".format(_join(large))
     )
-  if overflows:
+  if others:
     sentences.append(
-      "in {} of {} records, gradients are not finite at a scale of 1: either the loss is not finite itself, or it is "
-      "too large for float16 and should be, for example, a mean instead of a sum".format(overflows, len(history.steps))
+      "in {} of {} records, gradients are not finite for another reason than the loss scale: either the loss is not "
+      "finite itself, or it is too large for float16 and should be, for example, a mean instead of a sum".format(
+        others, len(history.steps)
+      )
+    )
+  if not history.is_complete:
+    sentences.append(
+      "a part of the backward pass was not measured, because it is inside of a function or a loop, or only its results "
+      "were passed: it may need a larger scale"
     )
   return advice._replace(unfit=unfit, text="; ".join(sentences))
 
 
-def _advise_scale(history: History, unfit: List[str]) -> Advice:
-  """Returns advice for the tensors that fit into float16."""
-  tensors = {name: tensor for name, tensor in history.tensors.items() if name not in unfit}
+def _overflows(history: History) -> Tuple[Dict[str, int], int]:
+  """Returns what is known of the values that were not finite.
+
+  Returns:
+    `(overflowed, others)`: by tensor, the smallest possible exponent, without a scale, of a value that overflowed
+    because of the scale; and the number of records with values that are not finite for another reason.
+  """
+  finite = [tensor.highest for tensor in _judged(history.tensors).values() if tensor.exponents]
+  highest = max(finite, default=sys.maxsize)
+  overflowed: Dict[str, int] = {}
+  others = 0
+  for (name, scale_exponent), records in history.overflows.items():
+    exponent = HIGHEST + 1 - scale_exponent
+    if scale_exponent > 0 and (exponent <= highest + FAR or not history.tensors[name].exponents):
+      overflowed[name] = max(overflowed.get(name, exponent), exponent)
+    else:
+      others += records
+  return overflowed, others
+
+
+def _advise_scale(history: History, unfit: List[str], overflowed: Dict[str, int], has_others: bool) -> Advice:
+  """Returns advice for the tensors that fit into float16.
+
+  Args:
+    history: the records.
+    unfit: the names of the tensors that do not fit.
+    overflowed: see `_overflows`.
+    has_others: whether other steps will not be finite at any scale.
+  """
+  tensors = {name: tensor for name, tensor in _judged(history.tensors).items() if name not in unfit}
   seen = {name: tensor for name, tensor in tensors.items() if tensor.exponents}
   if not seen:
     return Advice("float32", 0, 0, [], "")
-  smallest = min(seen, key=lambda name: seen[name].lowest)
-  largest = max(tensors, key=lambda name: tensors[name].highest)
-  needed, allowed = LOWEST - tensors[smallest].lowest, HIGHEST - MARGIN - tensors[largest].highest
+  highest = {name: tensor.highest for name, tensor in seen.items()}
+  for name, exponent in overflowed.items():
+    if name not in unfit:
+      highest[name] = max(highest.get(name, exponent), exponent)
+  smallest, largest = min(seen, key=lambda name: seen[name].lowest), max(highest, key=lambda name: highest[name])
+  needed, allowed = LOWEST - seen[smallest].lowest, HIGHEST - MARGIN - highest[largest]
   low, high = min(max(needed, 0), LARGEST_SCALE), min(max(allowed, 0), LARGEST_SCALE)
-  cut_off = [name for name, tensor in tensors.items() if tensor.cut_off >= max(tensor.complete, 0)]
-  recorded = max((tensors[name].cut_off for name in cut_off), default=0)
-  limit = "the largest value, of {}, is below 2**{} without a scale".format(largest, tensors[largest].highest + 1)
-  if tensors[largest].overflowed:
-    limit = "{} overflowed at 2**{}".format(largest, HIGHEST + 1 - tensors[largest].highest)
-  if cut_off and recorded < high:
+  limit = "the largest value, of {}, is below 2**{} without a scale".format(largest, highest[largest] + 1)
+  if highest[largest] > history.tensors[largest].highest:
+    limit = "{} overflowed at 2**{}".format(largest, HIGHEST + 1 - highest[largest])
+  missing = [name for name, tensor in tensors.items() if not tensor.is_recorded]
+  scales = {name: tensor.doubtful_scale() for name, tensor in tensors.items()}
+  doubtful = {name: scale for name, scale in scales.items() if scale is not None}
+  recorded = max(doubtful.values(), default=0)
+  if missing:
+    kind = "unknown"
+    text = "record more steps, or with a smaller loss scale: the gradients of {missing} were not finite in any record"
+  elif doubtful and recorded < high:
     kind = "unknown"
     text = (
-      "record with a larger loss scale, such as 2**{high}: at 2**{recorded}, the gradients of {cut_off} are at the "
-      "lower end of float16's range, or zero, and smaller ones may have become zeros"
+      "record with a larger loss scale, such as 2**{high}: at 2**{recorded}, the gradients of {doubtful} are at the "
+      "lower end of float16's range, or zero, and smaller ones may have become zeros; where the loss does not depend "
+      "on a layer, zeros are right"
     )
-  elif needed <= 0:
+  elif needed <= 0 <= allowed and not has_others:
     kind = "none"
     text = "no loss scaling is needed: float16 keeps 99% of the magnitude of each tensor, and {limit}"
-  elif high - low >= NARROW:
+  elif high - low >= NARROW and not has_others:
     kind = "fixed"
     text = (
       "a fixed loss scale between 2**{low} and 2**{high} would do: below it, float16 loses too much of {smallest}; "
       "above it, an overflow is close, because {limit}"
     )
+  elif needed <= high:
+    kind = "dynamic"
+    text = "use a dynamic loss scale that starts at 2**{high} and skips steps that are not finite: {limit}"
   elif history.conflicts:
     kind = "float32"
     text = (
@@ -301,7 +386,24 @@ def _advise_scale(history: History, unfit: List[str]) -> Advice:
       "use a dynamic loss scale that starts at 2**{high}: {limit}, but in other steps {smallest} needs a scale of "
       "2**{low}"
     )
-  text = text.format(low=low, high=high, smallest=smallest, limit=limit, recorded=recorded, cut_off=_join(cut_off))
+  worst = max(seen, key=lambda name: seen[name].vanishing(low))
+  share = seen[worst].vanishing(low)
+  if kind in ("none", "fixed") and share > MENTIONED and low < high:
+    text += (
+      "; at 2**{low}, {share:.0%} of the nonzero values of {worst} become zeros: if these are of one output of the "
+      "model, it does not train; prefer a scale near 2**{high}"
+    )
+  text = text.format(
+    low=low,
+    high=high,
+    smallest=smallest,
+    limit=limit,
+    recorded=recorded,
+    missing=_join(missing),
+    doubtful=_join(list(doubtful)),
+    worst=worst,
+    share=share,
+  )
   return Advice(kind, low, high, [smallest] if kind == "float32" else [], text)
 
 

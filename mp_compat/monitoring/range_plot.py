@@ -13,7 +13,7 @@ from mp_compat.monitoring import plot
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import ranges_hook
 
-MOST_LABELS = 60  # with more tensors, only layers are labeled
+MOST_LABELS = 60  # with more tensors, only layers are labeled, and of many layers only some
 UNSCALED_COLOR, SCALED_COLOR = plot.SKIPPED_COLOR, plot.SCALE_COLOR
 
 
@@ -40,8 +40,7 @@ def read(logdir: str) -> Tuple[range_history.History, range_history.Advice]:
   if len(paths) > 1:
     raise plot.PlotError("found several runs below {}; pass one of them: {}".format(logdir, ", ".join(sorted(paths))))
   try:
-    with tf.gfile.GFile(paths[0]) as file:
-      history = range_history.read(file.read().splitlines())
+    history = range_history.read(ranges_hook.read_text(paths[0]).splitlines())
   except (ValueError, tf.errors.OpError) as error:
     raise plot.PlotError("cannot read {}: {}".format(paths[0], error)) from error
   advice = range_history.advise(history)
@@ -58,7 +57,7 @@ def draw(history: range_history.History, advice: range_history.Advice) -> Any:
     advice: what to write below.
 
   Returns:
-    A `matplotlib.figure.Figure`, 10 inches wide; 4 to 16 inches high.
+    A `matplotlib.figure.Figure`, 10 inches wide; 4 to 16 inches high, and more for long advice.
 
   Raises:
     PlotError: If matplotlib is missing.
@@ -75,9 +74,11 @@ def draw(history: range_history.History, advice: range_history.Advice) -> Any:
       row[max(exponent - first, 0)] += count / sum(tensor.exponents.values())
 
   height = min(max(0.16 * len(names), 1.5), 14)
-  figure = plot.new_figure(10, 2.2 + height, dpi=150)
+  lines = textwrap.wrap("Advice: " + advice.text + ".", 130)
+  below = 0.2 * max(len(lines), 4)
+  figure = plot.new_figure(10, 1.4 + height + below, dpi=150)
   ((bars, legend), (axes, lost), (text, unused)) = figure.subplots(
-    3, 2, sharex="col", gridspec_kw={"width_ratios": [4, 1], "height_ratios": [0.5, height, 0.8]}
+    3, 2, sharex="col", gridspec_kw={"width_ratios": [4, 1], "height_ratios": [0.5, height, below]}
   )
   for empty in (bars, legend, text, unused):
     empty.set_axis_off()
@@ -122,13 +123,16 @@ def draw(history: range_history.History, advice: range_history.Advice) -> Any:
     ),
     fontsize="medium",
   )
-  figure.text(0.01, 0.01, textwrap.fill("Advice: " + advice.text + ".", 130), fontsize="medium", va="bottom")
+  figure.text(0.01, 0.01, "\n".join(lines), fontsize="medium", va="bottom")
   return figure
 
 
 def _label_rows(axes: Any, names: List[str]) -> None:
-  """Labels each row; if there are many, each layer."""
-  labels = list(enumerate(names)) if len(names) <= MOST_LABELS else _layers(names)
+  """Labels each row; if there are many, the layers that are far enough apart."""
+  labels: List[Tuple[int, str]] = []
+  for row, label in enumerate(names) if len(names) <= MOST_LABELS else _layers(names):
+    if not labels or MOST_LABELS * (row - labels[-1][0]) >= len(names):
+      labels.append((row, label))
   axes.set_yticks([row for row, _ in labels])
   axes.set_yticklabels([label if len(label) <= 60 else "..." + label[-57:] for _, label in labels], fontsize=6)
 

@@ -7,23 +7,30 @@ from typing import Any, Dict, Optional
 
 from absl import logging
 
+from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring import hooks
 from mp_compat.monitoring import range_history
+from mp_compat.monitoring import summaries
 
 FILE_NAME = "gradient_ranges.jsonl"
+_STEPS_AFTER_OVERFLOW = 10  # the largest number of steps from a record with values that are not finite to the next
 
 
 class GradientRangesHook(tf.train.SessionRunHook):
   """Records the ranges of the gradients now and then, and logs advice on the loss scale whenever it changes.
 
   Writes for TensorBoard a histogram of binary exponents for each tensor, `gradient_ranges/<name>`, and for
-  `mp_compat ranges` the file `gradient_ranges.jsonl`: one line for each record, `{"run": ..., "step": ..., "tensors":
-  {name: {"variable": ..., "scale": ..., "zeros": ..., "nonfinite": ..., "largest": ..., "exponents": {exponent:
-  count}}}}`, with the number of the run. The values are the gradients of the scaled loss. A run that resumes continues
-  the file.
+  `mp_compat ranges` the file `gradient_ranges.jsonl`: one line for each record, `{"run": ..., "step": ..., "complete":
+  ..., "tensors": {name: {"variable": ..., "judged": ..., "dtype": ..., "scale": ..., "zeros": ..., "nonfinite": ...,
+  "largest": ..., "exponents": {exponent: count}}}}`, with the number of the run. A record is complete if all of the
+  backward pass was measured; the advice is for the tensors that are judged, those of the hook's `dtypes`, if there are
+  any. The values are the gradients of the scaled loss; the scale is null for a gradient that was measured as it was
+  passed. A run that resumes continues the file.
+
+  A run that feeds gradients that the report measures is not recorded: it does not compute them.
   """
 
   def __init__(
@@ -38,7 +45,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     Args:
       optimizer: the `MixedPrecisionLossScaleOptimizer` whose gradients to record.
       every_n_steps: the number of executed steps from one record to the next, an int of at least 1. The first step is
-        recorded.
+        recorded. After a record with values that are not finite, the next one follows after at most 10 steps.
       output_dir: the directory of the files, which is created; None writes no files. Processes need separate ones.
       dtypes: the dtypes of the tensors of the backward pass to record; see `gradient_ranges`.
 
@@ -51,16 +58,18 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._dtypes = dtypes
     self._until_due = 0  # the number of steps to execute before the next record
     self._logged: Any = None  # what was last advised
+    self._has_warned = False
 
   def begin(self) -> None:
     self._train_op = hooks.count_steps(self._optimizer)[-1]
-    self._ranges, self._variables = gradient_ranges.ranges_and_variables(self._optimizer, self._dtypes)
+    self._report = gradient_ranges.report(self._optimizer, self._dtypes)
+    self._computing: Dict[Any, bool] = {}  # whether a run computes the gradients, by names of what it fetches and feeds
     self._global_step = tf.train.get_global_step()
     self._history, self._path, self._writer = range_history.History(), None, None
     if self._output_dir is not None:
       tf.gfile.MakeDirs(self._output_dir)
       self._path = os.path.join(self._output_dir, FILE_NAME)
-      self._writer = tf.summary.FileWriter(self._output_dir)
+      self._writer = summaries.file_writer(self._output_dir)
     text = self._read_file()
     self._attempted = self._history.steps[-1] if self._history.steps else 0
     self._run = self._history.run + 1
@@ -69,7 +78,17 @@ class GradientRangesHook(tf.train.SessionRunHook):
 
   def before_run(self, run_context: Any) -> Any:
     self._is_running = self._train_op.is_run_by(run_context)
-    return tf.train.SessionRunArgs(self._ranges) if self._is_running and not self._until_due else None
+    if not self._is_running or self._until_due:
+      return None
+    if self._is_computed_by(run_context):
+      return tf.train.SessionRunArgs(self._report.ranges)
+    if not self._has_warned:
+      self._has_warned = True
+      logging.warning(
+        "GradientRangesHook: runs that feed a gradient cannot be recorded, because they do not compute it. Make the "
+        "optimizer with check_computed_gradients=False to record the gradients that are passed to apply_gradients."
+      )
+    return None
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
     if not self._is_running:
@@ -80,15 +99,35 @@ class GradientRangesHook(tf.train.SessionRunHook):
       return
     # A separate run: fetched with the train op, the global step could be the one before or after the update.
     step = self._attempted if self._global_step is None else int(run_context.session.run(self._global_step))
-    record = range_history.record_of(self._run, step, run_values.results, self._variables)
+    record = range_history.record_of(
+      self._run, step, run_values.results, self._report.descriptions, self._report.is_complete
+    )
     if record["tensors"]:  # The branch of the train op was executed.
-      self._until_due = self._every_n_steps - 1
+      overflowed = any(tensor["nonfinite"] for tensor in record["tensors"].values())
+      self._until_due = min(self._every_n_steps, _STEPS_AFTER_OVERFLOW) if overflowed else self._every_n_steps
+      self._until_due -= 1
       self._record(record)
 
   def end(self, session: tf.Session) -> None:
     del session
+    if self._history.run != self._run:
+      logging.warning(
+        "GradientRangesHook recorded nothing: no Session run executed the train op %s and computed its gradients.",
+        self._train_op.name,
+      )
     if self._writer:
       self._writer.close()
+
+  def _is_computed_by(self, run_context: Any) -> bool:
+    """Returns whether a run computes all that the report measures, so that recording it computes nothing else."""
+    graph, run_args = run_context.session.graph, run_context.original_args
+    fetched = graphs.fetched_elements(graph, run_args.fetches)
+    fed = tuple(tensor.name for tensor in graphs.fetched_elements(graph, list(run_args.feed_dict or {})))
+    key = (tuple(element.name for element in fetched), fed)
+    if key not in self._computing:
+      ops = hooks.ops_run(fetched, fed)
+      self._computing[key] = all(tensor.name in fed or tensor.op in ops for tensor in self._report.tensors)
+    return self._computing[key]
 
   def _record(self, record: Dict[str, Any]) -> None:
     is_new_run = self._history.run != self._run
@@ -113,8 +152,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     """Reads the history from the file, if there is one; returns the file's text."""
     if self._path is None or not tf.gfile.Exists(self._path):
       return ""
-    with tf.gfile.GFile(self._path) as file:
-      text = file.read()
+    text = read_text(self._path)
     try:
       self._history = range_history.read(text.splitlines())
     except ValueError as error:
@@ -124,6 +162,12 @@ class GradientRangesHook(tf.train.SessionRunHook):
   def _append(self, text: str) -> None:
     with tf.gfile.GFile(self._path, "a") as file:
       file.write(text)
+
+
+def read_text(path: str) -> str:
+  """Returns the text of a file of records; replaces bytes that are not UTF-8, which a damaged file may contain."""
+  with tf.gfile.GFile(path, "rb") as file:
+    return file.read().decode("utf-8", errors="replace")
 
 
 def _histogram(exponents: Dict[str, int]) -> tf.HistogramProto:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds scalar summaries of a step, for `tf.train.SummarySaverHook`, Estimator and TensorBoard."""
+"""Adds scalar summaries of a step, for `tf.train.SummarySaverHook`, Estimator and TensorBoard; makes event files."""
 
 from typing import Any, Optional, Tuple, Union
+import uuid
 
 from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import tf
@@ -41,6 +42,14 @@ def add(
     last_applied.assign(1 - skipped, read_value=False),
   )
   return updates, reports.Counters(attempted_steps, skipped_steps)
+
+
+def file_writer(directory: str) -> tf.summary.FileWriter:
+  """Returns a writer of a new event file.
+
+  Its name is unique: TensorFlow gives the files that are created in a directory in the same second the same name.
+  """
+  return tf.summary.FileWriter(directory, filename_suffix="." + uuid.uuid4().hex)
 
 
 def _write(scale: Any, good_steps: Optional[tf.Variable], applied: Any, skipped_steps: tf.Variable) -> None:

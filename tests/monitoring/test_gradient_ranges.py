@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import mp_compat
+from mp_compat.monitoring import gradient_ranges
+from mp_compat.monitoring.range_history import Description
 from tests import testing
 from tests.testing import tf
 
@@ -345,6 +347,65 @@ def test_gradients_computed_in_a_loop_are_measured_as_passed():
     check(values, [8.0], 1.0)
 
 
+def test_dtypes_of_the_values_are_known():
+  """A gradient is judged if its values, or its summands, were float16, even if it is float32 itself."""
+  x = tf.placeholder(tf.float32, [4, 3])
+  shared, broadcast, head, gain = (
+    tf.get_variable(name, shape)
+    for name, shape in [("shared", [3, 3]), ("broadcast", [3]), ("head", [3, 2]), ("gain", [])]
+  )
+  hidden = tf.matmul(tf.cast(x, tf.float16), tf.cast(shared, tf.float16))
+  hidden = tf.matmul(tf.tanh(hidden), tf.cast(shared, tf.float16)) * tf.cast(broadcast, tf.float16)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt.minimize(tf.reduce_sum(tf.square(gain * tf.matmul(tf.cast(hidden, tf.float32), head))))
+  report = gradient_ranges.report(opt, tf.float16)
+  variables = {name: values for name, values in report.descriptions.items() if values.is_variable}
+  assert variables == {
+    "shared:0": Description(True, True, "float16", True),
+    "broadcast:0": Description(True, True, "float16", True),
+    "head:0": Description(True, True, "float32", False),
+    "gain:0": Description(True, True, "float32", False),
+  }
+  assert {values for name, values in report.descriptions.items() if name not in variables} == {
+    Description(False, True, "float16", True)
+  }
+  assert report.is_complete
+  all_dtypes = gradient_ranges.report(opt, [tf.float16, tf.float32]).descriptions
+  assert len(all_dtypes) > len(report.descriptions) and all(values.is_judged for values in all_dtypes.values())
+  assert all_dtypes["head:0"].dtype == "float32" and all_dtypes["shared:0"].dtype == "float16"
+
+
+CALLS = {
+  "plain": lambda layer, value: layer(value),
+  "cond": lambda layer, value: tf.cond(value[0, 0] < 9.0, lambda: layer(value), lambda: value),
+  "function": lambda layer, value: tf.function(layer)(value),
+  "loop": lambda layer, value: tf.while_loop(
+    lambda step, _: step < 2, lambda step, state: (step + 1, layer(state)), [0, value]
+  )[1],
+}
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("call", sorted(CALLS))
+def test_hidden_parts_of_the_backward_pass_are_noticed(call):
+  x = tf.placeholder(tf.float32, [4, 3])
+  w = tf.get_variable("w", [3, 3], use_resource=True)
+  hidden = CALLS[call](lambda value: tf.tanh(tf.matmul(value, tf.cast(w, tf.float16))), tf.cast(x, tf.float16))
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt.minimize(tf.reduce_sum(tf.cast(hidden, tf.float32)))
+  report = gradient_ranges.report(opt, tf.float16)
+  assert report.is_complete == (call == "plain" or call == "cond" and not tf.control_flow_v2_enabled())
+  assert report.descriptions["w:0"].is_judged  # whichever dtype the function or the loop returns
+
+
+def test_passed_gradients_have_no_scale():
+  v = tf.get_variable("v", [2])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt.apply_gradients([(tf.placeholder(tf.float32, [2]), v)])
+  report = gradient_ranges.report(opt, tf.float16)
+  assert report.descriptions == {"v:0": Description(True, False, "float32", False)} and not report.is_complete
+
+
 def test_float16_loss_of_unknown_shape():
   x = tf.placeholder(tf.float16, [None, 2])
   w = tf.get_variable("w", [2], tf.float16, initializer=tf.ones_initializer())
@@ -387,10 +448,10 @@ def test_gradients_of_another_graph_are_left_out():
   @tf.function
   def step():
     opt.apply_gradients(grads_and_vars)
-    found.append(mp_compat.gradient_ranges(opt))
+    found.append(gradient_ranges.report(opt, tf.float16))
 
   step()
-  assert found and not any(found)
+  assert len(found) == 1 and not found[0].ranges and not found[0].is_complete
 
 
 def test_wrong_arguments_raise():

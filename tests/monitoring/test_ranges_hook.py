@@ -1,5 +1,6 @@
 """Tests of GradientRangesHook in sessions, of its files, and of the command that draws them."""
 
+import collections
 import glob
 import json
 import os
@@ -46,6 +47,12 @@ def train(directory, xs, every_n_steps=1, with_global_step=True, in_branch=None,
   return hook
 
 
+def warned(monkeypatch):
+  lines = []
+  monkeypatch.setattr(logging, "warning", lambda text, *args: lines.append(text % args))
+  return lines
+
+
 def records(directory):
   with open(os.path.join(directory, "ranges", "gradient_ranges.jsonl")) as file:
     return [json.loads(line) for line in file]
@@ -89,6 +96,52 @@ def test_overflow_is_recorded(tmp_path):
   assert len(hook._history.steps) == 2
 
 
+@pytest.mark.parametrize("every_n_steps, steps", [(15, [1, 11, 26]), (4, [1, 5, 9, 13, 17, 21, 25, 29])])
+def test_record_that_is_not_finite_is_soon_followed_by_another(tmp_path, every_n_steps, steps):
+  train(str(tmp_path), [OVERFLOW] + [FINITE] * 29, every_n_steps, with_global_step=False)
+  assert [record["step"] for record in records(str(tmp_path))] == steps
+
+
+@pytest.mark.parametrize("inputs", ["placeholder", "dataset"])
+@pytest.mark.parametrize("check_computed", [True, False])
+def test_run_that_feeds_gradients_computes_nothing_else(tmp_path, monkeypatch, inputs, check_computed):
+  warnings = warned(monkeypatch)
+  with tf.Graph().as_default():
+    x = tf.placeholder(tf.float32, [2])
+    if inputs == "dataset":
+      batches = tf.data.Dataset.range(100).map(lambda index: tf.fill([2], tf.cast(index, tf.float32)))
+      x = tf.data.make_one_shot_iterator(batches).get_next()
+    w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+      tf.train.GradientDescentOptimizer(1.0), 8.0, check_computed_gradients=check_computed
+    )
+    ((grad, _),) = opt.compute_gradients(tf.reduce_sum(w * x))
+    train_op = opt.apply_gradients([(grad, w)])
+    hook = mp_compat.GradientRangesHook(opt, 2, str(tmp_path / "ranges"))
+    with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+      for index in range(4):
+        (value,) = sess.run([grad], {x: [index] * 2} if inputs == "placeholder" else None)
+        sess.run({"step": train_op}, {grad.name if index % 2 else grad: value})
+        if index == 2 and inputs == "placeholder":
+          sess.run(train_op, {x: [0.0, 0.0]})  # feeds no gradient
+      np.testing.assert_array_equal(sess.run(w), [-6.0, -6.0])
+  if check_computed:
+    assert len([text for text in warnings if "runs that feed a gradient cannot be recorded" in text]) == 1
+    assert len(hook._history.steps) == (inputs == "placeholder")
+  else:
+    assert not [text for text in warnings if "GradientRangesHook" in text]
+    assert [record["tensors"]["w:0"]["scale"] for record in records(str(tmp_path))][:2] == [None, None]
+
+
+def test_hook_that_records_nothing_warns(tmp_path, monkeypatch):
+  warnings = warned(monkeypatch)
+  expected = "GradientRangesHook recorded nothing: no Session run executed the train op"
+  train(str(tmp_path), [FINITE])
+  assert not [text for text in warnings if text.startswith(expected)]
+  train(str(tmp_path), [])
+  assert len([text for text in warnings if text.startswith(expected)]) == 1
+
+
 def test_resumed_run_continues_the_file(tmp_path):
   train(str(tmp_path), [FINITE] * 2)
   hook = train(str(tmp_path), [FINITE] * 3)
@@ -105,9 +158,19 @@ def test_run_after_a_killed_one_continues_a_damaged_file(tmp_path):
   assert hook._history.steps == [1, 3, 4] and range_history.read(path.read_text().splitlines()).steps == [1, 3, 4]
 
 
+def test_run_after_a_damaged_byte_and_numbers_in_strings(tmp_path):
+  train(str(tmp_path), [FINITE] * 3)
+  path = tmp_path / "ranges" / "gradient_ranges.jsonl"
+  first, second, third = path.read_bytes().splitlines(True)
+  second = json.dumps(dict(json.loads(second), run="1", step="2")).encode() + b"\n"
+  path.write_bytes(first.replace(b"w:0", b"w\xff0") + second + third[:30] + b"\xff\n")
+  hook = train(str(tmp_path), [FINITE])
+  assert hook._history.steps == [1, 2, 4] and list(hook._history.tensors) == ["w\ufffd0", "w:0"]
+  assert range_plot.read(str(tmp_path))[0].steps == [1, 2, 4]
+
+
 def test_file_without_records_is_kept(tmp_path, monkeypatch):
-  warnings = []
-  monkeypatch.setattr(logging, "warning", lambda text, *args: warnings.append(text % args))
+  warnings = warned(monkeypatch)
   (tmp_path / "ranges").mkdir()
   path = tmp_path / "ranges" / "gradient_ranges.jsonl"
   path.write_text("not a record\n")
@@ -139,6 +202,33 @@ def test_event_files_contain_histograms_of_exponents(tmp_path):
     assert (histogram.min, histogram.max) == (values.min() - 0.5, values.max() + 0.5)
 
 
+def test_writers_of_one_directory_do_not_collide(tmp_path):
+  directory = str(tmp_path)
+  with tf.Graph().as_default():
+    training = Training()
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+    train_op = opt.minimize(training.loss, tf.train.get_or_create_global_step())
+    tf.summary.scalar("loss", training.loss)
+    hooks = [
+      mp_compat.LossScaleHook(opt, every_n_steps=1, output_dir=directory),
+      mp_compat.GradientRangesHook(opt, 1, directory),
+    ]
+    with tf.train.MonitoredTrainingSession(
+      checkpoint_dir=directory, save_summaries_steps=1, log_step_count_steps=None, hooks=hooks
+    ) as sess:
+      for _ in range(5):
+        sess.run(train_op, {training.x: FINITE})
+  tags = collections.Counter(
+    value.tag
+    for path in glob.glob(str(tmp_path / "*tfevents*"))
+    for event in tf.train.summary_iterator(path)
+    for value in event.summary.value
+  )
+  assert tags["loss"] == 5 and tags["loss_scale/scale"] == 6
+  assert sum(count for tag, count in tags.items() if tag.startswith("gradient_ranges/")) == 5
+  assert plot.read(directory).steps == [0, 1, 2, 3, 4, 5]
+
+
 def test_advice_is_logged_when_it_changes(monkeypatch, tmp_path):
   lines = logged(monkeypatch)
   train(str(tmp_path), [FINITE] * 3 + [FINITE * 2.0**-40] * 3)
@@ -167,37 +257,59 @@ def test_wrong_every_n_steps_raises(every_n_steps):
 # --- the drawing ---------------------------------------------------------------------------------------------------
 
 
-def synthetic(tensors, records_of_each=3):
-  """Returns a history of dense layers whose gradients become smaller towards the inputs."""
+def synthetic(tensors, records_of_each=3, scopes=("", "")):
+  """Returns a history of dense layers whose gradients become smaller towards the inputs.
+
+  Args:
+    tensors: the number of tensors.
+    records_of_each: the number of records.
+    scopes: the scopes of ops and of variables.
+  """
   random = np.random.RandomState(0)
   history = range_history.History()
   for step in range(records_of_each):
     entries = {}
     for index in range(tensors):
       exponents = np.round(random.normal(-10 - 20 * index / tensors, 3, 1000)).astype(int)
-      name = "gradients/block_{}/dense_{}/MatMul_grad/MatMul".format(index // 12, index // 3)
-      name = name if index % 3 else "block_{}/dense_{}/kernel:0".format(index // 12, index // 3)
+      layer = "block_{}/dense_{}".format(index // 12, index // 3)
+      name = "gradients/{}{}/MatMul_grad/MatMul".format(scopes[0], layer)
+      name = name if index % 3 else "{}{}/kernel:0".format(scopes[1], layer)
       counts = {str(e): int(n) for e, n in zip(*np.unique(exponents + 10, return_counts=True))}
       entries[name + "_{}".format(index)] = {
         "variable": not index % 3,
+        "judged": True,
+        "dtype": "float16",
         "scale": 1024.0,
         "zeros": 0,
         "nonfinite": 0,
         "largest": 1.0,
         "exponents": counts,
       }
-    history.add({"run": 1, "step": 1000 * step, "tensors": entries})
+    history.add({"run": 1, "step": 1000 * step, "complete": True, "tensors": entries})
   return history
 
 
 def draw(history):
+  pytest.importorskip("matplotlib")
   return range_plot.draw(history, range_history.advise(history))
 
 
-@pytest.mark.parametrize("tensors", [1, 20, 60, 300])
-def test_texts_of_the_drawing_do_not_overlap(tensors):
+@pytest.mark.parametrize("scopes", [("", ""), ("model_1/", "model/")], ids=["one_scope", "two_scopes"])
+@pytest.mark.parametrize("tensors", [1, 20, 60, 61, 110, 300, 1000])
+def test_texts_of_the_drawing_do_not_overlap(tensors, scopes):
+  check_texts(draw(synthetic(tensors, scopes=scopes)), tensors)
+
+
+@pytest.mark.parametrize("tensors", [1, 20, 300])
+def test_long_advice_does_not_overlap(tensors):
   pytest.importorskip("matplotlib")
-  figure = draw(synthetic(tensors))
+  history = synthetic(tensors)
+  advice = range_history.advise(history)._replace(text=" ".join(["advice"] * 300))
+  check_texts(range_plot.draw(history, advice), tensors)
+
+
+def check_texts(figure, tensors):
+  """Checks that the texts are within the figure and do not overlap."""
   figure.canvas.draw()
   renderer = figure.canvas.get_renderer()
   texts = [text for axes in figure.axes for text in axes.texts + [axes.xaxis.label]] + figure.texts
