@@ -247,6 +247,11 @@ class TakesKeywordsOnly(Descent):
     return super().apply_gradients(grads_and_vars, global_step, name)
 
 
+class TakesAnyKeywords(Descent):
+  def apply_gradients(self, grads_and_vars, factor=1.0, **kwargs):
+    return super().apply_gradients([(factor * tf.convert_to_tensor(g), v) for g, v in grads_and_vars], **kwargs)
+
+
 class HasOtherNames(Descent):
   def apply_gradients(self, pairs, step=None):
     return super().apply_gradients(pairs, step)
@@ -308,6 +313,7 @@ CUSTOM = [
   MakesVariablesInApply,
   HasOtherOrder,
   TakesKeywordsOnly,
+  TakesAnyKeywords,
   SortsPairs,
   CountsAndAveragesNorms,
   MakesVariablesInPrepare,
@@ -317,6 +323,7 @@ OTHER_NAMES = "variables of the inner optimizer get the names of its conditional
 TENSORFLOW_FAILS = {
   HasOtherOrder: BY_POSITION,
   TakesKeywordsOnly: BY_POSITION,
+  TakesAnyKeywords: BY_POSITION,
   SortsPairs: "it passes a tuple",
   CountsAndAveragesNorms: OTHER_NAMES,
   MakesVariablesInPrepare: OTHER_NAMES,
@@ -329,7 +336,7 @@ for custom in CUSTOM:
     variants=programs.NO_V2_REFERENCE if custom is Averaging else programs.ALL,
     fresh=custom is Averaging,
     tensorflow_fails=TENSORFLOW_FAILS.get(custom),
-    slow=custom not in (Counting, ReturnsAList, ReadsCollections, WithoutInit, HasOtherOrder, SortsPairs),
+    slow=custom not in (Counting, ReturnsAList, ReadsCollections, WithoutInit, TakesAnyKeywords, SortsPairs),
   )
 TABLE.add(
   "custom_optimizer_Wrapper",
