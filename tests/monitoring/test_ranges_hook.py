@@ -295,7 +295,9 @@ def draw(history):
 
 
 @pytest.mark.parametrize("scopes", [("", ""), ("model_1/", "model/")], ids=["one_scope", "two_scopes"])
-@pytest.mark.parametrize("tensors", [1, 20, 60, 61, 110, 300, 1000])
+@pytest.mark.parametrize(
+  "tensors", [1, 20, 60, 300] + [pytest.param(tensors, marks=pytest.mark.slow) for tensors in (61, 110, 1000)]
+)
 def test_texts_of_the_drawing_do_not_overlap(tensors, scopes):
   check_texts(draw(synthetic(tensors, scopes=scopes)), tensors)
 
