@@ -67,17 +67,17 @@ class _BranchContext(control_flow_ops.CondContext):
   """
 
   def AddValue(self, val: tf.Tensor) -> tf.Tensor:
-    enclosing = list(_chain(self))
-    others = list(_chain(_context_of(val.op)))
-    if self not in others:
-      others = [context for context in others if context not in enclosing]
-      val = _copy_out(val, others, _refuse_stateful)
-    return super().AddValue(val)
+    around = list(_chain(self))
+    others = [context for context in _chain(_context_of(val.op)) if isinstance(context, _BranchContext)]
+    others = [context for context in others if context not in around]
+    return super().AddValue(_copy_out(val, others, _refuse_stateful))
 
 
 def _refuse_stateful(op: tf.Operation) -> None:
   """Raises a ValueError for an op of another branch whose result may depend on when it is executed."""
-  waits = any(control.type != "Identity" for control in op.control_inputs)  # not only for the pivot of the branch
+  context = op._get_control_flow_context()
+  inside = [control for control in op.control_inputs if control._get_control_flow_context() is context]
+  waits = any(control.type != "Identity" for control in inside)  # not only for the pivot of the branch
   if waits or (op.op_def.is_stateful and op.type != "ReadVariableOp"):
     raise ValueError(
       "apply_gradients() must not use {} ({}), which an earlier apply_gradients() built in its conditional: it is not "

@@ -371,7 +371,8 @@ def test_step_uses_a_tensor_of_another_skipped_step(build, use_resource, in_loop
   rate = BuiltOnce(lambda: build(number, factor))
 
   def step(i):
-    d_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(d * x, var_list=[d])
+    with tf.control_dependencies([tf.no_op()]):  # such as UPDATE_OPS
+      d_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(d * x, var_list=[d])
     g_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(-1.0 * g, var_list=[g])
     with tf.control_dependencies([d_op, g_op]):
       return tf.add(i, 1)
