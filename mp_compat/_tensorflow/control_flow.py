@@ -234,8 +234,9 @@ def _copy_out(tensor: tf.Tensor, branches: List[Any], check: Callable[[tf.Operat
       return copy(op.inputs[0])  # passes a tensor from outside into one of the branches
     if op.type in ("Enter", "Exit", "NextIteration", "RefEnter", "RefExit", "RefNextIteration"):
       raise ValueError(
-        "The initial value of a variable that apply_gradients() creates must not be computed by a loop inside "
-        "apply_gradients(), but {} is. Pass a function that returns the value, or compute it before.".format(tensor)
+        "The initial value of a variable that apply_gradients() creates, or a tensor that several calls use, must not "
+        "be computed by a loop inside apply_gradients(), but {} is. Pass a function that returns the value, or compute "
+        "it before.".format(tensor)
       )
     if op not in copies:
       check(op)

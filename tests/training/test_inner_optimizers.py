@@ -270,7 +270,7 @@ def test_initial_value_from_a_loop_names_the_remedy():
     training.session.run(inner.kept.initializer)
     np.testing.assert_array_equal(training.session.run(inner.kept), [14.0, 16.0])
     return
-  with pytest.raises(ValueError, match="must not be computed by a loop.*Pass a function that returns the value"):
+  with pytest.raises(ValueError, match="must not be computed by a loop inside.*Pass a function that returns the value"):
     opt.minimize(training.loss)
 
 
