@@ -105,8 +105,6 @@ def _warn_unknown_names(loss_scale: Any, names: Any) -> None:
 def _record(graph: tf.Graph, name: str, tensorflow_name: str) -> None:
   """Records the name of a variable in TensorFlow's class; appends a number if another variable has that name."""
   names = saver.tensorflow_names(graph)
-  if name in names:
-    return  # recorded by the first replica
   taken, number, unique = set(names.values()), 0, tensorflow_name
   while unique in taken:
     number += 1
