@@ -70,7 +70,11 @@ class _BranchContext(control_flow_ops.CondContext):
     around = list(_chain(self))
     others = [context for context in _chain(_context_of(val.op)) if isinstance(context, _BranchContext)]
     others = [context for context in others if context not in around]
-    return super().AddValue(_copy_out(val, others, _refuse_stateful))
+    if others and val.name not in self._values:
+      copied = super().AddValue(_copy_out(val, others, _refuse_stateful))
+      self._values.add(val.name)
+      self._external_values[val.name] = copied  # for further ops that read `val`
+    return super().AddValue(val)
 
 
 def _refuse_stateful(op: tf.Operation) -> None:

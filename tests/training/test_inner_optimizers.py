@@ -385,6 +385,17 @@ def test_step_uses_a_tensor_of_another_skipped_step(build, use_resource, in_loop
     assert sess.run([d, g]) == [-1.0, 1.75]
 
 
+def test_tensor_of_another_step_is_copied_once():
+  variables, number = (
+    [tf.get_variable("v{}".format(i), initializer=0.0) for i in range(5)],
+    tf.placeholder(tf.float32, []),
+  )
+  rate = BuiltOnce(lambda: tf.pow(0.5, number))
+  for _ in range(2):
+    Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(tf.add_n(variables))
+  assert sum(op.type == "Pow" for op in tf.get_default_graph().get_operations()) == 2
+
+
 def drawn():
   return tf.random_uniform([])
 
