@@ -128,7 +128,7 @@ def _describe(item: _Found, dtypes: List[tf.DType]) -> range_history.Description
     has_scale=item.scale is not None,
     dtype=min(own, key=lambda dtype: dtype.size).name,
     # Functions and loops may compute in any dtype.
-    is_judged=any(dtype in dtypes for dtype in own) or any(tensor.op.type in _HIDING for tensor in sources),
+    is_selected=any(dtype in dtypes for dtype in own) or any(tensor.op.type in _HIDING for tensor in sources),
   )
 
 

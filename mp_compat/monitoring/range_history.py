@@ -37,14 +37,14 @@ class Description(NamedTuple):
   is_variable: bool  # whether it is the gradient of a variable
   has_scale: bool  # whether its loss scale is known; it is not if the tensor was measured as it was passed
   dtype: str  # the narrowest floating dtype that its values have had
-  is_judged: bool  # whether they are of a dtype for which the advice is
+  is_selected: bool  # whether the hook's `dtypes` select it for the advice
 
 
 class Tensor:
   """The finite values of one tensor in all records, divided by the loss scale.
 
   Attributes:
-    is_judged: whether the values are of a dtype for which the advice is.
+    is_selected: whether the hook's `dtypes` select the tensor for the advice.
     is_recorded: whether they were all finite in any record.
     exponents: the number of finite nonzero values by binary exponent. Without any, `lowest` has no meaning.
     lowest: the exponent from which on a scale must keep the values: in each record, those below make up at most 1% of
@@ -54,7 +54,7 @@ class Tensor:
   """
 
   def __init__(self) -> None:
-    self.is_judged = self.is_recorded = False
+    self.is_selected = self.is_recorded = False
     self.exponents: Counter[int] = collections.Counter()
     self.lowest, self.highest, self.width = sys.maxsize, -sys.maxsize, 0
     self._shares: Counter[int] = collections.Counter()  # of the sum of magnitudes, by exponent; the sum over records
@@ -73,7 +73,7 @@ class Tensor:
     exponents = {int(exponent): int(count) for exponent, count in values["exponents"].items() if count}
     shift, floor, ceiling = round(math.log2(scale)), math.floor(math.log2(scale)), math.ceil(math.log2(scale))
     is_float16 = values["dtype"] == "float16"
-    self.is_judged = bool(values["judged"])
+    self.is_selected = bool(values["selected"])
     if int(values["nonfinite"]):
       return
     self.is_recorded = True
@@ -172,15 +172,17 @@ class History:
         if int(values["nonfinite"]):
           overflows.append((name, math.floor(math.log2(scale))))
     self.overflows.update(overflows[:1])
-    fitting = [tensor for tensor in _judged(of_step).values() if tensor.exponents and tensor.width <= HIGHEST - LOWEST]
+    fitting = [
+      tensor for tensor in _selected(of_step).values() if tensor.exponents and tensor.width <= HIGHEST - LOWEST
+    ]
     if fitting:
       needed = LOWEST - min(tensor.lowest for tensor in fitting)
       self.conflicts += needed > HIGHEST - max(tensor.highest for tensor in fitting)
 
 
-def _judged(tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
-  """Returns the tensors for which the advice is; all if there are none, as in a program without float16."""
-  return {name: tensor for name, tensor in tensors.items() if tensor.is_judged} or tensors
+def _selected(tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
+  """Returns the selected tensors; all tensors if none is selected, as in a program without float16."""
+  return {name: tensor for name, tensor in tensors.items() if tensor.is_selected} or tensors
 
 
 def record_of(
@@ -206,7 +208,7 @@ def record_of(
     counts[0] -= zeros
     tensors[name] = {
       "variable": description.is_variable,
-      "judged": description.is_judged,
+      "selected": description.is_selected,
       "dtype": description.dtype,
       "scale": float(values.scale) if description.has_scale else None,
       "zeros": zeros,
@@ -270,7 +272,7 @@ def advise(history: History) -> Optional[Advice]:
   A value that was not finite counts as 2**16 at its scale, if the scale may be the reason: it was larger than 1, and
   the value is not too far above the finite ones.
   """
-  seen = {name: tensor for name, tensor in _judged(history.tensors).items() if tensor.exponents}
+  seen = {name: tensor for name, tensor in _selected(history.tensors).items() if tensor.exponents}
   overflowed, others = _overflows(history)
   if not seen and not others:
     return None
@@ -312,7 +314,7 @@ def _overflows(history: History) -> Tuple[Dict[str, int], int]:
     `(overflowed, others)`: by tensor, the smallest possible exponent, without a scale, of a value that overflowed
     because of the scale; and the number of records with values that are not finite for another reason.
   """
-  finite = [tensor.highest for tensor in _judged(history.tensors).values() if tensor.exponents]
+  finite = [tensor.highest for tensor in _selected(history.tensors).values() if tensor.exponents]
   highest = max(finite, default=sys.maxsize)
   overflowed: Dict[str, int] = {}
   others = 0
@@ -334,7 +336,7 @@ def _advise_scale(history: History, unfit: List[str], overflowed: Dict[str, int]
     overflowed: see `_overflows`.
     has_others: whether other steps will not be finite at any scale.
   """
-  tensors = {name: tensor for name, tensor in _judged(history.tensors).items() if name not in unfit}
+  tensors = {name: tensor for name, tensor in _selected(history.tensors).items() if name not in unfit}
   seen = {name: tensor for name, tensor in tensors.items() if tensor.exponents}
   if not seen:
     return Advice("float32", 0, 0, [], "")

@@ -24,11 +24,11 @@ class GradientRangesHook(tf.train.SessionRunHook):
 
   Writes for TensorBoard a histogram of binary exponents for each tensor, `gradient_ranges/<name>`, and for
   `mp_compat ranges` the file `gradient_ranges.jsonl`: one line for each record, `{"run": ..., "step": ..., "complete":
-  ..., "tensors": {name: {"variable": ..., "judged": ..., "dtype": ..., "scale": ..., "zeros": ..., "nonfinite": ...,
+  ..., "tensors": {name: {"variable": ..., "selected": ..., "dtype": ..., "scale": ..., "zeros": ..., "nonfinite": ...,
   "largest": ..., "exponents": {exponent: count}}}}`, with the number of the run. A record is complete if all of the
-  backward pass was measured; the advice is for the tensors that are judged, those of the hook's `dtypes`, if there are
-  any. The values are the gradients of the scaled loss; the scale is null for a gradient that was measured as it was
-  passed. A run that resumes continues the file.
+  backward pass was measured. The advice is for the selected tensors, those of the hook's `dtypes`, or for all tensors
+  if there are none. The values are the gradients of the scaled loss; the scale is null for a gradient that was
+  measured as it was passed. A run that resumes continues the file.
 
   A run that feeds gradients that the report measures is not recorded: it does not compute them.
   """

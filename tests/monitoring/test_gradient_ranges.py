@@ -348,7 +348,7 @@ def test_gradients_computed_in_a_loop_are_measured_as_passed():
 
 
 def test_dtypes_of_the_values_are_known():
-  """A gradient is judged if its values, or its summands, were float16, even if it is float32 itself."""
+  """A gradient is selected if its values, or its summands, were float16, even if it is float32 itself."""
   x = tf.placeholder(tf.float32, [4, 3])
   shared, broadcast, head, gain = (
     tf.get_variable(name, shape)
@@ -371,7 +371,7 @@ def test_dtypes_of_the_values_are_known():
   }
   assert report.is_complete
   all_dtypes = gradient_ranges.report(opt, [tf.float16, tf.float32]).descriptions
-  assert len(all_dtypes) > len(report.descriptions) and all(values.is_judged for values in all_dtypes.values())
+  assert len(all_dtypes) > len(report.descriptions) and all(values.is_selected for values in all_dtypes.values())
   assert all_dtypes["head:0"].dtype == "float32" and all_dtypes["shared:0"].dtype == "float16"
 
 
@@ -395,7 +395,7 @@ def test_hidden_parts_of_the_backward_pass_are_noticed(call):
   opt.minimize(tf.reduce_sum(tf.cast(hidden, tf.float32)))
   report = gradient_ranges.report(opt, tf.float16)
   assert report.is_complete == (call == "plain" or call == "cond" and not tf.control_flow_v2_enabled())
-  assert report.descriptions["w:0"].is_judged  # whichever dtype the function or the loop returns
+  assert report.descriptions["w:0"].is_selected  # whichever dtype the function or the loop returns
 
 
 def test_passed_gradients_have_no_scale():

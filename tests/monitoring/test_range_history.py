@@ -10,12 +10,12 @@ import mp_compat
 from mp_compat.monitoring import range_history
 
 
-def record(step, tensors, scale=1.0, nonfinite=0, run=1, zeros=3, dtype="float16", judged=True, complete=True):
+def record(step, tensors, scale=1.0, nonfinite=0, run=1, zeros=3, dtype="float16", selected=True, complete=True):
   """Returns a record: `tensors` is {name: {exponent of the scaled values: count}}."""
   values = {
     name: {
       "variable": name.endswith(":0"),
-      "judged": judged,
+      "selected": selected,
       "dtype": dtype,
       "scale": scale,
       "zeros": zeros,
@@ -192,14 +192,15 @@ def test_gradients_without_a_scale_count_as_at_a_scale_of_1():
   assert range_history.advise(read)[:3] == ("none", 0, 9)
 
 
-def test_advice_is_for_judged_tensors():
-  judged, other = record(1, {"a": {0: 1}}), record(1, {"b": {-30: 1}, "c": {17: 1}}, dtype="float32", judged=False)
-  both = history(together(judged, other))
+def test_advice_is_for_selected_tensors():
+  selected, other = record(1, {"a": {0: 1}}), record(1, {"b": {-30: 1}, "c": {17: 1}}, dtype="float32", selected=False)
+  both = history(together(selected, other))
   assert range_history.advise(both)[:4] == ("none", 0, 13, []) and not both.conflicts and len(both.tensors) == 3
   assert range_history.advise(history(other))[:4] == ("fixed", 6, 43, ["c"])
   # A layer that a later run computes in float32.
   assert (
-    range_history.advise(history(together(record(1, {"b": {-30: 1}}), judged), together(judged, other)))[0] == "none"
+    range_history.advise(history(together(record(1, {"b": {-30: 1}}), selected), together(selected, other)))[0]
+    == "none"
   )
 
 
@@ -299,7 +300,7 @@ def test_record_contains_the_fetched_counts():
   got = range_history.record_of(2, 3, {"a": measured, "b": empty}, descriptions, True)
   tensor = {
     "variable": True,
-    "judged": False,
+    "selected": False,
     "dtype": "float16",
     "scale": 8.0,
     "zeros": 5,

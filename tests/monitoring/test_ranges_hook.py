@@ -277,7 +277,7 @@ def synthetic(tensors, records_of_each=3, scopes=("", "")):
       counts = {str(e): int(n) for e, n in zip(*np.unique(exponents + 10, return_counts=True))}
       entries[name + "_{}".format(index)] = {
         "variable": not index % 3,
-        "judged": True,
+        "selected": True,
         "dtype": "float16",
         "scale": 1024.0,
         "zeros": 0,

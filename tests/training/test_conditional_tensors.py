@@ -1,0 +1,170 @@
+"""Tests of tensors that the inner optimizer builds inside the conditional and that are used outside of it."""
+
+import numpy as np
+import pytest
+
+import mp_compat
+from tests import testing
+from tests.testing import tf
+
+Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
+def _graph(request):
+  with tf.Graph().as_default(), testing.control_flow(request.param):
+    yield
+
+
+class StartingWeights(tf.train.GradientDescentOptimizer):
+  """Keeps a value that `initial` computes in `apply_gradients`, like elastic averaging keeps the starting weights."""
+
+  def __init__(self, initial):
+    super().__init__(1.0)
+    self._initial = initial
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    grads_and_vars = list(grads_and_vars)
+    self.kept = tf.Variable(self._initial(grads_and_vars[0][1]), trainable=False, name="kept", use_resource=True)
+    return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+
+def current_or_initial(variable):
+  return tf.cond(tf.is_variable_initialized(variable), variable.read_value, lambda: variable.initial_value)
+
+
+def constant_of_a_branch(variable):
+  del variable
+  return tf.cond(
+    tf.placeholder_with_default(True, []), lambda: tf.constant([3.0, 4.0]), lambda: tf.constant([0.0, 0.0])
+  )
+
+
+def nested_branches(variable):
+  flag = tf.placeholder_with_default(False, [])
+
+  def inner():
+    return tf.cond(flag, lambda: variable.initial_value, lambda: 2.0 * variable.read_value())
+
+  return 1.0 + tf.cond(tf.placeholder_with_default(True, []), inner, lambda: tf.constant([0.0, 0.0]))
+
+
+def case_of_three(variable):
+  flags = [tf.placeholder_with_default(value, []) for value in (False, True)]
+  return tf.case(
+    [(flags[0], lambda: tf.constant([1.0, 1.0])), (flags[1], lambda: variable.read_value() - 2.0)],
+    default=lambda: tf.constant([0.0, 0.0]),
+  )
+
+
+@pytest.mark.parametrize(
+  "initial, expected",
+  [
+    (current_or_initial, [7.0, 8.0]),
+    (constant_of_a_branch, [3.0, 4.0]),
+    (nested_branches, [15.0, 17.0]),
+    (case_of_three, [5.0, 6.0]),
+  ],
+)
+@pytest.mark.parametrize("wrap", [lambda opt: opt, lambda opt: Optimizer(opt, "dynamic")], ids=["unwrapped", "wrapped"])
+def test_conditional_initial_value_takes_the_right_branch(wrap, initial, expected):
+  training = testing.Training()
+  inner = StartingWeights(initial)
+  wrap(inner).minimize(training.loss)
+  for _ in range(3):  # with both branches alive, either value could arrive
+    training.session.run(training.w.initializer)
+    training.session.run(training.w.assign([7.0, 8.0]))
+    training.session.run(inner.kept.initializer)
+    np.testing.assert_array_equal(training.session.run(inner.kept), expected)
+
+
+def test_initial_value_from_a_loop_names_the_remedy():
+  training = testing.Training()
+  inner = StartingWeights(lambda variable: tf.map_fn(lambda x: 2.0 * x, variable.read_value()))
+  opt = Optimizer(inner, "dynamic")
+  if tf.control_flow_v2_enabled():
+    opt.minimize(training.loss)
+    training.session.run(training.w.initializer)
+    training.session.run(training.w.assign([7.0, 8.0]))
+    training.session.run(inner.kept.initializer)
+    np.testing.assert_array_equal(training.session.run(inner.kept), [14.0, 16.0])
+    return
+  with pytest.raises(ValueError, match="must not be computed by a loop inside.*Pass a function that returns the value"):
+    opt.minimize(training.loss)
+
+
+class BuiltOnce:
+  """A learning rate that builds its tensor when it is first called."""
+
+  def __init__(self, build):
+    self._build, self._rate = build, None
+
+  def __call__(self):
+    if self._rate is None:
+      self._rate = self._build()
+    return self._rate
+
+
+def halved_every_step(number, factor):
+  return tf.pow(factor.read_value(), number)
+
+
+def in_a_nested_branch(number, factor):
+  factor = factor.read_value()
+  return tf.cond(number < 1.0, lambda: tf.constant(1.0), lambda: tf.pow(factor, number))
+
+
+@pytest.mark.parametrize("in_loop", [False, True], ids=["graph", "loop"])
+@pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+@pytest.mark.parametrize("build", [halved_every_step, in_a_nested_branch])
+def test_step_uses_a_tensor_of_another_skipped_step(build, use_resource, in_loop):
+  """The first optimizer builds the learning rate; its overflow must not skip the second one's steps."""
+  if in_loop and tf.control_flow_v2_enabled():
+    pytest.skip("in functions, TensorFlow raises an error: the tensor is out of scope")
+  with tf.variable_scope("", use_resource=use_resource):
+    d, g, factor = [tf.get_variable(name, initializer=value) for name, value in [("d", 0.0), ("g", 0.0), ("f", 0.5)]]
+  x, number = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
+  rate = BuiltOnce(lambda: build(number, factor))
+
+  def step(i):
+    with tf.control_dependencies([tf.no_op()]):  # such as UPDATE_OPS
+      d_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(d * x, var_list=[d])
+    g_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(-1.0 * g, var_list=[g])
+    with tf.control_dependencies([d_op, g_op]):
+      return tf.add(i, 1)
+
+  train_op = tf.while_loop(lambda i: i < 1, step, [0]) if in_loop else step(0)
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    for index, value in enumerate([1.0, np.inf, np.nan]):
+      sess.run(train_op, {x: value, number: index})
+    assert sess.run([d, g]) == [-1.0, 1.75]
+
+
+def test_tensor_of_another_step_is_copied_once():
+  variables, number = (
+    [tf.get_variable("v{}".format(i), initializer=0.0) for i in range(5)],
+    tf.placeholder(tf.float32, []),
+  )
+  rate = BuiltOnce(lambda: tf.pow(0.5, number))
+  for _ in range(2):
+    Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(tf.add_n(variables))
+  assert sum(op.type == "Pow" for op in tf.get_default_graph().get_operations()) == 2
+
+
+def drawn():
+  return tf.random_uniform([])
+
+
+def counted():
+  with tf.control_dependencies([tf.assign_add(tf.train.get_or_create_global_step(), 1)]):
+    return tf.constant(1.0) * 2.0
+
+
+@pytest.mark.parametrize("build", [drawn, counted])
+def test_tensor_of_another_step_that_cannot_be_copied_raises(build):
+  global_step = tf.train.get_or_create_global_step()
+  w, rate = tf.get_variable("w", [], initializer=tf.zeros_initializer()), BuiltOnce(build)
+  Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(w * w, global_step)
+  with pytest.raises(ValueError, match="which an earlier apply_gradients.. built in its conditional"):
+    Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(w * w, global_step)
