@@ -14,7 +14,6 @@ take a device, so that tests can run them on a CPU.
 """
 
 import collections
-import contextlib
 import functools
 import glob
 import importlib
@@ -24,8 +23,9 @@ import platform
 import sys
 import time
 import traceback
-from typing import Any, Callable, NamedTuple
 
+import gpu_rows
+import gpu_training
 import numpy as np
 import tensorflow
 import tensorflow.compat.v1 as tf
@@ -33,21 +33,6 @@ import tensorflow.compat.v1 as tf
 import mp_compat
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-GPU = "/gpu:0"
-
-
-def make_row(name, milliseconds=None, result="", failed=False, **details):
-  return dict(name=name, milliseconds=milliseconds, result=result, failed=failed, details=details)
-
-
-def median(seconds):
-  """Returns the median of times in seconds, in milliseconds."""
-  return 1e3 * float(np.median(seconds))
-
-
-def wrap(opt):
-  return mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic")
-
 
 # The demo's network.
 
@@ -115,9 +100,9 @@ def train_digits(steps=160, batch=64, width=1, seconds=60):
         run.step()
   accuracies = {name: run.accuracy(test) for name, run in runs.items()}
   for run in demo.RUNS:
-    yield make_row(
+    yield gpu_rows.make_row(
       "{}, batch {}, width {}".format(run.name, batch, width),
-      median(times[run.name]),
+      gpu_rows.median(times[run.name]),
       "accuracy {:.1%} after {} steps".format(accuracies[run.name], runs[run.name].global_step),
       run.loss_scaling and accuracies[run.name] < accuracies["float32"] - 0.05,
       accuracy=accuracies[run.name],
@@ -182,7 +167,7 @@ def compare_programs(names=None, seconds=180):
       status, text = compare_program(row)
     found.setdefault(status, collections.OrderedDict())[row.name] = text
   wrong = [name for status in ("different", "fails") for name in found.get(status, [])]
-  yield make_row(
+  yield gpu_rows.make_row(
     "programs",
     result=", ".join("{} {}".format(len(programs), status) for status, programs in found.items()),
     failed=bool(wrong) or "equal" not in found,
@@ -199,7 +184,7 @@ def clip(opt):
 
   class Clipping:
     def __init__(self):
-      self._opt = wrap(opt)
+      self._opt = gpu_rows.wrap(opt)
 
     def minimize(self, loss):
       grads, variables = zip(*[pair for pair in self._opt.compute_gradients(loss) if pair[0] is not None])
@@ -210,11 +195,6 @@ def clip(opt):
 
 def fix(opt):
   return mp_compat.MixedPrecisionLossScaleOptimizer(opt, 128.0)
-
-
-def is_on(name, device):
-  """Returns whether the full name of a device, as in a NodeDef, is that of `device`, such as "/gpu:0"."""
-  return name.lower().endswith("device:" + device.strip("/"))
 
 
 def find_transfers(wrap, device):
@@ -255,20 +235,20 @@ def find_transfers(wrap, device):
   return transfers, collections.Counter(node.device for node in nodes)
 
 
-def trace(device=GPU, wrappers=(("dynamic", wrap), ("fixed", fix), ("clipped", clip))):
+def trace(device=gpu_rows.GPU, wrappers=(("dynamic", gpu_rows.wrap), ("fixed", fix), ("clipped", clip))):
   """Checks that loss scaling sends no gradient between host and device; yields a row for each of `wrappers`."""
   unwrapped, _ = find_transfers(lambda opt: opt, device)
   for name, wrapper in wrappers:
     transfers, ops = find_transfers(wrapper, device)
     added = ["{} of {} {}".format(count, *tensor) for tensor, count in (transfers - unwrapped).items()]
-    yield make_row(
+    yield gpu_rows.make_row(
       name,
       result="transfers: {} without loss scaling, {} added; ops: {}".format(
         sum(unwrapped.values()),
         ", ".join(added) or "none",
         ", ".join("{} on {}".format(count, name.rpartition("device:")[2]) for name, count in sorted(ops.items())),
       ),
-      failed=bool(added) or not any(is_on(name, device) for name in ops),
+      failed=bool(added) or not any(gpu_rows.is_on(name, device) for name in ops),
       added=added,
       ops=sum(ops.values()),
     )
@@ -286,219 +266,9 @@ def measure_workload(workload, rounds=100, seconds=20):
     result = "overhead {:.2f} ms".format(row["overhead"])
     if name == "dynamic" and row["to_tensorflow"] is not None:
       result += ", {to_tensorflow:.2f} of TensorFlow's class, {to_barrier:.2f} of the barrier".format(**row)
-    yield make_row("{} {}".format(workload, name), row["milliseconds"], result if name != "plain" else "", measured=row)
-
-
-# Devices, XLA and the graph rewrite.
-
-
-class Program(NamedTuple):
-  """A program that trains.
-
-  Attributes:
-    step: runs a step with the loss multiplied by its argument; returns the loss.
-    read: returns the values of all variables as ({name: array}, loss scale or None).
-    count_ops: returns how many ops of a step a predicate of NodeDefs accepts.
-  """
-
-  step: Callable[[float], Any]
-  read: Callable[[], Any]
-  count_ops: Callable[[Any], int]
-
-
-def make_train_step(opt, width, weight):
-  """Builds a step of the benchmark's dense model; returns its loss, which waits for the step."""
-  import benchmark
-
-  with tf.variable_scope("", reuse=tf.AUTO_REUSE, use_resource=True):
-    loss = weight * benchmark.model_loss("model-dense", width)
-    train_op = opt.minimize(loss)
-  with tf.control_dependencies([train_op]):
-    return tf.identity(loss)
-
-
-def call_directly(train_step, weight):
-  return train_step(weight)
-
-
-def build_in_session(make_optimizer, device, width, call=call_directly, make_scope=contextlib.nullcontext, config=None):
-  """Builds a program in a new graph and the context `make_scope()`; returns a Program.
-
-  `call(train_step, weight)` returns the loss; `train_step` is a function of the weight.
-  """
-  with tf.Graph().as_default(), tf.device(device), make_scope():
-    weight = tf.placeholder(tf.float32, [])
-    opt = make_optimizer(tf.train.MomentumOptimizer(1e-6, 0.9))
-    loss = call(functools.partial(make_train_step, opt, width), weight)
-    session = tf.Session(config=config)
-    session.run(tf.global_variables_initializer())
-    variables = {}
-    for variable in tf.global_variables():
-      strategy = getattr(variable, "distribute_strategy", None)
-      for number, copy in enumerate(strategy.experimental_local_results(variable) if strategy else [variable]):
-        variables["{} on replica {}".format(variable.name, number)] = copy
-
-  def read():
-    values = session.run(variables)
-    scales = [values.pop(name) for name in sorted(values) if "current_loss_scale" in name]
-    for name in [name for name in values if "good_steps" in name]:
-      del values[name]
-    return values, scales[0] if scales else None
-
-  def count_ops(predicate):
-    metadata = tf.RunMetadata()
-    session.run(loss, {weight: 1.0}, tf.RunOptions(output_partition_graphs=True), metadata)
-    return sum(predicate(node) for part in metadata.partition_graphs for node in part.node)
-
-  return Program(lambda value: session.run(loss, {weight: value}), read, count_ops)
-
-
-def check_training(program):
-  """Runs a step that overflows, and one that does not; returns what is wrong, as a list of strings."""
-  before, scale = program.read()
-  program.step(np.inf)
-  after, lowered = program.read()
-  wrong = ["an overflow changed " + name for name in before if before[name].tobytes() != after[name].tobytes()]
-  if not lowered < scale:
-    wrong.append("an overflow left the loss scale at {:g}".format(lowered))
-  loss = float(np.mean(program.step(1.0)))
-  changed, _ = program.read()
-  if not np.isfinite(loss):
-    wrong.append("the loss is {}".format(loss))
-  if all(changed[name].tobytes() == after[name].tobytes() for name in after):
-    wrong.append("a step without overflow changed no variable")
-  return wrong
-
-
-def compare_training(label, programs, rounds, seconds, op=None, is_op=None):
-  """Measures programs in turn and checks the last one, which has loss scaling; yields a row for each.
-
-  Args:
-    label: what the programs have in common, for the names of the rows.
-    programs: {name: Program}.
-    rounds: the number of steps of each.
-    seconds: the time after which the measurement stops.
-    op: the name of ops that the last program must have: otherwise what is to be tested was not in use.
-    is_op: a predicate of NodeDefs: whether it is such an op.
-  """
-  import benchmark
-
-  steps = collections.OrderedDict((name, functools.partial(program.step, 1.0)) for name, program in programs.items())
-  times = benchmark.take_turns(steps, rounds, seconds, label)
-  names = list(programs)
-  for name in names[:-1]:
-    yield make_row("{}, {}".format(label, name), median(times[name]))
-  last = programs[names[-1]]
-  wrong, found = check_training(last), ""
-  if op:
-    count = last.count_ops(is_op)
-    found = ", {} {}".format(count, op)
-    wrong += ["no {}".format(op)] * (not count)
-  yield make_row(
-    "{}, {}".format(label, names[-1]),
-    median(times[names[-1]]),
-    "; ".join(wrong) or "loss finite, overflow skipped, scale lowered" + found,
-    bool(wrong),
-  )
-
-
-def with_and_without(build):
-  return collections.OrderedDict([("unwrapped", build(lambda opt: opt)), ("mp_compat", build(wrap))])
-
-
-def train_mirrored(devices=("/gpu:0", "/gpu:1"), width=1024, rounds=60, seconds=20):
-  """Trains with MirroredStrategy on two devices, which may be parts of one GPU: NCCL does not work on those."""
-
-  def make_scope():
-    reduction = tensorflow.distribute.ReductionToOneDevice()
-    return tf.distribute.MirroredStrategy(list(devices), cross_device_ops=reduction).scope()
-
-  def call(train_step, weight):
-    strategy = tf.distribute.get_strategy()
-    losses = strategy.extended.call_for_each_replica(train_step, args=(weight,))
-    return strategy.experimental_local_results(losses)
-
-  programs = with_and_without(lambda wrapper: build_in_session(wrapper, devices[0], width, call, make_scope))
-  return compare_training(
-    "MirroredStrategy", programs, rounds, seconds, "ops on " + devices[1], lambda node: is_on(node.device, devices[1])
-  )
-
-
-def train_clustered(device=GPU, width=1024, rounds=60, seconds=20):
-  """Trains with XLA's auto-clustering."""
-  config = tf.ConfigProto(allow_soft_placement=True)
-  config.graph_options.optimizer_options.global_jit_level = tf.OptimizerOptions.ON_1
-  programs = with_and_without(lambda wrapper: build_in_session(wrapper, device, width, config=config))
-  return compare_training(
-    "auto-clustering", programs, rounds, seconds, "XLA clusters", lambda node: node.op in ("_XlaRun", "XlaLaunch")
-  )
-
-
-def train_compiled(device=GPU, width=1024, rounds=60, seconds=20):
-  """Trains in a function that XLA compiles."""
-  import benchmark
-
-  option = "experimental_compile" if tf.VERSION.startswith("2.4.") else "jit_compile"
-
-  def call(train_step, weight):
-    with tf.variable_scope("", use_resource=True):  # A compiled function makes no variables.
-      benchmark.model_loss("model-dense", width)
-    return tensorflow.function(train_step, **{option: True})(weight)
-
-  programs = with_and_without(lambda wrapper: build_in_session(wrapper, device, width, call))
-  return compare_training("jit_compile", programs, rounds, seconds)
-
-
-def rewrite_session(device=GPU, width=1024, rounds=60, seconds=20):
-  """Trains in Sessions: in float32, with the graph rewrite alone, and with the graph rewrite and loss scaling."""
-  programs = collections.OrderedDict(float32=build_in_session(lambda opt: opt, device, width))
-  with mp_compat.mixed_precision_graph_rewrite():
-    programs["rewrite"] = build_in_session(lambda opt: opt, device, width)
-    programs["rewrite and mp_compat"] = build_in_session(mp_compat.enable_mixed_precision_graph_rewrite, device, width)
-  half = tf.float16.as_datatype_enum
-  yield from compare_training(
-    "Session",
-    programs,
-    rounds,
-    seconds,
-    "MatMul ops in float16",
-    lambda node: "MatMul" in node.op and node.attr["T"].type == half,
-  )
-
-
-def build_keras(make_optimizer, device, width):
-  """Builds a Keras model of four dense layers that trains eagerly; returns a Program, whose ops are not counted."""
-  keras = tensorflow.keras
-  x = np.random.RandomState(0).normal(size=[width, width]).astype(np.float32)
-  with tf.device(device):
-    model = keras.Sequential([keras.layers.Dense(width, "relu") for _ in range(3)] + [keras.layers.Dense(1)])
-    opt = make_optimizer(keras.optimizers.SGD(1e-3, momentum=0.9))
-    # Keras 3 compiles with XLA by default, which excludes the rewrite.
-    model.compile(opt, "mse", **({"jit_compile": False} if hasattr(model, "jit_compile") else {}))
-
-  def step(weight):
-    model.reset_metrics()  # Keras 3 returns the mean of the losses since then.
-    with tf.device(device):
-      return model.train_on_batch(x, np.float32(weight) * x[:, :1])
-
-  def read():
-    values = {"weight {}".format(number): value for number, value in enumerate(model.get_weights())}
-    return values, float(opt.loss_scale) if hasattr(opt, "loss_scale") else None
-
-  return Program(step, read, lambda predicate: 0)
-
-
-def rewrite_keras(device=GPU, width=1024, rounds=60, seconds=20):
-  """Trains a Keras model: in float32, with the graph rewrite alone, and with the graph rewrite and loss scaling."""
-  import benchmark
-
-  program = build_keras(lambda opt: opt, device, width)
-  times = benchmark.take_turns({"float32": functools.partial(program.step, 1.0)}, rounds, seconds, "Keras")
-  yield make_row("Keras, float32", median(times["float32"]))
-  with mp_compat.mixed_precision_graph_rewrite():
-    programs = collections.OrderedDict(rewrite=build_keras(lambda opt: opt, device, width))
-    programs["rewrite and mp_compat"] = build_keras(mp_compat.enable_mixed_precision_graph_rewrite, device, width)
-    yield from compare_training("Keras", programs, rounds, seconds)
+    yield gpu_rows.make_row(
+      "{} {}".format(workload, name), row["milliseconds"], result if name != "plain" else "", measured=row
+    )
 
 
 def describe_machine():
@@ -507,7 +277,7 @@ def describe_machine():
 
   gpus = tensorflow.config.list_physical_devices("GPU")
   build = tensorflow.sysconfig.get_build_info()
-  yield make_row(
+  yield gpu_rows.make_row(
     "machine",
     gpus=[tensorflow.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus],
     tensorflow=tf.VERSION,
@@ -527,9 +297,9 @@ PARTS = {
   "benchmark": [
     functools.partial(measure_workload, workload) for workload in ("resnet50", "bert-base", "small-1000", "model-dense")
   ],
-  "devices": [train_mirrored],
-  "xla": [train_clustered, train_compiled],
-  "rewrite": [rewrite_session, rewrite_keras],
+  "devices": [gpu_training.train_mirrored],
+  "xla": [gpu_training.train_clustered, gpu_training.train_compiled],
+  "rewrite": [gpu_training.rewrite_session, gpu_training.rewrite_keras],
 }
 
 
@@ -541,7 +311,7 @@ def run_pieces(pieces):
     except Exception as error:
       traceback.print_exc()
       name = getattr(piece, "func", piece).__name__
-      yield make_row(
+      yield gpu_rows.make_row(
         name, result="{}: {}".format(type(error).__name__, " ".join(str(error).split())[:200]), failed=True
       )
 

@@ -30,6 +30,12 @@ def _parts(monkeypatch):
   return importlib.import_module("gpu_parts")
 
 
+@pytest.fixture(name="training")
+def _training(monkeypatch):
+  monkeypatch.syspath_prepend(SCRIPTS)
+  return importlib.import_module("gpu_training")
+
+
 @pytest.fixture(name="gpu")
 def _gpu(monkeypatch):
   monkeypatch.syspath_prepend(SCRIPTS)
@@ -129,7 +135,7 @@ def test_error_in_a_piece_is_a_failed_row(parts):
   def fails():
     raise ValueError("what\n  happened")
 
-  rows = list(parts.run_pieces([fails, lambda: [parts.make_row("next")]]))
+  rows = list(parts.run_pieces([fails, lambda: [dict(name="next", result="", failed=False)]]))
   assert [(row["name"], row["result"], row["failed"]) for row in rows] == [
     ("fails", "ValueError: what happened", True),
     ("next", "", False),
@@ -195,8 +201,8 @@ def test_trace_fails_if_nothing_is_on_the_device(parts):
     ("rewrite_keras", {"device": "/cpu:0"}, GOOD),
   ],
 )
-def test_training_skips_overflows(parts, piece, arguments, expected):
-  rows = list(getattr(parts, piece)(**dict(FAST, **arguments)))
+def test_training_skips_overflows(training, piece, arguments, expected):
+  rows = list(getattr(training, piece)(**dict(FAST, **arguments)))
   assert len(rows) == (3 if "rewrite" in piece else 2)
   assert all(row["milliseconds"] > 0 for row in rows)
   assert [row["failed"] for row in rows] == [False] * (len(rows) - 1) + [expected.startswith("no ")]
@@ -213,11 +219,11 @@ def test_training_skips_overflows(parts, piece, arguments, expected):
     ([1, 1, 1], [8, 4, 4], [np.inf, 0.5], ["a step without overflow changed no variable"]),
   ],
 )
-def test_wrong_training_is_found(parts, values, scales, losses, expected):
+def test_wrong_training_is_found(training, values, scales, losses, expected):
   states = iter([({"w": np.float32(value)}, scale) for value, scale in zip(values, scales)])
   losses = iter(losses)
-  program = parts.Program(lambda weight: next(losses), lambda: next(states), None)
-  assert parts.check_training(program) == expected
+  program = training.Program(lambda weight: next(losses), lambda: next(states), None)
+  assert training.check_training(program) == expected
 
 
 def raise_for(api):
