@@ -109,9 +109,10 @@ def match(wanted: Shapes, found: Shapes, matched: Mapping[str, str] = MappingPro
   """Returns the names that a checkpoint of any naming scheme has for the variables of a graph.
 
   Looks for the same name first, then for a name that differs only in conditionals (`cond_1/beta1_power`) or in
-  spelling. Then matches the state of loss scales, and Adam's powers, with those of the same role: first in the same
-  scope, in order of creation; then in another scope, if that is clear. Names that are not identical match only if the
-  checkpoint has as many of a kind as are wanted.
+  spelling; without loss scaling, `cond` is a scope of the program, and only Adam's powers match without it. Then
+  matches the state of loss scales, and Adam's powers, with those of the same role: first in the same scope, in order of
+  creation; then in another scope, if that is clear. Names that are not identical match only if the checkpoint has as
+  many of a kind as are wanted.
 
   Args:
     wanted: The shapes of all variables by name, in the order in which they were created.
@@ -134,8 +135,11 @@ def match(wanted: Shapes, found: Shapes, matched: Mapping[str, str] = MappingPro
       (wanted_groups, missing, wanted_roles, wanted),
       (found_groups, unused, found_roles, found),
     ]:
+      has_conditionals = bool(state(shapes))
       for name in names:
-        groups.setdefault(key_of(_parse(name), roles.get(name), tuple(shapes[name])), []).append(name)
+        parsed = _parse(name)
+        if has_conditionals or roles.get(name) or not parsed.conditionals:
+          groups.setdefault(key_of(parsed, roles.get(name), tuple(shapes[name])), []).append(name)
     for key, names in wanted_groups.items():
       candidates = found_groups.get(key, [])
       if key and len(names) == len(candidates) and _scopes_fit(names, candidates):

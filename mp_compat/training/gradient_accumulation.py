@@ -36,8 +36,8 @@ class GradientAccumulator:
   updated once for each window; the window counts as finite if all of its micro-batches are finite. With
   `skip="window"`, an overflow skips the window; with `skip="micro_batch"`, the other micro-batches are applied.
 
-  The sums are local variables, float32 (float64 for float64 gradients): checkpoints do not contain them, and a restored
-  run begins with an empty window. Sparse gradients are summed in a dense variable.
+  The sums are local variables, float32, or of the gradient's dtype if it is float64 or complex: checkpoints do not
+  contain them, and a restored run begins with an empty window. Sparse gradients are summed in a dense variable.
   """
 
   def __init__(self, optimizer: optimizer_module.MixedPrecisionLossScaleOptimizer, skip: str = "window") -> None:
@@ -228,7 +228,7 @@ def _describe(var_list: List[tf.Variable], dtypes: List[Optional[tf.DType]]) -> 
 
 
 def _sum_for(grad: gradients.Gradient, variable: tf.Variable) -> Optional[tf.Variable]:
-  """Makes a float32 or float64 variable of zeros for the sum of a gradient, on its device; returns None for None."""
+  """Makes a variable of zeros for the sum of a gradient, on its device; returns None for None."""
   if grad is None:
     return None
   (values,) = gradients.values_of([grad])
@@ -238,7 +238,8 @@ def _sum_for(grad: gradients.Gradient, variable: tf.Variable) -> Optional[tf.Var
         variable.name, variable.shape
       )
     )
-  dtype = tf.float64 if values.dtype == tf.float64 else tf.float32
+  is_wide = values.dtype.is_complex or values.dtype == tf.float64
+  dtype = values.dtype if is_wide else tf.float32
   return _local(variable.shape, dtype, "accumulated_gradient", values.device)
 
 

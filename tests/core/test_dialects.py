@@ -128,11 +128,19 @@ def test_variable_names_match_across_dialects(wanted, found, matched):
 
 
 def test_matching_respects_shapes_and_scopes():
-  assert dialects.match({"a/kernel": [2]}, {"a/cond/kernel": [2]}) == {"a/kernel": "a/cond/kernel"}
-  assert dialects.match({"a/kernel": [2]}, {"a/cond/kernel": [3]}) == {}
+  state = {"current_loss_scale": []}
+  assert dialects.match({"a/kernel": [2]}, dict(state, **{"a/cond/kernel": [2]})) == {"a/kernel": "a/cond/kernel"}
+  assert dialects.match({"a/kernel": [2]}, dict(state, **{"a/cond/kernel": [3]})) == {}
   assert dialects.match({"a/kernel": [2]}, {"b/kernel": [2]}) == {}
   assert dialects.match({"a/temperature": []}, {"b/temperature": []}) == {}
   assert dialects.match({"a/beta1_power": [1]}, {"beta1_power": [1]}) == {}
+
+
+def test_conditional_of_a_program_without_loss_scaling_is_kept():
+  assert dialects.match({"a/kernel": [2]}, {"cond/a/kernel": [2]}) == {}
+  assert dialects.match({"cond/a/kernel": [2]}, {"a/kernel": [2]}) == {}
+  assert dialects.match({"cond/a/kernel": [2]}, {"cond/a/kernel": [2]}) == {"cond/a/kernel": "cond/a/kernel"}
+  assert dialects.match({"beta1_power": []}, {"cond/beta1_power": []}) == {"beta1_power": "cond/beta1_power"}
 
 
 @pytest.mark.parametrize("names", [OURS, TENSORFLOW_V1])

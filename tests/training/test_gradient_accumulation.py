@@ -260,6 +260,32 @@ def test_float64_gradients_accumulate_in_float64():
   assert w[0][0] == -(1 + 2e-12) / 2
 
 
+class ComplexDescent(tf.train.GradientDescentOptimizer):
+  def _valid_dtypes(self):
+    return {tf.float32, tf.complex64, tf.complex128}
+
+  def _resource_apply_dense(self, grad, handle):
+    return handle.assign_sub(grad)
+
+
+@pytest.mark.parametrize("dtype", [tf.complex64, tf.complex128])
+def test_complex_gradients_keep_their_imaginary_part(dtype):
+  w = tf.get_variable("w", initializer=tf.zeros([2], dtype), use_resource=True)
+  x = tf.placeholder(tf.float32, [2])
+  loss = tf.reduce_sum(x * tf.cast(tf.real(w), tf.float32) + 2.0 * x * tf.cast(tf.imag(w), tf.float32))
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(ComplexDescent(1.0), 8.0)
+  accumulator = mp_compat.GradientAccumulator(opt)
+  add_op = accumulator.add(opt.compute_gradients(loss))
+  train_op = accumulator.apply_gradients(accumulator.mean())
+  with testing.session() as session:
+    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    for window in ([[1.0, 2.0], [3.0, 6.0]], [[1.0, np.inf], [1.0, 1.0]]):
+      for batch in window:
+        session.run(add_op, {x: batch})
+      session.run(train_op)
+      np.testing.assert_array_equal(session.run(w), [-2 - 4j, -4 - 8j])
+
+
 def test_sparse_gradients_accumulate_as_in_numpy():
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
   unused = tf.get_variable("unused", [1])
