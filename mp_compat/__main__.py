@@ -7,10 +7,7 @@ code. The latter imports TensorFlow and other modules that are slow to import.
 
 import argparse
 import importlib
-import os
-import runpy
 import sys
-import traceback
 from typing import Any, Optional, Sequence
 
 import mp_compat
@@ -234,31 +231,25 @@ def _add_run(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-  program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
-  if not program or program == ["-m"]:
+  argv = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+  if not argv or argv == ["-m"]:
     return _fail("run", ValueError("expected a script, or -m and a module"))
+  from mp_compat.migration import program
   from mp_compat.migration.installation import install
 
   install()
   try:
-    if program[0] == "-m":
-      sys.argv, sys.path[0] = program[1:], os.getcwd()
-      runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-    else:
-      sys.argv, sys.path[0] = program, os.path.dirname(os.path.abspath(program[0]))
-      runpy.run_path(program[0], run_name="__main__")
-  except (ImportError, OSError) as error:
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if any(frame.f_globals is not vars(runpy) for frame in frames[1:]):
-      raise  # The program itself raised it.
+    main_module, code = program.load(argv)
+  except program.NotFoundError as error:
     return _fail(
       "run",
       ValueError(
         "expected a script, a directory or zip file with __main__.py, or -m and a module, but got {}: {}".format(
-          " ".join(program[: 2 if program[0] == "-m" else 1]), error
+          " ".join(argv[: 2 if argv[0] == "-m" else 1]), error
         )
       ),
     )
+  program.execute(main_module, code)
   return 0
 
 

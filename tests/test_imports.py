@@ -17,7 +17,8 @@ LAYERS = [
   "core.update_rule",
   "core.arguments",
   "core.dialects",
-  "migration.old_names",  # without TensorFlow
+  "migration.old_names",
+  "migration.program",  # without TensorFlow
   "_tensorflow.__init__",
   "_tensorflow.native",
   "_tensorflow.graphs",
@@ -47,7 +48,14 @@ LAYERS = [
   "__init__",
 ]
 # Modules that must work without TensorFlow, so they import only each other.
-WITHOUT_TENSORFLOW = ["core.update_rule", "core.arguments", "core.dialects", "migration.old_names", "migration.source"]
+WITHOUT_TENSORFLOW = [
+  "core.update_rule",
+  "core.arguments",
+  "core.dialects",
+  "migration.old_names",
+  "migration.program",
+  "migration.source",
+]
 IMPORTED_ONLY_BY = {
   "tensorflow": "_tensorflow",
   "libcst": "migration.source",
