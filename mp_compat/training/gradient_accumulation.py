@@ -127,6 +127,7 @@ class GradientAccumulator:
       None if total is None else tf.cast(total.read_value() / tf.cast(count, total.dtype), dtype)
       for total, dtype in zip(state["sums"], state["dtypes"])
     ]
+    state["means"] += [mean for mean in means if mean is not None]
     gradients.record_computed(means, [variable.name for variable in state["var_list"]])
     return list(zip(means, state["var_list"]))
 
@@ -142,7 +143,8 @@ class GradientAccumulator:
       name: a name for the op that applies the step; the inner optimizer's by default.
 
     Returns:
-      One op, which runs no backward pass.
+      One op, which runs no backward pass. It empties the window after `mean` has read it: results of calls before this
+      one can be fetched in the same `session.run`.
 
     Raises:
       RuntimeError: If `add` was not called in this graph.
@@ -156,7 +158,8 @@ class GradientAccumulator:
     applied = distribute.merge_call(
       self._apply_on_all_replicas, tuple(checked), micro_batches_finite, global_step, name
     )
-    with tf.control_dependencies([applied]):
+    read = [mean for mean in state["means"] if mean.graph is applied.graph and control_flow.is_readable(mean)]
+    with tf.control_dependencies([applied] + read):
       cleared = [
         total.assign(tf.zeros_like(total), read_value=False)
         for total in [state["finite"], state["overflowed"]] + state["sums"]
@@ -190,6 +193,7 @@ class GradientAccumulator:
         graphs=weakref.WeakSet(),
         dtypes=dtypes,
         var_list=var_list,
+        means=[],  # all that mean() returned: the window is emptied after they are read
         sums=[_sum_for(grad, variable) for grad, variable in grads_and_vars],
         finite=_local([], tf.int64, "finite_micro_batches", device),
         overflowed=_local([], tf.int64, "overflowed_micro_batches", device),

@@ -309,6 +309,22 @@ def test_sparse_gradients_accumulate_as_in_numpy():
     np.testing.assert_allclose(sess.run(table), expected, rtol=1e-6)
 
 
+def test_means_that_are_not_applied_are_read_before_the_window_is_emptied():
+  training = testing.Training()
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  accumulator = mp_compat.GradientAccumulator(opt)
+  add_op = accumulator.add(opt.compute_gradients(training.loss))
+  tf.cond(tf.random.uniform([]) < 0.5, lambda: accumulator.mean()[0][0] + 1, lambda: training.w)  # cannot be waited for
+  monitored = tf.identity(accumulator.mean()[0][0])
+  train_op = accumulator.apply_gradients(accumulator.mean())
+  with testing.session() as sess:
+    sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    for _ in range(50):
+      sess.run(add_op, {training.x: FINITE})
+      np.testing.assert_array_equal(sess.run([train_op, monitored])[1], FINITE)
+  assert testing.waits_for(train_op, monitored.op.inputs[0].op)
+
+
 def test_empty_window_raises_without_side_effects():
   windows = AccumulatedTraining()
   with pytest.raises(tf.errors.InvalidArgumentError, match=r"window is empty.*GradientAccumulator.add\(\)"):
