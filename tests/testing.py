@@ -260,6 +260,16 @@ def run_two_workers(module):
       process.kill()
 
 
+class ComplexDescent(tf.train.GradientDescentOptimizer):
+  """Is gradient descent for complex resource variables, for which TensorFlow's optimizers have no kernels."""
+
+  def _valid_dtypes(self):
+    return {tf.float32, tf.complex64, tf.complex128}
+
+  def _resource_apply_dense(self, grad, handle):
+    return handle.assign_sub(grad)
+
+
 class SkipsFiniteSteps(mp_compat.DynamicLossScale):
   """Updates like a dynamic loss scale, but skips every step."""
 

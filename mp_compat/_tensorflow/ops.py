@@ -14,6 +14,14 @@ def on_device_of(tensor: tf.Tensor) -> ContextManager[None]:
   return tf.device(tensor.device) if tensor.device else contextlib.nullcontext()
 
 
+def real_parts(tensor: tf.Tensor) -> tf.Tensor:
+  """Returns the real and imaginary parts of a complex tensor, of shape [2, ...]; returns another tensor as it is."""
+  if not tensor.dtype.is_complex:
+    return tensor
+  with on_device_of(tensor):
+    return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
+
+
 def is_finite(value: tf.Tensor) -> tf.Tensor:
   """Returns `tf.is_finite(value)`, also where TensorFlow's op is missing or wrong.
 

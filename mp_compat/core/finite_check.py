@@ -26,7 +26,8 @@ def all_finite(tensors: List[tf.Tensor]) -> tf.Tensor:
     tensors: tensors of any shapes and numeric dtypes. Integers are finite; a complex number is finite if both of its
       parts are.
   """
-  tensors = [part for tensor in tensors for part in _floating_parts(tensor)]
+  parts = [ops.real_parts(tensor) for tensor in tensors]
+  tensors = [part for part in parts if part.dtype.is_floating]
   if not tensors:
     return tf.constant(True)
   with tf.name_scope("check_finite"):
@@ -36,12 +37,6 @@ def all_finite(tensors: List[tf.Tensor]) -> tf.Tensor:
     with tf.xla.experimental.jit_scope(compile_ops=False):
       sums_finite = tf.reduce_all(tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked])))
     return control_flow.cond(sums_finite, lambda: tf.constant(True), lambda: _exact(stacked))
-
-
-def _floating_parts(tensor: tf.Tensor) -> List[tf.Tensor]:
-  if tensor.dtype.is_complex:
-    return [tf.math.real(tensor), tf.math.imag(tensor)]
-  return [tensor] if tensor.dtype.is_floating else []
 
 
 def _sum(tensor: tf.Tensor) -> tf.Tensor:

@@ -318,13 +318,19 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
     a scalar, float64 if any gradient is float64, else float32.
 
   Raises:
-    TypeError: If a gradient cannot be converted to a numeric tensor.
+    TypeError: If a gradient is complex, or cannot be converted to a numeric tensor.
 
   Source: Pascanu et al., "On the difficulty of training Recurrent Neural Networks", 2012 (arXiv:1211.5063);
   `tf.clip_by_global_norm`.
   """
   grads = [convert(grad) for grad in grads]
   values = values_of(grads)
+  for value in values:
+    if value.dtype.is_complex:
+      raise TypeError(
+        "Expected gradients of floating dtypes, as tf.clip_by_global_norm does, but got {}: {}. Clip its "
+        "tf.math.real() and tf.math.imag().".format(value.dtype.name, value)
+      )
   wide_dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
   wide = [map_values(lambda value: tf.cast(value, wide_dtype), grad) for grad in grads]
   norm = tf.global_norm(wide)

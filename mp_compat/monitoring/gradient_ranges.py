@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tu
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
 from mp_compat.monitoring import range_history
@@ -28,7 +29,7 @@ class GradientRange(NamedTuple):
   """Describes the magnitudes of one gradient of the scaled loss: tensors, or their values fetched by a Session.
 
   Shares are scalars in [0, 1], relative to all values of the gradient; 0 for an empty gradient. float64 gradients are
-  cast to float32 first.
+  cast to float32 first. The real and the imaginary part of a complex value count as two values.
   """
 
   exponents: Any  # int32 [256]: index e counts magnitudes in [2**(e-127), 2**(e-126)); 0: smaller; 255: inf and NaN
@@ -290,7 +291,7 @@ def _measure_all(found: List[_Found]) -> List[GradientRange]:
 
 def _count(item: _Found) -> _Counts:
   with control_flow.context_of(item.tensor.op):
-    values = tf.abs(tf.cast(tf.reshape(item.tensor, [-1]), tf.float32))
+    values = tf.abs(tf.cast(tf.reshape(ops.real_parts(item.tensor), [-1]), tf.float32))
     bits = tf.bitcast(values, tf.int32)
     exponents = tf.raw_ops.Bincount(arr=tf.bitwise.right_shift(bits, 23), size=256, weights=tf.zeros([0], tf.int32))
     exponents.set_shape([256])

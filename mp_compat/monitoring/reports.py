@@ -7,6 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
 
@@ -29,7 +30,10 @@ class Counters(NamedTuple):
 
 
 class GradientReport(NamedTuple):
-  """Counts the non-finite values of one gradient: scalar tensors, or their values fetched by a Session."""
+  """Counts the non-finite values of one gradient: scalar tensors, or their values fetched by a Session.
+
+  The real and the imaginary part of a complex value count as two values.
+  """
 
   nans: Any  # int64: number of NaNs
   infs: Any  # int64: number of infinite values
@@ -154,6 +158,7 @@ def describe_nonfinite(reports: Dict[str, GradientReport]) -> List[str]:
 
 
 def _report(values: tf.Tensor) -> GradientReport:
+  values = ops.real_parts(values)
   values = tf.cast(values, tf.float64 if values.dtype == tf.float64 else tf.float32)
   finite = tf.where_v2(tf.is_finite(values), tf.abs(values), tf.zeros_like(values))
   return GradientReport(

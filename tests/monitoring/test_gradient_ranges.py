@@ -93,6 +93,16 @@ def test_range_of_few_values(values):
     check(sess.run(ranges, {grad: values})["v:0"], values, 1.0)
 
 
+def test_range_of_complex_values_counts_both_parts():
+  v = tf.get_variable("v", initializer=tf.zeros([2], tf.complex64), use_resource=True)
+  grad = tf.placeholder(tf.complex64, [2])
+  opt = Optimizer(testing.ComplexDescent(1.0), 8.0)
+  opt.apply_gradients([(grad, v)])
+  ranges = mp_compat.gradient_ranges(opt)
+  with testing.session() as sess:
+    check(sess.run(ranges, {grad: [2.0 - 6e4j, 1e-7j]})["v:0"], [2.0, 6e4, 0.0, 1e-7], 1.0)
+
+
 def dense(x, size, name, dtype):
   """Returns a dense layer in `dtype` of `x`, with float32 variables."""
   with tf.variable_scope(name):

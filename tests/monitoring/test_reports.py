@@ -47,6 +47,18 @@ def test_report_counts_non_finite_and_largest_values(dtype):
   )
 
 
+@pytest.mark.parametrize("dtype", [tf.complex64, tf.complex128], ids=lambda d: d.name)
+def test_report_counts_both_parts_of_complex_values(dtype):
+  v = tf.get_variable("v", initializer=tf.zeros([4], dtype), use_resource=True)
+  grad = tf.placeholder(dtype, [4])
+  opt = Optimizer(testing.ComplexDescent(1.0), 4.0)
+  opt.apply_gradients([(grad, v)])
+  report = mp_compat.nonfinite_gradients(opt)
+  with testing.session() as sess:
+    values = [complex(1.0, np.nan), complex(np.inf, -np.inf), complex(0.0, np.inf), complex(2.0, -5.0)]
+    assert sess.run(report, {grad: values})["v:0"] == mp_compat.GradientReport(nans=1, infs=3, largest=5.0)
+
+
 def test_report_includes_gradients_before_clipping():
   _, xs, loss = linear()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
@@ -110,6 +122,14 @@ def test_clipping_non_finite_gradients_skips_the_step(bad):
     assert not np.isfinite(np.concatenate(sess.run(clipped, feed))).any()
     sess.run(train_op, feed)
     np.testing.assert_array_equal(sess.run([a, b]), np.zeros([2, 3]))
+
+
+def test_clipping_complex_gradients_raises_as_tensorflow_does():
+  grad = tf.placeholder(tf.complex64, [2])
+  with pytest.raises(TypeError, match="complex64"):
+    tf.clip_by_global_norm([grad], 1.0)
+  with pytest.raises(TypeError, match="Expected gradients of floating dtypes.*complex64.*Clip its tf.math.real"):
+    mp_compat.clip_by_global_norm([grad], 1.0)
 
 
 def test_clipping_only_none_gradients_returns_zero_norm():

@@ -260,12 +260,19 @@ def test_float64_gradients_accumulate_in_float64():
   assert w[0][0] == -(1 + 2e-12) / 2
 
 
-class ComplexDescent(tf.train.GradientDescentOptimizer):
-  def _valid_dtypes(self):
-    return {tf.float32, tf.complex64, tf.complex128}
-
-  def _resource_apply_dense(self, grad, handle):
-    return handle.assign_sub(grad)
+def test_sparse_complex_gradients_keep_their_imaginary_part():
+  w = tf.get_variable("w", initializer=tf.zeros([3, 1], tf.complex64), use_resource=True)
+  values = tf.placeholder(tf.complex64, [None, 1])
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(testing.ComplexDescent(1.0), 8.0)
+  accumulator = mp_compat.GradientAccumulator(opt)
+  add_op = accumulator.add([(tf.IndexedSlices(values, tf.constant([2, 0, 2]), [3, 1]), w)])
+  train_op = accumulator.apply_gradients(accumulator.mean())
+  with testing.session() as session:
+    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    for batch in [[[1 + 2j], [4j], [2.0]], [[1j], [2.0], [1 - 1j]]]:
+      session.run(add_op, {values: batch})
+    session.run(train_op)
+    np.testing.assert_array_equal(session.run(w), [[-1 - 2j], [0], [-2 - 1j]])
 
 
 @pytest.mark.parametrize("dtype", [tf.complex64, tf.complex128])
@@ -273,7 +280,7 @@ def test_complex_gradients_keep_their_imaginary_part(dtype):
   w = tf.get_variable("w", initializer=tf.zeros([2], dtype), use_resource=True)
   x = tf.placeholder(tf.float32, [2])
   loss = tf.reduce_sum(x * tf.cast(tf.real(w), tf.float32) + 2.0 * x * tf.cast(tf.imag(w), tf.float32))
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(ComplexDescent(1.0), 8.0)
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(testing.ComplexDescent(1.0), 8.0)
   accumulator = mp_compat.GradientAccumulator(opt)
   add_op = accumulator.add(opt.compute_gradients(loss))
   train_op = accumulator.apply_gradients(accumulator.mean())
