@@ -182,11 +182,12 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gr
 
 
 class Computed(NamedTuple):
-  """The record of a gradient that `compute_gradients` returned."""
+  """The record of a gradient that `compute_gradients` or `GradientAccumulator.mean` returned."""
 
   name: str  # of its variable
   scaled: Optional[tf.Tensor]  # the gradient of the scaled loss; None if it is unknown
   scale: Optional[tf.Tensor]  # the loss scale, a float32 scalar; None if it is unknown
+  is_window_mean: bool  # of a GradientAccumulator
 
 
 def record_computed(
@@ -194,6 +195,7 @@ def record_computed(
   names: Iterable[str],
   scaled: Optional[Iterable[Gradient]] = None,
   scale: Optional[tf.Tensor] = None,
+  are_window_means: bool = False,
 ) -> None:
   """Records in their graph that `compute_gradients` returned these gradients; does nothing in eager mode.
 
@@ -202,13 +204,14 @@ def record_computed(
     names: the names of their variables, for reports.
     scaled: the gradients before they were divided by the loss scale.
     scale: the loss scale.
+    are_window_means: whether they are from `GradientAccumulator.mean` instead.
   """
   if graphs.default_graph() is None:
     return
   grads = list(grads)
   for grad, name, before in zip(grads, names, grads if scaled is None else scaled):
     for values, scaled_values in zip(values_of([grad]), values_of([before])):
-      record = Computed(name, None if scaled is None else scaled_values, scale)
+      record = Computed(name, None if scaled is None else scaled_values, scale, are_window_means)
       _computed_record(values.graph)[tensor_key(values)] = record
 
 
@@ -220,6 +223,12 @@ def computed(tensor: tf.Tensor) -> Optional[Computed]:
 def is_computed(tensor: tf.Tensor) -> bool:
   """Returns whether `record_computed` recorded this tensor."""
   return computed(tensor) is not None
+
+
+def has_window_mean(grads: Iterable[Gradient]) -> bool:
+  """Returns whether `grads`, which are converted gradients, derive from a mean of a GradientAccumulator by data."""
+  ancestors = nearest_ancestors(values_of(grads), is_computed)
+  return any(_computed_record(tensor.graph)[tensor_key(tensor)].is_window_mean for tensor in ancestors)
 
 
 def computed_ancestors(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]:

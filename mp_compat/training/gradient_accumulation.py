@@ -98,7 +98,8 @@ class GradientAccumulator:
     return tf.group(control_flow.cond(checked.finite, add, skip), name=name or "accumulate")
 
   def _check(self, grads_and_vars: Iterable[GradAndVar]) -> step.CheckedGradients:
-    return step.check(grads_and_vars, check_computed=self._optimizer.step_settings.check_computed_gradients)
+    check_computed = self._optimizer.step_settings.check_computed_gradients
+    return step.check(grads_and_vars, check_computed=check_computed, empties_window=True)
 
   @autograph.do_not_convert
   def mean(self) -> List[GradAndVar]:
@@ -128,7 +129,7 @@ class GradientAccumulator:
       for total, dtype in zip(state["sums"], state["dtypes"])
     ]
     state["means"] += [mean for mean in means if mean is not None]
-    gradients.record_computed(means, [variable.name for variable in state["var_list"]])
+    gradients.record_computed(means, [variable.name for variable in state["var_list"]], are_window_means=True)
     return list(zip(means, state["var_list"]))
 
   @autograph.do_not_convert

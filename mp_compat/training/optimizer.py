@@ -346,7 +346,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
     Raises:
       ValueError: If called in a cross-replica context or under an unsupported strategy (TPUs), if all gradients are
-        None, or if `finite_reducer` does not return a bool tensor of the shape passed to it.
+        None or some are means of a `GradientAccumulator`, or if `finite_reducer` does not return a bool tensor of the
+        shape passed to it.
       TypeError: If a gradient cannot be converted to a numeric tensor, or is neither floating nor of its variable's
         dtype; or if `global_step` is a string.
     """

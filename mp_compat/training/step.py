@@ -61,7 +61,10 @@ class Decision(NamedTuple):
 
 
 def check(
-  grads_and_vars: Iterable[Tuple[Any, tf.Variable]], check_finite: bool = True, check_computed: bool = True
+  grads_and_vars: Iterable[Tuple[Any, tf.Variable]],
+  check_finite: bool = True,
+  check_computed: bool = True,
+  empties_window: bool = False,
 ) -> CheckedGradients:
   """Converts the gradients of one replica and checks whether all of their values are finite.
 
@@ -69,19 +72,26 @@ def check(
     grads_and_vars: (gradient, variable) pairs.
     check_finite: whether to check at all.
     check_computed: whether the check also covers the gradients as `compute_gradients` returned them.
+    empties_window: whether the caller is a GradientAccumulator, which empties its window after the step.
 
   Returns:
     The converted gradients and the result of the check.
 
   Raises:
-    ValueError: If there are no pairs, or all gradients are None.
+    ValueError: If there are no pairs, all gradients are None, or they are means of a GradientAccumulator and not
+      `empties_window`.
     TypeError: See `gradients.convert_pairs`.
   """
   grads_and_vars = gradients.convert_pairs(grads_and_vars)
+  grads = [grad for grad, _ in grads_and_vars]
+  if not empties_window and gradients.has_window_mean(grads):
+    raise ValueError(
+      "Expected gradients of one step, but got means of a GradientAccumulator, whose window this would never empty. "
+      "Pass them to apply_gradients() of the GradientAccumulator."
+    )
   scope = graphs.name_scope()
   if not check_finite:
     return CheckedGradients(grads_and_vars, None, False, scope)
-  grads = [grad for grad, _ in grads_and_vars]
   hidden = [tensor for _, tensor in gradients.computed_ancestors(grads)] if check_computed else []
   finite = finite_check.all_finite(gradients.values_of(grads) + hidden)
   return CheckedGradients(grads_and_vars, finite, bool(hidden), scope)

@@ -332,6 +332,26 @@ def test_means_that_are_not_applied_are_read_before_the_window_is_emptied():
   assert testing.waits_for(train_op, monitored.op.inputs[0].op)
 
 
+@pytest.mark.parametrize(
+  "change", [list, lambda pairs: [(tf.clip_by_norm(g, 1.0), v) for g, v in pairs]], ids=["", "clipped"]
+)
+@pytest.mark.parametrize("skip_nonfinite", [True, False])
+def test_means_cannot_be_applied_without_emptying_the_window(change, skip_nonfinite):
+  training = testing.Training()
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  accumulator = mp_compat.GradientAccumulator(opt)
+  accumulator.add(opt.compute_gradients(training.loss))
+  other = mp_compat.MixedPrecisionLossScaleOptimizer(opt.inner_optimizer, 8.0, skip_nonfinite=skip_nonfinite)
+  means = change(accumulator.mean())
+  with pytest.raises(
+    ValueError, match=r"would never empty. Pass them to apply_gradients\(\) of the GradientAccumulator"
+  ):
+    other.apply_gradients(means)
+  with pytest.raises(ValueError, match="would never empty"):
+    mp_compat.apply_gradients_together([(opt, means)])
+  accumulator.apply_gradients(means)
+
+
 def test_empty_window_raises_without_side_effects():
   windows = AccumulatedTraining()
   with pytest.raises(tf.errors.InvalidArgumentError, match=r"window is empty.*GradientAccumulator.add\(\)"):
