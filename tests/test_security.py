@@ -17,6 +17,8 @@ from tests.testing import OVERFLOW
 from tests.testing import tf
 
 PACKAGE = os.path.dirname(mp_compat.__file__)
+# `mp_compat run` executes the program that the user names.
+EXECUTING = {os.path.join(PACKAGE, "migration", "program.py"): {"exec"}}
 # Functions that execute code, or load data that can execute code.
 FORBIDDEN = {
   "eval",
@@ -64,7 +66,7 @@ def test_modules_call_no_code_executing_functions(path):
       # `re.compile` does not execute code.
       if called == "compile" and getattr(getattr(node.func, "value", None), "id", None) == "re":
         continue
-      assert called not in FORBIDDEN, "{}, line {}".format(called, node.lineno)
+      assert called not in FORBIDDEN - EXECUTING.get(path, set()), "{}, line {}".format(called, node.lineno)
       assert not any(keyword.arg == "allow_pickle" for keyword in node.keywords)
     names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
     names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
