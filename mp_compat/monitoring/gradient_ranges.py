@@ -108,7 +108,7 @@ def report(optimizer: Any, dtypes: Any) -> Report:
   step = reports.readable_step(optimizer)
   passed, computed = _gradients(step, optimizer.step_settings.check_computed_gradients)
   between, is_complete = _backward_pass(computed, dtypes)
-  found = passed + [_Found(*record) for record in computed] + between
+  found = passed + [_Found(record.name, record.scaled, record.scale) for record in computed] + between
   order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
   found = [item for item in found if item.tensor.op in order and control_flow.is_in_branches_only(item.tensor.op)]
   found.sort(key=lambda item: order[item.tensor.op])
