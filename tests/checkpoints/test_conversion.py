@@ -1,6 +1,8 @@
 """Tests of `checkpoints.convert` and of the command `mp_compat checkpoint`."""
 
+import glob
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -99,6 +101,17 @@ def test_command_line_inspects_and_converts(tmp_path):
   assert again.returncode == 2 and "exists and is not overwritten" in again.stderr and "Traceback" not in again.stderr
 
 
+def start_writing(source, target):
+  """Starts a conversion in a process, and returns the process when it begins to write."""
+  process = subprocess.Popen(
+    make_command("convert", source, target, "--to", "plain"), env=testing.environment(), stdout=subprocess.DEVNULL
+  )
+  while not os.path.exists(target + ".unfinished"):
+    assert process.poll() is None, "the conversion ended and wrote nothing"
+    time.sleep(0.001)
+  return process
+
+
 @pytest.mark.slow
 def test_killed_conversion_leaves_no_partial_checkpoint(tmp_path):
   source = str(tmp_path / "big")
@@ -107,37 +120,29 @@ def test_killed_conversion_leaves_no_partial_checkpoint(tmp_path):
       tf.get_variable("v{}".format(i), [100000], initializer=tf.zeros_initializer())
     sess.run(tf.global_variables_initializer())
     tf.train.Saver().save(sess, source, write_meta_graph=False)
-  target = str(tmp_path / "out" / "model")
-  begin = time.monotonic()
-  os.makedirs(os.path.dirname(target))
-  subprocess.run(
-    make_command("convert", source, target + "-whole", "--to", "plain"),
-    env=testing.environment(),
-    check=True,
-    stdout=subprocess.DEVNULL,
-  )
-  duration = time.monotonic() - begin
-  completed = 0
-  for attempt in range(10):
-    process = subprocess.Popen(
-      make_command("convert", source, target, "--to", "plain"),
-      env=testing.environment(),
-      stdout=subprocess.DEVNULL,
-      stderr=subprocess.DEVNULL,
-    )
-    time.sleep(duration * (0.6 + 0.05 * attempt))
+  directory = tmp_path / "out"
+  directory.mkdir()
+  target, unfinished = str(directory / "model"), str(directory / "model.unfinished")
+  process = start_writing(source, str(directory / "whole"))
+  began = time.monotonic()
+  assert process.wait() == 0
+  duration = time.monotonic() - began
+
+  for tenths in reversed(range(10)):  # the last process is killed when it begins to write
+    process = start_writing(source, target)
+    time.sleep(duration * tenths / 10)
     process.kill()
     process.wait()
     if tf.train.checkpoint_exists(target):
-      completed += 1
       reader = tf.train.load_checkpoint(target)
       assert all((reader.get_tensor("v{}".format(i)) == 0.0).all() for i in range(40))
-      for part in os.listdir(os.path.dirname(target)):
-        if part.startswith("model.") and not part.endswith(".unfinished"):
-          os.remove(os.path.join(os.path.dirname(target), part))
-  assert completed < 10
+    if tenths:
+      for part in glob.glob(target + ".data*") + glob.glob(target + ".index"):
+        os.remove(part)
+      shutil.rmtree(unfinished, ignore_errors=True)
+  assert os.path.exists(unfinished) and not tf.train.checkpoint_exists(target)
   checkpoints.convert(source, target, "plain")
-  assert not [name for name in os.listdir(os.path.dirname(target)) if name.endswith(".unfinished")]
+  assert not os.path.exists(unfinished)
 
 
 def test_inspect_command_reports_missing_checkpoint(tmp_path, capsys):

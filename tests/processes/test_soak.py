@@ -23,7 +23,7 @@ def resident_bytes():
 
 
 def train():
-  """Trains and asserts the state. Returns for each part its seconds and the resident bytes after it."""
+  """Trains and asserts the state. Returns the processor seconds of each part and the resident bytes after it."""
   finite = np.random.RandomState(0).random_sample(STEPS) > 0.01
   with tf.Graph().as_default() as graph:
     training = testing.Training()
@@ -38,10 +38,10 @@ def train():
       sess.run(tf.global_variables_initializer())
       graph.finalize()
       for part in np.split(finite, PARTS):
-        began = time.perf_counter()
+        began = time.process_time()
         for step_is_finite in part:
           sess.run(train_op, {training.x: finite_gradient if step_is_finite else overflow})
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
         gc.collect()
         resident.append(resident_bytes())
         for step_is_finite in part.tolist():
