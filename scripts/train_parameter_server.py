@@ -17,6 +17,7 @@ import time
 import cluster
 
 STARTED, FINISHED = 1, 2
+UNLIMITED = 10**9
 
 
 def tensorflow(arguments):
@@ -102,13 +103,15 @@ def launch(arguments):
       return processes.start(sys.executable, *sys.argv, "--cluster", spec, *which)
 
     start("--task", "-1")
-    workers = [start("--task", str(task)) for task in range(arguments.workers)]
+    last = arguments.workers - 1
+    workers = [start("--task", str(task)) for task in range(last)]
     if arguments.kill is not None:
-      processes.wait_for_line("worker-{} attempt={} ".format(arguments.workers - 1, arguments.kill))
-      workers[-1].send_signal(signal.SIGKILL)
-      workers[-1].wait()
-      print("worker-{} killed, and started anew".format(arguments.workers - 1), flush=True)
-      workers[-1] = start("--task", str(arguments.workers - 1))
+      killed = start("--task", str(last), "--steps", str(UNLIMITED))  # does not end before it is killed
+      processes.wait_for_line("worker-{} attempt={} ".format(last, arguments.kill))
+      killed.send_signal(signal.SIGKILL)
+      killed.wait()
+      print("worker-{} killed, and started anew".format(last), flush=True)
+    workers.append(start("--task", str(last)))
     for worker in workers:
       processes.wait(worker)
 
