@@ -92,7 +92,7 @@ def gradient_ranges(optimizer: Any, dtypes: Any = tf.float16) -> "collections.Or
 
   Raises:
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
-    ValueError: If a dtype is not floating.
+    ValueError: If `optimizer` is not a `tf.compat.v1.train.Optimizer`, or a dtype is not floating.
 
   Source: the histograms follow Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), figure 3.
   """

@@ -85,9 +85,9 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._changes: Deque[Tuple[int, float]] = collections.deque(maxlen=20)
 
   def begin(self) -> None:
+    self._train_ops = count_steps(self._optimizer)
     overflow_tolerance = getattr(self._optimizer.loss_scale, "overflow_tolerance", 1)
     self._min_scale_patience = max(self._min_scale_patience, overflow_tolerance)
-    self._train_ops = count_steps(self._optimizer)
     self._readable = [train_op for train_op in self._train_ops if train_op.counts is not None]
     self._counters = self._make_counters() if self._counters_in_graph and self._readable else []
     self._statuses = [self._make_status(train_op.counts) for train_op in self._readable]

@@ -54,8 +54,13 @@ def train_steps(optimizer: Any) -> List[Step]:
   """Returns what each `apply_gradients` of this optimizer built in the current graph.
 
   Raises:
+    ValueError: If `optimizer` is not a `tf.compat.v1.train.Optimizer`.
     RuntimeError: If the current graph has no train op of this optimizer.
   """
+  if not isinstance(optimizer, tf.train.Optimizer):
+    raise ValueError(
+      "optimizer must be the MixedPrecisionLossScaleOptimizer that built the train op, but got {!r}.".format(optimizer)
+    )
   steps = graphs.state_of(optimizer, graphs.default_graph()).get("train_steps")
   if not steps:
     raise RuntimeError(
@@ -105,6 +110,7 @@ def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, Gradien
     train op is in a branch of `tf.cond`, the values are zeros whenever that branch is not executed.
 
   Raises:
+    ValueError: If `optimizer` is not a `tf.compat.v1.train.Optimizer`.
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
   return report_on(readable_step(optimizer))
@@ -114,6 +120,7 @@ def readable_step(optimizer: Any) -> Step:
   """Returns the step of the last `apply_gradients` of the optimizer, whose tensors the current graph can read.
 
   Raises:
+    ValueError: If `optimizer` is not a `tf.compat.v1.train.Optimizer`.
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
   step = train_steps(optimizer)[-1]

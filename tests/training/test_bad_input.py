@@ -195,6 +195,10 @@ rows(
   (attempts(1.0), ValueError, "num_attempts must be an int of at least 1, but got 1.0"),
   (lambda t: mp_compat.LossScaleHook(t.opt).begin(), RuntimeError, "has no train op in the current graph"),
   (lambda t: mp_compat.nonfinite_gradients(t.opt), RuntimeError, "has no train op in the current graph"),
+  (lambda t: mp_compat.LossScaleHook(None).begin(), ValueError, "optimizer must be .*but got None"),
+  (lambda t: mp_compat.StopAtAttemptHook("sgd", 1).begin(), ValueError, "optimizer must be .*but got 'sgd'"),
+  (lambda t: mp_compat.GradientRangesHook(None).begin(), ValueError, "optimizer must be .*but got None"),
+  (lambda t: mp_compat.nonfinite_gradients(tf.keras.optimizers.SGD()), ValueError, "optimizer must be .*SGD"),
   (lambda t: mp_compat.GradientAccumulator(sgd()), ValueError, "must be a MixedPrecision.* but got <.*Gradient"),
   (
     lambda t: mp_compat.GradientAccumulator(t.opt, skip="step"),
