@@ -185,9 +185,20 @@ def program(case: Case) -> str:
   return "from tests.equivalence.fuzzing import *\nnan, inf = float('nan'), float('inf')\ncheck({!r})\n".format(case)
 
 
-def train(case: Case, api: Any, control_flow: int) -> Any:
-  """Trains a case. Returns the values of all variables on all devices after every step."""
-  with tf.Graph().as_default(), testing.control_flow(control_flow):
+class Built(NamedTuple):
+  """A case in the current graph."""
+
+  train_op: Any
+  inputs: Any  # a placeholder [replicas, ...] for each variable
+  flag: Any
+  computed: Any  # the tensors that compute_gradients returned
+  variables: Any  # all variables on all devices, by name
+  replicas: int
+
+
+def build(case: Case, api: Any, control_flow: int) -> Built:
+  """Builds a case in the current graph."""
+  with testing.control_flow(control_flow):
     strategy = STRATEGIES[case.strategy]() if case.strategy else None
     replicas = strategy.num_replicas_in_sync if strategy else 1
     inputs = [tf.placeholder(tf.float32, (replicas,) + variable.shape) for variable in case.variables]
@@ -240,18 +251,25 @@ def train(case: Case, api: Any, control_flow: int) -> Any:
         with tf.variable_scope("", use_resource=case.global_step == "resource"):
           global_step = tf.train.get_or_create_global_step()
       train_op = strategy.group(strategy.extended.call_for_each_replica(step)) if strategy else step()
-    all_variables = [copy for v in tf.global_variables() for copy in copies(strategy, v)]
-    names = ["{} on {}".format(testing.plain_name(v), v.device) for v in all_variables]
+    copies_of_all = [copy for v in tf.global_variables() for copy in copies(strategy, v)]
+    variables = {"{} on {}".format(testing.plain_name(v), v.device): v for v in copies_of_all}
+    return Built(train_op, inputs, flag, computed, variables, replicas)
+
+
+def train(case: Case, api: Any, control_flow: int) -> Any:
+  """Trains a case. Returns the values of all variables on all devices after every step."""
+  with tf.Graph().as_default():
+    built = build(case, api, control_flow)
     with tf.Session(config=config_of(case)) as sess:
       sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
       history = []
-      for number, values in enumerate(feeds(case, replicas)):
-        feed = dict(zip(inputs, values))
-        feed[flag] = number % 3 > 0
+      for number, values in enumerate(feeds(case, built.replicas)):
+        feed = dict(zip(built.inputs, values))
+        feed[built.flag] = number % 3 > 0
         if case.fed:
-          feed.update(zip(computed, sess.run(computed, feed)))
-        sess.run(train_op, feed)
-        history.append(dict(zip(names, sess.run(all_variables))))
+          feed.update(zip(built.computed, sess.run(built.computed, feed)))
+        sess.run(built.train_op, feed)
+        history.append(sess.run(built.variables))
   return history
 
 
