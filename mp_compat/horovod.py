@@ -4,7 +4,7 @@
 import sys
 from typing import Callable, Iterable, Optional
 
-from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
@@ -61,7 +61,7 @@ def default_reducer(
   # Searches back from the gradients for the nearest computed gradients, or Horovod ops that reduced them.
   sources = gradients.nearest_ancestors(
     gradients.values_of(grads),
-    lambda tensor: gradients.is_computed(tensor) or control_flow.contains_op(tensor.op, "Horovod"),
+    lambda tensor: gradients.is_computed(tensor) or contexts.contains_op(tensor.op, "Horovod"),
   )
   if unreduced or any(not gradients.is_computed(tensor) for tensor in sources):
     return all_ranks_finite

@@ -5,9 +5,9 @@
     python scripts/graphs.py write FOLDER             before and after the change, in the same environment
     python scripts/graphs.py compare BEFORE AFTER     exit status 1 if a graph differs
 
-The programs are those of tests/programs, each in its first variant, with a dynamic and with a fixed loss scale, and random
-graphs of tests/equivalence/fuzzing.py. A graph is written as text. A program whose construction fails is written as the
-error. Each graph is built in a process of its own, so that it does not depend on the ones before.
+The programs are those of tests/programs, each in its first variant, with a dynamic and with a fixed loss scale, and
+random graphs of tests/equivalence/fuzzing.py. A graph is written as text. A program whose construction fails is written
+as the error. Each graph is built in a process of its own, so that it does not depend on the ones before.
 """
 
 import argparse
@@ -83,6 +83,7 @@ def _build_program(name, fixed):
 
 def _random_cases():
   import hypothesis
+
   from tests.equivalence import fuzzing
 
   cases = []
@@ -114,7 +115,11 @@ def _build_case(case):
 
 
 def compare(before: str, after: str) -> int:
-  """Prints the names of graphs that differ, with the types of ops of which there are more or fewer; returns how many."""
+  """Prints which graphs differ, and how many ops of which types there are more (or fewer, below 0).
+
+  Returns:
+    The number of graphs that differ.
+  """
   names = sorted(set(os.listdir(before)) | set(os.listdir(after)))
   different = 0
   for name in names:

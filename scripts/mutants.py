@@ -22,7 +22,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # The tests of each module. The tests that fail fastest are first.
 TESTS = {
-  "_tensorflow/control_flow": ["training/inner_optimizers", "monitoring/gradient_ranges"],
+  "_tensorflow/control_flow": ["training/inner_optimizers"],
+  "_tensorflow/dead_tensors": ["monitoring/gradient_ranges"],
   "core/update_rule": ["core/update_rule", "core/automaton"],
   "core/dialects": ["core/dialects"],
   "core/gradients": [
@@ -121,12 +122,12 @@ MUTANTS = [
   ),
   ("core/gradients", "else tf.tuple(grads)", "else grads"),
   ("core/gradients", "if tensor_key(tensor) not in passed and", "if"),
-  ("core/gradients", " and control_flow.is_readable(tensor)", ""),
+  ("core/gradients", " and contexts.is_readable(tensor)", ""),
   ("core/gradients", 'tf.where_v2(finite, 0.0, float("nan"))', "tf.where_v2(finite, 0.0, 0.0)"),
   (
     "core/gradients",
-    "pending.extend(control_flow.tensor_inputs(tensor))",
-    "pending.extend(control_flow.tensor_inputs(tensor)[:1])",
+    "pending.extend(contexts.tensor_inputs(tensor))",
+    "pending.extend(contexts.tensor_inputs(tensor)[:1])",
   ),
   (
     "core/gradients",
@@ -173,7 +174,7 @@ MUTANTS = [
   ("core/loss_scale", "trainable=False,\n      use_resource=True", "trainable=True,\n      use_resource=True"),
   ("core/loss_scale", "with tf.init_scope(), tf.name_scope(None):", "with tf.init_scope():"),
   ("core/loss_scale", "if value != default", "if True"),
-  ("_tensorflow/control_flow", "if context not in around]", "]"),
+  ("_tensorflow/control_flow", "and context not in self._around", ""),
   ("_tensorflow/control_flow", "if control._get_control_flow_context() is context]", "]"),
   ("_tensorflow/control_flow", 'if waits or (op.op_def.is_stateful and op.type != "ReadVariableOp"):', "if waits:"),
   ("_tensorflow/control_flow", "if waits or (", "if (False or "),
@@ -205,7 +206,7 @@ MUTANTS = [
     'creator_kwargs["initial_value"]',
   ),
   ("core/conditional_apply", "summaries[existing:] = [", "_ = ["),
-  ("monitoring/gradient_ranges", " and control_flow.is_in_branches_only(record.scaled.op)", ""),
+  ("monitoring/gradient_ranges", " and contexts.is_in_branches_only(record.scaled.op)", ""),
   ("monitoring/gradient_ranges", " and key not in measured", ""),
   ("monitoring/gradient_ranges", " and key not in casts", ""),
   ("monitoring/gradient_ranges", " or key in behind_loss", " or True"),
@@ -221,8 +222,8 @@ MUTANTS = [
   ("monitoring/gradient_ranges", " or any(tensor.op.type in _HIDING for tensor in sources)", ""),
   ("monitoring/gradient_ranges", " and not any(tensor.op.type in _HIDING for tensor in derived.values())", ""),
   ("monitoring/gradient_ranges", "op.type in _MOVING.union(_SUMMING):", "op.type in _SUMMING:"),
-  ("_tensorflow/control_flow", "return branches | {key_of(tensor", "return branches or {key_of(tensor"),
-  ("_tensorflow/control_flow", "inputs = [frozenset.intersection(*inputs)]", "pass"),
+  ("_tensorflow/dead_tensors", "return branches | {key_of(tensor", "return branches or {key_of(tensor"),
+  ("_tensorflow/dead_tensors", "inputs = [frozenset.intersection(*inputs)]", "pass"),
   ("monitoring/range_history", "if _share_below(exponent, magnitudes) <= TOLERATED]", "]"),
   ("monitoring/range_history", "if _share_below(exponent, exponents) <= TOLERATED_VARIABLE]", "]"),
   ("monitoring/range_history", "self.width = max(self.width, largest - lowest)", "pass"),

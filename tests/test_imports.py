@@ -22,6 +22,7 @@ LAYERS = [
   "_tensorflow.__init__",
   "_tensorflow.native",
   "_tensorflow.graphs",
+  "_tensorflow.contexts",
   "_tensorflow.control_flow",
   "_tensorflow",
   "core.gradients",

@@ -5,7 +5,7 @@ import contextlib
 from typing import ContextManager
 
 from mp_compat._tensorflow import VERSION
-from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import tf
 
 
@@ -37,7 +37,7 @@ def is_finite(value: tf.Tensor) -> tf.Tensor:
   """
   if value.dtype == tf.bfloat16:
     value = tf.cast(value, tf.float32)
-  if VERSION >= (2, 2) or not control_flow.may_be_compiled():
+  if VERSION >= (2, 2) or not contexts.may_be_compiled():
     return tf.is_finite(value)
   bits, exponent = {
     tf.float16: (tf.uint16, 0x7C00),

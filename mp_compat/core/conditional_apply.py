@@ -4,7 +4,9 @@
 import contextlib
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
+from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat.core import distribute
@@ -107,10 +109,8 @@ def apply_in_each_replica(
   with tf.name_scope(SCOPE):
     applied = cond(should_apply, apply_branch, skip)
   # Summaries of the inner optimizer are empty in skipped steps; inside control flow they cannot be read, so drop them.
-  readable = [] if control_flow.is_in_control_flow() else summaries[existing:]
+  readable = [] if contexts.is_in_control_flow() else summaries[existing:]
   summaries[existing:] = [
-    control_flow.merge_out_of_branches(summary, b"")
-    for summary in readable
-    if control_flow.is_in_branches_only(summary.op)
+    dead_tensors.merge_out_of_branches(summary, b"") for summary in readable if contexts.is_in_branches_only(summary.op)
   ]
   return applied

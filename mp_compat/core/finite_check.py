@@ -11,6 +11,7 @@ kept out of XLA clusters. Code that XLA may compile as a whole uses the exact ch
 
 from typing import Any, Dict, List, Tuple
 
+from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
@@ -32,7 +33,7 @@ def all_finite(tensors: List[tf.Tensor]) -> tf.Tensor:
     return tf.constant(True)
   with tf.name_scope("check_finite"):
     stacked = _stack_small(tensors)
-    if tf.executing_eagerly() or control_flow.may_be_compiled():
+    if tf.executing_eagerly() or contexts.may_be_compiled():
       return _exact(stacked)
     with tf.xla.experimental.jit_scope(compile_ops=False):
       sums_finite = tf.reduce_all(tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked])))

@@ -8,7 +8,7 @@ import functools
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import ops
@@ -63,8 +63,8 @@ def is_scaled(loss: Loss) -> bool:
   if not hasattr(loss, "graph") or loss.op.type != "Mul":
     return False
   for factor in loss.op.inputs:
-    while factor.op.type in _READS and control_flow.tensor_inputs(factor):
-      factor = control_flow.tensor_inputs(factor)[0]
+    while factor.op.type in _READS and contexts.tensor_inputs(factor):
+      factor = contexts.tensor_inputs(factor)[0]
     if factor.op.type in ("VarHandleOp", "VariableV2") and dialects.is_state_name(factor.op.name):
       return True
   return False
@@ -249,7 +249,7 @@ def computed_ancestors(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]
   return [
     (_computed_record(tensor.graph)[tensor_key(tensor)].name, tensor)
     for tensor in nearest_ancestors(values, is_computed)
-    if tensor_key(tensor) not in passed and control_flow.is_readable(tensor)
+    if tensor_key(tensor) not in passed and contexts.is_readable(tensor)
   ]
 
 
@@ -276,7 +276,7 @@ def nearest_ancestors(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor],
     if wanted(tensor):
       found.append(tensor)
     else:
-      pending.extend(control_flow.tensor_inputs(tensor))
+      pending.extend(contexts.tensor_inputs(tensor))
   return found
 
 

@@ -5,7 +5,8 @@ import collections
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import contexts
+from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
@@ -110,7 +111,7 @@ def report(optimizer: Any, dtypes: Any) -> Report:
   between, is_complete = _backward_pass(computed, dtypes)
   found = passed + [_Found(record.name, record.scaled, record.scale) for record in computed] + between
   order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
-  found = [item for item in found if item.tensor.op in order and control_flow.is_in_branches_only(item.tensor.op)]
+  found = [item for item in found if item.tensor.op in order and contexts.is_in_branches_only(item.tensor.op)]
   found.sort(key=lambda item: order[item.tensor.op])
   names = reports.number_repeated([item.name for item in found])
   return Report(
@@ -155,7 +156,7 @@ def _gradients(step: reports.Step, read_computed: bool) -> Tuple[List[_Found], L
 def _has_scaled(tensor: tf.Tensor) -> bool:
   """Returns whether the gradient of the scaled loss of which this is the unscaled one can be measured."""
   record = gradients.computed(tensor)
-  return record is not None and record.scaled is not None and control_flow.is_in_branches_only(record.scaled.op)
+  return record is not None and record.scaled is not None and contexts.is_in_branches_only(record.scaled.op)
 
 
 def _backward_pass(computed: Iterable[gradients.Computed], dtypes: List[tf.DType]) -> Tuple[List[_Found], bool]:
@@ -196,7 +197,7 @@ def _readers(ends: List[tf.Tensor]) -> Dict[Any, List[tf.Tensor]]:
     tensor = pending.pop()
     if gradients.tensor_key(tensor) not in seen and tensor.op.type != "StopGradient":
       seen.add(gradients.tensor_key(tensor))
-      for value in control_flow.tensor_inputs(tensor):
+      for value in contexts.tensor_inputs(tensor):
         if value.dtype.is_floating or value.dtype == tf.variant:
           readers[gradients.tensor_key(value)].append(tensor)
           pending.append(value)
@@ -258,9 +259,9 @@ def _measure_all(found: List[_Found]) -> List[GradientRange]:
   if not found:
     return []
   with tf.name_scope("gradient_ranges"):
-    branches = control_flow.branches_of([item.tensor for item in found])
+    branches = dead_tensors.branches_of([item.tensor for item in found])
     counts = [
-      _Counts(*[control_flow.merge_out_of_branches(value, 0, around) for value in _count(item)])
+      _Counts(*[dead_tensors.merge_out_of_branches(value, 0, around) for value in _count(item)])
       for item, around in zip(found, branches)
     ]
     exponents = tf.stack([count.exponents for count in counts])
@@ -290,7 +291,7 @@ def _measure_all(found: List[_Found]) -> List[GradientRange]:
 
 
 def _count(item: _Found) -> _Counts:
-  with control_flow.context_of(item.tensor.op):
+  with contexts.enter(contexts.of_outputs(item.tensor.op)):
     values = tf.abs(tf.cast(tf.reshape(ops.real_parts(item.tensor), [-1]), tf.float32))
     bits = tf.bitcast(values, tf.int32)
     exponents = tf.raw_ops.Bincount(arr=tf.bitwise.right_shift(bits, 23), size=256, weights=tf.zeros([0], tf.int32))

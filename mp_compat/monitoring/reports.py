@@ -5,7 +5,8 @@ import collections
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import contexts
+from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
@@ -79,14 +80,14 @@ def counts(step: Step) -> tf.Tensor:
   Args:
     step: a step for which `is_readable` holds.
   """
-  with control_flow.context_of(step.train_op), tf.control_dependencies([step.train_op]):
+  with contexts.enter(contexts.of_outputs(step.train_op)), tf.control_dependencies([step.train_op]):
     attempted_and_skipped = tf.where_v2(step.applied, [1, 0], [1, 1])
-  return control_flow.merge_out_of_branches(attempted_and_skipped, 0)
+  return dead_tensors.merge_out_of_branches(attempted_and_skipped, 0)
 
 
 def is_readable(step: Step) -> bool:
   """Returns whether the current graph can read the tensors of the step: False inside a loop, a function or XLA."""
-  return control_flow.is_in_branches_only(step.train_op)
+  return contexts.is_in_branches_only(step.train_op)
 
 
 @autograph.do_not_convert
@@ -135,12 +136,12 @@ def readable_step(optimizer: Any) -> Step:
 
 def report_on(step: Step) -> "collections.OrderedDict[str, GradientReport]":
   """Returns the report on the gradients of a step for which `is_readable` holds; see `nonfinite_gradients`."""
-  with control_flow.context_of(step.train_op):
+  with contexts.enter(contexts.of_outputs(step.train_op)):
     pairs = [(name, values) for grad, name in step.gradients for values in gradients.values_of([grad])]
     pairs += gradients.computed_ancestors([grad for grad, _ in step.gradients])
     reports = [_report(values) for _, values in pairs]
   return collections.OrderedDict(
-    (name, GradientReport(*[control_flow.merge_out_of_branches(count, 0) for count in report]))
+    (name, GradientReport(*[dead_tensors.merge_out_of_branches(count, 0) for count in report]))
     for name, report in zip(number_repeated([name for name, _ in pairs]), reports)
   )
 

@@ -4,7 +4,7 @@
 from typing import Any, Optional, Tuple, Union
 import uuid
 
-from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import tf
 from mp_compat.monitoring import reports
 
@@ -28,7 +28,7 @@ def add(
   skipped_steps = _local("skipped_steps", tf.int64)
   skipped = tf.cast(tf.logical_not(applied), tf.int64)
   count_skipped = skipped_steps.assign_add(skipped, read_value=False)
-  if not control_flow.is_in_control_flow():
+  if not contexts.is_in_control_flow():
     _write(scale, good_steps, 1 - skipped, skipped_steps)
     return count_skipped, None
   attempted_steps = _local("attempted_steps", tf.int64)

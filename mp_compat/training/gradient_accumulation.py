@@ -5,6 +5,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 import weakref
 
 from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
@@ -159,7 +160,7 @@ class GradientAccumulator:
     applied = distribute.merge_call(
       self._apply_on_all_replicas, tuple(checked), micro_batches_finite, global_step, name
     )
-    read = [mean for mean in state["means"] if mean.graph is applied.graph and control_flow.is_readable(mean)]
+    read = [mean for mean in state["means"] if mean.graph is applied.graph and contexts.is_readable(mean)]
     with tf.control_dependencies([applied] + read):
       cleared = [
         total.assign(tf.zeros_like(total), read_value=False)

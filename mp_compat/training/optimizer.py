@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 from absl import logging
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import optimizers
@@ -309,7 +309,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       return graphs.state_of(self, None)["scale"]
     for graph in graphs.enclosing_graphs():
       scale = graphs.state_of(self, graph).get("scale")
-      if scale is not None and control_flow.is_readable(scale):
+      if scale is not None and contexts.is_readable(scale):
         return scale
     return self._scale()
 

@@ -12,7 +12,7 @@ import functools
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from mp_compat import horovod
-from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
@@ -181,7 +181,7 @@ def update(
   Returns:
     `(update_op, should_apply)`, see `LossScale.update`.
   """
-  locked = settings.use_locking and not tf.executing_eagerly() and not control_flow.may_be_compiled()
+  locked = settings.use_locking and not tf.executing_eagerly() and not contexts.may_be_compiled()
   if not locked:
     return loss_scale_module.update_loss_scale(settings.loss_scale, grads, finite, hidden)
   with tf.control_dependencies([finite]), tf.device("/cpu:0"):

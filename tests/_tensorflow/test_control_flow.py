@@ -7,7 +7,7 @@ import pytest
 import tensorflow
 
 import mp_compat
-from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import contexts
 from tests import testing
 from tests.testing import tf
 
@@ -78,5 +78,5 @@ def test_contains_op_searches_branch_functions():
     x = tf.placeholder(tf.float32, [2])
     tf.cond(x[0] > 0, lambda: tf.sin(x), lambda: x)
     (conditional,) = [op for op in graph.get_operations() if op.type in ("If", "StatelessIf")]
-    assert control_flow.contains_op(conditional, "Sin") and not control_flow.contains_op(conditional, "Cos")
-    assert not control_flow.contains_op(x.op, "Sin") and control_flow.contains_op(x.op, "Placeholder")
+    assert contexts.contains_op(conditional, "Sin") and not contexts.contains_op(conditional, "Cos")
+    assert not contexts.contains_op(x.op, "Sin") and contexts.contains_op(x.op, "Placeholder")

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that are dead whenever a branch (control flow v1) is not taken: finds the branches, reads them from outside.
+
+Every op that reads a dead tensor is dead, too, and silently does not run.
+"""
+
+from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
+
+from mp_compat._tensorflow import contexts
+from mp_compat._tensorflow import tf
+
+
+class Branch(NamedTuple):
+  """A branch of a conditional (control flow v1)."""
+
+  predicate: tf.Tensor
+  output: int  # of a Switch by the predicate: 1 if the branch runs if it is True, 0 otherwise
+
+
+_BranchKey = Tuple[tf.Operation, int, int]  # the op and the output that compute the predicate, and Branch.output
+
+
+def merge_out_of_branches(tensor: tf.Tensor, default: Any, branches: Optional[List[Branch]] = None) -> tf.Tensor:
+  """Returns a tensor outside of branches: `tensor` if all branches (control flow v1) that it is in run, else `default`.
+
+  Args:
+    tensor: a tensor for whose op `is_in_branches_only` returns True.
+    default: a Python value for a tensor of the same dtype and shape.
+    branches: the branches; by default those of the tensor's control-flow context.
+  """
+  if branches is None:
+    branches = [Branch(context.pred, context.branch) for context in contexts.enclosing(contexts.of_outputs(tensor.op))]
+  for predicate, output in branches:
+    other = tf.raw_ops.Switch(data=tf.constant(default, tensor.dtype, tensor.shape), pred=predicate)
+    tensor = tf.raw_ops.Merge(inputs=[tensor, other[1 - output]]).output
+  return tensor
+
+
+def branches_of(tensors: Iterable[tf.Tensor]) -> List[List[Branch]]:
+  """Returns for each tensor the branches (control flow v1) without which it is not computed.
+
+  The ops of a gradient belong to no control-flow context, but they are computed only if their inputs are.
+  """
+  tensors = list(tensors)
+  found: Dict[tf.Operation, FrozenSet[_BranchKey]] = {}  # by op, without what a Switch adds to its outputs
+  predicates: Dict[Any, tf.Tensor] = {}
+
+  def branches_at(tensor: tf.Tensor) -> FrozenSet[_BranchKey]:
+    branches = found.get(tensor.op, frozenset())
+    if tensor.op.type not in ("Switch", "RefSwitch") or tensor.op.inputs[1].op.type == "LoopCond":
+      return branches
+    return branches | {key_of(tensor.op.inputs[1], tensor.value_index)}
+
+  def key_of(predicate: tf.Tensor, output: int) -> _BranchKey:
+    predicates[predicate.op, predicate.value_index] = predicate
+    return predicate.op, predicate.value_index, output
+
+  def branches_in(op: tf.Operation) -> FrozenSet[_BranchKey]:
+    around = [context for context in contexts.enclosing(contexts.of_outputs(op)) if hasattr(context, "pred")]
+    branches = frozenset(key_of(context.pred, context.branch) for context in around)
+    inputs = [branches_at(tensor) for tensor in inputs_of(op)]
+    if op.type in ("Merge", "RefMerge"):
+      inputs = [frozenset.intersection(*inputs)]
+    return branches.union(*inputs, *[found.get(control, frozenset()) for control in op.control_inputs])
+
+  def inputs_of(op: tf.Operation) -> List[tf.Tensor]:
+    inputs = list(op.inputs)
+    is_in_loop = op.type in ("Merge", "RefMerge") and inputs[1].op.type in ("NextIteration", "RefNextIteration")
+    return inputs[:1] if is_in_loop else inputs
+
+  pending, entered = [tensor.op for tensor in tensors], set()
+  while pending:
+    op = pending[-1]
+    missing = [] if op in entered else [tensor.op for tensor in inputs_of(op)] + list(op.control_inputs)
+    missing = [other for other in missing if other not in found and other not in entered]
+    entered.add(op)
+    if missing:
+      pending.extend(missing)
+    else:
+      pending.pop()
+      if op not in found:
+        found[op] = branches_in(op)
+
+  return [
+    [Branch(predicates[key[:2]], key[2]) for key in sorted(branches_at(tensor), key=lambda key: (key[0].name, key[1:]))]
+    for tensor in tensors
+  ]
