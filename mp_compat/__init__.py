@@ -26,6 +26,7 @@ _PUBLIC = {
   "mp_compat.monitoring.hooks": ["LossScaleHook", "LossScaleStalledError", "StopAtAttemptHook"],
   "mp_compat.monitoring.ranges_hook": ["GradientRangesHook"],
   "mp_compat.monitoring.reports": ["GradientReport", "nonfinite_gradients"],
+  "mp_compat.monitoring.summaries": ["loss_scale_summaries"],
   "mp_compat.training.gradient_accumulation": ["GradientAccumulator"],
   "mp_compat.training.optimizer": ["MixedPrecisionLossScaleOptimizer"],
   "mp_compat.training.shared_loss_scale": ["apply_gradients_together"],

@@ -2,12 +2,10 @@
 """Reduces the finite check over the ranks of Horovod, which is imported on first use."""
 
 import sys
-from typing import Callable, Iterable, Optional
+from typing import Optional
 
-from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
-from mp_compat.core import gradients
 
 
 def all_ranks_finite(finite: tf.Tensor, name: Optional[str] = None) -> tf.Tensor:
@@ -34,35 +32,16 @@ def all_ranks_finite(finite: tf.Tensor, name: Optional[str] = None) -> tf.Tensor
 
 def aggregates_passes(optimizer: tf.train.Optimizer) -> bool:
   """Returns whether this is or wraps a `hvd.DistributedOptimizer` with `backward_passes_per_step` above 1."""
-  return any(getattr(layer, "_agg_helper", None) is not None for layer in optimizers.wrapper_chain(optimizer))
+  return any(vars(layer).get("_agg_helper") is not None for layer in optimizers.wrapper_chain(optimizer))
 
 
-def default_reducer(
-  optimizer: tf.train.Optimizer, grads: Iterable[gradients.Gradient]
-) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
-  """Returns `all_ranks_finite` if the finite check of these gradients may differ between ranks, else None.
+def leaves_gradients_unreduced(optimizer: tf.train.Optimizer) -> bool:
+  """Returns whether this is or wraps an optimizer of Horovod that reduces gradients only when it applies them.
 
-  The check may differ in two cases:
-
-  - The inner optimizer is one of Horovod's that does not reduce gradients when it computes them (Adasum,
-    `backward_passes_per_step` above 1).
-  - Horovod reduced the gradients after `compute_gradients` returned them, as a `hvd.DistributedOptimizer` around the
-    loss scaling does. The check also covers the gradients that each rank computed.
-
-  Args:
-    optimizer: the inner optimizer.
-    grads: the gradients of this step.
+  These are Adasum, and a `hvd.DistributedOptimizer` with `backward_passes_per_step` above 1. Ranks may then disagree on
+  whether their gradients are finite.
   """
-  if "horovod.tensorflow" not in sys.modules:
-    return None
-  unreduced = aggregates_passes(optimizer) or any(
-    "Adasum" in type(layer).__name__ for layer in optimizers.wrapper_chain(optimizer)
+  return "horovod.tensorflow" in sys.modules and (
+    aggregates_passes(optimizer)
+    or any("Adasum" in type(layer).__name__ for layer in optimizers.wrapper_chain(optimizer))
   )
-  # Searches back from the gradients for the nearest computed gradients, or Horovod ops that reduced them.
-  sources = gradients.nearest_ancestors(
-    gradients.values_of(grads),
-    lambda tensor: gradients.is_computed(tensor) or contexts.contains_op(tensor.op, "Horovod"),
-  )
-  if unreduced or any(not gradients.is_computed(tensor) for tensor in sources):
-    return all_ranks_finite
-  return None

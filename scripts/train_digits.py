@@ -160,7 +160,7 @@ def minimize(run, loss, steps, learning_rate=LEARNING_RATE):
   optimizer = tf.train.AdamOptimizer(tf.train.polynomial_decay(learning_rate, global_step, steps, 0.0))
   if run.loss_scaling:
     optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(  # mp_compat, line 3; "dynamic" is the usual argument
-      optimizer, mp_compat.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD), add_summaries=True
+      optimizer, mp_compat.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD)
     )
   return optimizer, optimizer.minimize(loss, global_step)
 

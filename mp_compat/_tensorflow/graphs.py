@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores the state of objects in graphs, and finds the graphs in which ops and variables are created."""
 
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Iterator, List, Optional, Set, TypeVar
 
+from absl import logging
 from tensorflow.python.util import object_identity
 
 from mp_compat._tensorflow import tf
+
+_State = TypeVar("_State")
+_WARNED_EAGERLY: Set[str] = set()
 
 
 def init_scope_graph() -> Optional[tf.Graph]:
@@ -35,15 +39,17 @@ def graph_key(graph: Optional[tf.Graph]) -> Optional[str]:
   return None if graph is None else graph._graph_key
 
 
-def state_of(owner: Any, graph: Optional[tf.Graph]) -> Dict[str, Any]:
-  """Returns the dictionary that `owner` keeps in `graph` (None: in eager mode).
+def state_of(owner: Any, graph: Optional[tf.Graph], make: Callable[[], _State]) -> _State:
+  """Returns the state that `owner` keeps in `graph` (None: in eager mode); calls `make` to create it on first use.
 
-  The graph holds the dictionary. An owner that is used in many graphs therefore keeps none of them alive, and a copy of
-  an owner has none of its variables. Owners that are equal, but not the same, have different dictionaries.
+  The graph holds the state. An owner that is used in many graphs therefore keeps none of them alive, and a copy of an
+  owner has none of its variables. Owners that are equal, but not the same, have different states.
   """
-  if graph is None:
-    return owner.__dict__.setdefault("_eager_state", {})
-  return record_in(graph, "states", object_identity.ObjectIdentityWeakKeyDictionary).setdefault(owner, {})
+  states = None if graph is None else record_in(graph, "states", object_identity.ObjectIdentityWeakKeyDictionary)
+  state: _State = (
+    owner.__dict__.setdefault("_eager_state", make()) if states is None else states.setdefault(owner, make())
+  )
+  return state
 
 
 def record_in(graph: tf.Graph, name: str, make: Callable[[], Any] = dict) -> Any:
@@ -52,6 +58,15 @@ def record_in(graph: tf.Graph, name: str, make: Callable[[], Any] = dict) -> Any
   if not hasattr(graph, attribute):
     setattr(graph, attribute, make())
   return getattr(graph, attribute)
+
+
+def warn_once(message: str, *args: Any) -> None:
+  """Logs a warning, once in the graph that a Session runs, or once in the process in eager mode."""
+  graph = init_scope_graph()
+  warned = _WARNED_EAGERLY if graph is None else record_in(graph, "warned", set)
+  if message % args not in warned:
+    warned.add(message % args)
+    logging.warning(message, *args)
 
 
 def name_scope() -> str:

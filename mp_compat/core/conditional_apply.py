@@ -2,7 +2,7 @@
 """The conditional that applies or skips all updates of a step."""
 
 import contextlib
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import control_flow
@@ -56,52 +56,19 @@ def apply_in_each_replica(
   Returns:
     An op or a tensor; in eager mode None.
   """
-  scope = distribute.local_results(scope)[0]
-  apply_scopes: List[str] = []  # for each replica, the name scope in the branch that applies gradients
-  outside: Dict[str, str] = {}  # the name scopes outside of the branch, by those in it
-
-  def create_outside(next_creator: Callable[..., tf.Variable], **creator_kwargs: Any) -> tf.Variable:
-    # Variables of the scope "cond_1/apply_if_finite/" are created in the replica's scope. Any other scope was chosen by
-    # the optimizer and is kept: tf.get_variable creates its variables in the root scope.
-    if graphs.init_scope_graph() is None:
-      return next_creator(**creator_kwargs)
-    if tf.is_tensor(creator_kwargs.get("initial_value")):
-      creator_kwargs["initial_value"] = control_flow.copy_out_of_branches(creator_kwargs["initial_value"])
-    scope_of_name, separator, last = (creator_kwargs.get("name") or "").rpartition("/")
-    if is_inside(scope_of_name + separator):  # the slot of a tensor, such as its moving average, has the tensor's name
-      creator_kwargs["name"] = scope_outside(scope_of_name + separator) + last
-    current = graphs.name_scope() + "/"
-    if not is_inside(current):
-      return next_creator(**creator_kwargs)
-    with tf.init_scope(), tf.name_scope(scope_outside(current) or None):
-      return next_creator(**creator_kwargs)
-
-  def is_inside(name_scope: str) -> bool:
-    return any(name_scope.startswith(apply_scope) for apply_scope in apply_scopes)
-
-  def scope_outside(inside: str) -> str:
-    """Returns the name scope, with a final "/" except for the root, that a direct call of `apply` would have opened."""
-    if inside not in outside:
-      inner_scope, _, name = inside[:-1].rpartition("/")
-      parent = scope_outside(inner_scope + "/")
-      # Calls in replicas open the current variable scope's name scope again, so that a new one would get another name.
-      name = parent + name + "/" if tf.distribute.has_strategy() else name
-      with tf.init_scope(), tf.name_scope(parent or None), tf.name_scope(name) as outside[inside]:
-        pass
-    return outside[inside]
+  names = _OutsideNames(distribute.local_results(scope)[0], opened or {})
 
   def apply_in_scope(*replica_args: Any, **replica_kwargs: Any) -> Any:
-    with tf.name_scope("apply_if_finite") as apply_scope:
-      apply_scopes.append(apply_scope)
-      outside[apply_scope] = scope + "/" if scope else ""
-      outside.update((apply_scope + name + "/", name_scope) for name, name_scope in (opened or {}).items())
+    with tf.name_scope("apply_if_finite") as branch_scope:
+      names.add_branch(branch_scope)
       return apply(*replica_args, **replica_kwargs)
 
   def apply_branch() -> Optional[tf.Operation]:
     with contextlib.ExitStack() as creators:
-      creators.enter_context(tf.variable_creator_scope(create_outside))
-      with tf.init_scope():  # optimizers create their variables here; inside a function, this is another graph
-        creators.enter_context(tf.variable_creator_scope(create_outside))
+      creators.enter_context(tf.variable_creator_scope(names.create_variable))
+      if graphs.init_scope_graph() is not graphs.default_graph():  # in functions: optimizers create variables outside
+        with tf.init_scope():
+          creators.enter_context(tf.variable_creator_scope(names.create_variable))
       return distribute.group(distribute.call_for_each_replica(apply_in_scope, *args, **kwargs))
 
   summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
@@ -114,3 +81,65 @@ def apply_in_each_replica(
     dead_tensors.merge_out_of_branches(summary, b"") for summary in readable if contexts.is_in_branches_only(summary.op)
   ]
   return applied
+
+
+class _OutsideNames:
+  """Creates the variables of an optimizer outside of the conditional that it is called in, under the names without it.
+
+  Adam in the scope "tower", with a learning rate that is a variable in a scope of its own:
+
+      the optimizer asks for     in the branch's scope                         it would be named     here
+      beta1_power                tower/apply_or_skip/cond/apply_if_finite/     tower/beta1_power     the same
+      rate                       .../apply_if_finite/schedule/                 tower/schedule/rate   the same
+      w/Adam                     "", chosen by the optimizer                   w/Adam                the same
+
+  A scope that the optimizer opens is opened outside, too, when a variable needs it, and is then numbered as it would be
+  without the conditional: "tower/schedule_1/" if "tower/schedule/" exists.
+  """
+
+  def __init__(self, replica_scope: str, opened: Dict[str, str]) -> None:
+    """Starts with no branch.
+
+    Args:
+      replica_scope: the name scope of the replica, outside of the conditional; "" for the root.
+      opened: see `apply_in_each_replica`.
+    """
+    self._replica_scope = replica_scope
+    self._opened = opened
+    self._branches: Tuple[str, ...] = ()  # the branch's name scope for each replica, with a final "/", as all below
+    self._outside: Dict[str, str] = {}  # name scopes outside of the branch, "" for the root, by those in it
+
+  def add_branch(self, scope: str) -> None:
+    """Adds the name scope in which a replica calls the optimizer."""
+    self._branches += (scope,)
+    self._outside[scope] = self._replica_scope + "/" if self._replica_scope else ""
+    self._outside.update((scope + name + "/", outside) for name, outside in self._opened.items())
+
+  def create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    """Creates a variable outside of the branch; for `tf.variable_creator_scope`."""
+    if graphs.init_scope_graph() is None:
+      return next_creator(**kwargs)
+    if tf.is_tensor(kwargs.get("initial_value")):
+      kwargs["initial_value"] = control_flow.copy_out_of_branches(kwargs["initial_value"])
+    scope_of_name, separator, last = (kwargs.get("name") or "").rpartition("/")
+    if self._is_inside(scope_of_name + separator):  # a tensor's slot, such as a moving average, has the tensor's name
+      kwargs["name"] = self._outside_of(scope_of_name + separator) + last
+    current = graphs.name_scope() + "/"
+    if not self._is_inside(current):  # tf.get_variable creates its variables in the root scope
+      return next_creator(**kwargs)
+    with tf.init_scope(), tf.name_scope(self._outside_of(current) or None):
+      return next_creator(**kwargs)
+
+  def _is_inside(self, scope: str) -> bool:
+    return scope.startswith(self._branches)
+
+  def _outside_of(self, inside: str) -> str:
+    """Returns the name scope that the optimizer would have opened without the conditional."""
+    if inside not in self._outside:
+      parent, _, name = inside[:-1].rpartition("/")
+      outside = self._outside_of(parent + "/")
+      # Calls in replicas open the current variable scope's name scope again, so that a new one would get another name.
+      name = outside + name + "/" if tf.distribute.has_strategy() else name
+      with tf.init_scope(), tf.name_scope(outside or None), tf.name_scope(name) as self._outside[inside]:
+        pass
+    return self._outside[inside]

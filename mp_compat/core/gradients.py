@@ -5,11 +5,10 @@ A gradient is a dense tensor, a `tf.IndexedSlices` (only its `.values` are chang
 """
 
 import functools
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
@@ -77,7 +76,7 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
   1/2**25 would be zero.
 
   Args:
-    grads: gradients of any shapes, of floating or complex dtypes.
+    grads: converted gradients of any shapes, of floating or complex dtypes.
     scale: the loss scale, a float32 scalar.
 
   Returns:
@@ -93,7 +92,7 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
       return tf.cast(tf.cast(values, wide) * reciprocals[wide], values.dtype)
 
   with tf.name_scope("unscale_gradients"):
-    return [map_values(unscale_values, convert(grad)) for grad in grads]
+    return [map_values(unscale_values, grad) for grad in grads]
 
 
 def gate(grads: Iterable[Gradient]) -> List[Gradient]:
@@ -179,115 +178,6 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gr
   if isinstance(grad, tf.IndexedSlices):
     return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
   return function(grad)
-
-
-class Computed(NamedTuple):
-  """The record of a gradient that `compute_gradients` or `GradientAccumulator.mean` returned."""
-
-  name: str  # of its variable
-  scaled: Optional[tf.Tensor]  # the gradient of the scaled loss; None if it is unknown
-  scale: Optional[tf.Tensor]  # the loss scale, a float32 scalar; None if it is unknown
-  is_window_mean: bool  # of a GradientAccumulator
-
-
-def record_computed(
-  grads: Iterable[Gradient],
-  names: Iterable[str],
-  scaled: Optional[Iterable[Gradient]] = None,
-  scale: Optional[tf.Tensor] = None,
-  are_window_means: bool = False,
-) -> None:
-  """Records in their graph that `compute_gradients` returned these gradients; does nothing in eager mode.
-
-  Args:
-    grads: the gradients.
-    names: the names of their variables, for reports.
-    scaled: the gradients before they were divided by the loss scale.
-    scale: the loss scale.
-    are_window_means: whether they are from `GradientAccumulator.mean` instead.
-  """
-  if graphs.default_graph() is None:
-    return
-  grads = list(grads)
-  for grad, name, before in zip(grads, names, grads if scaled is None else scaled):
-    for values, scaled_values in zip(values_of([grad]), values_of([before])):
-      record = Computed(name, None if scaled is None else scaled_values, scale, are_window_means)
-      _computed_record(values.graph)[tensor_key(values)] = record
-
-
-def computed(tensor: tf.Tensor) -> Optional[Computed]:
-  """Returns the record of a tensor of `record_computed`; None for other tensors."""
-  return _computed_record(tensor.graph).get(tensor_key(tensor))
-
-
-def is_computed(tensor: tf.Tensor) -> bool:
-  """Returns whether `record_computed` recorded this tensor."""
-  return computed(tensor) is not None
-
-
-def has_window_mean(grads: Iterable[Gradient]) -> bool:
-  """Returns whether `grads`, which are converted gradients, derive from a mean of a GradientAccumulator by data."""
-  ancestors = nearest_ancestors(values_of(grads), is_computed)
-  return any(_computed_record(tensor.graph)[tensor_key(tensor)].is_window_mean for tensor in ancestors)
-
-
-def computed_ancestors(grads: Iterable[Gradient]) -> List[Tuple[str, tf.Tensor]]:
-  """Returns the computed gradients that `grads` derive from by data and that ops built here can read.
-
-  Clipping can turn an inf into a finite number (`tf.clip_by_value`), and masking can remove a NaN. The computed
-  gradients still contain the inf or NaN. Omits computed gradients that are among `grads`, and those in a branch, loop,
-  function or XLA computation that does not contain the ops built here.
-
-  Args:
-    grads: converted gradients.
-
-  Returns:
-    (variable name, tensor) pairs.
-  """
-  values = values_of(grads)
-  passed = {tensor_key(tensor) for tensor in values} if graphs.default_graph() is not None else ()
-  return [
-    (_computed_record(tensor.graph)[tensor_key(tensor)].name, tensor)
-    for tensor in nearest_ancestors(values, is_computed)
-    if tensor_key(tensor) not in passed and contexts.is_readable(tensor)
-  ]
-
-
-def nearest_ancestors(values: Iterable[tf.Tensor], wanted: Callable[[tf.Tensor], bool]) -> List[tf.Tensor]:
-  """Searches from `values` back to the nearest tensors for which `wanted` returns True, along data inputs.
-
-  The inputs of such a tensor are not searched.
-
-  Args:
-    values: tensors, which are searched, too.
-    wanted: returns whether to return a tensor.
-
-  Returns:
-    A list of tensors; an empty list in eager mode.
-  """
-  if graphs.default_graph() is None:
-    return []
-  found, seen, pending = [], set(), list(values)
-  while pending:
-    tensor = pending.pop()
-    if not hasattr(tensor, "graph") or tensor_key(tensor) in seen:  # an eager tensor has no graph
-      continue
-    seen.add(tensor_key(tensor))
-    if wanted(tensor):
-      found.append(tensor)
-    else:
-      pending.extend(contexts.tensor_inputs(tensor))
-  return found
-
-
-def tensor_key(tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
-  """Returns a key that identifies a graph tensor; tensors are not hashable in all TensorFlow versions."""
-  return tensor.op, tensor.value_index
-
-
-def _computed_record(graph: tf.Graph) -> Dict[Tuple[tf.Operation, int], Computed]:
-  """Returns the computed gradients of a graph by tensor key. The graph owns the dictionary."""
-  return graphs.record_in(graph, "computed_gradients")
 
 
 def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradient]:

@@ -2,6 +2,7 @@
 """Loss scales: the factor that multiplies the loss, and its update after each step."""
 
 import abc
+import dataclasses
 from typing import Any, Dict, List, Optional, Tuple, Type, TypeVar, Union, overload
 
 from mp_compat._tensorflow import autograph
@@ -13,7 +14,16 @@ from mp_compat.core import arguments
 from mp_compat.core import distribute
 from mp_compat.core import finite_check
 from mp_compat.core import gradients
+from mp_compat.core import lineage
 from mp_compat.core import update_rule
+
+
+@dataclasses.dataclass
+class LossScaleState:
+  """What a LossScale keeps in a graph."""
+
+  variables: Dict[str, tf.Variable] = dataclasses.field(default_factory=dict)  # by name, in the order of their creation
+
 
 _AnyLossScale = TypeVar("_AnyLossScale", bound="LossScale")
 
@@ -77,11 +87,10 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     Raises:
       RuntimeError: If this graph already has a variable of that name of this loss scale.
     """
-    graph = graphs.init_scope_graph()
-    if name in graphs.state_of(self, graph):
+    if name in self._graph_variables():
       raise RuntimeError(
         "Duplicate variables detected. {}: every weight of a loss scale must have a unique name.".format(
-          (name, graphs.graph_key(graph))
+          (name, graphs.graph_key(graphs.init_scope_graph()))
         )
       )
     vars(self).setdefault("_mp_compat_weights", {})[name] = (initial_value, dtype)
@@ -112,7 +121,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     return variable
 
   def _graph_variables(self) -> Dict[str, tf.Variable]:
-    return graphs.state_of(self, graphs.init_scope_graph())
+    return graphs.state_of(self, graphs.init_scope_graph(), LossScaleState).variables
 
   @property
   def _weights(self) -> Dict[Tuple[str, Optional[str]], tf.Variable]:
@@ -141,8 +150,7 @@ class FiniteLossScale(LossScale):
 
     def check(*replica_grads: Any) -> tf.Tensor:
       converted = [gradients.convert(grad) for grad in replica_grads]
-      hidden = [tensor for _, tensor in gradients.computed_ancestors(converted)]
-      return finite_check.all_finite(gradients.values_of(converted) + hidden)
+      return finite_check.all_finite(gradients.values_of(converted) + lineage.trace(converted).hidden_values)
 
     finite = distribute.reduce_all_replicas(distribute.call_for_each_replica(check, *tf.nest.flatten(grads)))
     update_op = self._update_scale(finite)
@@ -152,23 +160,9 @@ class FiniteLossScale(LossScale):
     return update_op, finite
 
 
-def update_loss_scale(loss_scale: Any, grads: Any, finite: tf.Tensor, hidden: bool = False) -> Tuple[Any, Any]:
-  """Calls `loss_scale.update(grads)`, without the second finite check that `FiniteLossScale.update` would make.
-
-  Args:
-    loss_scale: a LossScale, ours or TensorFlow's.
-    grads: the gradients of a step; per-replica values if there is a strategy.
-    finite: a scalar bool tensor, True if the step is finite in all replicas and processes.
-    hidden: whether `finite` may be False although all of `grads` are finite.
-
-  Returns:
-    `(update_op, should_apply)`, see `LossScale.update`.
-  """
-  if getattr(loss_scale.update, "__func__", None) is FiniteLossScale.update:
-    return loss_scale._update_scale(finite), finite
-  if hidden:
-    grads = distribute.call_for_each_replica(gradients.add_nan_unless, finite, grads)
-  return loss_scale.update(grads)
+def is_updated_by_check(loss_scale: Any) -> bool:
+  """Returns whether `loss_scale.update` is `FiniteLossScale.update`, so that it need not check the gradients again."""
+  return getattr(loss_scale.update, "__func__", None) is FiniteLossScale.update
 
 
 class FixedLossScale(LossScale):
@@ -390,7 +384,9 @@ def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rul
     An op; None in eager mode.
   """
   with tf.name_scope("update_loss_scale"):
-    state = update_rule.State(*[tf.convert_to_tensor(variable) for variable in variables])
+    scale, good_steps, *bad_steps = [tf.convert_to_tensor(variable) for variable in variables]
+    # Without a variable for them, bad_steps are the number 0: what the rule computes from it adds no ops (`_where`).
+    state = update_rule.State(scale, good_steps, *(bad_steps or [0]))
     after = update_rule.next_state(state, finite, rule, _TENSORS)
     return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)])
 
@@ -432,7 +428,7 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:
   """Returns `tf.where` of scalars, each a tensor or a Python value."""
-  if isinstance(condition, bool):
+  if isinstance(condition, bool):  # of bad_steps, if there is no variable for them
     return yes if condition else no
   if yes is no:
     return yes

@@ -39,7 +39,7 @@ class State(NamedTuple):
 
   scale: Any
   good_steps: Any
-  bad_steps: Any = 0
+  bad_steps: Any  # 0, a number, if nothing counts them: a rule with an overflow_tolerance of 1 needs no count
 
 
 class Operations(NamedTuple):

@@ -8,6 +8,7 @@ from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import keras_trackable
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
+from mp_compat.core import lineage
 from mp_compat.core import loss_scale
 
 # Settings of every Keras 3 optimizer that the wrapper does not use; configurations of earlier wrappers contain them.
@@ -179,11 +180,11 @@ class Keras3Mixin(keras_trackable.AnyBase):
       # The "gradient" of a variable with `overwrite_with_gradient` is its new value, which is not scaled.
       overwritten = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
       unscaled = gradients.unscale(
-        [None if is_value else grad for grad, is_value in zip(grads, overwritten)], self._current_scale()
+        [None if is_value else grad for (grad, _), is_value in zip(pairs, overwritten)], self._current_scale()
       )
       pairs = [
         (grad if is_value else new_grad, variable)
         for (grad, variable), new_grad, is_value in zip(pairs, unscaled, overwritten)
       ]
-      gradients.record_computed([grad for grad, _ in pairs], [variable.path for variable in variables])
+      lineage.record([grad for grad, _ in pairs], [variable.path for variable in variables])
     self._apply(pairs, lambda replica_pairs: inner.apply(*map(list, zip(*replica_pairs))))

@@ -3,7 +3,7 @@
 
 import functools
 import threading
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Type
 
 from absl import logging
 
@@ -15,6 +15,7 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import conditional_apply
 from mp_compat.core import distribute
 from mp_compat.core import gradients
+from mp_compat.core import lineage
 from mp_compat.core import loss_scale as loss_scale_module
 from mp_compat.keras import keras3
 from mp_compat.keras import optimizer_kinds
@@ -24,6 +25,7 @@ from mp_compat.training import step
 _DEFAULT_INITIAL_SCALE = 2**15
 _DEFAULT_GROWTH_STEPS = 2000
 
+_SETTINGS = step.Settings()
 _SCALED, _UNSCALED = "get_scaled_loss", "get_unscaled_gradients"
 
 
@@ -174,7 +176,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       return lambda: self.get_scaled_loss(loss())
     scale = self._current_scale()
     if not tf.executing_eagerly():
-      graphs.state_of(self, graphs.default_graph())["scale"] = scale
+      self._state().scale = scale
     return gradients.scale_loss(loss, scale)
 
   @autograph.do_not_convert
@@ -192,12 +194,17 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       TypeError: If a gradient cannot be converted to a tensor, or is not numeric.
     """
     self._record_call(_UNSCALED)
-    # In a graph, the scale is read once for the loss and the gradients.
-    in_graph = {} if tf.executing_eagerly() else graphs.state_of(self, graphs.default_graph())
-    scale = in_graph.pop("scale", None)
-    unscaled = gradients.unscale(grads, self._current_scale() if scale is None else scale)
-    gradients.record_computed(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
+    scale = None
+    if not tf.executing_eagerly():  # In a graph, the scale is read once for the loss and the gradients.
+      scale, self._state().scale = self._state().scale, None
+    scaled = [gradients.convert(grad) for grad in grads]
+    unscaled = gradients.unscale(scaled, self._current_scale() if scale is None else scale)
+    lineage.record(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
     return unscaled
+
+  def _state(self) -> scale_value.KerasState:
+    """Returns what this optimizer keeps in the current graph."""
+    return graphs.state_of(self, graphs.default_graph(), scale_value.KerasState)
 
   def _current_scale(self) -> tf.Tensor:
     scale = tf.cast(self._loss_scale(), tf.float32)
@@ -240,18 +247,15 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     self, grads_and_vars: Sequence[gradients.GradAndVar], apply: Callable[[List[gradients.GradAndVar]], Any]
   ) -> Any:
     """Calls `apply` in all replicas if all gradients are finite, and updates the scale; called in each replica."""
-    checked = step.check(grads_and_vars)
-    return distribute.merge_call(functools.partial(self._apply_in_all, apply), tuple(checked))
+    return distribute.merge_call(functools.partial(self._apply_in_all, apply), step.prepare(grads_and_vars, _SETTINGS))
 
   def _apply_in_all(
-    self, apply: Callable[[List[gradients.GradAndVar]], Any], strategy: tf.distribute.Strategy, checked: Tuple[Any, ...]
+    self, apply: Callable[[List[gradients.GradAndVar]], Any], strategy: tf.distribute.Strategy, part: step.Part
   ) -> Optional[tf.Operation]:
     del strategy  # It is the current strategy.
-    checked = step.CheckedGradients(*checked)
-    grads = [grad for grad, _ in checked.grads_and_vars]
-    variables = [variable for _, variable in checked.grads_and_vars]  # Keras needs the distributed variables.
-    (finite,) = step.reduce_finite([checked.finite])
-    update_op, should_apply = loss_scale_module.update_loss_scale(self._loss_scale, grads, finite, checked.hidden)
+    grads = [grad for grad, _ in part.grads_and_vars]
+    variables = [variable for _, variable in part.grads_and_vars]  # Keras needs the distributed variables.
+    decision = step.decide(self._loss_scale, [part], _SETTINGS)
 
     def skip() -> Optional[tf.Operation]:
       # Keras 3 applies accumulated gradients every few iterations: a skipped micro-batch must not count as one.
@@ -260,14 +264,14 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       return distribute.group(self._optimizer.iterations.assign_add(1))
 
     applied = conditional_apply.apply_in_each_replica(
-      step.logical_and(should_apply, finite),
+      decision.apply[0],
       lambda *replica_grads: apply(list(zip(replica_grads, variables))),
       grads,
       {},
-      checked.scope,
+      part.scope,
       skip,
     )
-    return distribute.group(applied, update_op)
+    return distribute.group(applied, decision.update_op)
 
   def __getattr__(self, name: str) -> Any:
     return optimizers.inner_attribute(self, name)  # for attributes that this class lacks

@@ -95,6 +95,8 @@ def concrete_class(cls: Type[_Wrapper], optimizer: Any) -> Type[_Wrapper]:
 
 
 def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
+  # `Model.compile` accepts only instances of the Keras to which the model belongs, and a process may have several: each
+  # has a class, made on first use, so that no Keras is imported for nothing.
   key = (cls, kind.native)
   if key not in _concrete:
     metaclass: Any = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})

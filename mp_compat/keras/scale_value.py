@@ -2,6 +2,7 @@
 """The value of `opt.loss_scale`: a LossScale for code of TensorFlow 2.0 to 2.3, a float32 tensor for later code."""
 
 import copy
+import dataclasses
 from typing import Any, Dict, Optional
 
 import numpy as np
@@ -10,6 +11,14 @@ from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import keras_trackable
 from mp_compat._tensorflow import tf
+
+
+@dataclasses.dataclass
+class KerasState:
+  """What a Keras LossScaleOptimizer keeps in a graph; float32 scalar tensors."""
+
+  scale: Optional[tf.Tensor] = None  # that `get_scaled_loss` read, until `get_unscaled_gradients` uses it
+  fetched_scale: Optional[tf.Tensor] = None  # that `session.run(opt.loss_scale)` fetches
 
 
 @autograph.exclude_from_autograph
@@ -43,10 +52,10 @@ class LossScaleValue(keras_trackable.AnyBase):
   def _as_graph_element(self) -> tf.Tensor:
     """Returns the tensor that `session.run` fetches; each graph has one."""
     with tf.init_scope():
-      state = graphs.state_of(self._owner, tf.get_default_graph())
-      if "loss_scale" not in state:
-        state["loss_scale"] = self._as_tensor()
-      return state["loss_scale"]
+      state = graphs.state_of(self._owner, tf.get_default_graph(), KerasState)
+      if state.fetched_scale is None:
+        state.fetched_scale = self._as_tensor()
+      return state.fetched_scale
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._loss_scale if hasattr(self._loss_scale, name) else self._as_tensor(), name)

@@ -10,8 +10,11 @@ from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
+from mp_compat.core import lineage
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
+from mp_compat.training import step as step_module
+from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 # Ops that only copy the values of their first input, and ops that copy some of their inputs' values.
 _COPYING = frozenset(["DepthToSpace", "ExpandDims", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"])
@@ -62,7 +65,9 @@ class _Found(NamedTuple):
 
 
 @autograph.do_not_convert
-def gradient_ranges(optimizer: Any, dtypes: Any = tf.float16) -> "collections.OrderedDict[str, GradientRange]":
+def gradient_ranges(
+  optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any = tf.float16
+) -> "collections.OrderedDict[str, GradientRange]":
   """Returns the ranges of the gradients of the last `apply_gradients`, and of the backward pass that computes them.
 
   Fetch it with the train op to get the same step.
@@ -93,21 +98,21 @@ def gradient_ranges(optimizer: Any, dtypes: Any = tf.float16) -> "collections.Or
 
   Raises:
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
-    ValueError: If `optimizer` is not a `tf.compat.v1.train.Optimizer`, or a dtype is not floating.
+    ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`, or a dtype is not floating.
 
   Source: the histograms follow Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), figure 3.
   """
   return report(optimizer, dtypes).ranges
 
 
-def report(optimizer: Any, dtypes: Any) -> Report:
+def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any) -> Report:
   """Returns what `gradient_ranges` does, and what is known of the measured tensors."""
   dtypes = [tf.as_dtype(dtype) for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)]
   for dtype in dtypes:
     if not dtype.is_floating:
       raise ValueError("dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name))
   step = reports.readable_step(optimizer)
-  passed, computed = _gradients(step, optimizer.step_settings.check_computed_gradients)
+  passed, computed = _gradients(step, optimizer._settings.check_computed_gradients)
   between, is_complete = _backward_pass(computed, dtypes)
   found = passed + [_Found(record.name, record.scaled, record.scale) for record in computed] + between
   order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
@@ -134,49 +139,38 @@ def _describe(item: _Found, dtypes: List[tf.DType]) -> range_history.Description
   )
 
 
-def _gradients(step: reports.Step, read_computed: bool) -> Tuple[List[_Found], List[gradients.Computed]]:
+def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[_Found], List[lineage.Computed]]:
   """Returns the passed gradients that derive from no computed one, and the records of the computed ones.
 
   Without `read_computed`, all passed gradients, because the backward pass may have no inputs.
   """
   passed: List[_Found] = []
-  computed: Dict[Any, gradients.Computed] = {}
+  found: Dict[Any, lineage.Computed] = {}
   for grad, name in step.gradients:
-    for values in gradients.values_of([grad]):
-      ancestors = gradients.nearest_ancestors([values], _has_scaled) if read_computed else []
-      for ancestor in ancestors:
-        record = gradients.computed(ancestor)
-        assert record is not None
-        computed[gradients.tensor_key(ancestor)] = record
-      if not ancestors:
-        passed.append(_Found(name, values, None))
-  return passed, list(computed.values())
+    computed = lineage.trace([grad]).computed if read_computed else ()
+    measurable = [each for each in computed if each.scaled is not None and contexts.is_in_branches_only(each.scaled.op)]
+    found.update((lineage.tensor_key(each.values), each) for each in measurable)
+    if not measurable:
+      passed.extend(_Found(name, values, None) for values in gradients.values_of([grad]))
+  return passed, list(found.values())
 
 
-def _has_scaled(tensor: tf.Tensor) -> bool:
-  """Returns whether the gradient of the scaled loss of which this is the unscaled one can be measured."""
-  record = gradients.computed(tensor)
-  return record is not None and record.scaled is not None and contexts.is_in_branches_only(record.scaled.op)
-
-
-def _backward_pass(computed: Iterable[gradients.Computed], dtypes: List[tf.DType]) -> Tuple[List[_Found], bool]:
+def _backward_pass(computed: Iterable[lineage.Computed], dtypes: List[tf.DType]) -> Tuple[List[_Found], bool]:
   """Returns the tensors between the scaled loss and its gradients, and whether no others are in functions or loops."""
-  by_scale: Dict[Any, List[gradients.Computed]] = collections.defaultdict(list)
+  by_scale: Dict[Any, List[lineage.Computed]] = collections.defaultdict(list)
   for record in computed:
-    by_scale[gradients.tensor_key(record.scale)].append(record)
+    by_scale[lineage.tensor_key(record.scale)].append(record)
   found: Dict[Any, _Found] = {}
   is_complete = True
   for records in by_scale.values():
     scale, ends = records[0].scale, [record.scaled for record in records]
     readers = _readers(ends)
     derived = _descendants(readers, [scale])
-    casts = {
-      gradients.tensor_key(reader) for reader in readers[gradients.tensor_key(scale)] if reader.op.type == "Cast"
-    }
-    entering = [tensor for end in ends for tensor in _entering(end) if gradients.tensor_key(tensor) in derived]
+    casts = {lineage.tensor_key(reader) for reader in readers[lineage.tensor_key(scale)] if reader.op.type == "Cast"}
+    entering = [tensor for end in ends for tensor in _entering(end) if lineage.tensor_key(tensor) in derived]
     behind_loss = _descendants(readers, entering)
-    behind_loss.update((gradients.tensor_key(tensor), tensor) for tensor in entering)
-    measured = {gradients.tensor_key(tensor) for end in ends for tensor in _same_values(end)}
+    behind_loss.update((lineage.tensor_key(tensor), tensor) for tensor in entering)
+    measured = {lineage.tensor_key(tensor) for end in ends for tensor in _same_values(end)}
     is_complete = is_complete and not any(tensor.op.type in _HIDING for tensor in derived.values())
     for key, tensor in derived.items():
       wanted = tensor.dtype.base_dtype in dtypes and (tensor.dtype == tf.float16 or key in behind_loss)
@@ -195,11 +189,11 @@ def _readers(ends: List[tf.Tensor]) -> Dict[Any, List[tf.Tensor]]:
   seen, pending = set(), list(ends)
   while pending:
     tensor = pending.pop()
-    if gradients.tensor_key(tensor) not in seen and tensor.op.type != "StopGradient":
-      seen.add(gradients.tensor_key(tensor))
+    if lineage.tensor_key(tensor) not in seen and tensor.op.type != "StopGradient":
+      seen.add(lineage.tensor_key(tensor))
       for value in contexts.tensor_inputs(tensor):
         if value.dtype.is_floating or value.dtype == tf.variant:
-          readers[gradients.tensor_key(value)].append(tensor)
+          readers[lineage.tensor_key(value)].append(tensor)
           pending.append(value)
   return readers
 
@@ -209,9 +203,9 @@ def _descendants(readers: Dict[Any, List[tf.Tensor]], sources: List[tf.Tensor]) 
   found: Dict[Any, tf.Tensor] = {}
   pending = list(sources)
   while pending:
-    for reader in readers.get(gradients.tensor_key(pending.pop()), ()):
-      if gradients.tensor_key(reader) not in found:
-        found[gradients.tensor_key(reader)] = reader
+    for reader in readers.get(lineage.tensor_key(pending.pop()), ()):
+      if lineage.tensor_key(reader) not in found:
+        found[lineage.tensor_key(reader)] = reader
         pending.append(reader)
   return found
 

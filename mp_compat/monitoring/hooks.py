@@ -11,6 +11,8 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.monitoring import reports
 from mp_compat.monitoring import summaries
+from mp_compat.training import step as step_module
+from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 ON_STALL = ("raise", "stop", "warn")
 
@@ -32,7 +34,7 @@ class LossScaleHook(tf.train.SessionRunHook):
 
   def __init__(
     self,
-    optimizer: Any,
+    optimizer: MixedPrecisionLossScaleOptimizer,
     every_n_steps: Optional[int] = 100,
     every_n_secs: Optional[float] = None,
     max_consecutive_skips: int = 50,
@@ -118,8 +120,6 @@ class LossScaleHook(tf.train.SessionRunHook):
     if self._counters:
       self.attempted, self.skipped = [int(value) for value in session.run(self._counters)]
       self._logged = (self.attempted, self.skipped)
-    for train_op in self._train_ops:
-      train_op.start(session)
     self._changes.append((self.attempted, float(session.run(self._scale))))
     self._write()
 
@@ -135,10 +135,6 @@ class LossScaleHook(tf.train.SessionRunHook):
   def after_run(self, run_context: Any, run_values: Any) -> None:
     results = run_values.results or {}
     counted = [status.tolist() for status in results.get("statuses", [])]
-    for train_op in self._train_ops:
-      if train_op.counters is not None:
-        attempted, skipped = train_op.since_last_run(run_context.session)
-        counted.append([attempted, skipped, run_context.session.run(self._scale) if attempted else 0.0])
     for attempted, skipped, scale in counted:
       if attempted:
         self._count(float(scale), int(attempted), int(skipped))
@@ -149,9 +145,8 @@ class LossScaleHook(tf.train.SessionRunHook):
   def end(self, session: tf.Session) -> None:
     del session
     if not self.attempted:
-      for train_op in self._train_ops:
-        if train_op.countable:
-          logging.warning("LossScaleHook: no Session run executed the train op %s.", train_op.name)
+      for train_op in self._readable:
+        logging.warning("LossScaleHook: no Session run executed the train op %s.", train_op.name)
     elif self._logged[0] < self.attempted:
       self._log()
     self._write()
@@ -253,7 +248,7 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
   `tf.train.StopAtStepHook` counts applied steps (`global_step`) and never ends a run that skips all steps.
   """
 
-  def __init__(self, optimizer: Any, num_attempts: int) -> None:
+  def __init__(self, optimizer: MixedPrecisionLossScaleOptimizer, num_attempts: int) -> None:
     """Makes the hook.
 
     Args:
@@ -262,35 +257,26 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
         of at least 1.
 
     Raises:
-      ValueError: If `num_attempts` is out of its range.
+      ValueError: If `num_attempts` is out of its range. `begin` raises it if a train op is inside a loop or a function.
     """
     self._optimizer = optimizer
     self._remaining = arguments.positive_int("num_attempts", num_attempts)
 
   def begin(self) -> None:
     self._train_ops = count_steps(self._optimizer)
-    self._readable = [train_op for train_op in self._train_ops if train_op.counts is not None]
     for train_op in self._train_ops:
-      if not train_op.countable:
+      if train_op.counts is None:
         raise ValueError(
-          "StopAtAttemptHook cannot count the steps of {}, which is inside a loop or a function. Make the "
-          "optimizer with add_summaries=True, which counts them in local variables.".format(train_op.name)
+          "StopAtAttemptHook cannot count the steps of {}, which is inside a loop or a function. Count the Session "
+          "runs instead.".format(train_op.name)
         )
 
-  def after_create_session(self, session: tf.Session, coord: Any) -> None:
-    del coord
-    for train_op in self._train_ops:
-      train_op.start(session)
-
   def before_run(self, run_context: Any) -> Any:
-    counts = [train_op.counts for train_op in self._readable if train_op.is_run_by(run_context)]
+    counts = [train_op.counts for train_op in self._train_ops if train_op.is_run_by(run_context)]
     return tf.train.SessionRunArgs(counts) if counts else None
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
     self._remaining -= sum(int(attempted) for attempted, _ in run_values.results or [])
-    for train_op in self._train_ops:
-      if train_op.counters is not None:
-        self._remaining -= train_op.since_last_run(run_context.session)[0]
     if self._remaining <= 0:
       run_context.request_stop()
 
@@ -298,36 +284,22 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
 class CountedTrainOp:
   """Counts the steps that Session runs execute with one train op of an optimizer.
 
-  The counts of a step are read from the train op. If the train op is inside a loop or a function, it cannot be read.
-  Then the optimizer's counters (`add_summaries=True`), if there are any, are read after each run.
+  If the train op is inside a loop or a function, the counts cannot be read.
   """
 
-  def __init__(self, step: reports.Step) -> None:
+  def __init__(self, step: step_module.Step) -> None:
     self.step = step
     assert step.train_op is not None  # None only in eager mode
     self._train_op = step.train_op
     self.name: str = step.train_op.name
-    self.counts = reports.counts(step) if reports.is_readable(step) else None
-    self.counters = step.counters if self.counts is None else None
-    self.countable = self.counts is not None or self.counters is not None
-    if not self.countable:
+    self.counts = reports.counts(step) if reports.is_readable(step) else None  # to fetch with the train op, or None
+    if self.counts is None:
       logging.warning(
-        "The train op %s is inside a loop or a function, where hooks cannot count its steps. Make the "
-        "optimizer with add_summaries=True, which counts them in local variables.",
+        "The train op %s is inside a loop or a function, where hooks cannot count its steps or see that they are "
+        "skipped. If the global step stands still while the loss scale falls, all steps are skipped.",
         self.name,
       )
     self._runs_train_op: Dict[Tuple[str, ...], bool] = {}  # by the names of the fetched elements
-    self._counted = [0, 0]  # attempted and skipped steps at the last call of `start` or `since_last_run`
-
-  def start(self, session: tf.Session) -> None:
-    """Starts counting in a new session."""
-    if self.counters is not None:
-      self._counted = session.run(self.counters)
-
-  def since_last_run(self, session: tf.Session) -> Tuple[int, int]:
-    """Returns the numbers of attempted steps and of skipped steps since the last call."""
-    before, self._counted = self._counted, session.run(self.counters)
-    return int(self._counted[0] - before[0]), int(self._counted[1] - before[1])
 
   def is_run_by(self, run_context: Any) -> bool:
     """Returns whether a run fetches the train op or an op that depends on it."""
@@ -338,7 +310,7 @@ class CountedTrainOp:
     return self._runs_train_op[key]
 
 
-def count_steps(optimizer: Any) -> List[CountedTrainOp]:
+def count_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[CountedTrainOp]:
   """Returns a counter for each train op of the optimizer in the current graph."""
   return [CountedTrainOp(step) for step in reports.train_steps(optimizer)]
 

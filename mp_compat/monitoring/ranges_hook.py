@@ -14,6 +14,7 @@ from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring import hooks
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import summaries
+from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 FILE_NAME = "gradient_ranges.jsonl"
 _STEPS_AFTER_OVERFLOW = 10  # the largest number of steps from a record with values that are not finite to the next
@@ -35,7 +36,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
 
   def __init__(
     self,
-    optimizer: Any,
+    optimizer: MixedPrecisionLossScaleOptimizer,
     every_n_steps: int = 1000,
     output_dir: Optional[str] = None,
     dtypes: Any = tf.float16,

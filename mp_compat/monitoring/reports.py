@@ -1,33 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records the tensors that describe a step, for hooks, reports and summaries."""
+"""Reads the record of a step: whether it was applied, and which of its gradients are not finite."""
 
 import collections
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import dead_tensors
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
-
-
-class Step(NamedTuple):
-  """The train op that `apply_gradients` built in a graph, and the tensors that describe it."""
-
-  train_op: Optional[tf.Operation]  # None in eager mode
-  finite: Optional[tf.Tensor]  # a scalar bool, True if all gradients are finite; None without a check
-  applied: Union[bool, tf.Tensor]  # True if the step is applied: gradients finite, and should_apply of the loss scale
-  gradients: List[Tuple[gradients.Gradient, str]]  # gradients passed in, of each local replica, and variable names
-  counters: Optional["Counters"] = None
-
-
-class Counters(NamedTuple):
-  """Local variables that count the steps of an optimizer; both are int64 scalars."""
-
-  attempted: tf.Variable
-  skipped: tf.Variable
+from mp_compat.training import step as step_module
+from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 
 class GradientReport(NamedTuple):
@@ -41,38 +25,28 @@ class GradientReport(NamedTuple):
   largest: Any  # float32 or float64: the largest magnitude of a finite value; 0 if no value is finite
 
 
-def record(optimizer: Any, step: Step) -> None:
-  """Records a step of the optimizer in the current graph and in the graph that a Session runs."""
-  current, outermost = graphs.default_graph(), graphs.init_scope_graph()
-  for graph in {current} if None in (current, outermost) else {current, outermost}:
-    state = graphs.state_of(optimizer, graph)
-    state["step"] = step
-    if step.train_op is not None:
-      state.setdefault("train_steps", []).append(step)
-
-
-def train_steps(optimizer: Any) -> List[Step]:
+def train_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[step_module.Step]:
   """Returns what each `apply_gradients` of this optimizer built in the current graph.
 
   Raises:
-    ValueError: If `optimizer` is not a `tf.compat.v1.train.Optimizer`.
+    ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`.
     RuntimeError: If the current graph has no train op of this optimizer.
   """
-  if not isinstance(optimizer, tf.train.Optimizer):
+  if not isinstance(optimizer, MixedPrecisionLossScaleOptimizer):
     raise ValueError(
       "optimizer must be the MixedPrecisionLossScaleOptimizer that built the train op, but got {!r}.".format(optimizer)
     )
-  steps = graphs.state_of(optimizer, graphs.default_graph()).get("train_steps")
+  steps = [step for step in step_module.recorded(optimizer) if step.train_op is not None]
   if not steps:
     raise RuntimeError(
       "The optimizer {} has no train op in the current graph. Expected a "
       "MixedPrecisionLossScaleOptimizer whose minimize() or apply_gradients() was called in this "
       "graph.".format(optimizer.get_name())
     )
-  return list(steps)
+  return steps
 
 
-def counts(step: Step) -> tf.Tensor:
+def counts(step: step_module.Step) -> tf.Tensor:
   """Returns how many steps were attempted and skipped, an int32 tensor of shape [2].
 
   It is [1, 0] if the step was applied, [1, 1] if it was skipped, and [0, 0] if its branch was not executed.
@@ -85,13 +59,13 @@ def counts(step: Step) -> tf.Tensor:
   return dead_tensors.merge_out_of_branches(attempted_and_skipped, 0)
 
 
-def is_readable(step: Step) -> bool:
+def is_readable(step: step_module.Step) -> bool:
   """Returns whether the current graph can read the tensors of the step: False inside a loop, a function or XLA."""
   return contexts.is_in_branches_only(step.train_op)
 
 
 @autograph.do_not_convert
-def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, GradientReport]":
+def nonfinite_gradients(optimizer: MixedPrecisionLossScaleOptimizer) -> "collections.OrderedDict[str, GradientReport]":
   """Returns a report on each gradient of the last `apply_gradients` that the finite check covers.
 
   Fetch it with the train op to get the same step.
@@ -111,17 +85,17 @@ def nonfinite_gradients(optimizer: Any) -> "collections.OrderedDict[str, Gradien
     train op is in a branch of `tf.cond`, the values are zeros whenever that branch is not executed.
 
   Raises:
-    ValueError: If `optimizer` is not a `tf.compat.v1.train.Optimizer`.
+    ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`.
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
   return report_on(readable_step(optimizer))
 
 
-def readable_step(optimizer: Any) -> Step:
+def readable_step(optimizer: MixedPrecisionLossScaleOptimizer) -> step_module.Step:
   """Returns the step of the last `apply_gradients` of the optimizer, whose tensors the current graph can read.
 
   Raises:
-    ValueError: If `optimizer` is not a `tf.compat.v1.train.Optimizer`.
+    ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`.
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
   step = train_steps(optimizer)[-1]
@@ -134,11 +108,11 @@ def readable_step(optimizer: Any) -> Step:
   return step
 
 
-def report_on(step: Step) -> "collections.OrderedDict[str, GradientReport]":
+def report_on(step: step_module.Step) -> "collections.OrderedDict[str, GradientReport]":
   """Returns the report on the gradients of a step for which `is_readable` holds; see `nonfinite_gradients`."""
   with contexts.enter(contexts.of_outputs(step.train_op)):
     pairs = [(name, values) for grad, name in step.gradients for values in gradients.values_of([grad])]
-    pairs += gradients.computed_ancestors([grad for grad, _ in step.gradients])
+    pairs += [(computed.name, computed.values) for lineage in step.lineages for computed in lineage.to_check]
     reports = [_report(values) for _, values in pairs]
   return collections.OrderedDict(
     (name, GradientReport(*[dead_tensors.merge_out_of_branches(count, 0) for count in report]))

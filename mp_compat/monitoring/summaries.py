@@ -1,47 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds scalar summaries of a step, for `tf.train.SummarySaverHook`, Estimator and TensorBoard; makes event files."""
+"""Adds scalar summaries of a step, for `tf.summary.merge_all` and Estimator; makes event files."""
 
-from typing import Any, Optional, Tuple, Union
+from typing import List
 import uuid
 
+from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
+from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import tf
 from mp_compat.monitoring import reports
+from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 
-def add(
-  scale: tf.Tensor, good_steps: Optional[tf.Variable], applied: Union[bool, tf.Tensor]
-) -> Tuple[tf.Operation, Optional[reports.Counters]]:
-  """Adds the summaries of one train op to the graph; called once for all replicas.
+@autograph.do_not_convert
+def loss_scale_summaries(optimizer: MixedPrecisionLossScaleOptimizer) -> List[tf.Tensor]:
+  """Adds scalar summaries of the last `apply_gradients` to the graph, for `tf.summary.merge_all()` and Estimator.
 
-  Summaries cannot read a step inside a branch, a loop or a function. There they show the last executed step.
+      train_op = opt.minimize(loss, global_step)
+      mp_compat.loss_scale_summaries(opt)
+      _, summary = sess.run([train_op, tf.summary.merge_all()])
+
+  `loss_scale/scale` is the loss scale with which the gradients were computed. `loss_scale/applied` is 1 if the step is
+  applied and 0 if it is skipped, or if the train op is in a branch of `tf.cond` that is not executed. Summaries run the
+  backward pass, but not the train op: fetch them in the same `session.run` to get the same step. To count skipped
+  steps, use `mp_compat.LossScaleHook(output_dir=...)`.
 
   Args:
-    scale: the loss scale before the step, a float32 scalar tensor.
-    good_steps: the variable that counts finite steps, or None.
-    applied: a bool or a scalar bool tensor, True if the step is applied.
+    optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current graph.
 
   Returns:
-    `(op, counters)`: an op that counts the step, to run with the train op; and the counters if the step is inside a
-    branch, a loop or a function, None otherwise.
+    The summaries, scalar string tensors in the collection `tf.GraphKeys.SUMMARIES`. `loss_scale/scale` is missing if
+    the gradients were not computed in this graph, or inside of a branch.
+
+  Raises:
+    ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`.
+    RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
-  skipped_steps = _local("skipped_steps", tf.int64)
-  skipped = tf.cast(tf.logical_not(applied), tf.int64)
-  count_skipped = skipped_steps.assign_add(skipped, read_value=False)
-  if not contexts.is_in_control_flow():
-    _write(scale, good_steps, 1 - skipped, skipped_steps)
-    return count_skipped, None
-  attempted_steps = _local("attempted_steps", tf.int64)
-  last_scale, last_applied = _local("last_scale", tf.float32), _local("last_applied", tf.int64)
-  with tf.init_scope():
-    _write(last_scale, good_steps, last_applied, skipped_steps)
-  updates = tf.group(
-    count_skipped,
-    attempted_steps.assign_add(1, read_value=False),
-    last_scale.assign(scale, read_value=False),
-    last_applied.assign(1 - skipped, read_value=False),
-  )
-  return updates, reports.Counters(attempted_steps, skipped_steps)
+  step = reports.readable_step(optimizer)
+  with contexts.enter(contexts.of_outputs(step.train_op)):
+    applied = tf.cast(step.applied, tf.int64)
+  values = {"applied": dead_tensors.merge_out_of_branches(applied, 0)}
+  scales = [computed.scale for lineage in step.lineages for computed in lineage.computed if computed.scale is not None]
+  if scales and contexts.is_readable(scales[0]):
+    values["scale"] = scales[0]
+  with tf.name_scope(None), tf.name_scope("loss_scale/"):
+    return [tf.summary.scalar(name, value) for name, value in values.items()]
 
 
 def file_writer(directory: str) -> tf.summary.FileWriter:
@@ -50,25 +53,3 @@ def file_writer(directory: str) -> tf.summary.FileWriter:
   Its name is unique: TensorFlow gives the files that are created in a directory in the same second the same name.
   """
   return tf.summary.FileWriter(directory, filename_suffix="." + uuid.uuid4().hex)
-
-
-def _write(scale: Any, good_steps: Optional[tf.Variable], applied: Any, skipped_steps: tf.Variable) -> None:
-  with tf.name_scope(None), tf.name_scope("loss_scale/"):
-    tf.summary.scalar("scale", tf.convert_to_tensor(scale))
-    if good_steps is not None:
-      tf.summary.scalar("good_steps", tf.convert_to_tensor(good_steps))
-    tf.summary.scalar("applied", tf.convert_to_tensor(applied))
-    tf.summary.scalar("skipped_steps", tf.convert_to_tensor(skipped_steps))
-
-
-def _local(name: str, dtype: tf.DType) -> tf.Variable:
-  """Returns a new local variable: a scalar, initially 0, that checkpoints do not contain."""
-  with tf.init_scope(), tf.name_scope(None):
-    return tf.Variable(
-      tf.zeros([], dtype),
-      name=name,
-      trainable=False,
-      use_resource=True,
-      collections=[tf.GraphKeys.LOCAL_VARIABLES],
-      aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )

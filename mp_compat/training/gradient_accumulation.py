@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accumulates the gradients of micro-batches, each computed in a separate `session.run`; applies them as one step."""
 
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+import dataclasses
+from typing import Any, Iterable, List, Optional, Union
 import weakref
 
 from mp_compat._tensorflow import autograph
@@ -12,12 +13,26 @@ from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 from mp_compat.core import distribute
 from mp_compat.core import gradients
+from mp_compat.core import lineage
 from mp_compat.training import optimizer as optimizer_module
 from mp_compat.training import step
 
 GradAndVar = gradients.GradAndVar
 
 _SKIP = ("window", "micro_batch")
+
+
+@dataclasses.dataclass
+class Window:
+  """What a GradientAccumulator keeps in a graph. `sums`, `dtypes` and `var_list` are in the order passed to `add`."""
+
+  var_list: List[tf.Variable] = dataclasses.field(default_factory=list)  # empty before the first `add`
+  dtypes: List[Optional[tf.DType]] = dataclasses.field(default_factory=list)  # of the gradients; None for None
+  sums: List[Optional[tf.Variable]] = dataclasses.field(default_factory=list)  # None for a gradient that is None
+  finite: tf.Variable = None  # counts the micro-batches that were added, an int64 scalar
+  overflowed: tf.Variable = None  # counts those that were not finite, an int64 scalar
+  means: List[tf.Tensor] = dataclasses.field(default_factory=list)  # all that `mean` returned, read before clearing
+  adding_graphs: Any = dataclasses.field(default_factory=weakref.WeakSet)  # in which `add` was called
 
 
 class GradientAccumulator:
@@ -54,7 +69,7 @@ class GradientAccumulator:
     """
     if not isinstance(optimizer, optimizer_module.MixedPrecisionLossScaleOptimizer):
       raise ValueError("optimizer must be a MixedPrecisionLossScaleOptimizer, but got {!r}.".format(optimizer))
-    if not optimizer.step_settings.skip_nonfinite:
+    if not optimizer._settings.skip_nonfinite:
       raise ValueError(
         "GradientAccumulator needs the finite check, but the optimizer was made with "
         "skip_nonfinite=False. Remove that argument."
@@ -83,24 +98,17 @@ class GradientAccumulator:
         "GradientAccumulator works in graphs only, but eager execution is enabled. Use it in a tf.Graph or a "
         "tf.function, or sum the gradients in Python."
       )
-    checked = self._check(grads_and_vars)
-    grads = [grad for grad, _ in checked.grads_and_vars]
-    state = self._window(checked.grads_and_vars)
+    part = step.prepare(grads_and_vars, self._optimizer._settings, empties_window=True)
+    window = self._window(part.grads_and_vars)
+    pairs = [(total, grad) for total, (grad, _) in zip(window.sums, part.grads_and_vars) if total is not None]
 
     def add() -> tf.Operation:
-      return tf.group(
-        state["finite"].assign_add(1, read_value=False),
-        *[_add_to(total, grad) for total, grad in zip(state["sums"], grads) if grad is not None],
-      )
+      return tf.group(window.finite.assign_add(1, read_value=False), *[_add_to(total, grad) for total, grad in pairs])
 
     def skip() -> tf.Operation:
-      return tf.group(state["overflowed"].assign_add(1, read_value=False))
+      return tf.group(window.overflowed.assign_add(1, read_value=False))
 
-    return tf.group(control_flow.cond(checked.finite, add, skip), name=name or "accumulate")
-
-  def _check(self, grads_and_vars: Iterable[GradAndVar]) -> step.CheckedGradients:
-    check_computed = self._optimizer.step_settings.check_computed_gradients
-    return step.check(grads_and_vars, check_computed=check_computed, empties_window=True)
+    return tf.group(control_flow.cond(part.finite, add, skip), name=name or "accumulate")
 
   @autograph.do_not_convert
   def mean(self) -> List[GradAndVar]:
@@ -115,8 +123,8 @@ class GradientAccumulator:
       RuntimeError: If `add` was not called in this graph.
       tf.errors.InvalidArgumentError: If the window is empty, in `session.run`.
     """
-    state = self._added()
-    finite, overflowed = state["finite"].read_value(), state["overflowed"].read_value()
+    window = self._added()
+    finite, overflowed = window.finite.read_value(), window.overflowed.read_value()
     added = tf.debugging.Assert(
       finite + overflowed > 0,
       ["This window is empty. Run the op that GradientAccumulator.add() returned before the train op."],
@@ -127,11 +135,11 @@ class GradientAccumulator:
       count = tf.where_v2(overflowed > 0, tf.cast(float("nan"), tf.float64), count)
     means = [
       None if total is None else tf.cast(total.read_value() / tf.cast(count, total.dtype), dtype)
-      for total, dtype in zip(state["sums"], state["dtypes"])
+      for total, dtype in zip(window.sums, window.dtypes)
     ]
-    state["means"] += [mean for mean in means if mean is not None]
-    gradients.record_computed(means, [variable.name for variable in state["var_list"]], are_window_means=True)
-    return list(zip(means, state["var_list"]))
+    window.means.extend(mean for mean in means if mean is not None)
+    lineage.record(means, [variable.name for variable in window.var_list], are_window_means=True)
+    return list(zip(means, window.var_list))
 
   @autograph.do_not_convert
   def apply_gradients(
@@ -152,81 +160,74 @@ class GradientAccumulator:
       RuntimeError: If `add` was not called in this graph.
       ValueError, TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
     """
-    state = self._added()
-    micro_batches_finite = tf.equal(state["overflowed"].read_value(), 0) if self._skip == "micro_batch" else None
+    window = self._added()
+    micro_batches_finite = tf.equal(window.overflowed.read_value(), 0) if self._skip == "micro_batch" else None
     distribute.check_replica_context()
-    checked = self._check(grads_and_vars)
-    self._optimizer.warn_if_never_scaled()
-    applied = distribute.merge_call(
-      self._apply_on_all_replicas, tuple(checked), micro_batches_finite, global_step, name
-    )
-    read = [mean for mean in state["means"] if mean.graph is applied.graph and contexts.is_readable(mean)]
+    parts = [self._optimizer._prepare(grads_and_vars, empties_window=True)]
+    if micro_batches_finite is not None:
+      parts.append(step.Part((), micro_batches_finite, lineage.Lineage(), parts[0].scope))
+    train_ops = step.train_ops()
+    applied = distribute.merge_call(self._apply_in_all_replicas, parts, global_step, name)
+    read = [mean for mean in window.means if mean.graph is applied.graph and contexts.is_readable(mean)]
     with tf.control_dependencies([applied] + read):
       cleared = [
         total.assign(tf.zeros_like(total), read_value=False)
-        for total in [state["finite"], state["overflowed"]] + state["sums"]
+        for total in [window.finite, window.overflowed] + window.sums
         if total is not None
       ]
     train_op = tf.group(applied, *cleared)
-    step.set_train_ops(tf.get_collection(tf.GraphKeys.TRAIN_OP)[:-1] + [train_op])
+    step.set_train_ops(train_ops + [train_op])
     return train_op
 
-  def _apply_on_all_replicas(
+  def _apply_in_all_replicas(
     self,
     strategy: tf.distribute.Strategy,
-    checked: Tuple[Any, ...],
-    micro_batches_finite: Optional[tf.Tensor],
+    parts: List[step.Part],
     global_step: Optional[tf.Variable],
     name: Optional[str],
   ) -> tf.Operation:
     del strategy  # the current strategy
-    checked = step.CheckedGradients(*checked)
-    decision = step.decide(self._optimizer.step_settings, checked, micro_batches_finite)
-    return self._optimizer.apply_decision(checked, decision, global_step, name)
+    decision = step.decide(self._optimizer.loss_scale, parts, self._optimizer._settings, skip="each")
+    return step.apply(self._optimizer, parts[0], decision, 0, global_step, name)
 
-  def _window(self, grads_and_vars: Iterable[GradAndVar]) -> Dict[str, Any]:
-    """Returns the state of the window, made by the first `add` in the graph that a Session runs."""
-    state, graph = self._state(), graphs.default_graph()
+  def _window(self, grads_and_vars: Iterable[GradAndVar]) -> "Window":
+    """Returns the window of this graph, whose variables the first `add` makes."""
+    window, graph = self._state(), graphs.default_graph()
     dtypes = [None if grad is None else grad.dtype for grad, _ in grads_and_vars]
     var_list = [variable for _, variable in grads_and_vars]
-    if not state:
+    if not window.var_list:
       device = gradients.values_of([grad for grad, _ in grads_and_vars])[0].device
-      state.update(
-        graphs=weakref.WeakSet(),
-        dtypes=dtypes,
-        var_list=var_list,
-        means=[],  # all that mean() returned: the window is emptied after they are read
-        sums=[_sum_for(grad, variable) for grad, variable in grads_and_vars],
-        finite=_local([], tf.int64, "finite_micro_batches", device),
-        overflowed=_local([], tf.int64, "overflowed_micro_batches", device),
-      )
-    if graph in state["graphs"]:
+      window.sums = [_sum_for(grad, variable) for grad, variable in grads_and_vars]
+      window.finite = _local([], tf.int64, "finite_micro_batches", device)
+      window.overflowed = _local([], tf.int64, "overflowed_micro_batches", device)
+      window.var_list, window.dtypes = var_list, dtypes
+    if graph in window.adding_graphs:
       raise ValueError(
         "add() was already called in this graph. Run the op that it returned once for each "
         "micro-batch, or make another GradientAccumulator."
       )
-    state["graphs"].add(graph)
-    same_variables = list(map(id, var_list)) == list(map(id, state["var_list"]))  # eager variables may share a name
-    if not same_variables or dtypes != state["dtypes"]:
+    window.adding_graphs.add(graph)
+    same_variables = list(map(id, var_list)) == list(map(id, window.var_list))  # eager variables may share a name
+    if not same_variables or dtypes != window.dtypes:
       raise ValueError(
         "add() must get gradients for the same variables, of the same dtypes, as in the first trace of this function: "
         "expected {}, but got {}. Use another GradientAccumulator for other variables.".format(
-          _describe(state["var_list"], state["dtypes"]), _describe(var_list, dtypes)
+          _describe(window.var_list, window.dtypes), _describe(var_list, dtypes)
         )
       )
-    return state
+    return window
 
-  def _state(self) -> Dict[str, Any]:
-    """Returns what `add` made in the graph that a Session runs: functions, branches and loop bodies are inside it."""
-    return graphs.state_of(self, graphs.init_scope_graph())
+  def _state(self) -> "Window":
+    """Returns the window of the graph that a Session runs: functions, branches and loop bodies are inside it."""
+    return graphs.state_of(self, graphs.init_scope_graph(), Window)
 
-  def _added(self) -> Dict[str, Any]:
-    state = self._state()
-    if not state:
+  def _added(self) -> "Window":
+    window = self._state()
+    if not window.var_list:
       raise RuntimeError(
         "This GradientAccumulator has no gradients in this graph. Call add(opt.compute_gradients(loss)) first."
       )
-    return state
+    return window
 
 
 def _describe(var_list: List[tf.Variable], dtypes: List[Optional[tf.DType]]) -> str:

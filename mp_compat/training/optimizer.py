@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimizer wrapper: scales the loss, unscales the gradients, and applies a step on all replicas or on none."""
 
-import functools
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Iterable, List, Optional
 
-from absl import logging
-
+from mp_compat import horovod
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
@@ -15,9 +13,8 @@ from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 from mp_compat.core import distribute
 from mp_compat.core import gradients
+from mp_compat.core import lineage
 from mp_compat.core import loss_scale as loss_scale_module
-from mp_compat.monitoring import hooks
-from mp_compat.monitoring import reports
 from mp_compat.training import inner_optimizer
 from mp_compat.training import step
 
@@ -33,6 +30,10 @@ _COMPUTE_DEFAULTS = dict(
 
 # The base is TensorFlow's class, if there is one, so that isinstance checks for it succeed. Nothing else of it is used.
 _Native: Any = (native.LOSS_SCALE_OPTIMIZERS + (tf.train.Optimizer,))[0]
+
+
+class MissingCheckError(RuntimeError, AttributeError):
+  """An error for reading `gradients_finite` in a graph without a finite check; `hasattr` is then False."""
 
 
 class MixedPrecisionLossScaleOptimizer(_Native):
@@ -65,7 +66,6 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     skip_nonfinite: bool = True,
     check_computed_gradients: bool = True,
     finite_reducer: Optional[step.FiniteReducer] = None,
-    add_summaries: bool = False,
     **kwargs: Any,
   ) -> None:
     """Wraps an optimizer.
@@ -87,9 +87,6 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         a bool vector, reduced element by element, by `apply_gradients_together` with several optimizers and by
         `GradientAccumulator(skip="micro_batch")`. None means `mp_compat.horovod.all_ranks_finite` if Horovod's ranks
         could disagree, else no reduction.
-      add_summaries: whether `apply_gradients` adds scalar summaries, in graph mode: `loss_scale/scale` (before the
-        step), `loss_scale/good_steps`, `loss_scale/applied` (1 or 0) and `loss_scale/skipped_steps` (the number so far,
-        in a local variable: 0 after a restart, and not in checkpoints).
       **kwargs: further arguments of `Optimizer.__init__` in this TensorFlow version, beyond `use_locking` and `name`.
 
     Raises:
@@ -109,16 +106,21 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "check. Pass only one of them."
       )
     self._optimizer = opt
-    # An optimizer that never called its base class's constructor has neither attribute.
+    # An optimizer that never called its base class's constructor has neither `_name` nor `_use_locking`.
     name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
+    # Skips the constructor of TensorFlow's class, which takes other arguments and makes a loss scale of its own.
     base: Any = super() if _Native is tf.train.Optimizer else super(_Native, self)
     base.__init__(getattr(opt, "_use_locking", False), name, **kwargs)
     self._loss_scale = loss_scale_module.get_loss_scale(loss_scale)
     inner_optimizer.warn_if_scaled_gradients_are_used(opt, name, self._doing_dynamic_loss_scaling())
-    self._skip_nonfinite = skip_nonfinite
-    self._check_computed_gradients = check_computed_gradients
-    self._finite_reducer = finite_reducer
-    self._add_summaries = add_summaries
+    if finite_reducer is None and horovod.leaves_gradients_unreduced(opt):
+      finite_reducer = horovod.all_ranks_finite
+    self._settings = step.Settings(
+      skip_nonfinite=skip_nonfinite,
+      check_computed_gradients=check_computed_gradients,
+      finite_reducer=finite_reducer,
+      use_locking=bool(self._use_locking),
+    )
     self._track_trackable(self._optimizer, "base_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
 
@@ -133,20 +135,6 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return self._loss_scale
 
   @property
-  def step_settings(self) -> step.Settings:
-    """Returns the settings of this optimizer's steps, for code that combines several micro-batches or optimizers."""
-    return step.Settings(
-      name=self.get_name(),
-      inner_optimizer=self._optimizer,
-      loss_scale=self._loss_scale,
-      skip_nonfinite=self._skip_nonfinite,
-      check_computed_gradients=self._check_computed_gradients,
-      finite_reducer=self._finite_reducer,
-      add_summaries=self._add_summaries,
-      use_locking=self._use_locking,
-    )
-
-  @property
   def gradients_finite(self) -> tf.Tensor:
     """Returns a scalar bool tensor of the last `apply_gradients` in this graph: True if all gradients are finite.
 
@@ -156,13 +144,13 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       RuntimeError: If this graph has no `apply_gradients`, or one without a check (`skip_nonfinite=False` and a loss
         scale whose `should_apply` is not a tensor).
     """
-    last = graphs.state_of(self, graphs.default_graph()).get("step")
-    if last is None or last.finite is None:
-      raise RuntimeError(
+    finite = next((built.finite for built in reversed(step.recorded(self))), None)
+    if finite is None:
+      raise MissingCheckError(
         "gradients_finite is the result of the finite check in apply_gradients(), but this graph has no such check. "
         "First call minimize() or apply_gradients() in this graph, with skip_nonfinite=True."
       )
-    return last.finite
+    return finite
 
   def _doing_dynamic_loss_scaling(self) -> bool:
     """Returns whether the loss scale is a DynamicLossScale, as in TensorFlow's class; only a warning depends on it."""
@@ -176,7 +164,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     `minimize`. Logs a warning if that is its own.
     """
     if type(self._optimizer).minimize is not tf.train.Optimizer.minimize:
-      logging.warning(
+      graphs.warn_once(
         "%s has a minimize() of its own, which is not called: loss scaling calls its compute_gradients() and "
         "apply_gradients(). If its minimize() does more than that, such as weight decay, that is missing.",
         type(self._optimizer).__name__,
@@ -226,9 +214,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss)
       )
     distribute.check_supported()
-    if "warned_if_scaled" not in self._state and gradients.is_scaled(loss):
-      self._state["warned_if_scaled"] = True
-      logging.warning(
+    if gradients.is_scaled(loss):
+      graphs.warn_once(
         "The loss passed to %s seems to be scaled already: it is a product with a loss scale. If another optimizer "
         "that scales the loss wraps this one, remove one of the two. If scale_loss() was called, call "
         "tf.gradients() and unscale_gradients() instead of compute_gradients().",
@@ -271,8 +258,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       ValueError: If the loss has another dtype.
     """
     scale = self._scale()
-    graphs.state_of(self, graphs.default_graph())["scale"] = scale
-    self._state["scaled"] = True
+    self._state_in(graphs.default_graph()).scale = scale
+    self._state_in(graphs.init_scope_graph()).has_scaled = True
     return gradients.scale_loss(loss, scale)
 
   @autograph.do_not_convert
@@ -290,7 +277,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       RuntimeError: If `scale_loss` was not called before in this graph.
       TypeError: If a gradient cannot be converted to a numeric tensor.
     """
-    if "scaled" not in self._state:
+    if not self._state_in(graphs.init_scope_graph()).has_scaled:
       raise RuntimeError(
         "unscale_gradients() needs gradients of a loss that scale_loss() scaled, but scale_loss() "
         "was not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables)."
@@ -305,24 +292,21 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   def _recorded_scale(self) -> tf.Tensor:
     """Returns the scale that `scale_loss` read if ops built here can read it; otherwise reads the scale again."""
-    if tf.executing_eagerly():
-      return graphs.state_of(self, None)["scale"]
-    for graph in graphs.enclosing_graphs():
-      scale = graphs.state_of(self, graph).get("scale")
-      if scale is not None and contexts.is_readable(scale):
+    for graph in list(graphs.enclosing_graphs()) or [None]:
+      scale = self._state_in(graph).scale
+      if scale is not None and (graph is None or contexts.is_readable(scale)):
         return scale
     return self._scale()
 
-  @property
-  def _state(self) -> Dict[str, Any]:
-    """Returns this optimizer's record in the graph in which variables are created now."""
-    return graphs.state_of(self, graphs.init_scope_graph())
+  def _state_in(self, graph: Optional[tf.Graph]) -> step.OptimizerState:
+    """Returns what this optimizer keeps in a graph; None is eager mode."""
+    return graphs.state_of(self, graph, step.OptimizerState)
 
   def _record_computed(
     self, grads: List[gradients.Gradient], names: List[str], scaled: List[gradients.Gradient], scale: tf.Tensor
   ) -> None:
-    self._state["unscaled_any"] = True
-    gradients.record_computed(grads, names, scaled, scale)
+    self._state_in(graphs.init_scope_graph()).has_unscaled = True
+    lineage.record(grads, names, scaled, scale)
 
   @autograph.do_not_convert
   def apply_gradients(
@@ -357,65 +341,36 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "name of the op as name={!r}.".format(global_step, global_step)
       )
     distribute.check_replica_context()
-    settings = self.step_settings
-    checked = step.check(grads_and_vars, settings.skip_nonfinite, settings.check_computed_gradients)
-    self.warn_if_never_scaled()
-    return distribute.merge_call(self._apply_on_all_replicas, tuple(checked), global_step, name, **kwargs)
+    part = self._prepare(grads_and_vars)
+    return distribute.merge_call(self._apply_in_all_replicas, part, global_step, name, **kwargs)
 
-  def _apply_on_all_replicas(
-    self,
-    strategy: tf.distribute.Strategy,
-    checked: Tuple[Any, ...],
-    global_step: Optional[tf.Variable],
-    name: Optional[str],
-    **kwargs: Any,
-  ) -> Optional[tf.Operation]:
-    del strategy  # the current strategy
-    checked = step.CheckedGradients(*checked)
-    return self.apply_decision(checked, step.decide(self.step_settings, checked), global_step, name, **kwargs)
-
-  def apply_decision(
-    self,
-    checked: step.CheckedGradients,
-    decision: step.Decision,
-    global_step: Optional[tf.Variable] = None,
-    name: Optional[str] = None,
-    **kwargs: Any,
-  ) -> Optional[tf.Operation]:
-    """Applies gradients if `decision.should_apply`; called once for all replicas.
-
-    Args:
-      checked: the result of `step.check`, per-replica values.
-      decision: the result of `step.decide`.
-      global_step: see `apply_gradients`.
-      name: see `apply_gradients`.
-      **kwargs: see `apply_gradients`.
-
-    Returns:
-      See `apply_gradients`.
-    """
-    built = step.apply(self.step_settings, checked, decision, global_step, name, **kwargs)
-    reports.record(self, built)
-    return built.train_op
-
-  def warn_if_never_scaled(self) -> None:
-    """Logs a warning, once per graph, if this optimizer applies gradients that it did not unscale."""
-    if not self._state.setdefault("unscaled_any", False):
-      self._state["unscaled_any"] = True
-      logging.warning(
+  def _prepare(self, grads_and_vars: Iterable[gradients.GradAndVar], empties_window: bool = False) -> step.Part:
+    """Returns the part of a step in this replica; logs a warning if its gradients were never scaled."""
+    check = step.needs_check(self._loss_scale, self._settings)
+    part = step.prepare(grads_and_vars, self._settings, check, empties_window)
+    if not self._state_in(graphs.init_scope_graph()).has_unscaled:
+      graphs.warn_once(
         "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
         "optimizer was called. In float16, small gradients may have underflowed. Call compute_gradients() of this "
         "optimizer, or opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).",
         self.get_name(),
       )
+    return part
 
-  def make_session_run_hook(self, *args: Any, **kwargs: Any) -> tf.train.SessionRunHook:
-    """Returns a `mp_compat.LossScaleHook` for this optimizer; takes the further arguments of its constructor.
-
-    If the inner optimizer has a method of this name, as `tf.contrib.opt.ModelAverageOptimizer` does, calls that.
-    """
-    make = getattr(self._optimizer, "make_session_run_hook", functools.partial(hooks.LossScaleHook, self))
-    return make(*args, **kwargs)
+  def _apply_in_all_replicas(
+    self,
+    strategy: tf.distribute.Strategy,
+    part: step.Part,
+    global_step: Optional[tf.Variable],
+    name: Optional[str],
+    **kwargs: Any,
+  ) -> Optional[tf.Operation]:
+    del strategy  # the current strategy
+    decision = step.decide(self._loss_scale, [part], self._settings)
+    train_ops = step.train_ops()
+    train_op = step.apply(self, part, decision, 0, global_step, name, **kwargs)
+    step.set_train_ops(train_ops + [train_op])
+    return train_op
 
   def get_name(self) -> str:
     """Returns the inner optimizer's name."""
@@ -434,7 +389,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return list(self._optimizer.variables()) + list(self._loss_scale._weights.values())
 
   def __getattr__(self, name: str) -> Any:
-    return optimizers.inner_attribute(self, name)  # for attributes that this class lacks
+    """Returns an attribute that this class lacks from the inner optimizer."""
+    own = vars(MixedPrecisionLossScaleOptimizer).get(name)
+    if isinstance(own, property):  # It raised an AttributeError, which the inner optimizer's would replace.
+      return own.__get__(self)
+    return optimizers.inner_attribute(self, name)
 
   def __setattr__(self, name: str, value: Any) -> None:
     owner = self._optimizer if optimizers.sets_inner_attribute(self, name) else super()

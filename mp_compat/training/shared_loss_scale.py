@@ -2,7 +2,7 @@
 """Applies the gradients of several optimizers that share one loss scale as one step."""
 
 import functools
-from typing import Any, Iterable, List, Optional, Tuple
+from typing import Iterable, List, Optional, Tuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import tf
@@ -12,14 +12,17 @@ from mp_compat.core import gradients
 from mp_compat.training import optimizer as optimizer_module
 from mp_compat.training import step
 
-Step = Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, Iterable[gradients.GradAndVar]]
+OptimizerAndGradients = Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, Iterable[gradients.GradAndVar]]
 
 _SKIP = ("all", "each")
 
 
 @autograph.do_not_convert
 def apply_gradients_together(
-  steps: Iterable[Step], global_step: Optional[tf.Variable] = None, skip: str = "all", name: str = "apply_together"
+  steps: Iterable[OptimizerAndGradients],
+  global_step: Optional[tf.Variable] = None,
+  skip: str = "all",
+  name: str = "apply_together",
 ) -> Optional[tf.Operation]:
   """Applies the gradients of several optimizers that share a loss scale, and updates the loss scale once.
 
@@ -50,15 +53,11 @@ def apply_gradients_together(
   if skip not in _SKIP:
     raise ValueError("skip must be one of {}, but got {!r}.".format(", ".join(map(repr, _SKIP)), skip))
   distribute.check_replica_context()
-  checked = []
-  for opt, grads_and_vars in zip(optimizers, pairs):
-    checked.append(step.check(grads_and_vars, check_computed=opt.step_settings.check_computed_gradients))
-    opt.warn_if_never_scaled()
-  apply_all = functools.partial(_apply_all, optimizers, skip)
-  return distribute.merge_call(apply_all, [tuple(part) for part in checked], global_step, name)
+  parts = [opt._prepare(grads_and_vars) for opt, grads_and_vars in zip(optimizers, pairs)]
+  return distribute.merge_call(functools.partial(_apply_all, optimizers, skip), parts, global_step, name)
 
 
-def _checked_steps(steps: Iterable[Step]) -> List[Step]:
+def _checked_steps(steps: Iterable[OptimizerAndGradients]) -> List[OptimizerAndGradients]:
   steps = list(steps)
   if not steps:
     raise ValueError("Expected (optimizer, grads_and_vars) pairs, but got none.")
@@ -72,7 +71,7 @@ def _checked_steps(steps: Iterable[Step]) -> List[Step]:
         "Expected MixedPrecisionLossScaleOptimizers that share one LossScale, but got {}. Pass the "
         "same LossScale object to all of them.".format(optimizers)
       )
-    if not opt.step_settings.skip_nonfinite:
+    if not opt._settings.skip_nonfinite:
       raise ValueError(
         "Optimizers that share a loss scale need the finite check, but {} was made with "
         "skip_nonfinite=False. Remove that argument.".format(opt.get_name())
@@ -84,42 +83,25 @@ def _apply_all(
   optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, ...],
   skip: str,
   strategy: tf.distribute.Strategy,
-  checked: List[Tuple[Any, ...]],
+  parts: List[step.Part],
   global_step: Optional[tf.Variable],
   name: str,
 ) -> Optional[tf.Operation]:
   """Applies the gradients of all optimizers; called once for all replicas."""
-  settings = optimizers[0].step_settings._replace(use_locking=any(opt.step_settings.use_locking for opt in optimizers))
-  steps = [step.CheckedGradients(*fields) for fields in checked]
-  grads = [grad for part in steps for grad, _ in part.grads_and_vars]
-  reducers = [step.finite_reducer_for(opt.step_settings, grads) for opt in optimizers]
-  reducer = next(filter(None, reducers), None)
-  finite = step.reduce_finite([part.finite for part in steps], reducer)
-  all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
-  hidden = reducer is not None or any(part.hidden for part in steps)
-  with_summaries = any(opt.step_settings.add_summaries for opt in optimizers)
-  scale = tf.cast(settings.loss_scale(), tf.float32) if with_summaries else None
-  with tf.control_dependencies([] if scale is None else [scale]):
-    update_op, should_apply = step.update(settings, grads, all_finite, hidden)
-  if skip == "each":
-    # No optimizer applies its step before the gradients of all optimizers are computed.
-    with tf.control_dependencies([all_finite]):
-      decisions = [tf.identity(step.should_apply_part(should_apply, all_finite, part_finite)) for part_finite in finite]
-  else:
-    decisions = [step.logical_and(should_apply, all_finite)] * len(finite)
-  train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
-  applied = [
-    opt.apply_decision(part, step.Decision(part_finite, part_should_apply, update_op, scale))
-    for opt, part, part_finite, part_should_apply in zip(optimizers, steps, finite, decisions)
-  ]
+  settings = optimizers[0]._settings._replace(
+    finite_reducer=next(filter(None, (opt._settings.finite_reducer for opt in optimizers)), None),
+    use_locking=any(opt._settings.use_locking for opt in optimizers),
+  )
+  decision = step.decide(optimizers[0].loss_scale, parts, settings, skip)
+  train_ops = step.train_ops()
+  applied = [step.apply(opt, part, decision, index) for index, (opt, part) in enumerate(zip(optimizers, parts))]
   counted = None
   if global_step is not None:
     with tf.control_dependencies([op for op in applied if op is not None]):
       counted = conditional_apply.cond(
-        tf.reduce_any(tf.stack(decisions)),
+        tf.reduce_any(tf.stack(decision.apply)),
         lambda: distribute.group(strategy.extended.update(global_step, lambda variable: tf.assign_add(variable, 1))),
       )
   train_op = distribute.group(*applied, counted, name=name)
-  if train_op is not None:
-    step.set_train_ops(train_ops + [train_op])
+  step.set_train_ops(train_ops + [train_op])
   return train_op

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step: checks the gradients, updates the loss scale, and applies the gradients or skips them. The functions:
+"""One step: checks the gradients, updates the loss scale, and applies the gradients or skips them.
 
-    check     in each replica: converts the gradients once and checks whether all values are finite
-    decide    once for all replicas: reduces the check over replicas and processes, updates the loss scale
-    apply     once for all replicas: calls the inner optimizer's apply_gradients in a conditional
+    in each replica                   once for all replicas                    in each replica
+    ---------------                   ---------------------                    ---------------
+    part = prepare(grads_and_vars)    decision = decide(loss_scale, parts)     apply(optimizer, part, decision)
+      converts each gradient once       ANDs parts, replicas and processes       a conditional around the inner
+      traces what they derive from      updates the loss scale                   optimizer's apply_gradients
+      checks whether all are finite     says for each part whether to apply
 
-The optimizer, gradient accumulation and optimizers that share a loss scale call them.
+The optimizer, optimizers that share a loss scale, gradient accumulation and the Keras wrapper call these functions.
+Observers (`mp_compat.monitoring`) read the record of a step, which `record` keeps.
 """
 
+import dataclasses
 import functools
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from mp_compat import horovod
 from mp_compat._tensorflow import contexts
@@ -20,9 +25,8 @@ from mp_compat.core import conditional_apply
 from mp_compat.core import distribute
 from mp_compat.core import finite_check
 from mp_compat.core import gradients
+from mp_compat.core import lineage as lineage_module
 from mp_compat.core import loss_scale as loss_scale_module
-from mp_compat.monitoring import reports
-from mp_compat.monitoring import summaries
 from mp_compat.training import sync_replicas
 
 # Reduces over processes: maps a bool tensor to one of the same shape, True where it is True in all processes.
@@ -32,50 +36,65 @@ FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
 class Settings(NamedTuple):
   """The settings of an optimizer for its steps; see `MixedPrecisionLossScaleOptimizer`."""
 
-  name: str
-  inner_optimizer: tf.train.Optimizer
-  loss_scale: Any
-  skip_nonfinite: bool
-  check_computed_gradients: bool
-  finite_reducer: Optional[FiniteReducer]
-  add_summaries: bool
-  use_locking: bool
+  skip_nonfinite: bool = True
+  check_computed_gradients: bool = True
+  finite_reducer: Optional[FiniteReducer] = None
+  use_locking: bool = False
 
 
-class CheckedGradients(NamedTuple):
-  """The gradients of one replica and the result of their finite check."""
+class Part(NamedTuple):
+  """What one optimizer applies in one step, in one replica. `merge_call` makes each field a per-replica value."""
 
-  grads_and_vars: Tuple[gradients.GradAndVar, ...]  # with converted gradients
+  grads_and_vars: Tuple[gradients.GradAndVar, ...]  # with converted gradients; empty for a part that is only checked
   finite: Optional[tf.Tensor]  # a scalar bool; None without a check
-  hidden: bool  # whether the check covers tensors that are not among the gradients
+  lineage: lineage_module.Lineage
   scope: str  # the name scope of the replica
 
 
 class Decision(NamedTuple):
-  """The decision on a step, for all replicas."""
+  """Which parts of a step to apply, for all replicas."""
 
-  finite: Optional[tf.Tensor]  # a scalar bool; None without a check
-  should_apply: Union[bool, tf.Tensor]
+  finite: List[Optional[tf.Tensor]]  # for each part a scalar bool; None without a check
+  apply: List[Union[bool, tf.Tensor]]  # for each part a bool, or a scalar bool tensor
   update_op: Optional[tf.Operation]  # updates the loss scale
-  scale: Optional[tf.Tensor]  # the loss scale before the update, for summaries
 
 
-def check(
+class Step(NamedTuple):
+  """The record of a step: what `apply_gradients` built for one optimizer."""
+
+  train_op: Optional[tf.Operation]  # None in eager mode
+  gradients: List[Tuple[gradients.Gradient, str]]  # those passed in, of each local replica, and their variables' names
+  lineages: Tuple[lineage_module.Lineage, ...]  # of each local replica
+  finite: Optional[tf.Tensor]  # a scalar bool, True if all gradients are finite; None without a check
+  applied: Union[bool, tf.Tensor]  # whether the step is applied: gradients finite, and should_apply of the loss scale
+
+
+@dataclasses.dataclass
+class OptimizerState:
+  """What a MixedPrecisionLossScaleOptimizer keeps in a graph."""
+
+  scale: Optional[tf.Tensor] = None  # that `scale_loss` read last in this graph
+  has_scaled: bool = False  # whether `scale_loss` was called in this graph, or in a function inside of it
+  has_unscaled: bool = False  # whether gradients were unscaled in this graph, or in a function inside of it
+  steps: List[Step] = dataclasses.field(default_factory=list)  # also of functions inside; in eager mode only the last
+
+
+def prepare(
   grads_and_vars: Iterable[Tuple[Any, tf.Variable]],
-  check_finite: bool = True,
-  check_computed: bool = True,
+  settings: Settings,
+  check: bool = True,
   empties_window: bool = False,
-) -> CheckedGradients:
-  """Converts the gradients of one replica and checks whether all of their values are finite.
+) -> Part:
+  """Converts the gradients of one replica, traces what they derive from and checks whether all values are finite.
 
   Args:
     grads_and_vars: (gradient, variable) pairs.
-    check_finite: whether to check at all.
-    check_computed: whether the check also covers the gradients as `compute_gradients` returned them.
+    settings: the settings of the optimizer.
+    check: whether to check at all.
     empties_window: whether the caller is a GradientAccumulator, which empties its window after the step.
 
   Returns:
-    The converted gradients and the result of the check.
+    The part of this replica.
 
   Raises:
     ValueError: If there are no pairs, all gradients are None, or they are means of a GradientAccumulator and not
@@ -84,17 +103,84 @@ def check(
   """
   grads_and_vars = gradients.convert_pairs(grads_and_vars)
   grads = [grad for grad, _ in grads_and_vars]
-  if not empties_window and gradients.has_window_mean(grads):
+  lineage = lineage_module.trace(grads, settings.check_computed_gradients)
+  if not empties_window and any(computed.is_window_mean for computed in lineage.computed):
     raise ValueError(
       "Expected gradients of one step, but got means of a GradientAccumulator, whose window this would never empty. "
       "Pass them to apply_gradients() of the GradientAccumulator."
     )
   scope = graphs.name_scope()
-  if not check_finite:
-    return CheckedGradients(grads_and_vars, None, False, scope)
-  hidden = [tensor for _, tensor in gradients.computed_ancestors(grads)] if check_computed else []
-  finite = finite_check.all_finite(gradients.values_of(grads) + hidden)
-  return CheckedGradients(grads_and_vars, finite, bool(hidden), scope)
+  finite = None
+  if check:
+    finite = finite_check.all_finite(gradients.values_of(grads) + lineage.hidden_values)
+  return Part(grads_and_vars, finite, lineage, scope)
+
+
+def needs_check(loss_scale: Any, settings: Settings) -> bool:
+  """Returns whether to check the gradients: to skip steps that are not finite, or to update the loss scale."""
+  return settings.skip_nonfinite or isinstance(loss_scale, loss_scale_module.FiniteLossScale)
+
+
+def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str = "all") -> Decision:
+  """Reduces the checks over replicas and processes, updates the loss scale; called once for all replicas.
+
+  With `all_finite` True if all parts are finite in all replicas and processes, and `should_apply` what the loss scale
+  answers (True if its update is only by `all_finite`), a part is applied:
+
+      skip="all"     if all_finite and should_apply
+      skip="each"    if the part is finite and (should_apply or not all_finite)
+      no check       if should_apply, also if `settings.skip_nonfinite` is False
+
+  Args:
+    loss_scale: a LossScale, ours or TensorFlow's.
+    parts: the parts of the step, per-replica values. Either all were checked or none.
+    settings: the settings of the optimizer.
+    skip: which parts a part that is not finite skips: "all", or only itself ("each").
+
+  Returns:
+    The decision for each part.
+  """
+  grads = [grad for part in parts for grad, _ in part.grads_and_vars]
+  if parts[0].finite is None:
+    update_op, should_apply = loss_scale.update(grads)
+    finite = should_apply if tf.is_tensor(should_apply) else None
+    return Decision([finite] * len(parts), [should_apply] * len(parts), update_op)
+  lineages = [lineage for part in parts for lineage in distribute.local_results(part.lineage)]
+  reducer = settings.finite_reducer
+  if reducer is None and any(lineage.is_reduced_by_horovod for lineage in lineages):
+    reducer = horovod.all_ranks_finite  # the check also covers the gradients that each rank computed
+  finite = reduce_finite([part.finite for part in parts], reducer)
+  all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
+  # Whether the step may not be finite although all of `grads` are.
+  grads_may_hide = reducer is not None or any(lineage.to_check for lineage in lineages)
+  grads_may_hide = grads_may_hide or not all(part.grads_and_vars for part in parts)
+
+  def update() -> Tuple[Optional[tf.Operation], Any]:
+    if loss_scale_module.is_updated_by_check(loss_scale):
+      return loss_scale._update_scale(all_finite), True
+    passed = grads
+    if grads_may_hide:
+      passed = distribute.call_for_each_replica(gradients.add_nan_unless, all_finite, passed)
+    if not settings.check_computed_gradients:
+      passed = distribute.call_for_each_replica(lineage_module.cut, passed)  # for updates that check them again
+    return loss_scale.update(passed)
+
+  update_op, should_apply = _in_mutex(update, all_finite) if settings.use_locking else update()
+  if not settings.skip_nonfinite and not loss_scale_module.is_updated_by_check(loss_scale):
+    return Decision(finite, [should_apply] * len(parts), update_op)
+  if skip == "all" or len(parts) == 1:
+    return Decision(finite, [_and(should_apply, all_finite)] * len(parts), update_op)
+  # No part is applied before the gradients of all parts are computed.
+  with tf.control_dependencies([all_finite]):
+    unless_rejected = True if should_apply is True else tf.logical_or(should_apply, tf.logical_not(all_finite))
+    return Decision(finite, [tf.identity(_and(unless_rejected, each)) for each in finite], update_op)
+
+
+def _and(condition: Union[bool, tf.Tensor], finite: tf.Tensor) -> Union[bool, tf.Tensor]:
+  """Returns `condition and finite`; adds an op only for two tensors."""
+  if tf.is_tensor(condition):
+    return tf.logical_and(condition, finite)
+  return finite if condition else False
 
 
 def reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = None) -> List[tf.Tensor]:
@@ -127,147 +213,74 @@ def reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = No
   return [stacked] if single else tf.unstack(stacked, len(finite))
 
 
-def decide(settings: Settings, checked: CheckedGradients, micro_batches_finite: Optional[tf.Tensor] = None) -> Decision:
-  """Reduces the result of the check over replicas and processes, updates the loss scale; called once for all replicas.
-
-  Args:
-    settings: the settings of the optimizer.
-    checked: the gradients, per-replica values.
-    micro_batches_finite: a scalar bool in each replica, False if micro-batches that were not finite were left out of
-      the gradients. The loss scale is then updated as for a step that is not finite, but the gradients are applied if
-      they are finite.
-
-  Returns:
-    A `Decision`.
-  """
-  grads = [grad for grad, _ in checked.grads_and_vars]
-  scale = tf.cast(settings.loss_scale(), tf.float32) if settings.add_summaries else None
-  with tf.control_dependencies([] if scale is None else [scale]):
-    if checked.finite is None:
-      update_op, should_apply = settings.loss_scale.update(grads)
-      return Decision(should_apply if tf.is_tensor(should_apply) else None, should_apply, update_op, scale)
-    reducer = finite_reducer_for(settings, grads)
-    if micro_batches_finite is None:
-      (finite,) = reduce_finite([checked.finite], reducer)
-      update_op, should_apply = update(settings, grads, finite, checked.hidden or reducer is not None)
-      return Decision(finite, logical_and(should_apply, finite), update_op, scale)
-    finite, micro_batches_finite = reduce_finite([checked.finite, micro_batches_finite], reducer)
-    all_finite = tf.logical_and(finite, micro_batches_finite)
-    update_op, should_apply = update(settings, grads, all_finite, hidden=True)
-    return Decision(finite, should_apply_part(should_apply, all_finite, finite), update_op, scale)
-
-
-def finite_reducer_for(settings: Settings, grads: Iterable[gradients.Gradient]) -> Optional[FiniteReducer]:
-  """Returns the optimizer's reducer, else Horovod's if its ranks could disagree on these gradients, else None."""
-  return settings.finite_reducer or horovod.default_reducer(settings.inner_optimizer, local_gradients(grads))
-
-
-def local_gradients(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
-  """Returns the values of `grads` on all local replicas: for each gradient, its values in the order of the replicas."""
-  return [local_grad for grad in grads for local_grad in distribute.local_results(grad)]
-
-
-def update(
-  settings: Settings, grads: List[gradients.Gradient], finite: tf.Tensor, hidden: bool
+def _in_mutex(
+  update: Callable[[], Tuple[Optional[tf.Operation], Any]], finite: tf.Tensor
 ) -> Tuple[Optional[tf.Operation], Any]:
-  """Updates the loss scale after a step; with `use_locking`, in a mutex (in graphs, outside of functions and XLA).
-
-  Args:
-    settings: the settings of the optimizer.
-    grads: the gradients of the step, per-replica values.
-    finite: a scalar bool tensor, True if the step is finite in all replicas and processes.
-    hidden: whether `finite` may be False although all of `grads` are finite.
-
-  Returns:
-    `(update_op, should_apply)`, see `LossScale.update`.
-  """
-  locked = settings.use_locking and not tf.executing_eagerly() and not contexts.may_be_compiled()
-  if not locked:
-    return loss_scale_module.update_loss_scale(settings.loss_scale, grads, finite, hidden)
+  """Returns `update()`, whose ops run in a mutex after `finite`; without one in eager mode, functions and XLA."""
+  if tf.executing_eagerly() or contexts.may_be_compiled():
+    return update()
   with tf.control_dependencies([finite]), tf.device("/cpu:0"):
     lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2())
   with tf.control_dependencies([lock]):
-    update_op, should_apply = loss_scale_module.update_loss_scale(settings.loss_scale, grads, finite, hidden)
+    update_op, should_apply = update()
   with tf.control_dependencies([] if update_op is None else [update_op]), tf.device("/cpu:0"):
     return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock), should_apply
 
 
-def logical_and(should_apply: Any, finite: tf.Tensor) -> Any:
-  """Returns `should_apply and finite`; adds an op only for two different tensors."""
-  if not tf.is_tensor(should_apply):
-    return finite if should_apply else False
-  return finite if should_apply is finite else tf.logical_and(should_apply, finite)
-
-
-def should_apply_part(should_apply: Any, all_finite: tf.Tensor, part_finite: tf.Tensor) -> tf.Tensor:
-  """Returns a scalar bool tensor: whether to apply one part of a step, such as the gradients of one optimizer.
-
-  A part is applied if it is finite, unless the whole step is finite and the loss scale skips it.
-
-  Args:
-    should_apply: the result of `LossScale.update`, a bool or a scalar bool tensor.
-    all_finite: a scalar bool tensor, True if the whole step is finite.
-    part_finite: a scalar bool tensor, True if the part is finite.
-  """
-  if should_apply is True or should_apply is all_finite:
-    return part_finite
-  return tf.logical_and(part_finite, tf.logical_or(should_apply, tf.logical_not(all_finite)))
-
-
 def apply(
-  settings: Settings,
-  checked: CheckedGradients,
+  optimizer: Any,
+  part: Part,
   decision: Decision,
-  global_step: Optional[tf.Variable],
-  name: Optional[str],
+  index: int = 0,
+  global_step: Optional[tf.Variable] = None,
+  name: Optional[str] = None,
   **kwargs: Any,
-) -> reports.Step:
-  """Applies the gradients of all replicas if `decision.should_apply`; called once for all replicas.
+) -> Optional[tf.Operation]:
+  """Applies a part of a step in all replicas, or skips it, and records the step; called once for all replicas.
 
   Args:
-    settings: the settings of the optimizer.
-    checked: the gradients, per-replica values.
-    decision: whether to apply them.
+    optimizer: the `MixedPrecisionLossScaleOptimizer` whose inner optimizer applies the gradients.
+    part: the gradients, per-replica values.
+    decision: the decision on the step.
+    index: the index of the part in the decision.
     global_step: a variable that the inner optimizer increments, or None.
-    name: the name of the op; the inner optimizer's by default.
+    name: the name of the op; the optimizer's by default.
     **kwargs: further arguments of the inner optimizer's `apply_gradients`.
 
   Returns:
-    A record of what was built; in eager mode it holds the decision only.
+    One op that applies or skips the part and updates the loss scale; None in eager mode.
   """
-  train_ops = tf.get_collection(tf.GraphKeys.TRAIN_OP)
   given: Dict[str, Any] = {}  # Passes only given arguments: custom optimizers may take fewer.
   if global_step is not None or name is not None:
     given["global_step"] = global_step
   if name is not None:
     given["name"] = name
-  step_name = name or settings.name
+  step_name = name or optimizer.get_name()
   with tf.name_scope(step_name) as step_scope:  # for variables that the inner optimizer makes, and for the train op
     pass
-  args, keywords = optimizers.arguments_for(settings.inner_optimizer.apply_gradients, given)
+  args, keywords = optimizers.arguments_for(optimizer.inner_optimizer.apply_gradients, given)
   applied = conditional_apply.apply_in_each_replica(
-    decision.should_apply,
-    functools.partial(_apply_inner, settings.inner_optimizer),
-    [checked.grads_and_vars] + args,
+    decision.apply[index],
+    functools.partial(_apply_inner, optimizer.inner_optimizer),
+    [part.grads_and_vars] + args,
     dict(kwargs, **keywords),
-    checked.scope,
+    part.scope,
     opened={step_name: step_scope},
   )
   if tf.executing_eagerly():
-    return reports.Step(None, decision.finite, decision.should_apply, [])
+    _record(optimizer, Step(None, [], (), decision.finite[index], decision.apply[index]))
+    return None
   local = [
     (local_grad, variable.name)
-    for grad, variable in checked.grads_and_vars
+    for grad, variable in part.grads_and_vars
     for local_grad in distribute.local_results(grad)
   ]
-  accumulators_set = sync_replicas.set_accumulator_steps([grad for grad, _ in local], global_step, applied)
-  counted = counters = None
-  if settings.add_summaries:
-    good_steps = getattr(settings.loss_scale, "_num_good_steps", None)
-    counted, counters = summaries.add(decision.scale, good_steps, decision.should_apply)
-  train_op = distribute.group(applied, decision.update_op, accumulators_set, counted, name=step_scope)
-  set_train_ops(train_ops + [train_op])
-  return reports.Step(train_op, decision.finite, decision.should_apply, local, counters)
+  lineages = distribute.local_results(part.lineage)
+  takes = [take for lineage in lineages for take in lineage.accumulator_takes]
+  accumulators_set = sync_replicas.set_accumulator_steps(takes, global_step, applied) if takes else None
+  train_op = distribute.group(applied, decision.update_op, accumulators_set, name=step_scope)
+  _record(optimizer, Step(train_op, local, lineages, decision.finite[index], decision.apply[index]))
+  return train_op
 
 
 def _apply_inner(
@@ -283,6 +296,30 @@ def _apply_inner(
   return applied
 
 
-def set_train_ops(train_ops: List[tf.Operation]) -> None:
-  """Sets the collection of train ops. Ops that the inner optimizer added to it belong to a branch and cannot be run."""
-  tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = train_ops
+def train_ops() -> List[tf.Operation]:
+  """Returns the train ops of the current graph, which are put back with one more after a step is built."""
+  return tf.get_collection(tf.GraphKeys.TRAIN_OP)
+
+
+def set_train_ops(ops: List[Optional[tf.Operation]]) -> None:
+  """Sets the train ops of the current graph; does nothing in eager mode, where an op is None.
+
+  What the inner optimizer and the parts of a step added in between belongs to a branch, or is a part of a train op.
+  """
+  if None not in ops:
+    tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = ops
+
+
+def _record(optimizer: tf.train.Optimizer, step: Step) -> None:
+  """Records a step in the current graph and in the graph that a Session runs."""
+  current, outermost = graphs.default_graph(), graphs.init_scope_graph()
+  for graph in {current} if None in (current, outermost) else {current, outermost}:
+    steps = graphs.state_of(optimizer, graph, OptimizerState).steps
+    if step.train_op is None:
+      steps.clear()
+    steps.append(step)
+
+
+def recorded(optimizer: tf.train.Optimizer) -> List[Step]:
+  """Returns the steps of the optimizer in the current graph and in functions inside of it, the newest last."""
+  return list(graphs.state_of(optimizer, graphs.default_graph(), OptimizerState).steps)

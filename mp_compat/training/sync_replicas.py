@@ -4,33 +4,27 @@
 from typing import Iterable, Optional
 
 from mp_compat._tensorflow import tf
-from mp_compat.core import gradients
 
 
 def set_accumulator_steps(
-  grads: Iterable[gradients.Gradient], global_step: Optional[tf.Variable], applied: Optional[tf.Operation]
+  takes: Iterable[tf.Operation], global_step: Optional[tf.Variable], applied: tf.Operation
 ) -> Optional[tf.Operation]:
-  """Returns an op that sets the step of the gradients' accumulators to the global step after `applied` has run.
+  """Returns an op that sets the step of accumulators to the global step after `applied` has run.
 
   Taking gradients from a `tf.ConditionalAccumulator` increments its step. The accumulator then drops new gradients of
   earlier steps as stale. A skipped step leaves `global_step` unchanged, so without this op the workers would wait
   forever.
 
   Args:
-    grads: the gradients of this step, of any shapes and dtypes.
+    takes: the ops that took the gradients of this step from accumulators.
     global_step: the variable that `applied` increments, or None.
     applied: the op that applies the step or skips it.
 
   Returns:
     An op; None if `global_step` is None or no gradient was taken from an accumulator.
   """
-  if global_step is None:
-    return None
-  taken = gradients.nearest_ancestors(
-    gradients.values_of(grads), lambda tensor: gradients.is_computed(tensor) or _is_accumulator_take(tensor)
-  )
-  accumulators = {tensor.op.inputs[0].name: tensor.op for tensor in taken if _is_accumulator_take(tensor)}
-  if not accumulators:
+  accumulators = {take.inputs[0].name: take for take in takes}
+  if global_step is None or not accumulators:
     return None
   with tf.control_dependencies([applied]), tf.colocate_with(global_step, ignore_existing=True):
     current_step = tf.cast(global_step.read_value(), tf.int64)
@@ -44,7 +38,3 @@ def set_accumulator_steps(
       )
       updates.append(set_step(handle=take.inputs[0], new_global_step=current_step))
   return tf.group(*updates)
-
-
-def _is_accumulator_take(tensor: tf.Tensor) -> bool:
-  return tensor.op.type.endswith("AccumulatorTakeGradient")

@@ -1,4 +1,4 @@
-"""Tests of scaling, unscaling, conversion, clipping and gating, and of the search for computed gradients."""
+"""Tests of scaling, unscaling, conversion, clipping and gating."""
 
 import numpy as np
 import pytest
@@ -53,92 +53,6 @@ def test_loss_is_scaled_in_its_own_dtype(dtype):
     values = as_numpy(dtype, [1.5, -0.25])
     for got in run([scaled, called], {loss: values}):
       np.testing.assert_array_equal(got.astype(np.float64), [768.0, -128.0])
-
-
-def names_of(sources):
-  """Returns the sorted names of `[(name, gradient)]`."""
-  return sorted(name for name, _ in sources)
-
-
-# Functions whose result may be finite though the computed gradient is not.
-HIDING = {
-  "clip_by_value": lambda g: tf.clip_by_value(g, -1.0, 1.0),
-  "where": lambda g: tf.where(tf.is_finite(g), g, tf.zeros_like(g)),
-  "tf.cond": lambda g: tf.cond(tf.reduce_all(tf.is_finite(g)), lambda: g, lambda: tf.zeros_like(g)),
-  "while_loop": lambda g: tf.while_loop(
-    lambda i, h: i < 2, lambda i, h: (i + 1, tf.clip_by_value(h, -1.0, 1.0)), [0, g]
-  )[1],
-}
-
-
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("how", sorted(HIDING))
-def test_computed_gradients_are_found_behind_clipping(how, version):
-  with tf.Graph().as_default(), testing.control_flow(version):
-    behind, computed, other = [tf.placeholder(tf.float32, [2]) for _ in range(3)]
-    computed += behind
-    gradients.record_computed([behind, computed, other], ["behind", "computed", "other"])
-    ((name, source),) = gradients.computed_ancestors([HIDING[how](computed)])
-    assert name == "computed" and source is computed
-
-
-def test_ancestors_exclude_gradients_passed_in():
-  with tf.Graph().as_default():
-    computed = [tf.placeholder(tf.float32, [2]) for _ in "ab"]
-    gradients.record_computed(computed, "ab")
-    assert names_of(gradients.computed_ancestors([computed[0], computed[1] * 2.0])) == ["b"]
-    assert not gradients.computed_ancestors([None] + computed + [computed[0] + computed[1]])
-
-
-def test_captured_gradients_are_found_inside_functions():
-  with tf.Graph().as_default(), testing.control_flow(2):
-    computed = tf.placeholder(tf.float32, [2])
-    gradients.record_computed([computed], ["v"])
-    found = []
-
-    def branch():
-      found.extend(gradients.computed_ancestors([tf.clip_by_value(computed, -1.0, 1.0)]))
-      return tf.constant(True)
-
-    tf.cond(tf.placeholder_with_default(True, []), branch, lambda: tf.constant(True))
-    assert [(name, source is computed) for name, source in found] == [("v", True)]
-
-
-@pytest.mark.parametrize("use_resource", [False, True])
-def test_search_for_ancestors_stops_at_variables(use_resource):
-  with tf.Graph().as_default():
-    computed = tf.placeholder(tf.float32, [2])
-    gradients.record_computed([computed], ["v"])
-    accumulator = tf.Variable([0.0, 0.0], use_resource=use_resource)
-    tf.assign_add(accumulator, computed)
-    assert not gradients.computed_ancestors([tf.convert_to_tensor(accumulator) / 2.0])
-
-
-# Build a tensor with `make` inside a control-flow construct, and return it outside.
-CONTEXTS = {
-  "cond": lambda make: tf.cond(tf.placeholder(tf.bool, []), make, lambda: tf.zeros([2])),
-  "while_loop": lambda make: tf.while_loop(lambda i, g: i < 2, lambda i, g: (i + 1, make()), [0, tf.zeros([2])])[1],
-  "map_fn": lambda make: tf.map_fn(lambda x: make() * x, tf.ones([3])),
-  "xla": lambda make: tf.xla.experimental.compile(make)[0],
-}
-
-
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("context", sorted(CONTEXTS))
-def test_ancestors_are_found_only_where_readable(context, version):
-  with tf.Graph().as_default(), testing.control_flow(version):
-    x = tf.placeholder(tf.float32, [2])
-    inside = []
-
-    def make():
-      computed = x * 2.0
-      gradients.record_computed([computed], ["v"])
-      clipped = tf.clip_by_value(computed, -1.0, 1.0)
-      inside.extend(gradients.computed_ancestors([clipped]))
-      return clipped
-
-    outside = CONTEXTS[context](make)
-    assert names_of(inside) == ["v"] and not gradients.computed_ancestors([outside, outside + 1.0])
 
 
 def test_python_and_variable_gradients_are_converted():

@@ -28,7 +28,7 @@ def train(directory, xs, hook=True, checkpoints=True):
   with tf.Graph().as_default():
     training = Training()
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-      tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(8.0, 3), add_summaries=checkpoints
+      tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(8.0, 3)
     )
     train_op = opt.minimize(training.loss, training.global_step)
     if checkpoints:

@@ -1,4 +1,4 @@
-"""Tests of gradient reports, clipping, warnings and summaries in Sessions and event files."""
+"""Tests of gradient reports, clipping and warnings."""
 
 import collections
 
@@ -185,6 +185,19 @@ def test_never_scaled_gradients_warn_once_per_graph(warnings):
     assert len(warnings) == (number + 1) // 2
 
 
+def test_optimizers_of_replicas_warn_once(warnings):
+  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
+
+  def step():
+    variable = tf.get_variable("v", [], initializer=tf.zeros_initializer())
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
+    return opt.apply_gradients([(tf.placeholder_with_default(1.0, []), variable)])
+
+  with strategy.scope():
+    strategy.extended.call_for_each_replica(step)
+  assert len(warnings) == 1 and "never scaled" in warnings[0]
+
+
 def test_scale_loss_and_unscale_gradients_avoid_warning(warnings):
   variables, xs, loss = linear(tf.float16)
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**10)
@@ -213,74 +226,6 @@ def test_minimize_and_accumulators_log_no_warning(warnings):
   totals = [tf.Variable(tf.zeros([3]), trainable=False) for _ in variables]
   opt.apply_gradients(zip([tf.convert_to_tensor(total) for total in totals], variables))
   assert not warnings
-
-
-# --- summaries -----------------------------------------------------------------------------------------------------
-
-
-def test_summaries_are_written_by_a_monitored_session(tmp_path):
-  _, xs, loss = linear()
-  global_step = tf.train.get_or_create_global_step()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(16.0, 2), add_summaries=True)
-  train_op = opt.minimize(loss, global_step)
-  assert "skipped_steps" not in [v.op.name for v in tf.global_variables()]
-  with tf.train.MonitoredTrainingSession(
-    checkpoint_dir=str(tmp_path), save_summaries_steps=1, save_summaries_secs=None, log_step_count_steps=None
-  ) as sess:
-    for last in [1.0, np.inf, 1.0, 1.0]:
-      sess.run(train_op, dict(zip(xs, [[1.0, 2.0, 3.0], [1.0, 2.0, last]])))
-  seen = testing.events(str(tmp_path))
-  assert [value for _, value in seen["loss_scale/scale"]][:1] == [16.0]
-  assert set(seen) >= {"loss_scale/scale", "loss_scale/good_steps", "loss_scale/applied", "loss_scale/skipped_steps"}
-  assert {value for _, value in seen["loss_scale/applied"]} <= {0.0, 1.0}
-
-
-def test_summaries_show_values_of_their_step():
-  _, xs, loss = linear()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(16.0, 2), add_summaries=True)
-  train_op = opt.minimize(loss)
-  merged = tf.summary.merge_all()
-  scales, applied = [], []
-  with testing.session() as sess:
-    sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-    for last in [1.0, 1.0, np.inf, np.inf, 1.0]:
-      _, text = sess.run([train_op, merged], dict(zip(xs, [[1.0, 2.0, 3.0], [1.0, 2.0, last]])))
-      values = {value.tag: value.simple_value for value in tf.Summary.FromString(text).value}
-      scales.append(values["loss_scale/scale"])
-      applied.append(values["loss_scale/applied"])
-    assert sess.run(tf.local_variables()) == [2]
-  assert scales == [16.0, 16.0, 32.0, 16.0, 8.0] and applied == [1.0, 1.0, 0.0, 0.0, 1.0]
-
-
-def test_summarized_scale_is_read_before_update(graph):
-  _, _, loss = linear()
-  Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic", add_summaries=True).minimize(loss)
-  summarized = graph.get_operation_by_name("loss_scale/scale").inputs[1]
-  assigns = [
-    op
-    for op in graph.get_operations()
-    if op.type == "AssignVariableOp"
-    and op.inputs[0].op.name == "current_loss_scale"
-    and testing.waits_for(op, summarized.op)
-  ]
-  assert len(assigns) == 1  # the other is the initializer
-
-
-@pytest.mark.parametrize("loss_scale", [lambda: 8.0, testing.native.DynamicLossScale])
-def test_summaries_work_on_replicas(loss_scale):
-  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
-
-  def step():
-    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), loss_scale(), add_summaries=True)
-    return opt.minimize(w * tf.placeholder_with_default(np.float32(np.inf), []))
-
-  with strategy.scope():
-    train_op = strategy.group(strategy.extended.call_for_each_replica(step))
-  with testing.session() as sess:
-    sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-    sess.run(train_op)
-    assert set(sess.run(strategy.experimental_local_results(tf.local_variables()[0]))) == {1}
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -1,5 +1,8 @@
 """Tests of the optimizer in a Session: computed gradients, applied and skipped steps, variable names, arguments."""
 
+import contextlib
+import inspect
+
 import numpy as np
 import pytest
 
@@ -136,6 +139,14 @@ def test_gradients_finite_can_be_fetched_with_step():
     print(opt.gradients_finite)
 
 
+def test_attributes_can_be_listed_before_any_step():
+  opt = Optimizer(sgd(), 8.0)
+  assert not hasattr(opt, "gradients_finite")
+  assert "gradients_finite" not in dict(inspect.getmembers(opt))
+  opt.minimize(Training().loss)
+  assert hasattr(opt, "gradients_finite")
+
+
 @pytest.mark.parametrize("scale", [8.0, "dynamic"])
 def test_each_gradient_is_checked_once(scale, graph):
   """The optimizer and a dynamic loss scale share one finite check."""
@@ -163,6 +174,34 @@ def test_dynamic_scale_skips_despite_skip_nonfinite_false():
   train_op = opt.minimize(training.loss)
   np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-FINITE, -FINITE])
   assert training.session.run(opt.gradients_finite, {training.x: FINITE})
+
+
+class CallsSuper(mp_compat.DynamicLossScale):
+  """Overrides `update` and calls it."""
+
+  def update(self, grads):
+    return super().update(grads)
+
+
+@pytest.mark.parametrize("check_computed", [True, False])
+@pytest.mark.parametrize(
+  "make_scale, skip_nonfinite",
+  [(lambda: 8.0, True), (mp_compat.DynamicLossScale, True), (mp_compat.DynamicLossScale, False)]
+  + [(CallsSuper, True), (CallsSuper, False)],
+)
+def test_computed_gradients_are_checked_only_if_asked(make_scale, skip_nonfinite, check_computed):
+  training = Training()
+  opt = Optimizer(sgd(), make_scale(), skip_nonfinite=skip_nonfinite, check_computed_gradients=check_computed)
+  ((grad, w),) = opt.compute_gradients(training.loss)
+  clipped = tf.clip_by_value(grad, -1.0, 1.0)
+  train_op = opt.apply_gradients([(clipped, w)])
+  (hidden,) = training.run(train_op, OVERFLOW)
+  assert hidden.tolist() == ([0.0, 0.0] if check_computed else [-1.0, -1.0])
+  with contextlib.ExitStack() as stack:
+    if check_computed:
+      stack.enter_context(pytest.raises(tf.errors.InvalidArgumentError, match="must feed a value"))
+    training.session.run(train_op, {clipped: FINITE})
+  assert training.session.run(w).tolist() == ([0.0, 0.0] if check_computed else [-2.0, -3.0])
 
 
 class Recorder(mp_compat.LossScale):

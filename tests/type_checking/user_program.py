@@ -65,7 +65,7 @@ def train(steps: int) -> int:
   tf.summary.scalar("headroom", tf.reduce_min([values.headroom for values in ranges.values()]))
   hook = mp_compat.LossScaleHook(opt, every_n_steps=10, on_stall="raise")
   scaffold = tf.train.Scaffold(saver=mp_compat.checkpoints.Saver())
-  hooks = [hook, mp_compat.StopAtAttemptHook(opt, steps), opt.make_session_run_hook(every_n_secs=60.0)]
+  hooks = [hook, mp_compat.StopAtAttemptHook(opt, steps), mp_compat.LossScaleHook(opt, every_n_secs=60.0)]
   hooks.append(mp_compat.GradientRangesHook(opt, every_n_steps=100, output_dir="ranges", dtypes=["float16"]))
   try:
     with tf.train.MonitoredTrainingSession(scaffold=scaffold, hooks=hooks) as sess:

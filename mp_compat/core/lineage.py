@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where gradients come from: records of the gradients that were computed, and the search back to them."""
+
+import dataclasses
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+from mp_compat._tensorflow import contexts
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import tf
+from mp_compat.core import gradients
+
+TensorKey = Tuple[tf.Operation, int]
+
+
+class Computed(NamedTuple):
+  """The record of a gradient that `compute_gradients` or `GradientAccumulator.mean` returned."""
+
+  name: str  # of its variable
+  values: tf.Tensor  # the values of the gradient, of its shape and dtype
+  scaled: Optional[tf.Tensor]  # the same of the scaled loss; None if they are unknown
+  scale: Optional[tf.Tensor]  # the loss scale, a float32 scalar; None if it is unknown
+  is_window_mean: bool  # of a GradientAccumulator
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lineage:
+  """What gradients derive from, by data. An opaque object: `tf.distribute` passes it on as a per-replica value."""
+
+  computed: Tuple[Computed, ...] = ()  # the nearest computed gradients
+  to_check: Tuple[Computed, ...] = ()  # those of them that the finite check must read besides the gradients
+  accumulator_takes: Tuple[tf.Operation, ...] = ()  # ops that took gradients from a `tf.ConditionalAccumulator`
+  is_reduced_by_horovod: bool = False  # whether ops of Horovod reduced them after they were computed
+
+  @property
+  def hidden_values(self) -> List[tf.Tensor]:
+    """Returns the tensors of `to_check`, in which there may be an overflow that the gradients do not show."""
+    return [computed.values for computed in self.to_check]
+
+
+def record(
+  grads: Iterable[gradients.Gradient],
+  names: Iterable[str],
+  scaled: Optional[Iterable[gradients.Gradient]] = None,
+  scale: Optional[tf.Tensor] = None,
+  are_window_means: bool = False,
+) -> None:
+  """Records in their graph that these gradients were computed; does nothing in eager mode.
+
+  Args:
+    grads: the gradients.
+    names: the names of their variables, for reports.
+    scaled: the gradients before they were divided by the loss scale.
+    scale: the loss scale.
+    are_window_means: whether they are from `GradientAccumulator.mean`.
+  """
+  if graphs.default_graph() is None:
+    return
+  grads = list(grads)
+  for grad, name, before in zip(grads, names, grads if scaled is None else scaled):
+    for values, scaled_values in zip(gradients.values_of([grad]), gradients.values_of([before])):
+      _records_in(values.graph)[tensor_key(values)] = Computed(
+        name, values, None if scaled is None else scaled_values, scale, are_window_means
+      )
+
+
+def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> Lineage:
+  """Searches back from gradients to the nearest computed ones, along data inputs; finds nothing in eager mode.
+
+  Clipping can turn an inf into a finite number (`tf.clip_by_value`), and masking can remove a NaN. The computed
+  gradients still contain the inf or NaN, so the finite check covers them, too: those that are not among `grads`, and
+  that ops built here can read. A branch, loop, function or XLA computation around them must contain these ops.
+
+  Args:
+    grads: converted gradients.
+    check_computed: whether the finite check covers computed gradients at all.
+  """
+  if graphs.default_graph() is None:
+    return Lineage()
+  pending = gradients.values_of(grads)
+  passed = {tensor_key(tensor) for tensor in pending}
+  computed: List[Computed] = []
+  takes: List[tf.Operation] = []
+  is_reduced_by_horovod = False
+  graph, records, seen = None, {}, set()
+  while pending:
+    tensor = pending.pop()
+    key = tensor_key(tensor)
+    if key in seen:
+      continue
+    seen.add(key)
+    if tensor.graph is not graph:  # Functions read tensors of the graphs around them.
+      graph, records = tensor.graph, _records_in(tensor.graph)
+    if key in records:
+      computed.append(records[key])
+      continue
+    if tensor.op.type.endswith("AccumulatorTakeGradient"):
+      takes.append(tensor.op)
+    is_reduced_by_horovod = is_reduced_by_horovod or contexts.contains_op(tensor.op, "Horovod")
+    pending.extend(contexts.tensor_inputs(tensor))
+  to_check = [each for each in computed if tensor_key(each.values) not in passed and contexts.is_readable(each.values)]
+  return Lineage(tuple(computed), tuple(to_check if check_computed else ()), tuple(takes), is_reduced_by_horovod)
+
+
+def cut(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
+  """Returns the same gradients as new tensors, from which `trace` does not search further back."""
+  grads = [gradients.map_values(tf.identity, grad) for grad in grads]
+  record(grads, [""] * len(grads))
+  return grads
+
+
+def tensor_key(tensor: tf.Tensor) -> TensorKey:
+  """Returns a key that identifies a graph tensor; tensors are not hashable in all TensorFlow versions."""
+  return tensor.op, tensor.value_index
+
+
+def _records_in(graph: tf.Graph) -> Dict[TensorKey, Computed]:
+  """Returns the computed gradients of a graph by tensor key. The graph owns the dictionary."""
+  return graphs.record_in(graph, "computed_gradients")
