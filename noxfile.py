@@ -8,17 +8,23 @@ import glob
 import os
 import re
 import shutil
+import sys
 
 import nox
 
-# TensorFlow version: the Python version, and what pip installs.
+# The version of the Python that runs nox, which scripts/nox chooses. Sessions have a list of it, because then the names
+# of their environments contain the version.
+PYTHON = "{}.{}".format(*sys.version_info)
+
+# TensorFlow version: the Python version, what pip installs, and what it installs without dependencies. tf_keras depends
+# on `tensorflow`, which pip would install in addition to `tensorflow-cpu`.
 TENSORFLOW = {
-  "1.15": ("3.7", ["tensorflow==1.15.5", "protobuf<3.21"]),
-  "2.4": ("3.8", ["tensorflow==2.4.4", "protobuf<3.21"]),
-  "2.10": ("3.10", ["tensorflow==2.10.1", "numpy<2"]),
-  "2.15": ("3.11", ["tensorflow-cpu==2.15.1"]),
-  "2.21": ("3.11", ["tensorflow-cpu==2.21.*", "tf_keras==2.21.*"]),
-  "2.21-py313": ("3.13", ["tensorflow-cpu==2.21.*", "tf_keras==2.21.*"]),
+  "1.15": ("3.7", ["tensorflow==1.15.5", "protobuf<3.21"], []),
+  "2.4": ("3.8", ["tensorflow==2.4.4", "protobuf<3.21"], []),
+  "2.10": ("3.10", ["tensorflow==2.10.1", "numpy<2"], []),
+  "2.15": ("3.11", ["tensorflow-cpu==2.15.1"], []),
+  "2.21": (PYTHON, ["tensorflow-cpu==2.21.*"], ["tf_keras==2.21.*"]),
+  "2.21-py313": ("3.13", ["tensorflow-cpu==2.21.*"], ["tf_keras==2.21.*"]),
 }
 NEWEST = "2.21"
 
@@ -26,38 +32,51 @@ nox.options.default_venv_backend = "venv"  # virtualenv no longer supports Pytho
 nox.options.error_on_missing_interpreters = True
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests-" + version for version in TENSORFLOW]
+os.environ["NOX_ENABLE_STALENESS_CHECK"] = "1"  # Environments of another interpreter are made anew.
+
+# pip does not compile what it installs: Python compiles what it imports, which is much less.
+os.environ["PIP_COMPILE"] = "0"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The commands in pyenv's shims run only activated versions.
 PYENV = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
 os.environ["PATH"] = os.pathsep.join(glob.glob(os.path.join(PYENV, "versions", "*", "bin")) + [os.environ["PATH"]])
 
 
-def _tests(version):
-  python, requirements = TENSORFLOW[version]
+def _install(session, packages, alone=()):
+  """Installs packages, and then others without their dependencies."""
+  session.install(*packages)
+  if alone:
+    session.install("--no-deps", *alone)
 
-  @nox.session(python=python, name="tests-" + version)
+
+def _tests(version):
+  python, requirements, alone = TENSORFLOW[version]
+
   def tests(session):
-    session.install("-e", ".[demo,migrate,test]", "tf_slim==1.1.0", *requirements)
+    _install(session, ["-e", ".[demo,migrate,test]", "tf_slim==1.1.0"] + requirements, alone)
     session.run("python", "-m", "pytest", "--numprocesses=2", "--dist=loadfile", *session.posargs)
 
   tests.__doc__ = "The tests on TensorFlow {}, Python {}.".format(version.partition("-")[0], python)
+  nox.session(tests, python=[python] if version == NEWEST else python, name="tests-" + version)
 
 
 for _version in TENSORFLOW:
   _tests(_version)
 
 
-@nox.session(python=TENSORFLOW[NEWEST][0])
+@nox.session(python=[PYTHON])
 def program(session):
   """Runs a program on the newest TensorFlow: the demo, the benchmark, workers and parameter servers."""
-  session.install("-e", ".[demo]", *TENSORFLOW[NEWEST][1])
+  _, requirements, alone = TENSORFLOW[NEWEST]
+  _install(session, ["-e", ".[demo]"] + requirements, alone)
   session.run("python", *session.posargs)
 
 
 @nox.session(python=TENSORFLOW["2.15"][0])
 def estimator(session):
   """Trains an Estimator on the digits, in float16, with overflows. TensorFlow 2.15 is the last that has Estimator."""
-  session.install("-e", ".[demo]", *TENSORFLOW["2.15"][1])
+  _install(session, ["-e", ".[demo]"] + TENSORFLOW["2.15"][1])
   session.run("python", "scripts/train_estimator.py", *session.posargs)
 
 
@@ -164,9 +183,7 @@ def _client(name):
 
   @nox.session(python=python, name="client-" + name)
   def client(session):
-    session.install("-e", ".", *requirements)
-    if alone:
-      session.install("--no-deps", *alone)
+    _install(session, ["-e", "."] + requirements, alone)
     session.run("python", "scripts/clients/{}.py".format(name), *session.posargs)
 
   client.__doc__ = "Runs scripts/clients/{}.py.".format(name)
@@ -225,13 +242,12 @@ ECOSYSTEM = {
 def ecosystem(session, library):
   """Compares programs of other libraries, one environment each; prints the table of docs/ecosystem.md."""
   version, requirements, alone = ECOSYSTEM[library]
-  session.install("-e", ".", *TENSORFLOW[version][1], *requirements)
-  if alone:
-    session.install("--no-deps", *alone)
+  _, tensorflow, tensorflow_alone = TENSORFLOW[version]
+  _install(session, ["-e", "."] + tensorflow + requirements, tensorflow_alone + alone)
   session.run("python", "scripts/ecosystem/comparison.py", library)
 
 
-@nox.session(python=TENSORFLOW[NEWEST][0])
+@nox.session(python=[PYTHON])
 def lint(session):
   """Runs ruff: its linter, and its formatter, which must not find anything to change."""
   session.install("ruff==0.17.6")
@@ -239,7 +255,7 @@ def lint(session):
   session.run("ruff", "format", "--check")
 
 
-@nox.session(python=TENSORFLOW[NEWEST][0])
+@nox.session(python=[PYTHON])
 def package(session):
   """Builds and checks the sdist and the wheel in dist/, and uses the wheel in clean environments."""
   shutil.rmtree("dist", ignore_errors=True)
@@ -263,7 +279,7 @@ def package(session):
     session.run("bash", "scripts/nox", "--list", external=True)
 
 
-@nox.session(python=TENSORFLOW[NEWEST][0])
+@nox.session(python="3.11")
 def docs(session):
   """Builds the documentation in site/; warnings, such as broken links, are errors."""
   session.install("mkdocs-material==9.8.1", "mkdocstrings-python==2.0.11", "ruff==0.17.6")
@@ -274,7 +290,7 @@ def docs(session):
         session.error("{}: two powers such as 2**15 are bold text; put them into backticks.".format(page))
 
 
-@nox.session(python=TENSORFLOW[NEWEST][0])
+@nox.session(python="3.11")
 def types(session):
   """Checks types with mypy and pyright (mypy.ini, pyrightconfig.json), without TensorFlow, whose names are Any."""
   session.install(
@@ -285,7 +301,7 @@ def types(session):
   session.run("python", "-m", "pytest", "-m", "", "tests/type_checking")
 
 
-@nox.session(python=TENSORFLOW[NEWEST][0])
+@nox.session(python=[PYTHON])
 def coverage(session):
   """Combines the coverage of several runs of the tests (`--cov`); fails and lists lines and branches that none ran."""
   session.install("coverage")
