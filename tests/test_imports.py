@@ -26,6 +26,7 @@ LAYERS = [
   "_tensorflow.control_flow",
   "_tensorflow",
   "core.gradients",
+  "core.propagation",
   "core.lineage",
   "core.finite_check",
   "core.distribute",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores the state of objects in graphs, and finds the graphs in which ops and variables are created."""
 
-from typing import Any, Callable, Iterator, List, Optional, Set, TypeVar
+from typing import Any, Callable, Iterator, List, Optional, TypeVar
 
 from absl import logging
 from tensorflow.python.util import object_identity
@@ -9,7 +9,6 @@ from tensorflow.python.util import object_identity
 from mp_compat._tensorflow import tf
 
 _State = TypeVar("_State")
-_WARNED_EAGERLY: Set[str] = set()
 
 
 def init_scope_graph() -> Optional[tf.Graph]:
@@ -60,10 +59,10 @@ def record_in(graph: tf.Graph, name: str, make: Callable[[], Any] = dict) -> Any
   return getattr(graph, attribute)
 
 
-def warn_once(message: str, *args: Any) -> None:
-  """Logs a warning, once in the graph that a Session runs, or once in the process in eager mode."""
+def warn_once(owner: Any, message: str, *args: Any) -> None:
+  """Logs a warning, once in the graph that a Session runs; in eager mode once for `owner`."""
   graph = init_scope_graph()
-  warned = _WARNED_EAGERLY if graph is None else record_in(graph, "warned", set)
+  warned = owner.__dict__.setdefault("_eager_warnings", set()) if graph is None else record_in(graph, "warnings", set)
   if message % args not in warned:
     warned.add(message % args)
     logging.warning(message, *args)

@@ -8,6 +8,7 @@ from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
+from mp_compat.core import propagation
 
 TensorKey = Tuple[tf.Operation, int]
 
@@ -27,7 +28,8 @@ class Lineage:
   """What gradients derive from, by data. An opaque object: `tf.distribute` passes it on as a per-replica value."""
 
   computed: Tuple[Computed, ...] = ()  # the nearest computed gradients
-  to_check: Tuple[Computed, ...] = ()  # those of them that the finite check must read besides the gradients
+  replaced: Tuple[Computed, ...] = ()  # those of them that are not passed as they are, and that ops built here can read
+  to_check: Tuple[Computed, ...] = ()  # those of `replaced` that the finite check must read besides the gradients
   accumulator_takes: Tuple[tf.Operation, ...] = ()  # ops that took gradients from a `tf.ConditionalAccumulator`
   is_reduced_by_horovod: bool = False  # whether ops of Horovod reduced them after they were computed
 
@@ -67,8 +69,9 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
   """Searches back from gradients to the nearest computed ones, along data inputs; finds nothing in eager mode.
 
   Clipping can turn an inf into a finite number (`tf.clip_by_value`), and masking can remove a NaN. The computed
-  gradients still contain the inf or NaN, so the finite check covers them, too: those that are not among `grads`, and
-  that ops built here can read. A branch, loop, function or XLA computation around them must contain these ops.
+  gradients still contain the inf or NaN, so the finite check covers them, too, unless a path of ops that propagate inf
+  and NaN (`mp_compat.core.propagation`) leads from them to one of `grads`, whose check is then exact. Ops built here
+  must be able to read them: a branch, loop, function or XLA computation around them must contain these ops.
 
   Args:
     grads: converted gradients.
@@ -76,14 +79,19 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
   """
   if graphs.default_graph() is None:
     return Lineage()
-  pending = gradients.values_of(grads)
-  passed = {tensor_key(tensor) for tensor in pending}
+  values = gradients.values_of(grads)
+  passed = {tensor_key(tensor) for tensor in values}
   computed: List[Computed] = []
+  may_be_hidden: List[Computed] = []
   takes: List[tf.Operation] = []
   is_reduced_by_horovod = False
   graph, records, seen = None, {}, set()
-  while pending:
-    tensor = pending.pop()
+  ops = propagation.PropagatingOps()
+  # First the tensors whose inf and NaN reach `grads`, then all others that `grads` derive from.
+  propagated, others = values, []
+  while propagated or others:
+    is_propagated = bool(propagated)
+    tensor = (propagated or others).pop()
     key = tensor_key(tensor)
     if key in seen:
       continue
@@ -92,13 +100,19 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
       graph, records = tensor.graph, _records_in(tensor.graph)
     if key in records:
       computed.append(records[key])
+      may_be_hidden += [] if is_propagated else [records[key]]
       continue
     if tensor.op.type.endswith("AccumulatorTakeGradient"):
       takes.append(tensor.op)
     is_reduced_by_horovod = is_reduced_by_horovod or contexts.contains_op(tensor.op, "Horovod")
-    pending.extend(contexts.tensor_inputs(tensor))
-  to_check = [each for each in computed if tensor_key(each.values) not in passed and contexts.is_readable(each.values)]
-  return Lineage(tuple(computed), tuple(to_check if check_computed else ()), tuple(takes), is_reduced_by_horovod)
+    inputs = contexts.tensor_inputs(tensor)
+    propagated += ops.inputs_of(tensor, inputs) if is_propagated else []
+    others += inputs
+  if not check_computed:
+    return Lineage(tuple(computed), (), (), tuple(takes), is_reduced_by_horovod)
+  replaced = [each for each in computed if tensor_key(each.values) not in passed and contexts.is_readable(each.values)]
+  to_check = [each for each in may_be_hidden if contexts.is_readable(each.values)]
+  return Lineage(tuple(computed), tuple(replaced), tuple(to_check), tuple(takes), is_reduced_by_horovod)
 
 
 def cut(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:

@@ -112,7 +112,7 @@ def report_on(step: step_module.Step) -> "collections.OrderedDict[str, GradientR
   """Returns the report on the gradients of a step for which `is_readable` holds; see `nonfinite_gradients`."""
   with contexts.enter(contexts.of_outputs(step.train_op)):
     pairs = [(name, values) for grad, name in step.gradients for values in gradients.values_of([grad])]
-    pairs += [(computed.name, computed.values) for lineage in step.lineages for computed in lineage.to_check]
+    pairs += [(computed.name, computed.values) for lineage in step.lineages for computed in lineage.replaced]
     reports = [_report(values) for _, values in pairs]
   return collections.OrderedDict(
     (name, GradientReport(*[dead_tensors.merge_out_of_branches(count, 0) for count in report]))

@@ -165,6 +165,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """
     if type(self._optimizer).minimize is not tf.train.Optimizer.minimize:
       graphs.warn_once(
+        self,
         "%s has a minimize() of its own, which is not called: loss scaling calls its compute_gradients() and "
         "apply_gradients(). If its minimize() does more than that, such as weight decay, that is missing.",
         type(self._optimizer).__name__,
@@ -216,6 +217,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     distribute.check_supported()
     if gradients.is_scaled(loss):
       graphs.warn_once(
+        self,
         "The loss passed to %s seems to be scaled already: it is a product with a loss scale. If another optimizer "
         "that scales the loss wraps this one, remove one of the two. If scale_loss() was called, call "
         "tf.gradients() and unscale_gradients() instead of compute_gradients().",
@@ -350,6 +352,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     part = step.prepare(grads_and_vars, self._settings, check, empties_window)
     if not self._state_in(graphs.init_scope_graph()).has_unscaled:
       graphs.warn_once(
+        self,
         "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
         "optimizer was called. In float16, small gradients may have underflowed. Call compute_gradients() of this "
         "optimizer, or opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).",

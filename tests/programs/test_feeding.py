@@ -1,6 +1,7 @@
 """Programs that feed intermediate tensors, or that export the graph and train a copy."""
 
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
@@ -68,20 +69,57 @@ def values_of_a_sparse_gradient_are_fed(t):
   )
 
 
-@TABLE.program()
-def a_clipped_gradient_is_fed_without_inputs(t):
-  optimizer = t.wrap(check_computed_gradients=False)
-  pairs = [(tf.clip_by_norm(grad, 1.0), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
+# The functions by which the gradients are clipped, and arguments of our class with which only the fed ones are read.
+CLIPS = {
+  "norm": (lambda g: tf.clip_by_norm(g, 1.0), {}),
+  "value": (lambda g: tf.clip_by_value(g, -1.0, 1.0), {"check_computed_gradients": False}),
+}
+
+
+def feed_clipped_without_inputs(clip, t):
+  function, ours = CLIPS[clip]
+  optimizer = t.wrap(**ours)
+  pairs = [(function(grad), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
   train_op = optimizer.apply_gradients(pairs, t.global_step)
   return lambda sess, feed: sess.run(
     train_op, {pairs[0][0]: make_gradient(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)}
   )
 
 
+for _clip in CLIPS:
+  TABLE.add("gradients_clipped_by_{}_are_fed".format(_clip), functools.partial(feed_clipped_without_inputs, _clip))
+
+
+# How gradients that are fetched and fed back are changed in the graph.
+CHANGES = {
+  "averaged": lambda grads: [(g + tf.add_n([g, g])) / 3.0 for g in grads],
+  "clipped": lambda grads: tf.clip_by_global_norm(grads, 1.0)[0],
+  "defaulted": lambda grads: [tf.placeholder_with_default(g, g.shape) for g in grads],
+}
+
+
+def feed_back_beside_an_input_pipeline(change, t):
+  """The gradients show how many elements of the input were consumed."""
+  number = tf.data.make_one_shot_iterator(tf.data.Dataset.range(1, 100)).get_next()
+  optimizer = t.wrap()
+  grads, variables = zip(*optimizer.compute_gradients(t.loss(t.x * tf.cast(number, tf.float32), sparse=False)))
+  changed = CHANGES[change](grads)
+  train_op = optimizer.apply_gradients(zip(changed, variables), t.global_step)
+  return lambda sess, feed: sess.run(train_op, dict(zip(changed, sess.run(changed, feed))))
+
+
+for _change in CHANGES:
+  TABLE.add(
+    "gradients_{}_and_fed_beside_an_input_pipeline".format(_change),
+    functools.partial(feed_back_beside_an_input_pipeline, _change),
+    overflow=(),
+  )
+
+
 @TABLE.program(hidden=True, slow=True)
 def a_clipped_gradient_is_fed_with_inputs(t):
   optimizer = t.wrap()
-  pairs = [(tf.clip_by_norm(grad, 1.0), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
+  pairs = [(tf.clip_by_value(grad, -1.0, 1.0), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
   train_op = optimizer.apply_gradients(pairs, t.global_step)
   return lambda sess, feed: sess.run(train_op, add_feed(feed, pairs[0][0], np.ones(3, np.float32)))
 

@@ -77,5 +77,12 @@ def test_reducer_requires_skip_nonfinite():
     )
 
 
-def test_default_reducer_is_none_without_horovod():
-  assert "horovod" in sys.modules or mp_compat.horovod.default_reducer(tf.train.AdamOptimizer(), []) is None
+class AdasumOptimizer(tf.train.GradientDescentOptimizer):
+  """Has the name of Horovod's, without Horovod."""
+
+
+def test_default_reducer_is_none_without_horovod(graph):
+  training = testing.Training()
+  mp_compat.MixedPrecisionLossScaleOptimizer(AdasumOptimizer(1.0), 8.0).minimize(training.loss)
+  assert "horovod" not in sys.modules
+  assert not [op.type for op in graph.get_operations() if op.type.startswith("Horovod")]

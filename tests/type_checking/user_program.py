@@ -63,6 +63,7 @@ def train(steps: int) -> int:
   report: collections.OrderedDict[str, mp_compat.GradientReport] = mp_compat.nonfinite_gradients(opt)
   ranges: collections.OrderedDict[str, mp_compat.GradientRange] = mp_compat.gradient_ranges(opt, [tf.float16])
   tf.summary.scalar("headroom", tf.reduce_min([values.headroom for values in ranges.values()]))
+  tf.summary.merge(mp_compat.loss_scale_summaries(opt))
   hook = mp_compat.LossScaleHook(opt, every_n_steps=10, on_stall="raise")
   scaffold = tf.train.Scaffold(saver=mp_compat.checkpoints.Saver())
   hooks = [hook, mp_compat.StopAtAttemptHook(opt, steps), mp_compat.LossScaleHook(opt, every_n_secs=60.0)]

@@ -1,0 +1,138 @@
+"""Tests of the table of ops that propagate inf and NaN: each entry runs with TensorFlow's graph optimizers."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mp_compat.core import propagation
+from tests.testing import tf
+
+SHAPE = [2, 2]
+
+# Makes another input of an op.
+OTHERS = {
+  "variable": lambda value: tf.Variable(np.full(SHAPE, value, np.float32), use_resource=True),
+  "reference": lambda value: tf.Variable(np.full(SHAPE, value, np.float32), use_resource=False),
+  "placeholder": lambda value: tf.placeholder_with_default(np.full(SHAPE, value, np.float32), SHAPE),
+  "constant": lambda value: tf.constant(np.full(SHAPE, value, np.float32)),
+  "computed": lambda value: tf.sqrt(tf.placeholder_with_default(np.full(SHAPE, value, np.float32), SHAPE)),
+}
+
+# Functions of a gradient.
+ALONE = {
+  "cast": lambda g: tf.cast(g, tf.float64),
+  "complex": lambda g: tf.cast(g, tf.complex64),
+  "default": lambda g: tf.placeholder_with_default(g, SHAPE),
+  "expand_dims": lambda g: tf.expand_dims(g, 0),
+  "float16": lambda g: tf.cast(g, tf.float16),
+  "identity": tf.identity,
+  "mean": lambda g: tf.reduce_mean(g, axis=0),
+  "reshape": lambda g: tf.reshape(g, [4]),
+  "squeeze": tf.squeeze,
+  "sum": tf.reduce_sum,
+  "transpose": tf.transpose,
+}
+# Functions of a gradient and another input.
+WITH_OTHER = {
+  "add": lambda g, other: g + other,
+  "add, the second": lambda g, other: other + g,
+  "add_n": lambda g, other: tf.add_n([other, g]),
+  "concat": lambda g, other: tf.concat([other, g], axis=1),
+  "divide": lambda g, other: g / other,
+  "matmul": tf.matmul,
+  "matmul, the second": lambda g, other: tf.matmul(other, g),
+  "multiply": lambda g, other: g * other,
+  "multiply, the second": lambda g, other: other * g,
+  "old add": lambda g, other: tf.raw_ops.Add(x=g, y=other),
+  "stack": lambda g, other: tf.stack([other, g]),
+}
+# Functions of a gradient that lose inf or NaN, also because of TensorFlow's graph optimizers.
+LOSING = {
+  "clip_by_value": lambda g: tf.clip_by_value(g, -1.0, 1.0),
+  "denominator": lambda g: tf.ones(SHAPE) / g,
+  "difference": lambda g: g - g,
+  "division by inf": lambda g: g / tf.constant(np.inf),
+  "imaginary part dropped": lambda g: tf.math.real(tf.complex(tf.ones(SHAPE), g)),
+  "integer": lambda g: tf.cast(g, tf.int32),
+  "maximum": lambda g: tf.maximum(g, 0.0),
+  "minimum": lambda g: tf.minimum(g, 0.0),
+  "one zero": lambda g: g * tf.constant([[1.0, 0.0], [1.0, 1.0]]),
+  "select": lambda g: tf.where(tf.is_finite(g), g, tf.zeros_like(g)),
+  "sign": tf.sign,
+  "slice": lambda g: g[0],
+  "sum with zeros in a factor": lambda g: g * (tf.zeros_like(g) + tf.zeros(SHAPE)),
+  "zero constant": lambda g: g * 0.0,
+  "zero difference": lambda g: g * (OTHERS["variable"](1.0) * (lambda x: tf.identity(x) - x)(tf.sqrt(tf.abs(g) + 1.0))),
+  "zero matrix": lambda g: tf.matmul(g, tf.zeros(SHAPE)),
+  "zero unknown": lambda g: g * tf.cast(tf.size(g) - 4, tf.float32),
+  "zeros_like": lambda g: g * tf.reshape(tf.zeros_like(OTHERS["variable"](1.0)), SHAPE),
+}
+
+
+def propagates(function):
+  """Returns whether the path of ops from a gradient to `function` of it consists of propagating ops, and the ends."""
+  grad = tf.placeholder(tf.float32, SHAPE)
+  result = function(grad)
+  pending, reached, ops = [result], False, propagation.PropagatingOps()
+  while pending:
+    tensor = pending.pop()
+    reached |= tensor.op is grad.op
+    pending += [] if tensor.op is grad.op else ops.inputs_of(tensor, list(tensor.op.inputs))
+  return reached, grad, result
+
+
+def inputs():
+  """Yields gradients with one value that is not finite."""
+  for value, position in itertools.product([np.inf, -np.inf, np.nan], range(4)):
+    grad = np.array([1.0, -2.0, 0.0, 3.0], np.float32)
+    grad[position] = value
+    yield grad.reshape(SHAPE)
+
+
+def assert_overflow_arrives(grad, result):
+  config = tf.ConfigProto()  # with TensorFlow's graph optimizers
+  config.graph_options.rewrite_options.min_graph_nodes = -1  # also of small graphs
+  with tf.Session(config=config) as sess:
+    sess.run(tf.global_variables_initializer())
+    for value in inputs():
+      assert not np.isfinite(sess.run(result, {grad: value})).all(), value
+
+
+@pytest.mark.parametrize("name", sorted(ALONE))
+def test_ops_propagate_every_overflow(name):
+  with tf.Graph().as_default():
+    reached, grad, result = propagates(ALONE[name])
+    assert reached
+    assert_overflow_arrives(grad, result)
+
+
+@pytest.mark.parametrize("value", [0.0, 2.0, np.inf])
+@pytest.mark.parametrize("other", sorted(OTHERS))
+@pytest.mark.parametrize("name", sorted(WITH_OTHER))
+def test_ops_propagate_beside_other_inputs(name, other, value):
+  with tf.Graph().as_default():
+    reached, grad, result = propagates(lambda g: WITH_OTHER[name](g, OTHERS[other](value)))
+    folds = (name.startswith("m") and value == 0.0) or (name == "divide" and value == np.inf)
+    assert reached == (other != "constant" or not folds)
+    if reached:
+      assert_overflow_arrives(grad, result)
+
+
+@pytest.mark.parametrize("name", sorted(LOSING))
+def test_losing_ops_do_not_propagate(name):
+  with tf.Graph().as_default():
+    assert not propagates(LOSING[name])[0]
+
+
+@pytest.mark.parametrize("clip", ["norm", "average_norm", "global_norm"])
+def test_clipping_by_norms_propagates(clip):
+  def clipped(g):
+    if clip == "global_norm":
+      return tf.clip_by_global_norm([g, OTHERS["variable"](3.0)], 1.0)[0][0]
+    return getattr(tf, "clip_by_" + clip)(g, 1.0)
+
+  with tf.Graph().as_default():
+    reached, grad, result = propagates(clipped)
+    assert reached
+    assert_overflow_arrives(grad, result)
