@@ -188,7 +188,8 @@ def _plot(arguments: argparse.Namespace) -> int:
 
   tf.logging.set_verbosity(tf.logging.ERROR)  # Hides a deprecation warning that names no replacement.
   try:
-    series = plot.plot(arguments.logdir, arguments.output, arguments.loss_tag)
+    series = plot.read(arguments.logdir, arguments.loss_tag)
+    plot.save(plot.draw(series), arguments.output)
   except plot.PlotError as error:
     return _fail("plot", error)
   print("Wrote {}: {}.".format(arguments.output, plot.describe(series)))

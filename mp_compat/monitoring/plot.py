@@ -2,8 +2,10 @@
 """Plots the loss scale and the loss of a run from TensorBoard event files."""
 
 import bisect
+import io
 import os
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+import sys
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -45,57 +47,35 @@ class Series(NamedTuple):
   loss: Optional[Curve]
 
 
+_Point = Tuple[int, float, int]  # a step, the loss scale, and the total of skipped steps
+
+
 class _EventFile(NamedTuple):
   """The scalars of one event file: `{tag: [(step, value)]}`."""
 
   directory: str
-  wall_time: float
+  times: List[float]  # of the first and the last event, in seconds
   scalars: Dict[str, List[Tuple[int, float]]]
 
 
-def plot(logdir: str, output: str, loss_tag: Optional[str] = None) -> Series:
-  """Plots the event files below a directory to an image file.
+def save(figure: Any, output: str) -> None:
+  """Writes a `matplotlib.figure.Figure` to an image file. If it cannot be drawn, an existing file is unchanged.
 
   Args:
-    logdir: the directory; see `read`.
+    figure: the figure.
     output: the file to write or replace. Its suffix names the format: `.png`, `.pdf`, `.svg` or any other that
-      matplotlib writes; PNG without a suffix. If plotting fails, an existing file is unchanged.
-    loss_tag: the tag of the loss; see `read`.
-
-  Returns:
-    The plotted data.
-
-  Raises:
-    PlotError: If `read` raises it, matplotlib is missing or does not know the format, or `output` cannot be written.
-  """
-  series = read(logdir, loss_tag)
-  save(draw(series), output)
-  return series
-
-
-def save(figure: Any, output: str) -> None:
-  """Writes a figure to an image file, whose suffix names the format; if that fails, an existing file is unchanged.
+      matplotlib writes; PNG without a suffix.
 
   Raises:
     PlotError: If matplotlib does not know the format, or `output` cannot be written.
   """
-  suffix = os.path.splitext(output)[1][1:].lower() or "png"
-  formats = figure.canvas.get_supported_filetypes()
-  if suffix not in formats:
-    raise PlotError(
-      "expected a file name that ends in one of .{}, but got {}".format(", .".join(sorted(formats)), output)
-    )
-  temporary = "{}.{}.tmp".format(output, os.getpid())
+  image = io.BytesIO()
   try:
-    try:
-      with open(temporary, "wb") as file:
-        figure.savefig(file, format=suffix)
-      os.replace(temporary, output)
-    finally:
-      if os.path.exists(temporary):
-        os.remove(temporary)
-  except OSError as error:
-    raise PlotError("cannot write {}: {}".format(output, error.strerror)) from error
+    figure.savefig(image, format=os.path.splitext(output)[1][1:].lower() or "png")
+    with open(output, "wb") as file:
+      file.write(image.getvalue())
+  except (OSError, ValueError) as error:
+    raise PlotError("cannot write {}: {}".format(output, error)) from error
 
 
 def new_figure(width: float, height: float, dpi: int) -> Any:
@@ -133,7 +113,7 @@ def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
 
   Raises:
     PlotError: If there is no such directory, no event file, no loss scale, no `loss_tag`, or more than one run, or if
-      a file cannot be read.
+      a file cannot be read. Two LossScaleHooks that wrote to one directory at the same time count as two runs.
   """
   files = _read_files(logdir)
   by_hook: List[_EventFile] = []
@@ -150,10 +130,15 @@ def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
   directories = sorted({file.directory for file in chosen})
   if len(directories) > 1:
     raise PlotError("found several runs below {}; pass one of them: {}".format(logdir, _enumeration(directories)))
+  if any(later.times[0] < earlier.times[-1] for earlier, later in zip(by_hook, by_hook[1:])):
+    raise PlotError(
+      "several LossScaleHooks wrote to {} at the same time: give each its own output_dir. To plot what is there, move "
+      "the event files of each into a directory of its own".format(directories[0])
+    )
   loss = _find_loss(files, loss_tag, [file.directory for file in by_summaries + by_hook])
   if loss_tag is not None and loss is None:
     raise PlotError("no scalar with the tag {} below {}: found {}".format(loss_tag, logdir, _tags(files)))
-  steps, scales, skipped = (_join_attempts if by_hook else _join_summaries)(chosen)
+  steps, scales, skipped = map(list, zip(*(_join_attempts if by_hook else _join_summaries)(chosen)))
   return Series(bool(by_hook), steps, scales, skipped, loss)
 
 
@@ -183,8 +168,7 @@ def draw(series: Series) -> Any:
     axes.margins(x=0.01)
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-      axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
   if series.loss and series.attempted:  # The panels have different axes, which are therefore far from each other.
     panels[0].set_xlabel("global step (applied steps only)")
     panels[0].xaxis.tick_top()
@@ -201,20 +185,13 @@ def _draw_loss(axes: Any, loss: Curve) -> None:
   values = np.ma.masked_invalid(loss.values)
   size = -(-len(values) // MOST_POINTS)
   if size == 1:
-    axes.plot(loss.steps, values.filled(np.nan), _line(loss.steps), color=LOSS_COLOR)
+    axes.plot(loss.steps, values, _line(loss.steps), color=LOSS_COLOR)
   else:
-    starts = range(0, len(values), size)
-    parts = [values[start : start + size] for start in starts]
-    steps = [np.mean(loss.steps[start : start + size]) for start in starts]
-
-    def reduce_parts(reduce: Callable[..., Any]) -> np.ndarray:
-      return np.ma.array([reduce(part) for part in parts], float).filled(np.nan)
-
-    lowest, mean, highest = reduce_parts(np.ma.min), reduce_parts(np.ma.mean), reduce_parts(np.ma.max)
-    axes.fill_between(
-      steps, lowest, highest, color=LOSS_COLOR, alpha=0.25, linewidth=0, label="range of {:,} values".format(size)
-    )
-    axes.plot(steps, mean, color=LOSS_COLOR, label="mean")
+    parts = np.ma.concatenate([values, np.ma.masked_all(-len(values) % size)]).reshape(-1, size)
+    steps = [np.mean(loss.steps[start : start + size]) for start in range(0, len(values), size)]
+    band = {"color": LOSS_COLOR, "alpha": 0.25, "linewidth": 0, "label": "range of {:,} values".format(size)}
+    axes.fill_between(steps, parts.min(axis=1), parts.max(axis=1), **band)
+    axes.plot(steps, parts.mean(axis=1), color=LOSS_COLOR, label="mean")
     _add_legend(axes)
   finite = values.compressed()
   if finite.size and finite.min() > 0 and finite.max() / finite.min() > 100:
@@ -238,10 +215,7 @@ def _draw_scale(axes: Any, series: Series) -> None:
     label="skipped step" if series.attempted else "skipped steps since the last value",
   )
   axes.set_yscale("log", base=2)
-  positive = [scale for scale in series.scales if scale > 0] or [1.0]
-  lowest, highest = np.log2(min(positive)), np.log2(max(positive))
-  margin = max(1.0, 0.1 * (highest - lowest))
-  axes.set_ylim(2.0 ** (lowest - 1.5 * margin), 2.0 ** (highest + margin))  # room for the ticks at the bottom
+  axes.margins(y=0.15)  # room for the ticks at the bottom
   axes.set_ylabel("loss scale")
   axes.set_title(describe(series), loc="left", fontsize="medium")
   _add_legend(axes)
@@ -278,15 +252,15 @@ def _read_files(logdir: str) -> List[_EventFile]:
   ]
   if not paths:
     raise PlotError("no event files (*tfevents*) below {}".format(logdir))
-  return sorted((_read_file(path) for path in paths), key=lambda file: (file.wall_time, file.directory))
+  return sorted((_read_file(path) for path in paths), key=lambda file: (file.times[:1], file.directory))
 
 
 def _read_file(path: str) -> _EventFile:
-  wall_time: Optional[float] = None
+  times: List[float] = []
   scalars: Dict[str, List[Tuple[int, float]]] = {}
   try:
     for event in tf.train.summary_iterator(path):
-      wall_time = event.wall_time if wall_time is None else wall_time
+      times[1:] = [event.wall_time]
       for value in event.summary.value:
         if value.HasField("simple_value"):
           scalars.setdefault(value.tag, []).append((event.step, value.simple_value))
@@ -296,60 +270,51 @@ def _read_file(path: str) -> _EventFile:
     pass  # A job is still writing the record, or was killed while writing it.
   except tf.errors.OpError as error:
     raise PlotError("cannot read {}: {}".format(path, type(error).__name__)) from error
-  return _EventFile(os.path.dirname(path), wall_time or 0.0, scalars)
+  return _EventFile(os.path.dirname(path), times, scalars)
 
 
 def _is_number(dtype: int) -> bool:
   return tf.as_dtype(dtype).is_floating or tf.as_dtype(dtype).is_integer
 
 
-def _points(file: _EventFile) -> Iterable[Tuple[int, float, int]]:
-  """Yields (step, scale, skipped) of one file. Both tags are written together; the last pair may be incomplete."""
-  for (step, scale), (_, skipped) in zip(file.scalars[SCALE], file.scalars[SKIPPED]):
-    yield step, scale, int(skipped)
+def _points(file: _EventFile) -> List[_Point]:
+  """Returns the points of one file. Both tags are written together; the last pair may be incomplete."""
+  pairs = zip(file.scalars[SCALE], file.scalars[SKIPPED])
+  return [(step, scale, int(skipped)) for (step, scale), (_, skipped) in pairs]
 
 
-def _join_attempts(files: List[_EventFile]) -> Tuple[List[int], List[float], List[int]]:
-  """Returns the steps, scales and skipped steps that LossScaleHook wrote; continues counts that start again at 0."""
-  steps: List[int] = []
-  scales: List[float] = []
-  skipped: List[int] = []
+def _join_attempts(files: List[_EventFile]) -> List[_Point]:
+  """Returns the points that LossScaleHook wrote; continues counts that start again at 0."""
+  joined: List[_Point] = []
   for file in files:
-    points = list(_points(file))
-    counted = (steps[-1], skipped[-1]) if steps and points[0][0] == 0 else (0, 0)
-    for step, scale, count in points:
-      _resume(step + counted[0], steps, scales, skipped)
-      steps.append(step + counted[0])
-      scales.append(scale)
-      skipped.append(count + counted[1])
-  return steps, scales, skipped
+    points = _points(file)
+    before = joined[-1] if joined and points[0][0] == 0 else (0, 0.0, 0)
+    for step, scale, skipped in points:
+      _drop_from(step + before[0], joined)
+      joined.append((step + before[0], scale, skipped + before[2]))
+  return joined
 
 
-def _join_summaries(files: List[_EventFile]) -> Tuple[List[int], List[float], List[int]]:
-  """Returns the steps, scales and skipped steps of summaries; adds up the counts of several sessions."""
-  steps: List[int] = []
-  scales: List[float] = []
-  skipped: List[int] = []
+def _join_summaries(files: List[_EventFile]) -> List[_Point]:
+  """Returns the points of summaries; adds up the counts of several sessions.
+
+  The count of skipped steps is a local variable, initially 0 in each session. Sessions of one process share a file.
+  """
+  joined: List[_Point] = []
   for file in files:
-    previous: Optional[Tuple[int, int]] = None
-    counted = 0
-    for step, scale, count in _points(file):
-      _resume(step, steps, scales, skipped)
-      # The count is a local variable, initially 0 in each session. Sessions of one process share a file.
-      if previous is None or step < previous[0] or count < previous[1]:
-        counted = skipped[-1] if skipped else 0
-      previous = (step, count)
-      steps.append(step)
-      scales.append(scale)
-      skipped.append(count + counted)
-  return steps, scales, skipped
+    previous, skipped_before = (sys.maxsize, 0), 0
+    for step, scale, skipped in _points(file):
+      _drop_from(step, joined)
+      if step < previous[0] or skipped < previous[1]:
+        skipped_before = joined[-1][2] if joined else 0
+      previous = (step, skipped)
+      joined.append((step, scale, skipped + skipped_before))
+  return joined
 
 
-def _resume(step: int, steps: List[int], *others: List[Any]) -> None:
-  """Deletes the values at and after `step`, which an earlier session recorded and a restore discarded."""
-  kept = bisect.bisect_left(steps, step)
-  for values in (steps,) + others:
-    del values[kept:]
+def _drop_from(step: int, points: List[Any]) -> None:
+  """Deletes the points at and after `step`, which an earlier session recorded and a restore discarded."""
+  del points[bisect.bisect_left(points, (step,)) :]
 
 
 def _find_loss(files: List[_EventFile], loss_tag: Optional[str], preferred: List[str]) -> Optional[Curve]:
@@ -363,14 +328,13 @@ def _find_loss(files: List[_EventFile], loss_tag: Optional[str], preferred: List
   if not candidates:
     return None
   directory, tag = candidates[0][2], candidates[0][-1]
-  curve = Curve(tag, [], [])
+  points: List[Tuple[int, float]] = []
   for file in files:
     if file.directory == directory:
       for step, value in file.scalars.get(tag, []):
-        _resume(step, curve.steps, curve.values)
-        curve.steps.append(step)
-        curve.values.append(value)
-  return curve
+        _drop_from(step, points)
+        points.append((step, value))
+  return Curve(tag, [step for step, _ in points], [value for _, value in points])
 
 
 def _tags(files: List[_EventFile]) -> str:

@@ -180,7 +180,7 @@ def test_plot_command_writes_a_png(rundir, tmp_path):
 def test_file_suffix_selects_the_format(name, begins, rundir, tmp_path):
   output = tmp_path / name
   output.parent.mkdir(exist_ok=True)
-  plot.plot(os.path.join(rundir, "hook"), str(output))
+  plot.save(plot.draw(plot.read(os.path.join(rundir, "hook"))), str(output))
   assert output.read_bytes().startswith(begins)
 
 
@@ -194,9 +194,9 @@ def test_file_suffix_selects_the_format(name, begins, rundir, tmp_path):
       "expected the tags loss_scale/scale and loss_scale/skipped_steps, .* found x",
     ),
     (["plot", "{run}", "-o", "x.png", "--loss_tag", "none"], "no scalar with the tag none .* found .*model/loss"),
-    (["plot", "{run}/hook", "-o", "{run}/x.xyz"], "expected a file name that ends in .*.pdf, .*.png, .*got .*x.xyz"),
-    (["plot", "{run}/hook", "-o", "{run}/no/x.png"], "cannot write .*x.png: No such file"),
-    (["plot", "{run}/hook", "-o", "{run}/empty"], "cannot write .*empty: Is a directory"),
+    (["plot", "{run}/hook", "-o", "{run}/x.xyz"], "cannot write .*x.xyz: .*not supported .*pdf, .*png"),
+    (["plot", "{run}/hook", "-o", "{run}/no/x.png"], "cannot write .*x.png: .*No such file"),
+    (["plot", "{run}/hook", "-o", "{run}/empty"], "cannot write .*empty: .*Is a directory"),
   ],
 )
 def test_plot_errors_are_one_line(rundir, arguments, words, capsys):
@@ -219,6 +219,20 @@ def test_directory_with_two_runs_raises_plot_error(tmp_path):
   for name in ["a", "b"]:
     train(str(tmp_path / name), [FINITE], checkpoints=False)
   with pytest.raises(plot.PlotError, match="found several runs below .*pass one of them: .*a.hook, .*b.hook"):
+    plot.read(str(tmp_path))
+
+
+def test_hooks_of_one_directory_raise_plot_error(tmp_path):
+  """Their runs took place at the same time; those of a run that resumes follow each other."""
+  with tf.Graph().as_default():
+    training = Training()
+    opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0) for _ in range(2)]
+    train_ops = [opt.minimize(training.loss) for opt in opts]
+    hooks = [mp_compat.LossScaleHook(opt, 1, output_dir=str(tmp_path)) for opt in opts]
+    with tf.train.MonitoredTrainingSession(hooks=hooks) as sess:
+      for _ in range(4):
+        sess.run(train_ops, {training.x: FINITE})
+  with pytest.raises(plot.PlotError, match="several LossScaleHooks wrote to .* at the same time: give each its own"):
     plot.read(str(tmp_path))
 
 
