@@ -201,7 +201,8 @@ def _add_ranges(commands: Any) -> None:
     "ranges",
     help="draw the ranges of a run's gradients, with advice on the loss scale",
     description="Draws the gradient ranges that a GradientRangesHook recorded: for each tensor a histogram of binary "
-    "exponents, beside float16's range. Prints advice on the loss scale. Needs matplotlib: pip install matplotlib.",
+    "exponents, beside float16's range, and the loss scales that fit. Prints advice on the loss scale. Needs "
+    "matplotlib: pip install matplotlib.",
   )
   parser.add_argument("logdir", metavar="LOGDIR", help="the output_dir of the hook, or a directory above it")
   _add_output(parser)
@@ -217,7 +218,7 @@ def _ranges(arguments: argparse.Namespace) -> int:
     plot.save(range_plot.draw(history, advice), arguments.output)
   except plot.PlotError as error:
     return _fail("ranges", error)
-  print("Wrote {}. Advice: {}.".format(arguments.output, advice.text))
+  print("Wrote {}. Advice: {}".format(arguments.output, advice.text))
   return 0
 
 

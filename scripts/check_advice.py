@@ -4,9 +4,10 @@
     scripts/nox -s program -- scripts/check_advice.py        # half an hour on two cores
 
 The tasks are those of TASKS; scikit-learn contains their data. Each is trained in float16 with a dynamic loss scale and
-the hook, which gives the advice, and then with fixed loss scales: the smallest and the largest that the advice allows,
-one 2**6 below the smallest and one 2**6 above the largest. Prints the result of each training on test data, the mean
-over seeds, and how many of the steps were skipped. A result is "inf" or "nan" if the training diverged.
+the hook, which gives the advice, and then with fixed loss scales: the smallest and the largest that fit all records,
+the one that is advised, one 2**6 below the smallest and one 2**6 above the largest. Prints the result of each training
+on test data, the mean over seeds, and how many of the steps were skipped. A result is "inf" or "nan" if the training
+diverged.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import tensorflow.compat.v1 as tf
 import train_digits
 
 import mp_compat
+from mp_compat.monitoring import range_history
 from mp_compat.monitoring import range_plot
 
 
@@ -217,8 +219,9 @@ def check(make_task, seeds):
     _, advice = range_plot.read(directory)
   print("\n{}\n{}\n".format(make_task.__doc__, advice.text))
   low, high = advice.low, max(advice.high, advice.low)
+  advised = max(high - range_history.MARGIN, low)
   scales = collections.OrderedDict([("float32, 1", 1.0)])
-  for exponent in (max(low - 6, 0), low, high, high + 6):
+  for exponent in (max(low - 6, 0), low, advised, high, high + 6):
     scales["float16, 2**{}".format(exponent)] = 2.0**exponent
   scales["float16, dynamic"] = "dynamic"
   print("| {} | {} | steps skipped |\n|---|---|---|".format("dtype, loss scale", make_task.result))

@@ -425,7 +425,7 @@ def main():
   plotting.save(range_plot.draw(history, advice), os.path.join(arguments.out, "ranges.png"))
   print(table(results))
   print("\nCurves: {0}.png, numbers: {0}.json, summaries: {1}".format(os.path.join(arguments.out, "digits"), logs))
-  print("Gradients: {}. Advice: {}.".format(os.path.join(arguments.out, "ranges.png"), advice.text))
+  print("Gradients: {}. Advice: {}".format(os.path.join(arguments.out, "ranges.png"), advice.text))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 """Measures the range of every gradient of a step: histograms of binary exponents beside the range of float16."""
 
 import collections
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -61,7 +61,15 @@ class _Found(NamedTuple):
   name: str
   tensor: tf.Tensor
   scale: Optional[tf.Tensor]  # a float32 scalar; None if the tensor is measured as it was passed
-  is_variable: bool = True  # whether it is the gradient of a variable, not a tensor in between
+
+
+class _Pass(NamedTuple):
+  """The backward pass from one scale to the gradients that were computed with it."""
+
+  scale: tf.Tensor
+  derived: Dict[Any, tf.Tensor]  # all tensors computed from the scale, by their keys
+  behind_loss: Set[Any]  # keys of those after the gradient of the loss function
+  measured: Set[Any]  # keys of those that are measured as gradients of variables, or only contain the scale
 
 
 @autograph.do_not_convert
@@ -81,8 +89,9 @@ def gradient_ranges(
 
   Args:
     optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current graph.
-    dtypes: the floating dtype, or dtypes, of the tensors of the backward pass to measure. To see whether a float32
-      model could be trained in float16, pass `tf.float32`.
+    dtypes: the floating dtype, or dtypes, of the tensors of the backward pass to measure. If it has none of them, those
+      in bfloat16 are measured, or else those in float32, which show whether the model could be trained in float16. The
+      same holds for the automatic mixed-precision graph rewrite, which does not change the graph that is measured.
 
   Returns:
     An ordered dictionary from names to `GradientRange`s, in the order of the backward pass, from the loss to the
@@ -113,17 +122,24 @@ def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any) -> Report:
       raise ValueError("dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name))
   step = reports.readable_step(optimizer)
   passed, computed = _gradients(step, optimizer._settings.check_computed_gradients)
-  between, is_complete = _backward_pass(computed, dtypes)
-  found = passed + [_Found(record.name, record.scaled, record.scale) for record in computed] + between
+  passes = _backward_passes(computed)
+  derived = [tensor for each in passes for tensor in each.derived.values()]
+  existing = {tensor.dtype.base_dtype for tensor in derived}
+  dtypes = next((other for other in (dtypes, [tf.bfloat16], [tf.float32]) if existing.intersection(other)), dtypes)
+  found = passed + [_Found(record.name, record.scaled, record.scale) for record in computed]
+  found += [item for each in passes for item in _between(each, dtypes)]
   order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
   found = [item for item in found if item.tensor.op in order and contexts.is_in_branches_only(item.tensor.op)]
   found.sort(key=lambda item: order[item.tensor.op])
   names = reports.number_repeated([item.name for item in found])
+  descriptions = [_describe(item, dtypes) for item in found]
+  if not any(description.is_selected for description in descriptions):
+    descriptions = [description._replace(is_selected=True) for description in descriptions]
   return Report(
     ranges=collections.OrderedDict(zip(names, _measure_all(found))),
-    descriptions={name: _describe(item, dtypes) for name, item in zip(names, found)},
+    descriptions=dict(zip(names, descriptions)),
     tensors=[item.tensor for item in found],
-    is_complete=is_complete and not passed,
+    is_complete=not passed and not any(tensor.op.type in _HIDING for tensor in derived),
   )
 
 
@@ -131,7 +147,6 @@ def _describe(item: _Found, dtypes: List[tf.DType]) -> range_history.Description
   sources = list(_sources(item.tensor))
   own = [tensor.dtype.base_dtype for tensor in sources if tensor.dtype.is_floating or tensor.dtype.is_complex]
   return range_history.Description(
-    is_variable=item.is_variable,
     has_scale=item.scale is not None,
     dtype=min(own, key=lambda dtype: dtype.size).name,
     # Functions and loops may compute in any dtype.
@@ -155,29 +170,36 @@ def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[_Found
   return passed, list(found.values())
 
 
-def _backward_pass(computed: Iterable[lineage.Computed], dtypes: List[tf.DType]) -> Tuple[List[_Found], bool]:
-  """Returns the tensors between the scaled loss and its gradients, and whether no others are in functions or loops."""
+def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Pass]:
+  """Returns the backward pass from each scale to the gradients that were computed with it."""
   by_scale: Dict[Any, List[lineage.Computed]] = collections.defaultdict(list)
   for record in computed:
     by_scale[lineage.tensor_key(record.scale)].append(record)
-  found: Dict[Any, _Found] = {}
-  is_complete = True
-  for records in by_scale.values():
-    scale, ends = records[0].scale, [record.scaled for record in records]
-    readers = _readers(ends)
-    derived = _descendants(readers, [scale])
-    casts = {lineage.tensor_key(reader) for reader in readers[lineage.tensor_key(scale)] if reader.op.type == "Cast"}
-    entering = [tensor for end in ends for tensor in _entering(end) if lineage.tensor_key(tensor) in derived]
-    behind_loss = _descendants(readers, entering)
-    behind_loss.update((lineage.tensor_key(tensor), tensor) for tensor in entering)
-    measured = {lineage.tensor_key(tensor) for end in ends for tensor in _same_values(end)}
-    is_complete = is_complete and not any(tensor.op.type in _HIDING for tensor in derived.values())
-    for key, tensor in derived.items():
-      wanted = tensor.dtype.base_dtype in dtypes and (tensor.dtype == tf.float16 or key in behind_loss)
-      if wanted and tensor.op.type not in _MOVING and key not in measured and key not in casts:
-        name = tensor.op.name if tensor.value_index == 0 else tensor.name
-        found.setdefault(key, _Found(name, tensor, scale, is_variable=False))
-  return list(found.values()), is_complete
+  return [_backward_pass(records[0].scale, [record.scaled for record in records]) for records in by_scale.values()]
+
+
+def _backward_pass(scale: tf.Tensor, ends: List[tf.Tensor]) -> _Pass:
+  readers = _readers(ends)
+  derived = _descendants(readers, [scale])
+  entering = {lineage.tensor_key(tensor): tensor for end in ends for tensor in _entering(end)}
+  entering = {key: tensor for key, tensor in entering.items() if key in derived}
+  measured = {lineage.tensor_key(tensor) for end in ends for tensor in _same_values(end)}
+  casts = [reader for reader in readers[lineage.tensor_key(scale)] if reader.op.type == "Cast"]
+  return _Pass(
+    scale,
+    derived,
+    behind_loss=set(entering).union(_descendants(readers, list(entering.values()))),
+    measured=measured.union(lineage.tensor_key(cast) for cast in casts),
+  )
+
+
+def _between(backward_pass: _Pass, dtypes: List[tf.DType]) -> Iterator[_Found]:
+  """Yields the tensors in `dtypes` to measure between the scaled loss and its gradients."""
+  for key, tensor in backward_pass.derived.items():
+    is_wanted = tensor.dtype.base_dtype in dtypes and (tensor.dtype == tf.float16 or key in backward_pass.behind_loss)
+    if is_wanted and tensor.op.type not in _MOVING and key not in backward_pass.measured:
+      name = tensor.op.name if tensor.value_index == 0 else tensor.name
+      yield _Found(name, tensor, backward_pass.scale)
 
 
 def _readers(ends: List[tf.Tensor]) -> Dict[Any, List[tf.Tensor]]:
@@ -274,8 +296,8 @@ def _measure_all(found: List[_Found]) -> List[GradientRange]:
       for values in zip(
         [count.exponents for count in counts],
         share(zeros),
-        share_below(range_history.LOWEST_NORMAL),
-        share_below(range_history.LOWEST),
+        share_below(range_history.FLOAT16.lowest_normal),
+        share_below(range_history.FLOAT16.lowest),
         [count.largest for count in counts],
         tf.unstack(nonfinite),
         tf.unstack(tf.where_v2(nonfinite > 0, -1, _headroom(tf.bitcast(largest, tf.int32)))),
@@ -303,4 +325,4 @@ def _headroom(bits: tf.Tensor) -> tf.Tensor:
     bits: the bits of x, positive float32 numbers or 0; an int32 tensor.
   """
   exponent, fraction = tf.bitwise.right_shift(bits, 23), tf.bitwise.bitwise_and(bits, 0x7FFFFF)
-  return range_history.HIGHEST + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)
+  return range_history.FLOAT16.highest + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)

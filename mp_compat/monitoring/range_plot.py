@@ -4,7 +4,7 @@
 import math
 import os
 import textwrap
-from typing import Any, List, Tuple
+from typing import Any, Tuple
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from mp_compat.monitoring import plot
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import ranges_hook
 
-MOST_LABELS = 60  # with more tensors, only layers are labeled, and of many layers only some
-UNSCALED_COLOR, SCALED_COLOR = plot.SKIPPED_COLOR, plot.SCALE_COLOR
+MOST_LABELS = 60  # of more tensors, only every second, third or so is labeled
+UNSCALED_COLOR, SCALED_COLOR, FITTING_COLOR = plot.SKIPPED_COLOR, plot.SCALE_COLOR, plot.LOSS_COLOR
+RED = "#B00020"  # never finite, or no scale fits
 
 
 def read(logdir: str) -> Tuple[range_history.History, range_history.Advice]:
@@ -24,8 +25,7 @@ def read(logdir: str) -> Tuple[range_history.History, range_history.Advice]:
     logdir: the `output_dir` of the hook, or a directory that contains it at any depth.
 
   Raises:
-    PlotError: If there is no such directory or file, or more than one; if the file is damaged or has no finite nonzero
-      value.
+    PlotError: If there is no such directory or file, or more than one; if the file is damaged, or all values are zero.
   """
   paths = [
     os.path.join(directory, name)
@@ -44,13 +44,15 @@ def read(logdir: str) -> Tuple[range_history.History, range_history.Advice]:
   except (ValueError, tf.errors.OpError) as error:
     raise plot.PlotError("cannot read {}: {}".format(paths[0], error)) from error
   advice = range_history.advise(history)
-  if advice is None or not any(tensor.exponents for tensor in history.tensors.values()):
-    raise plot.PlotError("all gradients in {} are zero, not finite or empty".format(paths[0]))
+  if advice is None:
+    raise plot.PlotError("all gradients in {} are zero or empty".format(paths[0]))
   return history, advice
 
 
 def draw(history: range_history.History, advice: range_history.Advice) -> Any:
-  """Draws the histograms of a run, the range of float16 with and without the last loss scale, and the advice.
+  """Draws the histograms of a run, the scales that fit each tensor, and the advice that follows from them.
+
+  Tensors without a finite nonzero value are red rows.
 
   Args:
     history: the data.
@@ -62,26 +64,59 @@ def draw(history: range_history.History, advice: range_history.Advice) -> Any:
   Raises:
     PlotError: If matplotlib is missing.
   """
-  names = [name for name, tensor in history.tensors.items() if tensor.exponents]
-  tensors = [history.tensors[name] for name in names]
+  tensors = history.tensors
   shift = round(math.log2(history.scale))
-  lowest = min(min(tensor.exponents) for tensor in tensors)
-  first = max(lowest, range_history.LOWEST - shift - 20)  # what is far below is in the first column
-  last = max(max(max(tensor.exponents) for tensor in tensors), range_history.HIGHEST) + 2
-  shares = np.zeros([len(names), last - first + 1])
-  for row, tensor in zip(shares, tensors):
-    for exponent, count in tensor.exponents.items():
-      row[max(exponent - first, 0)] += count / sum(tensor.exponents.values())
+  exponents = [exponent for tensor in tensors.values() for exponent in tensor.exponents]
+  first = max(min(exponents, default=0), range_history.FLOAT16.lowest - shift - 20)  # far lower ones are added to it
+  last = max(exponents + [range_history.FLOAT16.highest]) + 2
 
-  height = min(max(0.16 * len(names), 1.5), 14)
-  lines = textwrap.wrap("Advice: " + advice.text + ".", 130)
+  height = min(max(0.16 * len(tensors), 1.5), 14)
+  lines = textwrap.wrap("Advice: " + advice.text, 130)
   below = 0.2 * max(len(lines), 4)
   figure = plot.new_figure(10, 1.4 + height + below, dpi=150)
-  ((bars, legend), (axes, lost), (text, unused)) = figure.subplots(
+  ((bars, legend), (axes, fitting), (text, unused)) = figure.subplots(
     3, 2, sharex="col", gridspec_kw={"width_ratios": [4, 1], "height_ratios": [0.5, height, below]}
   )
   for empty in (bars, legend, text, unused):
     empty.set_axis_off()
+  _draw_histograms(axes, history, first, last)
+  number, lowest, lowest_normal, highest = history.format
+  scales = [
+    (0, UNSCALED_COLOR, number + " without loss scaling"),
+    (shift, SCALED_COLOR, "{} at scale 2**{}".format(number, shift)),
+  ]
+  for index, (own, color, label) in enumerate(scales if shift else scales[:1]):
+    low, normal, high = (exponent - own - 0.5 for exponent in (lowest, lowest_normal, highest + 1))
+    bars.plot([low, normal], [-index, -index], ":", linewidth=2, color=color)
+    bars.plot([normal, high], [-index, -index], linewidth=4, color=color, solid_capstyle="butt")
+    bars.text(max(normal, first), 0.2 - index, label, color=color, fontsize="small", va="bottom")
+    for end in (low, high):
+      axes.axvline(end, color=color, linewidth=1, linestyle="--")
+  bars.set_ylim(-1.2, 1.2)
+  _draw_fitting_scales(fitting, history, advice)
+  figure.suptitle(
+    "Gradients of {} tensors, from the loss (top) to the inputs; {} records, steps {} to {}{}".format(
+      len(tensors),
+      len(history.steps),
+      history.steps[0],
+      history.steps[-1],
+      "" if all(tensor.is_recorded for tensor in tensors.values()) else "; red: never finite",
+    ),
+    fontsize="medium",
+  )
+  figure.text(0.01, 0.01, "\n".join(lines), fontsize="medium", va="bottom")
+  return figure
+
+
+def _draw_histograms(axes: Any, history: range_history.History, first: int, last: int) -> None:
+  """Draws a row for each tensor, with columns for the exponents from `first` to `last`."""
+  names = list(history.tensors)
+  shares = np.zeros([len(names), last - first + 1])
+  for index, tensor in enumerate(history.tensors.values()):
+    for exponent, count in tensor.exponents.items():
+      shares[index, max(exponent - first, 0)] += count / sum(tensor.exponents.values())
+    if not tensor.is_recorded:
+      axes.axhspan(index - 0.5, index + 0.5, color=RED, linewidth=0)
   axes.imshow(
     np.ma.masked_equal(shares, 0) ** 0.5,  # The square root shows small shares, too.
     aspect="auto",
@@ -92,58 +127,32 @@ def draw(history: range_history.History, advice: range_history.Advice) -> Any:
   )
   axes.set_xlabel("binary exponent of the gradient, without a loss scale")
   axes.tick_params(labelbottom=True)
-  lost.tick_params(labelbottom=True, labelleft=False, left=False)
-  _label_rows(axes, names)
-  scales = [
-    (0, UNSCALED_COLOR, "float16 without loss scaling"),
-    (shift, SCALED_COLOR, "float16 at scale 2**{}".format(shift)),
-  ]
-  for index, (own, color, label) in enumerate(scales if shift else scales[:1]):
-    low, normal, high = (
-      exponent - own - 0.5
-      for exponent in (range_history.LOWEST, range_history.LOWEST_NORMAL, range_history.HIGHEST + 1)
-    )
-    bars.plot([max(low, first), normal], [-index, -index], ":", linewidth=2, color=color)
-    bars.plot([normal, high], [-index, -index], linewidth=4, color=color, solid_capstyle="butt")
-    bars.text(normal, 0.2 - index, label, color=color, fontsize="small", va="bottom")
-    for end in (low, high):
-      axes.axvline(end, color=color, linewidth=1, linestyle="--")
-    share = [100 * tensor.lost(own) for tensor in tensors]
-    lost.barh(np.arange(len(names)) - 0.2 + 0.4 * index, share, 0.4, color=color)
-  bars.set_ylim(-1.2, 1.2)
   axes.set_xlim(first - 0.5, last + 0.5)
-  lost.set_xlim(0, max(10, *(1.05 * 100 * tensor.lost(0) for tensor in tensors)))
-  lost.set_ylim(axes.get_ylim())
-  lost.set_xlabel("% of the magnitude\nthat float16 loses")
-  lost.grid(axis="x", color="0.9")
-  lost.set_axisbelow(True)
-  figure.suptitle(
-    "Gradients of {} tensors, from the loss (top) to the inputs; {} records, steps {} to {}".format(
-      len(names), len(history.steps), history.steps[0], history.steps[-1]
-    ),
-    fontsize="medium",
-  )
-  figure.text(0.01, 0.01, "\n".join(lines), fontsize="medium", va="bottom")
-  return figure
+  axes.set_ylim(len(names) - 0.5, -0.5)
+  labels = [name if len(name) <= 60 else "..." + name[-57:] for name in names]
+  every = -(-len(names) // MOST_LABELS)
+  axes.set_yticks(range(0, len(names), every))
+  axes.set_yticklabels(labels[::every], fontsize=6)
 
 
-def _label_rows(axes: Any, names: List[str]) -> None:
-  """Labels each row; if there are many, the layers that are far enough apart."""
-  labels: List[Tuple[int, str]] = []
-  for row, label in enumerate(names) if len(names) <= MOST_LABELS else _layers(names):
-    if not labels or MOST_LABELS * (row - labels[-1][0]) >= len(names):
-      labels.append((row, label))
-  axes.set_yticks([row for row, _ in labels])
-  axes.set_yticklabels([label if len(label) <= 60 else "..." + label[-57:] for _, label in labels], fontsize=6)
+def _draw_fitting_scales(axes: Any, history: range_history.History, advice: range_history.Advice) -> None:
+  """Draws, for each tensor, the scales that fit all records, and behind them those that fit all tensors.
 
-
-def _layers(names: List[str]) -> List[Tuple[int, str]]:
-  """Returns (middle row, layer) for each run of rows of the same layer."""
-  runs: List[Tuple[int, int, str]] = []
-  for row, name in enumerate(names):
-    layer = range_history.layer_of(name)
-    if runs and layer in ("", runs[-1][2]):
-      runs[-1] = (runs[-1][0], row, runs[-1][2])
-    else:
-      runs.append((row, row, layer))
-  return [((first + last) // 2, layer) for first, last, layer in runs]
+  A red bar is between the largest scale that does not overflow and the smallest that is needed, if that is larger. A
+  red line is the smallest scale at which a record was not finite.
+  """
+  rows = [(row, tensor) for row, tensor in enumerate(history.tensors.values()) if tensor.bounds is not None]
+  for row, tensor in rows:
+    low, high = tensor.bounds[:2]
+    color = RED if low > high else FITTING_COLOR if tensor.is_selected else "0.7"
+    axes.barh(row, high - low, 0.6, left=low, color=color)
+  not_finite = min([below.high for _, below in history.overflows], default=range_history.LARGEST_SCALE)
+  if not_finite < range_history.LARGEST_SCALE:
+    axes.axvline(not_finite + 1, color=RED, linewidth=1, linestyle="--")
+  if advice.low <= advice.high:
+    axes.axvspan(advice.low, advice.high, color=SCALED_COLOR, alpha=0.3, linewidth=0, zorder=0)
+  largest = max([tensor.bounds.high for _, tensor in rows], default=0)
+  axes.set_xlim(-1, min(largest, max(advice.low, advice.high, 0) + 20) + 1)
+  axes.set_ylim(len(history.tensors) - 0.5, -0.5)
+  axes.set_xlabel("loss scales 2**n\nthat fit all records")
+  axes.tick_params(labelbottom=True, labelleft=False, left=False)

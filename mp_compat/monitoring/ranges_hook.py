@@ -25,11 +25,11 @@ class GradientRangesHook(tf.train.SessionRunHook):
 
   Writes for TensorBoard a histogram of binary exponents for each tensor, `gradient_ranges/<name>`, and for
   `mp_compat ranges` the file `gradient_ranges.jsonl`: one line for each record, `{"run": ..., "step": ..., "complete":
-  ..., "tensors": {name: {"variable": ..., "selected": ..., "dtype": ..., "scale": ..., "zeros": ..., "nonfinite": ...,
-  "largest": ..., "exponents": {exponent: count}}}}`, with the number of the run. A record is complete if all of the
-  backward pass was measured. The advice is for the selected tensors, those of the hook's `dtypes`, or for all tensors
-  if there are none. The values are the gradients of the scaled loss; the scale is null for a gradient that was
-  measured as it was passed. A run that resumes continues the file.
+  ..., "tensors": {name: {"selected": ..., "dtype": ..., "scale": ..., "zeros": ..., "nonfinite": ..., "largest": ...,
+  "exponents": {exponent: count}}}}`, with the number of the run. A record is complete if all of the backward pass was
+  measured. The advice is for the selected tensors, those of the measured dtypes, or for all tensors if there are none.
+  The values are the gradients of the scaled loss; the scale is null for a gradient that was measured as it was passed.
+  A run that resumes continues the file.
 
   A run that feeds gradients that the report measures is not recorded: it does not compute them.
   """
@@ -47,8 +47,9 @@ class GradientRangesHook(tf.train.SessionRunHook):
       optimizer: the `MixedPrecisionLossScaleOptimizer` whose gradients to record.
       every_n_steps: the number of executed steps from one record to the next, an int of at least 1. The first step is
         recorded. After a record with values that are not finite, the next one follows after at most 10 steps.
-      output_dir: the directory of the files, which is created; None writes no files. Processes need separate ones.
-      dtypes: the dtypes of the tensors of the backward pass to record; see `gradient_ranges`.
+      output_dir: the directory of the files, which is created; None writes no files. Each hook needs its own.
+      dtypes: the dtypes of the tensors of the backward pass to record; if it has none of them, bfloat16 or float32; see
+        `gradient_ranges`.
 
     Raises:
       ValueError: If `every_n_steps` is out of its range.
@@ -134,20 +135,23 @@ class GradientRangesHook(tf.train.SessionRunHook):
     is_new_run = self._history.run != self._run
     self._history.add(record)
     if self._writer:
-      self._append(json.dumps(record) + "\n")
-      values = [
-        tf.Summary.Value(tag="gradient_ranges/" + name, histo=_histogram(tensor["exponents"]))
-        for name, tensor in record["tensors"].items()
-        if tensor["exponents"]
-      ]
-      self._writer.add_summary(tf.Summary(value=values), record["step"])
-      self._writer.flush()
-      if is_new_run:
-        self._read_file()  # without the records that this run replaces
+      self._write(record, is_new_run)
     advice = range_history.advise(self._history)
-    if advice is not None and advice[:4] != self._logged:
-      self._logged = advice[:4]
-      logging.info("Gradient ranges at step %d: %s.", record["step"], advice.text)
+    if advice is not None and advice[:3] != self._logged:
+      self._logged = advice[:3]
+      logging.info("Gradient ranges at step %d: %s", record["step"], advice.text)
+
+  def _write(self, record: Dict[str, Any], is_new_run: bool) -> None:
+    self._append(json.dumps(record) + "\n")
+    values = [
+      tf.Summary.Value(tag="gradient_ranges/" + name, histo=_histogram(tensor["exponents"]))
+      for name, tensor in record["tensors"].items()
+      if tensor["exponents"]
+    ]
+    self._writer.add_summary(tf.Summary(value=values), record["step"])
+    self._writer.flush()
+    if is_new_run:
+      self._read_file()  # without the records that this run replaces
 
   def _read_file(self) -> str:
     """Reads the history from the file, if there is one; returns the file's text."""

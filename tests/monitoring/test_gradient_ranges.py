@@ -154,17 +154,33 @@ def test_ranges_cover_the_backward_pass(graph, gate, clip):
     check(measured[name], values[name] * unscaled, 2.0**10)
 
 
-def test_float32_backward_pass_begins_behind_the_loss():
+@pytest.mark.parametrize("rewrite", [False, True], ids=["float32", "graph_rewrite"])
+@pytest.mark.parametrize("dtypes", [tf.float16, [tf.float32]], ids=["default", "explicit"])
+def test_float32_pass_begins_behind_the_loss(dtypes, rewrite, request):
+  """Its tensors are measured whichever dtype was asked for: the graph rewrite leaves the graph in float32."""
   x, loss = network(tf.float32)
   opt = Optimizer(tf.train.AdamOptimizer(), 1.0)
+  if rewrite:
+    request.addfinalizer(mp_compat.disable_mixed_precision_graph_rewrite)
+    opt = mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), 1.0)
   opt.minimize(loss)
-  assert list(mp_compat.gradient_ranges(opt)) == [name for name in NAMES if name.endswith(":0")]
-  ranges = mp_compat.gradient_ranges(opt, dtypes=[tf.float32])
+  ranges = mp_compat.gradient_ranges(opt, dtypes)
   (first,) = [name for name in ranges if "xent" in name.lower() or "SparseSoftmax" in name]
   assert list(ranges)[0] == first and "gradients/two/MatMul_grad/MatMul" in ranges and len(ranges) == 7
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
-    assert all(values.exponents.sum() for values in sess.run(ranges, {x: X}).values())
+  assert all(values.is_selected for values in gradient_ranges.report(opt, dtypes).descriptions.values())
+  if not rewrite:
+    with testing.session() as sess:
+      sess.run(tf.global_variables_initializer())
+      assert all(values.exponents.sum() for values in sess.run(ranges, {x: X}).values())
+
+
+def test_bfloat16_is_measured_before_float32():
+  _, loss = network(tf.bfloat16)
+  opt = Optimizer(tf.train.AdamOptimizer(), 1.0)
+  opt.minimize(loss)
+  descriptions = gradient_ranges.report(opt, tf.float16).descriptions
+  assert "gradients/two/MatMul_grad/MatMul" in descriptions
+  assert set(descriptions.values()) == {Description(True, "bfloat16", True)}
 
 
 def test_ranges_that_are_not_fetched_run_no_ops():
@@ -222,7 +238,7 @@ def test_replicas_are_numbered():
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
     measured = sess.run(ranges, {x: [1.0, 8.0]})
-  assert len(measured) == 2 and sorted(values.largest for values in measured.values()) == [16.0, 128.0]
+  assert sorted(values.largest for name, values in measured.items() if "w:0" in name) == [16.0, 128.0]
 
 
 def test_branch_that_is_not_executed_has_no_values():
@@ -236,7 +252,7 @@ def test_branch_that_is_not_executed_has_no_values():
     sess.run(tf.global_variables_initializer())
     for is_taken in (True, False):
       _, measured = sess.run([train_op, ranges], {x: 3.0, taken: is_taken})
-      (values,) = measured.values()
+      values = measured[w.name]
       assert (values.exponents.sum(), values.largest) == ((1, 48.0) if is_taken else (0, 0.0))
 
 
@@ -369,15 +385,15 @@ def test_dtypes_of_the_values_are_known():
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
   opt.minimize(tf.reduce_sum(tf.square(gain * tf.matmul(tf.cast(hidden, tf.float32), head))))
   report = gradient_ranges.report(opt, tf.float16)
-  variables = {name: values for name, values in report.descriptions.items() if values.is_variable}
+  variables = {name: values for name, values in report.descriptions.items() if name.endswith(":0")}
   assert variables == {
-    "shared:0": Description(True, True, "float16", True),
-    "broadcast:0": Description(True, True, "float16", True),
-    "head:0": Description(True, True, "float32", False),
-    "gain:0": Description(True, True, "float32", False),
+    "shared:0": Description(True, "float16", True),
+    "broadcast:0": Description(True, "float16", True),
+    "head:0": Description(True, "float32", False),
+    "gain:0": Description(True, "float32", False),
   }
   assert {values for name, values in report.descriptions.items() if name not in variables} == {
-    Description(False, True, "float16", True)
+    Description(True, "float16", True)
   }
   assert report.is_complete
   all_dtypes = gradient_ranges.report(opt, [tf.float16, tf.float32]).descriptions
@@ -413,7 +429,7 @@ def test_passed_gradients_have_no_scale():
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
   opt.apply_gradients([(tf.placeholder(tf.float32, [2]), v)])
   report = gradient_ranges.report(opt, tf.float16)
-  assert report.descriptions == {"v:0": Description(True, False, "float32", False)} and not report.is_complete
+  assert report.descriptions == {"v:0": Description(False, "float32", True)} and not report.is_complete
 
 
 def test_float16_loss_of_unknown_shape():
