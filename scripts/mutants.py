@@ -292,6 +292,8 @@ MUTANTS = [
   ("monitoring/ranges_hook", "min(self._every_n_steps, _STEPS_AFTER_OVERFLOW) if overflowed else ", ""),
   ("monitoring/ranges_hook", "if self._history.run != self._run:", "if False:"),
   ("monitoring/ranges_hook", 'errors="replace"', 'errors="strict"'),
+  ("monitoring/ranges_hook", "except (OSError, tf.errors.OpError) as error:", "except KeyError as error:"),
+  ("monitoring/ranges_hook", "if not self._has_failed:", "if True:"),
   ("monitoring/hooks", " and element.name not in fed", ""),
   ("monitoring/summaries", ', filename_suffix="." + uuid.uuid4().hex', ""),
   ("training/step", "reduced.dtype != tf.bool or", "False and"),

@@ -3,7 +3,7 @@
 
 import json
 import os
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 from absl import logging
 
@@ -29,7 +29,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
   "exponents": {exponent: count}}}}`, with the number of the run. A record is complete if all of the backward pass was
   measured. The advice is for the selected tensors, those of the measured dtypes, or for all tensors if there are none.
   The values are the gradients of the scaled loss; the scale is null for a gradient that was measured as it was passed.
-  A run that resumes continues the file.
+  A run that resumes continues the file. If a file cannot be written, the hook logs a warning once, and the run goes on.
 
   A run that feeds gradients that the report measures is not recorded: it does not compute them.
   """
@@ -60,7 +60,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._dtypes = dtypes
     self._until_due = 0  # the number of steps to execute before the next record
     self._logged: Any = None  # what was last advised
-    self._has_warned = False
+    self._has_warned = self._has_failed = False
 
   def begin(self) -> None:
     self._train_op = hooks.count_steps(self._optimizer)[-1]
@@ -76,7 +76,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._attempted = self._history.steps[-1] if self._history.steps else 0
     self._run = self._history.run + 1
     if text and not text.endswith("\n"):
-      self._append("\n")  # after the line that a killed job left
+      self._try(self._append, "\n")  # after the line that a killed job left
 
   def before_run(self, run_context: Any) -> Any:
     self._is_running = self._train_op.is_run_by(run_context)
@@ -118,7 +118,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
         self._train_op.name,
       )
     if self._writer:
-      self._writer.close()
+      self._try(self._writer.close)
 
   def _is_computed_by(self, run_context: Any) -> bool:
     """Returns whether a run computes all that the report measures, so that recording it computes nothing else."""
@@ -135,11 +135,20 @@ class GradientRangesHook(tf.train.SessionRunHook):
     is_new_run = self._history.run != self._run
     self._history.add(record)
     if self._writer:
-      self._write(record, is_new_run)
+      self._try(self._write, record, is_new_run)
     advice = range_history.advise(self._history)
     if advice is not None and advice[:3] != self._logged:
       self._logged = advice[:3]
       logging.info("Gradient ranges at step %d: %s", record["step"], advice.text)
+
+  def _try(self, access_files: Callable[..., Any], *args: Any) -> None:
+    """Calls a function that reads or writes files; the first time that it fails, logs a warning."""
+    try:
+      access_files(*args)
+    except (OSError, tf.errors.OpError) as error:
+      if not self._has_failed:
+        self._has_failed = True
+        logging.warning("GradientRangesHook cannot write to %s, records are missing: %s", self._output_dir, error)
 
   def _write(self, record: Dict[str, Any], is_new_run: bool) -> None:
     self._append(json.dumps(record) + "\n")

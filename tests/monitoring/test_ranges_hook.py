@@ -4,6 +4,7 @@ import collections
 import glob
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -266,6 +267,32 @@ def test_float32_program_gets_advice_for_float16(tmp_path):
   assert advice.kind == "fixed" and history.is_complete
   lost = [tensor.bounds.low for name, tensor in history.tensors.items() if "ReluGrad" in name]
   assert lost and 0 < max(lost) <= advice.low
+
+
+FAILURES = {
+  "deleted": lambda path: shutil.rmtree(path),
+  "replaced by a file": lambda path: (shutil.rmtree(path), open(path, "w").close()),
+  "full disk": lambda path: (os.remove(path + FILE), os.symlink("/dev/full", path + FILE)),
+}
+FILE = "/gradient_ranges.jsonl"
+
+
+@pytest.mark.parametrize("failure", sorted(FAILURES))
+def test_run_goes_on_without_its_files(failure, tmp_path, monkeypatch):
+  warnings, directory = warned(monkeypatch), str(tmp_path / "ranges")
+  with tf.Graph().as_default():
+    training = Training()
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+    train_op = opt.minimize(training.loss)
+    hook = mp_compat.GradientRangesHook(opt, 1, directory)
+    with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+      for index in range(5):
+        if index == 2:
+          FAILURES[failure](directory)
+        sess.run(train_op, {training.x: FINITE})
+      np.testing.assert_array_equal(sess.run(training.w), -5 * FINITE)
+  assert len([text for text in warnings if "GradientRangesHook cannot write to {}".format(directory) in text]) == 1
+  assert len(hook._history.steps) == 5
 
 
 def test_hook_without_output_dir_writes_nothing(monkeypatch, tmp_path):
