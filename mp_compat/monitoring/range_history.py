@@ -314,11 +314,13 @@ def _cautions(history: History) -> List[str]:
   """Returns a sentence on records that were not finite, and one on what was not measured, if there are any."""
   cautions = []
   if history.overflows:
+    steps = list(collections.OrderedDict((str(step), None) for step, _ in history.overflows))
     cautions.append(
-      "Not finite: {} of {} records, steps {}, first in {}; such steps must be skipped.".format(
+      "Not finite: {} of {} records (step{} {}), first in {}; such steps must be skipped.".format(
         len(history.overflows),
         len(history.steps),
-        _join(list(collections.OrderedDict((str(step), None) for step, _ in history.overflows))),
+        "s" if len(steps) > 1 else "",
+        _join(steps),
         history.overflows[-1][1].largest,
       )
     )

@@ -147,7 +147,7 @@ def test_records_not_finite_bound_the_scale(case):
   bad = record(10, {"a": {}}, scale, nonfinite=1)
   advice = range_history.advise(history(*[record(step, {"a": {0: 1}}) for step in range(9)], bad))
   assert advice[:3] == expected and text in advice.text
-  assert advice.text.endswith(" Not finite: 1 of 10 records, steps 10, first in a; such steps must be skipped.")
+  assert advice.text.endswith(" Not finite: 1 of 10 records (step 10), first in a; such steps must be skipped.")
 
 
 def test_overflow_is_of_the_first_tensor():
@@ -155,7 +155,7 @@ def test_overflow_is_of_the_first_tensor():
   overflow = together(record(2, {"a": {0: 1}}, 2.0**15), record(2, {"b": {}, "c": {}}, 2.0**15, nonfinite=1))
   read = history(finite, overflow, overflow)
   assert read.overflows == [(2, range_history.Bounds(0, 14, "", "b"))] * 2
-  assert "2 of 3 records, steps 2, first in b" in range_history.advise(read).text
+  assert "2 of 3 records (step 2), first in b" in range_history.advise(read).text
 
 
 def test_run_without_a_finite_record():
@@ -174,7 +174,7 @@ def test_run_without_a_finite_record():
 def test_many_records_not_finite_are_counted():
   bad = [record(step, {"a": {}}, 2.0**9, nonfinite=1) for step in range(7)]
   text = range_history.advise(history(record(9, {"a": {0: 1}}), *bad)).text
-  assert "Not finite: 7 of 8 records, steps 0, 1, 2, 3, 4 and 2 more, first in a" in text
+  assert "Not finite: 7 of 8 records (steps 0, 1, 2, 3, 4 and 2 more), first in a" in text
 
 
 def test_gradients_without_a_scale_count_as_unscaled():

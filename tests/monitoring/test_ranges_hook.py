@@ -242,7 +242,7 @@ def test_scale_that_hides_nan_data_is_never_needless(monkeypatch, tmp_path):
   lines = logged(monkeypatch)
   hook = train(str(tmp_path), [FINITE, FINITE, FINITE * np.nan, FINITE, FINITE])
   advice = range_history.advise(hook._history)
-  assert advice.kind == "fixed" and "Not finite: 1 of 5 records, steps 2, first in w:0" in advice.text
+  assert advice.kind == "fixed" and "Not finite: 1 of 5 records (step 2), first in w:0" in advice.text
   assert "Not finite: 1 of 3 records" in lines[-1]
 
 
