@@ -187,7 +187,8 @@ def _draw_loss(axes: Any, loss: Curve) -> None:
   if size == 1:
     axes.plot(loss.steps, values, _line(loss.steps), color=LOSS_COLOR)
   else:
-    parts = np.ma.concatenate([values, np.ma.masked_all(-len(values) % size)]).reshape(-1, size)
+    padded = np.pad(np.array(loss.values, float), (0, -len(values) % size), "constant", constant_values=np.nan)
+    parts = np.ma.masked_invalid(padded.reshape(-1, size))
     steps = [np.mean(loss.steps[start : start + size]) for start in range(0, len(values), size)]
     band = {"color": LOSS_COLOR, "alpha": 0.25, "linewidth": 0, "label": "range of {:,} values".format(size)}
     axes.fill_between(steps, parts.min(axis=1), parts.max(axis=1), **band)

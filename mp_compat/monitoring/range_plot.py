@@ -141,17 +141,18 @@ def _draw_fitting_scales(axes: Any, history: range_history.History, advice: rang
   A red bar is between the largest scale that does not overflow and the smallest that is needed, if that is larger. A
   red line is the smallest scale at which a record was not finite.
   """
-  rows = [(row, tensor) for row, tensor in enumerate(history.tensors.values()) if tensor.bounds is not None]
-  for row, tensor in rows:
-    low, high = tensor.bounds[:2]
-    color = RED if low > high else FITTING_COLOR if tensor.is_selected else "0.7"
-    axes.barh(row, high - low, 0.6, left=low, color=color)
+  largest = 0
+  for row, tensor in enumerate(history.tensors.values()):
+    if tensor.bounds is not None:
+      low, high = tensor.bounds[:2]
+      color = RED if low > high else FITTING_COLOR if tensor.is_selected else "0.7"
+      axes.barh(row, high - low, 0.6, left=low, color=color)
+      largest = max(largest, high)
   not_finite = min([below.high for _, below in history.overflows], default=range_history.LARGEST_SCALE)
   if not_finite < range_history.LARGEST_SCALE:
     axes.axvline(not_finite + 1, color=RED, linewidth=1, linestyle="--")
   if advice.low <= advice.high:
     axes.axvspan(advice.low, advice.high, color=SCALED_COLOR, alpha=0.3, linewidth=0, zorder=0)
-  largest = max([tensor.bounds.high for _, tensor in rows], default=0)
   axes.set_xlim(-1, min(largest, max(advice.low, advice.high, 0) + 20) + 1)
   axes.set_ylim(len(history.tensors) - 0.5, -0.5)
   axes.set_xlabel("loss scales 2**n\nthat fit all records")

@@ -135,7 +135,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     is_new_run = self._history.run != self._run
     self._history.add(record)
     if self._writer:
-      self._try(self._write, record, is_new_run)
+      self._try(self._write, self._writer, record, is_new_run)
     advice = range_history.advise(self._history)
     if advice is not None and advice[:3] != self._logged:
       self._logged = advice[:3]
@@ -150,15 +150,15 @@ class GradientRangesHook(tf.train.SessionRunHook):
         self._has_failed = True
         logging.warning("GradientRangesHook cannot write to %s, records are missing: %s", self._output_dir, error)
 
-  def _write(self, record: Dict[str, Any], is_new_run: bool) -> None:
+  def _write(self, writer: tf.summary.FileWriter, record: Dict[str, Any], is_new_run: bool) -> None:
     self._append(json.dumps(record) + "\n")
     values = [
       tf.Summary.Value(tag="gradient_ranges/" + name, histo=_histogram(tensor["exponents"]))
       for name, tensor in record["tensors"].items()
       if tensor["exponents"]
     ]
-    self._writer.add_summary(tf.Summary(value=values), record["step"])
-    self._writer.flush()
+    writer.add_summary(tf.Summary(value=values), record["step"])
+    writer.flush()
     if is_new_run:
       self._read_file()  # without the records that this run replaces
 
