@@ -162,9 +162,8 @@ def _add_plot(commands: Any) -> None:
   parser = commands.add_parser(
     "plot",
     help="draw the loss scale of a run",
-    description="Draws the loss and the loss scale of a run, with its skipped steps, from TensorBoard's event files: "
-    "those of a LossScaleHook's output_dir (over attempted steps), or the summaries of add_summaries=True (over "
-    "global steps). Needs matplotlib: pip install matplotlib.",
+    description="Draws the loss and the loss scale of a run, with its skipped steps, from TensorBoard's event files, "
+    "among them those of a LossScaleHook's output_dir. Needs matplotlib: pip install matplotlib.",
   )
   parser.add_argument("logdir", metavar="LOGDIR", help="where the event files are, in it or below")
   _add_output(parser)

@@ -88,7 +88,7 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
   graph, records, seen = None, {}, set()
   ops = propagation.PropagatingOps()
   # First the tensors whose inf and NaN reach `grads`, then all others that `grads` derive from.
-  propagated, others = values, []
+  propagated, others = values, list(values[:0])
   while propagated or others:
     is_propagated = bool(propagated)
     tensor = (propagated or others).pop()

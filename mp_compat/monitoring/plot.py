@@ -4,7 +4,6 @@
 import bisect
 import io
 import os
-import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -13,7 +12,6 @@ from mp_compat._tensorflow import tf
 
 SCALE = "loss_scale/scale"
 SKIPPED = "loss_scale/skipped_steps"
-APPLIED = "loss_scale/applied"  # written by add_summaries=True, not by LossScaleHook; both write the tags above
 
 # Okabe and Ito's palette, which is safe for all kinds of color vision.
 LOSS_COLOR, SCALE_COLOR, SKIPPED_COLOR = "#0072B2", "#009E73", "#D55E00"
@@ -34,13 +32,11 @@ class Curve(NamedTuple):
 
 
 class Series(NamedTuple):
-  """The data of a plot: the loss scale and the total of skipped steps at increasing `steps`.
+  """The data of a plot: the loss scale and the total of skipped steps at increasing attempted steps.
 
-  If `attempted`, the data come from LossScaleHook: `steps` are attempted steps and include each change of the scale and
-  each skipped step. Otherwise they come from summaries: `steps` are global steps, and only those that were saved.
+  `steps` include each change of the scale and each skipped step.
   """
 
-  attempted: bool
   steps: List[int]
   scales: List[float]
   skipped: List[int]
@@ -102,9 +98,8 @@ def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
   its counts are added to the earlier ones.
 
   Args:
-    logdir: a directory that contains event files at any depth: a LossScaleHook's `output_dir`, or a `model_dir` with
-      the summaries of `add_summaries=True`. If it contains both, the hook's data are read. A file is read up to its
-      first damaged record, because the last record of a running job is often incomplete.
+    logdir: a directory that contains event files at any depth, among them those of a LossScaleHook's `output_dir`. A
+      file is read up to its first damaged record, because the last record of a running job is often incomplete.
     loss_tag: the tag of the loss. By default `loss` or a tag that ends in `/loss`; the directory of the loss scale is
       searched before all others.
 
@@ -116,18 +111,13 @@ def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
       a file cannot be read. Two LossScaleHooks that wrote to one directory at the same time count as two runs.
   """
   files = _read_files(logdir)
-  by_hook: List[_EventFile] = []
-  by_summaries: List[_EventFile] = []
-  for file in files:
-    if file.scalars.get(SCALE) and file.scalars.get(SKIPPED):
-      (by_summaries if APPLIED in file.scalars else by_hook).append(file)
-  chosen = by_hook or by_summaries
-  if not chosen:
+  by_hook = [file for file in files if file.scalars.get(SCALE) and file.scalars.get(SKIPPED)]
+  if not by_hook:
     raise PlotError(
-      "no loss scale below {}: expected the tags {} and {}, which LossScaleHook(output_dir=...) and "
-      "add_summaries=True write, but found {}".format(logdir, SCALE, SKIPPED, _tags(files))
+      "no loss scale below {}: expected the tags {} and {}, which LossScaleHook(output_dir=...) writes, but found "
+      "{}".format(logdir, SCALE, SKIPPED, _tags(files))
     )
-  directories = sorted({file.directory for file in chosen})
+  directories = sorted({file.directory for file in by_hook})
   if len(directories) > 1:
     raise PlotError("found several runs below {}; pass one of them: {}".format(logdir, _enumeration(directories)))
   if any(later.times[0] < earlier.times[-1] for earlier, later in zip(by_hook, by_hook[1:])):
@@ -135,11 +125,11 @@ def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
       "several LossScaleHooks wrote to {} at the same time: give each its own output_dir. To plot what is there, move "
       "the event files of each into a directory of its own".format(directories[0])
     )
-  loss = _find_loss(files, loss_tag, [file.directory for file in by_summaries + by_hook])
+  loss = _find_loss(files, loss_tag, directories)
   if loss_tag is not None and loss is None:
     raise PlotError("no scalar with the tag {} below {}: found {}".format(loss_tag, logdir, _tags(files)))
-  steps, scales, skipped = map(list, zip(*(_join_attempts if by_hook else _join_summaries)(chosen)))
-  return Series(bool(by_hook), steps, scales, skipped, loss)
+  steps, scales, skipped = map(list, zip(*_join_sessions(by_hook)))
+  return Series(steps, scales, skipped, loss)
 
 
 def draw(series: Series) -> Any:
@@ -157,11 +147,11 @@ def draw(series: Series) -> Any:
   figure = new_figure(8, 4.5, dpi=240)
   from matplotlib import ticker
 
-  panels = figure.subplots(2 if series.loss else 1, squeeze=False, sharex=not series.attempted)[:, 0]
+  panels = figure.subplots(2 if series.loss else 1, squeeze=False)[:, 0]
   if series.loss:
     _draw_loss(panels[0], series.loss)
   _draw_scale(panels[-1], series)
-  panels[-1].set_xlabel("attempted step" if series.attempted else "global step (applied steps only)")
+  panels[-1].set_xlabel("attempted step")
   for axes in panels:
     axes.xaxis.set_major_locator(ticker.MaxNLocator(8, integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
@@ -169,7 +159,7 @@ def draw(series: Series) -> Any:
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-  if series.loss and series.attempted:  # The panels have different axes, which are therefore far from each other.
+  if series.loss:  # The panels have different axes, which are therefore far from each other.
     panels[0].set_xlabel("global step (applied steps only)")
     panels[0].xaxis.tick_top()
     panels[0].xaxis.set_label_position("top")
@@ -213,7 +203,7 @@ def _draw_scale(axes: Any, series: Series) -> None:
     transform=axes.get_xaxis_transform(),
     color=SKIPPED_COLOR,
     markersize=9,
-    label="skipped step" if series.attempted else "skipped steps since the last value",
+    label="skipped step",
   )
   axes.set_yscale("log", base=2)
   axes.margins(y=0.15)  # room for the ticks at the bottom
@@ -225,11 +215,9 @@ def _draw_scale(axes: Any, series: Series) -> None:
 def describe(series: Series) -> str:
   """Returns a short text with the number of steps and the number of skipped steps."""
   last, skipped = series.steps[-1], series.skipped[-1]
-  if series.attempted:
-    return "{:,} of {:,} attempted steps skipped{}".format(
-      skipped, last, " ({:.2g}%)".format(100.0 * skipped / last) if skipped else ""
-    )
-  return "{:,} step{} skipped until global step {:,}".format(skipped, "" if skipped == 1 else "s", last)
+  return "{:,} of {:,} attempted steps skipped{}".format(
+    skipped, last, " ({:.2g}%)".format(100.0 * skipped / last) if skipped else ""
+  )
 
 
 def _line(steps: List[int]) -> str:
@@ -284,7 +272,7 @@ def _points(file: _EventFile) -> List[_Point]:
   return [(step, scale, int(skipped)) for (step, scale), (_, skipped) in pairs]
 
 
-def _join_attempts(files: List[_EventFile]) -> List[_Point]:
+def _join_sessions(files: List[_EventFile]) -> List[_Point]:
   """Returns the points that LossScaleHook wrote; continues counts that start again at 0."""
   joined: List[_Point] = []
   for file in files:
@@ -293,23 +281,6 @@ def _join_attempts(files: List[_EventFile]) -> List[_Point]:
     for step, scale, skipped in points:
       _drop_from(step + before[0], joined)
       joined.append((step + before[0], scale, skipped + before[2]))
-  return joined
-
-
-def _join_summaries(files: List[_EventFile]) -> List[_Point]:
-  """Returns the points of summaries; adds up the counts of several sessions.
-
-  The count of skipped steps is a local variable, initially 0 in each session. Sessions of one process share a file.
-  """
-  joined: List[_Point] = []
-  for file in files:
-    previous, skipped_before = (sys.maxsize, 0), 0
-    for step, scale, skipped in _points(file):
-      _drop_from(step, joined)
-      if step < previous[0] or skipped < previous[1]:
-        skipped_before = joined[-1][2] if joined else 0
-      previous = (step, skipped)
-      joined.append((step, scale, skipped + skipped_before))
   return joined
 
 

@@ -20,7 +20,7 @@ from tests.testing import Training
 from tests.testing import tf
 
 
-def train(directory, xs, hook=True, checkpoints=True):
+def train(directory, xs, checkpoints=True):
   """Trains on the gradients `xs`. Returns `directory`.
 
   The hook writes events to `directory`/hook, the session writes checkpoints and summaries to `directory`.
@@ -33,7 +33,7 @@ def train(directory, xs, hook=True, checkpoints=True):
     train_op = opt.minimize(training.loss, training.global_step)
     if checkpoints:
       tf.summary.scalar("model/loss", tf.reduce_sum(tf.where_v2(tf.is_finite(training.x), training.x, 0.0)))
-    hooks = [mp_compat.LossScaleHook(opt, None, output_dir=os.path.join(directory, "hook"))] if hook else []
+    hooks = [mp_compat.LossScaleHook(opt, None, output_dir=os.path.join(directory, "hook"))]
     with tf.train.MonitoredTrainingSession(
       checkpoint_dir=directory if checkpoints else None,
       hooks=hooks,
@@ -62,18 +62,12 @@ def command(*arguments):
   )
 
 
-def test_hook_events_take_precedence_over_summaries(rundir):
+def test_plot_reads_the_events_of_a_hook(rundir):
   series = plot.read(rundir)
   assert series._replace(loss=None) == plot.Series(
-    attempted=True, steps=[0, 2, 5, 6], scales=[8.0, 4.0, 8.0, 4.0], skipped=[0, 1, 1, 2], loss=None
+    steps=[0, 2, 5, 6], scales=[8.0, 4.0, 8.0, 4.0], skipped=[0, 1, 1, 2], loss=None
   )
   assert series.loss.tag == "model/loss" and set(series.loss.values) <= {1.0, 2.0, 3.0}
-
-
-def test_summaries_are_read_over_global_steps(tmp_path):
-  series = plot.read(train(str(tmp_path), [FINITE, FINITE, OVERFLOW, FINITE, FINITE], hook=False))
-  assert not series.attempted and series.steps == sorted(set(series.steps)) and series.steps[-1] == 4
-  assert series.scales[0] == 8.0 and series.scales[-1] == 4.0 and series.skipped[-1] <= 1
 
 
 def test_resumed_run_continues_attempt_counts(tmp_path):
@@ -82,7 +76,7 @@ def test_resumed_run_continues_attempt_counts(tmp_path):
     time.sleep(1.1)  # The names of event files contain the time in seconds.
   series = plot.read(str(tmp_path))
   assert series == plot.Series(
-    attempted=True, steps=[0, 2, 3, 5, 6], scales=[8.0, 4.0, 8.0, 4.0, 4.0], skipped=[0, 1, 1, 2, 2], loss=None
+    steps=[0, 2, 3, 5, 6], scales=[8.0, 4.0, 8.0, 4.0, 4.0], skipped=[0, 1, 1, 2, 2], loss=None
   )
 
 
@@ -109,25 +103,24 @@ def test_plot_shows_the_data_read(rundir):
 
 def test_long_loss_curves_are_drawn_as_means():
   values = list(np.sin(np.arange(100000.0)))
-  series = plot.Series(False, [1, 100000], [8.0, 16.0], [0, 0], plot.Curve("loss", list(range(100000)), values))
+  series = plot.Series([1, 100000], [8.0, 16.0], [0, 0], plot.Curve("loss", list(range(100000)), values))
   (line,) = plot.draw(series).axes[0].lines
   assert len(line.get_xdata()) == plot.MOST_POINTS and abs(line.get_ydata()).max() < 0.1
 
 
-@pytest.mark.parametrize("attempted", [False, True])
-def test_panels_with_different_axes_are_apart(attempted):
+def test_panels_with_different_axes_are_apart():
   """The legend of the loss is where no tick labels are."""
-  series = plot.Series(attempted, [1, 1000], [8.0, 16.0], [0, 9], plot.Curve("loss", list(range(1000)), [1.0] * 1000))
+  series = plot.Series([1, 1000], [8.0, 16.0], [0, 9], plot.Curve("loss", list(range(1000)), [1.0] * 1000))
   figure = plot.draw(series)
   figure.canvas.draw()
   loss, renderer = figure.axes[0], figure.canvas.get_renderer()
-  assert (loss.xaxis.get_label_position() == "top") == attempted
+  assert loss.xaxis.get_label_position() == "top"
   legend = loss.get_legend().get_window_extent(renderer)
   assert not any(legend.overlaps(label.get_window_extent(renderer)) for label in loss.get_xticklabels())
 
 
 def test_wide_loss_range_uses_logarithmic_axis():
-  series = plot.Series(False, [1, 3], [8.0, 16.0], [0, 0], plot.Curve("loss", [1, 2, 3], [500.0, 5.0, 1.0]))
+  series = plot.Series([1, 3], [8.0, 16.0], [0, 0], plot.Curve("loss", [1, 2, 3], [500.0, 5.0, 1.0]))
   assert plot.draw(series).axes[0].get_yscale() == "log"
 
 
@@ -139,9 +132,7 @@ def test_tensorflow_2_tensor_summaries_are_read(tmp_path):
           tf.Summary(value=[tf.Summary.Value(tag="loss_scale/" + tag, tensor=tf.make_tensor_proto(value))]), step
         )
   series = plot.read(str(tmp_path))
-  assert series._replace(loss=None) == plot.Series(
-    attempted=True, steps=[0, 1], scales=[8.0, 8.0], skipped=[0, 1], loss=None
-  )
+  assert series._replace(loss=None) == plot.Series(steps=[0, 1], scales=[8.0, 8.0], skipped=[0, 1], loss=None)
 
 
 def test_unreadable_event_file_is_named_in_error(tmp_path):
@@ -154,11 +145,11 @@ def test_missing_matplotlib_error_names_install_command(monkeypatch):
   monkeypatch.setitem(sys.modules, "matplotlib", None)
   monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
   with pytest.raises(plot.PlotError, match=r"needs matplotlib \(.*\): pip install matplotlib"):
-    plot.draw(plot.Series(True, [0], [8.0], [0], None))
+    plot.draw(plot.Series([0], [8.0], [0], None))
 
 
 def test_plot_without_loss_has_one_panel():
-  assert len(plot.draw(plot.Series(True, [0], [8.0], [0], None)).axes) == 1
+  assert len(plot.draw(plot.Series([0], [8.0], [0], None)).axes) == 1
 
 
 @pytest.mark.matrix
