@@ -13,6 +13,12 @@ For each workload and optimizer, each variant has its own graph and Session. The
     contrib           contrib's class with its exponential manager (TensorFlow 1.15)
     dynamic, fixed    mp_compat with a dynamic and a fixed scale
     unchecked         mp_compat with a fixed scale and skip_nonfinite=False: no check, no conditional
+    accumulated       mp_compat with a dynamic scale and a GradientAccumulator: adds and applies one micro-batch
+
+The workloads whose names end in +norm and +global_norm clip their gradients by each gradient's norm and by the norm of
+all; there, a variant more
+
+    as passed         mp_compat with a dynamic scale and check_computed_gradients=False: the least that a check reads
 
 Prints for each variant:
 
@@ -74,15 +80,22 @@ SHAPES = {
   "resnet50": resnet50,
   "bert-base": bert_base,
   "small-100": lambda: [(1024,)] * 100,
+  "small-250": lambda: [(1024,)] * 250,
   "small-1000": lambda: [(1024,)] * 1000,
+  "small-4000": lambda: [(1024,)] * 4000,
   "small-10000": lambda: [(1024,)] * 10000,
   "small-1000-matrices": lambda: [(32, 32)] * 1000,
   "float16": lambda: [(1024,)] * 500,
   "large-1": lambda: [(25 * 10**6,)],
 }
+CLIPS = {
+  "norm": lambda grads: [tf.clip_by_norm(grad, 1.0) for grad in grads],
+  "global_norm": lambda grads: tf.clip_by_global_norm(grads, 1.0)[0],
+}
 ROWS = 4096  # rows of the embedding that have a gradient
 WORKLOADS = list(SHAPES) + ["embedding", "model-dense", "model-convolutions"]
-QUICK = {"resnet50": ["sgd"], "small-1000": ["sgd"], "model-dense": ["sgd"]}
+WORKLOADS += [name + "+" + clip for name in ("resnet50", "bert-base", "small-1000", "small-4000") for clip in CLIPS]
+QUICK = {"resnet50": ["sgd"], "resnet50+global_norm": ["sgd"], "small-1000": ["sgd"], "model-dense": ["sgd"]}
 
 
 def standing_in(grads):
@@ -177,7 +190,43 @@ class CheckedInParallel:
     return tf.group(self._opt.apply_gradients(pairs), recorded)
 
 
-def variants():
+class Accumulated:
+  """An optimizer that adds the gradients to a window and applies the window, in two runs."""
+
+  def __init__(self, opt):
+    self._opt = opt
+    self._window = mp_compat.GradientAccumulator(opt)
+
+  def minimize(self, loss, var_list):
+    add = self._window.add(self._opt.compute_gradients(loss, var_list=var_list))
+    return [add, self._window.apply_gradients(self._window.mean())]
+
+
+class Clipped:
+  """An optimizer whose gradients are clipped between `compute_gradients` and `apply_gradients`."""
+
+  def __init__(self, opt, clip):
+    self._opt, self._clip = opt, clip
+
+  def minimize(self, loss, var_list):
+    grads, clipped_variables = zip(*self._opt.compute_gradients(loss, var_list=var_list))
+    return self._opt.apply_gradients(list(zip(CLIPS[self._clip](grads), clipped_variables)))
+
+
+def clipped_variants(clip):
+  """Returns the variants of a workload that clips, as `variants`."""
+  made = variants()
+  made["as passed"] = lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(
+    opt, "dynamic", check_computed_gradients=False
+  )
+  names = ["plain", "tensorflow", "dynamic", "as passed", "fixed"] + ["contrib"] * ("contrib" in made)
+  return {name: lambda opt, make=made[name]: Clipped(make(opt), clip) for name in names}
+
+
+def variants(workload=""):
+  """Returns functions of an optimizer that wrap it, by name."""
+  if "+" in workload:
+    return clipped_variants(workload.partition("+")[2])
   made = {
     "plain": lambda opt: opt,
     "barrier": Barrier,
@@ -186,6 +235,7 @@ def variants():
     "dynamic": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
     "fixed": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.0),
     "unchecked": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.0, skip_nonfinite=False),
+    "accumulated": lambda opt: Accumulated(mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic")),
   }
   if tf.VERSION.startswith("1."):
     from tensorflow.contrib import mixed_precision
@@ -206,17 +256,17 @@ class Built:
     with tf.Graph().as_default() as graph:
       tf.set_random_seed(1)
       with tf.variable_scope("", use_resource=True):
-        variables, loss, extend = make_task(workload)
+        variables, loss, extend = make_task(workload.partition("+")[0])
         began = time.perf_counter()
-        train_op = variants()[variant](OPTIMIZERS[optimizer](extend)).minimize(loss, var_list=variables)
+        train_op = variants(workload)[variant](OPTIMIZERS[optimizer](extend)).minimize(loss, var_list=variables)
         self.build_seconds = time.perf_counter() - began
       definition = graph.as_graph_def()
       self.ops = len(definition.node) + sum(len(function.node_def) for function in definition.library.function)
       session = tf.Session(
         config=tf.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads)
       )
-      session.run(tf.global_variables_initializer())
-      self.step = functools.partial(session.run, train_op)
+      session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+      self._session, self._runs = session, train_op if isinstance(train_op, list) else [train_op]
       self.resident = memory("VmRSS")
       began = time.perf_counter()
       self.step()
@@ -224,6 +274,10 @@ class Built:
       metadata = tf.RunMetadata()
       self.step(options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
       self.ops_run = sum(len(part.node) for part in metadata.partition_graphs)
+
+  def step(self, **kwargs):
+    for run in self._runs:
+      self._session.run(run, **kwargs)
 
 
 def memory(entry):
@@ -271,7 +325,7 @@ def take_turns(steps, rounds, seconds, label):
 def measure(workload, optimizer, rounds, seconds, threads, with_memory, names=None):
   """Measures the variants `names` of one workload, by default all; returns a dict of results for each variant."""
   built = collections.OrderedDict()
-  for variant in names or variants():
+  for variant in names or variants(workload):
     try:
       built[variant] = Built(workload, optimizer, variant, threads)
     except TypeError as error:  # TensorFlow's class does not support float16 gradients.
