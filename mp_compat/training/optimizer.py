@@ -52,7 +52,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
   optimizer.
 
   `apply_gradients` checks and applies exactly the gradients passed to it. In graphs, the check also covers the
-  gradients that `compute_gradients` returned, if those passed in derive from them (`check_computed_gradients`).
+  gradients that `compute_gradients` returned, if the caller's ops may hide an overflow (`check_computed_gradients`).
 
   Source: `tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer`; Micikevicius et al., "Mixed Precision
   Training", 2018 (arXiv:1710.03740).
@@ -77,10 +77,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       skip_nonfinite: whether to skip steps with non-finite gradients even if the loss scale's `should_apply` is True.
         False adds no check and no conditional to those of the loss scale: with a fixed scale, every step is applied.
       check_computed_gradients: whether the finite check also covers the gradients as `compute_gradients` returned
-        them, if those passed to `apply_gradients` derive from them. It then also detects an overflow that clipping hid.
-        This check reads them, so a run that feeds a clipped gradient (`feed_dict`) must also feed the model's inputs,
-        or fails with "You must feed a value for placeholder tensor". Pass False for such programs: only the gradients
-        passed to `apply_gradients` are checked. Feeding what `compute_gradients` returned does not need this.
+        them, if those passed to `apply_gradients` derive from them by ops that can hide an overflow, such as
+        `tf.clip_by_value` (`mp_compat.core.propagation`). This check reads them, so a run that feeds such a gradient
+        (`feed_dict`) must also feed the model's inputs, or fails with "You must feed a value for placeholder tensor".
+        Pass False for such programs: only the gradients passed to `apply_gradients` are checked. Gradients that are
+        clipped by a norm, averaged or returned by `compute_gradients` can be fed without it.
       finite_reducer: reduces the result of the finite check over processes that train together without
         `tf.distribute`. Maps a scalar bool tensor, True if the gradients are finite in this process, to one that is
         True if they are finite in all processes. Called once for each train op, outside of all branches. Called with
@@ -273,7 +274,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
     Returns:
       A list of as many gradients, of the same kinds, shapes and dtypes. The finite check of `apply_gradients` covers
-      them if the applied gradients derive from them, for example by clipping (`check_computed_gradients`).
+      them if the caller's ops may hide an overflow, such as clipping by value (`check_computed_gradients`).
 
     Raises:
       RuntimeError: If `scale_loss` was not called before in this graph.
