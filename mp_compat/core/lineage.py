@@ -2,7 +2,7 @@
 """Where gradients come from: records of the gradients that were computed, and the search back to them."""
 
 import dataclasses
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
@@ -82,13 +82,32 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
   values = gradients.values_of(grads)
   passed = {tensor_key(tensor) for tensor in values}
   computed: List[Computed] = []
-  may_be_hidden: List[Computed] = []
+  replaced: List[Computed] = []
+  to_check: List[Computed] = []
   takes: List[tf.Operation] = []
   is_reduced_by_horovod = False
-  graph, records, seen = None, {}, set()
+  for tensor, found, is_propagated in _search(values):
+    if found is None:
+      takes += [tensor.op] if tensor.op.type.endswith("AccumulatorTakeGradient") else []
+      is_reduced_by_horovod = is_reduced_by_horovod or contexts.contains_op(tensor.op, "Horovod")
+      continue
+    computed.append(found)
+    if check_computed and tensor_key(tensor) not in passed and contexts.is_readable(tensor):
+      replaced.append(found)
+      to_check += [] if is_propagated else [found]
+  return Lineage(tuple(computed), tuple(replaced), tuple(to_check), tuple(takes), is_reduced_by_horovod)
+
+
+def _search(values: Iterable[tf.Tensor]) -> Iterator[Tuple[tf.Tensor, Optional[Computed], bool]]:
+  """Yields the tensors that `values` derive from, without those behind a computed gradient.
+
+  With each comes its record if it is a computed gradient, and whether its inf and NaN reach `values`. Tensors whose do
+  come first, because others may lead to them, too.
+  """
+  propagated: List[tf.Tensor] = list(values)
+  others: List[tf.Tensor] = []
   ops = propagation.PropagatingOps()
-  # First the tensors whose inf and NaN reach `grads`, then all others that `grads` derive from.
-  propagated, others = values, list(values[:0])
+  graph, records, seen = None, {}, set()
   while propagated or others:
     is_propagated = bool(propagated)
     tensor = (propagated or others).pop()
@@ -98,21 +117,12 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
     seen.add(key)
     if tensor.graph is not graph:  # Functions read tensors of the graphs around them.
       graph, records = tensor.graph, _records_in(tensor.graph)
-    if key in records:
-      computed.append(records[key])
-      may_be_hidden += [] if is_propagated else [records[key]]
-      continue
-    if tensor.op.type.endswith("AccumulatorTakeGradient"):
-      takes.append(tensor.op)
-    is_reduced_by_horovod = is_reduced_by_horovod or contexts.contains_op(tensor.op, "Horovod")
-    inputs = contexts.tensor_inputs(tensor)
-    propagated += ops.inputs_of(tensor, inputs) if is_propagated else []
-    others += inputs
-  if not check_computed:
-    return Lineage(tuple(computed), (), (), tuple(takes), is_reduced_by_horovod)
-  replaced = [each for each in computed if tensor_key(each.values) not in passed and contexts.is_readable(each.values)]
-  to_check = [each for each in may_be_hidden if contexts.is_readable(each.values)]
-  return Lineage(tuple(computed), tuple(replaced), tuple(to_check), tuple(takes), is_reduced_by_horovod)
+    yield tensor, records.get(key), is_propagated
+    if key not in records:
+      inputs = contexts.tensor_inputs(tensor)
+      others += inputs
+      if is_propagated:
+        propagated += ops.inputs_of(tensor, inputs)
 
 
 def cut(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:

@@ -151,29 +151,26 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
     reducer = horovod.all_ranks_finite  # the check also covers the gradients that each rank computed
   finite = reduce_finite([part.finite for part in parts], reducer)
   all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
-  # Whether the step may not be finite although all of `grads` are.
-  grads_may_hide = reducer is not None or any(lineage.to_check for lineage in lineages)
-  grads_may_hide = grads_may_hide or not all(part.grads_and_vars for part in parts)
-
-  def update() -> Tuple[Optional[tf.Operation], Any]:
-    if loss_scale_module.is_updated_by_check(loss_scale):
-      return loss_scale._update_scale(all_finite), True
-    passed = grads
-    if grads_may_hide:
-      passed = distribute.call_for_each_replica(gradients.add_nan_unless, all_finite, passed)
-    if not settings.check_computed_gradients:
-      passed = distribute.call_for_each_replica(lineage_module.cut, passed)  # for updates that check them again
-    return loss_scale.update(passed)
-
+  has_hidden = any(lineage.to_check for lineage in lineages) or not all(part.grads_and_vars for part in parts)
+  update = functools.partial(
+    _update, loss_scale, grads, all_finite, has_hidden or reducer is not None, settings.check_computed_gradients
+  )
   update_op, should_apply = _in_mutex(update, all_finite) if settings.use_locking else update()
-  if not settings.skip_nonfinite and not loss_scale_module.is_updated_by_check(loss_scale):
-    return Decision(finite, [should_apply] * len(parts), update_op)
-  if skip == "all" or len(parts) == 1:
-    return Decision(finite, [_and(should_apply, all_finite)] * len(parts), update_op)
+  if settings.skip_nonfinite or loss_scale_module.is_updated_by_check(loss_scale):
+    return Decision(finite, _applied(skip, finite, all_finite, should_apply), update_op)
+  return Decision(finite, [should_apply] * len(parts), update_op)
+
+
+def _applied(
+  skip: str, finite: List[tf.Tensor], all_finite: tf.Tensor, should_apply: Union[bool, tf.Tensor]
+) -> List[Union[bool, tf.Tensor]]:
+  """Returns for each part whether it is applied; see `decide`."""
+  if skip == "all" or len(finite) == 1:
+    return [_and(should_apply, all_finite)] * len(finite)
   # No part is applied before the gradients of all parts are computed.
   with tf.control_dependencies([all_finite]):
     unless_rejected = True if should_apply is True else tf.logical_or(should_apply, tf.logical_not(all_finite))
-    return Decision(finite, [tf.identity(_and(unless_rejected, each)) for each in finite], update_op)
+    return [tf.identity(_and(unless_rejected, each)) for each in finite]
 
 
 def _and(condition: Union[bool, tf.Tensor], finite: tf.Tensor) -> Union[bool, tf.Tensor]:
@@ -181,6 +178,30 @@ def _and(condition: Union[bool, tf.Tensor], finite: tf.Tensor) -> Union[bool, tf
   if tf.is_tensor(condition):
     return tf.logical_and(condition, finite)
   return finite if condition else False
+
+
+def _update(
+  loss_scale: Any, grads: List[gradients.Gradient], all_finite: tf.Tensor, is_hidden: bool, check_computed: bool
+) -> Tuple[Optional[tf.Operation], Union[bool, tf.Tensor]]:
+  """Updates the loss scale after a step.
+
+  Args:
+    loss_scale: a LossScale, ours or TensorFlow's.
+    grads: the gradients of all parts, per-replica values.
+    all_finite: a scalar bool tensor, True if the step is finite.
+    is_hidden: whether the step may not be finite although all of `grads` are.
+    check_computed: whether the finite check covers computed gradients.
+
+  Returns:
+    `(update_op, should_apply)` as of `LossScale.update`; True if the loss scale is updated by `all_finite` only.
+  """
+  if loss_scale_module.is_updated_by_check(loss_scale):
+    return loss_scale._update_scale(all_finite), True
+  if is_hidden:
+    grads = distribute.call_for_each_replica(gradients.add_nan_unless, all_finite, grads)
+  if not check_computed:
+    grads = distribute.call_for_each_replica(lineage_module.cut, grads)  # for an `update` that checks them again
+  return loss_scale.update(grads)
 
 
 def reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = None) -> List[tf.Tensor]:
