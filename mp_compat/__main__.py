@@ -8,7 +8,7 @@ code. The latter imports TensorFlow and other modules that are slow to import.
 import argparse
 import importlib
 import sys
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import mp_compat
 from mp_compat.core import dialects
@@ -68,7 +68,9 @@ def _add_checkpoint(commands: Any) -> None:
   inspect = actions.add_parser("inspect", help="list the variables, the loss scale's state, and whose checkpoint it is")
   inspect.add_argument("path", metavar="PATH", help="a checkpoint, such as model.ckpt-100; or a directory")
   inspect.set_defaults(run=_inspect)
-  convert = actions.add_parser("convert", help="write it as another dialect or program has it, and read it back")
+  convert = actions.add_parser(
+    "convert", help="write it with another naming scheme, or another program's names, and read it back"
+  )
   convert.add_argument("source", metavar="IN", help="a checkpoint, or a directory; it stays as it is")
   convert.add_argument("target", metavar="OUT", help="the checkpoint to write; there must be nothing yet")
   names = convert.add_mutually_exclusive_group(required=True)
@@ -139,23 +141,32 @@ def _migrate(arguments: argparse.Namespace) -> int:
     return _fail("migrate", ImportError("{}; expected LibCST and tqdm: pip install libcst tqdm".format(error)))
   try:
     migrations = [migrate_file(path) for path in tqdm.tqdm(list(find(arguments.paths)), unit="file", disable=None)]
-    changed = [migration for migration in migrations if migration.changes]
-    for migration in changed:
-      if arguments.write:
-        write(migration)
-      elif not arguments.check:
-        sys.stdout.buffer.write(report.diff(migration))
     if arguments.json:
       with open(arguments.json, "w") as target:
         target.write(report.as_json(migrations) + "\n")
   except OSError as error:
     return _fail("migrate", error)
-  sys.stdout.flush()
+  changed = [migration for migration in migrations if migration.changes]
+  if not (arguments.write or arguments.check):
+    sys.stdout.buffer.write(b"".join(map(report.diff, changed)))
+    sys.stdout.flush()
+  code = _write_each(write, changed) if arguments.write else 0
   for line in report.text(migrations):
     print(line, file=sys.stderr)
-  if not arguments.check:
-    return 0
-  return 1 if changed else 3 if any(migration.problem for migration in migrations) else 0
+  if arguments.check:
+    code = 1 if changed else 3 if any(migration.problem for migration in migrations) else 0
+  return code
+
+
+def _write_each(write: Callable[[Any], None], migrations: Sequence[Any]) -> int:
+  """Writes the migrated files; also those after one that cannot be written. Returns the exit code."""
+  code = 0
+  for migration in migrations:
+    try:
+      write(migration)
+    except OSError as error:
+      code = _fail("migrate", error)
+  return code
 
 
 def _add_plot(commands: Any) -> None:

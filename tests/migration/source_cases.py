@@ -20,7 +20,7 @@ REWRITTEN = {
   ),
   "chain over lines": (
     "import tensorflow as tf\nx = (tf.compat.v1 # here\n  .train.experimental\n  .LossScale)\n",
-    "import mp_compat\nimport tensorflow as tf\nx = (mp_compat.LossScale)\n",
+    "import mp_compat\nimport tensorflow as tf\nx = (mp_compat # here\n  .LossScale)\n",
   ),
   "from": (
     "from tensorflow.contrib.mixed_precision import LossScaleOptimizer, FixedLossScaleManager as F  # noqa\n",
@@ -101,6 +101,11 @@ REWRITTEN = {
     "exp = tf.train.experimental if v1 else tf.mixed_precision\n"
     "def f():\n  return mp_compat.DynamicLossScale(8.)\n",
   ),
+  "a private module of which more is used": (
+    "from tensorflow.python.training.experimental import loss_scale as ls\nx = ls.get('dynamic'), ls.ops\n",
+    "import mp_compat\nfrom tensorflow.python.training.experimental import loss_scale as ls\n"
+    "x = mp_compat.get_loss_scale('dynamic'), ls.ops\n",
+  ),
   "a name for a module of ours": (
     "import tensorflow as tf\nmp = tf.contrib.mixed_precision\nmp.LossScaleManager\n",
     "import mp_compat\nimport tensorflow as tf\nmp = mp_compat.contrib.mixed_precision\nmp.LossScaleManager\n",
@@ -114,10 +119,6 @@ REWRITTEN = {
   "the project's own tf": (
     "from project.env import tf\ntf.mixed_precision.enable_mixed_precision_graph_rewrite(o)\n",
     "import mp_compat\nfrom project.env import tf\nmp_compat.enable_mixed_precision_graph_rewrite(o)\n",
-  ),
-  "self.tf": (
-    "class A:\n  def f(self): return self.tf.train.experimental.LossScale\n",
-    "import mp_compat\n\n\nclass A:\n  def f(self): return mp_compat.LossScale\n",
   ),
   "below the head": (
     "#!/usr/bin/env python\n# Licence.\n'''Doc.'''\nfrom __future__ import division\n\n# Why.\n"
@@ -155,6 +156,85 @@ REWRITTEN = {
     "opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
     "print(opt.inner_optimizer, opt.loss_scale())\n",
   ),
+  "getattr over lines": (
+    "import tensorflow as tf\nx = getattr(tf.train.experimental,  # this one\n            'LossScale')\n",
+    "import mp_compat\nimport tensorflow as tf\nx = (mp_compat  # this one\n            .LossScale)\n",
+  ),
+  "no import": (
+    "'Doc.'\nfrom __future__ import division\nx = __import__('tensorflow').train.experimental.LossScale\n",
+    "'Doc.'\nfrom __future__ import division\nimport mp_compat\nx = mp_compat.LossScale\n",
+  ),
+  "a class and no import": (
+    "class A(__import__('tensorflow').train.experimental.LossScale): pass\n",
+    "import mp_compat\n\n\nclass A(mp_compat.LossScale): pass\n",
+  ),
+  "a star import": (
+    "from tensorflow.contrib import *\nx = mixed_precision.LossScaleOptimizer\n",
+    "import mp_compat\nfrom tensorflow.contrib import *\nx = mp_compat.contrib.mixed_precision.LossScaleOptimizer\n",
+  ),
+  "used before the first import at the top": (
+    "try:\n  import tensorflow as tf\nexcept ImportError: raise\nx = tf.train.experimental.LossScale\nimport os\n",
+    "try:\n  import tensorflow as tf\nexcept ImportError: raise\nimport mp_compat\nx = mp_compat.LossScale\n"
+    "import os\n",
+  ),
+  "used in a function above the imports": (
+    "def f():\n  import tensorflow as tf\n  return tf.train.experimental.LossScale\nf()\nimport os\n",
+    "import mp_compat\ndef f():\n  import tensorflow as tf\n  return mp_compat.LossScale\nf()\nimport os\n",
+  ),
+  "used in a decorator": (
+    "import os\ndef f(): pass\n@f\n@g(__import__('tensorflow').train.experimental.LossScale)\ndef h(): pass\n",
+    "import mp_compat\nimport os\ndef f(): pass\n@f\n@g(mp_compat.LossScale)\ndef h(): pass\n",
+  ),
+  "imported below": (
+    "import tensorflow as tf\nx = tf.train.experimental.LossScale\nimport mp_compat\n",
+    "import mp_compat\nimport tensorflow as tf\nx = mp_compat.LossScale\nimport mp_compat\n",
+  ),
+  "imported later": (
+    "import tensorflow as tf\nimport mp_compat\ndef f(): return tf.train.experimental.LossScale\n",
+    "import tensorflow as tf\nimport mp_compat\ndef f(): return mp_compat.LossScale\n",
+  ),
+  "one line": (
+    "'Doc.'; import tensorflow as tf; x = tf.train.experimental.LossScale\n",
+    "'Doc.'; import mp_compat; import tensorflow as tf; x = mp_compat.LossScale\n",
+  ),
+  "bound anew on every path": (
+    "import tensorflow as tf\nif x:\n  e = other\nelse:\n  e = another\ne, y = tf.train.experimental, 3\n"
+    "for x in y:\n  e.LossScale\n",
+    "import mp_compat\nimport tensorflow as tf\nif x:\n  e = other\nelse:\n  e = another\n"
+    "e, y = tf.train.experimental, 3\nfor x in y:\n  mp_compat.LossScale\n",
+  ),
+  "the other paths end": (
+    "import tensorflow as tf\ndef f(x):\n  if x:\n    e = other\n    return e\n  elif y:\n    e = other\n    raise e\n"
+    "  else:\n    e = tf.train.experimental\n  return e.LossScale\n",
+    "import mp_compat\nimport tensorflow as tf\ndef f(x):\n  if x:\n    e = other\n    return e\n"
+    "  elif y:\n    e = other\n    raise e\n  else:\n    e = tf.train.experimental\n  return mp_compat.LossScale\n",
+  ),
+  "after finally": (
+    "import tensorflow as tf\ntry:\n  e = tf.train.experimental\nexcept KeyError:\n  raise\nfinally:\n  x = 3\n"
+    "e.LossScale\n",
+    "import mp_compat\nimport tensorflow as tf\ntry:\n  e = tf.train.experimental\nexcept KeyError:\n  raise\n"
+    "finally:\n  x = 3\nmp_compat.LossScale\n",
+  ),
+  "in a class": (
+    "import tensorflow as tf\nclass A:\n  tf = tf.train\n  x = tf.experimental.LossScale\n"
+    "  def f(self): return tf.train.experimental.LossScale\n",
+    "import mp_compat\nimport tensorflow as tf\nclass A:\n  tf = tf.train\n  x = mp_compat.LossScale\n"
+    "  def f(self): return mp_compat.LossScale\n",
+  ),
+  "annotations": (
+    "import tensorflow as tf\ndef f(x: tf.train.experimental.LossScale) -> tf.train.experimental.LossScale: pass\n",
+    "import mp_compat\nimport tensorflow as tf\ndef f(x: mp_compat.LossScale) -> mp_compat.LossScale: pass\n",
+  ),
+  "a name in two pieces": (
+    "import tensorflow as tf\nx = getattr(tf.train.experimental, 'Dynamic' + 'LossScale')\n",
+    "import mp_compat\nimport tensorflow as tf\nx = mp_compat.DynamicLossScale\n",
+  ),
+  "star imports of a tf": (
+    "from project.env import *\nimport tensorflow as tf\nfrom project.other import *\n"
+    "x = tf.train.experimental.LossScale\n",
+    "from project.env import *\nimport mp_compat\nimport tensorflow as tf\nfrom project.other import *\n"
+    "x = mp_compat.LossScale\n",
+  ),
   "CRLF": (
     "import tensorflow as tf\r\nx = tf.train.experimental.LossScale\r\n",
     "import mp_compat\r\nimport tensorflow as tf\r\nx = mp_compat.LossScale\r\n",
@@ -186,6 +266,10 @@ UNTOUCHED = {
   "moved over": "import mp_compat\nmp_compat.contrib.mixed_precision.LossScaleOptimizer(a, b)\n",
   "in a circle": "a = b\nb = a\na.LossScale\n",
   "of an element": "x[0].LossScale\n",
+  "a folder of this name": "from project.tensorflow.contrib.mixed_precision import LossScaleManager\n",
+  "what is in a private module": "from tensorflow.python.training.experimental.loss_scale import *\n",
+  "imported as a whole": "import tensorflow.python.training.experimental.loss_scale\n"
+  "tensorflow.python.training.experimental.loss_scale._assign_if_finite\n",
   "mp_compat is another": "import tensorflow as tf\nmp_compat = 3\ntf.train.experimental.LossScale\n",
 }
 
@@ -194,8 +278,113 @@ HEAD = (
   "opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 'dynamic')\n"
 )
 
+# The lines with "# stays" are not rewritten, because they are not old names on every path, and are reported.
+UNCERTAIN = {
+  "a branch": ("unresolved", "e = other\nif x:\n  e = tf.train.experimental\ne.LossScale  # stays\n"),
+  "a parameter": (
+    "private-state",
+    "def f(opt, fp16):\n  if fp16:\n    opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n"
+    "  return opt._optimizer  # stays\n",
+  ),
+  "an exception": (
+    "private-state",
+    "opt = sgd\ntry:\n  opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\nexcept ValueError:\n  pass\n"
+    "opt._optimizer  # stays\n",
+  ),
+  "an exception in a context": (
+    "unresolved",
+    "e = other\nwith contextlib.suppress(AttributeError):\n  e = tf.train.experimental\ne.LossScale  # stays\n",
+  ),
+  "a loop that may not run": (
+    "private-state",
+    "opt = sgd\nfor x in y:\n  opt = mp_compat.MixedPrecisionLossScaleOptimizer(sgd, 'dynamic')\n  opt._loss_scale\n"
+    "opt._loss_scale  # stays\n",
+  ),
+  "the second time in a loop": (
+    "unresolved",
+    "e = tf.train.experimental\nwhile x:\n  e.LossScale  # stays\n  e = e.other\n",
+  ),
+  "finally": ("unresolved", "e = other\ntry:\n  e = tf.train.experimental\nfinally:\n  e.LossScale  # stays\n"),
+  "a closure": (
+    "private-state",
+    "def f(opt):\n  def g(): return opt._optimizer  # stays\n"
+    "  opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n  return g\n",
+  ),
+  "a lambda": ("unresolved", "e = tf.train.experimental\nf = lambda: e.LossScale  # stays\ne = other\n"),
+  "a generator": ("unresolved", "e = tf.train.experimental\nf = (e.LossScale for _ in x)  # stays\ne = other\n"),
+  "another method": (
+    "private-state",
+    "class A:\n  def f(self):\n    self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')\n"
+    "    self.g()\n    self.opt._optimizer  # stays\n",
+  ),
+  "an attribute that another method assigns": (
+    "private-state",
+    "class A:\n  def f(self): return self.opt._optimizer  # stays\n"
+    "  def g(self): self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')\n",
+  ),
+  "global": (
+    "unresolved",
+    "e = tf.train.experimental\ndef f():\n  global e\n  e = other\nf()\ne.LossScale  # stays\n",
+  ),
+  "nonlocal": (
+    "unresolved",
+    "def f():\n  e = tf.train.experimental\n  def g():\n    nonlocal e\n    e = other\n  g()\n  e.LossScale  # stays\n",
+  ),
+  "an expression that may bind": (
+    "unresolved",
+    "e = tf.train.experimental\nx and (e := other)\ne.LossScale  # stays\n",
+  ),
+  "one of two imports": (
+    "unresolved",
+    "try:\n  from other import experimental as e\nexcept ImportError:\n"
+    "  from tensorflow.train import experimental as e\ne.LossScale  # stays\n",
+  ),
+  "a local tf": ("unresolved", "def f(tf):\n  return tf.train.experimental.LossScale  # stays\n"),
+  "a tf of the object": (
+    "unresolved",
+    "class A:\n  def f(self): return self.tf.train.experimental.LossScale  # stays\n",
+  ),
+  "another tf": ("unresolved", "tf = x[0]\ntf.train.experimental.LossScale  # stays\n"),
+  "a star import": ("unresolved", "e = tf.train.experimental\nfrom other import *\ne.LossScale  # stays\n"),
+  "deleted and bound anew": (
+    "unresolved",
+    "e = tf.train.experimental\ndel e\nfrom other import e\ne.LossScale  # stays\n",
+  ),
+  "the name of an exception": (
+    "unresolved",
+    "e = tf.train.experimental\ntry: x()\nexcept ValueError as e: e.LossScale  # stays\n",
+  ),
+  "an attribute": ("unresolved", "class A:\n  def f(self):\n    self.e = tf.train.experimental  # stays\n"),
+  "a name that is replaced": ("unresolved", "tf.train.experimental.LossScale = Mine  # stays\n"),
+  "a name that is deleted": ("unresolved", "del tf.train.experimental.LossScale  # stays\n"),
+  "a function that returns a module": (
+    "unresolved",
+    "def f():\n  from tensorflow.train import experimental\n  return experimental  # stays\nf().x\n",
+  ),
+  "setattr": ("unresolved", "setattr(tf.train.experimental, 'LossScale', Mine)  # stays\n"),
+  "vars": ("unresolved", "vars(tf.train.experimental)['LossScale']  # stays\n"),
+  "a name that is computed": ("unresolved", "getattr(tf.train.experimental, name)  # stays\n"),
+  "an alias that is passed": ("unresolved", "e = tf.train.experimental\nx = vars(e)  # stays\n"),
+  "a function named getattr": (
+    "unresolved",
+    "def getattr(x, name): return None\ngetattr(tf.train.experimental, 'LossScale')  # stays\n",
+  ),
+  "a name that is bound later": (
+    "name-taken",
+    "def f():\n  tf.train.experimental.LossScale  # stays\n  import mp_compat\n",
+  ),
+  "a global of this name": (
+    "name-taken",
+    "def f():\n  global mp_compat\n  mp_compat = other\ntf.train.experimental.LossScale  # stays\n",
+  ),
+}
+
 # (kind of decision, source that requires one decision of this kind if it follows HEAD).
 DECISIONS = [
+  ("checkpoints", "tf.train.Saver().restore(sess, path)"),
+  ("checkpoints", "with tf.train.MonitoredTrainingSession(checkpoint_dir='logs') as sess: pass"),
+  ("checkpoints", "tf.train.init_from_checkpoint(path, {'/': '/'})"),
+  ("checkpoints", "from tensorflow.estimator import Estimator\nEstimator(model_fn, 'logs')"),
   ("clipped-gradients", "gvs = [(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(loss)]"),
   ("clipped-gradients", "def f(gvs):\n  gs = tf.where(tf.is_finite(gvs[0]), gvs[0], 0)\n  opt.apply_gradients(gs)"),
   ("own-global-step", "tf.assign_add(tf.train.get_or_create_global_step(), 1)"),
@@ -275,6 +464,7 @@ DECISIONS = [
   ("keras", "from tensorflow.keras.mixed_precision import LossScaleOptimizer"),
   ("guard", "if hasattr(tf.train.experimental, 'DynamicLossScale'): pass"),
   ("guard", "if hasattr(tf.contrib, 'mixed_precision'): pass"),
+  ("guard", "if hasattr(tf.train, 'experimental'): pass"),
   ("unresolved", "build().mixed_precision().LossScaleOptimizer(a, b)"),
   ("unresolved", "module.DynamicLossScale()"),
   ("unresolved", "from tensorflow.train.experimental import *"),
@@ -285,6 +475,15 @@ DECISIONS = [
   ("text", "x = load(f'tensorflow.keras.mixed_precision.experimental.{name}')"),
   ("text", "x = load('tensorflow.python.training.' 'experimental.loss_scale')"),
   ("text", "x = operator.attrgetter('train.experimental.MixedPrecisionLossScaleOptimizer')(tf)"),
+]
+
+# Old names that the source does without. After the rewriting it never has to.
+GUARDS = [
+  "try:\n  from tensorflow.train.experimental import LossScale\nexcept ImportError:\n  LossScale = None\n",
+  "try:\n  import tensorflow.contrib.mixed_precision as mp\nexcept Exception:\n  mp = None\n",
+  "try:\n  from tensorflow.contrib import mixed_precision\nexcept:\n  import mp_compat\n",
+  "import tensorflow as tf\ntry:\n  x = tf.train.experimental.LossScale\nexcept AttributeError:\n  x = None\n",
+  "import tensorflow as tf\nx = getattr(tf.train.experimental, 'LossScale', None)\n",
 ]
 
 NO_DECISIONS = [

@@ -25,7 +25,9 @@ __all__ = ["Change", "Decision", "Migration", "Place", "find", "migrate_file", "
 
 _SUFFIXES = (".py", ".ipynb")
 # A file that matches none of these has no old names.
-_MENTIONS = re.compile(rb"LossScale|graph_rewrite|loss_scale_wrapper|train(ing)?\.experimental|mixed_precision")
+_MENTIONS = re.compile(
+  rb"LossScale|graph_rewrite|loss_scale_wrapper|train(ing)?(\.| +import .*)experimental|mixed_precision"
+)
 
 
 class Migration(NamedTuple):
@@ -88,9 +90,11 @@ def migrate_file(path: str) -> Migration:
     return Migration(
       path,
       before,
-      source.content(rewriter.code()) if rewriter.changes else before,
+      source.edited(parsed.code, rewriter.edits, parsed.module.encoding) if rewriter.edits else before,
       tuple(change._replace(place=source.place(change.place)) for change in rewriter.changes),
-      tuple(decision._replace(place=source.place(decision.place)) for decision in DecisionFinder(parsed).decisions),
+      tuple(
+        decision._replace(place=source.place(decision.place)) for decision in DecisionFinder(parsed, rewriter).decisions
+      ),
     )
   except cst.ParserSyntaxError as error:
     place = source.place(Place(0, error.raw_line, 1))
@@ -99,6 +103,8 @@ def migrate_file(path: str) -> Migration:
     problem = "its expressions are nested too deeply"
   except (OSError, SyntaxError, ValueError) as error:  # for example missing, or not in its declared encoding
     problem = str(error)
+  except Exception as error:  # A defect of this package concerns one file only.
+    problem = "unexpected error, please report it: {!r}".format(error)
   return Migration(path, before, before, problem=problem)
 
 

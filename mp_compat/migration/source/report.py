@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formats the output of `mp_compat migrate`: a diff, a text report and a JSON report."""
 
+import collections
 import difflib
 import json
 import os
@@ -8,6 +9,7 @@ from typing import Any, Dict, Iterator, List, Sequence
 
 from mp_compat.migration.source import Migration
 from mp_compat.migration.source import Place
+from mp_compat.migration.source.decisions import REMEDIES
 
 
 def diff(migration: Migration) -> bytes:
@@ -24,24 +26,33 @@ def _lines(content: bytes) -> List[bytes]:
 
 
 def text(migrations: Sequence[Migration]) -> Iterator[str]:
-  """Yields the text report; the last line has the totals."""
+  """Yields the text report: the places, then each kind of decision once, then the totals."""
+  decisions = [decision for migration in migrations for decision in migration.decisions]
+  changes = sum(len(migration.changes) for migration in migrations)
+  problems = sum(bool(migration.problem) for migration in migrations)
   for migration in migrations:
     for change in migration.changes:
-      yield "{}: rewritten: {} -> {}".format(_where(migration, change.place), " ".join(change.old.split()), change.new)
-    for decision in migration.decisions:
-      yield "{}: decide: {}\n    {}\n    {}".format(
-        _where(migration, decision.place), decision.text, decision.remedy, decision.docs
+      yield "{}: rewritten: {} -> {}".format(
+        _where(migration, change.place), " ".join(change.old.split()), " ".join(change.new.split())
       )
+    for decision in migration.decisions:
+      yield "{}: decide ({}): {}".format(_where(migration, decision.place), decision.kind, decision.text)
   for migration in migrations:
     if migration.problem:
       yield "{}: not looked at: {}".format(migration.path, migration.problem)
-  yield "{} files, {} with old names; {} names rewritten, {} places to decide, {} files not looked at".format(
-    len(migrations),
+  for kind, places in sorted(collections.Counter(decision.kind for decision in decisions).items()):
+    yield "{}, {}: {}".format(kind, _count(places, "place"), REMEDIES[kind])
+  yield "{}, {} with old names; {} rewritten, {} to decide, {} not looked at".format(
+    _count(len(migrations), "file"),
     sum(bool(migration.changes) for migration in migrations),
-    sum(len(migration.changes) for migration in migrations),
-    sum(len(migration.decisions) for migration in migrations),
-    sum(bool(migration.problem) for migration in migrations),
+    _count(changes, "name"),
+    _count(len(decisions), "place"),
+    _count(problems, "file"),
   )
+
+
+def _count(number: int, noun: str) -> str:
+  return "{} {}{}".format(number, noun, "" if number == 1 else "s")
 
 
 def _where(migration: Migration, place: Place) -> str:
@@ -60,9 +71,7 @@ def as_json(migrations: Sequence[Migration]) -> str:
         for change in migration.changes
       ],
       "decide": [
-        _entry(
-          migration, decision.place, kind=decision.kind, text=decision.text, remedy=decision.remedy, docs=decision.docs
-        )
+        _entry(migration, decision.place, kind=decision.kind, text=decision.text, remedy=REMEDIES[decision.kind])
         for migration in migrations
         for decision in migration.decisions
       ],
