@@ -235,6 +235,20 @@ REWRITTEN = {
     "from project.env import *\nimport mp_compat\nimport tensorflow as tf\nfrom project.other import *\n"
     "x = mp_compat.LossScale\n",
   ),
+  "the tf of a module of the project": (
+    "import project.env as env\nx = env.tf.train.experimental.LossScale\n",
+    "import mp_compat\nimport project.env as env\nx = mp_compat.LossScale\n",
+  ),
+  "targets": (
+    "import tensorflow as tf\ne: object\nd[tf.train.experimental.LossScale], f().x = 1, 2\n"
+    "a, *b = tf.train.experimental.LossScale, 3\n",
+    "import mp_compat\nimport tensorflow as tf\ne: object\nd[mp_compat.LossScale], f().x = 1, 2\n"
+    "a, *b = mp_compat.LossScale, 3\n",
+  ),
+  "comprehensions": (
+    "import tensorflow as tf\nx = {y: [tf.train.experimental.LossScale for _ in z] for x in w for y in x if x}\n",
+    "import mp_compat\nimport tensorflow as tf\nx = {y: [mp_compat.LossScale for _ in z] for x in w for y in x if x}\n",
+  ),
   "CRLF": (
     "import tensorflow as tf\r\nx = tf.train.experimental.LossScale\r\n",
     "import mp_compat\r\nimport tensorflow as tf\r\nx = mp_compat.LossScale\r\n",
@@ -353,6 +367,18 @@ UNCERTAIN = {
   "the name of an exception": (
     "unresolved",
     "e = tf.train.experimental\ntry: x()\nexcept ValueError as e: e.LossScale  # stays\n",
+  ),
+  "a pattern": (
+    "unresolved",
+    "e = tf.train.experimental\nmatch x:\n  case {'a': 1, **e}: e.LossScale  # stays\n"
+    "  case [1, *e]: e.LossScale  # stays\n  case 3 as e: e.LossScale  # stays\n  case {'a': 1}: pass\n  case _: pass\n"
+    "e.LossScale  # stays\n",
+  ),
+  "a sum": ("unresolved", "e = tf.train.experimental\ne += 1\ne.LossScale  # stays\n"),
+  "part of a longer list": ("unresolved", "e = tf.train.experimental\n*e, x = a, b\ne.LossScale  # stays\n"),
+  "in a nested comprehension": (
+    "unresolved",
+    "e = tf.train.experimental\nx = [e.LossScale for y in z for e in y if e]  # stays\n",
   ),
   "an attribute": ("unresolved", "class A:\n  def f(self):\n    self.e = tf.train.experimental  # stays\n"),
   "a name that is replaced": ("unresolved", "tf.train.experimental.LossScale = Mine  # stays\n"),

@@ -145,6 +145,12 @@ def test_imported_wrapper_needs_decision_on_checkpoints(tmp_path):
   assert decision.kind == "checkpoints" and decision.place.line == 2
 
 
+def test_every_clipping_is_reported(tmp_path):
+  code = "def f(g):\n  tf.clip_by_norm(g, 1.)\n  tf.clip_by_value(g, 1., 2.)\n  opt.apply_gradients(g)\n"
+  found = decisions_below_head(migrate_text(migrate_cases.HEAD + code, tmp_path))
+  assert [decision.kind for decision in found] == ["clipped-gradients"] * 2
+
+
 def test_gradient_decisions_require_wrapped_optimizer(tmp_path):
   code = "import tensorflow as tf\nx = 'LossScale'\nglobal_step.assign_add(1)\n"
   assert not migrate_text(code, tmp_path).decisions
