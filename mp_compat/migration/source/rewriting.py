@@ -100,7 +100,7 @@ class Rewriter(cst.CSTVisitor):
 
   def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
     module = values.module_of(node)
-    if module.startswith("mp_compat"):
+    if node.module is None or module.startswith("mp_compat"):
       return False
     if isinstance(node.names, cst.ImportStar):
       new_module = self._source.new_name(module) if module in _PUBLIC_MODULES else None
