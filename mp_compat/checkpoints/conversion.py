@@ -84,31 +84,32 @@ def convert(
     )
   if files.checkpoint_exists(target) or tf.gfile.Exists(target):
     raise ValueError("{} exists and is not overwritten. Pass another path.".format(target))
-  names: Mapping[str, Optional[str]]
-  if like is not None:
-    example = inspect(like)
-    to, meta = example.dialect, "{}.meta".format(example.path)
-    names = _names_like(example, inspection)
-  else:
+  if like is None:
     assert to is not None  # checked above
-    meta = ""
-    names = dialects.translate(_shapes(inspection), to)
-  count_dtype = np.int32 if to == "contrib" else np.int64
-  reader = files.open_reader(inspection.path)
-  roles = dialects.state({name: inspection.variables[source][1] if source else () for name, source in names.items()})
-  values = {}
-  for name, source_name in names.items():
-    role = roles.get(name)
-    value = (
-      np.float32(2.0**15 if role == "current_loss_scale" else 0.0)
-      if source_name is None
-      else (files.read_tensor(reader, inspection.path, source_name))
-    )
-    values[name] = value.astype(count_dtype) if role in ("good_steps", "bad_steps") else value
-  _write(values, target)
-  if meta and tf.gfile.Exists(meta):
+    _write(_values(inspection, dialects.translate(_shapes(inspection), to), to), target)
+    return inspect(target)
+  example = inspect(like)
+  _write(_values(inspection, _names_like(example, inspection), example.dialect), target)
+  meta = "{}.meta".format(example.path)
+  if tf.gfile.Exists(meta):
     tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
   return inspect(target)
+
+
+def _values(source: Inspection, names: Mapping[str, Optional[str]], to: str) -> Dict[str, np.ndarray]:
+  """Returns the values to write by name; `names` has the name in `source` for each, or None for state to add."""
+  reader = files.open_reader(source.path)
+  roles = dialects.state({name: source.variables[old][1] if old else () for name, old in names.items()})
+  values = {}
+  for name, old in names.items():
+    role = roles.get(name)
+    if old is None:
+      value = np.float32(2.0**15 if role == "current_loss_scale" else 0.0)
+    else:
+      value = files.read_tensor(reader, source.path, old)
+    is_count = role in ("good_steps", "bad_steps")
+    values[name] = value.astype(np.int32 if to == "contrib" else np.int64) if is_count else value
+  return values
 
 
 def _names_like(like: Inspection, source: Inspection) -> Dict[str, Optional[str]]:

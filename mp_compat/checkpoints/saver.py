@@ -2,7 +2,7 @@
 """A `tf.train.Saver` that restores checkpoints of every naming scheme (see `mp_compat.core.dialects`)."""
 
 import collections
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from absl import logging
 import numpy as np
@@ -107,21 +107,33 @@ def add_tensorflow_names(var_list: Any) -> Any:
     `var_list`, with a second entry for each variable to which TensorFlow's class gives another name, under that name.
     Variables that the program renames (in a dict) have one entry. Logs a warning if another variable has that name.
   """
-  recorded_names = tensorflow_names(tf.get_default_graph())
-  if all(name == tensorflow_name for name, tensorflow_name in recorded_names.items()):
+  renamed = {
+    name: tensorflow_name
+    for name, tensorflow_name in tensorflow_names(tf.get_default_graph()).items()
+    if name != tensorflow_name
+  }
+  if not renamed:
     return var_list
   if var_list is None:
     var_list = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
   if not isinstance(var_list, dict):
     var_list = list(var_list)
-  named = (
-    var_list
-    if isinstance(var_list, dict)
-    else {variable.op.name: variable for variable in var_list if hasattr(variable, "op")}
-  )
+  aliases = _aliases(_by_saved_name(var_list), renamed)
+  return dict(var_list, **aliases) if isinstance(var_list, dict) else var_list + list(aliases.values())
+
+
+def _by_saved_name(var_list: Any) -> Dict[str, Any]:
+  """Returns the variables of a Saver by the names under which it saves them."""
+  if isinstance(var_list, dict):
+    return var_list
+  return {variable.op.name: variable for variable in var_list if hasattr(variable, "op")}
+
+
+def _aliases(named: Dict[str, Any], renamed: Dict[str, str]) -> "collections.OrderedDict[str, savers.AliasSaveable]":
+  """Returns second entries of a Saver for the variables in `renamed`, by TensorFlow's names; see above."""
   aliases = collections.OrderedDict()
-  for name, tensorflow_name in sorted(recorded_names.items()):
-    if tensorflow_name in named and tensorflow_name != name:
+  for name, tensorflow_name in sorted(renamed.items()):
+    if tensorflow_name in named:
       logging.warning(
         "%s is not also saved as %s, its name in TensorFlow's class, because another variable has that "
         "name. To restore this checkpoint without mp_compat, convert it: python -m mp_compat checkpoint "
@@ -129,14 +141,9 @@ def add_tensorflow_names(var_list: Any) -> Any:
         name,
         tensorflow_name,
       )
-    elif (
-      name in named
-      and tensorflow_name != name
-      and getattr(named[name], "op", None) is not None
-      and (named[name].op.name == name)
-    ):
+    elif name in named and getattr(getattr(named[name], "op", None), "name", None) == name:
       aliases[tensorflow_name] = savers.AliasSaveable(named[name], tensorflow_name)
-  return dict(var_list, **aliases) if isinstance(var_list, dict) else var_list + list(aliases.values())
+  return aliases
 
 
 class _Entry(NamedTuple):
@@ -169,37 +176,43 @@ class _Entry(NamedTuple):
 
 def _entries(restore_op: tf.Operation) -> List[_Entry]:
   """Returns the tensors that running `restore_op` reads, in the order in which the variables were created."""
-  seen, pending, restores, assigned = set(), [restore_op], [], collections.defaultdict(list)
-  while pending:
-    op = pending.pop()
-    if op.name in seen:
-      continue
-    seen.add(op.name)
-    pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-    if op.type == "RestoreV2":
-      restores.append(op)
-    elif op.type in ("Assign", "AssignVariableOp"):
+  ops = _ancestors(restore_op)
+  assigned: Dict[str, List[Tuple[tf.Operation, bool]]] = collections.defaultdict(list)
+  for op in ops:
+    if op.type in ("Assign", "AssignVariableOp"):
       value, reshaped = op.inputs[1], False
       while value.op.type != "RestoreV2" and value.op.inputs:
         value, reshaped = value.op.inputs[0], reshaped or value.op.type == "Reshape"
       assigned[value.name].append((op.inputs[0].op, reshaped))
   entries = []
-  for op in restores:
-    names, parts = [tf.make_ndarray(tensor.op.get_attr("value")) for tensor in op.inputs[1:3]]
-    for index, (name, part) in enumerate(zip(names, parts)):
-      variables = assigned[op.outputs[index].name]
-      entries.append(
-        _Entry(
-          op,
-          index,
-          tf.compat.as_str(name),
-          tf.compat.as_str(part),
-          tuple(variable for variable, _ in variables),
-          any(reshaped for _, reshaped in variables),
+  for op in ops:
+    if op.type == "RestoreV2":
+      names, parts = [tf.make_ndarray(tensor.op.get_attr("value")) for tensor in op.inputs[1:3]]
+      for index, (name, part) in enumerate(zip(names, parts)):
+        variables = assigned[op.outputs[index].name]
+        entries.append(
+          _Entry(
+            op,
+            index,
+            tf.compat.as_str(name),
+            tf.compat.as_str(part),
+            tuple(variable for variable, _ in variables),
+            any(reshaped for _, reshaped in variables),
+          )
         )
-      )
   creation_index = {op.name: index for index, op in enumerate(restore_op.graph.get_operations())}
   return sorted(entries, key=lambda entry: [creation_index[variable.name] for variable in entry.variables])
+
+
+def _ancestors(op: tf.Operation) -> List[tf.Operation]:
+  """Returns the ops that `op` depends on, and `op` itself."""
+  found, pending = collections.OrderedDict(), [op]
+  while pending:
+    op = pending.pop()
+    if op.name not in found:
+      found[op.name] = op
+      pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+  return list(found.values())
 
 
 def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
@@ -208,57 +221,63 @@ def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str
   Raises:
     tf.errors.NotFoundError, tf.errors.InvalidArgumentError: See `Saver.restore`.
   """
-  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
-  recorded_names = tensorflow_names(entries[0].op.graph) if entries else {}
+  shapes = files.shapes_in(reader)
   needed = [entry for entry in entries if entry.is_needed]
   wanted = collections.OrderedDict(
     (entry.name, entry.shape.as_list()) for entry in needed if entry.shape.is_fully_defined()
   )
+  matched, state = dialects.match(wanted, shapes, _recorded_matches(needed, shapes)), dialects.state(wanted)
+  unmatched = collections.OrderedDict.fromkeys(entry.name for entry in needed if entry.name not in matched)
+  missing = [name for name in unmatched if name not in state]
+  different = _differences(needed, matched, state, reader)
+  if missing or different:
+    raise _mismatch(missing, different, shapes, path)
+  files.warn_initialized(list(unmatched), path)
+  matched.update((entry.name, entry.name) for entry in entries if not entry.is_needed and entry.name in shapes)
+  return matched
+
+
+def _recorded_matches(needed: List[_Entry], shapes: dialects.Shapes) -> Dict[str, str]:
+  """Returns the names that the checkpoint has as they are, or in TensorFlow's class, by the names in the graph."""
   matched = {entry.name: entry.name for entry in needed if entry.name in shapes}
+  recorded_names = tensorflow_names(needed[0].op.graph) if needed else {}
   for entry in needed:
     for variable in entry.variables:
       if recorded_names.get(variable.name) in shapes:
         matched.setdefault(entry.name, recorded_names[variable.name])
-  matched, state = dialects.match(wanted, shapes, matched), dialects.state(wanted)
-  missing: List[str] = []
-  different: List[str] = []
-  initialized: List[str] = []
-  for name, entry in collections.OrderedDict((entry.name, entry) for entry in needed).items():
-    source_name = matched.get(name)
-    if source_name is None:
-      (initialized if name in state else missing).append(name)
-      continue
-    if not (
-      entry.shape.is_compatible_with(shapes[source_name])
-      or entry.reshaped
-      and (entry.shape.num_elements() == np.prod(shapes[source_name], dtype=np.int64))
-    ):
-      different.append(
-        "{} has the shape {} in the graph, {} in the checkpoint".format(name, entry.shape, list(shapes[source_name]))
-      )
-    if dtypes[source_name] != entry.dtype and name not in state:
-      different.append(
-        "{} has the dtype {} in the graph, {} in the checkpoint".format(
-          name, entry.dtype.name, dtypes[source_name].name
-        )
-      )
-  if missing or different:
-    parts = [_NOTHING_RESTORED]
-    if missing:
-      parts.append(
-        "Not found in the checkpoint {}, which has the names of the dialect {}: {}. It has: {}.".format(
-          path, dialects.dialect(shapes), ", ".join(missing), ", ".join(sorted(shapes))
-        )
-      )
-    if different:
-      parts.append(
-        "Different in the checkpoint {}: {}. Expected a checkpoint of the same model; to restore a part of "
-        "it, pass var_list.".format(path, "; ".join(different))
-      )
-    raise (tf.errors.NotFoundError if missing else tf.errors.InvalidArgumentError)(None, None, " ".join(parts))
-  files.warn_initialized(initialized, path)
-  matched.update((entry.name, entry.name) for entry in entries if not entry.is_needed and entry.name in shapes)
   return matched
+
+
+def _differences(needed: List[_Entry], matched: Dict[str, str], state: Iterable[str], reader: Any) -> List[str]:
+  """Returns a text for each shape or dtype that differs in the checkpoint. The dtype of a loss scale may differ."""
+  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
+  different = []
+  for name, entry in collections.OrderedDict((entry.name, entry) for entry in needed if entry.name in matched).items():
+    shape, dtype = shapes[matched[name]], dtypes[matched[name]]
+    fits = entry.reshaped and entry.shape.num_elements() == np.prod(shape, dtype=np.int64)
+    if not fits and not entry.shape.is_compatible_with(shape):
+      different.append("{} has the shape {} in the graph, {} in the checkpoint".format(name, entry.shape, list(shape)))
+    if dtype != entry.dtype and name not in state:
+      text = "{} has the dtype {} in the graph, {} in the checkpoint"
+      different.append(text.format(name, entry.dtype.name, dtype.name))
+  return different
+
+
+def _mismatch(missing: List[str], different: List[str], shapes: dialects.Shapes, path: str) -> tf.errors.OpError:
+  """Returns the error for variables that the checkpoint does not have, or has in another shape or dtype."""
+  parts = [_NOTHING_RESTORED]
+  if missing:
+    parts.append(
+      "Not found in the checkpoint {}, which has the names of the dialect {}: {}. It has: {}.".format(
+        path, dialects.dialect(shapes), ", ".join(missing), ", ".join(sorted(shapes))
+      )
+    )
+  if different:
+    parts.append(
+      "Different in the checkpoint {}: {}. Expected a checkpoint of the same model; to restore a part of "
+      "it, pass var_list.".format(path, "; ".join(different))
+    )
+  return (tf.errors.NotFoundError if missing else tf.errors.InvalidArgumentError)(None, None, " ".join(parts))
 
 
 def _restore_feeds(
@@ -276,39 +295,39 @@ def _restore_feeds(
   names: Dict[tf.Operation, Dict[int, Optional[str]]] = collections.OrderedDict((entry.op, {}) for entry in entries)
   for entry in entries:
     source_name = matched.get(entry.name)
-    if not entry.is_needed:
-      names[entry.op][entry.index] = stand_ins.get(entry.dtype)
-      continue
-    if source_name is None or dtypes[source_name] != entry.dtype:
-      # The name of the initializer is part of the graph format.
-      initial = sess.graph.get_operation_by_name(entry.variables[0].name + "/Assign").inputs[1]
-      value = (
-        sess.run(initial)
-        if source_name is None
-        else (files.read_tensor(reader, path, source_name).astype(entry.dtype.as_numpy_dtype))
-      )
-      feeds[entry.op.outputs[entry.index].name] = value
-      source_name = stand_ins.get(entry.dtype)
-    names[entry.op][entry.index] = source_name
+    if entry.is_needed and (source_name is None or dtypes[source_name] != entry.dtype):
+      feeds[entry.op.outputs[entry.index].name] = _value(sess, entry, source_name, reader, path)
+    is_read = entry.is_needed and source_name is not None and dtypes[source_name] == entry.dtype
+    names[entry.op][entry.index] = source_name if is_read else stand_ins.get(entry.dtype)
   for op, name_of_output in names.items():
     to_read = [name_of_output[index] for index in range(len(name_of_output))]
-    if None not in to_read:
+    if None in to_read:
+      feeds.update(_read_outputs(op, to_read, feeds, path))
+    else:
       feeds[op.inputs[1].name] = to_read
-      continue
-    parts = tf.make_ndarray(op.inputs[2].op.get_attr("value"))
-    readable = {
-      index: name
-      for index, name in enumerate(to_read)
-      if name is not None and op.outputs[index].name not in feeds and op.outputs[index].consumers()
-    }
-    values = files.read_slices(
-      path,
-      list(readable.values()),
-      [parts[index] for index in readable],
-      [op.outputs[index].dtype for index in readable],
-    )
-    feeds.update((op.outputs[index].name, value) for index, value in zip(readable, values))
   return feeds
+
+
+def _value(sess: tf.Session, entry: _Entry, source_name: Optional[str], reader: Any, path: str) -> np.ndarray:
+  """Returns the value to assign to a variable: the initial one without a `source_name`, else that, converted."""
+  if source_name is not None:
+    return files.read_tensor(reader, path, source_name).astype(entry.dtype.as_numpy_dtype)
+  # The name of the initializer is part of the graph format.
+  return sess.run(sess.graph.get_operation_by_name(entry.variables[0].name + "/Assign").inputs[1])
+
+
+def _read_outputs(op: tf.Operation, to_read: List[Optional[str]], feeds: Dict[str, Any], path: str) -> Dict[str, Any]:
+  """Returns the values of the outputs of a RestoreV2 op that are used and not yet in `feeds`."""
+  parts = tf.make_ndarray(op.inputs[2].op.get_attr("value"))
+  outputs = {
+    index: name
+    for index, name in enumerate(to_read)
+    if name is not None and op.outputs[index].name not in feeds and op.outputs[index].consumers()
+  }
+  values = files.read_slices(
+    path, list(outputs.values()), [parts[index] for index in outputs], [op.outputs[index].dtype for index in outputs]
+  )
+  return {op.outputs[index].name: value for index, value in zip(outputs, values)}
 
 
 def tensorflow_names(graph: tf.Graph) -> Dict[str, str]:

@@ -14,7 +14,7 @@ names of variables created in a name scope are prefixed with that scope.
 import collections
 import re
 from types import MappingProxyType
-from typing import Any, Callable, Counter, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Counter, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 DIALECTS = ("mp_compat", "tensorflow", "contrib", "plain")
 
@@ -185,40 +185,54 @@ def translate(shapes: Shapes, to: str) -> "collections.OrderedDict[str, Optional
   """
   if to not in DIALECTS:
     raise ValueError("The dialect must be one of {}, but got {!r}.".format(", ".join(map(repr, DIALECTS)), to))
-  own_state = state(shapes)
-  plain = _without_conditionals(shapes)
-  result: collections.OrderedDict[str, Optional[str]] = collections.OrderedDict()
-  for name, source in plain.items():
-    parsed = _parse(name)
-    if source in own_state:
-      for target in _state_as(parsed, to):
-        if plain.get(target, source) not in own_state:
-          raise ValueError(
-            "{} would be written as {}, which is the name of another variable. Expected no variable of that name, or "
-            "another dialect than {!r}.".format(source, target, to)
-          )
-        result[target] = source
-      continue
-    result[name] = source
-    if parsed.stem in _POWERS and to in ("tensorflow", "contrib"):
-      result[_in_conditional(parsed, to)] = source
-      if sum(_parse(other).stem == parsed.stem for other in plain) == 1:
-        result.setdefault(parsed.stem, source)
-  if to != "plain" and not own_state:
-    result.update(dict.fromkeys(["loss_scale" if to == "contrib" else "current_loss_scale", "good_steps"]))
-  if to == "contrib":
-    for parsed in [_parse(name) for name, source in result.items() if source is None or source in own_state]:
-      if parsed.stem == "loss_scale":
-        result.setdefault(_join(parsed.scope, "bad_steps", parsed.number), None)
+  own_state, plain = state(shapes), _without_conditionals(shapes)
+  result: collections.OrderedDict[str, Optional[str]] = collections.OrderedDict(
+    (name, source) for name, source in plain.items() if source not in own_state
+  )
+  for target, source in _state_as(own_state, to).items():
+    if source and target in result:
+      raise ValueError(
+        "{} would be written as {}, which is the name of another variable. Expected no variable of that name, or "
+        "another dialect than {!r}.".format(source, target, to)
+      )
+    result.setdefault(target, source)
+  if to in ("tensorflow", "contrib"):
+    result.update(_powers_in_conditionals(plain, to))
   return result
 
 
-def _state_as(name: _Name, to: str) -> List[str]:
-  """Returns the names of a loss scale's variable in another naming scheme: one or none."""
-  stem = {"current_loss_scale": "loss_scale"}.get(name.role, name.role) if to == "contrib" else name.role
-  if to == "plain" or (to == "tensorflow" and stem == "bad_steps"):
-    return []
-  return [_join(name.scope, stem, name.number)]
+def _state_as(own_state: Iterable[str], to: str) -> Dict[str, Optional[str]]:
+  """Returns the names of the loss scales' variables in another naming scheme, each with the name to copy from, if any.
+
+  Args:
+    own_state: Their names in the checkpoint. Without any, a loss scale is added.
+    to: One of `DIALECTS`.
+  """
+  if to == "plain":
+    return {}
+  scale = "loss_scale" if to == "contrib" else "current_loss_scale"
+  result: Dict[str, Optional[str]] = {}
+  for source in own_state:
+    name = _parse(source)
+    if to != "tensorflow" or name.role != "bad_steps":
+      result[_join(name.scope, scale if name.role == "current_loss_scale" else name.role, name.number)] = source
+  if not result:
+    result = dict.fromkeys([scale, "good_steps"])
+  if to == "contrib":
+    for name in map(_parse, list(result)):
+      if name.stem == scale:
+        result.setdefault(_join(name.scope, "bad_steps", name.number), None)
+  return result
+
+
+def _powers_in_conditionals(plain: Mapping[str, str], to: str) -> Dict[str, str]:
+  """Returns the names of Adam's powers under both control flow versions, each with the name to copy from."""
+  powers = [(_parse(name), source) for name, source in plain.items() if _parse(name).stem in _POWERS]
+  stems = collections.Counter(name.stem for name, _ in powers)
+  return dict(
+    {name.stem: source for name, source in powers if stems[name.stem] == 1},
+    **{_in_conditional(name, to): source for name, source in powers},
+  )
 
 
 def _in_conditional(name: _Name, to: str) -> str:
