@@ -15,7 +15,7 @@ class NotFoundError(ValueError):
 
 
 def load(argv: List[str]) -> Tuple[types.ModuleType, Any]:
-  """Compiles a program; sets `sys.argv` and `sys.path[0]` for it.
+  """Compiles a program; sets `sys.argv` and the first entry of `sys.path` for it, as the interpreter does.
 
   Args:
     argv: A script, or a directory or zip file with `__main__.py`, and its arguments; or "-m", a module or package, and
@@ -29,7 +29,8 @@ def load(argv: List[str]) -> Tuple[types.ModuleType, Any]:
     Exception: What compiling it raises, or importing the packages that contain the module.
   """
   if argv[0] == "-m":
-    sys.argv, sys.path[0] = argv[1:], os.getcwd()
+    sys.argv = argv[1:]
+    _set_path([] if _is_path_safe() else [os.getcwd()])
     spec = _find_module(argv[1])
     if not spec:
       raise NotFoundError("No module named {}".format(argv[1]))
@@ -38,7 +39,8 @@ def load(argv: List[str]) -> Tuple[types.ModuleType, Any]:
     return main, code
   path = os.path.abspath(argv[0])  # as in Python 3.9 and later, for programs that change the directory
   spec = importlib.machinery.PathFinder.find_spec("__main__", [path])
-  sys.argv, sys.path[0] = argv, path if spec else os.path.dirname(path)
+  sys.argv = argv
+  _set_path([path] if spec else [] if _is_path_safe() else [os.path.dirname(os.path.realpath(path))])
   try:
     return _load(spec) if spec else _load_script(path)
   except OSError as error:
@@ -49,6 +51,16 @@ def execute(main: types.ModuleType, code: Any) -> None:
   """Makes a module `__main__` and executes a program in it."""
   sys.modules["__main__"] = main
   exec(code, vars(main))
+
+
+def _is_path_safe() -> bool:
+  """Returns whether the interpreter adds no directory to `sys.path`: with `-P`, PYTHONSAFEPATH or `-I`."""
+  return bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
+
+
+def _set_path(first: List[str]) -> None:
+  """Replaces what the interpreter added to the beginning of `sys.path` for this command."""
+  sys.path[: 0 if _is_path_safe() else 1] = first
 
 
 def _find_module(name: str) -> Optional[importlib.machinery.ModuleSpec]:

@@ -34,9 +34,10 @@ sys.exit(3)
 '''
 
 
-def python(folder, *command):
+def python(folder, *command, **environment):
+  environment = dict(testing.environment(), **environment)
   return subprocess.run(
-    [sys.executable, *command], cwd=str(folder), env=testing.environment(), capture_output=True, text=True, check=False
+    [sys.executable, *command], cwd=str(folder), env=environment, capture_output=True, text=True, check=False
   )
 
 
@@ -53,6 +54,8 @@ def _folder(tmp_path_factory):
   )
   with zipfile.ZipFile(str(folder / "archive.zip"), "w") as archive:
     archive.writestr("__main__.py", PROGRAM)
+  (folder / "links").mkdir()
+  (folder / "links" / "link.py").symlink_to(os.path.join("..", "package", "module.py"))
   done = python(folder, "-c", "import py_compile; py_compile.compile('script.py', 'compiled.pyc')")
   assert done.returncode == 0
   return folder
@@ -64,6 +67,7 @@ def _folder(tmp_path_factory):
   [
     ["script.py"],
     [os.path.join(".", "package", "module.py")],
+    [os.path.join("links", "link.py")],
     ["no_suffix"],
     ["latin.py"],
     ["compiled.pyc"],
@@ -83,6 +87,18 @@ def test_program_sees_what_the_interpreter_shows_it(command, folder):
   assert alone.stdout.splitlines()[1:] == ["thread True True", "exit True True"]
   assert (done.returncode, done.stderr) == (3, "")
   assert done.stdout == alone.stdout
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH is new in Python 3.11")
+@pytest.mark.parametrize("command", [["script.py"], ["directory"], ["-m", "module"]], ids=" ".join)
+def test_safe_path_is_kept(command, tmp_path):
+  for path in ("script.py", "directory/__main__.py", "first/module.py"):
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text("import os, sys; print([os.path.abspath(path) for path in sys.path])")
+  variables = dict(PYTHONSAFEPATH="1", PYTHONPATH=os.pathsep.join([str(tmp_path / "first"), testing.ROOT]))
+  alone = python(tmp_path, *command, **variables)
+  done = python(tmp_path, "-c", RUN, *command, **variables)
+  assert done.stdout == alone.stdout and str(tmp_path / "first") in alone.stdout
 
 
 def test_script_leaves_no_bytecode(tmp_path):
