@@ -68,7 +68,8 @@ def convert(
 
   Raises:
     ValueError: If there is no checkpoint at `source` or `like`, `source` is object-based, `to` is unknown, `target`
-      exists, `like` has variables that are not in `source`, or not exactly one of `to` and `like` is given.
+      exists or contains brackets, `like` has variables that are not in `source`, or not exactly one of `to` and `like`
+      is given.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt, or was not written correctly.
   """
   if (to is None) == (like is None):
@@ -82,6 +83,7 @@ def convert(
       "conversion. To restore it without loss scaling, use "
       "tf.train.Checkpoint(optimizer=opt.inner_optimizer).".format(inspection.path)
     )
+  files.check_no_pattern(target)
   if files.checkpoint_exists(target) or tf.gfile.Exists(target):
     raise ValueError("{} exists and is not overwritten. Pass another path.".format(target))
   if like is None:
@@ -103,10 +105,8 @@ def _values(source: Inspection, names: Mapping[str, Optional[str]], to: str) -> 
   values = {}
   for name, old in names.items():
     role = roles.get(name)
-    if old is None:
-      value = np.float32(2.0**15 if role == "current_loss_scale" else 0.0)
-    else:
-      value = files.read_tensor(reader, source.path, old)
+    initial = np.float32(2.0**15 if role == "current_loss_scale" else 0.0)
+    value = np.asarray(initial) if old is None else files.read_tensor(reader, source.path, old)
     is_count = role in ("good_steps", "bad_steps")
     values[name] = value.astype(np.int32 if to == "contrib" else np.int64) if is_count else value
   return values
@@ -114,8 +114,13 @@ def _values(source: Inspection, names: Mapping[str, Optional[str]], to: str) -> 
 
 def _names_like(like: Inspection, source: Inspection) -> Dict[str, Optional[str]]:
   """Returns for each name in `like` the name in `source` to copy from; None for state that starts anew."""
-  shapes = _shapes(like)
-  matched, state = dialects.match(shapes, _shapes(source)), dialects.state(shapes)
+  shapes, found = _shapes(like), _shapes(source)
+  matched, state = dialects.match(shapes, found), dialects.state(shapes)
+  second_names = dialects.aliases(shapes)
+  if not all(name in matched for name in second_names):
+    wanted = collections.OrderedDict((name, shapes[name]) for name in shapes if name not in second_names)
+    matched = dialects.match(wanted, found)
+    matched.update((second, matched[first]) for second, first in second_names.items() if first in matched)
   missing = [name for name in shapes if name not in matched and name not in state]
   if missing:
     raise ValueError(

@@ -16,13 +16,28 @@ VarList = Union[Iterable[tf.Variable], Dict[str, tf.Variable]]
 # An entry of every checkpoint that tf.train.Checkpoint wrote. The other names are object paths, for every optimizer.
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
+# Opens a checkpoint. `install()` replaces it in TensorFlow's modules.
+tensorflow_reader = tf.train.NewCheckpointReader
+
+# Files of a checkpoint in the V2 format, which are no checkpoints.
+_PART = re.compile(r"(.+)\.(index|meta|data-\d+-of-\d+)")
+
 # Errors that TensorFlow's checkpoint readers raise for a damaged checkpoint.
 _BROKEN = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
 
 
 def path_text(path: Path) -> str:
-  """Returns a path as a str."""
-  return tf.compat.as_str_any(path)
+  """Returns a path as a str.
+
+  Raises:
+    ValueError: If it is not in UTF-8, which TensorFlow requires.
+  """
+  try:
+    text: str = tf.compat.as_str_any(path)
+    text.encode()
+  except UnicodeError as error:
+    raise ValueError("Expected a path in UTF-8, but got {!r}.".format(path)) from error
+  return text
 
 
 def resolve_path(path: Path) -> str:
@@ -41,10 +56,21 @@ def resolve_path(path: Path) -> str:
   return checkpoint
 
 
+def check_no_pattern(path: str) -> None:
+  """Raises a ValueError if TensorFlow's readers take a path for a pattern that the path itself does not match."""
+  if "[" in path or ("\\" in path and os.sep == "/"):
+    raise ValueError(
+      "TensorFlow reads the path {} as a pattern for file names. Expected a path without brackets and "
+      "backslashes.".format(path)
+    )
+
+
 def checkpoint_exists(path: str) -> bool:
   """Returns whether there is an index file (V2), or files match the path itself (V1, "model-?????-of-00002")."""
   if tf.gfile.Exists("{}.index".format(path)):
     return True
+  if _PART.fullmatch(path):
+    return False
   try:
     return any(not tf.gfile.IsDirectory(file) for file in tf.gfile.Glob(path))
   except tf.errors.NotFoundError:  # TensorFlow 1.15 raises it if the directory does not exist.
@@ -52,11 +78,15 @@ def checkpoint_exists(path: str) -> bool:
 
 
 def open_reader(path: str) -> Any:
-  """Returns TensorFlow's reader of a checkpoint; raises a DataLossError if the checkpoint is damaged."""
+  """Returns TensorFlow's reader of a checkpoint; raises a DataLossError if it is damaged or has no variables."""
   try:
-    return tf.train.NewCheckpointReader(path)  # load_checkpoint() would read a directory of that name
+    reader = tensorflow_reader(path)  # load_checkpoint() would read a directory of that name
   except _BROKEN as error:
+    check_no_pattern(path)
     raise data_loss_error(path, error) from error
+  if not reader.get_variable_to_shape_map():
+    raise data_loss_error(path, ValueError("it has no variables"))
+  return reader
 
 
 def read_tensor(reader: Any, path: str, name: str) -> np.ndarray:

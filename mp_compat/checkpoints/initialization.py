@@ -4,9 +4,12 @@
 import collections
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
+from absl import logging
+
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 from mp_compat.checkpoints import files
+from mp_compat.checkpoints import names
 from mp_compat.core import dialects
 
 
@@ -19,7 +22,8 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
 
   Returns:
     A dict, or `wanted` itself if the checkpoint has all its names. Scopes and names without a match are unchanged. The
-    state of a loss scale that the checkpoint lacks is left out and keeps its initial value; logs a warning.
+    state of a loss scale that the checkpoint lacks, or has in another dtype, is left out and keeps its initial value;
+    logs a warning.
 
   Raises:
     ValueError: If there is no checkpoint at `path`.
@@ -28,13 +32,13 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   pairs = list(wanted.items() if hasattr(wanted, "items") else wanted)
   reader = files.open_reader(files.resolve_path(path))
   named_variables = _by_name({name: value for name, value in pairs if not isinstance(value, str)})
-  if all(reader.has_tensor(name) for name in named_variables):
-    return wanted
-  matched = _match(named_variables, reader)
+  matched, usable = _match(named_variables, reader)
   state = dialects.state({name: variable.shape for name, variable in named_variables.items()})
-  initialized = [name for name in named_variables if name not in matched and name in state]
-  files.warn_initialized(initialized, path)
-  return {matched.get(name, name): value for name, value in pairs if name not in initialized}
+  left_out = [name for name in named_variables if name in state and name not in usable]
+  _warn_left_out(left_out, path)
+  if not left_out and all(name == source_name for name, source_name in matched.items()):
+    return wanted
+  return {matched.get(name, name): value for name, value in pairs if name not in left_out}
 
 
 def name_map(path: files.Path, var_list: Optional[files.VarList] = None) -> Dict[str, tf.Variable]:
@@ -46,8 +50,8 @@ def name_map(path: files.Path, var_list: Optional[files.VarList] = None) -> Dict
 
   Returns:
     A dict of variables by the names in the checkpoint; the value is a list of parts for a partitioned variable.
-    Variables that the checkpoint lacks, or has in another dtype, are left out. Only `Saver` converts contrib's int32
-    counts.
+    Variables that the checkpoint lacks, or has in another dtype, are left out; logs a warning. Only `Saver` converts
+    contrib's int32 counts.
 
   Raises:
     ValueError: If there is no checkpoint at `path`.
@@ -55,11 +59,11 @@ def name_map(path: files.Path, var_list: Optional[files.VarList] = None) -> Dict
   """
   wanted = _by_name(tf.global_variables() if var_list is None else var_list)
   reader = files.open_reader(files.resolve_path(path))
-  dtypes = reader.get_variable_to_dtype_map()
+  _, usable = _match(wanted, reader)
+  _warn_left_out([name for name in wanted if name not in usable], path)
   return {
     source_name: wanted[name].parts if len(wanted[name].parts) > 1 else wanted[name].parts[0]
-    for name, source_name in _match(wanted, reader).items()
-    if dtypes[source_name] == wanted[name].dtype
+    for name, source_name in usable.items()
   }
 
 
@@ -91,7 +95,24 @@ def _by_name(var_list: files.VarList) -> "collections.OrderedDict[str, _Variable
   return wanted
 
 
-def _match(wanted: Dict[str, _Variable], reader: Any) -> Dict[str, str]:
-  """Returns the names in the checkpoint by the names in `wanted`; omits names without a match."""
+def _match(wanted: Dict[str, _Variable], reader: Any) -> Tuple[Dict[str, str], Dict[str, str]]:
+  """Returns the names in the checkpoint by the names in `wanted`: all that match, and those of the same dtype."""
   shapes = collections.OrderedDict((name, variable.shape) for name, variable in wanted.items())
-  return dialects.match(shapes, files.shapes_in(reader))
+  recorded = names.tensorflow_names(tf.get_default_graph())
+  matched = names.match(
+    shapes,
+    files.shapes_in(reader),
+    {name: recorded[v.parts[0].op.name] for name, v in wanted.items() if v.parts[0].op.name in recorded},
+  )
+  dtypes = reader.get_variable_to_dtype_map()
+  return matched, {name: source for name, source in matched.items() if dtypes[source] == wanted[name].dtype}
+
+
+def _warn_left_out(names_in_graph: List[str], path: files.Path) -> None:
+  if names_in_graph:
+    logging.warning(
+      "The checkpoint %s lacks %s, or has another dtype. Initial values are used instead. To use another program's "
+      "values, convert the checkpoint: python -m mp_compat checkpoint convert.",
+      files.path_text(path),
+      ", ".join(names_in_graph),
+    )

@@ -2,15 +2,16 @@
 """A `tf.train.Saver` that restores checkpoints of every naming scheme (see `mp_compat.core.dialects`)."""
 
 import collections
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+import re
+from typing import Any, Callable, Container, Dict, List, NamedTuple, Optional, Tuple
 
 from absl import logging
 import numpy as np
 
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import savers
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
+from mp_compat.checkpoints import names
 from mp_compat.core import dialects
 
 # Errors that a Session raises for a damaged checkpoint.
@@ -107,18 +108,23 @@ def add_tensorflow_names(var_list: Any) -> Any:
     `var_list`, with a second entry for each variable to which TensorFlow's class gives another name, under that name.
     Variables that the program renames (in a dict) have one entry. Logs a warning if another variable has that name.
   """
-  renamed = {
-    name: tensorflow_name
-    for name, tensorflow_name in tensorflow_names(tf.get_default_graph()).items()
-    if name != tensorflow_name
-  }
+  recorded = names.tensorflow_names(tf.get_default_graph())
+  renamed = {name: tensorflow_name for name, tensorflow_name in recorded.items() if name != tensorflow_name}
   if not renamed:
     return var_list
   if var_list is None:
     var_list = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
   if not isinstance(var_list, dict):
     var_list = list(var_list)
-  aliases = _aliases(_by_saved_name(var_list), renamed)
+  named = _by_saved_name(var_list)
+  aliases = _aliases(named, renamed)
+  shifted = sorted(name for name in named if name not in recorded and re.sub(r"_\d+$", "", name) in renamed)
+  if shifted:
+    logging.warning(
+      "%s, of an optimizer without loss scaling, would have another number with TensorFlow's class. Restored without "
+      "mp_compat, this checkpoint gives that variable another value.",
+      ", ".join(shifted),
+    )
   return dict(var_list, **aliases) if isinstance(var_list, dict) else var_list + list(aliases.values())
 
 
@@ -187,8 +193,8 @@ def _entries(restore_op: tf.Operation) -> List[_Entry]:
   entries = []
   for op in ops:
     if op.type == "RestoreV2":
-      names, parts = [tf.make_ndarray(tensor.op.get_attr("value")) for tensor in op.inputs[1:3]]
-      for index, (name, part) in enumerate(zip(names, parts)):
+      read, parts = [tf.make_ndarray(tensor.op.get_attr("value")) for tensor in op.inputs[1:3]]
+      for index, (name, part) in enumerate(zip(read, parts)):
         variables = assigned[op.outputs[index].name]
         entries.append(
           _Entry(
@@ -226,7 +232,10 @@ def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str
   wanted = collections.OrderedDict(
     (entry.name, entry.shape.as_list()) for entry in needed if entry.shape.is_fully_defined()
   )
-  matched, state = dialects.match(wanted, shapes, _recorded_matches(needed, shapes)), dialects.state(wanted)
+  recorded = names.tensorflow_names(needed[0].op.graph) if needed else {}
+  recorded = {entry.name: recorded[v.name] for entry in needed for v in entry.variables if v.name in recorded}
+  same_name = {entry.name: entry.name for entry in needed if entry.name in shapes}
+  matched, state = dict(same_name, **names.match(wanted, shapes, recorded)), dialects.state(wanted)
   unmatched = collections.OrderedDict.fromkeys(entry.name for entry in needed if entry.name not in matched)
   missing = [name for name in unmatched if name not in state]
   different = _differences(needed, matched, state, reader)
@@ -237,18 +246,7 @@ def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str
   return matched
 
 
-def _recorded_matches(needed: List[_Entry], shapes: dialects.Shapes) -> Dict[str, str]:
-  """Returns the names that the checkpoint has as they are, or in TensorFlow's class, by the names in the graph."""
-  matched = {entry.name: entry.name for entry in needed if entry.name in shapes}
-  recorded_names = tensorflow_names(needed[0].op.graph) if needed else {}
-  for entry in needed:
-    for variable in entry.variables:
-      if recorded_names.get(variable.name) in shapes:
-        matched.setdefault(entry.name, recorded_names[variable.name])
-  return matched
-
-
-def _differences(needed: List[_Entry], matched: Dict[str, str], state: Iterable[str], reader: Any) -> List[str]:
+def _differences(needed: List[_Entry], matched: Dict[str, str], state: Container[str], reader: Any) -> List[str]:
   """Returns a text for each shape or dtype that differs in the checkpoint. The dtype of a loss scale may differ."""
   shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
   different = []
@@ -292,19 +290,19 @@ def _restore_feeds(
   shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
   stand_ins = {dtypes[name]: name for name in sorted(shapes, key=lambda name: -np.prod(shapes[name], dtype=np.int64))}
   feeds: Dict[str, Any] = {}
-  names: Dict[tf.Operation, Dict[int, Optional[str]]] = collections.OrderedDict((entry.op, {}) for entry in entries)
+  to_read: Dict[tf.Operation, Dict[int, Optional[str]]] = collections.OrderedDict((entry.op, {}) for entry in entries)
   for entry in entries:
     source_name = matched.get(entry.name)
     if entry.is_needed and (source_name is None or dtypes[source_name] != entry.dtype):
       feeds[entry.op.outputs[entry.index].name] = _value(sess, entry, source_name, reader, path)
     is_read = entry.is_needed and source_name is not None and dtypes[source_name] == entry.dtype
-    names[entry.op][entry.index] = source_name if is_read else stand_ins.get(entry.dtype)
-  for op, name_of_output in names.items():
-    to_read = [name_of_output[index] for index in range(len(name_of_output))]
-    if None in to_read:
-      feeds.update(_read_outputs(op, to_read, feeds, path))
+    to_read[entry.op][entry.index] = source_name if is_read else stand_ins.get(entry.dtype)
+  for op, name_of_output in to_read.items():
+    source_names = [name_of_output[index] for index in range(len(name_of_output))]
+    if None in source_names:
+      feeds.update(_read_outputs(op, source_names, feeds, path))
     else:
-      feeds[op.inputs[1].name] = to_read
+      feeds[op.inputs[1].name] = source_names
   return feeds
 
 
@@ -328,8 +326,3 @@ def _read_outputs(op: tf.Operation, to_read: List[Optional[str]], feeds: Dict[st
     path, list(outputs.values()), [parts[index] for index in outputs], [op.outputs[index].dtype for index in outputs]
   )
   return {op.outputs[index].name: value for index, value in zip(outputs, values)}
-
-
-def tensorflow_names(graph: tf.Graph) -> Dict[str, str]:
-  """Returns the record in `graph` of the names that TensorFlow's class would give to variables, by their names here."""
-  return graphs.record_in(graph, "tensorflow_names")

@@ -112,7 +112,7 @@ def match(wanted: Shapes, found: Shapes, matched: Mapping[str, str] = MappingPro
   spelling; without loss scaling, `cond` is a scope of the program, and only Adam's powers match without it. Then
   matches the state of loss scales, and Adam's powers, with those of the same role: first in the same scope, in order of
   creation; then in another scope, if that is clear. Names that are not identical match only if the checkpoint has as
-  many of a kind as are wanted.
+  many of a kind as are wanted, with or without second names (`aliases`).
 
   Args:
     wanted: The shapes of all variables by name, in the order in which they were created.
@@ -142,6 +142,9 @@ def match(wanted: Shapes, found: Shapes, matched: Mapping[str, str] = MappingPro
           groups.setdefault(key_of(parsed, roles.get(name), tuple(shapes[name])), []).append(name)
     for key, names in wanted_groups.items():
       candidates = found_groups.get(key, [])
+      if len(names) != len(candidates):
+        second_names = aliases(candidates)
+        candidates = [name for name in candidates if name not in second_names]
       if key and len(names) == len(candidates) and _scopes_fit(names, candidates):
         result.update(zip(names, candidates))
 
@@ -149,6 +152,29 @@ def match(wanted: Shapes, found: Shapes, matched: Mapping[str, str] = MappingPro
   pair(lambda name, role, shape: role and (name.scope, role))
   pair(lambda name, role, shape: role)
   return result
+
+
+def aliases(names: Iterable[str]) -> Dict[str, str]:
+  """Returns the second names of Adam's powers, `cond_1/beta1_power` beside `beta1_power`, each with the first one.
+
+  A Saver writes both after `install()`. A scope that has more of the former than of the latter has no second names.
+  """
+  groups: Dict[Tuple[str, str], Tuple[List[str], List[str]]] = collections.defaultdict(lambda: ([], []))
+  for name in sorted(names, key=creation_order):
+    parsed = _parse(name)
+    if parsed.stem in _POWERS:
+      groups[parsed.scope, parsed.stem][bool(parsed.conditionals)].append(name)
+  return {
+    second: first
+    for firsts, seconds in groups.values()
+    if len(seconds) <= len(firsts)
+    for second, first in zip(seconds, firsts)
+  }
+
+
+def names_without_conditionals(shapes: Shapes) -> Dict[str, str]:
+  """Returns the names that Adam's powers in a checkpoint do not have there, but in this package, with those there."""
+  return {name: source for name, source in _without_conditionals(shapes).items() if name not in shapes}
 
 
 def _roles(shapes: Shapes) -> Dict[str, str]:

@@ -150,6 +150,65 @@ def test_inspect_command_reports_missing_checkpoint(tmp_path, capsys):
   assert capsys.readouterr().err.startswith("mp_compat checkpoint inspect: There is no checkpoint at ")
 
 
+@pytest.mark.parametrize("part", [".index", ".data-00000-of-00001", ".meta"])
+def test_part_of_a_checkpoint_is_rejected(part, tmp_path):
+  with tf.Graph().as_default(), testing.session() as sess:
+    w = tf.get_variable("w", [])
+    sess.run(w.initializer)
+    saver = tf.train.Saver()
+    path = saver.save(sess, str(tmp_path / "model.ckpt-5"))
+    for read in [
+      checkpoints.inspect,
+      checkpoints.name_map,
+      lambda path: checkpoints.convert(path, str(tmp_path / "out"), "plain"),
+    ]:
+      with pytest.raises(ValueError, match="There is no checkpoint at .*without .index"):
+        read(path + part)
+    with mp_compat.install(), pytest.raises(ValueError, match="not a valid checkpoint"):
+      saver.restore(sess, path + part)
+  assert os.path.exists(path + part) and not os.path.exists(str(tmp_path / "out.index"))
+
+
+def test_checkpoint_without_variables_is_rejected(tmp_path):
+  index = goldens.golden_path("1.15", Case("tensorflow", "adam")) + ".index"
+  shutil.copyfile(index, str(tmp_path / "model"))  # is read as a checkpoint in the V1 format
+  with pytest.raises(tf.errors.DataLossError, match="model is truncated or corrupt: it has no variables"):
+    checkpoints.convert(str(tmp_path / "model"), str(tmp_path / "out"), "plain")
+
+
+@pytest.mark.parametrize("folder", ["a*b", "a?b"])
+def test_wildcards_in_paths_are_kept(folder, tmp_path):
+  source = goldens.golden_path("1.15", Case("tensorflow", "adam"))
+  target = str(tmp_path / folder / "model")
+  converted = checkpoints.convert(source, target, "plain")
+  assert converted.path == target and os.listdir(str(tmp_path)) == [folder]
+  assert checkpoints.convert(target, str(tmp_path / folder / "again"), "plain").variables == converted.variables
+
+
+def test_paths_that_tensorflow_cannot_read_are_rejected(tmp_path):
+  source = goldens.golden_path("1.15", Case("tensorflow", "adam"))
+  with pytest.raises(ValueError, match="Expected a path without brackets"):
+    checkpoints.convert(source, str(tmp_path / "a*b[c]" / "model"), "plain")
+  assert os.listdir(str(tmp_path)) == []
+  for part in (".index", ".data-00000-of-00001"):
+    shutil.copyfile(source + part, str(tmp_path / "model[1]") + part)
+  with pytest.raises(ValueError, match="Expected a path without brackets"):
+    checkpoints.inspect(str(tmp_path / "model[1]"))
+
+
+def test_path_that_is_not_utf8_is_reported_in_one_line(tmp_path, capsys):
+  source = goldens.golden_path("1.15", Case("tensorflow", "adam"))
+  path = os.fsdecode(os.fsencode(str(tmp_path)) + b"/m\xff")
+  for arguments in (
+    ["inspect", path],
+    ["convert", path, "out", "--to", "plain"],
+    ["convert", source, path, "--to", "plain"],
+  ):
+    assert command_line.main(["checkpoint"] + arguments) == 2
+    assert "Expected a path in UTF-8, but got " in capsys.readouterr().err
+  assert os.listdir(str(tmp_path)) == []
+
+
 def train_with_conditionals(wrap, path, restore_from=None):
   """Trains with Adam in a graph that has other conditionals, and saves; returns the values of all variables by name."""
   with testing.control_flow(1), tf.Graph().as_default(), testing.session() as sess:
@@ -196,6 +255,34 @@ def test_convert_like_supports_programs_with_conditionals(source, to, tmp_path):
   assert set(continued) & set(expected) >= {"w:0", "w/Adam:0", "beta1_power:0"}
   if "plain" not in (source, to):  # plain training skips no steps
     np.testing.assert_equal(continued, expected)
+
+
+@pytest.mark.parametrize(
+  "old, source", [("tensorflow", "installed"), ("installed", "tensorflow"), ("installed", "plain")]
+)
+def test_convert_like_supports_second_names(old, source, tmp_path):
+  paths = {name: str(tmp_path / name) for name in ("tensorflow", "installed", "plain")}
+  train_with_conditionals(
+    lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"), paths["tensorflow"]
+  )
+  train_with_conditionals(lambda opt: opt, paths["plain"])
+  with mp_compat.install():
+    train_with_conditionals(
+      lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"), paths["installed"], paths["tensorflow"]
+    )
+  for name in ("tensorflow", "plain"):  # as a program with another number of conditionals
+    reader = tf.train.load_checkpoint(paths[name])
+    values = {key.replace("cond_3/", "cond_7/"): reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+    with tf.Graph().as_default(), testing.session() as sess:
+      variables = {key: tf.Variable(value, use_resource=True) for key, value in values.items()}
+      sess.run(tf.global_variables_initializer())
+      tf.train.Saver(variables).save(sess, paths[name])
+  converted = checkpoints.convert(paths[source], str(tmp_path / "out"), like=paths[old])
+  assert set(converted.variables) == set(checkpoints.inspect(paths[old]).variables)
+  powers = {tf.train.load_variable(converted.path, name) for name in converted.variables if "beta1_power" in name}
+  assert powers == {
+    tf.train.load_variable(paths[source], "beta1_power" if source != "tensorflow" else "cond_7/beta1_power")
+  }
 
 
 def test_convert_requires_dialect_or_matching_like(tmp_path):

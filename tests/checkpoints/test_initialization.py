@@ -58,3 +58,27 @@ def test_name_map_initializes_and_restores_variables(writer):
       restore()
       for variable in names.values():
         assert sess.run(variable).tobytes() == saved[variable.op.name].tobytes()
+
+
+def test_name_map_names_what_it_leaves_out(caplog):
+  golden_cases.GoldenTraining(Case("mp_compat", "adam"))
+  new, _ = tf.get_variable("new", []), tf.get_variable("w_1", [3])
+  names = checkpoints.name_map(goldens.golden_path("1.15", Case("contrib", "adam")))
+  assert new not in names.values() and "lacks good_steps, new, w_1, or has another dtype" in caplog.text
+  assert "mp_compat checkpoint convert" in caplog.text
+
+
+def test_assignment_map_leaves_out_counts_of_other_dtype(caplog):
+  case = Case("contrib", "adam")
+  path = goldens.golden_path("1.15", case)
+  training = golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
+  wanted = {variable.op.name: variable for variable in tf.global_variables()}
+  tf.train.init_from_checkpoint(path, checkpoints.assignment_map(path, wanted))
+  assert "lacks good_steps, or has another dtype" in caplog.text
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    values = training.run(sess, [])
+  saved = goldens.load_expected_renamed("1.15", case, "saved")
+  assert values.pop("good_steps") == 0 and saved.pop("good_steps") == 1
+  del saved["bad_steps"]
+  goldens.assert_equal(values, saved)

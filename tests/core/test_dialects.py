@@ -118,6 +118,27 @@ def test_dialect_is_detected_from_variable_names(names, dialect):
     # An ambiguous name is not matched.
     (["beta1_power"], ["cond_1/beta1_power", "cond_3/beta1_power"], {}),
     (["beta1_power", "beta1_power_1"], ["cond_1/beta1_power"], {"beta1_power": "cond_1/beta1_power"}),
+    # Second names, which install() writes, into another number, another scope, and for more optimizers.
+    (["cond_3/beta1_power"], ["beta1_power", "cond_1/beta1_power"], {"cond_3/beta1_power": "beta1_power"}),
+    (["head/beta1_power"], ["beta1_power", "cond_1/beta1_power"], {"head/beta1_power": "beta1_power"}),
+    (["beta1_power"], ["head/beta1_power", "head/cond_1/beta1_power"], {"beta1_power": "head/beta1_power"}),
+    (
+      ["cond_4/beta1_power", "cond_6/beta1_power"],
+      ["beta1_power", "beta1_power_1", "cond_1/beta1_power", "cond_3/beta1_power"],
+      {"cond_4/beta1_power": "beta1_power", "cond_6/beta1_power": "beta1_power_1"},
+    ),
+    # One optimizer without loss scaling, and one with it: not second names.
+    (
+      ["beta1_power", "beta1_power_1"],
+      ["beta1_power", "cond_1/beta1_power"],
+      {"beta1_power": "beta1_power", "beta1_power_1": "cond_1/beta1_power"},
+    ),
+    (
+      ["head/beta1_power", "head/beta1_power_1"],
+      ["beta1_power", "cond_1/beta1_power"],
+      {"head/beta1_power": "beta1_power", "head/beta1_power_1": "cond_1/beta1_power"},
+    ),
+    (["head/beta1_power"], ["beta1_power", "cond_1/beta1_power", "cond_3/beta1_power"], {}),
     # Numbers that are part of the name.
     (["dense_1"], ["dense"], {}),
     (["w/Adam_1"], ["w/Adam"], {}),
@@ -223,6 +244,18 @@ def test_programs_own_variables_are_left_unchanged():
   assert sorted(dialects.translate(with_state, "tensorflow")) == sorted(with_state)
   with pytest.raises(ValueError, match="current_loss_scale would be written as loss_scale, which is the name of anoth"):
     dialects.translate(with_state, "contrib")
+
+
+def test_second_names_of_powers_are_found():
+  assert dialects.aliases(["w", "beta1_power", "cond_1/beta1_power", "a/kernel", "a/cond/kernel"]) == {
+    "cond_1/beta1_power": "beta1_power"
+  }
+  assert dialects.aliases(["cond_1/beta1_power"]) == {}
+
+
+def test_names_without_conditionals_are_added():
+  shapes = dict.fromkeys(["a/cond_1/beta1_power", "a/w", "beta1_power", "cond_3/beta1_power"], SCALAR)
+  assert dialects.names_without_conditionals(shapes) == {"a/beta1_power": "a/cond_1/beta1_power"}
 
 
 def test_unknown_dialect_raises_value_error():
