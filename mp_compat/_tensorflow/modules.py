@@ -11,3 +11,17 @@ def delete_attribute(module: Any, name: str) -> None:
   vars(module).get("_tfmw_attr_map", {}).pop(name, None)
   if name in getattr(module, "__all__", ()):
     module.__all__.remove(name)
+
+
+def has_attribute(module: Any, name: str) -> bool:
+  """Returns whether a module has an attribute.
+
+  Raises:
+    ImportError: If the module is TensorFlow's loader of Keras, and Keras is missing. The loader raises it again for the
+      next attribute; by itself, it would raise a RecursionError.
+  """
+  try:
+    return hasattr(module, name)
+  except ImportError:
+    vars(module).update(_initialized=False)
+    raise

@@ -3,18 +3,21 @@
 
 import functools
 import importlib
+import inspect
 import operator
 import re
 import sys
 import types
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, Tuple
 
 import mp_compat
 from mp_compat._tensorflow import modules
 from mp_compat._tensorflow import savers
 from mp_compat._tensorflow import tensorflow
 from mp_compat._tensorflow import tf
+from mp_compat.checkpoints import files
 from mp_compat.checkpoints import initialization
+from mp_compat.checkpoints import reader
 from mp_compat.checkpoints import saver
 from mp_compat.migration import conditional_names
 from mp_compat.migration import old_names
@@ -75,9 +78,8 @@ class Installation:
     self._install_checkpoints()
 
   def _install_checkpoints(self) -> None:
-    """Makes Saver and `init_from_checkpoint` read every naming scheme, and Saver also write TensorFlow's names."""
-    native_saver, init = tf.train.Saver, tf.train.init_from_checkpoint
-    saver_restore, saver_build = native_saver.restore, native_saver.build
+    """Makes TensorFlow read checkpoints of every naming scheme, and Saver also write TensorFlow's names."""
+    saver_restore, saver_build = tf.train.Saver.restore, tf.train.Saver.build
 
     @functools.wraps(saver_restore)
     def restore(self: Any, sess: Any, save_path: Any) -> None:
@@ -89,24 +91,35 @@ class Installation:
         savers.set_var_list(self, saver.add_tensorflow_names(savers.get_var_list(self)))
       saver_build(self)
 
-    @functools.wraps(init)
-    def init_from_checkpoint(ckpt_dir_or_file: Any, assignment_map: Any) -> None:
-      init(ckpt_dir_or_file, initialization.assignment_map(ckpt_dir_or_file, assignment_map))
-
-    self._set(native_saver, "restore", restore)
-    self._set(native_saver, "build", build)
-    for module in self._modules("compat.v1.train") + self._modules("train") + [sys.modules[init.__module__]]:
-      if getattr(module, "init_from_checkpoint", None) is init:
-        self._set(module, "init_from_checkpoint", init_from_checkpoint)
+    self._set(tf.train.Saver, "restore", restore)
+    self._set(tf.train.Saver, "build", build)
+    self._replace(tf.train.NewCheckpointReader, _open_reader)
+    self._replace(tf.train.init_from_checkpoint, _with_names_in_checkpoint(tf.train.init_from_checkpoint))
     self.patched += [
-      "tensorflow.compat.v1.train." + name for name in ("Saver.restore", "Saver.build", "init_from_checkpoint")
+      "tensorflow.compat.v1.train." + name
+      for name in ("Saver.restore", "Saver.build", "NewCheckpointReader", "init_from_checkpoint")
     ]
+    if hasattr(tensorflow.contrib, "framework"):  # TensorFlow 1.15
+      init = tensorflow.contrib.framework.init_from_checkpoint
+      self._replace(init, _with_names_in_checkpoint(init))
+      self.patched.append("tensorflow.contrib.framework.init_from_checkpoint")
     optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
     self._set(
       optimizer,
       "apply_gradients",
       functools.wraps(optimizer.apply_gradients)(conditional_names.record_tensorflow_names(optimizer.apply_gradients)),
     )
+
+  def _replace(self, function: Any, replacement: Any) -> None:
+    """Replaces a function of `tf.train` or `tf.contrib` in all of TensorFlow's modules that have it."""
+    name = function.__name__
+    interface = self._modules("compat.v1.train") + self._modules("train")
+    owners = [module for module in interface if getattr(module, name, None) is function]
+    for key, module in list(sys.modules.items()):
+      if key.startswith("tensorflow") and getattr(module, "__dict__", {}).get(name) is function:
+        owners.append(module)
+    for module in owners:
+      self._set(module, name, replacement)
 
   def _modules(self, path: str) -> List[Any]:
     """Returns all copies of the module `tensorflow.path`; creates missing modules.
@@ -116,7 +129,7 @@ class Installation:
     module, full = tensorflow, "tensorflow"
     for part in path.split("."):
       full += "." + part
-      if not hasattr(module, part):
+      if not modules.has_attribute(module, part):
         new_module = types.ModuleType(full, _MADE)
         new_module.__path__ = []  # a package: its submodules can be imported
         self._set(module, part, new_module)
@@ -137,6 +150,22 @@ class Installation:
     setattr(owner, name, value)
 
 
+@functools.wraps(files.tensorflow_reader)
+def _open_reader(filepattern: Any) -> Any:
+  return reader.open_reader(filepattern)
+
+
+def _with_names_in_checkpoint(init_from_checkpoint: Callable[..., None]) -> Callable[..., None]:
+  """Returns an `init_from_checkpoint` that takes an assignment map with the names of any naming scheme."""
+
+  @functools.wraps(init_from_checkpoint)
+  def init(*args: Any, **kwargs: Any) -> None:
+    path, wanted = inspect.signature(init_from_checkpoint).bind(*args, **kwargs).args
+    init_from_checkpoint(path, initialization.assignment_map(path, wanted))
+
+  return init
+
+
 _active = None
 
 
@@ -150,8 +179,8 @@ def install() -> Installation:
   Replaces the names for loss scaling in `tf.train.experimental`, `tf.mixed_precision.experimental` and
   `tf.keras.mixed_precision.experimental`, in the same modules of `tf.compat.v1` and `tf.compat.v2`, and in
   `tf.compat.v1.mixed_precision` and `tf.contrib.mixed_precision`. Creates modules that TensorFlow no longer has.
-  `tf.compat.v1.train.Saver` and `init_from_checkpoint` then read checkpoints of TensorFlow's classes and of this
-  package. Names that the program imported before do not change, so call this first.
+  `tf.compat.v1.train.Saver`, `init_from_checkpoint` and the checkpoint readers then know the names of TensorFlow's
+  classes and of this package. Names that the program imported before do not change, so call this first.
 
   Returns:
     An `Installation`, with `uninstall()`. If the names are installed already, it is empty and changes nothing.

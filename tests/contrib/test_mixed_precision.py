@@ -254,6 +254,30 @@ def test_none_sparse_and_iterator_gradients_are_applied():
     np.testing.assert_array_equal(sess.run(table)[1], -2 * FINITE)
 
 
+@pytest.mark.parametrize("module", ["mp_compat", "contrib"])
+def test_contrib_applies_nothing_of_an_iterator(module):
+  class Descent(tf.train.GradientDescentOptimizer):
+    """Loops over the gradients itself, as BERT's AdamWeightDecayOptimizer does."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+      return tf.group(*[v.assign_sub(grad) for grad, v in grads_and_vars])
+
+  if module == "contrib" and tf.__version__ >= "2":
+    pytest.skip("TensorFlow 2 has no tf.contrib")
+  if module == "contrib":
+    from tensorflow.contrib import mixed_precision as contrib
+  else:
+    contrib = mixed_precision
+  w, x = tf.get_variable("w", [2], initializer=tf.zeros_initializer()), tf.placeholder(tf.float32, [2])
+  opt = contrib.LossScaleOptimizer(Descent(1.0), contrib.ExponentialUpdateLossScaleManager(8.0, 2))
+  (grad,) = [grad for grad, _ in opt.compute_gradients(tf.reduce_sum(w * x), [w])]
+  train_op = opt.apply_gradients(zip([grad], [w]))
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    sess.run(train_op, {x: FINITE})
+    np.testing.assert_array_equal(sess.run(w), -FINITE if module == "mp_compat" else [0.0, 0.0])
+
+
 @pytest.mark.usefixtures("both_control_flows")
 def test_overflow_on_one_replica_skips_step_everywhere():
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
