@@ -6,9 +6,12 @@ code. The latter imports TensorFlow and other modules that are slow to import.
 """
 
 import argparse
+import functools
 import importlib
+import json
+import re
 import sys
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import mp_compat
 from mp_compat.core import dialects
@@ -33,6 +36,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   commands = parser.add_subparsers(metavar="COMMAND", dest="command")
   commands.required = True
   _add_checkpoint(commands)
+  _add_compare(commands)
   _add_migrate(commands)
   _add_plot(commands)
   _add_ranges(commands)
@@ -107,6 +111,76 @@ def _print_inspection(inspection: Any) -> None:
   for name, (dtype, shape) in inspection.variables.items():
     value = " = {}".format(inspection.state[name]) if name in inspection.state else ""
     print("  {:<50} {:<8} {}{}".format(name, dtype.name, list(shape), value))
+
+
+def _add_compare(commands: Any) -> None:
+  parser = commands.add_parser(
+    "compare",
+    help="run a program as it is and with mp_compat, and compare all variables after each step",
+    usage="mp_compat compare [OPTION ...] SCRIPT [ARGUMENT ...]\n       mp_compat compare [OPTION ...] -m MODULE ...",
+    description="Runs an unmodified program several times, each time in a process of its own: as it is, after "
+    "mp_compat.install(), and again. Compares the bits of all variables after each train step. Exits with 0 if they "
+    "are the same, 1 if they differ, 2 if the program differs from itself or could not be compared.",
+  )
+  parser.add_argument(
+    "-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help="the module, and its arguments"
+  )
+  parser.add_argument(
+    "--steps", type=_positive, default=100, metavar="N", help="end each run after N train steps; default: 100"
+  )
+  parser.add_argument(
+    "--every", type=_positive, default=1, metavar="N", help="compare after every N train steps; default: 1"
+  )
+  parser.add_argument(
+    "--restore",
+    action="append",
+    default=[],
+    metavar="DIR",
+    help="a folder that the program writes to, put back before each run and at the end; may be repeated",
+  )
+  parser.add_argument("--without", action="store_true", help="also run it without loss scaling")
+  parser.add_argument(
+    "--runs", type=_runs, metavar="RUN,...", help="the runs to make, of original,mp_compat,without,again"
+  )
+  parser.add_argument("--json", metavar="FILE", help="write the report as JSON, too")
+  parser.add_argument("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the program, and its arguments")
+  parser.set_defaults(run=_compare)
+
+
+def _positive(text: str) -> int:
+  if not re.fullmatch("0*[1-9][0-9]*", text):
+    raise argparse.ArgumentTypeError("expected a number of at least 1, but got {!r}".format(text))
+  return int(text)
+
+
+def _runs(text: str) -> List[str]:
+  runs = text.split(",")
+  names = ["original", "mp_compat", "without", "again"]
+  if len(runs) < 2 or runs != [name for name in names if name in runs]:
+    raise argparse.ArgumentTypeError(
+      "expected at least two of {}, in this order, but got {!r}".format(",".join(names), text)
+    )
+  return runs
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+  from mp_compat.comparison import comparing
+
+  argv = ["-m", *arguments.module] if arguments.module else arguments.script
+  argv = argv[1:] if argv[:1] == ["--"] else argv
+  if not argv:
+    return _fail("compare", ValueError("expected a script, or -m and a module"))
+  runs = arguments.runs or ["original", "mp_compat", *["without"] * arguments.without, "again"]
+  report = comparing.compare(
+    argv, runs, arguments.steps, arguments.every, arguments.restore, functools.partial(print, flush=True)
+  )
+  try:
+    if arguments.json:
+      with open(arguments.json, "w", encoding="utf-8") as file:
+        json.dump(report, file, indent=2)
+  except OSError as error:
+    return _fail("compare", error)
+  return report["status"]
 
 
 def _add_migrate(commands: Any) -> None:

@@ -47,6 +47,9 @@ LAYERS = [
   "migration.source",
   "migration.conditional_names",
   "migration",
+  "comparison.recording",
+  "comparison.recorder",
+  "comparison",
   "__main__",
   "__init__",
 ]

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program as it is and with this package, and says whether it trains the same."""
+
+import os
+import tempfile
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from mp_compat.comparison import processes
+from mp_compat.comparison import recorder
+from mp_compat.comparison import recording
+from mp_compat.core import dialects
+
+SAME, DIFFERENT, UNKNOWN = 0, 1, 2  # exit codes
+ORIGINAL, SCALED, UNSCALED, AGAIN = recorder.ORIGINAL, recorder.SCALED, recorder.UNSCALED, "again"
+RUNS = {
+  ORIGINAL: "as it is",
+  SCALED: "with mp_compat",
+  UNSCALED: "without loss scaling",
+  AGAIN: "{}, again",  # the first run
+}
+
+_NOT_TRAINED = (
+  "No train step was seen: no session of this process changed variables that were initialized. Eager training, "
+  "functions that eager code calls, and other processes are not compared."
+)
+_NOT_USED = (
+  "The program made no optimizer of mp_compat, so nothing would be compared: it uses none of TensorFlow's public names "
+  "for loss scaling."
+)
+_USED_ALREADY = (
+  "The program uses mp_compat as it is, so nothing would be compared. --runs original,without,again compares it with "
+  "training without loss scaling."
+)
+_OTHER_START = (
+  "It starts from other values than the first run: first {}; global_step {}, not {}. If it goes on from a checkpoint "
+  "of an earlier run, name its folder with --restore, or use $MP_COMPAT_RUN in the folder's name. Otherwise its "
+  "initial values are random in a way that cannot be repeated."
+)
+_NOT_REPEATABLE = (
+  "The program differs from itself: at step {}, first in {}. It has other randomness than that of Python, NumPy and "
+  "TensorFlow's ops, or threads that compete. The other differences may be due to that."
+)
+_REASONS = {
+  "hidden": "The first run applied this step, mp_compat skipped it: its gradients overflowed. Clipping or masking hid "
+  "the overflow from TensorFlow's class. (Or update() of its own LossScale returned False, which TensorFlow's "
+  "class does not call.)",
+  "fixed": "The first run applied this step, and its values are not finite. mp_compat skipped it: its gradients "
+  "overflowed. TensorFlow's class with a fixed loss scale applies every step.",
+  "twice": "The first run has more loss scales: there, the loss is scaled twice.",
+  "variables": "The runs do not have the same variables.",
+  "overflow": "Until then, the bits are the same. Its gradients overflowed, and the first run skipped it.",
+  "unknown": "The reason is not known.",
+}
+
+
+def compare(
+  argv: Sequence[str], runs: Sequence[str], steps: int, every: int, restore: Sequence[str], tell: Callable[[str], None]
+) -> Dict[str, Any]:
+  """Runs a program several times and compares all variables after its train steps.
+
+  Args:
+    argv: The program and its arguments, as for `mp_compat run`.
+    runs: What to run, of RUNS. The others are compared with the first, and AGAIN repeats it.
+    steps: The train step after which a run ends.
+    every: The variables are read after each so many steps.
+    restore: Folders that the program writes to; they have the same contents before each run and afterwards.
+    tell: Is called with each line of the report.
+
+  Returns:
+    The report, for JSON: `status` (SAME, DIFFERENT or UNKNOWN), `conclusion`, `program` and `runs`.
+  """
+  results: Dict[str, Any] = {}
+  directory, folders = os.getcwd(), processes.Folders(restore)
+  try:
+    with tempfile.TemporaryDirectory() as folder, folders.kept():
+      processes.read_standard_input(os.path.join(folder, "input"))
+      for number, run in enumerate(runs, 1):
+        folders.copy_back()
+        settings = recorder.Settings(
+          run=runs[0] if run == AGAIN else run,
+          recording=os.path.join(folder, run),
+          steps=steps,
+          every=every,
+          reference=os.path.join(folder, runs[0]) if results else None,
+          keep={str(found["index"]): found["names"][0] for found in _differences(results)},
+        )
+        label = RUNS[run].format(RUNS[runs[0]])
+        try:
+          processes.run(settings._asdict(), run, argv, directory, folder)
+          result = _examine(settings)
+          _check(run, runs, result)
+        except processes.CannotRunError as error:
+          raise processes.CannotRunError("{}: {}".format(label, error)) from error
+        if not results:
+          tell("{} on TensorFlow {}".format(" ".join(argv[: 1 + (argv[0] == "-m")]), result["tensorflow"]))
+        results[run] = result
+        tell("  {}. {:<21} {}".format(number, label, _describe(run, result, every)))
+      status, conclusion = _conclude(results, folder)
+  except (processes.CannotRunError, OSError) as error:
+    status, conclusion = UNKNOWN, ["Could not be compared: {}".format(error)]
+  for line in ["", *conclusion]:
+    tell(line)
+  return {"program": list(argv), "status": status, "conclusion": conclusion, "runs": results}
+
+
+def _examine(settings: recorder.Settings) -> Dict[str, Any]:
+  """Returns what a recording contains, and its first difference from the reference."""
+  result = dict(recording.notes(settings.recording), read=0, variables=0, scales={}, difference=None)
+  reference = recording.records(settings.reference) if settings.reference else iter(())
+  attempts, applied = [], set()
+  for index, ours in enumerate(recording.records(settings.recording)):
+    theirs = next(reference, None)
+    if theirs and not result["difference"]:
+      result["difference"] = _difference(index, theirs, ours, settings.run != UNSCALED)
+    result["variables"] = max(result["variables"], sum(digest is not None for digest in ours.digests.values()))
+    result["scales"].update({name: result["scales"].get(name, [])[:1] + [value] for name, value in ours.scales.items()})
+    if not ours.starts:
+      attempts.append((ours.written, ours.applied))
+      applied.update([ours.written] if ours.applied else [])
+  result.update(read=len(attempts), skipped=sum(written in applied and not was for written, was in attempts))
+  result.update(trained=bool(applied), compared=bool(settings.reference))
+  if settings.reference and not result["difference"]:
+    steps = [recording.notes(path).get("steps", 0) for path in (settings.reference, settings.recording)]
+    if steps[0] != steps[1]:
+      result["difference"] = dict(index=-1, step=min(steps) + 1, names=[["number of steps"]] * 2, applied=[True] * 2)
+  return result
+
+
+def _difference(index: int, theirs: recording.Record, ours: recording.Record, state: bool) -> Optional[Dict[str, Any]]:
+  """Returns how a record of a run differs from that of the reference; None if it does not."""
+  pairs = recording.differences(theirs, ours, state)
+  if not pairs:
+    return None
+  return {
+    "index": index,
+    "step": ours.step,
+    "names": [list(names) for names in zip(*pairs)],
+    "applied": [theirs.applied, ours.applied],
+    "global_step": [theirs.global_step, ours.global_step],
+  }
+
+
+def _differences(results: Dict[str, Any]) -> List[Dict[str, Any]]:
+  return [result["difference"] for result in results.values() if result["difference"]]
+
+
+def _check(run: str, runs: Sequence[str], result: Dict[str, Any]) -> None:
+  """Raises a CannotRunError unless a run shows the training of the program, with mp_compat where it should be used."""
+  found = result["difference"]
+  if found and not found["index"] and all(map(all, found["names"])):
+    raise processes.CannotRunError(_OTHER_START.format(found["names"][1][0], *found["global_step"][::-1]))
+  if "unseen" in result:
+    raise processes.CannotRunError("{} was seen, which is not compared.".format(result["unseen"]))
+  if "unreadable" in result:
+    raise processes.CannotRunError("No tensor of the graph reads {}.".format(", ".join(result["unreadable"])))
+  if not result["trained"]:
+    raise processes.CannotRunError(_NOT_TRAINED)
+  if run in (SCALED, UNSCALED) and "uses" not in result:
+    raise processes.CannotRunError(_NOT_USED)
+  if run == ORIGINAL and "uses" in result and SCALED in runs:
+    raise processes.CannotRunError(_USED_ALREADY)
+
+
+def _describe(run: str, result: Dict[str, Any], every: int) -> str:
+  """Returns what the report says on a run, in one line."""
+  found, text = result["difference"], "{} train steps".format(result["steps"])
+  if every == 1:
+    text += ", {} skipped".format(result["skipped"])
+  for scales in result["scales"].values() if run != UNSCALED else []:
+    text += ", loss scale {:g} -> {:g}".format(scales[0], scales[-1])
+  if found:
+    return "differs at step {}, in {} of {} variables; {}".format(
+      found["step"], len(found["names"][1]), result["variables"], text
+    )
+  if not result["compared"]:
+    return text
+  if run == AGAIN:
+    return "the same bits: the program is deterministic"
+  each = "each" if every == 1 else "every {}".format(every)
+  return "the same bits: {} variables after {} of {} steps".format(result["variables"], each, result["steps"])
+
+
+def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
+  """Returns the exit code and the sentences at the end of the report."""
+  status, lines = SAME, []
+  for run, result in results.items():
+    found = result["difference"]
+    if found and run == AGAIN:
+      return UNKNOWN, [_NOT_REPEATABLE.format(found["step"], next(filter(None, found["names"][1] + found["names"][0])))]
+    if found:
+      theirs, ours = [_values(os.path.join(folder, name), found["index"]) for name in (AGAIN, run)]
+      reason = _reason(run, found, theirs)
+      status = status if reason == "overflow" and found["step"] > 1 else DIFFERENT
+      lines.append("{}: step {} is the first that differs. {}".format(RUNS[run], found["step"], _REASONS[reason]))
+      lines += _amounts(found, theirs, ours)
+    lines += ["{}: a warning of mp_compat: {}".format(RUNS[run], warning) for warning in result.get("warnings", [])]
+  if status == DIFFERENT and AGAIN not in results:
+    lines.append("Whether the program differs from itself is not known: this needs the run {!r}.".format(AGAIN))
+  if any("processes" in result for result in results.values()):
+    lines.append("The program ran other processes, which are not compared.")
+  verdict = (
+    "The program trains differently." if status else "The program trains the same, in the steps that were compared."
+  )
+  return status, [verdict, *lines]
+
+
+def _reason(run: str, found: Dict[str, Any], theirs: Dict[str, Any]) -> str:
+  """Returns the key in _REASONS of a difference; `theirs` are values of the reference."""
+  names, (they_applied, we_applied) = found["names"], found["applied"]
+  if not all(map(all, zip(*names))):
+    return "twice" if None in names[1] and dialects.is_state_name(names[0][names[1].index(None)]) else "variables"
+  if run == UNSCALED and we_applied and not they_applied:
+    return "overflow"
+  if they_applied and not we_applied:
+    return "hidden" if np.all(theirs.get("finite", True)) else "fixed"
+  return "unknown"
+
+
+def _amounts(found: Dict[str, Any], theirs: Dict[str, Any], ours: Dict[str, Any]) -> Iterator[str]:
+  """Yields lines on the first variables that differ, and by how much, for those whose values were kept."""
+  for one, two in list(zip(*found["names"]))[: recorder.SHOWN]:
+    if one in theirs and two in ours and theirs[one].shape == ours[two].shape:
+      with np.errstate(all="ignore"):
+        apart = np.abs(theirs[one] - ours[two])
+      yield "  {}: {} of {} values differ, by up to {:.3g}".format(
+        two, np.count_nonzero(apart), apart.size, np.max(apart)
+      )
+    else:
+      yield "  {}: {}".format(two or one, "differs" if one and two else "is missing in one of the runs")
+
+
+def _values(path: str, index: int) -> Dict[str, Any]:
+  """Returns the values that a run kept of a record, by the names of the variables."""
+  path = "{}.{}.npz".format(path, index)
+  if not os.path.exists(path):
+    return {}
+  with np.load(path) as arrays:
+    return {name.partition(":")[0]: arrays[name] for name in arrays}

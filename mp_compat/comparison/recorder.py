@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program in this process, and records all variables before its first train step and after each.
+
+    python -m mp_compat.comparison.recorder SETTINGS PROGRAM [ARGUMENT ...]
+
+A train step is a run of a session that may change a variable other than by initializing or restoring it. Variables are
+read through tensors that the graph has already: nothing is added to it, and it may be finalized.
+"""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import logging
+import os
+import random
+import sys
+import threading
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+import weakref
+
+import numpy as np
+
+import mp_compat
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import sessions
+from mp_compat._tensorflow import tf
+from mp_compat.checkpoints import saver
+from mp_compat.comparison import recording
+from mp_compat.migration import program
+
+ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
+SHOWN = 3  # variables whose values are kept where they differ
+
+
+class Settings(NamedTuple):
+  """What the parent passes, as JSON."""
+
+  run: str  # ORIGINAL, SCALED or UNSCALED
+  recording: str  # the file to write; values of variables go to files beside it
+  steps: int
+  every: int
+  reference: Optional[str]  # the recording to compare with
+  keep: Dict[str, List[str]]  # variables whose values are kept, by the index of the record
+
+
+class _Graph:
+  """What is known of a graph."""
+
+  def __init__(self, number: int) -> None:
+    self.number = number
+    self.version = -1  # the number of ops when the attributes below were computed
+    self.effects: Dict[str, sessions.Effects] = {}
+    self.tensors: Dict[str, tf.Tensor] = {}
+    self.variables: Any = None
+
+
+class Recorder:
+  """Records the runs of all sessions of this process."""
+
+  def __init__(self, settings: Settings) -> None:
+    self._settings = settings
+    self._file: Any = open(settings.recording, "w", encoding="utf-8", buffering=1)  # complete after each line
+    self._reference = recording.records(settings.reference) if settings.reference else iter(())
+    self._lock = threading.Lock()
+    self._pid = os.getpid()
+    self._noted: Dict[str, Any] = {}
+    self._step = self._index = 0
+    self._differs = False
+    self._numbers = itertools.count()
+    self._last: Any = weakref.WeakKeyDictionary()  # the last digests of each session
+
+  def note(self, kind: str, value: Any) -> None:
+    """Writes a note, unless it is the same as the last of this kind."""
+    if self._noted.get(kind) != value:
+      self._noted[kind] = value
+      self._write(note=kind, value=value)
+
+  def around(self, sess: Any, elements: List[Any], run: Callable[[], Any]) -> Any:
+    """Runs, and records the variables before and after it if this is a train step; see `sessions.observe`."""
+    with self._lock:
+      graph = self._graph(sess.graph)
+      fetched = ",".join(sorted({element.name for element in elements}))
+      if fetched not in graph.effects:
+        graph.effects[fetched] = sessions.effects(sess.graph, elements)
+      effects = graph.effects[fetched]
+      if effects.trains and os.getpid() != self._pid:
+        self.note("unseen", "Training in a forked process")
+      elif effects.trains and sess not in self._last:
+        self._record(sess, graph, effects, starts=True)
+      elif effects.written and not effects.trains:
+        self._last.pop(sess, None)  # Variables are initialized or restored: the next step has another start.
+    result = run()
+    if effects.trains and os.getpid() == self._pid:
+      with self._lock:
+        self._step += 1
+        self.note("steps", self._step)
+        if self._step % self._settings.every == 0:
+          self._record(sess, self._graph(sess.graph), effects)
+        if self._step == self._settings.steps:
+          self._exit()
+    return result
+
+  def _graph(self, graph: tf.Graph) -> _Graph:
+    """Returns what is known of a graph; computes it again if ops were added to it."""
+    known = graphs.record_in(graph, "recording", lambda: _Graph(next(self._numbers)))
+    if known.version != graph.version:
+      known.version, known.effects = graph.version, {}
+      tensors = sessions.variable_values(graph)
+      if list(tensors) != list(known.tensors):
+        shapes = {
+          name: [-1] if tensor.shape.ndims is None else tensor.shape.as_list() for name, tensor in tensors.items()
+        }
+        renamed = saver.tensorflow_names(graph) if self._settings.run == SCALED else {}
+        known.variables = recording.Variables(shapes, renamed)
+        self._write(graph=known.number, shapes=shapes, tensorflow_names=renamed)
+      known.tensors = tensors
+    return known
+
+  def _record(self, sess: Any, graph: _Graph, effects: sessions.Effects, starts: bool = False) -> None:
+    """Records the variables: before the first step of a session (`starts`), or after a step."""
+    before = self._last.get(sess, {})
+    names = graph.tensors if starts else {*before, *effects.written}.intersection(graph.tensors)
+    values = sessions.read(sess, {name: graph.tensors[name] for name in names})
+    digests = {name: _digest(value) for name, value in values.items()}
+    changed = {name for name, digest in digests.items() if before.get(name) != digest}
+    state = graph.variables.state
+    record = recording.Record(
+      variables=graph.variables,
+      digests={name: digests.get(name) for name in graph.tensors},
+      starts=starts or bool(changed) and changed.isdisjoint(before),  # or this was an initializer that reads variables
+      step=self._step,
+      applied=not changed <= {*state, "global_step"},
+      written=_digest(sorted(effects.written)),
+      scales={name: float(values[name]) for name, role in state.items() if role.endswith("scale") and name in values},
+      global_step=np.asarray(values.get("global_step")).tolist(),
+    )
+    line = dict(record._asdict(), variables=graph.number, digests=list(record.digests.values()))
+    self._write(**line)
+    self._last[sess] = digests
+    self._keep_values(values, record)
+    self._index += 1
+    unreadable = sorted(effects.written.difference(graph.tensors))
+    if unreadable:
+      self.note("unreadable", unreadable)
+    if os.times().children_user > 1:
+      self.note("processes", True)
+    if "mp_compat.training.optimizer" in sys.modules and self._settings.run == ORIGINAL:
+      self.note("uses", "mp_compat")
+
+  def _keep_values(self, values: Dict[str, Any], record: recording.Record) -> None:
+    """Keeps values where they first differ from the reference; ends a run that starts from other values than that."""
+    names = self._settings.keep.get(str(self._index), [])
+    reference = None if self._differs else next(self._reference, None)
+    if reference:
+      pairs = recording.differences(reference, record, self._settings.run != UNSCALED)
+      self._differs = bool(pairs)
+      if pairs and not self._index and all(map(all, pairs)):
+        self._exit()
+      names = names or [name for _, name in pairs if name]
+    numbers = {name: _as_numbers(values[name]) for name in names if name in values}
+    if names:
+      np.savez(
+        "{}.{}.npz".format(self._settings.recording, self._index),
+        finite=np.array([np.isfinite(array).all() for array in numbers.values()]),
+        **{name + ":0": numbers[name] for name in list(numbers)[:SHOWN]},
+      )
+
+  def _exit(self) -> None:
+    """Ends the process at once: an exception could be caught by the program."""
+    with contextlib.suppress(Exception):
+      sys.stdout.flush()
+      sys.stderr.flush()
+    os._exit(0)
+
+  def _write(self, **line: Any) -> None:
+    self._file.write(json.dumps(line) + "\n")
+
+
+class _Warnings(logging.Handler):
+  """Notes the warnings of this package."""
+
+  def __init__(self, note: Callable[[str, Any], None]) -> None:
+    super().__init__(logging.WARNING)
+    self._note = note
+    self._messages: List[str] = []
+
+  def emit(self, record: logging.LogRecord) -> None:
+    if record.pathname.startswith(os.path.dirname(mp_compat.__file__)):
+      self._messages = sorted({*self._messages, record.getMessage()})
+      self._note("warnings", self._messages)
+
+
+def _digest(value: Any) -> str:
+  """Returns a digest of the dtype, the shape and the bits of a value."""
+  array = np.asarray(value)
+  digest = hashlib.blake2b("{} {}".format(array.dtype, array.shape).encode(), digest_size=8)
+  bits: Any = repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).view(np.uint8)
+  digest.update(bits)
+  return digest.hexdigest()
+
+
+def _as_numbers(value: Any) -> Any:
+  """Returns a value as float64 or complex128, which NumPy can write; the number of its elements for strings."""
+  array = np.asarray(value)
+  return array.size if array.dtype == object else array.astype("c16" if array.dtype.kind == "c" else "f8")
+
+
+def _install(settings: Settings, recorder: Recorder) -> None:
+  """Makes this package the program's loss scaling; without loss scaling, makes its optimizers the inner ones."""
+  from mp_compat.keras import loss_scale_optimizer as keras_optimizer
+  from mp_compat.migration import installation
+
+  installation.install()
+  logging.getLogger("absl").addHandler(_Warnings(recorder.note))
+  optimizer: Any = mp_compat.MixedPrecisionLossScaleOptimizer
+  keras: Any = keras_optimizer.LossScaleOptimizer
+  for wrapper in (optimizer, keras):
+    wrapper.__init__ = _noting(wrapper.__init__, recorder, settings.run == UNSCALED)
+  if settings.run == UNSCALED:
+    optimizer.compute_gradients = lambda self, *args, **kwargs: self._optimizer.compute_gradients(*args, **kwargs)
+    optimizer.apply_gradients = lambda self, *args, **kwargs: self._optimizer.apply_gradients(*args, **kwargs)
+    keras._apply = lambda self, pairs, apply: apply(list(pairs))
+
+
+def _noting(construct: Callable[..., None], recorder: Recorder, unscaled: bool) -> Callable[..., None]:
+  @functools.wraps(construct)
+  def construct_and_note(self: Any, *args: Any, **kwargs: Any) -> None:
+    construct(self, *args, **kwargs)
+    recorder.note("uses", "mp_compat")
+    if unscaled:
+      self._loss_scale = mp_compat.FixedLossScale(1)
+
+  return construct_and_note
+
+
+def main() -> None:
+  """Runs the program of the command line."""
+  with open(sys.argv[1], encoding="utf-8") as file:
+    settings = Settings(**json.load(file))
+  recorder = Recorder(settings)
+  recorder.note("tensorflow", tf.VERSION)
+  if settings.run != ORIGINAL:
+    _install(settings, recorder)
+  sessions.observe(recorder.around)
+  sessions.on_eager_gradients(lambda: recorder.note("unseen", "Eager training"))
+  sessions.make_seeds_repeatable()
+  random.seed(0)
+  np.random.seed(0)
+  program.execute(*program.load(sys.argv[2:]))
+
+
+if __name__ == "__main__":
+  main()
