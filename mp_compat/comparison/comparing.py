@@ -43,14 +43,12 @@ _NOT_REPEATABLE = (
   "TensorFlow's ops, or threads that compete. The other differences may be due to that."
 )
 _REASONS = {
-  "hidden": "The first run applied this step, mp_compat skipped it: its gradients overflowed. Clipping or masking hid "
-  "the overflow from TensorFlow's class. (Or update() of its own LossScale returned False, which TensorFlow's "
-  "class does not call.)",
-  "fixed": "The first run applied this step, and its values are not finite. mp_compat skipped it: its gradients "
-  "overflowed. TensorFlow's class with a fixed loss scale applies every step.",
+  "hidden": "mp_compat skipped it: clipping or masking hid its overflow, or update() of the program's LossScale "
+  "returned False.",
+  "fixed": "mp_compat skipped it: its gradients overflowed, and a fixed loss scale of TensorFlow's class applies them.",
   "twice": "The first run has more loss scales: there, the loss is scaled twice.",
   "variables": "The runs do not have the same variables.",
-  "overflow": "Until then, the bits are the same. Its gradients overflowed, and the first run skipped it.",
+  "overflow": "The first run skipped it: its gradients overflowed. Before it, the bits are the same.",
   "unknown": "The reason is not known.",
 }
 
@@ -193,7 +191,7 @@ def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
       theirs, ours = [_values(os.path.join(folder, name), found["index"]) for name in (AGAIN, run)]
       reason = _reason(run, found, theirs)
       status = status if reason == "overflow" and found["step"] > 1 else DIFFERENT
-      lines.append("{}: step {} is the first that differs. {}".format(RUNS[run], found["step"], _REASONS[reason]))
+      lines += ["{}: step {} is the first that differs.".format(RUNS[run], found["step"]), "  " + _REASONS[reason]]
       lines += _amounts(found, theirs, ours)
     lines += ["{}: a warning of mp_compat: {}".format(RUNS[run], warning) for warning in result.get("warnings", [])]
   if status == DIFFERENT and AGAIN not in results:

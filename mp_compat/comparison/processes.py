@@ -100,9 +100,11 @@ def _replaced(path: str) -> Iterator[None]:
     yield
     return
   removed = tempfile.mkdtemp(dir=os.path.dirname(path))
-  os.rename(path, os.path.join(removed, "removed"))
-  yield
-  shutil.rmtree(removed, ignore_errors=True)
+  try:
+    os.rename(path, os.path.join(removed, "removed"))
+    yield
+  finally:
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def read_standard_input(path: str) -> None:
