@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Nam
 
 from tensorflow.python.client import session as session_module
 from tensorflow.python.eager import imperative_grad
-from tensorflow.python.framework import random_seed
+from tensorflow.python.framework import random_seed  # pyright: ignore[reportAttributeAccessIssue]
 from tensorflow.python.ops import gradients_util
 
 from mp_compat._tensorflow import graphs

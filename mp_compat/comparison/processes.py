@@ -110,9 +110,9 @@ def _replaced(path: str) -> Iterator[None]:
 def read_standard_input(path: str) -> None:
   """Writes the standard input to a file, for each run; nothing if it is a terminal or closed."""
   with open(path, "wb") as file, contextlib.suppress(OSError):
-    if not os.isatty(0):
-      with open(0, "rb", closefd=False) as standard_input:
-        shutil.copyfileobj(standard_input, file)
+    source = os.open(os.devnull, os.O_RDONLY) if os.isatty(0) else os.dup(0)
+    with open(source, "rb") as standard_input:
+      shutil.copyfileobj(standard_input, file)
 
 
 def run(settings: Dict[str, Any], name: str, argv: Sequence[str], directory: str, folder: str) -> None:

@@ -15,7 +15,7 @@ from tests import testing
 
 # Each argument switches something on.
 PROGRAM = """
-import multiprocessing, os, sys
+import multiprocessing, os, subprocess, sys
 import numpy as np
 import tensorflow
 import tensorflow.compat.v1 as tf
@@ -54,19 +54,27 @@ def train():
   if "clip" in args:
     grads_and_vars = [(tf.clip_by_value(grad, -1.0, 1.0), variable) for grad, variable in grads_and_vars]
   train_op = opt.apply_gradients(grads_and_vars, global_step)
+  ours = os.environ["MP_COMPAT_RUN"] == "mp_compat"
+  if "variable" in args and ours:
+    tf.get_variable("more", initializer="a string")
+  initializers = [tf.global_variables_initializer()]
+  if "unreadable" in args:
+    handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="handle")
+    initializers.append(tf.raw_ops.AssignVariableOp(resource=handle, value=0.0))
+    train_op = tf.group(train_op, tf.raw_ops.AssignAddVariableOp(resource=handle, value=1.0))
   random = np.random.RandomState(int.from_bytes(os.urandom(4), "big")) if "entropy" in args else np.random
   folder = os.environ["MP_COMPAT_RUN"] if "env" in args else "folder"
   with tf.Session() as sess:
-    sess.run(tf.global_variables_initializer())
+    sess.run(initializers)
     saver = tf.train.Saver()
     if "checkpoint" in args and tf.train.latest_checkpoint(folder):
       saver.restore(sess, tf.train.latest_checkpoint(folder))
     run = sess.make_callable(train_op, [x]) if "callable" in args else lambda value: sess.run(train_op, {x: value})
-    for step in range(0 if "untrained" in args else 6):
+    for step in range(0 if "untrained" in args else 5 if "shorter" in args and ours else 6):
       value = random.normal(size=2)
       if step == 3 and "overflow" in args:
         value[0] = np.inf
-      run(value)
+      run(value + (step == 3 and "numbers" in args and ours))
     if "checkpoint" in args:
       saver.save(sess, folder + "/model", global_step)
 
@@ -84,6 +92,8 @@ if "fork" in args:
   child = multiprocessing.get_context("fork").Process(target=train)
   child.start()
   child.join()
+if "process" in args:
+  subprocess.check_call([sys.executable, "-c", "import time\\nwhile time.process_time() < 1.5: pass"])
 train()
 if "input" in args:
   assert sys.stdin.read() == "some input"
@@ -178,6 +188,7 @@ def test_equal_programs_are_the_same(compare):
     ("--runs original,without,again program.py migrated", "the same bits"),
     ("program.py checkpoint env", "6 steps"),
     ("--restore folder program.py checkpoint", "6 steps"),
+    ("--runs original,again program.py process", "The program ran other processes, which are not compared."),
   ],
 )
 def test_equal_variants_are_the_same(arguments, words, compare, tmp_path):
@@ -192,6 +203,7 @@ def test_equal_variants_are_the_same(arguments, words, compare, tmp_path):
   [
     ("clip overflow", 4, "clipping or masking hid its overflow"),
     ("fixed overflow", 4, "a fixed loss scale of TensorFlow's class applies them"),
+    ("numbers", 4, "The reason is not known."),
     ("custom", 1, "update() of the program's LossScale returned False"),
   ],
 )
@@ -200,6 +212,20 @@ def test_differences_have_their_step_and_reason(switches, step, reason, compare)
   assert code == 1 and reason in output, output
   assert report["runs"]["mp_compat"]["difference"]["step"] == step
   assert "  w: 2 of 2 values differ, by up to " in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "arguments, words",
+  [
+    ("program.py variable", ["The runs do not have the same variables.", "more: is missing in one of the runs"]),
+    ("program.py shorter", ["step 6 is the first that differs", "number of steps: differs"]),
+    ("--runs original,mp_compat program.py numbers", ["this needs the run 'again'", "w: differs"]),
+  ],
+)
+def test_other_differences_are_described(arguments, words, compare):
+  code, output, _ = compare(*arguments.split())
+  assert code == 1 and all(text in output for text in words), output
 
 
 @pytest.mark.slow
@@ -224,6 +250,7 @@ def test_loss_scaled_twice_is_the_reason(compare):
     ("program.py migrated", "as it is: The program uses mp_compat as it is"),
     ("program.py checkpoint", "with mp_compat: It starts from other values than the first run: first "),
     ("--every 9 program.py", "No train step was seen"),
+    ("program.py unreadable", "as it is: No tensor of the graph reads VarHandleOp."),
   ],
 )
 def test_status_is_2_if_nothing_follows(arguments, words, compare):
@@ -304,6 +331,7 @@ def test_interrupt_puts_folders_back(tmp_path):
     (["--runs", "original", "x.py"], "expected at least two of"),
     (["--runs", "again,original", "x.py"], "in this order"),
     (["--steps", "0", "x.py"], "expected a number of at least 1"),
+    pytest.param(["--json", "no/such/file", "x.py"], "No such file or directory", marks=pytest.mark.slow),
   ],
 )
 def test_invalid_arguments_are_rejected(arguments, words, capsys):
