@@ -105,7 +105,8 @@ def compare(
 
 def _examine(settings: recorder.Settings) -> Dict[str, Any]:
   """Returns what a recording contains, and its first difference from the reference."""
-  result = dict(recording.notes(settings.recording), read=0, variables=0, scales={}, difference=None)
+  result: Dict[str, Any] = {"steps": 0, "variables": 0, "scales": {}, "difference": None}
+  result.update(recording.notes(settings.recording))
   reference = recording.records(settings.reference) if settings.reference else iter(())
   attempts, applied = [], set()
   for index, ours in enumerate(recording.records(settings.recording)):
@@ -120,7 +121,7 @@ def _examine(settings: recorder.Settings) -> Dict[str, Any]:
   result.update(read=len(attempts), skipped=sum(written in applied and not was for written, was in attempts))
   result.update(trained=bool(applied), compared=bool(settings.reference))
   if settings.reference and not result["difference"]:
-    steps = [recording.notes(path).get("steps", 0) for path in (settings.reference, settings.recording)]
+    steps = [recording.notes(settings.reference).get("steps", 0), result["steps"]]
     if steps[0] != steps[1]:
       result["difference"] = dict(index=-1, step=min(steps) + 1, names=[["number of steps"]] * 2, applied=[True] * 2)
   return result
@@ -153,7 +154,7 @@ def _check(run: str, runs: Sequence[str], result: Dict[str, Any]) -> None:
     raise processes.CannotRunError("{} was seen, which is not compared.".format(result["unseen"]))
   if "unreadable" in result:
     raise processes.CannotRunError("No tensor of the graph reads {}.".format(", ".join(result["unreadable"])))
-  if not result["trained"]:
+  if not result["trained"] and not found:
     raise processes.CannotRunError(_NOT_TRAINED)
   if run in (SCALED, UNSCALED) and "uses" not in result:
     raise processes.CannotRunError(_NOT_USED)
