@@ -46,7 +46,7 @@ _REASONS = {
   "hidden": "mp_compat skipped it: clipping or masking hid its overflow, or update() of the program's LossScale "
   "returned False.",
   "fixed": "mp_compat skipped it: its gradients overflowed, and a fixed loss scale of TensorFlow's class applies them.",
-  "twice": "The first run has more loss scales: there, the loss is scaled twice.",
+  "twice": "Only the state of loss scales differs: the first run scales the loss twice, mp_compat uses one scale.",
   "variables": "The runs do not have the same variables.",
   "overflow": "The first run skipped it: its gradients overflowed. Before it, the bits are the same.",
   "unknown": "The reason is not known.",
@@ -190,7 +190,7 @@ def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
       return UNKNOWN, [_NOT_REPEATABLE.format(found["step"], next(filter(None, found["names"][1] + found["names"][0])))]
     if found:
       theirs, ours = [_values(os.path.join(folder, name), found["index"]) for name in (AGAIN, run)]
-      reason = _reason(run, found, theirs)
+      reason = _reason(run, result, theirs)
       status = status if reason == "overflow" and found["step"] > 1 else DIFFERENT
       lines += ["{}: step {} is the first that differs.".format(RUNS[run], found["step"]), "  " + _REASONS[reason]]
       lines += _amounts(found, theirs, ours)
@@ -205,11 +205,14 @@ def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
   return status, [verdict, *lines]
 
 
-def _reason(run: str, found: Dict[str, Any], theirs: Dict[str, Any]) -> str:
+def _reason(run: str, result: Dict[str, Any], theirs: Dict[str, Any]) -> str:
   """Returns the key in _REASONS of a difference; `theirs` are values of the reference."""
-  names, (they_applied, we_applied) = found["names"], found["applied"]
-  if not all(map(all, zip(*names))):
-    return "twice" if None in names[1] and dialects.is_state_name(names[0][names[1].index(None)]) else "variables"
+  found = result["difference"]
+  they_applied, we_applied = found["applied"]
+  if len(result["scales"]) > 1 and all(name and dialects.is_state_name(name) for name in found["names"][1]):
+    return "twice"
+  if None in found["names"][0] + found["names"][1]:
+    return "variables"
   if run == UNSCALED and we_applied and not they_applied:
     return "overflow"
   if they_applied and not we_applied:
