@@ -204,7 +204,7 @@ def _digest(value: Any) -> str:
 def _as_numbers(value: Any) -> Any:
   """Returns a value as float64 or complex128, which NumPy can write; the number of its elements for strings."""
   array = np.asarray(value)
-  return array.size if array.dtype == object else array.astype("c16" if array.dtype.kind == "c" else "f8")
+  return array.size if array.dtype.kind in "OSU" else array.astype("c16" if array.dtype.kind == "c" else "f8")
 
 
 def _install(settings: Settings, recorder: Recorder) -> None:
