@@ -144,7 +144,7 @@ class Recorder:
     unreadable = sorted(effects.written.difference(graph.tensors))
     if unreadable:
       self.note("unreadable", unreadable)
-    if os.times().children_user > 1:
+    if sum(os.times()[2:4]) > 1:  # seconds of CPU, of processes that ended
       self.note("processes", True)
     if "mp_compat.training.optimizer" in sys.modules and self._settings.run == ORIGINAL:
       self.note("uses", "mp_compat")
