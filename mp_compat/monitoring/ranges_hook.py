@@ -59,7 +59,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._output_dir = output_dir
     self._dtypes = dtypes
     self._until_due = 0  # the number of steps to execute before the next record
-    self._logged: Any = None  # what was last advised
+    self._logged: Any = None  # what was last advised, and whether any record was not finite
     self._has_warned = self._has_failed = False
 
   def begin(self) -> None:
@@ -137,8 +137,9 @@ class GradientRangesHook(tf.train.SessionRunHook):
     if self._writer:
       self._try(self._write, self._writer, record, is_new_run)
     advice = range_history.advise(self._history)
-    if advice is not None and advice[:3] != self._logged:
-      self._logged = advice[:3]
+    news = (advice and advice[:3], bool(self._history.overflows))
+    if advice is not None and news != self._logged:
+      self._logged = news
       logging.info("Gradient ranges at step %d: %s", record["step"], advice.text)
 
   def _try(self, access_files: Callable[..., Any], *args: Any) -> None:

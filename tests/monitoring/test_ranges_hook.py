@@ -246,6 +246,16 @@ def test_scale_that_hides_nan_data_is_never_needless(monkeypatch, tmp_path):
   assert "Not finite: 1 of 3 records" in lines[-1]
 
 
+def test_first_record_not_finite_is_logged(monkeypatch, tmp_path):
+  """Also where the range of the scales stays the same."""
+  lines = logged(monkeypatch)
+  train(str(tmp_path), [FINITE * 2.0**14, FINITE, FINITE * np.nan, FINITE * np.nan])
+  assert [("Use a dynamic loss scale" in line, "Not finite: 1 of 3" in line) for line in lines[-2:]] == [
+    (True, False),
+    (True, True),
+  ]
+
+
 def small_gradients(hook_dir):
   """Trains a float32 model whose gradients are far below float16's range; returns the history of the hook."""
   with tf.Graph().as_default():
