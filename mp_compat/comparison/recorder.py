@@ -26,7 +26,7 @@ import mp_compat
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import sessions
 from mp_compat._tensorflow import tf
-from mp_compat.checkpoints import saver
+from mp_compat.checkpoints import names
 from mp_compat.comparison import recording
 from mp_compat.migration import program
 
@@ -112,7 +112,7 @@ class Recorder:
         shapes = {
           name: [-1] if tensor.shape.ndims is None else tensor.shape.as_list() for name, tensor in tensors.items()
         }
-        renamed = saver.tensorflow_names(graph) if self._settings.run == SCALED else {}
+        renamed = names.tensorflow_names(graph) if self._settings.run == SCALED else {}
         known.variables = recording.Variables(shapes, renamed)
         self._write(graph=known.number, shapes=shapes, tensorflow_names=renamed)
       known.tensors = tensors
