@@ -199,8 +199,8 @@ def _update(
     return loss_scale._update_scale(all_finite), True
   if is_hidden:
     grads = distribute.call_for_each_replica(gradients.add_nan_unless, all_finite, grads)
-  if not check_computed:
-    grads = distribute.call_for_each_replica(lineage_module.cut, grads)  # for an `update` that checks them again
+  if not check_computed and isinstance(loss_scale, loss_scale_module.FiniteLossScale):
+    grads = distribute.call_for_each_replica(lineage_module.cut, grads)  # its `update` may check them again
   return loss_scale.update(grads)
 
 
