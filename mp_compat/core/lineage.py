@@ -106,7 +106,7 @@ def _search(values: Iterable[tf.Tensor]) -> Iterator[Tuple[tf.Tensor, Optional[C
   """
   propagated: List[tf.Tensor] = list(values)
   others: List[tf.Tensor] = []
-  ops = propagation.PropagatingOps()
+  ops = propagation.PropagatingOps(lambda tensor: tensor_key(tensor) in _records_in(tensor.graph))
   graph, records, seen = None, {}, set()
   while propagated or others:
     is_propagated = bool(propagated)

@@ -6,7 +6,7 @@ entry with TensorFlow's graph optimizers, which replace a product with constant 
 and NaN are lost. Ops that the tables lack may hide an overflow: minimum, maximum, select, sign, comparisons, slices.
 """
 
-from typing import Dict, List, Tuple
+from typing import Callable, Dict, List, Tuple
 
 import numpy as np
 
@@ -14,18 +14,24 @@ from mp_compat._tensorflow import tf
 
 # Ops of which each output value is an input value, or a sum of input values.
 _COPIES = frozenset(["ExpandDims", "Identity", "Reshape", "Squeeze", "Transpose"])
-_SUMS = frozenset(["Add", "AddN", "AddV2", "Cast", "ConcatV2", "Mean", "Pack", "Sum"]).union(_COPIES)
+_ADDING = frozenset(["Add", "AddN", "AddV2", "Mean", "Sum"])
+_SUMS = _ADDING.union(_COPIES, ["Cast", "ConcatV2", "Pack"])
 # The input is what a function captures, or the default, which graph optimizers do not take for a constant.
 _PLACEHOLDERS = frozenset(["Placeholder", "PlaceholderWithDefault"])
 _PRODUCTS = frozenset(["MatMul", "Mul"])
 # Ops whose results TensorFlow's graph optimizers may compute in advance from the shape of the input.
 _OF_SHAPES = frozenset(["OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"])
+# Ops from which a factor may be computed, such as that of clipping. If no input may fold to zeros, neither do they.
+_IN_FACTORS = frozenset(["L2Loss", "Maximum", "Minimum", "RealDiv", "Rsqrt", "Select", "SelectV2", "Sqrt", "Square"])
+_DEEPEST = 50  # the number of ops behind a factor that are looked at
 
 
 class PropagatingOps:
   """Finds the inputs that ops propagate, and remembers what it found out about factors."""
 
-  def __init__(self) -> None:
+  def __init__(self, is_computed: Callable[[tf.Tensor], bool]) -> None:
+    """Makes one for a search; `is_computed` returns whether a tensor is a computed gradient."""
+    self._is_computed = is_computed
     self._folds: Dict[Tuple[tf.Operation, int], bool] = {}  # the results of `_may_fold_to_zeros`
 
   def inputs_of(self, tensor: tf.Tensor, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
@@ -40,31 +46,34 @@ class PropagatingOps:
       return [value for value in inputs if _keeps_values(value.dtype, tensor.dtype)]
     if op in _PRODUCTS:
       return [value for value, other in zip(inputs, reversed(inputs)) if not self._may_fold_to_zeros(other)]
-    if op == "RealDiv" and not (_is_constant(inputs[1]) and np.isinf(_value_of(inputs[1], np.inf)).any()):
+    if op == "RealDiv" and not (_is_constant(inputs[1]) and not _is_moderate(inputs[1])):
       return inputs[:1]
     return []
 
-  def _may_fold_to_zeros(self, factor: tf.Tensor) -> bool:
+  def _may_fold_to_zeros(self, factor: tf.Tensor, depth: int = 0) -> bool:
     """Returns whether graph optimizers may replace a product by zeros because of this factor.
 
     The value of a variable may be 0, too, but its product with an inf is computed, and NaN.
     """
     key = factor.op, factor.value_index
     if key not in self._folds:
-      self._folds[key] = self._finds_zeros(factor)
+      self._folds[key] = depth > _DEEPEST or self._finds_zeros(factor, depth)
     return self._folds[key]
 
-  def _finds_zeros(self, factor: tf.Tensor) -> bool:
-    if _is_constant(factor):
-      return not _value_of(factor, 0.0).all()
-    op, inputs = factor.op.type, factor.op.inputs
-    if op == "Sub":
-      return _original(inputs[0]) is _original(inputs[1])
+  def _finds_zeros(self, factor: tf.Tensor, depth: int) -> bool:
+    op, inputs = factor.op.type, list(factor.op.inputs)
+    if self._is_computed(factor) or op in _PLACEHOLDERS or op == "ReadVariableOp":
+      return False
+    if op == "Const":
+      return not _is_moderate(factor)
+    if op in _ADDING.union(_PRODUCTS) and _is_constant(factor):  # such as 1 + -1
+      return True
     if op in ("Add", "AddV2"):
-      return all(map(self._may_fold_to_zeros, inputs))
-    if op in _PRODUCTS:
-      return any(map(self._may_fold_to_zeros, inputs))
-    return op in _COPIES.union(["Cast", "Mean", "RealDiv", "Sum"]) and self._may_fold_to_zeros(inputs[0])
+      return all(self._may_fold_to_zeros(value, depth + 1) for value in inputs)
+    if op in _SUMS.union(_PRODUCTS, _IN_FACTORS):
+      inputs = [value for value in inputs if value.dtype.is_floating or op == "Cast"]
+      return any(self._may_fold_to_zeros(value, depth + 1) for value in inputs)
+    return bool(inputs)  # without inputs: a variable, an input pipeline
 
 
 def _keeps_values(source: tf.DType, target: tf.DType) -> bool:
@@ -87,13 +96,13 @@ def _is_constant(tensor: tf.Tensor) -> bool:
   return True
 
 
-def _value_of(constant: tf.Tensor, unknown: float) -> np.ndarray:
-  """Returns the value of a constant tensor; `unknown` if only running the graph would tell."""
+def _is_moderate(constant: tf.Tensor) -> bool:
+  """Returns whether a constant tensor is known, without running the graph, to have only NaNs and moderate values.
+
+  Products of a few moderate values, which graph optimizers compute in advance, neither overflow nor underflow.
+  """
   value = tf.get_static_value(constant)
-  return np.asarray(unknown if value is None else value)
-
-
-def _original(tensor: tf.Tensor) -> tf.Tensor:
-  while tensor.op.type in _COPIES:
-    tensor = tensor.op.inputs[0]
-  return tensor
+  if value is None:
+    return False
+  magnitude = np.abs(np.asarray(value)).astype(np.float64)
+  return bool((np.isnan(magnitude) | ((2.0**-40 <= magnitude) & (magnitude <= 2.0**40))).all())
