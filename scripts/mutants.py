@@ -187,7 +187,7 @@ MUTANTS = [
   ("core/propagation", "if not self._may_fold_to_zeros(other)]", "if True]"),
   ("core/propagation", 'if op == "RealDiv" and not (', 'if op == "RealDiv" and not (False and '),
   ("core/propagation", "return inputs[:1]\n    return []", "return inputs\n    return []"),
-  ("core/propagation", "return all(map(", "return any(map("),
+  ("core/propagation", "return all(self", "return any(self"),
   ("core/propagation", "return target.is_complex if source.is_complex else", "return True if source.is_complex else"),
   ("core/propagation", "source.is_floating and (target.is_floating or target.is_complex)", "source.is_floating"),
   ("core/lineage", "if tensor.graph is not graph:", "if graph is None:"),
