@@ -1,7 +1,8 @@
-"""The nox sessions of this project: tests on every TensorFlow, programs, clients, checks, documentation, packaging.
+"""The nox sessions of this project: checks, tests on every TensorFlow, programs, clients, documentation, packaging.
 
 `scripts/nox` installs nox and runs it: without arguments, the tests on every TensorFlow; with `-s tests-2.4`, on one.
-Arguments after `--` are passed to pytest or to the program.
+Arguments after `--` are passed to pytest or to the program. `.ci/run` runs the sessions with the tag `commit`, or
+`nightly`, in the order of this file.
 """
 
 import glob
@@ -24,7 +25,6 @@ TENSORFLOW = {
   "2.10": ("3.10", ["tensorflow==2.10.1", "numpy<2"], []),
   "2.15": ("3.11", ["tensorflow-cpu==2.15.1"], []),
   "2.21": (PYTHON, ["tensorflow-cpu==2.21.*"], ["tf_keras==2.21.*"]),
-  "2.21-py313": ("3.13", ["tensorflow-cpu==2.21.*"], ["tf_keras==2.21.*"]),
 }
 NEWEST = "2.21"
 
@@ -38,45 +38,165 @@ os.environ["NOX_ENABLE_STALENESS_CHECK"] = "1"  # Environments of another interp
 os.environ["PIP_COMPILE"] = "0"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# The commands in pyenv's shims run only activated versions.
+# The commands in pyenv's shims run only activated versions. `python3` stays the one that runs nox.
 PYENV = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
-os.environ["PATH"] = os.pathsep.join(glob.glob(os.path.join(PYENV, "versions", "*", "bin")) + [os.environ["PATH"]])
+os.environ["PATH"] = os.pathsep.join(
+  [os.path.dirname(sys.executable)] + glob.glob(os.path.join(PYENV, "versions", "*", "bin")) + [os.environ["PATH"]]
+)
 
 
-def _install(session, packages, alone=()):
-  """Installs packages, and then others without their dependencies."""
-  session.install(*packages)
-  if alone:
-    session.install("--no-deps", *alone)
+# What the tests need beside TensorFlow.
+TESTS = ["-e", ".[demo,migrate,test]", "tf_slim==1.1.0"]
+
+
+def _install(session, version, packages, alone=()):
+  """Installs TensorFlow (None: without), packages, and then packages without their dependencies."""
+  _, requirements, without_dependencies = TENSORFLOW.get(version, ("", [], []))
+  session.install(*requirements, *packages)
+  if without_dependencies or alone:
+    session.install("--no-deps", *without_dependencies, *alone)
+
+
+def _pytest(session, *arguments):
+  """Runs pytest, which writes its report and the lines that it ran to reports/."""
+  report = os.path.abspath(os.path.join("reports", session.name))
+  env = {"COVERAGE_FILE": report + ".coverage"}
+  session.run("python", "-m", "pytest", "--junitxml={}.xml".format(report), *arguments, env=env)
+
+
+@nox.session(python=[PYTHON], tags=["commit"])
+def lint(session):
+  """Runs ruff: its linter, and its formatter, which must not find anything to change."""
+  session.install("ruff==0.17.6")
+  session.run("ruff", "check")
+  session.run("ruff", "format", "--check")
+
+
+@nox.session(python="3.11", tags=["commit"])
+def types(session):
+  """Checks types with mypy and pyright (mypy.ini, pyrightconfig.json), without TensorFlow, whose names are Any."""
+  session.install(
+    "mypy==2.4.1", "pyright[nodejs]==1.1.414", "absl-py==2.5.1", "libcst==1.9.0", "numpy==2.4.6", "hypothesis", "pytest"
+  )
+  session.run("mypy")
+  session.run("pyright")
+  _pytest(session, "-m", "", "tests/type_checking")
+
+
+@nox.session(python="3.11", tags=["commit"])
+def docs(session):
+  """Builds the documentation in site/; warnings, such as broken links, are errors."""
+  session.install("mkdocs-material==9.8.1", "mkdocstrings-python==2.0.11", "ruff==0.17.6")
+  session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+  for page in glob.glob("site/**/*.html", recursive=True):
+    with open(page, encoding="utf-8") as file:
+      if re.search(r"\d<strong>", file.read()):
+        session.error("{}: two powers such as 2**15 are bold text; put them into backticks.".format(page))
+
+
+@nox.session(python=[PYTHON], tags=["commit"])
+def package(session):
+  """Builds and checks the sdist and the wheel in dist/, and uses the wheel in clean environments."""
+  shutil.rmtree("dist", ignore_errors=True)
+  session.install("build==1.3.0", "check-wheel-contents==0.6.3", "twine==6.2.0")
+  session.run("python", "-m", "build")
+  wheel, sdist = sorted(glob.glob("dist/*"), key=lambda path: not path.endswith(".whl"))
+  session.run("twine", "check", "--strict", wheel, sdist)
+  session.run("check-wheel-contents", wheel)
+  wheel, sdist, tmp = (os.path.abspath(path) for path in (wheel, sdist, session.create_tmp()))
+  for python in ("3.7", "3.13"):
+    environment = os.path.join(tmp, "python" + python)
+    session.run("python" + python, "-m", "venv", "--clear", environment, external=True)
+    command = os.path.join(environment, "bin", "python")
+    session.run(command, "-m", "pip", "install", "--quiet", wheel, "libcst", "tqdm", external=True)
+    with session.chdir(tmp):
+      session.run(os.path.join(environment, "bin", "mp_compat"), "--version", external=True)
+      session.run(command, "-c", "import mp_compat; assert 'LossScale' in dir(mp_compat)", external=True)
+      session.run(command, "-m", "mp_compat", "migrate", "--check", environment + "/bin", external=True)
+  with session.chdir(tmp):  # The sdist must contain the files that the commands of its README need.
+    session.run("tar", "xzf", sdist, "--strip-components=1", external=True)
+    session.run("bash", "scripts/nox", "--list", external=True)
+
+
+@nox.session(venv_backend="none", tags=["commit"])
+def readme(session):
+  """Runs README's two commands, the first also with the marker `matrix`: coverage needs these tests."""
+  session.run("scripts/test", "-m", "not slow")
+  session.run("scripts/demo", "--quick")
+
+
+@nox.session(venv_backend="none", tags=["nightly"])
+def programs(session):
+  """Runs the other programs that README names, for a few steps."""
+  session.run("scripts/estimator", "--steps", "100")
+  session.run("scripts/keras", "--steps", "120")
+  session.run("scripts/workers", "--workers", "3")
+  session.run("scripts/parameter_server")
+  session.run("scripts/parameter_server", "--sync")
+  session.run("scripts/horovod", "--ranks", "3")
 
 
 def _tests(version):
-  python, requirements, alone = TENSORFLOW[version]
+  python, _, _ = TENSORFLOW[version]
 
   def tests(session):
-    _install(session, ["-e", ".[demo,migrate,test]", "tf_slim==1.1.0"] + requirements, alone)
-    session.run("python", "-m", "pytest", "--numprocesses=2", "--dist=loadfile", *session.posargs)
+    _install(session, version, TESTS)
+    _pytest(session, "--cov", "--cov-report=", "--numprocesses=2", "--dist=loadfile", *session.posargs)
 
-  tests.__doc__ = "The tests on TensorFlow {}, Python {}.".format(version.partition("-")[0], python)
-  nox.session(tests, python=[python] if version == NEWEST else python, name="tests-" + version)
+  tests.__doc__ = "Runs the tests on TensorFlow {}, Python {}.".format(version, python)
+  if version == NEWEST:
+    nox.session(tests, python=[python], name="tests-" + version)  # the session `readme` runs it
+  else:
+    nox.session(tests, python=python, name="tests-" + version, tags=["commit"])
 
 
 for _version in TENSORFLOW:
   _tests(_version)
 
 
+@nox.session(venv_backend="none", tags=["nightly"])
+def all_tests(session):
+  """Runs all tests, the slow ones on the newest TensorFlow, with more random graphs; and its tests on other Pythons."""
+  for version in TENSORFLOW:
+    selection = ["-m", ""] if version == NEWEST else ["-m", "not slow", "--hypothesis-seed", "1"]
+    session.run("scripts/nox", "-s", "tests-" + version, "--", "--examples", "100", *selection)
+  for python in ("3.10", "3.12", "3.13"):
+    session.run("scripts/nox", "-s", "tests-" + NEWEST, "--force-python", python)
+
+
+@nox.session(python="3.13", tags=["nightly"])
+def bazel(session):
+  """Runs the tests with Bazel, whose command $BAZEL can name, on the last Python for the newest TensorFlow."""
+  command = os.environ.get("BAZEL", "bazel")
+  if not shutil.which(command):
+    session.skip("Bazel is not installed")
+  _install(session, NEWEST, TESTS + ["--compile"])  # Bazel's tests cannot write into the environment.
+  session.run(command, "query", "//...", external=True)
+  options = ["--cache_test_results=no", "--test_output=errors", "--local_test_jobs=2"]
+  try:
+    session.run(command, "test", "//...", *options, external=True)
+  finally:
+    shutil.copytree("bazel-testlogs", "reports/bazel", dirs_exist_ok=True)
+
+
+@nox.session(python=[PYTHON], tags=["nightly"])
+def mutants(session):
+  """Runs scripts/mutants.py: a test must fail for each defect."""
+  _install(session, NEWEST, TESTS)
+  session.run("python", "scripts/mutants.py", *session.posargs)
+
+
 @nox.session(python=[PYTHON])
 def program(session):
   """Runs a program on the newest TensorFlow: the demo, the benchmark, workers and parameter servers."""
-  _, requirements, alone = TENSORFLOW[NEWEST]
-  _install(session, ["-e", ".[demo]"] + requirements, alone)
+  _install(session, NEWEST, ["-e", ".[demo]"])
   session.run("python", *session.posargs)
 
 
 @nox.session(python=TENSORFLOW["2.15"][0])
 def estimator(session):
   """Trains an Estimator on the digits, in float16, with overflows. TensorFlow 2.15 is the last that has Estimator."""
-  _install(session, ["-e", ".[demo]"] + TENSORFLOW["2.15"][1])
+  _install(session, "2.15", ["-e", ".[demo]"])
   session.run("python", "scripts/train_estimator.py", *session.posargs)
 
 
@@ -90,18 +210,19 @@ HOROVOD_BUILD = {
 }
 
 
-@nox.session(python=TENSORFLOW["1.15"][0])
+@nox.session(python=TENSORFLOW["1.15"][0], tags=["commit"])
 def horovod(session):
-  """Trains with Horovod on TensorFlow 1.15: the program, or with `pytest` as the first argument its tests."""
+  """Runs the tests with Horovod, on TensorFlow 1.15; with arguments, a program."""
   if not shutil.which("mpirun"):
     session.error("This needs MPI and compilers: on Debian, `apt-get install libopenmpi-dev openmpi-bin cmake g++`.")
-  session.install("wheel", "-e", ".[demo,test]", *TENSORFLOW["1.15"][1])
-  session.install("--no-build-isolation", "horovod==0.22.1", env=HOROVOD_BUILD)
-  arguments = session.posargs or []
-  if arguments[:1] == ["pytest"]:
-    session.run("python", "-m", "pytest", "tests/processes/test_horovod.py", *arguments[1:])
+  _install(session, "1.15", ["wheel", "-e", ".[demo,test]"])
+  # A wheel in pip's cache may be built against another MPI.
+  from_source = ["--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod"]
+  session.install(*from_source, "horovod==0.22.1", env=HOROVOD_BUILD)
+  if session.posargs:
+    session.run("python", *session.posargs)
   else:
-    session.run("python", "scripts/train_horovod.py", *arguments)
+    _pytest(session, "--cov", "--cov-report=", "tests/processes/test_horovod.py")
 
 
 # Unmodified third-party programs: the Python version, and the packages that they need. The packages of the last list
@@ -181,9 +302,11 @@ CLIENTS = {
 def _client(name):
   python, requirements, alone = CLIENTS[name]
 
-  @nox.session(python=python, name="client-" + name)
+  tags = ["commit", "nightly"] if name == "deepmd" else ["nightly"]
+
+  @nox.session(python=python, name="client-" + name, tags=tags)
   def client(session):
-    _install(session, ["-e", "."] + requirements, alone)
+    _install(session, None, ["-e", "."] + requirements, alone)
     session.run("python", "scripts/clients/{}.py".format(name), *session.posargs)
 
   client.__doc__ = "Runs scripts/clients/{}.py.".format(name)
@@ -234,7 +357,7 @@ ECOSYSTEM = {
 }
 
 
-@nox.session
+@nox.session(tags=["nightly"])
 @nox.parametrize(
   "python,library",
   [nox.param(TENSORFLOW[version][0], library, id=library) for library, (version, _, _) in ECOSYSTEM.items()],
@@ -242,68 +365,13 @@ ECOSYSTEM = {
 def ecosystem(session, library):
   """Compares programs of other libraries, one environment each; prints the table of docs/ecosystem.md."""
   version, requirements, alone = ECOSYSTEM[library]
-  _, tensorflow, tensorflow_alone = TENSORFLOW[version]
-  _install(session, ["-e", "."] + tensorflow + requirements, tensorflow_alone + alone)
+  _install(session, version, ["-e", "."] + requirements, alone)
   session.run("python", "scripts/ecosystem/comparison.py", library)
 
 
-@nox.session(python=[PYTHON])
-def lint(session):
-  """Runs ruff: its linter, and its formatter, which must not find anything to change."""
-  session.install("ruff==0.17.6")
-  session.run("ruff", "check")
-  session.run("ruff", "format", "--check")
-
-
-@nox.session(python=[PYTHON])
-def package(session):
-  """Builds and checks the sdist and the wheel in dist/, and uses the wheel in clean environments."""
-  shutil.rmtree("dist", ignore_errors=True)
-  session.install("build==1.3.0", "check-wheel-contents==0.6.3", "twine==6.2.0")
-  session.run("python", "-m", "build")
-  wheel, sdist = sorted(glob.glob("dist/*"), key=lambda path: not path.endswith(".whl"))
-  session.run("twine", "check", "--strict", wheel, sdist)
-  session.run("check-wheel-contents", wheel)
-  wheel, sdist, tmp = (os.path.abspath(path) for path in (wheel, sdist, session.create_tmp()))
-  for python in ("3.7", "3.13"):
-    environment = os.path.join(tmp, "python" + python)
-    session.run("python" + python, "-m", "venv", "--clear", environment, external=True)
-    command = os.path.join(environment, "bin", "python")
-    session.run(command, "-m", "pip", "install", "--quiet", wheel, "libcst", "tqdm", external=True)
-    with session.chdir(tmp):
-      session.run(os.path.join(environment, "bin", "mp_compat"), "--version", external=True)
-      session.run(command, "-c", "import mp_compat; assert 'LossScale' in dir(mp_compat)", external=True)
-      session.run(command, "-m", "mp_compat", "migrate", "--check", environment + "/bin", external=True)
-  with session.chdir(tmp):  # The sdist must contain the files that the commands of its README need.
-    session.run("tar", "xzf", sdist, "--strip-components=1", external=True)
-    session.run("bash", "scripts/nox", "--list", external=True)
-
-
-@nox.session(python="3.11")
-def docs(session):
-  """Builds the documentation in site/; warnings, such as broken links, are errors."""
-  session.install("mkdocs-material==9.8.1", "mkdocstrings-python==2.0.11", "ruff==0.17.6")
-  session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
-  for page in glob.glob("site/**/*.html", recursive=True):
-    with open(page, encoding="utf-8") as file:
-      if re.search(r"\d<strong>", file.read()):
-        session.error("{}: two powers such as 2**15 are bold text; put them into backticks.".format(page))
-
-
-@nox.session(python="3.11")
-def types(session):
-  """Checks types with mypy and pyright (mypy.ini, pyrightconfig.json), without TensorFlow, whose names are Any."""
-  session.install(
-    "mypy==2.4.1", "pyright[nodejs]==1.1.414", "absl-py==2.5.1", "libcst==1.9.0", "numpy==2.4.6", "hypothesis", "pytest"
-  )
-  session.run("mypy")
-  session.run("pyright")
-  session.run("python", "-m", "pytest", "-m", "", "tests/type_checking")
-
-
-@nox.session(python=[PYTHON])
+@nox.session(python=[PYTHON], tags=["commit"])
 def coverage(session):
-  """Combines the coverage of several runs of the tests (`--cov`); fails and lists lines and branches that none ran."""
+  """Combines the coverage of the tests that ran; fails and lists lines and branches that none ran."""
   session.install("coverage")
-  session.run("coverage", "combine", "--keep", *session.posargs)
+  session.run("coverage", "combine", "--keep", *glob.glob("reports/*.coverage"))
   session.run("coverage", "report", "--fail-under=100")
