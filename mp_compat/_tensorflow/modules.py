@@ -18,10 +18,10 @@ def has_attribute(module: Any, name: str) -> bool:
 
   Raises:
     ImportError: If the module is TensorFlow's loader of Keras, and Keras is missing. The loader raises it again for the
-      next attribute; by itself, it would raise a RecursionError.
+      program's first attribute; by itself, it would raise a RecursionError from the second attribute on.
   """
   try:
     return hasattr(module, name)
   except ImportError:
-    vars(module).update(_initialized=False)
+    vars(module).update(dict.fromkeys({"_initialized", "_tfll_initialized"}.intersection(vars(module)), False))
     raise

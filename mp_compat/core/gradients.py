@@ -181,22 +181,24 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gr
 
 
 def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradient]:
-  """Returns the same gradients; if `finite` is False, adds NaN to the first gradient that is not None.
+  """Returns the same gradients; if `finite` is False, with NaN in place of all values.
 
   For `LossScale.update` of any class, if the gradients passed to it do not contain the non-finite values of the step.
+  Sparse gradients may have no values, so that NaN in one of them would not suffice.
 
   Args:
     finite: a scalar bool tensor.
-    grads: gradients of any shapes and floating dtypes; at least one is not None.
+    grads: gradients of any shapes and dtypes; integers stay as they are.
 
   Returns:
     A list of as many gradients, of the same kinds, shapes and dtypes.
   """
-  grads = list(grads)
-  first = next(i for i, grad in enumerate(grads) if grad is not None)
   zero_or_nan = tf.where_v2(finite, 0.0, float("nan"))
-  grads[first] = map_values(lambda values: values + tf.cast(zero_or_nan, values.dtype), grads[first])
-  return grads
+
+  def add(values: tf.Tensor) -> tf.Tensor:
+    return values if values.dtype.is_integer else values + tf.cast(zero_or_nan, values.dtype)
+
+  return [map_values(add, grad) for grad in grads]
 
 
 @autograph.do_not_convert

@@ -10,19 +10,23 @@ from typing import Callable, Dict, List, Tuple
 
 import numpy as np
 
+from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import tf
 
 # Ops of which each output value is an input value, or a sum of input values.
 _COPIES = frozenset(["ExpandDims", "Identity", "Reshape", "Squeeze", "Transpose"])
 _ADDING = frozenset(["Add", "AddN", "AddV2", "Mean", "Sum"])
 _SUMS = _ADDING.union(_COPIES, ["Cast", "ConcatV2", "Pack"])
-# The input is what a function captures, or the default, which graph optimizers do not take for a constant.
+# The input is what a function captures, or the default.
 _PLACEHOLDERS = frozenset(["Placeholder", "PlaceholderWithDefault"])
+_VARIABLES = frozenset(["IteratorGetNext", "ReadVariableOp", "Variable", "VariableV2"])
 _PRODUCTS = frozenset(["MatMul", "Mul"])
 # Ops whose results TensorFlow's graph optimizers may compute in advance from the shape of the input.
 _OF_SHAPES = frozenset(["OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"])
 # Ops from which a factor may be computed, such as that of clipping. If no input may fold to zeros, neither do they.
-_IN_FACTORS = frozenset(["L2Loss", "Maximum", "Minimum", "RealDiv", "Rsqrt", "Select", "SelectV2", "Sqrt", "Square"])
+_IN_FACTORS = frozenset(
+  ["Fill", "L2Loss", "Maximum", "Minimum", "RealDiv", "Rsqrt", "Select", "SelectV2", "Sqrt", "Square"]
+)
 _DEEPEST = 50  # the number of ops behind a factor that are looked at
 
 
@@ -46,7 +50,7 @@ class PropagatingOps:
       return [value for value in inputs if _keeps_values(value.dtype, tensor.dtype)]
     if op in _PRODUCTS:
       return [value for value, other in zip(inputs, reversed(inputs)) if not self._may_fold_to_zeros(other)]
-    if op == "RealDiv" and not (_is_constant(inputs[1]) and not _is_moderate(inputs[1])):
+    if op == "RealDiv" and not self._may_fold_to_zeros(inputs[1]):  # nor to inf
       return inputs[:1]
     return []
 
@@ -61,9 +65,11 @@ class PropagatingOps:
     return self._folds[key]
 
   def _finds_zeros(self, factor: tf.Tensor, depth: int) -> bool:
-    op, inputs = factor.op.type, list(factor.op.inputs)
-    if self._is_computed(factor) or op in _PLACEHOLDERS or op == "ReadVariableOp":
+    op, inputs = factor.op.type, contexts.tensor_inputs(factor)
+    if self._is_computed(factor) or _is_runtime(factor.op):
       return False
+    if op == "Placeholder":  # of a function: a captured tensor, which is in `inputs`, or an argument, which is unknown
+      return not inputs or self._may_fold_to_zeros(inputs[0], depth + 1)
     if op == "Const":
       return not _is_moderate(factor)
     if op in _ADDING.union(_PRODUCTS) and _is_constant(factor):  # such as 1 + -1
@@ -73,7 +79,7 @@ class PropagatingOps:
     if op in _SUMS.union(_PRODUCTS, _IN_FACTORS):
       inputs = [value for value in inputs if value.dtype.is_floating or op == "Cast"]
       return any(self._may_fold_to_zeros(value, depth + 1) for value in inputs)
-    return bool(inputs)  # without inputs: a variable, an input pipeline
+    return True
 
 
 def _keeps_values(source: tf.DType, target: tf.DType) -> bool:
@@ -82,15 +88,20 @@ def _keeps_values(source: tf.DType, target: tf.DType) -> bool:
   return target.is_complex if source.is_complex else source.is_floating and (target.is_floating or target.is_complex)
 
 
+def _is_runtime(op: tf.Operation) -> bool:
+  """Returns whether graph optimizers know nothing of the value of an op: a variable, or a placeholder of a Session."""
+  return op.type in _VARIABLES or (op.type in _PLACEHOLDERS and not op.graph.building_function)
+
+
 def _is_constant(tensor: tf.Tensor) -> bool:
-  """Returns whether a tensor depends on constants and shapes only."""
+  """Returns whether a tensor may depend on constants, shapes and functions only."""
   seen, pending = set(), [tensor.op]
   while pending:
     op = pending.pop()
     if op in seen or op.type == "Const" or op.type in _OF_SHAPES:
       continue
     seen.add(op)
-    if not op.inputs or op.type in _PLACEHOLDERS:  # a variable, an input pipeline
+    if _is_runtime(op):
       return False
     pending.extend(value.op for value in op.inputs)
   return True

@@ -121,7 +121,7 @@ def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any) -> Report:
     if not dtype.is_floating:
       raise ValueError("dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name))
   step = reports.readable_step(optimizer)
-  passed, computed = _gradients(step, optimizer._settings.check_computed_gradients)
+  passed, computed = _gradients(step, optimizer._mp_compat_settings.check_computed_gradients)
   passes = _backward_passes(computed)
   derived = [tensor for each in passes for tensor in each.derived.values()]
   existing = {tensor.dtype.base_dtype for tensor in derived}

@@ -69,7 +69,7 @@ class GradientAccumulator:
     """
     if not isinstance(optimizer, optimizer_module.MixedPrecisionLossScaleOptimizer):
       raise ValueError("optimizer must be a MixedPrecisionLossScaleOptimizer, but got {!r}.".format(optimizer))
-    if not optimizer._settings.skip_nonfinite:
+    if not optimizer._mp_compat_settings.skip_nonfinite:
       raise ValueError(
         "GradientAccumulator needs the finite check, but the optimizer was made with "
         "skip_nonfinite=False. Remove that argument."
@@ -98,7 +98,7 @@ class GradientAccumulator:
         "GradientAccumulator works in graphs only, but eager execution is enabled. Use it in a tf.Graph or a "
         "tf.function, or sum the gradients in Python."
       )
-    part = step.prepare(grads_and_vars, self._optimizer._settings, empties_window=True)
+    part = step.prepare(grads_and_vars, self._optimizer._mp_compat_settings, empties_window=True)
     window = self._window(part.grads_and_vars)
     pairs = [(total, grad) for total, (grad, _) in zip(window.sums, part.grads_and_vars) if total is not None]
 
@@ -163,7 +163,7 @@ class GradientAccumulator:
     window = self._added()
     micro_batches_finite = tf.equal(window.overflowed.read_value(), 0) if self._skip == "micro_batch" else None
     distribute.check_replica_context()
-    parts = [self._optimizer._prepare(grads_and_vars, empties_window=True)]
+    parts = [self._optimizer._prepare_part(grads_and_vars, empties_window=True)]
     if micro_batches_finite is not None:
       parts.append(step.Part((), micro_batches_finite, lineage.Lineage(), parts[0].scope))
     train_ops = step.train_ops()
@@ -187,7 +187,7 @@ class GradientAccumulator:
     name: Optional[str],
   ) -> tf.Operation:
     del strategy  # the current strategy
-    decision = step.decide(self._optimizer.loss_scale, parts, self._optimizer._settings, skip="each")
+    decision = step.decide(self._optimizer.loss_scale, parts, self._optimizer._mp_compat_settings, skip="each")
     return step.apply(self._optimizer, parts[0], decision, 0, global_step, name)
 
   def _window(self, grads_and_vars: Iterable[GradAndVar]) -> "Window":

@@ -116,7 +116,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     inner_optimizer.warn_if_scaled_gradients_are_used(opt, name, self._doing_dynamic_loss_scaling())
     if finite_reducer is None and horovod.leaves_gradients_unreduced(opt):
       finite_reducer = horovod.all_ranks_finite
-    self._settings = step.Settings(
+    self._mp_compat_settings = step.Settings(
       skip_nonfinite=skip_nonfinite,
       check_computed_gradients=check_computed_gradients,
       finite_reducer=finite_reducer,
@@ -344,13 +344,13 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "name of the op as name={!r}.".format(global_step, global_step)
       )
     distribute.check_replica_context()
-    part = self._prepare(grads_and_vars)
+    part = self._prepare_part(grads_and_vars)
     return distribute.merge_call(self._apply_in_all_replicas, part, global_step, name, **kwargs)
 
-  def _prepare(self, grads_and_vars: Iterable[gradients.GradAndVar], empties_window: bool = False) -> step.Part:
+  def _prepare_part(self, grads_and_vars: Iterable[gradients.GradAndVar], empties_window: bool = False) -> step.Part:
     """Returns the part of a step in this replica; logs a warning if its gradients were never scaled."""
-    check = step.needs_check(self._loss_scale, self._settings)
-    part = step.prepare(grads_and_vars, self._settings, check, empties_window)
+    check = step.needs_check(self._loss_scale, self._mp_compat_settings)
+    part = step.prepare(grads_and_vars, self._mp_compat_settings, check, empties_window)
     if not self._state_in(graphs.init_scope_graph()).has_unscaled:
       graphs.warn_once(
         self,
@@ -370,7 +370,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     **kwargs: Any,
   ) -> Optional[tf.Operation]:
     del strategy  # the current strategy
-    decision = step.decide(self._loss_scale, [part], self._settings)
+    decision = step.decide(self._loss_scale, [part], self._mp_compat_settings)
     train_ops = step.train_ops()
     train_op = step.apply(self, part, decision, 0, global_step, name, **kwargs)
     step.set_train_ops(train_ops + [train_op])

@@ -53,7 +53,7 @@ def apply_gradients_together(
   if skip not in _SKIP:
     raise ValueError("skip must be one of {}, but got {!r}.".format(", ".join(map(repr, _SKIP)), skip))
   distribute.check_replica_context()
-  parts = [opt._prepare(grads_and_vars) for opt, grads_and_vars in zip(optimizers, pairs)]
+  parts = [opt._prepare_part(grads_and_vars) for opt, grads_and_vars in zip(optimizers, pairs)]
   return distribute.merge_call(functools.partial(_apply_all, optimizers, skip), parts, global_step, name)
 
 
@@ -71,7 +71,7 @@ def _checked_steps(steps: Iterable[OptimizerAndGradients]) -> List[OptimizerAndG
         "Expected MixedPrecisionLossScaleOptimizers that share one LossScale, but got {}. Pass the "
         "same LossScale object to all of them.".format(optimizers)
       )
-    if not opt._settings.skip_nonfinite:
+    if not opt._mp_compat_settings.skip_nonfinite:
       raise ValueError(
         "Optimizers that share a loss scale need the finite check, but {} was made with "
         "skip_nonfinite=False. Remove that argument.".format(opt.get_name())
@@ -88,9 +88,10 @@ def _apply_all(
   name: str,
 ) -> Optional[tf.Operation]:
   """Applies the gradients of all optimizers; called once for all replicas."""
-  settings = optimizers[0]._settings._replace(
-    finite_reducer=next(filter(None, (opt._settings.finite_reducer for opt in optimizers)), None),
-    use_locking=any(opt._settings.use_locking for opt in optimizers),
+  settings = optimizers[0]._mp_compat_settings._replace(
+    finite_reducer=next(filter(None, (opt._mp_compat_settings.finite_reducer for opt in optimizers)), None),
+    check_computed_gradients=all(opt._mp_compat_settings.check_computed_gradients for opt in optimizers),
+    use_locking=any(opt._mp_compat_settings.use_locking for opt in optimizers),
   )
   decision = step.decide(optimizers[0].loss_scale, parts, settings, skip)
   train_ops = step.train_ops()

@@ -118,7 +118,7 @@ def prepare(
 
 def needs_check(loss_scale: Any, settings: Settings) -> bool:
   """Returns whether to check the gradients: to skip steps that are not finite, or to update the loss scale."""
-  return settings.skip_nonfinite or isinstance(loss_scale, loss_scale_module.FiniteLossScale)
+  return settings.skip_nonfinite or loss_scale_module.is_updated_by_check(loss_scale)
 
 
 def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str = "all") -> Decision:
@@ -129,7 +129,7 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
 
       skip="all"     if all_finite and should_apply
       skip="each"    if the part is finite and (should_apply or not all_finite)
-      no check       if should_apply, also if `settings.skip_nonfinite` is False
+      no check       if should_apply
 
   Args:
     loss_scale: a LossScale, ours or TensorFlow's.
@@ -142,7 +142,7 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
   """
   grads = [grad for part in parts for grad, _ in part.grads_and_vars]
   if parts[0].finite is None:
-    update_op, should_apply = loss_scale.update(grads)
+    update_op, should_apply = _update(loss_scale, grads, None, False, settings.check_computed_gradients)
     finite = should_apply if tf.is_tensor(should_apply) else None
     return Decision([finite] * len(parts), [should_apply] * len(parts), update_op)
   lineages = [lineage for part in parts for lineage in distribute.local_results(part.lineage)]
@@ -156,9 +156,7 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
     _update, loss_scale, grads, all_finite, has_hidden or reducer is not None, settings.check_computed_gradients
   )
   update_op, should_apply = _in_mutex(update, all_finite) if settings.use_locking else update()
-  if settings.skip_nonfinite or loss_scale_module.is_updated_by_check(loss_scale):
-    return Decision(finite, _applied(skip, finite, all_finite, should_apply), update_op)
-  return Decision(finite, [should_apply] * len(parts), update_op)
+  return Decision(finite, _applied(skip, finite, all_finite, should_apply), update_op)
 
 
 def _applied(
@@ -181,14 +179,18 @@ def _and(condition: Union[bool, tf.Tensor], finite: tf.Tensor) -> Union[bool, tf
 
 
 def _update(
-  loss_scale: Any, grads: List[gradients.Gradient], all_finite: tf.Tensor, is_hidden: bool, check_computed: bool
+  loss_scale: Any,
+  grads: List[gradients.Gradient],
+  all_finite: Optional[tf.Tensor],
+  is_hidden: bool,
+  check_computed: bool,
 ) -> Tuple[Optional[tf.Operation], Union[bool, tf.Tensor]]:
   """Updates the loss scale after a step.
 
   Args:
     loss_scale: a LossScale, ours or TensorFlow's.
     grads: the gradients of all parts, per-replica values.
-    all_finite: a scalar bool tensor, True if the step is finite.
+    all_finite: a scalar bool tensor, True if the step is finite; None without a check.
     is_hidden: whether the step may not be finite although all of `grads` are.
     check_computed: whether the finite check covers computed gradients.
 

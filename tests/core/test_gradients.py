@@ -71,6 +71,17 @@ def test_python_and_variable_gradients_are_converted():
       assert sess.run(converted[4]).tolist() == [1.0, 2.0] and sess.run(converted[6]).tolist() == [2.0, 3.0]
 
 
+def test_nan_is_added_beside_empty_gradients():
+  with tf.Graph().as_default():
+    finite = tf.placeholder(tf.bool, [])
+    empty = tf.IndexedSlices(tf.zeros([0, 2]), tf.zeros([0], tf.int32), tf.constant([3, 2]))
+    grads = [None, empty, tf.constant([1, 2]), tf.constant([1.0, 2.0]), tf.constant([1j])]
+    none, _, integer, dense, complex_ = gradients.add_nan_unless(finite, grads)
+    assert none is None and integer is grads[2]
+    assert run([dense, complex_], {finite: True})[0].tolist() == [1.0, 2.0]
+    assert all(np.isnan(values).all() for values in run([dense, complex_], {finite: False}))
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_clipping_by_norm_turns_non_finite_into_nan(bad):
   with tf.Graph().as_default():

@@ -204,6 +204,34 @@ def test_computed_gradients_are_checked_only_if_asked(make_scale, skip_nonfinite
   assert training.session.run(w).tolist() == ([0.0, 0.0] if check_computed else [-2.0, -3.0])
 
 
+class AlwaysApplies(mp_compat.DynamicLossScale):
+  """Overrides `update` and checks nothing."""
+
+  def update(self, grads):
+    return tf.no_op(), True
+
+
+def test_no_check_is_added_for_an_own_update(graph):
+  training = Training()
+  opt = Optimizer(sgd(), AlwaysApplies(), skip_nonfinite=False)
+  training.run(opt.minimize(training.loss), OVERFLOW)
+  assert not [op.type for op in graph.get_operations() if op.type in ("IsFinite", "Switch", "If")]
+  assert np.isinf(training.session.run(training.w)[1])
+
+
+def test_attributes_of_the_base_class_keep_their_meaning():
+  """Wrappers of tf.contrib call `_prepare` of the optimizer inside them; subclasses have settings of their own."""
+
+  class WithSettings(Optimizer):
+    def __init__(self):
+      super().__init__(sgd(), 8.0)
+      self._settings = {}
+
+  opt, training = WithSettings(), Training()
+  assert opt._prepare() is None
+  assert training.run(opt.minimize(training.loss), FINITE)[0].tolist() == [-1.0, -2.0]
+
+
 class Recorder(mp_compat.LossScale):
   """Counts updates and finite updates. `answer`, or its result, is the `should_apply` of every update."""
 
