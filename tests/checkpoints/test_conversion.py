@@ -134,8 +134,9 @@ def test_killed_conversion_leaves_no_partial_checkpoint(tmp_path):
   assert not os.path.exists(unfinished)
 
 
-def test_inspect_command_reports_missing_checkpoint(tmp_path, capsys):
-  assert command_line.main(["checkpoint", "inspect", str(tmp_path)]) == 2
+@pytest.mark.parametrize("path", ["", "missing/model.ckpt-5"], ids=["empty_folder", "missing_folder"])
+def test_inspect_command_reports_missing_checkpoint(path, tmp_path, capsys):
+  assert command_line.main(["checkpoint", "inspect", str(tmp_path / path)]) == 2
   assert capsys.readouterr().err.startswith("mp_compat checkpoint inspect: There is no checkpoint at ")
 
 
