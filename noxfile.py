@@ -58,7 +58,7 @@ def _install(session, version, packages, alone=()):
 
 
 def _pytest(session, *arguments):
-  """Runs pytest, which writes its report and the lines that it ran to reports/."""
+  """Runs pytest, which writes its report and, with `--cov`, the lines that it ran to reports/."""
   report = os.path.abspath(os.path.join("reports", session.name))
   env = {"COVERAGE_FILE": report + ".coverage"}
   session.run("python", "-m", "pytest", "--junitxml={}.xml".format(report), *arguments, env=env)
@@ -120,8 +120,8 @@ def package(session):
 
 @nox.session(venv_backend="none", tags=["commit"])
 def readme(session):
-  """Runs README's two commands, the first also with the marker `matrix`: coverage needs these tests."""
-  session.run("scripts/test", "-m", "not slow")
+  """Runs README's two commands."""
+  session.run("scripts/test")
   session.run("scripts/demo", "--quick")
 
 
@@ -141,7 +141,7 @@ def _tests(version):
 
   def tests(session):
     _install(session, version, TESTS)
-    _pytest(session, "--cov", "--cov-report=", "--numprocesses=2", "--dist=loadfile", *session.posargs)
+    _pytest(session, "--numprocesses=2", "--dist=loadfile", *session.posargs)
 
   tests.__doc__ = "Runs the tests on TensorFlow {}, Python {}.".format(version, python)
   if version == NEWEST:
@@ -157,9 +157,10 @@ for _version in TENSORFLOW:
 @nox.session(venv_backend="none", tags=["nightly"])
 def all_tests(session):
   """Runs all tests, the slow ones on the newest TensorFlow, with more random graphs; and its tests on other Pythons."""
+  options = ["--examples", "100", "--cov", "--cov-report="]
   for version in TENSORFLOW:
     selection = ["-m", ""] if version == NEWEST else ["-m", "not slow", "--hypothesis-seed", "1"]
-    session.run("scripts/nox", "-s", "tests-" + version, "--", "--examples", "100", *selection)
+    session.run("scripts/nox", "-s", "tests-" + version, "--", *options, *selection)
   for python in ("3.10", "3.12", "3.13"):
     session.run("scripts/nox", "-s", "tests-" + NEWEST, "--force-python", python)
 
@@ -210,7 +211,7 @@ HOROVOD_BUILD = {
 }
 
 
-@nox.session(python=TENSORFLOW["1.15"][0], tags=["commit"])
+@nox.session(python=TENSORFLOW["1.15"][0], tags=["commit", "nightly"])
 def horovod(session):
   """Runs the tests with Horovod, on TensorFlow 1.15; with arguments, a program."""
   if not shutil.which("mpirun"):
@@ -223,6 +224,14 @@ def horovod(session):
     session.run("python", *session.posargs)
   else:
     _pytest(session, "--cov", "--cov-report=", "tests/processes/test_horovod.py")
+
+
+@nox.session(python=[PYTHON], tags=["nightly"])
+def coverage(session):
+  """Combines the coverage of the tests that ran; fails and lists lines and branches that none ran."""
+  session.install("coverage")
+  session.run("coverage", "combine", "--keep", *glob.glob("reports/*.coverage"))
+  session.run("coverage", "report", "--fail-under=100")
 
 
 # Unmodified third-party programs: the Python version, and the packages that they need. The packages of the last list
@@ -367,11 +376,3 @@ def ecosystem(session, library):
   version, requirements, alone = ECOSYSTEM[library]
   _install(session, version, ["-e", "."] + requirements, alone)
   session.run("python", "scripts/ecosystem/comparison.py", library)
-
-
-@nox.session(python=[PYTHON], tags=["commit"])
-def coverage(session):
-  """Combines the coverage of the tests that ran; fails and lists lines and branches that none ran."""
-  session.install("coverage")
-  session.run("coverage", "combine", "--keep", *glob.glob("reports/*.coverage"))
-  session.run("coverage", "report", "--fail-under=100")
