@@ -53,7 +53,8 @@ def monitored_session(sess, path):
 def supervisor(sess, path):
   del sess
   copy_into(path + "-supervised", path)
-  return tf.train.Supervisor(logdir=path + "-supervised", summary_op=None).prepare_or_wait_for_session()
+  supervised = tf.train.Supervisor(logdir=path + "-supervised", summary_op=None)
+  return supervised.prepare_or_wait_for_session(start_standard_services=False)
 
 
 def init_variables(sess, path):
@@ -153,12 +154,6 @@ def contrib_load_each(sess, path):
   reader = contrib_framework().load_checkpoint(path)
   for variable in tf.global_variables():
     variable.load(reader.get_tensor(variable.op.name), session=sess)
-
-
-def name_based_checkpoint(sess, path):
-  """Restores a Saver's checkpoint with the object-based class."""
-  variables = {"v{}".format(index): variable for index, variable in enumerate(tf.global_variables())}
-  tf.train.Checkpoint(**variables).restore(path).initialize_or_restore(sess)
 
 
 def raw_op(sess, path):
@@ -265,6 +260,15 @@ def test_converted_checkpoint_continues_in_every_way(way, path):
 @pytest.mark.parametrize("way", BY_HAND, ids=lambda way: way.__name__)
 def test_way_of_restoring_changed_by_hand_continues(way, path):
   assert_outcome(way, path, CONTINUES)
+
+
+@pytest.mark.parametrize("way", [saver, init_variables, load_each, shared_names], ids=lambda way: way.__name__)
+def test_contrib_checkpoint_continues_under_run(way, tmp_path):
+  case, path = Case("contrib", "adam"), str(tmp_path / "model.ckpt-4")
+  goldens.copy_golden(case, path)
+  with mp_compat.install():
+    _, values = restore_and_train(way, path, "mp_compat.contrib")
+  goldens.assert_equal(goldens.rename_to_ours(values, case), goldens.load_expected_renamed("1.15", case, "after"))
 
 
 def test_tensorflow_class_starts_anew_with_scopes(path):
