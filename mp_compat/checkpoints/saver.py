@@ -229,13 +229,7 @@ def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str
   """
   shapes = files.shapes_in(reader)
   needed = [entry for entry in entries if entry.is_needed]
-  wanted = collections.OrderedDict(
-    (entry.name, entry.shape.as_list()) for entry in needed if entry.shape.is_fully_defined()
-  )
-  recorded = names.tensorflow_names(needed[0].op.graph) if needed else {}
-  recorded = {entry.name: recorded[v.name] for entry in needed for v in entry.variables if v.name in recorded}
-  same_name = {entry.name: entry.name for entry in needed if entry.name in shapes}
-  matched, state = dict(same_name, **names.match(wanted, shapes, recorded)), dialects.state(wanted)
+  matched, state = _match_needed(needed, shapes)
   unmatched = collections.OrderedDict.fromkeys(entry.name for entry in needed if entry.name not in matched)
   missing = [name for name in unmatched if name not in state]
   different = _differences(needed, matched, state, reader)
@@ -244,6 +238,17 @@ def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str
   files.warn_initialized(list(unmatched), path)
   matched.update((entry.name, entry.name) for entry in entries if not entry.is_needed and entry.name in shapes)
   return matched
+
+
+def _match_needed(needed: List[_Entry], shapes: dialects.Shapes) -> Tuple[Dict[str, str], Container[str]]:
+  """Returns the names in the checkpoint by the names in the graph, and which of the latter are a loss scale's."""
+  wanted = collections.OrderedDict(
+    (entry.name, entry.shape.as_list()) for entry in needed if entry.shape.is_fully_defined()
+  )
+  recorded = names.tensorflow_names(needed[0].op.graph) if needed else {}
+  recorded = {entry.name: recorded[v.name] for entry in needed for v in entry.variables if v.name in recorded}
+  matched = {entry.name: entry.name for entry in needed if entry.name in shapes}  # state of iterators has no shape
+  return dict(matched, **names.match(wanted, shapes, recorded)), dialects.state(wanted)
 
 
 def _differences(needed: List[_Entry], matched: Dict[str, str], state: Container[str], reader: Any) -> List[str]:
