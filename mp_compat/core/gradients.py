@@ -181,10 +181,10 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gr
 
 
 def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradient]:
-  """Returns the same gradients; if `finite` is False, with NaN in place of all values.
+  """Returns the same gradients; if `finite` is False, adds NaN to the first dense one, or to all if all are sparse.
 
   For `LossScale.update` of any class, if the gradients passed to it do not contain the non-finite values of the step.
-  Sparse gradients may have no values, so that NaN in one of them would not suffice.
+  A sparse gradient may have no values.
 
   Args:
     finite: a scalar bool tensor.
@@ -193,12 +193,13 @@ def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradien
   Returns:
     A list of as many gradients, of the same kinds, shapes and dtypes.
   """
+  grads = list(grads)
   zero_or_nan = tf.where_v2(finite, 0.0, float("nan"))
-
-  def add(values: tf.Tensor) -> tf.Tensor:
-    return values if values.dtype.is_integer else values + tf.cast(zero_or_nan, values.dtype)
-
-  return [map_values(add, grad) for grad in grads]
+  can_be_nan = [i for i, grad in enumerate(grads) if grad is not None and not grad.dtype.is_integer]
+  dense = [i for i in can_be_nan if not isinstance(grads[i], tf.IndexedSlices)]
+  for i in dense[:1] or can_be_nan:
+    grads[i] = map_values(lambda values: values + tf.cast(zero_or_nan, values.dtype), grads[i])
+  return grads
 
 
 @autograph.do_not_convert

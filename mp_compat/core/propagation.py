@@ -70,7 +70,7 @@ class PropagatingOps:
       return False
     if op == "Placeholder":  # of a function: a captured tensor, which is in `inputs`, or an argument, which is unknown
       return not inputs or self._may_fold_to_zeros(inputs[0], depth + 1)
-    if op == "Const":
+    if op == "Const" or (op == "Cast" and _is_constant(factor)):  # a cast may round to 0
       return not _is_moderate(factor)
     if op in _ADDING.union(_PRODUCTS) and _is_constant(factor):  # such as 1 + -1
       return True
@@ -116,4 +116,5 @@ def _is_moderate(constant: tf.Tensor) -> bool:
   if value is None:
     return False
   magnitude = np.abs(np.asarray(value)).astype(np.float64)
-  return bool((np.isnan(magnitude) | ((2.0**-40 <= magnitude) & (magnitude <= 2.0**40))).all())
+  largest = 2.0**7 if constant.dtype.base_dtype == tf.float16 else 2.0**40
+  return bool((np.isnan(magnitude) | ((1 / largest <= magnitude) & (magnitude <= largest))).all())

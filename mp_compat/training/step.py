@@ -9,7 +9,7 @@
       checks whether all are finite     says for each part whether to apply
 
 The optimizer, optimizers that share a loss scale, gradient accumulation and the Keras wrapper call these functions.
-Observers (`mp_compat.monitoring`) read the record of a step, which `record` keeps.
+Observers (`mp_compat.monitoring`) read the record of a step, which `apply` keeps and `recorded` returns.
 """
 
 import dataclasses

@@ -75,11 +75,15 @@ def test_nan_is_added_beside_empty_gradients():
   with tf.Graph().as_default():
     finite = tf.placeholder(tf.bool, [])
     empty = tf.IndexedSlices(tf.zeros([0, 2]), tf.zeros([0], tf.int32), tf.constant([3, 2]))
-    grads = [None, empty, tf.constant([1, 2]), tf.constant([1.0, 2.0]), tf.constant([1j])]
-    none, _, integer, dense, complex_ = gradients.add_nan_unless(finite, grads)
-    assert none is None and integer is grads[2]
-    assert run([dense, complex_], {finite: True})[0].tolist() == [1.0, 2.0]
-    assert all(np.isnan(values).all() for values in run([dense, complex_], {finite: False}))
+    full = tf.IndexedSlices(tf.constant([[1.0, 2.0]]), tf.constant([1]), tf.constant([3, 2]))
+    grads = [None, empty, tf.constant([1, 2]), tf.constant([1.0, 2.0]), full]
+    none, sparse, integer, dense, last = gradients.add_nan_unless(finite, grads)
+    assert none is None and sparse is empty and integer is grads[2] and last is full
+    assert run(dense, {finite: True}).tolist() == [1.0, 2.0] and np.isnan(run(dense, {finite: False})).all()
+    _, last = gradients.add_nan_unless(finite, [empty, full])
+    assert (
+      run(last.values, {finite: True}).tolist() == [[1.0, 2.0]] and np.isnan(run(last.values, {finite: False})).all()
+    )
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
