@@ -46,7 +46,7 @@ class PropagatingOps:
       inputs: its inputs; for a capture of a function, the captured tensor.
     """
     op = tensor.op.type
-    if op in _SUMS.union(_PLACEHOLDERS):
+    if op in _SUMS or op in _PLACEHOLDERS:
       return [value for value in inputs if _keeps_values(value.dtype, tensor.dtype)]
     if op in _PRODUCTS:
       return [value for value, other in zip(inputs, reversed(inputs)) if not self._may_fold_to_zeros(other)]
@@ -72,11 +72,11 @@ class PropagatingOps:
       return not inputs or self._may_fold_to_zeros(inputs[0], depth + 1)
     if op == "Const" or (op == "Cast" and _is_constant(factor)):  # a cast may round to 0
       return not _is_moderate(factor)
-    if op in _ADDING.union(_PRODUCTS) and _is_constant(factor):  # such as 1 + -1
+    if (op in _ADDING or op in _PRODUCTS) and _is_constant(factor):  # such as 1 + -1
       return True
     if op in ("Add", "AddV2"):
       return all(self._may_fold_to_zeros(value, depth + 1) for value in inputs)
-    if op in _SUMS.union(_PRODUCTS, _IN_FACTORS):
+    if op in _SUMS or op in _PRODUCTS or op in _IN_FACTORS:
       inputs = [value for value in inputs if value.dtype.is_floating or op == "Cast"]
       return any(self._may_fold_to_zeros(value, depth + 1) for value in inputs)
     return True

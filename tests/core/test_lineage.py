@@ -42,6 +42,39 @@ def test_gradients_passed_in_are_not_checked_twice():
     assert not to_check([None] + computed + [computed[0] + computed[1]])
 
 
+# Functions whose result is not finite if the computed gradient is not.
+SHOWING = {
+  "clip_by_norm": lambda g: tf.clip_by_norm(g, 1.0),
+  "clip_by_global_norm": lambda g: tf.clip_by_global_norm([g, g * 2.0], 1.0)[0][0],
+  "mean": lambda g: (g + tf.ones([2])) / 2.0,
+  "on one of two paths": lambda g: tf.sign(g) + g,
+}
+
+
+@pytest.mark.parametrize("how", sorted(SHOWING))
+def test_gradients_that_show_an_overflow_are_not_checked_again(how):
+  with tf.Graph().as_default():
+    computed = tf.placeholder(tf.float32, [2])
+    lineage.record([computed], ["v"])
+    found = lineage.trace([SHOWING[how](computed)])
+    assert not found.to_check
+    assert [each.name for each in found.computed] == [each.name for each in found.replaced] == ["v"]
+
+
+def test_captured_gradients_show_an_overflow_inside_functions():
+  with tf.Graph().as_default(), testing.control_flow(2):
+    computed = tf.placeholder(tf.float32, [2])
+    lineage.record([computed], ["v"])
+    found = []
+
+    def branch():
+      found.append(lineage.trace([computed * 2.0]))
+      return tf.constant(True)
+
+    tf.cond(tf.placeholder_with_default(True, []), branch, lambda: tf.constant(True))
+    assert found[0].replaced and not found[0].to_check
+
+
 def test_captured_gradients_are_found_inside_functions():
   with tf.Graph().as_default(), testing.control_flow(2):
     computed = tf.placeholder(tf.float32, [2])

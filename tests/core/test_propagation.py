@@ -60,6 +60,7 @@ LOSING = {
   "integer": lambda g: tf.cast(g, tf.int32),
   "maximum": lambda g: tf.maximum(g, 0.0),
   "minimum": lambda g: tf.minimum(g, 0.0),
+  "minimum with a variable": lambda g: tf.minimum(g, OTHERS["variable"](1.0)),
   "one zero": lambda g: g * tf.constant([[1.0, 0.0], [1.0, 1.0]]),
   "select": lambda g: tf.where(tf.is_finite(g), g, tf.zeros_like(g)),
   "sign": tf.sign,
@@ -156,6 +157,19 @@ def test_clipping_by_norms_propagates(clip):
     reached, source, result = propagates(clipped)
     assert reached
     assert all(arriving(source, result))
+
+
+def test_placeholders_are_factors_of_any_value():
+  with tf.Graph().as_default():
+    assert propagates(lambda g: g * tf.placeholder(tf.float32, SHAPE))[0]
+    assert propagates(lambda g: g / tf.placeholder(tf.float32, []))[0]
+
+
+def test_cast_that_drops_the_imaginary_part_does_not_propagate():
+  with tf.Graph().as_default():
+    ops, grad = propagation.PropagatingOps(lambda tensor: False), tf.placeholder(tf.complex64, SHAPE)
+    assert ops.inputs_of(tf.cast(grad, tf.complex128), [grad]) == [grad]
+    assert ops.inputs_of(tf.cast(grad, tf.float32), [grad]) == []
 
 
 def test_long_chains_in_factors_do_not_propagate():
