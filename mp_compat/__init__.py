@@ -5,9 +5,13 @@ Each module, and TensorFlow with it, is imported on first use of a public name. 
 """
 
 import importlib
+import sys
 from typing import Any, List
 
 __version__ = "0.1.0"
+
+if sys.version_info < (3, 7):  # noqa: UP036 (pip refuses to install it, but a folder on PYTHONPATH is found)
+  raise ImportError("mp_compat needs Python 3.7 or later, but this is Python {}.{}.".format(*sys.version_info[:2]))
 
 # The public names by the module that defines them; __init__.pyi lists the same for type checkers.
 _PUBLIC = {

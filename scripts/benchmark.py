@@ -27,7 +27,7 @@ Prints for each variant:
     /tensorflow, /barrier   the ratios of the overhead to those of TensorFlow's class and of the barrier
     built, run              the number of ops in the graph and its functions, and after TensorFlow's optimizations
     build, first            the time to build the graph after the loss, and the time of the first step
-    memory                  with --memory: the growth of the resident memory of a separate process in its first steps
+    memory                  with --memory: the peak resident memory of a separate process that runs the first steps
 
 Gradients are the sums of a variable and a scalar, so that each one is in a buffer of its own, as after a backward pass;
 the workloads model-... train a model. Writes benchmark.json and benchmark.png to --output.
@@ -39,6 +39,7 @@ import functools
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -247,10 +248,7 @@ def variants(workload=""):
 
 
 class Built:
-  """A variant's graph and Session, with their costs: `ops`, `ops_run`, `build_seconds` and `first_seconds`.
-
-  `resident` is the resident memory of the process before the first step, in MB.
-  """
+  """A variant's graph and Session, with their costs: `ops`, `ops_run`, `build_seconds` and `first_seconds`."""
 
   def __init__(self, workload, optimizer, variant, threads):
     with tf.Graph().as_default() as graph:
@@ -267,7 +265,6 @@ class Built:
       )
       session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
       self._session, self._runs = session, train_op if isinstance(train_op, list) else [train_op]
-      self.resident = memory("VmRSS")
       began = time.perf_counter()
       self.step()
       self.first_seconds = time.perf_counter() - began
@@ -280,10 +277,9 @@ class Built:
       self._session.run(run, **kwargs)
 
 
-def memory(entry):
-  """Returns the resident memory of this process in MB: the current one for VmRSS, the peak for VmHWM."""
-  with open("/proc/self/status") as status:
-    return next(int(line.split()[1]) / 1024 for line in status if line.startswith(entry))
+def peak_memory():
+  """Returns the peak resident memory of this process in MB."""
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def processor():
@@ -293,10 +289,10 @@ def processor():
   return names[0] if names else platform.machine()
 
 
-def growth(workload, optimizer, variant, threads):
-  """Returns the growth, in MB, of the memory of a separate process in its first steps; None if the process fails."""
+def peak_of_process(workload, optimizer, variant, threads):
+  """Returns the peak memory, in MB, of a separate process that runs the first steps; None if the process fails."""
   done = subprocess.run(
-    [sys.executable, __file__, "--threads", str(threads), "--grow", workload, optimizer, variant],
+    [sys.executable, __file__, "--threads", str(threads), "--peak", workload, optimizer, variant],
     stdout=subprocess.PIPE,
     stderr=subprocess.DEVNULL,
     check=False,
@@ -345,7 +341,7 @@ def measure(workload, optimizer, rounds, seconds, threads, with_memory, names=No
       build_seconds=program.build_seconds,
       first_seconds=program.first_seconds,
       rounds=len(extra),
-      memory=growth(workload, optimizer, variant, threads) if with_memory else None,
+      memory=peak_of_process(workload, optimizer, variant, threads) if with_memory else None,
     )
   for row in rows.values():
     for other in ("tensorflow", "barrier"):
@@ -414,7 +410,7 @@ def parse_arguments():
   parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of a Session; default: %(default)s")
   parser.add_argument("--memory", action="store_true", help="measure memory, too, in a process for each variant")
   parser.add_argument("--output", default="runs", help="where benchmark.json and .png go; default: %(default)s")
-  parser.add_argument("--grow", nargs=3, help=argparse.SUPPRESS)
+  parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
   return parser.parse_args()
 
 
@@ -422,11 +418,11 @@ def main():
   arguments = parse_arguments()
   tf.disable_eager_execution()
   tf.logging.set_verbosity(tf.logging.ERROR)
-  if arguments.grow:
-    built = Built(*arguments.grow, arguments.threads)
+  if arguments.peak:
+    built = Built(*arguments.peak, arguments.threads)
     for _ in range(5):
       built.step()
-    print(memory("VmHWM") - built.resident)
+    print(peak_memory())
     return
   plan = (
     QUICK

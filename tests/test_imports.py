@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -128,6 +129,12 @@ def test_public_names_have_docstrings():
     assert mp_compat.nothing
   assert sorted(mp_compat.__all__) == mp_compat.__all__
   assert all(getattr(mp_compat, name).__doc__ for name in mp_compat.__all__)
+
+
+def test_old_python_raises_import_error(monkeypatch):
+  monkeypatch.setattr(sys, "version_info", (3, 6, 15, "final", 0))
+  with pytest.raises(ImportError, match="needs Python 3.7 or later, but this is Python 3.6"):
+    runpy.run_path(mp_compat.__file__)
 
 
 def test_stub_lists_public_names():

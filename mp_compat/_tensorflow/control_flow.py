@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds conditionals, and copies ops out of their branches."""
 
-from typing import Any, Callable, Dict, List
+import itertools
+from typing import Any, Callable, Dict, List, Optional
 
 from tensorflow.python.ops import control_flow_ops
 
@@ -67,16 +68,51 @@ class _BranchContext(control_flow_ops.CondContext):
     self._around = list(contexts.enclosing(self))
 
   def AddValue(self, val: tf.Tensor) -> tf.Tensor:
-    context, others = val.op._get_control_flow_context(), []
-    while context is not None and context not in self._around:
-      if isinstance(context, _BranchContext):
-        others.append(context)
-      context = context.outer_context
+    others = self._others_around(val.op)
     if others and val.name not in self._values:
       copied = super().AddValue(_copy_out(val, others, _refuse_stateful))
       self._values.add(val.name)
       self._external_values[val.name] = copied  # for further ops that read `val`
     return super().AddValue(val)
+
+  def AddOp(self, op: tf.Operation) -> None:
+    super().AddOp(op)
+    if any(self._others_around(control) for control in op.control_inputs):
+      controls = [self._control_outside(control) for control in op.control_inputs]
+      op._remove_all_control_inputs()
+      op._add_control_inputs([control for control in controls if control is not None])
+    for part in _parts_of_gradient(op):
+      if part._get_control_flow_context() is self:
+        part._set_control_flow_context(self.outer_context)
+
+  def _control_outside(self, control: tf.Operation) -> Optional[tf.Operation]:
+    """Returns an op to wait for instead of `control`, if that is in the branch of another step; None for none."""
+    others = self._others_around(control)
+    if not others:
+      return control
+    if control.outputs:
+      return _copy_out(control.outputs[0], others, _refuse_stateful).op
+    _refuse_stateful(control)
+    return None
+
+  def _others_around(self, op: tf.Operation) -> List[Any]:
+    """Returns the branches of other steps that contain `op`, from the innermost on."""
+    around = contexts.enclosing(op._get_control_flow_context())
+    outside = itertools.takewhile(lambda context: context not in self._around, around)
+    return [context for context in outside if isinstance(context, _BranchContext)]
+
+
+def _parts_of_gradient(op: tf.Operation) -> List[tf.Operation]:
+  """Returns the ops around which a CondContext must not be, if `op` may be a part of the gradient of a conditional.
+
+  If that gradient is differentiated inside of the branch, TensorFlow takes the context of a Switch, and that of the ops
+  that a Merge reads, for the conditional.
+  """
+  if op.type in ("Merge", "RefMerge"):
+    return [merged.op for merged in op.inputs]
+  if op.type in ("Switch", "RefSwitch") and op.inputs[0].name != op.inputs[1].name:  # not the beginning of one
+    return [op]
+  return []
 
 
 def _refuse_stateful(op: tf.Operation) -> None:
@@ -84,7 +120,7 @@ def _refuse_stateful(op: tf.Operation) -> None:
   context = op._get_control_flow_context()
   inside = [control for control in op.control_inputs if control._get_control_flow_context() is context]
   waits = any(control.type != "Identity" for control in inside)  # not only for the pivot of the branch
-  if waits or (op.op_def.is_stateful and op.type != "ReadVariableOp"):
+  if waits or (op.op_def.is_stateful and op.type not in ("Print", "ReadVariableOp")):
     raise ValueError(
       "apply_gradients() must not use {} ({}), which an earlier apply_gradients() built in its conditional: it is not "
       "computed if that step is skipped. Build it before both, or once in each.".format(op.name, op.type)
@@ -118,9 +154,12 @@ def _copy_out(tensor: tf.Tensor, branches: List[Any], check: Callable[[tf.Operat
   predicates = [(context.pred.op, context.pred.value_index) for context in branches if hasattr(context, "pred")]
   copies: Dict[tf.Operation, tf.Operation] = {}
 
+  def is_inside(op: tf.Operation) -> bool:
+    return any(context in branches for context in contexts.enclosing(op._get_control_flow_context()))
+
   def copy(value: tf.Tensor) -> tf.Tensor:
     op = value.op
-    if not any(context in branches for context in contexts.enclosing(op._get_control_flow_context())):
+    if not is_inside(op):
       return value
     if op.type in ("Switch", "RefSwitch") and (op.inputs[1].op, op.inputs[1].value_index) in predicates:
       return copy(op.inputs[0])  # passes a tensor from outside into one of the branches
@@ -135,8 +174,9 @@ def _copy_out(tensor: tf.Tensor, branches: List[Any], check: Callable[[tf.Operat
       inputs = [copy(value) for value in op.inputs]
       context = op._get_control_flow_context()
       in_copied_branch = context not in branches and op is not context.pivot.op
-      pivots = [copy(context.pivot).op] if in_copied_branch else []
-      with tf.control_dependencies(pivots):
+      waits_for = [control for control in op.control_inputs if not is_inside(control)]
+      waits_for += [copy(context.pivot).op] if in_copied_branch else []
+      with tf.control_dependencies(waits_for):
         copies[op] = tf.get_default_graph().create_op(
           op.type,
           inputs,

@@ -25,15 +25,32 @@ def merge_out_of_branches(tensor: tf.Tensor, default: Any, branches: Optional[Li
 
   Args:
     tensor: a tensor for whose op `is_in_branches_only` returns True.
-    default: a Python value for a tensor of the same dtype and shape.
+    default: a Python value for a tensor of the same dtype, and of the same shape if that is known, else a scalar.
     branches: the branches; by default those of the tensor's control-flow context.
   """
   if branches is None:
     branches = [Branch(context.pred, context.branch) for context in contexts.enclosing(contexts.of_outputs(tensor.op))]
   for predicate, output in branches:
-    other = tf.raw_ops.Switch(data=tf.constant(default, tensor.dtype, tensor.shape), pred=predicate)
+    shape = tensor.shape if tensor.shape.is_fully_defined() else []
+    other = tf.raw_ops.Switch(data=tf.constant(default, tensor.dtype, shape), pred=predicate)
     tensor = tf.raw_ops.Merge(inputs=[tensor, other[1 - output]]).output
   return tensor
+
+
+def zeros_if_dead(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
+  """Returns the same tensors, with zeros for those that are dead in a run; outside of control flow only.
+
+  Programs that route examples by Switch and Merge, or read a gradient that was computed in a branch, have gradients
+  that are dead in some runs. Their variables are then not updated, but the others are.
+  """
+  if tf.executing_eagerly() or contexts.is_in_control_flow():
+    return tensors
+  if not any(op.type in ("Switch", "RefSwitch") for op in tf.get_default_graph().get_operations()):
+    return tensors  # quick, for most graphs
+  return [
+    merge_out_of_branches(tensor, 0, branches) if branches else tensor
+    for tensor, branches in zip(tensors, branches_of(tensors))
+  ]
 
 
 def branches_of(tensors: Iterable[tf.Tensor]) -> List[List[Branch]]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores the state of objects in graphs, and finds the graphs in which ops and variables are created."""
 
+import contextlib
 from typing import Any, Callable, Iterator, List, Optional, TypeVar
 
 from absl import logging
@@ -23,6 +24,13 @@ def init_scope_graph() -> Optional[tf.Graph]:
 def default_graph() -> Optional[tf.Graph]:
   """Returns the graph in which ops are built now, which may be a function's; None in eager mode."""
   return None if tf.executing_eagerly() else tf.get_default_graph()
+
+
+def other_graph_of(tensor: Any) -> Optional[tf.Graph]:
+  """Returns the graph of `tensor` if it is not the default one, and neither is a function's; otherwise None."""
+  graph, default = getattr(tensor, "graph", None), tf.get_default_graph()
+  is_other = graph not in (None, default) and not graph.building_function and not default.building_function
+  return graph if is_other else None
 
 
 def enclosing_graphs() -> Iterator[tf.Graph]:
@@ -71,6 +79,41 @@ def warn_once(owner: Any, message: str, *args: Any) -> None:
 def name_scope() -> str:
   """Returns the current name scope; "" for the root."""
   return tf.get_default_graph().get_name_scope() or ""  # None in TensorFlow 1.15
+
+
+@contextlib.contextmanager
+def observe_names(observer: Callable[[str, str, Callable[[str], str]], None]) -> Iterator[None]:
+  """Makes a context manager: `observer(scope, name, use)` is called for each name of an op or a scope in the graph.
+
+  `scope` is the current name scope with a final "/", `name` the unique name in it, and `use(other)` uses the name that
+  was asked for in the name scope `other`, and returns the unique name there. Nothing is observed in eager mode and in
+  functions, whose names are not those of variables.
+  """
+  graph = tf.get_default_graph()
+  if tf.executing_eagerly() or graph.building_function:
+    yield
+    return
+  unique_name = graph.unique_name
+
+  def observed(name: str, mark_as_used: bool = True) -> str:
+    scope, unique = graph._name_stack or "", unique_name(name, mark_as_used)
+
+    def use(other: str) -> str:
+      graph._name_stack = other[:-1]
+      try:
+        return unique_name(name)
+      finally:
+        graph._name_stack = scope
+
+    if mark_as_used:
+      observer(scope + "/", unique, use)
+    return unique
+
+  graph.unique_name = observed
+  try:
+    yield
+  finally:
+    del graph.unique_name
 
 
 def fetched_elements(graph: tf.Graph, fetches: Any) -> List[Any]:

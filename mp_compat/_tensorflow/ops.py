@@ -2,6 +2,7 @@
 """Ops that are missing or wrong in some TensorFlow versions, and the placement of ops."""
 
 import contextlib
+import os
 from typing import ContextManager
 
 from mp_compat._tensorflow import VERSION
@@ -25,9 +26,10 @@ def real_parts(tensor: tf.Tensor) -> tf.Tensor:
 def is_finite(value: tf.Tensor) -> tf.Tensor:
   """Returns `tf.is_finite(value)`, also where TensorFlow's op is missing or wrong.
 
-  For bfloat16, TensorFlow 1.15 has no op, and TensorFlow up to 2.10 has none for GPUs: bfloat16 values are cast to
-  float32. In XLA computations on CPUs, TensorFlow up to 2.1 assumes that there are no NaNs: the bits of the exponent
-  are tested instead.
+  For bfloat16, TensorFlow 1.15 has no op, and TensorFlow up to 2.10 has none for GPUs: half precision is cast to
+  float32. XLA on CPUs assumes that there are no NaN and no inf with `XLA_FLAGS=--xla_cpu_enable_fast_math`, the default
+  in TensorFlow up to 2.2. Code that it may compile then tests the bits of the exponent, as a number: comparisons of
+  floats have GPU kernels, those of int32 do not. This takes three times as long.
 
   Args:
     value: a tensor of any shape, float16, bfloat16, float32 or float64.
@@ -35,14 +37,11 @@ def is_finite(value: tf.Tensor) -> tf.Tensor:
   Returns:
     A bool tensor of the same shape.
   """
-  if value.dtype == tf.bfloat16:
+  if value.dtype in (tf.float16, tf.bfloat16):
     value = tf.cast(value, tf.float32)
-  if VERSION >= (2, 2) or not contexts.may_be_compiled():
+  is_fast_math = VERSION < (2, 3) or "fast_math" in os.environ.get("XLA_FLAGS", "")
+  if not is_fast_math or not contexts.may_be_compiled():
     return tf.is_finite(value)
-  bits, exponent = {
-    tf.float16: (tf.uint16, 0x7C00),
-    tf.float32: (tf.int32, 0x7F800000),
-    tf.float64: (tf.int64, 0x7FF << 52),
-  }[value.dtype]
-  exponent = tf.constant(exponent, bits)
-  return tf.not_equal(tf.bitwise.bitwise_and(tf.bitcast(value, bits), exponent), exponent)
+  bits, largest = (tf.int64, 0x7FF << 52) if value.dtype == tf.float64 else (tf.int32, 0x7F800000)
+  exponent = tf.bitwise.bitwise_and(tf.bitcast(value, bits), tf.constant(largest, bits))
+  return tf.cast(exponent, value.dtype) < largest

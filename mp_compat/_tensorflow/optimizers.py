@@ -6,6 +6,8 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from mp_compat._tensorflow import tf
 
+_POSITIONAL = ("var_list", "global_step", "name")  # the first arguments of `compute_gradients` and `apply_gradients`
+
 
 def wrapper_chain(optimizer: tf.train.Optimizer) -> Iterator[tf.train.Optimizer]:
   """Yields this optimizer, its inner optimizer, and so on; reads a wrapper's `_optimizer` or `_opt`."""
@@ -39,21 +41,32 @@ def sets_inner_attribute(wrapper: Any, name: str) -> bool:
   )
 
 
-def arguments_for(method: Callable[..., Any], given: Dict[str, Any]) -> Tuple[List[Any], Dict[str, Any]]:
+def arguments_for(
+  method: Callable[..., Any], given: Dict[str, Any], defaults: Dict[str, Any]
+) -> Tuple[List[Any], Dict[str, Any]]:
   """Returns how to pass arguments to a method that custom optimizers override, as lists of values and of keywords.
 
-  By keyword, as `tf.train.Optimizer.minimize` passes them: a custom optimizer may have another order. If the method
-  has other names for them, by position, as in a direct call.
+  By keyword, as `tf.train.Optimizer.minimize` passes all of them: a custom optimizer may have another order, and
+  defaults of its own. An argument that the method does not take is omitted if it is the default. If the method has
+  another name for one of `_POSITIONAL`, it is passed by position, as in a direct call.
 
   Args:
     method: a method of an optimizer.
     given: the arguments after the first, by name, in the order of `tf.train.Optimizer`'s method.
+    defaults: the defaults of `tf.train.Optimizer`'s method.
   """
   parameters = inspect.signature(method).parameters
   takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-  if takes_any or all(name in parameters for name in given):
-    return [], given
-  return list(given.values()), {}
+  taken = {
+    name: value
+    for name, value in given.items()
+    if takes_any or name in parameters or name not in defaults or value is not defaults[name]
+  }
+  renamed = [name for name in _POSITIONAL if name in taken and not takes_any and name not in parameters]
+  if not renamed:
+    return [], taken
+  positional = list(given)[: list(given).index(renamed[-1]) + 1]
+  return [given[name] for name in positional], {name: taken[name] for name in taken if name not in positional}
 
 
 def non_slot_variables(optimizer: Any) -> List[Tuple[str, tf.Variable]]:

@@ -73,7 +73,7 @@ def apply_in_each_replica(
 
   summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
   existing = len(summaries)
-  with tf.name_scope(SCOPE):
+  with tf.name_scope(SCOPE), graphs.observe_names(names.add_name):
     applied = cond(should_apply, apply_branch, skip)
   # Summaries of the inner optimizer are empty in skipped steps; inside control flow they cannot be read, so drop them.
   readable = [] if contexts.is_in_control_flow() else summaries[existing:]
@@ -93,8 +93,9 @@ class _OutsideNames:
       rate                       .../apply_if_finite/schedule/                 tower/schedule/rate   the same
       w/Adam                     "", chosen by the optimizer                   w/Adam                the same
 
-  A scope that the optimizer opens is opened outside, too, when a variable needs it, and is then numbered as it would be
-  without the conditional: "tower/schedule_1/" if "tower/schedule/" exists.
+  Each name that an op or a scope gets in the branch is also used outside, and is numbered there as it would be without
+  the conditional: "tower/schedule_1/" if "tower/schedule/" exists. Variables named after tensors of the branch, such as
+  moving averages, then have the same names, too.
   """
 
   def __init__(self, replica_scope: str, opened: Dict[str, str]) -> None:
@@ -107,13 +108,24 @@ class _OutsideNames:
     self._replica_scope = replica_scope
     self._opened = opened
     self._branches: Tuple[str, ...] = ()  # the branch's name scope for each replica, with a final "/", as all below
-    self._outside: Dict[str, str] = {}  # name scopes outside of the branch, "" for the root, by those in it
+    self._outside: Dict[str, str] = {}  # names outside of the branch, "" for the root, by those in it, with a final "/"
 
   def add_branch(self, scope: str) -> None:
     """Adds the name scope in which a replica calls the optimizer."""
     self._branches += (scope,)
     self._outside[scope] = self._replica_scope + "/" if self._replica_scope else ""
     self._outside.update((scope + name + "/", outside) for name, outside in self._opened.items())
+
+  def add_name(self, scope: str, name: str, use: Callable[[str], str]) -> None:
+    """Uses a name outside that an op or a scope got in the branch.
+
+    Args:
+      scope: the current name scope, with a final "/".
+      name: the name that it got there.
+      use: a function of a scope outside, which returns a name that is unique there.
+    """
+    if self._is_inside(scope) and name + "/" not in self._outside and not tf.distribute.has_strategy():
+      self._outside[name + "/"] = use(self._outside_of(scope)) + "/"
 
   def create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
     """Creates a variable outside of the branch; for `tf.variable_creator_scope`."""
@@ -122,8 +134,10 @@ class _OutsideNames:
     if tf.is_tensor(kwargs.get("initial_value")):
       kwargs["initial_value"] = control_flow.copy_out_of_branches(kwargs["initial_value"])
     scope_of_name, separator, last = (kwargs.get("name") or "").rpartition("/")
-    if self._is_inside(scope_of_name + separator):  # a tensor's slot, such as a moving average, has the tensor's name
-      kwargs["name"] = self._outside_of(scope_of_name + separator) + last
+    for branch in self._branches:  # a tensor's slot, such as a moving average, has the tensor's name
+      around, found, inside = (scope_of_name + separator).partition(branch)
+      if found:
+        kwargs["name"] = around + self._outside_of(branch + inside) + last
     current = graphs.name_scope() + "/"
     if not self._is_inside(current):  # tf.get_variable creates its variables in the root scope
       return next_creator(**kwargs)

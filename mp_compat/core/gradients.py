@@ -28,7 +28,7 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
   """Returns `loss * scale` in the dtype of the loss.
 
   Args:
-    loss: a tensor of any shape, float16, bfloat16, float32 or float64; or a callable that returns one.
+    loss: a dense or ragged tensor of any shape, float16, bfloat16, float32 or float64; or a callable that returns one.
     scale: the loss scale, a float32 scalar. A float16 loss cannot be scaled by more than 65504: the scale becomes inf,
       the step is skipped and a dynamic scale backs off. Compute the loss in float32 instead.
 
@@ -40,6 +40,8 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
   """
   if callable(loss):
     return lambda: scale_loss(loss(), scale)
+  if isinstance(loss, tf.RaggedTensor):
+    return loss.with_flat_values(scale_loss(loss.flat_values, scale))
   loss = tf.convert_to_tensor(loss)
   dtype = loss.dtype.base_dtype
   if dtype not in _DTYPES:

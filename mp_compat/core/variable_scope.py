@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores variables in float32 that a model uses in float16 or bfloat16."""
 
+import inspect
 from typing import Any, Callable
 
 from mp_compat._tensorflow import tf
+
+_HALF = (tf.float16, tf.bfloat16)
+# The parameters of a getter after `name`, in the order in which another custom getter may pass them by position.
+_PARAMETERS = (
+  "shape, dtype, initializer, regularizer, reuse, trainable, collections, caching_device, partitioner, "
+  "validate_shape, use_resource, constraint, synchronization, aggregation"
+).split(", ")
 
 
 def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
@@ -12,9 +20,10 @@ def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args
       with tf.compat.v1.variable_scope("model", custom_getter=mp_compat.float32_variable_storage_getter):
         w = tf.compat.v1.get_variable("w", [3, 3], tf.float16)      # a float16 tensor, of a float32 variable
 
-  Trainable variables requested in float16 or bfloat16 are stored, initialized, regularized and updated in float32; the
-  model uses their rounded values. All other variables are returned unchanged. Gradients pass through the cast, so the
-  optimizer receives float32 gradients. The collections hold the float32 variables.
+  Trainable variables requested in float16 or bfloat16, by their dtype or by an initial value, are stored, initialized,
+  regularized and updated in float32; the model uses their rounded values. All other variables are returned unchanged.
+  Gradients pass through the cast, so the optimizer receives float32 gradients. The collections hold the float32
+  variables.
 
   Args:
     getter: the getter that this one customizes.
@@ -27,9 +36,26 @@ def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args
 
   Source: "Training With Mixed Precision", NVIDIA, the section on TensorFlow.
   """
-  dtype = tf.as_dtype(kwargs.get("dtype") or tf.float32)
-  frozen = kwargs.get("trainable") is False or kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-  if frozen or dtype not in (tf.float16, tf.bfloat16):
+  given = dict(zip(_PARAMETERS, args), **kwargs)
+  if given.get("trainable") is False or given.get("synchronization") == tf.VariableSynchronization.ON_READ:
     return getter(name, *args, **kwargs)
-  kwargs["dtype"] = tf.float32
-  return tf.cast(getter(name, *args, **kwargs), dtype, name=name.rpartition("/")[2] + "_cast")
+  requested = [tf.as_dtype(given.get("dtype") or tf.float32)]
+  if requested[0] in _HALF:
+    given["dtype"] = tf.float32
+
+  def in_float32(value: Any) -> Any:
+    dtype = tf.as_dtype(getattr(value, "dtype", tf.float32)).base_dtype
+    if dtype not in _HALF:
+      return value
+    requested.append(dtype)
+    return tf.cast(value, tf.float32)
+
+  initial = given.get("initializer")
+  if not callable(initial):
+    given["initializer"] = in_float32(initial)
+  elif given.get("shape") is None and not inspect.isclass(initial):  # a function without arguments
+    given["initializer"] = lambda: in_float32(initial())
+  variable = getter(name, **given)
+  if requested[-1] not in _HALF:
+    return variable
+  return tf.cast(variable, requested[-1], name=name.rpartition("/")[2] + "_cast")

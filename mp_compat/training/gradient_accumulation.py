@@ -169,7 +169,7 @@ class GradientAccumulator:
     train_ops = step.train_ops()
     applied = distribute.merge_call(self._apply_in_all_replicas, parts, global_step, name)
     read = [mean for mean in window.means if mean.graph is applied.graph and contexts.is_readable(mean)]
-    with tf.control_dependencies([applied] + read):
+    with tf.control_dependencies([tf.group(applied, *read)]):  # one op: each assignment would wait for each mean
       cleared = [
         total.assign(tf.zeros_like(total), read_value=False)
         for total in [window.finite, window.overflowed] + window.sums

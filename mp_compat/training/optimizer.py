@@ -18,7 +18,6 @@ from mp_compat.core import loss_scale as loss_scale_module
 from mp_compat.training import inner_optimizer
 from mp_compat.training import step
 
-# Only values that differ from these are passed to the inner optimizer: custom optimizers may take fewer arguments.
 _COMPUTE_DEFAULTS = dict(
   var_list=None,
   gate_gradients=tf.train.Optimizer.GATE_OP,
@@ -216,6 +215,12 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss)
       )
     distribute.check_supported()
+    other_graph = graphs.other_graph_of(loss)
+    if other_graph is not None:
+      with other_graph.as_default():
+        return self.compute_gradients(
+          loss, var_list, gate_gradients, aggregation_method, colocate_gradients_with_ops, grad_loss
+        )
     if gradients.is_scaled(loss):
       graphs.warn_once(
         self,
@@ -232,11 +237,9 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       colocate_gradients_with_ops=colocate_gradients_with_ops,
       grad_loss=grad_loss,
     )
-    given = {name: value for name, value in options.items() if value is not _COMPUTE_DEFAULTS[name]}
     compute_gradients = self._optimizer.compute_gradients
-    variables_given = {name: given.pop(name) for name in ("var_list",) if name in given}
-    args, keywords = optimizers.arguments_for(compute_gradients, variables_given)
-    grads_and_vars = list(compute_gradients(gradients.scale_loss(loss, scale), *args, **keywords, **given))
+    args, keywords = optimizers.arguments_for(compute_gradients, options, _COMPUTE_DEFAULTS)
+    grads_and_vars = list(compute_gradients(gradients.scale_loss(loss, scale), *args, **keywords))
     scaled, variables = [gradients.convert(g) for g, _ in grads_and_vars], [v for _, v in grads_and_vars]
     grads = gradients.unscale(scaled, scale)
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
@@ -261,7 +264,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       ValueError: If the loss has another dtype.
     """
     scale = self._scale()
-    self._state_in(graphs.default_graph()).scale = scale
+    if not tf.executing_eagerly():  # in eager mode, each call reads the current scale
+      self._state_in(graphs.default_graph()).scale = scale
     self._state_in(graphs.init_scope_graph()).has_scaled = True
     return gradients.scale_loss(loss, scale)
 
@@ -295,9 +299,9 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   def _recorded_scale(self) -> tf.Tensor:
     """Returns the scale that `scale_loss` read if ops built here can read it; otherwise reads the scale again."""
-    for graph in list(graphs.enclosing_graphs()) or [None]:
+    for graph in graphs.enclosing_graphs():
       scale = self._state_in(graph).scale
-      if scale is not None and (graph is None or contexts.is_readable(scale)):
+      if scale is not None and contexts.is_readable(scale):
         return scale
     return self._scale()
 

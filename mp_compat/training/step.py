@@ -14,10 +14,11 @@ Observers (`mp_compat.monitoring`) read the record of a step, which `apply` keep
 
 import dataclasses
 import functools
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from mp_compat import horovod
 from mp_compat._tensorflow import contexts
+from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
@@ -31,6 +32,9 @@ from mp_compat.training import sync_replicas
 
 # Reduces over processes: maps a bool tensor to one of the same shape, True where it is True in all processes.
 FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
+
+
+_APPLY_DEFAULTS = dict(global_step=None, name=None)
 
 
 class Settings(NamedTuple):
@@ -112,7 +116,7 @@ def prepare(
   scope = graphs.name_scope()
   finite = None
   if check:
-    finite = finite_check.all_finite(gradients.values_of(grads) + lineage.hidden_values)
+    finite = finite_check.all_finite(dead_tensors.zeros_if_dead(gradients.values_of(grads) + lineage.hidden_values))
   return Part(grads_and_vars, finite, lineage, scope)
 
 
@@ -273,22 +277,19 @@ def apply(
   Returns:
     One op that applies or skips the part and updates the loss scale; None in eager mode.
   """
-  given: Dict[str, Any] = {}  # Passes only given arguments: custom optimizers may take fewer.
-  if global_step is not None or name is not None:
-    given["global_step"] = global_step
-  if name is not None:
-    given["name"] = name
-  step_name = name or optimizer.get_name()
-  with tf.name_scope(step_name) as step_scope:  # for variables that the inner optimizer makes, and for the train op
+  with tf.name_scope(name or optimizer.get_name()) as step_scope:  # for variables of the inner optimizer; the train op
     pass
-  args, keywords = optimizers.arguments_for(optimizer.inner_optimizer.apply_gradients, given)
+  name = name and name.rstrip("/")  # "train/" is the scope outside
+  args, keywords = optimizers.arguments_for(
+    optimizer.inner_optimizer.apply_gradients, dict(global_step=global_step, name=name, **kwargs), _APPLY_DEFAULTS
+  )
   applied = conditional_apply.apply_in_each_replica(
     decision.apply[index],
     functools.partial(_apply_inner, optimizer.inner_optimizer),
     [part.grads_and_vars] + args,
-    dict(kwargs, **keywords),
+    keywords,
     part.scope,
-    opened={step_name: step_scope},
+    opened={name or optimizer.get_name(): step_scope},
   )
   if tf.executing_eagerly():
     _record(optimizer, Step(None, [], (), decision.finite[index], decision.apply[index]))

@@ -132,6 +132,32 @@ def test_xla_compiles_the_finite_check():
       assert run(compiled, {x: [1.0, 2.0], y: [value, value]}) == finite
 
 
+COMPILED_PROGRAM = """
+import numpy as np
+from mp_compat.core import finite_check
+from tests.testing import tf
+
+tf.disable_eager_execution()
+for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
+  for shape in ([2], [2, 40]):
+    x = tf.placeholder(tf.float32, shape)
+    (finite,) = tf.xla.experimental.compile(lambda x: finite_check.all_finite([tf.cast(x, dtype)]), [x])
+    with tf.Session() as sess:
+      for value in (1.0, -6e4, np.nan, np.inf, -np.inf):
+        fed = np.ones(shape)
+        fed[1] = value
+        assert sess.run(finite, {x: fed}) == np.isfinite(value), (dtype, shape, value)
+"""
+
+
+@pytest.mark.slow
+def test_compiled_check_finds_nan_despite_fast_math():
+  flags = "--xla_cpu_enable_fast_math=true"
+  if not tf.VERSION.startswith("1."):  # 1.15 assumes by default that there are none
+    flags += " --xla_cpu_fast_math_honor_nans=false --xla_cpu_fast_math_honor_infs=false"
+  subprocess.run([sys.executable, "-c", COMPILED_PROGRAM], env=dict(testing.environment(), XLA_FLAGS=flags), check=True)
+
+
 def test_finite_check_works_in_eager_mode():
   with testing.eager_mode():
     for value, finite in [(1.0, True), (3e38, True), (np.inf, False)]:

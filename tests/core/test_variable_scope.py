@@ -103,11 +103,45 @@ def test_regularizer_receives_float32_master_weights():
     assert [loss.dtype for loss in tf.losses.get_regularization_losses()] == [tf.float32]
 
 
-@pytest.mark.parametrize("initializer", [lambda: np.float16([1.5, 2.5]), lambda: tf.constant([1.5, 2.5], tf.float16)])
-def test_initial_values_may_be_float16(initializer):
+HALF_VALUES = {
+  "array": lambda: np.float16([1.5, 2.5]),
+  "tensor": lambda: tf.constant([1.5, 2.5], tf.float16),
+  "bfloat16": lambda: tf.constant([1.5, 2.5], tf.bfloat16),
+  "function": lambda: lambda: tf.constant([1.5, 2.5], tf.float16),
+  "function of an array": lambda: lambda: np.float16([1.5, 2.5]),
+}
+
+
+@pytest.mark.parametrize("with_dtype", [False, True], ids=["without dtype", "with dtype"])
+@pytest.mark.parametrize("initializer", list(HALF_VALUES))
+def test_half_initial_values_are_stored_in_float32(initializer, with_dtype):
+  dtype = tf.bfloat16 if initializer == "bfloat16" else tf.float16
   with tf.Graph().as_default():
     with scope():
-      w = tf.get_variable("w", dtype=tf.float16, initializer=initializer())
+      w = tf.get_variable("w", dtype=dtype if with_dtype else None, initializer=HALF_VALUES[initializer]())
+    (stored,) = tf.trainable_variables()
+    assert w.dtype == dtype
+    assert stored.dtype.base_dtype == tf.float32 and stored.name == "m/w:0"
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
-      np.testing.assert_array_equal(sess.run([w, tf.global_variables()[0]]), [[1.5, 2.5]] * 2)
+      np.testing.assert_array_equal(sess.run([tf.cast(w, tf.float32), stored]), [[1.5, 2.5]] * 2)
+
+
+@pytest.mark.parametrize("initializer", [[1.5, 2.5], lambda: [1.5, 2.5], lambda: np.float32([1.5, 2.5])])
+def test_float32_initial_values_stay_variables(initializer):
+  with tf.Graph().as_default():
+    with scope():
+      w = tf.get_variable("w", initializer=initializer)
+    assert isinstance(w, tensorflow.Variable) and w.dtype.base_dtype == tf.float32
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_inner_getter_may_pass_arguments_by_position(trainable):
+  def inner(getter, name, shape=None, dtype=None, initializer=None, **kwargs):
+    return getter(name, shape, dtype, initializer, None, None, kwargs["trainable"])
+
+  with tf.Graph().as_default():
+    with scope(), tf.variable_scope("inner", custom_getter=inner):
+      w = tf.get_variable("w", [2], tf.float16, trainable=trainable)
+    (stored,) = tf.global_variables()
+    assert w.dtype.base_dtype == tf.float16 and stored.dtype.base_dtype == (tf.float32 if trainable else tf.float16)

@@ -1,4 +1,4 @@
-"""Programs that differ in the inner optimizer, in its learning rate, or in the number of optimizers."""
+"""Programs that differ in the inner optimizer or in its learning rate."""
 
 from tests.programs import table as programs
 from tests.testing import tf
@@ -252,6 +252,26 @@ class TakesAnyKeywords(Descent):
     return super().apply_gradients([(factor * tf.convert_to_tensor(g), v) for g, v in grads_and_vars], **kwargs)
 
 
+class HasOwnDefaults(Descent):
+  """`minimize` replaces its defaults by TensorFlow's, because it passes every argument."""
+
+  def compute_gradients(self, loss, var_list=None, grad_loss=2.0, **kwargs):
+    return super().compute_gradients(loss, var_list, grad_loss=grad_loss, **kwargs)
+
+  def apply_gradients(self, grads_and_vars, global_step="none", name="own"):
+    rate = 0.1 if name is None else 10.0
+    scaled = [(rate * tf.convert_to_tensor(g), v) for g, v in grads_and_vars]
+    return super().apply_gradients(scaled, None if global_step == "none" else global_step)
+
+
+class RequiresVariables(Descent):
+  """As tensorflow-privacy's: `var_list` has no default."""
+
+  def compute_gradients(self, loss, var_list, gate_gradients=1, aggregation_method=None, grad_loss=None, **kwargs):
+    assert "colocate_gradients_with_ops" in kwargs
+    return super().compute_gradients(loss, var_list, gate_gradients, aggregation_method, grad_loss=grad_loss)
+
+
 class HasOtherNames(Descent):
   def apply_gradients(self, pairs, step=None):
     return super().apply_gradients(pairs, step)
@@ -314,6 +334,8 @@ CUSTOM = [
   HasOtherOrder,
   TakesKeywordsOnly,
   TakesAnyKeywords,
+  HasOwnDefaults,
+  RequiresVariables,
   SortsPairs,
   CountsAndAveragesNorms,
   MakesVariablesInPrepare,
@@ -365,91 +387,6 @@ def names_of_variables_that_two_optimizers_make(t):
     with tf.name_scope(scope):
       tf.Variable(1.0, name="later", trainable=False, use_resource=True)
   return tf.group(*train_ops[:2])
-
-
-# --- several optimizers and losses ------------------------------------------------------------------------------------
-
-
-@TABLE.program(slow=True)
-def two_optimizers_on_disjoint_variables(t):
-  w, table = t.variables
-  loss = t.loss()
-  first = t.wrap(tf.train.AdamOptimizer(0.1)).minimize(loss, t.global_step, [w])
-  return tf.group(first, t.wrap(tf.train.AdagradOptimizer(0.1)).minimize(loss, None, [table]))
-
-
-@TABLE.program()
-def two_optimizers_on_shared_variables(t):
-  loss = t.loss()
-  first = t.wrap(tf.train.AdamOptimizer(0.1)).minimize(loss, t.global_step)
-  with tf.control_dependencies([first]):
-    return t.wrap().minimize(t.loss(t.x * 2.0), t.global_step)
-
-
-@TABLE.program(slow=True)
-def minimize_called_twice(t):
-  optimizer = t.wrap()
-  first, second = optimizer.minimize(t.loss(), t.global_step), optimizer.minimize(t.loss(t.x * 2.0), t.global_step)
-  return lambda sess, feed: sess.run(first if feed[t.flag] else second, feed)
-
-
-@TABLE.program(slow=True)
-def minimize_called_twice_in_one_step(t):
-  optimizer = t.wrap()
-  with tf.control_dependencies([optimizer.minimize(t.loss(), t.global_step)]):
-    return optimizer.minimize(t.loss(t.x * 2.0), t.global_step)
-
-
-@TABLE.program(fixed=False)
-def two_optimizers_with_one_loss_scale(t):
-  loss_scales = []
-
-  def shared(api):
-    loss_scales.append(loss_scales[0] if loss_scales else api.DynamicLossScale(2**10, 3))
-    return loss_scales[0]
-
-  w, table = t.variables
-  first = t.wrap(tf.train.AdamOptimizer(0.1), shared).minimize(t.loss(), t.global_step, [w])
-  with tf.control_dependencies([first]):
-    return t.wrap(None, shared).minimize(t.loss(), None, [table])
-
-
-@TABLE.program(slow=True)
-def alternating_generator_and_discriminator(t):
-  w, table = t.variables
-  critic = t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss(), None, [w])
-  generator = t.wrap(tf.train.AdamOptimizer(0.1)).minimize(-t.loss(), t.global_step, [table])
-
-  def step(sess, feed):
-    sess.run(critic, feed)
-    sess.run(generator, feed)
-
-  return step
-
-
-@TABLE.program(slow=True)
-def summed_gradients_of_two_losses(t):
-  optimizer = t.wrap()
-  first, second = optimizer.compute_gradients(t.loss()), optimizer.compute_gradients(t.loss(t.x * 2.0))
-  pairs = [(tf.convert_to_tensor(g) + tf.convert_to_tensor(other), v) for (g, v), (other, _) in zip(first, second)]
-  return optimizer.apply_gradients(pairs, t.global_step)
-
-
-@TABLE.program()
-def computed_by_one_optimizer_applied_by_another(t):
-  first, second = t.wrap(tf.train.AdamOptimizer(0.1)), t.wrap()
-  return second.apply_gradients(first.compute_gradients(t.loss()), t.global_step)
-
-
-@TABLE.program(slow=True)
-def gradients_of_tf_gradients_applied(t):
-  grads = tf.gradients(t.loss(), t.variables)
-  return t.wrap().apply_gradients(zip(grads, t.variables), t.global_step)
-
-
-@TABLE.program(slow=True)
-def variables_given_in_order(t):
-  return t.wrap().minimize(t.loss(), t.global_step, var_list=list(reversed(t.variables)))
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

@@ -331,4 +331,109 @@ def integer_gradients(t):
   return optimizer.apply_gradients([(tf.ones([3], tf.int32), count)] + optimizer.compute_gradients(t.loss(), [w]))
 
 
+@TABLE.program()
+def the_name_of_the_train_op_ends_with_a_slash(t):
+  return t.wrap().minimize(t.loss(), t.global_step, name="train/")
+
+
+@TABLE.program(needs={"tf.gradients of ragged losses": programs.VERSION >= (2, 10)})
+def the_loss_is_ragged(t):
+  w, table = t.variables
+  loss = tf.RaggedTensor.from_row_lengths(t.x * tf.square(w), [1, 2]) + tf.reduce_sum(tf.square(table[1:4]))
+  return t.wrap().minimize(loss, t.global_step)
+
+
+@TABLE.program()
+def gradients_computed_while_another_graph_is_default(t):
+  optimizer, loss, variables = t.wrap(), t.loss(), t.variables
+  with tf.Graph().as_default():
+    pairs = optimizer.compute_gradients(loss, variables)
+  return optimizer.apply_gradients(pairs, t.global_step)
+
+
+class NamesScopesAndAverages(Descent):
+  """Makes variables in scopes that it opens repeatedly, beside ops of their names, and moving averages of tensors."""
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    grads_and_vars, updates = list(grads_and_vars), []
+    for _ in range(2):
+      with tf.name_scope("schedule"):
+        tf.constant(0.0)
+      with tf.name_scope("schedule"), tf.name_scope("inner"):
+        tf.Variable(0.0, name="rate", trainable=False)
+      tf.constant(0.0, name="rate")
+      tf.Variable(0.0, name="rate", trainable=False)
+      with tf.variable_scope("average", reuse=tf.AUTO_REUSE) as scope:
+        norm = tf.add_n([tf.reduce_sum(tf.square(tf.convert_to_tensor(grad))) for grad, _ in grads_and_vars])
+        updates.append(tf.train.ExponentialMovingAverage(0.5).apply([norm]))
+      with tf.variable_scope(scope, auxiliary_name_scope=False):
+        tf.Variable(0.0, name="rate", trainable=False)
+    with tf.control_dependencies(updates):
+      return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+
+@TABLE.program(tensorflow_fails="names contain those of its conditional")
+def names_that_the_inner_optimizer_uses(t):
+  for scope in ("schedule", "average", "rate"):
+    with tf.name_scope(scope):
+      tf.constant(0.0)
+  first, second = [
+    t.wrap(NamesScopesAndAverages()).minimize(t.loss(sparse=False), name=name, var_list=[variable])
+    for name, variable in zip([None, "train"], t.variables)
+  ]
+  with tf.name_scope("schedule"):
+    tf.Variable(0.0, name="later", trainable=False)
+  return tf.group(first, second)
+
+
+def routed_loss(t):
+  """Returns a loss of which each run computes the part of one variable; the gradient of the other one is dead."""
+  w, table = t.variables
+  to_table, to_w = tf.raw_ops.Switch(data=t.x, pred=t.flag)
+  part_of_w = tf.reduce_sum(to_w * tf.square(w))
+  part_of_table = tf.reduce_sum(tf.expand_dims(to_table, 1) * tf.square(table[1:4]))
+  return tf.raw_ops.Merge(inputs=[part_of_w, part_of_table]).output
+
+
+DEAD = "its check reads the dead gradient"
+
+
+@TABLE.program(variants=[programs.V1, programs.V1_REFERENCE], tensorflow_fails=DEAD)
+def examples_routed_by_switch_and_merge(t):
+  return t.wrap().minimize(routed_loss(t))
+
+
+@TABLE.program(variants=[programs.V1, programs.V1_REFERENCE], tensorflow_fails=DEAD)
+def a_gradient_that_is_always_dead(t):
+  loss = t.loss()
+  never = t.variable("never", [1.0, 2.0, 3.0])
+  _, dead = tf.raw_ops.Switch(data=t.x * never, pred=tf.reduce_any(t.x > 1e30))
+  optimizer = t.wrap()
+  return optimizer.apply_gradients(optimizer.compute_gradients(loss, t.variables) + [(dead, never)])
+
+
+class UsesCurvature(Descent):
+  """Differentiates its own gradients in `apply_gradients`, as AdaHessian and SAM do."""
+
+  def __init__(self, loss, variables):
+    super().__init__()
+    self._loss, self._variables = loss, variables
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    grads = [tf.convert_to_tensor(grad) for grad in tf.gradients(self._loss, self._variables)]
+    products = tf.gradients(tf.add_n([tf.reduce_sum(grad * grad) for grad in grads]), self._variables)
+    pairs = [(grad + 0.01 * tf.convert_to_tensor(product), v) for (grad, v), product in zip(grads_and_vars, products)]
+    return super().apply_gradients(pairs, *args, **kwargs)
+
+
+@TABLE.program(
+  variants=[programs.V1, programs.V1_REFERENCE],
+  tensorflow_fails="TensorFlow takes the conditional of the step for that of the loss",
+)
+def second_derivatives_of_a_conditional_in_apply_gradients(t):
+  t.make_variables()
+  loss = tf.cond(t.flag, lambda: t.loss(sparse=False), lambda: t.loss(2.0 * t.x, sparse=False))
+  return t.wrap(UsesCurvature(loss, t.variables)).minimize(loss, t.global_step)
+
+
 test_program_trains_with_the_same_numbers = TABLE.make_test()

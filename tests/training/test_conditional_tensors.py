@@ -1,5 +1,7 @@
 """Tests of tensors that the inner optimizer builds inside the conditional and that are used outside of it."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -168,3 +170,77 @@ def test_tensor_of_another_step_that_cannot_be_copied_raises(build):
   Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(w * w, global_step)
   with pytest.raises(ValueError, match="which an earlier apply_gradients.. built in its conditional"):
     Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(w * w, global_step)
+
+
+class Waiting(tf.train.GradientDescentOptimizer):
+  """Applies gradients after an op that is built when `rate` is first called."""
+
+  def __init__(self, rate, waits_for):
+    super().__init__(rate)
+    self._waits_for = waits_for
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    with tf.control_dependencies([self._waits_for()]):
+      return super().apply_gradients([(1.0 * grad, variable) for grad, variable in grads_and_vars], *args, **kwargs)
+
+
+def halved_slowly(factor):
+  time.sleep(0.2)
+  return np.float32(factor / 2)
+
+
+def test_copied_tensor_waits_for_ops_outside():
+  d, g = [tf.get_variable(name, initializer=0.0, use_resource=True) for name in "dg"]
+  factor = tf.get_variable("factor", initializer=1.0, use_resource=True, trainable=False)
+  x = tf.placeholder(tf.float32, [])
+  halved = tf.assign(factor, tf.reshape(tf.py_func(halved_slowly, [factor.read_value()], tf.float32), []))
+
+  def build():
+    with tf.control_dependencies([halved]):
+      return factor.read_value()
+
+  rate = BuiltOnce(build)
+  d_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(d * x, var_list=[d])
+  g_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(-1.0 * g, var_list=[g])
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    for value in [1.0, np.inf]:
+      sess.run([d_op, g_op], {x: value})
+    assert sess.run([d, g]) == [-0.5, 0.75]
+
+
+def printed(number):
+  return tf.Print(tf.pow(0.5, number), [number]) if hasattr(tf, "Print") else tf.pow(0.5, number)
+
+
+@pytest.mark.parametrize("build", [lambda number: tf.pow(0.5, number), printed], ids=["pow", "print"])
+def test_step_waits_for_a_tensor_of_another_skipped_step(build):
+  d, g = [tf.get_variable(name, initializer=0.0) for name in "dg"]
+  x, number = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
+  shared = BuiltOnce(lambda: build(number))
+  d_op = Optimizer(Waiting(1.0, shared), "dynamic").minimize(d * x, var_list=[d])
+  g_op = Optimizer(Waiting(shared, shared), "dynamic").minimize(-1.0 * g, var_list=[g])
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    for index, value in enumerate([1.0, np.inf, np.nan]):
+      sess.run([d_op, g_op], {x: value, number: index})
+    assert sess.run([d, g]) == [-1.0, 1.75]
+
+
+def test_step_does_not_wait_for_empty_ops_of_another():
+  d, g = [tf.get_variable(name, initializer=0.0) for name in "dg"]
+  x, shared = tf.placeholder(tf.float32, []), BuiltOnce(tf.no_op)
+  d_op = Optimizer(Waiting(1.0, shared), "dynamic").minimize(d * x, var_list=[d])
+  g_op = Optimizer(Waiting(1.0, shared), "dynamic").minimize(-1.0 * g, var_list=[g])
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    sess.run([d_op, g_op], {x: np.inf})
+    assert sess.run([d, g]) == [0.0, 1.0]
+
+
+def test_waiting_for_an_update_of_another_step_raises():
+  w, step = tf.get_variable("w", initializer=0.0), tf.train.get_or_create_global_step()
+  shared = BuiltOnce(lambda: tf.group(tf.assign_add(step, 1)))
+  Optimizer(Waiting(1.0, shared), 8.0).minimize(w * w)
+  with pytest.raises(ValueError, match="which an earlier apply_gradients.. built in its conditional"):
+    Optimizer(Waiting(1.0, shared), 8.0).minimize(w * w)

@@ -113,6 +113,26 @@ def test_tape_gradients_are_scaled_and_unscaled():
   assert grads[0].numpy().tolist() == [2.0, 4.0] and w.numpy().tolist() == [-1.0, -2.0]
 
 
+def test_eager_unscaling_uses_the_current_scale():
+  """The loss is scaled in a function, and once in eager mode, while the scale changes."""
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+    tf.train.GradientDescentOptimizer(0.0), mp_compat.DynamicLossScale(8.0, 1)
+  )
+  w = tensorflow.Variable([1.0, 2.0])
+
+  def compute():
+    with tf.GradientTape() as tape:
+      loss = opt.scale_loss(tf.reduce_sum(w * w))
+    return tape.gradient(loss, [w])
+
+  in_function = tensorflow.function(compute)
+  for step_compute in [in_function, in_function, compute, in_function]:
+    grads = opt.unscale_gradients(step_compute())
+    opt.apply_gradients(zip(grads, [w]))
+    assert grads[0].numpy().tolist() == [2.0, 4.0]
+  assert opt.loss_scale().numpy() == 128.0
+
+
 def test_non_callable_loss_raises_runtime_error():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
   with pytest.raises(RuntimeError, match="`loss` passed to Optimizer.compute_gradients should be a function"):

@@ -461,3 +461,14 @@ def test_two_workers_accumulate_sparse_gradients():
   assert [state["table"] for state in states[0]] == [after_one, after_one, after_two]
   assert [state["current_loss_scale"] for state in states[0]] == [8.0, 4.0, 4.0]
   assert [state["global_step"] for state in states[0]] == [1, 1, 2]
+
+
+def test_emptying_a_window_waits_for_one_op():
+  with tf.variable_scope("", use_resource=True):
+    many = [tf.get_variable("v{}".format(i), initializer=1.0) for i in range(20)]
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  accumulator = mp_compat.GradientAccumulator(opt)
+  accumulator.add(opt.compute_gradients(tf.add_n(many)))
+  accumulator.apply_gradients(accumulator.mean())
+  waiting = [op for op in tf.get_default_graph().get_operations() if len(op.control_inputs) > 10]
+  assert waiting and {op.type for op in waiting} == {"NoOp"}  # groups
