@@ -11,30 +11,28 @@ from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.core import loss_scale
 
-# Settings of every Keras 3 optimizer that the wrapper does not use; configurations of earlier wrappers contain them.
-UNUSED_SETTINGS = frozenset(
-  [
-    "weight_decay",
-    "clipnorm",
-    "global_clipnorm",
-    "clipvalue",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    "loss_scale_factor",
-    "gradient_accumulation_steps",
-  ]
-)
+# Settings of every Keras 3 optimizer that the wrapper does not use, with the defaults in configurations of earlier ones.
+UNUSED_SETTINGS = {
+  "weight_decay": None,
+  "clipnorm": None,
+  "global_clipnorm": None,
+  "clipvalue": None,
+  "use_ema": False,
+  "ema_momentum": 0.99,
+  "ema_overwrite_frequency": None,
+  "loss_scale_factor": None,
+  "gradient_accumulation_steps": None,
+}
 
-_SCALE_LOSS = "scale_loss"
+SCALE_LOSS, UNSCALED = "scale_loss", "get_unscaled_gradients"  # methods whose calls are recorded
 _NAMES_IN_KERAS = {"good_steps": "step_counter", "current_loss_scale": "dynamic_scale"}
 
 
 class Keras3Mixin(keras_trackable.AnyBase):
   """Makes the wrapper an `Optimizer` of Keras 3.
 
-  Keras 3 itself calls `scale_loss` and passes scaled gradients to `apply`. Gradients from `get_unscaled_gradients` are
-  already unscaled. `apply` unscales the gradients only if `scale_loss` was called last.
+  Keras 3 itself calls `scale_loss` and passes scaled gradients to `apply`, which unscales them, unless they are from
+  `get_unscaled_gradients` (`_are_unscaled`).
   """
 
   _own_attributes = frozenset(["built", "name"])
@@ -103,7 +101,8 @@ class Keras3Mixin(keras_trackable.AnyBase):
 
   def build(self, var_list: List[Any]) -> None:
     """Makes the inner optimizer's variables for the trainable variables `var_list`."""
-    self._optimizer.build(var_list)
+    # As in Keras's class, attributes that the inner optimizer sets are not tracked.
+    self._kind.module("utils.tracking").no_automatic_dependency_tracking(self._optimizer.build)(var_list)
     self.__dict__.update(self._own_settings)
     try:
       super(self._kind.native, self).build(var_list)
@@ -132,7 +131,7 @@ class Keras3Mixin(keras_trackable.AnyBase):
     Raises:
       ValueError: If the loss is not floating.
     """
-    self._record_call(_SCALE_LOSS)
+    self._record_call(SCALE_LOSS)
     return gradients.scale_loss(loss, self._current_scale())
 
   @autograph.do_not_convert
@@ -162,21 +161,21 @@ class Keras3Mixin(keras_trackable.AnyBase):
     """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
 
     Args:
-      grads: gradients, scaled if `scale_loss` was called since the last `get_unscaled_gradients`.
+      grads: gradients, scaled unless they are from `get_unscaled_gradients`; see `_are_unscaled`.
       trainable_variables: as many variables; those of `build` by default.
 
     Raises:
       ValueError: If called in a cross-replica context or under an unsupported strategy, or if there is no gradient.
       TypeError: If a gradient is not floating.
     """
-    self._check_step()
+    called = self._check_step()
     inner = self._optimizer
     variables = list(trainable_variables or self._trainable_variables)
     if not self.built:
       self.build(variables)  # Not in `tf.init_scope`, because new variables may copy the model's.
       self.built = True
     pairs: Sequence[gradients.GradAndVar] = gradients.convert_pairs(zip(grads, variables))
-    if self._last_call == _SCALE_LOSS:
+    if not self._are_unscaled([grad for grad, _ in pairs], called):
       # The "gradient" of a variable with `overwrite_with_gradient` is its new value, which is not scaled.
       overwritten = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
       unscaled = gradients.unscale(
@@ -186,5 +185,26 @@ class Keras3Mixin(keras_trackable.AnyBase):
         (grad if is_value else new_grad, variable)
         for (grad, variable), new_grad, is_value in zip(pairs, unscaled, overwritten)
       ]
-      lineage.record([grad for grad, _ in pairs], [variable.path for variable in variables])
+      lineage.record([grad for grad, _ in pairs], [getattr(variable, "path", variable.name) for variable in variables])
     self._apply(pairs, lambda replica_pairs: inner.apply(*map(list, zip(*replica_pairs))))
+
+  def _are_unscaled(self, grads: Sequence[gradients.Gradient], called: List[str]) -> bool:
+    """Returns whether gradients are from `get_unscaled_gradients`.
+
+    In a graph, they are if they derive from its results by data. In eager mode, they are if it was called last before
+    this step, in this thread. Where neither is known, as for arguments of a function, they are if the program only ever
+    called `get_unscaled_gradients`, and not `scale_loss`.
+
+    Args:
+      grads: converted gradients.
+      called: the calls since the last step, the last one at the end.
+    """
+    if tf.executing_eagerly() and called:
+      return called[-1] == UNSCALED
+    if lineage.trace(grads, check_computed=False).computed:
+      return True
+    return UNSCALED in self._ever_called and SCALE_LOSS not in self._ever_called
+
+  def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+    """Excludes variables from the inner optimizer's weight decay; arguments as for Keras's method."""
+    self._optimizer.exclude_from_weight_decay(*args, **kwargs)

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set,
 from absl import logging
 
 from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import optimizers
@@ -26,7 +27,11 @@ _DEFAULT_INITIAL_SCALE = 2**15
 _DEFAULT_GROWTH_STEPS = 2000
 
 _SETTINGS = step.Settings()
-_SCALED, _UNSCALED = "get_scaled_loss", "get_unscaled_gradients"
+_SCALED = "get_scaled_loss"
+
+
+class UnsupportedArgumentError(TypeError, ValueError):
+  """An error for arguments that the wrapper does not have; Keras 2 raises a TypeError, Keras 3 a ValueError."""
 
 
 class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
@@ -80,6 +85,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     opt: Any = None,
     count_skipped_steps: bool = True,
     name: Optional[str] = None,
+    **unsupported: Any,
   ) -> None:
     """Wraps a Keras optimizer. A bool passed as `loss_scale` means `dynamic`.
 
@@ -95,14 +101,22 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       count_skipped_steps: whether a skipped step increments `iterations`; False as in TensorFlow 1.15 to 2.2. Keras 3
         optimizers with `gradient_accumulation_steps` never count skipped steps.
       name: a name, for Keras 3.
+      **unsupported: must be empty; raises an error that names them.
 
     Raises:
+      UnsupportedArgumentError: If there are other arguments; a TypeError, and a ValueError as in Keras 3.
       TypeError: If there is not exactly one Keras optimizer, if it already scales the loss, or if `dynamic` is not a
         bool.
       ValueError: If the forms are mixed, an argument is out of its range, the optimizer is already wrapped, or the
         current strategy is not supported.
       RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution is disabled with Keras 3.
     """
+    if unsupported:
+      raise UnsupportedArgumentError(
+        "LossScaleOptimizer does not support the arguments: {}. Set hyperparameters on the `inner_optimizer`.".format(
+          ", ".join("`{}`".format(argument) for argument in unsupported)
+        )
+      )
     inner, *others = [given for given in (optimizer, inner_optimizer, opt) if given is not None]
     _check_inner(inner, others)
     check_strategy()
@@ -112,9 +126,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     self._loss_scale = loss_scale_of(loss_scale, dynamic, initial_scale, dynamic_growth_steps)
     inner._is_wrapped_by_loss_scale_optimizer = True
     self._count_skipped_steps = count_skipped_steps
-    self._calls: Dict[int, Set[str]] = {}
+    self._calls: Dict[int, Dict[str, None]] = {}
     self._ever_called: Set[str] = set()
-    self._last_call: Optional[str] = None
     self._initialize(name)
     self._track_variables()
 
@@ -193,12 +206,13 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     Raises:
       TypeError: If a gradient cannot be converted to a tensor, or is not numeric.
     """
-    self._record_call(_UNSCALED)
+    self._record_call(keras3.UNSCALED)
     scale = None
     if not tf.executing_eagerly():  # In a graph, the scale is read once for the loss and the gradients.
       scale, self._state().scale = self._state().scale, None
     scaled = [gradients.convert(grad) for grad in grads]
-    unscaled = gradients.unscale(scaled, self._current_scale() if scale is None else scale)
+    is_read = scale is not None and contexts.is_readable(scale)  # not in a branch that scaled the loss
+    unscaled = gradients.unscale(scaled, scale if is_read else self._current_scale())
     lineage.record(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
     return unscaled
 
@@ -220,28 +234,36 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   def _record_call(self, call: str) -> None:
     # Each replica runs in a separate thread. Replicas wait for each other in the middle of a step.
-    self._calls.setdefault(threading.get_ident(), set()).add(call)
+    calls = self._calls.setdefault(threading.get_ident(), {})
+    calls.pop(call, None)
+    calls[call] = None  # the last one
     self._ever_called.add(call)
-    self._last_call = call
 
-  def _check_calls(self) -> None:
-    """Logs a warning, once, if the loss of a step was not scaled or its gradients were not unscaled."""
-    called = self._calls.pop(threading.get_ident(), set())
-    missing = {_SCALED, _UNSCALED} - (called or self._ever_called)
-    if missing and self._last_call in (None, _SCALED, _UNSCALED) and "warned" not in self._ever_called:
+  def _check_calls(self) -> List[str]:
+    """Returns the calls since the last step, the last one at the end.
+
+    Logs a warning, once, if the loss of the step was not scaled or its gradients were not unscaled.
+    """
+    called = list(self._calls.pop(threading.get_ident(), ()))
+    known = set(called) or self._ever_called
+    missing = {_SCALED, keras3.UNSCALED} - known
+    if self._kind.mixin is keras3.Keras3Mixin:
+      missing.discard(keras3.UNSCALED)  # `apply` unscales
+    if missing and keras3.SCALE_LOSS not in known and "warned" not in self._ever_called:
       self._ever_called.add("warned")
       logging.warning(
-        "apply_gradients() of a LossScaleOptimizer was called without %s. The gradients are then scaled wrongly, or "
-        "underflow in float16. Call get_scaled_loss() before gradients are computed and get_unscaled_gradients() "
-        "after it, or call minimize().",
+        "A step of a LossScaleOptimizer was applied without %s. The gradients are then scaled wrongly, or underflow in "
+        "float16. Call get_scaled_loss() before gradients are computed and get_unscaled_gradients() after it, or call "
+        "minimize(). With Keras 3, you can also call scale_loss() and pass the scaled gradients to apply().",
         " and ".join(name + "()" for name in sorted(missing)),
       )
+    return called
 
-  def _check_step(self) -> None:
-    """Checks the context and the strategy of a step, and that its loss was scaled and its gradients unscaled."""
+  def _check_step(self) -> List[str]:
+    """Checks the context and the strategy of a step; returns the calls before it, as `_check_calls`."""
     distribute.check_replica_context()
     check_strategy()
-    self._check_calls()
+    return self._check_calls()
 
   def _apply(
     self, grads_and_vars: Sequence[gradients.GradAndVar], apply: Callable[[List[gradients.GradAndVar]], Any]
@@ -333,7 +355,11 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     Raises:
       ValueError: If the configuration names an unknown class, or its arguments are invalid in both forms.
     """
-    config = {key: value for key, value in config.items() if key not in keras3.UNUSED_SETTINGS}
+    config = {
+      key: value
+      for key, value in config.items()
+      if key not in keras3.UNUSED_SETTINGS or value != keras3.UNUSED_SETTINGS[key]
+    }
     serialized = config.pop("inner_optimizer" if "inner_optimizer" in config else "optimizer")
     inner = optimizer_kinds.deserialize(getattr(cls, "_kind", None), serialized, custom_objects)
     if isinstance(config.get("loss_scale"), dict):

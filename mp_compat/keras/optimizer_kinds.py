@@ -46,8 +46,9 @@ def kind_of(optimizer_class: type) -> Optional[OptimizerKind]:
     if separator and base.__name__ in _MIXINS and "keras" in keras:
       mixin, native = _MIXINS[base.__name__]
       modules = ["{}.{}".format(keras, module) for module in _NATIVE_MODULES]
-      module = next(name for name in modules if _exists(name))  # Every Keras with these classes has one.
-      return OptimizerKind(mixin, keras, getattr(importlib.import_module(module), native))
+      module = next((name for name in modules if _exists(name)), None)
+      if module is not None:  # Every Keras with these classes has one; a program's own base classes do not.
+        return OptimizerKind(mixin, keras, getattr(importlib.import_module(module), native))
   return None
 
 
@@ -168,8 +169,11 @@ def deserialize(kind: Optional[OptimizerKind], config: Any, custom_objects: Opti
   kind = _kind_for(config) if kind is None else kind
   if kind.mixin is keras3.Keras3Mixin and "module" in config:  # `optimizers.deserialize` lacks some of its optimizers
     return kind.module("saving").deserialize_keras_object(config, custom_objects=custom_objects)
-  # Keras modifies the configuration.
-  return kind.module("optimizers").deserialize(dict(config), custom_objects=custom_objects)
+  optimizers = kind.module("optimizers")
+  made = optimizers.deserialize(dict(config), custom_objects=custom_objects)  # Keras modifies the configuration
+  if isinstance(made, str):  # Keras 2.13 on knows some of its optimizers by name only, such as Lion
+    return getattr(getattr(optimizers, made.lower()), made).from_config(config["config"])
+  return made
 
 
 def _kind_for(config: Dict[str, Any]) -> OptimizerKind:

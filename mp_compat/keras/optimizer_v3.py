@@ -87,3 +87,7 @@ class OptimizerV3Mixin(keras_trackable.AnyBase):
   def set_weights(self, weights: List[Any]) -> None:
     """Sets the inner optimizer's variables, in the order of `variables`; called by `load_model` for HDF5."""
     self._optimizer.set_weights(weights)
+
+  def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+    """Excludes variables from the inner optimizer's weight decay; arguments as for Keras's method."""
+    self._optimizer.exclude_from_weight_decay(*args, **kwargs)

@@ -18,19 +18,14 @@ def check(opt: Any, wrapper: type) -> None:
     opt: what the user passed as the inner optimizer.
     wrapper: the class of optimizers that scale the loss.
   """
-  if any(
-    "keras" in base.__module__.split(".") or base.__module__.startswith(("keras", "tf_keras"))
-    for base in type(opt).__mro__
-  ):
-    raise ValueError(
-      '"opt" must be an instance of Optimizer, but got: {}. That is a Keras optimizer; wrap it in '
-      "mp_compat.keras.LossScaleOptimizer instead.".format(type(opt))
-    )
   if not isinstance(opt, tf.train.Optimizer):
+    is_keras = any("keras" in base.__module__ for base in type(opt).__mro__)
     raise ValueError(
-      '"opt" must be an instance of Optimizer, but got: {}. Pass an instance of a '
-      "tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer().".format(
-        opt if isinstance(opt, type) else type(opt)
+      '"opt" must be an instance of Optimizer, but got: {}. {}'.format(
+        opt if isinstance(opt, type) else type(opt),
+        "That is a Keras optimizer; wrap it in mp_compat.keras.LossScaleOptimizer instead."
+        if is_keras
+        else "Pass an instance of a tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer().",
       )
     )
   for layer in optimizers.wrapper_chain(opt):

@@ -116,6 +116,21 @@ def test_scale_and_unscale_share_one_variable_read():
     assert len([op for op in handle.consumers() if op.type == "ReadVariableOp"]) == reads + 1
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_loss_scaled_in_branches_is_unscaled_outside(version):
+  with tf.Graph().as_default(), testing.control_flow(version), testing.session() as sess:
+    opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.25), "dynamic")
+    w, flag = tf.Variable([1.0, 2.0], use_resource=True), tf.placeholder(tf.bool, [])
+    loss = tf.cond(
+      flag, lambda: opt.get_scaled_loss(tf.reduce_sum(w * w)), lambda: opt.get_scaled_loss(tf.reduce_sum(w))
+    )
+    train_op = opt.apply_gradients(zip(opt.get_unscaled_gradients(tf.gradients(loss, [w])), [w]))
+    sess.run(tf.global_variables_initializer())
+    for value, expected in [(True, [0.5, 1.0]), (False, [0.25, 0.75])]:
+      sess.run(train_op, {flag: value})
+      assert sess.run(w).tolist() == expected
+
+
 def test_each_graph_has_its_own_loss_scale():
   found = []  # (loss scale, names of variables)
   for _ in range(2):

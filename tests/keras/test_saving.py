@@ -341,6 +341,16 @@ def test_configuration_contains_overflow_tolerance():
 
 
 @each_family
+def test_configurations_of_all_optimizers_round_trip(family):
+  excluded = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap")
+  for name, cls in sorted(vars(family.optimizers).items()):
+    if isinstance(cls, type) and name not in excluded:
+      opt = mp_keras.LossScaleOptimizer(cls())
+      again = type(opt).from_config(opt.get_config())
+      assert type(again.inner_optimizer) is cls and again.get_config() == opt.get_config()
+
+
+@each_family
 def test_from_config_accepts_inner_optimizer_object(family):
   # Keras passes such a configuration if it makes the inner objects first.
   inner = family.optimizers.SGD(0.5)

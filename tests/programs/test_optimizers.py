@@ -358,7 +358,17 @@ for custom in CUSTOM:
     variants=programs.NO_V2_REFERENCE if custom is Averaging else programs.ALL,
     fresh=custom is Averaging,
     tensorflow_fails=TENSORFLOW_FAILS.get(custom),
-    slow=custom not in (Counting, ReturnsAList, ReadsCollections, WithoutInit, TakesAnyKeywords, SortsPairs),
+    slow=custom
+    not in (
+      HasOwnDefaults,
+      RequiresVariables,
+      Counting,
+      ReturnsAList,
+      ReadsCollections,
+      WithoutInit,
+      TakesAnyKeywords,
+      SortsPairs,
+    ),
   )
 TABLE.add(
   "custom_optimizer_Wrapper",

@@ -336,3 +336,17 @@ def test_slots_are_found_after_a_lookup_of_a_tensor():
   (name,) = opt.get_slot_names()
   assert opt.get_slot(tf.cast(a, tf.float16), name) is None
   assert opt.get_slot(b, name).op.name == "b/Momentum"
+
+
+def test_optimizers_of_modules_named_after_keras_are_accepted():
+  own = type("Own", (tf.train.GradientDescentOptimizer,), {"__module__": "keras_helpers.keras"})
+  assert mp_compat.MixedPrecisionLossScaleOptimizer(own(0.1), 8.0).get_name() == "GradientDescent"
+
+
+def test_unknown_arguments_reach_the_inner_optimizer():
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.1), 8.0)
+  with tf.Graph().as_default():
+    w = tf.get_variable("w", initializer=[1.0, 2.0])
+    pairs = opt.compute_gradients(tf.reduce_sum(w * w))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
+      opt.apply_gradients(pairs, unknown=1)
