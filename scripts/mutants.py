@@ -322,6 +322,7 @@ MUTANTS = [
   ("monitoring/summaries", ', filename_suffix="." + uuid.uuid4().hex', ""),
   ("training/step", "reduced.dtype != tf.bool or", "False and"),
   ("training/step", "    stacked = reduced\n", ""),
+  ("training/step", "for optimizer in optimizers_of_replicas:", "for optimizer in optimizers_of_replicas[:1]:"),
   ("training/step", "tf.logical_or(should_apply, tf.logical_not(all_finite))", "should_apply"),
   ("training/optimizer", "self.GATE_GRAPH and not tf", "self.GATE_OP and not tf"),
   ("training/optimizer", "self._record_computed(grads, [variable.name", "len([variable.name"),

@@ -188,7 +188,7 @@ class GradientAccumulator:
   ) -> tf.Operation:
     del strategy  # the current strategy
     decision = step.decide(self._optimizer.loss_scale, parts, self._optimizer._mp_compat_settings, skip="each")
-    return step.apply(self._optimizer, parts[0], decision, 0, global_step, name)
+    return step.apply(parts[0], decision, 0, global_step, name)
 
   def _window(self, grads_and_vars: Iterable[GradAndVar]) -> "Window":
     """Returns the window of this graph, whose variables the first `add` makes."""

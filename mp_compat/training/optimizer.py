@@ -354,7 +354,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
   def _prepare_part(self, grads_and_vars: Iterable[gradients.GradAndVar], empties_window: bool = False) -> step.Part:
     """Returns the part of a step in this replica; logs a warning if its gradients were never scaled."""
     check = step.needs_check(self._loss_scale, self._mp_compat_settings)
-    part = step.prepare(grads_and_vars, self._mp_compat_settings, check, empties_window)
+    part = step.prepare(grads_and_vars, self._mp_compat_settings, check, empties_window)._replace(optimizer=self)
     if not self._state_in(graphs.init_scope_graph()).has_unscaled:
       graphs.warn_once(
         self,
@@ -376,7 +376,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     del strategy  # the current strategy
     decision = step.decide(self._loss_scale, [part], self._mp_compat_settings)
     train_ops = step.train_ops()
-    train_op = step.apply(self, part, decision, 0, global_step, name, **kwargs)
+    train_op = step.apply(part, decision, 0, global_step, name, **kwargs)
     step.set_train_ops(train_ops + [train_op])
     return train_op
 

@@ -95,7 +95,7 @@ def _apply_all(
   )
   decision = step.decide(optimizers[0].loss_scale, parts, settings, skip)
   train_ops = step.train_ops()
-  applied = [step.apply(opt, part, decision, index) for index, (opt, part) in enumerate(zip(optimizers, parts))]
+  applied = [step.apply(part, decision, index) for index, part in enumerate(parts)]
   counted = None
   if global_step is not None:
     with tf.control_dependencies([op for op in applied if op is not None]):

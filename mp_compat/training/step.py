@@ -3,7 +3,7 @@
 
     in each replica                   once for all replicas                    in each replica
     ---------------                   ---------------------                    ---------------
-    part = prepare(grads_and_vars)    decision = decide(loss_scale, parts)     apply(optimizer, part, decision)
+    part = prepare(grads_and_vars)    decision = decide(loss_scale, parts)     apply(part, decision)
       converts each gradient once       ANDs parts, replicas and processes       a conditional around the inner
       traces what they derive from      updates the loss scale                   optimizer's apply_gradients
       checks whether all are finite     says for each part whether to apply
@@ -53,6 +53,7 @@ class Part(NamedTuple):
   finite: Optional[tf.Tensor]  # a scalar bool; None without a check
   lineage: lineage_module.Lineage
   scope: str  # the name scope of the replica
+  optimizer: Any = None  # the MixedPrecisionLossScaleOptimizer that applies it, in each replica its own
 
 
 class Decision(NamedTuple):
@@ -255,7 +256,6 @@ def _in_mutex(
 
 
 def apply(
-  optimizer: Any,
   part: Part,
   decision: Decision,
   index: int = 0,
@@ -266,8 +266,7 @@ def apply(
   """Applies a part of a step in all replicas, or skips it, and records the step; called once for all replicas.
 
   Args:
-    optimizer: the `MixedPrecisionLossScaleOptimizer` whose inner optimizer applies the gradients.
-    part: the gradients, per-replica values.
+    part: the gradients, per-replica values; the inner optimizer of the first replica's optimizer applies them.
     decision: the decision on the step.
     index: the index of the part in the decision.
     global_step: a variable that the inner optimizer increments, or None.
@@ -277,6 +276,8 @@ def apply(
   Returns:
     One op that applies or skips the part and updates the loss scale; None in eager mode.
   """
+  optimizers_of_replicas = distribute.local_results(part.optimizer)
+  optimizer = optimizers_of_replicas[0]
   with tf.name_scope(name or optimizer.get_name()) as step_scope:  # for variables of the inner optimizer; the train op
     pass
   name = name and name.rstrip("/")  # "train/" is the scope outside
@@ -292,7 +293,7 @@ def apply(
     opened={name or optimizer.get_name(): step_scope},
   )
   if tf.executing_eagerly():
-    _record(optimizer, Step(None, [], (), decision.finite[index], decision.apply[index]))
+    _record(optimizers_of_replicas, Step(None, [], (), decision.finite[index], decision.apply[index]))
     return None
   local = [
     (local_grad, variable.name)
@@ -303,7 +304,7 @@ def apply(
   takes = [take for lineage in lineages for take in lineage.accumulator_takes]
   accumulators_set = sync_replicas.set_accumulator_steps(takes, global_step, applied) if takes else None
   train_op = distribute.group(applied, decision.update_op, accumulators_set, name=step_scope)
-  _record(optimizer, Step(train_op, local, lineages, decision.finite[index], decision.apply[index]))
+  _record(optimizers_of_replicas, Step(train_op, local, lineages, decision.finite[index], decision.apply[index]))
   return train_op
 
 
@@ -334,14 +335,15 @@ def set_train_ops(ops: List[Optional[tf.Operation]]) -> None:
     tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = ops
 
 
-def _record(optimizer: tf.train.Optimizer, step: Step) -> None:
-  """Records a step in the current graph and in the graph that a Session runs."""
+def _record(optimizers_of_replicas: Iterable[tf.train.Optimizer], step: Step) -> None:
+  """Records a step of each optimizer, in the current graph and in the graph that a Session runs."""
   current, outermost = graphs.default_graph(), graphs.init_scope_graph()
   for graph in {current} if None in (current, outermost) else {current, outermost}:
-    steps = graphs.state_of(optimizer, graph, OptimizerState).steps
-    if step.train_op is None:
-      steps.clear()
-    steps.append(step)
+    for optimizer in optimizers_of_replicas:
+      steps = graphs.state_of(optimizer, graph, OptimizerState).steps
+      if step.train_op is None:
+        steps.clear()
+      steps.append(step)
 
 
 def recorded(optimizer: tf.train.Optimizer) -> List[Step]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mp_compat
+from mp_compat.monitoring import reports
 from tests import testing
 from tests.testing import tf
 
@@ -75,6 +76,48 @@ def test_report_without_train_op_raises_runtime_error():
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   with pytest.raises(RuntimeError, match="GradientDescent has no train op in the current graph"):
     mp_compat.nonfinite_gradients(opt)
+
+
+def test_every_replica_finds_the_step():
+  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
+  x = tf.placeholder(tf.float32, [2])
+  found = []
+
+  def step():
+    index = tf.distribute.get_replica_context().replica_id_in_sync_group
+    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+    train_op = opt.minimize(w * x[index])
+    found.append(
+      {
+        "loss": tf.where_v2(opt.gradients_finite, x[index], 0.0),
+        "report": mp_compat.nonfinite_gradients(opt),
+        "ranges": mp_compat.gradient_ranges(opt),
+      }
+    )
+    assert len(reports.train_steps(opt)) == 1
+    return train_op
+
+  with strategy.scope():
+    train_op = strategy.group(strategy.extended.call_for_each_replica(step))
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    _, (one, two) = sess.run([train_op, found], {x: [1.0, np.inf]})
+  assert (one["loss"], two["loss"]) == (0.0, 0.0)
+  assert one["report"] == two["report"] and sum(report.infs for report in one["report"].values()) == 1
+  assert list(one["ranges"]) == list(two["ranges"])
+
+
+def test_one_optimizer_of_all_replicas_has_one_step():
+  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+
+  def step():
+    return opt.minimize(tf.get_variable("w", [], initializer=tf.zeros_initializer()) * 2.0)
+
+  with strategy.scope():
+    strategy.extended.call_for_each_replica(step)
+  assert len(reports.train_steps(opt)) == 1
 
 
 # --- clipping ------------------------------------------------------------------------------------------------------

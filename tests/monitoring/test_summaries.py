@@ -54,8 +54,9 @@ def test_summary_of_a_branch_not_executed_is_zero():
       ]
 
 
+@pytest.mark.parametrize("replica", [0, 1])
 @pytest.mark.parametrize("loss_scale", [lambda: 8.0, testing.native.DynamicLossScale])
-def test_summaries_work_on_replicas(loss_scale):
+def test_summaries_work_on_replicas(loss_scale, replica):
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
   optimizers = []
 
@@ -67,7 +68,7 @@ def test_summaries_work_on_replicas(loss_scale):
   with tf.Graph().as_default():
     with strategy.scope():
       train_op = strategy.group(strategy.extended.call_for_each_replica(step))
-    mp_compat.loss_scale_summaries(optimizers[0])
+    mp_compat.loss_scale_summaries(optimizers[replica])
     with testing.session() as sess:
       sess.run(tf.global_variables_initializer())
       _, text = sess.run([train_op, tf.summary.merge_all()])

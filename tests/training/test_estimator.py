@@ -58,8 +58,8 @@ class Model:
   Records the modes of its calls, and the optimizers and hooks that it creates.
   """
 
-  def __init__(self, summaries=False, **hook):
-    self._summaries, self._hook = summaries, hook
+  def __init__(self, summaries=False, masks_loss=False, **hook):
+    self._summaries, self._masks_loss, self._hook = summaries, masks_loss, hook
     self.modes, self.optimizers, self.hooks = [], [], []
 
   def __call__(self, features, labels, mode, params):
@@ -80,6 +80,8 @@ class Model:
     train_op = optimizer.minimize(loss, tf.train.get_global_step())
     if self._summaries:
       mp_compat.loss_scale_summaries(optimizer)
+    if self._masks_loss:
+      loss = tf.where_v2(optimizer.gradients_finite, loss, 0.0)
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[hook])
 
 
@@ -219,6 +221,19 @@ def test_overflow_on_one_replica_skips_step_on_all(tmp_path, loss_scale):
   assert (expected.global_step, expected.scale) == (3, start / 4)
   expected.check(estimator)
   assert {(hook.attempted, hook.skipped) for hook in model.hooks if hook.attempted} == {(5, 2)}
+
+
+def test_masked_loss_of_replicas_may_be_nan(tmp_path):
+  """Otherwise, Estimator's NanTensorHook ends the run."""
+  model = Model(masks_loss=True)
+  config = tf.estimator.RunConfig(
+    train_distribute=tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+    session_config=tf.ConfigProto(device_count={"CPU": 2}),
+  )
+  estimator = tf.estimator.Estimator(model, str(tmp_path), config, dynamic())
+  nan = [np.nan, 1.0]
+  estimator.train(inputs([FINITE, nan, nan, FINITE, FINITE, FINITE]))
+  assert {(hook.attempted, hook.skipped) for hook in model.hooks if hook.attempted} == {(3, 2)}
 
 
 def test_warm_start_restores_weights_or_all_variables(tmp_path):
