@@ -92,6 +92,7 @@ class GradientAccumulator:
         A function may be traced again: its traces add to one window if they pass the same variables and dtypes.
       TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
       RuntimeError: In eager mode, outside of functions.
+      tf.errors.InvalidArgumentError: If `tf.local_variables_initializer()` was not run, in `session.run`.
     """
     if tf.executing_eagerly():
       raise RuntimeError(
@@ -108,7 +109,13 @@ class GradientAccumulator:
     def skip() -> tf.Operation:
       return tf.group(window.overflowed.assign_add(1, read_value=False))
 
-    return tf.group(control_flow.cond(part.finite, add, skip), name=name or "accumulate")
+    initialized = tf.debugging.Assert(
+      tf.is_variable_initialized(window.finite),
+      ["The variables of this GradientAccumulator are not initialized. Run tf.local_variables_initializer()."],
+    )
+    with tf.control_dependencies([initialized]):
+      finite = tf.identity(part.finite)
+    return tf.group(control_flow.cond(finite, add, skip), name=name or "accumulate")
 
   @autograph.do_not_convert
   def mean(self) -> List[GradAndVar]:

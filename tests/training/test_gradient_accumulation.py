@@ -352,6 +352,15 @@ def test_means_cannot_be_applied_without_emptying_the_window(change, skip_nonfin
   accumulator.apply_gradients(means)
 
 
+@pytest.mark.parametrize("use_resource", [False, True])
+def test_missing_local_initializer_raises(use_resource):
+  windows = AccumulatedTraining(use_resource=use_resource)
+  with testing.session() as sess:
+    sess.run(tf.global_variables_initializer())
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not initialized. Run tf.local_variables_ini"):
+      sess.run(windows.add_op, {windows.training.x: FINITE})
+
+
 def test_empty_window_raises_without_side_effects():
   windows = AccumulatedTraining()
   with pytest.raises(tf.errors.InvalidArgumentError, match=r"window is empty.*GradientAccumulator.add\(\)"):
