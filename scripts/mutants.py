@@ -139,6 +139,7 @@ MUTANTS = [
     "if False else tf.float32",
   ),
   ("core/gradients", "if dtype not in _DTYPES:", "if False:"),
+  ("core/gradients", 'hasattr(grad[1], "assign")', "False"),
   (
     "core/finite_check",
     "lambda: tf.constant(True), lambda: _exact(stacked)",

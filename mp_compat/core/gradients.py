@@ -110,10 +110,15 @@ def convert(grad: Any) -> Gradient:
     grad: a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None; of any shape.
 
   Raises:
-    TypeError: If `grad` cannot be converted, or is not numeric.
+    TypeError: If `grad` cannot be converted, is not numeric, or is a (gradient, variable) pair.
   """
   if grad is None:
     return None
+  if isinstance(grad, tuple) and len(grad) == 2 and hasattr(grad[1], "assign"):
+    raise TypeError(
+      "Expected a gradient, but got a (gradient, variable) pair: {}. Separate gradients and variables first: "
+      "grads, variables = zip(*grads_and_vars).".format(grad)
+    )
   try:
     converted = map_values(tf.convert_to_tensor, tf.convert_to_tensor_or_indexed_slices(grad))
   except (TypeError, ValueError) as error:

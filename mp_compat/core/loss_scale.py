@@ -69,6 +69,19 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     """Returns an instance from the result of `get_config`."""
     return cls(**config)
 
+  def _raise_not_a_number(self, *args: Any) -> Any:
+    """Raises a TypeError: arithmetic and comparisons with a LossScale, and `Session.run` of it, are mistakes."""
+    raise TypeError(
+      "{} is an object, not a number. Call it to get the current loss scale, a float32 scalar tensor: "
+      "opt.loss_scale(), before the session is created.".format(type(self).__name__)
+    )
+
+  __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _raise_not_a_number
+  __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = _as_graph_element = _raise_not_a_number
+
+  def __format__(self, specification: str) -> str:
+    return self._raise_not_a_number() if specification else str(self)
+
   def variables(self) -> List[tf.Variable]:
     """Returns the variables of this loss scale in the current graph, in the order of their declaration."""
     return list(self._graph_variables().values())

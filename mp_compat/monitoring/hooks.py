@@ -15,6 +15,7 @@ from mp_compat.training import step as step_module
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 ON_STALL = ("raise", "stop", "warn")
+_EVERY_N_STEPS = 100
 
 
 class LossScaleStalledError(RuntimeError):
@@ -35,7 +36,7 @@ class LossScaleHook(tf.train.SessionRunHook):
   def __init__(
     self,
     optimizer: MixedPrecisionLossScaleOptimizer,
-    every_n_steps: Optional[int] = 100,
+    every_n_steps: Optional[int] = _EVERY_N_STEPS,
     every_n_secs: Optional[float] = None,
     max_consecutive_skips: int = 50,
     on_stall: str = "raise",
@@ -49,7 +50,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       optimizer: the `MixedPrecisionLossScaleOptimizer` to follow.
       every_n_steps: the number of attempted steps between log lines; None for no such lines. A change of the scale is
         always logged.
-      every_n_secs: the number of seconds between log lines; replaces `every_n_steps`.
+      every_n_secs: the number of seconds between log lines, instead of `every_n_steps`.
       max_consecutive_skips: the number of consecutive skipped steps that is a stall; an int of at least 1. With the
         default backoff of 2, 15 skipped steps lower the scale from 2**15 to 1.
       on_stall: "raise" a `LossScaleStalledError`, "stop" the run (`request_stop`), or "warn", once for each stall.
@@ -66,11 +67,18 @@ class LossScaleHook(tf.train.SessionRunHook):
     """
     if on_stall not in ON_STALL:
       raise ValueError("on_stall must be one of {}, but got {!r}.".format(", ".join(map(repr, ON_STALL)), on_stall))
+    if every_n_secs is not None and every_n_steps not in (None, _EVERY_N_STEPS):
+      raise ValueError(
+        "Expected every_n_steps or every_n_secs, but got both, {!r} and {!r}. Remove one of them.".format(
+          every_n_steps, every_n_secs
+        )
+      )
     self._optimizer = optimizer
+    self._timer = None
     if every_n_secs is not None:
-      self._timer = tf.train.SecondOrStepTimer(every_secs=every_n_secs)
-    else:
-      self._timer = None if every_n_steps is None else tf.train.SecondOrStepTimer(every_steps=every_n_steps)
+      self._timer = tf.train.SecondOrStepTimer(every_secs=arguments.scale("every_n_secs", every_n_secs))
+    elif every_n_steps is not None:
+      self._timer = tf.train.SecondOrStepTimer(every_steps=arguments.positive_int("every_n_steps", every_n_steps))
     self._max_consecutive_skips = arguments.positive_int("max_consecutive_skips", max_consecutive_skips)
     self._on_stall = on_stall
     self._min_scale_patience = arguments.positive_int("min_scale_patience", min_scale_patience)

@@ -134,6 +134,13 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """Returns the LossScale; calling it returns the current loss scale, a float32 scalar tensor."""
     return self._loss_scale
 
+  @loss_scale.setter
+  def loss_scale(self, value: Any) -> None:
+    raise AttributeError(
+      "The loss scale of an optimizer cannot be replaced by {!r}. Pass it when the optimizer is made. To change the "
+      "current scale of a DynamicLossScale, run opt.loss_scale.variables()[0].assign(value).".format(value)
+    )
+
   @property
   def gradients_finite(self) -> tf.Tensor:
     """Returns a scalar bool tensor of the last `apply_gradients` in this graph: True if all gradients are finite.

@@ -45,7 +45,7 @@ def apply_gradients_together(
     One op; None in eager mode.
 
   Raises:
-    ValueError: If there are no steps, the optimizers do not share one loss scale or were made with
+    ValueError: If there are no steps, they are not pairs, the optimizers do not share one loss scale or were made with
       `skip_nonfinite=False`, `skip` is another value, or `MixedPrecisionLossScaleOptimizer.apply_gradients` raises it.
     TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
   """
@@ -59,8 +59,11 @@ def apply_gradients_together(
 
 def _checked_steps(steps: Iterable[OptimizerAndGradients]) -> List[OptimizerAndGradients]:
   steps = list(steps)
-  if not steps:
-    raise ValueError("Expected (optimizer, grads_and_vars) pairs, but got none.")
+  if not steps or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in steps):
+    raise ValueError(
+      "Expected pairs of an optimizer and its (gradient, variable) pairs, but got {}. Pass "
+      "[(opt, opt.compute_gradients(loss, variables)), ...].".format(steps)
+    )
   optimizers = [opt for opt, _ in steps]
   for opt in optimizers:
     if (

@@ -139,6 +139,14 @@ rows(
   (lambda t: mp_compat.LossScale(), TypeError, "abstract"),
   (lambda t: t.opt.loss_scale._add_weight("good_steps", 0), RuntimeError, "Duplicate variables detected.*good_steps"),
   (lambda t: mp_compat.DynamicLossScale.from_config({"initial": 8.0}), TypeError, "unexpected keyword.*initial"),
+  (lambda t: t.opt.loss_scale * 2, TypeError, "DynamicLossScale is an object, not a number. Call it .*loss_scale.."),
+  (lambda t: t.x * t.opt.loss_scale, TypeError, "is an object, not a number"),
+  (lambda t: t.opt.loss_scale > 1.0, TypeError, "is an object, not a number"),
+  (lambda t: "{:.1f}".format(t.opt.loss_scale), TypeError, "is an object, not a number"),
+  (lambda t: float(t.opt.loss_scale), TypeError, "is an object, not a number"),
+  (lambda t: testing.session().run(t.opt.loss_scale), TypeError, "is an object, not a number"),
+  (lambda t: testing.session().run([t.x, wrapped(8.0).loss_scale]), TypeError, "FixedLossScale is an object"),
+  (lambda t: setattr(t.opt, "loss_scale", 128), AttributeError, "cannot be replaced by 128.*variables...0..assign"),
 )
 
 # --- the optimizer ---------------------------------------------------------------------------------------------------
@@ -165,6 +173,9 @@ rows(
   (applied(lambda t: tf.constant(["a", "b"])), TypeError, "Gradients must be numeric.*string"),
   (applied(lambda t: object()), TypeError, "convertible to a Tensor or IndexedSlices, or None"),
   (applied(lambda t: tf.SparseTensor([[0]], [1.0], [2])), TypeError, "convertible to a Tensor or IndexedSlices"),
+  (applied(lambda t: (t.x, t.w)), TypeError, "but got a .gradient, variable. pair: .*zip"),
+  (lambda t: mp_compat.clip_by_global_norm([(t.x, t.w)], 1.0), TypeError, "but got a .gradient, variable. pair: .*zip"),
+  (lambda t: mp_compat.finite_or_zero([(None, t.w)]), TypeError, "but got a .gradient, variable. pair: .*zip"),
   (applied(lambda t: tf.placeholder(tf.int32, [2])), TypeError, "DataType int32 not in list of allowed values"),
   (applied(lambda t: tf.placeholder(tf.complex64, [2])), TypeError, "DataType complex64 not in list"),
   (applied(lambda t: t.x, global_step="step"), TypeError, "must be a variable.*Pass the name of the op as name='step'"),
@@ -219,7 +230,12 @@ rows(
   ),
   (accumulated(lambda t: tf.placeholder(tf.float32)), ValueError, "static shape, but v:0 has the shape"),
   (added_twice, ValueError, "already called in this graph"),
-  (lambda t: mp_compat.apply_gradients_together([]), ValueError, "grads_and_vars. pairs, but got none"),
+  (lambda t: mp_compat.apply_gradients_together([]), ValueError, "pairs of an optimizer .* but got \\[\\]"),
+  (lambda t: mp_compat.apply_gradients_together([t.opt, t.opt]), ValueError, "pairs of an optimizer .* but got \\[<"),
+  (hook(every_n_steps=0), ValueError, "every_n_steps must be an int of at least 1, but got 0"),
+  (hook(every_n_steps=-1), ValueError, "every_n_steps must be an int of at least 1, but got -1"),
+  (hook(every_n_secs=0), ValueError, "every_n_secs must be a number above 0 .* but got 0"),
+  (hook(every_n_steps=10, every_n_secs=5.0), ValueError, "every_n_steps or every_n_secs, but got both, 10 and 5.0"),
   (
     lambda t: mp_compat.apply_gradients_together([(t.opt, [(t.x, t.w)])], skip="none"),
     ValueError,
