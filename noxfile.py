@@ -75,9 +75,7 @@ def lint(session):
 @nox.session(python="3.11", tags=["commit"])
 def types(session):
   """Checks types with mypy and pyright (mypy.ini, pyrightconfig.json), without TensorFlow, whose names are Any."""
-  session.install(
-    "mypy==2.4.1", "pyright[nodejs]==1.1.414", "absl-py==2.5.1", "libcst==1.9.0", "numpy==2.4.6", "hypothesis", "pytest"
-  )
+  session.install("mypy==2.4.1", "pyright[nodejs]==1.1.414", "libcst==1.9.0", "numpy==2.4.6", "hypothesis", "pytest")
   session.run("mypy")
   session.run("pyright")
   _pytest(session, "-m", "", "tests/type_checking")

@@ -32,7 +32,6 @@ setuptools.setup(
   packages=setuptools.find_packages(include=["mp_compat", "mp_compat.*"]),
   package_data={"mp_compat": ["*.pyi", "py.typed"]},
   python_requires=">=3.7",
-  install_requires=["absl-py"],
   entry_points={"console_scripts": ["mp_compat = mp_compat.__main__:main"]},
   extras_require={
     "demo": ["matplotlib", "numpy", "scikit-learn", "tqdm"],

@@ -105,7 +105,7 @@ def describe_driver():
 
 def require_gpu(folder):
   """Returns the description of this machine. Raises SystemExit with a message if TensorFlow sees no GPU."""
-  absent = missing({"numpy": "numpy", "tensorflow": "'tensorflow[and-cuda]'", "absl": "absl-py", "tqdm": "tqdm"})
+  absent = missing({"numpy": "numpy", "tensorflow": "'tensorflow[and-cuda]'", "tqdm": "tqdm"})
   if absent:
     sys.exit("Expected TensorFlow's GPU build and its packages in {}. Run: {}".format(sys.executable, absent))
   row = run_part("machine", folder)[-1]

@@ -10,9 +10,10 @@ Estimator is part of TensorFlow 1.15 to 2.15.
 """
 
 import argparse
+import logging
+import os
 import tempfile
 
-from absl import logging
 import numpy as np
 from sklearn.datasets import load_digits
 import tensorflow.compat.v1 as tf
@@ -131,10 +132,12 @@ def main():
       "TensorFlow {} has no Estimator: it was removed after 2.15. Run this on 1.15 to 2.15, for example "
       "with `scripts/estimator`.".format(tf.__version__)
     )
-  # The hook logs to absl at INFO. Estimator logs many more messages, which are disabled.
-  logging.use_absl_handler()
-  logging.set_verbosity(logging.INFO)
-  tf.logging.set_verbosity(tf.logging.ERROR)
+  # The hook logs at INFO. Estimator logs many more messages, which are left out.
+  tf.logging.set_verbosity(tf.logging.INFO)
+  package = os.path.dirname(mp_compat.__file__)
+  logging.getLogger("tensorflow").addFilter(
+    lambda record: record.levelno >= logging.ERROR or record.pathname.startswith(package)
+  )
   if arguments.model_dir:
     run(arguments.model_dir, arguments.steps, arguments.overflow_every)
   else:

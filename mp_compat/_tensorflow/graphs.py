@@ -4,7 +4,6 @@
 import contextlib
 from typing import Any, Callable, Iterator, List, Optional, TypeVar
 
-from absl import logging
 from tensorflow.python.util import object_identity
 
 from mp_compat._tensorflow import tf
@@ -73,7 +72,7 @@ def warn_once(owner: Any, message: str, *args: Any) -> None:
   warned = owner.__dict__.setdefault("_eager_warnings", set()) if graph is None else record_in(graph, "warnings", set)
   if message % args not in warned:
     warned.add(message % args)
-    logging.warning(message, *args)
+    tf.logging.warning(message, *args)
 
 
 def name_scope() -> str:

@@ -5,7 +5,6 @@ import os
 import re
 from typing import Any, Dict, Iterable, List, Tuple, Union
 
-from absl import logging
 import numpy as np
 
 from mp_compat._tensorflow import tf
@@ -127,6 +126,6 @@ def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
 def warn_initialized(names: List[str], path: Path) -> None:
   """Logs a warning if the state variables `names` are initialized because the checkpoint lacks them."""
   if names:
-    logging.warning(
+    tf.logging.warning(
       "The checkpoint %s lacks state of the loss scale: %s initialized instead.", path_text(path), ", ".join(names)
     )

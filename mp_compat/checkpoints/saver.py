@@ -5,7 +5,6 @@ import collections
 import re
 from typing import Any, Callable, Container, Dict, List, NamedTuple, Optional, Tuple
 
-from absl import logging
 import numpy as np
 
 from mp_compat._tensorflow import savers
@@ -94,7 +93,7 @@ def restore(saver: tf.train.Saver, sess: tf.Session, save_path: files.Path, as_t
     return
   feeds = _restore_feeds(sess, entries, matched, reader, path)
   feeds[saver.saver_def.filename_tensor_name] = path
-  logging.info("Restoring parameters from %s, which has other variable names", path)
+  tf.logging.info("Restoring parameters from %s, which has other variable names", path)
   sess.run(saver.saver_def.restore_op_name, feeds)
 
 
@@ -120,7 +119,7 @@ def add_tensorflow_names(var_list: Any) -> Any:
   aliases = _aliases(named, renamed)
   shifted = sorted(name for name in named if name not in recorded and re.sub(r"_\d+$", "", name) in renamed)
   if shifted:
-    logging.warning(
+    tf.logging.warning(
       "%s, of an optimizer without loss scaling, would have another number with TensorFlow's class. Restored without "
       "mp_compat, this checkpoint gives that variable another value.",
       ", ".join(shifted),
@@ -140,7 +139,7 @@ def _aliases(named: Dict[str, Any], renamed: Dict[str, str]) -> "collections.Ord
   aliases = collections.OrderedDict()
   for name, tensorflow_name in sorted(renamed.items()):
     if tensorflow_name in named:
-      logging.warning(
+      tf.logging.warning(
         "%s is not also saved as %s, its name in TensorFlow's class, because another variable has that "
         "name. To restore this checkpoint without mp_compat, convert it: python -m mp_compat checkpoint "
         "convert --like.",

@@ -213,7 +213,7 @@ def _install(settings: Settings, recorder: Recorder) -> None:
   from mp_compat.migration import installation
 
   installation.install()
-  logging.getLogger("absl").addHandler(_Warnings(recorder.note))
+  logging.getLogger("tensorflow").addHandler(_Warnings(recorder.note))
   optimizer: Any = mp_compat.MixedPrecisionLossScaleOptimizer
   keras: Any = keras_optimizer.LossScaleOptimizer
   for wrapper in (optimizer, keras):

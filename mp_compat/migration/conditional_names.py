@@ -24,8 +24,6 @@ Source: `apply_gradients` and `update` of TensorFlow 1.15, 2.4 and 2.15, and of 
 import collections
 from typing import Any, Callable, Optional, Tuple
 
-from absl import logging
-
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import optimizers
@@ -93,7 +91,7 @@ def _conditionals(loss_scale: Any) -> Optional[Tuple[int, int]]:
 
 def _warn_unknown_names(loss_scale: Any, names: Any) -> None:
   if names:
-    logging.warning(
+    tf.logging.warning(
       "The name of %s in TensorFlow's class is unknown, because %s, or a loss scale before it, overrides update() "
       "and may build conditionals. Checkpoints have the inner optimizer's names. To restore them without mp_compat, "
       "convert them: python -m mp_compat checkpoint convert --like.",

@@ -4,8 +4,6 @@
 import collections
 from typing import Any, Container, Deque, Dict, List, Optional, Set, Tuple
 
-from absl import logging
-
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
@@ -154,7 +152,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     del session
     if not self.attempted:
       for train_op in self._readable:
-        logging.warning("LossScaleHook: no Session run executed the train op %s.", train_op.name)
+        tf.logging.warning("LossScaleHook: no Session run executed the train op %s.", train_op.name)
     elif self._logged[0] < self.attempted:
       self._log()
     self._write()
@@ -191,7 +189,7 @@ class LossScaleHook(tf.train.SessionRunHook):
 
   def _log(self) -> None:
     attempted, skipped = self.attempted - self._logged[0], self.skipped - self._logged[1]
-    logging.info(
+    tf.logging.info(
       "loss scale %g after %d attempted steps: %d of the last %d skipped, %d (%.2f%%) of all",
       self._changes[-1][1],
       self.attempted,
@@ -245,7 +243,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     if self._on_stall == "raise":
       raise LossScaleStalledError(text)
     self._warned = True
-    logging.warning("%s", text)
+    tf.logging.warning("%s", text)
     if self._on_stall == "stop":
       run_context.request_stop()
 
@@ -302,7 +300,7 @@ class CountedTrainOp:
     self.name: str = step.train_op.name
     self.counts = reports.counts(step) if reports.is_readable(step) else None  # to fetch with the train op, or None
     if self.counts is None:
-      logging.warning(
+      tf.logging.warning(
         "The train op %s is inside a loop or a function, where hooks cannot count its steps or see that they are "
         "skipped. If the global step stands still while the loss scale falls, all steps are skipped.",
         self.name,

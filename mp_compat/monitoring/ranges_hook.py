@@ -5,8 +5,6 @@ import json
 import os
 from typing import Any, Callable, Dict, Optional
 
-from absl import logging
-
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
@@ -86,7 +84,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
       return tf.train.SessionRunArgs(self._report.ranges)
     if not self._has_warned:
       self._has_warned = True
-      logging.warning(
+      tf.logging.warning(
         "GradientRangesHook: runs that feed a gradient cannot be recorded, because they do not compute it. Make the "
         "optimizer with check_computed_gradients=False to record the gradients that are passed to apply_gradients."
       )
@@ -113,7 +111,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
   def end(self, session: tf.Session) -> None:
     del session
     if self._history.run != self._run:
-      logging.warning(
+      tf.logging.warning(
         "GradientRangesHook recorded nothing: no Session run executed the train op %s and computed its gradients.",
         self._train_op.name,
       )
@@ -140,7 +138,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     news = (advice and advice[:3], bool(self._history.overflows))
     if advice is not None and news != self._logged:
       self._logged = news
-      logging.info("Gradient ranges at step %d: %s", record["step"], advice.text)
+      tf.logging.info("Gradient ranges at step %d: %s", record["step"], advice.text)
 
   def _try(self, access_files: Callable[..., Any], *args: Any) -> None:
     """Calls a function that reads or writes files; the first time that it fails, logs a warning."""
@@ -149,7 +147,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     except (OSError, tf.errors.OpError) as error:
       if not self._has_failed:
         self._has_failed = True
-        logging.warning("GradientRangesHook cannot write to %s, records are missing: %s", self._output_dir, error)
+        tf.logging.warning("GradientRangesHook cannot write to %s, records are missing: %s", self._output_dir, error)
 
   def _write(self, writer: tf.summary.FileWriter, record: Dict[str, Any], is_new_run: bool) -> None:
     self._append(json.dumps(record) + "\n")
@@ -171,7 +169,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     try:
       self._history = range_history.read(text.splitlines())
     except ValueError as error:
-      logging.warning("%s: %s; they are ignored.", self._path, error)
+      tf.logging.warning("%s: %s; they are ignored.", self._path, error)
     return text
 
   def _append(self, text: str) -> None:

@@ -3,8 +3,6 @@
 
 from typing import Any
 
-from absl import logging
-
 from mp_compat import horovod
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import optimizers
@@ -47,14 +45,14 @@ def check(opt: Any, wrapper: type) -> None:
 def warn_if_scaled_gradients_are_used(opt: tf.train.Optimizer, name: str, dynamic: bool) -> None:
   """Logs a warning if `opt` sums or clips gradients before they are unscaled."""
   if dynamic and horovod.aggregates_passes(opt):
-    logging.warning(
+    tf.logging.warning(
       "%s sums the gradients of several passes before they are unscaled. If the loss scale changes between two "
       "passes, the sum is wrong. Wrap in the other order: "
       "hvd.DistributedOptimizer(MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).",
       name,
     )
   if any(hasattr(layer, "_dp_sum_query") for layer in optimizers.wrapper_chain(opt)):  # tensorflow-privacy
-    logging.warning(
+    tf.logging.warning(
       "%s clips gradients in compute_gradients(), before they are unscaled, so its l2_norm_clip applies to scaled "
       "gradients. Wrap in the other order: make_optimizer_class(mp_compat.MixedPrecisionLossScaleOptimizer)(..., "
       "opt, loss_scale).",

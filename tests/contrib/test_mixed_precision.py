@@ -216,7 +216,7 @@ def train_with_two_scales(api, experimental, overflows):
 @pytest.mark.usefixtures("both_control_flows")
 def test_contrib_optimizer_replaces_scale_of_graph_rewrite(caplog):
   overflows = [1, 4, 5]
-  with caplog.at_level("WARNING", "absl"):
+  with caplog.at_level("WARNING", "tensorflow"):
     both = train_with_two_scales(mixed_precision, mp_compat, overflows)
   assert "Only the scale of the loss_scale_manager is used" in caplog.text
   alone = train(mixed_precision, make_manager, ".x..xx...")

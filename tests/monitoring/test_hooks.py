@@ -1,9 +1,10 @@
 """Tests of the hooks in a MonitoredSession: logs, stopping, error messages, variables and fetches."""
 
 import re
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
-from absl import logging
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ class LoggedTraining:
     self.train_op = self.opt.minimize(self.loss, self.global_step)
     self.lines = []
     for level in ["info", "warning"]:
-      monkeypatch.setattr(logging, level, lambda text, *args: self.lines.append(text % args))
+      monkeypatch.setattr(tf.logging, level, lambda text, *args: self.lines.append(text % args))
 
   def run(self, hooks, xs, fetch=None, **kwargs):
     """Runs until the inputs are used or a hook requests a stop. Returns the number of runs."""
@@ -353,7 +354,7 @@ def test_stall_in_a_branch_reports_its_gradients(kind):
 @pytest.mark.parametrize("version", [1, 2])
 def test_hooks_report_that_loops_are_not_counted(version, monkeypatch):
   lines = []
-  monkeypatch.setattr(logging, "warning", lambda text, *args: lines.append(text % args))
+  monkeypatch.setattr(tf.logging, "warning", lambda text, *args: lines.append(text % args))
   with tf.Graph().as_default(), testing.control_flow(version):
     training = TrainingInControlFlow("while_loop")
     assert len(training.run([mp_compat.LossScaleHook(training.opt)], [(FINITE, True)] * 2)) == 2
@@ -370,6 +371,27 @@ def test_hook_accepts_any_fetch_structure(make_training):
       sess.run(fetch, {training.x: FINITE})
     sess.run({"a": training.w, 1: training.w})
   assert hook.attempted == 2
+
+
+LOGGING = """
+import mp_compat
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+tf.logging.set_verbosity(tf.logging.INFO)
+opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 8.0)
+train_op = opt.minimize(tf.square(tf.get_variable("w", [])))
+with tf.train.MonitoredTrainingSession(hooks=[mp_compat.LossScaleHook(opt)]) as sess:
+  sess.run(train_op)
+tf.logging.info("a line of the program")
+"""
+
+
+def test_verbosity_of_tensorflow_shows_each_line_once():
+  done = subprocess.run(
+    [sys.executable, "-c", LOGGING], env=testing.environment(), stderr=subprocess.PIPE, text=True, check=True
+  )
+  for line in ["loss scale 8 after 1 attempted steps", "Running local_init_op", "a line of the program"]:
+    assert done.stderr.count(line) == 1, done.stderr
 
 
 class NeverApplies(mp_compat.DynamicLossScale):

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 
-from absl import logging
 import numpy as np
 import pytest
 
@@ -50,7 +49,7 @@ def train(directory, xs, every_n_steps=1, with_global_step=True, in_branch=None,
 
 def warned(monkeypatch):
   lines = []
-  monkeypatch.setattr(logging, "warning", lambda text, *args: lines.append(text % args))
+  monkeypatch.setattr(tf.logging, "warning", lambda text, *args: lines.append(text % args))
   return lines
 
 
@@ -61,7 +60,7 @@ def records(directory):
 
 def logged(monkeypatch):
   lines = []
-  monkeypatch.setattr(logging, "info", lambda text, *args: lines.append(text % args))
+  monkeypatch.setattr(tf.logging, "info", lambda text, *args: lines.append(text % args))
   return lines
 
 

@@ -2,7 +2,6 @@
 
 import collections
 
-from absl import logging
 import numpy as np
 import pytest
 
@@ -201,7 +200,7 @@ def test_finite_or_zero_gradients_allow_histograms():
 @pytest.fixture(name="warnings")
 def _warnings(monkeypatch):
   seen = []
-  monkeypatch.setattr(logging, "warning", lambda text, *args: seen.append(text % args))
+  monkeypatch.setattr(tf.logging, "warning", lambda text, *args: seen.append(text % args))
   return seen
 
 

@@ -80,7 +80,7 @@ def test_callable_loss_scaled_by_another_optimizer_warns_once(as_function, wrap,
 
   if as_function:
     step = tensorflow.function(step)
-  with caplog.at_level("WARNING", "absl"):
+  with caplog.at_level("WARNING", "tensorflow"):
     step()
     step()
   assert caplog.text.count("seems to be scaled already") == warnings

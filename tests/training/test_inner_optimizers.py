@@ -2,7 +2,6 @@
 
 import copy
 
-from absl import logging
 import numpy as np
 import pytest
 
@@ -200,7 +199,7 @@ def test_unrelated_wrapper_attributes_are_ignored(attribute, value):
 def test_clipping_inner_optimizer_logs_a_warning(monkeypatch):
   """The optimizers of tensorflow-privacy clip in compute_gradients()."""
   lines = []
-  monkeypatch.setattr(logging, "warning", lambda text, *args: lines.append(text % args))
+  monkeypatch.setattr(tf.logging, "warning", lambda text, *args: lines.append(text % args))
   inner = tf.train.GradientDescentOptimizer(1.0)
   mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.0)
   assert not lines
@@ -252,7 +251,7 @@ def not_scaled(training, inner):
   ],
 )
 def test_loss_that_is_scaled_already_warns(train, warns, caplog):
-  with caplog.at_level("WARNING", "absl"):
+  with caplog.at_level("WARNING", "tensorflow"):
     train(Training(), Optimizer(sgd(), "dynamic"))
   assert caplog.text.count("seems to be scaled already") == warns
 
