@@ -170,6 +170,24 @@ def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[_Found
   return passed, list(found.values())
 
 
+def backward_tensors(step: step_module.Step) -> "collections.OrderedDict[str, tf.Tensor]":
+  """Returns the floating tensors from the loss scale to the computed gradients by name, in the order of their ops.
+
+  Left out are tensors that only move or copy the values of others, and those inside of loops and functions.
+  """
+  _, computed = _gradients(step, read_computed=True)
+  derived = [tensor for each in _backward_passes(computed) for tensor in each.derived.values()]
+  order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
+  tensors = [tensor for tensor in derived if contexts.is_in_branches_only(tensor.op) and tensor.dtype.is_floating]
+  tensors.sort(key=lambda tensor: order[tensor.op])
+  return collections.OrderedDict((_name(tensor), tensor) for tensor in tensors if tensor.op.type not in _MOVING)
+
+
+def _name(tensor: tf.Tensor) -> str:
+  """Returns the name of the op; the tensor's if it is not the first output."""
+  return tensor.op.name if tensor.value_index == 0 else tensor.name
+
+
 def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Pass]:
   """Returns the backward pass from each scale to the gradients that were computed with it."""
   by_scale: Dict[Any, List[lineage.Computed]] = collections.defaultdict(list)
@@ -198,8 +216,7 @@ def _between(backward_pass: _Pass, dtypes: List[tf.DType]) -> Iterator[_Found]:
   for key, tensor in backward_pass.derived.items():
     is_wanted = tensor.dtype.base_dtype in dtypes and (tensor.dtype == tf.float16 or key in backward_pass.behind_loss)
     if is_wanted and tensor.op.type not in _MOVING and key not in backward_pass.measured:
-      name = tensor.op.name if tensor.value_index == 0 else tensor.name
-      yield _Found(name, tensor, backward_pass.scale)
+      yield _Found(_name(tensor), tensor, backward_pass.scale)
 
 
 def _readers(ends: List[tf.Tensor]) -> Dict[Any, List[tf.Tensor]]:

@@ -2,12 +2,13 @@
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
 import collections
-from typing import Any, Container, Deque, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.monitoring import reports
+from mp_compat.monitoring import stall
 from mp_compat.monitoring import summaries
 from mp_compat.training import step as step_module
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
@@ -55,13 +56,14 @@ class LossScaleHook(tf.train.SessionRunHook):
       min_scale_patience: the number of consecutive skipped steps without a lower scale that is a stall; an int of at
         least 1. If the loss scale's `overflow_tolerance` is larger, that is used.
       output_dir: the directory for event files, for TensorBoard and `mp_compat plot`: `loss_scale/scale` and
-        `loss_scale/skipped_steps` over attempted steps. None writes no files.
+        `loss_scale/skipped_steps` over attempted steps. None writes no files. If one cannot be written, the hook logs a
+        warning, and the run goes on.
       counters_in_graph: whether to store the counts of attempted and skipped steps in two int64 variables of the graph,
         under `loss_scale_hook/`, or `loss_scale_hook_1/` for a second hook. Checkpoints then include the counts,
         and a checkpoint without them cannot be restored.
 
     Raises:
-      ValueError: If `on_stall`, `max_consecutive_skips` or `min_scale_patience` is out of its range.
+      ValueError: If an argument is out of its range, or both intervals between log lines are passed.
     """
     if on_stall not in ON_STALL:
       raise ValueError("on_stall must be one of {}, but got {!r}.".format(", ".join(map(repr, ON_STALL)), on_stall))
@@ -99,9 +101,12 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._readable = [train_op for train_op in self._train_ops if train_op.counts is not None]
     self._counters = self._make_counters() if self._counters_in_graph and self._readable else []
     self._statuses = [self._make_status(train_op.counts) for train_op in self._readable]
-    self._reports = [reports.report_on(train_op.step) for train_op in self._readable]
+    self._diagnoses = [stall.Diagnosis(train_op.step) for train_op in self._readable]
     self._scale = self._optimizer.loss_scale()
-    self._writer = summaries.file_writer(self._output_dir) if self._output_dir else None
+    self._writer = None
+    if self._output_dir:
+      self._writer = summaries.file_writer(self._output_dir)
+      self._try = summaries.FileAccess("LossScaleHook", self._output_dir)
 
   def _make_counters(self) -> List[tf.Variable]:
     """Makes the variables that count attempted and skipped steps."""
@@ -122,7 +127,11 @@ class LossScaleHook(tf.train.SessionRunHook):
     return tf.concat([tf.cast(counts, tf.float32), [scale]], axis=0)
 
   def after_create_session(self, session: tf.Session, coord: Any) -> None:
-    del coord
+    del session, coord
+    self._is_new_session = True
+
+  def _read_state(self, session: tf.Session) -> None:
+    """Reads the counts and the scale before the first step of a session; other hooks, as Horovod's, may set them."""
     if self._counters:
       self.attempted, self.skipped = [int(value) for value in session.run(self._counters)]
       self._logged = (self.attempted, self.skipped)
@@ -133,9 +142,13 @@ class LossScaleHook(tf.train.SessionRunHook):
     executed = [index for index, train_op in enumerate(self._readable) if train_op.is_run_by(run_context)]
     if not executed:
       return None
-    fetches = {"statuses": [self._statuses[index] for index in executed]}
-    if self._is_stalled(more_skips=len(executed)) and not self._warned:
-      fetches["reports"] = [self._reports[index] for index in executed]
+    if self._is_new_session:
+      self._is_new_session = False
+      self._read_state(run_context.session)
+    fetches: Dict[str, Any] = {"statuses": [self._statuses[index] for index in executed]}
+    if self._is_stalled(more_skips=len(executed)) and (not self._warned or len(executed) > 1):
+      run = executed_by(run_context)
+      fetches["diagnoses"] = [self._diagnoses[index].fetches(run.computes) for index in executed]
     return tf.train.SessionRunArgs(fetches)
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -145,8 +158,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       if attempted:
         self._count(float(scale), int(attempted), int(skipped))
     if any(attempted for attempted, _, _ in counted) and self._is_stalled() and not self._warned:
-      lines = [line for report in results.get("reports", []) for line in reports.describe_nonfinite(report)]
-      self._handle_stall(self._stall_text(lines), run_context)
+      self._handle_stall(self._stall_text(results["diagnoses"]), run_context)
 
   def end(self, session: tf.Session) -> None:
     del session
@@ -157,7 +169,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       self._log()
     self._write()
     if self._writer:
-      self._writer.close()
+      self._try(self._writer.close)
 
   def _count(self, scale: float, attempted: int, skipped: int) -> None:
     self.attempted += attempted
@@ -190,7 +202,8 @@ class LossScaleHook(tf.train.SessionRunHook):
   def _log(self) -> None:
     attempted, skipped = self.attempted - self._logged[0], self.skipped - self._logged[1]
     tf.logging.info(
-      "loss scale %g after %d attempted steps: %d of the last %d skipped, %d (%.2f%%) of all",
+      "%s: loss scale %g after %d attempted steps: %d of the last %d skipped, %d (%.2f%%) of all",
+      self._train_ops[0].name,
       self._changes[-1][1],
       self.attempted,
       skipped,
@@ -201,8 +214,9 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._logged = (self.attempted, self.skipped)
 
   def _write(self) -> None:
-    if self._writer and self._written != self.attempted:
-      self._writer.add_summary(
+    if self._writer and self._changes and self._written != self.attempted:
+      self._try(
+        self._writer.add_summary,
         tf.Summary(
           value=[
             tf.Summary.Value(tag="loss_scale/scale", simple_value=self._changes[-1][1]),
@@ -213,33 +227,32 @@ class LossScaleHook(tf.train.SessionRunHook):
       )
       self._written = self.attempted
 
-  def _stall_text(self, lines: List[str]) -> str:
+  def _stall_text(self, diagnoses: List[Dict[str, Any]]) -> str:
     last = (
       "no step was ever applied"
       if self._last_applied is None
       else ("the last applied step was attempt {}".format(self._last_applied))
     )
     return (
-      "The loss scale is stalled: {} steps in a row were skipped, {} of them without lowering the scale; {} of "
-      "{} attempted. The scale went {}. Gradients that are not finite:\n  {}\nIf these overflow at any scale, "
-      "the loss itself is not finite: look at the inputs and the learning rate.".format(
+      "The loss scale of {} is stalled: {} steps in a row were skipped, {} of them without lowering the scale; {} of "
+      "{} attempted. The scale went {}. {}".format(
+        self._train_ops[0].name,
         self._consecutive_skips,
         self._skipped_without_backoff,
         last,
         self.attempted,
         " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
-        "\n  ".join(lines) or self._without_report(),
+        stall.describe(
+          diagnoses,
+          self._optimizer.loss_scale,
+          is_falling=self._skipped_without_backoff < self._min_scale_patience,
+        ),
       )
     )
 
-  def _without_report(self) -> str:
-    if len(self._readable) < len(self._train_ops):
-      return "unknown, because the train op is inside a loop or a function"
-    return "none; the loss scale itself decided to skip"
-
   def _handle_stall(self, text: str, run_context: Any) -> None:
     if self._writer:
-      self._writer.flush()  # end() is not called after an error
+      self._try(self._writer.flush)  # end() is not called after an error
     if self._on_stall == "raise":
       raise LossScaleStalledError(text)
     self._warned = True
@@ -296,8 +309,8 @@ class CountedTrainOp:
   def __init__(self, step: step_module.Step) -> None:
     self.step = step
     assert step.train_op is not None  # None only in eager mode
-    self._train_op = step.train_op
-    self.name: str = step.train_op.name
+    train_op = step.train_op
+    self.name: str = train_op.name
     self.counts = reports.counts(step) if reports.is_readable(step) else None  # to fetch with the train op, or None
     if self.counts is None:
       tf.logging.warning(
@@ -305,15 +318,7 @@ class CountedTrainOp:
         "skipped. If the global step stands still while the loss scale falls, all steps are skipped.",
         self.name,
       )
-    self._runs_train_op: Dict[Tuple[str, ...], bool] = {}  # by the names of the fetched elements
-
-  def is_run_by(self, run_context: Any) -> bool:
-    """Returns whether a run fetches the train op or an op that depends on it."""
-    fetched = graphs.fetched_elements(self._train_op.graph, run_context.original_args.fetches)
-    key = tuple(element.name for element in fetched)
-    if key not in self._runs_train_op:
-      self._runs_train_op[key] = self._train_op in ops_run(fetched)
-    return self._runs_train_op[key]
+    self.is_run_by = RunTest(lambda run: train_op in run.ops)
 
 
 def count_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[CountedTrainOp]:
@@ -321,20 +326,49 @@ def count_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[CountedTrai
   return [CountedTrainOp(step) for step in reports.train_steps(optimizer)]
 
 
-def ops_run(fetched: List[Any], fed: Container[str] = ()) -> Set[tf.Operation]:
-  """Returns the ops that a Session run executes.
+class Run(NamedTuple):
+  """What a Session run executes."""
 
-  Args:
-    fetched: the tensors and ops that are fetched.
-    fed: the names of the tensors that are fed.
-  """
-  ops: Set[tf.Operation] = set()
-  pending = list(fetched)
+  ops: Set[tf.Operation]
+  fed: FrozenSet[str]  # the names of the tensors that are fed
+
+  def computes(self, tensor: tf.Tensor) -> bool:
+    """Returns whether the run computes `tensor` or feeds it, so that fetching it as well executes nothing else."""
+    return tensor.name in self.fed or tensor.op in self.ops
+
+
+class RunTest:
+  """Tests Session runs; remembers the results by what a run fetches and feeds."""
+
+  def __init__(self, test: Callable[[Run], bool]) -> None:
+    self._test = test
+    self._results: Dict[Any, bool] = {}
+
+  def __call__(self, run_context: Any) -> bool:
+    key = tuple(tuple(element.name for element in elements) for elements in _elements(run_context))
+    if key not in self._results:
+      self._results[key] = self._test(executed_by(run_context))
+    return self._results[key]
+
+
+def executed_by(run_context: Any) -> Run:
+  """Returns what a run executes, as far as the caller of `run` requests it."""
+  pending, fed = _elements(run_context)
+  ops, fed_names = set(), frozenset(tensor.name for tensor in fed)
   while pending:
     element = pending.pop()
     op = getattr(element, "op", element)
-    if op not in ops and element.name not in fed:
+    if op not in ops and element.name not in fed_names:
       ops.add(op)
       pending.extend(op.inputs)
       pending.extend(op.control_inputs)
-  return ops
+  return Run(ops, fed_names)
+
+
+def _elements(run_context: Any) -> Tuple[List[Any], List[Any]]:
+  """Returns the tensors and ops that a run fetches, and the tensors that it feeds."""
+  graph, arguments_of_run = run_context.session.graph, run_context.original_args
+  return (
+    list(graphs.fetched_elements(graph, arguments_of_run.fetches)),
+    graphs.fetched_elements(graph, list(arguments_of_run.feed_dict or {})),
+  )

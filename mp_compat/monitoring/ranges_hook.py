@@ -3,9 +3,8 @@
 
 import json
 import os
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Dict, Optional
 
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.monitoring import gradient_ranges
@@ -58,18 +57,20 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._dtypes = dtypes
     self._until_due = 0  # the number of steps to execute before the next record
     self._logged: Any = None  # what was last advised, and whether any record was not finite
-    self._has_warned = self._has_failed = False
+    self._has_warned = False
 
   def begin(self) -> None:
     self._train_op = hooks.count_steps(self._optimizer)[-1]
     self._report = gradient_ranges.report(self._optimizer, self._dtypes)
-    self._computing: Dict[Any, bool] = {}  # whether a run computes the gradients, by names of what it fetches and feeds
+    tensors = self._report.tensors
+    self._is_computed_by = hooks.RunTest(lambda run: all(run.computes(tensor) for tensor in tensors))
     self._global_step = tf.train.get_global_step()
     self._history, self._path, self._writer = range_history.History(), None, None
     if self._output_dir is not None:
       tf.gfile.MakeDirs(self._output_dir)
       self._path = os.path.join(self._output_dir, FILE_NAME)
       self._writer = summaries.file_writer(self._output_dir)
+      self._try = summaries.FileAccess("GradientRangesHook", self._output_dir)
     text = self._read_file()
     self._attempted = self._history.steps[-1] if self._history.steps else 0
     self._run = self._history.run + 1
@@ -118,17 +119,6 @@ class GradientRangesHook(tf.train.SessionRunHook):
     if self._writer:
       self._try(self._writer.close)
 
-  def _is_computed_by(self, run_context: Any) -> bool:
-    """Returns whether a run computes all that the report measures, so that recording it computes nothing else."""
-    graph, run_args = run_context.session.graph, run_context.original_args
-    fetched = graphs.fetched_elements(graph, run_args.fetches)
-    fed = tuple(tensor.name for tensor in graphs.fetched_elements(graph, list(run_args.feed_dict or {})))
-    key = (tuple(element.name for element in fetched), fed)
-    if key not in self._computing:
-      ops = hooks.ops_run(fetched, fed)
-      self._computing[key] = all(tensor.name in fed or tensor.op in ops for tensor in self._report.tensors)
-    return self._computing[key]
-
   def _record(self, record: Dict[str, Any]) -> None:
     is_new_run = self._history.run != self._run
     self._history.add(record)
@@ -138,16 +128,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     news = (advice and advice[:3], bool(self._history.overflows))
     if advice is not None and news != self._logged:
       self._logged = news
-      tf.logging.info("Gradient ranges at step %d: %s", record["step"], advice.text)
-
-  def _try(self, access_files: Callable[..., Any], *args: Any) -> None:
-    """Calls a function that reads or writes files; the first time that it fails, logs a warning."""
-    try:
-      access_files(*args)
-    except (OSError, tf.errors.OpError) as error:
-      if not self._has_failed:
-        self._has_failed = True
-        tf.logging.warning("GradientRangesHook cannot write to %s, records are missing: %s", self._output_dir, error)
+      tf.logging.info("Gradient ranges of %s at step %d: %s", self._train_op.name, record["step"], advice.text)
 
   def _write(self, writer: tf.summary.FileWriter, record: Dict[str, Any], is_new_run: bool) -> None:
     self._append(json.dumps(record) + "\n")

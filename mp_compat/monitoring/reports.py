@@ -80,15 +80,17 @@ def nonfinite_gradients(optimizer: MixedPrecisionLossScaleOptimizer) -> "collect
     optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current graph.
 
   Returns:
-    An ordered dictionary from variable names to `GradientReport`s of scalar tensors. If a variable has several
-    gradients (replicas, towers, before and after clipping), the later names end in " (2)", " (3)" and so on. If the
-    train op is in a branch of `tf.cond`, the values are zeros whenever that branch is not executed.
+    An ordered dictionary from variable names to `GradientReport`s of scalar tensors. Gradients that were clipped or
+    changed otherwise come first, as `compute_gradients` returned them: their names end in " (computed)". If a variable
+    has several gradients (replicas, towers), the later names end in " (2)", " (3)" and so on. If the train op is in a
+    branch of `tf.cond`, the values are zeros whenever that branch is not executed.
 
   Raises:
     ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`.
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
-  return report_on(readable_step(optimizer))
+  step = readable_step(optimizer)
+  return report_on(step, checked_tensors(step))
 
 
 def readable_step(optimizer: MixedPrecisionLossScaleOptimizer) -> step_module.Step:
@@ -108,15 +110,24 @@ def readable_step(optimizer: MixedPrecisionLossScaleOptimizer) -> step_module.St
   return step
 
 
-def report_on(step: step_module.Step) -> "collections.OrderedDict[str, GradientReport]":
-  """Returns the report on the gradients of a step for which `is_readable` holds; see `nonfinite_gradients`."""
+def checked_tensors(step: step_module.Step) -> "collections.OrderedDict[str, tf.Tensor]":
+  """Returns the gradients of a step by the names that `nonfinite_gradients` gives them, those before clipping first."""
+  found = [
+    (computed.name + " (computed)", computed.values) for lineage in step.lineages for computed in lineage.replaced
+  ]
+  found += [(name, values) for grad, name in step.gradients for values in gradients.values_of([grad])]
+  return collections.OrderedDict(zip(number_repeated([name for name, _ in found]), [values for _, values in found]))
+
+
+def report_on(
+  step: step_module.Step, tensors: "collections.OrderedDict[str, tf.Tensor]"
+) -> "collections.OrderedDict[str, GradientReport]":
+  """Returns the report on the gradients of a step for which `is_readable` holds, by the same names."""
   with contexts.enter(contexts.of_outputs(step.train_op)):
-    pairs = [(name, values) for grad, name in step.gradients for values in gradients.values_of([grad])]
-    pairs += [(computed.name, computed.values) for lineage in step.lineages for computed in lineage.replaced]
-    reports = [_report(values) for _, values in pairs]
+    reports = [_report(values) for values in tensors.values()]
   return collections.OrderedDict(
     (name, GradientReport(*[dead_tensors.merge_out_of_branches(count, 0) for count in report]))
-    for name, report in zip(number_repeated([name for name, _ in pairs]), reports)
+    for name, report in zip(tensors, reports)
   )
 
 

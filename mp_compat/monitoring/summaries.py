@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adds scalar summaries of a step, for `tf.summary.merge_all` and Estimator; makes event files."""
 
-from typing import List
+from typing import Any, Callable, List
 import uuid
 
 from mp_compat._tensorflow import autograph
@@ -53,3 +53,19 @@ def file_writer(directory: str) -> tf.summary.FileWriter:
   Its name is unique: TensorFlow gives the files that are created in a directory in the same second the same name.
   """
   return tf.summary.FileWriter(directory, filename_suffix="." + uuid.uuid4().hex)
+
+
+class FileAccess:
+  """Calls functions that read or write files; logs a warning the first time that one fails, as on a full disk."""
+
+  def __init__(self, owner: str, directory: str) -> None:
+    self._owner, self._directory = owner, directory
+    self._has_failed = False
+
+  def __call__(self, access_files: Callable[..., Any], *args: Any) -> None:
+    try:
+      access_files(*args)
+    except Exception as error:  # the class depends on the status: OSError, OpError, RuntimeError, IndexError and others
+      if not self._has_failed:
+        self._has_failed = True
+        tf.logging.warning("%s cannot write to %s, records are missing: %s", self._owner, self._directory, error)

@@ -54,18 +54,18 @@ def test_hook_logs_scale_changes_and_periodic_lines(make_training):
   assert (hook.attempted, hook.skipped) == (7, 1)
   # SecondOrStepTimer triggers at its first step, then at every third step.
   assert training.lines == [
-    "loss scale 8 after 1 attempted steps: 0 of the last 1 skipped, 0 (0.00%) of all",
-    "loss scale 4 after 2 attempted steps: 1 of the last 1 skipped, 1 (50.00%) of all",
-    "loss scale 4 after 4 attempted steps: 0 of the last 2 skipped, 1 (25.00%) of all",
-    "loss scale 8 after 6 attempted steps: 0 of the last 2 skipped, 1 (16.67%) of all",
-    "loss scale 8 after 7 attempted steps: 0 of the last 1 skipped, 1 (14.29%) of all",
+    "GradientDescent: loss scale 8 after 1 attempted steps: 0 of the last 1 skipped, 0 (0.00%) of all",
+    "GradientDescent: loss scale 4 after 2 attempted steps: 1 of the last 1 skipped, 1 (50.00%) of all",
+    "GradientDescent: loss scale 4 after 4 attempted steps: 0 of the last 2 skipped, 1 (25.00%) of all",
+    "GradientDescent: loss scale 8 after 6 attempted steps: 0 of the last 2 skipped, 1 (16.67%) of all",
+    "GradientDescent: loss scale 8 after 7 attempted steps: 0 of the last 1 skipped, 1 (14.29%) of all",
   ]
 
 
 def test_hook_without_period_logs_changes_and_end(make_training):
   training = make_training(mp_compat.DynamicLossScale(8.0, 100))
   training.run([mp_compat.LossScaleHook(training.opt, every_n_steps=None)], [FINITE, FINITE, OVERFLOW, FINITE, FINITE])
-  assert [line.split(":")[0] for line in training.lines] == [
+  assert [line.split(": ")[1] for line in training.lines] == [
     "loss scale 4 after 3 attempted steps",
     "loss scale 4 after 5 attempted steps",
   ]
@@ -74,7 +74,7 @@ def test_hook_without_period_logs_changes_and_end(make_training):
 def test_hook_logs_every_n_secs(make_training):
   training = make_training(8.0)
   training.run([mp_compat.LossScaleHook(training.opt, every_n_secs=1000.0)], [FINITE] * 5)
-  assert [line.split(":")[0] for line in training.lines] == [
+  assert [line.split(": ")[1] for line in training.lines] == [
     "loss scale 8 after 1 attempted steps",
     "loss scale 8 after 5 attempted steps",
   ]
@@ -119,7 +119,7 @@ def test_stall_can_stop_the_run(make_training):
   training = make_training(8.0)
   hook = mp_compat.LossScaleHook(training.opt, min_scale_patience=3, on_stall="stop")
   assert training.run([hook], [OVERFLOW] * 50) == 3
-  assert "The loss scale is stalled: 3 steps in a row" in training.lines[1]
+  assert "The loss scale of GradientDescent is stalled: 3 steps in a row" in training.lines[1]
 
 
 def test_each_stall_can_log_one_warning(make_training):
@@ -144,6 +144,33 @@ def test_runs_without_train_op_are_not_counted(make_training):
     assert hook.attempted == 2
 
 
+def test_fed_tensors_replace_the_train_op(make_training):
+  """A run that feeds a tensor does not execute the ops that compute it."""
+  training = make_training(8.0)
+  with tf.control_dependencies([training.train_op]):
+    after = tf.identity(training.x)
+  pair = after, after * 2.0
+  hooks = [mp_compat.LossScaleHook(training.opt), mp_compat.StopAtAttemptHook(training.opt, 1)]
+  with tf.train.MonitoredTrainingSession(hooks=hooks, log_step_count_steps=None) as sess:
+    for feed in [{after: FINITE}, {after.name: FINITE}, {(training.x, after): (np.array(FINITE), np.array(FINITE))}]:
+      np.testing.assert_array_equal(sess.run(pair, feed)[1], [2.0, 4.0])
+    assert hooks[0].attempted == 0 and not sess.should_stop()
+    np.testing.assert_array_equal(sess.run(training.w), [0.0, 0.0])
+    sess.run(pair, {training.x: FINITE})
+    assert hooks[0].attempted == 1 and sess.should_stop()
+
+
+def test_fed_ranges_are_no_executed_steps(make_training):
+  training = make_training(8.0)
+  with tf.control_dependencies([training.train_op]):
+    after = tf.identity(training.x)
+  hook = mp_compat.GradientRangesHook(training.opt, 2)
+  with tf.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as sess:
+    for fed in [after, training.x, after, training.x, after, training.x]:
+      sess.run(after, {fed: FINITE})
+  assert len(hook._history.steps) == 2  # of three
+
+
 def test_report_is_fetched_only_in_stalling_step(make_training):
   training = make_training(8.0)
   fetched = []
@@ -157,7 +184,54 @@ def test_report_is_fetched_only_in_stalling_step(make_training):
 
   with pytest.raises(mp_compat.LossScaleStalledError):
     training.run([FetchRecorder(training.opt, min_scale_patience=3)], [OVERFLOW] * 9)
-  assert fetched == [["statuses"], ["statuses"], ["reports", "statuses"]]
+  assert fetched == [["statuses"], ["statuses"], ["diagnoses", "statuses"]]
+
+
+class Broadcast(tf.train.SessionRunHook):
+  """Assigns variables when a session is created, as Horovod's BroadcastGlobalVariablesHook does."""
+
+  def __init__(self, name, value):
+    self._name, self._value = name, value
+
+  def begin(self):
+    (variable,) = [variable for variable in tf.global_variables() if variable.op.name == self._name]
+    self._op = variable.assign(self._value).op
+
+  def after_create_session(self, session, coord):
+    session.run(self._op)
+
+
+def test_scale_is_read_after_a_broadcast(make_training, tmp_path):
+  training = make_training(mp_compat.DynamicLossScale(1024.0, 100))
+  hook = mp_compat.LossScaleHook(training.opt, None, max_consecutive_skips=2, output_dir=str(tmp_path))
+  with pytest.raises(mp_compat.LossScaleStalledError, match=r"The scale went 128 \(attempt 0\) -> 64 \(attempt 1\)"):
+    training.run([hook, Broadcast("current_loss_scale", 128.0)], [OVERFLOW] * 9)
+  assert testing.events(str(tmp_path))["loss_scale/scale"][0] == (0, 128.0)
+
+
+class AbortsOnce(tf.train.SessionRunHook):
+  """Makes MonitoredSession create a new session after the first run, as the loss of a parameter server does."""
+
+  aborted = False
+
+  def after_run(self, run_context, run_values):
+    if not self.aborted:
+      self.aborted = True
+      raise tf.errors.AbortedError(None, None, "")
+
+
+def test_scale_is_read_in_each_session(make_training):
+  training = make_training(mp_compat.DynamicLossScale(8.0, 100))
+  hook = mp_compat.LossScaleHook(training.opt, None, max_consecutive_skips=2)
+  with pytest.raises(mp_compat.LossScaleStalledError, match="went 8 .* -> 4 .attempt 1. -> 8 .attempt 1."):
+    training.run([hook, AbortsOnce()], [OVERFLOW] * 9)
+
+
+def test_counts_are_read_after_a_broadcast(make_training):
+  training = make_training(8.0)
+  hook = mp_compat.LossScaleHook(training.opt, None, counters_in_graph=True)
+  training.run([hook, Broadcast("loss_scale_hook/attempted_steps", 7)], [FINITE])
+  assert hook.attempted == 8
 
 
 def test_hook_creates_no_variables_by_default(make_training):
@@ -237,9 +311,10 @@ def test_event_files_are_complete_when_a_stall_raises(make_training, tmp_path):
   assert testing.events(str(tmp_path))["loss_scale/skipped_steps"][-1] == (4, 3.0)
 
 
-def test_hook_logs_if_train_op_never_ran(make_training):
+def test_hook_logs_if_train_op_never_ran(make_training, tmp_path):
   training = make_training(8.0)
-  training.run([mp_compat.LossScaleHook(training.opt)], [FINITE], fetch=training.w)
+  training.run([mp_compat.LossScaleHook(training.opt, output_dir=str(tmp_path))], [FINITE], fetch=training.w)
+  assert not testing.events(str(tmp_path))
   assert training.lines == ["LossScaleHook: no Session run executed the train op GradientDescent."]
 
 
@@ -403,5 +478,14 @@ class NeverApplies(mp_compat.DynamicLossScale):
 
 def test_stall_error_reports_skips_by_loss_scale(make_training):
   training = make_training(NeverApplies(8.0))
-  with pytest.raises(mp_compat.LossScaleStalledError, match="none; the loss scale itself decided to skip"):
+  with pytest.raises(mp_compat.LossScaleStalledError, match="All gradients are finite here: the loss scale itself"):
     training.run([mp_compat.LossScaleHook(training.opt, min_scale_patience=2)], [FINITE] * 9)
+
+
+def test_stall_error_names_the_optimizer(make_training):
+  training = make_training(8.0)
+  other = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  training.train_op = other.minimize(training.loss)
+  hooks = [mp_compat.LossScaleHook(opt, min_scale_patience=2) for opt in (training.opt, other)]
+  with pytest.raises(mp_compat.LossScaleStalledError, match="The loss scale of GradientDescent_1 is stalled"):
+    training.run(hooks, [OVERFLOW] * 9)

@@ -231,9 +231,8 @@ def test_writers_of_one_directory_do_not_collide(tmp_path):
 def test_advice_is_logged_when_it_changes(monkeypatch, tmp_path):
   lines = logged(monkeypatch)
   train(str(tmp_path), [FINITE] * 3 + [FINITE * 2.0**-30] * 3)
-  lines = [line for line in lines if line.startswith("Gradient ranges at step")]
-  assert len(lines) == 2 and lines[0].startswith("Gradient ranges at step 1: No loss scaling is needed.")
-  assert lines[1].startswith("Gradient ranges at step 4: Use a fixed loss scale of 2**")
+  first, second = [line for line in lines if line.startswith("Gradient ranges of GradientDescent at step")]
+  assert " at step 1: No loss scaling is needed." in first and " at step 4: Use a fixed loss scale of 2**" in second
 
 
 def test_scale_that_hides_nan_data_is_never_needless(monkeypatch, tmp_path):
@@ -304,6 +303,34 @@ def test_run_goes_on_without_its_files(failure, tmp_path, monkeypatch):
   assert len(hook._history.steps) == 5
 
 
+FULL_DISK = """
+import os
+import resource
+import sys
+import mp_compat
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
+opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+train_op = opt.minimize(tf.reduce_sum(w))
+os.symlink("/dev/null", "gradient_ranges.jsonl")
+hooks = [mp_compat.LossScaleHook(opt, 1, output_dir="."), mp_compat.GradientRangesHook(opt, 1, ".")]
+with tf.train.MonitoredSession(hooks=hooks) as sess:
+  resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+  for _ in range(50):
+    sess.run(train_op)
+  print(sess.run(w))
+"""
+
+
+def test_run_goes_on_without_event_files(tmp_path):
+  command = [sys.executable, "-c", FULL_DISK]
+  done = subprocess.run(
+    command, cwd=str(tmp_path), env=testing.environment(), stdout=subprocess.PIPE, text=True, check=True
+  )
+  assert done.stdout == "[-50. -50.]\n"
+
+
 def test_hook_without_output_dir_writes_nothing(monkeypatch, tmp_path):
   lines = logged(monkeypatch)
   with tf.Graph().as_default():
@@ -313,7 +340,7 @@ def test_hook_without_output_dir_writes_nothing(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with tf.train.MonitoredTrainingSession(hooks=[mp_compat.GradientRangesHook(opt)]) as sess:
       sess.run(train_op, {training.x: FINITE})
-  assert not os.listdir(str(tmp_path)) and any("Gradient ranges at step" in line for line in lines)
+  assert not os.listdir(str(tmp_path)) and any("Gradient ranges of GradientDescent at step" in line for line in lines)
 
 
 @pytest.mark.parametrize("every_n_steps", [0, -1, 2.0, True, None])

@@ -64,11 +64,12 @@ def test_report_includes_gradients_before_clipping():
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   train_op = opt.apply_gradients([(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in opt.compute_gradients(loss)])
   report = mp_compat.nonfinite_gradients(opt)
-  assert list(report) == ["a:0", "b:0", "a:0 (2)", "b:0 (2)"]
+  assert list(report) == ["a:0 (computed)", "b:0 (computed)", "a:0", "b:0"]
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
     _, got = sess.run([train_op, report], dict(zip(xs, [[1.0, 2.0, 3.0], [np.inf, 0.0, 0.0]])))
-  assert [name for name, gradient in got.items() if gradient.infs] == ["b:0 (2)"] and got["a:0 (2)"].largest == 3.0
+  assert [name for name, gradient in got.items() if gradient.infs] == ["b:0 (computed)"]
+  assert got["a:0 (computed)"].largest == 3.0
 
 
 def test_report_without_train_op_raises_runtime_error():

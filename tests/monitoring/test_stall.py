@@ -1,0 +1,108 @@
+"""Tests of what LossScaleStalledError says of the reason."""
+
+import numpy as np
+import pytest
+
+import mp_compat
+from tests import testing
+from tests.testing import tf
+
+Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
+
+
+@pytest.fixture(name="graph", autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
+def _graph(request):
+  with tf.Graph().as_default() as graph, testing.control_flow(request.param):
+    yield graph
+
+
+def stall(opt, train_op, feed=None, **kwargs):
+  """Runs the train op until a hook raises an error; returns its text."""
+  with pytest.raises(mp_compat.LossScaleStalledError) as raised:
+    with tf.train.MonitoredTrainingSession(hooks=[mp_compat.LossScaleHook(opt, **kwargs)]) as sess:
+      while True:
+        sess.run(train_op, feed)
+  return str(raised.value)
+
+
+def two_layers(x):
+  """Returns the logits of two layers."""
+  with tf.variable_scope("", initializer=tf.ones_initializer(), use_resource=True):
+    return tf.matmul(tf.matmul(x, tf.get_variable("one", [2, 2], x.dtype)), tf.get_variable("two", [2, 1], x.dtype))
+
+
+def test_infinite_gradient_of_a_finite_loss_is_named():
+  x = tf.placeholder(tf.float32, [1, 2])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(2.0))
+  train_op = opt.minimize(tf.reduce_sum(tf.sqrt(two_layers(x))))
+  text = stall(opt, train_op, {x: [[1.0, -1.0]]}, min_scale_patience=2)
+  assert "one:0: " in text and "The first value of the backward pass that is not finite is gradients/Sqrt_grad/" in text
+  assert "If it is finite, an op of the backward pass overflows in float16 or has no finite gradient" in text
+
+
+def test_fixed_scale_that_is_too_large_is_to_be_lowered():
+  x = tf.placeholder(tf.float16, [1, 2])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**20)
+  loss = tf.reduce_sum(tf.cast(two_layers(x), tf.float32))
+  text = stall(opt, opt.minimize(loss), {x: [[1.0, 1.0]]}, min_scale_patience=2)
+  assert "not finite is gradients/Cast_grad/Cast." in text
+  assert 'the fixed loss scale may be too large: lower it, or use "dynamic"' in text
+
+
+def test_scale_of_float16_loss_is_named():
+  x = tf.placeholder(tf.float16, [1, 2])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), testing.native.FixedLossScale(2.0**20))
+  text = stall(opt, opt.minimize(tf.reduce_sum(two_layers(x))), {x: [[1.0, 1.0]]}, min_scale_patience=2)
+  assert "not finite is scale_loss/Cast." in text and "the fixed loss scale may be too large" in text
+
+
+def test_falling_scale_may_still_be_too_large():
+  x = tf.placeholder(tf.float32, [1, 2])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  text = stall(opt, opt.minimize(tf.reduce_sum(two_layers(x))), {x: [[np.inf, 1.0]]}, max_consecutive_skips=3)
+  assert "the scale may still be too large: begin with a lower one, or allow more skips." in text
+
+
+def test_gradients_before_clipping_come_first():
+  x = tf.placeholder(tf.float32, [1, 2])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
+  variables = [tf.get_variable(name, [2]) for name in "ab"]
+  loss = tf.reduce_sum(variables[0] * x) + tf.reduce_sum(variables[1])
+  grads, variables = zip(*opt.compute_gradients(loss, variables))
+  clipped, _ = mp_compat.clip_by_global_norm(grads, 1.0)
+  text = stall(opt, opt.apply_gradients(zip(clipped, variables)), {x: [[np.inf, 1.0]]}, min_scale_patience=2)
+  lines = [line.split(", ")[0] for line in text.splitlines() if "NaN" in line]
+  assert lines == ["  a:0 (computed): 0 NaN", "  a:0: 2 NaN", "  b:0: 2 NaN"]
+
+
+def test_fed_gradients_need_no_backward_pass():
+  x = tf.placeholder(tf.float32, [1, 2])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
+  grads, variables = zip(*opt.compute_gradients(tf.reduce_sum(two_layers(x))))
+  clipped, _ = tf.clip_by_global_norm(grads, 1.0)
+  train_op = opt.apply_gradients(zip(clipped, variables))
+  text = stall(opt, train_op, {clipped[0]: np.full([2, 2], np.nan), clipped[1]: np.ones([2, 1])}, min_scale_patience=2)
+  assert "one:0: 4 NaN" in text and "(computed)" not in text and "first value" not in text
+
+
+def test_value_in_a_branch_is_named():
+  x, taken = tf.placeholder(tf.float32, [1, 2]), tf.placeholder(tf.bool, [])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
+  with testing.control_flow(1):
+    outputs = tf.cond(taken, lambda: tf.sqrt(two_layers(x)), lambda: tf.zeros([1, 1]))
+  text = stall(opt, opt.minimize(tf.reduce_sum(outputs)), {x: [[1.0, -1.0]], taken: True}, min_scale_patience=2)
+  assert "not finite is gradients/cond/Sqrt_grad/" in text
+
+
+def test_stall_between_applied_steps_of_one_run(monkeypatch):
+  lines = []
+  monkeypatch.setattr(tf.logging, "warning", lambda text, *args: lines.append(text % args))
+  w = tf.get_variable("w", [2])
+  xs = [tf.placeholder(tf.float32, [2]) for _ in range(2)]
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
+  train_ops = [opt.minimize(tf.reduce_sum(w * x)) for x in xs]
+  hook = mp_compat.LossScaleHook(opt, max_consecutive_skips=1, on_stall="warn")
+  with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+    for first in [np.inf, 1.0]:
+      sess.run(train_ops, {xs[0]: [first, 1.0], xs[1]: [np.inf, 1.0]})
+  assert len([line for line in lines if "w:0: 0 NaN, 1 inf" in line]) == 2
