@@ -20,11 +20,11 @@ def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[]
 
   Args:
     predicate: a scalar bool tensor.
-    true_fn: returns an op or a scalar bool tensor; in eager mode also None.
-    false_fn: returns the same kind as `true_fn`.
+    true_fn: returns an op or a tensor; in eager mode also None.
+    false_fn: returns the same kind as `true_fn`, of the same dtype and shape.
 
   Returns:
-    A scalar bool tensor, or an op; None in eager mode if the branches return None.
+    A tensor, or an op; None in eager mode if the branches return None.
   """
   graph = tf.get_default_graph()
   if tf.executing_eagerly() or graph.building_function:

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
+from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
@@ -249,7 +250,7 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
     return peak * tf.global_norm([map_values(lambda value: value / peak, grad) for grad in wide])
 
   if values:
-    norm = tf.cond(tf.is_finite(norm), lambda: norm, norm_of_large)
+    norm = control_flow.cond(tf.is_finite(norm), lambda: norm, norm_of_large)
   clipped, _ = tf.clip_by_global_norm(wide, tf.cast(clip_norm, wide_dtype), use_norm=norm)
   dtypes = [None if grad is None else values_of([grad])[0].dtype for grad in grads]
   return [map_values(functools.partial(tf.cast, dtype=dtype), grad) for grad, dtype in zip(clipped, dtypes)], norm

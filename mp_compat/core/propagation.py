@@ -25,7 +25,8 @@ _PRODUCTS = frozenset(["MatMul", "Mul"])
 _OF_SHAPES = frozenset(["OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"])
 # Ops from which a factor may be computed, such as that of clipping. If no input may fold to zeros, neither do they.
 _IN_FACTORS = frozenset(
-  ["Fill", "L2Loss", "Maximum", "Minimum", "RealDiv", "Rsqrt", "Select", "SelectV2", "Sqrt", "Square"]
+  ["Abs", "Fill", "L2Loss", "Max", "Maximum", "Merge", "Minimum", "RealDiv", "Rsqrt", "Select", "SelectV2", "Sqrt"]
+  + ["Square", "Switch"]
 )
 _DEEPEST = 50  # the number of ops behind a factor that are looked at
 

@@ -11,7 +11,7 @@ from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.core import loss_scale
 
-# Settings of every Keras 3 optimizer that the wrapper does not use, with the defaults in configurations of earlier ones.
+# Settings of Keras 3 optimizers that the wrapper does not use, with the defaults in configurations of earlier wrappers.
 UNUSED_SETTINGS = {
   "weight_decay": None,
   "clipnorm": None,

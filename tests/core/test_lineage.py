@@ -2,6 +2,7 @@
 
 import pytest
 
+import mp_compat
 from mp_compat.core import lineage
 from tests import testing
 from tests.testing import tf
@@ -46,6 +47,7 @@ def test_gradients_passed_in_are_not_checked_twice():
 SHOWING = {
   "clip_by_norm": lambda g: tf.clip_by_norm(g, 1.0),
   "clip_by_global_norm": lambda g: tf.clip_by_global_norm([g, g * 2.0], 1.0)[0][0],
+  "clip_by_global_norm of this package": lambda g: mp_compat.clip_by_global_norm([g, g * 2.0], 1.0)[0][0],
   "mean": lambda g: (g + tf.ones([2])) / 2.0,
   "on one of two paths": lambda g: tf.sign(g) + g,
 }

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow
 
+import mp_compat
 from mp_compat._tensorflow import contexts
 from mp_compat.core import propagation
 from tests.testing import tf
@@ -26,6 +27,7 @@ ALONE = {
   "cast": lambda g: tf.cast(g, tf.float64),
   "complex": lambda g: tf.cast(g, tf.complex64),
   "default": lambda g: tf.placeholder_with_default(g, SHAPE),
+  "clipped": lambda g: mp_compat.clip_by_global_norm([g], 1.0)[0][0],
   "expand_dims": lambda g: tf.expand_dims(g, 0),
   "float16": lambda g: tf.cast(g, tf.float16),
   "identity": tf.identity,

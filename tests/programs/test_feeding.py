@@ -8,6 +8,7 @@ import tempfile
 
 import numpy as np
 
+import mp_compat
 from tests.programs import table as programs
 from tests.programs.test_control_flow import run_after
 from tests.testing import tf
@@ -94,6 +95,7 @@ for _clip in CLIPS:
 CHANGES = {
   "averaged": lambda grads: [(g + tf.add_n([g, g])) / 3.0 for g in grads],
   "clipped": lambda grads: tf.clip_by_global_norm(grads, 1.0)[0],
+  "clipped_without_overflow": lambda grads: mp_compat.clip_by_global_norm(grads, 1.0)[0],
   "defaulted": lambda grads: [tf.placeholder_with_default(g, g.shape) for g in grads],
 }
 
