@@ -74,12 +74,12 @@ def convert(
   """
   if (to is None) == (like is None):
     raise ValueError(
-      "Expected either a dialect (`to`) or a checkpoint (`like`), but got to={!r} and like={!r}.".format(to, like)
+      "Expected either a naming scheme (`to`) or a checkpoint (`like`), but got to={!r} and like={!r}.".format(to, like)
     )
   inspection, target = inspect(source), files.path_text(target)
   if inspection.dialect == "object-based":
     raise ValueError(
-      "{} was written by tf.train.Checkpoint. Its names are the same in every dialect, so it needs no "
+      "{} was written by tf.train.Checkpoint. Its names are the same in every naming scheme, so it needs no "
       "conversion. To restore it without loss scaling, use "
       "tf.train.Checkpoint(optimizer=opt.inner_optimizer).".format(inspection.path)
     )

@@ -270,7 +270,7 @@ def _mismatch(missing: List[str], different: List[str], shapes: dialects.Shapes,
   parts = [_NOTHING_RESTORED]
   if missing:
     parts.append(
-      "Not found in the checkpoint {}, which has the names of the dialect {}: {}. It has: {}.".format(
+      "Not found in the checkpoint {}, which has the naming scheme {}: {}. It has: {}.".format(
         path, dialects.dialect(shapes), ", ".join(missing), ", ".join(sorted(shapes))
       )
     )

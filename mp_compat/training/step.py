@@ -281,6 +281,9 @@ def apply(
   with tf.name_scope(name or optimizer.get_name()) as step_scope:  # for variables of the inner optimizer; the train op
     pass
   name = name and name.rstrip("/")  # "train/" is the scope outside
+  lineages = distribute.local_results(part.lineage)
+  scaled = [computed.scaled for lineage in lineages for computed in lineage.computed if computed.scaled is not None]
+  readers = [(tensor, len(tensor.consumers())) for tensor in scaled]
   args, keywords = optimizers.arguments_for(
     optimizer.inner_optimizer.apply_gradients, dict(global_step=global_step, name=name, **kwargs), _APPLY_DEFAULTS
   )
@@ -300,7 +303,13 @@ def apply(
     for grad, variable in part.grads_and_vars
     for local_grad in distribute.local_results(grad)
   ]
-  lineages = distribute.local_results(part.lineage)
+  if any(len(tensor.consumers()) > count for tensor, count in readers):
+    graphs.warn_once(
+      optimizer,
+      "apply_gradients() of %s reads gradients that its compute_gradients() computed, instead of those passed to it. "
+      "They are multiplied by the loss scale. Use the gradients that are passed.",
+      type(optimizer.inner_optimizer).__name__,
+    )
   takes = [take for lineage in lineages for take in lineage.accumulator_takes]
   accumulators_set = sync_replicas.set_accumulator_steps(takes, global_step, applied) if takes else None
   train_op = distribute.group(applied, decision.update_op, accumulators_set, name=step_scope)

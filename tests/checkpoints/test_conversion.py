@@ -70,7 +70,7 @@ def test_convert_of_object_based_checkpoint_raises(tmp_path):
   source = goldens.golden_path("1.15", Case("tensorflow", "adam", kind="objects"))
   found = checkpoints.inspect(source)
   assert found.dialect == "object-based" and len(found.state) == 2
-  with pytest.raises(ValueError, match="written by tf.train.Checkpoint. Its names are the same in every dialect"):
+  with pytest.raises(ValueError, match="written by tf.train.Checkpoint. Its names are the same in every naming scheme"):
     checkpoints.convert(source, str(tmp_path / "out"), "plain")
 
 
@@ -278,7 +278,7 @@ def test_convert_like_supports_second_names(old, source, tmp_path):
 def test_convert_requires_dialect_or_matching_like(tmp_path):
   path = goldens.golden_path("1.15", Case("tensorflow", "adam"))
   for arguments in ({}, dict(to="plain", like=path)):
-    with pytest.raises(ValueError, match="Expected either a dialect"):
+    with pytest.raises(ValueError, match="Expected either a naming scheme"):
       checkpoints.convert(path, str(tmp_path / "out"), **arguments)
   with pytest.raises(ValueError, match="does not have these in the same shape: b/Momentum, w/Momentum. Pass"):
     checkpoints.convert(path, str(tmp_path / "out"), like=goldens.golden_path("1.15", Case("tensorflow", "momentum")))

@@ -108,6 +108,35 @@ for first, second in [
   )
 
 
+def compile_half(dtype):
+  """Returns a program that computes and applies gradients of a variable of half precision in a compiled function."""
+
+  def build(t):
+    t.make_variables()
+    half = t.variable("half", tf.constant([1.0, -2.0, 4.0], dtype))
+    optimizer = t.wrap(tf.train.GradientDescentOptimizer(0.25))
+
+    def step(x):
+      loss = t.loss(x) + tf.reduce_sum(tf.cast(half, tf.float32) * x)
+      return control_flow.run_after(optimizer.minimize(loss, t.global_step, [half] + t.variables))
+
+    return compiled(t, step, [tf.zeros([])], t.x) if VERSION >= (2, 0) else xla(t, step, [tf.zeros([])], t.x)
+
+  return build
+
+
+for _dtype in (tf.float16, tf.bfloat16):
+  TABLE.add(
+    "compiled_gradients_of_{}".format(_dtype.name),
+    compile_half(_dtype),
+    variants=programs.RESOURCE,
+    needs={"bfloat16 in XLA on CPUs": _dtype == tf.float16 or VERSION >= (2, 0)},
+    tensorflow_fails="it does not accept float16 gradients",
+    exact=True,
+    slow=True,
+  )
+
+
 @TABLE.program(variants=programs.RESOURCE, slow=True)
 def a_loss_as_callable_in_a_function(t):
   t.make_variables()

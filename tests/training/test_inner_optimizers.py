@@ -349,3 +349,26 @@ def test_unknown_arguments_reach_the_inner_optimizer():
     pairs = opt.compute_gradients(tf.reduce_sum(w * w))
     with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
       opt.apply_gradients(pairs, unknown=1)
+
+
+class AppliesKeptGradients(tf.train.GradientDescentOptimizer):
+  """Applies the gradients of its own `compute_gradients`, if `use_kept`, and not those passed to it."""
+
+  def __init__(self, use_kept):
+    super().__init__(1.0)
+    self._use_kept = use_kept
+
+  def compute_gradients(self, *args, **kwargs):
+    self._kept = super().compute_gradients(*args, **kwargs)
+    return self._kept
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    return super().apply_gradients(self._kept if self._use_kept else grads_and_vars, *args, **kwargs)
+
+
+@pytest.mark.parametrize("use_kept", [False, True])
+def test_reading_scaled_gradients_in_apply_gradients_warns(use_kept, caplog):
+  w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
+  Optimizer(AppliesKeptGradients(use_kept), 8.0).minimize(tf.reduce_sum(w * w))
+  warnings = [record.getMessage() for record in caplog.records]
+  assert any("They are multiplied by the loss scale" in warning for warning in warnings) == use_kept
