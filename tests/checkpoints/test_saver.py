@@ -165,9 +165,7 @@ def test_missing_variable_error_lists_checkpoint_names():
   tf.get_variable("v", [3])
   with testing.session() as sess, pytest.raises(
     tf.errors.NotFoundError,
-    match=(
-      r"Not found in the checkpoint .*, which has the names of the dialect tensorflow: v\. It has: b, .*cond_1/beta1"
-    ),
+    match=r"Not found in the checkpoint .*, which has the naming scheme tensorflow: v\. It has: b, .*cond_1/beta1",
   ):
     checkpoints.Saver().restore(sess, goldens.golden_path("1.15", Case("tensorflow", "adam")))
 

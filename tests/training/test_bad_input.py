@@ -267,7 +267,7 @@ rows(
   (lambda t: checkpoints.Saver().restore(None, None), ValueError, "not a valid checkpoint: None"),
   (lambda t: checkpoints.inspect("/no/such/model.ckpt"), ValueError, "no checkpoint at /no/such/model.ckpt"),
   (lambda t: checkpoints.name_map("/no/such/model.ckpt"), ValueError, "no checkpoint at.*Expected the path"),
-  (lambda t: checkpoints.convert("/no/such/model.ckpt", "/no/such/out"), ValueError, "dialect \\(`to`\\) or"),
+  (lambda t: checkpoints.convert("/no/such/model.ckpt", "/no/such/out"), ValueError, "naming scheme \\(`to`\\) or"),
   (lambda t: checkpoints.convert("/no/such/model.ckpt", "/no/such/out", "plain"), ValueError, "no checkpoint at"),
 )
 
