@@ -112,7 +112,7 @@ def observe_names(observer: Callable[[str, str, Callable[[str], str]], None]) ->
   try:
     yield
   finally:
-    del graph.unique_name
+    graph.unique_name = unique_name  # the class's, or the observed one of a step around this one
 
 
 def fetched_elements(graph: tf.Graph, fetches: Any) -> List[Any]:

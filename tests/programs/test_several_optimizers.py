@@ -71,6 +71,24 @@ def summed_gradients_of_two_losses(t):
   return optimizer.apply_gradients(pairs, t.global_step)
 
 
+class AppliesWithAnother(tf.train.GradientDescentOptimizer):
+  """Calls `apply_gradients` of another optimizer, which may scale the loss, too, in its own."""
+
+  def __init__(self, other):
+    super().__init__(0.1)
+    self.other = other
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    pairs = [(tf.convert_to_tensor(grad), variable) for grad, variable in grads_and_vars]
+    with tf.control_dependencies([self.other.apply_gradients(pairs)]):
+      return super().apply_gradients([(2.0 * grad, variable) for grad, variable in pairs], *args, **kwargs)
+
+
+@TABLE.program()
+def a_step_inside_another(t):
+  return t.wrap(AppliesWithAnother(t.wrap(tf.train.AdamOptimizer(0.1)))).minimize(t.loss(), t.global_step)
+
+
 @TABLE.program()
 def computed_by_one_optimizer_applied_by_another(t):
   first, second = t.wrap(tf.train.AdamOptimizer(0.1)), t.wrap()
