@@ -19,6 +19,7 @@ PAGES = [
   "docs/checkpoints.md",
   "docs/choosing.md",
   "docs/distributed.md",
+  "docs/float16.md",
   "docs/gradient_ranges.md",
   "docs/keras.md",
   "docs/migration.md",
