@@ -5,6 +5,7 @@ import sys
 from typing import Any, Callable, Iterable, List, Optional, Sequence, Union
 
 from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import keras_trackable
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
@@ -25,6 +26,7 @@ UNUSED_SETTINGS = {
 }
 
 SCALE_LOSS, UNSCALED = "scale_loss", "get_unscaled_gradients"  # methods whose calls are recorded
+UNSCALED_MARK = "_mp_compat_is_unscaled"  # attribute of eager tensors that `get_unscaled_gradients` took or returned
 _NAMES_IN_KERAS = {"good_steps": "step_counter", "current_loss_scale": "dynamic_scale"}
 
 
@@ -191,19 +193,37 @@ class Keras3Mixin(keras_trackable.AnyBase):
   def _are_unscaled(self, grads: Sequence[gradients.Gradient], called: List[str]) -> bool:
     """Returns whether gradients are from `get_unscaled_gradients`.
 
-    In a graph, they are if they derive from its results by data. In eager mode, they are if it was called last before
-    this step, in this thread. Where neither is known, as for arguments of a function, they are if the program only ever
-    called `get_unscaled_gradients`, and not `scale_loss`.
+    In a graph, they are if they derive from its results by data. In eager mode, tensors that it took are scaled, and
+    tensors that it returned are unscaled; others, such as clipped ones, are unscaled if it was called since the last
+    step in this thread, and `scale_loss` not after it. Where nothing is known, as for arguments or results of a
+    function, they are unscaled if the program called `get_unscaled_gradients` where they may be from, and `scale_loss`
+    not; if it called `get_unscaled_gradients`, a warning is logged once.
 
     Args:
       grads: converted gradients.
       called: the calls since the last step, the last one at the end.
     """
-    if tf.executing_eagerly() and called:
-      return called[-1] == UNSCALED
-    if lineage.trace(grads, check_computed=False).computed:
+    sources = self._ever_called
+    if tf.executing_eagerly():
+      marks = [getattr(value, UNSCALED_MARK) for value in gradients.values_of(grads) if hasattr(value, UNSCALED_MARK)]
+      if marks:
+        return any(marks)
+      if called:
+        return [call for call in called if call in (SCALE_LOSS, UNSCALED)][-1:] == [UNSCALED]
+      sources = self._called_in_functions  # results of eager calls were applied in the last step
+    elif lineage.trace(grads, check_computed=False).computed:
       return True
-    return UNSCALED in self._ever_called and SCALE_LOSS not in self._ever_called
+    if UNSCALED not in sources or SCALE_LOSS in called:
+      return False
+    are_unscaled = SCALE_LOSS not in sources
+    graphs.warn_once(
+      self,
+      "apply() of a LossScaleOptimizer expects scaled gradients, or those of get_unscaled_gradients(), and cannot tell "
+      "which were passed: they may be arguments or results of a function. It takes them for %s. Call "
+      "get_unscaled_gradients() and apply() in the same function.",
+      "unscaled" if are_unscaled else "scaled, and divides them by the loss scale",
+    )
+    return are_unscaled
 
   def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
     """Excludes variables from the inner optimizer's weight decay; arguments as for Keras's method."""

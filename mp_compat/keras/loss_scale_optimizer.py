@@ -126,6 +126,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     self._count_skipped_steps = count_skipped_steps
     self._calls: Dict[int, Dict[str, None]] = {}
     self._ever_called: Set[str] = set()
+    self._called_in_functions: Set[str] = set()
     self._initialize(name)
     self._track_variables()
 
@@ -212,6 +213,11 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     is_read = scale is not None and contexts.is_readable(scale)  # not in a branch that scaled the loss
     unscaled = gradients.unscale(scaled, scale if is_read else self._current_scale())
     lineage.record(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
+    if tf.executing_eagerly():  # There is no graph to search for the results.
+      for value in gradients.values_of(scaled):
+        setattr(value, keras3.UNSCALED_MARK, False)
+      for value in gradients.values_of(unscaled):
+        setattr(value, keras3.UNSCALED_MARK, True)
     return unscaled
 
   def _state(self) -> scale_value.KerasState:
@@ -236,6 +242,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     calls.pop(call, None)
     calls[call] = None  # the last one
     self._ever_called.add(call)
+    if not tf.executing_eagerly():
+      self._called_in_functions.add(call)
 
   def _check_calls(self) -> List[str]:
     """Returns the calls since the last step, the last one at the end.

@@ -96,6 +96,72 @@ def unscaled_in_another_function(opt, v):
   return lambda: opt.apply(compute(), [v])
 
 
+def unscaled_for_a_log_in_eager_mode(opt, v):
+  def step():
+    with tensorflow.GradientTape() as tape:
+      loss = opt.scale_loss(v * v)
+    grad = tape.gradient(loss, v)
+    opt.get_unscaled_gradients([grad])
+    opt.apply([grad], [v])
+
+  return step
+
+
+def scaled_again_before_apply(opt, v):
+  def step():
+    with tensorflow.GradientTape() as tape:
+      loss = opt.get_scaled_loss(v * v)
+    grads = opt.get_unscaled_gradients([tape.gradient(loss, v)])
+    opt.get_scaled_loss(v * v)
+    opt.apply([tf.identity(grad) for grad in grads], [v])
+
+  return step
+
+
+def unscaled_for_a_log_and_clipped(opt, v):
+  def step():
+    opt.get_unscaled_gradients([tf.constant(1.0)])
+    with tensorflow.GradientTape() as tape:
+      loss = opt.scale_loss(v * v)
+    opt.apply([tf.clip_by_value(tape.gradient(loss, v), -1000.0, 1000.0)], [v])
+
+  return step
+
+
+def scaled_without_unscaling(opt, v):
+  def step():
+    with tensorflow.GradientTape() as tape:
+      loss = opt.get_scaled_loss(v * v)
+    opt.apply([tape.gradient(loss, v)], [v])
+
+  return step
+
+
+def alternating(first, second):
+  """Returns a program whose steps alternate between those of two programs."""
+
+  def program(opt, v):
+    steps = [first(opt, v), second(opt, v)]
+
+    def step():
+      steps.reverse()
+      steps[1]()
+
+    return step
+
+  program.__name__ = first.__name__ + "_then_" + second.__name__
+  return program
+
+
+def scaled_eagerly(opt, v):
+  def step():
+    with tensorflow.GradientTape() as tape:
+      loss = opt.scale_loss(v * v)
+    opt.apply([tape.gradient(loss, v)], [v])
+
+  return step
+
+
 def minimized(opt, v):
   return lambda: opt.minimize(lambda: v * v, [v])
 
@@ -110,6 +176,12 @@ def minimized(opt, v):
     unscaled_and_clipped,
     unscaled_and_clipped_in_eager_mode,
     unscaled_in_another_function,
+    unscaled_for_a_log_in_eager_mode,
+    unscaled_for_a_log_and_clipped,
+    scaled_again_before_apply,
+    alternating(unscaled_and_clipped_in_eager_mode, scaled_by_hand_in_eager_mode),
+    alternating(unscaled_and_clipped_in_eager_mode, scaled_without_unscaling),
+    alternating(scaled_eagerly, unscaled_in_another_function),
     minimized,
   ],
 )
@@ -119,10 +191,38 @@ def test_gradients_are_unscaled_exactly_once(program):
   opt.build([v])
   step = program(opt, v)
   values = []
-  for _ in range(3):
+  for _ in range(4):
     step()
     values.append(float(v))
-  assert values == [0.75, 0.75**2, 0.75**3]
+  assert values == [0.75, 0.75**2, 0.75**3, 0.75**4]
+
+
+def log_unknown(caplog, program):
+  """Returns the warnings of four steps of a program about gradients that may be scaled or not."""
+  caplog.set_level(logging.WARNING)
+  v, opt = KERAS.Variable(1.0), make(rate=0.125)
+  opt.build([v])
+  step = program(opt, v)
+  for _ in range(4):
+    step()
+  return [record.getMessage() for record in caplog.records if "cannot tell" in record.getMessage()]
+
+
+def test_gradients_of_unknown_origin_warn_once(caplog):
+  (warning,) = log_unknown(caplog, unscaled_in_another_function)
+  assert "takes them for unscaled" in warning
+
+
+def test_scaling_in_functions_makes_results_scaled(caplog):
+  (warning,) = log_unknown(caplog, alternating(unscaled_for_a_log, unscaled_in_another_function))
+  assert "takes them for scaled, and divides" in warning
+
+
+@pytest.mark.parametrize(
+  "program", [unscaled_for_a_log, alternating(unscaled_and_clipped_in_eager_mode, unscaled_for_a_log)]
+)
+def test_gradients_of_known_origin_do_not_warn(program, caplog):
+  assert log_unknown(caplog, program) == []
 
 
 def test_steps_without_scaling_warn_once(caplog):

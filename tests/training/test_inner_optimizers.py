@@ -342,6 +342,16 @@ def test_optimizers_of_modules_named_after_keras_are_accepted():
   assert mp_compat.MixedPrecisionLossScaleOptimizer(own(0.1), 8.0).get_name() == "GradientDescent"
 
 
+@pytest.mark.parametrize(
+  "module, is_keras", [("keras_helpers.x", False), ("own.keras.x", False), ("keras.src.x", True)]
+)
+def test_only_keras_optimizers_are_named_so(module, is_keras):
+  own = type("Own", (), {"__module__": module})
+  with pytest.raises(ValueError, match="must be an instance of Optimizer") as raised:
+    mp_compat.MixedPrecisionLossScaleOptimizer(own(), 8.0)
+  assert ("That is a Keras optimizer" in str(raised.value)) == is_keras
+
+
 def test_unknown_arguments_reach_the_inner_optimizer():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.1), 8.0)
   with tf.Graph().as_default():
