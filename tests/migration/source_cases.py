@@ -48,6 +48,10 @@ REWRITTEN = {
     "from tensorflow.contrib.mixed_precision import *\n",
     "from mp_compat.contrib.mixed_precision import *\n",
   ),
+  "from, star, beside other names": (
+    "from tensorflow.contrib.mixed_precision import *\nfrom mine import *\nx = f(LossScaleOptimizer)\n",
+    "from mp_compat.contrib.mixed_precision import *\nfrom mine import *\nx = f(LossScaleOptimizer)\n",
+  ),
   "import, as": (
     "import tensorflow.contrib.mixed_precision as mp, os\n",
     "import mp_compat.contrib.mixed_precision as mp, os\n",
@@ -389,6 +393,7 @@ UNCERTAIN = {
   ),
   "setattr": ("unresolved", "setattr(tf.train.experimental, 'LossScale', Mine)  # stays\n"),
   "vars": ("unresolved", "vars(tf.train.experimental)['LossScale']  # stays\n"),
+  "__dict__": ("unresolved", "tf.train.experimental.__dict__['LossScale']  # stays\n"),
   "a name that is computed": ("unresolved", "getattr(tf.train.experimental, name)  # stays\n"),
   "an alias that is passed": ("unresolved", "e = tf.train.experimental\nx = vars(e)  # stays\n"),
   "a function named getattr": (

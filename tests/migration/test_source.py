@@ -230,6 +230,7 @@ def test_migrate_keeps_file_encoding(encoding, head, tmp_path):
     (b"# coding: klingon\nLossScale\n", "unknown encoding"),
     (b"import os\n\nLossScale = '\xe9'\n", "can't decode byte"),
     (b"LossScale(" + b"-" * 1000 + b"1)\n", "too deeply"),
+    (b"\x0cimport tensorflow as tf\ntf.train.experimental.LossScale\n", "LibCST would drop"),
   ],
 )
 def test_unparsable_source_reports_problem(content, problem, tmp_path):
@@ -340,13 +341,13 @@ def test_notebook_lines_are_inserted_as_others_are(before, after, tmp_path):
 def test_magics_with_old_names_are_reported(tmp_path):
   cells = (
     ["import tensorflow as tf\n%time x = tf.train.experimental.LossScale()"],
-    "%%writefile x.py\nx = 1\ntf.mixed_precision.experimental",
+    "\n%%writefile x.py\nx = 1\ntf.mixed_precision.experimental",
   )
   found = migrate_text(make_notebook(*cells), tmp_path, "book.ipynb")
   assert not found.changes
   assert [(decision.kind, decision.place.cell, decision.place.line) for decision in found.decisions] == [
     ("text", 2, 2),
-    ("text", 3, 3),
+    ("text", 3, 4),
   ]
   assert found.decisions[0].text == "%time x = tf.train.experimental.LossScale()"
 
@@ -357,6 +358,7 @@ def test_magics_with_old_names_are_reported(tmp_path):
     (make_notebook(["x = 1\n", "print 'LossScale'"]), "cell 2, line 2: this is not Python 3"),
     ('["LossScale"]', "expected a notebook"),
     (make_notebook("LossScale = '\ud800'", ensure_ascii=True), "surrogates not allowed"),
+    (make_notebook("\x0cimport tensorflow as tf\ntf.train.experimental.LossScale"), "LibCST would drop"),
     ("LossScale", "Expecting value"),
   ],
 )

@@ -230,7 +230,9 @@ class DecisionFinder(cst.CSTVisitor):
         and len(call.args) > 1
         and values.literal(call.args[1].value) is not None
       )
-    return not isinstance(parent, (cst.Attribute, cst.AnnAssign))
+    if isinstance(parent, cst.Attribute):
+      return parent.attr.value == "__dict__"
+    return not isinstance(parent, cst.AnnAssign)
 
   def visit_Name(self, node: cst.Name) -> None:
     self._note_optimizer(node)

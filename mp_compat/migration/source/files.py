@@ -136,7 +136,7 @@ def _members(text: str, start: int) -> Dict[str, Tuple[int, int]]:
 def _prefixes(code: str) -> List[Tuple[str, int]]:
   """Returns for each line of a cell what makes it Python: a text before it, and a number of characters to leave out."""
   lines = code.split("\n")
-  if code.startswith("%%") and code.split(None, 1)[0] not in _MAGICS_AROUND_PYTHON:
+  if code.lstrip().startswith("%%") and code.split(None, 1)[0] not in _MAGICS_AROUND_PYTHON:
     return [(MAGIC, 0)] * len(lines)
   margin = re.match(r"\s*?([ \t]*)(?=\S|\Z)", code).group(1)  # type: ignore[union-attr]  # IPython leaves it out.
   skipped = [len(margin) if line.startswith(margin) else 0 for line in lines]

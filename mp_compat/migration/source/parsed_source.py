@@ -63,9 +63,12 @@ class ParsedSource:
       libcst.ParserSyntaxError: If it is not Python 3.
       SyntaxError: If its declared encoding is unknown.
       UnicodeDecodeError: If it is not in the declared encoding.
+      ValueError: If LibCST would change it, and offsets would be wrong.
     """
     wrapper = metadata.MetadataWrapper(cst.parse_module(source))
     self.module = wrapper.module
+    if self.module.bytes != (source.encode("utf-8") if isinstance(source, str) else source):
+      raise ValueError("LibCST would drop characters of it; remove form feeds before code, and end all lines with \\n")
     self.code = self.module.code.encode("utf-8")
     self.parents = wrapper.resolve(metadata.ParentNodeProvider)
     self._spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
@@ -113,8 +116,8 @@ class ParsedSource:
     return {value for value in self.values_of(node) if isinstance(value, str)}
 
   def _members_used(self) -> Iterator[Tuple[str, str]]:
-    for found in self._evaluation.values.values():
-      for name in found:
+    for node, found in self._evaluation.values.items():
+      for name in found if node not in self._evaluation.starred else ():
         if isinstance(name, str):
           yield name.rpartition(".")[0], name
 
