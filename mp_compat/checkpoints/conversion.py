@@ -117,7 +117,7 @@ def _names_like(like: Inspection, source: Inspection) -> Dict[str, Optional[str]
   shapes, found = _shapes(like), _shapes(source)
   matched, state = dialects.match(shapes, found), dialects.state(shapes)
   second_names = dialects.aliases(shapes)
-  if not all(name in matched for name in second_names):
+  if not {*second_names, *second_names.values()} <= set(matched):
     wanted = collections.OrderedDict((name, shapes[name]) for name in shapes if name not in second_names)
     matched = dialects.match(wanted, found)
     matched.update((second, matched[first]) for second, first in second_names.items() if first in matched)

@@ -248,9 +248,15 @@ def test_convert_like_supports_programs_with_conditionals(source, to, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "old, source", [("tensorflow", "installed"), ("installed", "tensorflow"), ("installed", "plain")]
+  "old, source, conditional",
+  [
+    ("tensorflow", "installed", "cond_7/"),
+    ("installed", "tensorflow", "cond_7/"),
+    ("installed", "tensorflow", "cond_3/"),
+    ("installed", "plain", "cond_7/"),
+  ],
 )
-def test_convert_like_supports_second_names(old, source, tmp_path):
+def test_convert_like_supports_second_names(old, source, conditional, tmp_path):
   paths = {name: str(tmp_path / name) for name in ("tensorflow", "installed", "plain")}
   train_with_conditionals(
     lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"), paths["tensorflow"]
@@ -262,7 +268,7 @@ def test_convert_like_supports_second_names(old, source, tmp_path):
     )
   for name in ("tensorflow", "plain"):  # as a program with another number of conditionals
     reader = tf.train.load_checkpoint(paths[name])
-    values = {key.replace("cond_3/", "cond_7/"): reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+    values = {key.replace("cond_3/", conditional): reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
     with tf.Graph().as_default(), testing.session() as sess:
       variables = {key: tf.Variable(value, use_resource=True) for key, value in values.items()}
       sess.run(tf.global_variables_initializer())
@@ -271,7 +277,7 @@ def test_convert_like_supports_second_names(old, source, tmp_path):
   assert set(converted.variables) == set(checkpoints.inspect(paths[old]).variables)
   powers = {tf.train.load_variable(converted.path, name) for name in converted.variables if "beta1_power" in name}
   assert powers == {
-    tf.train.load_variable(paths[source], "beta1_power" if source != "tensorflow" else "cond_7/beta1_power")
+    tf.train.load_variable(paths[source], "beta1_power" if source != "tensorflow" else conditional + "beta1_power")
   }
 
 
