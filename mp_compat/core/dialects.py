@@ -210,7 +210,7 @@ def translate(shapes: Shapes, to: str) -> "collections.OrderedDict[str, Optional
     ValueError: If `to` is not one of `DIALECTS`, or a variable of the program has a name to write.
   """
   if to not in DIALECTS:
-    raise ValueError("The dialect must be one of {}, but got {!r}.".format(", ".join(map(repr, DIALECTS)), to))
+    raise ValueError("The naming scheme must be one of {}, but got {!r}.".format(", ".join(map(repr, DIALECTS)), to))
   own_state, plain = state(shapes), _without_conditionals(shapes)
   result: collections.OrderedDict[str, Optional[str]] = collections.OrderedDict(
     (name, source) for name, source in plain.items() if source not in own_state
@@ -219,7 +219,7 @@ def translate(shapes: Shapes, to: str) -> "collections.OrderedDict[str, Optional
     if source and target in result:
       raise ValueError(
         "{} would be written as {}, which is the name of another variable. Expected no variable of that name, or "
-        "another dialect than {!r}.".format(source, target, to)
+        "another naming scheme than {!r}.".format(source, target, to)
       )
     result.setdefault(target, source)
   if to in ("tensorflow", "contrib"):

@@ -259,5 +259,6 @@ def test_names_without_conditionals_are_added():
 
 
 def test_unknown_dialect_raises_value_error():
-  with pytest.raises(ValueError, match="must be one of 'mp_compat', 'tensorflow', 'contrib', 'plain', but got 'keras'"):
+  expected = "naming scheme must be one of 'mp_compat', 'tensorflow', 'contrib', 'plain', but got 'keras'"
+  with pytest.raises(ValueError, match=expected):
     translate([], "keras")
