@@ -1,5 +1,7 @@
 """Tests that object-based checkpoints (`tf.train.Checkpoint`) have the keys and values of TensorFlow's class."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow
@@ -24,7 +26,8 @@ def read_variables(sess):
 
 @pytest.mark.parametrize("reader", [mp_compat, testing.native], ids=["read_by_us", "read_by_tensorflow"])
 @pytest.mark.parametrize("writer", [mp_compat, testing.native], ids=["written_by_us", "written_by_tensorflow"])
-def test_graph_checkpoint_restores_in_both_implementations(writer, reader, tmp_path):
+@pytest.mark.parametrize("context", [contextlib.nullcontext, mp_compat.install], ids=["as_it_is", "installed"])
+def test_graph_checkpoint_restores_in_both_implementations(writer, reader, context, tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
     x, train_op, _, checkpoint = build(writer)
     sess.run(tf.global_variables_initializer())
@@ -39,7 +42,7 @@ def test_graph_checkpoint_restores_in_both_implementations(writer, reader, tmp_p
     "optimizer/loss_scale/good_steps/.ATTRIBUTES/VARIABLE_VALUE",
     "w/.OPTIMIZER_SLOT/optimizer/base_optimizer/m/.ATTRIBUTES/VARIABLE_VALUE",
   } <= keys
-  with tf.Graph().as_default(), testing.session() as sess:
+  with context(), tf.Graph().as_default(), testing.session() as sess:
     _, _, _, checkpoint = build(reader)
     sess.run(tf.global_variables_initializer())
     status = checkpoint.restore(path)
