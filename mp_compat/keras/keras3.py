@@ -194,36 +194,31 @@ class Keras3Mixin(keras_trackable.AnyBase):
     """Returns whether gradients are from `get_unscaled_gradients`.
 
     In a graph, they are if they derive from its results by data. In eager mode, tensors that it took are scaled, and
-    tensors that it returned are unscaled; others, such as clipped ones, are unscaled if it was called since the last
-    step in this thread, and `scale_loss` not after it. Where nothing is known, as for arguments or results of a
-    function, they are unscaled if the program called `get_unscaled_gradients` where they may be from, and `scale_loss`
-    not; if it called `get_unscaled_gradients`, a warning is logged once.
+    tensors that it returned are unscaled; others, such as clipped ones, are unscaled if it was called eagerly since the
+    last step in this thread, and `scale_loss` not after it. Where nothing is known, as for arguments or results of a
+    function, they are scaled, as for Keras's own wrapper; a warning is logged once if the program unscales gradients.
 
     Args:
       grads: converted gradients.
-      called: the calls since the last step, the last one at the end.
+      called: the eager calls since the last step, the last one at the end.
     """
-    sources = self._ever_called
     if tf.executing_eagerly():
       marks = [getattr(value, UNSCALED_MARK) for value in gradients.values_of(grads) if hasattr(value, UNSCALED_MARK)]
       if marks:
         return any(marks)
-      if called:
-        return [call for call in called if call in (SCALE_LOSS, UNSCALED)][-1:] == [UNSCALED]
-      sources = self._called_in_functions  # results of eager calls were applied in the last step
+      known = [call for call in called if call in (SCALE_LOSS, UNSCALED)]
+      if known:
+        return known[-1] == UNSCALED
     elif lineage.trace(grads, check_computed=False).computed:
       return True
-    if UNSCALED not in sources or SCALE_LOSS in called:
-      return False
-    are_unscaled = SCALE_LOSS not in sources
-    graphs.warn_once(
-      self,
-      "apply() of a LossScaleOptimizer expects scaled gradients, or those of get_unscaled_gradients(), and cannot tell "
-      "which were passed: they may be arguments or results of a function. It takes them for %s. Call "
-      "get_unscaled_gradients() and apply() in the same function.",
-      "unscaled" if are_unscaled else "scaled, and divides them by the loss scale",
-    )
-    return are_unscaled
+    if UNSCALED in self._ever_called and SCALE_LOSS not in self._ever_called:
+      graphs.warn_once(
+        self,
+        "apply() of a LossScaleOptimizer cannot tell whether gradients are from get_unscaled_gradients(): they may be "
+        "arguments or results of a function. It takes them for scaled, and divides them by the loss scale, as Keras's "
+        "own wrapper does. Call get_unscaled_gradients() and apply() in the same function.",
+      )
+    return False
 
   def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
     """Excludes variables from the inner optimizer's weight decay; arguments as for Keras's method."""

@@ -124,9 +124,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     self._loss_scale = loss_scale_of(loss_scale, dynamic, initial_scale, dynamic_growth_steps)
     inner._is_wrapped_by_loss_scale_optimizer = True
     self._count_skipped_steps = count_skipped_steps
-    self._calls: Dict[int, Dict[str, None]] = {}
+    self._calls: Dict[int, Dict[str, bool]] = {}
     self._ever_called: Set[str] = set()
-    self._called_in_functions: Set[str] = set()
     self._initialize(name)
     self._track_variables()
 
@@ -240,17 +239,15 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     # Each replica runs in a separate thread. Replicas wait for each other in the middle of a step.
     calls = self._calls.setdefault(threading.get_ident(), {})
     calls.pop(call, None)
-    calls[call] = None  # the last one
+    calls[call] = tf.executing_eagerly()  # the last one
     self._ever_called.add(call)
-    if not tf.executing_eagerly():
-      self._called_in_functions.add(call)
 
   def _check_calls(self) -> List[str]:
-    """Returns the calls since the last step, the last one at the end.
+    """Returns the eager calls since the last step, the last one at the end.
 
     Logs a warning, once, if the loss of the step was not scaled or its gradients were not unscaled.
     """
-    called = list(self._calls.pop(threading.get_ident(), ()))
+    called = self._calls.pop(threading.get_ident(), {})
     known = set(called) or self._ever_called
     missing = {_SCALED, keras3.UNSCALED} - known
     if self._kind.mixin is keras3.Keras3Mixin:
@@ -263,7 +260,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
         "minimize(). With Keras 3, you can also call scale_loss() and pass the scaled gradients to apply().",
         " and ".join(name + "()" for name in sorted(missing)),
       )
-    return called
+    return [call for call, is_eager in called.items() if is_eager]
 
   def _check_step(self) -> List[str]:
     """Checks the context and the strategy of a step; returns the calls before it, as `_check_calls`."""
