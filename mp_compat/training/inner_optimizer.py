@@ -8,8 +8,6 @@ from mp_compat._tensorflow import native
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
 
-_KERAS = ("keras.", "tf_keras.", "tensorflow.python.keras.", "tensorflow_core.python.keras.")  # packages
-
 
 def check(opt: Any, wrapper: type) -> None:
   """Raises a ValueError if `opt` is not a `tf.train.Optimizer`, or is or wraps one that must be outside.
@@ -19,7 +17,7 @@ def check(opt: Any, wrapper: type) -> None:
     wrapper: the class of optimizers that scale the loss.
   """
   if not isinstance(opt, tf.train.Optimizer):
-    is_keras = any(base.__module__.startswith(_KERAS) for base in type(opt).__mro__)
+    is_keras = any(native.is_of_keras(base) for base in type(opt).__mro__)
     raise ValueError(
       '"opt" must be an instance of Optimizer, but got: {}. {}'.format(
         opt if isinstance(opt, type) else type(opt),
