@@ -206,9 +206,8 @@ class Keras3Mixin(keras_trackable.AnyBase):
       marks = [getattr(value, UNSCALED_MARK) for value in gradients.values_of(grads) if hasattr(value, UNSCALED_MARK)]
       if marks:
         return any(marks)
-      known = [call for call in called if call in (SCALE_LOSS, UNSCALED)]
-      if known:
-        return known[-1] == UNSCALED
+      if called:
+        return [call for call in called if call in (SCALE_LOSS, UNSCALED)][-1:] == [UNSCALED]
     elif lineage.trace(grads, check_computed=False).computed:
       return True
     if UNSCALED in self._ever_called and SCALE_LOSS not in self._ever_called:
