@@ -23,6 +23,7 @@ class Effects(NamedTuple):
   """What a run may do to variables; local variables and metrics do not count."""
 
   written: FrozenSet[str]  # the names of the variables' ops
+  gated: FrozenSet[str]  # those that a conditional may write
   trains: bool  # whether new values may depend on old ones; False for initializers and Saver.restore
 
 
@@ -92,7 +93,7 @@ def make_seeds_repeatable() -> None:
 
 def effects(graph: tf.Graph, elements: Iterable[Any]) -> Effects:
   """Returns what a run of ops and tensors may do to variables, from the ops that it executes."""
-  local, written, trains = _local_names(graph), set(), False
+  local, written, gated, trains = _local_names(graph), set(), set(), False
   for op in _ancestors(elements):
     handles = [tensor for tensor in op.inputs if _is_handle(tensor)]
     if not handles or op.type in _QUERIES:
@@ -102,8 +103,9 @@ def effects(graph: tf.Graph, elements: Iterable[Any]) -> Effects:
       trains |= bool(names) and not any(_is_handle(tensor) for tensor in op.outputs)
     else:
       written |= names
+      gated |= names if op.type.endswith("If") or op._get_control_flow_context() is not None else set()
       trains |= bool(names) and op.type not in _ASSIGNMENTS
-  return Effects(frozenset(written), trains and bool(written))
+  return Effects(frozenset(written), frozenset(gated), trains and bool(written))
 
 
 def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:

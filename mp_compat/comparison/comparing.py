@@ -167,8 +167,9 @@ def _describe(run: str, result: Dict[str, Any], every: int) -> str:
   found, text = result["difference"], "{} train steps".format(result["steps"])
   if every == 1:
     text += ", {} skipped".format(result["skipped"])
-  for scales in result["scales"].values() if run != UNSCALED else []:
-    text += ", loss scale {:g} -> {:g}".format(scales[0], scales[-1])
+  for name, scales in result["scales"].items() if run != UNSCALED else []:
+    label = "loss scale" if len(result["scales"]) == 1 else name
+    text += ", {} {:g} -> {:g}".format(label, scales[0], scales[-1])
   if found:
     return "differs at step {}, in {} of {} variables; {}".format(
       found["step"], len(found["names"][1]), result["variables"], text

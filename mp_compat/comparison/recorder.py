@@ -15,9 +15,10 @@ import json
 import logging
 import os
 import random
+import re
 import sys
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set
 import weakref
 
 import numpy as np
@@ -131,7 +132,7 @@ class Recorder:
       digests={name: digests.get(name) for name in graph.tensors},
       starts=starts or bool(changed) and changed.isdisjoint(before),  # or this was an initializer that reads variables
       step=self._step,
-      applied=not changed <= {*state, "global_step"},
+      applied=self._applies(changed, effects, state),
       written=_digest(sorted(effects.written)),
       scales={name: float(values[name]) for name, role in state.items() if role.endswith("scale") and name in values},
       global_step=np.asarray(values.get("global_step")).tolist(),
@@ -148,6 +149,12 @@ class Recorder:
       self.note("processes", True)
     if "mp_compat.training.optimizer" in sys.modules and self._settings.run == ORIGINAL:
       self.note("uses", "mp_compat")
+
+  def _applies(self, changed: Set[str], effects: sessions.Effects, state: Mapping[str, str]) -> bool:
+    """Returns whether a step that changed these variables updated more than loss scales, global_step and averages."""
+    if self._settings.run == SCALED or effects.written.intersection(state):  # The optimizer is in a conditional.
+      changed = changed & effects.gated
+    return any(re.sub("/replica_[0-9]+$", "", name) not in {*state, "global_step"} for name in changed)
 
   def _keep_values(self, values: Dict[str, Any], record: recording.Record) -> None:
     """Keeps values where they first differ from the reference; ends a run that starts from other values than that."""

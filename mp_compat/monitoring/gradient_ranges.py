@@ -170,17 +170,19 @@ def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[_Found
   return passed, list(found.values())
 
 
-def backward_tensors(step: step_module.Step) -> "collections.OrderedDict[str, tf.Tensor]":
-  """Returns the floating tensors from the loss scale to the computed gradients by name, in the order of their ops.
+def backward_tensors(step: step_module.Step) -> Tuple["collections.OrderedDict[str, tf.Tensor]", bool]:
+  """Returns the floating tensors from the loss scale to the computed gradients by name, and whether these are all.
 
-  Left out are tensors that only move or copy the values of others, and those inside of loops and functions.
+  They are in the order of their ops. Left out are tensors that only move or copy the values of others, and those inside
+  of loops and functions.
   """
   _, computed = _gradients(step, read_computed=True)
   derived = [tensor for each in _backward_passes(computed) for tensor in each.derived.values()]
   order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
   tensors = [tensor for tensor in derived if contexts.is_in_branches_only(tensor.op) and tensor.dtype.is_floating]
   tensors.sort(key=lambda tensor: order[tensor.op])
-  return collections.OrderedDict((_name(tensor), tensor) for tensor in tensors if tensor.op.type not in _MOVING)
+  named = collections.OrderedDict((_name(tensor), tensor) for tensor in tensors if tensor.op.type not in _MOVING)
+  return named, not any(tensor.op.type in _HIDING for tensor in derived)
 
 
 def _name(tensor: tf.Tensor) -> str:

@@ -4,6 +4,7 @@
 import collections
 from typing import Any, Callable, Deque, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
+from mp_compat._tensorflow import auto_mixed_precision
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
@@ -15,6 +16,10 @@ from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 ON_STALL = ("raise", "stop", "warn")
 _EVERY_N_STEPS = 100
+_FLOAT32 = (
+  "LossScaleHook: the backward pass of %s has no float16 tensor. A program that computes in float32 needs no loss "
+  "scaling, unless TensorFlow's graph rewrite casts it. Are the inputs and the variables of the model cast to float16?"
+)
 
 
 class LossScaleStalledError(RuntimeError):
@@ -27,6 +32,8 @@ class LossScaleHook(tf.train.SessionRunHook):
   A run is stalled after `max_consecutive_skips` skipped steps in a row, or after `min_scale_patience` skipped steps in
   a row that did not lower the scale, because it is fixed or at its minimum. `global_step` does not change in a stalled
   run, so a hook that waits for it (`tf.train.StopAtStepHook`) never stops the run.
+
+  Logs a warning if the backward pass is in float32 only, which needs no loss scaling, and `auto_mixed_precision` is off.
 
   The hook counts the Session runs that execute a train op of the optimizer, and ignores evaluations. Each
   counted run fetches three more numbers. The run that completes a stall also fetches which gradients are not finite.
@@ -102,6 +109,9 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._counters = self._make_counters() if self._counters_in_graph and self._readable else []
     self._statuses = [self._make_status(train_op.counts) for train_op in self._readable]
     self._diagnoses = [stall.Diagnosis(train_op.step) for train_op in self._readable]
+    for train_op, diagnosis in zip(self._readable, self._diagnoses):
+      if diagnosis.is_float32 and not auto_mixed_precision.is_enabled():
+        tf.logging.warning(_FLOAT32, train_op.name)
     self._scale = self._optimizer.loss_scale()
     self._writer = None
     if self._output_dir:

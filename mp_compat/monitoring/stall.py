@@ -15,7 +15,11 @@ from mp_compat.training import step as step_module
 
 
 class Diagnosis:
-  """Says which gradients of a step are not finite, and where in the backward pass values cease to be finite."""
+  """Says which gradients of a step are not finite, and where in the backward pass values cease to be finite.
+
+  Attributes:
+    is_float32: whether the backward pass is known to compute in float32 only.
+  """
 
   def __init__(self, step: step_module.Step) -> None:
     """Adds ops to the graph; they are executed only in runs that fetch them.
@@ -25,8 +29,9 @@ class Diagnosis:
     """
     self._gradients = reports.checked_tensors(step)
     self._reports = reports.report_on(step, self._gradients)
-    self._backward = gradient_ranges.backward_tensors(step)
+    self._backward, is_complete = gradient_ranges.backward_tensors(step)
     tensors = list(self._backward.values())
+    self.is_float32 = is_complete and {tensor.dtype.base_dtype for tensor in tensors} == {tf.float32}
     self._finite = [_all_finite(tensor, around) for tensor, around in zip(tensors, dead_tensors.branches_of(tensors))]
 
   def fetches(self, is_computed: Callable[[tf.Tensor], bool]) -> Dict[str, Any]:

@@ -53,7 +53,12 @@ def train():
   grads_and_vars = opt.compute_gradients(loss)
   if "clip" in args:
     grads_and_vars = [(tf.clip_by_value(grad, -1.0, 1.0), variable) for grad, variable in grads_and_vars]
-  train_op = opt.apply_gradients(grads_and_vars, global_step)
+  averages = []
+  if "averages" in args:
+    average = tf.get_variable("average", shape=[], trainable=False)
+    averages.append(tf.assign_add(average, 1.0))
+  with tf.control_dependencies(averages):
+    train_op = opt.apply_gradients(grads_and_vars, global_step)
   ours = os.environ["MP_COMPAT_RUN"] == "mp_compat"
   if "variable" in args and ours:
     tf.get_variable("more", initializer="a string")
@@ -130,6 +135,60 @@ tf.estimator.train_and_evaluate(
 )
 """
 
+SEVERAL = """
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+
+def make_optimizer():
+  return tf.train.experimental.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(0.1, 0.9), "dynamic")
+
+def build():
+  x = tf.placeholder(tf.float32, [None, 3])
+  generator = tf.get_variable("generator", [3, 2])
+  discriminator = tf.get_variable("discriminator", [2, 1])
+  loss = tf.reduce_mean(tf.matmul(tf.matmul(x, generator), discriminator)) + tf.nn.l2_loss(discriminator)
+  train_ops = [make_optimizer().minimize(loss, var_list=[variable]) for variable in (generator, discriminator)]
+  return x, train_ops, tf.global_variables_initializer()
+
+sessions = []
+for _ in range(2):
+  with tf.Graph().as_default() as graph:
+    x, train_ops, initializer = build()
+  for sess in [tf.Session(graph=graph), tf.Session(graph=graph)]:
+    sess.run(initializer)
+    sessions.append((sess, x, train_ops))
+for step in range(3):
+  for sess, x, train_ops in sessions:
+    for train_op in train_ops:
+      sess.run(train_op, {x: np.random.normal(size=[4, 3]) * (np.inf if step == 1 else 1)})
+"""
+
+STRATEGY = """
+import sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+if "server" in sys.argv:
+  server = tf.train.Server.create_local_server()
+  config, target, strategy = None, server.target, tf.distribute.get_strategy()
+  placement = tf.device(tf.train.replica_device_setter(
+      cluster=server.server_def.cluster, ps_device="/job:local/task:0", worker_device="/job:local/task:0"))
+else:
+  config, target = tf.ConfigProto(device_count={"CPU": 2}), ""
+  strategy, placement = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]), tf.device(None)
+
+with strategy.scope(), placement:
+  x, w = tf.placeholder(tf.float32, [None, 3]), tf.get_variable("w", [3, 2])
+  global_step = tf.train.get_or_create_global_step()
+  opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(0.1, 0.9), "dynamic")
+  minimize = lambda: opt.minimize(tf.reduce_mean(tf.square(tf.matmul(x, w))), global_step)
+  train_op = strategy.group(strategy.extended.call_for_each_replica(minimize))
+with tf.train.MonitoredTrainingSession(target, config=config) as sess:
+  for step in range(6):
+    sess.run(train_op, {x: np.random.normal(size=[4, 3]) * (np.inf if step == 3 else 1)})
+"""
+
 KERAS = """
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -147,6 +206,8 @@ def _compare(tmp_path, monkeypatch, capfd):
   (tmp_path / "program.py").write_text(PROGRAM)
   (tmp_path / "estimator.py").write_text(ESTIMATOR)
   (tmp_path / "keras_program.py").write_text(KERAS)
+  (tmp_path / "several.py").write_text(SEVERAL)
+  (tmp_path / "strategy.py").write_text(STRATEGY)
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv("PYTHONPATH", testing.ROOT)
   monkeypatch.delenv("TF2_BEHAVIOR", raising=False)
@@ -181,6 +242,10 @@ def test_equal_programs_are_the_same(compare):
   [
     ("program.py ref callable overflow", "6 steps"),
     ("program.py _exit", "6 steps"),
+    ("program.py averages overflow", "6 train steps, 1 skipped"),
+    ("several.py", "24 train steps, 8 skipped, current_loss_scale 32768 -> 16384, current_loss_scale_1 32768 -> 16384"),
+    ("strategy.py", "6 train steps, 1 skipped"),
+    ("strategy.py server", "6 train steps, 1 skipped"),
     ("program.py megabytes", "6 steps"),
     ("--steps 4 program.py crash", "4 steps"),
     ("--steps 5 --every 2 -m program overflow", "every 2 of 5 steps"),
@@ -202,8 +267,8 @@ def test_equal_variants_are_the_same(arguments, words, compare, tmp_path):
 @pytest.mark.parametrize(
   "switches, step, reason",
   [
-    ("clip overflow", 4, "clipping or masking hid its overflow"),
-    ("fixed overflow", 4, "a fixed loss scale of TensorFlow's class applies them"),
+    ("averages clip overflow", 4, "clipping or masking hid its overflow"),
+    ("averages fixed overflow", 4, "a fixed loss scale of TensorFlow's class applies them"),
     ("numbers", 4, "The reason is not known."),
     ("custom", 1, "update() of the program's LossScale returned False"),
   ],

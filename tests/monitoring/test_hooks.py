@@ -23,7 +23,7 @@ class LoggedTraining:
     self.global_step = tf.train.get_or_create_global_step()
     self.x = tf.placeholder(tf.float32, [2])
     self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), loss_scale)
-    self.loss = tf.reduce_sum(self.w * self.x)
+    self.loss = tf.cast(tf.reduce_sum(tf.cast(self.w * self.x, tf.float16)), tf.float32)
     self.train_op = self.opt.minimize(self.loss, self.global_step)
     self.lines = []
     for level in ["info", "warning"]:
@@ -45,6 +45,24 @@ class LoggedTraining:
 def _make_training(request, monkeypatch):
   with tf.Graph().as_default(), testing.control_flow(request.param):
     yield lambda loss_scale: LoggedTraining(loss_scale, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "rewrite", "loop"])
+def test_hook_warns_of_float32(kind, make_training):
+  training = make_training(8.0)
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  loss = training.loss if kind == "float16" else tf.reduce_sum(tf.square(training.w))
+  if kind == "loop":
+    loss = tf.while_loop(lambda n, x: n < 2, lambda n, x: (n + 1, x * x), [0, loss])[1]
+  opt.minimize(loss, name="descent")
+  tf.config.optimizer.set_experimental_options({"auto_mixed_precision": kind == "rewrite"})
+  try:
+    mp_compat.LossScaleHook(opt).begin()
+  finally:
+    tf.config.optimizer.set_experimental_options({"auto_mixed_precision": False})
+  assert [line.split(".")[0] for line in training.lines if "float16" in line] == (
+    ["LossScaleHook: the backward pass of descent has no float16 tensor"] if kind == "float32" else []
+  )
 
 
 def test_hook_logs_scale_changes_and_periodic_lines(make_training):
