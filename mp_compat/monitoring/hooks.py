@@ -33,7 +33,7 @@ class LossScaleHook(tf.train.SessionRunHook):
   a row that did not lower the scale, because it is fixed or at its minimum. `global_step` does not change in a stalled
   run, so a hook that waits for it (`tf.train.StopAtStepHook`) never stops the run.
 
-  Logs a warning if the backward pass is in float32 only, which needs no loss scaling, and `auto_mixed_precision` is off.
+  Warns if the backward pass is in float32 only, where loss scaling has no use, unless `auto_mixed_precision` is on.
 
   The hook counts the Session runs that execute a train op of the optimizer, and ignores evaluations. Each
   counted run fetches three more numbers. The run that completes a stall also fetches which gradients are not finite.
