@@ -23,7 +23,7 @@ class Effects(NamedTuple):
   """What a run may do to variables; local variables and metrics do not count."""
 
   written: FrozenSet[str]  # the names of the variables' ops
-  gated: FrozenSet[str]  # those that a conditional may write
+  gated: FrozenSet[str]  # those that ops inside a conditional or a loop may write
   trains: bool  # whether new values may depend on old ones; False for initializers and Saver.restore
 
 
@@ -103,7 +103,7 @@ def effects(graph: tf.Graph, elements: Iterable[Any]) -> Effects:
       trains |= bool(names) and not any(_is_handle(tensor) for tensor in op.outputs)
     else:
       written |= names
-      gated |= names if op.type.endswith("If") or op._get_control_flow_context() is not None else set()
+      gated |= names if op.type.endswith(("If", "While")) or op._get_control_flow_context() is not None else set()
       trains |= bool(names) and op.type not in _ASSIGNMENTS
   return Effects(frozenset(written), frozenset(gated), trains and bool(written))
 

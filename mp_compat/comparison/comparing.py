@@ -165,7 +165,7 @@ def _check(run: str, runs: Sequence[str], result: Dict[str, Any]) -> None:
 def _describe(run: str, result: Dict[str, Any], every: int) -> str:
   """Returns what the report says on a run, in one line."""
   found, text = result["difference"], "{} train steps".format(result["steps"])
-  if every == 1:
+  if every == 1 and run != UNSCALED:
     text += ", {} skipped".format(result["skipped"])
   for name, scales in result["scales"].items() if run != UNSCALED else []:
     label = "loss scale" if len(result["scales"]) == 1 else name
@@ -227,9 +227,9 @@ def _amounts(found: Dict[str, Any], theirs: Dict[str, Any], ours: Dict[str, Any]
     if one in theirs and two in ours and theirs[one].shape == ours[two].shape:
       with np.errstate(all="ignore"):
         apart = np.abs(theirs[one] - ours[two])
-      yield "  {}: {} of {} values differ, by up to {:.3g}".format(
-        two, np.count_nonzero(apart), apart.size, np.max(apart)
-      )
+      finite = apart[np.isfinite(apart)]
+      most = "by up to {:.3g}".format(finite.max()) if np.any(finite) else "not finite in one of the runs"
+      yield "  {}: {} of {} values differ, {}".format(two, np.count_nonzero(apart), apart.size, most)
     else:
       yield "  {}: {}".format(two or one, "differs" if one and two else "is missing in one of the runs")
 

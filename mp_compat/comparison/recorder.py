@@ -86,14 +86,16 @@ class Recorder:
       if fetched not in graph.effects:
         graph.effects[fetched] = sessions.effects(sess.graph, elements)
       effects = graph.effects[fetched]
-      if effects.trains and os.getpid() != self._pid:
+      is_step = effects.trains and os.getpid() == self._pid
+      if effects.trains and not is_step:
         self.note("unseen", "Training in a forked process")
-      elif effects.trains and sess not in self._last:
+      elif is_step and sess not in self._last:
         self._record(sess, graph, effects, starts=True)
-      elif effects.written and not effects.trains:
+      is_step = is_step and not effects.written.isdisjoint(self._last.get(sess, ()))
+      if effects.written and not is_step:
         self._last.pop(sess, None)  # Variables are initialized or restored: the next step has another start.
     result = run()
-    if effects.trains and os.getpid() == self._pid:
+    if is_step:
       with self._lock:
         self._step += 1
         self.note("steps", self._step)
@@ -120,17 +122,25 @@ class Recorder:
     return known
 
   def _record(self, sess: Any, graph: _Graph, effects: sessions.Effects, starts: bool = False) -> None:
-    """Records the variables: before the first step of a session (`starts`), or after a step."""
+    """Records the variables: before the first step of a session (`starts`), or after a step.
+
+    Nothing starts if no variable that the run may change has a value yet: initializers may read other variables.
+    """
+    unreadable = sorted(effects.written.difference(graph.tensors))
+    if unreadable:
+      self.note("unreadable", unreadable)
     before = self._last.get(sess, {})
     names = graph.tensors if starts else {*before, *effects.written}.intersection(graph.tensors)
     values = sessions.read(sess, {name: graph.tensors[name] for name in names})
     digests = {name: _digest(value) for name, value in values.items()}
+    if starts and effects.written.isdisjoint(digests):
+      return
     changed = {name for name, digest in digests.items() if before.get(name) != digest}
     state = graph.variables.state
     record = recording.Record(
       variables=graph.variables,
       digests={name: digests.get(name) for name in graph.tensors},
-      starts=starts or bool(changed) and changed.isdisjoint(before),  # or this was an initializer that reads variables
+      starts=starts,
       step=self._step,
       applied=self._applies(changed, effects, state),
       written=_digest(sorted(effects.written)),
@@ -142,9 +152,6 @@ class Recorder:
     self._last[sess] = digests
     self._keep_values(values, record)
     self._index += 1
-    unreadable = sorted(effects.written.difference(graph.tensors))
-    if unreadable:
-      self.note("unreadable", unreadable)
     if sum(os.times()[2:4]) > 1:  # seconds of CPU, of processes that ended
       self.note("processes", True)
     if "mp_compat.training.optimizer" in sys.modules and self._settings.run == ORIGINAL:
@@ -152,7 +159,7 @@ class Recorder:
 
   def _applies(self, changed: Set[str], effects: sessions.Effects, state: Mapping[str, str]) -> bool:
     """Returns whether a step that changed these variables updated more than loss scales, global_step and averages."""
-    if self._settings.run == SCALED or effects.written.intersection(state):  # The optimizer is in a conditional.
+    if "uses" in self._noted or effects.written.intersection(state):  # The optimizer is in a conditional.
       changed = changed & effects.gated
     return any(re.sub("/replica_[0-9]+$", "", name) not in {*state, "global_step"} for name in changed)
 

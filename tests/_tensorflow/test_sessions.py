@@ -29,7 +29,7 @@ def test_train_steps_write_variables(version, graph):
   del graph
   with testing.control_flow(version):
     op = train_op(tf.placeholder(tf.float32, []))
-  assert effects(op) == (frozenset({"w", "w/Momentum", "global_step"}), True)
+  assert effects(op) == (frozenset({"w", "w/Momentum", "global_step"}), frozenset(), True)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -42,17 +42,17 @@ def test_conditional_and_looped_steps_are_train_steps(version, graph):
       pytest.skip("functions cannot take reference variables")
     branch = tf.cond(x > 0, lambda: tf.assign_add(w, x) + 0.0, lambda: x)
     loop = tf.while_loop(lambda i: i < 3, lambda i: tf.cast(tf.assign_add(w, x) * 0, tf.int32) + i + 1, [0])
-  assert effects(branch) == effects(loop) == (frozenset({"w"}), True)
+  assert effects(branch) == effects(loop) == (frozenset({"w"}), frozenset({"w"}), True)
 
 
 def test_initializers_and_restores_are_not_train_steps(graph):
   op = train_op(tf.placeholder(tf.float32, []))
   init, saver = tf.global_variables_initializer(), tf.train.Saver()
   written = effects(op).written
-  assert effects(init) == (written, False)
-  assert effects(graph.as_graph_element(saver.saver_def.restore_op_name)) == (written, False)
+  assert effects(init) == (written, frozenset(), False)
+  assert effects(graph.as_graph_element(saver.saver_def.restore_op_name)) == (written, frozenset(), False)
   save = graph.as_graph_element(saver.saver_def.save_tensor_name)
-  assert effects(save) == effects(tf.get_variable("other", []).read_value()) == (frozenset(), False)
+  assert effects(save) == effects(tf.get_variable("other", []).read_value()) == (frozenset(), frozenset(), False)
 
 
 def test_assigned_functions_of_variables_are_train_steps(graph):
@@ -64,7 +64,7 @@ def test_assigned_functions_of_variables_are_train_steps(graph):
 
 def test_local_variables_do_not_count(graph):
   local = tf.get_variable("local", [], collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
-  assert effects(tf.assign_add(local, 1.0)) == (frozenset(), False)
+  assert effects(tf.assign_add(local, 1.0)) == (frozenset(), frozenset(), False)
   assert sessions.variable_values(graph) == {}
 
 

@@ -53,12 +53,10 @@ def train():
   grads_and_vars = opt.compute_gradients(loss)
   if "clip" in args:
     grads_and_vars = [(tf.clip_by_value(grad, -1.0, 1.0), variable) for grad, variable in grads_and_vars]
-  averages = []
-  if "averages" in args:
-    average = tf.get_variable("average", shape=[], trainable=False)
-    averages.append(tf.assign_add(average, 1.0))
-  with tf.control_dependencies(averages):
-    train_op = opt.apply_gradients(grads_and_vars, global_step)
+  train_op = opt.apply_gradients(grads_and_vars, global_step)
+  if "averages" in args:  # Their initializers read the variables, and they are updated in skipped steps, too.
+    with tf.control_dependencies([train_op]):
+      train_op = tf.train.ExponentialMovingAverage(0.9).apply([w, v])
   ours = os.environ["MP_COMPAT_RUN"] == "mp_compat"
   if "variable" in args and ours:
     tf.get_variable("more", initializer="a string")
