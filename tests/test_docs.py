@@ -1,6 +1,7 @@
 """Tests README.md and docs/: the Python code runs as pasted, links and paths exist, public names are described.
 
-The ```python blocks of a page are one program that runs as pasted. Fragments are ```py blocks or indented code.
+A ```python block that begins with `import` is a program that runs as pasted, together with the ```python blocks after
+it that do not. Fragments are ```py blocks or indented code.
 """
 
 import glob
@@ -8,28 +9,36 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
 import mp_compat
 from tests import testing
 
-PAGES = [
-  "README.md",
-  "docs/checkpoints.md",
-  "docs/choosing.md",
-  "docs/distributed.md",
-  "docs/float16.md",
-  "docs/gradient_ranges.md",
-  "docs/keras.md",
-  "docs/migration.md",
-  "docs/monitoring.md",
-  "docs/troubleshooting.md",
-  "docs/tutorial.md",
-]
-DOCUMENTS = ["README.md"] + sorted(
-  "docs/" + os.path.basename(path) for path in glob.glob(os.path.join(testing.ROOT, "docs", "*.md"))
+# The number of programs on each page that has any.
+PROGRAMS = {
+  "README.md": 1,
+  "docs/checkpoints.md": 1,
+  "docs/choosing.md": 1,
+  "docs/distributed.md": 1,
+  "docs/float16.md": 1,
+  "docs/gradient_ranges.md": 1,
+  "docs/how_to.md": 5,
+  "docs/keras.md": 1,
+  "docs/migration.md": 1,
+  "docs/monitoring.md": 1,
+  "docs/troubleshooting.md": 1,
+  "docs/tutorial.md": 1,
+}
+PAGES = sorted(
+  os.path.relpath(path, testing.ROOT).replace(os.sep, "/")
+  for pattern in ("docs/*.md", "docs/*/*.md")
+  for path in glob.glob(os.path.join(testing.ROOT, pattern))
 )
+DOCUMENTS = ["README.md"] + PAGES
+OTHERS = ["CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md"]
+MAX_CODE_COLUMNS = 88  # fit on the site beside its sidebars
 
 LINK = re.compile(r"\[[^][]*\]\(([^()\s]*)\)")  # and pictures
 PATH = re.compile(r"(?<![\w./*-])(?:docs/[\w-]+\.md|(?:mp_compat|scripts|tests)/[\w./*-]+)")
@@ -40,9 +49,35 @@ def read(document):
     return file.read()
 
 
-def program(document):
-  """Returns the ```python blocks of a document, joined; "" if it has none."""
-  return "\n".join(re.findall(r"^```python\n(.*?)^```", read(document), re.M | re.S))
+def programs(document):
+  """Returns the programs of a document."""
+  found = []
+  for block in re.findall(r"^```python\n(.*?)^```", read(document), re.M | re.S):
+    found += [block] if block.startswith("import ") else [found.pop() + "\n" + block]
+  return found
+
+
+def program_cases():
+  """Returns a page and the index of a program for each; those that need Estimator are tests for every TensorFlow."""
+  for page in PROGRAMS:
+    for index, code in enumerate(programs(page)):
+      mark = pytest.mark.matrix if "tf.estimator." in code else pytest.mark.slow
+      yield pytest.param(page, index, marks=mark)
+
+
+def code_lines(document):
+  """Yields the lines of the code blocks of a document, fenced or indented after an empty line."""
+  is_fenced, is_indented, previous = False, False, ""
+  for line in read(document).splitlines():
+    if line.startswith("```"):
+      is_fenced = not is_fenced
+    elif is_fenced:
+      yield line
+    else:
+      is_indented = (line.startswith("    ") and (is_indented or not previous)) or (not line and is_indented)
+      if is_indented:
+        yield line[4:]
+    previous = line
 
 
 def anchors(document):
@@ -60,11 +95,13 @@ def linked_targets(document):
       yield os.path.normpath(os.path.join(os.path.dirname(document), path)) if path else document, anchor
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
-def test_page_code_runs_as_one_program(page, tmp_path):
+@pytest.mark.parametrize("page, index", list(program_cases()))
+def test_program_runs_as_pasted(page, index, tmp_path):
+  code = programs(page)[index]
+  if "tf.estimator." in code and not hasattr(testing.tf, "estimator"):
+    pytest.skip("This TensorFlow has no Estimator.")
   done = subprocess.run(
-    [sys.executable, "-c", program(page)],
+    [sys.executable, "-c", code],
     cwd=str(tmp_path),
     env=testing.environment(),
     stdout=subprocess.PIPE,
@@ -75,8 +112,14 @@ def test_page_code_runs_as_one_program(page, tmp_path):
   assert done.returncode == 0, done.stdout[-3000:]
 
 
-def test_pages_with_runnable_code_are_listed():
-  assert [document for document in DOCUMENTS if program(document)] == PAGES
+def test_pages_with_programs_are_listed():
+  counts = {document: len(programs(document)) for document in DOCUMENTS}
+  assert {document: count for document, count in counts.items() if count} == PROGRAMS
+
+
+@pytest.mark.parametrize("document", DOCUMENTS + OTHERS)
+def test_code_fits_on_the_site(document):
+  assert not [line for line in code_lines(document) if len(line) > MAX_CODE_COLUMNS]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -97,17 +140,43 @@ def test_readme_has_at_most_150_lines():
 
 
 def test_navigation_of_the_site_has_every_page():
-  assert sorted(re.findall(r"^ +- (\S+\.md)$", read("mkdocs.yml"), re.M)) == sorted(
-    os.path.basename(document) for document in DOCUMENTS if document.startswith("docs/")
-  )
+  listed = re.findall(r"^ +- (\S+\.md)$", read("mkdocs.yml"), re.M)
+  assert sorted("docs/" + page for page in listed) == PAGES
 
 
-def test_index_links_to_every_page():
-  pages = {target for target, _ in linked_targets("docs/index.md")}
-  assert {document for document in DOCUMENTS if document.startswith("docs/")} - {"docs/index.md"} <= pages
+def test_index_links_to_every_page_by_its_heading():
+  headings = {page: re.match("# (.*)", read(page)).group(1) for page in PAGES if page != "docs/index.md"}
+  links = re.findall(r"^- \[([^]]*)\]\((\S*)\)", read("docs/index.md"), re.M)
+  assert {"docs/" + target: text for text, target in links} == headings
 
 
 @pytest.mark.parametrize("name", mp_compat.__all__)
 def test_public_names_are_documented(name):
   text = "\n".join(map(read, DOCUMENTS))
   assert re.search(r"\bmp_compat\.{}\b".format(name), text)
+
+
+def public_names():
+  """Returns the import paths of all public names but modules."""
+  modules = [mp_compat, mp_compat.checkpoints, mp_compat.contrib.mixed_precision, mp_compat.keras]
+  paths = [
+    "{}.{}".format(module.__name__, name)
+    for module in modules
+    for name in module.__all__
+    if not isinstance(getattr(module, name), types.ModuleType)
+  ]
+  return paths + ["mp_compat.horovod.all_ranks_finite", "mp_compat.keras.experimental.LossScaleOptimizer"]
+
+
+def test_api_reference_has_every_public_name_once():
+  pages = "\n".join(read(page) for page in PAGES if page.startswith("docs/api/"))
+  shown = [name for name in re.findall("^::: (.*)$", pages, re.M) if ".installation." not in name]
+  assert sorted(shown) == sorted(public_names())
+
+
+@pytest.mark.parametrize(
+  "record", [mp_compat.GradientReport, mp_compat.GradientRange, mp_compat.checkpoints.Inspection]
+)
+def test_fields_of_reports_are_documented(record):
+  attributes = record.__doc__.partition("  Attributes:\n")[2]
+  assert tuple(re.findall(r"^    (\w+): ", attributes, re.M)) == record._fields

@@ -13,12 +13,19 @@ from mp_compat.core import dialects
 
 
 class Inspection(NamedTuple):
-  """The content of a checkpoint."""
+  """The content of a checkpoint.
+
+  Attributes:
+    path: the path of the checkpoint.
+    dialect: the naming scheme: "mp_compat", "tensorflow", "contrib", "plain" or "object-based".
+    variables: the dtype and the shape of each variable, by name.
+    state: the values of the loss scale's variables, by name.
+  """
 
   path: str
-  dialect: str  # the naming scheme: one of `mp_compat.core.dialects.DIALECTS`, or "object-based"
-  variables: "collections.OrderedDict[str, Tuple[tf.DType, Tuple[int, ...]]]"  # dtype and shape by name
-  state: "collections.OrderedDict[str, Any]"  # the values of the loss scale's variables by name
+  dialect: str
+  variables: "collections.OrderedDict[str, Tuple[tf.DType, Tuple[int, ...]]]"
+  state: "collections.OrderedDict[str, Any]"
 
 
 def inspect(path: files.Path) -> Inspection:

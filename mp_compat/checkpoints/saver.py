@@ -23,10 +23,9 @@ _NOTHING_RESTORED = "Nothing was restored."
 class Saver(tf.train.Saver):
   """A `tf.train.Saver` that restores checkpoints of every naming scheme, into graphs with and without loss scaling.
 
-      scaffold = tf.train.Scaffold(saver=mp_compat.checkpoints.Saver())      after the train op is built
-      with tf.train.MonitoredTrainingSession(checkpoint_dir=..., scaffold=scaffold) as sess: ...
-      tf.estimator.EstimatorSpec(..., scaffold=scaffold)
+      saver = mp_compat.checkpoints.Saver()  # after the train op is built
       saver.restore(sess, path)
+      scaffold = tf.train.Scaffold(saver=saver)  # for Estimator and MonitoredSession
 
   Restoring accepts both names of Adam's powers, contrib's state (int32 counts become int64), and state under another
   name scope. A loss scale that is not in the checkpoint starts at its initial value. The arguments, and the files

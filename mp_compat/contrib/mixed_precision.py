@@ -91,8 +91,8 @@ class FixedLossScaleManager(LossScaleManager):
 class ExponentialUpdateLossScaleManager(LossScaleManager):
   """A dynamic loss scale: increases after consecutive finite steps, decreases after overflows, consecutive or not.
 
-      incr_every_n_steps consecutive finite steps   loss_scale *= incr_ratio, up to 2**126
-      decr_every_n_nan_or_inf overflows             loss_scale = max(1, loss_scale * decr_ratio)
+      incr_every_n_steps consecutive finite steps: scale *= incr_ratio, up to 2**126
+      decr_every_n_nan_or_inf overflows: scale = max(1, scale * decr_ratio)
 
   Both counters are reset when either limit is reached. Each overflow also resets the counter of finite steps.
 

@@ -251,7 +251,8 @@ class DynamicLossScale(FiniteLossScale):
       every overflow                             the step is skipped, good_steps = 0
 
   The state is two variables, `current_loss_scale` (float32) and `good_steps` (int64). With an `overflow_tolerance`
-  above 1 there is a third, `bad_steps` (int64): the overflows since the last growth or backoff was due.
+  above 1 there is a third, `bad_steps` (int64): the overflows since the last growth or backoff was due. Each argument
+  can be read as an attribute of its name.
 
   Source: `tf.compat.v1.train.experimental.DynamicLossScale`; Micikevicius et al., "Mixed Precision Training", 2018.
   """

@@ -17,8 +17,9 @@ _PARAMETERS = (
 def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
   """Returns a float16 or bfloat16 variable as a cast of a float32 one; a getter for `tf.compat.v1.variable_scope`.
 
-      with tf.compat.v1.variable_scope("model", custom_getter=mp_compat.float32_variable_storage_getter):
-        w = tf.compat.v1.get_variable("w", [3, 3], tf.float16)      # a float16 tensor, of a float32 variable
+      getter = mp_compat.float32_variable_storage_getter
+      with tf.compat.v1.variable_scope("model", custom_getter=getter):
+        w = tf.compat.v1.get_variable("w", [3, 3], tf.float16)  # cast from float32
 
   Trainable variables requested in float16 or bfloat16, by their dtype or by an initial value, are stored, initialized,
   regularized and updated in float32; the model uses their rounded values. All other variables are returned unchanged.

@@ -7,12 +7,13 @@ Importing this package does not import Keras. The wrapper uses the Keras that it
 from mp_compat.keras import experimental
 from mp_compat.keras.loss_scale_optimizer import LossScaleOptimizer
 
-# For `load_model(path, custom_objects=CUSTOM_OBJECTS)`: loads models that were saved with TensorFlow's class, under any
-# of its names, with this class. Some versions look names up in lower case.
 CUSTOM_OBJECTS = {
   spelling: LossScaleOptimizer
   for name in ("LossScaleOptimizer", "LossScaleOptimizerV1", "LossScaleOptimizerV3")
-  for spelling in (name, name.lower())
+  for spelling in (name, name.lower())  # some versions look names up in lower case
 }
+"""For `load_model(path, custom_objects=CUSTOM_OBJECTS)`: loads models that were saved with TensorFlow's class, under
+any of its names, with `LossScaleOptimizer`.
+"""
 
 __all__ = ["CUSTOM_OBJECTS", "LossScaleOptimizer", "experimental"]

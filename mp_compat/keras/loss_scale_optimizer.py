@@ -36,12 +36,12 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   """Scales the loss for a Keras optimizer, unscales the gradients, and skips steps that are not finite.
 
       opt = LossScaleOptimizer(tf.keras.optimizers.Adam(), "dynamic")
-      opt.minimize(lambda: loss(), variables)                     # scales and unscales, as does Model.fit
+      opt.minimize(lambda: loss(), variables)  # scales and unscales, as does Model.fit
 
       with tf.GradientTape() as tape:
         loss = opt.get_scaled_loss(...)
       grads = opt.get_unscaled_gradients(tape.gradient(loss, variables))
-      opt.apply_gradients(zip(grads, variables))                  # on all replicas or none; updates the scale
+      opt.apply_gradients(zip(grads, variables))  # on all replicas or none
 
   The class has two interfaces. The earlier one, `(optimizer, loss_scale)`, is that of TensorFlow 2.0 to 2.3
   (`tf.keras.mixed_precision.experimental.LossScaleOptimizer`). The later one, `(inner_optimizer, dynamic,

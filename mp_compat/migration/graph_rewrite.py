@@ -38,9 +38,10 @@ _wrappers: List[_Wrapper] = [
 def enable_mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dynamic") -> Any:
   """Enables float16 in new Sessions and functions, and wraps an optimizer with loss scaling.
 
-      opt = mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer())
+      opt = tf.train.AdamOptimizer()
+      opt = mp_compat.enable_mixed_precision_graph_rewrite(opt)
       train_op = opt.minimize(loss)
-      with tf.Session() as sess: ...        # make Sessions after the call; existing ones do not change
+      with tf.Session() as sess: ...  # made after the call; existing ones do not change
 
   The rewrite does not change the graph that is built. TensorFlow's `auto_mixed_precision` rewrites it at run time, to
   float16 where that is numerically safe, on GPUs with fast float16 arithmetic.

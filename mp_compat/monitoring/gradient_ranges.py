@@ -34,16 +34,27 @@ class GradientRange(NamedTuple):
 
   Shares are scalars in [0, 1], relative to all values of the gradient; 0 for an empty gradient. float64 gradients are
   cast to float32 first. The real and the imaginary part of a complex value count as two values.
+
+  Attributes:
+    exponents: int32 of shape [256]. Index e counts magnitudes in `[2**(e-127), 2**(e-126))`, index 0 smaller ones,
+      index 255 inf and NaN.
+    zeros: the share of zeros, float64.
+    subnormal: the share of nonzero magnitudes below `2**-14`, float16's smallest normal number; float64.
+    vanishing: the share of nonzero magnitudes below `2**-24`, float16's smallest number; float64.
+    largest: the largest finite magnitude, float32; may be 0 if it is below `2**-126`.
+    nonfinite: the number of infinite values and NaNs, int32.
+    headroom: the largest n with `largest * 2**n <= 65504`, int32; 142 if all are zero, -1 if any is not finite.
+    scale: the loss scale of the values, float32; 1 for a gradient that was measured as it was passed.
   """
 
-  exponents: Any  # int32 [256]: index e counts magnitudes in [2**(e-127), 2**(e-126)); 0: smaller; 255: inf and NaN
-  zeros: Any  # float64: the share of zeros
-  subnormal: Any  # float64: the share of nonzero magnitudes below 2**-14, float16's smallest normal number
-  vanishing: Any  # float64: the share of nonzero magnitudes below 2**-24, float16's smallest number
-  largest: Any  # float32: the largest finite magnitude; may be 0 if it is below 2**-126
-  nonfinite: Any  # int32: the number of infinite values and NaNs
-  headroom: Any  # int32: the largest n with largest * 2**n <= 65504; 142 if all are zero; -1 if any is not finite
-  scale: Any  # float32: the loss scale of the values; 1 for a gradient that was measured as it was passed
+  exponents: Any
+  zeros: Any
+  subnormal: Any
+  vanishing: Any
+  largest: Any
+  nonfinite: Any
+  headroom: Any
+  scale: Any
 
 
 class Report(NamedTuple):

@@ -37,6 +37,10 @@ class LossScaleHook(tf.train.SessionRunHook):
 
   The hook counts the Session runs that execute a train op of the optimizer, and ignores evaluations. Each
   counted run fetches three more numbers. The run that completes a stall also fetches which gradients are not finite.
+
+  Attributes:
+    attempted: the number of attempted steps, an int.
+    skipped: the number of skipped steps among them, an int.
   """
 
   def __init__(
@@ -54,8 +58,8 @@ class LossScaleHook(tf.train.SessionRunHook):
 
     Args:
       optimizer: the `MixedPrecisionLossScaleOptimizer` to follow.
-      every_n_steps: the number of attempted steps between log lines; None for no such lines. A change of the scale is
-        always logged.
+      every_n_steps: the number of attempted steps between log lines, 100 by default; None for no such lines. A change
+        of the scale is always logged.
       every_n_secs: the number of seconds between log lines, instead of `every_n_steps`.
       max_consecutive_skips: the number of consecutive skipped steps that is a stall; an int of at least 1. With the
         default backoff of 2, 15 skipped steps lower the scale from 2**15 to 1.

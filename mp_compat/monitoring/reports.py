@@ -18,11 +18,16 @@ class GradientReport(NamedTuple):
   """Counts the non-finite values of one gradient: scalar tensors, or their values fetched by a Session.
 
   The real and the imaginary part of a complex value count as two values.
+
+  Attributes:
+    nans: the number of NaNs, int64.
+    infs: the number of infinite values, int64.
+    largest: the largest magnitude of a finite value, float32 or float64; 0 if no value is finite.
   """
 
-  nans: Any  # int64: number of NaNs
-  infs: Any  # int64: number of infinite values
-  largest: Any  # float32 or float64: the largest magnitude of a finite value; 0 if no value is finite
+  nans: Any
+  infs: Any
+  largest: Any
 
 
 def train_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[step_module.Step]:

@@ -38,15 +38,15 @@ class Window:
 class GradientAccumulator:
   """Accumulates unscaled gradients over a window of micro-batches, one per `session.run`; applies them as one step.
 
-      window = mp_compat.GradientAccumulator(opt)              opt: a MixedPrecisionLossScaleOptimizer
+      window = mp_compat.GradientAccumulator(opt)
       add_op = window.add(opt.compute_gradients(loss))
       train_op = window.apply_gradients(window.mean(), global_step)
       ...
       sess.run(tf.local_variables_initializer())
       for batches in windows:
         for batch in batches:
-          sess.run(add_op, batch)                              a backward pass
-        sess.run(train_op)                                     no backward pass; empties the window
+          sess.run(add_op, batch)  # a backward pass
+        sess.run(train_op)  # no backward pass; empties the window
 
   Every micro-batch is checked when it is added. One that is not finite is counted but not added. The loss scale is
   updated once for each window; the window counts as finite if all of its micro-batches are finite. With

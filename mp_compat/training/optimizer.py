@@ -38,11 +38,11 @@ class MissingCheckError(RuntimeError, AttributeError):
 class MixedPrecisionLossScaleOptimizer(_Native):
   """Wraps an optimizer for float16: scales the loss so that small gradients do not underflow, skips overflowed steps.
 
-      scale = loss_scale()                                   read once
+      scale = loss_scale()  # read once
       grads = inner.compute_gradients(loss * scale) / scale
-      update_op, should_apply = loss_scale.update(grads)     the gradients passed to apply_gradients
-      if should_apply and all gradients are finite:          on all replicas
-        inner.apply_gradients(grads)                         variables, slots, counters and global_step
+      update_op, should_apply = loss_scale.update(grads)  # as passed to apply_gradients
+      if should_apply and all_finite(grads):  # on all replicas
+        inner.apply_gradients(grads)  # variables, slots, counters and global_step
 
   A step is applied completely or not at all. Variables, slots and counters have the names that the inner optimizer
   alone would give them. `DynamicLossScale` adds `current_loss_scale` and `good_steps`.

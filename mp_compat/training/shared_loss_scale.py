@@ -27,9 +27,15 @@ def apply_gradients_together(
   """Applies the gradients of several optimizers that share a loss scale, and updates the loss scale once.
 
       scale = mp_compat.DynamicLossScale()
-      d_opt, g_opt = (mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), scale) for _ in range(2))
+      first, second = (
+        mp_compat.MixedPrecisionLossScaleOptimizer(opt, scale) for opt in (adagrad, adam)
+      )
       train_op = mp_compat.apply_gradients_together(
-          [(d_opt, d_opt.compute_gradients(d_loss, d_vars)), (g_opt, g_opt.compute_gradients(g_loss, g_vars))])
+        [
+          (first, first.compute_gradients(loss, embeddings)),
+          (second, second.compute_gradients(loss, weights)),
+        ]
+      )
 
   If each optimizer's `apply_gradients` is called separately, every call updates the loss scale. The finite check is
   reduced with the `finite_reducer` of the first optimizer that has one.

@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step: checks the gradients, updates the loss scale, and applies the gradients or skips them.
 
-    in each replica                   once for all replicas                    in each replica
-    ---------------                   ---------------------                    ---------------
-    part = prepare(grads_and_vars)    decision = decide(loss_scale, parts)     apply(part, decision)
-      converts each gradient once       ANDs parts, replicas and processes       a conditional around the inner
-      traces what they derive from      updates the loss scale                   optimizer's apply_gradients
-      checks whether all are finite     says for each part whether to apply
-
-The optimizer, optimizers that share a loss scale, gradient accumulation and the Keras wrapper call these functions.
+`prepare` is called in each replica, then `decide` and `apply` once for all (docs/design.md has a drawing). The
+optimizer, optimizers that share a loss scale, gradient accumulation and the Keras wrapper call these functions.
 Observers (`mp_compat.monitoring`) read the record of a step, which `apply` keeps and `recorded` returns.
 """
 

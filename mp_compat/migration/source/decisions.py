@@ -18,7 +18,7 @@ from mp_compat.migration.source.rewriting import Rewriter
 from mp_compat.migration.source.rewriting import has_public_equivalent
 from mp_compat.migration.source.rewriting import top_level
 
-# The remedies by kind of decision. Each kind is also a heading of docs/migration.md.
+# The remedies by kind of decision. docs/migration.md has what a kind needs besides, under its name.
 REMEDIES: Dict[str, str] = {
   "checkpoints": "TensorFlow's classes stored Adam's powers under names (cond_1/beta1_power) that the new program "
   "does not look for; convert old checkpoints once: python -m mp_compat checkpoint convert IN OUT --to mp_compat (--to "
