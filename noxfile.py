@@ -1,8 +1,8 @@
 """The nox sessions of this project: checks, tests on every TensorFlow, programs, clients, documentation, packaging.
 
-`scripts/nox` installs nox and runs it: without arguments, the tests on every TensorFlow; with `-s tests-2.4`, on one.
-Arguments after `--` are passed to pytest or to the program. `.ci/run` runs the sessions with the tag `commit`, or
-`nightly`, in the order of this file.
+`scripts/nox` installs nox and runs it: without arguments, the tests on the TensorFlow versions of every commit; with
+`-t versions`, on the others; with `-s tests-2.4`, on one. Arguments after `--` are passed to pytest or to the program.
+`.ci/run` runs the sessions with the tag `commit`, or `nightly`, in the order of this file.
 """
 
 import glob
@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+from typing import NamedTuple, Sequence
 
 import nox
 
@@ -17,21 +18,58 @@ import nox
 # of their environments contain the version.
 PYTHON = "{}.{}".format(*sys.version_info)
 
-# TensorFlow version: the Python version, what pip installs, and what it installs without dependencies. tf_keras depends
-# on `tensorflow`, which pip would install in addition to `tensorflow-cpu`.
-TENSORFLOW = {
-  "1.15": ("3.7", ["tensorflow==1.15.5", "protobuf<3.21"], []),
-  "2.4": ("3.8", ["tensorflow==2.4.4", "protobuf<3.21"], []),
-  "2.10": ("3.10", ["tensorflow==2.10.1", "numpy<2"], []),
-  "2.15": ("3.11", ["tensorflow-cpu==2.15.1"], []),
-  "2.21": (PYTHON, ["tensorflow-cpu==2.21.*"], ["tf_keras==2.21.*"]),
+
+class Release(NamedTuple):
+  """A minor version of TensorFlow."""
+
+  first: str  # the first Python, from 3.7 on, that it has wheels for
+  last: str  # the last one, on which the tests run
+  requirement: str
+  pins: Sequence[str] = ()  # what users must pin, too: keys of PINS
+  alone: Sequence[str] = ()  # what pip installs without dependencies
+  optional: Sequence[str] = ()  # further Pythons with wheels; their sessions are skipped where they are missing
+
+
+PINS = {
+  "protobuf<3.21": "generated code of TensorFlow up to 2.8 raises a TypeError with protobuf 4",
+  "numpy<2": "extension modules were compiled with NumPy 1",
+  "protobuf<7": "`tf.io.write_graph` raises a TypeError with protobuf 7",
 }
-NEWEST = "2.21"
+
+# tf_keras depends on `tensorflow`, which pip would install in addition to `tensorflow-cpu`.
+TENSORFLOW = {
+  "1.15": Release("3.7", "3.7", "tensorflow==1.15.5", ["protobuf<3.21"]),
+  "2.0": Release("3.7", "3.7", "tensorflow==2.0.4", ["protobuf<3.21"]),
+  "2.1": Release("3.7", "3.7", "tensorflow-cpu==2.1.4", ["protobuf<3.21"]),
+  "2.2": Release("3.7", "3.8", "tensorflow-cpu==2.2.3", ["protobuf<3.21"]),
+  "2.3": Release("3.7", "3.8", "tensorflow-cpu==2.3.4", ["protobuf<3.21"]),
+  "2.4": Release("3.7", "3.8", "tensorflow==2.4.4", ["protobuf<3.21"]),
+  "2.5": Release("3.7", "3.9", "tensorflow-cpu==2.5.3", ["protobuf<3.21"]),
+  "2.6": Release("3.7", "3.9", "tensorflow-cpu==2.6.5", ["protobuf<3.21"]),
+  "2.7": Release("3.7", "3.9", "tensorflow-cpu==2.7.4", ["protobuf<3.21", "numpy<2"]),
+  "2.8": Release("3.7", "3.10", "tensorflow-cpu==2.8.4", ["protobuf<3.21", "numpy<2"]),
+  "2.9": Release("3.7", "3.10", "tensorflow-cpu==2.9.3", ["numpy<2"]),
+  "2.10": Release("3.7", "3.10", "tensorflow==2.10.1", ["numpy<2"]),
+  "2.11": Release("3.8", "3.10", "tensorflow-cpu==2.11.1", ["numpy<2"]),
+  "2.12": Release("3.8", "3.11", "tensorflow-cpu==2.12.1"),
+  "2.13": Release("3.8", "3.11", "tensorflow-cpu==2.13.1"),
+  "2.14": Release("3.9", "3.11", "tensorflow-cpu==2.14.1"),
+  "2.15": Release("3.9", "3.11", "tensorflow-cpu==2.15.1"),
+  "2.16": Release("3.9", "3.12", "tensorflow-cpu==2.16.2", [], ["tf_keras==2.16.*"]),
+  "2.17": Release("3.9", "3.12", "tensorflow-cpu==2.17.1", [], ["tf_keras==2.17.*"]),
+  "2.18": Release("3.9", "3.12", "tensorflow-cpu==2.18.1", [], ["tf_keras==2.18.*"]),
+  "2.19": Release("3.9", "3.12", "tensorflow-cpu==2.19.1", [], ["tf_keras==2.19.*"]),
+  "2.20": Release("3.9", "3.13", "tensorflow-cpu==2.20.0", ["protobuf<7"], ["tf_keras==2.20.*"]),
+  "2.21": Release("3.10", "3.13", "tensorflow-cpu==2.21.0", [], ["tf_keras==2.21.*"]),
+  "2.22": Release("3.10", "3.13", "tensorflow-cpu==2.22.0rc0", [], ["tf_keras==2.21.*"], ["3.14"]),
+}
+EVERY_COMMIT = ["1.15", "2.4", "2.10", "2.15", "2.21"]
+NEWEST = EVERY_COMMIT[-1]
 
 nox.options.default_venv_backend = "venv"  # virtualenv no longer supports Python 3.7.
 nox.options.error_on_missing_interpreters = True
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["tests-" + version for version in TENSORFLOW]
+nox.options.sessions = ["tests-" + version for version in EVERY_COMMIT]
 os.environ["NOX_ENABLE_STALENESS_CHECK"] = "1"  # Environments of another interpreter are made anew.
 
 # pip does not compile what it installs: Python compiles what it imports, which is much less.
@@ -51,17 +89,28 @@ TESTS = ["-e", ".[demo,migrate,test]", "tf_slim==1.1.0"]
 
 def _install(session, version, packages, alone=()):
   """Installs TensorFlow (None: without), packages, and then packages without their dependencies."""
-  _, requirements, without_dependencies = TENSORFLOW.get(version, ("", [], []))
-  session.install(*requirements, *packages)
-  if without_dependencies or alone:
-    session.install("--no-deps", *without_dependencies, *alone)
+  release = TENSORFLOW.get(version)
+  if release:
+    packages, alone = [release.requirement, *release.pins, *packages], [*release.alone, *alone]
+  session.install(*packages)
+  if alone:
+    session.install("--no-deps", *alone)
+
+
+def _python(version):
+  """Returns the Python version for a TensorFlow version: for the newest the one that runs nox, else the last."""
+  return PYTHON if version == NEWEST else TENSORFLOW[version].last
 
 
 def _pytest(session, *arguments):
-  """Runs pytest, which writes its report and, with `--cov`, the lines that it ran to reports/."""
+  """Runs pytest, which writes its report and, with `--cov`, the lines that it ran to reports/.
+
+  The name of the report's test suite contains the arguments.
+  """
   report = os.path.abspath(os.path.join("reports", session.name))
   env = {"COVERAGE_FILE": report + ".coverage"}
-  session.run("python", "-m", "pytest", "--junitxml={}.xml".format(report), *arguments, env=env)
+  options = ["--junitxml={}.xml".format(report), "-o", "junit_suite_name=" + " ".join(arguments)]
+  session.run("python", "-m", "pytest", *options, *arguments, env=env)
 
 
 @nox.session(python=[PYTHON], tags=["commit"])
@@ -134,33 +183,49 @@ def programs(session):
   session.run("scripts/horovod", "--ranks", "3")
 
 
-def _tests(version):
-  python, _, _ = TENSORFLOW[version]
-
+def _tests(version, pythons, tags):
   def tests(session):
     _install(session, version, TESTS)
     _pytest(session, "--numprocesses=2", "--dist=loadfile", *session.posargs)
 
-  tests.__doc__ = "Runs the tests on TensorFlow {}, Python {}.".format(version, python)
-  if version == NEWEST:
-    nox.session(tests, python=[python], name="tests-" + version)  # the session `readme` runs it
-  else:
-    nox.session(tests, python=python, name="tests-" + version, tags=["commit"])
+  tests.__doc__ = "Runs the tests on TensorFlow {}.".format(version)
+  # nox compares names as Python expressions, where 2.1 equals 2.10. With a list, the Python version is part of them.
+  nox.session(tests, python=pythons, name="tests-" + version, tags=tags)
 
 
-for _version in TENSORFLOW:
-  _tests(_version)
+def _tests_without_python(version, python, tags):
+  def tests(session):
+    session.skip("Python {} is missing".format(python))
+
+  tests.__doc__ = "Is skipped: Python {} is missing.".format(python)
+  nox.session(tests, name="tests-{}-{}".format(version, python), tags=tags, venv_backend="none")
+
+
+for _version, _release in TENSORFLOW.items():
+  # The session `readme` runs that of the newest.
+  _tags = [] if _version == NEWEST else ["commit"] if _version in EVERY_COMMIT else ["nightly", "versions"]
+  _missing = [python for python in _release.optional if not shutil.which("python" + python)]
+  _tests(_version, [_python(_version), *(python for python in _release.optional if python not in _missing)], _tags)
+  for _python_version in _missing:
+    _tests_without_python(_version, _python_version, _tags)
 
 
 @nox.session(venv_backend="none", tags=["nightly"])
 def all_tests(session):
   """Runs all tests, the slow ones on the newest TensorFlow, with more random graphs; and its tests on other Pythons."""
   options = ["--examples", "100", "--cov", "--cov-report="]
-  for version in TENSORFLOW:
+  for version in EVERY_COMMIT:
     selection = ["-m", ""] if version == NEWEST else ["-m", "not slow", "--hypothesis-seed", "1"]
     session.run("scripts/nox", "-s", "tests-" + version, "--", *options, *selection)
   for python in ("3.10", "3.12", "3.13"):
     session.run("scripts/nox", "-s", "tests-" + NEWEST, "--force-python", python)
+
+
+@nox.session(venv_backend="none", tags=["nightly", "versions"])
+def version_table(session):
+  """Writes the table of versions in docs/guarantees.md from the reports of the tests that ran, and prints it."""
+  session.run("python", "scripts/version_table.py")
+  session.run("git", "diff", "docs/guarantees.md")
 
 
 @nox.session(python="3.13", tags=["nightly"])
@@ -192,7 +257,7 @@ def program(session):
   session.run("python", *session.posargs)
 
 
-@nox.session(python=TENSORFLOW["2.15"][0])
+@nox.session(python=_python("2.15"))
 def estimator(session):
   """Trains an Estimator on the digits, in float16, with overflows. TensorFlow 2.15 is the last that has Estimator."""
   _install(session, "2.15", ["-e", ".[demo]"])
@@ -209,7 +274,7 @@ HOROVOD_BUILD = {
 }
 
 
-@nox.session(python=TENSORFLOW["1.15"][0], tags=["commit", "nightly"])
+@nox.session(python=_python("1.15"), tags=["commit", "nightly"])
 def horovod(session):
   """Runs the tests with Horovod, on TensorFlow 1.15; with arguments, a program."""
   if not shutil.which("mpirun"):
@@ -367,7 +432,7 @@ ECOSYSTEM = {
 @nox.session(tags=["nightly"])
 @nox.parametrize(
   "python,library",
-  [nox.param(TENSORFLOW[version][0], library, id=library) for library, (version, _, _) in ECOSYSTEM.items()],
+  [nox.param(_python(version), library, id=library) for library, (version, _, _) in ECOSYSTEM.items()],
 )
 def ecosystem(session, library):
   """Compares programs of other libraries, one environment each; prints the table of docs/ecosystem.md."""

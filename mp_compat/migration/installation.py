@@ -128,12 +128,12 @@ class Installation:
     """
     module, full = tensorflow, "tensorflow"
     for part in path.split("."):
-      full += "." + part
       if not modules.has_attribute(module, part):
-        new_module = types.ModuleType(full, _MADE)
+        new_module = types.ModuleType("{}.{}".format(full, part), _MADE)
         new_module.__path__ = []  # a package: its submodules can be imported
-        self._set(module, part, new_module)
-      module = getattr(module, part)
+        for copy in _copies(module, full):
+          self._set(copy, part, new_module)
+      module, full = getattr(module, part), "{}.{}".format(full, part)
       if full not in sys.modules:  # An import would create a copy.
         sys.modules[full] = module
         self._undo.append((sys.modules, full, _ABSENT))
@@ -141,13 +141,18 @@ class Installation:
     real = getattr(sys.modules["tensorflow." + first], "__name__", "")
     if rest and real.startswith("tensorflow_core.") and module.__doc__ != _MADE:
       importlib.import_module("{}.{}".format(real, rest))  # TensorFlow 2.1: importing a submodule creates a copy.
-    name = re.compile(r"tensorflow(_core)?(\._api\.v\d)?\." + re.escape(path))
-    copies = [copy for key, copy in list(sys.modules.items()) if name.fullmatch(key) and copy is not None]
-    return list({id(copy): copy for copy in [module] + copies}.values())
+    return _copies(module, full)
 
   def _set(self, owner: Any, name: str, value: Any) -> None:
     self._undo.append((owner, name, getattr(owner, name, _ABSENT)))
     setattr(owner, name, value)
+
+
+def _copies(module: Any, full: str) -> List[Any]:
+  """Returns a module of TensorFlow's interface, whose name is `full`, and all copies of it that were imported."""
+  name = re.compile(r"tensorflow(_core)?(\._api\.v\d)?" + re.escape(full[len("tensorflow") :]))
+  copies = [copy for key, copy in list(sys.modules.items()) if name.fullmatch(key) and copy is not None]
+  return list({id(copy): copy for copy in [module] + copies}.values())
 
 
 @functools.wraps(files.tensorflow_reader)

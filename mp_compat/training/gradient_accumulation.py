@@ -110,7 +110,7 @@ class GradientAccumulator:
       return tf.group(window.overflowed.assign_add(1, read_value=False))
 
     initialized = tf.debugging.Assert(
-      tf.is_variable_initialized(window.finite),
+      window.finite.is_initialized(),  # not tf.is_variable_initialized, which fails in functions of TensorFlow 2.0
       ["The variables of this GradientAccumulator are not initialized. Run tf.local_variables_initializer()."],
     )
     with tf.control_dependencies([initialized]):

@@ -12,6 +12,7 @@ from tests import testing
 from tests.checkpoints import golden_cases
 from tests.checkpoints import goldens
 from tests.checkpoints.golden_cases import Case
+from tests.programs.table import VERSION
 from tests.testing import tf
 
 
@@ -78,7 +79,7 @@ def test_checkpoint_path_precedes_directory_of_same_name(writer, tmp_path):
   assert "current_loss_scale" in checkpoints.name_map(prefix)
 
 
-@pytest.mark.skipif(tf.__version__ < "2", reason="TensorFlow 1.15 has no in-memory file system")
+@pytest.mark.skipif(VERSION < (2, 4), reason="the in-memory file system needs TensorFlow 2.4")
 @pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
 def test_checkpoints_work_in_memory_file_system(writer):
   case, folder = Case(writer, "adam"), "ram://{}".format(writer)

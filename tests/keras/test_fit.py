@@ -30,12 +30,15 @@ def mixed_float16(keras):
   if keras_cases.VERSION < (2, 0):  # There is no global policy.
     yield module.experimental.Policy("mixed_float16")
     return
-  set_policy = module.set_global_policy if keras_cases.VERSION >= (2, 4) else module.experimental.set_policy
+  if keras_cases.VERSION < (2, 4):
+    set_policy, initial = module.experimental.set_policy, None  # after "float32", the graph rewrite would be refused
+  else:
+    set_policy, initial = module.set_global_policy, "float32"
   set_policy("mixed_float16")
   try:
     yield None
   finally:
-    set_policy("float32")
+    set_policy(initial)
 
 
 def fit(family, optimizer):

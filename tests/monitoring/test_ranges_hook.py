@@ -17,6 +17,7 @@ from mp_compat.monitoring import plot
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import range_plot
 from tests import testing
+from tests.programs.table import VERSION
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
 from tests.testing import Training
@@ -323,6 +324,7 @@ with tf.train.MonitoredSession(hooks=hooks) as sess:
 """
 
 
+@pytest.mark.skipif(VERSION == (2, 1), reason="flush of TensorFlow 2.1's event writer waits forever after a failure")
 def test_run_goes_on_without_event_files(tmp_path):
   command = [sys.executable, "-c", FULL_DISK]
   done = subprocess.run(

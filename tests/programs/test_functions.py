@@ -28,6 +28,9 @@ def function_in_function(t, fn, zeros, x):
   return function(t, lambda own: function(t, fn, zeros, own), zeros, x)
 
 
+NEEDS_COMPILED = {"tf.function with experimental_compile": VERSION != (2, 0)}
+
+
 def compiled(t, fn, zeros, x):
   option = "jit_compile" if VERSION >= (2, 5) else "experimental_compile"
   return control_flow.as_list(tensorflow.function(fn, **{option: True})(x))
@@ -59,12 +62,12 @@ FUNCTIONS = {
   "function_in_while": (control_flow.nest_contexts(control_flow.while_loop, function), {}),
 }
 COMPILED = {
-  "compiled_function": (compiled, {}),
+  "compiled_function": (compiled, NEEDS_COMPILED),
   "xla": (xla, {}),
   "jit_scope": (jit_scope, {}),
   "cond_in_xla": (control_flow.nest_contexts(xla, control_flow.cond), {}),
-  "cond_in_compiled_function": (control_flow.nest_contexts(compiled, control_flow.cond), {}),
-  "compiled_function_in_cond": (control_flow.nest_contexts(control_flow.cond, compiled), {}),
+  "cond_in_compiled_function": (control_flow.nest_contexts(compiled, control_flow.cond), NEEDS_COMPILED),
+  "compiled_function_in_cond": (control_flow.nest_contexts(control_flow.cond, compiled), NEEDS_COMPILED),
 }
 RUN_BY_DEFAULT = set(
   [("both", where) for where in ("function", "wrap_function", "compiled_function", "cond_in_xla", "cond_in_function")]
@@ -120,7 +123,7 @@ def compile_half(dtype):
       loss = t.loss(x) + tf.reduce_sum(tf.cast(half, tf.float32) * x)
       return control_flow.run_after(optimizer.minimize(loss, t.global_step, [half] + t.variables))
 
-    return compiled(t, step, [tf.zeros([])], t.x) if VERSION >= (2, 0) else xla(t, step, [tf.zeros([])], t.x)
+    return compiled(t, step, [tf.zeros([])], t.x) if VERSION >= (2, 1) else xla(t, step, [tf.zeros([])], t.x)
 
   return build
 
