@@ -297,6 +297,17 @@ def coverage(session):
   session.run("coverage", "report", "--fail-under=100")
 
 
+# One thread and no GPU, so that sums have the same order in every run of a program that is compared.
+REPEATABLE = {
+  "CUDA_VISIBLE_DEVICES": "-1",
+  "OMP_NUM_THREADS": "1",
+  "PYTHONHASHSEED": "0",
+  "TF_CPP_MIN_LOG_LEVEL": "2",
+  "TF_DETERMINISTIC_OPS": "1",
+  "TF_NUM_INTEROP_THREADS": "1",
+  "TF_NUM_INTRAOP_THREADS": "1",
+}
+
 # Unmodified third-party programs: the Python version, and the packages that they need. The packages of the last list
 # are installed without their dependencies, which pip can no longer resolve.
 CLIENTS = {
@@ -379,7 +390,7 @@ def _client(name):
   @nox.session(python=python, name="client-" + name, tags=tags)
   def client(session):
     _install(session, None, ["-e", "."] + requirements, alone)
-    session.run("python", "scripts/clients/{}.py".format(name), *session.posargs)
+    session.run("python", "scripts/clients/{}.py".format(name), *session.posargs, env=REPEATABLE)
 
   client.__doc__ = "Runs scripts/clients/{}.py.".format(name)
 
@@ -438,4 +449,4 @@ def ecosystem(session, library):
   """Compares programs of other libraries, one environment each; prints the table of docs/ecosystem.md."""
   version, requirements, alone = ECOSYSTEM[library]
   _install(session, version, ["-e", "."] + requirements, alone)
-  session.run("python", "scripts/ecosystem/comparison.py", library)
+  session.run("python", "scripts/ecosystem/comparison.py", library, env=REPEATABLE)

@@ -30,17 +30,15 @@ Prints for each variant:
     memory                  with --memory: the peak resident memory of a separate process that runs the first steps
 
 Gradients are the sums of a variable and a scalar, so that each one is in a buffer of its own, as after a backward pass;
-the workloads model-... train a model. Writes benchmark.json and benchmark.png to --output.
+the workloads model-... train a model. Writes benchmark.json to --output.
 """
 
 import argparse
-import collections
 import functools
 import json
 import os
 import platform
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -96,6 +94,7 @@ CLIPS = {
 ROWS = 4096  # rows of the embedding that have a gradient
 WORKLOADS = list(SHAPES) + ["embedding", "model-dense", "model-convolutions"]
 WORKLOADS += [name + "+" + clip for name in ("resnet50", "bert-base", "small-1000", "small-4000") for clip in CLIPS]
+RATIOS = {"to_tensorflow": "tensorflow", "to_barrier": "barrier"}
 QUICK = {"resnet50": ["sgd"], "resnet50+global_norm": ["sgd"], "small-1000": ["sgd"], "model-dense": ["sgd"]}
 
 
@@ -115,13 +114,10 @@ def standing_in(grads):
   return extend
 
 
-def model_loss(workload, width=1024):
-  """Returns the loss of a model with a real backward pass, which takes more than 100 ms on two cores.
-
-  `width` is the batch size and the number of units in each layer of model-dense.
-  """
+def model_loss(workload):
+  """Returns the loss of a model with a real backward pass, which takes more than 100 ms on two cores."""
   if workload == "model-dense":
-    hidden, shape, layer = tf.random_normal([width, width], seed=1), [width, width], tf.matmul
+    hidden, shape, layer = tf.random_normal([1024, 1024], seed=1), [1024, 1024], tf.matmul
   else:
     hidden, shape = tf.random_normal([16, 64, 64, 32], seed=1), [3, 3, 32, 32]
     layer = functools.partial(tf.nn.conv2d, strides=1, padding="SAME")
@@ -164,15 +160,10 @@ class Barrier:
   def minimize(self, loss, var_list):
     reciprocal = 1 / tf.get_variable("scale", initializer=np.float32(8))
     pairs = [
-      (
-        tf.IndexedSlices(grad.values * reciprocal, grad.indices, grad.dense_shape)
-        if isinstance(grad, tf.IndexedSlices)
-        else grad * tf.cast(reciprocal, grad.dtype),
-        variable,
-      )
+      (gradients.map_values(lambda values: values * tf.cast(reciprocal, values.dtype), grad), variable)
       for grad, variable in self._opt.compute_gradients(loss, var_list=var_list)
     ]
-    with tf.control_dependencies([getattr(grad, "values", grad) for grad, _ in pairs]):
+    with tf.control_dependencies(gradients.values_of([grad for grad, _ in pairs])):
       arrived = reciprocal > 0
     with tf.variable_scope("", use_resource=True):
       return tf.cond(arrived, lambda: self._opt.apply_gradients(pairs), tf.no_op)
@@ -214,20 +205,8 @@ class Clipped:
     return self._opt.apply_gradients(list(zip(CLIPS[self._clip](grads), clipped_variables)))
 
 
-def clipped_variants(clip):
-  """Returns the variants of a workload that clips, as `variants`."""
-  made = variants()
-  made["as passed"] = lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(
-    opt, "dynamic", check_computed_gradients=False
-  )
-  names = ["plain", "tensorflow", "dynamic", "as passed", "fixed"] + ["contrib"] * ("contrib" in made)
-  return {name: lambda opt, make=made[name]: Clipped(make(opt), clip) for name in names}
-
-
-def variants(workload=""):
+def variants(workload):
   """Returns functions of an optimizer that wrap it, by name."""
-  if "+" in workload:
-    return clipped_variants(workload.partition("+")[2])
   made = {
     "plain": lambda opt: opt,
     "barrier": Barrier,
@@ -244,7 +223,14 @@ def variants(workload=""):
     made["contrib"] = lambda opt: mixed_precision.LossScaleOptimizer(
       opt, mixed_precision.ExponentialUpdateLossScaleManager(8.0, 2000)
     )
-  return made
+  clip = workload.partition("+")[2]
+  if not clip:
+    return made
+  made["as passed"] = lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(
+    opt, "dynamic", check_computed_gradients=False
+  )
+  names = ["plain", "tensorflow", "dynamic", "as passed", "fixed"] + ["contrib"] * ("contrib" in made)
+  return {name: lambda opt, make=made[name]: Clipped(make(opt), clip) for name in names}
 
 
 class Built:
@@ -300,104 +286,66 @@ def peak_of_process(workload, optimizer, variant, threads):
   return float(done.stdout) if done.returncode == 0 else None
 
 
-def take_turns(steps, rounds, seconds, label):
-  """Runs functions in turn: `steps` is {name: function}. Returns {name: list of seconds}, an item for each round.
+def measure(workload, optimizer, rounds, seconds, threads, with_memory):
+  """Measures the variants of one workload; returns a dict of results for each.
 
-  Three further rounds come first. After `seconds`, and at least nine rounds, the current round is the last.
+  They take turns. Three further rounds come first. After `seconds`, and at least nine rounds, the current one is the
+  last.
   """
-  times = {name: [] for name in steps}
-  end = time.perf_counter() + seconds
-  for turn in tqdm.trange(rounds + 3, desc=label, disable=None, leave=False):
-    for name, step in steps.items():
-      began = time.perf_counter()
-      step()
-      if turn >= 3:
-        times[name].append(time.perf_counter() - began)
-    if time.perf_counter() > end and turn > 10:
-      break
-  return times
-
-
-def measure(workload, optimizer, rounds, seconds, threads, with_memory, names=None):
-  """Measures the variants `names` of one workload, by default all; returns a dict of results for each variant."""
-  built = collections.OrderedDict()
-  for variant in names or variants(workload):
+  built = {}
+  for variant in variants(workload):
     try:
       built[variant] = Built(workload, optimizer, variant, threads)
     except TypeError as error:  # TensorFlow's class does not support float16 gradients.
       print("  {}: {}".format(variant, str(error).split("\n")[0][:100]))
-  steps = collections.OrderedDict((variant, program.step) for variant, program in built.items())
-  times = take_turns(steps, rounds, seconds, "{} {}".format(workload, optimizer))
-  rows = collections.OrderedDict()
+  times = {variant: [] for variant in built}
+  end = time.perf_counter() + seconds
+  for turn in tqdm.trange(rounds + 3, desc="{} {}".format(workload, optimizer), disable=None, leave=False):
+    for variant, program in built.items():
+      began = time.perf_counter()
+      program.step()
+      if turn >= 3:
+        times[variant].append(1e3 * (time.perf_counter() - began))
+    if time.perf_counter() > end and turn > 10:
+      break
+  rows = {}
   for variant, program in built.items():
-    extra = [1e3 * (seconds_here - plain) for seconds_here, plain in zip(times[variant], times["plain"])]
-    low, middle, high = (1e3 * np.percentile(times[variant], [25, 50, 75])).tolist()
+    low, middle, high = np.percentile(times[variant], [25, 50, 75]).tolist()
     rows[variant] = dict(
       milliseconds=middle,
       quartiles=[low, high],
-      overhead=statistics.median(extra),
+      overhead=float(np.median(np.subtract(times[variant], times["plain"]))),
       ops=program.ops,
       ops_run=program.ops_run,
       build_seconds=program.build_seconds,
       first_seconds=program.first_seconds,
-      rounds=len(extra),
+      rounds=len(times[variant]),
       memory=peak_of_process(workload, optimizer, variant, threads) if with_memory else None,
     )
   for row in rows.values():
-    for other in ("tensorflow", "barrier"):
-      row["to_" + other] = row["overhead"] / rows[other]["overhead"] if other in rows else None
+    for ratio, other in RATIOS.items():
+      row[ratio] = row["overhead"] / rows[other]["overhead"] if other in rows else None
   return rows
 
 
 def show(workload, optimizer, rows):
   print("{} {}, {} rounds".format(workload, optimizer, rows["plain"]["rounds"]))
-  print(
-    "  {:<11}{:>9}  {:<17}{:>9}{:>12}{:>9}{:>8}{:>8}{:>8}{:>8}{:>9}".format(
-      "", "ms", "quartiles", "overhead", "/tensorflow", "/barrier", "built", "run", "build", "first", "memory"
-    )
-  )
+  line = "  {:<11}{:>9}  {:<17}{:>9}{:>12}{:>9}{:>8}{:>8}{:>8}{:>8}{:>9}"
+  titles = ["ms", "quartiles", "overhead", "/tensorflow", "/barrier", "built", "run", "build", "first", "memory"]
+  print(line.format("", *titles))
   for variant, row in rows.items():
-    ratios = [
-      "" if row[name] is None or variant == "plain" else "{:.2f}".format(row[name])
-      for name in ("to_tensorflow", "to_barrier")
+    numbers = [
+      "{:.2f}".format(row["milliseconds"]),
+      "{:.2f} to {:.2f}".format(*row["quartiles"]),
+      "{:.2f}".format(row["overhead"]),
+      *("" if row[ratio] is None or variant == "plain" else "{:.2f}".format(row[ratio]) for ratio in RATIOS),
+      row["ops"],
+      row["ops_run"],
+      "{:.2f}s".format(row["build_seconds"]),
+      "{:.2f}s".format(row["first_seconds"]),
+      "" if row["memory"] is None else "{:.0f} MB".format(row["memory"]),
     ]
-    memory = "" if row["memory"] is None else "{:.0f} MB".format(row["memory"])
-    print(
-      "  {:<11}{:>9.2f}  {:<17}{:>9.2f}{:>12}{:>9}{:>8}{:>8}{:>7.2f}s{:>7.2f}s{:>9}".format(
-        variant,
-        row["milliseconds"],
-        "{:.2f} to {:.2f}".format(*row["quartiles"]),
-        row["overhead"],
-        *ratios,
-        row["ops"],
-        row["ops_run"],
-        row["build_seconds"],
-        row["first_seconds"],
-        memory,
-      ),
-      flush=True,
-    )
-
-
-def draw(results, path):
-  """Draws a group of bars for each workload: the overhead of each variant relative to TensorFlow's class."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot
-
-  shown = [result for result in results if "tensorflow" in result["variants"]]
-  names = [name for name in variants() if name != "plain"]
-  figure, axes = pyplot.subplots(figsize=(10, 1 + 0.6 * len(shown)))
-  for index, name in enumerate(names):
-    values = [result["variants"].get(name, {}).get("to_tensorflow", 0) for result in shown]
-    axes.barh(np.arange(len(shown)) - index * 0.8 / len(names), values, 0.8 / len(names), label=name)
-  axes.set_yticks(np.arange(len(shown)) - 0.3)
-  axes.set_yticklabels(["{} {}".format(result["workload"], result["optimizer"]) for result in shown])
-  axes.invert_yaxis()
-  axes.set_xlabel("overhead of a step; TensorFlow's class is 1")
-  axes.legend()
-  figure.savefig(path, dpi=120, bbox_inches="tight")
+    print(line.format(variant, *numbers), flush=True)
 
 
 def parse_arguments():
@@ -409,7 +357,7 @@ def parse_arguments():
   parser.add_argument("--seconds", type=float, default=40, help="for a workload at most; default: %(default)s")
   parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of a Session; default: %(default)s")
   parser.add_argument("--memory", action="store_true", help="measure memory, too, in a process for each variant")
-  parser.add_argument("--output", default="runs", help="where benchmark.json and .png go; default: %(default)s")
+  parser.add_argument("--output", default="runs", help="where benchmark.json goes; default: %(default)s")
   parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
   return parser.parse_args()
 
@@ -433,23 +381,15 @@ def main():
     processor(), os.cpu_count(), arguments.threads, tf.VERSION, platform.python_version()
   )
   print(machine)
-  results = []
+  results, seconds = [], 12 if arguments.quick else arguments.seconds
+  os.makedirs(arguments.output, exist_ok=True)
   for workload, optimizers in plan.items():
     for optimizer in optimizers:
-      rows = measure(
-        workload,
-        optimizer,
-        arguments.rounds,
-        12 if arguments.quick else arguments.seconds,
-        arguments.threads,
-        arguments.memory,
-      )
+      rows = measure(workload, optimizer, arguments.rounds, seconds, arguments.threads, arguments.memory)
       show(workload, optimizer, rows)
       results.append(dict(workload=workload, optimizer=optimizer, variants=rows))
-  os.makedirs(arguments.output, exist_ok=True)
-  with open(os.path.join(arguments.output, "benchmark.json"), "w") as file:
-    json.dump(dict(machine=machine, results=results), file, indent=2)
-  draw(results, os.path.join(arguments.output, "benchmark.png"))
+      with open(os.path.join(arguments.output, "benchmark.json"), "w") as file:
+        json.dump(dict(machine=machine, results=results), file, indent=2)
 
 
 if __name__ == "__main__":

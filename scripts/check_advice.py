@@ -51,7 +51,17 @@ class Masks:
     return {self._images: images, self._masks: masks}
 
 
-class Text:
+class Task:
+  """What most tasks share: Adam with a fixed learning rate."""
+
+  rate = 0.004
+
+  def optimizer(self, step):
+    del step
+    return tf.train.AdamOptimizer(self.rate)
+
+
+class Text(Task):
   """Predicts the next character of descriptions of data, with a recurrent network. Bits per character."""
 
   steps, result, length, units = 300, "bits per character", 24, 96
@@ -63,10 +73,6 @@ class Text:
     codes = np.array([self._symbols.index(symbol) for symbol in text], np.int32)
     self._train, self._test = codes[: len(codes) * 9 // 10], codes[len(codes) * 9 // 10 :]
     self._codes = tf.placeholder(tf.int32, [None, self.length + 1])
-
-  def optimizer(self, step):
-    del step
-    return tf.train.AdamOptimizer(0.004)
 
   def build(self, dtype):
     depth = len(self._symbols)
@@ -90,7 +96,7 @@ class Text:
     return {self._codes: np.stack([codes[start : start + self.length + 1] for start in starts])}
 
 
-class Photographs:
+class Photographs(Task):
   """Removes noise from patches of photographs, with convolutions. Decibels of the largest value over the error."""
 
   steps, size, result = 150, 48, "PSNR, dB"
@@ -99,10 +105,6 @@ class Photographs:
     china, flower = (image.astype(np.float32) / 255 for image in datasets.load_sample_images().images)
     self._train, self._test = china, flower
     self._clean, self._noisy = (tf.placeholder(tf.float32, [None, self.size, self.size, 3]) for _ in range(2))
-
-  def optimizer(self, step):
-    del step
-    return tf.train.AdamOptimizer(0.004)
 
   def build(self, dtype):
     hidden = tf.cast(self._noisy, dtype) - 0.5
@@ -124,17 +126,27 @@ class Photographs:
     return {self._clean: clean, self._noisy: clean + 0.1 * rng.randn(*clean.shape)}
 
 
-class Tumors:
-  """Classifies breast tumors by 30 measurements, with dense layers. Accuracy."""
+class Measurements(Task):
+  """A task whose inputs are rows of normalized measurements."""
 
-  steps, result = 300, "accuracy"
-
-  def __init__(self):
-    data = datasets.load_breast_cancer()
+  def __init__(self, data, dtype):
     inputs = (data.data - data.data.mean(axis=0)) / data.data.std(axis=0)
     order = np.random.RandomState(0).permutation(len(inputs))
-    self._inputs, self._labels, self._train = inputs[order], data.target[order], 400
-    self._x, self._y = tf.placeholder(tf.float32, [None, 30]), tf.placeholder(tf.int32, [None])
+    self._inputs, self._targets = inputs[order], data.target[order]
+    self._x, self._y = tf.placeholder(tf.float32, [None, inputs.shape[1]]), tf.placeholder(dtype, [None])
+
+  def feed(self, rng):
+    part = slice(self.train, None) if rng is None else rng.randint(0, self.train, self.batch)
+    return {self._x: self._inputs[part], self._y: self._targets[part]}
+
+
+class Tumors(Measurements):
+  """Classifies breast tumors by 30 measurements, with dense layers. Accuracy."""
+
+  steps, result, train, batch = 300, "accuracy", 400, 32
+
+  def __init__(self):
+    super().__init__(datasets.load_breast_cancer(), tf.int32)
 
   def optimizer(self, step):
     del step
@@ -147,25 +159,14 @@ class Tumors:
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=self._y, logits=logits))
     return loss, tf.reduce_mean(tf.cast(right, tf.float32))
 
-  def feed(self, rng):
-    part = slice(self._train, None) if rng is None else rng.randint(0, self._train, 32)
-    return {self._x: self._inputs[part], self._y: self._labels[part]}
 
-
-class Diabetes:
+class Diabetes(Measurements):
   """Predicts the progress of diabetes, 25 to 346, with dense layers; the loss is not normalized. R squared."""
 
-  steps, result = 400, "R squared"
+  steps, result, train, batch, rate = 400, "R squared", 300, 64, 0.05
 
   def __init__(self):
-    data = datasets.load_diabetes()
-    order = np.random.RandomState(0).permutation(len(data.target))
-    self._inputs, self._targets = data.data[order] / data.data.std(axis=0), data.target[order]
-    self._x, self._y = tf.placeholder(tf.float32, [None, 10]), tf.placeholder(tf.float32, [None])
-
-  def optimizer(self, step):
-    del step
-    return tf.train.AdamOptimizer(0.05)
+    super().__init__(datasets.load_diabetes(), tf.float32)
 
   def build(self, dtype):
     hidden = tf.nn.relu(dense(tf.cast(self._x, dtype), 32, "one"))
@@ -173,10 +174,6 @@ class Diabetes:
     variance = tf.reduce_mean(tf.square(self._y - tf.reduce_mean(self._y)))
     error = tf.reduce_mean(tf.square(predicted - self._y))
     return tf.reduce_sum(tf.square(predicted - self._y)), 1.0 - error / variance
-
-  def feed(self, rng):
-    part = slice(300, None) if rng is None else rng.randint(0, 300, 64)
-    return {self._x: self._inputs[part], self._y: self._targets[part]}
 
 
 TASKS = [Masks, Text, Photographs, Tumors, Diabetes]

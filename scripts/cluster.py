@@ -45,6 +45,16 @@ def add_arguments(parser):
   parser.add_argument("--task", type=int, help="the index of this process; by default, starts all processes")
 
 
+def tensorflow(arguments):
+  """Imports and configures TensorFlow; returns it."""
+  import tensorflow.compat.v1 as tf
+
+  tf.disable_eager_execution()
+  (tf.enable_control_flow_v2 if arguments.control_flow == 2 else tf.disable_control_flow_v2)()
+  tf.logging.set_verbosity(tf.logging.ERROR)
+  return tf
+
+
 class Digits:
   """scikit-learn's digits in batches, which depend only on the attempt and the process."""
 

@@ -1,205 +1,189 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures and checks loss scaling on a GPU, with this machine's TensorFlow (2.4 to 2.21).
+"""Checks and measures loss scaling on a GPU, with this machine's TensorFlow (2.4 to 2.21).
 
     scripts/gpu                  # every part
     scripts/gpu --part trace     # one of them; may be repeated
 
-    digits      the demo's network, and a wide one, for which Tensor Cores matter: accuracy and time of a step in
-                float32, in float16 without loss scaling, and in float16 with mp_compat
-    programs    the programs of tests/programs, with overflows: all variables after every step, without loss scaling,
-                with TensorFlow's class, and with mp_compat
-    trace       the tensors that a full trace shows between devices: loss scaling must not add one, except scalars
-    benchmark   four workloads of scripts/benchmark.py: the optimizer alone, the barrier, TensorFlow's class, mp_compat
-    devices     MirroredStrategy on two virtual devices of the GPU
-    xla         auto-clustering, and a function with jit_compile
-    rewrite     the graph rewrite to float16, in a Session and in Keras
+    trace       the tensors that a full trace shows between devices: loss scaling must add none but scalars
+    programs    the programs of tests/programs, with overflows: the same bits after every step without loss scaling,
+                with TensorFlow's class and with mp_compat (needs pytest)
+    benchmark   scripts/benchmark.py with four workloads, which writes its figures to --out
 
-Each part is a process (scripts/gpu_parts.py); limits on their time aim at ten minutes in total. A part whose packages
-are missing is left out. Prints a table, and writes gpu.json, gpu.png and a log of each part to --out. The exit status
-is 1 if there is no GPU or a check failed.
+The exit status is 1 if there is no GPU or a check failed.
 """
 
 import argparse
 import collections
-import datetime
-import importlib.util
-import json
 import os
 import subprocess
 import sys
+import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-MINUTES = 5  # for a part at most
+# Read once, while TensorFlow is imported. The benchmark needs memory beside this process.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+os.environ.setdefault("TF_DETERMINISTIC_OPS", "1")
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-# The packages of each part besides TensorFlow and NumPy: {module: distribution}.
-PARTS = collections.OrderedDict(
-  [
-    ("digits", {"matplotlib": "matplotlib", "sklearn": "scikit-learn", "tqdm": "tqdm"}),
-    ("programs", {"pytest": "pytest"}),
-    ("trace", {"tqdm": "tqdm"}),
-    ("benchmark", {"tqdm": "tqdm"}),
-    ("devices", {"tqdm": "tqdm"}),
-    ("xla", {"tqdm": "tqdm"}),
-    ("rewrite", {"tqdm": "tqdm"}),
-  ]
-)
-ENVIRONMENT = {
-  "TF_CPP_MIN_LOG_LEVEL": "0",  # In the logs, TensorFlow names libraries that it does not find.
-  "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # Leaves memory to libraries that allocate their own.
+import graphs
+import numpy as np
+import tensorflow
+import tensorflow.compat.v1 as tf
+
+import mp_compat
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+WORKLOADS = ["resnet50", "bert-base", "small-1000", "model-dense"]  # the last one needs cuBLAS
+
+
+class Clipping:
+  """An optimizer with a dynamic loss scale that clips the gradients by their global norm."""
+
+  def __init__(self, opt):
+    self._opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic")
+
+  def minimize(self, loss):
+    grads, variables = zip(*[pair for pair in self._opt.compute_gradients(loss) if pair[0] is not None])
+    return self._opt.apply_gradients(zip(mp_compat.clip_by_global_norm(grads, 1.0)[0], variables))
+
+
+WRAPPERS = {
+  "dynamic": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+  "fixed": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, 128.0),
+  "clipped": Clipping,
 }
-DETERMINISTIC = {"TF_DETERMINISTIC_OPS": "1"}  # Only for `programs`: some ops are slower.
 
 
-def missing(packages):
-  """Returns the command that installs those of `packages` that are missing; None if none is."""
-  names = [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
-  return "python3 -m pip install " + " ".join(names) if names else None
+def find_transfers(wrap, device):
+  """Returns the floating-point tensors that a training step sends from one device or memory to another.
 
+  The model has dense gradients of up to 256 KB and an IndexedSlices. The full trace of a step with finite gradients and
+  that of an overflow together contain the shapes of the tensors in all branches.
 
-def make_row(result, failed):
-  """Returns a row about a whole part."""
-  return dict(name="", milliseconds=None, result=result, failed=failed, details={})
-
-
-def run_part(part, folder):
-  """Runs a part in its own process, with a log in `folder`; returns its rows (see scripts/gpu_parts.py).
-
-  If the process fails or does not end in time, the last row says so.
+  Returns:
+    A Counter of (dtype, shape), without scalars; the shape is None for a tensor that neither trace contains. And a
+    Counter of the devices of all ops.
   """
-  rows, log = (os.path.join(folder, part + extension) for extension in (".rows", ".log"))
-  path = os.pathsep.join([os.path.dirname(HERE)] + [entry for entry in [os.environ.get("PYTHONPATH")] if entry])
-  environment = dict(os.environ, PYTHONPATH=path, **ENVIRONMENT)
-  if part == "programs":
-    environment.update(DETERMINISTIC)
-  with open(log, "w") as output:
-    try:
-      status = subprocess.run(
-        [sys.executable, os.path.join(HERE, "gpu_parts.py"), part, rows],
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        timeout=60 * MINUTES,
-        check=False,
-      ).returncode
-      problem = status and "ended with status {}; see {}".format(status, log)
-    except subprocess.TimeoutExpired:
-      problem = "did not end in {} minutes; see {}".format(MINUTES, log)
-  found = []
-  if os.path.exists(rows):
-    with open(rows) as file:
-      found = [json.loads(line) for line in file if line.endswith("\n")]
-    os.remove(rows)
-  if problem:
-    found.append(make_row(problem, failed=True))
-  return found
+  from tests import testing
+
+  shapes, options = {}, tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE, output_partition_graphs=True)
+  with tf.Graph().as_default(), tf.device(device):
+    x = tf.placeholder(tf.float32, [3])
+    large = tf.get_variable("large", [256, 256], initializer=tf.ones_initializer(), use_resource=True)
+    loss = testing.model(x, use_resource=True) + x[0] * tf.reduce_sum(tf.square(large))
+    train_op = wrap(tf.train.MomentumOptimizer(1e-6, 0.9)).minimize(loss)
+    with tf.Session() as session:
+      session.run(tf.global_variables_initializer())
+      for value in (1.0, np.inf):
+        metadata = tf.RunMetadata()
+        session.run(train_op, {x: [value] * 3}, options, metadata)
+        for node in [node for stats in metadata.step_stats.dev_stats for node in stats.node_stats]:
+          for output in node.output:
+            shapes[node.node_name, output.slot] = tuple(dim.size for dim in output.tensor_description.shape.dim)
+  nodes = [node for part in metadata.partition_graphs for node in part.node]
+  transfers = collections.Counter()
+  for node in nodes:
+    if node.op in ("_Send", "_HostSend"):
+      source, _, slot = node.input[0].partition(":")
+      dtype, shape = tf.as_dtype(node.attr["T"].type), shapes.get((source, int(slot or 0)))
+      if dtype.is_floating and (shape is None or np.prod(shape) > 1):
+        transfers[dtype.name, shape] += 1
+  return transfers, collections.Counter(node.device.rpartition("device:")[2] for node in nodes)
 
 
-def describe_driver():
-  """Returns the versions of the NVIDIA drivers, one for each GPU; [] if nvidia-smi does not work."""
-  try:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode().split()
-  except (OSError, subprocess.CalledProcessError):
-    return []
+def trace(device="/gpu:0", wrappers=WRAPPERS):
+  """Prints what loss scaling sends between host and device; returns the names of wrappers that send more than scalars.
 
-
-def require_gpu(folder):
-  """Returns the description of this machine. Raises SystemExit with a message if TensorFlow sees no GPU."""
-  absent = missing({"numpy": "numpy", "tensorflow": "'tensorflow[and-cuda]'", "tqdm": "tqdm"})
-  if absent:
-    sys.exit("Expected TensorFlow's GPU build and its packages in {}. Run: {}".format(sys.executable, absent))
-  row = run_part("machine", folder)[-1]
-  if row["failed"]:
-    sys.exit("TensorFlow could not describe this machine: " + row["result"])
-  machine = row["details"]
-  if not machine["gpus"]:
-    sys.exit(
-      "No GPU is visible to TensorFlow {} (built with CUDA: {}). Expected a GPU, its driver (nvidia-smi) and CUDA's "
-      "libraries; TensorFlow names what is missing in {}. CUDA_VISIBLE_DEVICES is {}.".format(
-        machine["tensorflow"],
-        machine["cuda"] or machine["cuda_build"],
-        os.path.join(folder, "machine.log"),
-        repr(os.environ["CUDA_VISIBLE_DEVICES"]) if "CUDA_VISIBLE_DEVICES" in os.environ else "not set",
+  A wrapper none of whose ops are on the device has failed, too.
+  """
+  unwrapped, _ = find_transfers(lambda opt: opt, device)
+  failed = []
+  for name, wrap in wrappers.items():
+    transfers, ops = find_transfers(wrap, device)
+    added = ["{} of {} {}".format(count, *tensor) for tensor, count in (transfers - unwrapped).items()]
+    failed += [name] * (bool(added) or device.strip("/").upper() not in ops)
+    print(
+      "{:<10}transfers: {} without loss scaling, added: {}; ops: {}".format(
+        name,
+        sum(unwrapped.values()),
+        ", ".join(added) or "none",
+        ", ".join("{} on {}".format(count, place) for place, count in sorted(ops.items())),
       )
     )
-  return dict(machine, date=datetime.datetime.now().isoformat(timespec="seconds"), driver=describe_driver())
+  return failed
 
 
-def show(part, rows):
-  for row in rows:
-    time = "" if row["milliseconds"] is None else "{:.3f}".format(row["milliseconds"])
-    result = "FAILED: " + row["result"] if row["failed"] else row["result"]
-    print("{:<10}{:<42}{:>10}  {}".format(part, row["name"], time, result).rstrip(), flush=True)
+def compare_program(row):
+  """Trains a program of tests/programs three ways; returns how the results compare, and what differs."""
+  import pytest
+
+  from tests import testing
+  from tests.programs import table
+
+  variant = row.variants[0]
+  try:
+    table.compare_with_reference(row, variant)
+  except (Exception, pytest.fail.Exception) as error:
+    api = testing.native if table.resolve_reason(row.unwrapped_fails, variant) else None
+    try:
+      with testing.control_flow(variant.control_flow):
+        testing.assert_same(*(table.train(row, variant, api).clean for _ in range(2)))
+    except (Exception, pytest.fail.Exception):
+      return "fail, or differ from run to run, without mp_compat", str(error)
+    return "FAILED", str(error)
+  try:
+    table.compare_with_tensorflow(row, variant)
+  except AssertionError as error:
+    return "FAILED", str(error)
+  except (Exception, pytest.fail.Exception) as error:
+    return "same, but TensorFlow's class fails or works unexpectedly", str(error)
+  return "same", ""
 
 
-def draw(results, title, path):
-  """Draws the times of the steps: a panel for each part that has any, with a bar for each row."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot
-
-  panels = [(part, [row for row in rows if row["milliseconds"]]) for part, rows in results.items()]
-  panels = [(part, rows) for part, rows in panels if rows]
-  heights = [len(rows) + 1 for _, rows in panels]
-  figure, all_axes = pyplot.subplots(
-    len(panels), squeeze=False, figsize=(11, 1 + 0.32 * sum(heights)), gridspec_kw={"height_ratios": heights}
-  )
-  for (part, rows), axes in zip(panels, all_axes[:, 0]):
-    times = [row["milliseconds"] for row in rows]
-    colors = ["tab:green" if "mp_compat" in row["name"] or "dynamic" in row["name"] else "tab:gray" for row in rows]
-    axes.barh(range(len(rows)), times, color=colors)
-    for position, time in enumerate(times):
-      axes.text(time, position, " {:.3g}".format(time), va="center", fontsize=8)
-    axes.set_yticks(range(len(rows)))
-    axes.set_yticklabels([row["name"] for row in rows], fontsize=8)
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set_title(part, loc="left", fontsize=10)
-  all_axes[-1, 0].set_xlabel("median time of a step, ms; green: with mp_compat")
-  figure.suptitle(title, fontsize=10)
-  figure.tight_layout()
-  figure.savefig(path, dpi=110)
+def compare_programs(rows=None, seconds=240):
+  """Compares all programs for which `seconds` suffice, and prints how many are the same; returns those that failed."""
+  rows = [row for row in rows or graphs.programs() if not row.limit]
+  found, end = collections.defaultdict(list), time.monotonic() + seconds
+  for row in sorted(rows, key=lambda row: row.slow):
+    print(row.name, file=sys.stderr, flush=True)  # If a program ends the process, it is the last one.
+    result, text = compare_program(row) if time.monotonic() < end else ("left out, for lack of time", "")
+    found[result].append(row.name)
+    if text:
+      print("{}: {}\n  {}".format(result, row.name, text))
+  for result, names in found.items():
+    print("{:>4} {}".format(len(names), result))
+  return found["FAILED"] or ["all"] * (not found["same"])
 
 
-def report(results, machine, folder):
-  """Writes gpu.json and, if it is possible, gpu.png."""
-  with open(os.path.join(folder, "gpu.json"), "w") as file:
-    json.dump(dict(machine=machine, parts=results), file, indent=2)
-  absent = missing({"matplotlib": "matplotlib"})
-  if absent:
-    print("gpu.png left out; to draw it: " + absent)
-  elif any(row["milliseconds"] for rows in results.values() for row in rows):
-    title = "{}, TensorFlow {}, {}".format(", ".join(machine["gpus"]), machine["tensorflow"], machine["date"])
-    draw(results, title, os.path.join(folder, "gpu.png"))
-
-
-def parse_arguments():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--part", choices=list(PARTS), action="append", help="only this one; may be repeated")
-  parser.add_argument("--out", default=os.path.join("runs", "gpu"), metavar="DIR", help="default: %(default)s")
-  return parser.parse_args()
+def benchmark(folder):
+  """Runs scripts/benchmark.py in a process of its own; returns its name if it failed."""
+  command = [sys.executable, os.path.join(ROOT, "scripts", "benchmark.py"), "--optimizer", "sgd", "--output", folder]
+  for workload in WORKLOADS:
+    command += ["--workload", workload]
+  environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+  del environment["TF_DETERMINISTIC_OPS"]  # Some ops are slower.
+  done = subprocess.run([*command, "--rounds", "100", "--seconds", "20"], env=environment, check=False)
+  return ["benchmark"] * (done.returncode != 0)
 
 
 def main():
-  arguments = parse_arguments()
-  os.makedirs(arguments.out, exist_ok=True)
-  machine = require_gpu(arguments.out)
-  for name, value in machine.items():
-    print("{:<12}{}".format(name, ", ".join(value) if isinstance(value, list) else value))
-  print("\n{:<10}{:<42}{:>10}  {}".format("part", "", "ms", "result"))
-  results = collections.OrderedDict()
-  for part in arguments.part or PARTS:
-    absent = missing(PARTS[part])
-    if absent:
-      results[part] = [make_row("left out; to run it: " + absent, failed=False)]
-    else:
-      results[part] = run_part(part, arguments.out)
-    show(part, results[part])
-  report(results, machine, arguments.out)
-  failed = sum(row["failed"] for rows in results.values() for row in rows)
-  print("{} checks failed. Numbers: {}".format(failed, os.path.join(arguments.out, "gpu.json")))
-  sys.exit(1 if failed else 0)
+  parts = {"trace": trace, "programs": compare_programs, "benchmark": lambda: benchmark(arguments.out)}
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--part", choices=list(parts), action="append", help="only this one; may be repeated")
+  parser.add_argument("--out", default=os.path.join("runs", "gpu"), metavar="DIR", help="default: %(default)s")
+  arguments = parser.parse_args()
+  gpus, details = tensorflow.config.list_physical_devices("GPU"), tensorflow.config.experimental.get_device_details
+  if not gpus:
+    sys.exit(
+      "No GPU is visible to TensorFlow {} (built with CUDA: {}). It needs a GPU, its driver and CUDA's libraries, and "
+      "names above what is missing.".format(tf.VERSION, tf.test.is_built_with_cuda())
+    )
+  print("TensorFlow {}; {}".format(tf.VERSION, ", ".join(str(details(gpu)) for gpu in gpus)))
+  failed = []
+  for part in arguments.part or parts:
+    print("\n" + part, flush=True)
+    failed += parts[part]()
+  print("\nFailed: " + ", ".join(failed) if failed else "\nNo check failed.")
+  sys.exit(bool(failed))
 
 
 if __name__ == "__main__":

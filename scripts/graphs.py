@@ -30,7 +30,11 @@ RANDOM_GRAPHS = 200
 def write(folder: str) -> None:
   """Writes one compressed text file for each graph."""
   os.makedirs(folder)
-  jobs = [(folder, "{}-{}".format(name, kind), _build_program, (name, kind == "fixed")) for name, kind in _programs()]
+  jobs = [
+    (folder, "{}-{}".format(row.name, kind), _build_program, (row.name, kind == "fixed"))
+    for row in programs()
+    for kind in ("dynamic", "fixed")
+  ]
   jobs += [(folder, "random-{}".format(i), _build_case, (case,)) for i, case in enumerate(_random_cases())]
   with multiprocessing.get_context("fork").Pool(maxtasksperchild=1) as pool:
     pool.starmap(_write_one, jobs, chunksize=1)
@@ -57,14 +61,13 @@ def _text_of(graph):
   return "\n".join(map(str, list(definition.node) + functions))
 
 
-def _programs():
+def programs():
+  """Returns the rows of tests/programs that this TensorFlow can run."""
   from tests.programs import table
 
   for path in sorted(glob.glob(os.path.join(ROOT, "tests", "programs", "test_*.py"))):
     importlib.import_module("tests.programs." + os.path.basename(path)[: -len(".py")])
-  return [
-    (name, kind) for name, row in table.PROGRAMS.items() if all(row.needs.values()) for kind in ("dynamic", "fixed")
-  ]
+  return [row for row in table.PROGRAMS.values() if all(row.needs.values())]
 
 
 def _build_program(name, fixed):

@@ -165,61 +165,6 @@ def minimize(run, loss, steps, learning_rate=LEARNING_RATE):
   return optimizer, optimizer.minimize(loss, global_step)
 
 
-class ScaleRecorder(tf.train.SessionRunHook):
-  """Records the loss scale of every step, and whether the step overflowed."""
-
-  def __init__(self, optimizer):
-    self._scale = optimizer.loss_scale()
-    self._finite = optimizer.gradients_finite
-    self.scales, self.overflows = [], []
-
-  def after_create_session(self, session, coord):
-    self._next = float(session.run(self._scale))
-
-  def before_run(self, run_context):
-    return tf.train.SessionRunArgs(self._finite)
-
-  def after_run(self, run_context, run_values):
-    self.scales.append(self._next)
-    self.overflows.append(not run_values.results)
-    # A separate run: fetched with the train op, the scale could be the one before or after the update.
-    self._next = float(run_context.session.run(self._scale))
-
-
-class MeasureHook(tf.train.SessionRunHook):
-  """Measures at the beginning, every few global steps and at the end, and updates the progress bar."""
-
-  def __init__(self, accuracy, test_feed, vanished, probe_feed, every, progress):
-    self._accuracy, self._test_feed = accuracy, test_feed
-    self._vanished, self._probe_feed = vanished, probe_feed
-    self._every, self._progress = every, progress
-    self.steps, self.accuracies, self.fractions = [], [], []
-
-  def begin(self):
-    self._global_step = tf.train.get_global_step()
-
-  def after_create_session(self, session, coord):
-    self._step = 0
-    self._measure(session)
-
-  def after_run(self, run_context, run_values):
-    before, self._step = self._step, int(run_context.session.run(self._global_step))
-    self._progress.update(self._step - before)
-    if self._step > before and self._step % self._every == 0:  # A skipped step does not change it.
-      self._measure(run_context.session)
-
-  def end(self, session):
-    if self.steps[-1] != self._step:
-      self._measure(session)
-
-  def _measure(self, session):
-    self.steps.append(self._step)
-    self.accuracies.append(float(session.run(self._accuracy, self._test_feed)))
-    fractions = session.run(self._vanished, self._probe_feed)
-    self.fractions.append([None if np.isnan(fraction) else float(fraction) for fraction in fractions])
-    self._progress.set_postfix_str("test accuracy {:.1%}".format(self.accuracies[-1]))
-
-
 def train(run, seed, steps, every, digits, directory, progress):
   """Trains one network and returns what was measured, as plain Python values."""
   started = time.time()
@@ -239,19 +184,17 @@ def train(run, seed, steps, every, digits, directory, progress):
       tf.gradients(loss * scale, outputs), tf.gradients(mean_loss(exact_logits, masks), exact_outputs)
     )
     test_images, test_masks = digits.examples(digits.test, np.random.RandomState(0))
-    measure = MeasureHook(
-      ink_accuracy(logits, masks),
-      {images: test_images, masks: test_masks},
-      vanished,
-      {images: test_images[:BATCH], masks: test_masks[:BATCH]},
-      every,
-      progress,
-    )
-    hooks = [measure, tf.train.StopAtStepHook(last_step=steps)]
+    tests = {images: test_images, masks: test_masks}
+    probes = {images: test_images[:BATCH], masks: test_masks[:BATCH]}
+    accuracy, global_step = ink_accuracy(logits, masks), tf.train.get_global_step()
+    hooks = [tf.train.StopAtStepHook(last_step=steps)]
     tf.summary.scalar("loss", loss)
+    fetches = [train_op]
+    result = {"seed": seed, "steps": [], "test_accuracy": [], "vanished": []}
     if run.loss_scaling:
-      ranges = mp_compat.GradientRangesHook(optimizer, every_n_steps=10, output_dir=os.path.join(directory, "ranges"))
-      hooks += [ranges, ScaleRecorder(optimizer)]
+      hooks.append(mp_compat.GradientRangesHook(optimizer, 10, output_dir=os.path.join(directory, "ranges")))
+      fetches.append(optimizer.gradients_finite)
+      result.update(loss_scale=[], overflow=[])
 
     rng = np.random.RandomState(seed)
     with tf.train.MonitoredTrainingSession(
@@ -261,20 +204,32 @@ def train(run, seed, steps, every, digits, directory, progress):
       save_summaries_steps=20,
       log_step_count_steps=None,
     ) as session:
-      while not session.should_stop():
-        batch_images, batch_masks = digits.examples(rng.choice(digits.train, BATCH), rng)
-        session.run(train_op, {images: batch_images, masks: batch_masks})
 
-  result = {
-    "seed": seed,
-    "seconds": time.time() - started,
-    "steps": measure.steps,
-    "test_accuracy": measure.accuracies,
-    "vanished": measure.fractions,
-  }
-  if run.loss_scaling:
-    result.update(loss_scale=hooks[-1].scales, overflow=hooks[-1].overflows)
-  return result
+      def read(tensor, feed=None):  # without the hooks
+        return session.run_step_fn(lambda step_context: step_context.session.run(tensor, feed))
+
+      def measure(step):
+        fractions = read(vanished, probes)
+        result["steps"].append(step)
+        result["test_accuracy"].append(float(read(accuracy, tests)))
+        result["vanished"].append([None if np.isnan(fraction) else float(fraction) for fraction in fractions])
+        progress.set_postfix_str("test accuracy {:.1%}".format(result["test_accuracy"][-1]))
+
+      step = 0
+      measure(step)
+      while not session.should_stop():
+        if run.loss_scaling:
+          result["loss_scale"].append(float(read(scale)))
+        batch_images, batch_masks = digits.examples(rng.choice(digits.train, BATCH), rng)
+        _, *finite = session.run(fetches, {images: batch_images, masks: batch_masks})
+        if run.loss_scaling:
+          result["overflow"].append(not finite[0])
+        before, step = step, int(read(global_step))
+        progress.update(step - before)
+        if step > before and (step % every == 0 or step == steps):  # A skipped step does not change it.
+          measure(step)
+
+  return dict(result, seconds=time.time() - started)
 
 
 def over_seeds(results, key):
@@ -390,8 +345,7 @@ def plot(results, path):
   figure.savefig(path, dpi=110)
 
 
-def parse_arguments():
-  """Parses the command line."""
+def main():
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("--out", default=os.path.join("runs", "digits"), metavar="DIR", help="default: %(default)s")
   parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind; default: %(default)s")
@@ -400,11 +354,6 @@ def parse_arguments():
   arguments = parser.parse_args()
   if arguments.quick:
     arguments.seeds, arguments.steps = 1, 20
-  return arguments
-
-
-def main():
-  arguments = parse_arguments()
   tf.disable_eager_execution()
   tf.logging.set_verbosity(tf.logging.ERROR)
   digits = Digits()

@@ -94,8 +94,7 @@ def table(estimator, metrics):
   return "\n".join("{:<18}{:>8}".format(*row) for row in rows)
 
 
-def parse_arguments():
-  """Parses the command line."""
+def main():
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("--model_dir", help="for checkpoints and summaries; default: a temporary directory")
   parser.add_argument("--steps", type=int, default=600, help="steps to apply; default: %(default)s")
@@ -109,24 +108,6 @@ def parse_arguments():
   arguments = parser.parse_args()
   if arguments.overflow_every < 0 or arguments.overflow_every == 1:
     parser.error("--overflow_every must be 0 or at least 2: otherwise no step is ever applied")
-  return arguments
-
-
-def run(model_dir, steps, overflow_every):
-  """Trains, evaluates and prints the table."""
-  train, test = load()
-  estimator = tf.estimator.Estimator(
-    model_fn,
-    model_dir,
-    tf.estimator.RunConfig(tf_random_seed=0),
-    params={"loss_scale": mp_compat.DynamicLossScale(increment_period=INCREMENT_PERIOD)},
-  )
-  estimator.train(lambda: train_input_fn(*train, overflow_every=overflow_every), steps=steps)
-  print("\n" + table(estimator, estimator.evaluate(lambda: eval_input_fn(*test))))
-
-
-def main():
-  arguments = parse_arguments()
   if not hasattr(tf, "estimator"):
     raise SystemExit(
       "TensorFlow {} has no Estimator: it was removed after 2.15. Run this on 1.15 to 2.15, for example "
@@ -138,11 +119,16 @@ def main():
   logging.getLogger("tensorflow").addFilter(
     lambda record: record.levelno >= logging.ERROR or record.pathname.startswith(package)
   )
-  if arguments.model_dir:
-    run(arguments.model_dir, arguments.steps, arguments.overflow_every)
-  else:
-    with tempfile.TemporaryDirectory() as model_dir:
-      run(model_dir, arguments.steps, arguments.overflow_every)
+  train, test = load()
+  with tempfile.TemporaryDirectory() as directory:
+    estimator = tf.estimator.Estimator(
+      model_fn,
+      arguments.model_dir or directory,
+      tf.estimator.RunConfig(tf_random_seed=0),
+      params={"loss_scale": mp_compat.DynamicLossScale(increment_period=INCREMENT_PERIOD)},
+    )
+    estimator.train(lambda: train_input_fn(*train, overflow_every=arguments.overflow_every), steps=arguments.steps)
+    print("\n" + table(estimator, estimator.evaluate(lambda: eval_input_fn(*test))))
 
 
 if __name__ == "__main__":

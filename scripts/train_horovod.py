@@ -15,13 +15,10 @@ import cluster
 def work(arguments):
   """Runs one rank: trains, and prints the state after every step."""
   import horovod.tensorflow as hvd
-  import tensorflow.compat.v1 as tf
 
   import mp_compat
 
-  tf.disable_eager_execution()
-  (tf.enable_control_flow_v2 if arguments.control_flow == 2 else tf.disable_control_flow_v2)()
-  tf.logging.set_verbosity(tf.logging.ERROR)
+  tf = cluster.tensorflow(arguments)
   hvd.init()
 
   model = cluster.Model(tf, mp_compat, arguments.dtype)

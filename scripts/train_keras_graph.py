@@ -31,20 +31,6 @@ ABSURD_WEIGHT = 1e30
 GROWTH_STEPS = 60  # 2000 is usual; with 60, a run of some hundred steps shows the growth.
 
 
-def parse_arguments():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--steps", type=int, default=400, help="steps to attempt; default: %(default)s")
-  parser.add_argument(
-    "--overflow_at",
-    type=int,
-    nargs="*",
-    default=[100, 101, 250],
-    metavar="STEP",
-    help="steps whose gradients overflow; default: 100 101 250",
-  )
-  return parser.parse_args()
-
-
 def make_model():
   """Returns a model of two layers in float16 with float32 variables, for scikit-learn's digits."""
   half = keras.mixed_precision.experimental.Policy if VERSION < (2, 4) else keras.mixed_precision.Policy
@@ -57,7 +43,17 @@ def make_model():
 
 
 def main():
-  arguments = parse_arguments()
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--steps", type=int, default=400, help="steps to attempt; default: %(default)s")
+  parser.add_argument(
+    "--overflow_at",
+    type=int,
+    nargs="*",
+    default=[100, 101, 250],
+    metavar="STEP",
+    help="steps whose gradients overflow; default: 100 101 250",
+  )
+  arguments = parser.parse_args()
   tf.disable_eager_execution()
   digits = load_digits()
   data, target = digits.data.astype(np.float32) / 16, digits.target

@@ -20,32 +20,22 @@ STARTED, FINISHED = 1, 2
 UNLIMITED = 10**9
 
 
-def tensorflow(arguments):
-  """Imports and configures TensorFlow; returns it and the ClusterSpec."""
-  import tensorflow.compat.v1 as tf
-
-  tf.disable_eager_execution()
-  (tf.enable_control_flow_v2 if arguments.control_flow == 2 else tf.disable_control_flow_v2)()
-  tf.logging.set_verbosity(tf.logging.ERROR)
-  return tf, tf.train.ClusterSpec(json.loads(arguments.cluster))
-
-
 def serve(arguments):
   """Runs the parameter server, which holds the variables, until it is killed."""
-  tf, spec = tensorflow(arguments)
-  tf.train.Server(spec, "ps", 0).join()
+  tf = cluster.tensorflow(arguments)
+  tf.train.Server(json.loads(arguments.cluster), "ps", 0).join()
 
 
 def work(arguments):
   """Runs one worker: trains, and prints the state after every step."""
   import mp_compat
 
-  tf, spec = tensorflow(arguments)
+  tf, spec = cluster.tensorflow(arguments), json.loads(arguments.cluster)
   server = tf.train.Server(spec, "worker", arguments.task)
   chief = arguments.task == 0
 
   model = cluster.Model(tf, mp_compat, arguments.dtype)
-  with tf.device(tf.train.replica_device_setter(cluster=spec)):
+  with tf.device(tf.train.replica_device_setter(cluster=tf.train.ClusterSpec(spec))):
     global_step = tf.train.get_or_create_global_step()
     scale = mp_compat.DynamicLossScale(cluster.INITIAL_SCALE, cluster.INCREMENT_PERIOD)
     opt = scaled = mp_compat.MixedPrecisionLossScaleOptimizer(

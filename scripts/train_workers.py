@@ -17,13 +17,9 @@ import cluster
 
 def work(arguments):
   """Runs one worker: trains, and prints the state after every step."""
-  import tensorflow.compat.v1 as tf
-
   import mp_compat
 
-  tf.disable_eager_execution()
-  (tf.enable_control_flow_v2 if arguments.control_flow == 2 else tf.disable_control_flow_v2)()
-  tf.logging.set_verbosity(tf.logging.ERROR)
+  tf = cluster.tensorflow(arguments)
 
   strategy = tf.distribute.experimental.MultiWorkerMirroredStrategy()  # reads TF_CONFIG
   config = strategy.update_config_proto(tf.ConfigProto())

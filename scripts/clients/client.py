@@ -1,25 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a client's program with TensorFlow's loss scaling or mp_compat's, and compares the results."""
+"""Runs a client's program with TensorFlow's loss scaling or mp_compat's, and compares the results.
 
-import glob
+noxfile.py sets the environment in which programs can be repeated to the bit.
+"""
+
+import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 
-import numpy as np
-
 PYTHON = {"tensorflow": [sys.executable], "mp_compat": [sys.executable, "-m", "mp_compat", "run", "--"]}
-
-# One thread and no GPU, so that sums have the same order in every run.
-ENVIRONMENT = {
-  "CUDA_VISIBLE_DEVICES": "-1",
-  "OMP_NUM_THREADS": "1",
-  "PYTHONHASHSEED": "0",
-  "TF_CPP_MIN_LOG_LEVEL": "2",
-  "TF_DETERMINISTIC_OPS": "1",
-}
+PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs")
 
 
 def check(promise, otherwise):
@@ -27,59 +18,36 @@ def check(promise, otherwise):
     sys.exit("Failed: " + otherwise)
 
 
-def run(command, cwd=None, **environment):
+def run(command, cwd=None):
   """Runs a command and returns its output; exits with an error if the command fails."""
-  everything = dict(os.environ, **dict(ENVIRONMENT, **environment))
-  done = subprocess.run(command, cwd=cwd, env=everything, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+  done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
   check(
     not done.returncode, "{}\n{} ended with code {}.".format(done.stdout[-5000:], " ".join(command), done.returncode)
   )
   return done.stdout
 
 
-def copy(source, target):
-  """Copies a checkpoint, unchanged, to a new directory in which an Estimator finds it."""
-  os.makedirs(os.path.dirname(target))
-  for path in glob.glob(source + ".*"):
-    shutil.copy(path, target + path[len(source) :])
-  with open(os.path.join(os.path.dirname(target), "checkpoint"), "w") as file:
-    file.write('model_checkpoint_path: "{}"\n'.format(os.path.basename(target)))
+def compare(top, *program):
+  """Runs a program under `mp_compat compare`, to its end; exits with an error unless it trains the same, to the bit.
 
-
-def variables(path):
-  """Returns the values in a checkpoint by name."""
-  os.environ.update(ENVIRONMENT)  # TensorFlow reads it when imported.
-  import tensorflow.compat.v1 as tf
-
-  reader = tf.train.load_checkpoint(path)
-  return {name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()}
-
-
-def without_conditional(name):
-  """Returns the name of one of Adam's powers without the conditional in which TensorFlow's classes create it."""
-  return re.sub(r"\bcond(_\d+)?/(?=beta\d_power$)", "", name)
-
-
-def check_same(path, other, spelling=without_conditional, except_for=()):
-  """Checks that two checkpoints have the same names, dtypes, shapes and bits; exits with an error if not.
-
-  Args:
-    path: A checkpoint.
-    other: Another checkpoint.
-    spelling: A function that makes the names of both comparable.
-    except_for: Names that are not compared.
+  The program runs with TensorFlow's loss scaling in the folder original, with mp_compat's in the folder mp_compat, and
+  with TensorFlow's in the folder again, all in `top`.
 
   Returns:
-    The number of variables compared.
+    What the report says on the run with mp_compat.
   """
-  one, two = [
-    {
-      spelling(name): (value.dtype, value.shape, value.tolist() if value.dtype == object else value.tobytes())
-      for name, value in variables(one).items()
-      if name not in except_for
-    }
-    for one in (path, other)
-  ]
-  different = sorted(name for name in set(one) | set(two) if one.get(name) != two.get(name))
-  check(not different, "{} and {} differ in {}.".format(path, other, ", ".join(different)))
-  return len(one)
+  folder = os.path.join(PROGRAMS, "in_folder.py")
+  report = os.path.join(top, "report.json")
+  command = [sys.executable, "-m", "mp_compat", "compare", "--steps", str(10**9), "--json", report, folder, *program]
+  check(
+    not subprocess.run(command, cwd=top, check=False).returncode,
+    "the trainings differ.",
+  )
+  with open(report) as file:
+    return json.load(file)["runs"]["mp_compat"]
+
+
+def exchange(top):
+  """Exchanges the folders of `compare`: each of two classes continues from what the other has written."""
+  for source, target in [("original", "exchanged"), ("mp_compat", "original"), ("exchanged", "mp_compat")]:
+    os.rename(os.path.join(top, source), os.path.join(top, target))

@@ -4,12 +4,12 @@
     scripts/nox -s client-deepmd
 
 DeePMD-kit is not modified. `dp --tf train` computes in float16 and calls
-`tf.mixed_precision.enable_mixed_precision_graph_rewrite`; `python -m mp_compat run -m deepmd --tf train` is the same
-program, but the name refers to mp_compat. This program exits with an error unless
+`tf.mixed_precision.enable_mixed_precision_graph_rewrite`, a name that refers to mp_compat in the run with mp_compat.
+This program exits with an error unless
 
-- two trainings with TensorFlow's class agree, because otherwise they cannot be compared;
-- one with mp_compat has the same learning curve, to the letter, and the same last checkpoint, to the bit;
-- training continues from the checkpoints of either class with either class, with equal results.
+- two trainings with TensorFlow's class and one with mp_compat have the same variables after each step, to the bit, and
+  the same learning curve, to the letter;
+- so have three that continue: each class from the checkpoint of the other, and TensorFlow's from its own.
 
 The data is a Lennard-Jones crystal with random displacements of its atoms. The first steps
 overflow, and both classes skip them.
@@ -20,7 +20,6 @@ import itertools
 import json
 import os
 import tempfile
-import time
 
 import client
 import numpy as np
@@ -28,16 +27,9 @@ import numpy as np
 from mp_compat import checkpoints
 
 # One thread, so that sums have the same order in every run.
-ENVIRONMENT = dict(DP_INTERFACE_PREC="low", DP_INTRA_OP_PARALLELISM_THREADS="1", DP_INTER_OP_PARALLELISM_THREADS="1")
+os.environ.update(DP_INTERFACE_PREC="low", DP_INTRA_OP_PARALLELISM_THREADS="1", DP_INTER_OP_PARALLELISM_THREADS="1")
 EPSILON, SIGMA, LATTICE, CUTOFF = 0.0104, 3.405, 5.26, 5.2  # argon, in eV and Angstrom
 FRAMES = 40
-
-
-def parse_arguments():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--steps", type=int, default=200, help="steps of each training; default: %(default)s")
-  parser.add_argument("--more", type=int, default=200, help="steps after the restart; default: %(default)s")
-  return parser.parse_args()
 
 
 def lennard_jones(positions, side):
@@ -98,70 +90,36 @@ def settings(data, steps):
   }
 
 
-def train(top, name, whose, steps, restart=None):
-  """Runs DeePMD-kit in a new directory; returns its learning curve and the path of its last checkpoint."""
-  began, directory = time.time(), os.path.join(top, name)
-  os.makedirs(directory)
-  with open(os.path.join(directory, "input.json"), "w") as file:
+def train(top, steps, *restart):
+  """Trains up to a step with either class, and compares; prints the learning curve in short."""
+  with open(os.path.join(top, "input.json"), "w") as file:
     json.dump(settings(os.path.join(top, "data"), steps), file)
-  client.run(
-    client.PYTHON[whose]
-    + ["-m", "deepmd", "--tf", "train", "--skip-neighbor-stat", "input.json"]
-    + (["--restart", restart] if restart else []),
-    directory,
-    **ENVIRONMENT,
+  program = ["-m", "deepmd", "--tf", "train", "--skip-neighbor-stat", os.path.join(top, "input.json"), *restart]
+  client.check(client.compare(top, *program)["skipped"], "no step overflowed.")
+  curves, made_by = [], []
+  for run in ("original", "mp_compat", "again"):
+    with open(os.path.join(top, run, "lcurve.out")) as file:
+      curves.append(file.read())
+    found = checkpoints.inspect(os.path.join(top, run, "model.ckpt-{}".format(steps)))
+    made_by.append("beta1_power" in found.variables)  # TensorFlow's class writes only cond_3/...
+  client.check(
+    made_by == [False, True, False], "the checkpoints are not of TensorFlow's class, mp_compat and it again."
   )
-  path = os.path.join(directory, "model.ckpt-{}".format(steps))
-  found = checkpoints.inspect(path)
-  made_by = "mp_compat" if "beta1_power" in found.variables else "tensorflow"  # which writes only cond_3/...
-  client.check(made_by == whose, "{} is a checkpoint of {}, not of {}.".format(path, made_by, whose))
-  with open(os.path.join(directory, "lcurve.out")) as file:
-    curve = file.read()
-  rows = np.loadtxt(curve.splitlines())
-  steps, errors = rows[:, 0], rows[:, 3]  # One row per attempt: a skipped step is repeated.
-  print(
-    "  {:<24}  {:>3.0f} to {:>3.0f}  {:>7}  {:>5g}  {:>10}  {:.3f} to {:.3f}  {:>6.0f} s".format(
-      name,
-      steps[0],
-      steps[-1],
-      (np.diff(steps) == 0).sum(),
-      found.state["current_loss_scale"],
-      found.state["good_steps"],
-      errors[:20].mean(),
-      errors[-20:].mean(),
-      time.time() - began,
-    ),
-    flush=True,
-  )
-  return curve, path
+  client.check(len(set(curves)) == 1, "the learning curves differ.")
+  errors = np.loadtxt(curves[0].splitlines())[:, 3]  # One row per attempt: a skipped step is repeated.
+  print("error of forces: {:.3f} to {:.3f}\n".format(errors[:20].mean(), errors[-20:].mean()), flush=True)
 
 
 def main():
-  arguments = parse_arguments()
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--steps", type=int, default=200, help="steps of each training; default: %(default)s")
+  parser.add_argument("--more", type=int, default=200, help="steps after the restart; default: %(default)s")
+  arguments = parser.parse_args()
   with tempfile.TemporaryDirectory() as top:
     write_data(os.path.join(top, "data"))
-    print("{:<26}  steps    skipped  scale  good_steps  error of forces    time".format("training"), flush=True)
-    curve, path = train(top, "tensorflow", "tensorflow", arguments.steps)
-    again, path_again = train(top, "tensorflow again", "tensorflow", arguments.steps)
-    client.check(curve == again, "two trainings with TensorFlow's class differ: this machine cannot compare.")
-    client.check_same(path, path_again)
-    our_curve, our_path = train(top, "mp_compat", "mp_compat", arguments.steps)
-    client.check(curve == our_curve, "the learning curves of TensorFlow's class and mp_compat differ.")
-    count = client.check_same(path, our_path)
-    print(
-      "The learning curves are the same text, the {} variables of the checkpoints the same bits. Restarting\n"
-      "from the checkpoints as they are:".format(count),
-      flush=True,
-    )
-
-    written, continued = {"tensorflow": path, "mp_compat": our_path}, []
-    for source, to in itertools.product(written, repeat=2):
-      name = "{} to {}".format(source, to)
-      continued.append(train(top, name, to, arguments.steps + arguments.more, written[source]))
-    for other_curve, other in continued[1:]:
-      client.check(other_curve == continued[0][0], "the learning curves after the restart differ: {}.".format(other))
-      client.check_same(continued[0][1], other)
-    print("The four learning curves are the same text, the variables of the checkpoints the same bits.")
+    train(top, arguments.steps)
+    client.exchange(top)
+    train(top, arguments.steps + arguments.more, "--restart", "model.ckpt-{}".format(arguments.steps))
 
 
 if __name__ == "__main__":

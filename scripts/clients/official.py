@@ -15,7 +15,7 @@ import re
 
 import client
 
-PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs", "official_training.py")
+PROGRAM = os.path.join(client.PROGRAMS, "official_training.py")
 
 
 def run(whose):

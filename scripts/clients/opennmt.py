@@ -23,21 +23,14 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 
 import client
+import numpy as np
 
 MAIN = os.path.join(os.path.dirname(sys.executable), "onmt-main")
-MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs", "opennmt_model.py")
+MODEL = os.path.join(client.PROGRAMS, "opennmt_model.py")
 WORDS = "abcdefghi"
 ABSURD = "z"
-
-
-def parse_arguments():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--steps", type=int, default=20, help="applied steps of each training; default: %(default)s")
-  parser.add_argument("--overflows", type=int, default=0, help="sentences whose batch overflows; default: %(default)s")
-  return parser.parse_args()
 
 
 def write_data(top, overflows):
@@ -80,7 +73,7 @@ def settings(steps):
 
 def train(top, whose, name, last, source=None):
   """Runs OpenNMT-tf up to a step; returns its losses by step, and its directory of checkpoints."""
-  began, directory = time.time(), os.path.join(top, name.replace(" ", "_"))
+  directory = os.path.join(top, name.replace(" ", "_"))
   os.makedirs(directory)
   if source:
     shutil.copytree(source, os.path.join(directory, "run"))
@@ -88,42 +81,44 @@ def train(top, whose, name, last, source=None):
     json.dump(settings(last), file)  # JSON is valid YAML.
   printed = client.run(
     client.PYTHON[whose]
-    + [
-      MAIN,
-      "--model",
-      MODEL,
-      "--config",
-      "config.json",
-      "--mixed_precision",
-      "--seed",
-      "1",
-      "--inter_op_parallelism_threads",
-      "1",
-      "--intra_op_parallelism_threads",
-      "1",
-      "train",
-    ],
+    + [MAIN, "--model", MODEL, "--config", "config.json", "--mixed_precision", "--seed", "1"]
+    + ["--inter_op_parallelism_threads", "1", "--intra_op_parallelism_threads", "1", "train"],
     cwd=directory,
   )
   scaled_by = re.search(r"^Loss scaling by (\S+)$", printed, re.M).group(1)
   client.check(scaled_by.startswith(whose + "."), "{} scaled the loss in {}.".format(scaled_by, name))
   losses = list(dict.fromkeys(re.findall(r"Step = (\d+) .* Loss = (\S+)", printed)))  # Some loggers print it twice.
-  print(
-    "{:<28} {:>8} {:>9}  {} to {} {:>5.0f} s".format(
-      name,
-      len(losses),
-      sum(step == next_step for (step, _), (next_step, _) in zip(losses, losses[1:])),
-      losses[0][1],
-      losses[-1][1],
-      time.time() - began,
-    ),
-    flush=True,
-  )
+  skipped = sum(step == next_step for (step, _), (next_step, _) in zip(losses, losses[1:]))
+  line = "{:<28} {:>8} {:>9}  {} to {}".format(name, len(losses), skipped, losses[0][1], losses[-1][1])
+  print(line, flush=True)
   return losses, os.path.join(directory, "run")
 
 
+def check_same(path, other):
+  """Checks that two checkpoints have the same names, dtypes, shapes and bits; returns the number of variables."""
+  import tensorflow.compat.v1 as tf
+
+  found = []
+  for checkpoint in (path, other):
+    reader = tf.train.load_checkpoint(checkpoint)
+    values = {name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()}
+    found.append(
+      {
+        name: (value.dtype, value.shape, value.tolist() if value.dtype == object else value.tobytes())
+        for name, value in values.items()
+      }
+    )
+  one, two = found
+  different = sorted(name for name in set(one) | set(two) if one.get(name) != two.get(name))
+  client.check(not different, "{} and {} differ in {}.".format(path, other, ", ".join(different)))
+  return len(one)
+
+
 def main():
-  arguments = parse_arguments()
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--steps", type=int, default=20, help="applied steps of each training; default: %(default)s")
+  parser.add_argument("--overflows", type=int, default=0, help="sentences whose batch overflows; default: %(default)s")
+  arguments = parser.parse_args()
   steps = arguments.steps
   with tempfile.TemporaryDirectory() as top:
     write_data(top, arguments.overflows)
@@ -131,7 +126,7 @@ def main():
     losses, path = train(top, "tensorflow", "tensorflow", steps)
     our_losses, our_path = train(top, "mp_compat", "mp_compat", steps)
     client.check(losses == our_losses, "the losses differ:\n{}\n{}".format(losses, our_losses))
-    count = client.check_same(*[os.path.join(one, "ckpt-{}".format(steps)) for one in (path, our_path)])
+    count = check_same(*[os.path.join(one, "ckpt-{}".format(steps)) for one in (path, our_path)])
     print(
       "The losses are the same text, the {} entries the same bits. Each continues the other's:".format(count),
       flush=True,
@@ -144,7 +139,7 @@ def main():
       continued[0][0] == continued[1][0],
       "the losses differ after the restart:\n{}\n{}".format(continued[0][0], continued[1][0]),
     )
-    client.check_same(*[os.path.join(one, "ckpt-{}".format(2 * steps)) for _, one in continued])
+    check_same(*[os.path.join(one, "ckpt-{}".format(2 * steps)) for _, one in continued])
     print("The losses are the same text, the entries the same bits.", flush=True)
 
 

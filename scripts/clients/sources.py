@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 
+import client
+
 from mp_compat import __main__ as command_line
 
 # The number of rewritten names, and of decisions of each kind, counted by hand in the diffs and the sources.
@@ -33,28 +35,10 @@ EXPECTED = {
 }
 
 
-def check(promise, otherwise):
-  if not promise:
-    sys.exit("Failed: " + otherwise)
-
-
 def fetch(package, top):
   """Downloads and unpacks a package; returns the directory."""
-  subprocess.run(
-    [
-      sys.executable,
-      "-m",
-      "pip",
-      "download",
-      "--quiet",
-      "--no-deps",
-      "--disable-pip-version-check",
-      "--dest",
-      top,
-      package,
-    ],
-    check=True,
-  )
+  command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
+  subprocess.run([*command, "--dest", top, package], check=True)
   (archive,) = (path for path in glob.glob(os.path.join(top, "*")) if os.path.isfile(path))
   sources = os.path.join(top, "sources")
   shutil.unpack_archive(archive, sources, "zip" if archive.endswith(".whl") else None)
@@ -82,18 +66,18 @@ def examine(package, expected, show):
     sources = fetch(package, top)
     before, report = digests(sources), os.path.join(top, "report.json")
     code, said = migrate("--json", report, *([sources] if show else ["--check", sources]))
-    check(code == (0 if show else 1), said)
+    client.check(code == (0 if show else 1), said)
     with open(report) as file:
       found = json.load(file)
     kinds = collections.Counter(decision["kind"] for decision in found["decide"])
-    check(
+    client.check(
       (len(found["rewritten"]), kinds) == expected,
       "{}: expected {}, got {}.\n{}".format(package, expected, (len(found["rewritten"]), dict(kinds)), said),
     )
     code, said = migrate("--write", sources)
-    check(code == 0, said)
+    client.check(code == 0, said)
     after, files = digests(sources), {change["path"] for change in found["rewritten"]}
-    check(
+    client.check(
       {path for path in before if before[path] != after.get(path)} == files and set(before) == set(after),
       "{}: other files changed than {}.".format(package, sorted(files)),
     )
@@ -101,7 +85,7 @@ def examine(package, expected, show):
       with open(path, "rb") as content:
         compile(content.read(), path, "exec")
     code, said = migrate("--check", sources)
-    check(code == (3 if found["problems"] else 0), "a second migration finds more:\n" + said)
+    client.check(code == (3 if found["problems"] else 0), "a second migration finds more:\n" + said)
     print(
       "{:<26}  {:>5} files, {:>2} names rewritten in {:>2}, {} places to decide, {} not Python 3".format(
         package, found["files"], len(found["rewritten"]), len(files), len(found["decide"]), len(found["problems"])

@@ -4,24 +4,23 @@
     scripts/nox -s ecosystem                             # all libraries, one environment each; about an hour
     scripts/nox -s "ecosystem(tf_slim)"                 # one library
 
-A module of programs/ has the name of a library, and contains
-
-    PACKAGES                   the distributions whose versions the table shows
-    train(tools, directory)    trains STEPS steps and saves in the library's own way; continues from the checkpoint in
-                               `directory`, if there is one; returns {variable name: array}
-
-and uses `tools` (class Tools) to wrap the optimizer. It must be deterministic. It is trained, saved, and continued in
-a second process, (a) as it is, and (b) with a loss that overflows once in each process:
+A module of programs/ has the name of a library, and contains `train(tools, directory)`, which trains STEPS steps and
+saves in the library's own way; it continues from the checkpoint in `directory`, if there is one. It returns {variable
+name: array}, or None: then the variables are those of the latest TensorFlow checkpoint there. It uses `tools` (class
+Tools) to wrap the optimizer, and must be deterministic. It is trained, saved, and continued in a second process, (a) as
+it is, and (b) with a loss that overflows once in each process:
 
     unwrapped     (a) ends with the same bits as without loss scaling
     TensorFlow    (a) and (b) end with the same bits as with TensorFlow's class
     overflow      (b) ends with finite variables and a lower loss scale than (a)
     restored      the second process continued from the checkpoint
 
-Prints one row for each library, and all rows so far; keeps them in runs/ecosystem.
+Prints one row for each library, and all rows so far; keeps them in runs/ecosystem. noxfile.py sets the environment in
+which programs can be repeated to the bit.
 """
 
 import argparse
+import contextlib
 import datetime
 import importlib
 import itertools
@@ -39,17 +38,13 @@ STEPS = 20  # of each process
 OVERFLOW = 5  # the step of each process that overflows
 SCALE, PERIOD = 2.0**10, 10
 ROWS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "runs", "ecosystem")
-COLUMNS = ["library", "TensorFlow", "Python", "unwrapped", "TensorFlow's class", "overflow", "restored", "date"]
-
-# One thread and no GPU, so that sums have the same order in every run.
-ENVIRONMENT = {
-  "CUDA_VISIBLE_DEVICES": "-1",
-  "OMP_NUM_THREADS": "1",
-  "PYTHONHASHSEED": "0",
-  "TF_CPP_MIN_LOG_LEVEL": "2",
-  "TF_DETERMINISTIC_OPS": "1",
-  "TF_NUM_INTEROP_THREADS": "1",
-  "TF_NUM_INTRAOP_THREADS": "1",
+DISTRIBUTIONS = {  # if they have not the name of the module
+  "bert": "bert-tensorflow",
+  "dopamine": "dopamine-rl",
+  "estimators": "tensorflow-estimator",
+  "keras3": "keras",
+  "sonnet": "dm-sonnet",
+  "tfmot": "tensorflow-model-optimization",
 }
 SCALE_VARIABLES = re.compile(r"(^|.*/)(current_loss_scale|good_steps)(_\d+)?(:0)?$")
 
@@ -121,10 +116,6 @@ class Tools:
     return loss * tf.cast(factor, loss.dtype)
 
 
-def import_program(library):
-  return importlib.import_module("programs." + library)
-
-
 def run_monitored(train_op, directory):
   """Runs STEPS steps in a MonitoredTrainingSession, which restores and saves checkpoints in `directory`."""
   import tensorflow.compat.v1 as tf
@@ -141,6 +132,24 @@ def read_checkpoint(directory):
 
   reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(directory))
   return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def batches(*data):
+  """Returns an input function for Estimators: repeats batches of 16 examples of the features and the labels."""
+  import tensorflow.compat.v1 as tf
+
+  return lambda: tf.data.Dataset.from_tensor_slices(data).batch(16).repeat()
+
+
+@contextlib.contextmanager
+def checkpoint(directory, **objects):
+  """Restores a `tf.train.Checkpoint` of the objects, if there is one in the directory; saves another at the end."""
+  import tensorflow as tf
+
+  manager = tf.train.CheckpointManager(tf.train.Checkpoint(**objects), directory, max_to_keep=1)
+  manager.restore_or_initialize()
+  yield
+  manager.save()
 
 
 def read_eager(weights, opt):
@@ -169,7 +178,6 @@ def train_in_processes(library, variant, overflow):
       command = [sys.executable, "-W", "ignore", __file__, library, "--train", variant, directory, path]
       done = subprocess.run(
         command + ["--overflow"] * overflow,
-        env=dict(os.environ, **ENVIRONMENT),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -226,31 +234,28 @@ def compare(library):
   finite = all(np.isfinite(value).all() for value in skipped.values() if value.dtype.kind == "f")
   import tensorflow.compat.v1 as tf
 
-  versions = importlib.import_module("importlib_metadata" if sys.version_info < (3, 8) else "importlib.metadata")
-  return dict(
-    zip(
-      COLUMNS,
-      [
-        ", ".join("{} {}".format(name, versions.version(name)) for name in import_program(library).PACKAGES),
-        tf.VERSION,
-        "{}.{}".format(*sys.version_info),
-        "same bits" if same(ours, unwrapped) else "DIFFERS",
-        tensorflow,
-        "skipped" if finite and loss_scale(skipped) < loss_scale(ours) else "NOT SKIPPED",
-        "NOT RESTORED" if same(first, ours) else "yes",
-        datetime.date.today().isoformat(),
-      ],
-    )
-  )
+  metadata = importlib.import_module("importlib_metadata" if sys.version_info < (3, 8) else "importlib.metadata")
+  name = re.sub("_tf2$", "", library)
+  name = DISTRIBUTIONS.get(name, name)
+  return {
+    "library": "{} {}".format(metadata.metadata(name)["Name"], metadata.version(name)),
+    "TensorFlow": tf.VERSION,
+    "Python": "{}.{}".format(*sys.version_info),
+    "unwrapped": "same bits" if same(ours, unwrapped) else "DIFFERS",
+    "TensorFlow's class": tensorflow,
+    "overflow": "skipped" if finite and loss_scale(skipped) < loss_scale(ours) else "NOT SKIPPED",
+    "restored": "NOT RESTORED" if same(first, ours) else "yes",
+    "date": datetime.date.today().isoformat(),
+  }
 
 
 def make_table():
   """Returns a Markdown table of all rows so far."""
-  lines = [COLUMNS, ["---"] * len(COLUMNS)]
+  rows = []
   for name in sorted(os.listdir(ROWS)):
     with open(os.path.join(ROWS, name), encoding="utf-8") as file:
-      row = json.load(file)
-    lines.append([row[column] for column in COLUMNS])
+      rows.append(json.load(file))
+  lines = [list(rows[0]), ["---"] * len(rows[0])] + [list(row.values()) for row in rows]
   return "\n".join("| {} |".format(" | ".join(cells)) for cells in lines)
 
 
@@ -262,7 +267,9 @@ def main():
   arguments = parser.parse_args()
   if arguments.train:
     variant, directory, path = arguments.train
-    np.savez(path, **import_program(arguments.library).train(Tools(variant, arguments.overflow), directory))
+    program = importlib.import_module("programs." + arguments.library)
+    values = program.train(Tools(variant, arguments.overflow), directory)
+    np.savez(path, **(read_checkpoint(directory) if values is None else values))
     return None
   row = compare(arguments.library)
   os.makedirs(ROWS, exist_ok=True)

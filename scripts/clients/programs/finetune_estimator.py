@@ -31,7 +31,7 @@ def input_fn():
   )
 
 
-def model_fn(features, labels, mode, params):
+def model_fn(features, labels, mode):
   getter, halved = get_variable_getter(mode, {"rows": features["rows"]}, fp16_predict=False, mixed_precision=True)
   with tf.variable_scope("model", custom_getter=getter):
     hidden = tf.nn.relu(tf.matmul(halved["rows"], tf.get_variable("hidden", [16, 32])))
@@ -44,7 +44,7 @@ def model_fn(features, labels, mode, params):
     clip_gradients=1.0,
     lr_schedule="warmup_constant",
     lr_warmup=-1.0,
-    total_num_steps=params["steps"],
+    total_num_steps=np.inf,  # The fraction is 0: finetune reads the step for it before or after it is incremented.
     summarize_grads=False,
     mixed_precision=True,
     b1=0.9,
@@ -58,13 +58,11 @@ def model_fn(features, labels, mode, params):
 
 
 def main(directory, steps):
-  tf.logging.set_verbosity(tf.logging.INFO)
-  tf.get_logger().propagate = False  # Something that finetune imports prints it all again.
   session = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
   config = tf.estimator.RunConfig(
-    directory, tf_random_seed=1, session_config=session, log_step_count_steps=1, save_checkpoints_steps=int(steps)
+    directory, tf_random_seed=1, session_config=session, save_checkpoints_steps=int(steps)
   )
-  tf.estimator.Estimator(model_fn, config=config, params={"steps": 200}).train(input_fn, max_steps=int(steps))
+  tf.estimator.Estimator(model_fn, config=config).train(input_fn, max_steps=int(steps))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains two variables by tensor2tensor's `optimize`, on TensorFlow 2; prints the loss of each step and the variables.
-
-    python programs/tensor2tensor_optimize.py
-
-Two steps in the middle overflow.
-"""
+"""Trains two variables by tensor2tensor's `optimize`, on TensorFlow 2; two steps in the middle overflow."""
 
 import numpy as np
 from tensor2tensor.layers import common_hparams
@@ -28,8 +23,4 @@ train_op = optimize.optimize(loss, tf.constant(0.05), hparams)
 with tf.Session() as session:
   session.run(tf.global_variables_initializer())
   for attempt in range(30):
-    value, _ = session.run([loss, train_op], {weight: 1e36 if attempt in (11, 12) else 1.0})
-    print("loss", value.tobytes().hex(), value)
-  values = session.run({variable.op.name: variable for variable in tf.global_variables()})
-for name in sorted(values):
-  print("variable", name, np.asarray(values[name]).tobytes().hex())
+    session.run(train_op, {weight: 1e36 if attempt in (11, 12) else 1.0})

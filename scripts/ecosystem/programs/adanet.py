@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["adanet"]
-
 
 def train(tools, directory):
   import adanet
@@ -48,7 +46,4 @@ def train(tools, directory):
     model_dir=directory,
     config=tf.estimator.RunConfig(tf_random_seed=1),
   )
-  estimator.train(
-    lambda: tf.data.Dataset.from_tensor_slices(({"x": inputs}, labels)).batch(16).repeat(), steps=comparison.STEPS
-  )
-  return comparison.read_checkpoint(directory)
+  estimator.train(comparison.batches({"x": inputs}, labels), steps=comparison.STEPS)

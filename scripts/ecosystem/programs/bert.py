@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["bert-tensorflow"]
-
 
 def train(tools, directory):
   from bert import modeling
@@ -38,4 +36,3 @@ def train(tools, directory):
   tf.estimator.Estimator(model_fn, directory, tf.estimator.RunConfig(tf_random_seed=1)).train(
     input_fn, steps=comparison.STEPS
   )
-  return comparison.read_checkpoint(directory)

@@ -8,8 +8,6 @@ import random
 import comparison
 import numpy as np
 
-PACKAGES = ["dopamine-rl"]
-
 
 def train(tools, directory):
   from dopamine.agents.dqn import dqn_agent
@@ -51,4 +49,3 @@ def train(tools, directory):
   bundle = agent.bundle_and_checkpoint(directory, 2 if restored else 1)
   with open(path, "wb") as file:
     pickle.dump(bundle, file)
-  return comparison.read_checkpoint(directory)

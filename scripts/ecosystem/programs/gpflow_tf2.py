@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["gpflow"]
-
 
 def train(tools, directory):
   import gpflow
@@ -24,10 +22,7 @@ def train(tools, directory):
   def train_step():
     opt.minimize(loss, model.trainable_variables)
 
-  checkpoint = tf.train.Checkpoint(model=model, optimizer=opt)
-  manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep=1)
-  manager.restore_or_initialize()
-  for _ in range(comparison.STEPS):
-    train_step()
-  manager.save()
+  with comparison.checkpoint(directory, model=model, optimizer=opt):
+    for _ in range(comparison.STEPS):
+      train_step()
   return comparison.read_eager(model.trainable_variables, opt)

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["graph-nets"]
-
 
 def train(tools, directory):
   import graph_nets
@@ -31,4 +29,3 @@ def train(tools, directory):
   loss = tf.losses.mean_squared_error(targets, network(network(graphs)).globals)
   train_op = tools.wrap(tf.train.AdamOptimizer(0.01)).minimize(loss, tf.train.get_or_create_global_step())
   comparison.run_monitored(train_op, directory)
-  return comparison.read_checkpoint(directory)

@@ -6,8 +6,6 @@ import os
 import comparison
 import numpy as np
 
-PACKAGES = ["keras"]
-
 
 def train(tools, directory):
   import keras

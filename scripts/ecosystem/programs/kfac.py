@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["kfac"]
-
 
 def train(tools, directory):
   import kfac

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["larq"]
-
 
 def train(tools, directory):
   import larq
@@ -29,9 +27,6 @@ def train(tools, directory):
     larq.optimizers.CaseOptimizer((larq.optimizers.Bop.is_binary_variable, bop), default_optimizer=adam)
   )
   model.compile(opt, lambda y, p: tools.inject(tf.keras.losses.sparse_categorical_crossentropy(y, p, True)))
-  checkpoint = tf.train.Checkpoint(model=model, optimizer=opt, bop=bop, adam=adam)
-  manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep=1)
-  manager.restore_or_initialize()
-  model.fit(images, labels, batch_size=16, epochs=comparison.STEPS // 4, verbose=0)
-  manager.save()
+  with comparison.checkpoint(directory, model=model, optimizer=opt, bop=bop, adam=adam):
+    model.fit(images, labels, batch_size=16, epochs=comparison.STEPS // 4, verbose=0)
   return comparison.read_eager(model.variables + bop.variables() + adam.variables(), opt)

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["dm-sonnet"]
-
 
 def train(tools, directory):
   import sonnet as snt
@@ -25,4 +23,3 @@ def train(tools, directory):
   with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
     train_op = opt.apply_gradients(zip(grads, variables), tf.train.get_or_create_global_step())
   comparison.run_monitored(train_op, directory)
-  return comparison.read_checkpoint(directory)

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["dm-sonnet"]
-
 
 def train(tools, directory):
   import sonnet as snt
@@ -28,10 +26,7 @@ def train(tools, directory):
   def train_step():
     opt.minimize(loss, var_list=variables)
 
-  checkpoint = tf.train.Checkpoint(encoder=encoder, decoder=decoder, quantizer=quantizer, opt=opt)
-  manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep=1)
-  manager.restore_or_initialize()
-  for _ in range(comparison.STEPS):
-    train_step()
-  manager.save()
+  with comparison.checkpoint(directory, encoder=encoder, decoder=decoder, quantizer=quantizer, opt=opt):
+    for _ in range(comparison.STEPS):
+      train_step()
   return comparison.read_eager(encoder.variables + decoder.variables + quantizer.variables, opt)

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["spektral"]
-
 
 def train(tools, directory):
   import spektral
@@ -37,10 +35,7 @@ def train(tools, directory):
   tf.keras.utils.set_random_seed(1)
   model, opt = Network(), tools.wrap_keras(tf.keras.optimizers.Adam(0.01, global_clipnorm=1.0))
   model.compile(opt, lambda y, p: tools.inject(tf.keras.losses.categorical_crossentropy(y, p, True)))
-  checkpoint = tf.train.Checkpoint(model=model, optimizer=opt)
-  manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep=1)
-  manager.restore_or_initialize()
-  loader = spektral.data.BatchLoader(Graphs(), batch_size=8, shuffle=False)
-  model.fit(loader.load(), steps_per_epoch=4, epochs=comparison.STEPS // 4, verbose=0)
-  manager.save()
+  with comparison.checkpoint(directory, model=model, optimizer=opt):
+    loader = spektral.data.BatchLoader(Graphs(), batch_size=8, shuffle=False)
+    model.fit(loader.load(), steps_per_epoch=4, epochs=comparison.STEPS // 4, verbose=0)
   return comparison.read_eager(model.variables, opt)

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["stable-baselines"]
-
 
 def train(tools, directory):
   import gym
@@ -47,4 +45,3 @@ def train(tools, directory):
     saver.restore(model.sess, latest)
   model.learn(8 + comparison.STEPS)
   saver.save(model.sess, directory + "/model", 2 if latest else 1)
-  return comparison.read_checkpoint(directory)

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tensorflow-addons"]
-
 
 def train(tools, directory):
   import tensorflow as tf
@@ -23,9 +21,6 @@ def train(tools, directory):
   model.build([None, 4])
   opt = tools.wrap_keras(tfa.optimizers.Lookahead(tfa.optimizers.LAMB(0.01, weight_decay=0.01), sync_period=4))
   model.compile(opt, lambda y, p: tools.inject(tf.keras.losses.sparse_categorical_crossentropy(y, p, True)))
-  checkpoint = tf.train.Checkpoint(model=model, optimizer=opt)
-  manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep=1)
-  manager.restore_or_initialize()
-  model.fit(inputs, labels, batch_size=16, epochs=comparison.STEPS // 4, verbose=0)
-  manager.save()
+  with comparison.checkpoint(directory, model=model, optimizer=opt):
+    model.fit(inputs, labels, batch_size=16, epochs=comparison.STEPS // 4, verbose=0)
   return comparison.read_eager(model.variables, opt)

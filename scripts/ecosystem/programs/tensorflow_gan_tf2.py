@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tensorflow-gan"]
-
 
 def train(tools, directory):
   import tensorflow.compat.v1 as tf
@@ -53,4 +51,3 @@ def train(tools, directory):
     save_summaries_steps=None,
     hooks=[tf.train.StopAtStepHook(last_step=done + comparison.STEPS)],
   )
-  return comparison.read_checkpoint(directory)

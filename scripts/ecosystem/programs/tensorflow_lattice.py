@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tensorflow-lattice"]
-
 
 def train(tools, directory):
   import tensorflow as tf
@@ -29,8 +27,6 @@ def train(tools, directory):
     )
 
   estimator = tf.estimator.Estimator(model_fn, directory, tf.estimator.RunConfig(tf_random_seed=1))
-  estimator.train(
-    lambda: tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(16).repeat(), steps=comparison.STEPS
-  )
+  estimator.train(comparison.batches(inputs, targets), steps=comparison.STEPS)
   # With TensorFlow's class, names of the optimizer's variables lack the prefix.
   return {name.replace("training/", ""): value for name, value in comparison.read_checkpoint(directory).items()}

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tensorflow-privacy"]
-
 
 def train(tools, directory):
   import tensorflow.compat.v1 as tf
@@ -14,9 +12,6 @@ def train(tools, directory):
 
   random = np.random.RandomState(1)
   inputs, labels = random.normal(size=[64, 8]).astype(np.float32), random.randint(0, 3, [64])
-
-  def input_fn():
-    return tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(16).repeat()
 
   def model_fn(features, labels, mode):
     logits = tf.layers.dense(tf.layers.dense(features, 16, tf.tanh), 3)
@@ -33,6 +28,5 @@ def train(tools, directory):
     return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_mean(losses), train_op=train_op)
 
   tf.estimator.Estimator(model_fn, directory, tf.estimator.RunConfig(tf_random_seed=1)).train(
-    input_fn, steps=comparison.STEPS
+    comparison.batches(inputs, labels), steps=comparison.STEPS
   )
-  return comparison.read_checkpoint(directory)

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tensorflow-probability"]
-
 
 def train(tools, directory):
   import tensorflow.compat.v1 as tf
@@ -22,9 +20,4 @@ def train(tools, directory):
   loss = tf.reduce_mean(-likelihood.log_prob(labels)) + tf.add_n(model.losses) / 64.0
   step = tf.train.get_or_create_global_step()
   train_op = tools.wrap(tf.train.AdamOptimizer(0.01)).minimize(loss, step)
-  with tf.train.MonitoredTrainingSession(
-    checkpoint_dir=directory, save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None
-  ) as session:
-    for _ in range(comparison.STEPS):
-      session.run(train_op)
-  return comparison.read_checkpoint(directory)
+  comparison.run_monitored(train_op, directory)

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tensorflow-ranking"]
-
 
 def train(tools, directory):
   import tensorflow.compat.v1 as tf
@@ -14,9 +12,6 @@ def train(tools, directory):
   random = np.random.RandomState(1)
   features = {"x": random.normal(size=[64, 5, 4]).astype(np.float32)}
   labels = random.randint(0, 4, [64, 5]).astype(np.float32)
-
-  def input_fn():
-    return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16).repeat()
 
   def score(context_features, group_features, mode, params, config):
     hidden = tf.layers.dense(tf.layers.flatten(group_features["x"]), 16, tf.nn.relu)
@@ -30,6 +25,5 @@ def train(tools, directory):
     score, 2, transform_fn=tfr.feature.make_identity_transform_fn([]), ranking_head=head
   )
   tf.estimator.Estimator(model_fn, directory, tf.estimator.RunConfig(tf_random_seed=1)).train(
-    input_fn, steps=comparison.STEPS
+    comparison.batches(features, labels), steps=comparison.STEPS
   )
-  return comparison.read_checkpoint(directory)

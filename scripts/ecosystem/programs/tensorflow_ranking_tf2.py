@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tensorflow-ranking"]
-
 
 def train(tools, directory):
   import tensorflow.compat.v1 as tf
@@ -29,7 +27,4 @@ def train(tools, directory):
     return model(features, labels, mode, params, config)
 
   estimator = tf.estimator.Estimator(model_fn, directory, tf.estimator.RunConfig(tf_random_seed=1))
-  estimator.train(
-    lambda: tf.data.Dataset.from_tensor_slices((features, relevance)).batch(16).repeat(), steps=comparison.STEPS
-  )
-  return comparison.read_checkpoint(directory)
+  estimator.train(comparison.batches(features, relevance), steps=comparison.STEPS)

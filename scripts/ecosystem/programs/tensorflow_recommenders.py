@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tensorflow-recommenders"]
-
 
 def train(tools, directory):
   import tensorflow as tf
@@ -29,9 +27,6 @@ def train(tools, directory):
   tf.keras.utils.set_random_seed(1)
   model, opt = TwoTowers(), tools.wrap_keras(tf.keras.optimizers.legacy.Adagrad(0.1))
   model.compile(opt)
-  checkpoint = tf.train.Checkpoint(model=model, optimizer=opt)
-  manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep=1)
-  manager.restore_or_initialize()
-  model.fit(tf.data.Dataset.from_tensor_slices(data).batch(16), epochs=comparison.STEPS // 4, verbose=0)
-  manager.save()
+  with comparison.checkpoint(directory, model=model, optimizer=opt):
+    model.fit(tf.data.Dataset.from_tensor_slices(data).batch(16), epochs=comparison.STEPS // 4, verbose=0)
   return comparison.read_eager(model.variables, opt)

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tensorpack"]
-
 
 def train(tools, directory):
   import tensorflow.compat.v1 as tf
@@ -54,4 +52,3 @@ def train(tools, directory):
     ),
     tensorpack.SimpleTrainer(),
   )
-  return comparison.read_checkpoint(directory)

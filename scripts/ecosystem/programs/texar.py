@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["texar"]
-
 
 def train(tools, directory):
   import tensorflow.compat.v1 as tf
@@ -27,4 +25,3 @@ def train(tools, directory):
     hparams={"gradient_clip": {"type": "clip_by_global_norm", "kwargs": {"clip_norm": 1.0}}},
   )
   comparison.run_monitored(train_op, directory)
-  return comparison.read_checkpoint(directory)

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tf-agents"]
-
 
 def train(tools, directory):
   import tensorflow as tf

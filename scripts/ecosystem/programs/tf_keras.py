@@ -4,11 +4,8 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tf_keras"]
-
 
 def train(tools, directory):
-  import tensorflow as tf
   import tf_keras
 
   random = np.random.RandomState(1)
@@ -19,9 +16,6 @@ def train(tools, directory):
   )
   opt = tools.wrap_keras(tf_keras.optimizers.RMSprop(0.01, momentum=0.9, clipnorm=1.0))
   model.compile(opt, lambda y, p: tools.inject(tf_keras.losses.binary_crossentropy(y, p)))
-  checkpoint = tf.train.Checkpoint(model=model, optimizer=opt)
-  manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep=1)
-  manager.restore_or_initialize()
-  model.fit(words, labels, batch_size=16, epochs=comparison.STEPS // 4, verbose=0)
-  manager.save()
+  with comparison.checkpoint(directory, model=model, optimizer=opt):
+    model.fit(words, labels, batch_size=16, epochs=comparison.STEPS // 4, verbose=0)
   return comparison.read_eager(model.weights, opt)

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tf_slim"]
-
 
 def train(tools, directory):
   import tensorflow.compat.v1 as tf
@@ -21,4 +19,3 @@ def train(tools, directory):
   train_op = tf_slim.learning.create_train_op(loss, tools.wrap(tf.train.RMSPropOptimizer(0.01)), clip_gradient_norm=5.0)
   done = 0 if tf.train.latest_checkpoint(directory) is None else comparison.STEPS
   tf_slim.learning.train(train_op, directory, number_of_steps=done + comparison.STEPS, log_every_n_steps=1000)
-  return comparison.read_checkpoint(directory)

@@ -6,8 +6,6 @@ import os
 import comparison
 import numpy as np
 
-PACKAGES = ["tflearn"]
-
 
 def train(tools, directory):
   import tensorflow.compat.v1 as tf

@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["tensorflow-model-optimization"]
-
 
 def train(tools, directory):
   import tensorflow as tf
@@ -21,11 +19,8 @@ def train(tools, directory):
   )
   opt = tools.wrap_keras(tf.keras.optimizers.legacy.SGD(0.1, momentum=0.9, nesterov=True))
   model.compile(opt, lambda y, p: tools.inject(tf.keras.losses.sparse_categorical_crossentropy(y, p, True)))
-  checkpoint = tf.train.Checkpoint(model=model, optimizer=opt)
-  manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep=1)
-  manager.restore_or_initialize()
-  model.fit(
-    inputs, labels, batch_size=16, epochs=comparison.STEPS // 4, verbose=0, callbacks=[sparsity.UpdatePruningStep()]
-  )
-  manager.save()
+  with comparison.checkpoint(directory, model=model, optimizer=opt):
+    model.fit(
+      inputs, labels, batch_size=16, epochs=comparison.STEPS // 4, verbose=0, callbacks=[sparsity.UpdatePruningStep()]
+    )
   return comparison.read_eager(model.variables, opt)

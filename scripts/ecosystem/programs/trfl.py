@@ -4,8 +4,6 @@
 import comparison
 import numpy as np
 
-PACKAGES = ["trfl"]
-
 
 def train(tools, directory):
   import tensorflow.compat.v1 as tf
@@ -30,4 +28,3 @@ def train(tools, directory):
       tf.trainable_variables("target"), tf.trainable_variables("online"), update_period=4, tau=0.5
     )
   comparison.run_monitored(train_op, directory)
-  return comparison.read_checkpoint(directory)
