@@ -6,8 +6,6 @@ The ```python blocks of a page are one program that runs as pasted. Fragments ar
 import glob
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -63,16 +61,7 @@ def linked_targets(document):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_page_code_runs_as_one_program(page, tmp_path):
-  done = subprocess.run(
-    [sys.executable, "-c", program(page)],
-    cwd=str(tmp_path),
-    env=testing.environment(),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 0, done.stdout[-3000:]
+  testing.run_python("-c", program(page), cwd=str(tmp_path))
 
 
 def test_pages_with_runnable_code_are_listed():
@@ -96,7 +85,7 @@ def test_readme_has_at_most_150_lines():
   assert len(read("README.md").splitlines()) <= 150
 
 
-def test_navigation_of_the_site_has_every_page():
+def test_navigation_of_site_has_every_page():
   assert sorted(re.findall(r"^ +- (\S+\.md)$", read("mkdocs.yml"), re.M)) == sorted(
     os.path.basename(document) for document in DOCUMENTS if document.startswith("docs/")
   )
