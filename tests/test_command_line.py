@@ -12,18 +12,8 @@ from mp_compat import __main__ as command_line
 from tests import testing
 
 
-def run(*arguments, python=sys.executable, path=(), **options):
-  """Runs the command line in a new process. Prepends the directories of `path` to its module search path."""
-  environment = testing.environment()
-  environment["PYTHONPATH"] = os.pathsep.join(list(path) + [environment["PYTHONPATH"]])
-  return subprocess.run(
-    [python, "-m", "mp_compat"] + list(arguments),
-    env=environment,
-    capture_output=True,
-    text=True,
-    check=False,
-    **options,
-  )
+def run(*arguments, **options):
+  return testing.run_python("-m", "mp_compat", *arguments, check=False, **options)
 
 
 @pytest.fixture(name="bare_python", scope="module")
@@ -44,7 +34,7 @@ def _bare_python(tmp_path_factory):
   ],
   ids=" ".join,
 )
-def test_missing_tensorflow_is_reported_in_one_line(command, bare_python, tmp_path):
+def test_missing_tensorflow_is_reported(command, bare_python, tmp_path):
   (tmp_path / "script.py").write_text("import os\n")
   done = run(*command, python=bare_python, cwd=str(tmp_path))
   assert done.returncode == 2 and done.stdout == ""
@@ -53,14 +43,14 @@ def test_missing_tensorflow_is_reported_in_one_line(command, bare_python, tmp_pa
   assert "`pip install tensorflow`" in line
 
 
-def test_broken_tensorflow_is_reported_in_one_line(tmp_path):
+def test_broken_tensorflow_is_reported(tmp_path):
   (tmp_path / "tensorflow.py").write_text("raise ImportError('DLL load failed.\\n\\nSee the web page.')")
-  done = run("plot", ".", "-o", "x.png", path=[str(tmp_path)])
+  done = run("plot", ".", "-o", "x.png", path=[tmp_path])
   (line,) = done.stderr.splitlines()
   assert done.returncode == 2 and "importing tensorflow failed: DLL load failed. See the web page." in line
 
 
-def test_version_option_works_without_tensorflow(bare_python):
+def test_version_needs_no_tensorflow(bare_python):
   done = run("--version", python=bare_python)
   assert (done.returncode, done.stdout, done.stderr) == (0, "mp_compat {}\n".format(mp_compat.__version__), "")
 
@@ -76,7 +66,7 @@ def test_version_option_works_without_tensorflow(bare_python):
   ],
   ids=" ".join,
 )
-def test_missing_program_is_reported_in_one_line(program, tmp_path):
+def test_missing_program_is_reported(program, tmp_path):
   (tmp_path / "empty").mkdir()
   done = run("run", *program, cwd=str(tmp_path))
   assert done.returncode == 2 and "Traceback" not in done.stderr
@@ -93,7 +83,7 @@ def test_missing_program_is_reported_in_one_line(program, tmp_path):
     pytest.param("import runpy\nrunpy.run_path('nope.py')", marks=pytest.mark.slow),
   ],
 )
-def test_program_errors_show_their_own_traceback(code, tmp_path):
+def test_program_errors_show_traceback(code, tmp_path):
   (tmp_path / "program.py").write_text(code)
   done = run("run", "program.py", cwd=str(tmp_path))
   assert done.returncode == 1 and "Traceback" in done.stderr and "program.py" in done.stderr
@@ -101,14 +91,14 @@ def test_program_errors_show_their_own_traceback(code, tmp_path):
 
 
 @pytest.mark.matrix
-def test_interrupted_program_shows_its_own_traceback(tmp_path):
+def test_interrupt_shows_traceback(tmp_path):
   (tmp_path / "program.py").write_text("raise KeyboardInterrupt")
   done = run("run", "program.py", cwd=str(tmp_path))
   assert done.returncode not in (0, 2) and "program.py" in done.stderr
   assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
 
 
-def test_interrupted_migration_exits_without_output(tmp_path):
+def test_interrupted_migration_is_silent(tmp_path):
   # The diff is larger than the pipe's buffer, so the command blocks after its first bytes are read.
   code = "import tensorflow as tf\nx = tf.train.experimental.LossScale\n" + "#" * 2**20 + "\n"
   (tmp_path / "old.py").write_text(code)
@@ -126,6 +116,6 @@ def test_interrupted_migration_exits_without_output(tmp_path):
   assert (process.returncode, stderr) == (130, b"")
 
 
-def test_run_without_program_returns_error_status(capsys):
+def test_run_without_program_fails(capsys):
   assert command_line.main(["run"]) == 2
   assert "expected a script, or -m and a module" in capsys.readouterr().err

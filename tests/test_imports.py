@@ -4,65 +4,33 @@ import ast
 import os
 import re
 import runpy
-import subprocess
 import sys
 
 import pytest
 
 import mp_compat
+from tests import testing
 
 PACKAGE = os.path.dirname(mp_compat.__file__)
 
 # Modules and packages, lowest layer first: each imports only from those before it, and modules of its own package.
-LAYERS = [
-  "core.update_rule",
-  "core.arguments",
-  "core.dialects",
-  "migration.old_names",
-  "migration.program",  # without TensorFlow
-  "_tensorflow.__init__",
-  "_tensorflow.native",
-  "_tensorflow.graphs",
-  "_tensorflow.contexts",
-  "_tensorflow.control_flow",
-  "_tensorflow",
-  "core.gradients",
-  "core.propagation",
-  "core.lineage",
-  "core.finite_check",
-  "core.distribute",
-  "core.conditional_apply",
-  "core.loss_scale",
-  "core",
-  "horovod",
-  "training.sync_replicas",
-  "training.step",
-  "training.inner_optimizer",
-  "training.optimizer",
-  "training",
-  "monitoring",
-  "checkpoints.files",
-  "checkpoints",
-  "contrib",
-  "keras",
-  "migration.source",
-  "migration.conditional_names",
-  "migration",
-  "comparison.recording",
-  "comparison.recorder",
-  "comparison",
-  "__main__",
-  "__init__",
-]
+LAYERS = """
+core.update_rule core.arguments core.dialects migration.old_names migration.program
+_tensorflow.__init__ _tensorflow.native _tensorflow.graphs _tensorflow.contexts _tensorflow.control_flow _tensorflow
+core.gradients core.propagation core.lineage core.finite_check core.distribute core.conditional_apply
+core.loss_scale core
+horovod
+training.sync_replicas training.step training.inner_optimizer training.optimizer training
+monitoring
+checkpoints.files checkpoints
+contrib
+keras
+migration.source migration.conditional_names migration
+comparison.recording comparison.recorder comparison
+__main__ __init__
+""".split()
 # Modules that must work without TensorFlow, so they import only each other.
-WITHOUT_TENSORFLOW = [
-  "core.update_rule",
-  "core.arguments",
-  "core.dialects",
-  "migration.old_names",
-  "migration.program",
-  "migration.source",
-]
+WITHOUT_TENSORFLOW = LAYERS[:5] + ["migration.source"]
 IMPORTED_ONLY_BY = {
   "tensorflow": "_tensorflow",
   "libcst": "migration.source",
@@ -113,7 +81,7 @@ def modules():
 
 
 @pytest.mark.parametrize("module", modules())
-def test_modules_import_only_from_lower_layers(module):
+def test_modules_import_lower_layers(module):
   ours, others = imports(module)
   package = module.rpartition(".")[0]
   same_entry = {name for name in ours if layer(name) == layer(module) and name.startswith(package)}
@@ -131,7 +99,7 @@ def test_public_names_have_docstrings():
   assert all(getattr(mp_compat, name).__doc__ for name in mp_compat.__all__)
 
 
-def test_old_python_raises_import_error(monkeypatch):
+def test_old_python_raises(monkeypatch):
   monkeypatch.setattr(sys, "version_info", (3, 6, 15, "final", 0))
   with pytest.raises(ImportError, match="needs Python 3.7 or later, but this is Python 3.6"):
     runpy.run_path(mp_compat.__file__)
@@ -144,20 +112,19 @@ def test_stub_lists_public_names():
   assert listed == mp_compat._MODULE_OF
 
 
-def test_tensorflow_is_imported_on_first_use():
-  subprocess.check_call(
-    [
-      sys.executable,
-      "-c",
-      """
-import sys, mp_compat
-assert "tensorflow" not in sys.modules and "LossScale" in dir(mp_compat)
-mp_compat.install().uninstall()
-assert mp_compat.contrib.mixed_precision.LossScaleManager and mp_compat.keras.experimental.LossScaleOptimizer
-from mp_compat import *
-assert LossScale is mp_compat.LossScale and "tensorflow" in sys.modules
-""",
-    ]
+def test_import_does_not_import_tensorflow():
+  testing.run_python(
+    "-c", "import sys, mp_compat; assert 'LossScale' in dir(mp_compat) and 'tensorflow' not in sys.modules"
+  )
+
+
+@pytest.mark.matrix
+def test_names_are_imported_on_first_use():
+  testing.run_python(
+    "-c",
+    "import mp_compat; mp_compat.install().uninstall()\n"
+    "assert mp_compat.contrib.mixed_precision.LossScaleManager and mp_compat.keras.experimental.LossScaleOptimizer\n"
+    "from mp_compat import *; assert LossScale is mp_compat.LossScale",
   )
 
 
@@ -169,15 +136,8 @@ assert LossScale is mp_compat.LossScale and "tensorflow" in sys.modules
     ("", "TensorFlow 1.15 or later, but found 0.0"),
   ],
 )
-def test_missing_or_old_tensorflow_raises_import_error(fake, words, tmp_path):
+def test_missing_or_old_tensorflow_raises(fake, words, tmp_path):
   (tmp_path / "tensorflow.py").write_text(fake)
-  environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), os.path.dirname(PACKAGE)]))
-  done = subprocess.run(
-    [sys.executable, "-c", "import mp_compat.core.loss_scale"],
-    env=environment,
-    stderr=subprocess.PIPE,
-    text=True,
-    check=False,
-  )
+  done = testing.run_python("-c", "import mp_compat.core.loss_scale", path=[tmp_path], check=False)
   assert done.returncode != 0
   assert re.search("(?s)ImportError.*" + words, done.stderr)

@@ -20,6 +20,7 @@ import mp_compat
 
 tf = tensorflow.compat.v1
 native = tf.train.experimental
+Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -66,6 +67,14 @@ def session():
   return tf.Session(config=config())
 
 
+@contextlib.contextmanager
+def initialized_session():
+  """Yields a Session with `config()`, in which all variables of the default graph have their initial values."""
+  with session() as sess:
+    sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    yield sess
+
+
 def plain_name(variable):
   """Returns a variable's name without the prefix of a conditional ("cond_1/beta1_power" in TensorFlow's class)."""
   return re.sub(r"(^|/)cond(_\d+)?/", r"\1", variable.name)
@@ -108,14 +117,13 @@ def values(sess):
   return dict(zip([plain_name(v) for v in variables], sess.run(variables)))
 
 
-def train(make_optimizer, xs, use_resource=True, between=None, **minimize):
+def train(make_optimizer, xs, use_resource=True, **minimize):
   """Trains `model` in a new graph. Returns the values of all variables, initially and after every step.
 
   Args:
     make_optimizer: creates the optimizer. It is called inside the graph.
     xs: the input of every step.
     use_resource: whether the model uses resource variables.
-    between: changes `[(gradient, variable)]` between compute_gradients and apply_gradients.
     **minimize: arguments of `compute_gradients`. Callables are called inside the graph to create the argument.
   """
   with tf.Graph().as_default():
@@ -127,8 +135,6 @@ def train(make_optimizer, xs, use_resource=True, between=None, **minimize):
     grads_and_vars = optimizer.compute_gradients(
       loss, **{key: value() if callable(value) else value for key, value in minimize.items()}
     )
-    if between:
-      grads_and_vars = between(grads_and_vars)
     train_op = optimizer.apply_gradients(grads_and_vars, global_step)
     with session() as sess:
       sess.run(tf.global_variables_initializer())
@@ -177,6 +183,28 @@ def environment():
   inherited = {name: value for name, value in os.environ.items() if name != "TF2_BEHAVIOR"}
   # Older versions of coverage write warnings about unknown settings to standard error.
   return dict(inherited, PYTHONPATH=ROOT, PYTHONWARNINGS="ignore")
+
+
+def run_python(*arguments, python=sys.executable, path=(), variables=(), check=True, **options):
+  """Runs Python in a new process that can import this package.
+
+  Args:
+    *arguments: the arguments of the interpreter.
+    python: the interpreter.
+    path: folders to prepend to its module search path.
+    variables: environment variables, as a dictionary.
+    check: whether to assert that it succeeds.
+    **options: for `subprocess.run`.
+
+  Returns:
+    A CompletedProcess with the outputs as text.
+  """
+  variables = dict(environment(), **dict(variables))
+  variables["PYTHONPATH"] = os.pathsep.join([str(folder) for folder in path] + [variables["PYTHONPATH"]])
+  options = dict(dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), **options)
+  done = subprocess.run([python] + [str(one) for one in arguments], env=variables, check=False, **options)
+  assert done.returncode == 0 or not check, (done.stdout, done.stderr)
+  return done
 
 
 def eager_mode():

@@ -1,8 +1,5 @@
 """Tests of conditionals under control flow v1 and v2, in graphs and in functions."""
 
-import subprocess
-import sys
-
 import pytest
 import tensorflow
 
@@ -29,16 +26,10 @@ with tf.Session() as sess:
 
 
 def run_program(module):
-  return subprocess.run(
-    [sys.executable, "-W", "ignore", "-c", PROGRAM.format(module)],
-    env=testing.environment(),
-    check=False,
-    capture_output=True,
-    text=True,
-  )
+  return testing.run_python("-W", "ignore", "-c", PROGRAM.format(module), check=False)
 
 
-def test_program_trains_after_disabling_eager_execution_only():
+def test_disabling_eager_execution_suffices():
   done = run_program("mp_compat")
   assert done.stdout == "{} [-0.5 -0.5] 1".format(tf.__version__), done.stderr
 
@@ -47,11 +38,11 @@ def test_program_trains_after_disabling_eager_execution_only():
   not (2, 4) <= tuple(map(int, tf.__version__.split(".")[:2])) <= (2, 10),
   reason="only in TensorFlow 2.4 to 2.10 does init_scope ignore disable_eager_execution()",
 )
-def test_tensorflow_class_fails_after_disabling_eager_only():
+def test_disabling_eager_execution_fails_tensorflow_class():
   assert "Attempting to capture an EagerTensor" in run_program("tensorflow.compat.v1.train.experimental").stderr
 
 
-def test_conditionals_in_graphs_are_not_functions():
+def test_graphs_have_no_branch_functions():
   with tf.Graph().as_default() as graph, testing.control_flow(2):
     training = testing.Training()
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), "dynamic")
@@ -60,7 +51,7 @@ def test_conditionals_in_graphs_are_not_functions():
     assert not {op.type for op in graph.get_operations()} & {"If", "StatelessIf"}
 
 
-def test_conditionals_in_functions_are_functions():
+def test_functions_have_branch_functions():
   with testing.eager_mode(), testing.control_flow(2):
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
     w = tensorflow.Variable([0.0, 0.0])
@@ -73,7 +64,7 @@ def test_conditionals_in_functions_are_functions():
     assert {op.type for op in graph.get_operations()} & {"If", "StatelessIf"}
 
 
-def test_contains_op_searches_branch_functions():
+def test_contains_op_searches_branches():
   with tf.Graph().as_default() as graph, testing.control_flow(2):
     x = tf.placeholder(tf.float32, [2])
     tf.cond(x[0] > 0, lambda: tf.sin(x), lambda: x)

@@ -33,7 +33,7 @@ def test_train_steps_write_variables(version, graph):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_conditional_and_looped_steps_are_train_steps(version, graph):
+def test_branches_and_loops_are_train_steps(version, graph):
   del graph
   with testing.control_flow(version):
     x = tf.placeholder(tf.float32, [])
@@ -45,7 +45,7 @@ def test_conditional_and_looped_steps_are_train_steps(version, graph):
   assert effects(branch) == effects(loop) == (frozenset({"w"}), frozenset({"w"}), True)
 
 
-def test_initializers_and_restores_are_not_train_steps(graph):
+def test_initializers_are_no_train_steps(graph):
   op = train_op(tf.placeholder(tf.float32, []))
   init, saver = tf.global_variables_initializer(), tf.train.Saver()
   written = effects(op).written
@@ -55,7 +55,7 @@ def test_initializers_and_restores_are_not_train_steps(graph):
   assert effects(save) == effects(tf.get_variable("other", []).read_value()) == (frozenset(), frozenset(), False)
 
 
-def test_assigned_functions_of_variables_are_train_steps(graph):
+def test_assigned_functions_are_train_steps(graph):
   del graph
   w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
   assert effects(tf.assign(w, w.read_value() * 2.0)).trains
@@ -68,7 +68,7 @@ def test_local_variables_do_not_count(graph):
   assert sessions.variable_values(graph) == {}
 
 
-def test_variables_are_read_without_changing_the_graph(graph):
+def test_reading_keeps_graph_unchanged(graph):
   x = tf.placeholder(tf.float32, [])
   op = train_op(x)
   with tf.control_dependencies([op]):

@@ -121,8 +121,7 @@ def make(case, directory):
     training = GoldenTraining(case)
     plain_saver = tf.train.Saver()
     checkpoint = training.checkpoint() if case.kind == "objects" else None
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
+    with testing.initialized_session() as sess:
       saved = training.run(sess, FEEDS[:BEFORE])
       if checkpoint:
         written = checkpoint.save(path, session=sess)

@@ -45,14 +45,22 @@ def assert_equal(values, expected):
     assert values[name].tobytes() == value.tobytes(), (name, values[name], value)
 
 
-def restore(writer, case, path, saver=checkpoints.Saver, feeds=(), control_flow=1):
-  """Restores into a graph with the writer's optimizer and trains on `feeds`; returns the values of all variables."""
+def restore(*args):
+  """Returns the values of all variables after restoring; see `restore_and_continue`."""
+  return restore_and_continue(*args)[0]
+
+
+def restore_and_continue(writer, case, path, saver=checkpoints.Saver, control_flow=1):
+  """Restores into a graph with the writer's optimizer and trains the steps after saving.
+
+  Returns the values of all variables after restoring, and after these steps.
+  """
   with testing.control_flow(control_flow), tf.Graph().as_default():
     training = golden_cases.GoldenTraining(case._replace(writer=writer))
     restorer = saver()
     with testing.session() as sess:
       restorer.restore(sess, path)
-      return training.run(sess, feeds)
+      return training.run(sess, ()), training.run(sess, FEEDS_AFTER)
 
 
 def copy_golden(case, prefix):

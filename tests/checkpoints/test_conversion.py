@@ -19,17 +19,13 @@ from tests.checkpoints import goldens
 from tests.checkpoints.golden_cases import Case
 from tests.testing import tf
 
-
-@pytest.fixture(autouse=True)
-def _graph():
-  with tf.Graph().as_default():
-    yield
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("to", ["mp_compat", "tensorflow", "plain"] + ["contrib"] * (tf.__version__ < "2"))
 @pytest.mark.parametrize("version, case", goldens.SESSIONS)
-def test_tensorflow_saver_restores_converted_checkpoint(version, case, to, tmp_path):
+def test_saver_restores_converted_checkpoint(version, case, to, tmp_path):
   path = str(tmp_path / "converted")
   found = checkpoints.convert(goldens.golden_path(version, case), path, to)
   saved = goldens.load_expected_renamed(version, case, "saved")
@@ -53,7 +49,7 @@ def test_convert_does_not_overwrite_files(tmp_path):
   assert before == {name: (tmp_path / name).read_bytes() for name in os.listdir(str(tmp_path))}
 
 
-def test_convert_removes_files_that_fail_verification(tmp_path, monkeypatch):
+def test_convert_removes_wrong_files(tmp_path, monkeypatch):
   read = files.read_tensor
 
   def read_wrongly(reader, path, name):
@@ -66,7 +62,7 @@ def test_convert_removes_files_that_fail_verification(tmp_path, monkeypatch):
   assert os.listdir(str(tmp_path)) == []
 
 
-def test_convert_of_object_based_checkpoint_raises(tmp_path):
+def test_convert_rejects_object_based_checkpoint(tmp_path):
   source = goldens.golden_path("1.15", Case("tensorflow", "adam", kind="objects"))
   found = checkpoints.inspect(source)
   assert found.dialect == "object-based" and len(found.state) == 2
@@ -102,7 +98,7 @@ def start_writing(source, target):
 
 
 @pytest.mark.slow
-def test_killed_conversion_leaves_no_partial_checkpoint(tmp_path):
+def test_killed_conversion_leaves_nothing(tmp_path):
   source = str(tmp_path / "big")
   with tf.Graph().as_default(), testing.session() as sess:
     for i in range(40):
@@ -135,13 +131,13 @@ def test_killed_conversion_leaves_no_partial_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["", "missing/model.ckpt-5"], ids=["empty_folder", "missing_folder"])
-def test_inspect_command_reports_missing_checkpoint(path, tmp_path, capsys):
+def test_inspect_reports_missing_checkpoint(path, tmp_path, capsys):
   assert command_line.main(["checkpoint", "inspect", str(tmp_path / path)]) == 2
   assert capsys.readouterr().err.startswith("mp_compat checkpoint inspect: There is no checkpoint at ")
 
 
 @pytest.mark.parametrize("part", [".index", ".data-00000-of-00001", ".meta"])
-def test_part_of_a_checkpoint_is_rejected(part, tmp_path):
+def test_part_of_checkpoint_is_rejected(part, tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
     w = tf.get_variable("w", [])
     sess.run(w.initializer)
@@ -159,7 +155,7 @@ def test_part_of_a_checkpoint_is_rejected(part, tmp_path):
   assert os.path.exists(path + part) and not os.path.exists(str(tmp_path / "out.index"))
 
 
-def test_checkpoint_without_variables_is_rejected(tmp_path):
+def test_empty_checkpoint_is_rejected(tmp_path):
   index = goldens.golden_path("1.15", Case("tensorflow", "adam")) + ".index"
   shutil.copyfile(index, str(tmp_path / "model"))  # is read as a checkpoint in the V1 format
   with pytest.raises(tf.errors.DataLossError, match="model is truncated or corrupt: it has no variables"):
@@ -175,7 +171,7 @@ def test_wildcards_in_paths_are_kept(folder, tmp_path):
   assert checkpoints.convert(target, str(tmp_path / folder / "again"), "plain").variables == converted.variables
 
 
-def test_paths_that_tensorflow_cannot_read_are_rejected(tmp_path):
+def test_brackets_in_paths_are_rejected(tmp_path):
   source = goldens.golden_path("1.15", Case("tensorflow", "adam"))
   with pytest.raises(ValueError, match="Expected a path without brackets"):
     checkpoints.convert(source, str(tmp_path / "a*b[c]" / "model"), "plain")
@@ -186,7 +182,7 @@ def test_paths_that_tensorflow_cannot_read_are_rejected(tmp_path):
     checkpoints.inspect(str(tmp_path / "model[1]"))
 
 
-def test_path_that_is_not_utf8_is_reported_in_one_line(tmp_path, capsys):
+def test_path_not_in_utf8_is_reported(tmp_path, capsys):
   source = goldens.golden_path("1.15", Case("tensorflow", "adam"))
   path = os.fsdecode(os.fsencode(str(tmp_path)) + b"/m\xff")
   for arguments in (
@@ -225,7 +221,7 @@ def train_with_conditionals(wrap, path, restore_from=None):
   "source, to",
   [("tensorflow", "mp_compat"), ("mp_compat", "tensorflow"), ("plain", "tensorflow"), ("tensorflow", "plain")],
 )
-def test_convert_like_supports_programs_with_conditionals(source, to, tmp_path):
+def test_convert_like_supports_conditionals(source, to, tmp_path):
   wraps = {
     "tensorflow": lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
     "mp_compat": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
@@ -281,7 +277,7 @@ def test_convert_like_supports_second_names(old, source, conditional, tmp_path):
   }
 
 
-def test_convert_requires_dialect_or_matching_like(tmp_path):
+def test_convert_requires_dialect_or_like(tmp_path):
   path = goldens.golden_path("1.15", Case("tensorflow", "adam"))
   for arguments in ({}, dict(to="plain", like=path)):
     with pytest.raises(ValueError, match="Expected either a naming scheme"):

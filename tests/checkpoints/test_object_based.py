@@ -8,6 +8,7 @@ import tensorflow
 
 import mp_compat
 from tests import testing
+from tests.testing import Optimizer
 from tests.testing import tf
 
 
@@ -27,7 +28,7 @@ def read_variables(sess):
 @pytest.mark.parametrize("reader", [mp_compat, testing.native], ids=["read_by_us", "read_by_tensorflow"])
 @pytest.mark.parametrize("writer", [mp_compat, testing.native], ids=["written_by_us", "written_by_tensorflow"])
 @pytest.mark.parametrize("context", [contextlib.nullcontext, mp_compat.install], ids=["as_it_is", "installed"])
-def test_graph_checkpoint_restores_in_both_implementations(writer, reader, context, tmp_path):
+def test_graph_checkpoints_are_exchangeable(writer, reader, context, tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
     x, train_op, _, checkpoint = build(writer)
     sess.run(tf.global_variables_initializer())
@@ -56,12 +57,10 @@ def test_graph_checkpoint_restores_in_both_implementations(writer, reader, conte
       np.testing.assert_array_equal(saved[name], restored[name], name)
 
 
-def test_eager_checkpoint_restores_variables_created_later(tmp_path):
+def test_eager_checkpoint_restores_later_variables(tmp_path):
 
   def build_eager():
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-      tf.train.MomentumOptimizer(0.1, 0.9), mp_compat.DynamicLossScale(8.0, 2)
-    )
+    opt = Optimizer(tf.train.MomentumOptimizer(0.1, 0.9), mp_compat.DynamicLossScale(8.0, 2))
     w = tensorflow.Variable([1.0, 2.0])
     return opt, w, tensorflow.train.Checkpoint(w=w, optimizer=opt)
 
@@ -81,7 +80,7 @@ def test_eager_checkpoint_restores_variables_created_later(tmp_path):
       np.testing.assert_array_equal(actual, value)
 
 
-def test_saver_restores_object_based_checkpoint(tmp_path):
+def test_saver_restores_object_checkpoint(tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
     v = tf.get_variable("v", initializer=np.float32(3.0))
     sess.run(tf.global_variables_initializer())
@@ -91,7 +90,7 @@ def test_saver_restores_object_based_checkpoint(tmp_path):
     assert sess.run(v) == 3.0
 
 
-class SortsItsSlots(mp_compat.MixedPrecisionLossScaleOptimizer):
+class SortsItsSlots(Optimizer):
   """A subclass that overrides `get_slot_names`."""
 
   def get_slot_names(self):
@@ -105,10 +104,8 @@ def wrap_get_slot_names(opt):
   return opt
 
 
-@pytest.mark.parametrize(
-  "make", [SortsItsSlots, lambda *args: wrap_get_slot_names(mp_compat.MixedPrecisionLossScaleOptimizer(*args))]
-)
-def test_checkpoint_contains_slots_if_get_slot_names_overridden(make, tmp_path):
+@pytest.mark.parametrize("make", [SortsItsSlots, lambda *args: wrap_get_slot_names(Optimizer(*args))])
+def test_overriding_slot_names_keeps_slots(make, tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
     w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
     opt = make(tf.train.AdamOptimizer(0.1), 8.0)

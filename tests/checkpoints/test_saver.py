@@ -15,15 +15,11 @@ from tests.checkpoints.golden_cases import Case
 from tests.programs.table import VERSION
 from tests.testing import tf
 
-
-@pytest.fixture(autouse=True)
-def _graph():
-  with tf.Graph().as_default():
-    yield
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 @pytest.mark.parametrize("use_resource", [False, True])
-def test_partitioned_variables_restore_from_whole_variable(use_resource, tmp_path):
+def test_partitions_restore_from_whole_variable(use_resource, tmp_path):
   path, whole = str(tmp_path / "whole"), np.arange(12, dtype=np.float32).reshape([6, 2])
 
   def build(partitioner, wrap):
@@ -64,7 +60,7 @@ def test_restore_assigns_every_replica():
 
 
 @pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
-def test_checkpoint_path_precedes_directory_of_same_name(writer, tmp_path):
+def test_path_precedes_directory(writer, tmp_path):
   case, other = Case(writer, "adam"), Case("plain", "momentum")
   prefix, inside = str(tmp_path / "m"), str(tmp_path / "m" / "later")
   (tmp_path / "m").mkdir()
@@ -98,7 +94,7 @@ def test_checkpoints_work_in_memory_file_system(writer):
 
 @pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_version_1_checkpoint_format_restores(sharded, writer, tmp_path):
+def test_version_1_format_restores(sharded, writer, tmp_path):
   case = Case(writer, "adam")
 
   def build(case):
@@ -149,7 +145,7 @@ def test_paths_may_be_bytes_or_pathlike(as_path, writer, tmp_path):
 
 
 @pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
-def test_saver_def_restores_only_its_variables(writer):
+def test_saver_def_selects_variables(writer):
   case = Case(writer, "adam")
   golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
   saver_def = tf.train.Saver().as_saver_def()
@@ -162,7 +158,7 @@ def test_saver_def_restores_only_its_variables(writer):
     assert sess.run(tf.report_uninitialized_variables()).tolist() == [b"later"]
 
 
-def test_missing_variable_error_lists_checkpoint_names():
+def test_missing_variable_error_lists_names():
   tf.get_variable("v", [3])
   with testing.session() as sess, pytest.raises(
     tf.errors.NotFoundError,
@@ -198,8 +194,7 @@ def test_failed_restore_assigns_nothing(writer, tmp_path):
     if writer == "plain":
       tf.get_variable("new", [])
   saver = checkpoints.Saver()
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     before = [value.tobytes() for value in sess.run(tf.global_variables())]
     with pytest.raises(tf.errors.NotFoundError if writer == "plain" else tf.errors.InvalidArgumentError) as raised:
       saver.restore(sess, path)
@@ -215,7 +210,7 @@ def test_failed_restore_assigns_nothing(writer, tmp_path):
   assert ("Not found in the checkpoint" in message) == (writer == "plain") and "current_loss_scale" not in message
 
 
-def test_reshape_argument_restores_different_shape(tmp_path):
+def test_reshape_restores_different_shape(tmp_path):
   path = str(tmp_path / "model")
   with tf.Graph().as_default(), testing.session() as sess:
     tf.get_variable("cond_1/beta1_power", initializer=np.float32(0.5))
@@ -232,7 +227,7 @@ def test_reshape_argument_restores_different_shape(tmp_path):
       checkpoints.Saver().restore(sess, path)
 
 
-def test_missing_loss_scale_state_gets_initial_values(tmp_path):
+def test_missing_state_is_initialized(tmp_path):
   path = str(tmp_path / "model")  # contains no int64 tensor from which good_steps could be read
   with tf.Graph().as_default(), testing.session() as sess:
     table = tf.get_variable("table", initializer=np.arange(8, dtype=np.float32).reshape([4, 2]))
@@ -248,7 +243,7 @@ def test_missing_loss_scale_state_gets_initial_values(tmp_path):
     assert sess.run(tf.global_variables("current_loss_scale|good_steps")) == [64.0, 0]
 
 
-def test_missing_checkpoint_raises_value_error(tmp_path):
+def test_missing_checkpoint_raises(tmp_path):
   golden_cases.GoldenTraining(Case("mp_compat", "adam"))
   saver = checkpoints.Saver()
   with testing.session() as sess:
@@ -284,11 +279,10 @@ def remove_data(path):
 
 
 @pytest.mark.parametrize("damage", [corrupt_index, truncate_index, truncate_data, corrupt_data, remove_data])
-def test_damaged_checkpoint_raises_and_earlier_one_restores(damage, tmp_path):
+def test_damaged_checkpoint_raises(damage, tmp_path):
   training = golden_cases.GoldenTraining(Case("mp_compat", "adam"))
   saver = checkpoints.Saver()
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     paths = []
     for step in (1, 2):
       values = training.run(sess, golden_cases.FEEDS[:1])
@@ -305,7 +299,7 @@ def test_damaged_checkpoint_raises_and_earlier_one_restores(damage, tmp_path):
   assert not [name for name in os.listdir(str(tmp_path)) if name.startswith("out")]
 
 
-def test_saver_saves_and_restores_iterator_state(tmp_path):
+def test_saver_restores_iterator_state(tmp_path):
   v = tf.get_variable("v", initializer=np.float32(3.0))
   iterator = tf.data.make_initializable_iterator(tf.data.Dataset.range(9))
   next_element = iterator.get_next()

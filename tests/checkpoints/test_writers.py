@@ -13,15 +13,11 @@ from tests.checkpoints import goldens
 from tests.checkpoints.golden_cases import Case
 from tests.testing import tf
 
-
-@pytest.fixture(autouse=True)
-def _graph():
-  with tf.Graph().as_default():
-    yield
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 @pytest.mark.parametrize("version, case", goldens.BY_NAME)
-def test_checkpoints_of_all_writers_restore_and_continue(version, case):
+def test_all_checkpoints_restore_and_continue(version, case):
   saved = {
     name: value
     for name, value in goldens.load_expected_renamed(version, case, "saved").items()
@@ -32,15 +28,14 @@ def test_checkpoints_of_all_writers_restore_and_continue(version, case):
   elif case.writer == "contrib":
     counts = [name for name in saved if name.endswith("good_steps")]
     saved.update((name, saved[name].astype(np.int64)) for name in counts)
-  goldens.assert_equal(goldens.restore("mp_compat", case, goldens.golden_path(version, case)), saved)
+  restored, after = goldens.restore_and_continue("mp_compat", case, goldens.golden_path(version, case))
+  goldens.assert_equal(restored, saved)
   if case.writer in ("tensorflow", "mp_compat"):
-    after = goldens.load_expected_renamed(version, case, "after")
-    values = goldens.restore("mp_compat", case, goldens.golden_path(version, case), feeds=goldens.FEEDS_AFTER)
-    goldens.assert_equal(values, after)
+    goldens.assert_equal(after, goldens.load_expected_renamed(version, case, "after"))
 
 
 @pytest.mark.parametrize("version, case", goldens.SESSIONS)
-def test_checkpoints_restore_without_loss_scaling(version, case):
+def test_plain_training_restores_checkpoints(version, case):
   saved = goldens.load_expected_renamed(version, case, "saved")
   goldens.assert_equal(
     goldens.restore("plain", case, goldens.golden_path(version, case)),
@@ -51,32 +46,32 @@ def test_checkpoints_restore_without_loss_scaling(version, case):
 @pytest.mark.parametrize("control_flow", [1, 2])
 @pytest.mark.parametrize("scope", ["", "head"])
 @pytest.mark.parametrize("optimizer", sorted(golden_cases.OPTIMIZERS))
-def test_tensorflow_class_continues_our_checkpoint_exactly(optimizer, scope, control_flow, tmp_path):
+def test_tensorflow_class_continues_our_training(optimizer, scope, control_flow, tmp_path):
   case = Case("mp_compat", optimizer, 1, scope)
   path, converted = str(tmp_path / case.name), str(tmp_path / "converted")
   saved, after = golden_cases.make(case, str(tmp_path))
   written = checkpoints.convert(path, converted, "tensorflow")
   assert written.dialect == ("tensorflow" if optimizer == "adam" else "mp_compat")
   for saver, source in [(checkpoints.Saver, path), (tf.train.Saver, converted)]:
-    for feeds, expected in [((), saved), (goldens.FEEDS_AFTER, after)]:
-      values = goldens.restore("tensorflow", case, source, saver, feeds, control_flow)
+    for values, expected in zip(
+      goldens.restore_and_continue("tensorflow", case, source, saver, control_flow), [saved, after]
+    ):
       goldens.assert_equal(goldens.rename_to_ours(values, case), expected)
 
 
 @pytest.mark.parametrize("version", goldens.VERSIONS)
-def test_tensorflow_class_continues_our_golden_checkpoints(version):
+def test_tensorflow_class_continues_our_goldens(version):
   case = Case("mp_compat", "adam")
-  values = goldens.restore("tensorflow", case, goldens.golden_path(version, case), feeds=goldens.FEEDS_AFTER)
+  _, values = goldens.restore_and_continue("tensorflow", case, goldens.golden_path(version, case))
   goldens.assert_equal(goldens.rename_to_ours(values, case), goldens.load_expected(version, case, "after"))
 
 
 @pytest.mark.parametrize("version, case", [param for param in goldens.GOLDENS if param.values[1].kind == "objects"])
 @pytest.mark.parametrize("writer", ["mp_compat", "tensorflow"])
-def test_object_based_golden_checkpoints_restore_and_continue(version, case, writer):
+def test_object_based_goldens_continue(version, case, writer):
   training = golden_cases.GoldenTraining(case._replace(writer=writer))
   status = training.checkpoint().restore(goldens.golden_path(version, case))
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     status.assert_consumed().assert_existing_objects_matched().run_restore_ops(sess)
     values = training.run(sess, goldens.FEEDS_AFTER)
   del values["save_counter"]
@@ -85,7 +80,7 @@ def test_object_based_golden_checkpoints_restore_and_continue(version, case, wri
   goldens.assert_equal(goldens.rename_to_ours(values, case), expected)
 
 
-def test_restore_finds_state_in_other_name_scope():
+def test_restore_finds_other_name_scope():
   case = Case("contrib", "momentum", 1, "head")
   values = goldens.restore("mp_compat", case._replace(scope=""), goldens.golden_path("1.15", case))
   saved = goldens.load_expected("1.15", case, "saved")
@@ -93,7 +88,7 @@ def test_restore_finds_state_in_other_name_scope():
   assert values["good_steps"] == saved["head/good_steps"] and values["good_steps"].dtype == np.int64
 
 
-def test_monitored_session_continues_tensorflow_checkpoints(tmp_path):
+def test_monitored_session_continues_training(tmp_path):
   case = Case("tensorflow", "adam")
   for part in (".index", ".data-00000-of-00001"):
     shutil.copyfile(goldens.golden_path("1.15", case) + part, str(tmp_path / "model.ckpt-4") + part)

@@ -219,7 +219,7 @@ def _compare(tmp_path, monkeypatch, capfd):
   return compare
 
 
-def test_equal_programs_are_the_same(compare):
+def test_equal_programs_are_same(compare):
   code, output, report = compare("program.py", "overflow")
   assert code == 0, output
   runs = report["runs"]
@@ -255,7 +255,7 @@ def test_equal_programs_are_the_same(compare):
     ("--runs original,again program.py process", "The program ran other processes, which are not compared."),
   ],
 )
-def test_equal_variants_are_the_same(arguments, words, compare, tmp_path):
+def test_equal_variants_are_same(arguments, words, compare, tmp_path):
   code, output, _ = compare(*arguments.split())
   assert code == 0 and words in output, output
   assert not (tmp_path / "folder").exists()
@@ -271,7 +271,7 @@ def test_equal_variants_are_the_same(arguments, words, compare, tmp_path):
     ("custom", 1, "update() of the program's LossScale returned False"),
   ],
 )
-def test_differences_have_their_step_and_reason(switches, step, reason, compare):
+def test_differences_have_step_and_reason(switches, step, reason, compare):
   code, output, report = compare("program.py", *switches.split())
   assert code == 1 and reason in output, output
   assert report["runs"]["mp_compat"]["difference"]["step"] == step
@@ -294,7 +294,7 @@ def test_other_differences_are_described(arguments, words, compare):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(testing.tensorflow, "contrib"), reason="tf.contrib is in TensorFlow 1.15 only")
-def test_loss_scaled_twice_is_the_reason(compare):
+def test_loss_scaled_twice_is_reason(compare):
   code, output, _ = compare("program.py", "twice")
   assert code == 1 and "the first run scales the loss twice" in output and "already scales the loss" in output, output
 
@@ -324,7 +324,7 @@ def test_status_is_2_if_nothing_follows(arguments, words, compare):
 
 @pytest.mark.slow
 @pytest.mark.skipif(testing.tf.VERSION.startswith("1."), reason="TensorFlow 1 is not eager")
-def test_eager_training_is_not_called_the_same(compare):
+def test_eager_training_is_not_called_same(compare):
   code, output, _ = compare("program.py", "eager")
   assert code == 2 and "Eager training was seen" in output, output
 
@@ -350,17 +350,9 @@ def test_keras_in_graph_mode_is_compared(compare):
 
 
 @pytest.mark.slow
-def test_each_run_reads_the_standard_input(compare, tmp_path):
-  done = subprocess.run(
-    [sys.executable, "-m", "mp_compat", "compare", "--runs", "original,mp_compat", "program.py", "input"],
-    input="some input",
-    cwd=str(tmp_path),
-    env=testing.environment(),
-    stdout=subprocess.PIPE,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 0 and "the same bits" in done.stdout, done.stdout
+def test_each_run_reads_standard_input(compare, tmp_path):
+  command = ["-m", "mp_compat", "compare", "--runs", "original,mp_compat", "program.py", "input"]
+  assert "the same bits" in testing.run_python(*command, input="some input", cwd=str(tmp_path)).stdout
 
 
 @pytest.mark.slow
@@ -422,7 +414,7 @@ class TestFolders:
     assert (existing / "inner" / "file").read_text() == "before"
     assert os.listdir(str(tmp_path)) == ["existing"]
 
-  def test_leftovers_of_killed_comparisons_are_reported(self, tmp_path):
+  def test_leftover_folders_are_reported(self, tmp_path):
     (tmp_path / ("folder" + processes.KEPT)).mkdir()
     with pytest.raises(processes.CannotRunError, match="was killed"), processes.Folders(
       [str(tmp_path / "folder")]

@@ -161,12 +161,6 @@ def check_against_tensorflow(history, initial, period, multiplier):
 
 
 @FEW_EXAMPLES
-@hypothesis.given(histories(), rules(), st.sampled_from([1, 2]))
-def test_variables_match_the_pure_update_rule(history, arguments, version):
-  check_against_rule(history, arguments, version)
-
-
-@FEW_EXAMPLES
 @hypothesis.given(histories(), at_least_1, counts, factors)
 def test_variables_match_tensorflow_class(history, initial, period, multiplier):
   check_against_tensorflow(history, initial, period, multiplier)
@@ -176,7 +170,7 @@ def test_variables_match_tensorflow_class(history, initial, period, multiplier):
 @hypothesis.given(
   histories(), at_least_1, counts, st.integers(1, 4), factors, st.floats(2.0**-10, 0.9990234375, width=32)
 )
-def test_contrib_manager_matches_the_pure_update_rule(history, initial, good, bad, up, down):
+def test_contrib_manager_matches_rule(history, initial, good, bad, up, down):
   arguments = dict(
     init_loss_scale=initial, incr_every_n_steps=good, decr_every_n_nan_or_inf=bad, incr_ratio=up, decr_ratio=down
   )
@@ -203,9 +197,10 @@ def test_contrib_manager_matches_the_pure_update_rule(history, initial, good, ba
 
 
 @FEW_EXAMPLES
-@hypothesis.given(histories(), rules())
-def test_scale_and_counters_obey_their_invariants(history, arguments):
-  states = check_against_rule(history, arguments, 1)
+@hypothesis.given(histories(), rules(), st.sampled_from([1, 2]))
+def test_variables_match_rule(history, arguments, version):
+  """They also obey invariants of the rule."""
+  states = check_against_rule(history, arguments, version)
   scale, good = states[:, 0], states[:, 1]
   assert arguments["min_loss_scale"] <= scale.min()
   assert scale.max() <= arguments["max_loss_scale"]
@@ -220,14 +215,14 @@ def test_scale_and_counters_obey_their_invariants(history, arguments):
 
 @FEW_EXAMPLES
 @hypothesis.given(histories(), rules(powers=True))
-def test_power_of_two_scales_stay_powers_of_two(history, arguments):
+def test_powers_of_two_stay_exact(history, arguments):
   scale = check_against_rule(history, arguments, 1)[:, 0]
   assert (np.frexp(scale)[0] == 0.5).all()
 
 
 @FEW_EXAMPLES
 @hypothesis.given(histories(), rules(), st.integers(2, 4))
-def test_restoring_checkpoints_preserves_the_scale_history(history, arguments, sessions):
+def test_restoring_preserves_scale_history(history, arguments, sessions):
   all_states = []
   for parts in (1, sessions):
     with tf.Graph().as_default():
@@ -237,7 +232,7 @@ def test_restoring_checkpoints_preserves_the_scale_history(history, arguments, s
 
 @pytest.mark.slow
 @pytest.mark.no_cover
-def test_million_steps_match_update_rule_and_tensorflow():
+def test_million_steps_match():
   random, steps = np.random.RandomState(0), 0
   while steps < 10**6:
     history = random.random_sample(MAX_STEPS) >= random.choice([0.5, 0.1, 0.01, 0.001])

@@ -1,8 +1,5 @@
 """Tests of the finite check: it detects every non-finite value, and reads finite values once."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -10,6 +7,8 @@ import mp_compat
 from mp_compat.core import finite_check
 from tests import testing
 from tests.testing import tf
+
+pytestmark = pytest.mark.usefixtures("graph")
 
 DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
 LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1.7e308}
@@ -25,89 +24,79 @@ def as_numpy(dtype, array):
   return np.asarray(array, np.float64).astype(dtype.as_numpy_dtype)
 
 
-@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("shape", [(50, 2), (2**15, 3)], ids=["small", "large"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
-def test_non_finite_value_among_largest_is_detected(dtype, shape, version):
+def test_nonfinite_among_largest_is_detected(dtype, shape):
   """The sum of the largest finite values overflows, so the exact check decides."""
   finite_values = as_numpy(dtype, np.full(shape, LARGEST[dtype.name]))
-  with tf.Graph().as_default(), testing.control_flow(version):
-    values = tf.placeholder(dtype, shape)
-    finite = finite_check.all_finite([tf.placeholder_with_default([1.0], [1]), values])
-    assert run(finite, {values: finite_values})
-    for bad in NON_FINITE:
-      fed = finite_values.copy()
-      fed[37, 1] = bad
-      assert not run(finite, {values: fed})
+  values = tf.placeholder(dtype, shape)
+  finite = finite_check.all_finite([tf.placeholder_with_default([1.0], [1]), values])
+  assert run(finite, {values: finite_values})
+  for bad in NON_FINITE:
+    fed = finite_values.copy()
+    fed[37, 1] = bad
+    assert not run(finite, {values: fed})
 
 
-@pytest.mark.parametrize("bad", NON_FINITE)
 @pytest.mark.parametrize("number", [1, 2, 50])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
-def test_each_of_many_small_tensors_is_checked(dtype, number, bad):
-  with tf.Graph().as_default():
-    tensors = [tf.placeholder(dtype, [3]) for _ in range(number)]
-    finite = finite_check.all_finite(tensors)
-    feed = {tensor: as_numpy(dtype, [1.0, -2.0, i]) for i, tensor in enumerate(tensors)}
-    with testing.session() as sess:
-      assert sess.run(finite, feed)
-      for tensor in tensors[:2] + tensors[-1:]:
-        assert not sess.run(finite, {**feed, tensor: as_numpy(dtype, [1.0, bad, 2.0])})
+def test_every_small_tensor_is_checked(dtype, number):
+  tensors = [tf.placeholder(dtype, [3]) for _ in range(number)]
+  finite = finite_check.all_finite(tensors)
+  feed = {tensor: as_numpy(dtype, [1.0, -2.0, i]) for i, tensor in enumerate(tensors)}
+  with testing.session() as sess:
+    assert sess.run(finite, feed)
+    for tensor, bad in zip(tensors[:2] + tensors[-1:], NON_FINITE):
+      assert not sess.run(finite, {**feed, tensor: as_numpy(dtype, [1.0, bad, 2.0])})
 
 
 def test_opposite_infinities_do_not_cancel():
-  with tf.Graph().as_default():
-    tensors = [tf.placeholder(tf.float32, [2]), tf.placeholder(tf.float32, [2, 1])]
-    finite = finite_check.all_finite(tensors)
-    assert not run(finite, {tensors[0]: [np.inf, -np.inf], tensors[1]: [[0.0], [0.0]]})
-    assert not run(finite, {tensors[0]: [np.inf, 0.0], tensors[1]: [[-np.inf], [0.0]]})
+  tensors = [tf.placeholder(tf.float32, [2]), tf.placeholder(tf.float32, [2, 1])]
+  finite = finite_check.all_finite(tensors)
+  assert not run(finite, {tensors[0]: [np.inf, -np.inf], tensors[1]: [[0.0], [0.0]]})
+  assert not run(finite, {tensors[0]: [np.inf, 0.0], tensors[1]: [[-np.inf], [0.0]]})
 
 
 @pytest.mark.parametrize("shape", [None, [None, 3], [None]])
-def test_tensors_of_unknown_shape_are_checked(shape):
-  with tf.Graph().as_default():
-    tensors = [tf.placeholder(tf.float32, shape) for _ in range(2)]
-    finite = finite_check.all_finite(tensors)
-    value = np.ones([2] if shape == [None] else [2, 3])
-    assert run(finite, dict.fromkeys(tensors, value))
-    assert not run(finite, {tensors[0]: value, tensors[1]: value * np.nan})
+def test_unknown_shapes_are_checked(shape):
+  tensors = [tf.placeholder(tf.float32, shape) for _ in range(2)]
+  finite = finite_check.all_finite(tensors)
+  value = np.ones([2] if shape == [None] else [2, 3])
+  assert run(finite, dict.fromkeys(tensors, value))
+  assert not run(finite, {tensors[0]: value, tensors[1]: value * np.nan})
 
 
 def test_empty_tensors_and_lists_are_finite():
-  with tf.Graph().as_default():
-    empty = tf.placeholder(tf.float32, [0, 3])
-    assert run([finite_check.all_finite([empty]), finite_check.all_finite([])], {empty: np.zeros([0, 3])}) == [True] * 2
+  empty = tf.placeholder(tf.float32, [0, 3])
+  assert run([finite_check.all_finite([empty]), finite_check.all_finite([])], {empty: np.zeros([0, 3])}) == [True] * 2
 
 
-def test_tensors_of_mixed_dtypes_are_all_checked():
-  with tf.Graph().as_default():
-    tensors = [tf.placeholder(dtype, [2]) for dtype in DTYPES * 2]
-    finite = finite_check.all_finite(tensors)
-    feed = {tensor: as_numpy(tensor.dtype, [1.0, 2.0]) for tensor in tensors}
-    assert run(finite, feed)
-    assert not any(run(finite, {**feed, tensor: as_numpy(tensor.dtype, [1.0, np.inf])}) for tensor in tensors)
+def test_mixed_dtypes_are_checked():
+  tensors = [tf.placeholder(dtype, [2]) for dtype in DTYPES * 2]
+  finite = finite_check.all_finite(tensors)
+  feed = {tensor: as_numpy(tensor.dtype, [1.0, 2.0]) for tensor in tensors}
+  assert run(finite, feed)
+  assert not any(run(finite, {**feed, tensor: as_numpy(tensor.dtype, [1.0, np.inf])}) for tensor in tensors)
 
 
 @pytest.mark.parametrize("values, stacked", [(2**14, True), (2**14 + 1, False)])
-def test_tensors_up_to_64_kb_are_stacked(values, stacked):
-  with tf.Graph().as_default() as graph:
-    finite_check.all_finite([tf.placeholder(tf.float32, [values]) for _ in range(2)])
-    assert any(op.type == "Pack" and op.inputs[0].shape.rank == 1 for op in graph.get_operations()) == stacked
+def test_tensors_up_to_64_kb_are_stacked(values, stacked, graph):
+  finite_check.all_finite([tf.placeholder(tf.float32, [values]) for _ in range(2)])
+  assert any(op.type == "Pack" and op.inputs[0].shape.rank == 1 for op in graph.get_operations()) == stacked
 
 
 def test_finite_values_are_read_once():
   """The exact check, with one bool per value, runs only if the sum is not finite."""
-  with tf.Graph().as_default():
-    x = tf.placeholder(tf.float32, [2**15])
-    finite = finite_check.all_finite([x * 2.0])
-    with testing.session() as sess:
-      for value, kinds in [(1.0, {"Sum": 1, "IsFinite": 1}), (3e38, {"Sum": 1, "IsFinite": 2})]:
-        ran = testing.executed(sess, finite, {x: np.full(2**15, value, np.float32)})
-        read = [kind for kind, _, shape in ran if kind in kinds]
-        assert {kind: read.count(kind) for kind in kinds} == kinds, ran
+  x = tf.placeholder(tf.float32, [2**15])
+  finite = finite_check.all_finite([x * 2.0])
+  with testing.session() as sess:
+    for value, kinds in [(1.0, {"Sum": 1, "IsFinite": 1}), (3e38, {"Sum": 1, "IsFinite": 2})]:
+      ran = testing.executed(sess, finite, {x: np.full(2**15, value, np.float32)})
+      read = [kind for kind, _, shape in ran if kind in kinds]
+      assert {kind: read.count(kind) for kind in kinds} == kinds, ran
 
 
-def test_tensors_are_checked_on_their_own_devices():
+def test_checks_run_on_own_devices():
   with tf.Graph().as_default() as graph, testing.control_flow(1):
     tensors, inputs = [], [tf.placeholder(tf.float32, [3]) for _ in range(4)]
     for one, device in zip(inputs, testing.TWO_CPUS * 2):
@@ -124,12 +113,11 @@ def test_tensors_are_checked_on_their_own_devices():
     assert not any(run(finite, {**feed, one: [1.0, np.nan, 2.0]}) for one in inputs)
 
 
-def test_xla_compiles_the_finite_check():
-  with tf.Graph().as_default():
-    x, y = tf.placeholder(tf.float32, [2]), tf.placeholder(tf.float32, [2])
-    (compiled,) = tf.xla.experimental.compile(lambda *own: finite_check.all_finite(list(own)), [x, y])
-    for value, finite in [(1.0, True), (3e38, True), (np.inf, False), (np.nan, False)]:
-      assert run(compiled, {x: [1.0, 2.0], y: [value, value]}) == finite
+def test_xla_compiles_finite_check():
+  x, y = tf.placeholder(tf.float32, [2]), tf.placeholder(tf.float32, [2])
+  (compiled,) = tf.xla.experimental.compile(lambda *own: finite_check.all_finite(list(own)), [x, y])
+  for value, finite in [(1.0, True), (3e38, True), (np.inf, False), (np.nan, False)]:
+    assert run(compiled, {x: [1.0, 2.0], y: [value, value]}) == finite
 
 
 COMPILED_PROGRAM = """
@@ -151,11 +139,11 @@ for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
 
 
 @pytest.mark.slow
-def test_compiled_check_finds_nan_despite_fast_math():
+def test_fast_math_does_not_hide_nan():
   flags = "--xla_cpu_enable_fast_math=true"
   if not tf.VERSION.startswith("1."):  # 1.15 assumes by default that there are none
     flags += " --xla_cpu_fast_math_honor_nans=false --xla_cpu_fast_math_honor_infs=false"
-  subprocess.run([sys.executable, "-c", COMPILED_PROGRAM], env=dict(testing.environment(), XLA_FLAGS=flags), check=True)
+  testing.run_python("-c", COMPILED_PROGRAM, variables={"XLA_FLAGS": flags})
 
 
 def test_finite_check_works_in_eager_mode():
@@ -176,25 +164,15 @@ def many_small(number, gate):
 
 
 @pytest.mark.parametrize("gate", [tf.train.Optimizer.GATE_NONE, tf.train.Optimizer.GATE_GRAPH])
-def test_many_small_gradients_are_checked_by_one_op(gate):
-  with tf.Graph().as_default():
-    variables, inputs, _, train_op = many_small(50, gate)
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
-      feed = {x: [1.0, 2.0, i] for i, x in enumerate(inputs)}
-      ran = [(kind, shape) for kind, _, shape in testing.executed(sess, train_op, feed)]
-      assert ran.count(("Pack", [50, 3])) == 1
-      np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -i] for i in range(50)])
-      sess.run(train_op, {**feed, inputs[17]: [1.0, np.nan, 2.0]})
-      np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -i] for i in range(50)])
-
-
-def test_fetching_one_gradient_computes_no_others():
-  with tf.Graph().as_default():
-    _, inputs, grads_and_vars, _ = many_small(3, tf.train.Optimizer.GATE_NONE)
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
-      np.testing.assert_array_equal(sess.run(grads_and_vars[1][0], {inputs[1]: [1.0, 2.0, 3.0]}), [1.0, 2.0, 3.0])
+def test_small_gradients_share_one_op(gate):
+  variables, inputs, _, train_op = many_small(50, gate)
+  with testing.initialized_session() as sess:
+    feed = {x: [1.0, 2.0, i] for i, x in enumerate(inputs)}
+    ran = [(kind, shape) for kind, _, shape in testing.executed(sess, train_op, feed)]
+    assert ran.count(("Pack", [50, 3])) == 1
+    np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -i] for i in range(50)])
+    sess.run(train_op, {**feed, inputs[17]: [1.0, np.nan, 2.0]})
+    np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -i] for i in range(50)])
 
 
 CLUSTERED_PROGRAM = """
@@ -225,14 +203,8 @@ print(any(node.op.startswith("_Xla") for part in metadata.partition_graphs for n
 
 
 @pytest.mark.matrix
-def test_overflow_is_skipped_under_xla_auto_clustering():
+def test_auto_clustering_skips_overflow():
   flags = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit --tf_xla_min_cluster_size=2"
-  done = subprocess.run(
-    [sys.executable, "-c", CLUSTERED_PROGRAM],
-    env=dict(testing.environment(), TF_XLA_FLAGS=flags),
-    stdout=subprocess.PIPE,
-    text=True,
-    check=True,
-  )
+  done = testing.run_python("-c", CLUSTERED_PROGRAM, variables={"TF_XLA_FLAGS": flags})
   scales = [(True, 8.0), (True, 8.0), (False, 8.0), (True, 4.0), (True, 4.0), (True, 4.0)]
   assert done.stdout.splitlines() == ["{} {} True".format(*one) for one in scales] + ["True"]

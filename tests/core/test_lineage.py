@@ -7,6 +7,8 @@ from mp_compat.core import lineage
 from tests import testing
 from tests.testing import tf
 
+pytestmark = pytest.mark.usefixtures("graph")
+
 
 def to_check(grads):
   """Returns the computed gradients that the finite check must read besides `grads`, by name."""
@@ -24,23 +26,21 @@ HIDING = {
 }
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize("how", sorted(HIDING))
-def test_computed_gradients_are_found_behind_clipping(how, version):
-  with tf.Graph().as_default(), testing.control_flow(version):
-    behind, computed, other = [tf.placeholder(tf.float32, [2]) for _ in range(3)]
-    computed += behind
-    lineage.record([behind, computed, other], ["behind", "computed", "other"])
-    found = to_check([HIDING[how](computed)])
-    assert list(found) == ["computed"] and found["computed"] is computed
+def test_clipped_gradients_are_found(how):
+  behind, computed, other = [tf.placeholder(tf.float32, [2]) for _ in range(3)]
+  computed += behind
+  lineage.record([behind, computed, other], ["behind", "computed", "other"])
+  found = to_check([HIDING[how](computed)])
+  assert list(found) == ["computed"] and found["computed"] is computed
 
 
-def test_gradients_passed_in_are_not_checked_twice():
-  with tf.Graph().as_default():
-    computed = [tf.placeholder(tf.float32, [2]) for _ in "ab"]
-    lineage.record(computed, "ab")
-    assert list(to_check([computed[0], tf.sign(computed[1])])) == ["b"]
-    assert not to_check([None] + computed + [computed[0] + computed[1]])
+def test_passed_gradients_are_checked_once():
+  computed = [tf.placeholder(tf.float32, [2]) for _ in "ab"]
+  lineage.record(computed, "ab")
+  assert list(to_check([computed[0], tf.sign(computed[1])])) == ["b"]
+  assert not to_check([None] + computed + [computed[0] + computed[1]])
 
 
 # Functions whose result is not finite if the computed gradient is not.
@@ -54,51 +54,37 @@ SHOWING = {
 
 
 @pytest.mark.parametrize("how", sorted(SHOWING))
-def test_gradients_that_show_an_overflow_are_not_checked_again(how):
-  with tf.Graph().as_default():
-    computed = tf.placeholder(tf.float32, [2])
-    lineage.record([computed], ["v"])
-    found = lineage.trace([SHOWING[how](computed)])
-    assert not found.to_check
-    assert [each.name for each in found.computed] == [each.name for each in found.replaced] == ["v"]
+def test_shown_overflow_needs_no_check(how):
+  computed = tf.placeholder(tf.float32, [2])
+  lineage.record([computed], ["v"])
+  found = lineage.trace([SHOWING[how](computed)])
+  assert not found.to_check
+  assert [each.name for each in found.computed] == [each.name for each in found.replaced] == ["v"]
 
 
-def test_captured_gradients_show_an_overflow_inside_functions():
+def test_captured_gradients_are_followed():
   with tf.Graph().as_default(), testing.control_flow(2):
     computed = tf.placeholder(tf.float32, [2])
     lineage.record([computed], ["v"])
-    found = []
+    hidden, shown = {}, []
 
     def branch():
-      found.append(lineage.trace([computed * 2.0]))
+      hidden.update(to_check([tf.clip_by_value(computed, -1.0, 1.0)]))
+      shown.append(lineage.trace([computed * 2.0]))
       return tf.constant(True)
 
     tf.cond(tf.placeholder_with_default(True, []), branch, lambda: tf.constant(True))
-    assert found[0].replaced and not found[0].to_check
-
-
-def test_captured_gradients_are_found_inside_functions():
-  with tf.Graph().as_default(), testing.control_flow(2):
-    computed = tf.placeholder(tf.float32, [2])
-    lineage.record([computed], ["v"])
-    found = {}
-
-    def branch():
-      found.update(to_check([tf.clip_by_value(computed, -1.0, 1.0)]))
-      return tf.constant(True)
-
-    tf.cond(tf.placeholder_with_default(True, []), branch, lambda: tf.constant(True))
-    assert list(found) == ["v"] and found["v"] is computed
+    assert list(hidden) == ["v"] and hidden["v"] is computed
+    assert shown[0].replaced and not shown[0].to_check
 
 
 @pytest.mark.parametrize("use_resource", [False, True])
 def test_search_stops_at_variables(use_resource):
-  with tf.Graph().as_default():
-    computed = tf.placeholder(tf.float32, [2])
-    lineage.record([computed], ["v"])
-    accumulator = tf.Variable([0.0, 0.0], use_resource=use_resource)
-    tf.assign_add(accumulator, computed)
-    assert not lineage.trace([tf.convert_to_tensor(accumulator) / 2.0]).computed
+  computed = tf.placeholder(tf.float32, [2])
+  lineage.record([computed], ["v"])
+  accumulator = tf.Variable([0.0, 0.0], use_resource=use_resource)
+  tf.assign_add(accumulator, computed)
+  assert not lineage.trace([tf.convert_to_tensor(accumulator) / 2.0]).computed
 
 
 # Build a tensor with `make` inside a control-flow construct, and return it outside.
@@ -110,19 +96,18 @@ CONTEXTS = {
 }
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize("context", sorted(CONTEXTS))
-def test_computed_gradients_are_checked_only_where_readable(context, version):
-  with tf.Graph().as_default(), testing.control_flow(version):
-    x = tf.placeholder(tf.float32, [2])
-    inside = {}
+def test_only_readable_gradients_are_checked(context):
+  x = tf.placeholder(tf.float32, [2])
+  inside = {}
 
-    def make():
-      computed = x * 2.0
-      lineage.record([computed], ["v"])
-      clipped = tf.clip_by_value(computed, -1.0, 1.0)
-      inside.update(to_check([clipped]))
-      return clipped
+  def make():
+    computed = x * 2.0
+    lineage.record([computed], ["v"])
+    clipped = tf.clip_by_value(computed, -1.0, 1.0)
+    inside.update(to_check([clipped]))
+    return clipped
 
-    outside = CONTEXTS[context](make)
-    assert list(inside) == ["v"] and not to_check([outside, outside + 1.0])
+  outside = CONTEXTS[context](make)
+  assert list(inside) == ["v"] and not to_check([outside, outside + 1.0])

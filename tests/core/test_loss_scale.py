@@ -1,6 +1,5 @@
 """Tests of loss scales: configs, identifiers, subclasses, and their variables in each graph."""
 
-import copy
 import gc
 import weakref
 
@@ -10,6 +9,8 @@ import pytest
 import mp_compat
 from tests import testing
 from tests.testing import tf
+
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 @pytest.mark.parametrize(
@@ -29,54 +30,49 @@ from tests.testing import tf
   ],
 )
 def test_configs_and_reprs_match_tensorflow(make, config, text):
-  with tf.Graph().as_default():
-    for api in [mp_compat, testing.native]:
-      loss_scale = make(api)
-      assert loss_scale.get_config() == config and repr(loss_scale) == text
-    for api in [mp_compat, testing.native]:
-      loaded = getattr(api, text.partition("(")[0])
-      with tf.Graph().as_default():
-        assert loaded.from_config(config).get_config() == config
+  for api in [mp_compat, testing.native]:
+    loss_scale = make(api)
+    assert loss_scale.get_config() == config and repr(loss_scale) == text
+  for api in [mp_compat, testing.native]:
+    loaded = getattr(api, text.partition("(")[0])
+    with tf.Graph().as_default():
+      assert loaded.from_config(config).get_config() == config
 
 
-def test_config_includes_non_default_extra_arguments():
+def test_config_includes_extra_arguments():
   ours = dict(backoff=4.0, overflow_tolerance=2, min_loss_scale=0.5, max_loss_scale=2.0**20)
   with tf.Graph().as_default():
     loss_scale = mp_compat.DynamicLossScale(**ours)
     assert loss_scale.get_config() == dict(ours, initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0)
-  with tf.Graph().as_default():
-    again = mp_compat.DynamicLossScale.from_config(loss_scale.get_config())
-    assert again.get_config() == loss_scale.get_config() and "max_loss_scale=1048576.0" in repr(again)
+  again = mp_compat.DynamicLossScale.from_config(loss_scale.get_config())
+  assert again.get_config() == loss_scale.get_config() and "max_loss_scale=1048576.0" in repr(again)
 
 
-def test_get_loss_scale_accepts_identifiers_and_instances():
-  with tf.Graph().as_default():
-    for number in [8, 8.0, np.float32(8), np.float64(8), np.int64(8)]:
-      assert mp_compat.get_loss_scale(number).get_config() == {"loss_scale_value": 8.0}
-    assert isinstance(mp_compat.get_loss_scale("dynamic"), mp_compat.DynamicLossScale)
-    assert mp_compat.get_loss_scale(None) is None
-    for api in [mp_compat, testing.native]:
-      for loss_scale in [api.FixedLossScale(2.0), api.DynamicLossScale(2.0)]:
-        assert mp_compat.get_loss_scale(loss_scale) is loss_scale
+def test_get_loss_scale_accepts_identifiers():
+  for number in [8, 8.0, np.float32(8), np.float64(8), np.int64(8)]:
+    assert mp_compat.get_loss_scale(number).get_config() == {"loss_scale_value": 8.0}
+  assert isinstance(mp_compat.get_loss_scale("dynamic"), mp_compat.DynamicLossScale)
+  assert mp_compat.get_loss_scale(None) is None
+  for api in [mp_compat, testing.native]:
+    for loss_scale in [api.FixedLossScale(2.0), api.DynamicLossScale(2.0)]:
+      assert mp_compat.get_loss_scale(loss_scale) is loss_scale
 
 
 def test_initial_scale_may_equal_its_bounds():
-  with tf.Graph().as_default():
-    loss_scale = mp_compat.DynamicLossScale(8.0, min_loss_scale=8.0, max_loss_scale=8.0)
-    assert (loss_scale.min_loss_scale, loss_scale.max_loss_scale) == (8.0, 8.0)
-    assert mp_compat.FixedLossScale(2**126).get_config() == {"loss_scale_value": 2.0**126}
+  loss_scale = mp_compat.DynamicLossScale(8.0, min_loss_scale=8.0, max_loss_scale=8.0)
+  assert (loss_scale.min_loss_scale, loss_scale.max_loss_scale) == (8.0, 8.0)
+  assert mp_compat.FixedLossScale(2**126).get_config() == {"loss_scale_value": 2.0**126}
 
 
 def test_fixed_loss_scale_has_no_state():
-  with tf.Graph().as_default():
-    loss_scale = mp_compat.FixedLossScale(3)
-    update_op, should_apply = loss_scale.update([tf.placeholder(tf.float32)])
-    assert should_apply is True and update_op.type == "NoOp" and loss_scale.variables() == []
-    with testing.session() as sess:
-      assert sess.run(loss_scale()) == np.float32(3)
+  loss_scale = mp_compat.FixedLossScale(3)
+  update_op, should_apply = loss_scale.update([tf.placeholder(tf.float32)])
+  assert should_apply is True and update_op.type == "NoOp" and loss_scale.variables() == []
+  with testing.session() as sess:
+    assert sess.run(loss_scale()) == np.float32(3)
 
 
-def test_variables_match_those_of_tensorflow_class():
+def test_variables_match_tensorflow_class():
   for api in [mp_compat, testing.native]:
     with tf.Graph().as_default():
       with tf.name_scope("scope"):
@@ -95,15 +91,14 @@ def test_variables_match_those_of_tensorflow_class():
       }
 
 
-def test_overflow_tolerance_adds_a_bad_steps_variable():
-  with tf.Graph().as_default():
-    mp_compat.DynamicLossScale(overflow_tolerance=2)
-    assert [v.op.name for v in tf.global_variables()] == ["current_loss_scale", "good_steps", "bad_steps"]
+def test_tolerance_adds_bad_steps():
+  mp_compat.DynamicLossScale(overflow_tolerance=2)
+  assert [v.op.name for v in tf.global_variables()] == ["current_loss_scale", "good_steps", "bad_steps"]
 
 
 @pytest.mark.parametrize("around", ["nothing", "cond", "while", "control dependencies", "name scope"])
 @pytest.mark.parametrize("version", [1, 2])
-def test_each_graph_gets_variables_on_first_use(version, around):
+def test_first_use_creates_variables(version, around):
   loss_scale = mp_compat.DynamicLossScale(8.0, 1)
   for _ in range(2):
     with tf.Graph().as_default(), testing.control_flow(version):
@@ -122,14 +117,13 @@ def test_each_graph_gets_variables_on_first_use(version, around):
       update_op, _ = loss_scale.update([tf.placeholder_with_default([1.0], [1])])
       assert [v.op.name for v in loss_scale.variables()] == ["current_loss_scale", "good_steps"]
       assert all(v.graph is tf.get_default_graph() for v in loss_scale.variables())
-      with testing.session() as sess:
-        sess.run(tf.global_variables_initializer())
+      with testing.initialized_session() as sess:
         sess.run(update_op)
         assert sess.run(loss_scale()) == 16.0
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_variables_are_created_outside_conditionals(version):
+def test_variables_are_outside_conditionals(version):
   loss_scales = []
 
   def branch():
@@ -144,17 +138,7 @@ def test_variables_are_created_outside_conditionals(version):
     assert sess.run(loss_scales[0]()) == 8.0
 
 
-def test_deepcopy_keeps_config_but_not_variables():
-  with tf.Graph().as_default():
-    params = {"loss_scale": mp_compat.DynamicLossScale(8.0, 5), "lr": 0.1}
-  copied = copy.deepcopy(params)["loss_scale"]  # as Estimator copies its params
-  with tf.Graph().as_default():
-    copied()
-    assert copied.get_config() == params["loss_scale"].get_config()
-    assert len(copied.variables()) == 2 and params["loss_scale"].variables() == []
-
-
-def test_loss_scale_does_not_keep_graphs_alive():
+def test_graphs_are_not_kept_alive():
   loss_scale = mp_compat.DynamicLossScale()
   graph = tf.Graph()
   with graph.as_default():
@@ -165,49 +149,7 @@ def test_loss_scale_does_not_keep_graphs_alive():
   assert gone() is None
 
 
-class Halving(mp_compat.LossScale):
-  """Halves at every step. A user's class that does not call the base class's constructor."""
-
-  def __init__(self):
-    self._add_weight("scale", 64.0, tf.float32)
-
-  def __call__(self):
-    return tf.convert_to_tensor(self._weight("scale"))
-
-  def update(self, grads):
-    scale = self._weight("scale")
-    return scale.assign(scale / 2.0).op, True
-
-  def get_config(self):
-    return {}
-
-
-def test_user_loss_scale_works_in_several_graphs():
-  loss_scale = Halving.from_config(Halving().get_config())
-  for _ in range(2):
-    with tf.Graph().as_default():
-      update_op, _ = loss_scale.update([])
-      with testing.session() as sess:
-        sess.run(tf.global_variables_initializer())
-        sess.run(update_op)
-        assert sess.run(loss_scale()) == 32.0
-
-
-def test_subclasses_may_overwrite_config_attributes():
-
-  class Subclass(mp_compat.DynamicLossScale):
-    def __init__(self):
-      self.increment_period = "many"
-      super().__init__(8.0, 2)
-      self.min_loss_scale, self.max_loss_scale, self.overflow_tolerance, self.backoff = 4, "high", 0.05, None
-
-  scale = Subclass()
-  assert scale.increment_period == "many" and scale.overflow_tolerance == 0.05 and scale.multiplier == 2.0
-  assert scale.get_config() == {"initial_loss_scale": 8.0, "increment_period": 2, "multiplier": 2.0}
-  assert mp_compat.DynamicLossScale.backoff is vars(mp_compat.DynamicLossScale)["backoff"]
-
-
-def test_update_checks_gradients_before_clipping():
+def test_update_checks_clipped_gradients():
   with tf.Graph().as_default(), testing.session() as sess:
     w, x = tf.get_variable("w", [2], initializer=tf.ones_initializer()), tf.placeholder(tf.float32, [2])
     scale = mp_compat.DynamicLossScale(8.0)
@@ -219,7 +161,7 @@ def test_update_checks_gradients_before_clipping():
     assert sess.run(scale()) == 4.0
 
 
-def test_scaling_and_unscaling_read_the_scale_once():
+def test_scale_is_read_once():
   calls = []
 
   class Counted(mp_compat.DynamicLossScale):
@@ -241,11 +183,9 @@ class ComparedByConfig(mp_compat.DynamicLossScale):
     return self.get_config() == other.get_config()
 
 
-def test_equal_loss_scales_have_variables_of_their_own():
-  with tf.Graph().as_default():
-    first, second = ComparedByConfig(8.0, 3), ComparedByConfig(8.0, 3)
-    update, _ = second.update([tf.constant(np.inf)])
-    with tf.Session() as sess:
-      sess.run(tf.global_variables_initializer())
-      sess.run(update)
-      assert sess.run([first(), second()]) == [8.0, 4.0]
+def test_equal_scales_have_own_variables():
+  first, second = ComparedByConfig(8.0, 3), ComparedByConfig(8.0, 3)
+  update, _ = second.update([tf.constant(np.inf)])
+  with testing.initialized_session() as sess:
+    sess.run(update)
+    assert sess.run([first(), second()]) == [8.0, 4.0]

@@ -11,6 +11,8 @@ from mp_compat._tensorflow import contexts
 from mp_compat.core import propagation
 from tests.testing import tf
 
+pytestmark = pytest.mark.usefixtures("graph")
+
 SHAPE = [2, 2]
 
 # Makes another input of an op.
@@ -124,28 +126,25 @@ def arriving(source, result):
 
 @pytest.mark.parametrize("name", sorted(ALONE))
 def test_ops_propagate_every_overflow(name):
-  with tf.Graph().as_default():
-    reached, source, result = propagates(ALONE[name])
-    assert reached
-    assert all(arriving(source, result))
+  reached, source, result = propagates(ALONE[name])
+  assert reached
+  assert all(arriving(source, result))
 
 
 @pytest.mark.parametrize("value", [0.0, 2.0, np.inf])
 @pytest.mark.parametrize("other", sorted(OTHERS))
 @pytest.mark.parametrize("name", sorted(WITH_OTHER))
 def test_ops_propagate_beside_other_inputs(name, other, value):
-  with tf.Graph().as_default():
-    reached, source, result = propagates(lambda g: WITH_OTHER[name](g, OTHERS[other](value)))
-    folds = (name.startswith("m") or name == "divide") and value != 2.0
-    assert reached == (other != "constant" or not folds)
-    if reached:
-      assert all(arriving(source, result))
+  reached, source, result = propagates(lambda g: WITH_OTHER[name](g, OTHERS[other](value)))
+  folds = (name.startswith("m") or name == "divide") and value != 2.0
+  assert reached == (other != "constant" or not folds)
+  if reached:
+    assert all(arriving(source, result))
 
 
 @pytest.mark.parametrize("name", sorted(LOSING))
 def test_losing_ops_do_not_propagate(name):
-  with tf.Graph().as_default():
-    assert not propagates(LOSING[name])[0]
+  assert not propagates(LOSING[name])[0]
 
 
 @pytest.mark.parametrize("clip", ["norm", "average_norm", "global_norm"])
@@ -155,31 +154,27 @@ def test_clipping_by_norms_propagates(clip):
       return tf.clip_by_global_norm([g, OTHERS["variable"](3.0)], 1.0)[0][0]
     return getattr(tf, "clip_by_" + clip)(g, 1.0)
 
-  with tf.Graph().as_default():
-    reached, source, result = propagates(clipped)
-    assert reached
-    assert all(arriving(source, result))
+  reached, source, result = propagates(clipped)
+  assert reached
+  assert all(arriving(source, result))
 
 
-def test_placeholders_are_factors_of_any_value():
-  with tf.Graph().as_default():
-    assert propagates(lambda g: g * tf.placeholder(tf.float32, SHAPE))[0]
-    assert propagates(lambda g: g / tf.placeholder(tf.float32, []))[0]
+def test_placeholders_may_be_factors():
+  assert propagates(lambda g: g * tf.placeholder(tf.float32, SHAPE))[0]
+  assert propagates(lambda g: g / tf.placeholder(tf.float32, []))[0]
 
 
-def test_cast_that_drops_the_imaginary_part_does_not_propagate():
-  with tf.Graph().as_default():
-    ops, grad = propagation.PropagatingOps(lambda tensor: False), tf.placeholder(tf.complex64, SHAPE)
-    assert ops.inputs_of(tf.cast(grad, tf.complex128), [grad]) == [grad]
-    assert ops.inputs_of(tf.cast(grad, tf.float32), [grad]) == []
+def test_cast_to_real_does_not_propagate():
+  ops, grad = propagation.PropagatingOps(lambda tensor: False), tf.placeholder(tf.complex64, SHAPE)
+  assert ops.inputs_of(tf.cast(grad, tf.complex128), [grad]) == [grad]
+  assert ops.inputs_of(tf.cast(grad, tf.float32), [grad]) == []
 
 
-def test_long_chains_in_factors_do_not_propagate():
+def test_long_chains_do_not_propagate():
   def scaled_by_norm(g):
     total = tf.reduce_sum(tf.square(OTHERS["variable"](1.0)))
     for _ in range(1500):  # more than Python's limit for recursions
       total = tf.sqrt(total)
     return g * total
 
-  with tf.Graph().as_default():
-    assert not propagates(scaled_by_norm)[0]
+  assert not propagates(scaled_by_norm)[0]

@@ -8,6 +8,8 @@ import mp_compat
 from tests import testing
 from tests.testing import tf
 
+pytestmark = pytest.mark.usefixtures("graph")
+
 HALF = [tf.float16, tf.bfloat16]
 
 
@@ -18,30 +20,28 @@ def scope(**kwargs):
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize("dtype", HALF, ids=lambda d: d.name)
-def test_half_precision_variables_train_float32_master_weights(dtype, use_resource):
-  with tf.Graph().as_default():
-    with scope(use_resource=use_resource):
-      w = tf.get_variable("w", [2], dtype, initializer=tf.constant_initializer(1.0 + 2.0**-12))
-    (stored,) = tf.trainable_variables()
-    assert w.dtype == dtype and stored.dtype.base_dtype == tf.float32 and stored.name == "m/w:0"
-    loss = tf.reduce_sum(tf.cast(w, tf.float32) * tf.placeholder_with_default([1.0, 2.0], [2]))
-    train_op = tf.train.GradientDescentOptimizer(2.0**-13).minimize(loss)
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
-      np.testing.assert_array_equal(sess.run(w).astype(np.float32), [1.0, 1.0])
-      sess.run(train_op)
-      np.testing.assert_array_equal(sess.run(stored), np.float32([1.0 + 2.0**-13, 1.0]))
+def test_master_weights_are_trained(dtype, use_resource):
+  with scope(use_resource=use_resource):
+    w = tf.get_variable("w", [2], dtype, initializer=tf.constant_initializer(1.0 + 2.0**-12))
+  (stored,) = tf.trainable_variables()
+  assert w.dtype == dtype and stored.dtype.base_dtype == tf.float32 and stored.name == "m/w:0"
+  loss = tf.reduce_sum(tf.cast(w, tf.float32) * tf.placeholder_with_default([1.0, 2.0], [2]))
+  train_op = tf.train.GradientDescentOptimizer(2.0**-13).minimize(loss)
+  with testing.initialized_session() as sess:
+    np.testing.assert_array_equal(sess.run(w).astype(np.float32), [1.0, 1.0])
+    sess.run(train_op)
+    np.testing.assert_array_equal(sess.run(stored), np.float32([1.0 + 2.0**-13, 1.0]))
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.int32])
-def test_non_half_variables_keep_their_dtype(dtype):
-  with tf.Graph().as_default(), scope():
+def test_other_variables_keep_dtype(dtype):
+  with scope():
     w = tf.get_variable("w", [2], dtype, initializer=tf.zeros_initializer(), trainable=dtype.is_floating)
     assert isinstance(w, tensorflow.Variable) and w.dtype.base_dtype == dtype
 
 
-def test_non_trainable_variables_keep_their_dtype():
-  with tf.Graph().as_default(), scope():
+def test_untrained_variables_keep_dtype():
+  with scope():
     mean = tf.get_variable("mean", [2], tf.float16, trainable=False)
     total = tf.get_variable(
       "total",
@@ -55,52 +55,47 @@ def test_non_trainable_variables_keep_their_dtype():
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
-def test_each_step_casts_a_variable_once(use_resource):
-  with tf.Graph().as_default():
-    x = tf.placeholder(tf.float16, [7])
-    with scope(use_resource=use_resource):
-      w = tf.get_variable("w", [7], tf.float16, initializer=tf.ones_initializer())
-    loss = tf.reduce_sum(tf.cast(tf.sin(w) * x + w * w, tf.float32))
-    train_op = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(loss)
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
-      ran = testing.executed(sess, train_op, {x: np.ones(7)})
-    casts = [dtype for kind, dtype, shape in ran if kind == "Cast" and shape == [7]]
-    assert sorted(casts, key=str) == [tf.float16, tf.float32]  # the weights, and their gradient
+def test_each_step_casts_variable_once(use_resource):
+  x = tf.placeholder(tf.float16, [7])
+  with scope(use_resource=use_resource):
+    w = tf.get_variable("w", [7], tf.float16, initializer=tf.ones_initializer())
+  loss = tf.reduce_sum(tf.cast(tf.sin(w) * x + w * w, tf.float32))
+  train_op = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(loss)
+  with testing.initialized_session() as sess:
+    ran = testing.executed(sess, train_op, {x: np.ones(7)})
+  casts = [dtype for kind, dtype, shape in ran if kind == "Cast" and shape == [7]]
+  assert sorted(casts, key=str) == [tf.float16, tf.float32]  # the weights, and their gradient
 
 
-def test_getter_uses_the_dtype_of_the_scope():
-  with tf.Graph().as_default(), scope(dtype=tf.float16):
+def test_getter_uses_dtype_of_scope():
+  with scope(dtype=tf.float16):
     assert tf.get_variable("w", [2]).dtype == tf.float16
     assert tf.global_variables()[0].dtype.base_dtype == tf.float32
 
 
-def test_reuse_returns_the_same_variable():
-  with tf.Graph().as_default():
-    for reuse in [False, True]:
-      with scope(reuse=reuse):
-        assert tf.get_variable("w", [2], tf.float16).dtype == tf.float16
-    assert [v.name for v in tf.global_variables()] == ["m/w:0"]
+def test_reuse_returns_same_variable():
+  for reuse in [False, True]:
+    with scope(reuse=reuse):
+      assert tf.get_variable("w", [2], tf.float16).dtype == tf.float16
+  assert [v.name for v in tf.global_variables()] == ["m/w:0"]
 
 
-def test_partitioned_variable_is_cast_as_a_whole():
-  with tf.Graph().as_default():
-    with scope(partitioner=tf.fixed_size_partitioner(2)):
-      w = tf.get_variable("w", [4, 3], tf.float16, initializer=tf.ones_initializer())
-    assert w.shape == [4, 3] and w.dtype == tf.float16
-    assert [(v.op.name, v.dtype.base_dtype) for v in tf.trainable_variables()] == [
-      ("m/w/part_0", tf.float32),
-      ("m/w/part_1", tf.float32),
-    ]
+def test_partitions_are_cast_together():
+  with scope(partitioner=tf.fixed_size_partitioner(2)):
+    w = tf.get_variable("w", [4, 3], tf.float16, initializer=tf.ones_initializer())
+  assert w.shape == [4, 3] and w.dtype == tf.float16
+  assert [(v.op.name, v.dtype.base_dtype) for v in tf.trainable_variables()] == [
+    ("m/w/part_0", tf.float32),
+    ("m/w/part_1", tf.float32),
+  ]
 
 
-def test_regularizer_receives_float32_master_weights():
+def test_regularizer_gets_master_weights():
   seen = []
-  with tf.Graph().as_default():
-    with scope(regularizer=lambda v: seen.append(v.dtype.base_dtype) or tf.reduce_sum(v * v)):
-      tf.get_variable("w", [2], tf.float16)
-    assert set(seen) == {tf.float32}
-    assert [loss.dtype for loss in tf.losses.get_regularization_losses()] == [tf.float32]
+  with scope(regularizer=lambda v: seen.append(v.dtype.base_dtype) or tf.reduce_sum(v * v)):
+    tf.get_variable("w", [2], tf.float16)
+  assert set(seen) == {tf.float32}
+  assert [loss.dtype for loss in tf.losses.get_regularization_losses()] == [tf.float32]
 
 
 HALF_VALUES = {
@@ -114,34 +109,30 @@ HALF_VALUES = {
 
 @pytest.mark.parametrize("with_dtype", [False, True], ids=["without dtype", "with dtype"])
 @pytest.mark.parametrize("initializer", list(HALF_VALUES))
-def test_half_initial_values_are_stored_in_float32(initializer, with_dtype):
+def test_half_initial_values_become_float32(initializer, with_dtype):
   dtype = tf.bfloat16 if initializer == "bfloat16" else tf.float16
-  with tf.Graph().as_default():
-    with scope():
-      w = tf.get_variable("w", dtype=dtype if with_dtype else None, initializer=HALF_VALUES[initializer]())
-    (stored,) = tf.trainable_variables()
-    assert w.dtype == dtype
-    assert stored.dtype.base_dtype == tf.float32 and stored.name == "m/w:0"
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
-      np.testing.assert_array_equal(sess.run([tf.cast(w, tf.float32), stored]), [[1.5, 2.5]] * 2)
+  with scope():
+    w = tf.get_variable("w", dtype=dtype if with_dtype else None, initializer=HALF_VALUES[initializer]())
+  (stored,) = tf.trainable_variables()
+  assert w.dtype == dtype
+  assert stored.dtype.base_dtype == tf.float32 and stored.name == "m/w:0"
+  with testing.initialized_session() as sess:
+    np.testing.assert_array_equal(sess.run([tf.cast(w, tf.float32), stored]), [[1.5, 2.5]] * 2)
 
 
 @pytest.mark.parametrize("initializer", [[1.5, 2.5], lambda: [1.5, 2.5], lambda: np.float32([1.5, 2.5])])
-def test_float32_initial_values_stay_variables(initializer):
-  with tf.Graph().as_default():
-    with scope():
-      w = tf.get_variable("w", initializer=initializer)
-    assert isinstance(w, tensorflow.Variable) and w.dtype.base_dtype == tf.float32
+def test_float32_values_stay_variables(initializer):
+  with scope():
+    w = tf.get_variable("w", initializer=initializer)
+  assert isinstance(w, tensorflow.Variable) and w.dtype.base_dtype == tf.float32
 
 
 @pytest.mark.parametrize("trainable", [True, False])
-def test_inner_getter_may_pass_arguments_by_position(trainable):
+def test_inner_getter_may_pass_by_position(trainable):
   def inner(getter, name, shape=None, dtype=None, initializer=None, **kwargs):
     return getter(name, shape, dtype, initializer, None, None, kwargs["trainable"])
 
-  with tf.Graph().as_default():
-    with scope(), tf.variable_scope("inner", custom_getter=inner):
-      w = tf.get_variable("w", [2], tf.float16, trainable=trainable)
-    (stored,) = tf.global_variables()
-    assert w.dtype.base_dtype == tf.float16 and stored.dtype.base_dtype == (tf.float32 if trainable else tf.float16)
+  with scope(), tf.variable_scope("inner", custom_getter=inner):
+    w = tf.get_variable("w", [2], tf.float16, trainable=trainable)
+  (stored,) = tf.global_variables()
+  assert w.dtype.base_dtype == tf.float16 and stored.dtype.base_dtype == (tf.float32 if trainable else tf.float16)

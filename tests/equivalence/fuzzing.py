@@ -21,6 +21,7 @@ STEPS = 40
 STRATEGIES = {
   "OneDevice": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
   "Mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
+  "ParameterServer": lambda: tf.distribute.experimental.ParameterServerStrategy(),
 }
 CLIPS = {
   "clip_by_norm": lambda grads: [None if grad is None else tf.clip_by_norm(grad, 0.5) for grad in grads],

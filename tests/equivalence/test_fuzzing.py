@@ -8,7 +8,7 @@ from tests.equivalence import fuzzing
 
 @pytest.mark.no_cover  # Coverage would double the time, and other tests cover the same lines.
 @hypothesis.given(fuzzing.cases())
-def test_random_graphs_match_tensorflow_class(case):
+def test_random_graphs_match_tensorflow(case):
   try:
     fuzzing.check(case)
   except AssertionError:

@@ -124,8 +124,7 @@ def test_every_step_matches_numpy(dtype, name, make_scale, exponent, between, re
     grads_and_vars = opt.compute_gradients(tf.reduce_sum(w * x))
     train_op = opt.apply_gradients([(BETWEEN[between][0](g), v) for g, v in grads_and_vars], global_step)
     state = TrainingState(tracked(name, inner, w), loss_scale.variables(), global_step)
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
+    with testing.initialized_session() as sess:
       before = sess.run(state)
       for step in range(STEPS):
         gradient = random.normal(size=5).astype(dtype)

@@ -13,6 +13,7 @@ import mp_compat
 from tests import testing
 from tests.testing import tf
 
+pytestmark = pytest.mark.usefixtures("graph")
 ANY_ERROR = (AssertionError, AttributeError, RuntimeError, TypeError, ValueError)
 DEFECTS = []
 
@@ -34,8 +35,7 @@ class TrainingWithApi:
 
   def after(self, *xs):
     """Runs these steps. Returns `w`, as a list."""
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
+    with testing.initialized_session() as sess:
       for x in xs:
         sess.run(self.train_op, {self.x: x})
       return list(sess.run(self.w))
@@ -188,12 +188,6 @@ def assert_raises_value_error(function, *args, **kwargs):
   raise AssertionError("ValueError was not raised")
 
 
-@pytest.fixture(name="graph", autouse=True)
-def _graph():
-  with tf.Graph().as_default():
-    yield
-
-
 @pytest.mark.parametrize("row, error, control_flow", DEFECTS)
 def test_our_class_behaves_correctly(row, error, control_flow):
   del error
@@ -202,12 +196,12 @@ def test_our_class_behaves_correctly(row, error, control_flow):
 
 
 @pytest.mark.parametrize("row, error, control_flow", DEFECTS)
-def test_tensorflow_class_still_has_the_defect(row, error, control_flow):
+def test_tensorflow_class_still_has_defect(row, error, control_flow):
   with testing.control_flow(control_flow), pytest.raises(error):
     row(testing.native)
 
 
-def test_both_classes_pass_a_row_without_defect():
+def test_both_classes_pass_without_defect():
   """Checks TrainingWithApi itself: training without a defect passes with both classes."""
   for api in [mp_compat, testing.native]:
     with tf.Graph().as_default():

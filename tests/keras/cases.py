@@ -56,6 +56,12 @@ KERAS_2 = [family for family in FAMILIES if family.name != "keras3"]
 needs_keras_3 = pytest.mark.skipif(VERSION < (2, 16), reason="TensorFlow uses Keras 3 from 2.16 on")
 (V2,) = [family for family in FAMILIES if family.name == "v2"]
 
+KERAS_3_OPTIMIZERS = [
+  name
+  for name, value in sorted(vars(FAMILIES[-1].keras.optimizers).items())
+  if isinstance(value, type) and name not in ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap")
+]
+
 OPTIMIZERS = {
   "SGD": lambda optimizers: optimizers.SGD(0.1, momentum=0.9),
   "Adam": lambda optimizers: optimizers.Adam(0.1),

@@ -9,18 +9,11 @@ import pytest
 import tensorflow
 
 from mp_compat import keras as mp_keras
-from tests import testing
 from tests.keras import cases as keras_cases
 from tests.testing import tf
 
-pytestmark = keras_cases.needs_keras_3
+pytestmark = [keras_cases.needs_keras_3, pytest.mark.usefixtures("eager")]
 KERAS = tensorflow.keras
-
-
-@pytest.fixture(autouse=True)
-def _eager():
-  with testing.eager_mode():
-    yield
 
 
 def make(rate=0.5):
@@ -28,17 +21,23 @@ def make(rate=0.5):
   return mp_keras.LossScaleOptimizer(KERAS.optimizers.SGD(rate), initial_scale=256.0)
 
 
+def scaled_gradient(opt, v):
+  with tensorflow.GradientTape() as tape:
+    loss = opt.scale_loss(v * v)
+  return tape.gradient(loss, v)
+
+
+def unscaled_gradients(opt, v):
+  with tensorflow.GradientTape() as tape:
+    loss = opt.get_scaled_loss(v * v)
+  return opt.get_unscaled_gradients([tape.gradient(loss, v)])
+
+
 def traced_first(opt, v):
   """Traces the function that applies scaled gradients before the one that scales the loss."""
   apply = tensorflow.function(lambda g: opt.apply([g], [v]))
   apply.get_concrete_function(tensorflow.TensorSpec([], tf.float32))
-
-  @tensorflow.function
-  def compute():
-    with tensorflow.GradientTape() as tape:
-      loss = opt.scale_loss(v * v)
-    return tape.gradient(loss, v)
-
+  compute = tensorflow.function(lambda: scaled_gradient(opt, v))
   return lambda: apply(compute())
 
 
@@ -51,25 +50,9 @@ def scaled_by_hand_in_eager_mode(opt, v):
   return lambda: opt.apply([2.0 * v * opt.dynamic_scale], [v])
 
 
-def unscaled_for_a_log(opt, v):
-  """Applies scaled gradients, as Keras 3 does, and unscales them as well."""
-
-  @tensorflow.function
-  def step():
-    with tensorflow.GradientTape() as tape:
-      loss = opt.scale_loss(v * v)
-    grad = tape.gradient(loss, v)
-    opt.get_unscaled_gradients([grad])
-    opt.apply([grad], [v])
-
-  return step
-
-
 def unscaled_and_clipped_in_eager_mode(opt, v):
   def step():
-    with tensorflow.GradientTape() as tape:
-      loss = opt.get_scaled_loss(v * v)
-    (grad,) = opt.get_unscaled_gradients([tape.gradient(loss, v)])
+    (grad,) = unscaled_gradients(opt, v)
     opt.apply([tf.clip_by_value(grad, -100.0, 100.0)], [v])
 
   return step
@@ -80,31 +63,28 @@ def unscaled_and_clipped(opt, v):
 
 
 def unscaled_in_another_function(opt, v):
-  @tensorflow.function
-  def compute():
-    with tensorflow.GradientTape() as tape:
-      loss = opt.get_scaled_loss(v * v)
-    return opt.get_unscaled_gradients([tape.gradient(loss, v)])
-
+  compute = tensorflow.function(lambda: unscaled_gradients(opt, v))
   return lambda: opt.apply(compute(), [v])
 
 
 def unscaled_for_a_log_in_eager_mode(opt, v):
+  """Applies scaled gradients, as Keras 3 does, and unscales them as well."""
+
   def step():
-    with tensorflow.GradientTape() as tape:
-      loss = opt.scale_loss(v * v)
-    grad = tape.gradient(loss, v)
+    grad = scaled_gradient(opt, v)
     opt.get_unscaled_gradients([grad])
     opt.apply([grad], [v])
 
   return step
 
 
+def unscaled_for_a_log(opt, v):
+  return tensorflow.function(unscaled_for_a_log_in_eager_mode(opt, v))
+
+
 def scaled_again_before_apply(opt, v):
   def step():
-    with tensorflow.GradientTape() as tape:
-      loss = opt.get_scaled_loss(v * v)
-    grads = opt.get_unscaled_gradients([tape.gradient(loss, v)])
+    grads = unscaled_gradients(opt, v)
     opt.get_scaled_loss(v * v)
     opt.apply([tf.identity(grad) for grad in grads], [v])
 
@@ -114,9 +94,7 @@ def scaled_again_before_apply(opt, v):
 def unscaled_for_a_log_and_clipped(opt, v):
   def step():
     opt.get_unscaled_gradients([tf.constant(1.0)])
-    with tensorflow.GradientTape() as tape:
-      loss = opt.scale_loss(v * v)
-    opt.apply([tf.clip_by_value(tape.gradient(loss, v), -1000.0, 1000.0)], [v])
+    opt.apply([tf.clip_by_value(scaled_gradient(opt, v), -1000.0, 1000.0)], [v])
 
   return step
 
@@ -190,7 +168,7 @@ def log_unknown(caplog, program):
   return [record.getMessage() for record in caplog.records if "cannot tell" in record.getMessage()]
 
 
-def test_gradients_of_unknown_origin_are_divided_and_warn(caplog):
+def test_unknown_gradients_are_divided(caplog):
   (warning,) = log_unknown(caplog, unscaled_in_another_function)
   assert "It takes them for scaled, and divides them" in warning
 
@@ -198,7 +176,7 @@ def test_gradients_of_unknown_origin_are_divided_and_warn(caplog):
 @pytest.mark.parametrize(
   "program", [unscaled_for_a_log, alternating(unscaled_and_clipped_in_eager_mode, unscaled_for_a_log)]
 )
-def test_gradients_of_known_origin_do_not_warn(program, caplog):
+def test_known_gradients_do_not_warn(program, caplog):
   assert log_unknown(caplog, program) == []
 
 
@@ -211,15 +189,8 @@ def test_steps_without_scaling_warn_once(caplog):
   assert "scale_loss()" in warning and "apply()" in warning
 
 
-OPTIMIZERS = [
-  name
-  for name, value in sorted(vars(KERAS.optimizers).items())
-  if isinstance(value, type) and name not in ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap")
-]
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_variables_are_those_of_keras_wrapper(name):
+@pytest.mark.parametrize("name", keras_cases.KERAS_3_OPTIMIZERS)
+def test_variables_match_keras_wrapper(name):
   paths = []
   for wrapper in (KERAS.optimizers.LossScaleOptimizer, mp_keras.LossScaleOptimizer):
     opt = wrapper(getattr(KERAS.optimizers, name)(name="inner"), name="wrapper")
@@ -228,7 +199,7 @@ def test_variables_are_those_of_keras_wrapper(name):
   assert paths[0] == paths[1]
 
 
-def test_weight_decay_exclusion_reaches_inner_optimizer():
+def test_weight_decay_exclusion_is_forwarded():
   v = KERAS.Variable(1.0, name="bias")
   opt = mp_keras.LossScaleOptimizer(KERAS.optimizers.AdamW(0.0, weight_decay=0.5))
   opt.exclude_from_weight_decay(var_names=["bias"])
@@ -236,7 +207,7 @@ def test_weight_decay_exclusion_reaches_inner_optimizer():
   assert float(v) == 1.0
 
 
-def test_model_with_keras_wrapper_continues_with_ours(tmp_path):
+def test_model_of_keras_wrapper_continues(tmp_path):
   """As docs/keras.md shows: Keras loads its own class from a .keras file."""
   x, y = np.arange(12, dtype=np.float32).reshape([4, 3]), np.ones([4, 2], np.float32)
 

@@ -10,7 +10,7 @@ from tests.keras import workers as keras_workers
 
 @pytest.mark.slow
 @pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="this TensorFlow lacks the strategy in eager mode")
-def test_overflow_on_one_worker_skips_step_everywhere():
+def test_overflow_on_one_worker_skips_all():
   records = testing.run_two_workers("tests.keras.workers")
   assert records[0] == records[1]
   assert len(records[0]) == len(keras_cases.FAMILIES) + len(keras_cases.KERAS_2)

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import subprocess
 import sys
 from typing import NamedTuple, Optional
 
@@ -17,13 +16,8 @@ from tests import testing
 from tests.keras import cases as keras_cases
 from tests.testing import tf
 
+pytestmark = pytest.mark.usefixtures("eager")
 each_family = pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
-
-
-@pytest.fixture(autouse=True)
-def _eager():
-  with testing.eager_mode():
-    yield
 
 
 def sgd(family=keras_cases.V2, **kwargs):
@@ -43,7 +37,7 @@ def get_settings(opt):
 
 
 @each_family
-def test_constructor_accepts_arguments_of_all_versions(family):
+def test_constructor_accepts_old_arguments(family):
   new, make = mp_keras.LossScaleOptimizer, lambda: sgd(family)
   scale = mp_compat.DynamicLossScale(2048.0, increment_period=500)
   for opt, expected in [
@@ -51,6 +45,7 @@ def test_constructor_accepts_arguments_of_all_versions(family):
     (new(make(), loss_scale=128), (False, 128.0, None)),
     (new(opt=make(), loss_scale=128.0), (False, 128.0, None)),
     (new(optimizer=make(), loss_scale=scale), (True, 2048.0, 500)),
+    (new(make(), testing.native.FixedLossScale(16.0)), (False, 16.0, None)),
     (mp_keras.experimental.LossScaleOptimizer(make(), "dynamic"), (True, 2.0**15, 2000)),
     (mp_keras.experimental.LossScaleOptimizer(optimizer=make(), loss_scale=4), (False, 4.0, None)),
     (mp_keras.experimental.LossScaleOptimizer(opt=make(), loss_scale=4), (False, 4.0, None)),
@@ -67,20 +62,15 @@ def test_constructor_accepts_arguments_of_all_versions(family):
     assert (opt.dynamic_counter is None) == (not expected.dynamic)
 
 
-@each_family
-def test_tensorflow_loss_scale_sets_wrapper_attributes(family):
-  opt = mp_keras.LossScaleOptimizer(sgd(family), testing.native.FixedLossScale(16.0))
-  assert get_settings(opt) == (False, 16.0, None)
-
-
 @pytest.mark.skipif(keras_cases.VERSION < (2, 2), reason="experimental_aggregate_gradients needs TensorFlow 2.2")
 @pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)
-def test_apply_gradients_accepts_aggregated_gradients(family):
+def test_aggregated_gradients_are_accepted(family):
   opt, v = mp_keras.LossScaleOptimizer(sgd(family), dynamic=False, initial_scale=8.0), tensorflow.Variable([1.0, 2.0])
   opt.apply_gradients([(tf.constant([10.0, 20.0]), v)], experimental_aggregate_gradients=False)
   np.testing.assert_array_equal(v.numpy(), [0.0, 0.0])
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="this TensorFlow contains Keras")
 def test_missing_keras_error_names_tf_keras():
   program = (
@@ -90,8 +80,8 @@ def test_missing_keras_error_names_tf_keras():
     "try:\n  mp_compat.keras.LossScaleOptimizer(object())\n"
     "except TypeError as error:\n  print(error)\n"
   )
-  done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
-  assert b"Keras is not installed. Install Keras 2 with `pip install tf_keras`" in done.stdout
+  output = testing.run_python("-c", program).stdout
+  assert "Keras is not installed. Install Keras 2 with `pip install tf_keras`" in output
 
 
 @keras_cases.needs_keras_3
@@ -106,15 +96,15 @@ def test_keras_3_with_jax_backend_raises(monkeypatch):
 
 @pytest.mark.matrix
 @keras_cases.needs_keras_3
-def test_keras_3_graph_mode_error_names_tf_keras():
+def test_keras_3_graph_mode_raises():
   program = (
     "import tensorflow as tf, mp_compat\n"
     "tf.compat.v1.disable_eager_execution()\n"
     "try:\n  mp_compat.keras.LossScaleOptimizer(tf.keras.optimizers.Adam())\n"
     "except RuntimeError as error:\n  print(error)\n"
   )
-  done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
-  assert b"eager execution is disabled" in done.stdout and b"tf_keras.optimizers.legacy.Adam" in done.stdout
+  output = testing.run_python("-c", program).stdout
+  assert "eager execution is disabled" in output and "tf_keras.optimizers.legacy.Adam" in output
 
 
 @pytest.mark.matrix
@@ -124,19 +114,8 @@ def test_import_does_not_import_keras():
     "new = set(sys.modules) - before\n"
     "print([name for name in new if 'keras' in name and not name.startswith('mp_compat')])"
   )
-  done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
-  assert done.stdout.strip() == b"[]"
-
-
-@each_family
-def test_wrapper_is_instance_of_keras_wrapper_class(family):
-  current = mp_keras.LossScaleOptimizer(sgd(family))
-  experimental = mp_keras.experimental.LossScaleOptimizer(sgd(family), 2)
-  for opt in (current, experimental):
-    assert isinstance(opt, mp_keras.LossScaleOptimizer) and isinstance(opt, family.native)
-    assert type(opt).__name__ == type(family.native_dynamic(sgd(family), 2.0, 4)).__name__
-  assert not issubclass(type(current), mp_keras.experimental.LossScaleOptimizer)
-  assert type(mp_keras.LossScaleOptimizer(sgd(family))) is type(current)
+  output = testing.run_python("-c", program).stdout
+  assert output.strip() == "[]"
 
 
 @each_family
@@ -150,7 +129,7 @@ def test_subclass_overrides_get_scaled_loss(family):
   assert isinstance(opt, DoublesLoss) and float(opt.get_scaled_loss(tf.constant(1.0))) == 8.0
 
 
-def test_loss_scale_behaves_as_object_and_tensor():
+def test_loss_scale_is_object_and_tensor():
   opt = mp_keras.LossScaleOptimizer(sgd(), initial_scale=8.0, dynamic_growth_steps=3)
   scale = opt.loss_scale
   assert isinstance(scale, mp_compat.DynamicLossScale) and isinstance(scale, mp_compat.LossScale)
@@ -185,19 +164,18 @@ def test_loss_scale_behaves_as_object_and_tensor():
   assert scale.update([tf.constant(np.inf)])[1].numpy() == np.False_ and float(scale) == float(opt.loss_scale) == 4.0
 
 
-def test_session_fetches_loss_scale_without_adding_ops():
+def test_fetching_scale_adds_no_ops():
   with tf.Graph().as_default() as graph:
     opt = mp_keras.LossScaleOptimizer(sgd(), initial_scale=8.0)
     scale, twice = opt.loss_scale, opt.loss_scale * 2.0
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
+    with testing.initialized_session() as sess:
       graph.finalize()
       assert sess.run([scale, {"twice": twice}]) == [8.0, {"twice": 16.0}]
       assert sess.run(opt.loss_scale) == 8.0
 
 
 @each_family
-def test_hyperparameters_forward_to_inner_optimizer(family):
+def test_hyperparameters_are_forwarded(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.Adam(0.1, beta_1=0.8, epsilon=1e-5))
   assert keras_cases.to_numpy(opt.learning_rate) == keras_cases.to_numpy(opt.lr) == np.float32(0.1)
   assert keras_cases.to_numpy(opt.beta_1) == pytest.approx(0.8) and opt.epsilon == 1e-5
@@ -215,7 +193,7 @@ def test_hyperparameters_forward_to_inner_optimizer(family):
     opt.loss_scale = 4.0
 
 
-def test_slots_and_weights_forward_to_inner_optimizer():
+def test_slots_and_weights_are_forwarded():
   opt = mp_keras.LossScaleOptimizer(sgd(momentum=0.9), 4.0)
   w = tensorflow.Variable([1.0, 2.0])
   assert opt.clipnorm is None and opt.clipvalue is None
@@ -235,7 +213,7 @@ def test_slots_and_weights_forward_to_inner_optimizer():
   assert opt.iterations is inner.iterations and int(opt.iterations) == 2
 
 
-def test_failed_constructor_leaves_inner_optimizer_usable():
+def test_failed_constructor_keeps_inner_optimizer():
   inner = sgd()
   with pytest.raises(ValueError):
     mp_keras.LossScaleOptimizer(inner, "fast")
@@ -243,7 +221,7 @@ def test_failed_constructor_leaves_inner_optimizer_usable():
 
 
 @pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="gradient_transformers need TensorFlow 2.4")
-def test_inner_optimizer_transforms_receive_unscaled_gradients():
+def test_transforms_get_unscaled_gradients():
   received = []
 
   def halve(grads_and_vars):
@@ -263,7 +241,7 @@ def test_inner_optimizer_transforms_receive_unscaled_gradients():
 
 
 @keras_cases.needs_keras_3
-def test_keras_3_loss_scale_factor_is_ignored():
+def test_loss_scale_factor_is_ignored():
   family, w = keras_cases.FAMILIES[-1], tensorflow.Variable(1.0)
   mp_keras.LossScaleOptimizer(sgd(family, loss_scale_factor=16.0), 8.0).minimize(lambda: 3.0 * w, [w])
   assert w.numpy() == pytest.approx(0.7)
@@ -271,13 +249,13 @@ def test_keras_3_loss_scale_factor_is_ignored():
 
 @pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="earlier optimizers raise if there are no variables")
 @pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)
-def test_minimize_without_variables_keeps_loss_scale(family):
+def test_minimizing_nothing_keeps_scale(family):
   opt = mp_keras.LossScaleOptimizer(sgd(family), "dynamic")
   opt.minimize(lambda: tf.constant(1.0), [])
   assert float(opt.loss_scale) == 2.0**15 and int(opt.dynamic_counter) == 0
 
 
-def test_iterations_can_be_set_to_a_variable():
+def test_iterations_can_be_set_to_variable():
   opt = mp_keras.LossScaleOptimizer(sgd())
   opt.iterations = variable = tensorflow.Variable(7, dtype=tf.int64, trainable=False)
   w = tensorflow.Variable([1.0])
@@ -286,7 +264,7 @@ def test_iterations_can_be_set_to_a_variable():
 
 
 @each_family
-def test_scaling_accepts_numbers_callables_and_sparse_gradients(family):
+def test_scaling_accepts_any_kind(family):
   opt = mp_keras.LossScaleOptimizer(sgd(family), 8.0)
   assert float(opt.get_scaled_loss(2.0)) == float(opt.get_scaled_loss(lambda: tf.constant(2.0))()) == 16.0
   half = opt.get_scaled_loss(tf.constant([1.0, 2.0], tf.float16))
@@ -298,7 +276,7 @@ def test_scaling_accepts_numbers_callables_and_sparse_gradients(family):
 
 
 @each_family
-def test_unpaired_scaling_or_unscaling_warns_once(family, caplog):
+def test_unpaired_scaling_warns_once(family, caplog):
   caplog.set_level(logging.WARNING)
   w = tensorflow.Variable([1.0])
 
@@ -323,18 +301,6 @@ def test_unpaired_scaling_or_unscaling_warns_once(family, caplog):
   assert "without get_scaled_loss()" in unscaled
 
 
-@each_family
-def test_keras_wrapper_is_instance_of_our_classes(family):
-  """Checks isinstance for wrappers of Keras, into which Model.compile may have put `model.optimizer`."""
-  native = family.native_dynamic(sgd(family), 8.0, 4)
-  for cls in [mp_keras.LossScaleOptimizer, mp_keras.experimental.LossScaleOptimizer]:
-    assert isinstance(native, cls)
-    assert isinstance(mp_keras.LossScaleOptimizer(sgd(family)), cls)
-    assert isinstance(mp_keras.experimental.LossScaleOptimizer(sgd(family), "dynamic"), cls)
-    for other in [sgd(family), family.native, None, "sgd"]:
-      assert not isinstance(other, cls)
-
-
 POLICY = """
 import numpy as np
 import tensorflow as tf
@@ -356,29 +322,12 @@ print(float(scale() if callable(scale) else scale), model.get_weights()[0][0, 0]
 @pytest.mark.parametrize(
   "loss_scale, inputs, expected",
   [
-    ("DynamicLossScale(64., 2)", "[1., np.inf, 2., 3., 1., 2.]", b"128.0 True"),  # one backoff, two growths
-    ("FixedLossScale(8.)", "[1.]", b"8.0 True"),
+    ("DynamicLossScale(64., 2)", "[1., np.inf, 2., 3., 1., 2.]", "128.0 True"),  # one backoff, two growths
+    ("FixedLossScale(8.)", "[1.]", "8.0 True"),
   ],
 )
 def test_keras_policy_accepts_our_loss_scale(loss_scale, inputs, expected):
-  ran = subprocess.run(
-    [sys.executable, "-c", POLICY.format(loss_scale, inputs)],
-    stdout=subprocess.PIPE,
-    env=testing.environment(),
-    check=True,
-  )
-  assert expected in ran.stdout
-
-
-@each_family
-def test_isinstance_distinguishes_subclasses(family):
-
-  class Subclass(mp_keras.LossScaleOptimizer):
-    pass
-
-  assert isinstance(Subclass(sgd(family)), Subclass)
-  assert not isinstance(mp_keras.LossScaleOptimizer(sgd(family)), Subclass)
-  assert not isinstance(family.native_dynamic(sgd(family), 8.0, 4), Subclass)
+  assert expected in testing.run_python("-c", POLICY.format(loss_scale, inputs)).stdout
 
 
 @each_family
@@ -393,7 +342,7 @@ def test_wrapper_loss_scale_can_be_copied(family):
 @keras_cases.needs_keras_3
 @pytest.mark.parametrize("overflow", [False, True])
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_keras_3_gradient_accumulation_equals_native_wrapper(jit_compile, overflow):
+def test_keras_3_accumulation_equals_native(jit_compile, overflow):
   keras = tensorflow.keras
   states = []
   for wrap in [
@@ -412,7 +361,27 @@ def test_keras_3_gradient_accumulation_equals_native_wrapper(jit_compile, overfl
     np.testing.assert_array_equal(ours, native)
 
 
-def test_base_classes_named_as_those_of_keras_are_skipped():
+def test_base_classes_named_like_keras_pass():
   sgd_class = keras_cases.FAMILIES[-1].optimizers.SGD
   own = type("BaseOptimizer", (sgd_class,), {"__module__": "keras_helpers.optimizers"})
   assert isinstance(mp_keras.LossScaleOptimizer(own()), mp_keras.LossScaleOptimizer)
+
+
+@each_family
+def test_isinstance_knows_all_wrappers(family):
+  """Model.compile may have put a wrapper of Keras into `model.optimizer`."""
+
+  class Subclass(mp_keras.LossScaleOptimizer):
+    pass
+
+  native, current = family.native_dynamic(sgd(family), 8.0, 4), mp_keras.LossScaleOptimizer(sgd(family))
+  experimental = mp_keras.experimental.LossScaleOptimizer(sgd(family), 2)
+  for cls in [mp_keras.LossScaleOptimizer, mp_keras.experimental.LossScaleOptimizer]:
+    assert all(isinstance(opt, cls) for opt in (native, current, experimental))
+    assert not any(isinstance(other, cls) for other in (sgd(family), family.native, None, "sgd"))
+  for opt in (current, experimental):
+    assert isinstance(opt, family.native) and type(opt).__name__ == type(native).__name__
+  assert not issubclass(type(current), mp_keras.experimental.LossScaleOptimizer)
+  assert type(mp_keras.LossScaleOptimizer(sgd(family))) is type(current)
+  assert isinstance(Subclass(sgd(family)), Subclass)
+  assert not isinstance(current, Subclass) and not isinstance(native, Subclass)

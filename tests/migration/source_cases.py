@@ -1,275 +1,204 @@
 """Sources with the expected results of `mp_compat migrate`."""
 
-# Sources before and after rewriting. `import mp_compat` is added where the new text needs it.
-REWRITTEN = {
-  "alias": (
-    "import tensorflow as tf\nopt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n",
-    "import mp_compat\nimport tensorflow as tf\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n",
-  ),
+import re
+
+# Sources in which `<<before|after>>` is rewritten. `import mp_compat` is added where the new text needs it.
+MARKED = {
   "v1 as tf": (
-    "import tensorflow.compat.v1 as tf\nx = tf.mixed_precision.FixedLossScale( loss_scale_value = 8. )\n",
-    "import mp_compat\nimport tensorflow.compat.v1 as tf\nx = mp_compat.FixedLossScale( loss_scale_value = 8. )\n",
+    "<<|import mp_compat\n>>import tensorflow.compat.v1 as tf\n"
+    "x = <<tf.mixed_precision|mp_compat>>.FixedLossScale( loss_scale_value = 8. )\n"
   ),
   "no alias": (
-    "import tensorflow\nclass Mine(tensorflow.compat.v1.train.experimental.LossScale): pass\n",
-    "import mp_compat\nimport tensorflow\nclass Mine(mp_compat.LossScale): pass\n",
+    "<<|import mp_compat\n>>import tensorflow\n"
+    "class Mine(<<tensorflow.compat.v1.train.experimental|mp_compat>>.LossScale): pass\n"
   ),
   "isinstance": (
-    "from tensorflow import compat\nisinstance(x, (int, compat.v1.mixed_precision.experimental.DynamicLossScale))\n",
-    "import mp_compat\nfrom tensorflow import compat\nisinstance(x, (int, mp_compat.DynamicLossScale))\n",
-  ),
-  "chain over lines": (
-    "import tensorflow as tf\nx = (tf.compat.v1 # here\n  .train.experimental\n  .LossScale)\n",
-    "import mp_compat\nimport tensorflow as tf\nx = (mp_compat # here\n  .LossScale)\n",
+    "<<|import mp_compat\n>>from tensorflow import compat\n"
+    "isinstance(x, (int, <<compat.v1.mixed_precision.experimental|mp_compat>>.DynamicLossScale))\n"
   ),
   "from": (
-    "from tensorflow.contrib.mixed_precision import LossScaleOptimizer, FixedLossScaleManager as F  # noqa\n",
-    "from mp_compat.contrib.mixed_precision import LossScaleOptimizer, FixedLossScaleManager as F  # noqa\n",
+    "from <<tensorflow|mp_compat>>.contrib.mixed_precision import LossScaleOptimizer, "
+    "FixedLossScaleManager as F  # noqa\n"
   ),
   "from, mixed": (
-    "if yes:\n  from tensorflow.train.experimental import (PythonState, # this\n"
-    "      DynamicLossScale,  # that\n      FixedLossScale as F)\n",
-    "if yes:\n  from mp_compat import DynamicLossScale\n  from mp_compat import FixedLossScale as F\n"
-    "  from tensorflow.train.experimental import (PythonState)\n",
+    "if yes:<<|\n  from mp_compat import DynamicLossScale\n  from mp_compat import FixedLossScale as F>>\n"
+    "  from tensorflow.train.experimental import (PythonState<<, # this\n      DynamicLossScale,  # that\n"
+    "      FixedLossScale as F|>>)\n"
   ),
   "from, first of three": (
-    "import os; from tensorflow.train.experimental import LossScale, PythonState, Other\n",
-    "import os; from mp_compat import LossScale; from tensorflow.train.experimental import PythonState, Other\n",
+    "import os<<|; from mp_compat import LossScale>>; "
+    "from tensorflow.train.experimental import <<LossScale, |>>PythonState, Other\n"
   ),
   "from, a module": (
-    "from tensorflow.contrib import mixed_precision as mp\nmp.LossScaleOptimizer(opt, manager)\n",
-    "from mp_compat.contrib import mixed_precision as mp\nmp.LossScaleOptimizer(opt, manager)\n",
+    "from <<tensorflow|mp_compat>>.contrib import mixed_precision as mp\nmp.LossScaleOptimizer(opt, manager)\n"
   ),
   "from, a module of two": (
-    "from tensorflow.contrib import layers, mixed_precision\n",
-    "from mp_compat.contrib import mixed_precision\nfrom tensorflow.contrib import layers\n",
+    "<<|from mp_compat.contrib import mixed_precision\n>>from tensorflow.contrib import layers<<, mixed_precision|>>\n"
   ),
-  "from, star": (
-    "from tensorflow.contrib.mixed_precision import *\n",
-    "from mp_compat.contrib.mixed_precision import *\n",
-  ),
+  "from, star": "from <<tensorflow|mp_compat>>.contrib.mixed_precision import *\n",
   "from, star, beside other names": (
-    "from tensorflow.contrib.mixed_precision import *\nfrom mine import *\nx = f(LossScaleOptimizer)\n",
-    "from mp_compat.contrib.mixed_precision import *\nfrom mine import *\nx = f(LossScaleOptimizer)\n",
+    "from <<tensorflow|mp_compat>>.contrib.mixed_precision import *\nfrom mine import *\nx = f(LossScaleOptimizer)\n"
   ),
-  "import, as": (
-    "import tensorflow.contrib.mixed_precision as mp, os\n",
-    "import mp_compat.contrib.mixed_precision as mp, os\n",
-  ),
+  "import, as": "import <<tensorflow|mp_compat>>.contrib.mixed_precision as mp, os\n",
   "import": (
-    "import tensorflow.contrib.mixed_precision\ntensorflow.contrib.mixed_precision.LossScaleOptimizer(a, b)\n",
-    "import mp_compat\nimport tensorflow\nmp_compat.contrib.mixed_precision.LossScaleOptimizer(a, b)\n",
+    "<<|import mp_compat\n>>import tensorflow<<.contrib.mixed_precision|>>\n"
+    "<<tensorflow|mp_compat>>.contrib.mixed_precision.LossScaleOptimizer(a, b)\n"
   ),
   "private module": (
-    "from tensorflow.python.training.experimental import loss_scale as ls\n"
-    "a = ls.get('dynamic'), ls.DynamicLossScale\n",
-    "import mp_compat\nimport mp_compat as ls\na = mp_compat.get_loss_scale('dynamic'), ls.DynamicLossScale\n",
+    "<<|import mp_compat\n"
+    ">><<from tensorflow.python.training.experimental import loss_scale|import mp_compat>> as ls\n"
+    "a = <<ls.get|mp_compat.get_loss_scale>>('dynamic'), ls.DynamicLossScale\n"
   ),
   "private name": (
-    "from tensorflow.python.training.experimental.loss_scale import get, FixedLossScale\nget(3)\n",
-    "from mp_compat import get_loss_scale as get, FixedLossScale\nget(3)\n",
+    "from <<tensorflow.python.training.experimental.loss_scale|mp_compat>> "
+    "import <<get|get_loss_scale as get>>, FixedLossScale\n"
+    "get(3)\n"
   ),
   "private name, as": (
-    "from tensorflow.python.training.experimental.loss_scale import get as f\n",
-    "from mp_compat import get_loss_scale as f\n",
+    "from <<tensorflow.python.training.experimental.loss_scale|mp_compat>> import <<get|get_loss_scale>> as f\n"
   ),
   "_v1": (
-    "from tensorflow.python.training.experimental import mixed_precision\n"
-    "opt = mixed_precision.enable_mixed_precision_graph_rewrite_v1(opt)\n",
-    "import mp_compat\nimport mp_compat as mixed_precision\n"
-    "opt = mp_compat.enable_mixed_precision_graph_rewrite(opt)\n",
+    "<<from tensorflow.python.training.experimental import|import mp_compat\nimport mp_compat as>> mixed_precision\n"
+    "opt = <<mixed_precision.enable_mixed_precision_graph_rewrite_v1|"
+    "mp_compat.enable_mixed_precision_graph_rewrite>>(opt)\n"
   ),
   "Keras": (
-    "from tensorflow import keras\nkeras.mixed_precision.experimental.LossScaleOptimizer(opt, 'dynamic')\n"
-    "keras.mixed_precision.experimental.Policy('mixed_float16')\n",
-    "import mp_compat\nfrom tensorflow import keras\n"
-    "mp_compat.keras.experimental.LossScaleOptimizer(opt, 'dynamic')\n"
-    "keras.mixed_precision.experimental.Policy('mixed_float16')\n",
-  ),
-  "getattr": (
-    "import tensorflow as tf\nx = getattr(tf.train.experimental, 'DynamicLossScale', None)\n",
-    "import mp_compat\nimport tensorflow as tf\nx = mp_compat.DynamicLossScale\n",
-  ),
-  "getattr of a module": (
-    "import tensorflow as tf\nx = getattr(tf.contrib, 'mixed_precision').LossScaleManager\n",
-    "import mp_compat\nimport tensorflow as tf\nx = mp_compat.contrib.mixed_precision.LossScaleManager\n",
+    "<<|import mp_compat\n>>from tensorflow import keras\n"
+    "<<keras.mixed_precision|mp_compat.keras>>.experimental.LossScaleOptimizer(opt, 'dynamic')\n"
+    "keras.mixed_precision.experimental.Policy('mixed_float16')\n"
   ),
   "import_module": (
-    "import importlib\nmp = importlib.import_module('tensorflow.contrib.mixed_precision')\n",
-    "import mp_compat\nimport importlib\nmp = mp_compat.contrib.mixed_precision\n",
-  ),
-  "a name for a module": (
-    "import tensorflow as tf\nexp = tf.train.experimental if v1 else tf.mixed_precision\n"
-    "def f():\n  return exp.DynamicLossScale(8.)\n",
-    "import mp_compat\nimport tensorflow as tf\n"
-    "exp = tf.train.experimental if v1 else tf.mixed_precision\n"
-    "def f():\n  return mp_compat.DynamicLossScale(8.)\n",
+    "<<|import mp_compat\n>>import importlib\n"
+    "mp = <<importlib.import_module('tensorflow.contrib.mixed_precision')|mp_compat.contrib.mixed_precision>>\n"
   ),
   "a private module of which more is used": (
-    "from tensorflow.python.training.experimental import loss_scale as ls\nx = ls.get('dynamic'), ls.ops\n",
-    "import mp_compat\nfrom tensorflow.python.training.experimental import loss_scale as ls\n"
-    "x = mp_compat.get_loss_scale('dynamic'), ls.ops\n",
-  ),
-  "a name for a module of ours": (
-    "import tensorflow as tf\nmp = tf.contrib.mixed_precision\nmp.LossScaleManager\n",
-    "import mp_compat\nimport tensorflow as tf\nmp = mp_compat.contrib.mixed_precision\nmp.LossScaleManager\n",
+    "<<|import mp_compat\n>>from tensorflow.python.training.experimental import loss_scale as ls\n"
+    "x = <<ls.get|mp_compat.get_loss_scale>>('dynamic'), ls.ops\n"
   ),
   "try": (
-    "import os\ntry:\n  import tensorflow.compat.v1 as tf\nexcept ImportError:\n  import tensorflow as tf\n"
-    "tf.train.experimental.LossScale\n",
-    "import mp_compat\nimport os\ntry:\n  import tensorflow.compat.v1 as tf\nexcept ImportError:\n"
-    "  import tensorflow as tf\nmp_compat.LossScale\n",
+    "<<|import mp_compat\n>>import os\ntry:\n  import tensorflow.compat.v1 as tf\nexcept ImportError:\n"
+    "  import tensorflow as tf\n<<tf.train.experimental|mp_compat>>.LossScale\n"
   ),
   "the project's own tf": (
-    "from project.env import tf\ntf.mixed_precision.enable_mixed_precision_graph_rewrite(o)\n",
-    "import mp_compat\nfrom project.env import tf\nmp_compat.enable_mixed_precision_graph_rewrite(o)\n",
+    "<<|import mp_compat\n>>from project.env import tf\n"
+    "<<tf.mixed_precision|mp_compat>>.enable_mixed_precision_graph_rewrite(o)\n"
   ),
   "below the head": (
-    "#!/usr/bin/env python\n# Licence.\n'''Doc.'''\nfrom __future__ import division\n\n# Why.\n"
-    "import os\ndef f():\n\timport tensorflow as tf\n\treturn tf.train.experimental.LossScale\n",
-    "#!/usr/bin/env python\n# Licence.\n'''Doc.'''\nfrom __future__ import division\n\n# Why.\n"
-    "import mp_compat\nimport os\ndef f():\n\timport tensorflow as tf\n"
-    "\treturn mp_compat.LossScale\n",
+    "#!/usr/bin/env python\n# Licence.\n'''Doc.'''\nfrom __future__ import division\n\n# Why.\n<<|import mp_compat\n"
+    ">>import os\ndef f():\n\timport tensorflow as tf\n\treturn <<tf.train.experimental|mp_compat>>.LossScale\n"
   ),
   "after other imports": (
-    "import os\nimport tensorflow as tf\nimport sys\ntf.train.experimental.LossScale\n",
-    "import os\nimport mp_compat\nimport tensorflow as tf\nimport sys\nmp_compat.LossScale\n",
+    "import os\n<<|import mp_compat\n>>import tensorflow as tf\nimport sys\n"
+    "<<tf.train.experimental|mp_compat>>.LossScale\n"
   ),
-  "a relative import": (
-    "from .env import tf\ntf.train.experimental.LossScale\n",
-    "import mp_compat\nfrom .env import tf\nmp_compat.LossScale\n",
-  ),
-  "imported already": (
-    "import mp_compat\nimport tensorflow as tf\ntf.train.experimental.LossScale\n",
-    "import mp_compat\nimport tensorflow as tf\nmp_compat.LossScale\n",
-  ),
-  "private attributes in a block": (
-    "import tensorflow as tf\nopt = tf.train.AdamOptimizer()\nwith scope():\n"
-    "  opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
-    "print(opt._optimizer)\n",
-    "import mp_compat\nimport tensorflow as tf\nopt = tf.train.AdamOptimizer()\n"
-    "with scope():\n"
-    "  opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
-    "print(opt.inner_optimizer)\n",
-  ),
-  "private attributes": (
-    "import tensorflow as tf\n"
-    "opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
-    "print(opt._optimizer, opt._loss_scale())\n",
-    "import mp_compat\nimport tensorflow as tf\n"
-    "opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
-    "print(opt.inner_optimizer, opt.loss_scale())\n",
-  ),
-  "getattr over lines": (
-    "import tensorflow as tf\nx = getattr(tf.train.experimental,  # this one\n            'LossScale')\n",
-    "import mp_compat\nimport tensorflow as tf\nx = (mp_compat  # this one\n            .LossScale)\n",
-  ),
+  "a relative import": "<<|import mp_compat\n>>from .env import tf\n<<tf.train.experimental|mp_compat>>.LossScale\n",
+  "imported already": "import mp_compat\nimport tensorflow as tf\n<<tf.train.experimental|mp_compat>>.LossScale\n",
   "no import": (
-    "'Doc.'\nfrom __future__ import division\nx = __import__('tensorflow').train.experimental.LossScale\n",
-    "'Doc.'\nfrom __future__ import division\nimport mp_compat\nx = mp_compat.LossScale\n",
+    "'Doc.'\nfrom __future__ import division\n<<|import mp_compat\n"
+    ">>x = <<__import__('tensorflow').train.experimental|mp_compat>>.LossScale\n"
   ),
   "a class and no import": (
-    "class A(__import__('tensorflow').train.experimental.LossScale): pass\n",
-    "import mp_compat\n\n\nclass A(mp_compat.LossScale): pass\n",
+    "<<|import mp_compat\n\n\n>>class A(<<__import__('tensorflow').train.experimental|mp_compat>>.LossScale): pass\n"
   ),
   "a star import": (
-    "from tensorflow.contrib import *\nx = mixed_precision.LossScaleOptimizer\n",
-    "import mp_compat\nfrom tensorflow.contrib import *\nx = mp_compat.contrib.mixed_precision.LossScaleOptimizer\n",
+    "<<|import mp_compat\n>>from tensorflow.contrib import *\n"
+    "x = <<|mp_compat.contrib.>>mixed_precision.LossScaleOptimizer\n"
   ),
   "used before the first import at the top": (
-    "try:\n  import tensorflow as tf\nexcept ImportError: raise\nx = tf.train.experimental.LossScale\nimport os\n",
-    "try:\n  import tensorflow as tf\nexcept ImportError: raise\nimport mp_compat\nx = mp_compat.LossScale\n"
-    "import os\n",
+    "try:\n  import tensorflow as tf\nexcept ImportError: raise\n<<|import mp_compat\n"
+    ">>x = <<tf.train.experimental|mp_compat>>.LossScale\nimport os\n"
   ),
   "used in a function above the imports": (
-    "def f():\n  import tensorflow as tf\n  return tf.train.experimental.LossScale\nf()\nimport os\n",
-    "import mp_compat\ndef f():\n  import tensorflow as tf\n  return mp_compat.LossScale\nf()\nimport os\n",
+    "<<|import mp_compat\n>>def f():\n  import tensorflow as tf\n"
+    "  return <<tf.train.experimental|mp_compat>>.LossScale\nf()\nimport os\n"
   ),
   "used in a decorator": (
-    "import os\ndef f(): pass\n@f\n@g(__import__('tensorflow').train.experimental.LossScale)\ndef h(): pass\n",
-    "import mp_compat\nimport os\ndef f(): pass\n@f\n@g(mp_compat.LossScale)\ndef h(): pass\n",
-  ),
-  "imported below": (
-    "import tensorflow as tf\nx = tf.train.experimental.LossScale\nimport mp_compat\n",
-    "import mp_compat\nimport tensorflow as tf\nx = mp_compat.LossScale\nimport mp_compat\n",
+    "<<|import mp_compat\n>>import os\ndef f(): pass\n@f\n"
+    "@g(<<__import__('tensorflow').train.experimental|mp_compat>>.LossScale)\ndef h(): pass\n"
   ),
   "imported later": (
-    "import tensorflow as tf\nimport mp_compat\ndef f(): return tf.train.experimental.LossScale\n",
-    "import tensorflow as tf\nimport mp_compat\ndef f(): return mp_compat.LossScale\n",
+    "import tensorflow as tf\nimport mp_compat\ndef f(): return <<tf.train.experimental|mp_compat>>.LossScale\n"
   ),
   "one line": (
-    "'Doc.'; import tensorflow as tf; x = tf.train.experimental.LossScale\n",
-    "'Doc.'; import mp_compat; import tensorflow as tf; x = mp_compat.LossScale\n",
-  ),
-  "bound anew on every path": (
-    "import tensorflow as tf\nif x:\n  e = other\nelse:\n  e = another\ne, y = tf.train.experimental, 3\n"
-    "for x in y:\n  e.LossScale\n",
-    "import mp_compat\nimport tensorflow as tf\nif x:\n  e = other\nelse:\n  e = another\n"
-    "e, y = tf.train.experimental, 3\nfor x in y:\n  mp_compat.LossScale\n",
-  ),
-  "the other paths end": (
-    "import tensorflow as tf\ndef f(x):\n  if x:\n    e = other\n    return e\n  elif y:\n    e = other\n    raise e\n"
-    "  else:\n    e = tf.train.experimental\n  return e.LossScale\n",
-    "import mp_compat\nimport tensorflow as tf\ndef f(x):\n  if x:\n    e = other\n    return e\n"
-    "  elif y:\n    e = other\n    raise e\n  else:\n    e = tf.train.experimental\n  return mp_compat.LossScale\n",
-  ),
-  "after finally": (
-    "import tensorflow as tf\ntry:\n  e = tf.train.experimental\nexcept KeyError:\n  raise\nfinally:\n  x = 3\n"
-    "e.LossScale\n",
-    "import mp_compat\nimport tensorflow as tf\ntry:\n  e = tf.train.experimental\nexcept KeyError:\n  raise\n"
-    "finally:\n  x = 3\nmp_compat.LossScale\n",
-  ),
-  "in a class": (
-    "import tensorflow as tf\nclass A:\n  tf = tf.train\n  x = tf.experimental.LossScale\n"
-    "  def f(self): return tf.train.experimental.LossScale\n",
-    "import mp_compat\nimport tensorflow as tf\nclass A:\n  tf = tf.train\n  x = mp_compat.LossScale\n"
-    "  def f(self): return mp_compat.LossScale\n",
-  ),
-  "annotations": (
-    "import tensorflow as tf\ndef f(x: tf.train.experimental.LossScale) -> tf.train.experimental.LossScale: pass\n",
-    "import mp_compat\nimport tensorflow as tf\ndef f(x: mp_compat.LossScale) -> mp_compat.LossScale: pass\n",
-  ),
-  "a name in two pieces": (
-    "import tensorflow as tf\nx = getattr(tf.train.experimental, 'Dynamic' + 'LossScale')\n",
-    "import mp_compat\nimport tensorflow as tf\nx = mp_compat.DynamicLossScale\n",
+    "'Doc.'<<|; import mp_compat>>; import tensorflow as tf; x = <<tf.train.experimental|mp_compat>>.LossScale\n"
   ),
   "star imports of a tf": (
-    "from project.env import *\nimport tensorflow as tf\nfrom project.other import *\n"
-    "x = tf.train.experimental.LossScale\n",
-    "from project.env import *\nimport mp_compat\nimport tensorflow as tf\nfrom project.other import *\n"
-    "x = mp_compat.LossScale\n",
+    "from project.env import *\n<<|import mp_compat\n>>import tensorflow as tf\nfrom project.other import *\n"
+    "x = <<tf.train.experimental|mp_compat>>.LossScale\n"
   ),
   "the tf of a module of the project": (
-    "import project.env as env\nx = env.tf.train.experimental.LossScale\n",
-    "import mp_compat\nimport project.env as env\nx = mp_compat.LossScale\n",
+    "<<|import mp_compat\n>>import project.env as env\nx = <<env.tf.train.experimental|mp_compat>>.LossScale\n"
+  ),
+  "CRLF": "<<|import mp_compat\r\n>>import tensorflow as tf\r\nx = <<tf.train.experimental|mp_compat>>.LossScale\r\n",
+}
+# Sources below "import tensorflow as tf".
+MARKED_BELOW_IMPORT = {
+  "alias": "opt = <<tf.train.experimental|mp_compat>>.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n",
+  "chain over lines": "x = (<<tf.compat.v1|mp_compat>> # here\n  .<<train.experimental\n  .|>>LossScale)\n",
+  "getattr": "x = <<getattr(tf.train.experimental, 'DynamicLossScale', None)|mp_compat.DynamicLossScale>>\n",
+  "getattr of a module": (
+    "x = <<getattr(tf.contrib, 'mixed_precision')|mp_compat.contrib.mixed_precision>>.LossScaleManager\n"
+  ),
+  "a name for a module": (
+    "exp = tf.train.experimental if v1 else tf.mixed_precision\ndef f():\n"
+    "  return <<exp|mp_compat>>.DynamicLossScale(8.)\n"
+  ),
+  "a name for a module of ours": "mp = <<tf|mp_compat>>.contrib.mixed_precision\nmp.LossScaleManager\n",
+  "private attributes in a block": (
+    "opt = tf.train.AdamOptimizer()\nwith scope():\n"
+    "  opt = <<tf.train.experimental|mp_compat>>.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
+    "print(opt.<<_optimizer|inner_optimizer>>)\n"
+  ),
+  "private attributes": (
+    "opt = <<tf.train.experimental|mp_compat>>.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
+    "print(opt.<<_optimizer|inner_optimizer>>, opt.<<_loss_scale|loss_scale>>())\n"
+  ),
+  "getattr over lines": (
+    "x = <<getattr(tf.train.experimental,|(mp_compat>>  # this one\n            <<'LossScale'|.LossScale>>)\n"
+  ),
+  "imported below": "x = <<tf.train.experimental|mp_compat>>.LossScale\nimport mp_compat\n",
+  "bound anew on every path": (
+    "if x:\n  e = other\nelse:\n  e = another\ne, y = tf.train.experimental, 3\nfor x in y:\n"
+    "  <<e|mp_compat>>.LossScale\n"
+  ),
+  "the other paths end": (
+    "def f(x):\n  if x:\n    e = other\n    return e\n  elif y:\n    e = other\n    raise e\n  else:\n"
+    "    e = tf.train.experimental\n  return <<e|mp_compat>>.LossScale\n"
+  ),
+  "after finally": (
+    "try:\n  e = tf.train.experimental\nexcept KeyError:\n  raise\nfinally:\n  x = 3\n<<e|mp_compat>>.LossScale\n"
+  ),
+  "in a class": (
+    "class A:\n  tf = tf.train\n  x = <<tf.experimental|mp_compat>>.LossScale\n"
+    "  def f(self): return <<tf.train.experimental|mp_compat>>.LossScale\n"
+  ),
+  "annotations": (
+    "def f(x: <<tf.train.experimental|mp_compat>>.LossScale) -> <<tf.train.experimental|mp_compat>>.LossScale: pass\n"
+  ),
+  "a name in two pieces": (
+    "x = <<getattr(tf.train.experimental, 'Dynamic' + 'LossScale')|mp_compat.DynamicLossScale>>\n"
   ),
   "targets": (
-    "import tensorflow as tf\ne: object\nd[tf.train.experimental.LossScale], f().x = 1, 2\n"
-    "a, *b = tf.train.experimental.LossScale, 3\n",
-    "import mp_compat\nimport tensorflow as tf\ne: object\nd[mp_compat.LossScale], f().x = 1, 2\n"
-    "a, *b = mp_compat.LossScale, 3\n",
+    "e: object\nd[<<tf.train.experimental|mp_compat>>.LossScale], f().x = 1, 2\n"
+    "a, *b = <<tf.train.experimental|mp_compat>>.LossScale, 3\n"
   ),
-  "comprehensions": (
-    "import tensorflow as tf\nx = {y: [tf.train.experimental.LossScale for _ in z] for x in w for y in x if x}\n",
-    "import mp_compat\nimport tensorflow as tf\nx = {y: [mp_compat.LossScale for _ in z] for x in w for y in x if x}\n",
-  ),
-  "CRLF": (
-    "import tensorflow as tf\r\nx = tf.train.experimental.LossScale\r\n",
-    "import mp_compat\r\nimport tensorflow as tf\r\nx = mp_compat.LossScale\r\n",
-  ),
-  "no last newline": (
-    "import tensorflow as tf\nx = tf.train.experimental.LossScale",
-    "import mp_compat\nimport tensorflow as tf\nx = mp_compat.LossScale",
-  ),
-  "annotated": (
-    "import tensorflow as tf\nm: object = tf.train.experimental\nx = m.LossScale\n",
-    "import mp_compat\nimport tensorflow as tf\nm: object = tf.train.experimental\nx = mp_compat.LossScale\n",
-  ),
-  "odd spaces": (
-    "import tensorflow as tf\n\x0c\nif x :\n\ty = [ tf.train.experimental . LossScale ,]\n",
-    "import mp_compat\nimport tensorflow as tf\n\x0c\nif x :\n\ty = [ mp_compat.LossScale ,]\n",
-  ),
+  "comprehensions": "x = {y: [<<tf.train.experimental|mp_compat>>.LossScale for _ in z] for x in w for y in x if x}\n",
+  "no last newline": "x = <<tf.train.experimental|mp_compat>>.LossScale",
+  "annotated": "m: object = tf.train.experimental\nx = <<m|mp_compat>>.LossScale\n",
+  "odd spaces": "\x0c\nif x :\n\ty = [ <<tf.train.experimental . |mp_compat.>>LossScale ,]\n",
 }
+
+
+def split(marked):
+  """Returns a marked source before and after rewriting."""
+  return tuple(re.sub(r"<<(.*?)\|(.*?)>>", side, marked, flags=re.S) for side in (r"\1", r"\2"))
+
+
+REWRITTEN = {name: split(marked) for name, marked in MARKED.items()}
+REWRITTEN.update(
+  (name, split("<<|import mp_compat\n>>import tensorflow as tf\n" + marked))
+  for name, marked in MARKED_BELOW_IMPORT.items()
+)
 
 UNTOUCHED = {
   "other names": "import tensorflow as tf\ntf.train.experimental.PythonState()  # LossScale\n",
@@ -296,217 +225,185 @@ HEAD = (
   "opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 'dynamic')\n"
 )
 
-# The lines with "# stays" are not rewritten, because they are not old names on every path, and are reported.
+# By the kind of decision: the lines with "# stays" are not rewritten, because they are not old names on every path, and
+# are reported.
 UNCERTAIN = {
-  "a branch": ("unresolved", "e = other\nif x:\n  e = tf.train.experimental\ne.LossScale  # stays\n"),
-  "a parameter": (
-    "private-state",
-    "def f(opt, fp16):\n  if fp16:\n    opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n"
-    "  return opt._optimizer  # stays\n",
-  ),
-  "an exception": (
-    "private-state",
-    "opt = sgd\ntry:\n  opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\nexcept ValueError:\n  pass\n"
-    "opt._optimizer  # stays\n",
-  ),
-  "an exception in a context": (
-    "unresolved",
-    "e = other\nwith contextlib.suppress(AttributeError):\n  e = tf.train.experimental\ne.LossScale  # stays\n",
-  ),
-  "a loop that may not run": (
-    "private-state",
-    "opt = sgd\nfor x in y:\n  opt = mp_compat.MixedPrecisionLossScaleOptimizer(sgd, 'dynamic')\n  opt._loss_scale\n"
-    "opt._loss_scale  # stays\n",
-  ),
-  "the second time in a loop": (
-    "unresolved",
-    "e = tf.train.experimental\nwhile x:\n  e.LossScale  # stays\n  e = e.other\n",
-  ),
-  "finally": ("unresolved", "e = other\ntry:\n  e = tf.train.experimental\nfinally:\n  e.LossScale  # stays\n"),
-  "a closure": (
-    "private-state",
-    "def f(opt):\n  def g(): return opt._optimizer  # stays\n"
-    "  opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n  return g\n",
-  ),
-  "a lambda": ("unresolved", "e = tf.train.experimental\nf = lambda: e.LossScale  # stays\ne = other\n"),
-  "a generator": ("unresolved", "e = tf.train.experimental\nf = (e.LossScale for _ in x)  # stays\ne = other\n"),
-  "another method": (
-    "private-state",
-    "class A:\n  def f(self):\n    self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')\n"
-    "    self.g()\n    self.opt._optimizer  # stays\n",
-  ),
-  "an attribute that another method assigns": (
-    "private-state",
-    "class A:\n  def f(self): return self.opt._optimizer  # stays\n"
-    "  def g(self): self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')\n",
-  ),
-  "global": (
-    "unresolved",
-    "e = tf.train.experimental\ndef f():\n  global e\n  e = other\nf()\ne.LossScale  # stays\n",
-  ),
-  "nonlocal": (
-    "unresolved",
-    "def f():\n  e = tf.train.experimental\n  def g():\n    nonlocal e\n    e = other\n  g()\n  e.LossScale  # stays\n",
-  ),
-  "an expression that may bind": (
-    "unresolved",
-    "e = tf.train.experimental\nx and (e := other)\ne.LossScale  # stays\n",
-  ),
-  "one of two imports": (
-    "unresolved",
-    "try:\n  from other import experimental as e\nexcept ImportError:\n"
-    "  from tensorflow.train import experimental as e\ne.LossScale  # stays\n",
-  ),
-  "a local tf": ("unresolved", "def f(tf):\n  return tf.train.experimental.LossScale  # stays\n"),
-  "a tf of the object": (
-    "unresolved",
-    "class A:\n  def f(self): return self.tf.train.experimental.LossScale  # stays\n",
-  ),
-  "another tf": ("unresolved", "tf = x[0]\ntf.train.experimental.LossScale  # stays\n"),
-  "a star import": ("unresolved", "e = tf.train.experimental\nfrom other import *\ne.LossScale  # stays\n"),
-  "deleted and bound anew": (
-    "unresolved",
-    "e = tf.train.experimental\ndel e\nfrom other import e\ne.LossScale  # stays\n",
-  ),
-  "the name of an exception": (
-    "unresolved",
-    "e = tf.train.experimental\ntry: x()\nexcept ValueError as e: e.LossScale  # stays\n",
-  ),
-  "a pattern": (
-    "unresolved",
-    "e = tf.train.experimental\nmatch x:\n  case {'a': 1, **e}: e.LossScale  # stays\n"
-    "  case [1, *e]: e.LossScale  # stays\n  case 3 as e: e.LossScale  # stays\n  case {'a': 1}: pass\n  case _: pass\n"
-    "e.LossScale  # stays\n",
-  ),
-  "a sum": ("unresolved", "e = tf.train.experimental\ne += 1\ne.LossScale  # stays\n"),
-  "part of a longer list": ("unresolved", "e = tf.train.experimental\n*e, x = a, b\ne.LossScale  # stays\n"),
-  "in a nested comprehension": (
-    "unresolved",
-    "e = tf.train.experimental\nx = [e.LossScale for y in z for e in y if e]  # stays\n",
-  ),
-  "an attribute": ("unresolved", "class A:\n  def f(self):\n    self.e = tf.train.experimental  # stays\n"),
-  "a name that is replaced": ("unresolved", "tf.train.experimental.LossScale = Mine  # stays\n"),
-  "a name that is deleted": ("unresolved", "del tf.train.experimental.LossScale  # stays\n"),
-  "a function that returns a module": (
-    "unresolved",
-    "def f():\n  from tensorflow.train import experimental\n  return experimental  # stays\nf().x\n",
-  ),
-  "setattr": ("unresolved", "setattr(tf.train.experimental, 'LossScale', Mine)  # stays\n"),
-  "vars": ("unresolved", "vars(tf.train.experimental)['LossScale']  # stays\n"),
-  "__dict__": ("unresolved", "tf.train.experimental.__dict__['LossScale']  # stays\n"),
-  "a name that is computed": ("unresolved", "getattr(tf.train.experimental, name)  # stays\n"),
-  "an alias that is passed": ("unresolved", "e = tf.train.experimental\nx = vars(e)  # stays\n"),
-  "a function named getattr": (
-    "unresolved",
-    "def getattr(x, name): return None\ngetattr(tf.train.experimental, 'LossScale')  # stays\n",
-  ),
-  "a name that is bound later": (
-    "name-taken",
-    "def f():\n  tf.train.experimental.LossScale  # stays\n  import mp_compat\n",
-  ),
-  "a global of this name": (
-    "name-taken",
-    "def f():\n  global mp_compat\n  mp_compat = other\ntf.train.experimental.LossScale  # stays\n",
-  ),
+  "unresolved": {
+    "a branch": "e = other\nif x:\n  e = tf.train.experimental\ne.LossScale  # stays\n",
+    "an exception in a context": (
+      "e = other\nwith contextlib.suppress(AttributeError):\n  e = tf.train.experimental\ne.LossScale  # stays\n"
+    ),
+    "the second time in a loop": "e = tf.train.experimental\nwhile x:\n  e.LossScale  # stays\n  e = e.other\n",
+    "finally": "e = other\ntry:\n  e = tf.train.experimental\nfinally:\n  e.LossScale  # stays\n",
+    "a lambda": "e = tf.train.experimental\nf = lambda: e.LossScale  # stays\ne = other\n",
+    "a generator": "e = tf.train.experimental\nf = (e.LossScale for _ in x)  # stays\ne = other\n",
+    "global": "e = tf.train.experimental\ndef f():\n  global e\n  e = other\nf()\ne.LossScale  # stays\n",
+    "nonlocal": (
+      "def f():\n  e = tf.train.experimental\n  def g():\n    nonlocal e\n    e = other\n  g()\n"
+      "  e.LossScale  # stays\n"
+    ),
+    "an expression that may bind": "e = tf.train.experimental\nx and (e := other)\ne.LossScale  # stays\n",
+    "one of two imports": (
+      "try:\n  from other import experimental as e\nexcept ImportError:\n"
+      "  from tensorflow.train import experimental as e\ne.LossScale  # stays\n"
+    ),
+    "a local tf": "def f(tf):\n  return tf.train.experimental.LossScale  # stays\n",
+    "a tf of the object": "class A:\n  def f(self): return self.tf.train.experimental.LossScale  # stays\n",
+    "another tf": "tf = x[0]\ntf.train.experimental.LossScale  # stays\n",
+    "a star import": "e = tf.train.experimental\nfrom other import *\ne.LossScale  # stays\n",
+    "deleted and bound anew": "e = tf.train.experimental\ndel e\nfrom other import e\ne.LossScale  # stays\n",
+    "the name of an exception": "e = tf.train.experimental\ntry: x()\nexcept ValueError as e: e.LossScale  # stays\n",
+    "a pattern": (
+      "e = tf.train.experimental\nmatch x:\n  case {'a': 1, **e}: e.LossScale  # stays\n"
+      "  case [1, *e]: e.LossScale  # stays\n  case 3 as e: e.LossScale  # stays\n  case {'a': 1}: pass\n"
+      "  case _: pass\ne.LossScale  # stays\n"
+    ),
+    "a sum": "e = tf.train.experimental\ne += 1\ne.LossScale  # stays\n",
+    "part of a longer list": "e = tf.train.experimental\n*e, x = a, b\ne.LossScale  # stays\n",
+    "in a nested comprehension": "e = tf.train.experimental\nx = [e.LossScale for y in z for e in y if e]  # stays\n",
+    "an attribute": "class A:\n  def f(self):\n    self.e = tf.train.experimental  # stays\n",
+    "a name that is replaced": "tf.train.experimental.LossScale = Mine  # stays\n",
+    "a name that is deleted": "del tf.train.experimental.LossScale  # stays\n",
+    "a function that returns a module": (
+      "def f():\n  from tensorflow.train import experimental\n  return experimental  # stays\nf().x\n"
+    ),
+    "setattr": "setattr(tf.train.experimental, 'LossScale', Mine)  # stays\n",
+    "vars": "vars(tf.train.experimental)['LossScale']  # stays\n",
+    "__dict__": "tf.train.experimental.__dict__['LossScale']  # stays\n",
+    "a name that is computed": "getattr(tf.train.experimental, name)  # stays\n",
+    "an alias that is passed": "e = tf.train.experimental\nx = vars(e)  # stays\n",
+    "a function named getattr": (
+      "def getattr(x, name): return None\ngetattr(tf.train.experimental, 'LossScale')  # stays\n"
+    ),
+  },
+  "private-state": {
+    "a parameter": (
+      "def f(opt, fp16):\n  if fp16:\n    opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n"
+      "  return opt._optimizer  # stays\n"
+    ),
+    "an exception": (
+      "opt = sgd\ntry:\n  opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\nexcept ValueError:\n"
+      "  pass\nopt._optimizer  # stays\n"
+    ),
+    "a loop that may not run": (
+      "opt = sgd\nfor x in y:\n  opt = mp_compat.MixedPrecisionLossScaleOptimizer(sgd, 'dynamic')\n  opt._loss_scale\n"
+      "opt._loss_scale  # stays\n"
+    ),
+    "a closure": (
+      "def f(opt):\n  def g(): return opt._optimizer  # stays\n"
+      "  opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n  return g\n"
+    ),
+    "another method": (
+      "class A:\n  def f(self):\n    self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')\n"
+      "    self.g()\n    self.opt._optimizer  # stays\n"
+    ),
+    "an attribute that another method assigns": (
+      "class A:\n  def f(self): return self.opt._optimizer  # stays\n"
+      "  def g(self): self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')\n"
+    ),
+  },
+  "name-taken": {
+    "a name that is bound later": "def f():\n  tf.train.experimental.LossScale  # stays\n  import mp_compat\n",
+    "a global of this name": (
+      "def f():\n  global mp_compat\n  mp_compat = other\ntf.train.experimental.LossScale  # stays\n"
+    ),
+  },
 }
 
-# (kind of decision, source that requires one decision of this kind if it follows HEAD).
-DECISIONS = [
-  ("checkpoints", "tf.train.Saver().restore(sess, path)"),
-  ("checkpoints", "with tf.train.MonitoredTrainingSession(checkpoint_dir='logs') as sess: pass"),
-  ("checkpoints", "tf.train.init_from_checkpoint(path, {'/': '/'})"),
-  ("checkpoints", "from tensorflow.estimator import Estimator\nEstimator(model_fn, 'logs')"),
-  ("clipped-gradients", "gvs = [(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(loss)]"),
-  ("clipped-gradients", "def f(gvs):\n  gs = tf.where(tf.is_finite(gvs[0]), gvs[0], 0)\n  opt.apply_gradients(gs)"),
-  ("own-global-step", "tf.assign_add(tf.train.get_or_create_global_step(), 1)"),
-  ("own-global-step", "tf.compat.v1.assign(global_step, global_step + 1)"),
-  ("own-global-step", "step_op = self.global_step.assign(new_global_step)"),
-  ("own-global-step", "tf.train.get_global_step().assign_add(1)"),
-  ("horovod", "opt = hvd.DistributedOptimizer(opt)"),
-  ("horovod", "def wrap(optimizer):\n  return hvd.DistributedOptimizer(optimizer)"),
-  (
-    "sync-replicas",
+# By the kind of decision: sources that require one decision of this kind if they follow HEAD.
+DECISIONS = {
+  "checkpoints": [
+    "tf.train.Saver().restore(sess, path)",
+    "with tf.train.MonitoredTrainingSession(checkpoint_dir='logs') as sess: pass",
+    "tf.train.init_from_checkpoint(path, {'/': '/'})",
+    "from tensorflow.estimator import Estimator\nEstimator(model_fn, 'logs')",
+  ],
+  "clipped-gradients": [
+    "gvs = [(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(loss)]",
+    "def f(gvs):\n  gs = tf.where(tf.is_finite(gvs[0]), gvs[0], 0)\n  opt.apply_gradients(gs)",
+  ],
+  "own-global-step": [
+    "tf.assign_add(tf.train.get_or_create_global_step(), 1)",
+    "tf.compat.v1.assign(global_step, global_step + 1)",
+    "step_op = self.global_step.assign(new_global_step)",
+    "tf.train.get_global_step().assign_add(1)",
+  ],
+  "horovod": [
+    "opt = hvd.DistributedOptimizer(opt)",
+    "def wrap(optimizer):\n  return hvd.DistributedOptimizer(optimizer)",
+  ],
+  "sync-replicas": [
     "sync = tf.train.SyncReplicasOptimizer(a, 3)\n"
     "opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(sync, 'dynamic')",
-  ),
-  (
-    "sync-replicas",
     "opt = tf.train.SyncReplicasOptimizer(sgd, 2)\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
-  ),
-  (
-    "sync-replicas",
     "def f(opt):\n  if several:\n    opt = tf.train.SyncReplicasOptimizer(opt, 2)\n  else:\n"
     "    opt = tf.train.AdamOptimizer()\n"
     "  opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
-  ),
-  (
-    "sync-replicas",
     "opt = tf.train.SyncReplicasOptimizer(tf.train.AdamOptimizer(), 2)\nopt = Averaging(opt)\n"
     "opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt=opt, loss_scale='dynamic')",
-  ),
-  (
-    "sync-replicas",
     "def f(self, opt):\n  self._opt = tf.train.SyncReplicasOptimizer(opt, 2)\n"
     "  self._opt = mp_compat.MixedPrecisionLossScaleOptimizer(self._opt, 'dynamic')",
-  ),
-  (
-    "wrapped-twice",
+  ],
+  "wrapped-twice": [
     "opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(sgd)\n"
     "opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
-  ),
-  (
-    "wrapped-twice",
     "opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(sgd)\n"
     "opt = tf.contrib.mixed_precision.LossScaleOptimizer(opt, manager)",
-  ),
-  (
-    "wrapped-twice",
     "def f(opt):\n  if rewrite:\n    opt = mp_compat.enable_mixed_precision_graph_rewrite(opt)\n"
     "  return tf.keras.mixed_precision.experimental.LossScaleOptimizer(Averaging(opt), 'dynamic')",
-  ),
-  ("subclass", "class Mine(tf.train.experimental.DynamicLossScale):\n  def update(self, grads): return None, True"),
-  ("subclass", "class Mine(tf.mixed_precision.experimental.LossScale):\n  def __call__(self): return 8."),
-  ("isinstance", "isinstance(x, tf.keras.mixed_precision.experimental.LossScaleOptimizer)"),
-  ("isinstance", "isinstance(x, (int, tf.mixed_precision.experimental.DynamicLossScale))"),
-  (
-    "isinstance",
+  ],
+  "subclass": [
+    "class Mine(tf.train.experimental.DynamicLossScale):\n  def update(self, grads): return None, True",
+    "class Mine(tf.mixed_precision.experimental.LossScale):\n  def __call__(self): return 8.",
+  ],
+  "isinstance": [
+    "isinstance(x, tf.keras.mixed_precision.experimental.LossScaleOptimizer)",
+    "isinstance(x, (int, tf.mixed_precision.experimental.DynamicLossScale))",
     "if yes:\n  x = mp_compat.FixedLossScale(8.)\nelse:\n  x = model.loss_scale()\n"
     "isinstance(x, mp_compat.FixedLossScale)",
-  ),
-  ("isinstance", "issubclass(cls, tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer)"),
-  (
-    "private-state",
-    "def f(opt):\n  if yes:\n    opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n"
-    "  else:\n    opt = Another(opt)\n  return opt._optimizer",
-  ),
-  ("private-state", "opt._loss_scale = 3"),
-  ("private-state", "sess.run(opt.loss_scale._num_good_steps)"),
-  ("private-state", "class Mine(mp_compat.MixedPrecisionLossScaleOptimizer):\n  def f(self): return self._optimizer"),
-  ("private-state", "from tensorflow.python.training.experimental.loss_scale import _assign_if_finite"),
-  ("private-state", "from tensorflow.python.training.experimental import loss_scale as m\nm._assign_if_finite(a, b)"),
-  (
-    "shared-scale",
+    "issubclass(cls, tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer)",
+  ],
+  "private-state": [
+    "def f(opt):\n  if yes:\n    opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n  else:\n"
+    "    opt = Another(opt)\n  return opt._optimizer",
+    "opt._loss_scale = 3",
+    "sess.run(opt.loss_scale._num_good_steps)",
+    "class Mine(mp_compat.MixedPrecisionLossScaleOptimizer):\n  def f(self): return self._optimizer",
+    "from tensorflow.python.training.experimental.loss_scale import _assign_if_finite",
+    "from tensorflow.python.training.experimental import loss_scale as m\nm._assign_if_finite(a, b)",
+  ],
+  "shared-scale": [
     "s = mp_compat.DynamicLossScale()\na = mp_compat.MixedPrecisionLossScaleOptimizer(x, s)\n"
     "b = mp_compat.MixedPrecisionLossScaleOptimizer(opt=y, loss_scale=s)",
-  ),
-  ("fixed-scale", "a = tf.train.experimental.MixedPrecisionLossScaleOptimizer(x, 128.)"),
-  ("fixed-scale", "s = mp_compat.FixedLossScale(8)\na = mp_compat.MixedPrecisionLossScaleOptimizer(x, loss_scale=s)"),
-  ("keras", "tf.keras.mixed_precision.LossScaleOptimizer(x)"),
-  ("keras", "from tensorflow.keras.mixed_precision import LossScaleOptimizer"),
-  ("guard", "if hasattr(tf.train.experimental, 'DynamicLossScale'): pass"),
-  ("guard", "if hasattr(tf.contrib, 'mixed_precision'): pass"),
-  ("guard", "if hasattr(tf.train, 'experimental'): pass"),
-  ("unresolved", "build().mixed_precision().LossScaleOptimizer(a, b)"),
-  ("unresolved", "module.DynamicLossScale()"),
-  ("unresolved", "from tensorflow.train.experimental import *"),
-  ("text", "mock.patch('tensorflow.python.training.experimental.loss_scale.DynamicLossScale')"),
-  ("text", "module = importlib.import_module('tf.compat.v1.mixed_precision')"),
-  ("text", "config = {'scale': 'tf.compat.v1.mixed_precision.experimental.DynamicLossScale'}"),
-  ("text", "x = load('tensorflow.keras.mixed_precision.experimental.' + name)"),
-  ("text", "x = load(f'tensorflow.keras.mixed_precision.experimental.{name}')"),
-  ("text", "x = load('tensorflow.python.training.' 'experimental.loss_scale')"),
-  ("text", "x = operator.attrgetter('train.experimental.MixedPrecisionLossScaleOptimizer')(tf)"),
-]
+  ],
+  "fixed-scale": [
+    "a = tf.train.experimental.MixedPrecisionLossScaleOptimizer(x, 128.)",
+    "s = mp_compat.FixedLossScale(8)\na = mp_compat.MixedPrecisionLossScaleOptimizer(x, loss_scale=s)",
+  ],
+  "keras": [
+    "tf.keras.mixed_precision.LossScaleOptimizer(x)",
+    "from tensorflow.keras.mixed_precision import LossScaleOptimizer",
+  ],
+  "guard": [
+    "if hasattr(tf.train.experimental, 'DynamicLossScale'): pass",
+    "if hasattr(tf.contrib, 'mixed_precision'): pass",
+    "if hasattr(tf.train, 'experimental'): pass",
+  ],
+  "unresolved": [
+    "build().mixed_precision().LossScaleOptimizer(a, b)",
+    "module.DynamicLossScale()",
+    "from tensorflow.train.experimental import *",
+  ],
+  "text": [
+    "mock.patch('tensorflow.python.training.experimental.loss_scale.DynamicLossScale')",
+    "module = importlib.import_module('tf.compat.v1.mixed_precision')",
+    "config = {'scale': 'tf.compat.v1.mixed_precision.experimental.DynamicLossScale'}",
+    "x = load('tensorflow.keras.mixed_precision.experimental.' + name)",
+    "x = load(f'tensorflow.keras.mixed_precision.experimental.{name}')",
+    "x = load('tensorflow.python.training.' 'experimental.loss_scale')",
+    "x = operator.attrgetter('train.experimental.MixedPrecisionLossScaleOptimizer')(tf)",
+  ],
+}
 
 # Old names that the source does without. After the rewriting it never has to.
 GUARDS = [

@@ -56,7 +56,7 @@ def find_float16_ops():
   return {node.op for node in optimized.node if half in (node.attr["T"].type, node.attr["DstT"].type)}
 
 
-def test_sessions_use_float16_while_rewrite_is_enabled():
+def test_sessions_use_float16_while_enabled():
   assert not find_float16_ops() and not is_enabled()
   assert mp_compat.enable_mixed_precision_graph_rewrite() is None
   assert {"Cast", "MatMul"} <= find_float16_ops() and is_enabled()
@@ -64,7 +64,7 @@ def test_sessions_use_float16_while_rewrite_is_enabled():
   assert not find_float16_ops() and not is_enabled()
 
 
-def test_context_manager_restores_previous_setting():
+def test_context_restores_setting():
   with mp_compat.mixed_precision_graph_rewrite() as opt:
     assert opt is None and find_float16_ops()
     with mp_compat.mixed_precision_graph_rewrite():
@@ -80,7 +80,7 @@ def test_context_manager_restores_previous_setting():
   assert not is_enabled()
 
 
-def test_enable_wraps_optimizer_with_loss_scale():
+def test_enabling_wraps_optimizer():
   with tf.Graph().as_default():
     opt = mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), 128)
     assert isinstance(opt, mp_compat.MixedPrecisionLossScaleOptimizer) and opt.loss_scale.get_config() == {
@@ -128,14 +128,14 @@ class OwnWrapper:
     ),
   ],
 )
-def test_unsupported_optimizer_raises_and_enables_nothing(make_optimizer, message):
+def test_unsupported_optimizer_enables_nothing(make_optimizer, message):
   with tf.Graph().as_default():
     with pytest.raises(ValueError, match=message):
       mp_compat.enable_mixed_precision_graph_rewrite(make_optimizer())
     assert not is_enabled()
 
 
-def test_invalid_loss_scale_keeps_previous_setting():
+def test_invalid_loss_scale_keeps_setting():
   with tf.Graph().as_default(), pytest.raises(ValueError, match="interpret loss scale"):
     mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), "fast")
   assert not is_enabled()
@@ -148,7 +148,7 @@ def test_invalid_loss_scale_keeps_previous_setting():
 @pytest.mark.parametrize(
   "cls", [mp_compat.MixedPrecisionLossScaleOptimizer, mp_compat.contrib.mixed_precision.LossScaleOptimizer]
 )
-def test_tensorflow_rewrite_rejects_our_wrappers(cls):
+def test_tensorflow_rejects_our_wrappers(cls):
   with tf.Graph().as_default():
     opt = cls(tf.train.AdamOptimizer(), mp_compat.contrib.mixed_precision.FixedLossScaleManager(2))
     assert isinstance(opt, testing.native.MixedPrecisionLossScaleOptimizer)
@@ -156,7 +156,7 @@ def test_tensorflow_rewrite_rejects_our_wrappers(cls):
       testing.native.enable_mixed_precision_graph_rewrite(opt)
 
 
-def test_registered_wrapper_wraps_custom_optimizer(monkeypatch):
+def test_registered_wrapper_is_used(monkeypatch):
   monkeypatch.setattr(graph_rewrite, "_wrappers", list(graph_rewrite._wrappers))
   with pytest.raises(TypeError, match="must be the class of the objects that wrapper_fn returns.*but got <function"):
     mp_compat.register_loss_scale_wrapper(Own, lambda opt, loss_scale: OwnWrapper(opt, loss_scale))
@@ -171,7 +171,7 @@ def test_registered_wrapper_wraps_custom_optimizer(monkeypatch):
   assert mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), 8).loss_scale == [8]
 
 
-def test_existing_session_and_repeated_disable_warn(caplog):
+def test_existing_session_warns(caplog):
   caplog.set_level(logging.WARNING)
   with tf.Graph().as_default(), tf.Session():
     mp_compat.enable_mixed_precision_graph_rewrite()
@@ -182,7 +182,7 @@ def test_existing_session_and_repeated_disable_warn(caplog):
 
 
 @pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="set_global_policy needs TensorFlow 2.4")
-def test_global_mixed_precision_policy_raises():
+def test_global_policy_raises():
   keras = keras_cases.V2.keras
   with testing.eager_mode():
     keras.mixed_precision.set_global_policy("mixed_float16")

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import operator
-import subprocess
 import sys
 
 import pytest
@@ -40,7 +39,7 @@ def take_snapshot():
   return top, {path: get_identities(path) for path in PATHS}, imported
 
 
-def test_install_replaces_names_and_uninstall_restores_them():
+def test_install_replaces_and_restores_names():
   mp_compat.install().uninstall()  # The first import of Keras and contrib adds attributes.
   before = take_snapshot()
   with mp_compat.install() as installed:
@@ -74,7 +73,7 @@ def test_install_replaces_names_and_uninstall_restores_them():
   assert tf.train.experimental.LossScale is testing.native.LossScale is not mp_compat.LossScale
 
 
-def test_new_functions_accept_old_argument_names():
+def test_old_argument_names_are_accepted():
   compared = 0
   for path, new_names in old_names.PUBLIC:
     for name, new_name in new_names.items():
@@ -91,7 +90,8 @@ def test_new_functions_accept_old_argument_names():
   assert compared >= 12
 
 
-def test_install_replaces_names_in_every_tensorflow_module():
+@pytest.mark.matrix
+def test_every_module_gets_new_names():
   # One process uses an attribute, an import by name, and then install(), as programs do.
   program = (
     "import tensorflow\n"
@@ -108,10 +108,10 @@ def test_install_replaces_names_in_every_tensorflow_module():
     "  assert tf.train.experimental.LossScale is mp_compat.LossScale\n"
     "  assert tf.mixed_precision.experimental.LossScale is mp_compat.LossScale\n"
   )
-  subprocess.run([sys.executable, "-c", program], env=testing.environment(), check=True)
+  testing.run_python("-c", program)
 
 
-def test_second_install_and_uninstall_change_nothing():
+def test_second_install_changes_nothing():
   installed = mp_compat.install()
   before = take_snapshot()
   with mp_compat.install() as again:
@@ -124,7 +124,7 @@ def test_second_install_and_uninstall_change_nothing():
     assert len(installed.patched) == 44 + (tf.__version__ < "2")
 
 
-def test_installed_graph_rewrite_sets_tensorflow_option():
+def test_installed_rewrite_sets_option():
   with mp_compat.install(), tf.Graph().as_default():
     opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer())
     assert type(opt) is mp_compat.MixedPrecisionLossScaleOptimizer
@@ -149,9 +149,8 @@ def test_install_skips_missing_keras():
     "else:\n"
     "  raise AssertionError('tf.keras was found')\n"
   )
-  done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, env=testing.environment(), check=True)
   assert (
-    done.stdout.decode().strip() == "41 ['tensorflow.keras.mixed_precision.experimental', "
+    testing.run_python("-c", program).stdout.strip() == "41 ['tensorflow.keras.mixed_precision.experimental', "
     "'tensorflow.compat.v1.keras.mixed_precision.experimental', "
     "'tensorflow.compat.v2.keras.mixed_precision.experimental']"
   )
@@ -179,14 +178,7 @@ print(type(opt).__module__, __name__, sys.argv[0], file=sys.stderr)
 
 
 def run_python(folder, *command):
-  return subprocess.run(
-    [sys.executable] + list(command),
-    capture_output=True,
-    text=True,
-    env=testing.environment(),
-    cwd=str(folder),
-    check=False,
-  )
+  return testing.run_python(*command, cwd=str(folder), check=False)
 
 
 @pytest.mark.matrix
@@ -199,7 +191,7 @@ def run_python(folder, *command):
   ],
   ids=" ".join,
 )
-def test_run_command_prints_same_output_as_tensorflow(command, tmp_path):
+def test_run_prints_same_output(command, tmp_path):
   (tmp_path / "program.py").write_text(PROGRAM)
   values = ["1", "2", "inf", "-0.5", "nan", "3"]
   alone = run_python(tmp_path, "program.py", *values)
@@ -212,7 +204,7 @@ def test_run_command_prints_same_output_as_tensorflow(command, tmp_path):
 
 
 @pytest.mark.slow
-def test_run_command_returns_exit_code_and_usage(tmp_path):
+def test_run_returns_exit_code(tmp_path):
   (tmp_path / "fails.py").write_text("import sys\nsys.exit(3)\n")
   assert run_python(tmp_path, "-m", "mp_compat", "run", "fails.py", "--help").returncode == 3
   done = run_python(tmp_path, "-m", "mp_compat", "run")

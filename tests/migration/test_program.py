@@ -1,7 +1,6 @@
 """Tests that `mp_compat run` executes programs as the interpreter does."""
 
 import os
-import subprocess
 import sys
 import zipfile
 
@@ -35,10 +34,7 @@ sys.exit(3)
 
 
 def python(folder, *command, **environment):
-  environment = dict(testing.environment(), **environment)
-  return subprocess.run(
-    [sys.executable, *command], cwd=str(folder), env=environment, capture_output=True, text=True, check=False
-  )
+  return testing.run_python(*command, cwd=str(folder), variables=environment, check=False)
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -80,7 +76,7 @@ def _folder(tmp_path_factory):
   ],
   ids=" ".join,
 )
-def test_program_sees_what_the_interpreter_shows_it(command, folder):
+def test_program_runs_as_in_interpreter(command, folder):
   alone = python(folder, *command, "--option", "value")
   done = python(folder, "-c", RUN, *command, "--option", "value")
   assert (alone.returncode, alone.stderr) == (3, "")
@@ -133,7 +129,7 @@ def test_missing_program_is_not_found(command, expected, tmp_path):
 @pytest.mark.parametrize(
   "init", ["import nope", "raise ImportError('broken')", "open('nope.txt')", "x = ="], ids=lambda code: code.split()[0]
 )
-def test_errors_of_a_containing_package_are_its_own(init, tmp_path):
+def test_package_errors_are_its_own(init, tmp_path):
   (tmp_path / "package").mkdir()
   (tmp_path / "package" / "__init__.py").write_text(init)
   (tmp_path / "package" / "module.py").write_text("")

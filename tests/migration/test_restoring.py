@@ -20,7 +20,6 @@ from tests.checkpoints.golden_cases import Case
 from tests.testing import tf
 
 CASE = Case("tensorflow", "adam")
-POWERS = ("beta1_power", "beta2_power")
 
 
 def initialize(sess):
@@ -252,18 +251,18 @@ def test_way_of_restoring_after_migrate(way, outcome, path):
 
 
 @pytest.mark.parametrize("way", [way for way, _ in WAYS if way is not init_scopes], ids=lambda way: way.__name__)
-def test_converted_checkpoint_continues_in_every_way(way, path):
+def test_converted_checkpoint_continues(way, path):
   checkpoints.convert(path, path + "-converted", "mp_compat")
   assert_outcome(way, path + "-converted", CONTINUES)
 
 
 @pytest.mark.parametrize("way", BY_HAND, ids=lambda way: way.__name__)
-def test_way_of_restoring_changed_by_hand_continues(way, path):
+def test_changed_way_continues(way, path):
   assert_outcome(way, path, CONTINUES)
 
 
 @pytest.mark.parametrize("way", [saver, init_variables, load_each, shared_names], ids=lambda way: way.__name__)
-def test_contrib_checkpoint_continues_under_run(way, tmp_path):
+def test_contrib_checkpoint_continues(way, tmp_path):
   case, path = Case("contrib", "adam"), str(tmp_path / "model.ckpt-4")
   goldens.copy_golden(case, path)
   with mp_compat.install():
@@ -271,12 +270,12 @@ def test_contrib_checkpoint_continues_under_run(way, tmp_path):
   goldens.assert_equal(goldens.rename_to_ours(values, case), goldens.load_expected_renamed("1.15", case, "after"))
 
 
-def test_tensorflow_class_starts_anew_with_scopes(path):
+def test_tensorflow_starts_anew_with_scopes(path):
   powers, _ = restore_and_train(init_scopes, path, "tensorflow")
   assert powers == {"beta1_power": np.float32(0.9), "beta2_power": np.float32(0.999)}
 
 
-def test_documentation_has_the_same_table():
+def test_documentation_has_same_table():
   with open(os.path.join(testing.ROOT, "docs", "migration.md"), encoding="utf-8") as page:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page if line.startswith("|")]
   for beginning, (_, run, migrated) in ROWS.items():

@@ -7,21 +7,10 @@ import mp_compat
 from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring.range_history import Description
 from tests import testing
+from tests.testing import Optimizer
 from tests.testing import tf
 
-Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
-
-
-@pytest.fixture(name="graph", autouse=True)
-def _graph():
-  with tf.Graph().as_default() as graph:
-    yield graph
-
-
-@pytest.fixture(name="control_flow", params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
-def _control_flow(request):
-  with testing.control_flow(request.param):
-    yield
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def measure_with_numpy(values, scale):
@@ -93,7 +82,7 @@ def test_range_of_few_values(values):
     check(sess.run(ranges, {grad: values})["v:0"], values, 1.0)
 
 
-def test_range_of_complex_values_counts_both_parts():
+def test_complex_range_counts_both_parts():
   v = tf.get_variable("v", initializer=tf.zeros([2], tf.complex64), use_resource=True)
   grad = tf.placeholder(tf.complex64, [2])
   opt = Optimizer(testing.ComplexDescent(1.0), 8.0)
@@ -133,7 +122,7 @@ X = np.random.RandomState(0).normal(size=[4, 3])
 
 @pytest.mark.parametrize("clip", [False, True], ids=["passed", "clipped"])
 @pytest.mark.parametrize("gate", [0, 1, 2], ids=["GATE_NONE", "GATE_OP", "GATE_GRAPH"])
-def test_ranges_cover_the_backward_pass(graph, gate, clip):
+def test_ranges_cover_backward_pass(graph, gate, clip):
   x, loss = network()
   opt = Optimizer(tf.train.AdamOptimizer(), mp_compat.DynamicLossScale(2.0**10))
   pairs = opt.compute_gradients(loss, gate_gradients=gate)
@@ -146,8 +135,7 @@ def test_ranges_cover_the_backward_pass(graph, gate, clip):
   assert sorted(ranges) == sorted(NAMES)
   assert [name for name in ranges if name.startswith("gradients")] == NAMES[::2][:2] + [NAMES[4]]
   fetched = {name: returned[name] if name in returned else graph.get_tensor_by_name(name + ":0") for name in ranges}
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     measured, values, _ = sess.run([ranges, fetched, train_op], {x: X})
   for name in ranges:
     unscaled = 2.0**10 if name in returned else 1.0  # exact
@@ -156,7 +144,7 @@ def test_ranges_cover_the_backward_pass(graph, gate, clip):
 
 @pytest.mark.parametrize("rewrite", [False, True], ids=["float32", "graph_rewrite"])
 @pytest.mark.parametrize("dtypes", [tf.float16, [tf.float32]], ids=["default", "explicit"])
-def test_float32_pass_begins_behind_the_loss(dtypes, rewrite, request):
+def test_float32_pass_begins_behind_loss(dtypes, rewrite, request):
   """Its tensors are measured whichever dtype was asked for: the graph rewrite leaves the graph in float32."""
   x, loss = network(tf.float32)
   opt = Optimizer(tf.train.AdamOptimizer(), 1.0)
@@ -169,8 +157,7 @@ def test_float32_pass_begins_behind_the_loss(dtypes, rewrite, request):
   assert list(ranges)[0] == first and "gradients/two/MatMul_grad/MatMul" in ranges and len(ranges) == 7
   assert all(values.is_selected for values in gradient_ranges.report(opt, dtypes).descriptions.values())
   if not rewrite:
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
+    with testing.initialized_session() as sess:
       assert all(values.exponents.sum() for values in sess.run(ranges, {x: X}).values())
 
 
@@ -183,15 +170,14 @@ def test_bfloat16_is_measured_before_float32():
   assert set(descriptions.values()) == {Description(True, "bfloat16", True)}
 
 
-def test_ranges_that_are_not_fetched_run_no_ops():
+def test_unfetched_ranges_run_no_ops():
   x, loss = network()
   opt = Optimizer(tf.train.AdamOptimizer(), "dynamic")
   train_op = opt.minimize(loss)
 
   def ops_run():
     metadata = tf.RunMetadata()
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
+    with testing.initialized_session() as sess:
       sess.run(train_op, {x: X}, tf.RunOptions(output_partition_graphs=True), metadata)
     return sorted(node.name for graph in metadata.partition_graphs for node in graph.node)
 
@@ -212,8 +198,7 @@ def test_sparse_and_accumulated_gradients():
   window.apply_gradients(window.mean())
   mean = mp_compat.gradient_ranges(other)
   values = np.array([[1.0, 2.0], [3.0, 0.0], [5.0, 6.0]])
-  with testing.session() as sess:
-    sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+  with testing.initialized_session() as sess:
     sess.run(add_op, {x: values})
     check(sess.run(sparse, {x: values})["table:0"], 16 * values, 16.0)
     check(sess.run(mean)["table:0"], [0.0, 0.0, 4.0, 2.0, 0.0, 0.0, 5.0, 6.0], 1.0)
@@ -235,21 +220,19 @@ def test_replicas_are_numbered():
   with strategy.scope():
     strategy.extended.call_for_each_replica(step)
   ranges = mp_compat.gradient_ranges(steps[0][0])
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     measured = sess.run(ranges, {x: [1.0, 8.0]})
   assert sorted(values.largest for name, values in measured.items() if "w:0" in name) == [16.0, 128.0]
 
 
-def test_branch_that_is_not_executed_has_no_values():
+def test_skipped_branch_has_no_values():
   x, taken = tf.placeholder(tf.float32, []), tf.placeholder(tf.bool, [])
   w = tf.get_variable("w", [], initializer=tf.zeros_initializer(), use_resource=True)
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
   with testing.control_flow(1):
     train_op = tf.cond(taken, lambda: opt.minimize(w * x), tf.no_op)
   ranges = mp_compat.gradient_ranges(opt)
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     for is_taken in (True, False):
       _, measured = sess.run([train_op, ranges], {x: 3.0, taken: is_taken})
       values = measured[w.name]
@@ -273,8 +256,7 @@ def test_layers_in_branches():
   inner = {kind: [name for name in ranges if kind in name] for kind in ("Tanh", "Sin", "MatMul")}
   assert all(inner.values()), list(ranges)
   graph, executed = tf.get_default_graph(), []
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     for feed in [{training: a, second: b} for a in (True, False) for b in (True, False)]:
       _, measured = sess.run([train_op, ranges], {**feed, x: X})
       computed = {name for name, values in measured.items() if values.exponents.sum()}
@@ -298,7 +280,7 @@ def test_stopped_gradients_are_not_followed():
 
 
 @pytest.mark.parametrize("last", ["broadcast", "reshaped"])
-def test_gradient_of_logits_of_a_float32_model(last):
+def test_gradient_of_logits_of_float32_model(last):
   x = tf.placeholder(tf.float32, [4, 6])
   if last == "broadcast":
     logits = x * tf.get_variable("gamma", [6], initializer=tf.ones_initializer())
@@ -312,8 +294,7 @@ def test_gradient_of_logits_of_a_float32_model(last):
     tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits_v2(labels=tf.eye(4, 6), logits=logits)), logits
   )
   ranges = mp_compat.gradient_ranges(opt, "float32")
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     measured, values, _ = sess.run([ranges, grad[0], train_op], {x: np.random.RandomState(0).normal(size=[4, 6])})
   assert [
     gradient
@@ -325,15 +306,14 @@ def test_gradient_of_logits_of_a_float32_model(last):
   assert shapes.count(36 if last == "reshaped" else 6) == 1
 
 
-def test_fed_gradients_without_a_backward_pass():
+def test_fed_gradients_without_backward_pass():
   v = tf.get_variable("v", [2], initializer=tf.zeros_initializer())
   x = tf.placeholder(tf.float32, [2])
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4, check_computed_gradients=False)
   ((grad, _),) = opt.compute_gradients(tf.reduce_sum(v * x), [v])
   train_op = opt.apply_gradients([(tf.clip_by_norm(grad, 1.0), v)])
   ranges = mp_compat.gradient_ranges(opt)
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     measured, _ = sess.run([ranges, train_op], {grad: [0.25, 0.5]})
   check(measured["v:0"], [0.25, 0.5], 1.0)
 
@@ -353,27 +333,25 @@ def test_tensors_in_loops_are_left_out():
   ranges = mp_compat.gradient_ranges(opt)
   assert {v.name for v in tf.trainable_variables()} <= set(ranges)
   assert any(name.endswith("MatMul_grad/MatMul") and "top" in name for name in ranges)
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     _, measured = sess.run([train_op, ranges], {x: np.ones([6, 4, 3])})
   assert all(0 < values.exponents.sum() and not values.nonfinite for values in measured.values())
 
 
 @pytest.mark.usefixtures("control_flow")
-def test_gradients_computed_in_a_loop_are_measured_as_passed():
+def test_loops_are_measured_as_passed():
   x = tf.placeholder(tf.float32, [3])
   w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
   grads = tf.map_fn(lambda value: opt.compute_gradients(w * value)[0][0], x)
   opt.apply_gradients([(tf.reduce_sum(grads), w)])
   ranges = mp_compat.gradient_ranges(opt)
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     (values,) = sess.run(ranges, {x: [1.0, 2.0, 5.0]}).values()
     check(values, [8.0], 1.0)
 
 
-def test_dtypes_of_the_values_are_known():
+def test_dtypes_of_values_are_known():
   """A gradient is selected if its values, or its summands, were float16, even if it is float32 itself."""
   x = tf.placeholder(tf.float32, [4, 3])
   shared, broadcast, head, gain = (
@@ -413,7 +391,7 @@ CALLS = {
 
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize("call", sorted(CALLS))
-def test_hidden_parts_of_the_backward_pass_are_noticed(call):
+def test_hidden_parts_are_noticed(call):
   x = tf.placeholder(tf.float32, [4, 3])
   w = tf.get_variable("w", [3, 3], use_resource=True)
   hidden = CALLS[call](lambda value: tf.tanh(tf.matmul(value, tf.cast(w, tf.float16))), tf.cast(x, tf.float16))
@@ -438,8 +416,7 @@ def test_float16_loss_of_unknown_shape():
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**10)
   opt.minimize(tf.reduce_sum(tf.square(w * x), axis=1))
   ranges = mp_compat.gradient_ranges(opt)
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     measured = sess.run(ranges, {x: [[1.0, 2.0]]})
   # Neither the scale nor the ones with which the backward pass begins are gradients of the loss.
   assert "w:0" in measured and not [name for name in measured if "Cast" in name or "Fill" in name or "grad_ys" in name]
@@ -461,12 +438,11 @@ def test_function_reads_its_own_ranges():
   largest = step(x)
   with pytest.raises(RuntimeError, match="inside a loop or a function"):
     mp_compat.gradient_ranges(opt)
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     assert sess.run(largest, {x: [1.0, -3.0]}) == 48.0
 
 
-def test_gradients_of_another_graph_are_left_out():
+def test_other_graphs_are_left_out():
   w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
   grads_and_vars, found = opt.compute_gradients(tf.reduce_sum(w * w), [w]), []

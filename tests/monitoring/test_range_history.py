@@ -87,7 +87,7 @@ def test_lowest_values_indicate_lost_ones(scale_exponent, exponents, is_cut_off)
   assert range_history.advise(more).kind != "unknown"
 
 
-def test_no_larger_scale_is_advised_than_fits():
+def test_advised_scale_fits():
   """A larger scale would overflow, so it cannot show more."""
   assert range_history.advise(history(record(1, {"a": {}, "b": {13: 1}}))).kind == "none"
   assert range_history.advise(history(record(1, {"a": {}, "b": {12: 1}}))).kind == "unknown"
@@ -100,7 +100,7 @@ def test_only_float16_is_cut_off(exponents):
     assert range_history.advise(history(tensors)).kind == kind
 
 
-def test_bfloat16_has_the_range_of_float32():
+def test_bfloat16_has_range_of_float32():
   values = record(1, {"a": {-120: 5, 20: 1}, "b": {-60: 1}}, dtype="bfloat16")
   advice = range_history.advise(history(values))
   assert advice[:3] == ("none", 0, 107) and "magnitude in bfloat16 and" in advice.text
@@ -123,7 +123,7 @@ ZEROS = {
 
 
 @pytest.mark.parametrize("case", sorted(ZEROS))
-def test_zeros_beside_other_values_are_explained(case):
+def test_zeros_beside_values_are_explained(case):
   steps, is_explained = ZEROS[case]
   records = [record(step, {"a": exponents, "b": {1: 1}}, 2.0**n) for step, (exponents, n) in enumerate(steps)]
   assert (range_history.advise(history(*records)).kind != "unknown") == is_explained
@@ -141,7 +141,7 @@ OVERFLOWS = {
 
 
 @pytest.mark.parametrize("case", sorted(OVERFLOWS))
-def test_records_not_finite_bound_the_scale(case):
+def test_records_not_finite_bound_scale(case):
   """They are always named, and need a loss scale that skips them."""
   scale, expected, text = OVERFLOWS[case]
   bad = record(10, {"a": {}}, scale, nonfinite=1)
@@ -150,7 +150,7 @@ def test_records_not_finite_bound_the_scale(case):
   assert advice.text.endswith(" Not finite: 1 of 10 records (step 10), first in a; such steps must be skipped.")
 
 
-def test_overflow_is_of_the_first_tensor():
+def test_overflow_is_of_first_tensor():
   finite = record(1, {"a": {0: 1}, "b": {0: 1}, "c": {0: 1}})
   overflow = together(record(2, {"a": {0: 1}}, 2.0**15), record(2, {"b": {}, "c": {}}, 2.0**15, nonfinite=1))
   read = history(finite, overflow, overflow)
@@ -158,7 +158,7 @@ def test_overflow_is_of_the_first_tensor():
   assert "2 of 3 records (step 2), first in b" in range_history.advise(read).text
 
 
-def test_run_without_a_finite_record():
+def test_run_without_finite_record():
   overflow = together(record(1, {"a": {}}, 2.0**15, nonfinite=5), record(1, {"b": {-5: 1}}, 2.0**15))
   advice = range_history.advise(history(overflow))
   assert advice[:3] == ("unknown", 0, 14) and advice.text.startswith("Record more steps, or with a smaller loss scale.")
@@ -177,7 +177,7 @@ def test_many_records_not_finite_are_counted():
   assert "Not finite: 7 of 8 records (steps 0, 1, 2, 3, 4 and 2 more), first in a" in text
 
 
-def test_gradients_without_a_scale_count_as_unscaled():
+def test_missing_scale_counts_as_one():
   passed = record(1, {"a": {3: 1}}, None)
   read = history(record(1, {"b": {6: 1}}, 4.0), passed)
   assert read.scale == 4.0 and read.tensors["a"].bounds == range_history.Bounds(0, 12, "a", "a")
@@ -198,7 +198,7 @@ def test_what_was_not_measured_is_mentioned():
 
 
 @pytest.mark.parametrize("scale", [0.0, float("inf"), float("nan"), -1.0])
-def test_records_with_other_scales_are_ignored(scale):
+def test_invalid_scales_are_ignored(scale):
   assert range_history.advise(history(record(1, {"a": {0: 1}}, scale), record(2, {"a": {2: 1}})))[:3] == ("none", 0, 13)
 
 
@@ -258,7 +258,7 @@ def test_damaged_lines_are_skipped(damaged):
     range_history.read([damaged, damaged])
 
 
-def test_record_contains_the_fetched_counts():
+def test_record_contains_fetched_counts():
   counts = np.zeros(256, np.int32)
   counts[[0, 1, 127, 255]] = [7, 2, 5, 1]
   measured = mp_compat.GradientRange(counts, 5 / 15, 0.0, 0.0, np.float32(1.5), 1, -1, np.float32(8.0))

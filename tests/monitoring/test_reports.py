@@ -8,15 +8,10 @@ import pytest
 import mp_compat
 from mp_compat.monitoring import reports
 from tests import testing
+from tests.testing import Optimizer
 from tests.testing import tf
 
-Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
-
-
-@pytest.fixture(name="graph", autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
-def _graph(request):
-  with tf.Graph().as_default() as graph, testing.control_flow(request.param):
-    yield graph
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def linear(dtype=tf.float32):
@@ -31,13 +26,12 @@ def linear(dtype=tf.float32):
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64], ids=lambda d: d.name)
-def test_report_counts_non_finite_and_largest_values(dtype):
+def test_report_counts_nonfinite_values(dtype):
   _, xs, loss = linear(dtype)
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   train_op = opt.minimize(loss)
   report = mp_compat.nonfinite_gradients(opt)
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     _, got = sess.run([train_op, report], dict(zip(xs, [[1.0, np.nan, -3.0], [np.inf, -np.inf, np.nan]])))
   assert got == collections.OrderedDict(
     [
@@ -48,7 +42,7 @@ def test_report_counts_non_finite_and_largest_values(dtype):
 
 
 @pytest.mark.parametrize("dtype", [tf.complex64, tf.complex128], ids=lambda d: d.name)
-def test_report_counts_both_parts_of_complex_values(dtype):
+def test_report_counts_complex_parts(dtype):
   v = tf.get_variable("v", initializer=tf.zeros([4], dtype), use_resource=True)
   grad = tf.placeholder(dtype, [4])
   opt = Optimizer(testing.ComplexDescent(1.0), 4.0)
@@ -59,26 +53,19 @@ def test_report_counts_both_parts_of_complex_values(dtype):
     assert sess.run(report, {grad: values})["v:0"] == mp_compat.GradientReport(nans=1, infs=3, largest=5.0)
 
 
-def test_report_includes_gradients_before_clipping():
+def test_report_includes_clipped_gradients():
   _, xs, loss = linear()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   train_op = opt.apply_gradients([(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in opt.compute_gradients(loss)])
   report = mp_compat.nonfinite_gradients(opt)
   assert list(report) == ["a:0 (computed)", "b:0 (computed)", "a:0", "b:0"]
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     _, got = sess.run([train_op, report], dict(zip(xs, [[1.0, 2.0, 3.0], [np.inf, 0.0, 0.0]])))
   assert [name for name, gradient in got.items() if gradient.infs] == ["b:0 (computed)"]
   assert got["a:0 (computed)"].largest == 3.0
 
 
-def test_report_without_train_op_raises_runtime_error():
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
-  with pytest.raises(RuntimeError, match="GradientDescent has no train op in the current graph"):
-    mp_compat.nonfinite_gradients(opt)
-
-
-def test_every_replica_finds_the_step():
+def test_every_replica_finds_step():
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
   x = tf.placeholder(tf.float32, [2])
   found = []
@@ -100,15 +87,14 @@ def test_every_replica_finds_the_step():
 
   with strategy.scope():
     train_op = strategy.group(strategy.extended.call_for_each_replica(step))
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     _, (one, two) = sess.run([train_op, found], {x: [1.0, np.inf]})
   assert (one["loss"], two["loss"]) == (0.0, 0.0)
   assert one["report"] == two["report"] and sum(report.infs for report in one["report"].values()) == 1
   assert list(one["ranges"]) == list(two["ranges"])
 
 
-def test_one_optimizer_of_all_replicas_has_one_step():
+def test_shared_optimizer_has_one_step():
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
 
@@ -124,7 +110,7 @@ def test_one_optimizer_of_all_replicas_has_one_step():
 
 
 @pytest.mark.parametrize("clip_norm", [0.5, 5.0, 100.0])
-def test_finite_clipping_matches_tensorflow_exactly(clip_norm):
+def test_finite_clipping_matches_tensorflow(clip_norm):
   random = np.random.RandomState(0)
   a, b = tf.placeholder(tf.float32, [7]), tf.placeholder(tf.float32, [2, 3])
   slices = tf.IndexedSlices(b, tf.constant([4, 1]), tf.constant([6, 3]))
@@ -142,7 +128,7 @@ def test_finite_clipping_matches_tensorflow_exactly(clip_norm):
 @pytest.mark.parametrize(
   "dtype, value", [(tf.float16, 300.0), (tf.bfloat16, 2.0**40), (tf.float32, 1e25), (tf.float64, 1e200)], ids=str
 )
-def test_norm_is_correct_if_sum_of_squares_overflows(dtype, value):
+def test_norm_survives_overflowing_squares(dtype, value):
   x = tf.placeholder(dtype, [4])
   (clipped,), norm = mp_compat.clip_by_global_norm([x], 1.0)
   assert clipped.dtype == dtype
@@ -153,21 +139,20 @@ def test_norm_is_correct_if_sum_of_squares_overflows(dtype, value):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_clipping_non_finite_gradients_skips_the_step(bad):
+def test_clipping_nonfinite_skips_step(bad):
   (a, b), xs, loss = linear()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   grads, variables = zip(*opt.compute_gradients(loss))
   clipped, _ = mp_compat.clip_by_global_norm(grads, 1.0)
   train_op = opt.apply_gradients(zip(clipped, variables))
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     feed = dict(zip(xs, [[1.0, 2.0, 3.0], [bad, 0.0, 0.0]]))
     assert not np.isfinite(np.concatenate(sess.run(clipped, feed))).any()
     sess.run(train_op, feed)
     np.testing.assert_array_equal(sess.run([a, b]), np.zeros([2, 3]))
 
 
-def test_clipping_complex_gradients_raises_as_tensorflow_does():
+def test_clipping_complex_gradients_raises():
   grad = tf.placeholder(tf.complex64, [2])
   with pytest.raises(TypeError, match="complex64"):
     tf.clip_by_global_norm([grad], 1.0)
@@ -175,14 +160,14 @@ def test_clipping_complex_gradients_raises_as_tensorflow_does():
     mp_compat.clip_by_global_norm([grad], 1.0)
 
 
-def test_clipping_only_none_gradients_returns_zero_norm():
+def test_clipping_none_returns_zero_norm():
   clipped, norm = mp_compat.clip_by_global_norm([None, None], 1.0)
   assert clipped == [None, None]
   with testing.session() as sess:
     assert sess.run(norm) == 0.0
 
 
-def test_finite_or_zero_gradients_allow_histograms():
+def test_finite_or_zero_allows_histograms():
   x = tf.placeholder(tf.float32, [3])
   slices = tf.IndexedSlices(x, tf.constant([0, 1, 2]))
   masked = mp_compat.finite_or_zero([x, None, slices])
@@ -198,14 +183,7 @@ def test_finite_or_zero_gradients_allow_histograms():
 # --- warnings about unscaled gradients -----------------------------------------------------------------------------
 
 
-@pytest.fixture(name="warnings")
-def _warnings(monkeypatch):
-  seen = []
-  monkeypatch.setattr(tf.logging, "warning", lambda text, *args: seen.append(text % args))
-  return seen
-
-
-def test_applying_never_scaled_gradients_warns_once(warnings):
+def test_unscaled_gradients_warn_once(warnings):
   variables, _, loss = linear()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   for _ in range(2):
@@ -214,7 +192,7 @@ def test_applying_never_scaled_gradients_warns_once(warnings):
   assert "never scaled" in warnings[0] and "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss)" in warnings[0]
 
 
-def test_never_scaled_gradients_warn_once_per_graph(warnings):
+def test_unscaled_gradients_warn_in_each_graph(warnings):
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   for number, use in enumerate(
     [
@@ -241,28 +219,20 @@ def test_optimizers_of_replicas_warn_once(warnings):
   assert len(warnings) == 1 and "never scaled" in warnings[0]
 
 
-def test_scale_loss_and_unscale_gradients_avoid_warning(warnings):
+def test_scaling_by_hand_avoids_warning(warnings):
   variables, xs, loss = linear(tf.float16)
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**10)
   grads = opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables))
   assert [g.dtype for g in grads] == [tf.float16] * 2
   train_op = opt.apply_gradients([(tf.clip_by_value(g, -4.0, 4.0), v) for g, v in zip(grads, variables)])
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     for last in [3.0, np.inf]:  # the second step overflows, and clipping hides it
       sess.run(train_op, dict(zip(xs, [[1.0, 2.0, 3.0], [1.0, 2.0, last]])))
       np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -3.0]] * 2)
   assert not warnings
 
 
-def test_unscaling_without_scale_loss_raises_runtime_error():
-  variables, _, loss = linear()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
-  with pytest.raises(RuntimeError, match=r"scale_loss\(\) was not called in this graph"):
-    opt.unscale_gradients(tf.gradients(loss, variables))
-
-
-def test_minimize_and_accumulators_log_no_warning(warnings):
+def test_accumulators_log_no_warning(warnings):
   variables, _, loss = linear()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
   opt.minimize(loss)
@@ -271,43 +241,16 @@ def test_minimize_and_accumulators_log_no_warning(warnings):
   assert not warnings
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_report_of_gradients_in_loops_raises(version):
-  with tf.Graph().as_default(), testing.control_flow(version):
-    _, xs, loss = linear()
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("observe", [mp_compat.nonfinite_gradients, mp_compat.loss_scale_summaries])
+def test_observing_steps_of_loops_raises(observe):
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
 
-    def body(i):
-      with tf.control_dependencies([opt.minimize(linear()[2])]):
-        return i + 1
+  def body(i):
+    with tf.control_dependencies([opt.minimize(linear()[2])]):
+      return i + 1
 
-    del xs, loss
-    with tf.variable_scope("loop"):
-      tf.while_loop(lambda i: i < 2, body, [0])
-    with pytest.raises(RuntimeError, match="inside a loop or a function, so its gradients cannot be read from outside"):
-      mp_compat.nonfinite_gradients(opt)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("scaled_in_branch", [True, False])
-def test_scaling_and_unscaling_work_in_different_contexts(scaled_in_branch, version):
-  """A tensor of the scale in a branch is not accessible outside, so the scale is read again."""
-  with tf.Graph().as_default(), testing.control_flow(version):
-    variables, xs, loss = linear()
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(8.0))
-    flag = tf.placeholder_with_default(True, [])
-    if scaled_in_branch:
-      scaled = tf.cond(flag, lambda: opt.scale_loss(loss), lambda: opt.scale_loss(loss * 2.0))
-      grads = opt.unscale_gradients(tf.gradients(scaled, variables))
-    else:
-      scaled = opt.scale_loss(loss)
-      grads = tf.cond(
-        flag,
-        lambda: opt.unscale_gradients(tf.gradients(scaled, variables)),
-        lambda: [tf.zeros_like(variable) for variable in variables],
-      )
-    train_op = opt.apply_gradients(zip(grads, variables))
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
-      sess.run(train_op, dict(zip(xs, [[1.0, 2.0, 3.0]] * 2)))
-      np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -3.0]] * 2)
+  with tf.variable_scope("loop"):
+    tf.while_loop(lambda i: i < 2, body, [0])
+  with pytest.raises(RuntimeError, match="inside a loop or a function, so its gradients cannot be read from outside"):
+    observe(opt)

@@ -5,15 +5,10 @@ import pytest
 
 import mp_compat
 from tests import testing
+from tests.testing import Optimizer
 from tests.testing import tf
 
-Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
-
-
-@pytest.fixture(name="graph", autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
-def _graph(request):
-  with tf.Graph().as_default() as graph, testing.control_flow(request.param):
-    yield graph
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def stall(opt, train_op, feed=None, **kwargs):
@@ -31,7 +26,7 @@ def two_layers(x):
     return tf.matmul(tf.matmul(x, tf.get_variable("one", [2, 2], x.dtype)), tf.get_variable("two", [2, 1], x.dtype))
 
 
-def test_infinite_gradient_of_a_finite_loss_is_named():
+def test_infinite_gradient_is_named():
   x = tf.placeholder(tf.float32, [1, 2])
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(2.0))
   train_op = opt.minimize(tf.reduce_sum(tf.sqrt(two_layers(x))))
@@ -40,7 +35,7 @@ def test_infinite_gradient_of_a_finite_loss_is_named():
   assert "If it is finite, an op of the backward pass overflows in float16 or has no finite gradient" in text
 
 
-def test_fixed_scale_that_is_too_large_is_to_be_lowered():
+def test_fixed_scale_too_large_is_named():
   x = tf.placeholder(tf.float16, [1, 2])
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**20)
   loss = tf.reduce_sum(tf.cast(two_layers(x), tf.float32))
@@ -56,14 +51,14 @@ def test_scale_of_float16_loss_is_named():
   assert "not finite is scale_loss/Cast." in text and "the fixed loss scale may be too large" in text
 
 
-def test_falling_scale_may_still_be_too_large():
+def test_falling_scale_may_be_too_large():
   x = tf.placeholder(tf.float32, [1, 2])
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
   text = stall(opt, opt.minimize(tf.reduce_sum(two_layers(x))), {x: [[np.inf, 1.0]]}, max_consecutive_skips=3)
   assert "the scale may still be too large: begin with a lower one, or allow more skips." in text
 
 
-def test_gradients_before_clipping_come_first():
+def test_unclipped_gradients_come_first():
   x = tf.placeholder(tf.float32, [1, 2])
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
   variables = [tf.get_variable(name, [2]) for name in "ab"]
@@ -85,7 +80,7 @@ def test_fed_gradients_need_no_backward_pass():
   assert "one:0: 4 NaN" in text and "(computed)" not in text and "first value" not in text
 
 
-def test_value_in_a_branch_is_named():
+def test_value_in_branch_is_named():
   x, taken = tf.placeholder(tf.float32, [1, 2]), tf.placeholder(tf.bool, [])
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
   with testing.control_flow(1):
@@ -94,9 +89,7 @@ def test_value_in_a_branch_is_named():
   assert "not finite is gradients/cond/Sqrt_grad/" in text
 
 
-def test_stall_between_applied_steps_of_one_run(monkeypatch):
-  lines = []
-  monkeypatch.setattr(tf.logging, "warning", lambda text, *args: lines.append(text % args))
+def test_stall_between_applied_steps(warnings):
   w = tf.get_variable("w", [2])
   xs = [tf.placeholder(tf.float32, [2]) for _ in range(2)]
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
@@ -105,4 +98,4 @@ def test_stall_between_applied_steps_of_one_run(monkeypatch):
   with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
     for first in [np.inf, 1.0]:
       sess.run(train_ops, {xs[0]: [first, 1.0], xs[1]: [np.inf, 1.0]})
-  assert len([line for line in lines if "w:0: 0 NaN, 1 inf" in line]) == 2
+  assert len([line for line in warnings if "w:0: 0 NaN, 1 inf" in line]) == 2

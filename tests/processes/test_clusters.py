@@ -26,27 +26,8 @@ GLOBAL_STEPS = [1, 2, 3, 3, 4, 5, 6, 7, 7, 8, 9, 10]
 
 def run(record, script, *arguments):
   """Runs a program. Returns its output, and {process name: {variable name: values after every step}}."""
-  done = subprocess.run(
-    [
-      sys.executable,
-      os.path.join(SCRIPTS, script),
-      "--record",
-      str(record),
-      "--batch",
-      str(BATCH),
-      "--steps",
-      str(STEPS),
-      "--timeout",
-      "120",
-    ]
-    + list(arguments),
-    env=testing.environment(),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 0, done.stdout[-5000:]
+  settings = "--record {} --batch {} --steps {} --timeout 120".format(record, BATCH, STEPS).split()
+  done = testing.run_python(os.path.join(SCRIPTS, script), *settings, *arguments, stderr=subprocess.STDOUT)
   return done.stdout, {path.stem: dict(np.load(str(path))) for path in sorted(record.iterdir())}
 
 
@@ -78,8 +59,7 @@ def reference(cluster, workers):
     variables = {v.op.name: v for v in tf.global_variables()}
     digits = cluster.Digits(arguments)
     history = []
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
+    with testing.initialized_session() as sess:
       for attempt in range(STEPS):
         if attempt not in OVERFLOWS:
           sess.run(train_op, digits.feed(model, attempt, 0, 1))
@@ -104,7 +84,7 @@ CONTROL_FLOW = [1, pytest.param(2, marks=pytest.mark.slow)]
   "workers, control_flow",
   [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow)],
 )
-def test_collective_workers_match_single_process_training(cluster, tmp_path, workers, control_flow):
+def test_collective_workers_match_one_process(cluster, tmp_path, workers, control_flow):
   _, records = run(
     tmp_path, "train_workers.py", "--workers", str(workers), "--control_flow", str(control_flow), "--dtype", "float32"
   )
@@ -115,7 +95,7 @@ def test_collective_workers_match_single_process_training(cluster, tmp_path, wor
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("control_flow", CONTROL_FLOW)
-def test_synchronized_workers_match_single_process_training(cluster, tmp_path, control_flow):
+def test_synchronized_workers_match_one_process(cluster, tmp_path, control_flow):
   _, records = run(
     tmp_path, "train_parameter_server.py", "--sync", "--control_flow", str(control_flow), "--dtype", "float32"
   )
@@ -140,7 +120,7 @@ def last_step(printed):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("control_flow", CONTROL_FLOW)
-def test_asynchronous_workers_share_scale_and_step_count(cluster, tmp_path, control_flow):
+def test_asynchronous_workers_share_scale(cluster, tmp_path, control_flow):
   del cluster
   # The order of the workers determines the largest scale. In float16 it could overflow, so the model is float32.
   printed, records = run(
@@ -172,7 +152,7 @@ def test_restarted_worker_continues_training(cluster, tmp_path):
   assert applied <= last_step(printed) <= applied + 1
 
 
-def test_one_failure_terminates_all_processes(cluster, tmp_path):
+def test_failure_terminates_processes(cluster, tmp_path):
   mark = str(tmp_path / "alive")
   with pytest.raises(SystemExit, match="(?s)broken.*ended with status 3"):
     with cluster.Processes(timeout=60.0) as processes:

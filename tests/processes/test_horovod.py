@@ -86,7 +86,7 @@ def mean_gradients(size):
 @pytest.mark.parametrize(
   "case", [case for case in horovod_ranks.CASES if case.startswith(("outside", "inside")) and "passes" not in case]
 )
-def test_overflow_on_one_rank_skips_step_on_all(case, recorded):
+def test_overflow_on_one_rank_skips_all(case, recorded):
   ranks = of(case, recorded)
   assert_same(ranks)
   np.testing.assert_array_equal(ranks[0]["current_loss_scale"], SCALES)
@@ -96,7 +96,7 @@ def test_overflow_on_one_rank_skips_step_on_all(case, recorded):
 
 
 @pytest.mark.parametrize("case", horovod_ranks.KERAS_CASES)
-def test_overflow_skips_keras_step_on_all_ranks(case, recorded):
+def test_keras_overflow_skips_all_ranks(case, recorded):
   ranks = of(case, recorded)
   assert_same(ranks)
   scale = max(name for name in ranks[0] if name.startswith("current_loss_scale"))  # Horovod makes a second optimizer.
@@ -107,7 +107,7 @@ def test_overflow_skips_keras_step_on_all_ranks(case, recorded):
 
 
 @pytest.mark.parametrize("case", ["outside, two passes", "inside, two passes"])
-def test_overflow_skips_aggregated_passes_on_all_ranks(case, recorded):
+def test_overflow_skips_aggregated_passes(case, recorded):
   ranks = of(case, recorded)
   assert_same(ranks)
   # The passes of steps 2 and 3 are summed, as are those of steps 8 and 9. Both sums overflow and are skipped.
@@ -122,7 +122,7 @@ def test_overflow_skips_aggregated_passes_on_all_ranks(case, recorded):
 
 
 @two_ranks
-def test_overflow_skips_adasum_gradients_on_all_ranks(recorded):
+def test_overflow_skips_adasum_gradients(recorded):
   ranks = of("adasum of gradients", recorded)
   assert_same(ranks)
   np.testing.assert_array_equal(ranks[0]["current_loss_scale"], SCALES)
@@ -131,11 +131,11 @@ def test_overflow_skips_adasum_gradients_on_all_ranks(recorded):
 
 
 @two_ranks
-def test_ranks_agree_to_skip_adasum_updates(recorded):
+def test_ranks_skip_adasum_updates(recorded):
   assert_skipped_steps_agree(of("adasum of updates", recorded))
 
 
-def test_ranks_agree_to_skip_unreduced_gradients(recorded):
+def test_ranks_skip_unreduced_gradients(recorded):
   assert_skipped_steps_agree(of("unreduced", recorded))
 
 
@@ -149,7 +149,7 @@ def assert_skipped_steps_agree(ranks):
     assert np.isfinite(rank["w"]).all() and (rank["w"][3] == rank["w"][2]).all()
 
 
-def test_readme_program_trains_identically_on_all_ranks(tmp_path):
+def test_readme_program_trains_identically(tmp_path):
   pytest.importorskip("sklearn")
   for order in ["outside", "inside"]:
     (tmp_path / order).mkdir()

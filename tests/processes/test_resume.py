@@ -35,7 +35,7 @@ def latest_step(directory):
 
 
 @pytest.mark.slow
-def test_resuming_after_random_kills_is_exact(tmp_path):
+def test_resuming_after_kills_is_exact(tmp_path):
   seed = random.SystemRandom().randrange(10**6)
   print("seed", seed)  # pytest shows it if the test fails
   generator = random.Random(seed)

@@ -57,7 +57,7 @@ def train():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux: memory is read from /proc")
-def test_long_session_has_constant_memory_and_speed():
+def test_memory_and_speed_stay_constant():
   # In a new process: threads and heap fragmentation left by other tests would disturb the measurement.
   with multiprocessing.get_context("spawn").Pool(1) as pool:
     seconds, resident = pool.apply(train)

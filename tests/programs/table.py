@@ -102,14 +102,14 @@ class Table:
           )
 
     @pytest.mark.parametrize("compare, row, variant", parameters)
-    def test_program_trains_with_the_same_numbers(compare, row, variant):
+    def test_program_trains_with_same_numbers(compare, row, variant):
       for reason, available in row.needs.items():
         if not available:
           pytest.skip("TensorFlow {}.{}: {}".format(*(VERSION + (reason,))))
       with pytest.raises(ValueError, match=row.limit) if row.limit else contextlib.nullcontext():
         compare(row, variant)
 
-    return test_program_trains_with_the_same_numbers
+    return test_program_trains_with_same_numbers
 
 
 class Build:

@@ -284,14 +284,6 @@ def compute_outside_of_the_branch_that_clips_and_applies(t):
   return tf.cond(t.flag, clip_and_apply, lambda: optimizer.apply_gradients(grads_and_vars, t.global_step))
 
 
-@TABLE.program(variants=programs.NO_V2_REFERENCE, slow=True)
-def loss_outside_of_the_branch_that_minimizes(t):
-  loss, optimizer = t.loss(), t.wrap()
-  return tf.cond(
-    t.flag, lambda: optimizer.minimize(loss, t.global_step), lambda: optimizer.minimize(loss * 2.0, t.global_step)
-  )
-
-
 @TABLE.program()
 def sparse_gradients_computed_in_a_branch(t):
   optimizer = t.wrap()
@@ -333,19 +325,13 @@ def one_of_two_train_ops_runs(t):
   )
 
 
-@TABLE.program(variants=programs.NO_V2_REFERENCE, slow=True)
-def steps_with_scaled_losses_in_branches(t):
+@TABLE.program()
+def loss_scaled_in_branches_unscaled_outside(t):
   t.make_variables()
   optimizer = t.wrap()
-
-  def step(factor):
-    def in_branch():
-      grads = tf.gradients(scale_loss(optimizer, t.loss() * factor), t.variables)
-      return optimizer.apply_gradients(zip(unscale_gradients(optimizer, grads), t.variables), t.global_step)
-
-    return in_branch
-
-  return tf.cond(t.flag, step(1.0), step(2.0))
+  loss = tf.cond(t.flag, lambda: scale_loss(optimizer, t.loss()), lambda: scale_loss(optimizer, t.loss() * 2.0))
+  grads = unscale_gradients(optimizer, to_dense(tf.gradients(loss, t.variables)))
+  return optimizer.apply_gradients(zip(grads, t.variables), t.global_step)
 
 
 @TABLE.program(variants=programs.NO_V2_REFERENCE)

@@ -46,21 +46,6 @@ def all_returned_gradients_are_fed_without_inputs(t):
 
 
 @TABLE.program(slow=True)
-def fetched_gradients_are_averaged_in_numpy_and_fed(t):
-  optimizer = t.wrap()
-  pairs = optimizer.compute_gradients(t.loss(sparse=False))
-  train_op = optimizer.apply_gradients(pairs, t.global_step)
-  grads = [grad for grad, _ in pairs]
-
-  def step(sess, feed):
-    first = sess.run(grads, feed)
-    second = sess.run(grads, {t.x: feed[t.x] * np.float32(0.5)})
-    sess.run(train_op, {grad: (one + other) / 2 for grad, one, other in zip(grads, first, second)})
-
-  return step
-
-
-@TABLE.program(slow=True)
 def values_of_a_sparse_gradient_are_fed(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss())
@@ -135,13 +120,6 @@ def gradients_passed_through_placeholders_with_defaults(t):
   return lambda sess, feed: sess.run(train_op, add_feed(feed, pairs[0][0], make_gradient(feed[t.x])))
 
 
-@TABLE.program(slow=True)
-def the_loss_is_fed(t):
-  loss, optimizer = t.loss(), t.wrap()
-  train_op = optimizer.minimize(loss, t.global_step)
-  return lambda sess, feed: sess.run(train_op, add_feed(feed, loss, 1.0))
-
-
 @TABLE.program()
 def a_partial_run(t):
   second = t.input(tf.float32, [3], lambda x, flag: x * 2.0)
@@ -171,27 +149,12 @@ def a_partial_run_that_feeds_a_gradient(t):
   return step
 
 
-@TABLE.program(slow=True)
-def a_session_callable(t):
-  train_op = t.wrap().minimize(t.loss(), t.global_step)
-  return lambda sess, feed: sess.make_callable(train_op, [t.x])(feed[t.x])
-
-
 @TABLE.program()
 def a_session_callable_that_feeds_a_gradient(t):
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss())
   train_op = optimizer.apply_gradients(pairs, t.global_step)
   return lambda sess, feed: sess.make_callable(train_op, [t.x, pairs[0][0]])(feed[t.x], make_gradient(feed[t.x]))
-
-
-@TABLE.program(slow=True)
-def loss_and_gradients_fetched_with_the_step(t):
-  optimizer = t.wrap()
-  loss = t.loss()
-  pairs = optimizer.compute_gradients(loss)
-  train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.run([train_op, loss, [grad for grad, _ in pairs]], feed)
 
 
 # --- copies of the graph ----------------------------------------------------------------------------------------------
@@ -235,10 +198,6 @@ def make_program_with_meta_graph(make_train_op):
   return build
 
 
-def minimize(t):
-  return t.wrap().minimize(t.loss(), t.global_step)
-
-
 def minimize_in_branches(t):
   t.make_variables()
   optimizer = t.wrap()
@@ -260,7 +219,6 @@ def minimize_in_a_loop(t):
   return tf.while_loop(lambda i: i < 2, body, [tf.constant(0)], parallel_iterations=1)
 
 
-TABLE.add("an_imported_meta_graph", make_program_with_meta_graph(minimize), slow=True)
 TABLE.add(
   "an_imported_meta_graph_with_branches",
   make_program_with_meta_graph(minimize_in_branches),
@@ -288,17 +246,6 @@ def an_imported_meta_graph_with_its_train_op(t):
   return lambda sess, feed: sess.run(train_op, {key.name: value for key, value in feed.items()})
 
 
-@TABLE.program(slow=True)
-def training_added_to_an_imported_meta_graph(t):
-  loss = t.loss()
-  meta_graph, loss_name = tf.train.export_meta_graph(graph=t.graph), loss.name
-  t.graph = tf.Graph()
-  with t.graph.as_default():
-    tf.train.import_meta_graph(meta_graph)
-    train_op = t.wrap().minimize(t.graph.get_tensor_by_name(loss_name), tf.train.get_global_step())
-  return lambda sess, feed: sess.run(train_op, {key.name: value for key, value in feed.items()})
-
-
 @TABLE.program(variants=programs.RESOURCE)
 def an_imported_graph_def_with_another_gradient(t):
   optimizer = t.wrap()
@@ -315,20 +262,6 @@ def an_imported_graph_def_with_another_gradient(t):
   return lambda sess, feed: sess.run(
     train_name, {t.x.name: feed[t.x], t.flag.name: feed[t.flag], "replacement:0": feed[t.x] * np.float32(0.5)}
   )
-
-
-@TABLE.program(variants=programs.RESOURCE, slow=True)
-def an_imported_graph_def_that_reads_another_input(t):
-  train_op = t.wrap().minimize(t.loss(), t.global_step)
-  initializer, names = tf.global_variables_initializer(), add_named_reads()
-  graph_def = t.graph.as_graph_def()
-  t.graph = tf.Graph()
-  with t.graph.as_default():
-    raw = tf.placeholder(tf.float32, [3], "raw")
-    tf.import_graph_def(graph_def, {t.x.name: raw * 0.5}, name="")
-  t.initialize = lambda sess: sess.run(initializer.name)
-  read_by_name(t, names)
-  return lambda sess, feed: sess.run(train_op.name, {"raw:0": feed[t.x]})
 
 
 @TABLE.program()
@@ -370,30 +303,6 @@ def variables_frozen_after_training(t):
         return dict(training(sess), frozen=own.run(loss.name, {t.x.name: np.ones(3, np.float32)}))
 
   t.read = read
-  return train_op
-
-
-@TABLE.program(slow=True)
-def a_checkpoint_restored_between_steps(t):
-  train_op = t.wrap().minimize(t.loss(), t.global_step)
-  saver = tf.train.Saver()
-
-  def step(sess, feed):
-    sess.run(train_op, feed)
-    with temporary_folder() as folder:
-      path = saver.save(sess, os.path.join(folder, "model"))
-      sess.run(tf.global_variables_initializer())
-      saver.restore(sess, path)
-
-  return step
-
-
-@TABLE.program(slow=True)
-def a_finalized_graph(t):
-  train_op = t.wrap().minimize(t.loss(), t.global_step)
-  initializer = tf.global_variables_initializer()
-  t.initialize = lambda sess: sess.run(initializer)
-  t.graph.finalize()
   return train_op
 
 

@@ -141,18 +141,6 @@ for _dtype in (tf.float16, tf.bfloat16):
 
 
 @TABLE.program(variants=programs.RESOURCE, slow=True)
-def a_loss_as_callable_in_a_function(t):
-  t.make_variables()
-  optimizer = t.wrap()
-
-  @tensorflow.function
-  def step(x):
-    return control_flow.run_after(optimizer.minimize(lambda: t.loss(x), t.global_step, t.variables))
-
-  return step(t.x)
-
-
-@TABLE.program(variants=programs.RESOURCE, slow=True)
 def a_function_called_twice(t):
   t.make_variables()
   optimizer = t.wrap()
@@ -203,22 +191,6 @@ def an_eager_tensor_as_gradient_in_a_function(t):
     return control_flow.run_after(optimizer.apply_gradients([(outside, w), (grad, table)], t.global_step))
 
   return step(t.x)
-
-
-@TABLE.program(variants=programs.RESOURCE, slow=True)
-def minimize_in_autograph_branches(t):
-  t.make_variables()
-  optimizer = t.wrap()
-
-  @tensorflow.function(autograph=True)
-  def step(x, flag):
-    if flag:
-      optimizer.minimize(t.loss(x), t.global_step, t.variables)
-    else:
-      optimizer.minimize(t.loss(x * 2.0), t.global_step, t.variables)
-    return tf.reduce_sum(x)
-
-  return step(t.x, t.flag)
 
 
 @TABLE.program(variants=programs.RESOURCE)

@@ -4,8 +4,6 @@ import numpy as np
 import tensorflow
 
 from tests.programs import table as programs
-from tests.programs.test_control_flow import run_after
-from tests.programs.test_control_flow import to_dense
 from tests.testing import tf
 
 TABLE = programs.Table()
@@ -42,33 +40,21 @@ VALUES = {
   "a_resource_variable": resource_variable,
   "a_reference_variable": reference_variable,
   "an_array": lambda t: np.array([0.5, 0.25, 2.0], np.float32),
-  "a_float64_array": lambda t: [np.float64(0.5), 0.25, 2.0],
-  "a_list": lambda t: [0.5, 0.25, 2.0],
+  "a_list_of_float64": lambda t: [np.float64(0.5), 0.25, 2.0],
   "a_tuple": lambda t: (0.5, 0.25, 2.0),
-  "a_constant": lambda t: tf.ones([3]),
   "a_placeholder": lambda t: t.input(tf.float32, [3], lambda x, flag: x),
   "a_placeholder_of_unknown_shape": lambda t: t.input(tf.float32, None, lambda x, flag: x),
   "a_placeholder_of_unknown_size": lambda t: t.input(tf.float32, [None], lambda x, flag: x),
   "a_placeholder_with_default": lambda t: tf.placeholder_with_default(np.ones(3, np.float32), [3]),
   "a_list_of_tensors": lambda t: tf.unstack(t.x),
   "a_list_of_numbers_and_tensors": lambda t: [1.0, t.x[0], np.float32(0.5)],
-  "the_input": lambda t: t.x,
   "none": lambda t: None,
   "a_tensor_of_a_queue": lambda t: dequeue_input(t),
   "a_py_func": lambda t: set_shape(tf.py_func(lambda x: x * 2, [t.x], tf.float32), [3]),
 }
 
 
-SLOW = (
-  "a_float64_array",
-  "a_tuple",
-  "a_constant",
-  "a_placeholder_of_unknown_size",
-  "a_placeholder_with_default",
-  "a_list_of_tensors",
-  "the_input",
-  "a_py_func",
-)
+SLOW = ("a_tuple", "a_placeholder_of_unknown_size", "a_placeholder_with_default", "a_list_of_tensors", "a_py_func")
 
 
 def set_shape(tensor, shape):
@@ -87,24 +73,13 @@ for kind, make in VALUES.items():
 # The program changes the variable in skipped steps, too.
 TABLE.add("gradient_is_the_output_of_assign_add", make_program(output_of_assign_add), overflow=())
 
-SCALARS = {"a_float": 2.5, "an_array_scalar": np.float32(2.5), "an_array_of_no_dimensions": np.array(2.5, "f")}
-for kind, value in SCALARS.items():
-
-  def scalar_program(t, value=value):
-    scalar = t.variable("scalar", 1.0)
-    optimizer = t.wrap()
-    pairs = optimizer.compute_gradients(t.loss())
-    return optimizer.apply_gradients([(value, scalar)] + pairs, t.global_step)
-
-  TABLE.add("gradient_of_a_scalar_is_{}".format(kind), scalar_program, slow=kind != "an_array_scalar")
-
 
 @TABLE.program()
-def gradient_of_a_matrix_is_a_nested_list(t):
-  matrix = t.variable("matrix", np.ones([2, 2], np.float32))
+def gradients_are_numbers_and_nested_lists(t):
+  values = [2.5, np.float32(2.5), np.array(2.5, "f"), [[1.0, 2.0], [3.0, 4.0]]]
+  own = [(value, t.variable("own{}".format(i), np.ones_like(value, "f"))) for i, value in enumerate(values)]
   optimizer = t.wrap()
-  pairs = optimizer.compute_gradients(t.loss())
-  return optimizer.apply_gradients([([[1.0, 2.0], [3.0, 4.0]], matrix)] + pairs, t.global_step)
+  return optimizer.apply_gradients(own + optimizer.compute_gradients(t.loss()), t.global_step)
 
 
 @TABLE.program()
@@ -116,17 +91,6 @@ def one_gradient_for_two_variables(t):
   return optimizer.apply_gradients([(grad, w), (grad, second)], t.global_step)
 
 
-@TABLE.program(slow=True)
-def gradients_of_two_variables_swapped(t):
-  w, table = t.variables
-  second = t.variable("second", np.zeros(3, np.float32))
-  optimizer = t.wrap()
-  (first, _), (other, _) = optimizer.compute_gradients(
-    t.loss() + tf.reduce_sum(tf.sin(second) * t.x), [w, second], tf.train.Optimizer.GATE_GRAPH
-  )
-  return optimizer.apply_gradients([(other, w), (first, second)], t.global_step)
-
-
 @TABLE.program()
 def a_subset_of_pairs_in_another_order(t):
   second = t.variable("second", np.zeros(3, np.float32))
@@ -136,41 +100,15 @@ def a_subset_of_pairs_in_another_order(t):
 
 
 @TABLE.program(slow=True)
-def gradients_replaced_by_none(t):
-  optimizer = t.wrap()
-  return optimizer.apply_gradients(
-    [(None if number else grad, v) for number, (grad, v) in enumerate(optimizer.compute_gradients(t.loss()))]
-  )
-
-
-@TABLE.program(slow=True)
 def a_generator_of_pairs(t):
   optimizer = t.wrap()
-  return optimizer.apply_gradients(((grad, v) for grad, v in optimizer.compute_gradients(t.loss())), t.global_step)
-
-
-@TABLE.program(slow=True)
-def an_unused_variable(t):
-  t.variable("unused", 1.0)
-  return t.wrap().minimize(t.loss(), t.global_step)
+  return optimizer.apply_gradients(([grad, v] for grad, v in optimizer.compute_gradients(t.loss())), t.global_step)
 
 
 @TABLE.program()
 def a_variable_without_elements(t):
   empty = t.variable("empty", np.zeros([0, 3], np.float32))
   return t.wrap().minimize(t.loss() + tf.reduce_sum(empty * t.x), t.global_step)
-
-
-@TABLE.program(slow=True)
-def a_scalar_variable(t):
-  scalar = t.variable("scalar", np.float32(2.0))
-  return t.wrap().minimize(t.loss() + scalar * tf.reduce_sum(t.x), t.global_step)
-
-
-@TABLE.program(slow=True)
-def many_variables(t):
-  many = [t.variable("many{}".format(i), np.full([i % 4 + 1, 3], i, np.float32)) for i in range(30)]
-  return t.wrap().minimize(tf.add_n([tf.reduce_sum(tf.square(one) * t.x) for one in many]), t.global_step)
 
 
 @TABLE.program(variants=(programs.V1_REFERENCE, programs.V2_REFERENCE))
@@ -191,12 +129,6 @@ def a_lookup_of_no_rows(t):
   return t.wrap().minimize(tf.reduce_sum(w * w * t.x) + tf.reduce_sum(tf.square(rows)), t.global_step)
 
 
-@TABLE.program(slow=True)
-def one_table_with_dense_and_sparse_gradients(t):
-  _, table = t.variables
-  return t.wrap().minimize(tf.reduce_sum(tf.square(table) * t.x[0]) + t.loss(), t.global_step)
-
-
 @TABLE.program()
 def an_embedding_lookup_of_duplicates(t):
   ids = t.input(tf.int64, [None], lambda x, flag: [5, 5, 0, 5] if flag else [1])
@@ -204,14 +136,6 @@ def an_embedding_lookup_of_duplicates(t):
   return t.wrap(tf.train.AdagradOptimizer(0.1)).minimize(
     tf.reduce_sum(tf.square(tf.nn.embedding_lookup(table, ids)) * tf.reduce_sum(t.x)), t.global_step
   )
-
-
-@TABLE.program(slow=True)
-def a_sparse_embedding_lookup(t):
-  _, table = t.variables
-  ids = tf.SparseTensor([[0, 0], [0, 1], [1, 0]], tf.constant([1, 1, 4], tf.int64), [2, 2])
-  rows = tf.nn.embedding_lookup_sparse(table, ids, None, combiner="sum")
-  return t.wrap().minimize(tf.reduce_sum(tf.square(rows) * t.x[:2]), t.global_step)
 
 
 @TABLE.program()
@@ -234,23 +158,6 @@ def sparse_gradients_clipped_by_norm(t):
   optimizer = t.wrap()
   return optimizer.apply_gradients(
     [(tf.clip_by_norm(grad, 0.5), v) for grad, v in optimizer.compute_gradients(t.loss())], t.global_step
-  )
-
-
-@TABLE.program(slow=True)
-def sparse_gradients_made_dense(t):
-  optimizer = t.wrap()
-  grads, variables = zip(*optimizer.compute_gradients(t.loss()))
-  return optimizer.apply_gradients(zip(to_dense(grads), variables), t.global_step)
-
-
-@TABLE.program(slow=True)
-def indexed_slices_with_changed_values(t):
-  _, table = t.variables
-  optimizer = t.wrap()
-  ((grad, _),) = optimizer.compute_gradients(t.loss(), [table])
-  return optimizer.apply_gradients(
-    [(tf.IndexedSlices(grad.values * 2.0, grad.indices, grad.dense_shape), table)], t.global_step
   )
 
 
@@ -300,23 +207,7 @@ def float16_gradients_of_float32_master_weights(t):
   return t.wrap().minimize(tf.reduce_sum(tf.cast(half * half * tf.cast(t.x, tf.float16), tf.float32)), t.global_step)
 
 
-@TABLE.program(tensorflow_fails="it multiplies by a float32 scalar", slow=True)
-def a_float64_loss(t):
-  w = t.variable("double", np.ones(3, np.float64))
-  return t.wrap().minimize(tf.reduce_sum(w * w * tf.cast(t.x, tf.float64)), t.global_step)
-
-
 # --- how gradients are computed ---------------------------------------------------------------------------------------
-
-
-@TABLE.program(slow=True)
-def a_custom_gradient(t):
-
-  @tf.custom_gradient
-  def halved(x):
-    return x * x, lambda upstream: upstream * x
-
-  return t.wrap().minimize(tf.reduce_sum(halved(t.variables[0]) * t.x), t.global_step)
 
 
 @TABLE.program(hidden=True)
@@ -358,12 +249,6 @@ def gradients_of_returned_gradients(t):
   return optimizer.minimize(tf.reduce_sum(grad * grad) * 0.001, t.global_step, [w])
 
 
-@TABLE.program(slow=True)
-def stopped_gradients(t):
-  w, _ = t.variables
-  return t.wrap().minimize(tf.reduce_sum(tf.stop_gradient(w) * w * t.x), t.global_step, [w])
-
-
 @TABLE.program()
 def an_overridden_gradient_function(t):
   try:
@@ -379,34 +264,6 @@ def an_overridden_gradient_function(t):
 def a_grad_loss_argument(t):
   optimizer = t.wrap()
   return optimizer.minimize(t.variables[0] * t.x, t.global_step, grad_loss=tf.constant([1.0, 2.0, 0.5]))
-
-
-for gate in ("GATE_NONE", "GATE_OP", "GATE_GRAPH"):
-  TABLE.add(
-    "gated_by_{}".format(gate.lower()),
-    lambda t, gate=gate: t.wrap().minimize(t.loss(), t.global_step, gate_gradients=getattr(tf.train.Optimizer, gate)),
-    slow=gate != "GATE_GRAPH",
-  )
-for method in ("ADD_N", "EXPERIMENTAL_TREE", "EXPERIMENTAL_ACCUMULATE_N"):
-  TABLE.add(
-    "aggregated_by_{}".format(method.lower()),
-    lambda t, method=method: t.wrap().minimize(
-      t.loss() + t.loss(t.x * 2.0), t.global_step, aggregation_method=getattr(tf.AggregationMethod, method)
-    ),
-    slow=True,
-  )
-
-
-@TABLE.program(slow=True)
-def gradients_colocated_with_ops(t):
-  with tf.device("/cpu:1"):
-    loss = t.loss()
-  return t.wrap().minimize(loss, t.global_step, colocate_gradients_with_ops=True)
-
-
-@TABLE.program(slow=True)
-def a_train_op_run_by_a_control_dependency(t):
-  return run_after(t.wrap().minimize(t.loss(), t.global_step))
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

@@ -85,6 +85,7 @@ SCALES = {
   "defined_by_the_user": (user_defined, "it applies gradients although update() returns False"),
   "with_growth_interval_of_one": (lambda api: api.DynamicLossScale(2.0, 1), None),
   "given_by_name": (lambda api: "dynamic", None),
+  "of_tensorflow": (lambda api: testing.native.DynamicLossScale(2**10, 3), None),
 }
 for name, (make_scale, fails) in SCALES.items():
   TABLE.add(

@@ -41,7 +41,6 @@ RATES = {
   "a_schedule": lambda t: tf.train.exponential_decay(0.1, t.global_step, 2, 0.5),
   "a_schedule_with_cases": lambda t: tf.train.piecewise_constant(t.global_step, [1, 2], [0.1, 0.2, 0.3]),
   "a_callable": lambda t: lambda: 0.1,
-  "a_float16_tensor": lambda t: tf.cast(tf.constant(0.125, tf.float16), tf.float32),
   "a_function_of_the_input": lambda t: tf.minimum(tf.abs(t.x[0]), 0.1),
 }
 for name, make_rate in RATES.items():
@@ -50,19 +49,6 @@ for name, make_rate in RATES.items():
     lambda t, make_rate=make_rate: t.wrap(tf.train.AdamOptimizer(make_rate(t))).minimize(t.loss(), t.global_step),
     slow=name != "a_schedule",
   )
-
-
-@TABLE.program(slow=True)
-def learning_rate_that_depends_on_the_gradients(t):
-  rate = tf.placeholder_with_default(0.1, [])
-
-  class Adaptive(tf.train.GradientDescentOptimizer):
-    def apply_gradients(self, grads_and_vars, *args, **kwargs):
-      grads_and_vars = list(grads_and_vars)
-      self._learning_rate = rate / (1.0 + tf.global_norm([grad for grad, _ in grads_and_vars]))
-      return super().apply_gradients(grads_and_vars, *args, **kwargs)
-
-  return t.wrap(Adaptive(0.1)).minimize(t.loss(), t.global_step)
 
 
 # --- custom optimizers ------------------------------------------------------------------------------------------------
@@ -124,11 +110,6 @@ class ReturnsAList(Descent):
     return [v.assign_sub(0.1 * tf.convert_to_tensor(g)) for g, v in grads_and_vars]
 
 
-class ReturnsATuple(Descent):
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    return super().apply_gradients(grads_and_vars, global_step, name), tf.constant(1.0)
-
-
 class ReturnsAValue(Descent):
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     with tf.control_dependencies([super().apply_gradients(grads_and_vars, global_step, name)]):
@@ -158,18 +139,6 @@ class ReadsCollections(Descent):
     decayed = [v for v in tf.trainable_variables() if "w" in v.name]
     with tf.control_dependencies([super().apply_gradients(grads_and_vars, *args, **kwargs)]):
       return tf.group(*[v.assign_sub(0.01 * v) for v in decayed])
-
-
-class DecaysWeights(tf.train.AdamOptimizer):
-  """Decouples the weight decay, as AdamW does."""
-
-  def _apply_dense(self, grad, var):
-    with tf.control_dependencies([grad]), tf.control_dependencies([tf.assign_sub(var, 0.01 * var)]):
-      return super()._apply_dense(grad, var)
-
-  def _resource_apply_dense(self, grad, var):
-    with tf.control_dependencies([grad]), tf.control_dependencies([var.assign_sub(0.01 * var)]):
-      return super()._resource_apply_dense(grad, var)
 
 
 class Averaging(Descent):
@@ -204,15 +173,50 @@ class Wrapper(tf.train.Optimizer):
     return self._inner.apply_gradients(grads_and_vars, global_step, name)
 
 
-class TakesExtraArgument(Descent):
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None, rate=0.1):
-    return super().apply_gradients(grads_and_vars, global_step, name)
+class ClipsOutside(Wrapper):
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    grads, variables = zip(*grads_and_vars)
+    return super().apply_gradients(zip(tf.clip_by_global_norm(grads, 0.5)[0], variables), global_step, name)
+
+
+class ClipsByValueOutside(Wrapper):
+  def compute_gradients(self, *args, **kwargs):
+    return [(tf.clip_by_value(g, -0.5, 0.5), v) for g, v in super().compute_gradients(*args, **kwargs)]
+
+
+class AddsNoiseOutside(Wrapper):
+  def compute_gradients(self, *args, **kwargs):
+    return [(g + 0.25, v) for g, v in super().compute_gradients(*args, **kwargs)]
+
+
+class AveragesOutside(Wrapper):
+  """Keeps moving averages, which are updated in skipped steps, too."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    grads_and_vars = list(grads_and_vars)
+    with tf.control_dependencies([super().apply_gradients(grads_and_vars, global_step, name)]):
+      return tf.train.ExponentialMovingAverage(0.5).apply([v for _, v in grads_and_vars])
 
 
 class WithoutInit(Descent):
   def __init__(self):
     self._use_locking, self._name = False, "WithoutInit"
     self._slots, self._non_slot_dict, self._deferred_slot_restorations = {}, {}, {}
+
+
+class NeverInitialized(tf.train.Optimizer):
+  """Does not call the base class's constructor, and sets none of its attributes."""
+
+  def __init__(self):
+    pass
+
+  def compute_gradients(self, loss, var_list=None, **kwargs):
+    variables = var_list or tf.trainable_variables()
+    return list(zip(tf.gradients(loss, variables), variables))
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    updates = [tf.assign_sub(v, 0.1 * grad) for grad, v in grads_and_vars]
+    return tf.group(*updates + [tf.assign_add(global_step, 1)])
 
 
 class MakesVariablesInApply(Descent):
@@ -319,17 +323,15 @@ class MakesVariablesInPrepare(tf.train.MomentumOptimizer):
 CUSTOM = [
   Counting,
   ReturnsAList,
-  ReturnsATuple,
   ReturnsAValue,
   HalvesComputedGradients,
   ComputesATuple,
   ClipsAppliedGradients,
   ReadsCollections,
-  DecaysWeights,
   Averaging,
   WithOtherAttributes,
-  TakesExtraArgument,
   WithoutInit,
+  NeverInitialized,
   MakesVariablesInApply,
   HasOtherOrder,
   TakesKeywordsOnly,
@@ -343,6 +345,7 @@ CUSTOM = [
 BY_POSITION = "it passes global_step by position"
 OTHER_NAMES = "variables of the inner optimizer get the names of its conditional"
 TENSORFLOW_FAILS = {
+  NeverInitialized: "it reads attributes that the constructor of the base class sets",
   HasOtherOrder: BY_POSITION,
   TakesKeywordsOnly: BY_POSITION,
   TakesAnyKeywords: BY_POSITION,
@@ -369,6 +372,15 @@ for custom in CUSTOM:
       TakesAnyKeywords,
       SortsPairs,
     ),
+  )
+for outer in (ClipsOutside, ClipsByValueOutside, AddsNoiseOutside, AveragesOutside):
+  TABLE.add(
+    "outer_wrapper_{}".format(outer.__name__),
+    lambda t, outer=outer: outer(t.wrap()).minimize(t.loss(sparse=False), t.global_step),
+    variants=programs.NO_V2_REFERENCE if outer is AveragesOutside else programs.ALL,
+    fresh=outer is AveragesOutside,
+    hidden=outer is ClipsByValueOutside,
+    outside=".*ExponentialMovingAverage.*" if outer is AveragesOutside else "$^",
   )
 TABLE.add(
   "custom_optimizer_Wrapper",

@@ -6,14 +6,6 @@ from tests.testing import tf
 TABLE = programs.Table()
 
 
-@TABLE.program(slow=True)
-def two_optimizers_on_disjoint_variables(t):
-  w, table = t.variables
-  loss = t.loss()
-  first = t.wrap(tf.train.AdamOptimizer(0.1)).minimize(loss, t.global_step, [w])
-  return tf.group(first, t.wrap(tf.train.AdagradOptimizer(0.1)).minimize(loss, None, [table]))
-
-
 @TABLE.program()
 def two_optimizers_on_shared_variables(t):
   loss = t.loss()
@@ -29,13 +21,6 @@ def minimize_called_twice(t):
   return lambda sess, feed: sess.run(first if feed[t.flag] else second, feed)
 
 
-@TABLE.program(slow=True)
-def minimize_called_twice_in_one_step(t):
-  optimizer = t.wrap()
-  with tf.control_dependencies([optimizer.minimize(t.loss(), t.global_step)]):
-    return optimizer.minimize(t.loss(t.x * 2.0), t.global_step)
-
-
 @TABLE.program(fixed=False)
 def two_optimizers_with_one_loss_scale(t):
   loss_scales = []
@@ -48,19 +33,6 @@ def two_optimizers_with_one_loss_scale(t):
   first = t.wrap(tf.train.AdamOptimizer(0.1), shared).minimize(t.loss(), t.global_step, [w])
   with tf.control_dependencies([first]):
     return t.wrap(None, shared).minimize(t.loss(), None, [table])
-
-
-@TABLE.program(slow=True)
-def alternating_generator_and_discriminator(t):
-  w, table = t.variables
-  critic = t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss(), None, [w])
-  generator = t.wrap(tf.train.AdamOptimizer(0.1)).minimize(-t.loss(), t.global_step, [table])
-
-  def step(sess, feed):
-    sess.run(critic, feed)
-    sess.run(generator, feed)
-
-  return step
 
 
 @TABLE.program(slow=True)
@@ -93,17 +65,6 @@ def a_step_inside_another(t):
 def computed_by_one_optimizer_applied_by_another(t):
   first, second = t.wrap(tf.train.AdamOptimizer(0.1)), t.wrap()
   return second.apply_gradients(first.compute_gradients(t.loss()), t.global_step)
-
-
-@TABLE.program(slow=True)
-def gradients_of_tf_gradients_applied(t):
-  grads = tf.gradients(t.loss(), t.variables)
-  return t.wrap().apply_gradients(zip(grads, t.variables), t.global_step)
-
-
-@TABLE.program(slow=True)
-def variables_given_in_order(t):
-  return t.wrap().minimize(t.loss(), t.global_step, var_list=list(reversed(t.variables)))
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

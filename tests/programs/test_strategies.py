@@ -12,6 +12,8 @@ STRATEGIES = {
   "one_device": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
   "mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
   "mirrored_one": lambda: tf.distribute.MirroredStrategy(["/cpu:0"]),
+  "multi_worker_mirrored": lambda: tf.distribute.experimental.MultiWorkerMirroredStrategy(),
+  "parameter_server": lambda: tf.distribute.experimental.ParameterServerStrategy(),
   "central_storage": lambda: tf.distribute.experimental.CentralStorageStrategy(testing.TWO_CPUS),
 }
 

@@ -1,11 +1,8 @@
 """Programs as in training scripts: clipping, towers, accumulation, averages, scopes, global steps, datasets."""
 
-import threading
-
 import numpy as np
 
 from tests.programs import table as programs
-from tests.programs.test_control_flow import to_dense
 from tests.testing import tf
 
 TABLE = programs.Table()
@@ -49,16 +46,13 @@ CHANGES = {
   "masked": (mask_nonfinite, True),
   "normalized": (normalize, True),
   "conditionally_clipped": (clip_conditionally, True),
-  "signs": (lambda t, grads: [tf.sign(g) for g in grads], True),
   "quantized": (lambda t, grads: [tf.quantization.fake_quant_with_min_max_args(g, -1, 1) for g in grads], True),
   "tanh": (lambda t, grads: [tf.tanh(g) for g in grads], True),
   "regularized": (lambda t, grads: [g + 0.01 * v for g, v in zip(grads, t.variables)], False),
   "multiplied": (lambda t, grads: [g * 0.3 for g in grads], False),
   "cast_and_back": (lambda t, grads: [tf.cast(tf.cast(g, tf.float64), tf.float32) for g in grads], False),
-  "on_another_device": (lambda t, grads: copy_to_another_device(grads), False),
   "assigned_to_variables": (lambda t, grads: assign_to_variables(t, grads), True),
   "in_a_py_func": (lambda t, grads: [clip_in_py_func(g) for g in grads], True),
-  "reversed_and_back": (lambda t, grads: [tf.reverse(tf.reverse(g, [0]), [0]) for g in grads], False),
   "with_noise": (
     lambda t, grads: [g + t.input(tf.float32, g.shape.as_list(), make_noise(g.shape.as_list())) for g in grads],
     False,
@@ -67,24 +61,13 @@ CHANGES = {
 
 
 RUN_BY_DEFAULT = (
-  "clipped_by_value",
-  "clipped_by_global_norm",
-  "clipped_to_a_placeholder",
-  "masked",
-  "conditionally_clipped",
-  "assigned_to_variables",
-  "in_a_py_func",
-  "with_noise",
-)
+  "clipped_by_value clipped_by_global_norm clipped_to_a_placeholder masked conditionally_clipped assigned_to_variables "
+  "in_a_py_func with_noise"
+).split()
 
 
 def make_noise(shape):
   return lambda x, flag: np.random.RandomState(int(flag)).normal(size=shape)
-
-
-def copy_to_another_device(grads):
-  with tf.device("/cpu:1"):
-    return [tf.identity(g) for g in grads]
 
 
 def assign_to_variables(t, grads):
@@ -111,11 +94,12 @@ for name, (change, hides_overflow) in CHANGES.items():
 @TABLE.program()
 def averaged_over_towers(t):
   optimizer = t.wrap()
+  second = t.input(tf.float32, [3], lambda x, flag: np.where(np.isfinite(x), 2 * x, 1))  # only the first one overflows
   towers = []
-  for number in range(2):
+  for number, x in enumerate([t.x, second]):
     with tf.device("/cpu:{}".format(number)), tf.name_scope("tower_{}".format(number)):
       with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
-        towers.append(optimizer.compute_gradients(t.loss(t.x * (number + 1.0), sparse=False)))
+        towers.append(optimizer.compute_gradients(t.loss(x, sparse=False)))
   averaged = [
     (tf.reduce_mean(tf.concat([tf.expand_dims(g, 0) for g, _ in pairs], 0), 0), pairs[0][1]) for pairs in zip(*towers)
   ]
@@ -189,13 +173,6 @@ def partitioned_variables(t):
   )
 
 
-@TABLE.program(slow=True)
-def a_partitioned_variable_as_var_list(t):
-  with tf.variable_scope("", use_resource=t.resource):
-    parts = tf.get_variable("parts", initializer=tf.ones([6, 3]), partitioner=tf.fixed_size_partitioner(3))
-  return t.wrap().minimize(tf.reduce_sum(tf.square(tf.convert_to_tensor(parts)) * t.x), t.global_step, list(parts))
-
-
 @TABLE.program()
 def constrained_variables(t):
   w = t.variable("constrained", np.ones(3, np.float32), constraint=lambda v: tf.clip_by_value(v, 0.9, 1.1))
@@ -209,34 +186,11 @@ def cached_variables(t):
   return t.wrap().minimize(tf.reduce_sum(w * w * t.x), t.global_step)
 
 
-@TABLE.program(slow=True)
-def colocated_variables(t):
-  w, _ = t.variables
-  with tf.colocate_with(w):
-    second = t.variable("second", np.zeros(3, np.float32))
-  return t.wrap().minimize(t.loss() + tf.reduce_sum(tf.sin(second) * t.x), t.global_step)
-
-
-@TABLE.program(slow=True)
-def variables_on_several_devices(t):
-  with tf.device("/cpu:1"):
-    w = t.variable("elsewhere", np.ones(3, np.float32))
-  return t.wrap().minimize(t.loss() + tf.reduce_sum(w * w * t.x), t.global_step)
-
-
 @TABLE.program(variants=(programs.V1,))
 def resource_and_reference_variables_together(t):
   with tf.variable_scope("", use_resource=False):
     reference = tf.get_variable("reference", initializer=np.ones(3, np.float32))
   return t.wrap().minimize(t.loss() + tf.reduce_sum(reference * reference * t.x), t.global_step)
-
-
-@TABLE.program(slow=True)
-def variables_made_by_layers(t):
-  w = t.variable("kernel", np.full([3, 2], 0.5, np.float32))
-  b = t.variable("bias", np.zeros(2, np.float32))
-  hidden = tf.nn.relu(tf.nn.xw_plus_b(t.x[None], w, b))
-  return t.wrap().minimize(tf.reduce_sum(tf.square(hidden)) + t.loss(), t.global_step, gate_gradients=2)
 
 
 @TABLE.program(slow=True)
@@ -277,12 +231,6 @@ def no_global_step(t):
   return t.wrap().minimize(t.loss())
 
 
-@TABLE.program(slow=True)
-def the_global_step_passed_to_another_optimizer(t):
-  with tf.control_dependencies([t.wrap().minimize(t.loss())]):
-    return t.wrap(tf.train.GradientDescentOptimizer(0.0)).minimize(t.loss(), t.global_step)
-
-
 # --- dependencies and scopes ------------------------------------------------------------------------------------------
 
 
@@ -300,30 +248,14 @@ def control_dependencies_after_minimize(t):
     return count.assign_add(tf.reduce_sum(t.variables[0].read_value()))
 
 
-@TABLE.program(slow=True)
-def control_dependencies_on_gradients(t):
-  optimizer = t.wrap()
-  pairs = optimizer.compute_gradients(t.loss())
-  with tf.control_dependencies(to_dense(grad for grad, _ in pairs)):
-    return optimizer.apply_gradients(pairs, t.global_step)
-
-
 def explain_scope_failure(variant):
   return "the beta powers are not in the name scope" if variant.control_flow == 2 else None
 
 
-def minimize_in_scopes(t, inner):
+@TABLE.program(tensorflow_fails=explain_scope_failure)
+def scopes_around_adam(t):
   with tf.name_scope("outer"), tf.variable_scope("scope"), tf.name_scope("within"):
-    return t.wrap(inner).minimize(t.loss(), t.global_step, name="step")
-
-
-for name, make_inner in [("adam", lambda: tf.train.AdamOptimizer(0.1)), ("momentum", lambda: None)]:
-  TABLE.add(
-    "scopes_around_{}".format(name),
-    lambda t, make_inner=make_inner: minimize_in_scopes(t, make_inner()),
-    tensorflow_fails=explain_scope_failure if name == "adam" else None,
-    slow=name != "adam",
-  )
+    return t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss(), t.global_step, name="step")
 
 
 @TABLE.program(tensorflow_fails=explain_scope_failure)
@@ -333,6 +265,15 @@ def a_reused_variable_scope(t):
     with tf.variable_scope("shared", reuse=tf.AUTO_REUSE, use_resource=t.resource):
       w = tf.get_variable("w", initializer=np.ones(3, np.float32))
       train_op = optimizer.minimize(tf.reduce_sum(w * w * t.x * factor), t.global_step, [w])
+  return train_op
+
+
+@TABLE.program()
+def two_optimizers_in_a_reused_variable_scope(t):
+  for factor in (1.0, 2.0):
+    with tf.variable_scope("shared", reuse=tf.AUTO_REUSE, use_resource=t.resource):
+      w = tf.get_variable("w", initializer=np.ones(3, np.float32))
+      train_op = t.wrap().minimize(tf.reduce_sum(w * w * t.x * factor), t.global_step, [w])
   return train_op
 
 
@@ -367,28 +308,6 @@ def the_train_op_taken_from_its_collection(t):
   return tf.get_collection(tf.GraphKeys.TRAIN_OP)[-1]
 
 
-@TABLE.program(slow=True)
-def summaries_of_gradients(t):
-  optimizer = t.wrap()
-  pairs = optimizer.compute_gradients(t.loss(sparse=False))
-  summaries = tf.summary.merge([tf.summary.scalar("norm", tf.norm(grad)) for grad, _ in pairs])
-  train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.run([train_op, summaries], feed)
-
-
-@TABLE.program(slow=True)
-def an_input_from_a_queue(t):
-  queue = tf.FIFOQueue(4, [tf.float32], [[3]])
-  enqueue = queue.enqueue([t.x])
-  train_op = t.wrap().minimize(t.loss(queue.dequeue()), t.global_step)
-
-  def step(sess, feed):
-    sess.run(enqueue, feed)
-    sess.run(train_op)
-
-  return step
-
-
 @TABLE.program()
 def an_input_from_a_dataset(t):
   dataset = tf.data.Dataset.from_tensors(t.x).map(lambda x: x * 2.0)
@@ -400,20 +319,6 @@ def an_input_from_a_dataset(t):
     sess.run(train_op)
 
   return step
-
-
-@TABLE.program(slow=True)
-def a_graph_built_in_another_thread(t):
-  built = []
-
-  def build():
-    with t.graph.as_default():
-      built.append(t.wrap().minimize(t.loss(), t.global_step))
-
-  thread = threading.Thread(target=build)
-  thread.start()
-  thread.join()
-  return built[0]
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

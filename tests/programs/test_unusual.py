@@ -53,13 +53,6 @@ def the_loss_is_a_function(t):
   return t.wrap().minimize(t.loss, t.global_step)
 
 
-@TABLE.program(slow=True)
-def the_train_op_found_by_name(t):
-  with tf.name_scope("training"):
-    t.wrap().minimize(t.loss(), t.global_step, name="step")
-  return t.graph.get_operation_by_name("training/step")
-
-
 @TABLE.program()
 def the_second_train_op_found_by_name(t):
   w, table = t.variables
@@ -80,17 +73,6 @@ def gradients_delayed_by_one_loop_iteration(t):
         return i + 1, tf.identity(grad)
 
   return tf.while_loop(lambda i, _: i < 3, body, [0, tf.zeros([3])], parallel_iterations=1)
-
-
-@TABLE.program(slow=True)
-def a_custom_getter_that_casts(t):
-
-  def as_half(getter, *args, **kwargs):
-    return tf.cast(getter(*args, **kwargs), tf.float16)
-
-  with tf.variable_scope("half", custom_getter=as_half, use_resource=t.resource):
-    half = tf.get_variable("master", initializer=np.ones(3, np.float32))
-  return t.wrap().minimize(tf.reduce_sum(tf.cast(half * half * tf.cast(t.x, tf.float16), tf.float32)), t.global_step)
 
 
 @TABLE.program()
@@ -140,27 +122,17 @@ def optimizer_variables_initialized_again(t):
 # --- custom optimizers ------------------------------------------------------------------------------------------------
 
 
-class MakesVariablesFromTensors(Descent):
-  """Makes variables in `apply_gradients` whose initial values are tensors."""
+class MakesVelocities(Descent):
+  """Makes variables in `apply_gradients`, each with a function of the trained variable."""
+
+  def __init__(self, make):
+    super().__init__()
+    self._make = make
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     updates = []
     for grad, variable in grads_and_vars:
-      velocity = tf.Variable(tf.zeros_like(variable), trainable=False, name="velocity", use_resource=True)
-      with tf.control_dependencies([velocity.assign(0.9 * velocity + tf.convert_to_tensor(grad))]):
-        updates.append(variable.assign_sub(0.1 * velocity.read_value()))
-    return tf.group(*updates)
-
-
-class GetsVariablesFromTensors(Descent):
-  """Does the same as `MakesVariablesFromTensors` with `tf.get_variable`."""
-
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    updates = []
-    for grad, variable in grads_and_vars:
-      velocity = tf.get_variable(
-        variable.op.name + "/velocity", initializer=tf.zeros_like(variable), trainable=False, use_resource=True
-      )
+      velocity = self._make(variable)
       with tf.control_dependencies([velocity.assign(0.9 * velocity + tf.convert_to_tensor(grad))]):
         updates.append(variable.assign_sub(0.1 * velocity.read_value()))
     return tf.group(*updates)
@@ -178,20 +150,6 @@ class MakesVariablesFromOuterTensors(Descent):
     return super().apply_gradients(
       [(grad * rate if variable.shape == [3] else grad, variable) for grad, variable in grads_and_vars], global_step
     )
-
-
-class MakesVariablesFromFunctions(Descent):
-  """Does the same as `MakesVariablesFromTensors` with functions as initial values."""
-
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    updates = []
-    for grad, variable in grads_and_vars:
-      velocity = tf.Variable(
-        lambda variable=variable: tf.zeros(variable.shape), trainable=False, name="velocity", use_resource=True
-      )
-      with tf.control_dependencies([velocity.assign(0.9 * velocity + tf.convert_to_tensor(grad))]):
-        updates.append(variable.assign_sub(0.1 * velocity.read_value()))
-    return tf.group(*updates)
 
 
 class AppliesWithFewerArguments(Descent):
@@ -258,16 +216,24 @@ class AcceptsIntegers(Descent):
     return tf.assign_sub(var, grad)
 
 
-for custom in (
-  MakesVariablesFromTensors,
-  GetsVariablesFromTensors,
-  MakesVariablesFromOuterTensors,
-  MakesVariablesFromFunctions,
-):
+NOT_TRAINED = dict(trainable=False, use_resource=True)
+CUSTOM = {
+  "MakesVariablesFromTensors": lambda: MakesVelocities(
+    lambda v: tf.Variable(tf.zeros_like(v), name="velocity", **NOT_TRAINED)
+  ),
+  "GetsVariablesFromTensors": lambda: MakesVelocities(
+    lambda v: tf.get_variable(v.op.name + "/velocity", initializer=tf.zeros_like(v), **NOT_TRAINED)
+  ),
+  "MakesVariablesFromFunctions": lambda: MakesVelocities(
+    lambda v: tf.Variable(lambda: tf.zeros(v.shape), name="velocity", **NOT_TRAINED)
+  ),
+  "MakesVariablesFromOuterTensors": MakesVariablesFromOuterTensors,
+}
+for name, make_custom in CUSTOM.items():
   TABLE.add(
-    "custom_optimizer_{}".format(custom.__name__),
-    lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
-    tensorflow_fails=(None if custom is MakesVariablesFromFunctions else "the initial values are tensors in a branch"),
+    "custom_optimizer_{}".format(name),
+    lambda t, make_custom=make_custom: t.wrap(make_custom()).minimize(t.loss(sparse=False), t.global_step),
+    tensorflow_fails=None if "Functions" in name else "the initial values are tensors in a branch",
   )
 
 

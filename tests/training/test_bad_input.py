@@ -4,6 +4,8 @@ Each row is called with a TrainingWithOptimizer `t`. Training afterwards must gi
 without the call.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow
@@ -94,46 +96,30 @@ def odd_keras_config():
 
 rows(
   (dynamic(initial_loss_scale=0), ValueError, "initial_loss_scale.*above 0.*got 0"),
-  (dynamic(initial_loss_scale=-2.0), ValueError, "initial_loss_scale.*got -2.0"),
   (dynamic(initial_loss_scale=NAN), ValueError, "initial_loss_scale.*got nan"),
   (dynamic(initial_loss_scale=INF), ValueError, "initial_loss_scale.*at most 2\\*\\*126.*got inf"),
   (dynamic(initial_loss_scale=1e38), ValueError, "initial_loss_scale.*at most 2\\*\\*126.*got 1e\\+38"),
   (dynamic(initial_loss_scale=True), ValueError, "initial_loss_scale.*got True"),
   (dynamic(initial_loss_scale="8"), ValueError, "initial_loss_scale.*got '8'"),
-  (dynamic(initial_loss_scale=8j), ValueError, "initial_loss_scale.*got 8j"),
   (dynamic(initial_loss_scale=0.5), ValueError, "at least min_loss_scale, 1.0, but got 0.5"),
   (dynamic(initial_loss_scale=8, min_loss_scale=16), ValueError, "at least min_loss_scale, 16.0, but got 8"),
   (dynamic(initial_loss_scale=8, max_loss_scale=4), ValueError, "at most max_loss_scale, 4.0, but got 8"),
   (dynamic(min_loss_scale=0), ValueError, "min_loss_scale.*got 0"),
-  (dynamic(min_loss_scale=NAN), ValueError, "min_loss_scale.*got nan"),
   (dynamic(max_loss_scale=INF), ValueError, "max_loss_scale.*got inf"),
   (dynamic(multiplier=1), ValueError, "multiplier.*above 1.*got 1"),
-  (dynamic(multiplier=0.5), ValueError, "multiplier.*got 0.5"),
-  (dynamic(multiplier=NAN), ValueError, "multiplier.*got nan"),
-  (dynamic(multiplier=False), ValueError, "multiplier.*got False"),
   (dynamic(backoff=1.0), ValueError, "backoff.*above 1.*got 1.0"),
-  (dynamic(backoff=-2), ValueError, "backoff.*got -2"),
   (dynamic(increment_period=0), ValueError, "increment_period.*at least 1.*got 0"),
-  (dynamic(increment_period=-1), ValueError, "increment_period.*got -1"),
   (dynamic(increment_period=NAN), ValueError, "increment_period.*got nan"),
-  (dynamic(increment_period=True), ValueError, "increment_period.*got True"),
   (dynamic(increment_period=2**63), ValueError, "increment_period.*got 9223372036854775808"),
   (dynamic(overflow_tolerance=0), ValueError, "overflow_tolerance.*at least 1.*got 0"),
   (dynamic(overflow_tolerance=None), ValueError, "overflow_tolerance.*got None"),
   (fixed("8"), ValueError, "must be a Python int or float.*got '8'"),
-  (fixed(None), ValueError, "must be a Python int or float.*got None"),
   (fixed(True), ValueError, "must be a Python int or float.*got True"),
   (fixed(0), ValueError, "must be at least 1.*got 0"),
-  (fixed(0.5), ValueError, "must be at least 1.*got 0.5"),
-  (fixed(-8), ValueError, "must be at least 1.*got -8"),
   (fixed(NAN), ValueError, "must be at least 1.*got nan"),
   (fixed(INF), ValueError, "at most 2\\*\\*126.*got inf"),
-  (fixed(1e38), ValueError, "at most 2\\*\\*126.*got 1e\\+38"),
   (identified("static"), ValueError, "interpret loss scale identifier: static.*\"dynamic\".*got 'static'"),
-  (identified("8"), ValueError, "interpret loss scale identifier: 8.*got '8'"),
   (identified(True), ValueError, "interpret loss scale identifier: True"),
-  (identified([]), ValueError, "interpret loss scale identifier: \\[\\]"),
-  (identified({}), ValueError, "interpret loss scale identifier: {}"),
   (identified(b"dynamic"), ValueError, "interpret loss scale identifier.*got b'dynamic'"),
   (identified(object), ValueError, "interpret loss scale identifier.*got <class 'object'>"),
   (lambda t: mp_compat.LossScale(), TypeError, "abstract"),
@@ -153,8 +139,6 @@ rows(
 
 rows(
   (lambda t: wrapped(None), ValueError, "loss_scale cannot be None.*use the inner optimizer alone"),
-  (lambda t: wrapped("fast"), ValueError, "interpret loss scale identifier: fast"),
-  (lambda t: wrapped(0.5), ValueError, "at least 1.*0.5"),
   (lambda t: wrapped("dynamic", "sgd"), ValueError, "must be an instance of Optimizer, but got: .*str"),
   (lambda t: wrapped("dynamic", sgd), ValueError, "must be an instance of Optimizer, but got: .*function"),
   (lambda t: wrapped("dynamic", tf.train.AdamOptimizer), ValueError, "but got: .*AdamOptimizer.*Pass an instance"),
@@ -163,9 +147,7 @@ rows(
   (lambda t: wrapped(8.0, tf.train.SyncReplicasOptimizer(sgd(), 1, 1)), ValueError, "Wrap in the other order: Sync"),
   (lambda t: wrapped(8.0, skip_nonfinite=False, finite_reducer=tf.identity), ValueError, "Pass only one of them"),
   (lambda t: t.opt.compute_gradients(t.loss, gate_gradients=3), ValueError, "must be one of.*Not 3"),
-  (lambda t: t.opt.compute_gradients(t.loss, gate_gradients="OP"), ValueError, "must be one of.*Not OP"),
   (lambda t: t.opt.compute_gradients(tf.constant(1)), ValueError, "Invalid type tf.int32.*tf.cast"),
-  (lambda t: t.opt.compute_gradients(tf.constant("loss")), ValueError, "Invalid type tf.string.*tf.cast"),
   (lambda t: t.opt.compute_gradients(t.loss, []), ValueError, "No variables to optimize"),
   (lambda t: t.opt.minimize(tf.reduce_sum(t.x)), ValueError, "No gradients provided for any variable"),
   (lambda t: t.opt.apply_gradients([]), ValueError, "No variables provided"),
@@ -179,16 +161,6 @@ rows(
   (applied(lambda t: tf.placeholder(tf.int32, [2])), TypeError, "DataType int32 not in list of allowed values"),
   (applied(lambda t: tf.placeholder(tf.complex64, [2])), TypeError, "DataType complex64 not in list"),
   (applied(lambda t: t.x, global_step="step"), TypeError, "must be a variable.*Pass the name of the op as name='step'"),
-  (
-    lambda t: wrapped(8.0, finite_reducer=lambda finite: tf.cast(finite, tf.float32)).apply_gradients([(t.x, t.w)]),
-    ValueError,
-    "must return a scalar bool.*all_ranks_finite",
-  ),
-  (
-    lambda t: wrapped(8.0, finite_reducer=lambda finite: [finite, finite]).apply_gradients([(t.x, t.w)]),
-    ValueError,
-    "must return a scalar bool",
-  ),
   (lambda t: t.opt.scale_loss(tf.constant(1)), ValueError, "Invalid type tf.int32"),
   (lambda t: wrapped(8.0).unscale_gradients([t.x]), RuntimeError, "scale_loss\\(\\) was not called in this graph"),
   (lambda t: t.opt.gradients_finite, RuntimeError, "finite check in apply_gradients.*First call minimize"),
@@ -200,10 +172,8 @@ rows(
 rows(
   (hook(on_stall="explode"), ValueError, "on_stall must be one of 'raise', 'stop', 'warn', but got 'explode'"),
   (hook(max_consecutive_skips=0), ValueError, "max_consecutive_skips must be an int of at least 1, but got 0"),
-  (hook(max_consecutive_skips=True), ValueError, "max_consecutive_skips must be an int .* got True"),
   (hook(min_scale_patience=2.5), ValueError, "min_scale_patience must be an int .* got 2.5"),
   (attempts(-3), ValueError, "num_attempts must be an int of at least 1, but got -3"),
-  (attempts(1.0), ValueError, "num_attempts must be an int of at least 1, but got 1.0"),
   (lambda t: mp_compat.LossScaleHook(t.opt).begin(), RuntimeError, "has no train op in the current graph"),
   (lambda t: mp_compat.nonfinite_gradients(t.opt), RuntimeError, "has no train op in the current graph"),
   (lambda t: mp_compat.LossScaleHook(None).begin(), ValueError, "optimizer must be .*but got None"),
@@ -233,7 +203,6 @@ rows(
   (lambda t: mp_compat.apply_gradients_together([]), ValueError, "pairs of an optimizer .* but got \\[\\]"),
   (lambda t: mp_compat.apply_gradients_together([t.opt, t.opt]), ValueError, "pairs of an optimizer .* but got \\[<"),
   (hook(every_n_steps=0), ValueError, "every_n_steps must be an int of at least 1, but got 0"),
-  (hook(every_n_steps=-1), ValueError, "every_n_steps must be an int of at least 1, but got -1"),
   (hook(every_n_secs=0), ValueError, "every_n_secs must be a number above 0 .* but got 0"),
   (hook(every_n_steps=10, every_n_secs=5.0), ValueError, "every_n_steps or every_n_secs, but got both, 10 and 5.0"),
   (
@@ -253,20 +222,8 @@ rows(
     "need the finite check, but .*skip_nonfinite=False",
   ),
   (lambda t: contrib.FixedLossScaleManager(0.5), ValueError, "at least 1.*got 0.5"),
-  (lambda t: contrib.FixedLossScaleManager(NAN), ValueError, "at least 1.*got nan"),
   (lambda t: contrib.LossScaleOptimizer(sgd(), 8), ValueError, "must be a mp_compat.contrib.*Manager, but got 8"),
   (lambda t: contrib.LossScaleOptimizer("sgd", contrib.FixedLossScaleManager(8)), ValueError, "of Optimizer"),
-  (lambda t: mp_compat.enable_mixed_precision_graph_rewrite("sgd"), ValueError, "an instance of.*Pass None"),
-  (lambda t: mp_compat.enable_mixed_precision_graph_rewrite(t.opt), ValueError, "must not already be an inst"),
-  (lambda t: mp_compat.enable_mixed_precision_graph_rewrite(sgd(), "fast"), ValueError, "interpret loss scale"),
-  (
-    lambda t: mp_compat.register_loss_scale_wrapper(tf.train.AdamOptimizer, wrapped),
-    TypeError,
-    "must be the class of the objects that wrapper_fn returns.*but got <function",
-  ),
-  (lambda t: checkpoints.Saver().restore(None, None), ValueError, "not a valid checkpoint: None"),
-  (lambda t: checkpoints.inspect("/no/such/model.ckpt"), ValueError, "no checkpoint at /no/such/model.ckpt"),
-  (lambda t: checkpoints.name_map("/no/such/model.ckpt"), ValueError, "no checkpoint at.*Expected the path"),
   (lambda t: checkpoints.convert("/no/such/model.ckpt", "/no/such/out"), ValueError, "naming scheme \\(`to`\\) or"),
   (lambda t: checkpoints.convert("/no/such/model.ckpt", "/no/such/out", "plain"), ValueError, "no checkpoint at"),
 )
@@ -324,14 +281,19 @@ class TrainingWithOptimizer(testing.Training):
     return dict(zip(names, self.session.run(self.opt.variables() + [self.w, self.global_step])))
 
 
+@functools.lru_cache(maxsize=None)
+def trained_without_call():
+  with tf.Graph().as_default():
+    return TrainingWithOptimizer().trained()
+
+
 @pytest.mark.parametrize("call, error, words", ROWS)
-def test_bad_input_raises_and_leaves_training_unchanged(call, error, words):
+def test_bad_input_raises_without_effect(call, error, words):
   with tf.Graph().as_default():
     training = TrainingWithOptimizer()
     with pytest.raises(error, match=words):
       call(training)
     after = training.trained()
-  with tf.Graph().as_default():
-    assert sorted(after) == ["current_loss_scale", "global_step", "good_steps", "w", "w/Momentum"]
-    for name, value in TrainingWithOptimizer().trained().items():
-      np.testing.assert_array_equal(after[name], value, name)
+  assert sorted(after) == ["current_loss_scale", "global_step", "good_steps", "w", "w/Momentum"]
+  for name, value in trained_without_call().items():
+    np.testing.assert_array_equal(after[name], value, name)

@@ -5,17 +5,11 @@ import time
 import numpy as np
 import pytest
 
-import mp_compat
 from tests import testing
+from tests.testing import Optimizer
 from tests.testing import tf
 
-Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
-
-
-@pytest.fixture(autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
-def _graph(request):
-  with tf.Graph().as_default(), testing.control_flow(request.param):
-    yield
+pytestmark = pytest.mark.usefixtures("graph", "control_flow")
 
 
 class StartingWeights(tf.train.GradientDescentOptimizer):
@@ -69,7 +63,7 @@ def case_of_three(variable):
   ],
 )
 @pytest.mark.parametrize("wrap", [lambda opt: opt, lambda opt: Optimizer(opt, "dynamic")], ids=["unwrapped", "wrapped"])
-def test_conditional_initial_value_takes_the_right_branch(wrap, initial, expected):
+def test_initial_value_takes_right_branch(wrap, initial, expected):
   training = testing.Training()
   inner = StartingWeights(initial)
   wrap(inner).minimize(training.loss)
@@ -80,7 +74,7 @@ def test_conditional_initial_value_takes_the_right_branch(wrap, initial, expecte
     np.testing.assert_array_equal(training.session.run(inner.kept), expected)
 
 
-def test_initial_value_from_a_loop_names_the_remedy():
+def test_initial_value_of_loop_raises():
   training = testing.Training()
   inner = StartingWeights(lambda variable: tf.map_fn(lambda x: 2.0 * x, variable.read_value()))
   opt = Optimizer(inner, "dynamic")
@@ -119,7 +113,7 @@ def in_a_nested_branch(number, factor):
 @pytest.mark.parametrize("in_loop", [False, True], ids=["graph", "loop"])
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize("build", [halved_every_step, in_a_nested_branch])
-def test_step_uses_a_tensor_of_another_skipped_step(build, use_resource, in_loop):
+def test_step_uses_tensor_of_skipped_step(build, use_resource, in_loop):
   """The first optimizer builds the learning rate; its overflow must not skip the second one's steps."""
   if in_loop and tf.control_flow_v2_enabled():
     pytest.skip("in functions, TensorFlow raises an error: the tensor is out of scope")
@@ -136,14 +130,13 @@ def test_step_uses_a_tensor_of_another_skipped_step(build, use_resource, in_loop
       return tf.add(i, 1)
 
   train_op = tf.while_loop(lambda i: i < 1, step, [0]) if in_loop else step(0)
-  with tf.Session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     for index, value in enumerate([1.0, np.inf, np.nan]):
       sess.run(train_op, {x: value, number: index})
     assert sess.run([d, g]) == [-1.0, 1.75]
 
 
-def test_tensor_of_another_step_is_copied_once():
+def test_shared_tensor_is_copied_once():
   variables, number = (
     [tf.get_variable("v{}".format(i), initializer=0.0) for i in range(5)],
     tf.placeholder(tf.float32, []),
@@ -164,7 +157,7 @@ def counted():
 
 
 @pytest.mark.parametrize("build", [drawn, counted])
-def test_tensor_of_another_step_that_cannot_be_copied_raises(build):
+def test_uncopyable_tensor_raises(build):
   global_step = tf.train.get_or_create_global_step()
   w, rate = tf.get_variable("w", [], initializer=tf.zeros_initializer()), BuiltOnce(build)
   Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(w * w, global_step)
@@ -202,8 +195,7 @@ def test_copied_tensor_waits_for_ops_outside():
   rate = BuiltOnce(build)
   d_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(d * x, var_list=[d])
   g_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(-1.0 * g, var_list=[g])
-  with tf.Session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     for value in [1.0, np.inf]:
       sess.run([d_op, g_op], {x: value})
     assert sess.run([d, g]) == [-0.5, 0.75]
@@ -214,31 +206,29 @@ def printed(number):
 
 
 @pytest.mark.parametrize("build", [lambda number: tf.pow(0.5, number), printed], ids=["pow", "print"])
-def test_step_waits_for_a_tensor_of_another_skipped_step(build):
+def test_step_waits_for_skipped_step(build):
   d, g = [tf.get_variable(name, initializer=0.0) for name in "dg"]
   x, number = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
   shared = BuiltOnce(lambda: build(number))
   d_op = Optimizer(Waiting(1.0, shared), "dynamic").minimize(d * x, var_list=[d])
   g_op = Optimizer(Waiting(shared, shared), "dynamic").minimize(-1.0 * g, var_list=[g])
-  with tf.Session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     for index, value in enumerate([1.0, np.inf, np.nan]):
       sess.run([d_op, g_op], {x: value, number: index})
     assert sess.run([d, g]) == [-1.0, 1.75]
 
 
-def test_step_does_not_wait_for_empty_ops_of_another():
+def test_step_does_not_wait_for_empty_ops():
   d, g = [tf.get_variable(name, initializer=0.0) for name in "dg"]
   x, shared = tf.placeholder(tf.float32, []), BuiltOnce(tf.no_op)
   d_op = Optimizer(Waiting(1.0, shared), "dynamic").minimize(d * x, var_list=[d])
   g_op = Optimizer(Waiting(1.0, shared), "dynamic").minimize(-1.0 * g, var_list=[g])
-  with tf.Session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     sess.run([d_op, g_op], {x: np.inf})
     assert sess.run([d, g]) == [0.0, 1.0]
 
 
-def test_waiting_for_an_update_of_another_step_raises():
+def test_waiting_for_other_update_raises():
   w, step = tf.get_variable("w", initializer=0.0), tf.train.get_or_create_global_step()
   shared = BuiltOnce(lambda: tf.group(tf.assign_add(step, 1)))
   Optimizer(Waiting(1.0, shared), 8.0).minimize(w * w)

@@ -10,13 +10,8 @@ import mp_compat
 from tests import testing
 from tests.testing import tf
 
+pytestmark = pytest.mark.usefixtures("eager")
 OVERFLOWS = (1, 4, 5)
-
-
-@pytest.fixture(autouse=True)
-def _eager():
-  with testing.eager_mode():
-    yield
 
 
 def train(api, name, as_function, steps=9):
@@ -45,7 +40,7 @@ def train(api, name, as_function, steps=9):
 
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("name", ["GradientDescent", "Momentum", "Adam"])
-def test_eager_training_matches_tensorflow_class(name, as_function):
+def test_eager_training_matches_tensorflow(name, as_function):
   ours, opt = train(mp_compat, name, as_function)
   theirs, _ = train(testing.native, name, as_function)
   testing.assert_same(ours, theirs)
@@ -53,7 +48,7 @@ def test_eager_training_matches_tensorflow_class(name, as_function):
   assert len(opt.loss_scale.variables()) == 2 and "current_loss_scale=" in repr(opt.loss_scale)
 
 
-def test_minimize_returns_none_and_sets_gradients_finite():
+def test_minimize_returns_none():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
   w = tensorflow.Variable([1.0, 2.0])
   for x, finite in [(1.0, True), (np.nan, False)]:
@@ -71,7 +66,7 @@ def test_minimize_returns_none_and_sets_gradients_finite():
     (lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"), 1),
   ],
 )
-def test_callable_loss_scaled_by_another_optimizer_warns_once(as_function, wrap, warnings, caplog):
+def test_loss_scaled_twice_warns_once(as_function, wrap, warnings, caplog):
   opt = wrap(mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic"))
   w = tensorflow.Variable([1.0, 2.0])
 
@@ -86,7 +81,7 @@ def test_callable_loss_scaled_by_another_optimizer_warns_once(as_function, wrap,
   assert caplog.text.count("seems to be scaled already") == warnings
 
 
-def test_clipped_overflow_in_function_skips_step():
+def test_clipped_overflow_skips_step():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
   w = tensorflow.Variable([1.0, 2.0])
 
@@ -101,7 +96,7 @@ def test_clipped_overflow_in_function_skips_step():
   assert opt.loss_scale().numpy() == 2.0**14
 
 
-def test_tape_gradients_are_scaled_and_unscaled():
+def test_tape_gradients_are_unscaled():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
   w = tensorflow.Variable([1.0, 2.0])
   with tf.GradientTape() as tape:
@@ -113,7 +108,7 @@ def test_tape_gradients_are_scaled_and_unscaled():
   assert grads[0].numpy().tolist() == [2.0, 4.0] and w.numpy().tolist() == [-1.0, -2.0]
 
 
-def test_eager_unscaling_uses_the_current_scale():
+def test_eager_unscaling_uses_current_scale():
   """The loss is scaled in a function, and once in eager mode, while the scale changes."""
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(
     tf.train.GradientDescentOptimizer(0.0), mp_compat.DynamicLossScale(8.0, 1)
@@ -133,31 +128,21 @@ def test_eager_unscaling_uses_the_current_scale():
   assert opt.loss_scale().numpy() == 128.0
 
 
-def test_non_callable_loss_raises_runtime_error():
+def test_non_callable_loss_raises():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
   with pytest.raises(RuntimeError, match="`loss` passed to Optimizer.compute_gradients should be a function"):
     opt.compute_gradients(tf.constant(1.0), [tensorflow.Variable(1.0)])
 
 
-def test_eager_loss_scale_can_be_copied_in_graph():
-  """Estimator copies its params in this way."""
-  loss_scale = mp_compat.DynamicLossScale(8.0, 1)
-  loss_scale.update([tf.constant(1.0)])
-  assert copy.deepcopy(loss_scale)().numpy() == 16.0
-  with tf.Graph().as_default(), testing.session() as sess:
-    scale = copy.deepcopy({"loss_scale": loss_scale})["loss_scale"]()
-    sess.run(tf.global_variables_initializer())
-    assert sess.run(scale) == 8.0
-
-
-def test_eager_loss_scale_has_separate_graph_variables():
+def test_eager_scale_has_graph_variables():
+  """So has its copy, as Estimator makes of its params."""
   loss_scale = mp_compat.DynamicLossScale(8.0, 1)
   loss_scale.update([tf.constant(1.0)])
   with tf.Graph().as_default(), testing.session() as sess:
-    scale = loss_scale()
+    scales = [loss_scale(), copy.deepcopy({"loss_scale": loss_scale})["loss_scale"]()]
     sess.run(tf.global_variables_initializer())
-    assert sess.run(scale) == 8.0
-  assert loss_scale().numpy() == 16.0
+    assert sess.run(scales) == [8.0, 8.0]
+  assert loss_scale().numpy() == copy.deepcopy(loss_scale)().numpy() == 16.0
 
 
 def together(opt, w, x):

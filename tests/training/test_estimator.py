@@ -3,14 +3,13 @@
 All numbers are sums of few powers of two, so float32 represents them exactly.
 """
 
-import os
-
 import numpy as np
 import pytest
 import tensorflow
 
 import mp_compat
 from tests import testing
+from tests.testing import Optimizer
 from tests.testing import tf
 
 pytestmark = pytest.mark.skipif(
@@ -55,12 +54,12 @@ class Expected:
 class Model:
   """A model_fn with the loss `sum(w * x)`, so the gradient of `w` is `x`.
 
-  Records the modes of its calls, and the optimizers and hooks that it creates.
+  Records the modes of its calls, and the hooks that it creates.
   """
 
-  def __init__(self, summaries=False, masks_loss=False, **hook):
-    self._summaries, self._masks_loss, self._hook = summaries, masks_loss, hook
-    self.modes, self.optimizers, self.hooks = [], [], []
+  def __init__(self, masks_loss=False):
+    self._masks_loss = masks_loss
+    self.modes, self.hooks = [], []
 
   def __call__(self, features, labels, mode, params):
     self.modes.append(mode)
@@ -71,15 +70,10 @@ class Model:
     loss = tf.reduce_sum(y)
     if mode == tf.estimator.ModeKeys.EVAL:
       return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops={"y": tf.metrics.mean(y)})
-    optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(
-      tf.train.MomentumOptimizer(RATE, MOMENTUM), params["loss_scale"]
-    )
-    hook = mp_compat.LossScaleHook(optimizer, **self._hook)
-    self.optimizers.append(optimizer)
+    optimizer = Optimizer(tf.train.MomentumOptimizer(RATE, MOMENTUM), params["loss_scale"])
+    hook = mp_compat.LossScaleHook(optimizer)
     self.hooks.append(hook)
     train_op = optimizer.minimize(loss, tf.train.get_global_step())
-    if self._summaries:
-      mp_compat.loss_scale_summaries(optimizer)
     if self._masks_loss:
       loss = tf.where_v2(optimizer.gradients_finite, loss, 0.0)
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[hook])
@@ -100,14 +94,8 @@ def dynamic():
   return {"loss_scale": mp_compat.DynamicLossScale(64.0, 2)}
 
 
-@pytest.fixture(name="control_flow", autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
-def _control_flow(request):
-  with testing.control_flow(request.param):
-    yield
-
-
 @pytest.mark.parametrize("api", [tf, tensorflow], ids=["compat.v1", "tensorflow"])
-def test_estimator_trains_evaluates_and_predicts(tmp_path, api):
+def test_estimator_trains_and_predicts(tmp_path, api):
   model = Model()
   estimator = api.estimator.Estimator(model, str(tmp_path), params=dynamic())
   xs = [FINITE, OVERFLOW, FINITE, FINITE, FINITE, HUGE, FINITE]
@@ -128,7 +116,7 @@ def test_estimator_trains_evaluates_and_predicts(tmp_path, api):
   assert len(model.hooks) == 2 and (model.hooks[1].attempted, model.hooks[1].skipped) == (7, 2)
 
 
-def test_optimizer_in_params_is_copied_per_graph(tmp_path):
+def test_optimizer_in_params_is_copied(tmp_path):
   """Estimator passes a copy to every call of model_fn. A graph must not contain objects of another graph."""
 
   def model_fn(features, mode, params):
@@ -136,7 +124,7 @@ def test_optimizer_in_params_is_copied_per_graph(tmp_path):
     train_op = params["optimizer"].minimize(loss, tf.train.get_global_step())
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
-  optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(RATE, MOMENTUM), **dynamic())
+  optimizer = Optimizer(tf.train.MomentumOptimizer(RATE, MOMENTUM), **dynamic())
   estimator = tf.estimator.Estimator(model_fn, str(tmp_path), params={"optimizer": optimizer})
   xs = [FINITE, OVERFLOW, FINITE]
   estimator.train(inputs(xs))
@@ -144,26 +132,7 @@ def test_optimizer_in_params_is_copied_per_graph(tmp_path):
   Expected(xs + xs, 64.0, 2).check(estimator)
 
 
-def test_hook_counters_are_restored_from_checkpoints(tmp_path):
-  model = Model(counters_in_graph=True)
-  estimator = tf.estimator.Estimator(model, str(tmp_path), params=dynamic())
-  for attempted, skipped in [(3, 1), (6, 2)]:
-    estimator.train(inputs([FINITE, OVERFLOW, FINITE]))
-    assert (model.hooks[-1].attempted, model.hooks[-1].skipped) == (attempted, skipped)
-    assert estimator.get_variable_value("loss_scale_hook/attempted_steps") == attempted
-    assert estimator.get_variable_value("loss_scale_hook/skipped_steps") == skipped
-
-
-@pytest.mark.parametrize("loss_scale, names", [("dynamic", ["current_loss_scale", "good_steps"]), (8.0, [])])
-def test_params_may_hold_loss_scale_identifiers(tmp_path, loss_scale, names):
-  estimator = tf.estimator.Estimator(Model(), str(tmp_path), params={"loss_scale": loss_scale})
-  estimator.train(inputs([FINITE, OVERFLOW, FINITE]))
-  assert sorted(estimator.get_variable_names()) == sorted(names + ["global_step", "w", "w/Momentum"])
-  np.testing.assert_array_equal(estimator.get_variable_value("w"), Expected([FINITE, FINITE], 8.0, 100).w)
-  assert estimator.get_variable_value("global_step") == 2
-
-
-def test_train_and_evaluate_evaluates_at_every_checkpoint(tmp_path):
+def test_train_and_evaluate_counts_applied_steps(tmp_path):
   model = Model()
   config = tf.estimator.RunConfig(save_checkpoints_steps=2)
   estimator = tf.estimator.Estimator(model, str(tmp_path), config, dynamic())
@@ -180,33 +149,9 @@ def test_train_and_evaluate_evaluates_at_every_checkpoint(tmp_path):
   assert model.modes.count(tf.estimator.ModeKeys.EVAL) == 3  # at 2, 4 and 6
 
 
-def test_max_steps_counts_only_applied_steps(tmp_path):
-  model = Model()
-  estimator = tf.estimator.Estimator(model, str(tmp_path), params=dynamic())
-  xs = [OVERFLOW, FINITE, FINITE, OVERFLOW]
-  estimator.train(inputs(xs, repeat=True), max_steps=5)
-  expected = Expected(xs * 9, 64.0, 2, steps=5)
-  expected.check(estimator)
-  assert expected.attempted == 10 and (model.hooks[0].attempted, model.hooks[0].skipped) == (10, 5)
-
-
-def test_hook_stops_a_run_of_overflows(tmp_path):
-  model = Model(on_stall="stop", min_scale_patience=4)
-  estimator = tf.estimator.Estimator(model, str(tmp_path), params=dynamic())
-  estimator.train(inputs([OVERFLOW], repeat=True), max_steps=5)
-  assert (model.hooks[0].attempted, model.hooks[0].skipped) == (10, 10)  # 6 steps lower the scale to 1; 4 follow at 1
-  Expected([], 64.0, 2).check(estimator)  # No checkpoint is written because the global step did not change.
-
-
-def test_hook_raises_on_consecutive_overflows(tmp_path):
-  estimator = tf.estimator.Estimator(Model(max_consecutive_skips=2), str(tmp_path), params=dynamic())
-  with pytest.raises(mp_compat.LossScaleStalledError, match=r"w:0: 0 NaN, 1 inf, the largest of the others 2\b"):
-    estimator.train(inputs([OVERFLOW], repeat=True), max_steps=5)
-
-
 @pytest.mark.parametrize("loss_scale", [lambda: dynamic()["loss_scale"], lambda: "dynamic"], ids=["object", "dynamic"])
-def test_overflow_on_one_replica_skips_step_on_all(tmp_path, loss_scale):
-  model = Model(every_n_steps=None)
+def test_overflow_on_one_replica_skips_all(tmp_path, loss_scale):
+  model = Model()
   config = tf.estimator.RunConfig(
     train_distribute=tf.distribute.MirroredStrategy(testing.TWO_CPUS),
     session_config=tf.ConfigProto(device_count={"CPU": 2}),
@@ -223,37 +168,10 @@ def test_overflow_on_one_replica_skips_step_on_all(tmp_path, loss_scale):
   assert {(hook.attempted, hook.skipped) for hook in model.hooks if hook.attempted} == {(5, 2)}
 
 
-def test_masked_loss_of_replicas_may_be_nan(tmp_path):
-  """Otherwise, Estimator's NanTensorHook ends the run."""
-  model = Model(masks_loss=True)
-  config = tf.estimator.RunConfig(
-    train_distribute=tf.distribute.MirroredStrategy(testing.TWO_CPUS),
-    session_config=tf.ConfigProto(device_count={"CPU": 2}),
-  )
-  estimator = tf.estimator.Estimator(model, str(tmp_path), config, dynamic())
-  nan = [np.nan, 1.0]
-  estimator.train(inputs([FINITE, nan, nan, FINITE, FINITE, FINITE]))
-  assert {(hook.attempted, hook.skipped) for hook in model.hooks if hook.attempted} == {(3, 2)}
-
-
-def test_warm_start_restores_weights_or_all_variables(tmp_path):
+def test_warm_start_restores_all_variables(tmp_path):
   xs = [FINITE, OVERFLOW, FINITE, HUGE, FINITE]
   first = tf.estimator.Estimator(Model(), str(tmp_path / "first"), params=dynamic())
   first.train(inputs(xs))
-  before = Expected(xs, 64.0, 2)
-
-  # By default only trainable variables are restored. Slots and loss scale get their initial values.
-  weights = tf.estimator.Estimator(
-    Model(),
-    str(tmp_path / "weights"),
-    params=dynamic(),
-    warm_start_from=tf.estimator.WarmStartSettings(str(tmp_path / "first")),
-  )
-  weights.train(inputs(xs))
-  after = Expected(xs, 64.0, 2)
-  after.w = before.w + (after.w - 1)
-  after.check(weights)
-
   # A list of patterns restores all variables that match, also those that are not trainable.
   everything = tf.estimator.Estimator(
     Model(),
@@ -265,47 +183,14 @@ def test_warm_start_restores_weights_or_all_variables(tmp_path):
   Expected(xs + xs, 64.0, 2).check(everything)
 
 
-def test_exported_model_contains_no_loss_scale(tmp_path):
-  estimator = tf.estimator.Estimator(Model(), str(tmp_path / "model"), params=dynamic())
-  estimator.train(inputs([FINITE, OVERFLOW, FINITE]))
-
-  def receiver():
-    x = tf.placeholder(tf.float32, [None, 2])
-    return tf.estimator.export.ServingInputReceiver({"x": x}, {"x": x})
-
-  export = estimator.export_saved_model(str(tmp_path / "export"), receiver).decode()
-  names = [name for name, _ in tf.train.list_variables(os.path.join(export, "variables", "variables"))]
-  assert sorted(names) == ["global_step", "w"]
-  with tf.Graph().as_default(), tf.Session() as sess:
-    signature = tf.saved_model.load(sess, ["serve"], export).signature_def["serving_default"]
-    y = sess.run(signature.outputs["y"].name, {signature.inputs["x"].name: [FINITE]})
-  assert y == np.dot(Expected([FINITE, FINITE], 64.0, 2).w, FINITE)
-
-
-def test_summaries_are_written_to_model_dir(tmp_path):
-  config = tf.estimator.RunConfig(save_summary_steps=1)
-  estimator = tf.estimator.Estimator(Model(summaries=True), str(tmp_path), config, dynamic())
-  estimator.train(inputs([FINITE, FINITE, OVERFLOW, FINITE]))
-  seen = testing.events(str(tmp_path))
-  # A skipped step has the same global step as the step before it.
-  assert seen["loss_scale/scale"] == [(1, 64.0), (2, 64.0), (2, 128.0), (3, 64.0)]
-  assert seen["loss_scale/applied"] == [(1, 1.0), (2, 1.0), (2, 0.0), (3, 1.0)]
-
-
-def test_nan_loss_raises_unless_masked_in_spec(tmp_path):
+def test_nan_loss_raises_unless_masked(tmp_path):
   """Estimator's NanTensorHook also checks the loss of skipped steps."""
   nan_input = [np.nan, 2.0]
   estimator = tf.estimator.Estimator(Model(), str(tmp_path / "plain"), params=dynamic())
   with pytest.raises(tf.train.NanLossDuringTrainingError):
     estimator.train(inputs([FINITE, nan_input, FINITE]))
 
-  model = Model()
-
-  def model_fn(features, labels, mode, params):
-    spec = model(features, labels, mode, params)
-    return spec._replace(loss=tf.where_v2(model.optimizers[-1].gradients_finite, spec.loss, 0.0))
-
-  estimator = tf.estimator.Estimator(model_fn, str(tmp_path / "masked"), params=dynamic())
+  estimator = tf.estimator.Estimator(Model(masks_loss=True), str(tmp_path / "masked"), params=dynamic())
   estimator.train(inputs([FINITE, nan_input, FINITE]))
   Expected([FINITE, nan_input, FINITE], 64.0, 2).check(estimator)
 
@@ -327,11 +212,11 @@ def batches(overflow):
   ids=["Momentum", "Adam"],
 )
 @pytest.mark.parametrize("called", [False, True], ids=["instance", "callable"])
-def test_canned_estimator_skips_overflowing_batches(tmp_path, make_inner, called):
+def test_canned_estimator_skips_overflows(tmp_path, make_inner, called):
   loss_scale = mp_compat.DynamicLossScale(2.0**15, 3)
 
   def wrapped():
-    return mp_compat.MixedPrecisionLossScaleOptimizer(make_inner(), loss_scale)
+    return Optimizer(make_inner(), loss_scale)
 
   def train(name, optimizer, overflow):
     estimator = tf.estimator.DNNClassifier(

@@ -1,15 +1,11 @@
-"""Tests of exported graphs: MetaGraphs resume training without mp_compat, and models contain no loss scaling ops."""
-
-import os
-import shutil
-import subprocess
-import sys
+"""Tests of exported graphs: MetaGraphs resume training without mp_compat; frozen graphs contain no loss scaling."""
 
 import numpy as np
 import pytest
 
 from tests import testing
 from tests.checkpoints import golden_cases
+from tests.checkpoints import goldens
 from tests.testing import tf
 from tests.training import imported_graph
 
@@ -21,33 +17,15 @@ def resume_training(meta_graph, checkpoint, tmp_path):
   """Resumes training in a process that imports only TensorFlow. Returns the variables after the last step."""
   np.save(checkpoint + ".feeds.npy", golden_cases.FEEDS[golden_cases.BEFORE :])
   output = str(tmp_path / "after.npz")
-  subprocess.run(
-    [sys.executable, "-W", "ignore", imported_graph.__file__, meta_graph, checkpoint, output],
-    check=True,
-    env=dict(testing.environment(), PYTHONPATH=""),
-  )
+  testing.run_python("-W", "ignore", imported_graph.__file__, meta_graph, checkpoint, output)
   return {name: values[-1] for name, values in np.load(output).items()}
 
 
-def assert_equal_variables(values, expected):
-  assert sorted(values) == sorted(expected)
-  for name, value in expected.items():
-    assert values[name].tobytes() == value.tobytes(), name
-
-
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-  "control_flow, use_resource",
-  [
-    (1, False),
-    (2, True),
-    pytest.param(1, True, marks=pytest.mark.slow),
-    pytest.param(2, False, marks=pytest.mark.slow),
-  ],
-)
-def test_meta_graph_resumes_exactly_in_another_process(control_flow, use_resource, tmp_path):
+@pytest.mark.parametrize("use_resource", [False, True], ids=["reference", "resource"])
+def test_meta_graph_resumes_exactly(use_resource, tmp_path):
   path = str(tmp_path / "model")
-  with testing.control_flow(control_flow), tf.Graph().as_default(), testing.session() as sess:
+  with tf.Graph().as_default(), testing.session() as sess:
     with tf.variable_scope("", use_resource=use_resource):
       training = golden_cases.GoldenTraining(CASE)
     saver = tf.train.Saver()
@@ -55,51 +33,23 @@ def test_meta_graph_resumes_exactly_in_another_process(control_flow, use_resourc
     training.run(sess, golden_cases.FEEDS[: golden_cases.BEFORE])
     saver.save(sess, path)
     expected = training.run(sess, golden_cases.FEEDS[golden_cases.BEFORE :])
-  assert_equal_variables(resume_training(path + ".meta", path, tmp_path), expected)
+  goldens.assert_equal(resume_training(path + ".meta", path, tmp_path), expected)
 
 
 @pytest.mark.matrix
-def test_meta_graph_of_tensorflow_1_15_resumes_exactly(tmp_path):
-  golden = os.path.join(golden_cases.GOLDENS, "1.15", CASE.name)
-  for part in (".index", ".data-00000-of-00001"):
-    shutil.copyfile(golden + part, str(tmp_path / "model") + part)
-  expected = np.load(os.path.join(golden_cases.GOLDENS, "1.15", "expected.npz"))
-  prefix = CASE.name + "/after/"
-  assert_equal_variables(
-    resume_training(golden + ".meta", str(tmp_path / "model"), tmp_path),
-    {key[len(prefix) :]: expected[key] for key in expected.files if key.startswith(prefix)},
-  )
+def test_old_meta_graph_resumes_exactly(tmp_path):
+  path = str(tmp_path / "model")
+  goldens.copy_golden(CASE, path)
+  values = resume_training(goldens.golden_path("1.15", CASE) + ".meta", path, tmp_path)
+  goldens.assert_equal(values, goldens.load_expected("1.15", CASE, "after"))
 
 
-@pytest.fixture(name="trained")
-def _trained(tmp_path):
+def test_frozen_graph_has_no_loss_scaling(tmp_path):
   golden_cases.make(CASE, str(tmp_path))
-  return str(tmp_path / CASE.name)
-
-
-def test_saved_model_contains_no_loss_scaling_ops(trained, tmp_path):
-  directory = str(tmp_path / "saved_model")
-  with tf.Graph().as_default(), testing.session() as sess:
-    x = tf.placeholder(tf.float32, [3], "x")
-    w = tf.get_variable("w", [3])
-    y = tf.multiply(w, x, "y")
-    tf.train.Saver().restore(sess, trained)
-    expected = sess.run(w)
-    tf.saved_model.simple_save(sess, directory, {"x": x}, {"y": y})
-  with tf.Graph().as_default() as graph, testing.session() as sess:
-    tf.saved_model.load(sess, [tf.saved_model.tag_constants.SERVING], directory)
-    np.testing.assert_array_equal(sess.run("y:0", {"x:0": np.ones(3)}), expected)
-    names = [op.name for op in graph.get_operations()]
-  variables = [name for name, _ in tf.train.list_variables(os.path.join(directory, "variables", "variables"))]
-  assert variables == ["w"]
-  assert not [name for name in names if any(part in name for part in LOSS_SCALING_NAMES)]
-
-
-def test_frozen_graph_contains_no_loss_scaling_ops(trained):
   with tf.Graph().as_default() as graph, testing.session() as sess:
     training = golden_cases.GoldenTraining(CASE)
     y = tf.multiply(training.w, training.x, "y")
-    tf.train.Saver().restore(sess, trained)
+    tf.train.Saver().restore(sess, str(tmp_path / CASE.name))
     expected = sess.run(training.w)
     frozen = tf.graph_util.convert_variables_to_constants(sess, graph.as_graph_def(), ["y"])
   assert not [node.name for node in frozen.node if any(part in node.name + node.op for part in LOSS_SCALING_NAMES)]

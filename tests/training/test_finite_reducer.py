@@ -12,13 +12,10 @@ import mp_compat
 from tests import testing
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
+from tests.testing import Optimizer
 from tests.testing import tf
 
-
-@pytest.fixture(name="graph", autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
-def _graph(request):
-  with testing.control_flow(request.param), tf.Graph().as_default() as graph:
-    yield graph
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def scales():
@@ -27,7 +24,7 @@ def scales():
 
 @pytest.mark.parametrize("scale", sorted(scales()))
 @pytest.mark.parametrize("clip", [False, True])
-def test_step_is_applied_only_if_all_processes_finite(scale, clip, graph):
+def test_step_needs_all_processes_finite(scale, clip, graph):
   training = testing.Training()
   others_are_finite = tf.placeholder(tf.bool, [])
   reduced = []
@@ -37,16 +34,13 @@ def test_step_is_applied_only_if_all_processes_finite(scale, clip, graph):
     reduced.append(tf.logical_and(finite, others_are_finite, name="all_processes"))
     return reduced[-1]
 
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-    tf.train.GradientDescentOptimizer(1.0), scales()[scale](), finite_reducer=all_processes
-  )
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), scales()[scale](), finite_reducer=all_processes)
   grads_and_vars = opt.compute_gradients(training.loss)
   if clip:
     grads_and_vars = [(tf.clip_by_value(g, -9.0, 9.0), v) for g, v in grads_and_vars]
   train_op = opt.apply_gradients(grads_and_vars, training.global_step)
   finite_steps, global_steps, loss_scales = [], [], []
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     for x, others_finite in [(FINITE, True), (FINITE, False), (OVERFLOW, True), (OVERFLOW, False), (FINITE, True)]:
       _, finite = sess.run([train_op, opt.gradients_finite], {training.x: x, others_are_finite: others_finite})
       finite_steps.append(finite)
@@ -63,26 +57,19 @@ def test_step_is_applied_only_if_all_processes_finite(scale, clip, graph):
 @pytest.mark.parametrize(
   "reducer", [lambda finite: tf.cast(finite, tf.float32), lambda finite: tf.stack([finite, finite]), lambda finite: 1.0]
 )
-def test_reducer_must_return_a_scalar_bool(reducer):
+def test_reducer_must_return_scalar_bool(reducer):
   training = testing.Training()
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0, finite_reducer=reducer)
-  with pytest.raises(ValueError, match="finite_reducer must return a scalar bool.*but returned "):
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0, finite_reducer=reducer)
+  with pytest.raises(ValueError, match="finite_reducer must return a scalar bool.*but returned .*all_ranks_finite"):
     opt.minimize(training.loss)
-
-
-def test_reducer_requires_skip_nonfinite():
-  with pytest.raises(ValueError, match="skip_nonfinite=False disables the check"):
-    mp_compat.MixedPrecisionLossScaleOptimizer(
-      tf.train.GradientDescentOptimizer(1.0), 8.0, skip_nonfinite=False, finite_reducer=tf.identity
-    )
 
 
 class AdasumOptimizer(tf.train.GradientDescentOptimizer):
   """Has the name of Horovod's, without Horovod."""
 
 
-def test_default_reducer_is_none_without_horovod(graph):
+def test_default_reducer_needs_horovod(graph):
   training = testing.Training()
-  mp_compat.MixedPrecisionLossScaleOptimizer(AdasumOptimizer(1.0), 8.0).minimize(training.loss)
+  Optimizer(AdasumOptimizer(1.0), 8.0).minimize(training.loss)
   assert "horovod" not in sys.modules
   assert not [op.type for op in graph.get_operations() if op.type.startswith("Horovod")]

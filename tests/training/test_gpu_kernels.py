@@ -82,7 +82,7 @@ def wrap(scale, **kwargs):
 
 @pytest.mark.parametrize("scale", sorted(SCALES))
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_unscaling_and_finite_check_have_gpu_kernels(dtype, scale):
+def test_unscaling_has_gpu_kernels(dtype, scale):
   with tf.Graph().as_default() as graph:
     opt, pairs = wrap(scale), gradients_for(dtype)
     opt.scale_loss(tf.placeholder(tf.float32, []))
@@ -92,7 +92,7 @@ def test_unscaling_and_finite_check_have_gpu_kernels(dtype, scale):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_clipping_by_global_norm_has_gpu_kernels(dtype):
+def test_clipping_has_gpu_kernels(dtype):
   with tf.Graph().as_default() as graph, testing.control_flow(1):  # TensorFlow lowers v2 to the same ops
     mp_compat.clip_by_global_norm([grad for grad, _ in gradients_for(dtype)], 1.0)
     check(graph)

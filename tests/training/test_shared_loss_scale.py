@@ -10,13 +10,10 @@ import mp_compat
 from tests import testing
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
+from tests.testing import Optimizer
 from tests.testing import tf
 
-
-@pytest.fixture(autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
-def _control_flow(request):
-  with testing.control_flow(request.param), tf.Graph().as_default():
-    yield
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 class History(NamedTuple):
@@ -37,9 +34,7 @@ class Pair:
       self.global_step = tf.train.get_or_create_global_step()
     self.inputs = [tf.placeholder(tf.float32, [2]) for _ in "dg"]
     self.scale = scale or mp_compat.DynamicLossScale(2.0**10, increment_period=2)
-    self.opts = [
-      mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(1.0), self.scale, **kwargs) for _ in "dg"
-    ]
+    self.opts = [Optimizer(tf.train.AdamOptimizer(1.0), self.scale, **kwargs) for _ in "dg"]
     self.pairs = [
       opt.compute_gradients(tf.reduce_sum(v * x), [v]) for opt, v, x in zip(self.opts, self.variables, self.inputs)
     ]
@@ -51,8 +46,7 @@ class Pair:
     """Runs `steps`, a list of the gradients of `d` and `g`. Returns a History."""
     powers = [opt.inner_optimizer._get_beta_accumulators()[0] for opt in self.opts]
     after = []
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
+    with testing.initialized_session() as sess:
       for values in steps:
         sess.run(train_op, dict(zip(self.inputs, values)))
         step_counts = [round(np.log(power) / np.log(0.9)) - 1 for power in sess.run(powers)]
@@ -96,14 +90,14 @@ STEPS = [
     ),
   ],
 )
-def test_shared_scale_is_updated_once_per_step(skip, expected, use_resource):
+def test_shared_scale_is_updated_once(skip, expected, use_resource):
   pair = Pair(use_resource=use_resource)
   train_op = pair.together(skip=skip)
   assert pair.run(train_op, STEPS) == expected
   assert tf.get_collection(tf.GraphKeys.TRAIN_OP) == [train_op]
 
 
-def test_optimizers_obey_scale_that_skips_finite_steps():
+def test_scale_may_skip_finite_steps():
   pair = Pair(scale=testing.SkipsFiniteSteps(2.0**10, increment_period=2))
   assert pair.run(pair.together(skip="each"), STEPS) == History(
     d_steps=(0, 1, 1, 1, 1, 1),
@@ -113,7 +107,7 @@ def test_optimizers_obey_scale_that_skips_finite_steps():
   )
 
 
-def test_separate_apply_gradients_update_scale_each_time():
+def test_separate_steps_update_scale_twice():
   pair = Pair()
   train_op = tf.group(*[opt.apply_gradients(pairs) for opt, pairs in zip(pair.opts, pair.pairs)])
   history = pair.run(train_op, STEPS[:1] + [(OVERFLOW, OVERFLOW)])
@@ -121,27 +115,6 @@ def test_separate_apply_gradients_update_scale_each_time():
   first_scale, second_scale = history.scales
   assert first_scale in (1024.0, 2048.0)  # the order of the two updates is undefined
   assert second_scale < first_scale
-
-
-def test_variable_names_show_one_shared_scale():
-  Pair().together()
-  assert sorted(v.op.name for v in tf.global_variables()) == sorted(
-    [
-      "d",
-      "g",
-      "global_step",
-      "current_loss_scale",
-      "good_steps",
-      "beta1_power",
-      "beta2_power",
-      "beta1_power_1",
-      "beta2_power_1",
-      "d/Adam",
-      "d/Adam_1",
-      "g/Adam",
-      "g/Adam_1",
-    ]
-  )
 
 
 def test_replicas_apply_gradients_together():
@@ -152,7 +125,7 @@ def test_replicas_apply_gradients_together():
   def step():
     own = x[tf.distribute.get_replica_context().replica_id_in_sync_group]
     variables = [tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in "dg"]
-    opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), scale) for _ in "dg"]
+    opts = [Optimizer(tf.train.GradientDescentOptimizer(1.0), scale) for _ in "dg"]
     return mp_compat.apply_gradients_together(
       [
         (opts[0], opts[0].compute_gradients(tf.reduce_sum(variables[0] * own), variables[:1])),
@@ -165,15 +138,14 @@ def test_replicas_apply_gradients_together():
     train_op = strategy.group(strategy.extended.call_for_each_replica(step))
     step_count = tf.train.get_global_step()
   d, g = [strategy.experimental_local_results(v)[1] for v in tf.trainable_variables()]
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     for values in ([FINITE, FINITE], [FINITE, OVERFLOW]):
       sess.run(train_op, {x: values})
     np.testing.assert_array_equal(sess.run([d, g]), [-2 * FINITE, [-4.0, -4.0]])
     assert sess.run([strategy.experimental_local_results(step_count)[0], scale()]) == [1, 2.0**14]
 
 
-def test_global_step_is_unchanged_if_not_passed():
+def test_global_step_is_optional():
   pair = Pair()
   train_op = mp_compat.apply_gradients_together(zip(pair.opts, pair.pairs))
   assert pair.run(train_op, STEPS[:2]) == History(
@@ -181,11 +153,11 @@ def test_global_step_is_unchanged_if_not_passed():
   )
 
 
-def test_eager_mode_applies_gradients_immediately():
+def test_eager_mode_applies_immediately():
   with testing.eager_mode():
     scale = mp_compat.DynamicLossScale(8.0)
     variables = [tensorflow.Variable([1.0, 2.0]) for _ in "dg"]
-    opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), scale) for _ in "dg"]
+    opts = [Optimizer(tf.train.GradientDescentOptimizer(1.0), scale) for _ in "dg"]
     for last in (FINITE, OVERFLOW):
       assert (
         mp_compat.apply_gradients_together(
@@ -236,7 +208,7 @@ def test_settings_of_any_optimizer_apply():
   pair = Pair()
   inner = tf.train.AdamOptimizer(1.0)
   inner._use_locking = True
-  pair.opts[1] = mp_compat.MixedPrecisionLossScaleOptimizer(inner, pair.scale, finite_reducer=tf.zeros_like)
+  pair.opts[1] = Optimizer(inner, pair.scale, finite_reducer=tf.zeros_like)
   train_op = pair.together()
   assert "MutexLock" in {op.type for op in train_op.graph.get_operations()}
   history = pair.run(train_op, [(FINITE, FINITE)])

@@ -6,17 +6,13 @@ Several processes are in tests/processes/test_clusters.py.
 import numpy as np
 import pytest
 
-import mp_compat
 from tests import testing
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
+from tests.testing import Optimizer
 from tests.testing import tf
 
-
-@pytest.fixture(autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
-def _control_flow(request):
-  with testing.control_flow(request.param), tf.Graph().as_default():
-    yield
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def train(wrap, inputs, use_resource=True, sparse=False, seconds=60.0):
@@ -44,9 +40,9 @@ def train(wrap, inputs, use_resource=True, sparse=False, seconds=60.0):
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("use_resource", [False, True])
-def test_step_after_skipped_step_does_not_block(use_resource, sparse):
+def test_skipped_step_does_not_block(use_resource, sparse):
   after = train(
-    lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+    lambda opt: Optimizer(opt, "dynamic"),
     [FINITE, OVERFLOW, OVERFLOW, FINITE],
     use_resource,
     sparse,
@@ -56,7 +52,7 @@ def test_step_after_skipped_step_does_not_block(use_resource, sparse):
 
 
 @pytest.mark.slow
-def test_tensorflow_class_blocks_after_skipped_step():
+def test_skipped_step_blocks_tensorflow_class():
   native = testing.native
   with pytest.raises((tf.errors.DeadlineExceededError, tf.errors.CancelledError)):
     train(
@@ -66,10 +62,10 @@ def test_tensorflow_class_blocks_after_skipped_step():
     )
 
 
-def test_accumulator_step_is_set_after_increment():
+def test_accumulators_follow_global_step():
   training = testing.Training()
   accumulator = tf.ConditionalAccumulator(tf.float32, [2])
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
   opt.apply_gradients([(accumulator.take_grad(1), training.w)], training.global_step)
   operations = tf.get_default_graph().get_operations()
   (follow,) = [op for op in operations if op.type.endswith("AccumulatorSetGlobalStep")]
@@ -77,19 +73,7 @@ def test_accumulator_step_is_set_after_increment():
   assert testing.waits_for(follow, increment)
 
 
-def test_ordinary_gradients_add_no_accumulator_ops():
+def test_other_gradients_add_no_accumulator_ops():
   training = testing.Training()
-  mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(
-    training.loss, training.global_step
-  )
+  Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(training.loss, training.global_step)
   assert not [op for op in tf.get_default_graph().get_operations() if "SetGlobalStep" in op.type]
-
-
-def test_wrapping_sync_replicas_optimizer_raises_value_error():
-  inner = tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(1.0), 1)
-  with pytest.raises(
-    ValueError,
-    match=r"SyncReplicasOptimizer.*Wrap in the other order: SyncReplicasOptimizer\("
-    r"MixedPrecisionLossScaleOptimizer\(opt, loss_scale\), ...\)",
-  ):
-    mp_compat.MixedPrecisionLossScaleOptimizer(inner, 8.0)

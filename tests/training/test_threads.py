@@ -9,6 +9,7 @@ import mp_compat
 from tests import testing
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
+from tests.testing import Optimizer
 from tests.testing import tf
 
 THREADS, STEPS = 4, 300
@@ -48,13 +49,13 @@ def train(opt, training):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_locked_steps_of_all_threads_are_counted(version):
+def test_locked_steps_are_counted(version):
   with tf.Graph().as_default(), testing.control_flow(version):
     training = testing.Training()
     # Each finite step doubles the scale and each overflow halves it, so in any order the scale returns to its start.
     scale = mp_compat.DynamicLossScale(2.0**20, 1, 2.0, min_loss_scale=2.0**-126)
     w, steps, scale, good = train(
-      mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.5, use_locking=True), scale),
+      Optimizer(tf.train.GradientDescentOptimizer(0.5, use_locking=True), scale),
       training,
     )
   applied = THREADS * STEPS // 2
@@ -63,28 +64,24 @@ def test_locked_steps_of_all_threads_are_counted(version):
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
-def test_unlocked_threads_keep_weights_and_scale_valid(use_resource):
+def test_unlocked_threads_keep_state_valid(use_resource):
   with tf.Graph().as_default():
     training = testing.Training(use_resource=use_resource)
     scale = mp_compat.DynamicLossScale(2.0**20, 3, 2.0, min_loss_scale=2.0**10, max_loss_scale=2.0**24)
-    w, steps, scale, good = train(
-      mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(0.001), scale), training
-    )
+    w, steps, scale, good = train(Optimizer(tf.train.AdamOptimizer(0.001), scale), training)
   assert np.isfinite(w).all() and 0 < steps <= THREADS * STEPS // 2
   assert 2.0**10 <= scale <= 2.0**24 and np.frexp(scale)[0] == 0.5 and 0 <= good < 3
 
 
-def test_mutex_is_added_only_with_use_locking():
+def test_mutex_needs_use_locking():
   for use_locking in (False, True):
     with tf.Graph().as_default() as graph:
       training = testing.Training()
-      mp_compat.MixedPrecisionLossScaleOptimizer(
-        tf.train.GradientDescentOptimizer(0.5, use_locking), "dynamic"
-      ).minimize(training.loss)
+      Optimizer(tf.train.GradientDescentOptimizer(0.5, use_locking), "dynamic").minimize(training.loss)
       assert ("MutexLock" in [op.type for op in graph.get_operations()]) == use_locking
 
 
-def test_replicas_with_locking_train_and_skip():
+def test_locked_replicas_train_and_skip():
   with tf.Graph().as_default():
     strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
     x = tf.placeholder(tf.float32, [2])
@@ -92,14 +89,13 @@ def test_replicas_with_locking_train_and_skip():
 
     def step():
       w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-      opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.5, use_locking=True), scale)
+      opt = Optimizer(tf.train.GradientDescentOptimizer(0.5, use_locking=True), scale)
       return opt.minimize(tf.reduce_sum(w * x)), w
 
     with strategy.scope():
       train_op, w = strategy.extended.call_for_each_replica(step)
       train_op, w = strategy.group(train_op), strategy.experimental_local_results(w)
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
+    with testing.initialized_session() as sess:
       for value in (FINITE, OVERFLOW):
         sess.run(train_op, {x: value})
       for copy in sess.run(w):

@@ -1,6 +1,7 @@
-"""Tests of optimizers that wrap optimizers, and of functions that build train ops, against results from NumPy.
+"""Tests of optimizers that change gradients inside, and of functions that build train ops, against NumPy.
 
-The norms of the gradients and the rates are powers of two, so float32 represents all results exactly.
+Other optimizers that wrap optimizers are in tests/programs/test_optimizers.py. The norms of the gradients and the rates
+are powers of two, so float32 represents all results exactly.
 """
 
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow
 
 import mp_compat
 from tests import testing
+from tests.testing import Optimizer
 from tests.testing import tf
 
 try:
@@ -30,8 +32,6 @@ HUGE = [2.0**126, 2.0, 2.0, 2.0]  # finite, as is the loss, but overflows when s
 STEPS = [FIRST, HUGE, SECOND, SMALL]
 RATE, MOMENTUM, CLIP, DECAY = 0.25, 0.5, 2.0, 0.75
 
-Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
-
 
 def momentum():
   return tf.train.MomentumOptimizer(RATE, MOMENTUM)
@@ -43,17 +43,6 @@ def scaled(opt):
   Over STEPS it starts at SCALE, is halved by HUGE and returns to SCALE.
   """
   return Optimizer(opt, mp_compat.DynamicLossScale(SCALE, 2))
-
-
-@pytest.fixture(name="use_resource", params=[True, False], ids=["resource", "reference"])
-def _use_resource(request):
-  return request.param
-
-
-@pytest.fixture(name="graph", autouse=True, params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
-def _graph(request, use_resource):
-  with tf.Graph().as_default(), testing.control_flow(request.param), tf.variable_scope("", use_resource=use_resource):
-    yield
 
 
 class RecordedTraining:
@@ -68,8 +57,7 @@ class RecordedTraining:
   def run(self, train_op, xs, fetch=()):
     """Returns the values of all variables, initially and after every step, and what `fetch` gave in every step."""
     history, fetched = [], []
-    with testing.session() as sess:
-      sess.run(tf.global_variables_initializer())
+    with testing.initialized_session() as sess:
       history.append(testing.values(sess))
       for x in xs:
         fetched.append(sess.run([train_op, fetch], {self.x: x})[1])
@@ -114,109 +102,21 @@ def check(history, grads, name="w:0"):
   assert history[-1]["current_loss_scale:0"] == SCALE and history[-1]["good_steps:0"] == 0
 
 
-# --- moving averages -------------------------------------------------------------------------------------------------
-
-
-class Averaging(tf.train.Optimizer):
-  """Maintains moving averages of the variables that the inner optimizer trains."""
-
-  def __init__(self, opt, decay):
-    super().__init__(False, "Averaging")
-    self._opt = opt
-    self._averages = tf.train.ExponentialMovingAverage(decay)
-
-  def compute_gradients(self, *args, **kwargs):
-    return self._opt.compute_gradients(*args, **kwargs)
-
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    grads_and_vars = list(grads_and_vars)
-    with tf.control_dependencies([self._opt.apply_gradients(grads_and_vars, global_step)]):
-      return self._averages.apply([v for _, v in grads_and_vars])
-
-
-def _skip_if_tensorflow_cannot_average(use_resource):
-  if tf.control_flow_v2_enabled() and not use_resource:
-    pytest.skip("TensorFlow cannot initialize the moving average of a reference variable under control flow v2")
-
-
-averaging = pytest.mark.parametrize(
-  "average",
-  [
-    pytest.param(Averaging, id="user_defined"),
-    pytest.param(contrib and contrib.opt.MovingAverageOptimizer, id="contrib", marks=needs_contrib),
-  ],
-)
 AVERAGE = "w/ExponentialMovingAverage:0"
 
 
-@averaging
-def test_inner_moving_average_is_unchanged_by_skipped_steps(training, average, use_resource):
-  _skip_if_tensorflow_cannot_average(use_resource)
-  history, _ = training.run(scaled(average(momentum(), DECAY)).minimize(training.loss, training.global_step), STEPS)
-  check(history, [FIRST, None, SECOND, SMALL])
-  averages = [np.ones(4)]
-  for skipped, w in zip([False, True, False, False], expected([FIRST, None, SECOND, SMALL])[1:]):
-    averages.append(averages[-1] if skipped else DECAY * averages[-1] + (1 - DECAY) * w)
-  np.testing.assert_array_equal([values[AVERAGE] for values in history], averages)
-
-
-@averaging
-def test_outer_moving_average_is_updated_every_attempt(training, average, use_resource):
-  """The wrapper outside does not know whether the step was skipped. Its averages stay finite."""
-  _skip_if_tensorflow_cannot_average(use_resource)
-  history, _ = training.run(average(scaled(momentum()), DECAY).minimize(training.loss, training.global_step), STEPS)
-  after = expected([FIRST, None, SECOND, SMALL])
-  np.testing.assert_array_equal([values["w:0"] for values in history], after)
-  averages = [np.ones(4)]
-  for w in after[1:]:
-    averages.append(DECAY * averages[-1] + (1 - DECAY) * w)
-  np.testing.assert_array_equal([values[AVERAGE] for values in history], averages)
-  assert np.any(averages[2] != averages[1])
-
-
-@averaging
-def test_moving_average_names_match_unscaled_training(average):
-  names = []
-  for wrap in [scaled, lambda opt: opt]:
-    with tf.Graph().as_default():
-      training = RecordedTraining()
-      wrap(average(momentum(), DECAY)).minimize(training.loss, training.global_step)
-      names.append({v.name for v in tf.global_variables()} - {"current_loss_scale:0", "good_steps:0"})
-  assert names[0] == names[1] == {"w:0", "w/Momentum:0", AVERAGE, "global_step:0"}
-
-
 @needs_contrib
-def test_swapping_saver_saves_the_moving_average(training, tmp_path, use_resource):
-  _skip_if_tensorflow_cannot_average(use_resource)
+def test_swapping_saver_saves_moving_average(training, tmp_path):
   opt = scaled(contrib.opt.MovingAverageOptimizer(momentum(), DECAY))
   train_op = opt.minimize(training.loss, training.global_step)
   saver = opt.swapping_saver()
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     sess.run(train_op, {training.x: FIRST})
     path = saver.save(sess, str(tmp_path / "model"))
   w = expected([FIRST])[1]
   np.testing.assert_array_equal(tf.train.load_variable(path, "w"), DECAY + (1 - DECAY) * w)
   np.testing.assert_array_equal(tf.train.load_variable(path, AVERAGE[:-2]), w)
   assert tf.train.load_variable(path, "current_loss_scale") == SCALE
-
-
-# --- clipping --------------------------------------------------------------------------------------------------------
-
-
-class ClippingBeforeApplying(tf.train.Optimizer):
-  """Clips in apply_gradients. Like TensorFlow's own wrappers, it does not call the base class's constructor."""
-
-  def __init__(self, opt):  # pylint: disable=super-init-not-called
-    self._opt = opt
-
-  def compute_gradients(self, *args, **kwargs):
-    return self._opt.compute_gradients(*args, **kwargs)
-
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    grads, variables = zip(*grads_and_vars)
-    grads, _ = tf.clip_by_global_norm(grads, CLIP)
-    return self._opt.apply_gradients(zip(grads, variables), global_step, name)
 
 
 class ClippingAfterComputing(tf.train.Optimizer):
@@ -233,26 +133,7 @@ class ClippingAfterComputing(tf.train.Optimizer):
     return self._opt.apply_gradients(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
-  "wrap",
-  [
-    lambda: scaled(ClippingBeforeApplying(momentum())),
-    lambda: ClippingBeforeApplying(scaled(momentum())),
-  ],
-  ids=["inside", "outside"],
-)
-def test_clipping_in_apply_gradients_works_in_either_order(training, wrap):
-  history, _ = training.run(wrap().minimize(training.loss, training.global_step), STEPS)
-  check(history, [clipped(FIRST), None, clipped(SECOND), clipped(SMALL)])
-
-
-def test_outer_clipping_in_compute_gradients_skips_overflow(training):
-  opt = ClippingAfterComputing(scaled(momentum()))
-  history, _ = training.run(opt.minimize(training.loss, training.global_step), STEPS)
-  check(history, [np.clip(FIRST, -CLIP, CLIP), None, np.clip(SECOND, -CLIP, CLIP), SMALL])
-
-
-def test_inner_clipping_in_compute_gradients_hides_overflow(training):
+def test_inner_clipping_hides_overflow(training):
   """Inside, scaled gradients are clipped before the finite check. The scale therefore never decreases."""
   opt = scaled(ClippingAfterComputing(momentum()))
   history, _ = training.run(opt.minimize(training.loss, training.global_step), STEPS)
@@ -262,9 +143,6 @@ def test_inner_clipping_in_compute_gradients_hides_overflow(training):
     expected([np.clip(np.multiply(x, scale), -CLIP, CLIP) / scale for x, scale in zip(STEPS, scales)]),
   )
   assert history[-1]["current_loss_scale:0"] == 4 * SCALE and history[-1]["global_step:0"] == 4
-
-
-# --- gradient noise --------------------------------------------------------------------------------------------------
 
 
 class Noise(tf.train.Optimizer):
@@ -285,13 +163,7 @@ class Noise(tf.train.Optimizer):
     return self._opt.apply_gradients(*args, **kwargs)
 
 
-def test_outer_noise_is_added_unscaled(training):
-  opt = Noise(scaled(momentum()), 0.5)
-  history, noises = training.run(opt.minimize(training.loss, training.global_step), STEPS, opt.noises)
-  check(history, [None if x is HUGE else np.float32(x) + noise for x, [noise] in zip(STEPS, noises)])
-
-
-def test_inner_noise_is_divided_by_the_scale(training):
+def test_inner_noise_is_divided_by_scale(training):
   """The noise shrinks as the scale grows. Wrappers that add noise should therefore be outside."""
   noise = Noise(momentum(), 0.5)
   history, noises = training.run(scaled(noise).minimize(training.loss, training.global_step), STEPS, noise.noises)
@@ -302,9 +174,6 @@ def test_inner_noise_is_divided_by_the_scale(training):
       None if x is HUGE else (np.float32(x) * scale + noise) / scale for x, [noise], scale in zip(STEPS, noises, scales)
     ],
   )
-
-
-# --- functions that build train ops ----------------------------------------------------------------------------------
 
 
 def optimize_loss(training, opt, **kwargs):
@@ -340,36 +209,17 @@ build = pytest.mark.parametrize("build", [OPTIMIZE_LOSS] + CREATE_TRAIN_OP)
 
 
 @build
-def test_train_op_builders_clip_and_skip_overflows(training, build):
+def test_builders_clip_and_skip(training, build):
   train_op = build(training, scaled(momentum()))
   history, fetched = training.run(train_op, STEPS, train_op)
   check(history, [clipped(FIRST), None, clipped(SECOND), clipped(SMALL)])
   assert fetched[0] == np.sum(FIRST)  # the train op returns the loss
-
-
-@build
-def test_train_op_builders_create_no_extra_variables(build):
-  names = []
-  for wrap in [scaled, lambda opt: opt]:
-    with tf.Graph().as_default():
-      build(RecordedTraining(), wrap(momentum()))
-      names.append({v.name for v in tf.global_variables()} - {"current_loss_scale:0", "good_steps:0"})
-  assert names[0] == names[1] and len(names[0]) == 3
-
-
-@build
-def test_hook_counts_steps_of_train_op_builders(training, build):
-  opt = scaled(momentum())
-  train_op = build(training, opt)
-  hook = mp_compat.LossScaleHook(opt)
-  with tf.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as sess:
-    for x in STEPS:
-      sess.run(train_op, {training.x: x})
-  assert (hook.attempted, hook.skipped) == (4, 1)
+  names = sorted(name.replace("OptimizeLoss/", "") for name in history[0])
+  assert names == ["current_loss_scale:0", "global_step:0", "good_steps:0", "w/Momentum:0", "w:0"]
 
 
 @needs_contrib
-def test_optimize_loss_accepts_factory_and_gradient_multipliers(training):
+def test_optimize_loss_accepts_factory(training):
   loss_scale = mp_compat.DynamicLossScale(SCALE, 2)  # Created inside, its variables would be named OptimizeLoss/...
   train_op = contrib.layers.optimize_loss(
     training.loss,
@@ -383,15 +233,14 @@ def test_optimize_loss_accepts_factory_and_gradient_multipliers(training):
 
 
 @pytest.mark.parametrize("create", CREATE_TRAIN_OP)
-def test_non_finite_loss_raises_unless_checks_are_disabled(training, create, use_resource):
+def test_nonfinite_loss_raises(training, create):
   infinite = [np.inf, 2.0, 2.0, 2.0]
   checked = create(training, scaled(momentum()))
-  with testing.session() as sess:
-    sess.run(tf.global_variables_initializer())
+  with testing.initialized_session() as sess:
     with pytest.raises(tf.errors.InvalidArgumentError, match="LossTensor is inf or nan"):
       sess.run(checked, {training.x: infinite})
 
-  with tf.Graph().as_default(), tf.variable_scope("", use_resource=use_resource):
+  with tf.Graph().as_default():
     training = RecordedTraining()
     unchecked = create(training, scaled(momentum()), check_numerics=False)
     history, _ = training.run(unchecked, [FIRST, infinite, SECOND, SMALL])
