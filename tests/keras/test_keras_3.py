@@ -232,7 +232,10 @@ def keras_test_case():
   """Returns the test case of Keras's own wrapper, in which `LossScaleOptimizer` is ours."""
   if keras_cases.VERSION < (2, 16):
     return unittest.TestCase
-  module = importlib.import_module("keras.src.optimizers.loss_scale_optimizer_test")
+  try:
+    module = importlib.import_module("keras.src.optimizers.loss_scale_optimizer_test")
+  except ImportError:  # Keras 3.16, for example, is installed without its tests
+    return unittest.skip("Keras is installed without its tests")(type("NoTests", (unittest.TestCase,), {}))
   module.LossScaleOptimizer = mp_keras.LossScaleOptimizer
   return module.LossScaleOptimizerTest
 
