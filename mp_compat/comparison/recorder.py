@@ -159,7 +159,8 @@ class Recorder:
 
   def _applies(self, changed: Set[str], effects: sessions.Effects, state: Mapping[str, str]) -> bool:
     """Returns whether a step that changed these variables updated more than loss scales, global_step and averages."""
-    if "uses" in self._noted or effects.written.intersection(state):  # The optimizer is in a conditional.
+    wraps = self._settings.run == SCALED and "uses" in self._noted
+    if effects.gated and (wraps or effects.written.intersection(state)):  # The optimizer is in a conditional.
       changed = changed & effects.gated
     return any(re.sub("/replica_[0-9]+$", "", name) not in {*state, "global_step"} for name in changed)
 
