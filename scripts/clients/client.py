@@ -38,11 +38,10 @@ def compare(top, *program):
   """
   folder = os.path.join(PROGRAMS, "in_folder.py")
   report = os.path.join(top, "report.json")
-  command = [sys.executable, "-m", "mp_compat", "compare", "--steps", str(10**9), "--json", report, folder, *program]
-  check(
-    not subprocess.run(command, cwd=top, check=False).returncode,
-    "the trainings differ.",
-  )
+  options = ["--steps", str(10**9), "--json", report]
+  # Not in `top`: Python may take the folder mp_compat there for the package, if that is installed with `pip install -e`.
+  command = [sys.executable, "-m", "mp_compat", "compare", *options, folder, top, *program]
+  check(not subprocess.run(command, check=False).returncode, "the comparison failed, or the trainings differ.")
   with open(report) as file:
     return json.load(file)["runs"]["mp_compat"]
 
