@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the inner optimizers of a wrapper, their attributes and their non-slot variables."""
+"""Finds the inner optimizers of a wrapper, and their attributes."""
 
 import inspect
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -67,13 +67,3 @@ def arguments_for(
     return [], taken
   positional = list(given)[: list(given).index(renamed[-1]) + 1]
   return [given[name] for name in positional], {name: taken[name] for name in taken if name not in positional}
-
-
-def non_slot_variables(optimizer: Any) -> List[Tuple[str, tf.Variable]]:
-  """Returns (name, variable) for the non-slot variables of an optimizer and its inner ones, in the current graph."""
-  return [
-    (name, variable)
-    for layer in wrapper_chain(optimizer)
-    for (name, graph), variable in vars(layer).get("_non_slot_dict", {}).items()
-    if graph is tf.get_default_graph()
-  ]

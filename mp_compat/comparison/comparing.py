@@ -171,9 +171,9 @@ def _describe(run: str, result: Dict[str, Any], every: int) -> str:
     label = "loss scale" if len(result["scales"]) == 1 else name
     text += ", {} {:g} -> {:g}".format(label, scales[0], scales[-1])
   if found:
-    return "differs at step {}, in {} of {} variables; {}".format(
-      found["step"], len(found["names"][1]), result["variables"], text
-    )
+    ours = found["names"][1]
+    variables = result["variables"] + ours.count(None)
+    return "differs at step {}, in {} of {} variables; {}".format(found["step"], len(ours), variables, text)
   if not result["compared"]:
     return text
   if run == AGAIN:

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import itertools
 import json
-import logging
 import os
 import random
 import re
@@ -193,18 +192,18 @@ class Recorder:
     self._file.write(json.dumps(line) + "\n")
 
 
-class _Warnings(logging.Handler):
-  """Notes the warnings of this package."""
+def _note_warnings(recorder: Recorder) -> None:
+  """Notes the warnings of this package, also those that the program's verbosity hides."""
+  warn, messages = tf.logging.warning, set()
 
-  def __init__(self, note: Callable[[str, Any], None]) -> None:
-    super().__init__(logging.WARNING)
-    self._note = note
-    self._messages: List[str] = []
+  @functools.wraps(warn)
+  def note_and_warn(message: str, *args: Any, **kwargs: Any) -> None:
+    if sys._getframe(1).f_globals["__name__"].startswith("mp_compat."):
+      messages.add(message % args)
+      recorder.note("warnings", sorted(messages))
+    warn(message, *args, **kwargs)
 
-  def emit(self, record: logging.LogRecord) -> None:
-    if record.pathname.startswith(os.path.dirname(mp_compat.__file__)):
-      self._messages = sorted({*self._messages, record.getMessage()})
-      self._note("warnings", self._messages)
+  tf.logging.warning = note_and_warn
 
 
 def _digest(value: Any) -> str:
@@ -228,7 +227,7 @@ def _install(settings: Settings, recorder: Recorder) -> None:
   from mp_compat.migration import installation
 
   installation.install()
-  logging.getLogger("tensorflow").addHandler(_Warnings(recorder.note))
+  _note_warnings(recorder)
   optimizer: Any = mp_compat.MixedPrecisionLossScaleOptimizer
   keras: Any = keras_optimizer.LossScaleOptimizer
   for wrapper in (optimizer, keras):

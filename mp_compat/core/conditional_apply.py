@@ -2,7 +2,7 @@
 """The conditional that applies or skips all updates of a step."""
 
 import contextlib
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import control_flow
@@ -83,6 +83,11 @@ def apply_in_each_replica(
   return applied
 
 
+def created(graph: tf.Graph) -> List[Tuple[str, tf.Variable]]:
+  """Returns the variables that optimizers created in a conditional's name scope, with the names that they asked for."""
+  return graphs.record_in(graph, "created_in_conditional", list)
+
+
 class _OutsideNames:
   """Creates the variables of an optimizer outside of the conditional that it is called in, under the names without it.
 
@@ -142,7 +147,10 @@ class _OutsideNames:
     if not self._is_inside(current):  # tf.get_variable creates its variables in the root scope
       return next_creator(**kwargs)
     with tf.init_scope(), tf.name_scope(self._outside_of(current) or None):
-      return next_creator(**kwargs)
+      variable = next_creator(**kwargs)
+    (branch,) = filter(current.startswith, self._branches)
+    created(graphs.init_scope_graph()).append((current[len(branch) :] + (kwargs.get("name") or "Variable"), variable))
+    return variable
 
   def _is_inside(self, scope: str) -> bool:
     return scope.startswith(self._branches)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the names that TensorFlow's loss scaling gives to variables created in its `tf.cond`, for `install()`.
 
-TensorFlow's class lets Adam create its powers inside `tf.cond`. Under control flow v1 their names begin with the name
-scope of that conditional, as in `cond_1/beta1_power`. `tf.cond` takes the next free name, so the number counts all
-conditionals built earlier in the same name scope, by the program or by the loss scaling. Under control flow v2 the
-name scope is dropped: the name is `beta1_power`, also within `head/`.
+TensorFlow's class lets Adam create its powers inside `tf.cond`, and custom optimizers their variables. Under control
+flow v1, names that depend on the name scope begin with that of the conditional, as in `cond_1/beta1_power`. `tf.cond`
+takes the next free name, so the number counts all conditionals built earlier in the same name scope, by the program or
+by the loss scaling. Under control flow v2 the name scope is dropped: `beta1_power`, also within `head/`.
 
 The conditionals that the class builds in `apply_gradients`, and their order, determine the name:
 
@@ -26,7 +26,6 @@ from typing import Any, Callable, Optional, Tuple
 
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
-from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 from mp_compat.checkpoints import names as checkpoint_names
@@ -46,31 +45,23 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
     scope = graphs.name_scope()
     offsets = graphs.record_in(graph, "more_conditionals", lambda: collections.defaultdict(int))
     number, steps = _next_number(graph, "cond"), _next_number(graph, conditional_apply.SCOPE)
-    existing = [variable for _, variable in optimizers.non_slot_variables(self.inner_optimizer)]
+    existing = len(conditional_apply.created(graph))
     result = apply_gradients(self, *args, **kwargs)
-    created = [
-      (name, variable)
-      for name, variable in optimizers.non_slot_variables(self.inner_optimizer)
-      if not any(variable is other for other in existing)
-    ]
+    new = conditional_apply.created(graph)[existing:]
+    created = {variables.local_copies(variable)[0].op.name: asked for asked, variable in new}
     if _next_number(graph, conditional_apply.SCOPE) == steps:
       return result  # With replicas, the conditional is in the scope of the first replica.
     conditionals = _conditionals(self.loss_scale)
     if conditionals is None or offsets[scope] is None:
       offsets[scope] = None
-      _warn_unknown_names(self.loss_scale, [variable.op.name for _, variable in created])
+      _warn_unknown_names(self.loss_scale, created)
       return result
     count, applying = conditionals
     number += offsets[scope]
     offsets[scope] += count
-    for name, variable in created if count else []:
-      _record(
-        graph,
-        variables.local_copies(variable)[0].op.name,
-        name
-        if tf.control_flow_v2_enabled()
-        else _join(scope, "cond_{}".format(number + applying) if number + applying else "cond", name),
-      )
+    conditional = "cond_{}".format(number + applying) if number + applying else "cond"
+    for name, asked in created.items() if count else []:
+      _record(graph, name, asked if tf.control_flow_v2_enabled() else _join(scope, conditional, asked))
     return result
 
   return apply_and_record

@@ -39,7 +39,7 @@ def compare(top, *program):
   folder = os.path.join(PROGRAMS, "in_folder.py")
   report = os.path.join(top, "report.json")
   options = ["--steps", str(10**9), "--json", report]
-  # Not in `top`: Python may take the folder mp_compat there for the package, if that is installed with `pip install -e`.
+  # Not in `top`: after `pip install -e`, Python may take the folder mp_compat there for the package.
   command = [sys.executable, "-m", "mp_compat", "compare", *options, folder, top, *program]
   check(not subprocess.run(command, check=False).returncode, "the comparison failed, or the trainings differ.")
   with open(report) as file:

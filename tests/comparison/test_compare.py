@@ -50,7 +50,11 @@ def train():
   v = tf.get_variable("v", [3], use_resource="ref" not in args)
   loss = tf.reduce_sum(w * x) + tf.reduce_sum(tf.nn.dropout(tf.square(v), rate=0.5))
   opt, global_step = make_optimizer(), tf.train.get_or_create_global_step()
-  grads_and_vars = opt.compute_gradients(loss)
+  if "unscaled" in args:
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    grads_and_vars = list(zip(tf.gradients(loss, [w, v]), [w, v]))
+  else:
+    grads_and_vars = opt.compute_gradients(loss)
   if "clip" in args:
     grads_and_vars = [(tf.clip_by_value(grad, -1.0, 1.0), variable) for grad, variable in grads_and_vars]
   train_op = opt.apply_gradients(grads_and_vars, global_step)
@@ -241,6 +245,7 @@ def test_equal_programs_are_same(compare):
     ("program.py ref callable overflow", "6 steps"),
     ("program.py _exit", "6 steps"),
     ("program.py averages overflow", "6 train steps, 1 skipped"),
+    ("program.py unscaled", "with mp_compat: a warning of mp_compat: Adam applies gradients that were never scaled"),
     ("several.py", "24 train steps, 8 skipped, current_loss_scale 32768 -> 16384, current_loss_scale_1 32768 -> 16384"),
     ("strategy.py", "6 train steps, 1 skipped"),
     ("strategy.py server", "6 train steps, 1 skipped"),
@@ -282,7 +287,10 @@ def test_differences_have_step_and_reason(switches, step, reason, compare):
 @pytest.mark.parametrize(
   "arguments, words",
   [
-    ("program.py variable", ["The runs do not have the same variables.", "more: is missing in one of the runs"]),
+    (
+      "program.py variable",
+      ["in 1 of 12 variables", "do not have the same", "more: is missing in one of the runs"],
+    ),
     ("program.py shorter", ["step 6 is the first that differs", "number of steps: differs"]),
     ("--runs original,mp_compat program.py numbers", ["this needs the run 'again'", "w: differs"]),
   ],

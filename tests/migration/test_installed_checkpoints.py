@@ -9,6 +9,7 @@ import mp_compat
 from tests import testing
 from tests.checkpoints import golden_cases
 from tests.checkpoints.golden_cases import Case
+from tests.keras import cases as keras_cases
 from tests.testing import Optimizer
 from tests.testing import tf
 
@@ -23,6 +24,30 @@ def make_adam():
 def add_conditional():
   """Adds a conditional to the graph, as a program may have."""
   return tf.cond(tf.placeholder_with_default(True, []), lambda: tf.constant(1.0), lambda: tf.constant(2.0))
+
+
+class WithVariables(tf.train.GradientDescentOptimizer):
+  """Creates variables when it applies gradients: two with names in the current name scope, one without."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    with tf.name_scope("schedule"):
+      rate = tf.Variable(lambda: 1.0, name="rate", trainable=False, use_resource=True)
+    applied = tf.Variable(lambda: 0.0, name="applied", trainable=False, use_resource=True)
+    total = tf.get_variable("total", initializer=lambda: 0.0, trainable=False, use_resource=True)
+    updates = [rate.assign_add(0.5), applied.assign_add(1.0), total.assign_add(2.0)]
+    return tf.group(super().apply_gradients(grads_and_vars, global_step, name), *updates)
+
+
+class OfKeras(tf.train.Optimizer):
+  """Lets a Keras optimizer apply the gradients."""
+
+  def __init__(self):
+    super().__init__(use_locking=False, name="OfKeras")
+    self._adam = keras_cases.V2.optimizers.Adam(0.1)
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    with tf.control_dependencies([self._adam.apply_gradients(grads_and_vars)]):
+      return global_step.assign_add(1, name=name)
 
 
 def make_dynamic_scale(**kwargs):
@@ -82,6 +107,18 @@ class Program:
   def momentum_then_adam(self, scaled):
     yield self.minimize(scaled(tf.train.MomentumOptimizer(0.1, 0.9), make_dynamic_scale()), 0, step=True)
     yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 1)
+
+  def variables(self, scaled):
+    add_conditional()
+    with tf.name_scope("head"):
+      yield self.minimize(scaled(WithVariables(0.1), make_dynamic_scale()), 0, step=True)
+
+  def variables_in_root(self, scaled):
+    yield self.minimize(scaled(WithVariables(0.1), make_dynamic_scale()), 0, step=True)
+
+  def keras_in_scope(self, scaled):
+    with tf.variable_scope("training"):
+      yield self.minimize(scaled(OfKeras(), make_dynamic_scale()), 0, step=True)
 
   def one_for_both(self, scaled):
     opt = scaled(make_adam(), make_dynamic_scale())

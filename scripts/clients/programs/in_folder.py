@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program in a folder of its own for each run of `mp_compat compare`.
 
-    in_folder.py PARENT (SCRIPT | -m MODULE) [ARGUMENT ...]
+in_folder.py PARENT (SCRIPT | -m MODULE) [ARGUMENT ...]
 """
 
 import os
