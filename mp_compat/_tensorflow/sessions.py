@@ -95,16 +95,16 @@ def effects(graph: tf.Graph, elements: Iterable[Any]) -> Effects:
   """Returns what a run of ops and tensors may do to variables, from the ops that it executes."""
   local, written, gated, trains = _local_names(graph), set(), set(), False
   for op in _ancestors(elements):
-    handles = [tensor for tensor in op.inputs if _is_handle(tensor)]
-    if not handles or op.type in _QUERIES:
-      continue
-    names = {source.name for handle in handles for source in _variables_behind(handle)} - local
-    if op.type in _READS or not _may_write(op):
-      trains |= bool(names) and not any(_is_handle(tensor) for tensor in op.outputs)
-    else:
-      written |= names
-      gated |= names if op.type.endswith(("If", "While")) or op._get_control_flow_context() is not None else set()
-      trains |= bool(names) and op.type not in _ASSIGNMENTS
+    for index, handle in enumerate(op.inputs):
+      if not _is_handle(handle) or op.type in _QUERIES:
+        continue
+      names = {source.name for source in _variables_behind(handle)} - local
+      if not _may_write(op, index):
+        trains |= bool(names) and not any(_is_handle(tensor) for tensor in op.outputs)
+      else:
+        written |= names
+        gated |= names if op.type.endswith(("If", "While")) or op._get_control_flow_context() is not None else set()
+        trains |= bool(names) and op.type not in _ASSIGNMENTS
   return Effects(frozenset(written), frozenset(gated), trains and bool(written))
 
 
@@ -162,11 +162,16 @@ def _variables_behind(handle: tf.Tensor) -> Iterator[tf.Operation]:
       pending += [tensor.op for tensor in op.inputs if _is_handle(tensor)]
 
 
-def _may_write(op: tf.Operation) -> bool:
-  """Returns whether an op with a handle as input may change the variable; it may be a function that only reads it."""
-  if any(tensor.dtype == tf.resource for tensor in op.inputs):
-    return op.type not in ("Enter", "Exit", "Identity", "IdentityN", "Merge", "NextIteration", "Switch")
-  return any(argument.is_ref for argument in op.op_def.input_arg) and not op.type.startswith("Ref")
+def _may_write(op: tf.Operation, index: int) -> bool:
+  """Returns whether an op may change the variable behind an input; before TensorFlow 2.3, functions always may."""
+  if op.inputs[index].dtype != tf.resource:
+    return any(argument.is_ref for argument in op.op_def.input_arg) and not op.type.startswith("Ref")
+  try:
+    if index in op.get_attr("_read_only_resource_inputs"):  # Conditionals, loops and functions have it.
+      return False
+  except ValueError:
+    pass
+  return op.type not in (*_READS, "Enter", "Exit", "Identity", "IdentityN", "Merge", "NextIteration", "Switch")
 
 
 def _only_reads(op: tf.Operation) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from mp_compat import __main__ as command_line
 from mp_compat.comparison import processes
 from tests import testing
+from tests.keras import cases as keras_cases
 
 # Each argument switches something on.
 PROGRAM = """
@@ -69,6 +70,9 @@ def train():
     handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="handle")
     initializers.append(tf.raw_ops.AssignVariableOp(resource=handle, value=0.0))
     train_op = tf.group(train_op, tf.raw_ops.AssignAddVariableOp(resource=handle, value=1.0))
+  if "reads" in args:
+    tf.enable_control_flow_v2()
+  read = tf.cond(tf.placeholder_with_default(True, []), lambda: w + 1.0, lambda: w - 1.0)
   random = np.random.RandomState(int.from_bytes(os.urandom(4), "big")) if "entropy" in args else np.random
   folder = os.environ["MP_COMPAT_RUN"] if "env" in args else "folder"
   with tf.Session() as sess:
@@ -82,6 +86,8 @@ def train():
       if step == 3 and "overflow" in args:
         value[0] = np.inf
       run(value + (step == 3 and "numbers" in args and ours))
+      if "reads" in args:
+        sess.run(read)
     if "checkpoint" in args:
       saver.save(sess, folder + "/model", global_step)
 
@@ -236,6 +242,13 @@ def test_equal_programs_are_same(compare):
   assert lines[2].split() == "2. with mp_compat the same bits: 11 variables after each of 6 steps".split()
   assert lines[3].split() == "3. as it is, again the same bits: the program is deterministic".split()
   assert lines[-1] == "The program trains the same, in the steps that were compared."
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(keras_cases.VERSION < (2, 3), reason="ops do not say which variables their functions only read")
+def test_conditional_that_reads_is_no_step(compare):
+  code, output, _ = compare("--runs", "original,mp_compat", "program.py", "reads")
+  assert code == 0 and "6 train steps, 0 skipped" in output, output
 
 
 @pytest.mark.slow
