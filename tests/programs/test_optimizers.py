@@ -349,6 +349,7 @@ TENSORFLOW_FAILS = {
   HasOtherOrder: BY_POSITION,
   TakesKeywordsOnly: BY_POSITION,
   TakesAnyKeywords: BY_POSITION,
+  HasOwnDefaults: "it passes a name",
   SortsPairs: "it passes a tuple",
   CountsAndAveragesNorms: OTHER_NAMES,
   MakesVariablesInPrepare: OTHER_NAMES,
