@@ -25,8 +25,11 @@ def read_variables(sess):
   return {testing.plain_name(v): sess.run(v) for v in tf.global_variables()}
 
 
-@pytest.mark.parametrize("reader", [mp_compat, testing.native], ids=["read_by_us", "read_by_tensorflow"])
-@pytest.mark.parametrize("writer", [mp_compat, testing.native], ids=["written_by_us", "written_by_tensorflow"])
+@pytest.mark.parametrize(
+  "writer, reader",
+  [(mp_compat, mp_compat), (mp_compat, testing.native), (testing.native, mp_compat)],
+  ids=["read_by_us", "read_by_tensorflow", "written_by_tensorflow"],
+)
 @pytest.mark.parametrize("context", [contextlib.nullcontext, mp_compat.install], ids=["as_it_is", "installed"])
 def test_graph_checkpoints_are_exchangeable(writer, reader, context, tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:

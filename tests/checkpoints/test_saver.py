@@ -92,8 +92,7 @@ def test_checkpoints_work_in_memory_file_system(writer):
     checkpoints.convert(prefix, converted, "plain")
 
 
-@pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("writer, sharded", [("tensorflow", True), ("mp_compat", False)])
 def test_version_1_format_restores(sharded, writer, tmp_path):
   case = Case(writer, "adam")
 
@@ -127,8 +126,7 @@ def test_version_1_format_restores(sharded, writer, tmp_path):
       np.testing.assert_array_equal(sess.run(tf.convert_to_tensor(table)), whole)
 
 
-@pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
-@pytest.mark.parametrize("as_path", [str.encode, pathlib.Path], ids=["bytes", "Path"])
+@pytest.mark.parametrize("writer, as_path", [("tensorflow", pathlib.Path), ("mp_compat", str.encode)])
 def test_paths_may_be_bytes_or_pathlike(as_path, writer, tmp_path):
   case = Case(writer, "adam")
   prefix, target = str(tmp_path / "model-7"), str(tmp_path / "converted")

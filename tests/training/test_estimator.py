@@ -207,11 +207,10 @@ def batches(overflow):
 
 
 @pytest.mark.parametrize(
-  "make_inner",
-  [lambda: tf.train.MomentumOptimizer(0.1, 0.9), lambda: tf.train.AdamOptimizer(0.1)],
-  ids=["Momentum", "Adam"],
+  "make_inner, called",
+  [(lambda: tf.train.MomentumOptimizer(0.1, 0.9), True), (lambda: tf.train.AdamOptimizer(0.1), False)],
+  ids=["callable_Momentum", "instance_Adam"],
 )
-@pytest.mark.parametrize("called", [False, True], ids=["instance", "callable"])
 def test_canned_estimator_skips_overflows(tmp_path, make_inner, called):
   loss_scale = mp_compat.DynamicLossScale(2.0**15, 3)
 
