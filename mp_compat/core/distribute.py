@@ -84,4 +84,5 @@ def group(*values: Any, **name: Optional[str]) -> Optional[tf.Operation]:
   """Returns one op (None in eager mode) that runs `values`: ops, tensors, None, or per-replica values of these."""
   if tf.executing_eagerly():
     return None
-  return tf.group(*[value for value in values if value is not None], **name)
+  results = [result for value in values for result in local_results(value)]  # A custom optimizer groups in each replica.
+  return tf.group(*[result for result in results if result is not None], **name)

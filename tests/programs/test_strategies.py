@@ -18,7 +18,7 @@ STRATEGIES = {
 }
 
 
-def make_program(make_strategy, sparse, change=None):
+def make_program(make_strategy, sparse=False, change=None, make_inner=lambda: None):
 
   def build(t):
     strategy = make_strategy()
@@ -33,7 +33,7 @@ def make_program(make_strategy, sparse, change=None):
         x = tf.where(tf.is_finite(t.x), t.x * (1.0 + number), tf.where(tf.fill([3], number > 0.0), tf.ones([3]), t.x))
         rows = tf.gather(table, [1, 4, 1]) if sparse else table
         loss = tf.reduce_sum(w * w * x) + tf.reduce_sum(rows * rows * x)
-        optimizer = t.wrap()
+        optimizer = t.wrap(make_inner())
         pairs = optimizer.compute_gradients(loss)
         if change:
           pairs = change(pairs)
@@ -49,17 +49,34 @@ def clip_pairs(pairs):
   return zip(tf.clip_by_global_norm(grads, 0.5)[0], variables)
 
 
+class Grouping(tf.train.MomentumOptimizer):
+  """Returns an op of the replica."""
+
+  def __init__(self):
+    super().__init__(0.1, 0.9)
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    return tf.group(super().apply_gradients(grads_and_vars, global_step), tf.no_op(), name=name)
+
+
+KINDS = {
+  "dense": {},
+  "sparse": {"sparse": True},
+  "clipped": {"change": clip_pairs},
+  "grouped": {"make_inner": Grouping},
+}
 RUN_BY_DEFAULT = [
   ("mirrored", "dense"),
   ("mirrored", "sparse"),
+  ("mirrored", "grouped"),
   ("one_device", "clipped"),
   ("central_storage", "sparse"),
 ]
 for name, make_strategy in STRATEGIES.items():
-  for kind, sparse, change in [("dense", False, None), ("sparse", True, None), ("clipped", False, clip_pairs)]:
+  for kind, options in KINDS.items():
     TABLE.add(
       "{}_gradients_with_strategy_{}".format(kind, name),
-      make_program(make_strategy, sparse, change),
+      make_program(make_strategy, **options),
       variants=programs.RESOURCE,
       slow=(name, kind) not in RUN_BY_DEFAULT,
     )
