@@ -80,12 +80,12 @@ def on_eager_gradients(report: Callable[[], None]) -> None:
 
 def make_seeds_repeatable() -> None:
   """Gives each op without a seed the number of its call in the graph, not that of its op, and always a graph seed."""
-  get_seed = random_seed.get_seed
+  get_seed, eager_seeds = random_seed.get_seed, itertools.count()
 
   def get_repeatable_seed(op_seed: Any) -> Any:
     graph = graphs.init_scope_graph()
-    if op_seed is None and graph is not None:
-      op_seed = next(graphs.record_in(graph, "op_seeds", itertools.count))
+    if op_seed is None:
+      op_seed = next(graphs.record_in(graph, "op_seeds", itertools.count) if graph is not None else eager_seeds)
     return get_seed(op_seed)
 
   random_seed.get_seed = get_repeatable_seed
@@ -105,7 +105,9 @@ def effects(graph: tf.Graph, elements: Iterable[Any]) -> Effects:
         written |= names
         gated |= names if op.type.endswith(("If", "While")) or op._get_control_flow_context() is not None else set()
         trains |= bool(names) and op.type not in _ASSIGNMENTS
-  return Effects(frozenset(written), frozenset(gated), trains and bool(written))
+  # Keras's metrics are in no collection; in an imported graph, no variable may be.
+  train = written & (_names_in(graph, tf.GraphKeys.GLOBAL_VARIABLES) or written)
+  return Effects(frozenset(written), frozenset(gated), trains and bool(train))
 
 
 def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:
@@ -132,8 +134,11 @@ def read(sess: Any, tensors: Dict[str, tf.Tensor]) -> Dict[str, Any]:
 
 
 def _local_names(graph: tf.Graph) -> FrozenSet[str]:
-  keys = (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES)
-  return frozenset(variable.name.rpartition(":")[0] for key in keys for variable in graph.get_collection(key))
+  return _names_in(graph, tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES)
+
+
+def _names_in(graph: tf.Graph, *collections: str) -> FrozenSet[str]:
+  return frozenset(variable.name.rpartition(":")[0] for key in collections for variable in graph.get_collection(key))
 
 
 def _ancestors(elements: Iterable[Any]) -> Iterator[tf.Operation]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program as it is and with this package, and says whether it trains the same."""
 
+import contextlib
 import os
 import tempfile
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -46,6 +47,8 @@ _REASONS = {
   "hidden": "mp_compat skipped it: clipping or masking hid its overflow, or update() of the program's LossScale "
   "returned False.",
   "fixed": "mp_compat skipped it: its gradients overflowed, and a fixed loss scale of TensorFlow's class applies them.",
+  "skipped": "mp_compat skipped it. Why the first run applied it is not known: this needs the run 'again'.",
+  "start": "A session starts from other values. If it restores a checkpoint, name its folder with --restore.",
   "twice": "Only the state of loss scales differs: the first run scales the loss twice, mp_compat uses one scale.",
   "variables": "The runs do not have the same variables.",
   "overflow": "The first run skipped it: its gradients overflowed. Before it, the bits are the same.",
@@ -72,8 +75,10 @@ def compare(
   results: Dict[str, Any] = {}
   directory, folders = os.getcwd(), processes.Folders(restore)
   try:
-    with tempfile.TemporaryDirectory() as folder, folders.kept():
+    with contextlib.ExitStack() as stack:
+      folder = stack.enter_context(tempfile.TemporaryDirectory())
       processes.read_standard_input(os.path.join(folder, "input"))
+      stack.enter_context(folders.kept())
       for number, run in enumerate(runs, 1):
         folders.copy_back()
         settings = recorder.Settings(
@@ -116,14 +121,16 @@ def _examine(settings: recorder.Settings) -> Dict[str, Any]:
     result["variables"] = max(result["variables"], sum(digest is not None for digest in ours.digests.values()))
     result["scales"].update({name: result["scales"].get(name, [])[:1] + [value] for name, value in ours.scales.items()})
     if not ours.starts:
-      attempts.append((ours.written, ours.applied))
+      attempts.append(ours)
       applied.update([ours.written] if ours.applied else [])
-  result.update(read=len(attempts), skipped=sum(written in applied and not was for written, was in attempts))
-  result.update(trained=bool(applied), compared=bool(settings.reference))
+  skipped = sum(not step.applied and (step.may_skip or step.written in applied) for step in attempts)
+  result.update(read=len(attempts), skipped=skipped)
+  result.update(trained=bool(applied or skipped), compared=bool(settings.reference))
   if settings.reference and not result["difference"]:
     steps = [recording.notes(settings.reference).get("steps", 0), result["steps"]]
     if steps[0] != steps[1]:
-      result["difference"] = dict(index=-1, step=min(steps) + 1, names=[["number of steps"]] * 2, applied=[True] * 2)
+      names = [["number of steps"]] * 2
+      result["difference"] = dict(index=-1, step=min(steps) + 1, starts=False, names=names, applied=[True] * 2)
   return result
 
 
@@ -135,6 +142,7 @@ def _difference(index: int, theirs: recording.Record, ours: recording.Record, st
   return {
     "index": index,
     "step": ours.step,
+    "starts": ours.starts,
     "names": [list(names) for names in zip(*pairs)],
     "applied": [theirs.applied, ours.applied],
     "global_step": [theirs.global_step, ours.global_step],
@@ -149,7 +157,7 @@ def _check(run: str, runs: Sequence[str], result: Dict[str, Any]) -> None:
   """Raises a CannotRunError unless a run shows the training of the program, with mp_compat where it should be used."""
   found = result["difference"]
   if found and not found["index"] and all(map(all, found["names"])):
-    raise processes.CannotRunError(_OTHER_START.format(found["names"][1][0], *found["global_step"][::-1]))
+    raise processes.CannotRunError(_describe_other_start(found))
   if "unseen" in result:
     raise processes.CannotRunError("{} was seen, which is not compared.".format(result["unseen"]))
   if "unreadable" in result:
@@ -160,6 +168,10 @@ def _check(run: str, runs: Sequence[str], result: Dict[str, Any]) -> None:
     raise processes.CannotRunError(_NOT_USED)
   if run == ORIGINAL and "uses" in result and SCALED in runs:
     raise processes.CannotRunError(_USED_ALREADY)
+
+
+def _describe_other_start(found: Dict[str, Any]) -> str:
+  return _OTHER_START.format(next(filter(None, found["names"][1] + found["names"][0])), *found["global_step"][::-1])
 
 
 def _describe(run: str, result: Dict[str, Any], every: int) -> str:
@@ -187,6 +199,8 @@ def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
   status, lines = SAME, []
   for run, result in results.items():
     found = result["difference"]
+    if found and run == AGAIN and found["starts"]:
+      return UNKNOWN, [_describe_other_start(found)]
     if found and run == AGAIN:
       return UNKNOWN, [_NOT_REPEATABLE.format(found["step"], next(filter(None, found["names"][1] + found["names"][0])))]
     if found:
@@ -214,10 +228,12 @@ def _reason(run: str, result: Dict[str, Any], theirs: Dict[str, Any]) -> str:
     return "twice"
   if None in found["names"][0] + found["names"][1]:
     return "variables"
+  if found["starts"]:
+    return "start"
   if run == UNSCALED and we_applied and not they_applied:
     return "overflow"
   if they_applied and not we_applied:
-    return "hidden" if np.all(theirs.get("finite", True)) else "fixed"
+    return "skipped" if "finite" not in theirs else "hidden" if np.all(theirs["finite"]) else "fixed"
   return "unknown"
 
 
@@ -225,11 +241,15 @@ def _amounts(found: Dict[str, Any], theirs: Dict[str, Any], ours: Dict[str, Any]
   """Yields lines on the first variables that differ, and by how much, for those whose values were kept."""
   for one, two in list(zip(*found["names"]))[: recorder.SHOWN]:
     if one in theirs and two in ours and theirs[one].shape == ours[two].shape:
+      same = (theirs[one] == ours[two]) | (np.isnan(theirs[one]) & np.isnan(ours[two]))
       with np.errstate(all="ignore"):
-        apart = np.abs(theirs[one] - ours[two])
+        apart = np.abs(theirs[one] - ours[two])[~same]
       finite = apart[np.isfinite(apart)]
-      most = "by up to {:.3g}".format(finite.max()) if np.any(finite) else "not finite in one of the runs"
-      yield "  {}: {} of {} values differ, {}".format(two, np.count_nonzero(apart), apart.size, most)
+      most = "by up to {:.3g}".format(finite.max()) if finite.size else "not finite in one of the runs"
+      # The bits of 0 and -0, of large integers and of strings differ although these numbers are the same.
+      yield "  {}: {}".format(
+        two, "{} of {} values differ, {}".format(apart.size, same.size, most) if apart.size else "differs"
+      )
     else:
       yield "  {}: {}".format(two or one, "differs" if one and two else "is missing in one of the runs")
 

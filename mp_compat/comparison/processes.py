@@ -12,7 +12,8 @@ import tempfile
 from typing import Any, Dict, Iterator, Sequence
 
 KEPT = ".before_compare"  # the suffix of a folder while copies of it are in use
-_INTERRUPTS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_INTERRUPTS = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
 _KILL = getattr(os, "killpg", os.kill), getattr(signal, "SIGKILL", signal.SIGTERM)
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "TF_CUDNN_DETERMINISTIC": "1", "TF_DETERMINISTIC_OPS": "1"}  # unless set
 
@@ -132,7 +133,7 @@ def run(settings: Dict[str, Any], name: str, argv: Sequence[str], directory: str
   with open(path, "w", encoding="utf-8") as file:
     json.dump(settings, file)
   command = [sys.executable, "-m", "mp_compat.comparison.recorder", path, *argv]
-  environment = dict(_ENVIRONMENT, **os.environ, MP_COMPAT_RUN=name)
+  environment = {**_ENVIRONMENT, **os.environ, "MP_COMPAT_RUN": name}
   with open(os.path.join(folder, "input"), "rb") as stdin, open(os.path.join(folder, "output"), "wb+") as output:
     process = subprocess.Popen(
       command,

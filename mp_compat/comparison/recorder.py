@@ -7,6 +7,7 @@ A train step is a run of a session that may change a variable other than by init
 read through tensors that the graph has already: nothing is added to it, and it may be finalized.
 """
 
+import atexit
 import contextlib
 import functools
 import hashlib
@@ -17,7 +18,7 @@ import random
 import re
 import sys
 import threading
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 import weakref
 
 import numpy as np
@@ -31,6 +32,7 @@ from mp_compat.comparison import recording
 from mp_compat.migration import program
 
 ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
+_OPTIMIZERS = ("mp_compat.training.optimizer", "mp_compat.keras.loss_scale_optimizer")  # modules that are then imported
 SHOWN = 3  # variables whose values are kept where they differ
 
 
@@ -67,6 +69,7 @@ class Recorder:
     self._pid = os.getpid()
     self._noted: Dict[str, Any] = {}
     self._step = self._index = 0
+    self._steps: Any = weakref.WeakKeyDictionary()  # the number of train steps of each session
     self._differs = False
     self._numbers = itertools.count()
     self._last: Any = weakref.WeakKeyDictionary()  # the last digests of each session
@@ -97,8 +100,9 @@ class Recorder:
     if is_step:
       with self._lock:
         self._step += 1
+        self._steps[sess] = self._steps.get(sess, 0) + 1
         self.note("steps", self._step)
-        if self._step % self._settings.every == 0:
+        if self._steps[sess] % self._settings.every == 0:
           self._record(sess, self._graph(sess.graph), effects)
         if self._step == self._settings.steps:
           self._exit()
@@ -142,6 +146,7 @@ class Recorder:
       starts=starts,
       step=self._step,
       applied=self._applies(changed, effects, state),
+      may_skip=self._may_skip(effects, state),
       written=_digest(sorted(effects.written)),
       scales={name: float(values[name]) for name, role in state.items() if role.endswith("scale") and name in values},
       global_step=np.asarray(values.get("global_step")).tolist(),
@@ -151,17 +156,18 @@ class Recorder:
     self._last[sess] = digests
     self._keep_values(values, record)
     self._index += 1
-    if sum(os.times()[2:4]) > 1:  # seconds of CPU, of processes that ended
-      self.note("processes", True)
-    if "mp_compat.training.optimizer" in sys.modules and self._settings.run == ORIGINAL:
+    if self._settings.run == ORIGINAL and not sys.modules.keys().isdisjoint(_OPTIMIZERS):
       self.note("uses", "mp_compat")
 
   def _applies(self, changed: Set[str], effects: sessions.Effects, state: Mapping[str, str]) -> bool:
     """Returns whether a step that changed these variables updated more than loss scales, global_step and averages."""
+    changed = changed & effects.gated if self._may_skip(effects, state) else changed
+    return bool(_without_counts(changed, state))
+
+  def _may_skip(self, effects: sessions.Effects, state: Mapping[str, str]) -> bool:
+    """Returns whether the optimizer is in a conditional of loss scaling."""
     wraps = self._settings.run == SCALED and "uses" in self._noted
-    if effects.gated and (wraps or effects.written.intersection(state)):  # The optimizer is in a conditional.
-      changed = changed & effects.gated
-    return any(re.sub("/replica_[0-9]+$", "", name) not in {*state, "global_step"} for name in changed)
+    return bool(_without_counts(effects.gated, state)) and (wraps or not effects.written.isdisjoint(state))
 
   def _keep_values(self, values: Dict[str, Any], record: recording.Record) -> None:
     """Keeps values where they first differ from the reference; ends a run that starts from other values than that."""
@@ -181,8 +187,14 @@ class Recorder:
         **{name + ":0": numbers[name] for name in list(numbers)[:SHOWN]},
       )
 
+  def note_processes(self) -> None:
+    """Notes whether the program waited for processes that used the CPU for more than a second."""
+    if sum(os.times()[2:4]) > 1 and os.getpid() == self._pid:
+      self.note("processes", True)
+
   def _exit(self) -> None:
     """Ends the process at once: an exception could be caught by the program."""
+    self.note_processes()
     with contextlib.suppress(Exception):
       sys.stdout.flush()
       sys.stderr.flush()
@@ -204,6 +216,11 @@ def _note_warnings(recorder: Recorder) -> None:
     warn(message, *args, **kwargs)
 
   tf.logging.warning = note_and_warn
+
+
+def _without_counts(names: Iterable[str], state: Mapping[str, str]) -> Set[str]:
+  """Returns the names of variables other than global_step and those of loss scales."""
+  return {name for name in names if re.sub("/replica_[0-9]+$", "", name) not in {*state, "global_step"}}
 
 
 def _digest(value: Any) -> str:
@@ -254,6 +271,7 @@ def main() -> None:
   with open(sys.argv[1], encoding="utf-8") as file:
     settings = Settings(**json.load(file))
   recorder = Recorder(settings)
+  atexit.register(recorder.note_processes)
   recorder.note("tensorflow", tf.VERSION)
   if settings.run != ORIGINAL:
     _install(settings, recorder)

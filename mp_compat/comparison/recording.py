@@ -34,6 +34,7 @@ class Record(NamedTuple):
   starts: bool  # whether this is before the first train step of a session
   step: int  # the number of train steps so far, in all sessions
   applied: bool  # whether the step changed more than the state of loss scales and global_step
+  may_skip: bool  # whether the optimizer is in a conditional of loss scaling
   written: str  # a digest of the names of the variables that the step may change
   scales: Dict[str, float]  # the loss scales
   global_step: Any

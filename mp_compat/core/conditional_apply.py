@@ -2,7 +2,7 @@
 """The conditional that applies or skips all updates of a step."""
 
 import contextlib
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import control_flow
@@ -83,8 +83,16 @@ def apply_in_each_replica(
   return applied
 
 
-def created(graph: tf.Graph) -> List[Tuple[str, tf.Variable]]:
-  """Returns the variables that optimizers created in a conditional's name scope, with the names that they asked for."""
+class Created(NamedTuple):
+  """A variable whose name contains the name scope in which an optimizer created it."""
+
+  variable: tf.Variable
+  before: str  # what its name has before that scope, such as a variable scope
+  name: str  # what its name has after it
+
+
+def created(graph: tf.Graph) -> List[Created]:
+  """Returns the variables that optimizers created in conditionals, and that have names which depend on that."""
   return graphs.record_in(graph, "created_in_conditional", list)
 
 
@@ -138,18 +146,22 @@ class _OutsideNames:
       return next_creator(**kwargs)
     if tf.is_tensor(kwargs.get("initial_value")):
       kwargs["initial_value"] = control_flow.copy_out_of_branches(kwargs["initial_value"])
+    asked = None
     scope_of_name, separator, last = (kwargs.get("name") or "").rpartition("/")
     for branch in self._branches:  # a tensor's slot, such as a moving average, has the tensor's name
       around, found, inside = (scope_of_name + separator).partition(branch)
       if found:
-        kwargs["name"] = around + self._outside_of(branch + inside) + last
+        kwargs["name"], asked = around + self._outside_of(branch + inside) + last, (around, (inside + last).rstrip("/"))
     current = graphs.name_scope() + "/"
-    if not self._is_inside(current):  # tf.get_variable creates its variables in the root scope
-      return next_creator(**kwargs)
-    with tf.init_scope(), tf.name_scope(self._outside_of(current) or None):
+    scopes = contextlib.ExitStack()
+    for branch in filter(current.startswith, self._branches):  # tf.get_variable creates its variables in the root scope
+      asked = ("", current[len(branch) :] + (kwargs.get("name") or "Variable"))
+      scopes.enter_context(tf.init_scope())
+      scopes.enter_context(tf.name_scope(self._outside_of(current) or None))
+    with scopes:
       variable = next_creator(**kwargs)
-    (branch,) = filter(current.startswith, self._branches)
-    created(graphs.init_scope_graph()).append((current[len(branch) :] + (kwargs.get("name") or "Variable"), variable))
+    if asked:
+      created(graphs.init_scope_graph()).append(Created(variable, *asked))
     return variable
 
   def _is_inside(self, scope: str) -> bool:

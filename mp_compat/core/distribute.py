@@ -84,5 +84,6 @@ def group(*values: Any, **name: Optional[str]) -> Optional[tf.Operation]:
   """Returns one op (None in eager mode) that runs `values`: ops, tensors, None, or per-replica values of these."""
   if tf.executing_eagerly():
     return None
-  results = [result for value in values for result in local_results(value)]  # A custom optimizer groups in each replica.
+  # Custom optimizers return an op of their own in each replica.
+  results = [result for value in values for result in local_results(value)]
   return tf.group(*[result for result in results if result is not None], **name)

@@ -48,7 +48,7 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
     existing = len(conditional_apply.created(graph))
     result = apply_gradients(self, *args, **kwargs)
     new = conditional_apply.created(graph)[existing:]
-    created = {variables.local_copies(variable)[0].op.name: asked for asked, variable in new}
+    created = {variables.local_copies(variable)[0].op.name: (before, name) for variable, before, name in new}
     if _next_number(graph, conditional_apply.SCOPE) == steps:
       return result  # With replicas, the conditional is in the scope of the first replica.
     conditionals = _conditionals(self.loss_scale)
@@ -60,8 +60,9 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
     number += offsets[scope]
     offsets[scope] += count
     conditional = "cond_{}".format(number + applying) if number + applying else "cond"
-    for name, asked in created.items() if count else []:
-      _record(graph, name, asked if tf.control_flow_v2_enabled() else _join(scope, conditional, asked))
+    scopes = [] if tf.control_flow_v2_enabled() else [scope, conditional]
+    for name, (before, after) in created.items() if count else []:
+      _record(graph, name, before + _join(*scopes, after))
     return result
 
   return apply_and_record

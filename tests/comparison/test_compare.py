@@ -22,6 +22,7 @@ import tensorflow
 import tensorflow.compat.v1 as tf
 
 args = set(sys.argv[1:])
+data = tf.random.normal([2]).numpy() if "data" in args else 0.0
 if "eager" not in args:
   tf.disable_v2_behavior()
 
@@ -65,6 +66,9 @@ def train():
   ours = os.environ["MP_COMPAT_RUN"] == "mp_compat"
   if "variable" in args and ours:
     tf.get_variable("more", initializer="a string")
+  if "zero" in args:
+    zero = tf.get_variable("zero", initializer=1.0)
+    train_op = tf.group(train_op, zero.assign(-0.0 if ours else 0.0))
   initializers = [tf.global_variables_initializer()]
   if "unreadable" in args:
     handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="handle")
@@ -82,8 +86,8 @@ def train():
       saver.restore(sess, tf.train.latest_checkpoint(folder))
     run = sess.make_callable(train_op, [x]) if "callable" in args else lambda value: sess.run(train_op, {x: value})
     for step in range(0 if "untrained" in args else 5 if "shorter" in args and ours else 6):
-      value = random.normal(size=2)
-      if step == 3 and "overflow" in args:
+      value = random.normal(size=2) + data
+      if step == 3 and "overflow" in args or "overflows" in args:
         value[0] = np.inf
       run(value + (step == 3 and "numbers" in args and ours))
       if "reads" in args:
@@ -105,10 +109,14 @@ if "fork" in args:
   child = multiprocessing.get_context("fork").Process(target=train)
   child.start()
   child.join()
-if "process" in args:
-  subprocess.check_call([sys.executable, "-c", "import time\\nwhile time.process_time() < 1.5: pass"])
 with tf.Graph().as_default():
   train()
+if "later" in args:
+  args.add("checkpoint")
+  with tf.Graph().as_default():
+    train()
+if "process" in args:
+  subprocess.check_call([sys.executable, "-c", "import time\\nwhile time.process_time() < 1.5: pass"])
 if "input" in args:
   assert sys.stdin.read() == "some input"
 if "megabytes" in args:
@@ -144,6 +152,7 @@ tf.estimator.train_and_evaluate(
 """
 
 SEVERAL = """
+import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
@@ -156,7 +165,11 @@ def build():
   generator = tf.get_variable("generator", [3, 2])
   discriminator = tf.get_variable("discriminator", [2, 1])
   loss = tf.reduce_mean(tf.matmul(tf.matmul(x, generator), discriminator)) + tf.nn.l2_loss(discriminator)
-  train_ops = [make_optimizer().minimize(loss, var_list=[variable]) for variable in (generator, discriminator)]
+  train_ops = []
+  for variable in (generator, discriminator):
+    opt = make_optimizer()
+    ((grad, _),) = opt.compute_gradients(loss, [variable])
+    train_ops.append(opt.apply_gradients([(tf.clip_by_value(grad, -1, 1) if "clip" in sys.argv else grad, variable)]))
   return x, train_ops, tf.global_variables_initializer()
 
 sessions = []
@@ -169,7 +182,12 @@ for _ in range(2):
 for step in range(3):
   for sess, x, train_ops in sessions:
     for train_op in train_ops:
-      sess.run(train_op, {x: np.random.normal(size=[4, 3]) * (np.inf if step == 1 else 1)})
+      value = np.abs(np.random.normal(size=[4, 3]))
+      if step == 1 and "clip" not in sys.argv:
+        value *= np.inf
+      elif step == 1 and sess is sessions[0][0]:
+        value *= 1e36  # The generator's gradients are infinite, not NaN.
+      sess.run(train_op, {x: value})
 """
 
 STRATEGY = """
@@ -198,13 +216,17 @@ with tf.train.MonitoredTrainingSession(target, config=config) as sess:
 """
 
 KERAS = """
+import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
 wrapper = tf.keras.mixed_precision.experimental.LossScaleOptimizer
+if "migrated" in sys.argv:
+  from mp_compat.keras.experimental import LossScaleOptimizer as wrapper
 model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,)), tf.keras.layers.Dropout(0.5)])
-model.compile(wrapper(tf.keras.optimizers.Adam(), "dynamic"), "mse")
-model.fit(np.random.normal(size=[32, 4]), np.zeros([32, 3]), epochs=2, batch_size=8, verbose=0)
+model.compile(wrapper(tf.keras.optimizers.Adam(), "dynamic"), "mse", metrics=["mae"])
+data = np.random.normal(size=[32, 4]), np.zeros([32, 3])
+model.fit(*data, epochs=2, batch_size=8, validation_data=data, verbose=0)
 """
 
 
@@ -218,6 +240,7 @@ def _compare(tmp_path, monkeypatch, capfd):
   (tmp_path / "strategy.py").write_text(STRATEGY)
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv("PYTHONPATH", testing.ROOT)
+  monkeypatch.setenv("MP_COMPAT_RUN", "of another comparison")
   monkeypatch.delenv("TF2_BEHAVIOR", raising=False)
 
   def compare(*arguments):
@@ -260,6 +283,7 @@ def test_conditional_that_reads_is_no_step(compare):
     ("program.py averages overflow", "6 train steps, 1 skipped"),
     ("program.py unscaled", "with mp_compat: a warning of mp_compat: Adam applies gradients that were never scaled"),
     ("several.py", "24 train steps, 8 skipped, current_loss_scale 32768 -> 16384, current_loss_scale_1 32768 -> 16384"),
+    ("program.py overflows", "6 train steps, 6 skipped"),
     ("strategy.py", "6 train steps, 1 skipped"),
     ("strategy.py server", "6 train steps, 1 skipped"),
     ("program.py megabytes", "6 steps"),
@@ -304,6 +328,9 @@ def test_differences_have_step_and_reason(switches, step, reason, compare):
       "program.py variable",
       ["in 1 of 12 variables", "do not have the same", "more: is missing in one of the runs"],
     ),
+    ("program.py zero", ["zero: differs"]),
+    ("--every 4 several.py clip", ["step 10 is the first that differs"]),
+    ("--runs original,mp_compat program.py fixed overflow", ["step 4 is the first", "this needs the run 'again'"]),
     ("program.py shorter", ["step 6 is the first that differs", "number of steps: differs"]),
     ("--runs original,mp_compat program.py numbers", ["this needs the run 'again'", "w: differs"]),
   ],
@@ -333,6 +360,7 @@ def test_loss_scaled_twice_is_reason(compare):
     ("program.py untrained", "as it is: No train step was seen"),
     ("program.py fork", "as it is: Training in a forked process was seen"),
     ("program.py migrated", "as it is: The program uses mp_compat as it is"),
+    ("--runs original,again program.py later", "It starts from other values than the first run: first "),
     ("program.py checkpoint", "with mp_compat: It starts from other values than the first run: first "),
     ("--every 9 program.py", "No train step was seen"),
     ("program.py unreadable", "as it is: No tensor of the graph reads VarHandleOp."),
@@ -348,6 +376,8 @@ def test_status_is_2_if_nothing_follows(arguments, words, compare):
 def test_eager_training_is_not_called_same(compare):
   code, output, _ = compare("program.py", "eager")
   assert code == 2 and "Eager training was seen" in output, output
+  code, output, _ = compare("--runs", "original,again", "program.py", "data")  # has random data from eager mode
+  assert code == 0 and "the same bits" in output, output
 
 
 @pytest.mark.slow
@@ -368,6 +398,8 @@ def test_estimators_are_compared(compare, tmp_path):
 def test_keras_in_graph_mode_is_compared(compare):
   code, output, _ = compare("--without", "keras_program.py")
   assert code == 0 and "after each of 8 steps" in output, output
+  code, output, _ = compare("keras_program.py", "migrated")
+  assert code == 2 and "as it is: The program uses mp_compat as it is" in output, output
 
 
 @pytest.mark.slow

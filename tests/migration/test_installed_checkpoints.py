@@ -27,14 +27,16 @@ def add_conditional():
 
 
 class WithVariables(tf.train.GradientDescentOptimizer):
-  """Creates variables when it applies gradients: two with names in the current name scope, one without."""
+  """Creates variables when it applies gradients, with names in the current name scope and without."""
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     with tf.name_scope("schedule"):
       rate = tf.Variable(lambda: 1.0, name="rate", trainable=False, use_resource=True)
     applied = tf.Variable(lambda: 0.0, name="applied", trainable=False, use_resource=True)
     total = tf.get_variable("total", initializer=lambda: 0.0, trainable=False, use_resource=True)
-    updates = [rate.assign_add(0.5), applied.assign_add(1.0), total.assign_add(2.0)]
+    norm = tf.norm(grads_and_vars[0][0], name="norm")
+    average = tf.train.ExponentialMovingAverage(0.5).apply([norm])
+    updates = [rate.assign_add(0.5), applied.assign_add(1.0), total.assign_add(2.0), average]
     return tf.group(super().apply_gradients(grads_and_vars, global_step, name), *updates)
 
 
