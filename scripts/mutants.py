@@ -139,7 +139,7 @@ MUTANTS = [
   ("core/loss_scale", "if value != default", "if True"),
   ("core/loss_scale", "if floor > self._initial_loss_scale", "if floor >= self._initial_loss_scale"),
   ("core/conditional_apply", 'self._replica_scope + "/" if self._replica_scope else ""', '""'),
-  ("core/conditional_apply", 'kwargs["name"] = around + self._outside_of(branch + inside) + last', "pass"),
+  ("core/conditional_apply", "around + self._outside_of(branch + inside) + last", 'kwargs["name"]'),
   ("core/conditional_apply", 'control_flow.copy_out_of_branches(kwargs["initial_value"])', 'kwargs["initial_value"]'),
   ("core/conditional_apply", " if tf.distribute.has_strategy() else name", ""),
   ("core/conditional_apply", "summaries[existing:] = [", "_ = ["),

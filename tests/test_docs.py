@@ -5,6 +5,7 @@ it that do not. Fragments are ```py blocks or indented code.
 """
 
 import glob
+import inspect
 import os
 import re
 import subprocess
@@ -178,5 +179,5 @@ def test_api_reference_has_every_public_name_once():
   "record", [mp_compat.GradientReport, mp_compat.GradientRange, mp_compat.checkpoints.Inspection]
 )
 def test_fields_of_reports_are_documented(record):
-  attributes = record.__doc__.partition("  Attributes:\n")[2]
-  assert tuple(re.findall(r"^    (\w+): ", attributes, re.M)) == record._fields
+  attributes = inspect.getdoc(record).partition("\nAttributes:\n")[2]
+  assert tuple(re.findall(r"^  (\w+): ", attributes, re.M)) == record._fields
