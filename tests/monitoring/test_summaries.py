@@ -50,8 +50,7 @@ def test_skipped_branch_is_zero():
       ]
 
 
-@pytest.mark.parametrize("replica", [0, 1])
-@pytest.mark.parametrize("loss_scale", [lambda: 8.0, testing.native.DynamicLossScale])
+@pytest.mark.parametrize("replica, loss_scale", [(0, lambda: 8.0), (1, testing.native.DynamicLossScale)])
 def test_summaries_work_on_replicas(loss_scale, replica):
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
   optimizers = []
