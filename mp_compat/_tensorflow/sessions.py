@@ -105,9 +105,9 @@ def effects(graph: tf.Graph, elements: Iterable[Any]) -> Effects:
         written |= names
         gated |= names if op.type.endswith(("If", "While")) or op._get_control_flow_context() is not None else set()
         trains |= bool(names) and op.type not in _ASSIGNMENTS
-  # Keras's metrics are in no collection; in an imported graph, no variable may be.
-  train = written & (_names_in(graph, tf.GraphKeys.GLOBAL_VARIABLES) or written)
-  return Effects(frozenset(written), frozenset(gated), trains and bool(train))
+  # Keras's metrics are in no collection, and in a graph without collections this is true of all variables.
+  global_names = _names_in(graph, tf.GraphKeys.GLOBAL_VARIABLES) or written
+  return Effects(frozenset(written), frozenset(gated), trains and not written.isdisjoint(global_names))
 
 
 def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:

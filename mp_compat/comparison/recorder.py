@@ -211,7 +211,7 @@ def _note_warnings(recorder: Recorder) -> None:
   @functools.wraps(warn)
   def note_and_warn(message: str, *args: Any, **kwargs: Any) -> None:
     if sys._getframe(1).f_globals["__name__"].startswith("mp_compat."):
-      messages.add(message % args)
+      messages.add(message % args if args else message)
       recorder.note("warnings", sorted(messages))
     warn(message, *args, **kwargs)
 
