@@ -2,12 +2,14 @@
 """Builds conditionals, and copies ops out of their branches."""
 
 import itertools
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from tensorflow.python.ops import control_flow_ops
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import tf
+
+_XLA_CONTEXT = getattr(control_flow_ops, "XLAControlFlowContext", None)  # around the ops that call compiled functions
 
 
 def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
@@ -66,8 +68,10 @@ class _BranchContext(control_flow_ops.CondContext):
   def __init__(self, predicate: tf.Tensor, pivot: tf.Tensor, branch: int) -> None:
     super().__init__(predicate, pivot, branch)
     self._around = list(contexts.enclosing(self))
+    self._adopted: Set[tf.Operation] = set()
 
   def AddValue(self, val: tf.Tensor) -> tf.Tensor:
+    self._adopt(val.op)
     others = self._others_around(val.op)
     if others and val.name not in self._values:
       copied = super().AddValue(_copy_out(val, others, _refuse_stateful))
@@ -76,6 +80,8 @@ class _BranchContext(control_flow_ops.CondContext):
     return super().AddValue(val)
 
   def AddOp(self, op: tf.Operation) -> None:
+    for control in op.control_inputs:
+      self._adopt(control)
     super().AddOp(op)
     if any(self._others_around(control) for control in op.control_inputs):
       controls = [self._control_outside(control) for control in op.control_inputs]
@@ -84,6 +90,13 @@ class _BranchContext(control_flow_ops.CondContext):
     for part in _parts_of_gradient(op):
       if part._get_control_flow_context() is self:
         part._set_control_flow_context(self.outer_context)
+
+  def _adopt(self, op: tf.Operation) -> None:
+    """Adds an op that calls a compiled function in this branch; TensorFlow itself executes it in skipped steps, too."""
+    context = op._get_control_flow_context()
+    if type(context) is _XLA_CONTEXT and context.outer_context is self and op not in self._adopted:
+      self._adopted.add(op)
+      super().AddOp(op)
 
   def _control_outside(self, control: tf.Operation) -> Optional[tf.Operation]:
     """Returns an op to wait for instead of `control`, if that is in the branch of another step; None for none."""

@@ -111,6 +111,37 @@ for first, second in [
   )
 
 
+class CompiledUpdates(tf.train.Optimizer):
+  """Updates variables in a compiled function, as Keras's optimizers may."""
+
+  def __init__(self):
+    super().__init__(use_locking=False, name="CompiledUpdates")
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    grads, variables = zip(*grads_and_vars)
+
+    def update(*grads):
+      for variable, grad in zip(variables, grads):
+        variable.assign_sub(0.25 * grad)
+      return global_step.assign_add(1)
+
+    return tf.group(*compiled(None, lambda grads: update(*grads), None, control_flow.to_dense(grads)), name=name)
+
+
+TABLE.add(
+  "updates_in_compiled_function",
+  lambda t: t.wrap(CompiledUpdates()).minimize(t.loss(), t.global_step),
+  variants=programs.RESOURCE,
+  needs=NEEDS_COMPILED,
+  exact=True,
+  tensorflow_fails=lambda variant: (
+    "under control flow v1, it executes compiled functions in skipped steps, too"
+    if variant.control_flow == 1 and VERSION not in ((1, 15), (2, 4))
+    else None
+  ),
+)
+
+
 def compile_half(dtype):
   """Returns a program that computes and applies gradients of a variable of half precision in a compiled function."""
 
