@@ -80,10 +80,8 @@ for where, (context, needs) in list(FUNCTIONS.items()) + list(COMPILED.items()):
     if part == "loss" and where in ("xla", "cond_in_xla", "cond_in_compiled_function"):
       continue  # Gradients of compiled functions cannot be computed outside of them.
     # A compiled function in a branch of control flow v1 stops the whole step in its backward pass, also unwrapped. On
-    # TensorFlow 2.2, the unwrapped optimizer's compiled step is executed in the branch that is not taken, too.
-    fails_in_v1 = (part, where) == ("loss", "compiled_function_in_cond") or (
-      VERSION == (2, 2) and (part, where) == ("both", "compiled_function_in_cond")
-    )
+    # TensorFlow 2.2, a compiled step of the unwrapped optimizer is executed in the branch that is not taken, too.
+    fails_in_v1 = where == "compiled_function_in_cond" and (part == "loss" or VERSION == (2, 2))
     fails = None
     if part == "apply" and where in ("xla", "cond_in_xla"):
       fails = programs.fails_up_to((2, 10), "it converts IndexedSlices to dense tensors, which XLA cannot compile")
