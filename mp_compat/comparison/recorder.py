@@ -272,7 +272,7 @@ def main() -> None:
     settings = Settings(**json.load(file))
   recorder = Recorder(settings)
   atexit.register(recorder.note_processes)
-  recorder.note("tensorflow", tf.VERSION)
+  recorder.note("tensorflow", tf.__version__)
   if settings.run != ORIGINAL:
     _install(settings, recorder)
   sessions.observe(recorder.around)
