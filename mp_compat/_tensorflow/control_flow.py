@@ -91,12 +91,17 @@ class _BranchContext(control_flow_ops.CondContext):
       if part._get_control_flow_context() is self:
         part._set_control_flow_context(self.outer_context)
 
+  def AddInnerOp(self, op: tf.Operation) -> None:
+    for control in op.control_inputs:
+      self._adopt(control)
+    super().AddInnerOp(op)
+
   def _adopt(self, op: tf.Operation) -> None:
-    """Adds an op that calls a compiled function in this branch; TensorFlow itself executes it in skipped steps, too."""
+    """Adds a call of a compiled function to the innermost branch; TensorFlow executes it in skipped steps, too."""
     context = op._get_control_flow_context()
-    if type(context) is _XLA_CONTEXT and context.outer_context is self and op not in self._adopted:
+    if type(context) is _XLA_CONTEXT and op not in self._adopted and self in contexts.enclosing(context):
       self._adopted.add(op)
-      super().AddOp(op)
+      context.outer_context.AddOp(op)
 
   def _control_outside(self, control: tf.Operation) -> Optional[tf.Operation]:
     """Returns an op to wait for instead of `control`, if that is in the branch of another step; None for none."""

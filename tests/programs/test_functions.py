@@ -115,8 +115,9 @@ for first, second in [
 class CompiledUpdates(tf.train.Optimizer):
   """Updates variables in a compiled function, as Keras's optimizers may."""
 
-  def __init__(self):
+  def __init__(self, in_cond):
     super().__init__(use_locking=False, name="CompiledUpdates")
+    self._in_cond = in_cond
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     grads, variables = zip(*grads_and_vars)
@@ -126,21 +127,26 @@ class CompiledUpdates(tf.train.Optimizer):
         variable.assign_sub(0.25 * grad)
       return global_step.assign_add(1)
 
-    return tf.group(*compiled(None, lambda grads: update(*grads), None, control_flow.to_dense(grads)), name=name)
+    def apply():
+      return compiled(None, lambda grads: update(*grads), None, control_flow.to_dense(grads))[0]
+
+    always = tf.placeholder_with_default(True, [])
+    return tf.group(tf.cond(always, apply, lambda: tf.zeros([], tf.int64)) if self._in_cond else apply(), name=name)
 
 
-TABLE.add(
-  "updates_in_compiled_function",
-  lambda t: t.wrap(CompiledUpdates()).minimize(t.loss(), t.global_step),
-  variants=programs.RESOURCE,
-  needs=NEEDS_COMPILED,
-  exact=True,
-  tensorflow_fails=lambda variant: (
-    "under control flow v1, it executes compiled functions in skipped steps, too"
-    if variant.control_flow == 1 and VERSION not in ((1, 15), (2, 4))
-    else None
-  ),
-)
+for in_cond in (False, True):
+  TABLE.add(
+    "updates_in_compiled_function" + "_in_cond" * in_cond,
+    lambda t, in_cond=in_cond: t.wrap(CompiledUpdates(in_cond)).minimize(t.loss(), t.global_step),
+    variants=programs.RESOURCE,
+    needs=NEEDS_COMPILED,
+    exact=True,
+    tensorflow_fails=lambda variant: (
+      "under control flow v1, it executes compiled functions in skipped steps, too"
+      if variant.control_flow == 1 and VERSION not in ((1, 15), (2, 4))
+      else None
+    ),
+  )
 
 
 def compile_half(dtype):
