@@ -161,10 +161,6 @@ MARKED_BELOW_IMPORT = {
     "if x:\n  e = other\nelse:\n  e = another\ne, y = tf.train.experimental, 3\nfor x in y:\n"
     "  <<e|mp_compat>>.LossScale\n"
   ),
-  "the other paths end": (
-    "def f(x):\n  if x:\n    e = other\n    return e\n  elif y:\n    e = other\n    raise e\n  else:\n"
-    "    e = tf.train.experimental\n  return <<e|mp_compat>>.LossScale\n"
-  ),
   "after finally": (
     "try:\n  e = tf.train.experimental\nexcept KeyError:\n  raise\nfinally:\n  x = 3\n<<e|mp_compat>>.LossScale\n"
   ),
@@ -230,6 +226,10 @@ HEAD = (
 UNCERTAIN = {
   "unresolved": {
     "a branch": "e = other\nif x:\n  e = tf.train.experimental\ne.LossScale  # stays\n",
+    "a branch that returns": (
+      "def f(x):\n  if x:\n    e = other\n    return e\n  else:\n    e = tf.train.experimental\n"
+      "  return e.LossScale  # stays\n"
+    ),
     "an exception in a context": (
       "e = other\nwith contextlib.suppress(AttributeError):\n  e = tf.train.experimental\ne.LossScale  # stays\n"
     ),
@@ -238,6 +238,9 @@ UNCERTAIN = {
     "a lambda": "e = tf.train.experimental\nf = lambda: e.LossScale  # stays\ne = other\n",
     "a generator": "e = tf.train.experimental\nf = (e.LossScale for _ in x)  # stays\ne = other\n",
     "global": "e = tf.train.experimental\ndef f():\n  global e\n  e = other\nf()\ne.LossScale  # stays\n",
+    "global in a function around which it is local": (
+      "def f():\n  e = tf.train.experimental\n  def g():\n    global e\n    e.LossScale  # stays\n"
+    ),
     "nonlocal": (
       "def f():\n  e = tf.train.experimental\n  def g():\n    nonlocal e\n    e = other\n  g()\n"
       "  e.LossScale  # stays\n"

@@ -72,7 +72,7 @@ class ParsedSource:
     self.code = self.module.code.encode("utf-8")
     self.parents = wrapper.resolve(metadata.ParentNodeProvider)
     self._spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
-    self._evaluation = values.Evaluation(self.module)
+    self._evaluation = values.Evaluation(wrapper)
     self._kept = {module for module, name in self._members_used() if replacement(module) and not replacement(name)}
     self._lines = [0] + [match.end() for match in re.finditer(b"\n", self.code)]
 
@@ -152,7 +152,7 @@ class ParsedSource:
 
   def origins_elsewhere(self, node: cst.CSTNode) -> Set[str]:
     """Returns the origins of all values that the source assigns to an attribute, such as `self.opt`."""
-    return self._origins(self._evaluation.attributes.get(values.dotted(node), values.UNKNOWN))
+    return self._origins(self._evaluation.assigned_anywhere(values.dotted(node)))
 
   def _origins(self, found: values.Values) -> Set[str]:
     return {
@@ -178,7 +178,7 @@ class ParsedSource:
     new_names = {self.new_name(name) for name in old}
     if len(new_names) > 1 or old != self.values_of(node):
       return "", "unresolved"
-    if first_part(node) in self._evaluation.taken:
+    if self._evaluation.is_taken(first_part(node)):
       return "", "name-taken"
     return str(new_names.pop()), ""
 
