@@ -66,15 +66,6 @@ def record_in(graph: tf.Graph, name: str, make: Callable[[], Any] = dict) -> Any
   return getattr(graph, attribute)
 
 
-def warn_once(owner: Any, message: str, *args: Any) -> None:
-  """Logs a warning, once in the graph that a Session runs; in eager mode once for `owner`."""
-  graph = init_scope_graph()
-  warned = owner.__dict__.setdefault("_eager_warnings", set()) if graph is None else record_in(graph, "warnings", set)
-  if message % args not in warned:
-    warned.add(message % args)
-    tf.logging.warning(message, *args)
-
-
 def name_scope() -> str:
   """Returns the current name scope; "" for the root."""
   return tf.get_default_graph().get_name_scope() or ""  # None in TensorFlow 1.15

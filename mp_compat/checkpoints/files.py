@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterable, List, Tuple, Union
 
 import numpy as np
 
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 
 Path = Union[str, bytes, "os.PathLike[str]"]
@@ -126,6 +127,6 @@ def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
 def warn_initialized(names: List[str], path: Path) -> None:
   """Logs a warning if the state variables `names` are initialized because the checkpoint lacks them."""
   if names:
-    tf.logging.warning(
+    log.warn(
       "The checkpoint %s lacks state of the loss scale: %s initialized instead.", path_text(path), ", ".join(names)
     )

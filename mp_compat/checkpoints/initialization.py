@@ -4,6 +4,7 @@
 import collections
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 from mp_compat.checkpoints import files
@@ -108,7 +109,7 @@ def _match(wanted: Dict[str, _Variable], reader: Any) -> Tuple[Dict[str, str], D
 
 def _warn_left_out(names_in_graph: List[str], path: files.Path) -> None:
   if names_in_graph:
-    tf.logging.warning(
+    log.warn(
       "The checkpoint %s lacks %s, or has another dtype. Initial values are used instead. To use another program's "
       "values, convert the checkpoint: python -m mp_compat checkpoint convert.",
       files.path_text(path),

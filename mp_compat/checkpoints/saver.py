@@ -7,6 +7,7 @@ from typing import Any, Callable, Container, Dict, List, NamedTuple, Optional, T
 
 import numpy as np
 
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import savers
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
@@ -118,7 +119,7 @@ def add_tensorflow_names(var_list: Any) -> Any:
   aliases = _aliases(named, renamed)
   shifted = sorted(name for name in named if name not in recorded and re.sub(r"_\d+$", "", name) in renamed)
   if shifted:
-    tf.logging.warning(
+    log.warn(
       "%s, of an optimizer without loss scaling, would have another number with TensorFlow's class. Restored without "
       "mp_compat, this checkpoint gives that variable another value.",
       ", ".join(shifted),
@@ -138,7 +139,7 @@ def _aliases(named: Dict[str, Any], renamed: Dict[str, str]) -> "collections.Ord
   aliases = collections.OrderedDict()
   for name, tensorflow_name in sorted(renamed.items()):
     if tensorflow_name in named:
-      tf.logging.warning(
+      log.warn(
         "%s is not also saved as %s, its name in TensorFlow's class, because another variable has that "
         "name. To restore this checkpoint without mp_compat, convert it: python -m mp_compat checkpoint "
         "convert --like.",

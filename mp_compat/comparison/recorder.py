@@ -25,6 +25,7 @@ import numpy as np
 
 import mp_compat
 from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import sessions
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import names
@@ -206,16 +207,13 @@ class Recorder:
 
 def _note_warnings(recorder: Recorder) -> None:
   """Notes the warnings of this package, also those that the program's verbosity hides."""
-  warn, messages = tf.logging.warning, set()
+  messages: Set[str] = set()
 
-  @functools.wraps(warn)
-  def note_and_warn(message: str, *args: Any, **kwargs: Any) -> None:
-    if sys._getframe(1).f_globals["__name__"].startswith("mp_compat."):
-      messages.add(message % args if args else message)
-      recorder.note("warnings", sorted(messages))
-    warn(message, *args, **kwargs)
+  def note(message: str) -> None:
+    messages.add(message)
+    recorder.note("warnings", sorted(messages))
 
-  tf.logging.warning = note_and_warn
+  log.observers.append(note)
 
 
 def _without_counts(names: Iterable[str], state: Mapping[str, str]) -> Set[str]:

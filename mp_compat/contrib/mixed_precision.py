@@ -11,6 +11,7 @@ Source: `tf.contrib.mixed_precision`.
 import abc
 from typing import Any, Dict, Optional
 
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.core import loss_scale
 from mp_compat.core import update_rule
@@ -179,7 +180,7 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
         "Subclass it, or use FixedLossScaleManager or ExponentialUpdateLossScaleManager.".format(loss_scale_manager)
       )
     if type(opt) is optimizer.MixedPrecisionLossScaleOptimizer:
-      tf.logging.warning(
+      log.warn(
         "The optimizer passed to LossScaleOptimizer already scales the loss, as the result of "
         "enable_mixed_precision_graph_rewrite() does. Only the scale of the loss_scale_manager is used. Pass the "
         "manager to enable_mixed_precision_graph_rewrite() as the loss scale, and remove LossScaleOptimizer."

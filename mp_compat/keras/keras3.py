@@ -5,8 +5,8 @@ import sys
 from typing import Any, Callable, Iterable, List, Optional, Sequence, Union
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import keras_trackable
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
 from mp_compat.core import lineage
@@ -211,7 +211,7 @@ class Keras3Mixin(keras_trackable.AnyBase):
     elif lineage.trace(grads, check_computed=False).computed:
       return True
     if UNSCALED in self._ever_called and SCALE_LOSS not in self._ever_called:
-      graphs.warn_once(
+      log.warn_once(
         self,
         "apply() of a LossScaleOptimizer cannot tell whether gradients are from get_unscaled_gradients(): they may be "
         "arguments or results of a function. It takes them for scaled, and divides them by the loss scale, as Keras's "

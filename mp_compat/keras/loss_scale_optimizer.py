@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set,
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
@@ -254,7 +255,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       missing.discard(keras3.UNSCALED)  # `apply` unscales
     if missing and keras3.SCALE_LOSS not in known and "warned" not in self._ever_called:
       self._ever_called.add("warned")
-      tf.logging.warning(
+      log.warn(
         "A step of a LossScaleOptimizer was applied without %s. The gradients are then scaled wrongly, or underflow in "
         "float16. Call get_scaled_loss() before gradients are computed and get_unscaled_gradients() after it, or call "
         "minimize(). With Keras 3, you can also call scale_loss() and pass the scaled gradients to apply().",

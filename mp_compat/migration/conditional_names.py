@@ -25,6 +25,7 @@ import collections
 from typing import Any, Callable, Optional, Tuple
 
 from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
@@ -83,7 +84,7 @@ def _conditionals(loss_scale: Any) -> Optional[Tuple[int, int]]:
 
 def _warn_unknown_names(loss_scale: Any, names: Any) -> None:
   if names:
-    tf.logging.warning(
+    log.warn(
       "The name of %s in TensorFlow's class is unknown, because %s, or a loss scale before it, overrides update() "
       "and may build conditionals. Checkpoints have the inner optimizer's names. To restore them without mp_compat, "
       "convert them: python -m mp_compat checkpoint convert --like.",

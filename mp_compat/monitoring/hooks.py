@@ -6,6 +6,7 @@ from typing import Any, Callable, Deque, Dict, FrozenSet, List, NamedTuple, Opti
 
 from mp_compat._tensorflow import auto_mixed_precision
 from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.monitoring import reports
@@ -115,7 +116,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._diagnoses = [stall.Diagnosis(train_op.step) for train_op in self._readable]
     for train_op, diagnosis in zip(self._readable, self._diagnoses):
       if diagnosis.is_float32 and not auto_mixed_precision.is_enabled():
-        tf.logging.warning(_FLOAT32, train_op.name)
+        log.warn(_FLOAT32, train_op.name)
     self._scale = self._optimizer.loss_scale()
     self._writer = None
     if self._output_dir:
@@ -178,7 +179,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     del session
     if not self.attempted:
       for train_op in self._readable:
-        tf.logging.warning("LossScaleHook: no Session run executed the train op %s.", train_op.name)
+        log.warn("LossScaleHook: no Session run executed the train op %s.", train_op.name)
     elif self._logged[0] < self.attempted:
       self._log()
     self._write()
@@ -270,7 +271,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     if self._on_stall == "raise":
       raise LossScaleStalledError(text)
     self._warned = True
-    tf.logging.warning("%s", text)
+    log.warn("%s", text)
     if self._on_stall == "stop":
       run_context.request_stop()
 
@@ -327,7 +328,7 @@ class CountedTrainOp:
     self.name: str = train_op.name
     self.counts = reports.counts(step) if reports.is_readable(step) else None  # to fetch with the train op, or None
     if self.counts is None:
-      tf.logging.warning(
+      log.warn(
         "The train op %s is inside a loop or a function, where hooks cannot count its steps or see that they are "
         "skipped. If the global step stands still while the loss scale falls, all steps are skipped.",
         self.name,

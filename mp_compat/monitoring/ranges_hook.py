@@ -5,6 +5,7 @@ import json
 import os
 from typing import Any, Dict, Optional
 
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.monitoring import gradient_ranges
@@ -85,7 +86,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
       return tf.train.SessionRunArgs(self._report.ranges)
     if not self._has_warned:
       self._has_warned = True
-      tf.logging.warning(
+      log.warn(
         "GradientRangesHook: runs that feed a gradient cannot be recorded, because they do not compute it. Make the "
         "optimizer with check_computed_gradients=False to record the gradients that are passed to apply_gradients."
       )
@@ -112,7 +113,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
   def end(self, session: tf.Session) -> None:
     del session
     if self._history.run != self._run:
-      tf.logging.warning(
+      log.warn(
         "GradientRangesHook recorded nothing: no Session run executed the train op %s and computed its gradients.",
         self._train_op.name,
       )
@@ -150,7 +151,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     try:
       self._history = range_history.read(text.splitlines())
     except ValueError as error:
-      tf.logging.warning("%s: %s; they are ignored.", self._path, error)
+      log.warn("%s: %s; they are ignored.", self._path, error)
     return text
 
   def _append(self, text: str) -> None:

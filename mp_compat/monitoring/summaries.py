@@ -7,6 +7,7 @@ import uuid
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import dead_tensors
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.monitoring import reports
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
@@ -68,4 +69,4 @@ class FileAccess:
     except Exception as error:  # the class depends on the status: OSError, OpError, RuntimeError, IndexError and others
       if not self._has_failed:
         self._has_failed = True
-        tf.logging.warning("%s cannot write to %s, records are missing: %s", self._owner, self._directory, error)
+        log.warn("%s cannot write to %s, records are missing: %s", self._owner, self._directory, error)

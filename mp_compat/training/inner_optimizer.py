@@ -4,6 +4,7 @@
 from typing import Any
 
 from mp_compat import horovod
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
@@ -45,14 +46,14 @@ def check(opt: Any, wrapper: type) -> None:
 def warn_if_scaled_gradients_are_used(opt: tf.train.Optimizer, name: str, dynamic: bool) -> None:
   """Logs a warning if `opt` sums or clips gradients before they are unscaled."""
   if dynamic and horovod.aggregates_passes(opt):
-    tf.logging.warning(
+    log.warn(
       "%s sums the gradients of several passes before they are unscaled. If the loss scale changes between two "
       "passes, the sum is wrong. Wrap in the other order: "
       "hvd.DistributedOptimizer(MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).",
       name,
     )
   if any(hasattr(layer, "_dp_sum_query") for layer in optimizers.wrapper_chain(opt)):  # tensorflow-privacy
-    tf.logging.warning(
+    log.warn(
       "%s clips gradients in compute_gradients(), before they are unscaled, so its l2_norm_clip applies to scaled "
       "gradients. Wrap in the other order: make_optimizer_class(mp_compat.MixedPrecisionLossScaleOptimizer)(..., "
       "opt, loss_scale).",

@@ -7,6 +7,7 @@ from mp_compat import horovod
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
@@ -171,7 +172,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     `minimize`. Logs a warning if that is its own.
     """
     if type(self._optimizer).minimize is not tf.train.Optimizer.minimize:
-      graphs.warn_once(
+      log.warn_once(
         self,
         "%s has a minimize() of its own, which is not called: loss scaling calls its compute_gradients() and "
         "apply_gradients(). If its minimize() does more than that, such as weight decay, that is missing.",
@@ -229,7 +230,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
           loss, var_list, gate_gradients, aggregation_method, colocate_gradients_with_ops, grad_loss
         )
     if gradients.is_scaled(loss):
-      graphs.warn_once(
+      log.warn_once(
         self,
         "The loss passed to %s seems to be scaled already: it is a product with a loss scale. If another optimizer "
         "that scales the loss wraps this one, remove one of the two. If scale_loss() was called, call "
@@ -363,7 +364,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     check = step.needs_check(self._loss_scale, self._mp_compat_settings)
     part = step.prepare(grads_and_vars, self._mp_compat_settings, check, empties_window)._replace(optimizer=self)
     if not self._state_in(graphs.init_scope_graph()).has_unscaled:
-      graphs.warn_once(
+      log.warn_once(
         self,
         "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
         "optimizer was called. In float16, small gradients may have underflowed. Call compute_gradients() of this "

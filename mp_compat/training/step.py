@@ -14,6 +14,7 @@ from mp_compat import horovod
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import log
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
 from mp_compat.core import conditional_apply
@@ -298,7 +299,7 @@ def apply(
     for local_grad in distribute.local_results(grad)
   ]
   if any(len(tensor.consumers()) > count for tensor, count in readers):
-    graphs.warn_once(
+    log.warn_once(
       optimizer,
       "apply_gradients() of %s reads gradients that its compute_gradients() computed, instead of those passed to it. "
       "They are multiplied by the loss scale. Use the gradients that are passed.",
