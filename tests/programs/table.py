@@ -67,10 +67,10 @@ class Table:
   def __init__(self):
     self._names = []
 
-  def add(self, name: str, build: Callable[["Build"], Any], **options: Any) -> None:
-    """Adds a row to the table."""
+  def add(self, name: str, build: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Adds the program `build(t, *arguments)` to the table."""
     assert name not in PROGRAMS, name
-    PROGRAMS[name] = Program(name, build, **options)
+    PROGRAMS[name] = Program(name, lambda t: build(t, *arguments), **options)
     self._names.append(name)
 
   def program(self, **options: Any) -> Callable[[Any], Any]:
@@ -94,7 +94,9 @@ class Table:
         first = variant == row.variants[0]
         comparisons = {"unwrapped": compare_with_reference}
         if first:
-          comparisons.update(tensorflow=compare_with_tensorflow, fixed=compare_fixed_with_reference)
+          comparisons["tensorflow"] = compare_with_tensorflow
+        if first and row.fixed:
+          comparisons["fixed"] = functools.partial(compare_with_reference, fixed=True)
         for name, compare in comparisons.items():
           marks = [] if first and name == "unwrapped" and not row.slow else [pytest.mark.slow]
           parameters.append(
@@ -207,10 +209,8 @@ def make_inputs(row):
   """Yields the finite inputs of a program, `(x, flag)` for every step."""
   random = np.random.RandomState(1)
   for step in range(row.steps):
-    if row.exact:
-      yield random.choice([-1.0, 1.0, 2.0], 3).astype(np.float32), step % 2 == 0
-    else:
-      yield random.normal(size=3).astype(np.float32), step % 2 == 0
+    x = random.choice([-1.0, 1.0, 2.0], 3) if row.exact else random.normal(size=3)
+    yield x.astype(np.float32), step % 2 == 0
 
 
 def make_overflows(row):
@@ -281,10 +281,7 @@ def assert_overflows_change_nothing(row, result):
   outside = re.compile(row.outside)
 
   def inner(history):
-    return [
-      {name: value for name, value in values.items() if not outside.match(name)}
-      for values in remove_loss_scale(history)
-    ]
+    return [{name: values[name] for name in values if not outside.match(name)} for values in remove_loss_scale(history)]
 
   skipped = [position for position, _ in make_overflows(row)]
   for position in skipped:
@@ -338,12 +335,6 @@ def compare_with_reference(row, variant, fixed=False):
   testing.assert_same(rename(remove_loss_scale(ours.clean)), reference)
   if row.overflow:
     assert_overflows_change_nothing(row, ours)
-
-
-def compare_fixed_with_reference(row, variant):
-  """Compares the program under a fixed loss scale; see `compare_with_reference`."""
-  if row.fixed:
-    compare_with_reference(row, variant, fixed=True)
 
 
 def compare_with_tensorflow(row, variant):

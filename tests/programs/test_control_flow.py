@@ -120,78 +120,63 @@ def to_dense(grads):
   return [tf.convert_to_tensor(grad) for grad in grads]
 
 
-def loss_inside(context):
-  """Returns a program that computes the loss inside the context."""
+def compute_in(t, context, optimizer):
+  """Returns the gradients that `compute_gradients` returns inside the context."""
 
-  def build(t):
-    t.make_variables()
-    (loss,) = context(t, lambda x: [t.loss(x)], [tf.zeros([])], t.x)
-    return t.wrap().minimize(loss, t.global_step)
+  def compute(x):
+    return to_dense(grad for grad, _ in optimizer.compute_gradients(t.loss(x), t.variables))
 
-  return build
+  return context(t, compute, make_zeros(t.variables), t.x)
 
 
-def compute_inside(context):
-  """Returns a program that calls `compute_gradients` inside the context."""
+def apply_in(t, context, optimizer, grads_and_vars):
+  """Returns tensors that run `apply_gradients` inside the context."""
 
-  def build(t):
-    t.make_variables()
-    optimizer = t.wrap()
+  def apply(x):
+    return run_after(optimizer.apply_gradients(grads_and_vars, t.global_step))
 
-    def compute(x):
-      return to_dense(grad for grad, _ in optimizer.compute_gradients(t.loss(x), t.variables))
-
-    grads = context(t, compute, make_zeros(t.variables), t.x)
-    return optimizer.apply_gradients(zip(grads, t.variables), t.global_step)
-
-  return build
+  return context(t, apply, [tf.zeros([])], t.x)
 
 
-def apply_inside(context):
-  """Returns a program that calls `apply_gradients` inside the context."""
-
-  def build(t):
-    optimizer = t.wrap()
-    grads_and_vars = optimizer.compute_gradients(t.loss())
-
-    def apply(x):
-      return run_after(optimizer.apply_gradients(grads_and_vars, t.global_step))
-
-    return context(t, apply, [tf.zeros([])], t.x)
-
-  return build
+def loss_inside(t, context):
+  t.make_variables()
+  (loss,) = context(t, lambda x: [t.loss(x)], [tf.zeros([])], t.x)
+  return t.wrap().minimize(loss, t.global_step)
 
 
-def both_inside(context):
-  """Returns a program that calls `minimize` inside the context."""
-
-  def build(t):
-    t.make_variables()
-    optimizer = t.wrap()
-
-    def minimize(x):
-      return run_after(optimizer.minimize(t.loss(x), t.global_step, t.variables))
-
-    return context(t, minimize, [tf.zeros([])], t.x)
-
-  return build
+def compute_inside(t, context):
+  t.make_variables()
+  optimizer = t.wrap()
+  grads = compute_in(t, context, optimizer)
+  return optimizer.apply_gradients(zip(grads, t.variables), t.global_step)
 
 
-def gradients_inside(context):
-  """Returns a program that calls `tf.gradients` inside the context; ours also scales the loss and unscales there."""
+def apply_inside(t, context):
+  optimizer = t.wrap()
+  return apply_in(t, context, optimizer, optimizer.compute_gradients(t.loss()))
 
-  def build(t):
-    t.make_variables()
-    optimizer = t.wrap()
 
-    def compute(x):
-      grads = tf.gradients(scale_loss(optimizer, t.loss(x)), t.variables)
-      return to_dense(unscale_gradients(optimizer, grads))
+def both_inside(t, context):
+  t.make_variables()
+  optimizer = t.wrap()
 
-    grads = context(t, compute, make_zeros(t.variables), t.x)
-    return optimizer.apply_gradients(zip(grads, t.variables), t.global_step)
+  def minimize(x):
+    return run_after(optimizer.minimize(t.loss(x), t.global_step, t.variables))
 
-  return build
+  return context(t, minimize, [tf.zeros([])], t.x)
+
+
+def gradients_inside(t, context):
+  """Calls `tf.gradients` inside the context; ours also scales the loss and unscales there."""
+  t.make_variables()
+  optimizer = t.wrap()
+
+  def compute(x):
+    grads = tf.gradients(scale_loss(optimizer, t.loss(x)), t.variables)
+    return to_dense(unscale_gradients(optimizer, grads))
+
+  grads = context(t, compute, make_zeros(t.variables), t.x)
+  return optimizer.apply_gradients(zip(grads, t.variables), t.global_step)
 
 
 def scale_loss(optimizer, loss):
@@ -235,39 +220,30 @@ def get_options(part, where):
 
 
 for where, context in list(CONTEXTS.items()) + list(NESTED.items()):
-  for part, make in PARTS.items():
+  for part, build in PARTS.items():
     TABLE.add(
       "{}_in_{}".format(part, where),
-      make(context),
+      build,
+      context,
       slow=(part, where) not in RUN_BY_DEFAULT,
       **get_options(part, where),
     )
 
 
-def compute_and_apply_in(first, second):
-  """Returns a program that computes gradients in one context and applies them in another."""
-
-  def build(t):
-    t.make_variables()
-    optimizer = t.wrap()
-
-    def compute(x):
-      return to_dense(grad for grad, _ in optimizer.compute_gradients(t.loss(x), t.variables))
-
-    grads = first(t, compute, make_zeros(t.variables), t.x)
-
-    def apply(x):
-      return run_after(optimizer.apply_gradients(zip(grads, t.variables), t.global_step))
-
-    return second(t, apply, [tf.zeros([])], t.x)
-
-  return build
+def compute_and_apply_in(t, first, second):
+  """Computes gradients in one context and applies them in another."""
+  t.make_variables()
+  optimizer = t.wrap()
+  grads = compute_in(t, first, optimizer)
+  return apply_in(t, second, optimizer, list(zip(grads, t.variables)))
 
 
 for one, other in [(cond, cond), (cond, while_loop), (while_loop, cond), (map_fn, switch_case), (scan, case)]:
   TABLE.add(
     "compute_in_{}_apply_in_another_{}".format(one.__name__, other.__name__),
-    compute_and_apply_in(one, other),
+    compute_and_apply_in,
+    one,
+    other,
     slow=one is not cond,
     variants=programs.RESOURCE if other is switch_case else programs.NO_V2_REFERENCE,
   )
@@ -290,15 +266,13 @@ def sparse_gradients_computed_in_a_branch(t):
   _, table = t.variables
 
   def compute(factor):
-    def in_branch():
-      ((grad, _),) = optimizer.compute_gradients(
-        tf.reduce_sum(tf.square(tf.gather(table, [1, 4, 1])) * tf.expand_dims(t.x * factor, 1)), [table]
-      )
-      return tf.IndexedSlices(grad.values, tf.cast(grad.indices, tf.int32), grad.dense_shape)
+    ((grad, _),) = optimizer.compute_gradients(
+      tf.reduce_sum(tf.square(tf.gather(table, [1, 4, 1])) * tf.expand_dims(t.x * factor, 1)), [table]
+    )
+    return tf.IndexedSlices(grad.values, tf.cast(grad.indices, tf.int32), grad.dense_shape)
 
-    return in_branch
-
-  return optimizer.apply_gradients([(tf.cond(t.flag, compute(1.0), compute(2.0)), table)], t.global_step)
+  grad = tf.cond(t.flag, lambda: compute(1.0), lambda: compute(2.0))
+  return optimizer.apply_gradients([(grad, table)], t.global_step)
 
 
 @TABLE.program()
@@ -340,13 +314,10 @@ def loss_scaled_outside_unscaled_in_a_branch(t):
   grads = to_dense(tf.gradients(scale_loss(optimizer, t.loss()), t.variables))
 
   def step(clip):
-    def in_branch():
-      own = unscale_gradients(optimizer, grads)
-      return optimizer.apply_gradients(zip(tf.clip_by_global_norm(own, clip)[0], t.variables), t.global_step)
+    own = unscale_gradients(optimizer, grads)
+    return optimizer.apply_gradients(zip(tf.clip_by_global_norm(own, clip)[0], t.variables), t.global_step)
 
-    return in_branch
-
-  return tf.cond(t.flag, step(0.5), step(5.0))
+  return tf.cond(t.flag, lambda: step(0.5), lambda: step(5.0))
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

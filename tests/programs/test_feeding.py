@@ -1,9 +1,7 @@
 """Programs that feed intermediate tensors, or that export the graph and train a copy."""
 
-import contextlib
 import functools
 import os
-import shutil
 import tempfile
 
 import numpy as np
@@ -21,103 +19,84 @@ def make_gradient(x):
   return x * np.array([2.0, 0.5, 1.0], np.float32)
 
 
-@TABLE.program()
-def a_returned_gradient_is_fed(t):
-  optimizer = t.wrap()
-  pairs = optimizer.compute_gradients(t.loss())
-  train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.run(train_op, add_feed(feed, pairs[0][0], make_gradient(feed[t.x])))
-
-
-def add_feed(feed, tensor, value):
-  together = dict(feed)
-  together[tensor] = value
-  return together
-
-
-@TABLE.program()
-def all_returned_gradients_are_fed_without_inputs(t):
-  optimizer = t.wrap()
-  pairs = optimizer.compute_gradients(t.loss(sparse=False))
-  train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.run(
-    train_op, {pairs[0][0]: make_gradient(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)}
-  )
-
-
-@TABLE.program(slow=True)
-def values_of_a_sparse_gradient_are_fed(t):
-  optimizer = t.wrap()
-  pairs = optimizer.compute_gradients(t.loss())
-  train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.run(
-    train_op, add_feed(feed, pairs[1][0].values, np.full([3, 2], feed[t.x][0], np.float32))
-  )
-
-
-# The functions by which the gradients are clipped, and arguments of our class with which only the fed ones are read.
-CLIPS = {
-  "norm": (lambda g: tf.clip_by_norm(g, 1.0), {}),
-  "value": (lambda g: tf.clip_by_value(g, -1.0, 1.0), {"check_computed_gradients": False}),
-}
-
-
-def feed_clipped_without_inputs(clip, t):
-  function, ours = CLIPS[clip]
+def compute_and_apply(t, loss, change=list, **ours):
+  """Returns the gradients that `change` returns, and the train op that applies them."""
   optimizer = t.wrap(**ours)
-  pairs = [(function(grad), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
-  train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.run(
-    train_op, {pairs[0][0]: make_gradient(feed[t.x]), pairs[1][0]: np.full([6, 2], feed[t.x][0], np.float32)}
-  )
+  grads, variables = zip(*optimizer.compute_gradients(loss))
+  changed = change(grads)
+  return changed, optimizer.apply_gradients(zip(changed, variables), t.global_step)
 
 
-for _clip in CLIPS:
-  TABLE.add("gradients_clipped_by_{}_are_fed".format(_clip), functools.partial(feed_clipped_without_inputs, _clip))
+def clip_norms(grads):
+  return [tf.clip_by_norm(grad, 1.0) for grad in grads]
 
 
-# How gradients that are fetched and fed back are changed in the graph.
-CHANGES = {
-  "averaged": lambda grads: [(g + tf.add_n([g, g])) / 3.0 for g in grads],
-  "clipped": lambda grads: tf.clip_by_global_norm(grads, 1.0)[0],
-  "clipped_without_overflow": lambda grads: mp_compat.clip_by_global_norm(grads, 1.0)[0],
-  "defaulted": lambda grads: [tf.placeholder_with_default(g, g.shape) for g in grads],
-}
+def clip_values(grads):
+  return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
 
 
-def feed_back_beside_an_input_pipeline(change, t):
+def use_as_defaults(grads):
+  return [tf.placeholder_with_default(grad, grad.shape) for grad in grads]
+
+
+def feed_first(t, grads, feed):
+  return {**feed, grads[0]: make_gradient(feed[t.x])}
+
+
+def feed_ones_for_first(t, grads, feed):
+  return {**feed, grads[0]: np.ones(3, np.float32)}
+
+
+def feed_values_of_second(t, grads, feed):
+  return {**feed, grads[1].values: np.full([3, 2], feed[t.x][0], np.float32)}
+
+
+def feed_all_without_inputs(t, grads, feed):
+  return {grads[0]: make_gradient(feed[t.x]), grads[1]: np.full([6, 2], feed[t.x][0], np.float32)}
+
+
+def train_with_fed_gradients(t, make_feed, sparse=False, change=list, **ours):
+  grads, train_op = compute_and_apply(t, t.loss(sparse=sparse), change, **ours)
+  return lambda sess, feed: sess.run(train_op, make_feed(t, grads, feed))
+
+
+ONLY_FED = {"check_computed_gradients": False}  # of the clipped gradients, only the fed ones are read
+for name, make_feed, settings, options in [
+  ("a_returned_gradient_is_fed", feed_first, dict(sparse=True), {}),
+  ("all_returned_gradients_are_fed_without_inputs", feed_all_without_inputs, {}, {}),
+  ("values_of_a_sparse_gradient_are_fed", feed_values_of_second, dict(sparse=True), {"slow": True}),
+  ("gradients_clipped_by_norm_are_fed", feed_all_without_inputs, dict(change=clip_norms), {}),
+  ("gradients_clipped_by_value_are_fed", feed_all_without_inputs, dict(change=clip_values, **ONLY_FED), {}),
+  (
+    "a_clipped_gradient_is_fed_with_inputs",
+    feed_ones_for_first,
+    dict(change=clip_values),
+    {"hidden": True, "slow": True},
+  ),
+  ("gradients_passed_through_placeholders_with_defaults", feed_first, dict(change=use_as_defaults), {}),
+]:
+  TABLE.add(name, functools.partial(train_with_fed_gradients, make_feed=make_feed, **settings), **options)
+
+
+def feed_back_beside_an_input_pipeline(t, change):
   """The gradients show how many elements of the input were consumed."""
   number = tf.data.make_one_shot_iterator(tf.data.Dataset.range(1, 100)).get_next()
-  optimizer = t.wrap()
-  grads, variables = zip(*optimizer.compute_gradients(t.loss(t.x * tf.cast(number, tf.float32), sparse=False)))
-  changed = CHANGES[change](grads)
-  train_op = optimizer.apply_gradients(zip(changed, variables), t.global_step)
+  changed, train_op = compute_and_apply(t, t.loss(t.x * tf.cast(number, tf.float32), sparse=False), change)
   return lambda sess, feed: sess.run(train_op, dict(zip(changed, sess.run(changed, feed))))
 
 
-for _change in CHANGES:
+for name, change in {
+  "averaged": lambda grads: [(g + tf.add_n([g, g])) / 3.0 for g in grads],
+  "clipped": lambda grads: tf.clip_by_global_norm(grads, 1.0)[0],
+  "clipped_without_overflow": lambda grads: mp_compat.clip_by_global_norm(grads, 1.0)[0],
+  "defaulted": use_as_defaults,
+}.items():
   TABLE.add(
-    "gradients_{}_and_fed_beside_an_input_pipeline".format(_change),
-    functools.partial(feed_back_beside_an_input_pipeline, _change),
+    "gradients_{}_and_fed_beside_an_input_pipeline".format(name),
+    feed_back_beside_an_input_pipeline,
+    change,
     overflow=(),
   )
-
-
-@TABLE.program(hidden=True, slow=True)
-def a_clipped_gradient_is_fed_with_inputs(t):
-  optimizer = t.wrap()
-  pairs = [(tf.clip_by_value(grad, -1.0, 1.0), v) for grad, v in optimizer.compute_gradients(t.loss(sparse=False))]
-  train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.run(train_op, add_feed(feed, pairs[0][0], np.ones(3, np.float32)))
-
-
-@TABLE.program()
-def gradients_passed_through_placeholders_with_defaults(t):
-  optimizer = t.wrap()
-  pairs = optimizer.compute_gradients(t.loss(sparse=False))
-  pairs = [(tf.placeholder_with_default(grad, grad.shape), v) for grad, v in pairs]
-  train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.run(train_op, add_feed(feed, pairs[0][0], make_gradient(feed[t.x])))
 
 
 @TABLE.program()
@@ -136,66 +115,29 @@ def a_partial_run(t):
 
 @TABLE.program()
 def a_partial_run_that_feeds_a_gradient(t):
-  optimizer = t.wrap()
   loss = t.loss()
-  pairs = optimizer.compute_gradients(loss)
-  (stepped,) = run_after(optimizer.apply_gradients(pairs, t.global_step))
+  (grad, _), train_op = compute_and_apply(t, loss)
+  (stepped,) = run_after(train_op)
 
   def step(sess, feed):
-    handle = sess.partial_run_setup([loss, stepped], [t.x, pairs[0][0]])
+    handle = sess.partial_run_setup([loss, stepped], [t.x, grad])
     sess.partial_run(handle, loss, {t.x: feed[t.x]})
-    sess.partial_run(handle, stepped, {pairs[0][0]: make_gradient(feed[t.x])})
+    sess.partial_run(handle, stepped, {grad: make_gradient(feed[t.x])})
 
   return step
 
 
 @TABLE.program()
 def a_session_callable_that_feeds_a_gradient(t):
-  optimizer = t.wrap()
-  pairs = optimizer.compute_gradients(t.loss())
-  train_op = optimizer.apply_gradients(pairs, t.global_step)
-  return lambda sess, feed: sess.make_callable(train_op, [t.x, pairs[0][0]])(feed[t.x], make_gradient(feed[t.x]))
+  (grad, _), train_op = compute_and_apply(t, t.loss())
+  return lambda sess, feed: sess.make_callable(train_op, [t.x, grad])(feed[t.x], make_gradient(feed[t.x]))
 
 
 # --- copies of the graph ----------------------------------------------------------------------------------------------
 
 
-def read_by_name(t, names):
-  """Lets `t` read the variables by name, from a copy of the graph."""
-  t.read = lambda sess: dict(zip(names, sess.run([name.replace(":0", "_to_read:0") for name in names])))
-
-
-def add_named_reads():
-  """Adds an op "..._to_read" for every variable; returns the variables' names."""
-  with tf.name_scope(None):
-    for variable in tf.global_variables():
-      tf.identity(variable, name=variable.op.name + "_to_read")
-  return [variable.name for variable in tf.global_variables()]
-
-
-@contextlib.contextmanager
-def temporary_folder():
-  folder = tempfile.mkdtemp()
-  try:
-    yield folder
-  finally:
-    shutil.rmtree(folder)
-
-
-def make_program_with_meta_graph(make_train_op):
-
-  def build(t):
-    train_op = make_train_op(t)
-    # The collection may contain ops of branches, which cannot be imported.
-    t.graph.clear_collection(tf.GraphKeys.TRAIN_OP)
-    meta_graph, name = tf.train.export_meta_graph(graph=t.graph, clear_devices=False), train_op.name
-    t.graph = tf.Graph()
-    with t.graph.as_default():
-      tf.train.import_meta_graph(meta_graph)
-      tf.constant(0)  # tests that ops can be added to the copy
-    return lambda sess, feed: sess.run(name, {key.name: value for key, value in feed.items()})
-
-  return build
+def feed_by_name(feed):
+  return {key.name: value for key, value in feed.items()}
 
 
 def minimize_in_branches(t):
@@ -219,20 +161,28 @@ def minimize_in_a_loop(t):
   return tf.while_loop(lambda i: i < 2, body, [tf.constant(0)], parallel_iterations=1)
 
 
-TABLE.add(
-  "an_imported_meta_graph_with_branches",
-  make_program_with_meta_graph(minimize_in_branches),
-  variants=programs.NO_V2_REFERENCE,
-)
-TABLE.add(
-  "an_imported_meta_graph_with_a_loop",
-  make_program_with_meta_graph(minimize_in_a_loop),
-  variants=programs.NO_V2_REFERENCE,
-)
-TABLE.add(
-  "an_imported_meta_graph_with_adam",
-  make_program_with_meta_graph(lambda t: t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss(), t.global_step)),
-)
+def minimize_adam(t):
+  return t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss(), t.global_step)
+
+
+def import_meta_graph(t, make_train_op):
+  train_op = make_train_op(t)
+  # The collection may contain ops of branches, which cannot be imported.
+  t.graph.clear_collection(tf.GraphKeys.TRAIN_OP)
+  meta_graph = tf.train.export_meta_graph(graph=t.graph, clear_devices=False)
+  t.graph = tf.Graph()
+  with t.graph.as_default():
+    tf.train.import_meta_graph(meta_graph)
+    tf.constant(0)  # tests that ops can be added to the copy
+  return lambda sess, feed: sess.run(train_op.name, feed_by_name(feed))
+
+
+for name, make_train_op, variants in [
+  ("branches", minimize_in_branches, programs.NO_V2_REFERENCE),
+  ("a_loop", minimize_in_a_loop, programs.NO_V2_REFERENCE),
+  ("adam", minimize_adam, programs.ALL),
+]:
+  TABLE.add("an_imported_meta_graph_with_" + name, import_meta_graph, make_train_op, variants=variants)
 
 
 @TABLE.program(tensorflow_fails="it adds an op of a branch to the collection of train ops")
@@ -243,31 +193,29 @@ def an_imported_meta_graph_with_its_train_op(t):
   with t.graph.as_default():
     tf.train.import_meta_graph(meta_graph)
     (train_op,) = tf.get_collection(tf.GraphKeys.TRAIN_OP)
-  return lambda sess, feed: sess.run(train_op, {key.name: value for key, value in feed.items()})
+  return lambda sess, feed: sess.run(train_op, feed_by_name(feed))
 
 
 @TABLE.program(variants=programs.RESOURCE)
 def an_imported_graph_def_with_another_gradient(t):
-  optimizer = t.wrap()
-  pairs = optimizer.compute_gradients(t.loss())
-  train_op = optimizer.apply_gradients(pairs, t.global_step)
-  initializer, names = tf.global_variables_initializer(), add_named_reads()
-  graph_def, grad_name, train_name = t.graph.as_graph_def(), pairs[0][0].name, train_op.name
+  (grad, _), train_op = compute_and_apply(t, t.loss())
+  initializer = tf.global_variables_initializer()
+  with tf.name_scope(None):
+    reads = {v.name: tf.identity(v, name=v.op.name + "_to_read").name for v in tf.global_variables()}
+  graph_def = t.graph.as_graph_def()
   t.graph = tf.Graph()
   with t.graph.as_default():
     replacement = tf.placeholder(tf.float32, [3], "replacement")
-    tf.import_graph_def(graph_def, {grad_name: replacement * 2.0}, name="")
+    tf.import_graph_def(graph_def, {grad.name: replacement * 2.0}, name="")
   t.initialize = lambda sess: sess.run(initializer.name)
-  read_by_name(t, names)
-  return lambda sess, feed: sess.run(
-    train_name, {t.x.name: feed[t.x], t.flag.name: feed[t.flag], "replacement:0": feed[t.x] * np.float32(0.5)}
-  )
+  t.read = lambda sess: sess.run(reads)
+  return lambda sess, feed: sess.run(train_op.name, {**feed_by_name(feed), replacement: feed[t.x] * np.float32(0.5)})
 
 
 @TABLE.program()
 def a_saved_model_that_continues_training(t):
   train_op = t.wrap().minimize(t.loss(), t.global_step)
-  with temporary_folder() as folder:
+  with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, "model")
     t.graph.clear_collection(tf.GraphKeys.TRAIN_OP)
     with tf.Session() as sess:
@@ -286,7 +234,7 @@ def a_saved_model_that_continues_training(t):
       variable.load(restored[variable.name], sess)
 
   t.initialize = initialize
-  return lambda sess, feed: sess.run(train_op.name, {key.name: value for key, value in feed.items()})
+  return lambda sess, feed: sess.run(train_op.name, feed_by_name(feed))
 
 
 @TABLE.program(overflow=())

@@ -76,7 +76,7 @@ RUN_BY_DEFAULT = set(
   + [("loss", "function")]
 )
 for where, (context, needs) in list(FUNCTIONS.items()) + list(COMPILED.items()):
-  for part, make in control_flow.PARTS.items():
+  for part, build in control_flow.PARTS.items():
     if part == "loss" and where in ("xla", "cond_in_xla", "cond_in_compiled_function"):
       continue  # Gradients of compiled functions cannot be computed outside of them.
     # A compiled function in a branch of control flow v1 stops the whole step in its backward pass, also unwrapped. On
@@ -87,7 +87,8 @@ for where, (context, needs) in list(FUNCTIONS.items()) + list(COMPILED.items()):
       fails = programs.fails_up_to((2, 10), "it converts IndexedSlices to dense tensors, which XLA cannot compile")
     TABLE.add(
       "{}_in_{}".format(part, where),
-      make(context),
+      build,
+      context,
       needs=needs,
       variants=(programs.V2,) if fails_in_v1 else programs.RESOURCE,
       exact=where in COMPILED,
@@ -105,7 +106,9 @@ for first, second in [
 ]:
   TABLE.add(
     "compute_in_{}_apply_in_another_{}".format(first.__name__, second.__name__),
-    control_flow.compute_and_apply_in(first, second),
+    control_flow.compute_and_apply_in,
+    first,
+    second,
     variants=programs.RESOURCE,
     exact=xla in (first, second),
     slow=True,
@@ -137,7 +140,8 @@ class CompiledUpdates(tf.train.Optimizer):
 for in_cond in (False, True):
   TABLE.add(
     "updates_in_compiled_function" + "_in_cond" * in_cond,
-    lambda t, in_cond=in_cond: t.wrap(CompiledUpdates(in_cond)).minimize(t.loss(), t.global_step),
+    lambda t, in_cond: t.wrap(CompiledUpdates(in_cond)).minimize(t.loss(), t.global_step),
+    in_cond,
     variants=programs.RESOURCE,
     needs=NEEDS_COMPILED,
     exact=True,
@@ -149,29 +153,26 @@ for in_cond in (False, True):
   )
 
 
-def compile_half(dtype):
-  """Returns a program that computes and applies gradients of a variable of half precision in a compiled function."""
+def compiled_gradients(t, dtype):
+  """Computes and applies gradients of a variable of half precision in a compiled function."""
+  t.make_variables()
+  half = t.variable("half", tf.constant([1.0, -2.0, 4.0], dtype))
+  optimizer = t.wrap(tf.train.GradientDescentOptimizer(0.25))
 
-  def build(t):
-    t.make_variables()
-    half = t.variable("half", tf.constant([1.0, -2.0, 4.0], dtype))
-    optimizer = t.wrap(tf.train.GradientDescentOptimizer(0.25))
+  def step(x):
+    loss = t.loss(x) + tf.reduce_sum(tf.cast(half, tf.float32) * x)
+    return control_flow.run_after(optimizer.minimize(loss, t.global_step, [half] + t.variables))
 
-    def step(x):
-      loss = t.loss(x) + tf.reduce_sum(tf.cast(half, tf.float32) * x)
-      return control_flow.run_after(optimizer.minimize(loss, t.global_step, [half] + t.variables))
-
-    return compiled(t, step, [tf.zeros([])], t.x) if VERSION >= (2, 1) else xla(t, step, [tf.zeros([])], t.x)
-
-  return build
+  return (compiled if VERSION >= (2, 1) else xla)(t, step, [tf.zeros([])], t.x)
 
 
-for _dtype in (tf.float16, tf.bfloat16):
+for dtype in (tf.float16, tf.bfloat16):
   TABLE.add(
-    "compiled_gradients_of_{}".format(_dtype.name),
-    compile_half(_dtype),
+    "compiled_gradients_of_{}".format(dtype.name),
+    compiled_gradients,
+    dtype,
     variants=programs.RESOURCE,
-    needs={"bfloat16 in XLA on CPUs": _dtype == tf.float16 or VERSION >= (2, 0)},
+    needs={"bfloat16 in XLA on CPUs": dtype == tf.float16 or VERSION >= (2, 0)},
     tensorflow_fails="it does not accept float16 gradients",
     exact=True,
     slow=True,

@@ -11,23 +11,11 @@ TABLE = programs.Table()
 # --- values that replace the gradient of `w` [3] ----------------------------------------------------------------------
 
 
-def make_program(make):
-
-  def build(t):
-    w, table = t.variables
-    optimizer = t.wrap()
-    ((grad, _),) = optimizer.compute_gradients(t.loss(), [table])
-    return optimizer.apply_gradients([(make(t), w), (grad, table)], t.global_step)
-
-  return build
-
-
-def resource_variable(t):
-  return tf.Variable([0.5, 0.25, 2.0], use_resource=True, trainable=False)
-
-
-def reference_variable(t):
-  return tf.Variable([0.5, 0.25, 2.0], use_resource=False, trainable=False)
+def train_with_gradient(t, make):
+  w, table = t.variables
+  optimizer = t.wrap()
+  ((grad, _),) = optimizer.compute_gradients(t.loss(), [table])
+  return optimizer.apply_gradients([(make(t), w), (grad, table)], t.global_step)
 
 
 def output_of_assign_add(t):
@@ -36,9 +24,15 @@ def output_of_assign_add(t):
   )
 
 
+def dequeue_input(t):
+  queue = tf.FIFOQueue(10, tf.float32, [[3]])
+  with tf.control_dependencies([queue.enqueue(t.x * 2.0)]):
+    return queue.dequeue()
+
+
 VALUES = {
-  "a_resource_variable": resource_variable,
-  "a_reference_variable": reference_variable,
+  "a_resource_variable": lambda t: tf.Variable([0.5, 0.25, 2.0], use_resource=True, trainable=False),
+  "a_reference_variable": lambda t: tf.Variable([0.5, 0.25, 2.0], use_resource=False, trainable=False),
   "an_array": lambda t: np.array([0.5, 0.25, 2.0], np.float32),
   "a_list_of_float64": lambda t: [np.float64(0.5), 0.25, 2.0],
   "a_tuple": lambda t: (0.5, 0.25, 2.0),
@@ -49,29 +43,14 @@ VALUES = {
   "a_list_of_tensors": lambda t: tf.unstack(t.x),
   "a_list_of_numbers_and_tensors": lambda t: [1.0, t.x[0], np.float32(0.5)],
   "none": lambda t: None,
-  "a_tensor_of_a_queue": lambda t: dequeue_input(t),
-  "a_py_func": lambda t: set_shape(tf.py_func(lambda x: x * 2, [t.x], tf.float32), [3]),
+  "a_tensor_of_a_queue": dequeue_input,
+  "a_py_func": lambda t: tf.py_func(lambda x: x * 2, [t.x], tf.float32),
 }
-
-
 SLOW = ("a_tuple", "a_placeholder_of_unknown_size", "a_placeholder_with_default", "a_list_of_tensors", "a_py_func")
-
-
-def set_shape(tensor, shape):
-  tensor.set_shape(shape)
-  return tensor
-
-
-def dequeue_input(t):
-  queue = tf.FIFOQueue(10, tf.float32, [[3]])
-  with tf.control_dependencies([queue.enqueue(t.x * 2.0)]):
-    return queue.dequeue()
-
-
 for kind, make in VALUES.items():
-  TABLE.add("gradient_is_{}".format(kind), make_program(make), slow=kind in SLOW)
+  TABLE.add("gradient_is_{}".format(kind), train_with_gradient, make, slow=kind in SLOW)
 # The program changes the variable in skipped steps, too.
-TABLE.add("gradient_is_the_output_of_assign_add", make_program(output_of_assign_add), overflow=())
+TABLE.add("gradient_is_the_output_of_assign_add", train_with_gradient, output_of_assign_add, overflow=())
 
 
 @TABLE.program()
@@ -130,15 +109,6 @@ def a_lookup_of_no_rows(t):
 
 
 @TABLE.program()
-def an_embedding_lookup_of_duplicates(t):
-  ids = t.input(tf.int64, [None], lambda x, flag: [5, 5, 0, 5] if flag else [1])
-  _, table = t.variables
-  return t.wrap(tf.train.AdagradOptimizer(0.1)).minimize(
-    tf.reduce_sum(tf.square(tf.nn.embedding_lookup(table, ids)) * tf.reduce_sum(t.x)), t.global_step
-  )
-
-
-@TABLE.program()
 def indexed_slices_made_by_the_program(t):
   _, table = t.variables
   slices = tf.IndexedSlices(tf.stack([t.x[:2], t.x[1:]]), tf.constant([3, 3]), tf.constant([6, 2]))
@@ -164,47 +134,33 @@ def sparse_gradients_clipped_by_norm(t):
 # --- dtypes -----------------------------------------------------------------------------------------------------------
 
 
-def make_program_with_dtypes(*dtypes):
-
-  def build(t):
-    terms = []
-    for number, dtype in enumerate(dtypes):
-      with tf.variable_scope("", use_resource=t.resource):
-        w = tf.get_variable("w{}".format(number), [3], dtype, initializer=tf.ones_initializer())
-      terms.append(tf.reduce_sum(tf.cast(w * w * tf.cast(t.x, dtype), tf.float32)))
-    return t.wrap().minimize(tf.add_n(terms), t.global_step)
-
-  return build
+def train_variables(t, *dtypes):
+  terms = []
+  for number, dtype in enumerate(dtypes):
+    with tf.variable_scope("", use_resource=t.resource):
+      w = tf.get_variable("w{}".format(number), [3], dtype, initializer=tf.ones_initializer())
+    terms.append(tf.reduce_sum(tf.cast(w * w * tf.cast(t.x, dtype), tf.float32)))
+  return t.wrap().minimize(tf.add_n(terms), t.global_step)
 
 
+MULTIPLIES = "it multiplies by a float32 scalar"
 for dtypes in [
-  ("float16",),
-  ("bfloat16",),
-  ("float64",),
-  ("float16", "float32"),
-  ("bfloat16", "float32"),
-  ("float64", "float32"),
-  ("float16", "bfloat16", "float32", "float64"),
+  "float16",
+  "bfloat16",
+  "float64",
+  "float16_and_float32",
+  "bfloat16_and_float32",
+  "float64_and_float32",
+  "float16_and_bfloat16_and_float32_and_float64",
 ]:
-  TABLE.add(
-    "variables_of_{}".format("_and_".join(dtypes)),
-    make_program_with_dtypes(*dtypes),
-    tensorflow_fails=None if dtypes[0] == "float32" else "it multiplies by a float32 scalar",
-    slow=len(dtypes) < 4,
-  )
+  own = dtypes.split("_and_")
+  TABLE.add("variables_of_" + dtypes, train_variables, *own, tensorflow_fails=MULTIPLIES, slow=len(own) < 4)
 
 
-@TABLE.program(tensorflow_fails="it multiplies by a float32 scalar")
+@TABLE.program(tensorflow_fails=MULTIPLIES)
 def a_float16_loss(t):
   w = t.variable("half", np.ones(3, np.float16))
   return t.wrap().minimize(tf.reduce_sum(w * tf.cast(t.x * 0.125, tf.float16)), t.global_step)
-
-
-@TABLE.program(slow=True)
-def float16_gradients_of_float32_master_weights(t):
-  w, _ = t.variables
-  half = tf.cast(w, tf.float16)
-  return t.wrap().minimize(tf.reduce_sum(tf.cast(half * half * tf.cast(t.x, tf.float16), tf.float32)), t.global_step)
 
 
 # --- how gradients are computed ---------------------------------------------------------------------------------------

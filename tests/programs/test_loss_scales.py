@@ -7,12 +7,8 @@ from tests.testing import tf
 TABLE = programs.Table()
 
 
-def make_program(make):
-
-  def build(t):
-    return t.wrap(tf.train.AdamOptimizer(0.1), lambda api: make(api)).minimize(t.loss(), t.global_step)
-
-  return build
+def train_with_scale(t, make):
+  return t.wrap(tf.train.AdamOptimizer(0.1), make).minimize(t.loss(), t.global_step)
 
 
 def sets_attributes(api):
@@ -77,24 +73,44 @@ def user_defined(api):
   return Scale()
 
 
+def returns_true(api):
+
+  class Scale(api.DynamicLossScale):
+    def update(self, grads):
+      return super().update(grads)[0], True
+
+  return Scale(2**10, 3)
+
+
+def returns_no_op(api):
+
+  class Scale(api.DynamicLossScale):
+    def update(self, grads):
+      return None, super().update(grads)[1]
+
+  return Scale(2**10, 3)
+
+
 SCALES = {
-  "that_sets_attributes": (sets_attributes, None),
-  "that_sets_private_attributes": (sets_private_attributes, None),
-  "that_overrides_update": (overrides_update, None),
-  "that_overrides_call": (overrides_call, None),
-  "defined_by_the_user": (user_defined, "it applies gradients although update() returns False"),
-  "with_growth_interval_of_one": (lambda api: api.DynamicLossScale(2.0, 1), None),
-  "given_by_name": (lambda api: "dynamic", None),
-  "of_tensorflow": (lambda api: testing.native.DynamicLossScale(2**10, 3), None),
+  "that_sets_attributes": (sets_attributes, {}),
+  "that_sets_private_attributes": (sets_private_attributes, {}),
+  "that_overrides_update": (overrides_update, {}),
+  "that_overrides_call": (overrides_call, {"slow": True}),
+  "whose_update_always_applies": (returns_true, {"hidden": True}),
+  "whose_update_returns_none": (
+    returns_no_op,
+    {"overflow": (), "tensorflow_fails": "it passes the op, which is None, to tf.group"},
+  ),
+  "defined_by_the_user": (
+    user_defined,
+    {"tensorflow_fails": "it applies gradients although update() returns False"},
+  ),
+  "with_growth_interval_of_one": (lambda api: api.DynamicLossScale(2.0, 1), {"slow": True}),
+  "given_by_name": (lambda api: "dynamic", {"slow": True}),
+  "of_tensorflow": (lambda api: testing.native.DynamicLossScale(2**10, 3), {}),
 }
-for name, (make_scale, fails) in SCALES.items():
-  TABLE.add(
-    "loss_scale_{}".format(name),
-    make_program(make_scale),
-    fixed=False,
-    tensorflow_fails=fails,
-    slow=name in ("given_by_name", "with_growth_interval_of_one", "that_overrides_call"),
-  )
+for name, (make_scale, options) in SCALES.items():
+  TABLE.add("loss_scale_" + name, train_with_scale, make_scale, fixed=False, **options)
 
 
 @TABLE.program(fixed=False)
@@ -114,31 +130,6 @@ def a_loss_scale_updated_by_the_program(t):
   with testing.control_flow(t.control_flow if t.resource else 1):
     applied = tf.cond(should_apply, lambda: inner.apply_gradients(zip(grads, t.variables), t.global_step), tf.no_op)
   return [tf.identity(update_op), applied]
-
-
-def make_program_with_update(update_op, should_apply):
-  """Returns a program whose loss scale returns other values from `update`."""
-
-  def make(api):
-
-    class Scale(api.DynamicLossScale):
-      def update(self, grads):
-        op, finite = super().update(grads)
-        return {"none": None, "op": op}[update_op], {"true": True, "tensor": finite}[should_apply]
-
-    return Scale(2**10, 3)
-
-  return lambda t: t.wrap(None, make).minimize(t.loss(), t.global_step)
-
-
-TABLE.add("loss_scale_whose_update_always_applies", make_program_with_update("op", "true"), hidden=True, fixed=False)
-TABLE.add(
-  "loss_scale_whose_update_returns_none",
-  make_program_with_update("none", "tensor"),
-  fixed=False,
-  overflow=(),
-  tensorflow_fails="it passes the op, which is None, to tf.group",
-)
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

@@ -6,35 +6,22 @@ from tests.testing import tf
 TABLE = programs.Table()
 
 INNER = {
-  "gradient_descent": lambda: tf.train.GradientDescentOptimizer(0.1),
-  "adam": lambda: tf.train.AdamOptimizer(0.1),
-  "adam_with_locks": lambda: tf.train.AdamOptimizer(0.1, use_locking=True),
-  "adagrad": lambda: tf.train.AdagradOptimizer(0.1),
-  "adadelta": lambda: tf.train.AdadeltaOptimizer(1.0),
-  "ftrl": lambda: tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
-  "ftrl_with_shrinkage": lambda: tf.train.FtrlOptimizer(0.1, l2_shrinkage_regularization_strength=0.1),
-  "nesterov": lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
-  "rms_prop": lambda: tf.train.RMSPropOptimizer(0.01),
-  "rms_prop_centered": lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5, centered=True),
-  "proximal_gradient_descent": lambda: tf.train.ProximalGradientDescentOptimizer(0.1, l1_regularization_strength=0.01),
-  "proximal_adagrad": lambda: tf.train.ProximalAdagradOptimizer(0.1, l1_regularization_strength=0.01),
+  "gradient_descent": lambda t: tf.train.GradientDescentOptimizer(0.1),
+  "adam": lambda t: tf.train.AdamOptimizer(0.1),
+  "adam_with_locks": lambda t: tf.train.AdamOptimizer(0.1, use_locking=True),
+  "adagrad": lambda t: tf.train.AdagradOptimizer(0.1),
+  "adagrad_da": lambda t: tf.train.AdagradDAOptimizer(0.1, t.global_step),
+  "adadelta": lambda t: tf.train.AdadeltaOptimizer(1.0),
+  "ftrl": lambda t: tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
+  "ftrl_with_shrinkage": lambda t: tf.train.FtrlOptimizer(0.1, l2_shrinkage_regularization_strength=0.1),
+  "nesterov": lambda t: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+  "rms_prop": lambda t: tf.train.RMSPropOptimizer(0.01),
+  "rms_prop_centered": lambda t: tf.train.RMSPropOptimizer(0.01, momentum=0.5, centered=True),
+  "proximal_gradient_descent": lambda t: tf.train.ProximalGradientDescentOptimizer(
+    0.1, l1_regularization_strength=0.01
+  ),
+  "proximal_adagrad": lambda t: tf.train.ProximalAdagradOptimizer(0.1, l1_regularization_strength=0.01),
 }
-for name, make_inner in INNER.items():
-  TABLE.add(
-    "trained_by_{}".format(name),
-    lambda t, make_inner=make_inner: t.wrap(make_inner()).minimize(t.loss(), t.global_step),
-    slow=name not in ("adam", "ftrl"),
-  )
-
-
-@TABLE.program(slow=True)
-def trained_by_adagrad_da(t):
-  inner = tf.train.AdagradDAOptimizer(0.1, t.global_step)
-  return t.wrap(inner).minimize(t.loss(), t.global_step)
-
-
-# --- learning rates ---------------------------------------------------------------------------------------------------
-
 RATES = {
   "a_placeholder": lambda t: t.input(tf.float32, [], lambda x, flag: 0.1 if flag else 0.2),
   "a_variable": lambda t: tf.Variable(0.1, trainable=False, use_resource=t.resource),
@@ -43,15 +30,44 @@ RATES = {
   "a_callable": lambda t: lambda: 0.1,
   "a_function_of_the_input": lambda t: tf.minimum(tf.abs(t.x[0]), 0.1),
 }
+
+
+def train_with(t, make_inner):
+  return t.wrap(make_inner(t)).minimize(t.loss(), t.global_step)
+
+
+def train_at_rate(t, make_rate):
+  return t.wrap(tf.train.AdamOptimizer(make_rate(t))).minimize(t.loss(), t.global_step)
+
+
+for name, make_inner in INNER.items():
+  TABLE.add("trained_by_" + name, train_with, make_inner, slow=name not in ("adam", "ftrl"))
 for name, make_rate in RATES.items():
-  TABLE.add(
-    "learning_rate_is_{}".format(name),
-    lambda t, make_rate=make_rate: t.wrap(tf.train.AdamOptimizer(make_rate(t))).minimize(t.loss(), t.global_step),
-    slow=name != "a_schedule",
-  )
+  TABLE.add("learning_rate_is_" + name, train_at_rate, make_rate, slow=name != "a_schedule")
 
 
 # --- custom optimizers ------------------------------------------------------------------------------------------------
+
+BY_POSITION = "it passes global_step by position"
+OTHER_NAMES = "variables of the inner optimizer get the names of its conditional"
+
+
+def custom_optimizer(t, cls):
+  return t.wrap(cls()).minimize(t.loss(sparse=False), t.global_step)
+
+
+def outer_wrapper(t, cls):
+  return cls(t.wrap()).minimize(t.loss(sparse=False), t.global_step)
+
+
+def trains(build, **options):
+  """Returns a decorator that adds the program `build(t, cls)` for a class."""
+
+  def decorate(cls):
+    TABLE.add("{}_{}".format(build.__name__, cls.__name__), build, cls, **options)
+    return cls
+
+  return decorate
 
 
 class Descent(tf.train.Optimizer):
@@ -73,6 +89,7 @@ class Descent(tf.train.Optimizer):
     return handle.scatter_sub(tf.IndexedSlices(0.1 * grad, indices))
 
 
+@trains(custom_optimizer)
 class Counting(Descent):
   """Counts steps in a variable that `_create_slots` makes and `_finish` increments."""
 
@@ -83,9 +100,6 @@ class Counting(Descent):
 
   def _prepare(self):
     self._rate = tf.convert_to_tensor(0.25)
-
-  def _steps(self):
-    return self._get_non_slot_variable("steps", graph=tf.get_default_graph())
 
   def _resource_apply_dense(self, grad, handle):
     seen = self.get_slot(handle, "seen").assign_add(tf.abs(grad))
@@ -100,40 +114,37 @@ class Counting(Descent):
   def _finish(self, update_ops, name_scope):
     with tf.control_dependencies(update_ops):
       with tf.init_scope():
-        graph = tf.get_default_graph()
-      steps = self._get_non_slot_variable("steps", graph=graph)
+        steps = self._get_non_slot_variable("steps", graph=tf.get_default_graph())
       return tf.group(*(update_ops + [steps.assign_add(1.0, read_value=False)]), name=name_scope)
 
 
+@trains(custom_optimizer)
 class ReturnsAList(Descent):
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     return [v.assign_sub(0.1 * tf.convert_to_tensor(g)) for g, v in grads_and_vars]
 
 
+@trains(custom_optimizer, slow=True)
 class ReturnsAValue(Descent):
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     with tf.control_dependencies([super().apply_gradients(grads_and_vars, global_step, name)]):
       return tf.constant(3)
 
 
-class HalvesComputedGradients(Descent):
+@trains(custom_optimizer, slow=True)
+class ComputesATupleOfHalves(Descent):
   def compute_gradients(self, *args, **kwargs):
-    return [
-      (None if g is None else tf.convert_to_tensor(g) * 0.5, v) for g, v in super().compute_gradients(*args, **kwargs)
-    ]
+    return tuple((g * 0.5, v) for g, v in super().compute_gradients(*args, **kwargs))
 
 
-class ComputesATuple(Descent):
-  def compute_gradients(self, *args, **kwargs):
-    return tuple(super().compute_gradients(*args, **kwargs))
-
-
+@trains(custom_optimizer, slow=True)
 class ClipsAppliedGradients(Descent):
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     grads, variables = zip(*grads_and_vars)
     return super().apply_gradients(zip(tf.clip_by_global_norm(grads, 0.5)[0], variables), *args, **kwargs)
 
 
+@trains(custom_optimizer)
 class ReadsCollections(Descent):
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     decayed = [v for v in tf.trainable_variables() if "w" in v.name]
@@ -141,16 +152,18 @@ class ReadsCollections(Descent):
       return tf.group(*[v.assign_sub(0.01 * v) for v in decayed])
 
 
+# A moving average cannot be initialized from a reference variable under control flow v2.
+@trains(custom_optimizer, variants=programs.NO_V2_REFERENCE, fresh=True, slow=True)
 class Averaging(Descent):
   """Keeps a moving average of the variables that it trains."""
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     grads_and_vars = list(grads_and_vars)
-    average = tf.train.ExponentialMovingAverage(0.5)
     with tf.control_dependencies([super().apply_gradients(grads_and_vars, *args, **kwargs)]):
-      return average.apply([v for _, v in grads_and_vars])
+      return tf.train.ExponentialMovingAverage(0.5).apply([v for _, v in grads_and_vars])
 
 
+@trains(custom_optimizer, slow=True)
 class WithOtherAttributes(Descent):
   """Has attributes with the names in which wrappers keep their inner optimizer."""
 
@@ -173,37 +186,33 @@ class Wrapper(tf.train.Optimizer):
     return self._inner.apply_gradients(grads_and_vars, global_step, name)
 
 
+@trains(outer_wrapper)
 class ClipsOutside(Wrapper):
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     grads, variables = zip(*grads_and_vars)
     return super().apply_gradients(zip(tf.clip_by_global_norm(grads, 0.5)[0], variables), global_step, name)
 
 
+@trains(outer_wrapper, hidden=True)
 class ClipsByValueOutside(Wrapper):
   def compute_gradients(self, *args, **kwargs):
     return [(tf.clip_by_value(g, -0.5, 0.5), v) for g, v in super().compute_gradients(*args, **kwargs)]
 
 
+@trains(outer_wrapper)
 class AddsNoiseOutside(Wrapper):
   def compute_gradients(self, *args, **kwargs):
     return [(g + 0.25, v) for g, v in super().compute_gradients(*args, **kwargs)]
 
 
-class AveragesOutside(Wrapper):
-  """Keeps moving averages, which are updated in skipped steps, too."""
-
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    grads_and_vars = list(grads_and_vars)
-    with tf.control_dependencies([super().apply_gradients(grads_and_vars, global_step, name)]):
-      return tf.train.ExponentialMovingAverage(0.5).apply([v for _, v in grads_and_vars])
-
-
+@trains(custom_optimizer)
 class WithoutInit(Descent):
   def __init__(self):
     self._use_locking, self._name = False, "WithoutInit"
     self._slots, self._non_slot_dict, self._deferred_slot_restorations = {}, {}, {}
 
 
+@trains(custom_optimizer, tensorflow_fails="it reads attributes that the constructor of the base class sets", slow=True)
 class NeverInitialized(tf.train.Optimizer):
   """Does not call the base class's constructor, and sets none of its attributes."""
 
@@ -219,25 +228,7 @@ class NeverInitialized(tf.train.Optimizer):
     return tf.group(*updates + [tf.assign_add(global_step, 1)])
 
 
-class MakesVariablesInApply(Descent):
-  """Makes its variables with `tf.get_variable`, as published LAMB and LARS implementations do."""
-
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    updates = []
-    for grad, variable in grads_and_vars:
-      m = tf.get_variable(
-        variable.op.name + "/lamb_m",
-        shape=variable.shape.as_list(),
-        trainable=False,
-        initializer=tf.zeros_initializer(),
-        use_resource=True,
-      )
-      next_m = 0.9 * m + 0.1 * tf.convert_to_tensor(grad)
-      updates += [m.assign(next_m), variable.assign_sub(0.1 * next_m)]
-    with tf.control_dependencies(updates):
-      return tf.assign_add(global_step, 1)
-
-
+@trains(custom_optimizer, tensorflow_fails=BY_POSITION, slow=True)
 class HasOtherOrder(Descent):
   """Has an argument of its own before `global_step`, which `minimize` passes by keyword."""
 
@@ -246,16 +237,19 @@ class HasOtherOrder(Descent):
     return tf.group(*updates + [tf.assign_add(global_step, 1)], name=name)
 
 
+@trains(custom_optimizer, tensorflow_fails=BY_POSITION, slow=True)
 class TakesKeywordsOnly(Descent):
   def apply_gradients(self, grads_and_vars, *, name=None, global_step=None):
     return super().apply_gradients(grads_and_vars, global_step, name)
 
 
+@trains(custom_optimizer, tensorflow_fails=BY_POSITION)
 class TakesAnyKeywords(Descent):
   def apply_gradients(self, grads_and_vars, factor=1.0, **kwargs):
     return super().apply_gradients([(factor * tf.convert_to_tensor(g), v) for g, v in grads_and_vars], **kwargs)
 
 
+@trains(custom_optimizer, tensorflow_fails="it passes a name")
 class HasOwnDefaults(Descent):
   """`minimize` replaces its defaults by TensorFlow's, because it passes every argument."""
 
@@ -268,6 +262,7 @@ class HasOwnDefaults(Descent):
     return super().apply_gradients(scaled, None if global_step == "none" else global_step)
 
 
+@trains(custom_optimizer)
 class RequiresVariables(Descent):
   """As tensorflow-privacy's: `var_list` has no default."""
 
@@ -284,6 +279,7 @@ class HasOtherNames(Descent):
     return super().compute_gradients(loss, variables)
 
 
+@trains(custom_optimizer, tensorflow_fails="it passes a tuple")
 class SortsPairs(Descent):
   """Relies on getting a list."""
 
@@ -292,6 +288,7 @@ class SortsPairs(Descent):
     return super().apply_gradients(grads_and_vars + [], *args, **kwargs)
 
 
+@trains(custom_optimizer, tensorflow_fails=OTHER_NAMES, slow=True)
 class CountsAndAveragesNorms(Descent):
   """Makes variables in a scope of its own, and others that are named after tensors, as YellowFin does."""
 
@@ -305,6 +302,7 @@ class CountsAndAveragesNorms(Descent):
       return super().apply_gradients(grads_and_vars, global_step, name)
 
 
+@trains(custom_optimizer, tensorflow_fails=OTHER_NAMES, slow=True)
 class MakesVariablesInPrepare(tf.train.MomentumOptimizer):
   """Makes a variable in the name scope that `apply_gradients` opens."""
 
@@ -320,74 +318,7 @@ class MakesVariablesInPrepare(tf.train.MomentumOptimizer):
       return tf.group(self._count.assign_add(1.0), name=name_scope)
 
 
-CUSTOM = [
-  Counting,
-  ReturnsAList,
-  ReturnsAValue,
-  HalvesComputedGradients,
-  ComputesATuple,
-  ClipsAppliedGradients,
-  ReadsCollections,
-  Averaging,
-  WithOtherAttributes,
-  WithoutInit,
-  NeverInitialized,
-  MakesVariablesInApply,
-  HasOtherOrder,
-  TakesKeywordsOnly,
-  TakesAnyKeywords,
-  HasOwnDefaults,
-  RequiresVariables,
-  SortsPairs,
-  CountsAndAveragesNorms,
-  MakesVariablesInPrepare,
-]
-BY_POSITION = "it passes global_step by position"
-OTHER_NAMES = "variables of the inner optimizer get the names of its conditional"
-TENSORFLOW_FAILS = {
-  NeverInitialized: "it reads attributes that the constructor of the base class sets",
-  HasOtherOrder: BY_POSITION,
-  TakesKeywordsOnly: BY_POSITION,
-  TakesAnyKeywords: BY_POSITION,
-  HasOwnDefaults: "it passes a name",
-  SortsPairs: "it passes a tuple",
-  CountsAndAveragesNorms: OTHER_NAMES,
-  MakesVariablesInPrepare: OTHER_NAMES,
-}
-for custom in CUSTOM:
-  TABLE.add(
-    "custom_optimizer_{}".format(custom.__name__),
-    lambda t, custom=custom: t.wrap(custom()).minimize(t.loss(sparse=False), t.global_step),
-    # A moving average cannot be initialized from a reference variable under control flow v2.
-    variants=programs.NO_V2_REFERENCE if custom is Averaging else programs.ALL,
-    fresh=custom is Averaging,
-    tensorflow_fails=TENSORFLOW_FAILS.get(custom),
-    slow=custom
-    not in (
-      HasOwnDefaults,
-      RequiresVariables,
-      Counting,
-      ReturnsAList,
-      ReadsCollections,
-      WithoutInit,
-      TakesAnyKeywords,
-      SortsPairs,
-    ),
-  )
-for outer in (ClipsOutside, ClipsByValueOutside, AddsNoiseOutside, AveragesOutside):
-  TABLE.add(
-    "outer_wrapper_{}".format(outer.__name__),
-    lambda t, outer=outer: outer(t.wrap()).minimize(t.loss(sparse=False), t.global_step),
-    variants=programs.NO_V2_REFERENCE if outer is AveragesOutside else programs.ALL,
-    fresh=outer is AveragesOutside,
-    hidden=outer is ClipsByValueOutside,
-    outside=".*ExponentialMovingAverage.*" if outer is AveragesOutside else "$^",
-  )
-TABLE.add(
-  "custom_optimizer_Wrapper",
-  lambda t: t.wrap(Wrapper(tf.train.AdamOptimizer(0.1))).minimize(t.loss(), t.global_step),
-  slow=True,
-)
+TABLE.add("custom_optimizer_Wrapper", train_with, lambda t: Wrapper(tf.train.AdamOptimizer(0.1)), slow=True)
 
 
 @TABLE.program(tensorflow_fails="it passes var_list by keyword")

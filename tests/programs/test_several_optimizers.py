@@ -35,14 +35,6 @@ def two_optimizers_with_one_loss_scale(t):
     return t.wrap(None, shared).minimize(t.loss(), None, [table])
 
 
-@TABLE.program(slow=True)
-def summed_gradients_of_two_losses(t):
-  optimizer = t.wrap()
-  first, second = optimizer.compute_gradients(t.loss()), optimizer.compute_gradients(t.loss(t.x * 2.0))
-  pairs = [(tf.convert_to_tensor(g) + tf.convert_to_tensor(other), v) for (g, v), (other, _) in zip(first, second)]
-  return optimizer.apply_gradients(pairs, t.global_step)
-
-
 class AppliesWithAnother(tf.train.GradientDescentOptimizer):
   """Calls `apply_gradients` of another optimizer, which may scale the loss, too, in its own."""
 

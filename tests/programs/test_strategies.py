@@ -1,5 +1,7 @@
 """Programs that train with distribution strategies in one process, in graph mode."""
 
+import functools
+
 import numpy as np
 
 from tests import testing
@@ -18,30 +20,23 @@ STRATEGIES = {
 }
 
 
-def make_program(make_strategy, sparse=False, change=None, make_inner=lambda: None):
+def train_replicas(t, make_strategy, sparse=False, change=list, make_inner=lambda: None):
+  strategy = make_strategy()
+  with strategy.scope():
+    step_count = tf.Variable(0, trainable=False, dtype=tf.int64, name="step_count", use_resource=True)
+    w = tf.get_variable("w", initializer=np.array([1.0, -2.0, 3.0], np.float32), use_resource=True)
+    table = tf.get_variable("table", initializer=np.ones([6, 3], np.float32), use_resource=True)
 
-  def build(t):
-    strategy = make_strategy()
-    with strategy.scope():
-      step_count = tf.Variable(0, trainable=False, dtype=tf.int64, name="step_count", use_resource=True)
-      w = tf.get_variable("w", initializer=np.array([1.0, -2.0, 3.0], np.float32), use_resource=True)
-      table = tf.get_variable("table", initializer=np.ones([6, 3], np.float32), use_resource=True)
+    def replica():
+      number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+      # Only one replica overflows.
+      x = tf.where(tf.is_finite(t.x), t.x * (1.0 + number), tf.where(tf.fill([3], number > 0.0), tf.ones([3]), t.x))
+      rows = tf.gather(table, [1, 4, 1]) if sparse else table
+      loss = tf.reduce_sum(w * w * x) + tf.reduce_sum(rows * rows * x)
+      optimizer = t.wrap(make_inner())
+      return optimizer.apply_gradients(change(optimizer.compute_gradients(loss)), step_count)
 
-      def replica():
-        number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
-        # Only one replica overflows.
-        x = tf.where(tf.is_finite(t.x), t.x * (1.0 + number), tf.where(tf.fill([3], number > 0.0), tf.ones([3]), t.x))
-        rows = tf.gather(table, [1, 4, 1]) if sparse else table
-        loss = tf.reduce_sum(w * w * x) + tf.reduce_sum(rows * rows * x)
-        optimizer = t.wrap(make_inner())
-        pairs = optimizer.compute_gradients(loss)
-        if change:
-          pairs = change(pairs)
-        return optimizer.apply_gradients(pairs, step_count)
-
-      return strategy.group(strategy.extended.call_for_each_replica(replica))
-
-  return build
+    return strategy.group(strategy.extended.call_for_each_replica(replica))
 
 
 def clip_pairs(pairs):
@@ -73,10 +68,10 @@ RUN_BY_DEFAULT = [
   ("central_storage", "sparse"),
 ]
 for name, make_strategy in STRATEGIES.items():
-  for kind, options in KINDS.items():
+  for kind, settings in KINDS.items():
     TABLE.add(
       "{}_gradients_with_strategy_{}".format(kind, name),
-      make_program(make_strategy, **options),
+      functools.partial(train_replicas, make_strategy=make_strategy, **settings),
       variants=programs.RESOURCE,
       slow=(name, kind) not in RUN_BY_DEFAULT,
     )

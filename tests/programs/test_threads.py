@@ -19,12 +19,10 @@ def test_building_keeps_other_threads(version):
 
   def watch():
     while not stop.is_set():
-      with tf.Graph().as_default():
-        observed.add((tf.control_flow_v2_enabled(), conditional_is_a_function()))
-
-  def conditional_is_a_function():
-    chosen = tf.cond(tf.placeholder(tf.bool, []), lambda: tf.constant(1.0), lambda: tf.constant(2.0))
-    return not any(op.type == "Switch" for op in chosen.graph.get_operations())
+      with tf.Graph().as_default() as graph:
+        tf.cond(tf.placeholder(tf.bool, []), lambda: tf.constant(1.0), lambda: tf.constant(2.0))
+        conditional_is_a_function = not any(op.type == "Switch" for op in graph.get_operations())
+        observed.add((tf.control_flow_v2_enabled(), conditional_is_a_function))
 
   with testing.control_flow(version):
     thread = threading.Thread(target=watch)
@@ -33,8 +31,9 @@ def test_building_keeps_other_threads(version):
       for _ in range(3):
         with tf.Graph().as_default():
           w = tf.get_variable("w", initializer=[1.0, 2.0])
-          optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(0.1), "dynamic")
-          optimizer.minimize(tf.reduce_sum(w * tf.placeholder(tf.float32, [2])))
+          testing.Optimizer(tf.train.AdamOptimizer(0.1), "dynamic").minimize(
+            tf.reduce_sum(w * tf.placeholder(tf.float32, [2]))
+          )
     finally:
       stop.set()
       thread.join()
@@ -43,11 +42,10 @@ def test_building_keeps_other_threads(version):
 
 def test_threads_build_same_programs():
   names = ["trained_by_adam", "both_in_cond", "compute_in_while_loop", "averaged_over_towers"]
-  alone = {name: train_finite_steps(name) for name in names}
-  together = {}
-  threads = [
-    threading.Thread(target=lambda name=name: together.update({name: train_finite_steps(name)})) for name in names
-  ]
+  alone, together = {}, {}
+  for name in names:
+    train_finite_steps(name, alone)
+  threads = [threading.Thread(target=train_finite_steps, args=(name, together)) for name in names]
   for thread in threads:
     thread.start()
   for thread in threads:
@@ -56,7 +54,7 @@ def test_threads_build_same_programs():
     testing.assert_same(together[name], alone[name])
 
 
-def train_finite_steps(name):
-  """Trains a program under the current control flow version, which all threads share; returns the history."""
+def train_finite_steps(name, histories):
+  """Adds the history of a program under the current control flow version, which all threads share."""
   version = 2 if tf.control_flow_v2_enabled() else 1
-  return programs.train(programs.PROGRAMS[name], programs.Variant(version, True), mp_compat, False).clean
+  histories[name] = programs.train(programs.PROGRAMS[name], programs.Variant(version, True), mp_compat).clean

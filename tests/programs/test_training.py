@@ -10,23 +10,10 @@ TABLE = programs.Table()
 # --- between computing and applying -----------------------------------------------------------------------------------
 
 
-def make_program(change):
-  """Returns a program that changes the gradients between computing and applying them."""
-
-  def build(t):
-    optimizer = t.wrap()
-    grads, variables = zip(*optimizer.compute_gradients(t.loss(sparse=False)))
-    return optimizer.apply_gradients(zip(change(t, list(grads)), variables), t.global_step)
-
-  return build
-
-
-def mask_nonfinite(t, grads):
-  return [tf.where(tf.is_finite(g), g, tf.zeros_like(g)) for g in grads]
-
-
-def normalize(t, grads):
-  return [g / (tf.norm(g) + 1e-3) for g in grads]
+def change_gradients(t, change):
+  optimizer = t.wrap()
+  grads, variables = zip(*optimizer.compute_gradients(t.loss(sparse=False)))
+  return optimizer.apply_gradients(zip(change(t, list(grads)), variables), t.global_step)
 
 
 def clip_conditionally(t, grads):
@@ -34,61 +21,50 @@ def clip_conditionally(t, grads):
   return [tf.cond(norm > 1.0, lambda g=g: g / norm, lambda g=g: tf.identity(g)) for g in grads]
 
 
-CHANGES = {
-  "clipped_by_value": (lambda t, grads: [tf.clip_by_value(g, -0.5, 0.5) for g in grads], True),
-  "clipped_by_norm": (lambda t, grads: [tf.clip_by_norm(g, 0.5) for g in grads], True),
-  "clipped_by_average_norm": (lambda t, grads: [tf.clip_by_average_norm(g, 0.5) for g in grads], True),
-  "clipped_by_global_norm": (lambda t, grads: tf.clip_by_global_norm(grads, 0.5)[0], False),
-  "clipped_to_a_placeholder": (
-    lambda t, grads: tf.clip_by_global_norm(grads, t.input(tf.float32, [], lambda x, flag: 1.0))[0],
-    False,
-  ),
-  "masked": (mask_nonfinite, True),
-  "normalized": (normalize, True),
-  "conditionally_clipped": (clip_conditionally, True),
-  "quantized": (lambda t, grads: [tf.quantization.fake_quant_with_min_max_args(g, -1, 1) for g in grads], True),
-  "tanh": (lambda t, grads: [tf.tanh(g) for g in grads], True),
-  "regularized": (lambda t, grads: [g + 0.01 * v for g, v in zip(grads, t.variables)], False),
-  "multiplied": (lambda t, grads: [g * 0.3 for g in grads], False),
-  "cast_and_back": (lambda t, grads: [tf.cast(tf.cast(g, tf.float64), tf.float32) for g in grads], False),
-  "assigned_to_variables": (lambda t, grads: assign_to_variables(t, grads), True),
-  "in_a_py_func": (lambda t, grads: [clip_in_py_func(g) for g in grads], True),
-  "with_noise": (
-    lambda t, grads: [g + t.input(tf.float32, g.shape.as_list(), make_noise(g.shape.as_list())) for g in grads],
-    False,
-  ),
-}
-
-
-RUN_BY_DEFAULT = (
-  "clipped_by_value clipped_by_global_norm clipped_to_a_placeholder masked conditionally_clipped assigned_to_variables "
-  "in_a_py_func with_noise"
-).split()
-
-
-def make_noise(shape):
-  return lambda x, flag: np.random.RandomState(int(flag)).normal(size=shape)
-
-
 def assign_to_variables(t, grads):
   stored = [tf.Variable(tf.zeros(g.shape), name="stored", trainable=False, use_resource=t.resource) for g in grads]
   return [v.assign(g) for v, g in zip(stored, grads)]
 
 
-def clip_in_py_func(grad):
-  clipped = tf.py_func(lambda g: np.clip(g, -1, 1), [grad], tf.float32)
-  clipped.set_shape(grad.shape)
-  return clipped
+def add_noise(t, grads):
+
+  def make_noise(shape):
+    return lambda x, flag: np.random.RandomState(int(flag)).normal(size=shape)
+
+  return [g + t.input(tf.float32, g.shape, make_noise(g.shape.as_list())) for g in grads]
 
 
-for name, (change, hides_overflow) in CHANGES.items():
-  TABLE.add(
-    "gradients_{}".format(name),
-    make_program(change),
-    hidden=hides_overflow,
-    slow=name not in RUN_BY_DEFAULT,
-    outside="stored.*" if change is CHANGES["assigned_to_variables"][0] else "$^",
-  )
+def each(function):
+  """Returns a function that changes every gradient."""
+  return lambda t, grads: [function(g) for g in grads]
+
+
+HIDING_OVERFLOW = {
+  "clipped_by_value": each(lambda g: tf.clip_by_value(g, -0.5, 0.5)),
+  "clipped_by_norm": each(lambda g: tf.clip_by_norm(g, 0.5)),
+  "clipped_by_average_norm": each(lambda g: tf.clip_by_average_norm(g, 0.5)),
+  "masked": each(lambda g: tf.where(tf.is_finite(g), g, tf.zeros_like(g))),
+  "normalized": each(lambda g: g / (tf.norm(g) + 1e-3)),
+  "conditionally_clipped": clip_conditionally,
+  "quantized": each(lambda g: tf.quantization.fake_quant_with_min_max_args(g, -1, 1)),
+  "tanh": each(tf.tanh),
+  "in_a_py_func": each(lambda g: tf.py_func(lambda g: np.clip(g, -1, 1), [g], tf.float32)),
+}
+KEEPING_OVERFLOW = {
+  "clipped_by_global_norm": lambda t, grads: tf.clip_by_global_norm(grads, 0.5)[0],
+  "clipped_to_a_placeholder": lambda t, grads: tf.clip_by_global_norm(
+    grads, t.input(tf.float32, [], lambda x, flag: 1.0)
+  )[0],
+  "regularized": lambda t, grads: [g + 0.01 * v for g, v in zip(grads, t.variables)],
+  "multiplied": each(lambda g: g * 0.3),
+  "cast_and_back": each(lambda g: tf.cast(tf.cast(g, tf.float64), tf.float32)),
+  "with_noise": add_noise,
+}
+SLOW = "clipped_by_norm clipped_by_average_norm normalized quantized tanh regularized multiplied cast_and_back".split()
+for changes, hidden in [(HIDING_OVERFLOW, True), (KEEPING_OVERFLOW, False)]:
+  for name, change in changes.items():
+    TABLE.add("gradients_" + name, change_gradients, change, hidden=hidden, slow=name in SLOW)
+TABLE.add("gradients_assigned_to_variables", change_gradients, assign_to_variables, hidden=True, outside="stored.*")
 
 
 @TABLE.program()
@@ -186,13 +162,6 @@ def cached_variables(t):
   return t.wrap().minimize(tf.reduce_sum(w * w * t.x), t.global_step)
 
 
-@TABLE.program(variants=(programs.V1,))
-def resource_and_reference_variables_together(t):
-  with tf.variable_scope("", use_resource=False):
-    reference = tf.get_variable("reference", initializer=np.ones(3, np.float32))
-  return t.wrap().minimize(t.loss() + tf.reduce_sum(reference * reference * t.x), t.global_step)
-
-
 @TABLE.program(slow=True)
 def an_initializer_that_depends_on_another_variable(t):
   w, _ = t.variables
@@ -207,45 +176,24 @@ def explain_reference_failure(variant):
   return "its branches are functions, which do not accept reference variables" if variant.control_flow == 2 else None
 
 
-def make_program_with_global_step(dtype, resource):
-
-  def build(t):
-    step = tf.Variable(np.array(5, dtype), trainable=False, name="own_step", use_resource=resource)
-    return t.wrap().minimize(t.loss(), step)
-
-  return build
+def train_with_global_step(t, dtype, resource):
+  step = tf.Variable(np.array(5, dtype), trainable=False, name="own_step", use_resource=resource)
+  return t.wrap().minimize(t.loss(), step)
 
 
 for dtype in ("int32", "int64", "float32"):
   for resource in (True, False):
     TABLE.add(
       "global_step_of_{}_as_{}".format(dtype, "resource" if resource else "reference"),
-      make_program_with_global_step(dtype, resource),
+      train_with_global_step,
+      dtype,
+      resource,
       tensorflow_fails=None if resource else explain_reference_failure,
       slow=(dtype, resource) not in [("int32", True), ("int64", False)],
     )
 
 
-@TABLE.program(slow=True)
-def no_global_step(t):
-  return t.wrap().minimize(t.loss())
-
-
 # --- dependencies and scopes ------------------------------------------------------------------------------------------
-
-
-@TABLE.program(outside="counter.*", slow=True)
-def control_dependencies_around_minimize(t):
-  counter = tf.Variable(0, trainable=False, name="counter", use_resource=t.resource)
-  with tf.control_dependencies([counter.assign_add(1)]):
-    return t.wrap().minimize(t.loss(), t.global_step)
-
-
-@TABLE.program(outside="after.*")
-def control_dependencies_after_minimize(t):
-  count = tf.Variable(0.0, trainable=False, name="after", use_resource=t.resource)
-  with tf.control_dependencies([t.wrap().minimize(t.loss(), t.global_step)]):
-    return count.assign_add(tf.reduce_sum(t.variables[0].read_value()))
 
 
 def explain_scope_failure(variant):
@@ -300,12 +248,6 @@ def an_exponential_moving_average_after_the_step(t):
   average = tf.train.ExponentialMovingAverage(0.5, num_updates=t.global_step)
   with tf.control_dependencies([t.wrap().minimize(t.loss(), t.global_step)]):
     return average.apply(t.variables)
-
-
-@TABLE.program(tensorflow_fails="it adds an op of a branch to the collection")
-def the_train_op_taken_from_its_collection(t):
-  t.wrap().minimize(t.loss(), t.global_step)
-  return tf.get_collection(tf.GraphKeys.TRAIN_OP)[-1]
 
 
 @TABLE.program()

@@ -11,22 +11,18 @@ TABLE = programs.Table()
 LARGE_VALUES = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38, "float64": 1e300}
 
 
-def make_program_with_large_gradients(dtype):
-  """Returns a program whose gradients are finite and have an infinite sum."""
-
-  def build(t):
-    with tf.variable_scope("", use_resource=t.resource):
-      large = tf.get_variable("large", [3], dtype, initializer=tf.zeros_initializer())
-    value = tf.cast(tf.sign(t.input(tf.float64, [3], lambda x, flag: [1.0, 1.0, 1.0])) * LARGE_VALUES[dtype], dtype)
-    optimizer = t.wrap(tf.train.GradientDescentOptimizer(1e-3 if dtype == "float16" else 1e-37))
-    pairs = optimizer.compute_gradients(t.loss(), t.variables)
-    return optimizer.apply_gradients([(value, large)] + pairs, t.global_step)
-
-  return build
+def train_with_large_gradients(t, dtype):
+  """Applies gradients that are finite and have an infinite sum."""
+  with tf.variable_scope("", use_resource=t.resource):
+    large = tf.get_variable("large", [3], dtype, initializer=tf.zeros_initializer())
+  value = tf.cast(tf.sign(t.input(tf.float64, [3], lambda x, flag: [1.0, 1.0, 1.0])) * LARGE_VALUES[dtype], dtype)
+  optimizer = t.wrap(tf.train.GradientDescentOptimizer(1e-3 if dtype == "float16" else 1e-37))
+  pairs = optimizer.compute_gradients(t.loss(), t.variables)
+  return optimizer.apply_gradients([(value, large)] + pairs, t.global_step)
 
 
 for dtype in LARGE_VALUES:
-  TABLE.add("large_gradients_of_{}".format(dtype), make_program_with_large_gradients(dtype), slow=dtype != "float32")
+  TABLE.add("large_gradients_of_" + dtype, train_with_large_gradients, dtype, slow=dtype != "float32")
 
 
 @TABLE.program(exact=True)
@@ -152,14 +148,12 @@ class MakesVariablesFromOuterTensors(Descent):
     )
 
 
-class AppliesWithFewerArguments(Descent):
-  def apply_gradients(self, grads_and_vars):
-    return super().apply_gradients(grads_and_vars)
-
-
-class ComputesWithFewerArguments(Descent):
+class TakesFewerArguments(Descent):
   def compute_gradients(self, loss, var_list=None):
     return super().compute_gradients(loss, var_list)
+
+  def apply_gradients(self, grads_and_vars):
+    return super().apply_gradients(grads_and_vars)
 
 
 class KeepsGradients(Descent):
@@ -217,36 +211,35 @@ class AcceptsIntegers(Descent):
 
 
 NOT_TRAINED = dict(trainable=False, use_resource=True)
-CUSTOM = {
-  "MakesVariablesFromTensors": lambda: MakesVelocities(
-    lambda v: tf.Variable(tf.zeros_like(v), name="velocity", **NOT_TRAINED)
+MAKE_VELOCITY = {
+  "MakesVariablesFromTensors": lambda v: tf.Variable(tf.zeros_like(v), name="velocity", **NOT_TRAINED),
+  "MakesVariablesFromFunctions": lambda v: tf.Variable(lambda: tf.zeros(v.shape), name="velocity", **NOT_TRAINED),
+  "GetsVariablesFromTensors": lambda v: tf.get_variable(
+    v.op.name + "/velocity", initializer=tf.zeros_like(v), **NOT_TRAINED
   ),
-  "GetsVariablesFromTensors": lambda: MakesVelocities(
-    lambda v: tf.get_variable(v.op.name + "/velocity", initializer=tf.zeros_like(v), **NOT_TRAINED)
+  "GetsVariablesFromInitializers": lambda v: tf.get_variable(
+    v.op.name + "/velocity", v.shape.as_list(), initializer=tf.zeros_initializer(), **NOT_TRAINED
   ),
-  "MakesVariablesFromFunctions": lambda: MakesVelocities(
-    lambda v: tf.Variable(lambda: tf.zeros(v.shape), name="velocity", **NOT_TRAINED)
-  ),
-  "MakesVariablesFromOuterTensors": MakesVariablesFromOuterTensors,
 }
-for name, make_custom in CUSTOM.items():
+TENSORS_IN_A_BRANCH = "the initial values are tensors in a branch"
+for name, make_velocity in MAKE_VELOCITY.items():
   TABLE.add(
-    "custom_optimizer_{}".format(name),
-    lambda t, make_custom=make_custom: t.wrap(make_custom()).minimize(t.loss(sparse=False), t.global_step),
-    tensorflow_fails=None if "Functions" in name else "the initial values are tensors in a branch",
+    "custom_optimizer_" + name,
+    lambda t, make: t.wrap(MakesVelocities(make)).minimize(t.loss(sparse=False), t.global_step),
+    make_velocity,
+    tensorflow_fails=TENSORS_IN_A_BRANCH if name.endswith("FromTensors") else None,
   )
 
 
-@TABLE.program(tensorflow_fails="it passes a global step, which this optimizer does not accept")
-def custom_optimizer_AppliesWithFewerArguments(t):
-  optimizer = t.wrap(AppliesWithFewerArguments())
-  return optimizer.apply_gradients(optimizer.compute_gradients(t.loss()))
+@TABLE.program(tensorflow_fails=TENSORS_IN_A_BRANCH)
+def custom_optimizer_MakesVariablesFromOuterTensors(t):
+  return t.wrap(MakesVariablesFromOuterTensors()).minimize(t.loss(sparse=False), t.global_step)
 
 
 @TABLE.program(tensorflow_fails="it passes arguments that this optimizer does not accept")
-def custom_optimizer_ComputesWithFewerArguments(t):
-  optimizer = t.wrap(ComputesWithFewerArguments())
-  return optimizer.apply_gradients(optimizer.compute_gradients(t.loss()), t.global_step)
+def custom_optimizer_TakesFewerArguments(t):
+  optimizer = t.wrap(TakesFewerArguments())
+  return optimizer.apply_gradients(optimizer.compute_gradients(t.loss()))
 
 
 @TABLE.program(tensorflow_fails="tensors in a branch cannot be fetched", limit="not fetchable")
