@@ -3,7 +3,6 @@
 import pytest
 import tensorflow
 
-import mp_compat
 from mp_compat._tensorflow import contexts
 from tests import testing
 from tests.testing import tf
@@ -42,32 +41,35 @@ def test_disabling_eager_execution_fails_tensorflow_class():
   assert "Attempting to capture an EagerTensor" in run_program("tensorflow.compat.v1.train.experimental").stderr
 
 
-def test_graphs_have_no_branch_functions():
-  with tf.Graph().as_default() as graph, testing.control_flow(2):
-    training = testing.Training()
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), "dynamic")
-    opt.minimize(training.loss, training.global_step)
+def conditionals(graph):
+  return [op for op in graph.get_operations() if op.type in ("If", "StatelessIf")]
+
+
+def test_graphs_have_no_branch_functions(graph):
+  training = testing.Training()
+  with testing.control_flow(2):
+    testing.Optimizer(tf.train.AdamOptimizer(), "dynamic").minimize(training.loss, training.global_step)
     assert tf.control_flow_v2_enabled()
-    assert not {op.type for op in graph.get_operations()} & {"If", "StatelessIf"}
+  assert not conditionals(graph)
 
 
+@pytest.mark.usefixtures("eager")
 def test_functions_have_branch_functions():
-  with testing.eager_mode(), testing.control_flow(2):
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
-    w = tensorflow.Variable([0.0, 0.0])
+  opt = testing.Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  w = tensorflow.Variable([0.0, 0.0])
 
-    @tensorflow.function
-    def step(x):
-      opt.minimize(lambda: tf.reduce_sum(w * x), var_list=[w])
+  @tensorflow.function
+  def step(x):
+    opt.minimize(lambda: tf.reduce_sum(w * x), var_list=[w])
 
-    graph = step.get_concrete_function(tensorflow.TensorSpec([2], tf.float32)).graph
-    assert {op.type for op in graph.get_operations()} & {"If", "StatelessIf"}
+  with testing.control_flow(2):
+    assert conditionals(step.get_concrete_function(tensorflow.TensorSpec([2], tf.float32)).graph)
 
 
-def test_contains_op_searches_branches():
-  with tf.Graph().as_default() as graph, testing.control_flow(2):
-    x = tf.placeholder(tf.float32, [2])
+def test_contains_op_searches_branches(graph):
+  x = tf.placeholder(tf.float32, [2])
+  with testing.control_flow(2):
     tf.cond(x[0] > 0, lambda: tf.sin(x), lambda: x)
-    (conditional,) = [op for op in graph.get_operations() if op.type in ("If", "StatelessIf")]
-    assert contexts.contains_op(conditional, "Sin") and not contexts.contains_op(conditional, "Cos")
-    assert not contexts.contains_op(x.op, "Sin") and contexts.contains_op(x.op, "Placeholder")
+  (conditional,) = conditionals(graph)
+  assert contexts.contains_op(conditional, "Sin") and not contexts.contains_op(conditional, "Cos")
+  assert not contexts.contains_op(x.op, "Sin") and contexts.contains_op(x.op, "Placeholder")

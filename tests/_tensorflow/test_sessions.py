@@ -8,7 +8,7 @@ from tests import testing
 from tests.testing import tf
 
 
-@pytest.fixture(name="graph", params=[True, False], ids=["resource", "reference"])
+@pytest.fixture(name="graph", params=[True, False], ids=["resource", "reference"], autouse=True)
 def _graph(request):
   """Yields a new default graph with variables of either kind."""
   with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=request.param):
@@ -19,29 +19,24 @@ def effects(*elements):
   return sessions.effects(tf.get_default_graph(), elements)
 
 
-def train_op(x, opt=None):
+def train_op(x):
   w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
-  return (opt or tf.train.MomentumOptimizer(0.1, 0.9)).minimize(tf.square(w - x), tf.train.get_or_create_global_step())
+  return tf.train.MomentumOptimizer(0.1, 0.9).minimize(tf.square(w - x), tf.train.get_or_create_global_step())
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_train_steps_write_variables(version, graph):
-  del graph
-  with testing.control_flow(version):
-    op = train_op(tf.placeholder(tf.float32, []))
+@pytest.mark.usefixtures("control_flow")
+def test_train_steps_write_variables():
+  op = train_op(tf.placeholder(tf.float32, []))
   assert effects(op) == (frozenset({"w", "w/Momentum", "global_step"}), frozenset(), True)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_branches_and_loops_are_train_steps(version, graph):
-  del graph
-  with testing.control_flow(version):
-    x = tf.placeholder(tf.float32, [])
-    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
-    if version == 2 and w.dtype._is_ref_dtype:
-      pytest.skip("functions cannot take reference variables")
-    branch = tf.cond(x > 0, lambda: tf.assign_add(w, x) + 0.0, lambda: x)
-    loop = tf.while_loop(lambda i: i < 3, lambda i: tf.cast(tf.assign_add(w, x) * 0, tf.int32) + i + 1, [0])
+def test_branches_and_loops_are_train_steps(control_flow):
+  x = tf.placeholder(tf.float32, [])
+  w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+  if control_flow == 2 and w.dtype._is_ref_dtype:
+    pytest.skip("functions cannot take reference variables")
+  branch = tf.cond(x > 0, lambda: tf.assign_add(w, x) + 0.0, lambda: x)
+  loop = tf.while_loop(lambda i: i < 3, lambda i: tf.cast(tf.assign_add(w, x) * 0, tf.int32) + i + 1, [0])
   assert effects(branch) == effects(loop) == (frozenset({"w"}), frozenset({"w"}), True)
 
 
@@ -55,8 +50,7 @@ def test_initializers_are_no_train_steps(graph):
   assert effects(save) == effects(tf.get_variable("other", []).read_value()) == (frozenset(), frozenset(), False)
 
 
-def test_assigned_functions_are_train_steps(graph):
-  del graph
+def test_assigned_functions_are_train_steps():
   w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
   assert effects(tf.assign(w, w.read_value() * 2.0)).trains
   assert not effects(tf.assign(w, tf.placeholder(tf.float32, []))).trains
@@ -70,8 +64,7 @@ def test_local_variables_do_not_count(graph):
 
 def test_reading_keeps_graph_unchanged(graph):
   x = tf.placeholder(tf.float32, [])
-  op = train_op(x)
-  with tf.control_dependencies([op]):
+  with tf.control_dependencies([train_op(x)]):
     tf.get_variable("w2", [], initializer=tf.ones_initializer()).read_value()
   with testing.session() as sess:
     graph.finalize()

@@ -33,13 +33,8 @@ counts = st.one_of(st.integers(1, 6), st.integers(1, 3000))
 @st.composite
 def histories(draw):
   """Draws a history, bool [steps]: segments of finite steps, of overflows, or of both at random."""
-  segments = draw(
-    st.lists(
-      st.tuples(st.sampled_from([0.0, 1.0, 0.5, 0.02]), st.one_of(st.integers(1, 20), st.integers(1, 4000))),
-      min_size=1,
-      max_size=12,
-    )
-  )
+  overflow_rates, lengths = st.sampled_from([0.0, 1.0, 0.5, 0.02]), st.one_of(st.integers(1, 20), st.integers(1, 4000))
+  segments = draw(st.lists(st.tuples(overflow_rates, lengths), min_size=1, max_size=12))
   random = np.random.RandomState(draw(st.integers(0, 2**16)))
   return np.concatenate([random.random_sample(length) >= overflows for overflows, length in segments])[:MAX_STEPS]
 
@@ -73,8 +68,7 @@ def run_history(history, implementations, sessions=1):
 
   def body(i, *all_states):
     gradient = tf.where_v2(finite[i], 1.0, [math.inf, -math.inf, math.nan][len(history) % 3])
-    updates = [update(gradient) for _, update in implementations]
-    with tf.control_dependencies(updates):
+    with tf.control_dependencies([update(gradient) for _, update in implementations]):
       current = [
         tf.stack([tf.cast(variable.read_value(), tf.float64) for variable in variables])
         for variables, _ in implementations
@@ -90,15 +84,16 @@ def run_history(history, implementations, sessions=1):
   config.graph_options.rewrite_options.constant_folding = 2  # RewriterConfig.OFF
   saver = tf.train.Saver()
   with tempfile.TemporaryDirectory() as directory:
+    checkpoint = os.path.join(directory, "model")
     for part in np.array_split(history, sessions):
       with tf.Session(config=config) as sess:
         if parts:
-          saver.restore(sess, os.path.join(directory, "model"))
+          saver.restore(sess, checkpoint)
         else:
           sess.run(tf.global_variables_initializer())
         parts.append(sess.run(all_states, {finite: part}))
         if sessions > 1:
-          saver.save(sess, os.path.join(directory, "model"))
+          saver.save(sess, checkpoint)
   return [np.concatenate(states) for states in zip(*parts)]
 
 
@@ -136,14 +131,8 @@ def check_against_rule(history, arguments, version):
   with tf.Graph().as_default(), testing.control_flow(version):
     loss_scale = mp_compat.DynamicLossScale(**arguments)
     (states,) = run_history(history, [implementation(loss_scale)])
-  rule = update_rule.Rule(
-    loss_scale.increment_period,
-    loss_scale.multiplier,
-    loss_scale.backoff,
-    loss_scale.overflow_tolerance,
-    loss_scale.min_loss_scale,
-    loss_scale.max_loss_scale,
-  )
+  names = "increment_period multiplier backoff overflow_tolerance min_loss_scale max_loss_scale".split()
+  rule = update_rule.Rule(*[getattr(loss_scale, name) for name in names])
   assert_same_states(states, states_of_rule(history, rule, loss_scale.initial_loss_scale, states.shape[1]))
   return states
 
@@ -238,14 +227,6 @@ def test_million_steps_match():
     history = random.random_sample(MAX_STEPS) >= random.choice([0.5, 0.1, 0.01, 0.001])
     period, multiplier = random.choice([1, 2, 10, 100, 2000]), random.choice([2.0, 3.0, 1.25, 1.0078125])
     steps += check_against_tensorflow(history, 2.0 ** random.randint(0, 30), int(period), multiplier)
-    check_against_rule(
-      history,
-      dict(
-        initial_loss_scale=2.0 ** random.randint(0, 30),
-        increment_period=int(period),
-        multiplier=multiplier,
-        overflow_tolerance=random.randint(1, 4),
-      ),
-      1,
-    )
+    arguments = dict(initial_loss_scale=2.0 ** random.randint(0, 30), overflow_tolerance=random.randint(1, 4))
+    check_against_rule(history, dict(arguments, increment_period=int(period), multiplier=multiplier), 1)
     steps += MAX_STEPS

@@ -44,7 +44,7 @@ def test_applying_requires_replica_context(strategy):
     opt.apply_gradients([(tf.constant(1.0), None)])
 
 
-def train(strategy, make_optimizer, inputs, between=lambda g: g):
+def train(strategy, make_scale, inputs, between):
   """Trains on two replicas. Returns the copies of `w` after every step, and the last loss scale.
 
   `between` is applied to each gradient before apply_gradients.
@@ -53,19 +53,19 @@ def train(strategy, make_optimizer, inputs, between=lambda g: g):
 
   def step(x):
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-    optimizers.append(make_optimizer())
+    optimizers.append(Optimizer(tf.train.GradientDescentOptimizer(0.5), make_scale()))
     grads_and_vars = optimizers[-1].compute_gradients(tf.reduce_sum(w * x))
     return optimizers[-1].apply_gradients([(between(g), v) for g, v in grads_and_vars])
 
   train_ops, x = on_replicas(strategy, step)
   copies = [copy for v in tf.trainable_variables() for copy in strategy.experimental_local_results(v)]
+  train_op = strategy.group(train_ops)
   with testing.initialized_session() as sess:
     after = []
     for value in inputs:
-      sess.run(strategy.group(train_ops), {x: value})
+      sess.run(train_op, {x: value})
       after.append(sess.run(copies))
-    scale = sess.run(optimizers[0].loss_scale())
-  return after, scale
+    return after, sess.run(optimizers[0].loss_scale())
 
 
 @pytest.mark.parametrize(
@@ -79,17 +79,10 @@ def test_overflow_on_one_replica_skips_all(strategy, scale, clipped):
     "created outside": lambda: outside,
     "tensorflow": testing.native.DynamicLossScale,
   }[scale]
+  inputs = [[[0.5, 1.0], [0.5, 1.0]], [[0.5, 1.0], [np.inf, 1.0]], [[np.nan, 1.0], [0.5, 1.0]]]
   clip = (lambda g: tf.clip_by_value(g, -1.0, 1.0)) if clipped else (lambda g: g)
-  after, scale_after = train(
-    strategy,
-    lambda: Optimizer(tf.train.GradientDescentOptimizer(0.5), make_scale()),
-    [[[0.5, 1.0], [0.5, 1.0]], [[0.5, 1.0], [np.inf, 1.0]], [[np.nan, 1.0], [0.5, 1.0]]],
-    clip,
-  )
-  for copies in after:
-    assert len(copies) == 2
-    for copy in copies:
-      np.testing.assert_array_equal(copy, [-0.5, -1.0])
+  after, scale_after = train(strategy, make_scale, inputs, clip)
+  np.testing.assert_array_equal(after, [[[-0.5, -1.0]] * 2] * 3)
   assert scale_after == {"fixed": 8.0}.get(scale, 2.0**13)
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import mp_compat
 from mp_compat.core import finite_check
 from tests import testing
 from tests.testing import tf
@@ -96,21 +95,19 @@ def test_finite_values_are_read_once():
       assert {kind: read.count(kind) for kind in kinds} == kinds, ran
 
 
-def test_checks_run_on_own_devices():
-  with tf.Graph().as_default() as graph, testing.control_flow(1):
-    tensors, inputs = [], [tf.placeholder(tf.float32, [3]) for _ in range(4)]
-    for one, device in zip(inputs, testing.TWO_CPUS * 2):
-      with tf.device(device):
-        tensors.append(one * 2.0)
-    with tf.device("/cpu:1"):
-      finite = finite_check.all_finite(tensors)
-    for kind in ("Pack", "Sum"):
-      assert {op.device for op in graph.get_operations() if op.type == kind and op.inputs[0].shape.rank} >= {
-        tensor.device for tensor in tensors
-      }
-    feed = {one: [i, 1.0, 2.0] for i, one in enumerate(inputs)}
-    assert run(finite, feed)
-    assert not any(run(finite, {**feed, one: [1.0, np.nan, 2.0]}) for one in inputs)
+def test_checks_run_on_own_devices(graph):
+  tensors, inputs = [], [tf.placeholder(tf.float32, [3]) for _ in range(4)]
+  for one, device in zip(inputs, testing.TWO_CPUS * 2):
+    with tf.device(device):
+      tensors.append(one * 2.0)
+  with tf.device("/cpu:1"), testing.control_flow(1):
+    finite = finite_check.all_finite(tensors)
+  for kind in ("Pack", "Sum"):
+    devices = {op.device for op in graph.get_operations() if op.type == kind and op.inputs[0].shape.rank}
+    assert devices >= {tensor.device for tensor in tensors}
+  feed = {one: [i, 1.0, 2.0] for i, one in enumerate(inputs)}
+  assert run(finite, feed)
+  assert not any(run(finite, {**feed, one: [1.0, np.nan, 2.0]}) for one in inputs)
 
 
 def test_xla_compiles_finite_check():
@@ -152,25 +149,17 @@ def test_finite_check_works_in_eager_mode():
       assert bool(finite_check.all_finite([tf.constant([value, value]), tf.constant([[1.0]])])) == finite
 
 
-def many_small(number, gate):
-  """Returns `number` variables [3], the placeholders of their gradients, the computed gradients and a train op."""
-  with tf.variable_scope("", use_resource=True):
-    variables = [tf.get_variable("v{}".format(i), [3], initializer=tf.zeros_initializer()) for i in range(number)]
-  inputs = [tf.placeholder(tf.float32, [3]) for _ in variables]
-  loss = tf.add_n([tf.reduce_sum(v * x) for v, x in zip(variables, inputs)])
-  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
-  grads_and_vars = opt.compute_gradients(loss, gate_gradients=gate)
-  return variables, inputs, grads_and_vars, opt.apply_gradients(grads_and_vars)
-
-
 @pytest.mark.parametrize("gate", [tf.train.Optimizer.GATE_NONE, tf.train.Optimizer.GATE_GRAPH])
 def test_small_gradients_share_one_op(gate):
-  variables, inputs, _, train_op = many_small(50, gate)
+  with tf.variable_scope("", use_resource=True):
+    variables = [tf.get_variable("v{}".format(i), [3], initializer=tf.zeros_initializer()) for i in range(50)]
+  inputs = [tf.placeholder(tf.float32, [3]) for _ in variables]
+  loss = tf.add_n([tf.reduce_sum(v * x) for v, x in zip(variables, inputs)])
+  train_op = testing.Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(loss, gate_gradients=gate)
   with testing.initialized_session() as sess:
     feed = {x: [1.0, 2.0, i] for i, x in enumerate(inputs)}
     ran = [(kind, shape) for kind, _, shape in testing.executed(sess, train_op, feed)]
     assert ran.count(("Pack", [50, 3])) == 1
-    np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -i] for i in range(50)])
     sess.run(train_op, {**feed, inputs[17]: [1.0, np.nan, 2.0]})
     np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -i] for i in range(50)])
 

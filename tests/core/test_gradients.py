@@ -4,38 +4,27 @@ import numpy as np
 import pytest
 
 from mp_compat.core import gradients
-from tests import testing
+from tests.core.test_finite_check import DTYPES
+from tests.core.test_finite_check import as_numpy
+from tests.core.test_finite_check import run
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
-
-DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
-
-
-def run(fetches, feed):
-  with testing.session() as sess:
-    return sess.run(fetches, feed)
-
-
-def as_numpy(dtype, array):
-  return np.asarray(array, np.float64).astype(dtype.as_numpy_dtype)
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0, 2.0**15, 2.0**16, 2.0**26, 2.0**-3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 def test_unscaled_gradients_are_rounded_once(dtype, scale):
   raw = as_numpy(dtype, [1.0, -3.25, 6e4, 6.1e-5, 0.0])
-  with tf.Graph().as_default():
-    grad, fed_scale = tf.placeholder(dtype, [5]), tf.placeholder(tf.float32, [])
-    slices = tf.IndexedSlices(grad, tf.constant([4, 1, 1, 0, 2]), tf.constant([6]))
-    dense, none, sparse = gradients.unscale(iter([grad, None, slices]), fed_scale)
-    assert none is None and dense.dtype == dtype and isinstance(sparse, tf.IndexedSlices)
-    assert sparse.indices is slices.indices and sparse.dense_shape is slices.dense_shape
-    got = run([dense, sparse.values], {grad: raw, fed_scale: scale})
+  grad, fed_scale = tf.placeholder(dtype, [5]), tf.placeholder(tf.float32, [])
+  slices = tf.IndexedSlices(grad, tf.constant([4, 1, 1, 0, 2]), tf.constant([6]))
+  dense, none, sparse = gradients.unscale(iter([grad, None, slices]), fed_scale)
+  assert none is None and dense.dtype == dtype and isinstance(sparse, tf.IndexedSlices)
+  assert sparse.indices is slices.indices and sparse.dense_shape is slices.dense_shape
   wide = np.float64 if dtype == tf.float64 else np.float32
   with np.errstate(over="ignore"):
     expected = (raw.astype(wide) * (wide(1) / wide(scale))).astype(dtype.as_numpy_dtype)
-  for values in got:
+  for values in run([dense, sparse.values], {grad: raw, fed_scale: scale}):
     assert values.tobytes() == expected.tobytes()
 
 

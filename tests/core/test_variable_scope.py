@@ -10,8 +10,6 @@ from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
 
-HALF = [tf.float16, tf.bfloat16]
-
 
 def scope(**kwargs):
   """Returns the variable scope "m" with the custom getter."""
@@ -19,7 +17,7 @@ def scope(**kwargs):
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
-@pytest.mark.parametrize("dtype", HALF, ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
 def test_master_weights_are_trained(dtype, use_resource):
   with scope(use_resource=use_resource):
     w = tf.get_variable("w", [2], dtype, initializer=tf.constant_initializer(1.0 + 2.0**-12))
@@ -33,25 +31,26 @@ def test_master_weights_are_trained(dtype, use_resource):
     np.testing.assert_array_equal(sess.run(stored), np.float32([1.0 + 2.0**-13, 1.0]))
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.int32])
-def test_other_variables_keep_dtype(dtype):
-  with scope():
-    w = tf.get_variable("w", [2], dtype, initializer=tf.zeros_initializer(), trainable=dtype.is_floating)
-    assert isinstance(w, tensorflow.Variable) and w.dtype.base_dtype == dtype
+ON_READ = dict(synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM)
 
 
-def test_untrained_variables_keep_dtype():
+@pytest.mark.parametrize(
+  "dtype, kwargs",
+  [
+    (tf.float32, dict(shape=[2], dtype=tf.float32)),
+    (tf.float64, dict(shape=[2], dtype=tf.float64)),
+    (tf.int32, dict(shape=[2], dtype=tf.int32, initializer=tf.zeros_initializer(), trainable=False)),
+    (tf.float16, dict(shape=[2], dtype=tf.float16, trainable=False)),
+    (tf.float16, dict(shape=[2], dtype=tf.float16, **ON_READ)),
+    (tf.float32, dict(initializer=[1.5, 2.5])),
+    (tf.float32, dict(initializer=lambda: [1.5, 2.5])),
+    (tf.float32, dict(initializer=lambda: np.float32([1.5, 2.5]))),
+  ],
+)
+def test_other_variables_keep_dtype(dtype, kwargs):
   with scope():
-    mean = tf.get_variable("mean", [2], tf.float16, trainable=False)
-    total = tf.get_variable(
-      "total",
-      [2],
-      tf.float16,
-      synchronization=tf.VariableSynchronization.ON_READ,
-      aggregation=tf.VariableAggregation.SUM,
-    )
-    assert isinstance(mean, tensorflow.Variable) and isinstance(total, tensorflow.Variable)
-    assert {mean.dtype.base_dtype, total.dtype.base_dtype} == {tf.float16}
+    w = tf.get_variable("w", **kwargs)
+  assert isinstance(w, tensorflow.Variable) and w.dtype.base_dtype == dtype
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
@@ -114,17 +113,9 @@ def test_half_initial_values_become_float32(initializer, with_dtype):
   with scope():
     w = tf.get_variable("w", dtype=dtype if with_dtype else None, initializer=HALF_VALUES[initializer]())
   (stored,) = tf.trainable_variables()
-  assert w.dtype == dtype
-  assert stored.dtype.base_dtype == tf.float32 and stored.name == "m/w:0"
+  assert w.dtype == dtype and stored.dtype.base_dtype == tf.float32 and stored.name == "m/w:0"
   with testing.initialized_session() as sess:
     np.testing.assert_array_equal(sess.run([tf.cast(w, tf.float32), stored]), [[1.5, 2.5]] * 2)
-
-
-@pytest.mark.parametrize("initializer", [[1.5, 2.5], lambda: [1.5, 2.5], lambda: np.float32([1.5, 2.5])])
-def test_float32_values_stay_variables(initializer):
-  with scope():
-    w = tf.get_variable("w", initializer=initializer)
-  assert isinstance(w, tensorflow.Variable) and w.dtype.base_dtype == tf.float32
 
 
 @pytest.mark.parametrize("trainable", [True, False])

@@ -117,16 +117,9 @@ def cases(draw):
   )
   if all(variable.term == "unused" or variable.kind == "dropped" for variable in variables):
     variables += (Variable((2,), "square", True),)
-  loss_scale = draw(
-    st.one_of(
-      st.sampled_from([(1.0,), (1024.0,), (3.0,)]),
-      st.tuples(
-        st.sampled_from([1.0, 8.0, 2.0**15, 1000.0, 2.0**100]),
-        st.integers(1, 12),
-        st.sampled_from([2.0, 3.0, 1.5, 16.0]),
-      ),
-    )
-  )
+  initial, multiplier = st.sampled_from([1.0, 8.0, 2.0**15, 1000.0, 2.0**100]), st.sampled_from([2.0, 3.0, 1.5, 16.0])
+  fixed, dynamic = st.sampled_from([(1.0,), (1024.0,), (3.0,)]), st.tuples(initial, st.integers(1, 12), multiplier)
+  loss_scale = draw(st.one_of(fixed, dynamic))
   if len(loss_scale) == 1:
     # With a fixed scale, TensorFlow's class may update a variable before another variable's gradient, or a norm of all
     # gradients, reads it. Gates do not prevent it.
@@ -227,12 +220,10 @@ def build(case: Case, api: Any, control_flow: int) -> Built:
         return [grad for grad, _ in pairs]
 
       def compute_dense():
-        dense = [
-          tf.zeros_like(variable) if grad is None else tf.convert_to_tensor(grad)
-          for grad, variable in zip(compute(), variables)
-        ]
-        for grad, variable in zip(dense, variables):
-          grad.set_shape(variable.shape)  # required by loops; TensorFlow 1.15 loses the shape of rows
+        dense = []
+        for grad, variable in zip(compute(), variables):
+          dense.append(tf.zeros_like(variable) if grad is None else tf.convert_to_tensor(grad))
+          dense[-1].set_shape(variable.shape)  # required by loops; TensorFlow 1.15 loses the shape of rows
         return dense
 
       # tf.cond returns a list of one tensor as a tensor.
@@ -252,8 +243,9 @@ def build(case: Case, api: Any, control_flow: int) -> Built:
         with tf.variable_scope("", use_resource=case.global_step == "resource"):
           global_step = tf.train.get_or_create_global_step()
       train_op = strategy.group(strategy.extended.call_for_each_replica(step)) if strategy else step()
-    copies_of_all = [copy for v in tf.global_variables() for copy in copies(strategy, v)]
-    variables = {"{} on {}".format(testing.plain_name(v), v.device): v for v in copies_of_all}
+    copies_of = strategy.experimental_local_results if strategy else lambda variable: [variable]
+    copies = [copy for v in tf.global_variables() for copy in copies_of(v)]
+    variables = {"{} on {}".format(testing.plain_name(v), v.device): v for v in copies}
     return Built(train_op, inputs, flag, computed, variables, replicas)
 
 
@@ -283,21 +275,13 @@ def config_of(case):
   return config
 
 
-def copies(strategy, variable):
-  """Returns the copies of a variable on all replicas."""
-  return strategy.experimental_local_results(variable) if strategy else [variable]
-
-
 def variables_of(case):
   """Creates the variables of a case."""
   random = np.random.RandomState(case.seed)
-  variables = []
-  for number, variable in enumerate(case.variables):
-    with tf.variable_scope("", use_resource=variable.resource):
-      variables.append(
-        tf.get_variable("w{}".format(number), initializer=np.float32(random.uniform(-2, 2, variable.shape)))
-      )
-  return variables
+  return [
+    tf.get_variable("w{}".format(number), initializer=np.float32(random.uniform(-2, 2, shape)), use_resource=resource)
+    for number, (shape, _, resource, _) in enumerate(case.variables)
+  ]
 
 
 def loss_of(case, variables, xs):
