@@ -77,31 +77,24 @@ def assert_as_reference(record, expected):
     np.testing.assert_allclose(record[name], values, rtol=2e-5, atol=1e-7, err_msg=name)
 
 
-CONTROL_FLOW = [1, pytest.param(2, marks=pytest.mark.slow)]
+matrix, slow = pytest.mark.matrix, pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-  "workers, control_flow",
-  [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow)],
+  "program, workers, control_flow",
+  [
+    ("train_workers.py --workers 2", 2, 1),
+    pytest.param("train_workers.py --workers 2", 2, 2, marks=slow),
+    pytest.param("train_workers.py --workers 3", 3, 1, marks=slow),
+    pytest.param("train_parameter_server.py --sync", 2, 1, marks=matrix),
+    pytest.param("train_parameter_server.py --sync", 2, 2, marks=[matrix, slow]),
+  ],
 )
-def test_collective_workers_match_one_process(cluster, tmp_path, workers, control_flow):
-  _, records = run(
-    tmp_path, "train_workers.py", "--workers", str(workers), "--control_flow", str(control_flow), "--dtype", "float32"
-  )
+def test_synchronous_workers_match_one_process(cluster, tmp_path, program, workers, control_flow):
+  _, records = run(tmp_path, *program.split(), "--control_flow", str(control_flow), "--dtype", "float32")
   assert sorted(records) == ["worker-{}".format(i) for i in range(workers)]
   assert_equal_records(records)
   assert_as_reference(records["worker-0"], reference(cluster, workers))
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("control_flow", CONTROL_FLOW)
-def test_synchronized_workers_match_one_process(cluster, tmp_path, control_flow):
-  _, records = run(
-    tmp_path, "train_parameter_server.py", "--sync", "--control_flow", str(control_flow), "--dtype", "float32"
-  )
-  assert sorted(records) == ["worker-0", "worker-1"]
-  assert_equal_records(records)
-  assert_as_reference(records["worker-0"], reference(cluster, 2))
 
 
 def assert_invariants(record):
@@ -119,7 +112,7 @@ def last_step(printed):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("control_flow", CONTROL_FLOW)
+@pytest.mark.parametrize("control_flow", [1, pytest.param(2, marks=slow)])
 def test_asynchronous_workers_share_scale(cluster, tmp_path, control_flow):
   del cluster
   # The order of the workers determines the largest scale. In float16 it could overflow, so the model is float32.
