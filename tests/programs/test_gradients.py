@@ -163,6 +163,13 @@ def a_float16_loss(t):
   return t.wrap().minimize(tf.reduce_sum(w * tf.cast(t.x * 0.125, tf.float16)), t.global_step)
 
 
+@TABLE.program(slow=True)
+def float16_gradients_of_float32_master_weights(t):
+  w, _ = t.variables
+  half = tf.cast(w, tf.float16)
+  return t.wrap().minimize(tf.reduce_sum(tf.cast(half * half * tf.cast(t.x, tf.float16), tf.float32)), t.global_step)
+
+
 # --- how gradients are computed ---------------------------------------------------------------------------------------
 
 

@@ -162,6 +162,13 @@ def cached_variables(t):
   return t.wrap().minimize(tf.reduce_sum(w * w * t.x), t.global_step)
 
 
+@TABLE.program(variants=(programs.V1,))
+def resource_and_reference_variables_together(t):
+  with tf.variable_scope("", use_resource=False):
+    reference = tf.get_variable("reference", initializer=np.ones(3, np.float32))
+  return t.wrap().minimize(t.loss() + tf.reduce_sum(reference * reference * t.x), t.global_step)
+
+
 @TABLE.program(slow=True)
 def an_initializer_that_depends_on_another_variable(t):
   w, _ = t.variables
@@ -191,6 +198,11 @@ for dtype in ("int32", "int64", "float32"):
       tensorflow_fails=None if resource else explain_reference_failure,
       slow=(dtype, resource) not in [("int32", True), ("int64", False)],
     )
+
+
+@TABLE.program(slow=True)
+def no_global_step(t):
+  return t.wrap().minimize(t.loss())
 
 
 # --- dependencies and scopes ------------------------------------------------------------------------------------------
