@@ -18,11 +18,10 @@ from tests.testing import tf
 pytestmark = pytest.mark.usefixtures("graph")
 
 
-def scales():
-  return {"ours": mp_compat.DynamicLossScale, "tensorflow": testing.native.DynamicLossScale, "fixed": lambda: 8.0}
+SCALES = {"ours": mp_compat.DynamicLossScale, "tensorflow": testing.native.DynamicLossScale, "fixed": lambda: 8.0}
 
 
-@pytest.mark.parametrize("scale", sorted(scales()))
+@pytest.mark.parametrize("scale", sorted(SCALES))
 @pytest.mark.parametrize("clip", [False, True])
 def test_step_needs_all_processes_finite(scale, clip, graph):
   training = testing.Training()
@@ -34,21 +33,19 @@ def test_step_needs_all_processes_finite(scale, clip, graph):
     reduced.append(tf.logical_and(finite, others_are_finite, name="all_processes"))
     return reduced[-1]
 
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), scales()[scale](), finite_reducer=all_processes)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), SCALES[scale](), finite_reducer=all_processes)
   grads_and_vars = opt.compute_gradients(training.loss)
   if clip:
     grads_and_vars = [(tf.clip_by_value(g, -9.0, 9.0), v) for g, v in grads_and_vars]
   train_op = opt.apply_gradients(grads_and_vars, training.global_step)
-  finite_steps, global_steps, loss_scales = [], [], []
+  after = []
   with testing.initialized_session() as sess:
     for x, others_finite in [(FINITE, True), (FINITE, False), (OVERFLOW, True), (OVERFLOW, False), (FINITE, True)]:
       _, finite = sess.run([train_op, opt.gradients_finite], {training.x: x, others_are_finite: others_finite})
-      finite_steps.append(finite)
-      global_steps.append(sess.run(training.global_step))
-      loss_scales.append(sess.run(opt.loss_scale()))
+      after.append([finite] + sess.run([training.global_step, opt.loss_scale()]))
     np.testing.assert_array_equal(sess.run(training.w), -2 * FINITE)
-  assert finite_steps == [True, False, False, False, True] and global_steps == [1, 1, 1, 1, 2]
-  assert loss_scales == ([8.0] * 5 if scale == "fixed" else [2.0**15, 2.0**14, 2.0**13, 2.0**12, 2.0**12])
+  scales = [8.0] * 5 if scale == "fixed" else [2.0**15, 2.0**14, 2.0**13, 2.0**12, 2.0**12]
+  assert after == [list(row) for row in zip([True, False, False, False, True], [1, 1, 1, 1, 2], scales)]
   # It is called once and outside the conditional. In a branch, a collective op would wait for processes that skip.
   assert len(reduced) == 1 and reduced[0].graph is graph
   assert reduced[0].op._get_control_flow_context() is None

@@ -9,13 +9,13 @@ import pytest
 
 import mp_compat
 from tests import testing
+from tests.testing import Optimizer
 from tests.testing import tf
 
 pytestmark = pytest.mark.skipif(not tf.test.is_built_with_cuda(), reason="a CPU build knows no GPU kernels")
 
 DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
 SMALL, LARGE = [64, 4], [512, 512]  # up to 64 KB, the finite check stacks gradients
-SCALES = {"dynamic": lambda: "dynamic", "fixed": lambda: 128.0}
 
 
 def large_floating(tensor):
@@ -76,51 +76,48 @@ def gradients_for(dtype):
   return pairs
 
 
-def wrap(scale, **kwargs):
-  return mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.1), SCALES[scale](), **kwargs)
+def wrap(scale):
+  return Optimizer(tf.train.GradientDescentOptimizer(0.1), scale)
 
 
-@pytest.mark.parametrize("scale", sorted(SCALES))
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_unscaling_has_gpu_kernels(dtype, scale):
-  with tf.Graph().as_default() as graph:
-    opt, pairs = wrap(scale), gradients_for(dtype)
-    opt.scale_loss(tf.placeholder(tf.float32, []))
-    grads = opt.unscale_gradients(grad for grad, _ in pairs)
-    opt.apply_gradients(zip(grads, [variable for _, variable in pairs]), tf.train.get_or_create_global_step())
-    assert {"Mul", "Pack", "Sum", "Switch", "IsFinite"} <= check(graph)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_clipping_has_gpu_kernels(dtype):
-  with tf.Graph().as_default() as graph, testing.control_flow(1):  # TensorFlow lowers v2 to the same ops
+@each_dtype
+@pytest.mark.parametrize("scale", [128.0, "dynamic"])
+def test_unscaling_has_gpu_kernels(dtype, scale, graph):
+  opt, pairs = wrap(scale), gradients_for(dtype)
+  opt.scale_loss(tf.placeholder(tf.float32, []))
+  grads = opt.unscale_gradients(grad for grad, _ in pairs)
+  opt.apply_gradients(zip(grads, [variable for _, variable in pairs]), tf.train.get_or_create_global_step())
+  assert {"Mul", "Pack", "Sum", "Switch", "IsFinite"} <= check(graph)
+
+
+@each_dtype
+def test_clipping_has_gpu_kernels(dtype, graph):
+  with testing.control_flow(1):  # TensorFlow lowers v2 to the same ops
     mp_compat.clip_by_global_norm([grad for grad, _ in gradients_for(dtype)], 1.0)
-    check(graph)
+  check(graph)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_accumulation_has_gpu_kernels(dtype):
-  with tf.Graph().as_default() as graph:
-    window = mp_compat.GradientAccumulator(wrap("dynamic"))
-    window.add(gradients_for(dtype))
-    window.apply_gradients(window.mean())
-    check(graph)
+@each_dtype
+def test_accumulation_has_gpu_kernels(dtype, graph):
+  window = mp_compat.GradientAccumulator(wrap("dynamic"))
+  window.add(gradients_for(dtype))
+  window.apply_gradients(window.mean())
+  check(graph)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_shared_loss_scale_has_gpu_kernels(dtype):
-  with tf.Graph().as_default() as graph:
-    scale, pairs = mp_compat.DynamicLossScale(), gradients_for(dtype)
-    opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.1), scale) for _ in range(2)]
-    mp_compat.apply_gradients_together([(opts[0], pairs[:2]), (opts[1], pairs[2:])], skip="each")
-    check(graph)
+@each_dtype
+def test_shared_loss_scale_has_gpu_kernels(dtype, graph):
+  scale, pairs = mp_compat.DynamicLossScale(), gradients_for(dtype)
+  mp_compat.apply_gradients_together([(wrap(scale), pairs[:2]), (wrap(scale), pairs[2:])], skip="each")
+  check(graph)
 
 
+@pytest.mark.usefixtures("graph")
 def test_ops_without_gpu_kernel_are_found():
-  with tf.Graph().as_default() as graph:
-    tf.raw_ops.UnicodeScript(input=[1])
-    (op,) = [op for op in graph.get_operations() if op.type == "UnicodeScript"]
-    assert not has_gpu_kernel(op)
-    assert has_gpu_kernel(tf.add(tf.placeholder(tf.float32, [2]), 1.0).op)
-    shape_on_host = tf.reshape(tf.placeholder(tf.float32, [2]), tf.placeholder(tf.int32, [1])).op
-    assert has_gpu_kernel(shape_on_host) and not has_gpu_kernel(shape_on_host, lambda name: name == "shape")
+  assert not has_gpu_kernel(tf.raw_ops.UnicodeScript(input=[1]).op)
+  assert has_gpu_kernel(tf.add(tf.placeholder(tf.float32, [2]), 1.0).op)
+  shape_on_host = tf.reshape(tf.placeholder(tf.float32, [2]), tf.placeholder(tf.int32, [1])).op
+  assert has_gpu_kernel(shape_on_host) and not has_gpu_kernel(shape_on_host, lambda name: name == "shape")

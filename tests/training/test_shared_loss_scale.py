@@ -28,12 +28,12 @@ class History(NamedTuple):
 class Pair:
   """Trains variables `d` and `g`, whose gradients are placeholders, with one optimizer each and a shared loss scale."""
 
-  def __init__(self, scale=None, use_resource=True, **kwargs):
+  def __init__(self, make_scale=mp_compat.DynamicLossScale, use_resource=True, **kwargs):
     with tf.variable_scope("", use_resource=use_resource):
       self.variables = [tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in "dg"]
       self.global_step = tf.train.get_or_create_global_step()
     self.inputs = [tf.placeholder(tf.float32, [2]) for _ in "dg"]
-    self.scale = scale or mp_compat.DynamicLossScale(2.0**10, increment_period=2)
+    self.scale = make_scale(2.0**10, increment_period=2)
     self.opts = [Optimizer(tf.train.AdamOptimizer(1.0), self.scale, **kwargs) for _ in "dg"]
     self.pairs = [
       opt.compute_gradients(tf.reduce_sum(v * x), [v]) for opt, v, x in zip(self.opts, self.variables, self.inputs)
@@ -55,56 +55,25 @@ class Pair:
     return History(*zip(*after))
 
 
-# The gradients of `d` and of `g` in every step.
-STEPS = [
-  (FINITE, FINITE),
-  (FINITE, OVERFLOW),
-  (OVERFLOW, FINITE),
-  (OVERFLOW, OVERFLOW),
-  (FINITE, FINITE),
-  (FINITE, FINITE),
-]
+# The gradients of `d` and of `g` in every step, and the loss scales after it.
+STEPS = [(FINITE, FINITE), (FINITE, OVERFLOW), (OVERFLOW, FINITE), (OVERFLOW, OVERFLOW)] + [(FINITE, FINITE)] * 2
+SCALES = (1024.0, 512.0, 256.0, 128.0, 128.0, 256.0)
 
 
 @pytest.mark.parametrize("use_resource", [False, True])
 @pytest.mark.parametrize(
-  "skip, expected",
+  "make_scale, skip, d_steps, g_steps, global_steps",
   [
-    (
-      "all",
-      History(
-        d_steps=(1, 1, 1, 1, 2, 3),
-        g_steps=(1, 1, 1, 1, 2, 3),
-        global_steps=(1, 1, 1, 1, 2, 3),
-        scales=(1024.0, 512.0, 256.0, 128.0, 128.0, 256.0),
-      ),
-    ),
-    (
-      "each",
-      History(
-        d_steps=(1, 2, 2, 2, 3, 4),
-        g_steps=(1, 1, 2, 2, 3, 4),
-        global_steps=(1, 2, 3, 3, 4, 5),
-        scales=(1024.0, 512.0, 256.0, 128.0, 128.0, 256.0),
-      ),
-    ),
+    (mp_compat.DynamicLossScale, "all", (1, 1, 1, 1, 2, 3), (1, 1, 1, 1, 2, 3), (1, 1, 1, 1, 2, 3)),
+    (mp_compat.DynamicLossScale, "each", (1, 2, 2, 2, 3, 4), (1, 1, 2, 2, 3, 4), (1, 2, 3, 3, 4, 5)),
+    (testing.SkipsFiniteSteps, "each", (0, 1, 1, 1, 1, 1), (0, 0, 1, 1, 1, 1), (0, 1, 2, 2, 2, 2)),
   ],
 )
-def test_shared_scale_is_updated_once(skip, expected, use_resource):
-  pair = Pair(use_resource=use_resource)
+def test_shared_scale_is_updated_once(make_scale, skip, d_steps, g_steps, global_steps, use_resource):
+  pair = Pair(make_scale, use_resource)
   train_op = pair.together(skip=skip)
-  assert pair.run(train_op, STEPS) == expected
+  assert pair.run(train_op, STEPS) == History(d_steps, g_steps, global_steps, SCALES)
   assert tf.get_collection(tf.GraphKeys.TRAIN_OP) == [train_op]
-
-
-def test_scale_may_skip_finite_steps():
-  pair = Pair(scale=testing.SkipsFiniteSteps(2.0**10, increment_period=2))
-  assert pair.run(pair.together(skip="each"), STEPS) == History(
-    d_steps=(0, 1, 1, 1, 1, 1),
-    g_steps=(0, 0, 1, 1, 1, 1),
-    global_steps=(0, 1, 2, 2, 2, 2),
-    scales=(1024.0, 512.0, 256.0, 128.0, 128.0, 256.0),
-  )
 
 
 def test_separate_steps_update_scale_twice():
@@ -148,9 +117,7 @@ def test_replicas_apply_gradients_together():
 def test_global_step_is_optional():
   pair = Pair()
   train_op = mp_compat.apply_gradients_together(zip(pair.opts, pair.pairs))
-  assert pair.run(train_op, STEPS[:2]) == History(
-    d_steps=(1, 1), g_steps=(1, 1), global_steps=(0, 0), scales=(1024.0, 512.0)
-  )
+  assert pair.run(train_op, STEPS[:2]) == History((1, 1), (1, 1), (0, 0), SCALES[:2])
 
 
 def test_eager_mode_applies_immediately():
@@ -159,15 +126,11 @@ def test_eager_mode_applies_immediately():
     variables = [tensorflow.Variable([1.0, 2.0]) for _ in "dg"]
     opts = [Optimizer(tf.train.GradientDescentOptimizer(1.0), scale) for _ in "dg"]
     for last in (FINITE, OVERFLOW):
-      assert (
-        mp_compat.apply_gradients_together(
-          [
-            (opt, opt.compute_gradients(lambda v=v, x=x: tf.reduce_sum(v * np.float32(x)), [v]))
-            for opt, v, x in zip(opts, variables, (FINITE, last))
-          ]
-        )
-        is None
-      )
+      pairs = [
+        (opt, opt.compute_gradients(lambda v=v, x=x: tf.reduce_sum(v * np.float32(x)), [v]))
+        for opt, v, x in zip(opts, variables, (FINITE, last))
+      ]
+      assert mp_compat.apply_gradients_together(pairs) is None
     assert [list(v.numpy()) for v in variables] == [[0.0, 0.0]] * 2 and float(scale()) == 4.0
 
 
@@ -187,21 +150,19 @@ def test_updates_wait_for_all_gradients(skip, monkeypatch):
   assert testing.waits_for(updates[0], pair.pairs[1][0][0].op)
 
 
-def test_finite_reducer_is_called_once():
+@pytest.mark.parametrize("skip, steps", [("all", (1, 1)), ("each", (2, 1))])
+def test_finite_reducer_is_called_once(skip, steps):
   calls = []
 
   def reducer(finite):
     calls.append(finite.shape.as_list())
     return tf.identity(finite)
 
-  for skip, shape in [("all", [2]), ("each", [2])]:
-    with tf.Graph().as_default():
-      pair = Pair(finite_reducer=reducer)
-      train_op = pair.together(skip=skip)
-      assert calls == [shape]
-      calls.clear()
-      history = pair.run(train_op, STEPS[:2])
-      assert (history.d_steps[-1], history.g_steps[-1]) == ((1, 1) if skip == "all" else (2, 1))
+  pair = Pair(finite_reducer=reducer)
+  train_op = pair.together(skip=skip)
+  assert calls == [[2]]
+  history = pair.run(train_op, STEPS[:2])
+  assert (history.d_steps[-1], history.g_steps[-1]) == steps
 
 
 def test_settings_of_any_optimizer_apply():
