@@ -454,11 +454,3 @@ def test_other_graphs_are_left_out():
 
   step()
   assert found == [{}]
-
-
-def test_wrong_arguments_raise():
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
-  with pytest.raises(RuntimeError, match="has no train op in the current graph"):
-    mp_compat.gradient_ranges(opt)
-  with pytest.raises(ValueError, match="dtypes must be floating, such as tf.float16, but got int32"):
-    mp_compat.gradient_ranges(opt, dtypes=[tf.int32])

@@ -152,14 +152,6 @@ def test_clipping_nonfinite_skips_step(bad):
     np.testing.assert_array_equal(sess.run([a, b]), np.zeros([2, 3]))
 
 
-def test_clipping_complex_gradients_raises():
-  grad = tf.placeholder(tf.complex64, [2])
-  with pytest.raises(TypeError, match="complex64"):
-    tf.clip_by_global_norm([grad], 1.0)
-  with pytest.raises(TypeError, match="Expected gradients of floating dtypes.*complex64.*Clip its tf.math.real"):
-    mp_compat.clip_by_global_norm([grad], 1.0)
-
-
 def test_clipping_none_returns_zero_norm():
   clipped, norm = mp_compat.clip_by_global_norm([None, None], 1.0)
   assert clipped == [None, None]

@@ -8,7 +8,6 @@ import functools
 
 import numpy as np
 import pytest
-import tensorflow
 
 import mp_compat
 from mp_compat import checkpoints
@@ -65,27 +64,15 @@ def applied(*grads, **kwargs):
   return lambda t: t.opt.apply_gradients([(grad(t), t.w) for grad in grads], **kwargs)
 
 
-def accumulated(*grads):
-  """Returns a row's function, which adds a valid gradient and then these to a GradientAccumulator."""
-  return lambda t: mp_compat.GradientAccumulator(t.opt).add([(t.x, t.w)] + [(grad(t), shapeless()) for grad in grads])
-
-
 def shapeless():
   """Returns a variable of unknown static shape."""
-  return tf.get_variable(
-    "v",
-    initializer=tf.placeholder_with_default([1.0], None),
-    validate_shape=False,
-    trainable=False,
-    use_resource=False,
-    collections=[],
-  )
+  start = tf.placeholder_with_default([1.0], None)
+  return tf.Variable(start, name="v", validate_shape=False, trainable=False, use_resource=False, collections=[])
 
 
-def added_twice(t):
-  window = mp_compat.GradientAccumulator(t.opt)
-  for _ in range(2):
-    window.add([(t.x, t.w)])
+def together(*opts, **kwargs):
+  """Returns a row's function, which applies `t.x` to `t.w` with each optimizer that a function of `t` returns."""
+  return lambda t: mp_compat.apply_gradients_together([(opt(t), [(t.x, t.w)]) for opt in opts], **kwargs)
 
 
 def odd_keras_config():
@@ -143,6 +130,7 @@ rows(
   (lambda t: wrapped("dynamic", sgd), ValueError, "must be an instance of Optimizer, but got: .*function"),
   (lambda t: wrapped("dynamic", tf.train.AdamOptimizer), ValueError, "but got: .*AdamOptimizer.*Pass an instance"),
   (lambda t: wrapped("dynamic", keras_sgd()), ValueError, "Keras optimizer; wrap it in mp_compat.keras"),
+  (lambda t: wrapped(8.0, testing.native.MixedPrecisionLossScaleOptimizer(sgd(), 8.0)), ValueError, "scaled twice"),
   (lambda t: wrapped("dynamic", t.opt), ValueError, "must not scale the loss itself.*Pass its inner optimizer"),
   (lambda t: wrapped(8.0, tf.train.SyncReplicasOptimizer(sgd(), 1, 1)), ValueError, "Wrap in the other order: Sync"),
   (lambda t: wrapped(8.0, skip_nonfinite=False, finite_reducer=tf.identity), ValueError, "Pass only one of them"),
@@ -157,17 +145,21 @@ rows(
   (applied(lambda t: tf.SparseTensor([[0]], [1.0], [2])), TypeError, "convertible to a Tensor or IndexedSlices"),
   (applied(lambda t: (t.x, t.w)), TypeError, "but got a .gradient, variable. pair: .*zip"),
   (lambda t: mp_compat.clip_by_global_norm([(t.x, t.w)], 1.0), TypeError, "but got a .gradient, variable. pair: .*zip"),
+  (lambda t: mp_compat.clip_by_global_norm([tf.constant(1j)], 1.0), TypeError, "floating.*complex128.*tf.math.real"),
   (lambda t: mp_compat.finite_or_zero([(None, t.w)]), TypeError, "but got a .gradient, variable. pair: .*zip"),
   (applied(lambda t: tf.placeholder(tf.int32, [2])), TypeError, "DataType int32 not in list of allowed values"),
   (applied(lambda t: tf.placeholder(tf.complex64, [2])), TypeError, "DataType complex64 not in list"),
+  (applied(lambda t: t.x, unknown=1), TypeError, "unexpected keyword argument 'unknown'"),
   (applied(lambda t: t.x, global_step="step"), TypeError, "must be a variable.*Pass the name of the op as name='step'"),
   (lambda t: t.opt.scale_loss(tf.constant(1)), ValueError, "Invalid type tf.int32"),
   (lambda t: wrapped(8.0).unscale_gradients([t.x]), RuntimeError, "scale_loss\\(\\) was not called in this graph"),
-  (lambda t: t.opt.gradients_finite, RuntimeError, "finite check in apply_gradients.*First call minimize"),
+  (lambda t: t.opt.gradients_finite, RuntimeError, "of the finite check in apply_gradients.*First call minimize"),
   (lambda t: t.opt.nothing, AttributeError, "'MixedPrecision\\w+' object has no attribute 'nothing'; inner.*Momentum"),
 )
 
 # --- hooks, accumulation, checkpoints --------------------------------------------------------------------------------
+
+Accumulator = mp_compat.GradientAccumulator
 
 rows(
   (hook(on_stall="explode"), ValueError, "on_stall must be one of 'raise', 'stop', 'warn', but got 'explode'"),
@@ -179,48 +171,26 @@ rows(
   (lambda t: mp_compat.LossScaleHook(None).begin(), ValueError, "optimizer must be .*but got None"),
   (lambda t: mp_compat.StopAtAttemptHook("sgd", 1).begin(), ValueError, "optimizer must be .*but got 'sgd'"),
   (lambda t: mp_compat.GradientRangesHook(None).begin(), ValueError, "optimizer must be .*but got None"),
+  (lambda t: mp_compat.gradient_ranges(t.opt), RuntimeError, "has no train op in the current graph"),
+  (lambda t: mp_compat.gradient_ranges(t.opt, [tf.int32]), ValueError, "floating, such as tf.float16, but got int32"),
   (lambda t: mp_compat.nonfinite_gradients(tf.keras.optimizers.SGD()), ValueError, "optimizer must be .*SGD"),
-  (lambda t: mp_compat.GradientAccumulator(sgd()), ValueError, "must be a MixedPrecision.* but got <.*Gradient"),
-  (
-    lambda t: mp_compat.GradientAccumulator(t.opt, skip="step"),
-    ValueError,
-    "skip must be one of 'window', 'micro_batch', but got 'step'",
-  ),
-  (lambda t: mp_compat.GradientAccumulator(wrapped(8.0, skip_nonfinite=False)), ValueError, "skip_nonfinite=False"),
-  (lambda t: mp_compat.GradientAccumulator(t.opt).mean(), RuntimeError, "no gradients in this graph.*first"),
-  (
-    lambda t: mp_compat.GradientAccumulator(t.opt).apply_gradients([(t.x, t.w)]),
-    RuntimeError,
-    "no gradients in this graph.*first",
-  ),
-  (
-    lambda t: mp_compat.GradientAccumulator(t.opt).add([(None, t.w)]),
-    ValueError,
-    "No gradients provided for any variable",
-  ),
-  (accumulated(lambda t: tf.placeholder(tf.float32)), ValueError, "static shape, but v:0 has the shape"),
-  (added_twice, ValueError, "already called in this graph"),
+  (lambda t: Accumulator(sgd()), ValueError, "must be a MixedPrecision.* but got <.*Gradient"),
+  (lambda t: Accumulator(t.opt, "step"), ValueError, "skip must be one of 'window', 'micro_batch', but got 'step'"),
+  (lambda t: Accumulator(wrapped(8.0, skip_nonfinite=False)), ValueError, "skip_nonfinite=False"),
+  (lambda t: Accumulator(t.opt).mean(), RuntimeError, "no gradients in this graph.*first"),
+  (lambda t: Accumulator(t.opt).apply_gradients([(t.x, t.w)]), RuntimeError, "no gradients in this graph.*first"),
+  (lambda t: Accumulator(t.opt).add([(None, t.w)]), ValueError, "No gradients provided for any variable"),
+  (lambda t: Accumulator(t.opt).add([(t.x, t.w), (t.x, shapeless())]), ValueError, "static shape, but v:0 has the"),
+  (lambda t: [window.add([(t.x, t.w)]) for window in [Accumulator(t.opt)] * 2], ValueError, "already called in this"),
   (lambda t: mp_compat.apply_gradients_together([]), ValueError, "pairs of an optimizer .* but got \\[\\]"),
   (lambda t: mp_compat.apply_gradients_together([t.opt, t.opt]), ValueError, "pairs of an optimizer .* but got \\[<"),
   (hook(every_n_steps=0), ValueError, "every_n_steps must be an int of at least 1, but got 0"),
   (hook(every_n_secs=0), ValueError, "every_n_secs must be a number above 0 .* but got 0"),
   (hook(every_n_steps=10, every_n_secs=5.0), ValueError, "every_n_steps or every_n_secs, but got both, 10 and 5.0"),
-  (
-    lambda t: mp_compat.apply_gradients_together([(t.opt, [(t.x, t.w)])], skip="none"),
-    ValueError,
-    "skip must be one of 'all', 'each', but got 'none'",
-  ),
-  (
-    lambda t: mp_compat.apply_gradients_together([(opt, [(t.x, t.w)]) for opt in (t.opt, wrapped(8.0))]),
-    ValueError,
-    "share one LossScale, but got .*Pass the same LossScale object to all",
-  ),
-  (lambda t: mp_compat.apply_gradients_together([(sgd(), [(t.x, t.w)])]), ValueError, "MixedPrecision.*share"),
-  (
-    lambda t: mp_compat.apply_gradients_together([(wrapped(8.0, skip_nonfinite=False), [(t.x, t.w)])]),
-    ValueError,
-    "need the finite check, but .*skip_nonfinite=False",
-  ),
+  (together(lambda t: t.opt, skip="none"), ValueError, "skip must be one of 'all', 'each', but got 'none'"),
+  (together(lambda t: t.opt, lambda t: wrapped(8.0)), ValueError, "share one LossScale, but got .*Pass the same"),
+  (together(lambda t: sgd()), ValueError, "MixedPrecision.*share"),
+  (together(lambda t: wrapped(8.0, skip_nonfinite=False)), ValueError, "the finite check, but .*skip_nonfinite=False"),
   (lambda t: contrib.FixedLossScaleManager(0.5), ValueError, "at least 1.*got 0.5"),
   (lambda t: contrib.LossScaleOptimizer(sgd(), 8), ValueError, "must be a mp_compat.contrib.*Manager, but got 8"),
   (lambda t: contrib.LossScaleOptimizer("sgd", contrib.FixedLossScaleManager(8)), ValueError, "of Optimizer"),
@@ -252,11 +222,7 @@ rows(
   (lambda t: mp_keras.experimental.LossScaleOptimizer(keras_sgd(), None), ValueError, "cannot be None"),
   (lambda t: mp_keras.experimental.LossScaleOptimizer(keras_sgd(), dynamic=True), TypeError, "dynamic"),
   (lambda t: LossScaleOptimizer(keras_sgd()).get_scaled_loss(tf.constant(1)), ValueError, "floating"),
-  (
-    lambda t: LossScaleOptimizer(keras_sgd()).apply_gradients([(None, tensorflow.Variable(1.0, trainable=False))]),
-    ValueError,
-    "No gradients provided for any variable",
-  ),
+  (lambda t: LossScaleOptimizer(keras_sgd()).apply_gradients([(None, t.w)]), ValueError, "No gradients provided for"),
   (lambda t: LossScaleOptimizer.from_config(odd_keras_config()), ValueError, "Unknown loss scale: Odd.*custom_obj"),
 )
 

@@ -62,8 +62,6 @@ def test_wrapper_delegates():
   assert opt.variables() == [slot] + opt.loss_scale.variables()
   assert not Optimizer(tf.train.MomentumOptimizer(1.0, 0.9), 8.0)._doing_dynamic_loss_scaling()
   assert Optimizer(sgd(), testing.native.DynamicLossScale())._doing_dynamic_loss_scaling()
-  with pytest.raises(AttributeError, match="no_such_thing"):
-    print(opt.no_such_thing)
   with pytest.raises(AttributeError, match="MixedPrecisionLossScaleOptimizer.*_no_such_thing"):
     print(opt._no_such_thing)
   for method in [opt._apply_dense, opt._apply_sparse, opt._resource_apply_dense, opt._resource_apply_sparse]:
@@ -89,21 +87,14 @@ def test_optimizer_works_in_several_graphs():
       assert training.session.run(opt.loss_scale()) == 2.0**14
 
 
-@pytest.mark.parametrize(
-  "make, words",
-  [
-    (lambda: Wrapping(Optimizer(sgd(), 8.0)), "Wrapping is or wraps a MixedPrecisionLossScaleOptimizer"),
-    (lambda: testing.native.MixedPrecisionLossScaleOptimizer(sgd(), 8.0), "scaled twice"),
-  ],
-)
-def test_scaling_twice_raises(make, words):
-  with pytest.raises(ValueError, match=words):
-    Optimizer(make(), 8.0)
+def test_scaling_twice_raises():
+  with pytest.raises(ValueError, match="Wrapping is or wraps a MixedPrecisionLossScaleOptimizer"):
+    Optimizer(Wrapping(Optimizer(sgd(), 8.0)), 8.0)
 
 
 def test_clipping_inner_optimizer_warns(warnings):
   """The optimizers of tensorflow-privacy clip in compute_gradients()."""
-  inner = tf.train.GradientDescentOptimizer(1.0)
+  inner = sgd()
   Optimizer(inner, 8.0)
   assert not warnings
   inner._dp_sum_query = object()
@@ -197,7 +188,7 @@ class OwnMinimize(tf.train.GradientDescentOptimizer):
 @pytest.mark.parametrize("inner, warns", [(OwnMinimize, True), (tf.train.GradientDescentOptimizer, False)])
 def test_own_minimize_warns(inner, warns, caplog):
   Optimizer(inner(1.0), 8.0).minimize(Training().loss)
-  assert any("OwnMinimize has a minimize() of its own" in message for message in caplog.messages) == warns
+  assert ("OwnMinimize has a minimize() of its own" in caplog.text) == warns
 
 
 class WithRate(tf.train.Optimizer):
@@ -222,11 +213,7 @@ def test_attributes_are_set_where_they_are_read():
   opt = Optimizer(inner, 8.0)
   opt.rate, opt.other = 4.0, 5.0
   assert (inner.rate, opt.rate, opt.other) == (4.0, 4.0, 5.0) and not hasattr(inner, "other")
-  train_op = opt.minimize(training.loss)
-  with testing.initialized_session() as sess:
-    before = sess.run(training.w)
-    sess.run(train_op, {training.x: FINITE})
-    np.testing.assert_array_equal(sess.run(training.w), before - 4.0 * FINITE)
+  np.testing.assert_array_equal(training.run(opt.minimize(training.loss), FINITE), [-4.0 * FINITE])
 
 
 def test_hook_of_inner_optimizer_is_kept():
@@ -243,28 +230,15 @@ def test_slots_are_found_after_tensor_lookup():
   assert opt.get_slot(b, name).op.name == "b/Momentum"
 
 
-def test_modules_named_after_keras_are_accepted():
-  own = type("Own", (tf.train.GradientDescentOptimizer,), {"__module__": "keras_helpers.keras"})
-  assert Optimizer(own(0.1), 8.0).get_name() == "GradientDescent"
-
-
 @pytest.mark.parametrize(
-  "module, is_keras", [("keras_helpers.x", False), ("own.keras.x", False), ("keras.src.x", True)]
+  "module, is_keras", [("keras_helpers.keras", False), ("own.keras.x", False), ("keras.src.x", True)]
 )
 def test_only_keras_optimizers_are_named_so(module, is_keras):
-  own = type("Own", (), {"__module__": module})
   with pytest.raises(ValueError, match="must be an instance of Optimizer") as raised:
-    Optimizer(own(), 8.0)
+    Optimizer(type("Own", (), {"__module__": module})(), 8.0)
   assert ("That is a Keras optimizer" in str(raised.value)) == is_keras
-
-
-def test_unknown_arguments_are_passed():
-  opt = Optimizer(tf.train.GradientDescentOptimizer(0.1), 8.0)
-  with tf.Graph().as_default():
-    w = tf.get_variable("w", initializer=[1.0, 2.0])
-    pairs = opt.compute_gradients(tf.reduce_sum(w * w))
-    with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
-      opt.apply_gradients(pairs, unknown=1)
+  own = type("Own", (tf.train.GradientDescentOptimizer,), {"__module__": module})
+  assert Optimizer(own(0.1), 8.0).get_name() == "GradientDescent"
 
 
 class AppliesKeptGradients(tf.train.GradientDescentOptimizer):
@@ -286,5 +260,4 @@ class AppliesKeptGradients(tf.train.GradientDescentOptimizer):
 def test_reading_scaled_gradients_warns(use_kept, caplog):
   w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
   Optimizer(AppliesKeptGradients(use_kept), 8.0).minimize(tf.reduce_sum(w * w))
-  warnings = [record.getMessage() for record in caplog.records]
-  assert any("They are multiplied by the loss scale" in warning for warning in warnings) == use_kept
+  assert ("They are multiplied by the loss scale" in caplog.text) == use_kept

@@ -17,8 +17,8 @@ from tests.testing import tf
 pytestmark = pytest.mark.usefixtures("graph")
 
 
-def sgd(learning_rate=1.0):
-  return tf.train.GradientDescentOptimizer(learning_rate)
+def sgd():
+  return tf.train.GradientDescentOptimizer(1.0)
 
 
 # --- compute_gradients ---------------------------------------------------------------------------------------------
@@ -78,21 +78,12 @@ def test_compute_gradients_reads_scale_once(graph):
 def test_gradients_finite_can_be_fetched():
   training = Training()
   opt = Optimizer(sgd(), 8.0)
-  with pytest.raises(RuntimeError, match="gradients_finite is the result of the finite check"):
-    print(opt.gradients_finite)
+  assert not hasattr(opt, "gradients_finite") and "gradients_finite" not in dict(inspect.getmembers(opt))
   train_op = opt.minimize(training.loss)
   assert opt.gradients_finite.shape == [] and opt.gradients_finite.dtype == tf.bool
   assert training.run(train_op, FINITE, OVERFLOW, FINITE, fetch=opt.gradients_finite) == [[True], [False], [True]]
   with tf.Graph().as_default(), pytest.raises(RuntimeError):
     print(opt.gradients_finite)
-
-
-def test_attributes_can_be_listed():
-  opt = Optimizer(sgd(), 8.0)
-  assert not hasattr(opt, "gradients_finite")
-  assert "gradients_finite" not in dict(inspect.getmembers(opt))
-  opt.minimize(Training().loss)
-  assert hasattr(opt, "gradients_finite")
 
 
 @pytest.mark.parametrize("scale", [8.0, "dynamic"])
@@ -131,25 +122,23 @@ class CallsSuper(mp_compat.DynamicLossScale):
     return super().update(grads)
 
 
-@pytest.mark.parametrize("check_computed", [True, False])
+@pytest.mark.parametrize("check_computed, expected", [(True, [[0.0, 0.0]] * 2), (False, [[-1.0, -1.0], [-2.0, -3.0]])])
 @pytest.mark.parametrize(
   "make_scale, skip_nonfinite",
-  [(lambda: 8.0, True), (mp_compat.DynamicLossScale, True), (mp_compat.DynamicLossScale, False)]
-  + [(CallsSuper, True), (CallsSuper, False)],
+  [(lambda: 8.0, True)]
+  + [(make, skips) for make in (mp_compat.DynamicLossScale, CallsSuper) for skips in (True, False)],
 )
-def test_computed_gradients_check_is_optional(make_scale, skip_nonfinite, check_computed):
+def test_computed_gradients_check_is_optional(make_scale, skip_nonfinite, check_computed, expected):
   training = Training()
   opt = Optimizer(sgd(), make_scale(), skip_nonfinite=skip_nonfinite, check_computed_gradients=check_computed)
   ((grad, w),) = opt.compute_gradients(training.loss)
   clipped = tf.clip_by_value(grad, -1.0, 1.0)
   train_op = opt.apply_gradients([(clipped, w)])
-  (hidden,) = training.run(train_op, OVERFLOW)
-  assert hidden.tolist() == ([0.0, 0.0] if check_computed else [-1.0, -1.0])
-  with contextlib.ExitStack() as stack:
-    if check_computed:
-      stack.enter_context(pytest.raises(tf.errors.InvalidArgumentError, match="must feed a value"))
+  after = training.run(train_op, OVERFLOW)
+  fails = pytest.raises(tf.errors.InvalidArgumentError, match="must feed a value")
+  with fails if check_computed else contextlib.nullcontext():
     training.session.run(train_op, {clipped: FINITE})
-  assert training.session.run(w).tolist() == ([0.0, 0.0] if check_computed else [-2.0, -3.0])
+  np.testing.assert_array_equal(after + [training.session.run(w)], expected)
 
 
 class AlwaysApplies(mp_compat.DynamicLossScale):
@@ -183,8 +172,8 @@ def test_base_class_attributes_keep_meaning():
 class Recorder(mp_compat.LossScale):
   """Counts updates and finite updates. `answer`, or its result, is the `should_apply` of every update."""
 
-  def __init__(self, answer, moves=False):
-    self.answer, self.moves, self.given = answer, moves, None
+  def __init__(self, answer=True):
+    self.answer = answer
     self._add_weight("updates", 0, tf.int32)
     self._add_weight("finite_updates", 0, tf.int32)
 
@@ -202,51 +191,33 @@ class Recorder(mp_compat.LossScale):
     return {}
 
 
-@pytest.mark.parametrize(
-  "answer, applied",
-  [
-    (True, True),
-    (False, False),
-    (np.bool_(True), True),
-    (np.bool_(False), False),
-    (lambda: tf.placeholder_with_default(True, []), True),
-    (lambda: tf.placeholder_with_default(False, []), False),
-  ],
-)
-def test_user_loss_scale_decides(answer, applied):
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("make_answer", [bool, np.bool_, lambda value: lambda: tf.placeholder_with_default(value, [])])
+def test_user_loss_scale_decides(make_answer, applied):
   training = Training()
-  loss_scale = Recorder(answer)
+  loss_scale = Recorder(make_answer(applied))
   train_op = Optimizer(sgd(), loss_scale).minimize(training.loss, training.global_step)
   after = training.run(train_op, FINITE, OVERFLOW)
   np.testing.assert_array_equal(after, [-FINITE * applied] * 2)
-  global_step, updates, finite_updates = training.session.run([training.global_step] + loss_scale.variables())
-  assert (global_step, updates, finite_updates) == (int(applied), 2, 1)
+  assert training.session.run([training.global_step] + loss_scale.variables()) == [applied, 2, 1]
 
 
 def test_user_loss_scale_gets_gradients():
   training = Training()
-  loss_scale = Recorder(True)
-  opt = Optimizer(sgd(), loss_scale)
+  opt = Optimizer(sgd(), Recorder())
   grads_and_vars = opt.compute_gradients(training.loss, [training.w, tf.get_variable("unused", [])])
   opt.apply_gradients(grads_and_vars)
-  assert len(loss_scale.given) == 2 and loss_scale.given[0] is grads_and_vars[0][0] and loss_scale.given[1] is None
+  grad, unused = opt.loss_scale.given
+  assert grad is grads_and_vars[0][0] and unused is None
 
 
-@pytest.mark.parametrize("loss_scale", [mp_compat.DynamicLossScale, testing.native.DynamicLossScale])
-def test_clipped_overflow_lowers_scale(loss_scale):
+@pytest.mark.parametrize(
+  "make_scale, state",
+  [(mp_compat.DynamicLossScale, [2.0**14, 0]), (testing.native.DynamicLossScale, [2.0**14, 0]), (Recorder, [2, 1])],
+)
+def test_loss_scale_sees_clipped_overflow(make_scale, state):
   training = Training()
-  opt = Optimizer(sgd(), loss_scale())
-  grads_and_vars = [(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in opt.compute_gradients(training.loss)]
-  train_op = opt.apply_gradients(grads_and_vars)
-  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [[-1.0, -1.0]] * 2)
-  assert training.session.run(opt.loss_scale()) == 2.0**14
-
-
-def test_user_scale_sees_clipped_overflow():
-  training = Training()
-  loss_scale = Recorder(True)
-  opt = Optimizer(sgd(), loss_scale)
+  opt = Optimizer(sgd(), make_scale())
   train_op = opt.apply_gradients([(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in opt.compute_gradients(training.loss)])
-  training.run(train_op, FINITE, OVERFLOW)
-  updates, finite_updates = training.session.run(loss_scale.variables())
-  assert updates == 2 and finite_updates == 1
+  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [[-1.0, -1.0]] * 2)
+  assert training.session.run(list(opt.loss_scale._weights.values())) == state
