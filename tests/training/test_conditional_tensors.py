@@ -25,15 +25,21 @@ class StartingWeights(tf.train.GradientDescentOptimizer):
     return super().apply_gradients(grads_and_vars, *args, **kwargs)
 
 
+def kept_after_assignment(training, inner):
+  """Returns what `inner` keeps if `w` is [7, 8] when `kept` is initialized."""
+  for op in (training.w.initializer, training.w.assign([7.0, 8.0]), inner.kept.initializer):
+    training.session.run(op)
+  return training.session.run(inner.kept)
+
+
 def current_or_initial(variable):
   return tf.cond(tf.is_variable_initialized(variable), variable.read_value, lambda: variable.initial_value)
 
 
 def constant_of_a_branch(variable):
   del variable
-  return tf.cond(
-    tf.placeholder_with_default(True, []), lambda: tf.constant([3.0, 4.0]), lambda: tf.constant([0.0, 0.0])
-  )
+  flag = tf.placeholder_with_default(True, [])
+  return tf.cond(flag, lambda: tf.constant([3.0, 4.0]), lambda: tf.constant([0.0, 0.0]))
 
 
 def nested_branches(variable):
@@ -68,10 +74,7 @@ def test_initial_value_takes_right_branch(wrap, initial, expected):
   inner = StartingWeights(initial)
   wrap(inner).minimize(training.loss)
   for _ in range(3):  # with both branches alive, either value could arrive
-    training.session.run(training.w.initializer)
-    training.session.run(training.w.assign([7.0, 8.0]))
-    training.session.run(inner.kept.initializer)
-    np.testing.assert_array_equal(training.session.run(inner.kept), expected)
+    np.testing.assert_array_equal(kept_after_assignment(training, inner), expected)
 
 
 def test_initial_value_of_loop_raises():
@@ -80,10 +83,7 @@ def test_initial_value_of_loop_raises():
   opt = Optimizer(inner, "dynamic")
   if tf.control_flow_v2_enabled():
     opt.minimize(training.loss)
-    training.session.run(training.w.initializer)
-    training.session.run(training.w.assign([7.0, 8.0]))
-    training.session.run(inner.kept.initializer)
-    np.testing.assert_array_equal(training.session.run(inner.kept), [14.0, 16.0])
+    np.testing.assert_array_equal(kept_after_assignment(training, inner), [14.0, 16.0])
     return
   with pytest.raises(ValueError, match="must not be computed by a loop inside.*Pass a function that returns the value"):
     opt.minimize(training.loss)
@@ -137,10 +137,8 @@ def test_step_uses_tensor_of_skipped_step(build, use_resource, in_loop):
 
 
 def test_shared_tensor_is_copied_once():
-  variables, number = (
-    [tf.get_variable("v{}".format(i), initializer=0.0) for i in range(5)],
-    tf.placeholder(tf.float32, []),
-  )
+  variables = [tf.get_variable("v{}".format(i), initializer=0.0) for i in range(5)]
+  number = tf.placeholder(tf.float32, [])
   rate = BuiltOnce(lambda: tf.pow(0.5, number))
   for _ in range(2):
     Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(tf.add_n(variables))
@@ -177,28 +175,40 @@ class Waiting(tf.train.GradientDescentOptimizer):
       return super().apply_gradients([(1.0 * grad, variable) for grad, variable in grads_and_vars], *args, **kwargs)
 
 
+def train_both(first, second, xs, number=None):
+  """Trains `d` with `first` on the gradients `xs`, and `g` with `second` on the gradient -1. Returns both.
+
+  The placeholder `number` gets the index of the step.
+  """
+  d, g = [tf.get_variable(name, initializer=0.0) for name in "dg"]
+  x = tf.placeholder(tf.float32, [])
+  train_ops = [
+    Optimizer(first, "dynamic").minimize(d * x, var_list=[d]),
+    Optimizer(second, "dynamic").minimize(-1.0 * g, var_list=[g]),
+  ]
+  with testing.initialized_session() as sess:
+    for index, value in enumerate(xs):
+      sess.run(train_ops, {x: value} if number is None else {x: value, number: index})
+    return sess.run([d, g])
+
+
 def halved_slowly(factor):
   time.sleep(0.2)
   return np.float32(factor / 2)
 
 
 def test_copied_tensor_waits_for_ops_outside():
-  d, g = [tf.get_variable(name, initializer=0.0, use_resource=True) for name in "dg"]
-  factor = tf.get_variable("factor", initializer=1.0, use_resource=True, trainable=False)
-  x = tf.placeholder(tf.float32, [])
-  halved = tf.assign(factor, tf.reshape(tf.py_func(halved_slowly, [factor.read_value()], tf.float32), []))
+  with tf.variable_scope("", use_resource=True):
+    factor = tf.get_variable("factor", initializer=1.0, trainable=False)
+    halved = tf.assign(factor, tf.reshape(tf.py_func(halved_slowly, [factor.read_value()], tf.float32), []))
 
-  def build():
-    with tf.control_dependencies([halved]):
-      return factor.read_value()
+    def build():
+      with tf.control_dependencies([halved]):
+        return factor.read_value()
 
-  rate = BuiltOnce(build)
-  d_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(d * x, var_list=[d])
-  g_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(-1.0 * g, var_list=[g])
-  with testing.initialized_session() as sess:
-    for value in [1.0, np.inf]:
-      sess.run([d_op, g_op], {x: value})
-    assert sess.run([d, g]) == [-0.5, 0.75]
+    rate = BuiltOnce(build)
+    first, second = [tf.train.GradientDescentOptimizer(rate) for _ in "dg"]
+    assert train_both(first, second, [1.0, np.inf]) == [-0.5, 0.75]
 
 
 def printed(number):
@@ -207,25 +217,15 @@ def printed(number):
 
 @pytest.mark.parametrize("build", [lambda number: tf.pow(0.5, number), printed], ids=["pow", "print"])
 def test_step_waits_for_skipped_step(build):
-  d, g = [tf.get_variable(name, initializer=0.0) for name in "dg"]
-  x, number = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
+  number = tf.placeholder(tf.float32, [])
   shared = BuiltOnce(lambda: build(number))
-  d_op = Optimizer(Waiting(1.0, shared), "dynamic").minimize(d * x, var_list=[d])
-  g_op = Optimizer(Waiting(shared, shared), "dynamic").minimize(-1.0 * g, var_list=[g])
-  with testing.initialized_session() as sess:
-    for index, value in enumerate([1.0, np.inf, np.nan]):
-      sess.run([d_op, g_op], {x: value, number: index})
-    assert sess.run([d, g]) == [-1.0, 1.75]
+  xs = [1.0, np.inf, np.nan]
+  assert train_both(Waiting(1.0, shared), Waiting(shared, shared), xs, number) == [-1.0, 1.75]
 
 
 def test_step_does_not_wait_for_empty_ops():
-  d, g = [tf.get_variable(name, initializer=0.0) for name in "dg"]
-  x, shared = tf.placeholder(tf.float32, []), BuiltOnce(tf.no_op)
-  d_op = Optimizer(Waiting(1.0, shared), "dynamic").minimize(d * x, var_list=[d])
-  g_op = Optimizer(Waiting(1.0, shared), "dynamic").minimize(-1.0 * g, var_list=[g])
-  with testing.initialized_session() as sess:
-    sess.run([d_op, g_op], {x: np.inf})
-    assert sess.run([d, g]) == [0.0, 1.0]
+  shared = BuiltOnce(tf.no_op)
+  assert train_both(Waiting(1.0, shared), Waiting(1.0, shared), [np.inf]) == [0.0, 1.0]
 
 
 def test_waiting_for_other_update_raises():

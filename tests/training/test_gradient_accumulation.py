@@ -5,6 +5,7 @@ import pytest
 
 import mp_compat
 from tests import testing
+from tests.programs.test_strategies import STRATEGIES
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
 from tests.testing import Optimizer
@@ -14,28 +15,24 @@ pytestmark = pytest.mark.usefixtures("graph")
 NAN = np.array([np.nan, 1.0])
 
 
+def make_window(loss_scale="dynamic", inner=None, skip="window"):
+  """Returns an optimizer, by default gradient descent, and its GradientAccumulator."""
+  opt = Optimizer(inner or tf.train.GradientDescentOptimizer(1.0), loss_scale)
+  return opt, mp_compat.GradientAccumulator(opt, skip)
+
+
 class AccumulatedTraining:
   """Trains `w` on windows of micro-batches.
 
   `before` changes the gradients before they are added, `after` changes the mean before it is applied.
   """
 
-  def __init__(
-    self,
-    skip="window",
-    dtype=tf.float32,
-    use_resource=True,
-    before=list,
-    after=list,
-    scale="dynamic",
-    inner=lambda: tf.train.GradientDescentOptimizer(1.0),
-  ):
+  def __init__(self, dtype=tf.float32, use_resource=True, before=list, after=list, **kwargs):
     self.training = testing.Training(dtype, use_resource)
-    self.opt = Optimizer(inner(), scale)
-    self.accumulator = mp_compat.GradientAccumulator(self.opt, skip=skip)
-    self.add_op = self.accumulator.add(before(self.opt.compute_gradients(self.training.loss)))
-    self.train_op = self.accumulator.apply_gradients(after(self.accumulator.mean()), self.training.global_step)
-    self.state = [self.training.w, self.training.global_step, self.opt.loss_scale()]
+    opt, window = make_window(**kwargs)
+    self.add_op = window.add(before(opt.compute_gradients(self.training.loss)))
+    self.train_op = window.apply_gradients(after(window.mean()), self.training.global_step)
+    self.state = [self.training.w, self.training.global_step, opt.loss_scale()]
     self.session = testing.session()
     self.session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
 
@@ -54,38 +51,32 @@ class AccumulatedTraining:
 @pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64])
 @pytest.mark.parametrize("use_resource", [False, True])
 def test_window_mean_is_applied_as_one_step(skip, dtype, use_resource):
-  windows = AccumulatedTraining(skip, dtype, use_resource, scale=mp_compat.DynamicLossScale(2.0**10))
+  windows = AccumulatedTraining(dtype, use_resource, skip=skip, loss_scale=mp_compat.DynamicLossScale(2.0**10))
   w, steps, scales = windows.run([FINITE, 3 * FINITE], [FINITE], [FINITE, FINITE, 4 * FINITE])
   np.testing.assert_array_equal(w, [-2 * FINITE, -3 * FINITE, -5 * FINITE])
   assert steps == (1, 2, 3) and scales == (2.0**10,) * 3
 
 
-def test_overflow_skips_window():
-  w, steps, scales = AccumulatedTraining().run([FINITE], [FINITE, OVERFLOW, FINITE], [NAN, -OVERFLOW], [FINITE])
-  np.testing.assert_array_equal(w, [-FINITE, -FINITE, -FINITE, -2 * FINITE])
-  assert steps == (1, 1, 1, 2) and scales == (2.0**15, 2.0**14, 2.0**13, 2.0**13)
-
-
-@pytest.mark.parametrize("scale", ["dynamic", "tensorflow"])
-def test_overflow_can_skip_micro_batch(scale):
-  scale = testing.native.DynamicLossScale() if scale == "tensorflow" else scale
-  w, steps, scales = AccumulatedTraining("micro_batch", scale=scale).run(
-    [FINITE], [FINITE, OVERFLOW, 3 * FINITE], [NAN, OVERFLOW], [FINITE]
+@pytest.mark.parametrize(
+  "skip, make_scale, subtracted, expected_steps",
+  [
+    ("window", mp_compat.DynamicLossScale, [1.0, 1.0, 1.0, 2.0], (1, 1, 1, 2)),
+    ("micro_batch", mp_compat.DynamicLossScale, [1.0, 3.0, 3.0, 4.0], (1, 2, 2, 3)),
+    ("micro_batch", testing.native.DynamicLossScale, [1.0, 3.0, 3.0, 4.0], (1, 2, 2, 3)),
+    ("window", testing.SkipsFiniteSteps, [0.0, 0.0, 0.0, 0.0], (0, 0, 0, 0)),
+    ("micro_batch", testing.SkipsFiniteSteps, [0.0, 2.0, 2.0, 2.0], (0, 1, 1, 1)),
+  ],
+)
+def test_overflow_skips_window_or_micro_batch(skip, make_scale, subtracted, expected_steps):
+  w, steps, scales = AccumulatedTraining(skip=skip, loss_scale=make_scale()).run(
+    [FINITE], [FINITE, OVERFLOW, 3 * FINITE], [NAN, -OVERFLOW], [FINITE]
   )
-  np.testing.assert_array_equal(w, [-FINITE, -3 * FINITE, -3 * FINITE, -4 * FINITE])
-  assert steps == (1, 2, 2, 3) and scales == (2.0**15, 2.0**14, 2.0**13, 2.0**13)
-
-
-@pytest.mark.parametrize("skip, expected", [("window", [0.0, 0.0, 0.0]), ("micro_batch", [0.0, -2.0, -2.0])])
-def test_loss_scale_may_skip_finite_windows(skip, expected):
-  windows = AccumulatedTraining(skip, scale=testing.SkipsFiniteSteps())
-  w, _, _ = windows.run([FINITE], [FINITE, OVERFLOW, 3 * FINITE], [FINITE])
-  np.testing.assert_array_equal(w, [factor * FINITE for factor in expected])
+  np.testing.assert_array_equal(w, [-factor * FINITE for factor in subtracted])
+  assert steps == expected_steps and scales == (2.0**15, 2.0**14, 2.0**13, 2.0**13)
 
 
 def test_scale_is_updated_once_per_window():
-  scale = mp_compat.DynamicLossScale(8.0, increment_period=2)
-  _, _, scales = AccumulatedTraining(scale=scale).run(
+  _, _, scales = AccumulatedTraining(loss_scale=mp_compat.DynamicLossScale(8.0, increment_period=2)).run(
     [FINITE] * 5, [FINITE], [FINITE] * 3, [OVERFLOW, FINITE, OVERFLOW], [FINITE]
   )
   assert scales == (8.0, 16.0, 16.0, 8.0, 8.0)
@@ -95,24 +86,19 @@ def clip(pairs):
   return [(tf.clip_by_value(g, -9.0, 9.0), v) for g, v in pairs]
 
 
-def test_clipped_overflow_skips_window():
-  w, steps, _ = AccumulatedTraining(before=clip).run([FINITE, OVERFLOW], [FINITE, 20 * FINITE])
-  np.testing.assert_array_equal(w, [[0.0, 0.0], [-5.0, -5.5]])
-  assert steps == (0, 1)
+def hide(pairs):
+  return [(tf.where_v2(tf.is_finite(g), g, tf.zeros_like(g)), v) for g, v in clip(pairs)]
 
 
-def test_hidden_overflow_skips_window():
-
-  def hide(pairs):
-    return [(tf.where_v2(tf.is_finite(g), g, tf.zeros_like(g)), v) for g, v in clip(pairs)]
-
-  w, steps, _ = AccumulatedTraining(after=hide).run([FINITE, OVERFLOW], [20 * FINITE])
-  np.testing.assert_array_equal(w, [[0.0, 0.0], [-9.0, -9.0]])
+@pytest.mark.parametrize("changes, expected", [({"before": clip}, [-5.0, -5.5]), ({"after": hide}, [-9.0, -9.0])])
+def test_hidden_overflow_skips_window(changes, expected):
+  w, steps, _ = AccumulatedTraining(**changes).run([FINITE, OVERFLOW], [FINITE, 20 * FINITE])
+  np.testing.assert_array_equal(w, [[0.0, 0.0], expected])
   assert steps == (0, 1)
 
 
 def test_applying_runs_no_backward_pass(graph):
-  windows = AccumulatedTraining(inner=lambda: tf.train.AdamOptimizer(0.1))
+  windows = AccumulatedTraining(inner=tf.train.AdamOptimizer(0.1))
   assert testing.waits_for(windows.add_op, windows.training.x.op)
   assert not testing.waits_for(windows.train_op, windows.training.x.op)
   assert graph.get_collection(tf.GraphKeys.TRAIN_OP) == [windows.train_op]
@@ -123,16 +109,15 @@ def test_applying_runs_no_backward_pass(graph):
 @pytest.mark.usefixtures("control_flow")
 def test_window_is_applied_in_branch(skip, mean_in_branch):
   training = testing.Training()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
-  accumulator = mp_compat.GradientAccumulator(opt, skip=skip)
+  opt, window = make_window(skip=skip)
   runs = tf.get_variable("runs", initializer=0, trainable=False, use_resource=True)
-  with tf.control_dependencies([accumulator.add(opt.compute_gradients(training.loss))]):
+  with tf.control_dependencies([window.add(opt.compute_gradients(training.loss))]):
     is_last = tf.equal(runs.assign_add(1) % 2, 0)
   with tf.control_dependencies([is_last]):
-    mean = None if mean_in_branch else accumulator.mean()
+    mean = None if mean_in_branch else window.mean()
 
   def apply():
-    return accumulator.apply_gradients(mean or accumulator.mean(), training.global_step)
+    return window.apply_gradients(mean or window.mean(), training.global_step)
 
   run_op = tf.cond(is_last, apply, tf.no_op)
   with testing.initialized_session() as sess:
@@ -146,17 +131,16 @@ def test_window_is_applied_in_branch(skip, mean_in_branch):
 @pytest.mark.usefixtures("control_flow")
 def test_micro_batches_are_added_in_loop():
   training = testing.Training()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
-  accumulator = mp_compat.GradientAccumulator(opt)
+  opt, window = make_window()
 
   def add(i):
     loss = tf.reduce_sum(training.w * training.x * tf.cast(i + 1, tf.float32))
-    with tf.control_dependencies([accumulator.add(opt.compute_gradients(loss, [training.w]))]):
+    with tf.control_dependencies([window.add(opt.compute_gradients(loss, [training.w]))]):
       return tf.identity(i) + 1
 
   loop = tf.while_loop(lambda i: i < 3, add, [tf.constant(0)], parallel_iterations=1)
   with tf.control_dependencies([loop]):
-    train_op = accumulator.apply_gradients(accumulator.mean(), training.global_step)
+    train_op = window.apply_gradients(window.mean(), training.global_step)
   with testing.initialized_session() as sess:
     for x in [FINITE, OVERFLOW, 2 * FINITE]:
       sess.run(train_op, {training.x: x})
@@ -166,8 +150,7 @@ def test_micro_batches_are_added_in_loop():
 
 def test_traces_share_window():
   w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
-  window = mp_compat.GradientAccumulator(opt)
+  opt, window = make_window()
 
   @tf.function
   def add(x):
@@ -188,8 +171,7 @@ def test_traces_share_window():
 def test_functions_share_window():
   with testing.eager_mode():
     w = tf.Variable([0.0, 0.0], use_resource=True)
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
-    window = mp_compat.GradientAccumulator(opt)
+    opt, window = make_window()
 
     @tf.function
     def add(x):
@@ -209,8 +191,7 @@ def test_functions_share_window():
 
 def test_other_variables_cannot_share_windows():
   var_list = [tf.get_variable(name, [2], use_resource=True) for name in ("v", "w")]
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
-  window = mp_compat.GradientAccumulator(opt)
+  opt, window = make_window()
 
   def add(variable):
     window.add(opt.compute_gradients(tf.reduce_sum(variable), [variable]))
@@ -223,8 +204,7 @@ def test_other_variables_cannot_share_windows():
 def test_same_names_cannot_share_windows():
   with testing.eager_mode():
     var_list = [tf.Variable([0.0], name="w", use_resource=True) for _ in range(2)]
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
-    window = mp_compat.GradientAccumulator(opt)
+    opt, window = make_window()
 
     def add(variable):
       window.add(opt.compute_gradients(lambda: tf.reduce_sum(variable), [variable]))
@@ -235,10 +215,9 @@ def test_same_names_cannot_share_windows():
 
 
 def test_accumulators_are_local_float32():
-  windows = AccumulatedTraining(dtype=tf.float16, scale=mp_compat.DynamicLossScale(8.0))
+  windows = AccumulatedTraining(tf.float16, loss_scale=mp_compat.DynamicLossScale(8.0))
   windows.run([FINITE, FINITE])
-  names = {v.op.name: v.dtype.base_dtype for v in tf.local_variables()}
-  assert names == {
+  assert {v.op.name: v.dtype.base_dtype for v in tf.local_variables()} == {
     "accumulated_gradient": tf.float32,
     "finite_micro_batches": tf.int64,
     "overflowed_micro_batches": tf.int64,
@@ -257,15 +236,14 @@ def test_float64_accumulates_in_float64():
 def test_sparse_complex_gradients_accumulate():
   w = tf.get_variable("w", initializer=tf.zeros([3, 1], tf.complex64), use_resource=True)
   values = tf.placeholder(tf.complex64, [None, 1])
-  opt = Optimizer(testing.ComplexDescent(1.0), 8.0)
-  accumulator = mp_compat.GradientAccumulator(opt)
-  add_op = accumulator.add([(tf.IndexedSlices(values, tf.constant([2, 0, 2]), [3, 1]), w)])
-  train_op = accumulator.apply_gradients(accumulator.mean())
-  with testing.initialized_session() as session:
+  opt, window = make_window(8.0, testing.ComplexDescent(1.0))
+  add_op = window.add([(tf.IndexedSlices(values, tf.constant([2, 0, 2]), [3, 1]), w)])
+  train_op = window.apply_gradients(window.mean())
+  with testing.initialized_session() as sess:
     for batch in [[[1 + 2j], [4j], [2.0]], [[1j], [2.0], [1 - 1j]]]:
-      session.run(add_op, {values: batch})
-    session.run(train_op)
-    np.testing.assert_array_equal(session.run(w), [[-1 - 2j], [0], [-2 - 1j]])
+      sess.run(add_op, {values: batch})
+    sess.run(train_op)
+    np.testing.assert_array_equal(sess.run(w), [[-1 - 2j], [0], [-2 - 1j]])
 
 
 @pytest.mark.parametrize("dtype", [tf.complex64, tf.complex128])
@@ -273,24 +251,22 @@ def test_complex_gradients_accumulate(dtype):
   w = tf.get_variable("w", initializer=tf.zeros([2], dtype), use_resource=True)
   x = tf.placeholder(tf.float32, [2])
   loss = tf.reduce_sum(x * tf.cast(tf.real(w), tf.float32) + 2.0 * x * tf.cast(tf.imag(w), tf.float32))
-  opt = Optimizer(testing.ComplexDescent(1.0), 8.0)
-  accumulator = mp_compat.GradientAccumulator(opt)
-  add_op = accumulator.add(opt.compute_gradients(loss))
-  train_op = accumulator.apply_gradients(accumulator.mean())
-  with testing.initialized_session() as session:
-    for window in ([[1.0, 2.0], [3.0, 6.0]], [[1.0, np.inf], [1.0, 1.0]]):
-      for batch in window:
-        session.run(add_op, {x: batch})
-      session.run(train_op)
-      np.testing.assert_array_equal(session.run(w), [-2 - 4j, -4 - 8j])
+  opt, window = make_window(8.0, testing.ComplexDescent(1.0))
+  add_op = window.add(opt.compute_gradients(loss))
+  train_op = window.apply_gradients(window.mean())
+  with testing.initialized_session() as sess:
+    for batches in ([[1.0, 2.0], [3.0, 6.0]], [[1.0, np.inf], [1.0, 1.0]]):
+      for batch in batches:
+        sess.run(add_op, {x: batch})
+      sess.run(train_op)
+      np.testing.assert_array_equal(sess.run(w), [-2 - 4j, -4 - 8j])
 
 
 def test_sparse_gradients_accumulate():
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
   unused = tf.get_variable("unused", [1])
   rows, x = tf.placeholder(tf.int32, [3]), tf.placeholder(tf.float32, [3, 2])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
-  window = mp_compat.GradientAccumulator(opt)
+  opt, window = make_window()
   grads_and_vars = opt.compute_gradients(tf.reduce_sum(tf.gather(table, rows) * x), [table, unused])
   assert isinstance(grads_and_vars[0][0], tf.IndexedSlices) and grads_and_vars[1][0] is None
   add_op = window.add(iter(grads_and_vars))
@@ -310,12 +286,11 @@ def test_sparse_gradients_accumulate():
 @pytest.mark.usefixtures("control_flow")
 def test_means_are_read_before_emptying():
   training = testing.Training()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
-  accumulator = mp_compat.GradientAccumulator(opt)
-  add_op = accumulator.add(opt.compute_gradients(training.loss))
-  tf.cond(tf.random.uniform([]) < 0.5, lambda: accumulator.mean()[0][0] + 1, lambda: training.w)  # cannot be waited for
-  monitored = tf.identity(accumulator.mean()[0][0])
-  train_op = accumulator.apply_gradients(accumulator.mean())
+  opt, window = make_window(8.0)
+  add_op = window.add(opt.compute_gradients(training.loss))
+  tf.cond(tf.random.uniform([]) < 0.5, lambda: window.mean()[0][0] + 1, lambda: training.w)  # cannot be waited for
+  monitored = tf.identity(window.mean()[0][0])
+  train_op = window.apply_gradients(window.mean())
   with testing.initialized_session() as sess:
     for _ in range(50):
       sess.run(add_op, {training.x: FINITE})
@@ -329,18 +304,15 @@ def test_means_are_read_before_emptying():
 @pytest.mark.parametrize("skip_nonfinite", [True, False])
 def test_means_must_be_applied_by_accumulator(change, skip_nonfinite):
   training = testing.Training()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
-  accumulator = mp_compat.GradientAccumulator(opt)
-  accumulator.add(opt.compute_gradients(training.loss))
+  opt, window = make_window(8.0)
+  window.add(opt.compute_gradients(training.loss))
   other = Optimizer(opt.inner_optimizer, 8.0, skip_nonfinite=skip_nonfinite)
-  means = change(accumulator.mean())
-  with pytest.raises(
-    ValueError, match=r"would never empty. Pass them to apply_gradients\(\) of the GradientAccumulator"
-  ):
+  means = change(window.mean())
+  with pytest.raises(ValueError, match="would never empty. Pass them to apply_gradients.. of the GradientAccumulator"):
     other.apply_gradients(means)
   with pytest.raises(ValueError, match="would never empty"):
     mp_compat.apply_gradients_together([(opt, means)])
-  accumulator.apply_gradients(means)
+  window.apply_gradients(means)
 
 
 @pytest.mark.parametrize("use_resource", [False, True])
@@ -364,31 +336,22 @@ def test_empty_window_raises():
 def test_accumulators_are_placed_on_worker():
   with tf.device(tf.train.replica_device_setter(ps_tasks=1, worker_device="/job:worker/task:3")):
     training = testing.Training()
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
-    window = mp_compat.GradientAccumulator(opt)
+    opt, window = make_window()
     window.add(opt.compute_gradients(training.loss))
   assert {v.device for v in tf.global_variables()} == {"/job:ps/task:0"}
   assert {v.device for v in tf.local_variables()} == {"/job:worker/task:3"}
 
 
 def test_accumulation_in_eager_mode_raises():
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  _, window = make_window()
   with testing.eager_mode(), pytest.raises(RuntimeError, match="works in graphs only"):
-    mp_compat.GradientAccumulator(opt).add([])
-
-
-STRATEGIES = {
-  "mirrored": lambda: tf.distribute.MirroredStrategy(testing.TWO_CPUS),
-  "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
-    compute_devices=testing.TWO_CPUS, parameter_device="/cpu:0"
-  ),
-  "one worker": tf.distribute.experimental.MultiWorkerMirroredStrategy,
-}
+    window.add([])
 
 
 @pytest.mark.parametrize(
   "name, skip",
-  [("mirrored", "window"), ("mirrored", "micro_batch"), ("central storage", "window"), ("one worker", "micro_batch")],
+  [("mirrored", "window"), ("mirrored", "micro_batch"), ("central_storage", "window")]
+  + [("multi_worker_mirrored", "micro_batch")],
 )
 def test_replicas_accumulate_sparse_gradients(name, skip):
   strategy = STRATEGIES[name]()
@@ -398,8 +361,7 @@ def test_replicas_accumulate_sparse_gradients(name, skip):
   def step():
     own = x[tf.distribute.get_replica_context().replica_id_in_sync_group]
     table = tf.get_variable("table", [4], initializer=tf.zeros_initializer())
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
-    window = mp_compat.GradientAccumulator(opt, skip)
+    opt, window = make_window(skip=skip)
     add_op = window.add(opt.compute_gradients(tf.reduce_sum(tf.gather(table, [1, 1, 2])) * own, [table]))
     return add_op, window.apply_gradients(window.mean()), table.read_value(), opt.loss_scale()
 
@@ -437,9 +399,8 @@ def test_workers_accumulate_sparse_gradients():
 def test_emptying_window_waits_for_one_op():
   with tf.variable_scope("", use_resource=True):
     many = [tf.get_variable("v{}".format(i), initializer=1.0) for i in range(20)]
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
-  accumulator = mp_compat.GradientAccumulator(opt)
-  accumulator.add(opt.compute_gradients(tf.add_n(many)))
-  accumulator.apply_gradients(accumulator.mean())
+  opt, window = make_window()
+  window.add(opt.compute_gradients(tf.add_n(many)))
+  window.apply_gradients(window.mean())
   waiting = [op for op in tf.get_default_graph().get_operations() if len(op.control_inputs) > 10]
   assert waiting and {op.type for op in waiting} == {"NoOp"}  # groups
