@@ -14,13 +14,27 @@ from tests.testing import tf
 FINITE, OVERFLOW = [1.0, 2.0], [np.inf, 2.0]
 
 
-class LoggedTraining:
-  """Trains `w`, whose gradient is the placeholder `x`, and records the lines that are logged."""
+def monitored_session(hooks, **kwargs):
+  return tf.train.MonitoredTrainingSession(hooks=hooks, log_step_count_steps=None, **kwargs)
+
+
+def run(hooks, train_op, feeds, **kwargs):
+  """Runs until the feeds are used or a hook requests a stop. Returns the number of runs."""
+  runs = 0
+  with monitored_session(hooks, **kwargs) as sess:
+    for feed in feeds:
+      if sess.should_stop():
+        break
+      sess.run(train_op, feed)
+      runs += 1
+  return runs
+
+
+class LoggedTraining(testing.Training):
+  """Computes the loss in float16, and records the lines that are logged."""
 
   def __init__(self, loss_scale, monkeypatch):
-    self.w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
-    self.global_step = tf.train.get_or_create_global_step()
-    self.x = tf.placeholder(tf.float32, [2])
+    super().__init__()
     self.opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), loss_scale)
     self.loss = tf.cast(tf.reduce_sum(tf.cast(self.w * self.x, tf.float16)), tf.float32)
     self.train_op = self.opt.minimize(self.loss, self.global_step)
@@ -28,16 +42,8 @@ class LoggedTraining:
     for level in ["info", "warning"]:
       monkeypatch.setattr(tf.logging, level, lambda text, *args: self.lines.append(text % args))
 
-  def run(self, hooks, xs, fetch=None, **kwargs):
-    """Runs until the inputs are used or a hook requests a stop. Returns the number of runs."""
-    runs = 0
-    with tf.train.MonitoredTrainingSession(hooks=hooks, log_step_count_steps=None, **kwargs) as sess:
-      for x in xs:
-        if sess.should_stop():
-          break
-        sess.run(self.train_op if fetch is None else fetch, {self.x: x})
-        runs += 1
-    return runs
+  def run(self, hooks, xs, **kwargs):
+    return run(hooks, self.train_op, [{self.x: x} for x in xs], **kwargs)
 
 
 @pytest.fixture(name="make_training")
@@ -80,19 +86,14 @@ def test_hook_logs_changes_and_periods(make_training):
 
 
 @pytest.mark.parametrize(
-  "period, logged",
-  [
-    (dict(every_n_steps=None), ["4 after 3 attempted steps", "4 after 5 attempted steps"]),
-    (
-      dict(every_n_secs=1000.0),
-      ["8 after 1 attempted steps", "4 after 3 attempted steps", "4 after 5 attempted steps"],
-    ),
-  ],
+  "period, first",
+  [(dict(every_n_steps=None), []), (dict(every_n_secs=1000.0), ["loss scale 8 after 1 attempted steps"])],
 )
-def test_hook_logs_changes_and_end(make_training, period, logged):
+def test_hook_logs_changes_and_end(make_training, period, first):
   training = make_training(mp_compat.DynamicLossScale(8.0, 100))
   training.run([mp_compat.LossScaleHook(training.opt, **period)], [FINITE, FINITE, OVERFLOW, FINITE, FINITE])
-  assert [line.split(": ")[1] for line in training.lines] == ["loss scale " + line for line in logged]
+  logged = [line.split(": ")[1] for line in training.lines]
+  assert logged == first + ["loss scale 4 after 3 attempted steps", "loss scale 4 after 5 attempted steps"]
 
 
 @pytest.mark.parametrize(
@@ -118,10 +119,17 @@ def test_stall_raises_with_diagnosis(make_training, loss_scale, kwargs, runs):
     assert "32768 (attempt 0) -> 16384 (attempt 3) -> 8192 (attempt 4) -> 4096 (attempt 5) -> 2048 (attempt 6)" in text
 
 
-def test_stall_error_reports_no_applied_step(make_training):
-  training = make_training(8.0)
-  with pytest.raises(mp_compat.LossScaleStalledError, match="no step was ever applied"):
-    training.run([mp_compat.LossScaleHook(training.opt, min_scale_patience=2)], [OVERFLOW] * 9)
+@pytest.mark.parametrize(
+  "loss_scale, x, words",
+  [
+    (lambda: 8.0, OVERFLOW, "no step was ever applied"),
+    (lambda: testing.SkipsFiniteSteps(8.0), FINITE, "All gradients are finite here: the loss scale itself"),
+  ],
+)
+def test_stall_at_start_is_explained(make_training, loss_scale, x, words):
+  training = make_training(loss_scale())
+  with pytest.raises(mp_compat.LossScaleStalledError, match=words):
+    training.run([mp_compat.LossScaleHook(training.opt, min_scale_patience=2)], [x] * 9)
 
 
 def test_applied_step_resets_skip_count(make_training):
@@ -151,7 +159,7 @@ def test_fed_tensors_replace_train_op(make_training):
     after = tf.identity(training.x)
   pair = after, after * 2.0
   hooks = [mp_compat.LossScaleHook(training.opt), mp_compat.StopAtAttemptHook(training.opt, 1)]
-  with tf.train.MonitoredTrainingSession(hooks=hooks, log_step_count_steps=None) as sess:
+  with monitored_session(hooks) as sess:
     for feed in [{after: FINITE}, {after.name: FINITE}, {(training.x, after): (np.array(FINITE), np.array(FINITE))}]:
       np.testing.assert_array_equal(sess.run(pair, feed)[1], [2.0, 4.0])
     assert hooks[0].attempted == 0 and not sess.should_stop()
@@ -165,9 +173,7 @@ def test_fed_ranges_are_no_executed_steps(make_training):
   with tf.control_dependencies([training.train_op]):
     after = tf.identity(training.x)
   hook = mp_compat.GradientRangesHook(training.opt, 2)
-  with tf.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as sess:
-    for fed in [after, training.x, after, training.x, after, training.x]:
-      sess.run(after, {fed: FINITE})
+  run([hook], after, [{after: FINITE}, {training.x: FINITE}] * 3)
   assert len(hook._history.steps) == 2  # of three
 
 
@@ -241,8 +247,7 @@ def test_hook_creates_no_variables(make_training):
   assert tf.global_variables() + tf.local_variables() == before
 
 
-def test_graph_counters_survive_restore(make_training, monkeypatch, tmp_path):
-  del make_training
+def test_graph_counters_survive_restore(monkeypatch, tmp_path):
   for attempted, skipped in [(3, 1), (6, 2)]:
     with tf.Graph().as_default():
       training = LoggedTraining(8.0, monkeypatch)
@@ -251,8 +256,7 @@ def test_graph_counters_survive_restore(make_training, monkeypatch, tmp_path):
       assert (hook.attempted, hook.skipped) == (attempted, skipped)
 
 
-def test_hooks_have_separate_graph_counters(make_training, tmp_path):
-  del make_training
+def test_hooks_have_separate_graph_counters(tmp_path):
   for expected in [[3, 1, 3], [6, 2, 6]]:
     with tf.Graph().as_default():
       variables = [tf.get_variable(name, initializer=FINITE) for name in "ab"]
@@ -260,7 +264,7 @@ def test_hooks_have_separate_graph_counters(make_training, tmp_path):
       global_step = tf.train.get_or_create_global_step()
       train_ops = [opt.minimize(tf.reduce_sum(v), global_step, [v]) for opt, v in zip(opts, variables)]
       hooks = [mp_compat.LossScaleHook(opt, counters_in_graph=True) for opt in opts + opts[:1]]
-      with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=hooks) as sess:
+      with monitored_session(hooks, checkpoint_dir=str(tmp_path)) as sess:
         for train_op in [train_ops[0]] * 3 + [train_ops[1]]:
           sess.run(train_op)
       assert [hook.attempted for hook in hooks] == expected
@@ -272,7 +276,7 @@ def test_every_train_op_is_counted(make_training):
   both = tf.group(training.train_op, other)
   hook = mp_compat.LossScaleHook(training.opt, None)
   hooks = [hook, mp_compat.StopAtAttemptHook(training.opt, 7)]
-  with tf.train.MonitoredTrainingSession(hooks=hooks) as sess:
+  with monitored_session(hooks) as sess:
     for fetch, x, expected in [
       (training.train_op, FINITE, (1, 0)),
       (other, FINITE, (2, 0)),
@@ -304,7 +308,7 @@ def test_stalled_event_files_are_complete(make_training, tmp_path):
 
 def test_hook_logs_if_train_op_never_ran(make_training, tmp_path):
   training = make_training(8.0)
-  training.run([mp_compat.LossScaleHook(training.opt, output_dir=str(tmp_path))], [FINITE], fetch=training.w)
+  run([mp_compat.LossScaleHook(training.opt, output_dir=str(tmp_path))], training.w, [{}])
   assert not testing.events(str(tmp_path))
   assert training.lines == ["LossScaleHook: no Session run executed the train op GradientDescent."]
 
@@ -342,7 +346,7 @@ def test_attempts_count_only_train_op_runs(make_training, case):
     training.dependent = tf.ones([1])
   fetches = FETCHES[case](training)
   hook = mp_compat.StopAtAttemptHook(training.opt, np.int64(2))
-  with tf.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as sess:
+  with monitored_session([hook]) as sess:
     for other in [training.w, [training.w, "w:0"], Fetched([], {}), training.sparse] * 2:
       sess.run(other)
     sess.run(fetches, {training.x: FINITE})
@@ -351,17 +355,15 @@ def test_attempts_count_only_train_op_runs(make_training, case):
     assert sess.should_stop()
 
 
-class TrainingInControlFlow:
+class TrainingInControlFlow(testing.Training):
   """Builds the train op inside a branch, a nested branch or a loop of three steps.
 
   Branches execute it only if the placeholder `executed` is True.
   """
 
   def __init__(self, kind):
-    self.w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
-    with tf.variable_scope("", use_resource=True):
-      tf.train.get_or_create_global_step()
-    self.x, self.executed = tf.placeholder(tf.float32, [2]), tf.placeholder_with_default(True, [])
+    super().__init__()
+    self.executed = tf.placeholder_with_default(True, [])
     self.opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(8.0, 100))
     if kind == "while_loop":
       self.train_op = tf.while_loop(lambda i: i < 3, self._step, [0])
@@ -370,51 +372,44 @@ class TrainingInControlFlow:
       self.train_op = tf.cond(self.executed, branch, lambda: 0)
 
   def _step(self, i=0):
-    with tf.control_dependencies([self.opt.minimize(tf.reduce_sum(self.w * self.x), tf.train.get_global_step())]):
+    with tf.control_dependencies([self.opt.minimize(tf.reduce_sum(self.w * self.x), self.global_step)]):
       return tf.add(i, 1)
 
-  def run(self, hooks, steps, fetch=()):
-    """Runs with `(x, executed)` of each step until a hook requests a stop. Returns what `fetch` gave in each run."""
-    fetched = []
-    with tf.train.MonitoredTrainingSession(hooks=hooks, log_step_count_steps=None) as sess:
-      for x, executed in steps:
-        if sess.should_stop():
-          break
-        fetched.append(sess.run({"train": self.train_op, 0: fetch}, {self.x: x, self.executed: executed})[0])
-    return fetched
+  def run(self, hooks, steps):
+    return run(hooks, self.train_op, [{self.x: x, self.executed: executed} for x, executed in steps])
 
 
 # The input of each step, and whether its branch is executed.
 BRANCHES = [(FINITE, True), (OVERFLOW, False), (OVERFLOW, True), (FINITE, False), (OVERFLOW, True), (FINITE, True)]
 
 
-@pytest.mark.parametrize("kind", ["cond", "nested cond"])
-def test_hooks_count_executed_branches_only(kind):
-  with tf.Graph().as_default(), testing.control_flow(1):
-    training = TrainingInControlFlow(kind)
-    hook = mp_compat.LossScaleHook(training.opt, counters_in_graph=True)
-    runs = training.run([hook, mp_compat.StopAtAttemptHook(training.opt, 3)], BRANCHES)
-    assert (hook.attempted, hook.skipped, len(runs)) == (3, 2, 5)
+@pytest.fixture(name="training_in_branch", params=["cond", "nested cond"])
+def _training_in_branch(request, graph):
+  del graph
+  with testing.control_flow(1):
+    yield TrainingInControlFlow(request.param)
 
 
-@pytest.mark.parametrize("kind", ["cond", "nested cond"])
-def test_stall_in_branch_is_reported(kind):
-  with tf.Graph().as_default(), testing.control_flow(1):
-    training = TrainingInControlFlow(kind)
-    hook = mp_compat.LossScaleHook(training.opt, max_consecutive_skips=2)
-    with pytest.raises(mp_compat.LossScaleStalledError, match=r"w:0: 0 NaN, 1 inf, the largest of the others 2\b"):
-      training.run([hook], BRANCHES)
-    assert (hook.attempted, hook.skipped) == (3, 2)
+def test_hooks_count_executed_branches_only(training_in_branch):
+  hook = mp_compat.LossScaleHook(training_in_branch.opt, counters_in_graph=True)
+  runs = training_in_branch.run([hook, mp_compat.StopAtAttemptHook(training_in_branch.opt, 3)], BRANCHES)
+  assert (hook.attempted, hook.skipped, runs) == (3, 2, 5)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_loops_are_not_counted(version, warnings):
-  with tf.Graph().as_default(), testing.control_flow(version):
-    training = TrainingInControlFlow("while_loop")
-    assert len(training.run([mp_compat.LossScaleHook(training.opt)], [(FINITE, True)] * 2)) == 2
-    assert len(warnings) == 1 and "hooks cannot count its steps" in warnings[0]
-    with pytest.raises(ValueError, match="cannot count the steps of .* inside a loop"):
-      mp_compat.StopAtAttemptHook(training.opt, 1).begin()
+def test_stall_in_branch_is_reported(training_in_branch):
+  hook = mp_compat.LossScaleHook(training_in_branch.opt, max_consecutive_skips=2)
+  with pytest.raises(mp_compat.LossScaleStalledError, match=r"w:0: 0 NaN, 1 inf, the largest of the others 2\b"):
+    training_in_branch.run([hook], BRANCHES)
+  assert (hook.attempted, hook.skipped) == (3, 2)
+
+
+@pytest.mark.usefixtures("graph", "control_flow")
+def test_loops_are_not_counted(warnings):
+  training = TrainingInControlFlow("while_loop")
+  assert training.run([mp_compat.LossScaleHook(training.opt)], [(FINITE, True)] * 2) == 2
+  assert len(warnings) == 1 and "hooks cannot count its steps" in warnings[0]
+  with pytest.raises(ValueError, match="cannot count the steps of .* inside a loop"):
+    mp_compat.StopAtAttemptHook(training.opt, 1).begin()
 
 
 LOGGING = """
@@ -437,16 +432,9 @@ def test_verbosity_shows_lines_once():
     assert done.stderr.count(line) == 1, done.stderr
 
 
-def test_stall_names_own_skips(make_training):
-  training = make_training(testing.SkipsFiniteSteps(8.0))
-  with pytest.raises(mp_compat.LossScaleStalledError, match="All gradients are finite here: the loss scale itself"):
-    training.run([mp_compat.LossScaleHook(training.opt, min_scale_patience=2)], [FINITE] * 9)
-
-
 def test_stall_error_names_optimizer(make_training):
   training = make_training(8.0)
   other = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
-  training.train_op = other.minimize(training.loss)
   hooks = [mp_compat.LossScaleHook(opt, min_scale_patience=2) for opt in (training.opt, other)]
   with pytest.raises(mp_compat.LossScaleStalledError, match="The loss scale of GradientDescent_1 is stalled"):
-    training.run(hooks, [OVERFLOW] * 9)
+    run(hooks, other.minimize(training.loss), [{training.x: OVERFLOW}] * 9)
