@@ -13,6 +13,10 @@ from tests.testing import tf
 pytestmark = pytest.mark.usefixtures("graph")
 
 
+def sgd():
+  return tf.train.GradientDescentOptimizer(1.0)
+
+
 def measure_with_numpy(values, scale):
   """Returns the `GradientRange` of an array."""
   with np.errstate(invalid="ignore"):
@@ -23,9 +27,7 @@ def measure_with_numpy(values, scale):
   np.add.at(exponents, np.maximum(np.frexp(nonzero)[1] - 1 + 127, 0), 1)
   exponents[0] += np.sum(finite == 0)
   exponents[255] = len(values) - len(finite)
-  headroom = 142
-  if len(nonzero):
-    headroom = max(n for n in range(-150, 150) if nonzero.max() * 2.0**n <= 65504)
+  headroom = max(n for n in range(-150, 150) if nonzero.max() * 2.0**n <= 65504) if len(nonzero) else 142
   count = max(len(values), 1)
   return mp_compat.GradientRange(
     exponents=exponents.tolist(),
@@ -46,50 +48,41 @@ def check(measured, values, scale):
 
 
 def patterns(dtype, finite):
-  """Returns an array with every value of a 16-bit dtype; without infinite values and NaNs if `finite`."""
-  values = np.arange(2**16).astype(np.uint16).view(dtype)
+  """Returns every value of a 16-bit dtype, or 10**6 float32 values; without infinite values and NaNs if `finite`."""
+  if dtype == np.float32:
+    bits = np.random.RandomState(0).randint(0, 2**32, 10**6, dtype=np.uint64).astype(np.uint32)
+  else:
+    bits = np.arange(2**16).astype(np.uint16)
+  values = bits.view(dtype)
   with np.errstate(invalid="ignore"):
     return values[np.isfinite(values.astype(np.float64))] if finite else values
 
 
-def random_float32(finite):
-  bits = np.random.RandomState(0).randint(0, 2**32, 10**6, dtype=np.uint64).astype(np.uint32)
-  values = bits.view(np.float32)
-  return values[np.isfinite(values)] if finite else values
+def measure_passed(values, dtype, inner):
+  """Returns the range of gradients that are passed to `apply_gradients` of a wrapped optimizer."""
+  v = tf.get_variable("v", [len(values)], dtype, initializer=tf.zeros_initializer(), use_resource=True)
+  grad = tf.placeholder(dtype, [None])
+  opt = Optimizer(inner, 8.0)
+  opt.apply_gradients([(grad, v)])
+  with testing.session() as sess:
+    return sess.run(mp_compat.gradient_ranges(opt), {grad: values})["v:0"]
 
 
 @pytest.mark.parametrize("finite", [True, False], ids=["finite", "all"])
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32], ids=lambda dtype: dtype.name)
 def test_range_is_exact_for_all_values(dtype, finite):
-  values = random_float32(finite) if dtype == tf.float32 else patterns(dtype.as_numpy_dtype, finite)
-  v = tf.get_variable("v", [len(values)], dtype)
-  grad = tf.placeholder(dtype, [len(values)])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
-  opt.apply_gradients([(grad, v)])
-  ranges = mp_compat.gradient_ranges(opt)
-  with testing.session() as sess:
-    check(sess.run(ranges, {grad: values})["v:0"], values, 1.0)
+  values = patterns(dtype.as_numpy_dtype, finite)
+  check(measure_passed(values, dtype, sgd()), values, 1.0)
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 0.0], [65504.0], [65505.0], [2.0**-24], [2.0**-25, 3.0]], ids=str)
 def test_range_of_few_values(values):
-  v = tf.get_variable("v", [len(values)])
-  grad = tf.placeholder(tf.float32, [None])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
-  opt.apply_gradients([(grad, v)])
-  ranges = mp_compat.gradient_ranges(opt)
-  with testing.session() as sess:
-    check(sess.run(ranges, {grad: values})["v:0"], values, 1.0)
+  check(measure_passed(values, tf.float32, sgd()), values, 1.0)
 
 
 def test_complex_range_counts_both_parts():
-  v = tf.get_variable("v", initializer=tf.zeros([2], tf.complex64), use_resource=True)
-  grad = tf.placeholder(tf.complex64, [2])
-  opt = Optimizer(testing.ComplexDescent(1.0), 8.0)
-  opt.apply_gradients([(grad, v)])
-  ranges = mp_compat.gradient_ranges(opt)
-  with testing.session() as sess:
-    check(sess.run(ranges, {grad: [2.0 - 6e4j, 1e-7j]})["v:0"], [2.0, 6e4, 0.0, 1e-7], 1.0)
+  measured = measure_passed([2.0 - 6e4j, 1e-7j], tf.complex64, testing.ComplexDescent(1.0))
+  check(measured, [2.0, 6e4, 0.0, 1e-7], 1.0)
 
 
 def dense(x, size, name, dtype):
@@ -189,10 +182,10 @@ def test_unfetched_ranges_run_no_ops():
 def test_sparse_and_accumulated_gradients():
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
   x = tf.placeholder(tf.float32, [3, 2])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt = Optimizer(sgd(), 2.0**4)
   opt.minimize(tf.reduce_sum(tf.gather(table, [1, 1, 3]) * x))
   sparse = mp_compat.gradient_ranges(opt)
-  other = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  other = Optimizer(sgd(), 2.0**4)
   window = mp_compat.GradientAccumulator(other)
   add_op = window.add(other.compute_gradients(tf.reduce_sum(tf.gather(table, [1, 1, 3]) * x)))
   window.apply_gradients(window.mean())
@@ -211,7 +204,7 @@ def test_replicas_are_numbered():
 
   def step():
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+    opt = Optimizer(sgd(), 2.0**4)
     index = tf.distribute.get_replica_context().replica_id_in_sync_group
     steps.append((opt, opt.minimize(tf.reduce_sum(w * x[index]))))
     return steps[-1][1]
@@ -228,7 +221,7 @@ def test_replicas_are_numbered():
 def test_skipped_branch_has_no_values():
   x, taken = tf.placeholder(tf.float32, []), tf.placeholder(tf.bool, [])
   w = tf.get_variable("w", [], initializer=tf.zeros_initializer(), use_resource=True)
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt = Optimizer(sgd(), 2.0**4)
   with testing.control_flow(1):
     train_op = tf.cond(taken, lambda: opt.minimize(w * x), tf.no_op)
   ranges = mp_compat.gradient_ranges(opt)
@@ -271,7 +264,7 @@ def test_layers_in_branches():
 
 def test_stopped_gradients_are_not_followed():
   x, loss = network()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt = Optimizer(sgd(), 2.0**4)
   (grad,) = tf.gradients(opt.scale_loss(loss), [x])
   forward = tf.cast(x + 1e-9 * tf.stop_gradient(grad), tf.float16, name="recomputed")
   kernel = tf.get_variable("kernel", [3, 2])
@@ -286,21 +279,15 @@ def test_gradient_of_logits_of_float32_model(last):
     logits = x * tf.get_variable("gamma", [6], initializer=tf.ones_initializer())
   else:
     logits = tf.matmul(x, tf.reshape(tf.get_variable("w", [3, 2, 6]), [6, 6]))
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 1.0)
-  train_op = opt.minimize(
-    tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits_v2(labels=tf.eye(4, 6), logits=logits))
-  )
-  grad = tf.gradients(
-    tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits_v2(labels=tf.eye(4, 6), logits=logits)), logits
-  )
+  loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits_v2(labels=tf.eye(4, 6), logits=logits))
+  opt = Optimizer(sgd(), 1.0)
+  train_op = opt.minimize(loss)
+  (grad,) = tf.gradients(loss, logits)
   ranges = mp_compat.gradient_ranges(opt, "float32")
   with testing.initialized_session() as sess:
-    measured, values, _ = sess.run([ranges, grad[0], train_op], {x: np.random.RandomState(0).normal(size=[4, 6])})
-  assert [
-    gradient
-    for gradient in measured.values()
-    if gradient.exponents.tolist() == measure_with_numpy(values, 1.0).exponents
-  ]
+    measured, values, _ = sess.run([ranges, grad, train_op], {x: np.random.RandomState(0).normal(size=[4, 6])})
+  expected = measure_with_numpy(values, 1.0).exponents
+  assert any(gradient.exponents.tolist() == expected for gradient in measured.values())
   # No tensor is measured a second time beside its variable.
   shapes = [int(gradient.exponents.sum()) for gradient in measured.values()]
   assert shapes.count(36 if last == "reshaped" else 6) == 1
@@ -309,7 +296,7 @@ def test_gradient_of_logits_of_float32_model(last):
 def test_fed_gradients_without_backward_pass():
   v = tf.get_variable("v", [2], initializer=tf.zeros_initializer())
   x = tf.placeholder(tf.float32, [2])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4, check_computed_gradients=False)
+  opt = Optimizer(sgd(), 2.0**4, check_computed_gradients=False)
   ((grad, _),) = opt.compute_gradients(tf.reduce_sum(v * x), [v])
   train_op = opt.apply_gradients([(tf.clip_by_norm(grad, 1.0), v)])
   ranges = mp_compat.gradient_ranges(opt)
@@ -342,7 +329,7 @@ def test_tensors_in_loops_are_left_out():
 def test_loops_are_measured_as_passed():
   x = tf.placeholder(tf.float32, [3])
   w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt = Optimizer(sgd(), 2.0**4)
   grads = tf.map_fn(lambda value: opt.compute_gradients(w * value)[0][0], x)
   opt.apply_gradients([(tf.reduce_sum(grads), w)])
   ranges = mp_compat.gradient_ranges(opt)
@@ -354,25 +341,17 @@ def test_loops_are_measured_as_passed():
 def test_dtypes_of_values_are_known():
   """A gradient is selected if its values, or its summands, were float16, even if it is float32 itself."""
   x = tf.placeholder(tf.float32, [4, 3])
-  shared, broadcast, head, gain = (
-    tf.get_variable(name, shape)
-    for name, shape in [("shared", [3, 3]), ("broadcast", [3]), ("head", [3, 2]), ("gain", [])]
-  )
+  shapes = {"shared": [3, 3], "broadcast": [3], "head": [3, 2], "gain": []}
+  shared, broadcast, head, gain = [tf.get_variable(name, shape) for name, shape in shapes.items()]
   hidden = tf.matmul(tf.cast(x, tf.float16), tf.cast(shared, tf.float16))
   hidden = tf.matmul(tf.tanh(hidden), tf.cast(shared, tf.float16)) * tf.cast(broadcast, tf.float16)
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt = Optimizer(sgd(), 2.0**4)
   opt.minimize(tf.reduce_sum(tf.square(gain * tf.matmul(tf.cast(hidden, tf.float32), head))))
   report = gradient_ranges.report(opt, tf.float16)
+  float16, float32 = Description(True, "float16", True), Description(True, "float32", False)
   variables = {name: values for name, values in report.descriptions.items() if name.endswith(":0")}
-  assert variables == {
-    "shared:0": Description(True, "float16", True),
-    "broadcast:0": Description(True, "float16", True),
-    "head:0": Description(True, "float32", False),
-    "gain:0": Description(True, "float32", False),
-  }
-  assert {values for name, values in report.descriptions.items() if name not in variables} == {
-    Description(True, "float16", True)
-  }
+  assert variables == {"shared:0": float16, "broadcast:0": float16, "head:0": float32, "gain:0": float32}
+  assert {values for name, values in report.descriptions.items() if name not in variables} == {float16}
   assert report.is_complete
   all_dtypes = gradient_ranges.report(opt, [tf.float16, tf.float32]).descriptions
   assert len(all_dtypes) > len(report.descriptions) and all(values.is_selected for values in all_dtypes.values())
@@ -395,7 +374,7 @@ def test_hidden_parts_are_noticed(call):
   x = tf.placeholder(tf.float32, [4, 3])
   w = tf.get_variable("w", [3, 3], use_resource=True)
   hidden = CALLS[call](lambda value: tf.tanh(tf.matmul(value, tf.cast(w, tf.float16))), tf.cast(x, tf.float16))
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt = Optimizer(sgd(), 2.0**4)
   opt.minimize(tf.reduce_sum(tf.cast(hidden, tf.float32)))
   report = gradient_ranges.report(opt, tf.float16)
   assert report.is_complete == (call == "plain" or call == "cond" and not tf.control_flow_v2_enabled())
@@ -404,7 +383,7 @@ def test_hidden_parts_are_noticed(call):
 
 def test_passed_gradients_have_no_scale():
   v = tf.get_variable("v", [2])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt = Optimizer(sgd(), 2.0**4)
   opt.apply_gradients([(tf.placeholder(tf.float32, [2]), v)])
   report = gradient_ranges.report(opt, tf.float16)
   assert report.descriptions == {"v:0": Description(False, "float32", True)} and not report.is_complete
@@ -413,7 +392,7 @@ def test_passed_gradients_have_no_scale():
 def test_float16_loss_of_unknown_shape():
   x = tf.placeholder(tf.float16, [None, 2])
   w = tf.get_variable("w", [2], tf.float16, initializer=tf.ones_initializer())
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**10)
+  opt = Optimizer(sgd(), 2.0**10)
   opt.minimize(tf.reduce_sum(tf.square(w * x), axis=1))
   ranges = mp_compat.gradient_ranges(opt)
   with testing.initialized_session() as sess:
@@ -426,7 +405,7 @@ def test_float16_loss_of_unknown_shape():
 
 @pytest.mark.usefixtures("control_flow")
 def test_function_reads_its_own_ranges():
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt = Optimizer(sgd(), 2.0**4)
   w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
 
   @tf.function
@@ -444,7 +423,7 @@ def test_function_reads_its_own_ranges():
 
 def test_other_graphs_are_left_out():
   w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**4)
+  opt = Optimizer(sgd(), 2.0**4)
   grads_and_vars, found = opt.compute_gradients(tf.reduce_sum(w * w), [w]), []
 
   @tf.function

@@ -1,7 +1,6 @@
 """Tests of GradientRangesHook in sessions, of its files, and of the command that draws them."""
 
 import collections
-import glob
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ from mp_compat.monitoring import plot
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import range_plot
 from tests import testing
+from tests.monitoring import test_range_history as recorded
 from tests.programs.table import VERSION
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
@@ -25,6 +25,7 @@ from tests.testing import tf
 
 def train(directory, xs, every_n_steps=1, with_global_step=True, in_branch=None, hook_dir=None):
   """Trains on the gradients `xs` in a MonitoredTrainingSession with a hook."""
+  directory = str(directory)
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [2])
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
@@ -45,12 +46,19 @@ def train(directory, xs, every_n_steps=1, with_global_step=True, in_branch=None,
   return hook
 
 
+def make_training():
+  """Returns a Training with its optimizer and its train op."""
+  training, opt = Training(), Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  return training, opt, opt.minimize(training.loss, training.global_step)
+
+
 def records(directory):
-  with open(os.path.join(directory, "ranges", "gradient_ranges.jsonl")) as file:
-    return [json.loads(line) for line in file]
+  return [json.loads(line) for line in (directory / "ranges" / "gradient_ranges.jsonl").read_text().splitlines()]
 
 
-def logged(monkeypatch):
+@pytest.fixture(name="lines")
+def _lines(monkeypatch):
+  """Returns a list of the infos that are logged."""
   lines = []
   monkeypatch.setattr(tf.logging, "info", lambda text, *args: lines.append(text % args))
   return lines
@@ -59,12 +67,12 @@ def logged(monkeypatch):
 @pytest.mark.parametrize("with_global_step", [True, False])
 def test_hook_records_every_nth_step(tmp_path, with_global_step):
   xs = [FINITE * 2.0**n for n in range(7)]
-  train(str(tmp_path), xs, every_n_steps=3, with_global_step=with_global_step)
-  assert len(records(str(tmp_path))) == 3
-  for index, (record, n) in enumerate(zip(records(str(tmp_path)), (0, 3, 6))):
+  train(tmp_path, xs, every_n_steps=3, with_global_step=with_global_step)
+  assert len(records(tmp_path)) == 3
+  for index, (record, n) in enumerate(zip(records(tmp_path), (0, 3, 6))):
     assert record["step"] == n + 1
     tensor = record["tensors"]["w:0"]
-    values = np.abs(FINITE * 2.0**n * 8.0 * 2.0 ** (index))  # The scale doubles after three finite steps.
+    values = np.abs(FINITE * 2.0**n * 8.0 * 2.0**index)  # The scale doubles after three finite steps.
     assert tensor["selected"] and tensor["scale"] == 8.0 * 2.0**index and tensor["largest"] == values.max()
     exponents = np.floor(np.log2(values)).astype(int)
     assert tensor["exponents"] == {str(exponent): list(exponents).count(exponent) for exponent in set(exponents)}
@@ -73,23 +81,20 @@ def test_hook_records_every_nth_step(tmp_path, with_global_step):
 def test_hook_waits_for_step_in_its_branch(tmp_path):
   taken = [False, False, True, True, False, False, True]
   with testing.control_flow(1):
-    train(str(tmp_path), [FINITE] * len(taken), every_n_steps=3, in_branch=taken)
-  assert [record["tensors"]["w:0"]["largest"] for record in records(str(tmp_path))] == [8 * FINITE.max()] * 2
+    train(tmp_path, [FINITE] * len(taken), every_n_steps=3, in_branch=taken)
+  assert [record["tensors"]["w:0"]["largest"] for record in records(tmp_path)] == [8 * FINITE.max()] * 2
 
 
 def test_overflow_is_recorded(tmp_path):
-  hook = train(str(tmp_path), [OVERFLOW, FINITE])
-  first, second = records(str(tmp_path))
-  assert (
-    first["tensors"]["w:0"]["nonfinite"] == np.sum(~np.isfinite(OVERFLOW)) and not second["tensors"]["w:0"]["nonfinite"]
-  )
+  hook = train(tmp_path, [OVERFLOW, FINITE])
+  assert [record["tensors"]["w:0"]["nonfinite"] for record in records(tmp_path)] == [1, 0]
   assert len(hook._history.steps) == 2
 
 
 @pytest.mark.parametrize("every_n_steps, steps", [(15, [1, 11, 26]), (4, [1, 5, 9, 13, 17, 21, 25, 29])])
 def test_overflow_is_soon_followed_by_record(tmp_path, every_n_steps, steps):
-  train(str(tmp_path), [OVERFLOW] + [FINITE] * 29, every_n_steps, with_global_step=False)
-  assert [record["step"] for record in records(str(tmp_path))] == steps
+  train(tmp_path, [OVERFLOW] + [FINITE] * 29, every_n_steps, with_global_step=False)
+  assert [record["step"] for record in records(tmp_path)] == steps
 
 
 @pytest.mark.parametrize("inputs", ["placeholder", "dataset"])
@@ -117,40 +122,38 @@ def test_feeding_gradients_computes_nothing_else(tmp_path, warnings, inputs, che
     assert len(hook._history.steps) == (inputs == "placeholder")
   else:
     assert not [text for text in warnings if "GradientRangesHook" in text]
-    assert [record["tensors"]["w:0"]["scale"] for record in records(str(tmp_path))][:2] == [None, None]
+    assert [record["tensors"]["w:0"]["scale"] for record in records(tmp_path)][:2] == [None, None]
 
 
 def test_hook_that_records_nothing_warns(tmp_path, warnings):
   expected = "GradientRangesHook recorded nothing: no Session run executed the train op"
-  train(str(tmp_path), [FINITE])
+  train(tmp_path, [FINITE])
   assert not [text for text in warnings if text.startswith(expected)]
-  train(str(tmp_path), [])
+  train(tmp_path, [])
   assert len([text for text in warnings if text.startswith(expected)]) == 1
 
 
 def test_resumed_run_continues_file(tmp_path):
-  train(str(tmp_path), [FINITE] * 2)
-  hook = train(str(tmp_path), [FINITE] * 3)
-  steps = [record["step"] for record in records(str(tmp_path))]
-  assert steps == [1, 2, 3, 4, 5]
-  assert hook._history.steps == steps
+  train(tmp_path, [FINITE] * 2)
+  hook = train(tmp_path, [FINITE] * 3)
+  assert hook._history.steps == [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4, 5]
 
 
 def test_run_continues_truncated_file(tmp_path):
-  train(str(tmp_path), [FINITE] * 2)
+  train(tmp_path, [FINITE] * 2)
   path = tmp_path / "ranges" / "gradient_ranges.jsonl"
   path.write_text(path.read_text()[:-20])
-  hook = train(str(tmp_path), [FINITE] * 2)
+  hook = train(tmp_path, [FINITE] * 2)
   assert hook._history.steps == [1, 3, 4] and range_history.read(path.read_text().splitlines()).steps == [1, 3, 4]
 
 
 def test_run_continues_damaged_file(tmp_path):
-  train(str(tmp_path), [FINITE] * 3)
+  train(tmp_path, [FINITE] * 3)
   path = tmp_path / "ranges" / "gradient_ranges.jsonl"
   first, second, third = path.read_bytes().splitlines(True)
   second = json.dumps(dict(json.loads(second), run="1", step="2")).encode() + b"\n"
   path.write_bytes(first.replace(b"w:0", b"w\xff0") + second + third[:30] + b"\xff\n")
-  hook = train(str(tmp_path), [FINITE])
+  hook = train(tmp_path, [FINITE])
   assert hook._history.steps == [1, 2, 4] and {"w\ufffd0", "w:0"} < set(hook._history.tensors)
   assert range_plot.read(str(tmp_path))[0].steps == [1, 2, 4]
 
@@ -159,10 +162,8 @@ def test_file_without_records_is_kept(tmp_path, warnings):
   (tmp_path / "ranges").mkdir()
   path = tmp_path / "ranges" / "gradient_ranges.jsonl"
   path.write_text("not a record\n")
-  assert train(str(tmp_path), [FINITE])._history.steps == [1]
-  assert [
-    text for text in warnings if "none of the 1 lines is a record of GradientRangesHook; they are ignored" in text
-  ]
+  assert train(tmp_path, [FINITE])._history.steps == [1]
+  assert any("none of the 1 lines is a record of GradientRangesHook; they are ignored" in text for text in warnings)
   assert path.read_text().startswith("not a record\n{")
 
 
@@ -170,17 +171,22 @@ def test_another_program_replaces_records(tmp_path):
   for index in range(2):
     (tmp_path / str(index)).mkdir()
     hook = train(str(tmp_path / str(index)), [FINITE] * 2, hook_dir=str(tmp_path / "ranges"))
-  assert hook._history.steps == [1, 2] and len(records(str(tmp_path))) == 4
+  assert hook._history.steps == [1, 2] and len(records(tmp_path)) == 4
+
+
+def summaries(directory):
+  """Yields the values of all summaries in the event files of a directory."""
+  for path in directory.glob("*tfevents*"):
+    for event in tf.train.summary_iterator(str(path)):
+      yield from event.summary.value
 
 
 def test_event_files_contain_histograms(tmp_path):
-  train(str(tmp_path), [FINITE, 4.0 * FINITE])
-  (path,) = glob.glob(str(tmp_path / "ranges" / "*tfevents*"))
-  summaries = [value for event in tf.train.summary_iterator(path) for value in event.summary.value]
-  summaries = [summary for summary in summaries if summary.tag == "gradient_ranges/w:0"]
-  assert len(summaries) == 2
-  for summary, record in zip(summaries, records(str(tmp_path))):
-    histogram, exponents = summary.histo, record["tensors"]["w:0"]["exponents"]
+  train(tmp_path, [FINITE, 4.0 * FINITE])
+  histograms = [value.histo for value in summaries(tmp_path / "ranges") if value.tag == "gradient_ranges/w:0"]
+  assert len(histograms) == 2
+  for histogram, record in zip(histograms, records(tmp_path)):
+    exponents = record["tensors"]["w:0"]["exponents"]
     bars = {round(limit - 0.5): count for limit, count in zip(histogram.bucket_limit, histogram.bucket) if count}
     assert {str(exponent): count for exponent, count in bars.items()} == exponents
     values = np.repeat([float(exponent) for exponent in exponents], list(exponents.values()))
@@ -188,79 +194,61 @@ def test_event_files_contain_histograms(tmp_path):
     assert (histogram.min, histogram.max) == (values.min() - 0.5, values.max() + 0.5)
 
 
+@pytest.mark.usefixtures("graph")
 def test_writers_do_not_collide(tmp_path):
   directory = str(tmp_path)
-  with tf.Graph().as_default():
-    training = Training()
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
-    train_op = opt.minimize(training.loss, tf.train.get_or_create_global_step())
-    tf.summary.scalar("loss", training.loss)
-    hooks = [
-      mp_compat.LossScaleHook(opt, every_n_steps=1, output_dir=directory),
-      mp_compat.GradientRangesHook(opt, 1, directory),
-    ]
-    with tf.train.MonitoredTrainingSession(
-      checkpoint_dir=directory, save_summaries_steps=1, log_step_count_steps=None, hooks=hooks
-    ) as sess:
-      for _ in range(5):
-        sess.run(train_op, {training.x: FINITE})
-  tags = collections.Counter(
-    value.tag
-    for path in glob.glob(str(tmp_path / "*tfevents*"))
-    for event in tf.train.summary_iterator(path)
-    for value in event.summary.value
-  )
-  assert tags["loss"] == 5 and tags["loss_scale/scale"] == 6
-  assert tags["gradient_ranges/w:0"] == 5
+  training, opt, train_op = make_training()
+  tf.summary.scalar("loss", training.loss)
+  hooks = [
+    mp_compat.LossScaleHook(opt, every_n_steps=1, output_dir=directory),
+    mp_compat.GradientRangesHook(opt, 1, directory),
+  ]
+  with tf.train.MonitoredTrainingSession(
+    checkpoint_dir=directory, save_summaries_steps=1, log_step_count_steps=None, hooks=hooks
+  ) as sess:
+    for _ in range(5):
+      sess.run(train_op, {training.x: FINITE})
+  tags = collections.Counter(value.tag for value in summaries(tmp_path))
+  assert (tags["loss"], tags["loss_scale/scale"], tags["gradient_ranges/w:0"]) == (5, 6, 5)
   assert plot.read(directory).steps == [0, 1, 2, 3, 4, 5]
 
 
-def test_advice_is_logged_when_it_changes(monkeypatch, tmp_path):
-  lines = logged(monkeypatch)
-  train(str(tmp_path), [FINITE] * 3 + [FINITE * 2.0**-30] * 3)
+def test_advice_is_logged_when_it_changes(lines, tmp_path):
+  train(tmp_path, [FINITE] * 3 + [FINITE * 2.0**-30] * 3)
   first, second = [line for line in lines if line.startswith("Gradient ranges of GradientDescent at step")]
   assert " at step 1: No loss scaling is needed." in first and " at step 4: Use a fixed loss scale of 2**" in second
 
 
-def test_nan_data_needs_scale(monkeypatch, tmp_path):
+def test_nan_data_needs_scale(lines, tmp_path):
   """The same training without a check would end with NaN."""
-  lines = logged(monkeypatch)
-  hook = train(str(tmp_path), [FINITE, FINITE, FINITE * np.nan, FINITE, FINITE])
+  hook = train(tmp_path, [FINITE, FINITE, FINITE * np.nan, FINITE, FINITE])
   advice = range_history.advise(hook._history)
   assert advice.kind == "fixed" and "Not finite: 1 of 5 records (step 2), first in w:0" in advice.text
   assert "Not finite: 1 of 3 records" in lines[-1]
 
 
-def test_first_record_not_finite_is_logged(monkeypatch, tmp_path):
+def test_first_record_not_finite_is_logged(lines, tmp_path):
   """Also where the range of the scales stays the same."""
-  lines = logged(monkeypatch)
-  train(str(tmp_path), [FINITE * 2.0**14, FINITE, FINITE * np.nan, FINITE * np.nan])
-  assert [("Use a dynamic loss scale" in line, "Not finite: 1 of 3" in line) for line in lines[-2:]] == [
-    (True, False),
-    (True, True),
-  ]
+  train(tmp_path, [FINITE * 2.0**14, FINITE, FINITE * np.nan, FINITE * np.nan])
+  assert all("Use a dynamic loss scale" in line for line in lines[-2:])
+  assert ["Not finite: 1 of 3" in line for line in lines[-2:]] == [False, True]
 
 
-def small_gradients(hook_dir):
-  """Trains a float32 model whose gradients are far below float16's range; returns the history of the hook."""
-  with tf.Graph().as_default():
-    tf.set_random_seed(0)
-    x = tf.placeholder(tf.float32, [4, 8])
-    hidden = tf.nn.relu(tf.matmul(x, tf.get_variable("one", [8, 8])))
-    loss = 1e-8 * tf.reduce_mean(tf.square(tf.matmul(hidden, tf.get_variable("two", [8, 8])) - 1.0))
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 1.0)
-    train_op = opt.minimize(loss)
-    hook = mp_compat.GradientRangesHook(opt, 1, hook_dir)
-    with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
-      sess.run(train_op, {x: np.random.RandomState(0).normal(size=[4, 8])})
-  return hook._history
-
-
+@pytest.mark.usefixtures("graph")
 def test_float32_program_gets_advice(tmp_path):
-  history = small_gradients(str(tmp_path))
-  advice = range_history.advise(history)
-  assert advice.kind == "fixed" and history.is_complete
-  lost = [tensor.bounds.low for name, tensor in history.tensors.items() if "ReluGrad" in name]
+  """Its gradients are far below float16's range."""
+  tf.set_random_seed(0)
+  x = tf.placeholder(tf.float32, [4, 8])
+  hidden = tf.nn.relu(tf.matmul(x, tf.get_variable("one", [8, 8])))
+  loss = 1e-8 * tf.reduce_mean(tf.square(tf.matmul(hidden, tf.get_variable("two", [8, 8])) - 1.0))
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 1.0)
+  train_op = opt.minimize(loss)
+  hook = mp_compat.GradientRangesHook(opt, 1, str(tmp_path))
+  with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+    sess.run(train_op, {x: np.random.RandomState(0).normal(size=[4, 8])})
+  advice = range_history.advise(hook._history)
+  assert advice.kind == "fixed" and hook._history.is_complete
+  lost = [tensor.bounds.low for name, tensor in hook._history.tensors.items() if "ReluGrad" in name]
   assert lost and 0 < max(lost) <= advice.low
 
 
@@ -272,20 +260,18 @@ FAILURES = {
 FILE = "/gradient_ranges.jsonl"
 
 
+@pytest.mark.usefixtures("graph")
 @pytest.mark.parametrize("failure", sorted(FAILURES))
 def test_run_goes_on_without_its_files(failure, tmp_path, warnings):
   directory = str(tmp_path / "ranges")
-  with tf.Graph().as_default():
-    training = Training()
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
-    train_op = opt.minimize(training.loss)
-    hook = mp_compat.GradientRangesHook(opt, 1, directory)
-    with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
-      for index in range(5):
-        if index == 2:
-          FAILURES[failure](directory)
-        sess.run(train_op, {training.x: FINITE})
-      np.testing.assert_array_equal(sess.run(training.w), -5 * FINITE)
+  training, opt, train_op = make_training()
+  hook = mp_compat.GradientRangesHook(opt, 1, directory)
+  with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+    for index in range(5):
+      if index == 2:
+        FAILURES[failure](directory)
+      sess.run(train_op, {training.x: FINITE})
+    np.testing.assert_array_equal(sess.run(training.w), -5 * FINITE)
   assert len([text for text in warnings if "GradientRangesHook cannot write to {}".format(directory) in text]) == 1
   assert len(hook._history.steps) == 5
 
@@ -316,15 +302,12 @@ def test_run_goes_on_without_event_files(tmp_path):
   assert testing.run_python("-c", FULL_DISK, cwd=str(tmp_path)).stdout == "[-50. -50.]\n"
 
 
-def test_hook_writes_nothing_by_default(monkeypatch, tmp_path):
-  lines = logged(monkeypatch)
-  with tf.Graph().as_default():
-    training = Training()
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
-    train_op = opt.minimize(training.loss)
-    monkeypatch.chdir(tmp_path)
-    with tf.train.MonitoredTrainingSession(hooks=[mp_compat.GradientRangesHook(opt)]) as sess:
-      sess.run(train_op, {training.x: FINITE})
+@pytest.mark.usefixtures("graph")
+def test_hook_writes_nothing_by_default(lines, monkeypatch, tmp_path):
+  training, opt, train_op = make_training()
+  monkeypatch.chdir(tmp_path)
+  with tf.train.MonitoredTrainingSession(hooks=[mp_compat.GradientRangesHook(opt)]) as sess:
+    sess.run(train_op, {training.x: FINITE})
   assert not os.listdir(str(tmp_path)) and any("Gradient ranges of GradientDescent at step" in line for line in lines)
 
 
@@ -337,40 +320,30 @@ def test_wrong_every_n_steps_raises(every_n_steps):
 # --- the drawing ---------------------------------------------------------------------------------------------------
 
 
-def synthetic(tensors, records_of_each=3, scopes=("", "")):
+def synthetic(tensors, scopes=("", "")):
   """Returns a history of dense layers whose gradients become smaller towards the inputs.
 
   Args:
     tensors: the number of tensors.
-    records_of_each: the number of records.
     scopes: the scopes of ops and of variables.
   """
   random = np.random.RandomState(0)
-  history = range_history.History()
-  for step in range(records_of_each):
-    entries = {}
+  steps = []
+  for step in range(3):
+    exponents = {}
     for index in range(tensors):
-      exponents = np.round(random.normal(-10 - 20 * index / tensors, 3, 1000)).astype(int)
       layer = "block_{}/dense_{}".format(index // 12, index // 3)
       name = "gradients/{}{}/MatMul_grad/MatMul".format(scopes[0], layer)
       name = name if index % 3 else "{}{}/kernel:0".format(scopes[1], layer)
-      counts = {str(e): int(n) for e, n in zip(*np.unique(exponents + 10, return_counts=True))}
-      entries[name + "_{}".format(index)] = {
-        "selected": True,
-        "dtype": "float16",
-        "scale": 1024.0,
-        "zeros": 0,
-        "nonfinite": 0,
-        "largest": 1.0,
-        "exponents": counts,
-      }
-    history.add({"run": 1, "step": 1000 * step, "complete": True, "tensors": entries})
-  return history
+      values = np.round(random.normal(-20 * index / tensors, 3, 1000)).astype(int).tolist()
+      exponents["{}_{}".format(name, index)] = collections.Counter(values)
+    steps.append(recorded.record(1000 * step, exponents, 1024.0, zeros=0))
+  return recorded.history(*steps)
 
 
-def draw(history):
+def draw(measured, **changes_of_advice):
   pytest.importorskip("matplotlib")
-  return range_plot.draw(history, range_history.advise(history))
+  return range_plot.draw(measured, range_history.advise(measured)._replace(**changes_of_advice))
 
 
 @pytest.mark.parametrize("scopes", [("", ""), ("model_1/", "model/")], ids=["one_scope", "two_scopes"])
@@ -383,31 +356,24 @@ def test_texts_of_drawing_do_not_overlap(tensors, scopes):
 
 @pytest.mark.parametrize("tensors", [1, 300])
 def test_long_advice_does_not_overlap(tensors):
-  pytest.importorskip("matplotlib")
-  history = synthetic(tensors)
-  advice = range_history.advise(history)._replace(text=" ".join(["advice"] * 300))
-  check_texts(range_plot.draw(history, advice), tensors)
+  check_texts(draw(synthetic(tensors), text=" ".join(["advice"] * 300)), tensors)
 
 
 def test_drawing_shows_what_advice_rests_on():
-  pytest.importorskip("matplotlib")
-  tensors = {"a": ({0: 5}, 0), "wide": ({-30: 2**50, 14: 1}, 0), "b": ({-10: 5}, 0), "nan": ({0: 1}, 3)}
-  entries = {
-    name: dict(
-      selected=True, dtype="float32", scale=2.0**4, zeros=0, nonfinite=nonfinite, largest=1.0, exponents=values
-    )
-    for name, (values, nonfinite) in tensors.items()
-  }
-  history = range_history.History()
-  history.add({"run": 1, "step": 0, "complete": True, "tensors": entries})
-  figure = range_plot.draw(history, range_history.advise(history))
+  finite = {"a": {0: 5}, "wide": {-30: 2**50, 14: 1}, "b": {-10: 5}}
+  records_of_step = [
+    recorded.record(0, exponents, 16.0, nonfinite, zeros=0, dtype="float32")
+    for exponents, nonfinite in [(finite, 0), ({"nan": {0: 1}}, 3)]
+  ]
+  measured = recorded.history(recorded.together(*records_of_step))
+  figure = draw(measured)
   axes, fitting = figure.axes[2:4]
-  assert [label.get_text() for label in axes.get_yticklabels()] == list(tensors)
+  assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "wide", "b", "nan"]
   (red,) = axes.patches
   box = red.get_window_extent().transformed(axes.transData.inverted())
   np.testing.assert_allclose(sorted([box.y0, box.y1]), [2.5, 3.5])
   bars = [(bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_x() + bar.get_width()) for bar in fitting.patches]
-  assert bars == [(row, *history.tensors[name].bounds[:2]) for row, name in enumerate(["a", "wide", "b"])]
+  assert bars == [(row, *measured.tensors[name].bounds[:2]) for row, name in enumerate(["a", "wide", "b"])]
 
 
 def check_texts(figure, tensors):
@@ -423,16 +389,15 @@ def check_texts(figure, tensors):
   assert len(texts) >= min(tensors, 60) / 4 + 10
   boxes = [text.get_window_extent(renderer) for text in texts]
   for index, box in enumerate(boxes):
-    assert (
-      figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
-    )
+    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
     for text, other in zip(texts[:index], boxes[:index]):
       assert not box.overlaps(other), (text, texts[index])
 
 
 def test_command_writes_drawing_and_advice(tmp_path, capsys):
   pytest.importorskip("matplotlib")
-  train(str(tmp_path), [FINITE] * 3)
+  train(tmp_path, [FINITE] * 3)
   target = tmp_path / "ranges.png"
   assert command_line.main(["ranges", str(tmp_path), "-o", str(target)]) == 0
   out = capsys.readouterr().out
@@ -487,6 +452,6 @@ print(resident() / before)
 @pytest.mark.slow
 def test_twenty_thousand_steps(tmp_path):
   done = testing.run_python("-W", "ignore", "-c", SOAK, tmp_path)
-  history = range_history.read((tmp_path / "gradient_ranges.jsonl").read_text().splitlines())
-  assert len(history.steps) == 2000 and history.steps == sorted(set(history.steps))
+  steps = range_history.read((tmp_path / "gradient_ranges.jsonl").read_text().splitlines()).steps
+  assert len(steps) == 2000 and steps == sorted(set(steps))
   assert float(done.stdout) < 1.1  # the growth of the resident memory
