@@ -259,6 +259,13 @@ def waits_for(later, op):
   return op in seen
 
 
+def call_on_replicas(step):
+  """Calls a function on two replicas of a MirroredStrategy. Returns one op that groups the ops that it returned."""
+  strategy = tf.distribute.MirroredStrategy(TWO_CPUS)
+  with strategy.scope():
+    return strategy.group(strategy.extended.call_for_each_replica(step))
+
+
 def run_two_workers(module):
   """Runs a module in two worker processes on localhost. Returns the last line of each output, parsed as JSON.
 

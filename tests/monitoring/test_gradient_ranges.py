@@ -200,7 +200,6 @@ def test_sparse_and_accumulated_gradients():
 @pytest.mark.usefixtures("control_flow")
 def test_replicas_are_numbered():
   x = tf.placeholder(tf.float32, [2])
-  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
 
   def step():
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
@@ -210,8 +209,7 @@ def test_replicas_are_numbered():
     return steps[-1][1]
 
   steps = []
-  with strategy.scope():
-    strategy.extended.call_for_each_replica(step)
+  testing.call_on_replicas(step)
   ranges = mp_compat.gradient_ranges(steps[0][0])
   with testing.initialized_session() as sess:
     measured = sess.run(ranges, {x: [1.0, 8.0]})

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import struct
 import sys
 import time
@@ -15,6 +16,7 @@ from mp_compat.monitoring import plot
 from tests import testing
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
+from tests.testing import Optimizer
 from tests.testing import Training
 from tests.testing import tf
 
@@ -26,9 +28,7 @@ def train(directory, xs, checkpoints=True):
   """
   with tf.Graph().as_default():
     training = Training()
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-      tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(8.0, 3)
-    )
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(8.0, 3))
     train_op = opt.minimize(training.loss, training.global_step)
     if checkpoints:
       tf.summary.scalar("model/loss", tf.reduce_sum(tf.where_v2(tf.is_finite(training.x), training.x, 0.0)))
@@ -52,9 +52,7 @@ def _rundir(tmp_path):
 
 def test_plot_reads_events_of_hook(rundir):
   series = plot.read(rundir)
-  assert series._replace(loss=None) == plot.Series(
-    steps=[0, 2, 5, 6], scales=[8.0, 4.0, 8.0, 4.0], skipped=[0, 1, 1, 2], loss=None
-  )
+  assert series._replace(loss=None) == plot.Series([0, 2, 5, 6], [8.0, 4.0, 8.0, 4.0], skipped=[0, 1, 1, 2], loss=None)
   assert series.loss.tag == "model/loss" and set(series.loss.values) <= {1.0, 2.0, 3.0}
 
 
@@ -82,11 +80,8 @@ def test_plot_shows_data_read(rundir):
   np.testing.assert_array_equal(np.transpose(steps.get_xydata()), [[0, 2, 5, 6], [8.0, 4.0, 8.0, 4.0]])
   assert list(ticks.get_xdata()) == [2, 6] and scale.get_yscale() == "log"
   assert scale.get_title(loc="left") == "2 of 6 attempted steps skipped (33%)"
-  assert (loss.get_xlabel(), loss.get_ylabel(), scale.get_xlabel()) == (
-    "global step (applied steps only)",
-    "model/loss",
-    "attempted step",
-  )
+  assert (loss.get_xlabel(), loss.get_ylabel()) == ("global step (applied steps only)", "model/loss")
+  assert scale.get_xlabel() == "attempted step"
 
 
 def test_long_loss_curves_are_drawn_as_means():
@@ -112,13 +107,16 @@ def test_wide_range_is_logarithmic():
   assert plot.draw(series).axes[0].get_yscale() == "log"
 
 
+def test_plot_without_loss_has_one_panel():
+  assert len(plot.draw(plot.Series([0], [8.0], [0], None)).axes) == 1
+
+
 def test_tensor_summaries_are_read(tmp_path):
   with tf.Graph().as_default(), tf.summary.FileWriter(str(tmp_path)) as writer:
     for step in range(2):
       for tag, value in [("scale", 8.0), ("skipped_steps", step), ("words", b"no number")]:
-        writer.add_summary(
-          tf.Summary(value=[tf.Summary.Value(tag="loss_scale/" + tag, tensor=tf.make_tensor_proto(value))]), step
-        )
+        summary = tf.Summary.Value(tag="loss_scale/" + tag, tensor=tf.make_tensor_proto(value))
+        writer.add_summary(tf.Summary(value=[summary]), step)
   series = plot.read(str(tmp_path))
   assert series._replace(loss=None) == plot.Series(steps=[0, 1], scales=[8.0, 8.0], skipped=[0, 1], loss=None)
 
@@ -134,10 +132,6 @@ def test_missing_matplotlib_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
   with pytest.raises(plot.PlotError, match=r"needs matplotlib \(.*\): pip install matplotlib"):
     plot.draw(plot.Series([0], [8.0], [0], None))
-
-
-def test_plot_without_loss_has_one_panel():
-  assert len(plot.draw(plot.Series([0], [8.0], [0], None)).axes) == 1
 
 
 @pytest.mark.matrix
@@ -166,10 +160,7 @@ def test_file_suffix_selects_format(name, begins, rundir, tmp_path):
   [
     (["plot", "{run}/nowhere", "-o", "x.png"], "no such directory: "),
     (["plot", "{run}/empty", "-o", "x.png"], "no event files"),
-    (
-      ["plot", "{run}/other", "-o", "x.png"],
-      "expected the tags loss_scale/scale and loss_scale/skipped_steps, .* found x",
-    ),
+    (["plot", "{run}/other", "-o", "x.png"], "tags loss_scale/scale and loss_scale/skipped_steps, .* found x"),
     (["plot", "{run}", "-o", "x.png", "--loss_tag", "none"], "no scalar with the tag none .* found .*model/loss"),
     (["plot", "{run}/hook", "-o", "{run}/x.xyz"], "cannot write .*x.xyz: .*not supported .*pdf, .*png"),
     (["plot", "{run}/hook", "-o", "{run}/no/x.png"], "cannot write .*x.png: .*No such file"),
@@ -186,9 +177,7 @@ def test_plot_errors_are_one_line(rundir, arguments, words, capsys):
   finally:
     tf.logging.set_verbosity(verbosity)
   line = capsys.readouterr().err.splitlines()[-1]
-  assert line.startswith("mp_compat plot: ")
-  with pytest.raises(plot.PlotError, match=words):
-    raise plot.PlotError(line)
+  assert line.startswith("mp_compat plot: ") and re.search(words, line)
   assert not glob.glob(os.path.join(rundir, "*.tmp")) and not os.path.exists(os.path.join(rundir, "x.xyz"))
 
 
@@ -199,16 +188,16 @@ def test_directory_with_two_runs_raises(tmp_path):
     plot.read(str(tmp_path))
 
 
+@pytest.mark.usefixtures("graph")
 def test_hooks_of_one_directory_raise(tmp_path):
   """Their runs took place at the same time; those of a run that resumes follow each other."""
-  with tf.Graph().as_default():
-    training = Training()
-    opts = [mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0) for _ in range(2)]
-    train_ops = [opt.minimize(training.loss) for opt in opts]
-    hooks = [mp_compat.LossScaleHook(opt, 1, output_dir=str(tmp_path)) for opt in opts]
-    with tf.train.MonitoredTrainingSession(hooks=hooks) as sess:
-      for _ in range(4):
-        sess.run(train_ops, {training.x: FINITE})
+  training = Training()
+  opts = [Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0) for _ in range(2)]
+  train_ops = [opt.minimize(training.loss) for opt in opts]
+  hooks = [mp_compat.LossScaleHook(opt, 1, output_dir=str(tmp_path)) for opt in opts]
+  with tf.train.MonitoredTrainingSession(hooks=hooks) as sess:
+    for _ in range(4):
+      sess.run(train_ops, {training.x: FINITE})
   with pytest.raises(plot.PlotError, match="several LossScaleHooks wrote to .* at the same time: give each its own"):
     plot.read(str(tmp_path))
 

@@ -1,7 +1,5 @@
 """Tests of gradient reports, clipping and warnings."""
 
-import collections
-
 import numpy as np
 import pytest
 
@@ -16,9 +14,8 @@ pytestmark = pytest.mark.usefixtures("graph")
 
 def linear(dtype=tf.float32):
   """Returns two variables, the placeholders of their gradients, and the loss."""
-  names = ["a", "b"]
-  variables = [tf.get_variable(name, [3], dtype, initializer=tf.zeros_initializer()) for name in names]
-  xs = [tf.placeholder(dtype, [3]) for _ in names]
+  variables = [tf.get_variable(name, [3], dtype, initializer=tf.zeros_initializer()) for name in "ab"]
+  xs = [tf.placeholder(dtype, [3]) for _ in "ab"]
   return variables, xs, tf.add_n([tf.reduce_sum(v * x) for v, x in zip(variables, xs)])
 
 
@@ -33,12 +30,10 @@ def test_report_counts_nonfinite_values(dtype):
   report = mp_compat.nonfinite_gradients(opt)
   with testing.initialized_session() as sess:
     _, got = sess.run([train_op, report], dict(zip(xs, [[1.0, np.nan, -3.0], [np.inf, -np.inf, np.nan]])))
-  assert got == collections.OrderedDict(
-    [
-      ("a:0", mp_compat.GradientReport(nans=1, infs=0, largest=3.0)),
-      ("b:0", mp_compat.GradientReport(nans=1, infs=2, largest=0.0)),
-    ]
-  )
+  assert list(got.items()) == [
+    ("a:0", mp_compat.GradientReport(nans=1, infs=0, largest=3.0)),
+    ("b:0", mp_compat.GradientReport(nans=1, infs=2, largest=0.0)),
+  ]
 
 
 @pytest.mark.parametrize("dtype", [tf.complex64, tf.complex128], ids=lambda d: d.name)
@@ -66,7 +61,6 @@ def test_report_includes_clipped_gradients():
 
 
 def test_every_replica_finds_step():
-  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
   x = tf.placeholder(tf.float32, [2])
   found = []
 
@@ -75,34 +69,25 @@ def test_every_replica_finds_step():
     w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
     opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
     train_op = opt.minimize(w * x[index])
-    found.append(
-      {
-        "loss": tf.where_v2(opt.gradients_finite, x[index], 0.0),
-        "report": mp_compat.nonfinite_gradients(opt),
-        "ranges": mp_compat.gradient_ranges(opt),
-      }
-    )
+    loss = tf.where_v2(opt.gradients_finite, x[index], 0.0)
+    found.append((loss, mp_compat.nonfinite_gradients(opt), mp_compat.gradient_ranges(opt)))
     assert len(reports.train_steps(opt)) == 1
     return train_op
 
-  with strategy.scope():
-    train_op = strategy.group(strategy.extended.call_for_each_replica(step))
+  train_op = testing.call_on_replicas(step)
   with testing.initialized_session() as sess:
-    _, (one, two) = sess.run([train_op, found], {x: [1.0, np.inf]})
-  assert (one["loss"], two["loss"]) == (0.0, 0.0)
-  assert one["report"] == two["report"] and sum(report.infs for report in one["report"].values()) == 1
-  assert list(one["ranges"]) == list(two["ranges"])
+    losses, (report, same_report), ranges = zip(*sess.run([train_op, found], {x: [1.0, np.inf]})[1])
+  assert losses == (0.0, 0.0) and list(ranges[0]) == list(ranges[1])
+  assert report == same_report and sum(gradient.infs for gradient in report.values()) == 1
 
 
 def test_shared_optimizer_has_one_step():
-  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
 
   def step():
     return opt.minimize(tf.get_variable("w", [], initializer=tf.zeros_initializer()) * 2.0)
 
-  with strategy.scope():
-    strategy.extended.call_for_each_replica(step)
+  testing.call_on_replicas(step)
   assert len(reports.train_steps(opt)) == 1
 
 
@@ -186,28 +171,24 @@ def test_unscaled_gradients_warn_once(warnings):
 
 def test_unscaled_gradients_warn_in_each_graph(warnings):
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
-  for number, use in enumerate(
-    [
-      opt.minimize,
-      lambda loss: opt.apply_gradients(zip(tf.gradients(loss, tf.trainable_variables()), tf.trainable_variables())),
-    ]
-    * 2
-  ):
+  for count in range(2):
     with tf.Graph().as_default():
-      use(linear()[2])
-    assert len(warnings) == (number + 1) // 2
+      opt.minimize(linear()[2])
+    assert len(warnings) == count
+    with tf.Graph().as_default():
+      variables, _, loss = linear()
+      opt.apply_gradients(zip(tf.gradients(loss, variables), variables))
+    assert len(warnings) == count + 1
 
 
 def test_optimizers_of_replicas_warn_once(warnings):
-  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
 
   def step():
     variable = tf.get_variable("v", [], initializer=tf.zeros_initializer())
     opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
     return opt.apply_gradients([(tf.placeholder_with_default(1.0, []), variable)])
 
-  with strategy.scope():
-    strategy.extended.call_for_each_replica(step)
+  testing.call_on_replicas(step)
   assert len(warnings) == 1 and "never scaled" in warnings[0]
 
 

@@ -26,36 +26,48 @@ def two_layers(x):
     return tf.matmul(tf.matmul(x, tf.get_variable("one", [2, 2], x.dtype)), tf.get_variable("two", [2, 1], x.dtype))
 
 
-def test_infinite_gradient_is_named():
-  x = tf.placeholder(tf.float32, [1, 2])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(2.0))
-  train_op = opt.minimize(tf.reduce_sum(tf.sqrt(two_layers(x))))
-  text = stall(opt, train_op, {x: [[1.0, -1.0]]}, min_scale_patience=2)
-  assert "one:0: " in text and "The first value of the backward pass that is not finite is gradients/Sqrt_grad/" in text
-  assert "If it is finite, an op of the backward pass overflows in float16 or has no finite gradient" in text
+def root_in_branch(x):
+  with testing.control_flow(1):
+    return tf.cond(tf.placeholder_with_default(True, []), lambda: tf.sqrt(two_layers(x)), lambda: tf.zeros([1, 1]))
 
 
-def test_fixed_scale_too_large_is_named():
-  x = tf.placeholder(tf.float16, [1, 2])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**20)
-  loss = tf.reduce_sum(tf.cast(two_layers(x), tf.float32))
-  text = stall(opt, opt.minimize(loss), {x: [[1.0, 1.0]]}, min_scale_patience=2)
-  assert "not finite is gradients/Cast_grad/Cast." in text
-  assert 'the fixed loss scale may be too large: lower it, or use "dynamic"' in text
+# The input, its dtype, the loss scale, the values of which the sum is the loss, and texts of the error.
+REASONS = {
+  "infinite gradient": (
+    ([1.0, -1.0], tf.float32, lambda: mp_compat.DynamicLossScale(2.0), lambda x: tf.sqrt(two_layers(x))),
+    "one:0: ",
+    "The first value of the backward pass that is not finite is gradients/Sqrt_grad/",
+    "If it is finite, an op of the backward pass overflows in float16 or has no finite gradient",
+  ),
+  "fixed scale": (
+    ([1.0, 1.0], tf.float16, lambda: 2.0**20, lambda x: tf.cast(two_layers(x), tf.float32)),
+    "not finite is gradients/Cast_grad/Cast.",
+    'the fixed loss scale may be too large: lower it, or use "dynamic"',
+  ),
+  "fixed scale of float16 loss": (
+    ([1.0, 1.0], tf.float16, lambda: testing.native.FixedLossScale(2.0**20), two_layers),
+    "not finite is scale_loss/Cast.",
+    "the fixed loss scale may be too large",
+  ),
+  "falling scale": (
+    ([np.inf, 1.0], tf.float32, lambda: "dynamic", two_layers),
+    "the scale may still be too large: begin with a lower one, or allow more skips.",
+  ),
+  "value in branch": (
+    ([1.0, -1.0], tf.float32, lambda: 2.0, root_in_branch),
+    "not finite is gradients/cond/Sqrt_grad/",
+  ),
+}
 
 
-def test_scale_of_float16_loss_is_named():
-  x = tf.placeholder(tf.float16, [1, 2])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), testing.native.FixedLossScale(2.0**20))
-  text = stall(opt, opt.minimize(tf.reduce_sum(two_layers(x))), {x: [[1.0, 1.0]]}, min_scale_patience=2)
-  assert "not finite is scale_loss/Cast." in text and "the fixed loss scale may be too large" in text
-
-
-def test_falling_scale_may_be_too_large():
-  x = tf.placeholder(tf.float32, [1, 2])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
-  text = stall(opt, opt.minimize(tf.reduce_sum(two_layers(x))), {x: [[np.inf, 1.0]]}, max_consecutive_skips=3)
-  assert "the scale may still be too large: begin with a lower one, or allow more skips." in text
+@pytest.mark.parametrize("reason", sorted(REASONS))
+def test_stall_error_names_reason(reason):
+  (value, dtype, make_scale, outputs), *texts = REASONS[reason]
+  x = tf.placeholder(dtype, [1, 2])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), make_scale())
+  train_op = opt.minimize(tf.reduce_sum(outputs(x)))
+  error = stall(opt, train_op, {x: [value]}, max_consecutive_skips=4, min_scale_patience=2)
+  assert not [text for text in texts if text not in error]
 
 
 def test_unclipped_gradients_come_first():
@@ -78,15 +90,6 @@ def test_fed_gradients_need_no_backward_pass():
   train_op = opt.apply_gradients(zip(clipped, variables))
   text = stall(opt, train_op, {clipped[0]: np.full([2, 2], np.nan), clipped[1]: np.ones([2, 1])}, min_scale_patience=2)
   assert "one:0: 4 NaN" in text and "(computed)" not in text and "first value" not in text
-
-
-def test_value_in_branch_is_named():
-  x, taken = tf.placeholder(tf.float32, [1, 2]), tf.placeholder(tf.bool, [])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
-  with testing.control_flow(1):
-    outputs = tf.cond(taken, lambda: tf.sqrt(two_layers(x)), lambda: tf.zeros([1, 1]))
-  text = stall(opt, opt.minimize(tf.reduce_sum(outputs)), {x: [[1.0, -1.0]], taken: True}, min_scale_patience=2)
-  assert "not finite is gradients/cond/Sqrt_grad/" in text
 
 
 def test_stall_between_applied_steps(warnings):
