@@ -42,6 +42,10 @@ OPTIMIZERS = {
 }
 
 
+def sgd():
+  return tf.train.GradientDescentOptimizer(1.0)
+
+
 # Gradients for `Training`, float64 [2].
 FINITE, OVERFLOW = np.array([1.0, 2.0]), np.array([1.0, np.inf])
 

@@ -8,13 +8,10 @@ from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring.range_history import Description
 from tests import testing
 from tests.testing import Optimizer
+from tests.testing import sgd
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
-
-
-def sgd():
-  return tf.train.GradientDescentOptimizer(1.0)
 
 
 def measure_with_numpy(values, scale):

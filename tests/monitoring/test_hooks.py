@@ -9,6 +9,7 @@ import pytest
 import mp_compat
 from tests import testing
 from tests.testing import Optimizer
+from tests.testing import sgd
 from tests.testing import tf
 
 FINITE, OVERFLOW = [1.0, 2.0], [np.inf, 2.0]
@@ -35,7 +36,7 @@ class LoggedTraining(testing.Training):
 
   def __init__(self, loss_scale, monkeypatch):
     super().__init__()
-    self.opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), loss_scale)
+    self.opt = Optimizer(sgd(), loss_scale)
     self.loss = tf.cast(tf.reduce_sum(tf.cast(self.w * self.x, tf.float16)), tf.float32)
     self.train_op = self.opt.minimize(self.loss, self.global_step)
     self.lines = []
@@ -55,7 +56,7 @@ def _make_training(graph, monkeypatch):
 @pytest.mark.parametrize("kind", ["float32", "float16", "rewrite", "loop"])
 def test_hook_warns_of_float32(kind, make_training):
   training = make_training(8.0)
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  opt = Optimizer(sgd(), 8.0)
   loss = training.loss if kind == "float16" else tf.reduce_sum(tf.square(training.w))
   if kind == "loop":
     loss = tf.while_loop(lambda n, x: n < 2, lambda n, x: (n + 1, x * x), [0, loss])[1]
@@ -260,7 +261,7 @@ def test_hooks_have_separate_graph_counters(tmp_path):
   for expected in [[3, 1, 3], [6, 2, 6]]:
     with tf.Graph().as_default():
       variables = [tf.get_variable(name, initializer=FINITE) for name in "ab"]
-      opts = [Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0) for _ in "ab"]
+      opts = [Optimizer(sgd(), 8.0) for _ in "ab"]
       global_step = tf.train.get_or_create_global_step()
       train_ops = [opt.minimize(tf.reduce_sum(v), global_step, [v]) for opt, v in zip(opts, variables)]
       hooks = [mp_compat.LossScaleHook(opt, counters_in_graph=True) for opt in opts + opts[:1]]
@@ -364,7 +365,7 @@ class TrainingInControlFlow(testing.Training):
   def __init__(self, kind):
     super().__init__()
     self.executed = tf.placeholder_with_default(True, [])
-    self.opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(8.0, 100))
+    self.opt = Optimizer(sgd(), mp_compat.DynamicLossScale(8.0, 100))
     if kind == "while_loop":
       self.train_op = tf.while_loop(lambda i: i < 3, self._step, [0])
     else:
@@ -434,7 +435,7 @@ def test_verbosity_shows_lines_once():
 
 def test_stall_error_names_optimizer(make_training):
   training = make_training(8.0)
-  other = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  other = Optimizer(sgd(), 8.0)
   hooks = [mp_compat.LossScaleHook(opt, min_scale_patience=2) for opt in (training.opt, other)]
   with pytest.raises(mp_compat.LossScaleStalledError, match="The loss scale of GradientDescent_1 is stalled"):
     run(hooks, other.minimize(training.loss), [{training.x: OVERFLOW}] * 9)

@@ -12,19 +12,9 @@ from mp_compat.monitoring import range_history
 
 def record(step, tensors, scale=1.0, nonfinite=0, run=1, zeros=3, dtype="float16", selected=True, complete=True):
   """Returns a record: `tensors` is {name: {exponent of the scaled values: count}}."""
-  values = {
-    name: {
-      "selected": selected,
-      "dtype": dtype,
-      "scale": scale,
-      "zeros": zeros,
-      "nonfinite": nonfinite,
-      "largest": 1.0,
-      "exponents": exponents,
-    }
-    for name, exponents in tensors.items()
-  }
-  return {"run": run, "step": step, "complete": complete, "tensors": values}
+  values = dict(selected=selected, dtype=dtype, scale=scale, zeros=zeros, nonfinite=nonfinite, largest=1.0)
+  tensors = {name: dict(values, exponents=exponents) for name, exponents in tensors.items()}
+  return {"run": run, "step": step, "complete": complete, "tensors": tensors}
 
 
 def together(*records):
@@ -38,6 +28,10 @@ def together(*records):
 def history(*records):
   """Returns a history through its file format."""
   return range_history.read(json.dumps(entry) + "\n" for entry in records)
+
+
+def advise(*records):
+  return range_history.advise(history(*records))
 
 
 # Exponents and counts of tensors by name, without a scale; the advice: kind, low, high; a text that it contains.
@@ -65,7 +59,7 @@ def test_advice_of_one_record(case, scale_exponent):
   """The scale of the record does not matter, because the values are divided by it."""
   tensors, expected, text = ADVICE[case]
   scaled = {name: {e + scale_exponent: n for e, n in counts.items()} for name, counts in tensors.items()}
-  advice = range_history.advise(history(record(1, scaled, 2.0**scale_exponent)))
+  advice = advise(record(1, scaled, 2.0**scale_exponent))
   assert advice[:3] == expected and text in advice.text
   assert len(advice.text.split(". ")) == 2 and advice.text.endswith(".")
 
@@ -77,7 +71,7 @@ def test_advice_of_one_record(case, scale_exponent):
 )
 def test_lowest_values_indicate_lost_ones(scale_exponent, exponents, is_cut_off):
   scale = 2.0**scale_exponent
-  advice = range_history.advise(history(record(1, {"a": exponents, "b": {0: 1}}, scale)))
+  advice = advise(record(1, {"a": exponents, "b": {0: 1}}, scale))
   assert (advice.kind == "unknown") == is_cut_off
   if is_cut_off:
     start = "Record with a loss scale of 2**{}. At 2**{}, ".format(13 + scale_exponent, scale_exponent)
@@ -89,20 +83,20 @@ def test_lowest_values_indicate_lost_ones(scale_exponent, exponents, is_cut_off)
 
 def test_advised_scale_fits():
   """A larger scale would overflow, so it cannot show more."""
-  assert range_history.advise(history(record(1, {"a": {}, "b": {13: 1}}))).kind == "none"
-  assert range_history.advise(history(record(1, {"a": {}, "b": {12: 1}}))).kind == "unknown"
+  assert advise(record(1, {"a": {}, "b": {13: 1}})).kind == "none"
+  assert advise(record(1, {"a": {}, "b": {12: 1}})).kind == "unknown"
 
 
 @pytest.mark.parametrize("exponents", [{-24: 5}, {}])
 def test_only_float16_is_cut_off(exponents):
   for dtype, kind in (("float16", "unknown"), ("float32", "none"), ("bfloat16", "none")):
     tensors = together(record(1, {"a": exponents}, dtype=dtype), record(1, {"b": {0: 1}}))
-    assert range_history.advise(history(tensors)).kind == kind
+    assert advise(tensors).kind == kind
 
 
 def test_bfloat16_has_range_of_float32():
   values = record(1, {"a": {-120: 5, 20: 1}, "b": {-60: 1}}, dtype="bfloat16")
-  advice = range_history.advise(history(values))
+  advice = advise(values)
   assert advice[:3] == ("none", 0, 107) and "magnitude in bfloat16 and" in advice.text
   assert history(values).format == range_history.BFLOAT16
   mixed = history(together(values, record(1, {"c": {-30: 1}})))
@@ -126,7 +120,7 @@ ZEROS = {
 def test_zeros_beside_values_are_explained(case):
   steps, is_explained = ZEROS[case]
   records = [record(step, {"a": exponents, "b": {1: 1}}, 2.0**n) for step, (exponents, n) in enumerate(steps)]
-  assert (range_history.advise(history(*records)).kind != "unknown") == is_explained
+  assert (advise(*records).kind != "unknown") == is_explained
 
 
 # The scale of 1 of 10 records, in which values are not finite; those of the others are below 2**1 without a scale.
@@ -145,7 +139,7 @@ def test_records_not_finite_bound_scale(case):
   """They are always named, and need a loss scale that skips them."""
   scale, expected, text = OVERFLOWS[case]
   bad = record(10, {"a": {}}, scale, nonfinite=1)
-  advice = range_history.advise(history(*[record(step, {"a": {0: 1}}) for step in range(9)], bad))
+  advice = advise(*[record(step, {"a": {0: 1}}) for step in range(9)], bad)
   assert advice[:3] == expected and text in advice.text
   assert advice.text.endswith(" Not finite: 1 of 10 records (step 10), first in a; such steps must be skipped.")
 
@@ -160,11 +154,11 @@ def test_overflow_is_of_first_tensor():
 
 def test_run_without_finite_record():
   overflow = together(record(1, {"a": {}}, 2.0**15, nonfinite=5), record(1, {"b": {-5: 1}}, 2.0**15))
-  advice = range_history.advise(history(overflow))
+  advice = advise(overflow)
   assert advice[:3] == ("unknown", 0, 14) and advice.text.startswith("Record more steps, or with a smaller loss scale.")
   unscaled = record(2, {"a": {}, "b": {}}, nonfinite=5)
   for records in ([unscaled], [overflow, unscaled]):
-    advice = range_history.advise(history(*records))
+    advice = advise(*records)
     assert advice[:3] == ("float32", 0, -1) and "No record was finite at 2**0." in advice.text
   recorded = history(overflow, record(2, {"a": {0: 1}, "b": {-5: 1}}))
   assert not history(overflow).tensors["a"].is_recorded and recorded.tensors["a"].is_recorded
@@ -173,7 +167,7 @@ def test_run_without_finite_record():
 
 def test_many_records_not_finite_are_counted():
   bad = [record(step, {"a": {}}, 2.0**9, nonfinite=1) for step in range(7)]
-  text = range_history.advise(history(record(9, {"a": {0: 1}}), *bad)).text
+  text = advise(record(9, {"a": {0: 1}}), *bad).text
   assert "Not finite: 7 of 8 records (steps 0, 1, 2, 3, 4 and 2 more), first in a" in text
 
 
@@ -188,18 +182,18 @@ def test_advice_is_for_selected_tensors():
   selected, other = record(1, {"a": {0: 1}}), record(1, {"b": {-30: 1}, "c": {17: 1}}, dtype="float32", selected=False)
   both = history(together(selected, other))
   assert range_history.advise(both)[:3] == ("none", 0, 15) and not both.conflict and len(both.tensors) == 3
-  assert range_history.advise(history(other)) is None
+  assert advise(other) is None
 
 
 def test_what_was_not_measured_is_mentioned():
   complete, incomplete = record(1, {"a": {0: 1}}), record(2, {"a": {0: 1}}, complete=False)
-  assert "was not measured" not in range_history.advise(history(complete)).text
-  assert "What functions and loops compute was not measured" in range_history.advise(history(incomplete, complete)).text
+  assert "was not measured" not in advise(complete).text
+  assert "What functions and loops compute was not measured" in advise(incomplete, complete).text
 
 
 @pytest.mark.parametrize("scale", [0.0, float("inf"), float("nan"), -1.0])
 def test_invalid_scales_are_ignored(scale):
-  assert range_history.advise(history(record(1, {"a": {0: 1}}, scale), record(2, {"a": {2: 1}})))[:3] == ("none", 0, 13)
+  assert advise(record(1, {"a": {0: 1}}, scale), record(2, {"a": {2: 1}}))[:3] == ("none", 0, 13)
 
 
 def test_other_scales_are_rounded_to_be_safe():
@@ -209,19 +203,19 @@ def test_other_scales_are_rounded_to_be_safe():
 
 def test_advice_considers_every_record():
   early, late = record(1, {"a": {-4: 100}}), record(2, {"a": {-36: 100}})
-  assert range_history.advise(history(early))[:3] == ("none", 0, 19)
-  assert range_history.advise(history(late))[:3] == ("fixed", 12, 51)
+  assert advise(early)[:3] == ("none", 0, 19)
+  assert advise(late)[:3] == ("fixed", 12, 51)
   both = ("fixed", 12, 19)
-  assert range_history.advise(history(early, late))[:3] == both
-  assert range_history.advise(history(dict(late, step=1), dict(early, step=2)))[:3] == both
+  assert advise(early, late)[:3] == both
+  assert advise(dict(late, step=1), dict(early, step=2))[:3] == both
   large = record(3, {"a": {5: 100}})
-  advice = range_history.advise(history(early, late, large))
+  advice = advise(early, late, large)
   assert advice[:3] == ("dynamic", 12, 10) and "a needs at least 2**12, and a overflows above 2**10" in advice.text
 
 
 def test_worst_record_that_no_scale_fits():
   steps = [record(step, {"a": {-40: 5}, "b": {exponent: 1}}) for step, exponent in enumerate([-9, 1, 3, 2])]
-  advice = range_history.advise(history(*steps))
+  advice = advise(*steps)
   assert advice.kind == "float32" and "No scale fits step 2: a needs at least 2**16, and b overflows above 2**12" in (
     advice.text
   )
@@ -229,8 +223,8 @@ def test_worst_record_that_no_scale_fits():
 
 def test_no_values_give_no_advice():
   assert range_history.advise(range_history.History()) is None
-  assert range_history.advise(history(record(1, {"a": {}}))) is None
-  assert range_history.advise(history(record(1, {"a": {}, "b": {0: 1}}, zeros=0))).kind == "none"
+  assert advise(record(1, {"a": {}})) is None
+  assert advise(record(1, {"a": {}, "b": {0: 1}}, zeros=0)).kind == "none"
 
 
 def test_restored_run_replaces_later_records():
@@ -265,15 +259,8 @@ def test_record_contains_fetched_counts():
   empty = measured._replace(exponents=np.zeros(256, np.int32))
   descriptions = dict.fromkeys("ab", range_history.Description(True, "float16", False))
   got = range_history.record_of(2, 3, {"a": measured, "b": empty}, descriptions, True)
-  tensor = {
-    "selected": False,
-    "dtype": "float16",
-    "scale": 8.0,
-    "zeros": 5,
-    "nonfinite": 1,
-    "largest": 1.5,
-    "exponents": {"-127": 2, "-126": 2, "0": 5},
-  }
+  tensor = dict(selected=False, dtype="float16", scale=8.0, zeros=5, nonfinite=1, largest=1.5)
+  tensor["exponents"] = {"-127": 2, "-126": 2, "0": 5}
   assert got == {"run": 2, "step": 3, "complete": True, "tensors": {"a": tensor}}
   assert json.loads(json.dumps(got)) == got
   descriptions["a"] = descriptions["a"]._replace(has_scale=False)

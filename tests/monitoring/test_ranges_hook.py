@@ -20,6 +20,7 @@ from tests.testing import FINITE
 from tests.testing import OVERFLOW
 from tests.testing import Optimizer
 from tests.testing import Training
+from tests.testing import sgd
 from tests.testing import tf
 
 
@@ -30,7 +31,7 @@ def train(directory, xs, every_n_steps=1, with_global_step=True, in_branch=None,
     x = tf.placeholder(tf.float32, [2])
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
     global_step = tf.train.get_or_create_global_step() if with_global_step else None
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), mp_compat.DynamicLossScale(8.0, 3))
+    opt = Optimizer(sgd(), mp_compat.DynamicLossScale(8.0, 3))
     taken = tf.placeholder_with_default(True, [])
 
     def minimize():
@@ -48,7 +49,7 @@ def train(directory, xs, every_n_steps=1, with_global_step=True, in_branch=None,
 
 def make_training():
   """Returns a Training with its optimizer and its train op."""
-  training, opt = Training(), Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  training, opt = Training(), Optimizer(sgd(), 8.0)
   return training, opt, opt.minimize(training.loss, training.global_step)
 
 
@@ -106,7 +107,7 @@ def test_feeding_gradients_computes_nothing_else(tmp_path, warnings, inputs, che
       batches = tf.data.Dataset.range(100).map(lambda index: tf.fill([2], tf.cast(index, tf.float32)))
       x = tf.data.make_one_shot_iterator(batches).get_next()
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0, check_computed_gradients=check_computed)
+    opt = Optimizer(sgd(), 8.0, check_computed_gradients=check_computed)
     ((grad, _),) = opt.compute_gradients(tf.reduce_sum(w * x))
     train_op = opt.apply_gradients([(grad, w)])
     hook = mp_compat.GradientRangesHook(opt, 2, str(tmp_path / "ranges"))
@@ -241,7 +242,7 @@ def test_float32_program_gets_advice(tmp_path):
   x = tf.placeholder(tf.float32, [4, 8])
   hidden = tf.nn.relu(tf.matmul(x, tf.get_variable("one", [8, 8])))
   loss = 1e-8 * tf.reduce_mean(tf.square(tf.matmul(hidden, tf.get_variable("two", [8, 8])) - 1.0))
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 1.0)
+  opt = Optimizer(sgd(), 1.0)
   train_op = opt.minimize(loss)
   hook = mp_compat.GradientRangesHook(opt, 1, str(tmp_path))
   with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:

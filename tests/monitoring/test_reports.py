@@ -7,6 +7,7 @@ import mp_compat
 from mp_compat.monitoring import reports
 from tests import testing
 from tests.testing import Optimizer
+from tests.testing import sgd
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -25,7 +26,7 @@ def linear(dtype=tf.float32):
 @pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64], ids=lambda d: d.name)
 def test_report_counts_nonfinite_values(dtype):
   _, xs, loss = linear(dtype)
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
+  opt = Optimizer(sgd(), 4.0)
   train_op = opt.minimize(loss)
   report = mp_compat.nonfinite_gradients(opt)
   with testing.initialized_session() as sess:
@@ -50,7 +51,7 @@ def test_report_counts_complex_parts(dtype):
 
 def test_report_includes_clipped_gradients():
   _, xs, loss = linear()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
+  opt = Optimizer(sgd(), 4.0)
   train_op = opt.apply_gradients([(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in opt.compute_gradients(loss)])
   report = mp_compat.nonfinite_gradients(opt)
   assert list(report) == ["a:0 (computed)", "b:0 (computed)", "a:0", "b:0"]
@@ -67,7 +68,7 @@ def test_every_replica_finds_step():
   def step():
     index = tf.distribute.get_replica_context().replica_id_in_sync_group
     w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+    opt = Optimizer(sgd(), 8.0)
     train_op = opt.minimize(w * x[index])
     loss = tf.where_v2(opt.gradients_finite, x[index], 0.0)
     found.append((loss, mp_compat.nonfinite_gradients(opt), mp_compat.gradient_ranges(opt)))
@@ -82,7 +83,7 @@ def test_every_replica_finds_step():
 
 
 def test_shared_optimizer_has_one_step():
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  opt = Optimizer(sgd(), 8.0)
 
   def step():
     return opt.minimize(tf.get_variable("w", [], initializer=tf.zeros_initializer()) * 2.0)
@@ -126,7 +127,7 @@ def test_norm_survives_overflowing_squares(dtype, value):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_clipping_nonfinite_skips_step(bad):
   (a, b), xs, loss = linear()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
+  opt = Optimizer(sgd(), 4.0)
   grads, variables = zip(*opt.compute_gradients(loss))
   clipped, _ = mp_compat.clip_by_global_norm(grads, 1.0)
   train_op = opt.apply_gradients(zip(clipped, variables))
@@ -160,32 +161,25 @@ def test_finite_or_zero_allows_histograms():
 # --- warnings about unscaled gradients -----------------------------------------------------------------------------
 
 
-def test_unscaled_gradients_warn_once(warnings):
-  variables, _, loss = linear()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
-  for _ in range(2):
-    opt.apply_gradients(zip(tf.gradients(loss, variables), variables))
-  assert len(warnings) == 1
-  assert "never scaled" in warnings[0] and "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss)" in warnings[0]
-
-
-def test_unscaled_gradients_warn_in_each_graph(warnings):
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
+def test_unscaled_gradients_warn_once_per_graph(warnings):
+  opt = Optimizer(sgd(), 4.0)
   for count in range(2):
     with tf.Graph().as_default():
       opt.minimize(linear()[2])
     assert len(warnings) == count
     with tf.Graph().as_default():
       variables, _, loss = linear()
-      opt.apply_gradients(zip(tf.gradients(loss, variables), variables))
+      for _ in range(2):
+        opt.apply_gradients(zip(tf.gradients(loss, variables), variables))
     assert len(warnings) == count + 1
+  assert "never scaled" in warnings[0] and "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss)" in warnings[0]
 
 
 def test_optimizers_of_replicas_warn_once(warnings):
 
   def step():
     variable = tf.get_variable("v", [], initializer=tf.zeros_initializer())
-    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
+    opt = Optimizer(sgd(), 4.0)
     return opt.apply_gradients([(tf.placeholder_with_default(1.0, []), variable)])
 
   testing.call_on_replicas(step)
@@ -194,7 +188,7 @@ def test_optimizers_of_replicas_warn_once(warnings):
 
 def test_scaling_by_hand_avoids_warning(warnings):
   variables, xs, loss = linear(tf.float16)
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**10)
+  opt = Optimizer(sgd(), 2.0**10)
   grads = opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables))
   assert [g.dtype for g in grads] == [tf.float16] * 2
   train_op = opt.apply_gradients([(tf.clip_by_value(g, -4.0, 4.0), v) for g, v in zip(grads, variables)])
@@ -207,7 +201,7 @@ def test_scaling_by_hand_avoids_warning(warnings):
 
 def test_accumulators_log_no_warning(warnings):
   variables, _, loss = linear()
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
+  opt = Optimizer(sgd(), 4.0)
   opt.minimize(loss)
   totals = [tf.Variable(tf.zeros([3]), trainable=False) for _ in variables]
   opt.apply_gradients(zip([tf.convert_to_tensor(total) for total in totals], variables))
@@ -217,7 +211,7 @@ def test_accumulators_log_no_warning(warnings):
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize("observe", [mp_compat.nonfinite_gradients, mp_compat.loss_scale_summaries])
 def test_observing_steps_of_loops_raises(observe):
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 4.0)
+  opt = Optimizer(sgd(), 4.0)
 
   def body(i):
     with tf.control_dependencies([opt.minimize(linear()[2])]):

@@ -17,6 +17,7 @@ from tests import testing
 from tests.keras import cases as keras_cases
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
+from tests.testing import sgd
 from tests.testing import tf
 
 NAN, INF = float("nan"), float("inf")
@@ -26,10 +27,6 @@ ROWS = []
 def rows(*table):
   """Adds rows: a function of a TrainingWithOptimizer, its error class, and a regular expression of the message."""
   ROWS.extend(pytest.param(*row, id="{}: {}".format(row[1].__name__, row[2])) for row in table)
-
-
-def sgd():
-  return tf.train.GradientDescentOptimizer(1.0)
 
 
 def keras_sgd():

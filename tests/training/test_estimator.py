@@ -24,7 +24,7 @@ RATE, MOMENTUM = 0.25, 0.5
 class Expected:
   """Computes Momentum on `w`, initially ones, and a dynamic loss scale in NumPy, for the gradients `grads`."""
 
-  def __init__(self, grads, scale, period, steps=None):
+  def __init__(self, grads, scale=64.0, period=2, steps=None):
     self.w, self.accumulator = np.ones(2), np.zeros(2)
     self.scale, self.good_steps, self.global_step, self.attempted = scale, 0, 0, 0
     for grad in grads:
@@ -51,6 +51,10 @@ class Expected:
     assert got["global_step"] == self.global_step
 
 
+def make_optimizer(loss_scale):
+  return Optimizer(tf.train.MomentumOptimizer(RATE, MOMENTUM), loss_scale)
+
+
 class Model:
   """A model_fn with the loss `sum(w * x)`, so the gradient of `w` is `x`.
 
@@ -70,7 +74,7 @@ class Model:
     loss = tf.reduce_sum(y)
     if mode == tf.estimator.ModeKeys.EVAL:
       return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops={"y": tf.metrics.mean(y)})
-    optimizer = Optimizer(tf.train.MomentumOptimizer(RATE, MOMENTUM), params["loss_scale"])
+    optimizer = params.get("optimizer") or make_optimizer(params["loss_scale"])
     hook = mp_compat.LossScaleHook(optimizer)
     self.hooks.append(hook)
     train_op = optimizer.minimize(loss, tf.train.get_global_step())
@@ -100,7 +104,7 @@ def test_estimator_trains_and_predicts(tmp_path, api):
   estimator = api.estimator.Estimator(model, str(tmp_path), params=dynamic())
   xs = [FINITE, OVERFLOW, FINITE, FINITE, FINITE, HUGE, FINITE]
   estimator.train(inputs(xs))
-  expected = Expected(xs, 64.0, 2)
+  expected = Expected(xs)
   assert (expected.attempted, expected.global_step, expected.scale) == (7, 5, 32.0)
   expected.check(estimator)
   assert (model.hooks[0].attempted, model.hooks[0].skipped) == (7, 2)
@@ -112,24 +116,17 @@ def test_estimator_trains_and_predicts(tmp_path, api):
 
   # The second call of train builds another graph and restores the checkpoint.
   estimator.train(inputs(xs))
-  Expected(xs + xs, 64.0, 2).check(estimator)
+  Expected(xs + xs).check(estimator)
   assert len(model.hooks) == 2 and (model.hooks[1].attempted, model.hooks[1].skipped) == (7, 2)
 
 
 def test_optimizer_in_params_is_copied(tmp_path):
   """Estimator passes a copy to every call of model_fn. A graph must not contain objects of another graph."""
-
-  def model_fn(features, mode, params):
-    loss = tf.reduce_sum(tf.get_variable("w", [2], initializer=tf.ones_initializer()) * features["x"])
-    train_op = params["optimizer"].minimize(loss, tf.train.get_global_step())
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-
-  optimizer = Optimizer(tf.train.MomentumOptimizer(RATE, MOMENTUM), **dynamic())
-  estimator = tf.estimator.Estimator(model_fn, str(tmp_path), params={"optimizer": optimizer})
+  estimator = tf.estimator.Estimator(Model(), str(tmp_path), params={"optimizer": make_optimizer(**dynamic())})
   xs = [FINITE, OVERFLOW, FINITE]
   estimator.train(inputs(xs))
   estimator.train(inputs(xs))
-  Expected(xs + xs, 64.0, 2).check(estimator)
+  Expected(xs + xs).check(estimator)
 
 
 def test_train_and_evaluate_counts_applied_steps(tmp_path):
@@ -142,7 +139,7 @@ def test_train_and_evaluate_counts_applied_steps(tmp_path):
     tf.estimator.TrainSpec(inputs(xs, repeat=True), max_steps=6),
     tf.estimator.EvalSpec(inputs([FINITE]), steps=1, start_delay_secs=0, throttle_secs=0),
   )
-  expected = Expected(xs * 9, 64.0, 2, steps=6)
+  expected = Expected(xs * 9, steps=6)
   expected.check(estimator)
   assert expected.attempted == 10 and [hook.attempted for hook in model.hooks] == [10]
   assert metrics["global_step"] == 6 and metrics["y"] == np.dot(expected.w, FINITE)
@@ -173,26 +170,21 @@ def test_warm_start_restores_all_variables(tmp_path):
   first = tf.estimator.Estimator(Model(), str(tmp_path / "first"), params=dynamic())
   first.train(inputs(xs))
   # A list of patterns restores all variables that match, also those that are not trainable.
-  everything = tf.estimator.Estimator(
-    Model(),
-    str(tmp_path / "everything"),
-    params=dynamic(),
-    warm_start_from=tf.estimator.WarmStartSettings(str(tmp_path / "first"), vars_to_warm_start=[".*"]),
-  )
-  everything.train(inputs(xs))
-  Expected(xs + xs, 64.0, 2).check(everything)
+  settings = tf.estimator.WarmStartSettings(str(tmp_path / "first"), vars_to_warm_start=[".*"])
+  second = tf.estimator.Estimator(Model(), str(tmp_path / "second"), params=dynamic(), warm_start_from=settings)
+  second.train(inputs(xs))
+  Expected(xs + xs).check(second)
 
 
 def test_nan_loss_raises_unless_masked(tmp_path):
   """Estimator's NanTensorHook also checks the loss of skipped steps."""
-  nan_input = [np.nan, 2.0]
+  xs = [FINITE, [np.nan, 2.0], FINITE]
   estimator = tf.estimator.Estimator(Model(), str(tmp_path / "plain"), params=dynamic())
   with pytest.raises(tf.train.NanLossDuringTrainingError):
-    estimator.train(inputs([FINITE, nan_input, FINITE]))
-
+    estimator.train(inputs(xs))
   estimator = tf.estimator.Estimator(Model(masks_loss=True), str(tmp_path / "masked"), params=dynamic())
-  estimator.train(inputs([FINITE, nan_input, FINITE]))
-  Expected([FINITE, nan_input, FINITE], 64.0, 2).check(estimator)
+  estimator.train(inputs(xs))
+  Expected(xs).check(estimator)
 
 
 def batches(overflow):
@@ -218,13 +210,8 @@ def test_canned_estimator_skips_overflows(tmp_path, make_inner, called):
     return Optimizer(make_inner(), loss_scale)
 
   def train(name, optimizer, overflow):
-    estimator = tf.estimator.DNNClassifier(
-      [3],
-      [tf.feature_column.numeric_column("x", [2])],
-      str(tmp_path / name),
-      optimizer=optimizer,
-      config=tf.estimator.RunConfig(tf_random_seed=1),
-    )
+    columns, config = [tf.feature_column.numeric_column("x", [2])], tf.estimator.RunConfig(tf_random_seed=1)
+    estimator = tf.estimator.DNNClassifier([3], columns, str(tmp_path / name), optimizer=optimizer, config=config)
     estimator.train(batches(overflow))
     estimator.train(batches(overflow))  # another graph, with the same optimizer
     return {variable: estimator.get_variable_value(variable) for variable in estimator.get_variable_names()}

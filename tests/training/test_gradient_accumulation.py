@@ -9,6 +9,7 @@ from tests.programs.test_strategies import STRATEGIES
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
 from tests.testing import Optimizer
+from tests.testing import sgd
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -17,7 +18,7 @@ NAN = np.array([np.nan, 1.0])
 
 def make_window(loss_scale="dynamic", inner=None, skip="window"):
   """Returns an optimizer, by default gradient descent, and its GradientAccumulator."""
-  opt = Optimizer(inner or tf.train.GradientDescentOptimizer(1.0), loss_scale)
+  opt = Optimizer(inner or sgd(), loss_scale)
   return opt, mp_compat.GradientAccumulator(opt, skip)
 
 

@@ -11,13 +11,10 @@ from tests.testing import FINITE
 from tests.testing import OVERFLOW
 from tests.testing import Optimizer
 from tests.testing import Training
+from tests.testing import sgd
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
-
-
-def sgd():
-  return tf.train.GradientDescentOptimizer(1.0)
 
 
 class Wrapping(tf.train.Optimizer):
@@ -102,51 +99,45 @@ def test_clipping_inner_optimizer_warns(warnings):
   assert len(warnings) == 1 and "before they are unscaled" in warnings[0]
 
 
-def scaled_by_tensorflow_class(training, inner):
-  testing.native.MixedPrecisionLossScaleOptimizer(inner, "dynamic").minimize(training.loss, training.global_step)
+def scaled_by_scale_loss(training, opt):
+  return opt.compute_gradients(opt.scale_loss(training.loss))
 
 
-def scaled_by_scale_loss(training, inner):
-  inner.compute_gradients(inner.scale_loss(training.loss))
-
-
-def scaled_by_contrib(training, inner):
-  from tensorflow.contrib import mixed_precision as contrib
-
-  manager = contrib.ExponentialUpdateLossScaleManager(8.0, 10)
-  contrib.LossScaleOptimizer(inner, manager).compute_gradients(training.loss)
-
-
-def scaled_in_a_branch(version):
-  def train(training, inner):
+def scaled_in_branch(version):
+  def train(training, opt):
     with testing.control_flow(version):
-      tf.cond(training.x[0] > 0, lambda: scaled_by_scale_loss(training, inner) or 1, lambda: 0)
+      tf.cond(training.x[0] > 0, lambda: len(scaled_by_scale_loss(training, opt)), lambda: 0)
 
   return train
 
 
-def scaled_by_a_variable(training, inner):
-  inner.minimize(training.loss * tf.get_variable("weight", [], initializer=tf.ones_initializer()))
+def scaled_by_contrib(training, opt):
+  from tensorflow.contrib import mixed_precision as contrib
+
+  manager = contrib.ExponentialUpdateLossScaleManager(8.0, 10)
+  contrib.LossScaleOptimizer(opt, manager).compute_gradients(training.loss)
 
 
-def not_scaled(training, inner):
-  inner.minimize(training.loss, training.global_step)
+def scaled_by_variable(training, opt):
+  opt.minimize(training.loss * tf.get_variable("weight", [], initializer=tf.ones_initializer()))
+
+
+only_in_1_15 = pytest.mark.skipif(tf.__version__ >= "2", reason="tf.contrib exists only in TensorFlow 1.15")
 
 
 @pytest.mark.parametrize(
   "train, warns",
   [
-    (scaled_by_tensorflow_class, True),
-    (scaled_by_scale_loss, True),
-    (scaled_in_a_branch(1), True),
-    (scaled_in_a_branch(2), True),
-    (scaled_by_a_variable, False),
-    (not_scaled, False),
-    pytest.param(
-      scaled_by_contrib,
+    (
+      lambda training, opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic").minimize(training.loss),
       True,
-      marks=pytest.mark.skipif(tf.__version__ >= "2", reason="tf.contrib exists only in TensorFlow 1.15"),
     ),
+    (scaled_by_scale_loss, True),
+    (scaled_in_branch(1), True),
+    (scaled_in_branch(2), True),
+    pytest.param(scaled_by_contrib, True, marks=only_in_1_15),
+    (scaled_by_variable, False),
+    (lambda training, opt: opt.minimize(training.loss, training.global_step), False),
   ],
 )
 def test_loss_that_is_scaled_already_warns(train, warns, caplog):

@@ -12,13 +12,10 @@ from tests.testing import FINITE
 from tests.testing import OVERFLOW
 from tests.testing import Optimizer
 from tests.testing import Training
+from tests.testing import sgd
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
-
-
-def sgd():
-  return tf.train.GradientDescentOptimizer(1.0)
 
 
 # --- compute_gradients ---------------------------------------------------------------------------------------------

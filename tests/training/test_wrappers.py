@@ -10,6 +10,7 @@ import tensorflow
 
 import mp_compat
 from tests import testing
+from tests.programs.test_optimizers import Wrapper
 from tests.testing import Optimizer
 from tests.testing import tf
 
@@ -119,18 +120,11 @@ def test_swapping_saver_saves_moving_average(training, tmp_path):
   assert tf.train.load_variable(path, "current_loss_scale") == SCALE
 
 
-class ClippingAfterComputing(tf.train.Optimizer):
+class ClippingAfterComputing(Wrapper):
   """Clips the result of compute_gradients by value: an infinity becomes finite."""
 
-  def __init__(self, opt):
-    super().__init__(False, "Clipping")
-    self._opt = opt
-
   def compute_gradients(self, *args, **kwargs):
-    return [(tf.clip_by_value(g, -CLIP, CLIP), v) for g, v in self._opt.compute_gradients(*args, **kwargs)]
-
-  def apply_gradients(self, *args, **kwargs):
-    return self._opt.apply_gradients(*args, **kwargs)
+    return [(tf.clip_by_value(g, -CLIP, CLIP), v) for g, v in super().compute_gradients(*args, **kwargs)]
 
 
 def test_inner_clipping_hides_overflow(training):
@@ -145,28 +139,20 @@ def test_inner_clipping_hides_overflow(training):
   assert history[-1]["current_loss_scale:0"] == 4 * SCALE and history[-1]["global_step:0"] == 4
 
 
-class Noise(tf.train.Optimizer):
+class Noise(Wrapper):
   """Adds noise to the result of compute_gradients, as in arXiv:1511.06807."""
 
-  def __init__(self, opt, stddev):
-    super().__init__(False, "Noise")
-    self._opt = opt
-    self._stddev = stddev
-    self.noises = []
-
   def compute_gradients(self, *args, **kwargs):
-    grads_and_vars = self._opt.compute_gradients(*args, **kwargs)
-    self.noises = [tf.random_normal(g.shape, stddev=self._stddev, seed=1) for g, _ in grads_and_vars]
+    grads_and_vars = super().compute_gradients(*args, **kwargs)
+    self.noises = [tf.random_normal(g.shape, stddev=0.5, seed=1) for g, _ in grads_and_vars]
     return [(g + noise, v) for noise, (g, v) in zip(self.noises, grads_and_vars)]
-
-  def apply_gradients(self, *args, **kwargs):
-    return self._opt.apply_gradients(*args, **kwargs)
 
 
 def test_inner_noise_is_divided_by_scale(training):
   """The noise shrinks as the scale grows. Wrappers that add noise should therefore be outside."""
-  noise = Noise(momentum(), 0.5)
-  history, noises = training.run(scaled(noise).minimize(training.loss, training.global_step), STEPS, noise.noises)
+  noise = Noise(momentum())
+  train_op = scaled(noise).minimize(training.loss, training.global_step)
+  history, noises = training.run(train_op, STEPS, noise.noises)
   scales = np.float32([SCALE, SCALE, SCALE / 2, SCALE / 2])
   check(
     history,
