@@ -98,26 +98,26 @@ def test_overflow_is_soon_followed_by_record(tmp_path, every_n_steps, steps):
   assert [record["step"] for record in records(tmp_path)] == steps
 
 
+@pytest.mark.usefixtures("graph")
 @pytest.mark.parametrize("inputs", ["placeholder", "dataset"])
 @pytest.mark.parametrize("check_computed", [True, False])
 def test_feeding_gradients_computes_nothing_else(tmp_path, warnings, inputs, check_computed):
-  with tf.Graph().as_default():
-    x = tf.placeholder(tf.float32, [2])
-    if inputs == "dataset":
-      batches = tf.data.Dataset.range(100).map(lambda index: tf.fill([2], tf.cast(index, tf.float32)))
-      x = tf.data.make_one_shot_iterator(batches).get_next()
-    w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-    opt = Optimizer(sgd(), 8.0, check_computed_gradients=check_computed)
-    ((grad, _),) = opt.compute_gradients(tf.reduce_sum(w * x))
-    train_op = opt.apply_gradients([(grad, w)])
-    hook = mp_compat.GradientRangesHook(opt, 2, str(tmp_path / "ranges"))
-    with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
-      for index in range(4):
-        (value,) = sess.run([grad], {x: [index] * 2} if inputs == "placeholder" else None)
-        sess.run({"step": train_op}, {grad.name if index % 2 else grad: value})
-        if index == 2 and inputs == "placeholder":
-          sess.run(train_op, {x: [0.0, 0.0]})  # feeds no gradient
-      np.testing.assert_array_equal(sess.run(w), [-6.0, -6.0])
+  x = tf.placeholder(tf.float32, [2])
+  if inputs == "dataset":
+    batches = tf.data.Dataset.range(100).map(lambda index: tf.fill([2], tf.cast(index, tf.float32)))
+    x = tf.data.make_one_shot_iterator(batches).get_next()
+  w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
+  opt = Optimizer(sgd(), 8.0, check_computed_gradients=check_computed)
+  ((grad, _),) = opt.compute_gradients(tf.reduce_sum(w * x))
+  train_op = opt.apply_gradients([(grad, w)])
+  hook = mp_compat.GradientRangesHook(opt, 2, str(tmp_path / "ranges"))
+  with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+    for index in range(4):
+      (value,) = sess.run([grad], {x: [index] * 2} if inputs == "placeholder" else None)
+      sess.run({"step": train_op}, {grad.name if index % 2 else grad: value})
+      if index == 2 and inputs == "placeholder":
+        sess.run(train_op, {x: [0.0, 0.0]})  # feeds no gradient
+    np.testing.assert_array_equal(sess.run(w), [-6.0, -6.0])
   if check_computed:
     assert len([text for text in warnings if "runs that feed a gradient cannot be recorded" in text]) == 1
     assert len(hook._history.steps) == (inputs == "placeholder")
@@ -277,22 +277,26 @@ def test_run_goes_on_without_its_files(failure, tmp_path, warnings):
   assert len(hook._history.steps) == 5
 
 
-FULL_DISK = """
+PROGRAM = """
 import os
 import resource
-import sys
-import mp_compat
+import numpy as np
 import tensorflow.compat.v1 as tf
+import mp_compat
 tf.disable_v2_behavior()
+x = tf.placeholder(tf.float32, [2])
 w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
-train_op = opt.minimize(tf.reduce_sum(w))
+scale = mp_compat.DynamicLossScale(8.0, 50)
+opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), scale)
+train_op = opt.minimize(tf.reduce_sum(w * x), tf.train.get_or_create_global_step())
+"""
+FULL_DISK = """
 os.symlink("/dev/null", "gradient_ranges.jsonl")
 hooks = [mp_compat.LossScaleHook(opt, 1, output_dir="."), mp_compat.GradientRangesHook(opt, 1, ".")]
 with tf.train.MonitoredSession(hooks=hooks) as sess:
   resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
   for _ in range(50):
-    sess.run(train_op)
+    sess.run(train_op, {x: [1.0, 1.0]})
   print(sess.run(w))
 """
 
@@ -300,7 +304,7 @@ with tf.train.MonitoredSession(hooks=hooks) as sess:
 @pytest.mark.skipif(VERSION == (2, 1), reason="flush of TensorFlow 2.1's event writer waits forever after a failure")
 @pytest.mark.matrix
 def test_run_goes_on_without_event_files(tmp_path):
-  assert testing.run_python("-c", FULL_DISK, cwd=str(tmp_path)).stdout == "[-50. -50.]\n"
+  assert testing.run_python("-c", PROGRAM + FULL_DISK, cwd=str(tmp_path)).stdout == "[-50. -50.]\n"
 
 
 @pytest.mark.usefixtures("graph")
@@ -426,24 +430,13 @@ def test_command_explains_what_is_missing(tmp_path, capsys):
 
 
 SOAK = """
-import sys
-import numpy as np
-import tensorflow.compat.v1 as tf
-import mp_compat
-tf.disable_v2_behavior()
-x = tf.placeholder(tf.float32, [4])
-w = tf.get_variable("w", [4], initializer=tf.zeros_initializer())
-scale = mp_compat.DynamicLossScale(8.0, 50)
-opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.0), scale)
-train_op = opt.minimize(tf.reduce_sum(w * x), tf.train.get_or_create_global_step())
-hook = mp_compat.GradientRangesHook(opt, 10, sys.argv[1])
 def resident():
   with open("/proc/self/statm") as file:
     return int(file.read().split()[1])
 random = np.random.RandomState(0)
-with tf.train.MonitoredSession(hooks=[hook]) as sess:
+with tf.train.MonitoredSession(hooks=[mp_compat.GradientRangesHook(opt, 10, ".")]) as sess:
   for step in range(20000):
-    sess.run(train_op, {x: random.normal(size=4) * 2.0 ** (step % 20) if step % 100 else [np.inf] * 4})
+    sess.run(train_op, {x: random.normal(size=2) * 2.0 ** (step % 20) if step % 100 else [np.inf] * 2})
     if step == 5000:
       before = resident()
 print(resident() / before)
@@ -452,7 +445,7 @@ print(resident() / before)
 
 @pytest.mark.slow
 def test_twenty_thousand_steps(tmp_path):
-  done = testing.run_python("-W", "ignore", "-c", SOAK, tmp_path)
+  done = testing.run_python("-W", "ignore", "-c", PROGRAM + SOAK, cwd=str(tmp_path))
   steps = range_history.read((tmp_path / "gradient_ranges.jsonl").read_text().splitlines()).steps
   assert len(steps) == 2000 and steps == sorted(set(steps))
   assert float(done.stdout) < 1.1  # the growth of the resident memory
