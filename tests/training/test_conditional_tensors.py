@@ -1,5 +1,6 @@
 """Tests of tensors that the inner optimizer builds inside the conditional and that are used outside of it."""
 
+import functools
 import time
 
 import numpy as np
@@ -89,16 +90,9 @@ def test_initial_value_of_loop_raises():
     opt.minimize(training.loss)
 
 
-class BuiltOnce:
-  """A learning rate that builds its tensor when it is first called."""
-
-  def __init__(self, build):
-    self._build, self._rate = build, None
-
-  def __call__(self):
-    if self._rate is None:
-      self._rate = self._build()
-    return self._rate
+def built_once(build):
+  """Returns a learning rate that builds its tensor when it is first called."""
+  return functools.lru_cache(maxsize=None)(build)
 
 
 def halved_every_step(number, factor):
@@ -120,7 +114,7 @@ def test_step_uses_tensor_of_skipped_step(build, use_resource, in_loop):
   with tf.variable_scope("", use_resource=use_resource):
     d, g, factor = [tf.get_variable(name, initializer=value) for name, value in [("d", 0.0), ("g", 0.0), ("f", 0.5)]]
   x, number = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
-  rate = BuiltOnce(lambda: build(number, factor))
+  rate = built_once(lambda: build(number, factor))
 
   def step(i):
     with tf.control_dependencies([tf.no_op()]):  # such as UPDATE_OPS
@@ -139,7 +133,7 @@ def test_step_uses_tensor_of_skipped_step(build, use_resource, in_loop):
 def test_shared_tensor_is_copied_once():
   variables = [tf.get_variable("v{}".format(i), initializer=0.0) for i in range(5)]
   number = tf.placeholder(tf.float32, [])
-  rate = BuiltOnce(lambda: tf.pow(0.5, number))
+  rate = built_once(lambda: tf.pow(0.5, number))
   for _ in range(2):
     Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(tf.add_n(variables))
   assert sum(op.type == "Pow" for op in tf.get_default_graph().get_operations()) == 2
@@ -157,7 +151,7 @@ def counted():
 @pytest.mark.parametrize("build", [drawn, counted])
 def test_uncopyable_tensor_raises(build):
   global_step = tf.train.get_or_create_global_step()
-  w, rate = tf.get_variable("w", [], initializer=tf.zeros_initializer()), BuiltOnce(build)
+  w, rate = tf.get_variable("w", [], initializer=tf.zeros_initializer()), built_once(build)
   Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(w * w, global_step)
   with pytest.raises(ValueError, match="which an earlier apply_gradients.. built in its conditional"):
     Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(w * w, global_step)
@@ -206,7 +200,7 @@ def test_copied_tensor_waits_for_ops_outside():
       with tf.control_dependencies([halved]):
         return factor.read_value()
 
-    rate = BuiltOnce(build)
+    rate = built_once(build)
     first, second = [tf.train.GradientDescentOptimizer(rate) for _ in "dg"]
     assert train_both(first, second, [1.0, np.inf]) == [-0.5, 0.75]
 
@@ -218,19 +212,19 @@ def printed(number):
 @pytest.mark.parametrize("build", [lambda number: tf.pow(0.5, number), printed], ids=["pow", "print"])
 def test_step_waits_for_skipped_step(build):
   number = tf.placeholder(tf.float32, [])
-  shared = BuiltOnce(lambda: build(number))
+  shared = built_once(lambda: build(number))
   xs = [1.0, np.inf, np.nan]
   assert train_both(Waiting(1.0, shared), Waiting(shared, shared), xs, number) == [-1.0, 1.75]
 
 
 def test_step_does_not_wait_for_empty_ops():
-  shared = BuiltOnce(tf.no_op)
+  shared = built_once(tf.no_op)
   assert train_both(Waiting(1.0, shared), Waiting(1.0, shared), [np.inf]) == [0.0, 1.0]
 
 
 def test_waiting_for_other_update_raises():
   w, step = tf.get_variable("w", initializer=0.0), tf.train.get_or_create_global_step()
-  shared = BuiltOnce(lambda: tf.group(tf.assign_add(step, 1)))
+  shared = built_once(lambda: tf.group(tf.assign_add(step, 1)))
   Optimizer(Waiting(1.0, shared), 8.0).minimize(w * w)
   with pytest.raises(ValueError, match="which an earlier apply_gradients.. built in its conditional"):
     Optimizer(Waiting(1.0, shared), 8.0).minimize(w * w)

@@ -190,29 +190,28 @@ def test_functions_share_window():
     assert opt.loss_scale().numpy() == 2.0**14
 
 
-def test_other_variables_cannot_share_windows():
-  var_list = [tf.get_variable(name, [2], use_resource=True) for name in ("v", "w")]
+def add_in_functions(variables):
+  """Adds gradients of each variable to the same window, in a function for each."""
   opt, window = make_window()
 
   def add(variable):
-    window.add(opt.compute_gradients(tf.reduce_sum(variable), [variable]))
+    window.add(opt.compute_gradients(lambda: tf.reduce_sum(variable), [variable]))
 
-  tf.function(lambda: add(var_list[0]))()
+  for variable in variables:
+    tf.function(lambda variable=variable: add(variable))()
+
+
+def test_other_variables_cannot_share_windows():
+  variables = [tf.get_variable(name, [2], use_resource=True) for name in "vw"]
   with pytest.raises(ValueError, match=r"expected v:0 \(float32\), but got w:0 \(float32\)"):
-    tf.function(lambda: add(var_list[1]))()
+    add_in_functions(variables)
 
 
 def test_same_names_cannot_share_windows():
   with testing.eager_mode():
-    var_list = [tf.Variable([0.0], name="w", use_resource=True) for _ in range(2)]
-    opt, window = make_window()
-
-    def add(variable):
-      window.add(opt.compute_gradients(lambda: tf.reduce_sum(variable), [variable]))
-
-    tf.function(lambda: add(var_list[0]))()
+    variables = [tf.Variable([0.0], name="w", use_resource=True) for _ in range(2)]
     with pytest.raises(ValueError, match="must get gradients for the same variables"):
-      tf.function(lambda: add(var_list[1]))()
+      add_in_functions(variables)
 
 
 def test_accumulators_are_local_float32():

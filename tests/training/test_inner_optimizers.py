@@ -182,18 +182,12 @@ def test_own_minimize_warns(inner, warns, caplog):
   assert ("OwnMinimize has a minimize() of its own" in caplog.text) == warns
 
 
-class WithRate(tf.train.Optimizer):
+class WithRate(tf.train.GradientDescentOptimizer):
   """Reads its learning rate from a public attribute, and has a hook of its own."""
 
   def __init__(self):
-    super().__init__(False, "WithRate")
+    super().__init__(lambda: self.rate)
     self.rate = 1.0
-
-  def _apply_dense(self, grad, var):
-    return tf.assign_sub(var, self.rate * grad)
-
-  def _resource_apply_dense(self, grad, handle):
-    return handle.assign_sub(self.rate * grad)
 
   def make_session_run_hook(self, is_chief):
     return "hook of the inner optimizer, is_chief={}".format(is_chief)

@@ -191,10 +191,9 @@ CREATE_TRAIN_OP = [
   pytest.param(slim_training_create_train_op, id="tf_slim.training", marks=needs_slim),
 ]
 OPTIMIZE_LOSS = pytest.param(optimize_loss, id="contrib.layers", marks=needs_contrib)
-build = pytest.mark.parametrize("build", [OPTIMIZE_LOSS] + CREATE_TRAIN_OP)
 
 
-@build
+@pytest.mark.parametrize("build", [OPTIMIZE_LOSS] + CREATE_TRAIN_OP)
 def test_builders_clip_and_skip(training, build):
   train_op = build(training, scaled(momentum()))
   history, fetched = training.run(train_op, STEPS, train_op)
