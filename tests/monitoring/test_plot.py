@@ -107,10 +107,6 @@ def test_wide_range_is_logarithmic():
   assert plot.draw(series).axes[0].get_yscale() == "log"
 
 
-def test_plot_without_loss_has_one_panel():
-  assert len(plot.draw(plot.Series([0], [8.0], [0], None)).axes) == 1
-
-
 def test_tensor_summaries_are_read(tmp_path):
   with tf.Graph().as_default(), tf.summary.FileWriter(str(tmp_path)) as writer:
     for step in range(2):
@@ -132,6 +128,10 @@ def test_missing_matplotlib_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
   with pytest.raises(plot.PlotError, match=r"needs matplotlib \(.*\): pip install matplotlib"):
     plot.draw(plot.Series([0], [8.0], [0], None))
+
+
+def test_plot_without_loss_has_one_panel():
+  assert len(plot.draw(plot.Series([0], [8.0], [0], None)).axes) == 1
 
 
 @pytest.mark.matrix

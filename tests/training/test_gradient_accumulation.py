@@ -315,9 +315,8 @@ def test_means_must_be_applied_by_accumulator(change, skip_nonfinite):
   window.apply_gradients(means)
 
 
-@pytest.mark.parametrize("use_resource", [False, True])
-def test_missing_local_initializer_raises(use_resource):
-  windows = AccumulatedTraining(use_resource=use_resource)
+def test_missing_local_initializer_raises():
+  windows = AccumulatedTraining()
   with testing.session() as sess:
     sess.run(tf.global_variables_initializer())
     with pytest.raises(tf.errors.InvalidArgumentError, match="not initialized. Run tf.local_variables_ini"):
