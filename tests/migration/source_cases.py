@@ -5,15 +5,14 @@ import re
 # Sources in which `<<before|after>>` is rewritten. `import mp_compat` is added where the new text needs it.
 MARKED = {
   "v1 as tf": (
-    "<<|import mp_compat\n>>import tensorflow.compat.v1 as tf\n"
+    "<<import>>import tensorflow.compat.v1 as tf\n"
     "x = <<tf.mixed_precision|mp_compat>>.FixedLossScale( loss_scale_value = 8. )\n"
   ),
   "no alias": (
-    "<<|import mp_compat\n>>import tensorflow\n"
-    "class Mine(<<tensorflow.compat.v1.train.experimental|mp_compat>>.LossScale): pass\n"
+    "<<import>>import tensorflow\nclass Mine(<<tensorflow.compat.v1.train.experimental|mp_compat>>.LossScale): pass\n"
   ),
   "isinstance": (
-    "<<|import mp_compat\n>>from tensorflow import compat\n"
+    "<<import>>from tensorflow import compat\n"
     "isinstance(x, (int, <<compat.v1.mixed_precision.experimental|mp_compat>>.DynamicLossScale))\n"
   ),
   "from": (
@@ -41,12 +40,11 @@ MARKED = {
   ),
   "import, as": "import <<tensorflow|mp_compat>>.contrib.mixed_precision as mp, os\n",
   "import": (
-    "<<|import mp_compat\n>>import tensorflow<<.contrib.mixed_precision|>>\n"
+    "<<import>>import tensorflow<<.contrib.mixed_precision|>>\n"
     "<<tensorflow|mp_compat>>.contrib.mixed_precision.LossScaleOptimizer(a, b)\n"
   ),
   "private module": (
-    "<<|import mp_compat\n"
-    ">><<from tensorflow.python.training.experimental import loss_scale|import mp_compat>> as ls\n"
+    "<<import>><<from tensorflow.python.training.experimental import loss_scale|import mp_compat>> as ls\n"
     "a = <<ls.get|mp_compat.get_loss_scale>>('dynamic'), ls.DynamicLossScale\n"
   ),
   "private name": (
@@ -63,77 +61,86 @@ MARKED = {
     "mp_compat.enable_mixed_precision_graph_rewrite>>(opt)\n"
   ),
   "Keras": (
-    "<<|import mp_compat\n>>from tensorflow import keras\n"
+    "<<import>>from tensorflow import keras\n"
     "<<keras.mixed_precision|mp_compat.keras>>.experimental.LossScaleOptimizer(opt, 'dynamic')\n"
     "keras.mixed_precision.experimental.Policy('mixed_float16')\n"
   ),
   "import_module": (
-    "<<|import mp_compat\n>>import importlib\n"
+    "<<import>>import importlib\n"
     "mp = <<importlib.import_module('tensorflow.contrib.mixed_precision')|mp_compat.contrib.mixed_precision>>\n"
   ),
   "a private module of which more is used": (
-    "<<|import mp_compat\n>>from tensorflow.python.training.experimental import loss_scale as ls\n"
+    "<<import>>from tensorflow.python.training.experimental import loss_scale as ls\n"
     "x = <<ls.get|mp_compat.get_loss_scale>>('dynamic'), ls.ops\n"
   ),
   "try": (
-    "<<|import mp_compat\n>>import os\ntry:\n  import tensorflow.compat.v1 as tf\nexcept ImportError:\n"
-    "  import tensorflow as tf\n<<tf.train.experimental|mp_compat>>.LossScale\n"
+    "<<import>>import os\ntry:\n  import tensorflow.compat.v1 as tf\nexcept ImportError:\n  import tensorflow as tf\n"
+    "<<old>>.LossScale\n"
   ),
   "the project's own tf": (
-    "<<|import mp_compat\n>>from project.env import tf\n"
-    "<<tf.mixed_precision|mp_compat>>.enable_mixed_precision_graph_rewrite(o)\n"
+    "<<import>>from project.env import tf\n<<tf.mixed_precision|mp_compat>>.enable_mixed_precision_graph_rewrite(o)\n"
   ),
   "below the head": (
-    "#!/usr/bin/env python\n# Licence.\n'''Doc.'''\nfrom __future__ import division\n\n# Why.\n<<|import mp_compat\n"
-    ">>import os\ndef f():\n\timport tensorflow as tf\n\treturn <<tf.train.experimental|mp_compat>>.LossScale\n"
+    "#!/usr/bin/env python\n# Licence.\n'''Doc.'''\nfrom __future__ import division\n\n# Why.\n<<import>>import os\n"
+    "def f():\n\timport tensorflow as tf\n\treturn <<old>>.LossScale\n"
   ),
-  "after other imports": (
-    "import os\n<<|import mp_compat\n>>import tensorflow as tf\nimport sys\n"
-    "<<tf.train.experimental|mp_compat>>.LossScale\n"
-  ),
-  "a relative import": "<<|import mp_compat\n>>from .env import tf\n<<tf.train.experimental|mp_compat>>.LossScale\n",
-  "imported already": "import mp_compat\nimport tensorflow as tf\n<<tf.train.experimental|mp_compat>>.LossScale\n",
+  "after other imports": "import os\n<<import>>import tensorflow as tf\nimport sys\n<<old>>.LossScale\n",
+  "a relative import": "<<import>>from .env import tf\n<<old>>.LossScale\n",
+  "imported already": "import mp_compat\nimport tensorflow as tf\n<<old>>.LossScale\n",
   "no import": (
-    "'Doc.'\nfrom __future__ import division\n<<|import mp_compat\n"
-    ">>x = <<__import__('tensorflow').train.experimental|mp_compat>>.LossScale\n"
+    "'Doc.'\nfrom __future__ import division\n"
+    "<<import>>x = <<__import__('tensorflow').train.experimental|mp_compat>>.LossScale\n"
   ),
   "a class and no import": (
     "<<|import mp_compat\n\n\n>>class A(<<__import__('tensorflow').train.experimental|mp_compat>>.LossScale): pass\n"
   ),
   "a star import": (
-    "<<|import mp_compat\n>>from tensorflow.contrib import *\n"
-    "x = <<|mp_compat.contrib.>>mixed_precision.LossScaleOptimizer\n"
+    "<<import>>from tensorflow.contrib import *\nx = <<|mp_compat.contrib.>>mixed_precision.LossScaleOptimizer\n"
   ),
   "used before the first import at the top": (
-    "try:\n  import tensorflow as tf\nexcept ImportError: raise\n<<|import mp_compat\n"
-    ">>x = <<tf.train.experimental|mp_compat>>.LossScale\nimport os\n"
+    "try:\n  import tensorflow as tf\nexcept ImportError: raise\n<<import>>x = <<old>>.LossScale\nimport os\n"
   ),
   "used in a function above the imports": (
-    "<<|import mp_compat\n>>def f():\n  import tensorflow as tf\n"
-    "  return <<tf.train.experimental|mp_compat>>.LossScale\nf()\nimport os\n"
+    "<<import>>def f():\n  import tensorflow as tf\n  return <<old>>.LossScale\nf()\nimport os\n"
   ),
   "used in a decorator": (
-    "<<|import mp_compat\n>>import os\ndef f(): pass\n@f\n"
-    "@g(<<__import__('tensorflow').train.experimental|mp_compat>>.LossScale)\ndef h(): pass\n"
+    "<<import>>import os\ndef f(): pass\n@f\n@g(<<__import__('tensorflow').train.experimental|mp_compat>>.LossScale)\n"
+    "def h(): pass\n"
   ),
-  "imported later": (
-    "import tensorflow as tf\nimport mp_compat\ndef f(): return <<tf.train.experimental|mp_compat>>.LossScale\n"
-  ),
-  "one line": (
-    "'Doc.'<<|; import mp_compat>>; import tensorflow as tf; x = <<tf.train.experimental|mp_compat>>.LossScale\n"
-  ),
+  "imported later": "import tensorflow as tf\nimport mp_compat\ndef f(): return <<old>>.LossScale\n",
+  "one line": "'Doc.'<<|; import mp_compat>>; import tensorflow as tf; x = <<old>>.LossScale\n",
   "star imports of a tf": (
-    "from project.env import *\n<<|import mp_compat\n>>import tensorflow as tf\nfrom project.other import *\n"
-    "x = <<tf.train.experimental|mp_compat>>.LossScale\n"
+    "from project.env import *\n<<import>>import tensorflow as tf\nfrom project.other import *\nx = <<old>>.LossScale\n"
   ),
   "the tf of a module of the project": (
-    "<<|import mp_compat\n>>import project.env as env\nx = <<env.tf.train.experimental|mp_compat>>.LossScale\n"
+    "<<import>>import project.env as env\nx = <<env.tf.train.experimental|mp_compat>>.LossScale\n"
   ),
-  "CRLF": "<<|import mp_compat\r\n>>import tensorflow as tf\r\nx = <<tf.train.experimental|mp_compat>>.LossScale\r\n",
+  "CRLF": "<<|import mp_compat\r\n>>import tensorflow as tf\r\nx = <<old>>.LossScale\r\n",
+  # Nothing is rewritten:
+  "other names": "import tensorflow as tf\ntf.train.experimental.PythonState()  # LossScale\n",
+  "a class of its own": "from mine import LossScaleOptimizer, FixedLossScale\nLossScaleOptimizer(FixedLossScale)\n",
+  "text": "'''tf.train.experimental.LossScale'''\nx = 1  # tf.train.experimental.LossScale\n",
+  "its own _optimizer": "class LossScale:\n  def f(self): return self._optimizer, self._loss_scale\n",
+  "of another wrapper": (
+    "import mp_compat\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(a, b)\nopt = Another(opt)\nopt._optimizer\n"
+  ),
+  "wrapped later": "import mp_compat\nopt._optimizer\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, b)\n",
+  "a package of this name": "from .tensorflow.contrib.mixed_precision import LossScaleManager\n",
+  "assigned to": "import mp_compat\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(a, b)\nopt._loss_scale = 3\n",
+  "moved over": "import mp_compat\nmp_compat.contrib.mixed_precision.LossScaleOptimizer(a, b)\n",
+  "in a circle": "a = b\nb = a\na.LossScale\n",
+  "of an element": "x[0].LossScale\n",
+  "a folder of this name": "from project.tensorflow.contrib.mixed_precision import LossScaleManager\n",
+  "what is in a private module": "from tensorflow.python.training.experimental.loss_scale import *\n",
+  "imported as a whole": (
+    "import tensorflow.python.training.experimental.loss_scale\n"
+    "tensorflow.python.training.experimental.loss_scale._assign_if_finite\n"
+  ),
+  "mp_compat is another": "import tensorflow as tf\nmp_compat = 3\ntf.train.experimental.LossScale\n",
 }
 # Sources below "import tensorflow as tf".
 MARKED_BELOW_IMPORT = {
-  "alias": "opt = <<tf.train.experimental|mp_compat>>.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n",
+  "alias": "opt = <<old>>.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n",
   "chain over lines": "x = (<<tf.compat.v1|mp_compat>> # here\n  .<<train.experimental\n  .|>>LossScale)\n",
   "getattr": "x = <<getattr(tf.train.experimental, 'DynamicLossScale', None)|mp_compat.DynamicLossScale>>\n",
   "getattr of a module": (
@@ -145,18 +152,17 @@ MARKED_BELOW_IMPORT = {
   ),
   "a name for a module of ours": "mp = <<tf|mp_compat>>.contrib.mixed_precision\nmp.LossScaleManager\n",
   "private attributes in a block": (
-    "opt = tf.train.AdamOptimizer()\nwith scope():\n"
-    "  opt = <<tf.train.experimental|mp_compat>>.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
+    "opt = tf.train.AdamOptimizer()\nwith scope():\n  opt = <<old>>.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
     "print(opt.<<_optimizer|inner_optimizer>>)\n"
   ),
   "private attributes": (
-    "opt = <<tf.train.experimental|mp_compat>>.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
+    "opt = <<old>>.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
     "print(opt.<<_optimizer|inner_optimizer>>, opt.<<_loss_scale|loss_scale>>())\n"
   ),
   "getattr over lines": (
     "x = <<getattr(tf.train.experimental,|(mp_compat>>  # this one\n            <<'LossScale'|.LossScale>>)\n"
   ),
-  "imported below": "x = <<tf.train.experimental|mp_compat>>.LossScale\nimport mp_compat\n",
+  "imported below": "x = <<old>>.LossScale\nimport mp_compat\n",
   "bound anew on every path": (
     "if x:\n  e = other\nelse:\n  e = another\ne, y = tf.train.experimental, 3\nfor x in y:\n"
     "  <<e|mp_compat>>.LossScale\n"
@@ -166,20 +172,15 @@ MARKED_BELOW_IMPORT = {
   ),
   "in a class": (
     "class A:\n  tf = tf.train\n  x = <<tf.experimental|mp_compat>>.LossScale\n"
-    "  def f(self): return <<tf.train.experimental|mp_compat>>.LossScale\n"
+    "  def f(self): return <<old>>.LossScale\n"
   ),
-  "annotations": (
-    "def f(x: <<tf.train.experimental|mp_compat>>.LossScale) -> <<tf.train.experimental|mp_compat>>.LossScale: pass\n"
-  ),
+  "annotations": "def f(x: <<old>>.LossScale) -> <<old>>.LossScale: pass\n",
   "a name in two pieces": (
     "x = <<getattr(tf.train.experimental, 'Dynamic' + 'LossScale')|mp_compat.DynamicLossScale>>\n"
   ),
-  "targets": (
-    "e: object\nd[<<tf.train.experimental|mp_compat>>.LossScale], f().x = 1, 2\n"
-    "a, *b = <<tf.train.experimental|mp_compat>>.LossScale, 3\n"
-  ),
-  "comprehensions": "x = {y: [<<tf.train.experimental|mp_compat>>.LossScale for _ in z] for x in w for y in x if x}\n",
-  "no last newline": "x = <<tf.train.experimental|mp_compat>>.LossScale",
+  "targets": "e: object\nd[<<old>>.LossScale], f().x = 1, 2\na, *b = <<old>>.LossScale, 3\n",
+  "comprehensions": "x = {y: [<<old>>.LossScale for _ in z] for x in w for y in x if x}\n",
+  "no last newline": "x = <<old>>.LossScale",
   "annotated": "m: object = tf.train.experimental\nx = <<m|mp_compat>>.LossScale\n",
   "odd spaces": "\x0c\nif x :\n\ty = [ <<tf.train.experimental . |mp_compat.>>LossScale ,]\n",
 }
@@ -187,39 +188,22 @@ MARKED_BELOW_IMPORT = {
 
 def split(marked):
   """Returns a marked source before and after rewriting."""
+  marked = marked.replace("<<import>>", "<<|import mp_compat\n>>")
+  marked = marked.replace("<<old>>", "<<tf.train.experimental|mp_compat>>")
   return tuple(re.sub(r"<<(.*?)\|(.*?)>>", side, marked, flags=re.S) for side in (r"\1", r"\2"))
 
 
 REWRITTEN = {name: split(marked) for name, marked in MARKED.items()}
 REWRITTEN.update(
-  (name, split("<<|import mp_compat\n>>import tensorflow as tf\n" + marked))
-  for name, marked in MARKED_BELOW_IMPORT.items()
+  (name, split("<<import>>import tensorflow as tf\n" + marked)) for name, marked in MARKED_BELOW_IMPORT.items()
 )
 
-UNTOUCHED = {
-  "other names": "import tensorflow as tf\ntf.train.experimental.PythonState()  # LossScale\n",
-  "a class of its own": "from mine import LossScaleOptimizer, FixedLossScale\nLossScaleOptimizer(FixedLossScale)\n",
-  "text": "'''tf.train.experimental.LossScale'''\nx = 1  # tf.train.experimental.LossScale\n",
-  "its own _optimizer": "class LossScale:\n  def f(self): return self._optimizer, self._loss_scale\n",
-  "of another wrapper": "import mp_compat\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(a, b)\n"
-  "opt = Another(opt)\nopt._optimizer\n",
-  "wrapped later": "import mp_compat\nopt._optimizer\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, b)\n",
-  "a package of this name": "from .tensorflow.contrib.mixed_precision import LossScaleManager\n",
-  "assigned to": "import mp_compat\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(a, b)\nopt._loss_scale = 3\n",
-  "moved over": "import mp_compat\nmp_compat.contrib.mixed_precision.LossScaleOptimizer(a, b)\n",
-  "in a circle": "a = b\nb = a\na.LossScale\n",
-  "of an element": "x[0].LossScale\n",
-  "a folder of this name": "from project.tensorflow.contrib.mixed_precision import LossScaleManager\n",
-  "what is in a private module": "from tensorflow.python.training.experimental.loss_scale import *\n",
-  "imported as a whole": "import tensorflow.python.training.experimental.loss_scale\n"
-  "tensorflow.python.training.experimental.loss_scale._assign_if_finite\n",
-  "mp_compat is another": "import tensorflow as tf\nmp_compat = 3\ntf.train.experimental.LossScale\n",
-}
 
-HEAD = (
-  "import horovod.tensorflow as hvd\nimport mp_compat\nimport tensorflow as tf\n"
-  "opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 'dynamic')\n"
-)
+def name_wrappers(code):
+  """Returns code with the names of the wrappers that OURS and THEIRS stand for."""
+  code = code.replace("THEIRS", "tf.train.experimental.MixedPrecisionLossScaleOptimizer")
+  return code.replace("OURS", "mp_compat.MixedPrecisionLossScaleOptimizer")
+
 
 # By the kind of decision: the lines with "# stays" are not rewritten, because they are not old names on every path, and
 # are reported.
@@ -280,29 +264,19 @@ UNCERTAIN = {
     ),
   },
   "private-state": {
-    "a parameter": (
-      "def f(opt, fp16):\n  if fp16:\n    opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n"
-      "  return opt._optimizer  # stays\n"
-    ),
+    "a parameter": "def f(opt, fp16):\n  if fp16:\n    opt = OURS(opt, 'dynamic')\n  return opt._optimizer  # stays\n",
     "an exception": (
-      "opt = sgd\ntry:\n  opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\nexcept ValueError:\n"
-      "  pass\nopt._optimizer  # stays\n"
+      "opt = sgd\ntry:\n  opt = OURS(opt, 'dynamic')\nexcept ValueError:\n  pass\nopt._optimizer  # stays\n"
     ),
     "a loop that may not run": (
-      "opt = sgd\nfor x in y:\n  opt = mp_compat.MixedPrecisionLossScaleOptimizer(sgd, 'dynamic')\n  opt._loss_scale\n"
-      "opt._loss_scale  # stays\n"
+      "opt = sgd\nfor x in y:\n  opt = OURS(sgd, 'dynamic')\n  opt._loss_scale\nopt._loss_scale  # stays\n"
     ),
-    "a closure": (
-      "def f(opt):\n  def g(): return opt._optimizer  # stays\n"
-      "  opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n  return g\n"
-    ),
+    "a closure": "def f(opt):\n  def g(): return opt._optimizer  # stays\n  opt = OURS(opt, 'dynamic')\n  return g\n",
     "another method": (
-      "class A:\n  def f(self):\n    self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')\n"
-      "    self.g()\n    self.opt._optimizer  # stays\n"
+      "class A:\n  def f(self):\n    self.opt = OURS(x, 'dynamic')\n    self.g()\n    self.opt._optimizer  # stays\n"
     ),
     "an attribute that another method assigns": (
-      "class A:\n  def f(self): return self.opt._optimizer  # stays\n"
-      "  def g(self): self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')\n"
+      "class A:\n  def f(self): return self.opt._optimizer  # stays\n  def g(self): self.opt = OURS(x, 'dynamic')\n"
     ),
   },
   "name-taken": {
@@ -313,8 +287,46 @@ UNCERTAIN = {
   },
 }
 
-# By the kind of decision: sources that require one decision of this kind if they follow HEAD.
+HEAD = (
+  "import horovod.tensorflow as hvd\nimport mp_compat\nimport tensorflow as tf\n"
+  "opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 'dynamic')\n"
+)
+
+# By the decisions that they require, in alphabetical order: sources that follow HEAD.
 DECISIONS = {
+  "": [
+    "def f():\n  'Like tf.contrib.mixed_precision.'",
+    "opt = OURS(hvd.DistributedOptimizer(sgd), 'dynamic')",
+    "x = hvd.DistributedOptimizer(sgd)\nopt = OURS(x, 'dynamic')",
+    "opt = hvd.DistributedOptimizer(sgd)\nopt = OURS(opt, 'dynamic')",
+    "def f(opt):\n  opt = hvd.DistributedOptimizer(opt) if several else opt\n  opt = OURS(opt, 'dynamic')\n"
+    "  return opt",
+    "def f(self, opt):\n  self.opt = hvd.DistributedOptimizer(opt)\n  self.opt = OURS(self.opt, 'dynamic')",
+    "def f(self, opt):\n  self.opt = tf.train.SyncReplicasOptimizer(opt, 2)\ndef g(self):\n"
+    "  self.opt = OURS(self.opt, 'dynamic')",
+    "x = Averaging(hvd.DistributedOptimizer(sgd))\nopt = OURS(x, 'dynamic')",
+    "def f(opt):\n  if sync:\n    opt = tf.train.SyncReplicasOptimizer(opt, 2)\n  else:\n"
+    "    opt = OURS(opt, 'dynamic')",
+    "opt = tf.train.SyncReplicasOptimizer(opt, 2)\nopt = tf.train.AdamOptimizer()\nopt = OURS(opt, 'dynamic')",
+    "a = tf.train.AdamOptimizer()\na = OURS(a, 'dynamic')\na = tf.train.SyncReplicasOptimizer(a, 2)",
+    "def f(opt):\n  if rewrite:\n    opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(opt)\n  else:\n"
+    "    opt = THEIRS(opt, 'dynamic')",
+    "class Mine(mp_compat.DynamicLossScale):\n  def __init__(self, x): pass\n  def get_config(self): return {}",
+    "class Mine(Another):\n  def update(self, grads): return None, True",
+    "isinstance(opt, tf.train.experimental.MixedPrecisionLossScaleOptimizer)",
+    "isinstance(x, (int, tf.train.AdamOptimizer))",
+    "isinstance(x, tf.contrib.mixed_precision.LossScaleManager)",
+    "def f(x):\n  return tf.clip_by_value(x, -1., 1.)",
+    "sess.run(global_step.assign(0))",
+    "opt.apply_gradients(opt.compute_gradients(loss), global_step=global_step)",
+    "s = mp_compat.DynamicLossScale()\ns = mp_compat.DynamicLossScale()",
+    "sync = tf.train.SyncReplicasOptimizer(opt, 3)",
+    "if hasattr(module, 'something'): pass",
+    "x = 'tf.train.experimental.PythonState', 'tensorflow.keras.mixed_precision.experimental.Policy'",
+    "x = 'tf.keras.mixed_precision', 'mp_compat.contrib.mixed_precision.LossScaleOptimizer', 'mixed_precision'",
+    "import importlib\nx = importlib.import_module('tensorflow.contrib.mixed_precision')",
+    "def f(**rest):\n  return OURS(loss_scale='dynamic')",
+  ],
   "checkpoints": [
     "tf.train.Saver().restore(sess, path)",
     "with tf.train.MonitoredTrainingSession(checkpoint_dir='logs') as sess: pass",
@@ -336,20 +348,16 @@ DECISIONS = {
     "def wrap(optimizer):\n  return hvd.DistributedOptimizer(optimizer)",
   ],
   "sync-replicas": [
-    "sync = tf.train.SyncReplicasOptimizer(a, 3)\n"
-    "opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(sync, 'dynamic')",
-    "opt = tf.train.SyncReplicasOptimizer(sgd, 2)\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
+    "sync = tf.train.SyncReplicasOptimizer(a, 3)\nopt = THEIRS(sync, 'dynamic')",
+    "opt = tf.train.SyncReplicasOptimizer(sgd, 2)\nopt = OURS(opt, 'dynamic')",
     "def f(opt):\n  if several:\n    opt = tf.train.SyncReplicasOptimizer(opt, 2)\n  else:\n"
-    "    opt = tf.train.AdamOptimizer()\n"
-    "  opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
+    "    opt = tf.train.AdamOptimizer()\n  opt = THEIRS(opt, 'dynamic')",
     "opt = tf.train.SyncReplicasOptimizer(tf.train.AdamOptimizer(), 2)\nopt = Averaging(opt)\n"
-    "opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt=opt, loss_scale='dynamic')",
-    "def f(self, opt):\n  self._opt = tf.train.SyncReplicasOptimizer(opt, 2)\n"
-    "  self._opt = mp_compat.MixedPrecisionLossScaleOptimizer(self._opt, 'dynamic')",
+    "opt = OURS(opt=opt, loss_scale='dynamic')",
+    "def f(self, opt):\n  self._opt = tf.train.SyncReplicasOptimizer(opt, 2)\n  self._opt = OURS(self._opt, 'dynamic')",
   ],
   "wrapped-twice": [
-    "opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(sgd)\n"
-    "opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
+    "opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(sgd)\nopt = THEIRS(opt, 'dynamic')",
     "opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(sgd)\n"
     "opt = tf.contrib.mixed_precision.LossScaleOptimizer(opt, manager)",
     "def f(opt):\n  if rewrite:\n    opt = mp_compat.enable_mixed_precision_graph_rewrite(opt)\n"
@@ -367,8 +375,7 @@ DECISIONS = {
     "issubclass(cls, tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer)",
   ],
   "private-state": [
-    "def f(opt):\n  if yes:\n    opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n  else:\n"
-    "    opt = Another(opt)\n  return opt._optimizer",
+    "def f(opt):\n  if yes:\n    opt = OURS(opt, 'dynamic')\n  else:\n    opt = Another(opt)\n  return opt._optimizer",
     "opt._loss_scale = 3",
     "sess.run(opt.loss_scale._num_good_steps)",
     "class Mine(mp_compat.MixedPrecisionLossScaleOptimizer):\n  def f(self): return self._optimizer",
@@ -376,12 +383,11 @@ DECISIONS = {
     "from tensorflow.python.training.experimental import loss_scale as m\nm._assign_if_finite(a, b)",
   ],
   "shared-scale": [
-    "s = mp_compat.DynamicLossScale()\na = mp_compat.MixedPrecisionLossScaleOptimizer(x, s)\n"
-    "b = mp_compat.MixedPrecisionLossScaleOptimizer(opt=y, loss_scale=s)",
+    "s = mp_compat.DynamicLossScale()\na = OURS(x, s)\nb = OURS(opt=y, loss_scale=s)",
   ],
   "fixed-scale": [
-    "a = tf.train.experimental.MixedPrecisionLossScaleOptimizer(x, 128.)",
-    "s = mp_compat.FixedLossScale(8)\na = mp_compat.MixedPrecisionLossScaleOptimizer(x, loss_scale=s)",
+    "a = THEIRS(x, 128.)",
+    "s = mp_compat.FixedLossScale(8)\na = OURS(x, loss_scale=s)",
   ],
   "keras": [
     "tf.keras.mixed_precision.LossScaleOptimizer(x)",
@@ -406,6 +412,12 @@ DECISIONS = {
     "x = load('tensorflow.python.training.' 'experimental.loss_scale')",
     "x = operator.attrgetter('train.experimental.MixedPrecisionLossScaleOptimizer')(tf)",
   ],
+  "clipped-gradients clipped-gradients": [
+    "def f(g):\n  tf.clip_by_norm(g, 1.)\n  tf.clip_by_value(g, 1., 2.)\n  opt.apply_gradients(g)",
+  ],
+  "sync-replicas sync-replicas wrapped-twice": [
+    "sync = tf.train.SyncReplicasOptimizer(sgd, 2)\nfirst = OURS(sync, 'dynamic')\nsecond = OURS(first, 'dynamic')",
+  ],
 }
 
 # Old names that the source does without. After the rewriting it never has to.
@@ -415,41 +427,4 @@ GUARDS = [
   "try:\n  from tensorflow.contrib import mixed_precision\nexcept:\n  import mp_compat\n",
   "import tensorflow as tf\ntry:\n  x = tf.train.experimental.LossScale\nexcept AttributeError:\n  x = None\n",
   "import tensorflow as tf\nx = getattr(tf.train.experimental, 'LossScale', None)\n",
-]
-
-NO_DECISIONS = [
-  "def f():\n  'Like tf.contrib.mixed_precision.'",
-  "opt = mp_compat.MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(sgd), 'dynamic')",
-  "x = hvd.DistributedOptimizer(sgd)\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')",
-  "opt = hvd.DistributedOptimizer(sgd)\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
-  "def f(opt):\n  opt = hvd.DistributedOptimizer(opt) if several else opt\n"
-  "  opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n  return opt",
-  "def f(self, opt):\n  self.opt = hvd.DistributedOptimizer(opt)\n"
-  "  self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(self.opt, 'dynamic')",
-  "def f(self, opt):\n  self.opt = tf.train.SyncReplicasOptimizer(opt, 2)\ndef g(self):\n"
-  "  self.opt = mp_compat.MixedPrecisionLossScaleOptimizer(self.opt, 'dynamic')",
-  "x = Averaging(hvd.DistributedOptimizer(sgd))\nopt = mp_compat.MixedPrecisionLossScaleOptimizer(x, 'dynamic')",
-  "def f(opt):\n  if sync:\n    opt = tf.train.SyncReplicasOptimizer(opt, 2)\n  else:\n"
-  "    opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
-  "opt = tf.train.SyncReplicasOptimizer(opt, 2)\nopt = tf.train.AdamOptimizer()\n"
-  "opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
-  "a = tf.train.AdamOptimizer()\na = mp_compat.MixedPrecisionLossScaleOptimizer(a, 'dynamic')\n"
-  "a = tf.train.SyncReplicasOptimizer(a, 2)",
-  "def f(opt):\n  if rewrite:\n    opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(opt)\n  else:\n"
-  "    opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')",
-  "class Mine(mp_compat.DynamicLossScale):\n  def __init__(self, x): pass\n  def get_config(self): return {}",
-  "class Mine(Another):\n  def update(self, grads): return None, True",
-  "isinstance(opt, tf.train.experimental.MixedPrecisionLossScaleOptimizer)",
-  "isinstance(x, (int, tf.train.AdamOptimizer))",
-  "isinstance(x, tf.contrib.mixed_precision.LossScaleManager)",
-  "def f(x):\n  return tf.clip_by_value(x, -1., 1.)",
-  "sess.run(global_step.assign(0))",
-  "opt.apply_gradients(opt.compute_gradients(loss), global_step=global_step)",
-  "s = mp_compat.DynamicLossScale()\ns = mp_compat.DynamicLossScale()",
-  "sync = tf.train.SyncReplicasOptimizer(opt, 3)",
-  "if hasattr(module, 'something'): pass",
-  "x = 'tf.train.experimental.PythonState', 'tensorflow.keras.mixed_precision.experimental.Policy'",
-  "x = 'tf.keras.mixed_precision', 'mp_compat.contrib.mixed_precision.LossScaleOptimizer', 'mixed_precision'",
-  "import importlib\nx = importlib.import_module('tensorflow.contrib.mixed_precision')",
-  "def f(**rest):\n  return mp_compat.MixedPrecisionLossScaleOptimizer(loss_scale='dynamic')",
 ]
