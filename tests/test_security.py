@@ -10,6 +10,7 @@ import pytest
 import mp_compat
 from mp_compat import checkpoints
 from tests import testing
+from tests.checkpoints import goldens
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
 from tests.testing import tf
@@ -55,11 +56,7 @@ def test_modules_execute_no_code(path):
 @pytest.mark.parametrize("good_steps", [0, -(2**63), 2**63 - 1])
 def test_invalid_scales_keep_weights_finite(scale, good_steps, tmp_path):
   path = str(tmp_path / "hostile")
-  with tf.Graph().as_default(), testing.session() as sess:
-    scale_variable = tf.get_variable("current_loss_scale", initializer=np.float32(scale))
-    good_variable = tf.get_variable("good_steps", initializer=np.int64(good_steps))
-    sess.run(tf.global_variables_initializer())
-    tf.train.Saver([scale_variable, good_variable]).save(sess, path)
+  goldens.save_variables(path, {"current_loss_scale": np.float32(scale), "good_steps": np.int64(good_steps)})
   with tf.Graph().as_default():
     training = testing.Training()
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.5), "dynamic")
@@ -88,11 +85,9 @@ def test_names_are_not_used_as_paths(tmp_path):
   names = ["../../escaped", "/tmp/mp_compat_escaped", "w;rm -rf x", "current_loss_scale"]
   source, target = str(folder / "source"), str(folder / "target")
   with tf.Graph().as_default(), tf.Session() as sess:
-    sess.run(
-      tf.raw_ops.SaveV2(
-        prefix=source, tensor_names=names, shape_and_slices=[""] * len(names), tensors=[tf.constant(8.0)] * len(names)
-      )
-    )
+    tensors = [tf.constant(8.0)] * len(names)
+    save = tf.raw_ops.SaveV2(prefix=source, tensor_names=names, shape_and_slices=[""] * len(names), tensors=tensors)
+    sess.run(save)
   assert sorted(checkpoints.convert(source, target, "mp_compat").variables)[:2] == ["../../escaped", names[1]]
   assert os.listdir(str(tmp_path)) == ["inner"] and not os.path.exists(names[1])
   assert {name.split(".")[0] for name in os.listdir(str(folder))} == {"source", "target"}
@@ -100,22 +95,13 @@ def test_names_are_not_used_as_paths(tmp_path):
 
 def test_migration_executes_nothing(tmp_path):
   marker = tmp_path / "executed"
-  code = "open({!r}, 'w')\nimport tensorflow as tf\nscale = tf.train.experimental.DynamicLossScale()\n".format(
-    str(marker)
-  )
+  code = "open({!r}, 'w')\nimport tensorflow as tf\nscale = tf.train.experimental.DynamicLossScale()\n"
+  code = code.format(str(marker))
   (tmp_path / "script.py").write_text(code)
   (tmp_path / "libcst.py").write_text(code)  # would be imported if the current directory were on sys.path
-  (tmp_path / "notebook.ipynb").write_text(
-    json.dumps(
-      {
-        "cells": [{"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": code}],
-        "metadata": {},
-        "nbformat": 4,
-        "nbformat_minor": 4,
-      },
-      indent=1,
-    )
-  )
+  cell = dict(cell_type="code", metadata={}, outputs=[], execution_count=None, source=code)
+  notebook = dict(cells=[cell], metadata={}, nbformat=4, nbformat_minor=4)
+  (tmp_path / "notebook.ipynb").write_text(json.dumps(notebook, indent=1))
   testing.run_python("-m", "mp_compat", "migrate", "--write", tmp_path)
   for name in ["script.py", "libcst.py", "notebook.ipynb"]:
     assert "mp_compat.DynamicLossScale()" in (tmp_path / name).read_text()
@@ -123,11 +109,8 @@ def test_migration_executes_nothing(tmp_path):
 
 
 def test_config_rejects_unknown_class_names():
+  inner = {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.1}}
   for name in ["os.system", "builtins.eval", "mp_compat.keras.LossScaleOptimizer", "__class__"]:
+    config = {"optimizer": inner, "loss_scale": {"class_name": name, "config": {}}}
     with pytest.raises(ValueError, match="Unknown loss scale: " + name):
-      mp_compat.keras.LossScaleOptimizer.from_config(
-        {
-          "optimizer": {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.1}},
-          "loss_scale": {"class_name": name, "config": {}},
-        }
-      )
+      mp_compat.keras.LossScaleOptimizer.from_config(config)

@@ -12,6 +12,7 @@ import tempfile
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow
 
 import mp_compat
 from tests import testing
@@ -62,22 +63,12 @@ def list_cases(version):
 def wrap(writer, optimizer):
   """Returns the inner optimizer with the writer's loss scaling."""
   opt = OPTIMIZERS[optimizer]()
-  if writer == "mp_compat":
-    return mp_compat.MixedPrecisionLossScaleOptimizer(
-      opt, mp_compat.DynamicLossScale(increment_period=INCREMENT_PERIOD)
-    )
-  if writer == "tensorflow":
-    return testing.native.MixedPrecisionLossScaleOptimizer(
-      opt, testing.native.DynamicLossScale(increment_period=INCREMENT_PERIOD)
-    )
+  if writer in ("mp_compat", "tensorflow"):
+    api = mp_compat if writer == "mp_compat" else testing.native
+    return api.MixedPrecisionLossScaleOptimizer(opt, api.DynamicLossScale(increment_period=INCREMENT_PERIOD))
   if writer in ("contrib", "mp_compat.contrib"):
-    if writer == "contrib":
-      from tensorflow.contrib import mixed_precision
-    else:
-      from mp_compat.contrib import mixed_precision
-    return mixed_precision.LossScaleOptimizer(
-      opt, mixed_precision.ExponentialUpdateLossScaleManager(2.0**15, INCREMENT_PERIOD)
-    )
+    api = (mp_compat if writer == "mp_compat.contrib" else tensorflow).contrib.mixed_precision
+    return api.LossScaleOptimizer(opt, api.ExponentialUpdateLossScaleManager(2.0**15, INCREMENT_PERIOD))
   return opt
 
 

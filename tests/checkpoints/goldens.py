@@ -69,6 +69,14 @@ def copy_golden(case, prefix):
     tf.gfile.Copy(golden_path("1.15", case) + part, prefix + part, overwrite=True)
 
 
+def save_variables(path, values):
+  """Saves variables with these values, by name."""
+  with tf.Graph().as_default():
+    variables = {name: tf.Variable(value, use_resource=True) for name, value in values.items()}
+    with testing.initialized_session() as sess:
+      tf.train.Saver(variables).save(sess, path)
+
+
 def load_expected(version, case, when):
   """Returns the recorded values of the writer's variables, by name; `when` is "saved" or "after"."""
   prefix = "{}/{}/".format(case.name, when)

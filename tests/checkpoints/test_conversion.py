@@ -20,6 +20,7 @@ from tests.checkpoints.golden_cases import Case
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
+ADAM = goldens.golden_path("1.15", Case("tensorflow", "adam"))
 
 
 @pytest.mark.matrix
@@ -39,13 +40,13 @@ def test_saver_restores_converted_checkpoint(version, case, to, tmp_path):
 
 
 def test_convert_does_not_overwrite_files(tmp_path):
-  source, target = goldens.golden_path("1.15", Case("tensorflow", "adam")), str(tmp_path / "out")
-  checkpoints.convert(source, target, "plain")
+  target = str(tmp_path / "out")
+  checkpoints.convert(ADAM, target, "plain")
   before = {name: (tmp_path / name).read_bytes() for name in os.listdir(str(tmp_path))}
   assert sorted(before) == ["out.data-00000-of-00001", "out.index"]
-  for other in [source, target]:
+  for other in [ADAM, target]:
     with pytest.raises(ValueError, match="exists and is not overwritten"):
-      checkpoints.convert(source, other, "mp_compat")
+      checkpoints.convert(ADAM, other, "mp_compat")
   assert before == {name: (tmp_path / name).read_bytes() for name in os.listdir(str(tmp_path))}
 
 
@@ -58,7 +59,7 @@ def test_convert_removes_wrong_files(tmp_path, monkeypatch):
 
   monkeypatch.setattr(files, "read_tensor", read_wrongly)
   with pytest.raises(tf.errors.DataLossError, match="w in .* differs from the value that was written"):
-    checkpoints.convert(goldens.golden_path("1.15", Case("tensorflow", "adam")), str(tmp_path / "out"), "plain")
+    checkpoints.convert(ADAM, str(tmp_path / "out"), "plain")
   assert os.listdir(str(tmp_path)) == []
 
 
@@ -71,16 +72,16 @@ def test_convert_rejects_object_based_checkpoint(tmp_path):
 
 
 def test_command_line_inspects_and_converts(tmp_path, capsys):
-  source, target = goldens.golden_path("1.15", Case("tensorflow", "adam")), str(tmp_path / "out")
-  assert command_line.main(["checkpoint", "inspect", source]) == 0
+  target = str(tmp_path / "out")
+  assert command_line.main(["checkpoint", "inspect", ADAM]) == 0
   title, *lines = capsys.readouterr().out.splitlines()
-  assert title == source + ": tensorflow"
-  scale = checkpoints.inspect(source).state["current_loss_scale"]
+  assert title == ADAM + ": tensorflow"
+  scale = checkpoints.inspect(ADAM).state["current_loss_scale"]
   assert ["current_loss_scale", "float32", "[]", "=", str(scale)] in [line.split() for line in lines]
   assert ["cond_1/beta1_power", "float32"] in [line.split()[:2] for line in lines]
-  assert command_line.main(["checkpoint", "convert", source, target, "--to", "plain"]) == 0
+  assert command_line.main(["checkpoint", "convert", ADAM, target, "--to", "plain"]) == 0
   assert capsys.readouterr().out.splitlines()[0] == target + ": plain"
-  assert command_line.main(["checkpoint", "convert", source, target, "--to", "plain"]) == 2
+  assert command_line.main(["checkpoint", "convert", ADAM, target, "--to", "plain"]) == 2
   assert "exists and is not overwritten" in capsys.readouterr().err
 
 
@@ -100,11 +101,7 @@ def start_writing(source, target):
 @pytest.mark.slow
 def test_killed_conversion_leaves_nothing(tmp_path):
   source = str(tmp_path / "big")
-  with tf.Graph().as_default(), testing.session() as sess:
-    for i in range(40):
-      tf.get_variable("v{}".format(i), [100000], initializer=tf.zeros_initializer())
-    sess.run(tf.global_variables_initializer())
-    tf.train.Saver().save(sess, source, write_meta_graph=False)
+  goldens.save_variables(source, {"v{}".format(i): np.zeros(100000, np.float32) for i in range(40)})
   directory = tmp_path / "out"
   directory.mkdir()
   target, unfinished = str(directory / "model"), str(directory / "model.unfinished")
@@ -138,10 +135,9 @@ def test_inspect_reports_missing_checkpoint(path, tmp_path, capsys):
 
 @pytest.mark.parametrize("part", [".index", ".data-00000-of-00001", ".meta"])
 def test_part_of_checkpoint_is_rejected(part, tmp_path):
-  with tf.Graph().as_default(), testing.session() as sess:
-    w = tf.get_variable("w", [])
-    sess.run(w.initializer)
-    saver = tf.train.Saver()
+  tf.get_variable("w", [])
+  saver = tf.train.Saver()
+  with testing.initialized_session() as sess:
     path = saver.save(sess, str(tmp_path / "model.ckpt-5"))
     for read in [
       checkpoints.inspect,
@@ -156,47 +152,40 @@ def test_part_of_checkpoint_is_rejected(part, tmp_path):
 
 
 def test_empty_checkpoint_is_rejected(tmp_path):
-  index = goldens.golden_path("1.15", Case("tensorflow", "adam")) + ".index"
-  shutil.copyfile(index, str(tmp_path / "model"))  # is read as a checkpoint in the V1 format
+  shutil.copyfile(ADAM + ".index", str(tmp_path / "model"))  # is read as a checkpoint in the V1 format
   with pytest.raises(tf.errors.DataLossError, match="model is truncated or corrupt: it has no variables"):
     checkpoints.convert(str(tmp_path / "model"), str(tmp_path / "out"), "plain")
 
 
 @pytest.mark.parametrize("folder", ["a*b", "a?b"])
 def test_wildcards_in_paths_are_kept(folder, tmp_path):
-  source = goldens.golden_path("1.15", Case("tensorflow", "adam"))
   target = str(tmp_path / folder / "model")
-  converted = checkpoints.convert(source, target, "plain")
+  converted = checkpoints.convert(ADAM, target, "plain")
   assert converted.path == target and os.listdir(str(tmp_path)) == [folder]
   assert checkpoints.convert(target, str(tmp_path / folder / "again"), "plain").variables == converted.variables
 
 
 def test_brackets_in_paths_are_rejected(tmp_path):
-  source = goldens.golden_path("1.15", Case("tensorflow", "adam"))
   with pytest.raises(ValueError, match="Expected a path without brackets"):
-    checkpoints.convert(source, str(tmp_path / "a*b[c]" / "model"), "plain")
+    checkpoints.convert(ADAM, str(tmp_path / "a*b[c]" / "model"), "plain")
   assert os.listdir(str(tmp_path)) == []
   for part in (".index", ".data-00000-of-00001"):
-    shutil.copyfile(source + part, str(tmp_path / "model[1]") + part)
+    shutil.copyfile(ADAM + part, str(tmp_path / "model[1]") + part)
   with pytest.raises(ValueError, match="Expected a path without brackets"):
     checkpoints.inspect(str(tmp_path / "model[1]"))
 
 
 def test_path_not_in_utf8_is_reported(tmp_path, capsys):
-  source = goldens.golden_path("1.15", Case("tensorflow", "adam"))
   path = os.fsdecode(os.fsencode(str(tmp_path)) + b"/m\xff")
-  for arguments in (
-    ["inspect", path],
-    ["convert", path, "out", "--to", "plain"],
-    ["convert", source, path, "--to", "plain"],
-  ):
+  to = ["--to", "plain"]
+  for arguments in (["inspect", path], ["convert", path, "out", *to], ["convert", ADAM, path, *to]):
     assert command_line.main(["checkpoint"] + arguments) == 2
     assert "Expected a path in UTF-8, but got " in capsys.readouterr().err
   assert os.listdir(str(tmp_path)) == []
 
 
 def train_with_conditionals(wrap, path, restore_from=None):
-  """Trains with Adam in a graph that has other conditionals, and saves; returns the values of all variables by name."""
+  """Trains with Adam in a graph that has other conditionals, and saves; returns the values of all variables."""
   with testing.control_flow(1), tf.Graph().as_default(), testing.session() as sess:
     x = tf.placeholder(tf.float32, [2])
     loss = tf.cond(x[0] > 0, lambda: x * 1.0, lambda: x * 2.0)
@@ -210,10 +199,14 @@ def train_with_conditionals(wrap, path, restore_from=None):
     for value in (1.0, 1e30, 2.0):
       sess.run(train_op, {x: [value, 1.0]})
     saver.save(sess, path)
-    return {
-      testing.plain_name(variable): value
-      for variable, value in zip(tf.global_variables(), sess.run(tf.global_variables()))
-    }
+    return testing.values(sess)
+
+
+WRAPS = {
+  "tensorflow": lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+  "mp_compat": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+  "plain": lambda opt: opt,
+}
 
 
 @pytest.mark.matrix
@@ -222,22 +215,17 @@ def train_with_conditionals(wrap, path, restore_from=None):
   [("tensorflow", "mp_compat"), ("mp_compat", "tensorflow"), ("plain", "tensorflow"), ("tensorflow", "plain")],
 )
 def test_convert_like_supports_conditionals(source, to, tmp_path):
-  wraps = {
-    "tensorflow": lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
-    "mp_compat": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
-    "plain": lambda opt: opt,
-  }
-  paths = {name: str(tmp_path / name) for name in wraps}
-  for name in (source, to):
-    train_with_conditionals(wraps[name], paths[name])
+  paths = {name: str(tmp_path / name) for name in (source, to)}
+  for name, path in paths.items():
+    train_with_conditionals(WRAPS[name], path)
   out = str(tmp_path / "out")
   found = checkpoints.convert(paths[source], out, like=paths[to])
   assert set(found.variables) == set(checkpoints.inspect(paths[to]).variables)
   assert "cond_3/beta1_power" in found.variables or to != "tensorflow"
   with open(out + ".meta", "rb") as ours, open(paths[to] + ".meta", "rb") as theirs:
     assert ours.read() == theirs.read()
-  continued = train_with_conditionals(wraps[to], str(tmp_path / "continued"), out)
-  expected = train_with_conditionals(wraps[source], str(tmp_path / "same"), paths[source])
+  continued = train_with_conditionals(WRAPS[to], str(tmp_path / "continued"), out)
+  expected = train_with_conditionals(WRAPS[source], str(tmp_path / "same"), paths[source])
   assert set(continued) & set(expected) >= {"w:0", "w/Adam:0", "beta1_power:0"}
   if "plain" not in (source, to):  # plain training skips no steps
     np.testing.assert_equal(continued, expected)
@@ -254,21 +242,14 @@ def test_convert_like_supports_conditionals(source, to, tmp_path):
 )
 def test_convert_like_supports_second_names(old, source, conditional, tmp_path):
   paths = {name: str(tmp_path / name) for name in ("tensorflow", "installed", "plain")}
-  train_with_conditionals(
-    lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"), paths["tensorflow"]
-  )
-  train_with_conditionals(lambda opt: opt, paths["plain"])
+  for name in ("tensorflow", "plain"):
+    train_with_conditionals(WRAPS[name], paths[name])
   with mp_compat.install():
-    train_with_conditionals(
-      lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"), paths["installed"], paths["tensorflow"]
-    )
+    train_with_conditionals(WRAPS["mp_compat"], paths["installed"], paths["tensorflow"])
   for name in ("tensorflow", "plain"):  # as a program with another number of conditionals
     reader = tf.train.load_checkpoint(paths[name])
-    values = {key.replace("cond_3/", conditional): reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
-    with tf.Graph().as_default(), testing.session() as sess:
-      variables = {key: tf.Variable(value, use_resource=True) for key, value in values.items()}
-      sess.run(tf.global_variables_initializer())
-      tf.train.Saver(variables).save(sess, paths[name])
+    names = reader.get_variable_to_shape_map()
+    goldens.save_variables(paths[name], {key.replace("cond_3/", conditional): reader.get_tensor(key) for key in names})
   converted = checkpoints.convert(paths[source], str(tmp_path / "out"), like=paths[old])
   assert set(converted.variables) == set(checkpoints.inspect(paths[old]).variables)
   powers = {tf.train.load_variable(converted.path, name) for name in converted.variables if "beta1_power" in name}
@@ -278,9 +259,8 @@ def test_convert_like_supports_second_names(old, source, conditional, tmp_path):
 
 
 def test_convert_requires_dialect_or_like(tmp_path):
-  path = goldens.golden_path("1.15", Case("tensorflow", "adam"))
-  for arguments in ({}, dict(to="plain", like=path)):
+  for arguments in ({}, dict(to="plain", like=ADAM)):
     with pytest.raises(ValueError, match="Expected either a naming scheme"):
-      checkpoints.convert(path, str(tmp_path / "out"), **arguments)
+      checkpoints.convert(ADAM, str(tmp_path / "out"), **arguments)
   with pytest.raises(ValueError, match="does not have these in the same shape: b/Momentum, w/Momentum. Pass"):
-    checkpoints.convert(path, str(tmp_path / "out"), like=goldens.golden_path("1.15", Case("tensorflow", "momentum")))
+    checkpoints.convert(ADAM, str(tmp_path / "out"), like=goldens.golden_path("1.15", Case("tensorflow", "momentum")))

@@ -21,24 +21,18 @@ pytestmark = pytest.mark.usefixtures("graph")
 @pytest.mark.parametrize("use_resource", [False, True])
 def test_partitions_restore_from_whole_variable(use_resource, tmp_path):
   path, whole = str(tmp_path / "whole"), np.arange(12, dtype=np.float32).reshape([6, 2])
-
-  def build(partitioner, wrap):
-    with tf.variable_scope("", use_resource=use_resource, partitioner=partitioner):
-      table = tf.get_variable("table", [6, 2], initializer=tf.zeros_initializer())
-      wrap(tf.train.MomentumOptimizer(0.1, 0.9)).minimize(tf.reduce_sum(tf.square(tf.convert_to_tensor(table))))
-
-  with tf.Graph().as_default(), testing.session() as sess:
-    build(None, lambda opt: opt)
-    sess.run(tf.global_variables_initializer())
-    (table,) = tf.trainable_variables()
-    sess.run(table.initializer, {table.initializer.inputs[1]: whole})
-    tf.train.Saver().save(sess, path)
-  build(tf.fixed_size_partitioner(3), lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"))
+  goldens.save_variables(path, {"table": whole, "table/Momentum": whole + 1})
+  with tf.variable_scope("", use_resource=use_resource, partitioner=tf.fixed_size_partitioner(3)):
+    table = tf.get_variable("table", [6, 2], initializer=tf.zeros_initializer())
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(0.1, 0.9), "dynamic")
+    opt.minimize(tf.reduce_sum(tf.square(tf.convert_to_tensor(table))))
   saver = checkpoints.Saver()
   with testing.session() as sess:
     saver.restore(sess, path)
     parts = tf.trainable_variables()
     np.testing.assert_array_equal(np.concatenate(sess.run(parts)), whole)
+    slots = [opt.get_slot(part, "momentum") for part in parts]
+    np.testing.assert_array_equal(np.concatenate(sess.run(slots)), whole + 1)
     assert len(parts) == 3 and sess.run(tf.global_variables("current_loss_scale")) == [2.0**15]
 
 
@@ -75,23 +69,6 @@ def test_path_precedes_directory(writer, tmp_path):
   assert "current_loss_scale" in checkpoints.name_map(prefix)
 
 
-@pytest.mark.skipif(VERSION < (2, 4), reason="the in-memory file system needs TensorFlow 2.4")
-@pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
-def test_checkpoints_work_in_memory_file_system(writer):
-  case, folder = Case(writer, "adam"), "ram://{}".format(writer)
-  prefix, converted = folder + "/model-7", folder + "/converted"
-  goldens.copy_golden(case, prefix)
-  saved = goldens.load_expected_renamed("1.15", case, "saved")
-  goldens.assert_equal(goldens.restore("mp_compat", case, prefix), saved)
-  assert checkpoints.inspect(prefix).path == prefix
-  tf.gfile.Copy(goldens.golden_path("1.15", case) + ".index", prefix + ".meta", overwrite=True)
-  assert checkpoints.convert(prefix, converted, like=prefix).path == converted
-  assert tf.gfile.Exists(converted + ".meta") and not tf.gfile.Exists(converted + ".unfinished")
-  goldens.assert_equal(goldens.restore("mp_compat", case, converted), saved)
-  with pytest.raises(ValueError, match="ram://.* exists and is not overwritten"):
-    checkpoints.convert(prefix, converted, "plain")
-
-
 @pytest.mark.parametrize("writer, sharded", [("tensorflow", True), ("mp_compat", False)])
 def test_version_1_format_restores(sharded, writer, tmp_path):
   case = Case(writer, "adam")
@@ -126,20 +103,34 @@ def test_version_1_format_restores(sharded, writer, tmp_path):
       np.testing.assert_array_equal(sess.run(tf.convert_to_tensor(table)), whole)
 
 
-@pytest.mark.parametrize("writer, as_path", [("tensorflow", pathlib.Path), ("mp_compat", str.encode)])
-def test_paths_may_be_bytes_or_pathlike(as_path, writer, tmp_path):
-  case = Case(writer, "adam")
-  prefix, target = str(tmp_path / "model-7"), str(tmp_path / "converted")
-  goldens.copy_golden(case, prefix)
+IN_MEMORY = pytest.mark.skipif(VERSION < (2, 4), reason="the in-memory file system needs TensorFlow 2.4")
+
+
+@pytest.mark.parametrize(
+  "writer, as_path, folder, has_meta",
+  [
+    ("tensorflow", pathlib.Path, "{}", False),
+    ("mp_compat", str.encode, "{}", True),
+    pytest.param("tensorflow", str, "ram:/{}", True, marks=IN_MEMORY),
+    pytest.param("mp_compat", str, "ram:/{}", True, marks=IN_MEMORY),
+  ],
+)
+def test_paths_of_each_kind_are_accepted(as_path, folder, writer, has_meta, tmp_path):
+  case, folder = Case(writer, "adam"), folder.format(tmp_path)
+  source, target = folder + "/model-7", folder + "/converted"
+  goldens.copy_golden(case, source)
+  if has_meta:
+    tf.gfile.Copy(goldens.golden_path("1.15", case) + ".index", source + ".meta")
   saved = goldens.load_expected_renamed("1.15", case, "saved")
-  goldens.assert_equal(goldens.restore("mp_compat", case, as_path(prefix)), saved)
-  assert checkpoints.inspect(as_path(prefix)).path == prefix
-  assert checkpoints.convert(as_path(prefix), as_path(target), like=as_path(prefix)).path == target
+  goldens.assert_equal(goldens.restore("mp_compat", case, as_path(source)), saved)
+  assert checkpoints.inspect(as_path(source)).path == source
+  assert checkpoints.convert(as_path(source), as_path(target), like=as_path(source)).path == target
+  assert tf.gfile.Exists(target + ".meta") == has_meta and not tf.gfile.Exists(target + ".unfinished")
   goldens.assert_equal(goldens.restore("mp_compat", case, target), saved)
   golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
-  assert checkpoints.name_map(as_path(prefix))
+  assert checkpoints.name_map(as_path(source))
   with pytest.raises(ValueError, match="{} exists and is not overwritten".format(target)):
-    checkpoints.convert(prefix, as_path(target), "plain")
+    checkpoints.convert(as_path(source), as_path(target), "plain")
 
 
 @pytest.mark.parametrize("writer", ["tensorflow", "mp_compat"])
@@ -168,27 +159,12 @@ def test_missing_variable_error_lists_names():
 @pytest.mark.parametrize("writer", ["plain", "mp_compat"])
 def test_failed_restore_assigns_nothing(writer, tmp_path):
   path = str(tmp_path / "model")
-  scope = dict(use_resource=writer == "plain", reuse=tf.AUTO_REUSE)
-  with tf.Graph().as_default(), testing.session() as sess, tf.variable_scope("", **scope):
-    for name, shape, dtype in [
-      ("a", [2], tf.float32),
-      ("x", [4], tf.float32),
-      ("y", [2], tf.float32),
-      ("z", [], tf.float64),
-      ("w", [1], tf.float32),
-    ]:
-      tf.get_variable(name, shape, dtype)
-    sess.run(tf.global_variables_initializer())
-    tf.train.Saver().save(sess, path)
-  with tf.variable_scope("", **scope):
-    for name, shape, dtype in [
-      ("a", [2], tf.float32),
-      ("x", [2, 2], tf.float32),
-      ("y", [3], tf.float32),
-      ("z", [], tf.float32),
-      ("current_loss_scale", [], tf.float32),
-    ]:
-      tf.get_variable(name, shape, dtype)
+  in_checkpoint = {"a": [2], "x": [4], "y": [2], "w": [1]}
+  values = {name: np.zeros(shape, np.float32) for name, shape in in_checkpoint.items()}
+  goldens.save_variables(path, dict(values, z=np.float64(0)))
+  with tf.variable_scope("", use_resource=writer == "plain"):
+    for name, shape in [("a", [2]), ("x", [2, 2]), ("y", [3]), ("z", []), ("current_loss_scale", [])]:
+      tf.get_variable(name, shape)
     if writer == "plain":
       tf.get_variable("new", [])
   saver = checkpoints.Saver()
@@ -210,11 +186,7 @@ def test_failed_restore_assigns_nothing(writer, tmp_path):
 
 def test_reshape_restores_different_shape(tmp_path):
   path = str(tmp_path / "model")
-  with tf.Graph().as_default(), testing.session() as sess:
-    tf.get_variable("cond_1/beta1_power", initializer=np.float32(0.5))
-    tf.get_variable("v", initializer=np.arange(6, dtype=np.float32))
-    sess.run(tf.global_variables_initializer())
-    tf.train.Saver().save(sess, path)
+  goldens.save_variables(path, {"cond_1/beta1_power": np.float32(0.5), "v": np.arange(6, dtype=np.float32)})
   v = tf.get_variable("v", [2, 3])
   power = tf.get_variable("beta1_power", [])
   with testing.session() as sess:
@@ -226,15 +198,10 @@ def test_reshape_restores_different_shape(tmp_path):
 
 
 def test_missing_state_is_initialized(tmp_path):
-  path = str(tmp_path / "model")  # contains no int64 tensor from which good_steps could be read
-  with tf.Graph().as_default(), testing.session() as sess:
-    table = tf.get_variable("table", initializer=np.arange(8, dtype=np.float32).reshape([4, 2]))
-    sess.run(tf.global_variables_initializer())
-    expected = sess.run(table)
-    tf.train.Saver().save(sess, path)
+  path, expected = str(tmp_path / "model"), np.arange(8, dtype=np.float32).reshape([4, 2])
+  goldens.save_variables(path, {"table": expected})  # no int64 tensor from which good_steps could be read
   table = tf.get_variable("table", [4, 2], partitioner=tf.fixed_size_partitioner(2))
-  scale = mp_compat.DynamicLossScale(64.0)
-  scale()
+  mp_compat.DynamicLossScale(64.0)()
   with testing.session() as sess:
     checkpoints.Saver().restore(sess, path)
     np.testing.assert_array_equal(sess.run(tf.convert_to_tensor(table)), expected)
@@ -253,31 +220,27 @@ def test_missing_checkpoint_raises(tmp_path):
       read(str(tmp_path))
 
 
-def corrupt_index(path):
-  with open(path + ".index", "r+b") as index:
-    index.seek(20)
-    index.write(b"\xff" * 40)
+def corrupt(path, offset=0):
+  with open(path, "r+b") as file:
+    file.seek(offset)
+    file.write(b"\xff" * 30)
 
 
-def truncate_index(path):
-  os.truncate(path + ".index", 30)
+INDEX, DATA = ".index", ".data-00000-of-00001"
 
 
-def truncate_data(path):
-  os.truncate(path + ".data-00000-of-00001", 10)
-
-
-def corrupt_data(path):
-  with open(path + ".data-00000-of-00001", "r+b") as data:
-    data.write(b"\xff" * 30)
-
-
-def remove_data(path):
-  os.remove(path + ".data-00000-of-00001")
-
-
-@pytest.mark.parametrize("damage", [corrupt_index, truncate_index, truncate_data, corrupt_data, remove_data])
-def test_damaged_checkpoint_raises(damage, tmp_path):
+@pytest.mark.parametrize(
+  "part, damage",
+  [
+    (INDEX, lambda path: corrupt(path, 20)),
+    (INDEX, lambda path: os.truncate(path, 30)),
+    (DATA, corrupt),
+    (DATA, lambda path: os.truncate(path, 10)),
+    (DATA, os.remove),
+  ],
+  ids=["corrupt_index", "truncated_index", "corrupt_data", "truncated_data", "missing_data"],
+)
+def test_damaged_checkpoint_raises(part, damage, tmp_path):
   training = golden_cases.GoldenTraining(Case("mp_compat", "adam"))
   saver = checkpoints.Saver()
   with testing.initialized_session() as sess:
@@ -285,7 +248,7 @@ def test_damaged_checkpoint_raises(damage, tmp_path):
     for step in (1, 2):
       values = training.run(sess, golden_cases.FEEDS[:1])
       paths.append((saver.save(sess, str(tmp_path / "model"), global_step=step), values))
-    damage(paths[1][0])
+    damage(paths[1][0] + part)
     with pytest.raises(tf.errors.DataLossError, match="model-2 is truncated or corrupt.*Restore an earlier one"):
       saver.restore(sess, paths[1][0])
     kept = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths

@@ -1,8 +1,5 @@
 """Tests that checkpoints of every writer and version restore, and that training continues with the same numbers."""
 
-import os
-import shutil
-
 import numpy as np
 import pytest
 
@@ -18,11 +15,8 @@ pytestmark = pytest.mark.usefixtures("graph")
 
 @pytest.mark.parametrize("version, case", goldens.BY_NAME)
 def test_all_checkpoints_restore_and_continue(version, case):
-  saved = {
-    name: value
-    for name, value in goldens.load_expected_renamed(version, case, "saved").items()
-    if not name.endswith("bad_steps")
-  }
+  saved = goldens.load_expected_renamed(version, case, "saved")
+  saved = {name: value for name, value in saved.items() if not name.endswith("bad_steps")}
   if case.writer == "plain":
     saved.update(current_loss_scale=np.float32(2.0**15), good_steps=np.int64(0))
   elif case.writer == "contrib":
@@ -53,9 +47,8 @@ def test_tensorflow_class_continues_our_training(optimizer, scope, control_flow,
   written = checkpoints.convert(path, converted, "tensorflow")
   assert written.dialect == ("tensorflow" if optimizer == "adam" else "mp_compat")
   for saver, source in [(checkpoints.Saver, path), (tf.train.Saver, converted)]:
-    for values, expected in zip(
-      goldens.restore_and_continue("tensorflow", case, source, saver, control_flow), [saved, after]
-    ):
+    histories = goldens.restore_and_continue("tensorflow", case, source, saver, control_flow)
+    for values, expected in zip(histories, [saved, after]):
       goldens.assert_equal(goldens.rename_to_ours(values, case), expected)
 
 
@@ -74,9 +67,8 @@ def test_object_based_goldens_continue(version, case, writer):
   with testing.initialized_session() as sess:
     status.assert_consumed().assert_existing_objects_matched().run_restore_ops(sess)
     values = training.run(sess, goldens.FEEDS_AFTER)
-  del values["save_counter"]
   expected = goldens.load_expected_renamed(version, case, "after")
-  del expected["save_counter"]
+  del values["save_counter"], expected["save_counter"]
   goldens.assert_equal(goldens.rename_to_ours(values, case), expected)
 
 
@@ -90,11 +82,10 @@ def test_restore_finds_other_name_scope():
 
 def test_monitored_session_continues_training(tmp_path):
   case = Case("tensorflow", "adam")
-  for part in (".index", ".data-00000-of-00001"):
-    shutil.copyfile(goldens.golden_path("1.15", case) + part, str(tmp_path / "model.ckpt-4") + part)
-  (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-4"\n')
+  goldens.copy_golden(case, str(tmp_path / "model.ckpt-4"))
+  tf.train.update_checkpoint_state(str(tmp_path), "model.ckpt-4")
   training = golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
-  step = int(np.load(os.path.join(golden_cases.GOLDENS, "1.15", "expected.npz"))[case.name + "/saved/global_step"])
+  step = goldens.load_expected("1.15", case, "saved")["global_step"]
   for expected_step in (step, step + 1):  # from TensorFlow's checkpoint, then from ours
     with tf.train.MonitoredTrainingSession(
       checkpoint_dir=str(tmp_path),
