@@ -109,13 +109,11 @@ def test_managers_scale_and_skip(make, scales):
     job, manager = testing.Training(), make()
   opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), manager)
   train_op = opt.minimize(job.loss, job.global_step)
-  after = []
   with testing.initialized_session() as sess:
-    for x in (FINITE, OVERFLOW, FINITE):
+    for x, scale, step in zip([FINITE, OVERFLOW, FINITE], scales, [1, 1, 2]):
       sess.run(train_op, {job.x: x})
-      after.append(sess.run([opt.loss_scale(), job.global_step]))
+      assert sess.run([opt.loss_scale(), job.global_step]) == [scale, step]
     np.testing.assert_array_equal(sess.run(job.w), -2 * FINITE)
-  assert [tuple(values) for values in after] == list(zip(scales, [1, 1, 2]))
   assert opt._opt is opt.inner_optimizer and opt._loss_scale_manager is manager is opt.loss_scale
 
 
@@ -152,12 +150,11 @@ def make_optimizer_with_replaced_parts(api):
 
 
 def test_parts_can_be_replaced():
-  apis = [mixed_precision] + [native] * (native is not None)
   histories = [
     testing.train(
-      lambda api=api: make_optimizer_with_replaced_parts(api), testing.feeds(4, ()), var_list=get_dense_variables
+      lambda api=api: make_optimizer_with_replaced_parts(api), testing.feeds(4), var_list=get_dense_variables
     )
-    for api in apis
+    for api in [mixed_precision] + [native] * (native is not None)
   ]
   assert [values["loss_scale:0"] for values in histories[0]] == [64.0, 64.0, 128.0, 128.0, 256.0]
   testing.assert_same(histories[0], histories[-1])
@@ -176,17 +173,17 @@ def train_with_two_scales(api, experimental, overflows):
     experimental.disable_mixed_precision_graph_rewrite()
 
 
+def select(history, names):
+  return [{name: values[name] for name in names} for values in history]
+
+
 @pytest.mark.usefixtures("control_flow")
 def test_contrib_replaces_scale_of_rewrite(caplog):
-  overflows = [1, 4, 5]
   with caplog.at_level("WARNING", "tensorflow"):
-    both = train_with_two_scales(mixed_precision, mp_compat, overflows)
+    both = train_with_two_scales(mixed_precision, mp_compat, [1, 4, 5])
   assert "Only the scale of the loss_scale_manager is used" in caplog.text
   alone = train(mixed_precision, make_manager, ".x..xx...")
-  for values, expected in zip(both, alone):
-    for name in MODEL:
-      assert values[name].tobytes() == expected[name].tobytes(), name
-    assert values["loss_scale:0"] == expected["loss_scale:0"]
+  testing.assert_same(*[select(history, MODEL + ["loss_scale:0"]) for history in (both, alone)])
 
 
 @needs_contrib
@@ -194,17 +191,14 @@ def test_rewrite_inside_contrib_trains_as_tensorflow():
   ours = train_with_two_scales(mixed_precision, mp_compat, [])
   theirs = train_with_two_scales(native, testing.native, [])
   assert sorted(ours[0]) == sorted(theirs[0])  # the checkpoints have the same entries
-  for values, expected in zip(ours, theirs):
-    for name in MODEL:
-      assert values[name].tobytes() == expected[name].tobytes(), name
+  testing.assert_same(*[select(history, MODEL) for history in (ours, theirs)])
 
 
 def test_unusual_gradients_are_applied():
   """Checks None and sparse gradients, iterators, `get_name` and `variables`, with which contrib fails."""
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
   unused, x = tf.get_variable("unused", [1]), tf.placeholder(tf.float32, [2])
-  manager = mixed_precision.ExponentialUpdateLossScaleManager(8.0, 2)
-  opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), manager)
+  opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), make_manager(mixed_precision))
   grads_and_vars = opt.compute_gradients(tf.reduce_sum(tf.gather(table, [1, 1]) * x), [table, unused])
   assert isinstance(grads_and_vars[0][0], tf.IndexedSlices) and grads_and_vars[1][0] is None
   train_op = opt.apply_gradients(iter(grads_and_vars))
