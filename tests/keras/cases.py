@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow
 
+from mp_compat import keras as mp_keras
 from tests import testing
 from tests.testing import tf
 
@@ -14,18 +15,18 @@ VERSION = tuple(int(part) for part in tensorflow.__version__.split(".")[:2])
 
 
 class Family:
-  """One kind of Keras optimizers (`optimizers.SGD`, ...), and Keras's own loss scale wrapper for them (`native`)."""
+  """One kind of Keras optimizers (`optimizers.SGD`, ...).
+
+  `native` is Keras's own loss scale wrapper for them. `classes` are those of the optimizers, by name.
+  """
 
   def __init__(self, name, keras, optimizers):
     self.name, self.keras, self.optimizers = name, keras, optimizers
-    self.native = (
-      keras.optimizers.LossScaleOptimizer
-      if name == "keras3"
-      else (
-        getattr(keras.mixed_precision, "LossScaleOptimizer", None)
-        or keras.mixed_precision.experimental.LossScaleOptimizer
-      )
-    )
+    others = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap")
+    found = sorted(vars(optimizers).items())
+    self.classes = {name: cls for name, cls in found if isinstance(cls, type) and name not in others}
+    module = keras.optimizers if name == "keras3" else keras.mixed_precision
+    self.native = getattr(module, "LossScaleOptimizer", None) or module.experimental.LossScaleOptimizer
 
   def __repr__(self):
     return self.name
@@ -53,14 +54,16 @@ def _find_families():
 
 FAMILIES = _find_families()
 KERAS_2 = [family for family in FAMILIES if family.name != "keras3"]
+each_family = pytest.mark.parametrize("family", FAMILIES, ids=repr)
+each_family_of_keras_2 = pytest.mark.parametrize("family", KERAS_2, ids=repr)
 needs_keras_3 = pytest.mark.skipif(VERSION < (2, 16), reason="TensorFlow uses Keras 3 from 2.16 on")
 (V2,) = [family for family in FAMILIES if family.name == "v2"]
 
-KERAS_3_OPTIMIZERS = [
-  name
-  for name, value in sorted(vars(FAMILIES[-1].keras.optimizers).items())
-  if isinstance(value, type) and name not in ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap")
-]
+
+def wrap(optimizer, initial_scale=8.0):
+  """Returns the optimizer in our wrapper, whose loss scale doubles after two steps."""
+  return mp_keras.LossScaleOptimizer(optimizer, initial_scale=initial_scale, dynamic_growth_steps=2)
+
 
 OPTIMIZERS = {
   "SGD": lambda optimizers: optimizers.SGD(0.1, momentum=0.9),

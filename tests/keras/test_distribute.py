@@ -14,7 +14,6 @@ from tests.testing import tf
 eager_devices = pytest.mark.skipif(
   keras_cases.VERSION < (2, 4), reason="eager mode cannot have two CPUs before TensorFlow 2.4"
 )
-each_family = pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
 
 
 @functools.lru_cache(maxsize=None)  # The collectives of two strategies in one process conflict.
@@ -56,12 +55,9 @@ class Loop:
 
 @eager_devices
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
-@each_family
+@keras_cases.each_family
 def test_overflow_on_one_replica_skips_all(family, as_function):
-  loop = Loop(
-    lambda: mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=8.0, dynamic_growth_steps=2),
-    as_function,
-  )
+  loop = Loop(lambda: keras_cases.wrap(family.optimizers.SGD(0.5)), as_function)
   steps = []  # (weights, loss scale, iterations)
   for xs in (
     [[1.0, 0.0], [1.0, 2.0]],
@@ -88,19 +84,17 @@ def test_keras_3_applies_inf_and_ours_skips():
   with theirs.strategy.scope():
     theirs.opt.build([theirs.w])  # its variables cannot be made in the function
   assert not np.isfinite(theirs.step([[1.0, 1.0], [1.0, np.inf]])).all()
-  ours = Loop(
-    lambda: mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=8.0, dynamic_growth_steps=2)
-  )
+  ours = Loop(lambda: keras_cases.wrap(family.optimizers.SGD(0.5)))
   assert ours.step([[1.0, 1.0], [1.0, np.inf]]) == [1.0, 2.0]
 
 
 @pytest.mark.slow
 @eager_devices
-@pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)
+@keras_cases.each_family_of_keras_2
 @pytest.mark.parametrize("name", sorted(keras_cases.OPTIMIZERS))
 def test_replicas_train_as_tensorflow(family, name):
   make = keras_cases.OPTIMIZERS[name]
-  ours = Loop(lambda: mp_keras.LossScaleOptimizer(make(family.optimizers), initial_scale=8.0, dynamic_growth_steps=2))
+  ours = Loop(lambda: keras_cases.wrap(make(family.optimizers)))
   theirs = Loop(lambda: family.native_dynamic(make(family.optimizers), 8.0, 2))
   random = np.random.RandomState(0)
   for step in range(20):
@@ -112,22 +106,20 @@ def test_replicas_train_as_tensorflow(family, name):
 
 @pytest.mark.slow
 @eager_devices
-@pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)  # Keras 3 reduces after the finite check
+@keras_cases.each_family_of_keras_2  # Keras 3 reduces after the finite check
 def test_overflow_of_sum_skips_step(family):
-  loop = Loop(
-    lambda: mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=1.0, dynamic_growth_steps=2)
-  )
+  loop = Loop(lambda: keras_cases.wrap(family.optimizers.SGD(0.5), 1.0))
   assert loop.step([[3e38, 0.0], [3e38, 0.0]]) == [1.0, 2.0]
 
 
 @eager_devices
-@each_family
+@keras_cases.each_family
 def test_fit_skips_overflow_on_one_replica(family):
   with get_mirrored_strategy().scope():
     model = family.keras.Sequential(
       [family.keras.layers.Input((2,)), family.keras.layers.Dense(1, kernel_initializer="ones")]
     )
-    opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=2)
+    opt = keras_cases.wrap(family.optimizers.SGD(0.1))
     model.compile(loss="mse", optimizer=opt)
   assert model.optimizer is opt
   steps = []  # (weights changed, loss scale, iterations)
@@ -140,7 +132,7 @@ def test_fit_skips_overflow_on_one_replica(family):
 
 
 @eager_devices
-@each_family
+@keras_cases.each_family
 def test_unsupported_strategy_context_raises(family):
   strategy = get_mirrored_strategy()
   with strategy.scope():
@@ -148,12 +140,12 @@ def test_unsupported_strategy_context_raises(family):
     opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), 4.0)
     with pytest.raises(ValueError, match="must be called in a replica context"):
       opt.apply_gradients([(tf.constant([1.0, 1.0]), w)])
-  with tf.distribute.experimental.CentralStorageStrategy(testing.TWO_CPUS).scope():
-    with pytest.raises(ValueError, match="not supported with the tf.distribute.Strategy: CentralStorageStrategy"):
-      mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), 4.0)
   outside = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), 4.0)
   strategy = tf.distribute.experimental.CentralStorageStrategy(testing.TWO_CPUS)
-  with pytest.raises(ValueError, match="not supported with the tf.distribute.Strategy: CentralStorageStrategy"):
+  unsupported = "not supported with the tf.distribute.Strategy: CentralStorageStrategy"
+  with strategy.scope(), pytest.raises(ValueError, match=unsupported):
+    mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), 4.0)
+  with pytest.raises(ValueError, match=unsupported):
     strategy.run(lambda: outside.apply_gradients([(tf.constant(1.0), 1.0)]))
 
 
@@ -164,7 +156,7 @@ def test_overflow_in_session_skips_all():
     xs = tf.placeholder(tf.float32, [2, 2])
     with strategy.scope():
       w = tensorflow.Variable([1.0, 2.0])
-      opt = mp_keras.LossScaleOptimizer(keras_cases.V2.optimizers.Adam(0.5), initial_scale=8.0, dynamic_growth_steps=2)
+      opt = keras_cases.wrap(keras_cases.V2.optimizers.Adam(0.5))
 
       def step():
         loss = tf.reduce_sum(w * xs[tf.distribute.get_replica_context().replica_id_in_sync_group])

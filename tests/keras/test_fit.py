@@ -6,18 +6,11 @@ import numpy as np
 import pytest
 
 from mp_compat import keras as mp_keras
-from tests import testing
 from tests.keras import cases as keras_cases
 from tests.testing import tf
 
-each_family = pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
+pytestmark = pytest.mark.usefixtures("eager")
 GRADIENT = 1e-9  # underflows in float16
-
-
-@pytest.fixture(autouse=True)
-def _eager():
-  with testing.eager_mode():
-    yield
 
 
 @contextlib.contextmanager
@@ -53,7 +46,7 @@ def fit(family, optimizer):
   return model, before - model.get_weights()[0]
 
 
-@each_family
+@keras_cases.each_family
 def test_mixed_float16_fit_applies_small_gradients(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(1e6), "dynamic")
   model, decrease = fit(family, opt)
@@ -62,7 +55,7 @@ def test_mixed_float16_fit_applies_small_gradients(family):
   assert int(keras_cases.to_numpy(opt.iterations)) == 1 and int(opt.dynamic_counter) == 1
 
 
-@each_family
+@keras_cases.each_family
 def test_loss_scale_of_one_underflows_small_gradients(family):
   _, decrease = fit(family, mp_keras.LossScaleOptimizer(family.optimizers.SGD(1e6), 1))
   assert (decrease == 0).all()

@@ -3,7 +3,6 @@
 import copy
 import logging
 import sys
-from typing import NamedTuple, Optional
 
 import numpy as np
 import pytest
@@ -17,26 +16,13 @@ from tests.keras import cases as keras_cases
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("eager")
-each_family = pytest.mark.parametrize("family", keras_cases.FAMILIES, ids=repr)
 
 
 def sgd(family=keras_cases.V2, **kwargs):
   return family.optimizers.SGD(0.1, **kwargs)
 
 
-class Settings(NamedTuple):
-  """Attributes of a wrapper."""
-
-  dynamic: bool
-  initial_scale: float
-  growth_interval: Optional[int]
-
-
-def get_settings(opt):
-  return Settings(opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps)
-
-
-@each_family
+@keras_cases.each_family
 def test_constructor_accepts_old_arguments(family):
   new, make = mp_keras.LossScaleOptimizer, lambda: sgd(family)
   scale = mp_compat.DynamicLossScale(2048.0, increment_period=500)
@@ -56,14 +42,13 @@ def test_constructor_accepts_old_arguments(family):
     (new(inner_optimizer=make(), dynamic=False, initial_scale=4), (False, 4.0, None)),
     (new(make(), dynamic=True, initial_scale=8.0, dynamic_growth_steps=3), (True, 8.0, 3)),
   ]:
-    expected = Settings(*expected)
-    assert get_settings(opt) == expected
-    assert float(opt.loss_scale) == expected.initial_scale and opt.inner_optimizer is opt._optimizer
-    assert (opt.dynamic_counter is None) == (not expected.dynamic)
+    assert (opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps) == expected
+    assert float(opt.loss_scale) == opt.initial_scale and opt.inner_optimizer is opt._optimizer
+    assert (opt.dynamic_counter is None) == (not opt.dynamic)
 
 
 @pytest.mark.skipif(keras_cases.VERSION < (2, 2), reason="experimental_aggregate_gradients needs TensorFlow 2.2")
-@pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)
+@keras_cases.each_family_of_keras_2
 def test_aggregated_gradients_are_accepted(family):
   opt, v = mp_keras.LossScaleOptimizer(sgd(family), dynamic=False, initial_scale=8.0), tensorflow.Variable([1.0, 2.0])
   opt.apply_gradients([(tf.constant([10.0, 20.0]), v)], experimental_aggregate_gradients=False)
@@ -114,11 +99,10 @@ def test_import_does_not_import_keras():
     "new = set(sys.modules) - before\n"
     "print([name for name in new if 'keras' in name and not name.startswith('mp_compat')])"
   )
-  output = testing.run_python("-c", program).stdout
-  assert output.strip() == "[]"
+  assert testing.run_python("-c", program).stdout.strip() == "[]"
 
 
-@each_family
+@keras_cases.each_family
 def test_subclass_overrides_get_scaled_loss(family):
 
   class DoublesLoss(mp_keras.LossScaleOptimizer):
@@ -174,7 +158,7 @@ def test_fetching_scale_adds_no_ops():
       assert sess.run(opt.loss_scale) == 8.0
 
 
-@each_family
+@keras_cases.each_family
 def test_hyperparameters_are_forwarded(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.Adam(0.1, beta_1=0.8, epsilon=1e-5))
   assert keras_cases.to_numpy(opt.learning_rate) == keras_cases.to_numpy(opt.lr) == np.float32(0.1)
@@ -202,8 +186,7 @@ def test_slots_and_weights_are_forwarded():
   assert opt.get_slot_names() == ["momentum"]
   assert opt.get_slot(w, "momentum") is inner.get_slot(w, "momentum")
   assert opt.add_slot(w, "extra") is inner.get_slot(w, "extra")
-  extra = opt.add_weight("count", [], tf.int64, trainable=False, initializer="zeros")
-  assert extra.numpy() == 0
+  assert opt.add_weight("count", [], tf.int64, trainable=False, initializer="zeros").numpy() == 0
   for ours, theirs in [(opt.variables(), inner.variables()), (opt.weights, inner.weights)]:
     assert [id(variable) for variable in ours] == [id(variable) for variable in theirs]
   weights = [np.asarray(value) + 1 for value in opt.get_weights()]
@@ -248,7 +231,7 @@ def test_loss_scale_factor_is_ignored():
 
 
 @pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="earlier optimizers raise if there are no variables")
-@pytest.mark.parametrize("family", keras_cases.KERAS_2, ids=repr)
+@keras_cases.each_family_of_keras_2
 def test_minimizing_nothing_keeps_scale(family):
   opt = mp_keras.LossScaleOptimizer(sgd(family), "dynamic")
   opt.minimize(lambda: tf.constant(1.0), [])
@@ -263,7 +246,7 @@ def test_iterations_can_be_set_to_variable():
   assert opt.inner_optimizer.iterations is variable and variable.numpy() == 8
 
 
-@each_family
+@keras_cases.each_family
 def test_scaling_accepts_any_kind(family):
   opt = mp_keras.LossScaleOptimizer(sgd(family), 8.0)
   assert float(opt.get_scaled_loss(2.0)) == float(opt.get_scaled_loss(lambda: tf.constant(2.0))()) == 16.0
@@ -275,7 +258,7 @@ def test_scaling_accepts_any_kind(family):
   assert isinstance(rows, tf.IndexedSlices) and rows.values.numpy().tolist() == [[1.0]]
 
 
-@each_family
+@keras_cases.each_family
 def test_unpaired_scaling_warns_once(family, caplog):
   caplog.set_level(logging.WARNING)
   w = tensorflow.Variable([1.0])
@@ -330,7 +313,7 @@ def test_keras_policy_accepts_our_loss_scale(loss_scale, inputs, expected):
   assert expected in testing.run_python("-c", POLICY.format(loss_scale, inputs)).stdout
 
 
-@each_family
+@keras_cases.each_family
 def test_wrapper_loss_scale_can_be_copied(family):
   opt = mp_keras.LossScaleOptimizer(sgd(family), mp_compat.DynamicLossScale(8.0, 4))
   for duplicate in [copy.copy(opt.loss_scale), copy.deepcopy(opt.loss_scale)]:
@@ -367,7 +350,7 @@ def test_base_classes_named_like_keras_pass():
   assert isinstance(mp_keras.LossScaleOptimizer(own()), mp_keras.LossScaleOptimizer)
 
 
-@each_family
+@keras_cases.each_family
 def test_isinstance_knows_all_wrappers(family):
   """Model.compile may have put a wrapper of Keras into `model.optimizer`."""
 

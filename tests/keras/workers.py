@@ -10,7 +10,6 @@ import os
 import numpy as np
 import tensorflow
 
-from mp_compat import keras as mp_keras
 from tests.keras import cases as keras_cases
 
 STEPS = 4
@@ -24,10 +23,6 @@ def make_batches(worker):
   return xs
 
 
-def wrap_sgd(family):
-  return mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=2)
-
-
 def record(weights, opt):
   """Returns [weights, loss scale, iterations]."""
   return [np.asarray(weights).ravel().tolist(), float(opt.loss_scale), int(keras_cases.to_numpy(opt.iterations))]
@@ -36,7 +31,7 @@ def record(weights, opt):
 def loop(strategy, family, xs):
   """Trains in a custom loop; yields a record after every step."""
   with strategy.scope():
-    w, opt = tensorflow.Variable([1.0, 2.0]), wrap_sgd(family)
+    w, opt = tensorflow.Variable([1.0, 2.0]), keras_cases.wrap(family.optimizers.SGD(0.1))
 
   def replica(x):
     with tensorflow.GradientTape() as tape:
@@ -55,7 +50,7 @@ def fit(strategy, family, xs):
     model = family.keras.Sequential(
       [family.keras.layers.Input((2,)), family.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
     )
-    opt = wrap_sgd(family)
+    opt = keras_cases.wrap(family.optimizers.SGD(0.1))
     model.compile(loss=family.keras.losses.MeanSquaredError(), optimizer=opt)
   options = tensorflow.data.Options()
   options.experimental_distribute.auto_shard_policy = tensorflow.data.experimental.AutoShardPolicy.OFF
