@@ -118,4 +118,4 @@ def test_interrupted_migration_is_silent(tmp_path):
 
 def test_run_without_program_fails(capsys):
   assert command_line.main(["run"]) == 2
-  assert "expected a script, or -m and a module" in capsys.readouterr().err
+  assert "mp_compat run: expected a script, or -m and a module" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from tensorflow.python.grappler import cluster
 from tensorflow.python.grappler import tf_optimizer
 
 import mp_compat
+from mp_compat.contrib import mixed_precision as contrib
 from mp_compat.migration import graph_rewrite
 from tests import testing
 from tests.keras import cases as keras_cases
@@ -83,13 +84,13 @@ def test_context_restores_setting():
 def test_enabling_wraps_optimizer():
   with tf.Graph().as_default():
     opt = mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), 128)
-    assert isinstance(opt, mp_compat.MixedPrecisionLossScaleOptimizer) and opt.loss_scale.get_config() == {
-      "loss_scale_value": 128.0
-    }
+    assert isinstance(opt, mp_compat.MixedPrecisionLossScaleOptimizer)
+    assert opt.loss_scale.get_config() == {"loss_scale_value": 128.0}
     assert [variable.name for variable in tf.global_variables()] == []
     dynamic = mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer())
     assert isinstance(dynamic.loss_scale, mp_compat.DynamicLossScale)
     assert [variable.op.name for variable in tf.global_variables()] == ["current_loss_scale", "good_steps"]
+    assert is_enabled()
   with testing.eager_mode():
     for family in keras_cases.FAMILIES:
       opt = mp_compat.enable_mixed_precision_graph_rewrite(family.optimizers.SGD(0.1), 4)
@@ -121,39 +122,35 @@ class OwnWrapper:
       "must not already be an instance of a LossScaleOptimizer",
     ),
     (
-      lambda: mp_compat.contrib.mixed_precision.LossScaleOptimizer(
-        tf.train.AdamOptimizer(), mp_compat.contrib.mixed_precision.FixedLossScaleManager(2)
-      ),
+      lambda: contrib.LossScaleOptimizer(tf.train.AdamOptimizer(), contrib.FixedLossScaleManager(2)),
       "must not already be an instance of a LossScaleOptimizer",
     ),
   ],
 )
+@pytest.mark.usefixtures("graph")
 def test_unsupported_optimizer_enables_nothing(make_optimizer, message):
-  with tf.Graph().as_default():
-    with pytest.raises(ValueError, match=message):
-      mp_compat.enable_mixed_precision_graph_rewrite(make_optimizer())
-    assert not is_enabled()
-
-
-def test_invalid_loss_scale_keeps_setting():
-  with tf.Graph().as_default(), pytest.raises(ValueError, match="interpret loss scale"):
-    mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), "fast")
+  with pytest.raises(ValueError, match=message):
+    mp_compat.enable_mixed_precision_graph_rewrite(make_optimizer())
   assert not is_enabled()
-  mp_compat.enable_mixed_precision_graph_rewrite()
-  with tf.Graph().as_default(), pytest.raises(ValueError):
+
+
+@pytest.mark.usefixtures("graph")
+@pytest.mark.parametrize("enabled", [False, True])
+def test_invalid_loss_scale_keeps_setting(enabled):
+  if enabled:
+    mp_compat.enable_mixed_precision_graph_rewrite()
+  with pytest.raises(ValueError, match="interpret loss scale"):
     mp_compat.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer(), "fast")
-  assert is_enabled()  # still enabled
+  assert is_enabled() == enabled
 
 
-@pytest.mark.parametrize(
-  "cls", [mp_compat.MixedPrecisionLossScaleOptimizer, mp_compat.contrib.mixed_precision.LossScaleOptimizer]
-)
+@pytest.mark.usefixtures("graph")
+@pytest.mark.parametrize("cls", [mp_compat.MixedPrecisionLossScaleOptimizer, contrib.LossScaleOptimizer])
 def test_tensorflow_rejects_our_wrappers(cls):
-  with tf.Graph().as_default():
-    opt = cls(tf.train.AdamOptimizer(), mp_compat.contrib.mixed_precision.FixedLossScaleManager(2))
-    assert isinstance(opt, testing.native.MixedPrecisionLossScaleOptimizer)
-    with pytest.raises(ValueError, match="must not already be an instance of a MixedPrecisionLossScaleOptimizer"):
-      testing.native.enable_mixed_precision_graph_rewrite(opt)
+  opt = cls(tf.train.AdamOptimizer(), contrib.FixedLossScaleManager(2))
+  assert isinstance(opt, testing.native.MixedPrecisionLossScaleOptimizer)
+  with pytest.raises(ValueError, match="must not already be an instance of a MixedPrecisionLossScaleOptimizer"):
+    testing.native.enable_mixed_precision_graph_rewrite(opt)
 
 
 def test_registered_wrapper_is_used(monkeypatch):

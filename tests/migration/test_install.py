@@ -22,6 +22,12 @@ PATHS = [
   "mixed_precision.experimental",
   "keras.mixed_precision.experimental",
 ]
+SCALES = ["LossScale", "FixedLossScale", "DynamicLossScale"]
+REWRITE = [
+  "MixedPrecisionLossScaleOptimizer",
+  "enable_mixed_precision_graph_rewrite",
+  "disable_mixed_precision_graph_rewrite",
+]
 
 
 def get_identities(path):
@@ -43,18 +49,9 @@ def test_install_replaces_and_restores_names():
   mp_compat.install().uninstall()  # The first import of Keras and contrib adds attributes.
   before = take_snapshot()
   with mp_compat.install() as installed:
-    for module in (tensorflow.train.experimental, tf.train.experimental, tf.mixed_precision):
-      assert module.MixedPrecisionLossScaleOptimizer is mp_compat.MixedPrecisionLossScaleOptimizer
-      assert module.enable_mixed_precision_graph_rewrite is mp_compat.enable_mixed_precision_graph_rewrite
-      assert module.disable_mixed_precision_graph_rewrite is mp_compat.disable_mixed_precision_graph_rewrite
-    for module in (
-      tensorflow.train.experimental,
-      tf.train.experimental,
-      tf.mixed_precision,
-      tf.mixed_precision.experimental,
-    ):
-      assert module.LossScale is mp_compat.LossScale and module.FixedLossScale is mp_compat.FixedLossScale
-      assert module.DynamicLossScale is mp_compat.DynamicLossScale
+    for path, names in [(path, REWRITE + SCALES) for path in PATHS[:3]] + [(PATHS[3], SCALES)]:
+      for name in names:
+        assert operator.attrgetter(path + "." + name)(tensorflow) is getattr(mp_compat, name)
     for path in PATHS[:5]:
       assert importlib.import_module("tensorflow." + path).LossScale is mp_compat.LossScale
     experimental = importlib.import_module("tensorflow.keras.mixed_precision.experimental")
@@ -66,9 +63,8 @@ def test_install_replaces_and_restores_names():
     assert mixed_precision.FixedLossScaleManager is FixedLossScaleManager
     assert tensorflow.contrib.mixed_precision.LossScaleOptimizer is mp_compat.contrib.mixed_precision.LossScaleOptimizer
     assert "tensorflow.compat.v1.train.experimental.LossScale" in installed.patched and not installed.skipped
-    assert len(installed.patched) == 44 + (tf.__version__ < "2") and repr(installed).startswith(
-      "Installation(patched=['tensorflow.train."
-    )
+    assert len(installed.patched) == 44 + (tf.__version__ < "2")
+    assert repr(installed).startswith("Installation(patched=['tensorflow.train.")
   assert take_snapshot() == before and installed.patched == []
   assert tf.train.experimental.LossScale is testing.native.LossScale is not mp_compat.LossScale
 
@@ -82,10 +78,10 @@ def test_old_argument_names_are_accepted():
       except (AttributeError, ImportError):  # this TensorFlow or its Keras does not have the name
         continue
       ours = operator.attrgetter(new_name.partition(".")[2])(mp_compat)
-      names = [
-        list(inspect.signature(one.__init__ if isinstance(one, type) else one).parameters) for one in (theirs, ours)
+      old, new = [
+        set(inspect.signature(one.__init__ if isinstance(one, type) else one).parameters) for one in (theirs, ours)
       ]
-      assert set(names[0]) - {"args", "kwargs"} <= set(names[1]), new_name
+      assert old - {"args", "kwargs"} <= new, new_name
       compared += 1
   assert compared >= 12
 
@@ -124,14 +120,6 @@ def test_second_install_changes_nothing():
     assert len(installed.patched) == 44 + (tf.__version__ < "2")
 
 
-def test_installed_rewrite_sets_option():
-  with mp_compat.install(), tf.Graph().as_default():
-    opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(tf.train.AdamOptimizer())
-    assert type(opt) is mp_compat.MixedPrecisionLossScaleOptimizer
-    assert tensorflow.config.optimizer.get_experimental_options()["auto_mixed_precision"]
-    tf.train.experimental.disable_mixed_precision_graph_rewrite()
-
-
 @pytest.mark.matrix
 @pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="this TensorFlow contains Keras")
 def test_install_skips_missing_keras():
@@ -149,11 +137,8 @@ def test_install_skips_missing_keras():
     "else:\n"
     "  raise AssertionError('tf.keras was found')\n"
   )
-  assert (
-    testing.run_python("-c", program).stdout.strip() == "41 ['tensorflow.keras.mixed_precision.experimental', "
-    "'tensorflow.compat.v1.keras.mixed_precision.experimental', "
-    "'tensorflow.compat.v2.keras.mixed_precision.experimental']"
-  )
+  skipped = ["tensorflow.{}keras.mixed_precision.experimental".format(api) for api in ("", "compat.v1.", "compat.v2.")]
+  assert testing.run_python("-c", program).stdout.strip() == "41 {}".format(skipped)
 
 
 # A program that does not use this package.
@@ -207,7 +192,5 @@ def test_run_prints_same_output(command, tmp_path):
 def test_run_returns_exit_code(tmp_path):
   (tmp_path / "fails.py").write_text("import sys\nsys.exit(3)\n")
   assert run_python(tmp_path, "-m", "mp_compat", "run", "fails.py", "--help").returncode == 3
-  done = run_python(tmp_path, "-m", "mp_compat", "run")
-  assert done.returncode == 2 and "mp_compat run: expected a script, or -m and a module" in done.stderr
   done = run_python(tmp_path, "-m", "mp_compat", "run", "--help")
   assert done.returncode == 0 and "mp_compat run [--] SCRIPT" in done.stdout

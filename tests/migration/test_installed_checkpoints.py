@@ -1,5 +1,6 @@
 """Tests that TensorFlow's Saver, after mp_compat.install(), restores all checkpoints and writes TensorFlow's names."""
 
+import contextlib
 import os
 
 import numpy as np
@@ -52,15 +53,20 @@ class OfKeras(tf.train.Optimizer):
       return global_step.assign_add(1, name=name)
 
 
-def make_dynamic_scale(**kwargs):
-  return tf.train.experimental.DynamicLossScale(increment_period=2, **kwargs)
+def make_loss_scale():
+  return tf.train.experimental.DynamicLossScale(increment_period=2)
+
+
+def scaled(opt=None, loss_scale=None):
+  """Wraps an optimizer, Adam by default, with the class of TensorFlow's name, which install() replaces."""
+  wrapper = tf.train.experimental.MixedPrecisionLossScaleOptimizer
+  return wrapper(opt or make_adam(), loss_scale or make_loss_scale())
 
 
 class Program:
-  """A program that uses TensorFlow's names, which install() replaces. Each method adds one kind of train ops."""
+  """A program that uses TensorFlow's names. Each method adds one kind of train ops."""
 
   def __init__(self, kind):
-    scaled = tf.train.experimental.MixedPrecisionLossScaleOptimizer
     self.x = tf.placeholder(tf.float32, [3])
     self.w, self.b = [
       tf.get_variable(name, initializer=np.array(value, np.float32), use_resource=True)
@@ -69,78 +75,80 @@ class Program:
     self.losses = [tf.reduce_sum(self.x * tf.square(self.w)), tf.reduce_sum(tf.sin(self.b) * self.x)]
     with tf.variable_scope("", use_resource=True):
       self.global_step = tf.train.get_or_create_global_step()
-    self.train_op = tf.group(*getattr(self, kind)(scaled))
+    self.train_op = tf.group(*getattr(self, kind)())
 
-  def minimize(self, opt, number, step=False):
-    return opt.minimize(self.losses[number], self.global_step if step else None, var_list=[[self.w, self.b][number]])
+  def train_w(self, opt):
+    return opt.minimize(self.losses[0], self.global_step, [self.w])
 
-  def one(self, scaled):
-    yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 0, step=True)
+  def train_b(self, opt):
+    return opt.minimize(self.losses[1], var_list=[self.b])
 
-  def conditionals_before(self, scaled):
+  def one(self):
+    yield self.train_w(scaled())
+
+  def conditionals_before(self):
     add_conditional()
     tf.cond(tf.placeholder_with_default(True, []), add_conditional, add_conditional, name="named")
     add_conditional()
-    yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 0, step=True)
+    yield self.train_w(scaled())
     add_conditional()
 
-  def conditionals_between(self, scaled):
-    opt = scaled(make_adam(), make_dynamic_scale())
+  def conditionals_between(self):
+    opt = scaled()
     grads_and_vars = opt.compute_gradients(self.losses[0], [self.w])
     grads_and_vars = [(grad * add_conditional(), variable) for grad, variable in grads_and_vars]
     yield opt.apply_gradients(grads_and_vars, self.global_step)
 
-  def name_scope(self, scaled):
+  def name_scope(self):
     add_conditional()
     with tf.name_scope("head"):
       add_conditional()
-      yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 0, step=True)
+      yield self.train_w(scaled())
 
-  def two_optimizers(self, scaled):
-    yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 0, step=True)
+  def two_optimizers(self):
+    yield self.train_w(scaled())
     add_conditional()
-    yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 1)
+    yield self.train_b(scaled())
 
-  def fixed_then_dynamic(self, scaled):
-    yield self.minimize(scaled(make_adam(), 8.0), 0, step=True)
+  def fixed_then_dynamic(self):
+    yield self.train_w(scaled(loss_scale=8.0))
     add_conditional()
-    yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 1)
+    yield self.train_b(scaled())
 
-  def momentum_then_adam(self, scaled):
-    yield self.minimize(scaled(tf.train.MomentumOptimizer(0.1, 0.9), make_dynamic_scale()), 0, step=True)
-    yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 1)
+  def momentum_then_adam(self):
+    yield self.train_w(scaled(tf.train.MomentumOptimizer(0.1, 0.9)))
+    yield self.train_b(scaled())
 
-  def variables(self, scaled):
+  def variables(self):
     add_conditional()
     with tf.name_scope("head"):
-      yield self.minimize(scaled(WithVariables(0.1), make_dynamic_scale()), 0, step=True)
+      yield self.train_w(scaled(WithVariables(0.1)))
 
-  def variables_in_root(self, scaled):
-    yield self.minimize(scaled(WithVariables(0.1), make_dynamic_scale()), 0, step=True)
+  def variables_in_root(self):
+    yield self.train_w(scaled(WithVariables(0.1)))
 
-  def keras_in_scope(self, scaled):
+  def keras_in_scope(self):
     with tf.variable_scope("training"):
-      yield self.minimize(scaled(OfKeras(), make_dynamic_scale()), 0, step=True)
+      yield self.train_w(scaled(OfKeras()))
 
-  def one_for_both(self, scaled):
-    opt = scaled(make_adam(), make_dynamic_scale())
-    with tf.control_dependencies([self.minimize(opt, 0, step=True)]):
-      shared = self.minimize(opt, 1)
+  def one_for_both(self):
+    opt = scaled()
+    with tf.control_dependencies([self.train_w(opt)]):
+      shared = self.train_b(opt)
     with tf.control_dependencies([shared]):
-      yield self.minimize(scaled(make_adam(), make_dynamic_scale()), 0)
+      yield scaled().minimize(self.losses[0], var_list=[self.w])
 
-  def rewritten(self, scaled):
-    del scaled
-    opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(make_adam(), make_dynamic_scale())
+  def rewritten(self):
+    opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(make_adam(), make_loss_scale())
     tf.train.experimental.disable_mixed_precision_graph_rewrite()
-    yield self.minimize(opt, 0, step=True)
+    yield self.train_w(opt)
 
-  def mirrored(self, scaled):
+  def mirrored(self):
     strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
     add_conditional()
     with strategy.scope():
       v = tf.get_variable("v", initializer=np.float32(1.0))
-      opt = scaled(make_adam(), make_dynamic_scale())
+      opt = scaled()
 
     def step():
       add_conditional()
@@ -154,9 +162,7 @@ class Program:
       sess.run(self.train_op, {self.x: x})
 
 
-KINDS = [
-  name for name, value in vars(Program).items() if callable(value) and name not in ("__init__", "minimize", "run")
-]
+KINDS = [name for name in vars(Program) if not name.startswith("_") and name not in ("train_w", "train_b", "run")]
 
 
 def train(kind, path, feeds, restore=None, make_saver=tf.train.Saver):
@@ -187,56 +193,55 @@ def read_values(path, like):
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 def test_install_exchanges_checkpoints(kind, tmp_path):
-  # One program trains with TensorFlow's class, this package, and TensorFlow's class; the other with TensorFlow's only.
   feeds = FEEDS
   if kind == "fixed_then_dynamic":  # TensorFlow's class would apply the overflow
     feeds = list(testing.feeds(9))
-  first, ours, last, first_alone, second_alone, last_alone = [
-    str(tmp_path / name) for name in ("first", "ours", "last", "first_alone", "second_alone", "last_alone")
-  ]
-  train(kind, first, feeds[:3])
-  with mp_compat.install():
-    train(kind, ours, feeds[3:6], restore=first)
-  train(kind, last, feeds[6:], restore=ours)
-  train(kind, first_alone, feeds[:3])
-  train(kind, second_alone, feeds[3:6], restore=first_alone)
-  train(kind, last_alone, feeds[6:], restore=second_alone)
-  assert read_values(ours, second_alone) == read_values(second_alone, second_alone)
-  assert read_values(last, last_alone) == read_values(last_alone, last_alone)
+
+  def train_three_times(name, install):
+    """Trains with TensorFlow's class, again after a call of `install`, and again with TensorFlow's class."""
+    first, second, third = [str(tmp_path / (name + number)) for number in "123"]
+    train(kind, first, feeds[:3])
+    with install():
+      train(kind, second, feeds[3:6], restore=first)
+    train(kind, third, feeds[6:], restore=second)
+    return second, third
+
+  ours, alone = train_three_times("ours", mp_compat.install), train_three_times("alone", contextlib.nullcontext)
+  assert [read_values(*paths) for paths in zip(ours, alone)] == [read_values(path, path) for path in alone]
+
+
+def get_variables_by_name():
+  return {variable.op.name: variable for variable in tf.global_variables()}
+
+
+def defer_build():
+  saver = tf.train.Saver(defer_build=True, sharded=True)
+  saver.build()
+  return saver
 
 
 @pytest.mark.parametrize(
-  "select", [tf.global_variables, lambda: {v.op.name: v for v in tf.global_variables()}], ids=["list", "dict"]
+  "make_saver",
+  [lambda: tf.train.Saver(tf.global_variables()), lambda: tf.train.Saver(get_variables_by_name()), defer_build],
+  ids=["list", "dict", "deferred"],
 )
-def test_explicit_variables_get_both_names(select, tmp_path):
+def test_saver_writes_both_names(make_saver, tmp_path):
   path, theirs = str(tmp_path / "ours"), str(tmp_path / "theirs")
   train("conditionals_before", theirs, FEEDS[:2])
   with mp_compat.install():
-    train("conditionals_before", path, FEEDS[:2], make_saver=lambda: tf.train.Saver(select()))
+    train("conditionals_before", path, FEEDS[:2], make_saver=make_saver)
   assert read_names(path) == read_names(theirs) | {"beta1_power", "beta2_power"}
 
 
 def test_saver_keeps_custom_names(tmp_path):
   path = str(tmp_path / "model")
-  with mp_compat.install():
-    train(
-      "one", path, FEEDS[:2], make_saver=lambda: tf.train.Saver({"mine/" + v.op.name: v for v in tf.global_variables()})
-    )
-  assert all(name.startswith("mine/") for name in read_names(path))
-
-
-def test_deferred_saver_writes_both_names(tmp_path):
-  path, theirs = str(tmp_path / "ours"), str(tmp_path / "theirs")
-  train("one", theirs, FEEDS[:2])
 
   def make_saver():
-    saver = tf.train.Saver(defer_build=True, sharded=True)
-    saver.build()
-    return saver
+    return tf.train.Saver({"mine/" + name: variable for name, variable in get_variables_by_name().items()})
 
   with mp_compat.install():
     train("one", path, FEEDS[:2], make_saver=make_saver)
-  assert read_names(path) >= read_names(theirs)
+  assert all(name.startswith("mine/") for name in read_names(path))
 
 
 @pytest.mark.parametrize("writer", ["mp_compat", "plain"])
@@ -247,7 +252,7 @@ def test_other_checkpoints_restore(writer):
   with mp_compat.install(), tf.Graph().as_default(), testing.session() as sess:
     golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
     tf.train.Saver().restore(sess, path)
-    values = sess.run({v.op.name: v for v in tf.global_variables()})
+    values = sess.run(get_variables_by_name())
   scale = reader.get_tensor("current_loss_scale") if writer == "mp_compat" else 2.0**15
   assert values["current_loss_scale"] == scale
   for name in ("w", "b", "w/Adam_1", "beta1_power", "global_step"):
@@ -262,8 +267,7 @@ def test_estimators_exchange_checkpoints(control_flow, tmp_path):
   def model_fn(features, mode):
     w = tf.get_variable("w", initializer=np.ones(3, np.float32), use_resource=True)
     loss = tf.reduce_sum(tf.square(w) * features["x"]) * add_conditional()
-    opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(make_adam(), make_dynamic_scale())
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=opt.minimize(loss, tf.train.get_global_step()))
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=scaled().minimize(loss, tf.train.get_global_step()))
 
   def train_steps(directory, feeds, warm_start=None):
     estimator = tf.estimator.Estimator(model_fn, str(tmp_path / directory), warm_start_from=warm_start)
@@ -290,14 +294,14 @@ def test_init_reads_tensorflow_names(kind, tmp_path):
   train(kind, path, FEEDS[:3])
   with tf.Graph().as_default():
     Program(kind)
-    program_names = {v.op.name: v for v in tf.global_variables()}
+    program_names = set(get_variables_by_name())
   with mp_compat.install(), tf.Graph().as_default(), testing.session() as sess:
     Program(kind)
-    tf.train.init_from_checkpoint(path, {v.op.name: v for v in tf.global_variables()})
+    tf.train.init_from_checkpoint(path, get_variables_by_name())
     sess.run(tf.global_variables_initializer())
     saved = str(tmp_path / "again")
     tf.train.Saver().save(sess, saved)
-  assert read_names(path) == set(program_names) and read_values(saved, path) == read_values(path, path)
+  assert read_names(path) == program_names and read_values(saved, path) == read_values(path, path)
 
 
 @pytest.mark.parametrize("restore", ["saver", "init_from_checkpoint"])
@@ -305,11 +309,11 @@ def test_unscaled_adam_restores(restore, control_flow, tmp_path, caplog):
   # TensorFlow's class: cond_1/beta1_power and beta1_power. Here: beta1_power and beta1_power_1.
   def build():
     program = Program("one")
-    program.train_op = tf.group(program.train_op, make_adam().minimize(program.losses[1], var_list=[program.b]))
+    program.train_op = tf.group(program.train_op, program.train_b(make_adam()))
     return program
 
   def values(sess):
-    named = {v.op.name: sess.run(v).tobytes() for v in tf.global_variables()}
+    named = {name: value.tobytes() for name, value in sess.run(get_variables_by_name()).items()}
     for power in ("beta1_power", "beta2_power"):
       if "cond_1/" + power in named:
         named[power + "_1"], named[power] = named[power], named.pop("cond_1/" + power)
@@ -328,7 +332,7 @@ def test_unscaled_adam_restores(restore, control_flow, tmp_path, caplog):
     if restore == "saver":
       tf.train.Saver().restore(sess, path)
     else:
-      tf.train.init_from_checkpoint(path, {v.op.name: v for v in tf.global_variables()})
+      tf.train.init_from_checkpoint(path, get_variables_by_name())
       sess.run(tf.global_variables_initializer())
     assert values(sess) == expected
     if restore == "saver":
@@ -359,40 +363,35 @@ def test_custom_update_logs_unknown_names(caplog):
   with mp_compat.install(), tf.Graph().as_default():
     program = Program("one")
     without_counters = tf.train.GradientDescentOptimizer(1.0)
-    program.minimize(Optimizer(without_counters, Scale()), 1)
+    program.train_b(Optimizer(without_counters, Scale()))
     assert "is unknown" not in caplog.text
-    program.minimize(Optimizer(make_adam(), Scale()), 1)
+    program.train_b(Optimizer(make_adam(), Scale()))
   assert "The name of beta1_power_1, beta2_power_1 in TensorFlow's class is unknown, because Scale" in caplog.text
 
 
 def patched_functions():
-  train = tf.train
-  return train.Saver.restore, train.Saver.build, train.init_from_checkpoint, train.NewCheckpointReader
+  saver = tf.train.Saver
+  return saver.restore, saver.build, tf.train.init_from_checkpoint, tf.train.NewCheckpointReader
 
 
 def test_uninstall_restores_saver_methods(tmp_path):
-  path = str(tmp_path / "model")
-  methods = patched_functions()
-  apply_gradients = Optimizer.apply_gradients
+  functions, apply_gradients = patched_functions(), Optimizer.apply_gradients
   with mp_compat.install():
-    assert not set(patched_functions()) & set(methods)
-  assert patched_functions() == methods
-  assert Optimizer.apply_gradients is apply_gradients
-  with tf.Graph().as_default(), testing.session() as sess:
-    opt = Optimizer(make_adam(), "dynamic")
-    opt.minimize(tf.reduce_sum(tf.get_variable("w", [2], use_resource=True)))
-    sess.run(tf.global_variables_initializer())
-    tf.train.Saver().save(sess, path)
+    assert not set(patched_functions()) & set(functions)
+  assert patched_functions() == functions and Optimizer.apply_gradients is apply_gradients
+  with tf.Graph().as_default():
+    Optimizer(make_adam(), "dynamic").minimize(tf.reduce_sum(tf.get_variable("w", [2], use_resource=True)))
+    with testing.initialized_session() as sess:
+      path = tf.train.Saver().save(sess, str(tmp_path / "model"))
   assert not any("cond" in name for name in read_names(path))
 
 
 def test_unconditional_step_adds_no_names(tmp_path):
-  path = str(tmp_path / "model")
-  with tf.Graph().as_default(), mp_compat.install(), testing.session() as sess:
+  with tf.Graph().as_default(), mp_compat.install():
     w = tf.get_variable("w", initializer=[1.0, 2.0])
     Optimizer(make_adam(), 8.0, skip_nonfinite=False).minimize(tf.reduce_sum(w * w))
-    sess.run(tf.global_variables_initializer())
-    tf.train.Saver().save(sess, path)
+    with testing.initialized_session() as sess:
+      path = tf.train.Saver().save(sess, str(tmp_path / "model"))
   assert read_names(path) == {"w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power"}
 
 
@@ -403,16 +402,14 @@ def test_installed_replicas_and_eager_mode_train():
 
       def step():
         w = tf.get_variable("w", [2], initializer=tf.ones_initializer())
-        opt = Optimizer(tf.train.AdamOptimizer(1.0), "dynamic")
-        return opt.minimize(tf.reduce_sum(w * w))
+        return Optimizer(make_adam(), "dynamic").minimize(tf.reduce_sum(w * w))
 
       with strategy.scope():
         strategy.extended.call_for_each_replica(step)
       assert "beta1_power" in [variable.op.name for variable in tf.global_variables()]
     with testing.eager_mode():
       w = tf.Variable([1.0, 2.0], use_resource=True)
-      opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
-      opt.minimize(lambda: tf.reduce_sum(w), var_list=[w])
+      Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(lambda: tf.reduce_sum(w), var_list=[w])
       np.testing.assert_array_equal(w.numpy(), [0.0, 1.0])
 
 
