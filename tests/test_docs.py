@@ -9,7 +9,6 @@ import inspect
 import os
 import re
 import subprocess
-import sys
 import types
 
 import pytest
@@ -101,15 +100,7 @@ def test_program_runs_as_pasted(page, index, tmp_path):
   code = programs(page)[index]
   if "tf.estimator." in code and not hasattr(testing.tf, "estimator"):
     pytest.skip("This TensorFlow has no Estimator.")
-  done = subprocess.run(
-    [sys.executable, "-c", code],
-    cwd=str(tmp_path),
-    env=testing.environment(),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-    check=False,
-  )
+  done = testing.run_python("-c", code, cwd=str(tmp_path), stderr=subprocess.STDOUT, check=False)
   assert done.returncode == 0, done.stdout[-3000:]
 
 
