@@ -26,10 +26,10 @@ from mp_compat import __main__ as command_line
 
 # The number of rewritten names, and of decisions of each kind, counted by hand in the diffs and the sources.
 EXPECTED = {
-  "tensor2tensor==1.15.7": (2, {"checkpoints": 1, "unresolved": 2, "own-global-step": 1}),
+  "tensor2tensor==1.15.7": (2, {"checkpoints": 1, "unresolved": 2}),
   "OpenNMT-tf==2.8.1": (2, {"isinstance": 1}),
   "tf-models-official==2.2.2": (8, {"checkpoints": 3, "isinstance": 2, "wrapped-twice": 1, "text": 1}),
-  "finetune==0.10.0": (2, {"checkpoints": 1, "own-global-step": 1}),
+  "finetune==0.10.0": (2, {"checkpoints": 1}),
   "neurst==0.1.2": (5, {"isinstance": 2, "keras": 2, "private-state": 7, "subclass": 1}),
   "deepmd-kit==3.2.0": (4, {"checkpoints": 2}),
 }

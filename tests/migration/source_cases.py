@@ -317,9 +317,7 @@ DECISIONS = {
     "isinstance(x, (int, tf.train.AdamOptimizer))",
     "isinstance(x, tf.contrib.mixed_precision.LossScaleManager)",
     "def f(x):\n  return tf.clip_by_value(x, -1., 1.)",
-    "sess.run(global_step.assign(0))",
     "opt.apply_gradients(opt.compute_gradients(loss), global_step=global_step)",
-    "s = mp_compat.DynamicLossScale()\ns = mp_compat.DynamicLossScale()",
     "sync = tf.train.SyncReplicasOptimizer(opt, 3)",
     "if hasattr(module, 'something'): pass",
     "x = 'tf.train.experimental.PythonState', 'tensorflow.keras.mixed_precision.experimental.Policy'",
@@ -336,12 +334,6 @@ DECISIONS = {
   "clipped-gradients": [
     "gvs = [(tf.clip_by_value(g, -1., 1.), v) for g, v in opt.compute_gradients(loss)]",
     "def f(gvs):\n  gs = tf.where(tf.is_finite(gvs[0]), gvs[0], 0)\n  opt.apply_gradients(gs)",
-  ],
-  "own-global-step": [
-    "tf.assign_add(tf.train.get_or_create_global_step(), 1)",
-    "tf.compat.v1.assign(global_step, global_step + 1)",
-    "step_op = self.global_step.assign(new_global_step)",
-    "tf.train.get_global_step().assign_add(1)",
   ],
   "horovod": [
     "opt = hvd.DistributedOptimizer(opt)",
@@ -381,9 +373,6 @@ DECISIONS = {
     "class Mine(mp_compat.MixedPrecisionLossScaleOptimizer):\n  def f(self): return self._optimizer",
     "from tensorflow.python.training.experimental.loss_scale import _assign_if_finite",
     "from tensorflow.python.training.experimental import loss_scale as m\nm._assign_if_finite(a, b)",
-  ],
-  "shared-scale": [
-    "s = mp_compat.DynamicLossScale()\na = OURS(x, s)\nb = OURS(opt=y, loss_scale=s)",
   ],
   "fixed-scale": [
     "a = THEIRS(x, 128.)",

@@ -183,12 +183,12 @@ def test_notebook_cells_are_rewritten(style, tmp_path):
   magic = ["%matplotlib inline\n", "!pip install x \\\n", "    y\n"]
   code = ["import tensorflow as tf\n", "if x:\n", "  %time f()\n", "x?"]
   others = ["%%bash\necho tf.train.experimental.LossScale", [], ["%%time\n", "a = [1] \\\n", "    + [2]\nb = 3\n"]]
-  last = "s = {}.DynamicLossScale()\ntf.clip_by_value"
+  last = "%%time\ns = {}.DynamicLossScale()\ntf.clip_by_value"
   before = make_notebook(magic + code, *others, last.format("tf.train.experimental"), **style)
   after = make_notebook(magic + ["import mp_compat\n"] + code, *others, last.format("mp_compat"), **style)
   found = migrate_text(before, tmp_path, "book.ipynb")
   assert found.after.decode() == after and not found.problem
-  assert [tuple(change.place) for change in found.changes] == [(6, 1, 5)]
+  assert [tuple(change.place) for change in found.changes] == [(6, 2, 5)]
   assert not migrate_text(after, tmp_path, "book.ipynb").changes
 
 

@@ -26,8 +26,6 @@ REMEDIES: Dict[str, str] = {
   "clipped-gradients": "the program changes gradients between compute_gradients and apply_gradients; mp_compat also "
   "detects an overflow that this hides, and skips the step; keep the code, unless it is a "
   "finite check of the program",
-  "own-global-step": "the program increments this counter itself, also in skipped steps; to count applied steps "
-  "only, pass it to apply_gradients(..., global_step)",
   "horovod": "put hvd.DistributedOptimizer inside: MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(opt), "
   "scale); outside only with backward_passes_per_step",
   "sync-replicas": "put SyncReplicasOptimizer outside; mp_compat raises an error for the other order",
@@ -42,8 +40,6 @@ REMEDIES: Dict[str, str] = {
   "test for TensorFlow's class, of which mp_compat's objects are instances, too",
   "private-state": "mp_compat has the private attributes that its classes share with TensorFlow's, and no others; "
   "use inner_optimizer, loss_scale, variables(), or call the loss scale",
-  "shared-scale": "every apply_gradients updates a shared LossScale; mp_compat.apply_gradients_together updates it "
-  "once",
   "fixed-scale": "mp_compat skips steps that overflow with a fixed scale, too; skip_nonfinite=False applies them, as "
   "TensorFlow's class does",
   "keras": "this name is TensorFlow's current Keras class and is not changed; mp_compat.keras.LossScaleOptimizer "
@@ -113,7 +109,6 @@ class DecisionFinder(cst.CSTVisitor):
     self._source = source
     self._optimizers: List[cst.CSTNode] = []  # uses of our classes; without, decisions on gradients do not apply
     self._inside: Set[cst.CSTNode] = set()  # calls that made the inner optimizer of a loss scaling optimizer
-    self._scales: Dict[cst.CSTNode, int] = {}  # for each call that made a scale, the number of optimizers that use it
     self._found: List[Decision] = []
     self._about_gradients: List[Decision] = []
     self._horovod: List[cst.Call] = []
@@ -283,8 +278,6 @@ class DecisionFinder(cst.CSTVisitor):
       self._horovod.append(node)
     elif any(map(_CLIPS.fullmatch, full)) and self._is_near_gradients(node):
       self._add(self._about_gradients, node, "clipped-gradients")
-    elif self._increments_global_step(node):
-      self._add(self._about_gradients, node, "own-global-step")
     elif any(map(_RESTORES.fullmatch, full)):
       self._restoring.append(node.func)
 
@@ -322,10 +315,6 @@ class DecisionFinder(cst.CSTVisitor):
       is_number = isinstance(scale, (cst.Integer, cst.Float))
       if is_number or "mp_compat.FixedLossScale" in self._source.origins(scale):
         self._add(self._found, node.func, "fixed-scale")
-    for call in self._source.calls_producing(scale) if scale is not None else ():
-      self._scales[call] = self._scales.get(call, 0) + 1
-      if self._scales[call] > 1:
-        self._add(self._found, node.func, "shared-scale")
 
   def _may_be_of_tensorflow(self, value: cst.BaseExpression, classes: cst.BaseExpression) -> bool:
     """Returns whether a type test names classes of mp_compat, and the object may be TensorFlow's.
@@ -350,18 +339,6 @@ class DecisionFinder(cst.CSTVisitor):
     call = self._source.parents[optimizer]
     opt = _inner_optimizer(call) if isinstance(call, cst.Call) and call.func is optimizer else None
     return opt is None or not all(map(_WITHOUT_POWERS.fullmatch, self._source.origins(opt)))
-
-  def _increments_global_step(self, node: cst.Call) -> bool:
-    """Returns whether `node` assigns a value other than 0 (a reset) to a global step.
-
-    Covers `tf.assign(global_step, value)`, `global_step.assign_add(value)` and the like.
-    """
-    if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in ("assign", "assign_add"):
-      return False
-    values = [self._source.text(argument.value) for argument in node.args]
-    if len(values) == 1:
-      values.insert(0, self._source.text(node.func.value))
-    return len(values) > 1 and "global_step" in values[0] and values[1] != "0"
 
   # Texts.
 
