@@ -37,8 +37,7 @@ def test_plain_training_restores_checkpoints(version, case):
   )
 
 
-@pytest.mark.parametrize("control_flow", [1, 2])
-@pytest.mark.parametrize("scope", ["", "head"])
+@pytest.mark.parametrize("scope, control_flow", [("", 1), ("head", 2)])
 @pytest.mark.parametrize("optimizer", sorted(golden_cases.OPTIMIZERS))
 def test_tensorflow_class_continues_our_training(optimizer, scope, control_flow, tmp_path):
   case = Case("mp_compat", optimizer, 1, scope)

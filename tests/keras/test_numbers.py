@@ -30,7 +30,9 @@ def each_optimizer(families):
   )
 
 
-@pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize(
+  "as_function", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["eager", "function"]
+)
 @each_optimizer(keras_cases.KERAS_2)
 def test_wrapper_trains_as_tensorflow_class(family, name, as_function):
   is_old = keras_cases.VERSION < (2, 3)  # does not count skipped steps and makes sparse gradients dense

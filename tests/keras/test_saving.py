@@ -164,7 +164,7 @@ def remove_names(config):
 @pytest.mark.parametrize(
   "name",
   [
-    pytest.param(name, marks=[] if name in ("Lamb", "ScheduleFreeAdamW") else pytest.mark.slow)
+    pytest.param(name, marks=[] if name == "ScheduleFreeAdamW" else pytest.mark.slow)
     for name in keras_cases.FAMILIES[-1].classes
   ],
 )

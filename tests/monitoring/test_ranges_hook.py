@@ -351,7 +351,11 @@ def draw(measured, **changes_of_advice):
   return range_plot.draw(measured, range_history.advise(measured)._replace(**changes_of_advice))
 
 
-@pytest.mark.parametrize("scopes", [("", ""), ("model_1/", "model/")], ids=["one_scope", "two_scopes"])
+@pytest.mark.parametrize(
+  "scopes",
+  [pytest.param(("", ""), marks=pytest.mark.matrix), ("model_1/", "model/")],
+  ids=["one_scope", "two_scopes"],
+)
 @pytest.mark.parametrize(
   "tensors", [1, 300] + [pytest.param(tensors, marks=pytest.mark.slow) for tensors in (20, 60, 61, 110, 1000)]
 )
