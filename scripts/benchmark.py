@@ -79,11 +79,8 @@ SHAPES = {
   "resnet50": resnet50,
   "bert-base": bert_base,
   "small-100": lambda: [(1024,)] * 100,
-  "small-250": lambda: [(1024,)] * 250,
   "small-1000": lambda: [(1024,)] * 1000,
   "small-4000": lambda: [(1024,)] * 4000,
-  "small-10000": lambda: [(1024,)] * 10000,
-  "small-1000-matrices": lambda: [(32, 32)] * 1000,
   "float16": lambda: [(1024,)] * 500,
   "large-1": lambda: [(25 * 10**6,)],
 }

@@ -33,7 +33,6 @@ TESTS = {
   "core/propagation": "core/propagation core/lineage",
   "core/lineage": "core/lineage training/optimizer monitoring/reports programs/functions",
   "_tensorflow/optimizers": "training/inner_optimizers programs/optimizers",
-  "core/arguments": "training/bad_input monitoring/hooks",
   "core/finite_check": "core/finite_check training/optimizer",
   "core/distribute": "core/distribute equivalence/tensorflow_defects training/optimizer training/bad_input",
   "core/loss_scale": (
@@ -44,7 +43,6 @@ TESTS = {
     "training/inner_optimizers core/distribute training/optimizer training/wrappers programs/unusual "
     "programs/optimizers"
   ),
-  "core/variable_scope": "core/variable_scope",
   "monitoring/gradient_ranges": "monitoring/gradient_ranges",
   "monitoring/range_history": "monitoring/range_history",
   "monitoring/ranges_hook": "monitoring/ranges_hook",
@@ -112,28 +110,14 @@ MUTANTS = [
   ("_tensorflow/optimizers", "if takes_any or name in parameters", "if name in parameters"),
   ("_tensorflow/optimizers", "or value is not defaults[name]", ""),
   ("_tensorflow/optimizers", 'and hasattr(vars(wrapper).get("_optimizer"), name)', ""),
-  ("core/arguments", "numbers.Real) and not isinstance(value, bool)", "numbers.Real)"),
-  ("core/arguments", "if not above < number", "if not above <= number"),
-  (
-    "core/finite_check",
-    "lambda: tf.constant(True), lambda: _exact(stacked)",
-    "lambda: sums_finite, lambda: sums_finite",
-  ),
-  (
-    "core/finite_check",
-    "tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked]))",
-    "tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked[:1]]))",
-  ),
+  ("core/finite_check", "lambda: _exact(stacked)", "lambda: sums_finite"),
+  ("core/finite_check", "_sum(tensor) for tensor in stacked]", "_sum(tensor) for tensor in stacked[:1]]"),
   ("core/finite_check", "_SMALL = 2**16", "_SMALL = 2**20"),
   ("core/distribute", "strategy.num_replicas_in_sync)", "1)"),
   ("core/distribute", "tf.distribute.ReduceOp.SUM", "tf.distribute.ReduceOp.MEAN"),
   ("core/distribute", "if in_cross_replica_context():\n    raise", "if False:\n    raise"),
   ("core/loss_scale", ", None) is FiniteLossScale.update", ", None) is None"),
-  (
-    "core/loss_scale",
-    "gradients.values_of(converted) + lineage.trace(converted).hidden_values",
-    "gradients.values_of(converted)",
-  ),
+  ("core/loss_scale", " + lineage.trace(converted).hidden_values", ""),
   ("core/loss_scale", "trainable=False,\n      use_resource=True", "trainable=True,\n      use_resource=True"),
   ("core/loss_scale", "with tf.init_scope(), tf.name_scope(None):", "with tf.init_scope():"),
   ("core/loss_scale", "if value != default", "if True"),
@@ -143,7 +127,6 @@ MUTANTS = [
   ("core/conditional_apply", 'control_flow.copy_out_of_branches(kwargs["initial_value"])', 'kwargs["initial_value"]'),
   ("core/conditional_apply", " if tf.distribute.has_strategy() else name", ""),
   ("core/conditional_apply", "summaries[existing:] = [", "_ = ["),
-  ("core/variable_scope", "requested.append(dtype)", "pass"),
   ("monitoring/gradient_ranges", " and contexts.is_in_branches_only(each.scaled.op)", ""),
   ("monitoring/gradient_ranges", " or key in backward_pass.behind_loss", " or True"),
   ("monitoring/gradient_ranges", "(dtypes, [tf.bfloat16], [tf.float32])", "(dtypes, [tf.float32])"),
@@ -199,11 +182,7 @@ MUTANTS = [
   ("training/optimizer", "self.GATE_GRAPH and not tf", "self.GATE_OP and not tf"),
   ("training/optimizer", "self._record_computed(grads, [variable.name", "len([variable.name"),
   ("training/optimizer", "if finite_reducer is not None and not skip_nonfinite", "if False"),
-  (
-    "training/optimizer",
-    "[trackable.SlotName(name) for name in self._optimizer.get_slot_names()]",
-    "self._optimizer.get_slot_names()",
-  ),
+  ("training/optimizer", "[trackable.SlotName(name) for name in", "[name for name in"),
   ("training/optimizer", "if not tf.executing_eagerly():  # in eager mode, each call", "if True:  # "),
   ("comparison/recorder", "digest.update(bits)", "pass"),
 ]
