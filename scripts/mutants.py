@@ -24,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TESTS = {
   "_tensorflow/control_flow": "training/conditional_tensors training/inner_optimizers programs/unusual",
   "_tensorflow/dead_tensors": "monitoring/gradient_ranges programs/unusual",
-  "_tensorflow/graphs": "programs/unusual",
+  "_tensorflow/graphs": "programs/unusual monitoring/ranges_hook",
   "core/update_rule": "core/update_rule core/automaton",
   "core/dialects": "core/dialects",
   "core/gradients": (
@@ -76,6 +76,7 @@ MUTANTS = [
   ("_tensorflow/dead_tensors", "merge_out_of_branches(tensor, 0, branches) if branches else tensor", "tensor"),
   ("_tensorflow/dead_tensors", "return branches | {key_of(tensor", "return branches or {key_of(tensor"),
   ("_tensorflow/graphs", "is_other = graph not in (None, default) and", "is_other = False and"),
+  ("_tensorflow/graphs", " and element.name not in fed", ""),
   ("core/update_rule", "good_steps >= rule.increment_period", "good_steps > rule.increment_period"),
   ("core/update_rule", "product <= rule.ceiling", "product < rule.ceiling"),
   ("core/update_rule", "LARGEST_SCALE = 2.0**126", "LARGEST_SCALE = 2.0**127"),
@@ -149,7 +150,6 @@ MUTANTS = [
   ("monitoring/ranges_hook", "min(self._every_n_steps, _STEPS_AFTER_OVERFLOW) if overflowed else ", ""),
   ("monitoring/ranges_hook", "if self._history.run != self._run:", "if False:"),
   ("monitoring/ranges_hook", 'errors="replace"', 'errors="strict"'),
-  ("monitoring/hooks", " and element.name not in fed_names", ""),
   ("monitoring/hooks", "if self._writer and self._changes and", "if self._writer and"),
   ("monitoring/hooks", "self._skipped_without_backoff < self._min_scale_patience", "False"),
   ("monitoring/stall", "self._gradients.items() if is_computed(tensor)", "self._gradients.items()"),

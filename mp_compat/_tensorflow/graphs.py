@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores the state of objects in graphs, and finds the graphs in which ops and variables are created."""
 
+import collections
 import contextlib
-from typing import Any, Callable, Iterator, List, Optional, TypeVar
+from typing import Any, Callable, Container, Iterable, Iterator, List, Optional, TypeVar
 
 from tensorflow.python.util import object_identity
 
@@ -104,6 +105,19 @@ def observe_names(observer: Callable[[str, str, Callable[[str], str]], None]) ->
     yield
   finally:
     graph.unique_name = unique_name  # the class's, or the observed one of a step around this one
+
+
+def executed_ops(elements: Iterable[Any], fed: Container[str] = ()) -> List[tf.Operation]:
+  """Returns the ops that a Session executes for tensors and ops; those with names in `fed` are not computed."""
+  found, pending = collections.OrderedDict(), list(elements)
+  while pending:
+    element = pending.pop()
+    op = getattr(element, "op", element)
+    if op not in found and element.name not in fed:
+      found[op] = True
+      pending.extend(op.inputs)
+      pending.extend(op.control_inputs)
+  return list(found)
 
 
 def fetched_elements(graph: tf.Graph, fetches: Any) -> List[Any]:

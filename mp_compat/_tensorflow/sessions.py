@@ -94,7 +94,7 @@ def make_seeds_repeatable() -> None:
 def effects(graph: tf.Graph, elements: Iterable[Any]) -> Effects:
   """Returns what a run of ops and tensors may do to variables, from the ops that it executes."""
   local, written, gated, trains = _local_names(graph), set(), set(), False
-  for op in _ancestors(elements):
+  for op in graphs.executed_ops(elements):
     for index, handle in enumerate(op.inputs):
       if not _is_handle(handle) or op.type in _QUERIES:
         continue
@@ -139,16 +139,6 @@ def _local_names(graph: tf.Graph) -> FrozenSet[str]:
 
 def _names_in(graph: tf.Graph, *collections: str) -> FrozenSet[str]:
   return frozenset(variable.name.rpartition(":")[0] for key in collections for variable in graph.get_collection(key))
-
-
-def _ancestors(elements: Iterable[Any]) -> Iterator[tf.Operation]:
-  seen, pending = set(), [getattr(element, "op", element) for element in elements]
-  while pending:
-    op = pending.pop()
-    if op not in seen:
-      seen.add(op)
-      yield op
-      pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
 
 
 def _is_handle(tensor: tf.Tensor) -> bool:

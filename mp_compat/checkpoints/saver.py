@@ -7,6 +7,7 @@ from typing import Any, Callable, Container, Dict, List, NamedTuple, Optional, T
 
 import numpy as np
 
+from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import savers
 from mp_compat._tensorflow import tf
@@ -181,7 +182,7 @@ class _Entry(NamedTuple):
 
 def _entries(restore_op: tf.Operation) -> List[_Entry]:
   """Returns the tensors that running `restore_op` reads, in the order in which the variables were created."""
-  ops = _ancestors(restore_op)
+  ops = graphs.executed_ops([restore_op])
   assigned: Dict[str, List[Tuple[tf.Operation, bool]]] = collections.defaultdict(list)
   for op in ops:
     if op.type in ("Assign", "AssignVariableOp"):
@@ -207,17 +208,6 @@ def _entries(restore_op: tf.Operation) -> List[_Entry]:
         )
   creation_index = {op.name: index for index, op in enumerate(restore_op.graph.get_operations())}
   return sorted(entries, key=lambda entry: [creation_index[variable.name] for variable in entry.variables])
-
-
-def _ancestors(op: tf.Operation) -> List[tf.Operation]:
-  """Returns the ops that `op` depends on, and `op` itself."""
-  found, pending = collections.OrderedDict(), [op]
-  while pending:
-    op = pending.pop()
-    if op.name not in found:
-      found[op.name] = op
-      pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-  return list(found.values())
 
 
 def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:

@@ -368,16 +368,9 @@ class RunTest:
 
 def executed_by(run_context: Any) -> Run:
   """Returns what a run executes, as far as the caller of `run` requests it."""
-  pending, fed = _elements(run_context)
-  ops, fed_names = set(), frozenset(tensor.name for tensor in fed)
-  while pending:
-    element = pending.pop()
-    op = getattr(element, "op", element)
-    if op not in ops and element.name not in fed_names:
-      ops.add(op)
-      pending.extend(op.inputs)
-      pending.extend(op.control_inputs)
-  return Run(ops, fed_names)
+  fetched, fed = _elements(run_context)
+  fed_names = frozenset(tensor.name for tensor in fed)
+  return Run(set(graphs.executed_ops(fetched, fed_names)), fed_names)
 
 
 def _elements(run_context: Any) -> Tuple[List[Any], List[Any]]:
