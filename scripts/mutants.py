@@ -126,7 +126,6 @@ MUTANTS = [
   ("core/conditional_apply", 'self._replica_scope + "/" if self._replica_scope else ""', '""'),
   ("core/conditional_apply", "around + self._outside_of(branch + inside) + last", 'kwargs["name"]'),
   ("core/conditional_apply", 'control_flow.copy_out_of_branches(kwargs["initial_value"])', 'kwargs["initial_value"]'),
-  ("core/conditional_apply", " if tf.distribute.has_strategy() else name", ""),
   ("core/conditional_apply", "summaries[existing:] = [", "_ = ["),
   ("monitoring/gradient_ranges", " and contexts.is_in_branches_only(each.scaled.op)", ""),
   ("monitoring/gradient_ranges", " or key in backward_pass.behind_loss", " or True"),
@@ -183,7 +182,6 @@ MUTANTS = [
   ("training/optimizer", "self._record_computed(grads, [variable.name", "len([variable.name"),
   ("training/optimizer", "if finite_reducer is not None and not skip_nonfinite", "if False"),
   ("training/optimizer", "[trackable.SlotName(name) for name in", "[name for name in"),
-  ("training/optimizer", "if not tf.executing_eagerly():  # in eager mode, each call", "if True:  # "),
   ("comparison/recorder", "digest.update(bits)", "pass"),
 ]
 

@@ -169,11 +169,7 @@ class _OutsideNames:
 
   def _outside_of(self, inside: str) -> str:
     """Returns the name scope that the optimizer would have opened without the conditional."""
-    if inside not in self._outside:
+    if inside not in self._outside:  # Calls in replicas open the current variable scope's name scope again.
       parent, _, name = inside[:-1].rpartition("/")
-      outside = self._outside_of(parent + "/")
-      # Calls in replicas open the current variable scope's name scope again, so that a new one would get another name.
-      name = outside + name + "/" if tf.distribute.has_strategy() else name
-      with tf.init_scope(), tf.name_scope(outside or None), tf.name_scope(name) as self._outside[inside]:
-        pass
+      self._outside[inside] = self._outside_of(parent + "/") + name + "/"
     return self._outside[inside]
