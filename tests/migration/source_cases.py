@@ -87,6 +87,10 @@ MARKED = {
   "after other imports": "import os\n<<import>>import tensorflow as tf\nimport sys\n<<old>>.LossScale\n",
   "a relative import": "<<import>>from .env import tf\n<<old>>.LossScale\n",
   "imported already": "import mp_compat\nimport tensorflow as tf\n<<old>>.LossScale\n",
+  "a star import before another import": (
+    "from project.env import *\n<<|import mp_compat\n>>import tensorflow\n"
+    "def f(): return <<tensorflow.train.experimental|mp_compat>>.LossScale\n"
+  ),
   "no import": (
     "'Doc.'\nfrom __future__ import division\n"
     "<<import>>x = <<__import__('tensorflow').train.experimental|mp_compat>>.LossScale\n"
@@ -170,6 +174,9 @@ MARKED_BELOW_IMPORT = {
   "after finally": (
     "try:\n  e = tf.train.experimental\nexcept KeyError:\n  raise\nfinally:\n  x = 3\n<<e|mp_compat>>.LossScale\n"
   ),
+  "deleted in the end": "e = tf.train.experimental\ndef g(): return <<e|mp_compat>>.LossScale\ndel e\n",
+  "declared before": "e: object\ne = tf.train.experimental\ndef f(): return <<e|mp_compat>>.LossScale\n",
+  "in a default": ("e = other\ne = tf.train.experimental\ndef f(x=<<e|mp_compat>>.LossScale): pass\n"),
   "in a class": (
     "class A:\n  tf = tf.train\n  x = <<tf.experimental|mp_compat>>.LossScale\n"
     "  def f(self): return <<old>>.LossScale\n"
@@ -224,6 +231,15 @@ UNCERTAIN = {
     "global": "e = tf.train.experimental\ndef f():\n  global e\n  e = other\nf()\ne.LossScale  # stays\n",
     "global in a function around which it is local": (
       "def f():\n  e = tf.train.experimental\n  def g():\n    global e\n    e.LossScale  # stays\n"
+    ),
+    "global that the same function binds later": (
+      "e = tf.train.experimental\ndef f():\n  global e\n  e.LossScale  # stays\n  e = other\n"
+    ),
+    "an expression that binds before it reads": (
+      "e = tf.train.experimental\nx = e.LossScale if (e := other) else None  # stays\n"
+    ),
+    "a name that depends on itself": (
+      "m = tf.contrib\nfor x in y:\n  m = m or x\n  n = m.mixed_precision  # stays\n  n.LossScaleOptimizer\n"
     ),
     "nonlocal": (
       "def f():\n  e = tf.train.experimental\n  def g():\n    nonlocal e\n    e = other\n  g()\n"

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the values that each expression of a source may have. Nothing is executed.
 
-A name has the values of its bindings in the scope where LibCST finds it. Of those in the same function, the ones count
-that may be in effect: a binding hides the earlier ones from the rest of its block, and a later one counts where a loop
-repeats both. Bindings in other functions all count.
+A name has the values of its bindings in the scope where LibCST finds it. Of those in the function of that scope, the
+ones count that may be in effect: a binding hides the earlier ones from the rest of its block, and a later one counts
+where a loop repeats both. All bindings count in other functions, and those that other functions make.
 """
 
+import bisect
 import collections
+import itertools
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import libcst as cst
@@ -24,6 +26,7 @@ _SUPPRESSORS = ("suppress", "raises", "assertRaises", "assertRaisesRegex", "asse
 # Bounds that keep the time linear: characters of a name (`node = node.next`, repeated), and values of an expression.
 _LONGEST = 200
 _MOST = 50
+_TURNS = 5  # after so many, an expression whose values still change is unknown
 
 Import = Union[cst.Import, cst.ImportFrom]
 _HANDLERS = (cst.ExceptHandler, cst.ExceptStarHandler)
@@ -32,6 +35,7 @@ _BINDERS = (cst.AnnAssign, cst.Assign, cst.AugAssign, cst.ClassDef, cst.CompFor,
 )
 _FUNCTIONS = (cst.FunctionDef, cst.GeneratorExp, cst.Lambda)  # which run later than what is around them
 _BLOCKS = (cst.IndentedBlock, cst.Module, cst.SimpleStatementSuite)
+_STATEMENTS = (cst.BaseCompoundStatement, cst.SimpleStatementLine, cst.SimpleStatementSuite)
 
 
 def dotted(node: Optional[cst.CSTNode]) -> str:
@@ -119,6 +123,21 @@ class _Binding(NamedTuple):
   region: Optional[cst.CSTNode]  # the node in which nothing after the binding runs without it, if there is one
 
 
+class _Bindings(NamedTuple):
+  """Bindings that one function makes, sorted by position."""
+
+  positions: List[int]
+  bindings: List[_Binding]
+
+
+class _Use(NamedTuple):
+  """What a name refers to where it is used."""
+
+  bindings: List[_Binding]  # that may be in effect
+  scope: Optional[metadata.Scope]  # of the name; None if LibCST finds none
+  is_bound: bool  # whether one of the bindings surely is in effect
+
+
 class Evaluation:
   """Computes the values of the expressions of a module.
 
@@ -137,15 +156,19 @@ class Evaluation:
     self._assigned: Dict[cst.CSTNode, Optional[cst.BaseExpression]] = {}  # the values of targets
     self._attributes: Dict[str, List[cst.Attribute]] = collections.defaultdict(list)  # targets
     self._stars: List[cst.ImportFrom] = []
-    self._rebound: Set[str] = set()  # names that are deleted, or that have bindings which LibCST does not record
-    self._bindings: Dict[Tuple[cst.CSTNode, str], _Binding] = {}
+    self._rebound: Dict[str, Set[cst.CSTNode]] = collections.defaultdict(set)  # by bindings that LibCST does not record
+    self._groups: Dict[Tuple[Optional[metadata.Scope], str], Dict[cst.CSTNode, _Bindings]] = {}
+    self._uses: Dict[Tuple[cst.CSTNode, str], _Use] = {}
+    self._module = wrapper.module
     for node in self._spans:
       self._note(node)
-    for node in self._spans:  # In this order, an expression seldom needs another whose values are not known yet.
-      if isinstance(node, cst.BaseExpression):
-        self.of(node)
+    expressions = [node for node in self._spans if isinstance(node, cst.BaseExpression)]
+    for turn in range(_TURNS * 2):  # The values of what a loop repeats, or of what is bound below, come later.
+      if not any([self._update(node, turn) for node in expressions]):
+        break
 
   def _note(self, node: cst.CSTNode) -> None:
+    """Notes what a node binds, as far as LibCST's scopes do not tell it."""
     if isinstance(node, cst.Assign):
       self._assigned.update(part for target in node.targets for part in _parts(target.target, node.value))
     elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)):
@@ -153,7 +176,8 @@ class Evaluation:
     elif isinstance(node, cst.ImportFrom) and isinstance(node.names, cst.ImportStar):
       self._stars.append(node)
     elif isinstance(node, cst.Attribute) and self._contexts.get(node) is metadata.ExpressionContext.STORE:
-      self._attributes[dotted(node)].append(node)
+      if not self._is_declaration(node):
+        self._attributes[dotted(node)].append(node)
     bound: Any = None
     if isinstance(node, (cst.MatchAs, cst.MatchStar)):
       bound = node.name
@@ -161,36 +185,42 @@ class Evaluation:
       bound = node.rest
     elif isinstance(node, cst.NamedExpr) and isinstance(self._scopes.get(node), metadata.ComprehensionScope):
       bound = node.target
-    elif self._contexts.get(node) is metadata.ExpressionContext.DEL:
-      bound = node
-    self._rebound.add(dotted(bound))
+    if bound:
+      self._rebound[dotted(bound)].add(self._place(node).function)
+
+  def _update(self, node: cst.BaseExpression, turn: int) -> bool:
+    """Computes the values of an expression from those known so far; returns whether they changed."""
+    found, before = self._compute(node), self.values.get(node, frozenset())
+    if len(found) > _MOST:
+      found = frozenset(value for value in found if isinstance(value, str)) | UNKNOWN
+    if turn >= _TURNS:  # such as `node = node.next` in a loop
+      found = before if found == before else before | UNKNOWN
+    self.values[node] = found
+    return found != before
 
   def of(self, node: cst.CSTNode) -> Values:
     """Returns the values of an expression, never an empty set."""
-    if node not in self.values:
-      self.values[node] = UNKNOWN  # for expressions that depend on themselves
-      found = self._compute(node)
-      if len(found) > _MOST:
-        found = frozenset(value for value in found if isinstance(value, str)) | UNKNOWN
-      self.values[node] = found
-    return self.values[node]
+    return self.values.get(node) or UNKNOWN
 
   def assigned_anywhere(self, attribute: str) -> Values:
     """Returns all values that the source assigns to an attribute, such as `self.opt`, and an unknown one."""
-    bindings = [self._binding(target, attribute) for target in self._attributes.get(attribute, ())]
-    return UNKNOWN.union(self._union(bindings, attribute))
+    return UNKNOWN | self._union(
+      [self._binding(target, attribute) for target in self._attributes[attribute]], attribute
+    )
 
   def is_taken(self, node: cst.BaseExpression) -> bool:
     """Returns whether `mp_compat` may be something else than this package where a name is used."""
     if not isinstance(node, cst.Name):
       return False
-    found, scope, is_bound = self._find("mp_compat", node)
+    use = self._use("mp_compat", node)
     # At the top of the module, `import mp_compat` can be inserted before.
-    return bool(found - {"mp_compat"}) or not (is_bound or isinstance(scope, (metadata.GlobalScope, type(None))))
+    is_found = use.is_bound or isinstance(use.scope, (metadata.GlobalScope, type(None)))
+    return not is_found or bool(self._union(use.bindings, "mp_compat") - {"mp_compat"}) or "mp_compat" in self._rebound
 
   # Expressions.
 
-  def _compute(self, node: cst.CSTNode) -> Values:
+  def _compute(self, node: cst.BaseExpression) -> Values:
+    """Returns the values of an expression from those known so far: an empty set if there are none."""
     if isinstance(node, cst.Name):
       return self._look_up(node)
     if isinstance(node, cst.Attribute):
@@ -198,10 +228,13 @@ class Evaluation:
     if isinstance(node, cst.Call):
       return frozenset(self._names_looked_up(node)) or frozenset([node])
     if isinstance(node, cst.IfExp):
-      return self.of(node.body) | self.of(node.orelse)
+      return self._known(node.body) | self._known(node.orelse)
     if isinstance(node, cst.BooleanOperation):
-      return self.of(node.left) | self.of(node.right)
-    return self.of(node.value) if isinstance(node, cst.NamedExpr) else UNKNOWN
+      return self._known(node.left) | self._known(node.right)
+    return self._known(node.value) if isinstance(node, cst.NamedExpr) else UNKNOWN
+
+  def _known(self, node: cst.CSTNode) -> Values:
+    return self.values.get(node, frozenset())
 
   def _is_read(self, node: cst.BaseExpression) -> bool:
     context = self._contexts.get(node, metadata.ExpressionContext.LOAD)  # none where LibCST does not look for names
@@ -212,32 +245,40 @@ class Evaluation:
     if node not in self._scopes or not self._is_read(node) or is_pattern:
       return UNKNOWN
     name = node.value
-    found, scope, _ = self._find(name, node)
-    if scope is None:
+    use = self._use(name, node)
+    found = self._union(use.bindings, name)
+    if use.scope is None:
       self.starred.add(node)
       found = found.union("{}.{}".format(module_of(star), name) for star in self._stars)
-    elif name in self._rebound:
+    elif isinstance(use.scope, metadata.BuiltinScope):
+      found = frozenset(["builtins." + name])
+    if name in self._rebound and not self._rebound[name].isdisjoint(self._functions_around(node)):
       found = found | _unknown(name)
-    return found or _unknown(name)
+    return found if found or use.bindings else _unknown(name)
 
   def _of_attribute(self, node: cst.Attribute) -> Values:
-    members = frozenset(_member(base, node) for base in self.of(node.value))
+    members = frozenset(_member(base, node) for base in self._known(node.value))
     if not self._is_read(node):
       return frozenset("?." + member for member in members)
-    name, place = dotted(node), self._place(node)
-    bindings = [self._binding(target, name) for target in self._attributes.get(name, ())]
-    bindings, _ = _in_effect([binding for binding in bindings if binding.place.function is place.function], place)
+    name = dotted(node)
+    if name not in self._attributes:
+      return members
+    if (None, name) not in self._groups:
+      self._groups[None, name] = _grouped([self._binding(target, name) for target in self._attributes[name]])
+    place = self._place(node)
+    group = self._groups[None, name].get(place.function)
+    bindings = _in_effect(group, place)[0] if group else []
     # Other code may have assigned to the attribute since.
-    return _unknown(name).union(self._union(bindings, name)) if bindings else members
+    return self._union(bindings, name) | _unknown(name) if bindings else members
 
   def _names_looked_up(self, call: cst.Call) -> Iterator[str]:
     """Resolves `getattr(module, "name")`, `importlib.import_module("module")` and `__import__("module")`."""
-    function, literals = self.of(call.func), [literal(argument.value) for argument in call.args]
+    function, literals = self._known(call.func), [literal(argument.value) for argument in call.args]
     name = literals[-1] if len(literals) == 1 else literals[1] if literals else None
     if name is None:
       return
     if function == {"builtins.getattr"} and len(literals) > 1 and name.isidentifier():
-      yield from (_member(base, call, name) for base in self.of(call.args[0].value))
+      yield from (_member(base, call, name) for base in self._known(call.args[0].value))
     elif function == {"importlib.import_module"} and len(literals) == 1:
       yield name
     elif function == {"builtins.__import__"} and len(literals) == 1:
@@ -245,24 +286,29 @@ class Evaluation:
 
   # Names.
 
-  def _find(self, name: str, node: cst.Name) -> Tuple[Values, Optional[metadata.Scope], bool]:
-    """Returns the values of a name where `node` is, the scope of the name, if any, and whether it is surely bound."""
-    found: Values = frozenset()
-    scope: Any = self._scopes[node]
-    place = self._place(node)
-    while True:
-      assignments = scope[name]
-      owner = next((assignment.scope for assignment in assignments), None)
-      if isinstance(owner, (metadata.BuiltinScope, type(None))):
-        return found | {"builtins." + name} if owner else found, owner, bool(owner)
-      targets: List[cst.CSTNode] = [assignment.node for assignment in assignments]
-      if isinstance(owner, metadata.GlobalScope) and name != "mp_compat":
-        targets += self._stars
-      bindings, is_bound = _in_effect([self._binding(target, name) for target in targets], place)
-      found |= self._union(bindings, name)
-      if is_bound or not isinstance(owner, metadata.ClassScope):
-        return found, owner, is_bound
-      scope = owner.globals  # where a class body finds names that it has not bound yet
+  def _use(self, name: str, node: cst.Name) -> _Use:
+    """Returns what a name refers to where `node` is."""
+    if (node, name) not in self._uses:
+      self._uses[node, name] = self._find(name, self._scopes[node], self._place(node))
+    return self._uses[node, name]
+
+  def _find(self, name: str, scope: Any, place: _Place) -> _Use:
+    owner = next((assignment.scope for assignment in scope[name]), None)
+    if owner is None or isinstance(owner, metadata.BuiltinScope):
+      return _Use([], owner, False)
+    groups, bindings, is_bound = self._bindings_of(name, owner), [], False
+    is_inside = isinstance(owner, (metadata.ClassScope, metadata.ComprehensionScope))
+    for function, group in groups.items():
+      if function is place.function and (is_inside or function is getattr(owner, "node", self._module)):
+        near, is_bound = _in_effect(group, place)
+        bindings += near
+      else:
+        bindings += group.bindings
+    if isinstance(owner, metadata.ClassScope) and not is_bound:
+      outside = self._find(name, owner.globals, place)  # where a class body finds names that it has not bound yet
+      if outside.bindings:
+        return _Use(bindings + outside.bindings, outside.scope, outside.is_bound)
+    return _Use(bindings, owner, is_bound)
 
   def _union(self, bindings: Iterable[_Binding], name: str) -> Values:
     return frozenset(value for binding in bindings for value in self._of_binding(binding, name))
@@ -270,32 +316,44 @@ class Evaluation:
   def _of_binding(self, binding: _Binding, name: str) -> Values:
     if isinstance(binding.value, str):
       return frozenset([binding.value])
-    return _unknown(name) if binding.value is None else self.of(binding.value)
+    return _unknown(name) if binding.value is None else self._known(binding.value)
 
   # Bindings.
 
+  def _bindings_of(self, name: str, scope: metadata.Scope) -> Dict[cst.CSTNode, _Bindings]:
+    """Returns the bindings of a name in its scope, by the function that makes them."""
+    if (scope, name) not in self._groups:
+      nodes: List[Any] = [assignment.node for assignment in scope.assignments[name]]  # type: ignore[attr-defined]
+      bindings = [self._binding(node, name) for node in nodes if not self._is_declaration(node)]
+      if isinstance(scope, metadata.GlobalScope) and name != "mp_compat" and bindings:
+        first = min(binding.place.position for binding in bindings)
+        bindings += [self._binding(star, name) for star in self._stars if self._spans[star].start > first]
+      self._groups[scope, name] = _grouped(bindings)
+    return self._groups[scope, name]
+
   def _binding(self, target: cst.CSTNode, name: str) -> _Binding:
     """Returns the binding of a name by the target of an assignment, a definition, a parameter, or an import."""
-    if (target, name) not in self._bindings:
-      binder = next((node for node in [target, *self._around(target)] if isinstance(node, _BINDERS)), target)
-      end = self._spans[binder].start + self._spans[binder].length
-      value: Union[cst.CSTNode, str, None] = self._assigned.get(target)
-      if isinstance(target, cst.ImportFrom) and isinstance(target.names, cst.ImportStar):
-        value = "tensorflow" if name in _TENSORFLOW else "{}.{}".format(module_of(target), name)
-      elif isinstance(target, (cst.Import, cst.ImportFrom)):
-        value = imported(target)[name]
-      if isinstance(binder, (cst.For, *_HANDLERS)):
-        end = self._spans[binder.body].start
-      elif isinstance(binder, cst.CompFor):
-        end = 0  # The text of a comprehension uses names before it binds them.
-      self._bindings[target, name] = _Binding(value, self._place(target, end), self._region(binder))
-    return self._bindings[target, name]
+    binder = next((node for node in [target, *self._around(target)] if isinstance(node, _BINDERS)), target)
+    if isinstance(binder, cst.Param):
+      function: Any = next(node for node in self._ancestors(binder) if isinstance(node, (cst.FunctionDef, cst.Lambda)))
+      return _Binding(None, self._place(function.body), function)
+    end = self._spans[binder].start + self._spans[binder].length
+    value: Union[cst.CSTNode, str, None] = self._assigned.get(target)
+    if isinstance(target, cst.ImportFrom) and isinstance(target.names, cst.ImportStar):
+      value = "tensorflow" if name in _TENSORFLOW else "{}.{}".format(module_of(target), name)
+    elif isinstance(target, (cst.Import, cst.ImportFrom)):
+      value = imported(target)[name]
+    if isinstance(binder, (cst.For, *_HANDLERS)):
+      end = self._spans[binder.body].start
+    elif isinstance(binder, cst.CompFor):
+      end = 0  # The text of a comprehension uses names before it binds them.
+    elif isinstance(binder, cst.NamedExpr):  # The text of an expression may, too.
+      end = self._spans[next((node for node in self._around(binder) if isinstance(node, _STATEMENTS)), binder)].start
+    return _Binding(value, self._place(target, end), self._region(binder))
 
   def _region(self, binder: cst.CSTNode) -> Optional[cst.CSTNode]:
     if isinstance(binder, (cst.For, *_HANDLERS)):
       return binder.body
-    if isinstance(binder, cst.Param):
-      return self._place(binder).function
     is_optional = isinstance(binder, (cst.CompFor, cst.NamedExpr))
     if is_optional or isinstance(binder, cst.ImportFrom) and isinstance(binder.names, cst.ImportStar):
       return None
@@ -306,6 +364,11 @@ class Evaluation:
         return block
     return blocks[-1]
 
+  def _is_declaration(self, target: cst.CSTNode) -> bool:
+    """Returns whether a target has only an annotation."""
+    statement = self._parents.get(target)
+    return isinstance(statement, cst.AnnAssign) and statement.value is None
+
   def _place(self, node: cst.CSTNode, position: Optional[int] = None) -> _Place:
     around = self._around(node)
     return _Place(self._spans[node].start if position is None else position, around, next(reversed(list(around)), node))
@@ -313,29 +376,53 @@ class Evaluation:
   def _around(self, node: cst.CSTNode) -> Dict[cst.CSTNode, cst.CSTNode]:
     """Returns the nodes around a node up to the function, from the inside, each with its child that contains it."""
     around: Dict[cst.CSTNode, cst.CSTNode] = {}
-    parent = self._parents.get(node)
-    while parent is not None:
+    for parent in self._ancestors(node):
       around[parent] = node
-      node, parent = parent, None if isinstance(parent, _FUNCTIONS) else self._parents.get(parent)
+      if isinstance(parent, _FUNCTIONS) and getattr(parent, "body", node) is node:  # not a default or a decorator
+        break
+      node = parent
     return around
 
+  def _ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    parent = self._parents.get(node)
+    while parent is not None:
+      yield parent
+      parent = self._parents.get(parent)
 
-def _in_effect(bindings: List[_Binding], use: _Place) -> Tuple[List[_Binding], bool]:
-  """Returns the bindings that may be in effect at a place, and whether one surely is."""
+  def _functions_around(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    while not isinstance(node, cst.Module):
+      node = self._place(node).function
+      yield node
 
-  def is_before(place: _Place) -> bool:
-    return place.function is use.function and place.position <= use.position and not _excludes(place, use)
 
-  sure = [binding.place for binding in bindings if is_before(binding.place) and binding.region in use.around]
-  last = max(sure, key=lambda place: place.position, default=None)
-  loops = [node for node in use.around if isinstance(node, (cst.For, cst.While)) and not (last and node in last.around)]
+def _grouped(bindings: List[_Binding]) -> Dict[cst.CSTNode, _Bindings]:
+  """Returns bindings by the function that makes them."""
+  groups: Dict[cst.CSTNode, _Bindings] = collections.OrderedDict()
+  for binding in sorted(bindings, key=lambda binding: binding.place.position):
+    group = groups.setdefault(binding.place.function, _Bindings([], []))
+    group.positions.append(binding.place.position)
+    group.bindings.append(binding)
+  return groups
 
-  def may_be_in_effect(place: _Place) -> bool:
-    if is_before(place):
-      return last is None or place.position >= last.position
-    return place.function is not use.function or any(loop in place.around for loop in loops)
 
-  return [binding for binding in bindings if may_be_in_effect(binding.place)], last is not None
+def _in_effect(group: _Bindings, use: _Place) -> Tuple[List[_Binding], bool]:
+  """Returns the bindings of a function that may be in effect at a place in it, and whether one surely is."""
+  found, last = [], None
+  end = bisect.bisect(group.positions, use.position)
+  for binding in itertools.islice(reversed(group.bindings), len(group.bindings) - end, None):
+    if not _excludes(binding.place, use):
+      found.append(binding)
+      if binding.region in use.around:
+        last = binding
+      if last or len(found) > _MOST:
+        break
+  loops = [node for node in use.around if isinstance(node, (cst.For, cst.While))]
+  loops = [node for node in loops if last is None or node not in last.place.around]
+  if loops:
+    found += [binding for binding in group.bindings if loops[-1] in binding.place.around]
+  if len(found) > _MOST:
+    found = [*found[:_MOST], _Binding(None, use, None)]
+  return found, last is not None
 
 
 def _excludes(place: _Place, use: _Place) -> bool:
