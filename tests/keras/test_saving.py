@@ -172,7 +172,9 @@ def test_keras_3_optimizers_train_and_load(name, tmp_path):
   family = keras_cases.FAMILIES[-1]
   x, y = np.arange(12, dtype=np.float32).reshape([4, 3]), np.ones([4, 2], np.float32)
   weights = []
-  for wrap in (lambda opt: opt, lambda opt: mp_keras.LossScaleOptimizer(opt, initial_scale=8.0)):
+  # Keras does not save the running product of a Nadam in a wrapper, which has the same variables as Keras's own.
+  alone = (lambda opt: family.native_dynamic(opt, 8.0, 2000)) if name == "Nadam" else lambda opt: opt
+  for wrap in (alone, lambda opt: mp_keras.LossScaleOptimizer(opt, initial_scale=8.0)):
     model = family.keras.Sequential([family.keras.layers.Dense(2, kernel_initializer="ones")])
     model.compile(
       loss=family.keras.losses.MeanSquaredError(), optimizer=wrap(getattr(family.optimizers, name)()), jit_compile=False
