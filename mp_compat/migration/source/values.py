@@ -26,7 +26,7 @@ _SUPPRESSORS = ("suppress", "raises", "assertRaises", "assertRaisesRegex", "asse
 # Bounds that keep the time linear: characters of a name (`node = node.next`, repeated), and values of an expression.
 _LONGEST = 200
 _MOST = 50
-_TURNS = 5  # after so many, an expression whose values still change is unknown
+_TURNS = 5  # after so many, an expression whose values would still change gets an unknown value instead
 
 Import = Union[cst.Import, cst.ImportFrom]
 _HANDLERS = (cst.ExceptHandler, cst.ExceptStarHandler)
@@ -163,7 +163,7 @@ class Evaluation:
     for node in self._spans:
       self._note(node)
     expressions = [node for node in self._spans if isinstance(node, cst.BaseExpression)]
-    for turn in range(_TURNS * 2):  # The values of what a loop repeats, or of what is bound below, come later.
+    for turn in itertools.count():  # The values of what a loop repeats, or of what is bound below, come later.
       if not any([self._update(node, turn) for node in expressions]):
         break
 
