@@ -33,7 +33,6 @@ _HANDLERS = (cst.ExceptHandler, cst.ExceptStarHandler)
 _BINDERS = (cst.AnnAssign, cst.Assign, cst.AugAssign, cst.ClassDef, cst.CompFor, cst.For, cst.FunctionDef) + (
   (cst.Import, cst.ImportFrom, cst.NamedExpr, cst.Param, cst.WithItem) + _HANDLERS
 )
-_FUNCTIONS = (cst.FunctionDef, cst.GeneratorExp, cst.Lambda)  # which run later than what is around them
 _BLOCKS = (cst.IndentedBlock, cst.Module, cst.SimpleStatementSuite)
 _STATEMENTS = (cst.BaseCompoundStatement, cst.SimpleStatementLine, cst.SimpleStatementSuite)
 
@@ -214,7 +213,7 @@ class Evaluation:
       return False
     use = self._use("mp_compat", node)
     # At the top of the module, `import mp_compat` can be inserted before.
-    is_found = use.is_bound or isinstance(use.scope, (metadata.GlobalScope, type(None)))
+    is_found = use.is_bound or use.scope is None or isinstance(use.scope, metadata.GlobalScope)
     return not is_found or bool(self._union(use.bindings, "mp_compat") - {"mp_compat"}) or "mp_compat" in self._rebound
 
   # Expressions.
@@ -299,7 +298,8 @@ class Evaluation:
     groups, bindings, is_bound = self._bindings_of(name, owner), [], False
     is_inside = isinstance(owner, (metadata.ClassScope, metadata.ComprehensionScope))
     for function, group in groups.items():
-      if function is place.function and (is_inside or function is getattr(owner, "node", self._module)):
+      is_own = is_inside or function is (self._module if isinstance(owner, metadata.GlobalScope) else owner.node)
+      if is_own and function is place.function:
         near, is_bound = _in_effect(group, place)
         bindings += near
       else:
@@ -378,7 +378,8 @@ class Evaluation:
     around: Dict[cst.CSTNode, cst.CSTNode] = {}
     for parent in self._ancestors(node):
       around[parent] = node
-      if isinstance(parent, _FUNCTIONS) and getattr(parent, "body", node) is node:  # not a default or a decorator
+      is_body = isinstance(parent, (cst.FunctionDef, cst.Lambda)) and parent.body is node  # not a default, a decorator
+      if is_body or isinstance(parent, cst.GeneratorExp):
         break
       node = parent
     return around
