@@ -35,15 +35,12 @@ def enter(context: Any) -> Iterator[None]:
 
 
 def is_readable(tensor: tf.Tensor) -> bool:
-  """Returns whether ops built now may read `tensor`: its control-flow context is the current one or encloses it.
+  """Returns whether ops built now, in the graph of `tensor` or a function in it, may read it.
 
-  Args:
-    tensor: a tensor of the current graph, or of a graph around it.
+  Its control-flow context is then the current one or encloses it.
   """
-  wanted, context = of_outputs(tensor.op), tensor.graph._get_control_flow_context()
-  while context is not wanted and context is not None:
-    context = context.outer_context
-  return context is wanted
+  wanted = of_outputs(tensor.op)
+  return wanted is None or any(context is wanted for context in enclosing(tensor.graph._get_control_flow_context()))
 
 
 def is_in_control_flow() -> bool:
@@ -65,12 +62,8 @@ def may_be_compiled() -> bool:
   if tf.executing_eagerly():
     return False
   graph = tf.get_default_graph()
-  context = graph._get_control_flow_context()
-  while context is not None:
-    if context.IsXLAContext():
-      return True
-    context = context.outer_context
-  return graph.building_function
+  around = enclosing(graph._get_control_flow_context())
+  return graph.building_function or any(context.IsXLAContext() for context in around)
 
 
 def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:

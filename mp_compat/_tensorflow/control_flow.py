@@ -18,15 +18,8 @@ def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[]
   In a plain graph, the branches are part of the graph (control flow v1: Switch and Merge), even if control flow v2 is
   enabled. Branches that are functions (v2) cannot take reference variables, cannot be split between parameter servers
   before TensorFlow 2.15, and in TensorFlow 2.0 to 2.10 create eager variables despite `tf.disable_eager_execution()`.
-  Inside functions and in eager mode, this is `tf.cond`.
-
-  Args:
-    predicate: a scalar bool tensor.
-    true_fn: returns an op or a tensor; in eager mode also None.
-    false_fn: returns the same kind as `true_fn`, of the same dtype and shape.
-
-  Returns:
-    A tensor, or an op; None in eager mode if the branches return None.
+  Inside functions and in eager mode, this is `tf.cond`. The branches return ops, or tensors of one dtype and shape; in
+  eager mode also None.
   """
   graph = tf.get_default_graph()
   if tf.executing_eagerly() or graph.building_function:

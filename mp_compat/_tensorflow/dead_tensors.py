@@ -26,7 +26,7 @@ def merge_out_of_branches(tensor: tf.Tensor, default: Any, branches: Optional[Li
   Args:
     tensor: a tensor for whose op `is_in_branches_only` returns True.
     default: a Python value for a tensor of the same dtype, and of the same shape if that is known, else a scalar.
-    branches: the branches; by default those of the tensor's control-flow context.
+    branches: by default those of the tensor's control-flow context.
   """
   if branches is None:
     branches = [Branch(context.pred, context.branch) for context in contexts.enclosing(contexts.of_outputs(tensor.op))]

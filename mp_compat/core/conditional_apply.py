@@ -15,16 +15,7 @@ SCOPE = "apply_or_skip"  # the name scope of the conditional
 
 
 def cond(should_apply: Any, apply: Callable[[], Any], skip: Callable[[], Any] = tf.no_op) -> Any:
-  """Returns `apply()` if `should_apply`, else `skip()`.
-
-  Args:
-    should_apply: a bool, or a scalar bool tensor.
-    apply: returns an op, in eager mode None.
-    skip: returns an op, in eager mode None.
-
-  Returns:
-    An op or a tensor; in eager mode None.
-  """
+  """Returns `apply()` if `should_apply` (a bool, or a scalar bool tensor), else `skip()`: ops, in eager mode None."""
   if not tf.is_tensor(should_apply) or tf.executing_eagerly():
     return apply() if should_apply else skip()
   return control_flow.cond(should_apply, apply, skip)
@@ -45,16 +36,10 @@ def apply_in_each_replica(
   the replica would give them.
 
   Args:
-    should_apply: a bool, or a scalar bool tensor.
-    apply: applies gradients; returns an op, in eager mode None.
-    args: per-replica values.
-    kwargs: per-replica values.
+    should_apply, apply, skip: see `cond`.
+    args, kwargs: per-replica values.
     scope: the name scope of the replica; a per-replica value.
-    skip: returns an op, in eager mode None.
     opened: name scopes, with a final "/", that stand for those that `apply` opens, by the names that it asks for.
-
-  Returns:
-    An op or a tensor; in eager mode None.
   """
   names = _OutsideNames(distribute.local_results(scope)[0], opened or {})
 
@@ -112,13 +97,7 @@ class _OutsideNames:
   """
 
   def __init__(self, replica_scope: str, opened: Dict[str, str]) -> None:
-    """Starts with no branch.
-
-    Args:
-      replica_scope: the name scope of the replica, outside of the conditional; "" for the root.
-      opened: see `apply_in_each_replica`.
-    """
-    self._replica_scope = replica_scope
+    self._replica_scope = replica_scope  # outside of the conditional; "" for the root
     self._opened = opened
     self._branches: Tuple[str, ...] = ()  # the branch's name scope for each replica, with a final "/", as all below
     self._outside: Dict[str, str] = {}  # names outside of the branch, "" for the root, by those in it, with a final "/"
@@ -130,14 +109,8 @@ class _OutsideNames:
     self._outside.update((scope + name + "/", outside) for name, outside in self._opened.items())
 
   def add_name(self, scope: str, name: str, use: Callable[[str], str]) -> None:
-    """Uses a name outside that an op or a scope got in the branch.
-
-    Args:
-      scope: the current name scope, with a final "/".
-      name: the name that it got there.
-      use: a function of a scope outside, which returns a name that is unique there.
-    """
-    if self._is_inside(scope) and name + "/" not in self._outside and not tf.distribute.has_strategy():
+    """Uses a name outside that an op or a scope got in the branch; see `graphs.observe_names`."""
+    if scope.startswith(self._branches) and name + "/" not in self._outside and not tf.distribute.has_strategy():
       self._outside[name + "/"] = use(self._outside_of(scope)) + "/"
 
   def create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
@@ -163,9 +136,6 @@ class _OutsideNames:
     if asked:
       created(graphs.init_scope_graph()).append(Created(variable, *asked))
     return variable
-
-  def _is_inside(self, scope: str) -> bool:
-    return scope.startswith(self._branches)
 
   def _outside_of(self, inside: str) -> str:
     """Returns the name scope that the optimizer would have opened without the conditional."""

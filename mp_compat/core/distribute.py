@@ -30,17 +30,12 @@ def check_supported() -> None:
 def check_replica_context() -> None:
   """Raises a ValueError in a cross-replica context, and if the current strategy cannot train with loss scaling."""
   check_supported()
-  if in_cross_replica_context():
+  if tf.distribute.in_cross_replica_context():
     raise ValueError(
       "apply_gradients() must be called in a replica context, but this is the cross-replica context of "
       "{}. Call it inside the function that you give to strategy.run (experimental_run_v2, "
       "call_for_each_replica).".format(type(tf.distribute.get_strategy()).__name__)
     )
-
-
-def in_cross_replica_context() -> bool:
-  """Returns whether this code runs once for all replicas instead of once in each."""
-  return tf.distribute.in_cross_replica_context()
 
 
 def merge_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -54,18 +49,9 @@ def call_for_each_replica(function: Callable[..., Any], *args: Any, **kwargs: An
 
 
 def reduce_all_replicas(values: tf.Tensor) -> tf.Tensor:
-  """Returns, element by element, whether `values` are True in all replicas of all workers.
+  """Returns, element by element, whether per-replica bool tensors are True in all replicas of all workers.
 
-  Called once for all replicas.
-
-  Args:
-    values: per-replica bool tensors of one shape.
-
-  Returns:
-    A bool tensor of that shape, the same on every worker.
-
-  Raises:
-    RuntimeError: If called in a replica context of a strategy.
+  Called once for all replicas; the result is the same on every worker.
   """
   if not tf.distribute.has_strategy():
     return values

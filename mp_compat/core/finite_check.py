@@ -21,11 +21,9 @@ _SMALL = 2**16
 
 
 def all_finite(tensors: List[tf.Tensor]) -> tf.Tensor:
-  """Returns a scalar bool tensor: True if all values are finite (True for an empty list).
+  """Returns a scalar bool tensor: True if all values of tensors of any shapes and numeric dtypes are finite.
 
-  Args:
-    tensors: tensors of any shapes and numeric dtypes. Integers are finite; a complex number is finite if both of its
-      parts are.
+  Integers are finite; a complex number is finite if both of its parts are.
   """
   parts = [ops.real_parts(tensor) for tensor in tensors]
   tensors = [part for part in parts if part.dtype.is_floating]

@@ -28,16 +28,13 @@ _READS = ("Cast", "Enter", "Identity", "Placeholder", "ReadVariableOp", "Switch"
 def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
   """Returns `loss * scale` in the dtype of the loss.
 
+  A float16 loss cannot be scaled by more than 65504: the scale becomes inf, the step is skipped and a dynamic scale
+  backs off. Compute the loss in float32 instead.
+
   Args:
-    loss: a dense or ragged tensor of any shape, float16, bfloat16, float32 or float64; or a callable that returns one.
-    scale: the loss scale, a float32 scalar. A float16 loss cannot be scaled by more than 65504: the scale becomes inf,
-      the step is skipped and a dynamic scale backs off. Compute the loss in float32 instead.
-
-  Returns:
-    A tensor of the loss's shape and dtype; a callable for a callable.
-
-  Raises:
-    ValueError: If the loss has another dtype.
+    loss: a dense or ragged tensor of any shape and a dtype of `_DTYPES`, else a ValueError; or a callable that returns
+      one, for which the result is a callable.
+    scale: the loss scale, a float32 scalar.
   """
   if callable(loss):
     return lambda: scale_loss(loss(), scale)
@@ -76,14 +73,7 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
   """Returns `g * (1 / scale)` for every gradient, in the gradient's dtype.
 
   float16 and bfloat16 gradients are multiplied in float32 and rounded once: in float16, 1/2**16 would be subnormal and
-  1/2**25 would be zero.
-
-  Args:
-    grads: converted gradients of any shapes, of floating or complex dtypes.
-    scale: the loss scale, a float32 scalar.
-
-  Returns:
-    A list of as many gradients, of the same kinds, shapes and dtypes.
+  1/2**25 would be zero. `scale` is a float32 scalar.
   """
   reciprocals: Dict[tf.DType, tf.Tensor] = {}
 
@@ -105,13 +95,9 @@ def gate(grads: Iterable[Gradient]) -> List[Gradient]:
 
 
 def convert(grad: Any) -> Gradient:
-  """Converts a gradient to a tensor or `tf.IndexedSlices`; returns None for None.
+  """Converts a tensor, `tf.IndexedSlices`, variable, NumPy array, list or number to a gradient; returns None for None.
 
-  Args:
-    grad: a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None; of any shape.
-
-  Raises:
-    TypeError: If `grad` cannot be converted, is not numeric, or is a (gradient, variable) pair.
+  Raises a TypeError if `grad` cannot be converted, is not numeric, or is a (gradient, variable) pair.
   """
   if grad is None:
     return None
@@ -130,13 +116,7 @@ def convert(grad: Any) -> Gradient:
 
 
 def convert_pairs(grads_and_vars: Iterable[Tuple[Any, tf.Variable]]) -> Tuple[GradAndVar, ...]:
-  """Converts the gradient of each (gradient, variable) pair once.
-
-  Args:
-    grads_and_vars: an iterable of pairs. A gradient is anything that `convert` accepts.
-
-  Returns:
-    A tuple of (gradient, variable) pairs.
+  """Returns the (gradient, variable) pairs, with each gradient converted once.
 
   Raises:
     ValueError: If there are no pairs, or all gradients are None.
@@ -192,14 +172,7 @@ def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradien
   """Returns the same gradients; if `finite` is False, adds NaN to the first dense one, or to all if all are sparse.
 
   For `LossScale.update` of any class, if the gradients passed to it do not contain the non-finite values of the step.
-  A sparse gradient may have no values.
-
-  Args:
-    finite: a scalar bool tensor.
-    grads: gradients of any shapes and dtypes; integers stay as they are.
-
-  Returns:
-    A list of as many gradients, of the same kinds, shapes and dtypes.
+  A sparse gradient may have no values. Integers stay as they are.
   """
   grads = list(grads)
   zero_or_nan = tf.where_v2(finite, 0.0, float("nan"))

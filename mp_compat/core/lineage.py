@@ -46,15 +46,7 @@ def record(
   scale: Optional[tf.Tensor] = None,
   are_window_means: bool = False,
 ) -> None:
-  """Records in their graph that these gradients were computed; does nothing in eager mode.
-
-  Args:
-    grads: the gradients.
-    names: the names of their variables, for reports.
-    scaled: the gradients before they were divided by the loss scale.
-    scale: the loss scale.
-    are_window_means: whether they are from `GradientAccumulator.mean`.
-  """
+  """Records a `Computed` of each gradient in its graph; does nothing in eager mode."""
   if graphs.default_graph() is None:
     return
   grads = list(grads)
@@ -71,11 +63,8 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
   Clipping can turn an inf into a finite number (`tf.clip_by_value`), and masking can remove a NaN. The computed
   gradients still contain the inf or NaN, so the finite check covers them, too, unless a path of ops that propagate inf
   and NaN (`mp_compat.core.propagation`) leads from them to one of `grads`, whose check is then exact. Ops built here
-  must be able to read them: a branch, loop, function or XLA computation around them must contain these ops.
-
-  Args:
-    grads: converted gradients.
-    check_computed: whether the finite check covers computed gradients at all.
+  must be able to read them: a branch, loop, function or XLA computation around them must contain these ops. With
+  `check_computed=False`, it covers none of them.
   """
   if graphs.default_graph() is None:
     return Lineage()

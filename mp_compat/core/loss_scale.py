@@ -87,18 +87,9 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     return list(self._graph_variables().values())
 
   def _add_weight(self, name: str, initial_value: Any, dtype: Optional[tf.DType] = None) -> tf.Variable:
-    """Declares a variable, and creates it in the current graph.
+    """Declares a scalar variable of a Python number, and returns the one of the current graph.
 
-    Args:
-      name: its name, prefixed by the current name scope as for any variable.
-      initial_value: a Python number.
-      dtype: its dtype; by default the dtype of `initial_value`.
-
-    Returns:
-      The variable: not trainable, a resource variable, of aggregation NONE.
-
-    Raises:
-      RuntimeError: If this graph already has a variable of that name of this loss scale.
+    It is a resource variable, not trainable, of aggregation NONE. A second declaration of a name raises a RuntimeError.
     """
     if name in self._graph_variables():
       raise RuntimeError(
@@ -144,18 +135,11 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
 
 
 class FiniteLossScale(LossScale):
-  """A loss scale whose update depends only on whether all gradients of a step are finite.
-
-  A subclass defines the update (`_update_scale`).
-  """
+  """A loss scale whose update (`_update_scale`) depends only on whether all gradients of a step are finite."""
 
   @abc.abstractmethod
   def _update_scale(self, finite: tf.Tensor) -> Optional[tf.Operation]:
-    """Returns an op that changes the scale after a step; None in eager mode.
-
-    Args:
-      finite: a scalar bool tensor, True if all gradients of the step are finite.
-    """
+    """Returns an op that changes the scale after a step; None in eager mode. `finite` is a scalar bool tensor."""
 
   @autograph.do_not_convert
   def update(self, grads: Any) -> Tuple[Optional[tf.Tensor], tf.Tensor]:
@@ -387,16 +371,7 @@ for _class, _native_classes in (
 
 
 def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule) -> Optional[tf.Operation]:
-  """Updates the variables of a loss scale by `rule`.
-
-  Args:
-    variables: scalars: the scale, good_steps and, if the rule uses it, bad_steps.
-    finite: a scalar bool tensor, True if all gradients of the step are finite.
-    rule: the update rule.
-
-  Returns:
-    An op; None in eager mode.
-  """
+  """Returns an op that updates the scale, good_steps and, with three variables, bad_steps; None in eager mode."""
   with tf.name_scope("update_loss_scale"):
     scale, good_steps, *bad_steps = [tf.convert_to_tensor(variable) for variable in variables]
     # Without a variable for them, bad_steps are the number 0: what the rule computes from it adds no ops (`_where`).

@@ -35,17 +35,11 @@ class PropagatingOps:
   """Finds the inputs that ops propagate, and remembers what it found out about factors."""
 
   def __init__(self, is_computed: Callable[[tf.Tensor], bool]) -> None:
-    """Makes one for a search; `is_computed` returns whether a tensor is a computed gradient."""
-    self._is_computed = is_computed
+    self._is_computed = is_computed  # returns whether a tensor is a computed gradient
     self._folds: Dict[Tuple[tf.Operation, int], bool] = {}  # the results of `_may_fold_to_zeros`
 
   def inputs_of(self, tensor: tf.Tensor, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-    """Returns the inputs that a graph tensor propagates: if one is not finite, the tensor is not finite.
-
-    Args:
-      tensor: the tensor.
-      inputs: its inputs; for a capture of a function, the captured tensor.
-    """
+    """Returns those of its `inputs` (of a function's capture, what it captures) that a graph tensor propagates."""
     op = tensor.op.type
     if op in _SUMS or op in _PLACEHOLDERS:
       return [value for value in inputs if _keeps_values(value.dtype, tensor.dtype)]

@@ -54,17 +54,7 @@ PYTHON = Operations(where=lambda condition, yes, no: yes if condition else no, m
 
 
 def next_state(state: State, finite: Any, rule: Rule, operations: Operations = PYTHON) -> State:
-  """Returns the state after one step.
-
-  Args:
-    state: the state before the step.
-    finite: whether all gradients of the step are finite; a bool, or a scalar bool tensor.
-    rule: the parameters.
-    operations: the operations for the values of `state`.
-
-  Returns:
-    The new state, with values of the same kinds as in `state`.
-  """
+  """Returns the state after one step, with values of the same kinds; `finite` is a bool, or a scalar bool tensor."""
   where = operations.where
   good_steps, bad_steps = state.good_steps + 1, state.bad_steps + 1
   grow, shrink = good_steps >= rule.increment_period, bad_steps >= rule.overflow_tolerance

@@ -11,12 +11,7 @@ from mp_compat._tensorflow import tf
 
 
 def check(opt: Any, wrapper: type) -> None:
-  """Raises a ValueError if `opt` is not a `tf.train.Optimizer`, or is or wraps one that must be outside.
-
-  Args:
-    opt: what the user passed as the inner optimizer.
-    wrapper: the class of optimizers that scale the loss.
-  """
+  """Raises a ValueError if `opt` is not a `tf.train.Optimizer`, or is or wraps one that must wrap `wrapper`."""
   if not isinstance(opt, tf.train.Optimizer):
     is_keras = any(native.is_of_keras(base) for base in type(opt).__mro__)
     raise ValueError(

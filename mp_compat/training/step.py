@@ -28,7 +28,6 @@ from mp_compat.training import sync_replicas
 # Reduces over processes: maps a bool tensor to one of the same shape, True where it is True in all processes.
 FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
 
-
 _APPLY_DEFAULTS = dict(global_step=None, name=None)
 
 
@@ -87,19 +86,8 @@ def prepare(
 ) -> Part:
   """Converts the gradients of one replica, traces what they derive from and checks whether all values are finite.
 
-  Args:
-    grads_and_vars: (gradient, variable) pairs.
-    settings: the settings of the optimizer.
-    check: whether to check at all.
-    empties_window: whether the caller is a GradientAccumulator, which empties its window after the step.
-
-  Returns:
-    The part of this replica.
-
-  Raises:
-    ValueError: If there are no pairs, all gradients are None, or they are means of a GradientAccumulator and not
-      `empties_window`.
-    TypeError: See `gradients.convert_pairs`.
+  Raises what `gradients.convert_pairs` does, and a ValueError for means of a GradientAccumulator, unless the caller is
+  one, which `empties_window`.
   """
   grads_and_vars = gradients.convert_pairs(grads_and_vars)
   grads = [grad for grad, _ in grads_and_vars]
@@ -136,9 +124,6 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
     parts: the parts of the step, per-replica values. Either all were checked or none.
     settings: the settings of the optimizer.
     skip: which parts a part that is not finite skips: "all", or only itself ("each").
-
-  Returns:
-    The decision for each part.
   """
   grads = [grad for part in parts for grad, _ in part.grads_and_vars]
   if parts[0].finite is None:
@@ -185,17 +170,14 @@ def _update(
   is_hidden: bool,
   check_computed: bool,
 ) -> Tuple[Optional[tf.Operation], Union[bool, tf.Tensor]]:
-  """Updates the loss scale after a step.
+  """Returns `(update_op, should_apply)` as `LossScale.update` does; True if the scale is updated by `all_finite` only.
 
   Args:
     loss_scale: a LossScale, ours or TensorFlow's.
     grads: the gradients of all parts, per-replica values.
-    all_finite: a scalar bool tensor, True if the step is finite; None without a check.
+    all_finite: whether the step is finite; None without a check.
     is_hidden: whether the step may not be finite although all of `grads` are.
     check_computed: whether the finite check covers computed gradients.
-
-  Returns:
-    `(update_op, should_apply)` as of `LossScale.update`; True if the loss scale is updated by `all_finite` only.
   """
   if loss_scale_module.is_updated_by_check(loss_scale):
     return loss_scale._update_scale(all_finite), True
@@ -207,17 +189,9 @@ def _update(
 
 
 def reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = None) -> List[tf.Tensor]:
-  """Returns, for each tensor, whether it is True in all replicas and processes; called once for all replicas.
+  """Returns, for each per-replica scalar bool, whether it is True in all replicas and processes.
 
-  Args:
-    finite: scalar bool tensors, per-replica values.
-    reducer: reduces over processes; called once, with a vector if there are several tensors.
-
-  Returns:
-    As many scalar bool tensors.
-
-  Raises:
-    ValueError: If `reducer` returns another dtype or shape.
+  Called once for all replicas. The reducer is called once, with a vector if there are several tensors.
   """
   single = len(finite) == 1
   stacked = finite[0] if single else distribute.call_for_each_replica(lambda *parts: tf.stack(parts), *finite)

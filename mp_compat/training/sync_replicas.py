@@ -17,14 +17,11 @@ def set_accumulator_steps(
 
   Args:
     takes: the ops that took the gradients of this step from accumulators.
-    global_step: the variable that `applied` increments, or None.
+    global_step: the variable that `applied` increments; without it, the result is None.
     applied: the op that applies the step or skips it.
-
-  Returns:
-    An op; None if `global_step` is None or no gradient was taken from an accumulator.
   """
   accumulators = {take.inputs[0].name: take for take in takes}
-  if global_step is None or not accumulators:
+  if global_step is None:
     return None
   with tf.control_dependencies([applied]), tf.colocate_with(global_step, ignore_existing=True):
     current_step = tf.cast(global_step.read_value(), tf.int64)
