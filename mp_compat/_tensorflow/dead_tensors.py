@@ -82,22 +82,12 @@ def branches_of(tensors: Iterable[tf.Tensor]) -> List[List[Branch]]:
 
   def inputs_of(op: tf.Operation) -> List[tf.Tensor]:
     inputs = list(op.inputs)
-    is_in_loop = op.type in ("Merge", "RefMerge") and inputs[1].op.type in ("NextIteration", "RefNextIteration")
+    is_in_loop = op.type in ("Merge", "RefMerge") and inputs[-1].op.type in ("NextIteration", "RefNextIteration")
     return inputs[:1] if is_in_loop else inputs
 
-  pending, entered = [tensor.op for tensor in tensors], set()
-  while pending:
-    op = pending[-1]
-    missing = [] if op in entered else [tensor.op for tensor in inputs_of(op)] + list(op.control_inputs)
-    missing = [other for other in missing if other not in found and other not in entered]
-    entered.add(op)
-    if missing:
-      pending.extend(missing)
-    else:
-      pending.pop()
-      if op not in found:
-        found[op] = branches_in(op)
-
+  for graph in {tensor.graph for tensor in tensors}:
+    for op in graph.get_operations():  # in the order of creation, inputs first
+      found[op] = branches_in(op)
   return [
     [Branch(predicates[key[:2]], key[2]) for key in sorted(branches_at(tensor), key=lambda key: (key[0].name, key[1:]))]
     for tensor in tensors

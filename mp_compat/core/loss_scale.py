@@ -87,9 +87,10 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     return list(self._graph_variables().values())
 
   def _add_weight(self, name: str, initial_value: Any, dtype: Optional[tf.DType] = None) -> tf.Variable:
-    """Declares a scalar variable of a Python number, and returns the one of the current graph.
+    """Declares a scalar variable; returns that of the current graph, a resource variable which is not trainable.
 
-    It is a resource variable, not trainable, of aggregation NONE. A second declaration of a name raises a RuntimeError.
+    `initial_value` is a Python number, `dtype` by default its dtype. A second declaration of a name raises a
+    RuntimeError.
     """
     if name in self._graph_variables():
       raise RuntimeError(
