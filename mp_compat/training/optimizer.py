@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimizer wrapper: scales the loss, unscales the gradients, and applies a step on all replicas or on none."""
 
-from typing import Any, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 from mp_compat import horovod
 from mp_compat._tensorflow import autograph
@@ -223,12 +223,17 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss)
       )
     distribute.check_supported()
+    options: Dict[str, Any] = dict(
+      var_list=var_list,
+      gate_gradients=gate_gradients,
+      aggregation_method=aggregation_method,
+      colocate_gradients_with_ops=colocate_gradients_with_ops,
+      grad_loss=grad_loss,
+    )
     other_graph = graphs.other_graph_of(loss)
     if other_graph is not None:
       with other_graph.as_default():
-        return self.compute_gradients(
-          loss, var_list, gate_gradients, aggregation_method, colocate_gradients_with_ops, grad_loss
-        )
+        return self.compute_gradients(loss, **options)
     if gradients.is_scaled(loss):
       log.warn_once(
         self,
@@ -238,13 +243,6 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         self.get_name(),
       )
     scale = self._scale()
-    options = dict(
-      var_list=var_list,
-      gate_gradients=gate_gradients,
-      aggregation_method=aggregation_method,
-      colocate_gradients_with_ops=colocate_gradients_with_ops,
-      grad_loss=grad_loss,
-    )
     compute_gradients = self._optimizer.compute_gradients
     args, keywords = optimizers.arguments_for(compute_gradients, options, _COMPUTE_DEFAULTS)
     grads_and_vars = list(compute_gradients(gradients.scale_loss(loss, scale), *args, **keywords))
