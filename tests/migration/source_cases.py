@@ -91,25 +91,23 @@ MARKED = {
     "from project.env import *\n<<|import mp_compat\n>>import tensorflow\n"
     "def f(): return <<tensorflow.train.experimental|mp_compat>>.LossScale\n"
   ),
-  "no import": (
+  "no import at the top": (
     "'Doc.'\nfrom __future__ import division\n"
-    "<<import>>x = <<__import__('tensorflow').train.experimental|mp_compat>>.LossScale\n"
-  ),
-  "a class and no import": (
-    "<<|import mp_compat\n\n\n>>class A(<<__import__('tensorflow').train.experimental|mp_compat>>.LossScale): pass\n"
+    "<<import>>def f():\n  import tensorflow as tf\n  return <<old>>.LossScale\n"
   ),
   "a star import": (
     "<<import>>from tensorflow.contrib import *\nx = <<|mp_compat.contrib.>>mixed_precision.LossScaleOptimizer\n"
   ),
   "used before the first import at the top": (
-    "try:\n  import tensorflow as tf\nexcept ImportError: raise\n<<import>>x = <<old>>.LossScale\nimport os\n"
+    "try:\n  import tensorflow as tf\nexcept ImportError: raise\n"
+    "<<import>>@f\n@g(<<old>>.LossScale)\ndef h(): pass\nimport os\n"
   ),
   "used in a function above the imports": (
     "<<import>>def f():\n  import tensorflow as tf\n  return <<old>>.LossScale\nf()\nimport os\n"
   ),
-  "used in a decorator": (
-    "<<import>>import os\ndef f(): pass\n@f\n@g(<<__import__('tensorflow').train.experimental|mp_compat>>.LossScale)\n"
-    "def h(): pass\n"
+  "a decorated function": (
+    "<<import>>@g\ndef f():\n  from tensorflow.train import experimental\n"
+    "  return <<experimental|mp_compat>>.LossScale\nimport os\n"
   ),
   "imported later": "import tensorflow as tf\nimport mp_compat\ndef f(): return <<old>>.LossScale\n",
   "one line": "'Doc.'<<|; import mp_compat>>; import tensorflow as tf; x = <<old>>.LossScale\n",
@@ -145,7 +143,7 @@ MARKED = {
 # Sources below "import tensorflow as tf".
 MARKED_BELOW_IMPORT = {
   "alias": "opt = <<old>>.MixedPrecisionLossScaleOptimizer(opt, 'dynamic')\n",
-  "chain over lines": "x = (<<tf.compat.v1|mp_compat>> # here\n  .<<train.experimental\n  .|>>LossScale)\n",
+  "chain over lines": "x = (<<tf.compat.v1\n  .train.experimental\n  |mp_compat>>.LossScale)\n",
   "getattr": "x = <<getattr(tf.train.experimental, 'DynamicLossScale', None)|mp_compat.DynamicLossScale>>\n",
   "getattr of a module": (
     "x = <<getattr(tf.contrib, 'mixed_precision')|mp_compat.contrib.mixed_precision>>.LossScaleManager\n"
@@ -155,36 +153,21 @@ MARKED_BELOW_IMPORT = {
     "  return <<exp|mp_compat>>.DynamicLossScale(8.)\n"
   ),
   "a name for a module of ours": "mp = <<tf|mp_compat>>.contrib.mixed_precision\nmp.LossScaleManager\n",
-  "private attributes in a block": (
-    "opt = tf.train.AdamOptimizer()\nwith scope():\n  opt = <<old>>.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
-    "print(opt.<<_optimizer|inner_optimizer>>)\n"
-  ),
   "private attributes": (
     "opt = <<old>>.MixedPrecisionLossScaleOptimizer(opt, 8.)\n"
     "print(opt.<<_optimizer|inner_optimizer>>, opt.<<_loss_scale|loss_scale>>())\n"
   ),
-  "getattr over lines": (
-    "x = <<getattr(tf.train.experimental,|(mp_compat>>  # this one\n            <<'LossScale'|.LossScale>>)\n"
-  ),
   "imported below": "x = <<old>>.LossScale\nimport mp_compat\n",
   "bound anew on every path": (
-    "if x:\n  e = other\nelse:\n  e = another\ne, y = tf.train.experimental, 3\nfor x in y:\n"
-    "  <<e|mp_compat>>.LossScale\n"
+    "if x:\n  e = other\nelse:\n  e = another\ne = tf.train.experimental\nfor x in y:\n  <<e|mp_compat>>.LossScale\n"
   ),
   "after finally": (
     "try:\n  e = tf.train.experimental\nexcept KeyError:\n  raise\nfinally:\n  x = 3\n<<e|mp_compat>>.LossScale\n"
   ),
   "deleted in the end": "e = tf.train.experimental\ndef g(): return <<e|mp_compat>>.LossScale\ndel e\n",
-  "declared before": "e: object\ne = tf.train.experimental\ndef f(): return <<e|mp_compat>>.LossScale\n",
   "in a default": ("e = other\ne = tf.train.experimental\ndef f(x=<<e|mp_compat>>.LossScale): pass\n"),
-  "in a class": (
-    "class A:\n  tf = tf.train\n  x = <<tf.experimental|mp_compat>>.LossScale\n"
-    "  def f(self): return <<old>>.LossScale\n"
-  ),
+  "a method": "class A:\n  tf = tf.train\n  def f(self): return <<old>>.LossScale\n",
   "annotations": "def f(x: <<old>>.LossScale) -> <<old>>.LossScale: pass\n",
-  "a name in two pieces": (
-    "x = <<getattr(tf.train.experimental, 'Dynamic' + 'LossScale')|mp_compat.DynamicLossScale>>\n"
-  ),
   "targets": "e: object\nd[<<old>>.LossScale], f().x = 1, 2\na, *b = <<old>>.LossScale, 3\n",
   "comprehensions": "x = {y: [<<old>>.LossScale for _ in z] for x in w for y in x if x}\n",
   "no last newline": "x = <<old>>.LossScale",
@@ -217,6 +200,13 @@ def name_wrappers(code):
 UNCERTAIN = {
   "unresolved": {
     "a branch": "e = other\nif x:\n  e = tf.train.experimental\ne.LossScale  # stays\n",
+    "a name that is bound twice in a class": "class A:\n  tf = tf.train\n  x = tf.experimental.LossScale  # stays\n",
+    "a name that is only declared": ("e: object\ne = tf.train.experimental\ndef f(): return e.LossScale  # stays\n"),
+    "a name that an expression binds": "(e := tf.train.experimental)  # stays\ne.LossScale  # stays\n",
+    "an expression that binds in a generator": (
+      "e = tf.train.experimental\nany((e := x) for x in y)\ne.LossScale  # stays\n"
+    ),
+    "part of a list": "e, x = tf.train.experimental, 3  # stays\ne.LossScale  # stays\n",
     "a branch that returns": (
       "def f(x):\n  if x:\n    e = other\n    return e\n  else:\n    e = tf.train.experimental\n"
       "  return e.LossScale  # stays\n"
@@ -288,6 +278,9 @@ UNCERTAIN = {
       "opt = sgd\nfor x in y:\n  opt = OURS(sgd, 'dynamic')\n  opt._loss_scale\nopt._loss_scale  # stays\n"
     ),
     "a closure": "def f(opt):\n  def g(): return opt._optimizer  # stays\n  opt = OURS(opt, 'dynamic')\n  return g\n",
+    "a block of a context": (
+      "with scope():\n  opt = sgd\n  opt = OURS(opt, 'dynamic')\n  opt.apply_gradients(x)\nopt._optimizer  # stays\n"
+    ),
     "another method": (
       "class A:\n  def f(self):\n    self.opt = OURS(x, 'dynamic')\n    self.g()\n    self.opt._optimizer  # stays\n"
     ),

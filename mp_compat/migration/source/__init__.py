@@ -86,18 +86,16 @@ def migrate_file(path: str) -> Migration:
       return Migration(path, before, before)
     source = Notebook(before) if path.endswith(".ipynb") else Script(before)
     parsed = ParsedSource(source.source)
-    rewriter = Rewriter(parsed)
+    rewriter, finder = Rewriter(parsed), DecisionFinder(parsed)
     return Migration(
       path,
       before,
-      source.edited(parsed.code, rewriter.edits, parsed.module.encoding) if rewriter.edits else before,
+      source.replaced(rewriter.code, parsed.module.encoding) if rewriter.changes else before,
       tuple(change._replace(place=source.place(change.place)) for change in rewriter.changes),
-      tuple(
-        decision._replace(place=source.place(decision.place)) for decision in DecisionFinder(parsed, rewriter).decisions
-      ),
+      tuple(decision._replace(place=source.place(decision.place)) for decision in finder.decisions),
     )
   except cst.ParserSyntaxError as error:
-    place = source.place(Place(0, error.raw_line, 1))
+    place = source.place(Place(0, error.raw_line - bool(error.raw_column), 1))  # LibCST counts one line too many.
     problem = "{}line {}: this is not Python 3".format("cell {}, ".format(place.cell) if place.cell else "", place.line)
   except RecursionError:
     problem = "its expressions are nested too deeply"

@@ -14,9 +14,7 @@ from mp_compat.migration.source.parsed_source import Place
 from mp_compat.migration.source.parsed_source import replacement
 from mp_compat.migration.source.rewriting import OPTIMIZER_CLASSES
 from mp_compat.migration.source.rewriting import PUBLIC_EQUIVALENTS
-from mp_compat.migration.source.rewriting import Rewriter
 from mp_compat.migration.source.rewriting import has_public_equivalent
-from mp_compat.migration.source.rewriting import top_level
 
 # The remedies by kind of decision. docs/migration.md has what a kind needs besides, under its name.
 REMEDIES: Dict[str, str] = {
@@ -44,8 +42,6 @@ REMEDIES: Dict[str, str] = {
   "TensorFlow's class does",
   "keras": "this name is TensorFlow's current Keras class and is not changed; mp_compat.keras.LossScaleOptimizer "
   "replaces it",
-  "optional-import": "the rewritten source always imports mp_compat, and its code for a missing mp_compat never "
-  "runs; import mp_compat outside of the try statement",
   "name-taken": "the name mp_compat may not be the module here (None after a failed import), so the old name is not "
   "changed; import mp_compat without an alternative and migrate again",
   "guard": "the program tests whether TensorFlow has a name, or handles its absence; mp_compat always has it, so keep "
@@ -104,7 +100,7 @@ class DecisionFinder(cst.CSTVisitor):
     decisions: A list of `Decision`, in the order of the text. Rewriting the source does not change them.
   """
 
-  def __init__(self, source: parsed_source.ParsedSource, rewriter: Rewriter) -> None:
+  def __init__(self, source: parsed_source.ParsedSource) -> None:
     super().__init__()
     self._source = source
     self._optimizers: List[cst.CSTNode] = []  # uses of our classes; without, decisions on gradients do not apply
@@ -112,15 +108,11 @@ class DecisionFinder(cst.CSTVisitor):
     self._found: List[Decision] = []
     self._about_gradients: List[Decision] = []
     self._horovod: List[cst.Call] = []
-    self._optional: List[cst.Import] = []  # imports of mp_compat that may fail
     self._restoring: List[cst.CSTNode] = []
-    self._near_gradients: Dict[cst.CSTNode, bool] = {}
     source.module.visit(self)
     for call in self._horovod:
       if call not in self._inside:
         self._add(self._about_gradients, call.func, "horovod")
-    for node in self._optional if rewriter.uses or any(map(_imports_ours, top_level(source.module))) else ():
-      self._add(self._found, node, "optional-import")
     adams = list(filter(self._may_have_powers, self._optimizers))
     for place in adams and (self._restoring or adams[:1]):
       self._add(self._found, place, "checkpoints")
@@ -135,8 +127,6 @@ class DecisionFinder(cst.CSTVisitor):
   # Imports.
 
   def visit_Import(self, node: cst.Import) -> bool:
-    if "mp_compat" in values.imported(node) and any(self._source.handlers(node)):
-      self._optional.append(node)
     for alias in node.names:
       if replacement(values.dotted(alias.name)):
         self._check_guard(alias)
@@ -330,9 +320,7 @@ class DecisionFinder(cst.CSTVisitor):
   def _is_near_gradients(self, node: cst.CSTNode) -> bool:
     """Returns whether the enclosing function (or the module) computes or applies gradients."""
     scope = self._source.enclosing(node, cst.FunctionDef) or self._source.module
-    if scope not in self._near_gradients:
-      self._near_gradients[scope] = bool(re.search(r"\.(compute|apply)_gradients\(", self._source.text(scope)))
-    return self._near_gradients[scope]
+    return bool(re.search(r"\.(compute|apply)_gradients\(", self._source.text(scope)))
 
   def _may_have_powers(self, optimizer: cst.CSTNode) -> bool:
     """Returns whether TensorFlow's class may have renamed variables of the inner optimizer, as Adam's powers."""
@@ -374,13 +362,6 @@ def _arguments(call: cst.Call, *positional: str) -> Dict[str, cst.BaseExpression
   arguments = dict(zip(positional, (argument.value for argument in call.args if not argument.keyword)))
   arguments.update((argument.keyword.value, argument.value) for argument in call.args if argument.keyword)
   return arguments
-
-
-def _imports_ours(statement: cst.CSTNode) -> bool:
-  """Returns whether a statement imports this package, now or after rewriting."""
-  return isinstance(statement, (cst.Import, cst.ImportFrom)) and any(
-    name == "mp_compat" or replacement(name) for name in values.imported(statement).values()
-  )
 
 
 def _is_keras(name: str) -> bool:

@@ -74,10 +74,11 @@ class ParsedSource:
     self._spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
     self._evaluation = values.Evaluation(wrapper)
     self._kept = {module for module, name in self._members_used() if replacement(module) and not replacement(name)}
-    self._lines = [0] + [match.end() for match in re.finditer(b"\n", self.code)]
+    self._newlines = [match.start() for match in re.finditer(b"\n", self.code)]
 
   def start(self, node: cst.CSTNode) -> int:
-    return self._spans[node].start
+    decorators = node.decorators if isinstance(node, (cst.ClassDef, cst.FunctionDef)) else ()
+    return self._spans[decorators[0] if decorators else node].start
 
   def end(self, node: cst.CSTNode) -> int:
     return self._spans[node].start + self._spans[node].length
@@ -85,9 +86,13 @@ class ParsedSource:
   def text(self, node: cst.CSTNode) -> str:
     return self.code[self.start(node) : self.end(node)].decode("utf-8")
 
+  def text_before(self, node: cst.CSTNode) -> str:
+    """Returns the text between the start of the line and a node."""
+    start = self.start(node)
+    return self.code[self.code.rfind(b"\n", 0, start) + 1 : start].decode("utf-8")
+
   def place(self, node: cst.CSTNode) -> Place:
-    line = bisect.bisect(self._lines, self.start(node))
-    return Place(0, line, len(self.code[self._lines[line - 1] : self.start(node)].decode("utf-8")) + 1)
+    return Place(0, bisect.bisect(self._newlines, self.start(node)) + 1, len(self.text_before(node)) + 1)
 
   def enclosing(self, node: cst.CSTNode, *kinds: Type[_Node]) -> Optional[_Node]:
     """Returns the innermost node of the given kinds that is or contains `node`; None if there is none."""
@@ -129,18 +134,14 @@ class ParsedSource:
     """Returns the names of this package that an expression may refer to, or will after rewriting."""
     return {new for new in map(self.new_name, self.full_names(node)) if new}
 
-  def calls_producing(self, node: cst.CSTNode) -> Set[cst.Call]:
-    """Returns the calls that may have made an expression's value."""
-    return {value for value in self.values_of(node) if isinstance(value, cst.Call)}
-
   def calls_nested_in(self, node: cst.CSTNode) -> Set[cst.Call]:
     """Returns the calls that made an expression's value, the calls that made their arguments, and so on."""
     calls: Set[cst.Call] = set()
-    pending = self.calls_producing(node)
+    pending = [node]
     while pending:
-      call = pending.pop()
-      calls.add(call)
-      pending |= {inner for argument in call.args for inner in self.calls_producing(argument.value)} - calls
+      found = {value for value in self.values_of(pending.pop()) if isinstance(value, cst.Call)} - calls
+      calls |= found
+      pending += [argument.value for call in found for argument in call.args]
     return calls
 
   def origins(self, node: cst.CSTNode) -> Set[str]:
@@ -176,9 +177,9 @@ class ParsedSource:
     if self._follows_from_binding(node, old):
       return "", ""
     new_names = {self.new_name(name) for name in old}
-    if len(new_names) > 1 or old != self.values_of(node):
+    if len(new_names) > 1 or old != self.values_of(node) or "#" in self.text(node):
       return "", "unresolved"
-    if self._evaluation.is_taken(first_part(node)):
+    if self._evaluation.is_taken:
       return "", "name-taken"
     return str(new_names.pop()), ""
 
@@ -196,13 +197,3 @@ class ParsedSource:
         }:
           return True
     return False
-
-
-def first_part(node: cst.BaseExpression) -> cst.BaseExpression:
-  """Returns the first node of a chain of attributes; for `getattr(chain, name)`, that of the chain."""
-  while isinstance(node, (cst.Attribute, cst.Call)):
-    if isinstance(node, cst.Attribute):
-      node = node.value
-    else:
-      node = node.args[0].value if values.dotted(node.func) == "getattr" and node.args else node.func
-  return node

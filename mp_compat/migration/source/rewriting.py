@@ -3,7 +3,7 @@
 
 import bisect
 import re
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional
 
 import libcst as cst
 
@@ -35,8 +35,8 @@ class Change(NamedTuple):
   new: str
 
 
-class Edit(NamedTuple):
-  """A part of a text, from the offset `start` to the offset `end`, that `text` replaces."""
+class _Edit(NamedTuple):
+  """A part of a text, from the offset `start` to the offset `end` in bytes, that `text` replaces."""
 
   start: int
   end: int
@@ -48,24 +48,26 @@ class Rewriter(cst.CSTVisitor):
 
   Attributes:
     changes: A list of `Change`, in the order of the text.
-    edits: A list of `Edit`, in the order of the text; offsets are in bytes.
-    uses: The rewritten expressions, which need `import mp_compat`.
+    code: The text after them.
   """
 
   def __init__(self, source: parsed_source.ParsedSource) -> None:
     super().__init__()
     self._source = source
     self.changes: List[Change] = []
-    self.edits: List[Edit] = []
-    self.uses: List[cst.BaseExpression] = []
+    self._edits: List[_Edit] = []
+    self._uses: List[cst.BaseExpression] = []  # the rewritten expressions, which need `import mp_compat`
     source.module.visit(self)
-    if self.uses:
+    if self._uses:
       self._ensure_import()
-    self.edits.sort()
+    code = source.code
+    for edit in sorted(self._edits, reverse=True):
+      code = code[: edit.start] + edit.text.encode("utf-8") + code[edit.end :]
+    self.code = code.decode("utf-8")
 
   def _replace(self, node: cst.CSTNode, new: str) -> None:
     self.changes.append(Change(self._source.place(node), self._source.text(node), new))
-    self.edits.append(Edit(self._source.start(node), self._source.end(node), new))
+    self._edits.append(_Edit(self._source.start(node), self._source.end(node), new))
 
   # Expressions: chains of attributes, and `getattr` with a literal.
 
@@ -82,8 +84,8 @@ class Rewriter(cst.CSTVisitor):
   def _rewrite(self, node: cst.BaseExpression) -> bool:
     new, _ = self._source.decide_name(node)
     if new:
-      self._replace(node, _with_comments(new, self._source.text(node)))
-      self.uses.append(node)
+      self._replace(node, new)
+      self._uses.append(node)
     return bool(new)
 
   # Imports.
@@ -139,56 +141,37 @@ class Rewriter(cst.CSTVisitor):
         )
         self.changes.append(Change(self._source.place(alias), self._source.text(alias), statements[-1]))
     start, end = self._source.start(node), self._source.end(node)
-    line = self._source.code.rfind(b"\n", 0, start) + 1
-    indent = self._source.code[line:start].decode("utf-8")
-    separator = "; " if indent.strip() else self._source.module.default_newline + indent
+    indent = self._source.text_before(node)
     kept = [alias for alias, new in new_names.items() if not new]
-    if not kept:
-      self.edits.append(Edit(start, end, separator.join(statements)))
-      return
-    self.edits.append(Edit(start, start, "".join(statement + separator for statement in statements)))
-    elements = list(new_names)
-    last = elements.index(kept[-1])
-    for alias, following in zip(elements[:last], elements[1:]):
-      if new_names[alias]:
-        self.edits.append(Edit(self._source.start(alias), self._source.start(following), ""))
-    if last + 1 < len(elements):
-      self.edits.append(Edit(self._source.end(kept[-1]), self._source.end(elements[-1]), ""))
+    if kept:
+      kept[-1] = kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+      statements.append(self._source.module.code_for_node(node.with_changes(names=kept)))
+    separator = "; " if indent.strip() else self._source.module.default_newline + indent
+    self._edits.append(_Edit(start, end, separator.join(statements)))
 
   def _ensure_import(self) -> None:
     """Inserts `import mp_compat`, unless the module imports it before the first use.
 
-    The place is before the import that the first use needs, else before all imports, and never after a use.
+    The place is before the first import that a use needs, else before all imports, and never after a use.
     """
-    statements = top_level(self._source.module)
+    statements: List[cst.CSTNode] = []
+    for line in self._source.module.body:
+      statements += line.body if isinstance(line, cst.SimpleStatementLine) else [line]
     starts = [self._source.start(statement) for statement in statements]
-    uses = [bisect.bisect(starts, self._source.start(use)) - 1 for use in self.uses]
-    if any(_imports_ours(statement) for statement in statements[: min(uses)]):
+    first_use = bisect.bisect(starts, min(map(self._source.start, self._uses))) - 1
+    if any(map(_imports_ours, statements[:first_use])):
       return
-    imports = _imports(statements)
-    first = min(imports.values(), default=next(i for i, part in enumerate(statements) if not _comes_first(part)))
-    needed = [imports.get(values.dotted(parsed_source.first_part(use)), first) for use in self.uses]
-    position, newline = min(uses + needed), self._source.module.default_newline
-    start, gap = starts[position], newline
-    if self._source.code[self._source.code.rfind(b"\n", 0, start) + 1 : start].strip():
-      gap = "; "  # It is not the first statement of its line.
-    elif not imports and isinstance(statements[position], (cst.ClassDef, cst.FunctionDef)):
-      gap = 3 * newline
-    self.edits.append(Edit(start, start, "import mp_compat" + gap))
+    used = {word for use in self._uses for word in re.findall(r"\w+", self._source.text(use))}
+    others = [index for index, statement in enumerate(statements) if not _comes_first(statement)]
+    imports = {index: set(values.imported(statements[index])) for index in others if _is_import(statements[index])}
+    needed = [index for index, names in imports.items() if names & used]
+    position = min(first_use, [*needed, *imports, *others][0])
+    gap = "; " if self._source.text_before(statements[position]).strip() else self._source.module.default_newline
+    self._edits.append(_Edit(starts[position], starts[position], "import mp_compat" + gap))
 
 
-def _imports(statements: Sequence[cst.CSTNode]) -> Dict[str, int]:
-  """Returns the index of the first import of each name."""
-  imports: Dict[str, int] = {}
-  for index, statement in enumerate(statements):
-    if isinstance(statement, (cst.Import, cst.ImportFrom)) and not _comes_first(statement):
-      imports.update((name, index) for name in values.imported(statement) if name not in imports)
-  return imports
-
-
-def top_level(module: cst.Module) -> List[cst.CSTNode]:
-  """Returns the simple and compound statements at the top level of a module."""
-  return [part for line in module.body for part in (line.body if isinstance(line, cst.SimpleStatementLine) else [line])]
+def _is_import(statement: cst.CSTNode) -> bool:
+  return isinstance(statement, (cst.Import, cst.ImportFrom))
 
 
 def _imports_ours(statement: cst.CSTNode) -> bool:
@@ -200,16 +183,6 @@ def _comes_first(statement: cst.CSTNode) -> bool:
   if isinstance(statement, cst.ImportFrom):
     return values.module_of(statement) == "__future__"
   return isinstance(statement, cst.Expr) and isinstance(statement.value, (cst.SimpleString, cst.ConcatenatedString))
-
-
-def _with_comments(new: str, old: str) -> str:
-  """Returns a new name with the comments that the old one, in several lines, contains."""
-  comments = re.findall(r"\s*#.*\n\s*", old)
-  if not comments:
-    return new
-  parent, _, leaf = new.rpartition(".")
-  commented = "{}{}.{}".format(parent, "".join(comments), leaf)
-  return "({})".format(commented) if "(" in old.partition("#")[0] else commented
 
 
 def has_public_equivalent(source: parsed_source.ParsedSource, node: cst.Attribute) -> bool:

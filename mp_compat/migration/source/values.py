@@ -6,10 +6,9 @@ ones count that may be in effect: a binding hides the earlier ones from the rest
 where a loop repeats both. All bindings count in other functions, and those that other functions make.
 """
 
-import bisect
 import collections
 import itertools
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
 import libcst as cst
 from libcst import metadata
@@ -22,7 +21,6 @@ Values = FrozenSet[Value]
 UNKNOWN: Values = frozenset(["?"])
 # Anything imported by these names counts as TensorFlow: `from project.env import tf`.
 _TENSORFLOW = ("tf", "tf1", "tf_v1")
-_SUPPRESSORS = ("suppress", "raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp")
 # Bounds that keep the time linear: characters of a name (`node = node.next`, repeated), and values of an expression.
 _LONGEST = 200
 _MOST = 50
@@ -30,11 +28,10 @@ _TURNS = 5  # after so many, an expression whose values would still change gets 
 
 Import = Union[cst.Import, cst.ImportFrom]
 _HANDLERS = (cst.ExceptHandler, cst.ExceptStarHandler)
-_BINDERS = (cst.AnnAssign, cst.Assign, cst.AugAssign, cst.ClassDef, cst.CompFor, cst.For, cst.FunctionDef) + (
-  (cst.Import, cst.ImportFrom, cst.NamedExpr, cst.Param, cst.WithItem) + _HANDLERS
+_BINDERS = (cst.AnnAssign, cst.Assign, cst.AugAssign, cst.ClassDef, cst.For, cst.FunctionDef) + (
+  (cst.Import, cst.ImportFrom, cst.Param, cst.WithItem) + _HANDLERS
 )
 _BLOCKS = (cst.IndentedBlock, cst.Module, cst.SimpleStatementSuite)
-_STATEMENTS = (cst.BaseCompoundStatement, cst.SimpleStatementLine, cst.SimpleStatementSuite)
 
 
 def dotted(node: Optional[cst.CSTNode]) -> str:
@@ -79,31 +76,13 @@ def imported(node: Import) -> Dict[str, str]:
 
 
 def literal(node: cst.CSTNode) -> Optional[str]:
-  """Returns the value of a string literal or of a sum of them; None for bytes, f-strings and other nodes."""
-  if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
-    left, right = literal(node.left), literal(node.right)
-    return None if left is None or right is None else left + right
+  """Returns the value of a string literal; None for bytes, f-strings and other nodes."""
   value = node.evaluated_value if isinstance(node, (cst.SimpleString, cst.ConcatenatedString)) else None
   return value if isinstance(value, str) else None
 
 
 def _unknown(name: str) -> Values:
   return frozenset(["?." + name])
-
-
-def _parts(
-  target: cst.BaseExpression, value: Optional[cst.BaseExpression]
-) -> Iterator[Tuple[cst.BaseExpression, Optional[cst.BaseExpression]]]:
-  """Yields the names, attributes and subscripts that an assignment binds, each with its value or None."""
-  if not isinstance(target, (cst.List, cst.Tuple)):
-    yield target, value
-    return
-  values: Sequence[Optional[cst.BaseExpression]] = [None] * len(target.elements)
-  if isinstance(value, cst.Tuple) and len(value.elements) == len(values):
-    if all(isinstance(element, cst.Element) for element in [*target.elements, *value.elements]):
-      values = [element.value for element in value.elements]
-  for element, part in zip(target.elements, values):
-    yield from _parts(element.value, part)
 
 
 class _Place(NamedTuple):
@@ -122,19 +101,7 @@ class _Binding(NamedTuple):
   region: Optional[cst.CSTNode]  # the node in which nothing after the binding runs without it, if there is one
 
 
-class _Bindings(NamedTuple):
-  """Bindings that one function makes, sorted by position."""
-
-  positions: List[int]
-  bindings: List[_Binding]
-
-
-class _Use(NamedTuple):
-  """What a name refers to where it is used."""
-
-  bindings: List[_Binding]  # that may be in effect
-  scope: Optional[metadata.Scope]  # of the name; None if LibCST finds none
-  is_bound: bool  # whether one of the bindings surely is in effect
+_Groups = Dict[cst.CSTNode, List[_Binding]]  # bindings by the function that makes them, sorted by position
 
 
 class Evaluation:
@@ -143,6 +110,7 @@ class Evaluation:
   Attributes:
     values: The values of each expression.
     starred: The names that only a `from module import *` may bind.
+    is_taken: Whether `mp_compat` may be something else than this package, where it is not imported at the top.
   """
 
   def __init__(self, wrapper: metadata.MetadataWrapper) -> None:
@@ -155,12 +123,19 @@ class Evaluation:
     self._assigned: Dict[cst.CSTNode, Optional[cst.BaseExpression]] = {}  # the values of targets
     self._attributes: Dict[str, List[cst.Attribute]] = collections.defaultdict(list)  # targets
     self._stars: List[cst.ImportFrom] = []
-    self._rebound: Dict[str, Set[cst.CSTNode]] = collections.defaultdict(set)  # by bindings that LibCST does not record
-    self._groups: Dict[Tuple[Optional[metadata.Scope], str], Dict[cst.CSTNode, _Bindings]] = {}
-    self._uses: Dict[Tuple[cst.CSTNode, str], _Use] = {}
+    self._rebound: Set[str] = set()  # names that patterns and `:=` bind
+    self._groups: Dict[Tuple[Optional[metadata.Scope], str], _Groups] = {}
+    self._uses: Dict[cst.Name, Tuple[List[_Binding], Optional[metadata.Scope]]] = {}
     self._module = wrapper.module
     for node in self._spans:
       self._note(node)
+    self.is_taken = "mp_compat" in self._rebound or any(
+      not isinstance(scope, metadata.GlobalScope) or binding.value != "mp_compat"
+      for scope in set(self._scopes.values())
+      if scope and list(scope.assignments["mp_compat"])
+      for group in self._bindings_of("mp_compat", scope).values()
+      for binding in group
+    )
     expressions = [node for node in self._spans if isinstance(node, cst.BaseExpression)]
     for turn in itertools.count():  # The values of what a loop repeats, or of what is bound below, come later.
       if not any([self._update(node, turn) for node in expressions]):
@@ -169,23 +144,19 @@ class Evaluation:
   def _note(self, node: cst.CSTNode) -> None:
     """Notes what a node binds, as far as LibCST's scopes do not tell it."""
     if isinstance(node, cst.Assign):
-      self._assigned.update(part for target in node.targets for part in _parts(target.target, node.value))
-    elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)):
+      self._assigned.update((target.target, node.value) for target in node.targets)
+    elif isinstance(node, cst.AnnAssign):
       self._assigned[node.target] = node.value
     elif isinstance(node, cst.ImportFrom) and isinstance(node.names, cst.ImportStar):
       self._stars.append(node)
     elif isinstance(node, cst.Attribute) and self._contexts.get(node) is metadata.ExpressionContext.STORE:
-      if not self._is_declaration(node):
-        self._attributes[dotted(node)].append(node)
-    bound: Any = None
-    if isinstance(node, (cst.MatchAs, cst.MatchStar)):
-      bound = node.name
+      self._attributes[dotted(node)].append(node)
+    elif isinstance(node, (cst.MatchAs, cst.MatchStar)):
+      self._rebound.add(dotted(node.name))
     elif isinstance(node, cst.MatchMapping):
-      bound = node.rest
-    elif isinstance(node, cst.NamedExpr) and isinstance(self._scopes.get(node), metadata.ComprehensionScope):
-      bound = node.target
-    if bound:
-      self._rebound[dotted(bound)].add(self._place(node).function)
+      self._rebound.add(dotted(node.rest))
+    elif isinstance(node, cst.NamedExpr):
+      self._rebound.add(dotted(node.target))
 
   def _update(self, node: cst.BaseExpression, turn: int) -> bool:
     """Computes the values of an expression from those known so far; returns whether they changed."""
@@ -206,15 +177,6 @@ class Evaluation:
     return UNKNOWN | self._union(
       [self._binding(target, attribute) for target in self._attributes[attribute]], attribute
     )
-
-  def is_taken(self, node: cst.BaseExpression) -> bool:
-    """Returns whether `mp_compat` may be something else than this package where a name is used."""
-    if not isinstance(node, cst.Name):
-      return False
-    use = self._use("mp_compat", node)
-    # At the top of the module, `import mp_compat` can be inserted before.
-    is_found = use.is_bound or use.scope is None or isinstance(use.scope, metadata.GlobalScope)
-    return not is_found or bool(self._union(use.bindings, "mp_compat") - {"mp_compat"}) or "mp_compat" in self._rebound
 
   # Expressions.
 
@@ -244,16 +206,18 @@ class Evaluation:
     if node not in self._scopes or not self._is_read(node) or is_pattern:
       return UNKNOWN
     name = node.value
-    use = self._use(name, node)
-    found = self._union(use.bindings, name)
-    if use.scope is None:
+    if node not in self._uses:
+      self._uses[node] = self._find(name, self._scopes[node], self._place(node))
+    bindings, scope = self._uses[node]
+    found = self._union(bindings, name)
+    if scope is None:
       self.starred.add(node)
       found = found.union("{}.{}".format(module_of(star), name) for star in self._stars)
-    elif isinstance(use.scope, metadata.BuiltinScope):
+    elif isinstance(scope, metadata.BuiltinScope):
       found = frozenset(["builtins." + name])
-    if name in self._rebound and not self._rebound[name].isdisjoint(self._functions_around(node)):
+    if name in self._rebound:
       found = found | _unknown(name)
-    return found if found or use.bindings else _unknown(name)
+    return found if found or bindings else _unknown(name)
 
   def _of_attribute(self, node: cst.Attribute) -> Values:
     members = frozenset(_member(base, node) for base in self._known(node.value))
@@ -265,50 +229,33 @@ class Evaluation:
     if (None, name) not in self._groups:
       self._groups[None, name] = _grouped([self._binding(target, name) for target in self._attributes[name]])
     place = self._place(node)
-    group = self._groups[None, name].get(place.function)
-    bindings = _in_effect(group, place)[0] if group else []
+    bindings = _in_effect(self._groups[None, name].get(place.function, []), place)
     # Other code may have assigned to the attribute since.
     return self._union(bindings, name) | _unknown(name) if bindings else members
 
   def _names_looked_up(self, call: cst.Call) -> Iterator[str]:
-    """Resolves `getattr(module, "name")`, `importlib.import_module("module")` and `__import__("module")`."""
+    """Resolves `getattr(module, "name")` and `importlib.import_module("module")`."""
     function, literals = self._known(call.func), [literal(argument.value) for argument in call.args]
-    name = literals[-1] if len(literals) == 1 else literals[1] if literals else None
-    if name is None:
-      return
-    if function == {"builtins.getattr"} and len(literals) > 1 and name.isidentifier():
-      yield from (_member(base, call, name) for base in self._known(call.args[0].value))
-    elif function == {"importlib.import_module"} and len(literals) == 1:
-      yield name
-    elif function == {"builtins.__import__"} and len(literals) == 1:
-      yield name.partition(".")[0]
+    if function == {"builtins.getattr"} and len(literals) > 1 and literals[1] and literals[1].isidentifier():
+      yield from (_member(base, call, literals[1]) for base in self._known(call.args[0].value))
+    elif function == {"importlib.import_module"} and len(literals) == 1 and literals[0]:
+      yield literals[0]
 
   # Names.
 
-  def _use(self, name: str, node: cst.Name) -> _Use:
-    """Returns what a name refers to where `node` is."""
-    if (node, name) not in self._uses:
-      self._uses[node, name] = self._find(name, self._scopes[node], self._place(node))
-    return self._uses[node, name]
-
-  def _find(self, name: str, scope: Any, place: _Place) -> _Use:
+  def _find(self, name: str, scope: Any, place: _Place) -> Tuple[List[_Binding], Optional[metadata.Scope]]:
+    """Returns the bindings of a name that may be in effect at a place, and its scope; None if LibCST finds none."""
     owner = next((assignment.scope for assignment in scope[name]), None)
+    bindings: List[_Binding] = []
     if owner is None or isinstance(owner, metadata.BuiltinScope):
-      return _Use([], owner, False)
-    groups, bindings, is_bound = self._bindings_of(name, owner), [], False
-    is_inside = isinstance(owner, (metadata.ClassScope, metadata.ComprehensionScope))
-    for function, group in groups.items():
-      is_own = is_inside or function is (self._module if isinstance(owner, metadata.GlobalScope) else owner.node)
-      if is_own and function is place.function:
-        near, is_bound = _in_effect(group, place)
-        bindings += near
-      else:
-        bindings += group.bindings
-    if isinstance(owner, metadata.ClassScope) and not is_bound:
-      outside = self._find(name, owner.globals, place)  # where a class body finds names that it has not bound yet
-      if outside.bindings:
-        return _Use(bindings + outside.bindings, outside.scope, outside.is_bound)
-    return _Use(bindings, owner, is_bound)
+      return bindings, owner
+    is_function = isinstance(owner, metadata.FunctionScope)
+    node = owner.node if is_function else self._module if isinstance(owner, metadata.GlobalScope) else None
+    for function, group in self._bindings_of(name, owner).items():
+      bindings += _in_effect(group, place) if function is place.function is node else group
+    if isinstance(owner, metadata.ClassScope):  # A class body finds a name that it has not bound yet outside.
+      bindings += self._find(name, owner.globals, place)[0]
+    return bindings, owner
 
   def _union(self, bindings: Iterable[_Binding], name: str) -> Values:
     return frozenset(value for binding in bindings for value in self._of_binding(binding, name))
@@ -320,11 +267,10 @@ class Evaluation:
 
   # Bindings.
 
-  def _bindings_of(self, name: str, scope: metadata.Scope) -> Dict[cst.CSTNode, _Bindings]:
+  def _bindings_of(self, name: str, scope: Any) -> _Groups:
     """Returns the bindings of a name in its scope, by the function that makes them."""
     if (scope, name) not in self._groups:
-      nodes: List[Any] = [assignment.node for assignment in scope.assignments[name]]  # type: ignore[attr-defined]
-      bindings = [self._binding(node, name) for node in nodes if not self._is_declaration(node)]
+      bindings = [self._binding(assignment.node, name) for assignment in scope.assignments[name]]
       if isinstance(scope, metadata.GlobalScope) and name != "mp_compat" and bindings:
         first = min(binding.place.position for binding in bindings)
         bindings += [self._binding(star, name) for star in self._stars if self._spans[star].start > first]
@@ -334,44 +280,22 @@ class Evaluation:
   def _binding(self, target: cst.CSTNode, name: str) -> _Binding:
     """Returns the binding of a name by the target of an assignment, a definition, a parameter, or an import."""
     binder = next((node for node in [target, *self._around(target)] if isinstance(node, _BINDERS)), target)
+    value: Union[cst.CSTNode, str, None] = self._assigned.get(target)
     if isinstance(binder, cst.Param):
       function: Any = next(node for node in self._ancestors(binder) if isinstance(node, (cst.FunctionDef, cst.Lambda)))
       return _Binding(None, self._place(function.body), function)
-    end = self._spans[binder].start + self._spans[binder].length
-    value: Union[cst.CSTNode, str, None] = self._assigned.get(target)
+    if isinstance(binder, (cst.For, *_HANDLERS)):
+      return _Binding(None, self._place(target, self._spans[binder.body].start), binder.body)
+    region = next((node for node in self._around(binder) if isinstance(node, _BLOCKS)), None)
     if isinstance(target, cst.ImportFrom) and isinstance(target.names, cst.ImportStar):
-      value = "tensorflow" if name in _TENSORFLOW else "{}.{}".format(module_of(target), name)
+      value, region = "tensorflow" if name in _TENSORFLOW else "{}.{}".format(module_of(target), name), None
     elif isinstance(target, (cst.Import, cst.ImportFrom)):
       value = imported(target)[name]
-    if isinstance(binder, (cst.For, *_HANDLERS)):
-      end = self._spans[binder.body].start
-    elif isinstance(binder, cst.CompFor):
-      end = 0  # The text of a comprehension uses names before it binds them.
-    elif isinstance(binder, cst.NamedExpr):  # The text of an expression may, too.
-      end = self._spans[next((node for node in self._around(binder) if isinstance(node, _STATEMENTS)), binder)].start
-    return _Binding(value, self._place(target, end), self._region(binder))
-
-  def _region(self, binder: cst.CSTNode) -> Optional[cst.CSTNode]:
-    if isinstance(binder, (cst.For, *_HANDLERS)):
-      return binder.body
-    is_optional = isinstance(binder, (cst.CompFor, cst.NamedExpr))
-    if is_optional or isinstance(binder, cst.ImportFrom) and isinstance(binder.names, cst.ImportStar):
-      return None
-    blocks = [node for node in self._around(binder) if isinstance(node, _BLOCKS)]
-    for block in blocks:
-      statement = self._parents.get(block)
-      if not isinstance(statement, cst.With) or any(map(_suppresses_exceptions, statement.items)):
-        return block
-    return blocks[-1]
-
-  def _is_declaration(self, target: cst.CSTNode) -> bool:
-    """Returns whether a target has only an annotation."""
-    statement = self._parents.get(target)
-    return isinstance(statement, cst.AnnAssign) and statement.value is None
+    return _Binding(value, self._place(target, self._spans[binder].start + self._spans[binder].length), region)
 
   def _place(self, node: cst.CSTNode, position: Optional[int] = None) -> _Place:
     around = self._around(node)
-    return _Place(self._spans[node].start if position is None else position, around, next(reversed(list(around)), node))
+    return _Place(self._spans[node].start if position is None else position, around, [node, *around][-1])
 
   def _around(self, node: cst.CSTNode) -> Dict[cst.CSTNode, cst.CSTNode]:
     """Returns the nodes around a node up to the function, from the inside, each with its child that contains it."""
@@ -390,40 +314,27 @@ class Evaluation:
       yield parent
       parent = self._parents.get(parent)
 
-  def _functions_around(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    while not isinstance(node, cst.Module):
-      node = self._place(node).function
-      yield node
 
-
-def _grouped(bindings: List[_Binding]) -> Dict[cst.CSTNode, _Bindings]:
-  """Returns bindings by the function that makes them."""
-  groups: Dict[cst.CSTNode, _Bindings] = collections.OrderedDict()
+def _grouped(bindings: List[_Binding]) -> _Groups:
+  groups: _Groups = collections.OrderedDict()
   for binding in sorted(bindings, key=lambda binding: binding.place.position):
-    group = groups.setdefault(binding.place.function, _Bindings([], []))
-    group.positions.append(binding.place.position)
-    group.bindings.append(binding)
+    groups.setdefault(binding.place.function, []).append(binding)
   return groups
 
 
-def _in_effect(group: _Bindings, use: _Place) -> Tuple[List[_Binding], bool]:
-  """Returns the bindings of a function that may be in effect at a place in it, and whether one surely is."""
-  found, last = [], None
-  end = bisect.bisect(group.positions, use.position)
-  for binding in itertools.islice(reversed(group.bindings), len(group.bindings) - end, None):
-    if not _excludes(binding.place, use):
+def _in_effect(bindings: List[_Binding], use: _Place) -> List[_Binding]:
+  """Returns those of a function's bindings that may be in effect at a place in it."""
+  found, hidden = [], {}  # what the binding that hides all earlier ones is in
+  for binding in reversed(bindings):
+    if binding.place.position <= use.position and not _excludes(binding.place, use):
       found.append(binding)
       if binding.region in use.around:
-        last = binding
-      if last or len(found) > _MOST:
+        hidden = binding.place.around
         break
-  loops = [node for node in use.around if isinstance(node, (cst.For, cst.While))]
-  loops = [node for node in loops if last is None or node not in last.place.around]
+  loops = [node for node in use.around if isinstance(node, (cst.For, cst.While)) and node not in hidden]
   if loops:
-    found += [binding for binding in group.bindings if loops[-1] in binding.place.around]
-  if len(found) > _MOST:
-    found = [*found[:_MOST], _Binding(None, use, None)]
-  return found, last is not None
+    found += [binding for binding in bindings if loops[-1] in binding.place.around]
+  return found if len(found) <= _MOST else [*found[:_MOST], _Binding(None, use, None)]
 
 
 def _excludes(place: _Place, use: _Place) -> bool:
@@ -443,7 +354,3 @@ def _member(base: Value, node: Union[cst.Attribute, cst.Call], name: str = "") -
     return "tensorflow"
   full = "{}.{}".format(base, name)
   return full if len(full) <= _LONGEST else "?." + name
-
-
-def _suppresses_exceptions(item: cst.WithItem) -> bool:
-  return isinstance(item.item, cst.Call) and dotted(item.item.func).rpartition(".")[2] in _SUPPRESSORS
