@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: `python -m mp_compat COMMAND`, or `mp_compat COMMAND` where the package is installed.
 
-Each command has a function `_add_...`, which declares its arguments, and a function that runs it and returns the exit
-code. The latter imports TensorFlow and other modules that are slow to import.
+Each command has a function that runs it and returns the exit code. It imports TensorFlow and other modules that are
+slow to import.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import importlib
 import json
 import re
 import sys
-from typing import Any, Callable, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 import mp_compat
 from mp_compat.core import dialects
@@ -31,21 +31,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     SystemExit: If the arguments are invalid (code 2), or after printing help or the version (code 0). All exceptions
       of the program that `run` runs are raised, too.
   """
-  parser = argparse.ArgumentParser(prog="mp_compat", description="Tools for mixed-precision training with mp_compat.")
-  parser.add_argument("--version", action="version", version="mp_compat " + mp_compat.__version__)
-  commands = parser.add_subparsers(metavar="COMMAND", dest="command")
-  commands.required = True
-  _add_checkpoint(commands)
-  _add_compare(commands)
-  _add_migrate(commands)
-  _add_plot(commands)
-  _add_ranges(commands)
-  _add_run(commands)
   args = list(sys.argv[1:] if argv is None else argv)
   program = []
   if args[:1] == ["run"] and args[1:2] not in (["-h"], ["--help"]):
     args, program = args[:1], args[1:]  # All further arguments belong to the program, options included.
-  arguments = parser.parse_args(args)
+  arguments = _make_parser().parse_args(args)
   arguments.program = program
   try:
     if arguments.command != "migrate":
@@ -60,18 +50,23 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 130
 
 
-def _add_checkpoint(commands: Any) -> None:
-  parser = commands.add_parser(
+def _make_parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(prog="mp_compat", description="Tools for mixed-precision training with mp_compat.")
+  parser.add_argument("--version", action="version", version="mp_compat " + mp_compat.__version__)
+  commands = parser.add_subparsers(metavar="COMMAND", dest="command")
+  commands.required = True
+
+  checkpoint = commands.add_parser(
     "checkpoint",
     help="look at a checkpoint, or convert it",
     description="Checkpoints of mp_compat, of TensorFlow's MixedPrecisionLossScaleOptimizer, of "
     "tf.contrib.mixed_precision, and of training without loss scaling.",
   )
-  actions = parser.add_subparsers(metavar="ACTION", dest="action")
+  checkpoint.set_defaults(run=_checkpoint)
+  actions = checkpoint.add_subparsers(metavar="ACTION", dest="action")
   actions.required = True
   inspect = actions.add_parser("inspect", help="list the variables, the loss scale's state, and whose checkpoint it is")
   inspect.add_argument("path", metavar="PATH", help="a checkpoint, such as model.ckpt-100; or a directory")
-  inspect.set_defaults(run=_inspect)
   convert = actions.add_parser(
     "convert", help="write it with another naming scheme, or another program's names, and read it back"
   )
@@ -80,41 +75,8 @@ def _add_checkpoint(commands: Any) -> None:
   names = convert.add_mutually_exclusive_group(required=True)
   names.add_argument("--to", choices=dialects.DIALECTS, help="whose optimizer is to restore it")
   names.add_argument("--like", metavar="PATH", help="a checkpoint of the program that is to restore it, for its names")
-  convert.set_defaults(run=_convert)
 
-
-def _inspect(arguments: argparse.Namespace) -> int:
-  from mp_compat import checkpoints
-  from mp_compat._tensorflow import tf
-
-  try:
-    _print_inspection(checkpoints.inspect(arguments.path))
-  except (ValueError, tf.errors.OpError) as error:
-    return _fail("checkpoint inspect", error)
-  return 0
-
-
-def _convert(arguments: argparse.Namespace) -> int:
-  from mp_compat import checkpoints
-  from mp_compat._tensorflow import tf
-
-  try:
-    _print_inspection(checkpoints.convert(arguments.source, arguments.target, arguments.to, arguments.like))
-  except (OSError, ValueError, tf.errors.OpError) as error:
-    return _fail("checkpoint convert", error)
-  return 0
-
-
-def _print_inspection(inspection: Any) -> None:
-  """Prints the variables of a checkpoint, with the values of the loss scale's state."""
-  print("{}: {}".format(inspection.path, inspection.dialect))
-  for name, (dtype, shape) in inspection.variables.items():
-    value = " = {}".format(inspection.state[name]) if name in inspection.state else ""
-    print("  {:<50} {:<8} {}{}".format(name, dtype.name, list(shape), value))
-
-
-def _add_compare(commands: Any) -> None:
-  parser = commands.add_parser(
+  compare = commands.add_parser(
     "compare",
     help="run a program as it is and with mp_compat, and compare all variables after each step",
     usage="mp_compat compare [OPTION ...] SCRIPT [ARGUMENT ...]\n       mp_compat compare [OPTION ...] -m MODULE ...",
@@ -122,29 +84,63 @@ def _add_compare(commands: Any) -> None:
     "mp_compat.install(), and again. Compares the bits of all variables after each train step. Exits with 0 if they "
     "are the same, 1 if they differ, 2 if the program differs from itself or could not be compared.",
   )
-  parser.add_argument(
-    "-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help="the module, and its arguments"
+  compare.set_defaults(run=_compare)
+  add = compare.add_argument
+  add("-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help="the module, and its arguments")
+  add("--steps", type=_positive, default=100, metavar="N", help="end each run after N train steps; default: 100")
+  add("--every", type=_positive, default=1, metavar="N", help="compare after every N train steps; default: 1")
+  restored = "a folder that the program writes to, put back before each run and at the end; may be repeated"
+  add("--restore", action="append", default=[], metavar="DIR", help=restored)
+  add("--without", action="store_true", help="also run it without loss scaling")
+  add("--runs", type=_runs, metavar="RUN,...", help="the runs to make, of original,mp_compat,without,again")
+  add("--json", metavar="FILE", help="write the report as JSON, too")
+  add("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the program, and its arguments")
+
+  migrate = commands.add_parser(
+    "migrate",
+    help="rewrite TensorFlow's old names in sources and notebooks",
+    description="Rewrites TensorFlow's old names for loss scaling into those of mp_compat, and lists where you "
+    "have to decide. Prints the changes as a diff (standard output) and the report (standard error), and changes no "
+    "file without --write. TensorFlow is not needed, LibCST is: pip install libcst tqdm.",
   )
-  parser.add_argument(
-    "--steps", type=_positive, default=100, metavar="N", help="end each run after N train steps; default: 100"
+  migrate.set_defaults(run=_migrate)
+  migrate.add_argument("paths", metavar="PATH", nargs="+", help="a file, or a directory with .py and .ipynb files")
+  mode = migrate.add_mutually_exclusive_group()
+  mode.add_argument("--write", action="store_true", help="change the files")
+  checked = "print no diff; exit with 1 if a file would change, else with 3 if a file could not be looked at"
+  mode.add_argument("--check", action="store_true", help=checked)
+  migrate.add_argument("--json", metavar="FILE", help="write the report as JSON, too")
+
+  plot = commands.add_parser(
+    "plot",
+    help="draw the loss scale of a run",
+    description="Draws the loss and the loss scale of a run, with its skipped steps, from TensorBoard's event files, "
+    "among them those of a LossScaleHook's output_dir. Needs matplotlib: pip install matplotlib.",
   )
-  parser.add_argument(
-    "--every", type=_positive, default=1, metavar="N", help="compare after every N train steps; default: 1"
+  plot.set_defaults(run=_plot)
+  plot.add_argument("logdir", metavar="LOGDIR", help="where the event files are, in it or below")
+  plot.add_argument("--loss_tag", metavar="TAG", help="the tag of the loss; default: loss, or what ends in /loss")
+
+  ranges = commands.add_parser(
+    "ranges",
+    help="draw the ranges of a run's gradients, with advice on the loss scale",
+    description="Draws the gradient ranges that a GradientRangesHook recorded: for each tensor a histogram of binary "
+    "exponents, beside float16's range, and the loss scales that fit. Prints advice on the loss scale. Needs "
+    "matplotlib: pip install matplotlib.",
   )
-  parser.add_argument(
-    "--restore",
-    action="append",
-    default=[],
-    metavar="DIR",
-    help="a folder that the program writes to, put back before each run and at the end; may be repeated",
-  )
-  parser.add_argument("--without", action="store_true", help="also run it without loss scaling")
-  parser.add_argument(
-    "--runs", type=_runs, metavar="RUN,...", help="the runs to make, of original,mp_compat,without,again"
-  )
-  parser.add_argument("--json", metavar="FILE", help="write the report as JSON, too")
-  parser.add_argument("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the program, and its arguments")
-  parser.set_defaults(run=_compare)
+  ranges.set_defaults(run=_ranges)
+  ranges.add_argument("logdir", metavar="LOGDIR", help="the output_dir of the hook, or a directory above it")
+  output = "the file to write, in the format that its suffix names: .png (also without a suffix), .pdf, .svg and others"
+  for drawing in (plot, ranges):
+    drawing.add_argument("-o", "--output", required=True, metavar="FILE", help=output)
+
+  commands.add_parser(
+    "run",
+    help="run a program for which TensorFlow's old names mean mp_compat",
+    usage="mp_compat run [--] SCRIPT [ARGUMENT ...]\n       mp_compat run [--] -m MODULE [ARGUMENT ...]",
+    description="Runs an unmodified Python program after mp_compat.install().",
+  ).set_defaults(run=_run)
+  return parser
 
 
 def _positive(text: str) -> int:
@@ -163,13 +159,31 @@ def _runs(text: str) -> List[str]:
   return runs
 
 
+def _checkpoint(arguments: argparse.Namespace) -> int:
+  from mp_compat import checkpoints
+  from mp_compat._tensorflow import tf
+
+  try:
+    if arguments.action == "inspect":
+      inspection = checkpoints.inspect(arguments.path)
+    else:
+      inspection = checkpoints.convert(arguments.source, arguments.target, arguments.to, arguments.like)
+  except (OSError, ValueError, tf.errors.OpError) as error:
+    return _fail("checkpoint " + arguments.action, error)
+  print("{}: {}".format(inspection.path, inspection.dialect))
+  for name, (dtype, shape) in inspection.variables.items():
+    value = " = {}".format(inspection.state[name]) if name in inspection.state else ""
+    print("  {:<50} {:<8} {}{}".format(name, dtype.name, list(shape), value))
+  return 0
+
+
 def _compare(arguments: argparse.Namespace) -> int:
   from mp_compat.comparison import comparing
 
   argv = ["-m", *arguments.module] if arguments.module else arguments.script
   argv = argv[1:] if argv[:1] == ["--"] else argv
   if not argv:
-    return _fail("compare", ValueError("expected a script, or -m and a module"))
+    return _fail("compare", "expected a script, or -m and a module")
   runs = arguments.runs or ["original", "mp_compat", *["without"] * arguments.without, "again"]
   report = comparing.compare(
     argv, runs, arguments.steps, arguments.every, arguments.restore, functools.partial(print, flush=True)
@@ -183,26 +197,6 @@ def _compare(arguments: argparse.Namespace) -> int:
   return report["status"]
 
 
-def _add_migrate(commands: Any) -> None:
-  parser = commands.add_parser(
-    "migrate",
-    help="rewrite TensorFlow's old names in sources and notebooks",
-    description="Rewrites TensorFlow's old names for loss scaling into those of mp_compat, and lists where you "
-    "have to decide. Prints the changes as a diff (standard output) and the report (standard error), and changes no "
-    "file without --write. TensorFlow is not needed, LibCST is: pip install libcst tqdm.",
-  )
-  parser.add_argument("paths", metavar="PATH", nargs="+", help="a file, or a directory with .py and .ipynb files")
-  mode = parser.add_mutually_exclusive_group()
-  mode.add_argument("--write", action="store_true", help="change the files")
-  mode.add_argument(
-    "--check",
-    action="store_true",
-    help="print no diff; exit with 1 if a file would change, else with 3 if a file could not be looked at",
-  )
-  parser.add_argument("--json", metavar="FILE", help="write the report as JSON, too")
-  parser.set_defaults(run=_migrate)
-
-
 def _migrate(arguments: argparse.Namespace) -> int:
   try:
     import tqdm
@@ -212,7 +206,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     from mp_compat.migration.source import report
     from mp_compat.migration.source import write
   except ImportError as error:
-    return _fail("migrate", ImportError("{}; expected LibCST and tqdm: pip install libcst tqdm".format(error)))
+    return _fail("migrate", "{}; expected LibCST and tqdm: pip install libcst tqdm".format(error))
   try:
     migrations = [migrate_file(path) for path in tqdm.tqdm(list(find(arguments.paths)), unit="file", disable=None)]
     if arguments.json:
@@ -221,49 +215,20 @@ def _migrate(arguments: argparse.Namespace) -> int:
   except OSError as error:
     return _fail("migrate", error)
   changed = [migration for migration in migrations if migration.changes]
-  if not (arguments.write or arguments.check):
-    sys.stdout.buffer.write(b"".join(map(report.diff, changed)))
-    sys.stdout.flush()
-  code = _write_each(write, changed) if arguments.write else 0
-  for line in report.text(migrations):
-    print(line, file=sys.stderr)
+  code = 0
   if arguments.check:
     code = 1 if changed else 3 if any(migration.problem for migration in migrations) else 0
-  return code
-
-
-def _write_each(write: Callable[[Any], None], migrations: Sequence[Any]) -> int:
-  """Writes the migrated files; also those after one that cannot be written. Returns the exit code."""
-  code = 0
-  for migration in migrations:
+  elif not arguments.write:
+    sys.stdout.buffer.write(b"".join(map(report.diff, changed)))
+    sys.stdout.flush()
+  for migration in changed if arguments.write else []:
     try:
       write(migration)
-    except OSError as error:
+    except OSError as error:  # The other files are written.
       code = _fail("migrate", error)
+  for line in report.text(migrations):
+    print(line, file=sys.stderr)
   return code
-
-
-def _add_plot(commands: Any) -> None:
-  parser = commands.add_parser(
-    "plot",
-    help="draw the loss scale of a run",
-    description="Draws the loss and the loss scale of a run, with its skipped steps, from TensorBoard's event files, "
-    "among them those of a LossScaleHook's output_dir. Needs matplotlib: pip install matplotlib.",
-  )
-  parser.add_argument("logdir", metavar="LOGDIR", help="where the event files are, in it or below")
-  _add_output(parser)
-  parser.add_argument("--loss_tag", metavar="TAG", help="the tag of the loss; default: loss, or what ends in /loss")
-  parser.set_defaults(run=_plot)
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
-    "-o",
-    "--output",
-    required=True,
-    metavar="FILE",
-    help="the file to write, in the format that its suffix names: .png (also without a suffix), .pdf, .svg and others",
-  )
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -280,19 +245,6 @@ def _plot(arguments: argparse.Namespace) -> int:
   return 0
 
 
-def _add_ranges(commands: Any) -> None:
-  parser = commands.add_parser(
-    "ranges",
-    help="draw the ranges of a run's gradients, with advice on the loss scale",
-    description="Draws the gradient ranges that a GradientRangesHook recorded: for each tensor a histogram of binary "
-    "exponents, beside float16's range, and the loss scales that fit. Prints advice on the loss scale. Needs "
-    "matplotlib: pip install matplotlib.",
-  )
-  parser.add_argument("logdir", metavar="LOGDIR", help="the output_dir of the hook, or a directory above it")
-  _add_output(parser)
-  parser.set_defaults(run=_ranges)
-
-
 def _ranges(arguments: argparse.Namespace) -> int:
   from mp_compat.monitoring import plot
   from mp_compat.monitoring import range_plot
@@ -306,20 +258,10 @@ def _ranges(arguments: argparse.Namespace) -> int:
   return 0
 
 
-def _add_run(commands: Any) -> None:
-  parser = commands.add_parser(
-    "run",
-    help="run a program for which TensorFlow's old names mean mp_compat",
-    usage="mp_compat run [--] SCRIPT [ARGUMENT ...]\n       mp_compat run [--] -m MODULE [ARGUMENT ...]",
-    description="Runs an unmodified Python program after mp_compat.install().",
-  )
-  parser.set_defaults(run=_run)
-
-
 def _run(arguments: argparse.Namespace) -> int:
   argv = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
   if not argv or argv == ["-m"]:
-    return _fail("run", ValueError("expected a script, or -m and a module"))
+    return _fail("run", "expected a script, or -m and a module")
   from mp_compat.migration import program
   from mp_compat.migration.installation import install
 
@@ -327,19 +269,14 @@ def _run(arguments: argparse.Namespace) -> int:
   try:
     main_module, code = program.load(argv)
   except program.NotFoundError as error:
-    return _fail(
-      "run",
-      ValueError(
-        "expected a script, a directory or zip file with __main__.py, or -m and a module, but got {}: {}".format(
-          " ".join(argv[: 2 if argv[0] == "-m" else 1]), error
-        )
-      ),
-    )
+    expected = "expected a script, a directory or zip file with __main__.py, or -m and a module"
+    passed = " ".join(argv[: 2 if argv[0] == "-m" else 1])
+    return _fail("run", "{}, but got {}: {}".format(expected, passed, error))
   program.execute(main_module, code)
   return 0
 
 
-def _fail(command: str, error: Exception) -> int:
+def _fail(command: str, error: object) -> int:
   """Prints an error in one line on stderr; returns the exit code 2."""
   print("mp_compat {}: {}".format(command, " ".join(str(error).split())), file=sys.stderr)
   return 2
