@@ -63,7 +63,7 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
     conditional = "cond_{}".format(number + applying) if number + applying else "cond"
     scopes = [] if tf.control_flow_v2_enabled() else [scope, conditional]
     for name, (before, after) in created.items() if count else []:
-      _record(graph, name, before + _join(*scopes, after))
+      _record(graph, name, before + "/".join(filter(None, [*scopes, after])))
     return result
 
   return apply_and_record
@@ -106,7 +106,3 @@ def _record(graph: tf.Graph, name: str, tensorflow_name: str) -> None:
 def _next_number(graph: tf.Graph, name: str) -> int:
   """Returns the number of the next op `name` in the current name scope: 0 for "cond", 2 for "cond_2"."""
   return int(graph.unique_name(name, mark_as_used=False).rpartition(name)[2].lstrip("_") or 0)
-
-
-def _join(*names: str) -> str:
-  return "/".join(filter(None, names))

@@ -2,7 +2,7 @@
 """Enables TensorFlow's graph rewrite to float16 together with loss scaling."""
 
 import contextlib
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from mp_compat._tensorflow import auto_mixed_precision
 from mp_compat._tensorflow import native
@@ -11,24 +11,10 @@ from mp_compat.keras import loss_scale_optimizer as keras_optimizer
 from mp_compat.keras import optimizer_kinds
 from mp_compat.training import optimizer as optimizer_module
 
-
-class _Wrapper(NamedTuple):
-  """The loss scaling wrapper for one kind of optimizer."""
-
-  takes: Callable[[Any], bool]
-  wrap: Callable[[Any, Any], Any]
-  wrapped: type
-
-
-# Searched from last to first.
-_wrappers: List[_Wrapper] = [
-  _Wrapper(
-    lambda opt: optimizer_kinds.kind_of(type(opt)) is not None,
-    keras_optimizer.LossScaleOptimizer,
-    keras_optimizer.LossScaleOptimizer,
-  ),
-  _Wrapper(
-    lambda opt: isinstance(opt, tf.train.Optimizer),
+# A base class of optimizers, the callable that wraps one, and the class that it returns. Searched from last to first.
+_wrappers: List[Tuple[type, Callable[[Any, Any], Any], type]] = [
+  (
+    tf.train.Optimizer,
     optimizer_module.MixedPrecisionLossScaleOptimizer,
     optimizer_module.MixedPrecisionLossScaleOptimizer,
   ),
@@ -60,11 +46,11 @@ def enable_mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dyn
 
   Source: `tf.compat.v1.train.experimental.enable_mixed_precision_graph_rewrite`.
   """
-  wrapper = None if opt is None else _wrapper_for(opt)
+  wrap = None if opt is None else _wrapper_for(opt)
   was_on = auto_mixed_precision.is_enabled()
   auto_mixed_precision.enable()
   try:
-    return None if wrapper is None else wrapper.wrap(opt, loss_scale)
+    return None if wrap is None else wrap(opt, loss_scale)
   except BaseException:
     if not was_on:
       disable_mixed_precision_graph_rewrite()
@@ -127,21 +113,22 @@ def register_loss_scale_wrapper(
       "wrapper_cls must be the class of the objects that wrapper_fn returns, and may be omitted only if "
       "wrapper_fn is that class. Expected a class, but got {!r}.".format(wrapped)
     )
-  _wrappers.append(_Wrapper(lambda opt: isinstance(opt, optimizer_cls), wrapper_fn, wrapped))
+  _wrappers.append((optimizer_cls, wrapper_fn, wrapped))
 
 
-def _wrapper_for(opt: Any) -> _Wrapper:
-  wrapped = [wrapper.wrapped for wrapper in _wrappers] + list(native.LOSS_SCALE_OPTIMIZERS)
-  for cls in wrapped:
-    if isinstance(opt, cls) or type(opt).__name__ == "LossScaleOptimizer":
-      raise ValueError(
-        '"opt" must not already be an instance of a {0}. `enable_mixed_precision_graph_rewrite` will '
-        "automatically wrap the optimizer with a {0}.".format(type(opt).__name__)
-      )
-  for wrapper in reversed(_wrappers):
-    if wrapper.takes(opt):
-      return wrapper
-  raise ValueError(
-    '"opt" must be an instance of a tf.train.Optimizer or a tf.keras.optimizers.Optimizer, but got: '
-    "{}. Pass None to compute in float16 without training.".format(opt)
-  )
+def _wrapper_for(opt: Any) -> Callable[[Any, Any], Any]:
+  scaling = [wrapped for _, _, wrapped in _wrappers] + [keras_optimizer.LossScaleOptimizer]
+  if isinstance(opt, (*scaling, *native.LOSS_SCALE_OPTIMIZERS)) or type(opt).__name__ == "LossScaleOptimizer":
+    raise ValueError(
+      '"opt" must not already be an instance of a {0}. `enable_mixed_precision_graph_rewrite` will '
+      "automatically wrap the optimizer with a {0}.".format(type(opt).__name__)
+    )
+  for cls, wrap, _ in reversed(_wrappers):
+    if isinstance(opt, cls):
+      return wrap
+  if optimizer_kinds.kind_of(type(opt)) is None:
+    raise ValueError(
+      '"opt" must be an instance of a tf.train.Optimizer or a tf.keras.optimizers.Optimizer, but got: '
+      "{}. Pass None to compute in float16 without training.".format(opt)
+    )
+  return keras_optimizer.LossScaleOptimizer
