@@ -161,6 +161,7 @@ MARKED_BELOW_IMPORT = {
   "bound anew on every path": (
     "if x:\n  e = other\nelse:\n  e = another\ne = tf.train.experimental\nfor x in y:\n  <<e|mp_compat>>.LossScale\n"
   ),
+  "bound anew in a loop": ("for x in y:\n  e = tf.train.experimental\n  <<e|mp_compat>>.LossScale\n  e = other\n"),
   "after finally": (
     "try:\n  e = tf.train.experimental\nexcept KeyError:\n  raise\nfinally:\n  x = 3\n<<e|mp_compat>>.LossScale\n"
   ),
@@ -207,6 +208,10 @@ UNCERTAIN = {
       "e = tf.train.experimental\nany((e := x) for x in y)\ne.LossScale  # stays\n"
     ),
     "part of a list": "e, x = tf.train.experimental, 3  # stays\ne.LossScale  # stays\n",
+    "a class that may bind a name": (
+      "e = other\nclass A:\n  if x: e = tf.train.experimental\n  e.LossScale  # stays\n"
+    ),
+    "a comment in a chain": "x = (tf.train  # stays\n  .experimental.LossScale)\n",
     "a branch that returns": (
       "def f(x):\n  if x:\n    e = other\n    return e\n  else:\n    e = tf.train.experimental\n"
       "  return e.LossScale  # stays\n"

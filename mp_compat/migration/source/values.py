@@ -7,7 +7,6 @@ where a loop repeats both. All bindings count in other functions, and those that
 """
 
 import collections
-import itertools
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
 import libcst as cst
@@ -137,9 +136,9 @@ class Evaluation:
       for binding in group
     )
     expressions = [node for node in self._spans if isinstance(node, cst.BaseExpression)]
-    for turn in itertools.count():  # The values of what a loop repeats, or of what is bound below, come later.
-      if not any([self._update(node, turn) for node in expressions]):
-        break
+    turn = 0
+    while any([self._update(node, turn) for node in expressions]):
+      turn += 1  # The values of what a loop repeats, or of what is bound below, come later.
 
   def _note(self, node: cst.CSTNode) -> None:
     """Notes what a node binds, as far as LibCST's scopes do not tell it."""
