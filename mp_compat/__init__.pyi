@@ -28,8 +28,8 @@ from mp_compat.monitoring.hooks import LossScaleStalledError as LossScaleStalled
 from mp_compat.monitoring.hooks import StopAtAttemptHook as StopAtAttemptHook
 from mp_compat.monitoring.ranges_hook import GradientRangesHook as GradientRangesHook
 from mp_compat.monitoring.reports import GradientReport as GradientReport
+from mp_compat.monitoring.reports import loss_scale_summaries as loss_scale_summaries
 from mp_compat.monitoring.reports import nonfinite_gradients as nonfinite_gradients
-from mp_compat.monitoring.summaries import loss_scale_summaries as loss_scale_summaries
 from mp_compat.training.gradient_accumulation import GradientAccumulator as GradientAccumulator
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer as MixedPrecisionLossScaleOptimizer
 from mp_compat.training.shared_loss_scale import apply_gradients_together as apply_gradients_together

@@ -247,11 +247,10 @@ def _plot(arguments: argparse.Namespace) -> int:
 
 def _ranges(arguments: argparse.Namespace) -> int:
   from mp_compat.monitoring import plot
-  from mp_compat.monitoring import range_plot
 
   try:
-    history, advice = range_plot.read(arguments.logdir)
-    plot.save(range_plot.draw(history, advice), arguments.output)
+    history, advice = plot.read_ranges(arguments.logdir)
+    plot.save(plot.draw_ranges(history, advice), arguments.output)
   except plot.PlotError as error:
     return _fail("ranges", error)
   print("Wrote {}. Advice: {}".format(arguments.output, advice.text))

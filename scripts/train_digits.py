@@ -43,7 +43,6 @@ from tqdm import tqdm
 
 import mp_compat  # mp_compat, line 1
 from mp_compat.monitoring import plot as plotting
-from mp_compat.monitoring import range_plot
 
 CLASSES = 10
 SIZE = 8
@@ -370,8 +369,8 @@ def main():
   with open(os.path.join(arguments.out, "digits.json"), "w") as file:
     json.dump({"tensorflow": tf.__version__, "layers": [layer.name for layer in LAYERS], "runs": results}, file)
   plot(results, os.path.join(arguments.out, "digits.png"))
-  history, advice = range_plot.read(os.path.join(logs, "float16-mp_compat-seed0"))
-  plotting.save(range_plot.draw(history, advice), os.path.join(arguments.out, "ranges.png"))
+  history, advice = plotting.read_ranges(os.path.join(logs, "float16-mp_compat-seed0"))
+  plotting.save(plotting.draw_ranges(history, advice), os.path.join(arguments.out, "ranges.png"))
   print(table(results))
   print("\nCurves: {0}.png, numbers: {0}.json, summaries: {1}".format(os.path.join(arguments.out, "digits"), logs))
   print("Gradients: {}. Advice: {}".format(os.path.join(arguments.out, "ranges.png"), advice.text))

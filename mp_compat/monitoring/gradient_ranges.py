@@ -2,7 +2,7 @@
 """Measures the range of every gradient of a step: histograms of binary exponents beside the range of float16."""
 
 import collections
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -32,15 +32,15 @@ _HIDING = frozenset(["Exit", "PartitionedCall", "StatefulPartitionedCall", "Symb
 class GradientRange(NamedTuple):
   """Describes the magnitudes of one gradient of the scaled loss: tensors, or their values fetched by a Session.
 
-  Shares are scalars in [0, 1], relative to all values of the gradient; 0 for an empty gradient. float64 gradients are
-  cast to float32 first. The real and the imaginary part of a complex value count as two values.
+  Shares are float64 scalars in [0, 1], relative to all values of the gradient; 0 for an empty gradient. float64
+  gradients are cast to float32 first. The real and the imaginary part of a complex value count as two values.
 
   Attributes:
     exponents: int32 of shape [256]. Index e counts magnitudes in `[2**(e-127), 2**(e-126))`, index 0 smaller ones,
       index 255 inf and NaN.
-    zeros: the share of zeros, float64.
-    subnormal: the share of nonzero magnitudes below `2**-14`, float16's smallest normal number; float64.
-    vanishing: the share of nonzero magnitudes below `2**-24`, float16's smallest number; float64.
+    zeros: the share of zeros.
+    subnormal: the share of nonzero magnitudes below `2**-14`, float16's smallest normal number.
+    vanishing: the share of nonzero magnitudes below `2**-24`, float16's smallest number.
     largest: the largest finite magnitude, float32; may be 0 if it is below `2**-126`.
     nonfinite: the number of infinite values and NaNs, int32.
     headroom: the largest n with `largest * 2**n <= 65504`, int32; 142 if all are zero, -1 if any is not finite.
@@ -57,30 +57,31 @@ class GradientRange(NamedTuple):
   scale: Any
 
 
-class Report(NamedTuple):
-  """The ranges of a step, and what a record of them needs besides."""
-
-  ranges: "collections.OrderedDict[str, GradientRange]"
-  descriptions: Dict[str, range_history.Description]  # by the same names
-  tensors: List[tf.Tensor]  # what is measured
-  is_complete: bool  # False if a part of the backward pass is not measured
-
-
-class _Found(NamedTuple):
-  """A tensor to measure."""
+class Measured(NamedTuple):
+  """A tensor that is measured, and what a record says of it besides its values."""
 
   name: str
   tensor: tf.Tensor
   scale: Optional[tf.Tensor]  # a float32 scalar; None if the tensor is measured as it was passed
+  dtype: str = ""  # the narrowest floating dtype that its values have had
+  is_selected: bool = True  # whether the advice is for the tensor
 
 
-class _Pass(NamedTuple):
-  """The backward pass from one scale to the gradients that were computed with it."""
+class Report(NamedTuple):
+  """The ranges of a step, and the tensors that they are of, by the same names."""
 
+  ranges: "collections.OrderedDict[str, GradientRange]"
+  measured: Dict[str, Measured]
+  is_complete: bool  # False if a part of the backward pass is not measured
+
+
+class _Derived(NamedTuple):
+  """A tensor that is computed from a loss scale, and from which a gradient is computed."""
+
+  tensor: tf.Tensor
   scale: tf.Tensor
-  derived: Dict[Any, tf.Tensor]  # all tensors computed from the scale, by their keys
-  behind_loss: Set[Any]  # keys of those after the gradient of the loss function
-  measured: Set[Any]  # keys of those that are measured as gradients of variables, or only contain the scale
+  is_behind_loss: bool  # comes after the gradient of the loss function
+  is_measured: bool  # as the gradient of a variable, or need not be, because it only contains the scale
 
 
 @autograph.do_not_convert
@@ -96,25 +97,20 @@ def gradient_ranges(
       print([name for name, gradient in values.items() if gradient.vanishing > 0.01])
 
   All values are those of the scaled loss, before they are divided by the loss scale. A report that is not fetched takes
-  no time in a step.
+  no time in a step. docs/gradient_ranges.md says which tensors are measured.
 
   Args:
     optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current graph.
     dtypes: the floating dtype, or dtypes, of the tensors of the backward pass to measure. If it has none of them, those
-      in bfloat16 are measured, or else those in float32, which show whether the model could be trained in float16. The
-      same holds for the automatic mixed-precision graph rewrite, which does not change the graph that is measured.
+      in bfloat16 are measured, or else those in float32, which show whether the model could be trained in float16.
 
   Returns:
     An ordered dictionary from names to `GradientRange`s, in the order of the backward pass, from the loss to the
-    inputs. The gradients of variables have the names of the variables; gradients that were given to
-    `unscale_gradients` are named "gradient 0", "gradient 1" and so on. A tensor of the backward pass has the name of
-    its op, such as `gradients/dense/MatMul_grad/MatMul`. Left out are tensors that only move or copy the values of
-    others, those inside of loops and functions, and, of dtypes other than float16, those between the loss and the last
-    layer with a variable, because losses are usually computed in float32. If a tensor is in a branch of `tf.cond`, the
-    values are zeros whenever that branch is not executed.
-
-    A gradient that was not computed from the scaled loss in this graph (fed, or the mean of a `GradientAccumulator`),
-    or that was computed inside of a loop, is measured as it was passed, with a scale of 1.
+    inputs. The gradients of variables have the names of the variables. A tensor of the backward pass has the name of
+    its op, such as `gradients/dense/MatMul_grad/MatMul`; of dtypes other than float16, those between the loss and the
+    last layer with a variable are left out. If a tensor is in a branch of `tf.cond`, the values are zeros whenever that
+    branch is not executed. A gradient that was not computed from the scaled loss in this graph, or that was computed
+    inside of a loop, is measured as it was passed, with a scale of 1.
 
   Raises:
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
@@ -126,59 +122,27 @@ def gradient_ranges(
 
 
 def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any) -> Report:
-  """Returns what `gradient_ranges` does, and what is known of the measured tensors."""
   dtypes = [tf.as_dtype(dtype) for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)]
   for dtype in dtypes:
     if not dtype.is_floating:
       raise ValueError("dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name))
   step = reports.readable_step(optimizer)
   passed, computed = _gradients(step, optimizer._mp_compat_settings.check_computed_gradients)
-  passes = _backward_passes(computed)
-  derived = [tensor for each in passes for tensor in each.derived.values()]
-  existing = {tensor.dtype.base_dtype for tensor in derived}
+  derived = _backward_passes(computed)
+  existing = {each.tensor.dtype.base_dtype for each in derived}
   dtypes = next((other for other in (dtypes, [tf.bfloat16], [tf.float32]) if existing.intersection(other)), dtypes)
-  found = passed + [_Found(record.name, record.scaled, record.scale) for record in computed]
-  found += [item for each in passes for item in _between(each, dtypes)]
-  order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
-  found = [item for item in found if item.tensor.op in order and contexts.is_in_branches_only(item.tensor.op)]
-  found.sort(key=lambda item: order[item.tensor.op])
-  names = reports.number_repeated([item.name for item in found])
-  descriptions = [_describe(item, dtypes) for item in found]
-  if not any(description.is_selected for description in descriptions):
-    descriptions = [description._replace(is_selected=True) for description in descriptions]
+  measured = passed + [Measured(record.name, record.scaled, record.scale) for record in computed]
+  wanted = [each for each in derived if each.tensor.dtype.base_dtype in dtypes and not each.is_measured]
+  measured += _named(each for each in wanted if each.tensor.dtype == tf.float16 or each.is_behind_loss)
+  measured = [_describe(item, dtypes) for item in _readable_in_order(measured)]
+  if not any(item.is_selected for item in measured):
+    measured = [item._replace(is_selected=True) for item in measured]
+  names = reports.number_repeated([item.name for item in measured])
   return Report(
-    ranges=collections.OrderedDict(zip(names, _measure_all(found))),
-    descriptions=dict(zip(names, descriptions)),
-    tensors=[item.tensor for item in found],
-    is_complete=not passed and not any(tensor.op.type in _HIDING for tensor in derived),
+    ranges=collections.OrderedDict(zip(names, _measure_all(measured))),
+    measured=dict(zip(names, measured)),
+    is_complete=not passed and not _is_hiding(derived),
   )
-
-
-def _describe(item: _Found, dtypes: List[tf.DType]) -> range_history.Description:
-  sources = list(_sources(item.tensor))
-  own = [tensor.dtype.base_dtype for tensor in sources if tensor.dtype.is_floating or tensor.dtype.is_complex]
-  return range_history.Description(
-    has_scale=item.scale is not None,
-    dtype=min(own, key=lambda dtype: dtype.size).name,
-    # Functions and loops may compute in any dtype.
-    is_selected=any(dtype in dtypes for dtype in own) or any(tensor.op.type in _HIDING for tensor in sources),
-  )
-
-
-def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[_Found], List[lineage.Computed]]:
-  """Returns the passed gradients that derive from no computed one, and the records of the computed ones.
-
-  Without `read_computed`, all passed gradients, because the backward pass may have no inputs.
-  """
-  passed: List[_Found] = []
-  found: Dict[Any, lineage.Computed] = {}
-  for grad, name in step.gradients:
-    computed = lineage.trace([grad]).computed if read_computed else ()
-    measurable = [each for each in computed if each.scaled is not None and contexts.is_in_branches_only(each.scaled.op)]
-    found.update((lineage.tensor_key(each.values), each) for each in measurable)
-    if not measurable:
-      passed.extend(_Found(name, values, None) for values in gradients.values_of([grad]))
-  return passed, list(found.values())
 
 
 def backward_tensors(step: step_module.Step) -> Tuple["collections.OrderedDict[str, tf.Tensor]", bool]:
@@ -187,49 +151,74 @@ def backward_tensors(step: step_module.Step) -> Tuple["collections.OrderedDict[s
   They are in the order of their ops. Left out are tensors that only move or copy the values of others, and those inside
   of loops and functions.
   """
-  _, computed = _gradients(step, read_computed=True)
-  derived = [tensor for each in _backward_passes(computed) for tensor in each.derived.values()]
+  derived = _backward_passes(_gradients(step, read_computed=True)[1])
+  found = _readable_in_order(_named(each for each in derived if each.tensor.dtype.is_floating))
+  return collections.OrderedDict((item.name, item.tensor) for item in found), not _is_hiding(derived)
+
+
+def _is_hiding(derived: List[_Derived]) -> bool:
+  return any(each.tensor.op.type in _HIDING for each in derived)
+
+
+def _named(derived: Iterable[_Derived]) -> List[Measured]:
+  """Returns the tensors that do not only move values, by the names of their ops, or their own if these have more."""
+  return [
+    Measured(tensor.op.name if tensor.value_index == 0 else tensor.name, tensor, scale)
+    for tensor, scale, _, _ in derived
+    if tensor.op.type not in _MOVING
+  ]
+
+
+def _readable_in_order(measured: List[Measured]) -> List[Measured]:
+  """Returns the tensors outside of loops and functions, in the order of their ops."""
   order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
-  tensors = [tensor for tensor in derived if contexts.is_in_branches_only(tensor.op) and tensor.dtype.is_floating]
-  tensors.sort(key=lambda tensor: order[tensor.op])
-  named = collections.OrderedDict((_name(tensor), tensor) for tensor in tensors if tensor.op.type not in _MOVING)
-  return named, not any(tensor.op.type in _HIDING for tensor in derived)
+  readable = [item for item in measured if contexts.is_in_branches_only(item.tensor.op)]
+  return sorted(readable, key=lambda item: order[item.tensor.op])
 
 
-def _name(tensor: tf.Tensor) -> str:
-  """Returns the name of the op; the tensor's if it is not the first output."""
-  return tensor.op.name if tensor.value_index == 0 else tensor.name
-
-
-def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Pass]:
-  """Returns the backward pass from each scale to the gradients that were computed with it."""
-  by_scale: Dict[Any, List[lineage.Computed]] = collections.defaultdict(list)
-  for record in computed:
-    by_scale[lineage.tensor_key(record.scale)].append(record)
-  return [_backward_pass(records[0].scale, [record.scaled for record in records]) for records in by_scale.values()]
-
-
-def _backward_pass(scale: tf.Tensor, ends: List[tf.Tensor]) -> _Pass:
-  readers = _readers(ends)
-  derived = _descendants(readers, [scale])
-  entering = {lineage.tensor_key(tensor): tensor for end in ends for tensor in _entering(end)}
-  entering = {key: tensor for key, tensor in entering.items() if key in derived}
-  measured = {lineage.tensor_key(tensor) for end in ends for tensor in _same_values(end)}
-  casts = [reader for reader in readers[lineage.tensor_key(scale)] if reader.op.type == "Cast"]
-  return _Pass(
-    scale,
-    derived,
-    behind_loss=set(entering).union(_descendants(readers, list(entering.values()))),
-    measured=measured.union(lineage.tensor_key(cast) for cast in casts),
+def _describe(item: Measured, dtypes: List[tf.DType]) -> Measured:
+  sources = list(_sources(item.tensor))
+  own = [tensor.dtype.base_dtype for tensor in sources if tensor.dtype.is_floating or tensor.dtype.is_complex]
+  return item._replace(
+    dtype=min(own, key=lambda dtype: dtype.size).name,
+    # Functions and loops may compute in any dtype.
+    is_selected=any(dtype in dtypes for dtype in own) or any(tensor.op.type in _HIDING for tensor in sources),
   )
 
 
-def _between(backward_pass: _Pass, dtypes: List[tf.DType]) -> Iterator[_Found]:
-  """Yields the tensors in `dtypes` to measure between the scaled loss and its gradients."""
-  for key, tensor in backward_pass.derived.items():
-    is_wanted = tensor.dtype.base_dtype in dtypes and (tensor.dtype == tf.float16 or key in backward_pass.behind_loss)
-    if is_wanted and tensor.op.type not in _MOVING and key not in backward_pass.measured:
-      yield _Found(_name(tensor), tensor, backward_pass.scale)
+def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[Measured], List[lineage.Computed]]:
+  """Returns the passed gradients that derive from no computed one, and the records of the computed ones.
+
+  Without `read_computed`, all passed gradients, because the backward pass may have no inputs.
+  """
+  passed: List[Measured] = []
+  found: Dict[Any, lineage.Computed] = {}
+  for grad, name in step.gradients:
+    computed = lineage.trace([grad]).computed if read_computed else ()
+    measurable = [each for each in computed if each.scaled is not None and contexts.is_in_branches_only(each.scaled.op)]
+    found.update((lineage.tensor_key(each.values), each) for each in measurable)
+    if not measurable:
+      passed.extend(Measured(name, values, None) for values in gradients.values_of([grad]))
+  return passed, list(found.values())
+
+
+def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Derived]:
+  """Returns the tensors between each scale and the gradients that were computed with it."""
+  by_scale: Dict[Any, List[lineage.Computed]] = collections.defaultdict(list)
+  for record in computed:
+    by_scale[lineage.tensor_key(record.scale)].append(record)
+  found: List[_Derived] = []
+  for key, records in by_scale.items():
+    scale, ends = records[0].scale, [record.scaled for record in records]
+    readers = _readers(ends)
+    derived = _descendants(readers, [scale])
+    entering = {lineage.tensor_key(tensor): tensor for end in ends for tensor in _entering(end)}
+    entering = {other: tensor for other, tensor in entering.items() if other in derived}
+    behind_loss = set(entering).union(_descendants(readers, list(entering.values())))
+    measured = {lineage.tensor_key(tensor) for end in ends for tensor in _same_values(end)}
+    measured.update(lineage.tensor_key(reader) for reader in readers[key] if reader.op.type == "Cast")
+    found += [_Derived(tensor, scale, key in behind_loss, key in measured) for key, tensor in derived.items()]
+  return found
 
 
 def _readers(ends: List[tf.Tensor]) -> Dict[Any, List[tf.Tensor]]:
@@ -291,27 +280,18 @@ def _sources(gradient: tf.Tensor) -> Iterator[tf.Tensor]:
         yield from _sources(value)
 
 
-class _Counts(NamedTuple):
-  """What is computed of each tensor; scalars but for `exponents`."""
-
-  exponents: tf.Tensor  # int32 [256], as in GradientRange
-  zeros: tf.Tensor  # int32
-  largest: tf.Tensor  # float32
-  scale: tf.Tensor  # float32
-
-
-def _measure_all(found: List[_Found]) -> List[GradientRange]:
+def _measure_all(measured: List[Measured]) -> List[GradientRange]:
   """Returns the ranges of tensors; zeros for those in branches that are not executed."""
-  if not found:
+  if not measured:
     return []
   with tf.name_scope("gradient_ranges"):
-    branches = dead_tensors.branches_of([item.tensor for item in found])
-    counts = [
-      _Counts(*[dead_tensors.merge_out_of_branches(value, 0, around) for value in _count(item)])
-      for item, around in zip(found, branches)
+    branches = dead_tensors.branches_of([item.tensor for item in measured])
+    counted = [
+      [dead_tensors.merge_out_of_branches(value, 0, around) for value in _count(item)]
+      for item, around in zip(measured, branches)
     ]
-    exponents = tf.stack([count.exponents for count in counts])
-    zeros, largest = (tf.stack([getattr(count, name) for count in counts]) for name in ("zeros", "largest"))
+    each_exponents, each_zeros, each_largest, scales = zip(*counted)
+    exponents, zeros, largest = tf.stack(each_exponents), tf.stack(each_zeros), tf.stack(each_largest)
     total = tf.cast(tf.maximum(tf.reduce_sum(exponents, axis=1), 1), tf.float64)
 
     def share(count: tf.Tensor) -> List[tf.Tensor]:
@@ -321,22 +301,21 @@ def _measure_all(found: List[_Found]) -> List[GradientRange]:
       return share(tf.reduce_sum(exponents[:, : exponent + range_history.BIAS], axis=1) - zeros)
 
     nonfinite = exponents[:, 255]
-    return [
-      GradientRange(*values)
-      for values in zip(
-        [count.exponents for count in counts],
-        share(zeros),
-        share_below(range_history.FLOAT16.lowest_normal),
-        share_below(range_history.FLOAT16.lowest),
-        [count.largest for count in counts],
-        tf.unstack(nonfinite),
-        tf.unstack(tf.where_v2(nonfinite > 0, -1, _headroom(tf.bitcast(largest, tf.int32)))),
-        [count.scale for count in counts],
-      )
+    columns = [
+      each_exponents,
+      share(zeros),
+      share_below(-14),
+      share_below(-24),
+      each_largest,
+      tf.unstack(nonfinite),
+      tf.unstack(tf.where_v2(nonfinite > 0, -1, _headroom(tf.bitcast(largest, tf.int32)))),
+      scales,
     ]
+    return [GradientRange(*values) for values in zip(*columns)]
 
 
-def _count(item: _Found) -> _Counts:
+def _count(item: Measured) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Returns the exponents, the number of zeros, the largest magnitude and the scale, as in `GradientRange`."""
   with contexts.enter(contexts.of_outputs(item.tensor.op)):
     values = tf.abs(tf.cast(tf.reshape(ops.real_parts(item.tensor), [-1]), tf.float32))
     bits = tf.bitcast(values, tf.int32)
@@ -345,14 +324,10 @@ def _count(item: _Found) -> _Counts:
     zeros = tf.reduce_sum(tf.cast(tf.equal(bits, 0), tf.int32))
     finite = tf.where_v2(tf.is_finite(values), values, 0.0)
     scale = 1.0 if item.scale is None else item.scale
-    return _Counts(exponents, zeros, tf.maximum(tf.reduce_max(finite), 0.0), tf.cast(scale, tf.float32))
+    return exponents, zeros, tf.maximum(tf.reduce_max(finite), 0.0), tf.cast(scale, tf.float32)
 
 
 def _headroom(bits: tf.Tensor) -> tf.Tensor:
-  """Returns the largest n for which x * 2**n is at most 65504, the largest float16.
-
-  Args:
-    bits: the bits of x, positive float32 numbers or 0; an int32 tensor.
-  """
+  """Returns the largest n for which x * 2**n is at most 65504; int32, from the bits of x, a float32 of at least 0."""
   exponent, fraction = tf.bitwise.right_shift(bits, 23), tf.bitwise.bitwise_and(bits, 0x7FFFFF)
   return range_history.FLOAT16.highest + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)

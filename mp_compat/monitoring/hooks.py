@@ -3,24 +3,26 @@
 
 import collections
 from typing import Any, Callable, Deque, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
+import uuid
 
 from mp_compat._tensorflow import auto_mixed_precision
+from mp_compat._tensorflow import contexts
+from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
+from mp_compat._tensorflow import native
+from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
+from mp_compat.core import loss_scale as loss_scale_module
+from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring import reports
-from mp_compat.monitoring import stall
-from mp_compat.monitoring import summaries
 from mp_compat.training import step as step_module
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 ON_STALL = ("raise", "stop", "warn")
 _EVERY_N_STEPS = 100
-_FLOAT32 = (
-  "LossScaleHook: the backward pass of %s has no float16 tensor. A program that computes in float32 needs no loss "
-  "scaling, unless TensorFlow's graph rewrite casts it. Are the inputs and the variables of the model cast to float16?"
-)
+_MOST_RUNS = 32  # the number of different Session runs that are remembered
 
 
 class LossScaleStalledError(RuntimeError):
@@ -31,8 +33,7 @@ class LossScaleHook(tf.train.SessionRunHook):
   """Logs the loss scale, counts skipped steps, and ends a run that no longer applies any steps.
 
   A run is stalled after `max_consecutive_skips` skipped steps in a row, or after `min_scale_patience` skipped steps in
-  a row that did not lower the scale, because it is fixed or at its minimum. `global_step` does not change in a stalled
-  run, so a hook that waits for it (`tf.train.StopAtStepHook`) never stops the run.
+  a row that did not lower the scale, because it is fixed or at its minimum.
 
   Warns if the backward pass is in float32 only, where loss scaling has no use, unless `auto_mixed_precision` is on.
 
@@ -98,38 +99,37 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._counters_in_graph = counters_in_graph
     self.attempted = 0
     self.skipped = 0
-    self._consecutive_skips = 0  # skipped steps since the last applied one
-    self._skipped_without_backoff = 0  # skipped steps since the scale last changed or a step was applied
+    self._last_applied = 0  # the attempted step that was last applied, or restored
+    self._changes: Deque[Tuple[int, float]] = collections.deque(maxlen=20)  # attempted steps, and scales after them
     self._logged = (0, 0)  # attempted and skipped when the last line was logged
     self._written: Optional[int] = None  # the attempted step last written to output_dir
-    self._last_applied: Optional[int] = None
     self._warned = False
-    self._changes: Deque[Tuple[int, float]] = collections.deque(maxlen=20)
 
   def begin(self) -> None:
-    self._train_ops = count_steps(self._optimizer)
+    steps = reports.train_steps(self._optimizer)
+    self._name = steps[0].train_op.name
+    for step in steps:
+      if not reports.is_readable(step):
+        log.warn(
+          "The train op %s is inside a loop or a function, where hooks cannot count its steps or see that they are "
+          "skipped. If the global step stands still while the loss scale falls, all steps are skipped.",
+          step.train_op.name,
+        )
+    steps = [step for step in steps if reports.is_readable(step)]
     overflow_tolerance = getattr(self._optimizer.loss_scale, "overflow_tolerance", 1)
     self._min_scale_patience = max(self._min_scale_patience, overflow_tolerance)
-    self._readable = [train_op for train_op in self._train_ops if train_op.counts is not None]
-    self._counters = self._make_counters() if self._counters_in_graph and self._readable else []
-    self._statuses = [self._make_status(train_op.counts) for train_op in self._readable]
-    self._diagnoses = [stall.Diagnosis(train_op.step) for train_op in self._readable]
-    for train_op, diagnosis in zip(self._readable, self._diagnoses):
-      if diagnosis.is_float32 and not auto_mixed_precision.is_enabled():
-        log.warn(_FLOAT32, train_op.name)
+    counts = [reports.counts(step) for step in steps]
+    self._counters: List[tf.Variable] = []
+    if self._counters_in_graph and steps:
+      with tf.name_scope(None), tf.variable_scope(None, "loss_scale_hook"):
+        self._counters = [
+          tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
+          for name in ("attempted_steps", "skipped_steps")
+        ]
+    statuses = [self._make_status(each) for each in counts]
+    self._observed = [(step.train_op, status, _diagnosis(step)) for step, status in zip(steps, statuses)]
     self._scale = self._optimizer.loss_scale()
-    self._writer = None
-    if self._output_dir:
-      self._writer = summaries.file_writer(self._output_dir)
-      self._try = summaries.FileAccess("LossScaleHook", self._output_dir)
-
-  def _make_counters(self) -> List[tf.Variable]:
-    """Makes the variables that count attempted and skipped steps."""
-    with tf.name_scope(None), tf.variable_scope(None, "loss_scale_hook"):
-      return [
-        tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
-        for name in ("attempted_steps", "skipped_steps")
-      ]
+    self._events = EventFile("LossScaleHook", self._output_dir)
 
   def _make_status(self, counts: tf.Tensor) -> tf.Tensor:
     """Returns what to fetch with a train op: the counts of its step, and the scale after the step."""
@@ -149,131 +149,164 @@ class LossScaleHook(tf.train.SessionRunHook):
     """Reads the counts and the scale before the first step of a session; other hooks, as Horovod's, may set them."""
     if self._counters:
       self.attempted, self.skipped = [int(value) for value in session.run(self._counters)]
-      self._logged = (self.attempted, self.skipped)
-    self._changes.append((self.attempted, float(session.run(self._scale))))
+      self._logged, self._last_applied = (self.attempted, self.skipped), self.attempted
+    self._has_changed(float(session.run(self._scale)))
     self._write()
 
   def before_run(self, run_context: Any) -> Any:
-    executed = [index for index, train_op in enumerate(self._readable) if train_op.is_run_by(run_context)]
+    run = executed_by(run_context)
+    executed = [(status, diagnosis) for train_op, status, diagnosis in self._observed if train_op in run.ops]
     if not executed:
       return None
     if self._is_new_session:
       self._is_new_session = False
       self._read_state(run_context.session)
-    fetches: Dict[str, Any] = {"statuses": [self._statuses[index] for index in executed]}
+    fetches: Dict[str, Any] = {"statuses": [status for status, _ in executed]}
     if self._is_stalled(more_skips=len(executed)) and (not self._warned or len(executed) > 1):
-      run = executed_by(run_context)
-      fetches["diagnoses"] = [self._diagnoses[index].fetches(run.computes) for index in executed]
+      fetches["diagnoses"] = [
+        {name: fetch for name, (tensor, fetch) in diagnosis.items() if run.computes(tensor)}
+        for _, diagnosis in executed
+      ]
     return tf.train.SessionRunArgs(fetches)
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
-    results = run_values.results or {}
-    counted = [status.tolist() for status in results.get("statuses", [])]
-    for attempted, skipped, scale in counted:
+    results = run_values.results or {"statuses": []}
+    for attempted, skipped, scale in results["statuses"]:
       if attempted:
-        self._count(float(scale), int(attempted), int(skipped))
-    if any(attempted for attempted, _, _ in counted) and self._is_stalled() and not self._warned:
-      self._handle_stall(self._stall_text(results["diagnoses"]), run_context)
-
-  def end(self, session: tf.Session) -> None:
-    del session
-    if not self.attempted:
-      for train_op in self._readable:
-        log.warn("LossScaleHook: no Session run executed the train op %s.", train_op.name)
-    elif self._logged[0] < self.attempted:
-      self._log()
-    self._write()
-    if self._writer:
-      self._try(self._writer.close)
-
-  def _count(self, scale: float, attempted: int, skipped: int) -> None:
-    self.attempted += attempted
-    self.skipped += skipped
-    changed = scale != self._changes[-1][1]
-    if changed:
-      self._changes.append((self.attempted, scale))
-    if skipped < attempted:
-      self._consecutive_skips = self._skipped_without_backoff = 0
-      self._last_applied, self._warned = self.attempted, False
-    else:
-      self._consecutive_skips += skipped
-      self._skipped_without_backoff = 0 if changed else self._skipped_without_backoff + skipped
-    due = False
-    if self._timer is not None and self._timer.should_trigger_for_step(self.attempted):
-      due = True
-      self._timer.update_last_triggered_step(self.attempted)
-    if changed or due:
-      self._log()
-    if changed or due or skipped:
-      self._write()
-
-  def _is_stalled(self, more_skips: int = 0) -> bool:
-    """Returns whether the run is stalled, or would be after so many more skipped steps."""
-    return (
-      self._consecutive_skips + more_skips >= self._max_consecutive_skips
-      or self._skipped_without_backoff + more_skips >= self._min_scale_patience
-    )
-
-  def _log(self) -> None:
-    attempted, skipped = self.attempted - self._logged[0], self.skipped - self._logged[1]
-    tf.logging.info(
-      "%s: loss scale %g after %d attempted steps: %d of the last %d skipped, %d (%.2f%%) of all",
-      self._train_ops[0].name,
-      self._changes[-1][1],
-      self.attempted,
-      skipped,
-      attempted,
-      self.skipped,
-      100.0 * self.skipped / self.attempted,
-    )
-    self._logged = (self.attempted, self.skipped)
-
-  def _write(self) -> None:
-    if self._writer and self._changes and self._written != self.attempted:
-      self._try(
-        self._writer.add_summary,
-        tf.Summary(
-          value=[
-            tf.Summary.Value(tag="loss_scale/scale", simple_value=self._changes[-1][1]),
-            tf.Summary.Value(tag="loss_scale/skipped_steps", simple_value=self.skipped),
-          ]
-        ),
-        self.attempted,
-      )
-      self._written = self.attempted
-
-  def _stall_text(self, diagnoses: List[Dict[str, Any]]) -> str:
-    last = (
-      "no step was ever applied"
-      if self._last_applied is None
-      else ("the last applied step was attempt {}".format(self._last_applied))
-    )
-    return (
-      "The loss scale of {} is stalled: {} steps in a row were skipped, {} of them without lowering the scale; {} of "
-      "{} attempted. The scale went {}. {}".format(
-        self._train_ops[0].name,
-        self._consecutive_skips,
-        self._skipped_without_backoff,
-        last,
-        self.attempted,
-        " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
-        stall.describe(
-          diagnoses,
-          self._optimizer.loss_scale,
-          is_falling=self._skipped_without_backoff < self._min_scale_patience,
-        ),
-      )
-    )
-
-  def _handle_stall(self, text: str, run_context: Any) -> None:
-    if self._writer:
-      self._try(self._writer.flush)  # end() is not called after an error
+        self._count(float(scale), bool(skipped))
+    if "diagnoses" not in results or not self._is_stalled() or self._warned:
+      return
+    self._events.write(lambda writer: writer.flush())  # end() is not called after an error
+    text = self._describe_stall(results["diagnoses"])
     if self._on_stall == "raise":
       raise LossScaleStalledError(text)
     self._warned = True
     log.warn("%s", text)
     if self._on_stall == "stop":
       run_context.request_stop()
+
+  def end(self, session: tf.Session) -> None:
+    del session
+    if not self.attempted:
+      for train_op, _, _ in self._observed:
+        log.warn("LossScaleHook: no Session run executed the train op %s.", train_op.name)
+    elif self._logged[0] < self.attempted:
+      self._log()
+    self._write()
+    self._events.write(lambda writer: writer.close())
+
+  def _count(self, scale: float, is_skipped: bool) -> None:
+    self.attempted += 1
+    self.skipped += is_skipped
+    changed = self._has_changed(scale)
+    if not is_skipped:
+      self._last_applied, self._warned = self.attempted, False
+    due = self._timer is not None and self._timer.should_trigger_for_step(self.attempted)
+    if due:
+      self._timer.update_last_triggered_step(self.attempted)
+    if changed or due:
+      self._log()
+    if changed or due or is_skipped:
+      self._write()
+
+  def _has_changed(self, scale: float) -> bool:
+    """Returns whether the scale is another than before; remembers it."""
+    changed = not self._changes or scale != self._changes[-1][1]
+    if changed:
+      self._changes.append((self.attempted, scale))
+    return changed
+
+  def _skips(self) -> Tuple[int, int]:
+    """Returns the number of steps skipped in a row, and how many of them did not change the scale."""
+    return self.attempted - self._last_applied, self.attempted - max(self._last_applied, self._changes[-1][0])
+
+  def _is_stalled(self, more_skips: int = 0) -> bool:
+    """Returns whether the run is stalled, or would be after so many more skipped steps."""
+    skips, without_backoff = self._skips()
+    return skips + more_skips >= self._max_consecutive_skips or without_backoff + more_skips >= self._min_scale_patience
+
+  def _log(self) -> None:
+    tf.logging.info(
+      "%s: loss scale %g after %d attempted steps: %d of the last %d skipped, %d (%.2f%%) of all",
+      self._name,
+      self._changes[-1][1],
+      self.attempted,
+      self.skipped - self._logged[1],
+      self.attempted - self._logged[0],
+      self.skipped,
+      100.0 * self.skipped / self.attempted,
+    )
+    self._logged = (self.attempted, self.skipped)
+
+  def _write(self) -> None:
+    if self._changes and self._written != self.attempted:
+      values = {"loss_scale/scale": self._changes[-1][1], "loss_scale/skipped_steps": self.skipped}
+      summary = tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+      self._events.write(lambda writer: writer.add_summary(summary, self.attempted))
+      self._written = self.attempted
+
+  def _describe_stall(self, diagnoses: List[Dict[str, Any]]) -> str:
+    """Returns text on the skipped steps, on what is not finite in the last one, and on what may be the reason."""
+    skips, without_backoff = self._skips()
+    last = "the last applied step was attempt {}".format(self._last_applied)
+    text = (
+      "The loss scale of {} is stalled: {} steps in a row were skipped, {} of them without lowering the scale; {} of "
+      "{} attempted. The scale went {}. ".format(
+        self._name,
+        skips,
+        without_backoff,
+        last if self._last_applied else "no step was ever applied",
+        self.attempted,
+        " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
+      )
+    )
+    fetched = [item for diagnosis in diagnoses for item in diagnosis.items()]
+    nonfinite = [
+      "\n  {}: {} NaN, {} inf, the largest of the others {:.3g}".format(name, *value)
+      for name, value in fetched
+      if isinstance(value, reports.GradientReport) and (value.nans or value.infs)
+    ]
+    if not nonfinite:
+      return text + "All gradients are finite here: the loss scale itself or another process decided to skip."
+    first = next((name for name, value in fetched if not isinstance(value, reports.GradientReport) and not value), None)
+    reason = "an"
+    if isinstance(self._optimizer.loss_scale, (loss_scale_module.FixedLossScale,) + native.FIXED_LOSS_SCALES):
+      reason = 'the fixed loss scale may be too large: lower it, or use "dynamic". Otherwise an'
+    elif without_backoff < self._min_scale_patience:
+      reason = "the scale may still be too large: begin with a lower one, or allow more skips. Otherwise an"
+    return text + (
+      "Gradients that are not finite:{}{}\nFetch the loss. If it is not finite, look at the inputs and the learning "
+      "rate. If it is finite, {} op of the backward pass overflows in float16 or has no finite gradient, as tf.sqrt at "
+      "0.".format(
+        "".join(nonfinite),
+        "\nThe first value of the backward pass that is not finite is {}.".format(first) if first else "",
+        reason,
+      )
+    )
+
+
+def _diagnosis(step: step_module.Step) -> Dict[str, Tuple[tf.Tensor, Any]]:
+  """Returns what to fetch of a step to see why it is skipped; warns of a backward pass in float32.
+
+  For each gradient this is a GradientReport, for each tensor of the backward pass whether it is finite.
+  """
+  gradients = reports.checked_tensors(step)
+  on_gradients = reports.report_on(step, gradients)
+  found: Dict[str, Tuple[tf.Tensor, Any]] = {name: (gradients[name], on_gradients[name]) for name in gradients}
+  backward, is_complete = gradient_ranges.backward_tensors(step)
+  for (name, tensor), branches in zip(backward.items(), dead_tensors.branches_of(backward.values())):
+    with contexts.enter(contexts.of_outputs(tensor.op)):
+      finite = tf.reduce_all(ops.is_finite(tensor))
+    found[name] = tensor, dead_tensors.merge_out_of_branches(finite, True, branches)
+  is_float32 = is_complete and {tensor.dtype.base_dtype for tensor in backward.values()} == {tf.float32}
+  if is_float32 and not auto_mixed_precision.is_enabled():
+    log.warn(
+      "LossScaleHook: the backward pass of %s has no float16 tensor. A program that computes in float32 needs no loss "
+      "scaling, unless TensorFlow's graph rewrite casts it. Are the inputs and the variables of the model cast to "
+      "float16?",
+      step.train_op.name,
+    )
+  return found
 
 
 class StopAtAttemptHook(tf.train.SessionRunHook):
@@ -297,48 +330,24 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     self._remaining = arguments.positive_int("num_attempts", num_attempts)
 
   def begin(self) -> None:
-    self._train_ops = count_steps(self._optimizer)
-    for train_op in self._train_ops:
-      if train_op.counts is None:
+    steps = reports.train_steps(self._optimizer)
+    for step in steps:
+      if not reports.is_readable(step):
         raise ValueError(
           "StopAtAttemptHook cannot count the steps of {}, which is inside a loop or a function. Count the Session "
-          "runs instead.".format(train_op.name)
+          "runs instead.".format(step.train_op.name)
         )
+    self._counts = [(step.train_op, reports.counts(step)) for step in steps]
 
   def before_run(self, run_context: Any) -> Any:
-    counts = [train_op.counts for train_op in self._train_ops if train_op.is_run_by(run_context)]
+    run = executed_by(run_context)
+    counts = [each for train_op, each in self._counts if train_op in run.ops]
     return tf.train.SessionRunArgs(counts) if counts else None
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
     self._remaining -= sum(int(attempted) for attempted, _ in run_values.results or [])
     if self._remaining <= 0:
       run_context.request_stop()
-
-
-class CountedTrainOp:
-  """Counts the steps that Session runs execute with one train op of an optimizer.
-
-  If the train op is inside a loop or a function, the counts cannot be read.
-  """
-
-  def __init__(self, step: step_module.Step) -> None:
-    self.step = step
-    assert step.train_op is not None  # None only in eager mode
-    train_op = step.train_op
-    self.name: str = train_op.name
-    self.counts = reports.counts(step) if reports.is_readable(step) else None  # to fetch with the train op, or None
-    if self.counts is None:
-      log.warn(
-        "The train op %s is inside a loop or a function, where hooks cannot count its steps or see that they are "
-        "skipped. If the global step stands still while the loss scale falls, all steps are skipped.",
-        self.name,
-      )
-    self.is_run_by = RunTest(lambda run: train_op in run.ops)
-
-
-def count_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[CountedTrainOp]:
-  """Returns a counter for each train op of the optimizer in the current graph."""
-  return [CountedTrainOp(step) for step in reports.train_steps(optimizer)]
 
 
 class Run(NamedTuple):
@@ -352,31 +361,38 @@ class Run(NamedTuple):
     return tensor.name in self.fed or tensor.op in self.ops
 
 
-class RunTest:
-  """Tests Session runs; remembers the results by what a run fetches and feeds."""
-
-  def __init__(self, test: Callable[[Run], bool]) -> None:
-    self._test = test
-    self._results: Dict[Any, bool] = {}
-
-  def __call__(self, run_context: Any) -> bool:
-    key = tuple(tuple(element.name for element in elements) for elements in _elements(run_context))
-    if key not in self._results:
-      self._results[key] = self._test(executed_by(run_context))
-    return self._results[key]
-
-
 def executed_by(run_context: Any) -> Run:
-  """Returns what a run executes, as far as the caller of `run` requests it."""
-  fetched, fed = _elements(run_context)
-  fed_names = frozenset(tensor.name for tensor in fed)
-  return Run(set(graphs.executed_ops(fetched, fed_names)), fed_names)
+  """Returns what a run executes, as far as its caller requests it; remembers runs by what they fetch and feed."""
+  graph, requested = run_context.session.graph, run_context.original_args
+  fetched = graphs.fetched_elements(graph, requested.fetches)
+  fed = frozenset(tensor.name for tensor in graphs.fetched_elements(graph, list(requested.feed_dict or {})))
+  runs = graphs.record_in(graph, "runs")
+  key = tuple(element.name for element in fetched), fed
+  run = runs.get(key)
+  if run is None:
+    if len(runs) == _MOST_RUNS:
+      runs.clear()
+    run = runs[key] = Run(set(graphs.executed_ops(fetched, fed)), fed)
+  return run
 
 
-def _elements(run_context: Any) -> Tuple[List[Any], List[Any]]:
-  """Returns the tensors and ops that a run fetches, and the tensors that it feeds."""
-  graph, arguments_of_run = run_context.session.graph, run_context.original_args
-  return (
-    list(graphs.fetched_elements(graph, arguments_of_run.fetches)),
-    graphs.fetched_elements(graph, list(arguments_of_run.feed_dict or {})),
-  )
+class EventFile:
+  """A new event file in a directory, if there is one. Logs a warning at the first failure, as on a full disk."""
+
+  def __init__(self, owner: str, directory: Optional[str]) -> None:
+    self._owner, self._directory = owner, directory
+    self._has_failed = False
+    # A unique name: TensorFlow gives the files that are created in a directory in the same second the same one.
+    suffix = "." + uuid.uuid4().hex
+    self._writer = tf.summary.FileWriter(directory, filename_suffix=suffix) if directory else None
+
+  def write(self, write: Callable[[tf.summary.FileWriter], Any]) -> None:
+    """Calls a function that writes."""
+    if self._writer is None:
+      return
+    try:
+      write(self._writer)
+    except Exception as error:  # the class depends on the status: OSError, OpError, RuntimeError, IndexError and others
+      if not self._has_failed:
+        self._has_failed = True
+        log.warn("%s cannot write to %s, records are missing: %s", self._owner, self._directory, error)

@@ -6,6 +6,9 @@ import json
 import math
 from typing import Any, Counter, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
+from mp_compat._tensorflow import tf
+
+FILE_NAME = "gradient_ranges.jsonl"
 BIAS = 127  # of float32: index e of a histogram counts magnitudes in [2**(e - 127), 2**(e - 126))
 
 TOLERATED = 0.01  # the share of a tensor's sum of magnitudes that may be below the smallest number
@@ -19,11 +22,10 @@ class Format(NamedTuple):
 
   name: str
   lowest: int  # of the smallest number
-  lowest_normal: int  # of the smallest normal number
   highest: int  # of the largest number
 
 
-FLOAT16, BFLOAT16 = Format("float16", -24, -14, 15), Format("bfloat16", -133, -126, 127)
+FLOAT16, BFLOAT16 = Format("float16", -24, 15), Format("bfloat16", -133, 127)
 
 
 class Bounds(NamedTuple):
@@ -44,44 +46,24 @@ class Advice(NamedTuple):
   text: str  # what to do; the range; what else is to be considered
 
 
-class Description(NamedTuple):
-  """What a record says of a tensor besides its values."""
-
-  has_scale: bool  # whether its loss scale is known; it is not if the tensor was measured as it was passed
-  dtype: str  # the narrowest floating dtype that its values have had
-  is_selected: bool  # whether the advice is for the tensor
-
-
 class Tensor:
-  """One tensor in all records. Its values count where all of them are finite, divided by the loss scale.
-
-  Attributes:
-    is_selected: whether the advice is for the tensor.
-    format: the number format that is to represent its values: bfloat16 where that is its dtype, otherwise float16.
-    is_recorded: whether all of its values were finite in any record.
-    exponents: the number of nonzero values by binary exponent.
-    bounds: the scales that fit all records; None without nonzero values.
-  """
+  """One tensor in all records. Its values count where all of them are finite, divided by the loss scale."""
 
   def __init__(self) -> None:
-    self.is_selected = self.is_recorded = False
-    self.format = FLOAT16
-    self.exponents: Counter[int] = collections.Counter()
-    self.bounds: Optional[Bounds] = None
+    self.is_selected = False  # whether the advice is for the tensor
+    self.is_recorded = False  # whether all of its values were finite in any record
+    self.format = FLOAT16  # the number format that is to represent its values: bfloat16 where that is its dtype
+    self.exponents: Counter[int] = collections.Counter()  # the number of nonzero values by binary exponent
+    self.bounds: Optional[Bounds] = None  # the scales that fit all records; None without nonzero values
     # The exponents of the largest scales at which float16 values were at the lower end of its range, at which all of
     # them were zeros, and at which neither was so; -1 if there is none that is at least 1.
     self._cut_off = self._zero = self._complete = -1
 
   def add(self, name: str, values: Dict[str, Any], scale: float) -> Optional[Bounds]:
-    """Adds the values of one step; returns the scales that fit them.
-
-    Args:
-      name: the name of the tensor.
-      values: the tensor in a record.
-      scale: the loss scale, a positive number.
-    """
+    """Adds the values of one step, the tensor `name` in a record; returns the scales that fit them."""
     exponents = {int(exponent): int(count) for exponent, count in values["exponents"].items() if count}
-    shift = round(math.log2(scale))
+    exact_shift = math.log2(scale)
+    shift = round(exact_shift)
     is_float16 = values["dtype"] == "float16"
     self.is_selected = bool(values["selected"])
     self.format = BFLOAT16 if values["dtype"] == "bfloat16" else FLOAT16
@@ -98,13 +80,10 @@ class Tensor:
     else:
       self._complete = max(self._complete, shift)
     self.exponents.update({exponent - shift: count for exponent, count in exponents.items()})
-    found = Bounds(
-      min(max(self.format.lowest - kept + math.ceil(math.log2(scale)), 0), LARGEST_SCALE),
-      min(self.format.highest - max(exponents) + math.floor(math.log2(scale)), LARGEST_SCALE),
-      name,
-      name,
-    )
-    self.bounds = found if self.bounds is None else _intersection([self.bounds, found])
+    low = min(max(self.format.lowest - kept + math.ceil(exact_shift), 0), LARGEST_SCALE)
+    high = min(self.format.highest - max(exponents) + math.floor(exact_shift), LARGEST_SCALE)
+    found = Bounds(low, high, name, name)
+    self.bounds = _intersection([self.bounds, found])
     return found
 
   def doubtful_scale(self) -> Optional[int]:
@@ -123,35 +102,27 @@ def _lowest_kept(exponents: Dict[int, int]) -> int:
   return max(e for e in exponents if sum(value for other, value in magnitudes.items() if other < e) <= tolerated)
 
 
-def _intersection(bounds: List[Bounds]) -> Bounds:
-  """Returns the scales that fit all of the given bounds, at least one."""
-  lower, upper = max(bounds, key=lambda each: each.low), min(bounds, key=lambda each: each.high)
+def _intersection(bounds: Iterable[Optional[Bounds]]) -> Optional[Bounds]:
+  """Returns the scales that fit all of the given bounds; None without any."""
+  known = [each for each in bounds if each is not None]
+  if not known:
+    return None
+  lower, upper = max(known, key=lambda each: each.low), min(known, key=lambda each: each.high)
   return Bounds(lower.low, upper.high, lower.smallest, upper.largest)
 
 
 class History:
-  """The ranges of a run.
-
-  Attributes:
-    tensors: the tensors by name, from the loss to the inputs.
-    steps: the recorded steps.
-    scale: the loss scale of the last record; 1 without any.
-    overflows: the steps of records with infinite values or NaNs, and the smaller scales than theirs.
-    bounds: the scales that fit all selected tensors of all records, as far as they are finite; None without any.
-    conflict: the step of a record that no scale fits, and its bounds; the worst one, None without any.
-    is_complete: whether all of the backward pass was measured.
-    run: the number of the run that wrote the last record; 0 without any.
-  """
+  """The ranges of a run."""
 
   def __init__(self) -> None:
-    self.tensors: Dict[str, Tensor] = collections.OrderedDict()
+    self.tensors: Dict[str, Tensor] = collections.OrderedDict()  # by name, from the loss to the inputs
     self.steps: List[int] = []
-    self.scale = 1.0
-    self.overflows: List[Tuple[int, Bounds]] = []
-    self.bounds: Optional[Bounds] = None
-    self.conflict: Optional[Tuple[int, Bounds]] = None
-    self.run = 0
-    self.is_complete = True
+    self.scale = 1.0  # of the last record
+    self.run = 0  # the number of the run that wrote the last record
+    self.is_complete = True  # whether all of the backward pass was measured
+    self.overflows: List[Tuple[int, Bounds]] = []  # steps of records that were not finite; the scales below theirs
+    self.bounds: Optional[Bounds] = None  # the scales that fit all selected tensors of all finite records
+    self.conflict: Optional[Tuple[int, Bounds]] = None  # the step of the worst record that no scale fits; its bounds
 
   @property
   def format(self) -> Format:
@@ -160,7 +131,7 @@ class History:
     return BFLOAT16 if formats == {BFLOAT16} else FLOAT16
 
   def add(self, record: Dict[str, Any]) -> None:
-    """Adds a record, as `record_of` returns it; ignores tensors whose scale is neither None nor a positive number.
+    """Adds a record, as GradientRangesHook makes it; ignores tensors whose scale is neither None nor a positive number.
 
     Values without a scale count as if they were at a scale of 1.
     """
@@ -173,55 +144,27 @@ class History:
       if not 0 < scale < math.inf:
         continue
       bounds = self.tensors.setdefault(name, Tensor()).add(name, values, scale)
-      if bounds is not None and values["selected"]:
+      if values["selected"]:
         found.append(bounds)
       if int(values["nonfinite"]):
         high = LARGEST_SCALE if values["scale"] is None else math.ceil(math.log2(scale)) - 1
         overflows.append((record["step"], Bounds(0, high, "", name)))
       self.scale = self.scale if values["scale"] is None else scale
     self.overflows.extend(overflows[:1])
-    if found:
-      bounds = _intersection(found)
-      self.bounds = bounds if self.bounds is None else _intersection([self.bounds, bounds])
-      worst = self.conflict[1].low - self.conflict[1].high if self.conflict else 0
-      if bounds.low - bounds.high > worst:
-        self.conflict = (record["step"], bounds)
+    bounds = _intersection(found)
+    self.bounds = _intersection([self.bounds, bounds])
+    worst = self.conflict[1].low - self.conflict[1].high if self.conflict else 0
+    if bounds is not None and bounds.low - bounds.high > worst:
+      self.conflict = (record["step"], bounds)
 
 
-def record_of(
-  run: int, step: int, ranges: Dict[str, Any], descriptions: Dict[str, Description], is_complete: bool
-) -> Dict[str, Any]:
-  """Returns a step's fetched `GradientRange`s as a dictionary for JSON; leaves out tensors that were not computed.
-
-  Args:
-    run: the number of the run.
-    step: the step.
-    ranges: the ranges by name.
-    descriptions: what is known of the tensors, by the same names.
-    is_complete: whether all of the backward pass is measured.
-  """
-  tensors = collections.OrderedDict()
-  for name, values in ranges.items():
-    counts = [int(count) for count in values.exponents]
-    total = sum(counts)
-    if not total:
-      continue  # empty, or in a branch that was not executed
-    description = descriptions[name]
-    zeros = int(round(float(values.zeros) * total))
-    counts[0] -= zeros
-    tensors[name] = {
-      "selected": description.is_selected,
-      "dtype": description.dtype,
-      "scale": float(values.scale) if description.has_scale else None,
-      "zeros": zeros,
-      "nonfinite": counts[255],
-      "largest": float(values.largest),
-      "exponents": {str(index - BIAS): count for index, count in enumerate(counts[:255]) if count},
-    }
-  return {"run": run, "step": step, "complete": is_complete, "tensors": tensors}
+def read_text(path: str) -> str:
+  """Returns the text of a file of records; replaces bytes that are not UTF-8, which a damaged file may contain."""
+  with tf.gfile.GFile(path, "rb") as file:
+    return file.read().decode("utf-8", errors="replace")
 
 
-def read(lines: Iterable[str]) -> History:
+def read(text: str) -> History:
   """Returns the history in lines of JSON, one for each record.
 
   A later run may begin at an earlier step, because it restored a checkpoint, or is another one: the earlier runs'
@@ -231,20 +174,19 @@ def read(lines: Iterable[str]) -> History:
     ValueError: If there are lines, but none is a record.
   """
   records: List[Dict[str, Any]] = []
-  damaged = 0
+  lines = text.splitlines()
   for line in lines:
     try:
       record = json.loads(line)
       record.update(run=int(record["run"]), step=int(record["step"]))
       History().add(record)
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
-      damaged += 1
       continue
     if records and records[-1]["run"] != record["run"]:
       records = [earlier for earlier in records if earlier["step"] < record["step"]]
     records.append(record)
-  if damaged and not records:
-    raise ValueError("none of the {} lines is a record of GradientRangesHook".format(damaged))
+  if lines and not records:
+    raise ValueError("none of the {} lines is a record of GradientRangesHook".format(len(lines)))
   history = History()
   for record in records:
     history.add(record)
@@ -254,21 +196,29 @@ def read(lines: Iterable[str]) -> History:
 def advise(history: History) -> Optional[Advice]:
   """Returns advice on the loss scale; None without any record of nonzero values.
 
-  A scale fits a record if it keeps all but 1% of the sum of magnitudes of each tensor at or above 2**-24, float16's
-  smallest number, and all values below 2**16. A record that was not finite is fitted only by smaller scales than its
-  own, if at all. "none" is never advised with such records.
-
-  The advised scale is a quarter of the largest one that fits, because steps that were not recorded may have larger
-  values, and a larger scale keeps more of the small ones.
+  docs/gradient_ranges.md says how it is derived. A record that was not finite is fitted only by smaller scales than its
+  own, if at all. The advised scale is a quarter of the largest one that fits, because steps that were not recorded may
+  have larger values, and a larger scale keeps more of the small ones.
   """
-  if history.bounds is None and not history.overflows:
+  bounds = _intersection([history.bounds] + [below for _, below in history.overflows])
+  if bounds is None:
     return None
-  bounds = _intersection(([history.bounds] if history.bounds else []) + [below for _, below in history.overflows])
-  kind, sentences = _choose(history, bounds)
-  return Advice(kind, bounds.low, bounds.high, " ".join(sentences + _cautions(history)))
+  kind, text = _choose(history, bounds)
+  if history.overflows:
+    steps = list(collections.OrderedDict((str(step), None) for step, _ in history.overflows))
+    text += " Not finite: {} of {} records (step{} {}), first in {}; such steps must be skipped.".format(
+      len(history.overflows),
+      len(history.steps),
+      "s" if len(steps) > 1 else "",
+      enumeration(steps, 5),
+      history.overflows[-1][1].largest,
+    )
+  if not history.is_complete:
+    text += " What functions and loops compute was not measured, and may need a larger scale."
+  return Advice(kind, bounds.low, bounds.high, text)
 
 
-def _choose(history: History, bounds: Bounds) -> Tuple[str, List[str]]:
+def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
   """Returns the kind of advice, and two sentences: what to do, and why.
 
   Args:
@@ -278,56 +228,39 @@ def _choose(history: History, bounds: Bounds) -> Tuple[str, List[str]]:
   low, high, smallest, largest = bounds
   scales = [(name, tensor.doubtful_scale()) for name, tensor in history.tensors.items() if tensor.is_selected]
   doubtful = [(scale, name) for name, scale in scales if scale is not None]
-  kept = "keep 99% of each tensor's magnitude in {} and overflow in no {}record".format(
+  kept = "keep 99% of each tensor's magnitude in {} and overflow in no {}record.".format(
     history.format.name, "finite " if history.overflows else ""
   )
   if history.bounds is None or len(history.overflows) == len(history.steps):
     if high < 0:
-      return "float32", ["Make the loss smaller, for example a mean instead of a sum.", "No record was finite at 2**0."]
-    return "unknown", ["Record more steps, or with a smaller loss scale.", "No record was finite."]
+      return "float32", "Make the loss smaller, for example a mean instead of a sum. No record was finite at 2**0."
+    return "unknown", "Record more steps, or with a smaller loss scale. No record was finite."
   if history.conflict:
     step, worst = history.conflict
     action = "Compute {smallest} in float32, or with a larger weight of its loss."
     if worst.high < 0:
       action = "Compute {largest} in float32, or make the loss smaller, for example a mean instead of a sum."
-    facts = "No scale fits step {step}: {smallest} needs at least 2**{low}, and {largest} overflows above 2**{high}."
-    return "float32", [sentence.format(step=step, **worst._asdict()) for sentence in (action, facts)]
+    facts = " No scale fits step {step}: {smallest} needs at least 2**{low}, and {largest} overflows above 2**{high}."
+    return "float32", (action + facts).format(step=step, **worst._asdict())
   if doubtful and max(doubtful)[0] < high - MARGIN:
-    return "unknown", [
-      "Record with a loss scale of 2**{}.".format(high - MARGIN),
-      "At 2**{}, values at the lower end of float16's range, or only zeros, indicate that smaller ones were lost in "
-      "{}.".format(max(doubtful)[0], _join([name for _, name in doubtful])),
-    ]
-  if low == 0 and high >= MARGIN and not history.overflows:
-    return "none", ["No loss scaling is needed.", "Scales up to 2**{} {}.".format(high, kept)]
-  fits = "From 2**{} (for {}) to 2**{} (for {}), scales {}.".format(low, smallest, high, largest, kept)
-  if high - low >= MARGIN:
-    return "fixed", ["Use a fixed loss scale of 2**{}.".format(high - MARGIN), fits]
-  if low > high:
-    fits = "No scale fits all records: {} needs at least 2**{}, and {} overflows above 2**{}.".format(
-      smallest, low, largest, high
-    )
-  return "dynamic", ["Use a dynamic loss scale that starts at 2**{}.".format(max(history.bounds.high, 0)), fits]
-
-
-def _cautions(history: History) -> List[str]:
-  """Returns a sentence on records that were not finite, and one on what was not measured, if there are any."""
-  cautions = []
-  if history.overflows:
-    steps = list(collections.OrderedDict((str(step), None) for step, _ in history.overflows))
-    cautions.append(
-      "Not finite: {} of {} records (step{} {}), first in {}; such steps must be skipped.".format(
-        len(history.overflows),
-        len(history.steps),
-        "s" if len(steps) > 1 else "",
-        _join(steps),
-        history.overflows[-1][1].largest,
+    return "unknown", (
+      "Record with a loss scale of 2**{}. At 2**{}, values at the lower end of float16's range, or only zeros, "
+      "indicate that smaller ones were lost in {}.".format(
+        high - MARGIN, max(doubtful)[0], enumeration([name for _, name in doubtful], 5)
       )
     )
-  if not history.is_complete:
-    cautions.append("What functions and loops compute was not measured, and may need a larger scale.")
-  return cautions
+  if low == 0 and high >= MARGIN and not history.overflows:
+    return "none", "No loss scaling is needed. Scales up to 2**{} {}".format(high, kept)
+  fits = " From 2**{} (for {}) to 2**{} (for {}), scales {}".format(low, smallest, high, largest, kept)
+  if high - low >= MARGIN:
+    return "fixed", "Use a fixed loss scale of 2**{}.".format(high - MARGIN) + fits
+  if low > high:
+    fits = " No scale fits all records: {} needs at least 2**{}, and {} overflows above 2**{}.".format(
+      smallest, low, largest, high
+    )
+  return "dynamic", "Use a dynamic loss scale that starts at 2**{}.".format(max(history.bounds.high, 0)) + fits
 
 
-def _join(names: List[str]) -> str:
-  return ", ".join(names[:5]) + (" and {} more".format(len(names) - 5) if len(names) > 5 else "")
+def enumeration(names: List[str], most: int) -> str:
+  """Returns the first `most` names, with commas, and the number of the others."""
+  return ", ".join(names[:most]) + (" and {} more".format(len(names) - most) if len(names) > most else "")

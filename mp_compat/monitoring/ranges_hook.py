@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A SessionRunHook that records gradient ranges during training."""
 
+import collections
 import json
 import os
 from typing import Any, Dict, Optional
@@ -11,10 +12,9 @@ from mp_compat.core import arguments
 from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring import hooks
 from mp_compat.monitoring import range_history
-from mp_compat.monitoring import summaries
+from mp_compat.monitoring import reports
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
-FILE_NAME = "gradient_ranges.jsonl"
 _STEPS_AFTER_OVERFLOW = 10  # the largest number of steps from a record with values that are not finite to the next
 
 
@@ -28,8 +28,6 @@ class GradientRangesHook(tf.train.SessionRunHook):
   measured. The advice is for the selected tensors, those of the measured dtypes, or for all tensors if there are none.
   The values are the gradients of the scaled loss; the scale is null for a gradient that was measured as it was passed.
   A run that resumes continues the file. If a file cannot be written, the hook logs a warning once, and the run goes on.
-
-  A run that feeds gradients that the report measures is not recorded: it does not compute them.
   """
 
   def __init__(
@@ -46,8 +44,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
       every_n_steps: the number of executed steps from one record to the next, an int of at least 1. The first step is
         recorded. After a record with values that are not finite, the next one follows after at most 10 steps.
       output_dir: the directory of the files, which is created; None writes no files. Each hook needs its own.
-      dtypes: the dtypes of the tensors of the backward pass to record; if it has none of them, bfloat16 or float32; see
-        `gradient_ranges`.
+      dtypes: the dtypes of the tensors of the backward pass to record; see `gradient_ranges`.
 
     Raises:
       ValueError: If `every_n_steps` is out of its range.
@@ -61,28 +58,24 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._has_warned = False
 
   def begin(self) -> None:
-    self._train_op = hooks.count_steps(self._optimizer)[-1]
+    self._train_op = reports.readable_step(self._optimizer).train_op
     self._report = gradient_ranges.report(self._optimizer, self._dtypes)
-    tensors = self._report.tensors
-    self._is_computed_by = hooks.RunTest(lambda run: all(run.computes(tensor) for tensor in tensors))
     self._global_step = tf.train.get_global_step()
-    self._history, self._path, self._writer = range_history.History(), None, None
-    if self._output_dir is not None:
-      tf.gfile.MakeDirs(self._output_dir)
-      self._path = os.path.join(self._output_dir, FILE_NAME)
-      self._writer = summaries.file_writer(self._output_dir)
-      self._try = summaries.FileAccess("GradientRangesHook", self._output_dir)
+    self._history = range_history.History()
+    self._events = hooks.EventFile("GradientRangesHook", self._output_dir)
+    self._path = os.path.join(self._output_dir, range_history.FILE_NAME) if self._output_dir else ""
     text = self._read_file()
     self._attempted = self._history.steps[-1] if self._history.steps else 0
     self._run = self._history.run + 1
     if text and not text.endswith("\n"):
-      self._try(self._append, "\n")  # after the line that a killed job left
+      self._events.write(lambda writer: self._append("\n"))  # after the line that a killed job left
 
   def before_run(self, run_context: Any) -> Any:
-    self._is_running = self._train_op.is_run_by(run_context)
+    run = hooks.executed_by(run_context)
+    self._is_running = self._train_op in run.ops
     if not self._is_running or self._until_due:
       return None
-    if self._is_computed_by(run_context):
+    if all(run.computes(item.tensor) for item in self._report.measured.values()):
       return tf.train.SessionRunArgs(self._report.ranges)
     if not self._has_warned:
       self._has_warned = True
@@ -101,9 +94,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
       return
     # A separate run: fetched with the train op, the global step could be the one before or after the update.
     step = self._attempted if self._global_step is None else int(run_context.session.run(self._global_step))
-    record = range_history.record_of(
-      self._run, step, run_values.results, self._report.descriptions, self._report.is_complete
-    )
+    record = record_of(self._run, step, run_values.results, self._report)
     if record["tensors"]:  # The branch of the train op was executed.
       overflowed = any(tensor["nonfinite"] for tensor in record["tensors"].values())
       self._until_due = min(self._every_n_steps, _STEPS_AFTER_OVERFLOW) if overflowed else self._every_n_steps
@@ -117,14 +108,12 @@ class GradientRangesHook(tf.train.SessionRunHook):
         "GradientRangesHook recorded nothing: no Session run executed the train op %s and computed its gradients.",
         self._train_op.name,
       )
-    if self._writer:
-      self._try(self._writer.close)
+    self._events.write(lambda writer: writer.close())
 
   def _record(self, record: Dict[str, Any]) -> None:
     is_new_run = self._history.run != self._run
     self._history.add(record)
-    if self._writer:
-      self._try(self._write, self._writer, record, is_new_run)
+    self._events.write(lambda writer: self._write(writer, record, is_new_run))
     advice = range_history.advise(self._history)
     news = (advice and advice[:3], bool(self._history.overflows))
     if advice is not None and news != self._logged:
@@ -145,11 +134,11 @@ class GradientRangesHook(tf.train.SessionRunHook):
 
   def _read_file(self) -> str:
     """Reads the history from the file, if there is one; returns the file's text."""
-    if self._path is None or not tf.gfile.Exists(self._path):
+    if not tf.gfile.Exists(self._path):
       return ""
-    text = read_text(self._path)
+    text = range_history.read_text(self._path)
     try:
-      self._history = range_history.read(text.splitlines())
+      self._history = range_history.read(text)
     except ValueError as error:
       log.warn("%s: %s; they are ignored.", self._path, error)
     return text
@@ -159,10 +148,26 @@ class GradientRangesHook(tf.train.SessionRunHook):
       file.write(text)
 
 
-def read_text(path: str) -> str:
-  """Returns the text of a file of records; replaces bytes that are not UTF-8, which a damaged file may contain."""
-  with tf.gfile.GFile(path, "rb") as file:
-    return file.read().decode("utf-8", errors="replace")
+def record_of(run: int, step: int, ranges: Dict[str, Any], report: gradient_ranges.Report) -> Dict[str, Any]:
+  """Returns the fetched ranges of a report as a dictionary for JSON; leaves out tensors that were not computed."""
+  tensors = collections.OrderedDict()
+  for name, values in ranges.items():
+    counts = [int(count) for count in values.exponents]
+    total = sum(counts)
+    if not total:
+      continue  # empty, or in a branch that was not executed
+    zeros = int(round(float(values.zeros) * total))
+    counts[0] -= zeros
+    tensors[name] = {
+      "selected": report.measured[name].is_selected,
+      "dtype": report.measured[name].dtype,
+      "scale": None if report.measured[name].scale is None else float(values.scale),
+      "zeros": zeros,
+      "nonfinite": counts[255],
+      "largest": float(values.largest),
+      "exponents": {str(index - range_history.BIAS): count for index, count in enumerate(counts[:255]) if count},
+    }
+  return {"run": run, "step": step, "complete": report.is_complete, "tensors": tensors}
 
 
 def _histogram(exponents: Dict[str, int]) -> tf.HistogramProto:
@@ -170,8 +175,8 @@ def _histogram(exponents: Dict[str, int]) -> tf.HistogramProto:
   counts = {int(exponent): count for exponent, count in exponents.items()}
   bars = range(min(counts), max(counts) + 1)
   return tf.HistogramProto(
-    min=min(counts) - 0.5,
-    max=max(counts) + 0.5,
+    min=bars[0] - 0.5,
+    max=bars[-1] + 0.5,
     num=sum(counts.values()),
     sum=sum(exponent * count for exponent, count in counts.items()),
     sum_squares=sum(exponent**2 * count for exponent, count in counts.items()),

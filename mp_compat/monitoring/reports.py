@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the record of a step: whether it was applied, and which of its gradients are not finite."""
+"""Reads the record of a step: whether it was applied, with which scale, and which gradients are not finite."""
 
 import collections
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, List, NamedTuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -31,12 +31,7 @@ class GradientReport(NamedTuple):
 
 
 def train_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[step_module.Step]:
-  """Returns what each `apply_gradients` of this optimizer built in the current graph.
-
-  Raises:
-    ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`.
-    RuntimeError: If the current graph has no train op of this optimizer.
-  """
+  """Returns what each `apply_gradients` of this optimizer built in the current graph, at least one."""
   if not isinstance(optimizer, MixedPrecisionLossScaleOptimizer):
     raise ValueError(
       "optimizer must be the MixedPrecisionLossScaleOptimizer that built the train op, but got {!r}.".format(optimizer)
@@ -44,21 +39,14 @@ def train_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[step_module
   steps = [step for step in step_module.recorded(optimizer) if step.train_op is not None]
   if not steps:
     raise RuntimeError(
-      "The optimizer {} has no train op in the current graph. Expected a "
-      "MixedPrecisionLossScaleOptimizer whose minimize() or apply_gradients() was called in this "
-      "graph.".format(optimizer.get_name())
+      "The optimizer {} has no train op in the current graph. Expected a MixedPrecisionLossScaleOptimizer whose "
+      "minimize() or apply_gradients() was called in this graph.".format(optimizer.get_name())
     )
   return steps
 
 
 def counts(step: step_module.Step) -> tf.Tensor:
-  """Returns how many steps were attempted and skipped, an int32 tensor of shape [2].
-
-  It is [1, 0] if the step was applied, [1, 1] if it was skipped, and [0, 0] if its branch was not executed.
-
-  Args:
-    step: a step for which `is_readable` holds.
-  """
+  """Returns whether a run attempted and skipped a readable step, int32 [2]; zeros if its branch was not executed."""
   with contexts.enter(contexts.of_outputs(step.train_op)), tf.control_dependencies([step.train_op]):
     attempted_and_skipped = tf.where_v2(step.applied, [1, 0], [1, 1])
   return dead_tensors.merge_out_of_branches(attempted_and_skipped, 0)
@@ -98,19 +86,48 @@ def nonfinite_gradients(optimizer: MixedPrecisionLossScaleOptimizer) -> "collect
   return report_on(step, checked_tensors(step))
 
 
-def readable_step(optimizer: MixedPrecisionLossScaleOptimizer) -> step_module.Step:
-  """Returns the step of the last `apply_gradients` of the optimizer, whose tensors the current graph can read.
+@autograph.do_not_convert
+def loss_scale_summaries(optimizer: MixedPrecisionLossScaleOptimizer) -> List[tf.Tensor]:
+  """Adds scalar summaries of the last `apply_gradients` to the graph, for `tf.summary.merge_all()` and Estimator.
+
+      train_op = opt.minimize(loss, global_step)
+      mp_compat.loss_scale_summaries(opt)
+      _, summary = sess.run([train_op, tf.summary.merge_all()])
+
+  `loss_scale/scale` is the loss scale with which the gradients were computed. `loss_scale/applied` is 1 if the step is
+  applied and 0 if it is skipped, or if the train op is in a branch of `tf.cond` that is not executed. Summaries run the
+  backward pass, but not the train op: fetch them in the same `session.run` to get the same step. To count skipped
+  steps, use `mp_compat.LossScaleHook(output_dir=...)`.
+
+  Args:
+    optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current graph.
+
+  Returns:
+    The summaries, scalar string tensors in the collection `tf.GraphKeys.SUMMARIES`. `loss_scale/scale` is missing if
+    the gradients were not computed in this graph, or inside of a branch.
 
   Raises:
     ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`.
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
+  step = readable_step(optimizer)
+  with contexts.enter(contexts.of_outputs(step.train_op)):
+    applied = tf.cast(step.applied, tf.int64)
+  values = {"applied": dead_tensors.merge_out_of_branches(applied, 0)}
+  scales = [computed.scale for lineage in step.lineages for computed in lineage.computed if computed.scale is not None]
+  if scales and contexts.is_readable(scales[0]):
+    values["scale"] = scales[0]
+  with tf.name_scope(None), tf.name_scope("loss_scale/"):
+    return [tf.summary.scalar(name, value) for name, value in values.items()]
+
+
+def readable_step(optimizer: MixedPrecisionLossScaleOptimizer) -> step_module.Step:
+  """Returns the last step of `train_steps`; raises an error if the current graph cannot read its tensors."""
   step = train_steps(optimizer)[-1]
-  train_op: tf.Operation = step.train_op
   if not is_readable(step):
     raise RuntimeError(
       "The train op {} is inside a loop or a function, so its gradients cannot be read from outside. "
-      "Call nonfinite_gradients() or gradient_ranges() inside it.".format(train_op.name)
+      "Call nonfinite_gradients() or gradient_ranges() inside it.".format(step.train_op.name)
     )
   return step
 
@@ -138,21 +155,8 @@ def report_on(
 
 def number_repeated(names: List[str]) -> List[str]:
   """Returns the names, each once: the second, third and later of the same name end in " (2)", " (3)" and so on."""
-  unique: List[str] = []
-  occurrences: Dict[str, int] = collections.Counter()
-  for name in names:
-    occurrences[name] += 1
-    unique.append(name if occurrences[name] == 1 else "{} ({})".format(name, occurrences[name]))
-  return unique
-
-
-def describe_nonfinite(reports: Dict[str, GradientReport]) -> List[str]:
-  """Returns one line of text for each non-finite gradient in fetched reports."""
-  return [
-    "{}: {} NaN, {} inf, the largest of the others {:.3g}".format(name, report.nans, report.infs, report.largest)
-    for name, report in reports.items()
-    if report.nans or report.infs
-  ]
+  counts_before = [names[:index].count(name) for index, name in enumerate(names)]
+  return ["{} ({})".format(name, count + 1) if count else name for name, count in zip(names, counts_before)]
 
 
 def _report(values: tf.Tensor) -> GradientReport:

@@ -5,7 +5,6 @@ import pytest
 
 import mp_compat
 from mp_compat.monitoring import gradient_ranges
-from mp_compat.monitoring.range_history import Description
 from tests import testing
 from tests.testing import Optimizer
 from tests.testing import sgd
@@ -42,6 +41,12 @@ def check(measured, values, scale):
   expected = measure_with_numpy(values, scale)
   shares = {name: pytest.approx(getattr(expected, name), rel=1e-15) for name in ("zeros", "subnormal", "vanishing")}
   assert measured._replace(exponents=measured.exponents.tolist()) == expected._replace(**shares)
+
+
+def describe(opt, dtypes=tf.float16):
+  """Returns for each tensor whether its scale is known, its narrowest dtype, and whether the advice is for it."""
+  measured = gradient_ranges.report(opt, dtypes).measured
+  return {name: (item.scale is not None, item.dtype, item.is_selected) for name, item in measured.items()}
 
 
 def patterns(dtype, finite):
@@ -139,7 +144,7 @@ def test_float32_pass_begins_behind_loss(dtypes, rewrite, request):
   ranges = mp_compat.gradient_ranges(opt, dtypes)
   (first,) = [name for name in ranges if "xent" in name.lower() or "SparseSoftmax" in name]
   assert list(ranges)[0] == first and "gradients/two/MatMul_grad/MatMul" in ranges and len(ranges) == 7
-  assert all(values.is_selected for values in gradient_ranges.report(opt, dtypes).descriptions.values())
+  assert all(described[-1] for described in describe(opt, dtypes).values())
   if not rewrite:
     with testing.initialized_session() as sess:
       assert all(values.exponents.sum() for values in sess.run(ranges, {x: X}).values())
@@ -149,9 +154,8 @@ def test_bfloat16_is_measured_before_float32():
   _, loss = network(tf.bfloat16)
   opt = Optimizer(tf.train.AdamOptimizer(), 1.0)
   opt.minimize(loss)
-  descriptions = gradient_ranges.report(opt, tf.float16).descriptions
-  assert "gradients/two/MatMul_grad/MatMul" in descriptions
-  assert set(descriptions.values()) == {Description(True, "bfloat16", True)}
+  described = describe(opt)
+  assert "gradients/two/MatMul_grad/MatMul" in described and set(described.values()) == {(True, "bfloat16", True)}
 
 
 def test_unfetched_ranges_run_no_ops():
@@ -336,15 +340,15 @@ def test_dtypes_of_values_are_known():
   hidden = tf.matmul(tf.tanh(hidden), tf.cast(shared, tf.float16)) * tf.cast(broadcast, tf.float16)
   opt = Optimizer(sgd(), 2.0**4)
   opt.minimize(tf.reduce_sum(tf.square(gain * tf.matmul(tf.cast(hidden, tf.float32), head))))
-  report = gradient_ranges.report(opt, tf.float16)
-  float16, float32 = Description(True, "float16", True), Description(True, "float32", False)
-  variables = {name: values for name, values in report.descriptions.items() if name.endswith(":0")}
+  float16, float32 = (True, "float16", True), (True, "float32", False)
+  described = describe(opt)
+  variables = {name: values for name, values in described.items() if name.endswith(":0")}
   assert variables == {"shared:0": float16, "broadcast:0": float16, "head:0": float32, "gain:0": float32}
-  assert {values for name, values in report.descriptions.items() if name not in variables} == {float16}
-  assert report.is_complete
-  all_dtypes = gradient_ranges.report(opt, [tf.float16, tf.float32]).descriptions
-  assert len(all_dtypes) > len(report.descriptions) and all(values.is_selected for values in all_dtypes.values())
-  assert all_dtypes["head:0"].dtype == "float32" and all_dtypes["shared:0"].dtype == "float16"
+  assert {values for name, values in described.items() if name not in variables} == {float16}
+  assert gradient_ranges.report(opt, tf.float16).is_complete
+  all_dtypes = describe(opt, [tf.float16, tf.float32])
+  assert len(all_dtypes) > len(described) and all(is_selected for _, _, is_selected in all_dtypes.values())
+  assert all_dtypes["head:0"][1] == "float32" and all_dtypes["shared:0"][1] == "float16"
 
 
 CALLS = {
@@ -367,15 +371,15 @@ def test_hidden_parts_are_noticed(call):
   opt.minimize(tf.reduce_sum(tf.cast(hidden, tf.float32)))
   report = gradient_ranges.report(opt, tf.float16)
   assert report.is_complete == (call == "plain" or call == "cond" and not tf.control_flow_v2_enabled())
-  assert report.descriptions["w:0"].is_selected  # whichever dtype the function or the loop returns
+  assert report.measured["w:0"].is_selected  # whichever dtype the function or the loop returns
 
 
 def test_passed_gradients_have_no_scale():
   v = tf.get_variable("v", [2])
   opt = Optimizer(sgd(), 2.0**4)
   opt.apply_gradients([(tf.placeholder(tf.float32, [2]), v)])
-  report = gradient_ranges.report(opt, tf.float16)
-  assert report.descriptions == {"v:0": Description(False, "float32", True)} and not report.is_complete
+  assert describe(opt) == {"v:0": (False, "float32", True)}
+  assert not gradient_ranges.report(opt, tf.float16).is_complete
 
 
 def test_float16_loss_of_unknown_shape():

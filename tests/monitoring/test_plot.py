@@ -91,17 +91,6 @@ def test_long_loss_curves_are_drawn_as_means():
   assert len(line.get_xdata()) == plot.MOST_POINTS and abs(line.get_ydata()).max() < 0.1
 
 
-def test_different_panels_are_apart():
-  """The legend of the loss is where no tick labels are."""
-  series = plot.Series([1, 1000], [8.0, 16.0], [0, 9], plot.Curve("loss", list(range(1000)), [1.0] * 1000))
-  figure = plot.draw(series)
-  figure.canvas.draw()
-  loss, renderer = figure.axes[0], figure.canvas.get_renderer()
-  assert loss.xaxis.get_label_position() == "top"
-  legend = loss.get_legend().get_window_extent(renderer)
-  assert not any(legend.overlaps(label.get_window_extent(renderer)) for label in loss.get_xticklabels())
-
-
 def test_wide_range_is_logarithmic():
   series = plot.Series([1, 3], [8.0, 16.0], [0, 0], plot.Curve("loss", [1, 2, 3], [500.0, 5.0, 1.0]))
   assert plot.draw(series).axes[0].get_yscale() == "log"

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import mp_compat
+from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring import range_history
+from mp_compat.monitoring import ranges_hook
 
 
 def record(step, tensors, scale=1.0, nonfinite=0, run=1, zeros=3, dtype="float16", selected=True, complete=True):
@@ -27,7 +29,7 @@ def together(*records):
 
 def history(*records):
   """Returns a history through its file format."""
-  return range_history.read(json.dumps(entry) + "\n" for entry in records)
+  return range_history.read("\n".join(map(json.dumps, records)))
 
 
 def advise(*records):
@@ -247,9 +249,9 @@ DAMAGED += [
 @pytest.mark.parametrize("damaged", DAMAGED, ids=range(len(DAMAGED)))
 def test_damaged_lines_are_skipped(damaged):
   line = json.dumps(record(1, {"a": {0: 1}}))
-  assert range_history.read([line, damaged, line[:20], line]).steps == [1, 1]
+  assert range_history.read("\n".join([line, damaged, line[:20], line])).steps == [1, 1]
   with pytest.raises(ValueError, match="none of the 2 lines is a record of GradientRangesHook"):
-    range_history.read([damaged, damaged])
+    range_history.read(damaged + "\n" + damaged + "\n")
 
 
 def test_record_contains_fetched_counts():
@@ -257,11 +259,12 @@ def test_record_contains_fetched_counts():
   counts[[0, 1, 127, 255]] = [7, 2, 5, 1]
   measured = mp_compat.GradientRange(counts, 5 / 15, 0.0, 0.0, np.float32(1.5), 1, -1, np.float32(8.0))
   empty = measured._replace(exponents=np.zeros(256, np.int32))
-  descriptions = dict.fromkeys("ab", range_history.Description(True, "float16", False))
-  got = range_history.record_of(2, 3, {"a": measured, "b": empty}, descriptions, True)
+  described = gradient_ranges.Measured("", None, scale="known", dtype="float16", is_selected=False)
+  report = gradient_ranges.Report({}, {"a": described}, True)
+  got = ranges_hook.record_of(2, 3, {"a": measured, "b": empty}, report)
   tensor = dict(selected=False, dtype="float16", scale=8.0, zeros=5, nonfinite=1, largest=1.5)
   tensor["exponents"] = {"-127": 2, "-126": 2, "0": 5}
   assert got == {"run": 2, "step": 3, "complete": True, "tensors": {"a": tensor}}
   assert json.loads(json.dumps(got)) == got
-  descriptions["a"] = descriptions["a"]._replace(has_scale=False)
-  assert range_history.record_of(2, 3, {"a": measured}, descriptions, True)["tensors"]["a"] == dict(tensor, scale=None)
+  report.measured["a"] = described._replace(scale=None)
+  assert ranges_hook.record_of(2, 3, {"a": measured}, report)["tensors"]["a"] == dict(tensor, scale=None)
