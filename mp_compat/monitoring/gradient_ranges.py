@@ -146,11 +146,7 @@ def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any) -> Report:
 
 
 def backward_tensors(step: step_module.Step) -> Tuple["collections.OrderedDict[str, tf.Tensor]", bool]:
-  """Returns the floating tensors from the loss scale to the computed gradients by name, and whether these are all.
-
-  They are in the order of their ops. Left out are tensors that only move or copy the values of others, and those inside
-  of loops and functions.
-  """
+  """Returns the floating tensors of the backward pass by name, in order, and whether these are all."""
   derived = _backward_passes(_gradients(step, read_computed=True)[1])
   found = _readable_in_order(_named(each for each in derived if each.tensor.dtype.is_floating))
   return collections.OrderedDict((item.name, item.tensor) for item in found), not _is_hiding(derived)
@@ -187,10 +183,7 @@ def _describe(item: Measured, dtypes: List[tf.DType]) -> Measured:
 
 
 def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[Measured], List[lineage.Computed]]:
-  """Returns the passed gradients that derive from no computed one, and the records of the computed ones.
-
-  Without `read_computed`, all passed gradients, because the backward pass may have no inputs.
-  """
+  """Returns the passed gradients that derive from no computed one, and the records of the computed ones, if read."""
   passed: List[Measured] = []
   found: Dict[Any, lineage.Computed] = {}
   for grad, name in step.gradients:
@@ -208,24 +201,21 @@ def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Derived]:
   for record in computed:
     by_scale[lineage.tensor_key(record.scale)].append(record)
   found: List[_Derived] = []
-  for key, records in by_scale.items():
+  for scale_key, records in by_scale.items():
     scale, ends = records[0].scale, [record.scaled for record in records]
     readers = _readers(ends)
     derived = _descendants(readers, [scale])
-    entering = {lineage.tensor_key(tensor): tensor for end in ends for tensor in _entering(end)}
-    entering = {other: tensor for other, tensor in entering.items() if other in derived}
-    behind_loss = set(entering).union(_descendants(readers, list(entering.values())))
-    measured = {lineage.tensor_key(tensor) for end in ends for tensor in _same_values(end)}
-    measured.update(lineage.tensor_key(reader) for reader in readers[key] if reader.op.type == "Cast")
-    found += [_Derived(tensor, scale, key in behind_loss, key in measured) for key, tensor in derived.items()]
+    entering = [tensor for end in ends for tensor in _entering(end) if lineage.tensor_key(tensor) in derived]
+    behind_loss = set(map(lineage.tensor_key, entering)).union(_descendants(readers, entering))
+    measured = [tensor for end in ends for tensor in _same_values(end)]
+    measured += [reader for reader in readers[scale_key] if reader.op.type == "Cast"]
+    measured_keys = set(map(lineage.tensor_key, measured))
+    found += [_Derived(tensor, scale, key in behind_loss, key in measured_keys) for key, tensor in derived.items()]
   return found
 
 
 def _readers(ends: List[tf.Tensor]) -> Dict[Any, List[tf.Tensor]]:
-  """Returns, for the key of each tensor that `ends` derive from, the tensors computed from it.
-
-  Follows data that is not integer, such as shapes, and whose gradient is not stopped.
-  """
+  """Returns the tensors computed from each tensor that `ends` derive from, not by integers or stopped gradients."""
   readers: Dict[Any, List[tf.Tensor]] = collections.defaultdict(list)
   seen, pending = set(), list(ends)
   while pending:
@@ -300,7 +290,9 @@ def _measure_all(measured: List[Measured]) -> List[GradientRange]:
     def share_below(exponent: int) -> List[tf.Tensor]:
       return share(tf.reduce_sum(exponents[:, : exponent + range_history.BIAS], axis=1) - zeros)
 
-    nonfinite = exponents[:, 255]
+    nonfinite, bits = exponents[:, 255], tf.bitcast(largest, tf.int32)
+    exponent, fraction = tf.bitwise.right_shift(bits, 23), tf.bitwise.bitwise_and(bits, 0x7FFFFF)
+    headroom = 15 + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)  # 65504 is 0x1.FFCp15
     columns = [
       each_exponents,
       share(zeros),
@@ -308,7 +300,7 @@ def _measure_all(measured: List[Measured]) -> List[GradientRange]:
       share_below(-24),
       each_largest,
       tf.unstack(nonfinite),
-      tf.unstack(tf.where_v2(nonfinite > 0, -1, _headroom(tf.bitcast(largest, tf.int32)))),
+      tf.unstack(tf.where_v2(nonfinite > 0, -1, headroom)),
       scales,
     ]
     return [GradientRange(*values) for values in zip(*columns)]
@@ -325,9 +317,3 @@ def _count(item: Measured) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     finite = tf.where_v2(tf.is_finite(values), values, 0.0)
     scale = 1.0 if item.scale is None else item.scale
     return exponents, zeros, tf.maximum(tf.reduce_max(finite), 0.0), tf.cast(scale, tf.float32)
-
-
-def _headroom(bits: tf.Tensor) -> tf.Tensor:
-  """Returns the largest n for which x * 2**n is at most 65504; int32, from the bits of x, a float32 of at least 0."""
-  exponent, fraction = tf.bitwise.right_shift(bits, 23), tf.bitwise.bitwise_and(bits, 0x7FFFFF)
-  return range_history.FLOAT16.highest + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)

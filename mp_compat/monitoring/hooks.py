@@ -32,9 +32,6 @@ class LossScaleStalledError(RuntimeError):
 class LossScaleHook(tf.train.SessionRunHook):
   """Logs the loss scale, counts skipped steps, and ends a run that no longer applies any steps.
 
-  A run is stalled after `max_consecutive_skips` skipped steps in a row, or after `min_scale_patience` skipped steps in
-  a row that did not lower the scale, because it is fixed or at its minimum.
-
   Warns if the backward pass is in float32 only, where loss scaling has no use, unless `auto_mixed_precision` is on.
 
   The hook counts the Session runs that execute a train op of the optimizer, and ignores evaluations. Each
@@ -63,17 +60,15 @@ class LossScaleHook(tf.train.SessionRunHook):
       every_n_steps: the number of attempted steps between log lines, 100 by default; None for no such lines. A change
         of the scale is always logged.
       every_n_secs: the number of seconds between log lines, instead of `every_n_steps`.
-      max_consecutive_skips: the number of consecutive skipped steps that is a stall; an int of at least 1. With the
-        default backoff of 2, 15 skipped steps lower the scale from 2**15 to 1.
+      max_consecutive_skips: the number of consecutive skipped steps that is a stall; an int of at least 1.
       on_stall: "raise" a `LossScaleStalledError`, "stop" the run (`request_stop`), or "warn", once for each stall.
-      min_scale_patience: the number of consecutive skipped steps without a lower scale that is a stall; an int of at
-        least 1. If the loss scale's `overflow_tolerance` is larger, that is used.
+      min_scale_patience: the number of consecutive skipped steps without a lower scale that is a stall, too; an int of
+        at least 1. If the loss scale's `overflow_tolerance` is larger, that is used.
       output_dir: the directory for event files, for TensorBoard and `mp_compat plot`: `loss_scale/scale` and
         `loss_scale/skipped_steps` over attempted steps. None writes no files. If one cannot be written, the hook logs a
         warning, and the run goes on.
       counters_in_graph: whether to store the counts of attempted and skipped steps in two int64 variables of the graph,
-        under `loss_scale_hook/`, or `loss_scale_hook_1/` for a second hook. Checkpoints then include the counts,
-        and a checkpoint without them cannot be restored.
+        under `loss_scale_hook/`. Checkpoints then include the counts, and one without them cannot be restored.
 
     Raises:
       ValueError: If an argument is out of its range, or both intervals between log lines are passed.

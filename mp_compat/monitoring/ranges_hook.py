@@ -95,11 +95,19 @@ class GradientRangesHook(tf.train.SessionRunHook):
     # A separate run: fetched with the train op, the global step could be the one before or after the update.
     step = self._attempted if self._global_step is None else int(run_context.session.run(self._global_step))
     record = record_of(self._run, step, run_values.results, self._report)
-    if record["tensors"]:  # The branch of the train op was executed.
-      overflowed = any(tensor["nonfinite"] for tensor in record["tensors"].values())
-      self._until_due = min(self._every_n_steps, _STEPS_AFTER_OVERFLOW) if overflowed else self._every_n_steps
-      self._until_due -= 1
-      self._record(record)
+    if not record["tensors"]:
+      return  # The branch of the train op was not executed.
+    overflowed = any(tensor["nonfinite"] for tensor in record["tensors"].values())
+    self._until_due = min(self._every_n_steps, _STEPS_AFTER_OVERFLOW) if overflowed else self._every_n_steps
+    self._until_due -= 1
+    is_new_run = self._history.run != self._run
+    self._history.add(record)
+    self._events.write(lambda writer: self._write(writer, record, is_new_run))
+    advice = range_history.advise(self._history)
+    news = (advice and advice[:3], bool(self._history.overflows))
+    if advice is not None and news != self._logged:
+      self._logged = news
+      tf.logging.info("Gradient ranges of %s at step %d: %s", self._train_op.name, step, advice.text)
 
   def end(self, session: tf.Session) -> None:
     del session
@@ -109,16 +117,6 @@ class GradientRangesHook(tf.train.SessionRunHook):
         self._train_op.name,
       )
     self._events.write(lambda writer: writer.close())
-
-  def _record(self, record: Dict[str, Any]) -> None:
-    is_new_run = self._history.run != self._run
-    self._history.add(record)
-    self._events.write(lambda writer: self._write(writer, record, is_new_run))
-    advice = range_history.advise(self._history)
-    news = (advice and advice[:3], bool(self._history.overflows))
-    if advice is not None and news != self._logged:
-      self._logged = news
-      tf.logging.info("Gradient ranges of %s at step %d: %s", self._train_op.name, record["step"], advice.text)
 
   def _write(self, writer: tf.summary.FileWriter, record: Dict[str, Any], is_new_run: bool) -> None:
     self._append(json.dumps(record) + "\n")
