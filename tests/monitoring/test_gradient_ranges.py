@@ -49,17 +49,6 @@ def describe(opt, dtypes=tf.float16):
   return {name: (item.scale is not None, item.dtype, item.is_selected) for name, item in measured.items()}
 
 
-def patterns(dtype, finite):
-  """Returns every value of a 16-bit dtype, or 10**6 float32 values; without infinite values and NaNs if `finite`."""
-  if dtype == np.float32:
-    bits = np.random.RandomState(0).randint(0, 2**32, 10**6, dtype=np.uint64).astype(np.uint32)
-  else:
-    bits = np.arange(2**16).astype(np.uint16)
-  values = bits.view(dtype)
-  with np.errstate(invalid="ignore"):
-    return values[np.isfinite(values.astype(np.float64))] if finite else values
-
-
 def measure_passed(values, dtype, inner):
   """Returns the range of gradients that are passed to `apply_gradients` of a wrapped optimizer."""
   v = tf.get_variable("v", [len(values)], dtype, initializer=tf.zeros_initializer(), use_resource=True)
@@ -73,7 +62,12 @@ def measure_passed(values, dtype, inner):
 @pytest.mark.parametrize("finite", [True, False], ids=["finite", "all"])
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32], ids=lambda dtype: dtype.name)
 def test_range_is_exact_for_all_values(dtype, finite):
-  values = patterns(dtype.as_numpy_dtype, finite)
+  """Every value of a 16-bit dtype, or 10**6 float32 values."""
+  random_bits = np.random.RandomState(0).randint(0, 2**32, 10**6, dtype=np.uint64)
+  bits = random_bits.astype(np.uint32) if dtype == tf.float32 else np.arange(2**16).astype(np.uint16)
+  values = bits.view(dtype.as_numpy_dtype)
+  with np.errstate(invalid="ignore"):
+    values = values[np.isfinite(values.astype(np.float64))] if finite else values
   check(measure_passed(values, dtype, sgd()), values, 1.0)
 
 
@@ -292,7 +286,8 @@ def test_fed_gradients_without_backward_pass():
   opt = Optimizer(sgd(), 2.0**4, check_computed_gradients=False)
   ((grad, _),) = opt.compute_gradients(tf.reduce_sum(v * x), [v])
   train_op = opt.apply_gradients([(tf.clip_by_norm(grad, 1.0), v)])
-  ranges = mp_compat.gradient_ranges(opt)
+  ranges, _, is_complete = gradient_ranges.report(opt, tf.float16)
+  assert describe(opt) == {"v:0": (False, "float32", True)} and not is_complete
   with testing.initialized_session() as sess:
     measured, _ = sess.run([ranges, train_op], {grad: [0.25, 0.5]})
   check(measured["v:0"], [0.25, 0.5], 1.0)
@@ -374,14 +369,6 @@ def test_hidden_parts_are_noticed(call):
   assert report.measured["w:0"].is_selected  # whichever dtype the function or the loop returns
 
 
-def test_passed_gradients_have_no_scale():
-  v = tf.get_variable("v", [2])
-  opt = Optimizer(sgd(), 2.0**4)
-  opt.apply_gradients([(tf.placeholder(tf.float32, [2]), v)])
-  assert describe(opt) == {"v:0": (False, "float32", True)}
-  assert not gradient_ranges.report(opt, tf.float16).is_complete
-
-
 def test_float16_loss_of_unknown_shape():
   x = tf.placeholder(tf.float16, [None, 2])
   w = tf.get_variable("w", [2], tf.float16, initializer=tf.ones_initializer())
@@ -398,7 +385,7 @@ def test_float16_loss_of_unknown_shape():
 
 @pytest.mark.usefixtures("control_flow")
 def test_function_reads_its_own_ranges():
-  opt = Optimizer(sgd(), 2.0**4)
+  opt, found = Optimizer(sgd(), 2.0**4), []
   w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
 
   @tf.function
@@ -406,23 +393,16 @@ def test_function_reads_its_own_ranges():
     opt.minimize(lambda: tf.reduce_sum(w * x), var_list=[w])
     return mp_compat.gradient_ranges(opt)["w:0"].largest
 
-  x = tf.placeholder(tf.float32, [2])
+  @tf.function
+  def apply_outer():
+    opt.apply_gradients(outer)
+    found.append(mp_compat.gradient_ranges(opt))
+
+  x, outer = tf.placeholder(tf.float32, [2]), opt.compute_gradients(tf.reduce_sum(w * w), [w])
   largest = step(x)
   with pytest.raises(RuntimeError, match="inside a loop or a function"):
     mp_compat.gradient_ranges(opt)
+  apply_outer()
+  assert found == [{}]  # The tensors of other graphs are left out.
   with testing.initialized_session() as sess:
     assert sess.run(largest, {x: [1.0, -3.0]}) == 48.0
-
-
-def test_other_graphs_are_left_out():
-  w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
-  opt = Optimizer(sgd(), 2.0**4)
-  grads_and_vars, found = opt.compute_gradients(tf.reduce_sum(w * w), [w]), []
-
-  @tf.function
-  def step():
-    opt.apply_gradients(grads_and_vars)
-    found.append(mp_compat.gradient_ranges(opt))
-
-  step()
-  assert found == [{}]

@@ -61,9 +61,8 @@ def test_resumed_run_continues_counts(tmp_path):
     time.sleep(pause)
     train(str(tmp_path), [FINITE, OVERFLOW, FINITE], checkpoints=False)
   series = plot.read(str(tmp_path))
-  assert series == plot.Series(
-    steps=[0, 2, 3, 5, 6], scales=[8.0, 4.0, 8.0, 4.0, 4.0], skipped=[0, 1, 1, 2, 2], loss=None
-  )
+  assert series == plot.Series([0, 2, 3, 5, 6], [8.0, 4.0, 8.0, 4.0, 4.0], skipped=[0, 1, 1, 2, 2], loss=None)
+  assert len(plot.draw(series).axes) == 1
 
 
 def test_truncated_file_is_read_partially(rundir):
@@ -84,16 +83,25 @@ def test_plot_shows_data_read(rundir):
   assert scale.get_xlabel() == "attempted step"
 
 
+def drawn_loss(values):
+  """Returns the axes of a loss curve."""
+  curve = plot.Curve("loss", list(range(len(values))), list(values))
+  return plot.draw(plot.Series([1, len(values)], [8.0, 16.0], [0, 0], curve)).axes[0]
+
+
 def test_long_loss_curves_are_drawn_as_means():
-  values = list(np.sin(np.arange(100000.0)))
-  series = plot.Series([1, 100000], [8.0, 16.0], [0, 0], plot.Curve("loss", list(range(100000)), values))
-  (line,) = plot.draw(series).axes[0].lines
+  axes = drawn_loss(np.sin(np.arange(100000.0)))
+  (line,) = axes.lines
   assert len(line.get_xdata()) == plot.MOST_POINTS and abs(line.get_ydata()).max() < 0.1
+  assert axes.get_legend().get_texts()[0].get_text() == "range of 250 values"
 
 
-def test_wide_range_is_logarithmic():
-  series = plot.Series([1, 3], [8.0, 16.0], [0, 0], plot.Curve("loss", [1, 2, 3], [500.0, 5.0, 1.0]))
-  assert plot.draw(series).axes[0].get_yscale() == "log"
+@pytest.mark.parametrize(
+  "values, scale",
+  [([500.0, np.nan, 1.0], "log"), ([500.0, 5.1], "linear"), ([500.0, -1.0], "linear"), ([np.inf], "linear")],
+)
+def test_wide_range_is_logarithmic(values, scale):
+  assert drawn_loss(values).get_yscale() == scale
 
 
 def test_tensor_summaries_are_read(tmp_path):
@@ -102,8 +110,7 @@ def test_tensor_summaries_are_read(tmp_path):
       for tag, value in [("scale", 8.0), ("skipped_steps", step), ("words", b"no number")]:
         summary = tf.Summary.Value(tag="loss_scale/" + tag, tensor=tf.make_tensor_proto(value))
         writer.add_summary(tf.Summary(value=[summary]), step)
-  series = plot.read(str(tmp_path))
-  assert series._replace(loss=None) == plot.Series(steps=[0, 1], scales=[8.0, 8.0], skipped=[0, 1], loss=None)
+  assert plot.read(str(tmp_path)) == plot.Series([0, 1], [8.0, 8.0], skipped=[0, 1], loss=None)
 
 
 def test_unreadable_file_is_named(tmp_path):
@@ -116,11 +123,7 @@ def test_missing_matplotlib_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "matplotlib", None)
   monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
   with pytest.raises(plot.PlotError, match=r"needs matplotlib \(.*\): pip install matplotlib"):
-    plot.draw(plot.Series([0], [8.0], [0], None))
-
-
-def test_plot_without_loss_has_one_panel():
-  assert len(plot.draw(plot.Series([0], [8.0], [0], None)).axes) == 1
+    drawn_loss([1.0])
 
 
 @pytest.mark.matrix

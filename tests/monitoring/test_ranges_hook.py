@@ -85,16 +85,11 @@ def test_hook_waits_for_step_in_its_branch(tmp_path):
   assert [record["tensors"]["w:0"]["largest"] for record in records(tmp_path)] == [8 * FINITE.max()] * 2
 
 
-def test_overflow_is_recorded(tmp_path):
-  hook = train(tmp_path, [OVERFLOW, FINITE])
-  assert [record["tensors"]["w:0"]["nonfinite"] for record in records(tmp_path)] == [1, 0]
-  assert len(hook._history.steps) == 2
-
-
 @pytest.mark.parametrize("every_n_steps, steps", [(15, [1, 11, 26]), (4, [1, 5, 9, 13, 17, 21, 25, 29])])
 def test_overflow_is_soon_followed_by_record(tmp_path, every_n_steps, steps):
   train(tmp_path, [OVERFLOW] + [FINITE] * 29, every_n_steps, with_global_step=False)
   assert [record["step"] for record in records(tmp_path)] == steps
+  assert [record["tensors"]["w:0"]["nonfinite"] for record in records(tmp_path)][:2] == [1, 0]
 
 
 @pytest.mark.usefixtures("graph")
@@ -139,20 +134,12 @@ def test_resumed_run_continues_file(tmp_path):
   assert hook._history.steps == [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4, 5]
 
 
-def test_run_continues_truncated_file(tmp_path):
-  train(tmp_path, [FINITE] * 2)
-  path = tmp_path / "ranges" / "gradient_ranges.jsonl"
-  path.write_text(path.read_text()[:-20])
-  hook = train(tmp_path, [FINITE] * 2)
-  assert hook._history.steps == [1, 3, 4] and range_history.read(path.read_text()).steps == [1, 3, 4]
-
-
 def test_run_continues_damaged_file(tmp_path):
   train(tmp_path, [FINITE] * 3)
   path = tmp_path / "ranges" / "gradient_ranges.jsonl"
   first, second, third = path.read_bytes().splitlines(True)
   second = json.dumps(dict(json.loads(second), run="1", step="2")).encode() + b"\n"
-  path.write_bytes(first.replace(b"w:0", b"w\xff0") + second + third[:30] + b"\xff\n")
+  path.write_bytes(first.replace(b"w:0", b"w\xff0") + second + third[:30] + b"\xff")
   hook = train(tmp_path, [FINITE])
   assert hook._history.steps == [1, 2, 4] and {"w\ufffd0", "w:0"} < set(hook._history.tensors)
   assert plot.read_ranges(str(tmp_path))[0].steps == [1, 2, 4]
@@ -217,14 +204,6 @@ def test_advice_is_logged_when_it_changes(lines, tmp_path):
   train(tmp_path, [FINITE] * 3 + [FINITE * 2.0**-30] * 3)
   first, second = [line for line in lines if line.startswith("Gradient ranges of GradientDescent at step")]
   assert " at step 1: No loss scaling is needed." in first and " at step 4: Use a fixed loss scale of 2**" in second
-
-
-def test_nan_data_needs_scale(lines, tmp_path):
-  """The same training without a check would end with NaN."""
-  hook = train(tmp_path, [FINITE, FINITE, FINITE * np.nan, FINITE, FINITE])
-  advice = range_history.advise(hook._history)
-  assert advice.kind == "fixed" and "Not finite: 1 of 5 records (step 2), first in w:0" in advice.text
-  assert "Not finite: 1 of 3 records" in lines[-1]
 
 
 def test_first_record_not_finite_is_logged(lines, tmp_path):
@@ -324,47 +303,32 @@ def test_wrong_every_n_steps_raises(every_n_steps):
 # --- the drawing ---------------------------------------------------------------------------------------------------
 
 
-def synthetic(tensors, scopes=("", "")):
-  """Returns a history of dense layers whose gradients become smaller towards the inputs.
-
-  Args:
-    tensors: the number of tensors.
-    scopes: the scopes of ops and of variables.
-  """
-  random = np.random.RandomState(0)
-  steps = []
-  for step in range(3):
-    exponents = {}
-    for index in range(tensors):
-      layer = "block_{}/dense_{}".format(index // 12, index // 3)
-      name = "gradients/{}{}/MatMul_grad/MatMul".format(scopes[0], layer)
-      name = name if index % 3 else "{}{}/kernel:0".format(scopes[1], layer)
-      values = np.round(random.normal(-20 * index / tensors, 3, 1000)).astype(int).tolist()
-      exponents["{}_{}".format(name, index)] = collections.Counter(values)
-    steps.append(recorded.record(1000 * step, exponents, 1024.0, zeros=0))
-  return recorded.history(*steps)
-
-
 def draw(measured, **changes_of_advice):
   pytest.importorskip("matplotlib")
   return plot.draw_ranges(measured, range_history.advise(measured)._replace(**changes_of_advice))
 
 
 @pytest.mark.parametrize(
-  "scopes",
-  [pytest.param(("", ""), marks=pytest.mark.matrix), ("model_1/", "model/")],
-  ids=["one_scope", "two_scopes"],
+  "tensors, text",
+  [(1, "advice "), (300, "advice ")]
+  + [pytest.param(tensors, "", marks=pytest.mark.slow) for tensors in (20, 60, 61, 1000)],
 )
-@pytest.mark.parametrize(
-  "tensors", [1, 300] + [pytest.param(tensors, marks=pytest.mark.slow) for tensors in (20, 60, 61, 110, 1000)]
-)
-def test_texts_of_drawing_do_not_overlap(tensors, scopes):
-  check_texts(draw(synthetic(tensors, scopes=scopes)), tensors)
-
-
-@pytest.mark.parametrize("tensors", [1, 300])
-def test_long_advice_does_not_overlap(tensors):
-  check_texts(draw(synthetic(tensors), text=" ".join(["advice"] * 300)), tensors)
+def test_texts_of_drawing_do_not_overlap(tensors, text):
+  """The texts are within the figure, and up to 60 tensors are labeled."""
+  names = ["gradients/model_1/block/dense_{}/MatMul_grad/MatMul".format(index) for index in range(tensors)]
+  steps = [recorded.record(step, {name: {-20: 5, -9: 1} for name in names}, 1024.0) for step in (0, 2000)]
+  measured = recorded.history(*steps)
+  figure = draw(measured, text=text * 300 or range_history.advise(measured).text)
+  figure.draw_without_rendering()
+  labels = figure.axes[0].get_yticklabels()
+  others = figure.axes[0].get_legend().get_texts() + [axes.xaxis.label for axes in figure.axes]
+  assert min(tensors, 31) <= len(labels) <= 60 and len(figure.texts) == 2 and len(others) == 4
+  texts = figure.texts + others + labels
+  boxes = [text.get_window_extent() for text in texts]
+  for index, box in enumerate(boxes):
+    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+    assert not [texts[other] for other in range(index) if box.overlaps(boxes[other])]
 
 
 def test_drawing_shows_what_advice_rests_on():
@@ -382,25 +346,6 @@ def test_drawing_shows_what_advice_rests_on():
   np.testing.assert_allclose(sorted([box.y0, box.y1]), [2.5, 3.5])
   bars = [(bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_x() + bar.get_width()) for bar in fitting.patches]
   assert bars == [(row, *measured.tensors[name].bounds[:2]) for row, name in enumerate(["a", "wide", "b"])]
-
-
-def check_texts(figure, tensors):
-  """Checks that the texts are within the figure and do not overlap."""
-  figure.draw_without_rendering()
-  renderer = figure._get_renderer() if hasattr(figure, "_get_renderer") else None
-  texts = [text for axes in figure.axes for text in axes.texts + [axes.xaxis.label]] + figure.texts
-  for axes in figure.axes:
-    (left, right), labels = axes.get_xlim(), axes.get_xticklabels()
-    texts += [label for label in labels if left <= label.get_position()[0] <= right]
-  texts += figure.axes[0].get_yticklabels()
-  texts = [text for text in texts if text.get_text()]
-  assert len(texts) >= min(tensors, 60) / 4 + 10
-  boxes = [text.get_window_extent(renderer) for text in texts]
-  for index, box in enumerate(boxes):
-    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
-    assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
-    for text, other in zip(texts[:index], boxes[:index]):
-      assert not box.overlaps(other), (text, texts[index])
 
 
 def test_command_writes_drawing_and_advice(tmp_path, capsys):
