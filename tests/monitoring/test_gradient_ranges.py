@@ -186,25 +186,6 @@ def test_sparse_and_accumulated_gradients():
     check(sess.run(mean)["table:0"], [0.0, 0.0, 4.0, 2.0, 0.0, 0.0, 5.0, 6.0], 1.0)
 
 
-@pytest.mark.usefixtures("control_flow")
-def test_replicas_are_numbered():
-  x = tf.placeholder(tf.float32, [2])
-
-  def step():
-    w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-    opt = Optimizer(sgd(), 2.0**4)
-    index = tf.distribute.get_replica_context().replica_id_in_sync_group
-    steps.append((opt, opt.minimize(tf.reduce_sum(w * x[index]))))
-    return steps[-1][1]
-
-  steps = []
-  testing.call_on_replicas(step)
-  ranges = mp_compat.gradient_ranges(steps[0][0])
-  with testing.initialized_session() as sess:
-    measured = sess.run(ranges, {x: [1.0, 8.0]})
-  assert sorted(values.largest for name, values in measured.items() if "w:0" in name) == [16.0, 128.0]
-
-
 def test_skipped_branch_has_no_values():
   x, taken = tf.placeholder(tf.float32, []), tf.placeholder(tf.bool, [])
   w = tf.get_variable("w", [], initializer=tf.zeros_initializer(), use_resource=True)

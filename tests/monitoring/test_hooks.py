@@ -317,7 +317,8 @@ def test_attempts_count_only_train_op_runs(make_training, case):
   fetches = FETCHES[case](training)
   hook = mp_compat.StopAtAttemptHook(training.opt, np.int64(2))
   with monitored_session([hook]) as sess:
-    for other in [training.w, [training.w, "w:0"], Fetched([], {}), training.sparse] * 2:
+    many = [[training.w] * count for count in range(40)]  # more than are remembered
+    for other in [training.w, [training.w, "w:0"], Fetched([], {}), training.sparse] * 2 + many:
       sess.run(other)
     sess.run(fetches, {training.x: FINITE})
     assert not sess.should_stop()

@@ -64,35 +64,35 @@ def test_report_includes_clipped_gradients():
   assert got["a:0 (computed)"].largest == 3.0
 
 
-def test_every_replica_finds_step():
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("is_shared", [False, True], ids=["own_optimizers", "shared_optimizer"])
+@pytest.mark.parametrize("loss_scale", [lambda: 8.0, testing.native.DynamicLossScale], ids=["fixed", "native_dynamic"])
+def test_every_replica_finds_step(is_shared, loss_scale):
   x = tf.placeholder(tf.float32, [2])
-  found = []
+  found, optimizers = [], [Optimizer(sgd(), loss_scale())] * 2 if is_shared else []
 
   def step():
     index = tf.distribute.get_replica_context().replica_id_in_sync_group
     w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
-    opt = Optimizer(sgd(), 8.0)
+    opt = optimizers[0] if is_shared else Optimizer(sgd(), loss_scale())
+    optimizers.append(opt)
     train_op = opt.minimize(w * x[index])
     loss = tf.where_v2(opt.gradients_finite, x[index], 0.0)
     found.append((loss, mp_compat.nonfinite_gradients(opt), mp_compat.gradient_ranges(opt)))
-    assert len(reports.train_steps(opt)) == 1
     return train_op
 
   train_op = testing.call_on_replicas(step)
+  mp_compat.loss_scale_summaries(optimizers[-1])
   with testing.initialized_session() as sess:
-    losses, (report, same_report), ranges = zip(*sess.run([train_op, found], {x: [1.0, np.inf]})[1])
-  assert losses == (0.0, 0.0) and list(ranges[0]) == list(ranges[1])
-  assert report == same_report and sum(gradient.infs for gradient in report.values()) == 1
-
-
-def test_shared_optimizer_has_one_step():
-  opt = Optimizer(sgd(), 8.0)
-
-  def step():
-    return opt.minimize(tf.get_variable("w", [], initializer=tf.zeros_initializer()) * 2.0)
-
-  testing.call_on_replicas(step)
-  assert len(reports.train_steps(opt)) == 1
+    _, fetched, text = sess.run([train_op, found, tf.summary.merge_all()], {x: [1.0, np.inf]})
+  losses, (report, same_report), (ranges, other_ranges) = zip(*fetched)
+  assert losses == (0.0, 0.0) and report == same_report and list(ranges) == list(other_ranges)
+  of_variables = [values for name, values in ranges.items() if name in report]
+  assert [gradient.infs for gradient in report.values()] == [values.nonfinite for values in of_variables]
+  assert (
+    sorted(gradient.infs for gradient in report.values()) == [0, 1] and values_of(text)["loss_scale/applied"] == 0.0
+  )
+  assert [len(reports.train_steps(opt)) for opt in optimizers] == [1] * len(optimizers)
 
 
 # --- loss_scale_summaries ------------------------------------------------------------------------------------------
@@ -130,22 +130,6 @@ def test_skipped_branch_is_zero():
       assert values_of(text) == {"loss_scale/applied": applied}
 
 
-@pytest.mark.parametrize("replica, loss_scale", [(0, lambda: 8.0), (1, testing.native.DynamicLossScale)])
-def test_summaries_work_on_replicas(loss_scale, replica):
-  optimizers = []
-
-  def step():
-    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
-    optimizers.append(Optimizer(sgd(), loss_scale()))
-    return optimizers[-1].minimize(w * tf.placeholder_with_default(np.float32(np.inf), []))
-
-  train_op = testing.call_on_replicas(step)
-  mp_compat.loss_scale_summaries(optimizers[replica])
-  with testing.initialized_session() as sess:
-    _, text = sess.run([train_op, tf.summary.merge_all()])
-  assert values_of(text)["loss_scale/applied"] == 0.0
-
-
 # --- clipping ------------------------------------------------------------------------------------------------------
 
 
@@ -172,8 +156,10 @@ def test_norm_survives_overflowing_squares(dtype, value):
   x = tf.placeholder(dtype, [4])
   (clipped,), norm = mp_compat.clip_by_global_norm([x], 1.0)
   assert clipped.dtype == dtype
+  nothing, zero = mp_compat.clip_by_global_norm([None, None], 1.0)
   with testing.session() as sess:
-    got, got_norm = sess.run([clipped, norm], {x: np.full([4], value)})
+    got, got_norm, got_zero = sess.run([clipped, norm, zero], {x: np.full([4], value)})
+  assert nothing == [None, None] and got_zero == 0.0
   np.testing.assert_allclose(got_norm, 2.0 * value, rtol=1e-2)
   np.testing.assert_allclose(got.astype(np.float64), [0.5] * 4, rtol=1e-2)
 
@@ -190,13 +176,6 @@ def test_clipping_nonfinite_skips_step(bad):
     assert not np.isfinite(np.concatenate(sess.run(clipped, feed))).any()
     sess.run(train_op, feed)
     np.testing.assert_array_equal(sess.run([a, b]), np.zeros([2, 3]))
-
-
-def test_clipping_none_returns_zero_norm():
-  clipped, norm = mp_compat.clip_by_global_norm([None, None], 1.0)
-  assert clipped == [None, None]
-  with testing.session() as sess:
-    assert sess.run(norm) == 0.0
 
 
 def test_finite_or_zero_allows_histograms():
