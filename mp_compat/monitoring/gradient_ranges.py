@@ -205,7 +205,9 @@ def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Derived]:
     scale, ends = records[0].scale, [record.scaled for record in records]
     readers = _readers(ends)
     derived = _descendants(readers, [scale])
-    entering = [tensor for end in ends for tensor in _entering(end) if lineage.tensor_key(tensor) in derived]
+    # The tensors from which the layers' ops compute the gradients of their variables.
+    inputs = [value for end in ends for source in _sources(end) for value in source.op.inputs]
+    entering = [tensor for value in inputs for tensor in _same_values(value) if lineage.tensor_key(tensor) in derived]
     behind_loss = set(map(lineage.tensor_key, entering)).union(_descendants(readers, entering))
     measured = [tensor for end in ends for tensor in _same_values(end)]
     measured += [reader for reader in readers[scale_key] if reader.op.type == "Cast"]
@@ -239,15 +241,6 @@ def _descendants(readers: Dict[Any, List[tf.Tensor]], sources: List[tf.Tensor]) 
         found[lineage.tensor_key(reader)] = reader
         pending.append(reader)
   return found
-
-
-def _entering(gradient: tf.Tensor) -> List[tf.Tensor]:
-  """Returns the tensors of the backward pass from which a layer's ops compute the gradient of its variable."""
-  op = list(_same_values(gradient))[-1].op
-  inputs = [tensor for value in op.inputs for tensor in _same_values(value)]
-  if op.type not in _SUMMING:
-    return inputs
-  return inputs + [tensor for value in op.inputs if value.dtype.is_floating for tensor in _entering(value)]
 
 
 def _same_values(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
