@@ -140,14 +140,6 @@ class LossScaleHook(tf.train.SessionRunHook):
     del session, coord
     self._is_new_session = True
 
-  def _read_state(self, session: tf.Session) -> None:
-    """Reads the counts and the scale before the first step of a session; other hooks, as Horovod's, may set them."""
-    if self._counters:
-      self.attempted, self.skipped = [int(value) for value in session.run(self._counters)]
-      self._logged, self._last_applied = (self.attempted, self.skipped), self.attempted
-    self._has_changed(float(session.run(self._scale)))
-    self._write()
-
   def before_run(self, run_context: Any) -> Any:
     run = executed_by(run_context)
     executed = [(status, diagnosis) for train_op, status, diagnosis in self._observed if train_op in run.ops]
@@ -155,7 +147,12 @@ class LossScaleHook(tf.train.SessionRunHook):
       return None
     if self._is_new_session:
       self._is_new_session = False
-      self._read_state(run_context.session)
+      # Not in after_create_session: other hooks, as Horovod's, may set the counts and the scale there.
+      if self._counters:
+        self.attempted, self.skipped = [int(value) for value in run_context.session.run(self._counters)]
+        self._logged, self._last_applied = (self.attempted, self.skipped), self.attempted
+      self._has_changed(float(run_context.session.run(self._scale)))
+      self._write()
     fetches: Dict[str, Any] = {"statuses": [status for status, _ in executed]}
     if self._is_stalled(more_skips=len(executed)) and (not self._warned or len(executed) > 1):
       fetches["diagnoses"] = [

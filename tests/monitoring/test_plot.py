@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import shutil
 import struct
 import sys
 import time
@@ -113,12 +114,6 @@ def test_tensor_summaries_are_read(tmp_path):
   assert plot.read(str(tmp_path)) == plot.Series([0, 1], [8.0, 8.0], skipped=[0, 1], loss=None)
 
 
-def test_unreadable_file_is_named(tmp_path):
-  (tmp_path / "events.out.tfevents.1").symlink_to(tmp_path / "nowhere")
-  with pytest.raises(plot.PlotError, match="cannot read .*events.out.tfevents.1: "):
-    plot.read(str(tmp_path))
-
-
 def test_missing_matplotlib_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "matplotlib", None)
   monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -152,6 +147,8 @@ def test_file_suffix_selects_format(name, begins, rundir, tmp_path):
   [
     (["plot", "{run}/nowhere", "-o", "x.png"], "no such directory: "),
     (["plot", "{run}/empty", "-o", "x.png"], "no event files"),
+    (["plot", "{other}/broken", "-o", "x.png"], "cannot read .*events.out.tfevents.1: "),
+    (["plot", "{other}/two", "-o", "x.png"], "found several runs below .*pass one of them: .*two.a, .*two.b"),
     (["plot", "{run}/other", "-o", "x.png"], "tags loss_scale/scale and loss_scale/skipped_steps, .* found x"),
     (["plot", "{run}", "-o", "x.png", "--loss_tag", "none"], "no scalar with the tag none .* found .*model/loss"),
     (["plot", "{run}/hook", "-o", "{run}/x.xyz"], "cannot write .*x.xyz: .*not supported .*pdf, .*png"),
@@ -159,25 +156,23 @@ def test_file_suffix_selects_format(name, begins, rundir, tmp_path):
     (["plot", "{run}/hook", "-o", "{run}/empty"], "cannot write .*empty: .*Is a directory"),
   ],
 )
-def test_plot_errors_are_one_line(rundir, arguments, words, capsys):
+def test_plot_errors_are_one_line(rundir, tmp_path_factory, arguments, words, capsys):
   os.mkdir(os.path.join(rundir, "empty"))
+  other = tmp_path_factory.mktemp("other")
+  (other / "broken").mkdir()
+  (other / "broken" / "events.out.tfevents.1").symlink_to("nowhere")
+  for name in "ab":
+    shutil.copytree(os.path.join(rundir, "hook"), str(other / "two" / name))
   with tf.Graph().as_default(), tf.summary.FileWriter(os.path.join(rundir, "other")) as writer:
     writer.add_summary(tf.Summary(value=[tf.Summary.Value(tag="x", simple_value=1.0)]))
   verbosity = tf.logging.get_verbosity()
   try:
-    assert command_line.main([argument.format(run=rundir) for argument in arguments]) == 2
+    assert command_line.main([argument.format(run=rundir, other=other) for argument in arguments]) == 2
   finally:
     tf.logging.set_verbosity(verbosity)
   line = capsys.readouterr().err.splitlines()[-1]
   assert line.startswith("mp_compat plot: ") and re.search(words, line)
   assert not glob.glob(os.path.join(rundir, "*.tmp")) and not os.path.exists(os.path.join(rundir, "x.xyz"))
-
-
-def test_directory_with_two_runs_raises(tmp_path):
-  for name in ["a", "b"]:
-    train(str(tmp_path / name), [FINITE], checkpoints=False)
-  with pytest.raises(plot.PlotError, match="found several runs below .*pass one of them: .*a.hook, .*b.hook"):
-    plot.read(str(tmp_path))
 
 
 @pytest.mark.usefixtures("graph")
