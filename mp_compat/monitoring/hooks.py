@@ -193,8 +193,9 @@ class LossScaleHook(tf.train.SessionRunHook):
     changed = self._has_changed(scale)
     if not is_skipped:
       self._last_applied, self._warned = self.attempted, False
-    due = self._timer is not None and self._timer.should_trigger_for_step(self.attempted)
-    if due:
+    due = False
+    if self._timer is not None and self._timer.should_trigger_for_step(self.attempted):
+      due = True
       self._timer.update_last_triggered_step(self.attempted)
     if changed or due:
       self._log()

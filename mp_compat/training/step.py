@@ -61,7 +61,7 @@ class Decision(NamedTuple):
 class Step(NamedTuple):
   """The record of a step: what `apply_gradients` built for one optimizer."""
 
-  train_op: Optional[tf.Operation]  # None in eager mode
+  train_op: tf.Operation  # None in eager mode
   gradients: List[Tuple[gradients.Gradient, str]]  # those passed in, of each local replica, and their variables' names
   lineages: Tuple[lineage_module.Lineage, ...]  # of each local replica
   finite: Optional[tf.Tensor]  # a scalar bool, True if all gradients are finite; None without a check
