@@ -231,8 +231,8 @@ def test_scale_is_read_in_each_session(make_training):
 def test_counts_are_read_after_broadcast(make_training):
   training = make_training(8.0)
   hook = mp_compat.LossScaleHook(training.opt, None, counters_in_graph=True)
-  training.run([hook, Broadcast("loss_scale_hook/attempted_steps", 7)], [FINITE])
-  assert hook.attempted == 8
+  training.run([hook, Broadcast("loss_scale_hook/attempted_steps", 70)], [OVERFLOW])
+  assert hook.attempted == 71 and "after 71 attempted steps: 1 of the last 1 skipped" in training.lines[-1]
 
 
 def test_graph_counters_are_separate_and_survive_restore(tmp_path):

@@ -346,6 +346,10 @@ def test_drawing_shows_what_advice_rests_on():
   np.testing.assert_allclose(sorted([box.y0, box.y1]), [2.5, 3.5])
   bars = [(bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_x() + bar.get_width()) for bar in fitting.patches]
   assert bars == [(row, *measured.tensors[name].bounds[:2]) for row, name in enumerate(["a", "wide", "b"])]
+  colors = [
+    "#{:02X}{:02X}{:02X}".format(*[round(255 * part) for part in bar.get_facecolor()[:3]]) for bar in fitting.patches
+  ]
+  assert colors == [plot.BLUE, plot.RED, plot.BLUE]  # No scale fits the second one.
 
 
 def test_command_writes_drawing_and_advice(tmp_path, capsys):
