@@ -2,35 +2,28 @@
 """The mixin of the Keras wrapper for Keras 3 with the TensorFlow backend."""
 
 import sys
-from typing import Any, Callable, Iterable, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Union
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import keras_trackable
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.core import loss_scale
+from mp_compat.keras import keras2
 
 # Settings of Keras 3 optimizers that the wrapper does not use, with the defaults in configurations of earlier wrappers.
-UNUSED_SETTINGS = {
-  "weight_decay": None,
-  "clipnorm": None,
-  "global_clipnorm": None,
-  "clipvalue": None,
-  "use_ema": False,
-  "ema_momentum": 0.99,
-  "ema_overwrite_frequency": None,
-  "loss_scale_factor": None,
-  "gradient_accumulation_steps": None,
-}
+UNUSED_SETTINGS: Dict[str, Any] = dict(
+  dict.fromkeys(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "ema_overwrite_frequency"]),
+  **dict(loss_scale_factor=None, gradient_accumulation_steps=None, use_ema=False, ema_momentum=0.99),
+)
 
 SCALE_LOSS, UNSCALED = "scale_loss", "get_unscaled_gradients"  # methods whose calls are recorded
 UNSCALED_MARK = "_mp_compat_is_unscaled"  # attribute of eager tensors that `get_unscaled_gradients` took or returned
 _NAMES_IN_KERAS = {"good_steps": "step_counter", "current_loss_scale": "dynamic_scale"}
 
 
-class Keras3Mixin(keras_trackable.AnyBase):
+class Keras3Mixin(keras2.AnyBase):
   """Makes the wrapper an `Optimizer` of Keras 3.
 
   Keras 3 itself calls `scale_loss` and passes scaled gradients to `apply`, which unscales them, unless they are from
@@ -38,9 +31,9 @@ class Keras3Mixin(keras_trackable.AnyBase):
   """
 
   _own_attributes = frozenset(["built", "name"])
-  _writes_later_config = True
   _optimizer: Any
-  built: bool
+  iterations = keras2.inner_attribute("iterations")
+  exclude_from_weight_decay = keras2.inner_attribute("exclude_from_weight_decay")
 
   def _initialize(self, name: Optional[str]) -> None:
     backend = sys.modules[self._kind.keras + ".backend"].backend()
@@ -58,9 +51,8 @@ class Keras3Mixin(keras_trackable.AnyBase):
     inner = self._optimizer
     del self._optimizer  # Otherwise attributes that the base class sets would be set on it.
     super(self._kind.native, self).__init__(learning_rate=0.0, name=name)
-    # The settings of the inner optimizer are used instead, except by the base class's `build`.
-    attributes = self.__dict__
-    self._own_settings = {setting: attributes.pop(setting) for setting in UNUSED_SETTINGS if setting in attributes}
+    for setting in UNUSED_SETTINGS:  # those of the inner optimizer are read instead
+      vars(self).pop(setting, None)
     self._optimizer = inner
     inner.loss_scale_factor = None  # It would unscale a second time.
     self._track_as_keras()
@@ -89,33 +81,15 @@ class Keras3Mixin(keras_trackable.AnyBase):
       tracked["loss_scale"] = self._loss_scale
     for name, trackable in tracked.items():
       self._track_trackable(trackable, name)
-    self._tracked = tracked
-
-  @property
-  def step_counter(self) -> Any:
-    """Returns the Keras variable of finite steps since the last change, int64; None for a loss scale without it."""
-    return self._tracked.get("step_counter")
-
-  @property
-  def dynamic_scale(self) -> Any:
-    """Returns the Keras variable of the scale, float32; None for a loss scale without it."""
-    return self._tracked.get("dynamic_scale")
+    # Keras variables: finite steps since the last change, int64, and the scale, float32; None if it lacks them.
+    vars(self).update({name: tracked.get(name) for name in _NAMES_IN_KERAS.values()})
 
   def build(self, var_list: List[Any]) -> None:
     """Makes the inner optimizer's variables for the trainable variables `var_list`."""
     # As in Keras's class, attributes that the inner optimizer sets are not tracked.
     self._kind.module("utils.tracking").no_automatic_dependency_tracking(self._optimizer.build)(var_list)
-    self.__dict__.update(self._own_settings)
-    try:
-      super(self._kind.native, self).build(var_list)
-    finally:
-      for setting in self._own_settings:
-        del self.__dict__[setting]
-
-  @property
-  def iterations(self) -> Any:
-    """Returns the inner optimizer's `iterations`."""
-    return self._optimizer.iterations
+    self._trainable_variables = list(var_list)
+    self.built = True
 
   @property
   def variables(self) -> List[Any]:
@@ -126,6 +100,11 @@ class Keras3Mixin(keras_trackable.AnyBase):
     """Sets all variables, in the order of `variables`; called by `load_model` for HDF5."""
     super(self._kind.native, self).set_weights(weights)
     self._optimizer.set_weights(weights[len(self._variables) :])
+
+  @classmethod
+  def _unpickle_model(cls, file: Any) -> Any:
+    with cls._kind.module("saving").custom_object_scope({cls.__name__: cls}):  # otherwise Keras finds its own class
+      return super()._unpickle_model(file)
 
   def scale_loss(self, loss: Any) -> tf.Tensor:
     """Returns `loss * loss_scale`, whose scaled gradients are passed to `apply`; called by `Model.fit`.
@@ -143,16 +122,7 @@ class Keras3Mixin(keras_trackable.AnyBase):
     var_list: Union[Callable[[], Iterable[Any]], Iterable[Any]],
     grad_loss: Optional[tf.Tensor] = None,
   ) -> None:
-    """Computes gradients of the scaled loss, unscales and applies them, as Keras 2's `minimize`.
-
-    Args:
-      loss: a callable that returns a floating tensor.
-      var_list: variables, or a callable that returns them.
-      grad_loss: the gradient with respect to the loss; ones by default.
-
-    Raises:
-      ValueError: If the loss is not floating; see also `apply`.
-    """
+    """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras 2's `minimize`."""
     with tf.GradientTape() as tape:
       scaled = self.get_scaled_loss(loss())
     variables = list(var_list() if callable(var_list) else tf.nest.flatten(var_list))
@@ -175,32 +145,21 @@ class Keras3Mixin(keras_trackable.AnyBase):
     variables = list(trainable_variables or self._trainable_variables)
     if not self.built:
       self.build(variables)  # Not in `tf.init_scope`, because new variables may copy the model's.
-      self.built = True
     pairs: Sequence[gradients.GradAndVar] = gradients.convert_pairs(zip(grads, variables))
     if not self._are_unscaled([grad for grad, _ in pairs], called):
       # The "gradient" of a variable with `overwrite_with_gradient` is its new value, which is not scaled.
-      overwritten = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
-      unscaled = gradients.unscale(
-        [None if is_value else grad for (grad, _), is_value in zip(pairs, overwritten)], self._current_scale()
-      )
-      pairs = [
-        (grad if is_value else new_grad, variable)
-        for (grad, variable), new_grad, is_value in zip(pairs, unscaled, overwritten)
-      ]
+      scaled = [None if getattr(variable, "overwrite_with_gradient", False) else grad for grad, variable in pairs]
+      unscaled = gradients.unscale(scaled, self._current_scale())
+      pairs = [(grad if new is None else new, variable) for (grad, variable), new in zip(pairs, unscaled)]
       lineage.record([grad for grad, _ in pairs], [getattr(variable, "path", variable.name) for variable in variables])
     self._apply(pairs, lambda replica_pairs: inner.apply(*map(list, zip(*replica_pairs))))
 
   def _are_unscaled(self, grads: Sequence[gradients.Gradient], called: List[str]) -> bool:
-    """Returns whether gradients are from `get_unscaled_gradients`.
-
-    In a graph, they are if they derive from its results by data. In eager mode, tensors that it took are scaled, and
-    tensors that it returned are unscaled; others, such as clipped ones, are unscaled if it was called eagerly since the
-    last step in this thread, and `scale_loss` not after it. Where nothing is known, as for arguments or results of a
-    function, they are scaled, as for Keras's own wrapper; a warning is logged once if the program unscales gradients.
+    """Returns whether gradients are from `get_unscaled_gradients`, by the rules of docs/keras.md.
 
     Args:
       grads: converted gradients.
-      called: the eager calls since the last step, the last one at the end.
+      called: the eager calls since the last step in this thread, the last one at the end.
     """
     if tf.executing_eagerly():
       marks = [getattr(value, UNSCALED_MARK) for value in gradients.values_of(grads) if hasattr(value, UNSCALED_MARK)]
@@ -218,7 +177,3 @@ class Keras3Mixin(keras_trackable.AnyBase):
         "own wrapper does. Call get_unscaled_gradients() and apply() in the same function.",
       )
     return False
-
-  def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
-    """Excludes variables from the inner optimizer's weight decay; arguments as for Keras's method."""
-    self._optimizer.exclude_from_weight_decay(*args, **kwargs)

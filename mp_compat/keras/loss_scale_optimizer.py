@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wrapper of Keras optimizers: both interfaces, the configurations, and the step."""
 
-import functools
 import threading
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Type
 
+from mp_compat._tensorflow import VERSION
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
@@ -17,6 +17,7 @@ from mp_compat.core import distribute
 from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.core import loss_scale as loss_scale_module
+from mp_compat.keras import keras2
 from mp_compat.keras import keras3
 from mp_compat.keras import optimizer_kinds
 from mp_compat.keras import scale_value
@@ -44,21 +45,12 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       grads = opt.get_unscaled_gradients(tape.gradient(loss, variables))
       opt.apply_gradients(zip(grads, variables))  # on all replicas or none
 
-  The class has two interfaces. The earlier one, `(optimizer, loss_scale)`, is that of TensorFlow 2.0 to 2.3
-  (`tf.keras.mixed_precision.experimental.LossScaleOptimizer`). The later one, `(inner_optimizer, dynamic,
-  initial_scale, dynamic_growth_steps)`, is that of 2.4 to 2.15 (`tf.keras.mixed_precision.LossScaleOptimizer`).
-  `opt.loss_scale` is both a LossScale and a tensor (`mp_compat.keras.scale_value`).
+  The class has two interfaces: `(optimizer, loss_scale)` of TensorFlow 2.0 to 2.3, and `(inner_optimizer, dynamic,
+  initial_scale, dynamic_growth_steps)` of 2.4 to 2.15. docs/keras.md lists the kinds of inner optimizers, and what
+  differs between versions. Public attributes that this class lacks are read from the inner optimizer.
 
-  The inner optimizer may be an OptimizerV2 (`tf.keras.optimizers` up to 2.10, `.legacy` from 2.11), the newer optimizer
-  of Keras 2.11 to 2.15 and tf_keras, or Keras 3's with the TensorFlow backend. The wrapper is an instance of the inner
-  optimizer's base class and of that Keras's own LossScaleOptimizer, so `Model.compile` accepts it. Public attributes
-  that this class lacks are read from the inner optimizer.
-
-  Where versions differ, this class follows the later ones: a skipped step increments `iterations` (as in 2.3 and later;
-  not in 1.15 to 2.2 and in Keras 3); `get_slot` and `add_slot` use the inner optimizer (an error in 2.0 to 2.2).
-
-  Source: the two TensorFlow classes named above; Micikevicius et al., "Mixed Precision Training", 2018
-  (arXiv:1710.03740).
+  Source: `tf.keras.mixed_precision.LossScaleOptimizer` and `tf.keras.mixed_precision.experimental.LossScaleOptimizer`;
+  Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740).
   """
 
   _stands_for_native = True
@@ -92,10 +84,10 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       optimizer: the inner optimizer; `inner_optimizer` (later form) and `opt` (TensorFlow 1.15) are other names for it.
       loss_scale: (earlier form) a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or
         TensorFlow's.
-      initial_scale: (later form) the initial or, if not `dynamic`, the fixed scale; a number from 1 to `2**126`. By
-        default `2**15` if `dynamic`, otherwise required.
-      dynamic_growth_steps: (later form) the number of consecutive finite steps after which the scale doubles; at least
-        1, 2000 by default. Only if `dynamic`.
+      initial_scale: (later form) the initial or, if not `dynamic`, the fixed scale, from 1 to 2**126; by default 2**15
+        if `dynamic`, otherwise required.
+      dynamic_growth_steps: (later form, only if `dynamic`) the number of consecutive finite steps after which the scale
+        doubles; at least 1, by default 2000.
       dynamic: (later form) whether the scale changes; True by default.
       count_skipped_steps: whether a skipped step increments `iterations`; False as in TensorFlow 1.15 to 2.2. Keras 3
         optimizers with `gradient_accumulation_steps` never count skipped steps.
@@ -140,14 +132,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     """Returns the loss scale: a LossScale that is also its current value, a float32 scalar tensor."""
     return scale_value.LossScaleValue(self._loss_scale, self)
 
-  @property
-  def lr(self) -> Any:
-    """Returns the inner optimizer's `learning_rate`."""
-    return self._optimizer.learning_rate
-
-  @lr.setter
-  def lr(self, value: Any) -> None:
-    self._optimizer.learning_rate = value
+  lr = keras2.inner_attribute("learning_rate")
 
   @property
   def dynamic(self) -> bool:
@@ -221,7 +206,6 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return unscaled
 
   def _state(self) -> scale_value.KerasState:
-    """Returns what this optimizer keeps in the current graph."""
     return graphs.state_of(self, graphs.default_graph(), scale_value.KerasState)
 
   def _current_scale(self) -> tf.Tensor:
@@ -231,10 +215,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   def _track_variables(self) -> None:
     """Registers the loss scale's variables with Keras 2, whose Session initializes them in graph mode."""
-    backend = self._kind.module("backend")
-    if graphs.init_scope_graph() is not None and hasattr(backend, "track_variable"):
+    if graphs.init_scope_graph() is not None and not self._kind.is_keras_3:
       for variable in self._loss_scale._weights.values():
-        backend.track_variable(variable)
+        self._kind.module("backend").track_variable(variable)
 
   def _record_call(self, call: str) -> None:
     # Each replica runs in a separate thread. Replicas wait for each other in the middle of a step.
@@ -243,45 +226,27 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     calls[call] = tf.executing_eagerly()  # the last one
     self._ever_called.add(call)
 
-  def _check_calls(self) -> List[str]:
-    """Returns the eager calls since the last step, the last one at the end.
-
-    Logs a warning, once, if the loss of the step was not scaled or its gradients were not unscaled.
-    """
+  def _check_step(self) -> List[str]:
+    """Checks a step, and the calls since the last one; returns those in eager mode, the last one at the end."""
+    distribute.check_replica_context()
+    check_strategy()
     called = self._calls.pop(threading.get_ident(), {})
     known = set(called) or self._ever_called
-    missing = {_SCALED, keras3.UNSCALED} - known
-    if self._kind.mixin is keras3.Keras3Mixin:
-      missing.discard(keras3.UNSCALED)  # `apply` unscales
-    if missing and keras3.SCALE_LOSS not in known and "warned" not in self._ever_called:
-      self._ever_called.add("warned")
-      log.warn(
+    needed = {_SCALED} if self._kind.is_keras_3 else {_SCALED, keras3.UNSCALED}  # Keras 3's `apply` unscales
+    if not needed <= known and keras3.SCALE_LOSS not in known:
+      log.warn_once(
+        self,
         "A step of a LossScaleOptimizer was applied without %s. The gradients are then scaled wrongly, or underflow in "
         "float16. Call get_scaled_loss() before gradients are computed and get_unscaled_gradients() after it, or call "
         "minimize(). With Keras 3, you can also call scale_loss() and pass the scaled gradients to apply().",
-        " and ".join(name + "()" for name in sorted(missing)),
+        " and ".join(name + "()" for name in sorted(needed - known)),
       )
     return [call for call, is_eager in called.items() if is_eager]
-
-  def _check_step(self) -> List[str]:
-    """Checks the context and the strategy of a step; returns the calls before it, as `_check_calls`."""
-    distribute.check_replica_context()
-    check_strategy()
-    return self._check_calls()
 
   def _apply(
     self, grads_and_vars: Sequence[gradients.GradAndVar], apply: Callable[[List[gradients.GradAndVar]], Any]
   ) -> Any:
     """Calls `apply` in all replicas if all gradients are finite, and updates the scale; called in each replica."""
-    return distribute.merge_call(functools.partial(self._apply_in_all, apply), step.prepare(grads_and_vars, _SETTINGS))
-
-  def _apply_in_all(
-    self, apply: Callable[[List[gradients.GradAndVar]], Any], strategy: tf.distribute.Strategy, part: step.Part
-  ) -> Optional[tf.Operation]:
-    del strategy  # It is the current strategy.
-    grads = [grad for grad, _ in part.grads_and_vars]
-    variables = [variable for _, variable in part.grads_and_vars]  # Keras needs the distributed variables.
-    decision = step.decide(self._loss_scale, [part], _SETTINGS)
 
     def skip() -> Optional[tf.Operation]:
       # Keras 3 applies accumulated gradients every few iterations: a skipped micro-batch must not count as one.
@@ -289,15 +254,16 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
         return tf.no_op()
       return distribute.group(self._optimizer.iterations.assign_add(1))
 
-    applied = conditional_apply.apply_in_each_replica(
-      decision.apply[0],
-      lambda *replica_grads: apply(list(zip(replica_grads, variables))),
-      grads,
-      {},
-      part.scope,
-      skip,
-    )
-    return distribute.group(applied, decision.update_op)
+    def apply_in_all(strategy: tf.distribute.Strategy, part: step.Part) -> Optional[tf.Operation]:
+      del strategy  # the current strategy
+      grads, variables = zip(*part.grads_and_vars)  # Keras needs the distributed variables.
+      decision = step.decide(self._loss_scale, [part], _SETTINGS)
+      applied = conditional_apply.apply_in_each_replica(
+        decision.apply[0], lambda *grads: apply(list(zip(grads, variables))), grads, {}, part.scope, skip
+      )
+      return distribute.group(applied, decision.update_op)
+
+    return distribute.merge_call(apply_in_all, step.prepare(grads_and_vars, _SETTINGS))
 
   def __getattr__(self, name: str) -> Any:
     return optimizers.inner_attribute(self, name)  # for attributes that this class lacks
@@ -309,42 +275,27 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     else:
       setattr(self._optimizer, name, value)
 
-  def __reduce_ex__(self, protocol: Any) -> Any:
-    reduced: Any = super().__reduce_ex__(protocol)
-    _, arguments, *state = reduced
-    if type(self) is not optimizer_kinds.concrete_class(self._public_class, self._optimizer):
-      return reduced  # a subclass with another name
-    # pickle and copy would find Keras's own class under the name of the concrete class.
-    classes = (self._public_class, type(self._optimizer))
-    if hasattr(self, "_unpickle_model"):  # Keras 3: the argument is a file
-      return optimizer_kinds.unpickle, classes + tuple(arguments)
-    return (optimizer_kinds.new_empty, classes) + tuple(state)
-
   def get_config(self) -> Dict[str, Any]:
     """Returns the keyword arguments that make an equal optimizer, in the form of this Keras's own class.
 
     Up to TensorFlow 2.3 this is the earlier form, `optimizer` and `loss_scale`. From 2.4 on it is the later form. Loss
     scales that the later form cannot express (a custom LossScale, a multiplier other than 2) have the earlier form.
     """
+    inner = self._kind.module("optimizers").serialize(self._optimizer)
     scale, kind = self._loss_scale.get_config(), type(self._loss_scale).__name__
     is_expressible = kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3
-    if self._writes_later_config and (is_expressible or kind == "FixedLossScale"):
+    config: Dict[str, Any] = {"optimizer": inner, "loss_scale": {"class_name": kind, "config": scale}}
+    if VERSION >= (2, 4) and (is_expressible or kind == "FixedLossScale"):
       config = {
-        "inner_optimizer": optimizer_kinds.serialize(self._optimizer),
-        "dynamic": self.dynamic,
+        "inner_optimizer": inner,
         "initial_scale": self.initial_scale,
         "dynamic_growth_steps": self.dynamic_growth_steps,
       }
-      if self.dynamic and self._kind.mixin is keras3.Keras3Mixin:
-        del config["dynamic"]  # Keras 3's own class is always dynamic and does not take it.
-    else:
-      config = {
-        "optimizer": optimizer_kinds.serialize(self._optimizer),
-        "loss_scale": {"class_name": kind, "config": scale},
-      }
+      if not self.dynamic or not self._kind.is_keras_3:
+        config["dynamic"] = self.dynamic  # Keras 3's own class is always dynamic and does not take it.
     if not self._count_skipped_steps:
       config["count_skipped_steps"] = False
-    if self._kind.mixin is keras3.Keras3Mixin:
+    if self._kind.is_keras_3:
       config["name"] = self.name
     return config
 
@@ -365,10 +316,11 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       if key not in keras3.UNUSED_SETTINGS or value != keras3.UNUSED_SETTINGS[key]
     }
     serialized = config.pop("inner_optimizer" if "inner_optimizer" in config else "optimizer")
-    inner = optimizer_kinds.deserialize(getattr(cls, "_kind", None), serialized, custom_objects)
+    kind = getattr(cls, "_kind", None)
+    inner = optimizer_kinds.deserialize(kind, serialized, custom_objects)
     if isinstance(config.get("loss_scale"), dict):
       config["loss_scale"] = _deserialize_scale(config["loss_scale"], custom_objects or {})
-    if getattr(cls, "_kind", None) not in (None, optimizer_kinds.kind_of(type(inner))):
+    if kind not in (None, optimizer_kinds.kind_of(type(inner))):
       cls = cls._public_class
     return cls._from_arguments(inner, config)
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the Keras that an optimizer belongs to, and makes the wrapper class for that Keras."""
 
+import copyreg
+import functools
 import importlib
 import importlib.util
-from typing import Any, Dict, NamedTuple, Optional, Tuple, Type, TypeVar
+from typing import Any, Dict, NamedTuple, Optional, Type, TypeVar
 
 from mp_compat._tensorflow import tf
+from mp_compat.keras import keras2
 from mp_compat.keras import keras3
-from mp_compat.keras import optimizer_v2
-from mp_compat.keras import optimizer_v3
 
 _Wrapper = TypeVar("_Wrapper")
 
@@ -20,14 +21,18 @@ class OptimizerKind(NamedTuple):
   keras: str  # The package of its modules, such as "keras.src".
   native: type  # This Keras's own LossScaleOptimizer.
 
+  @property
+  def is_keras_3(self) -> bool:
+    return self.mixin is keras3.Keras3Mixin
+
   def module(self, name: str) -> Any:
     return importlib.import_module("{}.{}".format(self.keras, name))
 
 
 # By name of the base class: the mixin, and the name of the native class.
 _MIXINS = {
-  "OptimizerV2": (optimizer_v2.OptimizerV2Mixin, "LossScaleOptimizer"),
-  "_BaseOptimizer": (optimizer_v3.OptimizerV3Mixin, "LossScaleOptimizerV3"),
+  "OptimizerV2": (keras2.OptimizerV2Mixin, "LossScaleOptimizer"),
+  "_BaseOptimizer": (keras2.OptimizerV3Mixin, "LossScaleOptimizerV3"),
   "BaseOptimizer": (keras3.Keras3Mixin, "LossScaleOptimizer"),
 }
 _NATIVE_MODULES = (
@@ -35,8 +40,6 @@ _NATIVE_MODULES = (
   "mixed_precision.loss_scale_optimizer",
   "mixed_precision.experimental.loss_scale_optimizer",
 )
-
-_concrete: Dict[Tuple[type, type], type] = {}
 
 
 def kind_of(optimizer_class: type) -> Optional[OptimizerKind]:
@@ -95,71 +98,55 @@ def concrete_class(cls: Type[_Wrapper], optimizer: Any) -> Type[_Wrapper]:
   return _concrete_of(cls, kind)
 
 
+@functools.lru_cache(maxsize=None)
 def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
   # `Model.compile` accepts only instances of the Keras to which the model belongs, and a process may have several: each
   # has a class, made on first use, so that no Keras is imported for nothing.
-  key = (cls, kind.native)
-  if key not in _concrete:
-    metaclass: Any = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})
-    # Saved models and configurations contain the name and module of a class: here, those of Keras's own class.
-    name_source = kind.native if "_stands_for_native" in vars(cls) else cls
-    _concrete[key] = metaclass(
-      _registered_name(name_source, kind),
-      (cls, kind.mixin, kind.native),
-      {
-        "__module__": name_source.__module__,
-        "__doc__": cls.__doc__,
-        "__qualname__": name_source.__qualname__,
-        "_kind": kind,
-        "_public_class": cls,
-      },
-    )
-  return _concrete[key]
+  metaclass: Any = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})
+  copyreg.pickle(metaclass, _reduce_class)
+  # Saved models and configurations contain the name and module of a class: here, those of Keras's own class.
+  name_source = kind.native if "_stands_for_native" in vars(cls) else cls
+  return metaclass(
+    _registered_name(name_source, kind),
+    (cls, kind.mixin, kind.native),
+    {
+      "__module__": name_source.__module__,
+      "__doc__": cls.__doc__,
+      "__qualname__": name_source.__qualname__,
+      "_kind": kind,
+      "_public_class": cls,
+    },
+  )
+
+
+def _reduce_class(cls: Any) -> Any:
+  """For `pickle`, which would find Keras's own class under the name of a class that `_concrete_of` returned."""
+  if cls is not _concrete_of(cls._public_class, cls._kind):
+    return cls.__qualname__  # a subclass
+  return _unpickle_class, (cls._public_class, cls._kind.native)
+
+
+def _unpickle_class(cls: type, native: type) -> type:
+  return _concrete_of(cls, _known_kind(native))
 
 
 def _registered_name(cls: type, kind: OptimizerKind) -> str:
   """Returns the name under which Keras finds a class: "package>name" if it is registered, else its own name."""
-  standalone = "keras" if kind.mixin is keras3.Keras3Mixin else "tf_keras"
+  standalone = "keras" if kind.is_keras_3 else "tf_keras"
   keras = importlib.import_module(standalone) if kind.keras.startswith(standalone + ".src") else tf.keras
   return getattr(keras.utils, "get_registered_name", lambda cls: cls.__name__)(cls)  # TensorFlow 1.15 has no registry
 
 
-def new_empty(cls: type, optimizer_class: type) -> Any:
-  """Returns a wrapper without attributes, of class `cls`, for inner optimizers of a class; for `pickle` and `copy`."""
-  return object.__new__(_concrete_of(cls, _known_kind(optimizer_class)))
-
-
-def unpickle(cls: type, optimizer_class: type, file: Any) -> Any:
-  """Returns the wrapper of class `cls` that Keras 3 saved to a file; for `pickle` and `copy`."""
-  kind = _known_kind(optimizer_class)
-  concrete = _concrete_of(cls, kind)
-  with kind.module("saving").custom_object_scope({concrete.__name__: concrete}):
-    return concrete._unpickle_model(file)
-
-
 def _hint(optimizer: Any) -> str:
-  if any(
-    base.__name__ == "Optimizer" and base.__module__.endswith("training.optimizer") for base in type(optimizer).__mro__
-  ):
+  if isinstance(optimizer, tf.train.Optimizer):
     return "Wrap a tf.compat.v1.train.Optimizer in mp_compat.MixedPrecisionLossScaleOptimizer."
-  if not _keras_is_installed():
+  try:
+    return "Pass a Keras optimizer object, such as an instance of {}.".format(tf.keras.optimizers.SGD)
+  except (AttributeError, ImportError):  # from TensorFlow 2.16 on Keras is a separate package
     return (
       "Keras is not installed. Install Keras 2 with `pip install tf_keras` (and set TF_USE_LEGACY_KERAS=1), or "
       "Keras 3 with `pip install keras`."
     )
-  return "Pass a Keras optimizer object, such as tf.keras.optimizers.SGD()."
-
-
-def _keras_is_installed() -> bool:
-  try:
-    return hasattr(tf.keras, "optimizers")
-  except ImportError:  # from TensorFlow 2.16 on Keras is a separate package
-    return False
-
-
-def serialize(optimizer: Any) -> Dict[str, Any]:
-  """Returns the configuration of an optimizer by Keras's `optimizers.serialize`."""
-  return _known_kind(type(optimizer)).module("optimizers").serialize(optimizer)
 
 
 def deserialize(kind: Optional[OptimizerKind], config: Any, custom_objects: Optional[Dict[str, Any]]) -> Any:
@@ -167,7 +154,7 @@ def deserialize(kind: Optional[OptimizerKind], config: Any, custom_objects: Opti
   if kind_of(type(config)) is not None:
     return config
   kind = _kind_for(config) if kind is None else kind
-  if kind.mixin is keras3.Keras3Mixin and "module" in config:  # `optimizers.deserialize` lacks some of its optimizers
+  if kind.is_keras_3 and "module" in config:  # `optimizers.deserialize` lacks some of its optimizers
     return kind.module("saving").deserialize_keras_object(config, custom_objects=custom_objects)
   optimizers = kind.module("optimizers")
   made = optimizers.deserialize(dict(config), custom_objects=custom_objects)  # Keras modifies the configuration
@@ -179,7 +166,7 @@ def deserialize(kind: Optional[OptimizerKind], config: Any, custom_objects: Opti
 def _kind_for(config: Dict[str, Any]) -> OptimizerKind:
   """Returns the kind of `tf.keras`, or of tf_keras for a configuration that only Keras 2 can read."""
   kind = _known_kind(tf.keras.optimizers.SGD)
-  if {"decay", "is_legacy_optimizer"} & set(config["config"]) and kind.mixin is keras3.Keras3Mixin:
+  if {"decay", "is_legacy_optimizer"} & set(config["config"]) and kind.is_keras_3:
     if not _exists("tf_keras"):
       raise ValueError(
         "Expected a configuration of a Keras 3 optimizer, but this is one of Keras 2. Install "

@@ -9,7 +9,6 @@ import numpy as np
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
-from mp_compat._tensorflow import keras_trackable
 from mp_compat._tensorflow import tf
 
 
@@ -21,8 +20,11 @@ class KerasState:
   fetched_scale: Optional[tf.Tensor] = None  # that `session.run(opt.loss_scale)` fetches
 
 
+_AnyNumber: Any = object  # for type checkers, which assume that it has all operators
+
+
 @autograph.exclude_from_autograph
-class LossScaleValue(keras_trackable.AnyBase):
+class LossScaleValue(_AnyNumber):
   """A LossScale that is also a tensor of its current value.
 
       opt.loss_scale()                      as a LossScale: a call, `update`, `get_config`, `isinstance`
@@ -91,9 +93,7 @@ class LossScaleValue(keras_trackable.AnyBase):
     return self._as_tensor() == other
 
   def __ne__(self, other: Any) -> Any:
-    if callable(other):
-      return not self == other
-    return self._as_tensor() != other
+    return not self == other if callable(other) else self._as_tensor() != other
 
 
 def _operator(name: str) -> Any:

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mixins of the Keras wrapper for Keras 2, and its layout in a `tf.train.Checkpoint`. Two layouts exist:
+
+    up to 2.2                         from 2.3 on
+    wrapper                           wrapper, as if it were the inner optimizer
+      base_optimizer: the inner one     iter, learning_rate, slots, ...
+        iter, learning_rate, slots      loss_scale
+      loss_scale                        base_optimizer: for reading the earlier layout
+
+In each TensorFlow version, the wrapper writes the layout of TensorFlow's own class and reads both layouts.
+"""
+
+import contextlib
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional
+
+from mp_compat._tensorflow import VERSION
+from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import tf
+from mp_compat._tensorflow import trackable
+from mp_compat.core import gradients
+
+# A base class for mixins. Type checkers assume that it has all attributes, such as those of the Keras classes.
+AnyBase: Any = object
+
+
+def inner_attribute(name: str) -> Any:
+  """Returns a property: an attribute of the inner optimizer, None if that lacks it."""
+  return property(
+    lambda self: getattr(self._optimizer, name, None), lambda self, value: setattr(self._optimizer, name, value)
+  )
+
+
+class _InnerLookupMixin(AnyBase):
+  """Looks up checkpoint dependencies in the inner optimizer, too."""
+
+  _deferred_dependencies = inner_attribute("_deferred_dependencies")  # to restore into variables that do not exist yet
+  _create_or_restore_slot_variable = inner_attribute("_create_or_restore_slot_variable")
+
+  def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    dependency = super()._lookup_dependency(name, *args, **kwargs)
+    return self._optimizer._lookup_dependency(name) if dependency is None else dependency
+
+
+class _EarlierLayout(_InnerLookupMixin, trackable.Trackable):
+  """Represents the inner optimizer in the earlier layout, for reading; has no variables."""
+
+  def __init__(self, optimizer: Any) -> None:
+    super().__init__()
+    self._optimizer = optimizer
+
+  def get_slot_names(self) -> List[str]:
+    """Returns the inner optimizer's slot names, for reading. Nothing is written, because `get_slot` is missing."""
+    return self._optimizer.get_slot_names()
+
+
+class Keras2Mixin(AnyBase):
+  """What both mixins share."""
+
+  _own_attributes: FrozenSet[str] = frozenset()
+  set_weights = inner_attribute("set_weights")  # called by `load_model` for HDF5
+
+  def _initialize(self, name: Optional[str]) -> None:
+    del name  # The inner optimizer has a name.
+    self._optimizer._maybe_initialize_trackable()
+    if VERSION < (2, 3):
+      self._track_trackable(self._optimizer, "base_optimizer")
+    else:
+      self._trackable = self._optimizer  # to which TensorFlow's class delegates
+      if isinstance(self, OptimizerV2Mixin):  # the others never had the earlier layout
+        self._track_trackable(_EarlierLayout(self._optimizer), "base_optimizer")
+    self._track_trackable(self._loss_scale, "loss_scale")
+
+  @autograph.do_not_convert
+  def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
+    """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras's `minimize`."""
+    return super().minimize(*args, **kwargs)
+
+  def _compute_unscaled(
+    self, compute: Callable[[Any], List[gradients.GradAndVar]], loss: Any, tape: Optional[tf.GradientTape] = None
+  ) -> List[gradients.GradAndVar]:
+    """Returns what `compute(loss)` returns, with a scaled loss and unscaled gradients."""
+    with tape or contextlib.nullcontext():
+      loss = self.get_scaled_loss(loss)
+    attributes, limits = vars(self._optimizer), {}
+    if VERSION < (2, 4):  # `compute` clips, which must not see scaled gradients
+      limits = {name: attributes.pop(name) for name in ("clipnorm", "clipvalue") if name in attributes}
+      attributes.update(dict.fromkeys(limits) if VERSION >= (2, 2) else {})  # a missing limit is None there
+    try:
+      pairs = compute(loss)
+    finally:
+      attributes.update(limits)
+    grads = self.get_unscaled_gradients(grad for grad, _ in pairs)
+    if limits.get("clipnorm") is not None:
+      grads = [tf.clip_by_norm(grad, limits["clipnorm"]) for grad in grads]
+    if limits.get("clipvalue") is not None:
+      grads = [tf.clip_by_value(grad, -limits["clipvalue"], limits["clipvalue"]) for grad in grads]
+    return [(grad, variable) for grad, (_, variable) in zip(grads, pairs)]
+
+
+class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
+  """Makes the wrapper an OptimizerV2: `tf.keras.optimizers` up to 2.10, `.legacy` from 2.11 on."""
+
+  def _compute_gradients(
+    self, loss: Any, var_list: Any, grad_loss: Optional[tf.Tensor] = None, tape: Optional[tf.GradientTape] = None
+  ) -> List[gradients.GradAndVar]:
+    kwargs = {} if tape is None else {"tape": tape}
+    return self._compute_unscaled(
+      lambda scaled: self._optimizer._compute_gradients(scaled, var_list, grad_loss, **kwargs), loss, tape
+    )
+
+  def get_gradients(self, loss: tf.Tensor, params: Any) -> List[gradients.Gradient]:
+    """Returns unscaled gradients of the scaled loss, in graph mode; arguments as for Keras's `get_gradients`."""
+    pairs = self._compute_unscaled(
+      lambda scaled: [(grad, None) for grad in self._optimizer.get_gradients(scaled, params)], loss
+    )
+    return [grad for grad, _ in pairs]
+
+  @autograph.do_not_convert
+  def apply_gradients(
+    self,
+    grads_and_vars: Iterable[gradients.GradAndVar],
+    name: Optional[str] = None,
+    experimental_aggregate_gradients: bool = True,
+  ) -> Optional[tf.Operation]:
+    """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
+
+    Args:
+      grads_and_vars: (gradient, variable) pairs with unscaled gradients. An empty list goes to the inner optimizer.
+      name: a name for the ops.
+      experimental_aggregate_gradients: whether to sum the gradients of all replicas; False if they are already sums.
+
+    Returns:
+      An op that does the step and updates the loss scale; None in eager mode.
+
+    Raises:
+      ValueError: If called in a cross-replica context or under an unsupported strategy, or if all gradients are None.
+      TypeError: If a gradient is not floating.
+    """
+    self._check_step()
+    inner = self._optimizer
+    kwargs: Dict[str, Any] = {"name": name}
+    grads_and_vars = list(grads_and_vars)
+    if not grads_and_vars:  # Nothing to train.
+      return inner.apply_gradients(grads_and_vars, **kwargs)
+    grads_and_vars = gradients.convert_pairs(grads_and_vars)
+    with tf.name_scope(inner._name), tf.init_scope():
+      self._create_all_weights([variable for grad, variable in grads_and_vars if grad is not None])
+    if not experimental_aggregate_gradients:
+      kwargs["experimental_aggregate_gradients"] = False
+    elif VERSION >= (2, 4) and inner._HAS_AGGREGATE_GRAD:
+      # The check then covers sums that overflow, and no worker waits in a branch that another did not take.
+      grads_and_vars = [pair for pair in grads_and_vars if pair[0] is not None]
+      grads_and_vars = self._aggregate_gradients(self._transform_unaggregated_gradients(grads_and_vars))
+      kwargs["experimental_aggregate_gradients"] = False
+    return self._apply(grads_and_vars, lambda pairs: inner.apply_gradients(pairs, **kwargs))
+
+  def _create_all_weights(self, var_list: List[tf.Variable]) -> None:
+    inner = self._optimizer
+    if VERSION >= (2, 4):
+      inner._create_all_weights(var_list)
+    else:
+      _ = inner.iterations
+      inner._create_hypers()
+      inner._create_slots(var_list)
+
+  def get_slot(self, var: tf.Variable, slot_name: str) -> tf.Variable:
+    """Returns the inner optimizer's slot `slot_name` for `var`."""
+    return trackable.slot_of_inner(self._optimizer, var, slot_name)
+
+  def get_slot_names(self) -> List[str]:
+    """Returns the names of the inner optimizer's slots."""
+    names = self._optimizer.get_slot_names()
+    return names if VERSION >= (2, 3) else [trackable.SlotName(name) for name in names]
+
+
+for _name in """
+  add_slot add_weight clipnorm clipvalue get_weights global_clipnorm iterations learning_rate variables weights
+  _aggregate_gradients _distribution_strategy _restore_slot_variable _transform_unaggregated_gradients
+""".split():
+  setattr(OptimizerV2Mixin, _name, inner_attribute(_name))
+
+
+class OptimizerV3Mixin(Keras2Mixin):
+  """Makes the wrapper an `Optimizer` of `tf.keras` of TensorFlow 2.11 to 2.15, and of tf_keras."""
+
+  exclude_from_weight_decay = inner_attribute("exclude_from_weight_decay")
+
+  def compute_gradients(
+    self, loss: Any, var_list: Any, tape: Optional[tf.GradientTape] = None
+  ) -> List[gradients.GradAndVar]:
+    """Returns (unscaled gradient, variable) pairs for the scaled loss; arguments as for Keras's `compute_gradients`."""
+    return self._compute_unscaled(lambda scaled: self._optimizer.compute_gradients(scaled, var_list, tape), loss, tape)
+
+  @autograph.do_not_convert
+  def apply_gradients(
+    self,
+    grads_and_vars: Iterable[gradients.GradAndVar],
+    name: Optional[str] = None,
+    skip_gradients_aggregation: bool = False,
+    experimental_aggregate_gradients: bool = True,
+  ) -> None:
+    """Applies or skips the gradients as `OptimizerV2Mixin.apply_gradients` does, with the same errors.
+
+    Args:
+      grads_and_vars: (gradient, variable) pairs with unscaled gradients; with no pairs, nothing is done.
+      name: ignored, as in Keras.
+      skip_gradients_aggregation: whether the gradients are already sums over all replicas.
+      experimental_aggregate_gradients: the opposite of `skip_gradients_aggregation`, under its older name.
+    """
+    del name
+    self._check_step()
+    inner = self._optimizer
+    grads_and_vars = list(grads_and_vars)
+    if not grads_and_vars:  # Nothing to train.
+      return
+    grads_and_vars = gradients.convert_pairs(grads_and_vars)
+    with tf.init_scope():
+      inner.build([variable for _, variable in grads_and_vars])
+    grads_and_vars = [pair for pair in grads_and_vars if pair[0] is not None]
+    if experimental_aggregate_gradients and not skip_gradients_aggregation:
+      grads_and_vars = inner.aggregate_gradients(grads_and_vars)  # as for an OptimizerV2 from 2.4 on
+    self._apply(grads_and_vars, lambda pairs: inner.apply_gradients(pairs, skip_gradients_aggregation=True))
