@@ -11,7 +11,7 @@ In each TensorFlow version, the wrapper writes the layout of TensorFlow's own cl
 """
 
 import contextlib
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional
+from typing import Any, Callable, FrozenSet, Iterable, List, Optional
 
 from mp_compat._tensorflow import VERSION
 from mp_compat._tensorflow import autograph
@@ -71,10 +71,6 @@ class Keras2Mixin(AnyBase):
     self._track_trackable(self._loss_scale, "loss_scale")
 
   @autograph.do_not_convert
-  def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
-    """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras's `minimize`."""
-    return super().minimize(*args, **kwargs)
-
   def _compute_unscaled(
     self, compute: Callable[[Any], List[gradients.GradAndVar]], loss: Any, tape: Optional[tf.GradientTape] = None
   ) -> List[gradients.GradAndVar]:
@@ -95,6 +91,19 @@ class Keras2Mixin(AnyBase):
     if limits.get("clipvalue") is not None:
       grads = [tf.clip_by_value(grad, -limits["clipvalue"], limits["clipvalue"]) for grad in grads]
     return [(grad, variable) for grad, (_, variable) in zip(grads, pairs)]
+
+  def _apply_step(self, grads_and_vars: Iterable[gradients.GradAndVar], aggregate: bool, **kwargs: Any) -> Any:
+    """Applies gradients with `kwargs` for the inner optimizer; `aggregate` tells whether to sum them here."""
+    self._check_step()
+    pairs: Any = list(grads_and_vars)
+    if not pairs:  # Nothing to train.
+      return self._optimizer.apply_gradients(pairs, **kwargs)
+    pairs = gradients.convert_pairs(pairs)
+    self._create_variables(pairs)
+    if aggregate:
+      # The check then covers sums that overflow, and no worker waits in a branch that another did not take.
+      pairs = self._aggregate([pair for pair in pairs if pair[0] is not None])
+    return self._apply(pairs, lambda pairs: self._optimizer.apply_gradients(pairs, **kwargs))
 
 
 class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
@@ -136,23 +145,14 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
       ValueError: If called in a cross-replica context or under an unsupported strategy, or if all gradients are None.
       TypeError: If a gradient is not floating.
     """
-    self._check_step()
-    inner = self._optimizer
-    kwargs: Dict[str, Any] = {"name": name}
-    grads_and_vars = list(grads_and_vars)
-    if not grads_and_vars:  # Nothing to train.
-      return inner.apply_gradients(grads_and_vars, **kwargs)
-    grads_and_vars = gradients.convert_pairs(grads_and_vars)
-    with tf.name_scope(inner._name), tf.init_scope():
-      self._create_all_weights([variable for grad, variable in grads_and_vars if grad is not None])
-    if not experimental_aggregate_gradients:
-      kwargs["experimental_aggregate_gradients"] = False
-    elif VERSION >= (2, 4) and inner._HAS_AGGREGATE_GRAD:
-      # The check then covers sums that overflow, and no worker waits in a branch that another did not take.
-      grads_and_vars = [pair for pair in grads_and_vars if pair[0] is not None]
-      grads_and_vars = self._aggregate_gradients(self._transform_unaggregated_gradients(grads_and_vars))
-      kwargs["experimental_aggregate_gradients"] = False
-    return self._apply(grads_and_vars, lambda pairs: inner.apply_gradients(pairs, **kwargs))
+    aggregate = VERSION >= (2, 4) and experimental_aggregate_gradients and self._optimizer._HAS_AGGREGATE_GRAD
+    if aggregate or not experimental_aggregate_gradients:
+      return self._apply_step(grads_and_vars, aggregate, name=name, experimental_aggregate_gradients=False)
+    return self._apply_step(grads_and_vars, False, name=name)
+
+  def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
+    with tf.name_scope(self._optimizer._name), tf.init_scope():
+      self._create_all_weights([variable for grad, variable in pairs if grad is not None])
 
   def _create_all_weights(self, var_list: List[tf.Variable]) -> None:
     inner = self._optimizer
@@ -162,6 +162,9 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
       _ = inner.iterations
       inner._create_hypers()
       inner._create_slots(var_list)
+
+  def _aggregate(self, pairs: List[gradients.GradAndVar]) -> List[gradients.GradAndVar]:
+    return self._aggregate_gradients(self._transform_unaggregated_gradients(pairs))
 
   def get_slot(self, var: tf.Variable, slot_name: str) -> tf.Variable:
     """Returns the inner optimizer's slot `slot_name` for `var`."""
@@ -199,24 +202,14 @@ class OptimizerV3Mixin(Keras2Mixin):
     skip_gradients_aggregation: bool = False,
     experimental_aggregate_gradients: bool = True,
   ) -> None:
-    """Applies or skips the gradients as `OptimizerV2Mixin.apply_gradients` does, with the same errors.
+    """Applies or skips the gradients as an OptimizerV2 does, with the same errors; arguments as for Keras's method."""
+    del name  # As in Keras.
+    aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
+    self._apply_step(grads_and_vars, aggregate, skip_gradients_aggregation=True)
 
-    Args:
-      grads_and_vars: (gradient, variable) pairs with unscaled gradients; with no pairs, nothing is done.
-      name: ignored, as in Keras.
-      skip_gradients_aggregation: whether the gradients are already sums over all replicas.
-      experimental_aggregate_gradients: the opposite of `skip_gradients_aggregation`, under its older name.
-    """
-    del name
-    self._check_step()
-    inner = self._optimizer
-    grads_and_vars = list(grads_and_vars)
-    if not grads_and_vars:  # Nothing to train.
-      return
-    grads_and_vars = gradients.convert_pairs(grads_and_vars)
+  def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     with tf.init_scope():
-      inner.build([variable for _, variable in grads_and_vars])
-    grads_and_vars = [pair for pair in grads_and_vars if pair[0] is not None]
-    if experimental_aggregate_gradients and not skip_gradients_aggregation:
-      grads_and_vars = inner.aggregate_gradients(grads_and_vars)  # as for an OptimizerV2 from 2.4 on
-    self._apply(grads_and_vars, lambda pairs: inner.apply_gradients(pairs, skip_gradients_aggregation=True))
+      self._optimizer.build([variable for _, variable in pairs])
+
+  def _aggregate(self, pairs: List[gradients.GradAndVar]) -> List[gradients.GradAndVar]:
+    return self._optimizer.aggregate_gradients(pairs)

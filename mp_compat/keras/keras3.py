@@ -133,12 +133,11 @@ class Keras3Mixin(keras2.AnyBase):
     """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
 
     Args:
-      grads: gradients, scaled unless they are from `get_unscaled_gradients`; see `_are_unscaled`.
+      grads: gradients, scaled unless they are from `get_unscaled_gradients`; see docs/keras.md.
       trainable_variables: as many variables; those of `build` by default.
 
     Raises:
-      ValueError: If called in a cross-replica context or under an unsupported strategy, or if there is no gradient.
-      TypeError: If a gradient is not floating.
+      As `apply_gradients` of Keras 2.
     """
     called = self._check_step()
     inner = self._optimizer
@@ -157,9 +156,7 @@ class Keras3Mixin(keras2.AnyBase):
   def _are_unscaled(self, grads: Sequence[gradients.Gradient], called: List[str]) -> bool:
     """Returns whether gradients are from `get_unscaled_gradients`, by the rules of docs/keras.md.
 
-    Args:
-      grads: converted gradients.
-      called: the eager calls since the last step in this thread, the last one at the end.
+    `called` are the eager calls since the last step in this thread, the last one at the end.
     """
     if tf.executing_eagerly():
       marks = [getattr(value, UNSCALED_MARK) for value in gradients.values_of(grads) if hasattr(value, UNSCALED_MARK)]

@@ -23,15 +23,8 @@ from mp_compat.keras import optimizer_kinds
 from mp_compat.keras import scale_value
 from mp_compat.training import step
 
-_DEFAULT_INITIAL_SCALE = 2**15
-_DEFAULT_GROWTH_STEPS = 2000
-
 _SETTINGS = step.Settings()
 _SCALED = "get_scaled_loss"
-
-
-class UnsupportedArgumentError(TypeError, ValueError):
-  """An error for arguments that the wrapper does not have; Keras 2 raises a TypeError, Keras 3 a ValueError."""
 
 
 class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
@@ -92,18 +85,17 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       count_skipped_steps: whether a skipped step increments `iterations`; False as in TensorFlow 1.15 to 2.2. Keras 3
         optimizers with `gradient_accumulation_steps` never count skipped steps.
       name: a name, for Keras 3.
-      **unsupported: must be empty; raises an error that names them.
+      **unsupported: must be empty.
 
     Raises:
-      UnsupportedArgumentError: If there are other arguments; a TypeError, and a ValueError as in Keras 3.
       TypeError: If there is not exactly one Keras optimizer, if it already scales the loss, or if `dynamic` is not a
         bool.
-      ValueError: If the forms are mixed, an argument is out of its range, the optimizer is already wrapped, or the
-        current strategy is not supported.
+      ValueError: If the forms are mixed, an argument is unknown or out of its range, the optimizer is already wrapped,
+        or the current strategy is not supported.
       RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution is disabled with Keras 3.
     """
     if unsupported:
-      raise UnsupportedArgumentError(
+      raise ValueError(
         "LossScaleOptimizer does not support the arguments: {}. Set hyperparameters on the `inner_optimizer`.".format(
           ", ".join("`{}`".format(argument) for argument in unsupported)
         )
@@ -386,10 +378,8 @@ def loss_scale_of(
         '"dynamic_growth_steps" must be None if "dynamic" is False, but got: {}'.format(dynamic_growth_steps)
       )
     return loss_scale_module.FixedLossScale(initial_scale)
-  return loss_scale_module.DynamicLossScale(
-    _DEFAULT_INITIAL_SCALE if initial_scale is None else initial_scale,
-    _DEFAULT_GROWTH_STEPS if dynamic_growth_steps is None else dynamic_growth_steps,
-  )
+  arguments = {"initial_loss_scale": initial_scale, "increment_period": dynamic_growth_steps}
+  return loss_scale_module.DynamicLossScale(**{name: value for name, value in arguments.items() if value is not None})
 
 
 def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> Any:
