@@ -17,12 +17,7 @@ from mp_compat.core import loss_scale
 from mp_compat.core import update_rule
 from mp_compat.training import optimizer
 
-__all__ = [
-  "ExponentialUpdateLossScaleManager",
-  "FixedLossScaleManager",
-  "LossScaleManager",
-  "LossScaleOptimizer",
-]
+__all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager", "LossScaleOptimizer"]
 
 
 class LossScaleManager(loss_scale.FiniteLossScale):
@@ -39,13 +34,10 @@ class LossScaleManager(loss_scale.FiniteLossScale):
 
   @abc.abstractmethod
   def update_loss_scale(self, finite_grads: tf.Tensor) -> Optional[tf.Operation]:
-    """Updates the loss scale after a step.
+    """Returns an op that updates the loss scale after a step; in eager mode it may be None.
 
     Args:
       finite_grads: a scalar bool tensor, True if all gradients of the step are finite.
-
-    Returns:
-      An op that updates the loss scale; in eager mode it may be None.
     """
 
   def __call__(self) -> tf.Tensor:
@@ -60,20 +52,12 @@ class LossScaleManager(loss_scale.FiniteLossScale):
 
 
 class FixedLossScaleManager(LossScaleManager):
-  """A fixed loss scale.
+  """A fixed loss scale: `loss_scale` is a number of at least 1, else a ValueError is raised.
 
   Source: `tf.contrib.mixed_precision.FixedLossScaleManager`.
   """
 
   def __init__(self, loss_scale: float) -> None:
-    """Makes a manager.
-
-    Args:
-      loss_scale: a number of at least 1.
-
-    Raises:
-      ValueError: If `loss_scale` is below 1 or NaN.
-    """
     if not loss_scale >= 1:
       raise ValueError("loss scale must be at least 1. Expected a number, but got {!r}.".format(loss_scale))
     self._loss_scale = loss_scale
@@ -92,10 +76,11 @@ class FixedLossScaleManager(LossScaleManager):
 class ExponentialUpdateLossScaleManager(LossScaleManager):
   """A dynamic loss scale: increases after consecutive finite steps, decreases after overflows, consecutive or not.
 
-      incr_every_n_steps consecutive finite steps: scale *= incr_ratio, up to 2**126
-      decr_every_n_nan_or_inf overflows: scale = max(1, scale * decr_ratio)
+      incr_every_n_steps consecutive finite steps: scale *= incr_ratio (above 1), up to 2**126
+      decr_every_n_nan_or_inf overflows: scale = max(1, scale * decr_ratio (below 1))
 
-  Both counters are reset when either limit is reached. Each overflow also resets the counter of finite steps.
+  Both counters are reset when either limit is reached. Each overflow also resets the counter of finite steps. The
+  constructor makes the variables in the current graph; `init_loss_scale` is the scale at first.
 
   Source: `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager`.
   """
@@ -108,15 +93,6 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     incr_ratio: float = 2,
     decr_ratio: float = 0.8,
   ) -> None:
-    """Makes a manager, and its variables in the current graph.
-
-    Args:
-      init_loss_scale: the initial loss scale, a number.
-      incr_every_n_steps: the number of consecutive finite steps after which the scale increases.
-      decr_every_n_nan_or_inf: the number of steps with NaN or inf after which the scale decreases.
-      incr_ratio: the factor of an increase; above 1.
-      decr_ratio: the factor of a decrease; below 1.
-    """
     self._incr_every_n_steps = incr_every_n_steps
     self._decr_every_n_nan_or_inf = decr_every_n_nan_or_inf
     self._incr_ratio = incr_ratio
@@ -166,40 +142,29 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
 
     Args:
       opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`. If it is the result of
-        `enable_mixed_precision_graph_rewrite`, the optimizer that it wraps is used, and a warning is logged: of two
-        dynamic scales around each other, the inner one is not updated after an overflow, and training stops in the end.
+        `enable_mixed_precision_graph_rewrite`, the optimizer that it wraps is used, and a warning is logged.
       loss_scale_manager: a `LossScaleManager`.
 
     Raises:
-      ValueError: If `opt` is not a `tf.compat.v1.train.Optimizer`, already scales the loss, or is or wraps a
-        `tf.train.SyncReplicasOptimizer`; or if `loss_scale_manager` is not a `LossScaleManager`.
+      ValueError: If `loss_scale_manager` is not a `LossScaleManager`; for `opt`, see the base class.
     """
     if not isinstance(loss_scale_manager, LossScaleManager):
       raise ValueError(
-        "loss_scale_manager must be a mp_compat.contrib.mixed_precision.LossScaleManager, but got {!r}. "
-        "Subclass it, or use FixedLossScaleManager or ExponentialUpdateLossScaleManager.".format(loss_scale_manager)
+        "loss_scale_manager must be a mp_compat.contrib.mixed_precision.LossScaleManager, but got {!r}.".format(
+          loss_scale_manager
+        )
       )
     if type(opt) is optimizer.MixedPrecisionLossScaleOptimizer:
+      # Of two dynamic scales, the inner one is not updated after an overflow, and training stops in the end.
       log.warn(
-        "The optimizer passed to LossScaleOptimizer already scales the loss, as the result of "
-        "enable_mixed_precision_graph_rewrite() does. Only the scale of the loss_scale_manager is used. Pass the "
-        "manager to enable_mixed_precision_graph_rewrite() as the loss scale, and remove LossScaleOptimizer."
+        "The optimizer passed to LossScaleOptimizer already scales the loss. Only the scale of the loss_scale_manager "
+        "is used. Pass the manager to enable_mixed_precision_graph_rewrite(), and remove LossScaleOptimizer."
       )
       opt = opt.inner_optimizer
     super().__init__(opt, loss_scale_manager)
 
-  @property
-  def _opt(self) -> tf.train.Optimizer:
-    return self._optimizer
-
-  @_opt.setter
-  def _opt(self, opt: tf.train.Optimizer) -> None:
-    self._optimizer = opt
-
-  @property
-  def _loss_scale_manager(self) -> LossScaleManager:
-    return self._loss_scale
-
-  @_loss_scale_manager.setter
-  def _loss_scale_manager(self, manager: LossScaleManager) -> None:
-    self._loss_scale = manager
+  # The attributes of tf.contrib's class.
+  _opt = property(lambda self: self._optimizer, lambda self, opt: setattr(self, "_optimizer", opt))
+  _loss_scale_manager = property(
+    lambda self: self._loss_scale, lambda self, manager: setattr(self, "_loss_scale", manager)
+  )

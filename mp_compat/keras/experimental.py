@@ -17,26 +17,15 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
   def __init__(
     self, optimizer: Any = None, loss_scale: Any = None, *, opt: Any = None, count_skipped_steps: bool = True
   ) -> None:
-    """Wraps a Keras optimizer.
-
-    Args:
-      optimizer: the inner optimizer.
-      loss_scale: a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
-      opt: the name of `optimizer` in TensorFlow 1.15.
-      count_skipped_steps: see `mp_compat.keras.LossScaleOptimizer`.
+    """Wraps a Keras optimizer; arguments and errors as for `mp_compat.keras.LossScaleOptimizer`.
 
     Raises:
-      TypeError: If `optimizer` is not a Keras optimizer, or already scales the loss.
-      ValueError: If `loss_scale` is None, a bool or not a loss scale, if `optimizer` is already wrapped, or if the
-        current strategy is not supported.
-      RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution is disabled with Keras 3.
+      ValueError: Also if `loss_scale` is None or a bool.
     """
-    if loss_scale is None:
-      raise ValueError('loss_scale cannot be None. Expected a number of at least 1, "dynamic", or a LossScale.')
-    if isinstance(loss_scale, bool):
+    if loss_scale is None or isinstance(loss_scale, bool):
       raise ValueError(
-        'Invalid value passed to loss_scale. Expected "dynamic", an int, a float, or a LossScale, but '
-        "got {!r}. Only mp_compat.keras.LossScaleOptimizer takes `dynamic`.".format(loss_scale)
+        "Invalid value passed to loss_scale: it cannot be None or a bool, but got {!r}. Expected a number of at least "
+        '1, "dynamic", or a LossScale.'.format(loss_scale)
       )
     super().__init__(optimizer, loss_scale, opt=opt, count_skipped_steps=count_skipped_steps)
 

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mixins of the Keras wrapper for Keras 2, and its layout in a `tf.train.Checkpoint`. Two layouts exist:
+"""The mixins of the Keras wrapper for Keras 2, and its layout in a `tf.train.Checkpoint`.
 
-    up to 2.2                         from 2.3 on
-    wrapper                           wrapper, as if it were the inner optimizer
-      base_optimizer: the inner one     iter, learning_rate, slots, ...
-        iter, learning_rate, slots      loss_scale
-      loss_scale                        base_optimizer: for reading the earlier layout
-
-In each TensorFlow version, the wrapper writes the layout of TensorFlow's own class and reads both layouts.
+In each TensorFlow version, the wrapper writes the layout of TensorFlow's own class and reads both: up to 2.2 the inner
+optimizer is its child `base_optimizer`; from 2.3 on it has the inner optimizer's children (`iter`, `learning_rate`,
+slots, ...) as if it were that, and a `base_optimizer` only for reading. `loss_scale` is a child in both.
 """
 
 import contextlib
@@ -19,6 +15,7 @@ from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 from mp_compat.core import gradients
 
+_Pairs = List[gradients.GradAndVar]
 # A base class for mixins. Type checkers assume that it has all attributes, such as those of the Keras classes.
 AnyBase: Any = object
 
@@ -72,8 +69,8 @@ class Keras2Mixin(AnyBase):
 
   @autograph.do_not_convert
   def _compute_unscaled(
-    self, compute: Callable[[Any], List[gradients.GradAndVar]], loss: Any, tape: Optional[tf.GradientTape] = None
-  ) -> List[gradients.GradAndVar]:
+    self, compute: Callable[[Any], _Pairs], loss: Any, tape: Optional[tf.GradientTape] = None
+  ) -> _Pairs:
     """Returns what `compute(loss)` returns, with a scaled loss and unscaled gradients."""
     with tape or contextlib.nullcontext():
       loss = self.get_scaled_loss(loss)
@@ -93,7 +90,7 @@ class Keras2Mixin(AnyBase):
     return [(grad, variable) for grad, (_, variable) in zip(grads, pairs)]
 
   def _apply_step(self, grads_and_vars: Iterable[gradients.GradAndVar], aggregate: bool, **kwargs: Any) -> Any:
-    """Applies gradients with `kwargs` for the inner optimizer; `aggregate` tells whether to sum them here."""
+    """Sums the gradients over replicas if `aggregate`, and applies them with `kwargs` for the inner optimizer."""
     self._check_step()
     pairs: Any = list(grads_and_vars)
     if not pairs:  # Nothing to train.
@@ -111,7 +108,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
 
   def _compute_gradients(
     self, loss: Any, var_list: Any, grad_loss: Optional[tf.Tensor] = None, tape: Optional[tf.GradientTape] = None
-  ) -> List[gradients.GradAndVar]:
+  ) -> _Pairs:
     kwargs = {} if tape is None else {"tape": tape}
     return self._compute_unscaled(
       lambda scaled: self._optimizer._compute_gradients(scaled, var_list, grad_loss, **kwargs), loss, tape
@@ -139,7 +136,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
       experimental_aggregate_gradients: whether to sum the gradients of all replicas; False if they are already sums.
 
     Returns:
-      An op that does the step and updates the loss scale; None in eager mode.
+      An op; None in eager mode.
 
     Raises:
       ValueError: If called in a cross-replica context or under an unsupported strategy, or if all gradients are None.
@@ -163,7 +160,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
       inner._create_hypers()
       inner._create_slots(var_list)
 
-  def _aggregate(self, pairs: List[gradients.GradAndVar]) -> List[gradients.GradAndVar]:
+  def _aggregate(self, pairs: _Pairs) -> _Pairs:
     return self._aggregate_gradients(self._transform_unaggregated_gradients(pairs))
 
   def get_slot(self, var: tf.Variable, slot_name: str) -> tf.Variable:
@@ -188,9 +185,7 @@ class OptimizerV3Mixin(Keras2Mixin):
 
   exclude_from_weight_decay = inner_attribute("exclude_from_weight_decay")
 
-  def compute_gradients(
-    self, loss: Any, var_list: Any, tape: Optional[tf.GradientTape] = None
-  ) -> List[gradients.GradAndVar]:
+  def compute_gradients(self, loss: Any, var_list: Any, tape: Optional[tf.GradientTape] = None) -> _Pairs:
     """Returns (unscaled gradient, variable) pairs for the scaled loss; arguments as for Keras's `compute_gradients`."""
     return self._compute_unscaled(lambda scaled: self._optimizer.compute_gradients(scaled, var_list, tape), loss, tape)
 
@@ -211,5 +206,5 @@ class OptimizerV3Mixin(Keras2Mixin):
     with tf.init_scope():
       self._optimizer.build([variable for _, variable in pairs])
 
-  def _aggregate(self, pairs: List[gradients.GradAndVar]) -> List[gradients.GradAndVar]:
+  def _aggregate(self, pairs: _Pairs) -> _Pairs:
     return self._optimizer.aggregate_gradients(pairs)

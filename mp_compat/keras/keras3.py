@@ -2,7 +2,7 @@
 """The mixin of the Keras wrapper for Keras 3 with the TensorFlow backend."""
 
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import log
@@ -24,11 +24,7 @@ _NAMES_IN_KERAS = {"good_steps": "step_counter", "current_loss_scale": "dynamic_
 
 
 class Keras3Mixin(keras2.AnyBase):
-  """Makes the wrapper an `Optimizer` of Keras 3.
-
-  Keras 3 itself calls `scale_loss` and passes scaled gradients to `apply`, which unscales them, unless they are from
-  `get_unscaled_gradients` (`_are_unscaled`).
-  """
+  """Makes the wrapper an `Optimizer` of Keras 3, which itself calls `scale_loss`, and `apply` with scaled gradients."""
 
   _own_attributes = frozenset(["built", "name"])
   _optimizer: Any
@@ -39,14 +35,13 @@ class Keras3Mixin(keras2.AnyBase):
     backend = sys.modules[self._kind.keras + ".backend"].backend()
     if backend != "tensorflow":
       raise RuntimeError(
-        "mp_compat.keras.LossScaleOptimizer works with Keras 3's TensorFlow backend, but the backend "
-        "is {}. Set KERAS_BACKEND=tensorflow before importing keras.".format(backend)
+        "mp_compat.keras needs Keras 3's TensorFlow backend, but the backend is {}. Set KERAS_BACKEND=tensorflow "
+        "before importing keras.".format(backend)
       )
     if not tf.compat.v1.executing_eagerly_outside_functions():
       raise RuntimeError(
-        "Keras 3 trains in eager mode and in functions, but eager execution is disabled. To train in "
-        "a graph, pass an optimizer of Keras 2: `pip install tf_keras`, and "
-        "tf_keras.optimizers.legacy.{}.".format(type(self._optimizer).__name__)
+        "Keras 3 does not train in graphs, but eager execution is disabled. Pass an optimizer of Keras 2 (`pip install "
+        "tf_keras`): tf_keras.optimizers.legacy.{}.".format(type(self._optimizer).__name__)
       )
     inner = self._optimizer
     del self._optimizer  # Otherwise attributes that the base class sets would be set on it.
@@ -60,22 +55,15 @@ class Keras3Mixin(keras2.AnyBase):
   def _track_as_keras(self) -> None:
     """Gives the optimizer the variables and checkpoint keys of Keras's class.
 
-    The variables of a `mp_compat.LossScale` become Keras variables, because Keras 3 saves no others. A LossScale of
-    TensorFlow keeps its variables.
+    The variables of a `mp_compat.LossScale` become Keras variables, because Keras 3 saves no others.
     """
-    tracked = {
-      "inner_optimizer": self._optimizer,
-      "_iterations": self._iterations,
-      "_learning_rate": self._learning_rate,
-    }
+    tracked = dict(inner_optimizer=self._optimizer, _iterations=self._iterations, _learning_rate=self._learning_rate)
     if isinstance(self._loss_scale, loss_scale.LossScale):
       weights = self._loss_scale._graph_variables()
       for name in sorted(weights, reverse=True):  # good_steps, current_loss_scale: Keras 3's order
-        keras_name = _NAMES_IN_KERAS.get(name, name)
+        keras_name, dtype = _NAMES_IN_KERAS.get(name, name), weights[name].dtype.name
         initial = self._kind.module("initializers").Constant(weights[name].numpy())
-        tracked[keras_name] = self.add_variable(
-          (), initial, weights[name].dtype.name, aggregation="none", name=keras_name
-        )
+        tracked[keras_name] = self.add_variable((), initial, dtype, aggregation="none", name=keras_name)
         weights[name] = tracked[keras_name].value
     else:
       tracked["loss_scale"] = self._loss_scale
@@ -86,7 +74,7 @@ class Keras3Mixin(keras2.AnyBase):
 
   def build(self, var_list: List[Any]) -> None:
     """Makes the inner optimizer's variables for the trainable variables `var_list`."""
-    # As in Keras's class, attributes that the inner optimizer sets are not tracked.
+    # As in Keras's class, what the inner optimizer sets is not tracked.
     self._kind.module("utils.tracking").no_automatic_dependency_tracking(self._optimizer.build)(var_list)
     self._trainable_variables = list(var_list)
     self.built = True
@@ -107,21 +95,12 @@ class Keras3Mixin(keras2.AnyBase):
       return super()._unpickle_model(file)
 
   def scale_loss(self, loss: Any) -> tf.Tensor:
-    """Returns `loss * loss_scale`, whose scaled gradients are passed to `apply`; called by `Model.fit`.
-
-    Raises:
-      ValueError: If the loss is not floating.
-    """
+    """Returns `loss * loss_scale`, whose gradients are for `apply`; raises a ValueError if `loss` is not floating."""
     self._record_call(SCALE_LOSS)
     return gradients.scale_loss(loss, self._current_scale())
 
   @autograph.do_not_convert
-  def minimize(
-    self,
-    loss: Callable[[], Any],
-    var_list: Union[Callable[[], Iterable[Any]], Iterable[Any]],
-    grad_loss: Optional[tf.Tensor] = None,
-  ) -> None:
+  def minimize(self, loss: Callable[[], Any], var_list: Any, grad_loss: Optional[tf.Tensor] = None) -> None:
     """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras 2's `minimize`."""
     with tf.GradientTape() as tape:
       scaled = self.get_scaled_loss(loss())
@@ -132,12 +111,11 @@ class Keras3Mixin(keras2.AnyBase):
   def apply(self, grads: Sequence[gradients.Gradient], trainable_variables: Optional[Sequence[Any]] = None) -> None:
     """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
 
+    Raises errors as `apply_gradients` of Keras 2.
+
     Args:
       grads: gradients, scaled unless they are from `get_unscaled_gradients`; see docs/keras.md.
       trainable_variables: as many variables; those of `build` by default.
-
-    Raises:
-      As `apply_gradients` of Keras 2.
     """
     called = self._check_step()
     inner = self._optimizer
@@ -154,10 +132,7 @@ class Keras3Mixin(keras2.AnyBase):
     self._apply(pairs, lambda replica_pairs: inner.apply(*map(list, zip(*replica_pairs))))
 
   def _are_unscaled(self, grads: Sequence[gradients.Gradient], called: List[str]) -> bool:
-    """Returns whether gradients are from `get_unscaled_gradients`, by the rules of docs/keras.md.
-
-    `called` are the eager calls since the last step in this thread, the last one at the end.
-    """
+    """Returns whether gradients are from `get_unscaled_gradients`, by docs/keras.md; `called` is from `_check_step`."""
     if tf.executing_eagerly():
       marks = [getattr(value, UNSCALED_MARK) for value in gradients.values_of(grads) if hasattr(value, UNSCALED_MARK)]
       if marks:
@@ -169,8 +144,7 @@ class Keras3Mixin(keras2.AnyBase):
     if UNSCALED in self._ever_called and SCALE_LOSS not in self._ever_called:
       log.warn_once(
         self,
-        "apply() of a LossScaleOptimizer cannot tell whether gradients are from get_unscaled_gradients(): they may be "
-        "arguments or results of a function. It takes them for scaled, and divides them by the loss scale, as Keras's "
-        "own wrapper does. Call get_unscaled_gradients() and apply() in the same function.",
+        "apply() of a LossScaleOptimizer cannot tell whether gradients are from get_unscaled_gradients(). It takes them"
+        " for scaled, and divides them by the loss scale. Call get_unscaled_gradients() and apply() in one function.",
       )
     return False

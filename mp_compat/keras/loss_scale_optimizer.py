@@ -85,20 +85,16 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       count_skipped_steps: whether a skipped step increments `iterations`; False as in TensorFlow 1.15 to 2.2. Keras 3
         optimizers with `gradient_accumulation_steps` never count skipped steps.
       name: a name, for Keras 3.
-      **unsupported: must be empty.
 
     Raises:
-      TypeError: If there is not exactly one Keras optimizer, if it already scales the loss, or if `dynamic` is not a
-        bool.
+      TypeError: If there is not exactly one Keras optimizer, it already scales the loss, or `dynamic` is not a bool.
       ValueError: If the forms are mixed, an argument is unknown or out of its range, the optimizer is already wrapped,
         or the current strategy is not supported.
       RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution is disabled with Keras 3.
     """
     if unsupported:
       raise ValueError(
-        "LossScaleOptimizer does not support the arguments: {}. Set hyperparameters on the `inner_optimizer`.".format(
-          ", ".join("`{}`".format(argument) for argument in unsupported)
-        )
+        "Unsupported arguments: `{}`. Set them on the `inner_optimizer`.".format("`, `".join(unsupported))
       )
     inner, *others = [given for given in (optimizer, inner_optimizer, opt) if given is not None]
     _check_inner(inner, others)
@@ -149,13 +145,10 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   @autograph.do_not_convert
   def get_scaled_loss(self, loss: Any) -> Any:
-    """Returns `loss * loss_scale`. Pass its gradients to `get_unscaled_gradients`.
+    """Returns `loss * loss_scale`, whose gradients are for `get_unscaled_gradients`; a callable for a callable.
 
     Args:
       loss: a tensor of any shape and floating dtype, a Python float, or a callable that returns one.
-
-    Returns:
-      A tensor of the same shape and dtype; a callable for a callable.
 
     Raises:
       ValueError: If the loss is not floating.
@@ -170,14 +163,13 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   @autograph.do_not_convert
   def get_unscaled_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
-    """Returns `g * (1 / loss_scale)` for each gradient of a loss that `get_scaled_loss` scaled.
+    """Returns a list with `g * (1 / loss_scale)` for each gradient of a loss that `get_scaled_loss` scaled.
+
+    In graphs and functions the finite check of `apply_gradients` also covers them as returned, before any clipping.
 
     Args:
-      grads: any iterable of gradients of any shapes and floating dtypes, dense, `tf.IndexedSlices` or None.
-
-    Returns:
-      A list of as many gradients of the same kinds, shapes and dtypes. In graphs and functions the finite check of
-      `apply_gradients` also covers them as returned, for example before clipping.
+      grads: any iterable of gradients of any shapes and floating dtypes (the results have the same), dense,
+        `tf.IndexedSlices` or None.
 
     Raises:
       TypeError: If a gradient cannot be converted to a tensor, or is not numeric.
@@ -191,10 +183,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     unscaled = gradients.unscale(scaled, scale if is_read else self._current_scale())
     lineage.record(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
     if tf.executing_eagerly():  # There is no graph to search for the results.
-      for value in gradients.values_of(scaled):
-        setattr(value, keras3.UNSCALED_MARK, False)
-      for value in gradients.values_of(unscaled):
-        setattr(value, keras3.UNSCALED_MARK, True)
+      for taken, returned in zip(gradients.values_of(scaled), gradients.values_of(unscaled)):
+        setattr(taken, keras3.UNSCALED_MARK, False)
+        setattr(returned, keras3.UNSCALED_MARK, True)
     return unscaled
 
   def _state(self) -> scale_value.KerasState:
@@ -270,19 +261,15 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   def get_config(self) -> Dict[str, Any]:
     """Returns the keyword arguments that make an equal optimizer, in the form of this Keras's own class.
 
-    Up to TensorFlow 2.3 this is the earlier form, `optimizer` and `loss_scale`. From 2.4 on it is the later form. Loss
-    scales that the later form cannot express (a custom LossScale, a multiplier other than 2) have the earlier form.
+    Loss scales that the later form cannot express (a custom LossScale, a multiplier other than 2) have the earlier.
     """
     inner = self._kind.module("optimizers").serialize(self._optimizer)
     scale, kind = self._loss_scale.get_config(), type(self._loss_scale).__name__
     is_expressible = kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3
     config: Dict[str, Any] = {"optimizer": inner, "loss_scale": {"class_name": kind, "config": scale}}
     if VERSION >= (2, 4) and (is_expressible or kind == "FixedLossScale"):
-      config = {
-        "inner_optimizer": inner,
-        "initial_scale": self.initial_scale,
-        "dynamic_growth_steps": self.dynamic_growth_steps,
-      }
+      config = {"inner_optimizer": inner, "initial_scale": self.initial_scale}
+      config["dynamic_growth_steps"] = self.dynamic_growth_steps
       if not self.dynamic or not self._kind.is_keras_3:
         config["dynamic"] = self.dynamic  # Keras 3's own class is always dynamic and does not take it.
     if not self._count_skipped_steps:
@@ -297,16 +284,12 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
     Args:
       config: a configuration of either form.
-      custom_objects: a dictionary of further classes of optimizers and loss scales, by name.
+      custom_objects: further classes of optimizers and loss scales, by name.
 
     Raises:
       ValueError: If the configuration names an unknown class, or its arguments are invalid in both forms.
     """
-    config = {
-      key: value
-      for key, value in config.items()
-      if key not in keras3.UNUSED_SETTINGS or value != keras3.UNUSED_SETTINGS[key]
-    }
+    config = {key: value for key, value in config.items() if (key, value) not in keras3.UNUSED_SETTINGS.items()}
     serialized = config.pop("inner_optimizer" if "inner_optimizer" in config else "optimizer")
     kind = getattr(cls, "_kind", None)
     inner = optimizer_kinds.deserialize(kind, serialized, custom_objects)
@@ -327,9 +310,8 @@ def check_strategy() -> None:
   strategy = type(tf.distribute.get_strategy())
   if any(base.__name__.startswith(("ParameterServerStrategy", "CentralStorageStrategy")) for base in strategy.__mro__):
     raise ValueError(
-      "Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras unscales gradients in "
-      "each replica, but this strategy does not replicate variables. Try using a different Strategy, "
-      "e.g. a MirroredStrategy".format(strategy.__name__)
+      "Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras unscales gradients in each replica, "
+      "but this strategy does not replicate variables. Use another, such as MirroredStrategy.".format(strategy.__name__)
     )
 
 
@@ -337,35 +319,22 @@ def _check_inner(inner: Any, others: List[Any]) -> None:
   if others:
     raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
   if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
-    raise TypeError(
-      "LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {}. Pass the optimizer inside it.".format(
-        inner
-      )
-    )
+    raise TypeError("A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside it.".format(inner))
   if getattr(inner, "_is_wrapped_by_loss_scale_optimizer", False):
-    raise ValueError(
-      '"inner_optimizer" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped '
-      "by a single LossScaleOptimizer: use that one, or make another optimizer."
-    )
+    raise ValueError("{} is already wrapped by a LossScaleOptimizer. Use that, or make another.".format(inner))
 
 
 def loss_scale_of(
   loss_scale: Any, dynamic: Optional[bool], initial_scale: Optional[float], dynamic_growth_steps: Optional[int]
 ) -> Any:
-  """Returns the LossScale that the arguments of either form specify; see `LossScaleOptimizer` for their ranges.
-
-  Raises:
-    TypeError: If `dynamic` is not a bool.
-    ValueError: If the forms are mixed, or an argument is missing or out of its range.
-  """
+  """Returns the LossScale that the arguments of either form specify; raises errors as `LossScaleOptimizer`."""
   later = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
   if loss_scale is not None:
     given = sorted(name for name, value in later.items() if value is not None)
     if given:
       raise ValueError(
-        "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), "
-        "and {} to (inner_optimizer, dynamic, initial_scale, dynamic_growth_steps). Pass the arguments "
-        "of one.".format(loss_scale, ", ".join(given))
+        "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), and {} to "
+        "(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps).".format(loss_scale, ", ".join(given))
       )
     return loss_scale_module.get_loss_scale(loss_scale)
   if dynamic is not None and not isinstance(dynamic, bool):
@@ -383,14 +352,9 @@ def loss_scale_of(
 
 
 def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> Any:
-  known = dict(
-    {"FixedLossScale": loss_scale_module.FixedLossScale, "DynamicLossScale": loss_scale_module.DynamicLossScale},
-    **custom_objects,
-  )
-  if config["class_name"] not in known:
-    raise ValueError(
-      "Unknown loss scale: {}. Expected one of {}; pass the class in `custom_objects`.".format(
-        config["class_name"], ", ".join(sorted(known))
-      )
-    )
-  return known[config["class_name"]].from_config(config["config"])
+  classes = (loss_scale_module.FixedLossScale, loss_scale_module.DynamicLossScale)
+  known = dict({cls.__name__: cls for cls in classes}, **custom_objects)
+  name = config["class_name"]
+  if name not in known:
+    raise ValueError("Unknown loss scale: {}. Expected one of {} and `custom_objects`.".format(name, sorted(known)))
+  return known[name].from_config(config["config"])

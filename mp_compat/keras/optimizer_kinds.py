@@ -35,11 +35,6 @@ _MIXINS = {
   "_BaseOptimizer": (keras2.OptimizerV3Mixin, "LossScaleOptimizerV3"),
   "BaseOptimizer": (keras3.Keras3Mixin, "LossScaleOptimizer"),
 }
-_NATIVE_MODULES = (
-  "optimizers.loss_scale_optimizer",
-  "mixed_precision.loss_scale_optimizer",
-  "mixed_precision.experimental.loss_scale_optimizer",
-)
 
 
 def kind_of(optimizer_class: type) -> Optional[OptimizerKind]:
@@ -48,24 +43,18 @@ def kind_of(optimizer_class: type) -> Optional[OptimizerKind]:
     keras, separator, _ = base.__module__.partition(".optimizer")
     if separator and base.__name__ in _MIXINS and "keras" in keras:
       mixin, native = _MIXINS[base.__name__]
-      modules = ["{}.{}".format(keras, module) for module in _NATIVE_MODULES]
-      module = next((name for name in modules if _exists(name)), None)
-      if module is not None:  # Every Keras with these classes has one; a program's own base classes do not.
-        return OptimizerKind(mixin, keras, getattr(importlib.import_module(module), native))
+      for package in ("optimizers", "mixed_precision", "mixed_precision.experimental"):
+        module = "{}.{}.loss_scale_optimizer".format(keras, package)
+        if _exists(module):  # Every Keras with these classes has one; a program's own base classes do not.
+          return OptimizerKind(mixin, keras, getattr(importlib.import_module(module), native))
   return None
-
-
-def _known_kind(optimizer_class: type) -> OptimizerKind:
-  kind = kind_of(optimizer_class)
-  assert kind is not None, "{} is not a class of Keras optimizers.".format(optimizer_class)
-  return kind
 
 
 class AcceptsNative(type):
   """The metaclass of classes that replace Keras's own LossScaleOptimizer in old programs.
 
-  `isinstance` is also True for Keras's own wrappers, because `Model.compile` may wrap an optimizer in one. A program
-  can thus check whether its optimizer scales the loss. Subclasses follow the usual rule.
+  `isinstance` is also True for Keras's own wrappers, in which `Model.compile` may wrap an optimizer, so that a program
+  can check whether its optimizer scales the loss. Subclasses follow the usual rule.
   """
 
   def __instancecheck__(cls, instance: Any) -> bool:
@@ -90,11 +79,8 @@ def concrete_class(cls: Type[_Wrapper], optimizer: Any) -> Type[_Wrapper]:
   """
   kind = kind_of(type(optimizer))
   if kind is None:
-    raise TypeError(
-      '"inner_optimizer" must be an instance of OptimizerV2 or of a later Keras optimizer, but got: {}. {}'.format(
-        optimizer, _hint(optimizer)
-      )
-    )
+    message = '"inner_optimizer" must be an instance of OptimizerV2 or of a later Keras optimizer, but got: {}. {}'
+    raise TypeError(message.format(optimizer, _hint(optimizer)))
   return _concrete_of(cls, kind)
 
 
@@ -105,17 +91,12 @@ def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
   metaclass: Any = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})
   copyreg.pickle(metaclass, _reduce_class)
   # Saved models and configurations contain the name and module of a class: here, those of Keras's own class.
-  name_source = kind.native if "_stands_for_native" in vars(cls) else cls
+  named: type = kind.native if "_stands_for_native" in vars(cls) else cls
+  attributes = dict(__module__=named.__module__, __qualname__=named.__qualname__, __doc__=cls.__doc__)
   return metaclass(
-    _registered_name(name_source, kind),
+    _registered_name(named, kind),
     (cls, kind.mixin, kind.native),
-    {
-      "__module__": name_source.__module__,
-      "__doc__": cls.__doc__,
-      "__qualname__": name_source.__qualname__,
-      "_kind": kind,
-      "_public_class": cls,
-    },
+    dict(attributes, _kind=kind, _public_class=cls),
   )
 
 
@@ -123,11 +104,7 @@ def _reduce_class(cls: Any) -> Any:
   """For `pickle`, which would find Keras's own class under the name of a class that `_concrete_of` returned."""
   if cls is not _concrete_of(cls._public_class, cls._kind):
     return cls.__qualname__  # a subclass
-  return _unpickle_class, (cls._public_class, cls._kind.native)
-
-
-def _unpickle_class(cls: type, native: type) -> type:
-  return _concrete_of(cls, _known_kind(native))
+  return _concrete_of, (cls._public_class, cls._kind)
 
 
 def _registered_name(cls: type, kind: OptimizerKind) -> str:
@@ -165,12 +142,13 @@ def deserialize(kind: Optional[OptimizerKind], config: Any, custom_objects: Opti
 
 def _kind_for(config: Dict[str, Any]) -> OptimizerKind:
   """Returns the kind of `tf.keras`, or of tf_keras for a configuration that only Keras 2 can read."""
-  kind = _known_kind(tf.keras.optimizers.SGD)
-  if {"decay", "is_legacy_optimizer"} & set(config["config"]) and kind.is_keras_3:
+  kind = kind_of(tf.keras.optimizers.SGD)
+  if kind is not None and kind.is_keras_3 and {"decay", "is_legacy_optimizer"} & set(config["config"]):
     if not _exists("tf_keras"):
       raise ValueError(
-        "Expected a configuration of a Keras 3 optimizer, but this is one of Keras 2. Install "
-        "tf_keras, with `pip install tf_keras`, to load it. Got: {}".format(config)
+        "Expected a configuration of a Keras 3 optimizer, but this is one of Keras 2. `pip install tf_keras` to load "
+        "it. Got: {}".format(config)
       )
-    return _known_kind(importlib.import_module("tf_keras").optimizers.SGD)
+    kind = kind_of(importlib.import_module("tf_keras").optimizers.SGD)
+  assert kind is not None  # They are Keras optimizers.
   return kind

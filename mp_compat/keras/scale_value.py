@@ -46,9 +46,6 @@ class LossScaleValue(_AnyNumber):
     return type(self._loss_scale)
 
   def __call__(self) -> tf.Tensor:
-    return self._as_tensor()
-
-  def _as_tensor(self) -> tf.Tensor:
     return tf.cast(self._loss_scale(), tf.float32)
 
   def _as_graph_element(self) -> tf.Tensor:
@@ -56,11 +53,11 @@ class LossScaleValue(_AnyNumber):
     with tf.init_scope():
       state = graphs.state_of(self._owner, tf.get_default_graph(), KerasState)
       if state.fetched_scale is None:
-        state.fetched_scale = self._as_tensor()
+        state.fetched_scale = self()
       return state.fetched_scale
 
   def __getattr__(self, name: str) -> Any:
-    return getattr(self._loss_scale if hasattr(self._loss_scale, name) else self._as_tensor(), name)
+    return getattr(self._loss_scale if hasattr(self._loss_scale, name) else self(), name)
 
   def __copy__(self) -> "LossScaleValue":
     return LossScaleValue(copy.copy(self._loss_scale), self._owner)
@@ -69,14 +66,14 @@ class LossScaleValue(_AnyNumber):
     return LossScaleValue(copy.deepcopy(self._loss_scale, memo), self._owner)
 
   def __float__(self) -> float:
-    return float(self._as_tensor())
+    return float(self())
 
   def __int__(self) -> int:
-    return int(self._as_tensor())
+    return int(self())
 
   def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
     del copy  # The array is always a copy.
-    return np.array(self._as_tensor().numpy(), dtype)
+    return np.array(self().numpy(), dtype)
 
   def __format__(self, spec: str) -> str:
     return format(float(self), spec) if spec else str(self)
@@ -90,25 +87,15 @@ class LossScaleValue(_AnyNumber):
   def __eq__(self, other: Any) -> Any:
     if callable(other):  # a LossScale or a LossScaleValue
       return self._loss_scale is getattr(other, "_loss_scale", other)
-    return self._as_tensor() == other
+    return self() == other
 
   def __ne__(self, other: Any) -> Any:
-    return not self == other if callable(other) else self._as_tensor() != other
-
-
-def _operator(name: str) -> Any:
-  return lambda self, *args: getattr(self._as_tensor(), name)(*args)
+    return not self == other if callable(other) else self() != other
 
 
 for _name in set(tf.Tensor.OVERLOADABLE_OPERATORS) - set(vars(LossScaleValue)):
-  setattr(LossScaleValue, _name, _operator(_name))
+  setattr(LossScaleValue, _name, lambda self, *args, name=_name: getattr(self(), name)(*args))
 
-
-def _to_tensor(
-  value: LossScaleValue, dtype: Optional[tf.DType] = None, name: Optional[str] = None, as_ref: bool = False
-) -> tf.Tensor:
-  del as_ref  # It is not a variable.
-  return tf.convert_to_tensor(value(), dtype, name)
-
-
-tf.register_tensor_conversion_function(LossScaleValue, _to_tensor)
+tf.register_tensor_conversion_function(
+  LossScaleValue, lambda value, dtype=None, name=None, as_ref=False: tf.convert_to_tensor(value(), dtype, name)
+)
