@@ -6,7 +6,7 @@ optimizer is its child `base_optimizer`; from 2.3 on it has the inner optimizer'
 slots, ...) as if it were that, and a `base_optimizer` only for reading. `loss_scale` is a child in both.
 """
 
-import contextlib
+import functools
 from typing import Any, Callable, FrozenSet, Iterable, List, Optional
 
 from mp_compat._tensorflow import VERSION
@@ -67,28 +67,6 @@ class Keras2Mixin(AnyBase):
         self._track_trackable(_EarlierLayout(self._optimizer), "base_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
 
-  @autograph.do_not_convert
-  def _compute_unscaled(
-    self, compute: Callable[[Any], _Pairs], loss: Any, tape: Optional[tf.GradientTape] = None
-  ) -> _Pairs:
-    """Returns what `compute(loss)` returns, with a scaled loss and unscaled gradients."""
-    with tape or contextlib.nullcontext():
-      loss = self.get_scaled_loss(loss)
-    attributes, limits = vars(self._optimizer), {}
-    if VERSION < (2, 4):  # `compute` clips, which must not see scaled gradients
-      limits = {name: attributes.pop(name) for name in ("clipnorm", "clipvalue") if name in attributes}
-      attributes.update(dict.fromkeys(limits) if VERSION >= (2, 2) else {})  # a missing limit is None there
-    try:
-      pairs = compute(loss)
-    finally:
-      attributes.update(limits)
-    grads = self.get_unscaled_gradients(grad for grad, _ in pairs)
-    if limits.get("clipnorm") is not None:
-      grads = [tf.clip_by_norm(grad, limits["clipnorm"]) for grad in grads]
-    if limits.get("clipvalue") is not None:
-      grads = [tf.clip_by_value(grad, -limits["clipvalue"], limits["clipvalue"]) for grad in grads]
-    return [(grad, variable) for grad, (_, variable) in zip(grads, pairs)]
-
   def _apply_step(self, grads_and_vars: Iterable[gradients.GradAndVar], aggregate: bool, **kwargs: Any) -> Any:
     """Sums the gradients over replicas if `aggregate`, and applies them with `kwargs` for the inner optimizer."""
     self._check_step()
@@ -106,20 +84,32 @@ class Keras2Mixin(AnyBase):
 class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   """Makes the wrapper an OptimizerV2: `tf.keras.optimizers` up to 2.10, `.legacy` from 2.11 on."""
 
-  def _compute_gradients(
-    self, loss: Any, var_list: Any, grad_loss: Optional[tf.Tensor] = None, tape: Optional[tf.GradientTape] = None
-  ) -> _Pairs:
-    kwargs = {} if tape is None else {"tape": tape}
-    return self._compute_unscaled(
-      lambda scaled: self._optimizer._compute_gradients(scaled, var_list, grad_loss, **kwargs), loss, tape
-    )
+  @autograph.do_not_convert
+  def _compute_gradients(self, *args: Any, **kwargs: Any) -> _Pairs:
+    return self._clipping_later(functools.partial(super()._compute_gradients, *args, **kwargs))
 
   def get_gradients(self, loss: tf.Tensor, params: Any) -> List[gradients.Gradient]:
     """Returns unscaled gradients of the scaled loss, in graph mode; arguments as for Keras's `get_gradients`."""
-    pairs = self._compute_unscaled(
-      lambda scaled: [(grad, None) for grad in self._optimizer.get_gradients(scaled, params)], loss
-    )
-    return [grad for grad, _ in pairs]
+    compute = super().get_gradients
+    return [grad for grad, _ in self._clipping_later(lambda: [(grad, None) for grad in compute(loss, params)])]
+
+  def _clipping_later(self, compute: Callable[[], _Pairs]) -> _Pairs:
+    """Returns what `compute` returns; up to 2.3 the inner optimizer would clip in it, before gradients are unscaled."""
+    if VERSION >= (2, 4):
+      return compute()
+    attributes = vars(self._optimizer)
+    limits = {name: attributes.pop(name) for name in ("clipnorm", "clipvalue") if name in attributes}
+    attributes.update(dict.fromkeys(limits) if VERSION >= (2, 2) else {})  # a missing limit is None there
+    try:
+      pairs = compute()
+    finally:
+      attributes.update(limits)
+    norm, value = limits.get("clipnorm"), limits.get("clipvalue")
+    if norm is not None:
+      pairs = [(tf.clip_by_norm(grad, norm), variable) for grad, variable in pairs]
+    if value is not None:
+      pairs = [(tf.clip_by_value(grad, -value, value), variable) for grad, variable in pairs]
+    return pairs
 
   @autograph.do_not_convert
   def apply_gradients(
@@ -184,10 +174,6 @@ class OptimizerV3Mixin(Keras2Mixin):
   """Makes the wrapper an `Optimizer` of `tf.keras` of TensorFlow 2.11 to 2.15, and of tf_keras."""
 
   exclude_from_weight_decay = inner_attribute("exclude_from_weight_decay")
-
-  def compute_gradients(self, loss: Any, var_list: Any, tape: Optional[tf.GradientTape] = None) -> _Pairs:
-    """Returns (unscaled gradient, variable) pairs for the scaled loss; arguments as for Keras's `compute_gradients`."""
-    return self._compute_unscaled(lambda scaled: self._optimizer.compute_gradients(scaled, var_list, tape), loss, tape)
 
   @autograph.do_not_convert
   def apply_gradients(
