@@ -210,14 +210,6 @@ def test_unusual_gradients_are_applied():
     np.testing.assert_array_equal(sess.run(table)[1], -2 * FINITE)
 
 
-@needs_contrib
-def test_contrib_loses_pairs_of_iterator():
-  w = tf.get_variable("w", [2])
-  opt = native.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), make_manager(native))
-  with pytest.raises(ValueError, match="No variables provided"):
-    opt.apply_gradients(zip(tf.gradients(w * w, [w]), [w]))
-
-
 @pytest.mark.usefixtures("control_flow")
 def test_overflow_on_one_replica_skips_all():
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)

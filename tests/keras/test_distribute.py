@@ -21,6 +21,16 @@ def get_mirrored_strategy():
   return tensorflow.distribute.MirroredStrategy(testing.TWO_CPUS)
 
 
+# Inputs [2, 2] of two replicas, for five steps.
+STEPS = [
+  [[1.0, 0.0], [1.0, 2.0]],
+  [[1.0, 1.0], [1.0, np.inf]],
+  [[np.nan, 1.0], [1.0, 1.0]],
+  [[1.0, 1.0], [0.0, 0.0]],
+  [[0.0, 0.0], [1.0, 0.0]],
+]
+
+
 class Loop:
   """A custom training loop on two replicas; replica i trains on xs[i]."""
 
@@ -59,13 +69,7 @@ class Loop:
 def test_overflow_on_one_replica_skips_all(family, as_function):
   loop = Loop(lambda: keras_cases.wrap(family.optimizers.SGD(0.5)), as_function)
   steps = []  # (weights, loss scale, iterations)
-  for xs in (
-    [[1.0, 0.0], [1.0, 2.0]],
-    [[1.0, 1.0], [1.0, np.inf]],
-    [[np.nan, 1.0], [1.0, 1.0]],
-    [[1.0, 1.0], [0.0, 0.0]],
-    [[0.0, 0.0], [1.0, 0.0]],
-  ):
+  for xs in STEPS:
     steps.append((loop.step(xs), float(loop.opt.loss_scale), int(keras_cases.to_numpy(loop.opt.iterations))))
   assert steps == [
     ([0.0, 1.0], 8.0, 1),
@@ -166,12 +170,7 @@ def test_overflow_in_session_skips_all():
       train_op = tf.group(strategy.experimental_local_results(run(step)))
     copies = strategy.experimental_local_results(w)
     with testing.initialized_session() as sess:
-      for value in (
-        [[1.0, 0.0], [1.0, 2.0]],
-        [[1.0, 1.0], [1.0, np.inf]],
-        [[np.nan, 1.0], [1.0, 1.0]],
-        [[1.0, 1.0], [1.0, 1.0]],
-      ):
+      for value in STEPS[:4]:
         before = sess.run(copies)
         sess.run(train_op, {xs: value})
         after = sess.run(copies)
