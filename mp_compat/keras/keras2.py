@@ -97,7 +97,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
     """Returns what `compute` returns; up to 2.3 the inner optimizer would clip in it, before gradients are unscaled."""
     if VERSION >= (2, 4):
       return compute()
-    attributes = vars(self._optimizer)
+    attributes = self._optimizer.__dict__
     limits = {name: attributes.pop(name) for name in ("clipnorm", "clipvalue") if name in attributes}
     attributes.update(dict.fromkeys(limits) if VERSION >= (2, 2) else {})  # a missing limit is None there
     try:

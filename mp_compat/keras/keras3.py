@@ -47,17 +47,11 @@ class Keras3Mixin(keras2.AnyBase):
     del self._optimizer  # Otherwise attributes that the base class sets would be set on it.
     super(self._kind.native, self).__init__(learning_rate=0.0, name=name)
     for setting in UNUSED_SETTINGS:  # those of the inner optimizer are read instead
-      vars(self).pop(setting, None)
+      self.__dict__.pop(setting, None)
     self._optimizer = inner
     inner.loss_scale_factor = None  # It would unscale a second time.
-    self._track_as_keras()
-
-  def _track_as_keras(self) -> None:
-    """Gives the optimizer the variables and checkpoint keys of Keras's class.
-
-    The variables of a `mp_compat.LossScale` become Keras variables, because Keras 3 saves no others.
-    """
-    tracked = dict(inner_optimizer=self._optimizer, _iterations=self._iterations, _learning_rate=self._learning_rate)
+    # The variables and checkpoint keys of Keras's class, whose variables Keras 3 alone saves.
+    tracked = dict(inner_optimizer=inner, _iterations=self._iterations, _learning_rate=self._learning_rate)
     if isinstance(self._loss_scale, loss_scale.LossScale):
       weights = self._loss_scale._graph_variables()
       for name in sorted(weights, reverse=True):  # good_steps, current_loss_scale: Keras 3's order
@@ -70,7 +64,7 @@ class Keras3Mixin(keras2.AnyBase):
     for name, trackable in tracked.items():
       self._track_trackable(trackable, name)
     # Keras variables: finite steps since the last change, int64, and the scale, float32; None if it lacks them.
-    vars(self).update({name: tracked.get(name) for name in _NAMES_IN_KERAS.values()})
+    self.__dict__.update({name: tracked.get(name) for name in _NAMES_IN_KERAS.values()})
 
   def build(self, var_list: List[Any]) -> None:
     """Makes the inner optimizer's variables for the trainable variables `var_list`."""

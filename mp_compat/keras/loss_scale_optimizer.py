@@ -97,7 +97,12 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
         "Unsupported arguments: `{}`. Set them on the `inner_optimizer`.".format("`, `".join(unsupported))
       )
     inner, *others = [given for given in (optimizer, inner_optimizer, opt) if given is not None]
-    _check_inner(inner, others)
+    if others:
+      raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
+    if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
+      raise TypeError("A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside it.".format(inner))
+    if getattr(inner, "_is_wrapped_by_loss_scale_optimizer", False):
+      raise ValueError("{} is already wrapped by a LossScaleOptimizer. Use that, or make another.".format(inner))
     check_strategy()
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
@@ -315,15 +320,6 @@ def check_strategy() -> None:
     )
 
 
-def _check_inner(inner: Any, others: List[Any]) -> None:
-  if others:
-    raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
-  if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
-    raise TypeError("A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside it.".format(inner))
-  if getattr(inner, "_is_wrapped_by_loss_scale_optimizer", False):
-    raise ValueError("{} is already wrapped by a LossScaleOptimizer. Use that, or make another.".format(inner))
-
-
 def loss_scale_of(
   loss_scale: Any, dynamic: Optional[bool], initial_scale: Optional[float], dynamic_growth_steps: Optional[int]
 ) -> Any:
@@ -347,7 +343,7 @@ def loss_scale_of(
         '"dynamic_growth_steps" must be None if "dynamic" is False, but got: {}'.format(dynamic_growth_steps)
       )
     return loss_scale_module.FixedLossScale(initial_scale)
-  arguments = {"initial_loss_scale": initial_scale, "increment_period": dynamic_growth_steps}
+  arguments: Dict[str, Any] = {"initial_loss_scale": initial_scale, "increment_period": dynamic_growth_steps}
   return loss_scale_module.DynamicLossScale(**{name: value for name, value in arguments.items() if value is not None})
 
 

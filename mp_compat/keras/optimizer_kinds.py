@@ -5,13 +5,11 @@ import copyreg
 import functools
 import importlib
 import importlib.util
-from typing import Any, Dict, NamedTuple, Optional, Type, TypeVar
+from typing import Any, Dict, NamedTuple, Optional
 
 from mp_compat._tensorflow import tf
 from mp_compat.keras import keras2
 from mp_compat.keras import keras3
-
-_Wrapper = TypeVar("_Wrapper")
 
 
 class OptimizerKind(NamedTuple):
@@ -71,7 +69,7 @@ def _exists(module: str) -> bool:
     return False
 
 
-def concrete_class(cls: Type[_Wrapper], optimizer: Any) -> Type[_Wrapper]:
+def concrete_class(cls: Any, optimizer: Any) -> Any:
   """Returns a subclass of `cls` that wraps optimizers of this kind and that Keras accepts as its own wrapper.
 
   Raises:
