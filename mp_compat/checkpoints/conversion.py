@@ -43,14 +43,16 @@ def inspect(path: files.Path) -> Inspection:
   """
   path = files.resolve_path(path)
   reader = files.open_reader(path)
-  shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-  variables = collections.OrderedDict((name, (dtypes[name], tuple(shapes[name]))) for name in sorted(shapes))
+  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
   if files.OBJECT_GRAPH in shapes:
-    dialect, state = "object-based", [name for name in variables if dialects.is_state_name(name.partition("/.ATTR")[0])]
+    dialect, state = "object-based", [name for name in shapes if dialects.is_state_name(name.partition("/.ATTR")[0])]
   else:
     dialect, state = dialects.dialect(shapes), list(dialects.state(shapes))
   return Inspection(
-    path, dialect, variables, collections.OrderedDict((name, files.read_tensor(reader, path, name)) for name in state)
+    path,
+    dialect,
+    collections.OrderedDict((name, (dtypes[name], shapes[name])) for name in sorted(shapes)),
+    collections.OrderedDict((name, files.read_tensor(reader, path, name)) for name in sorted(state)),
   )
 
 
@@ -95,28 +97,19 @@ def convert(
     raise ValueError("{} exists and is not overwritten. Pass another path.".format(target))
   if like is None:
     assert to is not None  # checked above
-    _write(_values(inspection, dialects.translate(_shapes(inspection), to), to), target)
-    return inspect(target)
-  example = inspect(like)
-  _write(_values(inspection, _names_like(example, inspection), example.dialect), target)
-  meta = "{}.meta".format(example.path)
-  if tf.gfile.Exists(meta):
+    names, dialect, meta = dialects.translate(_shapes(inspection), to), to, None
+  else:
+    example = inspect(like)
+    names, dialect, meta = _names_like(example, inspection), example.dialect, "{}.meta".format(example.path)
+  _write(_values(inspection, names, dialect), target)
+  if meta and tf.gfile.Exists(meta):
     tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
   return inspect(target)
 
 
-def _values(source: Inspection, names: Mapping[str, Optional[str]], to: str) -> Dict[str, np.ndarray]:
-  """Returns the values to write by name; `names` has the name in `source` for each, or None for state to add."""
-  reader = files.open_reader(source.path)
-  roles = dialects.state({name: source.variables[old][1] if old else () for name, old in names.items()})
-  values = {}
-  for name, old in names.items():
-    role = roles.get(name)
-    initial = np.float32(2.0**15 if role == "current_loss_scale" else 0.0)
-    value = np.asarray(initial) if old is None else files.read_tensor(reader, source.path, old)
-    is_count = role in ("good_steps", "bad_steps")
-    values[name] = value.astype(np.int32 if to == "contrib" else np.int64) if is_count else value
-  return values
+def _shapes(inspection: Inspection) -> Dict[str, Tuple[int, ...]]:
+  """Returns the shapes of the variables by name, in the order of their creation."""
+  return {name: inspection.variables[name][1] for name in sorted(inspection.variables, key=dialects.parse)}
 
 
 def _names_like(like: Inspection, source: Inspection) -> Dict[str, Optional[str]]:
@@ -125,8 +118,7 @@ def _names_like(like: Inspection, source: Inspection) -> Dict[str, Optional[str]
   matched, state = dialects.match(shapes, found), dialects.state(shapes)
   second_names = dialects.aliases(shapes)
   if not {*second_names, *second_names.values()} <= set(matched):
-    wanted = collections.OrderedDict((name, shapes[name]) for name in shapes if name not in second_names)
-    matched = dialects.match(wanted, found)
+    matched = dialects.match({name: shapes[name] for name in shapes if name not in second_names}, found)
     matched.update((second, matched[first]) for second, first in second_names.items() if first in matched)
   missing = [name for name in shapes if name not in matched and name not in state]
   if missing:
@@ -137,10 +129,17 @@ def _names_like(like: Inspection, source: Inspection) -> Dict[str, Optional[str]
   return {name: matched.get(name) for name in shapes}
 
 
-def _shapes(inspection: Inspection) -> "collections.OrderedDict[str, Tuple[int, ...]]":
-  """Returns the shapes of the variables by name, in the order of their creation."""
-  names = sorted(inspection.variables, key=dialects.creation_order)
-  return collections.OrderedDict((name, inspection.variables[name][1]) for name in names)
+def _values(source: Inspection, names: Mapping[str, Optional[str]], to: str) -> Dict[str, np.ndarray]:
+  """Returns the values to write by name; `names` has the name in `source` for each, or None for state to add."""
+  reader = files.open_reader(source.path)
+  roles = dialects.state({name: source.variables[old][1] if old else () for name, old in names.items()})
+  values = {}
+  for name, old in names.items():
+    initial = np.float32(2.0**15 if roles.get(name) == "current_loss_scale" else 0.0)
+    value = np.asarray(initial) if old is None else files.read_tensor(reader, source.path, old)
+    is_count = roles.get(name) in ("good_steps", "bad_steps")
+    values[name] = value.astype(np.int32 if to == "contrib" else np.int64) if is_count else value
+  return values
 
 
 def _write(values: Dict[str, np.ndarray], target: str) -> None:
@@ -150,15 +149,15 @@ def _write(values: Dict[str, np.ndarray], target: str) -> None:
   tf.gfile.MakeDirs(temporary)
   try:
     prefix = os.path.join(temporary, os.path.basename(target))
-    names = sorted(values)
     with tf.Graph().as_default(), tf.Session() as sess:
-      feeds = [tf.placeholder(values[name].dtype, values[name].shape) for name in names]
-      save = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), tensors=feeds)
-      sess.run(save, {feed: values[name] for feed, name in zip(feeds, names)})
+      feeds = {name: tf.placeholder(value.dtype, value.shape) for name, value in sorted(values.items())}
+      save = tf.raw_ops.SaveV2(
+        prefix=prefix, tensor_names=list(feeds), shape_and_slices=[""] * len(feeds), tensors=list(feeds.values())
+      )
+      sess.run(save, {feed: values[name] for name, feed in feeds.items()})
     reader = files.open_reader(prefix)
-    for name in names:
-      written = files.read_tensor(reader, prefix, name)
-      if not _identical(written, values[name]):
+    for name, value in values.items():
+      if _bits(files.read_tensor(reader, prefix, name)) != _bits(value):
         raise tf.errors.DataLossError(
           None, None, "{} in {} differs from the value that was written.".format(name, prefix)
         )
@@ -174,7 +173,5 @@ def _remove(folder: str) -> None:
     tf.gfile.DeleteRecursively(folder)
 
 
-def _identical(a: np.ndarray, b: np.ndarray) -> bool:
-  """Returns whether two arrays have the same dtype, shape and bits."""
-  same = a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes()
-  return same and (a.dtype, a.shape) == (b.dtype, b.shape)
+def _bits(value: np.ndarray) -> Tuple[Any, ...]:
+  return value.dtype, value.shape, value.tolist() if value.dtype == object else value.tobytes()

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads checkpoint files of any format, from any file system that TensorFlow knows."""
+"""Reads checkpoints of any format, from any file system that TensorFlow knows; also by the names in this package."""
 
+import functools
 import os
 import re
 from typing import Any, Dict, Iterable, List, Tuple, Union
 
 import numpy as np
 
-from mp_compat._tensorflow import log
+from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
+from mp_compat.core import dialects
 
 Path = Union[str, bytes, "os.PathLike[str]"]
 VarList = Union[Iterable[tf.Variable], Dict[str, tf.Variable]]
@@ -124,9 +126,50 @@ def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
   )
 
 
-def warn_initialized(names: List[str], path: Path) -> None:
-  """Logs a warning if the state variables `names` are initialized because the checkpoint lacks them."""
-  if names:
-    log.warn(
-      "The checkpoint %s lacks state of the loss scale: %s initialized instead.", path_text(path), ", ".join(names)
-    )
+def tensorflow_names(graph: tf.Graph) -> Dict[str, str]:
+  """Returns the record in `graph` of the names that TensorFlow's class would give to variables, by their names here."""
+  return graphs.record_in(graph, "tensorflow_names")
+
+
+@functools.wraps(tensorflow_reader)
+def open_with_names_here(filepattern: Any) -> Any:
+  """Returns TensorFlow's reader of a checkpoint, which has Adam's powers under their names in this package, too."""
+  reader = tensorflow_reader(filepattern)
+  return reader if reader.has_tensor(OBJECT_GRAPH) else _Reader(reader)
+
+
+class _Reader:
+  """A reader with two names for a variable: its name in the checkpoint, and that of this package.
+
+  The latter is the name of the variable in the default graph for which TensorFlow's class has the name in the
+  checkpoint. For all others, it is the name without conditionals. No name in the checkpoint is hidden.
+  """
+
+  def __init__(self, reader: Any) -> None:
+    self._reader = reader
+    self._own_names = {name: name for name in reader.get_variable_to_shape_map()}
+    self._plain_names = dialects.without_conditionals(reader.get_variable_to_shape_map())
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._reader, name)
+
+  def has_tensor(self, tensor_str: str) -> bool:
+    return tf.compat.as_str_any(tensor_str) in self._names()
+
+  def get_tensor(self, tensor_str: str) -> np.ndarray:
+    name = tf.compat.as_str_any(tensor_str)
+    return self._reader.get_tensor(name if name in self._own_names else self._names().get(name, name))
+
+  def get_variable_to_shape_map(self) -> Dict[str, Any]:
+    by_name = self._reader.get_variable_to_shape_map()
+    return {name: by_name[source] for name, source in self._names().items()}
+
+  def get_variable_to_dtype_map(self) -> Dict[str, Any]:
+    by_name = self._reader.get_variable_to_dtype_map()
+    return {name: by_name[source] for name, source in self._names().items()}
+
+  def _names(self) -> Dict[str, str]:
+    """Returns all names, each with the name in the checkpoint."""
+    recorded = tensorflow_names(tf.get_default_graph())
+    recorded = {name: source for name, source in recorded.items() if source in self._own_names}
+    return {**self._plain_names, **recorded, **self._own_names}

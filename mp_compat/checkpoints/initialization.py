@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes maps for `tf.train.init_from_checkpoint` from the names in a checkpoint of any naming scheme."""
 
-import collections
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 from mp_compat.checkpoints import files
-from mp_compat.checkpoints import names
 from mp_compat.core import dialects
 
 
@@ -29,15 +27,14 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
   pairs = list(wanted.items() if hasattr(wanted, "items") else wanted)
-  reader = files.open_reader(files.resolve_path(path))
-  named_variables = _by_name({name: value for name, value in pairs if not isinstance(value, str)})
-  matched, usable = _match(named_variables, reader)
-  state = dialects.state({name: variable.shape for name, variable in named_variables.items()})
-  left_out = [name for name in named_variables if name in state and name not in usable]
+  matches = _match({name: value for name, value in pairs if not isinstance(value, str)}, path)
+  state = dialects.state({name: match.shape for name, match in matches.items()})
+  left_out = [name for name, match in matches.items() if name in state and not match.is_usable]
   _warn_left_out(left_out, path)
-  if not left_out and all(name == source_name for name, source_name in matched.items()):
+  if not left_out and all(match.source in (None, name) for name, match in matches.items()):
     return wanted
-  return {matched.get(name, name): value for name, value in pairs if name not in left_out}
+  sources = {name: match.source for name, match in matches.items() if match.source}
+  return {sources.get(name, name): value for name, value in pairs if name not in left_out}
 
 
 def name_map(path: files.Path, var_list: Optional[files.VarList] = None) -> Dict[str, tf.Variable]:
@@ -53,33 +50,29 @@ def name_map(path: files.Path, var_list: Optional[files.VarList] = None) -> Dict
     contrib's int32 counts.
 
   Raises:
-    ValueError: If there is no checkpoint at `path`.
-    tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
+    ValueError, tf.errors.DataLossError: See `assignment_map`.
   """
-  wanted = _by_name(tf.global_variables() if var_list is None else var_list)
-  reader = files.open_reader(files.resolve_path(path))
-  _, usable = _match(wanted, reader)
-  _warn_left_out([name for name in wanted if name not in usable], path)
+  matches = _match(tf.global_variables() if var_list is None else var_list, path)
+  _warn_left_out([name for name, match in matches.items() if not match.is_usable], path)
   return {
-    source_name: wanted[name].parts if len(wanted[name].parts) > 1 else wanted[name].parts[0]
-    for name, source_name in usable.items()
+    match.source: match.parts if len(match.parts) > 1 else match.parts[0]
+    for match in matches.values()
+    if match.source and match.is_usable
   }
 
 
-class _Variable(NamedTuple):
-  """A variable of the graph under its name in checkpoints; with a partitioner, several parts share one name."""
+class _Match(NamedTuple):
+  """A variable of the graph, and what a checkpoint has for it."""
 
-  parts: List[tf.Variable]
+  parts: List[tf.Variable]  # several with a partitioner
   shape: Tuple[int, ...]
-
-  @property
-  def dtype(self) -> tf.DType:
-    return self.parts[0].dtype.base_dtype
+  source: Optional[str] = None  # the name in the checkpoint
+  is_usable: bool = False  # whether it has the dtype of the variable there
 
 
-def _by_name(var_list: files.VarList) -> "collections.OrderedDict[str, _Variable]":
-  """Returns variables by the names that `tf.train.Saver` gives them."""
-  wanted: collections.OrderedDict[str, _Variable] = collections.OrderedDict()
+def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
+  """Returns variables by the names that `tf.train.Saver` gives them, with those in a checkpoint."""
+  wanted: Dict[str, _Match] = {}
   named: Iterable[Tuple[Optional[str], Any]] = (
     var_list.items() if isinstance(var_list, dict) else [(None, value) for value in var_list]
   )
@@ -90,28 +83,25 @@ def _by_name(var_list: files.VarList) -> "collections.OrderedDict[str, _Variable
       slice_info = variables.save_slice_info(part)
       shape = part.shape.as_list() if slice_info is None else slice_info.full_shape
       full_name = name or (part.op.name if slice_info is None else slice_info.full_name)
-      wanted.setdefault(full_name, _Variable([], tuple(shape))).parts.append(part)
-  return wanted
-
-
-def _match(wanted: Dict[str, _Variable], reader: Any) -> Tuple[Dict[str, str], Dict[str, str]]:
-  """Returns the names in the checkpoint by the names in `wanted`: all that match, and those of the same dtype."""
-  shapes = collections.OrderedDict((name, variable.shape) for name, variable in wanted.items())
-  recorded = names.tensorflow_names(tf.get_default_graph())
-  matched = names.match(
-    shapes,
+      wanted.setdefault(full_name, _Match([], tuple(shape))).parts.append(part)
+  reader, recorded = files.open_reader(files.resolve_path(path)), files.tensorflow_names(tf.get_default_graph())
+  matched = dialects.match(
+    {name: match.shape for name, match in wanted.items()},
     files.shapes_in(reader),
     {name: recorded[v.parts[0].op.name] for name, v in wanted.items() if v.parts[0].op.name in recorded},
   )
   dtypes = reader.get_variable_to_dtype_map()
-  return matched, {name: source for name, source in matched.items() if dtypes[source] == wanted[name].dtype}
+  for name, source in matched.items():
+    is_usable = dtypes[source] == wanted[name].parts[0].dtype.base_dtype
+    wanted[name] = wanted[name]._replace(source=source, is_usable=is_usable)
+  return wanted
 
 
-def _warn_left_out(names_in_graph: List[str], path: files.Path) -> None:
-  if names_in_graph:
+def _warn_left_out(names: List[str], path: files.Path) -> None:
+  if names:
     log.warn(
       "The checkpoint %s lacks %s, or has another dtype. Initial values are used instead. To use another program's "
       "values, convert the checkpoint: python -m mp_compat checkpoint convert.",
       files.path_text(path),
-      ", ".join(names_in_graph),
+      ", ".join(names),
     )

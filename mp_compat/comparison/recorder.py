@@ -28,7 +28,7 @@ from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import sessions
 from mp_compat._tensorflow import tf
-from mp_compat.checkpoints import names
+from mp_compat.checkpoints import files
 from mp_compat.comparison import recording
 from mp_compat.migration import program
 
@@ -119,7 +119,7 @@ class Recorder:
         shapes = {
           name: [-1] if tensor.shape.ndims is None else tensor.shape.as_list() for name, tensor in tensors.items()
         }
-        renamed = names.tensorflow_names(graph) if self._settings.run == SCALED else {}
+        renamed = files.tensorflow_names(graph) if self._settings.run == SCALED else {}
         known.variables = recording.Variables(shapes, renamed)
         self._write(graph=known.number, shapes=shapes, tensorflow_names=renamed)
       known.tensors = tensors

@@ -29,7 +29,7 @@ from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
-from mp_compat.checkpoints import names as checkpoint_names
+from mp_compat.checkpoints import files
 from mp_compat.contrib import mixed_precision as contrib
 from mp_compat.core import conditional_apply
 from mp_compat.core import loss_scale as loss_scale_module
@@ -95,7 +95,7 @@ def _warn_unknown_names(loss_scale: Any, names: Any) -> None:
 
 def _record(graph: tf.Graph, name: str, tensorflow_name: str) -> None:
   """Records the name of a variable in TensorFlow's class; appends a number if another variable has that name."""
-  names = checkpoint_names.tensorflow_names(graph)
+  names = files.tensorflow_names(graph)
   taken, number, unique = set(names.values()), 0, tensorflow_name
   while unique in taken:
     number += 1

@@ -17,7 +17,6 @@ from mp_compat._tensorflow import tensorflow
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
 from mp_compat.checkpoints import initialization
-from mp_compat.checkpoints import reader
 from mp_compat.checkpoints import saver
 from mp_compat.migration import conditional_names
 from mp_compat.migration import old_names
@@ -93,7 +92,7 @@ class Installation:
 
     self._set(tf.train.Saver, "restore", restore)
     self._set(tf.train.Saver, "build", build)
-    self._replace(tf.train.NewCheckpointReader, _open_reader)
+    self._replace(tf.train.NewCheckpointReader, files.open_with_names_here)
     self._replace(tf.train.init_from_checkpoint, _with_names_in_checkpoint(tf.train.init_from_checkpoint))
     self.patched += [
       "tensorflow.compat.v1.train." + name
@@ -153,11 +152,6 @@ def _copies(module: Any, full: str) -> List[Any]:
   name = re.compile(r"tensorflow(_core)?(\._api\.v\d)?" + re.escape(full[len("tensorflow") :]))
   copies = [copy for key, copy in list(sys.modules.items()) if name.fullmatch(key) and copy is not None]
   return list({id(copy): copy for copy in [module] + copies}.values())
-
-
-@functools.wraps(files.tensorflow_reader)
-def _open_reader(filepattern: Any) -> Any:
-  return reader.open_reader(filepattern)
 
 
 def _with_names_in_checkpoint(init_from_checkpoint: Callable[..., None]) -> Callable[..., None]:

@@ -215,9 +215,10 @@ def test_missing_checkpoint_raises(tmp_path):
     for missing in (None, str(tmp_path / "nothing")):
       with pytest.raises(ValueError, match="not a valid checkpoint"):
         saver.restore(sess, missing)
-  for read in [checkpoints.inspect, checkpoints.name_map]:
-    with pytest.raises(ValueError, match="There is no checkpoint at .*Expected the path of a checkpoint"):
-      read(str(tmp_path))
+  for missing in (tmp_path, tmp_path / "missing" / "model.ckpt-5"):
+    for read in [checkpoints.inspect, checkpoints.name_map]:
+      with pytest.raises(ValueError, match="There is no checkpoint at .*Expected the path of a checkpoint"):
+        read(str(missing))
 
 
 def corrupt(path, offset=0):

@@ -51,13 +51,6 @@ def test_tensorflow_class_continues_our_training(optimizer, scope, control_flow,
       goldens.assert_equal(goldens.rename_to_ours(values, case), expected)
 
 
-@pytest.mark.parametrize("version", goldens.VERSIONS)
-def test_tensorflow_class_continues_our_goldens(version):
-  case = Case("mp_compat", "adam")
-  _, values = goldens.restore_and_continue("tensorflow", case, goldens.golden_path(version, case))
-  goldens.assert_equal(goldens.rename_to_ours(values, case), goldens.load_expected(version, case, "after"))
-
-
 @pytest.mark.parametrize("version, case", [param for param in goldens.GOLDENS if param.values[1].kind == "objects"])
 @pytest.mark.parametrize("writer", ["mp_compat", "tensorflow"])
 def test_object_based_goldens_continue(version, case, writer):

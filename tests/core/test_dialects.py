@@ -210,7 +210,10 @@ def test_second_names_of_powers_are_found():
 
 def test_plain_names_are_added():
   shapes = dict.fromkeys(["a/cond_1/beta1_power", "a/w", "beta1_power", "cond_3/beta1_power"], SCALAR)
-  assert dialects.names_without_conditionals(shapes) == {"a/beta1_power": "a/cond_1/beta1_power"}
+  assert dialects.without_conditionals(shapes) == {
+    "a/beta1_power": "a/cond_1/beta1_power",
+    **{name: name for name in ("a/w", "beta1_power")},
+  }
 
 
 def test_unknown_dialect_raises():
