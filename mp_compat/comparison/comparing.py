@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program as it is and with this package, and says whether it trains the same."""
 
-import contextlib
 import os
 import tempfile
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -10,7 +9,6 @@ import numpy as np
 
 from mp_compat.comparison import processes
 from mp_compat.comparison import recorder
-from mp_compat.comparison import recording
 from mp_compat.core import dialects
 
 SAME, DIFFERENT, UNKNOWN = 0, 1, 2  # exit codes
@@ -22,38 +20,7 @@ RUNS = {
   AGAIN: "{}, again",  # the first run
 }
 
-_NOT_TRAINED = (
-  "No train step was seen: no session of this process changed variables that were initialized. Eager training, "
-  "functions that eager code calls, and other processes are not compared."
-)
-_NOT_USED = (
-  "The program made no optimizer of mp_compat, so nothing would be compared: it uses none of TensorFlow's public names "
-  "for loss scaling."
-)
-_USED_ALREADY = (
-  "The program uses mp_compat as it is, so nothing would be compared. --runs original,without,again compares it with "
-  "training without loss scaling."
-)
-_OTHER_START = (
-  "It starts from other values than the first run: first {}; global_step {}, not {}. If it goes on from a checkpoint "
-  "of an earlier run, name its folder with --restore, or use $MP_COMPAT_RUN in the folder's name. Otherwise its "
-  "initial values are random in a way that cannot be repeated."
-)
-_NOT_REPEATABLE = (
-  "The program differs from itself: at step {}, first in {}. It has other randomness than that of Python, NumPy and "
-  "TensorFlow's ops, or threads that compete. The other differences may be due to that."
-)
-_REASONS = {
-  "hidden": "mp_compat skipped it: clipping or masking hid its overflow, or update() of the program's LossScale "
-  "returned False.",
-  "fixed": "mp_compat skipped it: its gradients overflowed, and a fixed loss scale of TensorFlow's class applies them.",
-  "skipped": "mp_compat skipped it. Why the first run applied it is not known: this needs the run 'again'.",
-  "start": "A session starts from other values. If it restores a checkpoint, name its folder with --restore.",
-  "twice": "Only the state of loss scales differs: the first run scales the loss twice, mp_compat uses one scale.",
-  "variables": "The runs do not have the same variables.",
-  "overflow": "The first run skipped it: its gradients overflowed. Before it, the bits are the same.",
-  "unknown": "The reason is not known.",
-}
+_OVERFLOW = "The first run skipped it: its gradients overflowed. Before it, the bits are the same."
 
 
 def compare(
@@ -73,27 +40,28 @@ def compare(
     The report, for JSON: `status` (SAME, DIFFERENT or UNKNOWN), `conclusion`, `program` and `runs`.
   """
   results: Dict[str, Any] = {}
-  directory, folders = os.getcwd(), processes.Folders(restore)
+  directory = os.getcwd()
   try:
-    with contextlib.ExitStack() as stack:
-      folder = stack.enter_context(tempfile.TemporaryDirectory())
+    with tempfile.TemporaryDirectory() as folder, processes.kept(restore) as copy_back:
       processes.read_standard_input(os.path.join(folder, "input"))
-      stack.enter_context(folders.kept())
       for number, run in enumerate(runs, 1):
-        folders.copy_back()
+        copy_back()
+        differences = [result["difference"] for result in results.values() if result["difference"]]
         settings = recorder.Settings(
           run=runs[0] if run == AGAIN else run,
           recording=os.path.join(folder, run),
           steps=steps,
           every=every,
           reference=os.path.join(folder, runs[0]) if results else None,
-          keep={str(found["index"]): found["names"][0] for found in _differences(results)},
+          keep={str(found["index"]): found["names"][0] for found in differences},
         )
         label = RUNS[run].format(RUNS[runs[0]])
         try:
           processes.run(settings._asdict(), run, argv, directory, folder)
-          result = _examine(settings)
-          _check(run, runs, result)
+          result = recorder.read_notes(settings.recording)
+          problem = _problem(run, runs, result, results.get(runs[0], result)["steps"])
+          if problem:
+            raise processes.CannotRunError(problem)
         except processes.CannotRunError as error:
           raise processes.CannotRunError("{}: {}".format(label, error)) from error
         if not results:
@@ -108,70 +76,50 @@ def compare(
   return {"program": list(argv), "status": status, "conclusion": conclusion, "runs": results}
 
 
-def _examine(settings: recorder.Settings) -> Dict[str, Any]:
-  """Returns what a recording contains, and its first difference from the reference."""
-  result: Dict[str, Any] = {"steps": 0, "variables": 0, "scales": {}, "difference": None}
-  result.update(recording.notes(settings.recording))
-  reference = recording.records(settings.reference) if settings.reference else iter(())
-  attempts, applied = [], set()
-  for index, ours in enumerate(recording.records(settings.recording)):
-    theirs = next(reference, None)
-    if theirs and not result["difference"]:
-      result["difference"] = _difference(index, theirs, ours, settings.run != UNSCALED)
-    result["variables"] = max(result["variables"], sum(digest is not None for digest in ours.digests.values()))
-    result["scales"].update({name: result["scales"].get(name, [])[:1] + [value] for name, value in ours.scales.items()})
-    if not ours.starts:
-      attempts.append(ours)
-      applied.update([ours.written] if ours.applied else [])
-  skipped = sum(not step.applied and (step.may_skip or step.written in applied) for step in attempts)
-  result.update(read=len(attempts), skipped=skipped)
-  result.update(trained=bool(applied or skipped), compared=bool(settings.reference))
-  if settings.reference and not result["difference"]:
-    steps = [recording.notes(settings.reference).get("steps", 0), result["steps"]]
-    if steps[0] != steps[1]:
-      names = [["number of steps"]] * 2
-      result["difference"] = dict(index=-1, step=min(steps) + 1, starts=False, names=names, applied=[True] * 2)
-  return result
+def _problem(run: str, runs: Sequence[str], result: Dict[str, Any], steps: int) -> Optional[str]:
+  """Returns why a run does not show the training of the program, or not with mp_compat where it should be used.
 
-
-def _difference(index: int, theirs: recording.Record, ours: recording.Record, state: bool) -> Optional[Dict[str, Any]]:
-  """Returns how a record of a run differs from that of the reference; None if it does not."""
-  pairs = recording.differences(theirs, ours, state)
-  if not pairs:
-    return None
-  return {
-    "index": index,
-    "step": ours.step,
-    "starts": ours.starts,
-    "names": [list(names) for names in zip(*pairs)],
-    "applied": [theirs.applied, ours.applied],
-    "global_step": [theirs.global_step, ours.global_step],
-  }
-
-
-def _differences(results: Dict[str, Any]) -> List[Dict[str, Any]]:
-  return [result["difference"] for result in results.values() if result["difference"]]
-
-
-def _check(run: str, runs: Sequence[str], result: Dict[str, Any]) -> None:
-  """Raises a CannotRunError unless a run shows the training of the program, with mp_compat where it should be used."""
+  Another number of steps than that of the first run is a difference, too.
+  """
+  if not result["difference"] and steps != result["steps"]:
+    step, names = min(steps, result["steps"]) + 1, [["number of steps"]] * 2
+    result["difference"] = dict(index=-1, step=step, starts=False, names=names, applied=[True] * 2)
   found = result["difference"]
   if found and not found["index"] and all(map(all, found["names"])):
-    raise processes.CannotRunError(_describe_other_start(found))
+    return _describe_other_start(found)
   if "unseen" in result:
-    raise processes.CannotRunError("{} was seen, which is not compared.".format(result["unseen"]))
+    return "{} was seen, which is not compared.".format(result["unseen"])
   if "unreadable" in result:
-    raise processes.CannotRunError("No tensor of the graph reads {}.".format(", ".join(result["unreadable"])))
+    return "No tensor of the graph reads {}.".format(", ".join(result["unreadable"]))
   if not result["trained"] and not found:
-    raise processes.CannotRunError(_NOT_TRAINED)
+    return (
+      "No train step was seen: no session of this process changed variables that were initialized. Eager training, "
+      "functions that eager code calls, and other processes are not compared."
+    )
   if run in (SCALED, UNSCALED) and "uses" not in result:
-    raise processes.CannotRunError(_NOT_USED)
+    return (
+      "The program made no optimizer of mp_compat, so nothing would be compared: it uses none of TensorFlow's public "
+      "names for loss scaling."
+    )
   if run == ORIGINAL and "uses" in result and SCALED in runs:
-    raise processes.CannotRunError(_USED_ALREADY)
+    return (
+      "The program uses mp_compat as it is, so nothing would be compared. --runs original,without,again compares it "
+      "with training without loss scaling."
+    )
+  return None
+
+
+def _first_name(found: Dict[str, Any]) -> str:
+  """Returns the name of the first variable of a difference."""
+  return next(filter(None, found["names"][1] + found["names"][0]))
 
 
 def _describe_other_start(found: Dict[str, Any]) -> str:
-  return _OTHER_START.format(next(filter(None, found["names"][1] + found["names"][0])), *found["global_step"][::-1])
+  return (
+    "It starts from other values than the first run: first {}; global_step {}, not {}. If it goes on from a checkpoint "
+    "of an earlier run, name its folder with --restore, or use $MP_COMPAT_RUN in the folder's name. Otherwise its "
+    "initial values are random in a way that cannot be repeated."
+  ).format(_first_name(found), *found["global_step"][::-1])
 
 
 def _describe(run: str, result: Dict[str, Any], every: int) -> str:
@@ -199,15 +147,17 @@ def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
   status, lines = SAME, []
   for run, result in results.items():
     found = result["difference"]
-    if found and run == AGAIN and found["starts"]:
-      return UNKNOWN, [_describe_other_start(found)]
     if found and run == AGAIN:
-      return UNKNOWN, [_NOT_REPEATABLE.format(found["step"], next(filter(None, found["names"][1] + found["names"][0])))]
+      differs_from_itself = (
+        "The program differs from itself: at step {}, first in {}. It has other randomness than that of Python, NumPy "
+        "and TensorFlow's ops, or threads that compete. The other differences may be due to that."
+      ).format(found["step"], _first_name(found))
+      return UNKNOWN, [_describe_other_start(found) if found["starts"] else differs_from_itself]
     if found:
       theirs, ours = [_values(os.path.join(folder, name), found["index"]) for name in (AGAIN, run)]
       reason = _reason(run, result, theirs)
-      status = status if reason == "overflow" and found["step"] > 1 else DIFFERENT
-      lines += ["{}: step {} is the first that differs.".format(RUNS[run], found["step"]), "  " + _REASONS[reason]]
+      status = status if reason == _OVERFLOW and found["step"] > 1 else DIFFERENT
+      lines += ["{}: step {} is the first that differs.".format(RUNS[run], found["step"]), "  " + reason]
       lines += _amounts(found, theirs, ours)
     lines += ["{}: a warning of mp_compat: {}".format(RUNS[run], warning) for warning in result.get("warnings", [])]
   if status == DIFFERENT and AGAIN not in results:
@@ -221,20 +171,27 @@ def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
 
 
 def _reason(run: str, result: Dict[str, Any], theirs: Dict[str, Any]) -> str:
-  """Returns the key in _REASONS of a difference; `theirs` are values of the reference."""
+  """Returns what the report says on the reason of a difference; `theirs` are values of the reference."""
   found = result["difference"]
   they_applied, we_applied = found["applied"]
   if len(result["scales"]) > 1 and all(name and dialects.is_state_name(name) for name in found["names"][1]):
-    return "twice"
+    return "Only the state of loss scales differs: the first run scales the loss twice, mp_compat uses one scale."
   if None in found["names"][0] + found["names"][1]:
-    return "variables"
+    return "The runs do not have the same variables."
   if found["starts"]:
-    return "start"
+    return "A session starts from other values. If it restores a checkpoint, name its folder with --restore."
   if run == UNSCALED and we_applied and not they_applied:
-    return "overflow"
-  if they_applied and not we_applied:
-    return "skipped" if "finite" not in theirs else "hidden" if np.all(theirs["finite"]) else "fixed"
-  return "unknown"
+    return _OVERFLOW
+  if we_applied or not they_applied:
+    return "The reason is not known."
+  if "finite" not in theirs:
+    return "mp_compat skipped it. Why the first run applied it is not known: this needs the run 'again'."
+  if np.all(theirs["finite"]):
+    return (
+      "mp_compat skipped it: clipping or masking hid its overflow, or update() of the program's LossScale returned "
+      "False."
+    )
+  return "mp_compat skipped it: its gradients overflowed, and a fixed loss scale of TensorFlow's class applies them."
 
 
 def _amounts(found: Dict[str, Any], theirs: Dict[str, Any], ours: Dict[str, Any]) -> Iterator[str]:

@@ -9,12 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from typing import Any, Dict, Iterator, Sequence
+from typing import Any, Callable, Dict, Iterator, Sequence
 
 KEPT = ".before_compare"  # the suffix of a folder while copies of it are in use
-_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_INTERRUPTS = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
-_KILL = getattr(os, "killpg", os.kill), getattr(signal, "SIGKILL", signal.SIGTERM)
+_INTERRUPTS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")]
+_KILL = getattr(os, "killpg", os.kill), getattr(signal, "SIGKILL", signal.SIGTERM)  # on Windows, the second of each
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "TF_CUDNN_DETERMINISTIC": "1", "TF_DETERMINISTIC_OPS": "1"}  # unless set
 
 
@@ -23,88 +22,77 @@ class CannotRunError(Exception):
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-  """Raises a KeyboardInterrupt at the first signal that ends processes, and ignores further ones."""
+def _interruptible() -> Iterator[Callable[[], None]]:
+  """Raises a KeyboardInterrupt at the first signal that ends processes; yields a function that ignores further ones."""
+
+  def ignore() -> None:
+    for number in previous:
+      signal.signal(number, signal.SIG_IGN)
 
   def interrupt(*_: Any) -> None:
-    _ignore_interrupts()
+    ignore()
     raise KeyboardInterrupt
 
-  previous = [signal.signal(number, interrupt) for number in _INTERRUPTS]
+  previous = {number: signal.getsignal(number) for number in _INTERRUPTS}
+  previous = {number: handler for number, handler in previous.items() if handler != signal.SIG_IGN}  # by nohup
   try:
-    yield
+    for number in previous:
+      signal.signal(number, interrupt)
+    yield ignore
   finally:
-    for number, handler in zip(_INTERRUPTS, previous):
+    for number, handler in previous.items():
       signal.signal(number, handler)
 
 
-def _ignore_interrupts() -> None:
-  """Ignores the signals of `_interruptible`, until that ends."""
-  for number in _INTERRUPTS:
-    signal.signal(number, signal.SIG_IGN)
-
-
-class Folders:
-  """Folders that the program writes to.
-
-  They are renamed, and copied back before each run. The originals thus never change, and exist even if this process is
-  killed.
-  """
-
-  def __init__(self, paths: Sequence[str]) -> None:
-    real = sorted({os.path.realpath(path) for path in paths})
-    self._paths = [path for path in real if not any(path.startswith(other + os.sep) for other in real)]
-
-  @contextlib.contextmanager
-  def kept(self) -> Iterator[None]:
-    """Renames the folders; at the end, also after an interrupt, removes what the runs made, and renames them back.
-
-    Raises:
-      CannotRunError: If a path is a file, or the copy of a comparison that was killed exists.
-      OSError: If a folder cannot be renamed.
-    """
-    for path in self._paths:
-      if os.path.lexists(path + KEPT):
-        raise CannotRunError(
-          "{0}{1} exists: {0} as it was before a comparison that was killed. Rename it to {0}.".format(path, KEPT)
-        )
-      if os.path.exists(path) and not os.path.isdir(path):
-        raise CannotRunError("--restore expects a folder, but {} is a file.".format(path))
-    existing = [path for path in self._paths if os.path.exists(path)]
-    with _interruptible():
-      try:
-        for path in existing:
-          os.rename(path, path + KEPT)
-        yield
-      finally:
-        try:
-          _ignore_interrupts()
-        finally:
-          for path in self._paths:
-            if path not in existing or os.path.isdir(path + KEPT):
-              with _replaced(path):
-                if path in existing:
-                  os.rename(path + KEPT, path)
-
-  def copy_back(self) -> None:
-    """Gives each folder the contents that it had at first."""
-    for path in self._paths:
-      with _replaced(path):
-        if os.path.isdir(path + KEPT):
-          shutil.copytree(path + KEPT, path, symlinks=True)
-
-
 @contextlib.contextmanager
-def _replaced(path: str) -> Iterator[None]:
-  """Moves away what is at `path`, and deletes it at the end: to delete it first could fail halfway."""
-  if not os.path.lexists(path):
-    yield
-    return
-  removed = tempfile.mkdtemp(dir=os.path.dirname(path))
-  try:
+def kept(paths: Sequence[str]) -> Iterator[Callable[[], None]]:
+  """Keeps folders that programs write to; yields a function that gives them the contents that they had at first.
+
+  They are renamed, and copied back: the originals never change, and exist even if this process is killed. At the end,
+  also after an interrupt, removes what the programs made, and renames them back.
+
+  Raises:
+    CannotRunError: If a path is a file, or the copy of a comparison that was killed exists.
+    OSError: If a folder cannot be renamed.
+  """
+  real = sorted({os.path.realpath(path) for path in paths})
+  folders = [path for path in real if not any(path.startswith(other + os.sep) for other in real)]
+  for path in folders:
+    if os.path.lexists(path + KEPT):
+      raise CannotRunError(
+        "{0}{1} exists: {0} as it was before a comparison that was killed. Rename it to {0}.".format(path, KEPT)
+      )
+    if os.path.exists(path) and not os.path.isdir(path):
+      raise CannotRunError("--restore expects a folder, but {} is a file.".format(path))
+  existing = [path for path in folders if os.path.exists(path)]
+
+  def copy_back() -> None:
+    for path in folders:
+      _remove(path)
+      if path in existing:
+        shutil.copytree(path + KEPT, path, symlinks=True)
+
+  with _interruptible() as ignore_interrupts:
+    try:
+      for path in existing:
+        os.rename(path, path + KEPT)
+      yield copy_back
+    finally:
+      try:
+        ignore_interrupts()
+      finally:
+        for path in folders:
+          if path not in existing or os.path.isdir(path + KEPT):
+            _remove(path)
+            if path in existing:
+              os.rename(path + KEPT, path)
+
+
+def _remove(path: str) -> None:
+  """Moves away what is at `path`, if anything, and deletes it there: to delete it in its place could fail halfway."""
+  if os.path.lexists(path):
+    removed = tempfile.mkdtemp(dir=os.path.dirname(path))
     os.rename(path, os.path.join(removed, "removed"))
-    yield
-  finally:
     shutil.rmtree(removed, ignore_errors=True)
 
 
@@ -129,16 +117,13 @@ def run(settings: Dict[str, Any], name: str, argv: Sequence[str], directory: str
   Raises:
     CannotRunError: If the program fails, with the end of its output.
   """
-  path = os.path.join(folder, "settings")
-  with open(path, "w", encoding="utf-8") as file:
+  with open(os.path.join(folder, "settings"), "w", encoding="utf-8") as file:
     json.dump(settings, file)
-  command = [sys.executable, "-m", "mp_compat.comparison.recorder", path, *argv]
-  environment = {**_ENVIRONMENT, **os.environ, "MP_COMPAT_RUN": name}
   with open(os.path.join(folder, "input"), "rb") as stdin, open(os.path.join(folder, "output"), "wb+") as output:
     process = subprocess.Popen(
-      command,
+      [sys.executable, "-m", "mp_compat.comparison.recorder", file.name, *argv],
       cwd=directory,
-      env=environment,
+      env={**_ENVIRONMENT, **os.environ, "MP_COMPAT_RUN": name},
       stdin=stdin,
       stdout=output,
       stderr=subprocess.STDOUT,
@@ -153,9 +138,5 @@ def run(settings: Dict[str, Any], name: str, argv: Sequence[str], directory: str
     if code:
       output.seek(max(0, output.seek(0, os.SEEK_END) - 10000))
       lines = output.read().decode(errors="replace").splitlines()[-20:]
-      ended = (
-        "The program was killed by signal {}".format(-code)
-        if code < 0
-        else "The program ended with exit code {}".format(code)
-      )
-      raise CannotRunError("{}. Its last lines:\n{}".format(ended, "\n".join(lines)))
+      ended = "was killed by signal {}".format(-code) if code < 0 else "ended with exit code {}".format(code)
+      raise CannotRunError("The program {}. Its last lines:\n{}".format(ended, "\n".join(lines)))

@@ -5,9 +5,12 @@
 
 A train step is a run of a session that may change a variable other than by initializing or restoring it. Variables are
 read through tensors that the graph has already: nothing is added to it, and it may be finalized.
+
+A recording has one JSON object in a line: the variables of a graph, a record of their values, or notes on the run.
 """
 
 import atexit
+import collections
 import contextlib
 import functools
 import hashlib
@@ -18,7 +21,7 @@ import random
 import re
 import sys
 import threading
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Counter, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 import weakref
 
 import numpy as np
@@ -29,7 +32,7 @@ from mp_compat._tensorflow import log
 from mp_compat._tensorflow import sessions
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
-from mp_compat.comparison import recording
+from mp_compat.core import dialects
 from mp_compat.migration import program
 
 ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
@@ -48,6 +51,58 @@ class Settings(NamedTuple):
   keep: Dict[str, List[str]]  # variables whose values are kept, by the index of the record
 
 
+class Variables:
+  """The variables of a graph."""
+
+  def __init__(self, shapes: Dict[str, List[int]], tensorflow_names: Dict[str, str]) -> None:
+    self.shapes = shapes  # in the order in which they were created
+    self.tensorflow_names = tensorflow_names  # the names that TensorFlow's class gives to some of them
+    self.state = dialects.state(shapes)
+
+
+_Record = Tuple[Variables, Dict[str, Any]]
+_Pairs = List[Tuple[Optional[str], Optional[str]]]
+
+
+def read_notes(path: str) -> Dict[str, Any]:
+  """Returns the last note of each kind in a recording; those that `Recorder` writes first are always there."""
+  notes: Dict[str, Any] = {}
+  for line in _lines(path):
+    notes.update(line.get("notes", {}))
+  return notes
+
+
+def _records(path: str) -> Iterator[_Record]:
+  """Yields the records in a recording, each with the variables of its graph."""
+  variables: Dict[int, Variables] = {}
+  for line in _lines(path):
+    if "shapes" in line:
+      variables[line["graph"]] = Variables(line["shapes"], line["tensorflow_names"])
+    elif "digests" in line:
+      yield variables[line["graph"]], line
+
+
+def _lines(path: str) -> Iterator[Dict[str, Any]]:
+  with open(path, encoding="utf-8") as file:
+    yield from map(json.loads, file)
+
+
+@functools.lru_cache(maxsize=16)
+def _pairs(reference: Variables, variables: Variables, state: bool) -> _Pairs:
+  """Returns pairs of names, None for a variable that only one has; `state`: whether those of loss scales count."""
+  matched = dialects.match(variables.shapes, reference.shapes, variables.tensorflow_names)
+  missing = set(reference.shapes) - set(matched.values())
+  pairs = [(matched.get(name), name) for name in variables.shapes] + [(name, None) for name in sorted(missing)]
+  return [(one, two) for one, two in pairs if state or one not in reference.state and two not in variables.state]
+
+
+def _differences(reference: _Record, record: _Record, state: bool) -> _Pairs:
+  """Returns the pairs of variables that differ in two records at the same place of their recordings."""
+  theirs, ours = [dict(zip(variables.shapes, line["digests"])) for variables, line in (reference, record)]
+  pairs = _pairs(reference[0], record[0], state)
+  return [(one, two) for one, two in pairs if not one or not two or theirs[one] != ours[two]]
+
+
 class _Graph:
   """What is known of a graph."""
 
@@ -56,7 +111,7 @@ class _Graph:
     self.version = -1  # the number of ops when the attributes below were computed
     self.effects: Dict[str, sessions.Effects] = {}
     self.tensors: Dict[str, tf.Tensor] = {}
-    self.variables: Any = None
+    self.variables = Variables({}, {})
 
 
 class Recorder:
@@ -65,21 +120,23 @@ class Recorder:
   def __init__(self, settings: Settings) -> None:
     self._settings = settings
     self._file: Any = open(settings.recording, "w", encoding="utf-8", buffering=1)  # complete after each line
-    self._reference = recording.records(settings.reference) if settings.reference else iter(())
+    self._reference = _records(settings.reference) if settings.reference else iter(())
     self._lock = threading.Lock()
     self._pid = os.getpid()
-    self._noted: Dict[str, Any] = {}
-    self._step = self._index = 0
+    self._index = 0
     self._steps: Any = weakref.WeakKeyDictionary()  # the number of train steps of each session
-    self._differs = False
     self._numbers = itertools.count()
     self._last: Any = weakref.WeakKeyDictionary()  # the last digests of each session
+    self._attempts: Counter[Tuple[bool, bool, Any]] = collections.Counter()
+    self.notes: Dict[str, Any] = {}
+    self.note(steps=0, variables=0, scales={}, difference=None, read=0, skipped=0, trained=False)
+    self.note(compared=bool(settings.reference), tensorflow=tf.__version__)
 
-  def note(self, kind: str, value: Any) -> None:
-    """Writes a note, unless it is the same as the last of this kind."""
-    if self._noted.get(kind) != value:
-      self._noted[kind] = value
-      self._write(note=kind, value=value)
+  def note(self, **notes: Any) -> None:
+    """Writes notes, unless they are the same as the last of their kinds."""
+    if any(kind not in self.notes or self.notes[kind] != value for kind, value in notes.items()):
+      self.notes.update(notes)
+      self._write(notes=notes)
 
   def around(self, sess: Any, elements: List[Any], run: Callable[[], Any]) -> Any:
     """Runs, and records the variables before and after it if this is a train step; see `sessions.observe`."""
@@ -91,7 +148,7 @@ class Recorder:
       effects = graph.effects[fetched]
       is_step = effects.trains and os.getpid() == self._pid
       if effects.trains and not is_step:
-        self.note("unseen", "Training in a forked process")
+        self.note(unseen="Training in a forked process")
       elif is_step and sess not in self._last:
         self._record(sess, graph, effects, starts=True)
       is_step = is_step and not effects.written.isdisjoint(self._last.get(sess, ()))
@@ -100,12 +157,11 @@ class Recorder:
     result = run()
     if is_step:
       with self._lock:
-        self._step += 1
         self._steps[sess] = self._steps.get(sess, 0) + 1
-        self.note("steps", self._step)
+        self.note(steps=self.notes["steps"] + 1)
         if self._steps[sess] % self._settings.every == 0:
           self._record(sess, self._graph(sess.graph), effects)
-        if self._step == self._settings.steps:
+        if self.notes["steps"] == self._settings.steps:
           self._exit()
     return result
 
@@ -120,7 +176,7 @@ class Recorder:
           name: [-1] if tensor.shape.ndims is None else tensor.shape.as_list() for name, tensor in tensors.items()
         }
         renamed = files.tensorflow_names(graph) if self._settings.run == SCALED else {}
-        known.variables = recording.Variables(shapes, renamed)
+        known.variables = Variables(shapes, renamed)
         self._write(graph=known.number, shapes=shapes, tensorflow_names=renamed)
       known.tensors = tensors
     return known
@@ -132,54 +188,72 @@ class Recorder:
     """
     unreadable = sorted(effects.written.difference(graph.tensors))
     if unreadable:
-      self.note("unreadable", unreadable)
+      self.note(unreadable=unreadable)
     before = self._last.get(sess, {})
     names = graph.tensors if starts else {*before, *effects.written}.intersection(graph.tensors)
     values = sessions.read(sess, {name: graph.tensors[name] for name in names})
     digests = {name: _digest(value) for name, value in values.items()}
     if starts and effects.written.isdisjoint(digests):
       return
-    changed = {name for name, digest in digests.items() if before.get(name) != digest}
     state = graph.variables.state
-    record = recording.Record(
-      variables=graph.variables,
-      digests={name: digests.get(name) for name in graph.tensors},
-      starts=starts,
-      step=self._step,
-      applied=self._applies(changed, effects, state),
-      may_skip=self._may_skip(effects, state),
-      written=_digest(sorted(effects.written)),
-      scales={name: float(values[name]) for name, role in state.items() if role.endswith("scale") and name in values},
-      global_step=np.asarray(values.get("global_step")).tolist(),
-    )
-    line = dict(record._asdict(), variables=graph.number, digests=list(record.digests.values()))
-    self._write(**line)
+    # Loss scaling skips what is in its conditional.
+    wraps = self._settings.run == SCALED and "uses" in self.notes
+    may_skip = bool(_without_counts(effects.gated, state)) and (wraps or not effects.written.isdisjoint(state))
+    changed = {name for name, digest in digests.items() if before.get(name) != digest}
+    applied = bool(_without_counts(changed & effects.gated if may_skip else changed, state))
+    record = {
+      "graph": graph.number,
+      "digests": [digests.get(name) for name in graph.tensors],  # None for a variable that is not initialized
+      "applied": applied,  # whether the step changed more than the state of loss scales and global_step
+      "global_step": np.asarray(values.get("global_step")).tolist(),
+    }
+    self._write(**record)
+    scales = dict(self.notes["scales"])
+    for name, role in state.items():
+      if role.endswith("scale") and name in values:
+        scales[name] = scales.get(name, [])[:1] + [float(values[name])]
+    self.note(variables=max(self.notes["variables"], len(digests)), scales=scales)
+    if not starts:
+      self._attempts[applied, may_skip, effects.written] += 1
+      self._note_attempts()
     self._last[sess] = digests
-    self._keep_values(values, record)
+    self._compare(graph.variables, record, values, starts)
     self._index += 1
     if self._settings.run == ORIGINAL and not sys.modules.keys().isdisjoint(_OPTIMIZERS):
-      self.note("uses", "mp_compat")
+      self.note(uses="mp_compat")
 
-  def _applies(self, changed: Set[str], effects: sessions.Effects, state: Mapping[str, str]) -> bool:
-    """Returns whether a step that changed these variables updated more than loss scales, global_step and averages."""
-    changed = changed & effects.gated if self._may_skip(effects, state) else changed
-    return bool(_without_counts(changed, state))
+  def _note_attempts(self) -> None:
+    """Notes how many steps were skipped: without a conditional, those that write what others do apply."""
+    applied = {written for was_applied, _, written in self._attempts if was_applied}
+    skipped = sum(
+      count
+      for (was_applied, may_skip, written), count in self._attempts.items()
+      if not was_applied and (may_skip or written in applied)
+    )
+    self.note(read=sum(self._attempts.values()), skipped=skipped, trained=bool(applied or skipped))
 
-  def _may_skip(self, effects: sessions.Effects, state: Mapping[str, str]) -> bool:
-    """Returns whether the optimizer is in a conditional of loss scaling."""
-    wraps = self._settings.run == SCALED and "uses" in self._noted
-    return bool(_without_counts(effects.gated, state)) and (wraps or not effects.written.isdisjoint(state))
+  def _compare(self, variables: Variables, record: Dict[str, Any], values: Dict[str, Any], starts: bool) -> None:
+    """Notes the first difference from the reference, and keeps values there.
 
-  def _keep_values(self, values: Dict[str, Any], record: recording.Record) -> None:
-    """Keeps values where they first differ from the reference; ends a run that starts from other values than that."""
+    Ends a run that starts from other values than the reference.
+    """
     names = self._settings.keep.get(str(self._index), [])
-    reference = None if self._differs else next(self._reference, None)
+    reference = None if self.notes["difference"] else next(self._reference, None)
     if reference:
-      pairs = recording.differences(reference, record, self._settings.run != UNSCALED)
-      self._differs = bool(pairs)
-      if pairs and not self._index and all(map(all, pairs)):
-        self._exit()
-      names = names or [name for _, name in pairs if name]
+      pairs = _differences(reference, (variables, record), self._settings.run != UNSCALED)
+      if pairs:
+        difference = {
+          "index": self._index,
+          "step": self.notes["steps"],
+          "starts": starts,
+          "names": list(zip(*pairs)),
+          "applied": [reference[1]["applied"], record["applied"]],
+          "global_step": [reference[1]["global_step"], record["global_step"]],
+        }
+        self.note(difference=difference)
+        if not self._index and all(map(all, pairs)):
+          self._exit()
+        names = names or [name for _, name in pairs if name]
     numbers = {name: _as_numbers(values[name]) for name in names if name in values}
     if names:
       np.savez(
@@ -191,7 +265,7 @@ class Recorder:
   def note_processes(self) -> None:
     """Notes whether the program waited for processes that used the CPU for more than a second."""
     if sum(os.times()[2:4]) > 1 and os.getpid() == self._pid:
-      self.note("processes", True)
+      self.note(processes=True)
 
   def _exit(self) -> None:
     """Ends the process at once: an exception could be caught by the program."""
@@ -203,17 +277,6 @@ class Recorder:
 
   def _write(self, **line: Any) -> None:
     self._file.write(json.dumps(line) + "\n")
-
-
-def _note_warnings(recorder: Recorder) -> None:
-  """Notes the warnings of this package, also those that the program's verbosity hides."""
-  messages: Set[str] = set()
-
-  def note(message: str) -> None:
-    messages.add(message)
-    recorder.note("warnings", sorted(messages))
-
-  log.observers.append(note)
 
 
 def _without_counts(names: Iterable[str], state: Mapping[str, str]) -> Set[str]:
@@ -242,7 +305,8 @@ def _install(settings: Settings, recorder: Recorder) -> None:
   from mp_compat.migration import installation
 
   installation.install()
-  _note_warnings(recorder)
+  messages: Set[str] = set()
+  log.observers += [messages.add, lambda _: recorder.note(warnings=sorted(messages))]
   optimizer: Any = mp_compat.MixedPrecisionLossScaleOptimizer
   keras: Any = keras_optimizer.LossScaleOptimizer
   for wrapper in (optimizer, keras):
@@ -257,7 +321,7 @@ def _noting(construct: Callable[..., None], recorder: Recorder, unscaled: bool) 
   @functools.wraps(construct)
   def construct_and_note(self: Any, *args: Any, **kwargs: Any) -> None:
     construct(self, *args, **kwargs)
-    recorder.note("uses", "mp_compat")
+    recorder.note(uses="mp_compat")
     if unscaled:
       self._loss_scale = mp_compat.FixedLossScale(1)
 
@@ -270,11 +334,10 @@ def main() -> None:
     settings = Settings(**json.load(file))
   recorder = Recorder(settings)
   atexit.register(recorder.note_processes)
-  recorder.note("tensorflow", tf.__version__)
   if settings.run != ORIGINAL:
     _install(settings, recorder)
   sessions.observe(recorder.around)
-  sessions.on_eager_gradients(lambda: recorder.note("unseen", "Eager training"))
+  sessions.on_eager_gradients(lambda: recorder.note(unseen="Eager training"))
   sessions.make_seeds_repeatable()
   random.seed(0)
   np.random.seed(0)

@@ -220,48 +220,40 @@ def test_invalid_arguments_are_rejected(arguments, words, capsys):
   assert words in capsys.readouterr().err
 
 
-class TestFolders:
-  def test_folders_are_put_back_after_errors(self, tmp_path):
-    existing, absent = tmp_path / "existing", tmp_path / "absent"
-    (existing / "inner").mkdir(parents=True)
-    (existing / "inner" / "file").write_text("before")
-    folders = processes.Folders([str(existing), str(absent), str(existing / "inner"), str(existing)])
-    with pytest.raises(RuntimeError), folders.kept():
-      for _ in range(2):
-        folders.copy_back()
-        assert (existing / "inner" / "file").read_text() == "before" and not absent.exists()
-        (existing / "inner" / "file").write_text("changed")
-        absent.mkdir()
-      raise RuntimeError
-    assert (existing / "inner" / "file").read_text() == "before"
-    assert os.listdir(str(tmp_path)) == ["existing"]
+def test_folders_are_put_back_after_errors(tmp_path):
+  existing, absent = tmp_path / "existing", tmp_path / "absent"
+  (existing / "inner").mkdir(parents=True)
+  (existing / "inner" / "file").write_text("before")
+  paths = [str(existing), str(absent), str(existing / "inner"), str(existing)]
+  with pytest.raises(RuntimeError), processes.kept(paths) as copy_back:
+    for _ in range(2):
+      copy_back()
+      assert (existing / "inner" / "file").read_text() == "before" and not absent.exists()
+      (existing / "inner" / "file").write_text("changed")
+      absent.mkdir()
+    raise RuntimeError
+  assert (existing / "inner" / "file").read_text() == "before"
+  assert os.listdir(str(tmp_path)) == ["existing"]
 
-  def test_leftover_folders_are_reported(self, tmp_path):
-    (tmp_path / ("folder" + processes.KEPT)).mkdir()
-    folders = processes.Folders([str(tmp_path / "folder")])
-    with pytest.raises(processes.CannotRunError, match="was killed"), folders.kept():
-      pass
 
-  def test_files_are_rejected_and_stay(self, tmp_path):
-    (tmp_path / "file").write_text("before")
-    folders = processes.Folders([str(tmp_path / "file")])
-    with pytest.raises(processes.CannotRunError, match="is a file"), folders.kept():
-      pass
-    assert (tmp_path / "file").read_text() == "before"
+def test_folders_that_cannot_be_kept_stay(tmp_path, monkeypatch):
+  for name in ("a", "b", "left" + processes.KEPT):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "file").write_text("before")
+  rename = os.rename
 
-  def test_folders_that_cannot_be_renamed_stay(self, tmp_path, monkeypatch):
-    for name in ("a", "b"):
-      (tmp_path / name).mkdir()
-      (tmp_path / name / "file").write_text("before")
-    rename = os.rename
+  def fail(source, target):
+    if str(source).endswith("b"):
+      raise PermissionError(source)
+    rename(source, target)
 
-    def fail(source, target):
-      if str(source).endswith("b"):
-        raise PermissionError(source)
-      rename(source, target)
-
-    monkeypatch.setattr(os, "rename", fail)
-    with pytest.raises(PermissionError), processes.Folders([str(tmp_path / "a"), str(tmp_path / "b")]).kept():
+  monkeypatch.setattr(os, "rename", fail)
+  for names, error, words in [
+    (["a", "b"], PermissionError, "b"),
+    (["a", "left"], processes.CannotRunError, "was killed"),
+    (["a/file", "b"], processes.CannotRunError, "is a file"),
+  ]:
+    with pytest.raises(error, match=words), processes.kept([str(tmp_path / name) for name in names]):
       pass
     assert [(tmp_path / name / "file").read_text() for name in ("a", "b")] == ["before"] * 2
-    assert sorted(os.listdir(str(tmp_path))) == ["a", "b"]
+    assert sorted(os.listdir(str(tmp_path))) == ["a", "b", "left" + processes.KEPT]
