@@ -84,7 +84,7 @@ MUTANTS = [
   ("core/update_rule", "where(grow, 0, state.bad_steps)", "0"),
   ("core/dialects", 'or "current_loss_scale" not in others', ""),
   ("core/dialects", 'or found_scopes == {""}', ""),
-  ("core/dialects", "if source and target in result:", "if False:"),
+  ("core/dialects", "if copied and target in result:", "if False:"),
   ("core/dialects", "if len(names) != len(candidates):", "if False:"),
   ("core/gradients", "return loss * tf.cast(scale, dtype)", "return loss / tf.cast(scale, dtype)"),
   ("core/gradients", "1 / tf.cast(scale, wide)", "tf.cast(1 / scale, wide)"),

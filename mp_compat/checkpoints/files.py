@@ -29,11 +29,7 @@ _BROKEN = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
 
 
 def path_text(path: Path) -> str:
-  """Returns a path as a str.
-
-  Raises:
-    ValueError: If it is not in UTF-8, which TensorFlow requires.
-  """
+  """Returns a path as a str; raises a ValueError if it is not in UTF-8, which TensorFlow requires."""
   try:
     text: str = tf.compat.as_str_any(path)
     text.encode()
@@ -43,11 +39,7 @@ def path_text(path: Path) -> str:
 
 
 def resolve_path(path: Path) -> str:
-  """Returns the path of a checkpoint; for a directory, of its latest checkpoint.
-
-  Raises:
-    ValueError: If there is no checkpoint.
-  """
+  """Returns the path of a checkpoint; for a directory, of its latest. Raises a ValueError if there is none."""
   path = path_text(path)
   checkpoint = tf.train.latest_checkpoint(path) if tf.gfile.IsDirectory(path) and not checkpoint_exists(path) else path
   if checkpoint is None or not checkpoint_exists(checkpoint):
@@ -104,11 +96,14 @@ def read_tensor(reader: Any, path: str, name: str) -> np.ndarray:
 def read_slices(path: str, names: List[str], parts: List[str], dtypes: List[tf.DType]) -> List[np.ndarray]:
   """Returns slices of variables in a checkpoint; a slice is "shape offset,size:..." as in `RestoreV2`, "" for all."""
   with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as sess:
-    return sess.run(tf.raw_ops.RestoreV2(prefix=path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes))
+    values = tf.raw_ops.RestoreV2(prefix=path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes)
+    try:
+      return sess.run(values)
+    except _BROKEN as error:
+      raise data_loss_error(path, error) from error
 
 
 def shapes_in(reader: Any) -> Dict[str, Tuple[int, ...]]:
-  """Returns the shapes of the variables in a checkpoint by name."""
   return {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
 
 

@@ -15,9 +15,6 @@ from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
 from mp_compat.core import dialects
 
-# Errors that a Session raises for a damaged checkpoint.
-_BROKEN_IN_SESSION = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError)
-
 
 class Saver(tf.train.Saver):
   """A `tf.train.Saver` that restores checkpoints of every naming scheme, into graphs with and without loss scaling.
@@ -53,12 +50,8 @@ class Saver(tf.train.Saver):
 def restore(saver: tf.train.Saver, sess: tf.Session, save_path: files.Path, as_tensorflow: Callable[..., None]) -> None:
   """Restores the variables of a Saver from a checkpoint of any naming scheme; see `Saver.restore`.
 
-  Args:
-    saver: Any `tf.train.Saver`.
-    sess: A Session on its graph.
-    save_path: The path of a checkpoint.
-    as_tensorflow: TensorFlow's `restore`, a function of `sess` and the path. It is called if all names and dtypes are
-      those in the checkpoint, if the checkpoint is object-based, if the Saver is not built, and in eager mode.
+  `as_tensorflow`, TensorFlow's `restore`, is called with `sess` and the path if all names and dtypes are those in the
+  checkpoint, if the checkpoint is object-based, if the Saver is not built, and in eager mode.
   """
   if tf.executing_eagerly() or saver.saver_def is None:  # None if the Saver is empty, or build() was not called
     as_tensorflow(sess, save_path)
@@ -69,33 +62,29 @@ def restore(saver: tf.train.Saver, sess: tf.Session, save_path: files.Path, as_t
       "The passed save_path is not a valid checkpoint: {}. Expected the path that save() or "
       "tf.train.latest_checkpoint() returned.".format(path)
     )
-  reader = files.open_reader(path)
-  if reader.has_tensor(files.OBJECT_GRAPH):
-    as_tensorflow(sess, path)
-    return
-  entries = _entries(sess.graph.as_graph_element(saver.saver_def.restore_op_name))
-  matched = _match_names(entries, reader, path)
-  dtypes = reader.get_variable_to_dtype_map()
+  reader, feeds = files.open_reader(path), None
+  is_object_based, dtypes = reader.has_tensor(files.OBJECT_GRAPH), reader.get_variable_to_dtype_map()
+  if not is_object_based:
+    entries = _entries(sess.graph.as_graph_element(saver.saver_def.restore_op_name))
+    matched = _match_names(sess.graph, entries, reader, path)
+    if any(matched.get(entry.name) != entry.name or dtypes[entry.name] != entry.tensor.dtype for entry in entries):
+      feeds = _restore_feeds(sess, entries, matched, reader, path)
   try:
-    if all(matched.get(entry.name) == entry.name and dtypes[entry.name] == entry.tensor.dtype for entry in entries):
+    if feeds is None:
       as_tensorflow(sess, path)
     else:
-      feeds = _restore_feeds(sess, entries, matched, reader, path)
       tf.logging.info("Restoring parameters from %s, which has other variable names", path)
       sess.run(saver.saver_def.restore_op_name, dict(feeds, **{saver.saver_def.filename_tensor_name: path}))
-  except _BROKEN_IN_SESSION as error:
+  except (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError) as error:
+    if is_object_based and isinstance(error, tf.errors.NotFoundError):
+      raise  # It names variables.
     raise files.data_loss_error(path, error) from error
 
 
 def add_tensorflow_names(var_list: Any) -> Any:
-  """Returns the `var_list` of a Saver whose checkpoints a program with TensorFlow's class can restore.
+  """Returns the `var_list` of a Saver that also saves variables under their names in TensorFlow's class.
 
-  Args:
-    var_list: None, a list or a dict, as for `tf.train.Saver`.
-
-  Returns:
-    `var_list`, with a second entry for each variable to which TensorFlow's class gives another name, under that name.
-    Variables that the program renames (in a dict) have one entry. Logs a warning if another variable has that name.
+  Variables that the program renames (in a dict) have one entry. Logs a warning if another variable has that name.
   """
   recorded = files.tensorflow_names(tf.get_default_graph())
   renamed = sorted((name, tensorflow_name) for name, tensorflow_name in recorded.items() if name != tensorflow_name)
@@ -103,13 +92,8 @@ def add_tensorflow_names(var_list: Any) -> Any:
     return var_list
   if var_list is None:
     var_list = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
-  if not isinstance(var_list, dict):
-    var_list = list(var_list)
-  named = (
-    var_list
-    if isinstance(var_list, dict)
-    else {variable.op.name: variable for variable in var_list if hasattr(variable, "op")}
-  )
+  entries = var_list if isinstance(var_list, dict) else list(var_list)
+  named = entries if isinstance(entries, dict) else {value.op.name: value for value in entries if hasattr(value, "op")}
   aliases = {}
   for name, tensorflow_name in renamed:
     if tensorflow_name in named:
@@ -129,7 +113,7 @@ def add_tensorflow_names(var_list: Any) -> Any:
       "mp_compat, this checkpoint gives that variable another value.",
       ", ".join(shifted),
     )
-  return dict(var_list, **aliases) if isinstance(var_list, dict) else var_list + list(aliases.values())
+  return dict(entries, **aliases) if isinstance(entries, dict) else entries + list(aliases.values())
 
 
 class _Entry(NamedTuple):
@@ -175,14 +159,9 @@ def _entries(restore_op: tf.Operation) -> List[_Entry]:
   return entries
 
 
-def _match_names(entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
-  """Returns the names in the checkpoint by the names in the graph; omits state that starts at its initial value.
-
-  Raises:
-    tf.errors.NotFoundError, tf.errors.InvalidArgumentError: See `Saver.restore`.
-  """
+def _match_names(graph: tf.Graph, entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
+  """Returns the names in the checkpoint by the names in the graph; omits state that starts at its initial value."""
   shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
-  graph = entries[0].tensor.graph
   creation_index = {op.name: index for index, op in enumerate(graph.get_operations())}
   needed = [entry for entry in entries if entry.is_needed]
   needed.sort(key=lambda entry: [creation_index[variable.name] for variable in entry.variables])
@@ -251,10 +230,10 @@ def _restore_feeds(
         feeds[entry.tensor.name] = _value(sess, entry, source, reader, path)
     if None not in to_read:
       feeds[op.inputs[1].name] = to_read
-      continue
-    names, parts = [matched[entry.name] for entry in read_here], [entry.part for entry in read_here]
-    values = files.read_slices(path, names, parts, [entry.tensor.dtype for entry in read_here])
-    feeds.update((entry.tensor.name, value) for entry, value in zip(read_here, values))
+    elif read_here:
+      names, parts = [matched[entry.name] for entry in read_here], [entry.part for entry in read_here]
+      values = files.read_slices(path, names, parts, [entry.tensor.dtype for entry in read_here])
+      feeds.update((entry.tensor.name, value) for entry, value in zip(read_here, values))
   return feeds
 
 

@@ -26,14 +26,12 @@ _OVERFLOW = "The first run skipped it: its gradients overflowed. Before it, the 
 def compare(
   argv: Sequence[str], runs: Sequence[str], steps: int, every: int, restore: Sequence[str], tell: Callable[[str], None]
 ) -> Dict[str, Any]:
-  """Runs a program several times and compares all variables after its train steps.
+  """Runs a program several times and compares all variables after its train steps; docs/migration.md has the options.
 
   Args:
     argv: The program and its arguments, as for `mp_compat run`.
     runs: What to run, of RUNS. The others are compared with the first, and AGAIN repeats it.
-    steps: The train step after which a run ends.
-    every: The variables are read after each so many steps.
-    restore: Folders that the program writes to; they have the same contents before each run and afterwards.
+    steps, every, restore: The options of these names.
     tell: Is called with each line of the report.
 
   Returns:

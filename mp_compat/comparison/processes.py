@@ -50,10 +50,6 @@ def kept(paths: Sequence[str]) -> Iterator[Callable[[], None]]:
 
   They are renamed, and copied back: the originals never change, and exist even if this process is killed. At the end,
   also after an interrupt, removes what the programs made, and renames them back.
-
-  Raises:
-    CannotRunError: If a path is a file, or the copy of a comparison that was killed exists.
-    OSError: If a folder cannot be renamed.
   """
   real = sorted({os.path.realpath(path) for path in paths})
   folders = [path for path in real if not any(path.startswith(other + os.sep) for other in real)]
@@ -110,8 +106,7 @@ def run(settings: Dict[str, Any], name: str, argv: Sequence[str], directory: str
   Args:
     settings: The fields of `recorder.Settings`.
     name: What the program finds in the environment as MP_COMPAT_RUN.
-    argv: The program and its arguments, as for `mp_compat run`.
-    directory: The directory to run it in.
+    argv, directory: The program and its arguments, as for `mp_compat run`, and where to run it.
     folder: A folder for files, with the standard input as `input`.
 
   Raises:

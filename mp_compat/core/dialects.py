@@ -40,7 +40,6 @@ class Name(NamedTuple):
 
 
 def parse(name: str) -> Name:
-  """Returns a parsed name. Only the names of loss scales and of Adam's powers are parsed for a number."""
   *scopes, last = name.split("/")
   conditionals = [re.fullmatch(r"cond(?:_(\d+))?", scope) for scope in scopes]
   numbered = _NUMBERED.fullmatch(last)
@@ -63,15 +62,10 @@ def is_state_name(name: str) -> bool:
 
 
 def state(shapes: Shapes) -> Dict[str, str]:
-  """Returns the variables of loss scales: scalars beside `current_loss_scale`, or `loss_scale` beside `good_steps`.
+  """Returns the names of loss scales' variables, sorted, each with its stem in mp_compat's spelling.
 
-  Other variables of these names belong to the program, such as the weight `loss_scale` of a task.
-
-  Args:
-    shapes: The shapes of all variables by name.
-
-  Returns:
-    The names, sorted, each with its stem in mp_compat's spelling.
+  They are scalars beside `current_loss_scale`, or `loss_scale` beside `good_steps`. Other variables of these names
+  belong to the program, such as the weight `loss_scale` of a task.
   """
   scalars = {name: parse(name) for name in sorted(shapes) if is_state_name(name) and not tuple(shapes[name])}
   stems: Dict[str, Set[str]] = collections.defaultdict(set)
@@ -97,7 +91,7 @@ def dialect(shapes: Shapes) -> str:
 
 
 def match(wanted: Shapes, found: Shapes, recorded: Mapping[str, str] = MappingProxyType({})) -> Dict[str, str]:
-  """Returns the names that a checkpoint of any naming scheme has for the variables of a graph.
+  """Returns the names that a checkpoint of any naming scheme has for the variables of a graph that match.
 
   Looks for the same name first, then for a name that differs only in conditionals (`cond_1/beta1_power`) or in
   spelling; without loss scaling, `cond` is a scope of the program, and only Adam's powers match without it. Then
@@ -112,9 +106,6 @@ def match(wanted: Shapes, found: Shapes, recorded: Mapping[str, str] = MappingPr
     wanted: The shapes of all variables by name, in the order in which they were created.
     found: The shapes in the checkpoint by name.
     recorded: The names that TensorFlow's class would give to variables in `wanted`, by their names there.
-
-  Returns:
-    Names in `found` by names in `wanted`, without the names that have no match.
   """
   result = {name: name for name in wanted if name in found}
   if not set(wanted) <= {*found, *state(wanted)}:
@@ -184,17 +175,10 @@ def aliases(names: Iterable[str]) -> Dict[str, str]:
 
 
 def translate(shapes: Shapes, to: str) -> Dict[str, Optional[str]]:
-  """Returns the names that a checkpoint has in another naming scheme, each with the name to copy from.
+  """Returns the names that a checkpoint has in another naming scheme, each with the name to copy from, if any.
 
-  Args:
-    shapes: The shapes of the variables in the checkpoint by name. Without those of a loss scale, one is added.
-    to: One of `DIALECTS`. For "tensorflow" and "contrib", Adam's powers get the names of both control flow versions.
-
-  Returns:
-    For each name to write, the name in the checkpoint to copy from; None for state that starts anew.
-
-  Raises:
-    ValueError: If `to` is not one of `DIALECTS`, or a variable of the program has a name to write.
+  A loss scale is added where there is none. For "tensorflow" and "contrib", Adam's powers get the names of both control
+  flow versions. Raises a ValueError if `to` is not one of `DIALECTS`, or a variable of the program has a name to write.
   """
   if to not in DIALECTS:
     raise ValueError("The naming scheme must be one of {}, but got {!r}.".format(", ".join(map(repr, DIALECTS)), to))

@@ -81,6 +81,8 @@ def test_saver_restores_object_checkpoint(tmp_path):
     sess.run(v.assign(5.0))
     mp_compat.checkpoints.Saver([v]).restore(sess, path)
     assert sess.run(v) == 3.0
+    with pytest.raises(tf.errors.NotFoundError, match="other"):
+      mp_compat.checkpoints.Saver([v, tf.get_variable("other", [])]).restore(sess, path)
 
 
 class SortsItsSlots(Optimizer):

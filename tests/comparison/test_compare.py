@@ -67,99 +67,78 @@ def test_equal_programs_are_same(compare):
   assert lines[-1] == "The program trains the same, in the steps that were compared."
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "arguments, words",
-  [
-    ("program.py ref callable overflow", "6 steps"),
-    ("program.py _exit", "6 steps"),
-    ("program.py averages overflow", "6 train steps, 1 skipped"),
-    ("program.py unscaled", "with mp_compat: a warning of mp_compat: Adam applies gradients that were never scaled"),
-    ("several.py", "24 train steps, 8 skipped, current_loss_scale 32768 -> 16384, current_loss_scale_1 32768 -> 16384"),
-    ("program.py overflows", "6 train steps, 6 skipped"),
-    ("strategy.py", "6 train steps, 1 skipped"),
-    ("strategy.py server", "6 train steps, 1 skipped"),
-    ("program.py megabytes", "6 steps"),
-    ("--steps 4 program.py crash", "4 steps"),
-    ("--steps 5 --every 2 -m program overflow", "every 2 of 5 steps"),
-    ("--without program.py", "without loss scaling  the same bits"),
-    ("--without program.py overflow", "Before it, the bits are the same."),
-    ("--runs original,without,again program.py migrated", "the same bits"),
-    ("program.py checkpoint env", "6 steps"),
-    ("--restore folder program.py checkpoint", "6 steps"),
-    ("--runs original,again program.py process", "The program ran other processes, which are not compared."),
-    pytest.param("--runs original,again program.py data", "the same bits", marks=NEEDS_EAGER),
-    pytest.param("--without keras_program.py", "after each of 8 steps", marks=NEEDS_KERAS),
-    pytest.param("--runs original,mp_compat program.py reads", "6 train steps, 0 skipped", marks=NEEDS_READS),
-  ],
-)
-def test_equal_variants_are_same(arguments, words, compare, tmp_path):
-  code, output, _ = compare(*arguments.split())
-  assert code == 0 and words in output, output
-  assert not (tmp_path / "folder").exists()
+W = "  w: 2 of 2 values differ, by up to "
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "switches, step, reason",
+  "code, arguments, words",
   [
-    ("averages clip overflow", 4, "clipping or masking hid its overflow"),
-    ("averages fixed overflow", 4, "a fixed loss scale of TensorFlow's class applies them"),
-    ("numbers", 4, "The reason is not known."),
-    ("custom", 1, "update() of the program's LossScale returned False"),
-  ],
-)
-def test_differences_have_step_and_reason(switches, step, reason, compare):
-  code, output, report = compare("program.py", *switches.split())
-  assert code == 1 and reason in output, output
-  assert report["runs"]["mp_compat"]["difference"]["step"] == step
-  assert "  w: 2 of 2 values differ, by up to " in output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "arguments, words",
-  [
-    ("program.py variable", ["in 1 of 12 variables", "do not have the same", "more: is missing in one of the runs"]),
-    ("program.py zero", ["zero: differs"]),
-    ("--every 4 several.py clip", ["step 10 is the first that differs"]),
-    ("--runs original,mp_compat program.py fixed overflow", ["step 4 is the first", "this needs the run 'again'"]),
-    ("program.py shorter", ["step 6 is the first that differs", "number of steps: differs"]),
-    ("--runs original,mp_compat program.py numbers", ["this needs the run 'again'", "w: differs"]),
-    pytest.param(
-      "program.py twice", ["the first run scales the loss twice", "already scales the loss"], marks=NEEDS_CONTRIB
+    # The program trains the same.
+    (0, "program.py ref callable overflow", ["6 steps"]),
+    (0, "program.py _exit", ["6 steps"]),
+    (0, "program.py averages overflow", ["6 train steps, 1 skipped"]),
+    (
+      0,
+      "program.py unscaled",
+      ["with mp_compat: a warning of mp_compat: Adam applies gradients that were never scaled"],
     ),
+    (
+      0,
+      "several.py",
+      ["24 train steps, 8 skipped, current_loss_scale 32768 -> 16384, current_loss_scale_1 32768 -> 16384"],
+    ),
+    (0, "program.py overflows", ["6 train steps, 6 skipped"]),
+    (0, "strategy.py", ["6 train steps, 1 skipped"]),
+    (0, "strategy.py server", ["6 train steps, 1 skipped"]),
+    (0, "program.py megabytes", ["6 steps"]),
+    (0, "--steps 4 program.py crash", ["4 steps"]),
+    (0, "--steps 5 --every 2 -m program overflow", ["every 2 of 5 steps"]),
+    (0, "--without program.py", ["without loss scaling  the same bits"]),
+    (0, "--without program.py overflow", ["Before it, the bits are the same."]),
+    (0, "--runs original,without,again program.py migrated", ["the same bits"]),
+    (0, "program.py checkpoint env", ["6 steps"]),
+    (0, "--restore folder program.py checkpoint", ["6 steps"]),
+    (0, "--runs original,again program.py process", ["The program ran other processes, which are not compared."]),
+    pytest.param(0, "--runs original,again program.py data", ["the same bits"], marks=NEEDS_EAGER),
+    pytest.param(0, "--without keras_program.py", ["after each of 8 steps"], marks=NEEDS_KERAS),
+    pytest.param(0, "--runs original,mp_compat program.py reads", ["6 train steps, 0 skipped"], marks=NEEDS_READS),
+    # It trains differently.
+    (1, "program.py averages clip overflow", ["step 4 is the first", "clipping or masking hid its overflow", W]),
+    (1, "program.py averages fixed overflow", ["step 4 is the first", "a fixed loss scale of TensorFlow's class", W]),
+    (1, "program.py numbers", ["step 4 is the first", "The reason is not known.", W]),
+    (1, "program.py custom", ["step 1 is the first", "update() of the program's LossScale returned False", W]),
+    (1, "program.py variable", ["in 1 of 12 variables", "do not have the same", "more: is missing in one of the runs"]),
+    (1, "program.py zero", ["zero: differs"]),
+    (1, "--every 4 several.py clip", ["step 10 is the first that differs"]),
+    (1, "--runs original,mp_compat program.py fixed overflow", ["step 4 is the first", "this needs the run 'again'"]),
+    (1, "program.py shorter", ["step 6 is the first that differs", "number of steps: differs"]),
+    (1, "--runs original,mp_compat program.py numbers", ["this needs the run 'again'", "w: differs"]),
+    pytest.param(
+      1, "program.py twice", ["the first run scales the loss twice", "already scales the loss"], marks=NEEDS_CONTRIB
+    ),
+    # Nothing follows.
+    (2, "program.py entropy", ["differs from itself: at step 1, first in w"]),
+    (2, "program.py crash", ["as it is: The program ended with exit code 1. Its last lines:"]),
+    (2, "program.py kill", ["as it is: The program was killed by signal 9."]),
+    (2, "program.py exit", ["as it is: The program ended with exit code 3."]),
+    (2, "nothing.py", ["NotFoundError"]),
+    (2, "program.py plain", ["with mp_compat: The program made no optimizer of mp_compat"]),
+    (2, "program.py untrained", ["as it is: No train step was seen"]),
+    (2, "program.py fork", ["as it is: Training in a forked process was seen"]),
+    (2, "program.py migrated", ["as it is: The program uses mp_compat as it is"]),
+    (2, "--runs original,again program.py later", ["It starts from other values than the first run: first "]),
+    (2, "program.py checkpoint", ["with mp_compat: It starts from other values than the first run: first "]),
+    (2, "--every 9 program.py", ["No train step was seen"]),
+    (2, "program.py unreadable", ["as it is: No tensor of the graph reads VarHandleOp."]),
+    pytest.param(2, "program.py eager", ["Eager training was seen"], marks=NEEDS_EAGER),
+    pytest.param(2, "keras_program.py migrated", ["as it is: The program uses mp_compat as it is"], marks=NEEDS_KERAS),
   ],
 )
-def test_other_differences_are_described(arguments, words, compare):
-  code, output, _ = compare(*arguments.split())
-  assert code == 1 and all(text in output for text in words), output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "arguments, words",
-  [
-    ("program.py entropy", "differs from itself: at step 1, first in w"),
-    ("program.py crash", "as it is: The program ended with exit code 1. Its last lines:"),
-    ("program.py kill", "as it is: The program was killed by signal 9."),
-    ("program.py exit", "as it is: The program ended with exit code 3."),
-    ("nothing.py", "NotFoundError"),
-    ("program.py plain", "with mp_compat: The program made no optimizer of mp_compat"),
-    ("program.py untrained", "as it is: No train step was seen"),
-    ("program.py fork", "as it is: Training in a forked process was seen"),
-    ("program.py migrated", "as it is: The program uses mp_compat as it is"),
-    ("--runs original,again program.py later", "It starts from other values than the first run: first "),
-    ("program.py checkpoint", "with mp_compat: It starts from other values than the first run: first "),
-    ("--every 9 program.py", "No train step was seen"),
-    ("program.py unreadable", "as it is: No tensor of the graph reads VarHandleOp."),
-    pytest.param("program.py eager", "Eager training was seen", marks=NEEDS_EAGER),
-    pytest.param("keras_program.py migrated", "as it is: The program uses mp_compat as it is", marks=NEEDS_KERAS),
-  ],
-)
-def test_status_is_2_if_nothing_follows(arguments, words, compare):
-  code, output, _ = compare(*arguments.split())
-  assert code == 2 and words in output, output
+def test_programs_are_compared(code, arguments, words, compare, tmp_path):
+  actual, output, _ = compare(*arguments.split())
+  assert actual == code and all(text in output for text in words), output
+  assert code or not (tmp_path / "folder").exists()
 
 
 @pytest.mark.slow
