@@ -124,6 +124,14 @@ def test_conditionals_of_programs_are_kept():
   assert dialects.match({"beta1_power": []}, {"cond/beta1_power": []}) == {"beta1_power": "cond/beta1_power"}
 
 
+def test_recorded_names_have_precedence_in_checkpoints_of_others():
+  wanted, recorded = {"beta1_power": [], "beta1_power_1": []}, {"beta1_power": "cond_1/beta1_power"}
+  theirs = {"beta1_power": [], "cond_1/beta1_power": []}  # of an optimizer without loss scaling, and of one with it
+  expected = {"beta1_power": "cond_1/beta1_power", "beta1_power_1": "beta1_power"}
+  assert dialects.match(wanted, theirs, recorded) == expected
+  assert dialects.match(wanted, {**wanted, "cond_1/beta1_power": []}, recorded) == {name: name for name in wanted}
+
+
 @pytest.mark.parametrize("names", [OURS, TENSORFLOW_V1])
 def test_names_translate_to_each_dialect(names):
   power = names[0]
