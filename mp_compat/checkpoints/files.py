@@ -96,11 +96,7 @@ def read_tensor(reader: Any, path: str, name: str) -> np.ndarray:
 def read_slices(path: str, names: List[str], parts: List[str], dtypes: List[tf.DType]) -> List[np.ndarray]:
   """Returns slices of variables in a checkpoint; a slice is "shape offset,size:..." as in `RestoreV2`, "" for all."""
   with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as sess:
-    values = tf.raw_ops.RestoreV2(prefix=path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes)
-    try:
-      return sess.run(values)
-    except _BROKEN as error:
-      raise data_loss_error(path, error) from error
+    return sess.run(tf.raw_ops.RestoreV2(prefix=path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes))
 
 
 def shapes_in(reader: Any) -> Dict[str, Tuple[int, ...]]:

@@ -62,17 +62,15 @@ def restore(saver: tf.train.Saver, sess: tf.Session, save_path: files.Path, as_t
       "The passed save_path is not a valid checkpoint: {}. Expected the path that save() or "
       "tf.train.latest_checkpoint() returned.".format(path)
     )
-  reader, feeds = files.open_reader(path), None
+  reader = files.open_reader(path)
   is_object_based, dtypes = reader.has_tensor(files.OBJECT_GRAPH), reader.get_variable_to_dtype_map()
-  if not is_object_based:
-    entries = _entries(sess.graph.as_graph_element(saver.saver_def.restore_op_name))
-    matched = _match_names(sess.graph, entries, reader, path)
-    if any(matched.get(entry.name) != entry.name or dtypes[entry.name] != entry.tensor.dtype for entry in entries):
-      feeds = _restore_feeds(sess, entries, matched, reader, path)
+  entries = [] if is_object_based else _entries(sess.graph.as_graph_element(saver.saver_def.restore_op_name))
+  matched = _match_names(sess.graph, entries, reader, path)
   try:
-    if feeds is None:
+    if all(matched.get(entry.name) == entry.name and dtypes[entry.name] == entry.tensor.dtype for entry in entries):
       as_tensorflow(sess, path)
     else:
+      feeds = _restore_feeds(sess, entries, matched, reader, path)
       tf.logging.info("Restoring parameters from %s, which has other variable names", path)
       sess.run(saver.saver_def.restore_op_name, dict(feeds, **{saver.saver_def.filename_tensor_name: path}))
   except (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError) as error:

@@ -204,7 +204,11 @@ def test_missing_state_is_initialized(tmp_path):
   with testing.session() as sess:
     checkpoints.Saver().restore(sess, path)
     np.testing.assert_array_equal(sess.run(tf.convert_to_tensor(table)), expected)
-    assert sess.run(tf.global_variables("current_loss_scale|good_steps")) == [64.0, 0]
+    state = tf.global_variables("current_loss_scale|good_steps")
+    assert sess.run(state) == [64.0, 0]
+    sess.run(state[0].assign(8.0))
+    checkpoints.Saver(state).restore(sess, path)
+    assert sess.run(state) == [64.0, 0]
 
 
 def test_missing_checkpoint_raises(tmp_path):
