@@ -34,13 +34,13 @@ TESTS = {
   "core/lineage": "core/lineage training/optimizer monitoring/reports programs/functions",
   "_tensorflow/optimizers": "training/inner_optimizers programs/optimizers",
   "core/finite_check": "core/finite_check training/optimizer",
-  "core/distribute": "core/distribute equivalence/tensorflow_defects training/optimizer training/bad_input",
+  "core/distribute": "core/distribute programs/strategies training/optimizer training/bad_input",
   "core/loss_scale": (
     "core/loss_scale training/bad_input training/finite_reducer training/gradient_accumulation "
     "training/optimizer contrib/mixed_precision"
   ),
   "core/conditional_apply": (
-    "training/inner_optimizers core/distribute training/optimizer training/wrappers programs/unusual "
+    "training/inner_optimizers training/optimizer training/wrappers programs/strategies programs/unusual "
     "programs/optimizers"
   ),
   "monitoring/gradient_ranges": "monitoring/gradient_ranges",

@@ -120,9 +120,8 @@ class Build:
   Attributes:
     api: `mp_compat`, TensorFlow's module, or None for the inner optimizer alone.
     resource: whether variables are resources or references.
-    graph: the graph in which to train; a program may replace it.
-    initialize: a function of a session that runs the initializers; a program may replace it.
-    read: a function of a session that returns {name: value}; a program may replace it.
+    graph, initialize, read: the graph in which to train, and functions of a session that run the initializers and
+      return {name: value}. A program may replace them.
   """
 
   def __init__(self, api, fixed, row, variant):
@@ -131,8 +130,7 @@ class Build:
     self.graph = tf.get_default_graph()
     self.initialize = lambda sess: sess.run(tf.global_variables_initializer())
     self.read = _read_variables
-    self._inputs = []
-    self._variables = None
+    self._inputs, self._variables = [], None
     with tf.variable_scope("", use_resource=self.resource):
       self.global_step = tf.train.get_or_create_global_step()
     self.x = self.input(tf.float32, [3], lambda x, flag: x, "x")
@@ -176,10 +174,6 @@ class Build:
           tf.get_variable("table", initializer=np.arange(12, dtype=np.float32).reshape([6, 2]) / divisor),
         ]
     return self._variables
-
-  def make_variables(self):
-    """Makes the variables, for programs that first use them inside a branch, a loop or a function."""
-    return self.variables
 
   def loss(self, x=None, sparse=True):
     """Returns a scalar loss; each variable's gradient depends on `x` and on that variable only."""
@@ -228,13 +222,9 @@ class Run(NamedTuple):
   injected: Any  # with inserted steps that overflow; None for the inner optimizer alone
 
 
-def run(row, variant, api, fixed=False):
-  """Builds and trains a program; trains again, from the start, with inserted steps that overflow."""
-  return _run(row.name, variant, api, fixed)
-
-
 @functools.lru_cache(maxsize=4)  # several comparisons use the same reference
-def _run(name, variant, api, fixed):
+def run(name, variant, api, fixed=False):
+  """Builds and trains a program; trains again, from the start, with inserted steps that overflow."""
   with testing.control_flow(variant.control_flow):
     return train(PROGRAMS[name], variant, api, fixed)
 
@@ -304,34 +294,21 @@ def assert_trained(history):
   assert any(not name.startswith("global_step") and not LOSS_SCALE_VARIABLES.match(name) for name in changed), changed
 
 
-def explain_tensorflow_failure(row, variant):
-  """Returns why TensorFlow's class cannot train this program; None if it can."""
-  if variant == V2_REFERENCE:
-    return "it applies gradients in branches that are functions, which do not accept reference variables"
-  return resolve_reason(row.tensorflow_fails, variant)
-
-
 def resolve_reason(reason, variant):
   """Returns the reason for a variant, or None."""
   return reason(variant) if callable(reason) else reason
 
 
-def get_reference(row, variant):
-  """Returns the history to compare with, and a function that renames the variables of ours accordingly.
-
-  The history is that of the inner optimizer alone, or that of TensorFlow's class if the inner optimizer fails.
-  """
-  if resolve_reason(row.unwrapped_fails, variant) is None:
-    return remove_loss_scale(run(row, variant, None).clean), lambda history: history
-  assert explain_tensorflow_failure(row, variant) is None, "nothing to compare with"
-  return remove_conditional_scopes(remove_loss_scale(run(row, variant, native).clean)), remove_conditional_scopes
-
-
 def compare_with_reference(row, variant, fixed=False):
-  """Asserts that our class trains a program with the same numbers, and that it skips the steps that overflow."""
-  reference, rename = get_reference(row, variant)
+  """Asserts that our class trains a program with the same numbers, and that it skips the steps that overflow.
+
+  The reference is the inner optimizer alone, or TensorFlow's class if the inner optimizer fails.
+  """
+  fails = resolve_reason(row.unwrapped_fails, variant)
+  rename = remove_conditional_scopes if fails else list
+  reference = rename(remove_loss_scale(run(row.name, variant, native if fails else None).clean))
   assert_trained(reference)
-  ours = run(row, variant, mp_compat, fixed)
+  ours = run(row.name, variant, mp_compat, fixed)
   testing.assert_same(rename(remove_loss_scale(ours.clean)), reference)
   if row.overflow:
     assert_overflows_change_nothing(row, ours)
@@ -339,10 +316,10 @@ def compare_with_reference(row, variant, fixed=False):
 
 def compare_with_tensorflow(row, variant):
   """Asserts that TensorFlow's class trains with the same numbers, or that it fails if the row says so."""
-  failure = pytest.raises(Exception) if explain_tensorflow_failure(row, variant) else contextlib.nullcontext()
-  ours = run(row, variant, mp_compat)
-  with failure:
-    theirs = run(row, variant, native)
+  fails = resolve_reason(row.tensorflow_fails, variant)
+  ours = run(row.name, variant, mp_compat)
+  with pytest.raises(Exception) if fails else contextlib.nullcontext():
+    theirs = run(row.name, variant, native)
     testing.assert_same(remove_conditional_scopes(ours.clean), remove_conditional_scopes(theirs.clean))
     if row.overflow and not row.hidden:
       testing.assert_same(remove_conditional_scopes(ours.injected), remove_conditional_scopes(theirs.injected))

@@ -139,13 +139,11 @@ def apply_in(t, context, optimizer, grads_and_vars):
 
 
 def loss_inside(t, context):
-  t.make_variables()
   (loss,) = context(t, lambda x: [t.loss(x)], [tf.zeros([])], t.x)
   return t.wrap().minimize(loss, t.global_step)
 
 
 def compute_inside(t, context):
-  t.make_variables()
   optimizer = t.wrap()
   grads = compute_in(t, context, optimizer)
   return optimizer.apply_gradients(zip(grads, t.variables), t.global_step)
@@ -157,7 +155,6 @@ def apply_inside(t, context):
 
 
 def both_inside(t, context):
-  t.make_variables()
   optimizer = t.wrap()
 
   def minimize(x):
@@ -168,7 +165,6 @@ def both_inside(t, context):
 
 def gradients_inside(t, context):
   """Calls `tf.gradients` inside the context; ours also scales the loss and unscales there."""
-  t.make_variables()
   optimizer = t.wrap()
 
   def compute(x):
@@ -232,7 +228,6 @@ for where, context in list(CONTEXTS.items()) + list(NESTED.items()):
 
 def compute_and_apply_in(t, first, second):
   """Computes gradients in one context and applies them in another."""
-  t.make_variables()
   optimizer = t.wrap()
   grads = compute_in(t, first, optimizer)
   return apply_in(t, second, optimizer, list(zip(grads, t.variables)))
@@ -277,7 +272,6 @@ def sparse_gradients_computed_in_a_branch(t):
 
 @TABLE.program()
 def per_example_gradients_are_clipped_and_averaged(t):
-  t.make_variables()
   optimizer = t.wrap()
 
   def compute_for_example(x):
@@ -301,7 +295,6 @@ def one_of_two_train_ops_runs(t):
 
 @TABLE.program()
 def loss_scaled_in_branches_unscaled_outside(t):
-  t.make_variables()
   optimizer = t.wrap()
   loss = tf.cond(t.flag, lambda: scale_loss(optimizer, t.loss()), lambda: scale_loss(optimizer, t.loss() * 2.0))
   grads = unscale_gradients(optimizer, to_dense(tf.gradients(loss, t.variables)))

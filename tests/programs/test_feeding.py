@@ -141,7 +141,6 @@ def feed_by_name(feed):
 
 
 def minimize_in_branches(t):
-  t.make_variables()
   optimizer = t.wrap()
   return tf.cond(
     t.flag,
@@ -151,7 +150,6 @@ def minimize_in_branches(t):
 
 
 def minimize_in_a_loop(t):
-  t.make_variables()
   optimizer = t.wrap()
 
   def body(i):

@@ -155,7 +155,6 @@ for in_cond in (False, True):
 
 def compiled_gradients(t, dtype):
   """Computes and applies gradients of a variable of half precision in a compiled function."""
-  t.make_variables()
   half = t.variable("half", tf.constant([1.0, -2.0, 4.0], dtype))
   optimizer = t.wrap(tf.train.GradientDescentOptimizer(0.25))
 
@@ -181,7 +180,6 @@ for dtype in (tf.float16, tf.bfloat16):
 
 @TABLE.program(variants=programs.RESOURCE, slow=True)
 def a_function_called_twice(t):
-  t.make_variables()
   optimizer = t.wrap()
 
   @tensorflow.function
@@ -195,7 +193,6 @@ def a_function_called_twice(t):
 
 @TABLE.program(variants=programs.RESOURCE)
 def gradients_with_a_tape_in_a_function(t):
-  t.make_variables()
   optimizer = t.wrap()
 
   @tensorflow.function
@@ -218,7 +215,6 @@ def gradients_clipped_in_a_function(t):
 
 @TABLE.program(variants=programs.RESOURCE)
 def an_eager_tensor_as_gradient_in_a_function(t):
-  t.make_variables()
   optimizer = t.wrap()
   w, table = t.variables
   with tf.init_scope():
@@ -234,7 +230,6 @@ def an_eager_tensor_as_gradient_in_a_function(t):
 
 @TABLE.program(variants=programs.RESOURCE)
 def minimize_in_an_autograph_loop(t):
-  t.make_variables()
   optimizer = t.wrap()
 
   @tensorflow.function(autograph=True)

@@ -71,17 +71,11 @@ def one_gradient_for_two_variables(t):
 
 
 @TABLE.program()
-def a_subset_of_pairs_in_another_order(t):
+def a_generator_of_some_pairs_in_another_order(t):
   second = t.variable("second", np.zeros(3, np.float32))
   optimizer = t.wrap()
   pairs = optimizer.compute_gradients(t.loss() + tf.reduce_sum(tf.sin(second) * t.x))
-  return optimizer.apply_gradients(reversed([pairs[0], pairs[2]]), t.global_step)
-
-
-@TABLE.program(slow=True)
-def a_generator_of_pairs(t):
-  optimizer = t.wrap()
-  return optimizer.apply_gradients(([grad, v] for grad, v in optimizer.compute_gradients(t.loss())), t.global_step)
+  return optimizer.apply_gradients(([grad, v] for grad, v in (pairs[2], pairs[0])), t.global_step)
 
 
 @TABLE.program()
@@ -123,14 +117,6 @@ def indexed_slices_without_a_dense_shape(t):
   return optimizer.apply_gradients([(slices, table)], t.global_step)
 
 
-@TABLE.program()
-def sparse_gradients_clipped_by_norm(t):
-  optimizer = t.wrap()
-  return optimizer.apply_gradients(
-    [(tf.clip_by_norm(grad, 0.5), v) for grad, v in optimizer.compute_gradients(t.loss())], t.global_step
-  )
-
-
 # --- dtypes -----------------------------------------------------------------------------------------------------------
 
 
@@ -161,13 +147,6 @@ for dtypes in [
 def a_float16_loss(t):
   w = t.variable("half", np.ones(3, np.float16))
   return t.wrap().minimize(tf.reduce_sum(w * tf.cast(t.x * 0.125, tf.float16)), t.global_step)
-
-
-@TABLE.program(slow=True)
-def float16_gradients_of_float32_master_weights(t):
-  w, _ = t.variables
-  half = tf.cast(w, tf.float16)
-  return t.wrap().minimize(tf.reduce_sum(tf.cast(half * half * tf.cast(t.x, tf.float16), tf.float32)), t.global_step)
 
 
 # --- how gradients are computed ---------------------------------------------------------------------------------------
@@ -221,12 +200,6 @@ def an_overridden_gradient_function(t):
   with tf.get_default_graph().gradient_override_map({"Identity": "ProgramsTwice"}):
     w = tf.identity(t.variables[0])
   return t.wrap().minimize(tf.reduce_sum(w * w * t.x), t.global_step)
-
-
-@TABLE.program()
-def a_grad_loss_argument(t):
-  optimizer = t.wrap()
-  return optimizer.minimize(t.variables[0] * t.x, t.global_step, grad_loss=tf.constant([1.0, 2.0, 0.5]))
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

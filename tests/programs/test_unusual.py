@@ -1,4 +1,6 @@
-"""Unusual programs: large gradients, names, variable creators, custom optimizers, dtypes."""
+"""Unusual programs: names, variable creators, custom optimizers, dtypes."""
+
+import functools
 
 import numpy as np
 
@@ -7,22 +9,6 @@ from tests.programs.test_optimizers import Descent
 from tests.testing import tf
 
 TABLE = programs.Table()
-
-LARGE_VALUES = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38, "float64": 1e300}
-
-
-def train_with_large_gradients(t, dtype):
-  """Applies gradients that are finite and have an infinite sum."""
-  with tf.variable_scope("", use_resource=t.resource):
-    large = tf.get_variable("large", [3], dtype, initializer=tf.zeros_initializer())
-  value = tf.cast(tf.sign(t.input(tf.float64, [3], lambda x, flag: [1.0, 1.0, 1.0])) * LARGE_VALUES[dtype], dtype)
-  optimizer = t.wrap(tf.train.GradientDescentOptimizer(1e-3 if dtype == "float16" else 1e-37))
-  pairs = optimizer.compute_gradients(t.loss(), t.variables)
-  return optimizer.apply_gradients([(value, large)] + pairs, t.global_step)
-
-
-for dtype in LARGE_VALUES:
-  TABLE.add("large_gradients_of_" + dtype, train_with_large_gradients, dtype, slow=dtype != "float32")
 
 
 @TABLE.program(exact=True)
@@ -45,7 +31,6 @@ def the_loss_is_a_variable(t):
 
 @TABLE.program(variants=programs.RESOURCE, slow=True)
 def the_loss_is_a_function(t):
-  t.make_variables()
   return t.wrap().minimize(t.loss, t.global_step)
 
 
@@ -156,12 +141,14 @@ class TakesFewerArguments(Descent):
     return super().apply_gradients(grads_and_vars)
 
 
-class KeepsGradients(Descent):
-  """Keeps the norm of the gradients, which programs read."""
+class AddsToCollections(Descent):
+  """Adds the norm of the gradients and the train op to collections, from which programs run them."""
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
-    self.norm = tf.global_norm([tf.convert_to_tensor(grad) for grad, _ in grads_and_vars])
-    return super().apply_gradients(grads_and_vars, *args, **kwargs)
+    tf.add_to_collection("norms", tf.global_norm([tf.convert_to_tensor(grad) for grad, _ in grads_and_vars]))
+    train_op = super().apply_gradients(grads_and_vars, *args, **kwargs)
+    tf.add_to_collection("train_ops", train_op)
+    return train_op
 
 
 class KeepsComputedGradients(Descent):
@@ -175,15 +162,6 @@ class Summarizes(Descent):
     for grad, variable in grads_and_vars:
       tf.summary.scalar(variable.op.name, tf.norm(tf.convert_to_tensor(grad)))
     return super().apply_gradients(grads_and_vars, *args, **kwargs)
-
-
-class AddsUpdateOps(Descent):
-  """Adds its train op to a collection, whose ops the program runs."""
-
-  def apply_gradients(self, grads_and_vars, *args, **kwargs):
-    train_op = super().apply_gradients(grads_and_vars, *args, **kwargs)
-    tf.add_to_collection("to_run", train_op)
-    return train_op
 
 
 class DependsOnCollections(Descent):
@@ -221,32 +199,29 @@ MAKE_VELOCITY = {
     v.op.name + "/velocity", v.shape.as_list(), initializer=tf.zeros_initializer(), **NOT_TRAINED
   ),
 }
-TENSORS_IN_A_BRANCH = "the initial values are tensors in a branch"
-for name, make_velocity in MAKE_VELOCITY.items():
+MAKES_VARIABLES = {name: functools.partial(MakesVelocities, make) for name, make in MAKE_VELOCITY.items()}
+MAKES_VARIABLES["MakesVariablesFromOuterTensors"] = MakesVariablesFromOuterTensors
+for name, make_inner in MAKES_VARIABLES.items():
   TABLE.add(
     "custom_optimizer_" + name,
-    lambda t, make: t.wrap(MakesVelocities(make)).minimize(t.loss(sparse=False), t.global_step),
-    make_velocity,
-    tensorflow_fails=TENSORS_IN_A_BRANCH if name.endswith("FromTensors") else None,
+    lambda t, make: t.wrap(make()).minimize(t.loss(sparse=False), t.global_step),
+    make_inner,
+    tensorflow_fails="the initial values are tensors in a branch" if name.endswith("Tensors") else None,
   )
-
-
-@TABLE.program(tensorflow_fails=TENSORS_IN_A_BRANCH)
-def custom_optimizer_MakesVariablesFromOuterTensors(t):
-  return t.wrap(MakesVariablesFromOuterTensors()).minimize(t.loss(sparse=False), t.global_step)
+for collection in ("norms", "train_ops"):
+  TABLE.add(
+    "custom_optimizer_AddsToCollections_" + collection,
+    lambda t, name: [t.wrap(AddsToCollections()).minimize(t.loss(), t.global_step)] + tf.get_collection(name),
+    collection,
+    tensorflow_fails="tensors in a branch cannot be fetched",
+    limit="not fetchable",
+  )
 
 
 @TABLE.program(tensorflow_fails="it passes arguments that this optimizer does not accept")
 def custom_optimizer_TakesFewerArguments(t):
   optimizer = t.wrap(TakesFewerArguments())
   return optimizer.apply_gradients(optimizer.compute_gradients(t.loss()))
-
-
-@TABLE.program(tensorflow_fails="tensors in a branch cannot be fetched", limit="not fetchable")
-def custom_optimizer_KeepsGradients(t):
-  inner = KeepsGradients()
-  train_op = t.wrap(inner).minimize(t.loss(), t.global_step)
-  return lambda sess, feed: sess.run([train_op, inner.norm], feed)
 
 
 @TABLE.program()
@@ -261,12 +236,6 @@ def custom_optimizer_Summarizes(t):
   train_op = t.wrap(Summarizes()).minimize(t.loss(), t.global_step)
   summaries = tf.summary.merge_all()
   return lambda sess, feed: sess.run([train_op, summaries], feed)
-
-
-@TABLE.program(tensorflow_fails="tensors in a branch cannot be fetched", limit="not fetchable")
-def custom_optimizer_AddsUpdateOps(t):
-  train_op = t.wrap(AddsUpdateOps()).minimize(t.loss(), t.global_step)
-  return [train_op] + tf.get_collection("to_run")
 
 
 @TABLE.program(outside="before.*")
@@ -390,7 +359,6 @@ class UsesCurvature(Descent):
   tensorflow_fails="TensorFlow takes the conditional of the step for that of the loss",
 )
 def second_derivatives_of_a_conditional_in_apply_gradients(t):
-  t.make_variables()
   loss = tf.cond(t.flag, lambda: t.loss(sparse=False), lambda: t.loss(2.0 * t.x, sparse=False))
   return t.wrap(UsesCurvature(loss, t.variables)).minimize(loss, t.global_step)
 
