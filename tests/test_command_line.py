@@ -76,26 +76,19 @@ def test_missing_program_is_reported(program, tmp_path):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-  "code",
+  "code, last",
   [
-    pytest.param("open('nope.txt')", marks=pytest.mark.slow),
-    "import nope",
-    pytest.param("import runpy\nrunpy.run_path('nope.py')", marks=pytest.mark.slow),
+    pytest.param("open('nope.txt')", "FileNotFoundError", marks=pytest.mark.slow),
+    ("import nope", "ModuleNotFoundError"),
+    pytest.param("import runpy\nrunpy.run_path('nope.py')", "FileNotFoundError", marks=pytest.mark.slow),
+    ("raise KeyboardInterrupt", "KeyboardInterrupt"),
   ],
 )
-def test_program_errors_show_traceback(code, tmp_path):
+def test_program_errors_show_traceback(code, last, tmp_path):
   (tmp_path / "program.py").write_text(code)
   done = run("run", "program.py", cwd=str(tmp_path))
-  assert done.returncode == 1 and "Traceback" in done.stderr and "program.py" in done.stderr
-  assert "mp_compat run:" not in done.stderr
-
-
-@pytest.mark.matrix
-def test_interrupt_shows_traceback(tmp_path):
-  (tmp_path / "program.py").write_text("raise KeyboardInterrupt")
-  done = run("run", "program.py", cwd=str(tmp_path))
-  assert done.returncode not in (0, 2) and "program.py" in done.stderr
-  assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+  assert done.returncode not in (0, 2) and "Traceback" in done.stderr and "program.py" in done.stderr
+  assert done.stderr.splitlines()[-1].startswith(last) and "mp_compat run:" not in done.stderr
 
 
 def test_interrupted_migration_is_silent(tmp_path):

@@ -37,9 +37,6 @@ PAGES = sorted(
   for path in glob.glob(os.path.join(testing.ROOT, pattern))
 )
 DOCUMENTS = ["README.md"] + PAGES
-OTHERS = ["CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md"]
-MAX_CODE_COLUMNS = 88  # fit on the site beside its sidebars
-
 LINK = re.compile(r"\[[^][]*\]\(([^()\s]*)\)")  # and pictures
 PATH = re.compile(r"(?<![\w./*-])(?:docs/[\w-]+\.md|(?:mp_compat|scripts|tests)/[\w./*-]+)")
 
@@ -63,21 +60,6 @@ def program_cases():
     for index, code in enumerate(programs(page)):
       mark = pytest.mark.matrix if "tf.estimator." in code else pytest.mark.slow
       yield pytest.param(page, index, marks=mark)
-
-
-def code_lines(document):
-  """Yields the lines of the code blocks of a document, fenced or indented after an empty line."""
-  is_fenced, is_indented, previous = False, False, ""
-  for line in read(document).splitlines():
-    if line.startswith("```"):
-      is_fenced = not is_fenced
-    elif is_fenced:
-      yield line
-    else:
-      is_indented = (line.startswith("    ") and (is_indented or not previous)) or (not line and is_indented)
-      if is_indented:
-        yield line[4:]
-    previous = line
 
 
 def anchors(document):
@@ -107,11 +89,6 @@ def test_program_runs_as_pasted(page, index, tmp_path):
 def test_pages_with_programs_are_listed():
   counts = {document: len(programs(document)) for document in DOCUMENTS}
   assert {document: count for document, count in counts.items() if count} == PROGRAMS
-
-
-@pytest.mark.parametrize("document", DOCUMENTS + OTHERS)
-def test_code_fits_on_the_site(document):
-  assert not [line for line in code_lines(document) if len(line) > MAX_CODE_COLUMNS]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

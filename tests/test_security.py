@@ -106,11 +106,3 @@ def test_migration_executes_nothing(tmp_path):
   for name in ["script.py", "libcst.py", "notebook.ipynb"]:
     assert "mp_compat.DynamicLossScale()" in (tmp_path / name).read_text()
   assert not marker.exists()
-
-
-def test_config_rejects_unknown_class_names():
-  inner = {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.1}}
-  for name in ["os.system", "builtins.eval", "mp_compat.keras.LossScaleOptimizer", "__class__"]:
-    config = {"optimizer": inner, "loss_scale": {"class_name": name, "config": {}}}
-    with pytest.raises(ValueError, match="Unknown loss scale: " + name):
-      mp_compat.keras.LossScaleOptimizer.from_config(config)

@@ -40,6 +40,7 @@ def test_configs_and_reprs_match_tensorflow(make, config, text):
 def test_config_includes_extra_arguments():
   ours = dict(backoff=4.0, overflow_tolerance=2, min_loss_scale=0.5, max_loss_scale=2.0**20)
   loss_scale = mp_compat.DynamicLossScale(**ours)
+  assert [v.op.name for v in tf.global_variables()] == ["current_loss_scale", "good_steps", "bad_steps"]
   assert loss_scale.get_config() == dict(ours, initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0)
   again = mp_compat.DynamicLossScale.from_config(loss_scale.get_config())
   assert again.get_config() == loss_scale.get_config() and "max_loss_scale=1048576.0" in repr(again)
@@ -85,11 +86,6 @@ def test_variables_match_tensorflow_class():
         "current_loss_scale": id(loss_scale._current_loss_scale),
         "good_steps": id(loss_scale._num_good_steps),
       }
-
-
-def test_tolerance_adds_bad_steps():
-  mp_compat.DynamicLossScale(overflow_tolerance=2)
-  assert [v.op.name for v in tf.global_variables()] == ["current_loss_scale", "good_steps", "bad_steps"]
 
 
 @pytest.mark.usefixtures("control_flow")
@@ -162,6 +158,8 @@ def test_scale_is_read_once():
   opt = testing.Optimizer(tf.train.GradientDescentOptimizer(1.0), Counted())
   opt.unscale_gradients(tf.gradients(opt.scale_loss(tf.reduce_sum(w)), [w]))
   assert len(calls) == 1
+  opt.compute_gradients(tf.reduce_sum(w))
+  assert len(calls) == 2
 
 
 def test_equal_scales_have_own_variables():

@@ -66,6 +66,7 @@ KINDS = {
   "sparse": {"sparse": True},
   "clipped": {"change": clip_pairs},
   "clipped_values_of": {"change": clip_values, "make_scale": lambda api: api.DynamicLossScale(2**10, 3)},
+  "locked": {"make_inner": lambda: tf.train.GradientDescentOptimizer(0.1, use_locking=True)},
   "grouped": {"make_inner": Grouping, "change": clip_values, "make_scale": lambda api: 8.0},
   "adam_for": {
     "make_inner": lambda: tf.train.AdamOptimizer(0.1),
@@ -76,6 +77,7 @@ RUN_BY_DEFAULT = [
   ("mirrored", "dense"),
   ("mirrored", "sparse"),
   ("mirrored", "clipped_values_of"),
+  ("mirrored", "locked"),
   ("mirrored", "grouped"),
   ("mirrored", "adam_for"),
   ("one_device", "clipped"),

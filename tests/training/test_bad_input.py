@@ -72,8 +72,12 @@ def together(*opts, **kwargs):
   return lambda t: mp_compat.apply_gradients_together([(opt(t), [(t.x, t.w)]) for opt in opts], **kwargs)
 
 
-def odd_keras_config():
-  return {"optimizer": tf.keras.optimizers.serialize(keras_sgd()), "loss_scale": {"class_name": "Odd", "config": {}}}
+def from_keras_config(class_name):
+  """Returns a row's function, which makes a Keras optimizer from a config that names this class of loss scales."""
+  scale = {"class_name": class_name, "config": {}}
+  return lambda t: LossScaleOptimizer.from_config(
+    {"optimizer": tf.keras.optimizers.serialize(keras_sgd()), "loss_scale": scale}
+  )
 
 
 # --- loss scales ---------------------------------------------------------------------------------------------------
@@ -220,7 +224,10 @@ rows(
   (lambda t: mp_keras.experimental.LossScaleOptimizer(keras_sgd(), dynamic=True), TypeError, "dynamic"),
   (lambda t: LossScaleOptimizer(keras_sgd()).get_scaled_loss(tf.constant(1)), ValueError, "floating"),
   (lambda t: LossScaleOptimizer(keras_sgd()).apply_gradients([(None, t.w)]), ValueError, "No gradients provided for"),
-  (lambda t: LossScaleOptimizer.from_config(odd_keras_config()), ValueError, "Unknown loss scale: Odd.*custom_obj"),
+  (from_keras_config("Odd"), ValueError, "Unknown loss scale: Odd.*custom_obj"),
+  (from_keras_config("builtins.eval"), ValueError, "Unknown loss scale: builtins.eval"),
+  (from_keras_config("mp_compat.keras.LossScaleOptimizer"), ValueError, "Unknown loss scale: mp_compat.keras"),
+  (from_keras_config("__class__"), ValueError, "Unknown loss scale: __class__"),
 )
 
 

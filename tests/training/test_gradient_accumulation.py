@@ -25,13 +25,15 @@ def make_window(loss_scale="dynamic", inner=None, skip="window"):
 class AccumulatedTraining:
   """Trains `w` on windows of micro-batches.
 
-  `before` changes the gradients before they are added, `after` changes the mean before it is applied.
+  `before` changes the gradients before they are added, `after` changes the mean before it is applied. Complex gradients
+  are not computed: the placeholder is added.
   """
 
   def __init__(self, dtype=tf.float32, use_resource=True, before=list, after=list, **kwargs):
-    self.training = testing.Training(dtype, use_resource)
+    self.training = training = testing.Training(dtype, use_resource)
     opt, window = make_window(**kwargs)
-    self.add_op = window.add(before(opt.compute_gradients(self.training.loss)))
+    pairs = [(training.x, training.w)] if dtype.is_complex else opt.compute_gradients(training.loss)
+    self.add_op = window.add(before(pairs))
     self.train_op = window.apply_gradients(after(window.mean()), self.training.global_step)
     self.state = [self.training.w, self.training.global_step, opt.loss_scale()]
     self.session = testing.session()
@@ -233,50 +235,28 @@ def test_float64_accumulates_in_float64():
   assert w[0][0] == -(1 + 2e-12) / 2
 
 
-def test_sparse_complex_gradients_accumulate():
-  w = tf.get_variable("w", initializer=tf.zeros([3, 1], tf.complex64), use_resource=True)
-  values = tf.placeholder(tf.complex64, [None, 1])
-  opt, window = make_window(8.0, testing.ComplexDescent(1.0))
-  add_op = window.add([(tf.IndexedSlices(values, tf.constant([2, 0, 2]), [3, 1]), w)])
-  train_op = window.apply_gradients(window.mean())
-  with testing.initialized_session() as sess:
-    for batch in [[[1 + 2j], [4j], [2.0]], [[1j], [2.0], [1 - 1j]]]:
-      sess.run(add_op, {values: batch})
-    sess.run(train_op)
-    np.testing.assert_array_equal(sess.run(w), [[-1 - 2j], [0], [-2 - 1j]])
-
-
 @pytest.mark.parametrize("dtype", [tf.complex64, tf.complex128])
 def test_complex_gradients_accumulate(dtype):
-  w = tf.get_variable("w", initializer=tf.zeros([2], dtype), use_resource=True)
-  x = tf.placeholder(tf.float32, [2])
-  loss = tf.reduce_sum(x * tf.cast(tf.real(w), tf.float32) + 2.0 * x * tf.cast(tf.imag(w), tf.float32))
-  opt, window = make_window(8.0, testing.ComplexDescent(1.0))
-  add_op = window.add(opt.compute_gradients(loss))
-  train_op = window.apply_gradients(window.mean())
-  with testing.initialized_session() as sess:
-    for batches in ([[1.0, 2.0], [3.0, 6.0]], [[1.0, np.inf], [1.0, 1.0]]):
-      for batch in batches:
-        sess.run(add_op, {x: batch})
-      sess.run(train_op)
-      np.testing.assert_array_equal(sess.run(w), [-2 - 4j, -4 - 8j])
+  windows = AccumulatedTraining(dtype, loss_scale=8.0, inner=testing.ComplexDescent(1.0))
+  w, steps, _ = windows.run([(1 + 2j) * FINITE, (3 + 6j) * FINITE], [OVERFLOW, FINITE])
+  np.testing.assert_array_equal(w, [-(2 + 4j) * FINITE] * 2)
+  assert steps == (1, 1)
 
 
-def test_sparse_gradients_accumulate():
-  table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
+@pytest.mark.parametrize("dtype, factor", [(tf.float32, 1), (tf.complex64, 1 - 2j)])
+def test_sparse_gradients_accumulate(dtype, factor):
+  table = tf.get_variable("table", initializer=tf.zeros([4, 2], dtype), use_resource=True)
   unused = tf.get_variable("unused", [1])
-  rows, x = tf.placeholder(tf.int32, [3]), tf.placeholder(tf.float32, [3, 2])
-  opt, window = make_window()
-  grads_and_vars = opt.compute_gradients(tf.reduce_sum(tf.gather(table, rows) * x), [table, unused])
-  assert isinstance(grads_and_vars[0][0], tf.IndexedSlices) and grads_and_vars[1][0] is None
-  add_op = window.add(iter(grads_and_vars))
+  rows, x = tf.placeholder(tf.int32, [3]), tf.placeholder(dtype, [3, 2])
+  _, window = make_window(inner=testing.ComplexDescent(1.0))
+  add_op = window.add(iter([(tf.IndexedSlices(x, rows, tf.constant([4, 2])), table), (None, unused)]))
   mean = window.mean()
   assert mean[1] == (None, unused)
   train_op = window.apply_gradients(iter(mean))
-  random, expected = np.random.RandomState(0), np.zeros([4, 2])
+  random, expected = np.random.RandomState(0), np.zeros([4, 2], dtype.as_numpy_dtype)
   with testing.initialized_session() as sess:
     for _ in range(3):
-      indices, values = random.randint(4, size=3), random.randint(-8, 8, size=[3, 2])
+      indices, values = random.randint(4, size=3), factor * random.randint(-8, 8, size=[3, 2])
       np.add.at(expected, indices, -values / 3)
       sess.run(add_op, {rows: indices, x: values})
     sess.run(train_op)

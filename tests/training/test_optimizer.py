@@ -56,19 +56,6 @@ def test_gates_apply_to_unscaled_gradients(gate, same_op, other_op):
   assert testing.waits_for(grads[0], raw[2]) == testing.waits_for(grads[0], unscaled[2]) == other_op
 
 
-def test_compute_gradients_reads_scale_once(graph):
-  training = Training()
-  opt = Optimizer(sgd(), "dynamic")
-  scale_handle = opt.loss_scale.variables()[0].handle
-
-  def reads():
-    return [op for op in graph.get_operations() if op.type == "ReadVariableOp" and op.inputs[0] is scale_handle]
-
-  before = len(reads())
-  opt.compute_gradients(training.loss)
-  assert len(reads()) == before + 1
-
-
 # --- apply_gradients -----------------------------------------------------------------------------------------------
 
 
@@ -102,14 +89,6 @@ def test_no_skipping_adds_no_conditional(graph):
   np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-FINITE, [-2.0, -np.inf]])
   with pytest.raises(RuntimeError, match="skip_nonfinite=True"):
     print(opt.gradients_finite)
-
-
-def test_dynamic_scale_always_skips():
-  training = Training()
-  opt = Optimizer(sgd(), "dynamic", skip_nonfinite=False)
-  train_op = opt.minimize(training.loss)
-  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-FINITE, -FINITE])
-  assert training.session.run(opt.gradients_finite, {training.x: FINITE})
 
 
 class CallsSuper(mp_compat.DynamicLossScale):

@@ -76,16 +76,6 @@ def test_shared_scale_is_updated_once(make_scale, skip, d_steps, g_steps, global
   assert tf.get_collection(tf.GraphKeys.TRAIN_OP) == [train_op]
 
 
-def test_separate_steps_update_scale_twice():
-  pair = Pair()
-  train_op = tf.group(*[opt.apply_gradients(pairs) for opt, pairs in zip(pair.opts, pair.pairs)])
-  history = pair.run(train_op, STEPS[:1] + [(OVERFLOW, OVERFLOW)])
-  assert history.d_steps == history.g_steps == (1, 1)
-  first_scale, second_scale = history.scales
-  assert first_scale in (1024.0, 2048.0)  # the order of the two updates is undefined
-  assert second_scale < first_scale
-
-
 def test_replicas_apply_gradients_together():
   strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
   x = tf.placeholder(tf.float32, [2, 2])

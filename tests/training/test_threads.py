@@ -58,23 +58,3 @@ def test_unlocked_threads_keep_state_valid(use_resource):
 def test_mutex_needs_use_locking(use_locking, graph):
   Optimizer(tf.train.GradientDescentOptimizer(0.5, use_locking), "dynamic").minimize(testing.Training().loss)
   assert ("MutexLock" in [op.type for op in graph.get_operations()]) == use_locking
-
-
-def test_locked_replicas_train_and_skip():
-  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
-  x = tf.placeholder(tf.float32, [2])
-  scale = mp_compat.DynamicLossScale(8.0)
-
-  def step():
-    w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
-    opt = Optimizer(tf.train.GradientDescentOptimizer(0.5, use_locking=True), scale)
-    return opt.minimize(tf.reduce_sum(w * x)), w
-
-  with strategy.scope():
-    train_op, w = strategy.extended.call_for_each_replica(step)
-    train_op, w = strategy.group(train_op), strategy.experimental_local_results(w)
-  with testing.initialized_session() as sess:
-    for value in (FINITE, OVERFLOW):
-      sess.run(train_op, {x: value})
-    np.testing.assert_array_equal(sess.run(w), [-FINITE] * 2)
-    assert sess.run(scale()) == 4.0
