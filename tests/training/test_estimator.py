@@ -8,6 +8,7 @@ import pytest
 import tensorflow
 
 import mp_compat
+from mp_compat.core import update_rule
 from tests import testing
 from tests.testing import Optimizer
 from tests.testing import tf
@@ -22,24 +23,22 @@ RATE, MOMENTUM = 0.25, 0.5
 
 
 class Expected:
-  """Computes Momentum on `w`, initially ones, and a dynamic loss scale in NumPy, for the gradients `grads`."""
+  """Computes Momentum on `w`, initially ones, and a dynamic loss scale, for the gradients `grads`."""
 
   def __init__(self, grads, scale=64.0, period=2, steps=None):
     self.w, self.accumulator = np.ones(2), np.zeros(2)
-    self.scale, self.good_steps, self.global_step, self.attempted = scale, 0, 0, 0
+    self.global_step, self.attempted = 0, 0
+    self.state = update_rule.State(scale, 0, 0)
     for grad in grads:
       if self.global_step == steps:
         break
       self.attempted += 1
-      if np.all(np.abs(grad) * self.scale < np.finfo(np.float32).max):
+      finite = bool(np.all(np.abs(grad) * self.state.scale < np.finfo(np.float32).max))
+      self.state = update_rule.next_state(self.state, finite, update_rule.Rule(period, 2.0, 2.0, 1, 1.0))
+      if finite:
         self.global_step += 1
         self.accumulator = MOMENTUM * self.accumulator + grad
         self.w = self.w - RATE * self.accumulator
-        self.good_steps += 1
-        if self.good_steps == period:
-          self.scale, self.good_steps = self.scale * 2, 0
-      else:
-        self.scale, self.good_steps = max(self.scale / 2, 1.0), 0
 
   def check(self, estimator):
     """Checks that the last checkpoint of the Estimator has exactly these variables and values."""
@@ -47,7 +46,7 @@ class Expected:
     assert sorted(got) == ["current_loss_scale", "global_step", "good_steps", "w", "w/Momentum"]
     np.testing.assert_array_equal(got["w"], self.w)
     np.testing.assert_array_equal(got["w/Momentum"], self.accumulator)
-    assert got["current_loss_scale"] == self.scale and got["good_steps"] == self.good_steps
+    assert (got["current_loss_scale"], got["good_steps"]) == self.state[:2]
     assert got["global_step"] == self.global_step
 
 
@@ -98,14 +97,18 @@ def dynamic():
   return {"loss_scale": mp_compat.DynamicLossScale(64.0, 2)}
 
 
-@pytest.mark.parametrize("api", [tf, tensorflow], ids=["compat.v1", "tensorflow"])
-def test_estimator_trains_and_predicts(tmp_path, api):
+@pytest.mark.parametrize(
+  "api, params",
+  [(tf, dynamic), (tensorflow, dynamic), (tf, lambda: {"optimizer": make_optimizer(**dynamic())})],
+  ids=["compat.v1", "tensorflow", "optimizer in params"],
+)
+def test_estimator_trains_and_predicts(tmp_path, api, params):
   model = Model()
-  estimator = api.estimator.Estimator(model, str(tmp_path), params=dynamic())
+  estimator = api.estimator.Estimator(model, str(tmp_path), params=params())
   xs = [FINITE, OVERFLOW, FINITE, FINITE, FINITE, HUGE, FINITE]
   estimator.train(inputs(xs))
   expected = Expected(xs)
-  assert (expected.attempted, expected.global_step, expected.scale) == (7, 5, 32.0)
+  assert (expected.attempted, expected.global_step, expected.state.scale) == (7, 5, 32.0)
   expected.check(estimator)
   assert (model.hooks[0].attempted, model.hooks[0].skipped) == (7, 2)
 
@@ -114,19 +117,10 @@ def test_estimator_trains_and_predicts(tmp_path, api):
   predictions = [prediction["y"] for prediction in estimator.predict(inputs([FINITE, [3.0, 0.0]]))]
   assert predictions == [np.dot(expected.w, FINITE), 3 * expected.w[0]]
 
-  # The second call of train builds another graph and restores the checkpoint.
+  # The second call of train builds another graph, with a copy of the params, and restores the checkpoint.
   estimator.train(inputs(xs))
   Expected(xs + xs).check(estimator)
   assert len(model.hooks) == 2 and (model.hooks[1].attempted, model.hooks[1].skipped) == (7, 2)
-
-
-def test_optimizer_in_params_is_copied(tmp_path):
-  """Estimator passes a copy to every call of model_fn. A graph must not contain objects of another graph."""
-  estimator = tf.estimator.Estimator(Model(), str(tmp_path), params={"optimizer": make_optimizer(**dynamic())})
-  xs = [FINITE, OVERFLOW, FINITE]
-  estimator.train(inputs(xs))
-  estimator.train(inputs(xs))
-  Expected(xs + xs).check(estimator)
 
 
 def test_train_and_evaluate_counts_applied_steps(tmp_path):
@@ -160,15 +154,14 @@ def test_overflow_on_one_replica_skips_all(tmp_path, loss_scale):
   estimator.train(inputs([x for pair in pairs for x in pair]))
   start, period = (2.0**15, 2000) if loss_scale() == "dynamic" else (64.0, 2)
   expected = Expected([np.mean(pair, axis=0) for pair in pairs], start, period)
-  assert (expected.global_step, expected.scale) == (3, start / 4)
+  assert (expected.global_step, expected.state.scale) == (3, start / 4)
   expected.check(estimator)
   assert {(hook.attempted, hook.skipped) for hook in model.hooks if hook.attempted} == {(5, 2)}
 
 
 def test_warm_start_restores_all_variables(tmp_path):
   xs = [FINITE, OVERFLOW, FINITE, HUGE, FINITE]
-  first = tf.estimator.Estimator(Model(), str(tmp_path / "first"), params=dynamic())
-  first.train(inputs(xs))
+  tf.estimator.Estimator(Model(), str(tmp_path / "first"), params=dynamic()).train(inputs(xs))
   # A list of patterns restores all variables that match, also those that are not trainable.
   settings = tf.estimator.WarmStartSettings(str(tmp_path / "first"), vars_to_warm_start=[".*"])
   second = tf.estimator.Estimator(Model(), str(tmp_path / "second"), params=dynamic(), warm_start_from=settings)

@@ -4,6 +4,8 @@ GPU builds of TensorFlow know their kernels without a GPU. Ops of the inner opti
 variables are not checked: they are the same without loss scaling.
 """
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -52,17 +54,6 @@ def ops_on_gradients(graph):
       yield op, touched
 
 
-def check(graph):
-  checked = list(ops_on_gradients(graph))
-  missing = [
-    "{} ({})".format(op.type, op.name)
-    for op, touched in checked
-    if not has_gpu_kernel(op, lambda name, touched=touched: name in touched)
-  ]
-  assert not missing
-  return {op.type for op, _ in checked}
-
-
 def gradients_for(dtype):
   """Returns placeholders for gradients of every kind with their variables."""
   pairs = []
@@ -80,39 +71,46 @@ def wrap(scale):
   return Optimizer(tf.train.GradientDescentOptimizer(0.1), scale)
 
 
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-
-
-@each_dtype
-@pytest.mark.parametrize("scale", [128.0, "dynamic"])
-def test_unscaling_has_gpu_kernels(dtype, scale, graph):
-  opt, pairs = wrap(scale), gradients_for(dtype)
+def unscale(pairs, scale):
+  opt = wrap(scale)
   opt.scale_loss(tf.placeholder(tf.float32, []))
   grads = opt.unscale_gradients(grad for grad, _ in pairs)
   opt.apply_gradients(zip(grads, [variable for _, variable in pairs]), tf.train.get_or_create_global_step())
-  assert {"Mul", "Pack", "Sum", "Switch", "IsFinite"} <= check(graph)
 
 
-@each_dtype
-def test_clipping_has_gpu_kernels(dtype, graph):
+def clip(pairs):
   with testing.control_flow(1):  # TensorFlow lowers v2 to the same ops
-    mp_compat.clip_by_global_norm([grad for grad, _ in gradients_for(dtype)], 1.0)
-  check(graph)
+    mp_compat.clip_by_global_norm([grad for grad, _ in pairs], 1.0)
 
 
-@each_dtype
-def test_accumulation_has_gpu_kernels(dtype, graph):
+def accumulate(pairs):
   window = mp_compat.GradientAccumulator(wrap("dynamic"))
-  window.add(gradients_for(dtype))
+  window.add(pairs)
   window.apply_gradients(window.mean())
-  check(graph)
 
 
-@each_dtype
-def test_shared_loss_scale_has_gpu_kernels(dtype, graph):
-  scale, pairs = mp_compat.DynamicLossScale(), gradients_for(dtype)
+def share_loss_scale(pairs):
+  scale = mp_compat.DynamicLossScale()
   mp_compat.apply_gradients_together([(wrap(scale), pairs[:2]), (wrap(scale), pairs[2:])], skip="each")
-  check(graph)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize(
+  "build, expected",
+  [
+    (functools.partial(unscale, scale=128.0), {"Mul", "Pack", "Sum", "Switch", "IsFinite"}),
+    (functools.partial(unscale, scale="dynamic"), {"Mul", "Pack", "Sum", "Switch", "IsFinite"}),
+    (clip, set()),
+    (accumulate, set()),
+    (share_loss_scale, set()),
+  ],
+  ids=["unscale 128", "unscale dynamic", "clip", "accumulate", "share"],
+)
+def test_ops_on_gradients_have_gpu_kernels(build, expected, dtype, graph):
+  build(gradients_for(dtype))
+  checked = list(ops_on_gradients(graph))
+  assert not [op for op, touched in checked if not has_gpu_kernel(op, lambda name, touched=touched: name in touched)]
+  assert expected <= {op.type for op, _ in checked}
 
 
 @pytest.mark.usefixtures("graph")
