@@ -55,16 +55,6 @@ def scan(t, fn, zeros, x):
   return [one[-1] for one in scanned]
 
 
-def tensor_array(t, fn, zeros, x):
-  arrays = [tf.TensorArray(zero.dtype, 2, element_shape=zero.shape) for zero in zeros]
-
-  def body(i, arrays):
-    return i + 1, [array.write(i, one) for array, one in zip(arrays, fn(x * tf.cast(i + 1, x.dtype)))]
-
-  _, arrays = tf.while_loop(lambda i, arrays: i < 2, body, [tf.constant(0), arrays], **LOOP)
-  return [tf.reduce_sum(array.stack(), 0) for array in arrays]
-
-
 def dynamic_rnn(t, fn, zeros, x):
 
   class Cell:  # tf.nn.rnn_cell.RNNCell needs an old Keras
@@ -91,8 +81,7 @@ def as_list(values):
 
 
 CONTEXTS = {
-  one.__name__: one
-  for one in (cond, cond_of_one_branch, case, switch_case, while_loop, map_fn, scan, tensor_array, dynamic_rnn)
+  one.__name__: one for one in (cond, cond_of_one_branch, case, switch_case, while_loop, map_fn, scan, dynamic_rnn)
 }
 NESTED = {
   "cond_in_cond": nest_contexts(cond, cond),
@@ -193,7 +182,7 @@ PARTS = {
 RUN_BY_DEFAULT = set(
   [("compute", where) for where in ("cond", "while_loop", "map_fn", "dynamic_rnn", "case_in_scan")]
   + [("both", where) for where in ("cond", "switch_case", "while_loop", "map_in_cond")]
-  + [("loss", "tensor_array"), ("apply", "cond"), ("apply", "scan"), ("gradients", "while_loop")]
+  + [("loss", "map_fn"), ("apply", "cond"), ("apply", "scan"), ("gradients", "while_loop")]
 )
 BRANCHES_IN_OTHERS = ("case", "cond_in_cond", "cond_in_while", "cond_in_map", "case_in_scan", "switch_in_case_in_cond")
 

@@ -100,20 +100,6 @@ for name, change in {
 
 
 @TABLE.program()
-def a_partial_run(t):
-  second = t.input(tf.float32, [3], lambda x, flag: x * 2.0)
-  loss, optimizer = t.loss(), t.wrap()
-  (stepped,) = run_after(optimizer.minimize(loss + t.loss(second), t.global_step))
-
-  def step(sess, feed):
-    handle = sess.partial_run_setup([loss, stepped], [t.x, second])
-    sess.partial_run(handle, loss, {t.x: feed[t.x]})
-    sess.partial_run(handle, stepped, {second: feed[second]})
-
-  return step
-
-
-@TABLE.program()
 def a_partial_run_that_feeds_a_gradient(t):
   loss = t.loss()
   (grad, _), train_op = compute_and_apply(t, loss)
@@ -163,16 +149,19 @@ def minimize_adam(t):
   return t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss(), t.global_step)
 
 
-def import_meta_graph(t, make_train_op):
-  train_op = make_train_op(t)
-  # The collection may contain ops of branches, which cannot be imported.
-  t.graph.clear_collection(tf.GraphKeys.TRAIN_OP)
+def import_meta_graph(t, make_train_op, is_collected=False):
+  """Trains a copy of the graph, with the train op of the collection or with that of the same name."""
+  train_op = make_train_op(t).name
+  if not is_collected:  # The collection may contain ops of branches, which cannot be imported.
+    t.graph.clear_collection(tf.GraphKeys.TRAIN_OP)
   meta_graph = tf.train.export_meta_graph(graph=t.graph, clear_devices=False)
   t.graph = tf.Graph()
   with t.graph.as_default():
     tf.train.import_meta_graph(meta_graph)
     tf.constant(0)  # tests that ops can be added to the copy
-  return lambda sess, feed: sess.run(train_op.name, feed_by_name(feed))
+    if is_collected:
+      (train_op,) = tf.get_collection(tf.GraphKeys.TRAIN_OP)
+  return lambda sess, feed: sess.run(train_op, feed_by_name(feed))
 
 
 for name, make_train_op, variants in [
@@ -181,17 +170,13 @@ for name, make_train_op, variants in [
   ("adam", minimize_adam, programs.ALL),
 ]:
   TABLE.add("an_imported_meta_graph_with_" + name, import_meta_graph, make_train_op, variants=variants)
-
-
-@TABLE.program(tensorflow_fails="it adds an op of a branch to the collection of train ops")
-def an_imported_meta_graph_with_its_train_op(t):
-  t.wrap().minimize(t.loss(), t.global_step)
-  meta_graph = tf.train.export_meta_graph(graph=t.graph)
-  t.graph = tf.Graph()
-  with t.graph.as_default():
-    tf.train.import_meta_graph(meta_graph)
-    (train_op,) = tf.get_collection(tf.GraphKeys.TRAIN_OP)
-  return lambda sess, feed: sess.run(train_op, feed_by_name(feed))
+TABLE.add(
+  "an_imported_meta_graph_with_its_train_op",
+  import_meta_graph,
+  minimize_adam,
+  True,
+  tensorflow_fails="it adds an op of a branch to the collection of train ops",
+)
 
 
 @TABLE.program(variants=programs.RESOURCE)

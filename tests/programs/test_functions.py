@@ -18,12 +18,6 @@ def wrap_function(t, fn, zeros, x):
   return control_flow.as_list(tf.wrap_function(fn, [tf.TensorSpec(x.shape, x.dtype)])(x))
 
 
-def defun(t, fn, zeros, x):
-  from tensorflow.python.eager import function as eager_function
-
-  return control_flow.as_list(eager_function.defun(fn)(x))
-
-
 def function_in_function(t, fn, zeros, x):
   return function(t, lambda own: function(t, fn, zeros, own), zeros, x)
 
@@ -45,16 +39,9 @@ def jit_scope(t, fn, zeros, x):
     return control_flow.as_list(fn(x))
 
 
-def has_defun():
-  from tensorflow.python.eager import function as eager_function
-
-  return hasattr(eager_function, "defun")
-
-
 FUNCTIONS = {
   "function": (function, {}),
   "wrap_function": (wrap_function, {}),
-  "defun": (defun, {"no tensorflow.python.eager.function.defun": has_defun()}),
   "function_in_function": (function_in_function, {}),
   "cond_in_function": (control_flow.nest_contexts(function, control_flow.cond), {}),
   "function_in_cond": (control_flow.nest_contexts(control_flow.cond, function), {}),

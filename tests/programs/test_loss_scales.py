@@ -34,23 +34,21 @@ def sets_private_attributes(api):
   return Scale()
 
 
-def overrides_update(api):
+def overrides(change_update=lambda update_op, should_apply: (update_op, should_apply), change_scale=tf.identity):
+  """Returns a function of an API that makes a dynamic loss scale, whose methods change what they return."""
 
-  class Scale(api.DynamicLossScale):
-    def update(self, grads):
-      update_op, should_apply = super().update(grads)
-      return tf.group(tf.identity(update_op)), tf.logical_and(should_apply, tf.constant(True))
+  def make(api):
 
-  return Scale(2**10, 3)
+    class Scale(api.DynamicLossScale):
+      def __call__(self):
+        return change_scale(super().__call__())
 
+      def update(self, grads):
+        return change_update(*super().update(grads))
 
-def overrides_call(api):
+    return Scale(2**10, 3)
 
-  class Scale(api.DynamicLossScale):
-    def __call__(self):
-      return tf.minimum(super().__call__(), 64.0)
-
-  return Scale(2**10, 3)
+  return make
 
 
 def user_defined(api):
@@ -73,32 +71,17 @@ def user_defined(api):
   return Scale()
 
 
-def returns_true(api):
-
-  class Scale(api.DynamicLossScale):
-    def update(self, grads):
-      return super().update(grads)[0], True
-
-  return Scale(2**10, 3)
-
-
-def returns_no_op(api):
-
-  class Scale(api.DynamicLossScale):
-    def update(self, grads):
-      return None, super().update(grads)[1]
-
-  return Scale(2**10, 3)
-
-
 SCALES = {
   "that_sets_attributes": (sets_attributes, {}),
   "that_sets_private_attributes": (sets_private_attributes, {}),
-  "that_overrides_update": (overrides_update, {}),
-  "that_overrides_call": (overrides_call, {"slow": True}),
-  "whose_update_always_applies": (returns_true, {"hidden": True}),
+  "that_overrides_update": (
+    overrides(lambda update_op, apply: (tf.group(tf.identity(update_op)), tf.logical_and(apply, tf.constant(True)))),
+    {},
+  ),
+  "that_overrides_call": (overrides(change_scale=lambda scale: tf.minimum(scale, 64.0)), {"slow": True}),
+  "whose_update_always_applies": (overrides(lambda update_op, apply: (update_op, True)), {"hidden": True}),
   "whose_update_returns_none": (
-    returns_no_op,
+    overrides(lambda update_op, apply: (None, apply)),
     {"overflow": (), "tensorflow_fails": "it passes the op, which is None, to tf.group"},
   ),
   "defined_by_the_user": (
