@@ -12,13 +12,6 @@ import tensorflow.compat.v1 as tf
 
 import mp_compat
 
-OVERFLOW_AT = 2  # micro-batch
-
-
-def inputs(worker, micro_batch):
-  """Returns the factors of the two rows that are looked up, as a list of two floats."""
-  return [np.inf if (worker, micro_batch) == (1, OVERFLOW_AT) else 1.0 + worker, 2.0]
-
 
 def main():
   tf.disable_eager_execution()
@@ -51,7 +44,8 @@ def main():
   with tf.Session(server.target, config=config) as sess:
     sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
     for micro_batch in range(6):
-      sess.run(add_op, {x: inputs(worker, micro_batch), rows: [worker, 3]})
+      first = np.inf if (worker, micro_batch) == (1, 2) else 1.0 + worker
+      sess.run(add_op, {x: [first, 2.0], rows: [worker, 3]})
       if micro_batch % 2:
         sess.run(train_op)
         states.append({v.op.name: value.tolist() for v, value in zip(state, sess.run(state))})

@@ -7,6 +7,7 @@ import pytest
 
 import mp_compat
 from tests import testing
+from tests.programs.test_optimizers import Wrapper
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
 from tests.testing import Optimizer
@@ -17,26 +18,17 @@ from tests.testing import tf
 pytestmark = pytest.mark.usefixtures("graph")
 
 
-class Wrapping(tf.train.Optimizer):
+class Wrapping(Wrapper):
   """Delegates all methods to an inner optimizer, like Horovod's DistributedOptimizer."""
 
   def __init__(self, inner):
-    super().__init__(False, "Wrapping" + inner.get_name())
-    self._optimizer = inner
-    self.extra = None
+    super().__init__(inner)
+    self._optimizer, self.extra = inner, None
+    self.get_slot, self.variables = inner.get_slot, inner.variables
 
-  def compute_gradients(self, *args, **kwargs):
-    return self._optimizer.compute_gradients(*args, **kwargs)
-
-  def apply_gradients(self, *args, **kwargs):
-    self.extra = kwargs.pop("extra", None)
-    return self._optimizer.apply_gradients(*args, **kwargs)
-
-  def get_slot(self, *args, **kwargs):
-    return self._optimizer.get_slot(*args, **kwargs)
-
-  def variables(self, *args, **kwargs):
-    return self._optimizer.variables(*args, **kwargs)
+  def apply_gradients(self, *args, extra=None, **kwargs):
+    self.extra = extra
+    return super().apply_gradients(*args, **kwargs)
 
 
 def test_extra_arguments_are_passed():
