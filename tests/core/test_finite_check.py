@@ -161,21 +161,18 @@ from tests.testing import tf
 
 tf.disable_eager_execution()
 x = tf.placeholder(tf.float32, [4, 50])
-hidden = x
-with tf.variable_scope("model", use_resource=True):
-  for i in range(3):
-    weights = tf.get_variable("w{}".format(i), [50, 50], initializer=tf.glorot_uniform_initializer(seed=i))
-    hidden = tf.tanh(tf.matmul(hidden, weights) + tf.get_variable("b{}".format(i), [50]))
+weights, hidden = tf.get_variable("w", [50, 50], use_resource=True), x
+for _ in range(3):
+  hidden = tf.tanh(tf.matmul(hidden, weights) + 0.5)
 opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(.1, .9), mp_compat.DynamicLossScale(8., 3))
 train_op = opt.minimize(tf.reduce_mean(tf.square(hidden)))
-with testing.session() as sess:
-  sess.run(tf.global_variables_initializer())
+with testing.initialized_session() as sess:
   for step in range(6):
     metadata = tf.RunMetadata()
     finite, scale, _ = sess.run([opt.gradients_finite, opt.loss_scale(), train_op],
                                 {x: np.full([4, 50], np.nan if step == 2 else .5)},
                                 options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
-    print(finite, scale, np.isfinite(sess.run(tf.trainable_variables()[0])).all())
+    print(finite, scale, np.isfinite(sess.run(weights)).all())
 print(any(node.op.startswith("_Xla") for part in metadata.partition_graphs for node in part.node))
 """
 

@@ -90,35 +90,6 @@ class Descent(tf.train.Optimizer):
 
 
 @trains(custom_optimizer)
-class Counting(Descent):
-  """Counts steps in a variable that `_create_slots` makes and `_finish` increments."""
-
-  def _create_slots(self, var_list):
-    self._create_non_slot_variable(0.0, "steps", min(var_list, key=lambda v: v.name))
-    for variable in var_list:
-      self._zeros_slot(variable, "seen", self._name)
-
-  def _prepare(self):
-    self._rate = tf.convert_to_tensor(0.25)
-
-  def _resource_apply_dense(self, grad, handle):
-    seen = self.get_slot(handle, "seen").assign_add(tf.abs(grad))
-    with tf.control_dependencies([seen]):
-      return handle.assign_sub(self._rate * grad)
-
-  def _apply_dense(self, grad, var):
-    seen = tf.assign_add(self.get_slot(var, "seen"), tf.abs(grad))
-    with tf.control_dependencies([seen]):
-      return tf.assign_sub(var, self._rate * grad)
-
-  def _finish(self, update_ops, name_scope):
-    with tf.control_dependencies(update_ops):
-      with tf.init_scope():
-        steps = self._get_non_slot_variable("steps", graph=tf.get_default_graph())
-      return tf.group(*(update_ops + [steps.assign_add(1.0, read_value=False)]), name=name_scope)
-
-
-@trains(custom_optimizer)
 class ReturnsAList(Descent):
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     return [v.assign_sub(0.1 * tf.convert_to_tensor(g)) for g, v in grads_and_vars]

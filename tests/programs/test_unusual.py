@@ -133,14 +133,6 @@ class MakesVariablesFromOuterTensors(Descent):
     )
 
 
-class TakesFewerArguments(Descent):
-  def compute_gradients(self, loss, var_list=None):
-    return super().compute_gradients(loss, var_list)
-
-  def apply_gradients(self, grads_and_vars):
-    return super().apply_gradients(grads_and_vars)
-
-
 class AddsToCollections(Descent):
   """Adds the norm of the gradients and the train op to collections, from which programs run them."""
 
@@ -216,12 +208,6 @@ for collection in ("norms", "train_ops"):
     tensorflow_fails="tensors in a branch cannot be fetched",
     limit="not fetchable",
   )
-
-
-@TABLE.program(tensorflow_fails="it passes arguments that this optimizer does not accept")
-def custom_optimizer_TakesFewerArguments(t):
-  optimizer = t.wrap(TakesFewerArguments())
-  return optimizer.apply_gradients(optimizer.compute_gradients(t.loss()))
 
 
 @TABLE.program()
