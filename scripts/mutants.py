@@ -40,8 +40,7 @@ TESTS = {
     "training/optimizer contrib/mixed_precision"
   ),
   "core/conditional_apply": (
-    "training/inner_optimizers training/optimizer training/wrappers programs/strategies programs/unusual "
-    "programs/optimizers"
+    "training/inner_optimizers training/optimizer programs/strategies programs/unusual programs/optimizers"
   ),
   "monitoring/gradient_ranges": "monitoring/gradient_ranges",
   "monitoring/range_history": "monitoring/range_history monitoring/ranges_hook",
@@ -55,7 +54,7 @@ TESTS = {
   "training/shared_loss_scale": "training/shared_loss_scale training/bad_input",
   "training/inner_optimizer": "training/bad_input",
   "training/optimizer": (
-    "training/optimizer monitoring/reports checkpoints/object_based training/wrappers "
+    "training/optimizer monitoring/reports checkpoints/object_based programs/builders "
     "training/inner_optimizers training/bad_input training/threads equivalence/tensorflow_defects "
     "core/loss_scale programs/unusual"
   ),

@@ -1,5 +1,7 @@
 """Tests of Estimators on inputs that overflow, against results computed in NumPy.
 
+scripts/ecosystem/programs/estimators.py trains a canned Estimator, tests/migration/test_restoring.py starts warm.
+
 All numbers are sums of few powers of two, so float32 represents them exactly.
 """
 
@@ -159,16 +161,6 @@ def test_overflow_on_one_replica_skips_all(tmp_path, loss_scale):
   assert {(hook.attempted, hook.skipped) for hook in model.hooks if hook.attempted} == {(5, 2)}
 
 
-def test_warm_start_restores_all_variables(tmp_path):
-  xs = [FINITE, OVERFLOW, FINITE, HUGE, FINITE]
-  tf.estimator.Estimator(Model(), str(tmp_path / "first"), params=dynamic()).train(inputs(xs))
-  # A list of patterns restores all variables that match, also those that are not trainable.
-  settings = tf.estimator.WarmStartSettings(str(tmp_path / "first"), vars_to_warm_start=[".*"])
-  second = tf.estimator.Estimator(Model(), str(tmp_path / "second"), params=dynamic(), warm_start_from=settings)
-  second.train(inputs(xs))
-  Expected(xs + xs).check(second)
-
-
 def test_nan_loss_raises_unless_masked(tmp_path):
   """Estimator's NanTensorHook also checks the loss of skipped steps."""
   xs = [FINITE, [np.nan, 2.0], FINITE]
@@ -178,40 +170,3 @@ def test_nan_loss_raises_unless_masked(tmp_path):
   estimator = tf.estimator.Estimator(Model(masks_loss=True), str(tmp_path / "masked"), params=dynamic())
   estimator.train(inputs(xs))
   Expected(xs).check(estimator)
-
-
-def batches(overflow):
-  """Returns an input_fn for a classifier, with one batch per element of `overflow`.
-
-  Overflowing batches have huge features and contradictory labels, so the gradients are not zero.
-  """
-  ordinary = [[1.0, -0.5], [-1.0, 0.25], [0.5, 0.5], [-0.25, -1.0]], [0, 1, 1, 0]
-  huge = np.array([[1.0, -0.5], [1.0, -0.5], [-1.0, 0.5], [-1.0, 0.5]]) * 2.0**124, [0, 1, 0, 1]
-  xs, labels = zip(*[huge if overflows else ordinary for overflows in overflow])
-  return lambda: tf.data.Dataset.from_tensor_slices(({"x": np.array(xs, np.float32)}, np.array(labels)))
-
-
-@pytest.mark.parametrize(
-  "make_inner, called",
-  [(lambda: tf.train.MomentumOptimizer(0.1, 0.9), True), (lambda: tf.train.AdamOptimizer(0.1), False)],
-  ids=["callable_Momentum", "instance_Adam"],
-)
-def test_canned_estimator_skips_overflows(tmp_path, make_inner, called):
-  loss_scale = mp_compat.DynamicLossScale(2.0**15, 3)
-
-  def wrapped():
-    return Optimizer(make_inner(), loss_scale)
-
-  def train(name, optimizer, overflow):
-    columns, config = [tf.feature_column.numeric_column("x", [2])], tf.estimator.RunConfig(tf_random_seed=1)
-    estimator = tf.estimator.DNNClassifier([3], columns, str(tmp_path / name), optimizer=optimizer, config=config)
-    estimator.train(batches(overflow))
-    estimator.train(batches(overflow))  # another graph, with the same optimizer
-    return {variable: estimator.get_variable_value(variable) for variable in estimator.get_variable_names()}
-
-  got = train("scaled", wrapped if called else wrapped(), [0, 0, 1, 0, 0, 0, 1, 0])
-  alone = train("alone", make_inner(), [0] * 6)
-  assert (got.pop("current_loss_scale"), got.pop("good_steps")) == (2.0**14, 1)
-  assert sorted(got) == sorted(alone) and got["global_step"] == 12
-  for name, value in alone.items():
-    np.testing.assert_array_equal(got[name], value, err_msg=name)

@@ -7,7 +7,7 @@ import pytest
 
 import mp_compat
 from tests import testing
-from tests.programs.test_optimizers import Wrapper
+from tests.programs import test_optimizers
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
 from tests.testing import Optimizer
@@ -16,9 +16,10 @@ from tests.testing import sgd
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
+only_in_1_15 = pytest.mark.skipif(tf.__version__ >= "2", reason="tf.contrib exists only in TensorFlow 1.15")
 
 
-class Wrapping(Wrapper):
+class Wrapping(test_optimizers.Wrapper):
   """Delegates all methods to an inner optimizer, like Horovod's DistributedOptimizer."""
 
   def __init__(self, inner):
@@ -76,6 +77,34 @@ def test_optimizer_works_in_several_graphs():
       assert training.session.run(opt.loss_scale()) == 2.0**14
 
 
+@pytest.mark.parametrize(
+  "wrapper, after, scale",
+  [
+    # Scaled gradients are clipped before the finite check: the scale never decreases.
+    (test_optimizers.ClipsByValueOutside, [[-0.5 / 8] * 2, [-0.5 / 8 - 0.5 / 16] * 2], 32.0),
+    # The noise of 0.25 shrinks as the scale grows.
+    (test_optimizers.AddsNoiseOutside, [-FINITE - 0.25 / 8] * 2, 8.0),
+  ],
+)
+def test_wrappers_inside_change_scaled_gradients(wrapper, after, scale):
+  training, opt = Training(), Optimizer(wrapper(sgd()), mp_compat.DynamicLossScale(8.0, 1))
+  np.testing.assert_array_equal(training.run(opt.minimize(training.loss), FINITE, OVERFLOW), after)
+  assert training.session.run(opt.loss_scale()) == scale
+
+
+@only_in_1_15
+def test_swapping_saver_saves_moving_average(tmp_path):
+  training = Training()
+  inner = testing.tensorflow.contrib.opt.MovingAverageOptimizer(sgd(), 0.75)
+  opt = Optimizer(inner, mp_compat.DynamicLossScale(8.0))
+  train_op, saver = opt.minimize(training.loss), opt.swapping_saver()
+  training.run(train_op, FINITE)
+  path = saver.save(training.session, str(tmp_path / "model"))
+  np.testing.assert_array_equal(tf.train.load_variable(path, "w"), -0.25 * FINITE)
+  np.testing.assert_array_equal(tf.train.load_variable(path, "w/ExponentialMovingAverage"), -FINITE)
+  assert tf.train.load_variable(path, "current_loss_scale") == 8.0
+
+
 def test_scaling_twice_raises():
   with pytest.raises(ValueError, match="Wrapping is or wraps a MixedPrecisionLossScaleOptimizer"):
     Optimizer(Wrapping(Optimizer(sgd(), 8.0)), 8.0)
@@ -112,9 +141,6 @@ def scaled_by_contrib(training, opt):
 
 def scaled_by_variable(training, opt):
   opt.minimize(training.loss * tf.get_variable("weight", [], initializer=tf.ones_initializer()))
-
-
-only_in_1_15 = pytest.mark.skipif(tf.__version__ >= "2", reason="tf.contrib exists only in TensorFlow 1.15")
 
 
 @pytest.mark.parametrize(
