@@ -138,21 +138,6 @@ def test_finite_check_works_in_eager_mode():
       assert bool(finite_check.all_finite([tf.constant([value, value]), tf.constant([[1.0]])])) == finite
 
 
-@pytest.mark.parametrize("gate", [tf.train.Optimizer.GATE_NONE, tf.train.Optimizer.GATE_GRAPH])
-def test_small_gradients_share_one_op(gate):
-  with tf.variable_scope("", use_resource=True):
-    variables = [tf.get_variable("v{}".format(i), [3], initializer=tf.zeros_initializer()) for i in range(50)]
-  inputs = [tf.placeholder(tf.float32, [3]) for _ in variables]
-  loss = tf.add_n([tf.reduce_sum(v * x) for v, x in zip(variables, inputs)])
-  train_op = testing.Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(loss, gate_gradients=gate)
-  with testing.initialized_session() as sess:
-    feed = {x: [1.0, 2.0, i] for i, x in enumerate(inputs)}
-    ran = [(kind, shape) for kind, _, shape in testing.executed(sess, train_op, feed)]
-    assert ran.count(("Pack", [50, 3])) == 1
-    sess.run(train_op, {**feed, inputs[17]: [1.0, np.nan, 2.0]})
-    np.testing.assert_array_equal(sess.run(variables), [[-1.0, -2.0, -i] for i in range(50)])
-
-
 CLUSTERED_PROGRAM = """
 import numpy as np
 import mp_compat

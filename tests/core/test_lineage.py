@@ -76,15 +76,6 @@ def test_captured_gradients_are_followed():
   assert shown[0].replaced and not shown[0].to_check
 
 
-@pytest.mark.parametrize("use_resource", [False, True])
-def test_search_stops_at_variables(use_resource):
-  computed = tf.placeholder(tf.float32, [2])
-  lineage.record([computed], ["v"])
-  accumulator = tf.Variable([0.0, 0.0], use_resource=use_resource)
-  tf.assign_add(accumulator, computed)
-  assert not lineage.trace([tf.convert_to_tensor(accumulator) / 2.0]).computed
-
-
 # Build a tensor with `make` inside a control-flow construct, and return it outside.
 CONTEXTS = {
   "cond": lambda make: tf.cond(tf.placeholder(tf.bool, []), make, lambda: tf.zeros([2])),

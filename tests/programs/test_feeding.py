@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import tempfile
 
 import numpy as np
@@ -230,6 +231,8 @@ def variables_frozen_after_training(t):
     frozen = tf.graph_util.convert_variables_to_constants(sess, t.graph.as_graph_def(), [loss.op.name])
     with tf.Graph().as_default() as graph:
       tf.import_graph_def(frozen, name="")
+      nodes = " ".join(node.name + " " + node.op for node in frozen.node)
+      assert not re.search("loss_scale|good_steps|apply_if_finite|is_finite|IsFinite", nodes)
       with tf.Session(graph=graph) as own:
         return dict(training(sess), frozen=own.run(loss.name, {t.x.name: np.ones(3, np.float32)}))
 

@@ -1,4 +1,4 @@
-"""Tests of exported graphs: MetaGraphs resume training without mp_compat; frozen graphs contain no loss scaling."""
+"""Tests that MetaGraphs resume training without mp_compat. tests/programs/test_feeding.py has other exported graphs."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,6 @@ from tests.testing import tf
 from tests.training import imported_graph
 
 CASE = golden_cases.Case("mp_compat", "adam")
-LOSS_SCALING_NAMES = ("loss_scale", "good_steps", "apply_if_finite", "is_finite", "IsFinite")
 
 
 def resume_training(meta_graph, checkpoint, tmp_path):
@@ -42,18 +41,3 @@ def test_old_meta_graph_resumes_exactly(tmp_path):
   goldens.copy_golden(CASE, path)
   values = resume_training(goldens.golden_path("1.15", CASE) + ".meta", path, tmp_path)
   goldens.assert_equal(values, goldens.load_expected("1.15", CASE, "after"))
-
-
-def test_frozen_graph_has_no_loss_scaling(tmp_path):
-  golden_cases.make(CASE, str(tmp_path))
-  with tf.Graph().as_default() as graph, testing.session() as sess:
-    training = golden_cases.GoldenTraining(CASE)
-    y = tf.multiply(training.w, training.x, "y")
-    tf.train.Saver().restore(sess, str(tmp_path / CASE.name))
-    expected = sess.run(training.w)
-    frozen = tf.graph_util.convert_variables_to_constants(sess, graph.as_graph_def(), ["y"])
-  assert not [node.name for node in frozen.node if any(part in node.name + node.op for part in LOSS_SCALING_NAMES)]
-  assert not [node.name for node in frozen.node if "Variable" in node.op or "VarHandle" in node.op]
-  with tf.Graph().as_default(), testing.session() as sess:
-    tf.import_graph_def(frozen, name="")
-    np.testing.assert_array_equal(sess.run(y.name, {"x:0": np.ones(3)}), expected)
