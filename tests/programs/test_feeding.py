@@ -1,9 +1,7 @@
 """Programs that feed intermediate tensors, or that export the graph and train a copy."""
 
 import functools
-import os
 import re
-import tempfile
 
 import numpy as np
 
@@ -194,31 +192,6 @@ def an_imported_graph_def_with_another_gradient(t):
   t.initialize = lambda sess: sess.run(initializer.name)
   t.read = lambda sess: sess.run(reads)
   return lambda sess, feed: sess.run(train_op.name, {**feed_by_name(feed), replacement: feed[t.x] * np.float32(0.5)})
-
-
-@TABLE.program()
-def a_saved_model_that_continues_training(t):
-  train_op = t.wrap().minimize(t.loss(), t.global_step)
-  with tempfile.TemporaryDirectory() as folder:
-    path = os.path.join(folder, "model")
-    t.graph.clear_collection(tf.GraphKeys.TRAIN_OP)
-    with tf.Session() as sess:
-      sess.run(tf.global_variables_initializer())
-      sess.run(train_op, {t.x: np.ones(3, np.float32)})
-      builder = tf.saved_model.Builder(path)
-      builder.add_meta_graph_and_variables(sess, ["train"])
-      builder.save()
-    t.graph, restored = tf.Graph(), {}
-    with t.graph.as_default(), tf.Session() as sess:
-      tf.saved_model.load(sess, ["train"], path)
-      restored.update(zip([v.name for v in tf.global_variables()], sess.run(tf.global_variables())))
-
-  def initialize(sess):
-    for variable in tf.global_variables():
-      variable.load(restored[variable.name], sess)
-
-  t.initialize = initialize
-  return lambda sess, feed: sess.run(train_op.name, feed_by_name(feed))
 
 
 @TABLE.program(overflow=())

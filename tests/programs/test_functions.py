@@ -165,19 +165,6 @@ for dtype in (tf.float16, tf.bfloat16):
   )
 
 
-@TABLE.program(variants=programs.RESOURCE, slow=True)
-def a_function_called_twice(t):
-  optimizer = t.wrap()
-
-  @tensorflow.function
-  def step(x, factor):
-    optimizer.minimize(t.loss(x) * factor, t.global_step, t.variables)
-    return tf.reduce_sum(x)
-
-  with tf.control_dependencies([step(t.x, 1.0)]):
-    return step(t.x, 2.0)
-
-
 @TABLE.program(variants=programs.RESOURCE)
 def gradients_with_a_tape_in_a_function(t):
   optimizer = t.wrap()

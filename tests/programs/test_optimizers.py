@@ -169,13 +169,6 @@ class AddsNoiseOutside(Wrapper):
     return [(g + 0.25, v) for g, v in super().compute_gradients(*args, **kwargs)]
 
 
-@trains(custom_optimizer)
-class WithoutInit(Descent):
-  def __init__(self):
-    self._use_locking, self._name = False, "WithoutInit"
-    self._slots, self._non_slot_dict, self._deferred_slot_restorations = {}, {}, {}
-
-
 @trains(custom_optimizer, tensorflow_fails="it reads attributes that the constructor of the base class sets", slow=True)
 class NeverInitialized(tf.train.Optimizer):
   """Does not call the base class's constructor, and sets none of its attributes."""
@@ -193,18 +186,12 @@ class NeverInitialized(tf.train.Optimizer):
 
 
 @trains(custom_optimizer, tensorflow_fails=BY_POSITION, slow=True)
-class HasOtherOrder(Descent):
-  """Has an argument of its own before `global_step`, which `minimize` passes by keyword."""
+class TakesKeywords(Descent):
+  """Has an argument of its own before those that `minimize` passes, which are keywords only."""
 
-  def apply_gradients(self, grads_and_vars, rate=0.1, global_step=None, name=None):
+  def apply_gradients(self, grads_and_vars, rate=0.1, *, name=None, global_step=None):
     updates = [v.assign_sub(rate * tf.convert_to_tensor(g)) for g, v in grads_and_vars]
     return tf.group(*updates + [tf.assign_add(global_step, 1)], name=name)
-
-
-@trains(custom_optimizer, tensorflow_fails=BY_POSITION, slow=True)
-class TakesKeywordsOnly(Descent):
-  def apply_gradients(self, grads_and_vars, *, name=None, global_step=None):
-    return super().apply_gradients(grads_and_vars, global_step, name)
 
 
 @trains(custom_optimizer, tensorflow_fails=BY_POSITION)
