@@ -103,10 +103,7 @@ def model(x, use_resource, sparse=True):
 
 
 def feeds(steps, overflow_at=()):
-  """Yields an input [3] of `model` for every step, with one non-finite value in the steps of `overflow_at`.
-
-  Every call yields the same inputs.
-  """
+  """Yields the same inputs [3] of `model` in every call, with one non-finite value in the steps of `overflow_at`."""
   random = np.random.RandomState(0)
   for step in range(steps):
     x = random.normal(size=3).astype(np.float32)
@@ -124,11 +121,7 @@ def values(sess):
 def train(make_optimizer, xs, use_resource=True, **minimize):
   """Trains `model` in a new graph. Returns the values of all variables, initially and after every step.
 
-  Args:
-    make_optimizer: creates the optimizer. It is called inside the graph.
-    xs: the input of every step.
-    use_resource: whether the model uses resource variables.
-    **minimize: arguments of `compute_gradients`. Callables are called inside the graph to create the argument.
+  Each argument in `minimize`, for `compute_gradients`, may be a function that makes it inside the graph.
   """
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [3])
@@ -160,10 +153,7 @@ def assert_same(ours, theirs):
 
 
 def executed(sess, fetch, feed):
-  """Traces a run. Returns `(op type, dtype, shape)` of every executed op.
-
-  Dtype and shape are those of the op's first output, or None if it has no output.
-  """
+  """Traces a run. Returns `(op type, dtype, shape)` of every executed op, with those of its first output, or None."""
   metadata = tf.RunMetadata()
   sess.run(fetch, feed, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
   ran = {}
@@ -180,10 +170,8 @@ def executed(sess, fetch, feed):
 
 
 def environment():
-  """Returns the environment for a new process that imports this package.
-
-  It excludes TF2_BEHAVIOR, which TensorFlow sets in this process.
-  """
+  """Returns the environment for a new process that imports this package."""
+  # TensorFlow sets TF2_BEHAVIOR in this process.
   inherited = {name: value for name, value in os.environ.items() if name != "TF2_BEHAVIOR"}
   # Older versions of coverage write warnings about unknown settings to standard error.
   return dict(inherited, PYTHONPATH=ROOT, PYTHONWARNINGS="ignore")
@@ -198,10 +186,7 @@ def run_python(*arguments, python=sys.executable, path=(), variables=(), check=T
     path: folders to prepend to its module search path.
     variables: environment variables, as a dictionary.
     check: whether to assert that it succeeds.
-    **options: for `subprocess.run`.
-
-  Returns:
-    A CompletedProcess with the outputs as text.
+    **options: for `subprocess.run`, whose result is returned.
   """
   variables = dict(environment(), **dict(variables))
   variables["PYTHONPATH"] = os.pathsep.join([str(folder) for folder in path] + [variables["PYTHONPATH"]])
@@ -271,27 +256,18 @@ def call_on_replicas(step):
 
 
 def run_two_workers(module):
-  """Runs a module in two worker processes on localhost. Returns the last line of each output, parsed as JSON.
-
-  `TF_CONFIG` gives the module the cluster and its task index.
-  """
+  """Runs a module in two processes on localhost, with TF_CONFIG. Returns the last line of each output, from JSON."""
   with contextlib.ExitStack() as opened:
     sockets = [opened.enter_context(socket.socket()) for _ in range(2)]
     for one in sockets:
       one.bind(("localhost", 0))
     workers = ["localhost:{}".format(one.getsockname()[1]) for one in sockets]
+  variables = dict(environment(), TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
   processes = []
   for index in range(2):
-    config = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
-    processes.append(
-      subprocess.Popen(
-        [sys.executable, "-m", module],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=dict(environment(), TF_CONFIG=config, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES=""),
-      )
-    )
+    variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
+    command = [sys.executable, "-m", module]
+    processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=variables))
   try:
     return [json.loads(process.communicate(timeout=150)[0].strip().splitlines()[-1]) for process in processes]
   finally:

@@ -165,13 +165,12 @@ def check(case: Case) -> None:
   # TensorFlow's class cannot update reference variables under control flow v2.
   references = case.global_step == "reference" or not all(variable.resource for variable in case.variables)
   theirs = train(case, native, 1 if references else case.control_flow)
-  comparable = list(itertools.takewhile(_scale_has_a_reciprocal, theirs))
+
+  def scale_has_reciprocal(values):  # above 2**126, `1 / scale` is 0 with TensorFlow's class
+    return all(value <= 2.0**126 for name, value in values.items() if name.startswith("current_loss_scale"))
+
+  comparable = list(itertools.takewhile(scale_has_reciprocal, theirs))
   testing.assert_same(train(case, mp_compat, case.control_flow)[: len(comparable)], comparable)
-
-
-def _scale_has_a_reciprocal(values):
-  """Returns whether the loss scale is at most 2**126: above, `1 / scale` is 0 with TensorFlow's class."""
-  return all(value <= 2.0**126 for name, value in values.items() if name.startswith("current_loss_scale"))
 
 
 def program(case: Case) -> str:
@@ -253,7 +252,11 @@ def train(case: Case, api: Any, control_flow: int) -> Any:
   """Trains a case. Returns the values of all variables on all devices after every step."""
   with tf.Graph().as_default():
     built = build(case, api, control_flow)
-    with tf.Session(config=config_of(case)) as sess:
+    config = testing.config()
+    if not case.rewriting:
+      rewrites = config.graph_options.rewrite_options
+      rewrites.constant_folding = rewrites.arithmetic_optimization = 2  # RewriterConfig.OFF
+    with tf.Session(config=config) as sess:
       sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
       history = []
       for number, values in enumerate(feeds(case, built.replicas)):
@@ -264,15 +267,6 @@ def train(case: Case, api: Any, control_flow: int) -> Any:
         sess.run(built.train_op, feed)
         history.append(sess.run(built.variables))
   return history
-
-
-def config_of(case):
-  """Returns the ConfigProto of a case."""
-  config = testing.config()
-  if not case.rewriting:
-    rewrites = config.graph_options.rewrite_options
-    rewrites.constant_folding = rewrites.arithmetic_optimization = 2  # RewriterConfig.OFF
-  return config
 
 
 def variables_of(case):

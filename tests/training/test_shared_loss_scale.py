@@ -1,6 +1,6 @@
 """Tests of two optimizers that share one loss scale, as for a generator and a discriminator."""
 
-from typing import NamedTuple, Tuple
+import collections
 
 import numpy as np
 import pytest
@@ -16,13 +16,8 @@ from tests.testing import tf
 pytestmark = pytest.mark.usefixtures("graph")
 
 
-class History(NamedTuple):
-  """The state after each step."""
-
-  d_steps: Tuple[int, ...]  # applied steps of the optimizer of `d`
-  g_steps: Tuple[int, ...]
-  global_steps: Tuple[int, ...]
-  scales: Tuple[float, ...]
+# The state after each step: applied steps of the optimizers of `d` and of `g`, global steps, loss scales.
+History = collections.namedtuple("History", "d_steps g_steps global_steps scales")
 
 
 class Pair:
