@@ -11,17 +11,9 @@ from mp_compat._tensorflow import tf
 def all_ranks_finite(finite: tf.Tensor, name: Optional[str] = None) -> tf.Tensor:
   """Returns whether `finite` is True on every rank: `sum over ranks(not finite) == 0`. For `finite_reducer=`.
 
-  Runs one allreduce, which every rank must run in every step.
-
-  Args:
-    finite: a scalar bool tensor; or one of any shape, reduced element by element.
-    name: a name scope for the ops.
-
-  Returns:
-    A bool tensor of the same shape, the same on all ranks.
-
-  Raises:
-    ImportError: If Horovod is not installed.
+  Runs one allreduce, which every rank must run in every step. `finite` is a bool tensor of any shape, reduced element
+  by element; the result has the same shape, and is the same on all ranks. `name` is a name scope for the ops. Raises
+  an ImportError if Horovod is not installed.
   """
   import horovod.tensorflow as hvd
 
@@ -38,10 +30,7 @@ def aggregates_passes(optimizer: tf.train.Optimizer) -> bool:
 def leaves_gradients_unreduced(optimizer: tf.train.Optimizer) -> bool:
   """Returns whether this is or wraps an optimizer of Horovod that reduces gradients only when it applies them.
 
-  These are Adasum, and a `hvd.DistributedOptimizer` with `backward_passes_per_step` above 1. Ranks may then disagree on
-  whether their gradients are finite.
+  Ranks may then disagree on whether their gradients are finite.
   """
-  return "horovod.tensorflow" in sys.modules and (
-    aggregates_passes(optimizer)
-    or any("Adasum" in type(layer).__name__ for layer in optimizers.wrapper_chain(optimizer))
-  )
+  is_adasum = any("Adasum" in type(layer).__name__ for layer in optimizers.wrapper_chain(optimizer))
+  return "horovod.tensorflow" in sys.modules and (is_adasum or aggregates_passes(optimizer))

@@ -17,10 +17,10 @@ PACKAGE = os.path.dirname(mp_compat.__file__)
 LAYERS = """
 core.update_rule core.arguments core.dialects migration.old_names migration.program
 _tensorflow.__init__ _tensorflow.native _tensorflow.graphs _tensorflow.contexts _tensorflow.control_flow _tensorflow
-core.gradients core.propagation core.lineage core.finite_check core.distribute core.conditional_apply
+core.gradients core.lineage core.finite_check core.distribute core.conditional_apply
 core.loss_scale core
 horovod
-training.sync_replicas training.step training.inner_optimizer training.optimizer training
+training.step training.optimizer training
 monitoring
 checkpoints.files checkpoints
 contrib

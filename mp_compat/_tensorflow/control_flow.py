@@ -16,29 +16,24 @@ def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[]
   """Returns `true_fn()` if `predicate`, else `false_fn()`; in a graph, calls each once to build the branches.
 
   In a plain graph, the branches are part of the graph (control flow v1: Switch and Merge), even if control flow v2 is
-  enabled. Branches that are functions (v2) cannot take reference variables, cannot be split between parameter servers
-  before TensorFlow 2.15, and in TensorFlow 2.0 to 2.10 create eager variables despite `tf.disable_eager_execution()`.
-  Inside functions and in eager mode, this is `tf.cond`. The branches return ops, or tensors of one dtype and shape; in
-  eager mode also None.
+  enabled (docs/design.md says why; v2 also creates eager variables in TensorFlow 2.0 to 2.10 despite
+  `tf.disable_eager_execution()`). Inside functions and in eager mode, this is `tf.cond`. The branches return ops, or
+  tensors of one dtype and shape; in eager mode also None.
   """
   graph = tf.get_default_graph()
   if tf.executing_eagerly() or graph.building_function:
     return tf.cond(predicate, true_fn, false_fn)
   with tf.name_scope("cond"):
     results = []
-    for branch, (pivot, branch_fn) in enumerate(
-      zip(tf.raw_ops.Switch(data=predicate, pred=predicate), (false_fn, true_fn))
-    ):
-      pivot = tf.identity(pivot)
+    switched = tf.raw_ops.Switch(data=predicate, pred=predicate)
+    for branch, branch_fn in enumerate((false_fn, true_fn)):
+      pivot = tf.identity(switched[branch])
       context = _BranchContext(predicate, pivot, branch)
-      context.Enter()
-      try:
+      with contexts.enter(context):
         result = branch_fn()
         with tf.control_dependencies([pivot, result]):
           result = tf.identity(result if tf.is_tensor(result) else pivot)
         context.ExitResult([result])
-      finally:
-        context.Exit()
       graph.add_to_collection(tf.GraphKeys.COND_CONTEXT, context)  # for MetaGraphs
       results.append(result)
     return tf.raw_ops.Merge(inputs=results).output
@@ -97,7 +92,7 @@ class _BranchContext(control_flow_ops.CondContext):
       context.outer_context.AddOp(op)
 
   def _control_outside(self, control: tf.Operation) -> Optional[tf.Operation]:
-    """Returns an op to wait for instead of `control`, if that is in the branch of another step; None for none."""
+    """Returns the op to wait for instead of `control`; None for none."""
     others = self._others_around(control)
     if not others:
       return control
@@ -141,11 +136,7 @@ def _refuse_stateful(op: tf.Operation) -> None:
 def copy_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
   """Returns a tensor of the same value outside of the current branches (control flow v1); copies its ops.
 
-  Used for initial values of variables. A tensor from outside is returned unchanged. Conditionals that were built inside
-  the branches are copied as well.
-
-  Raises:
-    ValueError: If a loop inside the branches computes the tensor.
+  Raises a ValueError if a loop inside the branches computes the tensor.
   """
   return _copy_out(tensor, list(contexts.enclosing(tensor.graph._get_control_flow_context())), lambda op: None)
 
@@ -153,14 +144,10 @@ def copy_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
 def _copy_out(tensor: tf.Tensor, branches: List[Any], check: Callable[[tf.Operation], None]) -> tf.Tensor:
   """Returns a tensor of the same value outside of `branches`, the contexts around it from the innermost on.
 
-  A Switch that passes a value into one of the branches is left out; any other op inside of them is copied:
+  A Switch that passes a value into one of the branches is left out; any other op inside of them is copied, after a call
+  of `check` with it:
 
       value -> Switch(predicate of a branch) -> Mul -> tensor     becomes     value -> Mul_copy
-
-  Args:
-    tensor: a tensor.
-    branches: control-flow contexts; the ops inside of them are copied.
-    check: is called with each op before it is copied.
   """
   predicates = [(context.pred.op, context.pred.value_index) for context in branches if hasattr(context, "pred")]
   copies: Dict[tf.Operation, tf.Operation] = {}

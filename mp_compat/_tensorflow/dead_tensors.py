@@ -21,12 +21,10 @@ _BranchKey = Tuple[tf.Operation, int, int]  # the op and the output that compute
 
 
 def merge_out_of_branches(tensor: tf.Tensor, default: Any, branches: Optional[List[Branch]] = None) -> tf.Tensor:
-  """Returns a tensor outside of branches: `tensor` if all branches (control flow v1) that it is in run, else `default`.
+  """Returns a tensor outside of branches: `tensor` if all branches that it is in run, else `default`.
 
-  Args:
-    tensor: a tensor for whose op `is_in_branches_only` returns True.
-    default: a Python value for a tensor of the same dtype, and of the same shape if that is known, else a scalar.
-    branches: by default those of the tensor's control-flow context.
+  Its op is `is_in_branches_only`. `default` is a Python value, for a scalar if the tensor's shape is unknown. The
+  branches are by default those of the tensor's control-flow context.
   """
   if branches is None:
     branches = [Branch(context.pred, context.branch) for context in contexts.enclosing(contexts.of_outputs(tensor.op))]
@@ -60,21 +58,17 @@ def branches_of(tensors: Iterable[tf.Tensor]) -> List[List[Branch]]:
   """
   tensors = list(tensors)
   found: Dict[tf.Operation, FrozenSet[_BranchKey]] = {}  # by op, without what a Switch adds to its outputs
-  predicates: Dict[Any, tf.Tensor] = {}
 
   def branches_at(tensor: tf.Tensor) -> FrozenSet[_BranchKey]:
     branches = found.get(tensor.op, frozenset())
     if tensor.op.type not in ("Switch", "RefSwitch") or tensor.op.inputs[1].op.type == "LoopCond":
       return branches
-    return branches | {key_of(tensor.op.inputs[1], tensor.value_index)}
-
-  def key_of(predicate: tf.Tensor, output: int) -> _BranchKey:
-    predicates[predicate.op, predicate.value_index] = predicate
-    return predicate.op, predicate.value_index, output
+    predicate = tensor.op.inputs[1]
+    return branches | {(predicate.op, predicate.value_index, tensor.value_index)}
 
   def branches_in(op: tf.Operation) -> FrozenSet[_BranchKey]:
     around = [context for context in contexts.enclosing(contexts.of_outputs(op)) if hasattr(context, "pred")]
-    branches = frozenset(key_of(context.pred, context.branch) for context in around)
+    branches = frozenset((context.pred.op, context.pred.value_index, context.branch) for context in around)
     inputs = [branches_at(tensor) for tensor in inputs_of(op)]
     if op.type in ("Merge", "RefMerge"):
       inputs = [frozenset.intersection(*inputs)]
@@ -89,6 +83,9 @@ def branches_of(tensors: Iterable[tf.Tensor]) -> List[List[Branch]]:
     for op in graph.get_operations():  # in the order of creation, inputs first
       found[op] = branches_in(op)
   return [
-    [Branch(predicates[key[:2]], key[2]) for key in sorted(branches_at(tensor), key=lambda key: (key[0].name, key[1:]))]
+    [
+      Branch(op.outputs[index], output)
+      for op, index, output in sorted(branches_at(tensor), key=lambda key: (key[0].name, key[1:]))
+    ]
     for tensor in tensors
   ]

@@ -41,22 +41,15 @@ def enclosing_graphs() -> Iterator[tf.Graph]:
     graph = getattr(graph, "outer_graph", None)
 
 
-def graph_key(graph: Optional[tf.Graph]) -> Optional[str]:
-  """Returns the key of a graph that TensorFlow's LossScale uses for its weights; None for eager mode."""
-  return None if graph is None else graph._graph_key
-
-
 def state_of(owner: Any, graph: Optional[tf.Graph], make: Callable[[], _State]) -> _State:
   """Returns the state that `owner` keeps in `graph` (None: in eager mode); calls `make` to create it on first use.
 
   The graph holds the state. An owner that is used in many graphs therefore keeps none of them alive, and a copy of an
   owner has none of its variables. Owners that are equal, but not the same, have different states.
   """
-  states = None if graph is None else record_in(graph, "states", object_identity.ObjectIdentityWeakKeyDictionary)
-  state: _State = (
-    owner.__dict__.setdefault("_eager_state", make()) if states is None else states.setdefault(owner, make())
-  )
-  return state
+  if graph is None:
+    return owner.__dict__.setdefault("_eager_state", make())
+  return record_in(graph, "states", object_identity.ObjectIdentityWeakKeyDictionary).setdefault(owner, make())
 
 
 def record_in(graph: tf.Graph, name: str, make: Callable[[], Any] = dict) -> Any:
@@ -77,8 +70,8 @@ def observe_names(observer: Callable[[str, str, Callable[[str], str]], None]) ->
   """Makes a context manager: `observer(scope, name, use)` is called for each name of an op or a scope in the graph.
 
   `scope` is the current name scope with a final "/", `name` the unique name in it, and `use(other)` uses the name that
-  was asked for in the name scope `other`, and returns the unique name there. Nothing is observed in eager mode and in
-  functions, whose names are not those of variables.
+  was asked for in the name scope `other`, and returns the unique name there. Functions, whose names are not those of
+  variables, are not observed.
   """
   graph = tf.get_default_graph()
   if tf.executing_eagerly() or graph.building_function:

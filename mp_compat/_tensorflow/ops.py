@@ -30,12 +30,6 @@ def is_finite(value: tf.Tensor) -> tf.Tensor:
   float32. XLA on CPUs assumes that there are no NaN and no inf with `XLA_FLAGS=--xla_cpu_enable_fast_math`, the default
   in TensorFlow up to 2.2. Code that it may compile then tests the bits of the exponent, as a number: comparisons of
   floats have GPU kernels, those of int32 do not. This takes three times as long.
-
-  Args:
-    value: a tensor of any shape, float16, bfloat16, float32 or float64.
-
-  Returns:
-    A bool tensor of the same shape.
   """
   if value.dtype in (tf.float16, tf.bfloat16):
     value = tf.cast(value, tf.float32)

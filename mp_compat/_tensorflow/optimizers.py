@@ -42,25 +42,21 @@ def sets_inner_attribute(wrapper: Any, name: str) -> bool:
 
 
 def arguments_for(
-  method: Callable[..., Any], given: Dict[str, Any], defaults: Dict[str, Any]
+  method: Callable[..., Any], base: Callable[..., Any], given: Dict[str, Any]
 ) -> Tuple[List[Any], Dict[str, Any]]:
-  """Returns how to pass arguments to a method that custom optimizers override, as lists of values and of keywords.
+  """Returns how to pass arguments to a method that custom optimizers override: those by position and those by keyword.
 
   By keyword, as `tf.train.Optimizer.minimize` passes all of them: a custom optimizer may have another order, and
-  defaults of its own. An argument that the method does not take is omitted if it is the default. If the method has
-  another name for one of `_POSITIONAL`, it is passed by position, as in a direct call.
-
-  Args:
-    method: a method of an optimizer.
-    given: the arguments after the first, by name, in the order of `tf.train.Optimizer`'s method.
-    defaults: the defaults of `tf.train.Optimizer`'s method.
+  defaults of its own. An argument that the method does not take is omitted if it is the default of `base`, the method
+  of `tf.train.Optimizer`. If the method has another name for one of `_POSITIONAL`, it is passed by position, as in a
+  direct call. `given` are the arguments after the first, in the order of `base`.
   """
-  parameters = inspect.signature(method).parameters
+  parameters, defaults = inspect.signature(method).parameters, inspect.signature(base).parameters
   takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
   taken = {
     name: value
     for name, value in given.items()
-    if takes_any or name in parameters or name not in defaults or value is not defaults[name]
+    if takes_any or name in parameters or name not in defaults or value is not defaults[name].default
   }
   renamed = [name for name in _POSITIONAL if name in taken and not takes_any and name not in parameters]
   if not renamed:

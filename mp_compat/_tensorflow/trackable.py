@@ -23,10 +23,8 @@ else:
 class SlotName(str):
   """The name of a slot of the inner optimizer, as the `get_slot_names` of a wrapper returns it.
 
-  `tf.train.Checkpoint` asks each optimizer of the object graph for a slot of each object in it, beginning at the root,
-  and rejects a slot that two optimizers have. A wrapper must therefore leave the slots to its inner optimizer. If a
-  name was used for an object that is neither a variable nor a tensor, the checkpoint writer uses it, and
-  `slot_of_inner` returns None.
+  If a name was used for an object that is neither a variable nor a tensor, the checkpoint writer uses it, and
+  `slot_of_inner` returns None; docs/design.md says why.
   """
 
   used_by_checkpoint_writer = False

@@ -103,9 +103,9 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     self._add_weight("bad_steps", 0, tf.int32)
 
   # Subclasses may set these and the attributes above: each update reads all of them.
-  _loss_scale = loss_scale.Weight("loss_scale")
-  _num_good_steps = loss_scale.Weight("good_steps")
-  _num_bad_steps = loss_scale.Weight("bad_steps")
+  _loss_scale = loss_scale.weight("loss_scale")
+  _num_good_steps = loss_scale.weight("good_steps")
+  _num_bad_steps = loss_scale.weight("bad_steps")
 
   def get_loss_scale(self) -> tf.Variable:
     return self._loss_scale

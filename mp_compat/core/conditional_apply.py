@@ -32,14 +32,9 @@ def apply_in_each_replica(
 ) -> Any:
   """Calls `apply(*args, **kwargs)` in each replica if `should_apply`, else `skip()`; called once for all replicas.
 
-  The variables of `apply` are created outside of the conditional. They have the names that a direct call of `apply` in
-  the replica would give them.
-
-  Args:
-    should_apply, apply, skip: see `cond`.
-    args, kwargs: per-replica values.
-    scope: the name scope of the replica; a per-replica value.
-    opened: name scopes, with a final "/", that stand for those that `apply` opens, by the names that it asks for.
+  The variables of `apply` are created outside of the conditional, under the names of a direct call in the replica.
+  `args`, `kwargs` and `scope`, the name scope of the replica, are per-replica values. `opened` are name scopes, with a
+  final "/", that stand for those that `apply` opens, by the names that it asks for.
   """
   names = _OutsideNames(distribute.local_results(scope)[0], opened or {})
 
@@ -77,7 +72,7 @@ class Created(NamedTuple):
 
 
 def created(graph: tf.Graph) -> List[Created]:
-  """Returns the variables that optimizers created in conditionals, and that have names which depend on that."""
+  """Returns the variables that optimizers created in conditionals, under names that depend on that."""
   return graphs.record_in(graph, "created_in_conditional", list)
 
 
@@ -91,8 +86,8 @@ class _OutsideNames:
       rate                       .../apply_if_finite/schedule/                 tower/schedule/rate   the same
       w/Adam                     "", chosen by the optimizer                   w/Adam                the same
 
-  Each name that an op or a scope gets in the branch is also used outside, and is numbered there as it would be without
-  the conditional: "tower/schedule_1/" if "tower/schedule/" exists. Variables named after tensors of the branch, such as
+  Each name that an op or a scope gets in the branch is also used outside, and is numbered there as without the
+  conditional: "tower/schedule_1/" if "tower/schedule/" exists. Variables named after tensors of the branch, such as
   moving averages, then have the same names, too.
   """
 
@@ -103,18 +98,17 @@ class _OutsideNames:
     self._outside: Dict[str, str] = {}  # names outside of the branch, "" for the root, by those in it, with a final "/"
 
   def add_branch(self, scope: str) -> None:
-    """Adds the name scope in which a replica calls the optimizer."""
     self._branches += (scope,)
     self._outside[scope] = self._replica_scope + "/" if self._replica_scope else ""
     self._outside.update((scope + name + "/", outside) for name, outside in self._opened.items())
 
   def add_name(self, scope: str, name: str, use: Callable[[str], str]) -> None:
-    """Uses a name outside that an op or a scope got in the branch; see `graphs.observe_names`."""
+    """For `graphs.observe_names`."""
     if scope.startswith(self._branches) and name + "/" not in self._outside and not tf.distribute.has_strategy():
       self._outside[name + "/"] = use(self._outside_of(scope)) + "/"
 
   def create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-    """Creates a variable outside of the branch; for `tf.variable_creator_scope`."""
+    """For `tf.variable_creator_scope`."""
     if graphs.init_scope_graph() is None:
       return next_creator(**kwargs)
     if tf.is_tensor(kwargs.get("initial_value")):

@@ -8,23 +8,17 @@ from typing import Any, Callable, Optional, Tuple
 
 from mp_compat._tensorflow import tf
 
-# Strategies that cannot train with loss scaling, by the name of their class or a base class, and why.
-_UNSUPPORTED = dict.fromkeys(
-  ["TPUStrategy", "TPUStrategyV1", "TPUStrategyV2"],
-  "TPUs compute in bfloat16, which has float32's range and needs no loss scaling",
-)
-
 
 def check_supported() -> None:
   """Raises a ValueError if the current strategy cannot train with loss scaling."""
-  strategy = tf.distribute.get_strategy()
-  for base in type(strategy).__mro__:
-    if base.__name__ in _UNSUPPORTED:
-      raise ValueError(
-        "Loss scaling is not supported with the strategy {}: {}. Use the inner optimizer alone there. Strategies "
-        "that work: MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy (compat.v1), "
-        "CentralStorageStrategy, OneDeviceStrategy.".format(type(strategy).__name__, _UNSUPPORTED[base.__name__])
-      )
+  strategy = type(tf.distribute.get_strategy())
+  if any(base.__name__ in ("TPUStrategy", "TPUStrategyV1", "TPUStrategyV2") for base in strategy.__mro__):
+    raise ValueError(
+      "Loss scaling is not supported with the strategy {}: TPUs compute in bfloat16, which has float32's range and "
+      "needs no loss scaling. Use the inner optimizer alone there. Strategies that work: MirroredStrategy, "
+      "MultiWorkerMirroredStrategy, ParameterServerStrategy (compat.v1), CentralStorageStrategy, "
+      "OneDeviceStrategy.".format(strategy.__name__)
+    )
 
 
 def check_replica_context() -> None:
@@ -49,10 +43,7 @@ def call_for_each_replica(function: Callable[..., Any], *args: Any, **kwargs: An
 
 
 def reduce_all_replicas(values: tf.Tensor) -> tf.Tensor:
-  """Returns, element by element, whether per-replica bool tensors are True in all replicas of all workers.
-
-  Called once for all replicas; the result is the same on every worker.
-  """
+  """Returns, element by element, whether per-replica bool tensors are True in all replicas of all workers."""
   if not tf.distribute.has_strategy():
     return values
   strategy = tf.distribute.get_strategy()

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The finite check: computes whether all values of tensors are finite.
 
-A finite sum proves that all of its terms are finite, because inf or NaN terms make the sum inf or NaN. The sum reads
-each gradient once, on all threads, in every TensorFlow version and on every device. If a sum is not finite (because of
-an overflow, or of finite terms whose sum is out of range), an exact check inside a conditional decides.
-
-XLA may assume that sums are not NaN (`xla_cpu_enable_fast_math`, the default in TensorFlow 1.15). Sums are therefore
-kept out of XLA clusters. Code that XLA may compile as a whole uses the exact check, which XLA compiles to one pass.
+A sum reads each gradient once, on all threads. If it is finite, so are all terms; if not (because of an overflow, or of
+finite terms whose sum is out of range), an exact check inside a conditional decides. XLA may assume that sums are not
+NaN (docs/design.md): they are kept out of XLA clusters, and code that XLA may compile uses the exact check.
 """
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import control_flow
@@ -58,17 +55,12 @@ def _stack_small(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
   """Returns the same values with small tensors of one shape, dtype and device stacked into one."""
   groups: Dict[Any, List[tf.Tensor]] = {}
   for number, tensor in enumerate(tensors):
-    groups.setdefault(_group_of(tensor) or number, []).append(tensor)
+    size = tensor.shape.num_elements()
+    is_small = size is not None and size * tensor.dtype.size <= _SMALL
+    group_key = (tensor.dtype, tuple(tensor.shape.as_list()), tensor.device) if is_small else number
+    groups.setdefault(group_key, []).append(tensor)
   stacked = []
   for group in groups.values():
     with ops.on_device_of(group[0]):
       stacked.append(group[0] if len(group) == 1 else tf.stack(group))
   return stacked
-
-
-def _group_of(tensor: tf.Tensor) -> Tuple[Any, ...]:
-  """Returns the dtype, shape and device that the tensors of a stack share; () for a large or unknown shape."""
-  size = tensor.shape.num_elements()
-  if size is None or size * tensor.dtype.size > _SMALL:
-    return ()
-  return tensor.dtype, tuple(tensor.shape.as_list()), tensor.device

@@ -31,10 +31,8 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
   A float16 loss cannot be scaled by more than 65504: the scale becomes inf, the step is skipped and a dynamic scale
   backs off. Compute the loss in float32 instead.
 
-  Args:
-    loss: a dense or ragged tensor of any shape and a dtype of `_DTYPES`, else a ValueError; or a callable that returns
-      one, for which the result is a callable.
-    scale: the loss scale, a float32 scalar.
+  `loss` is a dense or ragged tensor of any shape and a dtype of `_DTYPES` (else a ValueError), or a callable that
+  returns one, for which the result is a callable. `scale` is a float32 scalar.
   """
   if callable(loss):
     return lambda: scale_loss(loss(), scale)
@@ -88,12 +86,6 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
     return [map_values(unscale_values, grad) for grad in grads]
 
 
-def gate(grads: Iterable[Gradient]) -> List[Gradient]:
-  """Returns the same gradients, each available only after all are computed (`Optimizer.GATE_GRAPH`)."""
-  grads = list(grads)
-  return grads if all(grad is None for grad in grads) else tf.tuple(grads)
-
-
 def convert(grad: Any) -> Gradient:
   """Converts a tensor, `tf.IndexedSlices`, variable, NumPy array, list or number to a gradient; returns None for None.
 
@@ -118,28 +110,22 @@ def convert(grad: Any) -> Gradient:
 def convert_pairs(grads_and_vars: Iterable[Tuple[Any, tf.Variable]]) -> Tuple[GradAndVar, ...]:
   """Returns the (gradient, variable) pairs, with each gradient converted once.
 
-  Raises:
-    ValueError: If there are no pairs, or all gradients are None.
-    TypeError: If `convert` fails, or a gradient is neither floating nor of its variable's dtype.
+  Raises a ValueError if all gradients are None or there are no pairs, a TypeError if `convert` does or a gradient is
+  neither floating nor of its variable's dtype.
   """
   grads_and_vars = tuple((convert(grad), variable) for grad, variable in grads_and_vars)
   for grad, variable in grads_and_vars:
-    for values in values_of([grad]):
-      if not values.dtype.is_floating and values.dtype != tf.as_dtype(variable.dtype).base_dtype:
-        raise TypeError(
-          "Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. The gradient "
-          "of {} must be floating, but got {}.".format(
-            values.dtype.name, ", ".join(dtype.name for dtype in _DTYPES), variable, values
-          )
-        )
+    if grad is None or grad.dtype.is_floating or grad.dtype == tf.as_dtype(variable.dtype).base_dtype:
+      continue
+    raise TypeError(
+      "Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. The gradient of {} must be "
+      "floating, but got {}.".format(grad.dtype.name, ", ".join(dtype.name for dtype in _DTYPES), variable, grad)
+    )
   if not grads_and_vars:
     raise ValueError("No variables provided. Expected (gradient, variable) pairs, but got none.")
   if all(grad is None for grad, _ in grads_and_vars):
-    raise ValueError(
-      "No gradients provided for any variable: {}. Expected a gradient for at least one, but all are None.".format(
-        [str(variable) for _, variable in grads_and_vars]
-      )
-    )
+    variables = [str(variable) for _, variable in grads_and_vars]
+    raise ValueError("No gradients provided for any variable: {}. All gradients are None.".format(variables))
   return grads_and_vars
 
 
@@ -171,7 +157,6 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gr
 def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradient]:
   """Returns the same gradients; if `finite` is False, adds NaN to the first dense one, or to all if all are sparse.
 
-  For `LossScale.update` of any class, if the gradients passed to it do not contain the non-finite values of the step.
   A sparse gradient may have no values. Integers stay as they are.
   """
   grads = list(grads)
@@ -187,10 +172,9 @@ def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradien
 def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List[Gradient], tf.Tensor]:
   """Returns `g * clip_norm / max(norm, clip_norm)`, with the norm over all gradients, as `tf.clip_by_global_norm` does.
 
-  Unlike in `tf.clip_by_global_norm`, the norm does not overflow. For float16 and bfloat16 gradients it is computed in
-  float32: in float16, a sum of squares overflows from a norm of 256 on. It is correct up to the largest float32, where
-  a sum of squares overflows from a norm of 1.8e19 on. If a gradient is not finite, all returned gradients are NaN, so
-  that `apply_gradients` skips the step; no error is raised.
+  Unlike in `tf.clip_by_global_norm`, the norm does not overflow: it is computed in float32 for float16 and bfloat16
+  gradients, and is correct up to the largest float32 (a sum of squares overflows from a norm of 256 on in float16, of
+  1.8e19 in float32). If a gradient is not finite, all returned gradients are NaN: `apply_gradients` skips the step.
 
   Args:
     grads: gradients of any shapes, each float16, bfloat16, float32 or float64; dense, `tf.IndexedSlices` or None.
@@ -225,7 +209,7 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
   if values:
     norm = control_flow.cond(tf.is_finite(norm), lambda: norm, norm_of_large)
   clipped, _ = tf.clip_by_global_norm(wide, tf.cast(clip_norm, wide_dtype), use_norm=norm)
-  dtypes = [None if grad is None else values_of([grad])[0].dtype for grad in grads]
+  dtypes = [None if grad is None else grad.dtype for grad in grads]
   return [map_values(functools.partial(tf.cast, dtype=dtype), grad) for grad, dtype in zip(clipped, dtypes)], norm
 
 
@@ -233,16 +217,9 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
 def finite_or_zero(grads: Iterable[Gradient]) -> List[Gradient]:
   """Returns the gradients with zeros in place of NaN and inf, for `tf.summary.histogram`, which raises errors on these.
 
-  For summaries only: training with them hides overflows.
-
-  Args:
-    grads: gradients of any shapes and floating dtypes; dense, `tf.IndexedSlices` or None.
-
-  Returns:
-    A list of as many gradients, of the same kinds, shapes and dtypes.
-
-  Raises:
-    TypeError: If a gradient cannot be converted to a numeric tensor.
+  For summaries only: training with them hides overflows. `grads` are gradients of any shapes and floating dtypes,
+  dense, `tf.IndexedSlices` or None; the result is a list of as many, of the same kinds, shapes and dtypes. Raises a
+  TypeError if a gradient cannot be converted to a numeric tensor.
   """
   return [
     map_values(lambda value: tf.where_v2(ops.is_finite(value), value, tf.zeros_like(value)), convert(grad))

@@ -1,16 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where gradients come from: records of the gradients that were computed, and the search back to them."""
+"""Where gradients come from: records of the gradients that were computed, and the search back to them.
+
+The finite check of a tensor also checks what it is computed from by ops that propagate inf and NaN: if an input has
+one, so does the output. `tests/core/test_propagation.py` runs every entry of the tables with TensorFlow's graph
+optimizers, which replace a product with constant zeros, and `x - x`, by zeros: there, inf and NaN are lost. Ops that
+the tables lack may hide an overflow: minimum, maximum, select, sign, comparisons, slices.
+"""
 
 import dataclasses
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
-from mp_compat.core import propagation
 
 TensorKey = Tuple[tf.Operation, int]
+
+# Ops of which each output value is an input value, or a sum of input values.
+_COPIES = frozenset(["ExpandDims", "Identity", "Reshape", "Squeeze", "Transpose"])
+_ADDING = frozenset(["Add", "AddN", "AddV2", "Mean", "Sum"])
+_SUMS = _ADDING.union(_COPIES, ["Cast", "ConcatV2", "Pack"])
+# The input is what a function captures, or the default.
+_PLACEHOLDERS = frozenset(["Placeholder", "PlaceholderWithDefault"])
+_VARIABLES = frozenset(["IteratorGetNext", "ReadVariableOp", "Variable", "VariableV2"])
+_PRODUCTS = frozenset(["MatMul", "Mul"])
+# Ops whose results TensorFlow's graph optimizers may compute in advance from the shape of the input.
+_OF_SHAPES = frozenset(["OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"])
+# Ops from which a factor may be computed, such as that of clipping. If no input may fold to zeros, neither do they.
+_IN_FACTORS = frozenset(
+  ["Abs", "Fill", "L2Loss", "Max", "Maximum", "Merge", "Minimum", "RealDiv", "Rsqrt", "Select", "SelectV2", "Sqrt"]
+  + ["Square", "Switch"]
+)
+_DEEPEST = 50  # the number of ops behind a factor that are looked at
 
 
 class Computed(NamedTuple):
@@ -60,11 +84,10 @@ def record(
 def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> Lineage:
   """Searches back from gradients to the nearest computed ones, along data inputs; finds nothing in eager mode.
 
-  Clipping can turn an inf into a finite number (`tf.clip_by_value`), and masking can remove a NaN. The computed
-  gradients still contain the inf or NaN, so the finite check covers them, too, unless a path of ops that propagate inf
-  and NaN (`mp_compat.core.propagation`) leads from them to one of `grads`, whose check is then exact. Ops built here
-  must be able to read them: a branch, loop, function or XLA computation around them must contain these ops. With
-  `check_computed=False`, it covers none of them.
+  Clipping can turn an inf into a finite number (`tf.clip_by_value`), and masking can remove a NaN. The finite check
+  therefore covers the computed gradients, too (`to_check`), unless a path of ops that propagate inf and NaN leads from
+  them to one of `grads`, whose check is then exact, or ops built here cannot read them: these must be inside of each
+  branch, loop, function or XLA computation around them. With `check_computed=False`, it covers none of them.
   """
   if graphs.default_graph() is None:
     return Lineage()
@@ -88,15 +111,14 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
 
 
 def _search(values: Iterable[tf.Tensor]) -> Iterator[Tuple[tf.Tensor, Optional[Computed], bool]]:
-  """Yields the tensors that `values` derive from, without those behind a computed gradient.
+  """Yields the tensors that `values` derive from, each with its record, behind which it does not search.
 
-  With each comes its record if it is a computed gradient, and whether its inf and NaN reach `values`. Tensors whose do
-  come first, because others may lead to them, too.
+  With each comes whether its inf and NaN reach `values`. Those whose do come first: others may lead to them, too.
   """
   propagated: List[tf.Tensor] = list(values)
   others: List[tf.Tensor] = []
-  ops = propagation.PropagatingOps(lambda tensor: tensor_key(tensor) in _records_in(tensor.graph))
-  graph, records, seen = None, {}, set()
+  ops = PropagatingOps(lambda tensor: tensor_key(tensor) in _records_in(tensor.graph))
+  seen = set()
   while propagated or others:
     is_propagated = bool(propagated)
     tensor = (propagated or others).pop()
@@ -104,8 +126,7 @@ def _search(values: Iterable[tf.Tensor]) -> Iterator[Tuple[tf.Tensor, Optional[C
     if key in seen:
       continue
     seen.add(key)
-    if tensor.graph is not graph:  # Functions read tensors of the graphs around them.
-      graph, records = tensor.graph, _records_in(tensor.graph)
+    records = _records_in(tensor.graph)  # Functions read tensors of the graphs around them.
     yield tensor, records.get(key), is_propagated
     if key not in records:
       inputs = contexts.tensor_inputs(tensor)
@@ -127,5 +148,85 @@ def tensor_key(tensor: tf.Tensor) -> TensorKey:
 
 
 def _records_in(graph: tf.Graph) -> Dict[TensorKey, Computed]:
-  """Returns the computed gradients of a graph by tensor key. The graph owns the dictionary."""
   return graphs.record_in(graph, "computed_gradients")
+
+
+class PropagatingOps:
+  """Finds the inputs that ops propagate; `is_computed` returns whether a tensor is a computed gradient."""
+
+  def __init__(self, is_computed: Callable[[tf.Tensor], bool]) -> None:
+    self._is_computed = is_computed
+    self._folds: Dict[TensorKey, bool] = {}  # the results of `_may_fold_to_zeros`
+
+  def inputs_of(self, tensor: tf.Tensor, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+    """Returns those of its `inputs` (of a function's capture, what it captures) that a graph tensor propagates."""
+    op = tensor.op.type
+    if op in _SUMS or op in _PLACEHOLDERS:
+      return [value for value in inputs if _keeps_values(value.dtype, tensor.dtype)]
+    if op in _PRODUCTS:
+      return [value for value, other in zip(inputs, reversed(inputs)) if not self._may_fold_to_zeros(other)]
+    if op == "RealDiv" and not self._may_fold_to_zeros(inputs[1]):  # nor to inf
+      return inputs[:1]
+    return []
+
+  def _may_fold_to_zeros(self, factor: tf.Tensor, depth: int = 0) -> bool:
+    """Returns whether graph optimizers may replace a product by zeros because of this factor.
+
+    The value of a variable may be 0, too, but its product with an inf is computed, and NaN.
+    """
+    key = tensor_key(factor)
+    if key not in self._folds:
+      self._folds[key] = depth > _DEEPEST or self._finds_zeros(factor, depth)
+    return self._folds[key]
+
+  def _finds_zeros(self, factor: tf.Tensor, depth: int) -> bool:
+    op, inputs = factor.op.type, contexts.tensor_inputs(factor)
+    if self._is_computed(factor) or _is_runtime(factor.op):
+      return False
+    if op == "Placeholder":  # of a function: a captured tensor, which is in `inputs`, or an argument, which is unknown
+      return not inputs or self._may_fold_to_zeros(inputs[0], depth + 1)
+    if op == "Const" or (op == "Cast" and _is_constant(factor)):  # a cast may round to 0
+      return not _is_moderate(factor)
+    if (op in _ADDING or op in _PRODUCTS) and _is_constant(factor):  # such as 1 + -1
+      return True
+    if op in ("Add", "AddV2"):
+      return all(self._may_fold_to_zeros(value, depth + 1) for value in inputs)
+    if op in _SUMS or op in _PRODUCTS or op in _IN_FACTORS:
+      inputs = [value for value in inputs if value.dtype.is_floating or op == "Cast"]
+      return any(self._may_fold_to_zeros(value, depth + 1) for value in inputs)
+    return True
+
+
+def _keeps_values(source: tf.DType, target: tf.DType) -> bool:
+  """Returns whether a sum or a cast from one dtype to another keeps inf and NaN."""
+  source, target = source.base_dtype, target.base_dtype
+  return target.is_complex if source.is_complex else source.is_floating and (target.is_floating or target.is_complex)
+
+
+def _is_runtime(op: tf.Operation) -> bool:
+  """Returns whether graph optimizers know nothing of the value of an op: a variable, or a placeholder of a Session."""
+  return op.type in _VARIABLES or (op.type in _PLACEHOLDERS and not op.graph.building_function)
+
+
+def _is_constant(tensor: tf.Tensor) -> bool:
+  """Returns whether a tensor may depend on constants, shapes and functions only."""
+  seen, pending = set(), [tensor.op]
+  while pending:
+    op = pending.pop()
+    if op in seen or op.type == "Const" or op.type in _OF_SHAPES:
+      continue
+    seen.add(op)
+    if _is_runtime(op):
+      return False
+    pending.extend(value.op for value in op.inputs)
+  return True
+
+
+def _is_moderate(constant: tf.Tensor) -> bool:
+  """Returns whether a tensor is a known constant of NaN and of values whose products neither overflow nor underflow."""
+  value = tf.get_static_value(constant)
+  if value is None:
+    return False
+  magnitude = np.abs(np.asarray(value)).astype(np.float64)
+  largest = 2.0**7 if constant.dtype.base_dtype == tf.float16 else 2.0**40
+  return bool((np.isnan(magnitude) | ((1 / largest <= magnitude) & (magnitude <= largest))).all())

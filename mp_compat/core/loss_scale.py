@@ -2,8 +2,8 @@
 """Loss scales: the factor that multiplies the loss, and its update after each step."""
 
 import abc
-import dataclasses
-from typing import Any, Dict, List, Optional, Tuple, Type, TypeVar, Union, overload
+import operator
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar, Union, overload
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
@@ -17,26 +17,15 @@ from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.core import update_rule
 
-
-@dataclasses.dataclass
-class LossScaleState:
-  """What a LossScale keeps in a graph."""
-
-  variables: Dict[str, tf.Variable] = dataclasses.field(default_factory=dict)  # by name, in the order of their creation
-
-
 _AnyLossScale = TypeVar("_AnyLossScale", bound="LossScale")
 
 
 class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
   """A scalar that multiplies the loss and divides the gradients, so that small gradients do not underflow in float16.
 
-  A subclass defines the current scale (`__call__`), how the gradients of a step change it and whether they may be
-  applied (`update`), and the arguments of an equal instance (`get_config`).
-
-  An instance may be constructed anywhere and used in many graphs: its variables belong to a graph. `_add_weight`
-  creates a variable in the current graph at once, and in every other graph on first use. A subclass that is used in
-  several graphs reads its variables with `self._weight(name)`.
+  A subclass defines `__call__`, `update` and `get_config`. An instance may be constructed anywhere and used in many
+  graphs: its variables belong to a graph. `_add_weight` creates a variable in the current graph at once, and in every
+  other graph on first use. A subclass that is used in several graphs reads its variables with `self._weight(name)`.
 
   Source: `tf.compat.v1.train.experimental.LossScale`.
   """
@@ -49,7 +38,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
 
   @abc.abstractmethod
   def update(self, grads: Any) -> Tuple[Optional[tf.Operation], Union[bool, tf.Tensor]]:
-    """Updates the loss scale from the gradients of one step. Must be called in a cross-replica context.
+    """Updates the loss scale from the gradients of one step; called in a cross-replica context.
 
     Args:
       grads: a nested structure of unscaled gradients, dense, `tf.IndexedSlices` or None (ignored); per-replica values
@@ -89,14 +78,11 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
   def _add_weight(self, name: str, initial_value: Any, dtype: Optional[tf.DType] = None) -> tf.Variable:
     """Declares a scalar variable; returns that of the current graph, a resource variable which is not trainable.
 
-    `initial_value` is a Python number, `dtype` by default its dtype. A second declaration of a name raises a
-    RuntimeError.
+    `initial_value` is a Python number. A second declaration of a name raises a RuntimeError.
     """
     if name in self._graph_variables():
       raise RuntimeError(
-        "Duplicate variables detected. {}: every weight of a loss scale must have a unique name.".format(
-          (name, graphs.graph_key(graphs.init_scope_graph()))
-        )
+        "Duplicate variables detected. Each weight of a loss scale must have a unique name, but {} exists.".format(name)
       )
     vars(self).setdefault("_mp_compat_weights", {})[name] = (initial_value, dtype)
     return self._make_weight(name)
@@ -112,26 +98,20 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
 
   def _make_weight(self, name: str) -> tf.Variable:
     initial_value, dtype = self._mp_compat_weights[name]
-    variable = tf.Variable(  # resource variables are created outside of branches, loops and control dependencies
-      initial_value,
-      name=name,
-      dtype=dtype,
-      trainable=False,
-      use_resource=True,
-      synchronization=tf.VariableSynchronization.AUTO,
-      aggregation=tf.VariableAggregation.NONE,
-    )
+    # Resource variables are created outside of branches, loops and control dependencies.
+    variable = tf.Variable(initial_value, name=name, dtype=dtype, trainable=False, use_resource=True)
     self._graph_variables()[name] = variable
     self._handle_deferred_dependencies(name=name, trackable=variable)
     return variable
 
   def _graph_variables(self) -> Dict[str, tf.Variable]:
-    return graphs.state_of(self, graphs.init_scope_graph(), LossScaleState).variables
+    return graphs.state_of(self, graphs.init_scope_graph(), dict)  # by name, in the order of their creation
 
   @property
   def _weights(self) -> Dict[Tuple[str, Optional[str]], tf.Variable]:
     """Returns the current graph's variables by the keys that TensorFlow's class uses: `(name, graph key)`."""
-    key = graphs.graph_key(graphs.init_scope_graph())
+    graph = graphs.init_scope_graph()
+    key = None if graph is None else graph._graph_key
     return {(name, key): variable for name, variable in self._graph_variables().items()}
 
 
@@ -170,26 +150,11 @@ class FixedLossScale(LossScale):
   """
 
   def __init__(self, loss_scale_value: float) -> None:
-    """Makes a fixed loss scale.
-
-    Args:
-      loss_scale_value: a number from 1 to 2**126; above, TensorFlow flushes `1 / loss_scale_value` to 0.
-
-    Raises:
-      ValueError: If `loss_scale_value` is not a number in that range.
-    """
-    if not arguments.is_number(loss_scale_value):
-      raise ValueError(
-        "loss_scale_value must be a Python int or float. Expected a number from 1 to 2**126, but got {!r}.".format(
-          loss_scale_value
-        )
-      )
-    if not loss_scale_value >= 1:
-      raise ValueError(
-        "loss_scale_value must be at least 1. Expected a number from 1 to 2**126, but got {!r}.".format(
-          loss_scale_value
-        )
-      )
+    """Makes a loss scale from a number from 1 to 2**126 (see `DynamicLossScale`), else raises a ValueError."""
+    is_number = arguments.is_number(loss_scale_value)
+    if not is_number or not loss_scale_value >= 1:
+      expected = "at least 1" if is_number else "a Python int or float"
+      raise ValueError("loss_scale_value must be {}, but got {!r}.".format(expected, loss_scale_value))
     self._loss_scale_value = arguments.scale("loss_scale_value", loss_scale_value)
 
   def __call__(self) -> tf.Tensor:
@@ -208,24 +173,19 @@ class FixedLossScale(LossScale):
     return {"loss_scale_value": self._loss_scale_value}
 
 
-class Weight:
-  """A descriptor: reads a variable of a loss scale in the current graph, until a subclass sets an attribute instead."""
+class _Default:
+  """A descriptor: computes an attribute, until a subclass sets an attribute of that name instead."""
 
-  def __init__(self, name: str) -> None:
-    self._name = name
-
-  def __get__(self, instance: Any, owner: type) -> Any:
-    return self if instance is None else instance._weight(self._name)
-
-
-class _RuleParameter:
-  """A descriptor: reads a field of the update rule, until a subclass sets an attribute of that name instead."""
-
-  def __init__(self, field: str) -> None:
-    self._field = field
+  def __init__(self, compute: Callable[[Any], Any]) -> None:
+    self._compute = compute
 
   def __get__(self, instance: Any, owner: type) -> Any:
-    return self if instance is None else getattr(instance._mp_compat_rule, self._field)
+    return self if instance is None else self._compute(instance)
+
+
+def weight(name: str) -> Any:
+  """Returns an attribute of a loss scale: its variable of this name in the current graph."""
+  return _Default(operator.methodcaller("_weight", name))
 
 
 class DynamicLossScale(FiniteLossScale):
@@ -256,20 +216,17 @@ class DynamicLossScale(FiniteLossScale):
     """Makes a dynamic loss scale.
 
     Args:
-      initial_loss_scale: the first scale, from `min_loss_scale` to `max_loss_scale`. Prefer a high value: the scale
-        falls faster than it rises.
-      increment_period: the growth interval (`growth_interval` in torch.amp), a number of finite steps in a row; from 1
-        to 2**63 - 1.
+      initial_loss_scale: the first scale. Prefer a high value: the scale falls faster than it rises.
+      increment_period: the growth interval (`growth_interval` in torch.amp), from 1 to 2**63 - 1 steps.
       multiplier: the growth factor, above 1. The scale does not change if the product is above `max_loss_scale`.
       backoff: the divisor on overflow, above 1: 2 is torch.amp's `backoff_factor=0.5`. None means `multiplier`.
-      overflow_tolerance: the hysteresis of Megatron-LM and DeepSpeed: the number of overflows before a backoff, from 1
-        to 2**63 - 1; counted since the last growth or backoff was due. Every step that overflows is skipped.
+      overflow_tolerance: the hysteresis of Megatron-LM and DeepSpeed, from 1 to 2**63 - 1 overflows.
       min_loss_scale: the lower bound of backoff; above 0, may be below 1.
       max_loss_scale: the upper bound of growth; at most 2**126, above which TensorFlow flushes `1 / scale` to 0, and
         gradients vanish. A larger restored scale is lowered to it when it would grow.
 
     Raises:
-      ValueError: If an argument is not a number in its range. No range goes above 2**126.
+      ValueError: If an argument is not a number in its range, or `initial_loss_scale` is not between the bounds.
     """
     self._initial_loss_scale = arguments.scale("initial_loss_scale", initial_loss_scale)
     self._multiplier = arguments.scale("multiplier", multiplier, above=1.0)
@@ -286,43 +243,35 @@ class DynamicLossScale(FiniteLossScale):
         "initial_loss_scale must be at most max_loss_scale, {}, but got {!r}.".format(ceiling, initial_loss_scale)
       )
     self._increment_period = arguments.truncated_int("increment_period", increment_period)
+    tolerance = arguments.truncated_int("overflow_tolerance", overflow_tolerance)
     # Subclasses set attributes of any name; this name is unlikely to collide.
     self._mp_compat_parameters = update_rule.Rule(
-      increment_period=self._increment_period,
-      multiplier=self._multiplier,
-      backoff=backoff,
-      overflow_tolerance=arguments.truncated_int("overflow_tolerance", overflow_tolerance),
-      floor=floor,
-      ceiling=ceiling,
+      self._increment_period, self._multiplier, backoff, tolerance, floor, ceiling
     )
     self._add_weight("current_loss_scale", self._initial_loss_scale, tf.float32)
     self._add_weight("good_steps", 0, tf.int64)
-    if self._mp_compat_parameters.overflow_tolerance > 1:
+    if tolerance > 1:
       self._add_weight("bad_steps", 0, tf.int64)
 
   @property
   def _mp_compat_rule(self) -> update_rule.Rule:
     """Returns the update rule, with `_increment_period` and `_multiplier` as a subclass may have set them."""
-    parameters = self._mp_compat_parameters
-    return parameters._replace(
-      increment_period=self._increment_period,
-      multiplier=self._multiplier,
-      backoff=parameters.backoff or self._multiplier,
-    )
+    rule = self._mp_compat_parameters._replace(increment_period=self._increment_period, multiplier=self._multiplier)
+    return rule._replace(backoff=rule.backoff or rule.multiplier)
 
   @property
   def initial_loss_scale(self) -> float:
     return self._initial_loss_scale
 
-  increment_period = _RuleParameter("increment_period")
-  multiplier = _RuleParameter("multiplier")
-  backoff = _RuleParameter("backoff")
-  overflow_tolerance = _RuleParameter("overflow_tolerance")
-  min_loss_scale = _RuleParameter("floor")
-  max_loss_scale = _RuleParameter("ceiling")
+  increment_period = _Default(lambda self: self._mp_compat_rule.increment_period)
+  multiplier = _Default(lambda self: self._mp_compat_rule.multiplier)
+  backoff = _Default(lambda self: self._mp_compat_rule.backoff)
+  overflow_tolerance = _Default(lambda self: self._mp_compat_rule.overflow_tolerance)
+  min_loss_scale = _Default(lambda self: self._mp_compat_rule.floor)
+  max_loss_scale = _Default(lambda self: self._mp_compat_rule.ceiling)
 
-  _current_loss_scale = Weight("current_loss_scale")
-  _num_good_steps = Weight("good_steps")
+  _current_loss_scale = weight("current_loss_scale")
+  _num_good_steps = weight("good_steps")
 
   def __call__(self) -> tf.Tensor:
     return tf.convert_to_tensor(self._current_loss_scale)
@@ -334,14 +283,11 @@ class DynamicLossScale(FiniteLossScale):
     return transition(variables, finite, self._mp_compat_rule)
 
   def __repr__(self) -> str:
-    now = ""
+    values = self.get_config()
     if tf.executing_eagerly():
-      now = "current_loss_scale={}, num_good_steps={}, ".format(
-        self._current_loss_scale.numpy(), self._num_good_steps.numpy()
-      )
-    return "DynamicLossScale({}{})".format(
-      now, ", ".join("{}={}".format(key, value) for key, value in self.get_config().items())
-    )
+      state = dict(current_loss_scale=self._current_loss_scale.numpy(), num_good_steps=self._num_good_steps.numpy())
+      values = dict(state, **values)
+    return "DynamicLossScale({})".format(", ".join("{}={}".format(*item) for item in values.items()))
 
   def get_config(self) -> Dict[str, Any]:
     """Returns the keyword arguments of an equal instance; omits defaults of arguments that TensorFlow's class lacks."""
@@ -377,7 +323,7 @@ def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rul
     scale, good_steps, *bad_steps = [tf.convert_to_tensor(variable) for variable in variables]
     # Without a variable for them, bad_steps are the number 0: what the rule computes from it adds no ops (`_where`).
     state = update_rule.State(scale, good_steps, *(bad_steps or [0]))
-    after = update_rule.next_state(state, finite, rule, _TENSORS)
+    after = update_rule.next_state(state, finite, rule, _where, tf.maximum, tf.minimum)
     return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)])
 
 
@@ -390,17 +336,10 @@ def get_loss_scale(identifier: Any) -> LossScale: ...
 
 
 def get_loss_scale(identifier: Any) -> Optional[LossScale]:
-  """Returns the loss scale that `identifier` describes.
+  """Returns the loss scale that `identifier` describes; None for None.
 
-  Args:
-    identifier: an int, float or NumPy scalar from 1 to 2**126 for a `FixedLossScale`; "dynamic" for a
-      `DynamicLossScale` with its defaults; a LossScale, ours or TensorFlow's, which is returned as it is; or None.
-
-  Returns:
-    The loss scale; None for None.
-
-  Raises:
-    ValueError: If `identifier` is another value, or a number outside of that range.
+  It is an int, float or NumPy scalar from 1 to 2**126 for a `FixedLossScale`; "dynamic" for a `DynamicLossScale` with
+  its defaults; a LossScale, ours or TensorFlow's, which is returned as it is; or None. Raises a ValueError for others.
 
   Source: `get` of TensorFlow's module `loss_scale`.
   """
@@ -411,8 +350,8 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
   if isinstance(identifier, str) and identifier == "dynamic":
     return DynamicLossScale()
   raise ValueError(
-    'Could not interpret loss scale identifier: {}. Expected a number of at least 1, "dynamic", or a '
-    "LossScale, but got {!r}.".format(identifier, identifier)
+    'Could not interpret loss scale identifier: {0}. Expected a number of at least 1, "dynamic", or a '
+    "LossScale, but got {0!r}.".format(identifier)
   )
 
 
@@ -424,6 +363,3 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
     return yes
   dtype = next((value.dtype for value in (yes, no) if tf.is_tensor(value)), None)
   return tf.where_v2(condition, tf.convert_to_tensor(yes, dtype), tf.convert_to_tensor(no, dtype))
-
-
-_TENSORS = update_rule.Operations(where=_where, maximum=tf.maximum, minimum=tf.minimum)

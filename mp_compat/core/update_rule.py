@@ -9,7 +9,7 @@
 The scale grows only if the product is at most the ceiling. A scale above the ceiling (for example a restored one) is
 lowered to it when it would grow. The floor never raises a scale that is below it. With a `decrement_ratio`, backoff is
 a product, which rounds differently. Uses only the standard library: the same code runs on Python numbers and, with
-other `Operations`, on tensors.
+other operations, on tensors.
 
 Source: Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), section 3.2, as implemented by
 `tf.compat.v1.train.experimental.DynamicLossScale` and, with a ratio, by
@@ -42,28 +42,23 @@ class State(NamedTuple):
   bad_steps: Any  # 0, a number, if nothing counts them: a rule with an overflow_tolerance of 1 needs no count
 
 
-class Operations(NamedTuple):
-  """The elementary operations that differ between numbers and tensors."""
-
-  where: Callable[[Any, Any, Any], Any]
-  maximum: Callable[[Any, Any], Any]
-  minimum: Callable[[Any, Any], Any]
-
-
-PYTHON = Operations(where=lambda condition, yes, no: yes if condition else no, maximum=max, minimum=min)
-
-
-def next_state(state: State, finite: Any, rule: Rule, operations: Operations = PYTHON) -> State:
+def next_state(
+  state: State,
+  finite: Any,
+  rule: Rule,
+  where: Callable[[Any, Any, Any], Any] = lambda condition, yes, no: yes if condition else no,
+  maximum: Callable[[Any, Any], Any] = max,
+  minimum: Callable[[Any, Any], Any] = min,
+) -> State:
   """Returns the state after one step, with values of the same kinds; `finite` is a bool, or a scalar bool tensor."""
-  where = operations.where
   good_steps, bad_steps = state.good_steps + 1, state.bad_steps + 1
   grow, shrink = good_steps >= rule.increment_period, bad_steps >= rule.overflow_tolerance
 
   product = state.scale * rule.multiplier
-  grown = where(product <= rule.ceiling, product, operations.minimum(state.scale, rule.ceiling))
+  grown = where(product <= rule.ceiling, product, minimum(state.scale, rule.ceiling))
   floor = where(state.scale < rule.floor, state.scale, rule.floor)
   shrunk = state.scale / rule.backoff if rule.decrement_ratio is None else state.scale * rule.decrement_ratio
-  shrunk = operations.maximum(shrunk, floor)
+  shrunk = maximum(shrunk, floor)
 
   return State(
     scale=where(finite, where(grow, grown, state.scale), where(shrink, shrunk, state.scale)),

@@ -28,9 +28,7 @@ def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args
 
   Args:
     getter: the getter that this one customizes.
-    name: the variable's name.
-    *args: see `tf.compat.v1.get_variable`.
-    **kwargs: see `tf.compat.v1.get_variable`.
+    name, *args, **kwargs: see `tf.compat.v1.get_variable`.
 
   Returns:
     A tensor of the requested dtype and the variable's shape; for all other variables, the variable itself.

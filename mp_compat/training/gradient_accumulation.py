@@ -19,16 +19,14 @@ from mp_compat.training import step
 
 GradAndVar = gradients.GradAndVar
 
-_SKIP = ("window", "micro_batch")
-
 
 @dataclasses.dataclass
 class Window:
-  """What a GradientAccumulator keeps in a graph. `sums`, `dtypes` and `var_list` are in the order passed to `add`."""
+  """What a GradientAccumulator keeps in a graph that a Session runs; the lists are in the order passed to `add`."""
 
   var_list: List[tf.Variable] = dataclasses.field(default_factory=list)  # empty before the first `add`
   dtypes: List[Optional[tf.DType]] = dataclasses.field(default_factory=list)  # of the gradients; None for None
-  sums: List[Optional[tf.Variable]] = dataclasses.field(default_factory=list)  # None for a gradient that is None
+  sums: List[Optional[tf.Variable]] = dataclasses.field(default_factory=list)
   finite: tf.Variable = None  # counts the micro-batches that were added, an int64 scalar
   overflowed: tf.Variable = None  # counts those that were not finite, an int64 scalar
   means: List[tf.Tensor] = dataclasses.field(default_factory=list)  # all that `mean` returned, read before clearing
@@ -57,25 +55,17 @@ class GradientAccumulator:
   """
 
   def __init__(self, optimizer: optimizer_module.MixedPrecisionLossScaleOptimizer, skip: str = "window") -> None:
-    """Makes an accumulator with an empty window.
+    """Makes an accumulator for gradients that `optimizer` computes and applies.
 
-    Args:
-      optimizer: the optimizer that computes and applies the gradients.
-      skip: what to skip if the gradients of a micro-batch are not finite: the "window", or only the "micro_batch".
-
-    Raises:
-      ValueError: If `optimizer` is not a MixedPrecisionLossScaleOptimizer or was made with `skip_nonfinite=False`, or
-        if `skip` is another value.
+    Raises a ValueError if `optimizer` is not a MixedPrecisionLossScaleOptimizer or was made with
+    `skip_nonfinite=False`, or if `skip` is neither "window" nor "micro_batch".
     """
     if not isinstance(optimizer, optimizer_module.MixedPrecisionLossScaleOptimizer):
       raise ValueError("optimizer must be a MixedPrecisionLossScaleOptimizer, but got {!r}.".format(optimizer))
     if not optimizer._mp_compat_settings.skip_nonfinite:
-      raise ValueError(
-        "GradientAccumulator needs the finite check, but the optimizer was made with "
-        "skip_nonfinite=False. Remove that argument."
-      )
-    if skip not in _SKIP:
-      raise ValueError("skip must be one of {}, but got {!r}.".format(", ".join(map(repr, _SKIP)), skip))
+      raise ValueError("GradientAccumulator needs the finite check; make the optimizer without skip_nonfinite=False.")
+    if skip not in ("window", "micro_batch"):
+      raise ValueError("skip must be one of 'window', 'micro_batch', but got {!r}.".format(skip))
     self._optimizer = optimizer
     self._skip = skip
 
@@ -90,15 +80,11 @@ class GradientAccumulator:
     Raises:
       ValueError: If all gradients are None, a variable has no static shape, or `add` was already called in this graph.
         A function may be traced again: its traces add to one window if they pass the same variables and dtypes.
-      TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
-      RuntimeError: In eager mode, outside of functions.
+      TypeError, RuntimeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`; in eager mode.
       tf.errors.InvalidArgumentError: If `tf.local_variables_initializer()` was not run, in `session.run`.
     """
     if tf.executing_eagerly():
-      raise RuntimeError(
-        "GradientAccumulator works in graphs only, but eager execution is enabled. Use it in a tf.Graph or a "
-        "tf.function, or sum the gradients in Python."
-      )
+      raise RuntimeError("GradientAccumulator works in graphs only. Use it in a tf.Graph or a tf.function.")
     part = step.prepare(grads_and_vars, self._optimizer._mp_compat_settings, empties_window=True)
     window = self._window(part.grads_and_vars)
     pairs = [(total, grad) for total, (grad, _) in zip(window.sums, part.grads_and_vars) if total is not None]
@@ -106,25 +92,22 @@ class GradientAccumulator:
     def add() -> tf.Operation:
       return tf.group(window.finite.assign_add(1, read_value=False), *[_add_to(total, grad) for total, grad in pairs])
 
-    def skip() -> tf.Operation:
-      return tf.group(window.overflowed.assign_add(1, read_value=False))
-
     initialized = tf.debugging.Assert(
       window.finite.is_initialized(),  # not tf.is_variable_initialized, which fails in functions of TensorFlow 2.0
       ["The variables of this GradientAccumulator are not initialized. Run tf.local_variables_initializer()."],
     )
     with tf.control_dependencies([initialized]):
       finite = tf.identity(part.finite)
-    return tf.group(control_flow.cond(finite, add, skip), name=name or "accumulate")
+    added = control_flow.cond(finite, add, lambda: tf.group(window.overflowed.assign_add(1, read_value=False)))
+    return tf.group(added, name=name or "accumulate")
 
   @autograph.do_not_convert
   def mean(self) -> List[GradAndVar]:
     """Returns the mean gradients of the window's finite micro-batches, to be clipped, reduced and applied.
 
-    Returns:
-      A list of (gradient, variable) pairs, in the order passed to `add`. A gradient is None if None was
-      passed to `add`. Otherwise it is a dense tensor with the variable's shape and the dtype passed to `add`. Its
-      values are NaN if the window must be skipped.
+    The result is a list of (gradient, variable) pairs, in the order passed to `add`. A gradient is None if None was
+    passed to `add`; otherwise a dense tensor with the variable's shape and the dtype passed to `add`, whose values are
+    NaN if the window must be skipped.
 
     Raises:
       RuntimeError: If `add` was not called in this graph.
@@ -149,32 +132,23 @@ class GradientAccumulator:
     return list(zip(means, window.var_list))
 
   @autograph.do_not_convert
+  @step.collected
   def apply_gradients(
     self, grads_and_vars: Iterable[GradAndVar], global_step: Optional[tf.Variable] = None, name: Optional[str] = None
   ) -> tf.Operation:
     """Applies a window as one step of the optimizer and empties it.
 
-    Args:
-      grads_and_vars: pairs as `mean` returns them, possibly clipped or reduced.
-      global_step: a variable to increment by one with every applied window.
-      name: a name for the op that applies the step; the inner optimizer's by default.
-
-    Returns:
-      One op, which runs no backward pass. It empties the window after `mean` has read it: results of calls before this
-      one can be fetched in the same `session.run`.
-
-    Raises:
-      RuntimeError: If `add` was not called in this graph.
-      ValueError, TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
+    Arguments and errors are those of `MixedPrecisionLossScaleOptimizer.apply_gradients`, with pairs as `mean` returns
+    them, possibly clipped or reduced; a RuntimeError if `add` was not called in this graph. The result is one op, which
+    runs no backward pass. It empties the window after `mean` has read it: results of calls before this one can be
+    fetched in the same `session.run`.
     """
     window = self._added()
-    micro_batches_finite = tf.equal(window.overflowed.read_value(), 0) if self._skip == "micro_batch" else None
+    micro_batches_finite = [tf.equal(window.overflowed.read_value(), 0)] if self._skip == "micro_batch" else []
     distribute.check_replica_context()
     parts = [self._optimizer._prepare_part(grads_and_vars, empties_window=True)]
-    if micro_batches_finite is not None:
-      parts.append(step.Part((), micro_batches_finite, lineage.Lineage(), parts[0].scope))
-    train_ops = step.train_ops()
-    applied = distribute.merge_call(self._apply_in_all_replicas, parts, global_step, name)
+    parts += [step.Part((), finite, lineage.Lineage(), parts[0].scope) for finite in micro_batches_finite]
+    applied = distribute.merge_call(self._optimizer._apply_in_all_replicas, parts, global_step, name)
     read = [mean for mean in window.means if mean.graph is applied.graph and contexts.is_readable(mean)]
     with tf.control_dependencies([tf.group(applied, *read)]):  # one op: each assignment would wait for each mean
       cleared = [
@@ -182,37 +156,21 @@ class GradientAccumulator:
         for total in [window.finite, window.overflowed] + window.sums
         if total is not None
       ]
-    train_op = tf.group(applied, *cleared)
-    step.set_train_ops(train_ops + [train_op])
-    return train_op
+    return tf.group(applied, *cleared)
 
-  def _apply_in_all_replicas(
-    self,
-    strategy: tf.distribute.Strategy,
-    parts: List[step.Part],
-    global_step: Optional[tf.Variable],
-    name: Optional[str],
-  ) -> tf.Operation:
-    del strategy  # the current strategy
-    decision = step.decide(self._optimizer.loss_scale, parts, self._optimizer._mp_compat_settings, skip="each")
-    return step.apply(parts[0], decision, 0, global_step, name)
-
-  def _window(self, grads_and_vars: Iterable[GradAndVar]) -> "Window":
+  def _window(self, grads_and_vars: Iterable[GradAndVar]) -> Window:
     """Returns the window of this graph, whose variables the first `add` makes."""
-    window, graph = self._state(), graphs.default_graph()
+    window, graph = graphs.state_of(self, graphs.init_scope_graph(), Window), graphs.default_graph()
     dtypes = [None if grad is None else grad.dtype for grad, _ in grads_and_vars]
     var_list = [variable for _, variable in grads_and_vars]
     if not window.var_list:
-      device = gradients.values_of([grad for grad, _ in grads_and_vars])[0].device
-      window.sums = [_sum_for(grad, variable) for grad, variable in grads_and_vars]
+      device = next(grad.device for grad, _ in grads_and_vars if grad is not None)
+      window.sums = [None if grad is None else _sum_for(grad, variable) for grad, variable in grads_and_vars]
       window.finite = _local([], tf.int64, "finite_micro_batches", device)
       window.overflowed = _local([], tf.int64, "overflowed_micro_batches", device)
       window.var_list, window.dtypes = var_list, dtypes
     if graph in window.adding_graphs:
-      raise ValueError(
-        "add() was already called in this graph. Run the op that it returned once for each "
-        "micro-batch, or make another GradientAccumulator."
-      )
+      raise ValueError("add() was already called in this graph. Run the op that it returned once per micro-batch.")
     window.adding_graphs.add(graph)
     same_variables = list(map(id, var_list)) == list(map(id, window.var_list))  # eager variables may share a name
     if not same_variables or dtypes != window.dtypes:
@@ -224,12 +182,8 @@ class GradientAccumulator:
       )
     return window
 
-  def _state(self) -> "Window":
-    """Returns the window of the graph that a Session runs: functions, branches and loop bodies are inside it."""
-    return graphs.state_of(self, graphs.init_scope_graph(), Window)
-
-  def _added(self) -> "Window":
-    window = self._state()
+  def _added(self) -> Window:
+    window = graphs.state_of(self, graphs.init_scope_graph(), Window)
     if not window.var_list:
       raise RuntimeError(
         "This GradientAccumulator has no gradients in this graph. Call add(opt.compute_gradients(loss)) first."
@@ -241,20 +195,14 @@ def _describe(var_list: List[tf.Variable], dtypes: List[Optional[tf.DType]]) -> 
   return ", ".join("{} ({})".format(v.name, dtype.name if dtype else None) for v, dtype in zip(var_list, dtypes))
 
 
-def _sum_for(grad: gradients.Gradient, variable: tf.Variable) -> Optional[tf.Variable]:
-  """Makes a variable of zeros for the sum of a gradient, on its device; returns None for None."""
-  if grad is None:
-    return None
-  (values,) = gradients.values_of([grad])
+def _sum_for(grad: Union[tf.Tensor, tf.IndexedSlices], variable: tf.Variable) -> tf.Variable:
+  """Makes a variable of zeros for the sum of a gradient, on its device."""
   if not variable.shape.is_fully_defined():
-    raise ValueError(
-      "Gradients can only be accumulated for variables of static shape, but {} has the shape {}.".format(
-        variable.name, variable.shape
-      )
-    )
-  is_wide = values.dtype.is_complex or values.dtype == tf.float64
-  dtype = values.dtype if is_wide else tf.float32
-  return _local(variable.shape, dtype, "accumulated_gradient", values.device)
+    message = "Gradients can only be accumulated for variables of static shape, but {} has the shape {}."
+    raise ValueError(message.format(variable.name, variable.shape))
+  is_wide = grad.dtype.is_complex or grad.dtype == tf.float64
+  dtype = grad.dtype if is_wide else tf.float32
+  return _local(variable.shape, dtype, "accumulated_gradient", grad.device)
 
 
 def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
@@ -266,8 +214,7 @@ def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
 
 
 def _add_to(total: tf.Variable, grad: Union[tf.Tensor, tf.IndexedSlices]) -> tf.Operation:
-  (values,) = gradients.values_of([grad])
-  values = tf.cast(values, total.dtype)
+  grad = gradients.map_values(lambda values: tf.cast(values, total.dtype), grad)
   if isinstance(grad, tf.IndexedSlices):
-    return total.scatter_add(tf.IndexedSlices(values, grad.indices))
-  return total.assign_add(values, read_value=False)
+    return total.scatter_add(grad)
+  return total.assign_add(grad, read_value=False)

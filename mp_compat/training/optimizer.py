@@ -16,17 +16,7 @@ from mp_compat.core import distribute
 from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.core import loss_scale as loss_scale_module
-from mp_compat.training import inner_optimizer
 from mp_compat.training import step
-
-_COMPUTE_DEFAULTS = dict(
-  var_list=None,
-  gate_gradients=tf.train.Optimizer.GATE_OP,
-  aggregation_method=None,
-  colocate_gradients_with_ops=False,
-  grad_loss=None,
-)
-
 
 # The base is TensorFlow's class, if there is one, so that isinstance checks for it succeed. Nothing else of it is used.
 _Native: Any = (native.LOSS_SCALE_OPTIMIZERS + (tf.train.Optimizer,))[0]
@@ -50,9 +40,6 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   `get_slot`, `get_slot_names`, `get_name` and all public attributes that this class lacks are those of the inner
   optimizer.
-
-  `apply_gradients` checks and applies exactly the gradients passed to it. In graphs, the check also covers the
-  gradients that `compute_gradients` returned, if the caller's ops may hide an overflow (`check_computed_gradients`).
 
   Source: `tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer`; Micikevicius et al., "Mixed Precision
   Training", 2018 (arXiv:1710.03740).
@@ -78,16 +65,14 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         False adds no check and no conditional to those of the loss scale: with a fixed scale, every step is applied.
       check_computed_gradients: whether the finite check also covers the gradients as `compute_gradients` returned
         them, if those passed to `apply_gradients` derive from them by ops that can hide an overflow, such as
-        `tf.clip_by_value` (`mp_compat.core.propagation`). This check reads them, so a run that feeds such a gradient
-        (`feed_dict`) must also feed the model's inputs, or fails with "You must feed a value for placeholder tensor".
-        Pass False for such programs: only the gradients passed to `apply_gradients` are checked. Gradients that are
-        clipped by a norm, averaged or returned by `compute_gradients` can be fed without it.
+        `tf.clip_by_value` (but not averages or clipping by a norm; `mp_compat.core.lineage`). Then a run that feeds
+        such a gradient (`feed_dict`) must also feed the model's inputs, or fails with "You must feed a value for
+        placeholder tensor": pass False for such programs.
       finite_reducer: reduces the result of the finite check over processes that train together without
-        `tf.distribute`. Maps a scalar bool tensor, True if the gradients are finite in this process, to one that is
-        True if they are finite in all processes. Called once for each train op, outside of all branches. Called with
-        a bool vector, reduced element by element, by `apply_gradients_together` with several optimizers and by
-        `GradientAccumulator(skip="micro_batch")`. None means `mp_compat.horovod.all_ranks_finite` if Horovod's ranks
-        could disagree, else no reduction.
+        `tf.distribute`: maps a bool tensor, True if the gradients are finite in this process, to one that is True if
+        they are finite in all. Called once for each train op, outside of all branches, with a scalar; with a vector,
+        reduced element by element, by `apply_gradients_together` and `GradientAccumulator(skip="micro_batch")`. None
+        means `mp_compat.horovod.all_ranks_finite` if Horovod's ranks could disagree, else no reduction.
       **kwargs: further arguments of `Optimizer.__init__` in this TensorFlow version, beyond `use_locking` and `name`.
 
     Raises:
@@ -95,17 +80,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         `SyncReplicasOptimizer`; if `loss_scale` is None or not a loss scale; or if `finite_reducer` is given with
         `skip_nonfinite=False`.
     """
-    inner_optimizer.check(opt, MixedPrecisionLossScaleOptimizer)
+    _check_inner(opt)
     if loss_scale is None:
-      raise ValueError(
-        'loss_scale cannot be None. Expected a number of at least 1, "dynamic", or a LossScale; to '
-        "train without loss scaling, use the inner optimizer alone."
-      )
+      raise ValueError("loss_scale cannot be None. To train without loss scaling, use the inner optimizer alone.")
     if finite_reducer is not None and not skip_nonfinite:
-      raise ValueError(
-        "finite_reducer reduces the result of the finite check, but skip_nonfinite=False disables the "
-        "check. Pass only one of them."
-      )
+      raise ValueError("finite_reducer needs the check that skip_nonfinite=False disables. Pass only one of them.")
     self._optimizer = opt
     # An optimizer that never called its base class's constructor has neither `_name` nor `_use_locking`.
     name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
@@ -113,14 +92,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     base: Any = super() if _Native is tf.train.Optimizer else super(_Native, self)
     base.__init__(getattr(opt, "_use_locking", False), name, **kwargs)
     self._loss_scale = loss_scale_module.get_loss_scale(loss_scale)
-    inner_optimizer.warn_if_scaled_gradients_are_used(opt, name, self._doing_dynamic_loss_scaling())
+    _warn_if_scaled_gradients_are_used(opt, name, self._doing_dynamic_loss_scaling())
     if finite_reducer is None and horovod.leaves_gradients_unreduced(opt):
       finite_reducer = horovod.all_ranks_finite
     self._mp_compat_settings = step.Settings(
-      skip_nonfinite=skip_nonfinite,
-      check_computed_gradients=check_computed_gradients,
-      finite_reducer=finite_reducer,
-      use_locking=bool(self._use_locking),
+      skip_nonfinite, check_computed_gradients, finite_reducer, bool(self._use_locking)
     )
     self._track_trackable(self._optimizer, "base_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
@@ -146,17 +122,15 @@ class MixedPrecisionLossScaleOptimizer(_Native):
   def gradients_finite(self) -> tf.Tensor:
     """Returns a scalar bool tensor of the last `apply_gradients` in this graph: True if all gradients are finite.
 
-    It covers all replicas. If fetched together with the train op, it describes the same step.
-
-    Raises:
-      RuntimeError: If this graph has no `apply_gradients`, or one without a check (`skip_nonfinite=False` and a loss
-        scale whose `should_apply` is not a tensor).
+    It covers all replicas. If fetched together with the train op, it describes the same step. Raises a RuntimeError if
+    this graph has no `apply_gradients`, or one without a check (`skip_nonfinite=False` and a loss scale whose
+    `should_apply` is not a tensor).
     """
     finite = next((built.finite for built in reversed(step.recorded(self))), None)
     if finite is None:
       raise MissingCheckError(
-        "gradients_finite is the result of the finite check in apply_gradients(), but this graph has no such check. "
-        "First call minimize() or apply_gradients() in this graph, with skip_nonfinite=True."
+        "gradients_finite is the result of the finite check in apply_gradients(), which this graph lacks. First call "
+        "minimize() or apply_gradients() in this graph, with skip_nonfinite=True."
       )
     return finite
 
@@ -166,16 +140,15 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   @autograph.do_not_convert
   def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
-    """Computes and applies gradients; takes the arguments of `tf.compat.v1.train.Optimizer.minimize`.
+    """Calls `compute_gradients` and `apply_gradients`; takes the arguments of `tf.compat.v1.train.Optimizer.minimize`.
 
-    Calls `compute_gradients` and `apply_gradients`, as TensorFlow's class does, but not the inner optimizer's
-    `minimize`. Logs a warning if that is its own.
+    Like TensorFlow's class, it does not call the inner optimizer's `minimize`. If that is its own, it logs a warning.
     """
     if type(self._optimizer).minimize is not tf.train.Optimizer.minimize:
       log.warn_once(
         self,
         "%s has a minimize() of its own, which is not called: loss scaling calls its compute_gradients() and "
-        "apply_gradients(). If its minimize() does more than that, such as weight decay, that is missing.",
+        "apply_gradients(). If its minimize() does more, such as weight decay, that is missing.",
         type(self._optimizer).__name__,
       )
     return super().minimize(*args, **kwargs)
@@ -193,8 +166,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """Returns the gradients of `loss * scale`, divided by the loss scale.
 
     Args:
-      loss: a tensor of any shape, float16, bfloat16, float32 or float64, or a callable without arguments that returns
-        one (required in eager mode).
+      loss: a tensor of any shape, float16, bfloat16, float32 or float64, or a callable that returns one (required in
+        eager mode).
       var_list: the variables; by default the graph's trainable variables, for a callable those that it reads.
       gate_gradients: `GATE_NONE`, `GATE_OP` or `GATE_GRAPH`; with the last, no returned gradient is available before
         all are computed and unscaled.
@@ -212,11 +185,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       RuntimeError: If `loss` is not callable in eager mode.
     """
     if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
-      raise ValueError(
-        "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, Optimizer.GATE_GRAPH.  Not {}".format(
-          gate_gradients
-        )
-      )
+      names = "Optimizer.GATE_NONE, Optimizer.GATE_OP, Optimizer.GATE_GRAPH"
+      raise ValueError("gate_gradients must be one of: {}.  Not {}".format(names, gate_gradients))
     if tf.executing_eagerly() and not callable(loss):
       raise RuntimeError(
         "`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
@@ -243,14 +213,15 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         self.get_name(),
       )
     scale = self._scale()
-    compute_gradients = self._optimizer.compute_gradients
-    args, keywords = optimizers.arguments_for(compute_gradients, options, _COMPUTE_DEFAULTS)
-    grads_and_vars = list(compute_gradients(gradients.scale_loss(loss, scale), *args, **keywords))
+    method, base = self._optimizer.compute_gradients, tf.train.Optimizer.compute_gradients
+    args, keywords = optimizers.arguments_for(method, base, options)
+    grads_and_vars = list(method(gradients.scale_loss(loss, scale), *args, **keywords))
     scaled, variables = [gradients.convert(g) for g, _ in grads_and_vars], [v for _, v in grads_and_vars]
     grads = gradients.unscale(scaled, scale)
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
-      grads = gradients.gate(grads)
-    self._record_computed(grads, [variable.name for variable in variables], scaled, scale)
+      grads = tf.tuple(grads)
+    self._state_in(graphs.init_scope_graph()).has_unscaled = True
+    lineage.record(grads, [variable.name for variable in variables], scaled, scale)
     return list(zip(grads, variables))
 
   @autograph.do_not_convert
@@ -260,14 +231,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         grads = opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables))
         train_op = opt.apply_gradients(zip(grads, variables), global_step)
 
-    Args:
-      loss: a tensor of any shape, float16, bfloat16, float32 or float64, or a callable that returns one.
-
-    Returns:
-      A tensor of the same shape and dtype; a callable for a callable.
-
-    Raises:
-      ValueError: If the loss has another dtype.
+    `loss` is a tensor of any shape, float16, bfloat16, float32 or float64 (else a ValueError), and so is the result; or
+    a callable that returns one, for which the result is a callable.
     """
     scale = self._scale()
     if not tf.executing_eagerly():  # in eager mode, each call reads the current scale
@@ -277,14 +242,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   @autograph.do_not_convert
   def unscale_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
-    """Returns `g * (1 / scale)` for gradients of a loss that `scale_loss` scaled.
+    """Returns `g * (1 / scale)` for gradients of a loss that `scale_loss` scaled; see `check_computed_gradients`.
 
     Args:
-      grads: gradients of any shapes and floating dtypes, dense, `tf.IndexedSlices` or None.
-
-    Returns:
-      A list of as many gradients, of the same kinds, shapes and dtypes. The finite check of `apply_gradients` covers
-      them if the caller's ops may hide an overflow, such as clipping by value (`check_computed_gradients`).
+      grads: gradients of any shapes and floating dtypes, dense, `tf.IndexedSlices` or None. The result is a list of as
+        many, of the same kinds, shapes and dtypes.
 
     Raises:
       RuntimeError: If `scale_loss` was not called before in this graph.
@@ -292,12 +254,13 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """
     if not self._state_in(graphs.init_scope_graph()).has_scaled:
       raise RuntimeError(
-        "unscale_gradients() needs gradients of a loss that scale_loss() scaled, but scale_loss() "
-        "was not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables)."
+        "unscale_gradients() needs gradients of a scaled loss, but scale_loss() was not called in this graph. Call "
+        "tf.gradients(opt.scale_loss(loss), variables)."
       )
     scaled, scale = [gradients.convert(grad) for grad in grads], self._recorded_scale()
     grads = gradients.unscale(scaled, scale)
-    self._record_computed(grads, ["gradient {}".format(i) for i in range(len(grads))], scaled, scale)
+    self._state_in(graphs.init_scope_graph()).has_unscaled = True
+    lineage.record(grads, ["gradient {}".format(i) for i in range(len(grads))], scaled, scale)
     return grads
 
   def _scale(self) -> tf.Tensor:
@@ -315,12 +278,6 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """Returns what this optimizer keeps in a graph; None is eager mode."""
     return graphs.state_of(self, graph, step.OptimizerState)
 
-  def _record_computed(
-    self, grads: List[gradients.Gradient], names: List[str], scaled: List[gradients.Gradient], scale: tf.Tensor
-  ) -> None:
-    self._state_in(graphs.init_scope_graph()).has_unscaled = True
-    lineage.record(grads, names, scaled, scale)
-
   @autograph.do_not_convert
   def apply_gradients(
     self,
@@ -333,7 +290,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
     Args:
       grads_and_vars: an iterable of pairs as `compute_gradients` returns them, possibly clipped, averaged, fed or
-        replaced. A gradient is a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a number, or None.
+        replaced; exactly these are checked and applied. A gradient is a tensor, `tf.IndexedSlices`, a variable, a NumPy
+        array, a list, a number, or None.
       global_step: a variable to increment by one with every applied step.
       name: the name of the returned op; by default the name of the inner optimizer.
       **kwargs: further arguments of the inner optimizer's `apply_gradients`.
@@ -354,13 +312,14 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "name of the op as name={!r}.".format(global_step, global_step)
       )
     distribute.check_replica_context()
-    part = self._prepare_part(grads_and_vars)
-    return distribute.merge_call(self._apply_in_all_replicas, part, global_step, name, **kwargs)
+    parts = [self._prepare_part(grads_and_vars)]
+    return distribute.merge_call(self._apply_in_all_replicas, parts, global_step, name, **kwargs)
 
   def _prepare_part(self, grads_and_vars: Iterable[gradients.GradAndVar], empties_window: bool = False) -> step.Part:
     """Returns the part of a step in this replica; logs a warning if its gradients were never scaled."""
-    check = step.needs_check(self._loss_scale, self._mp_compat_settings)
-    part = step.prepare(grads_and_vars, self._mp_compat_settings, check, empties_window)._replace(optimizer=self)
+    settings = self._mp_compat_settings
+    check = settings.skip_nonfinite or loss_scale_module.is_updated_by_check(self._loss_scale)
+    part = step.prepare(grads_and_vars, settings, check, empties_window)._replace(optimizer=self)
     if not self._state_in(graphs.init_scope_graph()).has_unscaled:
       log.warn_once(
         self,
@@ -371,20 +330,19 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       )
     return part
 
+  @step.collected
   def _apply_in_all_replicas(
     self,
     strategy: tf.distribute.Strategy,
-    part: step.Part,
+    parts: List[step.Part],
     global_step: Optional[tf.Variable],
     name: Optional[str],
     **kwargs: Any,
   ) -> Optional[tf.Operation]:
+    """Applies the first part; the others are only checked."""
     del strategy  # the current strategy
-    decision = step.decide(self._loss_scale, [part], self._mp_compat_settings)
-    train_ops = step.train_ops()
-    train_op = step.apply(part, decision, 0, global_step, name, **kwargs)
-    step.set_train_ops(train_ops + [train_op])
-    return train_op
+    decision = step.decide(self._loss_scale, parts, self._mp_compat_settings, skip="each")
+    return step.apply(parts[0], decision, 0, global_step, name, **kwargs)
 
   def get_name(self) -> str:
     """Returns the inner optimizer's name."""
@@ -417,3 +375,44 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     raise RuntimeError("This function should never be called: the inner optimizer applies the gradients.")
 
   _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = _never_called
+
+
+def _check_inner(opt: Any) -> None:
+  if not isinstance(opt, tf.train.Optimizer):
+    hint = "Pass an instance of a tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer()."
+    if any(native.is_of_keras(base) for base in type(opt).__mro__):
+      hint = "That is a Keras optimizer; wrap it in mp_compat.keras.LossScaleOptimizer instead."
+    got = opt if isinstance(opt, type) else type(opt)
+    raise ValueError('"opt" must be an instance of Optimizer, but got: {}. {}'.format(got, hint))
+  for layer in optimizers.wrapper_chain(opt):
+    names = type(opt).__name__, type(layer).__name__
+    own = (MixedPrecisionLossScaleOptimizer,) + native.LOSS_SCALE_OPTIMIZERS
+    if isinstance(layer, own) or type(layer).__name__ == "LossScaleOptimizer":
+      raise ValueError(
+        '"opt" must not scale the loss itself, but {} is or wraps a {}: the loss would be scaled twice. Pass its inner '
+        "optimizer.".format(*names)
+      )
+    if isinstance(layer, tf.train.SyncReplicasOptimizer):
+      raise ValueError(
+        '"opt" must not aggregate the gradients of several workers itself, but {0} is or wraps a {1}: after a step '
+        "that one worker skips, the others would wait forever. Wrap in the other order: "
+        "{1}(MixedPrecisionLossScaleOptimizer(opt, loss_scale), ...).".format(*names)
+      )
+
+
+def _warn_if_scaled_gradients_are_used(opt: tf.train.Optimizer, name: str, dynamic: bool) -> None:
+  """Logs a warning if `opt` sums or clips gradients before they are unscaled."""
+  if dynamic and horovod.aggregates_passes(opt):
+    log.warn(
+      "%s sums the gradients of several passes before they are unscaled. If the loss scale changes between two "
+      "passes, the sum is wrong. Wrap in the other order: "
+      "hvd.DistributedOptimizer(MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).",
+      name,
+    )
+  if any(hasattr(layer, "_dp_sum_query") for layer in optimizers.wrapper_chain(opt)):  # tensorflow-privacy
+    log.warn(
+      "%s clips gradients in compute_gradients(), before they are unscaled, so its l2_norm_clip applies to scaled "
+      "gradients. Wrap in the other order: make_optimizer_class(mp_compat.MixedPrecisionLossScaleOptimizer)(..., "
+      "opt, loss_scale).",
+      name,
+    )

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies the gradients of several optimizers that share one loss scale as one step."""
 
-import functools
 from typing import Iterable, List, Optional, Tuple
 
 from mp_compat._tensorflow import autograph
@@ -13,8 +12,6 @@ from mp_compat.training import optimizer as optimizer_module
 from mp_compat.training import step
 
 OptimizerAndGradients = Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, Iterable[gradients.GradAndVar]]
-
-_SKIP = ("all", "each")
 
 
 @autograph.do_not_convert
@@ -38,7 +35,7 @@ def apply_gradients_together(
       )
 
   If each optimizer's `apply_gradients` is called separately, every call updates the loss scale. The finite check is
-  reduced with the `finite_reducer` of the first optimizer that has one.
+  reduced with the `finite_reducer` of the first optimizer that has one. Returns one op; None in eager mode.
 
   Args:
     steps: pairs of a MixedPrecisionLossScaleOptimizer and its `(gradient, variable)` pairs.
@@ -47,23 +44,11 @@ def apply_gradients_together(
       such gradients. In both cases, the loss scale is updated as for a step that is not finite.
     name: the name of the op.
 
-  Returns:
-    One op; None in eager mode.
-
   Raises:
     ValueError: If there are no steps, they are not pairs, the optimizers do not share one loss scale or were made with
-      `skip_nonfinite=False`, `skip` is another value, or `MixedPrecisionLossScaleOptimizer.apply_gradients` raises it.
+      `skip_nonfinite=False`, or `skip` is another value; see also `MixedPrecisionLossScaleOptimizer.apply_gradients`.
     TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
   """
-  optimizers, pairs = zip(*_checked_steps(steps))
-  if skip not in _SKIP:
-    raise ValueError("skip must be one of {}, but got {!r}.".format(", ".join(map(repr, _SKIP)), skip))
-  distribute.check_replica_context()
-  parts = [opt._prepare_part(grads_and_vars) for opt, grads_and_vars in zip(optimizers, pairs)]
-  return distribute.merge_call(functools.partial(_apply_all, optimizers, skip), parts, global_step, name)
-
-
-def _checked_steps(steps: Iterable[OptimizerAndGradients]) -> List[OptimizerAndGradients]:
   steps = list(steps)
   if not steps or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in steps):
     raise ValueError(
@@ -72,46 +57,40 @@ def _checked_steps(steps: Iterable[OptimizerAndGradients]) -> List[OptimizerAndG
     )
   optimizers = [opt for opt, _ in steps]
   for opt in optimizers:
-    if (
-      not isinstance(opt, optimizer_module.MixedPrecisionLossScaleOptimizer)
-      or opt.loss_scale is not optimizers[0].loss_scale
-    ):
+    is_wrapper = isinstance(opt, optimizer_module.MixedPrecisionLossScaleOptimizer)
+    if not is_wrapper or opt.loss_scale is not optimizers[0].loss_scale:
       raise ValueError(
-        "Expected MixedPrecisionLossScaleOptimizers that share one LossScale, but got {}. Pass the "
-        "same LossScale object to all of them.".format(optimizers)
+        "Expected MixedPrecisionLossScaleOptimizers that share one LossScale, but got {}. Pass the same LossScale to "
+        "all of them.".format(optimizers)
       )
     if not opt._mp_compat_settings.skip_nonfinite:
       raise ValueError(
-        "Optimizers that share a loss scale need the finite check, but {} was made with "
-        "skip_nonfinite=False. Remove that argument.".format(opt.get_name())
+        "Optimizers that share a loss scale need the finite check, but {} was made with skip_nonfinite=False. Remove "
+        "that argument.".format(opt.get_name())
       )
-  return steps
-
-
-def _apply_all(
-  optimizers: Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, ...],
-  skip: str,
-  strategy: tf.distribute.Strategy,
-  parts: List[step.Part],
-  global_step: Optional[tf.Variable],
-  name: str,
-) -> Optional[tf.Operation]:
-  """Applies the gradients of all optimizers; called once for all replicas."""
-  settings = optimizers[0]._mp_compat_settings._replace(
-    finite_reducer=next(filter(None, (opt._mp_compat_settings.finite_reducer for opt in optimizers)), None),
-    check_computed_gradients=all(opt._mp_compat_settings.check_computed_gradients for opt in optimizers),
-    use_locking=any(opt._mp_compat_settings.use_locking for opt in optimizers),
+  if skip not in ("all", "each"):
+    raise ValueError("skip must be one of 'all', 'each', but got {!r}.".format(skip))
+  all_settings = [opt._mp_compat_settings for opt in optimizers]
+  settings = step.Settings(
+    check_computed_gradients=all(settings.check_computed_gradients for settings in all_settings),
+    finite_reducer=next((settings.finite_reducer for settings in all_settings if settings.finite_reducer), None),
+    use_locking=any(settings.use_locking for settings in all_settings),
   )
-  decision = step.decide(optimizers[0].loss_scale, parts, settings, skip)
-  train_ops = step.train_ops()
-  applied = [step.apply(part, decision, index) for index, part in enumerate(parts)]
-  counted = None
-  if global_step is not None:
-    with tf.control_dependencies([op for op in applied if op is not None]):
-      counted = conditional_apply.cond(
-        tf.reduce_any(tf.stack(decision.apply)),
-        lambda: distribute.group(strategy.extended.update(global_step, lambda variable: tf.assign_add(variable, 1))),
-      )
-  train_op = distribute.group(*applied, counted, name=name)
-  step.set_train_ops(train_ops + [train_op])
-  return train_op
+
+  @step.collected
+  def apply_all(
+    strategy: tf.distribute.Strategy, parts: List[step.Part], global_step: Optional[tf.Variable]
+  ) -> Optional[tf.Operation]:
+    decision = step.decide(optimizers[0].loss_scale, parts, settings, skip)
+    applied = [step.apply(part, decision, index) for index, part in enumerate(parts)]
+    counted = None
+    if global_step is not None:
+      with tf.control_dependencies([op for op in applied if op is not None]):
+        counted = conditional_apply.cond(
+          tf.reduce_any(tf.stack(decision.apply)),
+          lambda: distribute.group(strategy.extended.update(global_step, lambda variable: tf.assign_add(variable, 1))),
+        )
+    return distribute.group(*applied, counted, name=name)
+
+  distribute.check_replica_context()
+  return distribute.merge_call(apply_all, [opt._prepare_part(pairs) for opt, pairs in steps], global_step)

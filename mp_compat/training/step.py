@@ -8,7 +8,7 @@ Observers (`mp_compat.monitoring`) read the record of a step, which `apply` keep
 
 import dataclasses
 import functools
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union, cast
 
 from mp_compat import horovod
 from mp_compat._tensorflow import contexts
@@ -23,12 +23,12 @@ from mp_compat.core import finite_check
 from mp_compat.core import gradients
 from mp_compat.core import lineage as lineage_module
 from mp_compat.core import loss_scale as loss_scale_module
-from mp_compat.training import sync_replicas
 
 # Reduces over processes: maps a bool tensor to one of the same shape, True where it is True in all processes.
 FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
+ShouldApply = Union[bool, tf.Tensor]
 
-_APPLY_DEFAULTS = dict(global_step=None, name=None)
+_Builder = TypeVar("_Builder", bound=Callable[..., Optional[tf.Operation]])
 
 
 class Settings(NamedTuple):
@@ -54,7 +54,7 @@ class Decision(NamedTuple):
   """Which parts of a step to apply, for all replicas."""
 
   finite: List[Optional[tf.Tensor]]  # for each part a scalar bool; None without a check
-  apply: List[Union[bool, tf.Tensor]]  # for each part a bool, or a scalar bool tensor
+  apply: List[ShouldApply]  # for each part a bool, or a scalar bool tensor
   update_op: Optional[tf.Operation]  # updates the loss scale
 
 
@@ -65,7 +65,7 @@ class Step(NamedTuple):
   gradients: List[Tuple[gradients.Gradient, str]]  # those passed in, of each local replica, and their variables' names
   lineages: Tuple[lineage_module.Lineage, ...]  # of each local replica
   finite: Optional[tf.Tensor]  # a scalar bool, True if all gradients are finite; None without a check
-  applied: Union[bool, tf.Tensor]  # whether the step is applied: gradients finite, and should_apply of the loss scale
+  applied: ShouldApply  # whether the step is applied: gradients finite, and should_apply of the loss scale
 
 
 @dataclasses.dataclass
@@ -86,8 +86,7 @@ def prepare(
 ) -> Part:
   """Converts the gradients of one replica, traces what they derive from and checks whether all values are finite.
 
-  Raises what `gradients.convert_pairs` does, and a ValueError for means of a GradientAccumulator, unless the caller is
-  one, which `empties_window`.
+  Raises a ValueError for means of a GradientAccumulator, unless the caller is one, which `empties_window`.
   """
   grads_and_vars = gradients.convert_pairs(grads_and_vars)
   grads = [grad for grad, _ in grads_and_vars]
@@ -97,16 +96,10 @@ def prepare(
       "Expected gradients of one step, but got means of a GradientAccumulator, whose window this would never empty. "
       "Pass them to apply_gradients() of the GradientAccumulator."
     )
-  scope = graphs.name_scope()
   finite = None
   if check:
     finite = finite_check.all_finite(dead_tensors.zeros_if_dead(gradients.values_of(grads) + lineage.hidden_values))
-  return Part(grads_and_vars, finite, lineage, scope)
-
-
-def needs_check(loss_scale: Any, settings: Settings) -> bool:
-  """Returns whether to check the gradients: to skip steps that are not finite, or to update the loss scale."""
-  return settings.skip_nonfinite or loss_scale_module.is_updated_by_check(loss_scale)
+  return Part(grads_and_vars, finite, lineage, graphs.name_scope())
 
 
 def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str = "all") -> Decision:
@@ -119,11 +112,7 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
       skip="each"    if the part is finite and (should_apply or not all_finite)
       no check       if should_apply
 
-  Args:
-    loss_scale: a LossScale, ours or TensorFlow's.
-    parts: the parts of the step, per-replica values. Either all were checked or none.
-    settings: the settings of the optimizer.
-    skip: which parts a part that is not finite skips: "all", or only itself ("each").
+  The loss scale may be TensorFlow's. The parts are per-replica values; either all were checked or none.
   """
   grads = [grad for part in parts for grad, _ in part.grads_and_vars]
   if parts[0].finite is None:
@@ -134,7 +123,7 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
   reducer = settings.finite_reducer
   if reducer is None and any(lineage.is_reduced_by_horovod for lineage in lineages):
     reducer = horovod.all_ranks_finite  # the check also covers the gradients that each rank computed
-  finite = reduce_finite([part.finite for part in parts], reducer)
+  finite = _reduce_finite([part.finite for part in parts], reducer)
   all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
   has_hidden = any(lineage.to_check for lineage in lineages) or not all(part.grads_and_vars for part in parts)
   update = functools.partial(
@@ -144,10 +133,7 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
   return Decision(finite, _applied(skip, finite, all_finite, should_apply), update_op)
 
 
-def _applied(
-  skip: str, finite: List[tf.Tensor], all_finite: tf.Tensor, should_apply: Union[bool, tf.Tensor]
-) -> List[Union[bool, tf.Tensor]]:
-  """Returns for each part whether it is applied; see `decide`."""
+def _applied(skip: str, finite: List[tf.Tensor], all_finite: tf.Tensor, should_apply: ShouldApply) -> List[ShouldApply]:
   if skip == "all" or len(finite) == 1:
     return [_and(should_apply, all_finite)] * len(finite)
   # No part is applied before the gradients of all parts are computed.
@@ -156,8 +142,7 @@ def _applied(
     return [tf.identity(_and(unless_rejected, each)) for each in finite]
 
 
-def _and(condition: Union[bool, tf.Tensor], finite: tf.Tensor) -> Union[bool, tf.Tensor]:
-  """Returns `condition and finite`; adds an op only for two tensors."""
+def _and(condition: ShouldApply, finite: tf.Tensor) -> ShouldApply:
   if tf.is_tensor(condition):
     return tf.logical_and(condition, finite)
   return finite if condition else False
@@ -169,15 +154,10 @@ def _update(
   all_finite: Optional[tf.Tensor],
   is_hidden: bool,
   check_computed: bool,
-) -> Tuple[Optional[tf.Operation], Union[bool, tf.Tensor]]:
+) -> Tuple[Optional[tf.Operation], ShouldApply]:
   """Returns `(update_op, should_apply)` as `LossScale.update` does; True if the scale is updated by `all_finite` only.
 
-  Args:
-    loss_scale: a LossScale, ours or TensorFlow's.
-    grads: the gradients of all parts, per-replica values.
-    all_finite: whether the step is finite; None without a check.
-    is_hidden: whether the step may not be finite although all of `grads` are.
-    check_computed: whether the finite check covers computed gradients.
+  `is_hidden`: whether the step may not be finite although all of `grads` are.
   """
   if loss_scale_module.is_updated_by_check(loss_scale):
     return loss_scale._update_scale(all_finite), True
@@ -188,11 +168,8 @@ def _update(
   return loss_scale.update(grads)
 
 
-def reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = None) -> List[tf.Tensor]:
-  """Returns, for each per-replica scalar bool, whether it is True in all replicas and processes.
-
-  Called once for all replicas. The reducer is called once, with a vector if there are several tensors.
-  """
+def _reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer]) -> List[tf.Tensor]:
+  """Returns, for each per-replica scalar bool, whether it is True in all replicas and processes."""
   single = len(finite) == 1
   stacked = finite[0] if single else distribute.call_for_each_replica(lambda *parts: tf.stack(parts), *finite)
   stacked = distribute.reduce_all_replicas(stacked)
@@ -210,9 +187,7 @@ def reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer] = No
   return [stacked] if single else tf.unstack(stacked, len(finite))
 
 
-def _in_mutex(
-  update: Callable[[], Tuple[Optional[tf.Operation], Any]], finite: tf.Tensor
-) -> Tuple[Optional[tf.Operation], Any]:
+def _in_mutex(update: Callable[[], Any], finite: tf.Tensor) -> Tuple[Optional[tf.Operation], ShouldApply]:
   """Returns `update()`, whose ops run in a mutex after `finite`; without one in eager mode, functions and XLA."""
   if tf.executing_eagerly() or contexts.may_be_compiled():
     return update()
@@ -234,16 +209,8 @@ def apply(
 ) -> Optional[tf.Operation]:
   """Applies a part of a step in all replicas, or skips it, and records the step; called once for all replicas.
 
-  Args:
-    part: the gradients, per-replica values; the inner optimizer of the first replica's optimizer applies them.
-    decision: the decision on the step.
-    index: the index of the part in the decision.
-    global_step: a variable that the inner optimizer increments, or None.
-    name: the name of the op; the optimizer's by default.
-    **kwargs: further arguments of the inner optimizer's `apply_gradients`.
-
-  Returns:
-    One op that applies or skips the part and updates the loss scale; None in eager mode.
+  The inner optimizer of the first replica's optimizer gets the part's gradients, `global_step`, `name` and `kwargs`.
+  Returns one op that applies or skips the part and updates the loss scale; None in eager mode.
   """
   optimizers_of_replicas = distribute.local_results(part.optimizer)
   optimizer = optimizers_of_replicas[0]
@@ -253,9 +220,9 @@ def apply(
   lineages = distribute.local_results(part.lineage)
   scaled = [computed.scaled for lineage in lineages for computed in lineage.computed if computed.scaled is not None]
   readers = [(tensor, len(tensor.consumers())) for tensor in scaled]
-  args, keywords = optimizers.arguments_for(
-    optimizer.inner_optimizer.apply_gradients, dict(global_step=global_step, name=name, **kwargs), _APPLY_DEFAULTS
-  )
+  given = dict(global_step=global_step, name=name, **kwargs)
+  method, base = optimizer.inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients
+  args, keywords = optimizers.arguments_for(method, base, given)
   applied = conditional_apply.apply_in_each_replica(
     decision.apply[index],
     functools.partial(_apply_inner, optimizer.inner_optimizer),
@@ -264,8 +231,9 @@ def apply(
     part.scope,
     opened={name or optimizer.get_name(): step_scope},
   )
+  step = Step(None, [], (), decision.finite[index], decision.apply[index])
   if tf.executing_eagerly():
-    _record(optimizers_of_replicas, Step(None, [], (), decision.finite[index], decision.apply[index]))
+    _record(optimizers_of_replicas, step)
     return None
   local = [
     (local_grad, variable.name)
@@ -279,17 +247,16 @@ def apply(
       "They are multiplied by the loss scale. Use the gradients that are passed.",
       type(optimizer.inner_optimizer).__name__,
     )
-  takes = [take for lineage in lineages for take in lineage.accumulator_takes]
-  accumulators_set = sync_replicas.set_accumulator_steps(takes, global_step, applied) if takes else None
+  takes = {take.inputs[0].name: take for lineage in lineages for take in lineage.accumulator_takes}.values()
+  accumulators_set = _set_accumulator_steps(takes, global_step, applied) if takes and global_step is not None else None
   train_op = distribute.group(applied, decision.update_op, accumulators_set, name=step_scope)
-  _record(optimizers_of_replicas, Step(train_op, local, lineages, decision.finite[index], decision.apply[index]))
+  _record(optimizers_of_replicas, step._replace(train_op=train_op, gradients=local, lineages=lineages))
   return train_op
 
 
 def _apply_inner(
   inner_optimizer: tf.train.Optimizer, grads_and_vars: Iterable[gradients.GradAndVar], *args: Any, **kwargs: Any
 ) -> Any:
-  """Returns what the inner optimizer's `apply_gradients` returns; raises a ValueError if that is None in a graph."""
   applied = inner_optimizer.apply_gradients(list(grads_and_vars), *args, **kwargs)
   if applied is None and not tf.executing_eagerly() and not tf.get_default_graph().building_function:
     raise ValueError(
@@ -299,18 +266,38 @@ def _apply_inner(
   return applied
 
 
-def train_ops() -> List[tf.Operation]:
-  """Returns the train ops of the current graph, which are put back with one more after a step is built."""
-  return tf.get_collection(tf.GraphKeys.TRAIN_OP)
+def _set_accumulator_steps(
+  takes: Iterable[tf.Operation], global_step: tf.Variable, applied: tf.Operation
+) -> tf.Operation:
+  """Returns an op that sets the step of accumulators, from which `takes` took gradients, to that after `applied`.
 
-
-def set_train_ops(ops: List[Optional[tf.Operation]]) -> None:
-  """Sets the train ops of the current graph; does nothing in eager mode, where an op is None.
-
-  What the inner optimizer and the parts of a step added in between belongs to a branch, or is a part of a train op.
+  Taking gradients from a `tf.ConditionalAccumulator`, as a `SyncReplicasOptimizer` around the loss scaling does,
+  increments its step. The accumulator then drops new gradients of earlier steps as stale. A skipped step leaves
+  `global_step` unchanged, so without this op the workers would wait forever.
   """
-  if None not in ops:
-    tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = ops
+  with tf.control_dependencies([applied]), tf.colocate_with(global_step, ignore_existing=True):
+    current_step = tf.cast(global_step.read_value(), tf.int64)
+  updates = []
+  for take in takes:
+    with tf.colocate_with(take, ignore_existing=True):
+      set_step = tf.raw_ops.AccumulatorSetGlobalStep
+      if take.type.startswith("Resource"):
+        set_step = tf.raw_ops.ResourceAccumulatorSetGlobalStep
+      updates.append(set_step(handle=take.inputs[0], new_global_step=current_step))
+  return tf.group(*updates)
+
+
+def collected(build: _Builder) -> _Builder:
+  """Makes a function add the op that it returns to the graph's train ops, without those that are a part of it."""
+
+  def build_and_collect(*args: Any, **kwargs: Any) -> Optional[tf.Operation]:
+    others = tf.get_collection(tf.GraphKeys.TRAIN_OP)
+    train_op = build(*args, **kwargs)
+    if train_op is not None:  # not in eager mode
+      tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = others + [train_op]
+    return train_op
+
+  return cast(_Builder, functools.wraps(build)(build_and_collect))
 
 
 def _record(optimizers_of_replicas: Iterable[tf.train.Optimizer], step: Step) -> None:

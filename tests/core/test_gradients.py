@@ -54,12 +54,3 @@ def test_nan_is_added_beside_empty_gradients():
   assert run(dense, {finite: True}).tolist() == [1.0, 2.0] and np.isnan(run(dense, {finite: False})).all()
   _, last = gradients.add_nan_unless(finite, [empty, full])
   assert run(last.values, {finite: True}).tolist() == [[1.0, 2.0]] and np.isnan(run(last.values, {finite: False})).all()
-
-
-def test_gated_gradient_waits_for_all():
-  first, second = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
-  gated = gradients.gate([first, None, second])
-  assert gated[1] is None and run(gated[0], {first: 1.0, second: 2.0}) == 1.0
-  with pytest.raises(tf.errors.InvalidArgumentError, match="must feed"):
-    run(gated[0], {first: 1.0})
-  assert gradients.gate([None, None]) == [None, None]

@@ -8,7 +8,7 @@ import tensorflow
 
 import mp_compat
 from mp_compat._tensorflow import contexts
-from mp_compat.core import propagation
+from mp_compat.core import lineage
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -96,7 +96,7 @@ def propagates(function):
   source = tf.Variable(np.zeros(SHAPE, np.float32), use_resource=True)
   grad = tf.abs(source) * tf.sign(source)  # computed, with a static shape: graph optimizers fold no products of feeds
   result = function(grad)
-  pending, reached, ops = [result], False, propagation.PropagatingOps(lambda tensor: tensor is grad)
+  pending, reached, ops = [result], False, lineage.PropagatingOps(lambda tensor: tensor is grad)
   while pending:
     tensor = pending.pop()
     reached |= tensor is grad
@@ -156,7 +156,7 @@ def test_placeholders_may_be_factors():
 
 
 def test_cast_to_real_does_not_propagate():
-  ops, grad = propagation.PropagatingOps(lambda tensor: False), tf.placeholder(tf.complex64, SHAPE)
+  ops, grad = lineage.PropagatingOps(lambda tensor: False), tf.placeholder(tf.complex64, SHAPE)
   assert ops.inputs_of(tf.cast(grad, tf.complex128), [grad]) == [grad]
   assert ops.inputs_of(tf.cast(grad, tf.float32), [grad]) == []
 
