@@ -115,7 +115,7 @@ MUTANTS = [
   ("core/loss_scale", "trainable=False, use_resource=True", "trainable=True, use_resource=True"),
   ("core/loss_scale", "with tf.init_scope(), tf.name_scope(None):", "with tf.init_scope():"),
   ("core/loss_scale", "if value != default", "if True"),
-  ("core/loss_scale", "if floor > self._initial_loss_scale", "if floor >= self._initial_loss_scale"),
+  ("core/loss_scale", "if not floor <= first", "if not floor < first"),
   ("core/conditional_apply", 'self._replica_scope + "/" if self._replica_scope else ""', '""'),
   ("core/conditional_apply", "around + self._outside_of(branch + inside) + last", 'kwargs["name"]'),
   ("core/conditional_apply", 'control_flow.copy_out_of_branches(kwargs["initial_value"])', 'kwargs["initial_value"]'),

@@ -15,11 +15,9 @@ except ImportError as error:
     "fits your machine, for example `pip install tensorflow` or `pip install tensorflow-cpu`.".format(error)
   ) from error
 
-MINIMUM_VERSION = (1, 15)
-
 _version_text = getattr(tensorflow, "__version__", "0.0")  # missing if `tensorflow` is an empty folder
 VERSION = tuple(int(part) for part in _version_text.split(".")[:2])
-if VERSION < MINIMUM_VERSION:
+if VERSION < (1, 15):
   raise ImportError(
     "mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example with "
     "`pip install 'tensorflow>=1.15'`.".format(_version_text)

@@ -10,17 +10,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def do_not_convert(function: _Function) -> _Function:
-  """Marks a function that contains nothing to convert; in a `tf.function`, AutoGraph would rewrite it.
-
-  AutoGraph of TensorFlow 1.15 rewrites comprehensions with two loops wrongly.
-  """
+  """Excludes a function: AutoGraph of TensorFlow 1.15 rewrites comprehensions with two loops wrongly."""
   return tf.autograph.experimental.do_not_convert(function)
 
 
 def exclude_from_autograph(cls: _Class) -> _Class:
-  """Marks a class so that AutoGraph does not convert its instances; returns the class.
-
-  Without the mark, TensorFlow 2.0 to 2.2 compare the instances to strings.
-  """
+  """Excludes the instances of a class, which TensorFlow 2.0 to 2.2 otherwise compare to strings; returns the class."""
   cls.autograph_info__ = {}
   return cls

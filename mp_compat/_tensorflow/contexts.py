@@ -35,10 +35,7 @@ def enter(context: Any) -> Iterator[None]:
 
 
 def is_readable(tensor: tf.Tensor) -> bool:
-  """Returns whether ops built now, in the graph of `tensor` or a function in it, may read it.
-
-  Its control-flow context is then the current one or encloses it.
-  """
+  """Returns whether ops built now, in the graph of `tensor` or a function in it, may read it."""
   wanted = of_outputs(tensor.op)
   return wanted is None or any(context is wanted for context in enclosing(tensor.graph._get_control_flow_context()))
 

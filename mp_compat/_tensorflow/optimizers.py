@@ -17,11 +17,7 @@ def wrapper_chain(optimizer: tf.train.Optimizer) -> Iterator[tf.train.Optimizer]
 
 
 def inner_attribute(wrapper: Any, name: str) -> Any:
-  """Returns a public attribute of the inner optimizer `wrapper._optimizer`, for `wrapper.__getattr__`.
-
-  Raises:
-    AttributeError: If the inner optimizer lacks it, or the name is private: base classes and copy look up many.
-  """
+  """Returns a public attribute of `wrapper._optimizer`; private ones raise: base classes and copy look up many."""
   message = "{!r} object has no attribute {!r}".format(type(wrapper).__name__, name)
   if name.startswith("_"):
     raise AttributeError(message)

@@ -7,7 +7,6 @@ optimizers, which replace a product with constant zeros, and `x - x`, by zeros: 
 the tables lack may hide an overflow: minimum, maximum, select, sign, comparisons, slices.
 """
 
-import dataclasses
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -47,15 +46,15 @@ class Computed(NamedTuple):
   is_window_mean: bool  # of a GradientAccumulator
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Lineage:
   """What gradients derive from, by data. An opaque object: `tf.distribute` passes it on as a per-replica value."""
 
-  computed: Tuple[Computed, ...] = ()  # the nearest computed gradients
-  replaced: Tuple[Computed, ...] = ()  # those of them that are not passed as they are, and that ops built here can read
-  to_check: Tuple[Computed, ...] = ()  # those of `replaced` that the finite check must read besides the gradients
-  accumulator_takes: Tuple[tf.Operation, ...] = ()  # ops that took gradients from a `tf.ConditionalAccumulator`
-  is_reduced_by_horovod: bool = False  # whether ops of Horovod reduced them after they were computed
+  def __init__(self) -> None:
+    self.computed: List[Computed] = []  # the nearest computed gradients
+    self.replaced: List[Computed] = []  # those of them that are not passed as they are, and that ops here can read
+    self.to_check: List[Computed] = []  # those of `replaced` that the finite check must read besides the gradients
+    self.accumulator_takes: List[tf.Operation] = []  # ops that took gradients from a `tf.ConditionalAccumulator`
+    self.is_reduced_by_horovod = False  # whether ops of Horovod reduced them after they were computed
 
   @property
   def hidden_values(self) -> List[tf.Tensor]:
@@ -89,25 +88,19 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
   them to one of `grads`, whose check is then exact, or ops built here cannot read them: these must be inside of each
   branch, loop, function or XLA computation around them. With `check_computed=False`, it covers none of them.
   """
-  if graphs.default_graph() is None:
-    return Lineage()
-  values = gradients.values_of(grads)
+  found = Lineage()
+  values = [] if graphs.default_graph() is None else gradients.values_of(grads)
   passed = {tensor_key(tensor) for tensor in values}
-  computed: List[Computed] = []
-  replaced: List[Computed] = []
-  to_check: List[Computed] = []
-  takes: List[tf.Operation] = []
-  is_reduced_by_horovod = False
-  for tensor, found, is_propagated in _search(values):
-    if found is None:
-      takes += [tensor.op] if tensor.op.type.endswith("AccumulatorTakeGradient") else []
-      is_reduced_by_horovod = is_reduced_by_horovod or contexts.contains_op(tensor.op, "Horovod")
+  for tensor, computed, is_propagated in _search(values):
+    if computed is None:
+      found.accumulator_takes += [tensor.op] if tensor.op.type.endswith("AccumulatorTakeGradient") else []
+      found.is_reduced_by_horovod = found.is_reduced_by_horovod or contexts.contains_op(tensor.op, "Horovod")
       continue
-    computed.append(found)
+    found.computed.append(computed)
     if check_computed and tensor_key(tensor) not in passed and contexts.is_readable(tensor):
-      replaced.append(found)
-      to_check += [] if is_propagated else [found]
-  return Lineage(tuple(computed), tuple(replaced), tuple(to_check), tuple(takes), is_reduced_by_horovod)
+      found.replaced.append(computed)
+      found.to_check += [] if is_propagated else [computed]
+  return found
 
 
 def _search(values: Iterable[tf.Tensor]) -> Iterator[Tuple[tf.Tensor, Optional[Computed], bool]]:

@@ -233,15 +233,10 @@ class DynamicLossScale(FiniteLossScale):
     backoff = None if backoff is None else arguments.scale("backoff", backoff, above=1.0)
     floor = arguments.scale("min_loss_scale", min_loss_scale)
     ceiling = arguments.scale("max_loss_scale", max_loss_scale)
-    if floor > self._initial_loss_scale:
-      raise ValueError(
-        "initial_loss_scale must be at least min_loss_scale, {}, but got {!r}. Pass a smaller "
-        "min_loss_scale to go below it.".format(floor, initial_loss_scale)
-      )
-    if ceiling < self._initial_loss_scale:
-      raise ValueError(
-        "initial_loss_scale must be at most max_loss_scale, {}, but got {!r}.".format(ceiling, initial_loss_scale)
-      )
+    first = self._initial_loss_scale
+    if not floor <= first <= ceiling:
+      bound = "least min_loss_scale, {}".format(floor) if first < floor else "most max_loss_scale, {}".format(ceiling)
+      raise ValueError("initial_loss_scale must be at {}, but got {!r}.".format(bound, initial_loss_scale))
     self._increment_period = arguments.truncated_int("increment_period", increment_period)
     tolerance = arguments.truncated_int("overflow_tolerance", overflow_tolerance)
     # Subclasses set attributes of any name; this name is unlikely to collide.

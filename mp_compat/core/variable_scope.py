@@ -22,16 +22,13 @@ def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args
         w = tf.compat.v1.get_variable("w", [3, 3], tf.float16)  # cast from float32
 
   Trainable variables requested in float16 or bfloat16, by their dtype or by an initial value, are stored, initialized,
-  regularized and updated in float32; the model uses their rounded values. All other variables are returned unchanged.
-  Gradients pass through the cast, so the optimizer receives float32 gradients. The collections hold the float32
-  variables.
+  regularized and updated in float32. The result is a tensor of the requested dtype and the variable's shape: the model
+  uses rounded values. All other variables are returned unchanged. Gradients pass through the cast, so the optimizer
+  receives float32 gradients. The collections hold the float32 variables.
 
   Args:
     getter: the getter that this one customizes.
     name, *args, **kwargs: see `tf.compat.v1.get_variable`.
-
-  Returns:
-    A tensor of the requested dtype and the variable's shape; for all other variables, the variable itself.
 
   Source: "Training With Mixed Precision", NVIDIA, the section on TensorFlow.
   """

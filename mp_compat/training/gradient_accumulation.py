@@ -80,7 +80,8 @@ class GradientAccumulator:
     Raises:
       ValueError: If all gradients are None, a variable has no static shape, or `add` was already called in this graph.
         A function may be traced again: its traces add to one window if they pass the same variables and dtypes.
-      TypeError, RuntimeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`; in eager mode.
+      TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
+      RuntimeError: In eager mode, outside of functions.
       tf.errors.InvalidArgumentError: If `tf.local_variables_initializer()` was not run, in `session.run`.
     """
     if tf.executing_eagerly():
@@ -145,7 +146,6 @@ class GradientAccumulator:
     """
     window = self._added()
     micro_batches_finite = [tf.equal(window.overflowed.read_value(), 0)] if self._skip == "micro_batch" else []
-    distribute.check_replica_context()
     parts = [self._optimizer._prepare_part(grads_and_vars, empties_window=True)]
     parts += [step.Part((), finite, lineage.Lineage(), parts[0].scope) for finite in micro_batches_finite]
     applied = distribute.merge_call(self._optimizer._apply_in_all_replicas, parts, global_step, name)

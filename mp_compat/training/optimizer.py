@@ -311,12 +311,12 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "global_step must be a variable, such as tf.train.get_or_create_global_step(), or None, but got {!r}. Pass the "
         "name of the op as name={!r}.".format(global_step, global_step)
       )
-    distribute.check_replica_context()
     parts = [self._prepare_part(grads_and_vars)]
     return distribute.merge_call(self._apply_in_all_replicas, parts, global_step, name, **kwargs)
 
   def _prepare_part(self, grads_and_vars: Iterable[gradients.GradAndVar], empties_window: bool = False) -> step.Part:
     """Returns the part of a step in this replica; logs a warning if its gradients were never scaled."""
+    distribute.check_replica_context()
     settings = self._mp_compat_settings
     check = settings.skip_nonfinite or loss_scale_module.is_updated_by_check(self._loss_scale)
     part = step.prepare(grads_and_vars, settings, check, empties_window)._replace(optimizer=self)

@@ -92,5 +92,4 @@ def apply_gradients_together(
         )
     return distribute.group(*applied, counted, name=name)
 
-  distribute.check_replica_context()
   return distribute.merge_call(apply_all, [opt._prepare_part(pairs) for opt, pairs in steps], global_step)
