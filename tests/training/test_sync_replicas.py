@@ -65,7 +65,9 @@ def test_accumulators_follow_global_step(graph):
   assert testing.waits_for(follow, increment)
 
 
-def test_other_gradients_add_no_accumulator_ops(graph):
+def test_other_steps_add_no_accumulator_ops(graph):
   training = testing.Training()
-  Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(training.loss, training.global_step)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  opt.minimize(training.loss, training.global_step)
+  opt.apply_gradients([(tf.ConditionalAccumulator(tf.float32, [2]).take_grad(1), training.w)])  # without global_step
   assert not [op for op in graph.get_operations() if "SetGlobalStep" in op.type]
