@@ -151,6 +151,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       if self._counters:
         self.attempted, self.skipped = [int(value) for value in run_context.session.run(self._counters)]
         self._logged, self._last_applied = (self.attempted, self.skipped), self.attempted
+        self._changes.clear()  # at counts that were not restored
       self._has_changed(float(run_context.session.run(self._scale)))
       self._write()
     fetches: Dict[str, Any] = {"statuses": [status for status, _ in executed]}

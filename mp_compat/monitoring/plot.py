@@ -3,6 +3,7 @@
 
 import bisect
 import collections
+import fnmatch
 import math
 import os
 import textwrap
@@ -68,12 +69,13 @@ def _new_figure(width: float, height: float, dpi: int) -> Any:
   return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
 
 
-def _files_below(logdir: str, part: str) -> List[str]:
-  """Returns the paths of the files below a directory whose names contain `part`."""
+def _files_below(logdir: str, pattern: str) -> List[str]:
+  """Returns the paths of the files below a directory whose names match a pattern; one path of each file."""
   if not tf.gfile.IsDirectory(logdir):
     raise PlotError("no such directory: {}".format(logdir))
-  found = tf.gfile.Walk(logdir)
-  return [os.path.join(directory, name) for directory, _, names in found for name in sorted(names) if part in name]
+  found = [(directory, fnmatch.filter(sorted(names), pattern)) for directory, _, names in tf.gfile.Walk(logdir)]
+  paths = [os.path.join(directory, name) for directory, names in found for name in names]
+  return list({os.path.realpath(path): path for path in paths}.values())  # links may lead to the same files
 
 
 # --- the loss scale ------------------------------------------------------------------------------------------------
@@ -91,7 +93,7 @@ def read(logdir: str, loss_tag: Optional[str] = None) -> Series:
     loss_tag: the tag of the loss. By default `loss` or one that ends in `/loss`, if there is any, of the directory of
       the loss scale before all others.
   """
-  files = sorted(map(_read_file, _files_below(logdir, "tfevents")), key=lambda file: (file.times[:1], file.directory))
+  files = sorted(map(_read_file, _files_below(logdir, "*tfevents*")), key=lambda file: (file.times[:1], file.directory))
   if not files:
     raise PlotError("no event files (*tfevents*) below {}".format(logdir))
   tags = range_history.enumeration(sorted({tag for file in files for tag in file.scalars}), 10) or "no scalars"

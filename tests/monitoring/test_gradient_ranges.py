@@ -240,13 +240,16 @@ def test_stopped_gradients_are_not_followed():
   assert not [name for name in mp_compat.gradient_ranges(opt) if "recomputed" in name]
 
 
-@pytest.mark.parametrize("last", ["broadcast", "reshaped"])
+@pytest.mark.parametrize("last", ["broadcast", "reshaped", "concatenated"])
 def test_gradient_of_logits_of_float32_model(last):
   x = tf.placeholder(tf.float32, [4, 6])
   if last == "broadcast":
     logits = x * tf.get_variable("gamma", [6], initializer=tf.ones_initializer())
-  else:
+  elif last == "reshaped":
     logits = tf.matmul(x, tf.reshape(tf.get_variable("w", [3, 2, 6]), [6, 6]))
+  else:
+    parts = tf.split(tf.get_variable("w", [6, 6]), 2)
+    logits = tf.matmul(x[:, :3], parts[0]) + tf.matmul(x[:, 3:], parts[1])
   loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits_v2(labels=tf.eye(4, 6), logits=logits))
   opt = Optimizer(sgd(), 1.0)
   train_op = opt.minimize(loss)
@@ -258,7 +261,7 @@ def test_gradient_of_logits_of_float32_model(last):
   assert any(gradient.exponents.tolist() == expected for gradient in measured.values())
   # No tensor is measured a second time beside its variable.
   shapes = [int(gradient.exponents.sum()) for gradient in measured.values()]
-  assert shapes.count(36 if last == "reshaped" else 6) == 1
+  assert shapes.count(6 if last == "broadcast" else 36) == 1
 
 
 def test_fed_gradients_without_backward_pass():

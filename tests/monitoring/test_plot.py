@@ -52,6 +52,7 @@ def _rundir(tmp_path):
 
 
 def test_plot_reads_events_of_hook(rundir):
+  os.symlink("hook", os.path.join(rundir, "latest"))
   series = plot.read(rundir)
   assert series._replace(loss=None) == plot.Series([0, 2, 5, 6], [8.0, 4.0, 8.0, 4.0], skipped=[0, 1, 1, 2], loss=None)
   assert series.loss.tag == "model/loss" and set(series.loss.values) <= {1.0, 2.0, 3.0}

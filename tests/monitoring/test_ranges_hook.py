@@ -355,6 +355,7 @@ def test_drawing_shows_what_advice_rests_on():
 def test_command_writes_drawing_and_advice(tmp_path, capsys):
   pytest.importorskip("matplotlib")
   train(tmp_path, [FINITE] * 3)
+  shutil.copy(str(tmp_path / "ranges" / "gradient_ranges.jsonl"), str(tmp_path / "gradient_ranges.jsonl.bak"))
   target = tmp_path / "ranges.png"
   assert command_line.main(["ranges", str(tmp_path), "-o", str(target)]) == 0
   out = capsys.readouterr().out

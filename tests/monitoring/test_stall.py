@@ -43,6 +43,7 @@ REASONS = {
     ([1.0, 1.0], tf.float16, lambda: 2.0**20, lambda x: tf.cast(two_layers(x), tf.float32)),
     "not finite is gradients/Cast_grad/Cast.",
     'the fixed loss scale may be too large: lower it, or use "dynamic"',
+    "no step was ever applied of 2 attempted",
   ),
   "fixed scale of float16 loss": (
     ([1.0, 1.0], tf.float16, lambda: testing.native.FixedLossScale(2.0**20), two_layers),
@@ -52,6 +53,10 @@ REASONS = {
   "falling scale": (
     ([np.inf, 1.0], tf.float32, lambda: "dynamic", two_layers),
     "the scale may still be too large: begin with a lower one, or allow more skips.",
+  ),
+  "skipped by loss scale": (
+    ([1.0, 1.0], tf.float32, lambda: testing.SkipsFiniteSteps(8.0), two_layers),
+    "All gradients are finite here: the loss scale itself or another process decided to skip.",
   ),
   "value in branch": (
     ([1.0, -1.0], tf.float32, lambda: 2.0, root_in_branch),
