@@ -165,13 +165,10 @@ def read_text(path: str) -> str:
 
 
 def read(text: str) -> History:
-  """Returns the history in lines of JSON, one for each record.
+  """Returns the history in lines of JSON, one for each record; raises ValueError if there are lines, but no record.
 
   A later run may begin at an earlier step, because it restored a checkpoint, or is another one: the earlier runs'
   records from that step on are dropped. Damaged lines are skipped; a job that is killed leaves one.
-
-  Raises:
-    ValueError: If there are lines, but none is a record.
   """
   records: List[Dict[str, Any]] = []
   lines = text.splitlines()
@@ -219,12 +216,7 @@ def advise(history: History) -> Optional[Advice]:
 
 
 def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
-  """Returns the kind of advice, and two sentences: what to do, and why.
-
-  Args:
-    history: the records.
-    bounds: the scales that fit all of them.
-  """
+  """Returns the kind of advice, and two sentences: what to do, and why; `bounds` fit all records."""
   low, high, smallest, largest = bounds
   scales = [(name, tensor.doubtful_scale()) for name, tensor in history.tensors.items() if tensor.is_selected]
   doubtful = [(scale, name) for name, scale in scales if scale is not None]

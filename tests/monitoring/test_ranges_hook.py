@@ -128,12 +128,6 @@ def test_hook_that_records_nothing_warns(tmp_path, warnings):
   assert len([text for text in warnings if text.startswith(expected)]) == 1
 
 
-def test_resumed_run_continues_file(tmp_path):
-  train(tmp_path, [FINITE] * 2)
-  hook = train(tmp_path, [FINITE] * 3)
-  assert hook._history.steps == [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4, 5]
-
-
 def test_run_continues_damaged_file(tmp_path):
   train(tmp_path, [FINITE] * 3)
   path = tmp_path / "ranges" / "gradient_ranges.jsonl"
