@@ -16,6 +16,7 @@ from mp_compat._tensorflow import trackable
 from mp_compat.core import gradients
 
 _Pairs = List[gradients.GradAndVar]
+_CLIPPING = {"clipnorm": tf.clip_by_norm, "clipvalue": lambda grad, limit: tf.clip_by_value(grad, -limit, limit)}
 # A base class for mixins. Type checkers assume that it has all attributes, such as those of the Keras classes.
 AnyBase: Any = object
 
@@ -45,9 +46,7 @@ class _EarlierLayout(_InnerLookupMixin, trackable.Trackable):
     super().__init__()
     self._optimizer = optimizer
 
-  def get_slot_names(self) -> List[str]:
-    """Returns the inner optimizer's slot names, for reading. Nothing is written, because `get_slot` is missing."""
-    return self._optimizer.get_slot_names()
+  get_slot_names = inner_attribute("get_slot_names")  # for reading; nothing is written, because `get_slot` is missing
 
 
 class Keras2Mixin(AnyBase):
@@ -98,17 +97,15 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
     if VERSION >= (2, 4):
       return compute()
     attributes = self._optimizer.__dict__
-    limits = {name: attributes.pop(name) for name in ("clipnorm", "clipvalue") if name in attributes}
+    limits = {name: attributes.pop(name) for name in _CLIPPING if name in attributes}
     attributes.update(dict.fromkeys(limits) if VERSION >= (2, 2) else {})  # a missing limit is None there
     try:
       pairs = compute()
     finally:
       attributes.update(limits)
-    norm, value = limits.get("clipnorm"), limits.get("clipvalue")
-    if norm is not None:
-      pairs = [(tf.clip_by_norm(grad, norm), variable) for grad, variable in pairs]
-    if value is not None:
-      pairs = [(tf.clip_by_value(grad, -value, value), variable) for grad, variable in pairs]
+    for name, limit in limits.items():
+      if limit is not None:
+        pairs = [(grad if grad is None else _CLIPPING[name](grad, limit), variable) for grad, variable in pairs]
     return pairs
 
   @autograph.do_not_convert
@@ -138,17 +135,14 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
     return self._apply_step(grads_and_vars, False, name=name)
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
-    with tf.name_scope(self._optimizer._name), tf.init_scope():
-      self._create_all_weights([variable for grad, variable in pairs if grad is not None])
-
-  def _create_all_weights(self, var_list: List[tf.Variable]) -> None:
-    inner = self._optimizer
-    if VERSION >= (2, 4):
-      inner._create_all_weights(var_list)
-    else:
-      _ = inner.iterations
-      inner._create_hypers()
-      inner._create_slots(var_list)
+    inner, variables = self._optimizer, [variable for grad, variable in pairs if grad is not None]
+    with tf.name_scope(inner._name), tf.init_scope():
+      if VERSION >= (2, 2):
+        inner._create_all_weights(variables)
+      else:
+        _ = inner.iterations
+        inner._create_hypers()
+        inner._create_slots(variables)
 
   def _aggregate(self, pairs: _Pairs) -> _Pairs:
     return self._aggregate_gradients(self._transform_unaggregated_gradients(pairs))

@@ -87,15 +87,15 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       name: a name, for Keras 3.
 
     Raises:
-      TypeError: If there is not exactly one Keras optimizer, it already scales the loss, or `dynamic` is not a bool.
-      ValueError: If the forms are mixed, an argument is unknown or out of its range, the optimizer is already wrapped,
-        or the current strategy is not supported.
+      TypeError: If there is not exactly one Keras optimizer, it already scales the loss, `dynamic` is not a bool, or an
+        argument is unknown (with Keras 3, a ValueError).
+      ValueError: If the forms are mixed, an argument is out of its range, the optimizer is already wrapped, or the
+        current strategy is not supported.
       RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution is disabled with Keras 3.
     """
     if unsupported:
-      raise ValueError(
-        "Unsupported arguments: `{}`. Set them on the `inner_optimizer`.".format("`, `".join(unsupported))
-      )
+      message = "Unsupported arguments: `{}`. Set them on the `inner_optimizer`.".format("`, `".join(unsupported))
+      raise (ValueError if self._kind.is_keras_3 else TypeError)(message)  # as Keras's own classes
     inner, *others = [given for given in (optimizer, inner_optimizer, opt) if given is not None]
     if others:
       raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
@@ -292,7 +292,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       custom_objects: further classes of optimizers and loss scales, by name.
 
     Raises:
-      ValueError: If the configuration names an unknown class, or its arguments are invalid in both forms.
+      ValueError: If the configuration names an unknown class. For its arguments, errors are those of the constructor.
     """
     config = {key: value for key, value in config.items() if (key, value) not in keras3.UNUSED_SETTINGS.items()}
     serialized = config.pop("inner_optimizer" if "inner_optimizer" in config else "optimizer")

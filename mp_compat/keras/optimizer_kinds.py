@@ -116,7 +116,8 @@ def _hint(optimizer: Any) -> str:
   if isinstance(optimizer, tf.train.Optimizer):
     return "Wrap a tf.compat.v1.train.Optimizer in mp_compat.MixedPrecisionLossScaleOptimizer."
   try:
-    return "Pass a Keras optimizer object, such as an instance of {}.".format(tf.keras.optimizers.SGD)
+    _ = tf.keras.optimizers
+    return "Pass a Keras optimizer object, such as tf.keras.optimizers.SGD()."
   except (AttributeError, ImportError):  # from TensorFlow 2.16 on Keras is a separate package
     return (
       "Keras is not installed. Install Keras 2 with `pip install tf_keras` (and set TF_USE_LEGACY_KERAS=1), or "

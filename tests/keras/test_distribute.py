@@ -81,15 +81,13 @@ def test_overflow_on_one_replica_skips_all(family, as_function):
 
 
 @keras_cases.needs_keras_3
-def test_keras_3_applies_inf_and_ours_skips():
+def test_keras_3_applies_inf():
   family = keras_cases.FAMILIES[-1]
   # Keras checks the gradients of the first replica only, before they are reduced.
   theirs = Loop(lambda: family.native(family.optimizers.SGD(0.5), initial_scale=8.0, dynamic_growth_steps=2))
   with theirs.strategy.scope():
     theirs.opt.build([theirs.w])  # its variables cannot be made in the function
-  assert not np.isfinite(theirs.step([[1.0, 1.0], [1.0, np.inf]])).all()
-  ours = Loop(lambda: keras_cases.wrap(family.optimizers.SGD(0.5)))
-  assert ours.step([[1.0, 1.0], [1.0, np.inf]]) == [1.0, 2.0]
+  assert not np.isfinite(theirs.step(STEPS[1])).all()  # which ours skips, as above
 
 
 @pytest.mark.slow

@@ -141,15 +141,6 @@ def test_unknown_gradients_are_divided(caplog):
   assert len(train(caplog, [unscaled_in_another_function])[1]) == 1
 
 
-def test_steps_without_scaling_warn_once(caplog):
-  caplog.set_level(logging.WARNING)
-  v, opt = KERAS.Variable(1.0), make()
-  for _ in range(2):
-    opt.apply([tf.constant(256.0)], [v])
-  (warning,) = [record.getMessage() for record in caplog.records if "LossScaleOptimizer" in record.getMessage()]
-  assert "scale_loss()" in warning and "apply()" in warning
-
-
 @pytest.mark.parametrize("name", keras_cases.FAMILIES[-1].classes)
 def test_variables_match_keras_wrapper(name):
   paths = []

@@ -17,10 +17,6 @@ STEPS, OVERFLOWS = 50, (1, 4, 5, 40, 47)
 SCALE, GROWTH = 1024.0, 7
 GRADIENT = 1e-9  # underflows in float16
 
-# The expected loss scale after each of 12 steps: steps 1, 4 and 5 overflow, the scale starts at 8, the growth interval
-# is 2.
-SCALES_OF_12 = [8.0, 4.0, 4.0, 8.0, 4.0, 2.0, 2.0, 4.0, 4.0, 8.0, 8.0, 16.0]
-
 
 def each_optimizer(families):
   return pytest.mark.parametrize(
@@ -68,21 +64,6 @@ def test_finite_steps_equal_inner_optimizer(family, name):
 
 
 @keras_cases.each_family
-def test_iterations_count_skipped_steps(family):
-  opt = keras_cases.wrap(family.optimizers.SGD(0.1))
-  run = keras_cases.Run(opt)
-  scales, iterations = [], []
-  for x in testing.feeds(12, (1, 4, 5)):
-    before = run.w.numpy()
-    run.step(tf.constant(x))
-    assert (run.w.numpy() != before).any() == np.isfinite(x).all()
-    scales.append(float(opt.loss_scale))
-    iterations.append(int(opt.iterations))
-  assert scales == SCALES_OF_12
-  assert iterations == list(range(1, 13))
-
-
-@keras_cases.each_family
 def test_fixed_scale_skips_overflow(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), 64)
   history = keras_cases.train(opt, testing.feeds(4, (1, 3)))
@@ -121,7 +102,7 @@ def test_tensorflow_loss_scale_is_updated():
   scale = testing.native.DynamicLossScale(8.0, increment_period=2)
   opt = mp_keras.LossScaleOptimizer(keras_cases.V2.optimizers.SGD(0.1), scale)
   keras_cases.train(opt, testing.feeds(5, (1, 4)))
-  assert scale().numpy() == float(opt.loss_scale) == SCALES_OF_12[4]
+  assert scale().numpy() == float(opt.loss_scale) == 4.0  # 8, 4, 4, 8, 4
 
 
 @keras_cases.each_family
@@ -145,16 +126,12 @@ def test_clipped_overflow_skips_step(family):
 @keras_cases.each_family
 @pytest.mark.parametrize("clip", [{"clipvalue": 0.5}, {"clipnorm": 0.5}], ids=str)
 def test_clipping_uses_unscaled_gradients(family, clip):
-  xs = list(testing.feeds(5))
-  wrapped, alone = [
-    keras_cases.Run(opt, sparse=False)
-    for opt in (
-      mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1, **clip), 1024),
-      family.optimizers.SGD(0.1, **clip),
-    )
-  ]
-  for x in xs:
-    wrapped.optimizer.minimize(lambda x=x: wrapped.loss(x), [wrapped.w, wrapped.table])
+  opt = family.optimizers.SGD(0.1, **clip)
+  unused = [tensorflow.Variable(1.0)] * (family.name == "v2")  # has no gradient; the others make variables for it
+  alone = keras_cases.Run(opt, sparse=False)
+  wrapped = keras_cases.Run(mp_keras.LossScaleOptimizer(type(opt)(0.1, **clip), 1024), sparse=False)
+  for x in testing.feeds(5):
+    wrapped.optimizer.minimize(lambda x=x: wrapped.loss(x), [wrapped.w, wrapped.table] + unused)
     if hasattr(alone.optimizer, "minimize"):
       alone.optimizer.minimize(lambda x=x: alone.loss(x), [alone.w, alone.table])
     else:

@@ -28,6 +28,8 @@ def test_constructor_accepts_old_arguments(family):
   reused = make()
   with pytest.raises(ValueError):
     new(reused, "fast")  # does not wrap it
+  with pytest.raises(ValueError if family.name == "keras3" else TypeError, match="Unsupported arguments: `a`, `b`"):
+    new(reused, a=1, b=2)  # the error of Keras's own class
   scale = mp_compat.DynamicLossScale(2048.0, increment_period=500)
   for opt, expected in [
     (new(reused, "dynamic"), (True, 2.0**15, 2000)),
@@ -105,22 +107,10 @@ def test_loss_scale_is_object_and_tensor():
   assert float(scale) == 8.0 and int(scale) == 8 and scale.numpy() == 8.0 and np.asarray(scale) == 8.0
   assert scale.dtype == tf.float32 and scale.shape.as_list() == []
   two = tf.constant(2.0)
-  for value, expected in [
-    (scale * 2, 16.0),
-    (2 * scale, 16.0),
-    (two * scale, 16.0),
-    (scale / two, 4.0),
-    (1.0 / scale, 0.125),
-    (scale + 1, 9.0),
-    (1 - scale, -7.0),
-    (scale**2, 64.0),
-    (-scale, -8.0),
-    (tf.sqrt(scale), 8**0.5),
-    (tf.cast(scale, tf.float16), 8.0),
-    (tf.convert_to_tensor(scale), 8.0),
-    (tf.convert_to_tensor(scale, tf.float32), 8.0),
-  ]:
-    assert float(value) == pytest.approx(expected)
+  results = [scale * 2, 2 * scale, two * scale, scale / two, 1.0 / scale, scale + 1, 1 - scale, scale**2, -scale]
+  assert [float(result) for result in results] == [16.0, 16.0, 16.0, 4.0, 0.125, 9.0, -7.0, 64.0, -8.0]
+  converted = [tf.cast(scale, tf.float16), tf.convert_to_tensor(scale), tf.convert_to_tensor(scale, tf.float32)]
+  assert {float(value) for value in converted} == {8.0} and float(tf.sqrt(scale)) == pytest.approx(8**0.5)
   assert bool(scale > 7) and not bool(scale < two) and bool(scale != 7.0)
   assert bool(scale == tf.constant(8.0)) == (keras_cases.VERSION >= (2, 0))  # 1.15 compares tensors by identity
   assert scale == opt.loss_scale and scale == opt._loss_scale and not scale != opt._loss_scale
@@ -231,10 +221,11 @@ def test_unpaired_scaling_warns_once(family, caplog):
   caplog.set_level(logging.WARNING)
   w = tensorflow.Variable([1.0])
 
-  def log_warnings(*calls):
-    """Makes the calls in two steps; returns the warnings that are logged."""
+  def log_warnings(*calls, earlier=True):
+    """Makes the calls in two steps, after one of `minimize` if `earlier`; returns the warnings that are logged."""
     opt = mp_keras.LossScaleOptimizer(sgd(family), 2.0)
-    opt.minimize(lambda: w * w, [w])
+    if earlier:
+      opt.minimize(lambda: w * w, [w])
     caplog.clear()
     for _ in range(2):
       for call in calls:
@@ -250,6 +241,8 @@ def test_unpaired_scaling_warns_once(family, caplog):
     assert len(scaled) == 1 and "without get_unscaled_gradients()" in scaled[0]
   (unscaled,) = log_warnings("get_unscaled_gradients")
   assert "without get_scaled_loss()" in unscaled
+  (warning,) = log_warnings(earlier=False)
+  assert "scale_loss()" in warning and "apply()" in warning
 
 
 POLICY = """
