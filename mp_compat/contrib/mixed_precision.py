@@ -122,13 +122,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     return loss_scale.transition([self._loss_scale, self._num_good_steps, self._num_bad_steps], finite_grads, rule)
 
   def get_config(self) -> Dict[str, Any]:
-    return dict(
-      init_loss_scale=self._init_loss_scale,
-      incr_every_n_steps=self._incr_every_n_steps,
-      decr_every_n_nan_or_inf=self._decr_every_n_nan_or_inf,
-      incr_ratio=self._incr_ratio,
-      decr_ratio=self._decr_ratio,
-    )
+    names = ("init_loss_scale", "incr_every_n_steps", "decr_every_n_nan_or_inf", "incr_ratio", "decr_ratio")
+    return {name: vars(self)["_" + name] for name in names}
 
 
 class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
@@ -149,11 +144,8 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
       ValueError: If `loss_scale_manager` is not a `LossScaleManager`; for `opt`, see the base class.
     """
     if not isinstance(loss_scale_manager, LossScaleManager):
-      raise ValueError(
-        "loss_scale_manager must be a mp_compat.contrib.mixed_precision.LossScaleManager, but got {!r}.".format(
-          loss_scale_manager
-        )
-      )
+      message = "loss_scale_manager must be a {}.LossScaleManager, but got {!r}. Pass a FixedLossScaleManager."
+      raise ValueError(message.format(__name__, loss_scale_manager))
     if type(opt) is optimizer.MixedPrecisionLossScaleOptimizer:
       # Of two dynamic scales, the inner one is not updated after an overflow, and training stops in the end.
       log.warn(

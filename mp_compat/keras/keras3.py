@@ -13,10 +13,9 @@ from mp_compat.core import loss_scale
 from mp_compat.keras import keras2
 
 # Settings of Keras 3 optimizers that the wrapper does not use, with the defaults in configurations of earlier wrappers.
-UNUSED_SETTINGS: Dict[str, Any] = dict(
-  dict.fromkeys(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "ema_overwrite_frequency"]),
-  **dict(loss_scale_factor=None, gradient_accumulation_steps=None, use_ema=False, ema_momentum=0.99),
-)
+UNUSED_SETTINGS: Dict[str, Any] = dict(use_ema=False, ema_momentum=0.99, ema_overwrite_frequency=None)
+UNUSED_SETTINGS.update(dict.fromkeys(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue"]))
+UNUSED_SETTINGS.update(dict.fromkeys(["loss_scale_factor", "gradient_accumulation_steps"]))
 
 SCALE_LOSS, UNSCALED = "scale_loss", "get_unscaled_gradients"  # methods whose calls are recorded
 UNSCALED_MARK = "_mp_compat_is_unscaled"  # attribute of eager tensors that `get_unscaled_gradients` took or returned
