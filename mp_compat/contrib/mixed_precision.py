@@ -144,8 +144,10 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
       ValueError: If `loss_scale_manager` is not a `LossScaleManager`; for `opt`, see the base class.
     """
     if not isinstance(loss_scale_manager, LossScaleManager):
-      message = "loss_scale_manager must be a {}.LossScaleManager, but got {!r}. Pass a FixedLossScaleManager."
-      raise ValueError(message.format(__name__, loss_scale_manager))
+      raise ValueError(
+        "loss_scale_manager must be a {}.LossScaleManager, but got {!r}. Pass a FixedLossScaleManager, for "
+        "example.".format(__name__, loss_scale_manager)
+      )
     if type(opt) is optimizer.MixedPrecisionLossScaleOptimizer:
       # Of two dynamic scales, the inner one is not updated after an overflow, and training stops in the end.
       log.warn(

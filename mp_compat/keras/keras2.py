@@ -46,7 +46,7 @@ class _EarlierLayout(_InnerLookupMixin, trackable.Trackable):
     super().__init__()
     self._optimizer = optimizer
 
-  get_slot_names = inner_attribute("get_slot_names")  # for reading; nothing is written, because `get_slot` is missing
+  get_slot_names = inner_attribute("get_slot_names")  # called when saving; writes nothing, as it lacks `get_slot`
 
 
 class Keras2Mixin(AnyBase):
