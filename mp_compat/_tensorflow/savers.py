@@ -2,7 +2,7 @@
 """Accesses private parts of `tf.train.Saver`."""
 
 import sys
-from typing import Any, List
+from typing import Any, Callable, List
 
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
@@ -10,14 +10,9 @@ from mp_compat._tensorflow import variables
 _saver_module: Any = sys.modules[tf.train.Saver.__module__]
 
 
-def get_var_list(saver: tf.train.Saver) -> Any:
-  """Returns the `var_list` of a Saver that is not built yet: None, a list or a dict."""
-  return saver._var_list
-
-
-def set_var_list(saver: tf.train.Saver, var_list: Any) -> None:
-  """Sets the `var_list` of a Saver that is not built yet."""
-  saver._var_list = var_list
+def change_var_list(saver: tf.train.Saver, change: Callable[[Any], Any]) -> None:
+  """Changes the `var_list` of a Saver that is not built yet: None, a list or a dict."""
+  saver._var_list = change(saver._var_list)
 
 
 class AliasSaveable(_saver_module.BaseSaverBuilder.SaveableObject):

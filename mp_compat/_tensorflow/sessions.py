@@ -28,11 +28,9 @@ class Effects(NamedTuple):
 
 
 def observe(around: Callable[[Any, List[Any], Callable[[], Any]], Any]) -> None:
-  """Makes each run of any session call `around(session, elements, run)`.
+  """Makes each run of any session call `around(session, elements, run)`, with the ops and tensors that it runs.
 
-  Args:
-    around: gets the session, the ops and tensors that it runs, and a function without arguments that runs them. Returns
-      the result of the latter. Runs of the same session in it are not observed.
+  `around` calls `run()` and returns its result. Runs of the same session in it are not observed.
   """
   base, inside = session_module.BaseSession, threading.local()
   do_run, make_callable, from_options = base._do_run, base.make_callable, base._make_callable_from_options

@@ -96,7 +96,11 @@ def read_tensor(reader: Any, path: str, name: str) -> np.ndarray:
 def read_slices(path: str, names: List[str], parts: List[str], dtypes: List[tf.DType]) -> List[np.ndarray]:
   """Returns slices of variables in a checkpoint; a slice is "shape offset,size:..." as in `RestoreV2`, "" for all."""
   with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as sess:
-    return sess.run(tf.raw_ops.RestoreV2(prefix=path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes))
+    values = tf.raw_ops.RestoreV2(prefix=path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes)
+    try:
+      return sess.run(values)
+    except _BROKEN as error:
+      raise data_loss_error(path, error) from error
 
 
 def shapes_in(reader: Any) -> Dict[str, Tuple[int, ...]]:
@@ -149,7 +153,7 @@ class _Reader:
 
   def get_tensor(self, tensor_str: str) -> np.ndarray:
     name = tf.compat.as_str_any(tensor_str)
-    return self._reader.get_tensor(name if name in self._own_names else self._names().get(name, name))
+    return self._reader.get_tensor(self._names().get(name, name))
 
   def get_variable_to_shape_map(self) -> Dict[str, Any]:
     by_name = self._reader.get_variable_to_shape_map()

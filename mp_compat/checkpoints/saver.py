@@ -2,9 +2,10 @@
 """A `tf.train.Saver` that restores checkpoints of every naming scheme (see `mp_compat.core.dialects`)."""
 
 import collections
+import functools
 import itertools
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from mp_compat._tensorflow import savers
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
 from mp_compat.core import dialects
+
+tensorflow_restore = tf.train.Saver.restore  # `install()` replaces it.
 
 
 class Saver(tf.train.Saver):
@@ -44,17 +47,18 @@ class Saver(tf.train.Saver):
       tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
       ValueError: If there is no checkpoint at `save_path`.
     """
-    restore(self, sess, save_path, super().restore)
+    restore(self, sess, save_path)
 
 
-def restore(saver: tf.train.Saver, sess: tf.Session, save_path: files.Path, as_tensorflow: Callable[..., None]) -> None:
-  """Restores the variables of a Saver from a checkpoint of any naming scheme; see `Saver.restore`.
+@functools.wraps(tensorflow_restore)
+def restore(self: tf.train.Saver, sess: tf.Session, save_path: files.Path) -> None:
+  """Restores the variables of any Saver from a checkpoint of any naming scheme; see `Saver.restore`.
 
-  `as_tensorflow`, TensorFlow's `restore`, is called with `sess` and the path if all names and dtypes are those in the
-  checkpoint, if the checkpoint is object-based, if the Saver is not built, and in eager mode.
+  Calls TensorFlow's `restore` if all names and dtypes are those in the checkpoint, if the checkpoint is object-based,
+  if the Saver is not built, and in eager mode.
   """
-  if tf.executing_eagerly() or saver.saver_def is None:  # None if the Saver is empty, or build() was not called
-    as_tensorflow(sess, save_path)
+  if tf.executing_eagerly() or self.saver_def is None:  # None if the Saver is empty, or build() was not called
+    tensorflow_restore(self, sess, save_path)
     return
   path = None if save_path is None else files.path_text(save_path)
   if path is None or not files.checkpoint_exists(path):
@@ -64,15 +68,18 @@ def restore(saver: tf.train.Saver, sess: tf.Session, save_path: files.Path, as_t
     )
   reader = files.open_reader(path)
   is_object_based, dtypes = reader.has_tensor(files.OBJECT_GRAPH), reader.get_variable_to_dtype_map()
-  entries = [] if is_object_based else _entries(sess.graph.as_graph_element(saver.saver_def.restore_op_name))
+  entries = [] if is_object_based else _entries(sess.graph.as_graph_element(self.saver_def.restore_op_name))
   matched = _match_names(sess.graph, entries, reader, path)
+  feeds: Dict[str, Any] = {}
+  if any(matched.get(entry.name) != entry.name or dtypes[entry.name] != entry.tensor.dtype for entry in entries):
+    feeds = _restore_feeds(sess, entries, matched, reader, path)
+    feeds[self.saver_def.filename_tensor_name] = path
   try:
-    if all(matched.get(entry.name) == entry.name and dtypes[entry.name] == entry.tensor.dtype for entry in entries):
-      as_tensorflow(sess, path)
-    else:
-      feeds = _restore_feeds(sess, entries, matched, reader, path)
+    if feeds:
       tf.logging.info("Restoring parameters from %s, which has other variable names", path)
-      sess.run(saver.saver_def.restore_op_name, dict(feeds, **{saver.saver_def.filename_tensor_name: path}))
+      sess.run(self.saver_def.restore_op_name, feeds)
+    else:
+      tensorflow_restore(self, sess, path)
   except (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError) as error:
     if is_object_based and isinstance(error, tf.errors.NotFoundError):
       raise  # It names variables.

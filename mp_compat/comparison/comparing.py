@@ -28,14 +28,8 @@ def compare(
 ) -> Dict[str, Any]:
   """Runs a program several times and compares all variables after its train steps; docs/migration.md has the options.
 
-  Args:
-    argv: The program and its arguments, as for `mp_compat run`.
-    runs: What to run, of RUNS. The others are compared with the first, and AGAIN repeats it.
-    steps, every, restore: The options of these names.
-    tell: Is called with each line of the report.
-
-  Returns:
-    The report, for JSON: `status` (SAME, DIFFERENT or UNKNOWN), `conclusion`, `program` and `runs`.
+  `runs` are of RUNS: the others are compared with the first, which AGAIN repeats. Calls `tell` with each line of the
+  report. Returns it for JSON: `status` (SAME, DIFFERENT or UNKNOWN), `conclusion`, `program` and `runs`.
   """
   results: Dict[str, Any] = {}
   directory = os.getcwd()

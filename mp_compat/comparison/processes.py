@@ -101,16 +101,10 @@ def read_standard_input(path: str) -> None:
 
 
 def run(settings: Dict[str, Any], name: str, argv: Sequence[str], directory: str, folder: str) -> None:
-  """Runs a program to its end, or to the last step; its processes end with it.
+  """Runs a program in `directory` to its end, or to the last step; its processes end with it.
 
-  Args:
-    settings: The fields of `recorder.Settings`.
-    name: What the program finds in the environment as MP_COMPAT_RUN.
-    argv, directory: The program and its arguments, as for `mp_compat run`, and where to run it.
-    folder: A folder for files, with the standard input as `input`.
-
-  Raises:
-    CannotRunError: If the program fails, with the end of its output.
+  Raises a CannotRunError if it fails. `settings` are the fields of `recorder.Settings`; the program finds `name` as
+  MP_COMPAT_RUN in the environment. `folder` is for files, and has the standard input as `input`.
   """
   with open(os.path.join(folder, "settings"), "w", encoding="utf-8") as file:
     json.dump(settings, file)

@@ -78,19 +78,15 @@ class Installation:
 
   def _install_checkpoints(self) -> None:
     """Makes TensorFlow read checkpoints of every naming scheme, and Saver also write TensorFlow's names."""
-    saver_restore, saver_build = tf.train.Saver.restore, tf.train.Saver.build
-
-    @functools.wraps(saver_restore)
-    def restore(self: Any, sess: Any, save_path: Any) -> None:
-      saver.restore(self, sess, save_path, functools.partial(saver_restore, self))
+    saver_build = tf.train.Saver.build
 
     @functools.wraps(saver_build)
     def build(self: Any) -> None:
       if self.saver_def is None:
-        savers.set_var_list(self, saver.add_tensorflow_names(savers.get_var_list(self)))
+        savers.change_var_list(self, saver.add_tensorflow_names)
       saver_build(self)
 
-    self._set(tf.train.Saver, "restore", restore)
+    self._set(tf.train.Saver, "restore", saver.restore)
     self._set(tf.train.Saver, "build", build)
     self._replace(tf.train.NewCheckpointReader, files.open_with_names_here)
     self._replace(tf.train.init_from_checkpoint, _with_names_in_checkpoint(tf.train.init_from_checkpoint))

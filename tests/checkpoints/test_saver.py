@@ -1,5 +1,6 @@
 """Tests of `checkpoints.Saver`: kinds of variables, paths, formats, errors."""
 
+import contextlib
 import os
 import pathlib
 
@@ -209,6 +210,9 @@ def test_missing_state_is_initialized(tmp_path):
     sess.run(state[0].assign(8.0))
     checkpoints.Saver(state).restore(sess, path)
     assert sess.run(state) == [64.0, 0]
+    os.truncate(path + DATA, 10)
+    with pytest.raises(tf.errors.DataLossError, match=DAMAGED.format("")):
+      checkpoints.Saver().restore(sess, path)
 
 
 def test_missing_checkpoint_raises(tmp_path):
@@ -231,6 +235,7 @@ def corrupt(path, offset=0):
 
 
 INDEX, DATA = ".index", ".data-00000-of-00001"
+DAMAGED = "^The checkpoint [^ ]*model{} is truncated or corrupt: (?!The checkpoint).*Restore an earlier one"
 
 
 @pytest.mark.parametrize(
@@ -246,15 +251,20 @@ INDEX, DATA = ".index", ".data-00000-of-00001"
 )
 def test_damaged_checkpoint_raises(part, damage, tmp_path):
   training = golden_cases.GoldenTraining(Case("mp_compat", "adam"))
-  saver = checkpoints.Saver()
+  saver, plain_saver = checkpoints.Saver(), tf.train.Saver()
   with testing.initialized_session() as sess:
     paths = []
     for step in (1, 2):
       values = training.run(sess, golden_cases.FEEDS[:1])
       paths.append((saver.save(sess, str(tmp_path / "model"), global_step=step), values))
     damage(paths[1][0] + part)
-    with pytest.raises(tf.errors.DataLossError, match="model-2 is truncated or corrupt.*Restore an earlier one"):
-      saver.restore(sess, paths[1][0])
+    for context, restorer in [
+      (contextlib.nullcontext, saver),
+      (mp_compat.install, saver),
+      (mp_compat.install, plain_saver),
+    ]:
+      with context(), pytest.raises(tf.errors.DataLossError, match=DAMAGED.format("-2")):
+        restorer.restore(sess, paths[1][0])
     kept = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths
     assert list(kept) == [path for path, _ in paths]
     saver.restore(sess, kept[0])

@@ -288,8 +288,8 @@ def test_estimators_exchange_checkpoints(control_flow, tmp_path):
     assert read_values(train_steps("warm_ours", feeds[:1], settings), warm) == read_values(warm, warm)
 
 
-@pytest.mark.parametrize("kind", ["conditionals_before", "two_optimizers"])
-def test_init_reads_tensorflow_names(kind, tmp_path):
+@pytest.mark.parametrize("kind", ["conditionals_before", "two_optimizers", "variables"])
+def test_init_and_readers_find_tensorflow_names(kind, tmp_path):
   path = str(tmp_path / "model")
   train(kind, path, FEEDS[:3])
   with tf.Graph().as_default():
@@ -299,6 +299,9 @@ def test_init_reads_tensorflow_names(kind, tmp_path):
     Program(kind)
     tf.train.init_from_checkpoint(path, get_variables_by_name())
     sess.run(tf.global_variables_initializer())
+    reader = tf.train.load_checkpoint(path)
+    for name, value in sess.run(get_variables_by_name()).items():
+      assert reader.has_tensor(name) and reader.get_tensor(name).tobytes() == value.tobytes()
     saved = str(tmp_path / "again")
     tf.train.Saver().save(sess, saved)
   assert read_names(path) == program_names and read_values(saved, path) == read_values(path, path)
