@@ -215,6 +215,28 @@ def test_missing_state_is_initialized(tmp_path):
       checkpoints.Saver().restore(sess, path)
 
 
+def test_powers_restore_in_order_of_creation(tmp_path):
+  path = str(tmp_path / "model")
+  goldens.save_variables(path, {"cond_{}/beta1_power".format(n): np.float32(n) for n in (1, 3, 11)})
+  powers = [tf.get_variable("beta1_power_{}".format(n), []) for n in (2, 10, 3)]
+  with testing.session() as sess:
+    for saver in [checkpoints.Saver(), tf.train.Saver(checkpoints.name_map(path))]:
+      sess.run(tf.global_variables_initializer())
+      saver.restore(sess, path)
+      assert sess.run(powers) == [1, 3, 11]
+
+
+def test_eager_saver_restores(tmp_path):
+  with testing.eager_mode():
+    w = tf.Variable([1.0, 2.0], name="w", use_resource=True)
+    path = tf.train.Saver([w]).save(None, str(tmp_path / "model"))
+    for context, make in [(contextlib.nullcontext, checkpoints.Saver), (mp_compat.install, tf.train.Saver)]:
+      w.assign([5.0, 5.0])
+      with context():
+        make([w]).restore(None, path)
+      np.testing.assert_array_equal(w.numpy(), [1.0, 2.0])
+
+
 def test_missing_checkpoint_raises(tmp_path):
   golden_cases.GoldenTraining(Case("mp_compat", "adam"))
   saver = checkpoints.Saver()
