@@ -11,14 +11,9 @@ from mp_compat.keras import loss_scale_optimizer as keras_optimizer
 from mp_compat.keras import optimizer_kinds
 from mp_compat.training import optimizer as optimizer_module
 
+_OURS = optimizer_module.MixedPrecisionLossScaleOptimizer
 # A base class of optimizers, the callable that wraps one, and the class that it returns. Searched from last to first.
-_wrappers: List[Tuple[type, Callable[[Any, Any], Any], type]] = [
-  (
-    tf.train.Optimizer,
-    optimizer_module.MixedPrecisionLossScaleOptimizer,
-    optimizer_module.MixedPrecisionLossScaleOptimizer,
-  ),
-]
+_wrappers: List[Tuple[type, Callable[[Any, Any], Any], type]] = [(tf.train.Optimizer, _OURS, _OURS)]
 
 
 def enable_mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dynamic") -> Any:

@@ -1,15 +1,12 @@
 """Tests that TensorFlow's Saver, after mp_compat.install(), restores all checkpoints and writes TensorFlow's names."""
 
 import contextlib
-import os
 
 import numpy as np
 import pytest
 
 import mp_compat
 from tests import testing
-from tests.checkpoints import golden_cases
-from tests.checkpoints.golden_cases import Case
 from tests.keras import cases as keras_cases
 from tests.testing import Optimizer
 from tests.testing import tf
@@ -243,21 +240,6 @@ def test_saver_keeps_custom_names(tmp_path):
   with mp_compat.install():
     train("one", path, FEEDS[:2], make_saver=make_saver)
   assert all(name.startswith("mine/") for name in read_names(path) - {"beta1_power"})
-
-
-@pytest.mark.parametrize("writer", ["mp_compat", "plain"])
-def test_other_checkpoints_restore(writer):
-  case = Case(writer, "adam")
-  path = os.path.join(golden_cases.GOLDENS, "1.15", case.name)
-  reader = tf.train.load_checkpoint(path)
-  with mp_compat.install(), tf.Graph().as_default(), testing.session() as sess:
-    golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
-    tf.train.Saver().restore(sess, path)
-    values = sess.run(get_variables_by_name())
-  scale = reader.get_tensor("current_loss_scale") if writer == "mp_compat" else 2.0**15
-  assert values["current_loss_scale"] == scale
-  for name in ("w", "b", "w/Adam_1", "beta1_power", "global_step"):
-    np.testing.assert_array_equal(values[name], reader.get_tensor(name))
 
 
 @pytest.mark.skipif(not hasattr(tf, "estimator"), reason="TensorFlow 2.16 and later have no Estimator")

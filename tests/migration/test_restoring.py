@@ -251,12 +251,13 @@ def test_converted_checkpoint_continues(way, path):
   assert_outcome(way, path + "-converted", CONTINUES)
 
 
+@pytest.mark.parametrize("writer, reader", [("contrib", "mp_compat.contrib"), ("mp_compat", "mp_compat")])
 @pytest.mark.parametrize("way", [saver, init_variables, load_each, shared_names], ids=get_id)
-def test_contrib_checkpoint_continues(way, tmp_path):
-  case, path = Case("contrib", "adam"), str(tmp_path / "model.ckpt-4")
+def test_other_checkpoint_continues(way, writer, reader, tmp_path):
+  case, path = Case(writer, "adam"), str(tmp_path / "model.ckpt-4")
   goldens.copy_golden(case, path)
   with mp_compat.install():
-    _, values = restore_and_train(way, path, "mp_compat.contrib")
+    _, values = restore_and_train(way, path, reader)
   goldens.assert_equal(goldens.rename_to_ours(values, case), goldens.load_expected_renamed("1.15", case, "after"))
 
 

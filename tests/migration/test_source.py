@@ -263,6 +263,8 @@ def test_magics_with_old_names_are_reported(tmp_path):
     ("book.ipynb", make_notebook("LossScale = '\ud800'", ensure_ascii=True), "surrogates not allowed"),
     ("book.ipynb", make_notebook("\x0cimport tensorflow as tf\ntf.train.experimental.LossScale"), "LibCST would drop"),
     ("book.ipynb", "LossScale", "Expecting value"),
+    ("book.ipynb", make_notebook("# mp_compat: magic: LossScale"), "cell 2 contains '# mp_compat: magic: '"),
+    ("book.ipynb", make_notebook("'mp_compat: end of the cell'\nLossScale"), "cell 2 contains"),
     (
       "book.ipynb",
       make_notebook("from tensorflow.train.experimental import (PythonState,", "LossScale)"),

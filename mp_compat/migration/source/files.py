@@ -57,6 +57,8 @@ class Notebook:
           self._add_cell(number, "".join(cell["source"]))
 
   def _add_cell(self, number: int, code: str) -> None:
+    if MAGIC in code or _END.strip() in code:
+      raise ValueError("cell {} contains {!r} or {!r}, which migrate inserts for itself".format(number, MAGIC, _END))
     prefixes = _prefixes(code)
     self.source += "\n".join(map(str.__add__, prefixes, code.split("\n"))) + _END
     self._lines += [(number, line, len(prefix)) for line, prefix in enumerate([*prefixes, ""], 1)]

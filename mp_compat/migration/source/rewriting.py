@@ -163,15 +163,15 @@ class Rewriter(cst.CSTVisitor):
       return
     used = {word for use in self._uses for word in re.findall(r"\w+", self._source.text(use))}
     others = [index for index, statement in enumerate(statements) if not _comes_first(statement)]
-    imports = {index: set(values.imported(statements[index])) for index in others if _is_import(statements[index])}
+    imports = {
+      index: set(values.imported(statement))
+      for index, statement in enumerate(statements)
+      if isinstance(statement, (cst.Import, cst.ImportFrom)) and not _comes_first(statement)
+    }
     needed = [index for index, names in imports.items() if names & used]
     position = min(first_use, [*needed, *imports, *others][0])
     gap = "; " if self._source.text_before(statements[position]).strip() else self._source.module.default_newline
     self._edits.append(_Edit(starts[position], starts[position], "import mp_compat" + gap))
-
-
-def _is_import(statement: cst.CSTNode) -> bool:
-  return isinstance(statement, (cst.Import, cst.ImportFrom))
 
 
 def _imports_ours(statement: cst.CSTNode) -> bool:
