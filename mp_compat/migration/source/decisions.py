@@ -26,7 +26,6 @@ REMEDIES: Dict[str, str] = {
   "finite check of the program",
   "horovod": "put hvd.DistributedOptimizer inside: MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(opt), "
   "scale); outside only with backward_passes_per_step",
-  "sync-replicas": "put SyncReplicasOptimizer outside; mp_compat raises an error for the other order",
   "wrapped-twice": "the inner optimizer may scale the loss already; mp_compat uses the outer scale only (contrib's "
   "optimizer around the graph rewrite's) or raises an error; remove one of the two: "
   "enable_mixed_precision_graph_rewrite(opt) also adds loss scaling",
@@ -248,11 +247,14 @@ class DecisionFinder(cst.CSTVisitor):
 
   def visit_Call(self, node: cst.Call) -> None:
     full = self._source.full_names(node.func)
+    looked_up = self._source.full_names(node)  # by getattr(module, name)
     new, kind = self._source.decide_name(node)
     if kind:
       self._add(self._found, node, kind)
     elif new and len(node.args) > 2:  # getattr(module, name, default)
       self._add(self._found, node, "guard")
+    elif not self._source.replacements(node) and _LEAVES & {name.rpartition(".")[2] for name in looked_up}:
+      self._add(self._found, node, "unresolved")
     self._note_optimizer(node)
     if self._scales_loss(node):
       self._check_wrapping(node)
@@ -293,10 +295,6 @@ class DecisionFinder(cst.CSTVisitor):
     self._inside |= inner_calls
     if any(map(self._scales_loss, inner_calls)):
       self._add(self._found, node.func, "wrapped-twice")
-    if self._source.replacements(node.func) & _OPTIMIZERS and any(
-      name.endswith(".SyncReplicasOptimizer") for call in inner_calls for name in self._source.full_names(call.func)
-    ):
-      self._add(self._found, node.func, "sync-replicas")
 
   def _check_loss_scale(self, node: cst.Call) -> None:
     scale = _arguments(node, "opt", "loss_scale").get("loss_scale")
