@@ -204,6 +204,12 @@ UNCERTAIN = {
     "a name that is bound twice in a class": "class A:\n  tf = tf.train\n  x = tf.experimental.LossScale  # stays\n",
     "a name that is only declared": ("e: object\ne = tf.train.experimental\ndef f(): return e.LossScale  # stays\n"),
     "a name that an expression binds": "(e := tf.train.experimental)  # stays\ne.LossScale  # stays\n",
+    "an expression that binds in a generator": (
+      "e = tf.train.experimental\nany((e := x) for x in y)\ne.LossScale  # stays\n"
+    ),
+    "an expression that binds before it reads": (
+      "e = tf.train.experimental\nx = e.LossScale if (e := other) else None  # stays\n"
+    ),
     "part of a list": "e, x = tf.train.experimental, 3  # stays\ne.LossScale  # stays\n",
     "a class that may bind a name": (
       "e = other\nclass A:\n  if x: e = tf.train.experimental\n  e.LossScale  # stays\n"
@@ -326,6 +332,7 @@ DECISIONS = {
     "x = 'tf.keras.mixed_precision', 'mp_compat.contrib.mixed_precision.LossScaleOptimizer', 'mixed_precision'",
     "import importlib\nx = importlib.import_module('tensorflow.contrib.mixed_precision')",
     "def f(**rest):\n  return OURS(loss_scale='dynamic')",
+    "getattr(mp_compat, 'DynamicLossScale')",
   ],
   "checkpoints": [
     "tf.train.Saver().restore(sess, path)",
