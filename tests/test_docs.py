@@ -74,6 +74,13 @@ def test_all_programs_are_found():
   assert len(list(program_cases())) == 16
 
 
+@pytest.mark.parametrize("document", DOCUMENTS + ["CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md"])
+def test_code_fits_on_the_site(document):
+  """Fenced or indented code has at most 88 columns, which fit beside the sidebars of the site."""
+  fenced = "".join(re.findall(r"^```.*?^```", read(document), re.M | re.S))
+  assert not re.findall("^.{89,}", fenced, re.M) and not re.findall("^    .{89,}", read(document), re.M)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_to_files_and_headings(document):
   for target, anchor in linked_targets(document):

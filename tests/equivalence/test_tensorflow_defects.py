@@ -57,6 +57,12 @@ def clip_by_value_cannot_hide_an_overflow(api):
   assert training.after(FINITE, OVERFLOW) == [-1.0, -2.0]
 
 
+@defect(AssertionError)
+def masking_cannot_hide_an_overflow(api):
+  training = TrainingWithApi(api, "dynamic", change=lambda grad: tf.where(tf.is_finite(grad), grad, tf.zeros([2])))
+  assert training.after(FINITE, OVERFLOW) == [-1.0, -2.0]
+
+
 @defect(ANY_ERROR)
 def copied_loss_scale_works_in_another_graph(api):
   with tf.Graph().as_default():
