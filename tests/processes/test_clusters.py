@@ -145,18 +145,13 @@ def test_restarted_worker_continues_training(cluster, tmp_path):
   assert applied <= last_step(printed) <= applied + 1
 
 
-def test_failure_terminates_processes(cluster, tmp_path):
+@pytest.mark.parametrize(
+  "command, words", [("(sleep 1; echo broken) & exit 3", "(?s)broken.*ended with status 3"), ("sleep 60", "Time is up")]
+)
+def test_failures_and_timeouts_terminate_processes(cluster, tmp_path, command, words):
   mark = str(tmp_path / "alive")
-  with pytest.raises(SystemExit, match="(?s)broken.*ended with status 3"):
-    with cluster.Processes(timeout=60.0) as processes:
+  with pytest.raises(SystemExit, match=words):
+    with cluster.Processes(timeout=5.0) as processes:
       processes.start(sys.executable, "-c", "import time; time.sleep(600)", mark)
-      processes.wait(processes.start("sh", "-c", "(sleep 1; echo broken) & exit 3"))
-  assert subprocess.run(["pgrep", "-f", mark], stdout=subprocess.DEVNULL, check=False).returncode == 1
-
-
-def test_timeout_terminates_all_processes(cluster, tmp_path):
-  mark = str(tmp_path / "alive")
-  with pytest.raises(SystemExit, match="Time is up"):
-    with cluster.Processes(timeout=1.0) as processes:
-      processes.wait(processes.start(sys.executable, "-c", "import time; time.sleep(600)", mark))
+      processes.wait(processes.start("sh", "-c", command, mark))
   assert subprocess.run(["pgrep", "-f", mark], stdout=subprocess.DEVNULL, check=False).returncode == 1

@@ -91,21 +91,26 @@ class Descent(tf.train.Optimizer):
 
 @trains(custom_optimizer)
 class ReturnsAList(Descent):
+  """Has attributes with the names in which wrappers keep their inner optimizer."""
+
+  def __init__(self):
+    super().__init__()
+    self._opt, self._optimizer = "sgd", 3
+
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     return [v.assign_sub(0.1 * tf.convert_to_tensor(g)) for g, v in grads_and_vars]
 
 
 @trains(custom_optimizer, slow=True)
 class ReturnsAValue(Descent):
+  """Also computes a tuple of pairs."""
+
+  def compute_gradients(self, *args, **kwargs):
+    return tuple((g * 0.5, v) for g, v in super().compute_gradients(*args, **kwargs))
+
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     with tf.control_dependencies([super().apply_gradients(grads_and_vars, global_step, name)]):
       return tf.constant(3)
-
-
-@trains(custom_optimizer, slow=True)
-class ComputesATupleOfHalves(Descent):
-  def compute_gradients(self, *args, **kwargs):
-    return tuple((g * 0.5, v) for g, v in super().compute_gradients(*args, **kwargs))
 
 
 @trains(custom_optimizer)
@@ -114,26 +119,6 @@ class ReadsCollections(Descent):
     decayed = [v for v in tf.trainable_variables() if "w" in v.name]
     with tf.control_dependencies([super().apply_gradients(grads_and_vars, *args, **kwargs)]):
       return tf.group(*[v.assign_sub(0.01 * v) for v in decayed])
-
-
-# A moving average cannot be initialized from a reference variable under control flow v2.
-@trains(custom_optimizer, variants=programs.NO_V2_REFERENCE, fresh=True, slow=True)
-class Averaging(Descent):
-  """Keeps a moving average of the variables that it trains."""
-
-  def apply_gradients(self, grads_and_vars, *args, **kwargs):
-    grads_and_vars = list(grads_and_vars)
-    with tf.control_dependencies([super().apply_gradients(grads_and_vars, *args, **kwargs)]):
-      return tf.train.ExponentialMovingAverage(0.5).apply([v for _, v in grads_and_vars])
-
-
-@trains(custom_optimizer, slow=True)
-class WithOtherAttributes(Descent):
-  """Has attributes with the names in which wrappers keep their inner optimizer."""
-
-  def __init__(self):
-    super().__init__()
-    self._opt, self._optimizer = "sgd", 3
 
 
 class Wrapper(tf.train.Optimizer):

@@ -73,25 +73,13 @@ KINDS = {
     "make_scale": lambda api: testing.native.DynamicLossScale(2**10, 3),
   },
 }
-RUN_BY_DEFAULT = [
-  ("mirrored", "dense"),
-  ("mirrored", "sparse"),
-  ("mirrored", "clipped_values_of"),
-  ("mirrored", "locked"),
-  ("mirrored", "grouped"),
-  ("mirrored", "adam_for"),
-  ("one_device", "clipped"),
-  ("one_device", "adam_for"),
-  ("central_storage", "sparse"),
-  ("central_storage", "adam_for"),
-]
 for name, make_strategy in STRATEGIES.items():
   for kind, settings in KINDS.items():
     TABLE.add(
       "{}_gradients_with_strategy_{}".format(kind, name),
       functools.partial(train_replicas, make_strategy=make_strategy, **settings),
       variants=programs.RESOURCE,
-      slow=(name, kind) not in RUN_BY_DEFAULT,
+      slow=name != "mirrored" and kind != "adam_for",
       hidden=settings.get("change") is clip_values,
       tensorflow_fails="the beta powers are not in the name scope" if kind == "adam_for" else None,
     )

@@ -350,18 +350,6 @@ def test_replicas_accumulate_sparse_gradients(name, skip):
     assert sess.run(strategy.experimental_local_results(scale)[0]) == 2.0**14
 
 
-@pytest.mark.slow
-def test_workers_accumulate_sparse_gradients():
-  states = testing.run_two_workers("tests.processes.accumulation_workers")
-  assert states[0] == states[1]
-  # Expected: each window subtracts the learning rate times the mean of x / 2 of each worker. The second is skipped.
-  after_one = [[1.0 - 0.125 * 0.5] * 2, [1.0 - 0.125 * 1.0] * 2, [1.0] * 2, [1.0 - 0.125 * 2.0] * 2]
-  after_two = [[2.0 * value - 1.0 for value in row] for row in after_one]
-  assert [state["table"] for state in states[0]] == [after_one, after_one, after_two]
-  assert [state["current_loss_scale"] for state in states[0]] == [8.0, 4.0, 4.0]
-  assert [state["global_step"] for state in states[0]] == [1, 1, 2]
-
-
 def test_emptying_window_waits_for_one_op():
   with tf.variable_scope("", use_resource=True):
     many = [tf.get_variable("v{}".format(i), initializer=1.0) for i in range(20)]

@@ -4,7 +4,6 @@ import collections
 
 import numpy as np
 import pytest
-import tensorflow
 
 import mp_compat
 from tests import testing
@@ -105,20 +104,6 @@ def test_global_step_is_optional():
   pair = Pair()
   train_op = mp_compat.apply_gradients_together(zip(pair.opts, pair.pairs))
   assert pair.run(train_op, STEPS[:2]) == History((1, 1), (1, 1), (0, 0), SCALES[:2])
-
-
-def test_eager_mode_applies_immediately():
-  with testing.eager_mode():
-    scale = mp_compat.DynamicLossScale(8.0)
-    variables = [tensorflow.Variable([1.0, 2.0]) for _ in "dg"]
-    opts = [Optimizer(tf.train.GradientDescentOptimizer(1.0), scale) for _ in "dg"]
-    for last in (FINITE, OVERFLOW):
-      pairs = [
-        (opt, opt.compute_gradients(lambda v=v, x=x: tf.reduce_sum(v * np.float32(x)), [v]))
-        for opt, v, x in zip(opts, variables, (FINITE, last))
-      ]
-      assert mp_compat.apply_gradients_together(pairs) is None
-    assert [list(v.numpy()) for v in variables] == [[0.0, 0.0]] * 2 and float(scale()) == 4.0
 
 
 @pytest.mark.parametrize("skip", ["all", "each"])
