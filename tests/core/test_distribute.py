@@ -3,7 +3,6 @@
 import pytest
 
 import mp_compat
-from mp_compat.core import distribute
 from tests import testing
 from tests.testing import Optimizer
 from tests.testing import tf
@@ -13,12 +12,6 @@ from tests.testing import tf
 def _strategy():
   with tf.Graph().as_default():
     yield tf.distribute.MirroredStrategy(testing.TWO_CPUS)
-
-
-def test_single_replica_needs_no_strategy():
-  x = tf.placeholder(tf.float32, [])
-  with testing.session() as sess:
-    assert sess.run(distribute.reduce_all_replicas(tf.is_finite(x)), {x: 1.0})
 
 
 def test_update_in_replica_context_raises(strategy):

@@ -170,13 +170,6 @@ def recomputed_gradients(t):
 
 
 @TABLE.program()
-def second_order_gradients(t):
-  w, _ = t.variables
-  (first,) = tf.gradients(tf.reduce_sum(w * w * w * t.x), [w])
-  return t.wrap().minimize(tf.reduce_sum(tf.square(first)) * 0.001, t.global_step, [w])
-
-
-@TABLE.program()
 def a_gradient_penalty(t):
   w, _ = t.variables
   (slope,) = tf.gradients(tf.reduce_sum(tf.tanh(w * t.x)), [t.x])
@@ -189,17 +182,6 @@ def gradients_of_returned_gradients(t):
   optimizer = t.wrap()
   ((grad, _),) = optimizer.compute_gradients(tf.reduce_sum(w * w * w * t.x), [w])
   return optimizer.minimize(tf.reduce_sum(grad * grad) * 0.001, t.global_step, [w])
-
-
-@TABLE.program()
-def an_overridden_gradient_function(t):
-  try:
-    tf.RegisterGradient("ProgramsTwice")(lambda op, grad: grad * 2.0)
-  except KeyError:
-    pass  # registered by another run
-  with tf.get_default_graph().gradient_override_map({"Identity": "ProgramsTwice"}):
-    w = tf.identity(t.variables[0])
-  return t.wrap().minimize(tf.reduce_sum(w * w * t.x), t.global_step)
 
 
 test_program_trains_with_the_same_numbers = TABLE.make_test()

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 
+import mp_compat
 from tests import testing
 from tests.programs import table as programs
 from tests.testing import tf
@@ -20,7 +21,9 @@ STRATEGIES = {
 }
 
 
-def train_replicas(t, make_strategy, sparse=False, change=list, make_inner=lambda: None, make_scale=None):
+def train_replicas(
+  t, make_strategy, sparse=False, change=list, make_inner=lambda: None, make_scale=None, together=False
+):
   strategy = make_strategy()
   scale = t.api and make_scale and make_scale(t.api)
   with strategy.scope():
@@ -34,10 +37,13 @@ def train_replicas(t, make_strategy, sparse=False, change=list, make_inner=lambd
       overflows = tf.equal(number, tf.cast(tf.is_nan(t.x), tf.float32) * (strategy.num_replicas_in_sync - 1.0))
       x = tf.where(tf.is_finite(t.x), t.x * (1.0 + number), tf.where(overflows, t.x, tf.ones([3])))
       rows = tf.gather(table, [1, 4, 1]) if sparse else table
-      loss = tf.reduce_sum(w * w * x) + tf.reduce_sum(rows * rows * x)
+      loss = tf.reduce_sum(w * w * x) + tf.reduce_sum(rows * rows * (tf.ones([3]) if together else x))
       with tf.variable_scope("outer"), tf.variable_scope("net"):
-        optimizer = t.wrap(make_inner(), (lambda api: scale) if scale else None)
-        return optimizer.apply_gradients(change(optimizer.compute_gradients(loss)), step_count)
+        optimizer, other = [t.wrap(make_inner(), (lambda api: scale) if scale else None) for _ in range(2)]
+        pairs = change(optimizer.compute_gradients(loss))
+        if together and t.api is mp_compat:
+          return mp_compat.apply_gradients_together([(optimizer, pairs[:1]), (other, pairs[1:])], step_count)
+        return optimizer.apply_gradients(pairs, step_count)
 
     return strategy.group(strategy.extended.call_for_each_replica(replica))
 
@@ -66,6 +72,7 @@ KINDS = {
   "sparse": {"sparse": True},
   "clipped": {"change": clip_pairs},
   "clipped_values_of": {"change": clip_values, "make_scale": lambda api: api.DynamicLossScale(2**10, 3)},
+  "together_applied": {"together": True, "make_scale": lambda api: api.DynamicLossScale(2**10, 3)},
   "locked": {"make_inner": lambda: tf.train.GradientDescentOptimizer(0.1, use_locking=True)},
   "grouped": {"make_inner": Grouping, "change": clip_values, "make_scale": lambda api: 8.0},
   "adam_for": {

@@ -169,13 +169,6 @@ def resource_and_reference_variables_together(t):
   return t.wrap().minimize(t.loss() + tf.reduce_sum(reference * reference * t.x), t.global_step)
 
 
-@TABLE.program(slow=True)
-def an_initializer_that_depends_on_another_variable(t):
-  w, _ = t.variables
-  second = tf.Variable(w.initial_value * 2.0, name="second", use_resource=t.resource)
-  return t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss() + tf.reduce_sum(second * t.x), t.global_step)
-
-
 # --- global steps -----------------------------------------------------------------------------------------------------
 
 
@@ -273,13 +266,6 @@ def two_optimizers_on_shared_variables(t):
   first = t.wrap(tf.train.AdamOptimizer(0.1)).minimize(loss, t.global_step)
   with tf.control_dependencies([first]):
     return t.wrap().minimize(t.loss(t.x * 2.0), t.global_step)
-
-
-@TABLE.program(slow=True)
-def minimize_called_twice(t):
-  optimizer = t.wrap()
-  first, second = optimizer.minimize(t.loss(), t.global_step), optimizer.minimize(t.loss(t.x * 2.0), t.global_step)
-  return lambda sess, feed: sess.run(first if feed[t.flag] else second, feed)
 
 
 @TABLE.program(fixed=False)

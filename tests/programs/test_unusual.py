@@ -143,12 +143,6 @@ class AddsToCollections(Descent):
     return train_op
 
 
-class KeepsComputedGradients(Descent):
-  def compute_gradients(self, *args, **kwargs):
-    self.computed = super().compute_gradients(*args, **kwargs)
-    return self.computed
-
-
 class Summarizes(Descent):
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     for grad, variable in grads_and_vars:
@@ -208,13 +202,6 @@ for collection in ("norms", "train_ops"):
     tensorflow_fails="tensors in a branch cannot be fetched",
     limit="not fetchable",
   )
-
-
-@TABLE.program()
-def custom_optimizer_KeepsComputedGradients(t):
-  inner = KeepsComputedGradients()
-  train_op = t.wrap(inner).minimize(t.loss(sparse=False), t.global_step)
-  return lambda sess, feed: sess.run([train_op, [grad for grad, _ in inner.computed]], feed)
 
 
 @TABLE.program(tensorflow_fails="tensors in a branch cannot be fetched")

@@ -72,40 +72,6 @@ def test_shared_scale_is_updated_once(make_scale, skip, d_steps, g_steps, global
   assert others.pop() is train_op and len(others) == 1
 
 
-def test_replicas_apply_gradients_together():
-  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
-  x = tf.placeholder(tf.float32, [2, 2])
-  scale = mp_compat.DynamicLossScale()
-
-  def step():
-    own = x[tf.distribute.get_replica_context().replica_id_in_sync_group]
-    variables = [tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in "dg"]
-    opts = [Optimizer(tf.train.GradientDescentOptimizer(1.0), scale) for _ in "dg"]
-    return mp_compat.apply_gradients_together(
-      [
-        (opts[0], opts[0].compute_gradients(tf.reduce_sum(variables[0] * own), variables[:1])),
-        (opts[1], opts[1].compute_gradients(tf.reduce_sum(variables[1] * 2.0), variables[1:])),
-      ],
-      tf.train.get_or_create_global_step(),
-    )
-
-  with strategy.scope():
-    train_op = strategy.group(strategy.extended.call_for_each_replica(step))
-    step_count = tf.train.get_global_step()
-  d, g = [strategy.experimental_local_results(v)[1] for v in tf.trainable_variables()]
-  with testing.initialized_session() as sess:
-    for values in ([FINITE, FINITE], [FINITE, OVERFLOW]):
-      sess.run(train_op, {x: values})
-    np.testing.assert_array_equal(sess.run([d, g]), [-2 * FINITE, [-4.0, -4.0]])
-    assert sess.run([strategy.experimental_local_results(step_count)[0], scale()]) == [1, 2.0**14]
-
-
-def test_global_step_is_optional():
-  pair = Pair()
-  train_op = mp_compat.apply_gradients_together(zip(pair.opts, pair.pairs))
-  assert pair.run(train_op, STEPS[:2]) == History((1, 1), (1, 1), (0, 0), SCALES[:2])
-
-
 @pytest.mark.parametrize("skip", ["all", "each"])
 def test_updates_wait_for_all_gradients(skip, monkeypatch):
   """A loss reads the other optimizer's variables as they were before the step."""
