@@ -76,7 +76,7 @@ def _problem(run: str, runs: Sequence[str], result: Dict[str, Any], steps: int) 
   if not result["difference"] and steps != result["steps"]:
     step, names = min(steps, result["steps"]) + 1, [["number of steps"]] * 2
     result["difference"] = dict(index=-1, step=step, starts=False, names=names, applied=[True] * 2)
-  found = result["difference"]
+  found: Any = result["difference"]
   if found and not found["index"] and all(map(all, found["names"])):
     return _describe_other_start(found)
   if "unseen" in result:

@@ -97,7 +97,8 @@ class Keras3Mixin(keras2.AnyBase):
     """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras 2's `minimize`."""
     with tf.GradientTape() as tape:
       scaled = self.get_scaled_loss(loss())
-    variables = list(var_list() if callable(var_list) else tf.nest.flatten(var_list))
+    given: Any = var_list() if callable(var_list) else tf.nest.flatten(var_list)
+    variables = list(given)
     self.apply_gradients(zip(self.get_unscaled_gradients(tape.gradient(scaled, variables, grad_loss)), variables))
 
   @autograph.do_not_convert
