@@ -28,7 +28,9 @@ def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args
 
   Args:
     getter: the getter that this one customizes.
-    name, *args, **kwargs: see `tf.compat.v1.get_variable`.
+    name: the variable's name.
+    *args: see `tf.compat.v1.get_variable`.
+    **kwargs: see `tf.compat.v1.get_variable`.
 
   Source: "Training With Mixed Precision", NVIDIA, the section on TensorFlow.
   """
