@@ -77,8 +77,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       optimizer: the inner optimizer; `inner_optimizer` (later form) and `opt` (TensorFlow 1.15) are other names for it.
       loss_scale: (earlier form) a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or
         TensorFlow's.
-      initial_scale: (later form) the initial or, if not `dynamic`, the fixed scale, from 1 to 2**126; by default 2**15
-        if `dynamic`, otherwise required.
+      initial_scale: (later form) the initial or, if not `dynamic`, the fixed scale, from 1 to `2**126`; by default
+        `2**15` if `dynamic`, otherwise required.
       dynamic_growth_steps: (later form, only if `dynamic`) the number of consecutive finite steps after which the scale
         doubles; at least 1, by default 2000.
       dynamic: (later form) whether the scale changes; True by default.
