@@ -92,6 +92,12 @@ def test_modules_import_lower_layers(module):
     assert name not in others or module.startswith(importer)
 
 
+def test_only_one_package_asks_for_versions():
+  others = [module for module in modules() if not module.startswith("_tensorflow")]
+  paths = [os.path.join(PACKAGE, module.replace(".", os.sep) + ".py") for module in others]
+  assert not [path for path in paths if re.search(r"\bVERSION\b", open(path, encoding="utf-8").read())]
+
+
 def test_public_names_have_docstrings():
   with pytest.raises(AttributeError, match="no attribute 'nothing'"):
     assert mp_compat.nothing

@@ -9,8 +9,8 @@ slots, ...) as if it were that, and a `base_optimizer` only for reading. `loss_s
 import functools
 from typing import Any, Callable, FrozenSet, Iterable, List, Optional
 
-from mp_compat._tensorflow import VERSION
 from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import keras_features
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 from mp_compat.core import gradients
@@ -58,7 +58,7 @@ class Keras2Mixin(AnyBase):
   def _initialize(self, name: Optional[str]) -> None:
     del name  # The inner optimizer has a name.
     self._optimizer._maybe_initialize_trackable()
-    if VERSION < (2, 3):
+    if not keras_features.DELEGATES_TO_INNER:
       self._track_trackable(self._optimizer, "base_optimizer")
     else:
       self._trackable = self._optimizer  # to which TensorFlow's class delegates
@@ -94,11 +94,11 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
 
   def _clipping_later(self, compute: Callable[[], _Pairs]) -> _Pairs:
     """Returns what `compute` returns; up to 2.3 the inner optimizer would clip in it, before gradients are unscaled."""
-    if VERSION >= (2, 4):
+    if keras_features.CLIPS_WHEN_APPLYING:
       return compute()
     attributes = self._optimizer.__dict__
     limits = {name: attributes.pop(name) for name in _CLIPPING if name in attributes}
-    attributes.update(dict.fromkeys(limits) if VERSION >= (2, 2) else {})  # a missing limit is None there
+    attributes.update(dict.fromkeys(limits) if keras_features.MISSING_LIMIT_IS_NONE else {})
     try:
       pairs = compute()
     finally:
@@ -129,7 +129,8 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
       ValueError: If called in a cross-replica context or under an unsupported strategy, or if all gradients are None.
       TypeError: If a gradient is not floating.
     """
-    aggregate = VERSION >= (2, 4) and experimental_aggregate_gradients and self._optimizer._HAS_AGGREGATE_GRAD
+    can_aggregate = keras_features.AGGREGATES_FIRST and self._optimizer._HAS_AGGREGATE_GRAD
+    aggregate = can_aggregate and experimental_aggregate_gradients
     if aggregate or not experimental_aggregate_gradients:
       return self._apply_step(grads_and_vars, aggregate, name=name, experimental_aggregate_gradients=False)
     return self._apply_step(grads_and_vars, False, name=name)
@@ -137,7 +138,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     inner, variables = self._optimizer, [variable for grad, variable in pairs if grad is not None]
     with tf.name_scope(inner._name), tf.init_scope():
-      if VERSION >= (2, 2):
+      if keras_features.CREATES_ALL_WEIGHTS:
         inner._create_all_weights(variables)
       else:
         _ = inner.iterations
@@ -154,7 +155,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   def get_slot_names(self) -> List[str]:
     """Returns the names of the inner optimizer's slots."""
     names = self._optimizer.get_slot_names()
-    return names if VERSION >= (2, 3) else [trackable.SlotName(name) for name in names]
+    return names if keras_features.DELEGATES_TO_INNER else [trackable.SlotName(name) for name in names]
 
 
 for _name in """

@@ -4,10 +4,10 @@
 import threading
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Type
 
-from mp_compat._tensorflow import VERSION
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import keras_features
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import optimizers
@@ -272,7 +272,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     scale, kind = self._loss_scale.get_config(), type(self._loss_scale).__name__
     is_expressible = kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3
     config: Dict[str, Any] = {"optimizer": inner, "loss_scale": {"class_name": kind, "config": scale}}
-    if VERSION >= (2, 4) and (is_expressible or kind == "FixedLossScale"):
+    if keras_features.HAS_LATER_FORM and (is_expressible or kind == "FixedLossScale"):
       config = {"inner_optimizer": inner, "initial_scale": self.initial_scale}
       config["dynamic_growth_steps"] = self.dynamic_growth_steps
       if not self.dynamic or not self._kind.is_keras_3:
