@@ -214,32 +214,30 @@ def apply(
   """
   optimizers_of_replicas = distribute.local_results(part.optimizer)
   optimizer = optimizers_of_replicas[0]
-  with tf.name_scope(name or optimizer.get_name()) as step_scope:  # for variables of the inner optimizer; the train op
-    pass
-  name = name and name.rstrip("/")  # "train/" is the scope outside
   lineages = distribute.local_results(part.lineage)
   scaled = [computed.scaled for lineage in lineages for computed in lineage.computed if computed.scaled is not None]
   readers = [(tensor, len(tensor.consumers())) for tensor in scaled]
-  given = dict(global_step=global_step, name=name, **kwargs)
-  method, base = optimizer.inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients
-  args, keywords = optimizers.arguments_for(method, base, given)
-  applied = conditional_apply.apply_in_each_replica(
-    decision.apply[index],
-    functools.partial(_apply_inner, optimizer.inner_optimizer),
-    [part.grads_and_vars] + args,
-    keywords,
-    part.scope,
-    opened={name or optimizer.get_name(): step_scope},
-  )
-  step = Step(None, [], (), decision.finite[index], decision.apply[index])
-  if tf.executing_eagerly():
-    _record(optimizers_of_replicas, step)
-    return None
   local = [
     (local_grad, variable.name)
     for grad, variable in part.grads_and_vars
     for local_grad in distribute.local_results(grad)
   ]
+  given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)  # "train/" is the scope of the train op
+  method, base = optimizer.inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients
+  args, keywords = optimizers.arguments_for(method, base, given)
+  with graphs.reserve_name(name or optimizer.get_name()) as step_scope:
+    applied = conditional_apply.apply_in_each_replica(
+      decision.apply[index],
+      functools.partial(_apply_inner, optimizer.inner_optimizer),
+      [part.grads_and_vars] + args,
+      keywords,
+      part.scope,
+      gradients.tensors_of(grad for grad, _ in local),
+    )
+  step = Step(None, [], (), decision.finite[index], decision.apply[index])
+  if tf.executing_eagerly():
+    _record(optimizers_of_replicas, step)
+    return None
   if any(len(tensor.consumers()) > count for tensor, count in readers):
     log.warn_once(
       optimizer,
