@@ -222,7 +222,9 @@ def apply(
     for grad, variable in part.grads_and_vars
     for local_grad in distribute.local_results(grad)
   ]
-  given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)  # "train/" is the scope of the train op
+  given = dict(
+    global_step=global_step, name=name and name.rstrip("/"), **kwargs
+  )  # "train/" is the scope of the train op
   method, base = optimizer.inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients
   args, keywords = optimizers.arguments_for(method, base, given)
   with graphs.reserve_name(name or optimizer.get_name()) as step_scope:
