@@ -65,7 +65,7 @@ TESTS = {module: tests.split() for module, tests in TESTS.items()}
 
 MUTANTS = [
   # module, text, replacement
-  ("_tensorflow/control_flow", "      or _begins_loop(op, new)\n", ""),
+  ("_tensorflow/control_flow", "      or (op.type in _LOOP_INPUTS and _is_of_new_loop(op, new))\n", ""),
   ("_tensorflow/control_flow", "pivot is None or pivot.op in new", "True"),
   ("_tensorflow/control_flow", "      or effects.changes_state(op)\n", ""),
   ("_tensorflow/control_flow", "not data_keys.isdisjoint([(tensor", "False and ([(tensor"),
