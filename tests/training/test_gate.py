@@ -112,7 +112,7 @@ def test_step_leaves_no_empty_collection():
 
 def may_change(build):
   """Returns whether `build()` builds an op that may change state."""
-  with tf.Graph().as_default() as graph:
+  with testing.control_flow(1), tf.Graph().as_default() as graph:
     build()
     return any(effects.changes_state(op) for op in graph.get_operations() if "Initializer" not in op.name)
 
