@@ -26,6 +26,11 @@ def loop_around(context: Any) -> Any:
   return next((around for around in enclosing(context) if around.IsWhileContext()), None)
 
 
+def compiled_around(op: tf.Operation) -> Any:
+  """Returns the XLA context that contains `op`; None for none."""
+  return next((around for around in enclosing(op._get_control_flow_context()) if around.IsXLAContext()), None)
+
+
 def loop_around_inputs(op: tf.Operation) -> Any:
   """Returns the innermost loop in which the inputs of `op` can be computed; an Enter passes one into another loop."""
   context = op._get_control_flow_context()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds conditionals, and gates: conditionals around ops that are built as if there were none (docs/design.md)."""
 
-from typing import Any, Callable, Container, Dict, List, Optional, Set
+from typing import Any, Callable, Container, Dict, List, Optional, Set, Tuple
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import dead_tensors
@@ -63,23 +63,31 @@ def gate(
     if skip is not None:
       with tf.control_dependencies([skipped]):
         skipped = _after([skip()], skipped)
-  built_before, collected_before = len(graph.get_operations()), len(tf.get_collection(tf.GraphKeys.SUMMARIES))
-  results = build()
-  summaries = tf.get_collection(tf.GraphKeys.SUMMARIES)[collected_before:]
-  gated = _close(graph.get_operations()[built_before:], results + summaries, applied, data)
+  built_before = len(graph.get_operations())
+  collected_before = {key: len(tf.get_collection(key)) for key in (tf.GraphKeys.SUMMARIES, tf.GraphKeys.UPDATE_OPS)}
+  with graphs.notes_sessions() as sessions_ran:
+    results = build()
+  if sessions_ran:  # A Session that has run an op does not see the edges that it gets later.
+    raise ValueError(
+      "apply_gradients() of the inner optimizer must not run a Session, but did: the ops that it built before would "
+      "run in skipped steps, too. Initialize variables after apply_gradients()."
+    )
+  summaries, update_ops = [tf.get_collection(key)[before:] for key, before in collected_before.items()]
+  skipped_ops = _close(graph.get_operations()[built_before:], results + summaries + update_ops, applied, data)
   with tf.name_scope(scope):
     if summaries:
-      tf.get_collection_ref(tf.GraphKeys.SUMMARIES)[collected_before:] = _readable(summaries, gated)
+      collected = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
+      collected[-len(summaries) :] = _readable(summaries, skipped_ops)
     return tf.raw_ops.Merge(inputs=[skipped, _after(results, applied)]).output
 
 
-def _readable(summaries: List[tf.Tensor], gated: Container[tf.Operation]) -> List[tf.Tensor]:
+def _readable(summaries: List[tf.Tensor], skipped: Container[tf.Operation]) -> List[tf.Tensor]:
   """Returns the summaries as tensors that are empty if they are not computed; drops those inside control flow."""
   if contexts.is_in_control_flow():
     return []
   readable = [summary for summary in summaries if contexts.is_in_branches_only(summary.op)]
   return [
-    dead_tensors.merge_out_of_branches(summary, b"", branches) if summary.op in gated else summary
+    dead_tensors.merge_out_of_branches(summary, b"", branches) if summary.op in skipped else summary
     for summary, branches in zip(readable, dead_tensors.branches_of(readable))
   ]
 
@@ -100,19 +108,16 @@ def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data
 
   An op whose control input is not computed does not run, and neither does what reads it. Exceptions are Merge, which
   needs one of its inputs only, and the body of a loop, whose ops wait for nothing outside: all inputs of the loop do.
-  Returns all ops that do not run if `applied` is not computed.
+  Returns all ops that may not run if `applied` is not computed: a Merge may read only one that does not.
   """
   new, graph = set(ops), tf.get_default_graph()
-  reads = _reads_of(results, new)
   predicate = applied.op.inputs[0].op.inputs[1].op  # of the Switch
   predicates = _predicates(graph)
   frame = contexts.loop_around(graph._get_control_flow_context())
   data_keys = {(tensor.op, tensor.value_index) for tensor in data}
-  gated: Set[tf.Operation] = set()
-  for op in ops:  # in the order of creation
-    if op not in reads:
-      continue
-    before = [read for read in reads[op] if read not in new and predicates.get(read, predicate) is not predicate]
+  needed, gated = _needed(results, new), set()
+  for op, reads in needed.items():
+    before = [read for read in reads if read not in new and predicates.get(read, predicate) is not predicate]
     if before:
       raise ValueError(
         "apply_gradients() must not use {} ({}), which an earlier apply_gradients() built: it is not computed if that "
@@ -120,11 +125,9 @@ def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data
         "or once in each.".format(before[0].name, before[0].type)
       )
     if op.type in _MERGES:
-      inputs = [tensor.op for tensor in op.inputs]
-      in_loop = inputs[-1].type in ("NextIteration", "RefNextIteration")
-      if gated.issuperset(inputs[:1] if in_loop else inputs):
+      if gated.issuperset(reads):
         gated.add(op)
-    elif not gated.isdisjoint(reads[op]):
+    elif not gated.isdisjoint(reads):
       gated.add(op)
     elif (
       not data_keys.isdisjoint([(tensor.op, tensor.value_index) for tensor in op.inputs])
@@ -133,8 +136,14 @@ def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data
     ) and contexts.loop_around_inputs(op) is frame:  # an op in another loop cannot wait for `applied`
       op._add_control_input(applied.op)
       gated.add(op)
-  predicates.update(dict.fromkeys(gated, predicate))
-  return gated
+  # XLA runs a cluster as one op.
+  clusters = {contexts.compiled_around(op) for op in gated} - {None}
+  skipped: Set[tf.Operation] = set()
+  for op, reads in needed.items():
+    if op in gated or not skipped.isdisjoint(reads) or (clusters and contexts.compiled_around(op) in clusters):
+      skipped.add(op)
+  predicates.update(dict.fromkeys(skipped, predicate))
+  return skipped
 
 
 def is_gated(op: tf.Operation) -> bool:
@@ -147,16 +156,28 @@ def _predicates(graph: tf.Graph) -> Dict[tf.Operation, tf.Operation]:
   return graphs.record_in(graph, "gated")
 
 
-def _reads_of(results: List[Any], new: Set[tf.Operation]) -> Dict[tf.Operation, List[tf.Operation]]:
-  """Returns the ops of `new` that ops or tensors need, each with all ops that it reads or waits for."""
-  reads: Dict[tf.Operation, List[tf.Operation]] = {}
-  pending = [getattr(result, "op", result) for result in results]
+def _needed(results: List[Any], new: Set[tf.Operation]) -> Dict[tf.Operation, List[tf.Operation]]:
+  """Returns the ops of `new` that ops or tensors need, each after those that it reads or waits for, with these.
+
+  For a Merge, these are the ops of its inputs; at the beginning of a loop, without what the loop computes.
+  """
+  needed: Dict[tf.Operation, List[tf.Operation]] = {}
+  seen: Set[tf.Operation] = set()
+  pending: List[Tuple[tf.Operation, Optional[List[tf.Operation]]]] = []
+  pending += [(getattr(result, "op", result), None) for result in results]
   while pending:
-    op = pending.pop()
-    if op in new and op not in reads:
-      reads[op] = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-      pending += reads[op]
-  return reads
+    op, reads = pending.pop()
+    if reads is not None:  # All that it reads is in `needed`.
+      needed[op] = reads
+    elif op in new and op not in seen:
+      seen.add(op)
+      reads, controls = [tensor.op for tensor in op.inputs], list(op.control_inputs)
+      if op.type in _MERGES and reads[-1].type in ("NextIteration", "RefNextIteration"):
+        pending.insert(0, (reads.pop(), None))
+      elif op.type not in _MERGES:
+        reads += controls
+      pending += [(op, reads), *((read, None) for read in reads + controls)]
+  return needed
 
 
 def _is_of_new_loop(enter: tf.Operation, new: Set[tf.Operation]) -> bool:

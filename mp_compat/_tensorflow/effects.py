@@ -8,12 +8,10 @@ from tensorflow.python.framework import op_def_registry
 
 from mp_compat._tensorflow import tf
 
-# Stateful ops that make or read a resource, or print.
+# Stateful ops that read a resource, or print.
 _READING = frozenset(
-  ["AutoReloadVariable", "HashTable", "HashTableV2", "IsVariableInitialized", "MutableHashTable", "MutableHashTableV2"]
-  + ["LookupTableFind", "LookupTableFindV2", "LookupTableSize", "LookupTableSizeV2", "Placeholder", "Print", "PrintV2"]
-  + ["ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "VarIsInitializedOp"]
-  + ["Variable", "VariableShape", "VariableV2"]
+  ["IsVariableInitialized", "LookupTableFind", "LookupTableFindV2", "LookupTableSize", "LookupTableSizeV2", "Print"]
+  + ["PrintV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape"]
 )
 # Ops that pass a reference on.
 _PASSING = frozenset(["RefEnter", "RefExit", "RefIdentity", "RefMerge", "RefNextIteration", "RefSelect", "RefSwitch"])
@@ -62,6 +60,9 @@ def _of_type(op_type: str) -> bool:
     return True
   if op_type in _READING or op_type in _PASSING or op_type.startswith(_OF_ONE_RUN):
     return False
+  handles = [one.type == tf.resource or (one.is_ref and not definition.input_arg) for one in definition.output_arg]
+  if handles and all(handles):
+    return op_type == "TemporaryVariable"  # The others make a handle: of a variable, a queue, an iterator.
   return definition.is_stateful or any(argument.is_ref for argument in definition.input_arg)
 
 

@@ -95,6 +95,23 @@ def replace_next_names(replacements: Dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def notes_sessions() -> Iterator[List[bool]]:
+  """Makes a context manager that yields a list, which is not empty after a Session ran ops of the current graph."""
+  graph, ran = tf.get_default_graph(), []
+  lock = graph._session_run_lock
+
+  def noting_lock() -> Any:
+    ran.append(True)
+    return lock()
+
+  graph._session_run_lock = noting_lock
+  try:
+    yield ran
+  finally:
+    graph._session_run_lock = lock
+
+
+@contextlib.contextmanager
 def reserve_name(name: str) -> Iterator[str]:
   """Makes a context manager that yields `name`, reserved and with a final "/", for an op that is built later.
 
@@ -110,12 +127,18 @@ def reserve_name(name: str) -> Iterator[str]:
     pass
   other = graph.unique_name(given + "-wrapped") + "/"
 
+  unique_name = graph.unique_name
+
   def create_variable(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-    current = name_scope() + "/"
+    current, replaced = name_scope() + "/", graph.unique_name
     if (kwargs.get("name") or "").startswith(other):  # the slot of a tensor, such as a moving average
       kwargs["name"] = reserved + kwargs["name"][len(other) :]
-    with tf.name_scope(reserved + current[len(other) :]) if current.startswith(other) else contextlib.nullcontext():
-      return next_creator(**kwargs)
+    graph.unique_name = unique_name  # The replacement is not for a variable of that name.
+    try:
+      with tf.name_scope(reserved + current[len(other) :]) if current.startswith(other) else contextlib.nullcontext():
+        return next_creator(**kwargs)
+    finally:
+      graph.unique_name = replaced
 
   asked = "/".join(filter(None, [name_scope(), given]))
   with tf.variable_creator_scope(create_variable), replace_next_names({asked: other[:-1]}):

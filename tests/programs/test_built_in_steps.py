@@ -145,6 +145,38 @@ def second_derivatives(t):
   return minimize(t, precondition)
 
 
+@TABLE.program(fixed=False)
+def update_ops(t):
+  """Adds an op to UPDATE_OPS, which the program runs with the train op."""
+  total = tf.Variable(0.0, trainable=False, name="total", use_resource=t.resource)
+
+  def add(pairs):
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, total.assign_add(tf.reduce_sum(pairs[0][0])))
+    return pairs
+
+  return tf.group(minimize(t, add), *tf.get_collection(tf.GraphKeys.UPDATE_OPS))
+
+
+@TABLE.program(tensorflow_fails=FAILS_IN_BRANCH)
+def queue(t):
+  """Passes gradients through a queue, whose size the program reads between steps."""
+  made = []
+
+  def through_queue(pairs):
+    made.append(tf.FIFOQueue(1, tf.float32, [3]))
+    with tf.control_dependencies([made[0].enqueue(pairs[0][0])]):
+      return [(made[0].dequeue(), pairs[0][1])] + pairs[1:]
+
+  train_op = minimize(t, through_queue)
+  size = made[0].size()
+
+  def step(session, feed):
+    assert session.run(size) == 0
+    session.run(train_op, feed)
+
+  return step
+
+
 @TABLE.program()
 def decomposition_that_raises_for_nan(t):
   def precondition(pairs):
@@ -155,7 +187,7 @@ def decomposition_that_raises_for_nan(t):
   return minimize(t, precondition)
 
 
-@TABLE.program()
+@TABLE.program(variants=[programs.V1, programs.V1_REFERENCE, programs.V2])
 def gradient_of_an_earlier_loop(t):
   """Adds the gradient of a penalty, which a loop computed before; the program fetches the penalty, too."""
   w = t.variables[0]

@@ -110,6 +110,39 @@ def test_step_leaves_no_empty_collection():
   assert tf.GraphKeys.SUMMARIES not in tf.get_default_graph().get_all_collection_keys()
 
 
+class Initializing(tf.train.AdamOptimizer):
+  """Initializes its variables in a Session."""
+
+  def apply_gradients(self, *args, **kwargs):
+    applied = super().apply_gradients(*args, **kwargs)
+    with testing.session() as sess:
+      sess.run(tf.variables_initializer(self.variables()))
+    return applied
+
+
+@pytest.mark.usefixtures("graph")
+def test_session_in_step_raises():
+  with pytest.raises(ValueError, match="must not run a Session, but did"):
+    Optimizer(Initializing(), "dynamic").minimize(testing.Training().loss)
+
+
+@pytest.mark.usefixtures("graph")
+def test_step_uses_branch_of_gradient_of_earlier_step():
+  """A Merge of which one input may be skipped may be skipped, too."""
+  flag, training, rates = tf.placeholder(tf.bool, []), testing.Training(), []
+
+  class First(tf.train.GradientDescentOptimizer):
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+      norm = tf.norm(grads_and_vars[0][0])
+      rates.append(tf.cond(flag, lambda: norm, lambda: tf.constant(1.0)))
+      return super().apply_gradients([(grad * rates[0], v) for grad, v in grads_and_vars], *args, **kwargs)
+
+  with testing.control_flow(1):
+    Optimizer(First(1.0), "dynamic").minimize(training.loss)
+  with pytest.raises(ValueError, match="which an earlier apply_gradients.. built"):
+    Optimizer(tf.train.GradientDescentOptimizer(rates[0]), "dynamic").minimize(tf.square(training.w))
+
+
 def may_change(build):
   """Returns whether `build()` builds an op that may change state."""
   with testing.control_flow(1), tf.Graph().as_default() as graph:
@@ -126,6 +159,8 @@ def may_change(build):
     (lambda: tf.Print(tf.constant(1.0), []), False),
     (lambda: tf.map_fn(tf.square, tf.constant([1.0])), False),  # with a TensorArray, which the run ends
     (lambda: tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]), False),
+    (lambda: tf.raw_ops.FIFOQueueV2(component_types=[tf.float32]), False),
+    (lambda: tf.raw_ops.TemporaryVariable(shape=[], dtype=tf.float32), True),
     (
       lambda: tf.raw_ops.ReadVariableOp(resource=tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]), dtype=tf.float32),
       False,
