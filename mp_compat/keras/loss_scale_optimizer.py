@@ -67,7 +67,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     dynamic: Optional[bool] = None,
     inner_optimizer: Any = None,
     opt: Any = None,
-    count_skipped_steps: bool = True,
+    count_skipped_steps: Optional[bool] = None,
     name: Optional[str] = None,
     **unsupported: Any,
   ) -> None:
@@ -82,8 +82,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       dynamic_growth_steps: (later form, only if `dynamic`) the number of consecutive finite steps after which the scale
         doubles; at least 1, by default 2000.
       dynamic: (later form) whether the scale changes; True by default.
-      count_skipped_steps: whether a skipped step increments `iterations`; False as in TensorFlow 1.15 to 2.2. Keras 3
-        optimizers with `gradient_accumulation_steps` never count skipped steps.
+      count_skipped_steps: whether a skipped step increments `iterations`; by default as in Keras's own class: True for
+        Keras 2 from TensorFlow 2.3 on, else False. True has no effect on `gradient_accumulation_steps` of Keras 3.
       name: a name, for Keras 3.
 
     Raises:
@@ -109,11 +109,15 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     self._optimizer = inner
     self._loss_scale = loss_scale_of(loss_scale, dynamic, initial_scale, dynamic_growth_steps)
     inner._is_wrapped_by_loss_scale_optimizer = True
-    self._count_skipped_steps = count_skipped_steps
     self._calls: Dict[int, Dict[str, bool]] = {}
     self._ever_called: Set[str] = set()
+    self._count_skipped_steps = self._counts_by_default if count_skipped_steps is None else count_skipped_steps
     self._initialize(name)
     self._track_variables()
+
+  @property
+  def _counts_by_default(self) -> bool:
+    return keras_features.COUNTS_SKIPPED_STEPS and not self._kind.is_keras_3
 
   @property
   def inner_optimizer(self) -> Any:
@@ -277,8 +281,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       config["dynamic_growth_steps"] = self.dynamic_growth_steps
       if not self.dynamic or not self._kind.is_keras_3:
         config["dynamic"] = self.dynamic  # Keras 3's own class is always dynamic and does not take it.
-    if not self._count_skipped_steps:
-      config["count_skipped_steps"] = False
+    if self._count_skipped_steps != self._counts_by_default:
+      config["count_skipped_steps"] = self._count_skipped_steps
     if self._kind.is_keras_3:
       config["name"] = self.name
     return config

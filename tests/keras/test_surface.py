@@ -201,7 +201,7 @@ def test_iterations_can_be_set_to_variable():
   opt.iterations = variable = tensorflow.Variable(7, dtype=tf.int64, trainable=False)
   w = tensorflow.Variable([1.0])
   opt.minimize(lambda: w * np.inf, [w])
-  assert opt.inner_optimizer.iterations is variable and variable.numpy() == 8
+  assert opt.inner_optimizer.iterations is variable and variable.numpy() == 7 + keras_cases.V2.counts_skipped
 
 
 @keras_cases.each_family
