@@ -118,14 +118,11 @@ class Run:
     return tf.reduce_sum(x * self.w * self.w) + tf.reduce_sum(rows * x)
 
   def _step(self, x):
-    opt, loss = self.optimizer, self.loss
-    if hasattr(opt, "get_scaled_loss"):
-      loss = lambda x: opt.get_scaled_loss(self.loss(x))
-    elif hasattr(opt, "scale_loss"):  # of Keras 3, whose `apply_gradients` unscales
-      loss = lambda x: opt.scale_loss(self.loss(x))
+    opt = self.optimizer
+    scale_loss = getattr(opt, "scale_loss", lambda loss: loss)  # of Keras 3, whose `apply_gradients` unscales
     with tf.GradientTape() as tape:
-      value = loss(x)
-    grads = tape.gradient(value, [self.w, self.table])
+      loss = getattr(opt, "get_scaled_loss", scale_loss)(self.loss(x))
+    grads = tape.gradient(loss, [self.w, self.table])
     if hasattr(opt, "get_unscaled_gradients"):
       grads = opt.get_unscaled_gradients(grads)
     opt.apply_gradients(zip(grads, [self.w, self.table]))
