@@ -37,6 +37,12 @@ def sets_inner_attribute(wrapper: Any, name: str) -> bool:
   )
 
 
+def takes_argument(method: Callable[..., Any], name: str) -> bool:
+  """Returns whether a method takes a keyword argument of this name."""
+  parameters = inspect.signature(method).parameters
+  return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
 def arguments_for(
   method: Callable[..., Any], base: Callable[..., Any], given: Dict[str, Any]
 ) -> Tuple[List[Any], Dict[str, Any]]:

@@ -99,7 +99,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
     if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
       raise TypeError("A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside it.".format(inner))
-    if getattr(inner, "_is_wrapped_by_loss_scale_optimizer", False):
+    if keras_features.DELEGATES_TO_INNER and getattr(inner, "_is_wrapped_by_loss_scale_optimizer", False):
       raise ValueError("{} is already wrapped by a LossScaleOptimizer. Use that, or make another.".format(inner))
     check_strategy()
     if isinstance(loss_scale, bool):
