@@ -59,14 +59,18 @@ class Keras2Mixin(AnyBase):
 
   def _initialize(self, name: Optional[str]) -> None:
     del name  # The inner optimizer has a name.
-    self._optimizer._maybe_initialize_trackable()
+    inner = self._optimizer
+    inner._maybe_initialize_trackable()
     if not keras_features.DELEGATES_TO_INNER:
-      self._track_trackable(self._optimizer, "base_optimizer")
+      self._track_trackable(inner, "base_optimizer")
     else:
-      self._trackable = self._optimizer  # to which TensorFlow's class delegates
+      if getattr(inner, "_is_wrapped_by_loss_scale_optimizer", False):
+        raise ValueError("{} is already wrapped by a LossScaleOptimizer. Use that, or make another.".format(inner))
+      inner._is_wrapped_by_loss_scale_optimizer = True
+      self._trackable = inner  # to which TensorFlow's class delegates
       # The other kinds never had the earlier layout. Some optimizers have a child of this name themselves.
-      if isinstance(self, OptimizerV2Mixin) and self._optimizer._lookup_dependency("base_optimizer") is None:
-        self._track_trackable(_EarlierLayout(self._optimizer), "base_optimizer")
+      if isinstance(self, OptimizerV2Mixin) and inner._lookup_dependency("base_optimizer") is None:
+        self._track_trackable(_EarlierLayout(inner), "base_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
 
   def _apply_step(self, grads_and_vars: Iterable[gradients.GradAndVar], aggregate: bool, given: Dict[str, Any]) -> Any:

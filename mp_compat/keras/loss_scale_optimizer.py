@@ -87,8 +87,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     Raises:
       TypeError: If there is not exactly one Keras optimizer, it already scales the loss, `dynamic` is not a bool, or an
         argument is unknown (with Keras 3, a ValueError).
-      ValueError: If the forms are mixed, an argument is out of its range, the optimizer is already wrapped, or the
-        current strategy is not supported.
+      ValueError: If the forms are mixed, an argument is out of its range, the current strategy is not supported, or the
+        optimizer is already wrapped (Keras 2 from TensorFlow 2.3 on).
       RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution is disabled with Keras 3.
     """
     if unsupported:
@@ -99,14 +99,11 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
     if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
       raise TypeError("A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside it.".format(inner))
-    if keras_features.DELEGATES_TO_INNER and getattr(inner, "_is_wrapped_by_loss_scale_optimizer", False):
-      raise ValueError("{} is already wrapped by a LossScaleOptimizer. Use that, or make another.".format(inner))
     check_strategy()
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
     self._optimizer = inner
     self._loss_scale = loss_scale_of(loss_scale, dynamic, initial_scale, dynamic_growth_steps)
-    inner._is_wrapped_by_loss_scale_optimizer = True
     self._count_skipped_steps = self._counts_by_default if count_skipped_steps is None else count_skipped_steps
     self._initialize(name)
     self._track_variables()
