@@ -213,3 +213,18 @@ def test_mixed_float16_fit_applies_small_gradients(family):
   assert int(keras_cases.to_numpy(opt.iterations)) == 1 and int(opt.dynamic_counter) == 1
   _, decrease = fit(family, mp_keras.LossScaleOptimizer(family.optimizers.SGD(1e6), 1))
   assert (decrease == 0).all()  # underflow
+
+
+def test_eager_scale_equals_scale_in_function():
+  """Products round, and overflow above the ceiling. TensorFlow's graph optimizer replaces a division by a product."""
+  histories = []
+  for make in (lambda update: update, tensorflow.function):
+    scale = mp_compat.DynamicLossScale(1000.3, 2, multiplier=1.1, backoff=2.0, overflow_tolerance=2)
+    largest = mp_compat.DynamicLossScale(2.0**126, 1, multiplier=8.0)
+    update = make(lambda x, scales=(scale, largest): [loss_scale.update([x])[1] for loss_scale in scales])
+    history = []
+    for step in range(20):
+      update(tf.constant([1.0, np.inf if step in (3, 4, 8, 9, 10) else 2.0]))
+      history.append([value.numpy().tolist() for value in scale.variables() + largest.variables()])
+    histories.append(history)
+  assert histories[0] == histories[1] and histories[0][0][0] != histories[0][-1][0]
