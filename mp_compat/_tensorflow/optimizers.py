@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the inner optimizers of a wrapper, and their attributes."""
 
+import functools
 import inspect
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 from mp_compat._tensorflow import tf
 
@@ -37,6 +38,12 @@ def sets_inner_attribute(wrapper: Any, name: str) -> bool:
   )
 
 
+def takes_argument(method: Callable[..., Any], name: str) -> bool:
+  """Returns whether a method takes a keyword argument of this name."""
+  parameters = _parameters(getattr(method, "__func__", method))
+  return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
 def arguments_for(
   method: Callable[..., Any], base: Callable[..., Any], given: Dict[str, Any]
 ) -> Tuple[List[Any], Dict[str, Any]]:
@@ -47,7 +54,7 @@ def arguments_for(
   of `tf.train.Optimizer`. If the method has another name for one of `_POSITIONAL`, it is passed by position, as in a
   direct call. `given` are the arguments after the first, in the order of `base`.
   """
-  parameters, defaults = inspect.signature(method).parameters, inspect.signature(base).parameters
+  parameters, defaults = _parameters(getattr(method, "__func__", method)), _parameters(base)
   takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
   taken = {
     name: value
@@ -59,3 +66,8 @@ def arguments_for(
     return [], taken
   positional = list(given)[: list(given).index(renamed[-1]) + 1]
   return [given[name] for name in positional], {name: taken[name] for name in taken if name not in positional}
+
+
+@functools.lru_cache(maxsize=1000)  # read in every eager step
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+  return inspect.signature(function).parameters

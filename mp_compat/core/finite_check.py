@@ -48,19 +48,22 @@ def _exact(tensors: List[tf.Tensor]) -> tf.Tensor:
   for tensor in tensors:
     with ops.on_device_of(tensor):
       finite.append(tf.reduce_all(ops.is_finite(tensor)))
-  return tf.reduce_all(tf.stack(finite))
+  return finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
 
 
 def _stack_small(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
-  """Returns the same values with small tensors of one shape, dtype and device stacked into one."""
+  """Returns the same values with small tensors of one dtype and device in one tensor; in graphs, those of one shape."""
+  is_eager = tf.executing_eagerly()
   groups: Dict[Any, List[tf.Tensor]] = {}
   for number, tensor in enumerate(tensors):
     size = tensor.shape.num_elements()
     is_small = size is not None and size * tensor.dtype.size <= _SMALL
-    group_key = (tensor.dtype, tuple(tensor.shape.as_list()), tensor.device) if is_small else number
+    shape = () if is_eager or not is_small else tuple(tensor.shape.as_list())
+    group_key = (tensor.dtype, shape, tensor.device) if is_small else number
     groups.setdefault(group_key, []).append(tensor)
-  stacked = []
-  for group in groups.values():
+  stacked = [group[0] for group in groups.values() if len(group) == 1]
+  flat_shape = tf.constant([-1]) if is_eager else None  # Its conversion for each tensor would take most of the time.
+  for group in [group for group in groups.values() if len(group) > 1]:
     with ops.on_device_of(group[0]):
-      stacked.append(group[0] if len(group) == 1 else tf.stack(group))
+      stacked.append(tf.concat([tf.reshape(x, flat_shape) for x in group], 0) if is_eager else tf.stack(group))
   return stacked

@@ -80,6 +80,9 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
     if wide not in reciprocals:
       reciprocals[wide] = 1 / tf.cast(scale, wide)
     with ops.on_device_of(values):
+      # In eager mode, an op is faster than an operator, and a cast takes time although it changes nothing.
+      if values.dtype == wide:
+        return tf.raw_ops.Mul(x=values, y=reciprocals[wide], name="mul")
       return tf.cast(tf.cast(values, wide) * reciprocals[wide], values.dtype)
 
   with tf.name_scope("unscale_gradients"):
@@ -93,6 +96,8 @@ def convert(grad: Any) -> Gradient:
   """
   if grad is None:
     return None
+  if isinstance(grad, tf.Tensor):
+    return _as_value(grad)
   if isinstance(grad, tuple) and len(grad) == 2 and hasattr(grad[1], "assign"):
     raise TypeError(
       "Expected a gradient, but got a (gradient, variable) pair: {}. Separate gradients and variables first: "

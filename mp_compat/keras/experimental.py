@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The earlier interface alone, as in `tf.keras.mixed_precision.experimental` of TensorFlow 2.0 to 2.3."""
 
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from mp_compat.keras import loss_scale_optimizer
 
@@ -15,7 +15,7 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
   _stands_for_native = True
 
   def __init__(
-    self, optimizer: Any = None, loss_scale: Any = None, *, opt: Any = None, count_skipped_steps: bool = True
+    self, optimizer: Any = None, loss_scale: Any = None, *, opt: Any = None, count_skipped_steps: Optional[bool] = None
   ) -> None:
     """Wraps a Keras optimizer; arguments and errors as for `mp_compat.keras.LossScaleOptimizer`.
 

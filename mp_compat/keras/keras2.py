@@ -7,10 +7,11 @@ slots, ...) as if it were that, and a `base_optimizer` only for reading. `loss_s
 """
 
 import functools
-from typing import Any, Callable, FrozenSet, Iterable, List, Optional
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import keras_features
+from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 from mp_compat.core import gradients
@@ -22,21 +23,22 @@ AnyBase: Any = object
 
 
 def inner_attribute(name: str) -> Any:
-  """Returns a property: an attribute of the inner optimizer, None if that lacks it."""
+  """Returns a property: an attribute of the inner optimizer."""
   return property(
-    lambda self: getattr(self._optimizer, name, None), lambda self, value: setattr(self._optimizer, name, value)
+    lambda self: getattr(self._optimizer, name), lambda self, value: setattr(self._optimizer, name, value)
   )
 
 
 class _InnerLookupMixin(AnyBase):
-  """Looks up checkpoint dependencies in the inner optimizer, too."""
+  """Looks up checkpoint dependencies in the inner optimizer, too, except one that may be the inner optimizer."""
 
   _deferred_dependencies = inner_attribute("_deferred_dependencies")  # to restore into variables that do not exist yet
   _create_or_restore_slot_variable = inner_attribute("_create_or_restore_slot_variable")
 
   def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
     dependency = super()._lookup_dependency(name, *args, **kwargs)
-    return self._optimizer._lookup_dependency(name) if dependency is None else dependency
+    is_inner = dependency is None and name != "base_optimizer"
+    return self._optimizer._lookup_dependency(name) if is_inner else dependency
 
 
 class _EarlierLayout(_InnerLookupMixin, trackable.Trackable):
@@ -57,27 +59,33 @@ class Keras2Mixin(AnyBase):
 
   def _initialize(self, name: Optional[str]) -> None:
     del name  # The inner optimizer has a name.
-    self._optimizer._maybe_initialize_trackable()
+    inner = self._optimizer
+    inner._maybe_initialize_trackable()
     if not keras_features.DELEGATES_TO_INNER:
-      self._track_trackable(self._optimizer, "base_optimizer")
+      self._track_trackable(inner, "base_optimizer")
     else:
-      self._trackable = self._optimizer  # to which TensorFlow's class delegates
-      if isinstance(self, OptimizerV2Mixin):  # the others never had the earlier layout
-        self._track_trackable(_EarlierLayout(self._optimizer), "base_optimizer")
+      if getattr(inner, "_is_wrapped_by_loss_scale_optimizer", False):
+        raise ValueError("{} is already wrapped by a LossScaleOptimizer. Use that, or make another.".format(inner))
+      inner._is_wrapped_by_loss_scale_optimizer = True
+      self._trackable = inner  # to which TensorFlow's class delegates
+      # The other kinds never had the earlier layout. Some optimizers have a child of this name themselves.
+      if isinstance(self, OptimizerV2Mixin) and inner._lookup_dependency("base_optimizer") is None:
+        self._track_trackable(_EarlierLayout(inner), "base_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
 
-  def _apply_step(self, grads_and_vars: Iterable[gradients.GradAndVar], aggregate: bool, **kwargs: Any) -> Any:
-    """Sums the gradients over replicas if `aggregate`, and applies them with `kwargs` for the inner optimizer."""
+  def _apply_step(self, grads_and_vars: Iterable[gradients.GradAndVar], aggregate: bool, given: Dict[str, Any]) -> Any:
+    """Sums the gradients over replicas if `aggregate`; applies them, with arguments `given` to the inner optimizer."""
     self._check_step()
-    pairs: Any = list(grads_and_vars)
+    inner, pairs = self._optimizer, list(grads_and_vars)
+    args, kwargs = optimizers.arguments_for(inner.apply_gradients, self._kind.mixin.apply_gradients, given)
     if not pairs:  # Nothing to train.
-      return self._optimizer.apply_gradients(pairs, **kwargs)
+      return inner.apply_gradients(pairs, *args, **kwargs)
     pairs = gradients.convert_pairs(pairs)
     self._create_variables(pairs)
     if aggregate:
       # The check then covers sums that overflow, and no worker waits in a branch that another did not take.
       pairs = self._aggregate([pair for pair in pairs if pair[0] is not None])
-    return self._apply(pairs, lambda pairs: self._optimizer.apply_gradients(pairs, **kwargs))
+    return self._apply(pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs))
 
 
 class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
@@ -129,11 +137,13 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
       ValueError: If called in a cross-replica context or under an unsupported strategy, or if all gradients are None.
       TypeError: If a gradient is not floating.
     """
-    can_aggregate = keras_features.AGGREGATES_FIRST and self._optimizer._HAS_AGGREGATE_GRAD
+    can_skip = optimizers.takes_argument(self._optimizer.apply_gradients, "experimental_aggregate_gradients")
+    can_aggregate = keras_features.AGGREGATES_FIRST and self._HAS_AGGREGATE_GRAD and can_skip
     aggregate = can_aggregate and experimental_aggregate_gradients
+    given: Dict[str, Any] = {"name": name}
     if aggregate or not experimental_aggregate_gradients:
-      return self._apply_step(grads_and_vars, aggregate, name=name, experimental_aggregate_gradients=False)
-    return self._apply_step(grads_and_vars, False, name=name)
+      given["experimental_aggregate_gradients"] = False
+    return self._apply_step(grads_and_vars, aggregate, given)
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     inner, variables = self._optimizer, [variable for grad, variable in pairs if grad is not None]
@@ -160,7 +170,8 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
 
 for _name in """
   add_slot add_weight clipnorm clipvalue get_weights global_clipnorm iterations learning_rate variables weights
-  _aggregate_gradients _distribution_strategy _restore_slot_variable _transform_unaggregated_gradients
+  _HAS_AGGREGATE_GRAD _aggregate_gradients _decayed_lr _distribution_strategy _get_hyper _restore_slot_variable
+  _set_hyper _transform_unaggregated_gradients
 """.split():
   setattr(OptimizerV2Mixin, _name, inner_attribute(_name))
 
@@ -180,11 +191,13 @@ class OptimizerV3Mixin(Keras2Mixin):
   ) -> None:
     """Applies or skips the gradients as an OptimizerV2 does, with the same errors; arguments as for Keras's method."""
     del name  # As in Keras.
-    aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-    self._apply_step(grads_and_vars, aggregate, skip_gradients_aggregation=True)
+    must_skip = skip_gradients_aggregation or not experimental_aggregate_gradients
+    can_skip = optimizers.takes_argument(self._optimizer.apply_gradients, "skip_gradients_aggregation")
+    given = {"skip_gradients_aggregation": True} if must_skip or can_skip else {}
+    self._apply_step(grads_and_vars, can_skip and not must_skip, given)
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
-    with tf.init_scope():
+    with tf.name_scope(self._optimizer.name), tf.init_scope():
       self._optimizer.build([variable for _, variable in pairs])
 
   def _aggregate(self, pairs: _Pairs) -> _Pairs:

@@ -2,13 +2,13 @@
 """The mixin of the Keras wrapper for Keras 3 with the TensorFlow backend."""
 
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
-from mp_compat.core import lineage
 from mp_compat.core import loss_scale
 from mp_compat.keras import keras2
 
@@ -17,8 +17,6 @@ UNUSED_SETTINGS: Dict[str, Any] = dict(use_ema=False, ema_momentum=0.99, ema_ove
 UNUSED_SETTINGS.update(dict.fromkeys(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue"]))
 UNUSED_SETTINGS.update(dict.fromkeys(["loss_scale_factor", "gradient_accumulation_steps"]))
 
-SCALE_LOSS, UNSCALED = "scale_loss", "get_unscaled_gradients"  # methods whose calls are recorded
-UNSCALED_MARK = "_mp_compat_is_unscaled"  # attribute of eager tensors that `get_unscaled_gradients` took or returned
 _NAMES_IN_KERAS = {"good_steps": "step_counter", "current_loss_scale": "dynamic_scale"}
 
 
@@ -89,7 +87,9 @@ class Keras3Mixin(keras2.AnyBase):
 
   def scale_loss(self, loss: Any) -> tf.Tensor:
     """Returns `loss * loss_scale`, whose gradients are for `apply`; raises a ValueError if `loss` is not floating."""
-    self._record_call(SCALE_LOSS)
+    self._state_in(graphs.default_graph()).takes_scaled = True
+    outer = self._state_in(graphs.init_scope_graph())
+    outer.has_scaled, outer.has_unscaled = True, False
     return gradients.scale_loss(loss, self._current_scale())
 
   @autograph.do_not_convert
@@ -99,46 +99,62 @@ class Keras3Mixin(keras2.AnyBase):
       scaled = self.get_scaled_loss(loss())
     given: Any = var_list() if callable(var_list) else tf.nest.flatten(var_list)
     variables = list(given)
-    self.apply_gradients(zip(self.get_unscaled_gradients(tape.gradient(scaled, variables, grad_loss)), variables))
+    grads = self.get_unscaled_gradients(tape.gradient(scaled, variables, grad_loss))
+    self._apply_unscaled(grads, variables, self._optimizer.apply_gradients)
 
   @autograph.do_not_convert
   def apply(self, grads: Sequence[gradients.Gradient], trainable_variables: Optional[Sequence[Any]] = None) -> None:
-    """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
+    """Unscales and applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
 
     Raises errors as `apply_gradients` of Keras 2.
 
     Args:
-      grads: gradients, scaled unless they are from `get_unscaled_gradients`; see docs/keras.md.
+      grads: gradients of a scaled loss.
       trainable_variables: as many variables; those of `build` by default.
     """
-    called = self._check_step()
-    inner = self._optimizer
-    variables = list(trainable_variables or self._trainable_variables)
-    if not self.built:
-      self.build(variables)  # Not in `tf.init_scope`, because new variables may copy the model's.
-    pairs: Sequence[gradients.GradAndVar] = gradients.convert_pairs(zip(grads, variables))
-    if not self._are_unscaled([grad for grad, _ in pairs], called):
-      # The "gradient" of a variable with `overwrite_with_gradient` is its new value, which is not scaled.
-      scaled = [None if getattr(variable, "overwrite_with_gradient", False) else grad for grad, variable in pairs]
-      unscaled = gradients.unscale(scaled, self._current_scale())
-      pairs = [(grad if new is None else new, variable) for (grad, variable), new in zip(pairs, unscaled)]
-      lineage.record([grad for grad, _ in pairs], [getattr(variable, "path", variable.name) for variable in variables])
-    self._apply(pairs, lambda replica_pairs: inner.apply(*map(list, zip(*replica_pairs))))
+    self._apply_scaled(
+      grads,
+      list(trainable_variables or self._trainable_variables),
+      lambda pairs: self._optimizer.apply(*map(list, zip(*pairs))),
+    )
 
-  def _are_unscaled(self, grads: Sequence[gradients.Gradient], called: List[str]) -> bool:
-    """Returns whether gradients are from `get_unscaled_gradients`, by docs/keras.md; `called` is from `_check_step`."""
-    if tf.executing_eagerly():
-      marks = [getattr(value, UNSCALED_MARK) for value in gradients.values_of(grads) if hasattr(value, UNSCALED_MARK)]
-      if marks:
-        return any(marks)
-      if called:
-        return [call for call in called if call in (SCALE_LOSS, UNSCALED)][-1:] == [UNSCALED]
-    elif lineage.trace(grads, check_computed=False).computed:
-      return True
-    if UNSCALED in self._ever_called and SCALE_LOSS not in self._ever_called:
+  @autograph.do_not_convert
+  def apply_gradients(self, grads_and_vars: Iterable[gradients.GradAndVar]) -> Any:
+    """Applies gradients as `apply` does; does not unscale those of `get_unscaled_gradients` (docs/keras.md).
+
+    Takes (gradient, variable) pairs, and returns `iterations`.
+    """
+    grads, variables = zip(*grads_and_vars)
+    apply = self._apply_unscaled if self._takes_scaled() is False else self._apply_scaled
+    apply(grads, list(variables), self._optimizer.apply_gradients)
+    return self.iterations
+
+  def _takes_scaled(self) -> Optional[bool]:
+    """Returns `KerasState.takes_scaled` in this graph; if it is a function's and has none, in the graphs around it."""
+    states = [self._state_in(graph) for graph in graphs.enclosing_graphs()] or [self._state_in(None)]
+    return next((state.takes_scaled for state in states if state.takes_scaled is not None), None)
+
+  def _apply_scaled(self, grads: Iterable[Any], variables: List[Any], apply: Callable[..., Any]) -> None:
+    if self._state_in(graphs.init_scope_graph()).has_unscaled:
       log.warn_once(
         self,
-        "apply() of a LossScaleOptimizer cannot tell whether gradients are from get_unscaled_gradients(). It takes them"
-        " for scaled, and divides them by the loss scale. Call get_unscaled_gradients() and apply() in one function.",
+        "A LossScaleOptimizer cannot tell whether gradients are from get_unscaled_gradients(). It takes them for "
+        "scaled, and divides them by the loss scale, as Keras's own class does. For gradients that are unscaled, call "
+        "get_scaled_loss(), get_unscaled_gradients() and apply_gradients(), the last two in one function.",
       )
-    return False
+    # The "gradient" of a variable with `overwrite_with_gradient` is its new value, which is not scaled.
+    is_value = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
+    unscaled = self._unscale([None if value else grad for grad, value in zip(grads, is_value)], self._current_scale())
+    grads = [grad if value else new for grad, new, value in zip(grads, unscaled, is_value)]
+    self._apply_unscaled(grads, variables, apply)
+
+  def _apply_unscaled(self, grads: Iterable[Any], variables: List[Any], apply: Callable[..., Any]) -> None:
+    """Calls `apply` of the inner optimizer with (gradient, variable) pairs in all replicas, or skips the step."""
+    self._check_step()
+    if not self.built:
+      self.build(variables)  # Not in `tf.init_scope`, because new variables may copy the model's.
+
+    def apply_in_replica(pairs: List[gradients.GradAndVar]) -> None:  # the conditional must not return `iterations`
+      apply(pairs)
+
+    self._apply(list(zip(grads, variables)), apply_in_replica)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wrapper of Keras optimizers: both interfaces, the configurations, and the step."""
 
-import threading
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Type
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Type
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -24,7 +23,6 @@ from mp_compat.keras import scale_value
 from mp_compat.training import step
 
 _SETTINGS = step.Settings()
-_SCALED = "get_scaled_loss"
 
 
 class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
@@ -67,7 +65,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     dynamic: Optional[bool] = None,
     inner_optimizer: Any = None,
     opt: Any = None,
-    count_skipped_steps: bool = True,
+    count_skipped_steps: Optional[bool] = None,
     name: Optional[str] = None,
     **unsupported: Any,
   ) -> None:
@@ -82,15 +80,15 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       dynamic_growth_steps: (later form, only if `dynamic`) the number of consecutive finite steps after which the scale
         doubles; at least 1, by default 2000.
       dynamic: (later form) whether the scale changes; True by default.
-      count_skipped_steps: whether a skipped step increments `iterations`; False as in TensorFlow 1.15 to 2.2. Keras 3
-        optimizers with `gradient_accumulation_steps` never count skipped steps.
+      count_skipped_steps: whether a skipped step increments `iterations`; by default as in Keras's own class: True for
+        Keras 2 from TensorFlow 2.3 on, else False. True has no effect on `gradient_accumulation_steps` of Keras 3.
       name: a name, for Keras 3.
 
     Raises:
       TypeError: If there is not exactly one Keras optimizer, it already scales the loss, `dynamic` is not a bool, or an
         argument is unknown (with Keras 3, a ValueError).
-      ValueError: If the forms are mixed, an argument is out of its range, the optimizer is already wrapped, or the
-        current strategy is not supported.
+      ValueError: If the forms are mixed, an argument is out of its range, the current strategy is not supported, or the
+        optimizer is already wrapped (Keras 2 from TensorFlow 2.3 on).
       RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution is disabled with Keras 3.
     """
     if unsupported:
@@ -101,19 +99,18 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
     if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
       raise TypeError("A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside it.".format(inner))
-    if getattr(inner, "_is_wrapped_by_loss_scale_optimizer", False):
-      raise ValueError("{} is already wrapped by a LossScaleOptimizer. Use that, or make another.".format(inner))
     check_strategy()
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
     self._optimizer = inner
     self._loss_scale = loss_scale_of(loss_scale, dynamic, initial_scale, dynamic_growth_steps)
-    inner._is_wrapped_by_loss_scale_optimizer = True
-    self._count_skipped_steps = count_skipped_steps
-    self._calls: Dict[int, Dict[str, bool]] = {}
-    self._ever_called: Set[str] = set()
+    self._count_skipped_steps = self._counts_by_default if count_skipped_steps is None else count_skipped_steps
     self._initialize(name)
     self._track_variables()
+
+  @property
+  def _counts_by_default(self) -> bool:
+    return keras_features.COUNTS_SKIPPED_STEPS and not self._kind.is_keras_3
 
   @property
   def inner_optimizer(self) -> Any:
@@ -123,7 +120,13 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   @property
   def loss_scale(self) -> scale_value.LossScaleValue:
     """Returns the loss scale: a LossScale that is also its current value, a float32 scalar tensor."""
-    return scale_value.LossScaleValue(self._loss_scale, self)
+    if graphs.init_scope_graph() is None:
+      return scale_value.LossScaleValue(self._loss_scale, None)
+    with tf.init_scope():
+      state = self._state_in(graphs.default_graph())
+      if state.fetched_scale is None:  # added before the graph is finalized
+        state.fetched_scale = self._current_scale()
+    return scale_value.LossScaleValue(self._loss_scale, state.fetched_scale)
 
   lr = keras2.inner_attribute("learning_rate")
 
@@ -158,12 +161,12 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     Raises:
       ValueError: If the loss is not floating.
     """
-    self._record_call(_SCALED)
     if callable(loss):
       return lambda: self.get_scaled_loss(loss())
-    scale = self._current_scale()
-    if not tf.executing_eagerly():
-      self._state().scale = scale
+    scale, state = self._current_scale(), self._state_in(graphs.default_graph())
+    state.scale = None if tf.executing_eagerly() else scale
+    state.takes_scaled = None if state.takes_scaled else state.takes_scaled
+    self._state_in(graphs.init_scope_graph()).has_scaled = True
     return gradients.scale_loss(loss, scale)
 
   @autograph.do_not_convert
@@ -179,22 +182,20 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     Raises:
       TypeError: If a gradient cannot be converted to a tensor, or is not numeric.
     """
-    self._record_call(keras3.UNSCALED)
-    scale = None
-    if not tf.executing_eagerly():  # In a graph, the scale is read once for the loss and the gradients.
-      scale, self._state().scale = self._state().scale, None
-    scaled = [gradients.convert(grad) for grad in grads]
+    state = self._state_in(graphs.default_graph())
+    scale, state.scale = state.scale, None  # In a graph, the scale is read once for the loss and the gradients.
+    state.takes_scaled = bool(state.takes_scaled)
+    self._state_in(graphs.init_scope_graph()).has_unscaled = True
     is_read = scale is not None and contexts.is_readable(scale)  # not in a branch that scaled the loss
-    unscaled = gradients.unscale(scaled, scale if is_read else self._current_scale())
+    return self._unscale(grads, scale if is_read else self._current_scale())
+
+  def _unscale(self, grads: Iterable[Any], scale: tf.Tensor) -> List[gradients.Gradient]:
+    unscaled = gradients.unscale([gradients.convert(grad) for grad in grads], scale)
     lineage.record(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
-    if tf.executing_eagerly():  # There is no graph to search for the results.
-      for taken, returned in zip(gradients.values_of(scaled), gradients.values_of(unscaled)):
-        setattr(taken, keras3.UNSCALED_MARK, False)
-        setattr(returned, keras3.UNSCALED_MARK, True)
     return unscaled
 
-  def _state(self) -> scale_value.KerasState:
-    return graphs.state_of(self, graphs.default_graph(), scale_value.KerasState)
+  def _state_in(self, graph: Optional[tf.Graph]) -> scale_value.KerasState:
+    return graphs.state_of(self, graph, scale_value.KerasState)
 
   def _current_scale(self) -> tf.Tensor:
     scale = tf.cast(self._loss_scale(), tf.float32)
@@ -207,29 +208,21 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       for variable in self._loss_scale._weights.values():
         self._kind.module("backend").track_variable(variable)
 
-  def _record_call(self, call: str) -> None:
-    # Each replica runs in a separate thread. Replicas wait for each other in the middle of a step.
-    calls = self._calls.setdefault(threading.get_ident(), {})
-    calls.pop(call, None)
-    calls[call] = tf.executing_eagerly()  # the last one
-    self._ever_called.add(call)
-
-  def _check_step(self) -> List[str]:
-    """Checks a step, and the calls since the last one; returns those in eager mode, the last one at the end."""
+  def _check_step(self) -> None:
+    """Raises an error if no step can be applied in this context; warns if methods were never called."""
     distribute.check_replica_context()
     check_strategy()
-    called = self._calls.pop(threading.get_ident(), {})
-    known = set(called) or self._ever_called
-    needed = {_SCALED} if self._kind.is_keras_3 else {_SCALED, keras3.UNSCALED}  # Keras 3's `apply` unscales
-    if not needed <= known and keras3.SCALE_LOSS not in known:
+    state = self._state_in(graphs.init_scope_graph())
+    missing = [] if state.has_scaled else ["get_scaled_loss()"]
+    missing += [] if state.has_unscaled or self._kind.is_keras_3 else ["get_unscaled_gradients()"]
+    if missing:
       log.warn_once(
         self,
         "A step of a LossScaleOptimizer was applied without %s. The gradients are then scaled wrongly, or underflow in "
         "float16. Call get_scaled_loss() before gradients are computed and get_unscaled_gradients() after it, or call "
         "minimize(). With Keras 3, you can also call scale_loss() and pass the scaled gradients to apply().",
-        " and ".join(name + "()" for name in sorted(needed - known)),
+        " and ".join(missing),
       )
-    return [call for call, is_eager in called.items() if is_eager]
 
   def _apply(
     self, grads_and_vars: Sequence[gradients.GradAndVar], apply: Callable[[List[gradients.GradAndVar]], Any]
@@ -278,8 +271,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       config["dynamic_growth_steps"] = self.dynamic_growth_steps
       if not self.dynamic or not self._kind.is_keras_3:
         config["dynamic"] = self.dynamic  # Keras 3's own class is always dynamic and does not take it.
-    if not self._count_skipped_steps:
-      config["count_skipped_steps"] = False
+    if self._count_skipped_steps != self._counts_by_default:
+      config["count_skipped_steps"] = self._count_skipped_steps
     if self._kind.is_keras_3:
       config["name"] = self.name
     return config

@@ -96,8 +96,7 @@ class Tools:
       return keras.mixed_precision.LossScaleOptimizer(opt, **arguments)
     from mp_compat.keras import LossScaleOptimizer
 
-    is_keras3 = getattr(keras, "__version__", "2").startswith("3.")  # Its own class does not count skipped steps.
-    return LossScaleOptimizer(opt, count_skipped_steps=not is_keras3, **arguments)
+    return LossScaleOptimizer(opt, **arguments)
 
   def inject(self, loss):
     """Returns the loss, a tensor or a callable; in one step of an overflowing run, inf times the loss.

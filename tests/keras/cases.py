@@ -17,7 +17,8 @@ VERSION = tuple(int(part) for part in tensorflow.__version__.split(".")[:2])
 class Family:
   """One kind of Keras optimizers (`optimizers.SGD`, ...).
 
-  `native` is Keras's own loss scale wrapper for them. `classes` are those of the optimizers, by name.
+  `native` is Keras's own loss scale wrapper for them; `counts_skipped` is whether its skipped steps increment
+  `iterations`. `classes` are those of the optimizers, by name.
   """
 
   def __init__(self, name, keras, optimizers):
@@ -25,6 +26,7 @@ class Family:
     others = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap")
     found = sorted(vars(optimizers).items())
     self.classes = {name: cls for name, cls in found if isinstance(cls, type) and name not in others}
+    self.counts_skipped = name != "keras3" and VERSION >= (2, 3)
     module = keras.optimizers if name == "keras3" else keras.mixed_precision
     self.native = getattr(module, "LossScaleOptimizer", None) or module.experimental.LossScaleOptimizer
 
@@ -72,6 +74,28 @@ OPTIMIZERS = {
 }
 
 
+def make_averaging_sgd(optimizers):
+  """Returns an SGD with a moving average of each variable, which starts with the variable in iteration 0."""
+  if optimizers is not V2.optimizers:
+    return optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+
+  class AveragingSGD(optimizers.SGD):
+    """Applies dense gradients only."""
+
+    def _create_slots(self, var_list):
+      super()._create_slots(var_list)
+      for variable in var_list:
+        self.add_slot(variable, "average")
+
+    def _resource_apply_dense(self, grad, var, *args, **kwargs):
+      applied, average = super()._resource_apply_dense(grad, var, *args, **kwargs), self.get_slot(var, "average")
+      with tf.control_dependencies([] if applied is None else [applied]):
+        is_first = tf.equal(self.iterations, 0)
+        return average.assign(tf.where_v2(is_first, var.read_value(), 0.5 * average + 0.5 * var.read_value()))
+
+  return AveragingSGD(0.1)
+
+
 def to_numpy(value):
   """Returns the value of a variable, a tensor or a number as an array."""
   return np.array(value.numpy() if hasattr(value, "numpy") else value)
@@ -94,20 +118,22 @@ class Run:
     return tf.reduce_sum(x * self.w * self.w) + tf.reduce_sum(rows * x)
 
   def _step(self, x):
-    scales = hasattr(self.optimizer, "get_scaled_loss")
+    opt = self.optimizer
+    scale_loss = getattr(opt, "scale_loss", lambda loss: loss)  # of Keras 3, whose `apply_gradients` unscales
     with tf.GradientTape() as tape:
-      loss = self.optimizer.get_scaled_loss(self.loss(x)) if scales else self.loss(x)
+      loss = getattr(opt, "get_scaled_loss", scale_loss)(self.loss(x))
     grads = tape.gradient(loss, [self.w, self.table])
-    grads = self.optimizer.get_unscaled_gradients(grads) if scales else grads
-    self.optimizer.apply_gradients(zip(grads, [self.w, self.table]))
+    if hasattr(opt, "get_unscaled_gradients"):
+      grads = opt.get_unscaled_gradients(grads)
+    opt.apply_gradients(zip(grads, [self.w, self.table]))
 
   def state(self):
     """Returns everything that a step can change, as {name: array}."""
     inner = getattr(self.optimizer, "inner_optimizer", getattr(self.optimizer, "_optimizer", self.optimizer))
     variables = inner.variables() if callable(inner.variables) else inner.variables
-    # Most names begin with the optimizer's name, in TensorFlow's class below "cond". Slots that are restored before
+    # Most names begin with the optimizer's name, in the native classes below another. Slots that are restored before
     # the first step do not.
-    prefix = re.compile(r"^(cond\w*/)?((adam|adagrad|sgd)\w*/)?", re.IGNORECASE)
+    prefix = re.compile(r"^((cond|loss_scale_optimizer)\w*/)?((adam|adagrad|sgd)\w*/)?", re.IGNORECASE)
     named = {prefix.sub("", getattr(variable, "path", variable.name)): to_numpy(variable) for variable in variables}
     assert len(named) == len(variables)
     return dict(named, w=to_numpy(self.w), table=to_numpy(self.table))

@@ -71,13 +71,10 @@ def test_overflow_on_one_replica_skips_all(family, as_function):
   steps = []  # (weights, loss scale, iterations)
   for xs in STEPS:
     steps.append((loop.step(xs), float(loop.opt.loss_scale), int(keras_cases.to_numpy(loop.opt.iterations))))
-  assert steps == [
-    ([0.0, 1.0], 8.0, 1),
-    ([0.0, 1.0], 4.0, 2),
-    ([0.0, 1.0], 2.0, 3),
-    ([-0.5, 0.5], 2.0, 4),
-    ([-1.0, 0.5], 4.0, 5),
-  ]
+  weights, scales, iterations = zip(*steps)
+  assert weights == ([0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [-0.5, 0.5], [-1.0, 0.5])
+  assert scales == (8.0, 4.0, 2.0, 2.0, 4.0)
+  assert iterations == ((1, 2, 3, 4, 5) if family.counts_skipped else (1, 1, 1, 2, 3))
 
 
 @keras_cases.needs_keras_3
@@ -130,7 +127,7 @@ def test_fit_skips_overflow_on_one_replica(family):
     model.fit(np.array(xs, np.float32), np.ones([2, 1], np.float32), batch_size=2, verbose=0)
     changed = model.get_weights()[0].tolist() != before
     steps.append((changed, float(opt.loss_scale), int(keras_cases.to_numpy(opt.iterations))))
-  assert steps == [(True, 8.0, 1), (False, 4.0, 2), (True, 4.0, 3)]
+  assert steps == [(True, 8.0, 1), (False, 4.0, 1 + family.counts_skipped), (True, 4.0, 2 + family.counts_skipped)]
 
 
 @eager_devices
@@ -174,4 +171,7 @@ def test_overflow_in_session_skips_all():
         after = sess.run(copies)
         assert (after[0] == after[1]).all() and np.isfinite(after).all()
         steps.append(((after[0] != before[0]).tolist(), sess.run(opt.loss_scale), sess.run(opt.iterations)))
-  assert steps == [([True, True], 8.0, 1), ([False, False], 4.0, 2), ([False, False], 2.0, 3), ([True, True], 2.0, 4)]
+  counted = (1, 2, 3, 4) if keras_cases.V2.counts_skipped else (1, 1, 1, 2)
+  changed, scales, iterations = zip(*steps)
+  assert changed == ([True, True], [False, False], [False, False], [True, True])
+  assert scales == (8.0, 4.0, 2.0, 2.0) and iterations == counted

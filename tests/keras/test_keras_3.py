@@ -40,7 +40,27 @@ def scaled_by_hand(opt, v):
 
 def clipped(opt, v):
   (grad,) = unscaled_gradients(opt, v)
-  opt.apply([tf.clip_by_value(grad, -100.0, 100.0)], [v])
+  opt.apply_gradients([(tf.clip_by_value(grad, -100.0, 100.0), v)])
+
+
+def clipped_before_branch(opt, v):
+  (grad,) = unscaled_gradients(opt, v)
+
+  def apply():
+    opt.apply_gradients([(tf.clip_by_value(grad, -100.0, 100.0), v)])
+    return 0
+
+  tf.cond(tf.reduce_all(tf.is_finite(grad)), apply, lambda: 0)
+
+
+def scaled_as_by_fit(opt, v):
+  opt.apply_gradients([(scaled_gradient(opt, v), v)])
+
+
+def scaled_and_clipped_by_unscaled_norm(opt, v):
+  grad = scaled_gradient(opt, v)
+  norm = tf.norm(opt.get_unscaled_gradients([grad])[0])
+  opt.apply_gradients([(grad * tf.minimum(1.0, 100.0 / norm), v)])
 
 
 def unscaled_for_a_log(opt, v):
@@ -58,7 +78,7 @@ def unscaled_for_a_log_and_clipped(opt, v):
 def scaled_again_before_apply(opt, v):
   grads = unscaled_gradients(opt, v)
   opt.get_scaled_loss(v * v)
-  opt.apply([tf.identity(grad) for grad in grads], [v])
+  opt.apply_gradients([(tf.identity(grad), v) for grad in grads])
 
 
 def scaled_without_unscaling(opt, v):
@@ -115,12 +135,12 @@ def train(caplog, programs):
       "scaled_by_hand_in_eager_mode": [in_eager_mode(scaled_by_hand)],
       "clipped": [in_eager_mode(clipped)],
       "clipped_in_function": [in_function(clipped)],
-      "unscaled_for_a_log": [in_eager_mode(unscaled_for_a_log)],
-      "unscaled_for_a_log_in_function": [in_function(unscaled_for_a_log)],
+      "clipped_before_branch": [in_function(clipped_before_branch)],
+      "scaled_as_by_fit": [in_eager_mode(scaled_as_by_fit), in_function(scaled_as_by_fit)],
+      "clipped_then_scaled_as_by_fit": [in_eager_mode(clipped), in_eager_mode(scaled_as_by_fit)],
       "unscaled_for_a_log_and_clipped": [in_eager_mode(unscaled_for_a_log_and_clipped)],
       "scaled_again_before_apply": [in_eager_mode(scaled_again_before_apply)],
-      "clipped_then_scaled_without_unscaling": [in_eager_mode(clipped), in_eager_mode(scaled_without_unscaling)],
-      "clipped_then_unscaled_for_a_log": [in_eager_mode(clipped), in_function(unscaled_for_a_log)],
+      "scaled_without_unscaling": [in_eager_mode(scaled_without_unscaling)],
       "minimized": [in_eager_mode(minimized)],
     }.items()
   ],
@@ -129,16 +149,74 @@ def test_gradients_are_unscaled_exactly_once(programs, caplog):
   assert train(caplog, programs) == ([0.75, 0.75**2, 0.75**3, 0.75**4], [])
 
 
-def test_unknown_gradients_are_divided(caplog):
-  values, (warning,) = train(caplog, [in_eager_mode(clipped), in_eager_mode(scaled_by_hand)])
+@pytest.mark.parametrize(
+  "programs",
+  [
+    pytest.param(programs, id=name)
+    for name, programs in {
+      "unscaled_for_a_log": [in_eager_mode(unscaled_for_a_log)],
+      "unscaled_for_a_log_in_function": [in_function(unscaled_for_a_log)],
+      "clipped_by_unscaled_norm": [in_eager_mode(scaled_and_clipped_by_unscaled_norm)],
+      "clipped_by_unscaled_norm_in_function": [in_function(scaled_and_clipped_by_unscaled_norm)],
+      "clipped_then_scaled_by_hand": [in_eager_mode(clipped), in_eager_mode(scaled_by_hand)],
+      "clipped_then_scaled_without_unscaling": [in_eager_mode(clipped), in_eager_mode(scaled_without_unscaling)],
+      "clipped_then_unscaled_for_a_log": [in_eager_mode(clipped), in_function(unscaled_for_a_log)],
+    }.items()
+  ],
+)
+def test_unscaling_of_scaled_gradients_warns(programs, caplog):
+  values, (warning,) = train(caplog, programs)
   assert values == [0.75, 0.75**2, 0.75**3, 0.75**4] and "It takes them for scaled, and divides them" in warning
 
+
+def test_unknown_gradients_are_divided(caplog):
   def unscaled_in_another_function(opt, v):
     compute = tensorflow.function(lambda: unscaled_gradients(opt, v))
-    return lambda: opt.apply(compute(), [v])
+    return lambda: opt.apply_gradients([(compute()[0], v)])
 
-  caplog.clear()
-  assert len(train(caplog, [unscaled_in_another_function])[1]) == 1
+  values, warnings = train(caplog, [unscaled_in_another_function])
+  assert len(warnings) == 1 and values[0] == 1 - 0.25 / 256
+
+
+def test_groups_of_variables_are_unscaled_once():
+  v, w, opt = KERAS.Variable(1.0), KERAS.Variable(1.0), make(rate=0.5)
+  with tensorflow.GradientTape() as tape:
+    loss = opt.get_scaled_loss(2.0 * (v + w))
+  grads = opt.get_unscaled_gradients(tape.gradient(loss, [v, w]))
+  opt.build([v, w])
+  for grad, variable in zip(grads, [v, w]):
+    opt.apply_gradients([(2.0 * grad, variable)])
+  assert float(v) == float(w) == -1.0
+
+
+def test_inner_apply_gradients_is_called():
+
+  class Halving(KERAS.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars):
+      return super().apply_gradients([(grad / 2.0, variable) for grad, variable in grads_and_vars])
+
+  weights = []
+  for wrap in (lambda opt: opt, mp_keras.LossScaleOptimizer):
+    model = KERAS.Sequential([KERAS.layers.Input([3]), KERAS.layers.Dense(2, kernel_initializer="ones")])
+    model.compile(wrap(Halving(0.125)), "mse", jit_compile=False)
+    model.fit(np.ones([2, 3], np.float32), np.zeros([2, 2], np.float32), verbose=0)
+    weights.append(model.get_weights()[0].tolist())
+  assert weights[0] == weights[1] == [[0.8125] * 2] * 3  # 1 - 0.125 * 3 / 2
+
+
+def test_minimize_calls_overridden_methods():
+  """A subclass may have a scale below 1."""
+
+  class Tenth(mp_keras.LossScaleOptimizer):
+    def get_scaled_loss(self, loss):
+      return 0.1 * loss
+
+    def get_unscaled_gradients(self, grads):
+      return [10.0 * grad for grad in grads]
+
+  v = KERAS.Variable(1.0)
+  Tenth(KERAS.optimizers.SGD(0.1), initial_scale=2.0**15).minimize(lambda: 2.0 * v, [v])
+  assert float(v) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("name", keras_cases.FAMILIES[-1].classes)

@@ -13,8 +13,9 @@ from tests.keras import cases as keras_cases
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("eager")
-STEPS, OVERFLOWS = 50, (1, 4, 5, 40, 47)
+STEPS, OVERFLOWS = 50, (0, 1, 4, 5, 40, 47)  # the first steps of a float16 run usually overflow
 SCALE, GROWTH = 1024.0, 7
+OPTIMIZERS = dict(keras_cases.OPTIMIZERS, averages=keras_cases.make_averaging_sgd)
 GRADIENT = 1e-9  # underflows in float16
 
 
@@ -24,7 +25,7 @@ def each_optimizer(families):
     [
       pytest.param(family, name, id="{}-{}".format(family.name, name))
       for family in families
-      for name in sorted(keras_cases.OPTIMIZERS)
+      for name in sorted(OPTIMIZERS)
     ],
   )
 
@@ -32,35 +33,58 @@ def each_optimizer(families):
 @pytest.mark.parametrize(
   "as_function", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["eager", "function"]
 )
-@each_optimizer(keras_cases.KERAS_2)
-def test_wrapper_trains_as_tensorflow_class(family, name, as_function):
-  is_old = keras_cases.VERSION < (2, 3)  # does not count skipped steps and makes sparse gradients dense
-  make = keras_cases.OPTIMIZERS[name]
-  ours = mp_keras.LossScaleOptimizer(
-    make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH, count_skipped_steps=not is_old
-  )
+@each_optimizer(keras_cases.FAMILIES)
+def test_wrapper_trains_as_native_class(family, name, as_function):
+  makes_dense = keras_cases.VERSION < (2, 3)  # of sparse gradients
+  make = OPTIMIZERS[name]
+  ours = mp_keras.LossScaleOptimizer(make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH)
   theirs = family.native_dynamic(make(family.optimizers), SCALE, GROWTH)
-  histories = [
-    keras_cases.train(opt, testing.feeds(STEPS, OVERFLOWS), as_function=as_function, sparse=not is_old)
+  sparse = not makes_dense and name != "averages"
+  our_states, their_states = [
+    keras_cases.train(opt, testing.feeds(STEPS, OVERFLOWS), as_function=as_function, sparse=sparse)
     for opt in (ours, theirs)
   ]
-  testing.assert_same(*histories)
-  assert int(ours.iterations) == (STEPS - len(OVERFLOWS) if is_old else STEPS)
-  assert float(ours.loss_scale) == float(theirs.loss_scale() if callable(theirs.loss_scale) else theirs.loss_scale)
+  for step in (0, 1):  # In eager mode, the native class makes slots in the first step that it applies.
+    our_states[step] = {name: our_states[step][name] for name in their_states[step]}
+  testing.assert_same(our_states, their_states)
+  assert int(ours.iterations) == int(keras_cases.to_numpy(theirs.iterations))
+  assert int(ours.iterations) == (STEPS if family.counts_skipped else STEPS - len(OVERFLOWS))
+  theirs = theirs.dynamic_scale if family.name == "keras3" else theirs.loss_scale
+  assert float(ours.loss_scale) == float(keras_cases.to_numpy(theirs() if callable(theirs) else theirs))
+
+
+@keras_cases.needs_keras_3
+@pytest.mark.parametrize(
+  "name",
+  [pytest.param(name, marks=[] if name == "Adam" else pytest.mark.slow) for name in keras_cases.FAMILIES[-1].classes],
+)
+def test_keras_3_fit_equals_native(name):
+  """Ends with the averages of the weights, which start in iteration 0."""
+  keras = tensorflow.keras
+  x = np.random.RandomState(0).normal(size=[10, 3]).astype(np.float32)
+  x[[0, 1, 5], 0] = np.inf
+  weights = []
+  for wrap in (keras.optimizers.LossScaleOptimizer, mp_keras.LossScaleOptimizer):
+    model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(4, kernel_initializer="ones")])
+    inner = getattr(keras.optimizers, name)(use_ema=True, ema_momentum=0.5)
+    model.compile(wrap(inner, initial_scale=SCALE), "mse", jit_compile=False)
+    model.fit(x, np.ones([10, 4], np.float32), batch_size=1, shuffle=False, verbose=0)
+    weights.append([keras_cases.to_numpy(value).tolist() for value in model.weights + inner.variables])
+  assert weights[0] == weights[1] and np.isfinite(weights[0][0]).all()
 
 
 @pytest.mark.matrix
 @each_optimizer(keras_cases.FAMILIES)
 def test_finite_steps_equal_inner_optimizer(family, name):
-  make = keras_cases.OPTIMIZERS[name]
+  make, sparse = OPTIMIZERS[name], name != "averages"
   ours = mp_keras.LossScaleOptimizer(
     make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH, count_skipped_steps=False
   )
   xs = list(testing.feeds(30, OVERFLOWS))
-  wrapped = keras_cases.train(ours, xs)
-  alone = keras_cases.train(make(family.optimizers), [x for x in xs if np.isfinite(x).all()])
+  wrapped = keras_cases.train(ours, xs, sparse=sparse)
+  alone = keras_cases.train(make(family.optimizers), [x for x in xs if np.isfinite(x).all()], sparse=sparse)
   testing.assert_same([state for state, x in zip(wrapped, xs) if np.isfinite(x).all()], alone)
-  assert int(ours.iterations) == 30 - 3
+  assert int(ours.iterations) == 30 - 4
 
 
 @keras_cases.each_family
@@ -69,7 +93,15 @@ def test_fixed_scale_skips_overflow(family):
   history = keras_cases.train(opt, testing.feeds(4, (1, 3)))
   for i in (1, 3):
     assert history[i]["w"].tobytes() == history[i - 1]["w"].tobytes()
-  assert float(opt.loss_scale) == 64 and int(opt.iterations) == 4
+  assert float(opt.loss_scale) == 64 and int(opt.iterations) == (4 if family.counts_skipped else 2)
+
+
+@keras_cases.each_family
+@pytest.mark.parametrize("counts", [False, True])
+def test_skipped_steps_count_on_request(family, counts):
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), "dynamic", count_skipped_steps=counts)
+  keras_cases.train(opt, testing.feeds(4, (0, 3)))
+  assert int(opt.iterations) == (4 if counts else 2)
 
 
 @keras_cases.each_family
@@ -181,3 +213,18 @@ def test_mixed_float16_fit_applies_small_gradients(family):
   assert int(keras_cases.to_numpy(opt.iterations)) == 1 and int(opt.dynamic_counter) == 1
   _, decrease = fit(family, mp_keras.LossScaleOptimizer(family.optimizers.SGD(1e6), 1))
   assert (decrease == 0).all()  # underflow
+
+
+def test_eager_scale_equals_scale_in_function():
+  """Products round, and overflow above the ceiling. TensorFlow's graph optimizer replaces a division by a product."""
+  histories = []
+  for make in (lambda update: update, tensorflow.function):
+    scale = mp_compat.DynamicLossScale(1000.3, 2, multiplier=1.1, backoff=2.0, overflow_tolerance=2)
+    largest = mp_compat.DynamicLossScale(2.0**126, 1, multiplier=8.0)
+    update = make(lambda x, scales=(scale, largest): [loss_scale.update([x])[1] for loss_scale in scales])
+    history = []
+    for step in range(20):
+      update(tf.constant([1.0, np.inf if step in (3, 4, 8, 9, 10) else 2.0]))
+      history.append([value.numpy().tolist() for value in scale.variables() + largest.variables()])
+    histories.append(history)
+  assert histories[0] == histories[1] and histories[0][0][0] != histories[0][-1][0]

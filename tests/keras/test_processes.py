@@ -14,9 +14,10 @@ def test_overflow_on_one_worker_skips_all():
   records = testing.run_two_workers("tests.keras.workers")
   assert records[0] == records[1]
   assert len(records[0]) == len(keras_cases.FAMILIES) + len(keras_cases.KERAS_2)
-  for steps in records[0].values():
+  for name, steps in records[0].items():
     weights, scales, iterations = zip(*steps)
-    assert scales == (8.0, 4.0, 4.0, 8.0) and iterations == (1, 2, 3, 4)
+    assert scales == (8.0, 4.0, 4.0, 8.0)
+    assert iterations == ((1, 1, 2, 3) if name.startswith("keras3") else (1, 2, 3, 4))
     assert weights[1] == weights[0] and weights[2] != weights[1]
 
   # Expected: w -= 0.1 * (x of one worker + x of the other), except in the step that overflows.

@@ -152,7 +152,7 @@ def test_hyperparameters_are_forwarded(family):
 def test_slots_and_weights_are_forwarded():
   opt = mp_keras.LossScaleOptimizer(sgd(momentum=0.9), 4.0)
   w = tensorflow.Variable([1.0, 2.0])
-  assert opt.clipnorm is None and opt.clipvalue is None
+  assert getattr(opt, "clipnorm", None) is None and getattr(opt, "clipvalue", None) is None  # missing before 2.2
   opt.minimize(lambda: tf.reduce_sum(w * w), [w])
   inner = opt.inner_optimizer
   assert opt.get_slot_names() == ["momentum"]
@@ -201,7 +201,7 @@ def test_iterations_can_be_set_to_variable():
   opt.iterations = variable = tensorflow.Variable(7, dtype=tf.int64, trainable=False)
   w = tensorflow.Variable([1.0])
   opt.minimize(lambda: w * np.inf, [w])
-  assert opt.inner_optimizer.iterations is variable and variable.numpy() == 8
+  assert opt.inner_optimizer.iterations is variable and variable.numpy() == 7 + keras_cases.V2.counts_skipped
 
 
 @keras_cases.each_family
@@ -221,11 +221,9 @@ def test_unpaired_scaling_warns_once(family, caplog):
   caplog.set_level(logging.WARNING)
   w = tensorflow.Variable([1.0])
 
-  def log_warnings(*calls, earlier=True):
-    """Makes the calls in two steps, after one of `minimize` if `earlier`; returns the warnings that are logged."""
+  def log_warnings(*calls):
+    """Makes the calls in two steps; returns the warnings that are logged."""
     opt = mp_keras.LossScaleOptimizer(sgd(family), 2.0)
-    if earlier:
-      opt.minimize(lambda: w * w, [w])
     caplog.clear()
     for _ in range(2):
       for call in calls:
@@ -241,7 +239,7 @@ def test_unpaired_scaling_warns_once(family, caplog):
     assert len(scaled) == 1 and "without get_unscaled_gradients()" in scaled[0]
   (unscaled,) = log_warnings("get_unscaled_gradients")
   assert "without get_scaled_loss()" in unscaled
-  (warning,) = log_warnings(earlier=False)
+  (warning,) = log_warnings()
   assert "scale_loss()" in warning and "apply()" in warning
 
 

@@ -203,7 +203,6 @@ rows(
   (lambda t: LossScaleOptimizer(keras_sgd(), True, -1.0), ValueError, "initial_loss_scale must be .*-1.0"),
   (lambda t: LossScaleOptimizer(keras_sgd(), True, 8.0, 0), ValueError, "increment_period must be .*0"),
   (lambda t: LossScaleOptimizer(LossScaleOptimizer(keras_sgd())), TypeError, "cannot wrap another"),
-  (lambda t: [LossScaleOptimizer(opt) for opt in [keras_sgd()] * 2], ValueError, "already wrapped"),
   (lambda t: LossScaleOptimizer(keras_sgd(), inner_optimizer=keras_sgd()), TypeError, "several arguments"),
   (lambda t: LossScaleOptimizer("adam"), TypeError, "must be an instance of OptimizerV2.*adam. Pass a Keras"),
   (lambda t: LossScaleOptimizer(), TypeError, "must be an instance of OptimizerV2.*got: None"),
