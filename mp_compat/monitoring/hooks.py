@@ -288,10 +288,10 @@ def _diagnosis(step: step_module.Step) -> Dict[str, Tuple[tf.Tensor, Any]]:
   on_gradients = reports.report_on(step, gradients)
   found: Dict[str, Tuple[tf.Tensor, Any]] = {name: (gradients[name], on_gradients[name]) for name in gradients}
   backward, is_complete = gradient_ranges.backward_tensors(step)
-  for (name, tensor), branches in zip(backward.items(), dead_tensors.branches_of(backward.values())):
+  for (name, tensor), is_dead in zip(backward.items(), dead_tensors.may_be_dead(backward.values())):
     with contexts.enter(contexts.of_outputs(tensor.op)):
       finite = tf.reduce_all(ops.is_finite(tensor))
-    found[name] = tensor, dead_tensors.merge_out_of_branches(finite, True, branches)
+    found[name] = tensor, dead_tensors.merge_out_of_branches(finite, True, is_dead)
   is_float32 = is_complete and {tensor.dtype.base_dtype for tensor in backward.values()} == {tf.float32}
   if is_float32 and not auto_mixed_precision.is_enabled():
     log.warn(

@@ -64,10 +64,9 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       skip_nonfinite: whether to skip steps with non-finite gradients even if the loss scale's `should_apply` is True.
         False adds no check and no conditional to those of the loss scale: with a fixed scale, every step is applied.
       check_computed_gradients: whether the finite check also covers the gradients as `compute_gradients` returned
-        them, if those passed to `apply_gradients` derive from them by ops that can hide an overflow, such as
-        `tf.clip_by_value` (but not averages or clipping by a norm; `mp_compat.core.lineage`). Then a run that feeds
-        such a gradient (`feed_dict`) must also feed the model's inputs, or fails with "You must feed a value for
-        placeholder tensor": pass False for such programs.
+        them, if those passed to `apply_gradients` are not copies of them: clipping, averages and masks can hide an
+        overflow. Then a run that feeds such a gradient (`feed_dict`) must also feed the model's inputs, or fails with
+        "You must feed a value for placeholder tensor": pass False for such programs.
       finite_reducer: reduces the result of the finite check over processes that train together without
         `tf.distribute`: maps a bool tensor, True if the gradients are finite in this process, to one that is True if
         they are finite in all. Called once for each train op, outside of all branches, with a scalar; with a vector,

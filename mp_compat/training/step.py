@@ -98,7 +98,8 @@ def prepare(
     )
   finite = None
   if check:
-    finite = finite_check.all_finite(dead_tensors.zeros_if_dead(gradients.values_of(grads) + lineage.hidden_values))
+    passed, computed = map(dead_tensors.zeros_if_dead, (gradients.values_of(grads), lineage.hidden_values))
+    finite = finite_check.all_finite(passed, computed, lineage.sums_of_squares)
   return Part(grads_and_vars, finite, lineage, graphs.name_scope())
 
 
@@ -125,7 +126,7 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
     reducer = horovod.all_ranks_finite  # the check also covers the gradients that each rank computed
   finite = _reduce_finite([part.finite for part in parts], reducer)
   all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
-  has_hidden = any(lineage.to_check for lineage in lineages) or not all(part.grads_and_vars for part in parts)
+  has_hidden = any(lineage.replaced for lineage in lineages) or not all(part.grads_and_vars for part in parts)
   update = functools.partial(
     _update, loss_scale, grads, all_finite, has_hidden or reducer is not None, settings.check_computed_gradients
   )
