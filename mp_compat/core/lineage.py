@@ -45,6 +45,11 @@ class Lineage:
     """Returns the tensors of `replaced`, in which there may be an overflow that the gradients do not show."""
     return [computed.values for computed in self.replaced]
 
+  def is_origin_of(self, tensors: Iterable[tf.Tensor]) -> bool:
+    """Returns whether tensors derive from one of the computed gradients."""
+    own = {tensor_key(computed.values) for computed in self.computed}
+    return any(tensor_key(computed.values) in own for computed in trace(tensors).computed)
+
 
 def record(
   grads: Iterable[gradients.Gradient],
@@ -132,6 +137,12 @@ def cut(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
   grads = [gradients.map_values(tf.identity, grad) for grad in grads]
   record(grads, [""] * len(grads))
   return grads
+
+
+def gradients_of_steps() -> Dict[TensorKey, tf.Tensor]:
+  """Returns the values of all gradients that were applied in the current graph; in eager mode, of none."""
+  graph = graphs.default_graph()
+  return {} if graph is None else graphs.record_in(graph, "gradients_of_steps")
 
 
 def tensor_key(tensor: tf.Tensor) -> TensorKey:

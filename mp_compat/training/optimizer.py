@@ -138,8 +138,19 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return isinstance(self._loss_scale, (loss_scale_module.DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES)
 
   @autograph.do_not_convert
-  def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
-    """Calls `compute_gradients` and `apply_gradients`; takes the arguments of `tf.compat.v1.train.Optimizer.minimize`.
+  def minimize(
+    self,
+    loss: gradients.Loss,
+    global_step: Optional[tf.Variable] = None,
+    var_list: Optional[Iterable[tf.Variable]] = None,
+    gate_gradients: int = tf.train.Optimizer.GATE_OP,
+    aggregation_method: Optional[int] = None,
+    colocate_gradients_with_ops: bool = False,
+    name: Optional[str] = None,
+    grad_loss: Optional[tf.Tensor] = None,
+    **kwargs: Any,
+  ) -> Optional[tf.Operation]:
+    """Calls `compute_gradients` and `apply_gradients`; the latter with `kwargs`, such as `decay_var_list`.
 
     Like TensorFlow's class, it does not call the inner optimizer's `minimize`. If that is its own, it logs a warning.
     """
@@ -150,7 +161,10 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "apply_gradients(). If its minimize() does more, such as weight decay, that is missing.",
         type(self._optimizer).__name__,
       )
-    return super().minimize(*args, **kwargs)
+    grads_and_vars = self.compute_gradients(
+      loss, var_list, gate_gradients, aggregation_method, colocate_gradients_with_ops, grad_loss
+    )
+    return self.apply_gradients(grads_and_vars, global_step, name, **kwargs)
 
   @autograph.do_not_convert
   def compute_gradients(
@@ -189,7 +203,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     if tf.executing_eagerly() and not callable(loss):
       raise RuntimeError(
         "`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
-        "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss)
+        "enabled: one that computes the loss, but got {!r}. To build a graph instead, call tf.disable_v2_behavior() "
+        "first.".format(loss)
       )
     distribute.check_supported()
     options: Dict[str, Any] = dict(
@@ -220,7 +235,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
       grads = tf.tuple(grads)
     self._state_in(graphs.init_scope_graph()).has_unscaled = True
-    lineage.record(grads, [variable.name for variable in variables], scaled, scale)
+    lineage.record(grads, (variable.name for variable in variables), scaled, scale)  # tensors may have no name
     return list(zip(grads, variables))
 
   @autograph.do_not_convert
@@ -319,7 +334,15 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     settings = self._mp_compat_settings
     check = settings.skip_nonfinite or loss_scale_module.is_updated_by_check(self._loss_scale)
     part = step.prepare(grads_and_vars, settings, check, empties_window)._replace(optimizer=self)
-    if not self._state_in(graphs.init_scope_graph()).has_unscaled:
+    if part.lineage.is_origin_of(contexts.predicates()):
+      log.warn_once(
+        self,
+        "%s applies gradients in a branch of tf.cond whose predicate derives from these gradients, as a check of the "
+        "program that they are finite does. After an overflow, the loss scale then never falls, and no step is applied "
+        "anymore. Call apply_gradients() outside of the branch: it skips such steps itself.",
+        self.get_name(),
+      )
+    if not self._state_in(graphs.init_scope_graph()).has_unscaled and not self._is_behind_scale(part.grads_and_vars):
       log.warn_once(
         self,
         "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
@@ -328,6 +351,14 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         self.get_name(),
       )
     return part
+
+  def _is_behind_scale(self, pairs: Iterable[gradients.GradAndVar]) -> bool:
+    """Returns whether the gradients derive from the loss scale: the program scales and unscales by itself."""
+    if tf.executing_eagerly():
+      return False
+    with tf.name_scope("is_behind_scale"):
+      scale = set(graphs.executed_ops([self._loss_scale()]))
+    return not scale.isdisjoint(graphs.executed_ops(gradients.values_of([grad for grad, _ in pairs])))
 
   @step.collected
   def _apply_in_all_replicas(

@@ -220,7 +220,15 @@ def apply(
   name = name and name.rstrip("/")  # "train/" is the scope outside
   lineages = distribute.local_results(part.lineage)
   scaled = [computed.scaled for lineage in lineages for computed in lineage.computed if computed.scaled is not None]
-  readers = [(tensor, len(tensor.consumers())) for tensor in scaled]
+  local = [
+    (local_grad, variable.name)
+    for grad, variable in ([] if tf.executing_eagerly() else part.grads_and_vars)
+    for local_grad in distribute.local_results(grad)
+  ]
+  passed = {lineage_module.tensor_key(tensor): tensor for tensor in gradients.values_of([grad for grad, _ in local])}
+  earlier = lineage_module.gradients_of_steps()
+  are_scaled_read = _readers(scaled)
+  are_earlier_read = _readers([tensor for key, tensor in earlier.items() if key not in passed])
   given = dict(global_step=global_step, name=name, **kwargs)
   method, base = optimizer.inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients
   args, keywords = optimizers.arguments_for(method, base, given)
@@ -236,12 +244,16 @@ def apply(
   if tf.executing_eagerly():
     _record(optimizers_of_replicas, step)
     return None
-  local = [
-    (local_grad, variable.name)
-    for grad, variable in part.grads_and_vars
-    for local_grad in distribute.local_results(grad)
-  ]
-  if any(len(tensor.consumers()) > count for tensor, count in readers):
+  if are_earlier_read():
+    raise ValueError(
+      "apply_gradients() of {0} reads gradients of an earlier apply_gradients(). It would apply them unchecked: if "
+      "they overflowed, that step was skipped, but this one is not. Sum the gradients before one apply_gradients(), or "
+      "wrap in the other order, with one LossScale: {0}(MixedPrecisionLossScaleOptimizer(opt, loss_scale)).".format(
+        type(optimizer.inner_optimizer).__name__
+      )
+    )
+  earlier.update(passed)
+  if are_scaled_read():
     log.warn_once(
       optimizer,
       "apply_gradients() of %s reads gradients that its compute_gradients() computed, instead of those passed to it. "
@@ -253,6 +265,12 @@ def apply(
   train_op = distribute.group(applied, decision.update_op, accumulators_set, name=step_scope)
   _record(optimizers_of_replicas, step._replace(train_op=train_op, gradients=local, lineages=lineages))
   return train_op
+
+
+def _readers(tensors: Iterable[tf.Tensor]) -> Callable[[], bool]:
+  """Returns a function that returns whether further ops read one of the tensors by then."""
+  counts = [(tensor, len(tensor.consumers())) for tensor in tensors]
+  return lambda: any(len(tensor.consumers()) > count for tensor, count in counts)
 
 
 def _apply_inner(

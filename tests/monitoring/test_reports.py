@@ -118,7 +118,7 @@ def test_summaries_show_their_own_step():
 
 def test_skipped_branch_is_zero():
   training = Training()
-  opt = Optimizer(sgd(), 8.0)
+  opt = Optimizer(sgd(), "dynamic")
   executed = tf.placeholder(tf.bool, [])
   with testing.control_flow(1):
     tf.cond(executed, lambda: opt.minimize(training.loss), tf.no_op)
@@ -206,6 +206,15 @@ def test_unscaled_gradients_warn_once_per_graph(warnings):
         opt.apply_gradients(zip(tf.gradients(loss, variables), variables))
     assert len(warnings) == count + 1
   assert "never scaled" in warnings[0] and "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss)" in warnings[0]
+
+
+@pytest.mark.parametrize("loss_scale", [4.0, "dynamic"])
+def test_gradients_scaled_by_the_program_do_not_warn(warnings, loss_scale):
+  variables, _, loss = linear()
+  opt = Optimizer(sgd(), loss_scale)
+  grads = tf.gradients(loss * opt.loss_scale(), variables)
+  opt.apply_gradients([(grad / opt.loss_scale(), variable) for grad, variable in zip(grads, variables)])
+  assert not warnings
 
 
 def test_optimizers_of_replicas_warn_once(warnings):
