@@ -64,7 +64,10 @@ class FixedLossScaleManager(LossScaleManager):
     self._loss_scale = loss_scale
 
   def get_loss_scale(self) -> tf.Tensor:
-    return loss_scale.constant(self._loss_scale)
+    return loss_scale.constant(self._loss_scale)  # programs fetch it in each step
+
+  def __call__(self) -> tf.Tensor:
+    return tf.identity(self.get_loss_scale())
 
   def update_loss_scale(self, finite_grads: tf.Tensor) -> Optional[tf.Operation]:
     del finite_grads

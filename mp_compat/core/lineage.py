@@ -129,7 +129,8 @@ def _search(values: Iterable[tf.Tensor]) -> Iterator[Tuple[tf.Tensor, Optional[C
     computed = _records_in(tensor.graph).get(key)  # Functions read tensors of the graphs around them.
     yield tensor, computed
     if computed is None:
-      pending += reversed(contexts.tensor_inputs(tensor))
+      inputs = contexts.tensor_inputs(tensor)
+      pending += inputs[:1] if tensor.op.type in ("Switch", "RefSwitch") else reversed(inputs)  # not by its predicate
 
 
 def cut(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:

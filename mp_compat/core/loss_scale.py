@@ -144,7 +144,7 @@ def is_updated_by_check(loss_scale: Any) -> bool:
 
 
 def constant(value: float) -> tf.Tensor:
-  """Returns a float32 scalar; in a graph always the same tensor, so that it may be called in a loop of runs."""
+  """Returns a float32 scalar; in a graph always the same tensor, which waits for nothing."""
   graph = graphs.default_graph()
   if graph is None:
     return tf.constant(value, tf.float32)
@@ -170,7 +170,7 @@ class FixedLossScale(LossScale):
     self._loss_scale_value = arguments.scale("loss_scale_value", loss_scale_value)
 
   def __call__(self) -> tf.Tensor:
-    return constant(self._loss_scale_value)
+    return tf.identity(constant(self._loss_scale_value))  # waits for the current control dependencies
 
   @autograph.do_not_convert
   def update(self, grads: Any) -> Tuple[Optional[tf.Operation], bool]:

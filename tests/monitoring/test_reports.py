@@ -118,7 +118,7 @@ def test_summaries_show_their_own_step():
 
 def test_skipped_branch_is_zero():
   training = Training()
-  opt = Optimizer(sgd(), "dynamic")
+  opt = Optimizer(sgd(), 8.0)
   executed = tf.placeholder(tf.bool, [])
   with testing.control_flow(1):
     tf.cond(executed, lambda: opt.minimize(training.loss), tf.no_op)

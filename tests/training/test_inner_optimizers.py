@@ -200,6 +200,34 @@ def test_own_minimize_warns(inner, warns, caplog):
   assert ("OwnMinimize has a minimize() of its own" in caplog.text) == warns
 
 
+# Predicates of the branch in which gradients are applied.
+CHECKS = {
+  "all finite": (lambda t, grad: tf.reduce_all(tf.is_finite(grad)), True),
+  "default": (lambda t, grad: tf.placeholder_with_default(tf.is_finite(grad[0]), []), True),
+  "norm": (lambda t, grad: tf.global_norm([grad]) < 10.0, True),
+  "the loss": (lambda t, grad: tf.is_finite(t.loss), False),
+  "the loss scale": (lambda t, grad: t.opt.loss_scale() > 1.0, False),
+  "another gradient": (lambda t, grad: tf.is_finite(t.opt.compute_gradients(t.loss * 2.0)[0][0][0]), False),
+  "placeholder": (lambda t, grad: tf.placeholder(tf.bool, []), False),
+}
+
+
+@pytest.mark.parametrize("is_clipped", [False, True])
+@pytest.mark.parametrize("check", sorted(CHECKS))
+def test_finite_check_of_the_program_warns(check, is_clipped, warnings):
+  training = Training()
+  training.opt = opt = Optimizer(sgd(), 8.0)
+  ((grad, w),) = opt.compute_gradients(training.loss)
+  predicate, warns = CHECKS[check]
+
+  def apply():
+    return opt.apply_gradients([(tf.clip_by_norm(grad, 1.0) if is_clipped else grad, w)])
+
+  with testing.control_flow(1):
+    tf.cond(predicate(training, grad), lambda: tf.cond(training.x[0] > 0.0, apply, tf.no_op), tf.no_op)
+  assert [("a branch of tf.cond whose predicate derives" in line) for line in warnings] == [True] * warns
+
+
 class DecaysSelected(tf.train.GradientDescentOptimizer):
   """Decays the variables that it is told to, as those of tf.contrib's DecoupledWeightDecayExtension do."""
 
