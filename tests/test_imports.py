@@ -16,7 +16,8 @@ PACKAGE = os.path.dirname(mp_compat.__file__)
 # Modules and packages, lowest layer first: each imports only from those before it, and modules of its own package.
 LAYERS = """
 core.update_rule core.arguments core.dialects migration.old_names migration.program
-_tensorflow.__init__ _tensorflow.native _tensorflow.graphs _tensorflow.contexts _tensorflow.control_flow _tensorflow
+_tensorflow.__init__ _tensorflow.native _tensorflow.graphs _tensorflow.contexts _tensorflow.dead_tensors
+_tensorflow.effects _tensorflow.control_flow _tensorflow
 core.gradients core.lineage core.finite_check core.distribute core.conditional_apply
 core.loss_scale core
 horovod

@@ -21,6 +21,17 @@ def of_outputs(op: tf.Operation) -> Any:
   return context.outer_context if context is not None and op.type in ("Exit", "RefExit") else context
 
 
+def loop_around(context: Any) -> Any:
+  """Returns the innermost loop (control flow v1) of a context and those around it; None outside of loops."""
+  return next((around for around in enclosing(context) if around.IsWhileContext()), None)
+
+
+def loop_around_inputs(op: tf.Operation) -> Any:
+  """Returns the innermost loop in which the inputs of `op` can be computed; an Enter passes one into another loop."""
+  context = op._get_control_flow_context()
+  return loop_around(context.outer_context if context is not None and op.type in ("Enter", "RefEnter") else context)
+
+
 @contextlib.contextmanager
 def enter(context: Any) -> Iterator[None]:
   """Makes a context manager: ops built inside belong to a control-flow context; None means that they belong to none."""

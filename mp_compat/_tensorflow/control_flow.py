@@ -1,190 +1,145 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds conditionals, and copies ops out of their branches."""
+"""Builds conditionals, and gates: conditionals around ops that are built as if there were none (docs/design.md)."""
 
-import itertools
-from typing import Any, Callable, Dict, List, Optional, Set
-
-from tensorflow.python.ops import control_flow_ops
+from typing import Any, Callable, Container, Dict, List, Optional, Set
 
 from mp_compat._tensorflow import contexts
+from mp_compat._tensorflow import dead_tensors
+from mp_compat._tensorflow import effects
+from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 
-_XLA_CONTEXT = getattr(control_flow_ops, "XLAControlFlowContext", None)  # around the ops that call compiled functions
+_LOOP_INPUTS = ("Enter", "RefEnter")
+_MERGES = ("Merge", "RefMerge")
 
 
 def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
   """Returns `true_fn()` if `predicate`, else `false_fn()`; in a graph, calls each once to build the branches.
 
-  In a plain graph, the branches are part of the graph (control flow v1: Switch and Merge), even if control flow v2 is
-  enabled (docs/design.md says why; v2 also creates eager variables in TensorFlow 2.0 to 2.10 despite
-  `tf.disable_eager_execution()`). Inside functions and in eager mode, this is `tf.cond`. The branches return ops, or
-  tensors of one dtype and shape; in eager mode also None.
+  In a plain graph, the ops of a branch run after the result of a Switch, by control dependencies. In functions, XLA
+  contexts and eager mode, this is `tf.cond`. The branches return ops, or tensors of one dtype and shape; in eager mode
+  also None.
   """
-  graph = tf.get_default_graph()
-  if tf.executing_eagerly() or graph.building_function:
+  if tf.executing_eagerly() or contexts.may_be_compiled():
     return tf.cond(predicate, true_fn, false_fn)
   with tf.name_scope("cond"):
     results = []
-    switched = tf.raw_ops.Switch(data=predicate, pred=predicate)
-    for branch, branch_fn in enumerate((false_fn, true_fn)):
-      pivot = tf.identity(switched[branch])
-      context = _BranchContext(predicate, pivot, branch)
-      with contexts.enter(context):
+    for pivot, branch_fn in zip(_pivots(predicate), (false_fn, true_fn)):
+      with tf.control_dependencies([pivot]):
         result = branch_fn()
-        with tf.control_dependencies([pivot, result]):
-          result = tf.identity(result if tf.is_tensor(result) else pivot)
-        context.ExitResult([result])
-      graph.add_to_collection(tf.GraphKeys.COND_CONTEXT, context)  # for MetaGraphs
-      results.append(result)
+        results.append(tf.identity(result) if tf.is_tensor(result) else _after([result], pivot))
     return tf.raw_ops.Merge(inputs=results).output
 
 
-class _BranchContext(control_flow_ops.CondContext):
-  """A branch in which ops may also use tensors that were built in the branch of another conditional.
+def gate(
+  predicate: tf.Tensor,
+  build: Callable[[], List[Any]],
+  skip: Optional[Callable[[], tf.Operation]],
+  data: List[tf.Tensor],
+  scope: str,
+) -> tf.Tensor:
+  """Returns a tensor that runs what `build()` builds if `predicate`, else `skip()`; in a plain graph only.
 
-  TensorFlow calls `AddValue` for each input of each op that is built in the branch. For example, two optimizers share a
-  learning rate that is a function, `rate * decay`, which builds its tensor once, in the first one's `apply_gradients`:
+  `build` returns ops or tensors, `skip` an op; without it, nothing runs if `predicate` is False. Nothing of this package is around `build`: its ops, variables and
+  tensors have the names, devices and contexts of a direct call. Of the ops that its results need, those that change
+  state or read `data`, and all that depend on them, do not run if `predicate` is False. The others run in any case, so
+  that other code can use their tensors. Summaries that `build` collects and that would not run are empty then. `scope`
+  is the name scope of the ops of the gate.
 
-                               branch of the first step    branch of the second step
-      with TensorFlow's class    rate -> Mul -> Apply        Mul -> Apply
-      here                       rate -> Mul -> Apply        rate -> Mul_copy -> Apply
-
-  With TensorFlow's class, `Mul` is dead in the steps that skip the first optimizer, and the second one silently does
-  not run. Here its ops are copied, once for each step, to outside of the first branch.
+  Raises a ValueError if an op that the results need reads one that an earlier gate may skip.
   """
-
-  def __init__(self, predicate: tf.Tensor, pivot: tf.Tensor, branch: int) -> None:
-    super().__init__(predicate, pivot, branch)
-    self._around = list(contexts.enclosing(self))
-    self._adopted: Set[tf.Operation] = set()
-
-  def AddValue(self, val: tf.Tensor) -> tf.Tensor:
-    self._adopt(val.op)
-    others = self._others_around(val.op)
-    if others and val.name not in self._values:
-      copied = super().AddValue(_copy_out(val, others, _refuse_stateful))
-      self._values.add(val.name)
-      self._external_values[val.name] = copied  # for further ops that read `val`
-    return super().AddValue(val)
-
-  def AddOp(self, op: tf.Operation) -> None:
-    for control in op.control_inputs:
-      self._adopt(control)
-    super().AddOp(op)
-    if any(self._others_around(control) for control in op.control_inputs):
-      controls = [self._control_outside(control) for control in op.control_inputs]
-      op._remove_all_control_inputs()
-      op._add_control_inputs([control for control in controls if control is not None])
-    for part in _parts_of_gradient(op):
-      if part._get_control_flow_context() is self:
-        part._set_control_flow_context(self.outer_context)
-
-  def AddInnerOp(self, op: tf.Operation) -> None:
-    for control in op.control_inputs:
-      self._adopt(control)
-    super().AddInnerOp(op)
-
-  def _adopt(self, op: tf.Operation) -> None:
-    """Adds a call of a compiled function to the innermost branch; TensorFlow executes it in skipped steps, too."""
-    context = op._get_control_flow_context()
-    if type(context) is _XLA_CONTEXT and op not in self._adopted and self in contexts.enclosing(context):
-      self._adopted.add(op)
-      context.outer_context.AddOp(op)
-
-  def _control_outside(self, control: tf.Operation) -> Optional[tf.Operation]:
-    """Returns the op to wait for instead of `control`; None for none."""
-    others = self._others_around(control)
-    if not others:
-      return control
-    if control.outputs:
-      return _copy_out(control.outputs[0], others, _refuse_stateful).op
-    _refuse_stateful(control)
-    return None
-
-  def _others_around(self, op: tf.Operation) -> List[Any]:
-    """Returns the branches of other steps that contain `op`, from the innermost on."""
-    around = contexts.enclosing(op._get_control_flow_context())
-    outside = itertools.takewhile(lambda context: context not in self._around, around)
-    return [context for context in outside if isinstance(context, _BranchContext)]
+  graph = tf.get_default_graph()
+  with tf.name_scope(scope):
+    skipped, applied = _pivots(predicate)
+    if skip is not None:
+      with tf.control_dependencies([skipped]):
+        skipped = _after([skip()], skipped)
+  built_before, collected_before = len(graph.get_operations()), len(tf.get_collection(tf.GraphKeys.SUMMARIES))
+  results = build()
+  summaries = tf.get_collection(tf.GraphKeys.SUMMARIES)[collected_before:]
+  gated = _close(graph.get_operations()[built_before:], results + summaries, applied, data)
+  with tf.name_scope(scope):
+    if summaries:
+      tf.get_collection_ref(tf.GraphKeys.SUMMARIES)[collected_before:] = _readable(summaries, gated)
+    return tf.raw_ops.Merge(inputs=[skipped, _after(results, applied)]).output
 
 
-def _parts_of_gradient(op: tf.Operation) -> List[tf.Operation]:
-  """Returns the ops around which a CondContext must not be, if `op` may be a part of the gradient of a conditional.
+def _readable(summaries: List[tf.Tensor], gated: Container[tf.Operation]) -> List[tf.Tensor]:
+  """Returns the summaries as tensors that are empty if they are not computed; drops those inside control flow."""
+  if contexts.is_in_control_flow():
+    return []
+  readable = [summary for summary in summaries if contexts.is_in_branches_only(summary.op)]
+  return [dead_tensors.merge_out_of_branches(summary, b"", summary.op in gated) for summary in readable]
 
-  If that gradient is differentiated inside of the branch, TensorFlow takes the context of a Switch, and that of the ops
-  that a Merge reads, for the conditional.
+
+def _pivots(predicate: tf.Tensor) -> List[tf.Tensor]:
+  """Returns two tensors, of which a run computes the first if `predicate` is False, and the second if it is True."""
+  return [tf.identity(output) for output in tf.raw_ops.Switch(data=predicate, pred=predicate)]
+
+
+def _after(results: List[Any], pivot: tf.Tensor) -> tf.Tensor:
+  """Returns a copy of `pivot` that is computed after ops or tensors."""
+  with tf.control_dependencies([pivot] + results):
+    return tf.identity(pivot)
+
+
+def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data: List[tf.Tensor]) -> Set[tf.Operation]:
+  """Makes those of `ops` wait for `applied` that `results` need and that change state, read `data` or begin a loop.
+
+  An op whose control input is not computed does not run, and neither does what reads it. Exceptions are Merge, which
+  needs one of its inputs only, and the body of a loop, whose ops wait for nothing outside: all inputs of the loop do.
+  Returns all ops that do not run if `applied` is not computed.
   """
-  if op.type in ("Merge", "RefMerge"):
-    return [merged.op for merged in op.inputs]
-  if op.type in ("Switch", "RefSwitch") and op.inputs[0].name != op.inputs[1].name:  # not the beginning of one
-    return [op]
-  return []
-
-
-def _refuse_stateful(op: tf.Operation) -> None:
-  """Raises a ValueError for an op of another branch whose result may depend on when it is executed."""
-  context = op._get_control_flow_context()
-  inside = [control for control in op.control_inputs if control._get_control_flow_context() is context]
-  waits = any(control.type != "Identity" for control in inside)  # not only for the pivot of the branch
-  if waits or (op.op_def.is_stateful and op.type not in ("Print", "ReadVariableOp")):
-    raise ValueError(
-      "apply_gradients() must not use {} ({}), which an earlier apply_gradients() built in its conditional: it is not "
-      "computed if that step is skipped. Build it before both, or once in each.".format(op.name, op.type)
-    )
-
-
-def copy_out_of_branches(tensor: tf.Tensor) -> tf.Tensor:
-  """Returns a tensor of the same value outside of the current branches (control flow v1); copies its ops.
-
-  Raises a ValueError if a loop inside the branches computes the tensor.
-  """
-  return _copy_out(tensor, list(contexts.enclosing(tensor.graph._get_control_flow_context())), lambda op: None)
-
-
-def _copy_out(tensor: tf.Tensor, branches: List[Any], check: Callable[[tf.Operation], None]) -> tf.Tensor:
-  """Returns a tensor of the same value outside of `branches`, the contexts around it from the innermost on.
-
-  A Switch that passes a value into one of the branches is left out; any other op inside of them is copied, after a call
-  of `check` with it:
-
-      value -> Switch(predicate of a branch) -> Mul -> tensor     becomes     value -> Mul_copy
-  """
-  predicates = [(context.pred.op, context.pred.value_index) for context in branches if hasattr(context, "pred")]
-  copies: Dict[tf.Operation, tf.Operation] = {}
-
-  def is_inside(op: tf.Operation) -> bool:
-    return any(context in branches for context in contexts.enclosing(op._get_control_flow_context()))
-
-  def copy(value: tf.Tensor) -> tf.Tensor:
-    op = value.op
-    if not is_inside(op):
-      return value
-    if op.type in ("Switch", "RefSwitch") and (op.inputs[1].op, op.inputs[1].value_index) in predicates:
-      return copy(op.inputs[0])  # passes a tensor from outside into one of the branches
-    if op.type in ("Enter", "Exit", "NextIteration", "RefEnter", "RefExit", "RefNextIteration"):
+  new, graph = set(ops), tf.get_default_graph()
+  reads = _reads_of(results, new)
+  predicate = applied.op.inputs[0].op.inputs[1].op  # of the Switch
+  predicates: Dict[tf.Operation, tf.Operation] = graphs.record_in(graph, "gated")  # by gated op
+  frame = contexts.loop_around(graph._get_control_flow_context())
+  data_keys = {(tensor.op, tensor.value_index) for tensor in data}
+  gated: Set[tf.Operation] = set()
+  for op in ops:  # in the order of creation
+    if op not in reads:
+      continue
+    before = [read for read in reads[op] if read not in new and predicates.get(read, predicate) is not predicate]
+    if before:
       raise ValueError(
-        "The initial value of a variable that apply_gradients() creates, or a tensor that several calls use, must not "
-        "be computed by a loop inside apply_gradients(), but {} is. Pass a function that returns the value, or compute "
-        "it before.".format(tensor)
+        "apply_gradients() must not use {} ({}), which an earlier apply_gradients() built: it is not computed if that "
+        "step is skipped, because it changes state or derives from the gradients of that step. Build it before both, "
+        "or once in each.".format(before[0].name, before[0].type)
       )
-    if op not in copies:
-      check(op)
-      inputs = [copy(value) for value in op.inputs]
-      context = op._get_control_flow_context()
-      in_copied_branch = context not in branches and op is not context.pivot.op
-      waits_for = [control for control in op.control_inputs if not is_inside(control)]
-      waits_for += [copy(context.pivot).op] if in_copied_branch else []
-      with tf.control_dependencies(waits_for):
-        copies[op] = tf.get_default_graph().create_op(
-          op.type,
-          inputs,
-          [output.dtype for output in op.outputs],
-          name=op.name.rpartition("/")[2],
-          attrs=op.node_def.attr,
-          op_def=op.op_def,
-        )
-    return copies[op].outputs[value.value_index]
+    if op.type in _MERGES:
+      inputs = [tensor.op for tensor in op.inputs]
+      in_loop = inputs[-1].type in ("NextIteration", "RefNextIteration")
+      if gated.issuperset(inputs[:1] if in_loop else inputs):
+        gated.add(op)
+    elif not gated.isdisjoint(reads[op]):
+      gated.add(op)
+    elif (
+      not data_keys.isdisjoint([(tensor.op, tensor.value_index) for tensor in op.inputs])
+      or _begins_loop(op, new)
+      or effects.changes_state(op)
+    ) and contexts.loop_around_inputs(op) is frame:  # an op in another loop cannot wait for `applied`
+      op._add_control_input(applied.op)
+      gated.add(op)
+  predicates.update(dict.fromkeys(gated, predicate))
+  return gated
 
-  around = branches[-1].outer_context if branches else None
-  with tf.init_scope(), contexts.enter(around):
-    return copy(tensor)
+
+def _reads_of(results: List[Any], new: Set[tf.Operation]) -> Dict[tf.Operation, List[tf.Operation]]:
+  """Returns the ops of `new` that ops or tensors need, each with all ops that it reads or waits for."""
+  reads: Dict[tf.Operation, List[tf.Operation]] = {}
+  pending = [getattr(result, "op", result) for result in results]
+  while pending:
+    op = pending.pop()
+    if op in new and op not in reads:
+      reads[op] = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+      pending += reads[op]
+  return reads
+
+
+def _begins_loop(op: tf.Operation, new: Set[tf.Operation]) -> bool:
+  """Returns whether `op` passes a value into a loop of `new` (control flow v1)."""
+  if op.type not in _LOOP_INPUTS:
+    return False
+  pivot: Optional[tf.Tensor] = getattr(op._get_control_flow_context(), "pivot", None)
+  return pivot is None or pivot.op in new

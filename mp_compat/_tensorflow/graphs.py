@@ -3,7 +3,7 @@
 
 import collections
 import contextlib
-from typing import Any, Callable, Container, Iterable, Iterator, List, Optional, TypeVar
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, TypeVar
 
 from tensorflow.python.util import object_identity
 
@@ -66,38 +66,57 @@ def name_scope() -> str:
 
 
 @contextlib.contextmanager
-def observe_names(observer: Callable[[str, str, Callable[[str], str]], None]) -> Iterator[None]:
-  """Makes a context manager: `observer(scope, name, use)` is called for each name of an op or a scope in the graph.
+def replace_next_names(replacements: Dict[str, str]) -> Iterator[None]:
+  """Makes a context manager: the next op or scope that asks for a name of `replacements` gets the value instead.
 
-  `scope` is the current name scope with a final "/", `name` the unique name in it, and `use(other)` uses the name that
-  was asked for in the name scope `other`, and returns the unique name there. Functions, whose names are not those of
-  variables, are not observed.
+  Both are full, with the name scope. A replacement need not be unique: it may be a scope that exists.
   """
   graph = tf.get_default_graph()
-  if tf.executing_eagerly() or graph.building_function:
-    yield
-    return
-  unique_name = graph.unique_name
+  unique_name, pending = graph.unique_name, dict(replacements)
 
-  def observed(name: str, mark_as_used: bool = True) -> str:
-    scope, unique = graph._name_stack or "", unique_name(name, mark_as_used)
+  def replaced(name: str, mark_as_used: bool = True) -> str:
+    full = "/".join(filter(None, [graph.get_name_scope(), name]))
+    if not mark_as_used or full not in pending:
+      return unique_name(name, mark_as_used)
+    replacement = pending.pop(full)
+    if not pending:
+      graph.unique_name = unique_name
+    return replacement
 
-    def use(other: str) -> str:
-      graph._name_stack = other[:-1]
-      try:
-        return unique_name(name)
-      finally:
-        graph._name_stack = scope
-
-    if mark_as_used:
-      observer(scope + "/", unique, use)
-    return unique
-
-  graph.unique_name = observed
+  if pending:
+    graph.unique_name = replaced
   try:
     yield
   finally:
-    graph.unique_name = unique_name  # the class's, or the observed one of a step around this one
+    graph.unique_name = unique_name  # the class's, or the replaced one of a step around this one
+
+
+@contextlib.contextmanager
+def reserve_name(name: str) -> Iterator[str]:
+  """Makes a context manager that yields `name`, reserved and with a final "/", for an op that is built later.
+
+  The next op or scope that asks for `name` gets a name of its own, as TensorFlow's class gives it: "train-wrapped" for
+  "train". Variables that are made in that scope have the names that they have without it: "train/rate". In functions
+  and eager mode, nothing is reserved: it yields `name` without a final "/".
+  """
+  graph, given = tf.get_default_graph(), name.rstrip("/")
+  if tf.executing_eagerly() or graph.building_function:
+    yield given
+    return
+  with tf.name_scope(name) as reserved:
+    pass
+  other = graph.unique_name(given + "-wrapped") + "/"
+
+  def create_variable(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    current = name_scope() + "/"
+    if (kwargs.get("name") or "").startswith(other):  # the slot of a tensor, such as a moving average
+      kwargs["name"] = reserved + kwargs["name"][len(other) :]
+    with tf.name_scope(reserved + current[len(other) :]) if current.startswith(other) else contextlib.nullcontext():
+      return next_creator(**kwargs)
+
+  asked = "/".join(filter(None, [name_scope(), given]))
+  with tf.variable_creator_scope(create_variable), replace_next_names({asked: other[:-1]}):
+    yield reserved
 
 
 def executed_ops(elements: Iterable[Any], fed: Container[str] = ()) -> List[tf.Operation]:

@@ -19,6 +19,13 @@ def local_copies(variable: tf.Variable) -> Tuple[tf.Variable, ...]:
   return strategy.experimental_local_results(variable)
 
 
+def is_made_by_get_variable(variable: tf.Variable) -> bool:
+  """Returns whether `tf.get_variable` made the variable in the current graph, as it also makes slots."""
+  from tensorflow.python.ops import variable_scope
+
+  return any(known is variable for known in variable_scope._get_default_variable_store()._vars.values())
+
+
 def save_slice_info(variable: tf.Variable) -> Optional[Any]:
   """Returns the slice of a partitioned variable: `full_name`, `full_shape`, `var_offset`, `var_shape`; else None."""
   return getattr(variable, "_get_save_slice_info", lambda: None)()

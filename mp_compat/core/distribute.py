@@ -4,7 +4,7 @@
 Without a strategy there is one replica, and every function uses its value directly.
 """
 
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 from mp_compat._tensorflow import tf
 
@@ -61,6 +61,11 @@ def group(*values: Any, **name: Optional[str]) -> Optional[tf.Operation]:
   """Returns one op (None in eager mode) that runs `values`: ops, tensors, None, or per-replica values of these."""
   if tf.executing_eagerly():
     return None
+  return tf.group(*ops_of(*values), **name)
+
+
+def ops_of(*values: Any) -> List[Any]:
+  """Returns the ops and tensors in `values`: nested structures of these and of None, or per-replica values of them."""
   # Custom optimizers return an op of their own in each replica.
-  results = [result for value in values for result in local_results(value)]
-  return tf.group(*[result for result in results if result is not None], **name)
+  results = tf.nest.flatten([local_results(value) for value in values])
+  return [result for result in results if result is not None]

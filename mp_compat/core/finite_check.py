@@ -39,10 +39,12 @@ def all_finite(
     if tf.executing_eagerly() or contexts.may_be_compiled():
       return _exact(_stack_small(tensors + computed))
     known = {} if ops.is_fast_math() else sums_of_squares or {}
-    large = [tensor for tensor in computed if not _is_small(tensor)]
-    stacked = _stack_small(tensors + [tensor for tensor in computed if _is_small(tensor)])
-    parts = [_all_finite_if_sums_are(stacked, stacked)] if stacked else []
-    parts += [_all_finite_if_sums_are([known.get(lineage.tensor_key(each), each)], [each]) for each in large]
+    small = [tensor for tensor in computed if _is_small(tensor)]
+    squared = [tensor for tensor in small if lineage.tensor_key(tensor) in known]
+    stacked = _stack_small(tensors + [tensor for tensor in small if lineage.tensor_key(tensor) not in known])
+    groups = [(stacked, stacked), (_stack_small([known[lineage.tensor_key(tensor)] for tensor in squared]), squared)]
+    groups += [([known.get(lineage.tensor_key(each), each)], [each]) for each in computed if not _is_small(each)]
+    parts = [_all_finite_if_sums_are(read, group) for read, group in groups if group]
     return parts[0] if len(parts) == 1 else tf.reduce_all(tf.stack(parts))
 
 
@@ -54,7 +56,7 @@ def _all_finite_if_sums_are(read: List[tf.Tensor], tensors: List[tf.Tensor]) -> 
   """Returns whether all values of `tensors` are finite, which a finite sum of `read` proves."""
   with tf.xla.experimental.jit_scope(compile_ops=False):
     sums_finite = tf.reduce_all(tf.is_finite(tf.stack([_sum(tensor) for tensor in read])))
-  return control_flow.cond(sums_finite, lambda: tf.constant(True), lambda: _exact(tensors))
+  return control_flow.cond(sums_finite, lambda: tf.constant(True), lambda: _exact(_stack_small(tensors)))
 
 
 def _sum(tensor: tf.Tensor) -> tf.Tensor:

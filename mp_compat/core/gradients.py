@@ -145,6 +145,14 @@ def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
   return [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads if grad is not None]
 
 
+def tensors_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
+  """Returns the tensors of the gradients, with the indices of sparse ones; omits None."""
+  found = []
+  for grad in grads:
+    found += [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [] if grad is None else [grad]
+  return found
+
+
 def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
   """Returns the gradient with `function` applied to its values; None for None."""
   if grad is None:

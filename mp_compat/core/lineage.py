@@ -6,7 +6,7 @@ optimizers and XLA rewrite products, sums and selections so that an overflow is 
 (docs/design.md). Whether they run depends on the Session.
 """
 
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
@@ -140,10 +140,25 @@ def cut(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
   return grads
 
 
-def gradients_of_steps() -> Dict[TensorKey, tf.Tensor]:
-  """Returns the values of all gradients that were applied in the current graph; in eager mode, of none."""
+def gradients_of_steps() -> Set[TensorKey]:
+  """Returns the keys of all gradients that were applied in the current graph, and of those they derive from."""
   graph = graphs.default_graph()
-  return {} if graph is None else graphs.record_in(graph, "gradients_of_steps")
+  return set() if graph is None else graphs.record_in(graph, "gradients_of_steps", set)
+
+
+def derives_from(tensors: Iterable[tf.Tensor], origins: Set[TensorKey], own: Set[TensorKey]) -> bool:
+  """Returns whether tensors derive from one of `origins` by data; does not search behind `own`."""
+  pending, seen = list(tensors), set(own)
+  while pending and origins:
+    tensor = pending.pop()
+    key = tensor_key(tensor)
+    if key in seen:
+      continue
+    if key in origins:
+      return True
+    seen.add(key)
+    pending += contexts.tensor_inputs(tensor)
+  return False
 
 
 def tensor_key(tensor: tf.Tensor) -> TensorKey:

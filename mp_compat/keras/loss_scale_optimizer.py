@@ -246,8 +246,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       del strategy  # the current strategy
       grads, variables = zip(*part.grads_and_vars)  # Keras needs the distributed variables.
       decision = step.decide(self._loss_scale, [part], _SETTINGS)
+      data = gradients.tensors_of(local for grad in grads for local in distribute.local_results(grad))
       applied = conditional_apply.apply_in_each_replica(
-        decision.apply[0], lambda *grads: apply(list(zip(grads, variables))), grads, {}, part.scope, skip
+        decision.apply[0], lambda *grads: apply(list(zip(grads, variables))), grads, {}, part.scope, data, skip
       )
       return distribute.group(applied, decision.update_op)
 

@@ -22,7 +22,8 @@ Source: `apply_gradients` and `update` of TensorFlow 1.15, 2.4 and 2.15, and of 
 """
 
 import collections
-from typing import Any, Callable, Optional, Tuple
+import itertools
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
@@ -46,10 +47,19 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
     scope = graphs.name_scope()
     offsets = graphs.record_in(graph, "more_conditionals", lambda: collections.defaultdict(int))
     number, steps = _next_number(graph, "cond"), _next_number(graph, conditional_apply.SCOPE)
-    existing = len(conditional_apply.created(graph))
-    result = apply_gradients(self, *args, **kwargs)
-    new = conditional_apply.created(graph)[existing:]
-    created = {variables.local_copies(variable)[0].op.name: (before, name) for variable, before, name in new}
+    built_before, made = len(graph.get_operations()), []
+
+    def create_variable(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+      asked = "/".join(filter(None, [graphs.name_scope(), options.get("name") or "Variable"])).rstrip("/")
+      variable = next_creator(**options)
+      made.append((variable, asked))
+      return variable
+
+    with tf.variable_creator_scope(create_variable):
+      result = apply_gradients(self, *args, **kwargs)
+    of_scale = {id(variable) for variable in self.loss_scale._weights.values()}
+    made = [(variable, asked) for variable, asked in made if id(variable) not in of_scale]
+    created = _names_in_scope(made, scope, graph.get_operations()[built_before:])
     if _next_number(graph, conditional_apply.SCOPE) == steps:
       return result  # With replicas, the conditional is in the scope of the first replica.
     conditionals = _conditionals(self.loss_scale)
@@ -67,6 +77,34 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
     return result
 
   return apply_and_record
+
+
+def _names_in_scope(
+  made: Iterable[Tuple[tf.Variable, str]], scope: str, built: Iterable[tf.Operation]
+) -> Dict[str, Tuple[str, str]]:
+  """Returns the variables whose names depend on the name scope in which they were made.
+
+  By name, each with what the name that was asked for has before that scope, and after it. These are variables that
+  `tf.get_variable` did not make, and slots of tensors that were built in the scope, which are named after the tensors.
+  """
+  tensors = {op.name for op in built if op.outputs}
+  found = {}
+  for variable, asked in made:
+    name = variables.local_copies(variable)[0].op.name
+    if not variables.is_made_by_get_variable(variable):
+      found[name] = "", _after_scope(asked, scope)
+      continue
+    parts = asked.split("/")
+    for first, last in itertools.combinations(range(len(parts)), 2):
+      tensor = "/".join(parts[first:last])
+      if tensor in tensors:
+        before = "".join(part + "/" for part in parts[:first])
+        found[name] = before, _after_scope("/".join(parts[first:]), scope)
+  return found
+
+
+def _after_scope(name: str, scope: str) -> str:
+  return name[len(scope) + 1 :] if scope and name.startswith(scope + "/") else name
 
 
 def _conditionals(loss_scale: Any) -> Optional[Tuple[int, int]]:

@@ -8,7 +8,7 @@ Observers (`mp_compat.monitoring`) read the record of a step, which `apply` keep
 
 import dataclasses
 import functools
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union, cast
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union, cast
 
 from mp_compat import horovod
 from mp_compat._tensorflow import contexts
@@ -215,45 +215,37 @@ def apply(
   """
   optimizers_of_replicas = distribute.local_results(part.optimizer)
   optimizer = optimizers_of_replicas[0]
-  with tf.name_scope(name or optimizer.get_name()) as step_scope:  # for variables of the inner optimizer; the train op
-    pass
-  name = name and name.rstrip("/")  # "train/" is the scope outside
   lineages = distribute.local_results(part.lineage)
   scaled = [computed.scaled for lineage in lineages for computed in lineage.computed if computed.scaled is not None]
+  readers = [(tensor, len(tensor.consumers())) for tensor in scaled]
   local = [
     (local_grad, variable.name)
-    for grad, variable in ([] if tf.executing_eagerly() else part.grads_and_vars)
+    for grad, variable in part.grads_and_vars
     for local_grad in distribute.local_results(grad)
   ]
-  passed = {lineage_module.tensor_key(tensor): tensor for tensor in gradients.values_of([grad for grad, _ in local])}
-  earlier = lineage_module.gradients_of_steps()
-  are_scaled_read = _readers(scaled)
-  are_earlier_read = _readers([tensor for key, tensor in earlier.items() if key not in passed])
-  given = dict(global_step=global_step, name=name, **kwargs)
+  used = [computed.values for lineage in lineages for computed in lineage.computed]
+  if not tf.executing_eagerly():
+    used += gradients.values_of([grad for grad, _ in local])
+  own, earlier = set(map(lineage_module.tensor_key, used)), lineage_module.gradients_of_steps()
+  # "train/" is the scope of the train op.
+  given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)
   method, base = optimizer.inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients
   args, keywords = optimizers.arguments_for(method, base, given)
-  applied = conditional_apply.apply_in_each_replica(
-    decision.apply[index],
-    functools.partial(_apply_inner, optimizer.inner_optimizer),
-    [part.grads_and_vars] + args,
-    keywords,
-    part.scope,
-    opened={name or optimizer.get_name(): step_scope},
-  )
+  with graphs.reserve_name(name or optimizer.get_name()) as step_scope:
+    applied = conditional_apply.apply_in_each_replica(
+      decision.apply[index],
+      functools.partial(_apply_inner, optimizer.inner_optimizer, earlier - own, own),
+      [part.grads_and_vars] + args,
+      keywords,
+      part.scope,
+      gradients.tensors_of(grad for grad, _ in local),
+    )
   step = Step(None, [], (), decision.finite[index], decision.apply[index])
   if tf.executing_eagerly():
     _record(optimizers_of_replicas, step)
     return None
-  if are_earlier_read():
-    raise ValueError(
-      "apply_gradients() of {0} reads gradients of an earlier apply_gradients(). It would apply them unchecked: if "
-      "they overflowed, that step was skipped, but this one is not. Sum the gradients before one apply_gradients(), or "
-      "wrap in the other order, with one LossScale: {0}(MixedPrecisionLossScaleOptimizer(opt, loss_scale)).".format(
-        type(optimizer.inner_optimizer).__name__
-      )
-    )
-  earlier.update(passed)
-  if are_scaled_read():
+  earlier.update(own)
+  if any(len(tensor.consumers()) > count for tensor, count in readers):
     log.warn_once(
       optimizer,
       "apply_gradients() of %s reads gradients that its compute_gradients() computed, instead of those passed to it. "
@@ -267,20 +259,33 @@ def apply(
   return train_op
 
 
-def _readers(tensors: Iterable[tf.Tensor]) -> Callable[[], bool]:
-  """Returns a function that returns whether further ops read one of the tensors by then."""
-  counts = [(tensor, len(tensor.consumers())) for tensor in tensors]
-  return lambda: any(len(tensor.consumers()) > count for tensor, count in counts)
-
-
 def _apply_inner(
-  inner_optimizer: tf.train.Optimizer, grads_and_vars: Iterable[gradients.GradAndVar], *args: Any, **kwargs: Any
+  inner_optimizer: tf.train.Optimizer,
+  earlier: Set[lineage_module.TensorKey],
+  own: Set[lineage_module.TensorKey],
+  grads_and_vars: Iterable[gradients.GradAndVar],
+  *args: Any,
+  **kwargs: Any,
 ) -> Any:
+  """Calls the inner optimizer; raises an error if it uses gradients of `earlier` steps, not by way of its `own`."""
+  if tf.executing_eagerly():
+    return inner_optimizer.apply_gradients(list(grads_and_vars), *args, **kwargs)
+  graph = tf.get_default_graph()
+  count = len(graph.get_operations())
   applied = inner_optimizer.apply_gradients(list(grads_and_vars), *args, **kwargs)
-  if applied is None and not tf.executing_eagerly() and not tf.get_default_graph().building_function:
+  if applied is None and not graph.building_function:
     raise ValueError(
       "{}.apply_gradients() must return the op that applies the gradients, but returned None. Only ops that it returns "
       "run with the train op. Return the op that it builds.".format(type(inner_optimizer).__name__)
+    )
+  read = [tensor for op in graph.get_operations()[count:] for tensor in op.inputs]
+  if lineage_module.derives_from(read, earlier, own):
+    raise ValueError(
+      "apply_gradients() of {0} reads gradients of an earlier apply_gradients(). It would apply them unchecked: if "
+      "they overflowed, that step was skipped, but this one is not. Sum the gradients before one apply_gradients(), or "
+      "wrap in the other order, with one LossScale: {0}(MixedPrecisionLossScaleOptimizer(opt, loss_scale)).".format(
+        type(inner_optimizer).__name__
+      )
     )
   return applied
 

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds out whether an op changes state that outlives a run, from its definition and the functions that it calls."""
+
+import functools
+from typing import Any, Iterator, Optional
+
+from tensorflow.python.framework import op_def_registry
+
+from mp_compat._tensorflow import tf
+
+# Stateful ops that make or read a resource, or print.
+_READING = frozenset(
+  ["AutoReloadVariable", "HashTable", "HashTableV2", "IsVariableInitialized", "MutableHashTable", "MutableHashTableV2"]
+  + ["LookupTableFind", "LookupTableFindV2", "LookupTableSize", "LookupTableSizeV2", "Placeholder", "Print", "PrintV2"]
+  + ["ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "VarIsInitializedOp"]
+  + ["Variable", "VariableShape", "VariableV2"]
+)
+# Ops that pass a reference on.
+_PASSING = frozenset(["RefEnter", "RefExit", "RefIdentity", "RefMerge", "RefNextIteration", "RefSelect", "RefSwitch"])
+_OF_ONE_RUN = ("Stack", "TensorArray")  # prefixes of ops on resources that end with the run
+_CALLS = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile")
+_CALLS += ("While",)
+
+
+def changes_state(op: tf.Operation) -> bool:
+  """Returns whether an op may change state that outlives the run; a call may if an op of its function may.
+
+  Ops without a known definition may. Random ops change the state of their generators.
+  """
+  return _changes_state(op.type, op, op.graph)
+
+
+def _changes_state(op_type: str, node: Any, graph: tf.Graph) -> bool:
+  """Does the same for an op of this type; `node`, with the attributes, is a tf.Operation or a NodeDef."""
+  changes = _of_type(op_type)
+  if changes and (op_type in _CALLS or graph._is_function(op_type)):
+    attributes = getattr(node, "node_def", node).attr
+    names = [op_type] if graph._is_function(op_type) else list(_function_names(attributes))
+    return any(_of_function(name, graph) for name in names)
+  return changes
+
+
+def _of_function(name: str, graph: tf.Graph) -> bool:
+  function = graph._get_function(name)
+  return function is None or any(_changes_state(node.op, node, graph) for node in function.definition.node_def)
+
+
+def _function_names(attributes: Any) -> Iterator[str]:
+  for value in attributes.values():
+    for function in [value.func, *value.list.func]:
+      if function.name:
+        yield function.name
+
+
+@functools.lru_cache(maxsize=None)
+def _of_type(op_type: str) -> bool:
+  definition = _definition(op_type)
+  if definition is None:
+    return True
+  if op_type in _READING or op_type in _PASSING or op_type.startswith(_OF_ONE_RUN):
+    return False
+  return definition.is_stateful or any(argument.is_ref for argument in definition.input_arg)
+
+
+def _definition(op_type: str) -> Optional[Any]:
+  if hasattr(op_def_registry, "get"):
+    return op_def_registry.get(op_type)
+  return op_def_registry.get_registered_ops().get(op_type)  # TensorFlow 1.15
