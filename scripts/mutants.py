@@ -88,7 +88,7 @@ MUTANTS = [
   ("_tensorflow/graphs", " and element.name not in fed", ""),
   ("_tensorflow/graphs", "reserved + kwargs[", "kwargs["),
   ("_tensorflow/graphs", "if current.startswith(other) else", "if False else"),
-  ("core/conditional_apply", "if merge_scope != replica_scope else {}", "if False else {}"),
+  ("core/conditional_apply", "if is_reopened else {}", "if False else {}"),
   ("core/conditional_apply", "if is_other else", "if False else"),
   ("core/update_rule", "good_steps >= rule.increment_period", "good_steps > rule.increment_period"),
   ("core/update_rule", "product <= rule.ceiling", "product < rule.ceiling"),

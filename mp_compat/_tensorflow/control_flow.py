@@ -24,7 +24,7 @@ def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[]
     return tf.cond(predicate, true_fn, false_fn)
   with tf.name_scope("cond"):
     results = []
-    for pivot, branch_fn in zip(_pivots(predicate), (false_fn, true_fn)):
+    for pivot, branch_fn in zip(_pivots(predicate, predicate), (false_fn, true_fn)):
       with tf.control_dependencies([pivot]):
         result = branch_fn()
         results.append(tf.identity(result) if tf.is_tensor(result) else _after([result], pivot))
@@ -40,17 +40,26 @@ def gate(
 ) -> tf.Tensor:
   """Returns a tensor that runs what `build()` builds if `predicate`, else `skip()`; in a plain graph only.
 
-  `build` returns ops or tensors, `skip` an op; without it, nothing runs if `predicate` is False. Nothing of this package is around `build`: its ops, variables and
-  tensors have the names, devices and contexts of a direct call. Of the ops that its results need, those that change
-  state or read `data`, and all that depend on them, do not run if `predicate` is False. The others run in any case, so
-  that other code can use their tensors. Summaries that `build` collects and that would not run are empty then. `scope`
-  is the name scope of the ops of the gate.
+  Nothing of this package is around `build`: its ops, variables and tensors have the names, devices and contexts of a
+  direct call. Of the ops that its results need, those that change state or read `data`, and all that depend on them, do
+  not run if `predicate` is False. The others run in any case, so that other code can use their tensors. Summaries that
+  `build` collects and that would not run are empty then.
 
-  Raises a ValueError if an op that the results need reads one that an earlier gate may skip.
+  Args:
+    predicate: a scalar bool tensor.
+    build: returns ops or tensors.
+    skip: returns an op; None for nothing.
+    data: tensors of any dtype.
+    scope: the name scope of the ops of the gate.
+
+  Raises:
+    ValueError: If an op that the results need reads one that a gate with another predicate may skip.
   """
   graph = tf.get_default_graph()
   with tf.name_scope(scope):
-    skipped, applied = _pivots(predicate)
+    # With `predicate` as the data, graph optimizers replace the pivot by a constant. TensorFlow up to 2.4 takes it for
+    # the first value of a loop that waits for it, and the process aborts.
+    skipped, applied = _pivots(predicate, tf.logical_not(predicate))
     if skip is not None:
       with tf.control_dependencies([skipped]):
         skipped = _after([skip()], skipped)
@@ -72,9 +81,9 @@ def _readable(summaries: List[tf.Tensor], gated: Container[tf.Operation]) -> Lis
   return [dead_tensors.merge_out_of_branches(summary, b"", summary.op in gated) for summary in readable]
 
 
-def _pivots(predicate: tf.Tensor) -> List[tf.Tensor]:
-  """Returns two tensors, of which a run computes the first if `predicate` is False, and the second if it is True."""
-  return [tf.identity(output) for output in tf.raw_ops.Switch(data=predicate, pred=predicate)]
+def _pivots(predicate: tf.Tensor, data: tf.Tensor) -> List[tf.Tensor]:
+  """Returns copies of `data`, of which a run computes the first if `predicate` is False, the second if it is True."""
+  return [tf.identity(output) for output in tf.raw_ops.Switch(data=data, pred=predicate)]
 
 
 def _after(results: List[Any], pivot: tf.Tensor) -> tf.Tensor:
@@ -93,7 +102,7 @@ def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data
   new, graph = set(ops), tf.get_default_graph()
   reads = _reads_of(results, new)
   predicate = applied.op.inputs[0].op.inputs[1].op  # of the Switch
-  predicates: Dict[tf.Operation, tf.Operation] = graphs.record_in(graph, "gated")  # by gated op
+  predicates = _predicates(graph)
   frame = contexts.loop_around(graph._get_control_flow_context())
   data_keys = {(tensor.op, tensor.value_index) for tensor in data}
   gated: Set[tf.Operation] = set()
@@ -123,6 +132,16 @@ def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data
       gated.add(op)
   predicates.update(dict.fromkeys(gated, predicate))
   return gated
+
+
+def is_gated(op: tf.Operation) -> bool:
+  """Returns whether a gate may skip `op`."""
+  return op in _predicates(op.graph)
+
+
+def _predicates(graph: tf.Graph) -> Dict[tf.Operation, tf.Operation]:
+  """Returns the ops that gates may skip, each with the op that computes the predicate."""
+  return graphs.record_in(graph, "gated")
 
 
 def _reads_of(results: List[Any], new: Set[tf.Operation]) -> Dict[tf.Operation, List[tf.Operation]]:

@@ -5,6 +5,7 @@ import collections
 import contextlib
 from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, TypeVar
 
+from tensorflow.python.eager import context
 from tensorflow.python.util import object_identity
 
 from mp_compat._tensorflow import tf
@@ -62,6 +63,8 @@ def record_in(graph: tf.Graph, name: str, make: Callable[[], Any] = dict) -> Any
 
 def name_scope() -> str:
   """Returns the current name scope; "" for the root."""
+  if tf.executing_eagerly():
+    return context.context().scope_name.rstrip("/")
   return tf.get_default_graph().get_name_scope() or ""  # None in TensorFlow 1.15
 
 

@@ -10,6 +10,7 @@ from tensorflow.python.eager import imperative_grad
 from tensorflow.python.framework import random_seed  # pyright: ignore[reportAttributeAccessIssue]
 from tensorflow.python.ops import gradients_util
 
+from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 
@@ -23,7 +24,7 @@ class Effects(NamedTuple):
   """What a run may do to variables; local variables and metrics do not count."""
 
   written: FrozenSet[str]  # the names of the variables' ops
-  gated: FrozenSet[str]  # those that ops inside a conditional or a loop may write
+  gated: FrozenSet[str]  # those that ops behind a gate, or inside a conditional or a loop, may write
   trains: bool  # whether new values may depend on old ones; False for initializers and Saver.restore
 
 
@@ -101,7 +102,8 @@ def effects(graph: tf.Graph, elements: Iterable[Any]) -> Effects:
         trains |= bool(names) and not any(_is_handle(tensor) for tensor in op.outputs)
       else:
         written |= names
-        gated |= names if op.type.endswith(("If", "While")) or op._get_control_flow_context() is not None else set()
+        in_branch = op.type.endswith(("If", "While")) or op._get_control_flow_context() is not None
+        gated |= names if in_branch or control_flow.is_gated(op) else set()
         trains |= bool(names) and op.type not in _ASSIGNMENTS
   # Keras's metrics are in no collection, and in a graph without collections this is true of all variables.
   global_names = _names_in(graph, tf.GraphKeys.GLOBAL_VARIABLES) or written

@@ -196,7 +196,7 @@ class Recorder:
     if starts and effects.written.isdisjoint(digests):
       return
     state = graph.variables.state
-    # Loss scaling skips what is in its conditional.
+    # Loss scaling skips what is in its conditional or behind its gate.
     wraps = self._settings.run == SCALED and "uses" in self.notes
     may_skip = bool(_without_counts(effects.gated, state)) and (wraps or not effects.written.isdisjoint(state))
     changed = {name for name, digest in digests.items() if before.get(name) != digest}

@@ -29,20 +29,22 @@ def apply_in_each_replica(
   data: List[tf.Tensor],
   skip: Optional[Callable[[], Any]] = None,
 ) -> Any:
-  """Calls `apply(*args, **kwargs)` in each replica if `should_apply`, else `skip()`, if given; called once for all replicas.
+  """Calls `apply(*args, **kwargs)` in each replica if `should_apply`, else `skip()`; called once for all replicas.
 
   `apply` builds what it builds without a condition: with the same names of variables, of which none is in a branch.
   `args`, `kwargs` and `scope`, the name scope of the replica, are per-replica values. `data` are the gradients, of all
   local replicas. Returns an op, in eager mode None.
   """
+  # Each call in a cross-replica context opens the name scope of the variable scope again. That of the inner optimizer
+  # gets the name that this call got.
   replica_scope, merge_scope = distribute.local_results(scope)[0], graphs.name_scope()
-  # Each call in a cross-replica context opens the name scope of the current variable scope again; this one did.
   reopened = [replica_scope, tf.get_variable_scope().name.rpartition("/")[2]]
-  names = {"/".join(filter(None, reopened)): merge_scope} if merge_scope != replica_scope else {}
+  is_reopened = merge_scope != replica_scope and not tf.executing_eagerly()
+  names = {"/".join(filter(None, reopened)): merge_scope} if is_reopened else {}
 
   def apply_in_scope(own_scope: str, *replica_args: Any, **replica_kwargs: Any) -> Any:
     # `tf.cond` opens a name scope, and a call in replicas that of the current variable scope.
-    is_other = not tf.executing_eagerly() and graphs.name_scope() != own_scope
+    is_other = graphs.name_scope() != own_scope
     with tf.name_scope(own_scope + "/" if own_scope else None) if is_other else contextlib.nullcontext():
       return apply(*replica_args, **replica_kwargs)
 

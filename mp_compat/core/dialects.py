@@ -27,6 +27,8 @@ _STATE = {
   "bad_steps": "bad_steps",
 }
 _POWERS = ("beta1_power", "beta2_power")
+# Name scopes of conditionals: of `tf.cond`, and those that this package once added in eager mode and functions.
+_CONDITIONAL = re.compile(r"(?:cond|apply_or_skip|apply_if_finite)(?:_(\d+))?")
 _NUMBERED = re.compile(r"({})_(\d+)".format("|".join([*_STATE, *_POWERS])))  # other stems may end in a number
 
 
@@ -41,7 +43,7 @@ class Name(NamedTuple):
 
 def parse(name: str) -> Name:
   *scopes, last = name.split("/")
-  conditionals = [re.fullmatch(r"cond(?:_(\d+))?", scope) for scope in scopes]
+  conditionals = [_CONDITIONAL.fullmatch(scope) for scope in scopes]
   numbered = _NUMBERED.fullmatch(last)
   stem, number = numbered.groups() if numbered else (last, 0)
   return Name(
@@ -85,7 +87,7 @@ def dialect(shapes: Shapes) -> str:
   """Returns which of `DIALECTS` these names belong to: "mp_compat" also if TensorFlow's class writes the same names."""
   stems = {parse(name).stem for name in state(shapes)}
   if "current_loss_scale" in stems:
-    parsed = [parse(name) for name in shapes]
+    parsed = [parse(name) for name in shapes if "apply_or_skip" not in name]
     return "tensorflow" if any(name.conditionals and name.stem in _POWERS for name in parsed) else "mp_compat"
   return "contrib" if stems else "plain"
 

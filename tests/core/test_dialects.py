@@ -29,6 +29,7 @@ def translate(names, to):
     (["nvidia/loss_scale", "nvidia/good_steps"], "contrib"),
     (["head/cond/cond_1/beta1_power", "head/current_loss_scale"], "tensorflow"),
     (["model/cond_1/kernel", "current_loss_scale"], "mp_compat"),  # a user's scope named cond_1
+    (["apply_or_skip/cond/apply_if_finite/beta1_power", "current_loss_scale"], "mp_compat"),  # of an earlier version
     (["loss_scale"], "plain"),  # a weight named loss_scale
   ],
 )
@@ -44,6 +45,10 @@ def test_dialect_is_detected_from_names(names, dialect):
     # Nested conditionals, and conditionals in scopes.
     ("beta1_power", "cond/cond_1/beta1_power", "cond/cond_1/beta1_power"),
     ("head/beta1_power", "head/cond_1/beta1_power", "head/cond_1/beta1_power"),
+    # Scopes that earlier versions of this package added in functions, eager mode and eager replicas.
+    ("beta1_power", "apply_or_skip/cond/apply_if_finite/beta1_power", "apply_or_skip/cond/apply_if_finite/beta1_power"),
+    ("beta1_power", "apply_or_skip/apply_if_finite/beta1_power", "apply_or_skip/apply_if_finite/beta1_power"),
+    ("beta1_power", "apply_or_skip_1/beta1_power", "apply_or_skip_1/beta1_power"),
     ("cond_1/beta1_power", "beta1_power", "beta1_power"),
     # Several optimizers match in the order of creation: cond_11 comes after cond_3.
     ("beta1_power beta1_power_1", "cond_11/beta1_power cond_3/beta1_power", "cond_3/beta1_power cond_11/beta1_power"),

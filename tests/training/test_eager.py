@@ -1,5 +1,6 @@
 """Tests of eager mode and tf.function: callable losses, tapes, and equality with TensorFlow's class."""
 
+import contextlib
 import copy
 import functools
 
@@ -183,3 +184,60 @@ def test_function_calls_public_functions(step, as_function):
     function(tf.constant(x))
   np.testing.assert_array_equal(w.numpy(), [0.5, 1.0])
   assert opt.loss_scale().numpy() == 2.0**14
+
+
+class WithRate(tf.train.AdamOptimizer):
+  """Makes variables in name scopes of its own."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    with tf.name_scope("schedule"), tf.init_scope():
+      self.made = self.__dict__.get("made") or [tensorflow.Variable(1.0, name="rate")]
+    return super().apply_gradients(grads_and_vars, global_step, name)
+
+
+def names_made(wrap, as_function, strategy, scope):
+  """Returns the names of the variables that the inner optimizer makes, without slots, whose numbers rise."""
+  inner = WithRate(0.1)
+  opt = wrap(inner)
+
+  def step():
+    with tf.name_scope(scope) if scope else contextlib.nullcontext():
+      opt.minimize(lambda: w * w, var_list=[w])
+    return 0
+
+  def train():
+    return (getattr(strategy, "run", None) or strategy.experimental_run_v2)(step)
+
+  with strategy.scope():
+    w = tensorflow.Variable(1.0, name="w")
+    (tensorflow.function(train) if as_function else train)()
+  return sorted(variable.name for variable in inner.variables() + inner.made if not variable.name.startswith("w/"))
+
+
+@pytest.mark.parametrize("scope", [None, "head"])
+@pytest.mark.parametrize("replicas", [False, True], ids=["alone", "replicas"])
+@pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
+def test_variables_have_names_of_inner_optimizer(as_function, replicas, scope):
+  strategy = tf.distribute.MirroredStrategy(["/cpu:0"]) if replicas else tf.distribute.get_strategy()
+  expected, names = [
+    names_made(wrap, as_function, strategy, scope) for wrap in (lambda opt: opt, lambda opt: Optimizer(opt, "dynamic"))
+  ]
+  assert names == expected and names[-1].endswith("schedule/rate:0")
+
+
+def test_restores_checkpoint_of_session(tmp_path):
+  path = str(tmp_path / "model")
+  with tf.Graph().as_default(), testing.session() as sess:
+    w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
+    train_op = Optimizer(tf.train.AdamOptimizer(0.1), "dynamic").minimize(tf.reduce_sum(w * w), var_list=[w])
+    sess.run(tf.global_variables_initializer())
+    for _ in range(3):
+      sess.run(train_op)
+    tf.train.Saver().save(sess, path)
+  w = tensorflow.Variable([1.0, 2.0], name="w")
+  inner = tf.train.AdamOptimizer(0.1)
+  opt = Optimizer(inner, "dynamic")
+  opt.minimize(lambda: tf.reduce_sum(w * w), var_list=[w])
+  powers = list(inner._get_beta_accumulators())
+  tf.train.Saver([w] + powers).restore(None, path)
+  assert [float(power.numpy()) for power in powers] == pytest.approx([0.9**4, 0.999**4])

@@ -1,0 +1,156 @@
+"""Tests that ops of the inner optimizer that change state do not run in skipped steps, wherever it builds them."""
+
+import functools
+
+import hypothesis
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+import tensorflow
+
+from mp_compat._tensorflow import effects
+from tests import testing
+from tests.programs import table
+from tests.testing import Optimizer
+from tests.testing import tf
+
+# A program in apply_gradients: ("count", what) or (kind, program, ...).
+COUNTS = [("count", what) for what in ("constant", "gradient", "variable")]
+PROGRAMS = st.recursive(
+  st.sampled_from(COUNTS),
+  lambda inner: st.one_of(
+    st.tuples(st.sampled_from(["loop", "function", "compiled"]), inner),
+    st.tuples(st.sampled_from(["branches", "sequence"]), inner, inner),
+  ),
+  max_leaves=4,
+)
+
+
+class Running(tf.train.GradientDescentOptimizer):
+  """Runs a program, which counts in variables, in addition to its step."""
+
+  def __init__(self, program, flag, counters):
+    super().__init__(1.0)
+    self._program, self._flag, self._counters = program, flag, counters
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    counters, grads_and_vars = iter(self._counters), list(grads_and_vars)
+    counted = build(self._program, functools.partial(next, counters), self._flag, grads_and_vars[0][0])
+    return tf.group(super().apply_gradients(grads_and_vars, *args, **kwargs), counted)
+
+
+def build(program, next_counter, flag, grad):
+  """Builds a program; returns a scalar float32 tensor that needs all of its counts."""
+  kind, *inner = program
+  if kind == "count":
+    counter, number = next_counter()
+    amount = {"constant": 1.0, "gradient": tf.reduce_max(grad), "variable": number + 1.0}[inner[0]]
+    with tf.control_dependencies([counter.assign_add(amount)]):
+      return tf.constant(1.0)
+  parts = [functools.partial(build, part, next_counter, flag, grad) for part in inner]
+  if kind == "branches":
+    return tf.cond(flag, *parts)
+  if kind == "loop":
+    return tf.while_loop(lambda i, total: i < 2, lambda i, total: (i + 1, total + parts[0]()), [0, 0.0])[1]
+  if kind == "sequence":
+    with tf.control_dependencies([parts[0]()]):
+      return parts[1]()
+  if kind == "compiled" and table.VERSION >= (2, 5):
+    return tensorflow.function(parts[0], jit_compile=True)()
+  return tensorflow.function(parts[0])()
+
+
+def train(program, wrap, steps):
+  """Trains with the inputs and flags `steps`; returns the values of the counters and of `w` after each step."""
+  with tf.Graph().as_default():
+    flag = tf.placeholder(tf.bool, [])
+    number, *counters = [tf.Variable(0.0, trainable=False, use_resource=True) for _ in range(5)]
+    training = testing.Training()
+    inner = Running(program, flag, [(counter, number) for counter in counters])
+    train_op = wrap(inner).minimize(training.loss, training.global_step)
+    variables, values = [*counters, training.w, training.global_step], []
+    with testing.initialized_session() as sess:
+      for x, is_true in steps:
+        sess.run(train_op, {training.x: x, flag: is_true})
+        values.append(np.concatenate([np.ravel(value) for value in sess.run(variables)]).tolist())
+    return values
+
+
+FINITE = [([1.0, 2.0], True), ([4.0, 2.0], False), ([2.0, 8.0], True)]
+OVERFLOWS = [([np.inf, 1.0], True), ([1.0, np.nan], False)]
+
+
+@pytest.mark.usefixtures("control_flow")
+@hypothesis.given(program=PROGRAMS)
+@hypothesis.example(("loop", ("branches", ("count", "constant"), ("loop", ("count", "variable")))))
+@hypothesis.example(("branches", ("loop", ("count", "constant")), ("function", ("count", "constant"))))
+@hypothesis.example(("sequence", ("compiled", ("count", "constant")), ("loop", ("count", "gradient"))))
+def test_skipped_step_changes_no_state(program):
+  try:
+    expected = train(program, lambda inner: inner, FINITE)
+  except (ValueError, tf.errors.InvalidArgumentError):
+    hypothesis.reject()  # TensorFlow cannot run some functions in loops of control flow v1.
+  first, second = OVERFLOWS
+  steps = [first, FINITE[0], second, FINITE[1], first, second, FINITE[2]]
+  values = train(program, lambda inner: Optimizer(inner, "dynamic"), steps)
+  start = [0.0] * len(expected[0])
+  assert values == [start, *expected[:1], *expected[:2], *expected[1:2] * 2, *expected[2:]]
+
+
+@pytest.mark.usefixtures("graph")
+def test_step_leaves_no_empty_collection():
+  training = testing.Training()
+  Optimizer(testing.sgd(), "dynamic").minimize(training.loss)
+  assert tf.GraphKeys.SUMMARIES not in tf.get_default_graph().get_all_collection_keys()
+
+
+def may_change(build):
+  """Returns whether `build()` builds an op that may change state."""
+  with tf.Graph().as_default() as graph:
+    build()
+    return any(effects.changes_state(op) for op in graph.get_operations() if "Initializer" not in op.name)
+
+
+@pytest.mark.parametrize(
+  "build, changes",
+  [
+    (lambda: tf.constant(1.0) + tf.placeholder(tf.float32), False),
+    (lambda: tf.random_uniform([]), True),
+    (lambda: tf.py_func(abs, [tf.constant(1.0)], tf.float32), True),
+    (lambda: tf.Print(tf.constant(1.0), []), False),
+    (lambda: tf.map_fn(tf.square, tf.constant([1.0])), False),  # with a TensorArray, which the run ends
+    (lambda: tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]), False),
+    (
+      lambda: tf.raw_ops.ReadVariableOp(resource=tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]), dtype=tf.float32),
+      False,
+    ),
+    (
+      lambda: tf.raw_ops.AssignVariableOp(resource=tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]), value=1.0),
+      True,
+    ),
+    (lambda: tf.identity(tf.raw_ops.VariableV2(dtype=tf.float32, shape=[])), False),
+    (lambda: tf.raw_ops.RefSwitch(data=tf.raw_ops.VariableV2(dtype=tf.float32, shape=[]), pred=True), False),
+    (lambda: tf.raw_ops.Assign(ref=tf.raw_ops.VariableV2(dtype=tf.float32, shape=[]), value=1.0), True),
+    (lambda: call(lambda v: v.read_value()), False),
+    (lambda: call(lambda v: call(lambda same: same.read_value())), False),
+    (lambda: call(lambda v: v.assign(1.0)), True),
+    (lambda: call(lambda v: call(lambda same: same.assign(1.0))), True),
+  ],
+)
+def test_ops_that_change_state_are_known(build, changes):
+  assert may_change(build) == changes
+
+
+def call(function):
+  """Calls a function of a resource variable, in a function."""
+  handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="v")
+
+  class Handle:
+    read_value = staticmethod(lambda: tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
+
+    @staticmethod
+    def assign(value):
+      tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+      return tf.constant(value)
+
+  return tensorflow.function(lambda: function(Handle))()
