@@ -118,7 +118,8 @@ def compiled(function, arguments):
 
   if VERSION < (2, 1):
     return tf.xla.experimental.compile(call, arguments)[0]
-  return tensorflow.function(call, **{"jit_compile" if VERSION >= (2, 5) else "experimental_compile": True})(*arguments)
+  option = "jit_compile" if VERSION >= (2, 5) else "experimental_compile"
+  return tensorflow.function(lambda: call(*arguments), **{option: True})()  # captures the placeholders
 
 
 MODES = {
