@@ -23,7 +23,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The tests of each module. The tests that fail fastest are first.
 TESTS = {
   "_tensorflow/control_flow": (
-    "training/gate training/conditional_tensors training/inner_optimizers programs/unusual programs/training"
+    "training/gate training/conditional_tensors programs/built_in_steps programs/unusual programs/training"
   ),
   "_tensorflow/effects": "training/gate",
   "_tensorflow/dead_tensors": "monitoring/gradient_ranges programs/unusual",
@@ -44,6 +44,7 @@ TESTS = {
   "core/conditional_apply": (
     "training/inner_optimizers training/optimizer programs/strategies programs/unusual programs/optimizers"
   ),
+  "monitoring/float32_ops": "monitoring/float32_ops",
   "monitoring/gradient_ranges": "monitoring/gradient_ranges",
   "monitoring/range_history": "monitoring/range_history monitoring/ranges_hook",
   "monitoring/ranges_hook": "monitoring/ranges_hook",
@@ -65,7 +66,7 @@ TESTS = {module: tests.split() for module, tests in TESTS.items()}
 
 MUTANTS = [
   # module, text, replacement
-  ("_tensorflow/control_flow", "      or _begins_loop(op, new)\n", ""),
+  ("_tensorflow/control_flow", "      or (op.type in _LOOP_INPUTS and _is_of_new_loop(op, new))\n", ""),
   ("_tensorflow/control_flow", "pivot is None or pivot.op in new", "True"),
   ("_tensorflow/control_flow", "      or effects.changes_state(op)\n", ""),
   ("_tensorflow/control_flow", "not data_keys.isdisjoint([(tensor", "False and ([(tensor"),
@@ -74,7 +75,6 @@ MUTANTS = [
   ("_tensorflow/control_flow", "inputs[:1] if in_loop else inputs", "inputs"),
   ("_tensorflow/control_flow", "predicates.get(read, predicate) is not predicate", "read in predicates"),
   ("_tensorflow/control_flow", "read not in new and ", ""),
-  ("_tensorflow/control_flow", "if op in new and op not in reads:", "if op not in reads:"),
   ("_tensorflow/control_flow", "results + summaries, applied", "results, applied"),
   ("_tensorflow/effects", "op_type in _PASSING or ", ""),
   ("_tensorflow/effects", " or any(argument.is_ref for argument in definition.input_arg)", ""),
@@ -134,6 +134,10 @@ MUTANTS = [
   ("core/loss_scale", "with tf.init_scope(), tf.name_scope(None):", "with tf.init_scope():"),
   ("core/loss_scale", "if value != default", "if True"),
   ("core/loss_scale", "if not floor <= first", "if not floor < first"),
+  ("monitoring/float32_ops", "if op in ops and op.type", "if op.type"),
+  ("monitoring/float32_ops", " if kind == min(kinds)", ""),
+  ("monitoring/float32_ops", "if tensor.op not in found:", "if not found:"),
+  ("monitoring/float32_ops", "op.inputs if tensor.dtype.base_dtype", "op.inputs if tensor.dtype"),
   ("monitoring/gradient_ranges", " and contexts.is_in_branches_only(each.scaled.op)", ""),
   ("monitoring/gradient_ranges", " or each.is_behind_loss", " or True"),
   ("monitoring/gradient_ranges", "(dtypes, [tf.bfloat16], [tf.float32])", "(dtypes, [tf.float32])"),

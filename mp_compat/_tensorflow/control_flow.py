@@ -125,7 +125,7 @@ def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data
       gated.add(op)
     elif (
       not data_keys.isdisjoint([(tensor.op, tensor.value_index) for tensor in op.inputs])
-      or _begins_loop(op, new)
+      or (op.type in _LOOP_INPUTS and _is_of_new_loop(op, new))
       or effects.changes_state(op)
     ) and contexts.loop_around_inputs(op) is frame:  # an op in another loop cannot wait for `applied`
       op._add_control_input(applied.op)
@@ -156,9 +156,7 @@ def _reads_of(results: List[Any], new: Set[tf.Operation]) -> Dict[tf.Operation, 
   return reads
 
 
-def _begins_loop(op: tf.Operation, new: Set[tf.Operation]) -> bool:
-  """Returns whether `op` passes a value into a loop of `new` (control flow v1)."""
-  if op.type not in _LOOP_INPUTS:
-    return False
-  pivot: Optional[tf.Tensor] = getattr(op._get_control_flow_context(), "pivot", None)
+def _is_of_new_loop(enter: tf.Operation, new: Set[tf.Operation]) -> bool:
+  """Returns whether an Enter passes a value into a loop whose condition is in `new` (control flow v1)."""
+  pivot = getattr(enter._get_control_flow_context(), "pivot", None)
   return pivot is None or pivot.op in new

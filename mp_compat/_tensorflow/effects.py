@@ -27,22 +27,25 @@ def changes_state(op: tf.Operation) -> bool:
 
   Ops without a known definition may. Random ops change the state of their generators.
   """
-  return _changes_state(op.type, op, op.graph)
+  return _of_type(op.type) and (not _is_call(op.type, op.graph) or _of_call(op.type, op.node_def, op.graph))
 
 
-def _changes_state(op_type: str, node: Any, graph: tf.Graph) -> bool:
-  """Does the same for an op of this type; `node`, with the attributes, is a tf.Operation or a NodeDef."""
-  changes = _of_type(op_type)
-  if changes and (op_type in _CALLS or graph._is_function(op_type)):
-    attributes = getattr(node, "node_def", node).attr
-    names = [op_type] if graph._is_function(op_type) else list(_function_names(attributes))
-    return any(_of_function(name, graph) for name in names)
-  return changes
+def _is_call(op_type: str, graph: tf.Graph) -> bool:
+  return op_type in _CALLS or graph._is_function(op_type)
+
+
+def _of_call(op_type: str, node: Any, graph: tf.Graph) -> bool:
+  """Returns whether a function may change state that a node (a NodeDef) calls."""
+  names = [op_type] if graph._is_function(op_type) else list(_function_names(node.attr))
+  return any(_of_function(name, graph) for name in names)
 
 
 def _of_function(name: str, graph: tf.Graph) -> bool:
   function = graph._get_function(name)
-  return function is None or any(_changes_state(node.op, node, graph) for node in function.definition.node_def)
+  return function is None or any(
+    _of_type(node.op) and (not _is_call(node.op, graph) or _of_call(node.op, node, graph))
+    for node in function.definition.node_def
+  )
 
 
 def _function_names(attributes: Any) -> Iterator[str]:

@@ -145,6 +145,45 @@ def second_derivatives(t):
   return minimize(t, precondition)
 
 
+@TABLE.program()
+def decomposition_that_raises_for_nan(t):
+  def precondition(pairs):
+    (grad, w), *others = pairs
+    outer = tf.matmul(tf.expand_dims(grad, 1), tf.expand_dims(grad, 0))
+    return [(tf.linalg.matvec(tf.linalg.cholesky(outer + tf.eye(3)), grad), w)] + others
+
+  return minimize(t, precondition)
+
+
+@TABLE.program()
+def gradient_of_an_earlier_loop(t):
+  """Adds the gradient of a penalty, which a loop computed before; the program fetches the penalty, too."""
+  w = t.variables[0]
+  _, penalty = tf.while_loop(lambda i, _: i < 3, lambda i, total: (i + 1, total * w + w), [0, tf.zeros([3])])
+
+  def with_penalty(pairs):
+    return [(grad + tf.gradients(penalty, w)[0] if v is w else grad, v) for grad, v in pairs]
+
+  return [minimize(t, with_penalty, rate=0.01), penalty]
+
+
+@TABLE.program(variants=[programs.V1, programs.V1_REFERENCE], outside="count.*")
+def op_outside_of_the_loop_around_the_step(t):
+  count = tf.Variable(0.0, trainable=False, name="count", use_resource=t.resource)
+
+  def with_count(pairs):
+    with tf.control_dependencies(None):
+      one = tf.minimum(count.assign_add(1.0), 1.0)
+    return [(grad / one, variable) for grad, variable in pairs]
+
+  def body(i):
+    with tf.control_dependencies([minimize(t, with_count)]):
+      return i + 1
+
+  assert t.variables
+  return tf.while_loop(lambda i: i < 1, body, [0])
+
+
 @TABLE.program(variants=programs.RESOURCE, tensorflow_fails=FAILS_IN_BRANCH)
 def initial_values_that_functions_compute(t):
   def with_kept(pairs):

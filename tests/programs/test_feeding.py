@@ -204,7 +204,7 @@ def variables_frozen_after_training(t):
     with tf.Graph().as_default() as graph:
       tf.import_graph_def(frozen, name="")
       nodes = " ".join(node.name + " " + node.op for node in frozen.node)
-      assert not re.search("loss_scale|good_steps|apply_if_finite|is_finite|IsFinite", nodes)
+      assert not re.search("loss_scale|good_steps|apply_or_skip|is_finite|IsFinite", nodes)
       with tf.Session(graph=graph) as own:
         return dict(training(sess), frozen=own.run(loss.name, {t.x.name: np.ones(3, np.float32)}))
 

@@ -221,7 +221,7 @@ TABLE.add("two_optimizers_in_a_reused_variable_scope", reuse_variable_scope, Fal
 
 @TABLE.program(tensorflow_fails=explain_scope_failure)
 def scope_names_that_loss_scale_optimizers_use(t):
-  with tf.name_scope("apply_if_finite"), tf.name_scope("cond"):
+  with tf.name_scope("apply_or_skip"), tf.name_scope("cond"):
     return t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss(), t.global_step)
 
 

@@ -146,7 +146,7 @@ class AddsToCollections(Descent):
 class Summarizes(Descent):
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     for grad, variable in grads_and_vars:
-      tf.summary.scalar(variable.op.name, tf.norm(tf.convert_to_tensor(grad)))
+      tf.summary.histogram(variable.op.name, grad)  # raises an error for values that are not finite
     return super().apply_gradients(grads_and_vars, *args, **kwargs)
 
 

@@ -15,7 +15,7 @@ from tests.testing import Optimizer
 from tests.testing import tf
 
 # A program in apply_gradients: ("count", what) or (kind, program, ...).
-COUNTS = [("count", what) for what in ("constant", "gradient", "variable")]
+COUNTS = [("count", what) for what in ("constant", "gradient", "variable", "either")]
 PROGRAMS = st.recursive(
   st.sampled_from(COUNTS),
   lambda inner: st.one_of(
@@ -44,8 +44,13 @@ def build(program, next_counter, flag, grad):
   kind, *inner = program
   if kind == "count":
     counter, number = next_counter()
-    amount = {"constant": 1.0, "gradient": tf.reduce_max(grad), "variable": number + 1.0}[inner[0]]
-    with tf.control_dependencies([counter.assign_add(amount)]):
+    amount = {
+      "constant": lambda: 1.0,
+      "gradient": lambda: tf.reduce_max(grad),
+      "variable": lambda: number + 1.0,
+      "either": lambda: tf.cond(flag, lambda: tf.reduce_max(grad), lambda: tf.constant(1.0)),
+    }[inner[0]]
+    with tf.control_dependencies([counter.assign_add(amount())]):
       return tf.constant(1.0)
   parts = [functools.partial(build, part, next_counter, flag, grad) for part in inner]
   if kind == "branches":
@@ -83,6 +88,7 @@ OVERFLOWS = [([np.inf, 1.0], True), ([1.0, np.nan], False)]
 @pytest.mark.usefixtures("control_flow")
 @hypothesis.given(program=PROGRAMS)
 @hypothesis.example(("loop", ("branches", ("count", "constant"), ("loop", ("count", "variable")))))
+@hypothesis.example(("count", "either"))
 @hypothesis.example(("branches", ("loop", ("count", "constant")), ("function", ("count", "constant"))))
 @hypothesis.example(("sequence", ("compiled", ("count", "constant")), ("loop", ("count", "gradient"))))
 def test_skipped_step_changes_no_state(program):
@@ -106,7 +112,7 @@ def test_step_leaves_no_empty_collection():
 
 def may_change(build):
   """Returns whether `build()` builds an op that may change state."""
-  with tf.Graph().as_default() as graph:
+  with testing.control_flow(1), tf.Graph().as_default() as graph:
     build()
     return any(effects.changes_state(op) for op in graph.get_operations() if "Initializer" not in op.name)
 
