@@ -62,6 +62,14 @@ def is_in_control_flow() -> bool:
   return graph._get_control_flow_context() is not None or graph is not graphs.init_scope_graph()
 
 
+def predicates() -> List[tf.Tensor]:
+  """Returns the predicates of the branches (control flow v1) to which ops built now belong."""
+  if tf.executing_eagerly():
+    return []
+  around = enclosing(tf.get_default_graph()._get_control_flow_context())
+  return [context.pred for context in around if hasattr(context, "pred")]
+
+
 def is_in_branches_only(op: tf.Operation) -> bool:
   """Returns whether `merge_out_of_branches` can read `op`: it is in the current graph, at most inside branches."""
   context = of_outputs(op)

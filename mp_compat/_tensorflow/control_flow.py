@@ -86,10 +86,7 @@ def _readable(summaries: List[tf.Tensor], skipped: Container[tf.Operation]) -> L
   if contexts.is_in_control_flow():
     return []
   readable = [summary for summary in summaries if contexts.is_in_branches_only(summary.op)]
-  return [
-    dead_tensors.merge_out_of_branches(summary, b"", branches) if summary.op in skipped else summary
-    for summary, branches in zip(readable, dead_tensors.branches_of(readable))
-  ]
+  return [dead_tensors.merge_out_of_branches(summary, b"", summary.op in skipped) for summary in readable]
 
 
 def _pivots(predicate: tf.Tensor, data: tf.Tensor) -> List[tf.Tensor]:

@@ -1,38 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that are dead whenever a branch (control flow v1) is not taken: finds the branches, reads them from outside.
+"""Tensors that are dead in some runs, as in a branch that is not taken (control flow v1): finds and replaces them.
 
-Every op that reads a dead tensor is dead, too, and silently does not run.
+Every op that reads a dead tensor is dead, too, and silently does not run. A Merge is dead if all of its inputs are.
 """
 
-from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Tuple
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import tf
 
-
-class Branch(NamedTuple):
-  """A branch of a conditional (control flow v1)."""
-
-  predicate: tf.Tensor
-  output: int  # of a Switch by the predicate: 1 if the branch runs if it is True, 0 otherwise
+# What must happen for an op to run: the op and the output that compute a predicate, and the output of a Switch by it (1
+# if it must be True, 0 if False); or a Merge that must run, with the outputs None.
+_Condition = Tuple[tf.Operation, Optional[int], Optional[int]]
 
 
-_BranchKey = Tuple[tf.Operation, int, int]  # the op and the output that compute the predicate, and Branch.output
+def merge_out_of_branches(tensor: tf.Tensor, default: Any, is_in_branches: Optional[bool] = None) -> tf.Tensor:
+  r"""Returns a tensor outside of branches: `tensor` if it is computed, else `default`.
 
+  Its op is `is_in_branches_only`. `default` is a Python value, for a scalar if the tensor's shape is unknown. If
+  `is_in_branches` is False, by default if its control-flow context is in no branch, the tensor is returned as it is.
 
-def merge_out_of_branches(tensor: tf.Tensor, default: Any, branches: Optional[List[Branch]] = None) -> tf.Tensor:
-  """Returns a tensor outside of branches: `tensor` if all branches that it is in run, else `default`.
+  A ControlTrigger runs whether its input is dead or not, but after it. So the last Merge gets `default` second:
 
-  Its op is `is_in_branches_only`. `default` is a Python value, for a scalar if the tensor's shape is unknown. The
-  branches are by default those of the tensor's control-flow context.
+      tensor -> Merge ----------------------------> Merge
+                  \ - -> ControlTrigger - -> default /
   """
-  if branches is None:
-    branches = [Branch(context.pred, context.branch) for context in contexts.enclosing(contexts.of_outputs(tensor.op))]
-  for predicate, output in branches:
-    shape = tensor.shape if tensor.shape.is_fully_defined() else []
-    other = tf.raw_ops.Switch(data=tf.constant(default, tensor.dtype, shape), pred=predicate)
-    tensor = tf.raw_ops.Merge(inputs=[tensor, other[1 - output]]).output
-  return tensor
+  if not (contexts.of_outputs(tensor.op) is not None if is_in_branches is None else is_in_branches):
+    return tensor
+  shape = tensor.shape if tensor.shape.is_fully_defined() else []
+  # In a cluster of XLA or on another device, control edges might arrive before data: a Merge is in no cluster.
+  with tf.get_default_graph().colocate_with(tensor.op, ignore_existing=True):
+    own = tf.raw_ops.Merge(inputs=[tensor]).output
+    with tf.control_dependencies([own]):
+      decided = tf.raw_ops.ControlTrigger()
+    with tf.control_dependencies([decided]):
+      other = tf.constant(default, tensor.dtype, shape)
+    return tf.raw_ops.Merge(inputs=[own, other]).output
 
 
 def zeros_if_dead(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
@@ -45,47 +48,61 @@ def zeros_if_dead(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
     return tensors
   if not any(op.type in ("Switch", "RefSwitch") for op in tf.get_default_graph().get_operations()):
     return tensors  # quick, for most graphs
-  return [
-    merge_out_of_branches(tensor, 0, branches) if branches else tensor
-    for tensor, branches in zip(tensors, branches_of(tensors))
-  ]
+  return [merge_out_of_branches(tensor, 0, is_dead) for tensor, is_dead in zip(tensors, may_be_dead(tensors))]
 
 
-def branches_of(tensors: Iterable[tf.Tensor]) -> List[List[Branch]]:
-  """Returns for each tensor the branches (control flow v1) without which it is not computed.
+def may_be_dead(tensors: Iterable[tf.Tensor]) -> List[bool]:
+  """Returns for each tensor whether it may be dead in a run.
 
-  The ops of a gradient belong to no control-flow context, but they are computed only if their inputs are.
+  The ops of a gradient belong to no control-flow context, but they are computed only if their inputs are. A Merge of
+  which one input runs if a predicate is True, and one if it is False, always runs, as that of `tf.cond`.
   """
   tensors = list(tensors)
-  found: Dict[tf.Operation, FrozenSet[_BranchKey]] = {}  # by op, without what a Switch adds to its outputs
+  found: Dict[tf.Operation, FrozenSet[_Condition]] = {}  # by op, without what a Switch adds to its outputs
 
-  def branches_at(tensor: tf.Tensor) -> FrozenSet[_BranchKey]:
-    branches = found.get(tensor.op, frozenset())
+  def conditions_of(tensor: tf.Tensor) -> FrozenSet[_Condition]:
     if tensor.op.type not in ("Switch", "RefSwitch") or tensor.op.inputs[1].op.type == "LoopCond":
-      return branches
-    predicate = tensor.op.inputs[1]
-    return branches | {(predicate.op, predicate.value_index, tensor.value_index)}
+      return found[tensor.op]
+    return found[tensor.op] | {_condition(tensor.op.inputs[1], tensor.value_index)}
 
-  def branches_in(op: tf.Operation) -> FrozenSet[_BranchKey]:
+  pending = [tensor.op for tensor in tensors]
+  while pending:
+    op = pending[-1]
+    inputs, controls = _read_by(op)
+    missing = [each for each in [tensor.op for tensor in inputs] + controls if each not in found]
+    if missing:
+      pending += missing
+      continue
+    del pending[-1]
     around = [context for context in contexts.enclosing(contexts.of_outputs(op)) if hasattr(context, "pred")]
-    branches = frozenset((context.pred.op, context.pred.value_index, context.branch) for context in around)
-    inputs = [branches_at(tensor) for tensor in inputs_of(op)]
-    if op.type in ("Merge", "RefMerge"):
-      inputs = [frozenset.intersection(*inputs)]
-    return branches.union(*inputs, *[found.get(control, frozenset()) for control in op.control_inputs])
+    of_inputs = [conditions_of(tensor) for tensor in inputs]
+    found[op] = frozenset(_condition(context.pred, context.branch) for context in around).union(
+      *([_of_merge(op, of_inputs)] if op.type in ("Merge", "RefMerge") else of_inputs), *map(found.get, controls)
+    )
+  return [bool(conditions_of(tensor)) for tensor in tensors]
 
-  def inputs_of(op: tf.Operation) -> List[tf.Tensor]:
-    inputs = list(op.inputs)
-    is_in_loop = op.type in ("Merge", "RefMerge") and inputs[-1].op.type in ("NextIteration", "RefNextIteration")
-    return inputs[:1] if is_in_loop else inputs
 
-  for graph in {tensor.graph for tensor in tensors}:
-    for op in graph.get_operations():  # in the order of creation, inputs first
-      found[op] = branches_in(op)
-  return [
-    [
-      Branch(op.outputs[index], output)
-      for op, index, output in sorted(branches_at(tensor), key=lambda key: (key[0].name, key[1:]))
-    ]
-    for tensor in tensors
-  ]
+def _read_by(op: tf.Operation) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
+  """Returns the tensors and the ops without which `op` does not run."""
+  inputs = list(op.inputs)
+  if op.type in ("Merge", "RefMerge") and inputs[-1].op.type in ("NextIteration", "RefNextIteration"):
+    del inputs[1:]
+  return inputs, [] if op.type == "ControlTrigger" else list(op.control_inputs)
+
+
+def _condition(predicate: tf.Tensor, output: int) -> _Condition:
+  while predicate.op.type == "Identity":  # `tf.cond` makes one
+    predicate = predicate.op.inputs[0]
+  return predicate.op, predicate.value_index, output
+
+
+def _of_merge(merge: tf.Operation, inputs: List[FrozenSet[_Condition]]) -> FrozenSet[_Condition]:
+  """Returns what must happen for a Merge to run; `inputs` is the same for each of its inputs."""
+  common = frozenset.intersection(*inputs)
+  own = [conditions - common for conditions in inputs]
+  if frozenset() in own:
+    return common
+  singles = {condition for conditions in own if len(conditions) == 1 for condition in conditions}
+  if any((op, index, 1 - output) in singles for op, index, output in singles if output is not None):
+    return common
+  return common | {(merge, None, None)}

@@ -23,18 +23,21 @@ def real_parts(tensor: tf.Tensor) -> tf.Tensor:
     return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
 
 
+def is_fast_math() -> bool:
+  """Returns whether XLA on CPUs assumes that there are no NaN and no inf, the default up to TensorFlow 2.2."""
+  return VERSION < (2, 3) or "fast_math" in os.environ.get("XLA_FLAGS", "")
+
+
 def is_finite(value: tf.Tensor) -> tf.Tensor:
   """Returns `tf.is_finite(value)`, also where TensorFlow's op is missing or wrong.
 
   For bfloat16, TensorFlow 1.15 has no op, and TensorFlow up to 2.10 has none for GPUs: half precision is cast to
-  float32. XLA on CPUs assumes that there are no NaN and no inf with `XLA_FLAGS=--xla_cpu_enable_fast_math`, the default
-  in TensorFlow up to 2.2. Code that it may compile then tests the bits of the exponent, as a number: comparisons of
-  floats have GPU kernels, those of int32 do not. This takes three times as long.
+  float32. With fast math, code that XLA may compile tests the bits of the exponent, as a number: comparisons of floats
+  have GPU kernels, those of int32 do not. This takes three times as long.
   """
   if value.dtype in (tf.float16, tf.bfloat16):
     value = tf.cast(value, tf.float32)
-  is_fast_math = VERSION < (2, 3) or "fast_math" in os.environ.get("XLA_FLAGS", "")
-  if not is_fast_math or not contexts.may_be_compiled():
+  if not is_fast_math() or not contexts.may_be_compiled():
     return tf.is_finite(value)
   bits, largest = (tf.int64, 0x7FF << 52) if value.dtype == tf.float64 else (tf.int32, 0x7F800000)
   exponent = tf.bitwise.bitwise_and(tf.bitcast(value, bits), tf.constant(largest, bits))

@@ -56,6 +56,14 @@ def arguments_for(
   """
   parameters, defaults = _parameters(getattr(method, "__func__", method)), _parameters(base)
   takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+  unknown = [name for name in given if not takes_any and name not in parameters and name not in defaults]
+  if unknown:
+    raise TypeError(
+      "{}() got an unexpected keyword argument {}. minimize() and apply_gradients() pass on what the inner optimizer's "
+      "apply_gradients() takes. Pass others to its constructor or to its own methods.".format(
+        method.__qualname__, ", ".join(map(repr, unknown))
+      )
+    )
   taken = {
     name: value
     for name, value in given.items()

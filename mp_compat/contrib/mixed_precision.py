@@ -9,10 +9,11 @@ Source: `tf.contrib.mixed_precision`.
 """
 
 import abc
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
+from mp_compat.core import gradients
 from mp_compat.core import loss_scale
 from mp_compat.core import update_rule
 from mp_compat.training import optimizer
@@ -63,7 +64,10 @@ class FixedLossScaleManager(LossScaleManager):
     self._loss_scale = loss_scale
 
   def get_loss_scale(self) -> tf.Tensor:
-    return tf.convert_to_tensor(self._loss_scale, tf.float32)
+    return loss_scale.constant(self._loss_scale)  # programs fetch it in each step
+
+  def __call__(self) -> tf.Tensor:
+    return tf.identity(self.get_loss_scale())
 
   def update_loss_scale(self, finite_grads: tf.Tensor) -> Optional[tf.Operation]:
     del finite_grads
@@ -121,6 +125,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     )
     return loss_scale.transition([self._loss_scale, self._num_good_steps, self._num_bad_steps], finite_grads, rule)
 
+  def _reset_stats(self) -> Optional[tf.Operation]:
+    """Returns an op that sets both counters to 0, for subclasses."""
+    return tf.group(*[counter.assign(0, read_value=False) for counter in (self._num_good_steps, self._num_bad_steps)])
+
   def get_config(self) -> Dict[str, Any]:
     names = ("init_loss_scale", "incr_every_n_steps", "decr_every_n_nan_or_inf", "incr_ratio", "decr_ratio")
     return {name: vars(self)["_" + name] for name in names}
@@ -157,8 +165,14 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
       opt = opt.inner_optimizer
     super().__init__(opt, loss_scale_manager)
 
-  # The attributes of tf.contrib's class.
+  # The attributes of tf.contrib's class, and a method that subclasses may call.
   _opt = property(lambda self: self._optimizer, lambda self, opt: setattr(self, "_optimizer", opt))
   _loss_scale_manager = property(
     lambda self: self._loss_scale, lambda self, manager: setattr(self, "_loss_scale", manager)
   )
+
+  def _down_scale(
+    self, grads_vars: Iterable[gradients.GradAndVar], loss_scale: tf.Tensor
+  ) -> List[gradients.GradAndVar]:
+    grads, variables = zip(*grads_vars)
+    return list(zip(gradients.unscale(grads, loss_scale), variables))

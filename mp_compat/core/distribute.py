@@ -34,21 +34,12 @@ def check_replica_context() -> None:
 
 def merge_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
   """Calls `function(strategy, *args, **kwargs)` once for all replicas; called in each replica with its values."""
-  if _is_plain_eager():
-    return function(tf.distribute.get_strategy(), *args, **kwargs)
   return tf.distribute.get_replica_context().merge_call(function, args=args, kwargs=kwargs)
 
 
 def call_for_each_replica(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
   """Calls `function(*args, **kwargs)` in every replica, with that replica's values; called once for all replicas."""
-  if _is_plain_eager():
-    return function(*args, **kwargs)
   return tf.distribute.get_strategy().extended.call_for_each_replica(function, args=args, kwargs=kwargs)
-
-
-def _is_plain_eager() -> bool:
-  """Returns whether functions can be called directly. TensorFlow's contexts slow down each update of a variable."""
-  return tf.executing_eagerly() and not tf.distribute.has_strategy()
 
 
 def reduce_all_replicas(values: tf.Tensor) -> tf.Tensor:

@@ -4,35 +4,59 @@
 A sum reads each gradient once, on all threads. If it is finite, so are all terms; if not (because of an overflow, or of
 finite terms whose sum is out of range), an exact check inside a conditional decides. XLA may assume that sums are not
 NaN (docs/design.md): they are kept out of XLA clusters, and code that XLA may compile uses the exact check.
+
+Gradients as they were computed, of which the step applies something else, have a conditional each, so that their memory
+is free, or reused, before the last one is checked. Clipping by a norm reads them, too: a finite sum of their squares,
+which the program computes, is as good as ours.
 """
 
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
+from mp_compat.core import lineage
 
 # The size in bytes up to which tensors of one shape are stacked: an op for each tensor would cost more than its sum.
 _SMALL = 2**16
 
 
-def all_finite(tensors: List[tf.Tensor]) -> tf.Tensor:
+def all_finite(
+  tensors: List[tf.Tensor],
+  computed: Sequence[tf.Tensor] = (),
+  sums_of_squares: Optional[Dict[lineage.TensorKey, tf.Tensor]] = None,
+) -> tf.Tensor:
   """Returns a scalar bool tensor: True if all values of tensors of any shapes and numeric dtypes are finite.
 
-  Integers are finite; a complex number is finite if both of its parts are.
+  Integers are finite; a complex number is finite if both of its parts are. `computed` are further tensors, of which the
+  graph has `sums_of_squares` (`lineage.Lineage`), over any axes, or has not.
   """
-  parts = [ops.real_parts(tensor) for tensor in tensors]
-  tensors = [part for part in parts if part.dtype.is_floating]
-  if not tensors:
+  tensors, computed = _floating_parts(tensors), _floating_parts(computed)
+  if not tensors and not computed:
     return tf.constant(True)
   with tf.name_scope("check_finite"):
-    stacked = _stack_small(tensors)
     if tf.executing_eagerly() or contexts.may_be_compiled():
-      return _exact(stacked)
-    with tf.xla.experimental.jit_scope(compile_ops=False):
-      sums_finite = tf.reduce_all(tf.is_finite(tf.stack([_sum(tensor) for tensor in stacked])))
-    return control_flow.cond(sums_finite, lambda: tf.constant(True), lambda: _exact(stacked))
+      return _exact(_stack_small(tensors + computed))
+    known = {} if ops.is_fast_math() else sums_of_squares or {}
+    small = [tensor for tensor in computed if _is_small(tensor)]
+    squared = [tensor for tensor in small if lineage.tensor_key(tensor) in known]
+    stacked = _stack_small(tensors + [tensor for tensor in small if lineage.tensor_key(tensor) not in known])
+    groups = [(stacked, stacked), (_stack_small([known[lineage.tensor_key(tensor)] for tensor in squared]), squared)]
+    groups += [([known.get(lineage.tensor_key(each), each)], [each]) for each in computed if not _is_small(each)]
+    parts = [_all_finite_if_sums_are(read, group) for read, group in groups if group]
+    return parts[0] if len(parts) == 1 else tf.reduce_all(tf.stack(parts))
+
+
+def _floating_parts(tensors: Iterable[tf.Tensor]) -> List[tf.Tensor]:
+  return [part for part in map(ops.real_parts, tensors) if part.dtype.is_floating]
+
+
+def _all_finite_if_sums_are(read: List[tf.Tensor], tensors: List[tf.Tensor]) -> tf.Tensor:
+  """Returns whether all values of `tensors` are finite, which a finite sum of `read` proves."""
+  with tf.xla.experimental.jit_scope(compile_ops=False):
+    sums_finite = tf.reduce_all(tf.is_finite(tf.stack([_sum(tensor) for tensor in read])))
+  return control_flow.cond(sums_finite, lambda: tf.constant(True), lambda: _exact(_stack_small(tensors)))
 
 
 def _sum(tensor: tf.Tensor) -> tf.Tensor:
@@ -51,13 +75,17 @@ def _exact(tensors: List[tf.Tensor]) -> tf.Tensor:
   return finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
 
 
+def _is_small(tensor: tf.Tensor) -> bool:
+  size = tensor.shape.num_elements()
+  return size is not None and size * tensor.dtype.size <= _SMALL
+
+
 def _stack_small(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
   """Returns the same values with small tensors of one dtype and device in one tensor; in graphs, those of one shape."""
   is_eager = tf.executing_eagerly()
   groups: Dict[Any, List[tf.Tensor]] = {}
   for number, tensor in enumerate(tensors):
-    size = tensor.shape.num_elements()
-    is_small = size is not None and size * tensor.dtype.size <= _SMALL
+    is_small = _is_small(tensor)
     shape = () if is_eager or not is_small else tuple(tensor.shape.as_list())
     group_key = (tensor.dtype, shape, tensor.device) if is_small else number
     groups.setdefault(group_key, []).append(tensor)

@@ -145,6 +145,18 @@ def is_updated_by_check(loss_scale: Any) -> bool:
   return getattr(loss_scale.update, "__func__", None) is FiniteLossScale.update
 
 
+def constant(value: float) -> tf.Tensor:
+  """Returns a float32 scalar; in a graph always the same tensor, which waits for nothing."""
+  graph = graphs.default_graph()
+  if graph is None:
+    return tf.constant(value, tf.float32)
+  made = graphs.record_in(graph, "constants")
+  if value not in made:
+    with tf.control_dependencies(None), tf.device(None):  # outside of branches and loops
+      made[value] = tf.constant(value, tf.float32)
+  return made[value]
+
+
 class FixedLossScale(LossScale):
   """A constant loss scale. Its `update` checks nothing and applies every step.
 
@@ -160,7 +172,7 @@ class FixedLossScale(LossScale):
     self._loss_scale_value = arguments.scale("loss_scale_value", loss_scale_value)
 
   def __call__(self) -> tf.Tensor:
-    return tf.convert_to_tensor(self._loss_scale_value)
+    return tf.identity(constant(self._loss_scale_value))  # waits for the current control dependencies
 
   @autograph.do_not_convert
   def update(self, grads: Any) -> Tuple[Optional[tf.Operation], bool]:
@@ -222,7 +234,8 @@ class DynamicLossScale(FiniteLossScale):
       increment_period: the growth interval (`growth_interval` in torch.amp), from 1 to 2**63 - 1 steps.
       multiplier: the growth factor, above 1. The scale does not change if the product is above `max_loss_scale`.
       backoff: the divisor on overflow, above 1: 2 is torch.amp's `backoff_factor=0.5`. None means `multiplier`.
-      overflow_tolerance: the hysteresis of Megatron-LM and DeepSpeed, from 1 to 2**63 - 1 overflows.
+      overflow_tolerance: the number of overflows before each backoff, from 1 to 2**63 - 1. The hysteresis of
+        Megatron-LM and DeepSpeed counts before the first backoff only.
       min_loss_scale: the lower bound of backoff; above 0, may be below 1.
       max_loss_scale: the upper bound of growth; at most 2**126, above which TensorFlow flushes `1 / scale` to 0, and
         gradients vanish. A larger restored scale is lowered to it when it would grow.

@@ -268,10 +268,10 @@ def _measure_all(measured: List[Measured]) -> List[GradientRange]:
   if not measured:
     return []
   with tf.name_scope("gradient_ranges"):
-    branches = dead_tensors.branches_of([item.tensor for item in measured])
+    are_dead = dead_tensors.may_be_dead([item.tensor for item in measured])
     counted = [
-      [dead_tensors.merge_out_of_branches(value, 0, around) for value in _count(item)]
-      for item, around in zip(measured, branches)
+      [dead_tensors.merge_out_of_branches(value, 0, is_dead) for value in _count(item)]
+      for item, is_dead in zip(measured, are_dead)
     ]
     each_exponents, each_zeros, each_largest, scales = zip(*counted)
     exponents, zeros, largest = tf.stack(each_exponents), tf.stack(each_zeros), tf.stack(each_largest)

@@ -99,6 +99,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._logged = (0, 0)  # attempted and skipped when the last line was logged
     self._written: Optional[int] = None  # the attempted step last written to output_dir
     self._warned = False
+    self._unattempted = 0  # runs in a row that computed gradients and attempted no step
 
   def begin(self) -> None:
     steps = reports.train_steps(self._optimizer)
@@ -144,6 +145,8 @@ class LossScaleHook(tf.train.SessionRunHook):
     run = executed_by(run_context)
     executed = [(status, diagnosis) for train_op, status, diagnosis in self._observed if train_op in run.ops]
     if not executed:
+      if any(run.computes(tensor) for _, _, diagnosis in self._observed for tensor, _ in diagnosis.values()):
+        self._warn_if_unattempted(is_attempted=False)
       return None
     if self._is_new_session:
       self._is_new_session = False
@@ -164,6 +167,8 @@ class LossScaleHook(tf.train.SessionRunHook):
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
     results = run_values.results or {"statuses": []}
+    if results["statuses"]:
+      self._warn_if_unattempted(any(attempted for attempted, _, _ in results["statuses"]))
     for attempted, skipped, scale in results["statuses"]:
       if attempted:
         self._count(float(scale), bool(skipped))
@@ -187,6 +192,17 @@ class LossScaleHook(tf.train.SessionRunHook):
       self._log()
     self._write()
     self._events.write(lambda writer: writer.close())
+
+  def _warn_if_unattempted(self, is_attempted: bool) -> None:
+    """Logs a warning after many runs in a row that computed gradients and attempted no step."""
+    self._unattempted = 0 if is_attempted else self._unattempted + 1
+    if self._unattempted == self._max_consecutive_skips:
+      log.warn(
+        "LossScaleHook: %d runs in a row computed the gradients of %s, but attempted no step. If the program itself "
+        "checks whether they are finite, the loss scale never falls: remove this check.",
+        self._unattempted,
+        self._name,
+      )
 
   def _count(self, scale: float, is_skipped: bool) -> None:
     self.attempted += 1
@@ -288,10 +304,10 @@ def _diagnosis(step: step_module.Step) -> Dict[str, Tuple[tf.Tensor, Any]]:
   on_gradients = reports.report_on(step, gradients)
   found: Dict[str, Tuple[tf.Tensor, Any]] = {name: (gradients[name], on_gradients[name]) for name in gradients}
   backward, is_complete = gradient_ranges.backward_tensors(step)
-  for (name, tensor), branches in zip(backward.items(), dead_tensors.branches_of(backward.values())):
+  for (name, tensor), is_dead in zip(backward.items(), dead_tensors.may_be_dead(backward.values())):
     with contexts.enter(contexts.of_outputs(tensor.op)):
       finite = tf.reduce_all(ops.is_finite(tensor))
-    found[name] = tensor, dead_tensors.merge_out_of_branches(finite, True, branches)
+    found[name] = tensor, dead_tensors.merge_out_of_branches(finite, True, is_dead)
   is_float32 = is_complete and {tensor.dtype.base_dtype for tensor in backward.values()} == {tf.float32}
   if is_float32 and not auto_mixed_precision.is_enabled():
     log.warn(

@@ -64,10 +64,9 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       skip_nonfinite: whether to skip steps with non-finite gradients even if the loss scale's `should_apply` is True.
         False adds no check and no conditional to those of the loss scale: with a fixed scale, every step is applied.
       check_computed_gradients: whether the finite check also covers the gradients as `compute_gradients` returned
-        them, if those passed to `apply_gradients` derive from them by ops that can hide an overflow, such as
-        `tf.clip_by_value` (but not averages or clipping by a norm; `mp_compat.core.lineage`). Then a run that feeds
-        such a gradient (`feed_dict`) must also feed the model's inputs, or fails with "You must feed a value for
-        placeholder tensor": pass False for such programs.
+        them, if those passed to `apply_gradients` are not copies of them: clipping, averages and masks can hide an
+        overflow. Then a run that feeds such a gradient (`feed_dict`) must also feed the model's inputs, or fails with
+        "You must feed a value for placeholder tensor": pass False for such programs.
       finite_reducer: reduces the result of the finite check over processes that train together without
         `tf.distribute`: maps a bool tensor, True if the gradients are finite in this process, to one that is True if
         they are finite in all. Called once for each train op, outside of all branches, with a scalar; with a vector,
@@ -139,8 +138,19 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return isinstance(self._loss_scale, (loss_scale_module.DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES)
 
   @autograph.do_not_convert
-  def minimize(self, *args: Any, **kwargs: Any) -> Optional[tf.Operation]:
-    """Calls `compute_gradients` and `apply_gradients`; takes the arguments of `tf.compat.v1.train.Optimizer.minimize`.
+  def minimize(
+    self,
+    loss: gradients.Loss,
+    global_step: Optional[tf.Variable] = None,
+    var_list: Optional[Iterable[tf.Variable]] = None,
+    gate_gradients: int = tf.train.Optimizer.GATE_OP,
+    aggregation_method: Optional[int] = None,
+    colocate_gradients_with_ops: bool = False,
+    name: Optional[str] = None,
+    grad_loss: Optional[tf.Tensor] = None,
+    **kwargs: Any,
+  ) -> Optional[tf.Operation]:
+    """Calls `compute_gradients` and `apply_gradients`; the latter with `kwargs`, such as `decay_var_list`.
 
     Like TensorFlow's class, it does not call the inner optimizer's `minimize`. If that is its own, it logs a warning.
     """
@@ -151,7 +161,10 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "apply_gradients(). If its minimize() does more, such as weight decay, that is missing.",
         type(self._optimizer).__name__,
       )
-    return super().minimize(*args, **kwargs)
+    grads_and_vars = self.compute_gradients(
+      loss, var_list, gate_gradients, aggregation_method, colocate_gradients_with_ops, grad_loss
+    )
+    return self.apply_gradients(grads_and_vars, global_step, name, **kwargs)
 
   @autograph.do_not_convert
   def compute_gradients(
@@ -190,7 +203,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     if tf.executing_eagerly() and not callable(loss):
       raise RuntimeError(
         "`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
-        "enabled. Pass `lambda: loss`, computed inside, but got {!r}.".format(loss)
+        "enabled: one that computes the loss, but got {!r}. To build a graph instead, call tf.disable_v2_behavior() "
+        "first.".format(loss)
       )
     distribute.check_supported()
     options: Dict[str, Any] = dict(
@@ -221,7 +235,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
       grads = tf.tuple(grads)
     self._state_in(graphs.init_scope_graph()).has_unscaled = True
-    lineage.record(grads, [variable.name for variable in variables], scaled, scale)
+    lineage.record(grads, (variable.name for variable in variables), scaled, scale)  # tensors may have no name
     return list(zip(grads, variables))
 
   @autograph.do_not_convert
@@ -320,7 +334,15 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     settings = self._mp_compat_settings
     check = settings.skip_nonfinite or loss_scale_module.is_updated_by_check(self._loss_scale)
     part = step.prepare(grads_and_vars, settings, check, empties_window)._replace(optimizer=self)
-    if not self._state_in(graphs.init_scope_graph()).has_unscaled:
+    if part.lineage.is_origin_of(contexts.predicates()):
+      log.warn_once(
+        self,
+        "%s applies gradients in a branch of tf.cond whose predicate derives from these gradients, as a check of the "
+        "program that they are finite does. After an overflow, the loss scale then never falls, and no step is applied "
+        "anymore. Call apply_gradients() outside of the branch: it skips such steps itself.",
+        self.get_name(),
+      )
+    if not self._state_in(graphs.init_scope_graph()).has_unscaled and not self._is_behind_scale(part.grads_and_vars):
       log.warn_once(
         self,
         "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
@@ -329,6 +351,14 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         self.get_name(),
       )
     return part
+
+  def _is_behind_scale(self, pairs: Iterable[gradients.GradAndVar]) -> bool:
+    """Returns whether the gradients derive from the loss scale: the program scales and unscales by itself."""
+    if tf.executing_eagerly():
+      return False
+    with tf.name_scope("is_behind_scale"):
+      scale = set(graphs.executed_ops([self._loss_scale()]))
+    return not scale.isdisjoint(graphs.executed_ops(gradients.values_of([grad for grad, _ in pairs])))
 
   @step.collected
   def _apply_in_all_replicas(

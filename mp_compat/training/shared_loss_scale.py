@@ -45,8 +45,9 @@ def apply_gradients_together(
     name: the name of the op.
 
   Raises:
-    ValueError: If there are no steps, they are not pairs, the optimizers do not share one loss scale or were made with
-      `skip_nonfinite=False`, or `skip` is another value; see also `MixedPrecisionLossScaleOptimizer.apply_gradients`.
+    ValueError: If there are no steps, they are not pairs, the optimizers do not share one loss scale, are the same or
+      were made with `skip_nonfinite=False`, or `skip` is another value; see also
+      `MixedPrecisionLossScaleOptimizer.apply_gradients`.
     TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
   """
   steps = list(steps)
@@ -68,6 +69,11 @@ def apply_gradients_together(
         "Optimizers that share a loss scale need the finite check, but {} was made with skip_nonfinite=False. Remove "
         "that argument.".format(opt.get_name())
       )
+  if len({id(opt.inner_optimizer) for opt in optimizers}) < len(optimizers):
+    raise ValueError(
+      "Expected each optimizer once: its counters and slots belong to one apply_gradients(), but got {}. Join the "
+      "(gradient, variable) pairs of one optimizer, or make two.".format([opt.get_name() for opt in optimizers])
+    )
   if skip not in ("all", "each"):
     raise ValueError("skip must be one of 'all', 'each', but got {!r}.".format(skip))
   all_settings = [opt._mp_compat_settings for opt in optimizers]

@@ -8,7 +8,7 @@ Observers (`mp_compat.monitoring`) read the record of a step, which `apply` keep
 
 import dataclasses
 import functools
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union, cast
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union, cast
 
 from mp_compat import horovod
 from mp_compat._tensorflow import contexts
@@ -98,7 +98,8 @@ def prepare(
     )
   finite = None
   if check:
-    finite = finite_check.all_finite(dead_tensors.zeros_if_dead(gradients.values_of(grads) + lineage.hidden_values))
+    passed, computed = map(dead_tensors.zeros_if_dead, (gradients.values_of(grads), lineage.hidden_values))
+    finite = finite_check.all_finite(passed, computed, lineage.sums_of_squares)
   return Part(grads_and_vars, finite, lineage, graphs.name_scope())
 
 
@@ -125,7 +126,7 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
     reducer = horovod.all_ranks_finite  # the check also covers the gradients that each rank computed
   finite = _reduce_finite([part.finite for part in parts], reducer)
   all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
-  has_hidden = any(lineage.to_check for lineage in lineages) or not all(part.grads_and_vars for part in parts)
+  has_hidden = any(lineage.replaced for lineage in lineages) or not all(part.grads_and_vars for part in parts)
   update = functools.partial(
     _update, loss_scale, grads, all_finite, has_hidden or reducer is not None, settings.check_computed_gradients
   )
@@ -222,15 +223,18 @@ def apply(
     for grad, variable in part.grads_and_vars
     for local_grad in distribute.local_results(grad)
   ]
-  given = dict(
-    global_step=global_step, name=name and name.rstrip("/"), **kwargs
-  )  # "train/" is the scope of the train op
+  used = [computed.values for lineage in lineages for computed in lineage.computed]
+  if not tf.executing_eagerly():
+    used += gradients.values_of([grad for grad, _ in local])
+  own, earlier = set(map(lineage_module.tensor_key, used)), lineage_module.gradients_of_steps()
+  # "train/" is the scope of the train op.
+  given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)
   method, base = optimizer.inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients
   args, keywords = optimizers.arguments_for(method, base, given)
   with graphs.reserve_name(name or optimizer.get_name()) as step_scope:
     applied = conditional_apply.apply_in_each_replica(
       decision.apply[index],
-      functools.partial(_apply_inner, optimizer.inner_optimizer),
+      functools.partial(_apply_inner, optimizer.inner_optimizer, earlier - own, own),
       [part.grads_and_vars] + args,
       keywords,
       part.scope,
@@ -240,6 +244,7 @@ def apply(
   if tf.executing_eagerly():
     _record(optimizers_of_replicas, step)
     return None
+  earlier.update(own)
   if any(len(tensor.consumers()) > count for tensor, count in readers):
     log.warn_once(
       optimizer,
@@ -255,13 +260,32 @@ def apply(
 
 
 def _apply_inner(
-  inner_optimizer: tf.train.Optimizer, grads_and_vars: Iterable[gradients.GradAndVar], *args: Any, **kwargs: Any
+  inner_optimizer: tf.train.Optimizer,
+  earlier: Set[lineage_module.TensorKey],
+  own: Set[lineage_module.TensorKey],
+  grads_and_vars: Iterable[gradients.GradAndVar],
+  *args: Any,
+  **kwargs: Any,
 ) -> Any:
+  """Calls the inner optimizer; raises an error if it uses gradients of `earlier` steps, not by way of its `own`."""
+  if tf.executing_eagerly():
+    return inner_optimizer.apply_gradients(list(grads_and_vars), *args, **kwargs)
+  graph = tf.get_default_graph()
+  count = len(graph.get_operations())
   applied = inner_optimizer.apply_gradients(list(grads_and_vars), *args, **kwargs)
-  if applied is None and not tf.executing_eagerly() and not tf.get_default_graph().building_function:
+  if applied is None and not graph.building_function:
     raise ValueError(
       "{}.apply_gradients() must return the op that applies the gradients, but returned None. Only ops that it returns "
       "run with the train op. Return the op that it builds.".format(type(inner_optimizer).__name__)
+    )
+  read = [tensor for op in graph.get_operations()[count:] for tensor in op.inputs]
+  if lineage_module.derives_from(read, earlier, own):
+    raise ValueError(
+      "apply_gradients() of {0} reads gradients of an earlier apply_gradients(). It would apply them unchecked: if "
+      "they overflowed, that step was skipped, but this one is not. Sum the gradients before one apply_gradients(), or "
+      "wrap in the other order, with one LossScale: {0}(MixedPrecisionLossScaleOptimizer(opt, loss_scale)).".format(
+        type(inner_optimizer).__name__
+      )
     )
   return applied
 

@@ -141,6 +141,62 @@ def test_manager_subclass_trains_as_contrib():
   testing.assert_same(*[train(api, make_manager_with_own_variable, "..x.xx..") for api in (mixed_precision, native)])
 
 
+def make_manager_that_resets(api):
+  """Makes a manager that forgets its counts after every step."""
+
+  class Manager(api.ExponentialUpdateLossScaleManager):
+    def update_loss_scale(self, finite_grads):
+      with tf.control_dependencies([super().update_loss_scale(finite_grads)]):
+        return tf.group(self._reset_stats())
+
+  return Manager(8.0, 3, 2)
+
+
+def test_manager_subclass_resets_counts():
+  ours = train(mixed_precision, make_manager_that_resets, "..x...x...")
+  assert {(values["loss_scale:0"], values["bad_steps:0"]) for values in ours} == {(8.0, 0)}
+  if native is not None:
+    testing.assert_same(ours, train(native, make_manager_that_resets, "..x...x..."))
+
+
+def scale_down_again(api):
+  """Makes an optimizer that divides the gradients by 4 with the method of contrib's class."""
+
+  class DividesAgain(api.LossScaleOptimizer):
+    def compute_gradients(self, *args, **kwargs):
+      return self._down_scale(super().compute_gradients(*args, **kwargs), tf.constant(4.0))
+
+  return DividesAgain(tf.train.GradientDescentOptimizer(0.1), api.FixedLossScaleManager(8.0))
+
+
+def test_optimizer_subclass_scales_down():
+  histories = [
+    testing.train(lambda api=api: scale_down_again(api), testing.feeds(3), var_list=get_dense_variables)
+    for api in [mixed_precision] + [native] * (native is not None)
+  ]
+  plain = testing.train(
+    lambda: tf.train.GradientDescentOptimizer(0.025), testing.feeds(3), var_list=get_dense_variables
+  )
+  testing.assert_same(histories[0], histories[-1])
+  np.testing.assert_allclose(histories[0][-1]["model/w:0"], plain[-1]["model/w:0"], rtol=1e-6)
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_fixed_manager_returns_one_tensor():
+  manager = mixed_precision.FixedLossScaleManager(8.0)
+  in_branch = []
+  tf.cond(tf.placeholder(tf.bool, []), lambda: in_branch.append(manager.get_loss_scale()) or 1.0, lambda: 2.0)
+  scale = manager.get_loss_scale()
+  tf.get_default_graph().finalize()
+  assert manager.get_loss_scale() is scale
+  with testing.session() as sess:
+    assert sess.run(scale) == 8.0 and scale.dtype == tf.float32
+  with tf.Graph().as_default():
+    assert manager.get_loss_scale().graph is tf.get_default_graph()
+  with testing.eager_mode():
+    assert manager.get_loss_scale().numpy() == 8.0
+
+
 def make_optimizer_with_replaced_parts(api):
   """Makes an optimizer whose manager and inner optimizer are replaced after construction."""
   opt = api.LossScaleOptimizer(tf.train.GradientDescentOptimizer(0.1), api.FixedLossScaleManager(8.0))

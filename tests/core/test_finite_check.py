@@ -5,7 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from mp_compat._tensorflow import ops
 from mp_compat.core import finite_check
+from mp_compat.core import lineage
 from tests import testing
 from tests.testing import tf
 
@@ -88,6 +90,24 @@ def test_finite_values_are_read_once():
       ran = testing.executed(sess, finite, {x: np.full(2**15, value, np.float32)})
       read = [kind for kind, _, shape in ran if kind in kinds]
       assert {kind: read.count(kind) for kind in kinds} == kinds, ran
+
+
+@pytest.mark.parametrize("size", [2, 2**15], ids=["small", "large"])
+def test_sums_of_squares_prove_that_values_are_finite(size):
+  tensors = [tf.placeholder(tf.float32, [size]) for _ in range(3)]
+  sums = {lineage.tensor_key(tensor): tf.nn.l2_loss(tensor) for tensor in tensors[:2]}
+  finite = finite_check.all_finite([tf.placeholder_with_default([1.0], [1])], tensors, sums)
+  feed = {tensor: np.ones(size) for tensor in tensors}
+  with testing.session() as sess:
+    for tensor, value in itertools.product(tensors, [1e19, 1e30, 3e38] + NON_FINITE):  # the square of 1e30 is inf
+      assert sess.run(finite, {**feed, tensor: np.full(size, value)}) == np.isfinite(value)
+
+
+def test_large_tensors_are_not_summed_again():
+  x = tf.placeholder(tf.float32, [2**15])
+  finite_check.all_finite([], [x], {lineage.tensor_key(x): tf.nn.l2_loss(x)})
+  # XLA's fast math might lose a NaN.
+  assert sorted(op.type for op in x.consumers()) == ["IsFinite", "L2Loss"] + ["Sum"] * ops.is_fast_math()
 
 
 def test_checks_run_on_own_devices(graph):

@@ -1,5 +1,6 @@
 """Tests of the search back from gradients to those that were computed."""
 
+import numpy as np
 import pytest
 
 import mp_compat
@@ -10,9 +11,9 @@ from tests.testing import tf
 pytestmark = pytest.mark.usefixtures("graph")
 
 
-def to_check(grads):
+def replaced(grads):
   """Returns the computed gradients that the finite check must read besides `grads`, by name."""
-  return {computed.name: computed.values for computed in lineage.trace(grads).to_check}
+  return {computed.name: computed.values for computed in lineage.trace(grads).replaced}
 
 
 # Functions whose result may be finite though the computed gradient is not.
@@ -32,48 +33,69 @@ def test_clipped_gradients_are_found(how):
   behind, computed, other = [tf.placeholder(tf.float32, [2]) for _ in range(3)]
   computed += behind
   lineage.record([behind, computed, other], ["behind", "computed", "other"])
-  found = to_check([HIDING[how](computed)])
+  found = replaced([HIDING[how](computed)])
   assert list(found) == ["computed"] and found["computed"] is computed
 
 
 def test_passed_gradients_are_checked_once():
   computed = [tf.placeholder(tf.float32, [2]) for _ in "ab"]
   lineage.record(computed, "ab")
-  assert list(to_check([computed[0], tf.sign(computed[1])])) == ["b"]
-  assert not to_check([None] + computed + [computed[0] + computed[1]])
+  assert list(replaced([computed[0], tf.sign(computed[1])])) == ["b"]
+  assert not replaced([None] + computed + [computed[0] + computed[1]])
 
 
-# Functions whose result is not finite if the computed gradient is not.
-SHOWING = {
-  "clip_by_global_norm of this package": lambda g: mp_compat.clip_by_global_norm([g, g * 2.0], 1.0)[0][0],
-  "mean": lambda g: (g + tf.ones([2])) / 2.0,
-  "on one of two paths": lambda g: tf.sign(g) + g,
+# Functions that compute the sum of a tensor's squares.
+SQUARING = {
+  "clip_by_global_norm": lambda g: tf.clip_by_global_norm([g], 1.0)[0][0],
+  "clip_by_global_norm of this package": lambda g: mp_compat.clip_by_global_norm([g], 1.0)[0][0],
+  "clip_by_norm": lambda g: tf.clip_by_norm(g, 1.0),
+  "of a copy": lambda g: tf.nn.l2_loss(tf.identity(g)),
+  "over one axis": lambda g: tf.reduce_sum(tf.square(g), axis=0),
+}
+# Functions that do not, or in a way that cannot be relied on.
+NOT_SQUARING = {
+  "behind a control input": lambda g: after(tf.no_op(), lambda: tf.nn.l2_loss(g)),
+  "another factor": lambda g: tf.reduce_sum(g * tf.sign(g)),
+  "in a branch": lambda g: tf.cond(tf.placeholder(tf.bool, []), lambda: tf.nn.l2_loss(g), lambda: 0.0),
+  "over axes that are fed": lambda g: tf.reduce_sum(tf.square(g), tf.placeholder(tf.int32, [None])),
+  "sum": tf.reduce_sum,
 }
 
 
-@pytest.mark.parametrize("how", sorted(SHOWING))
-def test_shown_overflow_needs_no_check(how):
+def after(op, make):
+  with tf.control_dependencies([op]):
+    return make()
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("how", sorted(SQUARING) + sorted(NOT_SQUARING))
+def test_sums_of_squares_are_found(how):
   computed = tf.placeholder(tf.float32, [2])
-  lineage.record([computed], ["v"])
-  found = lineage.trace([SHOWING[how](computed)])
-  assert not found.to_check
-  assert [each.name for each in found.computed] == [each.name for each in found.replaced] == ["v"]
+  result = dict(SQUARING, **NOT_SQUARING)[how](computed)
+  assert (lineage.tensor_key(computed) in lineage.trace([result]).sums_of_squares) == (how in SQUARING)
+
+
+def test_finite_gradients_with_infinite_squares_are_finite():
+  training = testing.Training()
+  opt = testing.Optimizer(testing.sgd(), "dynamic")
+  ((grad, w),) = opt.compute_gradients(training.loss, [training.w])
+  train_op = opt.apply_gradients([(tf.clip_by_norm(grad, 1.0), w)])
+  results = training.run(train_op, [1e30, 1.0], [1e30, np.inf], [np.nan, 0.0], [3.0, 4.0], fetch=opt.gradients_finite)
+  assert results == [[True], [False], [False], [True]]
 
 
 def test_captured_gradients_are_followed():
   computed = tf.placeholder(tf.float32, [2])
   lineage.record([computed], ["v"])
-  hidden, shown = {}, []
+  hidden = {}
 
   def branch():
-    hidden.update(to_check([tf.clip_by_value(computed, -1.0, 1.0)]))
-    shown.append(lineage.trace([computed * 2.0]))
+    hidden.update(replaced([tf.clip_by_value(computed, -1.0, 1.0)]))
     return tf.constant(True)
 
   with testing.control_flow(2):
     tf.cond(tf.placeholder_with_default(True, []), branch, lambda: tf.constant(True))
   assert hidden == {"v": computed}
-  assert shown[0].replaced and not shown[0].to_check
 
 
 # Build a tensor with `make` inside a control-flow construct, and return it outside.
@@ -95,8 +117,8 @@ def test_only_readable_gradients_are_checked(context):
     computed = x * 2.0
     lineage.record([computed], ["v"])
     clipped = tf.clip_by_value(computed, -1.0, 1.0)
-    inside.update(to_check([clipped]))
+    inside.update(replaced([clipped]))
     return clipped
 
   outside = CONTEXTS[context](make)
-  assert list(inside) == ["v"] and not to_check([outside, outside + 1.0])
+  assert list(inside) == ["v"] and not replaced([outside, outside + 1.0])

@@ -275,6 +275,26 @@ def test_hook_logs_if_train_op_never_ran(make_training, tmp_path):
   assert training.lines == ["LossScaleHook: no Session run executed the train op GradientDescent."]
 
 
+@pytest.mark.parametrize("how", ["branch", "separate runs"])
+@pytest.mark.parametrize("overflows, warns", [(4, True), (2, False)])
+def test_check_of_the_program_warns(graph, warnings, how, overflows, warns):
+  """The program itself skips steps that overflow, so the loss scale never falls."""
+  training, opt = testing.Training(), Optimizer(sgd(), mp_compat.DynamicLossScale(8.0))
+  pairs = opt.compute_gradients(tf.reduce_sum(tf.cast(tf.cast(training.w, tf.float16) * 2.0, tf.float32) * training.x))
+  is_finite = tf.reduce_all(tf.is_finite(pairs[0][0]))
+  if how == "branch":
+    with testing.control_flow(1):
+      train_op = tf.cond(tf.placeholder_with_default(is_finite, []), lambda: opt.apply_gradients(pairs), tf.no_op)
+    warnings.clear()  # that of apply_gradients
+  else:
+    train_op = opt.apply_gradients(pairs)
+  with monitored_session([mp_compat.LossScaleHook(opt, max_consecutive_skips=4)]) as sess:
+    for x in [FINITE] + [OVERFLOW] * overflows + [FINITE] + [OVERFLOW] * 2:
+      if how == "branch" or sess.run(is_finite, {training.x: x}):
+        sess.run(train_op, {training.x: x})
+  assert len(warnings) == warns and all("LossScaleHook: 4 runs in a row" in line for line in warnings)
+
+
 class Fetched(NamedTuple):
   """A structure to fetch."""
 

@@ -208,6 +208,15 @@ def test_unscaled_gradients_warn_once_per_graph(warnings):
   assert "never scaled" in warnings[0] and "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss)" in warnings[0]
 
 
+@pytest.mark.parametrize("loss_scale", [4.0, "dynamic"])
+def test_gradients_scaled_by_the_program_do_not_warn(warnings, loss_scale):
+  variables, _, loss = linear()
+  opt = Optimizer(sgd(), loss_scale)
+  grads = tf.gradients(loss * opt.loss_scale(), variables)
+  opt.apply_gradients([(grad / opt.loss_scale(), variable) for grad, variable in zip(grads, variables)])
+  assert not warnings
+
+
 def test_optimizers_of_replicas_warn_once(warnings):
 
   def step():

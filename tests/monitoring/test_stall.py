@@ -89,7 +89,7 @@ def test_unclipped_gradients_come_first():
 
 def test_fed_gradients_need_no_backward_pass():
   x = tf.placeholder(tf.float32, [1, 2])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0, check_computed_gradients=False)
   grads, variables = zip(*opt.compute_gradients(tf.reduce_sum(two_layers(x))))
   clipped, _ = tf.clip_by_global_norm(grads, 1.0)
   train_op = opt.apply_gradients(zip(clipped, variables))

@@ -64,7 +64,7 @@ for name, make_feed, settings, options in [
   ("a_returned_gradient_is_fed", feed_first, dict(sparse=True), {}),
   ("all_returned_gradients_are_fed_without_inputs", feed_all_without_inputs, {}, {}),
   ("values_of_a_sparse_gradient_are_fed", feed_values_of_second, dict(sparse=True), {"slow": True}),
-  ("gradients_clipped_by_norm_are_fed", feed_all_without_inputs, dict(change=clip_norms), {}),
+  ("gradients_clipped_by_norm_are_fed", feed_all_without_inputs, dict(change=clip_norms, **ONLY_FED), {}),
   ("gradients_clipped_by_value_are_fed", feed_all_without_inputs, dict(change=clip_values, **ONLY_FED), {}),
   (
     "a_clipped_gradient_is_fed_with_inputs",
@@ -77,10 +77,10 @@ for name, make_feed, settings, options in [
   TABLE.add(name, functools.partial(train_with_fed_gradients, make_feed=make_feed, **settings), **options)
 
 
-def feed_back_beside_an_input_pipeline(t, change):
+def feed_back_beside_an_input_pipeline(t, change, **ours):
   """The gradients show how many elements of the input were consumed."""
   number = tf.data.make_one_shot_iterator(tf.data.Dataset.range(1, 100)).get_next()
-  changed, train_op = compute_and_apply(t, t.loss(t.x * tf.cast(number, tf.float32), sparse=False), change)
+  changed, train_op = compute_and_apply(t, t.loss(t.x * tf.cast(number, tf.float32), sparse=False), change, **ours)
   return lambda sess, feed: sess.run(train_op, dict(zip(changed, sess.run(changed, feed))))
 
 
@@ -92,8 +92,7 @@ for name, change in {
 }.items():
   TABLE.add(
     "gradients_{}_and_fed_beside_an_input_pipeline".format(name),
-    feed_back_beside_an_input_pipeline,
-    change,
+    functools.partial(feed_back_beside_an_input_pipeline, change=change, **({} if name == "defaulted" else ONLY_FED)),
     overflow=(),
   )
 

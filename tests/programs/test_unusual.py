@@ -312,6 +312,36 @@ def a_gradient_that_is_always_dead(t):
   return optimizer.apply_gradients(optimizer.compute_gradients(loss, t.variables) + [(dead, never)])
 
 
+def conditional_on_a_routed_value(t, positive):
+  _, routed = tf.raw_ops.Switch(data=t.x, pred=t.flag)
+  return tf.cond(positive, lambda: routed * 2.0, lambda: tf.square(routed))
+
+
+def merge_of_two_routes(t, positive):
+  """Returns a value that is dead if neither `t.flag` nor `positive` is True, though its inputs share no predicate."""
+  if_flag = tf.raw_ops.Switch(data=t.x, pred=t.flag)[1]
+  first = tf.raw_ops.Switch(data=if_flag, pred=positive)[0]
+  return tf.raw_ops.Merge(inputs=[first, tf.raw_ops.Switch(data=t.x * 3.0, pred=positive)[1]]).output
+
+
+def train_with_a_dead_gradient(t, route):
+  w, table = t.variables
+  optimizer = t.wrap()
+  value = route(t, t.x[1] > 5.0)  # in no step
+  pairs = optimizer.compute_gradients(tf.reduce_sum(value * tf.square(w)), [w])
+  return optimizer.apply_gradients(pairs + optimizer.compute_gradients(t.loss(), [table]))
+
+
+for route in (conditional_on_a_routed_value, merge_of_two_routes):
+  TABLE.add(
+    "gradients_of_a_" + route.__name__,
+    train_with_a_dead_gradient,
+    route,
+    variants=[programs.V1, programs.V1_REFERENCE],
+    tensorflow_fails=DEAD,
+  )
+
+
 class UsesCurvature(Descent):
   """Differentiates its own gradients in `apply_gradients`, as AdaHessian and SAM do."""
 

@@ -140,7 +140,8 @@ rows(
   (lambda t: mp_compat.finite_or_zero([(None, t.w)]), TypeError, "but got a .gradient, variable. pair: .*zip"),
   (applied(lambda t: tf.placeholder(tf.int32, [2])), TypeError, "DataType int32 not in list of allowed values"),
   (applied(lambda t: tf.placeholder(tf.complex64, [2])), TypeError, "DataType complex64 not in list"),
-  (applied(lambda t: t.x, unknown=1), TypeError, "unexpected keyword argument 'unknown'"),
+  (applied(lambda t: t.x, unknown=1), TypeError, "unexpected keyword argument 'unknown'.*inner.*apply_gradients"),
+  (lambda t: t.opt.minimize(t.loss, decay=1), TypeError, "unexpected keyword argument 'decay'.*to its constructor"),
   (applied(lambda t: t.x, global_step="step"), TypeError, "must be a variable.*Pass the name of the op as name='step'"),
   (lambda t: t.opt.scale_loss(tf.constant(1)), ValueError, "Invalid type tf.int32"),
   (lambda t: wrapped(8.0).unscale_gradients([t.x]), RuntimeError, "scale_loss\\(\\) was not called in this graph"),
@@ -173,6 +174,18 @@ rows(
   (lambda t: Accumulator(t.opt).add([(t.x, t.w), (t.x, shapeless())]), ValueError, "static shape, but v:0 has the"),
   (lambda t: [window.add([(t.x, t.w)]) for window in [Accumulator(t.opt)] * 2], ValueError, "already called in this"),
   (lambda t: mp_compat.apply_gradients_together([]), ValueError, "pairs of an optimizer .* but got \\[\\]"),
+  (
+    lambda t: mp_compat.apply_gradients_together([(t.opt, [(t.x, t.w)])] * 2),
+    ValueError,
+    "each optimizer once.*'Momentum', 'Momentum'.*Join",
+  ),
+  (
+    lambda t: mp_compat.apply_gradients_together(
+      [(wrapped(t.opt.loss_scale, t.opt.inner_optimizer), [(t.x, t.w)]), (t.opt, [(t.x, t.w)])]
+    ),
+    ValueError,
+    "each optimizer once",
+  ),
   (lambda t: mp_compat.apply_gradients_together([t.opt, t.opt]), ValueError, "pairs of an optimizer .* but got \\[<"),
   (hook(every_n_steps=0), ValueError, "every_n_steps must be an int of at least 1, but got 0"),
   (hook(every_n_secs=0), ValueError, "every_n_secs must be a number above 0 .* but got 0"),

@@ -107,8 +107,24 @@ def test_eager_unscaling_uses_current_scale():
   assert opt.loss_scale().numpy() == 128.0
 
 
+@pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
+def test_gradients_of_tensors_are_computed(as_function):
+  w, x = tensorflow.Variable([1.0, 2.0]), tf.constant([3.0, 4.0])
+  opt = testing.Optimizer(tf.train.GradientDescentOptimizer(0.5), 8.0)
+
+  def step(x):
+    pairs = [opt.compute_gradients(lambda: tf.reduce_sum(w * x), var_list) for var_list in ([x], [w, x])]
+    opt.apply_gradients(pairs[1][:1])
+    return [[grad for grad, _ in each] for each in pairs]
+
+  (alone,), (of_w, beside) = (tensorflow.function(step) if as_function else step)(x)
+  assert [each.numpy().tolist() for each in (alone, beside, of_w)] == [[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]]
+  assert w.numpy().tolist() == [-0.5, 0.0]
+
+
 def test_non_callable_loss_raises():
-  with pytest.raises(RuntimeError, match="`loss` passed to Optimizer.compute_gradients should be a function"):
+  expected = "(?s)`loss` passed to Optimizer.compute_gradients should be a function.*one that.*disable_v2_behavior"
+  with pytest.raises(RuntimeError, match=expected):
     sgd().compute_gradients(tf.constant(1.0), [tensorflow.Variable(1.0)])
 
 

@@ -200,6 +200,154 @@ def test_own_minimize_warns(inner, warns, caplog):
   assert ("OwnMinimize has a minimize() of its own" in caplog.text) == warns
 
 
+# Predicates of the branch in which gradients are applied.
+CHECKS = {
+  "all finite": (lambda t, grad: tf.reduce_all(tf.is_finite(grad)), True),
+  "default": (lambda t, grad: tf.placeholder_with_default(tf.is_finite(grad[0]), []), True),
+  "norm": (lambda t, grad: tf.global_norm([grad]) < 10.0, True),
+  "the loss": (lambda t, grad: tf.is_finite(t.loss), False),
+  "the loss scale": (lambda t, grad: t.opt.loss_scale() > 1.0, False),
+  "another gradient": (lambda t, grad: tf.is_finite(t.opt.compute_gradients(t.loss * 2.0)[0][0][0]), False),
+  "placeholder": (lambda t, grad: tf.placeholder(tf.bool, []), False),
+}
+
+
+@pytest.mark.parametrize("is_clipped", [False, True])
+@pytest.mark.parametrize("check", sorted(CHECKS))
+def test_finite_check_of_the_program_warns(check, is_clipped, warnings):
+  training = Training()
+  training.opt = opt = Optimizer(sgd(), 8.0)
+  ((grad, w),) = opt.compute_gradients(training.loss)
+  predicate, warns = CHECKS[check]
+
+  def apply():
+    return opt.apply_gradients([(tf.clip_by_norm(grad, 1.0) if is_clipped else grad, w)])
+
+  with testing.control_flow(1):
+    tf.cond(predicate(training, grad), lambda: tf.cond(training.x[0] > 0.0, apply, tf.no_op), tf.no_op)
+  assert [("a branch of tf.cond whose predicate derives" in line) for line in warnings] == [True] * warns
+
+
+class DecaysSelected(tf.train.GradientDescentOptimizer):
+  """Decays the variables that it is told to, as those of tf.contrib's DecoupledWeightDecayExtension do."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None, decay_var_list=()):
+    with tf.control_dependencies([super().apply_gradients(grads_and_vars, global_step, name)]):
+      return tf.group(*[tf.assign(v, 0.5 * v) for v in decay_var_list])
+
+
+def test_minimize_passes_arguments_of_inner_apply_gradients():
+  training = Training()
+  train_op = Optimizer(DecaysSelected(1.0), 8.0).minimize(training.loss, decay_var_list=[training.w])
+  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-0.5 * FINITE] * 2)
+
+
+@only_in_1_15
+def test_contrib_weight_decay_is_passed():
+  contrib = testing.tensorflow.contrib.opt
+  results = []
+  for wrap in (lambda opt: opt, lambda opt: Optimizer(opt, 8.0)):
+    with tf.Graph().as_default():
+      training = Training()
+      opt = wrap(contrib.MomentumWOptimizer(0.25, 1.0, 0.5))
+      results.append(training.run(opt.minimize(training.loss, decay_var_list=[training.w]), FINITE, FINITE))
+  np.testing.assert_array_equal(*results)
+
+
+class KeepsGradients(test_optimizers.Wrapper):
+  """Keeps the gradients of each call, and applies their sum in the last one, as tf.contrib's TowerOptimizer does."""
+
+  def __init__(self, inner, calls, change=tf.identity):
+    super().__init__(inner)
+    self._kept, self._calls, self._change = [], calls, change
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    self._kept += [[(self._change(grad), variable) for grad, variable in grads_and_vars]]
+    if len(self._kept) < self._calls:
+      return tf.no_op()
+    sums = [(tf.add_n([grad for grad, _ in kept]), kept[0][1]) for kept in zip(*self._kept)]
+    return super().apply_gradients(sums, global_step, name)
+
+
+def raw(grad):
+  return grad
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("function", [False, True])
+@pytest.mark.parametrize("change", [raw, tf.identity, lambda grad: grad * 2.0])
+def test_gradients_of_earlier_steps_raise(change, function):
+  training = Training()
+  inner = KeepsGradients(sgd(), 2, change)
+
+  def step():
+    for _ in range(2):  # with another wrapper for each, as in towers
+      opt = Optimizer(inner, 8.0)
+      opt.apply_gradients(opt.compute_gradients(training.loss, [training.w]))
+    return tf.constant(0)
+
+  with pytest.raises(Exception, match="reads gradients of an earlier|cannot be accessed|out of scope"):
+    (testing.tensorflow.function(step) if function else step)()
+
+
+def test_gradients_of_one_step_may_be_kept():
+  training = Training()
+  opt = Optimizer(KeepsGradients(sgd(), 1), 8.0)
+  train_op = opt.apply_gradients(opt.compute_gradients(training.loss))
+  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-FINITE] * 2)
+
+
+def test_one_gradient_may_be_applied_twice():
+  training = Training()
+  opts = [Optimizer(sgd(), 8.0) for _ in range(2)]
+  pairs = opts[0].compute_gradients(training.loss)
+  train_op = tf.group(*[opt.apply_gradients(pairs) for opt in opts])
+  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-2 * FINITE] * 2)
+
+
+def train_on_towers(count, make, api=mp_compat):
+  """Trains with tf.contrib's TowerOptimizer on towers; the second one overflows in the second step, and so on."""
+  from tensorflow_estimator.contrib.estimator.python.estimator import replicate_model_fn
+
+  tower_class, training = replicate_model_fn.TowerOptimizer, Training()
+  state = tower_class._graph_state()
+  state.set_reduction_across_towers("mean", count)
+  state._loss_reduction = tf.losses.Reduction.SUM
+  factors = tf.placeholder(tf.float32, [count])
+  with tf.variable_scope("") as scope:
+    for index in range(count):
+      with state.tower(index, scope, "tower"):
+        opt = make(tower_class)
+        train_op = opt.apply_gradients(opt.compute_gradients(training.loss * factors[index]))
+  with training.session as sess:
+    sess.run(tf.global_variables_initializer())
+    history = []
+    for overflowing in [None] + list(range(count)) + [None]:
+      factor = [np.inf if index == overflowing else 1.0 for index in range(count)]
+      sess.run(train_op, {training.x: FINITE, factors: factor})
+      history.append(sess.run(training.w).tolist())
+    return history
+
+
+@only_in_1_15
+def test_towers_inside_raise():
+  with pytest.raises(ValueError, match="TowerOptimizer reads gradients of an earlier .* wrap in the other order"):
+    train_on_towers(2, lambda tower_class: Optimizer(tower_class(sgd()), 8.0))
+
+
+@only_in_1_15
+def test_one_tower_inside_trains():
+  history = train_on_towers(1, lambda tower_class: Optimizer(tower_class(sgd()), 8.0))
+  assert history == [[-1.0, -2.0], [-1.0, -2.0], [-2.0, -4.0]]
+
+
+@only_in_1_15
+def test_towers_outside_skip_every_overflow():
+  scale = mp_compat.DynamicLossScale(8.0)
+  history = train_on_towers(2, lambda tower_class: tower_class(Optimizer(sgd(), scale)))
+  assert history == [[-2.0, -4.0]] * 3 + [[-4.0, -8.0]]
+
+
 class WithRate(tf.train.GradientDescentOptimizer):
   """Reads its learning rate from a public attribute, and has a hook of its own."""
 
