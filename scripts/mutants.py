@@ -45,6 +45,7 @@ TESTS = {
   "monitoring/range_history": "monitoring/range_history monitoring/ranges_hook",
   "monitoring/ranges_hook": "monitoring/ranges_hook",
   "monitoring/hooks": "monitoring/stall monitoring/hooks monitoring/ranges_hook",
+  "monitoring/stall": "monitoring/stall monitoring/hooks",
   "training/step": (
     "training/finite_reducer training/shared_loss_scale training/gradient_accumulation monitoring/reports "
     "training/threads training/optimizer equivalence/tensorflow_defects"
@@ -125,7 +126,7 @@ MUTANTS = [
   ("monitoring/gradient_ranges", "(dtypes, [tf.bfloat16], [tf.float32])", "(dtypes, [tf.float32])"),
   ("monitoring/gradient_ranges", "tf.cast(fraction > 0x7FE000, tf.int32)", "0"),
   ("monitoring/gradient_ranges", ' and tensor.op.type != "StopGradient"', ""),
-  ("monitoring/gradient_ranges", "min(own, key", "max(own, key"),
+  ("monitoring/gradient_ranges", "dtype=min((", "dtype=max(("),
   ("monitoring/gradient_ranges", "not passed and not _is_hiding(derived)", "not passed"),
   ("monitoring/range_history", "if sum(value for other, value in magnitudes.items() if other < e) <= tolerated", ""),
   ("monitoring/range_history", 'BFLOAT16 if values["dtype"] == "bfloat16" else FLOAT16', "FLOAT16"),
@@ -148,8 +149,11 @@ MUTANTS = [
   ("monitoring/ranges_hook", "if self._history.run != self._run:", "if False:"),
   ("monitoring/hooks", "if self._changes and self._written", "if self._written"),
   ("monitoring/hooks", "elif without_backoff < self._min_scale_patience", "elif False"),
-  ("monitoring/hooks", "diagnosis.items() if run.computes(tensor)", "diagnosis.items()"),
+  ("monitoring/hooks", "for each in observed if run.computes(each.tensor)]", "for each in observed]"),
   ("monitoring/hooks", " + native.FIXED_LOSS_SCALES", ""),
+  ("monitoring/stall", " and (not index or not len(op.inputs))", ""),
+  ("monitoring/stall", "if has_branches else", "if False else"),
+  ("monitoring/stall", "first = min(products", "first = max(products"),
   ("monitoring/hooks", "except Exception as error:", "except OSError as error:"),
   ("monitoring/hooks", ", filename_suffix=suffix", ""),
   ("training/step", "gradients.values_of(grads) + lineage.hidden_values", "gradients.values_of(grads)"),

@@ -3,7 +3,7 @@
 
 import collections
 import contextlib
-from typing import Any, Callable, Container, Iterable, Iterator, List, Optional, TypeVar
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, TypeVar
 
 from tensorflow.python.util import object_identity
 
@@ -111,6 +111,11 @@ def executed_ops(elements: Iterable[Any], fed: Container[str] = ()) -> List[tf.O
       pending.extend(op.inputs)
       pending.extend(op.control_inputs)
   return list(found)
+
+
+def creation_order() -> Dict[tf.Operation, int]:
+  """Returns the place of each op of the default graph in the order in which they were created."""
+  return {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
 
 
 def fetched_elements(graph: tf.Graph, fetches: Any) -> List[Any]:

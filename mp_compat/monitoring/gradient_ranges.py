@@ -2,11 +2,12 @@
 """Measures the range of every gradient of a step: histograms of binary exponents beside the range of float16."""
 
 import collections
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import dead_tensors
+from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
@@ -18,7 +19,7 @@ from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 # Ops that only copy the values of their first input, and ops that copy some of their inputs' values.
 _COPYING = frozenset(["DepthToSpace", "ExpandDims", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"])
-_MOVING = _COPYING.union(
+MOVING = _COPYING.union(
   ["ConcatV2", "Enter", "IdentityN", "Merge", "NextIteration", "Pack", "Split", "SplitV", "Switch", "Unpack"]
 )
 # Ops that add up gradients: of a variable that several ops use, and of one that is broadcast.
@@ -134,7 +135,9 @@ def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any) -> Report:
   measured = passed + [Measured(record.name, record.scaled, record.scale) for record in computed]
   wanted = [each for each in derived if each.tensor.dtype.base_dtype in dtypes and not each.is_measured]
   measured += _named(each for each in wanted if each.tensor.dtype == tf.float16 or each.is_behind_loss)
-  measured = [_describe(item, dtypes) for item in _readable_in_order(measured)]
+  measured = _readable_in_order(measured)
+  sources = _sources(item.tensor for item in measured)
+  measured = [_describe(item, dtypes, sources[lineage.tensor_key(item.tensor)]) for item in measured]
   if not any(item.is_selected for item in measured):
     measured = [item._replace(is_selected=True) for item in measured]
   names = reports.number_repeated([item.name for item in measured])
@@ -145,11 +148,11 @@ def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any) -> Report:
   )
 
 
-def backward_tensors(step: step_module.Step) -> Tuple["collections.OrderedDict[str, tf.Tensor]", bool]:
-  """Returns the floating tensors of the backward pass by name, in order, and whether these are all."""
+def backward_dtypes(step: step_module.Step) -> Set[Optional[tf.DType]]:
+  """Returns the floating dtypes of the backward pass, and None if functions or loops compute a part of it."""
   derived = _backward_passes(_gradients(step, read_computed=True)[1])
-  found = _readable_in_order(_named(each for each in derived if each.tensor.dtype.is_floating))
-  return collections.OrderedDict((item.name, item.tensor) for item in found), not _is_hiding(derived)
+  dtypes: Set[Optional[tf.DType]] = {each.tensor.dtype.base_dtype for each in derived if each.tensor.dtype.is_floating}
+  return dtypes | {None} if _is_hiding(derived) else dtypes
 
 
 def _is_hiding(derived: List[_Derived]) -> bool:
@@ -161,37 +164,32 @@ def _named(derived: Iterable[_Derived]) -> List[Measured]:
   return [
     Measured(tensor.op.name if tensor.value_index == 0 else tensor.name, tensor, scale)
     for tensor, scale, _, _ in derived
-    if tensor.op.type not in _MOVING
+    if tensor.op.type not in MOVING
   ]
 
 
 def _readable_in_order(measured: List[Measured]) -> List[Measured]:
   """Returns the tensors outside of loops and functions, in the order of their ops."""
-  order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
+  order = graphs.creation_order()
   readable = [item for item in measured if contexts.is_in_branches_only(item.tensor.op)]
   return sorted(readable, key=lambda item: order[item.tensor.op])
 
 
-def _describe(item: Measured, dtypes: List[tf.DType]) -> Measured:
-  sources = list(_sources(item.tensor))
-  own = [tensor.dtype.base_dtype for tensor in sources if tensor.dtype.is_floating or tensor.dtype.is_complex]
+def _describe(item: Measured, dtypes: List[tf.DType], own: FrozenSet[Optional[tf.DType]]) -> Measured:
   return item._replace(
-    dtype=min(own, key=lambda dtype: dtype.size).name,
-    # Functions and loops may compute in any dtype.
-    is_selected=any(dtype in dtypes for dtype in own) or any(tensor.op.type in _HIDING for tensor in sources),
+    dtype=min((dtype for dtype in own if dtype is not None), key=lambda dtype: dtype.size).name,
+    is_selected=not own.isdisjoint([*dtypes, None]),  # functions and loops may compute in any dtype
   )
 
 
 def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[Measured], List[lineage.Computed]]:
   """Returns the passed gradients that derive from no computed one, and the records of the computed ones, if read."""
-  passed: List[Measured] = []
-  found: Dict[Any, lineage.Computed] = {}
-  for grad, name in step.gradients:
-    computed = lineage.trace([grad]).computed if read_computed else ()
-    measurable = [each for each in computed if each.scaled is not None and contexts.is_in_branches_only(each.scaled.op)]
-    found.update((lineage.tensor_key(each.values), each) for each in measurable)
-    if not measurable:
-      passed.extend(Measured(name, values, None) for values in gradients.values_of([grad]))
+  computed = [each for one in step.lineages for each in one.computed] if read_computed else []
+  measurable = [each for each in computed if each.scaled is not None and contexts.is_in_branches_only(each.scaled.op)]
+  found = {lineage.tensor_key(each.values): each for each in measurable}
+  passed = [Measured(name, values, None) for grad, name in step.gradients for values in gradients.values_of([grad])]
+  derived = descendants(readers([item.tensor for item in passed]), [each.values for each in measurable])
+  passed = [item for item in passed if lineage.tensor_key(item.tensor) not in {**found, **derived}]
   return passed, list(found.values())
 
 
@@ -203,22 +201,22 @@ def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Derived]:
   found: List[_Derived] = []
   for scale_key, records in by_scale.items():
     scale, ends = records[0].scale, [record.scaled for record in records]
-    readers = _readers(ends)
-    derived = _descendants(readers, [scale])
+    read_by = readers(ends)
+    derived = descendants(read_by, [scale])
     # The tensors from which the layers' ops compute the gradients of their variables.
-    inputs = [value for end in ends for source in _sources(end) for value in source.op.inputs]
+    inputs = [value for op in {op for op, _ in _sources(ends)} for value in op.inputs]
     entering = [tensor for value in inputs for tensor in _same_values(value) if lineage.tensor_key(tensor) in derived]
-    behind_loss = set(map(lineage.tensor_key, entering)).union(_descendants(readers, entering))
+    behind_loss = set(map(lineage.tensor_key, entering)).union(descendants(read_by, entering))
     measured = [tensor for end in ends for tensor in _same_values(end)]
-    measured += [reader for reader in readers[scale_key] if reader.op.type == "Cast"]
+    measured += [reader for reader in read_by[scale_key] if reader.op.type == "Cast"]
     measured_keys = set(map(lineage.tensor_key, measured))
     found += [_Derived(tensor, scale, key in behind_loss, key in measured_keys) for key, tensor in derived.items()]
   return found
 
 
-def _readers(ends: List[tf.Tensor]) -> Dict[Any, List[tf.Tensor]]:
+def readers(ends: List[tf.Tensor]) -> Dict[lineage.TensorKey, List[tf.Tensor]]:
   """Returns the tensors computed from each tensor that `ends` derive from, not by integers or stopped gradients."""
-  readers: Dict[Any, List[tf.Tensor]] = collections.defaultdict(list)
+  found: Dict[lineage.TensorKey, List[tf.Tensor]] = collections.defaultdict(list)
   seen, pending = set(), list(ends)
   while pending:
     tensor = pending.pop()
@@ -226,17 +224,19 @@ def _readers(ends: List[tf.Tensor]) -> Dict[Any, List[tf.Tensor]]:
       seen.add(lineage.tensor_key(tensor))
       for value in contexts.tensor_inputs(tensor):
         if value.dtype.is_floating or value.dtype == tf.variant:
-          readers[lineage.tensor_key(value)].append(tensor)
+          found[lineage.tensor_key(value)].append(tensor)
           pending.append(value)
-  return readers
+  return found
 
 
-def _descendants(readers: Dict[Any, List[tf.Tensor]], sources: List[tf.Tensor]) -> Dict[Any, tf.Tensor]:
+def descendants(
+  read_by: Dict[lineage.TensorKey, List[tf.Tensor]], sources: Iterable[tf.Tensor]
+) -> Dict[lineage.TensorKey, tf.Tensor]:
   """Returns the tensors computed from `sources`, by their keys."""
-  found: Dict[Any, tf.Tensor] = {}
+  found: Dict[lineage.TensorKey, tf.Tensor] = {}
   pending = list(sources)
   while pending:
-    for reader in readers.get(lineage.tensor_key(pending.pop()), ()):
+    for reader in read_by.get(lineage.tensor_key(pending.pop()), ()):
       if lineage.tensor_key(reader) not in found:
         found[lineage.tensor_key(reader)] = reader
         pending.append(reader)
@@ -247,20 +247,44 @@ def _same_values(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
   """Yields a tensor and those before it that contain the same values, such as the float16 input of a cast."""
   yield tensor
   while tensor.op.type in _COPYING or tensor.op.type == "Cast":
-    tensor, after = tensor.op.inputs[0], tensor
-    if tensor.dtype.size > after.dtype.size:
+    before = _containing(tensor)
+    if not before:
       break
+    tensor = before[0]
     yield tensor
 
 
-def _sources(gradient: tf.Tensor) -> Iterator[tf.Tensor]:
-  """Yields the tensors that contain the values of a gradient, or of its parts or summands."""
-  same = list(_same_values(gradient))
-  yield from same
-  if same[-1].op.type in _MOVING.union(_SUMMING):
-    for value in same[-1].op.inputs:
-      if value.dtype.is_floating:
-        yield from _sources(value)
+def _containing(tensor: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the inputs of the op of a tensor that contain its values, or parts or summands of it."""
+  op = tensor.op
+  if op.type == "Cast":
+    return [value for value in op.inputs if _is_measurable(value) and value.dtype.size <= tensor.dtype.size]
+  inputs = op.inputs[:1] if op.type in _COPYING else op.inputs if op.type in MOVING or op.type in _SUMMING else ()
+  return [value for value in inputs if _is_measurable(value)]
+
+
+def _is_measurable(tensor: tf.Tensor) -> bool:
+  return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+def _sources(tensors: Iterable[tf.Tensor]) -> Dict[lineage.TensorKey, FrozenSet[Optional[tf.DType]]]:
+  """Returns the dtypes that the values of tensors, their parts and summands have had, by the keys of all of these.
+
+  They contain None if a function or a loop has computed any of them.
+  """
+  found: Dict[lineage.TensorKey, FrozenSet[Optional[tf.DType]]] = {}
+  pending = list(tensors)
+  while pending:
+    tensor = pending[-1]
+    before = _containing(tensor)
+    unknown = [value for value in before if lineage.tensor_key(value) not in found]
+    pending += unknown
+    if not unknown:
+      own = [tensor.dtype.base_dtype] + [None] * (tensor.op.type in _HIDING)
+      found[lineage.tensor_key(pending.pop())] = frozenset(own).union(
+        *[found[lineage.tensor_key(value)] for value in before]
+      )
+  return found
 
 
 def _measure_all(measured: List[Measured]) -> List[GradientRange]:

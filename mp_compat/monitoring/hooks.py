@@ -2,22 +2,20 @@
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
 import collections
-from typing import Any, Callable, Deque, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
 import uuid
 
 from mp_compat._tensorflow import auto_mixed_precision
-from mp_compat._tensorflow import contexts
-from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
-from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.core import loss_scale as loss_scale_module
 from mp_compat.monitoring import gradient_ranges
+from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
-from mp_compat.training import step as step_module
+from mp_compat.monitoring import stall
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 ON_STALL = ("raise", "stop", "warn")
@@ -32,10 +30,11 @@ class LossScaleStalledError(RuntimeError):
 class LossScaleHook(tf.train.SessionRunHook):
   """Logs the loss scale, counts skipped steps, and ends a run that no longer applies any steps.
 
-  Warns if the backward pass is in float32 only, where loss scaling has no use, unless `auto_mixed_precision` is on.
+  Warns if the backward pass is in float32 only, where loss scaling has no use, unless `auto_mixed_precision` is on, and
+  if trained variables are float16.
 
-  The hook counts the Session runs that execute a train op of the optimizer, and ignores evaluations. Each
-  counted run fetches three more numbers. The run that completes a stall also fetches which gradients are not finite.
+  The hook counts the Session runs that execute a train op of the optimizer, and ignores evaluations. Each counted run
+  fetches three more numbers. The run that completes a stall also fetches the values of both passes, to the host.
 
   Attributes:
     attempted: the number of attempted steps, an int.
@@ -122,7 +121,25 @@ class LossScaleHook(tf.train.SessionRunHook):
           for name in ("attempted_steps", "skipped_steps")
         ]
     statuses = [self._make_status(each) for each in counts]
-    self._observed = [(step.train_op, status, _diagnosis(step)) for step, status in zip(steps, statuses)]
+    self._observed = [(step.train_op, status, stall.observed(step)) for step, status in zip(steps, statuses)]
+    self._float16_variables = [
+      name for step in steps for grad, name in step.gradients if grad is not None and grad.dtype == tf.float16
+    ]
+    if self._float16_variables:
+      log.warn(
+        "LossScaleHook: %s trains float16 variables: %s. They lose small updates. Create them with "
+        "custom_getter=mp_compat.float32_variable_storage_getter, which stores them in float32.",
+        self._name,
+        range_history.enumeration(self._float16_variables, 5),
+      )
+    for step in steps:
+      if gradient_ranges.backward_dtypes(step) == {tf.float32} and not auto_mixed_precision.is_enabled():
+        log.warn(
+          "LossScaleHook: the backward pass of %s has no float16 tensor. A program that computes in float32 needs no "
+          "loss scaling, unless TensorFlow's graph rewrite casts it. Are the inputs and the variables of the model "
+          "cast to float16?",
+          step.train_op.name,
+        )
     self._scale = self._optimizer.loss_scale()
     self._events = EventFile("LossScaleHook", self._output_dir)
 
@@ -142,7 +159,7 @@ class LossScaleHook(tf.train.SessionRunHook):
 
   def before_run(self, run_context: Any) -> Any:
     run = executed_by(run_context)
-    executed = [(status, diagnosis) for train_op, status, diagnosis in self._observed if train_op in run.ops]
+    executed = [(status, observed) for train_op, status, observed in self._observed if train_op in run.ops]
     if not executed:
       return None
     if self._is_new_session:
@@ -156,10 +173,8 @@ class LossScaleHook(tf.train.SessionRunHook):
       self._write()
     fetches: Dict[str, Any] = {"statuses": [status for status, _ in executed]}
     if self._is_stalled(more_skips=len(executed)) and (not self._warned or len(executed) > 1):
-      fetches["diagnoses"] = [
-        {name: fetch for name, (tensor, fetch) in diagnosis.items() if run.computes(tensor)}
-        for _, diagnosis in executed
-      ]
+      self._fetched = [each for _, observed in executed for each in observed if run.computes(each.tensor)]
+      fetches["diagnoses"] = [each.fetch for each in self._fetched]
     return tf.train.SessionRunArgs(fetches)
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -170,7 +185,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     if "diagnoses" not in results or not self._is_stalled() or self._warned:
       return
     self._events.write(lambda writer: writer.flush())  # end() is not called after an error
-    text = self._describe_stall(results["diagnoses"])
+    text = self._describe_stall(zip(self._fetched, results["diagnoses"]))
     if self._on_stall == "raise":
       raise LossScaleStalledError(text)
     self._warned = True
@@ -239,7 +254,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       self._events.write(lambda writer: writer.add_summary(summary, self.attempted))
       self._written = self.attempted
 
-  def _describe_stall(self, diagnoses: List[Dict[str, Any]]) -> str:
+  def _describe_stall(self, values: Iterable[Tuple[stall.Observed, Any]]) -> str:
     """Returns text on the skipped steps, on what is not finite in the last one, and on what may be the reason."""
     skips, without_backoff = self._skips()
     last = "the last applied step was attempt {}".format(self._last_applied)
@@ -254,53 +269,12 @@ class LossScaleHook(tf.train.SessionRunHook):
         " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
       )
     )
-    fetched = [item for diagnosis in diagnoses for item in diagnosis.items()]
-    nonfinite = [
-      "\n  {}: {} NaN, {} inf, the largest of the others {:.3g}".format(name, *value)
-      for name, value in fetched
-      if isinstance(value, reports.GradientReport) and (value.nans or value.infs)
-    ]
-    if not nonfinite:
-      return text + "All gradients are finite here: the loss scale itself or another process decided to skip."
-    first = next((name for name, value in fetched if not isinstance(value, reports.GradientReport) and not value), None)
     reason = "an"
     if isinstance(self._optimizer.loss_scale, (loss_scale_module.FixedLossScale,) + native.FIXED_LOSS_SCALES):
       reason = 'the fixed loss scale may be too large: lower it, or use "dynamic". Otherwise an'
     elif without_backoff < self._min_scale_patience:
       reason = "the scale may still be too large: begin with a lower one, or allow more skips. Otherwise an"
-    return text + (
-      "Gradients that are not finite:{}{}\nFetch the loss. If it is not finite, look at the inputs and the learning "
-      "rate. If it is finite, {} op of the backward pass overflows in float16 or has no finite gradient, as tf.sqrt at "
-      "0.".format(
-        "".join(nonfinite),
-        "\nThe first value of the backward pass that is not finite is {}.".format(first) if first else "",
-        reason,
-      )
-    )
-
-
-def _diagnosis(step: step_module.Step) -> Dict[str, Tuple[tf.Tensor, Any]]:
-  """Returns what to fetch of a step to see why it is skipped; warns of a backward pass in float32.
-
-  For each gradient this is a GradientReport, for each tensor of the backward pass whether it is finite.
-  """
-  gradients = reports.checked_tensors(step)
-  on_gradients = reports.report_on(step, gradients)
-  found: Dict[str, Tuple[tf.Tensor, Any]] = {name: (gradients[name], on_gradients[name]) for name in gradients}
-  backward, is_complete = gradient_ranges.backward_tensors(step)
-  for (name, tensor), branches in zip(backward.items(), dead_tensors.branches_of(backward.values())):
-    with contexts.enter(contexts.of_outputs(tensor.op)):
-      finite = tf.reduce_all(ops.is_finite(tensor))
-    found[name] = tensor, dead_tensors.merge_out_of_branches(finite, True, branches)
-  is_float32 = is_complete and {tensor.dtype.base_dtype for tensor in backward.values()} == {tf.float32}
-  if is_float32 and not auto_mixed_precision.is_enabled():
-    log.warn(
-      "LossScaleHook: the backward pass of %s has no float16 tensor. A program that computes in float32 needs no loss "
-      "scaling, unless TensorFlow's graph rewrite casts it. Are the inputs and the variables of the model cast to "
-      "float16?",
-      step.train_op.name,
-    )
-  return found
+    return text + stall.describe(values, self._float16_variables, reason)
 
 
 class StopAtAttemptHook(tf.train.SessionRunHook):

@@ -1,10 +1,13 @@
 """Tests of gradient ranges in graphs, compared with NumPy on the same tensors, fetched by name."""
 
+import signal
+
 import numpy as np
 import pytest
 
 import mp_compat
 from mp_compat.monitoring import gradient_ranges
+from mp_compat.monitoring import reports
 from tests import testing
 from tests.testing import Optimizer
 from tests.testing import sgd
@@ -328,6 +331,29 @@ def test_dtypes_of_values_are_known():
   all_dtypes = describe(opt, [tf.float16, tf.float32])
   assert len(all_dtypes) > len(described) and all(is_selected for _, _, is_selected in all_dtypes.values())
   assert all_dtypes["head:0"][1] == "float32" and all_dtypes["shared:0"][1] == "float16"
+
+
+def test_residual_steps_take_linear_time():
+  """Each doubles the number of paths, and 1200 are more than Python's recursion limit."""
+  steps, w = 1200, tf.get_variable("w", [2], initializer=tf.ones_initializer())
+  state = tf.cast(w, tf.float16)
+  for _ in range(steps):
+    state += tf.tanh(state)
+  opt = Optimizer(sgd(), 2.0**4)
+  opt.minimize(tf.reduce_sum(tf.cast(state, tf.float32)))
+  previous = signal.signal(signal.SIGALRM, signal.default_int_handler)  # raises KeyboardInterrupt
+  signal.alarm(30)
+  try:
+    mp_compat.LossScaleHook(opt).begin()
+    computed = reports.train_steps(opt)[0].lineages[0].computed
+    sources = gradient_ranges._sources([each.scaled for each in computed])
+  finally:
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+  assert len(sources) >= 2 * steps and set(sources.values()) == {
+    frozenset([tf.float16]),
+    frozenset([tf.float16, tf.float32]),
+  }
 
 
 CALLS = {

@@ -174,6 +174,21 @@ def test_report_is_fetched_when_stalling(make_training):
   assert fetched == [["statuses"], ["statuses"], ["diagnoses", "statuses"]]
 
 
+@pytest.mark.usefixtures("graph")
+def test_construction_does_not_depend_on_model():
+  """The diagnosis of a stall, which few runs need, adds no ops."""
+  hidden, added = tf.placeholder(tf.float16, [4, 8]), []
+  with tf.variable_scope("", custom_getter=mp_compat.float32_variable_storage_getter):
+    for layer in range(9):
+      hidden = tf.tanh(tf.matmul(hidden, tf.get_variable("w{}".format(layer), [8, 8], tf.float16)))
+      opt = Optimizer(sgd(), "dynamic")
+      opt.minimize(tf.reduce_mean(tf.cast(hidden, tf.float32)))
+      before = len(tf.get_default_graph().get_operations())
+      mp_compat.LossScaleHook(opt).begin()
+      added.append(len(tf.get_default_graph().get_operations()) - before)
+  assert max(added) < 30 and len(set(added[1:])) == 1  # the first hook builds constants
+
+
 class Broadcast(tf.train.SessionRunHook):
   """Assigns variables when a session is created, as Horovod's BroadcastGlobalVariablesHook does."""
 

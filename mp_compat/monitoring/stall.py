@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Explains why all steps are skipped, from the values of a step: its gradients, loss, variables and both passes."""
+
+from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
+
+import numpy as np
+
+from mp_compat._tensorflow import contexts
+from mp_compat._tensorflow import dead_tensors
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import tf
+from mp_compat.monitoring import gradient_ranges
+from mp_compat.monitoring import range_history
+from mp_compat.monitoring import reports
+from mp_compat.training import step as step_module
+
+PARTS = ("gradient", "loss", "variable", "forward", "backward")
+_READS = ("ReadVariableOp", "Variable", "VariableV2")
+
+
+class Observed(NamedTuple):
+  """A tensor that shows why a step is skipped."""
+
+  part: str  # one of PARTS
+  name: str
+  tensor: tf.Tensor
+  fetch: tf.Tensor  # the tensor, or zeros if it is in a branch that is not executed
+
+
+def observed(step: step_module.Step) -> List[Observed]:
+  """Returns the gradients of a step, its loss, and the tensors that they are computed from, in order of creation.
+
+  Tensors in loops and functions are left out, and those that only move values. Builds ops for tensors in branches only.
+  """
+  checked, order = reports.checked_tensors(step), graphs.creation_order()
+  scales = {each.scale.name: each.scale for one in step.lineages for each in one.computed if each.scale is not None}
+  losses = [loss for scale in scales.values() for loss in _losses(scale, order)]
+  found = [("gradient", name, tensor) for name, tensor in checked.items()] + [("loss", "", loss) for loss in losses]
+  read_by = gradient_ranges.readers([tensor for _, _, tensor in found]) if scales else {}
+  backward = gradient_ranges.descendants(read_by, scales.values())
+  readable = [
+    key for key in read_by if contexts.is_in_branches_only(key[0]) and key[0].type not in gradient_ranges.MOVING
+  ]
+  for op, index in sorted(readable, key=lambda key: (order[key[0]], key[1])):
+    # Further outputs of an op may be uninitialized memory, such as the reserved space of batch normalization.
+    if op.outputs[index].dtype.is_floating and (not index or not len(op.inputs)):
+      source = op.inputs[0].op if op.type == "ReadVariableOp" else op
+      part = "variable" if op.type in _READS else "backward" if (op, index) in backward else "forward"
+      found.append((part, source.name, op.outputs[index]))
+  has_branches = any(op.type in ("Switch", "RefSwitch") or contexts.of_outputs(op) is not None for op, _ in read_by)
+  branches = dead_tensors.branches_of(each[-1] for each in found) if has_branches else [[]] * len(found)
+  return [
+    Observed(*each, dead_tensors.merge_out_of_branches(each[-1], 0, around)) for each, around in zip(found, branches)
+  ]
+
+
+def _losses(scale: tf.Tensor, order: Dict[tf.Operation, int]) -> List[tf.Tensor]:
+  """Returns the loss that is multiplied by a loss scale, before all gradients are, if it can be read."""
+  casts = [op for op in scale.consumers() if op.type == "Cast"]
+  products = [op for read in [scale, *[op.outputs[0] for op in casts]] for op in read.consumers() if op.type == "Mul"]
+  first = min(products, key=order.__getitem__, default=None)
+  return [first.inputs[0]] if first is not None and contexts.is_in_branches_only(first.inputs[0].op) else []
+
+
+def describe(values: Iterable[Tuple[Observed, Any]], float16_variables: List[str], scale_reason: str) -> str:
+  """Returns text on what is not finite among fetched values, and on what to do.
+
+  `scale_reason` begins the sentence on what to do if the loss is finite.
+  """
+  real = [(each, _real(value)) for each, value in values]
+  wrong = [(each, value) for each, value in real if not np.isfinite(value).all()]
+  names = {part: [each.name for each, _ in wrong if each.part == part] for part in PARTS}
+  if not names["gradient"]:
+    return "All gradients are finite here: the loss scale itself or another process decided to skip."
+  text = "Gradients that are not finite:"
+  for each, value in [pair for pair in wrong if pair[0].part == "gradient"]:
+    counts = np.isnan(value).sum(), np.isinf(value).sum(), np.abs(value[np.isfinite(value)]).max(initial=0)
+    text += "\n  {}: {} NaN, {} inf, the largest of the others {:.3g}".format(each.name, *counts)
+  losses = [each for each, _ in real if each.part == "loss"]
+  if losses:
+    text += "\nThe loss ({}) is {}finite.".format(losses[0].tensor.dtype.name, "not " if names["loss"] else "")
+  if names["variable"]:
+    text += "\nVariables that are not finite: {}.".format(range_history.enumeration(names["variable"], 5))
+  for part in ("forward", "backward"):
+    if names[part]:
+      text += "\nThe first value of the {} pass that is not finite is {}.".format(part, names[part][0])
+  if names["variable"]:
+    text += "\nSkipped steps do not repair variables: restart from a checkpoint in which they are finite, and "
+    if float16_variables:
+      return text + (
+        "create the float16 ones with mp_compat.float32_variable_storage_getter. In float16, variables lose small "
+        "updates, and Adam's epsilon of 1e-8 is 0."
+      )
+    return text + "lower the learning rate: the finite check covers gradients, not updates."
+  if names["loss"]:
+    first = next((each.tensor for each, _ in wrong if each.part == "forward"), losses[0].tensor)
+    if first.op.type != "Const" and not any(value.dtype.is_floating for value in first.op.inputs):
+      return text + "\nThe loss is not finite at any scale: correct the input {}.".format(first.op.name)
+    if first.dtype.base_dtype == tf.float16:
+      return text + (
+        "\nThe loss is not finite at any scale, because float16 ends at 65504: compute {} in float32, or with smaller "
+        "values, such as a mask of -1e4 instead of -1e9.".format(first.op.name)
+      )
+    return text + "\nThe loss is not finite at any scale: look at the inputs and the learning rate."
+  if not losses:
+    text += "\nFetch the loss. If it is not finite, look at the inputs and the learning rate. If it is finite, "
+  return text + "{}{} op of the backward pass overflows in float16 or has no finite gradient, as tf.sqrt at 0.".format(
+    "\nAs the loss is finite, " if losses else "", scale_reason
+  )
+
+
+def _real(value: Any) -> np.ndarray:
+  """Returns an array of one dimension, of a dtype that NumPy itself has."""
+  value = np.asarray(value).ravel()
+  if value.dtype.kind == "c":
+    return np.concatenate([value.real, value.imag])
+  return value if value.dtype.kind == "f" else value.astype(np.float32)  # bfloat16
