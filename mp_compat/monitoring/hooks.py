@@ -115,7 +115,9 @@ class LossScaleHook(tf.train.SessionRunHook):
     counts = [reports.counts(step) for step in steps]
     self._counters: List[tf.Variable] = []
     if self._counters_in_graph and steps:
-      with tf.name_scope(None), tf.variable_scope(None, "loss_scale_hook"):
+      global_step = tf.train.get_global_step()  # Where it is, on a parameter server, all workers find the counters.
+      device = None if global_step is None else global_step.device
+      with tf.device(device), tf.name_scope(None), tf.variable_scope(None, "loss_scale_hook"):
         self._counters = [
           tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
           for name in ("attempted_steps", "skipped_steps")
