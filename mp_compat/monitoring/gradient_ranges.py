@@ -24,6 +24,11 @@ MOVING = _COPYING.union(
 )
 # Ops that add up gradients: of a variable that several ops use, and of one that is broadcast.
 _SUMMING = frozenset(["AddN", "Sum"])
+# The number of bits of the fraction; those of float32 for all other dtypes.
+_PRECISION = {"float16": 10, "bfloat16": 7}
+# Sums of rounded values that are mathematically zero were up to 0.8 units of the last place of the sum of magnitudes in
+# models with batch normalization and attention, and all other sums more than 50.
+_MOST_UNITS_OF_NOISE = 8
 # Ops whose results are computed in a loop (control flow v1), in a function, or in a conditional or loop of functions.
 _HIDING = frozenset(["Exit", "PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"]).union(
   ["Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"]
@@ -46,6 +51,8 @@ class GradientRange(NamedTuple):
     nonfinite: the number of infinite values and NaNs, int32.
     headroom: the largest n with `largest * 2**n <= 65504`, int32; 142 if all are zero, -1 if any is not finite.
     scale: the loss scale of the values, float32; 1 for a gradient that was measured as it was passed.
+    noise: whether the values are sums that are as small as rounding errors of their terms, bool: gradients that are
+      mathematically zero, such as that of a bias before batch normalization.
   """
 
   exponents: Any
@@ -56,6 +63,7 @@ class GradientRange(NamedTuple):
   nonfinite: Any
   headroom: Any
   scale: Any
+  noise: Any
 
 
 class Measured(NamedTuple):
@@ -287,6 +295,14 @@ def _sources(tensors: Iterable[tf.Tensor]) -> Dict[lineage.TensorKey, FrozenSet[
   return found
 
 
+def _terms(tensor: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the tensors of which the values of a gradient are sums; [] if they are no sums."""
+  *_, last = _same_values(tensor)
+  if last.op.type == "AddN":
+    return [term for value in last.op.inputs for term in (_terms(value) if value.op.type != "AddN" else ()) or [value]]
+  return list(last.op.inputs[:1]) if last.op.type in ("BiasAddGrad", "Sum") else []
+
+
 def _measure_all(measured: List[Measured]) -> List[GradientRange]:
   """Returns the ranges of tensors; zeros for those in branches that are not executed."""
   if not measured:
@@ -297,7 +313,7 @@ def _measure_all(measured: List[Measured]) -> List[GradientRange]:
       [dead_tensors.merge_out_of_branches(value, 0, around) for value in _count(item)]
       for item, around in zip(measured, branches)
     ]
-    each_exponents, each_zeros, each_largest, scales = zip(*counted)
+    each_exponents, each_zeros, each_largest, scales, noise = zip(*counted)
     exponents, zeros, largest = tf.stack(each_exponents), tf.stack(each_zeros), tf.stack(each_largest)
     total = tf.cast(tf.maximum(tf.reduce_sum(exponents, axis=1), 1), tf.float64)
 
@@ -319,18 +335,34 @@ def _measure_all(measured: List[Measured]) -> List[GradientRange]:
       tf.unstack(nonfinite),
       tf.unstack(tf.where_v2(nonfinite > 0, -1, headroom)),
       scales,
+      tf.unstack(tf.stack(noise) > 0),
     ]
     return [GradientRange(*values) for values in zip(*columns)]
 
 
-def _count(item: Measured) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Returns the exponents, the number of zeros, the largest magnitude and the scale, as in `GradientRange`."""
+def _magnitudes(tensor: tf.Tensor) -> tf.Tensor:
+  return tf.abs(tf.cast(tf.reshape(ops.real_parts(tensor), [-1]), tf.float32))
+
+
+def _count(item: Measured) -> Tuple[tf.Tensor, ...]:
+  """Returns exponents, number of zeros, largest magnitude, scale and noise (1 or 0), as in `GradientRange`."""
   with contexts.enter(contexts.of_outputs(item.tensor.op)):
-    values = tf.abs(tf.cast(tf.reshape(ops.real_parts(item.tensor), [-1]), tf.float32))
+    values = _magnitudes(item.tensor)
     bits = tf.bitcast(values, tf.int32)
     exponents = tf.raw_ops.Bincount(arr=tf.bitwise.right_shift(bits, 23), size=256, weights=tf.zeros([0], tf.int32))
     exponents.set_shape([256])
     zeros = tf.reduce_sum(tf.cast(tf.equal(bits, 0), tf.int32))
     finite = tf.where_v2(tf.is_finite(values), values, 0.0)
     scale = 1.0 if item.scale is None else item.scale
-    return exponents, zeros, tf.maximum(tf.reduce_max(finite), 0.0), tf.cast(scale, tf.float32)
+    terms, is_noise = _terms(item.tensor) if item.scale is not None else [], tf.constant(False)
+    if terms:
+      unit = 2.0 ** -_PRECISION.get(item.dtype, 23) * tf.add_n([tf.reduce_sum(_magnitudes(term)) for term in terms])
+      # Not if all terms are zeros, nor if their sum overflows.
+      is_noise = (tf.reduce_sum(values) <= _MOST_UNITS_OF_NOISE * unit) & (unit > 0.0) & tf.is_finite(unit)
+    return (
+      exponents,
+      zeros,
+      tf.maximum(tf.reduce_max(finite), 0.0),
+      tf.cast(scale, tf.float32),
+      tf.cast(is_noise, tf.int32),
+    )

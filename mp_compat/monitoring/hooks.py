@@ -98,6 +98,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._logged = (0, 0)  # attempted and skipped when the last line was logged
     self._written: Optional[int] = None  # the attempted step last written to output_dir
     self._warned = False
+    self._session: Any = None
 
   def begin(self) -> None:
     steps = reports.train_steps(self._optimizer)
@@ -156,8 +157,8 @@ class LossScaleHook(tf.train.SessionRunHook):
     return tf.concat([tf.cast(counts, tf.float32), [scale]], axis=0)
 
   def after_create_session(self, session: tf.Session, coord: Any) -> None:
-    del session, coord
-    self._is_new_session = True
+    del coord
+    self._session, self._is_new_session = session, True
 
   def before_run(self, run_context: Any) -> Any:
     run = executed_by(run_context)
@@ -204,6 +205,24 @@ class LossScaleHook(tf.train.SessionRunHook):
       self._log()
     self._write()
     self._events.write(lambda writer: writer.close())
+
+  def run(self, session: tf.Session, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None) -> Any:
+    """Returns `session.run(fetches, feed_dict)` of a plain Session, and observes the run as in a MonitoredSession.
+
+    Call `begin()` after `minimize` and before the session runs, and at the end `end(session)`, which writes the last
+    values. `on_stall="stop"` stops nothing here. Raises a RuntimeError without `begin()`.
+    """
+    if not hasattr(self, "_events"):
+      raise RuntimeError(
+        "LossScaleHook.run() needs ops in the graph. Call begin() after minimize(), before the session."
+      )
+    if session is not self._session:
+      self.after_create_session(session, None)
+    context = tf.train.SessionRunContext(tf.train.SessionRunArgs(fetches, feed_dict), session)
+    requested = self.before_run(context) or tf.train.SessionRunArgs([])
+    values, results = session.run([fetches, requested.fetches], feed_dict)
+    self.after_run(context, tf.train.SessionRunValues(results, None, None))
+    return values
 
   def _count(self, scale: float, is_skipped: bool) -> None:
     self.attempted += 1

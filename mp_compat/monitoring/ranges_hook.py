@@ -23,9 +23,9 @@ class GradientRangesHook(tf.train.SessionRunHook):
 
   Writes for TensorBoard a histogram of binary exponents for each tensor, `gradient_ranges/<name>`, and for
   `mp_compat ranges` the file `gradient_ranges.jsonl`: one line for each record, `{"run": ..., "step": ..., "complete":
-  ..., "tensors": {name: {"selected": ..., "dtype": ..., "scale": ..., "zeros": ..., "nonfinite": ..., "largest": ...,
-  "exponents": {exponent: count}}}}`, with the number of the run. A record is complete if all of the backward pass was
-  measured. The advice is for the selected tensors, those of the measured dtypes, or for all tensors if there are none.
+  ..., "tensors": {name: {"selected": ..., "dtype": ..., "scale": ..., "noise": ..., "zeros": ..., "nonfinite": ...,
+  "largest": ..., "exponents": {exponent: count}}}}`, with the number of the run. A record is complete if all of the
+  backward pass was measured. The advice is for the selected tensors, those of the measured dtypes, or for all if none.
   The values are the gradients of the scaled loss; the scale is null for a gradient that was measured as it was passed.
   A run that resumes continues the file. If a file cannot be written, the hook logs a warning once, and the run goes on.
   """
@@ -160,6 +160,7 @@ def record_of(run: int, step: int, ranges: Dict[str, Any], report: gradient_rang
       "selected": report.measured[name].is_selected,
       "dtype": report.measured[name].dtype,
       "scale": None if report.measured[name].scale is None else float(values.scale),
+      "noise": bool(values.noise),
       "zeros": zeros,
       "nonfinite": counts[255],
       "largest": float(values.largest),

@@ -37,6 +37,7 @@ def measure_with_numpy(values, scale):
     nonfinite=exponents[255],
     headroom=-1 if exponents[255] else headroom,
     scale=scale,
+    noise=False,
   )
 
 
@@ -241,6 +242,56 @@ def test_stopped_gradients_are_not_followed():
   kernel = tf.get_variable("kernel", [3, 2])
   opt.apply_gradients([(opt.unscale_gradients([tf.cast(tf.reduce_sum(forward), tf.float32) * kernel])[0], kernel)])
   assert not [name for name in mp_compat.gradient_ranges(opt) if "recomputed" in name]
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("add", ["bias_add", "plus", "shared"])
+def test_gradients_of_zero_are_noise(dtype, add):
+  """A bias before batch normalization, and that of keys, do not change the loss; float64 shows that they are 0."""
+  random = np.random.RandomState(0)
+  examples, weights = random.normal(size=[64, 6]), random.normal(size=[6, 6])
+  gradients_of = {}
+  for precision in (dtype, tf.float64):
+    with tf.Graph().as_default():
+      x = tf.placeholder(precision, [64, 6])
+      wide = tf.float64 if precision == tf.float64 else tf.float32
+      names = ["before", "key", "query", "last"]
+      variables = {name: tf.get_variable(name, [6], wide, tf.zeros_initializer()) for name in names}
+
+      def layer(value, name, dtype=precision, variables=variables):
+        product, bias = tf.matmul(value, tf.constant(weights, dtype)), tf.cast(variables[name], dtype)
+        return product + bias if add == "plus" else tf.nn.bias_add(product, bias)
+
+      hidden = layer(x, "before")
+      mean, variance = tf.nn.moments(tf.cast(hidden, wide), [0])
+      hidden = tf.cast((tf.cast(hidden, wide) - mean) * tf.rsqrt(variance + 1e-3), precision)
+      keys = [layer(hidden, "key") for _ in range(2 if add == "shared" else 1)]
+      queries = layer(hidden, "query")
+      attention = [tf.nn.softmax(tf.cast(tf.matmul(queries, key, transpose_b=True), wide)) for key in keys]
+      hidden = tf.add_n([tf.matmul(tf.cast(each, precision), hidden) for each in attention])
+      loss = tf.reduce_mean(tf.square(tf.cast(layer(hidden, "last"), wide) - 1.0))
+      opt = Optimizer(sgd(), 2.0**10)
+      opt.minimize(loss)
+      ranges = mp_compat.gradient_ranges(opt, precision)
+      with testing.initialized_session() as sess:
+        found = sess.run(ranges, {x: examples})
+      gradients_of[precision] = {name: found[variable.name] for name, variable in variables.items()}
+  exact = {name: values.largest / 2.0**10 for name, values in gradients_of[tf.float64].items()}
+  assert max(exact["before"], exact["key"]) < 1e-12 < 1e-4 < min(exact["query"], exact["last"])
+  assert [name for name, values in gradients_of[dtype].items() if values.noise] == ["before", "key"]
+
+
+def test_sums_of_zeros_are_no_noise():
+  """The terms may have underflowed."""
+  x = tf.placeholder(tf.float16, [4, 2])
+  b = tf.get_variable("b", [2])
+  opt = Optimizer(sgd(), 2.0**4)
+  opt.minimize(tf.reduce_sum(tf.cast(x * tf.nn.bias_add(x, tf.cast(b, tf.float16)), tf.float32)))
+  ranges = mp_compat.gradient_ranges(opt)
+  with testing.initialized_session() as sess:
+    for value, is_noise in [(0.0, False), (3.0, False), (np.inf, False)]:
+      assert sess.run(ranges, {x: np.full([4, 2], value)})["b:0"].noise == is_noise
+    assert sess.run(ranges, {x: [[1.0, 2.0], [-1.0, -2.0], [3.0, 4.0], [-3.0, -4.0]]})["b:0"].noise
 
 
 @pytest.mark.parametrize("last", ["broadcast", "reshaped", "concatenated"])
