@@ -2,7 +2,7 @@
 """Measures the range of every gradient of a step: histograms of binary exponents beside the range of float16."""
 
 import collections
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -10,6 +10,7 @@ from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
+from mp_compat.core import dataflow
 from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.monitoring import range_history
@@ -17,22 +18,11 @@ from mp_compat.monitoring import reports
 from mp_compat.training import step as step_module
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
-# Ops that only copy the values of their first input, and ops that copy some of their inputs' values.
-_COPYING = frozenset(["DepthToSpace", "ExpandDims", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"])
-MOVING = _COPYING.union(
-  ["ConcatV2", "Enter", "IdentityN", "Merge", "NextIteration", "Pack", "Split", "SplitV", "Switch", "Unpack"]
-)
-# Ops that add up gradients: of a variable that several ops use, and of one that is broadcast.
-_SUMMING = frozenset(["AddN", "Sum"])
 # The number of bits of the fraction; those of float32 for all other dtypes.
 _PRECISION = {"float16": 10, "bfloat16": 7}
 # Sums of rounded values that are mathematically zero were up to 0.8 units of the last place of the sum of magnitudes in
 # models with batch normalization and attention, and all other sums more than 50.
 _MOST_UNITS_OF_NOISE = 8
-# Ops whose results are computed in a loop (control flow v1), in a function, or in a conditional or loop of functions.
-_HIDING = frozenset(["Exit", "PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"]).union(
-  ["Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"]
-)
 
 
 class GradientRange(NamedTuple):
@@ -141,52 +131,26 @@ def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any) -> Report:
   existing = {each.tensor.dtype.base_dtype for each in derived}
   dtypes = next((other for other in (dtypes, [tf.bfloat16], [tf.float32]) if existing.intersection(other)), dtypes)
   measured = passed + [Measured(record.name, record.scaled, record.scale) for record in computed]
-  wanted = [each for each in derived if each.tensor.dtype.base_dtype in dtypes and not each.is_measured]
-  measured += _named(each for each in wanted if each.tensor.dtype == tf.float16 or each.is_behind_loss)
-  measured = _readable_in_order(measured)
-  sources = _sources(item.tensor for item in measured)
-  measured = [_describe(item, dtypes, sources[lineage.tensor_key(item.tensor)]) for item in measured]
+  for tensor, scale, is_behind_loss, is_measured in derived:
+    is_wanted = tensor.dtype.base_dtype in dtypes and (tensor.dtype == tf.float16 or is_behind_loss)
+    if is_wanted and not is_measured and tensor.op.type not in dataflow.MOVING:
+      measured.append(Measured(tensor.op.name if tensor.value_index == 0 else tensor.name, tensor, scale))
+  order = graphs.creation_order()
+  measured = [item for item in measured if contexts.is_in_branches_only(item.tensor.op)]
+  measured.sort(key=lambda item: order[item.tensor.op])
+  sources = dataflow.sources_of(item.tensor for item in measured)
+  for index, item in enumerate(measured):
+    own = sources[lineage.tensor_key(item.tensor)]
+    narrowest = min((dtype for dtype in own if dtype is not None), key=lambda dtype: dtype.size)
+    # Functions and loops may compute in any dtype.
+    measured[index] = item._replace(dtype=narrowest.name, is_selected=not own.isdisjoint([*dtypes, None]))
   if not any(item.is_selected for item in measured):
     measured = [item._replace(is_selected=True) for item in measured]
   names = reports.number_repeated([item.name for item in measured])
   return Report(
     ranges=collections.OrderedDict(zip(names, _measure_all(measured))),
     measured=dict(zip(names, measured)),
-    is_complete=not passed and not _is_hiding(derived),
-  )
-
-
-def backward_dtypes(step: step_module.Step) -> Set[Optional[tf.DType]]:
-  """Returns the floating dtypes of the backward pass, and None if functions or loops compute a part of it."""
-  derived = _backward_passes(_gradients(step, read_computed=True)[1])
-  dtypes: Set[Optional[tf.DType]] = {each.tensor.dtype.base_dtype for each in derived if each.tensor.dtype.is_floating}
-  return dtypes | {None} if _is_hiding(derived) else dtypes
-
-
-def _is_hiding(derived: List[_Derived]) -> bool:
-  return any(each.tensor.op.type in _HIDING for each in derived)
-
-
-def _named(derived: Iterable[_Derived]) -> List[Measured]:
-  """Returns the tensors that do not only move values, by the names of their ops, or their own if these have more."""
-  return [
-    Measured(tensor.op.name if tensor.value_index == 0 else tensor.name, tensor, scale)
-    for tensor, scale, _, _ in derived
-    if tensor.op.type not in MOVING
-  ]
-
-
-def _readable_in_order(measured: List[Measured]) -> List[Measured]:
-  """Returns the tensors outside of loops and functions, in the order of their ops."""
-  order = graphs.creation_order()
-  readable = [item for item in measured if contexts.is_in_branches_only(item.tensor.op)]
-  return sorted(readable, key=lambda item: order[item.tensor.op])
-
-
-def _describe(item: Measured, dtypes: List[tf.DType], own: FrozenSet[Optional[tf.DType]]) -> Measured:
-  return item._replace(
-    dtype=min((dtype for dtype in own if dtype is not None), key=lambda dtype: dtype.size).name,
-    is_selected=not own.isdisjoint([*dtypes, None]),  # functions and loops may compute in any dtype
+    is_complete=not passed and not any(each.tensor.op.type in dataflow.HIDING for each in derived),
   )
 
 
@@ -196,9 +160,9 @@ def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[Measur
   measurable = [each for each in computed if each.scaled is not None and contexts.is_in_branches_only(each.scaled.op)]
   found = {lineage.tensor_key(each.values): each for each in measurable}
   passed = [Measured(name, values, None) for grad, name in step.gradients for values in gradients.values_of([grad])]
-  derived = descendants(readers([item.tensor for item in passed]), [each.values for each in measurable])
-  passed = [item for item in passed if lineage.tensor_key(item.tensor) not in {**found, **derived}]
-  return passed, list(found.values())
+  read_by = dataflow.readers([item.tensor for item in passed])
+  derived = {**found, **dataflow.descendants(read_by, [each.values for each in measurable])}
+  return [item for item in passed if lineage.tensor_key(item.tensor) not in derived], list(found.values())
 
 
 def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Derived]:
@@ -209,98 +173,19 @@ def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Derived]:
   found: List[_Derived] = []
   for scale_key, records in by_scale.items():
     scale, ends = records[0].scale, [record.scaled for record in records]
-    read_by = readers(ends)
-    derived = descendants(read_by, [scale])
+    read_by = dataflow.readers(ends)
+    derived = dataflow.descendants(read_by, [scale])
     # The tensors from which the layers' ops compute the gradients of their variables.
-    inputs = [value for op in {op for op, _ in _sources(ends)} for value in op.inputs]
-    entering = [tensor for value in inputs for tensor in _same_values(value) if lineage.tensor_key(tensor) in derived]
-    behind_loss = set(map(lineage.tensor_key, entering)).union(descendants(read_by, entering))
-    measured = [tensor for end in ends for tensor in _same_values(end)]
+    inputs = [value for op in {op for op, _ in dataflow.sources_of(ends)} for value in op.inputs]
+    entering = [
+      tensor for value in inputs for tensor in dataflow.same_values(value) if lineage.tensor_key(tensor) in derived
+    ]
+    behind_loss = set(map(lineage.tensor_key, entering)).union(dataflow.descendants(read_by, entering))
+    measured = [tensor for end in ends for tensor in dataflow.same_values(end)]
     measured += [reader for reader in read_by[scale_key] if reader.op.type == "Cast"]
     measured_keys = set(map(lineage.tensor_key, measured))
     found += [_Derived(tensor, scale, key in behind_loss, key in measured_keys) for key, tensor in derived.items()]
   return found
-
-
-def readers(ends: List[tf.Tensor]) -> Dict[lineage.TensorKey, List[tf.Tensor]]:
-  """Returns the tensors computed from each tensor that `ends` derive from, not by integers or stopped gradients."""
-  found: Dict[lineage.TensorKey, List[tf.Tensor]] = collections.defaultdict(list)
-  seen, pending = set(), list(ends)
-  while pending:
-    tensor = pending.pop()
-    if lineage.tensor_key(tensor) not in seen and tensor.op.type != "StopGradient":
-      seen.add(lineage.tensor_key(tensor))
-      for value in contexts.tensor_inputs(tensor):
-        if value.dtype.is_floating or value.dtype == tf.variant:
-          found[lineage.tensor_key(value)].append(tensor)
-          pending.append(value)
-  return found
-
-
-def descendants(
-  read_by: Dict[lineage.TensorKey, List[tf.Tensor]], sources: Iterable[tf.Tensor]
-) -> Dict[lineage.TensorKey, tf.Tensor]:
-  """Returns the tensors computed from `sources`, by their keys."""
-  found: Dict[lineage.TensorKey, tf.Tensor] = {}
-  pending = list(sources)
-  while pending:
-    for reader in read_by.get(lineage.tensor_key(pending.pop()), ()):
-      if lineage.tensor_key(reader) not in found:
-        found[lineage.tensor_key(reader)] = reader
-        pending.append(reader)
-  return found
-
-
-def _same_values(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
-  """Yields a tensor and those before it that contain the same values, such as the float16 input of a cast."""
-  yield tensor
-  while tensor.op.type in _COPYING or tensor.op.type == "Cast":
-    before = _containing(tensor)
-    if not before:
-      break
-    tensor = before[0]
-    yield tensor
-
-
-def _containing(tensor: tf.Tensor) -> List[tf.Tensor]:
-  """Returns the inputs of the op of a tensor that contain its values, or parts or summands of it."""
-  op = tensor.op
-  if op.type == "Cast":
-    return [value for value in op.inputs if _is_measurable(value) and value.dtype.size <= tensor.dtype.size]
-  inputs = op.inputs[:1] if op.type in _COPYING else op.inputs if op.type in MOVING or op.type in _SUMMING else ()
-  return [value for value in inputs if _is_measurable(value)]
-
-
-def _is_measurable(tensor: tf.Tensor) -> bool:
-  return tensor.dtype.is_floating or tensor.dtype.is_complex
-
-
-def _sources(tensors: Iterable[tf.Tensor]) -> Dict[lineage.TensorKey, FrozenSet[Optional[tf.DType]]]:
-  """Returns the dtypes that the values of tensors, their parts and summands have had, by the keys of all of these.
-
-  They contain None if a function or a loop has computed any of them.
-  """
-  found: Dict[lineage.TensorKey, FrozenSet[Optional[tf.DType]]] = {}
-  pending = list(tensors)
-  while pending:
-    tensor = pending[-1]
-    before = _containing(tensor)
-    unknown = [value for value in before if lineage.tensor_key(value) not in found]
-    pending += unknown
-    if not unknown:
-      own = [tensor.dtype.base_dtype] + [None] * (tensor.op.type in _HIDING)
-      found[lineage.tensor_key(pending.pop())] = frozenset(own).union(
-        *[found[lineage.tensor_key(value)] for value in before]
-      )
-  return found
-
-
-def _terms(tensor: tf.Tensor) -> List[tf.Tensor]:
-  """Returns the tensors of which the values of a gradient are sums; [] if they are no sums."""
-  *_, last = _same_values(tensor)
-  if last.op.type == "AddN":
-    return [term for value in last.op.inputs for term in (_terms(value) if value.op.type != "AddN" else ()) or [value]]
-  return list(last.op.inputs[:1]) if last.op.type in ("BiasAddGrad", "Sum") else []
 
 
 def _measure_all(measured: List[Measured]) -> List[GradientRange]:
@@ -354,7 +239,7 @@ def _count(item: Measured) -> Tuple[tf.Tensor, ...]:
     zeros = tf.reduce_sum(tf.cast(tf.equal(bits, 0), tf.int32))
     finite = tf.where_v2(tf.is_finite(values), values, 0.0)
     scale = 1.0 if item.scale is None else item.scale
-    terms, is_noise = _terms(item.tensor) if item.scale is not None else [], tf.constant(False)
+    terms, is_noise = dataflow.terms_of(item.tensor) if item.scale is not None else [], tf.constant(False)
     if terms:
       unit = 2.0 ** -_PRECISION.get(item.dtype, 23) * tf.add_n([tf.reduce_sum(_magnitudes(term)) for term in terms])
       # Not if all terms are zeros, nor if their sum overflows.

@@ -2,7 +2,7 @@
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
 import collections
-from typing import Any, Callable, Deque, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple
 import uuid
 
 from mp_compat._tensorflow import auto_mixed_precision
@@ -11,8 +11,8 @@ from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
+from mp_compat.core import dataflow
 from mp_compat.core import loss_scale as loss_scale_module
-from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.monitoring import stall
@@ -20,7 +20,6 @@ from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 ON_STALL = ("raise", "stop", "warn")
 _EVERY_N_STEPS = 100
-_MOST_RUNS = 32  # the number of different Session runs that are remembered
 
 
 class LossScaleStalledError(RuntimeError):
@@ -135,13 +134,15 @@ class LossScaleHook(tf.train.SessionRunHook):
         self._name,
         range_history.enumeration(self._float16_variables, 5),
       )
-    for step in steps:
-      if gradient_ranges.backward_dtypes(step) == {tf.float32} and not auto_mixed_precision.is_enabled():
+    for train_op, _, observed in self._observed:
+      backward = [each.tensor for each in observed if each.part == "backward"]
+      is_float32 = all(each.dtype == tf.float32 and each.op.type not in dataflow.HIDING for each in backward)
+      if backward and is_float32 and not auto_mixed_precision.is_enabled():
         log.warn(
           "LossScaleHook: the backward pass of %s has no float16 tensor. A program that computes in float32 needs no "
           "loss scaling, unless TensorFlow's graph rewrite casts it. Are the inputs and the variables of the model "
           "cast to float16?",
-          step.train_op.name,
+          train_op.name,
         )
     self._scale = self._optimizer.loss_scale()
     self._events = EventFile("LossScaleHook", self._output_dir)
@@ -161,7 +162,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._session, self._is_new_session = session, True
 
   def before_run(self, run_context: Any) -> Any:
-    run = executed_by(run_context)
+    run = graphs.executed_by(run_context)
     executed = [(status, observed) for train_op, status, observed in self._observed if train_op in run.ops]
     if not executed:
       return None
@@ -290,11 +291,11 @@ class LossScaleHook(tf.train.SessionRunHook):
         " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
       )
     )
-    reason = "an"
+    reason = ""
     if isinstance(self._optimizer.loss_scale, (loss_scale_module.FixedLossScale,) + native.FIXED_LOSS_SCALES):
-      reason = 'the fixed loss scale may be too large: lower it, or use "dynamic". Otherwise an'
+      reason = 'the fixed loss scale may be too large: lower it, or use "dynamic". Otherwise '
     elif without_backoff < self._min_scale_patience:
-      reason = "the scale may still be too large: begin with a lower one, or allow more skips. Otherwise an"
+      reason = "the scale may still be too large: begin with a lower one, or allow more skips. Otherwise "
     return text + stall.describe(values, self._float16_variables, reason)
 
 
@@ -329,7 +330,7 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     self._counts = [(step.train_op, reports.counts(step)) for step in steps]
 
   def before_run(self, run_context: Any) -> Any:
-    run = executed_by(run_context)
+    run = graphs.executed_by(run_context)
     counts = [each for train_op, each in self._counts if train_op in run.ops]
     return tf.train.SessionRunArgs(counts) if counts else None
 
@@ -337,32 +338,6 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     self._remaining -= sum(int(attempted) for attempted, _ in run_values.results or [])
     if self._remaining <= 0:
       run_context.request_stop()
-
-
-class Run(NamedTuple):
-  """What a Session run executes."""
-
-  ops: Set[tf.Operation]
-  fed: FrozenSet[str]  # the names of the tensors that are fed
-
-  def computes(self, tensor: tf.Tensor) -> bool:
-    """Returns whether the run computes `tensor` or feeds it, so that fetching it as well executes nothing else."""
-    return tensor.name in self.fed or tensor.op in self.ops
-
-
-def executed_by(run_context: Any) -> Run:
-  """Returns what a run executes, as far as its caller requests it; remembers runs by what they fetch and feed."""
-  graph, requested = run_context.session.graph, run_context.original_args
-  fetched = graphs.fetched_elements(graph, requested.fetches)
-  fed = frozenset(tensor.name for tensor in graphs.fetched_elements(graph, list(requested.feed_dict or {})))
-  runs = graphs.record_in(graph, "runs")
-  key = tuple(element.name for element in fetched), fed
-  run = runs.get(key)
-  if run is None:
-    if len(runs) == _MOST_RUNS:
-      runs.clear()
-    run = runs[key] = Run(set(graphs.executed_ops(fetched, fed)), fed)
-  return run
 
 
 class EventFile:

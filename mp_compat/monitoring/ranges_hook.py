@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any, Dict, Optional
 
+from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
@@ -71,7 +72,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
       self._events.write(lambda writer: self._append("\n"))  # after the line that a killed job left
 
   def before_run(self, run_context: Any) -> Any:
-    run = hooks.executed_by(run_context)
+    run = graphs.executed_by(run_context)
     self._is_running = self._train_op in run.ops
     if not self._is_running or self._until_due:
       return None

@@ -9,7 +9,7 @@ from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
-from mp_compat.monitoring import gradient_ranges
+from mp_compat.core import dataflow
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.training import step as step_module
@@ -36,14 +36,13 @@ def observed(step: step_module.Step) -> List[Observed]:
   scales = {each.scale.name: each.scale for one in step.lineages for each in one.computed if each.scale is not None}
   losses = [loss for scale in scales.values() for loss in _losses(scale, order)]
   found = [("gradient", name, tensor) for name, tensor in checked.items()] + [("loss", "", loss) for loss in losses]
-  read_by = gradient_ranges.readers([tensor for _, _, tensor in found]) if scales else {}
-  backward = gradient_ranges.descendants(read_by, scales.values())
-  readable = [
-    key for key in read_by if contexts.is_in_branches_only(key[0]) and key[0].type not in gradient_ranges.MOVING
-  ]
+  read_by = dataflow.readers([tensor for _, _, tensor in found]) if scales else {}
+  backward = dataflow.descendants(read_by, scales.values())
+  readable = [key for key in read_by if contexts.is_in_branches_only(key[0]) and key[0].type not in dataflow.MOVING]
   for op, index in sorted(readable, key=lambda key: (order[key[0]], key[1])):
     # Further outputs of an op may be uninitialized memory, such as the reserved space of batch normalization.
-    if op.outputs[index].dtype.is_floating and (not index or not len(op.inputs)):
+    is_initialized = index == 0 or not len(op.inputs) or op.type in dataflow.HIDING
+    if is_initialized and op.outputs[index].dtype.is_floating:
       source = op.inputs[0].op if op.type == "ReadVariableOp" else op
       part = "variable" if op.type in _READS else "backward" if (op, index) in backward else "forward"
       found.append((part, source.name, op.outputs[index]))
@@ -67,6 +66,9 @@ def describe(values: Iterable[Tuple[Observed, Any]], float16_variables: List[str
 
   `scale_reason` begins the sentence on what to do if the loss is finite.
   """
+  backward = (
+    scale_reason + "an op of the backward pass overflows in float16 or has no finite gradient, as tf.sqrt at 0."
+  )
   real = [(each, _real(value)) for each, value in values]
   wrong = [(each, value) for each, value in real if not np.isfinite(value).all()]
   names = {part: [each.name for each, _ in wrong if each.part == part] for part in PARTS}
@@ -84,29 +86,30 @@ def describe(values: Iterable[Tuple[Observed, Any]], float16_variables: List[str
   for part in ("forward", "backward"):
     if names[part]:
       text += "\nThe first value of the {} pass that is not finite is {}.".format(part, names[part][0])
-  if names["variable"]:
-    text += "\nSkipped steps do not repair variables: restart from a checkpoint in which they are finite, and "
-    if float16_variables:
-      return text + (
-        "create the float16 ones with mp_compat.float32_variable_storage_getter. In float16, variables lose small "
-        "updates, and Adam's epsilon of 1e-8 is 0."
-      )
-    return text + "lower the learning rate: the finite check covers gradients, not updates."
-  if names["loss"]:
-    first = next((each.tensor for each, _ in wrong if each.part == "forward"), losses[0].tensor)
-    if first.op.type != "Const" and not any(value.dtype.is_floating for value in first.op.inputs):
-      return text + "\nThe loss is not finite at any scale: correct the input {}.".format(first.op.name)
-    if first.dtype.base_dtype == tf.float16:
-      return text + (
-        "\nThe loss is not finite at any scale, because float16 ends at 65504: compute {} in float32, or with smaller "
-        "values, such as a mask of -1e4 instead of -1e9.".format(first.op.name)
-      )
-    return text + "\nThe loss is not finite at any scale: look at the inputs and the learning rate."
-  if not losses:
-    text += "\nFetch the loss. If it is not finite, look at the inputs and the learning rate. If it is finite, "
-  return text + "{}{} op of the backward pass overflows in float16 or has no finite gradient, as tf.sqrt at 0.".format(
-    "\nAs the loss is finite, " if losses else "", scale_reason
-  )
+  first = next((each.tensor for each, _ in wrong if each.part == "forward"), None)
+  if names["variable"] and float16_variables:
+    advice = (
+      "Restart from a checkpoint in which the variables are finite, and create the float16 ones with "
+      "mp_compat.float32_variable_storage_getter: in float16 they lose small updates, and Adam's epsilon of 1e-8 is 0."
+    )
+  elif names["variable"]:
+    advice = "Restart from a checkpoint in which the variables are finite, with a lower learning rate."
+  elif not losses:
+    advice = (
+      "Fetch the loss. If it is not finite, look at the inputs and the learning rate. If it is finite, " + backward
+    )
+  elif not names["loss"]:
+    advice = "As the loss is finite, " + backward
+  elif first is not None and first.op.type != "Const" and not any(each.dtype.is_floating for each in first.op.inputs):
+    advice = "No scale makes the loss finite: correct the input {}.".format(first.op.name)
+  elif tf.float16 in (losses[0].tensor.dtype, first if first is None else first.dtype.base_dtype):
+    advice = (
+      "No scale makes the loss finite, because float16 ends at 65504: compute {} in float32, or with smaller values, "
+      "such as a mask of -1e4 instead of -1e9.".format("the loss" if first is None else first.op.name)
+    )
+  else:
+    advice = "No scale makes the loss finite: look at the inputs and the learning rate."
+  return text + "\n" + advice
 
 
 def _real(value: Any) -> np.ndarray:

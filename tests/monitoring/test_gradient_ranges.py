@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mp_compat
+from mp_compat.core import dataflow
 from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring import reports
 from tests import testing
@@ -397,7 +398,7 @@ def test_residual_steps_take_linear_time():
   try:
     mp_compat.LossScaleHook(opt).begin()
     computed = reports.train_steps(opt)[0].lineages[0].computed
-    sources = gradient_ranges._sources([each.scaled for each in computed])
+    sources = dataflow.sources_of([each.scaled for each in computed])
   finally:
     signal.alarm(0)
     signal.signal(signal.SIGALRM, previous)

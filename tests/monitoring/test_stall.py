@@ -70,12 +70,12 @@ REASONS = {
   "input": (
     ([np.inf, 1.0], tf.float32, lambda: "dynamic", two_layers),
     "The loss (float32) is not finite.\nThe first value of the forward pass that is not finite is Placeholder.",
-    "The loss is not finite at any scale: correct the input Placeholder.",
+    "No scale makes the loss finite: correct the input Placeholder.",
   ),
   "float32 forward pass": (
     ([3e38, 3e38], tf.float32, lambda: 1.0, lambda x: tf.square(two_layers(x))),
     "The first value of the forward pass that is not finite is MatMul.",
-    "not finite at any scale: look at the inputs and the learning rate.",
+    "No scale makes the loss finite: look at the inputs and the learning rate.",
   ),
   "mask": (
     ([1.0, 1.0], tf.float16, lambda: "dynamic", lambda x: tf.cast(masked_softmax(two_layers(x)), tf.float32)),
@@ -154,9 +154,9 @@ def test_variables_not_finite_are_named(has_getter, warnings):
   train_op = opt.minimize(tf.reduce_sum(tf.square(tf.cast(tf.matmul(x, w) + other, tf.float32))))
   text = stall(opt, train_op, {x: [[1.0, 0.0]]}, min_scale_patience=2)
   assert "The loss (float32) is not finite.\nVariables that are not finite: model/w." in text
-  assert "restart from a checkpoint in which they are finite, and " in text
+  assert "Restart from a checkpoint in which the variables are finite" in text
   assert ("mp_compat.float32_variable_storage_getter" in text) != has_getter
-  assert ("lower the learning rate" in text) == has_getter
+  assert ("with a lower learning rate" in text) == has_getter
   expected = ["LossScaleHook: Adam trains float16 variables: model/w:0, model/other:0. They lose small updates."]
   found = [line[: len(expected[0])] for line in warnings if "float16 variables" in line]
   assert found == ([] if has_getter else expected)
