@@ -24,6 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TESTS = {
   "_tensorflow/control_flow": "training/conditional_tensors training/inner_optimizers programs/unusual",
   "_tensorflow/dead_tensors": "monitoring/gradient_ranges programs/unusual",
+  "_tensorflow/event_files": "monitoring/ranges_hook",
   "_tensorflow/graphs": "programs/unusual monitoring/ranges_hook",
   "core/update_rule": "core/update_rule core/automaton",
   "core/dialects": "core/dialects",
@@ -157,8 +158,8 @@ MUTANTS = [
   ("monitoring/stall", " or op.type in dataflow.HIDING", ""),
   ("monitoring/stall", "if has_branches else", "if False else"),
   ("monitoring/stall", "first = min(products", "first = max(products"),
-  ("monitoring/hooks", "except Exception as error:", "except OSError as error:"),
-  ("monitoring/hooks", ", filename_suffix=suffix", ""),
+  ("_tensorflow/event_files", "except Exception as error:", "except OSError as error:"),
+  ("_tensorflow/event_files", ", filename_suffix=suffix", ""),
   ("training/step", "gradients.values_of(grads) + lineage.hidden_values", "gradients.values_of(grads)"),
   ("training/step", "has_hidden or reducer is not None", "False"),
   ("training/step", "tf.reduce_all(tf.stack(finite))", "finite[0]"),

@@ -18,10 +18,9 @@ from mp_compat.monitoring import reports
 from mp_compat.training import step as step_module
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
-# The number of bits of the fraction; those of float32 for all other dtypes.
-_PRECISION = {"float16": 10, "bfloat16": 7}
-# Sums of rounded values that are mathematically zero were up to 0.8 units of the last place of the sum of magnitudes in
-# models with batch normalization and attention, and all other sums more than 50.
+_PRECISION = {"float16": 10, "bfloat16": 7}  # bits of the fraction; those of float32 for all other dtypes
+# In models with batch normalization and attention, sums that are mathematically zero were up to 0.8 units of the last
+# place of the sum of magnitudes, all others more than 50.
 _MOST_UNITS_OF_NOISE = 8
 
 
@@ -177,14 +176,12 @@ def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Derived]:
     derived = dataflow.descendants(read_by, [scale])
     # The tensors from which the layers' ops compute the gradients of their variables.
     inputs = [value for op in {op for op, _ in dataflow.sources_of(ends)} for value in op.inputs]
-    entering = [
-      tensor for value in inputs for tensor in dataflow.same_values(value) if lineage.tensor_key(tensor) in derived
-    ]
-    behind_loss = set(map(lineage.tensor_key, entering)).union(dataflow.descendants(read_by, entering))
-    measured = [tensor for end in ends for tensor in dataflow.same_values(end)]
-    measured += [reader for reader in read_by[scale_key] if reader.op.type == "Cast"]
-    measured_keys = set(map(lineage.tensor_key, measured))
-    found += [_Derived(tensor, scale, key in behind_loss, key in measured_keys) for key, tensor in derived.items()]
+    same = {lineage.tensor_key(tensor): tensor for value in inputs for tensor in dataflow.same_values(value)}
+    entering = {key: tensor for key, tensor in same.items() if key in derived}
+    behind_loss = {**entering, **dataflow.descendants(read_by, entering.values())}
+    measured = {lineage.tensor_key(tensor) for end in ends for tensor in dataflow.same_values(end)}
+    measured.update(lineage.tensor_key(reader) for reader in read_by[scale_key] if reader.op.type == "Cast")
+    found += [_Derived(tensor, scale, key in behind_loss, key in measured) for key, tensor in derived.items()]
   return found
 
 
@@ -237,17 +234,11 @@ def _count(item: Measured) -> Tuple[tf.Tensor, ...]:
     exponents = tf.raw_ops.Bincount(arr=tf.bitwise.right_shift(bits, 23), size=256, weights=tf.zeros([0], tf.int32))
     exponents.set_shape([256])
     zeros = tf.reduce_sum(tf.cast(tf.equal(bits, 0), tf.int32))
-    finite = tf.where_v2(tf.is_finite(values), values, 0.0)
+    largest = tf.maximum(tf.reduce_max(tf.where_v2(tf.is_finite(values), values, 0.0)), 0.0)
     scale = 1.0 if item.scale is None else item.scale
     terms, is_noise = dataflow.terms_of(item.tensor) if item.scale is not None else [], tf.constant(False)
     if terms:
       unit = 2.0 ** -_PRECISION.get(item.dtype, 23) * tf.add_n([tf.reduce_sum(_magnitudes(term)) for term in terms])
       # Not if all terms are zeros, nor if their sum overflows.
       is_noise = (tf.reduce_sum(values) <= _MOST_UNITS_OF_NOISE * unit) & (unit > 0.0) & tf.is_finite(unit)
-    return (
-      exponents,
-      zeros,
-      tf.maximum(tf.reduce_max(finite), 0.0),
-      tf.cast(scale, tf.float32),
-      tf.cast(is_noise, tf.int32),
-    )
+    return exponents, zeros, largest, tf.cast(scale, tf.float32), tf.cast(is_noise, tf.int32)

@@ -2,10 +2,10 @@
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
 import collections
-from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple
-import uuid
+from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
 
 from mp_compat._tensorflow import auto_mixed_precision
+from mp_compat._tensorflow import event_files
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
@@ -115,9 +115,10 @@ class LossScaleHook(tf.train.SessionRunHook):
     counts = [reports.counts(step) for step in steps]
     self._counters: List[tf.Variable] = []
     if self._counters_in_graph and steps:
-      global_step = tf.train.get_global_step()  # Where it is, on a parameter server, all workers find the counters.
-      device = None if global_step is None else global_step.device
-      with tf.device(device), tf.name_scope(None), tf.variable_scope(None, "loss_scale_hook"):
+      # All workers find the counters where the global step is, on a parameter server.
+      with tf.device(getattr(tf.train.get_global_step(), "device", None)), tf.name_scope(None), tf.variable_scope(
+        None, "loss_scale_hook"
+      ):
         self._counters = [
           tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
           for name in ("attempted_steps", "skipped_steps")
@@ -128,12 +129,11 @@ class LossScaleHook(tf.train.SessionRunHook):
       name for step in steps for grad, name in step.gradients if grad is not None and grad.dtype == tf.float16
     ]
     if self._float16_variables:
-      log.warn(
+      text = (
         "LossScaleHook: %s trains float16 variables: %s. They lose small updates. Create them with "
-        "custom_getter=mp_compat.float32_variable_storage_getter, which stores them in float32.",
-        self._name,
-        range_history.enumeration(self._float16_variables, 5),
+        "custom_getter=mp_compat.float32_variable_storage_getter, which stores them in float32."
       )
+      log.warn(text, self._name, range_history.enumeration(self._float16_variables, 5))
     for train_op, _, observed in self._observed:
       backward = [each.tensor for each in observed if each.part == "backward"]
       is_float32 = all(each.dtype == tf.float32 and each.op.type not in dataflow.HIDING for each in backward)
@@ -145,7 +145,7 @@ class LossScaleHook(tf.train.SessionRunHook):
           train_op.name,
         )
     self._scale = self._optimizer.loss_scale()
-    self._events = EventFile("LossScaleHook", self._output_dir)
+    self._events = event_files.EventFile("LossScaleHook", self._output_dir)
 
   def _make_status(self, counts: tf.Tensor) -> tf.Tensor:
     """Returns what to fetch with a train op: the counts of its step, and the scale after the step."""
@@ -214,9 +214,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     values. `on_stall="stop"` stops nothing here. Raises a RuntimeError without `begin()`.
     """
     if not hasattr(self, "_events"):
-      raise RuntimeError(
-        "LossScaleHook.run() needs ops in the graph. Call begin() after minimize(), before the session."
-      )
+      raise RuntimeError("Before LossScaleHook.run(), call begin(): after minimize(), before the session runs.")
     if session is not self._session:
       self.after_create_session(session, None)
     context = tf.train.SessionRunContext(tf.train.SessionRunArgs(fetches, feed_dict), session)
@@ -279,18 +277,12 @@ class LossScaleHook(tf.train.SessionRunHook):
   def _describe_stall(self, values: Iterable[Tuple[stall.Observed, Any]]) -> str:
     """Returns text on the skipped steps, on what is not finite in the last one, and on what may be the reason."""
     skips, without_backoff = self._skips()
-    last = "the last applied step was attempt {}".format(self._last_applied)
+    last = "the last applied step was attempt {}" if self._last_applied else "no step was ever applied"
+    scales = " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes)
     text = (
       "The loss scale of {} is stalled: {} steps in a row were skipped, {} of them without lowering the scale; {} of "
-      "{} attempted. The scale went {}. ".format(
-        self._name,
-        skips,
-        without_backoff,
-        last if self._last_applied else "no step was ever applied",
-        self.attempted,
-        " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
-      )
-    )
+      "{} attempted. The scale went {}. "
+    ).format(self._name, skips, without_backoff, last.format(self._last_applied), self.attempted, scales)
     reason = ""
     if isinstance(self._optimizer.loss_scale, (loss_scale_module.FixedLossScale,) + native.FIXED_LOSS_SCALES):
       reason = 'the fixed loss scale may be too large: lower it, or use "dynamic". Otherwise '
@@ -338,25 +330,3 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     self._remaining -= sum(int(attempted) for attempted, _ in run_values.results or [])
     if self._remaining <= 0:
       run_context.request_stop()
-
-
-class EventFile:
-  """A new event file in a directory, if there is one. Logs a warning at the first failure, as on a full disk."""
-
-  def __init__(self, owner: str, directory: Optional[str]) -> None:
-    self._owner, self._directory = owner, directory
-    self._has_failed = False
-    # A unique name: TensorFlow gives the files that are created in a directory in the same second the same one.
-    suffix = "." + uuid.uuid4().hex
-    self._writer = tf.summary.FileWriter(directory, filename_suffix=suffix) if directory else None
-
-  def write(self, write: Callable[[tf.summary.FileWriter], Any]) -> None:
-    """Calls a function that writes."""
-    if self._writer is None:
-      return
-    try:
-      write(self._writer)
-    except Exception as error:  # the class depends on the status: OSError, OpError, RuntimeError, IndexError and others
-      if not self._has_failed:
-        self._has_failed = True
-        log.warn("%s cannot write to %s, records are missing: %s", self._owner, self._directory, error)

@@ -270,16 +270,12 @@ def _labels(history: range_history.History, advice: range_history.Advice) -> Dic
   """
   names, bounds = list(history.tensors), [tensor.bounds for tensor in history.tensors.values() if tensor.bounds]
   extremes = [max(bounds, key=lambda each: each.low).smallest, min(bounds, key=lambda each: each.high).largest]
-  found: Dict[int, str] = {}
-  row = -len(names)
+  every, row, found = -(-len(names) // MOST_LABELS), -len(names), {}
   for name in [name for name in names if name in advice.text or name in extremes]:
-    row = max(names.index(name), row + -(-len(names) // (2 * MOST_LABELS)))
+    row = max(names.index(name), row + (every + 1) // 2)
     found[row] = name
-  every = -(-len(names) // MOST_LABELS)
-  for row in range(0, len(names), every):
-    if all(abs(row - other) >= every for other in found):
-      found[row] = names[row]
-  return found
+  others = [row for row in range(0, len(names), every) if all(abs(row - other) >= every for other in found)]
+  return {**found, **{row: names[row] for row in others}}
 
 
 def _draw_histograms(axes: Any, history: range_history.History) -> None:

@@ -6,12 +6,12 @@ import json
 import os
 from typing import Any, Dict, Optional
 
+from mp_compat._tensorflow import event_files
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.monitoring import gradient_ranges
-from mp_compat.monitoring import hooks
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
@@ -63,7 +63,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._report = gradient_ranges.report(self._optimizer, self._dtypes)
     self._global_step = tf.train.get_global_step()
     self._history = range_history.History()
-    self._events = hooks.EventFile("GradientRangesHook", self._output_dir)
+    self._events = event_files.EventFile("GradientRangesHook", self._output_dir)
     self._path = os.path.join(self._output_dir, range_history.FILE_NAME) if self._output_dir else ""
     text = self._read_file()
     self._attempted = self._history.steps[-1] if self._history.steps else 0

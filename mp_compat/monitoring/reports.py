@@ -2,7 +2,8 @@
 """Reads the record of a step: whether it was applied, with which scale, and which gradients are not finite."""
 
 import collections
-from typing import Any, Counter, List, NamedTuple
+import itertools
+from typing import Any, DefaultDict, Iterator, List, NamedTuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -149,12 +150,8 @@ def checked_tensors(step: step_module.Step) -> "collections.OrderedDict[str, tf.
 
 def number_repeated(names: List[str]) -> List[str]:
   """Returns the names, each once: the second, third and later of the same name end in " (2)", " (3)" and so on."""
-  seen: Counter[str] = collections.Counter()
-  numbered = []
-  for name in names:
-    seen[name] += 1
-    numbered.append("{} ({})".format(name, seen[name]) if seen[name] > 1 else name)
-  return numbered
+  counters: DefaultDict[str, Iterator[int]] = collections.defaultdict(lambda: itertools.count(1))
+  return [name if count == 1 else "{} ({})".format(name, count) for name in names for count in [next(counters[name])]]
 
 
 def _report(values: tf.Tensor) -> GradientReport:

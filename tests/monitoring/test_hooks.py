@@ -193,7 +193,7 @@ def test_construction_does_not_depend_on_model():
 def test_hook_observes_plain_session(make_training, in_graph):
   training = make_training(mp_compat.DynamicLossScale(8.0, 3))
   hook = mp_compat.LossScaleHook(training.opt, None, min_scale_patience=2, counters_in_graph=in_graph)
-  with testing.session() as sess, pytest.raises(RuntimeError, match=r"Call begin\(\) after minimize"):
+  with testing.session() as sess, pytest.raises(RuntimeError, match=r"call begin\(\): after minimize"):
     hook.run(sess, training.train_op)
   hook.begin()
   initializer = tf.global_variables_initializer()
