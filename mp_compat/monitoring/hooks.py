@@ -30,10 +30,9 @@ class LossScaleHook(tf.train.SessionRunHook):
   """Logs the loss scale, counts skipped steps, and ends a run that no longer applies any steps.
 
   Warns if the backward pass is in float32 only, where loss scaling has no use, unless `auto_mixed_precision` is on, and
-  if trained variables are float16.
-
-  The hook counts the Session runs that execute a train op of the optimizer, and ignores evaluations. Each counted run
-  fetches three more numbers. The run that completes a stall also fetches the values of both passes, to the host.
+  if trained variables are float16. Counts the Session runs that execute a train op of the optimizer, and ignores
+  evaluations. Each counted run fetches three more numbers. The run that completes a stall also fetches the values of
+  both passes, to the host.
 
   Attributes:
     attempted: the number of attempted steps, an int.
@@ -134,10 +133,9 @@ class LossScaleHook(tf.train.SessionRunHook):
         "custom_getter=mp_compat.float32_variable_storage_getter, which stores them in float32."
       )
       log.warn(text, self._name, range_history.enumeration(self._float16_variables, 5))
-    for train_op, _, observed in self._observed:
+    for train_op, _, observed in () if auto_mixed_precision.is_enabled() else self._observed:
       backward = [each.tensor for each in observed if each.part == "backward"]
-      is_float32 = all(each.dtype == tf.float32 and each.op.type not in dataflow.HIDING for each in backward)
-      if backward and is_float32 and not auto_mixed_precision.is_enabled():
+      if backward and all(each.dtype == tf.float32 and each.op.type not in dataflow.HIDING for each in backward):
         log.warn(
           "LossScaleHook: the backward pass of %s has no float16 tensor. A program that computes in float32 needs no "
           "loss scaling, unless TensorFlow's graph rewrite casts it. Are the inputs and the variables of the model "

@@ -36,28 +36,29 @@ def observed(step: step_module.Step) -> List[Observed]:
   scales = {each.scale.name: each.scale for one in step.lineages for each in one.computed if each.scale is not None}
   losses = [loss for scale in scales.values() for loss in _losses(scale, order)]
   found = [("gradient", name, tensor) for name, tensor in checked.items()] + [("loss", "", loss) for loss in losses]
-  read_by = dataflow.readers([tensor for _, _, tensor in found]) if scales else {}
+  read_by = dataflow.readers([tensor for _, _, tensor in found])
   backward = dataflow.descendants(read_by, scales.values())
-  readable = [key for key in read_by if contexts.is_in_branches_only(key[0]) and key[0].type not in dataflow.MOVING]
-  for op, index in sorted(readable, key=lambda key: (order[key[0]], key[1])):
+  in_order = sorted(read_by, key=lambda key: (order.get(key[0], 0), key[1]))
+  for op, index in in_order if scales else ():  # Without a scale, neither pass is known.
     # Further outputs of an op may be uninitialized memory, such as the reserved space of batch normalization.
     is_initialized = index == 0 or not len(op.inputs) or op.type in dataflow.HIDING
-    if is_initialized and op.outputs[index].dtype.is_floating:
+    is_readable = contexts.is_in_branches_only(op) and op.type not in dataflow.MOVING
+    if is_initialized and is_readable and op.outputs[index].dtype.is_floating:
       source = op.inputs[0].op if op.type == "ReadVariableOp" else op
       part = "variable" if op.type in _READS else "backward" if (op, index) in backward else "forward"
       found.append((part, source.name, op.outputs[index]))
-  has_branches = any(op.type in ("Switch", "RefSwitch") or contexts.of_outputs(op) is not None for op, _ in read_by)
+  ops = [op for op, _ in read_by] + [tensor.op for _, _, tensor in found]
+  has_branches = any(op.type in ("Switch", "RefSwitch") or contexts.of_outputs(op) is not None for op in ops)
   branches = dead_tensors.branches_of(each[-1] for each in found) if has_branches else [[]] * len(found)
-  return [
-    Observed(*each, dead_tensors.merge_out_of_branches(each[-1], 0, around)) for each, around in zip(found, branches)
-  ]
+  fetches = [dead_tensors.merge_out_of_branches(each[-1], 0, around) for each, around in zip(found, branches)]
+  return [Observed(*each, fetch) for each, fetch in zip(found, fetches)]
 
 
 def _losses(scale: tf.Tensor, order: Dict[tf.Operation, int]) -> List[tf.Tensor]:
   """Returns the loss that is multiplied by a loss scale, before all gradients are, if it can be read."""
   casts = [op for op in scale.consumers() if op.type == "Cast"]
   products = [op for read in [scale, *[op.outputs[0] for op in casts]] for op in read.consumers() if op.type == "Mul"]
-  first = min(products, key=order.__getitem__, default=None)
+  first = min(products, key=lambda op: order.get(op, 0), default=None)
   return [first.inputs[0]] if first is not None and contexts.is_in_branches_only(first.inputs[0].op) else []
 
 

@@ -130,6 +130,18 @@ def test_fed_gradients_need_no_backward_pass():
   assert "one:0: 4 NaN" in text and "(computed)" not in text and "first value" not in text
 
 
+def test_gradients_that_were_never_scaled_are_counted_in_branches():
+  x, w = tf.placeholder(tf.float32, [2]), tf.get_variable("w", [2], use_resource=True)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
+  with testing.control_flow(1):
+    train_op = tf.cond(
+      tf.placeholder_with_default(True, []),
+      lambda: opt.apply_gradients([(tf.gradients(tf.reduce_sum(w * x), w)[0], w)]),
+      tf.no_op,
+    )
+  assert "w:0: 0 NaN, 1 inf, the largest of the others 1" in stall(opt, train_op, {x: [np.inf, 1.0]})
+
+
 def test_stall_between_applied_steps(warnings):
   w = tf.get_variable("w", [2])
   xs = [tf.placeholder(tf.float32, [2]) for _ in range(2)]
