@@ -106,7 +106,7 @@ MUTANTS = [
   ("core/lineage", "if check_computed and tensor_key", "if tensor_key"),
   ("core/dataflow", ' and tensor.op.type != "StopGradient"', ""),
   ("core/dataflow", "value.dtype.size <= tensor.dtype.size", "True"),
-  ("core/dataflow", ' in ("BiasAddGrad", "Sum") else []', ' in ("Sum",) else []'),
+  ("core/dataflow", '_TERM_BY_TERM = ("BiasAddGrad", "Sum")', '_TERM_BY_TERM = ("Sum",)'),
   ("_tensorflow/optimizers", "if takes_any or name in parameters", "if name in parameters"),
   ("_tensorflow/optimizers", "or value is not defaults[name]", ""),
   ("_tensorflow/optimizers", 'and hasattr(vars(wrapper).get("_optimizer"), name)', ""),

@@ -16,6 +16,7 @@ MOVING = _COPYING.union(
 )
 # Ops that add up gradients: of a variable that several ops use, and of one that is broadcast.
 _SUMMING = frozenset(["AddN", "Sum"])
+_TERM_BY_TERM = ("BiasAddGrad", "Sum")  # ops whose results are sums of values of their first input
 # Ops whose results are computed in a loop (control flow v1), in a function, or in a conditional or loop of functions.
 HIDING = frozenset(["Exit", "PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"]).union(
   ["Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"]
@@ -94,6 +95,7 @@ def sources_of(tensors: Iterable[tf.Tensor]) -> Dict[TensorKey, FrozenSet[Option
 def terms_of(tensor: tf.Tensor) -> List[tf.Tensor]:
   """Returns the tensors of which the values of a gradient are sums; [] if they are no sums."""
   *_, last = same_values(tensor)
-  if last.op.type == "AddN":
-    return [term for value in last.op.inputs for term in value.op.type != "AddN" and terms_of(value) or [value]]
-  return list(last.op.inputs[:1]) if last.op.type in ("BiasAddGrad", "Sum") else []
+  if last.op.type in _TERM_BY_TERM:
+    return list(last.op.inputs[:1])
+  added = [list(same_values(value))[-1] for value in last.op.inputs] if last.op.type == "AddN" else []
+  return [value.op.inputs[0] if value.op.type in _TERM_BY_TERM else value for value in added]

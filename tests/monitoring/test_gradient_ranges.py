@@ -402,6 +402,8 @@ def test_residual_steps_take_linear_time():
   finally:
     signal.alarm(0)
     signal.signal(signal.SIGALRM, previous)
+  sums = [op.outputs[0] for op in tf.get_default_graph().get_operations() if op.type == "AddN"]
+  assert len(sums) == steps and {len(dataflow.terms_of(each)) for each in sums} == {2}
   assert len(sources) >= 2 * steps and set(sources.values()) == {
     frozenset([tf.float16]),
     frozenset([tf.float16, tf.float32]),
