@@ -264,10 +264,7 @@ def draw_ranges(history: range_history.History, advice: range_history.Advice) ->
 
 
 def _labels(history: range_history.History, advice: range_history.Advice) -> Dict[int, str]:
-  """Returns the labels by row: of the tensors that the advice names, of the extremes, and of others between them.
-
-  If two of them are closer than the text is high, the lower one moves down.
-  """
+  """Returns the labels by row: of tensors that the advice names, extremes (neighbors move down), and some others."""
   names, bounds = list(history.tensors), [tensor.bounds for tensor in history.tensors.values() if tensor.bounds]
   extremes = [max(bounds, key=lambda each: each.low).smallest, min(bounds, key=lambda each: each.high).largest]
   every, row, found = -(-len(names) // MOST_LABELS), -len(names), {}

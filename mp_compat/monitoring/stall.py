@@ -63,10 +63,7 @@ def _losses(scale: tf.Tensor, order: Dict[tf.Operation, int]) -> List[tf.Tensor]
 
 
 def describe(values: Iterable[Tuple[Observed, Any]], float16_variables: List[str], scale_reason: str) -> str:
-  """Returns text on what is not finite among fetched values, and on what to do.
-
-  `scale_reason` begins the sentence on what to do if the loss is finite.
-  """
+  """Returns text on what is not finite, and on what to do; `scale_reason` begins the latter if the loss is finite."""
   backward = (
     scale_reason + "an op of the backward pass overflows in float16 or has no finite gradient, as tf.sqrt at 0."
   )
