@@ -20,8 +20,8 @@ def main(cluster, job, task):
   server = tf.train.Server(json.loads(cluster), job, int(task))
   if job == "ps":
     server.join()
-  worker = "/job:worker/task:" + task
-  with tf.device(tf.train.replica_device_setter(worker_device=worker, cluster=tf.train.ClusterSpec(json.loads(cluster)))):
+  worker, spec = "/job:worker/task:" + task, tf.train.ClusterSpec(json.loads(cluster))
+  with tf.device(tf.train.replica_device_setter(worker_device=worker, cluster=spec)):
     global_step = tf.train.get_or_create_global_step()
     x = tf.placeholder(tf.float32, [])
     w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
