@@ -20,6 +20,10 @@ all; there, a variant more
 
     as passed         mp_compat with a dynamic scale and check_computed_gradients=False: the least that a check reads
 
+The workloads whose names end in +monitoring run in a MonitoredSession with a dynamic scale, and compare what observes
+it: `plain` with nothing, the hooks (GradientRangesHook with a record in every step and in none but the first), and what
+is fetched with the train op. Hooks count as built with the graph.
+
 Prints for each variant:
 
     ms, quartiles           the median and the quartiles of the time of a step
@@ -93,6 +97,7 @@ CLIPS = {
 }
 ROWS = 4096  # rows of the embedding that have a gradient
 WORKLOADS = list(SHAPES) + ["embedding", "model-dense", "model-convolutions"]
+WORKLOADS += ["model-dense+monitoring", "model-layers+monitoring"]
 WORKLOADS += [name + "+" + clip for name in ("resnet50", "bert-base", "small-1000", "small-4000") for clip in CLIPS]
 RATIOS = {"to_tensorflow": "tensorflow", "to_barrier": "barrier"}
 FLAGS = flags.FLAGS
@@ -126,7 +131,14 @@ def standing_in(grads):
 
 
 def model_loss(workload):
-  """Returns the loss of a model with a real backward pass, which takes more than 100 ms on two cores."""
+  """Returns the loss of a model with a real backward pass: of more than 100 ms on two cores, or of 100 small layers."""
+  if workload == "model-layers":
+    hidden = tf.random_normal([32, 64], seed=1, dtype=tf.float16)
+    with tf.variable_scope("", custom_getter=mp_compat.float32_variable_storage_getter):
+      for index in range(100):
+        kernel = tf.get_variable("kernel_{}".format(index), [64, 64], tf.float16, tf.glorot_uniform_initializer(seed=1))
+        hidden += 0.1 * tf.nn.relu(tf.matmul(hidden, kernel))
+    return tf.reduce_mean(tf.square(tf.cast(hidden, tf.float32)))
   if workload == "model-dense":
     hidden, shape, layer = tf.random_normal([1024, 1024], seed=1), [1024, 1024], tf.matmul
   else:
@@ -205,6 +217,46 @@ class Accumulated:
     return [add, self._window.apply_gradients(self._window.mean())]
 
 
+class Observed:
+  """An optimizer whose steps are observed by a hook, or by what is fetched with the train op."""
+
+  def __init__(self, opt, make_hook=None, fetch=None):
+    self._opt, self._make_hook, self._fetch = opt, make_hook, fetch
+
+  def minimize(self, loss, var_list):
+    train_op = self._opt.minimize(loss, var_list=var_list)
+    self.hooks = [self._make_hook(self._opt)] if self._make_hook else []
+    for hook in self.hooks:
+      hook.begin()
+      hook.begin = lambda: None  # the session would call it again
+    return [[train_op, self._fetch(self._opt)]] if self._fetch else train_op
+
+
+HOOKS = {
+  "LossScaleHook": mp_compat.LossScaleHook,
+  "StopAtAttemptHook": lambda opt: mp_compat.StopAtAttemptHook(opt, 10**9),
+  "GradientRangesHook": lambda opt: mp_compat.GradientRangesHook(opt, 10**9),
+  "recording": lambda opt: mp_compat.GradientRangesHook(opt, 1),
+}
+FETCHES = {
+  "step_applied": lambda opt: opt.step_applied,
+  "loss_scale": lambda opt: opt.loss_scale(),
+  "summaries": mp_compat.loss_scale_summaries,
+  "nonfinite_gradients": mp_compat.nonfinite_gradients,
+  "gradient_ranges": mp_compat.gradient_ranges,
+}
+
+
+def observed_variants():
+  """Returns functions of an optimizer that wrap and observe it, by name."""
+
+  def observe(**how):
+    return lambda opt: Observed(mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"), **how)
+
+  hooks = {name: observe(make_hook=make_hook) for name, make_hook in HOOKS.items()}
+  return {"plain": observe(), **hooks, **{name: observe(fetch=fetch) for name, fetch in FETCHES.items()}}
+
+
 class Clipped:
   """An optimizer whose gradients are clipped between `compute_gradients` and `apply_gradients`."""
 
@@ -218,6 +270,8 @@ class Clipped:
 
 def variants(workload):
   """Returns functions of an optimizer that wrap it, by name."""
+  if workload.endswith("+monitoring"):
+    return observed_variants()
   made = {
     "plain": lambda opt: opt,
     "barrier": Barrier,
@@ -253,14 +307,17 @@ class Built:
       with tf.variable_scope("", use_resource=True):
         variables, loss, extend = make_task(workload.partition("+")[0])
         began = time.perf_counter()
-        train_op = variants(workload)[variant](OPTIMIZERS[optimizer](extend)).minimize(loss, var_list=variables)
+        wrapped = variants(workload)[variant](OPTIMIZERS[optimizer](extend))
+        train_op = wrapped.minimize(loss, var_list=variables)
         self.build_seconds = time.perf_counter() - began
       definition = graph.as_graph_def()
       self.ops = len(definition.node) + sum(len(function.node_def) for function in definition.library.function)
-      session = tf.Session(
-        config=tf.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads)
-      )
-      session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+      config = tf.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads)
+      if hasattr(wrapped, "hooks"):
+        session = tf.train.MonitoredSession(tf.train.ChiefSessionCreator(config=config), wrapped.hooks)
+      else:
+        session = tf.Session(config=config)
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
       self._session, self._runs = session, train_op if isinstance(train_op, list) else [train_op]
       began = time.perf_counter()
       self.step()
@@ -334,7 +391,7 @@ def measure(workload, optimizer, rounds, seconds, threads, with_memory):
 
 def show(workload, optimizer, rows):
   print("{} {}, {} rounds".format(workload, optimizer, rows["plain"]["rounds"]))
-  line = "  {:<11}{:>9}  {:<17}{:>9}{:>12}{:>9}{:>8}{:>8}{:>8}{:>8}{:>9}"
+  line = "  {:<20}{:>9}  {:<17}{:>9}{:>12}{:>9}{:>8}{:>8}{:>8}{:>8}{:>9}"
   titles = ["ms", "quartiles", "overhead", "/tensorflow", "/barrier", "built", "run", "build", "first", "memory"]
   print(line.format("", *titles))
   for variant, row in rows.items():

@@ -99,6 +99,35 @@ class Text(Task):
     return {self._codes: np.stack([codes[start : start + self.length + 1] for start in starts])}
 
 
+class Attention(Text):
+  """Predicts the next character of the same text, with attention. Bits per character.
+
+  The bias of the keys does not change the loss: its gradient is zero.
+  """
+
+  steps, units = 300, 48
+
+  def build(self, dtype):
+    depth = len(self._symbols)
+    inputs = tf.one_hot(self._codes[:, :-1], depth, dtype=dtype)
+    places = tf.get_variable(
+      "places", [self.length, self.units], dtype, tf.random_normal_initializer(stddev=0.1, seed=1)
+    )
+    hidden = rows(inputs, self.units, "embedding") + places
+    for layer in ("one", "two"):
+      with tf.variable_scope(layer):
+        query, key, value = [rows(hidden, self.units, name) for name in ("query", "key", "value")]
+        scores = tf.cast(tf.matmul(query, key, transpose_b=True), tf.float32) / self.units**0.5
+        future = np.triu(np.full([self.length, self.length], -1e4, np.float32), 1)
+        attended = tf.matmul(tf.cast(tf.nn.softmax(scores + future), dtype), value)
+        hidden = normalize(hidden + rows(attended, self.units, "attended"), -1)
+        wide = tf.nn.relu(rows(hidden, 2 * self.units, "wide"))
+        hidden = normalize(hidden + rows(wide, self.units, "narrow"), -1)
+    logits = tf.cast(rows(hidden, depth, "logits"), tf.float32)
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=self._codes[:, 1:], logits=logits))
+    return loss, loss / np.log(2.0)
+
+
 class Photographs(Task):
   """Removes noise from patches of photographs, with convolutions. Decibels of the largest value over the error."""
 
@@ -156,11 +185,28 @@ class Tumors(Measurements):
     return tf.train.GradientDescentOptimizer(0.1)
 
   def build(self, dtype):
-    hidden = tf.nn.relu(dense(tf.cast(self._x, dtype), 32, "one"))
+    return self.loss(tf.nn.relu(dense(tf.cast(self._x, dtype), 32, "one")))
+
+  def loss(self, hidden):
+    """Returns the loss of a last layer, and the accuracy."""
     logits = tf.cast(dense(hidden, 2, "two"), tf.float32)
     right = tf.equal(tf.argmax(logits, -1, output_type=tf.int32), self._y)
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=self._y, logits=logits))
     return loss, tf.reduce_mean(tf.cast(right, tf.float32))
+
+
+class Normalized(Tumors):
+  """Classifies breast tumors, with batch normalization after each dense layer and an auxiliary loss. Accuracy.
+
+  The biases do not change the loss: their gradients are zero.
+  """
+
+  def build(self, dtype):
+    hidden = tf.nn.relu(normalize(dense(tf.cast(self._x, dtype), 32, "one"), 0))
+    with tf.variable_scope("auxiliary"):
+      auxiliary, _ = self.loss(tf.nn.relu(normalize(dense(hidden, 16, "three"), 0)))
+    loss, accuracy = self.loss(tf.nn.relu(normalize(dense(hidden, 16, "three"), 0)))
+    return loss + 0.01 * auxiliary, accuracy
 
 
 class Diabetes(Measurements):
@@ -179,7 +225,7 @@ class Diabetes(Measurements):
     return tf.reduce_sum(tf.square(predicted - self._y)), 1.0 - error / variance
 
 
-TASKS = [Masks, Text, Photographs, Tumors, Diabetes]
+TASKS = [Masks, Text, Attention, Photographs, Tumors, Normalized, Diabetes]
 
 
 def dense(x, size, name):
@@ -188,6 +234,17 @@ def dense(x, size, name):
     kernel = tf.get_variable("kernel", [x.shape[-1], size], x.dtype, tf.glorot_uniform_initializer(seed=len(name)))
     bias = tf.get_variable("bias", [size], x.dtype, tf.zeros_initializer())
   return tf.nn.bias_add(tf.matmul(x, kernel), bias)
+
+
+def rows(x, size, name):
+  """Returns `dense` of the last dimension of `x`, of static shape but for the batch."""
+  return tf.reshape(dense(tf.reshape(x, [-1, x.shape[-1]]), size, name), [-1, *x.shape[1:-1], size])
+
+
+def normalize(x, axis):
+  """Returns `x` with a mean of 0 and a variance of 1 along an axis, computed in float32, in its dtype."""
+  mean, variance = tf.nn.moments(tf.cast(x, tf.float32), [axis], keep_dims=True)
+  return tf.cast((tf.cast(x, tf.float32) - mean) * tf.rsqrt(variance + 1e-3), x.dtype)
 
 
 Result = collections.namedtuple("Result", "test skipped")

@@ -18,7 +18,7 @@ LAYERS = """
 core.update_rule core.arguments core.dialects migration.old_names migration.program
 _tensorflow.__init__ _tensorflow.native _tensorflow.graphs _tensorflow.contexts _tensorflow.dead_tensors
 _tensorflow.effects _tensorflow.control_flow _tensorflow
-core.gradients core.lineage core.finite_check core.distribute core.conditional_apply
+core.gradients core.lineage core.dataflow core.finite_check core.distribute core.conditional_apply
 core.loss_scale core
 horovod
 training.step training.optimizer training

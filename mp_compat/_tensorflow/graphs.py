@@ -3,12 +3,27 @@
 
 import collections
 import contextlib
-from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, TypeVar
+from typing import (
+  Any,
+  Callable,
+  Container,
+  Dict,
+  FrozenSet,
+  Iterable,
+  Iterator,
+  List,
+  NamedTuple,
+  Optional,
+  Set,
+  TypeVar,
+)
 
 from tensorflow.python.eager import context
 from tensorflow.python.util import object_identity
 
 from mp_compat._tensorflow import tf
+
+_MOST_RUNS = 32  # the number of different Session runs that are remembered
 
 _State = TypeVar("_State")
 
@@ -158,6 +173,11 @@ def executed_ops(elements: Iterable[Any], fed: Container[str] = ()) -> List[tf.O
   return list(found)
 
 
+def creation_order() -> Dict[tf.Operation, int]:
+  """Returns the place of each op of the default graph in the order in which they were created."""
+  return {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
+
+
 def fetched_elements(graph: tf.Graph, fetches: Any) -> List[Any]:
   """Returns the tensors and ops that `Session.run(fetches)` runs; `fetches` is any structure that `run` accepts."""
   from tensorflow.python.client import session
@@ -168,3 +188,29 @@ def fetched_elements(graph: tf.Graph, fetches: Any) -> List[Any]:
     return [element for fetch in fetches for element in fetched_elements(graph, fetch)]
   with graph.as_default():
     return session._FetchMapper.for_fetch(fetches).unique_fetches()
+
+
+class Run(NamedTuple):
+  """What a Session run executes."""
+
+  ops: Set[tf.Operation]
+  fed: FrozenSet[str]  # the names of the tensors that are fed
+
+  def computes(self, tensor: tf.Tensor) -> bool:
+    """Returns whether the run computes `tensor` or feeds it, so that fetching it as well executes nothing else."""
+    return tensor.name in self.fed or tensor.op in self.ops
+
+
+def executed_by(run_context: Any) -> Run:
+  """Returns what a run executes, as far as its caller requests it; remembers runs by what they fetch and feed."""
+  graph, requested = run_context.session.graph, run_context.original_args
+  fetched = fetched_elements(graph, requested.fetches)
+  fed = frozenset(tensor.name for tensor in fetched_elements(graph, list(requested.feed_dict or {})))
+  runs = record_in(graph, "runs")
+  key = tuple(element.name for element in fetched), fed
+  run = runs.get(key)
+  if run is None:
+    if len(runs) == _MOST_RUNS:
+      runs.clear()
+    run = runs[key] = Run(set(executed_ops(fetched, fed)), fed)
+  return run

@@ -2,13 +2,15 @@
 """Measures the range of every gradient of a step: histograms of binary exponents beside the range of float16."""
 
 import collections
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import dead_tensors
+from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
+from mp_compat.core import dataflow
 from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.monitoring import range_history
@@ -16,17 +18,10 @@ from mp_compat.monitoring import reports
 from mp_compat.training import step as step_module
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
-# Ops that only copy the values of their first input, and ops that copy some of their inputs' values.
-_COPYING = frozenset(["DepthToSpace", "ExpandDims", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"])
-_MOVING = _COPYING.union(
-  ["ConcatV2", "Enter", "IdentityN", "Merge", "NextIteration", "Pack", "Split", "SplitV", "Switch", "Unpack"]
-)
-# Ops that add up gradients: of a variable that several ops use, and of one that is broadcast.
-_SUMMING = frozenset(["AddN", "Sum"])
-# Ops whose results are computed in a loop (control flow v1), in a function, or in a conditional or loop of functions.
-_HIDING = frozenset(["Exit", "PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"]).union(
-  ["Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"]
-)
+_PRECISION = {"float16": 10, "bfloat16": 7}  # bits of the fraction; those of float32 for all other dtypes
+# In models with batch normalization and attention, sums that are mathematically zero were up to 0.8 units of the last
+# place of the sum of magnitudes, all others more than 50.
+_MOST_UNITS_OF_NOISE = 8
 
 
 class GradientRange(NamedTuple):
@@ -45,6 +40,8 @@ class GradientRange(NamedTuple):
     nonfinite: the number of infinite values and NaNs, int32.
     headroom: the largest n with `largest * 2**n <= 65504`, int32; 142 if all are zero, -1 if any is not finite.
     scale: the loss scale of the values, float32; 1 for a gradient that was measured as it was passed.
+    noise: whether the values are sums that are as small as rounding errors of their terms, bool: gradients that are
+      mathematically zero, such as that of a bias before batch normalization.
   """
 
   exponents: Any
@@ -55,6 +52,7 @@ class GradientRange(NamedTuple):
   nonfinite: Any
   headroom: Any
   scale: Any
+  noise: Any
 
 
 class Measured(NamedTuple):
@@ -132,67 +130,38 @@ def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any) -> Report:
   existing = {each.tensor.dtype.base_dtype for each in derived}
   dtypes = next((other for other in (dtypes, [tf.bfloat16], [tf.float32]) if existing.intersection(other)), dtypes)
   measured = passed + [Measured(record.name, record.scaled, record.scale) for record in computed]
-  wanted = [each for each in derived if each.tensor.dtype.base_dtype in dtypes and not each.is_measured]
-  measured += _named(each for each in wanted if each.tensor.dtype == tf.float16 or each.is_behind_loss)
-  measured = [_describe(item, dtypes) for item in _readable_in_order(measured)]
+  for tensor, scale, is_behind_loss, is_measured in derived:
+    is_wanted = tensor.dtype.base_dtype in dtypes and (tensor.dtype == tf.float16 or is_behind_loss)
+    if is_wanted and not is_measured and tensor.op.type not in dataflow.MOVING:
+      measured.append(Measured(tensor.op.name if tensor.value_index == 0 else tensor.name, tensor, scale))
+  order = graphs.creation_order()
+  measured = [item for item in measured if contexts.is_in_branches_only(item.tensor.op)]
+  measured.sort(key=lambda item: order[item.tensor.op])
+  sources = dataflow.sources_of(item.tensor for item in measured)
+  for index, item in enumerate(measured):
+    own = sources[lineage.tensor_key(item.tensor)]
+    narrowest = min((dtype for dtype in own if dtype is not None), key=lambda dtype: dtype.size)
+    # Functions and loops may compute in any dtype.
+    measured[index] = item._replace(dtype=narrowest.name, is_selected=not own.isdisjoint([*dtypes, None]))
   if not any(item.is_selected for item in measured):
     measured = [item._replace(is_selected=True) for item in measured]
   names = reports.number_repeated([item.name for item in measured])
   return Report(
     ranges=collections.OrderedDict(zip(names, _measure_all(measured))),
     measured=dict(zip(names, measured)),
-    is_complete=not passed and not _is_hiding(derived),
-  )
-
-
-def backward_tensors(step: step_module.Step) -> Tuple["collections.OrderedDict[str, tf.Tensor]", bool]:
-  """Returns the floating tensors of the backward pass by name, in order, and whether these are all."""
-  derived = _backward_passes(_gradients(step, read_computed=True)[1])
-  found = _readable_in_order(_named(each for each in derived if each.tensor.dtype.is_floating))
-  return collections.OrderedDict((item.name, item.tensor) for item in found), not _is_hiding(derived)
-
-
-def _is_hiding(derived: List[_Derived]) -> bool:
-  return any(each.tensor.op.type in _HIDING for each in derived)
-
-
-def _named(derived: Iterable[_Derived]) -> List[Measured]:
-  """Returns the tensors that do not only move values, by the names of their ops, or their own if these have more."""
-  return [
-    Measured(tensor.op.name if tensor.value_index == 0 else tensor.name, tensor, scale)
-    for tensor, scale, _, _ in derived
-    if tensor.op.type not in _MOVING
-  ]
-
-
-def _readable_in_order(measured: List[Measured]) -> List[Measured]:
-  """Returns the tensors outside of loops and functions, in the order of their ops."""
-  order = {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
-  readable = [item for item in measured if contexts.is_in_branches_only(item.tensor.op)]
-  return sorted(readable, key=lambda item: order[item.tensor.op])
-
-
-def _describe(item: Measured, dtypes: List[tf.DType]) -> Measured:
-  sources = list(_sources(item.tensor))
-  own = [tensor.dtype.base_dtype for tensor in sources if tensor.dtype.is_floating or tensor.dtype.is_complex]
-  return item._replace(
-    dtype=min(own, key=lambda dtype: dtype.size).name,
-    # Functions and loops may compute in any dtype.
-    is_selected=any(dtype in dtypes for dtype in own) or any(tensor.op.type in _HIDING for tensor in sources),
+    is_complete=not passed and not any(each.tensor.op.type in dataflow.HIDING for each in derived),
   )
 
 
 def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[Measured], List[lineage.Computed]]:
   """Returns the passed gradients that derive from no computed one, and the records of the computed ones, if read."""
-  passed: List[Measured] = []
-  found: Dict[Any, lineage.Computed] = {}
-  for grad, name in step.gradients:
-    computed = lineage.trace([grad]).computed if read_computed else ()
-    measurable = [each for each in computed if each.scaled is not None and contexts.is_in_branches_only(each.scaled.op)]
-    found.update((lineage.tensor_key(each.values), each) for each in measurable)
-    if not measurable:
-      passed.extend(Measured(name, values, None) for values in gradients.values_of([grad]))
-  return passed, list(found.values())
+  computed = [each for one in step.lineages for each in one.computed] if read_computed else []
+  measurable = [each for each in computed if each.scaled is not None and contexts.is_in_branches_only(each.scaled.op)]
+  found = {lineage.tensor_key(each.values): each for each in measurable}
+  passed = [Measured(name, values, None) for grad, name in step.gradients for values in gradients.values_of([grad])]
+  read_by = dataflow.readers([item.tensor for item in passed])
+  derived = {**found, **dataflow.descendants(read_by, [each.values for each in measurable])}
+  return [item for item in passed if lineage.tensor_key(item.tensor) not in derived], list(found.values())
 
 
 def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Derived]:
@@ -203,64 +172,17 @@ def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Derived]:
   found: List[_Derived] = []
   for scale_key, records in by_scale.items():
     scale, ends = records[0].scale, [record.scaled for record in records]
-    readers = _readers(ends)
-    derived = _descendants(readers, [scale])
+    read_by = dataflow.readers(ends)
+    derived = dataflow.descendants(read_by, [scale])
     # The tensors from which the layers' ops compute the gradients of their variables.
-    inputs = [value for end in ends for source in _sources(end) for value in source.op.inputs]
-    entering = [tensor for value in inputs for tensor in _same_values(value) if lineage.tensor_key(tensor) in derived]
-    behind_loss = set(map(lineage.tensor_key, entering)).union(_descendants(readers, entering))
-    measured = [tensor for end in ends for tensor in _same_values(end)]
-    measured += [reader for reader in readers[scale_key] if reader.op.type == "Cast"]
-    measured_keys = set(map(lineage.tensor_key, measured))
-    found += [_Derived(tensor, scale, key in behind_loss, key in measured_keys) for key, tensor in derived.items()]
+    inputs = [value for op in {op for op, _ in dataflow.sources_of(ends)} for value in op.inputs]
+    same = {lineage.tensor_key(tensor): tensor for value in inputs for tensor in dataflow.same_values(value)}
+    entering = {key: tensor for key, tensor in same.items() if key in derived}
+    behind_loss = {**entering, **dataflow.descendants(read_by, entering.values())}
+    measured = {lineage.tensor_key(tensor) for end in ends for tensor in dataflow.same_values(end)}
+    measured.update(lineage.tensor_key(reader) for reader in read_by[scale_key] if reader.op.type == "Cast")
+    found += [_Derived(tensor, scale, key in behind_loss, key in measured) for key, tensor in derived.items()]
   return found
-
-
-def _readers(ends: List[tf.Tensor]) -> Dict[Any, List[tf.Tensor]]:
-  """Returns the tensors computed from each tensor that `ends` derive from, not by integers or stopped gradients."""
-  readers: Dict[Any, List[tf.Tensor]] = collections.defaultdict(list)
-  seen, pending = set(), list(ends)
-  while pending:
-    tensor = pending.pop()
-    if lineage.tensor_key(tensor) not in seen and tensor.op.type != "StopGradient":
-      seen.add(lineage.tensor_key(tensor))
-      for value in contexts.tensor_inputs(tensor):
-        if value.dtype.is_floating or value.dtype == tf.variant:
-          readers[lineage.tensor_key(value)].append(tensor)
-          pending.append(value)
-  return readers
-
-
-def _descendants(readers: Dict[Any, List[tf.Tensor]], sources: List[tf.Tensor]) -> Dict[Any, tf.Tensor]:
-  """Returns the tensors computed from `sources`, by their keys."""
-  found: Dict[Any, tf.Tensor] = {}
-  pending = list(sources)
-  while pending:
-    for reader in readers.get(lineage.tensor_key(pending.pop()), ()):
-      if lineage.tensor_key(reader) not in found:
-        found[lineage.tensor_key(reader)] = reader
-        pending.append(reader)
-  return found
-
-
-def _same_values(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
-  """Yields a tensor and those before it that contain the same values, such as the float16 input of a cast."""
-  yield tensor
-  while tensor.op.type in _COPYING or tensor.op.type == "Cast":
-    tensor, after = tensor.op.inputs[0], tensor
-    if tensor.dtype.size > after.dtype.size:
-      break
-    yield tensor
-
-
-def _sources(gradient: tf.Tensor) -> Iterator[tf.Tensor]:
-  """Yields the tensors that contain the values of a gradient, or of its parts or summands."""
-  same = list(_same_values(gradient))
-  yield from same
-  if same[-1].op.type in _MOVING.union(_SUMMING):
-    for value in same[-1].op.inputs:
-      if value.dtype.is_floating:
-        yield from _sources(value)
 
 
 def _measure_all(measured: List[Measured]) -> List[GradientRange]:
@@ -273,7 +195,7 @@ def _measure_all(measured: List[Measured]) -> List[GradientRange]:
       [dead_tensors.merge_out_of_branches(value, 0, is_dead) for value in _count(item)]
       for item, is_dead in zip(measured, are_dead)
     ]
-    each_exponents, each_zeros, each_largest, scales = zip(*counted)
+    each_exponents, each_zeros, each_largest, scales, noise = zip(*counted)
     exponents, zeros, largest = tf.stack(each_exponents), tf.stack(each_zeros), tf.stack(each_largest)
     total = tf.cast(tf.maximum(tf.reduce_sum(exponents, axis=1), 1), tf.float64)
 
@@ -295,18 +217,28 @@ def _measure_all(measured: List[Measured]) -> List[GradientRange]:
       tf.unstack(nonfinite),
       tf.unstack(tf.where_v2(nonfinite > 0, -1, headroom)),
       scales,
+      tf.unstack(tf.stack(noise) > 0),
     ]
     return [GradientRange(*values) for values in zip(*columns)]
 
 
-def _count(item: Measured) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Returns the exponents, the number of zeros, the largest magnitude and the scale, as in `GradientRange`."""
+def _magnitudes(tensor: tf.Tensor) -> tf.Tensor:
+  return tf.abs(tf.cast(tf.reshape(ops.real_parts(tensor), [-1]), tf.float32))
+
+
+def _count(item: Measured) -> Tuple[tf.Tensor, ...]:
+  """Returns exponents, number of zeros, largest magnitude, scale and noise (1 or 0), as in `GradientRange`."""
   with contexts.enter(contexts.of_outputs(item.tensor.op)):
-    values = tf.abs(tf.cast(tf.reshape(ops.real_parts(item.tensor), [-1]), tf.float32))
+    values = _magnitudes(item.tensor)
     bits = tf.bitcast(values, tf.int32)
     exponents = tf.raw_ops.Bincount(arr=tf.bitwise.right_shift(bits, 23), size=256, weights=tf.zeros([0], tf.int32))
     exponents.set_shape([256])
     zeros = tf.reduce_sum(tf.cast(tf.equal(bits, 0), tf.int32))
-    finite = tf.where_v2(tf.is_finite(values), values, 0.0)
+    largest = tf.maximum(tf.reduce_max(tf.where_v2(tf.is_finite(values), values, 0.0)), 0.0)
     scale = 1.0 if item.scale is None else item.scale
-    return exponents, zeros, tf.maximum(tf.reduce_max(finite), 0.0), tf.cast(scale, tf.float32)
+    terms, is_noise = dataflow.terms_of(item.tensor) if item.scale is not None else [], tf.constant(False)
+    if terms:
+      unit = 2.0 ** -_PRECISION.get(item.dtype, 23) * tf.add_n([tf.reduce_sum(_magnitudes(term)) for term in terms])
+      # Not if all terms are zeros, nor if their sum overflows.
+      is_noise = (tf.reduce_sum(values) <= _MOST_UNITS_OF_NOISE * unit) & (unit > 0.0) & tf.is_finite(unit)
+    return exponents, zeros, largest, tf.cast(scale, tf.float32), tf.cast(is_noise, tf.int32)

@@ -2,27 +2,24 @@
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
 import collections
-from typing import Any, Callable, Deque, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
-import uuid
+from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
 
 from mp_compat._tensorflow import auto_mixed_precision
-from mp_compat._tensorflow import contexts
-from mp_compat._tensorflow import dead_tensors
+from mp_compat._tensorflow import event_files
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
-from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
+from mp_compat.core import dataflow
 from mp_compat.core import loss_scale as loss_scale_module
-from mp_compat.monitoring import gradient_ranges
+from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
-from mp_compat.training import step as step_module
+from mp_compat.monitoring import stall
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 ON_STALL = ("raise", "stop", "warn")
 _EVERY_N_STEPS = 100
-_MOST_RUNS = 32  # the number of different Session runs that are remembered
 
 
 class LossScaleStalledError(RuntimeError):
@@ -32,10 +29,10 @@ class LossScaleStalledError(RuntimeError):
 class LossScaleHook(tf.train.SessionRunHook):
   """Logs the loss scale, counts skipped steps, and ends a run that no longer applies any steps.
 
-  Warns if the backward pass is in float32 only, where loss scaling has no use, unless `auto_mixed_precision` is on.
-
-  The hook counts the Session runs that execute a train op of the optimizer, and ignores evaluations. Each
-  counted run fetches three more numbers. The run that completes a stall also fetches which gradients are not finite.
+  Warns if the backward pass is in float32 only, where loss scaling has no use, unless `auto_mixed_precision` is on, and
+  if trained variables are float16. Counts the Session runs that execute a train op of the optimizer, and ignores
+  evaluations. Each counted run fetches three more numbers. The run that completes a stall also fetches the values of
+  both passes, to the host.
 
   Attributes:
     attempted: the number of attempted steps, an int.
@@ -100,6 +97,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._written: Optional[int] = None  # the attempted step last written to output_dir
     self._warned = False
     self._unattempted = 0  # runs in a row that computed gradients and attempted no step
+    self._session: Any = None
 
   def begin(self) -> None:
     steps = reports.train_steps(self._optimizer)
@@ -117,15 +115,36 @@ class LossScaleHook(tf.train.SessionRunHook):
     counts = [reports.counts(step) for step in steps]
     self._counters: List[tf.Variable] = []
     if self._counters_in_graph and steps:
-      with tf.name_scope(None), tf.variable_scope(None, "loss_scale_hook"):
+      # All workers find the counters where the global step is, on a parameter server.
+      with tf.device(getattr(tf.train.get_global_step(), "device", None)), tf.name_scope(None), tf.variable_scope(
+        None, "loss_scale_hook"
+      ):
         self._counters = [
           tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
           for name in ("attempted_steps", "skipped_steps")
         ]
     statuses = [self._make_status(each) for each in counts]
-    self._observed = [(step.train_op, status, _diagnosis(step)) for step, status in zip(steps, statuses)]
+    self._observed = [(step.train_op, status, stall.observed(step)) for step, status in zip(steps, statuses)]
+    self._float16_variables = [
+      name for step in steps for grad, name in step.gradients if grad is not None and grad.dtype == tf.float16
+    ]
+    if self._float16_variables:
+      text = (
+        "LossScaleHook: %s trains float16 variables: %s. They lose small updates. Create them with "
+        "custom_getter=mp_compat.float32_variable_storage_getter, which stores them in float32."
+      )
+      log.warn(text, self._name, range_history.enumeration(self._float16_variables, 5))
+    for train_op, _, observed in () if auto_mixed_precision.is_enabled() else self._observed:
+      backward = [each.tensor for each in observed if each.part == "backward"]
+      if backward and all(each.dtype == tf.float32 and each.op.type not in dataflow.HIDING for each in backward):
+        log.warn(
+          "LossScaleHook: the backward pass of %s has no float16 tensor. A program that computes in float32 needs no "
+          "loss scaling, unless TensorFlow's graph rewrite casts it. Are the inputs and the variables of the model "
+          "cast to float16?",
+          train_op.name,
+        )
     self._scale = self._optimizer.loss_scale()
-    self._events = EventFile("LossScaleHook", self._output_dir)
+    self._events = event_files.EventFile("LossScaleHook", self._output_dir)
 
   def _make_status(self, counts: tf.Tensor) -> tf.Tensor:
     """Returns what to fetch with a train op: the counts of its step, and the scale after the step."""
@@ -138,14 +157,14 @@ class LossScaleHook(tf.train.SessionRunHook):
     return tf.concat([tf.cast(counts, tf.float32), [scale]], axis=0)
 
   def after_create_session(self, session: tf.Session, coord: Any) -> None:
-    del session, coord
-    self._is_new_session = True
+    del coord
+    self._session, self._is_new_session = session, True
 
   def before_run(self, run_context: Any) -> Any:
-    run = executed_by(run_context)
-    executed = [(status, diagnosis) for train_op, status, diagnosis in self._observed if train_op in run.ops]
+    run = graphs.executed_by(run_context)
+    executed = [(status, observed) for train_op, status, observed in self._observed if train_op in run.ops]
     if not executed:
-      if any(run.computes(tensor) for _, _, diagnosis in self._observed for tensor, _ in diagnosis.values()):
+      if any(run.computes(each.tensor) for _, _, observed in self._observed for each in observed):
         self._warn_if_unattempted(is_attempted=False)
       return None
     if self._is_new_session:
@@ -159,10 +178,8 @@ class LossScaleHook(tf.train.SessionRunHook):
       self._write()
     fetches: Dict[str, Any] = {"statuses": [status for status, _ in executed]}
     if self._is_stalled(more_skips=len(executed)) and (not self._warned or len(executed) > 1):
-      fetches["diagnoses"] = [
-        {name: fetch for name, (tensor, fetch) in diagnosis.items() if run.computes(tensor)}
-        for _, diagnosis in executed
-      ]
+      self._fetched = [each for _, observed in executed for each in observed if run.computes(each.tensor)]
+      fetches["diagnoses"] = [each.fetch for each in self._fetched]
     return tf.train.SessionRunArgs(fetches)
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -175,7 +192,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     if "diagnoses" not in results or not self._is_stalled() or self._warned:
       return
     self._events.write(lambda writer: writer.flush())  # end() is not called after an error
-    text = self._describe_stall(results["diagnoses"])
+    text = self._describe_stall(zip(self._fetched, results["diagnoses"]))
     if self._on_stall == "raise":
       raise LossScaleStalledError(text)
     self._warned = True
@@ -203,6 +220,22 @@ class LossScaleHook(tf.train.SessionRunHook):
         self._unattempted,
         self._name,
       )
+
+  def run(self, session: tf.Session, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None) -> Any:
+    """Returns `session.run(fetches, feed_dict)` of a plain Session, and observes the run as in a MonitoredSession.
+
+    Call `begin()` after `minimize` and before the session runs, and at the end `end(session)`, which writes the last
+    values. `on_stall="stop"` stops nothing here. Raises a RuntimeError without `begin()`.
+    """
+    if not hasattr(self, "_events"):
+      raise RuntimeError("Before LossScaleHook.run(), call begin(): after minimize(), before the session runs.")
+    if session is not self._session:
+      self.after_create_session(session, None)
+    context = tf.train.SessionRunContext(tf.train.SessionRunArgs(fetches, feed_dict), session)
+    requested = self.before_run(context) or tf.train.SessionRunArgs([])
+    values, results = session.run([fetches, requested.fetches], feed_dict)
+    self.after_run(context, tf.train.SessionRunValues(results, None, None))
+    return values
 
   def _count(self, scale: float, is_skipped: bool) -> None:
     self.attempted += 1
@@ -255,68 +288,21 @@ class LossScaleHook(tf.train.SessionRunHook):
       self._events.write(lambda writer: writer.add_summary(summary, self.attempted))
       self._written = self.attempted
 
-  def _describe_stall(self, diagnoses: List[Dict[str, Any]]) -> str:
+  def _describe_stall(self, values: Iterable[Tuple[stall.Observed, Any]]) -> str:
     """Returns text on the skipped steps, on what is not finite in the last one, and on what may be the reason."""
     skips, without_backoff = self._skips()
-    last = "the last applied step was attempt {}".format(self._last_applied)
+    last = "the last applied step was attempt {}" if self._last_applied else "no step was ever applied"
+    scales = " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes)
     text = (
       "The loss scale of {} is stalled: {} steps in a row were skipped, {} of them without lowering the scale; {} of "
-      "{} attempted. The scale went {}. ".format(
-        self._name,
-        skips,
-        without_backoff,
-        last if self._last_applied else "no step was ever applied",
-        self.attempted,
-        " -> ".join("{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes),
-      )
-    )
-    fetched = [item for diagnosis in diagnoses for item in diagnosis.items()]
-    nonfinite = [
-      "\n  {}: {} NaN, {} inf, the largest of the others {:.3g}".format(name, *value)
-      for name, value in fetched
-      if isinstance(value, reports.GradientReport) and (value.nans or value.infs)
-    ]
-    if not nonfinite:
-      return text + "All gradients are finite here: the loss scale itself or another process decided to skip."
-    first = next((name for name, value in fetched if not isinstance(value, reports.GradientReport) and not value), None)
-    reason = "an"
+      "{} attempted. The scale went {}. "
+    ).format(self._name, skips, without_backoff, last.format(self._last_applied), self.attempted, scales)
+    reason = ""
     if isinstance(self._optimizer.loss_scale, (loss_scale_module.FixedLossScale,) + native.FIXED_LOSS_SCALES):
-      reason = 'the fixed loss scale may be too large: lower it, or use "dynamic". Otherwise an'
+      reason = 'the fixed loss scale may be too large: lower it, or use "dynamic". Otherwise '
     elif without_backoff < self._min_scale_patience:
-      reason = "the scale may still be too large: begin with a lower one, or allow more skips. Otherwise an"
-    return text + (
-      "Gradients that are not finite:{}{}\nFetch the loss. If it is not finite, look at the inputs and the learning "
-      "rate. If it is finite, {} op of the backward pass overflows in float16 or has no finite gradient, as tf.sqrt at "
-      "0.".format(
-        "".join(nonfinite),
-        "\nThe first value of the backward pass that is not finite is {}.".format(first) if first else "",
-        reason,
-      )
-    )
-
-
-def _diagnosis(step: step_module.Step) -> Dict[str, Tuple[tf.Tensor, Any]]:
-  """Returns what to fetch of a step to see why it is skipped; warns of a backward pass in float32.
-
-  For each gradient this is a GradientReport, for each tensor of the backward pass whether it is finite.
-  """
-  gradients = reports.checked_tensors(step)
-  on_gradients = reports.report_on(step, gradients)
-  found: Dict[str, Tuple[tf.Tensor, Any]] = {name: (gradients[name], on_gradients[name]) for name in gradients}
-  backward, is_complete = gradient_ranges.backward_tensors(step)
-  for (name, tensor), is_dead in zip(backward.items(), dead_tensors.may_be_dead(backward.values())):
-    with contexts.enter(contexts.of_outputs(tensor.op)):
-      finite = tf.reduce_all(ops.is_finite(tensor))
-    found[name] = tensor, dead_tensors.merge_out_of_branches(finite, True, is_dead)
-  is_float32 = is_complete and {tensor.dtype.base_dtype for tensor in backward.values()} == {tf.float32}
-  if is_float32 and not auto_mixed_precision.is_enabled():
-    log.warn(
-      "LossScaleHook: the backward pass of %s has no float16 tensor. A program that computes in float32 needs no loss "
-      "scaling, unless TensorFlow's graph rewrite casts it. Are the inputs and the variables of the model cast to "
-      "float16?",
-      step.train_op.name,
-    )
-  return found
+      reason = "the scale may still be too large: begin with a lower one, or allow more skips. Otherwise "
+    return text + stall.describe(values, self._float16_variables, reason)
 
 
 class StopAtAttemptHook(tf.train.SessionRunHook):
@@ -350,7 +336,7 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     self._counts = [(step.train_op, reports.counts(step)) for step in steps]
 
   def before_run(self, run_context: Any) -> Any:
-    run = executed_by(run_context)
+    run = graphs.executed_by(run_context)
     counts = [each for train_op, each in self._counts if train_op in run.ops]
     return tf.train.SessionRunArgs(counts) if counts else None
 
@@ -358,51 +344,3 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
     self._remaining -= sum(int(attempted) for attempted, _ in run_values.results or [])
     if self._remaining <= 0:
       run_context.request_stop()
-
-
-class Run(NamedTuple):
-  """What a Session run executes."""
-
-  ops: Set[tf.Operation]
-  fed: FrozenSet[str]  # the names of the tensors that are fed
-
-  def computes(self, tensor: tf.Tensor) -> bool:
-    """Returns whether the run computes `tensor` or feeds it, so that fetching it as well executes nothing else."""
-    return tensor.name in self.fed or tensor.op in self.ops
-
-
-def executed_by(run_context: Any) -> Run:
-  """Returns what a run executes, as far as its caller requests it; remembers runs by what they fetch and feed."""
-  graph, requested = run_context.session.graph, run_context.original_args
-  fetched = graphs.fetched_elements(graph, requested.fetches)
-  fed = frozenset(tensor.name for tensor in graphs.fetched_elements(graph, list(requested.feed_dict or {})))
-  runs = graphs.record_in(graph, "runs")
-  key = tuple(element.name for element in fetched), fed
-  run = runs.get(key)
-  if run is None:
-    if len(runs) == _MOST_RUNS:
-      runs.clear()
-    run = runs[key] = Run(set(graphs.executed_ops(fetched, fed)), fed)
-  return run
-
-
-class EventFile:
-  """A new event file in a directory, if there is one. Logs a warning at the first failure, as on a full disk."""
-
-  def __init__(self, owner: str, directory: Optional[str]) -> None:
-    self._owner, self._directory = owner, directory
-    self._has_failed = False
-    # A unique name: TensorFlow gives the files that are created in a directory in the same second the same one.
-    suffix = "." + uuid.uuid4().hex
-    self._writer = tf.summary.FileWriter(directory, filename_suffix=suffix) if directory else None
-
-  def write(self, write: Callable[[tf.summary.FileWriter], Any]) -> None:
-    """Calls a function that writes."""
-    if self._writer is None:
-      return
-    try:
-      write(self._writer)
-    except Exception as error:  # the class depends on the status: OSError, OpError, RuntimeError, IndexError and others
-      if not self._has_failed:
-        self._has_failed = True
-        log.warn("%s cannot write to %s, records are missing: %s", self._owner, self._directory, error)

@@ -21,7 +21,7 @@ BLUE, GREEN, ORANGE = "#0072B2", "#009E73", "#D55E00"  # Okabe and Ito's, which 
 RED = "#B00020"  # never finite, or no scale fits
 
 MOST_POINTS = 400  # the largest number of points of a loss curve; longer ones are drawn as means and ranges
-MOST_LABELS = 60  # of more tensors, only every second, third or so is labeled
+MOST_LABELS = 60  # of more tensors, every second, third or so is labeled, and those that decide
 
 
 class PlotError(Exception):
@@ -48,7 +48,7 @@ class Series(NamedTuple):
 class _EventFile(NamedTuple):
   """The scalars of one event file."""
 
-  times: List[float]  # of the first and the last event, in seconds
+  times: List[float]  # of the first and the last event with values, in seconds
   directory: str
   scalars: Dict[str, List[Tuple[int, float]]]  # steps and values by tag
 
@@ -129,7 +129,8 @@ def _read_file(path: str) -> _EventFile:
   scalars: Dict[str, List[Tuple[int, float]]] = collections.defaultdict(list)
   try:
     for event in tf.train.summary_iterator(path):
-      times[1:] = [event.wall_time]
+      if not event.HasField("file_version"):  # the first event, whose time is in whole seconds
+        times[1:] = [event.wall_time]
       for value in event.summary.value:
         if value.HasField("simple_value"):
           scalars[value.tag].append((event.step, value.simple_value))
@@ -250,10 +251,9 @@ def draw_ranges(history: range_history.History, advice: range_history.Advice) ->
   _draw_histograms(axes, history)
   _draw_fitting_scales(fitting, history, advice)
   axes.set_ylim(rows - 0.5, -0.5)
-  every = -(-rows // MOST_LABELS)
-  labels = [name if len(name) <= 60 else "..." + name[-57:] for name in history.tensors]
-  axes.set_yticks(range(0, rows, every))
-  axes.set_yticklabels(labels[::every], fontsize=6)
+  labels = _labels(history, advice)
+  axes.set_yticks(list(labels))
+  axes.set_yticklabels([name if len(name) <= 60 else "..." + name[-57:] for name in labels.values()], fontsize=6)
   title = "Gradients of {} tensors, from the loss (top) to the inputs; {} records, steps {} to {}".format(
     rows, len(history.steps), history.steps[0], history.steps[-1]
   )
@@ -261,6 +261,18 @@ def draw_ranges(history: range_history.History, advice: range_history.Advice) ->
   figure.suptitle(title + ("; red: never finite" if is_red else ""), fontsize="medium")
   figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize="medium")
   return figure
+
+
+def _labels(history: range_history.History, advice: range_history.Advice) -> Dict[int, str]:
+  """Returns the labels by row: of tensors that the advice names, extremes (neighbors move down), and some others."""
+  names, bounds = list(history.tensors), [tensor.bounds for tensor in history.tensors.values() if tensor.bounds]
+  extremes = [max(bounds, key=lambda each: each.low).smallest, min(bounds, key=lambda each: each.high).largest]
+  every, row, found = -(-len(names) // MOST_LABELS), -len(names), {}
+  for name in [name for name in names if name in advice.text or name in extremes]:
+    row = max(names.index(name), row + (every + 1) // 2)
+    found[row] = name
+  others = [row for row in range(0, len(names), every) if all(abs(row - other) >= every for other in found)]
+  return {**found, **{row: names[row] for row in others}}
 
 
 def _draw_histograms(axes: Any, history: range_history.History) -> None:

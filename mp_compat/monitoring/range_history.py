@@ -70,11 +70,12 @@ class Tensor:
     if int(values["nonfinite"]):
       return None  # What is finite is what an overflow happened to leave.
     self.is_recorded = True
+    is_noise = bool(values["noise"])  # then no scale is too small
     if not exponents:
-      if is_float16 and int(values["zeros"]):
+      if is_float16 and int(values["zeros"]) and not is_noise:
         self._zero = max(self._zero, shift)
       return None
-    kept = _lowest_kept(exponents)
+    kept = math.inf if is_noise else _lowest_kept(exponents)
     if is_float16 and min(exponents) >= FLOAT16.lowest and kept < FLOAT16.lowest + CUT_OFF:
       self._cut_off = max(self._cut_off, shift)
     else:

@@ -6,11 +6,12 @@ import json
 import os
 from typing import Any, Dict, Optional
 
+from mp_compat._tensorflow import event_files
+from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.monitoring import gradient_ranges
-from mp_compat.monitoring import hooks
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
@@ -23,9 +24,9 @@ class GradientRangesHook(tf.train.SessionRunHook):
 
   Writes for TensorBoard a histogram of binary exponents for each tensor, `gradient_ranges/<name>`, and for
   `mp_compat ranges` the file `gradient_ranges.jsonl`: one line for each record, `{"run": ..., "step": ..., "complete":
-  ..., "tensors": {name: {"selected": ..., "dtype": ..., "scale": ..., "zeros": ..., "nonfinite": ..., "largest": ...,
-  "exponents": {exponent: count}}}}`, with the number of the run. A record is complete if all of the backward pass was
-  measured. The advice is for the selected tensors, those of the measured dtypes, or for all tensors if there are none.
+  ..., "tensors": {name: {"selected": ..., "dtype": ..., "scale": ..., "noise": ..., "zeros": ..., "nonfinite": ...,
+  "largest": ..., "exponents": {exponent: count}}}}`, with the number of the run. A record is complete if all of the
+  backward pass was measured. The advice is for the selected tensors, those of the measured dtypes, or for all if none.
   The values are the gradients of the scaled loss; the scale is null for a gradient that was measured as it was passed.
   A run that resumes continues the file. If a file cannot be written, the hook logs a warning once, and the run goes on.
   """
@@ -62,7 +63,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._report = gradient_ranges.report(self._optimizer, self._dtypes)
     self._global_step = tf.train.get_global_step()
     self._history = range_history.History()
-    self._events = hooks.EventFile("GradientRangesHook", self._output_dir)
+    self._events = event_files.EventFile("GradientRangesHook", self._output_dir)
     self._path = os.path.join(self._output_dir, range_history.FILE_NAME) if self._output_dir else ""
     text = self._read_file()
     self._attempted = self._history.steps[-1] if self._history.steps else 0
@@ -71,7 +72,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
       self._events.write(lambda writer: self._append("\n"))  # after the line that a killed job left
 
   def before_run(self, run_context: Any) -> Any:
-    run = hooks.executed_by(run_context)
+    run = graphs.executed_by(run_context)
     self._is_running = self._train_op in run.ops
     if not self._is_running or self._until_due:
       return None
@@ -160,6 +161,7 @@ def record_of(run: int, step: int, ranges: Dict[str, Any], report: gradient_rang
       "selected": report.measured[name].is_selected,
       "dtype": report.measured[name].dtype,
       "scale": None if report.measured[name].scale is None else float(values.scale),
+      "noise": bool(values.noise),
       "zeros": zeros,
       "nonfinite": counts[255],
       "largest": float(values.largest),

@@ -2,7 +2,8 @@
 """Reads the record of a step: whether it was applied, with which scale, and which gradients are not finite."""
 
 import collections
-from typing import Any, List, NamedTuple
+import itertools
+from typing import Any, DefaultDict, Iterator, List, NamedTuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -83,7 +84,13 @@ def nonfinite_gradients(optimizer: MixedPrecisionLossScaleOptimizer) -> "collect
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
   step = readable_step(optimizer)
-  return report_on(step, checked_tensors(step))
+  tensors = checked_tensors(step)
+  with contexts.enter(contexts.of_outputs(step.train_op)):
+    reports = [_report(values) for values in tensors.values()]
+  return collections.OrderedDict(
+    (name, GradientReport(*[dead_tensors.merge_out_of_branches(count, 0) for count in report]))
+    for name, report in zip(tensors, reports)
+  )
 
 
 @autograph.do_not_convert
@@ -141,22 +148,10 @@ def checked_tensors(step: step_module.Step) -> "collections.OrderedDict[str, tf.
   return collections.OrderedDict(zip(number_repeated([name for name, _ in found]), [values for _, values in found]))
 
 
-def report_on(
-  step: step_module.Step, tensors: "collections.OrderedDict[str, tf.Tensor]"
-) -> "collections.OrderedDict[str, GradientReport]":
-  """Returns the report on the gradients of a step for which `is_readable` holds, by the same names."""
-  with contexts.enter(contexts.of_outputs(step.train_op)):
-    reports = [_report(values) for values in tensors.values()]
-  return collections.OrderedDict(
-    (name, GradientReport(*[dead_tensors.merge_out_of_branches(count, 0) for count in report]))
-    for name, report in zip(tensors, reports)
-  )
-
-
 def number_repeated(names: List[str]) -> List[str]:
   """Returns the names, each once: the second, third and later of the same name end in " (2)", " (3)" and so on."""
-  counts_before = [names[:index].count(name) for index, name in enumerate(names)]
-  return ["{} ({})".format(name, count + 1) if count else name for name, count in zip(names, counts_before)]
+  counters: DefaultDict[str, Iterator[int]] = collections.defaultdict(lambda: itertools.count(1))
+  return [name if count == 1 else "{} ({})".format(name, count) for name in names for count in [next(counters[name])]]
 
 
 def _report(values: tf.Tensor) -> GradientReport:

@@ -23,7 +23,7 @@ _Native: Any = (native.LOSS_SCALE_OPTIMIZERS + (tf.train.Optimizer,))[0]
 
 
 class MissingCheckError(RuntimeError, AttributeError):
-  """An error for reading `gradients_finite` in a graph without a finite check; `hasattr` is then False."""
+  """An error for reading the result of a finite check in a graph without one; `hasattr` is then False."""
 
 
 class MixedPrecisionLossScaleOptimizer(_Native):
@@ -132,6 +132,22 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "minimize() or apply_gradients() in this graph, with skip_nonfinite=True."
       )
     return finite
+
+  @property
+  def step_applied(self) -> tf.Tensor:
+    """Returns a scalar bool tensor of the last `apply_gradients` in this graph: True if it applies the gradients.
+
+    Unlike `gradients_finite`, it includes the answer of the loss scale (`should_apply`). If fetched together with the
+    train op, it describes the same step. Raises a RuntimeError if this graph has no `apply_gradients`, or one that
+    applies every step (`skip_nonfinite=False` and a loss scale whose `should_apply` is not a tensor).
+    """
+    applied = next((built.applied for built in reversed(step.recorded(self))), None)
+    if not tf.is_tensor(applied):
+      raise MissingCheckError(
+        "step_applied is the decision of apply_gradients() to apply or skip a step, which this graph lacks. First call "
+        "minimize() or apply_gradients() in this graph, with skip_nonfinite=True."
+      )
+    return applied
 
   def _doing_dynamic_loss_scaling(self) -> bool:
     """Returns whether the loss scale is a DynamicLossScale, as in TensorFlow's class; only a warning depends on it."""

@@ -1,10 +1,14 @@
 """Tests of gradient ranges in graphs, compared with NumPy on the same tensors, fetched by name."""
 
+import signal
+
 import numpy as np
 import pytest
 
 import mp_compat
+from mp_compat.core import dataflow
 from mp_compat.monitoring import gradient_ranges
+from mp_compat.monitoring import reports
 from tests import testing
 from tests.testing import Optimizer
 from tests.testing import sgd
@@ -34,6 +38,7 @@ def measure_with_numpy(values, scale):
     nonfinite=exponents[255],
     headroom=-1 if exponents[255] else headroom,
     scale=scale,
+    noise=False,
   )
 
 
@@ -240,6 +245,56 @@ def test_stopped_gradients_are_not_followed():
   assert not [name for name in mp_compat.gradient_ranges(opt) if "recomputed" in name]
 
 
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("add", ["bias_add", "plus", "shared"])
+def test_gradients_of_zero_are_noise(dtype, add):
+  """A bias before batch normalization, and that of keys, do not change the loss; float64 shows that they are 0."""
+  random = np.random.RandomState(0)
+  examples, weights = random.normal(size=[64, 6]), random.normal(size=[6, 6])
+  gradients_of = {}
+  for precision in (dtype, tf.float64):
+    with tf.Graph().as_default():
+      x = tf.placeholder(precision, [64, 6])
+      wide = tf.float64 if precision == tf.float64 else tf.float32
+      names = ["before", "key", "query", "last"]
+      variables = {name: tf.get_variable(name, [6], wide, tf.zeros_initializer()) for name in names}
+
+      def layer(value, name, dtype=precision, variables=variables):
+        product, bias = tf.matmul(value, tf.constant(weights, dtype)), tf.cast(variables[name], dtype)
+        return product + bias if add == "plus" else tf.nn.bias_add(product, bias)
+
+      hidden = layer(x, "before")
+      mean, variance = tf.nn.moments(tf.cast(hidden, wide), [0])
+      hidden = tf.cast((tf.cast(hidden, wide) - mean) * tf.rsqrt(variance + 1e-3), precision)
+      keys = [layer(hidden, "key") for _ in range(2 if add == "shared" else 1)]
+      queries = layer(hidden, "query")
+      attention = [tf.nn.softmax(tf.cast(tf.matmul(queries, key, transpose_b=True), wide)) for key in keys]
+      hidden = tf.add_n([tf.matmul(tf.cast(each, precision), hidden) for each in attention])
+      loss = tf.reduce_mean(tf.square(tf.cast(layer(hidden, "last"), wide) - 1.0))
+      opt = Optimizer(sgd(), 2.0**10)
+      opt.minimize(loss)
+      ranges = mp_compat.gradient_ranges(opt, precision)
+      with testing.initialized_session() as sess:
+        found = sess.run(ranges, {x: examples})
+      gradients_of[precision] = {name: found[variable.name] for name, variable in variables.items()}
+  exact = {name: values.largest / 2.0**10 for name, values in gradients_of[tf.float64].items()}
+  assert max(exact["before"], exact["key"]) < 1e-12 < 1e-4 < min(exact["query"], exact["last"])
+  assert [name for name, values in gradients_of[dtype].items() if values.noise] == ["before", "key"]
+
+
+def test_sums_of_zeros_are_no_noise():
+  """The terms may have underflowed."""
+  x = tf.placeholder(tf.float16, [4, 2])
+  b = tf.get_variable("b", [2])
+  opt = Optimizer(sgd(), 2.0**4)
+  opt.minimize(tf.reduce_sum(tf.cast(x * tf.nn.bias_add(x, tf.cast(b, tf.float16)), tf.float32)))
+  ranges = mp_compat.gradient_ranges(opt)
+  with testing.initialized_session() as sess:
+    for value, is_noise in [(0.0, False), (3.0, False), (np.inf, False)]:
+      assert sess.run(ranges, {x: np.full([4, 2], value)})["b:0"].noise == is_noise
+    assert sess.run(ranges, {x: [[1.0, 2.0], [-1.0, -2.0], [3.0, 4.0], [-3.0, -4.0]]})["b:0"].noise
+
+
 @pytest.mark.parametrize("last", ["broadcast", "reshaped", "concatenated"])
 def test_gradient_of_logits_of_float32_model(last):
   x = tf.placeholder(tf.float32, [4, 6])
@@ -328,6 +383,31 @@ def test_dtypes_of_values_are_known():
   all_dtypes = describe(opt, [tf.float16, tf.float32])
   assert len(all_dtypes) > len(described) and all(is_selected for _, _, is_selected in all_dtypes.values())
   assert all_dtypes["head:0"][1] == "float32" and all_dtypes["shared:0"][1] == "float16"
+
+
+def test_residual_steps_take_linear_time():
+  """Each doubles the number of paths, and 1200 are more than Python's recursion limit."""
+  steps, w = 1200, tf.get_variable("w", [2], initializer=tf.ones_initializer())
+  state = tf.cast(w, tf.float16)
+  for _ in range(steps):
+    state += tf.tanh(state)
+  opt = Optimizer(sgd(), 2.0**4)
+  opt.minimize(tf.reduce_sum(tf.cast(state, tf.float32)))
+  previous = signal.signal(signal.SIGALRM, signal.default_int_handler)  # raises KeyboardInterrupt
+  signal.alarm(30)
+  try:
+    mp_compat.LossScaleHook(opt).begin()
+    computed = reports.train_steps(opt)[0].lineages[0].computed
+    sources = dataflow.sources_of([each.scaled for each in computed])
+  finally:
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+  sums = [op.outputs[0] for op in tf.get_default_graph().get_operations() if op.type == "AddN"]
+  assert len(sums) == steps and {len(dataflow.terms_of(each)) for each in sums} == {2}
+  assert len(sources) >= 2 * steps and set(sources.values()) == {
+    frozenset([tf.float16]),
+    frozenset([tf.float16, tf.float32]),
+  }
 
 
 CALLS = {

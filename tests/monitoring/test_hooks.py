@@ -174,6 +174,47 @@ def test_report_is_fetched_when_stalling(make_training):
   assert fetched == [["statuses"], ["statuses"], ["diagnoses", "statuses"]]
 
 
+@pytest.mark.usefixtures("graph")
+def test_construction_does_not_depend_on_model():
+  """The diagnosis of a stall, which few runs need, adds no ops."""
+  hidden, added = tf.placeholder(tf.float16, [4, 8]), []
+  with tf.variable_scope("", custom_getter=mp_compat.float32_variable_storage_getter):
+    for layer in range(9):
+      hidden = tf.tanh(tf.matmul(hidden, tf.get_variable("w{}".format(layer), [8, 8], tf.float16)))
+      opt = Optimizer(sgd(), "dynamic")
+      opt.minimize(tf.reduce_mean(tf.cast(hidden, tf.float32)))
+      before = len(tf.get_default_graph().get_operations())
+      mp_compat.LossScaleHook(opt).begin()
+      added.append(len(tf.get_default_graph().get_operations()) - before)
+  assert max(added) < 30 and len(set(added[1:])) == 1  # the first hook builds constants
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_hook_observes_plain_session(make_training, in_graph):
+  training = make_training(mp_compat.DynamicLossScale(8.0, 3))
+  hook = mp_compat.LossScaleHook(training.opt, None, min_scale_patience=2, counters_in_graph=in_graph)
+  with testing.session() as sess, pytest.raises(RuntimeError, match=r"call begin\(\): after minimize"):
+    hook.run(sess, training.train_op)
+  hook.begin()
+  initializer = tf.global_variables_initializer()
+  tf.get_default_graph().finalize()
+  for counts in [(3, 1), (3, 1) if in_graph else (6, 2)]:
+    with testing.session() as sess:
+      sess.run(initializer)
+      for x in [FINITE, OVERFLOW, FINITE]:
+        _, values = hook.run(sess, [training.train_op, {"x": training.x}], {training.x: x})
+        np.testing.assert_array_equal(values["x"], x)
+        assert hook.run(sess, training.loss, {training.x: x}).shape == ()
+      np.testing.assert_array_equal(sess.run(training.w), -2 * np.array(FINITE))
+      assert (hook.attempted, hook.skipped) == counts
+  with testing.session() as sess, pytest.raises(mp_compat.LossScaleStalledError, match="w:0: 0 NaN, 1 inf"):
+    sess.run(initializer)
+    for _ in range(9):
+      hook.run(sess, training.train_op, {training.x: OVERFLOW})
+  hook.end(sess)
+  assert "{} (".format(hook.skipped) in training.lines[-1]
+
+
 class Broadcast(tf.train.SessionRunHook):
   """Assigns variables when a session is created, as Horovod's BroadcastGlobalVariablesHook does."""
 

@@ -67,6 +67,22 @@ def test_resumed_run_continues_counts(tmp_path):
   assert len(plot.draw(series).axes) == 1
 
 
+def test_restarts_within_one_second_are_ordered(tmp_path):
+  """The first event of a file has a time in whole seconds, which may be before the last event of the run before."""
+  while time.time() % 1 > 0.2:
+    time.sleep(0.01)
+  for step in range(3):
+    with tf.Graph().as_default(), tf.summary.FileWriter(
+      str(tmp_path), filename_suffix=".{}".format(5 - step)
+    ) as writer:
+      for count in range(2):
+        values = {plot.SCALE: 8.0, plot.SKIPPED: step}
+        summary = tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        writer.add_summary(summary, 2 * step + count)
+  series = plot.read(str(tmp_path))
+  assert (series.steps, series.skipped) == ([0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 2])
+
+
 def test_truncated_file_is_read_partially(rundir):
   (path,) = glob.glob(os.path.join(rundir, "hook", "*tfevents*"))
   with open(path, "r+b") as file:

@@ -12,9 +12,11 @@ from mp_compat.monitoring import range_history
 from mp_compat.monitoring import ranges_hook
 
 
-def record(step, tensors, scale=1.0, nonfinite=0, run=1, zeros=3, dtype="float16", selected=True, complete=True):
+def record(
+  step, tensors, scale=1.0, nonfinite=0, run=1, zeros=3, dtype="float16", selected=True, complete=True, noise=False
+):
   """Returns a record: `tensors` is {name: {exponent of the scaled values: count}}."""
-  values = dict(selected=selected, dtype=dtype, scale=scale, zeros=zeros, nonfinite=nonfinite, largest=1.0)
+  values = dict(selected=selected, dtype=dtype, scale=scale, noise=noise, zeros=zeros, nonfinite=nonfinite, largest=1.0)
   tensors = {name: dict(values, exponents=exponents) for name, exponents in tensors.items()}
   return {"run": run, "step": step, "complete": complete, "tensors": tensors}
 
@@ -94,6 +96,17 @@ def test_only_float16_is_cut_off(exponents):
   for dtype, kind in (("float16", "unknown"), ("float32", "none"), ("bfloat16", "none")):
     tensors = together(record(1, {"a": exponents}, dtype=dtype), record(1, {"b": {0: 1}}))
     assert advise(tensors).kind == kind
+
+
+@pytest.mark.parametrize("exponents", [{-24: 5}, {-40: 5}, {}], ids=str)
+@pytest.mark.parametrize("scale_exponent", [0, 60])
+def test_noise_needs_no_scale(exponents, scale_exponent):
+  """It neither sets the smallest scale nor indicates that other values are lost, but it must not overflow."""
+  scale = 2.0**scale_exponent
+  noise = record(1, {"a": {e + scale_exponent: count for e, count in exponents.items()}}, scale, noise=True)
+  assert advise(together(noise, record(1, {"b": {scale_exponent - 9: 1}}, scale)))[:3] == ("none", 0, 24)
+  large = record(1, {"a": {14: 1}}, noise=True)
+  assert advise(together(large, record(1, {"b": {-9: 1}})))[:3] == ("dynamic", 0, 1)
 
 
 def test_bfloat16_has_range_of_float32():
@@ -252,12 +265,12 @@ def test_damaged_lines_are_skipped(damaged):
 def test_record_contains_fetched_counts():
   counts = np.zeros(256, np.int32)
   counts[[0, 1, 127, 255]] = [7, 2, 5, 1]
-  measured = mp_compat.GradientRange(counts, 5 / 15, 0.0, 0.0, np.float32(1.5), 1, -1, np.float32(8.0))
+  measured = mp_compat.GradientRange(counts, 5 / 15, 0.0, 0.0, np.float32(1.5), 1, -1, np.float32(8.0), False)
   empty = measured._replace(exponents=np.zeros(256, np.int32))
   described = gradient_ranges.Measured("", None, scale="known", dtype="float16", is_selected=False)
   report = gradient_ranges.Report({}, {"a": described}, True)
   got = ranges_hook.record_of(2, 3, {"a": measured, "b": empty}, report)
-  tensor = dict(selected=False, dtype="float16", scale=8.0, zeros=5, nonfinite=1, largest=1.5)
+  tensor = dict(selected=False, dtype="float16", scale=8.0, noise=False, zeros=5, nonfinite=1, largest=1.5)
   tensor["exponents"] = {"-127": 2, "-126": 2, "0": 5}
   assert got == {"run": 2, "step": 3, "complete": True, "tensors": {"a": tensor}}
   assert json.loads(json.dumps(got)) == got

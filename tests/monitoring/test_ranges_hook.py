@@ -225,6 +225,35 @@ def test_float32_program_gets_advice(tmp_path):
   assert lost and 0 < max(lost) <= advice.low
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float16], ids=lambda dtype: dtype.name)
+def test_advice_ignores_gradients_of_zero(dtype):
+  """A bias before batch normalization, also of an auxiliary loss with a small weight, changes nothing."""
+  advice = []
+  for has_bias in (False, True):
+    with tf.Graph().as_default():
+      x = tf.placeholder(tf.float32, [64, 8])
+      with tf.variable_scope("", custom_getter=mp_compat.float32_variable_storage_getter):
+        initializer = tf.variance_scaling_initializer(seed=1)
+
+        def layer(value, name, has_bias=has_bias, initializer=initializer):
+          product = tf.matmul(value, tf.get_variable(name, [8, 8], dtype, initializer))
+          return tf.nn.bias_add(product, tf.get_variable(name + "_bias", [8], dtype)) if has_bias else product
+
+        def loss(hidden):
+          mean, variance = tf.nn.moments(tf.cast(hidden, tf.float32), [0])
+          return tf.reduce_mean(tf.square(tf.nn.relu((tf.cast(hidden, tf.float32) - mean) * tf.rsqrt(variance)) - 1.0))
+
+        hidden = layer(tf.cast(x, dtype), "one")
+        total = loss(hidden) + 2.0**-9 * loss(layer(tf.tanh(hidden), "auxiliary"))
+      opt = Optimizer(sgd(), 2.0**7)
+      train_op = opt.minimize(total)
+      hook = mp_compat.GradientRangesHook(opt, 1)
+      with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+        sess.run(train_op, {x: np.random.RandomState(0).normal(size=[64, 8])})
+      advice.append(range_history.advise(hook._history)[:3])
+  assert advice[0][0] == "none" and advice[1] == advice[0]
+
+
 FAILURES = {
   "deleted": lambda path: shutil.rmtree(path),
   "replaced by a file": lambda path: (shutil.rmtree(path), open(path, "w").close()),
@@ -323,6 +352,23 @@ def test_texts_of_drawing_do_not_overlap(tensors, text):
     assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
     assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
     assert not [texts[other] for other in range(index) if box.overlaps(boxes[other])]
+
+
+def test_tensors_that_decide_are_labeled():
+  """Also if they are neighbors; the advice names the selected ones, and others may be more extreme."""
+  exponents = {"tensor_{:03d}".format(index): {-9: 1} for index in range(319)}
+  exponents.update({"tensor_100": {-30: 1}, "tensor_101": {-5: 1}})
+  measured = recorded.record(1, exponents)
+  unselected = recorded.record(1, {"tensor_201": {-60: 1}, "tensor_203": {3: 1}}, dtype="float32", selected=False)
+  history = recorded.history(recorded.together(measured, unselected))
+  figure = draw(history)
+  figure.draw_without_rendering()
+  axes = figure.axes[0]
+  rows = {label.get_text(): row for label, row in zip(axes.get_yticklabels(), axes.get_yticks())}
+  assert {"tensor_100", "tensor_101", "tensor_201", "tensor_203"} < set(rows) and len(rows) > 50
+  assert max(abs(row - int(name[-3:])) for name, row in rows.items()) == 2  # of tensor_101
+  boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+  assert not [one for index, one in enumerate(boxes) if any(one.overlaps(other) for other in boxes[:index])]
 
 
 def test_drawing_shows_what_advice_rests_on():

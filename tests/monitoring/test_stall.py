@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import mp_compat
+from mp_compat.monitoring import reports
+from mp_compat.monitoring import stall as stall_module
 from tests import testing
 from tests.testing import Optimizer
 from tests.testing import tf
@@ -15,7 +17,7 @@ def stall(opt, train_op, feed=None, **kwargs):
   """Runs the train op until a hook raises an error; returns its text."""
   with pytest.raises(mp_compat.LossScaleStalledError) as raised:
     with tf.train.MonitoredTrainingSession(hooks=[mp_compat.LossScaleHook(opt, **kwargs)]) as sess:
-      while True:
+      for _ in range(200):
         sess.run(train_op, feed)
   return str(raised.value)
 
@@ -24,6 +26,16 @@ def two_layers(x):
   """Returns the logits of two layers."""
   with tf.variable_scope("", initializer=tf.ones_initializer(), use_resource=True):
     return tf.matmul(tf.matmul(x, tf.get_variable("one", [2, 2], x.dtype)), tf.get_variable("two", [2, 1], x.dtype))
+
+
+def masked_softmax(logits):
+  """Returns a softmax from which a mask of ones removes nothing."""
+  return tf.nn.softmax(logits + tf.multiply(tf.zeros_like(logits), -(2.0**32), name="mask"))
+
+
+def softmax_by_hand(logits):
+  exponential = tf.exp(logits)
+  return exponential / tf.reduce_sum(exponential)
 
 
 def root_in_branch(x):
@@ -37,7 +49,8 @@ REASONS = {
     ([1.0, -1.0], tf.float32, lambda: mp_compat.DynamicLossScale(2.0), lambda x: tf.sqrt(two_layers(x))),
     "one:0: ",
     "The first value of the backward pass that is not finite is gradients/Sqrt_grad/",
-    "If it is finite, an op of the backward pass overflows in float16 or has no finite gradient",
+    "The loss (float32) is finite.",
+    "As the loss is finite, an op of the backward pass overflows in float16 or has no finite gradient",
   ),
   "fixed scale": (
     ([1.0, 1.0], tf.float16, lambda: 2.0**20, lambda x: tf.cast(two_layers(x), tf.float32)),
@@ -51,8 +64,28 @@ REASONS = {
     "the fixed loss scale may be too large",
   ),
   "falling scale": (
-    ([np.inf, 1.0], tf.float32, lambda: "dynamic", two_layers),
+    ([1.0, 1.0], tf.float16, lambda: mp_compat.DynamicLossScale(2.0**40), lambda x: tf.cast(two_layers(x), tf.float32)),
     "the scale may still be too large: begin with a lower one, or allow more skips.",
+  ),
+  "input": (
+    ([np.inf, 1.0], tf.float32, lambda: "dynamic", two_layers),
+    "The loss (float32) is not finite.\nThe first value of the forward pass that is not finite is Placeholder.",
+    "No scale makes the loss finite: correct the input Placeholder.",
+  ),
+  "float32 forward pass": (
+    ([3e38, 3e38], tf.float32, lambda: 1.0, lambda x: tf.square(two_layers(x))),
+    "The first value of the forward pass that is not finite is MatMul.",
+    "No scale makes the loss finite: look at the inputs and the learning rate.",
+  ),
+  "mask": (
+    ([1.0, 1.0], tf.float16, lambda: "dynamic", lambda x: tf.cast(masked_softmax(two_layers(x)), tf.float32)),
+    "The first value of the forward pass that is not finite is mask/y.",
+    "because float16 ends at 65504: compute mask/y in float32, or with smaller values, such as a mask of -1e4 instead",
+  ),
+  "float16 loss": (
+    ([6.0, 6.0], tf.float16, lambda: "dynamic", lambda x: softmax_by_hand(two_layers(x))),
+    "The loss (float16) is not finite.\nThe first value of the forward pass that is not finite is Exp.",
+    "because float16 ends at 65504: compute Exp in float32",
   ),
   "skipped by loss scale": (
     ([1.0, 1.0], tf.float32, lambda: testing.SkipsFiniteSteps(8.0), two_layers),
@@ -97,6 +130,18 @@ def test_fed_gradients_need_no_backward_pass():
   assert "one:0: 4 NaN" in text and "(computed)" not in text and "first value" not in text
 
 
+def test_gradients_that_were_never_scaled_are_counted_in_branches():
+  x, w = tf.placeholder(tf.float32, [2]), tf.get_variable("w", [2], use_resource=True)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
+  with testing.control_flow(1):
+    train_op = tf.cond(
+      tf.placeholder_with_default(True, []),
+      lambda: opt.apply_gradients([(tf.gradients(tf.reduce_sum(w * x), w)[0], w)]),
+      tf.no_op,
+    )
+  assert "w:0: 0 NaN, 1 inf, the largest of the others 1" in stall(opt, train_op, {x: [np.inf, 1.0]})
+
+
 def test_stall_between_applied_steps(warnings):
   w = tf.get_variable("w", [2])
   xs = [tf.placeholder(tf.float32, [2]) for _ in range(2)]
@@ -107,3 +152,41 @@ def test_stall_between_applied_steps(warnings):
     for first in [np.inf, 1.0]:
       sess.run(train_ops, {xs[0]: [first, 1.0], xs[1]: [np.inf, 1.0]})
   assert len([line for line in warnings if "w:0: 0 NaN, 1 inf" in line]) == 2
+
+
+@pytest.mark.parametrize("has_getter", [False, True], ids=["float16", "float32"])
+def test_variables_not_finite_are_named(has_getter, warnings):
+  """In float16, Adam's epsilon is 0: an update of a gradient of zero is 0 / 0. In float32, the initial value is NaN."""
+  x = tf.placeholder(tf.float16, [1, 2])
+  getter = mp_compat.float32_variable_storage_getter if has_getter else None
+  with tf.variable_scope("model", dtype=tf.float16, custom_getter=getter, use_resource=True):
+    w = tf.get_variable("w", [2, 1], initializer=tf.constant_initializer(np.nan if has_getter else 1.0))
+    other = tf.get_variable("other", [1])
+  opt = Optimizer(tf.train.AdamOptimizer(), 2.0)
+  train_op = opt.minimize(tf.reduce_sum(tf.square(tf.cast(tf.matmul(x, w) + other, tf.float32))))
+  text = stall(opt, train_op, {x: [[1.0, 0.0]]}, min_scale_patience=2)
+  assert "The loss (float32) is not finite.\nVariables that are not finite: model/w." in text
+  assert "Restart from a checkpoint in which the variables are finite" in text
+  assert ("mp_compat.float32_variable_storage_getter" in text) != has_getter
+  assert ("with a lower learning rate" in text) == has_getter
+  expected = ["LossScaleHook: Adam trains float16 variables: model/w:0, model/other:0. They lose small updates."]
+  found = [line[: len(expected[0])] for line in warnings if "float16 variables" in line]
+  assert found == ([] if has_getter else expected)
+
+
+def test_values_of_step_are_those_of_numpy():
+  """Fetches what the text rests on, in one run with the train op."""
+  x = tf.placeholder(tf.float16, [1, 2])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
+  outputs = two_layers(x)
+  train_op = opt.minimize(tf.reduce_sum(tf.cast(outputs, tf.float32)))
+  (step,) = reports.train_steps(opt)
+  observed = stall_module.observed(step)
+  with testing.initialized_session() as sess:
+    _, values = sess.run([train_op, [each.fetch for each in observed]], {x: [[3.0, 4.0]]})
+  found = {(each.part, each.name): value for each, value in zip(observed, values)}
+  np.testing.assert_array_equal(found["gradient", "two:0"], [[7.0], [7.0]])
+  np.testing.assert_array_equal(found["loss", ""], 14.0)
+  np.testing.assert_array_equal(found["variable", "one"], np.ones([2, 2]))
+  np.testing.assert_array_equal(found["forward", x.op.name], [[3.0, 4.0]])
+  np.testing.assert_array_equal(found["backward", "gradients/MatMul_1_grad/MatMul"], [[8.0, 8.0]])

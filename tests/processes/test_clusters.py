@@ -3,7 +3,10 @@
 The reference is TensorFlow without mp_compat, in one process, on the concatenated batches of all workers.
 """
 
+import contextlib
+import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -153,3 +156,28 @@ def test_failures_and_timeouts_terminate_processes(cluster, tmp_path, command, w
       processes.start(sys.executable, "-c", "import time; time.sleep(600)", mark)
       processes.wait(processes.start("sh", "-c", command, mark))
   assert subprocess.run(["pgrep", "-f", mark], stdout=subprocess.DEVNULL, check=False).returncode == 1
+
+
+def test_workers_share_counters_of_hooks():
+  """Each worker begins with the counts of all workers, which the chief initialized."""
+  with contextlib.ExitStack() as opened:
+    sockets = [opened.enter_context(socket.socket()) for _ in range(3)]
+    for one in sockets:
+      one.bind(("localhost", 0))
+    addresses = ["localhost:{}".format(one.getsockname()[1]) for one in sockets]
+  spec = json.dumps({"ps": addresses[:1], "worker": addresses[1:]})
+  processes = []
+
+  def start(job, task):
+    command = [sys.executable, "-W", "ignore", "-m", "tests.processes.counting_workers", spec, job, task]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    processes.append(subprocess.Popen(command, env=testing.environment(), cwd=testing.ROOT, **pipes))
+    return processes[-1]
+
+  try:
+    start("ps", "0")
+    lines = [start("worker", task).stdout.readline() for task in "01"]
+  finally:
+    for process in processes:
+      process.kill()
+  assert [json.loads(line) for line in lines] == [[2, 1], [4, 2]]

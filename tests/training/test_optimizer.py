@@ -70,6 +70,31 @@ def test_gradients_finite_can_be_fetched():
     print(opt.gradients_finite)
 
 
+@pytest.mark.parametrize("make_scale", [lambda: 8.0, lambda: testing.SkipsFiniteSteps(8.0)], ids=["fixed", "custom"])
+def test_step_applied_tells_whether_weights_change(make_scale):
+  """It includes the answer of the loss scale, and adds no ops."""
+  training = Training()
+  opt = Optimizer(sgd(), make_scale())
+  assert not hasattr(opt, "step_applied")
+  train_op = opt.minimize(training.loss)
+  training.session.run(tf.global_variables_initializer())
+  tf.get_default_graph().finalize()
+  before = np.zeros([2])
+  for x in (FINITE, OVERFLOW, FINITE):
+    _, applied, finite = training.session.run([train_op, opt.step_applied, opt.gradients_finite], {training.x: x})
+    after = training.session.run(training.w)
+    assert applied == (after != before).any() and finite == (x is FINITE)
+    before = after
+
+
+def test_step_applied_needs_decision():
+  training = Training()
+  opt = Optimizer(sgd(), 8.0, skip_nonfinite=False)
+  opt.minimize(training.loss)
+  with pytest.raises(RuntimeError, match="the decision of apply_gradients.* to apply or skip a step, which this graph"):
+    print(opt.step_applied)
+
+
 @pytest.mark.parametrize("scale", [8.0, "dynamic"])
 def test_each_gradient_is_checked_once(scale, graph):
   """The optimizer and a dynamic loss scale share one finite check."""

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows floating-point values through a graph: what is computed from them, what contains them, what adds them up."""
+
+import collections
+from typing import Dict, FrozenSet, Iterable, Iterator, List, Optional
+
+from mp_compat._tensorflow import contexts
+from mp_compat._tensorflow import tf
+from mp_compat.core.lineage import TensorKey
+from mp_compat.core.lineage import tensor_key
+
+# Ops that only copy the values of their first input, and ops that copy some of their inputs' values.
+_COPYING = frozenset(["DepthToSpace", "ExpandDims", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"])
+MOVING = _COPYING.union(
+  ["ConcatV2", "Enter", "IdentityN", "Merge", "NextIteration", "Pack", "Split", "SplitV", "Switch", "Unpack"]
+)
+# Ops that add up gradients: of a variable that several ops use, and of one that is broadcast.
+_SUMMING = frozenset(["AddN", "Sum"])
+_TERM_BY_TERM = ("BiasAddGrad", "Sum")  # ops whose results are sums of values of their first input
+# Ops whose results are computed in a loop (control flow v1), in a function, or in a conditional or loop of functions.
+HIDING = frozenset(["Exit", "PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"]).union(
+  ["Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"]
+)
+
+
+def readers(ends: List[tf.Tensor]) -> Dict[TensorKey, List[tf.Tensor]]:
+  """Returns the tensors computed from each tensor that `ends` derive from, not by integers or stopped gradients."""
+  found: Dict[TensorKey, List[tf.Tensor]] = collections.defaultdict(list)
+  seen, pending = set(), list(ends)
+  while pending:
+    tensor = pending.pop()
+    if tensor_key(tensor) not in seen and tensor.op.type != "StopGradient":
+      seen.add(tensor_key(tensor))
+      for value in contexts.tensor_inputs(tensor):
+        if _is_measurable(value) or value.dtype == tf.variant:
+          found[tensor_key(value)].append(tensor)
+          pending.append(value)
+  return found
+
+
+def descendants(read_by: Dict[TensorKey, List[tf.Tensor]], sources: Iterable[tf.Tensor]) -> Dict[TensorKey, tf.Tensor]:
+  """Returns the tensors computed from `sources`, by their keys."""
+  found: Dict[TensorKey, tf.Tensor] = {}
+  pending = list(sources)
+  while pending:
+    for reader in read_by.get(tensor_key(pending.pop()), ()):
+      if tensor_key(reader) not in found:
+        found[tensor_key(reader)] = reader
+        pending.append(reader)
+  return found
+
+
+def same_values(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
+  """Yields a tensor and those before it that contain the same values, such as the float16 input of a cast."""
+  yield tensor
+  while tensor.op.type in _COPYING or tensor.op.type == "Cast":
+    before = _containing(tensor)
+    if not before:
+      break
+    tensor = before[0]
+    yield tensor
+
+
+def _containing(tensor: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the inputs of the op of a tensor that contain its values, or parts or summands of it."""
+  op = tensor.op
+  if op.type == "Cast":
+    return [value for value in op.inputs if _is_measurable(value) and value.dtype.size <= tensor.dtype.size]
+  inputs = op.inputs[:1] if op.type in _COPYING else op.inputs if op.type in MOVING.union(_SUMMING) else ()
+  return [value for value in inputs if _is_measurable(value)]
+
+
+def _is_measurable(tensor: tf.Tensor) -> bool:
+  return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+def sources_of(tensors: Iterable[tf.Tensor]) -> Dict[TensorKey, FrozenSet[Optional[tf.DType]]]:
+  """Returns the dtypes that the values of tensors, their parts and summands have had, by the keys of all of these.
+
+  They contain None if a function or a loop has computed any of them.
+  """
+  found: Dict[TensorKey, FrozenSet[Optional[tf.DType]]] = {}
+  pending = list(tensors)
+  while pending:
+    tensor = pending[-1]
+    before = _containing(tensor)
+    unknown = [value for value in before if tensor_key(value) not in found]
+    pending += unknown
+    if not unknown:
+      own = [tensor.dtype.base_dtype] + [None] * (tensor.op.type in HIDING)
+      found[tensor_key(pending.pop())] = frozenset(own).union(*[found[tensor_key(value)] for value in before])
+  return found
+
+
+def terms_of(tensor: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the tensors of which the values of a gradient are sums; [] if they are no sums."""
+  *_, last = same_values(tensor)
+  if last.op.type in _TERM_BY_TERM:
+    return list(last.op.inputs[:1])
+  added = [list(same_values(value))[-1] for value in last.op.inputs] if last.op.type == "AddN" else []
+  return [value.op.inputs[0] if value.op.type in _TERM_BY_TERM else value for value in added]
