@@ -44,6 +44,7 @@ import sys
 import time
 
 import numpy as np
+import processor
 import tensorflow.compat.v1 as tf
 import tqdm
 
@@ -265,13 +266,6 @@ def peak_memory():
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def processor():
-  """Returns the model name of the processor; its architecture if the system does not have the name."""
-  with open("/proc/cpuinfo") as cpuinfo:
-    names = [line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")]
-  return names[0] if names else platform.machine()
-
-
 def peak_of_process(workload, optimizer, variant, threads):
   """Returns the peak memory, in MB, of a separate process that runs the first steps; None if the process fails."""
   done = subprocess.run(
@@ -374,8 +368,8 @@ def main():
     if arguments.quick
     else {workload: arguments.optimizer or sorted(OPTIMIZERS) for workload in arguments.workload or WORKLOADS}
   )
-  machine = "{}, {} cores, {} threads, TensorFlow {}, Python {}".format(
-    processor(), os.cpu_count(), arguments.threads, tf.VERSION, platform.python_version()
+  machine = "{}, {} threads, TensorFlow {}, Python {}".format(
+    processor.describe(), arguments.threads, tf.VERSION, platform.python_version()
   )
   print(machine)
   results, seconds = [], 12 if arguments.quick else arguments.seconds

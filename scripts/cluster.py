@@ -47,6 +47,8 @@ def add_arguments(parser):
 
 def tensorflow(arguments):
   """Imports and configures TensorFlow; returns it."""
+  # Read while TensorFlow is imported. On a CPU with AVX512-FP16, oneDNN's float16 convolutions are slow to train.
+  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
   import tensorflow.compat.v1 as tf
 
   tf.disable_eager_execution()

@@ -16,6 +16,7 @@ Measures, for every run, every few steps, on test digits:
 
   test accuracy   share of the ink pixels of the test digits at which the mask of the right class has the largest of the
                   ten logits, computed in the run's own precision. Chance is 10%.
+  ms a step       median time of a training step.
   vanished        share of the gradient values that are zero as the run computes them, in its precision and at its loss
                   scale. Counts values of the loss's gradient with respect to a layer's output that are not zero in
                   float32, with the same float32 variables and the same batch. Without the name of a layer, it is the
@@ -32,11 +33,15 @@ import json
 import os
 import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Read once, while TensorFlow is imported.
+# Both are read once, while TensorFlow is imported. On a CPU with AVX512-FP16, oneDNN computes the gradient of a float16
+# convolution with respect to its weights by a reference implementation, which takes twenty times as long.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 import matplotlib.figure
 import numpy as np
+import processor
 from sklearn.datasets import load_digits
 import tensorflow.compat.v1 as tf
 from tqdm import tqdm
@@ -56,6 +61,7 @@ HEAD_STDDEV = 0.01
 INK = 0.04  # The share of ones in the masks; its log-odds initialize the output bias.
 INITIAL_LOSS_SCALE = 2.0**32  # Far too high, to show the backoff.
 INCREMENT_PERIOD = 50
+SLOWEST = 15  # for --check: a float16 step over a float32 step
 
 Run = collections.namedtuple("Run", "name dtype loss_scaling color")
 RUNS = (
@@ -189,7 +195,7 @@ def train(run, seed, steps, every, digits, directory, progress):
     hooks = [tf.train.StopAtStepHook(last_step=steps)]
     tf.summary.scalar("loss", loss)
     fetches = [train_op]
-    result = {"seed": seed, "steps": [], "test_accuracy": [], "vanished": []}
+    result = {"seed": seed, "steps": [], "test_accuracy": [], "vanished": [], "step_seconds": []}
     if run.loss_scaling:
       hooks.append(mp_compat.GradientRangesHook(optimizer, 10, output_dir=os.path.join(directory, "ranges")))
       fetches.append(optimizer.gradients_finite)
@@ -220,7 +226,9 @@ def train(run, seed, steps, every, digits, directory, progress):
         if run.loss_scaling:
           result["loss_scale"].append(float(read(scale)))
         batch_images, batch_masks = digits.examples(rng.choice(digits.train, BATCH), rng)
+        before_step = time.perf_counter()
         _, *finite = session.run(fetches, {images: batch_images, masks: batch_masks})
+        result["step_seconds"].append(time.perf_counter() - before_step)
         if run.loss_scaling:
           result["overflow"].append(not finite[0])
         before, step = step, int(read(global_step))
@@ -241,12 +249,17 @@ def vanished_over_layers(results):
   return np.ma.masked_invalid(over_seeds(results, "vanished")).mean(axis=2)
 
 
+def median_step_seconds(results):
+  """Returns the median time of a training step, over all seeds."""
+  return np.median(np.concatenate([result["step_seconds"] for result in results]))
+
+
 def table(results):
   """Returns the results as text, one line for each run."""
   lines = [
     "",
-    "{:<21}{:>14}   {:<24}{:>17}{:>16}{:>11}{:>9}".format(
-      "", "test accuracy", "each seed", "vanished: first", "mean over run", "overflows", "seconds"
+    "{:<21}{:>14}   {:<24}{:>17}{:>16}{:>11}{:>9}{:>11}".format(
+      "", "test accuracy", "each seed", "vanished: first", "mean over run", "overflows", "seconds", "ms a step"
     ),
   ]
   for name, of_run in results.items():
@@ -254,7 +267,7 @@ def table(results):
     vanished = vanished_over_layers(of_run)
     overflows = [str(sum(result["overflow"])) for result in of_run if "overflow" in result]
     lines.append(
-      "{:<21}{:>14.1%}   {:<24}{:>17.1%}{:>16.1%}{:>11}{:>9.1f}".format(
+      "{:<21}{:>14.1%}   {:<24}{:>17.1%}{:>16.1%}{:>11}{:>9.1f}{:>11.0f}".format(
         name,
         accuracy.mean(),
         " ".join("{:.1%}".format(a) for a in accuracy),
@@ -262,9 +275,22 @@ def table(results):
         vanished.mean(),
         "/".join(overflows) or "-",
         sum(result["seconds"] for result in of_run),
+        1000 * median_step_seconds(of_run),
       )
     )
   return "\n".join(lines)
+
+
+def check_speed(results, machine):
+  """Raises SystemExit if a float16 step takes more than SLOWEST float32 steps. The message names the machine."""
+  baseline = median_step_seconds(results["float32"])
+  for run in RUNS[1:]:
+    ratio = median_step_seconds(results[run.name]) / baseline
+    if ratio > SLOWEST:
+      raise SystemExit(
+        "{}: a step takes {:.1f} times as long as in float32; at most {} is expected. The machine: {}. "
+        "docs/troubleshooting.md lists why float16 is slow on a CPU.".format(run.name, ratio, SLOWEST, machine)
+      )
 
 
 def plot_seeds(axes, results, values):
@@ -350,6 +376,9 @@ def main():
   parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind; default: %(default)s")
   parser.add_argument("--steps", type=int, default=160, help="global steps of each training; default: %(default)s")
   parser.add_argument("--quick", action="store_true", help="a smoke test: one seed, 20 steps")
+  parser.add_argument(
+    "--check", action="store_true", help="fail if a float16 step takes {} float32 steps".format(SLOWEST)
+  )
   arguments = parser.parse_args()
   if arguments.quick:
     arguments.seeds, arguments.steps = 1, 20
@@ -358,6 +387,9 @@ def main():
   digits = Digits()
   # A new directory, since training would resume from old checkpoints.
   logs = os.path.join(arguments.out, "logs", time.strftime("%Y%m%d-%H%M%S"))
+  machine = "{}, TensorFlow {}, TF_ENABLE_ONEDNN_OPTS={}".format(
+    processor.describe(), tf.__version__, os.environ["TF_ENABLE_ONEDNN_OPTS"]
+  )
   every = max(arguments.steps // 10, 5)
   results = collections.OrderedDict((run.name, []) for run in RUNS)
   with tqdm(total=len(RUNS) * arguments.seeds * arguments.steps, unit="step", ncols=110) as progress:
@@ -367,13 +399,15 @@ def main():
         directory = os.path.join(logs, "{}-seed{}".format(run.name.replace(" + ", "-"), seed))
         results[run.name].append(train(run, seed, arguments.steps, every, digits, directory, progress))
   with open(os.path.join(arguments.out, "digits.json"), "w") as file:
-    json.dump({"tensorflow": tf.__version__, "layers": [layer.name for layer in LAYERS], "runs": results}, file)
+    json.dump({"machine": machine, "layers": [layer.name for layer in LAYERS], "runs": results}, file)
   plot(results, os.path.join(arguments.out, "digits.png"))
   history, advice = plotting.read_ranges(os.path.join(logs, "float16-mp_compat-seed0"))
   plotting.save(plotting.draw_ranges(history, advice), os.path.join(arguments.out, "ranges.png"))
-  print(table(results))
+  print("{}\n{}".format(table(results), machine))
   print("\nCurves: {0}.png, numbers: {0}.json, summaries: {1}".format(os.path.join(arguments.out, "digits"), logs))
   print("Gradients: {}. Advice: {}".format(os.path.join(arguments.out, "ranges.png"), advice.text))
+  if arguments.check:
+    check_speed(results, machine)
 
 
 if __name__ == "__main__":

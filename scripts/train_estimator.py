@@ -14,6 +14,9 @@ import logging
 import os
 import tempfile
 
+# Read while TensorFlow is imported. On a CPU with AVX512-FP16, oneDNN's float16 convolutions are slow to train.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
 import numpy as np
 from sklearn.datasets import load_digits
 import tensorflow.compat.v1 as tf

@@ -13,6 +13,10 @@ in a Session.
 
 import argparse
 import importlib
+import os
+
+# Read while TensorFlow is imported. On a CPU with AVX512-FP16, oneDNN's float16 convolutions are slow to train.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import numpy as np
 from sklearn.datasets import load_digits

@@ -1,0 +1,69 @@
+"""Tests of what the programs under scripts/ have in common, and of the demo's check of its speed."""
+
+import importlib
+import os
+
+import pytest
+
+from tests import testing
+
+SCRIPTS = os.path.join(testing.ROOT, "scripts")
+# TensorFlow logs it if it is imported with oneDNN's ops enabled.
+ENABLED = "oneDNN custom operations are on"
+
+
+@pytest.fixture(name="demo")
+def _demo(monkeypatch):
+  pytest.importorskip("sklearn")
+  monkeypatch.syspath_prepend(SCRIPTS)
+  monkeypatch.setattr(os, "environ", dict(os.environ))
+  return importlib.import_module("train_digits")
+
+
+@pytest.fixture(name="import_log")
+def _import_log(monkeypatch):
+  """Returns a function that returns what a new process logs that runs some code, with scripts/ on its path."""
+  monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+
+  def import_log(code, **variables):
+    variables = dict(variables, TF_CPP_MIN_LOG_LEVEL="0")
+    return testing.run_python("-c", code, path=[SCRIPTS], variables=variables).stderr
+
+  return import_log
+
+
+@pytest.mark.matrix
+def test_setting_of_the_user_wins(import_log):
+  pytest.importorskip("sklearn")
+  if ENABLED not in import_log("import tensorflow", TF_ENABLE_ONEDNN_OPTS="1"):
+    pytest.skip("This TensorFlow does not log it.")
+  assert ENABLED in import_log("import train_digits", TF_ENABLE_ONEDNN_OPTS="1")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+  "code",
+  [
+    "import train_digits",
+    "import check_advice",
+    "import train_keras_graph",
+    "import train_estimator",
+    "import argparse, cluster; cluster.tensorflow(argparse.Namespace(control_flow=1))",
+  ],
+)
+def test_float16_programs_run_without_onednn(import_log, code):
+  pytest.importorskip("sklearn")
+  assert ENABLED not in import_log(code)
+
+
+@pytest.mark.parametrize("slow", ["float16", "float16 + mp_compat"])
+def test_check_fails_if_float16_is_slow(demo, slow):
+  def results(ratio):
+    # One slow step, such as the first one, does not matter.
+    seconds = {run.name: [9.0, 0.1, 0.1] for run in demo.RUNS}
+    seconds[slow] = [9.0, 0.1 * ratio, 0.1 * ratio]
+    return {name: [{"step_seconds": values}] for name, values in seconds.items()}
+
+  demo.check_speed(results(14.9), "this machine")
+  with pytest.raises(SystemExit, match="a step takes 15.1 times as long as in float32; .* this machine"):
+    demo.check_speed(results(15.1), "this machine")
