@@ -34,9 +34,9 @@ setuptools.setup(
   python_requires=">=3.7",
   entry_points={"console_scripts": ["mp_compat = mp_compat.__main__:main"]},
   extras_require={
-    "demo": ["matplotlib", "numpy", "scikit-learn", "tqdm"],
+    "demo": ["absl-py", "matplotlib", "numpy", "scikit-learn", "tqdm"],
     "migrate": ["libcst", "tqdm"],
     "plot": ["matplotlib"],
-    "test": ["hypothesis", "pytest", "pytest-cov", "pytest-xdist"],
+    "test": ["absl-py", "hypothesis", "pytest", "pytest-cov", "pytest-xdist"],
   },
 )

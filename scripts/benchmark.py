@@ -33,7 +33,6 @@ Gradients are the sums of a variable and a scalar, so that each one is in a buff
 the workloads model-... train a model. Writes benchmark.json to --output.
 """
 
-import argparse
 import functools
 import json
 import os
@@ -43,6 +42,9 @@ import subprocess
 import sys
 import time
 
+from absl import app
+from absl import flags
+import common_flags
 import numpy as np
 import processor
 import tensorflow.compat.v1 as tf
@@ -93,6 +95,17 @@ ROWS = 4096  # rows of the embedding that have a gradient
 WORKLOADS = list(SHAPES) + ["embedding", "model-dense", "model-convolutions"]
 WORKLOADS += [name + "+" + clip for name in ("resnet50", "bert-base", "small-1000", "small-4000") for clip in CLIPS]
 RATIOS = {"to_tensorflow": "tensorflow", "to_barrier": "barrier"}
+FLAGS = flags.FLAGS
+flags.DEFINE_bool("quick", False, "Three workloads, in two minutes.")
+flags.DEFINE_multi_enum("workload", None, WORKLOADS, "Only this one.")
+flags.DEFINE_multi_enum("optimizer", None, sorted(OPTIMIZERS), "Only this one.")
+flags.DEFINE_integer("rounds", 200, "Steps of each variant.", lower_bound=1)
+flags.DEFINE_float("seconds", 40, "For a workload at most.", lower_bound=0.0)
+flags.DEFINE_integer("threads", os.cpu_count(), "Of a Session.", lower_bound=1)
+flags.DEFINE_bool("memory", False, "Measure memory, too, in a process for each variant.")
+flags.DEFINE_string("output", "runs", "Directory for benchmark.json.")
+flags.DEFINE_list("peak", None, "For processes that the program starts: workload, optimizer and variant.")
+
 QUICK = {"resnet50": ["sgd"], "resnet50+global_norm": ["sgd"], "small-1000": ["sgd"], "model-dense": ["sgd"]}
 
 
@@ -269,7 +282,7 @@ def peak_memory():
 def peak_of_process(workload, optimizer, variant, threads):
   """Returns the peak memory, in MB, of a separate process that runs the first steps; None if the process fails."""
   done = subprocess.run(
-    [sys.executable, __file__, "--threads", str(threads), "--peak", workload, optimizer, variant],
+    [sys.executable, __file__, "--threads", str(threads), "--peak", ",".join([workload, optimizer, variant])],
     stdout=subprocess.PIPE,
     stderr=subprocess.DEVNULL,
     check=False,
@@ -339,49 +352,35 @@ def show(workload, optimizer, rows):
     print(line.format(variant, *numbers), flush=True)
 
 
-def parse_arguments():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--quick", action="store_true", help="three workloads, in two minutes")
-  parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this one; may be repeated")
-  parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), action="append", help="only this one")
-  parser.add_argument("--rounds", type=int, default=200, help="steps of each variant; default: %(default)s")
-  parser.add_argument("--seconds", type=float, default=40, help="for a workload at most; default: %(default)s")
-  parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of a Session; default: %(default)s")
-  parser.add_argument("--memory", action="store_true", help="measure memory, too, in a process for each variant")
-  parser.add_argument("--output", default="runs", help="where benchmark.json goes; default: %(default)s")
-  parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
-  return parser.parse_args()
-
-
-def main():
-  arguments = parse_arguments()
+def main(argv):
+  common_flags.no_arguments(argv)
   tf.disable_eager_execution()
   tf.logging.set_verbosity(tf.logging.ERROR)
-  if arguments.peak:
-    built = Built(*arguments.peak, arguments.threads)
+  if FLAGS.peak:
+    built = Built(*FLAGS.peak, FLAGS.threads)
     for _ in range(5):
       built.step()
     print(peak_memory())
     return
   plan = (
     QUICK
-    if arguments.quick
-    else {workload: arguments.optimizer or sorted(OPTIMIZERS) for workload in arguments.workload or WORKLOADS}
+    if FLAGS.quick
+    else {workload: FLAGS.optimizer or sorted(OPTIMIZERS) for workload in FLAGS.workload or WORKLOADS}
   )
   machine = "{}, {} threads, TensorFlow {}, Python {}".format(
-    processor.describe(), arguments.threads, tf.VERSION, platform.python_version()
+    processor.describe(), FLAGS.threads, tf.VERSION, platform.python_version()
   )
   print(machine)
-  results, seconds = [], 12 if arguments.quick else arguments.seconds
-  os.makedirs(arguments.output, exist_ok=True)
+  results, seconds = [], 12 if FLAGS.quick else FLAGS.seconds
+  os.makedirs(FLAGS.output, exist_ok=True)
   for workload, optimizers in plan.items():
     for optimizer in optimizers:
-      rows = measure(workload, optimizer, arguments.rounds, seconds, arguments.threads, arguments.memory)
+      rows = measure(workload, optimizer, FLAGS.rounds, seconds, FLAGS.threads, FLAGS.memory)
       show(workload, optimizer, rows)
       results.append(dict(workload=workload, optimizer=optimizer, variants=rows))
-      with open(os.path.join(arguments.output, "benchmark.json"), "w") as file:
+      with open(os.path.join(FLAGS.output, "benchmark.json"), "w") as file:
         json.dump(dict(machine=machine, results=results), file, indent=2)
 
 
 if __name__ == "__main__":
-  main()
+  app.run(main)

@@ -11,48 +11,35 @@ import threading
 import time
 import zlib
 
+from absl import flags
+import common_flags
 import numpy as np
+
+FLAGS = flags.FLAGS
+FLAGS.set_default("steps", 12)
+FLAGS.set_default("overflow_at", [3, 8])
+flags.adopt_module_key_flags(common_flags)
+flags.DEFINE_integer("workers", 2, "Processes that train.", lower_bound=1)
+flags.DEFINE_integer("batch", 64, "Examples for each process and step.", lower_bound=1)
+flags.DEFINE_enum("dtype", "float16", ["float16", "float32"], "In which the model computes.")
+flags.DEFINE_integer("control_flow", 1, "Conditionals as Switch and Merge (1) or as functions (2).", 1, 2)
+flags.DEFINE_string("record", None, "Directory for the variables after every step, as .npz.")
+flags.DEFINE_float("timeout", 240.0, "Seconds until all processes are ended.", lower_bound=0.0)
+flags.DEFINE_integer("task", None, "Index of this process. By default, the program starts all processes.")
 
 LEARNING_RATE = 0.05
 INITIAL_SCALE = 2.0**15
 INCREMENT_PERIOD = 5  # 2000 is usual; with 5, a run of about ten steps shows the growth.
 
 
-def add_arguments(parser):
-  """Adds the arguments of all of these programs."""
-  parser.add_argument("--steps", type=int, default=12, help="steps that each process attempts; default: %(default)s")
-  parser.add_argument(
-    "--overflow_at",
-    type=int,
-    nargs="*",
-    default=[3, 8],
-    metavar="STEP",
-    help="attempts at which the loss of one process overflows; default: 3 8",
-  )
-  parser.add_argument("--batch", type=int, default=64, help="examples for each process; default: %(default)s")
-  parser.add_argument("--dtype", choices=["float16", "float32"], default="float16", help="default: %(default)s")
-  parser.add_argument(
-    "--control_flow",
-    type=int,
-    choices=[1, 2],
-    default=1,
-    help="conditionals as Switch and Merge (1) or as functions (2); default: %(default)s",
-  )
-  parser.add_argument("--record", metavar="DIR", help="where to write the variables after every step, as .npz")
-  parser.add_argument(
-    "--timeout", type=float, default=240.0, help="seconds until all processes are ended; default: %(default)s"
-  )
-  parser.add_argument("--task", type=int, help="the index of this process; by default, starts all processes")
-
-
-def tensorflow(arguments):
+def tensorflow():
   """Imports and configures TensorFlow; returns it."""
   # Read while TensorFlow is imported. On a CPU with AVX512-FP16, oneDNN's float16 convolutions are slow to train.
   os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
   import tensorflow.compat.v1 as tf
 
   tf.disable_eager_execution()
-  (tf.enable_control_flow_v2 if arguments.control_flow == 2 else tf.disable_control_flow_v2)()
+  (tf.enable_control_flow_v2 if FLAGS.control_flow == 2 else tf.disable_control_flow_v2)()
   tf.logging.set_verbosity(tf.logging.ERROR)
   return tf
 
@@ -60,16 +47,15 @@ def tensorflow(arguments):
 class Digits:
   """scikit-learn's digits in batches, which depend only on the attempt and the process."""
 
-  def __init__(self, arguments):
+  def __init__(self, batch, overflow_at):
     from sklearn.datasets import load_digits
 
-    self._data, self._arguments = load_digits(), arguments
+    self._data, self._batch, self._overflow_at = load_digits(), batch, overflow_at
 
   def feed(self, model, attempt, rank, ranks):
-    """Returns the feeds for one attempt of one process. The last process overflows at `--overflow_at`."""
-    batch = self._arguments.batch
-    rows = ((attempt * ranks + rank) * batch + np.arange(batch)) % len(self._data.target)
-    overflow = attempt in self._arguments.overflow_at and rank == ranks - 1
+    """Returns the feeds for one attempt of one process. The last process overflows at `overflow_at`."""
+    rows = ((attempt * ranks + rank) * self._batch + np.arange(self._batch)) % len(self._data.target)
+    overflow = attempt in self._overflow_at and rank == ranks - 1
     return {
       model.images: self._data.data[rows] / 16,
       model.labels: self._data.target[rows],
@@ -108,8 +94,8 @@ class Model:
 class Record:
   """Prints the state after every step, and stores it for `--record`."""
 
-  def __init__(self, name, directory):
-    self._name, self._directory, self._steps = name, directory, []
+  def __init__(self, name):
+    self._name, self._steps = name, []
 
   def add(self, attempt, values):
     """Prints and stores the state after an attempt: arrays by name."""
@@ -131,9 +117,9 @@ class Record:
     sys.stdout.flush()
 
   def save(self):
-    if self._directory:
+    if FLAGS.record:
       np.savez(
-        os.path.join(self._directory, self._name + ".npz"),
+        os.path.join(FLAGS.record, self._name + ".npz"),
         **{name: np.stack([step[name] for step in self._steps]) for name in self._steps[0]},
       )
 

@@ -27,7 +27,6 @@ The comments "mp_compat, line 1" to "line 3" mark the lines that mp_compat needs
 has the first two: its variables are float32, too.
 """
 
-import argparse
 import collections
 import json
 import os
@@ -38,6 +37,9 @@ import time
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+from absl import app
+from absl import flags
+import common_flags
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 import matplotlib.figure
 import numpy as np
@@ -48,6 +50,14 @@ from tqdm import tqdm
 
 import mp_compat  # mp_compat, line 1
 from mp_compat.monitoring import plot as plotting
+
+FLAGS = flags.FLAGS
+FLAGS.set_default("steps", 160)
+flags.declare_key_flag("steps")
+flags.DEFINE_string("out", os.path.join("runs", "digits"), "Directory for pictures, numbers and logs.")
+flags.DEFINE_integer("seeds", 3, "Trainings of each kind.", lower_bound=1)
+flags.DEFINE_bool("quick", False, "A smoke test: one seed, 20 steps.")
+flags.DEFINE_bool("check", False, "Fail if a float16 step takes more than 15 float32 steps.")
 
 CLASSES = 10
 SIZE = 8
@@ -370,45 +380,36 @@ def plot(results, path):
   figure.savefig(path, dpi=110)
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-  parser.add_argument("--out", default=os.path.join("runs", "digits"), metavar="DIR", help="default: %(default)s")
-  parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind; default: %(default)s")
-  parser.add_argument("--steps", type=int, default=160, help="global steps of each training; default: %(default)s")
-  parser.add_argument("--quick", action="store_true", help="a smoke test: one seed, 20 steps")
-  parser.add_argument(
-    "--check", action="store_true", help="fail if a float16 step takes {} float32 steps".format(SLOWEST)
-  )
-  arguments = parser.parse_args()
-  if arguments.quick:
-    arguments.seeds, arguments.steps = 1, 20
+def main(argv):
+  common_flags.no_arguments(argv)
+  seeds, steps = (1, 20) if FLAGS.quick else (FLAGS.seeds, FLAGS.steps)
   tf.disable_eager_execution()
   tf.logging.set_verbosity(tf.logging.ERROR)
   digits = Digits()
   # A new directory, since training would resume from old checkpoints.
-  logs = os.path.join(arguments.out, "logs", time.strftime("%Y%m%d-%H%M%S"))
+  logs = os.path.join(FLAGS.out, "logs", time.strftime("%Y%m%d-%H%M%S"))
   machine = "{}, TensorFlow {}, TF_ENABLE_ONEDNN_OPTS={}".format(
     processor.describe(), tf.__version__, os.environ["TF_ENABLE_ONEDNN_OPTS"]
   )
-  every = max(arguments.steps // 10, 5)
+  every = max(steps // 10, 5)
   results = collections.OrderedDict((run.name, []) for run in RUNS)
-  with tqdm(total=len(RUNS) * arguments.seeds * arguments.steps, unit="step", ncols=110) as progress:
+  with tqdm(total=len(RUNS) * seeds * steps, unit="step", ncols=110) as progress:
     for run in RUNS:
-      for seed in range(arguments.seeds):
+      for seed in range(seeds):
         progress.set_description("{}, seed {}".format(run.name, seed))
         directory = os.path.join(logs, "{}-seed{}".format(run.name.replace(" + ", "-"), seed))
-        results[run.name].append(train(run, seed, arguments.steps, every, digits, directory, progress))
-  with open(os.path.join(arguments.out, "digits.json"), "w") as file:
+        results[run.name].append(train(run, seed, steps, every, digits, directory, progress))
+  with open(os.path.join(FLAGS.out, "digits.json"), "w") as file:
     json.dump({"machine": machine, "layers": [layer.name for layer in LAYERS], "runs": results}, file)
-  plot(results, os.path.join(arguments.out, "digits.png"))
+  plot(results, os.path.join(FLAGS.out, "digits.png"))
   history, advice = plotting.read_ranges(os.path.join(logs, "float16-mp_compat-seed0"))
-  plotting.save(plotting.draw_ranges(history, advice), os.path.join(arguments.out, "ranges.png"))
+  plotting.save(plotting.draw_ranges(history, advice), os.path.join(FLAGS.out, "ranges.png"))
   print("{}\n{}".format(table(results), machine))
-  print("\nCurves: {0}.png, numbers: {0}.json, summaries: {1}".format(os.path.join(arguments.out, "digits"), logs))
-  print("Gradients: {}. Advice: {}".format(os.path.join(arguments.out, "ranges.png"), advice.text))
-  if arguments.check:
+  print("\nCurves: {0}.png, numbers: {0}.json, summaries: {1}".format(os.path.join(FLAGS.out, "digits"), logs))
+  print("Gradients: {}. Advice: {}".format(os.path.join(FLAGS.out, "ranges.png"), advice.text))
+  if FLAGS.check:
     check_speed(results, machine)
 
 
 if __name__ == "__main__":
-  main()
+  app.run(main)

@@ -9,7 +9,6 @@ overflow in float16: mp_compat skips the step and halves the loss scale, a hook 
 Estimator is part of TensorFlow 1.15 to 2.15.
 """
 
-import argparse
 import logging
 import os
 import tempfile
@@ -17,11 +16,23 @@ import tempfile
 # Read while TensorFlow is imported. On a CPU with AVX512-FP16, oneDNN's float16 convolutions are slow to train.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
+from absl import app
+from absl import flags
+import common_flags
 import numpy as np
 from sklearn.datasets import load_digits
 import tensorflow.compat.v1 as tf
 
 import mp_compat
+
+FLAGS = flags.FLAGS
+FLAGS.set_default("steps", 600)
+flags.declare_key_flag("steps")
+flags.DEFINE_string("model_dir", None, "Directory for checkpoints and summaries; a temporary one by default.")
+flags.DEFINE_integer("overflow_every", 50, "Every N-th batch overflows; none with 0.", lower_bound=0)
+flags.register_validator(
+  "overflow_every", lambda every: every != 1, "must be 0 or at least 2: otherwise no step is ever applied"
+)
 
 BATCH = 64
 HIDDEN = 128
@@ -97,20 +108,8 @@ def table(estimator, metrics):
   return "\n".join("{:<18}{:>8}".format(*row) for row in rows)
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-  parser.add_argument("--model_dir", help="for checkpoints and summaries; default: a temporary directory")
-  parser.add_argument("--steps", type=int, default=600, help="steps to apply; default: %(default)s")
-  parser.add_argument(
-    "--overflow_every",
-    type=int,
-    default=50,
-    metavar="N",
-    help="every N-th batch overflows, none with 0; default: %(default)s",
-  )
-  arguments = parser.parse_args()
-  if arguments.overflow_every < 0 or arguments.overflow_every == 1:
-    parser.error("--overflow_every must be 0 or at least 2: otherwise no step is ever applied")
+def main(argv):
+  common_flags.no_arguments(argv)
   if not hasattr(tf, "estimator"):
     raise SystemExit(
       "TensorFlow {} has no Estimator: it was removed after 2.15. Run this on 1.15 to 2.15, for example "
@@ -119,20 +118,20 @@ def main():
   # The hook logs at INFO. Estimator logs many more messages, which are left out.
   tf.logging.set_verbosity(tf.logging.INFO)
   package = os.path.dirname(mp_compat.__file__)
-  logging.getLogger("tensorflow").addFilter(
-    lambda record: record.levelno >= logging.ERROR or record.pathname.startswith(package)
-  )
+  logger = tf.get_logger()
+  logger.addFilter(lambda record: record.levelno >= logging.ERROR or record.pathname.startswith(package))
+  logger.propagate = False  # Otherwise absl, too, writes each message.
   train, test = load()
   with tempfile.TemporaryDirectory() as directory:
     estimator = tf.estimator.Estimator(
       model_fn,
-      arguments.model_dir or directory,
+      FLAGS.model_dir or directory,
       tf.estimator.RunConfig(tf_random_seed=0),
       params={"loss_scale": mp_compat.DynamicLossScale(increment_period=INCREMENT_PERIOD)},
     )
-    estimator.train(lambda: train_input_fn(*train, overflow_every=arguments.overflow_every), steps=arguments.steps)
+    estimator.train(lambda: train_input_fn(*train, overflow_every=FLAGS.overflow_every), steps=FLAGS.steps)
     print("\n" + table(estimator, estimator.evaluate(lambda: eval_input_fn(*test))))
 
 
 if __name__ == "__main__":
-  main()
+  app.run(main)

@@ -6,26 +6,35 @@
 Every rank prints its state after every attempt. The states are equal to the bit.
 """
 
-import argparse
 import sys
 
+from absl import app
+from absl import flags
 import cluster
+import common_flags
+
+FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(cluster)
+flags.DEFINE_alias("ranks", "workers")
+flags.DEFINE_enum(
+  "order", "outside", ["outside", "inside"], "Put the loss scaling outside or inside hvd.DistributedOptimizer."
+)
 
 
-def work(arguments):
+def work():
   """Runs one rank: trains, and prints the state after every step."""
   import horovod.tensorflow as hvd
 
   import mp_compat
 
-  tf = cluster.tensorflow(arguments)
+  tf = cluster.tensorflow()
   hvd.init()
 
-  model = cluster.Model(tf, mp_compat, arguments.dtype)
+  model = cluster.Model(tf, mp_compat, FLAGS.dtype)
   global_step = tf.train.get_or_create_global_step()
   scale = mp_compat.DynamicLossScale(cluster.INITIAL_SCALE, cluster.INCREMENT_PERIOD)
   opt = tf.train.MomentumOptimizer(cluster.LEARNING_RATE, 0.9)
-  if arguments.order == "outside":
+  if FLAGS.order == "outside":
     # Gradients are still scaled when Horovod compresses them to float16.
     opt = hvd.DistributedOptimizer(opt, compression=hvd.Compression.fp16)
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, scale)
@@ -35,27 +44,27 @@ def work(arguments):
   train_op = opt.minimize(model.loss(), global_step)
   state = {v.op.name: v for v in tf.global_variables()}
 
-  digits = cluster.Digits(arguments)
-  record = cluster.Record("rank-{}".format(hvd.rank()), arguments.record)
+  digits = cluster.Digits(FLAGS.batch, FLAGS.overflow_at)
+  record = cluster.Record("rank-{}".format(hvd.rank()))
   with tf.train.MonitoredTrainingSession(
     hooks=[hvd.BroadcastGlobalVariablesHook(0)], log_step_count_steps=None
   ) as sess:
-    for attempt in range(arguments.steps):
+    for attempt in range(FLAGS.steps):
       sess.run(train_op, digits.feed(model, attempt, hvd.rank(), hvd.size()))
       record.add(attempt, sess.run(state))
   record.save()
 
 
-def launch(arguments):
+def launch():
   """Starts all ranks, and waits for them."""
-  with cluster.Processes(arguments.timeout) as processes:
+  with cluster.Processes(FLAGS.timeout) as processes:
     processes.wait(
       processes.start(
         "mpirun",
         "--allow-run-as-root",
         "--oversubscribe",
         "-np",
-        str(arguments.ranks),
+        str(FLAGS.workers),
         sys.executable,
         *sys.argv,
         "--task",
@@ -64,19 +73,10 @@ def launch(arguments):
     )
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-  parser.add_argument("--ranks", type=int, default=2, help="default: %(default)s")
-  parser.add_argument(
-    "--order",
-    choices=["outside", "inside"],
-    default="outside",
-    help="put the loss scaling outside or inside hvd.DistributedOptimizer; default: %(default)s",
-  )
-  cluster.add_arguments(parser)
-  arguments = parser.parse_args()
-  (launch if arguments.task is None else work)(arguments)
+def main(argv):
+  common_flags.no_arguments(argv)
+  (launch if FLAGS.task is None else work)()
 
 
 if __name__ == "__main__":
-  main()
+  app.run(main)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a Keras model in a Session, in float16, while some of its steps overflow.
 
-    python scripts/train_keras_graph.py --steps 400 --overflow_at 100 101 250
+    python scripts/train_keras_graph.py --steps 400 --overflow_at 100 --overflow_at 250
 
 The program uses placeholders, `get_updates` of a Keras optimizer and `session.run`. Loss scaling needs one more line,
 which wraps the optimizer. A batch with an extremely large weight overflows: mp_compat skips the step and halves the
@@ -11,13 +11,15 @@ Runs on TensorFlow 1.15 to 2.21. From 2.16 on it needs Keras 2 (`pip install tf_
 in a Session.
 """
 
-import argparse
 import importlib
 import os
 
 # Read while TensorFlow is imported. On a CPU with AVX512-FP16, oneDNN's float16 convolutions are slow to train.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
+from absl import app
+from absl import flags
+import common_flags
 import numpy as np
 from sklearn.datasets import load_digits
 import tensorflow
@@ -28,6 +30,11 @@ tf = tensorflow.compat.v1
 VERSION = tuple(int(part) for part in tensorflow.__version__.split(".")[:2])
 keras = importlib.import_module("tf_keras") if VERSION >= (2, 16) else tensorflow.keras
 optimizers = keras.optimizers if VERSION < (2, 11) else keras.optimizers.legacy
+
+FLAGS = flags.FLAGS
+FLAGS.set_default("steps", 400)
+FLAGS.set_default("overflow_at", [100, 101, 250])
+flags.adopt_module_key_flags(common_flags)
 
 BATCH = 64
 TEST_DIGITS = 360
@@ -46,18 +53,8 @@ def make_model():
   )
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--steps", type=int, default=400, help="steps to attempt; default: %(default)s")
-  parser.add_argument(
-    "--overflow_at",
-    type=int,
-    nargs="*",
-    default=[100, 101, 250],
-    metavar="STEP",
-    help="steps whose gradients overflow; default: 100 101 250",
-  )
-  arguments = parser.parse_args()
+def main(argv):
+  common_flags.no_arguments(argv)
   tf.disable_eager_execution()
   digits = load_digits()
   data, target = digits.data.astype(np.float32) / 16, digits.target
@@ -90,9 +87,9 @@ def main():
   with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     scale = session.run(optimizer.loss_scale)
-    for step in range(arguments.steps):
+    for step in range(FLAGS.steps):
       rows = random.choice(train, BATCH)
-      overflow = step in arguments.overflow_at
+      overflow = step in FLAGS.overflow_at
       feed = {images: data[rows], labels: target[rows], weight: ABSURD_WEIGHT if overflow else 1.0}
       value, _ = session.run([loss, train_ops], feed)
       before, scale = scale, session.run(optimizer.loss_scale)
@@ -103,10 +100,10 @@ def main():
     accuracy = session.run(correct, {images: data[test], labels: target[test]})
     print(
       "{} of {} steps skipped, iterations {}, accuracy on digits not trained on {:.1f}%".format(
-        skipped, arguments.steps, session.run(optimizer.iterations), 100 * accuracy
+        skipped, FLAGS.steps, session.run(optimizer.iterations), 100 * accuracy
       )
     )
 
 
 if __name__ == "__main__":
-  main()
+  app.run(main)

@@ -7,25 +7,30 @@ Starts the workers itself, on loopback. Every worker prints its state after ever
 worker, all workers skip it. Their states are equal to the bit.
 """
 
-import argparse
 import json
 import os
 import sys
 
+from absl import app
+from absl import flags
 import cluster
+import common_flags
+
+FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(cluster)
 
 
-def work(arguments):
+def work():
   """Runs one worker: trains, and prints the state after every step."""
   import mp_compat
 
-  tf = cluster.tensorflow(arguments)
+  tf = cluster.tensorflow()
 
   strategy = tf.distribute.experimental.MultiWorkerMirroredStrategy()  # reads TF_CONFIG
   config = strategy.update_config_proto(tf.ConfigProto())
-  server = tf.train.Server(json.loads(os.environ["TF_CONFIG"])["cluster"], "worker", arguments.task, config=config)
+  server = tf.train.Server(json.loads(os.environ["TF_CONFIG"])["cluster"], "worker", FLAGS.task, config=config)
 
-  model = cluster.Model(tf, mp_compat, arguments.dtype)
+  model = cluster.Model(tf, mp_compat, FLAGS.dtype)
 
   def step():
     global_step = tf.train.get_or_create_global_step()
@@ -36,21 +41,21 @@ def work(arguments):
   with strategy.scope():
     train_op = strategy.extended.call_for_each_replica(step)
   state = {v.op.name: strategy.experimental_local_results(v)[0] for v in tf.global_variables()}
-  digits = cluster.Digits(arguments)
-  record = cluster.Record("worker-{}".format(arguments.task), arguments.record)
+  digits = cluster.Digits(FLAGS.batch, FLAGS.overflow_at)
+  record = cluster.Record("worker-{}".format(FLAGS.task))
   with tf.Session(server.target, config=config) as sess:
     sess.run(tf.global_variables_initializer())
-    for attempt in range(arguments.steps):
-      sess.run(train_op, digits.feed(model, attempt, arguments.task, arguments.workers))
+    for attempt in range(FLAGS.steps):
+      sess.run(train_op, digits.feed(model, attempt, FLAGS.task, FLAGS.workers))
       record.add(attempt, sess.run(state))
   record.save()
   cluster.leave()
 
 
-def launch(arguments):
+def launch():
   """Starts all workers, and waits for them."""
-  addresses = cluster.free_addresses(arguments.workers)
-  with cluster.Processes(arguments.timeout) as processes:
+  addresses = cluster.free_addresses(FLAGS.workers)
+  with cluster.Processes(FLAGS.timeout) as processes:
     workers = [
       processes.start(
         sys.executable,
@@ -59,19 +64,16 @@ def launch(arguments):
         str(task),
         TF_CONFIG=json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": task}}),
       )
-      for task in range(arguments.workers)
+      for task in range(FLAGS.workers)
     ]
     for worker in workers:
       processes.wait(worker)
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-  parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
-  cluster.add_arguments(parser)
-  arguments = parser.parse_args()
-  (launch if arguments.task is None else work)(arguments)
+def main(argv):
+  common_flags.no_arguments(argv)
+  (launch if FLAGS.task is None else work)()
 
 
 if __name__ == "__main__":
-  main()
+  app.run(main)

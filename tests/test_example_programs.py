@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 
 import pytest
 
@@ -48,12 +49,39 @@ def test_setting_of_the_user_wins(import_log):
     "import check_advice",
     "import train_keras_graph",
     "import train_estimator",
-    "import argparse, cluster; cluster.tensorflow(argparse.Namespace(control_flow=1))",
+    "import cluster; cluster.FLAGS(['program']); cluster.tensorflow()",
   ],
 )
 def test_float16_programs_run_without_onednn(import_log, code):
   pytest.importorskip("sklearn")
   assert ENABLED not in import_log(code)
+
+
+@pytest.mark.matrix
+def test_estimator_logs_each_line_once(tmp_path):
+  if not hasattr(testing.tf, "estimator"):
+    pytest.skip("This TensorFlow has no Estimator.")
+  pytest.importorskip("sklearn")
+  arguments = ["--steps", "50", "--model_dir", tmp_path]
+  done = testing.run_python(os.path.join(SCRIPTS, "train_estimator.py"), *arguments)
+  assert done.stderr.count("loss scale 65536 after 40 attempted steps") == 1
+  assert re.search("skipped steps +1\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+  "program, arguments, words",
+  [
+    ("train_estimator", ["--overflow_every", "1"], "must be 0 or at least 2"),
+    ("train_workers", ["--overflow_at", "3", "8"], "Expected only flags; got 8."),
+    ("train_parameter_server", ["--steps", "5", "--kill", "5"], "--kill must be less than --steps"),
+    ("train_horovod", ["--ranks", "0"], "0 is not a positive integer"),
+  ],
+)
+@pytest.mark.matrix
+def test_wrong_flags_are_named(program, arguments, words):
+  pytest.importorskip("sklearn")
+  done = testing.run_python(os.path.join(SCRIPTS, program + ".py"), *arguments, check=False)
+  assert done.returncode == 1 and words in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("slow", ["float16", "float16 + mp_compat"])

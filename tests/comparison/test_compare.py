@@ -102,6 +102,8 @@ W = "  w: 2 of 2 values differ, by up to "
     (0, "--runs original,again program.py process", ["The program ran other processes, which are not compared."]),
     pytest.param(0, "--runs original,again program.py data", ["the same bits"], marks=NEEDS_EAGER),
     pytest.param(0, "--without keras_program.py", ["after each of 8 steps"], marks=NEEDS_KERAS),
+    (0, "absl_program.py --learning_rate=0.1 --overflow_at=1 --overflow_at=2", ["6 train steps, 2 skipped"]),
+    (0, "-m absl_program --learning_rate 0.1 --steps 4 --optimizer momentum", ["4 train steps, 0 skipped"]),
     pytest.param(0, "--runs original,mp_compat program.py reads", ["6 train steps, 0 skipped"], marks=NEEDS_READS),
     # It trains differently.
     (1, "program.py averages clip overflow", ["step 4 is the first", "clipping or masking hid its overflow", W]),
@@ -123,6 +125,7 @@ W = "  w: 2 of 2 values differ, by up to "
     (2, "program.py kill", ["as it is: The program was killed by signal 9."]),
     (2, "program.py exit", ["as it is: The program ended with exit code 3."]),
     (2, "nothing.py", ["NotFoundError"]),
+    (2, "absl_program.py --learning_rate=0", ["ended with exit code 1.", "--learning_rate=0.0: must be positive"]),
     (2, "program.py plain", ["with mp_compat: The program made no optimizer of mp_compat"]),
     (2, "program.py untrained", ["as it is: No train step was seen"]),
     (2, "program.py fork", ["as it is: Training in a forked process was seen"]),

@@ -32,6 +32,20 @@ threading.Thread(target=wait).start()
 sys.exit(3)
 '''
 
+ABSL_PROGRAM = '''"""A program with flags."""
+import sys
+from absl import app, flags
+
+flags.DEFINE_integer("steps", 1, "Training steps.", lower_bound=1)
+
+def main(argv):
+  print(argv[1:], flags.FLAGS.steps, sys.argv[1:])
+  return 5
+
+if __name__ == "__main__":
+  app.run(main)
+'''
+
 
 def python(folder, *command, **environment):
   return testing.run_python(*command, cwd=str(folder), variables=environment, check=False)
@@ -83,6 +97,26 @@ def test_program_runs_as_in_interpreter(command, folder):
   assert alone.stdout.splitlines()[1:] == ["thread True True", "exit True True"]
   assert (done.returncode, done.stderr) == (3, "")
   assert done.stdout == alone.stdout
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+  "arguments, status",
+  [
+    (["--steps", "3", "argument"], 5),
+    (["--steps=0"], 1),
+    (["--nothing"], 1),
+    (["--helpshort"], 1),
+  ],
+  ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_absl_program_runs_as_in_interpreter(arguments, status, tmp_path):
+  (tmp_path / "absl_program.py").write_text(ABSL_PROGRAM)
+  for command in (["absl_program.py"], ["-m", "absl_program"]):
+    alone = python(tmp_path, *command, *arguments)
+    done = python(tmp_path, "-c", RUN, *command, *arguments)
+    assert alone.returncode == status, alone.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (status, alone.stdout, alone.stderr)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH is new in Python 3.11")

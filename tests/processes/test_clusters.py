@@ -3,7 +3,6 @@
 The reference is TensorFlow without mp_compat, in one process, on the concatenated batches of all workers.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -52,12 +51,11 @@ def _cluster():
 
 def reference(cluster, workers):
   """Trains without loss scaling on the concatenated batches of the finite steps. Returns {name: values}."""
-  arguments = argparse.Namespace(batch=BATCH * workers, overflow_at=())
   with tf.Graph().as_default():
     model = cluster.Model(tf, mp_compat, "float32")
     train_op = tf.train.MomentumOptimizer(cluster.LEARNING_RATE, 0.9).minimize(model.loss())
     variables = {v.op.name: v for v in tf.global_variables()}
-    digits = cluster.Digits(arguments)
+    digits = cluster.Digits(BATCH * workers, overflow_at=())
     history = []
     with testing.initialized_session() as sess:
       for attempt in range(STEPS):
