@@ -26,6 +26,7 @@ _PUBLIC = {
     "register_loss_scale_wrapper",
   ],
   "mp_compat.migration.installation": ["install"],
+  "mp_compat.monitoring.float32_ops": ["Float32Op", "float32_ops"],
   "mp_compat.monitoring.gradient_ranges": ["GradientRange", "gradient_ranges"],
   "mp_compat.monitoring.hooks": ["LossScaleHook", "LossScaleStalledError", "StopAtAttemptHook"],
   "mp_compat.monitoring.ranges_hook": ["GradientRangesHook"],

@@ -21,6 +21,8 @@ from mp_compat.migration.graph_rewrite import (
 from mp_compat.migration.graph_rewrite import mixed_precision_graph_rewrite as mixed_precision_graph_rewrite
 from mp_compat.migration.graph_rewrite import register_loss_scale_wrapper as register_loss_scale_wrapper
 from mp_compat.migration.installation import install as install
+from mp_compat.monitoring.float32_ops import Float32Op as Float32Op
+from mp_compat.monitoring.float32_ops import float32_ops as float32_ops
 from mp_compat.monitoring.gradient_ranges import GradientRange as GradientRange
 from mp_compat.monitoring.gradient_ranges import gradient_ranges as gradient_ranges
 from mp_compat.monitoring.hooks import LossScaleHook as LossScaleHook

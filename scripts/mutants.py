@@ -41,6 +41,7 @@ TESTS = {
   "core/conditional_apply": (
     "training/inner_optimizers training/optimizer programs/strategies programs/unusual programs/optimizers"
   ),
+  "monitoring/float32_ops": "monitoring/float32_ops",
   "monitoring/gradient_ranges": "monitoring/gradient_ranges",
   "monitoring/range_history": "monitoring/range_history monitoring/ranges_hook",
   "monitoring/ranges_hook": "monitoring/ranges_hook",
@@ -120,6 +121,10 @@ MUTANTS = [
   ("core/conditional_apply", "around + self._outside_of(branch + inside) + last", 'kwargs["name"]'),
   ("core/conditional_apply", 'control_flow.copy_out_of_branches(kwargs["initial_value"])', 'kwargs["initial_value"]'),
   ("core/conditional_apply", "summaries[existing:] = [", "_ = ["),
+  ("monitoring/float32_ops", "if op in ops and op.type", "if op.type"),
+  ("monitoring/float32_ops", " if kind == min(kinds)", ""),
+  ("monitoring/float32_ops", "if tensor.op not in found:", "if not found:"),
+  ("monitoring/float32_ops", "op.inputs if tensor.dtype.base_dtype", "op.inputs if tensor.dtype"),
   ("monitoring/gradient_ranges", " and contexts.is_in_branches_only(each.scaled.op)", ""),
   ("monitoring/gradient_ranges", " or each.is_behind_loss", " or True"),
   ("monitoring/gradient_ranges", "(dtypes, [tf.bfloat16], [tf.float32])", "(dtypes, [tf.float32])"),

@@ -71,7 +71,7 @@ def test_program_runs_as_pasted(code, tmp_path):
 
 
 def test_all_programs_are_found():
-  assert len(list(program_cases())) == 16
+  assert len(list(program_cases())) == 17
 
 
 @pytest.mark.parametrize("document", DOCUMENTS + ["CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md"])
@@ -134,7 +134,7 @@ def test_api_reference_has_every_public_name_once():
 
 
 @pytest.mark.parametrize(
-  "record", [mp_compat.GradientReport, mp_compat.GradientRange, mp_compat.checkpoints.Inspection]
+  "record", [mp_compat.GradientReport, mp_compat.GradientRange, mp_compat.Float32Op, mp_compat.checkpoints.Inspection]
 )
 def test_fields_of_reports_are_documented(record):
   attributes = inspect.getdoc(record).partition("\nAttributes:\n")[2]

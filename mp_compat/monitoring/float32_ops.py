@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists the matrix products and convolutions of a model that compute in float32, and why."""
+
+import collections
+from typing import Any, List, NamedTuple, Tuple
+
+from mp_compat._tensorflow import graphs
+from mp_compat._tensorflow import tf
+
+# The ops that Tensor Cores compute. Those named after a gradient are the forward pass of transposed convolutions.
+_PRODUCTS = frozenset(
+  [
+    "BatchMatMul",
+    "BatchMatMulV2",
+    "BatchMatMulV3",
+    "BlockLSTM",
+    "BlockLSTMV2",
+    "Conv2D",
+    "Conv2DBackpropInput",
+    "Conv3D",
+    "Conv3DBackpropInputV2",
+    "CudnnRNN",
+    "CudnnRNNV2",
+    "CudnnRNNV3",
+    "DepthwiseConv2dNative",
+    "DepthwiseConv2dNativeBackpropInput",
+    "Einsum",
+    "GRUBlockCell",
+    "LSTMBlockCell",
+    "MatMul",
+  ]
+)
+_VARIABLES = frozenset(["ReadVariableOp", "ResourceGather", "Variable", "VariableV2"])
+
+
+class Float32Op(NamedTuple):
+  """A matrix product or a convolution that computes in float32.
+
+  Attributes:
+    name: the name of the op.
+    type: its type, such as "MatMul".
+    sources: where float32 values enter the graph that the op computes with, such as "x (Placeholder)". Inputs and casts
+      are named if one contributes; otherwise variables, or else constants.
+  """
+
+  name: str
+  type: str
+  sources: Tuple[str, ...]
+
+
+def float32_ops(loss: tf.Tensor) -> List[Float32Op]:
+  """Returns the matrix products and convolutions of the forward pass that compute in float32, and why.
+
+  Tensor Cores compute in float16 only what gets float16 inputs. One input that was not cast, or a layer that casts back
+  to float32, makes all layers after it compute in float32, without an error. The gradients of an op compute in its
+  dtype.
+
+      for op in mp_compat.float32_ops(loss):
+        print(op.name, "computes in float32 because of", ", ".join(op.sources))
+
+  Args:
+    loss: a tensor of a graph, of any shape and dtype. The ops that it depends on are the forward pass.
+
+  Returns:
+    A `Float32Op` for each such op, in the order in which they were built: products of matrices (also `tf.einsum`),
+    convolutions (also transposed, depthwise and 3D ones) and fused recurrent cells. Ops in the body of a function,
+    among them those of loops of control flow v2, are not listed.
+
+  Raises:
+    ValueError: `loss` is not a tensor of a graph.
+  """
+  if not isinstance(loss, tf.Tensor) or not hasattr(loss, "graph"):
+    raise ValueError("loss must be a tensor of a graph, but got {!r}. Call float32_ops in graph mode.".format(loss))
+  ops = set(graphs.executed_ops([loss]))
+  return [
+    Float32Op(op.name, op.type, _sources(op))
+    for op in loss.graph.get_operations()
+    if op in ops and op.type in _PRODUCTS and _float32_inputs(op)
+  ]
+
+
+def _float32_inputs(op: Any) -> List[tf.Tensor]:
+  return [tensor for tensor in op.inputs if tensor.dtype.base_dtype == tf.float32]
+
+
+def _sources(op: Any) -> Tuple[str, ...]:
+  """Returns the sources of the float32 values of an op, of the most informative kind."""
+  found = collections.OrderedDict()
+  pending = [op]
+  while pending:
+    for tensor in _float32_inputs(pending.pop()):
+      if tensor.op not in found:
+        found[tensor.op] = True
+        pending.append(tensor.op)
+  sources = [op for op in found if not _float32_inputs(op)]
+  kinds = [_kind(source) for source in sources]
+  return tuple(sorted({_describe(source) for source, kind in zip(sources, kinds) if kind == min(kinds)}))
+
+
+def _kind(source: Any) -> int:
+  """Returns 0 for an input or a cast, 1 for a variable, 2 for a constant or a mask, such as that of dropout."""
+  if source.type in _VARIABLES:
+    return 1
+  return 2 if source.type == "Const" or source.type == "Cast" and source.inputs[0].dtype == tf.bool else 0
+
+
+def _describe(source: Any) -> str:
+  if source.type == "Cast":
+    return "{} (Cast from {})".format(source.name, source.inputs[0].dtype.name)
+  if source.type in _VARIABLES:
+    handle = source.inputs[0].op if source.inputs else source
+    return "{} (variable)".format(handle.name)
+  return "{} ({})".format(source.name, source.type)
