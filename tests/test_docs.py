@@ -103,6 +103,16 @@ def test_navigation_of_the_site_has_every_page():
   assert sorted("docs/" + page for page in listed) == PAGES
 
 
+def test_site_names_version():
+  assert "\ncopyright: mp_compat {}, Apache-2.0\n".format(mp_compat.__version__) in read("mkdocs.yml")
+
+
+def test_search_of_the_site_finds_parts_of_dotted_names():
+  separator = re.search("separator: '(.*)'", read("mkdocs.yml")).group(1)
+  words = re.split(separator, "tf.train.AdamOptimizer(0.1), `mp_compat.LossScaleHook`; python -m mp_compat")
+  assert {"AdamOptimizer", "LossScaleHook", "mp_compat"} < set(words)
+
+
 def test_index_links_to_every_page_by_its_heading():
   headings = {page: re.match("# (.*)", read(page)).group(1) for page in PAGES if page != "docs/index.md"}
   links = re.findall(r"^- \[([^]]*)\]\((\S*)\)", read("docs/index.md"), re.M)

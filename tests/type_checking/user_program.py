@@ -60,6 +60,8 @@ def train(steps: int) -> int:
   clipped, norm = mp_compat.clip_by_global_norm(grads, 1.0)
   tf.summary.scalar("norm", norm)
   train_op = opt.apply_gradients(zip(clipped, variables), tf.train.get_or_create_global_step())
+  in_float32: List[mp_compat.Float32Op] = mp_compat.float32_ops(loss)
+  print([(op.name, op.sources) for op in in_float32])
   report: collections.OrderedDict[str, mp_compat.GradientReport] = mp_compat.nonfinite_gradients(opt)
   ranges: collections.OrderedDict[str, mp_compat.GradientRange] = mp_compat.gradient_ranges(opt, [tf.float16])
   tf.summary.scalar("headroom", tf.reduce_min([values.headroom for values in ranges.values()]))
