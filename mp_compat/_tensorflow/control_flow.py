@@ -112,7 +112,8 @@ def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data
   predicates = _predicates(graph)
   frame = contexts.loop_around(graph._get_control_flow_context())
   data_keys = {(tensor.op, tensor.value_index) for tensor in data}
-  needed, gated = _needed(results, new), set()
+  needed = _needed(results, new)
+  gated: Set[tf.Operation] = set()
   for op, reads in needed.items():
     before = [read for read in reads if read not in new and predicates.get(read, predicate) is not predicate]
     if before:

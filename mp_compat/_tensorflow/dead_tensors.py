@@ -77,7 +77,8 @@ def may_be_dead(tensors: Iterable[tf.Tensor]) -> List[bool]:
     around = [context for context in contexts.enclosing(contexts.of_outputs(op)) if hasattr(context, "pred")]
     of_inputs = [conditions_of(tensor) for tensor in inputs]
     found[op] = frozenset(_condition(context.pred, context.branch) for context in around).union(
-      *([_of_merge(op, of_inputs)] if op.type in ("Merge", "RefMerge") else of_inputs), *map(found.get, controls)
+      *([_of_merge(op, of_inputs)] if op.type in ("Merge", "RefMerge") else of_inputs),
+      *[found[control] for control in controls],
     )
   return [bool(conditions_of(tensor)) for tensor in tensors]
 

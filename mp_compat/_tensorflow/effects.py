@@ -4,7 +4,7 @@
 import functools
 from typing import Any, Iterator, Optional
 
-from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework import op_def_registry  # pyright: ignore[reportAttributeAccessIssue]
 
 from mp_compat._tensorflow import tf
 
@@ -16,8 +16,18 @@ _READING = frozenset(
 # Ops that pass a reference on.
 _PASSING = frozenset(["RefEnter", "RefExit", "RefIdentity", "RefMerge", "RefNextIteration", "RefSelect", "RefSwitch"])
 _OF_ONE_RUN = ("Stack", "TensorArray")  # prefixes of ops on resources that end with the run
-_CALLS = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile")
-_CALLS += ("While",)
+_CALLS = frozenset(
+  [
+    "Case",
+    "If",
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "StatelessCase",
+    "StatelessIf",
+    "StatelessWhile",
+    "While",
+  ]
+)
 
 
 def changes_state(op: tf.Operation) -> bool:

@@ -152,10 +152,8 @@ def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
 
 def tensors_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
   """Returns the tensors of the gradients, with the indices of sparse ones; omits None."""
-  found = []
-  for grad in grads:
-    found += [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [] if grad is None else [grad]
-  return found
+  grads = list(grads)
+  return values_of(grads) + [grad.indices for grad in grads if isinstance(grad, tf.IndexedSlices)]
 
 
 def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:

@@ -5,8 +5,6 @@ import abc
 import operator
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar, Union, overload
 
-import numpy as np
-
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
@@ -330,15 +328,10 @@ for _class, _native_classes in (
 def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule) -> Optional[tf.Operation]:
   """Returns an op that updates the scale, good_steps and, with three variables, bad_steps; None in eager mode."""
   with tf.name_scope("update_loss_scale"):
-    values, operations = [tf.convert_to_tensor(variable) for variable in variables], (_where, tf.maximum, tf.minimum)
-    if tf.executing_eagerly():  # The rule takes a few operations. Each op would take longer than all of them in NumPy.
-      values, operations, finite = [value.numpy() for value in values], (), bool(finite)
-      rule = update_rule.Rule(*[np.float32(value) if isinstance(value, float) else value for value in rule])
-    scale, good_steps, *bad_steps = values
+    scale, good_steps, *bad_steps = [tf.convert_to_tensor(variable) for variable in variables]
     # Without a variable for them, bad_steps are the number 0: what the rule computes from it adds no ops (`_where`).
     state = update_rule.State(scale, good_steps, *(bad_steps or [0]))
-    with np.errstate(over="ignore"):  # a product above the ceiling
-      after = update_rule.next_state(state, finite, rule, *operations)
+    after = update_rule.next_state(state, finite, rule, _where, tf.maximum, tf.minimum)
     return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)])
 
 

@@ -80,7 +80,7 @@ class Keras2Mixin(AnyBase):
     args, kwargs = optimizers.arguments_for(inner.apply_gradients, self._kind.mixin.apply_gradients, given)
     if not pairs:  # Nothing to train.
       return inner.apply_gradients(pairs, *args, **kwargs)
-    pairs = gradients.convert_pairs(pairs)
+    pairs = list(gradients.convert_pairs(pairs))
     self._create_variables(pairs)
     if aggregate:
       # The check then covers sums that overflow, and no worker waits in a branch that another did not take.

@@ -81,7 +81,7 @@ class Tensor:
     else:
       self._complete = max(self._complete, shift)
     self.exponents.update({exponent - shift: count for exponent, count in exponents.items()})
-    low = min(max(self.format.lowest - kept + math.ceil(exact_shift), 0), LARGEST_SCALE)
+    low = int(min(max(self.format.lowest - kept + math.ceil(exact_shift), 0), LARGEST_SCALE))
     high = min(self.format.highest - max(exponents) + math.floor(exact_shift), LARGEST_SCALE)
     found = Bounds(low, high, name, name)
     self.bounds = _intersection([self.bounds, found])
