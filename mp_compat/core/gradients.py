@@ -153,7 +153,7 @@ def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
 def tensors_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
   """Returns the tensors of the gradients, with the indices of sparse ones; omits None."""
   grads = list(grads)
-  return values_of(grads) + [grad.indices for grad in grads if isinstance(grad, tf.IndexedSlices)]
+  return values_of(grads) + [grad.indices for grad in grads if grad is not None and isinstance(grad, tf.IndexedSlices)]
 
 
 def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
