@@ -65,7 +65,8 @@ def convert(
 
   Args:
     source: A checkpoint, or a directory, of which the latest checkpoint is used. It is not changed.
-    target: The path of the checkpoint to write. The index is moved there last: no partial checkpoint can be read.
+    target: The path of the checkpoint to write. The index is moved there last: no partial checkpoint can be read. It
+      becomes the latest one of its directory (`tf.train.latest_checkpoint`).
     to: One of "mp_compat", "tensorflow", "contrib" and "plain". The names are those of a program that builds
       no other conditionals than the optimizer's.
     like: Instead of `to`, a checkpoint (or a directory) of the program that will restore `target`: its names are used.
@@ -104,7 +105,16 @@ def convert(
   _write(_values(inspection, names, dialect), target)
   if meta and tf.gfile.Exists(meta):
     tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
+  _make_latest(target)
   return inspect(target)
+
+
+def _make_latest(path: str) -> None:
+  """Makes a checkpoint the latest of its directory, from which sessions and Estimators continue."""
+  directory = os.path.dirname(path) or "."
+  state = tf.train.get_checkpoint_state(directory)
+  others = list(state.all_model_checkpoint_paths) if state else []
+  tf.train.update_checkpoint_state(directory, path, others + [path])
 
 
 def _shapes(inspection: Inspection) -> Dict[str, Tuple[int, ...]]:

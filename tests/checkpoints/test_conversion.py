@@ -40,11 +40,39 @@ def test_convert_does_not_overwrite_files(tmp_path):
   target = str(tmp_path / "out")
   checkpoints.convert(ADAM, target, "plain")
   before = {name: (tmp_path / name).read_bytes() for name in os.listdir(str(tmp_path))}
-  assert sorted(before) == ["out.data-00000-of-00001", "out.index"]
+  assert sorted(before) == ["checkpoint", "out.data-00000-of-00001", "out.index"]
   for other in [ADAM, target]:
     with pytest.raises(ValueError, match="exists and is not overwritten"):
       checkpoints.convert(ADAM, other, "mp_compat")
   assert before == {name: (tmp_path / name).read_bytes() for name in os.listdir(str(tmp_path))}
+
+
+def train_in_session(folder, wrap):
+  """Trains with Adam for 3 steps in a MonitoredTrainingSession; returns `global_step` and `beta1_power` at the end."""
+  with tf.Graph().as_default():
+    training = testing.Training()
+    inner = tf.train.AdamOptimizer(0.1)
+    train_op = wrap(inner).minimize(training.loss, training.global_step)
+    power = inner._get_beta_accumulators()[0]
+    with tf.train.MonitoredTrainingSession(checkpoint_dir=folder, log_step_count_steps=None) as sess:
+      for _ in range(3):
+        sess.run(train_op, {training.x: testing.FINITE})
+      return sess.run([training.global_step, power])
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["new_folder", "folder_with_checkpoint"])
+def test_session_continues_from_converted_checkpoint(earlier, tmp_path):
+  source, target = str(tmp_path / "source"), str(tmp_path / "target")
+  train_in_session(source, lambda inner: inner)
+  if earlier:
+    train_in_session(target, lambda inner: testing.Optimizer(inner, "dynamic"))
+  path = os.path.join(target, "converted-3")
+  checkpoints.convert(source, path, "mp_compat")
+  assert tf.train.latest_checkpoint(target) == path and checkpoints.inspect(target).path == path
+  state = tf.train.get_checkpoint_state(target)
+  assert len(state.all_model_checkpoint_paths) == (3 if earlier else 1)
+  step, power = train_in_session(target, lambda inner: testing.Optimizer(inner, "dynamic"))
+  assert step == 6 and power == pytest.approx(0.9**7)
 
 
 def test_convert_removes_wrong_files(tmp_path, monkeypatch):
@@ -80,7 +108,9 @@ def test_command_line_inspects_and_converts(tmp_path, capsys):
   assert capsys.readouterr().out.splitlines()[0] == target + ": plain"
   assert command_line.main(["checkpoint", "convert", ADAM, target, "--to", "plain"]) == 2
   assert "exists and is not overwritten" in capsys.readouterr().err
-  assert command_line.main(["checkpoint", "inspect", str(tmp_path)]) == 2
+  assert command_line.main(["checkpoint", "inspect", str(tmp_path)]) == 0
+  assert capsys.readouterr().out.splitlines()[0] == target + ": plain"
+  assert command_line.main(["checkpoint", "inspect", str(tmp_path / "missing")]) == 2
   assert capsys.readouterr().err.startswith("mp_compat checkpoint inspect: There is no checkpoint at ")
 
 
@@ -102,7 +132,7 @@ def test_killed_conversion_leaves_nothing(moved, tmp_path, monkeypatch):
   assert len(moves) == moved and not tf.train.checkpoint_exists(target)
   assert os.path.exists(target + ".unfinished")
   checkpoints.convert(ADAM, target, "plain")
-  assert sorted(os.listdir(str(tmp_path))) == ["model.data-00000-of-00001", "model.index"]
+  assert sorted(os.listdir(str(tmp_path))) == ["checkpoint", "model.data-00000-of-00001", "model.index"]
 
 
 @pytest.mark.parametrize("part", [".index", ".data-00000-of-00001", ".meta"])
