@@ -1,6 +1,10 @@
 """Tests that ops of the inner optimizer that change state do not run in skipped steps, wherever it builds them."""
 
 import functools
+import glob
+import importlib
+import os
+import re
 
 import hypothesis
 from hypothesis import strategies as st
@@ -8,7 +12,10 @@ import numpy as np
 import pytest
 import tensorflow
 
+import mp_compat
 from mp_compat._tensorflow import effects
+from mp_compat._tensorflow import graphs
+from mp_compat.training import step
 from tests import testing
 from tests.programs import table
 from tests.testing import Optimizer
@@ -194,3 +201,43 @@ def call(function):
       return tf.constant(value)
 
   return tensorflow.function(lambda: function(Handle))()
+
+
+CHANGES = re.compile(r"(Resource)?(Sparse)?(Apply|Scatter|Assign)|.*Enqueue|LookupTable(Insert|Import)")
+
+
+for _path in sorted(glob.glob(os.path.join(testing.ROOT, "tests", "programs", "test_*.py"))):
+  importlib.import_module("tests.programs." + os.path.basename(_path)[: -len(".py")])  # adds to the table
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", [row.name for row in table.PROGRAMS.values() if all(row.needs.values())])
+def test_ops_that_change_state_wait_for_decision(name, monkeypatch):
+  """Reads from the graph of each program that updates of the inner optimizer wait for its gate."""
+  row, apply_inner, built = table.PROGRAMS[name], step._apply_inner, []
+  monkeypatch.setattr(step, "_apply_inner", lambda *args, **kwargs: record(apply_inner, args, kwargs, built))
+  with testing.control_flow(row.variants[0].control_flow), tf.Graph().as_default() as graph:
+    try:
+      row.build(table.Build(mp_compat, False, row, row.variants[0]))
+    except ValueError:
+      assert row.limit
+    executed = graphs.executed_ops(tf.get_collection(tf.GraphKeys.TRAIN_OP))
+    for op in {op for op in built if op.graph is graph and CHANGES.match(op.type)}.intersection(executed):
+      changed = [source.name + ":0" for source in graphs.executed_ops(op.inputs[:1])]
+      if not any(re.match(row.outside, name) for name in changed):
+        assert any(map(waits_for_gate, graphs.executed_ops([op]))), op.name
+
+
+def record(apply_inner, args, kwargs, built):
+  """Calls the inner optimizer; adds the ops that it builds to `built`."""
+  graph = tf.get_default_graph()
+  before = set(graph.get_operations())
+  result = apply_inner(*args, **kwargs)
+  built += [op for op in graph.get_operations() if op not in before]
+  return result
+
+
+def waits_for_gate(op):
+  return (
+    op.type == "Identity" and re.search(r"apply_or_skip(_\d+)?/", op.name) and op.inputs[0].name.endswith("Switch:1")
+  )
