@@ -174,7 +174,8 @@ def _needed(results: List[Any], new: Set[tf.Operation]) -> Dict[tf.Operation, Li
         pending.insert(0, (reads.pop(), None))
       elif op.type not in _MERGES:
         reads += controls
-      pending += [(op, reads), *((read, None) for read in reads + controls)]
+      pending.append((op, reads))
+      pending += [(read, None) for read in reads + controls]
   return needed
 
 

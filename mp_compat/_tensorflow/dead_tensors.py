@@ -44,9 +44,9 @@ def zeros_if_dead(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
   Programs that route examples by Switch and Merge, or read a gradient that was computed in a branch, have gradients
   that are dead in some runs. Their variables are then not updated, but the others are.
   """
-  if tf.executing_eagerly() or contexts.is_in_control_flow():
+  if not tensors or tf.executing_eagerly() or contexts.is_in_control_flow():
     return tensors
-  if not any(op.type in ("Switch", "RefSwitch") for op in tf.get_default_graph().get_operations()):
+  if {"Switch", "RefSwitch"}.isdisjoint([op.type for op in tf.get_default_graph().get_operations()]):
     return tensors  # quick, for most graphs
   return [merge_out_of_branches(tensor, 0, is_dead) for tensor, is_dead in zip(tensors, may_be_dead(tensors))]
 
