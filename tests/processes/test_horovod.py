@@ -98,7 +98,8 @@ def test_keras_overflow_skips_all_ranks(case, recorded):
   scale = max(name for name in ranks[0] if name.startswith("current_loss_scale"))  # Horovod makes a second optimizer.
   np.testing.assert_array_equal(ranks[0][scale], SCALES)
   (iterations,) = [values for name, values in ranks[0].items() if name.endswith("/iter")]
-  assert iterations.tolist() == list(range(1, horovod_ranks.STEPS + 1))  # Keras counts skipped steps.
+  counted = [step not in (3, 8) for step in range(horovod_ranks.STEPS)]
+  assert iterations.tolist() == np.cumsum(counted).tolist()  # Keras of TensorFlow 1.15 does not count skipped steps.
   np.testing.assert_allclose(ranks[0]["w"], momentum(mean_gradients(len(recorded))[0]), rtol=1e-5)
 
 
