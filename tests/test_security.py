@@ -90,7 +90,7 @@ def test_names_are_not_used_as_paths(tmp_path):
     sess.run(save)
   assert sorted(checkpoints.convert(source, target, "mp_compat").variables)[:2] == ["../../escaped", names[1]]
   assert os.listdir(str(tmp_path)) == ["inner"] and not os.path.exists(names[1])
-  assert {name.split(".")[0] for name in os.listdir(str(folder))} == {"source", "target"}
+  assert {name.split(".")[0] for name in os.listdir(str(folder))} == {"checkpoint", "source", "target"}
 
 
 def test_migration_executes_nothing(tmp_path):
