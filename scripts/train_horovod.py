@@ -23,11 +23,12 @@ flags.DEFINE_enum(
 
 def work():
   """Runs one rank: trains, and prints the state after every step."""
+  tf = cluster.tensorflow()  # first: it sets what TensorFlow reads while it is imported
+
   import horovod.tensorflow as hvd
 
   import mp_compat
 
-  tf = cluster.tensorflow()
   hvd.init()
 
   model = cluster.Model(tf, mp_compat, FLAGS.dtype)
