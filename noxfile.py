@@ -224,7 +224,7 @@ def all_tests(session):
 @nox.session(venv_backend="none", tags=["nightly", "versions"])
 def version_table(session):
   """Writes the table of versions in docs/guarantees.md from the reports of the tests that ran, and prints it."""
-  session.run("python", "scripts/version_table.py")
+  session.run("python", "tools/version_table.py")
   session.run("git", "diff", "docs/guarantees.md")
 
 
@@ -245,9 +245,9 @@ def bazel(session):
 
 @nox.session(python=[PYTHON], tags=["nightly"])
 def mutants(session):
-  """Runs scripts/mutants.py: a test must fail for each defect."""
+  """Runs tools/mutants.py: a test must fail for each defect."""
   _install(session, NEWEST, TESTS)
-  session.run("python", "scripts/mutants.py", *session.posargs)
+  session.run("python", "tools/mutants.py", *session.posargs)
 
 
 @nox.session(python=[PYTHON])
@@ -261,7 +261,7 @@ def program(session):
 def estimator(session):
   """Trains an Estimator on the digits, in float16, with overflows. TensorFlow 2.15 is the last that has Estimator."""
   _install(session, "2.15", ["-e", ".[demo]"])
-  session.run("python", "scripts/train_estimator.py", *session.posargs)
+  session.run("python", "examples/train_estimator.py", *session.posargs)
 
 
 # Horovod 0.22 is built once, against TensorFlow and an installed MPI (Debian: libopenmpi-dev, openmpi-bin).
@@ -392,16 +392,16 @@ def _client(name):
   @nox.session(python=python, name="client-" + name, tags=tags)
   def client(session):
     _install(session, None, ["-e", "."] + requirements, alone)
-    session.run("python", "scripts/clients/{}.py".format(name), *session.posargs, env=REPEATABLE)
+    session.run("python", "tools/clients/{}.py".format(name), *session.posargs, env=REPEATABLE)
 
-  client.__doc__ = "Runs scripts/clients/{}.py.".format(name)
+  client.__doc__ = "Runs tools/clients/{}.py.".format(name)
 
 
 for _name in CLIENTS:
   _client(_name)
 
 
-# Libraries, with programs in scripts/ecosystem: the TensorFlow, and what pip installs, as in CLIENTS.
+# Libraries, with programs in tools/ecosystem: the TensorFlow, and what pip installs, as in CLIENTS.
 ECOSYSTEM = {
   "adanet": ("1.15", ["adanet==0.8.0"], []),
   "bert": ("1.15", ["bert-tensorflow==1.0.1"], []),
@@ -451,4 +451,4 @@ def ecosystem(session, library):
   """Compares programs of other libraries, one environment each; prints the table of docs/ecosystem.md."""
   version, requirements, alone = ECOSYSTEM[library]
   _install(session, version, ["-e", "."] + requirements, alone)
-  session.run("python", "scripts/ecosystem/comparison.py", library, env=REPEATABLE)
+  session.run("python", "tools/ecosystem/comparison.py", library, env=REPEATABLE)

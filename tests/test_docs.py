@@ -23,7 +23,7 @@ PAGES = sorted(
 )
 DOCUMENTS = ["README.md"] + PAGES
 LINK = re.compile(r"\[[^][]*\]\(([^()\s]*)\)")  # and pictures
-PATH = re.compile(r"(?<![\w./*-])(?:docs/[\w-]+\.md|(?:mp_compat|scripts|tests)/[\w./*-]+)")
+PATH = re.compile(r"(?<![\w./*-])(?:docs/[\w-]+\.md|(?:examples|mp_compat|scripts|tests|tools)/[\w./*-]+)")
 
 
 def read(document):

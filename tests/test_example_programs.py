@@ -1,4 +1,4 @@
-"""Tests of what the programs under scripts/ have in common, and of the demo's check of its speed."""
+"""Tests of what the programs under examples/ have in common, and of the demo's check of its speed."""
 
 import importlib
 import os
@@ -8,7 +8,7 @@ import pytest
 
 from tests import testing
 
-SCRIPTS = os.path.join(testing.ROOT, "scripts")
+EXAMPLES, TOOLS = (os.path.join(testing.ROOT, folder) for folder in ("examples", "tools"))
 # TensorFlow logs it if it is imported with oneDNN's ops enabled.
 ENABLED = "oneDNN custom operations are on"
 
@@ -16,19 +16,19 @@ ENABLED = "oneDNN custom operations are on"
 @pytest.fixture(name="demo")
 def _demo(monkeypatch):
   pytest.importorskip("sklearn")
-  monkeypatch.syspath_prepend(SCRIPTS)
+  monkeypatch.syspath_prepend(EXAMPLES)
   monkeypatch.setattr(os, "environ", dict(os.environ))
   return importlib.import_module("train_digits")
 
 
 @pytest.fixture(name="import_log")
 def _import_log(monkeypatch):
-  """Returns a function that returns what a new process logs that runs some code, with scripts/ on its path."""
+  """Returns a function that returns what a new process logs that runs code, with examples/ and tools/ on its path."""
   monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
 
   def import_log(code, **variables):
     variables = dict(variables, TF_CPP_MIN_LOG_LEVEL="0")
-    return testing.run_python("-c", code, path=[SCRIPTS], variables=variables).stderr
+    return testing.run_python("-c", code, path=[EXAMPLES, TOOLS], variables=variables).stderr
 
   return import_log
 
@@ -63,7 +63,7 @@ def test_estimator_logs_each_line_once(tmp_path):
     pytest.skip("This TensorFlow has no Estimator.")
   pytest.importorskip("sklearn")
   arguments = ["--steps", "50", "--model_dir", tmp_path]
-  done = testing.run_python(os.path.join(SCRIPTS, "train_estimator.py"), *arguments)
+  done = testing.run_python(os.path.join(EXAMPLES, "train_estimator.py"), *arguments)
   assert done.stderr.count("loss scale 65536 after 40 attempted steps") == 1
   assert re.search("skipped steps +1\n", done.stdout)
 
@@ -80,7 +80,7 @@ def test_estimator_logs_each_line_once(tmp_path):
 @pytest.mark.matrix
 def test_wrong_flags_are_named(program, arguments, words):
   pytest.importorskip("sklearn")
-  done = testing.run_python(os.path.join(SCRIPTS, program + ".py"), *arguments, check=False)
+  done = testing.run_python(os.path.join(EXAMPLES, program + ".py"), *arguments, check=False)
   assert done.returncode == 1 and words in done.stdout + done.stderr
 
 

@@ -16,12 +16,10 @@ from tests.testing import tf
 
 pytestmark = pytest.mark.skipif(table.VERSION < (2, 4), reason="scripts/gpu needs TensorFlow 2.4")
 
-SCRIPTS = os.path.join(testing.ROOT, "scripts")
-
 
 @pytest.fixture(name="gpu")
 def _gpu(monkeypatch):
-  monkeypatch.syspath_prepend(SCRIPTS)
+  monkeypatch.syspath_prepend(os.path.join(testing.ROOT, "tools"))
   monkeypatch.setattr(os, "environ", dict(os.environ))
   return importlib.import_module("gpu")
 
@@ -30,7 +28,7 @@ def _gpu(monkeypatch):
 def test_without_gpu_the_command_fails():
   path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
   environment = dict(testing.environment(), PATH=path, CUDA_VISIBLE_DEVICES="")
-  done = subprocess.run([os.path.join(SCRIPTS, "gpu")], env=environment, capture_output=True, check=False)
+  done = subprocess.run(["scripts/gpu"], cwd=testing.ROOT, env=environment, capture_output=True, check=False)
   assert done.returncode == 1 and not done.stdout
   assert "No GPU is visible to TensorFlow " + tf.VERSION in done.stderr.decode()
 

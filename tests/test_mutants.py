@@ -1,4 +1,4 @@
-"""scripts/mutants.py fits the package: each mutant replaces a text that is there once, and its tests exist."""
+"""tools/mutants.py fits the package: each mutant replaces a text that is there once, and its tests exist."""
 
 import os
 import runpy
@@ -7,7 +7,7 @@ import pytest
 
 from tests import testing
 
-SCRIPT = runpy.run_path(os.path.join(testing.ROOT, "scripts", "mutants.py"))
+SCRIPT = runpy.run_path(os.path.join(testing.ROOT, "tools", "mutants.py"))
 
 
 @pytest.mark.parametrize("module", sorted(SCRIPT["TESTS"]))

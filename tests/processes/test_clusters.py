@@ -1,4 +1,4 @@
-"""Tests of the programs under scripts/ with several processes on localhost, which record the state after every step.
+"""Tests of the programs under examples/ with several processes on localhost, which record the state after every step.
 
 The reference is TensorFlow without mp_compat, in one process, on the concatenated batches of all workers.
 """
@@ -17,7 +17,7 @@ import mp_compat
 from tests import testing
 from tests.testing import tf
 
-SCRIPTS = os.path.join(testing.ROOT, "scripts")
+EXAMPLES = os.path.join(testing.ROOT, "examples")
 
 STEPS, OVERFLOWS, BATCH = 12, (3, 8), 16
 # Expected with INCREMENT_PERIOD = 5. The attempts are 3 finite, 1 overflow, 4 finite, 1 overflow, 3 finite.
@@ -29,7 +29,7 @@ GLOBAL_STEPS = [1, 2, 3, 3, 4, 5, 6, 7, 7, 8, 9, 10]
 def run(record, script, *arguments):
   """Runs a program. Returns its output, and {process name: {variable name: values after every step}}."""
   settings = "--record {} --batch {} --steps {} --timeout 120".format(record, BATCH, STEPS).split()
-  done = testing.run_python(os.path.join(SCRIPTS, script), *settings, *arguments, stderr=subprocess.STDOUT)
+  done = testing.run_python(os.path.join(EXAMPLES, script), *settings, *arguments, stderr=subprocess.STDOUT)
   return done.stdout, {path.stem: dict(np.load(str(path))) for path in sorted(record.iterdir())}
 
 
@@ -45,11 +45,11 @@ def assert_equal_records(records):
 @pytest.fixture(name="cluster", scope="module")
 def _cluster():
   pytest.importorskip("sklearn")
-  sys.path.insert(0, SCRIPTS)
+  sys.path.insert(0, EXAMPLES)
   import cluster
 
   yield cluster
-  sys.path.remove(SCRIPTS)
+  sys.path.remove(EXAMPLES)
 
 
 def reference(cluster, workers):

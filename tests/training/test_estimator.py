@@ -1,6 +1,6 @@
 """Tests of Estimators on inputs that overflow, against results computed in NumPy.
 
-scripts/ecosystem/programs/estimators.py trains a canned Estimator, tests/migration/test_restoring.py starts warm.
+tools/ecosystem/programs/estimators.py trains a canned Estimator, tests/migration/test_restoring.py starts warm.
 
 All numbers are sums of few powers of two, so float32 represents them exactly.
 """

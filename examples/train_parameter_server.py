@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains with a parameter server and several workers, asynchronous or synchronous, while one of them overflows.
 
-    python scripts/train_parameter_server.py --workers 2
-    python scripts/train_parameter_server.py --workers 2 --sync     SyncReplicasOptimizer around the loss scaling
+    python examples/train_parameter_server.py --workers 2
+    python examples/train_parameter_server.py --workers 2 --sync     SyncReplicasOptimizer around the loss scaling
 
 Starts the server and the workers itself, on loopback. The workers share the variables, including those of the loss
 scale. `--kill STEP` kills the last worker with SIGKILL after that attempt, and starts it again.

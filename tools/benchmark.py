@@ -46,6 +46,8 @@ import subprocess
 import sys
 import time
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples"))
+
 from absl import app
 from absl import flags
 import common_flags

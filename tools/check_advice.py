@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the advice of GradientRangesHook: trains real tasks with the advised loss scales, and with others.
 
-    scripts/nox -s program -- scripts/check_advice.py        # half an hour on two cores
+    scripts/nox -s program -- tools/check_advice.py        # half an hour on two cores
 
 The tasks are those of TASKS; scikit-learn contains their data. Each is trained in float16 with a dynamic loss scale and
 the hook, which gives the advice, and then with fixed loss scales: the smallest and the largest that fit all records,
@@ -20,6 +20,8 @@ import tempfile
 # train.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples"))
 
 import numpy as np
 from sklearn import datasets

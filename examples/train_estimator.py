@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains an Estimator in float16 on scikit-learn's digits, while some of its steps overflow.
 
-    python scripts/train_estimator.py --steps 600 --overflow_every 50
+    python examples/train_estimator.py --steps 600 --overflow_every 50
 
 Every N-th batch (`--overflow_every`) has examples with an extremely large weight. Its loss is finite, but its gradients
 overflow in float16: mp_compat skips the step and halves the loss scale, a hook logs this, and the training continues.

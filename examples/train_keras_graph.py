@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a Keras model in a Session, in float16, while some of its steps overflow.
 
-    python scripts/train_keras_graph.py --steps 400 --overflow_at 100 --overflow_at 250
+    python examples/train_keras_graph.py --steps 400 --overflow_at 100 --overflow_at 250
 
 The program uses placeholders, `get_updates` of a Keras optimizer and `session.run`. Loss scaling needs one more line,
 which wraps the optimizer. A batch with an extremely large weight overflows: mp_compat skips the step and halves the

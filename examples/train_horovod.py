@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains with Horovod on several ranks, started by mpirun, while one of them overflows.
 
-    python scripts/train_horovod.py --ranks 2
+    python examples/train_horovod.py --ranks 2
 
 Every rank prints its state after every attempt. The states are equal to the bit.
 """

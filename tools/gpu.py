@@ -7,7 +7,7 @@
     trace       the tensors that a full trace shows between devices: loss scaling must add none but scalars
     programs    the programs of tests/programs, with overflows: the same bits after every step without loss scaling,
                 with TensorFlow's class and with mp_compat (needs pytest)
-    benchmark   scripts/benchmark.py with four workloads, which writes its figures to --out
+    benchmark   tools/benchmark.py with four workloads, which writes its figures to --out
 
 The exit status is 1 if there is no GPU or a check failed.
 """
@@ -155,8 +155,8 @@ def compare_programs(rows=None, seconds=240):
 
 
 def benchmark(folder):
-  """Runs scripts/benchmark.py in a process of its own; returns its name if it failed."""
-  command = [sys.executable, os.path.join(ROOT, "scripts", "benchmark.py"), "--optimizer", "sgd", "--output", folder]
+  """Runs tools/benchmark.py in a process of its own; returns its name if it failed."""
+  command = [sys.executable, os.path.join(ROOT, "tools", "benchmark.py"), "--optimizer", "sgd", "--output", folder]
   for workload in WORKLOADS:
     command += ["--workload", workload]
   environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))

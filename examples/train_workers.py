@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains on several workers with MultiWorkerMirroredStrategy, in graph mode, while one of them overflows.
 
-    python scripts/train_workers.py --workers 2
+    python examples/train_workers.py --workers 2
 
 Starts the workers itself, on loopback. Every worker prints its state after every attempt. If a step overflows on one
 worker, all workers skip it. Their states are equal to the bit.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the tests by mutation: puts one defect (a mutant) at a time into the package, for which a test must fail.
 
-    python scripts/mutants.py                          all mutants, on the installed TensorFlow
-    python scripts/mutants.py training/optimizer -v    the mutants of one module, with the output of the tests
+    python tools/mutants.py                          all mutants, on the installed TensorFlow
+    python tools/mutants.py training/optimizer -v    the mutants of one module, with the output of the tests
 
 A mutant replaces one piece of a module's text, for each kind of defect once. It is killed if one of that module's tests
 (`TESTS`) fails. The exit status is 1 if a mutant survives, or if the tests fail without a mutant.

@@ -7,7 +7,7 @@ numbers. Therefore no gradient of a logit exceeds 2**-21, those of the backgroun
 float16 number is 2**-24. As in RetinaNet (arXiv:1708.02002), the last layers begin with small weights and a bias for
 rare ink, so the gradients of earlier layers are even smaller.
 
-    python scripts/train_digits.py --out runs/digits
+    python examples/train_digits.py --out runs/digits
 
 writes `digits.png`, `digits.json`, `ranges.png` (the gradients of the first run with mp_compat, see
 docs/gradient_ranges.md) and, under `logs/`, checkpoints and summaries for TensorBoard.

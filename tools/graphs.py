@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the graphs of many training programs, and compares them: how a restructuring proves that no graph changes.
 
-    python scripts/graphs.py write FOLDER             before and after the change, in the same environment
-    python scripts/graphs.py compare BEFORE AFTER     exit status 1 if a graph differs
+    python tools/graphs.py write FOLDER             before and after the change, in the same environment
+    python tools/graphs.py compare BEFORE AFTER     exit status 1 if a graph differs
 
 The programs are those of tests/programs, each in its first variant, with a dynamic and with a fixed loss scale, and
 random graphs of tests/equivalence/fuzzing.py. A graph is written as text. A program whose construction fails is written
