@@ -6,7 +6,7 @@ optimizers and XLA rewrite products, sums and selections so that an overflow is 
 (docs/design.md). Whether they run depends on the Session.
 """
 
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
@@ -79,28 +79,40 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
   """
   found = Lineage()
   values = [] if graphs.default_graph() is None else gradients.values_of(grads)
-  passed = {tensor_key(tensor) for tensor in _with_originals(values)}
-  for tensor, computed in _search(values):
-    if contexts.is_readable(tensor):
-      found.sums_of_squares.update((tensor_key(squared), tensor) for squared in _with_originals(_squared_in(tensor)))
+  passed = {tensor_key(tensor) for tensor in _search(values, _is_original)}
+  for tensor in _search(values, lambda tensor: _record_of(tensor) is not None):
+    computed, is_readable = _record_of(tensor), contexts.is_readable(tensor)
+    if is_readable:
+      squared_in = _search(_squared_in(tensor), _is_original)
+      found.sums_of_squares.update((tensor_key(squared), tensor) for squared in squared_in)
     if computed is None:
       found.accumulator_takes += [tensor.op] if tensor.op.type.endswith("AccumulatorTakeGradient") else []
       found.is_reduced_by_horovod = found.is_reduced_by_horovod or contexts.contains_op(tensor.op, "Horovod")
       continue
     found.computed.append(computed)
-    if check_computed and tensor_key(tensor) not in passed and contexts.is_readable(tensor):
+    if check_computed and is_readable and tensor_key(tensor) not in passed:
       found.replaced.append(computed)
   return found
 
 
-def _with_originals(values: Iterable[tf.Tensor]) -> Iterator[tf.Tensor]:
-  """Yields tensors, and those of which they are copies."""
-  pending = list(values)
+def _search(tensors: Iterable[tf.Tensor], is_end: Callable[[tf.Tensor], bool]) -> Iterator[tf.Tensor]:
+  """Yields tensors and those that they derive from by data, once each; does not search behind ends."""
+  pending, seen = list(tensors)[::-1], set()
   while pending:
     tensor = pending.pop()
+    if tensor_key(tensor) in seen:
+      continue
+    seen.add(tensor_key(tensor))
     yield tensor
-    if tensor.op.type in _COPIES and tensor.dtype.is_floating:
-      pending += [value for value in contexts.tensor_inputs(tensor) if value.dtype.is_floating]
+    if not is_end(tensor):
+      inputs = contexts.tensor_inputs(tensor)
+      pending += inputs[:1] if tensor.op.type in ("Switch", "RefSwitch") else reversed(inputs)  # not by its predicate
+
+
+def _is_original(tensor: tf.Tensor) -> bool:
+  """Returns whether a tensor is not a copy of another floating one."""
+  inputs = contexts.tensor_inputs(tensor) if tensor.op.type in _COPIES and tensor.dtype.is_floating else []
+  return not any(value.dtype.is_floating for value in inputs)
 
 
 def _squared_in(tensor: tf.Tensor) -> List[tf.Tensor]:
@@ -114,23 +126,6 @@ def _squared_in(tensor: tf.Tensor) -> List[tf.Tensor]:
     return []
   first, last = squares.inputs[0], squares.inputs[-1]
   return [first] if tensor_key(first) == tensor_key(last) and first.dtype.is_floating else []
-
-
-def _search(values: Iterable[tf.Tensor]) -> Iterator[Tuple[tf.Tensor, Optional[Computed]]]:
-  """Yields the tensors that `values` derive from, each with its record, behind which it does not search."""
-  pending = list(values)[::-1]
-  seen = set()
-  while pending:
-    tensor = pending.pop()
-    key = tensor_key(tensor)
-    if key in seen:
-      continue
-    seen.add(key)
-    computed = _records_in(tensor.graph).get(key)  # Functions read tensors of the graphs around them.
-    yield tensor, computed
-    if computed is None:
-      inputs = contexts.tensor_inputs(tensor)
-      pending += inputs[:1] if tensor.op.type in ("Switch", "RefSwitch") else reversed(inputs)  # not by its predicate
 
 
 def cut(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
@@ -148,22 +143,17 @@ def gradients_of_steps() -> Set[TensorKey]:
 
 def derives_from(tensors: Iterable[tf.Tensor], origins: Set[TensorKey], own: Set[TensorKey]) -> bool:
   """Returns whether tensors derive from one of `origins` by data; does not search behind `own`."""
-  pending, seen = list(tensors), set(own)
-  while pending and origins:
-    tensor = pending.pop()
-    key = tensor_key(tensor)
-    if key in seen:
-      continue
-    if key in origins:
-      return True
-    seen.add(key)
-    pending += contexts.tensor_inputs(tensor)
-  return False
+  ancestors = _search(tensors, lambda tensor: tensor_key(tensor) in own)
+  return bool(origins) and any(tensor_key(tensor) in origins for tensor in ancestors)
 
 
 def tensor_key(tensor: tf.Tensor) -> TensorKey:
   """Returns a key that identifies a graph tensor; tensors are not hashable in all TensorFlow versions."""
   return tensor.op, tensor.value_index
+
+
+def _record_of(tensor: tf.Tensor) -> Optional[Computed]:
+  return _records_in(tensor.graph).get(tensor_key(tensor))  # Functions read tensors of the graphs around them.
 
 
 def _records_in(graph: tf.Graph) -> Dict[TensorKey, Computed]:
