@@ -109,30 +109,21 @@ def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data
   """
   new, graph = set(ops), tf.get_default_graph()
   predicate = applied.op.inputs[0].op.inputs[1].op  # of the Switch
-  predicates = _predicates(graph)
   frame = contexts.loop_around(graph._get_control_flow_context())
   data_keys = {(tensor.op, tensor.value_index) for tensor in data}
   needed = _needed(results, new)
+  _check_reads(needed, new, predicate)
   gated: Set[tf.Operation] = set()
   for op, reads in needed.items():
-    before = [read for read in reads if read not in new and predicates.get(read, predicate) is not predicate]
-    if before:
-      raise ValueError(
-        "apply_gradients() must not use {} ({}), which an earlier apply_gradients() built: it is not computed if that "
-        "step is skipped, because it changes state or derives from the gradients of that step. Build it before both, "
-        "or once in each.".format(before[0].name, before[0].type)
-      )
     if op.type in _MERGES:
-      if gated.issuperset(reads):
-        gated.add(op)
-    elif not gated.isdisjoint(reads):
-      gated.add(op)
-    elif (
-      not data_keys.isdisjoint([(tensor.op, tensor.value_index) for tensor in op.inputs])
-      or (op.type in _LOOP_INPUTS and _is_of_new_loop(op, new))
-      or effects.changes_state(op)
-    ) and contexts.loop_around_inputs(op) is frame:  # an op in another loop cannot wait for `applied`
-      op._add_control_input(applied.op)
+      waits = gated.issuperset(reads)
+    else:
+      waits = not gated.isdisjoint(reads)
+      # An op in another loop cannot wait for `applied`.
+      if not waits and _must_wait(op, new, data_keys) and contexts.loop_around_inputs(op) is frame:
+        op._add_control_input(applied.op)
+        waits = True
+    if waits:
       gated.add(op)
   # XLA runs a cluster as one op.
   clusters = {contexts.compiled_around(op) for op in gated} - {None}
@@ -140,8 +131,30 @@ def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data
   for op, reads in needed.items():
     if op in gated or not skipped.isdisjoint(reads) or (clusters and contexts.compiled_around(op) in clusters):
       skipped.add(op)
-  predicates.update(dict.fromkeys(skipped, predicate))
+  _predicates(graph).update(dict.fromkeys(skipped, predicate))
   return skipped
+
+
+def _check_reads(
+  needed: Dict[tf.Operation, List[tf.Operation]], new: Set[tf.Operation], predicate: tf.Operation
+) -> None:
+  """Raises a ValueError if a needed op reads one that a gate with another predicate may skip."""
+  predicates = _predicates(tf.get_default_graph())
+  for reads in needed.values():
+    for read in reads:
+      if read not in new and predicates.get(read, predicate) is not predicate:
+        raise ValueError(
+          "apply_gradients() must not use {} ({}), which an earlier apply_gradients() built: it is not computed if "
+          "that step is skipped, because it changes state or derives from the gradients of that step. Build it before "
+          "both, or once in each.".format(read.name, read.type)
+        )
+
+
+def _must_wait(op: tf.Operation, new: Set[tf.Operation], data: Set[Tuple[tf.Operation, int]]) -> bool:
+  """Returns whether an op reads `data`, begins a loop of `new` or changes state."""
+  if not data.isdisjoint([(tensor.op, tensor.value_index) for tensor in op.inputs]):
+    return True
+  return (op.type in _LOOP_INPUTS and _is_of_new_loop(op, new)) or effects.changes_state(op)
 
 
 def is_gated(op: tf.Operation) -> bool:
@@ -155,9 +168,9 @@ def _predicates(graph: tf.Graph) -> Dict[tf.Operation, tf.Operation]:
 
 
 def _needed(results: List[Any], new: Set[tf.Operation]) -> Dict[tf.Operation, List[tf.Operation]]:
-  """Returns the ops of `new` that ops or tensors need, each after those that it reads or waits for, with these.
+  """Returns the ops of `new` that ops or tensors need, each after the ops that it reads or waits for, and with them.
 
-  For a Merge, these are the ops of its inputs; at the beginning of a loop, without what the loop computes.
+  For a Merge, only those of its inputs; at the beginning of a loop, without what the loop computes.
   """
   needed: Dict[tf.Operation, List[tf.Operation]] = {}
   seen: Set[tf.Operation] = set()

@@ -54,9 +54,9 @@ def arguments_for(
   of `tf.train.Optimizer`. If the method has another name for one of `_POSITIONAL`, it is passed by position, as in a
   direct call. `given` are the arguments after the first, in the order of `base`.
   """
-  parameters, defaults = _parameters(getattr(method, "__func__", method)), _parameters(base)
-  takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-  unknown = [name for name in given if not takes_any and name not in parameters and name not in defaults]
+  defaults = _parameters(base)
+  not_taken = [name for name in given if not takes_argument(method, name)]
+  unknown = [name for name in not_taken if name not in defaults]
   if unknown:
     raise TypeError(
       "{}() got an unexpected keyword argument {}. minimize() and apply_gradients() pass on what the inner optimizer's "
@@ -64,16 +64,12 @@ def arguments_for(
         method.__qualname__, ", ".join(map(repr, unknown))
       )
     )
-  taken = {
-    name: value
-    for name, value in given.items()
-    if takes_any or name in parameters or name not in defaults or value is not defaults[name].default
-  }
-  renamed = [name for name in _POSITIONAL if name in taken and not takes_any and name not in parameters]
-  if not renamed:
-    return [], taken
-  positional = list(given)[: list(given).index(renamed[-1]) + 1]
-  return [given[name] for name in positional], {name: taken[name] for name in taken if name not in positional}
+  passed = {name: given[name] for name in given if name not in not_taken or given[name] is not defaults[name].default}
+  renamed = [name for name in _POSITIONAL if name in not_taken and name in passed]
+  positional = list(given)[: list(given).index(renamed[-1]) + 1] if renamed else []
+  for name in positional:
+    passed.pop(name, None)
+  return [given[name] for name in positional], passed
 
 
 @functools.lru_cache(maxsize=1000)  # read in every eager step

@@ -58,14 +58,14 @@ def local_results(value: Any) -> Tuple[Any, ...]:
 
 
 def group(*values: Any, **name: Optional[str]) -> Optional[tf.Operation]:
-  """Returns one op (None in eager mode) that runs `values`: ops, tensors, None, or per-replica values of these."""
+  """Returns one op (None in eager mode) that runs `values`: ops, tensors, None, or per-replica ones."""
   if tf.executing_eagerly():
     return None
   return tf.group(*ops_of(*values), **name)
 
 
 def ops_of(*values: Any) -> List[Any]:
-  """Returns the ops and tensors in `values`: nested structures of these and of None, or per-replica values of them."""
+  """Returns the ops and tensors in `values`: in nested structures, with None, or per replica."""
   # Custom optimizers return an op of their own in each replica.
   results = tf.nest.flatten([local_results(value) for value in values])
   return [result for result in results if result is not None]

@@ -39,12 +39,9 @@ def all_finite(
     if tf.executing_eagerly() or contexts.may_be_compiled():
       return _exact(_stack_small(tensors + computed))
     known = {} if ops.is_fast_math() else sums_of_squares or {}
-    small = [tensor for tensor in computed if _is_small(tensor)]
-    squared = [tensor for tensor in small if lineage.tensor_key(tensor) in known]
-    stacked = _stack_small(tensors + [tensor for tensor in small if lineage.tensor_key(tensor) not in known])
-    groups = [(stacked, stacked), (_stack_small([known[lineage.tensor_key(tensor)] for tensor in squared]), squared)]
-    groups += [([known.get(lineage.tensor_key(each), each)], [each]) for each in computed if not _is_small(each)]
-    parts = [_all_finite_if_sums_are(read, group) for read, group in groups if group]
+    groups = [tensors + [tensor for tensor in computed if _is_small(tensor)]]
+    groups += [[tensor] for tensor in computed if not _is_small(tensor)]
+    parts = [_all_finite_if_sums_are(group, known) for group in groups if group]
     return parts[0] if len(parts) == 1 else tf.reduce_all(tf.stack(parts))
 
 
@@ -52,8 +49,9 @@ def _floating_parts(tensors: Iterable[tf.Tensor]) -> List[tf.Tensor]:
   return [part for part in map(ops.real_parts, tensors) if part.dtype.is_floating]
 
 
-def _all_finite_if_sums_are(read: List[tf.Tensor], tensors: List[tf.Tensor]) -> tf.Tensor:
-  """Returns whether all values of `tensors` are finite, which a finite sum of `read` proves."""
+def _all_finite_if_sums_are(tensors: List[tf.Tensor], known: Dict[lineage.TensorKey, tf.Tensor]) -> tf.Tensor:
+  """Returns whether all values of `tensors` are finite, which a finite sum of them, or of their squares, proves."""
+  read = _stack_small([known.get(lineage.tensor_key(tensor), tensor) for tensor in tensors])
   with tf.xla.experimental.jit_scope(compile_ops=False):
     sums_finite = tf.reduce_all(tf.is_finite(tf.stack([_sum(tensor) for tensor in read])))
   return control_flow.cond(sums_finite, lambda: tf.constant(True), lambda: _exact(_stack_small(tensors)))

@@ -226,7 +226,7 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List
 
 @autograph.do_not_convert
 def finite_or_zero(grads: Iterable[Gradient]) -> List[Gradient]:
-  """Returns the gradients with zeros in place of NaN and inf, for `tf.summary.histogram`, which raises errors on these.
+  """Returns the gradients with zeros in place of NaN and inf, which make `tf.summary.histogram` raise an error.
 
   For summaries only: training with them hides overflows. `grads` are gradients of any shapes and floating dtypes,
   dense, `tf.IndexedSlices` or None; the result is a list of as many, of the same kinds, shapes and dtypes. Raises a

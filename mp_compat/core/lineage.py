@@ -35,7 +35,7 @@ class Lineage:
 
   def __init__(self) -> None:
     self.computed: List[Computed] = []  # the nearest computed gradients
-    self.replaced: List[Computed] = []  # those of them that are not passed as they are, and that ops here can read
+    self.replaced: List[Computed] = []  # those passed on changed, if ops built now can read them
     self.sums_of_squares: Dict[TensorKey, tf.Tensor] = {}  # those that `grads` derive from, by what is squared
     self.accumulator_takes: List[tf.Operation] = []  # ops that took gradients from a `tf.ConditionalAccumulator`
     self.is_reduced_by_horovod = False  # whether ops of Horovod reduced them after they were computed
@@ -73,9 +73,9 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
   """Searches back from gradients to the nearest computed ones, along data inputs; finds nothing in eager mode.
 
   Clipping can turn an inf into a finite number (`tf.clip_by_value`), and masking can remove a NaN. The finite check
-  therefore covers the computed gradients, too (`replaced`), unless `grads` are copies of them, or ops built here cannot
-  read them: these must be inside of each branch, loop, function or XLA computation around them. With
-  `check_computed=False`, it covers none of them.
+  therefore covers the computed gradients, too (`replaced`), unless `grads` are copies of them, or ops built now cannot
+  read them, because they are in a branch, a loop, a function or an XLA computation that the current context is not in.
+  With `check_computed=False`, it covers none of them.
   """
   found = Lineage()
   values = [] if graphs.default_graph() is None else gradients.values_of(grads)
@@ -145,6 +145,11 @@ def derives_from(tensors: Iterable[tf.Tensor], origins: Set[TensorKey], own: Set
   """Returns whether tensors derive from one of `origins` by data; does not search behind `own`."""
   ancestors = _search(tensors, lambda tensor: tensor_key(tensor) in own)
   return bool(origins) and any(tensor_key(tensor) in origins for tensor in ancestors)
+
+
+def keys_of(tensors: Iterable[tf.Tensor]) -> Set[TensorKey]:
+  """Returns the keys of graph tensors; none in eager mode."""
+  return set() if graphs.default_graph() is None else set(map(tensor_key, tensors))
 
 
 def tensor_key(tensor: tf.Tensor) -> TensorKey:

@@ -15,7 +15,7 @@ The conditionals that the class builds in `apply_gradients`, and their order, de
     any other                    none                                              (TensorFlow's class ignores `update`)
 
 This package builds its conditionals in name scopes of their own. For each name scope of a graph, it counts those that
-TensorFlow's class would have built, and adds their number to the one that `tf.cond` would take here. After `install()`,
+TensorFlow's class would have built, and adds their number to the one that `tf.cond` would take. After `install()`,
 a Saver writes both names of a variable and reads either.
 
 Source: `apply_gradients` and `update` of TensorFlow 1.15, 2.4 and 2.15, and of `tf.contrib.mixed_precision`.

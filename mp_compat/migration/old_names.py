@@ -26,7 +26,7 @@ _WRAPPER = _names_in(_CONTRIB, "LossScaleOptimizer")
 _KERAS_WRAPPER = _names_in(_KERAS, "LossScaleOptimizer")
 _REGISTER = _names_in(_FLAT, "register_loss_scale_wrapper")
 
-# The public interface. Module below `tensorflow`: its names, and their names here.
+# The public interface. Module below `tensorflow`: its names, and their names in this package.
 PUBLIC: Tuple[Tuple[str, Dict[str, str]], ...] = (
   ("train.experimental", _TRAINING),
   ("compat.v1.train.experimental", _TRAINING),

@@ -297,7 +297,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return tf.cast(self._loss_scale(), tf.float32)
 
   def _recorded_scale(self) -> tf.Tensor:
-    """Returns the scale that `scale_loss` read if ops built here can read it; otherwise reads the scale again."""
+    """Returns the scale that `scale_loss` read if ops built now can read it; otherwise reads the scale again."""
     for graph in graphs.enclosing_graphs():
       scale = self._state_in(graph).scale
       if scale is not None and contexts.is_readable(scale):

@@ -51,6 +51,35 @@ def apply_gradients_together(
     TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
   """
   steps = list(steps)
+  _check(steps, skip)
+  optimizers = [opt for opt, _ in steps]
+  all_settings = [opt._mp_compat_settings for opt in optimizers]
+  settings = step.Settings(
+    check_computed_gradients=all(settings.check_computed_gradients for settings in all_settings),
+    finite_reducer=next((settings.finite_reducer for settings in all_settings if settings.finite_reducer), None),
+    use_locking=any(settings.use_locking for settings in all_settings),
+  )
+
+  @step.collected
+  def apply_all(
+    strategy: tf.distribute.Strategy, parts: List[step.Part], global_step: Optional[tf.Variable]
+  ) -> Optional[tf.Operation]:
+    decision = step.decide(optimizers[0].loss_scale, parts, settings, skip)
+    applied = [step.apply(part, decision, index) for index, part in enumerate(parts)]
+    counted = None
+    if global_step is not None:
+      with tf.control_dependencies([op for op in applied if op is not None]):
+        counted = conditional_apply.cond(
+          tf.reduce_any(tf.stack(decision.apply)),
+          lambda: distribute.group(strategy.extended.update(global_step, lambda variable: tf.assign_add(variable, 1))),
+        )
+    return distribute.group(*applied, counted, name=name)
+
+  return distribute.merge_call(apply_all, [opt._prepare_part(pairs) for opt, pairs in steps], global_step)
+
+
+def _check(steps: List[OptimizerAndGradients], skip: str) -> None:
+  """Raises the ValueErrors of `apply_gradients_together`."""
   if not steps or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in steps):
     raise ValueError(
       "Expected pairs of an optimizer and its (gradient, variable) pairs, but got {}. Pass "
@@ -76,26 +105,3 @@ def apply_gradients_together(
     )
   if skip not in ("all", "each"):
     raise ValueError("skip must be one of 'all', 'each', but got {!r}.".format(skip))
-  all_settings = [opt._mp_compat_settings for opt in optimizers]
-  settings = step.Settings(
-    check_computed_gradients=all(settings.check_computed_gradients for settings in all_settings),
-    finite_reducer=next((settings.finite_reducer for settings in all_settings if settings.finite_reducer), None),
-    use_locking=any(settings.use_locking for settings in all_settings),
-  )
-
-  @step.collected
-  def apply_all(
-    strategy: tf.distribute.Strategy, parts: List[step.Part], global_step: Optional[tf.Variable]
-  ) -> Optional[tf.Operation]:
-    decision = step.decide(optimizers[0].loss_scale, parts, settings, skip)
-    applied = [step.apply(part, decision, index) for index, part in enumerate(parts)]
-    counted = None
-    if global_step is not None:
-      with tf.control_dependencies([op for op in applied if op is not None]):
-        counted = conditional_apply.cond(
-          tf.reduce_any(tf.stack(decision.apply)),
-          lambda: distribute.group(strategy.extended.update(global_step, lambda variable: tf.assign_add(variable, 1))),
-        )
-    return distribute.group(*applied, counted, name=name)
-
-  return distribute.merge_call(apply_all, [opt._prepare_part(pairs) for opt, pairs in steps], global_step)

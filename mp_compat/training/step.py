@@ -121,9 +121,7 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
     finite = should_apply if tf.is_tensor(should_apply) else None
     return Decision([finite] * len(parts), [should_apply] * len(parts), update_op)
   lineages = [lineage for part in parts for lineage in distribute.local_results(part.lineage)]
-  reducer = settings.finite_reducer
-  if reducer is None and any(lineage.is_reduced_by_horovod for lineage in lineages):
-    reducer = horovod.all_ranks_finite  # the check also covers the gradients that each rank computed
+  reducer = settings.finite_reducer or _horovod_reducer(lineages)
   finite = _reduce_finite([part.finite for part in parts], reducer)
   all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
   has_hidden = any(lineage.replaced for lineage in lineages) or not all(part.grads_and_vars for part in parts)
@@ -132,6 +130,11 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
   )
   update_op, should_apply = _in_mutex(update, all_finite) if settings.use_locking else update()
   return Decision(finite, _applied(skip, finite, all_finite, should_apply), update_op)
+
+
+def _horovod_reducer(lineages: Iterable[lineage_module.Lineage]) -> Optional[FiniteReducer]:
+  """Returns a reducer if Horovod reduced gradients: the check also covers those that each rank computed."""
+  return horovod.all_ranks_finite if any(lineage.is_reduced_by_horovod for lineage in lineages) else None
 
 
 def _applied(skip: str, finite: List[tf.Tensor], all_finite: tf.Tensor, should_apply: ShouldApply) -> List[ShouldApply]:
@@ -216,17 +219,16 @@ def apply(
   optimizers_of_replicas = distribute.local_results(part.optimizer)
   optimizer = optimizers_of_replicas[0]
   lineages = distribute.local_results(part.lineage)
-  scaled = [computed.scaled for lineage in lineages for computed in lineage.computed if computed.scaled is not None]
-  readers = [(tensor, len(tensor.consumers())) for tensor in scaled]
   local = [
     (local_grad, variable.name)
     for grad, variable in part.grads_and_vars
     for local_grad in distribute.local_results(grad)
   ]
-  used = [computed.values for lineage in lineages for computed in lineage.computed]
-  if not tf.executing_eagerly():
-    used += gradients.values_of([grad for grad, _ in local])
-  own, earlier = set(map(lineage_module.tensor_key, used)), lineage_module.gradients_of_steps()
+  grads = [grad for grad, _ in local]
+  computed = [each for lineage in lineages for each in lineage.computed]
+  own = lineage_module.keys_of(gradients.values_of(grads) + [each.values for each in computed])
+  scaled = lineage_module.keys_of(each.scaled for each in computed if each.scaled is not None)
+  earlier = lineage_module.gradients_of_steps()
   # "train/" is the scope of the train op.
   given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)
   method, base = optimizer.inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients
@@ -234,40 +236,37 @@ def apply(
   with graphs.reserve_name(name or optimizer.get_name()) as step_scope:
     applied = conditional_apply.apply_in_each_replica(
       decision.apply[index],
-      functools.partial(_apply_inner, optimizer.inner_optimizer, earlier - own, own),
+      functools.partial(_apply_inner, optimizer, own, scaled, earlier - own),
       [part.grads_and_vars] + args,
       keywords,
       part.scope,
-      gradients.tensors_of(grad for grad, _ in local),
+      gradients.tensors_of(grads),
     )
   step = Step(None, [], (), decision.finite[index], decision.apply[index])
   if tf.executing_eagerly():
     _record(optimizers_of_replicas, step)
     return None
   earlier.update(own)
-  if any(len(tensor.consumers()) > count for tensor, count in readers):
-    log.warn_once(
-      optimizer,
-      "apply_gradients() of %s reads gradients that its compute_gradients() computed, instead of those passed to it. "
-      "They are multiplied by the loss scale. Use the gradients that are passed.",
-      type(optimizer.inner_optimizer).__name__,
-    )
-  takes = {take.inputs[0].name: take for lineage in lineages for take in lineage.accumulator_takes}.values()
-  accumulators_set = _set_accumulator_steps(takes, global_step, applied) if takes and global_step is not None else None
+  accumulators_set = _set_accumulator_steps(lineages, global_step, applied)
   train_op = distribute.group(applied, decision.update_op, accumulators_set, name=step_scope)
   _record(optimizers_of_replicas, step._replace(train_op=train_op, gradients=local, lineages=lineages))
   return train_op
 
 
 def _apply_inner(
-  inner_optimizer: tf.train.Optimizer,
-  earlier: Set[lineage_module.TensorKey],
+  optimizer: Any,
   own: Set[lineage_module.TensorKey],
+  scaled: Set[lineage_module.TensorKey],
+  earlier: Set[lineage_module.TensorKey],
   grads_and_vars: Iterable[gradients.GradAndVar],
   *args: Any,
   **kwargs: Any,
 ) -> Any:
-  """Calls the inner optimizer; raises an error if it uses gradients of `earlier` steps, not by way of its `own`."""
+  """Calls the inner optimizer of `optimizer`; checks which gradients it uses, not by way of its `own`.
+
+  Logs a warning for `scaled` ones of this step. Raises a ValueError for those of `earlier` steps.
+  """
+  inner_optimizer = optimizer.inner_optimizer
   if tf.executing_eagerly():
     return inner_optimizer.apply_gradients(list(grads_and_vars), *args, **kwargs)
   graph = tf.get_default_graph()
@@ -287,22 +286,32 @@ def _apply_inner(
         type(inner_optimizer).__name__
       )
     )
+  if lineage_module.derives_from(read, scaled, own):
+    log.warn_once(
+      optimizer,
+      "apply_gradients() of %s reads gradients that its compute_gradients() computed, instead of those passed to it. "
+      "They are multiplied by the loss scale. Use the gradients that are passed.",
+      type(inner_optimizer).__name__,
+    )
   return applied
 
 
 def _set_accumulator_steps(
-  takes: Iterable[tf.Operation], global_step: tf.Variable, applied: tf.Operation
-) -> tf.Operation:
-  """Returns an op that sets the step of accumulators, from which `takes` took gradients, to that after `applied`.
+  lineages: Iterable[lineage_module.Lineage], global_step: Optional[tf.Variable], applied: tf.Operation
+) -> Optional[tf.Operation]:
+  """Returns an op that sets the step of accumulators that gradients were taken from to that after `applied`, or None.
 
   Taking gradients from a `tf.ConditionalAccumulator`, as a `SyncReplicasOptimizer` around the loss scaling does,
   increments its step. The accumulator then drops new gradients of earlier steps as stale. A skipped step leaves
   `global_step` unchanged, so without this op the workers would wait forever.
   """
+  takes = {take.inputs[0].name: take for lineage in lineages for take in lineage.accumulator_takes}
+  if not takes or global_step is None:
+    return None
   with tf.control_dependencies([applied]), tf.colocate_with(global_step, ignore_existing=True):
     current_step = tf.cast(global_step.read_value(), tf.int64)
   updates = []
-  for take in takes:
+  for take in takes.values():
     with tf.colocate_with(take, ignore_existing=True):
       set_step = tf.raw_ops.AccumulatorSetGlobalStep
       if take.type.startswith("Resource"):
