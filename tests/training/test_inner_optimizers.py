@@ -392,23 +392,33 @@ def test_only_keras_optimizers_are_named_so(module, is_keras):
   assert Optimizer(own(0.1), 8.0).get_name() == "GradientDescent"
 
 
-class AppliesKeptGradients(tf.train.GradientDescentOptimizer):
-  """Applies the gradients of its own `compute_gradients`, if `use_kept`, and not those passed to it."""
+class UsesKeptGradients(tf.train.GradientDescentOptimizer):
+  """Applies the gradients of its own `compute_gradients`, or divides those passed to it by their norm, or does not."""
 
-  def __init__(self, use_kept):
+  def __init__(self, use):
     super().__init__(1.0)
-    self._use_kept = use_kept
+    self._use = use
 
   def compute_gradients(self, *args, **kwargs):
     self._kept = super().compute_gradients(*args, **kwargs)
+    self._norm = tf.global_norm([grad for grad, _ in self._kept])
     return self._kept
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
-    return super().apply_gradients(self._kept if self._use_kept else grads_and_vars, *args, **kwargs)
+    pairs = self._kept if self._use == "gradients" else grads_and_vars
+    norm = self._norm if self._use == "norm" else 1.0
+    return super().apply_gradients([(grad / norm, variable) for grad, variable in pairs], *args, **kwargs)
 
 
-@pytest.mark.parametrize("use_kept", [False, True])
-def test_reading_scaled_gradients_warns(use_kept, caplog):
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize("use", [None, "gradients", "norm"])
+def test_reading_scaled_gradients_warns(use, in_function, caplog):
   w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
-  Optimizer(AppliesKeptGradients(use_kept), 8.0).minimize(tf.reduce_sum(w * w))
-  assert ("They are multiplied by the loss scale" in caplog.text) == use_kept
+  opt = Optimizer(UsesKeptGradients(use), 8.0)
+
+  def train():
+    opt.minimize(tf.reduce_sum(w * w), var_list=[w])
+    return tf.constant(0)
+
+  tf.function(train).get_concrete_function() if in_function else train()
+  assert ("They are multiplied by the loss scale" in caplog.text) == (use is not None)
