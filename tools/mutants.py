@@ -70,7 +70,7 @@ TESTS = {module: tests.split() for module, tests in TESTS.items()}
 MUTANTS = [
   # module, text, replacement
   ("_tensorflow/control_flow", "(op.type in _LOOP_INPUTS and _is_of_new_loop(op, new)) or", ""),
-  ("_tensorflow/control_flow", "pivot is None or pivot.op in new", "True"),
+  ("_tensorflow/control_flow", "loop is None or loop.pivot.op in new", "True"),
   ("_tensorflow/control_flow", " or effects.changes_state(op)\n", "\n"),
   ("_tensorflow/control_flow", "not data.isdisjoint([(tensor", "False and ([(tensor"),
   ("_tensorflow/control_flow", " and contexts.loop_around_inputs(op) is frame:", ":"),

@@ -67,13 +67,13 @@ def predicates() -> List[tf.Tensor]:
   if tf.executing_eagerly():
     return []
   around = enclosing(tf.get_default_graph()._get_control_flow_context())
-  return [context.pred for context in around if hasattr(context, "pred")]
+  return [context.pred for context in around if context.IsCondContext()]
 
 
 def is_in_branches_only(op: tf.Operation) -> bool:
   """Returns whether `merge_out_of_branches` can read `op`: it is in the current graph, at most inside branches."""
   context = of_outputs(op)
-  while hasattr(context, "pred"):
+  while context is not None and context.IsCondContext():
     context = context.outer_context
   return context is None and op.graph is tf.get_default_graph()
 

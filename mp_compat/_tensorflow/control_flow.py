@@ -175,7 +175,7 @@ def _needed(results: List[Any], new: Set[tf.Operation]) -> Dict[tf.Operation, Li
   needed: Dict[tf.Operation, List[tf.Operation]] = {}
   seen: Set[tf.Operation] = set()
   pending: List[Tuple[tf.Operation, Optional[List[tf.Operation]]]] = []
-  pending += [(getattr(result, "op", result), None) for result in results]
+  pending += [(result if isinstance(result, tf.Operation) else result.op, None) for result in results]
   while pending:
     op, reads = pending.pop()
     if reads is not None:  # All that it reads is in `needed`.
@@ -194,5 +194,5 @@ def _needed(results: List[Any], new: Set[tf.Operation]) -> Dict[tf.Operation, Li
 
 def _is_of_new_loop(enter: tf.Operation, new: Set[tf.Operation]) -> bool:
   """Returns whether an Enter passes a value into a loop whose condition is in `new` (control flow v1)."""
-  pivot = getattr(enter._get_control_flow_context(), "pivot", None)
-  return pivot is None or pivot.op in new
+  loop = contexts.loop_around(enter._get_control_flow_context())
+  return loop is None or loop.pivot.op in new

@@ -74,7 +74,7 @@ def may_be_dead(tensors: Iterable[tf.Tensor]) -> List[bool]:
       pending += missing
       continue
     del pending[-1]
-    around = [context for context in contexts.enclosing(contexts.of_outputs(op)) if hasattr(context, "pred")]
+    around = [context for context in contexts.enclosing(contexts.of_outputs(op)) if context.IsCondContext()]
     of_inputs = [conditions_of(tensor) for tensor in inputs]
     found[op] = frozenset(_condition(context.pred, context.branch) for context in around).union(
       *([_of_merge(op, of_inputs)] if op.type in ("Merge", "RefMerge") else of_inputs),

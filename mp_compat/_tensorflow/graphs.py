@@ -165,7 +165,7 @@ def executed_ops(elements: Iterable[Any], fed: Container[str] = ()) -> List[tf.O
   found, pending = collections.OrderedDict(), list(elements)
   while pending:
     element = pending.pop()
-    op = getattr(element, "op", element)
+    op = element if isinstance(element, tf.Operation) else element.op
     if op not in found and element.name not in fed:
       found[op] = True
       pending.extend(op.inputs)
