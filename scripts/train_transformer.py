@@ -154,7 +154,8 @@ def main(argv):
         for name, value in zip(["step", "loss", "accuracy"], [step] + values):
           numbers[name].append(float(value))
       if step < FLAGS.steps:
-        hook.run(sess, train_op, feed(train, random.choice(len(train[0]), FLAGS.batch)))
+        digits = random.choice(len(train[0]), FLAGS.batch)
+        hook.run(sess, train_op, feed(train, digits))
     hook.end(sess)
     saver.save(sess, os.path.join(FLAGS.out, "model.ckpt"))
   with open(os.path.join(FLAGS.out, "numbers.json"), "w") as file:
