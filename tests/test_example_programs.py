@@ -49,6 +49,7 @@ def test_setting_of_the_user_wins(import_log):
     "import check_advice",
     "import train_keras_graph",
     "import train_estimator",
+    "import train_transformer",
     "import cluster; cluster.FLAGS(['program']); cluster.tensorflow()",
   ],
 )

@@ -19,7 +19,6 @@ from mp_compat.monitoring import stall
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 ON_STALL = ("raise", "stop", "warn")
-_EVERY_N_STEPS = 100
 
 
 class LossScaleStalledError(RuntimeError):
@@ -42,7 +41,7 @@ class LossScaleHook(tf.train.SessionRunHook):
   def __init__(
     self,
     optimizer: MixedPrecisionLossScaleOptimizer,
-    every_n_steps: Optional[int] = _EVERY_N_STEPS,
+    every_n_steps: Optional[int] = 100,
     every_n_secs: Optional[float] = None,
     max_consecutive_skips: int = 50,
     on_stall: str = "raise",
@@ -72,7 +71,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     """
     if on_stall not in ON_STALL:
       raise ValueError("on_stall must be one of {}, but got {!r}.".format(", ".join(map(repr, ON_STALL)), on_stall))
-    if every_n_secs is not None and every_n_steps not in (None, _EVERY_N_STEPS):
+    if every_n_secs is not None and every_n_steps not in (None, 100):  # the default
       raise ValueError(
         "Expected every_n_steps or every_n_secs, but got both, {!r} and {!r}. Remove one of them.".format(
           every_n_steps, every_n_secs
