@@ -1,4 +1,4 @@
-"""Tests docs/real_model.md: its diffs are those of scripts/train_transformer.py, and what their absence does."""
+"""Tests docs/real_model.md: its diffs are those of examples/train_transformer.py, and what their absence does."""
 
 import json
 import os
@@ -8,8 +8,8 @@ import pytest
 
 from tests import testing
 
-SCRIPTS = os.path.join(testing.ROOT, "scripts")
-PROGRAM = os.path.join(SCRIPTS, "train_transformer.py")
+EXAMPLES = os.path.join(testing.ROOT, "examples")
+PROGRAM = os.path.join(EXAMPLES, "train_transformer.py")
 # Sums have the same order in each run.
 REPEATABLE = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 FLOAT32 = ["--dtype", "float32", "--loss_scale", "1"]
@@ -60,7 +60,7 @@ def _run(tmp_path):
     source = replaced(source, "WARMUP = 200, ", "WARMUP = 8, ")  # test digits
     (tmp_path / (name + ".py")).write_text(source, "utf-8")
     flags = ["--out", tmp_path / name, "--steps", 3, "--batch", 4]
-    options = dict(path=[SCRIPTS], variables=REPEATABLE, check=False)
+    options = dict(path=[EXAMPLES], variables=REPEATABLE, check=False)
     done = testing.run_python(tmp_path / (name + ".py"), *flags, *arguments, **options)
     return tmp_path / name, done.stdout + done.stderr
 
@@ -103,7 +103,7 @@ program.FLAGS(["program"])
 masks = program.transformer(tf.placeholder(tf.int32, [None, 64]), tf.placeholder(tf.float32, [None, 64]))
 print(mp_compat.float32_ops(masks), masks.dtype.name)
 """
-  assert testing.run_python("-c", code, path=[SCRIPTS]).stdout.endswith("[] float32\n")
+  assert testing.run_python("-c", code, path=[EXAMPLES]).stdout.endswith("[] float32\n")
 
 
 MASK, SCOPE, LABELS = "(1.0 - visible[:, None, None, :])", "dtype=dtype, custom_getter=getter", "labels=labels"

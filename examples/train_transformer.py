@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a transformer to segment digits in a plain Session. docs/real_model.md explains how it became float16.
 
-    python scripts/train_transformer.py --out runs/transformer
+    python examples/train_transformer.py --out runs/transformer
 
 The input is an 8x8 digit of scikit-learn's data, as a sequence of 64 tokens: the intensities of its pixels, a tenth of
 which are hidden from attention. The output is ten masks of 32x32 pixels; mask c marks the ink if the digit is a c. The

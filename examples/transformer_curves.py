@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs scripts/train_transformer.py in three ways, and draws the curves of docs/real_model.md.
+"""Runs examples/train_transformer.py in three ways, and draws the curves of docs/real_model.md.
 
-    python scripts/transformer_curves.py --out docs/real_model.png
+    python examples/transformer_curves.py --out docs/real_model.png
 
 Prints the table of that page, and the machine.
 """
