@@ -61,7 +61,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       on_stall: "raise" a `LossScaleStalledError`, "stop" the run (`request_stop`), or "warn", once for each stall.
       min_scale_patience: the number of consecutive skipped steps without a lower scale that is a stall, too; an int of
         at least 1. If the loss scale's `overflow_tolerance` is larger, that is used.
-      output_dir: the directory for event files, for TensorBoard and `mp_compat plot`: `loss_scale/scale` and
+      output_dir: the directory for event files, for TensorBoard: `loss_scale/scale` and
         `loss_scale/skipped_steps` over attempted steps. None writes no files. If one cannot be written, the hook logs a
         warning, and the run goes on.
       counters_in_graph: whether to store the counts of attempted and skipped steps in two int64 variables of the graph,
