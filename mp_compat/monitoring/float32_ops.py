@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the matrix products and convolutions of a model that compute in float32, and why."""
 
-import collections
-from typing import Any, List, NamedTuple, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Tuple
 
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
@@ -72,39 +71,52 @@ def float32_ops(loss: tf.Tensor) -> List[Float32Op]:
   if not isinstance(loss, tf.Tensor) or not hasattr(loss, "graph"):
     raise ValueError("loss must be a tensor of a graph, but got {!r}. Call float32_ops in graph mode.".format(loss))
   ops = set(graphs.executed_ops([loss]))
+  in_order = [op for op in loss.graph.get_operations() if op in ops]
+  sources = _sources(in_order)
   return [
-    Float32Op(op.name, op.type, _sources(op))
-    for op in loss.graph.get_operations()
-    if op in ops and op.type in _PRODUCTS and _float32_inputs(op)
+    Float32Op(op.name, op.type, tuple(sorted(sources[op].names)))
+    for op in in_order
+    if op.type in _PRODUCTS and _float32_inputs(op)
   ]
 
 
-def _float32_inputs(op: Any) -> List[tf.Tensor]:
+class _Sources(NamedTuple):
+  """The sources of the float32 values of an op, of the most informative kind."""
+
+  kind: int  # as `_kind` returns it
+  names: FrozenSet[str]
+
+
+def _sources(in_order: List[tf.Operation]) -> Dict[tf.Operation, _Sources]:
+  """Returns the sources of each op; the ops are in order of creation."""
+  found: Dict[tf.Operation, _Sources] = {}
+  is_complete = False
+  while not is_complete:  # again if an input is created after its op, as in a loop
+    is_complete = True
+    for op in in_order:
+      inputs = _float32_inputs(op)
+      known = [found[tensor.op] for tensor in inputs if tensor.op in found]
+      if not inputs:
+        known = [_Sources(_kind(op), frozenset([_describe(op)]))]
+      kind = min(each.kind for each in known)
+      own = _Sources(kind, frozenset().union(*[each.names for each in known if each.kind == kind]))
+      if own != found.get(op):
+        found[op], is_complete = own, False
+  return found
+
+
+def _float32_inputs(op: tf.Operation) -> List[tf.Tensor]:
   return [tensor for tensor in op.inputs if tensor.dtype.base_dtype == tf.float32]
 
 
-def _sources(op: Any) -> Tuple[str, ...]:
-  """Returns the sources of the float32 values of an op, of the most informative kind."""
-  found = collections.OrderedDict()
-  pending = [op]
-  while pending:
-    for tensor in _float32_inputs(pending.pop()):
-      if tensor.op not in found:
-        found[tensor.op] = True
-        pending.append(tensor.op)
-  sources = [op for op in found if not _float32_inputs(op)]
-  kinds = [_kind(source) for source in sources]
-  return tuple(sorted({_describe(source) for source, kind in zip(sources, kinds) if kind == min(kinds)}))
-
-
-def _kind(source: Any) -> int:
+def _kind(source: tf.Operation) -> int:
   """Returns 0 for an input or a cast, 1 for a variable, 2 for a constant or a mask, such as that of dropout."""
   if source.type in _VARIABLES:
     return 1
   return 2 if source.type == "Const" or source.type == "Cast" and source.inputs[0].dtype == tf.bool else 0
 
 
-def _describe(source: Any) -> str:
+def _describe(source: tf.Operation) -> str:
   if source.type == "Cast":
     return "{} (Cast from {})".format(source.name, source.inputs[0].dtype.name)
   if source.type in _VARIABLES:
