@@ -8,26 +8,11 @@ from mp_compat._tensorflow import tf
 
 # The ops that Tensor Cores compute. Those named after a gradient are the forward pass of transposed convolutions.
 _PRODUCTS = frozenset(
-  [
-    "BatchMatMul",
-    "BatchMatMulV2",
-    "BatchMatMulV3",
-    "BlockLSTM",
-    "BlockLSTMV2",
-    "Conv2D",
-    "Conv2DBackpropInput",
-    "Conv3D",
-    "Conv3DBackpropInputV2",
-    "CudnnRNN",
-    "CudnnRNNV2",
-    "CudnnRNNV3",
-    "DepthwiseConv2dNative",
-    "DepthwiseConv2dNativeBackpropInput",
-    "Einsum",
-    "GRUBlockCell",
-    "LSTMBlockCell",
-    "MatMul",
-  ]
+  """
+  BatchMatMul BatchMatMulV2 BatchMatMulV3 BlockLSTM BlockLSTMV2 Conv2D Conv2DBackpropInput Conv3D Conv3DBackpropInputV2
+  CudnnRNN CudnnRNNV2 CudnnRNNV3 DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput Einsum GRUBlockCell
+  LSTMBlockCell MatMul
+  """.split()
 )
 _VARIABLES = frozenset(["ReadVariableOp", "ResourceGather", "Variable", "VariableV2"])
 
@@ -74,32 +59,24 @@ def float32_ops(loss: tf.Tensor) -> List[Float32Op]:
   in_order = [op for op in loss.graph.get_operations() if op in ops]
   sources = _sources(in_order)
   return [
-    Float32Op(op.name, op.type, tuple(sorted(sources[op].names)))
+    Float32Op(op.name, op.type, tuple(name for _, name in sorted(sources[op])))
     for op in in_order
     if op.type in _PRODUCTS and _float32_inputs(op)
   ]
 
 
-class _Sources(NamedTuple):
-  """The sources of the float32 values of an op, of the most informative kind."""
-
-  kind: int  # as `_kind` returns it
-  names: FrozenSet[str]
-
-
-def _sources(in_order: List[tf.Operation]) -> Dict[tf.Operation, _Sources]:
-  """Returns the sources of each op; the ops are in order of creation."""
-  found: Dict[tf.Operation, _Sources] = {}
+def _sources(in_order: List[tf.Operation]) -> Dict[tf.Operation, FrozenSet[Tuple[int, str]]]:
+  """Returns the kinds and names of the sources of each op, those of its lowest kind; ops are in order of creation."""
+  found: Dict[tf.Operation, FrozenSet[Tuple[int, str]]] = {}
   is_complete = False
   while not is_complete:  # again if an input is created after its op, as in a loop
     is_complete = True
     for op in in_order:
-      inputs = _float32_inputs(op)
-      known = [found[tensor.op] for tensor in inputs if tensor.op in found]
-      if not inputs:
-        known = [_Sources(_kind(op), frozenset([_describe(op)]))]
-      kind = min(each.kind for each in known)
-      own = _Sources(kind, frozenset().union(*[each.names for each in known if each.kind == kind]))
+      sources = [(_kind(op), _describe(op))]
+      if _float32_inputs(op):
+        sources = [source for tensor in _float32_inputs(op) for source in found.get(tensor.op, ())]
+      lowest, _ = min(sources)
+      own = frozenset(source for source in sources if source[0] == lowest)
       if own != found.get(op):
         found[op], is_complete = own, False
   return found

@@ -77,19 +77,6 @@ class Report(NamedTuple):
   is_complete: bool  # False if a part of the backward pass is not measured
 
 
-class _Derived(NamedTuple):
-  """A tensor that is computed from a loss scale, and from which a gradient is computed."""
-
-  tensor: tf.Tensor
-  scale: tf.Tensor
-  is_behind_loss: bool  # comes after the gradient of the loss function
-  is_measured: bool  # as the gradient of a variable, or need not be, because it only contains the scale
-
-  def is_gradient_of_layer(self, dtypes: Iterable[tf.DType]) -> bool:
-    is_wanted = self.tensor.dtype.base_dtype in dtypes and (self.tensor.dtype == tf.float16 or self.is_behind_loss)
-    return is_wanted and not self.is_measured and self.tensor.op.type not in dataflow.MOVING
-
-
 @autograph.do_not_convert
 def gradient_ranges(
   optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any = tf.float16
@@ -131,28 +118,33 @@ def gradient_ranges(
 
 def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any) -> Report:
   """Builds the measurement that `gradient_ranges` describes."""
-  dtypes = [tf.as_dtype(dtype) for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)]
-  for dtype in dtypes:
-    if not dtype.is_floating:
-      raise ValueError("dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name))
+  dtypes = _floating(dtypes)
   step = reports.readable_step(optimizer)
   passed, computed = _gradients(step, optimizer._mp_compat_settings.check_computed_gradients)
-  derived = _backward_passes(computed)
-  existing = {each.tensor.dtype.base_dtype for each in derived}
+  derived, layers = _backward_passes(computed)
+  existing = {tensor.dtype.base_dtype for tensor in derived}
   dtypes = next((other for other in (dtypes, [tf.bfloat16], [tf.float32]) if existing.intersection(other)), dtypes)
   measured = passed + [Measured(record.name, record.scaled, record.scale) for record in computed]
-  for each in derived:
-    if each.is_gradient_of_layer(dtypes):
-      op, index = lineage.tensor_key(each.tensor)
-      measured.append(Measured(each.tensor.name if index else op.name, each.tensor, each.scale))
+  for item, is_behind_loss in layers:
+    if item.tensor.dtype.base_dtype in dtypes and (item.tensor.dtype == tf.float16 or is_behind_loss):
+      measured.append(item)
   measured = _with_dtypes([item for item in measured if contexts.is_in_branches_only(item.tensor.op)], dtypes)
   order = graphs.creation_order()
   measured.sort(key=lambda item: order[item.tensor.op])
   return Report(
     collections.OrderedDict(zip(reports.number_repeated([item.name for item in measured]), measured)),
     _measure(measured),
-    is_complete=not passed and not any(each.tensor.op.type in dataflow.HIDING for each in derived),
+    is_complete=not passed and not any(tensor.op.type in dataflow.HIDING for tensor in derived),
   )
+
+
+def _floating(dtypes: Any) -> List[tf.DType]:
+  """Returns the dtypes that one or several are; raises a ValueError if one is not floating."""
+  dtypes = [tf.as_dtype(dtype) for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)]
+  for dtype in dtypes:
+    if not dtype.is_floating:
+      raise ValueError("dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name))
+  return dtypes
 
 
 def _with_dtypes(measured: Iterable[Measured], dtypes: Iterable[tf.DType]) -> List[Measured]:
@@ -178,25 +170,32 @@ def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[Measur
   return [item for item in passed if lineage.tensor_key(item.tensor) not in derived], list(found.values())
 
 
-def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Derived]:
-  """Returns the tensors between each scale and the gradients that were computed with it."""
+def _backward_passes(computed: Iterable[lineage.Computed]) -> Tuple[List[tf.Tensor], List[Tuple[Measured, bool]]]:
+  """Returns the tensors between each scale and the gradients that were computed with it, and the gradients of layers.
+
+  The latter are those that are not gradients of variables, and do not only contain the scale or move values; each with
+  whether it comes after the gradient of the loss function.
+  """
   by_scale: Dict[lineage.TensorKey, List[lineage.Computed]] = collections.defaultdict(list)
   for record in computed:
     by_scale[lineage.tensor_key(record.scale)].append(record)
-  found: List[_Derived] = []
+  tensors: List[tf.Tensor] = []
+  layers: List[Tuple[Measured, bool]] = []
   for scale_key, records in by_scale.items():
-    ends = [record.scaled for record in records]
+    scale, ends = records[0].scale, [record.scaled for record in records]
     read_by = dataflow.readers(ends)
-    derived = dataflow.descendants(read_by, [records[0].scale])
+    derived = dataflow.descendants(read_by, [scale])
     # The tensors from which the layers' ops compute the gradients of their variables.
     inputs = [value for op in {op for op, _ in dataflow.sources_of(ends)} for value in op.inputs]
     entering = {key: derived[key] for key in dataflow.keys_of_same_values(inputs) if key in derived}
     behind_loss = {**entering, **dataflow.descendants(read_by, entering.values())}
-    measured = dataflow.keys_of_same_values(ends)
-    measured.update(lineage.tensor_key(reader) for reader in read_by[scale_key] if reader.op.type == "Cast")
-    for key, tensor in derived.items():
-      found.append(_Derived(tensor, records[0].scale, key in behind_loss, key in measured))
-  return found
+    others = dataflow.keys_of_same_values(ends)
+    others.update(lineage.tensor_key(reader) for reader in read_by[scale_key] if reader.op.type == "Cast")
+    tensors += derived.values()
+    for (op, index), tensor in derived.items():
+      if (op, index) not in others and op.type not in dataflow.MOVING:
+        layers.append((Measured(tensor.name if index else op.name, tensor, scale), (op, index) in behind_loss))
+  return tensors, layers
 
 
 def _measure(measured: List[Measured]) -> GradientRange:
@@ -204,12 +203,10 @@ def _measure(measured: List[Measured]) -> GradientRange:
   if not measured:
     return GradientRange(*[()] * len(GradientRange._fields))
   terms = [dataflow.terms_of(item.tensor) if item.scale is not None else [] for item in measured]
-  groups: Dict[Any, List[int]] = collections.defaultdict(list)
   are_dead = dead_tensors.may_be_dead(item.tensor for item in measured)
+  groups: Dict[Any, List[int]] = collections.defaultdict(list)
   for index, (item, is_dead) in enumerate(zip(measured, are_dead)):
-    scale = None if item.scale is None else lineage.tensor_key(item.scale)
-    key = (scale, *[_stacking_key(tensor) for tensor in [item.tensor, *terms[index]]])
-    groups[index if is_dead else key].append(index)
+    groups[index if is_dead else _stacking_keys(item, terms[index])].append(index)
   with tf.name_scope("gradient_ranges"):
     counter, counted = _Counter(), []
     for group in groups.values():
@@ -217,43 +214,63 @@ def _measure(measured: List[Measured]) -> GradientRange:
         values = counter.count([measured[index] for index in group], [terms[index] for index in group])
       counted.append([dead_tensors.merge_out_of_branches(value, 0, are_dead[group[0]]) for value in values])
     # Rows that are stacked by group, in the order of `measured`.
-    row_of = np.argsort([index for group in groups.values() for index in group])
-    group_of = np.repeat(range(len(groups)), [len(group) for group in groups.values()])[row_of]
-    each_counts, each_largest, each_sum, each_sum_of_terms, each_scale = zip(*counted)
-    counts = tf.gather(tf.reshape(tf.concat(each_counts, axis=0), [len(measured), _BINS]), row_of)
-    largest = tf.gather(tf.maximum(tf.concat(each_largest, axis=0), 0.0), row_of)  # -inf of an empty tensor becomes 0
-    sums, sums_of_terms = [tf.gather(tf.concat(each, axis=0), row_of) for each in (each_sum, each_sum_of_terms)]
-    units = sums_of_terms * np.array([2.0 ** -_PRECISION.get(item.dtype, 23) for item in measured], np.float32)
-    zeros, counts = counts[:, 256:257], counts[:, :256]
-    exponents = tf.concat([counts[:, :1] + zeros, counts[:, 1:]], axis=1)
-    total = tf.cast(tf.maximum(tf.reduce_sum(exponents, axis=1), 1), tf.float64)
-
-    def share(numbers: tf.Tensor) -> tf.Tensor:
-      return tf.cast(tf.reduce_sum(numbers, axis=1), tf.float64) / total
-
-    bits, nonfinite = tf.bitcast(largest, tf.int32), counts[:, 255]
-    exponent, fraction = tf.bitwise.right_shift(bits, 23), tf.bitwise.bitwise_and(bits, 0x7FFFFF)
-    headroom = 15 + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)  # 65504 is 0x1.FFCp15
-    return GradientRange(
-      exponents=exponents,
-      zeros=share(zeros),
-      subnormal=share(counts[:, : range_history.BIAS - 14]),
-      vanishing=share(counts[:, : range_history.BIAS - 24]),
-      largest=largest,
-      nonfinite=nonfinite,
-      headroom=tf.where_v2(nonfinite > 0, -1, headroom),
-      scale=tf.gather(tf.stack(each_scale), group_of),
-      # Not if all terms are zeros, nor if their sum overflows.
-      noise=(sums <= _MOST_UNITS_OF_NOISE * units) & (units > 0.0) & tf.is_finite(units),
+    row_of = np.argsort(np.concatenate(list(groups.values())))
+    group_of = np.repeat(range(len(groups)), list(map(len, groups.values())))[row_of]
+    *each_of_groups, each_scale = zip(*counted)
+    counts, largest, sums, sums_of_terms = [tf.concat(each, axis=0) for each in each_of_groups]
+    return _ranges(
+      measured,
+      tf.gather(tf.reshape(counts, [len(measured), _BINS]), row_of),
+      tf.gather(tf.maximum(largest, 0.0), row_of),  # -inf of an empty tensor becomes 0
+      tf.gather(sums, row_of),
+      tf.gather(sums_of_terms, row_of),
+      tf.gather(tf.stack(each_scale), group_of),
     )
 
 
-def _stacking_key(tensor: tf.Tensor) -> Any:
-  """Returns a key that tensors share which are small and may be stacked."""
-  size = tensor.shape.num_elements()
-  if size is None or size * tensor.dtype.size > _SMALL:
-    return lineage.tensor_key(tensor)
-  return tensor.dtype, tuple(tensor.shape.as_list()), tensor.device
+def _stacking_keys(item: Measured, terms: List[tf.Tensor]) -> Any:
+  """Returns a key that tensors share which may be stacked: small ones of one shape, with the same scale."""
+  found: List[Any] = [None if item.scale is None else lineage.tensor_key(item.scale)]
+  for tensor in [item.tensor, *terms]:
+    size = tensor.shape.num_elements()
+    is_small = size is not None and size * tensor.dtype.size <= _SMALL
+    shape = tuple(tensor.shape.as_list()) if is_small else ()
+    found.append((tensor.dtype, shape, tensor.device) if is_small else lineage.tensor_key(tensor))
+  return tuple(found)
+
+
+def _ranges(
+  measured: List[Measured],
+  counts: tf.Tensor,
+  largest: tf.Tensor,
+  sums: tf.Tensor,
+  sums_of_terms: tf.Tensor,
+  scales: tf.Tensor,
+) -> GradientRange:
+  """Returns stacked ranges from what `_Counter.count` returns for all tensors."""
+  zeros, counts = counts[:, 256:257], counts[:, :256]
+  exponents = tf.concat([counts[:, :1] + zeros, counts[:, 1:]], axis=1)
+  total = tf.cast(tf.maximum(tf.reduce_sum(exponents, axis=1), 1), tf.float64)
+
+  def share(numbers: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.reduce_sum(numbers, axis=1), tf.float64) / total
+
+  units = sums_of_terms * np.array([2.0 ** -_PRECISION.get(item.dtype, 23) for item in measured], np.float32)
+  bits, nonfinite = tf.bitcast(largest, tf.int32), counts[:, 255]
+  exponent, fraction = tf.bitwise.right_shift(bits, 23), tf.bitwise.bitwise_and(bits, 0x7FFFFF)
+  headroom = 15 + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)  # 65504 is 0x1.FFCp15
+  return GradientRange(
+    exponents=exponents,
+    zeros=share(zeros),
+    subnormal=share(counts[:, : range_history.BIAS - 14]),
+    vanishing=share(counts[:, : range_history.BIAS - 24]),
+    largest=largest,
+    nonfinite=nonfinite,
+    headroom=tf.where_v2(nonfinite > 0, -1, headroom),
+    scale=scales,
+    # Not if all terms are zeros, nor if their sum overflows.
+    noise=(sums <= _MOST_UNITS_OF_NOISE * units) & (units > 0.0) & tf.is_finite(units),
+  )
 
 
 class _Counter:

@@ -2,7 +2,7 @@
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
 import collections
-from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import auto_mixed_precision
 from mp_compat._tensorflow import event_files
@@ -32,6 +32,11 @@ class _Watched(NamedTuple):
   train_op: tf.Operation
   status: tf.Tensor  # float32 [3]: whether the step is attempted, whether it is skipped, the scale after it
   observed: List[stall.Observed]
+
+
+def _computed(run: graphs.Run, watched: Iterable[_Watched]) -> Iterator[stall.Observed]:
+  """Yields what is observed and computed in a run."""
+  return (each for train_op in watched for each in train_op.observed if run.computes(each.tensor))
 
 
 class LossScaleHook(tf.train.SessionRunHook):
@@ -177,7 +182,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     run = graphs.executed_by(run_context)
     executed = [each for each in self._watched if each.train_op in run.ops]
     if not executed:
-      if any(run.computes(each.tensor) for watched in self._watched for each in watched.observed):
+      if any(True for _ in _computed(run, self._watched)):
         self._warn_if_unattempted(is_attempted=False)
       return None
     if self._is_new_session:
@@ -185,7 +190,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       self._is_new_session = False
     fetches: Dict[str, Any] = {"statuses": [each.status for each in executed]}
     if self._is_stalled(more_skips=len(executed)) and (not self._warned or len(executed) > 1):
-      self._fetched = [each for watched in executed for each in watched.observed if run.computes(each.tensor)]
+      self._fetched = list(_computed(run, executed))
       fetches["diagnoses"] = [each.fetch for each in self._fetched]
     return tf.train.SessionRunArgs(fetches)
 

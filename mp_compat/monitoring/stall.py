@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Explains why all steps are skipped, from the values of a step: its gradients, loss, variables and both passes."""
 
+import collections
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -40,23 +41,26 @@ def observed(step: step_module.Step) -> List[Observed]:
 
   Tensors in loops and functions are left out, and those that only move values. Builds ops for tensors in branches only.
   """
-  order = graphs.creation_order()
-  scales = {each.scale.name: each.scale for one in step.lineages for each in one.computed if each.scale is not None}
+  order, scales = graphs.creation_order(), _scales(step)
   found = [("gradient", name, tensor) for name, tensor in reports.checked_tensors(step).items()]
-  found += [("loss", "", loss) for scale in scales.values() for loss in _losses(scale, order)]
+  found += [("loss", "", loss) for scale in scales for loss in _losses(scale, order)]
   read_by = dataflow.readers([tensor for _, _, tensor in found])
   ops = [op for op, _ in read_by] + [tensor.op for _, _, tensor in found]
-  if scales:  # otherwise neither pass is known
-    backward = dataflow.descendants(read_by, scales.values())
-    for op, index in sorted(read_by, key=lambda key: (order.get(key[0], 0), key[1])):
-      if _has_values(op, index):
-        name = op.inputs[0].op.name if op.type == "ReadVariableOp" else op.name
-        part = "variable" if op.type in _READS else "backward" if (op, index) in backward else "forward"
-        found.append((part, name, op.outputs[index]))
-  has_branches = any(op.type in ("Switch", "RefSwitch") or contexts.of_outputs(op) is not None for op in ops)
-  are_dead = dead_tensors.may_be_dead(each[-1] for each in found) if has_branches else [False] * len(found)
-  fetches = [dead_tensors.merge_out_of_branches(each[-1], 0, is_dead) for each, is_dead in zip(found, are_dead)]
-  return [Observed(*each, fetch) for each, fetch in zip(found, fetches)]
+  backward = dataflow.descendants(read_by, scales)
+  for op, index in sorted(read_by, key=lambda key: (order.get(key[0], 0), key[1])):
+    if scales and _has_values(op, index):  # Without a scale, neither pass is known.
+      name = op.inputs[0].op.name if op.type == "ReadVariableOp" else op.name
+      part = "variable" if op.type in _READS else "backward" if (op, index) in backward else "forward"
+      found.append((part, name, op.outputs[index]))
+  return [Observed(*each, fetch) for each, fetch in zip(found, _zeros_if_dead([each[-1] for each in found], ops))]
+
+
+def _zeros_if_dead(tensors: List[tf.Tensor], ops: Iterable[tf.Operation]) -> List[tf.Tensor]:
+  """Returns the tensors, with zeros for those in branches that are not executed; `ops` are those that they need."""
+  if not any(op.type in ("Switch", "RefSwitch") or contexts.of_outputs(op) is not None for op in ops):
+    return tensors
+  are_dead = dead_tensors.may_be_dead(tensors)
+  return [dead_tensors.merge_out_of_branches(tensor, 0, is_dead) for tensor, is_dead in zip(tensors, are_dead)]
 
 
 def _has_values(op: tf.Operation, index: int) -> bool:
@@ -65,6 +69,12 @@ def _has_values(op: tf.Operation, index: int) -> bool:
   is_initialized = index == 0 or not len(op.inputs) or op.type in dataflow.HIDING
   is_computed = op.outputs[index].dtype.is_floating and op.type not in dataflow.MOVING
   return is_initialized and is_computed and contexts.is_in_branches_only(op)
+
+
+def _scales(step: step_module.Step) -> List[tf.Tensor]:
+  """Returns the loss scales with which the gradients of a step were computed, each once."""
+  computed = [each for one in step.lineages for each in one.computed if each.scale is not None]
+  return list({lineage.tensor_key(each.scale): each.scale for each in computed}.values())
 
 
 def _losses(scale: tf.Tensor, order: Dict[tf.Operation, int]) -> List[tf.Tensor]:
@@ -78,32 +88,34 @@ def _losses(scale: tf.Tensor, order: Dict[tf.Operation, int]) -> List[tf.Tensor]
 def describe(values: Iterable[Tuple[Observed, Any]], float16_variables: List[str], scale_reason: str) -> str:
   """Returns text on what is not finite, and on what to do; `scale_reason` begins the latter if the loss is finite."""
   read = [_read(each, value) for each, value in values]
-  gradients, losses, variables = [
-    [each for each in read if each.observed.part == part] for part in ("gradient", "loss", "variable")
-  ]
-  if all(each.is_finite for each in gradients):
+  of_part: Dict[str, List[_Values]] = collections.defaultdict(list)
+  for each in read:
+    of_part[each.observed.part].append(each)
+  gradients, variables = [[each for each in of_part[part] if not each.is_finite] for part in ("gradient", "variable")]
+  if not gradients:
     return "All gradients of this process are finite: the loss scale itself or another process decided to skip."
-  lines = ["Gradients that are not finite:"]
-  for name, values, is_finite in [(each.observed.name, *each[1:]) for each in gradients]:
-    if not is_finite:
-      counts = np.isnan(values).sum(), np.isinf(values).sum(), np.abs(values[np.isfinite(values)]).max(initial=0)
-      lines.append("  {}: {} NaN, {} inf, the largest of the others {:.3g}".format(name, *counts))
-  loss = next((each for each in losses if not each.is_finite), losses[0] if losses else None)
+  lines = ["Gradients that are not finite:", *map(_count, gradients)]
+  loss = min(of_part["loss"], key=lambda each: each.is_finite, default=None)
   if loss is not None:
     dtype = loss.observed.tensor.dtype.name
     lines.append("The loss ({}) is {}finite.".format(dtype, "" if loss.is_finite else "not "))
-  names = [each.observed.name for each in variables if not each.is_finite]
-  if names:
+  if variables:
+    names = [each.observed.name for each in variables]
     lines.append("Variables that are not finite: {}.".format(range_history.enumeration(names, 5)))
-  forward, backward = _first(read, "forward", losses), _first(read, "backward", gradients)
-  for part, first in [("forward", forward), ("backward", backward)]:
-    if first is not None:
-      lines.append("The first value of the {} pass that is not finite is {}.".format(part, first.name))
-  if names:
+  forward, backward = _first(read, "forward", of_part["loss"]), _first(read, "backward", gradients)
+  for first in filter(None, [forward, backward]):
+    lines.append("The first value of the {} pass that is not finite is {}.".format(first.part, first.name))
+  if variables:
     lines.append(_advice_on_variables(float16_variables))
   else:
     lines.append(_advice_on_values(loss, forward and forward.tensor.op, scale_reason))
   return "\n".join(lines)
+
+
+def _count(gradient: _Values) -> str:
+  values = gradient.values
+  counts = np.isnan(values).sum(), np.isinf(values).sum(), np.abs(values[np.isfinite(values)]).max(initial=0)
+  return "  {}: {} NaN, {} inf, the largest of the others {:.3g}".format(gradient.observed.name, *counts)
 
 
 def _read(tensor: Observed, value: Any) -> _Values:
@@ -127,10 +139,8 @@ def _first(read: List[_Values], part: str, ends: List[_Values]) -> Optional[Obse
 
   tensors = [each.observed.tensor for each in ends if not each.is_finite]
   found = {lineage.tensor_key(tensor) for tensor in dataflow.search_back(tensors, reasons)}
-  for each in read:
-    if each.observed.part == part and not each.is_finite and lineage.tensor_key(each.observed.tensor) in found:
-      return each.observed
-  return None
+  wrong = (each.observed for each in read if each.observed.part == part and not each.is_finite)
+  return next((each for each in wrong if lineage.tensor_key(each.tensor) in found), None)
 
 
 def _advice_on_variables(float16_variables: List[str]) -> str:
