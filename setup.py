@@ -36,7 +36,7 @@ setuptools.setup(
   extras_require={
     "demo": ["absl-py", "matplotlib", "numpy", "scikit-learn", "tqdm"],
     "migrate": ["libcst", "tqdm"],
-    "plot": ["matplotlib"],
+    "ranges": ["matplotlib"],
     "test": ["absl-py", "hypothesis", "pytest", "pytest-cov", "pytest-xdist"],
   },
 )

@@ -49,7 +49,7 @@ import tensorflow.compat.v1 as tf
 from tqdm import tqdm
 
 import mp_compat  # mp_compat, line 1
-from mp_compat.monitoring import plot as plotting
+from mp_compat.monitoring import ranges_chart
 
 FLAGS = flags.FLAGS
 FLAGS.set_default("steps", 160)
@@ -402,8 +402,8 @@ def main(argv):
   with open(os.path.join(FLAGS.out, "digits.json"), "w") as file:
     json.dump({"machine": machine, "layers": [layer.name for layer in LAYERS], "runs": results}, file)
   plot(results, os.path.join(FLAGS.out, "digits.png"))
-  history, advice = plotting.read_ranges(os.path.join(logs, "float16-mp_compat-seed0"))
-  plotting.save(plotting.draw_ranges(history, advice), os.path.join(FLAGS.out, "ranges.png"))
+  history, advice = ranges_chart.read(os.path.join(logs, "float16-mp_compat-seed0"))
+  ranges_chart.save(ranges_chart.draw(history, advice), os.path.join(FLAGS.out, "ranges.png"))
   print("{}\n{}".format(table(results), machine))
   print("\nCurves: {0}.png, numbers: {0}.json, summaries: {1}".format(os.path.join(FLAGS.out, "digits"), logs))
   print("Gradients: {}. Advice: {}".format(os.path.join(FLAGS.out, "ranges.png"), advice.text))

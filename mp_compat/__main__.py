@@ -111,16 +111,6 @@ def _make_parser() -> argparse.ArgumentParser:
   mode.add_argument("--check", action="store_true", help=checked)
   migrate.add_argument("--json", metavar="FILE", help="write the report as JSON, too")
 
-  plot = commands.add_parser(
-    "plot",
-    help="draw the loss scale of a run",
-    description="Draws the loss and the loss scale of a run, with its skipped steps, from TensorBoard's event files, "
-    "among them those of a LossScaleHook's output_dir. Needs matplotlib: pip install matplotlib.",
-  )
-  plot.set_defaults(run=_plot)
-  plot.add_argument("logdir", metavar="LOGDIR", help="where the event files are, in it or below")
-  plot.add_argument("--loss_tag", metavar="TAG", help="the tag of the loss; default: loss, or what ends in /loss")
-
   ranges = commands.add_parser(
     "ranges",
     help="draw the ranges of a run's gradients, with advice on the loss scale",
@@ -131,8 +121,7 @@ def _make_parser() -> argparse.ArgumentParser:
   ranges.set_defaults(run=_ranges)
   ranges.add_argument("logdir", metavar="LOGDIR", help="the output_dir of the hook, or a directory above it")
   output = "the file to write, in the format that its suffix names: .png (also without a suffix), .pdf, .svg and others"
-  for drawing in (plot, ranges):
-    drawing.add_argument("-o", "--output", required=True, metavar="FILE", help=output)
+  ranges.add_argument("-o", "--output", required=True, metavar="FILE", help=output)
 
   commands.add_parser(
     "run",
@@ -231,27 +220,13 @@ def _migrate(arguments: argparse.Namespace) -> int:
   return code
 
 
-def _plot(arguments: argparse.Namespace) -> int:
-  from mp_compat._tensorflow import tf
-  from mp_compat.monitoring import plot
-
-  tf.logging.set_verbosity(tf.logging.ERROR)  # Hides a deprecation warning that names no replacement.
-  try:
-    series = plot.read(arguments.logdir, arguments.loss_tag)
-    plot.save(plot.draw(series), arguments.output)
-  except plot.PlotError as error:
-    return _fail("plot", error)
-  print("Wrote {}: {}.".format(arguments.output, plot.describe(series)))
-  return 0
-
-
 def _ranges(arguments: argparse.Namespace) -> int:
-  from mp_compat.monitoring import plot
+  from mp_compat.monitoring import ranges_chart
 
   try:
-    history, advice = plot.read_ranges(arguments.logdir)
-    plot.save(plot.draw_ranges(history, advice), arguments.output)
-  except plot.PlotError as error:
+    history, advice = ranges_chart.read(arguments.logdir)
+    ranges_chart.save(ranges_chart.draw(history, advice), arguments.output)
+  except ranges_chart.ChartError as error:
     return _fail("ranges", error)
   print("Wrote {}. Advice: {}".format(arguments.output, advice.text))
   return 0

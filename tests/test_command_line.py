@@ -29,7 +29,7 @@ def _bare_python(tmp_path_factory):
   [
     ["checkpoint", "inspect", "model.ckpt"],
     ["checkpoint", "convert", "a", "b", "--to", "plain"],
-    ["plot", ".", "-o", "x.png"],
+    ["ranges", ".", "-o", "x.png"],
     ["run", "script.py"],
   ],
   ids=" ".join,
@@ -45,7 +45,7 @@ def test_missing_tensorflow_is_reported(command, bare_python, tmp_path):
 
 def test_broken_tensorflow_is_reported(tmp_path):
   (tmp_path / "tensorflow.py").write_text("raise ImportError('DLL load failed.\\n\\nSee the web page.')")
-  done = run("plot", ".", "-o", "x.png", path=[tmp_path])
+  done = run("ranges", ".", "-o", "x.png", path=[tmp_path])
   (line,) = done.stderr.splitlines()
   assert done.returncode == 2 and "importing tensorflow failed: DLL load failed. See the web page." in line
 

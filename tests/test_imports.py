@@ -35,7 +35,7 @@ WITHOUT_TENSORFLOW = LAYERS[:5] + ["migration.source"]
 IMPORTED_ONLY_BY = {
   "tensorflow": "_tensorflow",
   "libcst": "migration.source",
-  "matplotlib": "monitoring.plot",
+  "matplotlib": "monitoring.ranges_chart",
   "horovod": "horovod",
 }
 

@@ -29,8 +29,8 @@ import tensorflow.compat.v1 as tf
 import train_digits
 
 import mp_compat
-from mp_compat.monitoring import plot
 from mp_compat.monitoring import range_history
+from mp_compat.monitoring import ranges_chart
 
 
 class Masks:
@@ -275,7 +275,7 @@ def check(make_task, seeds):
   """Trains one task with all loss scales, and prints the table of its results."""
   with tempfile.TemporaryDirectory() as directory:
     train(make_task, mp_compat.DynamicLossScale(2.0**15, 50), 0, directory=directory)
-    _, advice = plot.read_ranges(directory)
+    _, advice = ranges_chart.read(directory)
   print("\n{}\n{}\n".format(make_task.__doc__, advice.text))
   low, high = advice.low, max(advice.high, advice.low)
   advised = max(high - range_history.MARGIN, low)

@@ -2,7 +2,7 @@
 """Follows floating-point values through a graph: what is computed from them, what contains them, what adds them up."""
 
 import collections
-from typing import Dict, FrozenSet, Iterable, Iterator, List, Optional
+from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import tf
@@ -23,19 +23,29 @@ HIDING = frozenset(["Exit", "PartitionedCall", "StatefulPartitionedCall", "Symbo
 )
 
 
-def readers(ends: List[tf.Tensor]) -> Dict[TensorKey, List[tf.Tensor]]:
-  """Returns the tensors computed from each tensor that `ends` derive from, not by integers or stopped gradients."""
-  found: Dict[TensorKey, List[tf.Tensor]] = collections.defaultdict(list)
+def search_back(ends: Iterable[tf.Tensor], inputs_of: Callable[[tf.Tensor], List[tf.Tensor]]) -> Iterator[tf.Tensor]:
+  """Yields tensors and, by `inputs_of` of each, those that they are computed from, each once."""
   seen, pending = set(), list(ends)
   while pending:
     tensor = pending.pop()
-    if tensor_key(tensor) not in seen and tensor.op.type != "StopGradient":
+    if tensor_key(tensor) not in seen:
       seen.add(tensor_key(tensor))
-      for value in contexts.tensor_inputs(tensor):
-        if _is_measurable(value) or value.dtype == tf.variant:
-          found[tensor_key(value)].append(tensor)
-          pending.append(value)
+      yield tensor
+      pending += inputs_of(tensor)
+
+
+def readers(ends: Iterable[tf.Tensor]) -> Dict[TensorKey, List[tf.Tensor]]:
+  """Returns the tensors computed from each tensor that `ends` derive from, not by integers or stopped gradients."""
+  found: Dict[TensorKey, List[tf.Tensor]] = collections.defaultdict(list)
+  for tensor in search_back(ends, _followed_inputs):
+    for value in _followed_inputs(tensor):
+      found[tensor_key(value)].append(tensor)
   return found
+
+
+def _followed_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
+  inputs = [] if tensor.op.type == "StopGradient" else contexts.tensor_inputs(tensor)
+  return [value for value in inputs if _is_measurable(value) or value.dtype == tf.variant]
 
 
 def descendants(read_by: Dict[TensorKey, List[tf.Tensor]], sources: Iterable[tf.Tensor]) -> Dict[TensorKey, tf.Tensor]:
@@ -59,6 +69,11 @@ def same_values(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
       break
     tensor = before[0]
     yield tensor
+
+
+def keys_of_same_values(tensors: Iterable[tf.Tensor]) -> Set[TensorKey]:
+  """Returns the keys of tensors, and of those before them that contain the same values."""
+  return {tensor_key(same) for tensor in tensors for same in same_values(tensor)}
 
 
 def _containing(tensor: tf.Tensor) -> List[tf.Tensor]:

@@ -1,34 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the matrix products and convolutions of a model that compute in float32, and why."""
 
-import collections
-from typing import Any, List, NamedTuple, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Tuple
 
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 
 # The ops that Tensor Cores compute. Those named after a gradient are the forward pass of transposed convolutions.
 _PRODUCTS = frozenset(
-  [
-    "BatchMatMul",
-    "BatchMatMulV2",
-    "BatchMatMulV3",
-    "BlockLSTM",
-    "BlockLSTMV2",
-    "Conv2D",
-    "Conv2DBackpropInput",
-    "Conv3D",
-    "Conv3DBackpropInputV2",
-    "CudnnRNN",
-    "CudnnRNNV2",
-    "CudnnRNNV3",
-    "DepthwiseConv2dNative",
-    "DepthwiseConv2dNativeBackpropInput",
-    "Einsum",
-    "GRUBlockCell",
-    "LSTMBlockCell",
-    "MatMul",
-  ]
+  """
+  BatchMatMul BatchMatMulV2 BatchMatMulV3 BlockLSTM BlockLSTMV2 Conv2D Conv2DBackpropInput Conv3D Conv3DBackpropInputV2
+  CudnnRNN CudnnRNNV2 CudnnRNNV3 DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput Einsum GRUBlockCell
+  LSTMBlockCell MatMul
+  """.split()
 )
 _VARIABLES = frozenset(["ReadVariableOp", "ResourceGather", "Variable", "VariableV2"])
 
@@ -72,39 +56,44 @@ def float32_ops(loss: tf.Tensor) -> List[Float32Op]:
   if not isinstance(loss, tf.Tensor) or not hasattr(loss, "graph"):
     raise ValueError("loss must be a tensor of a graph, but got {!r}. Call float32_ops in graph mode.".format(loss))
   ops = set(graphs.executed_ops([loss]))
+  in_order = [op for op in loss.graph.get_operations() if op in ops]
+  sources = _sources(in_order)
   return [
-    Float32Op(op.name, op.type, _sources(op))
-    for op in loss.graph.get_operations()
-    if op in ops and op.type in _PRODUCTS and _float32_inputs(op)
+    Float32Op(op.name, op.type, tuple(name for _, name in sorted(sources[op])))
+    for op in in_order
+    if op.type in _PRODUCTS and _float32_inputs(op)
   ]
 
 
-def _float32_inputs(op: Any) -> List[tf.Tensor]:
+def _sources(in_order: List[tf.Operation]) -> Dict[tf.Operation, FrozenSet[Tuple[int, str]]]:
+  """Returns the kinds and names of the sources of each op, those of its lowest kind; ops are in order of creation."""
+  found: Dict[tf.Operation, FrozenSet[Tuple[int, str]]] = {}
+  is_complete = False
+  while not is_complete:  # again if an input is created after its op, as in a loop
+    is_complete = True
+    for op in in_order:
+      sources = [(_kind(op), _describe(op))]
+      if _float32_inputs(op):
+        sources = [source for tensor in _float32_inputs(op) for source in found.get(tensor.op, ())]
+      lowest, _ = min(sources)
+      own = frozenset(source for source in sources if source[0] == lowest)
+      if own != found.get(op):
+        found[op], is_complete = own, False
+  return found
+
+
+def _float32_inputs(op: tf.Operation) -> List[tf.Tensor]:
   return [tensor for tensor in op.inputs if tensor.dtype.base_dtype == tf.float32]
 
 
-def _sources(op: Any) -> Tuple[str, ...]:
-  """Returns the sources of the float32 values of an op, of the most informative kind."""
-  found = collections.OrderedDict()
-  pending = [op]
-  while pending:
-    for tensor in _float32_inputs(pending.pop()):
-      if tensor.op not in found:
-        found[tensor.op] = True
-        pending.append(tensor.op)
-  sources = [op for op in found if not _float32_inputs(op)]
-  kinds = [_kind(source) for source in sources]
-  return tuple(sorted({_describe(source) for source, kind in zip(sources, kinds) if kind == min(kinds)}))
-
-
-def _kind(source: Any) -> int:
+def _kind(source: tf.Operation) -> int:
   """Returns 0 for an input or a cast, 1 for a variable, 2 for a constant or a mask, such as that of dropout."""
   if source.type in _VARIABLES:
     return 1
   return 2 if source.type == "Const" or source.type == "Cast" and source.inputs[0].dtype == tf.bool else 0
 
 
-def _describe(source: Any) -> str:
+def _describe(source: tf.Operation) -> str:
   if source.type == "Cast":
     return "{} (Cast from {})".format(source.name, source.inputs[0].dtype.name)
   if source.type in _VARIABLES:

@@ -2,7 +2,9 @@
 """Measures the range of every gradient of a step: histograms of binary exponents beside the range of float16."""
 
 import collections
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -18,6 +20,8 @@ from mp_compat.monitoring import reports
 from mp_compat.training import step as step_module
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
+_BINS = 512  # 0 to 255 for the exponents, 256 for zeros; a power of 2, because a bitwise or adds
+_SMALL = 2**16  # the size in bytes up to which tensors of one shape are stacked
 _PRECISION = {"float16": 10, "bfloat16": 7}  # bits of the fraction; those of float32 for all other dtypes
 # In models with batch normalization and attention, sums that are mathematically zero were up to 0.8 units of the last
 # place of the sum of magnitudes, all others more than 50.
@@ -66,20 +70,11 @@ class Measured(NamedTuple):
 
 
 class Report(NamedTuple):
-  """The ranges of a step, and the tensors that they are of, by the same names."""
+  """The tensors that are measured in a step, by name, and their ranges in the same order."""
 
-  ranges: "collections.OrderedDict[str, GradientRange]"
-  measured: Dict[str, Measured]
+  measured: "collections.OrderedDict[str, Measured]"
+  ranges: GradientRange  # each field stacked: int32 [N, 256] for `exponents`, [N] for the others; empty for no tensors
   is_complete: bool  # False if a part of the backward pass is not measured
-
-
-class _Derived(NamedTuple):
-  """A tensor that is computed from a loss scale, and from which a gradient is computed."""
-
-  tensor: tf.Tensor
-  scale: tf.Tensor
-  is_behind_loss: bool  # comes after the gradient of the loss function
-  is_measured: bool  # as the gradient of a variable, or need not be, because it only contains the scale
 
 
 @autograph.do_not_convert
@@ -116,41 +111,52 @@ def gradient_ranges(
 
   Source: the histograms follow Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), figure 3.
   """
-  return report(optimizer, dtypes).ranges
+  found = report(optimizer, dtypes)
+  columns = [tf.unstack(values) for values in found.ranges] if found.measured else []
+  return collections.OrderedDict(zip(found.measured, [GradientRange(*row) for row in zip(*columns)]))
 
 
 def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any) -> Report:
+  """Builds the measurement that `gradient_ranges` describes."""
+  dtypes = _floating(dtypes)
+  step = reports.readable_step(optimizer)
+  passed, computed = _gradients(step, optimizer._mp_compat_settings.check_computed_gradients)
+  derived, layers = _backward_passes(computed)
+  existing = {tensor.dtype.base_dtype for tensor in derived}
+  dtypes = next((other for other in (dtypes, [tf.bfloat16], [tf.float32]) if existing.intersection(other)), dtypes)
+  measured = passed + [Measured(record.name, record.scaled, record.scale) for record in computed]
+  for item, is_behind_loss in layers:
+    if item.tensor.dtype.base_dtype in dtypes and (item.tensor.dtype == tf.float16 or is_behind_loss):
+      measured.append(item)
+  measured = _with_dtypes([item for item in measured if contexts.is_in_branches_only(item.tensor.op)], dtypes)
+  order = graphs.creation_order()
+  measured.sort(key=lambda item: order[item.tensor.op])
+  return Report(
+    collections.OrderedDict(zip(reports.number_repeated([item.name for item in measured]), measured)),
+    _measure(measured),
+    is_complete=not passed and not any(tensor.op.type in dataflow.HIDING for tensor in derived),
+  )
+
+
+def _floating(dtypes: Any) -> List[tf.DType]:
+  """Returns the dtypes that one or several are; raises a ValueError if one is not floating."""
   dtypes = [tf.as_dtype(dtype) for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)]
   for dtype in dtypes:
     if not dtype.is_floating:
       raise ValueError("dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name))
-  step = reports.readable_step(optimizer)
-  passed, computed = _gradients(step, optimizer._mp_compat_settings.check_computed_gradients)
-  derived = _backward_passes(computed)
-  existing = {each.tensor.dtype.base_dtype for each in derived}
-  dtypes = next((other for other in (dtypes, [tf.bfloat16], [tf.float32]) if existing.intersection(other)), dtypes)
-  measured = passed + [Measured(record.name, record.scaled, record.scale) for record in computed]
-  for tensor, scale, is_behind_loss, is_measured in derived:
-    is_wanted = tensor.dtype.base_dtype in dtypes and (tensor.dtype == tf.float16 or is_behind_loss)
-    if is_wanted and not is_measured and tensor.op.type not in dataflow.MOVING:
-      measured.append(Measured(tensor.op.name if tensor.value_index == 0 else tensor.name, tensor, scale))
-  order = graphs.creation_order()
-  measured = [item for item in measured if contexts.is_in_branches_only(item.tensor.op)]
-  measured.sort(key=lambda item: order[item.tensor.op])
+  return dtypes
+
+
+def _with_dtypes(measured: Iterable[Measured], dtypes: Iterable[tf.DType]) -> List[Measured]:
+  """Adds the narrowest dtype of each tensor; selects those that have had one of `dtypes`, or all if none has."""
+  found, measured = [], list(measured)
   sources = dataflow.sources_of(item.tensor for item in measured)
-  for index, item in enumerate(measured):
+  for item in measured:
     own = sources[lineage.tensor_key(item.tensor)]
     narrowest = min((dtype for dtype in own if dtype is not None), key=lambda dtype: dtype.size)
     # Functions and loops may compute in any dtype.
-    measured[index] = item._replace(dtype=narrowest.name, is_selected=not own.isdisjoint([*dtypes, None]))
-  if not any(item.is_selected for item in measured):
-    measured = [item._replace(is_selected=True) for item in measured]
-  names = reports.number_repeated([item.name for item in measured])
-  return Report(
-    ranges=collections.OrderedDict(zip(names, _measure_all(measured))),
-    measured=dict(zip(names, measured)),
-    is_complete=not passed and not any(each.tensor.op.type in dataflow.HIDING for each in derived),
-  )
+    found.append(item._replace(dtype=narrowest.name, is_selected=not own.isdisjoint([*dtypes, None])))
+  return found if any(item.is_selected for item in found) else [item._replace(is_selected=True) for item in found]
 
 
 def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[Measured], List[lineage.Computed]]:
@@ -164,81 +170,150 @@ def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[Measur
   return [item for item in passed if lineage.tensor_key(item.tensor) not in derived], list(found.values())
 
 
-def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_Derived]:
-  """Returns the tensors between each scale and the gradients that were computed with it."""
-  by_scale: Dict[Any, List[lineage.Computed]] = collections.defaultdict(list)
+def _backward_passes(computed: Iterable[lineage.Computed]) -> Tuple[List[tf.Tensor], List[Tuple[Measured, bool]]]:
+  """Returns the tensors between each scale and the gradients that were computed with it, and the gradients of layers.
+
+  The latter are those that are not gradients of variables, and do not only contain the scale or move values; each with
+  whether it comes after the gradient of the loss function.
+  """
+  by_scale: Dict[lineage.TensorKey, List[lineage.Computed]] = collections.defaultdict(list)
   for record in computed:
     by_scale[lineage.tensor_key(record.scale)].append(record)
-  found: List[_Derived] = []
+  tensors: List[tf.Tensor] = []
+  layers: List[Tuple[Measured, bool]] = []
   for scale_key, records in by_scale.items():
     scale, ends = records[0].scale, [record.scaled for record in records]
     read_by = dataflow.readers(ends)
     derived = dataflow.descendants(read_by, [scale])
     # The tensors from which the layers' ops compute the gradients of their variables.
     inputs = [value for op in {op for op, _ in dataflow.sources_of(ends)} for value in op.inputs]
-    same = {lineage.tensor_key(tensor): tensor for value in inputs for tensor in dataflow.same_values(value)}
-    entering = {key: tensor for key, tensor in same.items() if key in derived}
+    entering = {key: derived[key] for key in dataflow.keys_of_same_values(inputs) if key in derived}
     behind_loss = {**entering, **dataflow.descendants(read_by, entering.values())}
-    measured = {lineage.tensor_key(tensor) for end in ends for tensor in dataflow.same_values(end)}
-    measured.update(lineage.tensor_key(reader) for reader in read_by[scale_key] if reader.op.type == "Cast")
-    found += [_Derived(tensor, scale, key in behind_loss, key in measured) for key, tensor in derived.items()]
-  return found
+    others = dataflow.keys_of_same_values(ends)
+    others.update(lineage.tensor_key(reader) for reader in read_by[scale_key] if reader.op.type == "Cast")
+    tensors += derived.values()
+    for (op, index), tensor in derived.items():
+      if (op, index) not in others and op.type not in dataflow.MOVING:
+        layers.append((Measured(tensor.name if index else op.name, tensor, scale), (op, index) in behind_loss))
+  return tensors, layers
 
 
-def _measure_all(measured: List[Measured]) -> List[GradientRange]:
-  """Returns the ranges of tensors; zeros for those in branches that are not executed."""
+def _measure(measured: List[Measured]) -> GradientRange:
+  """Returns the ranges of tensors, stacked; zeros for those in branches that are not executed."""
   if not measured:
-    return []
+    return GradientRange(*[()] * len(GradientRange._fields))
+  terms = [dataflow.terms_of(item.tensor) if item.scale is not None else [] for item in measured]
+  are_dead = dead_tensors.may_be_dead(item.tensor for item in measured)
+  groups: Dict[Any, List[int]] = collections.defaultdict(list)
+  for index, (item, is_dead) in enumerate(zip(measured, are_dead)):
+    groups[index if is_dead else _stacking_keys(item, terms[index])].append(index)
   with tf.name_scope("gradient_ranges"):
-    are_dead = dead_tensors.may_be_dead([item.tensor for item in measured])
-    counted = [
-      [dead_tensors.merge_out_of_branches(value, 0, is_dead) for value in _count(item)]
-      for item, is_dead in zip(measured, are_dead)
-    ]
-    each_exponents, each_zeros, each_largest, scales, noise = zip(*counted)
-    exponents, zeros, largest = tf.stack(each_exponents), tf.stack(each_zeros), tf.stack(each_largest)
-    total = tf.cast(tf.maximum(tf.reduce_sum(exponents, axis=1), 1), tf.float64)
-
-    def share(count: tf.Tensor) -> List[tf.Tensor]:
-      return tf.unstack(tf.cast(count, tf.float64) / total)
-
-    def share_below(exponent: int) -> List[tf.Tensor]:
-      return share(tf.reduce_sum(exponents[:, : exponent + range_history.BIAS], axis=1) - zeros)
-
-    nonfinite, bits = exponents[:, 255], tf.bitcast(largest, tf.int32)
-    exponent, fraction = tf.bitwise.right_shift(bits, 23), tf.bitwise.bitwise_and(bits, 0x7FFFFF)
-    headroom = 15 + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)  # 65504 is 0x1.FFCp15
-    columns = [
-      each_exponents,
-      share(zeros),
-      share_below(-14),
-      share_below(-24),
-      each_largest,
-      tf.unstack(nonfinite),
-      tf.unstack(tf.where_v2(nonfinite > 0, -1, headroom)),
-      scales,
-      tf.unstack(tf.stack(noise) > 0),
-    ]
-    return [GradientRange(*values) for values in zip(*columns)]
+    counter, counted = _Counter(), []
+    for group in groups.values():
+      with contexts.enter(contexts.of_outputs(measured[group[0]].tensor.op)):
+        values = counter.count([measured[index] for index in group], [terms[index] for index in group])
+      counted.append([dead_tensors.merge_out_of_branches(value, 0, are_dead[group[0]]) for value in values])
+    # Rows that are stacked by group, in the order of `measured`.
+    row_of = np.argsort(np.concatenate(list(groups.values())))
+    group_of = np.repeat(range(len(groups)), list(map(len, groups.values())))[row_of]
+    *each_of_groups, each_scale = zip(*counted)
+    counts, largest, sums, sums_of_terms = [tf.concat(each, axis=0) for each in each_of_groups]
+    return _ranges(
+      measured,
+      tf.gather(tf.reshape(counts, [len(measured), _BINS]), row_of),
+      tf.gather(tf.maximum(largest, 0.0), row_of),  # -inf of an empty tensor becomes 0
+      tf.gather(sums, row_of),
+      tf.gather(sums_of_terms, row_of),
+      tf.gather(tf.stack(each_scale), group_of),
+    )
 
 
-def _magnitudes(tensor: tf.Tensor) -> tf.Tensor:
-  return tf.abs(tf.cast(tf.reshape(ops.real_parts(tensor), [-1]), tf.float32))
+def _stacking_keys(item: Measured, terms: List[tf.Tensor]) -> Any:
+  """Returns a key that tensors share which may be stacked: small ones of one shape, with the same scale."""
+  found: List[Any] = [None if item.scale is None else lineage.tensor_key(item.scale)]
+  for tensor in [item.tensor, *terms]:
+    size = tensor.shape.num_elements()
+    is_small = size is not None and size * tensor.dtype.size <= _SMALL
+    shape = tuple(tensor.shape.as_list()) if is_small else ()
+    found.append((tensor.dtype, shape, tensor.device) if is_small else lineage.tensor_key(tensor))
+  return tuple(found)
 
 
-def _count(item: Measured) -> Tuple[tf.Tensor, ...]:
-  """Returns exponents, number of zeros, largest magnitude, scale and noise (1 or 0), as in `GradientRange`."""
-  with contexts.enter(contexts.of_outputs(item.tensor.op)):
-    values = _magnitudes(item.tensor)
-    bits = tf.bitcast(values, tf.int32)
-    exponents = tf.raw_ops.Bincount(arr=tf.bitwise.right_shift(bits, 23), size=256, weights=tf.zeros([0], tf.int32))
-    exponents.set_shape([256])
-    zeros = tf.reduce_sum(tf.cast(tf.equal(bits, 0), tf.int32))
-    largest = tf.maximum(tf.reduce_max(tf.where_v2(tf.is_finite(values), values, 0.0)), 0.0)
-    scale = 1.0 if item.scale is None else item.scale
-    terms, is_noise = dataflow.terms_of(item.tensor) if item.scale is not None else [], tf.constant(False)
-    if terms:
-      unit = 2.0 ** -_PRECISION.get(item.dtype, 23) * tf.add_n([tf.reduce_sum(_magnitudes(term)) for term in terms])
-      # Not if all terms are zeros, nor if their sum overflows.
-      is_noise = (tf.reduce_sum(values) <= _MOST_UNITS_OF_NOISE * unit) & (unit > 0.0) & tf.is_finite(unit)
-    return exponents, zeros, largest, tf.cast(scale, tf.float32), tf.cast(is_noise, tf.int32)
+def _ranges(
+  measured: List[Measured],
+  counts: tf.Tensor,
+  largest: tf.Tensor,
+  sums: tf.Tensor,
+  sums_of_terms: tf.Tensor,
+  scales: tf.Tensor,
+) -> GradientRange:
+  """Returns stacked ranges from what `_Counter.count` returns for all tensors."""
+  zeros, counts = counts[:, 256:257], counts[:, :256]
+  exponents = tf.concat([counts[:, :1] + zeros, counts[:, 1:]], axis=1)
+  total = tf.cast(tf.maximum(tf.reduce_sum(exponents, axis=1), 1), tf.float64)
+
+  def share(numbers: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.reduce_sum(numbers, axis=1), tf.float64) / total
+
+  units = sums_of_terms * np.array([2.0 ** -_PRECISION.get(item.dtype, 23) for item in measured], np.float32)
+  bits, nonfinite = tf.bitcast(largest, tf.int32), counts[:, 255]
+  exponent, fraction = tf.bitwise.right_shift(bits, 23), tf.bitwise.bitwise_and(bits, 0x7FFFFF)
+  headroom = 15 + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)  # 65504 is 0x1.FFCp15
+  return GradientRange(
+    exponents=exponents,
+    zeros=share(zeros),
+    subnormal=share(counts[:, : range_history.BIAS - 14]),
+    vanishing=share(counts[:, : range_history.BIAS - 24]),
+    largest=largest,
+    nonfinite=nonfinite,
+    headroom=tf.where_v2(nonfinite > 0, -1, headroom),
+    scale=scales,
+    # Not if all terms are zeros, nor if their sum overflows.
+    noise=(sums <= _MOST_UNITS_OF_NOISE * units) & (units > 0.0) & tf.is_finite(units),
+  )
+
+
+class _Counter:
+  """Counts the values of tensors. Its ops share constants, which would otherwise be half of all ops."""
+
+  def __init__(self) -> None:
+    self._zero, self._unscaled, self._shift, self._bin_of_zeros = map(tf.constant, (0.0, 1.0, 23, 256))
+    self._row, self._axis = tf.constant([1, -1]), tf.constant([1])
+    self._bins, self._no_weights = tf.constant(_BINS), tf.zeros([0], tf.int32)
+    self._no_sum = tf.zeros([1])
+
+  def count(self, items: List[Measured], terms: List[List[tf.Tensor]]) -> Tuple[tf.Tensor, ...]:
+    """Counts the values of n tensors of the same dtype, shape and scale.
+
+    Returns int32 [n * 512], for each the exponents as in `GradientRange`, without zeros, then the number of zeros; the
+    largest finite magnitudes, float32 [n], -inf for empty tensors; the sums of the magnitudes of the values, and of
+    their terms, float32 [n], zeros without terms; the scale, float32 []. All ops have GPU kernels for their dtypes.
+    """
+    rows, size = self._magnitudes([item.tensor for item in items]), len(items)
+    bits = tf.bitcast(rows, tf.int32)
+    bins, bin_of_zeros, all_bins = tf.raw_ops.RightShift(x=bits, y=self._shift), self._bin_of_zeros, self._bins
+    if size > 1:
+      offsets = tf.constant(_BINS * np.arange(size, dtype=np.int32)[:, np.newaxis])
+      bins, bin_of_zeros, all_bins = tf.bitwise.bitwise_or(bins, offsets), 256 + offsets, tf.constant(_BINS * size)
+    bins = tf.where_v2(tf.cast(bits, tf.bool), bins, bin_of_zeros)
+    counts = tf.raw_ops.Bincount(arr=bins, size=all_bins, weights=self._no_weights)
+    finite = tf.where_v2(tf.is_finite(rows), rows, self._zero)
+    largest = tf.raw_ops.Max(input=finite, axis=self._axis)
+    sums = sums_of_terms = self._no_sum if size == 1 else tf.zeros([size])
+    if terms[0]:
+      sums = tf.raw_ops.Sum(input=rows, axis=self._axis)
+      rows_of_terms = map(self._magnitudes, zip(*terms))
+      sums_of_terms = tf.add_n([tf.raw_ops.Sum(input=each, axis=self._axis) for each in rows_of_terms])
+    for values, length in [(counts, _BINS * size), (largest, size), (sums, size), (sums_of_terms, size)]:
+      values.set_shape([length])  # which TensorFlow does not know in a branch
+    scale = self._unscaled if items[0].scale is None else tf.cast(items[0].scale, tf.float32)
+    return counts, largest, sums, sums_of_terms, scale
+
+  def _magnitudes(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the magnitudes of the values of each tensor in a row, float32."""
+    parts = [ops.real_parts(tensor) for tensor in tensors]
+    if len(parts) == 1:
+      rows = tf.raw_ops.Reshape(tensor=parts[0], shape=self._row)
+    else:
+      rows = tf.reshape(tf.stack(parts), [len(parts), -1])
+    return tf.abs(tf.cast(rows, tf.float32))

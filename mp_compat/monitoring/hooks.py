@@ -2,7 +2,7 @@
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
 import collections
-from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import auto_mixed_precision
 from mp_compat._tensorflow import event_files
@@ -23,6 +23,19 @@ ON_STALL = ("raise", "stop", "warn")
 
 class LossScaleStalledError(RuntimeError):
   """An error for a stalled run: steps are attempted, but all of them are skipped."""
+
+
+class _Watched(NamedTuple):
+  """A train op, and what to fetch with it."""
+
+  train_op: tf.Operation
+  status: tf.Tensor  # float32 [3]: whether the step is attempted, whether it is skipped, the scale after it
+  observed: List[stall.Observed]
+
+
+def _computed(run: graphs.Run, watched: Iterable[_Watched]) -> Iterator[stall.Observed]:
+  """Yields what is observed and computed in a run."""
+  return (each for train_op in watched for each in train_op.observed if run.computes(each.tensor))
 
 
 class LossScaleHook(tf.train.SessionRunHook):
@@ -60,7 +73,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       on_stall: "raise" a `LossScaleStalledError`, "stop" the run (`request_stop`), or "warn", once for each stall.
       min_scale_patience: the number of consecutive skipped steps without a lower scale that is a stall, too; an int of
         at least 1. If the loss scale's `overflow_tolerance` is larger, that is used.
-      output_dir: the directory for event files, for TensorBoard and `mp_compat plot`: `loss_scale/scale` and
+      output_dir: the directory for event files, for TensorBoard: `loss_scale/scale` and
         `loss_scale/skipped_steps` over attempted steps. None writes no files. If one cannot be written, the hook logs a
         warning, and the run goes on.
       counters_in_graph: whether to store the counts of attempted and skipped steps in two int64 variables of the graph,
@@ -96,44 +109,41 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._written: Optional[int] = None  # the attempted step last written to output_dir
     self._warned = False
     self._unattempted = 0  # runs in a row that computed gradients and attempted no step
-    self._session: Any = None
+    self._session: Optional[tf.Session] = None
+    self._events: Any = None  # an EventFile from `begin` on
 
   def begin(self) -> None:
     steps = reports.train_steps(self._optimizer)
     self._name = steps[0].train_op.name
-    for step in steps:
-      if not reports.is_readable(step):
-        log.warn(
-          "The train op %s is inside a loop or a function, where hooks cannot count its steps or see that they are "
-          "skipped. If the global step stands still while the loss scale falls, all steps are skipped.",
-          step.train_op.name,
-        )
-    steps = [step for step in steps if reports.is_readable(step)]
+    readable = [step for step in steps if reports.is_readable(step)]
+    self._float16_variables = [
+      name for step in readable for grad, name in step.gradients if grad is not None and grad.dtype == tf.float16
+    ]
     overflow_tolerance = getattr(self._optimizer.loss_scale, "overflow_tolerance", 1)
     self._min_scale_patience = max(self._min_scale_patience, overflow_tolerance)
-    counts = [reports.counts(step) for step in steps]
-    self._counters: List[tf.Variable] = []
-    if self._counters_in_graph and steps:
-      # All workers find the counters where the global step is, on a parameter server.
-      with tf.device(getattr(tf.train.get_global_step(), "device", None)), tf.name_scope(None), tf.variable_scope(
-        None, "loss_scale_hook"
-      ):
-        self._counters = [
-          tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
-          for name in ("attempted_steps", "skipped_steps")
-        ]
+    counts = [reports.counts(step) for step in readable]
+    self._counters = self._make_counters() if self._counters_in_graph and readable else []
     statuses = [self._make_status(each) for each in counts]
-    self._observed = [(step.train_op, status, stall.observed(step)) for step, status in zip(steps, statuses)]
-    self._float16_variables = [
-      name for step in steps for grad, name in step.gradients if grad is not None and grad.dtype == tf.float16
-    ]
+    self._watched = [_Watched(step.train_op, status, stall.observed(step)) for step, status in zip(readable, statuses)]
+    self._scale = self._optimizer.loss_scale()
+    self._events = event_files.EventFile("LossScaleHook", self._output_dir)
+    self._warn(step.train_op.name for step in steps if not reports.is_readable(step))
+
+  def _warn(self, not_readable: Iterable[str]) -> None:
+    """Logs warnings of train ops that cannot be observed, of float16 variables, and of float32 backward passes."""
+    for name in not_readable:
+      log.warn(
+        "The train op %s is inside a loop or a function, where hooks cannot count its steps or see that they are "
+        "skipped. If the global step stands still while the loss scale falls, all steps are skipped.",
+        name,
+      )
     if self._float16_variables:
       text = (
         "LossScaleHook: %s trains float16 variables: %s. They lose small updates. Create them with "
         "custom_getter=mp_compat.float32_variable_storage_getter, which stores them in float32."
       )
       log.warn(text, self._name, range_history.enumeration(self._float16_variables, 5))
-    for train_op, _, observed in () if auto_mixed_precision.is_enabled() else self._observed:
+    for train_op, _, observed in () if auto_mixed_precision.is_enabled() else self._watched:
       backward = [each.tensor for each in observed if each.part == "backward"]
       if backward and all(each.dtype == tf.float32 and each.op.type not in dataflow.HIDING for each in backward):
         log.warn(
@@ -142,8 +152,16 @@ class LossScaleHook(tf.train.SessionRunHook):
           "cast to float16?",
           train_op.name,
         )
-    self._scale = self._optimizer.loss_scale()
-    self._events = event_files.EventFile("LossScaleHook", self._output_dir)
+
+  def _make_counters(self) -> List[tf.Variable]:
+    """Makes the variables of the attempted and the skipped steps where all workers find them: with the global step."""
+    global_step = tf.train.get_global_step()
+    device = None if global_step is None else global_step.device
+    with tf.device(device), tf.name_scope(None), tf.variable_scope(None, "loss_scale_hook", use_resource=True):
+      return [
+        tf.get_variable(name, [], tf.int64, tf.zeros_initializer(), trainable=False)
+        for name in ("attempted_steps", "skipped_steps")
+      ]
 
   def _make_status(self, counts: tf.Tensor) -> tf.Tensor:
     """Returns what to fetch with a train op: the counts of its step, and the scale after the step."""
@@ -161,25 +179,28 @@ class LossScaleHook(tf.train.SessionRunHook):
 
   def before_run(self, run_context: Any) -> Any:
     run = graphs.executed_by(run_context)
-    executed = [(status, observed) for train_op, status, observed in self._observed if train_op in run.ops]
+    executed = [each for each in self._watched if each.train_op in run.ops]
     if not executed:
-      if any(run.computes(each.tensor) for _, _, observed in self._observed for each in observed):
+      if any(True for _ in _computed(run, self._watched)):
         self._warn_if_unattempted(is_attempted=False)
       return None
     if self._is_new_session:
+      self._read_state(run_context.session)
       self._is_new_session = False
-      # Not in after_create_session: other hooks, as Horovod's, may set the counts and the scale there.
-      if self._counters:
-        self.attempted, self.skipped = [int(value) for value in run_context.session.run(self._counters)]
-        self._logged, self._last_applied = (self.attempted, self.skipped), self.attempted
-        self._changes.clear()  # at counts that were not restored
-      self._has_changed(float(run_context.session.run(self._scale)))
-      self._write()
-    fetches: Dict[str, Any] = {"statuses": [status for status, _ in executed]}
+    fetches: Dict[str, Any] = {"statuses": [each.status for each in executed]}
     if self._is_stalled(more_skips=len(executed)) and (not self._warned or len(executed) > 1):
-      self._fetched = [each for _, observed in executed for each in observed if run.computes(each.tensor)]
+      self._fetched = list(_computed(run, executed))
       fetches["diagnoses"] = [each.fetch for each in self._fetched]
     return tf.train.SessionRunArgs(fetches)
+
+  def _read_state(self, session: tf.Session) -> None:
+    """Reads counts and scale at the first step of a session: other hooks, as Horovod's, may set them before it."""
+    if self._counters:
+      self.attempted, self.skipped = [int(value) for value in session.run(self._counters)]
+      self._logged, self._last_applied = (self.attempted, self.skipped), self.attempted
+      self._changes.clear()  # at counts that were not restored
+    self._has_changed(float(session.run(self._scale)))
+    self._write()
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
     results = run_values.results or {"statuses": []}
@@ -202,8 +223,8 @@ class LossScaleHook(tf.train.SessionRunHook):
   def end(self, session: tf.Session) -> None:
     del session
     if not self.attempted:
-      for train_op, _, _ in self._observed:
-        log.warn("LossScaleHook: no Session run executed the train op %s.", train_op.name)
+      for watched in self._watched:
+        log.warn("LossScaleHook: no Session run executed the train op %s.", watched.train_op.name)
     elif self._logged[0] < self.attempted:
       self._log()
     self._write()
@@ -226,7 +247,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     Call `begin()` after `minimize` and before the session runs, and at the end `end(session)`, which writes the last
     values. `on_stall="stop"` stops nothing here. Raises a RuntimeError without `begin()`.
     """
-    if not hasattr(self, "_events"):
+    if self._events is None:
       raise RuntimeError("Before LossScaleHook.run(), call begin(): after minimize(), before the session runs.")
     if session is not self._session:
       self.after_create_session(session, None)

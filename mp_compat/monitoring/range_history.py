@@ -131,6 +131,11 @@ class History:
     formats = {tensor.format for tensor in self.tensors.values() if tensor.is_selected}
     return BFLOAT16 if formats == {BFLOAT16} else FLOAT16
 
+  def doubtful_scales(self) -> Dict[str, int]:
+    """Returns `Tensor.doubtful_scale` of the selected tensors that have one, by name."""
+    scales = {name: tensor.doubtful_scale() for name, tensor in self.tensors.items() if tensor.is_selected}
+    return {name: scale for name, scale in scales.items() if scale is not None}
+
   def add(self, record: Dict[str, Any]) -> None:
     """Adds a record, as GradientRangesHook makes it; ignores tensors whose scale is neither None nor a positive number.
 
@@ -219,8 +224,6 @@ def advise(history: History) -> Optional[Advice]:
 def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
   """Returns the kind of advice, and two sentences: what to do, and why; `bounds` fit all records."""
   low, high, smallest, largest = bounds
-  scales = [(name, tensor.doubtful_scale()) for name, tensor in history.tensors.items() if tensor.is_selected]
-  doubtful = [(scale, name) for name, scale in scales if scale is not None]
   kept = "keep 99% of each tensor's magnitude in {} and overflow in no {}record.".format(
     history.format.name, "finite " if history.overflows else ""
   )
@@ -235,11 +238,12 @@ def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
       action = "Compute {largest} in float32, or make the loss smaller, for example a mean instead of a sum."
     facts = " No scale fits step {step}: {smallest} needs at least 2**{low}, and {largest} overflows above 2**{high}."
     return "float32", (action + facts).format(step=step, **worst._asdict())
-  if doubtful and max(doubtful)[0] < high - MARGIN:
+  doubtful = history.doubtful_scales()
+  if doubtful and max(doubtful.values()) < high - MARGIN:
     return "unknown", (
       "Record with a loss scale of 2**{}. At 2**{}, values at the lower end of float16's range, or only zeros, "
       "indicate that smaller ones were lost in {}.".format(
-        high - MARGIN, max(doubtful)[0], enumeration([name for _, name in doubtful], 5)
+        high - MARGIN, max(doubtful.values()), enumeration(list(doubtful), 5)
       )
     )
   if low == 0 and high >= MARGIN and not history.overflows:

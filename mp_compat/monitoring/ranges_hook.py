@@ -147,20 +147,23 @@ class GradientRangesHook(tf.train.SessionRunHook):
       file.write(text)
 
 
-def record_of(run: int, step: int, ranges: Dict[str, Any], report: gradient_ranges.Report) -> Dict[str, Any]:
+def record_of(
+  run: int, step: int, ranges: gradient_ranges.GradientRange, report: gradient_ranges.Report
+) -> Dict[str, Any]:
   """Returns the fetched ranges of a report as a dictionary for JSON; leaves out tensors that were not computed."""
   tensors = collections.OrderedDict()
-  for name, values in ranges.items():
-    counts = [int(count) for count in values.exponents]
+  for (name, item), row in zip(report.measured.items(), zip(*ranges)):
+    values = gradient_ranges.GradientRange(*row)
+    counts = values.exponents.tolist()
     total = sum(counts)
     if not total:
       continue  # empty, or in a branch that was not executed
-    zeros = int(round(float(values.zeros) * total))
+    zeros = int(round(values.zeros * total))
     counts[0] -= zeros
     tensors[name] = {
-      "selected": report.measured[name].is_selected,
-      "dtype": report.measured[name].dtype,
-      "scale": None if report.measured[name].scale is None else float(values.scale),
+      "selected": item.is_selected,
+      "dtype": item.dtype,
+      "scale": None if item.scale is None else float(values.scale),
       "noise": bool(values.noise),
       "zeros": zeros,
       "nonfinite": counts[255],

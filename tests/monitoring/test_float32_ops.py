@@ -1,5 +1,8 @@
 """Tests of float32_ops, on models whose ops and their inputs are known."""
 
+import collections
+import sys
+
 import pytest
 
 import mp_compat
@@ -103,6 +106,30 @@ def test_sources_before_loops_are_found(version):
     _, product = tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, tf.matmul(y, x)), [0, x])
   found = listed(tf.matmul(product, product, name="after"))
   assert found["after"] == ("MatMul", "x (Placeholder)")
+
+
+def test_cast_in_loop_is_named():
+  """It reaches the product from the end of the loop's body."""
+  x, w = placeholder([3, 3]), weights("w", [3, 3], tf.float32)
+  with testing.control_flow(1):
+
+    def body(i, y):
+      return i + 1, tf.cast(tf.cast(tf.matmul(y, w, name="product"), tf.float16), tf.float32, name="back")
+
+    _, product = tf.while_loop(lambda i, _: i < 2, body, [0, x])
+  assert listed(product) == {"while/product": ("MatMul", "while/back (Cast from float16)", "x (Placeholder)")}
+
+
+def test_deep_models_take_linear_time():
+  layers, hidden, counter = 300, placeholder([2, 4]), collections.Counter()
+  for index in range(layers):
+    hidden += tf.nn.relu(tf.matmul(hidden, weights("w{}".format(index), [4, 4], tf.float32)))
+  sys.setprofile(lambda frame, event, arg: counter.update([event]))
+  try:
+    assert len(mp_compat.float32_ops(hidden)) == layers
+  finally:
+    sys.setprofile(None)
+  assert counter["call"] < 300 * layers
 
 
 def test_loss_must_be_tensor_of_graph():

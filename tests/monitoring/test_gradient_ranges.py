@@ -13,6 +13,7 @@ from tests import testing
 from tests.testing import Optimizer
 from tests.testing import sgd
 from tests.testing import tf
+from tests.training.test_gpu_kernels import has_gpu_kernel
 
 pytestmark = pytest.mark.usefixtures("graph")
 
@@ -173,6 +174,44 @@ def test_unfetched_ranges_run_no_ops():
   assert ops_run() == before
 
 
+@pytest.mark.parametrize("batch, most", [(4, 0.2), (None, 13)], ids=["small tensors", "tensors of unknown size"])
+def test_few_ops_are_built_for_each_tensor(batch, most):
+  """Tensors of the same shape are counted together, others one by one."""
+  hidden, built = tf.placeholder(tf.float16, [batch, 8]), []
+  with tf.variable_scope("", custom_getter=mp_compat.float32_variable_storage_getter):
+    for layer in range(9):
+      hidden += tf.tanh(tf.matmul(hidden, tf.get_variable("w{}".format(layer), [8, 8], tf.float16)))
+      if layer in (2, 8):
+        opt = Optimizer(sgd(), "dynamic")
+        opt.minimize(tf.reduce_mean(tf.cast(hidden, tf.float32)))
+        before = len(tf.get_default_graph().get_operations())
+        tensors = len(mp_compat.gradient_ranges(opt))
+        built.append((tensors, len(tf.get_default_graph().get_operations()) - before))
+  (few_tensors, few_ops), (many_tensors, many_ops) = built
+  assert many_tensors >= few_tensors + 4 * 6 and many_ops - few_ops <= most * (many_tensors - few_tensors)
+
+
+@pytest.mark.skipif(not tf.test.is_built_with_cuda(), reason="a CPU build knows no GPU kernels")
+def test_gradients_are_counted_on_gpu(graph):
+  """Nothing of the size of a gradient is copied to the host."""
+  x = tf.placeholder(tf.float16, [700, 300])
+  w = tf.get_variable("w", [300, 500], initializer=tf.zeros_initializer())
+  b = tf.get_variable("b", [500], initializer=tf.zeros_initializer())
+  opt = Optimizer(sgd(), "dynamic")
+  product = tf.nn.bias_add(tf.matmul(x, tf.cast(w, tf.float16)), tf.cast(b, tf.float16))
+  opt.minimize(tf.reduce_mean(tf.cast(product, tf.float32)))
+  before = len(graph.get_operations())
+  mp_compat.gradient_ranges(opt)
+  checked = []
+  for op in graph.get_operations()[before:]:
+    arguments = [argument.name for argument in op.op_def.input_arg]
+    large = [name for name, tensor in zip(arguments, op.inputs) if (tensor.shape.num_elements() or 0) >= 150000]
+    if large and op.type != "Shape":
+      checked.append(op.type)
+      assert has_gpu_kernel(op, lambda name, large=large: name in large), op.type
+  assert {"Cast", "Bitcast", "Bincount", "Max", "Sum"} <= set(checked)
+
+
 def test_sparse_and_accumulated_gradients():
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
   x = tf.placeholder(tf.float32, [3, 2])
@@ -325,8 +364,9 @@ def test_fed_gradients_without_backward_pass():
   opt = Optimizer(sgd(), 2.0**4, check_computed_gradients=False)
   ((grad, _),) = opt.compute_gradients(tf.reduce_sum(v * x), [v])
   train_op = opt.apply_gradients([(tf.clip_by_norm(grad, 1.0), v)])
-  ranges, _, is_complete = gradient_ranges.report(opt, tf.float16)
-  assert describe(opt) == {"v:0": (False, "float32", True)} and not is_complete
+  ranges = mp_compat.gradient_ranges(opt)
+  assert describe(opt) == {"v:0": (False, "float32", True)}
+  assert not gradient_ranges.report(opt, tf.float16).is_complete
   with testing.initialized_session() as sess:
     measured, _ = sess.run([ranges, train_op], {grad: [0.25, 0.5]})
   check(measured["v:0"], [0.25, 0.5], 1.0)

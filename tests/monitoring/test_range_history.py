@@ -263,16 +263,18 @@ def test_damaged_lines_are_skipped(damaged):
 
 
 def test_record_contains_fetched_counts():
-  counts = np.zeros(256, np.int32)
-  counts[[0, 1, 127, 255]] = [7, 2, 5, 1]
-  measured = mp_compat.GradientRange(counts, 5 / 15, 0.0, 0.0, np.float32(1.5), 1, -1, np.float32(8.0), False)
-  empty = measured._replace(exponents=np.zeros(256, np.int32))
+  counts = np.zeros([2, 256], np.int32)
+  counts[0, [0, 1, 127, 255]] = [7, 2, 5, 1]
+  ones = np.ones(2, np.float32)
+  measured = mp_compat.GradientRange(
+    counts, 5 / 15 * ones, 0 * ones, 0 * ones, 1.5 * ones, ones, -ones, 8 * ones, [0, 0]
+  )
   described = gradient_ranges.Measured("", None, scale="known", dtype="float16", is_selected=False)
-  report = gradient_ranges.Report({}, {"a": described}, True)
-  got = ranges_hook.record_of(2, 3, {"a": measured, "b": empty}, report)
+  report = gradient_ranges.Report({"a": described, "empty": described}, None, True)
+  got = ranges_hook.record_of(2, 3, measured, report)
   tensor = dict(selected=False, dtype="float16", scale=8.0, noise=False, zeros=5, nonfinite=1, largest=1.5)
   tensor["exponents"] = {"-127": 2, "-126": 2, "0": 5}
   assert got == {"run": 2, "step": 3, "complete": True, "tensors": {"a": tensor}}
   assert json.loads(json.dumps(got)) == got
   report.measured["a"] = described._replace(scale=None)
-  assert ranges_hook.record_of(2, 3, {"a": measured}, report)["tensors"]["a"] == dict(tensor, scale=None)
+  assert ranges_hook.record_of(2, 3, measured, report)["tensors"]["a"] == dict(tensor, scale=None)

@@ -1,4 +1,4 @@
-"""Tests of GradientRangesHook in sessions, of its files, and of the command that draws them."""
+"""Tests of GradientRangesHook in sessions, and of its files."""
 
 import collections
 import json
@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 import mp_compat
-from mp_compat import __main__ as command_line
-from mp_compat.monitoring import plot
 from mp_compat.monitoring import range_history
 from tests import testing
-from tests.monitoring import test_range_history as recorded
 from tests.programs.table import VERSION
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
@@ -136,7 +133,7 @@ def test_run_continues_damaged_file(tmp_path):
   path.write_bytes(first.replace(b"w:0", b"w\xff0") + second + third[:30] + b"\xff")
   hook = train(tmp_path, [FINITE])
   assert hook._history.steps == [1, 2, 4] and {"w\ufffd0", "w:0"} < set(hook._history.tensors)
-  assert plot.read_ranges(str(tmp_path))[0].steps == [1, 2, 4]
+  assert range_history.read(range_history.read_text(str(path))).steps == [1, 2, 4]
 
 
 def test_file_without_records_is_kept(tmp_path, warnings):
@@ -191,7 +188,7 @@ def test_writers_do_not_collide(tmp_path):
       sess.run(train_op, {training.x: FINITE})
   tags = collections.Counter(value.tag for value in summaries(tmp_path))
   assert (tags["loss"], tags["loss_scale/scale"], tags["gradient_ranges/w:0"]) == (5, 6, 5)
-  assert plot.read(directory).steps == [0, 1, 2, 3, 4, 5]
+  assert [step for step, _ in testing.events(directory)["loss_scale/scale"]] == [0, 1, 2, 3, 4, 5]
 
 
 def test_advice_is_logged_when_it_changes(lines, tmp_path):
@@ -321,105 +318,6 @@ def test_hook_writes_nothing_by_default(lines, monkeypatch, tmp_path):
 def test_wrong_every_n_steps_raises(every_n_steps):
   with pytest.raises(ValueError, match="every_n_steps must be an int of at least 1, but got " + repr(every_n_steps)):
     mp_compat.GradientRangesHook(None, every_n_steps)
-
-
-# --- the drawing ---------------------------------------------------------------------------------------------------
-
-
-def draw(measured, **changes_of_advice):
-  pytest.importorskip("matplotlib")
-  return plot.draw_ranges(measured, range_history.advise(measured)._replace(**changes_of_advice))
-
-
-@pytest.mark.parametrize(
-  "tensors, text",
-  [(1, "advice "), (300, "advice ")]
-  + [pytest.param(tensors, "", marks=pytest.mark.slow) for tensors in (20, 60, 61, 1000)],
-)
-def test_texts_of_drawing_do_not_overlap(tensors, text):
-  """The texts are within the figure, and up to 60 tensors are labeled."""
-  names = ["gradients/model_1/block/dense_{}/MatMul_grad/MatMul".format(index) for index in range(tensors)]
-  steps = [recorded.record(step, {name: {-20: 5, -9: 1} for name in names}, 1024.0) for step in (0, 2000)]
-  measured = recorded.history(*steps)
-  figure = draw(measured, text=text * 300 or range_history.advise(measured).text)
-  figure.draw_without_rendering()
-  labels = figure.axes[0].get_yticklabels()
-  others = figure.axes[0].get_legend().get_texts() + [axes.xaxis.label for axes in figure.axes]
-  assert min(tensors, 31) <= len(labels) <= 60 and len(figure.texts) == 2 and len(others) == 4
-  texts = figure.texts + others + labels
-  boxes = [text.get_window_extent() for text in texts]
-  for index, box in enumerate(boxes):
-    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
-    assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
-    assert not [texts[other] for other in range(index) if box.overlaps(boxes[other])]
-
-
-def test_tensors_that_decide_are_labeled():
-  """Also if they are neighbors; the advice names the selected ones, and others may be more extreme."""
-  exponents = {"tensor_{:03d}".format(index): {-9: 1} for index in range(319)}
-  exponents.update({"tensor_100": {-30: 1}, "tensor_101": {-5: 1}})
-  measured = recorded.record(1, exponents)
-  unselected = recorded.record(1, {"tensor_201": {-60: 1}, "tensor_203": {3: 1}}, dtype="float32", selected=False)
-  history = recorded.history(recorded.together(measured, unselected))
-  figure = draw(history)
-  figure.draw_without_rendering()
-  axes = figure.axes[0]
-  rows = {label.get_text(): row for label, row in zip(axes.get_yticklabels(), axes.get_yticks())}
-  assert {"tensor_100", "tensor_101", "tensor_201", "tensor_203"} < set(rows) and len(rows) > 50
-  assert max(abs(row - int(name[-3:])) for name, row in rows.items()) == 2  # of tensor_101
-  boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
-  assert not [one for index, one in enumerate(boxes) if any(one.overlaps(other) for other in boxes[:index])]
-
-
-def test_drawing_shows_what_advice_rests_on():
-  finite = {"a": {0: 5}, "wide": {-30: 2**50, 14: 1}, "b": {-10: 5}}
-  records_of_step = [
-    recorded.record(0, exponents, 16.0, nonfinite, zeros=0, dtype="float32")
-    for exponents, nonfinite in [(finite, 0), ({"nan": {0: 1}}, 3)]
-  ]
-  measured = recorded.history(recorded.together(*records_of_step))
-  figure = draw(measured)
-  axes, fitting = figure.axes
-  assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "wide", "b", "nan"]
-  (red,) = axes.patches
-  box = red.get_window_extent().transformed(axes.transData.inverted())
-  np.testing.assert_allclose(sorted([box.y0, box.y1]), [2.5, 3.5])
-  bars = [(bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_x() + bar.get_width()) for bar in fitting.patches]
-  assert bars == [(row, *measured.tensors[name].bounds[:2]) for row, name in enumerate(["a", "wide", "b"])]
-  colors = [
-    "#{:02X}{:02X}{:02X}".format(*[round(255 * part) for part in bar.get_facecolor()[:3]]) for bar in fitting.patches
-  ]
-  assert colors == [plot.BLUE, plot.RED, plot.BLUE]  # No scale fits the second one.
-
-
-def test_command_writes_drawing_and_advice(tmp_path, capsys):
-  pytest.importorskip("matplotlib")
-  train(tmp_path, [FINITE] * 3)
-  shutil.copy(str(tmp_path / "ranges" / "gradient_ranges.jsonl"), str(tmp_path / "gradient_ranges.jsonl.bak"))
-  target = tmp_path / "ranges.png"
-  assert command_line.main(["ranges", str(tmp_path), "-o", str(target)]) == 0
-  out = capsys.readouterr().out
-  assert out.startswith("Wrote {}. Advice: No loss scaling is needed.".format(target)) and out.endswith(".\n")
-  assert target.read_bytes().startswith(b"\x89PNG")
-
-
-def test_command_explains_what_is_missing(tmp_path, capsys):
-  def fails(text):
-    assert command_line.main(["ranges", str(tmp_path), "-o", str(tmp_path / "ranges.png")]) == 2
-    assert text in capsys.readouterr().err
-
-  fails("no gradient_ranges.jsonl below " + str(tmp_path))
-  path = tmp_path / "a" / "gradient_ranges.jsonl"
-  path.parent.mkdir()
-  path.write_text("")
-  fails("are zero or empty")
-  path.write_text("damaged\n")
-  fails("none of the 1 lines is a record of GradientRangesHook")
-  (tmp_path / "b").mkdir()
-  (tmp_path / "b" / path.name).write_text("")
-  fails("found several runs below")
-  with pytest.raises(plot.PlotError):
-    plot.read_ranges(str(tmp_path / "missing"))
 
 
 SOAK = """

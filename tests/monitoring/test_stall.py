@@ -33,6 +33,17 @@ def masked_softmax(logits):
   return tf.nn.softmax(logits + tf.multiply(tf.zeros_like(logits), -(2.0**32), name="mask"))
 
 
+def masked_by_infinity(logits):
+  """Returns a softmax of which a mask of -inf removes one value, as attention does."""
+  mask = tf.placeholder_with_default(tf.constant([[0.0, -np.inf]], logits.dtype), [1, 2], name="mask")
+  return tf.nn.softmax(tf.concat([logits, logits], axis=1) + mask)[:, :1] * logits
+
+
+def root_and_mask(x):
+  logits = two_layers(x)
+  return tf.sqrt(logits) + masked_by_infinity(logits)
+
+
 def softmax_by_hand(logits):
   exponential = tf.exp(logits)
   return exponential / tf.reduce_sum(exponential)
@@ -82,6 +93,15 @@ REASONS = {
     "The first value of the forward pass that is not finite is mask/y.",
     "because float16 ends at 65504: compute mask/y in float32, or with smaller values, such as a mask of -1e4 instead",
   ),
+  "mask that is no reason": (
+    ([np.nan, 1.0], tf.float16, lambda: "dynamic", lambda x: tf.cast(masked_by_infinity(two_layers(x)), tf.float32)),
+    "The first value of the forward pass that is not finite is Placeholder.",
+    "No scale makes the loss finite: correct the input Placeholder.",
+  ),
+  "mask beside infinite gradient": (
+    ([0.0, 0.0], tf.float32, lambda: "dynamic", root_and_mask),
+    "The loss (float32) is finite.\nThe first value of the backward pass that is not finite is gradients/Sqrt_grad/",
+  ),
   "float16 loss": (
     ([6.0, 6.0], tf.float16, lambda: "dynamic", lambda x: softmax_by_hand(two_layers(x))),
     "The loss (float16) is not finite.\nThe first value of the forward pass that is not finite is Exp.",
@@ -89,7 +109,7 @@ REASONS = {
   ),
   "skipped by loss scale": (
     ([1.0, 1.0], tf.float32, lambda: testing.SkipsFiniteSteps(8.0), two_layers),
-    "All gradients are finite here: the loss scale itself or another process decided to skip.",
+    "All gradients of this process are finite: the loss scale itself or another process decided to skip.",
   ),
   "value in branch": (
     ([1.0, -1.0], tf.float32, lambda: 2.0, root_in_branch),
