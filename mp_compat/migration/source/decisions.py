@@ -4,7 +4,7 @@
 import collections
 import itertools
 import re
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Set, Tuple, Union
 
 import libcst as cst
 from libcst import matchers as m
@@ -106,7 +106,8 @@ def _in_names(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> _Found:
 
 def _in_imports(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> _Found:
   """Finds imports of old names that stay because of a comment, of whole modules, and of Keras's class."""
-  for node in [*source.find(cst.Import), *source.find(cst.ImportFrom)]:
+  imports: List[Union[cst.Import, cst.ImportFrom]] = [*source.find(cst.Import), *source.find(cst.ImportFrom)]
+  for node in imports:
     module = names.module_of(node)
     if node not in texts and rewriting.new_import(source, node):
       yield node, "unresolved", rewriting.new_import(source, node)
@@ -130,7 +131,8 @@ def _in_guards(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> _Found:
 
 
 def _in_strings(source: ParsedSource) -> _Found:
-  for node in [*source.find(cst.SimpleString), *source.find(cst.FormattedStringText)]:
+  strings: List[Union[cst.SimpleString, cst.FormattedStringText]] = [*source.find(cst.SimpleString)]
+  for node in strings + source.find(cst.FormattedStringText):
     value = node.raw_value if isinstance(node, cst.SimpleString) else node.value
     is_docstring = isinstance(source.parents[node], cst.Expr)
     if not is_docstring and (_TEXT.search(value) or value.rpartition(".")[2] in names.DISTINCTIVE):
@@ -140,7 +142,7 @@ def _in_strings(source: ParsedSource) -> _Found:
 def _in_calls(source: ParsedSource) -> _Found:
   """Finds calls and classes that behave otherwise with this package."""
   calls: Dict[str, List[cst.CSTNode]] = collections.defaultdict(list)
-  tested = set()  # the names in type tests
+  tested: Set[cst.CSTNode] = set()  # the names in type tests
   for call in source.find(cst.Call):
     called = source.full_names(call.func) | source.meanings(call.func)
     for kind, pattern in _CALLS.items():

@@ -2,7 +2,7 @@
 """Parses a source, and answers which of its expressions are old names, and where they are."""
 
 import re
-from typing import Collection, List, NamedTuple, Optional, Set, Tuple, Type, TypeVar, Union
+from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Set, Tuple, Type, TypeVar, Union
 
 import libcst as cst
 from libcst import matchers as m
@@ -102,12 +102,16 @@ class ParsedSource:
     if self.module.bytes != (source.encode("utf-8") if isinstance(source, str) else source):
       raise ValueError("LibCST would drop characters of it; remove form feeds before code, and end all lines with \\n")
     self.code = self.module.code.encode("utf-8")
-    providers = (metadata.ParentNodeProvider, metadata.ScopeProvider, metadata.ExpressionContextProvider)
-    self.parents, self._scopes, self._contexts = map(wrapper.resolve_many(providers).__getitem__, providers)
+    found: Any = wrapper.resolve_many(
+      [metadata.ParentNodeProvider, metadata.ScopeProvider, metadata.ExpressionContextProvider]
+    )
+    self.parents: Mapping[cst.CSTNode, cst.CSTNode] = found[metadata.ParentNodeProvider]
+    self._scopes: Mapping[cst.CSTNode, Any] = found[metadata.ScopeProvider]
+    self._contexts = found[metadata.ExpressionContextProvider]
     self._spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
     self.expressions = [node for node in self._scopes if isinstance(node, (cst.Name, cst.Attribute))]
     # Names that are deleted, or bound where LibCST sees no binding or puts it into another scope.
-    nodes = [node.target for node in self.find(cst.NamedExpr)]
+    nodes: List[cst.CSTNode] = [node.target for node in self.find(cst.NamedExpr)]
     nodes += [node for kind in _REBINDING for node in self.find(kind)]
     self._unclear = {dotted(name) for node in nodes for name in m.findall(node, m.Name())} | set(unclear)
     self._stars = [self.start(node) for node in self.find(cst.ImportFrom) if isinstance(node.names, cst.ImportStar)]
