@@ -177,15 +177,16 @@ DECISIONS = [
   ("x = load(f'tensorflow.keras.mixed_precision.experimental.{name}')", "text"),
   ("module.DynamicLossScale()", "unresolved"),
 ]
-# Old names that the source does without.
-GUARDS = [
-  "try:\n  from tensorflow.train.experimental import LossScale\nexcept ImportError:\n  LossScale = None\n",
-  "try:\n  from tensorflow.contrib.mixed_precision import LossScaleManager\nexcept:\n  pass\n",
-  "import tensorflow as tf\ntry:\n  x = tf.train.experimental.LossScale\nexcept AttributeError:\n  x = None\n",
-]
-TAKEN = [
-  "try:\n  import mp_compat\nexcept ImportError:\n  mp_compat = None\n",
-  "import other as mp_compat\n",
-  "def f():\n  import mp_compat\n",
-  "def f():\n  global mp_compat\n  mp_compat = other\n",
+# Sources below "import tensorflow as tf", with their only decision: its kind and what to write.
+ONE_DECISION = [
+  ("try: from tensorflow.train.experimental import LossScale\nexcept ImportError: LossScale = None\n", "guard", ""),
+  ("try: from tensorflow.contrib.mixed_precision import LossScaleManager\nexcept: pass\n", "guard", ""),
+  ("try: x = tf.train.experimental.LossScale\nexcept AttributeError: x = None\n", "guard", ""),
+  ("try: import mp_compat\nexcept ImportError: mp_compat = None\n", "name-taken", "mp_compat.LossScale"),
+  ("import other as mp_compat\n", "name-taken", "mp_compat.LossScale"),
+  ("def f():\n  import mp_compat\n", "name-taken", "mp_compat.LossScale"),
+  ("def f():\n  global mp_compat\n  mp_compat = other\n", "name-taken", "mp_compat.LossScale"),
+  ("x.DynamicLossScale", "unresolved", "mp_compat.DynamicLossScale"),
+  ("f().tf.train.experimental.FixedLossScale", "unresolved", "mp_compat.FixedLossScale"),
+  ("x.tf.keras.mixed_precision.LossScaleOptimizer", "keras", "mp_compat.keras.LossScaleOptimizer"),
 ]

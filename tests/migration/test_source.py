@@ -83,30 +83,12 @@ def test_decisions_have_place_and_persist(code, kinds, tmp_path):
   assert ("checkpoints" in get_kinds(found)) and not again.changes
 
 
-@pytest.mark.parametrize("code", source_cases.GUARDS)
-def test_fallback_for_old_name_is_reported(code, tmp_path):
-  found = migrate_text(code, tmp_path)
-  assert get_kinds(found) == ["guard"] and found.changes
-
-
-@pytest.mark.parametrize("code", source_cases.TAKEN)
-def test_name_is_not_used_if_taken(code, tmp_path):
-  found = migrate_text("import tensorflow as tf\n" + code + "tf.train.experimental.LossScale\n", tmp_path)
-  assert get_kinds(found) == ["name-taken"] and not found.changes
-  assert found.decisions[0].new == "mp_compat.LossScale"
-
-
-@pytest.mark.parametrize(
-  "expression, new",
-  [
-    ("x.DynamicLossScale", "mp_compat.DynamicLossScale"),
-    ("f().tf.train.experimental.FixedLossScale", "mp_compat.FixedLossScale"),
-    ("x.tf.contrib.mixed_precision.LossScaleOptimizer", "mp_compat.contrib.mixed_precision.LossScaleOptimizer"),
-  ],
-)
-def test_decision_says_what_to_write(expression, new, tmp_path):
-  (found,) = (one for one in migrate_text(expression, tmp_path).decisions if one.kind == "unresolved")
-  assert found.new == new
+@pytest.mark.parametrize("code, kind, new", source_cases.ONE_DECISION)
+def test_decision_says_what_to_write(code, kind, new, tmp_path):
+  use = "tf.train.experimental.LossScale\n" if kind == "name-taken" else ""
+  found = migrate_text("import tensorflow as tf\n" + code + use, tmp_path)
+  assert [(decision.kind, decision.new) for decision in found.decisions] == [(kind, new)]
+  assert bool(found.changes) == (kind == "guard")
 
 
 def test_docs_contain_names_and_decisions():

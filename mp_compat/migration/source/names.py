@@ -115,7 +115,7 @@ class ParsedSource:
     nodes += [node for kind in _REBINDING for node in self.find(kind)]
     self._unclear = {dotted(name) for node in nodes for name in m.findall(node, m.Name())} | set(unclear)
     self._stars = [self.start(node) for node in self.find(cst.ImportFrom) if isinstance(node.names, cst.ImportStar)]
-    self._runs_text = any(node.value in ("exec", "globals") for node in self.find(cst.Name))
+    self._runs_text = any(dotted(node) in ("exec", "globals", "locals") for node in self.expressions)
     # Attributes of TensorFlow's modules that the source assigns or deletes.
     self._assigned = {
       node.attr.value
