@@ -175,6 +175,7 @@ DECISIONS = [
   ("mock.patch('tensorflow.python.training.experimental.loss_scale.DynamicLossScale')", "text"),
   ("x = importlib.import_module('tf.compat.v1.mixed_precision')", "text"),
   ("x = load(f'tensorflow.keras.mixed_precision.experimental.{name}')", "text"),
+  ("def f(x: 'tf.train.experimental.LossScale') -> 'A': pass", "text"),
   ("module.DynamicLossScale()", "unresolved"),
 ]
 # Sources below "import tensorflow as tf", with their only decision: its kind and what to write.

@@ -165,8 +165,8 @@ def _in_calls(source: ParsedSource) -> _Found:
     calls.pop("clipped-gradients", None)
   for kind, nodes in calls.items():
     yield from ((node, kind, "") for node in nodes if optimizers or kind == "fixed-scale")
-  if not calls["checkpoints"]:
-    yield from ((node, "checkpoints", "") for node in optimizers[:1])
+  if optimizers and not calls["checkpoints"]:
+    yield min(optimizers, key=source.start), "checkpoints", ""
 
 
 def _in_private_names(source: ParsedSource) -> _Found:

@@ -109,7 +109,8 @@ class ParsedSource:
     self._scopes: Mapping[cst.CSTNode, Any] = found[metadata.ScopeProvider]
     self._contexts = found[metadata.ExpressionContextProvider]
     self._spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
-    self.expressions = [node for node in self._scopes if isinstance(node, (cst.Name, cst.Attribute))]
+    expressions: List[Expression] = [*self.find(cst.Name), *self.find(cst.Attribute)]
+    self.expressions = [node for node in expressions if node in self._scopes]
     # Names that are deleted, or bound where LibCST sees no binding or puts it into another scope.
     nodes: List[cst.CSTNode] = [node.target for node in self.find(cst.NamedExpr)]
     nodes += [node for kind in _REBINDING for node in self.find(kind)]
