@@ -55,20 +55,8 @@ PRIVATE: Tuple[Tuple[str, Dict[str, str]], ...] = (
   ("__internal__.mixed_precision", _REGISTER),
 )
 
-# Modules with no other content, each replaced as a whole by one of this package.
-_MODULES = {
-  "contrib.mixed_precision": _CONTRIB,
-  "contrib.mixed_precision.python.loss_scale_manager": _CONTRIB,
-  "contrib.mixed_precision.python.loss_scale_optimizer": _CONTRIB,
-  "python.training.experimental.loss_scale": _FLAT,
-  "python.training.experimental.loss_scale_optimizer": _FLAT,
-  "python.training.experimental.mixed_precision": _FLAT,
-  "python.keras.mixed_precision.experimental.loss_scale_optimizer": _KERAS,
-}
-
-OLD_NAMES: Dict[str, str] = {"tensorflow." + path: new for path, new in _MODULES.items()}
-OLD_NAMES.update(
-  ("tensorflow.{}.{}".format(path, name), new)
+OLD_NAMES: Dict[str, str] = {
+  "tensorflow.{}.{}".format(path, name): new
   for path, replacements in PUBLIC + PRIVATE
   for name, new in replacements.items()
-)
+}

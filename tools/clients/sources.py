@@ -26,12 +26,12 @@ from mp_compat import __main__ as command_line
 
 # The number of rewritten names, and of decisions of each kind, counted by hand in the diffs and the sources.
 EXPECTED = {
-  "tensor2tensor==1.15.7": (2, {"checkpoints": 1, "unresolved": 2}),
+  "tensor2tensor==1.15.7": (1, {"checkpoints": 1, "unresolved": 3}),
   "OpenNMT-tf==2.8.1": (2, {"isinstance": 1}),
-  "tf-models-official==2.2.2": (8, {"checkpoints": 3, "isinstance": 2, "wrapped-twice": 1, "text": 1}),
-  "finetune==0.10.0": (2, {"checkpoints": 1}),
-  "neurst==0.1.2": (5, {"isinstance": 2, "keras": 2, "private-state": 7, "subclass": 1}),
-  "deepmd-kit==3.2.0": (4, {"checkpoints": 2}),
+  "tf-models-official==2.2.2": (8, {"checkpoints": 3, "isinstance": 2, "wrapped-twice": 2, "text": 1}),
+  "finetune==0.10.0": (2, {"checkpoints": 1, "clipped-gradients": 1}),
+  "neurst==0.1.2": (5, {"isinstance": 2, "keras": 1, "private-state": 2, "subclass": 1}),
+  "deepmd-kit==3.2.0": (0, {"checkpoints": 2, "unresolved": 4}),
 }
 
 
@@ -66,7 +66,7 @@ def examine(package, expected, show):
     sources = fetch(package, top)
     before, report = digests(sources), os.path.join(top, "report.json")
     code, said = migrate("--json", report, *([sources] if show else ["--check", sources]))
-    client.check(code == (0 if show else 1), said)
+    client.check(code == (1 if expected[0] and not show else 0), said)
     with open(report) as file:
       found = json.load(file)
     kinds = collections.Counter(decision["kind"] for decision in found["decide"])

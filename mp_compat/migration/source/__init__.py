@@ -6,28 +6,22 @@ TensorFlow.
 """
 
 import os
-import re
 import tempfile
 from typing import Iterator, NamedTuple, Sequence, Tuple
 
 import libcst as cst
 
+from mp_compat.migration.source import decisions
+from mp_compat.migration.source import rewriting
 from mp_compat.migration.source.decisions import Decision
-from mp_compat.migration.source.decisions import DecisionFinder
+from mp_compat.migration.source.files import MENTIONS
 from mp_compat.migration.source.files import Notebook
 from mp_compat.migration.source.files import Script
-from mp_compat.migration.source.parsed_source import ParsedSource
-from mp_compat.migration.source.parsed_source import Place
+from mp_compat.migration.source.files import syntax_problem
+from mp_compat.migration.source.names import Place
 from mp_compat.migration.source.rewriting import Change
-from mp_compat.migration.source.rewriting import Rewriter
 
 __all__ = ["Change", "Decision", "Migration", "Place", "find", "migrate_file", "write"]
-
-_SUFFIXES = (".py", ".ipynb")
-# A file that matches none of these has no old names.
-_MENTIONS = re.compile(
-  rb"LossScale|graph_rewrite|loss_scale_wrapper|train(ing)?(\.| +import .*)experimental|mixed_precision"
-)
 
 
 class Migration(NamedTuple):
@@ -39,7 +33,7 @@ class Migration(NamedTuple):
     after: Its new content; equal to `before` if there is nothing to rewrite.
     changes: The rewritten names, a tuple of `Change`.
     decisions: The places to review by hand, a tuple of `Decision`.
-    problem: Why the file could not be read or parsed (it is not Python 3, it is a pipe), or "".
+    problem: Why the file, or cells of it, could not be read or parsed (not Python 3, a pipe), or "".
   """
 
   path: str
@@ -64,14 +58,9 @@ def find(paths: Sequence[str]) -> Iterator[str]:
     if not os.path.isdir(path):
       yield path
     for folder, folders, files in os.walk(path):
-      folders[:] = sorted(
-        name
-        for name in folders
-        if not name.startswith(".")
-        and name != "__pycache__"
-        and not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
-      )
-      yield from (os.path.join(folder, name) for name in sorted(files) if name.endswith(_SUFFIXES))
+      sources = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+      folders[:] = sorted(name for name in sources if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg")))
+      yield from (os.path.join(folder, name) for name in sorted(files) if name.endswith((".py", ".ipynb")))
 
 
 def migrate_file(path: str) -> Migration:
@@ -82,21 +71,11 @@ def migrate_file(path: str) -> Migration:
   try:
     with open(path, "rb") as content:
       before = content.read()
-    if not _MENTIONS.search(before):
-      return Migration(path, before, before)
-    source = Notebook(before) if path.endswith(".ipynb") else Script(before)
-    parsed = ParsedSource(source.source)
-    rewriter, finder = Rewriter(parsed), DecisionFinder(parsed)
-    return Migration(
-      path,
-      before,
-      source.replaced(rewriter.code, parsed.module.encoding) if rewriter.changes else before,
-      tuple(change._replace(place=source.place(change.place)) for change in rewriter.changes),
-      tuple(decision._replace(place=source.place(decision.place)) for decision in finder.decisions),
-    )
+    if MENTIONS.search(before.decode("latin-1")):
+      return _migrate(path, before)
+    problem = ""
   except cst.ParserSyntaxError as error:
-    place = source.place(Place(0, error.raw_line - bool(error.raw_column), 1))  # LibCST counts one line too many.
-    problem = "{}line {}: this is not Python 3".format("cell {}, ".format(place.cell) if place.cell else "", place.line)
+    problem = syntax_problem(error)
   except RecursionError:
     problem = "its expressions are nested too deeply"
   except (OSError, SyntaxError, ValueError) as error:  # for example missing, or not in its declared encoding
@@ -104,6 +83,16 @@ def migrate_file(path: str) -> Migration:
   except Exception as error:  # A defect of this package concerns one file only.
     problem = "unexpected error, please report it: {!r}".format(error)
   return Migration(path, before, before, problem=problem)
+
+
+def _migrate(path: str, before: bytes) -> Migration:
+  file = Notebook(before) if path.endswith(".ipynb") else Script(before)
+  source = file.parsed
+  texts = rewriting.new_texts(source)
+  after = file.edited(rewriting.make_edits(source, texts)) if texts else before
+  changes = sorted(Change(file.place(source.place(node)), source.text(node), text) for node, text in texts.items())
+  found = [decision._replace(place=file.place(decision.place)) for decision in decisions.find(source, texts)]
+  return Migration(path, before, after, tuple(changes), tuple(found), file.problem)
 
 
 def write(migration: Migration) -> None:

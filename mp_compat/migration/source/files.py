@@ -1,130 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extracts the code of notebooks and scripts as one source, and puts changed code back."""
+"""Extracts the Python code of scripts and notebooks as one source, and makes edits in the file."""
 
 import json
 import re
-from typing import Dict, Iterator, List, Tuple
+from typing import Any, List, Tuple
 
 import libcst as cst
 
-from mp_compat.migration.source.parsed_source import Place
+from mp_compat.migration.source.names import ParsedSource
+from mp_compat.migration.source.names import Place
+from mp_compat.migration.source.rewriting import Edit
 
-MAGIC = "# mp_compat: magic: "
-_END = "\n'mp_compat: end of the cell'\n"  # A statement: no other statement contains parts of two cells.
-_MAGIC_PREFIX = re.compile(r"^[ \t]*(?:pass  )?" + MAGIC, re.M)
-# Lines that IPython accepts but Python does not: `%magic`, `!command`, `?help`, `name?`, `names = !command`.
-_NOT_PYTHON = re.compile(r"[%!?].*|[\w.]+\?{1,2}|[\w, ]+=\s*[%!].*")
+# A text that matches none of these has no old names.
+MENTIONS = re.compile(
+  r"LossScale|graph_rewrite|loss_scale_wrapper|train(ing)?(\.| +import .*)experimental|mixed_precision"
+)
+_STRING = re.compile(r'("(?:[^"\\]|\\.)*")')  # in JSON
+_IPYTHON_LINE = re.compile(r"^([ \t]*)[%!]", re.M)
 _MAGICS_AROUND_PYTHON = ("%%capture", "%%prun", "%%time", "%%timeit")
-_DECODER = json.JSONDecoder()
-_SEPARATORS = re.compile(r"[ \t\r\n,:]*")
+
+
+def syntax_problem(error: cst.ParserSyntaxError) -> str:
+  return "line {}: this is not Python 3".format(error.raw_line - bool(error.raw_column))  # It counts one too many.
 
 
 class Script:
   """A Python file, with the same interface as Notebook."""
 
+  problem = ""
+
   def __init__(self, content: bytes) -> None:
-    self.source = content
+    self.parsed = ParsedSource(content)
 
   def place(self, place: Place) -> Place:
     return place
 
-  def replaced(self, code: str, encoding: str) -> bytes:
-    return code.encode(encoding)
+  def edited(self, edits: List[Edit]) -> bytes:
+    return _edited(self.parsed.code, edits).decode("utf-8").encode(self.parsed.module.encoding)
 
 
 class Notebook:
   """The code cells of a Jupyter notebook (nbformat 4).
 
   Attributes:
-    source: The code of all Python cells as one module. Lines that are not Python are in comments.
+    parsed: The cells as one module, where lines for IPython (`%magic`, `!command`) are comments of the same length.
+    problem: The cells and lines that are left out, because they are not Python, and may have old names; or "".
   """
 
   def __init__(self, content: bytes) -> None:
     """Parses a notebook; raises a ValueError if it is not one."""
-    self._text = content.decode("utf-8")
-    tree = json.loads(self._text)
+    text = content.decode("utf-8")
+    self._pieces = _STRING.split(text)  # Those with odd indices are strings.
+    indices = iter(range(1, len(self._pieces), 2))
+    tree = json.loads(  # In it, each string is replaced by its index.
+      _STRING.sub(lambda _: '"{}"'.format(next(indices)), text),
+      object_pairs_hook=lambda pairs: {self._string(index): value for index, value in pairs},
+    )
     if not isinstance(tree, dict) or not isinstance(tree.get("cells"), list):
       raise ValueError("expected a notebook of nbformat 4, with cells")
-    self._spans: List[Tuple[int, int]] = []  # for each Python cell, where its source is in the file
-    self._lines: List[Tuple[int, int, int]] = []  # for each line of `source`: its cell and number, characters added
-    self.source = ""
-    kernel = tree.get("metadata", {}).get("kernelspec", {})
-    if str(kernel.get("language", "python")).lower() == "python":
-      start, _ = _members(self._text, len(self._text) - len(self._text.lstrip()))["cells"]
-      for number, (cell, (position, _)) in enumerate(zip(tree["cells"], _elements(self._text, start)), 1):
-        if cell.get("cell_type") == "code" and cell.get("source"):
-          self._spans.append(_members(self._text, position)["source"])
-          self._add_cell(number, "".join(cell["source"]))
+    self._cells: List[Tuple[int, List[int], bytes]] = []  # number from 1, indices of the strings of the source, code
+    problems, unclear, module = [], [], ""
+    language = tree.get("metadata", {}).get("kernelspec", {}).get("language")
+    is_python = language is None or self._string(language).lower() == "python"
+    for number, cell in enumerate(tree["cells"] if is_python else (), 1):
+      if self._string(cell["cell_type"]) == "code" and cell["source"]:
+        source = [int(index) for index in ([cell["source"]] if isinstance(cell["source"], str) else cell["source"])]
+        code = "".join(map(self._string, source))
+        python, left_out = _python(code)
+        problems += ["cell {}, {}".format(number, problem) for problem, part in left_out if MENTIONS.search(part)]
+        binding = [part for _, part in left_out if not part.lstrip().startswith("!")]
+        unclear += re.findall(r"\b\w+\b(?!\s*\.)", "\n".join(binding))
+        if python:
+          self._cells.append((number, source, code.encode("utf-8")))
+          module += python + "\n"
+    self.problem = "; ".join(problems)
+    self.parsed = ParsedSource(module, unclear)
 
-  def _add_cell(self, number: int, code: str) -> None:
-    if MAGIC in code or _END.strip() in code:
-      raise ValueError("cell {} contains {!r} or {!r}, which migrate inserts for itself".format(number, MAGIC, _END))
-    prefixes = _prefixes(code)
-    self.source += "\n".join(map(str.__add__, prefixes, code.split("\n"))) + _END
-    self._lines += [(number, line, len(prefix)) for line, prefix in enumerate([*prefixes, ""], 1)]
+  def _string(self, index: Any) -> str:
+    return str(json.loads(self._pieces[int(index)]))
 
   def place(self, place: Place) -> Place:
-    """Returns the place in the notebook (cell, line, column) of a place in `source`."""
-    cell, line, added = self._lines[place.line - 1]
-    return Place(cell, line, max(place.column - added, 1))
+    """Returns the place in the notebook (cell, line, column) of a place in `parsed`."""
+    line = 0
+    for number, _, code in self._cells:
+      if place.line <= line + code.count(b"\n") + 1:
+        return Place(number, place.line - line, place.column)
+      line += code.count(b"\n") + 1
+    raise ValueError("expected a place in a cell, got {}".format(place))
 
-  def replaced(self, code: str, encoding: str) -> bytes:
-    """Returns the notebook with a changed `source`. Only the lines that change are written anew."""
-    del encoding  # JSON is in UTF-8.
-    pieces, position = [], 0
-    for span, old, new in zip(self._spans, self.source.split(_END), code.split(_END)):
-      if old != new:
-        pieces += [self._text[position : span[0]], self._as_json(_MAGIC_PREFIX.sub("", new), *span)]
-        position = span[1]
-    return "".join(pieces + [self._text[position:]]).encode("utf-8")
+  def edited(self, edits: List[Edit]) -> bytes:
+    """Returns the notebook after edits of `parsed`. Only the lines that change are written anew."""
+    pieces, offset = list(self._pieces), 0
+    for _, indices, code in self._cells:
+      end = offset + len(code)
+      inside = [(start - offset, stop - offset, text) for start, stop, text in edits if offset <= start <= end]
+      if inside:
+        first, last = indices[0], indices[-1]
+        new = self._as_json(_edited(code, inside).decode("utf-8"), indices)
+        pieces[first : last + 1] = [new] + [""] * (last - first)
+      offset = end + 1
+    return "".join(pieces).encode("utf-8")
 
-  def _as_json(self, code: str, start: int, end: int) -> str:
-    """Returns the code of a cell as JSON, in the format of its source from `start` to `end`."""
-    ascii_only = self._text.isascii()
-    if self._text[start] == '"':
-      return json.dumps(code, ensure_ascii=ascii_only)
-    spans = list(_elements(self._text, start))
-    texts = [self._text[slice(*span)] for span in spans]
-    known = {json.loads(text): text for text in texts}
-    head = self._text[start + 1 : spans[0][0]]
-    separator = self._text[spans[0][1] : spans[1][0]] if len(spans) > 1 else "," + head
-    lines = re.findall(r".*\n|.+", code)
-    new_texts = [known.get(line) or json.dumps(line, ensure_ascii=ascii_only) for line in lines]
-    return "[" + head + separator.join(new_texts) + self._text[spans[-1][1] : end]
-
-
-def _elements(text: str, start: int) -> Iterator[Tuple[int, int]]:
-  """Yields the start and end of the elements of the JSON array, or of the keys and values of the object, at `start`."""
-  position = start + 1
-  while True:
-    position = _SEPARATORS.match(text, position).end()  # type: ignore[union-attr]  # it matches an empty text
-    if text[position] in "]}":
-      return
-    _, end = _DECODER.raw_decode(text, position)
-    yield position, end
-    position = end
+  def _as_json(self, code: str, indices: List[int]) -> str:
+    """Returns code in the format of the strings that it replaces: one string, or a list with one for each line."""
+    before, after = self._pieces[indices[0] - 1], self._pieces[indices[0] + 1]
+    known = {self._string(index): self._pieces[index] for index in indices}
+    ascii_only = all(piece.isascii() for piece in self._pieces)
+    lines = re.findall(r".*\n|.+", code) if before.rstrip().endswith("[") else [code]
+    separator = after if len(indices) > 1 else "," + before.rpartition("[")[2]
+    return separator.join(known.get(line) or json.dumps(line, ensure_ascii=ascii_only) for line in lines)
 
 
-def _members(text: str, start: int) -> Dict[str, Tuple[int, int]]:
-  """Returns the start and end of the values of a JSON object, by key."""
-  parts = list(_elements(text, start))
-  return {json.loads(text[slice(*key)]): value for key, value in zip(parts[::2], parts[1::2])}
-
-
-def _prefixes(code: str) -> List[str]:
-  """Returns for each line of a cell the text before it that makes it Python."""
-  lines = code.split("\n")
+def _python(code: str) -> Tuple[str, List[Tuple[str, str]]]:
+  """Returns the Python code of a cell, or "", and what is left out, each with the problem."""
   if code.lstrip().startswith("%%") and code.split(None, 1)[0] not in _MAGICS_AROUND_PYTHON:
-    return [MAGIC] * len(lines)
-  prefixes = [""] * len(lines)
-  try:
-    cst.parse_module(code)
-  except cst.ParserSyntaxError:
-    indent, continues = "", False
-    for index, line in enumerate(lines):
-      is_magic = continues or bool(_NOT_PYTHON.fullmatch(line.strip()))
-      if not continues:
-        indent = line[: len(line) - len(line.lstrip())]
-      prefixes[index] = indent + "pass  " + MAGIC if is_magic else ""
-      continues = is_magic and line.rstrip("\r").endswith("\\")
-  return prefixes
+    return "", [("line 1: this is not Python 3", code)]
+  for python in (code, _IPYTHON_LINE.sub(r"\1#", code)):
+    try:
+      cst.parse_module(python)
+    except cst.ParserSyntaxError as error:
+      problem = syntax_problem(error)
+    else:
+      lines = enumerate(zip(code.split("\n"), python.split("\n")), 1)
+      return python, [("line {}: this is not Python 3".format(line), old) for line, (old, new) in lines if old != new]
+  return "", [(problem, code)]
+
+
+def _edited(code: bytes, edits: List[Edit]) -> bytes:
+  for start, end, text in reversed(edits):
+    code = code[:start] + text.encode("utf-8") + code[end:]
+  return code

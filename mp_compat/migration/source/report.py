@@ -5,8 +5,10 @@ import collections
 import difflib
 import json
 import os
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, List, Sequence, Union
 
+from mp_compat.migration.source import Change
+from mp_compat.migration.source import Decision
 from mp_compat.migration.source import Migration
 from mp_compat.migration.source import Place
 from mp_compat.migration.source.decisions import REMEDIES
@@ -36,7 +38,8 @@ def text(migrations: Sequence[Migration]) -> Iterator[str]:
         _where(migration, change.place), " ".join(change.old.split()), " ".join(change.new.split())
       )
     for decision in migration.decisions:
-      yield "{}: decide ({}): {}".format(_where(migration, decision.place), decision.kind, decision.text)
+      new = " -> " + " ".join(decision.new.split()) if decision.new else ""
+      yield "{}: decide ({}): {}{}".format(_where(migration, decision.place), decision.kind, decision.text, new)
   for migration in migrations:
     if migration.problem:
       yield "{}: not looked at: {}".format(migration.path, migration.problem)
@@ -62,26 +65,14 @@ def _where(migration: Migration, place: Place) -> str:
 
 def as_json(migrations: Sequence[Migration]) -> str:
   """Returns the JSON report: count `files`, lists `rewritten`, `decide`, `problems`; `cell` is 0 outside notebooks."""
-  return json.dumps(
-    {
-      "files": len(migrations),
-      "rewritten": [
-        _entry(migration, change.place, old=change.old, new=change.new)
-        for migration in migrations
-        for change in migration.changes
-      ],
-      "decide": [
-        _entry(migration, decision.place, kind=decision.kind, text=decision.text, remedy=REMEDIES[decision.kind])
-        for migration in migrations
-        for decision in migration.decisions
-      ],
-      "problems": [
-        {"path": migration.path, "problem": migration.problem} for migration in migrations if migration.problem
-      ],
-    },
-    indent=2,
-  )
+  report: Dict[str, Any] = dict(files=len(migrations), rewritten=[], decide=[], problems=[])
+  for path, _, _, changes, decisions, problem in migrations:
+    report["rewritten"] += [_entry(path, change) for change in changes]
+    report["decide"] += [dict(_entry(path, decision), remedy=REMEDIES[decision.kind]) for decision in decisions]
+    report["problems"] += [dict(path=path, problem=problem)] if problem else []
+  return json.dumps(report, indent=2)
 
 
-def _entry(migration: Migration, place: Place, **rest: str) -> Dict[str, Any]:
-  return dict(path=migration.path, **dict(place._asdict(), **rest))
+def _entry(path: str, found: Union[Change, Decision]) -> Dict[str, Any]:
+  fields = found._asdict()
+  return dict(path=path, **dict(fields.pop("place")._asdict(), **fields))
