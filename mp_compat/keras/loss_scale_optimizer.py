@@ -99,7 +99,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
     if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
       raise TypeError("A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside it.".format(inner))
-    check_strategy()
+    distribute.check_supported()
+    _check_strategy()
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
     self._optimizer = inner
@@ -211,7 +212,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   def _check_step(self) -> None:
     """Raises an error if no step can be applied in this context; warns if methods were never called."""
     distribute.check_replica_context()
-    check_strategy()
+    _check_strategy()
     state = self._state_in(graphs.init_scope_graph())
     missing = [] if state.has_scaled else ["get_scaled_loss()"]
     missing += [] if state.has_unscaled or self._kind.is_keras_3 else ["get_unscaled_gradients()"]
@@ -303,9 +304,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return cls(inner_optimizer=inner, **arguments)  # by name, as Horovod's subclasses require
 
 
-def check_strategy() -> None:
-  """Raises a ValueError if the current strategy cannot train a Keras model with loss scaling."""
-  distribute.check_supported()
+def _check_strategy() -> None:
+  """Raises a ValueError if the current strategy cannot train a Keras model, whether its loss is scaled or not."""
   strategy = type(tf.distribute.get_strategy())
   if any(base.__name__.startswith(("ParameterServerStrategy", "CentralStorageStrategy")) for base in strategy.__mro__):
     raise ValueError(
