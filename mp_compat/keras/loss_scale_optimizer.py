@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wrapper of Keras optimizers: both interfaces, the configurations, and the step."""
 
+import dataclasses
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Type
 
 from mp_compat._tensorflow import autograph
@@ -23,6 +24,20 @@ from mp_compat.keras import scale_value
 from mp_compat.training import step
 
 _SETTINGS = step.Settings()
+
+
+@dataclasses.dataclass
+class KerasState:
+  """What a LossScaleOptimizer keeps in a graph (a Session's or a function's), or in eager mode."""
+
+  scale: Optional[tf.Tensor] = None  # that `get_scaled_loss` read, until `get_unscaled_gradients` uses it; in graphs
+  # Whether Keras 3's `apply_gradients` takes scaled gradients: True after `scale_loss`; else False after
+  # `get_unscaled_gradients`; else None.
+  takes_scaled: Optional[bool] = None
+  # For warnings, in this graph and functions inside of it: whether a loss was scaled, and whether
+  # `get_unscaled_gradients` was called, with Keras 3 after the last `scale_loss`.
+  has_scaled: bool = False
+  has_unscaled: bool = False
 
 
 class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
@@ -120,14 +135,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   @property
   def loss_scale(self) -> scale_value.LossScaleValue:
-    """Returns the loss scale: a LossScale that is also its current value, a float32 scalar tensor."""
-    if graphs.init_scope_graph() is None:
-      return scale_value.LossScaleValue(self._loss_scale, None)
-    with tf.init_scope():
-      state = self._state_in(graphs.default_graph())
-      if state.fetched_scale is None:  # added before the graph is finalized
-        state.fetched_scale = self._current_scale()
-    return scale_value.LossScaleValue(self._loss_scale, state.fetched_scale)
+    """Returns the current loss scale, a float32 scalar tensor that is also called as a LossScale."""
+    return scale_value.LossScaleValue(self._current_scale(), self._loss_scale)
 
   lr = keras2.inner_attribute("learning_rate")
 
@@ -195,8 +204,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     lineage.record(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
     return unscaled
 
-  def _state_in(self, graph: Optional[tf.Graph]) -> scale_value.KerasState:
-    return graphs.state_of(self, graph, scale_value.KerasState)
+  def _state_in(self, graph: Optional[tf.Graph]) -> KerasState:
+    return graphs.state_of(self, graph, KerasState)
 
   def _current_scale(self) -> tf.Tensor:
     scale = tf.cast(self._loss_scale(), tf.float32)
@@ -326,7 +335,8 @@ def loss_scale_of(
         "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), and {} to "
         "(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps).".format(loss_scale, ", ".join(given))
       )
-    return loss_scale_module.get_loss_scale(loss_scale)
+    is_value = isinstance(loss_scale, scale_value.LossScaleValue)  # `opt.loss_scale` of another wrapper
+    return loss_scale_module.get_loss_scale(loss_scale._loss_scale if is_value else loss_scale)
   if dynamic is not None and not isinstance(dynamic, bool):
     raise TypeError('"dynamic" argument to LossScaleOptimizer.__init__ must be a bool, but got: {!r}'.format(dynamic))
   if dynamic is False:
