@@ -90,8 +90,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       optimizer: the inner optimizer; `inner_optimizer` (later form) and `opt` (TensorFlow 1.15) are other names for it.
       loss_scale: (earlier form) a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or
         TensorFlow's.
-      initial_scale: (later form) the initial or, if not `dynamic`, the fixed scale, from 1 to `2**126`; by default
-        `2**15` if `dynamic`, otherwise required.
+      initial_scale: (later form) the initial or, if not `dynamic`, the fixed scale, from 1 (an initial scale of Keras
+        3: `2**-126`) to `2**126`; by default `2**15` if `dynamic`, otherwise required.
       dynamic_growth_steps: (later form, only if `dynamic`) the number of consecutive finite steps after which the scale
         doubles; at least 1, by default 2000.
       dynamic: (later form) whether the scale changes; True by default.
@@ -119,7 +119,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
     self._optimizer = inner
-    self._loss_scale = loss_scale_of(loss_scale, dynamic, initial_scale, dynamic_growth_steps)
+    self._loss_scale = loss_scale_of(
+      loss_scale, dynamic, initial_scale, dynamic_growth_steps, **self._dynamic_arguments
+    )
     self._count_skipped_steps = self._counts_by_default if count_skipped_steps is None else count_skipped_steps
     self._initialize(name)
     self._track_variables()
@@ -274,7 +276,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     """
     inner = self._kind.module("optimizers").serialize(self._optimizer)
     scale, kind = self._loss_scale.get_config(), type(self._loss_scale).__name__
-    is_expressible = kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3
+    later = dict(scale, multiplier=2.0, **self._dynamic_arguments)
+    is_expressible = kind == "DynamicLossScale" and scale == later and len(scale) == 3 + len(self._dynamic_arguments)
     config: Dict[str, Any] = {"optimizer": inner, "loss_scale": {"class_name": kind, "config": scale}}
     if keras_features.HAS_LATER_FORM and (is_expressible or kind == "FixedLossScale"):
       config = {"inner_optimizer": inner, "initial_scale": self.initial_scale}
@@ -324,9 +327,16 @@ def _check_strategy() -> None:
 
 
 def loss_scale_of(
-  loss_scale: Any, dynamic: Optional[bool], initial_scale: Optional[float], dynamic_growth_steps: Optional[int]
+  loss_scale: Any,
+  dynamic: Optional[bool],
+  initial_scale: Optional[float],
+  dynamic_growth_steps: Optional[int],
+  **dynamic_arguments: Any,
 ) -> Any:
-  """Returns the LossScale that the arguments of either form specify; raises errors as `LossScaleOptimizer`."""
+  """Returns the LossScale that the arguments of either form specify; raises errors as `LossScaleOptimizer`.
+
+  `dynamic_arguments` are further ones of a DynamicLossScale that the later form specifies.
+  """
   later = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
   if loss_scale is not None:
     given = sorted(name for name, value in later.items() if value is not None)
@@ -348,7 +358,8 @@ def loss_scale_of(
       )
     return loss_scale_module.FixedLossScale(initial_scale)
   arguments: Dict[str, Any] = {"initial_loss_scale": initial_scale, "increment_period": dynamic_growth_steps}
-  return loss_scale_module.DynamicLossScale(**{name: value for name, value in arguments.items() if value is not None})
+  arguments = {name: value for name, value in arguments.items() if value is not None}
+  return loss_scale_module.DynamicLossScale(**arguments, **dynamic_arguments)
 
 
 def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> Any:

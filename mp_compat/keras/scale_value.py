@@ -15,8 +15,8 @@ _AnyTensor: Any = object  # for type checkers, which assume that it has all oper
 class LossScaleValue(_AnyTensor):
   """A float32 scalar tensor, the value of a loss scale when it was read, that is called as the loss scale is.
 
-      opt.loss_scale * x, float(opt.loss_scale)   as a tensor
-      opt.loss_scale(), opt.loss_scale.update(g)  as the LossScale, to which it is equal
+  opt.loss_scale * x, float(opt.loss_scale)   as a tensor
+  opt.loss_scale(), opt.loss_scale.update(g)  as the LossScale, to which it is equal
   """
 
   def __init__(self, tensor: tf.Tensor, loss_scale: Any) -> None:
