@@ -313,7 +313,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   @classmethod
   def _from_arguments(cls, inner: Any, arguments: Dict[str, Any]) -> "LossScaleOptimizer":
-    return cls(inner_optimizer=inner, **arguments)  # by name, as Horovod's subclasses require
+    # By name, as Horovod's subclasses require: the name that Keras's own subclasses have for it in this version.
+    return cls(**{"inner_optimizer" if keras_features.HAS_LATER_FORM else "optimizer": inner}, **arguments)
 
 
 def _check_strategy() -> None:
