@@ -75,7 +75,7 @@ def main(argv):
   optimizer = mp_keras.LossScaleOptimizer(
     optimizer, dynamic=True, initial_scale=2.0**12, dynamic_growth_steps=GROWTH_STEPS
   )
-  train_ops = optimizer.get_updates(loss, model.trainable_weights)
+  train_ops, loss_scale = optimizer.get_updates(loss, model.trainable_weights), optimizer.loss_scale
 
   print(
     "TensorFlow {}, {} weights in float32, computing in float16".format(
@@ -86,13 +86,13 @@ def main(argv):
   skipped = 0
   with tf.Session() as session:
     session.run(tf.global_variables_initializer())
-    scale = session.run(optimizer.loss_scale)
+    scale = session.run(loss_scale)
     for step in range(FLAGS.steps):
       rows = random.choice(train, BATCH)
       overflow = step in FLAGS.overflow_at
       feed = {images: data[rows], labels: target[rows], weight: ABSURD_WEIGHT if overflow else 1.0}
       value, _ = session.run([loss, train_ops], feed)
-      before, scale = scale, session.run(optimizer.loss_scale)
+      before, scale = scale, session.run(loss_scale)
       skipped += scale < before
       if scale != before or step % 50 == 0:
         note = "skipped: the gradients overflowed" if scale < before else "doubled" if scale > before else ""

@@ -33,6 +33,8 @@ def init_scope_graph() -> Optional[tf.Graph]:
 
   This graph is outside of functions, as with `tf.init_scope`; branches and loop bodies can be functions, too.
   """
+  if tf.executing_eagerly():  # In eager mode, `tf.init_scope` changes nothing, but takes time.
+    return None
   with tf.init_scope():
     return None if tf.executing_eagerly() else tf.get_default_graph()
 

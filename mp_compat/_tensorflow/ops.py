@@ -10,16 +10,16 @@ from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import tf
 
 
-def on_device_of(tensor: tf.Tensor) -> ContextManager[None]:
-  """Returns a context manager that places ops on the requested device of `tensor`; without one, it changes nothing."""
-  return tf.device(tensor.device) if tensor.device else contextlib.nullcontext()
+def on_device(device: str) -> ContextManager[None]:
+  """Returns a context manager that places ops on the `device` that a tensor requests; for "", it changes nothing."""
+  return tf.device(device) if device else contextlib.nullcontext()
 
 
 def real_parts(tensor: tf.Tensor) -> tf.Tensor:
   """Returns the real and imaginary parts of a complex tensor, of shape [2, ...]; returns another tensor as it is."""
   if not tensor.dtype.is_complex:
     return tensor
-  with on_device_of(tensor):
+  with on_device(tensor.device):
     return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
 
 

@@ -34,11 +34,15 @@ def check_replica_context() -> None:
 
 def merge_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
   """Calls `function(strategy, *args, **kwargs)` once for all replicas; called in each replica with its values."""
+  if not tf.distribute.has_strategy():
+    return function(tf.distribute.get_strategy(), *args, **kwargs)
   return tf.distribute.get_replica_context().merge_call(function, args=args, kwargs=kwargs)
 
 
 def call_for_each_replica(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
   """Calls `function(*args, **kwargs)` in every replica, with that replica's values; called once for all replicas."""
+  if not tf.distribute.has_strategy():
+    return function(*args, **kwargs)
   return tf.distribute.get_strategy().extended.call_for_each_replica(function, args=args, kwargs=kwargs)
 
 

@@ -59,7 +59,7 @@ def _all_finite_if_sums_are(tensors: List[tf.Tensor], known: Dict[lineage.Tensor
 
 def _sum(tensor: tf.Tensor) -> tf.Tensor:
   """Returns the sum of all values, a float32 scalar."""
-  with ops.on_device_of(tensor):
+  with ops.on_device(tensor.device):
     if tensor.dtype in (tf.float16, tf.bfloat16):
       tensor = tf.cast(tensor, tf.float32)
     return tf.cast(tf.reduce_sum(tensor), tf.float32)
@@ -68,7 +68,7 @@ def _sum(tensor: tf.Tensor) -> tf.Tensor:
 def _exact(tensors: List[tf.Tensor]) -> tf.Tensor:
   finite = []
   for tensor in tensors:
-    with ops.on_device_of(tensor):
+    with ops.on_device(tensor.device):
       finite.append(tf.reduce_all(ops.is_finite(tensor)))
   return finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
 
@@ -90,6 +90,8 @@ def _stack_small(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
   stacked = [group[0] for group in groups.values() if len(group) == 1]
   flat_shape = tf.constant([-1]) if is_eager else None  # Its conversion for each tensor would take most of the time.
   for group in [group for group in groups.values() if len(group) > 1]:
-    with ops.on_device_of(group[0]):
-      stacked.append(tf.concat([tf.reshape(x, flat_shape) for x in group], 0) if is_eager else tf.stack(group))
+    with ops.on_device(group[0].device):
+      stacked.append(
+        tf.concat([tf.raw_ops.Reshape(tensor=x, shape=flat_shape) for x in group], 0) if is_eager else tf.stack(group)
+      )
   return stacked

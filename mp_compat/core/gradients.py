@@ -5,7 +5,8 @@ A gradient is a dense tensor, a `tf.IndexedSlices` (only its `.values` are chang
 """
 
 import functools
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
+import itertools
+from typing import Any, Callable, Iterable, List, Optional, Tuple, Union
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -73,20 +74,27 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
   float16 and bfloat16 gradients are multiplied in float32 and rounded once: in float16, 1/2**16 would be subnormal and
   1/2**25 would be zero. `scale` is a float32 scalar.
   """
-  reciprocals: Dict[tf.DType, tf.Tensor] = {}
+  grads = list(grads)
 
   def unscale_values(values: tf.Tensor) -> tf.Tensor:
-    wide = tf.float32 if values.dtype in (tf.float16, tf.bfloat16) else values.dtype
-    if wide not in reciprocals:
-      reciprocals[wide] = 1 / tf.cast(scale, wide)
-    with ops.on_device_of(values):
-      # In eager mode, an op is faster than an operator, and a cast takes time although it changes nothing.
-      if values.dtype == wide:
-        return tf.raw_ops.Mul(x=values, y=reciprocals[wide], name="mul")
-      return tf.cast(tf.cast(values, wide) * reciprocals[wide], values.dtype)
+    wide = _widened(values.dtype)
+    # In eager mode, an op is faster than an operator, and a cast takes time although it changes nothing.
+    if values.dtype == wide:
+      return tf.raw_ops.Mul(x=values, y=reciprocals[wide], name="mul")
+    return tf.cast(tf.cast(values, wide) * reciprocals[wide], values.dtype)
 
+  unscaled: List[Gradient] = []
   with tf.name_scope("unscale_gradients"):
-    return [map_values(unscale_values, grad) for grad in grads]
+    dtypes = dict.fromkeys(_widened(values.dtype) for values in values_of(grads))
+    reciprocals = {dtype: 1 / tf.cast(scale, dtype) for dtype in dtypes}
+    for device, group in itertools.groupby(grads, lambda grad: "" if grad is None else grad.device):
+      with ops.on_device(device):
+        unscaled += [map_values(unscale_values, grad) for grad in group]
+  return unscaled
+
+
+def _widened(dtype: tf.DType) -> tf.DType:
+  return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
 def convert(grad: Any) -> Gradient:

@@ -90,9 +90,10 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
   def _weight(self, name: str) -> tf.Variable:
     """Returns the variable declared as `name` in the current graph; first creates all missing ones."""
     variables = self._graph_variables()
-    with tf.init_scope(), tf.name_scope(None):
-      for declared in self._mp_compat_weights:
-        if declared not in variables:
+    missing = [declared for declared in self._mp_compat_weights if declared not in variables]
+    if missing:
+      with tf.init_scope(), tf.name_scope(None):
+        for declared in missing:
           self._make_weight(declared)
     return variables[name]
 
@@ -328,10 +329,13 @@ for _class, _native_classes in (
 def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule) -> Optional[tf.Operation]:
   """Returns an op that updates the scale, good_steps and, with three variables, bad_steps; None in eager mode."""
   with tf.name_scope("update_loss_scale"):
-    scale, good_steps, *bad_steps = [tf.convert_to_tensor(variable) for variable in variables]
+    scale, *counters = [tf.convert_to_tensor(variable) for variable in variables]
+    where = _where
+    if tf.executing_eagerly():  # The rule then takes ops only in steps that change the scale.
+      counters, finite, where = list(map(int, counters)), bool(finite), update_rule.choose
     # Without a variable for them, bad_steps are the number 0: what the rule computes from it adds no ops (`_where`).
-    state = update_rule.State(scale, good_steps, *(bad_steps or [0]))
-    after = update_rule.next_state(state, finite, rule, _where, tf.maximum, tf.minimum)
+    state = update_rule.State(scale, *(counters + [0])[:2])
+    after = update_rule.next_state(state, finite, rule, where, tf.maximum, tf.minimum)
     return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)])
 
 
@@ -364,9 +368,10 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
 
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:
-  """Returns `tf.where` of scalars, each a tensor or a Python value."""
+  """Returns `tf.where` of scalars, each a tensor, a Python value or a function that returns one."""
   if isinstance(condition, bool):  # of bad_steps, if there is no variable for them
-    return yes if condition else no
+    return update_rule.choose(condition, yes, no)
+  yes, no = [value() if callable(value) else value for value in (yes, no)]
   if yes is no:
     return yes
   dtype = next((value.dtype for value in (yes, no) if tf.is_tensor(value)), None)

@@ -42,11 +42,17 @@ class State(NamedTuple):
   bad_steps: Any  # 0, a number, if nothing counts them: a rule with an overflow_tolerance of 1 needs no count
 
 
+def choose(condition: Any, yes: Any, no: Any) -> Any:
+  """Returns `yes` if `condition`, else `no`; of a function, its result."""
+  chosen = yes if condition else no
+  return chosen() if callable(chosen) else chosen
+
+
 def next_state(
   state: State,
   finite: Any,
   rule: Rule,
-  where: Callable[[Any, Any, Any], Any] = lambda condition, yes, no: yes if condition else no,
+  where: Callable[[Any, Any, Any], Any] = choose,
   maximum: Callable[[Any, Any], Any] = max,
   minimum: Callable[[Any, Any], Any] = min,
 ) -> State:
@@ -54,14 +60,17 @@ def next_state(
   good_steps, bad_steps = state.good_steps + 1, state.bad_steps + 1
   grow, shrink = good_steps >= rule.increment_period, bad_steps >= rule.overflow_tolerance
 
-  product = state.scale * rule.multiplier
-  grown = where(product <= rule.ceiling, product, minimum(state.scale, rule.ceiling))
-  floor = where(state.scale < rule.floor, state.scale, rule.floor)
-  shrunk = state.scale / rule.backoff if rule.decrement_ratio is None else state.scale * rule.decrement_ratio
-  shrunk = maximum(shrunk, floor)
+  def grown() -> Any:
+    product = state.scale * rule.multiplier
+    return where(product <= rule.ceiling, product, minimum(state.scale, rule.ceiling))
+
+  def shrunk() -> Any:
+    floor = where(state.scale < rule.floor, state.scale, rule.floor)
+    lower = state.scale / rule.backoff if rule.decrement_ratio is None else state.scale * rule.decrement_ratio
+    return maximum(lower, floor)
 
   return State(
-    scale=where(finite, where(grow, grown, state.scale), where(shrink, shrunk, state.scale)),
+    scale=where(finite, lambda: where(grow, grown, state.scale), lambda: where(shrink, shrunk, state.scale)),
     good_steps=where(finite, where(grow, 0, good_steps), 0),
     bad_steps=where(finite, where(grow, 0, state.bad_steps), where(shrink, 0, bad_steps)),
   )

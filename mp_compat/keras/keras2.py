@@ -55,6 +55,7 @@ class Keras2Mixin(AnyBase):
   """What both mixins share."""
 
   _own_attributes: FrozenSet[str] = frozenset()
+  _dynamic_arguments: Dict[str, Any] = {}
   set_weights = inner_attribute("set_weights")  # called by `load_model` for HDF5
 
   def _initialize(self, name: Optional[str]) -> None:

@@ -24,6 +24,7 @@ class Keras3Mixin(keras2.AnyBase):
   """Makes the wrapper an `Optimizer` of Keras 3, which itself calls `scale_loss`, and `apply` with scaled gradients."""
 
   _own_attributes = frozenset(["built", "name"])
+  _dynamic_arguments = {"min_loss_scale": 2.0**-126}  # Keras 3's own class has no bound
   _optimizer: Any
   iterations = keras2.inner_attribute("iterations")
   exclude_from_weight_decay = keras2.inner_attribute("exclude_from_weight_decay")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wrapper of Keras optimizers: both interfaces, the configurations, and the step."""
 
+import dataclasses
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Type
 
 from mp_compat._tensorflow import autograph
@@ -23,6 +24,20 @@ from mp_compat.keras import scale_value
 from mp_compat.training import step
 
 _SETTINGS = step.Settings()
+
+
+@dataclasses.dataclass
+class KerasState:
+  """What a LossScaleOptimizer keeps in a graph (a Session's or a function's), or in eager mode."""
+
+  scale: Optional[tf.Tensor] = None  # that `get_scaled_loss` read, until `get_unscaled_gradients` uses it; in graphs
+  # Whether Keras 3's `apply_gradients` takes scaled gradients: True after `scale_loss`; else False after
+  # `get_unscaled_gradients`; else None.
+  takes_scaled: Optional[bool] = None
+  # For warnings, in this graph and functions inside of it: whether a loss was scaled, and whether
+  # `get_unscaled_gradients` was called, with Keras 3 after the last `scale_loss`.
+  has_scaled: bool = False
+  has_unscaled: bool = False
 
 
 class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
@@ -75,8 +90,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       optimizer: the inner optimizer; `inner_optimizer` (later form) and `opt` (TensorFlow 1.15) are other names for it.
       loss_scale: (earlier form) a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or
         TensorFlow's.
-      initial_scale: (later form) the initial or, if not `dynamic`, the fixed scale, from 1 to `2**126`; by default
-        `2**15` if `dynamic`, otherwise required.
+      initial_scale: (later form) the initial or, if not `dynamic`, the fixed scale, from 1 (an initial scale of Keras
+        3: `2**-126`) to `2**126`; by default `2**15` if `dynamic`, otherwise required.
       dynamic_growth_steps: (later form, only if `dynamic`) the number of consecutive finite steps after which the scale
         doubles; at least 1, by default 2000.
       dynamic: (later form) whether the scale changes; True by default.
@@ -99,11 +114,14 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
     if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
       raise TypeError("A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside it.".format(inner))
-    check_strategy()
+    distribute.check_supported()
+    _check_strategy()
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
     self._optimizer = inner
-    self._loss_scale = loss_scale_of(loss_scale, dynamic, initial_scale, dynamic_growth_steps)
+    self._loss_scale = loss_scale_of(
+      loss_scale, dynamic, initial_scale, dynamic_growth_steps, **self._dynamic_arguments
+    )
     self._count_skipped_steps = self._counts_by_default if count_skipped_steps is None else count_skipped_steps
     self._initialize(name)
     self._track_variables()
@@ -119,14 +137,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   @property
   def loss_scale(self) -> scale_value.LossScaleValue:
-    """Returns the loss scale: a LossScale that is also its current value, a float32 scalar tensor."""
-    if graphs.init_scope_graph() is None:
-      return scale_value.LossScaleValue(self._loss_scale, None)
-    with tf.init_scope():
-      state = self._state_in(graphs.default_graph())
-      if state.fetched_scale is None:  # added before the graph is finalized
-        state.fetched_scale = self._current_scale()
-    return scale_value.LossScaleValue(self._loss_scale, state.fetched_scale)
+    """Returns the current loss scale, a float32 scalar tensor that is also called as a LossScale."""
+    return scale_value.LossScaleValue(self._current_scale(), self._loss_scale)
 
   lr = keras2.inner_attribute("learning_rate")
 
@@ -194,8 +206,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     lineage.record(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
     return unscaled
 
-  def _state_in(self, graph: Optional[tf.Graph]) -> scale_value.KerasState:
-    return graphs.state_of(self, graph, scale_value.KerasState)
+  def _state_in(self, graph: Optional[tf.Graph]) -> KerasState:
+    return graphs.state_of(self, graph, KerasState)
 
   def _current_scale(self) -> tf.Tensor:
     scale = tf.cast(self._loss_scale(), tf.float32)
@@ -211,7 +223,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   def _check_step(self) -> None:
     """Raises an error if no step can be applied in this context; warns if methods were never called."""
     distribute.check_replica_context()
-    check_strategy()
+    _check_strategy()
     state = self._state_in(graphs.init_scope_graph())
     missing = [] if state.has_scaled else ["get_scaled_loss()"]
     missing += [] if state.has_unscaled or self._kind.is_keras_3 else ["get_unscaled_gradients()"]
@@ -264,7 +276,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     """
     inner = self._kind.module("optimizers").serialize(self._optimizer)
     scale, kind = self._loss_scale.get_config(), type(self._loss_scale).__name__
-    is_expressible = kind == "DynamicLossScale" and scale.get("multiplier") == 2 and len(scale) == 3
+    later = dict(scale, multiplier=2.0, **self._dynamic_arguments)
+    is_expressible = kind == "DynamicLossScale" and scale == later and len(scale) == 3 + len(self._dynamic_arguments)
     config: Dict[str, Any] = {"optimizer": inner, "loss_scale": {"class_name": kind, "config": scale}}
     if keras_features.HAS_LATER_FORM and (is_expressible or kind == "FixedLossScale"):
       config = {"inner_optimizer": inner, "initial_scale": self.initial_scale}
@@ -300,12 +313,12 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   @classmethod
   def _from_arguments(cls, inner: Any, arguments: Dict[str, Any]) -> "LossScaleOptimizer":
-    return cls(inner_optimizer=inner, **arguments)  # by name, as Horovod's subclasses require
+    # By name, as Horovod's subclasses require: the name that Keras's own subclasses have for it in this version.
+    return cls(**{"inner_optimizer" if keras_features.HAS_LATER_FORM else "optimizer": inner}, **arguments)
 
 
-def check_strategy() -> None:
-  """Raises a ValueError if the current strategy cannot train a Keras model with loss scaling."""
-  distribute.check_supported()
+def _check_strategy() -> None:
+  """Raises a ValueError if the current strategy cannot train a Keras model, whether its loss is scaled or not."""
   strategy = type(tf.distribute.get_strategy())
   if any(base.__name__.startswith(("ParameterServerStrategy", "CentralStorageStrategy")) for base in strategy.__mro__):
     raise ValueError(
@@ -315,9 +328,16 @@ def check_strategy() -> None:
 
 
 def loss_scale_of(
-  loss_scale: Any, dynamic: Optional[bool], initial_scale: Optional[float], dynamic_growth_steps: Optional[int]
+  loss_scale: Any,
+  dynamic: Optional[bool],
+  initial_scale: Optional[float],
+  dynamic_growth_steps: Optional[int],
+  **dynamic_arguments: Any,
 ) -> Any:
-  """Returns the LossScale that the arguments of either form specify; raises errors as `LossScaleOptimizer`."""
+  """Returns the LossScale that the arguments of either form specify; raises errors as `LossScaleOptimizer`.
+
+  `dynamic_arguments` are further ones of a DynamicLossScale that the later form specifies.
+  """
   later = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
   if loss_scale is not None:
     given = sorted(name for name, value in later.items() if value is not None)
@@ -326,7 +346,8 @@ def loss_scale_of(
         "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), and {} to "
         "(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps).".format(loss_scale, ", ".join(given))
       )
-    return loss_scale_module.get_loss_scale(loss_scale)
+    is_value = isinstance(loss_scale, scale_value.LossScaleValue)  # `opt.loss_scale` of another wrapper
+    return loss_scale_module.get_loss_scale(loss_scale._loss_scale if is_value else loss_scale)
   if dynamic is not None and not isinstance(dynamic, bool):
     raise TypeError('"dynamic" argument to LossScaleOptimizer.__init__ must be a bool, but got: {!r}'.format(dynamic))
   if dynamic is False:
@@ -338,7 +359,8 @@ def loss_scale_of(
       )
     return loss_scale_module.FixedLossScale(initial_scale)
   arguments: Dict[str, Any] = {"initial_loss_scale": initial_scale, "increment_period": dynamic_growth_steps}
-  return loss_scale_module.DynamicLossScale(**{name: value for name, value in arguments.items() if value is not None})
+  arguments = {name: value for name, value in arguments.items() if value is not None}
+  return loss_scale_module.DynamicLossScale(**arguments, **dynamic_arguments)
 
 
 def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> Any:

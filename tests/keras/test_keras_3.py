@@ -125,48 +125,37 @@ def train(caplog, programs):
   return values, [record.getMessage() for record in caplog.records if "cannot tell" in record.getMessage()]
 
 
-@pytest.mark.parametrize(
-  "programs",
-  [
-    pytest.param(programs, id=name)
-    for name, programs in {
-      "traced_first": [in_two_functions(scaled_gradient)],
-      "scaled_by_hand": [in_two_functions(lambda opt, v: 2.0 * v * opt.dynamic_scale)],
-      "scaled_by_hand_in_eager_mode": [in_eager_mode(scaled_by_hand)],
-      "clipped": [in_eager_mode(clipped)],
-      "clipped_in_function": [in_function(clipped)],
-      "clipped_before_branch": [in_function(clipped_before_branch)],
-      "scaled_as_by_fit": [in_eager_mode(scaled_as_by_fit), in_function(scaled_as_by_fit)],
-      "clipped_then_scaled_as_by_fit": [in_eager_mode(clipped), in_eager_mode(scaled_as_by_fit)],
-      "unscaled_for_a_log_and_clipped": [in_eager_mode(unscaled_for_a_log_and_clipped)],
-      "scaled_again_before_apply": [in_eager_mode(scaled_again_before_apply)],
-      "scaled_without_unscaling": [in_eager_mode(scaled_without_unscaling)],
-      "minimized": [in_eager_mode(minimized)],
-    }.items()
-  ],
-)
-def test_gradients_are_unscaled_exactly_once(programs, caplog):
-  assert train(caplog, programs) == ([0.75, 0.75**2, 0.75**3, 0.75**4], [])
+PROGRAMS = {
+  "traced_first": [in_two_functions(scaled_gradient)],
+  "scaled_by_hand": [in_two_functions(lambda opt, v: 2.0 * v * opt.dynamic_scale)],
+  "scaled_by_hand_in_eager_mode": [in_eager_mode(scaled_by_hand)],
+  "clipped": [in_eager_mode(clipped)],
+  "clipped_in_function": [in_function(clipped)],
+  "clipped_before_branch": [in_function(clipped_before_branch)],
+  "scaled_as_by_fit": [in_eager_mode(scaled_as_by_fit), in_function(scaled_as_by_fit)],
+  "clipped_then_scaled_as_by_fit": [in_eager_mode(clipped), in_eager_mode(scaled_as_by_fit)],
+  "unscaled_for_a_log_and_clipped": [in_eager_mode(unscaled_for_a_log_and_clipped)],
+  "scaled_again_before_apply": [in_eager_mode(scaled_again_before_apply)],
+  "scaled_without_unscaling": [in_eager_mode(scaled_without_unscaling)],
+  "minimized": [in_eager_mode(minimized)],
+}
+# Both interfaces in one step, or in steps that take turns.
+MIXED_PROGRAMS = {
+  "unscaled_for_a_log": [in_eager_mode(unscaled_for_a_log)],
+  "unscaled_for_a_log_in_function": [in_function(unscaled_for_a_log)],
+  "clipped_by_unscaled_norm": [in_eager_mode(scaled_and_clipped_by_unscaled_norm)],
+  "clipped_by_unscaled_norm_in_function": [in_function(scaled_and_clipped_by_unscaled_norm)],
+  "clipped_then_scaled_by_hand": [in_eager_mode(clipped), in_eager_mode(scaled_by_hand)],
+  "clipped_then_scaled_without_unscaling": [in_eager_mode(clipped), in_eager_mode(scaled_without_unscaling)],
+  "clipped_then_unscaled_for_a_log": [in_eager_mode(clipped), in_function(unscaled_for_a_log)],
+}
 
 
-@pytest.mark.parametrize(
-  "programs",
-  [
-    pytest.param(programs, id=name)
-    for name, programs in {
-      "unscaled_for_a_log": [in_eager_mode(unscaled_for_a_log)],
-      "unscaled_for_a_log_in_function": [in_function(unscaled_for_a_log)],
-      "clipped_by_unscaled_norm": [in_eager_mode(scaled_and_clipped_by_unscaled_norm)],
-      "clipped_by_unscaled_norm_in_function": [in_function(scaled_and_clipped_by_unscaled_norm)],
-      "clipped_then_scaled_by_hand": [in_eager_mode(clipped), in_eager_mode(scaled_by_hand)],
-      "clipped_then_scaled_without_unscaling": [in_eager_mode(clipped), in_eager_mode(scaled_without_unscaling)],
-      "clipped_then_unscaled_for_a_log": [in_eager_mode(clipped), in_function(unscaled_for_a_log)],
-    }.items()
-  ],
-)
-def test_unscaling_of_scaled_gradients_warns(programs, caplog):
-  values, (warning,) = train(caplog, programs)
-  assert values == [0.75, 0.75**2, 0.75**3, 0.75**4] and "It takes them for scaled, and divides them" in warning
+@pytest.mark.parametrize("name", list(PROGRAMS) + list(MIXED_PROGRAMS))
+def test_gradients_are_unscaled_exactly_once(name, caplog):
+  values, warnings = train(caplog, dict(PROGRAMS, **MIXED_PROGRAMS)[name])
+  assert values == [0.75, 0.75**2, 0.75**3, 0.75**4] and len(warnings) == (name in MIXED_PROGRAMS)
+  assert all("It takes them for scaled, and divides them" in warning for warning in warnings)
 
 
 def test_unknown_gradients_are_divided(caplog):
@@ -217,6 +206,21 @@ def test_minimize_calls_overridden_methods():
   v = KERAS.Variable(1.0)
   Tenth(KERAS.optimizers.SGD(0.1), initial_scale=2.0**15).minimize(lambda: 2.0 * v, [v])
   assert float(v) == pytest.approx(0.8)
+
+
+def test_scale_falls_below_one_as_native():
+  states = []
+  for wrapper in (KERAS.optimizers.LossScaleOptimizer, mp_keras.LossScaleOptimizer):
+    v, opt = KERAS.Variable(1.0), wrapper(KERAS.optimizers.SGD(0.1), initial_scale=1.0, dynamic_growth_steps=1)
+    opt.build([v])
+    history = []
+    for factor in (np.inf, np.inf, 1.0, np.nan, 1.0):
+      opt.apply([v * factor * opt.dynamic_scale], [v])
+      history.append((float(v), float(opt.dynamic_scale)))
+    states.append(history)
+    config = opt.get_config()
+    assert type(opt).from_config(dict(config)).get_config() == config and "inner_optimizer" in config
+  assert states[0] == states[1] and [scale for _, scale in states[0]] == [0.5, 0.25, 0.5, 0.25, 0.5]
 
 
 @pytest.mark.parametrize("name", keras_cases.FAMILIES[-1].classes)

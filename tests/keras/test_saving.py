@@ -331,6 +331,24 @@ def test_configs_contain_any_loss_scale():
   assert isinstance(again.inner_optimizer, Mine) and float(again.loss_scale) == 10.0
 
 
+def test_subclasses_load_with_own_arguments():
+
+  class Earlier(mp_keras.LossScaleOptimizer):
+    def __init__(self, optimizer, loss_scale):
+      super().__init__(optimizer, loss_scale)
+
+  class Later(mp_keras.LossScaleOptimizer):
+    def __init__(self, inner_optimizer, dynamic=True, initial_scale=None, dynamic_growth_steps=None):
+      super().__init__(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps)
+
+  scale = mp_compat.DynamicLossScale(64.0, multiplier=4.0)  # has the earlier form in every version
+  opt = Earlier(V2.optimizers.SGD(0.5), scale)
+  assert type(opt).from_config(opt.get_config()).loss_scale.multiplier == 4.0
+  if keras_cases.VERSION >= (2, 4):
+    opt = Later(V2.optimizers.SGD(0.5), initial_scale=64.0)
+    assert type(opt).from_config(opt.get_config()).initial_scale == 64.0
+
+
 @keras_cases.each_family
 def test_derived_classes_are_kept(family):
   # Horovod's DistributedOptimizer makes its classes in this way.
