@@ -118,6 +118,7 @@ UNCERTAIN = {
   "an attribute of tf": "tf.train = x\ntf.train.experimental.LossScale  # stays\n",
   "a name that is replaced": "tf.train.experimental.LossScale = A  # stays\ntf.train.experimental.LossScale  # stays\n",
   "a name that is deleted": "del tf.train.experimental.LossScale  # stays\n",
+  "printed by name": "x = f'{tf.train.experimental.LossScale=}'  # stays\n",
   "a comment in a chain": "x = (tf.train  # stays\n  .experimental.LossScale)\n",
   "a comment in an import": "from tensorflow.train.experimental import (  # stays\n  LossScale)\n",
   "the project's own tf": "from project.env import tf as x\nx.tf.train.experimental.LossScale  # stays\n",

@@ -329,7 +329,7 @@ from tensorflow.python.training.experimental import loss_scale as scales
 tf.disable_v2_behavior()
 
 
-class Halving(tf.mixed_precision.experimental.DynamicLossScale):
+class Halving(tf.train.experimental.DynamicLossScale):
   pass
 
 
@@ -346,7 +346,7 @@ def train(wrap):
     print(type(opt).__name__, sess.run([w, step]), [sess.run(v) for v in tf.global_variables() if "scale" in v.name])
 
 
-train(lambda opt: tf.mixed_precision.MixedPrecisionLossScaleOptimizer(opt, loss_scale=Halving(8., increment_period=2)))
+train(lambda opt: tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, Halving(8., increment_period=2)))
 train(lambda opt: tf.train.experimental.MixedPrecisionLossScaleOptimizer(opt, scales.get("dynamic")))
 train(lambda opt: tensorflow.contrib.mixed_precision.LossScaleOptimizer(
     opt, ExponentialUpdateLossScaleManager(init_loss_scale=64., incr_every_n_steps=2)))

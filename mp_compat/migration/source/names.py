@@ -185,8 +185,10 @@ class ParsedSource:
       max(self._stars) < self.start(found) < self.start(node) and self.parents[self.parents[found]] is self.module
       for found, _ in bindings
     )
+    formatted = self.enclosing(node, cst.FormattedStringExpression)
     return (
       self.is_read(node)
+      and not (formatted and formatted.equal)  # f"{name=}" prints the name.
       and "#" not in self.text(node)
       and first not in self._unclear
       and not self._assigned.intersection(attributes)
