@@ -35,7 +35,7 @@ class _Watched(NamedTuple):
 
 def _computed(run: graphs.Run, watched: Iterable[_Watched]) -> Iterator[stall.Observed]:
   """Yields what is observed and computed in a run."""
-  return (each for train_op in watched for each in train_op.observed if run.computes(each.tensor))
+  return (each for one in watched for each in one.observed if run.computes(each.tensor))
 
 
 class LossScaleHook(tf.train.SessionRunHook):

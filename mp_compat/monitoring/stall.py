@@ -119,12 +119,12 @@ def _count(gradient: _Values) -> str:
 
 
 def _read(tensor: Observed, value: Any) -> _Values:
-  values = np.asarray(value).ravel()
-  if values.dtype.kind == "c":
-    values = np.concatenate([values.real, values.imag])
-  elif values.dtype.kind != "f":  # bfloat16
-    values = values.astype(np.float32)
-  return _Values(tensor, values, bool(np.isfinite(values).all()))
+  value = np.asarray(value).ravel()
+  if value.dtype.kind == "c":
+    value = np.concatenate([value.real, value.imag])
+  elif value.dtype.kind != "f":  # bfloat16
+    value = value.astype(np.float32)
+  return _Values(tensor, value, bool(np.isfinite(value).all()))
 
 
 def _first(read: List[_Values], part: str, ends: List[_Values]) -> Optional[Observed]:
