@@ -5,7 +5,7 @@ import collections
 import functools
 import itertools
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from mp_compat._tensorflow import savers
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
 from mp_compat.core import dialects
+from mp_compat.core import loss_scale
 
 tensorflow_restore = tf.train.Saver.restore  # `install()` replaces it.
 
@@ -27,8 +28,9 @@ class Saver(tf.train.Saver):
       scaffold = tf.train.Scaffold(saver=saver)  # for Estimator and MonitoredSession
 
   Restoring accepts both names of Adam's powers, contrib's state (int32 counts become int64), and state under another
-  name scope. A loss scale that is not in the checkpoint starts at its initial value. The arguments, and the files
-  that are written, are those of `tf.train.Saver`.
+  name scope. Variables of a loss scale that are not in the checkpoint, those of subclasses of `mp_compat.LossScale`
+  included, start at their initial values. The arguments, and the files that are written, are those of
+  `tf.train.Saver`.
 
   Source: `tf.train.Saver`.
   """
@@ -175,23 +177,33 @@ def _match_names(graph: tf.Graph, entries: List[_Entry], reader: Any, path: str)
   recorded = {entry.name: recorded[v.name] for entry in needed for v in entry.variables if v.name in recorded}
   matched = {entry.name: entry.name for entry in entries if entry.name in shapes}  # state of iterators has no shape
   matched.update(dialects.match(wanted, shapes, recorded))
-  state = dialects.state(wanted)
-  unmatched = [name for name in dict.fromkeys(entry.name for entry in needed) if name not in matched]
+  registered = loss_scale.state_names(graph)
+  state = {entry.name for entry in needed for variable in entry.variables if variable.name in registered}
+  state.update(dialects.state(wanted))  # of TensorFlow's classes, and of imported graphs
+  by_name = {entry.name: entry for entry in needed}
+  unmatched = [name for name in by_name if name not in matched]
   missing = [name for name in unmatched if name not in state]
-  different: List[str] = []
-  for name, entry in {entry.name: entry for entry in needed if entry.name in matched}.items():
-    shape, dtype = shapes[matched[name]], dtypes[matched[name]]
-    fits = entry.reshaped and entry.shape.num_elements() == np.prod(shape, dtype=np.int64)
-    if not fits and not entry.shape.is_compatible_with(shape):
-      different.append("{} has the shape {} in the graph, {} in the checkpoint".format(name, entry.shape, list(shape)))
-    if dtype != entry.tensor.dtype and name not in state:
-      text = "{} has the dtype {} in the graph, {} in the checkpoint"
-      different.append(text.format(name, entry.tensor.dtype.name, dtype.name))
+  different = [
+    difference
+    for name, entry in by_name.items()
+    if name in matched
+    for difference in _differences(entry, shapes[matched[name]], dtypes[matched[name]], name in state)
+  ]
   if missing or different:
     raise _mismatch(missing, different, shapes, path)
   if unmatched:
     log.warn("The checkpoint %s lacks state of the loss scale: %s initialized instead.", path, ", ".join(unmatched))
   return matched
+
+
+def _differences(entry: _Entry, shape: Sequence[int], dtype: tf.DType, is_state: bool) -> Iterator[str]:
+  """Yields how a variable differs from its value in the checkpoint; another dtype of state is converted."""
+  text = "{} has the {} {} in the graph, {} in the checkpoint"
+  can_reshape = entry.reshaped and entry.shape.num_elements() == np.prod(shape, dtype=np.int64)
+  if not can_reshape and not entry.shape.is_compatible_with(shape):
+    yield text.format(entry.name, "shape", entry.shape, list(shape))
+  if dtype != entry.tensor.dtype and not is_state:
+    yield text.format(entry.name, "dtype", entry.tensor.dtype.name, dtype.name)
 
 
 def _mismatch(missing: List[str], different: List[str], shapes: dialects.Shapes, path: str) -> tf.errors.OpError:
