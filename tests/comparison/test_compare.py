@@ -230,7 +230,8 @@ def test_invalid_arguments_are_rejected(arguments, words, capsys):
     assert command_line.main(["compare", *arguments]) == 2
   except SystemExit as error:
     assert error.code == 2
-  assert words in capsys.readouterr().err
+  printed = capsys.readouterr()
+  assert words in printed.err and not printed.out  # No run was made.
 
 
 def test_folders_are_put_back_after_errors(tmp_path):
