@@ -5,7 +5,7 @@ import collections
 import functools
 import itertools
 import re
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -168,32 +168,34 @@ def _entries(restore_op: tf.Operation) -> List[_Entry]:
 
 def _match_names(graph: tf.Graph, entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
   """Returns the names in the checkpoint by the names in the graph; omits state that starts at its initial value."""
-  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
-  creation_index = {op.name: index for index, op in enumerate(graph.get_operations())}
-  needed = [entry for entry in entries if entry.is_needed]
-  needed.sort(key=lambda entry: [creation_index[variable.name] for variable in entry.variables])
-  wanted = {entry.name: entry.shape.as_list() for entry in needed if entry.shape.is_fully_defined()}
+  shapes, creation_index = files.shapes_in(reader), {op.name: i for i, op in enumerate(graph.get_operations())}
+  in_order = sorted(entries, key=lambda entry: [creation_index[variable.name] for variable in entry.variables])
+  needed = {entry.name: entry for entry in in_order if entry.is_needed}
+  wanted = {name: entry.shape.as_list() for name, entry in needed.items() if entry.shape.is_fully_defined()}
+  variables = {variable.name: name for name, entry in needed.items() for variable in entry.variables}
   recorded = files.tensorflow_names(graph)
-  recorded = {entry.name: recorded[v.name] for entry in needed for v in entry.variables if v.name in recorded}
   matched = {entry.name: entry.name for entry in entries if entry.name in shapes}  # state of iterators has no shape
-  matched.update(dialects.match(wanted, shapes, recorded))
-  registered = loss_scale.state_names(graph)
-  state = {entry.name for entry in needed for variable in entry.variables if variable.name in registered}
+  renamed = {variables[name]: recorded[name] for name in variables.keys() & recorded.keys()}
+  matched.update(dialects.match(wanted, shapes, renamed))
+  state = {variables[name] for name in variables.keys() & loss_scale.state_names(graph)}
   state.update(dialects.state(wanted))  # of TensorFlow's classes, and of imported graphs
-  by_name = {entry.name: entry for entry in needed}
-  unmatched = [name for name in by_name if name not in matched]
-  missing = [name for name in unmatched if name not in state]
-  different = [
-    difference
-    for name, entry in by_name.items()
-    if name in matched
-    for difference in _differences(entry, shapes[matched[name]], dtypes[matched[name]], name in state)
-  ]
+  _check_fits(needed, matched, state, reader, path)
+  initialized = [name for name in needed if name not in matched]
+  if initialized:
+    log.warn("The checkpoint %s lacks state of the loss scale: %s initialized instead.", path, ", ".join(initialized))
+  return matched
+
+
+def _check_fits(needed: Dict[str, _Entry], matched: Dict[str, str], state: Set[str], reader: Any, path: str) -> None:
+  """Raises an error that names all variables that the checkpoint lacks, except `state`, or has in another form."""
+  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
+  missing = [name for name in needed if name not in matched and name not in state]
+  different: List[str] = []
+  for name in [name for name in needed if name in matched]:
+    source = matched[name]
+    different += _differences(needed[name], shapes[source], dtypes[source], name in state)
   if missing or different:
     raise _mismatch(missing, different, shapes, path)
-  if unmatched:
-    log.warn("The checkpoint %s lacks state of the loss scale: %s initialized instead.", path, ", ".join(unmatched))
-  return matched
 
 
 def _differences(entry: _Entry, shape: Sequence[int], dtype: tf.DType, is_state: bool) -> Iterator[str]:
