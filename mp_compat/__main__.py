@@ -11,7 +11,7 @@ import importlib
 import json
 import re
 import sys
-from typing import List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import mp_compat
 from mp_compat.core import dialects
@@ -67,6 +67,7 @@ def _make_parser() -> argparse.ArgumentParser:
   actions.required = True
   inspect = actions.add_parser("inspect", help="list the variables, the loss scale's state, and whose checkpoint it is")
   inspect.add_argument("path", metavar="PATH", help="a checkpoint, such as model.ckpt-100; or a directory")
+  inspect.add_argument("--json", metavar="FILE", help="write it as JSON, too")
   convert = actions.add_parser(
     "convert", help="write it with another naming scheme, or another program's names, and read it back"
   )
@@ -75,6 +76,10 @@ def _make_parser() -> argparse.ArgumentParser:
   names = convert.add_mutually_exclusive_group(required=True)
   names.add_argument("--to", choices=dialects.DIALECTS, help="whose optimizer is to restore it")
   names.add_argument("--like", metavar="PATH", help="a checkpoint of the program that is to restore it, for its names")
+
+  own = "a variable that a loss scale of your own adds, and its initial value; may be repeated"
+  for action in (inspect, convert):
+    action.add_argument("--state", action="append", type=_state, default=[], metavar="NAME=VALUE", help=own)
 
   compare = commands.add_parser(
     "compare",
@@ -138,6 +143,13 @@ def _positive(text: str) -> int:
   return int(text)
 
 
+def _state(text: str) -> Tuple[str, float]:
+  name, _, value = text.rpartition("=")
+  if not name or not re.fullmatch("-?[0-9]+(\\.[0-9]*)?", value):
+    raise argparse.ArgumentTypeError("expected NAME=VALUE with a number, but got {!r}".format(text))
+  return name, float(value) if "." in value else int(value)
+
+
 def _runs(text: str) -> List[str]:
   runs = text.split(",")
   names = ["original", "mp_compat", "without", "again"]
@@ -152,11 +164,15 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
   from mp_compat import checkpoints
   from mp_compat._tensorflow import tf
 
+  state = dict(arguments.state)
   try:
     if arguments.action == "inspect":
-      inspection = checkpoints.inspect(arguments.path)
+      inspection = checkpoints.inspect(arguments.path, state)
+      if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+          json.dump(_as_json(inspection), file, indent=2)
     else:
-      inspection = checkpoints.convert(arguments.source, arguments.target, arguments.to, arguments.like)
+      inspection = checkpoints.convert(arguments.source, arguments.target, arguments.to, arguments.like, state)
   except (OSError, ValueError, tf.errors.OpError) as error:
     return _fail("checkpoint " + arguments.action, error)
   print("{}: {}".format(inspection.path, inspection.dialect))
@@ -164,6 +180,16 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
     value = " = {}".format(inspection.state[name]) if name in inspection.state else ""
     print("  {:<50} {:<8} {}{}".format(name, dtype.name, list(shape), value))
   return 0
+
+
+def _as_json(inspection: Any) -> Dict[str, Any]:
+  variables = inspection.variables.items()
+  return {
+    "path": inspection.path,
+    "dialect": inspection.dialect,
+    "variables": {name: {"dtype": dtype.name, "shape": list(shape)} for name, (dtype, shape) in variables},
+    "state": {name: value.tolist() for name, value in inspection.state.items()},
+  }
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -174,10 +200,12 @@ def _compare(arguments: argparse.Namespace) -> int:
   if not argv:
     return _fail("compare", "expected a script, or -m and a module")
   runs = arguments.runs or ["original", "mp_compat", *["without"] * arguments.without, "again"]
-  report = comparing.compare(
-    argv, runs, arguments.steps, arguments.every, arguments.restore, functools.partial(print, flush=True)
-  )
   try:
+    if arguments.json:
+      open(arguments.json, "a").close()  # fails before the program runs
+    report = comparing.compare(
+      argv, runs, arguments.steps, arguments.every, arguments.restore, functools.partial(print, flush=True)
+    )
     if arguments.json:
       with open(arguments.json, "w", encoding="utf-8") as file:
         json.dump(report, file, indent=2)
@@ -243,9 +271,7 @@ def _run(arguments: argparse.Namespace) -> int:
   try:
     main_module, code = program.load(argv)
   except program.NotFoundError as error:
-    expected = "expected a script, a directory or zip file with __main__.py, or -m and a module"
-    passed = " ".join(argv[: 2 if argv[0] == "-m" else 1])
-    return _fail("run", "{}, but got {}: {}".format(expected, passed, error))
+    return _fail("run", error)
   program.execute(main_module, code)
   return 0
 

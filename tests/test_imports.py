@@ -27,7 +27,7 @@ checkpoints.files checkpoints
 contrib
 keras
 migration.source migration.conditional_names migration
-comparison.recorder comparison
+comparison.processes comparison.recorder comparison
 __main__ __init__
 """.split()
 # Modules that must work without TensorFlow, so they import only each other.

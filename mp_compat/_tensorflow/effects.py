@@ -35,10 +35,11 @@ def changes_state(op: tf.Operation) -> bool:
 
   Ops without a known definition may. Random ops change the state of their generators.
   """
-  return _of_type(op.type) and (not _is_call(op.type, op.graph) or _of_call(op.type, op.node_def, op.graph))
+  return _of_type(op.type) and (not is_call(op.type, op.graph) or _of_call(op.type, op.node_def, op.graph))
 
 
-def _is_call(op_type: str, graph: tf.Graph) -> bool:
+def is_call(op_type: str, graph: tf.Graph) -> bool:
+  """Returns whether ops of a type call functions."""
   return op_type in _CALLS or graph._is_function(op_type)
 
 
@@ -51,7 +52,7 @@ def _of_call(op_type: str, node: Any, graph: tf.Graph) -> bool:
 def _of_function(name: str, graph: tf.Graph) -> bool:
   function = graph._get_function(name)
   return function is None or any(
-    _of_type(node.op) and (not _is_call(node.op, graph) or _of_call(node.op, node, graph))
+    _of_type(node.op) and (not is_call(node.op, graph) or _of_call(node.op, node, graph))
     for node in function.definition.node_def
   )
 

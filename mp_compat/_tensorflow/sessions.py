@@ -1,45 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observes the runs of all sessions, finds the variables that a run may change, and makes op seeds repeatable."""
+"""Observes the runs of all sessions, finds the steps of optimizers in them, and makes op seeds repeatable."""
 
+import functools
 import itertools
 import threading
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
 from tensorflow.python.client import session as session_module
 from tensorflow.python.eager import imperative_grad
 from tensorflow.python.framework import random_seed  # pyright: ignore[reportAttributeAccessIssue]
 from tensorflow.python.ops import gradients_util
+from tensorflow.python.ops import stateful_random_ops
 
-from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import effects
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
+from mp_compat._tensorflow import trackable
+
+Run = Callable[[List[tf.Tensor]], Tuple[Any, List[Any]]]  # takes further tensors; returns the result, and their values
 
 _VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
-_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-_QUERIES = ("VarIsInitializedOp", "IsVariableInitialized", "VariableShape", "DisableCopyOnRead")
-_ASSIGNMENTS = ("Assign", "AssignVariableOp")  # of initializers and of Saver.restore
 
 
 class Effects(NamedTuple):
-  """What a run may do to variables; local variables and metrics do not count."""
+  """What a run does to variables; local variables and metrics do not count."""
 
-  written: FrozenSet[str]  # the names of the variables' ops
-  gated: FrozenSet[str]  # those that ops behind a gate, or inside a conditional or a loop, may write
-  trains: bool  # whether new values may depend on old ones; False for initializers and Saver.restore
+  written: FrozenSet[str]  # the names of the ops of variables that it may change
+  trained: FrozenSet[str]  # those that steps of optimizers may change; empty if the run executes none
+  decisions: List[tf.Tensor]  # scalar bools, whether to apply these steps; without those that cannot be fetched
 
 
-def observe(around: Callable[[Any, List[Any], Callable[[], Any]], Any]) -> None:
+class _Steps:
+  """What optimizers built in a graph."""
+
+  def __init__(self) -> None:
+    self.ops: Set[tf.Operation] = set()  # that `apply_gradients` returned
+    self.in_functions: Set[str] = set()  # the names of variables to which functions apply gradients
+    self.decisions: Dict[str, tf.Tensor] = {}  # whether to apply a step, by name
+
+
+def observe(around: Callable[[Any, List[Any], Run], Any]) -> None:
   """Makes each run of any session call `around(session, elements, run)`, with the ops and tensors that it runs.
 
-  `around` calls `run()` and returns its result. Runs of the same session in it are not observed.
+  `around` calls `run(tensors)` and returns its result. Runs of the same session in it are not observed.
   """
   base, inside = session_module.BaseSession, threading.local()
   do_run, make_callable, from_options = base._do_run, base.make_callable, base._make_callable_from_options
 
-  def call(sess: Any, elements: List[Any], run: Callable[[], Any]) -> Any:
+  def call(sess: Any, elements: List[Any], run: Run) -> Any:
     outer = getattr(inside, "session", None)
     if outer is sess:
-      return run()
+      return run([])[0]
     inside.session = sess
     try:
       return around(sess, elements, run)
@@ -47,19 +59,112 @@ def observe(around: Callable[[Any, List[Any], Callable[[], Any]], Any]) -> None:
       inside.session = outer
 
   def observed_do_run(self: Any, handle: Any, targets: Any, fetches: Any, *args: Any) -> Any:
-    return call(self, [*targets, *fetches], lambda: do_run(self, handle, targets, fetches, *args))
+    def run(tensors: List[tf.Tensor]) -> Tuple[Any, List[Any]]:
+      further = [] if handle else tensors  # A partial run has declared what it fetches.
+      values = do_run(self, handle, targets, [*fetches, *further], *args)
+      return values[: len(fetches)], values[len(fetches) :]
 
-  def observed_make_callable(self: Any, fetches: Any, *args: Any, **kwargs: Any) -> Any:
-    run, elements = make_callable(self, fetches, *args, **kwargs), graphs.fetched_elements(self.graph, fetches)
-    return lambda *values, **options: call(self, elements, lambda: run(*values, **options))
+    return call(self, [*targets, *fetches], run)
+
+  def observed_make_callable(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
+    make_callable(self, fetches, feed_list, accept_options)  # checks the arguments
+    return lambda *values, **options: self.run(fetches, dict(zip(feed_list or [], values)), **options)
 
   def observed_from_options(self: Any, options: Any) -> Any:  # Keras calls this
-    run = from_options(self, options)
     elements = [self.graph.as_graph_element(name) for name in [*options.target, *options.fetch]]
-    return lambda *values, **keywords: call(self, elements, lambda: run(*values, **keywords))
+
+    @functools.lru_cache(maxsize=None)
+    def callable_with(*further: str) -> Any:
+      extended = type(options)()
+      extended.CopyFrom(options)
+      extended.fetch.extend(further)
+      return from_options(self, extended)
+
+    def call_with(*values: Any, **keywords: Any) -> Any:
+      def run(tensors: List[tf.Tensor]) -> Tuple[Any, List[Any]]:
+        results = callable_with(*[tensor.name for tensor in tensors])(*values, **keywords)
+        return results[: len(options.fetch)], results[len(options.fetch) :]
+
+      return call(self, elements, run)
+
+    return call_with
 
   base._do_run, base.make_callable = observed_do_run, observed_make_callable
   base._make_callable_from_options = observed_from_options
+
+
+def observe_optimizers(before_step: Callable[[Any], None]) -> None:
+  """Makes graphs record what `apply_gradients` of each optimizer builds, Keras's included, for `effects_of`.
+
+  It calls `before_step(optimizer)` first.
+  """
+
+  def recording(apply: Callable[..., Any]) -> Callable[..., Any]:
+    @autograph.do_not_convert
+    @functools.wraps(apply)
+    def apply_and_record(self: Any, *args: Any, **kwargs: Any) -> Any:
+      graph = graphs.init_scope_graph()
+      if graph is None:
+        return apply(self, *args, **kwargs)
+      before_step(self)
+      if graph is not graphs.default_graph() and args:
+        args = (list(args[0]), *args[1:])
+        _steps(graph).in_functions.update(variable.name.rpartition(":")[0] for _, variable in args[0])
+      result = apply(self, *args, **kwargs)
+      for element in tf.nest.flatten(result):
+        op = getattr(element, "op", element)
+        if isinstance(op, tf.Operation):
+          _steps(op.graph).ops.add(op)
+      return result
+
+    return apply_and_record
+
+  def observe_class(cls: Any) -> None:
+    if "apply_gradients" in vars(cls):
+      cls.apply_gradients = recording(cls.apply_gradients)
+
+  def observe_subclass(cls: Any, **kwargs: Any) -> None:
+    super(base, cls).__init_subclass__(**kwargs)
+    observe_class(cls)
+
+  base: Any = trackable.Trackable
+  pending, seen = [base], {base}
+  while pending:
+    cls = pending.pop()
+    observe_class(cls)
+    new = set(type.__subclasses__(cls)) - seen
+    seen |= new
+    pending += new
+  base.__init_subclass__ = classmethod(observe_subclass)  # type: ignore[arg-type]
+
+
+def observe_decisions(owner: Any, method: str, decisions_of: Callable[[Any, Any], List[Any]]) -> None:
+  """Makes graphs record whether steps are applied, for `effects_of`.
+
+  `decisions_of(argument, result)` returns it, from the last argument and the result of a method or function of `owner`.
+  What further observed methods return that it calls does not count.
+  """
+  decide = getattr(owner, method)
+  if getattr(decide, "is_observed", False):
+    return
+
+  @functools.wraps(decide)
+  def decide_and_record(*args: Any, **kwargs: Any) -> Any:
+    graph = graphs.init_scope_graph()
+    if graph is None:
+      return decide(*args, **kwargs)
+    before = dict(_steps(graph).decisions)
+    result = decide(*args, **kwargs)
+    tensors = filter(tf.is_tensor, decisions_of(args[-1], result))
+    _steps(graph).decisions = {**before, **{tensor.name: tensor for tensor in tensors}}
+    return result
+
+  decide_and_record.is_observed = True  # type: ignore[attr-defined]
+  setattr(owner, method, decide_and_record)
+
+
+def _steps(graph: tf.Graph) -> _Steps:
+  return graphs.record_in(graph, "optimizer_steps", _Steps)
 
 
 def on_eager_gradients(report: Callable[[], None]) -> None:
@@ -78,7 +183,10 @@ def on_eager_gradients(report: Callable[[], None]) -> None:
 
 
 def make_seeds_repeatable() -> None:
-  """Gives each op without a seed the number of its call in the graph, not that of its op, and always a graph seed."""
+  """Gives each op without a seed the number of its call in the graph, not that of its op, and always a graph seed.
+
+  Generators with a state from the system's entropy get such a seed, too.
+  """
   get_seed, eager_seeds = random_seed.get_seed, itertools.count()
 
   def get_repeatable_seed(op_seed: Any) -> Any:
@@ -87,27 +195,31 @@ def make_seeds_repeatable() -> None:
       op_seed = next(graphs.record_in(graph, "op_seeds", itertools.count) if graph is not None else eager_seeds)
     return get_seed(op_seed)
 
+  def from_repeatable_state(cls: Any, alg: Any = None) -> Any:
+    return cls.from_seed(get_repeatable_seed(None)[1], alg)
+
   random_seed.get_seed = get_repeatable_seed
+  stateful_random_ops.Generator.from_non_deterministic_state = classmethod(from_repeatable_state)
 
 
-def effects(graph: tf.Graph, elements: Iterable[Any]) -> Effects:
-  """Returns what a run of ops and tensors may do to variables, from the ops that it executes."""
-  local, written, gated, trains = _local_names(graph), set(), set(), False
-  for op in graphs.executed_ops(elements):
-    for index, handle in enumerate(op.inputs):
-      if not _is_handle(handle) or op.type in _QUERIES:
-        continue
-      names = {source.name for source in _variables_behind(handle)} - local
-      if not _may_write(op, index):
-        trains |= bool(names) and not any(_is_handle(tensor) for tensor in op.outputs)
-      else:
-        written |= names
-        in_branch = op.type.endswith(("If", "While")) or op._get_control_flow_context() is not None
-        gated |= names if in_branch or control_flow.is_gated(op) else set()
-        trains |= bool(names) and op.type not in _ASSIGNMENTS
-  # Keras's metrics are in no collection, and in a graph without collections this is true of all variables.
-  global_names = _names_in(graph, tf.GraphKeys.GLOBAL_VARIABLES) or written
-  return Effects(frozenset(written), frozenset(gated), trains and not written.isdisjoint(global_names))
+def effects_of(graph: tf.Graph, elements: Iterable[Any]) -> Effects:
+  """Returns what a run of ops and tensors does to variables, from the ops that it executes.
+
+  An op that calls a function is a step if it may change a variable to which functions apply gradients.
+  """
+  steps, executed = _steps(graph), set(graphs.executed_ops(elements))
+  local = _local_names(graph)
+  written = {op: _written_by(op) - local for op in executed}
+  trained = {name for op in graphs.executed_ops(executed & steps.ops) for name in written[op]}
+  for op, names in written.items():
+    if not names.isdisjoint(steps.in_functions) and effects.is_call(op.type, graph):
+      trained |= names
+  decisions = [
+    tensor
+    for tensor in steps.decisions.values()
+    if tensor.op in executed and graph.is_fetchable(tensor) and tensor.op._get_control_flow_context() is None
+  ]
+  return Effects(frozenset().union(*written.values()), frozenset(trained), decisions if trained else [])
 
 
 def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:
@@ -134,11 +246,8 @@ def read(sess: Any, tensors: Dict[str, tf.Tensor]) -> Dict[str, Any]:
 
 
 def _local_names(graph: tf.Graph) -> FrozenSet[str]:
-  return _names_in(graph, tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES)
-
-
-def _names_in(graph: tf.Graph, *collections: str) -> FrozenSet[str]:
-  return frozenset(variable.name.rpartition(":")[0] for key in collections for variable in graph.get_collection(key))
+  local = graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES) + graph.get_collection(tf.GraphKeys.METRIC_VARIABLES)
+  return frozenset(variable.name.rpartition(":")[0] for variable in local)
 
 
 def _is_handle(tensor: tf.Tensor) -> bool:
@@ -157,16 +266,17 @@ def _variables_behind(handle: tf.Tensor) -> Iterator[tf.Operation]:
       pending += [tensor.op for tensor in op.inputs if _is_handle(tensor)]
 
 
-def _may_write(op: tf.Operation, index: int) -> bool:
-  """Returns whether an op may change the variable behind an input; before TensorFlow 2.3, functions always may."""
-  if op.inputs[index].dtype != tf.resource:
-    return any(argument.is_ref for argument in op.op_def.input_arg) and not op.type.startswith("Ref")
+def _written_by(op: tf.Operation) -> Set[str]:
+  """Returns the names of the variables that an op may change."""
+  if op.type == "DisableCopyOnRead" or not any(map(_is_handle, op.inputs)) or not effects.changes_state(op):
+    return set()
   try:
-    if index in op.get_attr("_read_only_resource_inputs"):  # Conditionals, loops and functions have it.
-      return False
+    only_read = op.get_attr("_read_only_resource_inputs")  # Conditionals, loops and functions have it, from 2.3 on.
   except ValueError:
-    pass
-  return op.type not in (*_READS, "Enter", "Exit", "Identity", "IdentityN", "Merge", "NextIteration", "Switch")
+    only_read = []
+  handles = [tensor for i, tensor in enumerate(op.inputs) if tensor.dtype == tf.resource and i not in only_read]
+  handles += [tensor for tensor, argument in zip(op.inputs, op.op_def.input_arg) if argument.is_ref]
+  return {variable.name for handle in handles for variable in _variables_behind(handle)}
 
 
 def _only_reads(op: tf.Operation) -> bool:

@@ -3,7 +3,8 @@
 
 import collections
 import os
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from types import MappingProxyType
+from typing import Any, Container, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -28,11 +29,12 @@ class Inspection(NamedTuple):
   state: "collections.OrderedDict[str, Any]"
 
 
-def inspect(path: files.Path) -> Inspection:
+def inspect(path: files.Path, state: Iterable[str] = ()) -> Inspection:
   """Returns the variables in a checkpoint, its naming scheme and the state of its loss scale.
 
   Args:
     path: A checkpoint, or a directory, of which the latest checkpoint is used.
+    state: The names of further variables of the loss scale, which a subclass added.
 
   Returns:
     An `Inspection`, with dtypes, shapes and the values of the loss scale's variables.
@@ -45,19 +47,25 @@ def inspect(path: files.Path) -> Inspection:
   reader = files.open_reader(path)
   shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
   if files.OBJECT_GRAPH in shapes:
-    dialect, state = "object-based", [name for name in shapes if dialects.is_state_name(name.partition("/.ATTR")[0])]
+    dialect, names = "object-based", [name for name in shapes if dialects.is_state_name(name.partition("/.ATTR")[0])]
   else:
-    dialect, state = dialects.dialect(shapes), list(dialects.state(shapes))
+    dialect, names = dialects.dialect(shapes), list(dialects.state(shapes))
   return Inspection(
     path,
     dialect,
     collections.OrderedDict((name, (dtypes[name], shapes[name])) for name in sorted(shapes)),
-    collections.OrderedDict((name, files.read_tensor(reader, path, name)) for name in sorted(state)),
+    collections.OrderedDict(
+      (name, files.read_tensor(reader, path, name)) for name in sorted({*names, *shapes.keys() & state})
+    ),
   )
 
 
 def convert(
-  source: files.Path, target: files.Path, to: Optional[str] = None, like: Optional[files.Path] = None
+  source: files.Path,
+  target: files.Path,
+  to: Optional[str] = None,
+  like: Optional[files.Path] = None,
+  state: Mapping[str, float] = MappingProxyType({}),
 ) -> Inspection:
   """Writes a checkpoint with the names of another naming scheme or program, and verifies it by reading it back.
 
@@ -72,6 +80,8 @@ def convert(
     like: Instead of `to`, a checkpoint (or a directory) of the program that will restore `target`: its names are used.
       TensorFlow's class names Adam's powers after the enclosing conditional: `cond_3/beta1_power` if the program
       itself builds two. Its `.meta` file, if there is one, is copied too.
+    state: The initial values of further variables of the loss scale, which a subclass added, by name: ints for int64,
+      floats for float32 (with `like`, its dtypes). "plain" omits them; they are added where `source` lacks them.
 
   Returns:
     An `Inspection` of the checkpoint at `target`.
@@ -86,7 +96,7 @@ def convert(
     raise ValueError(
       "Expected either a naming scheme (`to`) or a checkpoint (`like`), but got to={!r} and like={!r}.".format(to, like)
     )
-  inspection, target = inspect(source), files.path_text(target)
+  inspection, target = inspect(source, state), files.path_text(target)
   if inspection.dialect == "object-based":
     raise ValueError(
       "{} was written by tf.train.Checkpoint. Its names are the same in every naming scheme, so it needs no "
@@ -98,15 +108,23 @@ def convert(
     raise ValueError("{} exists and is not overwritten. Pass another path.".format(target))
   if like is None:
     assert to is not None  # checked above
-    names, dialect, meta = dialects.translate(_shapes(inspection), to), to, None
+    others = {name: shape for name, shape in _shapes(inspection).items() if name not in state}
+    names, dialect, meta = dialects.translate(others, to), to, None
+    names.update((name, name if name in inspection.variables else None) for name in state if to != "plain")
+    initial = {
+      name: np.asarray(value, np.int64 if isinstance(value, int) else np.float32) for name, value in state.items()
+    }
   else:
     example = inspect(like)
-    names, dialect, meta = _names_like(example, inspection), example.dialect, "{}.meta".format(example.path)
-  _write(_values(inspection, names, dialect), target)
+    names, dialect, meta = _names_like(example, inspection, state), example.dialect, "{}.meta".format(example.path)
+    initial = {
+      name: np.asarray(state[name], example.variables[name][0].as_numpy_dtype) for name in names.keys() & state
+    }
+  _write(_values(inspection, names, dialect, initial), target)
   if meta and tf.gfile.Exists(meta):
     tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
   _make_latest(target)
-  return inspect(target)
+  return inspect(target, state)
 
 
 def _make_latest(path: str) -> None:
@@ -122,7 +140,7 @@ def _shapes(inspection: Inspection) -> Dict[str, Tuple[int, ...]]:
   return {name: inspection.variables[name][1] for name in sorted(inspection.variables, key=dialects.parse)}
 
 
-def _names_like(like: Inspection, source: Inspection) -> Dict[str, Optional[str]]:
+def _names_like(like: Inspection, source: Inspection, own: Container[str]) -> Dict[str, Optional[str]]:
   """Returns for each name in `like` the name in `source` to copy from; None for state that starts anew."""
   shapes, found = _shapes(like), _shapes(source)
   matched, state = dialects.match(shapes, found), dialects.state(shapes)
@@ -130,25 +148,36 @@ def _names_like(like: Inspection, source: Inspection) -> Dict[str, Optional[str]
   if not {*second_names, *second_names.values()} <= set(matched):
     matched = dialects.match({name: shapes[name] for name in shapes if name not in second_names}, found)
     matched.update((second, matched[first]) for second, first in second_names.items() if first in matched)
-  missing = [name for name in shapes if name not in matched and name not in state]
+  missing = [name for name in shapes if name not in matched and name not in state and name not in own]
   if missing:
     raise ValueError(
       "Expected the variables of {}, but {} does not have these in the same shape: {}. Pass "
-      "checkpoints of the same model.".format(like.path, source.path, ", ".join(missing))
+      "checkpoints of the same model, and as `state` the variables of a loss scale of your own.".format(
+        like.path, source.path, ", ".join(missing)
+      )
     )
   return {name: matched.get(name) for name in shapes}
 
 
-def _values(source: Inspection, names: Mapping[str, Optional[str]], to: str) -> Dict[str, np.ndarray]:
-  """Returns the values to write by name; `names` has the name in `source` for each, or None for state to add."""
+def _values(
+  source: Inspection, names: Mapping[str, Optional[str]], to: str, initial: Mapping[str, np.ndarray]
+) -> Dict[str, np.ndarray]:
+  """Returns the values to write by name; `names` has the name in `source` for each, or None for state to add.
+
+  `initial` has values for state of the program's own.
+  """
   reader = files.open_reader(source.path)
   roles = dialects.state({name: source.variables[old][1] if old else () for name, old in names.items()})
   values = {}
   for name, old in names.items():
-    initial = np.float32(2.0**15 if roles.get(name) == "current_loss_scale" else 0.0)
-    value = np.asarray(initial) if old is None else files.read_tensor(reader, source.path, old)
-    is_count = roles.get(name) in ("good_steps", "bad_steps")
-    values[name] = value.astype(np.int32 if to == "contrib" else np.int64) if is_count else value
+    if old is not None:
+      values[name] = files.read_tensor(reader, source.path, old)
+    elif name in initial:
+      values[name] = initial[name]
+    if name in roles:
+      role = dialects.ROLES[roles[name]]
+      dtype = role.contrib_dtype if to == "contrib" else role.dtype
+      values[name] = np.asarray(values.get(name, role.initial)).astype(dtype)
   return values
 
 

@@ -8,6 +8,7 @@ from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 from mp_compat.checkpoints import files
 from mp_compat.core import dialects
+from mp_compat.core import loss_scale
 
 
 def assignment_map(path: files.Path, wanted: Any) -> Any:
@@ -28,9 +29,12 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   """
   pairs = list(wanted.items() if hasattr(wanted, "items") else wanted)
   matches = _match({name: value for name, value in pairs if not isinstance(value, str)}, path)
-  state = dialects.state({name: match.shape for name, match in matches.items()})
+  registered = loss_scale.state_names(tf.get_default_graph())
+  state = {name for name, match in matches.items() if match.parts[0].op.name in registered}
+  state.update(dialects.state({name: match.shape for name, match in matches.items()}))
   left_out = [name for name, match in matches.items() if name in state and not match.is_usable]
   _warn_left_out(left_out, path)
+  _warn_outside_scopes([value for _, value in pairs if isinstance(value, str)], matches, path)
   if not left_out and all(match.source in (None, name) for name, match in matches.items()):
     return wanted
   sources = {name: match.source for name, match in matches.items() if match.source}
@@ -104,4 +108,25 @@ def _warn_left_out(names: List[str], path: files.Path) -> None:
       "values, convert the checkpoint: python -m mp_compat checkpoint convert.",
       files.path_text(path),
       ", ".join(names),
+    )
+
+
+def _warn_outside_scopes(targets: List[str], matches: Dict[str, _Match], path: files.Path) -> None:
+  """Warns of variables that `tf.get_variable` did not make: scopes among `targets` leave them out, unless matched."""
+  scopes = tuple(target.lstrip("/") for target in targets if target.endswith("/"))
+  matched = {part.op.name for match in matches.values() for part in match.parts}
+  others = [
+    variable
+    for variable in tf.global_variables()
+    if variable.op.name.startswith(scopes)
+    and variable.op.name not in matched
+    and not variables.is_made_by_get_variable(variable)
+  ]
+  names = [name for name, match in _match(others, path).items() if match.source] if others else []
+  if names:
+    log.warn(
+      "A map of scopes does not initialize %s from the checkpoint %s, which has values for them: a scope contains only "
+      "variables of tf.get_variable(). Pass mp_compat.checkpoints.name_map(path) instead of the map.",
+      ", ".join(names),
+      files.path_text(path),
     )

@@ -5,7 +5,7 @@ import collections
 import functools
 import itertools
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from mp_compat._tensorflow import savers
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
 from mp_compat.core import dialects
+from mp_compat.core import loss_scale
 
 tensorflow_restore = tf.train.Saver.restore  # `install()` replaces it.
 
@@ -27,8 +28,9 @@ class Saver(tf.train.Saver):
       scaffold = tf.train.Scaffold(saver=saver)  # for Estimator and MonitoredSession
 
   Restoring accepts both names of Adam's powers, contrib's state (int32 counts become int64), and state under another
-  name scope. A loss scale that is not in the checkpoint starts at its initial value. The arguments, and the files
-  that are written, are those of `tf.train.Saver`.
+  name scope. Variables of a loss scale that are not in the checkpoint, those of subclasses of `mp_compat.LossScale`
+  included, start at their initial values. The arguments, and the files that are written, are those of
+  `tf.train.Saver`.
 
   Source: `tf.train.Saver`.
   """
@@ -166,32 +168,44 @@ def _entries(restore_op: tf.Operation) -> List[_Entry]:
 
 def _match_names(graph: tf.Graph, entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
   """Returns the names in the checkpoint by the names in the graph; omits state that starts at its initial value."""
-  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
-  creation_index = {op.name: index for index, op in enumerate(graph.get_operations())}
-  needed = [entry for entry in entries if entry.is_needed]
-  needed.sort(key=lambda entry: [creation_index[variable.name] for variable in entry.variables])
-  wanted = {entry.name: entry.shape.as_list() for entry in needed if entry.shape.is_fully_defined()}
+  shapes, creation_index = files.shapes_in(reader), {op.name: i for i, op in enumerate(graph.get_operations())}
+  in_order = sorted(entries, key=lambda entry: [creation_index[variable.name] for variable in entry.variables])
+  needed = {entry.name: entry for entry in in_order if entry.is_needed}
+  wanted = {name: entry.shape.as_list() for name, entry in needed.items() if entry.shape.is_fully_defined()}
+  variables = {variable.name: name for name, entry in needed.items() for variable in entry.variables}
   recorded = files.tensorflow_names(graph)
-  recorded = {entry.name: recorded[v.name] for entry in needed for v in entry.variables if v.name in recorded}
   matched = {entry.name: entry.name for entry in entries if entry.name in shapes}  # state of iterators has no shape
-  matched.update(dialects.match(wanted, shapes, recorded))
-  state = dialects.state(wanted)
-  unmatched = [name for name in dict.fromkeys(entry.name for entry in needed) if name not in matched]
-  missing = [name for name in unmatched if name not in state]
+  renamed = {variables[name]: recorded[name] for name in variables.keys() & recorded.keys()}
+  matched.update(dialects.match(wanted, shapes, renamed))
+  state = {variables[name] for name in variables.keys() & loss_scale.state_names(graph)}
+  state.update(dialects.state(wanted))  # of TensorFlow's classes, and of imported graphs
+  _check_fits(needed, matched, state, reader, path)
+  initialized = [name for name in needed if name not in matched]
+  if initialized:
+    log.warn("The checkpoint %s lacks state of the loss scale: %s initialized instead.", path, ", ".join(initialized))
+  return matched
+
+
+def _check_fits(needed: Dict[str, _Entry], matched: Dict[str, str], state: Set[str], reader: Any, path: str) -> None:
+  """Raises an error that names all variables that the checkpoint lacks, except `state`, or has in another form."""
+  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
+  missing = [name for name in needed if name not in matched and name not in state]
   different: List[str] = []
-  for name, entry in {entry.name: entry for entry in needed if entry.name in matched}.items():
-    shape, dtype = shapes[matched[name]], dtypes[matched[name]]
-    fits = entry.reshaped and entry.shape.num_elements() == np.prod(shape, dtype=np.int64)
-    if not fits and not entry.shape.is_compatible_with(shape):
-      different.append("{} has the shape {} in the graph, {} in the checkpoint".format(name, entry.shape, list(shape)))
-    if dtype != entry.tensor.dtype and name not in state:
-      text = "{} has the dtype {} in the graph, {} in the checkpoint"
-      different.append(text.format(name, entry.tensor.dtype.name, dtype.name))
+  for name in [name for name in needed if name in matched]:
+    source = matched[name]
+    different += _differences(needed[name], shapes[source], dtypes[source], name in state)
   if missing or different:
     raise _mismatch(missing, different, shapes, path)
-  if unmatched:
-    log.warn("The checkpoint %s lacks state of the loss scale: %s initialized instead.", path, ", ".join(unmatched))
-  return matched
+
+
+def _differences(entry: _Entry, shape: Sequence[int], dtype: tf.DType, is_state: bool) -> Iterator[str]:
+  """Yields how a variable differs from its value in the checkpoint; another dtype of state is converted."""
+  text = "{} has the {} {} in the graph, {} in the checkpoint"
+  can_reshape = entry.reshaped and entry.shape.num_elements() == np.prod(shape, dtype=np.int64)
+  if not can_reshape and not entry.shape.is_compatible_with(shape):
+    yield text.format(entry.name, "shape", entry.shape, list(shape))
+  if dtype != entry.tensor.dtype and not is_state:
+    yield text.format(entry.name, "dtype", entry.tensor.dtype.name, dtype.name)
 
 
 def _mismatch(missing: List[str], different: List[str], shapes: dialects.Shapes, path: str) -> tf.errors.OpError:

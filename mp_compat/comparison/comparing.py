@@ -12,14 +12,17 @@ from mp_compat.comparison import recorder
 from mp_compat.core import dialects
 
 SAME, DIFFERENT, UNKNOWN = 0, 1, 2  # exit codes
-ORIGINAL, SCALED, UNSCALED, AGAIN = recorder.ORIGINAL, recorder.SCALED, recorder.UNSCALED, "again"
+ORIGINAL, SCALED, UNSCALED = recorder.ORIGINAL, recorder.SCALED, recorder.UNSCALED
+AGAIN, ONCE_MORE = "again", "once_more"  # They repeat the first run, the second only before other runs are blamed.
 RUNS = {
   ORIGINAL: "as it is",
   SCALED: "with mp_compat",
   UNSCALED: "without loss scaling",
   AGAIN: "{}, again",  # the first run
+  ONCE_MORE: "{}, once more",
 }
 
+_UNKNOWN_REASON = "The reason is not known."
 _OVERFLOW = "The first run skipped it: its gradients overflowed. Before it, the bits are the same."
 
 
@@ -33,34 +36,44 @@ def compare(
   """
   results: Dict[str, Any] = {}
   directory = os.getcwd()
+
+  def make(run: str) -> None:
+    copy_back()
+    differences = [result["difference"] for result in results.values() if result["difference"]]
+    settings = recorder.Settings(
+      run=runs[0] if run in (AGAIN, ONCE_MORE) else run,
+      recording=os.path.join(folder, run),
+      steps=steps,
+      every=every,
+      reference=os.path.join(folder, runs[0]) if results else None,
+      keep={str(found["index"]): found["names"][0] for found in differences},
+    )
+    label = RUNS[run].format(RUNS[runs[0]])
+    try:
+      processes.run(settings._asdict(), run, argv, directory, folder)
+      result = recorder.read_notes(settings.recording)
+      problem = _problem(run, runs, result)
+      if problem:
+        raise processes.CannotRunError(problem)
+    except processes.CannotRunError as error:
+      hint = _hint(run, runs, settings.recording) if isinstance(error, processes.ProgramFailedError) else ""
+      raise processes.CannotRunError("{}: {}{}".format(label, error, hint)) from error
+    if not results:
+      tell("{} on TensorFlow {}".format(" ".join(argv[: 1 + (argv[0] == "-m")]), result["tensorflow"]))
+    results[run] = result
+    first = results[runs[0]]["steps"]
+    result["ends"] = [] if result["difference"] or result["steps"] == first else [first, result["steps"]]
+    tell("  {}. {:<21} {}".format(len(results), label, _describe(run, result, every)))
+
   try:
     with tempfile.TemporaryDirectory() as folder, processes.kept(restore) as copy_back:
       processes.read_standard_input(os.path.join(folder, "input"))
-      for number, run in enumerate(runs, 1):
-        copy_back()
-        differences = [result["difference"] for result in results.values() if result["difference"]]
-        settings = recorder.Settings(
-          run=runs[0] if run == AGAIN else run,
-          recording=os.path.join(folder, run),
-          steps=steps,
-          every=every,
-          reference=os.path.join(folder, runs[0]) if results else None,
-          keep={str(found["index"]): found["names"][0] for found in differences},
-        )
-        label = RUNS[run].format(RUNS[runs[0]])
-        try:
-          processes.run(settings._asdict(), run, argv, directory, folder)
-          result = recorder.read_notes(settings.recording)
-          problem = _problem(run, runs, result, results.get(runs[0], result)["steps"])
-          if problem:
-            raise processes.CannotRunError(problem)
-        except processes.CannotRunError as error:
-          raise processes.CannotRunError("{}: {}".format(label, error)) from error
-        if not results:
-          tell("{} on TensorFlow {}".format(" ".join(argv[: 1 + (argv[0] == "-m")]), result["tensorflow"]))
-        results[run] = result
-        tell("  {}. {:<21} {}".format(number, label, _describe(run, result, every)))
+      for run in runs:
+        make(run)
       status, conclusion = _conclude(results, folder)
+      if status == DIFFERENT and AGAIN in runs and any(_UNKNOWN_REASON in line for line in conclusion):
+        make(ONCE_MORE)
+        status, conclusion = _conclude(results, folder)
   except (processes.CannotRunError, OSError) as error:
     status, conclusion = UNKNOWN, ["Could not be compared: {}".format(error)]
   for line in ["", *conclusion]:
@@ -68,14 +81,18 @@ def compare(
   return {"program": list(argv), "status": status, "conclusion": conclusion, "runs": results}
 
 
-def _problem(run: str, runs: Sequence[str], result: Dict[str, Any], steps: int) -> Optional[str]:
-  """Returns why a run does not show the training of the program, or not with mp_compat where it should be used.
+def _hint(run: str, runs: Sequence[str], recording: str) -> str:
+  """Returns what to try after a program failed."""
+  steps = recorder.read_notes(recording).get("steps") if os.path.exists(recording) else 0
+  if steps:
+    return "\nIt had run {0} train steps: --steps {0} ends it after them.".format(steps)
+  if run == ORIGINAL and SCALED in runs:
+    return "\nIf TensorFlow's own loss scaling is what fails, run it with mp_compat alone: python -m mp_compat run."
+  return ""
 
-  Another number of steps than that of the first run is a difference, too.
-  """
-  if not result["difference"] and steps != result["steps"]:
-    step, names = min(steps, result["steps"]) + 1, [["number of steps"]] * 2
-    result["difference"] = dict(index=-1, step=step, starts=False, names=names, applied=[True] * 2)
+
+def _problem(run: str, runs: Sequence[str], result: Dict[str, Any]) -> Optional[str]:
+  """Returns why a run does not show the training of the program, or not with mp_compat where it should be used."""
   found: Any = result["difference"]
   if found and not found["index"] and all(map(all, found["names"])):
     return _describe_other_start(found)
@@ -83,11 +100,14 @@ def _problem(run: str, runs: Sequence[str], result: Dict[str, Any], steps: int) 
     return "{} was seen, which is not compared.".format(result["unseen"])
   if "unreadable" in result:
     return "No tensor of the graph reads {}.".format(", ".join(result["unreadable"]))
-  if not result["trained"] and not found:
+  if not result["steps"]:
     return (
-      "No train step was seen: no session of this process changed variables that were initialized. Eager training, "
-      "functions that eager code calls, and other processes are not compared."
+      "No train step was seen: no session of this process ran what apply_gradients() of an optimizer returned. Let the "
+      "program run until it trains. Eager training, functions that eager code calls, and other processes are not "
+      "compared."
     )
+  if not result["trained"] and not found:
+    return "None of its {} train steps was compared, or they changed no variable.".format(result["steps"])
   if run in (SCALED, UNSCALED) and "uses" not in result:
     return (
       "The program made no optimizer of mp_compat, so nothing would be compared: it uses none of TensorFlow's public "
@@ -107,17 +127,18 @@ def _first_name(found: Dict[str, Any]) -> str:
 
 
 def _describe_other_start(found: Dict[str, Any]) -> str:
+  steps = "" if len(set(found["global_step"])) == 1 else "; global_step {}, not {}".format(*found["global_step"][::-1])
   return (
-    "It starts from other values than the first run: first {}; global_step {}, not {}. If it goes on from a checkpoint "
-    "of an earlier run, name its folder with --restore, or use $MP_COMPAT_RUN in the folder's name. Otherwise its "
-    "initial values are random in a way that cannot be repeated."
-  ).format(_first_name(found), *found["global_step"][::-1])
+    "It starts from other values than the first run: first {}{}. If it goes on from a checkpoint of an earlier run, "
+    "name its folder with --restore, or use $MP_COMPAT_RUN in the folder's name. Otherwise its initial values are "
+    "random in a way that cannot be repeated."
+  ).format(_first_name(found), steps)
 
 
 def _describe(run: str, result: Dict[str, Any], every: int) -> str:
   """Returns what the report says on a run, in one line."""
   found, text = result["difference"], "{} train steps".format(result["steps"])
-  if every == 1 and run != UNSCALED:
+  if result["skipped"] is not None:
     text += ", {} skipped".format(result["skipped"])
   for name, scales in result["scales"].items() if run != UNSCALED else []:
     label = "loss scale" if len(result["scales"]) == 1 else name
@@ -128,8 +149,12 @@ def _describe(run: str, result: Dict[str, Any], every: int) -> str:
     return "differs at step {}, in {} of {} variables; {}".format(found["step"], len(ours), variables, text)
   if not result["compared"]:
     return text
+  if result["ends"]:
+    return "{}; the first run: {}. Until then the same bits".format(text, result["ends"][0])
   if run == AGAIN:
-    return "the same bits: the program is deterministic"
+    return "the same bits in both runs"
+  if run == ONCE_MORE:
+    return "the same bits in all three runs"
   each = "each" if every == 1 else "every {}".format(every)
   return "the same bits: {} variables after {} of {} steps".format(result["variables"], each, result["steps"])
 
@@ -138,19 +163,19 @@ def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
   """Returns the exit code and the sentences at the end of the report."""
   status, lines = SAME, []
   for run, result in results.items():
-    found = result["difference"]
-    if found and run == AGAIN:
-      differs_from_itself = (
-        "The program differs from itself: at step {}, first in {}. It has other randomness than that of Python, NumPy "
-        "and TensorFlow's ops, or threads that compete. The other differences may be due to that."
-      ).format(found["step"], _first_name(found))
-      return UNKNOWN, [_describe_other_start(found) if found["starts"] else differs_from_itself]
+    found, ends = result["difference"], result["ends"]
+    if (found or ends) and run in (AGAIN, ONCE_MORE):
+      return UNKNOWN, [_describe_other_self(found, ends)]
     if found:
       theirs, ours = [_values(os.path.join(folder, name), found["index"]) for name in (AGAIN, run)]
       reason = _reason(run, result, theirs)
       status = status if reason == _OVERFLOW and found["step"] > 1 else DIFFERENT
       lines += ["{}: step {} is the first that differs.".format(RUNS[run], found["step"]), "  " + reason]
       lines += _amounts(found, theirs, ours)
+    if ends:
+      status = DIFFERENT
+      lines.append("{}: it ended after {} train steps, the first run after {}.".format(RUNS[run], *ends[::-1]))
+      lines.append("  {} {}".format(_UNKNOWN_REASON, _describe_ends(ends)))
     lines += ["{}: a warning of mp_compat: {}".format(RUNS[run], warning) for warning in result.get("warnings", [])]
   if status == DIFFERENT and AGAIN not in results:
     lines.append("Whether the program differs from itself is not known: this needs the run {!r}.".format(AGAIN))
@@ -160,6 +185,26 @@ def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
     "The program trains differently." if status else "The program trains the same, in the steps that were compared."
   )
   return status, [verdict, *lines]
+
+
+def _describe_ends(ends: List[int]) -> str:
+  return "Until then the bits are the same. If a time limit ends the program, pass --steps {}.".format(min(ends))
+
+
+def _describe_other_self(found: Optional[Dict[str, Any]], ends: List[int]) -> str:
+  """Returns what the report says if two runs of the program as it is differ."""
+  if found is None:
+    return "The program differs from itself: it ended after {} train steps, then after {}. {}".format(
+      *ends, _describe_ends(ends)
+    )
+  if found["starts"]:
+    return _describe_other_start(found)
+  return (
+    "The program differs from itself: at step {}, first in {}. It has other randomness than that of Python, NumPy and "
+    "TensorFlow's ops, or threads that compete. Other differences may be due to that. Try it with one thread: "
+    "TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 in the environment if its ConfigProto sets no numbers, and one "
+    "thread for its input. --runs original,again shows whether that is enough."
+  ).format(found["step"], _first_name(found))
 
 
 def _reason(run: str, result: Dict[str, Any], theirs: Dict[str, Any]) -> str:
@@ -175,7 +220,7 @@ def _reason(run: str, result: Dict[str, Any], theirs: Dict[str, Any]) -> str:
   if run == UNSCALED and we_applied and not they_applied:
     return _OVERFLOW
   if we_applied or not they_applied:
-    return "The reason is not known."
+    return _UNKNOWN_REASON
   if "finite" not in theirs:
     return "mp_compat skipped it. Why the first run applied it is not known: this needs the run 'again'."
   if np.all(theirs["finite"]):

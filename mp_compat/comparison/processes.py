@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from typing import Any, Callable, Dict, Iterator, Sequence
+import threading
+from typing import Any, Callable, Dict, Iterator, NoReturn, Sequence
 
 KEPT = ".before_compare"  # the suffix of a folder while copies of it are in use
 _INTERRUPTS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")]
@@ -17,8 +18,22 @@ _KILL = getattr(os, "killpg", os.kill), getattr(signal, "SIGKILL", signal.SIGTER
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "TF_CUDNN_DETERMINISTIC": "1", "TF_DETERMINISTIC_OPS": "1"}  # unless set
 
 
+_REASON = "mp_compat compare: "  # begins a line of the output that says why this package ended a process
+_SHOWN = 10000  # bytes of the output, the last ones
+
+
 class CannotRunError(Exception):
-  """Says why a program could not be run, or not to its end."""
+  """Says why a program could not be run."""
+
+
+class ProgramFailedError(CannotRunError):
+  """Says how a program failed."""
+
+
+def give_up(reason: object) -> NoReturn:
+  """Ends the process of a program at once, for a reason that `run` raises."""
+  os.write(2, "\n{}{}\n".format(_REASON, reason).encode())
+  os._exit(1)
 
 
 @contextlib.contextmanager
@@ -66,7 +81,11 @@ def kept(paths: Sequence[str]) -> Iterator[Callable[[], None]]:
     for path in folders:
       _remove(path)
       if path in existing:
-        shutil.copytree(path + KEPT, path, symlinks=True)
+        try:
+          shutil.copytree(path + KEPT, path, symlinks=True)
+        except shutil.Error as error:
+          failed, _, reason = error.args[0][0]
+          raise CannotRunError("{} cannot be copied, for --restore: {}".format(failed, reason)) from error
 
   with _interruptible() as ignore_interrupts:
     try:
@@ -103,29 +122,48 @@ def read_standard_input(path: str) -> None:
 def run(settings: Dict[str, Any], name: str, argv: Sequence[str], directory: str, folder: str) -> None:
   """Runs a program in `directory` to its end, or to the last step; its processes end with it.
 
-  Raises a CannotRunError if it fails. `settings` are the fields of `recorder.Settings`; the program finds `name` as
-  MP_COMPAT_RUN in the environment. `folder` is for files, and has the standard input as `input`.
+  Raises a ProgramFailedError if it fails, and a CannotRunError if it cannot be run or recorded. `settings` are the
+  fields of `recorder.Settings`; the program finds `name` as MP_COMPAT_RUN in the environment. `folder` is for files,
+  and has the standard input as `input`.
   """
   with open(os.path.join(folder, "settings"), "w", encoding="utf-8") as file:
     json.dump(settings, file)
-  with open(os.path.join(folder, "input"), "rb") as stdin, open(os.path.join(folder, "output"), "wb+") as output:
+  with open(os.path.join(folder, "input"), "rb") as stdin:
     process = subprocess.Popen(
       [sys.executable, "-m", "mp_compat.comparison.recorder", file.name, *argv],
       cwd=directory,
       env={**_ENVIRONMENT, **os.environ, "MP_COMPAT_RUN": name},
       stdin=stdin,
-      stdout=output,
+      stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       start_new_session=True,
     )
-    try:
-      code = process.wait()
-    finally:
-      with contextlib.suppress(OSError):
-        _KILL[0](process.pid, _KILL[1])  # and the processes that it started
-      process.wait()
-    if code:
-      output.seek(max(0, output.seek(0, os.SEEK_END) - 10000))
-      lines = output.read().decode(errors="replace").splitlines()[-20:]
-      ended = "was killed by signal {}".format(-code) if code < 0 else "ended with exit code {}".format(code)
-      raise CannotRunError("The program {}. Its last lines:\n{}".format(ended, "\n".join(lines)))
+  output: Any = process.stdout
+  last = bytearray()
+
+  def read_output() -> None:
+    for chunk in iter(lambda: output.read1(_SHOWN), b""):
+      last.extend(chunk)
+      del last[:-_SHOWN]
+
+  reader = threading.Thread(target=read_output, daemon=True)
+  reader.start()
+  try:
+    code = process.wait()
+  finally:
+    with contextlib.suppress(OSError):
+      _KILL[0](process.pid, _KILL[1])  # and the processes that it started
+    process.wait()
+  reader.join(timeout=5)  # A process that left the group may still have the pipe.
+  if code:
+    lines = last.decode(errors="replace").splitlines()[-20:]
+    if lines and lines[-1].startswith(_REASON):
+      raise CannotRunError(lines[-1][len(_REASON) :])
+    added = ["{}={}".format(*item) for item in _ENVIRONMENT.items() if item[0] not in os.environ]
+    raise ProgramFailedError(
+      "The program {}. Its last lines:\n{}\nIt ran with {} in the environment.".format(
+        "was killed by signal {}".format(-code) if code < 0 else "ended with exit code {}".format(code),
+        "\n".join(lines),
+        ", ".join([*added, "MP_COMPAT_RUN=" + name]),
+      )
+    )

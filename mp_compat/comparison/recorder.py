@@ -3,26 +3,25 @@
 
     python -m mp_compat.comparison.recorder SETTINGS PROGRAM [ARGUMENT ...]
 
-A train step is a run of a session that may change a variable other than by initializing or restoring it. Variables are
-read through tensors that the graph has already: nothing is added to it, and it may be finalized.
+A train step is a run of a session that executes what `apply_gradients` of an optimizer returned. Variables are read
+through tensors that the graph has already: nothing is added to it, and it may be finalized.
 
 A recording has one JSON object in a line: the variables of a graph, a record of their values, or notes on the run.
 """
 
 import atexit
-import collections
 import contextlib
 import functools
-import hashlib
 import itertools
 import json
 import os
 import random
-import re
 import sys
+import tempfile
 import threading
-from typing import Any, Callable, Counter, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 import weakref
+import zlib
 
 import numpy as np
 
@@ -32,8 +31,11 @@ from mp_compat._tensorflow import log
 from mp_compat._tensorflow import sessions
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
+from mp_compat.comparison import processes
 from mp_compat.core import dialects
+from mp_compat.core import loss_scale
 from mp_compat.migration import program
+from mp_compat.training import step
 
 ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
 _OPTIMIZERS = ("mp_compat.training.optimizer", "mp_compat.keras.loss_scale_optimizer")  # modules that are then imported
@@ -54,10 +56,11 @@ class Settings(NamedTuple):
 class Variables:
   """The variables of a graph."""
 
-  def __init__(self, shapes: Dict[str, List[int]], tensorflow_names: Dict[str, str]) -> None:
+  def __init__(self, shapes: Dict[str, List[int]], tensorflow_names: Dict[str, str], state: List[str]) -> None:
     self.shapes = shapes  # in the order in which they were created
     self.tensorflow_names = tensorflow_names  # the names that TensorFlow's class gives to some of them
-    self.state = dialects.state(shapes)
+    # The variables of loss scales, and their roles: those that a LossScale registered, and those of TensorFlow's.
+    self.state = {**{name: name for name in state if name in shapes}, **dialects.state(shapes)}
 
 
 _Record = Tuple[Variables, Dict[str, Any]]
@@ -77,7 +80,7 @@ def _records(path: str) -> Iterator[_Record]:
   variables: Dict[int, Variables] = {}
   for line in _lines(path):
     if "shapes" in line:
-      variables[line["graph"]] = Variables(line["shapes"], line["tensorflow_names"])
+      variables[line["graph"]] = Variables(line["shapes"], line["tensorflow_names"], line["state"])
     elif "digests" in line:
       yield variables[line["graph"]], line
 
@@ -111,7 +114,18 @@ class _Graph:
     self.version = -1  # the number of ops when the attributes below were computed
     self.effects: Dict[str, sessions.Effects] = {}
     self.tensors: Dict[str, tf.Tensor] = {}
-    self.variables = Variables({}, {})
+    self.variables = Variables({}, {}, [])
+
+
+class _Session:
+  """What is known of a session: its train steps, and its variables at the last record."""
+
+  def __init__(self) -> None:
+    self.steps = 0
+    self.applied = True  # whether no optimizer skipped a step since the last record
+    self.trained: Set[str] = set()  # variables that steps of optimizers may have changed since
+    self.written: Set[str] = set()  # variables that runs may have changed since
+    self.digests: Dict[str, int] = {}
 
 
 class Recorder:
@@ -124,12 +138,10 @@ class Recorder:
     self._lock = threading.Lock()
     self._pid = os.getpid()
     self._index = 0
-    self._steps: Any = weakref.WeakKeyDictionary()  # the number of train steps of each session
     self._numbers = itertools.count()
-    self._last: Any = weakref.WeakKeyDictionary()  # the last digests of each session
-    self._attempts: Counter[Tuple[bool, bool, Any]] = collections.Counter()
+    self._sessions: Any = weakref.WeakKeyDictionary()  # those that trained
     self.notes: Dict[str, Any] = {}
-    self.note(steps=0, variables=0, scales={}, difference=None, read=0, skipped=0, trained=False)
+    self.note(steps=0, variables=0, scales={}, difference=None, read=0, skipped=None, trained=False)
     self.note(compared=bool(settings.reference), tensorflow=tf.__version__)
 
   def note(self, **notes: Any) -> None:
@@ -138,32 +150,45 @@ class Recorder:
       self.notes.update(notes)
       self._write(notes=notes)
 
-  def around(self, sess: Any, elements: List[Any], run: Callable[[], Any]) -> Any:
+  def around(self, sess: Any, elements: List[Any], run: sessions.Run) -> Any:
     """Runs, and records the variables before and after it if this is a train step; see `sessions.observe`."""
     with self._lock:
       graph = self._graph(sess.graph)
       fetched = ",".join(sorted({element.name for element in elements}))
       if fetched not in graph.effects:
-        graph.effects[fetched] = sessions.effects(sess.graph, elements)
+        graph.effects[fetched] = sessions.effects_of(sess.graph, elements)
       effects = graph.effects[fetched]
-      is_step = effects.trains and os.getpid() == self._pid
-      if effects.trains and not is_step:
+      is_step = bool(effects.trained) and os.getpid() == self._pid
+      if effects.trained and not is_step:
         self.note(unseen="Training in a forked process")
-      elif is_step and sess not in self._last:
-        self._record(sess, graph, effects, starts=True)
-      is_step = is_step and not effects.written.isdisjoint(self._last.get(sess, ()))
-      if effects.written and not is_step:
-        self._last.pop(sess, None)  # Variables are initialized or restored: the next step has another start.
-    result = run()
-    if is_step:
-      with self._lock:
-        self._steps[sess] = self._steps.get(sess, 0) + 1
-        self.note(steps=self.notes["steps"] + 1)
-        if self._steps[sess] % self._settings.every == 0:
-          self._record(sess, self._graph(sess.graph), effects)
-        if self.notes["steps"] == self._settings.steps:
-          self._exit()
+      if is_step and sess not in self._sessions:
+        self._sessions[sess] = _Session()
+        self._record(sess, graph, starts=True)
+    result, decisions = run(effects.decisions if is_step else [])
+    with self._lock:
+      known = self._sessions.get(sess)
+      if known:
+        known.written |= effects.written
+      if is_step:
+        self._note_step(sess, effects, decisions)
     return result
+
+  def _note_step(self, sess: Any, effects: sessions.Effects, decisions: List[Any]) -> None:
+    """Counts a train step; ends the process after the last one."""
+    known, unreadable = self._sessions[sess], sorted(effects.written.difference(self._graph(sess.graph).tensors))
+    if unreadable:
+      self.note(unreadable=unreadable)
+    known.trained |= effects.trained
+    known.steps += 1
+    self.note(steps=self.notes["steps"] + 1)
+    if decisions:
+      applied = all(decisions)
+      known.applied &= applied
+      self.note(skipped=(self.notes["skipped"] or 0) + (not applied))
+    if known.steps % self._settings.every == 0:
+      self._record(sess, self._graph(sess.graph))
+    if self.notes["steps"] == self._settings.steps:
+      self._exit()
 
   def _graph(self, graph: tf.Graph) -> _Graph:
     """Returns what is known of a graph; computes it again if ops were added to it."""
@@ -176,61 +201,43 @@ class Recorder:
           name: [-1] if tensor.shape.ndims is None else tensor.shape.as_list() for name, tensor in tensors.items()
         }
         renamed = files.tensorflow_names(graph) if self._settings.run == SCALED else {}
-        known.variables = Variables(shapes, renamed)
-        self._write(graph=known.number, shapes=shapes, tensorflow_names=renamed)
+        state = sorted(loss_scale.state_names(graph))
+        known.variables = Variables(shapes, renamed, state)
+        self._write(graph=known.number, shapes=shapes, tensorflow_names=renamed, state=state)
       known.tensors = tensors
     return known
 
-  def _record(self, sess: Any, graph: _Graph, effects: sessions.Effects, starts: bool = False) -> None:
+  def _record(self, sess: Any, graph: _Graph, starts: bool = False) -> None:
     """Records the variables: before the first step of a session (`starts`), or after a step.
 
-    Nothing starts if no variable that the run may change has a value yet: initializers may read other variables.
+    Reads those that a run of the session may have changed; on a server, other sessions may have changed all.
     """
-    unreadable = sorted(effects.written.difference(graph.tensors))
-    if unreadable:
-      self.note(unreadable=unreadable)
-    before = self._last.get(sess, {})
-    names = graph.tensors if starts else {*before, *effects.written}.intersection(graph.tensors)
+    known, keep = self._sessions[sess], self._settings.keep.get(str(self._index), [])
+    names = graph.tensors if starts or sess.sess_str else {*known.written, *keep}.intersection(graph.tensors)
     values = sessions.read(sess, {name: graph.tensors[name] for name in names})
     digests = {name: _digest(value) for name, value in values.items()}
-    if starts and effects.written.isdisjoint(digests):
-      return
-    state = graph.variables.state
-    # Loss scaling skips what is in its conditional or behind its gate.
-    wraps = self._settings.run == SCALED and "uses" in self.notes
-    may_skip = bool(_without_counts(effects.gated, state)) and (wraps or not effects.written.isdisjoint(state))
-    changed = {name for name, digest in digests.items() if before.get(name) != digest}
-    applied = bool(_without_counts(changed & effects.gated if may_skip else changed, state))
+    changed = {name for name, digest in digests.items() if known.digests.get(name) != digest}
+    known.digests.update(digests)
     record = {
       "graph": graph.number,
-      "digests": [digests.get(name) for name in graph.tensors],  # None for a variable that is not initialized
-      "applied": applied,  # whether the step changed more than the state of loss scales and global_step
+      "digests": [known.digests.get(name) for name in graph.tensors],  # None for a variable that is not initialized
+      "applied": known.applied,
       "global_step": np.asarray(values.get("global_step")).tolist(),
     }
     self._write(**record)
     scales = dict(self.notes["scales"])
-    for name, role in state.items():
+    for name, role in graph.variables.state.items():
       if role.endswith("scale") and name in values:
         scales[name] = scales.get(name, [])[:1] + [float(values[name])]
-    self.note(variables=max(self.notes["variables"], len(digests)), scales=scales)
+    self.note(variables=max(self.notes["variables"], len(known.digests)), scales=scales)
     if not starts:
-      self._attempts[applied, may_skip, effects.written] += 1
-      self._note_attempts()
-    self._last[sess] = digests
+      has_changed = not known.trained.isdisjoint(changed) or not known.applied
+      self.note(read=self.notes["read"] + 1, trained=self.notes["trained"] or has_changed)
+    known.applied, known.trained, known.written = True, set(), set()
     self._compare(graph.variables, record, values, starts)
     self._index += 1
     if self._settings.run == ORIGINAL and not sys.modules.keys().isdisjoint(_OPTIMIZERS):
       self.note(uses="mp_compat")
-
-  def _note_attempts(self) -> None:
-    """Notes how many steps were skipped: without a conditional, those that write what others do apply."""
-    applied = {written for was_applied, _, written in self._attempts if was_applied}
-    skipped = sum(
-      count
-      for (was_applied, may_skip, written), count in self._attempts.items()
-      if not was_applied and (may_skip or written in applied)
-    )
-    self.note(read=sum(self._attempts.values()), skipped=skipped, trained=bool(applied or skipped))
 
   def _compare(self, variables: Variables, record: Dict[str, Any], values: Dict[str, Any], starts: bool) -> None:
     """Notes the first difference from the reference, and keeps values there.
@@ -256,11 +263,12 @@ class Recorder:
         names = names or [name for _, name in pairs if name]
     numbers = {name: _as_numbers(values[name]) for name in names if name in values}
     if names:
-      np.savez(
-        "{}.{}.npz".format(self._settings.recording, self._index),
-        finite=np.array([np.isfinite(array).all() for array in numbers.values()]),
-        **{name + ":0": numbers[name] for name in list(numbers)[:SHOWN]},
-      )
+      with _giving_up():
+        np.savez(
+          "{}.{}.npz".format(self._settings.recording, self._index),
+          finite=np.array([np.isfinite(array).all() for array in numbers.values()]),
+          **{name + ":0": numbers[name] for name in list(numbers)[:SHOWN]},
+        )
 
   def note_processes(self) -> None:
     """Notes whether the program waited for processes that used the CPU for more than a second."""
@@ -276,21 +284,25 @@ class Recorder:
     os._exit(0)
 
   def _write(self, **line: Any) -> None:
-    self._file.write(json.dumps(line) + "\n")
+    with _giving_up():
+      self._file.write(json.dumps(line) + "\n")
 
 
-def _without_counts(names: Iterable[str], state: Mapping[str, str]) -> Set[str]:
-  """Returns the names of variables other than global_step and those of loss scales."""
-  return {name for name in names if re.sub("/replica_[0-9]+$", "", name) not in {*state, "global_step"}}
+@contextlib.contextmanager
+def _giving_up() -> Iterator[None]:
+  """Makes a context manager that ends the process if what it records cannot be written."""
+  try:
+    yield
+  except OSError as error:
+    processes.give_up("The variables cannot be recorded in {}: {}".format(tempfile.gettempdir(), error))
 
 
-def _digest(value: Any) -> str:
-  """Returns a digest of the dtype, the shape and the bits of a value."""
+def _digest(value: Any) -> int:
+  """Returns a checksum of the dtype, the shape and the bits of a value; other bits in one number change it always."""
   array = np.asarray(value)
-  digest = hashlib.sha1("{} {}".format(array.dtype, array.shape).encode())  # the fastest on most CPUs
+  kind = zlib.crc32("{} {}".format(array.dtype, array.shape).encode())
   bits: Any = repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).view(np.uint8)
-  digest.update(bits)
-  return digest.hexdigest()[:16]
+  return zlib.crc32(bits, kind)
 
 
 def _as_numbers(value: Any) -> Any:
@@ -328,6 +340,18 @@ def _noting(construct: Callable[..., None], recorder: Recorder, unscaled: bool) 
   return construct_and_note
 
 
+def _observe_decisions(optimizer: Any) -> None:
+  """Makes graphs record which steps of one of TensorFlow's optimizers its loss scale applies."""
+  for attribute, method, decisions_of in (
+    ("_loss_scale", "update", lambda _, result: [result[1]]),
+    ("_loss_scale_manager", "update_loss_scale", lambda finite, _: [finite]),  # contrib
+  ):
+    scale = getattr(optimizer, attribute, None)
+    if hasattr(scale, method) and not isinstance(scale, mp_compat.LossScale):
+      definer = next(cls for cls in type(scale).__mro__ if method in vars(cls))
+      sessions.observe_decisions(definer, method, decisions_of)
+
+
 def main() -> None:
   """Runs the program of the command line."""
   with open(sys.argv[1], encoding="utf-8") as file:
@@ -337,11 +361,17 @@ def main() -> None:
   if settings.run != ORIGINAL:
     _install(settings, recorder)
   sessions.observe(recorder.around)
+  sessions.observe_optimizers(_observe_decisions)
+  sessions.observe_decisions(step, "decide", lambda _, decision: decision.apply)
   sessions.on_eager_gradients(lambda: recorder.note(unseen="Eager training"))
   sessions.make_seeds_repeatable()
   random.seed(0)
   np.random.seed(0)
-  program.execute(*program.load(sys.argv[2:]))
+  try:
+    main_module, code = program.load(sys.argv[2:])
+  except program.NotFoundError as error:
+    processes.give_up(error)
+  program.execute(main_module, code)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,30 @@ DIALECTS = ("mp_compat", "tensorflow", "contrib", "plain")
 
 Shapes = Mapping[str, Sequence[int]]
 
-_STATE = {
-  "current_loss_scale": "current_loss_scale",
-  "loss_scale": "current_loss_scale",
-  "good_steps": "good_steps",
-  "bad_steps": "bad_steps",
+
+class Role(NamedTuple):
+  """A scalar variable of the loss scales of TensorFlow, contrib, Keras 3 and this package."""
+
+  names: Mapping[str, str]  # in each of `DIALECTS` that has it
+  initial: float = 0.0
+  dtype: str = "int64"
+  contrib_dtype: str = "int32"
+  keras_3: Optional[str] = None
+
+
+# By name in this package. Further variables of a LossScale are known in its graph (`loss_scale.state_names`).
+ROLES = {
+  "current_loss_scale": Role(
+    {"mp_compat": "current_loss_scale", "tensorflow": "current_loss_scale", "contrib": "loss_scale"},
+    2.0**15,
+    "float32",
+    "float32",
+    "dynamic_scale",
+  ),
+  "good_steps": Role(dict.fromkeys(DIALECTS[:3], "good_steps"), keras_3="step_counter"),
+  "bad_steps": Role({"mp_compat": "bad_steps", "contrib": "bad_steps"}),
 }
+_STATE = {name: role for role, row in ROLES.items() for name in row.names.values()}
 _POWERS = ("beta1_power", "beta2_power")
 # Name scopes of conditionals: of `tf.cond`, and those that this package once added in eager mode and functions.
 _CONDITIONAL = re.compile(r"(?:cond|apply_or_skip|apply_if_finite)(?:_(\d+))?")
@@ -188,15 +206,16 @@ def translate(shapes: Shapes, to: str) -> Dict[str, Optional[str]]:
   result: Dict[str, Optional[str]] = {name: source for name, source in plain.items() if source not in own_state}
   if to == "plain":
     return result
-  scale = "loss_scale" if to == "contrib" else "current_loss_scale"
-  targets: Dict[str, Optional[str]] = {} if own_state else dict.fromkeys([scale, "good_steps"])
+  names = {role: row.names[to] for role, row in ROLES.items() if to in row.names}
+  scale = names["current_loss_scale"]
+  targets: Dict[str, Optional[str]] = {} if own_state else dict.fromkeys([scale, names["good_steps"]])
   for source, role in own_state.items():
     name = parse(source)
-    if (to, role) != ("tensorflow", "bad_steps"):
-      targets[_join(name.scope, scale if role == "current_loss_scale" else role, name.number)] = source
+    if role in names:
+      targets[_join(name.scope, names[role], name.number)] = source
   if to == "contrib":
     scales = [name for name in map(parse, targets) if name.stem == scale]
-    targets = {**dict.fromkeys(_join(name.scope, "bad_steps", name.number) for name in scales), **targets}
+    targets = {**dict.fromkeys(_join(name.scope, names["bad_steps"], name.number) for name in scales), **targets}
   for target, copied in targets.items():
     if copied and target in result:
       raise ValueError(

@@ -3,7 +3,7 @@
 
 import abc
 import operator
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar, Union, overload
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Type, TypeVar, Union, overload
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
@@ -102,6 +102,9 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     # Resource variables are created outside of branches, loops and control dependencies.
     variable = tf.Variable(initial_value, name=name, dtype=dtype, trainable=False, use_resource=True)
     self._graph_variables()[name] = variable
+    graph = graphs.init_scope_graph()
+    if graph is not None:
+      state_names(graph).add(variable.op.name)
     self._handle_deferred_dependencies(name=name, trackable=variable)
     return variable
 
@@ -114,6 +117,11 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     graph = graphs.init_scope_graph()
     key = None if graph is None else graph._graph_key
     return {(name, key): variable for name, variable in self._graph_variables().items()}
+
+
+def state_names(graph: tf.Graph) -> Set[str]:
+  """Returns the record in `graph` of the names of all variables of its loss scales, those of subclasses included."""
+  return graphs.record_in(graph, "state_names", set)
 
 
 class FiniteLossScale(LossScale):

@@ -8,6 +8,7 @@ from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
+from mp_compat.core import dialects
 from mp_compat.core import gradients
 from mp_compat.core import loss_scale
 from mp_compat.keras import keras2
@@ -17,7 +18,7 @@ UNUSED_SETTINGS: Dict[str, Any] = dict(use_ema=False, ema_momentum=0.99, ema_ove
 UNUSED_SETTINGS.update(dict.fromkeys(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue"]))
 UNUSED_SETTINGS.update(dict.fromkeys(["loss_scale_factor", "gradient_accumulation_steps"]))
 
-_NAMES_IN_KERAS = {"good_steps": "step_counter", "current_loss_scale": "dynamic_scale"}
+_NAMES_IN_KERAS = {role: row.keras_3 for role, row in dialects.ROLES.items() if row.keras_3 is not None}
 
 
 class Keras3Mixin(keras2.AnyBase):

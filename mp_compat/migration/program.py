@@ -25,9 +25,18 @@ def load(argv: List[str]) -> Tuple[types.ModuleType, Any]:
     A module to execute it in, and its code.
 
   Raises:
-    NotFoundError: If there is no such program, or it is not in Python.
+    NotFoundError: If there is no such program, or it is not in Python; says what was expected.
     Exception: What compiling it raises, or importing the packages that contain the module.
   """
+  try:
+    return _load(argv)
+  except NotFoundError as error:
+    expected = "expected a script, a directory or zip file with __main__.py, or -m and a module"
+    passed = " ".join(argv[: 2 if argv[0] == "-m" else 1])
+    raise NotFoundError("{}, but got {}: {}".format(expected, passed, error)) from error
+
+
+def _load(argv: List[str]) -> Tuple[types.ModuleType, Any]:
   # With -P, PYTHONSAFEPATH or -I, the interpreter adds no directory.
   is_safe = bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
   if not is_safe:

@@ -1,9 +1,10 @@
-"""Tests which runs of a session count as train steps, which variables they may change, and how these are read."""
+"""Tests which runs of a session are steps of optimizers, which variables they may change, and how these are read."""
 
 import numpy as np
 import pytest
 
 from mp_compat._tensorflow import sessions
+from mp_compat._tensorflow import trackable
 from tests import testing
 from tests.testing import tf
 
@@ -15,56 +16,116 @@ def _graph(request):
     yield graph
 
 
+@pytest.fixture(name="recorded", autouse=True)
+def _recorded():
+  """Makes graphs record the steps of optimizers."""
+  base, replaced = trackable.Trackable, {}
+  pending = [base]
+  while pending:
+    cls = pending.pop()
+    pending += type.__subclasses__(cls)
+    if "apply_gradients" in vars(cls):
+      replaced[cls] = cls.apply_gradients
+  sessions.observe_optimizers(lambda optimizer: None)
+  yield
+  del base.__init_subclass__
+  for cls, apply in replaced.items():
+    cls.apply_gradients = apply
+
+
 def effects(*elements):
-  return sessions.effects(tf.get_default_graph(), elements)
+  return sessions.effects_of(tf.get_default_graph(), elements)
 
 
-def train_op(x):
+def minimize(x):
   w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
   return tf.train.MomentumOptimizer(0.1, 0.9).minimize(tf.square(w - x), tf.train.get_or_create_global_step())
 
 
+NAMES = frozenset({"w", "w/Momentum", "global_step"})
+
+
 @pytest.mark.usefixtures("control_flow")
-def test_train_steps_write_variables():
-  op = train_op(tf.placeholder(tf.float32, []))
-  assert effects(op) == (frozenset({"w", "w/Momentum", "global_step"}), frozenset(), True)
+def test_steps_of_optimizers_train_variables():
+  op = minimize(tf.placeholder(tf.float32, []))
+  assert effects(op) == (NAMES, NAMES, [])
+  assert effects(tf.group(op)) == (NAMES, NAMES, [])
 
 
-def test_branches_and_loops_are_train_steps(control_flow):
-  x = tf.placeholder(tf.float32, [])
-  w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
-  if control_flow == 2 and w.dtype._is_ref_dtype:
-    pytest.skip("functions cannot take reference variables")
-  branch = tf.cond(x > 0, lambda: tf.assign_add(w, x) + 0.0, lambda: x)
-  loop = tf.while_loop(lambda i: i < 3, lambda i: tf.cast(tf.assign_add(w, x) * 0, tf.int32) + i + 1, [0])
-  assert effects(branch) == effects(loop) == (frozenset({"w"}), frozenset({"w"}), True)
+class Descent(tf.train.Optimizer):
+  """An optimizer that is defined before optimizers are observed, and assigns new values itself."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    return tf.group(*[variable.assign(variable - 0.1 * grad) for grad, variable in grads_and_vars])
 
 
-def test_initializers_are_no_train_steps(graph):
-  op = train_op(tf.placeholder(tf.float32, []))
+def test_custom_optimizers_train_variables():
+  class Later(Descent):
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+      return super().apply_gradients(iter(list(grads_and_vars)), global_step, name)
+
+  for number, cls in enumerate([Descent, Later]):
+    name = "w{}".format(number)
+    w = tf.get_variable(name, [], initializer=tf.zeros_initializer())
+    op = cls(False, "Custom").minimize(tf.square(w - tf.placeholder(tf.float32, [])), var_list=[w])
+    assert effects(op) == (frozenset({name}), frozenset({name}), [])
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_steps_in_branches_train_variables():
+  with tf.variable_scope("", use_resource=True):
+    x = tf.placeholder(tf.float32, [])
+    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+    opt = tf.train.GradientDescentOptimizer(0.1)
+    step = tf.cond(x > 0, lambda: tf.group(opt.minimize(tf.square(w - x), var_list=[w])), tf.no_op)
+    read = tf.cond(x > 0, lambda: w + 1.0, lambda: w - 1.0)
+  assert effects(step) == (frozenset({"w"}), frozenset({"w"}), [])
+  assert effects(read) == (frozenset(), frozenset(), [])
+
+
+def test_other_assignments_do_not_train(graph):
+  op = minimize(tf.placeholder(tf.float32, []))
+  w = tf.global_variables("w")[0]
   init, saver = tf.global_variables_initializer(), tf.train.Saver()
-  written = effects(op).written
-  assert effects(init) == (written, frozenset(), False)
-  assert effects(graph.as_graph_element(saver.saver_def.restore_op_name)) == (written, frozenset(), False)
+  assert effects(init) == (NAMES, frozenset(), [])
+  assert effects(graph.as_graph_element(saver.saver_def.restore_op_name)) == (NAMES, frozenset(), [])
   save = graph.as_graph_element(saver.saver_def.save_tensor_name)
-  assert effects(save) == effects(tf.get_variable("other", []).read_value()) == (frozenset(), frozenset(), False)
+  assert effects(save) == effects(tf.get_variable("other", []).read_value()) == (frozenset(), frozenset(), [])
+  assert effects(tf.assign(w, w.read_value() * 2.0)) == (frozenset({"w"}), frozenset(), [])
+  assert effects(op, init).trained == NAMES
 
 
-def test_assigned_functions_are_train_steps():
-  w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
-  assert effects(tf.assign(w, w.read_value() * 2.0)).trains
-  assert not effects(tf.assign(w, tf.placeholder(tf.float32, []))).trains
+def test_decisions_of_executed_steps_are_found():
+  class Scale:
+    def update(self, apply):
+      return None, apply
+
+  class Inverted(Scale):
+    def update(self, apply):
+      update_op, apply = super().update(apply)
+      return update_op, tf.logical_not(apply)
+
+  for cls in (Scale, Inverted, Scale):
+    sessions.observe_decisions(cls, "update", lambda _, result: [result[1]])
+  apply = tf.placeholder(tf.bool, [])
+  x = tf.placeholder(tf.float32, [])
+  _, decision = Inverted().update(apply)
+  Scale().update(tf.identity(apply))  # of a step that is not run
+  with tf.control_dependencies([decision]):
+    op = minimize(x)
+  assert effects(op) == (NAMES, NAMES, [decision])
+  assert effects(decision) == (frozenset(), frozenset(), [])
 
 
 def test_local_variables_do_not_count(graph):
   local = tf.get_variable("local", [], collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
-  assert effects(tf.assign_add(local, 1.0)) == (frozenset(), frozenset(), False)
+  assert effects(tf.assign_add(local, 1.0)) == (frozenset(), frozenset(), [])
   assert sessions.variable_values(graph) == {}
 
 
 def test_reading_keeps_graph_unchanged(graph):
   x = tf.placeholder(tf.float32, [])
-  with tf.control_dependencies([train_op(x)]):
+  with tf.control_dependencies([minimize(x)]):
     tf.get_variable("w2", [], initializer=tf.ones_initializer()).read_value()
   with testing.session() as sess:
     graph.finalize()

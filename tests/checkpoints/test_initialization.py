@@ -51,3 +51,15 @@ def test_assignment_map_leaves_out_other_dtypes(caplog):
   assert values.pop("good_steps") == 0 and saved.pop("good_steps") == 1
   del saved["bad_steps"]
   goldens.assert_equal(values, saved)
+
+
+@pytest.mark.parametrize("scopes, is_complete", [({"/": "/"}, False), ({"w/": "w/"}, True), ({}, True)])
+def test_variables_outside_scopes_are_named(scopes, is_complete, caplog):
+  case = Case("tensorflow", "adam")
+  path = goldens.golden_path("1.15", case)
+  golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
+  named = {variable.op.name: variable for variable in tf.global_variables("beta1_power")}
+  checkpoints.assignment_map(path, {**scopes, **named})
+  expected = "does not initialize current_loss_scale, good_steps, beta2_power from the checkpoint"
+  assert ("A map of scopes" in caplog.text) != is_complete
+  assert is_complete or expected in caplog.text, caplog.text

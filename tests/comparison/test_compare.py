@@ -14,16 +14,12 @@ import pytest
 from mp_compat import __main__ as command_line
 from mp_compat.comparison import processes
 from tests import testing
-from tests.keras import cases as keras_cases
 
 # Arguments of `pytest.param` for the programs that need it.
 NEEDS_EAGER = pytest.mark.skipif(testing.tf.VERSION.startswith("1."), reason="TensorFlow 1 is not eager")
 NEEDS_KERAS = pytest.mark.skipif(
   "experimental" not in dir(getattr(testing.tf.keras, "mixed_precision", None)),
   reason="this Keras has no experimental wrapper",
-)
-NEEDS_READS = pytest.mark.skipif(
-  keras_cases.VERSION < (2, 3), reason="ops do not say which variables their functions only read"
 )
 NEEDS_CONTRIB = pytest.mark.skipif(
   not hasattr(testing.tensorflow, "contrib"), reason="tf.contrib is in TensorFlow 1.15 only"
@@ -63,10 +59,11 @@ def test_equal_programs_are_same(compare):
   lines = output.splitlines()
   assert lines[1].split() == "1. as it is 6 train steps, 1 skipped, loss scale 1024 -> 512".split()
   assert lines[2].split() == "2. with mp_compat the same bits: 11 variables after each of 6 steps".split()
-  assert lines[3].split() == "3. as it is, again the same bits: the program is deterministic".split()
+  assert lines[3].split() == "3. as it is, again the same bits in both runs".split()
   assert lines[-1] == "The program trains the same, in the steps that were compared."
 
 
+THREE = "  4. as it is, once more   the same bits in all three runs"
 W = "  w: 2 of 2 values differ, by up to "
 
 
@@ -92,9 +89,13 @@ W = "  w: 2 of 2 values differ, by up to "
     (0, "strategy.py", ["6 train steps, 1 skipped"]),
     (0, "strategy.py server", ["6 train steps, 1 skipped"]),
     (0, "program.py megabytes", ["6 steps"]),
+    (0, "program.py generator", ["6 steps"]),
+    (0, "dqn.py", ["8 train steps, 0 skipped"]),
+    (0, "--steps 5 dqn.py ref", ["5 train steps, 0 skipped"]),
     (0, "--steps 4 program.py crash", ["4 steps"]),
     (0, "--steps 5 --every 2 -m program overflow", ["every 2 of 5 steps"]),
     (0, "--without program.py", ["without loss scaling  the same bits"]),
+    (0, "--without program.py own", ["without loss scaling  the same bits", "6 train steps, 0 skipped"]),
     (0, "--without program.py overflow", ["Before it, the bits are the same."]),
     (0, "--runs original,without,again program.py migrated", ["the same bits"]),
     (0, "program.py checkpoint env", ["6 steps"]),
@@ -104,35 +105,59 @@ W = "  w: 2 of 2 values differ, by up to "
     pytest.param(0, "--without keras_program.py", ["after each of 8 steps"], marks=NEEDS_KERAS),
     (0, "absl_program.py --learning_rate=0.1 --overflow_at=1 --overflow_at=2", ["6 train steps, 2 skipped"]),
     (0, "-m absl_program --learning_rate 0.1 --steps 4 --optimizer momentum", ["4 train steps, 0 skipped"]),
-    pytest.param(0, "--runs original,mp_compat program.py reads", ["6 train steps, 0 skipped"], marks=NEEDS_READS),
+    (0, "--runs original,mp_compat program.py reads", ["6 train steps, 0 skipped"]),
     # It trains differently.
     (1, "program.py averages clip overflow", ["step 4 is the first", "clipping or masking hid its overflow", W]),
     (1, "program.py averages fixed overflow", ["step 4 is the first", "a fixed loss scale of TensorFlow's class", W]),
-    (1, "program.py numbers", ["step 4 is the first", "The reason is not known.", W]),
+    (1, "program.py numbers", ["step 4 is the first", "The reason is not known.", W, THREE]),
     (1, "program.py custom", ["step 1 is the first", "update() of the program's LossScale returned False", W]),
     (1, "program.py variable", ["in 1 of 12 variables", "do not have the same", "more: is missing in one of the runs"]),
     (1, "program.py zero", ["zero: differs"]),
     (1, "--every 4 several.py clip", ["step 10 is the first that differs"]),
     (1, "--runs original,mp_compat program.py fixed overflow", ["step 4 is the first", "this needs the run 'again'"]),
-    (1, "program.py shorter", ["step 6 is the first that differs", "number of steps: differs"]),
+    (1, "program.py shorter", ["it ended after 5 train steps, the first run after 6", "pass --steps 5", THREE]),
+    (1, "dqn.py faster", ["step 1 is the first", "  w: 2 of 2 values differ", THREE]),
+    (1, "dqn.py explores", ["step 3 is the first", "  rate: 1 of 1 values differ", "8 train steps, 0 skipped"]),
     (1, "--runs original,mp_compat program.py numbers", ["this needs the run 'again'", "w: differs"]),
     pytest.param(
       1, "program.py twice", ["the first run scales the loss twice", "already scales the loss"], marks=NEEDS_CONTRIB
     ),
     # Nothing follows.
-    (2, "program.py entropy", ["differs from itself: at step 1, first in w"]),
-    (2, "program.py crash", ["as it is: The program ended with exit code 1. Its last lines:"]),
-    (2, "program.py kill", ["as it is: The program was killed by signal 9."]),
+    (2, "program.py entropy", ["differs from itself: at step 1, first in w", "TF_NUM_INTRAOP_THREADS=1"]),
+    (
+      2,
+      "program.py crash",
+      ["as it is: The program ended with exit code 1. Its last lines:", "6 train steps: --steps 6 ends it"],
+    ),
+    (2, "program.py kill", ["as it is: The program was killed by signal 9.", "TF_DETERMINISTIC_OPS=1"]),
     (2, "program.py exit", ["as it is: The program ended with exit code 3."]),
-    (2, "nothing.py", ["NotFoundError"]),
-    (2, "absl_program.py --learning_rate=0", ["ended with exit code 1.", "--learning_rate=0.0: must be positive"]),
+    (2, "program.py full", ["as it is: The variables cannot be recorded in ", "File too large"]),
+    (
+      2,
+      "nothing.py",
+      ["as it is: expected a script, a directory or zip file with __main__.py, or -m and a module, but"],
+    ),
+    (
+      2,
+      "absl_program.py --learning_rate=0",
+      ["ended with exit code 1.", "--learning_rate=0.0: must be positive", "python -m mp_compat run"],
+    ),
     (2, "program.py plain", ["with mp_compat: The program made no optimizer of mp_compat"]),
     (2, "program.py untrained", ["as it is: No train step was seen"]),
+    (2, "dqn.py conditional", ["None of its 8 train steps was compared, or they changed no variable"]),
+    (2, "dqn.py late faster", ["as it is: No train step was seen", "Let the program run until it trains"]),
+    (
+      2,
+      "program.py lucky",
+      ["  4. as it is, once more   differs at step 4", "differs from itself: at step 4, first in w"],
+    ),
+    (2, "program.py timed", ["differs from itself: it ended after 6 train steps, then after 5", "pass --steps 5"]),
     (2, "program.py fork", ["as it is: Training in a forked process was seen"]),
     (2, "program.py migrated", ["as it is: The program uses mp_compat as it is"]),
     (2, "--runs original,again program.py later", ["It starts from other values than the first run: first "]),
-    (2, "program.py checkpoint", ["with mp_compat: It starts from other values than the first run: first "]),
-    (2, "--every 9 program.py", ["No train step was seen"]),
+    (2, "program.py checkpoint", ["with mp_compat: It starts from other values than the first run", "_step 6, not 0"]),
+    (2, "--runs original,again program.py start", ["It starts from other values than the first run: first w. If it"]),
+    (2, "--every 9 program.py", ["None of its 6 train steps was compared"]),
     (2, "program.py unreadable", ["as it is: No tensor of the graph reads VarHandleOp."]),
     pytest.param(2, "program.py eager", ["Eager training was seen"], marks=NEEDS_EAGER),
     pytest.param(2, "keras_program.py migrated", ["as it is: The program uses mp_compat as it is"], marks=NEEDS_KERAS),
@@ -142,6 +167,12 @@ def test_programs_are_compared(code, arguments, words, compare, tmp_path):
   actual, output, _ = compare(*arguments.split())
   assert actual == code and all(text in output for text in words), output
   assert code or not (tmp_path / "folder").exists()
+
+
+@pytest.mark.slow
+def test_skipped_steps_of_threads_are_counted(compare):
+  _, output, report = compare("--runs", "original,again", "threads.py")
+  assert report["runs"]["original"]["skipped"] == 8, output
 
 
 @pytest.mark.slow
@@ -191,7 +222,7 @@ def test_interrupt_puts_folders_back(tmp_path):
     (["--runs", "original", "x.py"], "expected at least two of"),
     (["--runs", "again,original", "x.py"], "in this order"),
     (["--steps", "0", "x.py"], "expected a number of at least 1"),
-    pytest.param(["--json", "no/such/file", "x.py"], "No such file or directory", marks=pytest.mark.slow),
+    (["--json", "no/such/file", "x.py"], "No such file or directory"),
   ],
 )
 def test_invalid_arguments_are_rejected(arguments, words, capsys):
@@ -199,7 +230,8 @@ def test_invalid_arguments_are_rejected(arguments, words, capsys):
     assert command_line.main(["compare", *arguments]) == 2
   except SystemExit as error:
     assert error.code == 2
-  assert words in capsys.readouterr().err
+  printed = capsys.readouterr()
+  assert words in printed.err and not printed.out  # No run was made.
 
 
 def test_folders_are_put_back_after_errors(tmp_path):
@@ -216,6 +248,15 @@ def test_folders_are_put_back_after_errors(tmp_path):
     raise RuntimeError
   assert (existing / "inner" / "file").read_text() == "before"
   assert os.listdir(str(tmp_path)) == ["existing"]
+
+
+def test_failed_copy_states_reason(tmp_path):
+  (tmp_path / "folder").mkdir()
+  os.mkfifo(str(tmp_path / "folder" / "pipe"))
+  with pytest.raises(processes.CannotRunError, match="pipe cannot be copied, for --restore: .*pipe.* is a named pipe$"):
+    with processes.kept([str(tmp_path / "folder")]) as copy_back:
+      copy_back()
+  assert os.listdir(str(tmp_path / "folder")) == ["pipe"]
 
 
 def test_folders_that_cannot_be_kept_stay(tmp_path, monkeypatch):

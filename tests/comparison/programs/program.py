@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 
@@ -10,6 +11,9 @@ import tensorflow
 import tensorflow.compat.v1 as tf
 
 args = set(sys.argv[1:])
+with open("runs", "a+") as file:  # The comparison's second run, and its fourth, are odd.
+  odd = file.tell() % 2
+  file.write(".")
 data = tf.random.normal([2]).numpy() if "data" in args else 0.0
 if "eager" not in args:
   tf.disable_v2_behavior()
@@ -18,6 +22,20 @@ if "eager" not in args:
 class Skips(tf.train.experimental.FixedLossScale):
   def update(self, grads):
     return tf.no_op(), tf.placeholder_with_default(False, [])
+
+
+class Counts(tf.train.experimental.DynamicLossScale):
+  def __init__(self):
+    super().__init__(2.0**10, 4)
+    self._updates = self._add_weight(name="updates", initial_value=0.0, dtype=tf.float32)
+
+  def update(self, grads):
+    update_op, should_apply = super().update(grads)
+    return tf.group(update_op, self._updates.assign_add(1.0)), should_apply
+
+
+def initial_value():
+  return np.float32(int.from_bytes(os.urandom(4), "big")) if "start" in args else 0.0
 
 
 def make_optimizer():
@@ -31,14 +49,19 @@ def make_optimizer():
     opt = experimental.enable_mixed_precision_graph_rewrite(opt)
     return contrib.LossScaleOptimizer(opt, contrib.ExponentialUpdateLossScaleManager(8.0, 4))
   scale = 128.0 if "fixed" in args else Skips(8.0) if "custom" in args else experimental.DynamicLossScale(2.0**10, 4)
+  scale = Counts() if "own" in args else scale
   return experimental.MixedPrecisionLossScaleOptimizer(opt, scale)
 
 
 def train():
   x = tf.placeholder(tf.float32, [2])
-  w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource="ref" not in args)
+  w = tf.get_variable("w", [2], initializer=tf.constant_initializer(initial_value()), use_resource="ref" not in args)
   v = tf.get_variable("v", [3], use_resource="ref" not in args)
   loss = tf.reduce_sum(w * x) + tf.reduce_sum(tf.nn.dropout(tf.square(v), rate=0.5))
+  if "generator" in args:
+    random_module = tf.random if hasattr(tf.random, "Generator") else tf.random.experimental
+    tf.enable_resource_variables()
+    loss *= random_module.Generator.from_non_deterministic_state().uniform([])
   opt, global_step = make_optimizer(), tf.train.get_or_create_global_step()
   if "unscaled" in args:
     tf.logging.set_verbosity(tf.logging.ERROR)
@@ -73,11 +96,13 @@ def train():
     if "checkpoint" in args and tf.train.latest_checkpoint(folder):
       saver.restore(sess, tf.train.latest_checkpoint(folder))
     run = sess.make_callable(train_op, [x]) if "callable" in args else lambda value: sess.run(train_op, {x: value})
-    for step in range(0 if "untrained" in args else 5 if "shorter" in args and ours else 6):
+    for step in range(
+      0 if "untrained" in args else 5 if ("shorter" in args and ours) or ("timed" in args and odd) else 6
+    ):
       value = random.normal(size=2) + data
       if step == 3 and "overflow" in args or "overflows" in args:
         value[0] = np.inf
-      run(value + (step == 3 and "numbers" in args and ours))
+      run(value + (step == 3 and (("numbers" in args and ours) or ("lucky" in args and odd))))
       if "reads" in args:
         sess.run(read)
     if "checkpoint" in args:
@@ -93,6 +118,8 @@ def train_eagerly():
 
 if "eager" in args:
   train_eagerly()
+if "full" in args:  # as on a full disk
+  resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 if "fork" in args:
   child = multiprocessing.get_context("fork").Process(target=train)
   child.start()
@@ -108,6 +135,7 @@ if "process" in args:
 if "input" in args:
   assert sys.stdin.read() == "some input"
 if "megabytes" in args:
+  assert not os.path.isfile("/dev/stdout")
   print("x" * 2**22)
 if "crash" in args:
   raise ValueError("It crashes.")
