@@ -126,7 +126,7 @@ def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data
     if waits:
       gated.add(op)
   # XLA runs a cluster as one op.
-  clusters = {contexts.compiled_around(op) for op in gated} - {None}
+  clusters = {contexts.compiled_around(op) for op in gated if op._get_control_flow_context() is not None} - {None}
   skipped: Set[tf.Operation] = set()
   for op, reads in needed.items():
     if op in gated or not skipped.isdisjoint(reads) or (clusters and contexts.compiled_around(op) in clusters):

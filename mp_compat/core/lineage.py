@@ -79,38 +79,39 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
   """
   found = Lineage()
   values = [] if graphs.default_graph() is None else gradients.values_of(grads)
-  passed = {tensor_key(tensor) for tensor in _search(values, _is_original)}
-  for tensor in _search(values, lambda tensor: _record_of(tensor) is not None):
-    computed, is_readable = _record_of(tensor), contexts.is_readable(tensor)
+  passed = {key for key, _ in _search(values, _is_original)}
+  for key, tensor in _search(values, lambda key: _record_of(key) is not None):
+    computed, is_readable = _record_of(key), contexts.is_readable(tensor)
     if is_readable:
-      squared_in = _search(_squared_in(tensor), _is_original)
-      found.sums_of_squares.update((tensor_key(squared), tensor) for squared in squared_in)
+      found.sums_of_squares.update((squared, tensor) for squared, _ in _search(_squared_in(tensor), _is_original))
     if computed is None:
       found.accumulator_takes += [tensor.op] if tensor.op.type.endswith("AccumulatorTakeGradient") else []
       found.is_reduced_by_horovod = found.is_reduced_by_horovod or contexts.contains_op(tensor.op, "Horovod")
       continue
     found.computed.append(computed)
-    if check_computed and is_readable and tensor_key(tensor) not in passed:
+    if check_computed and is_readable and key not in passed:
       found.replaced.append(computed)
   return found
 
 
-def _search(tensors: Iterable[tf.Tensor], is_end: Callable[[tf.Tensor], bool]) -> Iterator[tf.Tensor]:
-  """Yields tensors and those that they derive from by data, once each; does not search behind ends."""
+def _search(tensors: Iterable[tf.Tensor], is_end: Callable[[TensorKey], bool]) -> Iterator[Tuple[TensorKey, tf.Tensor]]:
+  """Yields tensors and those that they derive from by data, once each, with their keys; does not search behind ends."""
   pending, seen = list(tensors)[::-1], set()
   while pending:
     tensor = pending.pop()
-    if tensor_key(tensor) in seen:
+    key = (tensor.op, tensor.value_index)
+    if key in seen:
       continue
-    seen.add(tensor_key(tensor))
-    yield tensor
-    if not is_end(tensor):
+    seen.add(key)
+    yield key, tensor
+    if not is_end(key):
       inputs = contexts.tensor_inputs(tensor)
       pending += inputs[:1] if tensor.op.type in ("Switch", "RefSwitch") else reversed(inputs)  # not by its predicate
 
 
-def _is_original(tensor: tf.Tensor) -> bool:
+def _is_original(key: TensorKey) -> bool:
   """Returns whether a tensor is not a copy of another floating one."""
+  tensor = key[0].outputs[key[1]]
   inputs = contexts.tensor_inputs(tensor) if tensor.op.type in _COPIES and tensor.dtype.is_floating else []
   return not any(value.dtype.is_floating for value in inputs)
 
@@ -141,10 +142,9 @@ def gradients_of_steps() -> Set[TensorKey]:
   return set() if graph is None else graphs.record_in(graph, "gradients_of_steps", set)
 
 
-def derives_from(tensors: Iterable[tf.Tensor], origins: Set[TensorKey], own: Set[TensorKey]) -> bool:
-  """Returns whether tensors derive from one of `origins` by data; does not search behind `own`."""
-  ancestors = _search(tensors, lambda tensor: tensor_key(tensor) in own)
-  return bool(origins) and any(tensor_key(tensor) in origins for tensor in ancestors)
+def ancestors(tensors: Iterable[tf.Tensor], own: Set[TensorKey]) -> Set[TensorKey]:
+  """Returns the keys of tensors and of those that they derive from by data; does not search behind `own`."""
+  return {key for key, _ in _search(tensors, own.__contains__)}
 
 
 def keys_of(tensors: Iterable[tf.Tensor]) -> Set[TensorKey]:
@@ -157,8 +157,8 @@ def tensor_key(tensor: tf.Tensor) -> TensorKey:
   return tensor.op, tensor.value_index
 
 
-def _record_of(tensor: tf.Tensor) -> Optional[Computed]:
-  return _records_in(tensor.graph).get(tensor_key(tensor))  # Functions read tensors of the graphs around them.
+def _record_of(key: TensorKey) -> Optional[Computed]:
+  return _records_in(key[0].graph).get(key)  # Functions read tensors of the graphs around them.
 
 
 def _records_in(graph: tf.Graph) -> Dict[TensorKey, Computed]:

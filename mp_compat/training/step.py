@@ -278,7 +278,8 @@ def _apply_inner(
       "run with the train op. Return the op that it builds.".format(type(inner_optimizer).__name__)
     )
   read = [tensor for op in graph.get_operations()[count:] for tensor in op.inputs]
-  if lineage_module.derives_from(read, earlier, own):
+  used = lineage_module.ancestors(read, own)
+  if not earlier.isdisjoint(used):
     raise ValueError(
       "apply_gradients() of {0} reads gradients of an earlier apply_gradients(). It would apply them unchecked: if "
       "they overflowed, that step was skipped, but this one is not. Sum the gradients before one apply_gradients(), or "
@@ -286,7 +287,7 @@ def _apply_inner(
         type(inner_optimizer).__name__
       )
     )
-  if lineage_module.derives_from(read, scaled, own):
+  if not scaled.isdisjoint(used):
     log.warn_once(
       optimizer,
       "apply_gradients() of %s reads gradients that its compute_gradients() computed, instead of those passed to it. "
