@@ -221,7 +221,6 @@ def _migrate(arguments: argparse.Namespace) -> int:
     from mp_compat.migration.source import find
     from mp_compat.migration.source import migrate_file
     from mp_compat.migration.source import report
-    from mp_compat.migration.source import write
   except ImportError as error:
     return _fail("migrate", "{}; expected LibCST and tqdm: pip install libcst tqdm".format(error))
   try:
@@ -235,17 +234,25 @@ def _migrate(arguments: argparse.Namespace) -> int:
   code = 0
   if arguments.check:
     code = 1 if changed else 3 if any(migration.problem for migration in migrations) else 0
-  elif not arguments.write:
+  elif arguments.write:
+    code = max([_write(migration) for migration in changed], default=0)
+  else:
     sys.stdout.buffer.write(b"".join(map(report.diff, changed)))
     sys.stdout.flush()
-  for migration in changed if arguments.write else []:
-    try:
-      write(migration)
-    except OSError as error:  # The other files are written.
-      code = _fail("migrate", error)
   for line in report.text(migrations):
     print(line, file=sys.stderr)
   return code
+
+
+def _write(migration: Any) -> int:
+  """Writes the changes of a file; returns the exit code. If one fails, the other files are written."""
+  from mp_compat.migration.source import write
+
+  try:
+    write(migration)
+  except OSError as error:
+    return _fail("migrate", error)
+  return 0
 
 
 def _ranges(arguments: argparse.Namespace) -> int:

@@ -106,23 +106,19 @@ def convert(
   files.check_no_pattern(target)
   if files.checkpoint_exists(target) or tf.gfile.Exists(target):
     raise ValueError("{} exists and is not overwritten. Pass another path.".format(target))
-  if like is None:
-    assert to is not None  # checked above
-    others = {name: shape for name, shape in _shapes(inspection).items() if name not in state}
-    names, dialect, meta = dialects.translate(others, to), to, None
-    names.update((name, name if name in inspection.variables else None) for name in state if to != "plain")
-    initial = {
-      name: np.asarray(value, np.int64 if isinstance(value, int) else np.float32) for name, value in state.items()
-    }
+  if to is not None:
+    names = _names_in(to, inspection, state)
+    dtypes = {name: np.int64 if isinstance(value, int) else np.float32 for name, value in state.items()}
+    _write(_values(inspection, names, to, _arrays(state, dtypes)), target)
   else:
+    assert like is not None  # checked above
     example = inspect(like)
-    names, dialect, meta = _names_like(example, inspection, state), example.dialect, "{}.meta".format(example.path)
-    initial = {
-      name: np.asarray(state[name], example.variables[name][0].as_numpy_dtype) for name in names.keys() & state
-    }
-  _write(_values(inspection, names, dialect, initial), target)
-  if meta and tf.gfile.Exists(meta):
-    tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
+    names = _names_like(example, inspection, state)
+    dtypes = {name: example.variables[name][0].as_numpy_dtype for name in names.keys() & state}
+    _write(_values(inspection, names, example.dialect, _arrays(state, dtypes)), target)
+    meta = "{}.meta".format(example.path)
+    if tf.gfile.Exists(meta):
+      tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
   _make_latest(target)
   return inspect(target, state)
 
@@ -138,6 +134,18 @@ def _make_latest(path: str) -> None:
 def _shapes(inspection: Inspection) -> Dict[str, Tuple[int, ...]]:
   """Returns the shapes of the variables by name, in the order of their creation."""
   return {name: inspection.variables[name][1] for name in sorted(inspection.variables, key=dialects.parse)}
+
+
+def _arrays(state: Mapping[str, float], dtypes: Mapping[str, Any]) -> Dict[str, np.ndarray]:
+  return {name: np.asarray(state[name], dtype) for name, dtype in dtypes.items()}
+
+
+def _names_in(dialect: str, source: Inspection, own: Iterable[str]) -> Dict[str, Optional[str]]:
+  """Returns for each name in a naming scheme the name in `source` to copy from; None for state that starts anew."""
+  others = {name: shape for name, shape in _shapes(source).items() if name not in own}
+  names = dialects.translate(others, dialect)
+  names.update((name, name if name in source.variables else None) for name in own if dialect != "plain")
+  return names
 
 
 def _names_like(like: Inspection, source: Inspection, own: Container[str]) -> Dict[str, Optional[str]]:

@@ -29,16 +29,20 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   """
   pairs = list(wanted.items() if hasattr(wanted, "items") else wanted)
   matches = _match({name: value for name, value in pairs if not isinstance(value, str)}, path)
-  registered = loss_scale.state_names(tf.get_default_graph())
-  state = {name for name, match in matches.items() if match.parts[0].op.name in registered}
-  state.update(dialects.state({name: match.shape for name, match in matches.items()}))
-  left_out = [name for name, match in matches.items() if name in state and not match.is_usable]
+  left_out = [name for name in _state_names(matches) if not matches[name].is_usable]
   _warn_left_out(left_out, path)
   _warn_outside_scopes([value for _, value in pairs if isinstance(value, str)], matches, path)
   if not left_out and all(match.source in (None, name) for name, match in matches.items()):
     return wanted
   sources = {name: match.source for name, match in matches.items() if match.source}
   return {sources.get(name, name): value for name, value in pairs if name not in left_out}
+
+
+def _state_names(matches: "Dict[str, _Match]") -> List[str]:
+  """Returns the names of the variables of loss scales."""
+  registered = loss_scale.state_names(tf.get_default_graph())
+  known = dialects.state({name: match.shape for name, match in matches.items()})
+  return [name for name, match in matches.items() if name in known or match.parts[0].op.name in registered]
 
 
 def name_map(path: files.Path, var_list: Optional[files.VarList] = None) -> Dict[str, tf.Variable]:

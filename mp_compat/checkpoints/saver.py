@@ -5,7 +5,7 @@ import collections
 import functools
 import itertools
 import re
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Container, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -94,15 +94,25 @@ def add_tensorflow_names(var_list: Any) -> Any:
   Variables that the program renames (in a dict) have one entry. Logs a warning if another variable has that name.
   """
   recorded = files.tensorflow_names(tf.get_default_graph())
-  renamed = sorted((name, tensorflow_name) for name, tensorflow_name in recorded.items() if name != tensorflow_name)
+  renamed = {name: tensorflow_name for name, tensorflow_name in sorted(recorded.items()) if name != tensorflow_name}
   if not renamed:
     return var_list
+  if isinstance(var_list, dict):
+    return dict(var_list, **_aliases(var_list, recorded, renamed))
   if var_list is None:
     var_list = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
-  entries = var_list if isinstance(var_list, dict) else list(var_list)
-  named = entries if isinstance(entries, dict) else {value.op.name: value for value in entries if hasattr(value, "op")}
+  entries = list(var_list)
+  named = {value.op.name: value for value in entries if hasattr(value, "op")}
+  return entries + list(_aliases(named, recorded, renamed).values())
+
+
+def _aliases(named: Dict[str, Any], recorded: Container[str], renamed: Dict[str, str]) -> Dict[str, Any]:
+  """Returns the variables that are also saved under their names in TensorFlow's class, by these names.
+
+  Logs warnings of variables whose name, or whose number, in TensorFlow's class another one has.
+  """
   aliases = {}
-  for name, tensorflow_name in renamed:
+  for name, tensorflow_name in renamed.items():
     if tensorflow_name in named:
       log.warn(
         "%s is not also saved as %s, its name in TensorFlow's class, because another variable has that "
@@ -113,14 +123,14 @@ def add_tensorflow_names(var_list: Any) -> Any:
       )
     elif name in named and hasattr(named[name], "op") and named[name].op.name == name:
       aliases[tensorflow_name] = savers.AliasSaveable(named[name], tensorflow_name)
-  shifted = sorted(name for name in named if name not in recorded and re.sub(r"_\d+$", "", name) in dict(renamed))
+  shifted = sorted(name for name in named if name not in recorded and re.sub(r"_\d+$", "", name) in renamed)
   if shifted:
     log.warn(
       "%s, of an optimizer without loss scaling, would have another number with TensorFlow's class. Restored without "
       "mp_compat, this checkpoint gives that variable another value.",
       ", ".join(shifted),
     )
-  return dict(entries, **aliases) if isinstance(entries, dict) else entries + list(aliases.values())
+  return aliases
 
 
 class _Entry(NamedTuple):
@@ -172,7 +182,7 @@ def _match_names(graph: tf.Graph, entries: List[_Entry], reader: Any, path: str)
   in_order = sorted(entries, key=lambda entry: [creation_index[variable.name] for variable in entry.variables])
   needed = {entry.name: entry for entry in in_order if entry.is_needed}
   wanted = {name: entry.shape.as_list() for name, entry in needed.items() if entry.shape.is_fully_defined()}
-  variables = {variable.name: name for name, entry in needed.items() for variable in entry.variables}
+  variables = _variables(needed)
   recorded = files.tensorflow_names(graph)
   matched = {entry.name: entry.name for entry in entries if entry.name in shapes}  # state of iterators has no shape
   renamed = {variables[name]: recorded[name] for name in variables.keys() & recorded.keys()}
@@ -184,6 +194,11 @@ def _match_names(graph: tf.Graph, entries: List[_Entry], reader: Any, path: str)
   if initialized:
     log.warn("The checkpoint %s lacks state of the loss scale: %s initialized instead.", path, ", ".join(initialized))
   return matched
+
+
+def _variables(entries: Dict[str, _Entry]) -> Dict[str, str]:
+  """Returns the names in the graph's Saver by the names of the variables' ops."""
+  return {variable.name: name for name, entry in entries.items() for variable in entry.variables}
 
 
 def _check_fits(needed: Dict[str, _Entry], matched: Dict[str, str], state: Set[str], reader: Any, path: str) -> None:

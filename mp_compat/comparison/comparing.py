@@ -161,17 +161,15 @@ def _describe(run: str, result: Dict[str, Any], every: int) -> str:
 
 def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
   """Returns the exit code and the sentences at the end of the report."""
-  status, lines = SAME, []
+  status = SAME
+  lines: List[str] = []
   for run, result in results.items():
     found, ends = result["difference"], result["ends"]
     if (found or ends) and run in (AGAIN, ONCE_MORE):
       return UNKNOWN, [_describe_other_self(found, ends)]
     if found:
-      theirs, ours = [_values(os.path.join(folder, name), found["index"]) for name in (AGAIN, run)]
-      reason = _reason(run, result, theirs)
-      status = status if reason == _OVERFLOW and found["step"] > 1 else DIFFERENT
-      lines += ["{}: step {} is the first that differs.".format(RUNS[run], found["step"]), "  " + reason]
-      lines += _amounts(found, theirs, ours)
+      is_explained, description = _describe_difference(run, result, folder)
+      status, lines = status if is_explained else DIFFERENT, lines + description
     if ends:
       status = DIFFERENT
       lines.append("{}: it ended after {} train steps, the first run after {}.".format(RUNS[run], *ends[::-1]))
@@ -185,6 +183,15 @@ def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
     "The program trains differently." if status else "The program trains the same, in the steps that were compared."
   )
   return status, [verdict, *lines]
+
+
+def _describe_difference(run: str, result: Dict[str, Any], folder: str) -> Tuple[bool, List[str]]:
+  """Returns whether a difference is what mp_compat does otherwise after an overflow, and sentences about it."""
+  found = result["difference"]
+  theirs, ours = [_values(os.path.join(folder, name), found["index"]) for name in (AGAIN, run)]
+  reason = _reason(run, result, theirs)
+  first = "{}: step {} is the first that differs.".format(RUNS[run], found["step"])
+  return reason == _OVERFLOW and found["step"] > 1, [first, "  " + reason, *_amounts(found, theirs, ours)]
 
 
 def _describe_ends(ends: List[int]) -> str:

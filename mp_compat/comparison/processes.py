@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from typing import Any, Callable, Dict, Iterator, NoReturn, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Sequence
 
 KEPT = ".before_compare"  # the suffix of a folder while copies of it are in use
 _INTERRUPTS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")]
@@ -66,15 +66,7 @@ def kept(paths: Sequence[str]) -> Iterator[Callable[[], None]]:
   They are renamed, and copied back: the originals never change, and exist even if this process is killed. At the end,
   also after an interrupt, removes what the programs made, and renames them back.
   """
-  real = sorted({os.path.realpath(path) for path in paths})
-  folders = [path for path in real if not any(path.startswith(other + os.sep) for other in real)]
-  for path in folders:
-    if os.path.lexists(path + KEPT):
-      raise CannotRunError(
-        "{0}{1} exists: {0} as it was before a comparison that was killed. Rename it to {0}.".format(path, KEPT)
-      )
-    if os.path.exists(path) and not os.path.isdir(path):
-      raise CannotRunError("--restore expects a folder, but {} is a file.".format(path))
+  folders = _outermost(paths)
   existing = [path for path in folders if os.path.exists(path)]
 
   def copy_back() -> None:
@@ -101,6 +93,20 @@ def kept(paths: Sequence[str]) -> Iterator[Callable[[], None]]:
             _remove(path)
             if path in existing:
               os.rename(path + KEPT, path)
+
+
+def _outermost(paths: Sequence[str]) -> List[str]:
+  """Returns the folders without those inside of others; raises a CannotRunError for one that cannot be renamed."""
+  real = sorted({os.path.realpath(path) for path in paths})
+  folders = [path for path in real if not any(path.startswith(other + os.sep) for other in real)]
+  for path in folders:
+    if os.path.lexists(path + KEPT):
+      raise CannotRunError(
+        "{0}{1} exists: {0} as it was before a comparison that was killed. Rename it to {0}.".format(path, KEPT)
+      )
+    if os.path.exists(path) and not os.path.isdir(path):
+      raise CannotRunError("--restore expects a folder, but {} is a file.".format(path))
+  return folders
 
 
 def _remove(path: str) -> None:

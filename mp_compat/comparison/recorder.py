@@ -225,11 +225,8 @@ class Recorder:
       "global_step": np.asarray(values.get("global_step")).tolist(),
     }
     self._write(**record)
-    scales = dict(self.notes["scales"])
-    for name, role in graph.variables.state.items():
-      if role.endswith("scale") and name in values:
-        scales[name] = scales.get(name, [])[:1] + [float(values[name])]
-    self.note(variables=max(self.notes["variables"], len(known.digests)), scales=scales)
+    self._note_scales(graph.variables.state, values)
+    self.note(variables=max(self.notes["variables"], len(known.digests)))
     if not starts:
       has_changed = not known.trained.isdisjoint(changed) or not known.applied
       self.note(read=self.notes["read"] + 1, trained=self.notes["trained"] or has_changed)
@@ -238,6 +235,14 @@ class Recorder:
     self._index += 1
     if self._settings.run == ORIGINAL and not sys.modules.keys().isdisjoint(_OPTIMIZERS):
       self.note(uses="mp_compat")
+
+  def _note_scales(self, state: Dict[str, str], values: Dict[str, Any]) -> None:
+    """Notes the first and the last value of each loss scale; `state` has roles by name."""
+    scales = dict(self.notes["scales"])
+    for name, role in state.items():
+      if role.endswith("scale") and name in values:
+        scales[name] = scales.get(name, [])[:1] + [float(values[name])]
+    self.note(scales=scales)
 
   def _compare(self, variables: Variables, record: Dict[str, Any], values: Dict[str, Any], starts: bool) -> None:
     """Notes the first difference from the reference, and keeps values there.

@@ -110,6 +110,14 @@ def dialect(shapes: Shapes) -> str:
   return "contrib" if stems else "plain"
 
 
+# What variables that match have in common, most specific first; None for variables that do not match by it.
+_KEYS: Sequence[Callable[[Name, Optional[str], Tuple[int, ...]], Any]] = (
+  lambda name, role, shape: (name.scope, role or name.stem, name.number, shape),
+  lambda name, role, shape: role and (name.scope, role),
+  lambda name, role, shape: role,
+)
+
+
 def match(wanted: Shapes, found: Shapes, recorded: Mapping[str, str] = MappingProxyType({})) -> Dict[str, str]:
   """Returns the names that a checkpoint of any naming scheme has for the variables of a graph that match.
 
@@ -130,12 +138,7 @@ def match(wanted: Shapes, found: Shapes, recorded: Mapping[str, str] = MappingPr
   result = {name: name for name in wanted if name in found}
   if not set(wanted) <= {*found, *state(wanted)}:
     result.update((name, recorded[name]) for name in wanted if recorded.get(name) in found)
-  keys: List[Callable[[Name, Optional[str], Tuple[int, ...]], Any]] = [
-    lambda name, role, shape: (name.scope, role or name.stem, name.number, shape),
-    lambda name, role, shape: role and (name.scope, role),
-    lambda name, role, shape: role,
-  ]
-  for key_of in keys:
+  for key_of in _KEYS:
     unused = sorted(set(found).difference(result.values()), key=parse)
     candidates_by_key = _grouped(unused, found, key_of)
     for key, names in _grouped([name for name in wanted if name not in result], wanted, key_of).items():
@@ -206,28 +209,41 @@ def translate(shapes: Shapes, to: str) -> Dict[str, Optional[str]]:
   result: Dict[str, Optional[str]] = {name: source for name, source in plain.items() if source not in own_state}
   if to == "plain":
     return result
-  names = {role: row.names[to] for role, row in ROLES.items() if to in row.names}
-  scale = names["current_loss_scale"]
-  targets: Dict[str, Optional[str]] = {} if own_state else dict.fromkeys([scale, names["good_steps"]])
-  for source, role in own_state.items():
-    name = parse(source)
-    if role in names:
-      targets[_join(name.scope, names[role], name.number)] = source
-  if to == "contrib":
-    scales = [name for name in map(parse, targets) if name.stem == scale]
-    targets = {**dict.fromkeys(_join(name.scope, names["bad_steps"], name.number) for name in scales), **targets}
-  for target, copied in targets.items():
+  for target, copied in _state_in(to, own_state).items():
     if copied and target in result:
       raise ValueError(
         "{} would be written as {}, which is the name of another variable. Expected no variable of that name, or "
         "another naming scheme than {!r}.".format(copied, target, to)
       )
     result.setdefault(target, copied)
+  if to != "mp_compat":
+    result.update(_powers_in(to, plain))
+  return result
+
+
+def _state_in(dialect: str, own_state: Mapping[str, str]) -> Dict[str, Optional[str]]:
+  """Returns the names of the loss scales' state in a naming scheme, each with that in `own_state`, if any."""
+  names = {role: row.names[dialect] for role, row in ROLES.items() if dialect in row.names}
+  scale = names["current_loss_scale"]
+  targets: Dict[str, Optional[str]] = {} if own_state else dict.fromkeys([scale, names["good_steps"]])
+  for source, role in own_state.items():
+    name = parse(source)
+    if role in names:
+      targets[_join(name.scope, names[role], name.number)] = source
+  if dialect == "contrib":
+    scales = [name for name in map(parse, targets) if name.stem == scale]
+    targets = {**dict.fromkeys(_join(name.scope, names["bad_steps"], name.number) for name in scales), **targets}
+  return targets
+
+
+def _powers_in(dialect: str, plain: Mapping[str, str]) -> Dict[str, str]:
+  """Returns the names of Adam's powers in conditionals, each with that in the checkpoint; `plain` has all variables."""
+  result = {}
   powers = [(parse(name), source) for name, source in plain.items() if parse(name).stem in _POWERS]
-  for name, source in powers if to != "mp_compat" else []:
+  for name, source in powers:
     # Under control flow v1, each optimizer builds two conditionals. TensorFlow's class applies in the second of them,
     # contrib's in the first.
-    conditional = _join("", "cond", 2 * name.number + (to == "tensorflow"))
+    conditional = _join("", "cond", 2 * name.number + (dialect == "tensorflow"))
     result["/".join(filter(None, [name.scope, conditional, name.stem]))] = source
     if [other.stem for other, _ in powers].count(name.stem) == 1:
       result[name.stem] = source

@@ -4,7 +4,7 @@
 import collections
 import itertools
 import re
-from typing import Dict, Iterator, List, NamedTuple, Set, Tuple, Union
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple, Union
 
 import libcst as cst
 from libcst import matchers as m
@@ -82,7 +82,8 @@ def find(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> List[Decision]:
   """Returns the decisions of a source, in the order of the text; `texts` are the new texts of what is rewritten."""
   decisions = set()
   in_names = itertools.chain(_in_names(source, texts), _in_imports(source, texts), _in_guards(source, texts))
-  for node, kind, new in itertools.chain(in_names, _in_strings(source), _in_calls(source), _in_private_names(source)):
+  others = (search(source) for search in (_in_strings, _in_classes, _in_calls, _in_private_names))
+  for node, kind, new in itertools.chain(in_names, *others):
     text = " ".join(source.text(node).split())
     decisions.add(Decision(source.place(node), kind, text if len(text) <= 80 else text[:77] + "...", new))
   return sorted(decisions)
@@ -139,26 +140,44 @@ def _in_strings(source: ParsedSource) -> _Found:
       yield node, "text", ""
 
 
-def _in_calls(source: ParsedSource) -> _Found:
-  """Finds calls and classes that behave otherwise with this package."""
-  calls: Dict[str, List[cst.CSTNode]] = collections.defaultdict(list)
-  tested: Set[cst.CSTNode] = set()  # the names in type tests
-  for call in source.find(cst.Call):
-    called = source.full_names(call.func) | source.meanings(call.func)
-    for kind, pattern in _CALLS.items():
-      if any(map(pattern.fullmatch, called)):
-        calls[kind].append(call.func)
-    if _OPTIMIZER in called and any(isinstance(arg.value, (cst.Integer, cst.Float)) for arg in call.args[:2]):
-      calls["fixed-scale"].append(call.func)
-    if names.dotted(call.func) in ("isinstance", "issubclass"):
-      parts = m.findall(call, m.Name() | m.Attribute())
-      tested.update(parts)
-      if any(source.meanings(part) & _CLASSES for part in parts):
-        yield call, "isinstance", ""
+def _in_classes(source: ParsedSource) -> _Found:
+  """Finds subclasses of LossScale, and type tests."""
   for node in source.find(cst.ClassDef):
     if any(source.meanings(base.value) & _LOSS_SCALES for base in node.bases):
       yield node.name, "subclass", ""
-  optimizers = [node for node in source.expressions if source.meanings(node) & _OPTIMIZERS and node not in tested]
+  for call in source.find(cst.Call):
+    if any(source.meanings(part) & _CLASSES for part in _tested(call)):
+      yield call, "isinstance", ""
+
+
+def _tested(call: cst.Call) -> Sequence[cst.CSTNode]:
+  """Returns the names in a type test; none for another call."""
+  is_test = names.dotted(call.func) in ("isinstance", "issubclass")
+  return m.findall(call, m.Name() | m.Attribute()) if is_test else ()
+
+
+def _optimizers(source: ParsedSource) -> List[cst.CSTNode]:
+  """Returns the names of wrappers, without those in type tests."""
+  tested = {part for call in source.find(cst.Call) for part in _tested(call)}
+  return [node for node in source.expressions if source.meanings(node) & _OPTIMIZERS and node not in tested]
+
+
+def _kinds_of(source: ParsedSource, call: cst.Call) -> Iterator[str]:
+  called = source.full_names(call.func) | source.meanings(call.func)
+  for kind, pattern in _CALLS.items():
+    if any(map(pattern.fullmatch, called)):
+      yield kind
+  if _OPTIMIZER in called and any(isinstance(arg.value, (cst.Integer, cst.Float)) for arg in call.args[:2]):
+    yield "fixed-scale"
+
+
+def _in_calls(source: ParsedSource) -> _Found:
+  """Finds calls that behave otherwise with this package."""
+  calls: Dict[str, List[cst.CSTNode]] = collections.defaultdict(list)
+  for call in source.find(cst.Call):
+    for kind in _kinds_of(source, call):
+      calls[kind].append(call.func)
+  optimizers = _optimizers(source)
   if not calls.pop("wrapper", None):
     calls.pop("wrapped-twice", None)
   if not re.search(rb"\.(compute|apply)_gradients\(", source.code):

@@ -58,11 +58,14 @@ class Notebook:
     )
     if not isinstance(tree, dict) or not isinstance(tree.get("cells"), list):
       raise ValueError("expected a notebook of nbformat 4, with cells")
-    self._cells: List[Tuple[int, List[int], bytes]] = []  # number from 1, indices of the strings of the source, code
-    problems, unclear, module = [], [], ""
     language = tree.get("metadata", {}).get("kernelspec", {}).get("language")
     is_python = language is None or self._string(language).lower() == "python"
-    for number, cell in enumerate(tree["cells"] if is_python else (), 1):
+    self._cells: List[Tuple[int, List[int], bytes]] = []  # number from 1, indices of the strings of the source, code
+    self._parse(tree["cells"] if is_python else [])
+
+  def _parse(self, cells: List[Any]) -> None:
+    problems, unclear, module = [], [], ""
+    for number, cell in enumerate(cells, 1):
       if self._string(cell["cell_type"]) == "code" and cell["source"]:
         source = [int(index) for index in ([cell["source"]] if isinstance(cell["source"], str) else cell["source"])]
         code = "".join(map(self._string, source))

@@ -111,24 +111,30 @@ class ParsedSource:
     self._spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
     expressions: List[Expression] = [*self.find(cst.Name), *self.find(cst.Attribute)]
     self.expressions = [node for node in expressions if node in self._scopes]
-    # Names that are deleted, or bound where LibCST sees no binding or puts it into another scope.
-    nodes: List[cst.CSTNode] = [node.target for node in self.find(cst.NamedExpr)]
-    nodes += [node for kind in _REBINDING for node in self.find(kind)]
-    self._unclear = {dotted(name) for node in nodes for name in m.findall(node, m.Name())} | set(unclear)
+    self._unclear = self._rebound() | set(unclear)
     self._stars = [self.start(node) for node in self.find(cst.ImportFrom) if isinstance(node.names, cst.ImportStar)]
     self._runs_text = any(dotted(node) in ("exec", "globals", "locals") for node in self.expressions)
-    # Attributes of TensorFlow's modules that the source assigns or deletes.
-    self._assigned = {
-      node.attr.value
-      for node in self.find(cst.Attribute)
-      if not self.is_read(node)
-      if any(_below_tensorflow(name, _LIKE_TENSORFLOW) for name in self.full_names(node))
-    }
+    self._assigned = self._assigned_attributes()
     self.is_taken = "mp_compat" in self._unclear or any(
       not isinstance(scope, metadata.GlobalScope) or _names_by(binding, "mp_compat") != {"mp_compat"}
       for scope in set(filter(None, self._scopes.values()))
       for binding in scope.assignments["mp_compat"]
     )
+
+  def _rebound(self) -> Set[str]:
+    """Returns names that are deleted, or bound where LibCST sees no binding or puts it into another scope."""
+    nodes: List[cst.CSTNode] = [node.target for node in self.find(cst.NamedExpr)]
+    nodes += [node for kind in _REBINDING for node in self.find(kind)]
+    return {dotted(name) for node in nodes for name in m.findall(node, m.Name())}
+
+  def _assigned_attributes(self) -> Set[str]:
+    """Returns the attributes of TensorFlow's modules that the source assigns or deletes."""
+    return {
+      node.attr.value
+      for node in self.find(cst.Attribute)
+      if not self.is_read(node)
+      if any(_below_tensorflow(name, _LIKE_TENSORFLOW) for name in self.full_names(node))
+    }
 
   def find(self, kind: Type[_Node]) -> List[_Node]:
     """Returns all nodes of a kind."""
