@@ -181,7 +181,7 @@ def test_variables_not_finite_are_named(has_getter, warnings):
   getter = mp_compat.float32_variable_storage_getter if has_getter else None
   with tf.variable_scope("model", dtype=tf.float16, custom_getter=getter, use_resource=True):
     w = tf.get_variable("w", [2, 1], initializer=tf.constant_initializer(np.nan if has_getter else 1.0))
-    other = tf.get_variable("other", [1])
+    other = tf.get_variable("other", [1], initializer=tf.zeros_initializer())
   opt = Optimizer(tf.train.AdamOptimizer(), 2.0)
   train_op = opt.minimize(tf.reduce_sum(tf.square(tf.cast(tf.matmul(x, w) + other, tf.float32))))
   text = stall(opt, train_op, {x: [[1.0, 0.0]]}, min_scale_patience=2)
