@@ -4,6 +4,7 @@
 import functools
 import itertools
 import threading
+import types
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
 from tensorflow.python.client import session as session_module
@@ -29,42 +30,45 @@ class Effects(NamedTuple):
   written: FrozenSet[str]  # the names of the ops of variables that it may change
   trained: FrozenSet[str]  # those that steps of optimizers may change; empty if the run executes none
   decisions: List[tf.Tensor]  # scalar bools, whether to apply these steps; without those that cannot be fetched
+  is_scaled: bool  # whether one of these steps has such a decision, or is that of an optimizer of this package
 
 
 class _Steps:
   """What optimizers built in a graph."""
 
   def __init__(self) -> None:
-    self.ops: Set[tf.Operation] = set()  # that `apply_gradients` returned
-    self.in_functions: Set[str] = set()  # the names of variables to which functions apply gradients
+    self.ops: Dict[tf.Operation, bool] = {}  # that `apply_gradients` returned; whether to an optimizer of this package
+    self.in_functions: Dict[str, bool] = {}  # the same of the names of variables to which functions apply gradients
     self.decisions: Dict[str, tf.Tensor] = {}  # whether to apply a step, by name
 
 
-def observe(around: Callable[[Any, List[Any], Run], Any]) -> None:
-  """Makes each run of any session call `around(session, elements, run)`, with the ops and tensors that it runs.
+def observe(around: Callable[[Any, List[Any], FrozenSet[str], Run], Any]) -> None:
+  """Makes each run of any session call `around(session, elements, fed, run)`.
 
-  `around` calls `run(tensors)` and returns its result. Runs of the same session in it are not observed.
+  `elements` are the ops and tensors that the run executes, `fed` the names of the tensors that it feeds. `around`
+  calls `run(tensors)` and returns its result. Runs of the same session in it are not observed.
   """
   base, inside = session_module.BaseSession, threading.local()
   do_run, make_callable, from_options = base._do_run, base.make_callable, base._make_callable_from_options
 
-  def call(sess: Any, elements: List[Any], run: Run) -> Any:
+  def call(sess: Any, elements: List[Any], fed: Iterable[str], run: Run) -> Any:
     outer = getattr(inside, "session", None)
     if outer is sess:
       return run([])[0]
     inside.session = sess
     try:
-      return around(sess, elements, run)
+      return around(sess, elements, frozenset(fed), run)
     finally:
       inside.session = outer
 
-  def observed_do_run(self: Any, handle: Any, targets: Any, fetches: Any, *args: Any) -> Any:
+  def observed_do_run(self: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, *args: Any) -> Any:
     def run(tensors: List[tf.Tensor]) -> Tuple[Any, List[Any]]:
       further = [] if handle else tensors  # A partial run has declared what it fetches.
-      values = do_run(self, handle, targets, [*fetches, *further], *args)
+      values = do_run(self, handle, targets, [*fetches, *further], feeds, *args)
       return values[: len(fetches)], values[len(fetches) :]
 
-    return call(self, [*targets, *fetches], run)
+    fed = [key if isinstance(key, tf.Tensor) else key.deref() for key in feeds]  # references from TensorFlow 2.1 on
+    return call(self, [*targets, *fetches], [tensor.name for tensor in fed], run)
 
   def observed_make_callable(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
     make_callable(self, fetches, feed_list, accept_options)  # checks the arguments
@@ -85,7 +89,7 @@ def observe(around: Callable[[Any, List[Any], Run], Any]) -> None:
         results = callable_with(*[tensor.name for tensor in tensors])(*values, **keywords)
         return results[: len(options.fetch)], results[len(options.fetch) :]
 
-      return call(self, elements, run)
+      return call(self, elements, options.feed, run)
 
     return call_with
 
@@ -107,20 +111,27 @@ def observe_optimizers(before_step: Callable[[Any], None]) -> None:
       if graph is None:
         return apply(self, *args, **kwargs)
       before_step(self)
-      if graph is not graphs.default_graph() and args:
-        args = (list(args[0]), *args[1:])
-        _steps(graph).in_functions.update(variable.name.rpartition(":")[0] for _, variable in args[0])
+      is_own = any(base.__module__.startswith("mp_compat.") for base in type(self).__mro__)
+      if graph is not graphs.default_graph():
+        if args:
+          args = (list(args[0]), *args[1:])
+        else:
+          kwargs.update((key, list(value)) for key, value in kwargs.items() if key == "grads_and_vars")
+        pairs = args[0] if args else kwargs.get("grads_and_vars", ())
+        names = [variable.name.rpartition(":")[0] for _, variable in pairs]
+        in_functions = _steps(graph).in_functions
+        in_functions.update((name, is_own or in_functions.get(name, False)) for name in names)
       result = apply(self, *args, **kwargs)
       for element in tf.nest.flatten(result):
         op = getattr(element, "op", element)
         if isinstance(op, tf.Operation):
-          _steps(op.graph).ops.add(op)
+          _steps(op.graph).ops[op] = is_own
       return result
 
     return apply_and_record
 
   def observe_class(cls: Any) -> None:
-    if "apply_gradients" in vars(cls):
+    if hasattr(cls, "minimize") and isinstance(vars(cls).get("apply_gradients"), types.FunctionType):  # an optimizer
       cls.apply_gradients = recording(cls.apply_gradients)
 
   def observe_subclass(cls: Any, **kwargs: Any) -> None:
@@ -202,24 +213,29 @@ def make_seeds_repeatable() -> None:
   stateful_random_ops.Generator.from_non_deterministic_state = classmethod(from_repeatable_state)
 
 
-def effects_of(graph: tf.Graph, elements: Iterable[Any]) -> Effects:
-  """Returns what a run of ops and tensors does to variables, from the ops that it executes.
+def effects_of(graph: tf.Graph, elements: Iterable[Any], fed: FrozenSet[str] = frozenset()) -> Effects:
+  """Returns what a run of ops and tensors does to variables, from the ops that it executes; `fed` are not computed.
 
   An op that calls a function is a step if it may change a variable to which functions apply gradients.
   """
-  steps, executed = _steps(graph), set(graphs.executed_ops(elements))
+  steps, executed = _steps(graph), set(graphs.executed_ops(elements, fed))
   local = _local_names(graph)
   written = {op: _written_by(op) - local for op in executed}
-  trained = {name for op in graphs.executed_ops(executed & steps.ops) for name in written[op]}
+  applied = executed & steps.ops.keys()
+  trained = {name for op in graphs.executed_ops(applied, fed) for name in written[op]}
+  decided = [tensor for tensor in steps.decisions.values() if tensor.op in executed]
+  is_scaled = bool(decided) or any(steps.ops[op] for op in applied)
   for op, names in written.items():
-    if not names.isdisjoint(steps.in_functions) and effects.is_call(op.type, graph):
+    in_functions = names & steps.in_functions.keys()
+    if in_functions and effects.is_call(op.type, graph):
       trained |= names
+      is_scaled = is_scaled or any(steps.in_functions[name] for name in in_functions)
   decisions = [
     tensor
-    for tensor in steps.decisions.values()
-    if tensor.op in executed and graph.is_fetchable(tensor) and tensor.op._get_control_flow_context() is None
+    for tensor in decided
+    if graph.is_fetchable(tensor) and tensor.op._get_control_flow_context() is None and tensor.name not in fed
   ]
-  return Effects(frozenset().union(*written.values()), frozenset(trained), decisions if trained else [])
+  return Effects(frozenset().union(*written.values()), frozenset(trained), decisions if trained else [], is_scaled)
 
 
 def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:

@@ -113,6 +113,11 @@ def _problem(run: str, runs: Sequence[str], result: Dict[str, Any]) -> Optional[
       "The program made no optimizer of mp_compat, so nothing would be compared: it uses none of TensorFlow's public "
       "names for loss scaling."
     )
+  if run in (SCALED, UNSCALED) and not result["scaled"]:
+    return (
+      "None of its {} train steps was one of an optimizer with loss scaling, so nothing would be compared. Let the "
+      "program run until it takes such a step, with a larger --steps.".format(result["steps"])
+    )
   if run == ORIGINAL and "uses" in result and SCALED in runs:
     return (
       "The program uses mp_compat as it is, so nothing would be compared. --runs original,without,again compares it "

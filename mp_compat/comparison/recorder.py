@@ -19,7 +19,7 @@ import random
 import sys
 import tempfile
 import threading
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Set, Tuple
 import weakref
 import zlib
 
@@ -112,7 +112,7 @@ class _Graph:
   def __init__(self, number: int) -> None:
     self.number = number
     self.version = -1  # the number of ops when the attributes below were computed
-    self.effects: Dict[str, sessions.Effects] = {}
+    self.effects: Dict[Any, sessions.Effects] = {}  # by what is fetched and fed
     self.tensors: Dict[str, tf.Tensor] = {}
     self.variables = Variables({}, {}, [])
 
@@ -141,7 +141,7 @@ class Recorder:
     self._numbers = itertools.count()
     self._sessions: Any = weakref.WeakKeyDictionary()  # those that trained
     self.notes: Dict[str, Any] = {}
-    self.note(steps=0, variables=0, scales={}, difference=None, read=0, skipped=None, trained=False)
+    self.note(steps=0, variables=0, scales={}, difference=None, read=0, skipped=None, trained=False, scaled=False)
     self.note(compared=bool(settings.reference), tensorflow=tf.__version__)
 
   def note(self, **notes: Any) -> None:
@@ -150,14 +150,14 @@ class Recorder:
       self.notes.update(notes)
       self._write(notes=notes)
 
-  def around(self, sess: Any, elements: List[Any], run: sessions.Run) -> Any:
+  def around(self, sess: Any, elements: List[Any], fed: FrozenSet[str], run: sessions.Run) -> Any:
     """Runs, and records the variables before and after it if this is a train step; see `sessions.observe`."""
     with self._lock:
       graph = self._graph(sess.graph)
-      fetched = ",".join(sorted({element.name for element in elements}))
-      if fetched not in graph.effects:
-        graph.effects[fetched] = sessions.effects_of(sess.graph, elements)
-      effects = graph.effects[fetched]
+      key = frozenset(element.name for element in elements), fed
+      if key not in graph.effects:
+        graph.effects[key] = sessions.effects_of(sess.graph, elements, fed)
+      effects = graph.effects[key]
       is_step = bool(effects.trained) and os.getpid() == self._pid
       if effects.trained and not is_step:
         self.note(unseen="Training in a forked process")
@@ -180,7 +180,7 @@ class Recorder:
       self.note(unreadable=unreadable)
     known.trained |= effects.trained
     known.steps += 1
-    self.note(steps=self.notes["steps"] + 1)
+    self.note(steps=self.notes["steps"] + 1, scaled=self.notes["scaled"] or effects.is_scaled)
     if decisions:
       applied = all(decisions)
       known.applied &= applied

@@ -39,6 +39,14 @@ def merge_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
   return tf.distribute.get_replica_context().merge_call(function, args=args, kwargs=kwargs)
 
 
+def call_in_cross_replica_context(function: Callable[..., Any], *args: Any) -> Any:
+  """Calls `function(*args)` in the cross-replica context, as TensorFlow updates loss scales; once for all replicas."""
+  if tf.distribute.in_cross_replica_context():
+    return function(*args)
+  context = tf.distribute.get_replica_context()
+  return context.merge_call(lambda strategy, *values: function(*values), args=args)
+
+
 def call_for_each_replica(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
   """Calls `function(*args, **kwargs)` in every replica, with that replica's values; called once for all replicas."""
   if not tf.distribute.has_strategy():

@@ -169,7 +169,7 @@ def _update(
     grads = distribute.call_for_each_replica(gradients.add_nan_unless, all_finite, grads)
   if not check_computed and isinstance(loss_scale, loss_scale_module.FiniteLossScale):
     grads = distribute.call_for_each_replica(lineage_module.cut, grads)  # its `update` may check them again
-  return loss_scale.update(grads)
+  return distribute.call_in_cross_replica_context(loss_scale.update, grads)
 
 
 def _reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer]) -> List[tf.Tensor]:

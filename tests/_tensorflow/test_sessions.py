@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import mp_compat
 from mp_compat._tensorflow import sessions
 from mp_compat._tensorflow import trackable
 from tests import testing
@@ -33,8 +34,9 @@ def _recorded():
     cls.apply_gradients = apply
 
 
-def effects(*elements):
-  return sessions.effects_of(tf.get_default_graph(), elements)
+def effects(*elements, fed=()):
+  """Returns the variables that a run may change, those that optimizers may change in it, and the decisions of steps."""
+  return sessions.effects_of(tf.get_default_graph(), elements, frozenset(tensor.name for tensor in fed))[:3]
 
 
 def minimize(x):
@@ -92,7 +94,7 @@ def test_other_assignments_do_not_train(graph):
   save = graph.as_graph_element(saver.saver_def.save_tensor_name)
   assert effects(save) == effects(tf.get_variable("other", []).read_value()) == (frozenset(), frozenset(), [])
   assert effects(tf.assign(w, w.read_value() * 2.0)) == (frozenset({"w"}), frozenset(), [])
-  assert effects(op, init).trained == NAMES
+  assert effects(op, init)[1] == NAMES
 
 
 def test_decisions_of_executed_steps_are_found():
@@ -115,6 +117,36 @@ def test_decisions_of_executed_steps_are_found():
     op = minimize(x)
   assert effects(op) == (NAMES, NAMES, [decision])
   assert effects(decision) == (frozenset(), frozenset(), [])
+
+
+def test_fed_tensors_execute_nothing():
+  with tf.control_dependencies([minimize(tf.placeholder(tf.float32, []))]):
+    after = tf.identity(1.0)
+  assert effects(after * 2.0) == (NAMES, NAMES, [])
+  assert effects(after * 2.0, fed=[after]) == (frozenset(), frozenset(), [])
+
+
+def test_steps_of_this_package_are_known():
+  x = tf.placeholder(tf.float32, [])
+  plain = minimize(x)
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 8.0, skip_nonfinite=False)
+  scaled = opt.minimize(tf.square(tf.trainable_variables()[0] - x))
+  found = [sessions.effects_of(tf.get_default_graph(), [op]) for op in (plain, scaled, tf.group(plain, scaled))]
+  assert [each.is_scaled for each in found] == [False, True, True]
+
+
+def test_other_methods_of_that_name_stay():
+  class Helper(trackable.Trackable):
+    @staticmethod
+    def apply_gradients(opt, grads_and_vars):
+      return opt, grads_and_vars
+
+  class Model(trackable.Trackable):
+    def apply_gradients(self, x):
+      return x + 1.0
+
+  assert Helper().apply_gradients(1, 2) == (1, 2)
+  assert tf.function(Model().apply_gradients).get_concrete_function(tf.constant(1.0)) is not None
 
 
 def test_local_variables_do_not_count(graph):

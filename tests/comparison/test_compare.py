@@ -144,6 +144,11 @@ W = "  w: 2 of 2 values differ, by up to "
     ),
     (2, "program.py plain", ["with mp_compat: The program made no optimizer of mp_compat"]),
     (2, "program.py untrained", ["as it is: No train step was seen"]),
+    (
+      2,
+      "program.py pretrains",
+      ["with mp_compat: None of its 6 train steps was one of an optimizer with loss scaling"],
+    ),
     (2, "dqn.py conditional", ["None of its 8 train steps was compared, or they changed no variable"]),
     (2, "dqn.py late faster", ["as it is: No train step was seen", "Let the program run until it trains"]),
     (

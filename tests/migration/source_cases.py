@@ -19,6 +19,10 @@ MARKED = {
     "import os; <<from tensorflow.train.experimental import LossScale, A|from mp_compat import LossScale; "
     "from tensorflow.train.experimental import A>>; x = 1\n"
   ),
+  "from, after a backslash": (
+    "if True: \\\n  <<from tensorflow.train.experimental import LossScale, A|from mp_compat import LossScale; "
+    "from tensorflow.train.experimental import A>>\n"
+  ),
   "private module": (
     "<<import>>from tensorflow.python.training.experimental import loss_scale as ls\n"
     "a = <<ls.get|mp_compat.get_loss_scale>>('dynamic'), <<ls|mp_compat>>.DynamicLossScale, ls.ops\n"
@@ -53,6 +57,7 @@ MARKED = {
   "CRLF": "<<|import mp_compat\r\n>>import tensorflow as tf\r\nx = <<old>>.LossScale\r\n",
   "local": "tf = 3\n<<import>>def f():\n  import tensorflow as tf\n  return <<old>>.LossScale\n",
   # Nothing is rewritten:
+  "rebound by vars": "import tensorflow as tf\nvars()['tf'] = 3\nx = tf.train.experimental.LossScale\n",
   "other names": "import tensorflow as tf\ntf.train.experimental.PythonState()  # LossScale\n",
   "a class of its own": "from mine import LossScaleOptimizer, FixedLossScale\nLossScaleOptimizer(FixedLossScale)\n",
   "text": "'''tf.train.experimental.LossScale'''\nx = 1  # tf.train.experimental.LossScale\n",

@@ -51,6 +51,16 @@ def overrides(change_update=lambda update_op, should_apply: (update_op, should_a
   return make
 
 
+def uses_cross_replica_context(api):
+
+  class Scale(api.DynamicLossScale):
+    def update(self, grads):
+      assert tf.distribute.in_cross_replica_context()
+      return super().update(grads)
+
+  return Scale(2**10, 3)
+
+
 def user_defined(api):
 
   class Scale(api.LossScale):
@@ -79,6 +89,7 @@ SCALES = {
     {},
   ),
   "that_overrides_call": (overrides(change_scale=lambda scale: tf.minimum(scale, 64.0)), {"slow": True}),
+  "whose_update_uses_cross_replica_context": (uses_cross_replica_context, {}),
   "whose_update_always_applies": (overrides(lambda update_op, apply: (update_op, True)), {"hidden": True}),
   "whose_update_returns_none": (
     overrides(lambda update_op, apply: (None, apply)),

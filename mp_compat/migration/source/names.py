@@ -113,7 +113,9 @@ class ParsedSource:
     self.expressions = [node for node in expressions if node in self._scopes]
     self._unclear = self._rebound() | set(unclear)
     self._stars = [self.start(node) for node in self.find(cst.ImportFrom) if isinstance(node.names, cst.ImportStar)]
-    self._runs_text = any(dotted(node) in ("exec", "globals", "locals") for node in self.expressions)
+    self._runs_text = any(dotted(node) in ("exec", "globals", "locals") for node in self.expressions) or any(
+      dotted(call.func) == "vars" and not call.args for call in self.find(cst.Call)
+    )
     self._assigned = self._assigned_attributes()
     self.is_taken = "mp_compat" in self._unclear or any(
       not isinstance(scope, metadata.GlobalScope) or _names_by(binding, "mp_compat") != {"mp_compat"}
@@ -154,6 +156,11 @@ class ParsedSource:
     """Returns the text between the start of the line and a node."""
     start = self.start(node)
     return self.code[self.code.rfind(b"\n", 0, start) + 1 : start].decode("utf-8")
+
+  def begins_line(self, node: cst.CSTNode) -> bool:
+    """Returns whether no other statement precedes a node in its line, which a backslash may continue."""
+    before = self.code[: self.start(node)].rstrip(b" \t")
+    return not before or (before.endswith(b"\n") and not before.endswith((b"\\\n", b"\\\r\n")))
 
   def place(self, node: cst.CSTNode) -> Place:
     return Place(0, self.code.count(b"\n", 0, self.start(node)) + 1, len(self.text_before(node)) + 1)

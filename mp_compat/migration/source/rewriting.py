@@ -40,8 +40,8 @@ def new_import(source: ParsedSource, node: cst.CSTNode) -> str:
     parent, _, leaf = new.rpartition(".") if new else (module, "", old)
     imports[parent].append(leaf if leaf == local else "{} as {}".format(leaf, local))
   statements = ["from {} import {}".format(parent, ", ".join(found)) for parent, found in imports.items()]
-  indent = source.text_before(node)
-  separator = "; " if indent.strip() else source.module.default_newline + indent
+  new_line = source.module.default_newline + source.text_before(node)
+  separator = new_line if source.begins_line(node) else "; "
   return separator.join(statements) if set(imports) - {module} else ""
 
 
@@ -62,5 +62,5 @@ def _import_before(source: ParsedSource, first_use: int) -> List[Edit]:
     return []
   imports = [node for node in statements if isinstance(node, (cst.Import, cst.ImportFrom))]
   following = [*(node for node in imports if names.module_of(node) != "__future__"), statements[-1]][0]
-  gap = "; " if source.text_before(following).strip() else source.module.default_newline
+  gap = source.module.default_newline if source.begins_line(following) else "; "
   return [(source.start(following), source.start(following), "import mp_compat" + gap)]

@@ -87,6 +87,10 @@ def train():
     train_op = tf.group(train_op, tf.raw_ops.AssignAddVariableOp(resource=handle, value=1.0))
   if "reads" in args:
     tf.enable_control_flow_v2()
+  with tf.control_dependencies([train_op]):
+    after = tf.identity(1.0)
+  doubled = after * 2.0
+  train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[w]) if "pretrains" in args else train_op
   read = tf.cond(tf.placeholder_with_default(True, []), lambda: w + 1.0, lambda: w - 1.0)
   random = np.random.RandomState(int.from_bytes(os.urandom(4), "big")) if "entropy" in args else np.random
   folder = os.environ["MP_COMPAT_RUN"] if "env" in args else "folder"
@@ -105,6 +109,7 @@ def train():
       run(value + (step == 3 and (("numbers" in args and ours) or ("lucky" in args and odd))))
       if "reads" in args:
         sess.run(read)
+        sess.run(doubled, {after: 1.0})
     if "checkpoint" in args:
       saver.save(sess, folder + "/model", global_step)
 
