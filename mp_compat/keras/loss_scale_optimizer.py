@@ -315,7 +315,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   def _from_arguments(cls, inner: Any, arguments: Dict[str, Any]) -> "LossScaleOptimizer":
     # By name, as Horovod's subclasses require: the name that subclasses of Keras's own class have for it in this form.
     # Later versions of Keras have a metaclass, which passes `inner_optimizer` on by position.
-    is_by_position = any(base.__name__ == "LossScaleOptimizerMetaclass" for base in type(cls).__mro__)
+    metaclass: Any = type(cls)
+    is_by_position = any(base.__name__ == "LossScaleOptimizerMetaclass" for base in metaclass.__mro__)
     is_later = keras_features.HAS_LATER_FORM and (is_by_position or "loss_scale" not in arguments)
     return cls(**{"inner_optimizer" if is_later else "optimizer": inner}, **arguments)
 
