@@ -35,7 +35,7 @@ flags.DEFINE_string("restore", None, "Checkpoint to begin with.")
 flags.DEFINE_integer("batch", 64, "Digits in a step.", lower_bound=1)
 flags.DEFINE_integer("seed", 0, "Seed of weights and data.")
 flags.DEFINE_enum("dtype", "float16", ["float16", "float32"], "Of the layers.")
-flags.DEFINE_float("loss_scale", None, "1 is none; default: dynamic.", lower_bound=1)
+flags.DEFINE_float("loss_scale", None, "1: off; default: dynamic.", lower_bound=1)
 
 INTENSITIES, CLASSES, SIDE, PATCH = 17, 10, 8, 4
 TOKENS, WIDTH, HEADS, LAYERS = SIDE * SIDE, 64, 4, 2
