@@ -142,7 +142,7 @@ class Recorder:
     self._sessions: Any = weakref.WeakKeyDictionary()  # those that trained
     self.notes: Dict[str, Any] = {}
     self.note(steps=0, variables=0, scales={}, difference=None, read=0, skipped=None, trained=False, scaled=False)
-    self.note(compared=bool(settings.reference), tensorflow=tf.VERSION)
+    self.note(compared=bool(settings.reference), tensorflow=tf.__version__)
 
   def note(self, **notes: Any) -> None:
     """Writes notes, unless they are the same as the last of their kinds."""
