@@ -14,12 +14,14 @@ from tensorflow.python.ops import gradients_util
 from tensorflow.python.ops import stateful_random_ops
 
 from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import effects
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 
-Run = Callable[[List[tf.Tensor]], Tuple[Any, List[Any]]]  # takes further tensors; returns the result, and their values
+# Takes further tensors; returns the result, and their values by name. Partial runs give those only that are fed.
+Run = Callable[[List[tf.Tensor]], Tuple[Any, Dict[str, Any]]]
 
 _VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
 
@@ -30,7 +32,8 @@ class Effects(NamedTuple):
   written: FrozenSet[str]  # the names of the ops of variables that it may change
   trained: FrozenSet[str]  # those that steps of optimizers may change; empty if the run executes none
   decisions: List[tf.Tensor]  # scalar bools, whether to apply these steps; without those that cannot be fetched
-  is_scaled: bool  # whether one of these steps has such a decision, or is that of an optimizer of this package
+  conditions: List[Tuple[tf.Tensor, bool]]  # a scalar each and its value if a step runs; empty if one always does
+  is_scaled: bool  # whether one of these steps has a decision, or is that of an optimizer of this package
 
 
 class _Steps:
@@ -39,6 +42,7 @@ class _Steps:
   def __init__(self) -> None:
     self.ops: Dict[tf.Operation, bool] = {}  # that `apply_gradients` returned; whether to an optimizer of this package
     self.in_functions: Dict[str, bool] = {}  # the same of the names of variables to which functions apply gradients
+    self.functions: Set[str] = set()  # the names of these functions, without those in other functions
     self.decisions: Dict[str, tf.Tensor] = {}  # whether to apply a step, by name
 
 
@@ -51,24 +55,30 @@ def observe(around: Callable[[Any, List[Any], FrozenSet[str], Run], Any]) -> Non
   base, inside = session_module.BaseSession, threading.local()
   do_run, make_callable, from_options = base._do_run, base.make_callable, base._make_callable_from_options
 
-  def call(sess: Any, elements: List[Any], fed: Iterable[str], run: Run) -> Any:
+  def call(sess: Any, elements: List[Any], fed: Dict[str, Any], run: Callable[[List[str]], Tuple[Any, Any]]) -> Any:
+    def run_and_read(tensors: List[tf.Tensor]) -> Tuple[Any, Dict[str, Any]]:
+      names = [tensor.name for tensor in tensors if tensor.name not in fed]
+      result, values = run(names)
+      return result, {**fed, **dict(zip(names, values))}
+
     outer = getattr(inside, "session", None)
     if outer is sess:
       return run([])[0]
     inside.session = sess
     try:
-      return around(sess, elements, frozenset(fed), run)
+      return around(sess, elements, frozenset(fed), run_and_read)
     finally:
       inside.session = outer
 
   def observed_do_run(self: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, *args: Any) -> Any:
-    def run(tensors: List[tf.Tensor]) -> Tuple[Any, List[Any]]:
-      further = [] if handle else tensors  # A partial run has declared what it fetches.
+    def run(names: List[str]) -> Tuple[Any, List[Any]]:
+      further = [] if handle else [self.graph.get_tensor_by_name(name) for name in names]  # A partial run declared all.
       values = do_run(self, handle, targets, [*fetches, *further], feeds, *args)
       return values[: len(fetches)], values[len(fetches) :]
 
-    fed = [key if isinstance(key, tf.Tensor) else key.deref() for key in feeds]  # references from TensorFlow 2.1 on
-    return call(self, [*targets, *fetches], [tensor.name for tensor in fed], run)
+    # The keys are references from TensorFlow 2.1 on.
+    fed = {(key if isinstance(key, tf.Tensor) else key.deref()).name: value for key, value in feeds.items()}
+    return call(self, [*targets, *fetches], fed, run)
 
   def observed_make_callable(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
     make_callable(self, fetches, feed_list, accept_options)  # checks the arguments
@@ -85,11 +95,11 @@ def observe(around: Callable[[Any, List[Any], FrozenSet[str], Run], Any]) -> Non
       return from_options(self, extended)
 
     def call_with(*values: Any, **keywords: Any) -> Any:
-      def run(tensors: List[tf.Tensor]) -> Tuple[Any, List[Any]]:
-        results = callable_with(*[tensor.name for tensor in tensors])(*values, **keywords)
+      def run(names: List[str]) -> Tuple[Any, List[Any]]:
+        results = callable_with(*names)(*values, **keywords)
         return results[: len(options.fetch)], results[len(options.fetch) :]
 
-      return call(self, elements, options.feed, run)
+      return call(self, elements, dict(zip(options.feed, values)), run)
 
     return call_with
 
@@ -121,6 +131,7 @@ def observe_optimizers(before_step: Callable[[Any], None]) -> None:
         names = [variable.name.rpartition(":")[0] for _, variable in pairs]
         in_functions = _steps(graph).in_functions
         in_functions.update((name, is_own or in_functions.get(name, False)) for name in names)
+        _steps(graph).functions.add([*graphs.enclosing_graphs()][-2:][0].name)
       result = apply(self, *args, **kwargs)
       for element in tf.nest.flatten(result):
         op = getattr(element, "op", element)
@@ -225,17 +236,40 @@ def effects_of(graph: tf.Graph, elements: Iterable[Any], fed: FrozenSet[str] = f
   trained = {name for op in graphs.executed_ops(applied, fed) for name in written[op]}
   decided = [tensor for tensor in steps.decisions.values() if tensor.op in executed]
   is_scaled = bool(decided) or any(steps.ops[op] for op in applied)
+  conditions = [_conditions_of_op(op) for op in applied]
   for op, names in written.items():
     in_functions = names & steps.in_functions.keys()
     if in_functions and effects.is_call(op.type, graph):
-      trained |= names
+      trained |= in_functions
       is_scaled = is_scaled or any(steps.in_functions[name] for name in in_functions)
-  decisions = [
-    tensor
-    for tensor in decided
-    if graph.is_fetchable(tensor) and tensor.op._get_control_flow_context() is None and tensor.name not in fed
-  ]
-  return Effects(frozenset().union(*written.values()), frozenset(trained), decisions if trained else [], is_scaled)
+      conditions.append(_conditions_of_call(op, steps.functions))
+  return Effects(
+    frozenset().union(*written.values()),
+    frozenset(trained),
+    [tensor for tensor in decided if _can_be_fetched(tensor)] if trained else [],
+    [condition for some in conditions for condition in some] if all(conditions) else [],
+    is_scaled,
+  )
+
+
+def _conditions_of_op(op: tf.Operation) -> List[Tuple[tf.Tensor, bool]]:
+  """Returns the predicate of the outermost branch (control flow v1) around an op, and its value there, if known."""
+  around = [*contexts.enclosing(op._get_control_flow_context())][-1:]
+  # TensorFlow makes a copy of the predicate, and prevents that the copy is fetched.
+  predicates = [(one.pred.op.inputs[0], bool(one.branch)) for one in around if one.IsCondContext()]
+  return [(predicate, value) for predicate, value in predicates if _can_be_fetched(predicate)]
+
+
+def _conditions_of_call(op: tf.Operation, functions: Set[str]) -> List[Tuple[tf.Tensor, bool]]:
+  """Returns the predicate of a conditional op and its values for branches among the named functions, if known."""
+  if op.type not in ("If", "StatelessIf") or not _can_be_fetched(op.inputs[0]):
+    return []
+  branches = {"then_branch": True, "else_branch": False}
+  return [(op.inputs[0], value) for name, value in branches.items() if op.get_attr(name).name in functions]
+
+
+def _can_be_fetched(tensor: tf.Tensor) -> bool:
+  return tensor.graph.is_fetchable(tensor) and tensor.op._get_control_flow_context() is None
 
 
 def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:

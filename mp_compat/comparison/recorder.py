@@ -164,13 +164,15 @@ class Recorder:
       if is_step and sess not in self._sessions:
         self._sessions[sess] = _Session()
         self._record(sess, graph, starts=True)
-    result, decisions = run(effects.decisions if is_step else [])
+    predicates = [tensor for tensor, _ in effects.conditions]
+    result, values = run([*effects.decisions, *predicates] if is_step else [])
     with self._lock:
       known = self._sessions.get(sess)
       if known:
         known.written |= effects.written
-      if is_step:
-        self._note_step(sess, effects, decisions)
+      branches = [bool(values[tensor.name]) is value for tensor, value in effects.conditions if tensor.name in values]
+      if is_step and (any(branches) or not branches):
+        self._note_step(sess, effects, [values[one.name] for one in effects.decisions if one.name in values])
     return result
 
   def _note_step(self, sess: Any, effects: sessions.Effects, decisions: List[Any]) -> None:

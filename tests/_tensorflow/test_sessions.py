@@ -85,6 +85,28 @@ def test_steps_in_branches_train_variables():
   assert effects(read) == (frozenset(), frozenset(), [])
 
 
+@pytest.mark.usefixtures("control_flow")
+def test_conditions_of_steps_are_known():
+  with tf.variable_scope("", use_resource=True):
+    x = tf.placeholder(tf.float32, [])
+    ws = [tf.get_variable(name, [], initializer=tf.zeros_initializer()) for name in ("w", "v")]
+  descend = tf.train.GradientDescentOptimizer(0.1)
+  first, second = [lambda w=w: tf.group(descend.minimize(tf.square(w - x), var_list=[w])) for w in ws]
+  is_first, is_trained = x > 0, x > 1
+  either = tf.cond(is_first, first, second)
+  nested = tf.cond(is_trained, lambda: tf.group(tf.cond(x > 2, first, tf.no_op)), lambda: tf.group(ws[0].assign(1.0)))
+  last = tf.cond(is_first, lambda: tf.group(ws[0].assign(1.0)), second)
+  always = second()
+
+  def conditions(*elements):
+    return sorted(sessions.effects_of(tf.get_default_graph(), elements).conditions, key=lambda condition: condition[1])
+
+  assert conditions(either) == [(is_first, False), (is_first, True)]
+  assert conditions(nested) == [(is_trained, True)]
+  assert conditions(last) == [(is_first, False)]
+  assert conditions(always) == conditions(last, always) == conditions(tf.identity(x)) == []
+
+
 def test_other_assignments_do_not_train(graph):
   op = minimize(tf.placeholder(tf.float32, []))
   w = tf.global_variables("w")[0]
