@@ -207,7 +207,8 @@ def train(run, seed, steps, every, digits, directory, progress):
     fetches = [train_op]
     result = {"seed": seed, "steps": [], "test_accuracy": [], "vanished": [], "step_seconds": []}
     if run.loss_scaling:
-      hooks.append(mp_compat.GradientRangesHook(optimizer, 10, output_dir=os.path.join(directory, "ranges")))
+      if seed == 0:
+        hooks.append(mp_compat.GradientRangesHook(optimizer, 10, output_dir=os.path.join(directory, "ranges")))
       fetches.append(optimizer.gradients_finite)
       result.update(loss_scale=[], overflow=[])
 
@@ -391,7 +392,7 @@ def main(argv):
   machine = "{}, TensorFlow {}, TF_ENABLE_ONEDNN_OPTS={}".format(
     processor.describe(), tf.__version__, os.environ["TF_ENABLE_ONEDNN_OPTS"]
   )
-  every = max(steps // 10, 5)
+  every = max(steps // 8, 5)
   results = collections.OrderedDict((run.name, []) for run in RUNS)
   with tqdm(total=len(RUNS) * seeds * steps, unit="step", ncols=110) as progress:
     for run in RUNS:
