@@ -30,7 +30,8 @@ class Effects(NamedTuple):
   """What a run does to variables; local variables and metrics do not count."""
 
   written: FrozenSet[str]  # the names of the ops of variables that it may change
-  trained: FrozenSet[str]  # those that steps of optimizers may change; empty if the run executes none
+  # Those that steps of optimizers may change: of the ones that have gradients, unless a step changes others only.
+  trained: FrozenSet[str]  # empty if the run executes no step
   decisions: List[tf.Tensor]  # scalar bools, whether to apply these steps; without those that cannot be fetched
   conditions: List[Tuple[tf.Tensor, bool]]  # a scalar each and its value if a step runs; empty if one always does
   is_scaled: bool  # whether one of these steps has a decision, or is that of an optimizer of this package
@@ -41,7 +42,8 @@ class _Steps:
 
   def __init__(self) -> None:
     self.ops: Dict[tf.Operation, bool] = {}  # that `apply_gradients` returned; whether to an optimizer of this package
-    self.in_functions: Dict[str, bool] = {}  # the same of the names of variables to which functions apply gradients
+    self.given: Set[str] = set()  # the names of variables to which they apply gradients
+    self.in_functions: Dict[str, bool] = {}  # for those to which functions do: whether one of this package does
     self.functions: Set[str] = set()  # the names of these functions, without those in other functions
     self.decisions: Dict[str, tf.Tensor] = {}  # whether to apply a step, by name
 
@@ -122,16 +124,17 @@ def observe_optimizers(before_step: Callable[[Any], None]) -> None:
         return apply(self, *args, **kwargs)
       before_step(self)
       is_own = any(base.__module__.startswith("mp_compat.") for base in type(self).__mro__)
+      if args:
+        args = (list(args[0]), *args[1:])
+      else:
+        kwargs.update((key, list(value)) for key, value in kwargs.items() if key == "grads_and_vars")
+      pairs = args[0] if args else kwargs.get("grads_and_vars", ())
+      names = [variable.name.rpartition(":")[0] for grad, variable in pairs if grad is not None]
+      steps = _steps(graph)
+      steps.given.update(names)
       if graph is not graphs.default_graph():
-        if args:
-          args = (list(args[0]), *args[1:])
-        else:
-          kwargs.update((key, list(value)) for key, value in kwargs.items() if key == "grads_and_vars")
-        pairs = args[0] if args else kwargs.get("grads_and_vars", ())
-        names = [variable.name.rpartition(":")[0] for _, variable in pairs]
-        in_functions = _steps(graph).in_functions
-        in_functions.update((name, is_own or in_functions.get(name, False)) for name in names)
-        _steps(graph).functions.add([*graphs.enclosing_graphs()][-2:][0].name)
+        steps.in_functions.update((name, is_own or steps.in_functions.get(name, False)) for name in names)
+        steps.functions.add([*graphs.enclosing_graphs()][-2:][0].name)
       result = apply(self, *args, **kwargs)
       for element in tf.nest.flatten(result):
         op = getattr(element, "op", element)
@@ -233,7 +236,8 @@ def effects_of(graph: tf.Graph, elements: Iterable[Any], fed: FrozenSet[str] = f
   local = _local_names(graph)
   written = {op: _written_by(op) - local for op in executed}
   applied = executed & steps.ops.keys()
-  trained = {name for op in graphs.executed_ops(applied, fed) for name in written[op]}
+  changed = {name for op in graphs.executed_ops(applied, fed) for name in written[op]}
+  trained = changed & steps.given or changed
   decided = [tensor for tensor in steps.decisions.values() if tensor.op in executed]
   is_scaled = bool(decided) or any(steps.ops[op] for op in applied)
   conditions = [_conditions_of_op(op) for op in applied]

@@ -44,14 +44,14 @@ def minimize(x):
   return tf.train.MomentumOptimizer(0.1, 0.9).minimize(tf.square(w - x), tf.train.get_or_create_global_step())
 
 
-NAMES = frozenset({"w", "w/Momentum", "global_step"})
+NAMES, TRAINED = frozenset({"w", "w/Momentum", "global_step"}), frozenset({"w"})
 
 
 @pytest.mark.usefixtures("control_flow")
 def test_steps_of_optimizers_train_variables():
   op = minimize(tf.placeholder(tf.float32, []))
-  assert effects(op) == (NAMES, NAMES, [])
-  assert effects(tf.group(op)) == (NAMES, NAMES, [])
+  assert effects(op) == (NAMES, TRAINED, [])
+  assert effects(tf.group(op)) == (NAMES, TRAINED, [])
 
 
 class Descent(tf.train.Optimizer):
@@ -97,6 +97,9 @@ def test_conditions_of_steps_are_known():
   nested = tf.cond(is_trained, lambda: tf.group(tf.cond(x > 2, first, tf.no_op)), lambda: tf.group(ws[0].assign(1.0)))
   last = tf.cond(is_first, lambda: tf.group(ws[0].assign(1.0)), second)
   always = second()
+  step = tf.get_variable("accumulated", [], initializer=tf.zeros_initializer()).assign_add(x)
+  with tf.control_dependencies([step]):
+    after = first()
 
   def conditions(*elements):
     return sorted(sessions.effects_of(tf.get_default_graph(), elements).conditions, key=lambda condition: condition[1])
@@ -105,6 +108,7 @@ def test_conditions_of_steps_are_known():
   assert conditions(nested) == [(is_trained, True)]
   assert conditions(last) == [(is_first, False)]
   assert conditions(always) == conditions(last, always) == conditions(tf.identity(x)) == []
+  assert effects(after) == (frozenset({"w", "accumulated"}), TRAINED, [])
 
 
 def test_other_assignments_do_not_train(graph):
@@ -116,7 +120,7 @@ def test_other_assignments_do_not_train(graph):
   save = graph.as_graph_element(saver.saver_def.save_tensor_name)
   assert effects(save) == effects(tf.get_variable("other", []).read_value()) == (frozenset(), frozenset(), [])
   assert effects(tf.assign(w, w.read_value() * 2.0)) == (frozenset({"w"}), frozenset(), [])
-  assert effects(op, init)[1] == NAMES
+  assert effects(op, init)[1] == TRAINED
 
 
 def test_decisions_of_executed_steps_are_found():
@@ -137,14 +141,14 @@ def test_decisions_of_executed_steps_are_found():
   Scale().update(tf.identity(apply))  # of a step that is not run
   with tf.control_dependencies([decision]):
     op = minimize(x)
-  assert effects(op) == (NAMES, NAMES, [decision])
+  assert effects(op) == (NAMES, TRAINED, [decision])
   assert effects(decision) == (frozenset(), frozenset(), [])
 
 
 def test_fed_tensors_execute_nothing():
   with tf.control_dependencies([minimize(tf.placeholder(tf.float32, []))]):
     after = tf.identity(1.0)
-  assert effects(after * 2.0) == (NAMES, NAMES, [])
+  assert effects(after * 2.0) == (NAMES, TRAINED, [])
   assert effects(after * 2.0, fed=[after]) == (frozenset(), frozenset(), [])
 
 
