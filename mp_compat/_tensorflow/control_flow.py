@@ -12,12 +12,10 @@ from mp_compat._tensorflow import tf
 _LOOP_INPUTS = ("Enter", "RefEnter")
 _MERGES = ("Merge", "RefMerge")
 
+_Branch = Callable[[], Optional[graphs.Element]]
 
-def cond(
-  predicate: Union[bool, tf.Tensor],
-  true_fn: Callable[[], Optional[graphs.Element]],
-  false_fn: Callable[[], Optional[graphs.Element]] = tf.no_op,
-) -> Optional[graphs.Element]:
+
+def cond(predicate: Union[bool, tf.Tensor], true_fn: _Branch, false_fn: _Branch = tf.no_op) -> Optional[graphs.Element]:
   """Returns `true_fn()` if `predicate`, else `false_fn()`; in a graph, calls each once to build the branches.
 
   In a plain graph, the ops of a branch run after the result of a Switch, by control dependencies. In functions and XLA

@@ -2,22 +2,7 @@
 """Stores the state of objects in graphs, and finds the graphs in which ops and variables are created."""
 
 import contextlib
-from typing import (
-  Any,
-  Callable,
-  Container,
-  ContextManager,
-  Dict,
-  FrozenSet,
-  Iterable,
-  Iterator,
-  List,
-  NamedTuple,
-  Optional,
-  Set,
-  TypeVar,
-  Union,
-)
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Set, TypeVar, Union
 
 from tensorflow.python.eager import context
 from tensorflow.python.util import object_identity
@@ -127,7 +112,7 @@ def notes_sessions() -> Iterator[List[bool]]:
   graph, ran = tf.get_default_graph(), []
   lock = graph._session_run_lock
 
-  def noting_lock() -> ContextManager[None]:
+  def noting_lock() -> Any:
     ran.append(True)
     return lock()
 
@@ -172,7 +157,7 @@ def reserve_name(name: str) -> Iterator[str]:
     yield reserved
 
 
-def executed_ops(elements: Iterable[Element], fed: Container[str] = ()) -> List[tf.Operation]:
+def executed_ops(elements: Iterable[Element], fed: FrozenSet[str] = frozenset()) -> List[tf.Operation]:
   """Returns the ops that a Session executes for tensors and ops; those with names in `fed` are not computed."""
   found: Dict[tf.Operation, None] = {}
   pending = list(elements)

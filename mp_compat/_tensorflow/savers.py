@@ -2,15 +2,17 @@
 """Accesses private parts of `tf.train.Saver`."""
 
 import sys
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List, Union
 
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 
+# What a Saver saves and restores; None for all variables.
+_VarList = Union[None, List[tf.Variable], Dict[str, tf.Variable]]
 _saver_module: Any = sys.modules[tf.train.Saver.__module__]
 
 
-def change_var_list(saver: tf.train.Saver, change: Callable[[Any], Any]) -> None:
+def change_var_list(saver: tf.train.Saver, change: Callable[[_VarList], _VarList]) -> None:
   """Changes the `var_list` of a Saver that is not built yet: None, a list or a dict."""
   saver._var_list = change(saver._var_list)
 
@@ -24,7 +26,7 @@ class AliasSaveable(_saver_module.BaseSaverBuilder.SaveableObject):
       value = tf.identity(variable)
     super().__init__(value, [_saver_module.BaseSaverBuilder.SaveSpec(value, "", name, value.dtype)], name)
 
-  def restore(self, restored_tensors: List[tf.Tensor], restored_shapes: Any) -> tf.Operation:
+  def restore(self, restored_tensors: List[tf.Tensor], restored_shapes: object) -> tf.Operation:
     """Returns an op that does nothing: the variable is restored from its usual name."""
     del restored_tensors, restored_shapes
     return tf.no_op()

@@ -150,7 +150,7 @@ class GradientAccumulator:
     micro_batches_finite = [tf.equal(window.overflowed.read_value(), 0)] if self._skip == "micro_batch" else []
     parts = [self._optimizer._prepare_part(grads_and_vars, empties_window=True)]
     parts += [step.Part((), finite, lineage.Lineage(), parts[0].scope) for finite in micro_batches_finite]
-    applied = distribute.merge_call(self._optimizer._apply_in_all_replicas, parts, global_step, name)
+    applied = distribute.merge_call(step.apply_first, parts, global_step, name)
     read = [mean for mean in window.means if mean.graph is tf.get_default_graph() and contexts.is_readable(mean)]
     with tf.control_dependencies([tf.group(applied, *read)]):  # one op: each assignment would wait for each mean
       cleared = [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimizer wrapper: scales the loss, unscales the gradients, and applies a step on all replicas or on none."""
 
-from typing import Any, Dict, Iterable, List, NoReturn, Optional, Sequence
+from typing import Any, Dict, Iterable, List, NoReturn, Optional
 
 from mp_compat import horovod
 from mp_compat._tensorflow import autograph
@@ -23,10 +23,6 @@ from mp_compat.training import step
 
 # The base is TensorFlow's class, if there is one, so that isinstance checks for it succeed. Nothing else of it is used.
 _Native: Any = (native.LOSS_SCALE_OPTIMIZERS + (tf.train.Optimizer,))[0]
-
-
-class MissingCheckError(RuntimeError, AttributeError):
-  """An error for reading the result of a finite check in a graph without one; `hasattr` is then False."""
 
 
 class MixedPrecisionLossScaleOptimizer(_Native):
@@ -128,8 +124,10 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     this graph has no `apply_gradients`, or one without a check (`skip_nonfinite=False` and a loss scale whose
     `should_apply` is not a tensor).
     """
-    checks = [built.finite for built in step.recorded(self)]
-    return _last(checks, "gradients_finite is the result of the finite check in apply_gradients()")
+    return step.last_tensor(
+      [built.finite for built in step.recorded(self)],
+      "gradients_finite is the result of the finite check in apply_gradients()",
+    )
 
   @property
   def step_applied(self) -> tf.Tensor:
@@ -139,8 +137,10 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     train op, it describes the same step. Raises a RuntimeError if this graph has no `apply_gradients`, or one that
     applies every step (`skip_nonfinite=False` and a loss scale whose `should_apply` is not a tensor).
     """
-    decisions = [built.applied for built in step.recorded(self)]
-    return _last(decisions, "step_applied is the decision of apply_gradients() to apply or skip a step")
+    return step.last_tensor(
+      [built.applied for built in step.recorded(self)],
+      "step_applied is the decision of apply_gradients() to apply or skip a step",
+    )
 
   def _doing_dynamic_loss_scaling(self) -> bool:
     """Returns whether the loss scale is a DynamicLossScale, as in TensorFlow's class; only a warning depends on it."""
@@ -334,8 +334,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "global_step must be a variable, such as tf.train.get_or_create_global_step(), or None, but got {!r}. Pass the "
         "name of the op as name={!r}.".format(global_step, global_step)
       )
-    parts = [self._prepare_part(grads_and_vars)]
-    return distribute.merge_call(self._apply_in_all_replicas, parts, global_step, name, **kwargs)
+    return distribute.merge_call(step.apply_first, [self._prepare_part(grads_and_vars)], global_step, name, **kwargs)
 
   def _prepare_part(self, grads_and_vars: Iterable[gradients.GradAndVar], empties_window: bool = False) -> step.Part:
     """Returns the part of a step in this replica; logs a warning if its gradients were never scaled."""
@@ -369,18 +368,6 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       scale = set(graphs.executed_ops([self._loss_scale()]))
     return not scale.isdisjoint(graphs.executed_ops(gradients.values_of([grad for grad, _ in pairs])))
 
-  @step.collected
-  def _apply_in_all_replicas(
-    self,
-    parts: List[step.Part],
-    global_step: Optional[tf.Variable],
-    name: Optional[str],
-    **kwargs: object,
-  ) -> Optional[tf.Operation]:
-    """Applies the first part; the others are only checked."""
-    decision = step.decide(self._loss_scale, parts, self._mp_compat_settings, skip="each")
-    return step.apply(parts[0], decision, 0, global_step, name, **kwargs)
-
   def get_name(self) -> str:
     """Returns the inner optimizer's name."""
     return self._name
@@ -412,16 +399,6 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     raise RuntimeError("This function should never be called: the inner optimizer applies the gradients.")
 
   _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = _never_called
-
-
-def _last(tensors: Sequence[Optional[step.ShouldApply]], what: str) -> tf.Tensor:
-  """Returns the tensor of the last step; raises a MissingCheckError if there is none, `what` it is."""
-  if not tensors or not tf.is_tensor(tensors[-1]):
-    raise MissingCheckError(
-      what + ", which this graph lacks. First call minimize() or apply_gradients() in this graph, with "
-      "skip_nonfinite=True."
-    )
-  return tensors[-1]
 
 
 def _check_inner(opt: object) -> None:

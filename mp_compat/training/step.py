@@ -33,6 +33,10 @@ _Update = Tuple[Optional[tf.Operation], ShouldApply]  # what `LossScale.update` 
 _Builder = TypeVar("_Builder", bound=Callable[..., Optional[tf.Operation]])
 
 
+class MissingCheckError(RuntimeError, AttributeError):
+  """An error for reading the result of a finite check in a graph without one; `hasattr` is then False."""
+
+
 class Settings(NamedTuple):
   """The settings of an optimizer for its steps; see `MixedPrecisionLossScaleOptimizer`."""
 
@@ -336,6 +340,16 @@ def collected(build: _Builder) -> _Builder:
   return cast(_Builder, functools.wraps(build)(build_and_collect))
 
 
+@collected
+def apply_first(
+  parts: Sequence[Part], global_step: Optional[tf.Variable], name: Optional[str], **kwargs: object
+) -> Optional[tf.Operation]:
+  """Applies the first part in all replicas, or skips it; the others are only checked; called once for all replicas."""
+  optimizer = distribute.local_results(parts[0].optimizer)[0]
+  decision = decide(optimizer.loss_scale, parts, optimizer._mp_compat_settings, skip="each")
+  return apply(parts[0], decision, 0, global_step, name, **kwargs)
+
+
 def _record(optimizers_of_replicas: Iterable[tf.train.Optimizer], step: Step) -> None:
   """Records a step of each optimizer, in the current graph and in the graph that a Session runs."""
   current, outermost = graphs.default_graph(), graphs.init_scope_graph()
@@ -350,3 +364,13 @@ def _record(optimizers_of_replicas: Iterable[tf.train.Optimizer], step: Step) ->
 def recorded(optimizer: tf.train.Optimizer) -> List[Step]:
   """Returns the steps of the optimizer in the current graph and in functions inside of it, the newest last."""
   return list(graphs.state_of(optimizer, graphs.default_graph(), OptimizerState).steps)
+
+
+def last_tensor(tensors: Sequence[Optional[ShouldApply]], what: str) -> tf.Tensor:
+  """Returns the tensor of the last step; raises a MissingCheckError, which begins with `what`, if there is none."""
+  if not tensors or not tf.is_tensor(tensors[-1]):
+    raise MissingCheckError(
+      what + ", which this graph lacks. First call minimize() or apply_gradients() in this graph, with "
+      "skip_nonfinite=True."
+    )
+  return tensors[-1]
