@@ -182,7 +182,7 @@ MUTANTS = [
   ("monitoring/stall", "first = min(products", "first = max(products"),
   ("_tensorflow/event_files", "except Exception as error:", "except OSError as error:"),
   ("_tensorflow/event_files", ", filename_suffix=suffix", ""),
-  ("training/step", "(gradients.values_of(grads), lineage.hidden_values)", "(gradients.values_of(grads), [])"),
+  ("training/step", "(gradients.values_of(grads), traced.hidden_values)", "(gradients.values_of(grads), [])"),
   ("training/step", "has_hidden or reducer is not None", "False"),
   ("training/step", "tf.reduce_all(tf.stack(finite))", "finite[0]"),
   ("training/step", "if settings.use_locking else update()", "if False else update()"),

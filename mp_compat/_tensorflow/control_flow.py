@@ -19,7 +19,7 @@ def cond(predicate: Union[bool, tf.Tensor], true_fn: _Branch, false_fn: _Branch 
   """Returns `true_fn()` if `predicate`, else `false_fn()`; in a graph, calls each once to build the branches.
 
   In a plain graph, the ops of a branch run after the result of a Switch, by control dependencies. In functions and XLA
-  contexts, this is `tf.cond`. The branches return ops, or tensors of one dtype and shape; in eager mode also None.
+  contexts, it is `tf.cond`. The branches return ops, or tensors of one dtype and shape; in eager mode also None.
   """
   if not tf.is_tensor(predicate) or tf.executing_eagerly():
     return true_fn() if predicate else false_fn()

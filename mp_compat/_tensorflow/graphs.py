@@ -180,7 +180,7 @@ def fetched_elements(graph: tf.Graph, fetches: object) -> List[Element]:
   from tensorflow.python.client import session
 
   if isinstance(fetches, (tf.Operation, tf.Tensor)):
-    return [fetches]  # As lists, this is common: the general case takes 20 microseconds longer.
+    return [fetches]  # Single fetches and lists are common; the general case takes 20 microseconds longer.
   if isinstance(fetches, (list, tuple)):
     return [element for fetch in fetches for element in fetched_elements(graph, fetch)]
   with graph.as_default():

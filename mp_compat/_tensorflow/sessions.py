@@ -82,13 +82,11 @@ def observe(around: Callable[[tf.Session, List[graphs.Element], FrozenSet[str], 
     fed = {(key if isinstance(key, tf.Tensor) else key.deref()).name: value for key, value in feeds.items()}
     return call(self, [*targets, *fetches], fed, run)
 
-  def observed_make_callable(
-    self: tf.Session, fetches: Any, feed_list: Any = None, accept_options: bool = False
-  ) -> Any:
+  def observed_make_callable(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
     make_callable(self, fetches, feed_list, accept_options)  # checks the arguments
     return lambda *values, **options: self.run(fetches, dict(zip(feed_list or [], values)), **options)
 
-  def observed_from_options(self: tf.Session, options: Any) -> _Function:  # Keras calls this
+  def observed_from_options(self: tf.Session, options: Any) -> _Function:  # for Keras
     elements = [self.graph.as_graph_element(name) for name in [*options.target, *options.fetch]]
 
     @functools.lru_cache(maxsize=None)

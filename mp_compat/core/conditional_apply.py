@@ -28,8 +28,8 @@ def apply_in_each_replica(
   `scope` is the name scope of the replica. `data` are the gradients, of all local replicas. Returns an op, in eager
   mode None.
   """
-  # Each call in a cross-replica context opens the name scope of the variable scope again. That of the inner optimizer
-  # gets the name that this call got.
+  # Each call in a cross-replica context opens the name scope of the variable scope again. The scope that is opened for
+  # the inner optimizer gets the name of the current one.
   replica_scope, merge_scope = distribute.local_results(scope)[0], graphs.name_scope()
   reopened = [replica_scope, tf.get_variable_scope().name.rpartition("/")[2]]
   is_reopened = merge_scope != replica_scope and not tf.executing_eagerly()

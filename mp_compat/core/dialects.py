@@ -135,7 +135,7 @@ def match(wanted: Shapes, found: Shapes, recorded: Mapping[str, str] = MappingPr
   Args:
     wanted: The shapes of all variables by name, in the order in which they were created.
     found: The shapes in the checkpoint by name.
-    recorded: The names that TensorFlow's class would give to variables in `wanted`, by their names there.
+    recorded: The names that TensorFlow's class would give to variables, by their names in `wanted`.
   """
   result = {name: name for name in wanted if name in found}
   if not set(wanted) <= {*found, *state(wanted)}:

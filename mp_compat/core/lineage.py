@@ -48,6 +48,8 @@ class Lineage:
 
   def is_origin_of(self, tensors: List[tf.Tensor]) -> bool:
     """Returns whether tensors derive from one of the computed gradients."""
+    if not tensors:  # in most steps
+      return False
     own = contexts.keys_of(computed.values for computed in self.computed)
     found = contexts.search_back(tensors, contexts.data_inputs, _records())
     return not own.isdisjoint(contexts.keys_of(found))
