@@ -137,7 +137,7 @@ MUTANTS = [
   ("core/distribute", "strategy.num_replicas_in_sync)", "1)"),
   ("core/distribute", "tf.distribute.ReduceOp.SUM", "tf.distribute.ReduceOp.MEAN"),
   ("core/distribute", "if tf.distribute.in_cross_replica_context():\n    raise", "if False:\n    raise"),
-  ("core/loss_scale", ", None) is FiniteLossScale.update", ", None) is None"),
+  ("core/loss_scale", "__func__ is FiniteLossScale.update", "__func__ is None"),
   ("core/loss_scale", " + lineage.trace(converted).hidden_values", ""),
   ("core/loss_scale", "trainable=False, use_resource=True", "trainable=True, use_resource=True"),
   ("core/loss_scale", "with tf.init_scope(), tf.name_scope(None):", "with tf.init_scope():"),

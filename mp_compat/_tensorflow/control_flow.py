@@ -8,14 +8,15 @@ from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import effects
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
+from mp_compat._tensorflow.graphs import Element
 
 _LOOP_INPUTS = ("Enter", "RefEnter")
 _MERGES = ("Merge", "RefMerge")
 
-_Branch = Callable[[], Optional[graphs.Element]]
+_Branch = Callable[[], Optional[Element]]
 
 
-def cond(predicate: Union[bool, tf.Tensor], true_fn: _Branch, false_fn: _Branch = tf.no_op) -> Optional[graphs.Element]:
+def cond(predicate: Union[bool, tf.Tensor], true_fn: _Branch, false_fn: _Branch = tf.no_op) -> Optional[Element]:
   """Returns `true_fn()` if `predicate`, else `false_fn()`; in a graph, calls each once to build the branches.
 
   In a plain graph, the ops of a branch run after the result of a Switch, by control dependencies. In functions and XLA
@@ -36,7 +37,7 @@ def cond(predicate: Union[bool, tf.Tensor], true_fn: _Branch, false_fn: _Branch 
 
 def gate(
   predicate: tf.Tensor,
-  build: Callable[[], List[graphs.Element]],
+  build: Callable[[], List[Element]],
   skip: Optional[Callable[[], tf.Operation]],
   data: List[tf.Tensor],
   scope: str,
@@ -97,14 +98,14 @@ def _pivots(predicate: tf.Tensor, data: tf.Tensor) -> List[tf.Tensor]:
   return [tf.identity(output) for output in tf.raw_ops.Switch(data=data, pred=predicate)]
 
 
-def _after(results: List[graphs.Element], pivot: tf.Tensor) -> tf.Tensor:
+def _after(results: List[Element], pivot: tf.Tensor) -> tf.Tensor:
   """Returns a copy of `pivot` that is computed after ops or tensors."""
   with tf.control_dependencies([pivot] + results):
     return tf.identity(pivot)
 
 
 def _close(
-  ops: List[tf.Operation], results: List[graphs.Element], applied: tf.Tensor, data: List[tf.Tensor]
+  ops: List[tf.Operation], results: List[Element], applied: tf.Tensor, data: List[tf.Tensor]
 ) -> Set[tf.Operation]:
   """Makes those of `ops` wait for `applied` that `results` need and that change state, read `data` or begin a loop.
 
@@ -173,7 +174,7 @@ def _predicates(graph: tf.Graph) -> Dict[tf.Operation, tf.Operation]:
   return graphs.record_in(graph, "gated")
 
 
-def _needed(results: List[graphs.Element], new: Set[tf.Operation]) -> Dict[tf.Operation, List[tf.Operation]]:
+def _needed(results: List[Element], new: Set[tf.Operation]) -> Dict[tf.Operation, List[tf.Operation]]:
   """Returns the ops of `new` that ops or tensors need, each after the ops that it reads or waits for, and with them.
 
   For a Merge, only those of its inputs; at the beginning of a loop, without what the loop computes.

@@ -4,7 +4,7 @@
 Every op that reads a dead tensor is dead, too, and silently does not run. A Merge is dead if all of its inputs are.
 """
 
-from typing import Dict, FrozenSet, Iterable, List, Optional, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Tuple
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import tf
@@ -14,9 +14,7 @@ from mp_compat._tensorflow import tf
 _Condition = Tuple[tf.Operation, Optional[int], Optional[int]]
 
 
-def merge_out_of_branches(
-  tensor: tf.Tensor, default: Union[bytes, float], is_in_branches: Optional[bool] = None
-) -> tf.Tensor:
+def merge_out_of_branches(tensor: tf.Tensor, default: Any, is_in_branches: Optional[bool] = None) -> tf.Tensor:
   r"""Returns a tensor outside of branches: `tensor` if it is computed, else `default`.
 
   Its op is `is_in_branches_only`. `default` is a Python value, for a scalar if the tensor's shape is unknown. If

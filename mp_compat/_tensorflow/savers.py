@@ -2,17 +2,15 @@
 """Accesses private parts of `tf.train.Saver`."""
 
 import sys
-from typing import Any, Callable, Dict, List, Union
+from typing import Any, Callable, List
 
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 
-# What a Saver saves and restores; None for all variables.
-_VarList = Union[None, List[tf.Variable], Dict[str, tf.Variable]]
 _saver_module: Any = sys.modules[tf.train.Saver.__module__]
 
 
-def change_var_list(saver: tf.train.Saver, change: Callable[[_VarList], _VarList]) -> None:
+def change_var_list(saver: tf.train.Saver, change: Callable[[Any], Any]) -> None:
   """Changes the `var_list` of a Saver that is not built yet: None, a list or a dict."""
   saver._var_list = change(saver._var_list)
 

@@ -4,7 +4,7 @@
 Without a strategy there is one replica, and every function uses its value directly.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
@@ -41,17 +41,13 @@ def merge_call(function: Callable[..., _Result], *args: object, **kwargs: object
   """Calls `function(*args, **kwargs)` once for all replicas; called in each replica with its values."""
   if not tf.distribute.has_strategy():
     return function(*args, **kwargs)
-  return _merge_call(function, args, kwargs)
+  return call_in_cross_replica_context(function, *args, **kwargs)
 
 
-def call_in_cross_replica_context(function: Callable[..., _Result], *args: object) -> _Result:
-  """Calls `function(*args)` in the cross-replica context, as TensorFlow updates loss scales; once for all replicas."""
+def call_in_cross_replica_context(function: Callable[..., _Result], *args: object, **kwargs: object) -> _Result:
+  """Calls `function` in the cross-replica context, as TensorFlow updates loss scales; once for all replicas."""
   if tf.distribute.in_cross_replica_context():
-    return function(*args)
-  return _merge_call(function, args, {})
-
-
-def _merge_call(function: Callable[..., _Result], args: Tuple[object, ...], kwargs: Dict[str, object]) -> _Result:
+    return function(*args, **kwargs)
   context = tf.distribute.get_replica_context()
   return context.merge_call(lambda strategy, *values, **named: function(*values, **named), args=args, kwargs=kwargs)
 

@@ -61,12 +61,8 @@ def is_scaled(loss: Loss) -> bool:
     return getattr(loss, "__module__", None) in _SCALING_MODULES
   if graphs.graph_of(loss) is None or loss.op.type != "Mul":
     return False
-  factors = contexts.search_back(
-    loss.op.inputs, lambda factor: contexts.tensor_inputs(factor)[:1] if factor.op.type in _READS else []
-  )
-  return any(
-    factor.op.type in ("VarHandleOp", "VariableV2") and dialects.is_state_name(factor.op.name) for factor in factors
-  )
+  sources = contexts.search_back(loss.op.inputs, lambda x: contexts.tensor_inputs(x)[:1] if x.op.type in _READS else [])
+  return any(x.op.type in ("VarHandleOp", "VariableV2") and dialects.is_state_name(x.op.name) for x in sources)
 
 
 def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:

@@ -2,6 +2,7 @@
 """Loss scales: the factor that multiplies the loss, and its update after each step."""
 
 import abc
+import inspect
 import operator
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Set, Tuple, Type, TypeVar, Union, overload
 
@@ -152,7 +153,8 @@ class FiniteLossScale(LossScale):
 
 def is_updated_by_check(loss_scale: AnyLossScale) -> bool:
   """Returns whether `loss_scale.update` is `FiniteLossScale.update`, so that it need not check the gradients again."""
-  return getattr(loss_scale.update, "__func__", None) is FiniteLossScale.update
+  update = loss_scale.update
+  return inspect.ismethod(update) and update.__func__ is FiniteLossScale.update
 
 
 def constant(value: float) -> tf.Tensor:

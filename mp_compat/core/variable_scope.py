@@ -2,7 +2,7 @@
 """Stores variables in float32 that a model uses in float16 or bfloat16."""
 
 import inspect
-from typing import Callable, Dict, Union
+from typing import Any, Callable, Dict
 
 from mp_compat._tensorflow import tf
 
@@ -14,9 +14,7 @@ _PARAMETERS = (
 ).split(", ")
 
 
-def float32_variable_storage_getter(
-  getter: Callable[..., tf.Variable], name: str, *args: object, **kwargs: object
-) -> Union[tf.Variable, tf.Tensor]:
+def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args: object, **kwargs: object) -> Any:
   """Returns a float16 or bfloat16 variable as a cast of a float32 one; a getter for `tf.compat.v1.variable_scope`.
 
       getter = mp_compat.float32_variable_storage_getter

@@ -2,7 +2,7 @@
 """Accumulates the gradients of micro-batches, each computed in a separate `session.run`; applies them as one step."""
 
 import dataclasses
-from typing import Iterable, List, Optional, Union
+from typing import Any, Iterable, List, Optional, Union
 import weakref
 
 from mp_compat._tensorflow import autograph
@@ -30,9 +30,7 @@ class Window:
   finite: tf.Variable = None  # counts the micro-batches that were added, an int64 scalar
   overflowed: tf.Variable = None  # counts those that were not finite, an int64 scalar
   means: List[tf.Tensor] = dataclasses.field(default_factory=list)  # all that `mean` returned, read before clearing
-  adding_graphs: "weakref.WeakSet[tf.Graph]" = dataclasses.field(
-    default_factory=weakref.WeakSet
-  )  # in which `add` was called
+  adding_graphs: "weakref.WeakSet[tf.Graph]" = dataclasses.field(default_factory=weakref.WeakSet)  # that called `add`
 
 
 class GradientAccumulator:
@@ -207,7 +205,7 @@ def _sum_for(grad: Union[tf.Tensor, tf.IndexedSlices], variable: tf.Variable) ->
   return _local(variable.shape, dtype, "accumulated_gradient", grad.device)
 
 
-def _local(shape: Union[List[int], tf.TensorShape], dtype: tf.DType, name: str, device: str) -> tf.Variable:
+def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
   """Makes a local variable of zeros for this replica in this process; checkpoints do not contain it."""
   with tf.device(device):  # A parameter server's device function would share it among workers.
     return variables.replica_variable(
