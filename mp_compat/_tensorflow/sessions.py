@@ -162,7 +162,7 @@ def observe_optimizers(before_step: Callable[[trackable.Trackable], None]) -> No
   base.__init_subclass__ = classmethod(observe_subclass)  # type: ignore[arg-type]
 
 
-def observe_decisions(owner: object, method: str, decisions_of: Callable[[Any, Any], List[object]]) -> None:
+def observe_decisions(owner: object, method: str, decisions_of: Callable[[Any, Any], List[Any]]) -> None:
   """Makes graphs record whether steps are applied, for `effects_of`.
 
   `decisions_of(argument, result)` returns it, from the last argument and the result of a method or function of `owner`.
@@ -306,14 +306,9 @@ def _is_handle(tensor: tf.Tensor) -> bool:
   return tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
 
 
-def _variables_behind(handles: List[tf.Tensor]) -> Set[str]:
-  """Returns the names of the variables that resources or references may refer to, through conditionals and loops."""
-
-  def handles_read(handle: tf.Tensor) -> List[tf.Tensor]:
-    return [] if handle.op.type in _VARIABLES else [tensor for tensor in handle.op.inputs if _is_handle(tensor)]
-
-  found = contexts.search_back(handles, handles_read)
-  return {handle.op.name for handle in found if handle.op.type in _VARIABLES}
+def _handles_read(handle: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the resources and references that a handle may be a copy of, through conditionals and loops."""
+  return [] if handle.op.type in _VARIABLES else [tensor for tensor in handle.op.inputs if _is_handle(tensor)]
 
 
 def _written_by(op: tf.Operation) -> Set[str]:
@@ -326,7 +321,8 @@ def _written_by(op: tf.Operation) -> Set[str]:
     only_read = []
   handles = [tensor for i, tensor in enumerate(op.inputs) if tensor.dtype == tf.resource and i not in only_read]
   handles += [tensor for tensor, argument in zip(op.inputs, op.op_def.input_arg) if argument.is_ref]
-  return _variables_behind(handles)
+  found = contexts.search_back(handles, _handles_read)
+  return {handle.op.name for handle in found if handle.op.type in _VARIABLES}
 
 
 def _only_reads(op: tf.Operation) -> bool:

@@ -53,9 +53,7 @@ class Part(NamedTuple):
   finite: Optional[tf.Tensor]  # a scalar bool; None without a check
   lineage: Lineage
   scope: str  # the name scope of the replica
-  optimizer: Optional[tf.train.Optimizer] = (
-    None  # the MixedPrecisionLossScaleOptimizer that applies it, of this replica
-  )
+  optimizer: Optional[tf.train.Optimizer] = None  # the MixedPrecisionLossScaleOptimizer of the replica
 
 
 class Decision(NamedTuple):
