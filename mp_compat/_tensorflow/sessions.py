@@ -127,8 +127,8 @@ def observe_optimizers(before_step: Callable[[trackable.Trackable], None]) -> No
       if graph is not graphs.default_graph():
         if args:
           args = (list(args[0]), *args[1:])
-        else:
-          kwargs.update((key, list(value)) for key, value in kwargs.items() if key == "grads_and_vars")
+        elif "grads_and_vars" in kwargs:
+          kwargs["grads_and_vars"] = list(kwargs["grads_and_vars"])
         pairs = args[0] if args else kwargs.get("grads_and_vars", ())
         names = [variable.name.rpartition(":")[0] for _, variable in pairs]
         in_functions = _steps(graph).in_functions

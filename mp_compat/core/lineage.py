@@ -7,7 +7,7 @@ optimizers and XLA rewrite products, sums and selections so that an overflow is 
 """
 
 import collections
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
@@ -126,12 +126,6 @@ def cut(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
   grads = [gradients.map_values(tf.identity, grad) for grad in grads]
   record(grads, [""] * len(grads))
   return grads
-
-
-def gradients_of_steps() -> Set[TensorKey]:
-  """Returns the keys of all gradients that were applied in the current graph, and of those they derive from."""
-  graph = graphs.default_graph()
-  return set() if graph is None else graphs.record_in(graph, "gradients_of_steps", set)
 
 
 def _records() -> Mapping[TensorKey, Computed]:

@@ -229,10 +229,12 @@ def apply(
   ]
   grads = [grad for grad, _ in local]
   computed = [each for one in lineages for each in one.computed]
-  values = [] if tf.executing_eagerly() else gradients.values_of(grads)
+  graph = graphs.default_graph()
+  values = [] if graph is None else gradients.values_of(grads)
   own = contexts.keys_of(values + [each.values for each in computed])
   scaled = contexts.keys_of(each.scaled for each in computed if each.scaled is not None)
-  earlier = lineage.gradients_of_steps()
+  # The gradients that were applied in the graph before, and those that they derive from.
+  earlier = set() if graph is None else graphs.record_in(graph, "gradients_of_steps", set)
   # "train/" is the scope of the train op.
   given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)
   method, base = optimizer.inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients
@@ -351,7 +353,8 @@ def apply_first(
 def _record(optimizers_of_replicas: Iterable[tf.train.Optimizer], step: Step) -> None:
   """Records a step of each optimizer, in the current graph and in the graph that a Session runs."""
   current, outermost = graphs.default_graph(), graphs.init_scope_graph()
-  for graph in {current} if None in (current, outermost) else {current, outermost}:
+  recording = {current} if None in (current, outermost) else {current, outermost}
+  for graph in recording:
     for optimizer in optimizers_of_replicas:
       steps = graphs.state_of(optimizer, graph, OptimizerState).steps
       if step.train_op is None:
