@@ -7,8 +7,8 @@ from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
 
 # Read before mp_compat.install() replaces these names.
-_enable_graph_rewrite: Any = getattr(native.experimental, "enable_mixed_precision_graph_rewrite", None)
-_disable_graph_rewrite: Any = getattr(native.experimental, "disable_mixed_precision_graph_rewrite", None)
+_enable_graph_rewrite = native.find("enable_mixed_precision_graph_rewrite")
+_disable_graph_rewrite = native.find("disable_mixed_precision_graph_rewrite")
 
 _Native: Any = (native.LOSS_SCALES + (object,))[0]
 

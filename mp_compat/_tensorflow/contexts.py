@@ -1,44 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control-flow contexts: in which branch, loop or function an op is, and what can read it."""
+"""Control-flow contexts: in which branch, loop or function an op is, and what can read it. Searches from tensors."""
 
 import contextlib
-from typing import Any, Iterator, List
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Set, Tuple
 
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 
+Context = Any  # a ControlFlowContext of TensorFlow; None outside of all of them
+TensorKey = Tuple[tf.Operation, int]
 
-def enclosing(context: Any) -> Iterator[Any]:
-  """Yields a control-flow context and those around it."""
+
+def enclosing(context: Context) -> List[Context]:
+  """Returns a control-flow context and those around it, from the inside out; [] for None."""
+  found = []
   while context is not None:
-    yield context
+    found.append(context)
     context = context.outer_context
+  return found
 
 
-def of_outputs(op: tf.Operation) -> Any:
+def of_outputs(op: tf.Operation) -> Context:
   """Returns the control-flow context in which the outputs of `op` can be read."""
   context = op._get_control_flow_context()
   return context.outer_context if context is not None and op.type in ("Exit", "RefExit") else context
 
 
-def loop_around(context: Any) -> Any:
+def loop_around(context: Context) -> Context:
   """Returns the innermost loop (control flow v1) of a context and those around it; None outside of loops."""
   return next((around for around in enclosing(context) if around.IsWhileContext()), None)
 
 
-def compiled_around(op: tf.Operation) -> Any:
+def compiled_around(op: tf.Operation) -> Context:
   """Returns the XLA context that contains `op`; None for none."""
   return next((around for around in enclosing(op._get_control_flow_context()) if around.IsXLAContext()), None)
 
 
-def loop_around_inputs(op: tf.Operation) -> Any:
+def loop_around_inputs(op: tf.Operation) -> Context:
   """Returns the innermost loop in which the inputs of `op` can be computed; an Enter passes one into another loop."""
   context = op._get_control_flow_context()
   return loop_around(context.outer_context if context is not None and op.type in ("Enter", "RefEnter") else context)
 
 
 @contextlib.contextmanager
-def enter(context: Any) -> Iterator[None]:
+def enter(context: Context) -> Iterator[None]:
   """Makes a context manager: ops built inside belong to a control-flow context; None means that they belong to none."""
   if context is None:
     yield
@@ -72,10 +77,8 @@ def predicates() -> List[tf.Tensor]:
 
 def is_in_branches_only(op: tf.Operation) -> bool:
   """Returns whether `merge_out_of_branches` can read `op`: it is in the current graph, at most inside branches."""
-  context = of_outputs(op)
-  while context is not None and context.IsCondContext():
-    context = context.outer_context
-  return context is None and op.graph is tf.get_default_graph()
+  around = enclosing(of_outputs(op))
+  return op.graph is tf.get_default_graph() and all(context.IsCondContext() for context in around)
 
 
 def may_be_compiled() -> bool:
@@ -87,13 +90,47 @@ def may_be_compiled() -> bool:
   return graph.building_function or any(context.IsXLAContext() for context in around)
 
 
+def tensor_key(tensor: tf.Tensor) -> TensorKey:
+  """Returns a key that identifies a graph tensor; tensors are not hashable in all TensorFlow versions."""
+  return tensor.op, tensor.value_index
+
+
+def keys_of(tensors: Iterable[tf.Tensor]) -> Set[TensorKey]:
+  """Returns the keys of graph tensors."""
+  return set(map(tensor_key, tensors))
+
+
+def search_back(
+  ends: Iterable[tf.Tensor], inputs_of: Callable[[tf.Tensor], List[tf.Tensor]], until: Container[TensorKey] = ()
+) -> List[tf.Tensor]:
+  """Returns graph tensors and, by `inputs_of` of each, those that they are computed from, each once, depth first.
+
+  Does not search behind tensors whose keys are in `until`.
+  """
+  found: Dict[TensorKey, tf.Tensor] = {}
+  pending = list(ends)[::-1]
+  while pending:
+    tensor = pending.pop()
+    key = tensor.op, tensor.value_index  # `tensor_key`; graphs are large
+    if key not in found:
+      found[key] = tensor
+      pending += [] if key in until else reversed(inputs_of(tensor))
+  return list(found.values())
+
+
 def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
   """Returns the graph tensors that `tensor` is computed from; for a capture of a function, the captured tensor."""
   op = tensor.op
   if op.type != "Placeholder":
     return list(op.inputs)
   captures = getattr(op.graph, "captures", ())
-  return [outer for outer, inner in captures if inner.op is op and hasattr(outer, "graph")]
+  return [outer for outer, inner in captures if inner.op is op and graphs.graph_of(outer) is not None]
+
+
+def data_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
+  """Returns `tensor_inputs` without the predicate of a Switch."""
+  inputs = tensor_inputs(tensor)
+  return inputs[:1] if tensor.op.type in ("Switch", "RefSwitch") else inputs
 
 
 def contains_op(op: tf.Operation, prefix: str) -> bool:

@@ -1,26 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds conditionals, and gates: conditionals around ops that are built as if there were none (docs/design.md)."""
 
-from typing import Any, Callable, Container, Dict, List, Optional, Set, Tuple
+from typing import Callable, Container, Dict, List, Optional, Set, Tuple, Union
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import effects
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
+from mp_compat._tensorflow.graphs import Element
 
 _LOOP_INPUTS = ("Enter", "RefEnter")
 _MERGES = ("Merge", "RefMerge")
 
+_Branch = Callable[[], Optional[Element]]
 
-def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+
+def cond(predicate: Union[bool, tf.Tensor], true_fn: _Branch, false_fn: _Branch = tf.no_op) -> Optional[Element]:
   """Returns `true_fn()` if `predicate`, else `false_fn()`; in a graph, calls each once to build the branches.
 
-  In a plain graph, the ops of a branch run after the result of a Switch, by control dependencies. In functions, XLA
-  contexts and eager mode, this is `tf.cond`. The branches return ops, or tensors of one dtype and shape; in eager mode
-  also None.
+  In a plain graph, the ops of a branch run after the result of a Switch, by control dependencies. In functions and XLA
+  contexts, it is `tf.cond`. The branches return ops, or tensors of one dtype and shape; in eager mode also None.
   """
-  if tf.executing_eagerly() or contexts.may_be_compiled():
+  if not tf.is_tensor(predicate) or tf.executing_eagerly():
+    return true_fn() if predicate else false_fn()
+  if contexts.may_be_compiled():
     return tf.cond(predicate, true_fn, false_fn)
   with tf.name_scope("cond"):
     results = []
@@ -33,7 +37,7 @@ def cond(predicate: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[]
 
 def gate(
   predicate: tf.Tensor,
-  build: Callable[[], List[Any]],
+  build: Callable[[], List[Element]],
   skip: Optional[Callable[[], tf.Operation]],
   data: List[tf.Tensor],
   scope: str,
@@ -94,13 +98,15 @@ def _pivots(predicate: tf.Tensor, data: tf.Tensor) -> List[tf.Tensor]:
   return [tf.identity(output) for output in tf.raw_ops.Switch(data=data, pred=predicate)]
 
 
-def _after(results: List[Any], pivot: tf.Tensor) -> tf.Tensor:
+def _after(results: List[Element], pivot: tf.Tensor) -> tf.Tensor:
   """Returns a copy of `pivot` that is computed after ops or tensors."""
   with tf.control_dependencies([pivot] + results):
     return tf.identity(pivot)
 
 
-def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data: List[tf.Tensor]) -> Set[tf.Operation]:
+def _close(
+  ops: List[tf.Operation], results: List[Element], applied: tf.Tensor, data: List[tf.Tensor]
+) -> Set[tf.Operation]:
   """Makes those of `ops` wait for `applied` that `results` need and that change state, read `data` or begin a loop.
 
   An op whose control input is not computed does not run, and neither does what reads it. Exceptions are Merge, which
@@ -110,7 +116,7 @@ def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data
   new, graph = set(ops), tf.get_default_graph()
   predicate = applied.op.inputs[0].op.inputs[1].op  # of the Switch
   frame = contexts.loop_around(graph._get_control_flow_context())
-  data_keys = {(tensor.op, tensor.value_index) for tensor in data}
+  readers = {reader for tensor in data for reader in tensor.consumers()}
   needed = _needed(results, new)
   _check_reads(needed, new, predicate)
   gated: Set[tf.Operation] = set()
@@ -120,7 +126,7 @@ def _close(ops: List[tf.Operation], results: List[Any], applied: tf.Tensor, data
     else:
       waits = not gated.isdisjoint(reads)
       # An op in another loop cannot wait for `applied`.
-      if not waits and _must_wait(op, new, data_keys) and contexts.loop_around_inputs(op) is frame:
+      if not waits and (op in readers or _must_wait(op, new)) and contexts.loop_around_inputs(op) is frame:
         op._add_control_input(applied.op)
         waits = True
     if waits:
@@ -150,11 +156,12 @@ def _check_reads(
         )
 
 
-def _must_wait(op: tf.Operation, new: Set[tf.Operation], data: Set[Tuple[tf.Operation, int]]) -> bool:
-  """Returns whether an op reads `data`, begins a loop of `new` or changes state."""
-  if not data.isdisjoint([(tensor.op, tensor.value_index) for tensor in op.inputs]):
-    return True
-  return (op.type in _LOOP_INPUTS and _is_of_new_loop(op, new)) or effects.changes_state(op)
+def _must_wait(op: tf.Operation, new: Set[tf.Operation]) -> bool:
+  """Returns whether an op begins a loop of `new` (control flow v1) or changes state."""
+  if op.type not in _LOOP_INPUTS:
+    return effects.changes_state(op)
+  loop = contexts.loop_around(op._get_control_flow_context())
+  return loop is None or loop.pivot.op in new
 
 
 def is_gated(op: tf.Operation) -> bool:
@@ -167,7 +174,7 @@ def _predicates(graph: tf.Graph) -> Dict[tf.Operation, tf.Operation]:
   return graphs.record_in(graph, "gated")
 
 
-def _needed(results: List[Any], new: Set[tf.Operation]) -> Dict[tf.Operation, List[tf.Operation]]:
+def _needed(results: List[Element], new: Set[tf.Operation]) -> Dict[tf.Operation, List[tf.Operation]]:
   """Returns the ops of `new` that ops or tensors need, each after the ops that it reads or waits for, and with them.
 
   For a Merge, only those of its inputs; at the beginning of a loop, without what the loop computes.
@@ -190,9 +197,3 @@ def _needed(results: List[Any], new: Set[tf.Operation]) -> Dict[tf.Operation, Li
       pending.append((op, reads))
       pending += [(read, None) for read in reads + controls]
   return needed
-
-
-def _is_of_new_loop(enter: tf.Operation, new: Set[tf.Operation]) -> bool:
-  """Returns whether an Enter passes a value into a loop whose condition is in `new` (control flow v1)."""
-  loop = contexts.loop_around(enter._get_control_flow_context())
-  return loop is None or loop.pivot.op in new

@@ -74,12 +74,12 @@ def may_be_dead(tensors: Iterable[tf.Tensor]) -> List[bool]:
       pending += missing
       continue
     del pending[-1]
-    around = [context for context in contexts.enclosing(contexts.of_outputs(op)) if context.IsCondContext()]
     of_inputs = [conditions_of(tensor) for tensor in inputs]
-    found[op] = frozenset(_condition(context.pred, context.branch) for context in around).union(
-      *([_of_merge(op, of_inputs)] if op.type in ("Merge", "RefMerge") else of_inputs),
-      *[found[control] for control in controls],
-    )
+    if op.type in ("Merge", "RefMerge"):
+      of_inputs = [_of_merge(op, of_inputs)]
+    around = [context for context in contexts.enclosing(contexts.of_outputs(op)) if context.IsCondContext()]
+    of_branches = [_condition(context.pred, context.branch) for context in around]
+    found[op] = frozenset(of_branches).union(*of_inputs, *[found[control] for control in controls])
   return [bool(conditions_of(tensor)) for tensor in tensors]
 
 

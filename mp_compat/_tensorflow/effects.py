@@ -2,7 +2,7 @@
 """Finds out whether an op changes state that outlives a run, from its definition and the functions that it calls."""
 
 import functools
-from typing import Any, Iterator, Optional
+from typing import Any, List
 
 from tensorflow.python.framework import op_def_registry  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -35,7 +35,7 @@ def changes_state(op: tf.Operation) -> bool:
 
   Ops without a known definition may. Random ops change the state of their generators.
   """
-  return _of_type(op.type) and (not is_call(op.type, op.graph) or _of_call(op.type, op.node_def, op.graph))
+  return _of_type(op.type) and (not is_call(op.type, op.graph) or _of_call(op.node_def, op.graph))
 
 
 def is_call(op_type: str, graph: tf.Graph) -> bool:
@@ -43,25 +43,23 @@ def is_call(op_type: str, graph: tf.Graph) -> bool:
   return op_type in _CALLS or graph._is_function(op_type)
 
 
-def _of_call(op_type: str, node: Any, graph: tf.Graph) -> bool:
-  """Returns whether a function may change state that a node (a NodeDef) calls."""
-  names = [op_type] if graph._is_function(op_type) else list(_function_names(node.attr))
+def _of_call(node: tf.NodeDef, graph: tf.Graph) -> bool:
+  """Returns whether a function that a node calls may change state."""
+  names = [node.op] if graph._is_function(node.op) else _function_names(node)
   return any(_of_function(name, graph) for name in names)
 
 
 def _of_function(name: str, graph: tf.Graph) -> bool:
   function = graph._get_function(name)
   return function is None or any(
-    _of_type(node.op) and (not is_call(node.op, graph) or _of_call(node.op, node, graph))
+    _of_type(node.op) and (not is_call(node.op, graph) or _of_call(node, graph))
     for node in function.definition.node_def
   )
 
 
-def _function_names(attributes: Any) -> Iterator[str]:
-  for value in attributes.values():
-    for function in [value.func, *value.list.func]:
-      if function.name:
-        yield function.name
+def _function_names(node: tf.NodeDef) -> List[str]:
+  functions = [function for value in node.attr.values() for function in [value.func, *value.list.func]]
+  return [function.name for function in functions if function.name]
 
 
 @functools.lru_cache(maxsize=None)
@@ -77,7 +75,7 @@ def _of_type(op_type: str) -> bool:
   return definition.is_stateful or any(argument.is_ref for argument in definition.input_arg)
 
 
-def _definition(op_type: str) -> Optional[Any]:
+def _definition(op_type: str) -> Any:
   if hasattr(op_def_registry, "get"):
     return op_def_registry.get(op_type)
   return op_def_registry.get_registered_ops().get(op_type)  # TensorFlow 1.15

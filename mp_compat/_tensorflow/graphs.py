@@ -1,22 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores the state of objects in graphs, and finds the graphs in which ops and variables are created."""
 
-import collections
 import contextlib
-from typing import (
-  Any,
-  Callable,
-  Container,
-  Dict,
-  FrozenSet,
-  Iterable,
-  Iterator,
-  List,
-  NamedTuple,
-  Optional,
-  Set,
-  TypeVar,
-)
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Set, TypeVar, Union
 
 from tensorflow.python.eager import context
 from tensorflow.python.util import object_identity
@@ -24,6 +10,8 @@ from tensorflow.python.util import object_identity
 from mp_compat._tensorflow import tf
 
 _MOST_RUNS = 32  # the number of different Session runs that are remembered
+
+Element = Union[tf.Operation, tf.Tensor]  # what a Session can run
 
 _State = TypeVar("_State")
 
@@ -44,9 +32,14 @@ def default_graph() -> Optional[tf.Graph]:
   return None if tf.executing_eagerly() else tf.get_default_graph()
 
 
-def other_graph_of(tensor: Any) -> Optional[tf.Graph]:
+def graph_of(value: object) -> Optional[tf.Graph]:
+  """Returns the graph of a tensor; None for an eager one, and for another value without a graph."""
+  return getattr(value, "graph", None)
+
+
+def other_graph_of(tensor: object) -> Optional[tf.Graph]:
   """Returns the graph of `tensor` if it is not the default one, and neither is a function's; otherwise None."""
-  graph, default = getattr(tensor, "graph", None), tf.get_default_graph()
+  graph, default = graph_of(tensor), tf.get_default_graph()
   is_other = graph not in (None, default) and not graph.building_function and not default.building_function
   return graph if is_other else None
 
@@ -59,23 +52,25 @@ def enclosing_graphs() -> Iterator[tf.Graph]:
     graph = getattr(graph, "outer_graph", None)
 
 
-def state_of(owner: Any, graph: Optional[tf.Graph], make: Callable[[], _State]) -> _State:
+def state_of(owner: object, graph: Optional[tf.Graph], make: Callable[[], _State]) -> _State:
   """Returns the state that `owner` keeps in `graph` (None: in eager mode); calls `make` to create it on first use.
 
   The graph holds the state. An owner that is used in many graphs therefore keeps none of them alive, and a copy of an
   owner has none of its variables. Owners that are equal, but not the same, have different states.
   """
   if graph is None:
-    return owner.__dict__.setdefault("_eager_state", make())
+    return vars(owner).setdefault("_eager_state", make())
   return record_in(graph, "states", object_identity.ObjectIdentityWeakKeyDictionary).setdefault(owner, make())
 
 
 def record_in(graph: tf.Graph, name: str, make: Callable[[], Any] = dict) -> Any:
   """Returns the record `name` that this package keeps in `graph`; calls `make` to create it on first use."""
-  attribute = "_mp_compat_" + name
-  if not hasattr(graph, attribute):
-    setattr(graph, attribute, make())
-  return getattr(graph, attribute)
+  if not hasattr(graph, "_mp_compat_records"):
+    graph._mp_compat_records = {}
+  records = graph._mp_compat_records
+  if name not in records:
+    records[name] = make()
+  return records[name]
 
 
 def name_scope() -> str:
@@ -162,16 +157,16 @@ def reserve_name(name: str) -> Iterator[str]:
     yield reserved
 
 
-def executed_ops(elements: Iterable[Any], fed: Container[str] = ()) -> List[tf.Operation]:
+def executed_ops(elements: Iterable[Element], fed: FrozenSet[str] = frozenset()) -> List[tf.Operation]:
   """Returns the ops that a Session executes for tensors and ops; those with names in `fed` are not computed."""
-  found, pending = collections.OrderedDict(), list(elements)
+  found: Dict[tf.Operation, None] = {}
+  pending = list(elements)
   while pending:
     element = pending.pop()
     op = element if isinstance(element, tf.Operation) else element.op
     if op not in found and element.name not in fed:
-      found[op] = True
-      pending.extend(op.inputs)
-      pending.extend(op.control_inputs)
+      found[op] = None
+      pending += [*op.inputs, *op.control_inputs]
   return list(found)
 
 
@@ -180,12 +175,12 @@ def creation_order() -> Dict[tf.Operation, int]:
   return {op: index for index, op in enumerate(tf.get_default_graph().get_operations())}
 
 
-def fetched_elements(graph: tf.Graph, fetches: Any) -> List[Any]:
+def fetched_elements(graph: tf.Graph, fetches: object) -> List[Element]:
   """Returns the tensors and ops that `Session.run(fetches)` runs; `fetches` is any structure that `run` accepts."""
   from tensorflow.python.client import session
 
   if isinstance(fetches, (tf.Operation, tf.Tensor)):
-    return [fetches]  # As lists, this is common: the general case takes 20 microseconds longer.
+    return [fetches]  # Single fetches and lists are common; the general case takes 20 microseconds longer.
   if isinstance(fetches, (list, tuple)):
     return [element for fetch in fetches for element in fetched_elements(graph, fetch)]
   with graph.as_default():
@@ -203,7 +198,7 @@ class Run(NamedTuple):
     return tensor.name in self.fed or tensor.op in self.ops
 
 
-def executed_by(run_context: Any) -> Run:
+def executed_by(run_context: tf.train.SessionRunContext) -> Run:
   """Returns what a run executes, as far as its caller requests it; remembers runs by what they fetch and feed."""
   graph, requested = run_context.session.graph, run_context.original_args
   fetched = fetched_elements(graph, requested.fetches)

@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorFlow's own classes for loss scaling, in tuples for isinstance; empty if this version lacks them."""
 
+from typing import Any
+
 from mp_compat._tensorflow import tf
 
-experimental = getattr(tf.train, "experimental", None)
+_experimental = getattr(tf.train, "experimental", None)
+
+
+def find(name: str) -> Any:
+  """Returns a name of `tf.train.experimental`; None if this version lacks it."""
+  return getattr(_experimental, name, None)
+
 
 LOSS_SCALES, FIXED_LOSS_SCALES, DYNAMIC_LOSS_SCALES, LOSS_SCALE_OPTIMIZERS = (
-  (getattr(experimental, name),) if hasattr(experimental, name) else ()
+  tuple(filter(None, [find(name)]))
   for name in ("LossScale", "FixedLossScale", "DynamicLossScale", "MixedPrecisionLossScaleOptimizer")
 )
 

@@ -33,7 +33,7 @@ def is_finite(value: tf.Tensor) -> tf.Tensor:
 
   For bfloat16, TensorFlow 1.15 has no op, and TensorFlow up to 2.10 has none for GPUs: half precision is cast to
   float32. With fast math, code that XLA may compile tests the bits of the exponent, as a number: comparisons of floats
-  have GPU kernels, those of int32 do not. This takes three times as long.
+  have GPU kernels, those of int32 do not. The test takes three times as long.
   """
   if value.dtype in (tf.float16, tf.bfloat16):
     value = tf.cast(value, tf.float32)

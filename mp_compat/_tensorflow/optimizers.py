@@ -28,7 +28,7 @@ def inner_attribute(wrapper: Any, name: str) -> Any:
     raise AttributeError("{}; inner optimizer: {}".format(message, error)) from error
 
 
-def sets_inner_attribute(wrapper: Any, name: str) -> bool:
+def sets_inner_attribute(wrapper: object, name: str) -> bool:
   """Returns whether `wrapper.name = value` is for the inner optimizer, which alone has this public attribute."""
   return (
     not name.startswith("_")
@@ -38,15 +38,15 @@ def sets_inner_attribute(wrapper: Any, name: str) -> bool:
   )
 
 
-def takes_argument(method: Callable[..., Any], name: str) -> bool:
+def takes_argument(method: Callable[..., object], name: str) -> bool:
   """Returns whether a method takes a keyword argument of this name."""
-  parameters = _parameters(getattr(method, "__func__", method))
+  parameters = _parameters(method.__func__ if inspect.ismethod(method) else method)
   return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def arguments_for(
-  method: Callable[..., Any], base: Callable[..., Any], given: Dict[str, Any]
-) -> Tuple[List[Any], Dict[str, Any]]:
+  method: Callable[..., object], base: Callable[..., object], given: Mapping[str, object]
+) -> Tuple[List[object], Dict[str, object]]:
   """Returns how to pass arguments to a method that custom optimizers override: those by position and those by keyword.
 
   By keyword, as `tf.train.Optimizer.minimize` passes all of them: a custom optimizer may have another order, and
@@ -73,5 +73,5 @@ def arguments_for(
 
 
 @functools.lru_cache(maxsize=1000)  # read in every eager step
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
   return inspect.signature(function).parameters

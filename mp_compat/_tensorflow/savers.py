@@ -24,7 +24,7 @@ class AliasSaveable(_saver_module.BaseSaverBuilder.SaveableObject):
       value = tf.identity(variable)
     super().__init__(value, [_saver_module.BaseSaverBuilder.SaveSpec(value, "", name, value.dtype)], name)
 
-  def restore(self, restored_tensors: List[tf.Tensor], restored_shapes: Any) -> tf.Operation:
+  def restore(self, restored_tensors: List[tf.Tensor], restored_shapes: object) -> tf.Operation:
     """Returns an op that does nothing: the variable is restored from its usual name."""
     del restored_tensors, restored_shapes
     return tf.no_op()

@@ -5,9 +5,9 @@ import functools
 import itertools
 import threading
 import types
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
 
-from tensorflow.python.client import session as session_module
+from tensorflow.python.client import session
 from tensorflow.python.eager import imperative_grad
 from tensorflow.python.framework import random_seed  # pyright: ignore[reportAttributeAccessIssue]
 from tensorflow.python.ops import gradients_util
@@ -20,8 +20,10 @@ from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 
-# Takes further tensors; returns the result, and their values by name. Partial runs give those only that are fed.
-Run = Callable[[List[tf.Tensor]], Tuple[Any, Dict[str, Any]]]
+Values = Dict[str, Any]  # of tensors by name, as a Session returns them
+# Takes further tensors; returns the result, and their values. Partial runs give those only that are fed.
+Run = Callable[[List[tf.Tensor]], Tuple[object, Values]]
+_Function = Callable[..., object]
 
 _VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
 
@@ -48,22 +50,22 @@ class _Steps:
     self.decisions: Dict[str, tf.Tensor] = {}  # whether to apply a step, by name
 
 
-def observe(around: Callable[[Any, List[Any], FrozenSet[str], Run], Any]) -> None:
+def observe(around: Callable[[tf.Session, List[graphs.Element], FrozenSet[str], Run], object]) -> None:
   """Makes each run of any session call `around(session, elements, fed, run)`.
 
   `elements` are the ops and tensors that the run executes, `fed` the names of the tensors that it feeds. `around`
   calls `run(tensors)` and returns its result. Runs of the same session in it are not observed.
   """
-  base, inside = session_module.BaseSession, threading.local()
+  base, inside = session.BaseSession, threading.local()
   do_run, make_callable, from_options = base._do_run, base.make_callable, base._make_callable_from_options
 
-  def call(sess: Any, elements: List[Any], fed: Dict[str, Any], run: Callable[[List[str]], Tuple[Any, Any]]) -> Any:
-    def run_and_read(tensors: List[tf.Tensor]) -> Tuple[Any, Dict[str, Any]]:
+  def call(sess: tf.Session, elements: List[graphs.Element], fed: Values, run: Callable[..., Any]) -> object:
+    def run_and_read(tensors: List[tf.Tensor]) -> Tuple[object, Values]:
       names = [tensor.name for tensor in tensors if tensor.name not in fed]
       result, values = run(names)
       return result, {**fed, **dict(zip(names, values))}
 
-    outer = getattr(inside, "session", None)
+    outer = vars(inside).get("session")
     if outer is sess:
       return run([])[0]
     inside.session = sess
@@ -72,8 +74,8 @@ def observe(around: Callable[[Any, List[Any], FrozenSet[str], Run], Any]) -> Non
     finally:
       inside.session = outer
 
-  def observed_do_run(self: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, *args: Any) -> Any:
-    def run(names: List[str]) -> Tuple[Any, List[Any]]:
+  def observed_do_run(self: tf.Session, handle: Any, targets: Any, fetches: Any, feeds: Any, *args: object) -> object:
+    def run(names: List[str]) -> Tuple[object, List[object]]:
       further = [] if handle else [self.graph.get_tensor_by_name(name) for name in names]  # A partial run declared all.
       values = do_run(self, handle, targets, [*fetches, *further], feeds, *args)
       return values[: len(fetches)], values[len(fetches) :]
@@ -86,18 +88,18 @@ def observe(around: Callable[[Any, List[Any], FrozenSet[str], Run], Any]) -> Non
     make_callable(self, fetches, feed_list, accept_options)  # checks the arguments
     return lambda *values, **options: self.run(fetches, dict(zip(feed_list or [], values)), **options)
 
-  def observed_from_options(self: Any, options: Any) -> Any:  # Keras calls this
+  def observed_from_options(self: tf.Session, options: Any) -> _Function:  # for Keras
     elements = [self.graph.as_graph_element(name) for name in [*options.target, *options.fetch]]
 
     @functools.lru_cache(maxsize=None)
-    def callable_with(*further: str) -> Any:
+    def callable_with(*further: str) -> Callable[..., List[object]]:
       extended = type(options)()
       extended.CopyFrom(options)
       extended.fetch.extend(further)
       return from_options(self, extended)
 
-    def call_with(*values: Any, **keywords: Any) -> Any:
-      def run(names: List[str]) -> Tuple[Any, List[Any]]:
+    def call_with(*values: object, **keywords: object) -> object:
+      def run(names: List[str]) -> Tuple[object, List[object]]:
         results = callable_with(*names)(*values, **keywords)
         return results[: len(options.fetch)], results[len(options.fetch) :]
 
@@ -109,16 +111,16 @@ def observe(around: Callable[[Any, List[Any], FrozenSet[str], Run], Any]) -> Non
   base._make_callable_from_options = observed_from_options
 
 
-def observe_optimizers(before_step: Callable[[Any], None]) -> None:
+def observe_optimizers(before_step: Callable[[trackable.Trackable], None]) -> None:
   """Makes graphs record what `apply_gradients` of each optimizer builds, Keras's included, for `effects_of`.
 
   It calls `before_step(optimizer)` first.
   """
 
-  def recording(apply: Callable[..., Any]) -> Callable[..., Any]:
+  def recording(apply: _Function) -> _Function:
     @autograph.do_not_convert
     @functools.wraps(apply)
-    def apply_and_record(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply_and_record(self: trackable.Trackable, *args: Any, **kwargs: Any) -> object:
       graph = graphs.init_scope_graph()
       if graph is None:
         return apply(self, *args, **kwargs)
@@ -148,7 +150,7 @@ def observe_optimizers(before_step: Callable[[Any], None]) -> None:
     if hasattr(cls, "minimize") and isinstance(vars(cls).get("apply_gradients"), types.FunctionType):  # an optimizer
       cls.apply_gradients = recording(cls.apply_gradients)
 
-  def observe_subclass(cls: Any, **kwargs: Any) -> None:
+  def observe_subclass(cls: Any, **kwargs: object) -> None:
     super(base, cls).__init_subclass__(**kwargs)
     observe_class(cls)
 
@@ -163,14 +165,14 @@ def observe_optimizers(before_step: Callable[[Any], None]) -> None:
   base.__init_subclass__ = classmethod(observe_subclass)  # type: ignore[arg-type]
 
 
-def observe_decisions(owner: Any, method: str, decisions_of: Callable[[Any, Any], List[Any]]) -> None:
+def observe_decisions(owner: object, method: str, decisions_of: Callable[[Any, Any], List[Any]]) -> None:
   """Makes graphs record whether steps are applied, for `effects_of`.
 
   `decisions_of(argument, result)` returns it, from the last argument and the result of a method or function of `owner`.
   What further observed methods return that it calls does not count.
   """
-  decide = getattr(owner, method)
-  if getattr(decide, "is_observed", False):
+  decide = vars(owner)[method]
+  if "is_observed" in vars(decide):
     return
 
   @functools.wraps(decide)
@@ -195,8 +197,8 @@ def _steps(graph: tf.Graph) -> _Steps:
 def on_eager_gradients(report: Callable[[], None]) -> None:
   """Calls `report()` whenever gradients are computed in eager mode, or in a function that eager code calls."""
 
-  def reporting(compute: Callable[..., Any]) -> Callable[..., Any]:
-    def compute_and_report(*args: Any, **kwargs: Any) -> Any:
+  def reporting(compute: _Function) -> _Function:
+    def compute_and_report(*args: object, **kwargs: object) -> object:
       if graphs.init_scope_graph() is None:
         report()
       return compute(*args, **kwargs)
@@ -214,20 +216,20 @@ def make_seeds_repeatable() -> None:
   """
   get_seed, eager_seeds = random_seed.get_seed, itertools.count()
 
-  def get_repeatable_seed(op_seed: Any) -> Any:
+  def get_repeatable_seed(op_seed: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
     graph = graphs.init_scope_graph()
     if op_seed is None:
       op_seed = next(graphs.record_in(graph, "op_seeds", itertools.count) if graph is not None else eager_seeds)
     return get_seed(op_seed)
 
-  def from_repeatable_state(cls: Any, alg: Any = None) -> Any:
+  def from_repeatable_state(cls: Any, alg: object = None) -> object:
     return cls.from_seed(get_repeatable_seed(None)[1], alg)
 
   random_seed.get_seed = get_repeatable_seed
   stateful_random_ops.Generator.from_non_deterministic_state = classmethod(from_repeatable_state)
 
 
-def effects_of(graph: tf.Graph, elements: Iterable[Any], fed: FrozenSet[str] = frozenset()) -> Effects:
+def effects_of(graph: tf.Graph, elements: Iterable[graphs.Element], fed: FrozenSet[str] = frozenset()) -> Effects:
   """Returns what a run of ops and tensors does to variables, from the ops that it executes; `fed` are not computed.
 
   An op that calls a function is a step if it may change a variable to which functions apply gradients.
@@ -258,7 +260,7 @@ def effects_of(graph: tf.Graph, elements: Iterable[Any], fed: FrozenSet[str] = f
 
 def _conditions_of_op(op: tf.Operation) -> List[Tuple[tf.Tensor, bool]]:
   """Returns the predicate of the outermost branch (control flow v1) around an op, and its value there, if known."""
-  around = [*contexts.enclosing(op._get_control_flow_context())][-1:]
+  around = contexts.enclosing(op._get_control_flow_context())[-1:]
   # TensorFlow makes a copy of the predicate, and prevents that the copy is fetched.
   predicates = [(one.pred.op.inputs[0], bool(one.branch)) for one in around if one.IsCondContext()]
   return [(predicate, value) for predicate, value in predicates if _can_be_fetched(predicate)]
@@ -288,10 +290,10 @@ def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:
   return tensors
 
 
-def read(sess: Any, tensors: Dict[str, tf.Tensor]) -> Dict[str, Any]:
+def read(sess: tf.Session, tensors: Dict[str, tf.Tensor]) -> Values:
   """Returns the values of variables by name, without those that are not initialized."""
   try:
-    return session_module.BaseSession.run(sess, tensors)
+    return session.BaseSession.run(sess, tensors)
   except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
     names = list(tensors)
     halves = [names[: len(names) // 2], names[len(names) // 2 :]] if len(names) > 1 else []
@@ -308,16 +310,9 @@ def _is_handle(tensor: tf.Tensor) -> bool:
   return tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
 
 
-def _variables_behind(handle: tf.Tensor) -> Iterator[tf.Operation]:
-  """Yields the ops of the variables that a resource or reference may refer to, through conditionals and loops."""
-  seen, pending = set(), [handle.op]
-  while pending:
-    op = pending.pop()
-    if op.type in _VARIABLES:
-      yield op
-    elif op not in seen:
-      seen.add(op)
-      pending += [tensor.op for tensor in op.inputs if _is_handle(tensor)]
+def _handles_read(handle: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the resources and references that a handle may be a copy of, through conditionals and loops."""
+  return [] if handle.op.type in _VARIABLES else [tensor for tensor in handle.op.inputs if _is_handle(tensor)]
 
 
 def _written_by(op: tf.Operation) -> Set[str]:
@@ -330,7 +325,8 @@ def _written_by(op: tf.Operation) -> Set[str]:
     only_read = []
   handles = [tensor for i, tensor in enumerate(op.inputs) if tensor.dtype == tf.resource and i not in only_read]
   handles += [tensor for tensor, argument in zip(op.inputs, op.op_def.input_arg) if argument.is_ref]
-  return {variable.name for handle in handles for variable in _variables_behind(handle)}
+  found = contexts.search_back(handles, _handles_read)
+  return {handle.op.name for handle in found if handle.op.type in _VARIABLES}
 
 
 def _only_reads(op: tf.Operation) -> bool:

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
   class Trackable:  # the methods that this package uses
     @property
-    def _checkpoint_dependencies(self) -> List[Any]: ...
-    def _trackable_children(self, *args: Any, **kwargs: Any) -> Dict[str, Any]: ...
-    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any: ...
-    def _handle_deferred_dependencies(self, name: str, trackable: Any) -> None: ...
+    def _checkpoint_dependencies(self) -> List[object]: ...
+    def _trackable_children(self, *args: object, **kwargs: object) -> Dict[str, object]: ...
+    def _lookup_dependency(self, name: str, *args: object, **kwargs: object) -> Any: ...
+    def _handle_deferred_dependencies(self, name: str, trackable: object) -> None: ...
 else:
   Trackable = tf.train.Optimizer.__bases__[0]
 
@@ -30,7 +30,7 @@ class SlotName(str):
   used_by_checkpoint_writer = False
 
 
-def slot_of_inner(optimizer: Any, variable: Any, name: str) -> Optional[tf.Variable]:
+def slot_of_inner(optimizer: Any, variable: object, name: str) -> Optional[tf.Variable]:
   """Returns the slot `name` of the inner optimizer for `variable`; None for the checkpoint writer (`SlotName`)."""
   if isinstance(name, SlotName):
     name.used_by_checkpoint_writer |= not hasattr(variable, "assign") and not tf.is_tensor(variable)
@@ -50,19 +50,19 @@ class GraphStateTrackable(Trackable):
   def _graph_variables(self) -> Dict[str, tf.Variable]:
     """Returns the variables in the current graph by their keys in checkpoints."""
 
-  def __getstate__(self) -> Dict[str, Any]:
+  def __getstate__(self) -> Dict[str, object]:
     # Estimator copies its params inside a graph, where eager variables cannot be copied and have no use.
     return {key: value for key, value in self.__dict__.items() if key != "_eager_state" or tf.executing_eagerly()}
 
   @property
-  def _checkpoint_dependencies(self) -> List[Any]:
+  def _checkpoint_dependencies(self) -> List[object]:
     reference = sys.modules[Trackable.__module__].TrackableReference
     references = [reference(name, variable) for name, variable in sorted(self._graph_variables().items())]
     return super()._checkpoint_dependencies + references
 
-  def _trackable_children(self, *args: Any, **kwargs: Any) -> Dict[str, Any]:
+  def _trackable_children(self, *args: object, **kwargs: object) -> Dict[str, object]:
     return dict(super()._trackable_children(*args, **kwargs), **self._graph_variables())
 
-  def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Optional[Any]:
+  def _lookup_dependency(self, name: str, *args: object, **kwargs: object) -> Any:
     dependency = super()._lookup_dependency(name, *args, **kwargs)
     return self._graph_variables().get(name) if dependency is None else dependency

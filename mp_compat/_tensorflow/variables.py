@@ -6,7 +6,7 @@ from typing import Any, Optional, Tuple
 from mp_compat._tensorflow import tf
 
 
-def replica_variable(*args: Any, **kwargs: Any) -> tf.Variable:
+def replica_variable(*args: object, **kwargs: object) -> tf.Variable:
   """Returns a resource variable of this replica that no strategy manages; arguments as for `tf.Variable`."""
   from tensorflow.python.ops import resource_variable_ops
 

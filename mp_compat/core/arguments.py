@@ -3,17 +3,16 @@
 
 import math
 import numbers
-from typing import Any
 
 from mp_compat.core import update_rule
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
   """Returns whether `value` is a Python or NumPy real number; False for bools."""
   return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def scale(name: str, value: Any, above: float = 0.0) -> float:
+def scale(name: str, value: float, above: float = 0.0) -> float:
   """Returns `value` as a float; raises a ValueError if it is not a number above `above` and at most 2**126."""
   number = float(value) if is_number(value) else math.nan
   if not above < number <= update_rule.LARGEST_SCALE:
@@ -21,7 +20,7 @@ def scale(name: str, value: Any, above: float = 0.0) -> float:
   return number
 
 
-def positive_int(name: str, value: Any) -> int:
+def positive_int(name: str, value: object) -> int:
   """Returns `value` as an int; raises a ValueError if it is not a Python or NumPy int from 1 to below 2**63."""
   number = int(value) if is_number(value) and isinstance(value, numbers.Integral) else 0
   if not 1 <= number < 2**63:
@@ -29,7 +28,7 @@ def positive_int(name: str, value: Any) -> int:
   return number
 
 
-def truncated_int(name: str, value: Any) -> int:
+def truncated_int(name: str, value: float) -> int:
   """Returns `value` without its fraction; raises a ValueError if it is not a number from 1 to below 2**63."""
   if not is_number(value) or not 1 <= value < 2**63:
     raise ValueError("{} must be a whole number of at least 1, but got {!r}.".format(name, value))

@@ -14,7 +14,7 @@ names of variables created in a name scope are prefixed with that scope.
 import collections
 import re
 from types import MappingProxyType
-from typing import Any, Callable, Counter, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 DIALECTS = ("mp_compat", "tensorflow", "contrib", "plain")
 
@@ -110,8 +110,10 @@ def dialect(shapes: Shapes) -> str:
   return "contrib" if stems else "plain"
 
 
-# What variables that match have in common, most specific first; None for variables that do not match by it.
-_KEYS: Sequence[Callable[[Name, Optional[str], Tuple[int, ...]], Any]] = (
+_KeyOf = Callable[[Name, Optional[str], Tuple[int, ...]], Hashable]  # of a name, its role and shape; None for no match
+
+# What variables that match have in common, most specific first.
+_KEYS: Sequence[_KeyOf] = (
   lambda name, role, shape: (name.scope, role or name.stem, name.number, shape),
   lambda name, role, shape: role and (name.scope, role),
   lambda name, role, shape: role,
@@ -133,7 +135,7 @@ def match(wanted: Shapes, found: Shapes, recorded: Mapping[str, str] = MappingPr
   Args:
     wanted: The shapes of all variables by name, in the order in which they were created.
     found: The shapes in the checkpoint by name.
-    recorded: The names that TensorFlow's class would give to variables in `wanted`, by their names there.
+    recorded: The names that TensorFlow's class would give to variables, by their names in `wanted`.
   """
   result = {name: name for name in wanted if name in found}
   if not set(wanted) <= {*found, *state(wanted)}:
@@ -151,14 +153,12 @@ def match(wanted: Shapes, found: Shapes, recorded: Mapping[str, str] = MappingPr
   return result
 
 
-def _grouped(
-  names: Iterable[str], shapes: Shapes, key_of: Callable[[Name, Optional[str], Tuple[int, ...]], Any]
-) -> Dict[Any, List[str]]:
-  """Returns those of `names` that may match others, by `key_of(name, role, shape)`, which is None for no match."""
+def _grouped(names: Iterable[str], shapes: Shapes, key_of: _KeyOf) -> Dict[Hashable, List[str]]:
+  """Returns those of `names` that may match others, by their keys."""
   roles = state(shapes)
   has_conditionals = bool(roles)
   roles.update((name, parse(name).stem) for name in shapes if parse(name).stem in _POWERS and not tuple(shapes[name]))
-  groups: Dict[Any, List[str]] = collections.defaultdict(list)
+  groups: Dict[Hashable, List[str]] = collections.defaultdict(list)
   for name in names:
     key = key_of(parse(name), roles.get(name), tuple(shapes[name]))
     if key and (has_conditionals or name in roles or not parse(name).conditionals):
@@ -253,7 +253,7 @@ def _powers_in(dialect: str, plain: Mapping[str, str]) -> Dict[str, str]:
 def without_conditionals(shapes: Shapes) -> Dict[str, str]:
   """Returns the names in a checkpoint by the names in this package: Adam's powers without conditionals."""
   plain = {name: name for name in shapes if not parse(name).conditionals or parse(name).stem not in _POWERS}
-  numbers: Counter[Tuple[str, str]] = collections.Counter()
+  numbers: collections.Counter[Tuple[str, str]] = collections.Counter()
   for name in sorted(set(shapes) - set(plain), key=parse):
     scope, _, stem, number = parse(name)
     plain.setdefault(_join(scope, stem, number or numbers[scope, stem]), name)  # has both names: keep one

@@ -4,9 +4,14 @@
 Without a strategy there is one replica, and every function uses its value directly.
 """
 
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
+from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
+
+_Result = TypeVar("_Result")
+
+PerReplica = Any  # a value of a strategy with one for each replica; without a strategy, the value itself
 
 
 def check_supported() -> None:
@@ -32,29 +37,29 @@ def check_replica_context() -> None:
     )
 
 
-def merge_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-  """Calls `function(strategy, *args, **kwargs)` once for all replicas; called in each replica with its values."""
+def merge_call(function: Callable[..., _Result], *args: object, **kwargs: object) -> _Result:
+  """Calls `function(*args, **kwargs)` once for all replicas; called in each replica with its values."""
   if not tf.distribute.has_strategy():
-    return function(tf.distribute.get_strategy(), *args, **kwargs)
-  return tf.distribute.get_replica_context().merge_call(function, args=args, kwargs=kwargs)
+    return function(*args, **kwargs)
+  return call_in_cross_replica_context(function, *args, **kwargs)
 
 
-def call_in_cross_replica_context(function: Callable[..., Any], *args: Any) -> Any:
-  """Calls `function(*args)` in the cross-replica context, as TensorFlow updates loss scales; once for all replicas."""
+def call_in_cross_replica_context(function: Callable[..., _Result], *args: object, **kwargs: object) -> _Result:
+  """Calls `function` in the cross-replica context, as TensorFlow updates loss scales; once for all replicas."""
   if tf.distribute.in_cross_replica_context():
-    return function(*args)
+    return function(*args, **kwargs)
   context = tf.distribute.get_replica_context()
-  return context.merge_call(lambda strategy, *values: function(*values), args=args)
+  return context.merge_call(lambda strategy, *values, **named: function(*values, **named), args=args, kwargs=kwargs)
 
 
-def call_for_each_replica(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_for_each_replica(function: Callable[..., object], *args: PerReplica, **kwargs: PerReplica) -> PerReplica:
   """Calls `function(*args, **kwargs)` in every replica, with that replica's values; called once for all replicas."""
   if not tf.distribute.has_strategy():
     return function(*args, **kwargs)
   return tf.distribute.get_strategy().extended.call_for_each_replica(function, args=args, kwargs=kwargs)
 
 
-def reduce_all_replicas(values: tf.Tensor) -> tf.Tensor:
+def reduce_all_replicas(values: PerReplica) -> tf.Tensor:
   """Returns, element by element, whether per-replica bool tensors are True in all replicas of all workers."""
   if not tf.distribute.has_strategy():
     return values
@@ -64,19 +69,19 @@ def reduce_all_replicas(values: tf.Tensor) -> tf.Tensor:
   return tf.equal(strategy.reduce(tf.distribute.ReduceOp.SUM, counts, axis=None), strategy.num_replicas_in_sync)
 
 
-def local_results(value: Any) -> Tuple[Any, ...]:
+def local_results(value: PerReplica) -> Tuple[Any, ...]:
   """Returns the values of this worker's replicas, in order; without a strategy, a tuple of the one value."""
   return tf.distribute.get_strategy().experimental_local_results(value)
 
 
-def group(*values: Any, **name: Optional[str]) -> Optional[tf.Operation]:
+def group(*values: PerReplica, **name: Optional[str]) -> Optional[tf.Operation]:
   """Returns one op (None in eager mode) that runs `values`: ops, tensors, None, or per-replica ones."""
   if tf.executing_eagerly():
     return None
   return tf.group(*ops_of(*values), **name)
 
 
-def ops_of(*values: Any) -> List[Any]:
+def ops_of(*values: PerReplica) -> List[graphs.Element]:
   """Returns the ops and tensors in `values`: in nested structures, with None, or per replica."""
   # Custom optimizers return an op of their own in each replica.
   results = tf.nest.flatten([local_results(value) for value in values])

@@ -10,7 +10,7 @@ is free, or reused, before the last one is checked. Clipping by a norm reads the
 which the program computes, is as good as ours.
 """
 
-from typing import Any, Dict, Iterable, List, Optional, Sequence
+from typing import Dict, Hashable, Iterable, List, Optional, Sequence
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import control_flow
@@ -81,7 +81,7 @@ def _is_small(tensor: tf.Tensor) -> bool:
 def _stack_small(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
   """Returns the same values with small tensors of one dtype and device in one tensor; in graphs, those of one shape."""
   is_eager = tf.executing_eagerly()
-  groups: Dict[Any, List[tf.Tensor]] = {}
+  groups: Dict[Hashable, List[tf.Tensor]] = {}
   for number, tensor in enumerate(tensors):
     is_small = _is_small(tensor)
     shape = () if is_eager or not is_small else tuple(tensor.shape.as_list())

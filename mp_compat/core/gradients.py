@@ -6,11 +6,12 @@ A gradient is a dense tensor, a `tf.IndexedSlices` (only its `.values` are chang
 
 import functools
 import itertools
-from typing import Any, Callable, Iterable, List, Optional, Tuple, Union
+from typing import Callable, Iterable, List, Optional, Tuple, Union
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import control_flow
+from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
@@ -58,14 +59,10 @@ def is_scaled(loss: Loss) -> bool:
   """
   if callable(loss):
     return getattr(loss, "__module__", None) in _SCALING_MODULES
-  if not hasattr(loss, "graph") or loss.op.type != "Mul":
+  if graphs.graph_of(loss) is None or loss.op.type != "Mul":
     return False
-  for factor in loss.op.inputs:
-    while factor.op.type in _READS and contexts.tensor_inputs(factor):
-      factor = contexts.tensor_inputs(factor)[0]
-    if factor.op.type in ("VarHandleOp", "VariableV2") and dialects.is_state_name(factor.op.name):
-      return True
-  return False
+  sources = contexts.search_back(loss.op.inputs, lambda x: contexts.tensor_inputs(x)[:1] if x.op.type in _READS else [])
+  return any(x.op.type in ("VarHandleOp", "VariableV2") and dialects.is_state_name(x.op.name) for x in sources)
 
 
 def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
@@ -97,7 +94,7 @@ def _widened(dtype: tf.DType) -> tf.DType:
   return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
-def convert(grad: Any) -> Gradient:
+def convert(grad: object) -> Gradient:
   """Converts a tensor, `tf.IndexedSlices`, variable, NumPy array, list or number to a gradient; returns None for None.
 
   Raises a TypeError if `grad` cannot be converted, is not numeric, or is a (gradient, variable) pair.
@@ -120,26 +117,26 @@ def convert(grad: Any) -> Gradient:
   return map_values(_as_value, converted)
 
 
-def convert_pairs(grads_and_vars: Iterable[Tuple[Any, tf.Variable]]) -> Tuple[GradAndVar, ...]:
+def convert_pairs(grads_and_vars: Iterable[Tuple[object, tf.Variable]]) -> Tuple[GradAndVar, ...]:
   """Returns the (gradient, variable) pairs, with each gradient converted once.
 
   Raises a ValueError if all gradients are None or there are no pairs, a TypeError if `convert` does or a gradient is
   neither floating nor of its variable's dtype.
   """
-  grads_and_vars = tuple((convert(grad), variable) for grad, variable in grads_and_vars)
-  for grad, variable in grads_and_vars:
+  pairs = tuple((convert(grad), variable) for grad, variable in grads_and_vars)
+  for grad, variable in pairs:
     if grad is None or grad.dtype.is_floating or grad.dtype == tf.as_dtype(variable.dtype).base_dtype:
       continue
     raise TypeError(
       "Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. The gradient of {} must be "
       "floating, but got {}.".format(grad.dtype.name, ", ".join(dtype.name for dtype in _DTYPES), variable, grad)
     )
-  if not grads_and_vars:
+  if not pairs:
     raise ValueError("No variables provided. Expected (gradient, variable) pairs, but got none.")
-  if all(grad is None for grad, _ in grads_and_vars):
-    variables = [str(variable) for _, variable in grads_and_vars]
+  if all(grad is None for grad, _ in pairs):
+    variables = [str(variable) for _, variable in pairs]
     raise ValueError("No gradients provided for any variable: {}. All gradients are None.".format(variables))
-  return grads_and_vars
+  return pairs
 
 
 def _as_value(values: tf.Tensor) -> tf.Tensor:
@@ -149,7 +146,7 @@ def _as_value(values: tf.Tensor) -> tf.Tensor:
     raise TypeError("Gradients must be numeric, but got {} of dtype {}.".format(values, dtype.name))
   # Branches that are functions cannot take references, such as the output of tf.assign_add. When a function is built,
   # tf.identity turns eager tensors into its tensors.
-  as_they_are = values.dtype == dtype and (tf.executing_eagerly() or hasattr(values, "graph"))
+  as_they_are = values.dtype == dtype and (tf.executing_eagerly() or graphs.graph_of(values) is not None)
   return values if as_they_are else tf.identity(values)
 
 
@@ -188,7 +185,9 @@ def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradien
 
 
 @autograph.do_not_convert
-def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: Any) -> Tuple[List[Gradient], tf.Tensor]:
+def clip_by_global_norm(
+  grads: Iterable[Gradient], clip_norm: Union[float, tf.Tensor]
+) -> Tuple[List[Gradient], tf.Tensor]:
   """Returns `g * clip_norm / max(norm, clip_norm)`, with the norm over all gradients, as `tf.clip_by_global_norm` does.
 
   Unlike in `tf.clip_by_global_norm`, the norm does not overflow: it is computed in float32 for float16 and bfloat16

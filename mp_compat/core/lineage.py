@@ -6,14 +6,15 @@ optimizers and XLA rewrite products, sums and selections so that an overflow is 
 (docs/design.md). Whether they run depends on the Session.
 """
 
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+import collections
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
+from mp_compat._tensorflow.contexts import TensorKey
+from mp_compat._tensorflow.contexts import tensor_key
 from mp_compat.core import gradients
-
-TensorKey = Tuple[tf.Operation, int]
 
 # Ops whose output shows each inf and NaN of the input, if the dtypes of both are floating. A Placeholder is what a
 # function captures.
@@ -45,10 +46,13 @@ class Lineage:
     """Returns the tensors of `replaced`, in which there may be an overflow that the gradients do not show."""
     return [computed.values for computed in self.replaced]
 
-  def is_origin_of(self, tensors: Iterable[tf.Tensor]) -> bool:
+  def is_origin_of(self, tensors: List[tf.Tensor]) -> bool:
     """Returns whether tensors derive from one of the computed gradients."""
-    own = {tensor_key(computed.values) for computed in self.computed}
-    return any(tensor_key(computed.values) in own for computed in trace(tensors).computed)
+    if not tensors:  # in most steps
+      return False
+    own = contexts.keys_of(computed.values for computed in self.computed)
+    found = contexts.search_back(tensors, contexts.data_inputs, _records())
+    return not own.isdisjoint(contexts.keys_of(found))
 
 
 def record(
@@ -78,42 +82,30 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
   With `check_computed=False`, it covers none of them.
   """
   found = Lineage()
-  values = [] if graphs.default_graph() is None else gradients.values_of(grads)
-  passed = {key for key, _ in _search(values, _is_original)}
-  for key, tensor in _search(values, lambda key: _record_of(key) is not None):
-    computed, is_readable = _record_of(key), contexts.is_readable(tensor)
-    if is_readable:
-      found.sums_of_squares.update((squared, tensor) for squared, _ in _search(_squared_in(tensor), _is_original))
+  if graphs.default_graph() is None:
+    return found
+  values, records = gradients.values_of(grads), _records()
+  passed = contexts.keys_of(contexts.search_back(values, _copied))
+  for tensor in contexts.search_back(values, contexts.data_inputs, records):
+    computed, is_readable = records.get(tensor_key(tensor)), contexts.is_readable(tensor)
+    squared = _squared_in(tensor) if is_readable else []
+    if squared:
+      copied = contexts.keys_of(contexts.search_back(squared, _copied))
+      found.sums_of_squares.update(dict.fromkeys(copied, tensor))
     if computed is None:
       found.accumulator_takes += [tensor.op] if tensor.op.type.endswith("AccumulatorTakeGradient") else []
       found.is_reduced_by_horovod = found.is_reduced_by_horovod or contexts.contains_op(tensor.op, "Horovod")
       continue
     found.computed.append(computed)
-    if check_computed and is_readable and key not in passed:
+    if check_computed and is_readable and tensor_key(tensor) not in passed:
       found.replaced.append(computed)
   return found
 
 
-def _search(tensors: Iterable[tf.Tensor], is_end: Callable[[TensorKey], bool]) -> Iterator[Tuple[TensorKey, tf.Tensor]]:
-  """Yields tensors and those that they derive from by data, once each, with their keys; does not search behind ends."""
-  pending, seen = list(tensors)[::-1], set()
-  while pending:
-    tensor = pending.pop()
-    key = (tensor.op, tensor.value_index)
-    if key in seen:
-      continue
-    seen.add(key)
-    yield key, tensor
-    if not is_end(key):
-      inputs = contexts.tensor_inputs(tensor)
-      pending += inputs[:1] if tensor.op.type in ("Switch", "RefSwitch") else reversed(inputs)  # not by its predicate
-
-
-def _is_original(key: TensorKey) -> bool:
-  """Returns whether a tensor is not a copy of another floating one."""
-  tensor = key[0].outputs[key[1]]
+def _copied(tensor: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the floating tensor of which a floating one is a copy, as a list of one; else []."""
   inputs = contexts.tensor_inputs(tensor) if tensor.op.type in _COPIES and tensor.dtype.is_floating else []
-  return not any(value.dtype.is_floating for value in inputs)
+  return [value for value in inputs if value.dtype.is_floating]
 
 
 def _squared_in(tensor: tf.Tensor) -> List[tf.Tensor]:
@@ -136,29 +128,9 @@ def cut(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
   return grads
 
 
-def gradients_of_steps() -> Set[TensorKey]:
-  """Returns the keys of all gradients that were applied in the current graph, and of those they derive from."""
-  graph = graphs.default_graph()
-  return set() if graph is None else graphs.record_in(graph, "gradients_of_steps", set)
-
-
-def ancestors(tensors: Iterable[tf.Tensor], own: Set[TensorKey]) -> Set[TensorKey]:
-  """Returns the keys of tensors and of those that they derive from by data; does not search behind `own`."""
-  return {key for key, _ in _search(tensors, own.__contains__)}
-
-
-def keys_of(tensors: Iterable[tf.Tensor]) -> Set[TensorKey]:
-  """Returns the keys of graph tensors; none in eager mode."""
-  return set() if graphs.default_graph() is None else set(map(tensor_key, tensors))
-
-
-def tensor_key(tensor: tf.Tensor) -> TensorKey:
-  """Returns a key that identifies a graph tensor; tensors are not hashable in all TensorFlow versions."""
-  return tensor.op, tensor.value_index
-
-
-def _record_of(key: TensorKey) -> Optional[Computed]:
-  return _records_in(key[0].graph).get(key)  # Functions read tensors of the graphs around them.
+def _records() -> Mapping[TensorKey, Computed]:
+  """Returns the records of the current graph and, in a function, of the graphs around it, whose tensors it reads."""
+  return collections.ChainMap(*map(_records_in, graphs.enclosing_graphs()))
 
 
 def _records_in(graph: tf.Graph) -> Dict[TensorKey, Computed]:

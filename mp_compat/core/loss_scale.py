@@ -2,8 +2,9 @@
 """Loss scales: the factor that multiplies the loss, and its update after each step."""
 
 import abc
+import inspect
 import operator
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Type, TypeVar, Union, overload
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Set, Tuple, Type, TypeVar, Union, overload
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
@@ -16,8 +17,11 @@ from mp_compat.core import finite_check
 from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.core import update_rule
+from mp_compat.core.update_rule import Scalar
 
-_AnyLossScale = TypeVar("_AnyLossScale", bound="LossScale")
+AnyLossScale = Any  # a LossScale, ours or that of TensorFlow
+
+_LossScale = TypeVar("_LossScale", bound="LossScale")
 
 
 class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
@@ -30,7 +34,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
   Source: `tf.compat.v1.train.experimental.LossScale`.
   """
 
-  _mp_compat_weights: Dict[str, Tuple[Any, Optional[tf.DType]]]  # initial values and dtypes by name
+  _mp_compat_weights: Dict[str, Tuple[float, Optional[tf.DType]]]  # initial values and dtypes by name
 
   @abc.abstractmethod
   def __call__(self) -> tf.Tensor:
@@ -54,11 +58,11 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     """Returns the keyword arguments of an equal instance, as plain Python values."""
 
   @classmethod
-  def from_config(cls: Type[_AnyLossScale], config: Dict[str, Any]) -> _AnyLossScale:
+  def from_config(cls: Type[_LossScale], config: Dict[str, Any]) -> _LossScale:
     """Returns an instance from the result of `get_config`."""
     return cls(**config)
 
-  def _raise_not_a_number(self, *args: Any) -> Any:
+  def _raise_not_a_number(self, *args: object) -> NoReturn:
     """Raises a TypeError: arithmetic and comparisons with a LossScale, and `Session.run` of it, are mistakes."""
     raise TypeError(
       "{} is an object, not a number. Call it to get the current loss scale, a float32 scalar tensor: "
@@ -75,7 +79,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     """Returns the variables of this loss scale in the current graph, in the order of their declaration."""
     return list(self._graph_variables().values())
 
-  def _add_weight(self, name: str, initial_value: Any, dtype: Optional[tf.DType] = None) -> tf.Variable:
+  def _add_weight(self, name: str, initial_value: float, dtype: Optional[tf.DType] = None) -> tf.Variable:
     """Declares a scalar variable; returns that of the current graph, a resource variable which is not trainable.
 
     `initial_value` is a Python number. A second declaration of a name raises a RuntimeError.
@@ -135,7 +139,7 @@ class FiniteLossScale(LossScale):
   def update(self, grads: Any) -> Tuple[Optional[tf.Tensor], tf.Tensor]:
     """Updates the scale; the step is applied if all gradients on all replicas are finite. See `LossScale.update`."""
 
-    def check(*replica_grads: Any) -> tf.Tensor:
+    def check(*replica_grads: object) -> tf.Tensor:
       converted = [gradients.convert(grad) for grad in replica_grads]
       return finite_check.all_finite(gradients.values_of(converted) + lineage.trace(converted).hidden_values)
 
@@ -147,9 +151,10 @@ class FiniteLossScale(LossScale):
     return update_op, finite
 
 
-def is_updated_by_check(loss_scale: Any) -> bool:
+def is_updated_by_check(loss_scale: AnyLossScale) -> bool:
   """Returns whether `loss_scale.update` is `FiniteLossScale.update`, so that it need not check the gradients again."""
-  return getattr(loss_scale.update, "__func__", None) is FiniteLossScale.update
+  update = loss_scale.update
+  return inspect.ismethod(update) and update.__func__ is FiniteLossScale.update
 
 
 def constant(value: float) -> tf.Tensor:
@@ -200,11 +205,11 @@ class _Default:
   def __init__(self, compute: Callable[[Any], Any]) -> None:
     self._compute = compute
 
-  def __get__(self, instance: Any, owner: type) -> Any:
+  def __get__(self, instance: object, owner: type) -> Any:
     return self if instance is None else self._compute(instance)
 
 
-def weight(name: str) -> Any:
+def weight(name: str) -> _Default:
   """Returns an attribute of a loss scale: its variable of this name in the current graph."""
   return _Default(operator.methodcaller("_weight", name))
 
@@ -375,12 +380,12 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
   )
 
 
-def _where(condition: Any, yes: Any, no: Any) -> Any:
+def _where(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
   """Returns `tf.where` of scalars, each a tensor, a Python value or a function that returns one."""
   if isinstance(condition, bool):  # of bad_steps, if there is no variable for them
     return update_rule.choose(condition, yes, no)
   yes, no = [value() if callable(value) else value for value in (yes, no)]
   if yes is no:
     return yes
-  dtype = next((value.dtype for value in (yes, no) if tf.is_tensor(value)), None)
-  return tf.where_v2(condition, tf.convert_to_tensor(yes, dtype), tf.convert_to_tensor(no, dtype))
+  dtypes = [value.dtype for value in (yes, no) if tf.is_tensor(value)] or [None]
+  return tf.where_v2(condition, tf.convert_to_tensor(yes, dtypes[0]), tf.convert_to_tensor(no, dtypes[0]))

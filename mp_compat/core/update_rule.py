@@ -21,6 +21,8 @@ from typing import Any, Callable, NamedTuple, Optional
 # The largest scale whose reciprocal is a normal float32; TensorFlow flushes smaller reciprocals to 0.
 LARGEST_SCALE = 2.0**126
 
+Scalar = Any  # a number, a bool or a scalar tensor; as an argument of `choose`, also a function that returns one
+
 
 class Rule(NamedTuple):
   """The constant parameters of the rule; the caller validates them."""
@@ -37,12 +39,12 @@ class Rule(NamedTuple):
 class State(NamedTuple):
   """The state between two executed steps: numbers, or scalar tensors."""
 
-  scale: Any
-  good_steps: Any
-  bad_steps: Any  # 0, a number, if nothing counts them: a rule with an overflow_tolerance of 1 needs no count
+  scale: Scalar
+  good_steps: Scalar
+  bad_steps: Scalar  # 0, a number, if nothing counts them: a rule with an overflow_tolerance of 1 needs no count
 
 
-def choose(condition: Any, yes: Any, no: Any) -> Any:
+def choose(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
   """Returns `yes` if `condition`, else `no`; of a function, its result."""
   chosen = yes if condition else no
   return chosen() if callable(chosen) else chosen
@@ -50,21 +52,21 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
 
 def next_state(
   state: State,
-  finite: Any,
+  finite: Scalar,
   rule: Rule,
-  where: Callable[[Any, Any, Any], Any] = choose,
-  maximum: Callable[[Any, Any], Any] = max,
-  minimum: Callable[[Any, Any], Any] = min,
+  where: Callable[[Scalar, Scalar, Scalar], Scalar] = choose,
+  maximum: Callable[[Scalar, Scalar], Scalar] = max,
+  minimum: Callable[[Scalar, Scalar], Scalar] = min,
 ) -> State:
   """Returns the state after one step, with values of the same kinds; `finite` is a bool, or a scalar bool tensor."""
   good_steps, bad_steps = state.good_steps + 1, state.bad_steps + 1
   grow, shrink = good_steps >= rule.increment_period, bad_steps >= rule.overflow_tolerance
 
-  def grown() -> Any:
+  def grown() -> Scalar:
     product = state.scale * rule.multiplier
     return where(product <= rule.ceiling, product, minimum(state.scale, rule.ceiling))
 
-  def shrunk() -> Any:
+  def shrunk() -> Scalar:
     floor = where(state.scale < rule.floor, state.scale, rule.floor)
     lower = state.scale / rule.backoff if rule.decrement_ratio is None else state.scale * rule.decrement_ratio
     return maximum(lower, floor)

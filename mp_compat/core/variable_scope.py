@@ -2,7 +2,7 @@
 """Stores variables in float32 that a model uses in float16 or bfloat16."""
 
 import inspect
-from typing import Any, Callable
+from typing import Any, Callable, Dict
 
 from mp_compat._tensorflow import tf
 
@@ -14,7 +14,7 @@ _PARAMETERS = (
 ).split(", ")
 
 
-def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args: object, **kwargs: object) -> Any:
   """Returns a float16 or bfloat16 variable as a cast of a float32 one; a getter for `tf.compat.v1.variable_scope`.
 
       getter = mp_compat.float32_variable_storage_getter
@@ -34,14 +34,14 @@ def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args
 
   Source: "Training With Mixed Precision", NVIDIA, the section on TensorFlow.
   """
-  given = dict(zip(_PARAMETERS, args), **kwargs)
+  given: Dict[str, object] = dict(zip(_PARAMETERS, args), **kwargs)
   if given.get("trainable") is False or given.get("synchronization") == tf.VariableSynchronization.ON_READ:
     return getter(name, *args, **kwargs)
   requested = [tf.as_dtype(given.get("dtype") or tf.float32)]
   if requested[0] in _HALF:
     given["dtype"] = tf.float32
 
-  def in_float32(value: Any) -> Any:
+  def in_float32(value: object) -> object:
     dtype = tf.as_dtype(getattr(value, "dtype", tf.float32)).base_dtype
     if dtype not in _HALF:
       return value

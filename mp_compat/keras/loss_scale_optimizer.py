@@ -247,8 +247,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
         return tf.no_op()
       return distribute.group(self._optimizer.iterations.assign_add(1))
 
-    def apply_in_all(strategy: tf.distribute.Strategy, part: step.Part) -> Optional[tf.Operation]:
-      del strategy  # the current strategy
+    def apply_in_all(part: step.Part) -> Optional[tf.Operation]:
       grads, variables = zip(*part.grads_and_vars)  # Keras needs the distributed variables.
       decision = step.decide(self._loss_scale, [part], _SETTINGS)
       data = gradients.tensors_of(local for grad in grads for local in distribute.local_results(grad))

@@ -14,8 +14,8 @@ from mp_compat._tensorflow import variables
 from mp_compat.core import distribute
 from mp_compat.core import gradients
 from mp_compat.core import lineage
-from mp_compat.training import optimizer as optimizer_module
 from mp_compat.training import step
+from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 GradAndVar = gradients.GradAndVar
 
@@ -30,7 +30,7 @@ class Window:
   finite: tf.Variable = None  # counts the micro-batches that were added, an int64 scalar
   overflowed: tf.Variable = None  # counts those that were not finite, an int64 scalar
   means: List[tf.Tensor] = dataclasses.field(default_factory=list)  # all that `mean` returned, read before clearing
-  adding_graphs: Any = dataclasses.field(default_factory=weakref.WeakSet)  # in which `add` was called
+  adding_graphs: "weakref.WeakSet[tf.Graph]" = dataclasses.field(default_factory=weakref.WeakSet)  # that called `add`
 
 
 class GradientAccumulator:
@@ -54,13 +54,13 @@ class GradientAccumulator:
   contain them, and a restored run begins with an empty window. Sparse gradients are summed in a dense variable.
   """
 
-  def __init__(self, optimizer: optimizer_module.MixedPrecisionLossScaleOptimizer, skip: str = "window") -> None:
+  def __init__(self, optimizer: MixedPrecisionLossScaleOptimizer, skip: str = "window") -> None:
     """Makes an accumulator for gradients that `optimizer` computes and applies.
 
     Raises a ValueError if `optimizer` is not a MixedPrecisionLossScaleOptimizer or was made with
     `skip_nonfinite=False`, or if `skip` is neither "window" nor "micro_batch".
     """
-    if not isinstance(optimizer, optimizer_module.MixedPrecisionLossScaleOptimizer):
+    if not isinstance(optimizer, MixedPrecisionLossScaleOptimizer):
       raise ValueError("optimizer must be a MixedPrecisionLossScaleOptimizer, but got {!r}.".format(optimizer))
     if not optimizer._mp_compat_settings.skip_nonfinite:
       raise ValueError("GradientAccumulator needs the finite check; make the optimizer without skip_nonfinite=False.")
@@ -148,8 +148,8 @@ class GradientAccumulator:
     micro_batches_finite = [tf.equal(window.overflowed.read_value(), 0)] if self._skip == "micro_batch" else []
     parts = [self._optimizer._prepare_part(grads_and_vars, empties_window=True)]
     parts += [step.Part((), finite, lineage.Lineage(), parts[0].scope) for finite in micro_batches_finite]
-    applied = distribute.merge_call(self._optimizer._apply_in_all_replicas, parts, global_step, name)
-    read = [mean for mean in window.means if mean.graph is applied.graph and contexts.is_readable(mean)]
+    applied = distribute.merge_call(step.apply_first, parts, global_step, name)
+    read = [mean for mean in window.means if mean.graph is tf.get_default_graph() and contexts.is_readable(mean)]
     with tf.control_dependencies([tf.group(applied, *read)]):  # one op: each assignment would wait for each mean
       cleared = [
         total.assign(tf.zeros_like(total), read_value=False)

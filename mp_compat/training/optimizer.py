@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimizer wrapper: scales the loss, unscales the gradients, and applies a step on all replicas or on none."""
 
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, NoReturn, Optional
 
 from mp_compat import horovod
 from mp_compat._tensorflow import autograph
@@ -15,15 +15,14 @@ from mp_compat._tensorflow import trackable
 from mp_compat.core import distribute
 from mp_compat.core import gradients
 from mp_compat.core import lineage
-from mp_compat.core import loss_scale as loss_scale_module
+from mp_compat.core.loss_scale import DynamicLossScale
+from mp_compat.core.loss_scale import LossScale
+from mp_compat.core.loss_scale import get_loss_scale
+from mp_compat.core.loss_scale import is_updated_by_check
 from mp_compat.training import step
 
 # The base is TensorFlow's class, if there is one, so that isinstance checks for it succeed. Nothing else of it is used.
 _Native: Any = (native.LOSS_SCALE_OPTIMIZERS + (tf.train.Optimizer,))[0]
-
-
-class MissingCheckError(RuntimeError, AttributeError):
-  """An error for reading the result of a finite check in a graph without one; `hasattr` is then False."""
 
 
 class MixedPrecisionLossScaleOptimizer(_Native):
@@ -53,7 +52,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     skip_nonfinite: bool = True,
     check_computed_gradients: bool = True,
     finite_reducer: Optional[step.FiniteReducer] = None,
-    **kwargs: Any,
+    **kwargs: object,
   ) -> None:
     """Wraps an optimizer.
 
@@ -90,7 +89,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     # Skips the constructor of TensorFlow's class, which takes other arguments and makes a loss scale of its own.
     base: Any = super() if _Native is tf.train.Optimizer else super(_Native, self)
     base.__init__(getattr(opt, "_use_locking", False), name, **kwargs)
-    self._loss_scale = loss_scale_module.get_loss_scale(loss_scale)
+    self._loss_scale = get_loss_scale(loss_scale)
     _warn_if_scaled_gradients_are_used(opt, name, self._doing_dynamic_loss_scaling())
     if finite_reducer is None and horovod.leaves_gradients_unreduced(opt):
       finite_reducer = horovod.all_ranks_finite
@@ -106,12 +105,12 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return self._optimizer
 
   @property
-  def loss_scale(self) -> loss_scale_module.LossScale:
+  def loss_scale(self) -> LossScale:
     """Returns the LossScale; calling it returns the current loss scale, a float32 scalar tensor."""
     return self._loss_scale
 
   @loss_scale.setter
-  def loss_scale(self, value: Any) -> None:
+  def loss_scale(self, value: object) -> None:
     raise AttributeError(
       "The loss scale of an optimizer cannot be replaced by {!r}. Pass it when the optimizer is made. To change the "
       "current scale of a DynamicLossScale, run opt.loss_scale.variables()[0].assign(value).".format(value)
@@ -125,13 +124,10 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     this graph has no `apply_gradients`, or one without a check (`skip_nonfinite=False` and a loss scale whose
     `should_apply` is not a tensor).
     """
-    finite = next((built.finite for built in reversed(step.recorded(self))), None)
-    if finite is None:
-      raise MissingCheckError(
-        "gradients_finite is the result of the finite check in apply_gradients(), which this graph lacks. First call "
-        "minimize() or apply_gradients() in this graph, with skip_nonfinite=True."
-      )
-    return finite
+    return step.last_tensor(
+      [built.finite for built in step.recorded(self)],
+      "gradients_finite is the result of the finite check in apply_gradients()",
+    )
 
   @property
   def step_applied(self) -> tf.Tensor:
@@ -141,17 +137,14 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     train op, it describes the same step. Raises a RuntimeError if this graph has no `apply_gradients`, or one that
     applies every step (`skip_nonfinite=False` and a loss scale whose `should_apply` is not a tensor).
     """
-    applied = next((built.applied for built in reversed(step.recorded(self))), None)
-    if not tf.is_tensor(applied):
-      raise MissingCheckError(
-        "step_applied is the decision of apply_gradients() to apply or skip a step, which this graph lacks. First call "
-        "minimize() or apply_gradients() in this graph, with skip_nonfinite=True."
-      )
-    return applied
+    return step.last_tensor(
+      [built.applied for built in step.recorded(self)],
+      "step_applied is the decision of apply_gradients() to apply or skip a step",
+    )
 
   def _doing_dynamic_loss_scaling(self) -> bool:
     """Returns whether the loss scale is a DynamicLossScale, as in TensorFlow's class; only a warning depends on it."""
-    return isinstance(self._loss_scale, (loss_scale_module.DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES)
+    return isinstance(self._loss_scale, (DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES)
 
   @autograph.do_not_convert
   def minimize(
@@ -164,7 +157,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     colocate_gradients_with_ops: bool = False,
     name: Optional[str] = None,
     grad_loss: Optional[tf.Tensor] = None,
-    **kwargs: Any,
+    **kwargs: object,
   ) -> Optional[tf.Operation]:
     """Calls `compute_gradients` and `apply_gradients`; the latter with `kwargs`, such as `decay_var_list`.
 
@@ -314,7 +307,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     grads_and_vars: Iterable[gradients.GradAndVar],
     global_step: Optional[tf.Variable] = None,
     name: Optional[str] = None,
-    **kwargs: Any,
+    **kwargs: object,
   ) -> Optional[tf.Operation]:
     """Applies the gradients on all replicas, or skips the step if any gradient on any replica is not finite.
 
@@ -341,14 +334,13 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "global_step must be a variable, such as tf.train.get_or_create_global_step(), or None, but got {!r}. Pass the "
         "name of the op as name={!r}.".format(global_step, global_step)
       )
-    parts = [self._prepare_part(grads_and_vars)]
-    return distribute.merge_call(self._apply_in_all_replicas, parts, global_step, name, **kwargs)
+    return distribute.merge_call(step.apply_first, [self._prepare_part(grads_and_vars)], global_step, name, **kwargs)
 
   def _prepare_part(self, grads_and_vars: Iterable[gradients.GradAndVar], empties_window: bool = False) -> step.Part:
     """Returns the part of a step in this replica; logs a warning if its gradients were never scaled."""
     distribute.check_replica_context()
     settings = self._mp_compat_settings
-    check = settings.skip_nonfinite or loss_scale_module.is_updated_by_check(self._loss_scale)
+    check = settings.skip_nonfinite or is_updated_by_check(self._loss_scale)
     part = step.prepare(grads_and_vars, settings, check, empties_window)._replace(optimizer=self)
     if part.lineage.is_origin_of(contexts.predicates()):
       log.warn_once(
@@ -376,20 +368,6 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       scale = set(graphs.executed_ops([self._loss_scale()]))
     return not scale.isdisjoint(graphs.executed_ops(gradients.values_of([grad for grad, _ in pairs])))
 
-  @step.collected
-  def _apply_in_all_replicas(
-    self,
-    strategy: tf.distribute.Strategy,
-    parts: List[step.Part],
-    global_step: Optional[tf.Variable],
-    name: Optional[str],
-    **kwargs: Any,
-  ) -> Optional[tf.Operation]:
-    """Applies the first part; the others are only checked."""
-    del strategy  # the current strategy
-    decision = step.decide(self._loss_scale, parts, self._mp_compat_settings, skip="each")
-    return step.apply(parts[0], decision, 0, global_step, name, **kwargs)
-
   def get_name(self) -> str:
     """Returns the inner optimizer's name."""
     return self._name
@@ -413,17 +391,17 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       return own.__get__(self)
     return optimizers.inner_attribute(self, name)
 
-  def __setattr__(self, name: str, value: Any) -> None:
+  def __setattr__(self, name: str, value: object) -> None:
     owner = self._optimizer if optimizers.sets_inner_attribute(self, name) else super()
     owner.__setattr__(name, value)
 
-  def _never_called(self, *args: Any, **kwargs: Any) -> None:
+  def _never_called(self, *args: object, **kwargs: object) -> NoReturn:
     raise RuntimeError("This function should never be called: the inner optimizer applies the gradients.")
 
   _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = _never_called
 
 
-def _check_inner(opt: Any) -> None:
+def _check_inner(opt: object) -> None:
   if not isinstance(opt, tf.train.Optimizer):
     hint = "Pass an instance of a tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer()."
     if any(native.is_of_keras(base) for base in type(opt).__mro__):

@@ -4,14 +4,14 @@
 from typing import Iterable, List, Optional, Tuple
 
 from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import tf
-from mp_compat.core import conditional_apply
 from mp_compat.core import distribute
 from mp_compat.core import gradients
-from mp_compat.training import optimizer as optimizer_module
 from mp_compat.training import step
+from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
-OptimizerAndGradients = Tuple[optimizer_module.MixedPrecisionLossScaleOptimizer, Iterable[gradients.GradAndVar]]
+OptimizerAndGradients = Tuple[MixedPrecisionLossScaleOptimizer, Iterable[gradients.GradAndVar]]
 
 
 @autograph.do_not_convert
@@ -61,17 +61,16 @@ def apply_gradients_together(
   )
 
   @step.collected
-  def apply_all(
-    strategy: tf.distribute.Strategy, parts: List[step.Part], global_step: Optional[tf.Variable]
-  ) -> Optional[tf.Operation]:
+  def apply_all(parts: List[step.Part], global_step: Optional[tf.Variable]) -> Optional[tf.Operation]:
     decision = step.decide(optimizers[0].loss_scale, parts, settings, skip)
     applied = [step.apply(part, decision, index) for index, part in enumerate(parts)]
     counted = None
     if global_step is not None:
       with tf.control_dependencies([op for op in applied if op is not None]):
-        counted = conditional_apply.cond(
+        extended = tf.distribute.get_strategy().extended
+        counted = control_flow.cond(
           tf.reduce_any(tf.stack(decision.apply)),
-          lambda: distribute.group(strategy.extended.update(global_step, lambda variable: tf.assign_add(variable, 1))),
+          lambda: distribute.group(extended.update(global_step, lambda variable: tf.assign_add(variable, 1))),
         )
     return distribute.group(*applied, counted, name=name)
 
@@ -87,7 +86,7 @@ def _check(steps: List[OptimizerAndGradients], skip: str) -> None:
     )
   optimizers = [opt for opt, _ in steps]
   for opt in optimizers:
-    is_wrapper = isinstance(opt, optimizer_module.MixedPrecisionLossScaleOptimizer)
+    is_wrapper = isinstance(opt, MixedPrecisionLossScaleOptimizer)
     if not is_wrapper or opt.loss_scale is not optimizers[0].loss_scale:
       raise ValueError(
         "Expected MixedPrecisionLossScaleOptimizers that share one LossScale, but got {}. Pass the same LossScale to "

@@ -8,7 +8,7 @@ Observers (`mp_compat.monitoring`) read the record of a step, which `apply` keep
 
 import dataclasses
 import functools
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union, cast
+from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union, cast
 
 from mp_compat import horovod
 from mp_compat._tensorflow import contexts
@@ -21,14 +21,20 @@ from mp_compat.core import conditional_apply
 from mp_compat.core import distribute
 from mp_compat.core import finite_check
 from mp_compat.core import gradients
-from mp_compat.core import lineage as lineage_module
-from mp_compat.core import loss_scale as loss_scale_module
+from mp_compat.core import lineage
+from mp_compat.core import loss_scale
+from mp_compat.core.lineage import Lineage
 
 # Reduces over processes: maps a bool tensor to one of the same shape, True where it is True in all processes.
 FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
 ShouldApply = Union[bool, tf.Tensor]
+_Update = Tuple[Optional[tf.Operation], ShouldApply]  # what `LossScale.update` returns
 
 _Builder = TypeVar("_Builder", bound=Callable[..., Optional[tf.Operation]])
+
+
+class MissingCheckError(RuntimeError, AttributeError):
+  """An error for reading the result of a finite check in a graph without one; `hasattr` is then False."""
 
 
 class Settings(NamedTuple):
@@ -45,9 +51,9 @@ class Part(NamedTuple):
 
   grads_and_vars: Tuple[gradients.GradAndVar, ...]  # with converted gradients; empty for a part that is only checked
   finite: Optional[tf.Tensor]  # a scalar bool; None without a check
-  lineage: lineage_module.Lineage
+  lineage: Lineage
   scope: str  # the name scope of the replica
-  optimizer: Any = None  # the MixedPrecisionLossScaleOptimizer that applies it, in each replica its own
+  optimizer: Optional[tf.train.Optimizer] = None  # the MixedPrecisionLossScaleOptimizer of the replica
 
 
 class Decision(NamedTuple):
@@ -63,7 +69,7 @@ class Step(NamedTuple):
 
   train_op: tf.Operation  # None in eager mode
   gradients: List[Tuple[gradients.Gradient, str]]  # those passed in, of each local replica, and their variables' names
-  lineages: Tuple[lineage_module.Lineage, ...]  # of each local replica
+  lineages: Tuple[Lineage, ...]  # of each local replica
   finite: Optional[tf.Tensor]  # a scalar bool, True if all gradients are finite; None without a check
   applied: ShouldApply  # whether the step is applied: gradients finite, and should_apply of the loss scale
 
@@ -79,7 +85,7 @@ class OptimizerState:
 
 
 def prepare(
-  grads_and_vars: Iterable[Tuple[Any, tf.Variable]],
+  grads_and_vars: Iterable[Tuple[object, tf.Variable]],
   settings: Settings,
   check: bool = True,
   empties_window: bool = False,
@@ -90,20 +96,20 @@ def prepare(
   """
   grads_and_vars = gradients.convert_pairs(grads_and_vars)
   grads = [grad for grad, _ in grads_and_vars]
-  lineage = lineage_module.trace(grads, settings.check_computed_gradients)
-  if not empties_window and any(computed.is_window_mean for computed in lineage.computed):
+  traced = lineage.trace(grads, settings.check_computed_gradients)
+  if not empties_window and any(computed.is_window_mean for computed in traced.computed):
     raise ValueError(
       "Expected gradients of one step, but got means of a GradientAccumulator, whose window this would never empty. "
       "Pass them to apply_gradients() of the GradientAccumulator."
     )
   finite = None
   if check:
-    passed, computed = map(dead_tensors.zeros_if_dead, (gradients.values_of(grads), lineage.hidden_values))
-    finite = finite_check.all_finite(passed, computed, lineage.sums_of_squares)
-  return Part(grads_and_vars, finite, lineage, graphs.name_scope())
+    passed, computed = map(dead_tensors.zeros_if_dead, (gradients.values_of(grads), traced.hidden_values))
+    finite = finite_check.all_finite(passed, computed, traced.sums_of_squares)
+  return Part(grads_and_vars, finite, traced, graphs.name_scope())
 
 
-def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str = "all") -> Decision:
+def decide(scale: loss_scale.AnyLossScale, parts: Sequence[Part], settings: Settings, skip: str = "all") -> Decision:
   """Reduces the checks over replicas and processes, updates the loss scale; called once for all replicas.
 
   With `all_finite` True if all parts are finite in all replicas and processes, and `should_apply` what the loss scale
@@ -117,24 +123,21 @@ def decide(loss_scale: Any, parts: Sequence[Part], settings: Settings, skip: str
   """
   grads = [grad for part in parts for grad, _ in part.grads_and_vars]
   if parts[0].finite is None:
-    update_op, should_apply = _update(loss_scale, grads, None, False, settings.check_computed_gradients)
+    update_op, should_apply = _update(scale, grads, None, False, settings.check_computed_gradients)
     finite = should_apply if tf.is_tensor(should_apply) else None
     return Decision([finite] * len(parts), [should_apply] * len(parts), update_op)
-  lineages = [lineage for part in parts for lineage in distribute.local_results(part.lineage)]
-  reducer = settings.finite_reducer or _horovod_reducer(lineages)
+  lineages = [one for part in parts for one in distribute.local_results(part.lineage)]
+  reducer = settings.finite_reducer
+  if reducer is None and any(one.is_reduced_by_horovod for one in lineages):
+    reducer = horovod.all_ranks_finite  # The check also covers the gradients that each rank computed.
   finite = _reduce_finite([part.finite for part in parts], reducer)
   all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
-  has_hidden = any(lineage.replaced for lineage in lineages) or not all(part.grads_and_vars for part in parts)
+  has_hidden = any(one.replaced for one in lineages) or not all(part.grads_and_vars for part in parts)
   update = functools.partial(
-    _update, loss_scale, grads, all_finite, has_hidden or reducer is not None, settings.check_computed_gradients
+    _update, scale, grads, all_finite, has_hidden or reducer is not None, settings.check_computed_gradients
   )
   update_op, should_apply = _in_mutex(update, all_finite) if settings.use_locking else update()
   return Decision(finite, _applied(skip, finite, all_finite, should_apply), update_op)
-
-
-def _horovod_reducer(lineages: Iterable[lineage_module.Lineage]) -> Optional[FiniteReducer]:
-  """Returns a reducer if Horovod reduced gradients: the check also covers those that each rank computed."""
-  return horovod.all_ranks_finite if any(lineage.is_reduced_by_horovod for lineage in lineages) else None
 
 
 def _applied(skip: str, finite: List[tf.Tensor], all_finite: tf.Tensor, should_apply: ShouldApply) -> List[ShouldApply]:
@@ -153,23 +156,23 @@ def _and(condition: ShouldApply, finite: tf.Tensor) -> ShouldApply:
 
 
 def _update(
-  loss_scale: Any,
+  scale: loss_scale.AnyLossScale,
   grads: List[gradients.Gradient],
   all_finite: Optional[tf.Tensor],
   is_hidden: bool,
   check_computed: bool,
-) -> Tuple[Optional[tf.Operation], ShouldApply]:
+) -> _Update:
   """Returns `(update_op, should_apply)` as `LossScale.update` does; True if the scale is updated by `all_finite` only.
 
   `is_hidden`: whether the step may not be finite although all of `grads` are.
   """
-  if loss_scale_module.is_updated_by_check(loss_scale):
-    return loss_scale._update_scale(all_finite), True
+  if loss_scale.is_updated_by_check(scale):
+    return scale._update_scale(all_finite), True
   if is_hidden:
     grads = distribute.call_for_each_replica(gradients.add_nan_unless, all_finite, grads)
-  if not check_computed and isinstance(loss_scale, loss_scale_module.FiniteLossScale):
-    grads = distribute.call_for_each_replica(lineage_module.cut, grads)  # its `update` may check them again
-  return distribute.call_in_cross_replica_context(loss_scale.update, grads)
+  if not check_computed and isinstance(scale, loss_scale.FiniteLossScale):
+    grads = distribute.call_for_each_replica(lineage.cut, grads)  # its `update` may check them again
+  return distribute.call_in_cross_replica_context(scale.update, grads)
 
 
 def _reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer]) -> List[tf.Tensor]:
@@ -191,7 +194,7 @@ def _reduce_finite(finite: List[tf.Tensor], reducer: Optional[FiniteReducer]) ->
   return [stacked] if single else tf.unstack(stacked, len(finite))
 
 
-def _in_mutex(update: Callable[[], Any], finite: tf.Tensor) -> Tuple[Optional[tf.Operation], ShouldApply]:
+def _in_mutex(update: Callable[[], _Update], finite: tf.Tensor) -> _Update:
   """Returns `update()`, whose ops run in a mutex after `finite`; without one in eager mode, functions and XLA."""
   if tf.executing_eagerly() or contexts.may_be_compiled():
     return update()
@@ -209,7 +212,7 @@ def apply(
   index: int = 0,
   global_step: Optional[tf.Variable] = None,
   name: Optional[str] = None,
-  **kwargs: Any,
+  **kwargs: object,
 ) -> Optional[tf.Operation]:
   """Applies a part of a step in all replicas, or skips it, and records the step; called once for all replicas.
 
@@ -225,10 +228,13 @@ def apply(
     for local_grad in distribute.local_results(grad)
   ]
   grads = [grad for grad, _ in local]
-  computed = [each for lineage in lineages for each in lineage.computed]
-  own = lineage_module.keys_of(gradients.values_of(grads) + [each.values for each in computed])
-  scaled = lineage_module.keys_of(each.scaled for each in computed if each.scaled is not None)
-  earlier = lineage_module.gradients_of_steps()
+  computed = [each for one in lineages for each in one.computed]
+  graph = graphs.default_graph()
+  values = [] if graph is None else gradients.values_of(grads)
+  own = contexts.keys_of(values + [each.values for each in computed])
+  scaled = contexts.keys_of(each.scaled for each in computed if each.scaled is not None)
+  # The gradients that were applied in the graph before, and those that they derive from.
+  earlier = set() if graph is None else graphs.record_in(graph, "gradients_of_steps", set)
   # "train/" is the scope of the train op.
   given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)
   method, base = optimizer.inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients
@@ -254,14 +260,14 @@ def apply(
 
 
 def _apply_inner(
-  optimizer: Any,
-  own: Set[lineage_module.TensorKey],
-  scaled: Set[lineage_module.TensorKey],
-  earlier: Set[lineage_module.TensorKey],
+  optimizer: tf.train.Optimizer,
+  own: Set[contexts.TensorKey],
+  scaled: Set[contexts.TensorKey],
+  earlier: Set[contexts.TensorKey],
   grads_and_vars: Iterable[gradients.GradAndVar],
-  *args: Any,
-  **kwargs: Any,
-) -> Any:
+  *args: object,
+  **kwargs: object,
+) -> Optional[tf.Operation]:
   """Calls the inner optimizer of `optimizer`; checks which gradients it uses, not by way of its `own`.
 
   Logs a warning for `scaled` ones of this step. Raises a ValueError for those of `earlier` steps.
@@ -278,7 +284,7 @@ def _apply_inner(
       "run with the train op. Return the op that it builds.".format(type(inner_optimizer).__name__)
     )
   read = [tensor for op in graph.get_operations()[count:] for tensor in op.inputs]
-  used = lineage_module.ancestors(read, own)
+  used = contexts.keys_of(contexts.search_back(read, contexts.data_inputs, own))
   if not earlier.isdisjoint(used):
     raise ValueError(
       "apply_gradients() of {0} reads gradients of an earlier apply_gradients(). It would apply them unchecked: if "
@@ -298,7 +304,7 @@ def _apply_inner(
 
 
 def _set_accumulator_steps(
-  lineages: Iterable[lineage_module.Lineage], global_step: Optional[tf.Variable], applied: tf.Operation
+  lineages: Iterable[Lineage], global_step: Optional[tf.Variable], applied: tf.Operation
 ) -> Optional[tf.Operation]:
   """Returns an op that sets the step of accumulators that gradients were taken from to that after `applied`, or None.
 
@@ -306,7 +312,7 @@ def _set_accumulator_steps(
   increments its step. The accumulator then drops new gradients of earlier steps as stale. A skipped step leaves
   `global_step` unchanged, so without this op the workers would wait forever.
   """
-  takes = {take.inputs[0].name: take for lineage in lineages for take in lineage.accumulator_takes}
+  takes = {take.inputs[0].name: take for one in lineages for take in one.accumulator_takes}
   if not takes or global_step is None:
     return None
   with tf.control_dependencies([applied]), tf.colocate_with(global_step, ignore_existing=True):
@@ -324,7 +330,7 @@ def _set_accumulator_steps(
 def collected(build: _Builder) -> _Builder:
   """Makes a function add the op that it returns to the graph's train ops, without those that are a part of it."""
 
-  def build_and_collect(*args: Any, **kwargs: Any) -> Optional[tf.Operation]:
+  def build_and_collect(*args: object, **kwargs: object) -> Optional[tf.Operation]:
     others = tf.get_collection(tf.GraphKeys.TRAIN_OP)
     train_op = build(*args, **kwargs)
     if train_op is not None:  # not in eager mode
@@ -334,10 +340,21 @@ def collected(build: _Builder) -> _Builder:
   return cast(_Builder, functools.wraps(build)(build_and_collect))
 
 
+@collected
+def apply_first(
+  parts: Sequence[Part], global_step: Optional[tf.Variable], name: Optional[str], **kwargs: object
+) -> Optional[tf.Operation]:
+  """Applies the first part in all replicas, or skips it; the others are only checked; called once for all replicas."""
+  optimizer = distribute.local_results(parts[0].optimizer)[0]
+  decision = decide(optimizer.loss_scale, parts, optimizer._mp_compat_settings, skip="each")
+  return apply(parts[0], decision, 0, global_step, name, **kwargs)
+
+
 def _record(optimizers_of_replicas: Iterable[tf.train.Optimizer], step: Step) -> None:
   """Records a step of each optimizer, in the current graph and in the graph that a Session runs."""
   current, outermost = graphs.default_graph(), graphs.init_scope_graph()
-  for graph in {current} if None in (current, outermost) else {current, outermost}:
+  recording = {current} if None in (current, outermost) else {current, outermost}
+  for graph in recording:
     for optimizer in optimizers_of_replicas:
       steps = graphs.state_of(optimizer, graph, OptimizerState).steps
       if step.train_op is None:
@@ -348,3 +365,13 @@ def _record(optimizers_of_replicas: Iterable[tf.train.Optimizer], step: Step) ->
 def recorded(optimizer: tf.train.Optimizer) -> List[Step]:
   """Returns the steps of the optimizer in the current graph and in functions inside of it, the newest last."""
   return list(graphs.state_of(optimizer, graphs.default_graph(), OptimizerState).steps)
+
+
+def last_tensor(tensors: Sequence[Optional[ShouldApply]], what: str) -> tf.Tensor:
+  """Returns the tensor of the last step; raises a MissingCheckError, which begins with `what`, if there is none."""
+  if not tensors or not tf.is_tensor(tensors[-1]):
+    raise MissingCheckError(
+      what + ", which this graph lacks. First call minimize() or apply_gradients() in this graph, with "
+      "skip_nonfinite=True."
+    )
+  return tensors[-1]
