@@ -4,7 +4,7 @@
 import collections
 import os
 from types import MappingProxyType
-from typing import Any, Container, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
+from typing import Container, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class Inspection(NamedTuple):
   path: str
   dialect: str
   variables: "collections.OrderedDict[str, Tuple[tf.DType, Tuple[int, ...]]]"
-  state: "collections.OrderedDict[str, Any]"
+  state: "collections.OrderedDict[str, np.ndarray]"
 
 
 def inspect(path: files.Path, state: Iterable[str] = ()) -> Inspection:
@@ -43,20 +43,17 @@ def inspect(path: files.Path, state: Iterable[str] = ()) -> Inspection:
     ValueError: If there is no checkpoint at `path`.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
-  path = files.resolve_path(path)
-  reader = files.open_reader(path)
-  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
-  if files.OBJECT_GRAPH in shapes:
+  checkpoint = files.Checkpoint(files.resolve_path(path))
+  shapes = checkpoint.shapes
+  if checkpoint.is_object_based:
     dialect, names = "object-based", [name for name in shapes if dialects.is_state_name(name.partition("/.ATTR")[0])]
   else:
     dialect, names = dialects.dialect(shapes), list(dialects.state(shapes))
   return Inspection(
-    path,
+    checkpoint.path,
     dialect,
-    collections.OrderedDict((name, (dtypes[name], shapes[name])) for name in sorted(shapes)),
-    collections.OrderedDict(
-      (name, files.read_tensor(reader, path, name)) for name in sorted({*names, *shapes.keys() & state})
-    ),
+    collections.OrderedDict((name, (checkpoint.dtypes[name], shapes[name])) for name in sorted(shapes)),
+    collections.OrderedDict((name, checkpoint.read(name)) for name in sorted({*names, *shapes.keys() & state})),
   )
 
 
@@ -136,7 +133,7 @@ def _shapes(inspection: Inspection) -> Dict[str, Tuple[int, ...]]:
   return {name: inspection.variables[name][1] for name in sorted(inspection.variables, key=dialects.parse)}
 
 
-def _arrays(state: Mapping[str, float], dtypes: Mapping[str, Any]) -> Dict[str, np.ndarray]:
+def _arrays(state: Mapping[str, float], dtypes: Mapping[str, type]) -> Dict[str, np.ndarray]:
   return {name: np.asarray(state[name], dtype) for name, dtype in dtypes.items()}
 
 
@@ -174,12 +171,12 @@ def _values(
 
   `initial` has values for state of the program's own.
   """
-  reader = files.open_reader(source.path)
+  checkpoint = files.Checkpoint(source.path)
   roles = dialects.state({name: source.variables[old][1] if old else () for name, old in names.items()})
   values = {}
   for name, old in names.items():
     if old is not None:
-      values[name] = files.read_tensor(reader, source.path, old)
+      values[name] = checkpoint.read(old)
     elif name in initial:
       values[name] = initial[name]
     if name in roles:
@@ -202,9 +199,9 @@ def _write(values: Dict[str, np.ndarray], target: str) -> None:
         prefix=prefix, tensor_names=list(feeds), shape_and_slices=[""] * len(feeds), tensors=list(feeds.values())
       )
       sess.run(save, {feed: values[name] for name, feed in feeds.items()})
-    reader = files.open_reader(prefix)
+    written = files.Checkpoint(prefix)
     for name, value in values.items():
-      if _bits(files.read_tensor(reader, prefix, name)) != _bits(value):
+      if _bits(written.read(name)) != _bits(value):
         raise tf.errors.DataLossError(
           None, None, "{} in {} differs from the value that was written.".format(name, prefix)
         )
@@ -220,5 +217,5 @@ def _remove(folder: str) -> None:
     tf.gfile.DeleteRecursively(folder)
 
 
-def _bits(value: np.ndarray) -> Tuple[Any, ...]:
+def _bits(value: np.ndarray) -> Tuple[object, ...]:
   return value.dtype, value.shape, value.tolist() if value.dtype == object else value.tobytes()
