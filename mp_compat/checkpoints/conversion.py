@@ -104,18 +104,19 @@ def convert(
   if files.checkpoint_exists(target) or tf.gfile.Exists(target):
     raise ValueError("{} exists and is not overwritten. Pass another path.".format(target))
   if to is not None:
-    names = _names_in(to, inspection, state)
-    dtypes = {name: np.int64 if isinstance(value, int) else np.float32 for name, value in state.items()}
-    _write(_values(inspection, names, to, _arrays(state, dtypes)), target)
+    names, dialect, meta = _names_in(to, inspection, state), to, None
+    dtypes: Dict[str, type] = {
+      name: np.int64 if isinstance(value, int) else np.float32 for name, value in state.items()
+    }
   else:
     assert like is not None  # checked above
     example = inspect(like)
-    names = _names_like(example, inspection, state)
+    names, dialect, meta = _names_like(example, inspection, state), example.dialect, "{}.meta".format(example.path)
     dtypes = {name: example.variables[name][0].as_numpy_dtype for name in names.keys() & state}
-    _write(_values(inspection, names, example.dialect, _arrays(state, dtypes)), target)
-    meta = "{}.meta".format(example.path)
-    if tf.gfile.Exists(meta):
-      tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
+  initial: Dict[str, np.ndarray] = {name: np.asarray(state[name], dtype) for name, dtype in dtypes.items()}
+  _write(_values(inspection, names, dialect, initial), target)
+  if meta is not None and tf.gfile.Exists(meta):
+    tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
   _make_latest(target)
   return inspect(target, state)
 
@@ -131,10 +132,6 @@ def _make_latest(path: str) -> None:
 def _shapes(inspection: Inspection) -> Dict[str, Tuple[int, ...]]:
   """Returns the shapes of the variables by name, in the order of their creation."""
   return {name: inspection.variables[name][1] for name in sorted(inspection.variables, key=dialects.parse)}
-
-
-def _arrays(state: Mapping[str, float], dtypes: Mapping[str, type]) -> Dict[str, np.ndarray]:
-  return {name: np.asarray(state[name], dtype) for name, dtype in dtypes.items()}
 
 
 def _names_in(dialect: str, source: Inspection, own: Iterable[str]) -> Dict[str, Optional[str]]:

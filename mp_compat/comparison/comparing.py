@@ -13,7 +13,7 @@ from mp_compat.core import dialects
 
 SAME, DIFFERENT, UNKNOWN = 0, 1, 2  # exit codes
 ORIGINAL, SCALED, UNSCALED = recorder.ORIGINAL, recorder.SCALED, recorder.UNSCALED
-AGAIN, ONCE_MORE = "again", "once_more"  # They repeat the first run, the second only before other runs are blamed.
+AGAIN, ONCE_MORE = "again", "once_more"  # Both repeat the first run; ONCE_MORE only before other runs are blamed.
 RUNS = {
   ORIGINAL: "as it is",
   SCALED: "with mp_compat",

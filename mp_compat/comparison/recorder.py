@@ -39,7 +39,7 @@ from mp_compat.migration import program
 from mp_compat.training import step
 
 ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
-_OPTIMIZERS = ("mp_compat.training.optimizer", "mp_compat.keras.loss_scale_optimizer")  # modules that are then imported
+_OPTIMIZERS = ("mp_compat.training.optimizer", "mp_compat.keras.loss_scale_optimizer")  # imported if one is used
 SHOWN = 3  # variables whose values are kept where they differ
 
 Notes = Dict[str, Any]  # what `Recorder.note` wrote on a run, by kind
@@ -358,6 +358,8 @@ def _install(settings: Settings, recorder: Recorder) -> None:
 
 
 def _applying_all(decide: Callable[..., step.Decision]) -> Callable[..., step.Decision]:
+  """Returns `step.decide` with the decision to apply every step."""
+
   @functools.wraps(decide)
   def decide_to_apply(*args: object, **kwargs: object) -> step.Decision:
     decision = decide(*args, **kwargs)

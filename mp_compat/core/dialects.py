@@ -14,7 +14,20 @@ names of variables created in a name scope are prefixed with that scope.
 import collections
 import re
 from types import MappingProxyType
-from typing import Any, Callable, Counter, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+  Callable,
+  Counter,
+  Dict,
+  Hashable,
+  Iterable,
+  List,
+  Mapping,
+  NamedTuple,
+  Optional,
+  Sequence,
+  Set,
+  Tuple,
+)
 
 DIALECTS = ("mp_compat", "tensorflow", "contrib", "plain")
 
@@ -102,7 +115,7 @@ def state(shapes: Shapes) -> Dict[str, str]:
 
 
 def dialect(shapes: Shapes) -> str:
-  """Returns which of `DIALECTS` these names belong to: "mp_compat" also if TensorFlow's class writes the same names."""
+  """Returns which of `DIALECTS` the names belong to: "mp_compat" also if TensorFlow's class writes the same names."""
   stems = {parse(name).stem for name in state(shapes)}
   if "current_loss_scale" in stems:
     parsed = [parse(name) for name in shapes if "apply_or_skip" not in name]
@@ -110,8 +123,11 @@ def dialect(shapes: Shapes) -> str:
   return "contrib" if stems else "plain"
 
 
-# What variables that match have in common, most specific first; None for variables that do not match by it.
-_KEYS: Sequence[Callable[[Name, Optional[str], Tuple[int, ...]], Any]] = (
+# Returns, from the name, the role and the shape of a variable, what it has in common with those that match it; None if
+# it matches none.
+_KeyOf = Callable[[Name, Optional[str], Tuple[int, ...]], Hashable]
+
+_KEYS: Sequence[_KeyOf] = (  # most specific first
   lambda name, role, shape: (name.scope, role or name.stem, name.number, shape),
   lambda name, role, shape: role and (name.scope, role),
   lambda name, role, shape: role,
@@ -151,14 +167,12 @@ def match(wanted: Shapes, found: Shapes, recorded: Mapping[str, str] = MappingPr
   return result
 
 
-def _grouped(
-  names: Iterable[str], shapes: Shapes, key_of: Callable[[Name, Optional[str], Tuple[int, ...]], Any]
-) -> Dict[Any, List[str]]:
-  """Returns those of `names` that may match others, by `key_of(name, role, shape)`, which is None for no match."""
+def _grouped(names: Iterable[str], shapes: Shapes, key_of: _KeyOf) -> Dict[Hashable, List[str]]:
+  """Returns those of `names` that may match others, by `key_of`."""
   roles = state(shapes)
   has_conditionals = bool(roles)
   roles.update((name, parse(name).stem) for name in shapes if parse(name).stem in _POWERS and not tuple(shapes[name]))
-  groups: Dict[Any, List[str]] = collections.defaultdict(list)
+  groups: Dict[Hashable, List[str]] = collections.defaultdict(list)
   for name in names:
     key = key_of(parse(name), roles.get(name), tuple(shapes[name]))
     if key and (has_conditionals or name in roles or not parse(name).conditionals):
