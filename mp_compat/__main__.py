@@ -11,10 +11,17 @@ import importlib
 import json
 import re
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
 import mp_compat
 from mp_compat.core import dialects
+
+if TYPE_CHECKING:
+  from mp_compat import checkpoints
+  from mp_compat.migration import source
+
+# The runs of `compare`, as in `mp_compat.comparison.comparing.RUNS`.
+_RUNS = ["original", "mp_compat", "without", "again"]
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -72,7 +79,7 @@ def _make_parser() -> argparse.ArgumentParser:
     "convert", help="write it with another naming scheme, or another program's names, and read it back"
   )
   convert.add_argument("source", metavar="IN", help="a checkpoint, or a directory; it stays as it is")
-  convert.add_argument("target", metavar="OUT", help="the checkpoint to write; there must be nothing yet")
+  convert.add_argument("target", metavar="OUT", help="the checkpoint to write, which must not exist")
   names = convert.add_mutually_exclusive_group(required=True)
   names.add_argument("--to", choices=dialects.DIALECTS, help="whose optimizer is to restore it")
   names.add_argument("--like", metavar="PATH", help="a checkpoint of the program that is to restore it, for its names")
@@ -97,7 +104,7 @@ def _make_parser() -> argparse.ArgumentParser:
   restored = "a folder that the program writes to, put back before each run and at the end; may be repeated"
   add("--restore", action="append", default=[], metavar="DIR", help=restored)
   add("--without", action="store_true", help="also run it without loss scaling")
-  add("--runs", type=_runs, metavar="RUN,...", help="the runs to make, of original,mp_compat,without,again")
+  add("--runs", type=_runs, metavar="RUN,...", help="the runs to make, of " + ",".join(_RUNS))
   add("--json", metavar="FILE", help="write the report as JSON, too")
   add("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the program, and its arguments")
 
@@ -152,10 +159,9 @@ def _state(text: str) -> Tuple[str, float]:
 
 def _runs(text: str) -> List[str]:
   runs = text.split(",")
-  names = ["original", "mp_compat", "without", "again"]
-  if len(runs) < 2 or runs != [name for name in names if name in runs]:
+  if len(runs) < 2 or runs != [name for name in _RUNS if name in runs]:
     raise argparse.ArgumentTypeError(
-      "expected at least two of {}, in this order, but got {!r}".format(",".join(names), text)
+      "expected at least two of {}, in this order, but got {!r}".format(",".join(_RUNS), text)
     )
   return runs
 
@@ -182,7 +188,7 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
   return 0
 
 
-def _as_json(inspection: Any) -> Dict[str, Any]:
+def _as_json(inspection: "checkpoints.Inspection") -> Dict[str, object]:
   variables = inspection.variables.items()
   return {
     "path": inspection.path,
@@ -199,7 +205,7 @@ def _compare(arguments: argparse.Namespace) -> int:
   argv = argv[1:] if argv[:1] == ["--"] else argv
   if not argv:
     return _fail("compare", "expected a script, or -m and a module")
-  runs = arguments.runs or ["original", "mp_compat", *["without"] * arguments.without, "again"]
+  runs = arguments.runs or [run for run in _RUNS if run != "without" or arguments.without]
   try:
     if arguments.json:
       open(arguments.json, "a").close()  # fails before the program runs
@@ -244,7 +250,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
   return code
 
 
-def _write(migration: Any) -> int:
+def _write(migration: "source.Migration") -> int:
   """Writes the changes of a file; returns the exit code. If one fails, the other files are written."""
   from mp_compat.migration.source import write
 

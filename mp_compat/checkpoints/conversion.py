@@ -4,7 +4,7 @@
 import collections
 import os
 from types import MappingProxyType
-from typing import Any, Container, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
+from typing import Container, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class Inspection(NamedTuple):
   path: str
   dialect: str
   variables: "collections.OrderedDict[str, Tuple[tf.DType, Tuple[int, ...]]]"
-  state: "collections.OrderedDict[str, Any]"
+  state: "collections.OrderedDict[str, np.ndarray]"
 
 
 def inspect(path: files.Path, state: Iterable[str] = ()) -> Inspection:
@@ -43,20 +43,17 @@ def inspect(path: files.Path, state: Iterable[str] = ()) -> Inspection:
     ValueError: If there is no checkpoint at `path`.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
-  path = files.resolve_path(path)
-  reader = files.open_reader(path)
-  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
-  if files.OBJECT_GRAPH in shapes:
+  checkpoint = files.Checkpoint(files.resolve_path(path))
+  shapes = checkpoint.shapes
+  if checkpoint.is_object_based:
     dialect, names = "object-based", [name for name in shapes if dialects.is_state_name(name.partition("/.ATTR")[0])]
   else:
     dialect, names = dialects.dialect(shapes), list(dialects.state(shapes))
   return Inspection(
-    path,
+    checkpoint.path,
     dialect,
-    collections.OrderedDict((name, (dtypes[name], shapes[name])) for name in sorted(shapes)),
-    collections.OrderedDict(
-      (name, files.read_tensor(reader, path, name)) for name in sorted({*names, *shapes.keys() & state})
-    ),
+    collections.OrderedDict((name, (checkpoint.dtypes[name], shapes[name])) for name in sorted(shapes)),
+    collections.OrderedDict((name, checkpoint.read(name)) for name in sorted({*names, *shapes.keys() & state})),
   )
 
 
@@ -107,18 +104,19 @@ def convert(
   if files.checkpoint_exists(target) or tf.gfile.Exists(target):
     raise ValueError("{} exists and is not overwritten. Pass another path.".format(target))
   if to is not None:
-    names = _names_in(to, inspection, state)
-    dtypes = {name: np.int64 if isinstance(value, int) else np.float32 for name, value in state.items()}
-    _write(_values(inspection, names, to, _arrays(state, dtypes)), target)
+    names, dialect, meta = _names_in(to, inspection, state), to, None
+    dtypes: Dict[str, type] = {
+      name: np.int64 if isinstance(value, int) else np.float32 for name, value in state.items()
+    }
   else:
     assert like is not None  # checked above
     example = inspect(like)
-    names = _names_like(example, inspection, state)
+    names, dialect, meta = _names_like(example, inspection, state), example.dialect, "{}.meta".format(example.path)
     dtypes = {name: example.variables[name][0].as_numpy_dtype for name in names.keys() & state}
-    _write(_values(inspection, names, example.dialect, _arrays(state, dtypes)), target)
-    meta = "{}.meta".format(example.path)
-    if tf.gfile.Exists(meta):
-      tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
+  initial: Dict[str, np.ndarray] = {name: np.asarray(state[name], dtype) for name, dtype in dtypes.items()}
+  _write(_values(inspection, names, dialect, initial), target)
+  if meta is not None and tf.gfile.Exists(meta):
+    tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
   _make_latest(target)
   return inspect(target, state)
 
@@ -134,10 +132,6 @@ def _make_latest(path: str) -> None:
 def _shapes(inspection: Inspection) -> Dict[str, Tuple[int, ...]]:
   """Returns the shapes of the variables by name, in the order of their creation."""
   return {name: inspection.variables[name][1] for name in sorted(inspection.variables, key=dialects.parse)}
-
-
-def _arrays(state: Mapping[str, float], dtypes: Mapping[str, Any]) -> Dict[str, np.ndarray]:
-  return {name: np.asarray(state[name], dtype) for name, dtype in dtypes.items()}
 
 
 def _names_in(dialect: str, source: Inspection, own: Iterable[str]) -> Dict[str, Optional[str]]:
@@ -174,12 +168,12 @@ def _values(
 
   `initial` has values for state of the program's own.
   """
-  reader = files.open_reader(source.path)
+  checkpoint = files.Checkpoint(source.path)
   roles = dialects.state({name: source.variables[old][1] if old else () for name, old in names.items()})
   values = {}
   for name, old in names.items():
     if old is not None:
-      values[name] = files.read_tensor(reader, source.path, old)
+      values[name] = checkpoint.read(old)
     elif name in initial:
       values[name] = initial[name]
     if name in roles:
@@ -202,9 +196,9 @@ def _write(values: Dict[str, np.ndarray], target: str) -> None:
         prefix=prefix, tensor_names=list(feeds), shape_and_slices=[""] * len(feeds), tensors=list(feeds.values())
       )
       sess.run(save, {feed: values[name] for name, feed in feeds.items()})
-    reader = files.open_reader(prefix)
+    written = files.Checkpoint(prefix)
     for name, value in values.items():
-      if _bits(files.read_tensor(reader, prefix, name)) != _bits(value):
+      if _bits(written.read(name)) != _bits(value):
         raise tf.errors.DataLossError(
           None, None, "{} in {} differs from the value that was written.".format(name, prefix)
         )
@@ -220,5 +214,5 @@ def _remove(folder: str) -> None:
     tf.gfile.DeleteRecursively(folder)
 
 
-def _bits(value: np.ndarray) -> Tuple[Any, ...]:
+def _bits(value: np.ndarray) -> Tuple[object, ...]:
   return value.dtype, value.shape, value.tolist() if value.dtype == object else value.tobytes()

@@ -4,7 +4,7 @@
 import functools
 import os
 import re
-from typing import Any, Dict, Iterable, List, Tuple, Union
+from typing import Any, Dict, Iterable, List, Union
 
 import numpy as np
 
@@ -16,7 +16,7 @@ Path = Union[str, bytes, "os.PathLike[str]"]
 VarList = Union[Iterable[tf.Variable], Dict[str, tf.Variable]]
 
 # An entry of every checkpoint that tf.train.Checkpoint wrote. The other names are object paths, for every optimizer.
-OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 # Opens a checkpoint. `install()` replaces it in TensorFlow's modules.
 tensorflow_reader = tf.train.NewCheckpointReader
@@ -71,40 +71,47 @@ def checkpoint_exists(path: str) -> bool:
     return False
 
 
-def open_reader(path: str) -> Any:
-  """Returns TensorFlow's reader of a checkpoint; raises a DataLossError if it is damaged or has no variables."""
-  try:
-    reader = tensorflow_reader(path)  # load_checkpoint() would read a directory of that name
-  except _BROKEN as error:
-    check_no_pattern(path)
-    raise data_loss_error(path, error) from error
-  if not reader.get_variable_to_shape_map():
-    raise data_loss_error(path, ValueError("it has no variables"))
-  return reader
+class Checkpoint:
+  """An open checkpoint. Its methods raise a DataLossError if it is damaged.
 
+  Attributes:
+    path: Its path.
+    shapes: The shapes of its variables by name.
+    dtypes: The dtypes of its variables by name.
+    is_object_based: Whether `tf.train.Checkpoint` wrote it.
+  """
 
-def read_tensor(reader: Any, path: str, name: str) -> np.ndarray:
-  """Returns the value of a variable in a checkpoint; raises a DataLossError if the checkpoint is damaged."""
-  try:
-    return np.asarray(reader.get_tensor(name))
-  except tf.errors.UnimplementedError:  # a partitioned variable in the V1 format
-    return read_slices(path, [name], [""], [reader.get_variable_to_dtype_map()[name]])[0]
-  except _BROKEN as error:
-    raise data_loss_error(path, error) from error
-
-
-def read_slices(path: str, names: List[str], parts: List[str], dtypes: List[tf.DType]) -> List[np.ndarray]:
-  """Returns slices of variables in a checkpoint; a slice is "shape offset,size:..." as in `RestoreV2`, "" for all."""
-  with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as sess:
-    values = tf.raw_ops.RestoreV2(prefix=path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes)
+  def __init__(self, path: str) -> None:
+    """Opens a checkpoint; one without variables counts as damaged."""
+    self.path = path
     try:
-      return sess.run(values)
+      self._reader = tensorflow_reader(path)  # load_checkpoint() would read a directory of that name
     except _BROKEN as error:
+      check_no_pattern(path)
       raise data_loss_error(path, error) from error
+    self.shapes = {name: tuple(shape) for name, shape in self._reader.get_variable_to_shape_map().items()}
+    self.dtypes: Dict[str, tf.DType] = self._reader.get_variable_to_dtype_map()
+    self.is_object_based = _OBJECT_GRAPH in self.shapes
+    if not self.shapes:
+      raise data_loss_error(path, ValueError("it has no variables"))
 
+  def read(self, name: str) -> np.ndarray:
+    """Returns the value of a variable."""
+    try:
+      return np.asarray(self._reader.get_tensor(name))
+    except tf.errors.UnimplementedError:  # a partitioned variable in the V1 format
+      return self.read_slices([name], [""], [self.dtypes[name]])[0]
+    except _BROKEN as error:
+      raise data_loss_error(self.path, error) from error
 
-def shapes_in(reader: Any) -> Dict[str, Tuple[int, ...]]:
-  return {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
+  def read_slices(self, names: List[str], parts: List[str], dtypes: List[tf.DType]) -> List[np.ndarray]:
+    """Returns slices of variables; a slice is "shape offset,size:..." as in `RestoreV2`, "" for all."""
+    with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as sess:
+      values = tf.raw_ops.RestoreV2(prefix=self.path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes)
+      try:
+        return sess.run(values)
+      except _BROKEN as error:
+        raise data_loss_error(self.path, error) from error
 
 
 def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
@@ -121,16 +128,21 @@ def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
   )
 
 
+def op_name(value: tf.Variable) -> str:
+  """Returns the name of the op of a variable; "" for what has no op, such as a list of the parts of a variable."""
+  return value.op.name if hasattr(value, "op") else ""
+
+
 def tensorflow_names(graph: tf.Graph) -> Dict[str, str]:
-  """Returns the record in `graph` of the names that TensorFlow's class would give to variables, by their names here."""
+  """Returns the record in `graph` of the names that TensorFlow's class would give to variables, by their own names."""
   return graphs.record_in(graph, "tensorflow_names")
 
 
 @functools.wraps(tensorflow_reader)
-def open_with_names_here(filepattern: Any) -> Any:
+def open_with_own_names(filepattern: str) -> Any:
   """Returns TensorFlow's reader of a checkpoint, which has Adam's powers under their names in this package, too."""
   reader = tensorflow_reader(filepattern)
-  return reader if reader.has_tensor(OBJECT_GRAPH) else _Reader(reader)
+  return reader if reader.has_tensor(_OBJECT_GRAPH) else _Reader(reader)
 
 
 class _Reader:
@@ -155,11 +167,11 @@ class _Reader:
     name = tf.compat.as_str_any(tensor_str)
     return self._reader.get_tensor(self._names().get(name, name))
 
-  def get_variable_to_shape_map(self) -> Dict[str, Any]:
+  def get_variable_to_shape_map(self) -> Dict[str, List[int]]:
     by_name = self._reader.get_variable_to_shape_map()
     return {name: by_name[source] for name, source in self._names().items()}
 
-  def get_variable_to_dtype_map(self) -> Dict[str, Any]:
+  def get_variable_to_dtype_map(self) -> Dict[str, tf.DType]:
     by_name = self._reader.get_variable_to_dtype_map()
     return {name: by_name[source] for name, source in self._names().items()}
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes maps for `tf.train.init_from_checkpoint` from the names in a checkpoint of any naming scheme."""
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
@@ -27,7 +27,7 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
     ValueError: If there is no checkpoint at `path`.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
-  pairs = list(wanted.items() if hasattr(wanted, "items") else wanted)
+  pairs = list(wanted.items() if isinstance(wanted, Mapping) else wanted)
   matches = _match({name: value for name, value in pairs if not isinstance(value, str)}, path)
   left_out = [name for name in _state_names(matches) if not matches[name].is_usable]
   _warn_left_out(left_out, path)
@@ -81,26 +81,26 @@ class _Match(NamedTuple):
 def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
   """Returns variables by the names that `tf.train.Saver` gives them, with those in a checkpoint."""
   wanted: Dict[str, _Match] = {}
-  named: Iterable[Tuple[Optional[str], Any]] = (
+  named: Iterable[Tuple[Optional[str], tf.Variable]] = (
     var_list.items() if isinstance(var_list, dict) else [(None, value) for value in var_list]
   )
   for name, value in named:
-    for part in [value] if hasattr(value, "op") else value:
+    for part in [value] if files.op_name(value) else value:
       if not hasattr(part, "initializer"):
         continue  # not a variable, but for example an iterator's state or a table
       slice_info = variables.save_slice_info(part)
       shape = part.shape.as_list() if slice_info is None else slice_info.full_shape
       full_name = name or (part.op.name if slice_info is None else slice_info.full_name)
       wanted.setdefault(full_name, _Match([], tuple(shape))).parts.append(part)
-  reader, recorded = files.open_reader(files.resolve_path(path)), files.tensorflow_names(tf.get_default_graph())
+  checkpoint = files.Checkpoint(files.resolve_path(path))
+  recorded = files.tensorflow_names(tf.get_default_graph())
   matched = dialects.match(
     {name: match.shape for name, match in wanted.items()},
-    files.shapes_in(reader),
+    checkpoint.shapes,
     {name: recorded[v.parts[0].op.name] for name, v in wanted.items() if v.parts[0].op.name in recorded},
   )
-  dtypes = reader.get_variable_to_dtype_map()
   for name, source in matched.items():
-    is_usable = dtypes[source] == wanted[name].parts[0].dtype.base_dtype
+    is_usable = checkpoint.dtypes[source] == wanted[name].parts[0].dtype.base_dtype
     wanted[name] = wanted[name]._replace(source=source, is_usable=is_usable)
   return wanted
 

@@ -5,7 +5,7 @@ import collections
 import functools
 import itertools
 import re
-from typing import Any, Container, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Container, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -68,13 +68,15 @@ def restore(self: tf.train.Saver, sess: tf.Session, save_path: files.Path) -> No
       "The passed save_path is not a valid checkpoint: {}. Expected the path that save() or "
       "tf.train.latest_checkpoint() returned.".format(path)
     )
-  reader = files.open_reader(path)
-  is_object_based, dtypes = reader.has_tensor(files.OBJECT_GRAPH), reader.get_variable_to_dtype_map()
-  entries = [] if is_object_based else _entries(sess.graph.as_graph_element(self.saver_def.restore_op_name))
-  matched = _match_names(sess.graph, entries, reader, path)
-  feeds: Dict[str, Any] = {}
-  if any(matched.get(entry.name) != entry.name or dtypes[entry.name] != entry.tensor.dtype for entry in entries):
-    feeds = _restore_feeds(sess, entries, matched, reader, path)
+  checkpoint, entries = files.Checkpoint(path), []
+  if not checkpoint.is_object_based:
+    entries = _entries(sess.graph.as_graph_element(self.saver_def.restore_op_name))
+  matched = _match_names(sess.graph, entries, checkpoint)
+  feeds: Dict[str, object] = {}
+  if any(
+    matched.get(entry.name) != entry.name or checkpoint.dtypes[entry.name] != entry.tensor.dtype for entry in entries
+  ):
+    feeds = _restore_feeds(sess, entries, matched, checkpoint)
     feeds[self.saver_def.filename_tensor_name] = path
   try:
     if feeds:
@@ -83,12 +85,12 @@ def restore(self: tf.train.Saver, sess: tf.Session, save_path: files.Path) -> No
     else:
       tensorflow_restore(self, sess, path)
   except (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError) as error:
-    if is_object_based and isinstance(error, tf.errors.NotFoundError):
+    if checkpoint.is_object_based and isinstance(error, tf.errors.NotFoundError):
       raise  # It names variables.
     raise files.data_loss_error(path, error) from error
 
 
-def add_tensorflow_names(var_list: Any) -> Any:
+def add_tensorflow_names(var_list: Optional[files.VarList]) -> Optional[files.VarList]:
   """Returns the `var_list` of a Saver that also saves variables under their names in TensorFlow's class.
 
   Variables that the program renames (in a dict) have one entry. Logs a warning if another variable has that name.
@@ -99,14 +101,15 @@ def add_tensorflow_names(var_list: Any) -> Any:
     return var_list
   if isinstance(var_list, dict):
     return dict(var_list, **_aliases(var_list, recorded, renamed))
-  if var_list is None:
-    var_list = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
-  entries = list(var_list)
-  named = {value.op.name: value for value in entries if hasattr(value, "op")}
+  by_default = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
+  entries = by_default if var_list is None else list(var_list)
+  named = {files.op_name(value): value for value in entries if files.op_name(value)}
   return entries + list(_aliases(named, recorded, renamed).values())
 
 
-def _aliases(named: Dict[str, Any], recorded: Container[str], renamed: Dict[str, str]) -> Dict[str, Any]:
+def _aliases(
+  named: Dict[str, tf.Variable], recorded: Container[str], renamed: Dict[str, str]
+) -> Dict[str, savers.AliasSaveable]:
   """Returns the variables that are also saved under their names in TensorFlow's class, by these names.
 
   Logs warnings of variables whose name, or whose number, in TensorFlow's class another one has.
@@ -121,7 +124,7 @@ def _aliases(named: Dict[str, Any], recorded: Container[str], renamed: Dict[str,
         name,
         tensorflow_name,
       )
-    elif name in named and hasattr(named[name], "op") and named[name].op.name == name:
+    elif name in named and files.op_name(named[name]) == name:
       aliases[tensorflow_name] = savers.AliasSaveable(named[name], tensorflow_name)
   shifted = sorted(name for name in named if name not in recorded and re.sub(r"_\d+$", "", name) in renamed)
   if shifted:
@@ -176,9 +179,9 @@ def _entries(restore_op: tf.Operation) -> List[_Entry]:
   return entries
 
 
-def _match_names(graph: tf.Graph, entries: List[_Entry], reader: Any, path: str) -> Dict[str, str]:
+def _match_names(graph: tf.Graph, entries: List[_Entry], checkpoint: files.Checkpoint) -> Dict[str, str]:
   """Returns the names in the checkpoint by the names in the graph; omits state that starts at its initial value."""
-  shapes, creation_index = files.shapes_in(reader), {op.name: i for i, op in enumerate(graph.get_operations())}
+  shapes, creation_index = checkpoint.shapes, {op.name: i for i, op in enumerate(graph.get_operations())}
   in_order = sorted(entries, key=lambda entry: [creation_index[variable.name] for variable in entry.variables])
   needed = {entry.name: entry for entry in in_order if entry.is_needed}
   wanted = {name: entry.shape.as_list() for name, entry in needed.items() if entry.shape.is_fully_defined()}
@@ -189,10 +192,14 @@ def _match_names(graph: tf.Graph, entries: List[_Entry], reader: Any, path: str)
   matched.update(dialects.match(wanted, shapes, renamed))
   state = {variables[name] for name in variables.keys() & loss_scale.state_names(graph)}
   state.update(dialects.state(wanted))  # of TensorFlow's classes, and of imported graphs
-  _check_fits(needed, matched, state, reader, path)
+  _check_fits(needed, matched, state, checkpoint)
   initialized = [name for name in needed if name not in matched]
   if initialized:
-    log.warn("The checkpoint %s lacks state of the loss scale: %s initialized instead.", path, ", ".join(initialized))
+    log.warn(
+      "The checkpoint %s lacks state of the loss scale: %s initialized instead.",
+      checkpoint.path,
+      ", ".join(initialized),
+    )
   return matched
 
 
@@ -201,16 +208,17 @@ def _variables(entries: Dict[str, _Entry]) -> Dict[str, str]:
   return {variable.name: name for name, entry in entries.items() for variable in entry.variables}
 
 
-def _check_fits(needed: Dict[str, _Entry], matched: Dict[str, str], state: Set[str], reader: Any, path: str) -> None:
+def _check_fits(
+  needed: Dict[str, _Entry], matched: Dict[str, str], state: Set[str], checkpoint: files.Checkpoint
+) -> None:
   """Raises an error that names all variables that the checkpoint lacks, except `state`, or has in another form."""
-  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
   missing = [name for name in needed if name not in matched and name not in state]
   different: List[str] = []
   for name in [name for name in needed if name in matched]:
     source = matched[name]
-    different += _differences(needed[name], shapes[source], dtypes[source], name in state)
+    different += _differences(needed[name], checkpoint.shapes[source], checkpoint.dtypes[source], name in state)
   if missing or different:
-    raise _mismatch(missing, different, shapes, path)
+    raise _mismatch(missing, different, checkpoint)
 
 
 def _differences(entry: _Entry, shape: Sequence[int], dtype: tf.DType, is_state: bool) -> Iterator[str]:
@@ -223,57 +231,57 @@ def _differences(entry: _Entry, shape: Sequence[int], dtype: tf.DType, is_state:
     yield text.format(entry.name, "dtype", entry.tensor.dtype.name, dtype.name)
 
 
-def _mismatch(missing: List[str], different: List[str], shapes: dialects.Shapes, path: str) -> tf.errors.OpError:
+def _mismatch(missing: List[str], different: List[str], checkpoint: files.Checkpoint) -> tf.errors.OpError:
   """Returns the error for variables that the checkpoint does not have, or has in another shape or dtype."""
   parts = ["Nothing was restored."]
   if missing:
     parts.append(
       "Not found in the checkpoint {}, which has the naming scheme {}: {}. It has: {}.".format(
-        path, dialects.dialect(shapes), ", ".join(missing), ", ".join(sorted(shapes))
+        checkpoint.path, dialects.dialect(checkpoint.shapes), ", ".join(missing), ", ".join(sorted(checkpoint.shapes))
       )
     )
   if different:
     parts.append(
       "Different in the checkpoint {}: {}. Expected a checkpoint of the same model; to restore a part of "
-      "it, pass var_list.".format(path, "; ".join(different))
+      "it, pass var_list.".format(checkpoint.path, "; ".join(different))
     )
   return (tf.errors.NotFoundError if missing else tf.errors.InvalidArgumentError)(None, None, " ".join(parts))
 
 
 def _restore_feeds(
-  sess: tf.Session, entries: List[_Entry], matched: Dict[str, str], reader: Any, path: str
-) -> Dict[str, Any]:
+  sess: tf.Session, entries: List[_Entry], matched: Dict[str, str], checkpoint: files.Checkpoint
+) -> Dict[str, object]:
   """Returns the feeds with which a Saver's own ops restore the names in `matched`.
 
   The feeds are the names that RestoreV2 reads. If it cannot read a value (of state that is initialized or has another
   dtype), its output is fed, too, and the op reads another tensor of the same dtype (a stand-in). If the checkpoint has
   no tensor of that dtype, all outputs in use are fed instead.
   """
-  shapes, dtypes = files.shapes_in(reader), reader.get_variable_to_dtype_map()
+  shapes, dtypes = checkpoint.shapes, checkpoint.dtypes
   stand_ins = {dtypes[name]: name for name in sorted(shapes, key=lambda name: -np.prod(shapes[name], dtype=np.int64))}
-  feeds: Dict[str, Any] = {}
+  feeds: Dict[str, object] = {}
   for op, outputs in itertools.groupby(entries, lambda entry: entry.tensor.op):
-    to_read, read_here = [], []
+    to_read, fitting = [], []
     for entry in outputs:
       source, dtype = matched.get(entry.name), entry.tensor.dtype
-      fits = dtypes.get(source) == dtype
+      fits = source is not None and dtypes[source] == dtype
       to_read.append(source if fits else stand_ins.get(dtype))
       if entry.is_needed and fits:
-        read_here.append(entry)
+        fitting.append(entry)
       elif entry.is_needed:
-        feeds[entry.tensor.name] = _value(sess, entry, source, reader, path)
+        feeds[entry.tensor.name] = _value(sess, entry, source, checkpoint)
     if None not in to_read:
       feeds[op.inputs[1].name] = to_read
-    elif read_here:
-      names, parts = [matched[entry.name] for entry in read_here], [entry.part for entry in read_here]
-      values = files.read_slices(path, names, parts, [entry.tensor.dtype for entry in read_here])
-      feeds.update((entry.tensor.name, value) for entry, value in zip(read_here, values))
+    elif fitting:
+      names, parts = [matched[entry.name] for entry in fitting], [entry.part for entry in fitting]
+      values = checkpoint.read_slices(names, parts, [entry.tensor.dtype for entry in fitting])
+      feeds.update((entry.tensor.name, value) for entry, value in zip(fitting, values))
   return feeds
 
 
-def _value(sess: tf.Session, entry: _Entry, source_name: Optional[str], reader: Any, path: str) -> np.ndarray:
+def _value(sess: tf.Session, entry: _Entry, source_name: Optional[str], checkpoint: files.Checkpoint) -> np.ndarray:
   """Returns the value to assign to a variable: the initial one without a `source_name`, else that, converted."""
   if source_name is not None:
-    return files.read_tensor(reader, path, source_name).astype(entry.tensor.dtype.as_numpy_dtype)
+    return checkpoint.read(source_name).astype(entry.tensor.dtype.as_numpy_dtype)
   # The name of the initializer is part of the graph format.
   return sess.run(sess.graph.get_operation_by_name(entry.variables[0].name + "/Assign").inputs[1])

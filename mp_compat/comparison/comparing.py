@@ -13,7 +13,7 @@ from mp_compat.core import dialects
 
 SAME, DIFFERENT, UNKNOWN = 0, 1, 2  # exit codes
 ORIGINAL, SCALED, UNSCALED = recorder.ORIGINAL, recorder.SCALED, recorder.UNSCALED
-AGAIN, ONCE_MORE = "again", "once_more"  # They repeat the first run, the second only before other runs are blamed.
+AGAIN, ONCE_MORE = "again", "once_more"  # Both repeat the first run; ONCE_MORE only before other runs are blamed.
 RUNS = {
   ORIGINAL: "as it is",
   SCALED: "with mp_compat",
@@ -22,31 +22,34 @@ RUNS = {
   ONCE_MORE: "{}, once more",
 }
 
+Report = Dict[str, Any]  # a JSON object
+_Arrays = Dict[str, np.ndarray]  # by the names of variables
+
 _UNKNOWN_REASON = "The reason is not known."
 _OVERFLOW = "The first run skipped it: its gradients overflowed. Before it, the bits are the same."
 
 
 def compare(
   argv: Sequence[str], runs: Sequence[str], steps: int, every: int, restore: Sequence[str], tell: Callable[[str], None]
-) -> Dict[str, Any]:
+) -> Report:
   """Runs a program several times and compares all variables after its train steps; docs/migration.md has the options.
 
   `runs` are of RUNS: the others are compared with the first, which AGAIN repeats. Calls `tell` with each line of the
   report. Returns it for JSON: `status` (SAME, DIFFERENT or UNKNOWN), `conclusion`, `program` and `runs`.
   """
-  results: Dict[str, Any] = {}
+  results: Dict[str, recorder.Notes] = {}
   directory = os.getcwd()
 
   def make(run: str) -> None:
     copy_back()
-    differences = [result["difference"] for result in results.values() if result["difference"]]
+    differences = filter(None, map(recorder.difference_in, results.values()))
     settings = recorder.Settings(
       run=runs[0] if run in (AGAIN, ONCE_MORE) else run,
       recording=os.path.join(folder, run),
       steps=steps,
       every=every,
       reference=os.path.join(folder, runs[0]) if results else None,
-      keep={str(found["index"]): found["names"][0] for found in differences},
+      keep={str(found.index): list(filter(None, found.names[0])) for found in differences},
     )
     label = RUNS[run].format(RUNS[runs[0]])
     try:
@@ -91,10 +94,10 @@ def _hint(run: str, runs: Sequence[str], recording: str) -> str:
   return ""
 
 
-def _problem(run: str, runs: Sequence[str], result: Dict[str, Any]) -> Optional[str]:
+def _problem(run: str, runs: Sequence[str], result: recorder.Notes) -> Optional[str]:
   """Returns why a run does not show the training of the program, or not with mp_compat where it should be used."""
-  found: Any = result["difference"]
-  if found and not found["index"] and all(map(all, found["names"])):
+  found = recorder.difference_in(result)
+  if found and not found.index and all(map(all, found.names)):
     return _describe_other_start(found)
   if "unseen" in result:
     return "{} was seen, which is not compared.".format(result["unseen"])
@@ -126,13 +129,14 @@ def _problem(run: str, runs: Sequence[str], result: Dict[str, Any]) -> Optional[
   return None
 
 
-def _first_name(found: Dict[str, Any]) -> str:
+def _first_name(found: recorder.Difference) -> str:
   """Returns the name of the first variable of a difference."""
-  return next(filter(None, found["names"][1] + found["names"][0]))
+  return next(filter(None, found.names[1] + found.names[0]))
 
 
-def _describe_other_start(found: Dict[str, Any]) -> str:
-  steps = "" if len(set(found["global_step"])) == 1 else "; global_step {}, not {}".format(*found["global_step"][::-1])
+def _describe_other_start(found: recorder.Difference) -> str:
+  theirs, ours = found.global_step
+  steps = "" if theirs == ours else "; global_step {}, not {}".format(ours, theirs)
   return (
     "It starts from other values than the first run: first {}{}. If it goes on from a checkpoint of an earlier run, "
     "name its folder with --restore, or use $MP_COMPAT_RUN in the folder's name. Otherwise its initial values are "
@@ -140,18 +144,18 @@ def _describe_other_start(found: Dict[str, Any]) -> str:
   ).format(_first_name(found), steps)
 
 
-def _describe(run: str, result: Dict[str, Any], every: int) -> str:
+def _describe(run: str, result: recorder.Notes, every: int) -> str:
   """Returns what the report says on a run, in one line."""
-  found, text = result["difference"], "{} train steps".format(result["steps"])
+  found, text = recorder.difference_in(result), "{} train steps".format(result["steps"])
   if result["skipped"] is not None:
     text += ", {} skipped".format(result["skipped"])
   for name, scales in result["scales"].items() if run != UNSCALED else []:
     label = "loss scale" if len(result["scales"]) == 1 else name
     text += ", {} {:g} -> {:g}".format(label, scales[0], scales[-1])
   if found:
-    ours = found["names"][1]
+    ours = found.names[1]
     variables = result["variables"] + ours.count(None)
-    return "differs at step {}, in {} of {} variables; {}".format(found["step"], len(ours), variables, text)
+    return "differs at step {}, in {} of {} variables; {}".format(found.step, len(ours), variables, text)
   if not result["compared"]:
     return text
   if result["ends"]:
@@ -164,16 +168,16 @@ def _describe(run: str, result: Dict[str, Any], every: int) -> str:
   return "the same bits: {} variables after {} of {} steps".format(result["variables"], each, result["steps"])
 
 
-def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
+def _conclude(results: Dict[str, recorder.Notes], folder: str) -> Tuple[int, List[str]]:
   """Returns the exit code and the sentences at the end of the report."""
   status = SAME
   lines: List[str] = []
   for run, result in results.items():
-    found, ends = result["difference"], result["ends"]
+    found, ends = recorder.difference_in(result), result["ends"]
     if (found or ends) and run in (AGAIN, ONCE_MORE):
       return UNKNOWN, [_describe_other_self(found, ends)]
     if found:
-      is_explained, description = _describe_difference(run, result, folder)
+      is_explained, description = _describe_difference(run, found, len(result["scales"]), folder)
       status, lines = status if is_explained else DIFFERENT, lines + description
     if ends:
       status = DIFFERENT
@@ -190,48 +194,49 @@ def _conclude(results: Dict[str, Any], folder: str) -> Tuple[int, List[str]]:
   return status, [verdict, *lines]
 
 
-def _describe_difference(run: str, result: Dict[str, Any], folder: str) -> Tuple[bool, List[str]]:
-  """Returns whether a difference is what mp_compat does otherwise after an overflow, and sentences about it."""
-  found = result["difference"]
-  theirs, ours = [_values(os.path.join(folder, name), found["index"]) for name in (AGAIN, run)]
-  reason = _reason(run, result, theirs)
-  first = "{}: step {} is the first that differs.".format(RUNS[run], found["step"])
-  return reason == _OVERFLOW and found["step"] > 1, [first, "  " + reason, *_amounts(found, theirs, ours)]
+def _describe_difference(run: str, found: recorder.Difference, scales: int, folder: str) -> Tuple[bool, List[str]]:
+  """Returns whether a difference is what mp_compat does otherwise after an overflow, and sentences about it.
+
+  `scales` is the number of loss scales in the run.
+  """
+  theirs, ours = [_values(os.path.join(folder, name), found.index) for name in (AGAIN, run)]
+  reason = _reason(run, found, scales, theirs)
+  first = "{}: step {} is the first that differs.".format(RUNS[run], found.step)
+  return reason == _OVERFLOW and found.step > 1, [first, "  " + reason, *_amounts(found, theirs, ours)]
 
 
 def _describe_ends(ends: List[int]) -> str:
   return "Until then the bits are the same. If a time limit ends the program, pass --steps {}.".format(min(ends))
 
 
-def _describe_other_self(found: Optional[Dict[str, Any]], ends: List[int]) -> str:
+def _describe_other_self(found: Optional[recorder.Difference], ends: List[int]) -> str:
   """Returns what the report says if two runs of the program as it is differ."""
   if found is None:
     return "The program differs from itself: it ended after {} train steps, then after {}. {}".format(
       *ends, _describe_ends(ends)
     )
-  if found["starts"]:
+  if found.starts:
     return _describe_other_start(found)
   return (
     "The program differs from itself: at step {}, first in {}. It has other randomness than that of Python, NumPy and "
     "TensorFlow's ops, or threads that compete. Other differences may be due to that. Try it with one thread: "
     "TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 in the environment if its ConfigProto sets no numbers, and one "
     "thread for its input. --runs original,again shows whether that is enough."
-  ).format(found["step"], _first_name(found))
+  ).format(found.step, _first_name(found))
 
 
-def _reason(run: str, result: Dict[str, Any], theirs: Dict[str, Any]) -> str:
+def _reason(run: str, found: recorder.Difference, scales: int, theirs: _Arrays) -> str:
   """Returns what the report says on the reason of a difference; `theirs` are values of the reference."""
-  found = result["difference"]
-  they_applied, we_applied = found["applied"]
-  if len(result["scales"]) > 1 and all(name and dialects.is_state_name(name) for name in found["names"][1]):
+  they_skipped, we_skipped = found.skipped
+  if scales > 1 and all(name and dialects.is_state_name(name) for name in found.names[1]):
     return "Only the state of loss scales differs: the first run scales the loss twice, mp_compat uses one scale."
-  if None in found["names"][0] + found["names"][1]:
+  if None in found.names[0] + found.names[1]:
     return "The runs do not have the same variables."
-  if found["starts"]:
+  if found.starts:
     return "A session starts from other values. If it restores a checkpoint, name its folder with --restore."
-  if run == UNSCALED and we_applied and not they_applied:
+  if run == UNSCALED and we_skipped < they_skipped:
     return _OVERFLOW
-  if we_applied or not they_applied:
+  if we_skipped <= they_skipped:
     return _UNKNOWN_REASON
   if "finite" not in theirs:
     return "mp_compat skipped it. Why the first run applied it is not known: this needs the run 'again'."
@@ -243,9 +248,9 @@ def _reason(run: str, result: Dict[str, Any], theirs: Dict[str, Any]) -> str:
   return "mp_compat skipped it: its gradients overflowed, and a fixed loss scale of TensorFlow's class applies them."
 
 
-def _amounts(found: Dict[str, Any], theirs: Dict[str, Any], ours: Dict[str, Any]) -> Iterator[str]:
+def _amounts(found: recorder.Difference, theirs: _Arrays, ours: _Arrays) -> Iterator[str]:
   """Yields lines on the first variables that differ, and by how much, for those whose values were kept."""
-  for one, two in list(zip(*found["names"]))[: recorder.SHOWN]:
+  for one, two in list(zip(*found.names))[: recorder.SHOWN]:
     if one in theirs and two in ours and theirs[one].shape == ours[two].shape:
       same = (theirs[one] == ours[two]) | (np.isnan(theirs[one]) & np.isnan(ours[two]))
       with np.errstate(all="ignore"):
@@ -260,7 +265,7 @@ def _amounts(found: Dict[str, Any], theirs: Dict[str, Any], ours: Dict[str, Any]
       yield "  {}: {}".format(two or one, "differs" if one and two else "is missing in one of the runs")
 
 
-def _values(path: str, index: int) -> Dict[str, Any]:
+def _values(path: str, index: int) -> _Arrays:
   """Returns the values that a run kept of a record, by the names of the variables."""
   path = "{}.{}.npz".format(path, index)
   if not os.path.exists(path):

@@ -2,6 +2,7 @@
 """Runs a program in processes of their own, each with the same contents of folders and the same standard input."""
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -10,13 +11,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Sequence, cast
 
 KEPT = ".before_compare"  # the suffix of a folder while copies of it are in use
 _INTERRUPTS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")]
-_KILL = getattr(os, "killpg", os.kill), getattr(signal, "SIGKILL", signal.SIGTERM)  # on Windows, the second of each
+_KILL = (os.killpg, signal.SIGKILL) if os.name == "posix" else (os.kill, signal.SIGTERM)
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "TF_CUDNN_DETERMINISTIC": "1", "TF_DETERMINISTIC_OPS": "1"}  # unless set
-
 
 _REASON = "mp_compat compare: "  # begins a line of the output that says why this package ended a process
 _SHOWN = 10000  # bytes of the output, the last ones
@@ -44,7 +44,7 @@ def _interruptible() -> Iterator[Callable[[], None]]:
     for number in previous:
       signal.signal(number, signal.SIG_IGN)
 
-  def interrupt(*_: Any) -> None:
+  def interrupt(*_: object) -> None:
     ignore()
     raise KeyboardInterrupt
 
@@ -144,7 +144,7 @@ def run(settings: Dict[str, Any], name: str, argv: Sequence[str], directory: str
       stderr=subprocess.STDOUT,
       start_new_session=True,
     )
-  output: Any = process.stdout
+  output = cast(io.BufferedReader, process.stdout)
   last = bytearray()
 
   def read_output() -> None:

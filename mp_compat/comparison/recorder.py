@@ -11,6 +11,7 @@ A recording has one JSON object in a line: the variables of a graph, a record of
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -19,7 +20,7 @@ import random
 import sys
 import tempfile
 import threading
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 import weakref
 import zlib
 
@@ -38,8 +39,11 @@ from mp_compat.migration import program
 from mp_compat.training import step
 
 ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
-_OPTIMIZERS = ("mp_compat.training.optimizer", "mp_compat.keras.loss_scale_optimizer")  # modules that are then imported
+_OPTIMIZERS = ("mp_compat.training.optimizer", "mp_compat.keras.loss_scale_optimizer")  # imported if one is used
 SHOWN = 3  # variables whose values are kept where they differ
+
+Notes = Dict[str, Any]  # what `Recorder.note` wrote on a run, by kind
+Values = Dict[str, Any]  # what a session returned for variables, by name
 
 
 class Settings(NamedTuple):
@@ -53,6 +57,18 @@ class Settings(NamedTuple):
   keep: Dict[str, List[str]]  # variables whose values are kept, by the index of the record
 
 
+@dataclasses.dataclass(frozen=True)
+class Difference:
+  """The first record that differs from that of the reference. Pairs have the reference's value first."""
+
+  index: int  # of the record
+  step: int  # the number of steps before it
+  starts: bool  # whether it is the record before the first step of a session
+  names: Tuple[List[Optional[str]], List[Optional[str]]]  # the variables that differ; None for one that a run lacks
+  skipped: Tuple[int, int]  # how many decisions were to skip a step, since the record before
+  global_step: Tuple[Any, Any]
+
+
 class Variables:
   """The variables of a graph."""
 
@@ -63,16 +79,21 @@ class Variables:
     self.state = {**{name: name for name in state if name in shapes}, **dialects.state(shapes)}
 
 
-_Record = Tuple[Variables, Dict[str, Any]]
+_Line = Dict[str, Any]
+_Record = Tuple[Variables, _Line]
 _Pairs = List[Tuple[Optional[str], Optional[str]]]
 
 
-def read_notes(path: str) -> Dict[str, Any]:
-  """Returns the last note of each kind in a recording; those that `Recorder` writes first are always there."""
-  notes: Dict[str, Any] = {}
+def read_notes(path: str) -> Notes:
+  """Returns the last note of each kind in a recording, which has at least those that `Recorder` writes first."""
+  notes: Notes = {}
   for line in _lines(path):
     notes.update(line.get("notes", {}))
   return notes
+
+
+def difference_in(notes: Notes) -> Optional[Difference]:
+  return Difference(**notes["difference"]) if notes["difference"] else None
 
 
 def _records(path: str) -> Iterator[_Record]:
@@ -85,7 +106,7 @@ def _records(path: str) -> Iterator[_Record]:
       yield variables[line["graph"]], line
 
 
-def _lines(path: str) -> Iterator[Dict[str, Any]]:
+def _lines(path: str) -> Iterator[_Line]:
   with open(path, encoding="utf-8") as file:
     yield from map(json.loads, file)
 
@@ -112,7 +133,7 @@ class _Graph:
   def __init__(self, number: int) -> None:
     self.number = number
     self.version = -1  # the number of ops when the attributes below were computed
-    self.effects: Dict[Any, sessions.Effects] = {}  # by what is fetched and fed
+    self.effects: Dict[Tuple[FrozenSet[str], FrozenSet[str]], sessions.Effects] = {}  # by what is fetched and fed
     self.tensors: Dict[str, tf.Tensor] = {}
     self.variables = Variables({}, {}, [])
 
@@ -122,7 +143,7 @@ class _Session:
 
   def __init__(self) -> None:
     self.steps = 0
-    self.applied = True  # whether no optimizer skipped a step since the last record
+    self.skipped = 0  # how many decisions were to skip a step since the last record
     self.trained: Set[str] = set()  # variables that steps of optimizers may have changed since
     self.written: Set[str] = set()  # variables that runs may have changed since
     self.digests: Dict[str, int] = {}
@@ -133,24 +154,26 @@ class Recorder:
 
   def __init__(self, settings: Settings) -> None:
     self._settings = settings
-    self._file: Any = open(settings.recording, "w", encoding="utf-8", buffering=1)  # complete after each line
+    self._file = open(settings.recording, "w", encoding="utf-8", buffering=1)  # complete after each line
     self._reference = _records(settings.reference) if settings.reference else iter(())
     self._lock = threading.Lock()
     self._pid = os.getpid()
     self._index = 0
     self._numbers = itertools.count()
-    self._sessions: Any = weakref.WeakKeyDictionary()  # those that trained
-    self.notes: Dict[str, Any] = {}
+    self._sessions: weakref.WeakKeyDictionary[tf.Session, _Session] = weakref.WeakKeyDictionary()  # that trained
+    self.notes: Notes = {}
     self.note(steps=0, variables=0, scales={}, difference=None, read=0, skipped=None, trained=False, scaled=False)
     self.note(compared=bool(settings.reference), tensorflow=tf.__version__)
 
-  def note(self, **notes: Any) -> None:
+  def note(self, **notes: object) -> None:
     """Writes notes, unless they are the same as the last of their kinds."""
     if any(kind not in self.notes or self.notes[kind] != value for kind, value in notes.items()):
       self.notes.update(notes)
       self._write(notes=notes)
 
-  def around(self, sess: Any, elements: List[Any], fed: FrozenSet[str], run: sessions.Run) -> Any:
+  def around(
+    self, sess: tf.Session, elements: List[Union[tf.Operation, tf.Tensor]], fed: FrozenSet[str], run: sessions.Run
+  ) -> Any:
     """Runs, and records the variables before and after it if this is a train step; see `sessions.observe`."""
     with self._lock:
       graph = self._graph(sess.graph)
@@ -175,7 +198,7 @@ class Recorder:
         self._note_step(sess, effects, [values[one.name] for one in effects.decisions if one.name in values])
     return result
 
-  def _note_step(self, sess: Any, effects: sessions.Effects, decisions: List[Any]) -> None:
+  def _note_step(self, sess: tf.Session, effects: sessions.Effects, decisions: List[bool]) -> None:
     """Counts a train step; ends the process after the last one."""
     known, unreadable = self._sessions[sess], sorted(effects.written.difference(self._graph(sess.graph).tensors))
     if unreadable:
@@ -184,9 +207,8 @@ class Recorder:
     known.steps += 1
     self.note(steps=self.notes["steps"] + 1, scaled=self.notes["scaled"] or effects.is_scaled)
     if decisions:
-      applied = all(decisions)
-      known.applied &= applied
-      self.note(skipped=(self.notes["skipped"] or 0) + (not applied))
+      known.skipped += sum(not applied for applied in decisions)
+      self.note(skipped=(self.notes["skipped"] or 0) + (not all(decisions)))
     if known.steps % self._settings.every == 0:
       self._record(sess, self._graph(sess.graph))
     if self.notes["steps"] == self._settings.steps:
@@ -209,7 +231,7 @@ class Recorder:
       known.tensors = tensors
     return known
 
-  def _record(self, sess: Any, graph: _Graph, starts: bool = False) -> None:
+  def _record(self, sess: tf.Session, graph: _Graph, starts: bool = False) -> None:
     """Records the variables: before the first step of a session (`starts`), or after a step.
 
     Reads those that a run of the session may have changed; on a server, other sessions may have changed all.
@@ -223,22 +245,22 @@ class Recorder:
     record = {
       "graph": graph.number,
       "digests": [known.digests.get(name) for name in graph.tensors],  # None for a variable that is not initialized
-      "applied": known.applied,
+      "skipped": known.skipped,
       "global_step": np.asarray(values.get("global_step")).tolist(),
     }
     self._write(**record)
     self._note_scales(graph.variables.state, values)
     self.note(variables=max(self.notes["variables"], len(known.digests)))
     if not starts:
-      has_changed = not known.trained.isdisjoint(changed) or not known.applied
+      has_changed = not known.trained.isdisjoint(changed) or known.skipped > 0
       self.note(read=self.notes["read"] + 1, trained=self.notes["trained"] or has_changed)
-    known.applied, known.trained, known.written = True, set(), set()
+    known.skipped, known.trained, known.written = 0, set(), set()
     self._compare(graph.variables, record, values, starts)
     self._index += 1
     if self._settings.run == ORIGINAL and not sys.modules.keys().isdisjoint(_OPTIMIZERS):
       self.note(uses="mp_compat")
 
-  def _note_scales(self, state: Dict[str, str], values: Dict[str, Any]) -> None:
+  def _note_scales(self, state: Dict[str, str], values: Values) -> None:
     """Notes the first and the last value of each loss scale; `state` has roles by name."""
     scales = dict(self.notes["scales"])
     for name, role in state.items():
@@ -246,7 +268,7 @@ class Recorder:
         scales[name] = scales.get(name, [])[:1] + [float(values[name])]
     self.note(scales=scales)
 
-  def _compare(self, variables: Variables, record: Dict[str, Any], values: Dict[str, Any], starts: bool) -> None:
+  def _compare(self, variables: Variables, record: _Line, values: Values, starts: bool) -> None:
     """Notes the first difference from the reference, and keeps values there.
 
     Ends a run that starts from other values than the reference.
@@ -256,19 +278,19 @@ class Recorder:
     if reference:
       pairs = _differences(reference, (variables, record), self._settings.run != UNSCALED)
       if pairs:
-        difference = {
-          "index": self._index,
-          "step": self.notes["steps"],
-          "starts": starts,
-          "names": list(zip(*pairs)),
-          "applied": [reference[1]["applied"], record["applied"]],
-          "global_step": [reference[1]["global_step"], record["global_step"]],
-        }
-        self.note(difference=difference)
+        difference = Difference(
+          self._index,
+          self.notes["steps"],
+          starts,
+          names=([name for name, _ in pairs], [name for _, name in pairs]),
+          skipped=(reference[1]["skipped"], record["skipped"]),
+          global_step=(reference[1]["global_step"], record["global_step"]),
+        )
+        self.note(difference=dataclasses.asdict(difference))
         if not self._index and all(map(all, pairs)):
           self._exit()
         names = names or [name for _, name in pairs if name]
-    numbers = {name: _as_numbers(values[name]) for name in names if name in values}
+    numbers: Values = {name: _as_numbers(values[name]) for name in names if name in values}
     if names:
       with _giving_up():
         np.savez(
@@ -290,7 +312,7 @@ class Recorder:
       sys.stderr.flush()
     os._exit(0)
 
-  def _write(self, **line: Any) -> None:
+  def _write(self, **line: object) -> None:
     with _giving_up():
       self._file.write(json.dumps(line) + "\n")
 
@@ -312,33 +334,43 @@ def _digest(value: Any) -> int:
   return zlib.crc32(bits, kind)
 
 
-def _as_numbers(value: Any) -> Any:
+def _as_numbers(value: Any) -> np.ndarray:
   """Returns a value as float64 or complex128, which NumPy can write; the number of its elements for strings."""
   array = np.asarray(value)
-  return array.size if array.dtype.kind in "OSU" else array.astype("c16" if array.dtype.kind == "c" else "f8")
+  if array.dtype.kind in "OSU":
+    return np.asarray(array.size)
+  return array.astype("c16" if array.dtype.kind == "c" else "f8")
 
 
 def _install(settings: Settings, recorder: Recorder) -> None:
-  """Makes this package the program's loss scaling; without loss scaling, makes its optimizers the inner ones."""
+  """Makes this package the program's loss scaling; without loss scaling, with scale 1 and every step applied."""
   from mp_compat.keras import loss_scale_optimizer as keras_optimizer
   from mp_compat.migration import installation
 
   installation.install()
   messages: Set[str] = set()
   log.observers += [messages.add, lambda _: recorder.note(warnings=sorted(messages))]
-  optimizer: Any = mp_compat.MixedPrecisionLossScaleOptimizer
-  keras: Any = keras_optimizer.LossScaleOptimizer
-  for wrapper in (optimizer, keras):
+  wrappers: List[Any] = [mp_compat.MixedPrecisionLossScaleOptimizer, keras_optimizer.LossScaleOptimizer]
+  for wrapper in wrappers:
     wrapper.__init__ = _noting(wrapper.__init__, recorder, settings.run == UNSCALED)
   if settings.run == UNSCALED:
-    optimizer.compute_gradients = lambda self, *args, **kwargs: self._optimizer.compute_gradients(*args, **kwargs)
-    optimizer.apply_gradients = lambda self, *args, **kwargs: self._optimizer.apply_gradients(*args, **kwargs)
-    keras._apply = lambda self, pairs, apply: apply(list(pairs))
+    step.decide = _applying_all(step.decide)
+
+
+def _applying_all(decide: Callable[..., step.Decision]) -> Callable[..., step.Decision]:
+  """Returns `step.decide` with the decision to apply every step."""
+
+  @functools.wraps(decide)
+  def decide_to_apply(*args: object, **kwargs: object) -> step.Decision:
+    decision = decide(*args, **kwargs)
+    return decision._replace(apply=[tf.constant(True) for _ in decision.apply])  # tensors: programs fetch them
+
+  return decide_to_apply
 
 
 def _noting(construct: Callable[..., None], recorder: Recorder, unscaled: bool) -> Callable[..., None]:
   @functools.wraps(construct)
-  def construct_and_note(self: Any, *args: Any, **kwargs: Any) -> None:
+  def construct_and_note(self: Any, *args: object, **kwargs: object) -> None:
     construct(self, *args, **kwargs)
     recorder.note(uses="mp_compat")
     if unscaled:
@@ -347,7 +379,7 @@ def _noting(construct: Callable[..., None], recorder: Recorder, unscaled: bool) 
   return construct_and_note
 
 
-def _observe_decisions(optimizer: Any) -> None:
+def _observe_decisions(optimizer: object) -> None:
   """Makes graphs record which steps of one of TensorFlow's optimizers its loss scale applies."""
   for attribute, method, decisions_of in (
     ("_loss_scale", "update", lambda _, result: [result[1]]),

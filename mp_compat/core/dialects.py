@@ -14,7 +14,20 @@ names of variables created in a name scope are prefixed with that scope.
 import collections
 import re
 from types import MappingProxyType
-from typing import Callable, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+  Callable,
+  Counter,
+  Dict,
+  Hashable,
+  Iterable,
+  List,
+  Mapping,
+  NamedTuple,
+  Optional,
+  Sequence,
+  Set,
+  Tuple,
+)
 
 DIALECTS = ("mp_compat", "tensorflow", "contrib", "plain")
 
@@ -102,7 +115,7 @@ def state(shapes: Shapes) -> Dict[str, str]:
 
 
 def dialect(shapes: Shapes) -> str:
-  """Returns which of `DIALECTS` these names belong to: "mp_compat" also if TensorFlow's class writes the same names."""
+  """Returns which of `DIALECTS` the names belong to: "mp_compat" also if TensorFlow's class writes the same names."""
   stems = {parse(name).stem for name in state(shapes)}
   if "current_loss_scale" in stems:
     parsed = [parse(name) for name in shapes if "apply_or_skip" not in name]

@@ -33,14 +33,18 @@ from mp_compat._tensorflow import variables
 from mp_compat.checkpoints import files
 from mp_compat.contrib import mixed_precision as contrib
 from mp_compat.core import conditional_apply
-from mp_compat.core import loss_scale as loss_scale_module
+from mp_compat.core import loss_scale
+
+_ApplyGradients = Callable[..., Optional[tf.Operation]]
+# By name of a variable, what the name that was asked for has before the name scope in which it was made, and after it.
+_Names = Dict[str, Tuple[str, str]]
 
 
-def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:
+def record_tensorflow_names(apply_gradients: _ApplyGradients) -> _ApplyGradients:
   """Returns a wrapper of `apply_gradients` that records TensorFlow's names for the variables that it creates."""
 
   @tf.autograph.experimental.do_not_convert
-  def apply_and_record(self: Any, *args: Any, **kwargs: Any) -> Any:
+  def apply_and_record(self: tf.train.Optimizer, *args: object, **kwargs: object) -> Optional[tf.Operation]:
     graph = graphs.init_scope_graph()
     if graph is None or graph is not tf.get_default_graph():
       return apply_gradients(self, *args, **kwargs)  # in eager mode or a function
@@ -79,13 +83,11 @@ def record_tensorflow_names(apply_gradients: Callable[..., Any]) -> Callable[...
   return apply_and_record
 
 
-def _names_in_scope(
-  made: Iterable[Tuple[tf.Variable, str]], scope: str, built: Iterable[tf.Operation]
-) -> Dict[str, Tuple[str, str]]:
+def _names_in_scope(made: Iterable[Tuple[tf.Variable, str]], scope: str, built: Iterable[tf.Operation]) -> _Names:
   """Returns the variables whose names depend on the name scope in which they were made.
 
-  By name, each with what the name that was asked for has before that scope, and after it. These are variables that
-  `tf.get_variable` did not make, and slots of tensors that were built in the scope, which are named after the tensors.
+  They are variables that `tf.get_variable` did not make, and slots of tensors that were built in the scope, which are
+  named after the tensors.
   """
   tensors = {op.name for op in built if op.outputs}
   found = {}
@@ -107,27 +109,27 @@ def _after_scope(name: str, scope: str) -> str:
   return name[len(scope) + 1 :] if scope and name.startswith(scope + "/") else name
 
 
-def _conditionals(loss_scale: Any) -> Optional[Tuple[int, int]]:
+def _conditionals(scale: loss_scale.LossScale) -> Optional[Tuple[int, int]]:
   """Returns how many conditionals TensorFlow's class builds, and the index of the one that applies; None if unknown."""
-  if isinstance(loss_scale, contrib.LossScaleManager):
+  if isinstance(scale, contrib.LossScaleManager):
     return {
       contrib.ExponentialUpdateLossScaleManager.update_loss_scale: (2, 0),
       contrib.FixedLossScaleManager.update_loss_scale: (1, 0),
-    }.get(type(loss_scale).update_loss_scale)
-  dynamic = (loss_scale_module.DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
-  if not isinstance(loss_scale, dynamic):
+    }.get(type(scale).update_loss_scale)
+  dynamic = (loss_scale.DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
+  if not isinstance(scale, dynamic):
     return 0, 0
-  return (2, 1) if type(loss_scale).update in [cls.update for cls in dynamic] else None
+  return (2, 1) if type(scale).update in [cls.update for cls in dynamic] else None
 
 
-def _warn_unknown_names(loss_scale: Any, names: Any) -> None:
+def _warn_unknown_names(scale: loss_scale.LossScale, names: _Names) -> None:
   if names:
     log.warn(
       "The name of %s in TensorFlow's class is unknown, because %s, or a loss scale before it, overrides update() "
       "and may build conditionals. Checkpoints have the inner optimizer's names. To restore them without mp_compat, "
       "convert them: python -m mp_compat checkpoint convert --like.",
       ", ".join(names),
-      type(loss_scale).__name__,
+      type(scale).__name__,
     )
 
 

@@ -9,11 +9,13 @@ from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
 from mp_compat.keras import loss_scale_optimizer as keras_optimizer
 from mp_compat.keras import optimizer_kinds
-from mp_compat.training import optimizer as optimizer_module
+from mp_compat.training import optimizer
 
-_OURS = optimizer_module.MixedPrecisionLossScaleOptimizer
+_Wrap = Callable[[Any, Any], Any]  # wraps an optimizer, with a loss scale
+
+_OURS = optimizer.MixedPrecisionLossScaleOptimizer
 # A base class of optimizers, the callable that wraps one, and the class that it returns. Searched from last to first.
-_wrappers: List[Tuple[type, Callable[[Any, Any], Any], type]] = [(tf.train.Optimizer, _OURS, _OURS)]
+_wrappers: List[Tuple[type, _Wrap, type]] = [(tf.train.Optimizer, _OURS, _OURS)]
 
 
 def enable_mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dynamic") -> Any:
@@ -85,9 +87,7 @@ def mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dynamic") 
       disable_mixed_precision_graph_rewrite()
 
 
-def register_loss_scale_wrapper(
-  optimizer_cls: type, wrapper_fn: Callable[[Any, Any], Any], wrapper_cls: Optional[type] = None
-) -> None:
+def register_loss_scale_wrapper(optimizer_cls: type, wrapper_fn: _Wrap, wrapper_cls: Optional[type] = None) -> None:
   """Registers the wrapper that `enable_mixed_precision_graph_rewrite` uses for a class of custom optimizers.
 
   Later registrations take precedence.
@@ -111,7 +111,7 @@ def register_loss_scale_wrapper(
   _wrappers.append((optimizer_cls, wrapper_fn, wrapped))
 
 
-def _wrapper_for(opt: Any) -> Callable[[Any, Any], Any]:
+def _wrapper_for(opt: object) -> _Wrap:
   scaling = [wrapped for _, _, wrapped in _wrappers] + [keras_optimizer.LossScaleOptimizer]
   if isinstance(opt, (*scaling, *native.LOSS_SCALE_OPTIMIZERS)) or type(opt).__name__ == "LossScaleOptimizer":
     raise ValueError(

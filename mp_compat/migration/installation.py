@@ -8,7 +8,7 @@ import operator
 import re
 import sys
 import types
-from typing import Any, Callable, List, Tuple
+from typing import Callable, List, Tuple
 
 import mp_compat
 from mp_compat._tensorflow import modules
@@ -36,7 +36,7 @@ class Installation:
   def __init__(self) -> None:
     self.patched: List[str] = []
     self.skipped: List[str] = []
-    self._undo: List[Tuple[Any, str, Any]] = []
+    self._undo: List[Tuple[object, str, object]] = []  # an owner, a name in it, and its value before
 
   def uninstall(self) -> None:
     """Undoes all changes. A second call does nothing."""
@@ -56,7 +56,7 @@ class Installation:
   def __enter__(self) -> "Installation":
     return self
 
-  def __exit__(self, *exception: Any) -> None:
+  def __exit__(self, *exception: object) -> None:
     self.uninstall()
 
   def __repr__(self) -> str:
@@ -81,14 +81,14 @@ class Installation:
     saver_build = tf.train.Saver.build
 
     @functools.wraps(saver_build)
-    def build(self: Any) -> None:
+    def build(self: tf.train.Saver) -> None:
       if self.saver_def is None:
         savers.change_var_list(self, saver.add_tensorflow_names)
       saver_build(self)
 
     self._set(tf.train.Saver, "restore", saver.restore)
     self._set(tf.train.Saver, "build", build)
-    self._replace(tf.train.NewCheckpointReader, files.open_with_names_here)
+    self._replace(tf.train.NewCheckpointReader, files.open_with_own_names)
     self._replace(tf.train.init_from_checkpoint, _with_names_in_checkpoint(tf.train.init_from_checkpoint))
     self.patched += [
       "tensorflow.compat.v1.train." + name
@@ -105,18 +105,18 @@ class Installation:
       functools.wraps(optimizer.apply_gradients)(conditional_names.record_tensorflow_names(optimizer.apply_gradients)),
     )
 
-  def _replace(self, function: Any, replacement: Any) -> None:
+  def _replace(self, function: Callable[..., object], replacement: Callable[..., object]) -> None:
     """Replaces a function of `tf.train` or `tf.contrib` in all of TensorFlow's modules that have it."""
     name = function.__name__
     interface = self._modules("compat.v1.train") + self._modules("train")
     owners = [module for module in interface if getattr(module, name, None) is function]
     for key, module in list(sys.modules.items()):
-      if key.startswith("tensorflow") and getattr(module, "__dict__", {}).get(name) is function:
+      if key.startswith("tensorflow") and isinstance(module, types.ModuleType) and vars(module).get(name) is function:
         owners.append(module)
     for module in owners:
       self._set(module, name, replacement)
 
-  def _modules(self, path: str) -> List[Any]:
+  def _modules(self, path: str) -> List[types.ModuleType]:
     """Returns all copies of the module `tensorflow.path`; creates missing modules.
 
     TensorFlow keeps its interface in `tensorflow._api`; importing `tensorflow.compat.v1` by name creates a second copy.
@@ -133,17 +133,17 @@ class Installation:
         sys.modules[full] = module
         self._undo.append((sys.modules, full, _ABSENT))
     first, _, rest = path.partition(".")
-    real = getattr(sys.modules["tensorflow." + first], "__name__", "")
+    real = sys.modules["tensorflow." + first].__name__
     if rest and real.startswith("tensorflow_core.") and module.__doc__ != _MADE:
       importlib.import_module("{}.{}".format(real, rest))  # TensorFlow 2.1: importing a submodule creates a copy.
     return _copies(module, full)
 
-  def _set(self, owner: Any, name: str, value: Any) -> None:
+  def _set(self, owner: object, name: str, value: object) -> None:
     self._undo.append((owner, name, getattr(owner, name, _ABSENT)))
     setattr(owner, name, value)
 
 
-def _copies(module: Any, full: str) -> List[Any]:
+def _copies(module: types.ModuleType, full: str) -> List[types.ModuleType]:
   """Returns a module of TensorFlow's interface, whose name is `full`, and all copies of it that were imported."""
   name = re.compile(r"tensorflow(_core)?(\._api\.v\d)?" + re.escape(full[len("tensorflow") :]))
   copies = [copy for key, copy in list(sys.modules.items()) if name.fullmatch(key) and copy is not None]
@@ -154,7 +154,7 @@ def _with_names_in_checkpoint(init_from_checkpoint: Callable[..., None]) -> Call
   """Returns an `init_from_checkpoint` that takes an assignment map with the names of any naming scheme."""
 
   @functools.wraps(init_from_checkpoint)
-  def init(*args: Any, **kwargs: Any) -> None:
+  def init(*args: object, **kwargs: object) -> None:
     path, wanted = inspect.signature(init_from_checkpoint).bind(*args, **kwargs).args
     init_from_checkpoint(path, initialization.assignment_map(path, wanted))
 

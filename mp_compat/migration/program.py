@@ -7,14 +7,14 @@ import os
 import runpy
 import sys
 import types
-from typing import Any, List, Optional, Tuple
+from typing import List, Optional, Tuple, cast
 
 
 class NotFoundError(ValueError):
   """Says that there is no such program, or that it is not in Python."""
 
 
-def load(argv: List[str]) -> Tuple[types.ModuleType, Any]:
+def load(argv: List[str]) -> Tuple[types.ModuleType, types.CodeType]:
   """Compiles a program; sets `sys.argv` and the first entry of `sys.path` for it, as the interpreter does.
 
   Args:
@@ -36,12 +36,12 @@ def load(argv: List[str]) -> Tuple[types.ModuleType, Any]:
     raise NotFoundError("{}, but got {}: {}".format(expected, passed, error)) from error
 
 
-def _load(argv: List[str]) -> Tuple[types.ModuleType, Any]:
+def _load(argv: List[str]) -> Tuple[types.ModuleType, types.CodeType]:
   # With -P, PYTHONSAFEPATH or -I, the interpreter adds no directory.
   is_safe = bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
   if not is_safe:
     del sys.path[0]  # what it added for this command
-  details: Any = vars(runpy)  # It uses these functions of runpy, too.
+  details = vars(runpy)  # The interpreter uses these private functions, too.
   if argv[0] == "-m":
     sys.argv, sys.path[:0] = argv[1:], [] if is_safe else [os.getcwd()]
     _, spec, code = details["_get_module_details"](argv[1], NotFoundError)
@@ -60,24 +60,23 @@ def _load(argv: List[str]) -> Tuple[types.ModuleType, Any]:
     raise NotFoundError(str(error)) from error
 
 
-def execute(main: types.ModuleType, code: Any) -> None:
+def execute(main: types.ModuleType, code: types.CodeType) -> None:
   """Makes a module `__main__` and executes a program in it."""
   sys.modules["__main__"] = main
   exec(code, vars(main))
 
 
-def _load_script(path: str) -> Tuple[types.ModuleType, Any]:
+def _load_script(path: str) -> Tuple[types.ModuleType, types.CodeType]:
   if path.endswith(".pyc"):
-    loader: Any = importlib.machinery.SourcelessFileLoader("__main__", path)
-    code = loader.get_code("__main__")
-  else:
-    loader = importlib.machinery.SourceFileLoader("__main__", path)
-    code = loader.source_to_code(loader.get_data(path), path)  # `get_code` would write a .pyc file
+    compiled = importlib.machinery.SourcelessFileLoader("__main__", path)
+    return _make_main(path, compiled), cast(types.CodeType, compiled.get_code("__main__"))
+  loader = importlib.machinery.SourceFileLoader("__main__", path)
+  code = loader.source_to_code(loader.get_data(path), path)  # `get_code` would write a .pyc file
   return _make_main(path, loader), code
 
 
 def _make_main(
-  path: Optional[str], loader: Any, spec: Optional[importlib.machinery.ModuleSpec] = None
+  path: Optional[str], loader: object, spec: Optional[importlib.machinery.ModuleSpec] = None
 ) -> types.ModuleType:
   main = types.ModuleType("__main__")
   vars(main).update(__annotations__={}, __builtins__=builtins, __cached__=None, __file__=path, __loader__=loader)

@@ -76,13 +76,13 @@ def test_session_continues_from_converted_checkpoint(earlier, tmp_path):
 
 
 def test_convert_removes_wrong_files(tmp_path, monkeypatch):
-  read = files.read_tensor
+  read = files.Checkpoint.read
 
-  def read_wrongly(reader, path, name):
-    value = read(reader, path, name)
-    return value + 1 if ".unfinished" in path and name == "w" else value
+  def read_wrongly(checkpoint, name):
+    value = read(checkpoint, name)
+    return value + 1 if ".unfinished" in checkpoint.path and name == "w" else value
 
-  monkeypatch.setattr(files, "read_tensor", read_wrongly)
+  monkeypatch.setattr(files.Checkpoint, "read", read_wrongly)
   with pytest.raises(tf.errors.DataLossError, match="w in .* differs from the value that was written"):
     checkpoints.convert(ADAM, str(tmp_path / "out"), "plain")
   assert os.listdir(str(tmp_path)) == []

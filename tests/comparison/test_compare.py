@@ -100,6 +100,7 @@ W = "  w: 2 of 2 values differ, by up to "
     (0, "--without program.py own", ["without loss scaling  the same bits", "6 train steps, 0 skipped"]),
     (0, "--without program.py overflow", ["Before it, the bits are the same."]),
     (0, "--runs original,without,again program.py migrated", ["the same bits"]),
+    (0, "--runs original,without,again asks.py", ["Before it, the bits are the same."]),
     (0, "program.py checkpoint env", ["6 steps"]),
     (0, "--restore folder program.py checkpoint", ["6 steps"]),
     (0, "--runs original,again program.py process", ["The program ran other processes, which are not compared."]),
@@ -111,6 +112,7 @@ W = "  w: 2 of 2 values differ, by up to "
     # It trains differently.
     (1, "program.py averages clip overflow", ["step 4 is the first", "clipping or masking hid its overflow", W]),
     (1, "program.py averages fixed overflow", ["step 4 is the first", "a fixed loss scale of TensorFlow's class", W]),
+    (1, "together.py", ["step 2 is the first", "a fixed loss scale of TensorFlow's class", "  v: 2 of 2 values"]),
     (1, "program.py numbers", ["step 4 is the first", "The reason is not known.", W, THREE]),
     (1, "program.py custom", ["step 1 is the first", "update() of the program's LossScale returned False", W]),
     (1, "program.py variable", ["in 1 of 12 variables", "do not have the same", "more: is missing in one of the runs"]),

@@ -52,7 +52,7 @@ _REWRITE = "mp_compat.enable_mixed_precision_graph_rewrite"
 _OPTIMIZER = "mp_compat.MixedPrecisionLossScaleOptimizer"
 _OPTIMIZERS = {_OPTIMIZER, _REWRITE, "mp_compat.contrib.mixed_precision.LossScaleOptimizer"}
 _CLASSES = _LOSS_SCALES | {_OPTIMIZER, names.KERAS, "mp_compat.keras.experimental.LossScaleOptimizer"}
-# What decisions depend on calls, by the full name, or the name of this package, of what is called.
+# Calls that need a decision, by its kind: patterns for the full name, or this package's name, of what is called.
 _CALLS = {
   "wrapper": re.compile(r"mp_compat\.(.*\.)?\w*LossScaleOptimizer"),
   "wrapped-twice": re.compile(re.escape(_REWRITE)),

@@ -3,7 +3,7 @@
 
 import json
 import re
-from typing import Any, List, Tuple
+from typing import Any, Dict, List, Tuple, Union
 
 import libcst as cst
 
@@ -21,7 +21,8 @@ _MAGICS_AROUND_PYTHON = ("%%capture", "%%prun", "%%time", "%%timeit")
 
 
 def syntax_problem(error: cst.ParserSyntaxError) -> str:
-  return "line {}: this is not Python 3".format(error.raw_line - bool(error.raw_column))  # It counts one too many.
+  # LibCST counts one line too many.
+  return "line {}: this is not Python 3".format(error.raw_line - bool(error.raw_column))
 
 
 class Script:
@@ -50,9 +51,9 @@ class Notebook:
   def __init__(self, content: bytes) -> None:
     """Parses a notebook; raises a ValueError if it is not one."""
     text = content.decode("utf-8")
-    self._pieces = _STRING.split(text)  # Those with odd indices are strings.
+    self._pieces = _STRING.split(text)  # The pieces with odd indices are strings.
     indices = iter(range(1, len(self._pieces), 2))
-    tree = json.loads(  # In it, each string is replaced by its index.
+    tree = json.loads(  # Each string is replaced by its index.
       _STRING.sub(lambda _: '"{}"'.format(next(indices)), text),
       object_pairs_hook=lambda pairs: {self._string(index): value for index, value in pairs},
     )
@@ -63,7 +64,7 @@ class Notebook:
     self._cells: List[Tuple[int, List[int], bytes]] = []  # number from 1, indices of the strings of the source, code
     self._parse(tree["cells"] if is_python else [])
 
-  def _parse(self, cells: List[Any]) -> None:
+  def _parse(self, cells: List[Dict[str, Any]]) -> None:
     problems, unclear, module = [], [], ""
     for number, cell in enumerate(cells, 1):
       if self._string(cell["cell_type"]) == "code" and cell["source"]:
@@ -79,7 +80,7 @@ class Notebook:
     self.problem = "; ".join(problems)
     self.parsed = ParsedSource(module, unclear)
 
-  def _string(self, index: Any) -> str:
+  def _string(self, index: Union[int, str]) -> str:
     return str(json.loads(self._pieces[int(index)]))
 
   def place(self, place: Place) -> Place:

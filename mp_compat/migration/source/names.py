@@ -5,6 +5,7 @@ import re
 from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Set, Tuple, Type, TypeVar, Union
 
 import libcst as cst
+from libcst import helpers
 from libcst import matchers as m
 from libcst import metadata
 
@@ -43,14 +44,15 @@ def dotted(node: Optional[cst.CSTNode]) -> str:
 
 def imported(node: cst.CSTNode) -> List[Tuple[str, str]]:
   """Returns what an import statement imports, each with the name that it binds; [] for `*` and other nodes."""
-  aliases = node.names if isinstance(node, (cst.Import, cst.ImportFrom)) else ()
-  found = [(dotted(alias.name), alias.asname) for alias in aliases] if not isinstance(aliases, cst.ImportStar) else []
-  return [(name, dotted(asname.name) if asname else name) for name, asname in found]
+  if not isinstance(node, (cst.Import, cst.ImportFrom)) or isinstance(node.names, cst.ImportStar):
+    return []
+  return [(alias.evaluated_name, alias.evaluated_alias or alias.evaluated_name) for alias in node.names]
 
 
 def module_of(node: cst.CSTNode) -> str:
-  """Returns the module that a `from` import names, with its dots if it is relative; "" for other nodes."""
-  return "." * len(node.relative) + dotted(node.module) if isinstance(node, cst.ImportFrom) else ""
+  """Returns the module that a `from` import names; "" for relative ones and other nodes."""
+  module = helpers.get_absolute_module_for_import(None, node) if isinstance(node, cst.ImportFrom) else None
+  return module or ""
 
 
 def replacement(name: str) -> str:
@@ -102,12 +104,9 @@ class ParsedSource:
     if self.module.bytes != (source.encode("utf-8") if isinstance(source, str) else source):
       raise ValueError("LibCST would drop characters of it; remove form feeds before code, and end all lines with \\n")
     self.code = self.module.code.encode("utf-8")
-    found: Any = wrapper.resolve_many(
-      [metadata.ParentNodeProvider, metadata.ScopeProvider, metadata.ExpressionContextProvider]
-    )
-    self.parents: Mapping[cst.CSTNode, cst.CSTNode] = found[metadata.ParentNodeProvider]
-    self._scopes: Mapping[cst.CSTNode, Any] = found[metadata.ScopeProvider]
-    self._contexts = found[metadata.ExpressionContextProvider]
+    self.parents = wrapper.resolve(metadata.ParentNodeProvider)
+    self._scopes: Mapping[cst.CSTNode, Any] = wrapper.resolve(metadata.ScopeProvider)
+    self._contexts = wrapper.resolve(metadata.ExpressionContextProvider)
     self._spans = wrapper.resolve(metadata.ByteSpanPositionProvider)
     expressions: List[Expression] = [*self.find(cst.Name), *self.find(cst.Attribute)]
     self.expressions = [node for node in expressions if node in self._scopes]
@@ -117,10 +116,11 @@ class ParsedSource:
       dotted(call.func) == "vars" and not call.args for call in self.find(cst.Call)
     )
     self._assigned = self._assigned_attributes()
+    scopes = set(filter(None, self._scopes.values()))
+    bindings = [binding for scope in scopes for binding in scope.assignments["mp_compat"]]
     self.is_taken = "mp_compat" in self._unclear or any(
-      not isinstance(scope, metadata.GlobalScope) or _names_by(binding, "mp_compat") != {"mp_compat"}
-      for scope in set(filter(None, self._scopes.values()))
-      for binding in scope.assignments["mp_compat"]
+      not isinstance(binding.scope, metadata.GlobalScope) or _names_by(binding, "mp_compat") != {"mp_compat"}
+      for binding in bindings
     )
 
   def _rebound(self) -> Set[str]:
@@ -131,10 +131,10 @@ class ParsedSource:
 
   def _assigned_attributes(self) -> Set[str]:
     """Returns the attributes of TensorFlow's modules that the source assigns or deletes."""
+    written = [node for node in self.find(cst.Attribute) if not self.is_read(node)]
     return {
       node.attr.value
-      for node in self.find(cst.Attribute)
-      if not self.is_read(node)
+      for node in written
       if any(_below_tensorflow(name, _LIKE_TENSORFLOW) for name in self.full_names(node))
     }
 

@@ -5,7 +5,8 @@ import collections
 import difflib
 import json
 import os
-from typing import Any, Dict, Iterator, List, Sequence, Union
+import re
+from typing import Dict, Iterator, Sequence, Union
 
 from mp_compat.migration.source import Change
 from mp_compat.migration.source import Decision
@@ -13,18 +14,16 @@ from mp_compat.migration.source import Migration
 from mp_compat.migration.source import Place
 from mp_compat.migration.source.decisions import REMEDIES
 
+_LINE = re.compile(rb".*\n|.+")  # as Git sees it: only a line feed ends it
+
 
 def diff(migration: Migration) -> bytes:
   """Returns a unified diff for `patch -p1` and `git apply`; b"" if nothing changes."""
   name = os.path.relpath(migration.path).replace(os.sep, "/").encode("utf-8", "surrogateescape")
   lines = difflib.diff_bytes(
-    difflib.unified_diff, _lines(migration.before), _lines(migration.after), b"a/" + name, b"b/" + name
+    difflib.unified_diff, _LINE.findall(migration.before), _LINE.findall(migration.after), b"a/" + name, b"b/" + name
   )
   return b"".join(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines)
-
-
-def _lines(content: bytes) -> List[bytes]:
-  return [line + b"\n" for line in content.split(b"\n")[:-1]] + [line for line in [content.split(b"\n")[-1]] if line]
 
 
 def text(migrations: Sequence[Migration]) -> Iterator[str]:
@@ -65,14 +64,14 @@ def _where(migration: Migration, place: Place) -> str:
 
 def as_json(migrations: Sequence[Migration]) -> str:
   """Returns the JSON report: count `files`, lists `rewritten`, `decide`, `problems`; `cell` is 0 outside notebooks."""
-  report: Dict[str, Any] = dict(files=len(migrations), rewritten=[], decide=[], problems=[])
+  rewritten, decide, problems = [], [], []
   for path, _, _, changes, decisions, problem in migrations:
-    report["rewritten"] += [_entry(path, change) for change in changes]
-    report["decide"] += [dict(_entry(path, decision), remedy=REMEDIES[decision.kind]) for decision in decisions]
-    report["problems"] += [dict(path=path, problem=problem)] if problem else []
-  return json.dumps(report, indent=2)
+    rewritten += [_entry(path, change) for change in changes]
+    decide += [dict(_entry(path, decision), remedy=REMEDIES[decision.kind]) for decision in decisions]
+    problems += [dict(path=path, problem=problem)] if problem else []
+  return json.dumps(dict(files=len(migrations), rewritten=rewritten, decide=decide, problems=problems), indent=2)
 
 
-def _entry(path: str, found: Union[Change, Decision]) -> Dict[str, Any]:
+def _entry(path: str, found: Union[Change, Decision]) -> Dict[str, object]:
   fields = found._asdict()
   return dict(path=path, **dict(fields.pop("place")._asdict(), **fields))

@@ -24,8 +24,8 @@ class Change(NamedTuple):
 
 def new_texts(source: ParsedSource) -> Dict[cst.CSTNode, str]:
   """Returns the new texts of those expressions and import statements that are certainly old names."""
-  texts: Dict[cst.CSTNode, str] = {}
-  texts = {node: new_import(source, node) for node in source.find(cst.ImportFrom) if "#" not in source.text(node)}
+  imports = [node for node in source.find(cst.ImportFrom) if "#" not in source.text(node)]
+  texts: Dict[cst.CSTNode, str] = {node: new_import(source, node) for node in imports}
   if not source.is_taken:
     texts.update((node, source.new_name(node)) for node in source.expressions)
   return {node: text for node, text in texts.items() if text}
