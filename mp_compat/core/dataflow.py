@@ -24,7 +24,7 @@ HIDING = frozenset(["Exit", "PartitionedCall", "StatefulPartitionedCall", "Symbo
 
 
 def search_back(ends: Iterable[tf.Tensor], inputs_of: Callable[[tf.Tensor], List[tf.Tensor]]) -> Iterator[tf.Tensor]:
-  """Yields tensors and, by `inputs_of` of each, those that they are computed from, each once."""
+  """Yields tensors, and all that `inputs_of` leads back to from them (a function of readers: forward), each once."""
   seen, pending = set(), list(ends)
   while pending:
     tensor = pending.pop()
@@ -81,9 +81,9 @@ def _is_measurable(tensor: tf.Tensor) -> bool:
 
 
 def sources_of(tensors: Iterable[tf.Tensor]) -> Dict[TensorKey, FrozenSet[Optional[tf.DType]]]:
-  """Returns the dtypes that the values of tensors, their parts and summands have had, by the keys of all of these.
+  """Returns the dtypes that the values of tensors, their parts and summands have had, by the keys of all these tensors.
 
-  They contain None if a function or a loop has computed any of them.
+  The dtypes contain None if a function or a loop has computed any of them.
   """
   found: Dict[TensorKey, FrozenSet[Optional[tf.DType]]] = {}
   pending = list(tensors)
