@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes event files, for TensorBoard."""
 
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 import uuid
 
 from mp_compat._tensorflow import log
@@ -18,7 +18,7 @@ class EventFile:
     suffix = "." + uuid.uuid4().hex
     self._writer = tf.summary.FileWriter(directory, filename_suffix=suffix) if directory else None
 
-  def write(self, write: Callable[[tf.summary.FileWriter], Any]) -> None:
+  def write(self, write: Callable[[tf.summary.FileWriter], object]) -> None:
     """Calls a function that writes."""
     if self._writer is None:
       return

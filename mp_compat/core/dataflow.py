@@ -2,7 +2,7 @@
 """Follows floating-point values through a graph: what is computed from them, what contains them, what adds them up."""
 
 import collections
-from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set
+from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import tf
@@ -24,7 +24,7 @@ HIDING = frozenset(["Exit", "PartitionedCall", "StatefulPartitionedCall", "Symbo
 
 
 def search_back(ends: Iterable[tf.Tensor], inputs_of: Callable[[tf.Tensor], List[tf.Tensor]]) -> Iterator[tf.Tensor]:
-  """Yields tensors and, by `inputs_of` of each, those that they are computed from, each once."""
+  """Yields tensors, and all that `inputs_of` leads back to from them (a function of readers: forward), each once."""
   seen, pending = set(), list(ends)
   while pending:
     tensor = pending.pop()
@@ -50,30 +50,21 @@ def _followed_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
 
 def descendants(read_by: Dict[TensorKey, List[tf.Tensor]], sources: Iterable[tf.Tensor]) -> Dict[TensorKey, tf.Tensor]:
   """Returns the tensors computed from `sources`, by their keys."""
-  found: Dict[TensorKey, tf.Tensor] = {}
-  pending = list(sources)
-  while pending:
-    for reader in read_by.get(tensor_key(pending.pop()), ()):
-      if tensor_key(reader) not in found:
-        found[tensor_key(reader)] = reader
-        pending.append(reader)
-  return found
+
+  def readers_of(tensor: tf.Tensor) -> List[tf.Tensor]:
+    return read_by.get(tensor_key(tensor), [])
+
+  first = [reader for source in sources for reader in readers_of(source)]
+  return {tensor_key(tensor): tensor for tensor in search_back(first, readers_of)}
 
 
-def same_values(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
-  """Yields a tensor and those before it that contain the same values, such as the float16 input of a cast."""
-  yield tensor
-  while tensor.op.type in _COPYING or tensor.op.type == "Cast":
-    before = _containing(tensor)
-    if not before:
-      break
-    tensor = before[0]
-    yield tensor
+def same_values(tensors: Iterable[tf.Tensor]) -> Iterator[tf.Tensor]:
+  """Yields tensors, each followed by those before it that contain the same values, as the float16 input of a cast."""
+  return search_back(tensors, _copied)
 
 
-def keys_of_same_values(tensors: Iterable[tf.Tensor]) -> Set[TensorKey]:
-  """Returns the keys of tensors, and of those before them that contain the same values."""
-  return {tensor_key(same) for tensor in tensors for same in same_values(tensor)}
+def _copied(tensor: tf.Tensor) -> List[tf.Tensor]:
+  return _containing(tensor)[:1] if tensor.op.type in _COPYING or tensor.op.type == "Cast" else []
 
 
 def _containing(tensor: tf.Tensor) -> List[tf.Tensor]:
@@ -90,9 +81,9 @@ def _is_measurable(tensor: tf.Tensor) -> bool:
 
 
 def sources_of(tensors: Iterable[tf.Tensor]) -> Dict[TensorKey, FrozenSet[Optional[tf.DType]]]:
-  """Returns the dtypes that the values of tensors, their parts and summands have had, by the keys of all of these.
+  """Returns the dtypes that the values of tensors, their parts and summands have had, by the keys of all these tensors.
 
-  They contain None if a function or a loop has computed any of them.
+  The dtypes contain None if a function or a loop has computed any of them.
   """
   found: Dict[TensorKey, FrozenSet[Optional[tf.DType]]] = {}
   pending = list(tensors)
@@ -109,8 +100,8 @@ def sources_of(tensors: Iterable[tf.Tensor]) -> Dict[TensorKey, FrozenSet[Option
 
 def terms_of(tensor: tf.Tensor) -> List[tf.Tensor]:
   """Returns the tensors of which the values of a gradient are sums; [] if they are no sums."""
-  *_, last = same_values(tensor)
+  *_, last = same_values([tensor])
   if last.op.type in _TERM_BY_TERM:
     return list(last.op.inputs[:1])
-  added = [list(same_values(value))[-1] for value in last.op.inputs] if last.op.type == "AddN" else []
+  added = [list(same_values([value]))[-1] for value in last.op.inputs] if last.op.type == "AddN" else []
   return [value.op.inputs[0] if value.op.type in _TERM_BY_TERM else value for value in added]

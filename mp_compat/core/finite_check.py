@@ -39,8 +39,8 @@ def all_finite(
     if tf.executing_eagerly() or contexts.may_be_compiled():
       return _exact(_stack_small(tensors + computed))
     known = {} if ops.is_fast_math() else sums_of_squares or {}
-    groups = [tensors + [tensor for tensor in computed if _is_small(tensor)]]
-    groups += [[tensor] for tensor in computed if not _is_small(tensor)]
+    groups = [tensors + [tensor for tensor in computed if is_small(tensor)]]
+    groups += [[tensor] for tensor in computed if not is_small(tensor)]
     parts = [_all_finite_if_sums_are(group, known) for group in groups if group]
     return parts[0] if len(parts) == 1 else tf.reduce_all(tf.stack(parts))
 
@@ -73,7 +73,8 @@ def _exact(tensors: List[tf.Tensor]) -> tf.Tensor:
   return finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
 
 
-def _is_small(tensor: tf.Tensor) -> bool:
+def is_small(tensor: tf.Tensor) -> bool:
+  """Returns whether a tensor may be stacked with others."""
   size = tensor.shape.num_elements()
   return size is not None and size * tensor.dtype.size <= _SMALL
 
@@ -83,9 +84,9 @@ def _stack_small(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
   is_eager = tf.executing_eagerly()
   groups: Dict[Hashable, List[tf.Tensor]] = {}
   for number, tensor in enumerate(tensors):
-    is_small = _is_small(tensor)
-    shape = () if is_eager or not is_small else tuple(tensor.shape.as_list())
-    group_key = (tensor.dtype, shape, tensor.device) if is_small else number
+    can_stack = is_small(tensor)
+    shape = () if is_eager or not can_stack else tuple(tensor.shape.as_list())
+    group_key = (tensor.dtype, shape, tensor.device) if can_stack else number
     groups.setdefault(group_key, []).append(tensor)
   stacked = [group[0] for group in groups.values() if len(group) == 1]
   flat_shape = tf.constant([-1]) if is_eager else None  # Its conversion for each tensor would take most of the time.

@@ -72,9 +72,8 @@ def _sources(in_order: List[tf.Operation]) -> Dict[tf.Operation, FrozenSet[Tuple
   while not is_complete:  # again if an input is created after its op, as in a loop
     is_complete = True
     for op in in_order:
-      sources = [(_kind(op), _describe(op))]
-      if _float32_inputs(op):
-        sources = [source for tensor in _float32_inputs(op) for source in found.get(tensor.op, ())]
+      inputs = _float32_inputs(op)
+      sources = [source for tensor in inputs for source in found.get(tensor.op, ())] if inputs else [_describe(op)]
       lowest, _ = min(sources)
       own = frozenset(source for source in sources if source[0] == lowest)
       if own != found.get(op):
@@ -86,17 +85,13 @@ def _float32_inputs(op: tf.Operation) -> List[tf.Tensor]:
   return [tensor for tensor in op.inputs if tensor.dtype.base_dtype == tf.float32]
 
 
-def _kind(source: tf.Operation) -> int:
-  """Returns 0 for an input or a cast, 1 for a variable, 2 for a constant or a mask, such as that of dropout."""
-  if source.type in _VARIABLES:
-    return 1
-  return 2 if source.type == "Const" or source.type == "Cast" and source.inputs[0].dtype == tf.bool else 0
-
-
-def _describe(source: tf.Operation) -> str:
-  if source.type == "Cast":
-    return "{} (Cast from {})".format(source.name, source.inputs[0].dtype.name)
+def _describe(source: tf.Operation) -> Tuple[int, str]:
+  """Returns the kind of a source (0: an input or a cast, 1: a variable, 2: a constant or a mask) and its name."""
   if source.type in _VARIABLES:
     handle = source.inputs[0].op if source.inputs else source
-    return "{} (variable)".format(handle.name)
-  return "{} ({})".format(source.name, source.type)
+    return 1, "{} (variable)".format(handle.name)
+  if source.type == "Cast":
+    dtype = source.inputs[0].dtype
+    # A mask, such as that of dropout, is cast from bool.
+    return 2 if dtype == tf.bool else 0, "{} (Cast from {})".format(source.name, dtype.name)
+  return 2 if source.type == "Const" else 0, "{} ({})".format(source.name, source.type)

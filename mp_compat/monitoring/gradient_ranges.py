@@ -2,7 +2,7 @@
 """Measures the range of every gradient of a step: histograms of binary exponents beside the range of float16."""
 
 import collections
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -13,19 +13,20 @@ from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import dataflow
-from mp_compat.core import gradients
+from mp_compat.core import finite_check
 from mp_compat.core import lineage
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
-from mp_compat.training import step as step_module
+from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 _BINS = 512  # 0 to 255 for the exponents, 256 for zeros; a power of 2, because a bitwise or adds
-_SMALL = 2**16  # the size in bytes up to which tensors of one shape are stacked
 _PRECISION = {"float16": 10, "bfloat16": 7}  # bits of the fraction; those of float32 for all other dtypes
 # In models with batch normalization and attention, sums that are mathematically zero were up to 0.8 units of the last
 # place of the sum of magnitudes, all others more than 50.
 _MOST_UNITS_OF_NOISE = 8
+
+Dtypes = Union[str, tf.DType, Iterable[Union[str, tf.DType]]]
 
 
 class GradientRange(NamedTuple):
@@ -48,15 +49,15 @@ class GradientRange(NamedTuple):
       mathematically zero, such as that of a bias before batch normalization.
   """
 
-  exponents: Any
-  zeros: Any
-  subnormal: Any
-  vanishing: Any
-  largest: Any
-  nonfinite: Any
-  headroom: Any
-  scale: Any
-  noise: Any
+  exponents: Union[tf.Tensor, np.ndarray]
+  zeros: Union[tf.Tensor, np.float64]
+  subnormal: Union[tf.Tensor, np.float64]
+  vanishing: Union[tf.Tensor, np.float64]
+  largest: Union[tf.Tensor, np.float32]
+  nonfinite: Union[tf.Tensor, np.int32]
+  headroom: Union[tf.Tensor, np.int32]
+  scale: Union[tf.Tensor, np.float32]
+  noise: Union[tf.Tensor, np.bool_]
 
 
 class Measured(NamedTuple):
@@ -79,7 +80,7 @@ class Report(NamedTuple):
 
 @autograph.do_not_convert
 def gradient_ranges(
-  optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any = tf.float16
+  optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Dtypes = tf.float16
 ) -> "collections.OrderedDict[str, GradientRange]":
   """Returns the ranges of the gradients of the last `apply_gradients`, and of the backward pass that computes them.
 
@@ -116,40 +117,40 @@ def gradient_ranges(
   return collections.OrderedDict(zip(found.measured, [GradientRange(*row) for row in zip(*columns)]))
 
 
-def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Any) -> Report:
+def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Dtypes) -> Report:
   """Builds the measurement that `gradient_ranges` describes."""
-  dtypes = _floating(dtypes)
-  step = reports.readable_step(optimizer)
-  passed, computed = _gradients(step, optimizer._mp_compat_settings.check_computed_gradients)
+  wanted = _floating(dtypes)
+  record = reports.readable_step(optimizer)
+  passed, computed = _gradients(record, optimizer._mp_compat_settings.check_computed_gradients)
   derived, layers = _backward_passes(computed)
   existing = {tensor.dtype.base_dtype for tensor in derived}
-  dtypes = next((other for other in (dtypes, [tf.bfloat16], [tf.float32]) if existing.intersection(other)), dtypes)
-  measured = passed + [Measured(record.name, record.scaled, record.scale) for record in computed]
+  wanted = next((other for other in (wanted, [tf.bfloat16], [tf.float32]) if existing.intersection(other)), wanted)
+  measured = passed + [Measured(each.name, each.scaled, each.scale) for each in computed]
   for item, is_behind_loss in layers:
-    if item.tensor.dtype.base_dtype in dtypes and (item.tensor.dtype == tf.float16 or is_behind_loss):
+    if item.tensor.dtype.base_dtype in wanted and (item.tensor.dtype == tf.float16 or is_behind_loss):
       measured.append(item)
-  measured = _with_dtypes([item for item in measured if contexts.is_in_branches_only(item.tensor.op)], dtypes)
+  measured = _with_dtypes([item for item in measured if contexts.is_in_branches_only(item.tensor.op)], wanted)
   order = graphs.creation_order()
   measured.sort(key=lambda item: order[item.tensor.op])
   return Report(
-    collections.OrderedDict(zip(reports.number_repeated([item.name for item in measured]), measured)),
+    reports.by_unique_names((item.name, item) for item in measured),
     _measure(measured),
     is_complete=not passed and not any(tensor.op.type in dataflow.HIDING for tensor in derived),
   )
 
 
-def _floating(dtypes: Any) -> List[tf.DType]:
+def _floating(dtypes: Dtypes) -> List[tf.DType]:
   """Returns the dtypes that one or several are; raises a ValueError if one is not floating."""
-  dtypes = [tf.as_dtype(dtype) for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)]
-  for dtype in dtypes:
+  found = [tf.as_dtype(dtype) for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)]
+  for dtype in found:
     if not dtype.is_floating:
       raise ValueError("dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name))
-  return dtypes
+  return found
 
 
-def _with_dtypes(measured: Iterable[Measured], dtypes: Iterable[tf.DType]) -> List[Measured]:
+def _with_dtypes(measured: List[Measured], dtypes: Iterable[tf.DType]) -> List[Measured]:
   """Adds the narrowest dtype of each tensor; selects those that have had one of `dtypes`, or all if none has."""
-  found, measured = [], list(measured)
+  found = []
   sources = dataflow.sources_of(item.tensor for item in measured)
   for item in measured:
     own = sources[lineage.tensor_key(item.tensor)]
@@ -159,12 +160,12 @@ def _with_dtypes(measured: Iterable[Measured], dtypes: Iterable[tf.DType]) -> Li
   return found if any(item.is_selected for item in found) else [item._replace(is_selected=True) for item in found]
 
 
-def _gradients(step: step_module.Step, read_computed: bool) -> Tuple[List[Measured], List[lineage.Computed]]:
+def _gradients(record: step.Step, read_computed: bool) -> Tuple[List[Measured], List[lineage.Computed]]:
   """Returns the passed gradients that derive from no computed one, and the records of the computed ones, if read."""
-  computed = [each for one in step.lineages for each in one.computed] if read_computed else []
+  computed = [each for of_replica in record.lineages for each in of_replica.computed] if read_computed else []
   measurable = [each for each in computed if each.scaled is not None and contexts.is_in_branches_only(each.scaled.op)]
   found = {lineage.tensor_key(each.values): each for each in measurable}
-  passed = [Measured(name, values, None) for grad, name in step.gradients for values in gradients.values_of([grad])]
+  passed = [Measured(name, values, None) for name, values in reports.passed_gradients(record)]
   read_by = dataflow.readers([item.tensor for item in passed])
   derived = {**found, **dataflow.descendants(read_by, [each.values for each in measurable])}
   return [item for item in passed if lineage.tensor_key(item.tensor) not in derived], list(found.values())
@@ -187,9 +188,9 @@ def _backward_passes(computed: Iterable[lineage.Computed]) -> Tuple[List[tf.Tens
     derived = dataflow.descendants(read_by, [scale])
     # The tensors from which the layers' ops compute the gradients of their variables.
     inputs = [value for op in {op for op, _ in dataflow.sources_of(ends)} for value in op.inputs]
-    entering = {key: derived[key] for key in dataflow.keys_of_same_values(inputs) if key in derived}
-    behind_loss = {**entering, **dataflow.descendants(read_by, entering.values())}
-    others = dataflow.keys_of_same_values(ends)
+    entering = [value for value in dataflow.same_values(inputs) if lineage.tensor_key(value) in derived]
+    behind_loss = {*map(lineage.tensor_key, entering), *dataflow.descendants(read_by, entering)}
+    others = set(map(lineage.tensor_key, dataflow.same_values(ends)))
     others.update(lineage.tensor_key(reader) for reader in read_by[scale_key] if reader.op.type == "Cast")
     tensors += derived.values()
     for (op, index), tensor in derived.items():
@@ -204,7 +205,7 @@ def _measure(measured: List[Measured]) -> GradientRange:
     return GradientRange(*[()] * len(GradientRange._fields))
   terms = [dataflow.terms_of(item.tensor) if item.scale is not None else [] for item in measured]
   are_dead = dead_tensors.may_be_dead(item.tensor for item in measured)
-  groups: Dict[Any, List[int]] = collections.defaultdict(list)
+  groups: Dict[Hashable, List[int]] = collections.defaultdict(list)
   for index, (item, is_dead) in enumerate(zip(measured, are_dead)):
     groups[index if is_dead else _stacking_keys(item, terms[index])].append(index)
   with tf.name_scope("gradient_ranges"):
@@ -228,14 +229,14 @@ def _measure(measured: List[Measured]) -> GradientRange:
     )
 
 
-def _stacking_keys(item: Measured, terms: List[tf.Tensor]) -> Any:
+def _stacking_keys(item: Measured, terms: List[tf.Tensor]) -> Hashable:
   """Returns a key that tensors share which may be stacked: small ones of one shape, with the same scale."""
-  found: List[Any] = [None if item.scale is None else lineage.tensor_key(item.scale)]
+  found: List[Hashable] = [None if item.scale is None else lineage.tensor_key(item.scale)]
   for tensor in [item.tensor, *terms]:
-    size = tensor.shape.num_elements()
-    is_small = size is not None and size * tensor.dtype.size <= _SMALL
-    shape = tuple(tensor.shape.as_list()) if is_small else ()
-    found.append((tensor.dtype, shape, tensor.device) if is_small else lineage.tensor_key(tensor))
+    if finite_check.is_small(tensor):
+      found.append((tensor.dtype, tuple(tensor.shape.as_list()), tensor.device))
+    else:
+      found.append(lineage.tensor_key(tensor))
   return tuple(found)
 
 

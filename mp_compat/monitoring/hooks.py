@@ -2,7 +2,7 @@
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
 import collections
-from typing import Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import auto_mixed_precision
 from mp_compat._tensorflow import event_files
@@ -12,7 +12,7 @@ from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.core import dataflow
-from mp_compat.core import loss_scale as loss_scale_module
+from mp_compat.core import loss_scale
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.monitoring import stall
@@ -32,10 +32,9 @@ class _Watched(NamedTuple):
   status: tf.Tensor  # float32 [3]: whether the step is attempted, whether it is skipped, the scale after it
   observed: List[stall.Observed]
 
-
-def _computed(run: graphs.Run, watched: Iterable[_Watched]) -> Iterator[stall.Observed]:
-  """Yields what is observed and computed in a run."""
-  return (each for one in watched for each in one.observed if run.computes(each.tensor))
+  def computed_by(self, run: graphs.Run) -> List[stall.Observed]:
+    """Returns what is observed and computed in a run."""
+    return [each for each in self.observed if run.computes(each.tensor)]
 
 
 class LossScaleHook(tf.train.SessionRunHook):
@@ -109,25 +108,25 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._written: Optional[int] = None  # the attempted step last written to output_dir
     self._warned = False
     self._unattempted = 0  # runs in a row that computed gradients and attempted no step
-    self._session: Optional[tf.Session] = None
-    self._events: Any = None  # an EventFile from `begin` on
+    self._session: Optional[tf.Session] = None  # in which `_read_state` was last called
+    self._name: Optional[str] = None  # of the first train op, from `begin` on
 
   def begin(self) -> None:
     steps = reports.train_steps(self._optimizer)
     self._name = steps[0].train_op.name
     readable = [step for step in steps if reports.is_readable(step)]
     self._float16_variables = [
-      name for step in readable for grad, name in step.gradients if grad is not None and grad.dtype == tf.float16
+      name for step in readable for name, values in reports.passed_gradients(step) if values.dtype == tf.float16
     ]
     overflow_tolerance = getattr(self._optimizer.loss_scale, "overflow_tolerance", 1)
     self._min_scale_patience = max(self._min_scale_patience, overflow_tolerance)
-    counts = [reports.counts(step) for step in readable]
     self._counters = self._make_counters() if self._counters_in_graph and readable else []
-    statuses = [self._make_status(each) for each in counts]
-    self._watched = [_Watched(step.train_op, status, stall.observed(step)) for step, status in zip(readable, statuses)]
+    self._watched = [
+      _Watched(step.train_op, self._make_status(reports.counts(step)), stall.observed(step)) for step in readable
+    ]
     self._scale = self._optimizer.loss_scale()
     self._events = event_files.EventFile("LossScaleHook", self._output_dir)
-    self._warn(step.train_op.name for step in steps if not reports.is_readable(step))
+    self._warn([step.train_op.name for step in steps if not reports.is_readable(step)])
 
   def _warn(self, not_readable: Iterable[str]) -> None:
     """Logs warnings of train ops that cannot be observed, of float16 variables, and of float32 backward passes."""
@@ -143,7 +142,9 @@ class LossScaleHook(tf.train.SessionRunHook):
         "custom_getter=mp_compat.float32_variable_storage_getter, which stores them in float32."
       )
       log.warn(text, self._name, range_history.enumeration(self._float16_variables, 5))
-    for train_op, _, observed in () if auto_mixed_precision.is_enabled() else self._watched:
+    if auto_mixed_precision.is_enabled():
+      return
+    for train_op, _, observed in self._watched:
       backward = [each.tensor for each in observed if each.part == "backward"]
       if backward and all(each.dtype == tf.float32 and each.op.type not in dataflow.HIDING for each in backward):
         log.warn(
@@ -173,36 +174,33 @@ class LossScaleHook(tf.train.SessionRunHook):
       scale = tf.cast(self._optimizer.loss_scale(), tf.float32)
     return tf.concat([tf.cast(counts, tf.float32), [scale]], axis=0)
 
-  def after_create_session(self, session: tf.Session, coord: Any) -> None:
-    del coord
-    self._session, self._is_new_session = session, True
-
-  def before_run(self, run_context: Any) -> Any:
+  def before_run(self, run_context: tf.train.SessionRunContext) -> Optional[tf.train.SessionRunArgs]:
     run = graphs.executed_by(run_context)
     executed = [each for each in self._watched if each.train_op in run.ops]
     if not executed:
-      if any(True for _ in _computed(run, self._watched)):
+      if any(each.computed_by(run) for each in self._watched):
         self._warn_if_unattempted(is_attempted=False)
       return None
-    if self._is_new_session:
+    if run_context.session is not self._session:
+      self._session = run_context.session
       self._read_state(run_context.session)
-      self._is_new_session = False
-    fetches: Dict[str, Any] = {"statuses": [each.status for each in executed]}
+    fetches = {"statuses": [each.status for each in executed]}
     if self._is_stalled(more_skips=len(executed)) and (not self._warned or len(executed) > 1):
-      self._fetched = list(_computed(run, executed))
+      self._fetched = [observed for each in executed for observed in each.computed_by(run)]
       fetches["diagnoses"] = [each.fetch for each in self._fetched]
     return tf.train.SessionRunArgs(fetches)
 
   def _read_state(self, session: tf.Session) -> None:
     """Reads counts and scale at the first step of a session: other hooks, as Horovod's, may set them before it."""
-    if self._counters:
-      self.attempted, self.skipped = [int(value) for value in session.run(self._counters)]
+    counts, scale = session.run([self._counters, self._scale])
+    if counts:
+      self.attempted, self.skipped = map(int, counts)
       self._logged, self._last_applied = (self.attempted, self.skipped), self.attempted
       self._changes.clear()  # at counts that were not restored
-    self._has_changed(float(session.run(self._scale)))
+    self._has_changed(float(scale))
     self._write()
 
-  def after_run(self, run_context: Any, run_values: Any) -> None:
+  def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
     results = run_values.results or {"statuses": []}
     if results["statuses"]:
       self._warn_if_unattempted(any(attempted for attempted, _, _ in results["statuses"]))
@@ -245,12 +243,10 @@ class LossScaleHook(tf.train.SessionRunHook):
     """Returns `session.run(fetches, feed_dict)` of a plain Session, and observes the run as in a MonitoredSession.
 
     Call `begin()` after `minimize` and before the session runs, and at the end `end(session)`, which writes the last
-    values. `on_stall="stop"` stops nothing here. Raises a RuntimeError without `begin()`.
+    values. `on_stall="stop"` does not stop such a run. Raises a RuntimeError without `begin()`.
     """
-    if self._events is None:
+    if self._name is None:
       raise RuntimeError("Before LossScaleHook.run(), call begin(): after minimize(), before the session runs.")
-    if session is not self._session:
-      self.after_create_session(session, None)
     context = tf.train.SessionRunContext(tf.train.SessionRunArgs(fetches, feed_dict), session)
     requested = self.before_run(context) or tf.train.SessionRunArgs([])
     values, results = session.run([fetches, requested.fetches], feed_dict)
@@ -308,7 +304,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       self._events.write(lambda writer: writer.add_summary(summary, self.attempted))
       self._written = self.attempted
 
-  def _describe_stall(self, values: Iterable[Tuple[stall.Observed, Any]]) -> str:
+  def _describe_stall(self, values: Iterable[Tuple[stall.Observed, stall.Fetched]]) -> str:
     """Returns text on the skipped steps, on what is not finite in the last one, and on what may be the reason."""
     skips, without_backoff = self._skips()
     last = "the last applied step was attempt {}" if self._last_applied else "no step was ever applied"
@@ -318,7 +314,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       "{} attempted. The scale went {}. "
     ).format(self._name, skips, without_backoff, last.format(self._last_applied), self.attempted, scales)
     reason = ""
-    if isinstance(self._optimizer.loss_scale, (loss_scale_module.FixedLossScale,) + native.FIXED_LOSS_SCALES):
+    if isinstance(self._optimizer.loss_scale, (loss_scale.FixedLossScale,) + native.FIXED_LOSS_SCALES):
       reason = 'the fixed loss scale may be too large: lower it, or use "dynamic". Otherwise '
     elif without_backoff < self._min_scale_patience:
       reason = "the scale may still be too large: begin with a lower one, or allow more skips. Otherwise "
@@ -355,12 +351,12 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
         )
     self._counts = [(step.train_op, reports.counts(step)) for step in steps]
 
-  def before_run(self, run_context: Any) -> Any:
+  def before_run(self, run_context: tf.train.SessionRunContext) -> Optional[tf.train.SessionRunArgs]:
     run = graphs.executed_by(run_context)
     counts = [each for train_op, each in self._counts if train_op in run.ops]
     return tf.train.SessionRunArgs(counts) if counts else None
 
-  def after_run(self, run_context: Any, run_values: Any) -> None:
+  def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
     self._remaining -= sum(int(attempted) for attempted, _ in run_values.results or [])
     if self._remaining <= 0:
       run_context.request_stop()

@@ -9,6 +9,7 @@ from typing import Any, Counter, Dict, Iterable, List, NamedTuple, Optional, Tup
 from mp_compat._tensorflow import tf
 
 FILE_NAME = "gradient_ranges.jsonl"
+Record = Dict[str, Any]  # a line of the file, as the docstring of GradientRangesHook describes it, or a tensor in it
 BIAS = 127  # of float32: index e of a histogram counts magnitudes in [2**(e - 127), 2**(e - 126))
 
 TOLERATED = 0.01  # the share of a tensor's sum of magnitudes that may be below the smallest number
@@ -59,7 +60,7 @@ class Tensor:
     # them were zeros, and at which neither was so; -1 if there is none that is at least 1.
     self._cut_off = self._zero = self._complete = -1
 
-  def add(self, name: str, values: Dict[str, Any], scale: float) -> Optional[Bounds]:
+  def add(self, name: str, values: Record, scale: float) -> Optional[Bounds]:
     """Adds the values of one step, the tensor `name` in a record; returns the scales that fit them."""
     exponents = {int(exponent): int(count) for exponent, count in values["exponents"].items() if count}
     exact_shift = math.log2(scale)
@@ -131,12 +132,7 @@ class History:
     formats = {tensor.format for tensor in self.tensors.values() if tensor.is_selected}
     return BFLOAT16 if formats == {BFLOAT16} else FLOAT16
 
-  def doubtful_scales(self) -> Dict[str, int]:
-    """Returns `Tensor.doubtful_scale` of the selected tensors that have one, by name."""
-    scales = {name: tensor.doubtful_scale() for name, tensor in self.tensors.items() if tensor.is_selected}
-    return {name: scale for name, scale in scales.items() if scale is not None}
-
-  def add(self, record: Dict[str, Any]) -> None:
+  def add(self, record: Record) -> None:
     """Adds a record, as GradientRangesHook makes it; ignores tensors whose scale is neither None nor a positive number.
 
     Values without a scale count as if they were at a scale of 1.
@@ -176,7 +172,7 @@ def read(text: str) -> History:
   A later run may begin at an earlier step, because it restored a checkpoint, or is another one: the earlier runs'
   records from that step on are dropped. Damaged lines are skipped; a job that is killed leaves one.
   """
-  records: List[Dict[str, Any]] = []
+  records: List[Record] = []
   lines = text.splitlines()
   for line in lines:
     try:
@@ -199,9 +195,7 @@ def read(text: str) -> History:
 def advise(history: History) -> Optional[Advice]:
   """Returns advice on the loss scale; None without any record of nonzero values.
 
-  docs/gradient_ranges.md says how it is derived. A record that was not finite is fitted only by smaller scales than its
-  own, if at all. The advised scale is a quarter of the largest one that fits, because steps that were not recorded may
-  have larger values, and a larger scale keeps more of the small ones.
+  docs/gradient_ranges.md says how it is derived.
   """
   bounds = _intersection([history.bounds] + [below for _, below in history.overflows])
   if bounds is None:
@@ -238,7 +232,8 @@ def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
       action = "Compute {largest} in float32, or make the loss smaller, for example a mean instead of a sum."
     facts = " No scale fits step {step}: {smallest} needs at least 2**{low}, and {largest} overflows above 2**{high}."
     return "float32", (action + facts).format(step=step, **worst._asdict())
-  doubtful = history.doubtful_scales()
+  scales = {name: tensor.doubtful_scale() for name, tensor in history.tensors.items() if tensor.is_selected}
+  doubtful = {name: scale for name, scale in scales.items() if scale is not None}
   if doubtful and max(doubtful.values()) < high - MARGIN:
     return "unknown", (
       "Record with a loss scale of 2**{}. At 2**{}, values at the lower end of float16's range, or only zeros, "

@@ -116,11 +116,7 @@ def _draw_histograms(axes: Any, history: range_history.History) -> None:
 
 
 def _draw_fitting_scales(axes: Any, history: range_history.History, advice: range_history.Advice) -> None:
-  """Draws, for each tensor, the scales that fit all records, and behind them those that fit all tensors.
-
-  A red bar is between the largest scale that does not overflow and the smallest that is needed, if that is larger. A
-  red line is the smallest scale at which a record was not finite.
-  """
+  """Draws, for each tensor, the scales that fit all records, and behind them those that fit all tensors."""
   largest = 0
   for row, tensor in enumerate(history.tensors.values()):
     if tensor.bounds is not None:

@@ -4,7 +4,9 @@
 import collections
 import json
 import os
-from typing import Any, Dict, Optional
+from typing import Dict, Iterable, Optional, Tuple
+
+import numpy as np
 
 from mp_compat._tensorflow import event_files
 from mp_compat._tensorflow import graphs
@@ -36,7 +38,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     optimizer: MixedPrecisionLossScaleOptimizer,
     every_n_steps: int = 1000,
     output_dir: Optional[str] = None,
-    dtypes: Any = tf.float16,
+    dtypes: gradient_ranges.Dtypes = tf.float16,
   ) -> None:
     """Makes a hook for `MonitoredTrainingSession(hooks=...)` or an Estimator's `training_hooks`.
 
@@ -55,7 +57,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._output_dir = output_dir
     self._dtypes = dtypes
     self._until_due = 0  # the number of steps to execute before the next record
-    self._logged: Any = None  # what was last advised, and whether any record was not finite
+    self._logged: Optional[Tuple[str, int, int, bool]] = None  # the last advice, and whether a record was not finite
     self._has_warned = False
 
   def begin(self) -> None:
@@ -71,7 +73,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     if text and not text.endswith("\n"):
       self._events.write(lambda writer: self._append("\n"))  # after the line that a killed job left
 
-  def before_run(self, run_context: Any) -> Any:
+  def before_run(self, run_context: tf.train.SessionRunContext) -> Optional[tf.train.SessionRunArgs]:
     run = graphs.executed_by(run_context)
     self._is_running = self._train_op in run.ops
     if not self._is_running or self._until_due:
@@ -86,7 +88,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
       )
     return None
 
-  def after_run(self, run_context: Any, run_values: Any) -> None:
+  def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
     if not self._is_running:
       return
     self._attempted += 1
@@ -105,7 +107,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._history.add(record)
     self._events.write(lambda writer: self._write(writer, record, is_new_run))
     advice = range_history.advise(self._history)
-    news = (advice and advice[:3], bool(self._history.overflows))
+    news = advice and (advice.kind, advice.low, advice.high, bool(self._history.overflows))
     if advice is not None and news != self._logged:
       self._logged = news
       tf.logging.info("Gradient ranges of %s at step %d: %s", self._train_op.name, step, advice.text)
@@ -119,7 +121,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
       )
     self._events.write(lambda writer: writer.close())
 
-  def _write(self, writer: tf.summary.FileWriter, record: Dict[str, Any], is_new_run: bool) -> None:
+  def _write(self, writer: tf.summary.FileWriter, record: range_history.Record, is_new_run: bool) -> None:
     self._append(json.dumps(record) + "\n")
     values = [
       tf.Summary.Value(tag="gradient_ranges/" + name, histo=_histogram(tensor["exponents"]))
@@ -148,8 +150,8 @@ class GradientRangesHook(tf.train.SessionRunHook):
 
 
 def record_of(
-  run: int, step: int, ranges: gradient_ranges.GradientRange, report: gradient_ranges.Report
-) -> Dict[str, Any]:
+  run: int, step: int, ranges: Iterable[np.ndarray], report: gradient_ranges.Report
+) -> range_history.Record:
   """Returns the fetched ranges of a report as a dictionary for JSON; leaves out tensors that were not computed."""
   tensors = collections.OrderedDict()
   for (name, item), row in zip(report.measured.items(), zip(*ranges)):

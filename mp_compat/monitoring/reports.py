@@ -2,8 +2,9 @@
 """Reads the record of a step: whether it was applied, with which scale, and which gradients are not finite."""
 
 import collections
-import itertools
-from typing import Any, DefaultDict, Iterator, List, NamedTuple
+from typing import Counter, Iterable, List, NamedTuple, Tuple, TypeVar, Union
+
+import numpy as np
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -11,8 +12,11 @@ from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
-from mp_compat.training import step as step_module
+from mp_compat.core import lineage
+from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
+
+_Value = TypeVar("_Value")
 
 
 class GradientReport(NamedTuple):
@@ -26,18 +30,18 @@ class GradientReport(NamedTuple):
     largest: the largest magnitude of a finite value, float32 or float64; 0 if no value is finite.
   """
 
-  nans: Any
-  infs: Any
-  largest: Any
+  nans: Union[tf.Tensor, np.int64]
+  infs: Union[tf.Tensor, np.int64]
+  largest: Union[tf.Tensor, np.floating]
 
 
-def train_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[step_module.Step]:
+def train_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[step.Step]:
   """Returns what each `apply_gradients` of this optimizer built in the current graph, at least one."""
   if not isinstance(optimizer, MixedPrecisionLossScaleOptimizer):
     raise ValueError(
       "optimizer must be the MixedPrecisionLossScaleOptimizer that built the train op, but got {!r}.".format(optimizer)
     )
-  steps = [step for step in step_module.recorded(optimizer) if step.train_op is not None]
+  steps = [record for record in step.recorded(optimizer) if record.train_op is not None]
   if not steps:
     raise RuntimeError(
       "The optimizer {} has no train op in the current graph. Expected a MixedPrecisionLossScaleOptimizer whose "
@@ -46,16 +50,16 @@ def train_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[step_module
   return steps
 
 
-def counts(step: step_module.Step) -> tf.Tensor:
+def counts(record: step.Step) -> tf.Tensor:
   """Returns whether a run attempted and skipped a readable step, int32 [2]; zeros if its branch was not executed."""
-  with contexts.enter(contexts.of_outputs(step.train_op)), tf.control_dependencies([step.train_op]):
-    attempted_and_skipped = tf.where_v2(step.applied, [1, 0], [1, 1])
+  with contexts.enter(contexts.of_outputs(record.train_op)), tf.control_dependencies([record.train_op]):
+    attempted_and_skipped = tf.where_v2(record.applied, [1, 0], [1, 1])
   return dead_tensors.merge_out_of_branches(attempted_and_skipped, 0)
 
 
-def is_readable(step: step_module.Step) -> bool:
+def is_readable(record: step.Step) -> bool:
   """Returns whether the current graph can read the tensors of the step: False inside a loop, a function or XLA."""
-  return contexts.is_in_branches_only(step.train_op)
+  return contexts.is_in_branches_only(record.train_op)
 
 
 @autograph.do_not_convert
@@ -83,9 +87,9 @@ def nonfinite_gradients(optimizer: MixedPrecisionLossScaleOptimizer) -> "collect
     ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`.
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
-  step = readable_step(optimizer)
-  tensors = checked_tensors(step)
-  with contexts.enter(contexts.of_outputs(step.train_op)):
+  record = readable_step(optimizer)
+  tensors = checked_tensors(record)
+  with contexts.enter(contexts.of_outputs(record.train_op)):
     reports = [_report(values) for values in tensors.values()]
   return collections.OrderedDict(
     (name, GradientReport(*[dead_tensors.merge_out_of_branches(count, 0) for count in report]))
@@ -117,41 +121,55 @@ def loss_scale_summaries(optimizer: MixedPrecisionLossScaleOptimizer) -> List[tf
     ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`.
     RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
   """
-  step = readable_step(optimizer)
-  with contexts.enter(contexts.of_outputs(step.train_op)):
-    applied = tf.cast(step.applied, tf.int64)
+  record = readable_step(optimizer)
+  with contexts.enter(contexts.of_outputs(record.train_op)):
+    applied = tf.cast(record.applied, tf.int64)
   values = {"applied": dead_tensors.merge_out_of_branches(applied, 0)}
-  scales = [computed.scale for lineage in step.lineages for computed in lineage.computed if computed.scale is not None]
-  if scales and contexts.is_readable(scales[0]):
-    values["scale"] = scales[0]
+  first_scale = next(iter(scales(record)), None)
+  if first_scale is not None and contexts.is_readable(first_scale):
+    values["scale"] = first_scale
   with tf.name_scope(None), tf.name_scope("loss_scale/"):
     return [tf.summary.scalar(name, value) for name, value in values.items()]
 
 
-def readable_step(optimizer: MixedPrecisionLossScaleOptimizer) -> step_module.Step:
+def readable_step(optimizer: MixedPrecisionLossScaleOptimizer) -> step.Step:
   """Returns the last step of `train_steps`; raises an error if the current graph cannot read its tensors."""
-  step = train_steps(optimizer)[-1]
-  if not is_readable(step):
+  record = train_steps(optimizer)[-1]
+  if not is_readable(record):
     raise RuntimeError(
       "The train op {} is inside a loop or a function, so its gradients cannot be read from outside. "
-      "Call nonfinite_gradients() or gradient_ranges() inside it.".format(step.train_op.name)
+      "Call nonfinite_gradients() or gradient_ranges() inside it.".format(record.train_op.name)
     )
-  return step
+  return record
 
 
-def checked_tensors(step: step_module.Step) -> "collections.OrderedDict[str, tf.Tensor]":
+def checked_tensors(record: step.Step) -> "collections.OrderedDict[str, tf.Tensor]":
   """Returns the gradients of a step by the names that `nonfinite_gradients` gives them, those before clipping first."""
-  found = [
-    (computed.name + " (computed)", computed.values) for lineage in step.lineages for computed in lineage.replaced
-  ]
-  found += [(name, values) for grad, name in step.gradients for values in gradients.values_of([grad])]
-  return collections.OrderedDict(zip(number_repeated([name for name, _ in found]), [values for _, values in found]))
+  replaced = [computed for of_replica in record.lineages for computed in of_replica.replaced]
+  return by_unique_names(
+    [(computed.name + " (computed)", computed.values) for computed in replaced] + passed_gradients(record)
+  )
 
 
-def number_repeated(names: List[str]) -> List[str]:
-  """Returns the names, each once: the second, third and later of the same name end in " (2)", " (3)" and so on."""
-  counters: DefaultDict[str, Iterator[int]] = collections.defaultdict(lambda: itertools.count(1))
-  return [name if count == 1 else "{} ({})".format(name, count) for name in names for count in [next(counters[name])]]
+def passed_gradients(record: step.Step) -> List[Tuple[str, tf.Tensor]]:
+  """Returns the names of the variables and the values of the gradients that were passed in, without None."""
+  return [(name, gradients.values_of([grad])[0]) for grad, name in record.gradients if grad is not None]
+
+
+def scales(record: step.Step) -> List[tf.Tensor]:
+  """Returns the loss scales with which the gradients of a step were computed, each once."""
+  computed = [each for of_replica in record.lineages for each in of_replica.computed if each.scale is not None]
+  return list({lineage.tensor_key(each.scale): each.scale for each in computed}.values())
+
+
+def by_unique_names(pairs: Iterable[Tuple[str, _Value]]) -> "collections.OrderedDict[str, _Value]":
+  """Returns the values by name: the second, third and later of the same name end in " (2)", " (3)" and so on."""
+  found: collections.OrderedDict[str, _Value] = collections.OrderedDict()
+  occurrences: Counter[str] = collections.Counter()
+  for name, value in pairs:
+    occurrences[name] += 1
+    found[name if occurrences[name] == 1 else "{} ({})".format(name, occurrences[name])] = value
+  return found
 
 
 def _report(values: tf.Tensor) -> GradientReport:

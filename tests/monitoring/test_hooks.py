@@ -373,60 +373,6 @@ def test_attempts_count_only_train_op_runs(make_training, case):
     assert sess.should_stop()
 
 
-class TrainingInControlFlow(testing.Training):
-  """Builds the train op inside a branch, a nested branch (executed if `executed`), or a loop of three steps."""
-
-  def __init__(self, kind):
-    super().__init__()
-    self.executed = tf.placeholder_with_default(True, [])
-    self.opt = Optimizer(sgd(), mp_compat.DynamicLossScale(8.0, 100))
-    if kind == "while_loop":
-      self.train_op = tf.while_loop(lambda i: i < 3, self._step, [0])
-    else:
-      branch = self._step if kind == "cond" else lambda: tf.cond(self.executed, self._step, lambda: 0)
-      self.train_op = tf.cond(self.executed, branch, lambda: 0)
-
-  def _step(self, i=0):
-    with tf.control_dependencies([self.opt.minimize(tf.reduce_sum(self.w * self.x), self.global_step)]):
-      return tf.add(i, 1)
-
-  def run(self, hooks, steps):
-    return run(hooks, self.train_op, [{self.x: x, self.executed: executed} for x, executed in steps])
-
-
-# The input of each step, and whether its branch is executed.
-BRANCHES = [(FINITE, True), (OVERFLOW, False), (OVERFLOW, True), (FINITE, False), (OVERFLOW, True), (FINITE, True)]
-
-
-@pytest.fixture(name="training_in_branch", params=["cond", "nested cond"])
-def _training_in_branch(request, graph):
-  del graph
-  with testing.control_flow(1):
-    yield TrainingInControlFlow(request.param)
-
-
-def test_hooks_count_executed_branches_only(training_in_branch):
-  hook = mp_compat.LossScaleHook(training_in_branch.opt, counters_in_graph=True)
-  runs = training_in_branch.run([hook, mp_compat.StopAtAttemptHook(training_in_branch.opt, 3)], BRANCHES)
-  assert (hook.attempted, hook.skipped, runs) == (3, 2, 5)
-
-
-def test_stall_in_branch_is_reported(training_in_branch):
-  hook = mp_compat.LossScaleHook(training_in_branch.opt, max_consecutive_skips=2)
-  with pytest.raises(mp_compat.LossScaleStalledError, match=r"w:0: 0 NaN, 1 inf, the largest of the others 2\b"):
-    training_in_branch.run([hook], BRANCHES)
-  assert (hook.attempted, hook.skipped) == (3, 2)
-
-
-@pytest.mark.usefixtures("graph", "control_flow")
-def test_loops_are_not_counted(warnings):
-  training = TrainingInControlFlow("while_loop")
-  assert training.run([mp_compat.LossScaleHook(training.opt)], [(FINITE, True)] * 2) == 2
-  assert len(warnings) == 1 and "hooks cannot count its steps" in warnings[0]
-  with pytest.raises(ValueError, match="cannot count the steps of .* inside a loop"):
-    mp_compat.StopAtAttemptHook(training.opt, 1).begin()
-
-
 LOGGING = """
 import mp_compat
 import tensorflow.compat.v1 as tf

@@ -5,7 +5,7 @@ import pytest
 
 import mp_compat
 from mp_compat.monitoring import reports
-from mp_compat.monitoring import stall as stall_module
+from mp_compat.monitoring import stall
 from tests import testing
 from tests.testing import Optimizer
 from tests.testing import tf
@@ -13,7 +13,7 @@ from tests.testing import tf
 pytestmark = pytest.mark.usefixtures("graph")
 
 
-def stall(opt, train_op, feed=None, **kwargs):
+def stall_text(opt, train_op, feed=None, **kwargs):
   """Runs the train op until a hook raises an error; returns its text."""
   with pytest.raises(mp_compat.LossScaleStalledError) as raised:
     with tf.train.MonitoredTrainingSession(hooks=[mp_compat.LossScaleHook(opt, **kwargs)]) as sess:
@@ -124,7 +124,7 @@ def test_stall_error_names_reason(reason):
   x = tf.placeholder(dtype, [1, 2])
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), make_scale())
   train_op = opt.minimize(tf.reduce_sum(outputs(x)))
-  error = stall(opt, train_op, {x: [value]}, max_consecutive_skips=4, min_scale_patience=2)
+  error = stall_text(opt, train_op, {x: [value]}, max_consecutive_skips=4, min_scale_patience=2)
   assert not [text for text in texts if text not in error]
 
 
@@ -135,7 +135,7 @@ def test_unclipped_gradients_come_first():
   loss = tf.reduce_sum(variables[0] * x) + tf.reduce_sum(variables[1])
   grads, variables = zip(*opt.compute_gradients(loss, variables))
   clipped, _ = mp_compat.clip_by_global_norm(grads, 1.0)
-  text = stall(opt, opt.apply_gradients(zip(clipped, variables)), {x: [[np.inf, 1.0]]}, min_scale_patience=2)
+  text = stall_text(opt, opt.apply_gradients(zip(clipped, variables)), {x: [[np.inf, 1.0]]}, min_scale_patience=2)
   lines = [line.split(", ")[0] for line in text.splitlines() if "NaN" in line]
   assert lines == ["  a:0 (computed): 0 NaN", "  a:0: 2 NaN", "  b:0: 2 NaN"]
 
@@ -146,7 +146,9 @@ def test_fed_gradients_need_no_backward_pass():
   grads, variables = zip(*opt.compute_gradients(tf.reduce_sum(two_layers(x))))
   clipped, _ = tf.clip_by_global_norm(grads, 1.0)
   train_op = opt.apply_gradients(zip(clipped, variables))
-  text = stall(opt, train_op, {clipped[0]: np.full([2, 2], np.nan), clipped[1]: np.ones([2, 1])}, min_scale_patience=2)
+  text = stall_text(
+    opt, train_op, {clipped[0]: np.full([2, 2], np.nan), clipped[1]: np.ones([2, 1])}, min_scale_patience=2
+  )
   assert "one:0: 4 NaN" in text and "(computed)" not in text and "first value" not in text
 
 
@@ -159,7 +161,7 @@ def test_gradients_that_were_never_scaled_are_counted_in_branches():
       lambda: opt.apply_gradients([(tf.gradients(tf.reduce_sum(w * x), w)[0], w)]),
       tf.no_op,
     )
-  assert "w:0: 0 NaN, 1 inf, the largest of the others 1" in stall(opt, train_op, {x: [np.inf, 1.0]})
+  assert "w:0: 0 NaN, 1 inf, the largest of the others 1" in stall_text(opt, train_op, {x: [np.inf, 1.0]})
 
 
 def test_stall_between_applied_steps(warnings):
@@ -184,7 +186,7 @@ def test_variables_not_finite_are_named(has_getter, warnings):
     other = tf.get_variable("other", [1], initializer=tf.zeros_initializer())
   opt = Optimizer(tf.train.AdamOptimizer(), 2.0)
   train_op = opt.minimize(tf.reduce_sum(tf.square(tf.cast(tf.matmul(x, w) + other, tf.float32))))
-  text = stall(opt, train_op, {x: [[1.0, 0.0]]}, min_scale_patience=2)
+  text = stall_text(opt, train_op, {x: [[1.0, 0.0]]}, min_scale_patience=2)
   assert "The loss (float32) is not finite.\nVariables that are not finite: model/w." in text
   assert "Restart from a checkpoint in which the variables are finite" in text
   assert ("mp_compat.float32_variable_storage_getter" in text) != has_getter
@@ -201,7 +203,7 @@ def test_values_of_step_are_those_of_numpy():
   outputs = two_layers(x)
   train_op = opt.minimize(tf.reduce_sum(tf.cast(outputs, tf.float32)))
   (step,) = reports.train_steps(opt)
-  observed = stall_module.observed(step)
+  observed = stall.observed(step)
   with testing.initialized_session() as sess:
     _, values = sess.run([train_op, [each.fetch for each in observed]], {x: [[3.0, 4.0]]})
   found = {(each.part, each.name): value for each, value in zip(observed, values)}
