@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The earlier interface alone, as in `tf.keras.mixed_precision.experimental` of TensorFlow 2.0 to 2.3."""
 
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from mp_compat.keras import loss_scale_optimizer
 
@@ -28,9 +28,3 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
         '1, "dynamic", or a LossScale.'.format(loss_scale)
       )
     super().__init__(optimizer, loss_scale, opt=opt, count_skipped_steps=count_skipped_steps)
-
-  @classmethod
-  def _from_arguments(cls, inner: Any, arguments: Dict[str, Any]) -> "LossScaleOptimizer":
-    later = {name: arguments.pop(name, None) for name in ("dynamic", "initial_scale", "dynamic_growth_steps")}
-    scale = loss_scale_optimizer.loss_scale_of(arguments.pop("loss_scale", None), **later)
-    return cls(inner, scale, **arguments)
