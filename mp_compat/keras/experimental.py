@@ -15,7 +15,13 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
   _stands_for_native = True
 
   def __init__(
-    self, optimizer: Any = None, loss_scale: Any = None, *, opt: Any = None, count_skipped_steps: Optional[bool] = None
+    self,
+    optimizer: Any = None,
+    loss_scale: Any = None,
+    *,
+    opt: Any = None,
+    count_skipped_steps: Optional[bool] = None,
+    name: Optional[str] = None,
   ) -> None:
     """Wraps a Keras optimizer; arguments and errors as for `mp_compat.keras.LossScaleOptimizer`.
 
@@ -27,4 +33,4 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
         "Invalid value passed to loss_scale: it cannot be None or a bool, but got {!r}. Expected a number of at least "
         '1, "dynamic", or a LossScale.'.format(loss_scale)
       )
-    super().__init__(optimizer, loss_scale, opt=opt, count_skipped_steps=count_skipped_steps)
+    super().__init__(optimizer, loss_scale, opt=opt, count_skipped_steps=count_skipped_steps, name=name)

@@ -3,7 +3,7 @@
 
 In each TensorFlow version, the wrapper writes the layout of TensorFlow's own class and reads both: up to 2.2 the inner
 optimizer is its child `base_optimizer`; from 2.3 on it has the inner optimizer's children (`iter`, `learning_rate`,
-slots, ...) as if it were that, and a `base_optimizer` only for reading. `loss_scale` is a child in both.
+slots, ...) as its own, and a `base_optimizer` only for reading. `loss_scale` is a child in both layouts.
 """
 
 import functools
@@ -69,7 +69,7 @@ class Keras2Mixin(AnyBase):
         raise ValueError("{} is already wrapped by a LossScaleOptimizer. Use that, or make another.".format(inner))
       inner._is_wrapped_by_loss_scale_optimizer = True
       self._trackable = inner  # to which TensorFlow's class delegates
-      # The other kinds never had the earlier layout. Some optimizers have a child of this name themselves.
+      # The newer optimizers never had the earlier layout. Some optimizers have a child `base_optimizer` themselves.
       if isinstance(self, OptimizerV2Mixin) and inner._lookup_dependency("base_optimizer") is None:
         self._track_trackable(_EarlierLayout(inner), "base_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
@@ -91,7 +91,7 @@ class Keras2Mixin(AnyBase):
       return inner.apply_gradients(pairs, *args, **kwargs)
     pairs = list(gradients.convert_pairs(pairs))
     create_variables = functools.partial(self._create_variables, pairs)
-    # Eager `apply_gradients` of an OptimizerV2 makes the variables that it needs itself.
+    # In eager mode, `apply_gradients` of an OptimizerV2 makes the same variables, so that only a skipped step must.
     is_late = tf.executing_eagerly() and isinstance(self, OptimizerV2Mixin)
     if not is_late:
       create_variables()

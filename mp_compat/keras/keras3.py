@@ -50,7 +50,7 @@ class Keras3Mixin(keras2.AnyBase):
     inner = self._optimizer
     del self._optimizer  # Otherwise attributes that the base class sets would be set on it.
     super(self._kind.native, self).__init__(learning_rate=0.0, name=name)
-    for setting in UNUSED_SETTINGS:  # those of the inner optimizer are read instead
+    for setting in UNUSED_SETTINGS:  # the inner optimizer's are read instead
       self.__dict__.pop(setting, None)
     self._optimizer = inner
     inner.loss_scale_factor = None  # It would unscale a second time.

@@ -317,8 +317,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     elif "loss_scale" not in config and not optimizers.takes_argument(cls.__init__, "initial_scale"):
       later = [arguments.pop(name, None) for name in ("dynamic", "initial_scale", "dynamic_growth_steps")]
       arguments["loss_scale"] = _loss_scale_of(None, *later)  # of a class with the earlier constructor only
-    # By name, as Horovod's subclasses require: the name that subclasses of Keras's own class have for it in this form.
-    # Later versions of Keras have a metaclass, which passes `inner_optimizer` on by position.
+    # Horovod's subclasses take the optimizer by name: by the one that Keras's own class has in this form. Later versions
+    # of Keras have a metaclass, which passes `inner_optimizer` on by position.
     is_by_position = type(cls).__call__ is not type.__call__
     is_later = keras_features.HAS_LATER_FORM and (is_by_position or "loss_scale" not in arguments)
     return cls(**{"inner_optimizer" if is_later else "optimizer": inner}, **arguments)

@@ -73,7 +73,7 @@ def _exists(module: str) -> bool:
 
 
 def concrete_class(cls: _Class, optimizer: object) -> _Class:
-  """Returns a subclass of `cls` that wraps optimizers of this kind and that Keras accepts as its own wrapper.
+  """Returns a subclass of `cls` that wraps optimizers like `optimizer` and that Keras accepts as its own wrapper.
 
   Raises:
     TypeError: If `optimizer` is not a Keras optimizer.
@@ -91,7 +91,7 @@ def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
   # has a class, made on first use, so that no Keras is imported for nothing.
   metaclass = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})
   copyreg.pickle(metaclass, _reduce_class)
-  # Saved models and configurations contain the name and module of a class: here, those of Keras's own class.
+  # Saved models and configurations contain the name and module of a class: those of Keras's own class.
   named: type = kind.native if "_stands_for_native" in vars(cls) else cls
   attributes = dict(__module__=named.__module__, __qualname__=named.__qualname__, __doc__=cls.__doc__)
   return metaclass(
