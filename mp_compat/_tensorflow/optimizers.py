@@ -7,6 +7,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 from mp_compat._tensorflow import tf
 
+KerasOptimizer = Any  # an optimizer of any Keras: the classes have no common base
+
 _POSITIONAL = ("var_list", "global_step", "name")  # the first arguments of `compute_gradients` and `apply_gradients`
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The earlier interface alone, as in `tf.keras.mixed_precision.experimental` of TensorFlow 2.0 to 2.3."""
 
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from mp_compat.keras import loss_scale_optimizer
 
@@ -15,7 +15,13 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
   _stands_for_native = True
 
   def __init__(
-    self, optimizer: Any = None, loss_scale: Any = None, *, opt: Any = None, count_skipped_steps: Optional[bool] = None
+    self,
+    optimizer: Any = None,
+    loss_scale: Any = None,
+    *,
+    opt: Any = None,
+    count_skipped_steps: Optional[bool] = None,
+    name: Optional[str] = None,
   ) -> None:
     """Wraps a Keras optimizer; arguments and errors as for `mp_compat.keras.LossScaleOptimizer`.
 
@@ -27,10 +33,4 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
         "Invalid value passed to loss_scale: it cannot be None or a bool, but got {!r}. Expected a number of at least "
         '1, "dynamic", or a LossScale.'.format(loss_scale)
       )
-    super().__init__(optimizer, loss_scale, opt=opt, count_skipped_steps=count_skipped_steps)
-
-  @classmethod
-  def _from_arguments(cls, inner: Any, arguments: Dict[str, Any]) -> "LossScaleOptimizer":
-    later = {name: arguments.pop(name, None) for name in ("dynamic", "initial_scale", "dynamic_growth_steps")}
-    scale = loss_scale_optimizer.loss_scale_of(arguments.pop("loss_scale", None), **later)
-    return cls(inner, scale, **arguments)
+    super().__init__(optimizer, loss_scale, opt=opt, count_skipped_steps=count_skipped_steps, name=name)

@@ -3,11 +3,11 @@
 
 In each TensorFlow version, the wrapper writes the layout of TensorFlow's own class and reads both: up to 2.2 the inner
 optimizer is its child `base_optimizer`; from 2.3 on it has the inner optimizer's children (`iter`, `learning_rate`,
-slots, ...) as if it were that, and a `base_optimizer` only for reading. `loss_scale` is a child in both.
+slots, ...) as its own, and a `base_optimizer` only for reading. `loss_scale` is a child in both layouts.
 """
 
 import functools
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import keras_features
@@ -44,7 +44,7 @@ class _InnerLookupMixin(AnyBase):
 class _EarlierLayout(_InnerLookupMixin, trackable.Trackable):
   """Represents the inner optimizer in the earlier layout, for reading; has no variables."""
 
-  def __init__(self, optimizer: Any) -> None:
+  def __init__(self, optimizer: optimizers.KerasOptimizer) -> None:
     super().__init__()
     self._optimizer = optimizer
 
@@ -54,8 +54,8 @@ class _EarlierLayout(_InnerLookupMixin, trackable.Trackable):
 class Keras2Mixin(AnyBase):
   """What both mixins share."""
 
-  _own_attributes: FrozenSet[str] = frozenset()
-  _dynamic_arguments: Dict[str, Any] = {}
+  _dynamic_arguments: Dict[str, float] = {}
+  _argument_for_sums: Dict[str, bool]  # says to `apply_gradients` that the gradients are sums over replicas
   set_weights = inner_attribute("set_weights")  # called by `load_model` for HDF5
 
   def _initialize(self, name: Optional[str]) -> None:
@@ -65,38 +65,53 @@ class Keras2Mixin(AnyBase):
     if not keras_features.DELEGATES_TO_INNER:
       self._track_trackable(inner, "base_optimizer")
     else:
-      if getattr(inner, "_is_wrapped_by_loss_scale_optimizer", False):
+      if vars(inner).get("_is_wrapped_by_loss_scale_optimizer"):
         raise ValueError("{} is already wrapped by a LossScaleOptimizer. Use that, or make another.".format(inner))
       inner._is_wrapped_by_loss_scale_optimizer = True
       self._trackable = inner  # to which TensorFlow's class delegates
-      # The other kinds never had the earlier layout. Some optimizers have a child of this name themselves.
+      # The newer optimizers never had the earlier layout. Some optimizers have a child `base_optimizer` themselves.
       if isinstance(self, OptimizerV2Mixin) and inner._lookup_dependency("base_optimizer") is None:
         self._track_trackable(_EarlierLayout(inner), "base_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
 
-  def _apply_step(self, grads_and_vars: Iterable[gradients.GradAndVar], aggregate: bool, given: Dict[str, Any]) -> Any:
-    """Sums the gradients over replicas if `aggregate`; applies them, with arguments `given` to the inner optimizer."""
+  def _apply_step(
+    self, grads_and_vars: Iterable[gradients.GradAndVar], are_sums: bool, can_aggregate: bool, **given: Optional[str]
+  ) -> Optional[tf.Operation]:
+    """Applies the gradients, with further arguments `given` to the inner optimizer.
+
+    Unless the gradients `are_sums` over replicas, sums them before if that is possible with the inner optimizer.
+    """
     self._check_step()
     inner, pairs = self._optimizer, list(grads_and_vars)
-    args, kwargs = optimizers.arguments_for(inner.apply_gradients, self._kind.mixin.apply_gradients, given)
+    can_skip = all(optimizers.takes_argument(inner.apply_gradients, name) for name in self._argument_for_sums)
+    aggregate = can_aggregate and can_skip and not are_sums
+    arguments = dict(given, **self._argument_for_sums) if aggregate or are_sums else given
+    args, kwargs = optimizers.arguments_for(inner.apply_gradients, self._kind.mixin.apply_gradients, arguments)
     if not pairs:  # Nothing to train.
       return inner.apply_gradients(pairs, *args, **kwargs)
     pairs = list(gradients.convert_pairs(pairs))
-    self._create_variables(pairs)
+    create_variables = functools.partial(self._create_variables, pairs)
+    # In eager mode, `apply_gradients` of an OptimizerV2 makes the same variables, so that only a skipped step must.
+    is_late = tf.executing_eagerly() and isinstance(self, OptimizerV2Mixin)
+    if not is_late:
+      create_variables()
     if aggregate:
       # The check then covers sums that overflow, and no worker waits in a branch that another did not take.
       pairs = self._aggregate([pair for pair in pairs if pair[0] is not None])
-    return self._apply(pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs))
+    before_skip = create_variables if is_late else None
+    return self._apply(pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs), before_skip)
 
 
 class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   """Makes the wrapper an OptimizerV2: `tf.keras.optimizers` up to 2.10, `.legacy` from 2.11 on."""
 
+  _argument_for_sums = {"experimental_aggregate_gradients": False}
+
   @autograph.do_not_convert
   def _compute_gradients(self, *args: Any, **kwargs: Any) -> _Pairs:
     return self._clipping_later(functools.partial(super()._compute_gradients, *args, **kwargs))
 
-  def get_gradients(self, loss: tf.Tensor, params: Any) -> List[gradients.Gradient]:
+  def get_gradients(self, loss: tf.Tensor, params: Sequence[tf.Variable]) -> List[gradients.Gradient]:
     """Returns unscaled gradients of the scaled loss, in graph mode; arguments as for Keras's `get_gradients`."""
     compute = super().get_gradients
     return [grad for grad, _ in self._clipping_later(lambda: [(grad, None) for grad in compute(loss, params)])]
@@ -106,15 +121,14 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
     if keras_features.CLIPS_WHEN_APPLYING:
       return compute()
     attributes = self._optimizer.__dict__
-    limits = {name: attributes.pop(name) for name in _CLIPPING if name in attributes}
+    limits = {name: attributes.pop(name) for name in _CLIPPING if attributes.get(name) is not None}
     attributes.update(dict.fromkeys(limits) if keras_features.MISSING_LIMIT_IS_NONE else {})
     try:
       pairs = compute()
     finally:
       attributes.update(limits)
     for name, limit in limits.items():
-      if limit is not None:
-        pairs = [(grad if grad is None else _CLIPPING[name](grad, limit), variable) for grad, variable in pairs]
+      pairs = [(grad if grad is None else _CLIPPING[name](grad, limit), variable) for grad, variable in pairs]
     return pairs
 
   @autograph.do_not_convert
@@ -138,13 +152,8 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
       ValueError: If called in a cross-replica context or under an unsupported strategy, or if all gradients are None.
       TypeError: If a gradient is not floating.
     """
-    can_skip = optimizers.takes_argument(self._optimizer.apply_gradients, "experimental_aggregate_gradients")
-    can_aggregate = keras_features.AGGREGATES_FIRST and self._HAS_AGGREGATE_GRAD and can_skip
-    aggregate = can_aggregate and experimental_aggregate_gradients
-    given: Dict[str, Any] = {"name": name}
-    if aggregate or not experimental_aggregate_gradients:
-      given["experimental_aggregate_gradients"] = False
-    return self._apply_step(grads_and_vars, aggregate, given)
+    can_aggregate = keras_features.AGGREGATES_FIRST and self._HAS_AGGREGATE_GRAD
+    return self._apply_step(grads_and_vars, not experimental_aggregate_gradients, can_aggregate, name=name)
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     inner, variables = self._optimizer, [variable for grad, variable in pairs if grad is not None]
@@ -180,6 +189,7 @@ for _name in """
 class OptimizerV3Mixin(Keras2Mixin):
   """Makes the wrapper an `Optimizer` of `tf.keras` of TensorFlow 2.11 to 2.15, and of tf_keras."""
 
+  _argument_for_sums = {"skip_gradients_aggregation": True}
   exclude_from_weight_decay = inner_attribute("exclude_from_weight_decay")
 
   @autograph.do_not_convert
@@ -192,10 +202,7 @@ class OptimizerV3Mixin(Keras2Mixin):
   ) -> None:
     """Applies or skips the gradients as an OptimizerV2 does, with the same errors; arguments as for Keras's method."""
     del name  # As in Keras.
-    must_skip = skip_gradients_aggregation or not experimental_aggregate_gradients
-    can_skip = optimizers.takes_argument(self._optimizer.apply_gradients, "skip_gradients_aggregation")
-    given = {"skip_gradients_aggregation": True} if must_skip or can_skip else {}
-    self._apply_step(grads_and_vars, can_skip and not must_skip, given)
+    self._apply_step(grads_and_vars, skip_gradients_aggregation or not experimental_aggregate_gradients, True)
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     with tf.name_scope(self._optimizer.name), tf.init_scope():

@@ -2,11 +2,14 @@
 """The mixin of the Keras wrapper for Keras 3 with the TensorFlow backend."""
 
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+from typing import IO, Any, Callable, Dict, Iterable, List, Optional, Sequence
+
+import numpy as np
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
+from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
 from mp_compat.core import dialects
 from mp_compat.core import gradients
@@ -14,9 +17,12 @@ from mp_compat.core import loss_scale
 from mp_compat.keras import keras2
 
 # Settings of Keras 3 optimizers that the wrapper does not use, with the defaults in configurations of earlier wrappers.
-UNUSED_SETTINGS: Dict[str, Any] = dict(use_ema=False, ema_momentum=0.99, ema_overwrite_frequency=None)
+UNUSED_SETTINGS: Dict[str, object] = dict(use_ema=False, ema_momentum=0.99, ema_overwrite_frequency=None)
 UNUSED_SETTINGS.update(dict.fromkeys(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue"]))
 UNUSED_SETTINGS.update(dict.fromkeys(["loss_scale_factor", "gradient_accumulation_steps"]))
+
+_Variable = Any  # a tf.Variable or a Variable of Keras 3
+_Apply = Callable[[List[gradients.GradAndVar]], object]
 
 _NAMES_IN_KERAS = {role: row.keras_3 for role, row in dialects.ROLES.items() if row.keras_3 is not None}
 
@@ -24,9 +30,8 @@ _NAMES_IN_KERAS = {role: row.keras_3 for role, row in dialects.ROLES.items() if 
 class Keras3Mixin(keras2.AnyBase):
   """Makes the wrapper an `Optimizer` of Keras 3, which itself calls `scale_loss`, and `apply` with scaled gradients."""
 
-  _own_attributes = frozenset(["built", "name"])
   _dynamic_arguments = {"min_loss_scale": 2.0**-126}  # Keras 3's own class has no bound
-  _optimizer: Any
+  _optimizer: optimizers.KerasOptimizer
   iterations = keras2.inner_attribute("iterations")
   exclude_from_weight_decay = keras2.inner_attribute("exclude_from_weight_decay")
 
@@ -45,7 +50,7 @@ class Keras3Mixin(keras2.AnyBase):
     inner = self._optimizer
     del self._optimizer  # Otherwise attributes that the base class sets would be set on it.
     super(self._kind.native, self).__init__(learning_rate=0.0, name=name)
-    for setting in UNUSED_SETTINGS:  # those of the inner optimizer are read instead
+    for setting in UNUSED_SETTINGS:  # the inner optimizer's are read instead
       self.__dict__.pop(setting, None)
     self._optimizer = inner
     inner.loss_scale_factor = None  # It would unscale a second time.
@@ -65,7 +70,7 @@ class Keras3Mixin(keras2.AnyBase):
     # Keras variables: finite steps since the last change, int64, and the scale, float32; None if it lacks them.
     self.__dict__.update({name: tracked.get(name) for name in _NAMES_IN_KERAS.values()})
 
-  def build(self, var_list: List[Any]) -> None:
+  def build(self, var_list: List[_Variable]) -> None:
     """Makes the inner optimizer's variables for the trainable variables `var_list`."""
     # As in Keras's class, what the inner optimizer sets is not tracked.
     self._kind.module("utils.tracking").no_automatic_dependency_tracking(self._optimizer.build)(var_list)
@@ -73,21 +78,21 @@ class Keras3Mixin(keras2.AnyBase):
     self.built = True
 
   @property
-  def variables(self) -> List[Any]:
+  def variables(self) -> List[_Variable]:
     """Returns the iteration, learning rate, counter and scale, as Keras 3 does, then the inner optimizer's."""
     return self._variables[:] + self._optimizer.variables
 
-  def set_weights(self, weights: List[Any]) -> None:
+  def set_weights(self, weights: List[np.ndarray]) -> None:
     """Sets all variables, in the order of `variables`; called by `load_model` for HDF5."""
     super(self._kind.native, self).set_weights(weights)
     self._optimizer.set_weights(weights[len(self._variables) :])
 
   @classmethod
-  def _unpickle_model(cls, file: Any) -> Any:
+  def _unpickle_model(cls, file: IO[bytes]) -> "Keras3Mixin":
     with cls._kind.module("saving").custom_object_scope({cls.__name__: cls}):  # otherwise Keras finds its own class
       return super()._unpickle_model(file)
 
-  def scale_loss(self, loss: Any) -> tf.Tensor:
+  def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
     """Returns `loss * loss_scale`, whose gradients are for `apply`; raises a ValueError if `loss` is not floating."""
     self._state_in(graphs.default_graph()).takes_scaled = True
     outer = self._state_in(graphs.init_scope_graph())
@@ -95,7 +100,7 @@ class Keras3Mixin(keras2.AnyBase):
     return gradients.scale_loss(loss, self._current_scale())
 
   @autograph.do_not_convert
-  def minimize(self, loss: Callable[[], Any], var_list: Any, grad_loss: Optional[tf.Tensor] = None) -> None:
+  def minimize(self, loss: Callable[[], tf.Tensor], var_list: Any, grad_loss: Optional[tf.Tensor] = None) -> None:
     """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras 2's `minimize`."""
     with tf.GradientTape() as tape:
       scaled = self.get_scaled_loss(loss())
@@ -121,7 +126,7 @@ class Keras3Mixin(keras2.AnyBase):
     )
 
   @autograph.do_not_convert
-  def apply_gradients(self, grads_and_vars: Iterable[gradients.GradAndVar]) -> Any:
+  def apply_gradients(self, grads_and_vars: Iterable[gradients.GradAndVar]) -> _Variable:
     """Applies gradients as `apply` does; does not unscale those of `get_unscaled_gradients` (docs/keras.md).
 
     Takes (gradient, variable) pairs, and returns `iterations`.
@@ -136,7 +141,7 @@ class Keras3Mixin(keras2.AnyBase):
     states = [self._state_in(graph) for graph in graphs.enclosing_graphs()] or [self._state_in(None)]
     return next((state.takes_scaled for state in states if state.takes_scaled is not None), None)
 
-  def _apply_scaled(self, grads: Iterable[Any], variables: List[Any], apply: Callable[..., Any]) -> None:
+  def _apply_scaled(self, grads: Iterable[gradients.Gradient], variables: List[_Variable], apply: _Apply) -> None:
     if self._state_in(graphs.init_scope_graph()).has_unscaled:
       log.warn_once(
         self,
@@ -150,7 +155,7 @@ class Keras3Mixin(keras2.AnyBase):
     grads = [grad if value else new for grad, new, value in zip(grads, unscaled, is_value)]
     self._apply_unscaled(grads, variables, apply)
 
-  def _apply_unscaled(self, grads: Iterable[Any], variables: List[Any], apply: Callable[..., Any]) -> None:
+  def _apply_unscaled(self, grads: Iterable[gradients.Gradient], variables: List[_Variable], apply: _Apply) -> None:
     """Calls `apply` of the inner optimizer with (gradient, variable) pairs in all replicas, or skips the step."""
     self._check_step()
     if not self.built:

@@ -2,7 +2,7 @@
 """The wrapper of Keras optimizers: both interfaces, the configurations, and the step."""
 
 import dataclasses
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Type
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Type, Union
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -16,13 +16,14 @@ from mp_compat.core import conditional_apply
 from mp_compat.core import distribute
 from mp_compat.core import gradients
 from mp_compat.core import lineage
-from mp_compat.core import loss_scale as loss_scale_module
+from mp_compat.core import loss_scale
 from mp_compat.keras import keras2
 from mp_compat.keras import keras3
 from mp_compat.keras import optimizer_kinds
 from mp_compat.keras import scale_value
 from mp_compat.training import step
 
+_AnyLoss = Union[float, gradients.Loss]
 _SETTINGS = step.Settings()
 
 
@@ -72,17 +73,17 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   def __init__(
     self,
-    optimizer: Any = None,
+    optimizer: Optional[optimizers.KerasOptimizer] = None,
     loss_scale: Any = None,
     initial_scale: Optional[float] = None,
     dynamic_growth_steps: Optional[int] = None,
     *,
     dynamic: Optional[bool] = None,
-    inner_optimizer: Any = None,
-    opt: Any = None,
+    inner_optimizer: Optional[optimizers.KerasOptimizer] = None,
+    opt: Optional[optimizers.KerasOptimizer] = None,
     count_skipped_steps: Optional[bool] = None,
     name: Optional[str] = None,
-    **unsupported: Any,
+    **unsupported: object,
   ) -> None:
     """Wraps a Keras optimizer. A bool passed as `loss_scale` means `dynamic`.
 
@@ -119,7 +120,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
     self._optimizer = inner
-    self._loss_scale = loss_scale_of(
+    self._loss_scale = _loss_scale_of(
       loss_scale, dynamic, initial_scale, dynamic_growth_steps, **self._dynamic_arguments
     )
     self._count_skipped_steps = self._counts_by_default if count_skipped_steps is None else count_skipped_steps
@@ -131,7 +132,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return keras_features.COUNTS_SKIPPED_STEPS and not self._kind.is_keras_3
 
   @property
-  def inner_optimizer(self) -> Any:
+  def inner_optimizer(self) -> optimizers.KerasOptimizer:
     """Returns the wrapped optimizer."""
     return self._optimizer
 
@@ -145,7 +146,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   @property
   def dynamic(self) -> bool:
     """Returns whether the loss scale can change."""
-    return not isinstance(self._loss_scale, (loss_scale_module.FixedLossScale,) + native.FIXED_LOSS_SCALES)
+    return not isinstance(self._loss_scale, (loss_scale.FixedLossScale, *native.FIXED_LOSS_SCALES))
 
   @property
   def dynamic_counter(self) -> Optional[tf.Variable]:
@@ -164,7 +165,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return self._loss_scale.get_config().get("increment_period")
 
   @autograph.do_not_convert
-  def get_scaled_loss(self, loss: Any) -> Any:
+  def get_scaled_loss(self, loss: _AnyLoss) -> gradients.Loss:
     """Returns `loss * loss_scale`, whose gradients are for `get_unscaled_gradients`; a callable for a callable.
 
     Args:
@@ -201,7 +202,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     is_read = scale is not None and contexts.is_readable(scale)  # not in a branch that scaled the loss
     return self._unscale(grads, scale if is_read else self._current_scale())
 
-  def _unscale(self, grads: Iterable[Any], scale: tf.Tensor) -> List[gradients.Gradient]:
+  def _unscale(self, grads: Iterable[gradients.Gradient], scale: tf.Tensor) -> List[gradients.Gradient]:
     unscaled = gradients.unscale([gradients.convert(grad) for grad in grads], scale)
     lineage.record(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
     return unscaled
@@ -237,13 +238,18 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       )
 
   def _apply(
-    self, grads_and_vars: Sequence[gradients.GradAndVar], apply: Callable[[List[gradients.GradAndVar]], Any]
-  ) -> Any:
+    self,
+    grads_and_vars: Sequence[gradients.GradAndVar],
+    apply: Callable[[List[gradients.GradAndVar]], Optional[tf.Operation]],
+    before_skip: Optional[Callable[[], None]] = None,
+  ) -> Optional[tf.Operation]:
     """Calls `apply` in all replicas if all gradients are finite, and updates the scale; called in each replica."""
 
     def skip() -> Optional[tf.Operation]:
+      if before_skip is not None:
+        before_skip()
       # Keras 3 applies accumulated gradients every few iterations: a skipped micro-batch must not count as one.
-      if not self._count_skipped_steps or getattr(self._optimizer, "gradient_accumulation_steps", None):
+      if not self._count_skipped_steps or vars(self._optimizer).get("gradient_accumulation_steps"):
         return tf.no_op()
       return distribute.group(self._optimizer.iterations.assign_add(1))
 
@@ -261,9 +267,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   def __getattr__(self, name: str) -> Any:
     return optimizers.inner_attribute(self, name)  # for attributes that this class lacks
 
-  def __setattr__(self, name: str, value: Any) -> None:
-    is_own = name.startswith("_") or isinstance(vars(LossScaleOptimizer).get(name), property)
-    if is_own or name in self._own_attributes or "_optimizer" not in vars(self):
+  def __setattr__(self, name: str, value: object) -> None:
+    is_own = name.startswith("_") or name in vars(self) or isinstance(vars(LossScaleOptimizer).get(name), property)
+    if is_own or "_optimizer" not in vars(self):
       object.__setattr__(self, name, value)
     else:
       setattr(self._optimizer, name, value)
@@ -274,13 +280,12 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     Loss scales that the later form cannot express (a custom LossScale, a multiplier other than 2) have the earlier.
     """
     inner = self._kind.module("optimizers").serialize(self._optimizer)
-    scale, kind = self._loss_scale.get_config(), type(self._loss_scale).__name__
-    later = dict(scale, multiplier=2.0, **self._dynamic_arguments)
-    is_expressible = kind == "DynamicLossScale" and scale == later and len(scale) == 3 + len(self._dynamic_arguments)
+    steps, scale, kind = self.dynamic_growth_steps, self._loss_scale.get_config(), type(self._loss_scale).__name__
+    later = dict(initial_loss_scale=self.initial_scale, increment_period=steps, multiplier=2.0)
+    is_expressible = kind == "DynamicLossScale" and scale == dict(later, **self._dynamic_arguments)
     config: Dict[str, Any] = {"optimizer": inner, "loss_scale": {"class_name": kind, "config": scale}}
     if keras_features.HAS_LATER_FORM and (is_expressible or kind == "FixedLossScale"):
-      config = {"inner_optimizer": inner, "initial_scale": self.initial_scale}
-      config["dynamic_growth_steps"] = self.dynamic_growth_steps
+      config = {"inner_optimizer": inner, "initial_scale": self.initial_scale, "dynamic_growth_steps": steps}
       if not self.dynamic or not self._kind.is_keras_3:
         config["dynamic"] = self.dynamic  # Keras 3's own class is always dynamic and does not take it.
     if self._count_skipped_steps != self._counts_by_default:
@@ -300,22 +305,20 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     Raises:
       ValueError: If the configuration names an unknown class. For its arguments, errors are those of the constructor.
     """
-    config = {key: value for key, value in config.items() if (key, value) not in keras3.UNUSED_SETTINGS.items()}
-    serialized = config.pop("inner_optimizer" if "inner_optimizer" in config else "optimizer")
+    arguments = {key: value for key, value in config.items() if (key, value) not in keras3.UNUSED_SETTINGS.items()}
+    serialized = arguments.pop("inner_optimizer" if "inner_optimizer" in config else "optimizer")
     kind = getattr(cls, "_kind", None)
     inner = optimizer_kinds.deserialize(kind, serialized, custom_objects)
-    if isinstance(config.get("loss_scale"), dict):
-      config["loss_scale"] = _deserialize_scale(config["loss_scale"], custom_objects or {})
     if kind not in (None, optimizer_kinds.kind_of(type(inner))):
       cls = cls._public_class
-    return cls._from_arguments(inner, config)
-
-  @classmethod
-  def _from_arguments(cls, inner: Any, arguments: Dict[str, Any]) -> "LossScaleOptimizer":
-    # By name, as Horovod's subclasses require: the name that subclasses of Keras's own class have for it in this form.
-    # Later versions of Keras have a metaclass, which passes `inner_optimizer` on by position.
-    metaclass: Any = type(cls)
-    is_by_position = any(base.__name__ == "LossScaleOptimizerMetaclass" for base in metaclass.__mro__)
+    if isinstance(config.get("loss_scale"), dict):
+      arguments["loss_scale"] = _deserialize_scale(config["loss_scale"], custom_objects or {})
+    elif "loss_scale" not in config and not optimizers.takes_argument(cls.__init__, "initial_scale"):
+      later = [arguments.pop(name, None) for name in ("dynamic", "initial_scale", "dynamic_growth_steps")]
+      arguments["loss_scale"] = _loss_scale_of(None, *later)  # of a class with the earlier constructor only
+    # Horovod's subclasses take the optimizer by name: by the one that Keras's own class has in this form. Later versions
+    # of Keras have a metaclass, which passes `inner_optimizer` on by position.
+    is_by_position = type(cls).__call__ is not type.__call__
     is_later = keras_features.HAS_LATER_FORM and (is_by_position or "loss_scale" not in arguments)
     return cls(**{"inner_optimizer" if is_later else "optimizer": inner}, **arguments)
 
@@ -330,28 +333,28 @@ def _check_strategy() -> None:
     )
 
 
-def loss_scale_of(
-  loss_scale: Any,
+def _loss_scale_of(
+  identifier: Any,
   dynamic: Optional[bool],
   initial_scale: Optional[float],
   dynamic_growth_steps: Optional[int],
   **dynamic_arguments: Any,
-) -> Any:
+) -> loss_scale.LossScale:
   """Returns the LossScale that the arguments of either form specify; raises errors as `LossScaleOptimizer`.
 
   `dynamic_arguments` are further ones of a DynamicLossScale that the later form specifies.
   """
-  later = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
-  if loss_scale is not None:
+  if identifier is not None:
+    later = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
     given = sorted(name for name, value in later.items() if value is not None)
     if given:
       raise ValueError(
         "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), and {} to "
-        "(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps).".format(loss_scale, ", ".join(given))
+        "(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps).".format(identifier, ", ".join(given))
       )
-    is_value = isinstance(loss_scale, scale_value.LossScaleValue)  # `opt.loss_scale` of another wrapper
-    return loss_scale_module.get_loss_scale(loss_scale._loss_scale if is_value else loss_scale)
-  if dynamic is not None and not isinstance(dynamic, bool):
+    is_value = isinstance(identifier, scale_value.LossScaleValue)  # `opt.loss_scale` of another wrapper
+    return loss_scale.get_loss_scale(identifier._loss_scale if is_value else identifier)
+  if not isinstance(dynamic, (bool, type(None))):
     raise TypeError('"dynamic" argument to LossScaleOptimizer.__init__ must be a bool, but got: {!r}'.format(dynamic))
   if dynamic is False:
     if initial_scale is None:
@@ -360,15 +363,14 @@ def loss_scale_of(
       raise ValueError(
         '"dynamic_growth_steps" must be None if "dynamic" is False, but got: {}'.format(dynamic_growth_steps)
       )
-    return loss_scale_module.FixedLossScale(initial_scale)
-  arguments: Dict[str, Any] = {"initial_loss_scale": initial_scale, "increment_period": dynamic_growth_steps}
-  arguments = {name: value for name, value in arguments.items() if value is not None}
-  return loss_scale_module.DynamicLossScale(**arguments, **dynamic_arguments)
+    return loss_scale.FixedLossScale(initial_scale)
+  dynamic_arguments.update(initial_loss_scale=initial_scale, increment_period=dynamic_growth_steps)
+  return loss_scale.DynamicLossScale(**{name: value for name, value in dynamic_arguments.items() if value is not None})
 
 
-def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> Any:
-  classes = (loss_scale_module.FixedLossScale, loss_scale_module.DynamicLossScale)
-  known = dict({cls.__name__: cls for cls in classes}, **custom_objects)
+def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> loss_scale.LossScale:
+  classes = (loss_scale.FixedLossScale, loss_scale.DynamicLossScale)
+  known = {**{cls.__name__: cls for cls in classes}, **custom_objects}
   name = config["class_name"]
   if name not in known:
     raise ValueError("Unknown loss scale: {}. Expected one of {} and `custom_objects`.".format(name, sorted(known)))

@@ -5,11 +5,14 @@ import copyreg
 import functools
 import importlib
 import importlib.util
-from typing import Any, Dict, NamedTuple, Optional
+from types import ModuleType
+from typing import Any, Dict, NamedTuple, Optional, TypeVar
 
 from mp_compat._tensorflow import tf
 from mp_compat.keras import keras2
 from mp_compat.keras import keras3
+
+_Class = TypeVar("_Class", bound=type)
 
 
 class OptimizerKind(NamedTuple):
@@ -23,7 +26,7 @@ class OptimizerKind(NamedTuple):
   def is_keras_3(self) -> bool:
     return self.mixin is keras3.Keras3Mixin
 
-  def module(self, name: str) -> Any:
+  def module(self, name: str) -> ModuleType:
     return importlib.import_module("{}.{}".format(self.keras, name))
 
 
@@ -44,7 +47,7 @@ def kind_of(optimizer_class: type) -> Optional[OptimizerKind]:
       for package in ("optimizers", "mixed_precision", "mixed_precision.experimental"):
         module = "{}.{}.loss_scale_optimizer".format(keras, package)
         if _exists(module):  # Every Keras with these classes has one; a program's own base classes do not.
-          return OptimizerKind(mixin, keras, getattr(importlib.import_module(module), native))
+          return OptimizerKind(mixin, keras, vars(importlib.import_module(module))[native])
   return None
 
 
@@ -55,7 +58,7 @@ class AcceptsNative(type):
   can check whether its optimizer scales the loss. Subclasses follow the usual rule.
   """
 
-  def __instancecheck__(cls, instance: Any) -> bool:
+  def __instancecheck__(cls, instance: object) -> bool:
     if super().__instancecheck__(instance):
       return True
     kind = kind_of(type(instance)) if "_stands_for_native" in vars(cls) else None
@@ -69,8 +72,8 @@ def _exists(module: str) -> bool:
     return False
 
 
-def concrete_class(cls: Any, optimizer: Any) -> Any:
-  """Returns a subclass of `cls` that wraps optimizers of this kind and that Keras accepts as its own wrapper.
+def concrete_class(cls: _Class, optimizer: object) -> _Class:
+  """Returns a subclass of `cls` that wraps optimizers like `optimizer` and that Keras accepts as its own wrapper.
 
   Raises:
     TypeError: If `optimizer` is not a Keras optimizer.
@@ -86,9 +89,9 @@ def concrete_class(cls: Any, optimizer: Any) -> Any:
 def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
   # `Model.compile` accepts only instances of the Keras to which the model belongs, and a process may have several: each
   # has a class, made on first use, so that no Keras is imported for nothing.
-  metaclass: Any = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})
+  metaclass = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})
   copyreg.pickle(metaclass, _reduce_class)
-  # Saved models and configurations contain the name and module of a class: here, those of Keras's own class.
+  # Saved models and configurations contain the name and module of a class: those of Keras's own class.
   named: type = kind.native if "_stands_for_native" in vars(cls) else cls
   attributes = dict(__module__=named.__module__, __qualname__=named.__qualname__, __doc__=cls.__doc__)
   return metaclass(
@@ -112,7 +115,7 @@ def _registered_name(cls: type, kind: OptimizerKind) -> str:
   return getattr(keras.utils, "get_registered_name", lambda cls: cls.__name__)(cls)  # TensorFlow 1.15 has no registry
 
 
-def _hint(optimizer: Any) -> str:
+def _hint(optimizer: object) -> str:
   if isinstance(optimizer, tf.train.Optimizer):
     return "Wrap a tf.compat.v1.train.Optimizer in mp_compat.MixedPrecisionLossScaleOptimizer."
   try:
@@ -132,10 +135,10 @@ def deserialize(kind: Optional[OptimizerKind], config: Any, custom_objects: Opti
   kind = _kind_for(config) if kind is None else kind
   if kind.is_keras_3 and "module" in config:  # `optimizers.deserialize` lacks some of its optimizers
     return kind.module("saving").deserialize_keras_object(config, custom_objects=custom_objects)
-  optimizers = kind.module("optimizers")
-  made = optimizers.deserialize(dict(config), custom_objects=custom_objects)  # Keras modifies the configuration
+  # Keras modifies the configuration.
+  made = kind.module("optimizers").deserialize(dict(config), custom_objects=custom_objects)
   if isinstance(made, str):  # Keras 2.13 on knows some of its optimizers by name only, such as Lion
-    return getattr(getattr(optimizers, made.lower()), made).from_config(config["config"])
+    return vars(kind.module("optimizers." + made.lower()))[made].from_config(config["config"])
   return made
 
 

@@ -37,11 +37,9 @@ class LossScaleValue(_AnyTensor):
     del copy  # The array is always a copy.
     return np.array(self._tensor.numpy(), dtype)
 
-  def __repr__(self) -> str:
-    return repr(self._tensor)
-
   def __eq__(self, other: Any) -> Any:  # compared by `compile` up to TensorFlow 2.3
-    return self._loss_scale is getattr(other, "_loss_scale", other) if callable(other) else self._tensor == other
+    other = other._loss_scale if isinstance(other, LossScaleValue) else other
+    return self._loss_scale is other if callable(other) else self._tensor == other
 
   def __ne__(self, other: Any) -> Any:
     return not self == other if callable(other) else self._tensor != other
@@ -50,7 +48,7 @@ class LossScaleValue(_AnyTensor):
     return hash(self._loss_scale)
 
 
-for _name in tf.Tensor.OVERLOADABLE_OPERATORS | {"__float__", "__int__", "__format__"}:
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS | {"__float__", "__int__", "__format__", "__repr__"}:
   if _name not in vars(LossScaleValue):
     setattr(LossScaleValue, _name, lambda self, *args, name=_name: getattr(self._tensor, name)(*args))
 

@@ -96,6 +96,13 @@ def test_fixed_scale_skips_overflow(family):
   assert float(opt.loss_scale) == 64 and int(opt.iterations) == (4 if family.counts_skipped else 2)
 
 
+@keras_cases.each_family_of_keras_2
+def test_skipped_first_step_makes_slots(family):
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.Adam(0.1))
+  (state,) = keras_cases.train(opt, testing.feeds(1, (0,)), sparse=False)
+  assert len(state) == 7 and not any(value.any() for name, value in state.items() if "/m" in name or "/v" in name)
+
+
 @keras_cases.each_family
 @pytest.mark.parametrize("counts", [False, True])
 def test_skipped_steps_count_on_request(family, counts):

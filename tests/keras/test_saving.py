@@ -287,6 +287,14 @@ def test_configs_of_optimizers_round_trip(family):
 
 
 @keras_cases.each_family
+def test_experimental_configs_round_trip(family):
+  scale = mp_compat.DynamicLossScale(64.0, 5)
+  opt = mp_keras.experimental.LossScaleOptimizer(family.optimizers.SGD(0.5), scale)
+  again = type(opt).from_config(opt.get_config())
+  assert type(again) is type(opt) and again.get_config() == opt.get_config()
+
+
+@keras_cases.each_family
 def test_from_config_accepts_objects(family):
   """Keras passes such a configuration if it makes the inner objects first. They select the class."""
   for other in keras_cases.FAMILIES:
@@ -344,6 +352,9 @@ def test_subclasses_load_with_own_arguments():
   scale = mp_compat.DynamicLossScale(64.0, multiplier=4.0)  # has the earlier form in every version
   opt = Earlier(V2.optimizers.SGD(0.5), scale)
   assert type(opt).from_config(opt.get_config()).loss_scale.multiplier == 4.0
+  opt = Earlier(V2.optimizers.SGD(0.5), mp_compat.DynamicLossScale(64.0, 5))  # has the later form from 2.4 on
+  again = type(opt).from_config(opt.get_config())
+  assert type(again) is type(opt) and (again.initial_scale, again.dynamic_growth_steps) == (64.0, 5)
   if keras_cases.VERSION >= (2, 4):
     opt = Later(V2.optimizers.SGD(0.5), initial_scale=64.0)
     assert type(opt).from_config(opt.get_config()).initial_scale == 64.0
