@@ -16,7 +16,6 @@ import re
 from types import MappingProxyType
 from typing import (
   Callable,
-  Counter,
   Dict,
   Hashable,
   Iterable,
