@@ -28,26 +28,37 @@ _Function = Callable[..., object]
 _VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
 
 
+class Step(NamedTuple):
+  """What a call of `apply_gradients` built."""
+
+  variables: FrozenSet[str]  # the names of those to which it applies gradients
+  is_scaled: bool  # whether its optimizer scales the loss
+
+
 class Effects(NamedTuple):
-  """What a run does to variables; local variables and metrics do not count."""
+  """What a run does to variables; of local variables and metrics, only those count that have gradients."""
 
   written: FrozenSet[str]  # the names of the ops of variables that it may change
-  # Those that steps of optimizers may change: of the ones that have gradients, unless a step changes others only.
-  trained: FrozenSet[str]  # empty if the run executes no step
-  decisions: List[tf.Tensor]  # scalar bools, whether to apply these steps; without those that cannot be fetched
-  conditions: List[Tuple[tf.Tensor, bool]]  # a scalar each and its value if a step runs; empty if one always does
-  is_scaled: bool  # whether one of these steps has a decision, or is that of an optimizer of this package
+  steps: List[Step]  # that it executes
+  may_execute_more: bool  # whether it may execute steps in control flow, see `take_executed`
+  decisions: List[tf.Tensor]  # scalar bools, whether to apply steps; without those in control flow
 
 
 class _Steps:
-  """What optimizers built in a graph."""
+  """What optimizers built in a graph, and in functions inside of it."""
 
   def __init__(self) -> None:
-    self.ops: Dict[tf.Operation, bool] = {}  # that `apply_gradients` returned; whether to an optimizer of this package
-    self.given: Set[str] = set()  # the names of variables to which they apply gradients
-    self.in_functions: Dict[str, bool] = {}  # for those to which functions do: whether one of this package does
-    self.functions: Set[str] = set()  # the names of these functions, without those in other functions
+    self.by_op: Dict[tf.Operation, Step] = {}  # by the ops that `apply_gradients` returned
+    self.by_mark: Dict[tf.Operation, Step] = {}  # those in control flow, by an op that runs with them
+    self.compiled: List[Step] = []  # those in functions that XLA compiles, which cannot contain such an op
+    self.executed: List[Step] = []  # those of `by_mark` that ran, until they are taken
     self.decisions: Dict[str, tf.Tensor] = {}  # whether to apply a step, by name
+
+  @property
+  def variables(self) -> FrozenSet[str]:
+    """Returns the names of the variables that have gradients."""
+    steps = [*self.by_op.values(), *self.by_mark.values(), *self.compiled]
+    return frozenset().union(*[step.variables for step in steps])
 
 
 def observe(around: Callable[[tf.Session, List[graphs.Element], FrozenSet[str], Run], object]) -> None:
@@ -111,10 +122,11 @@ def observe(around: Callable[[tf.Session, List[graphs.Element], FrozenSet[str], 
   base._make_callable_from_options = observed_from_options
 
 
-def observe_optimizers(before_step: Callable[[trackable.Trackable], None]) -> None:
+def observe_optimizers(scales_loss: Callable[[trackable.Trackable], bool]) -> None:
   """Makes graphs record what `apply_gradients` of each optimizer builds, Keras's included, for `effects_of`.
 
-  It calls `before_step(optimizer)` first.
+  It calls `scales_loss(optimizer)` first, which returns whether an optimizer scales the loss. In control flow, it adds
+  an op that tells when a step runs.
   """
 
   def recording(apply: _Function) -> _Function:
@@ -124,24 +136,19 @@ def observe_optimizers(before_step: Callable[[trackable.Trackable], None]) -> No
       graph = graphs.init_scope_graph()
       if graph is None:
         return apply(self, *args, **kwargs)
-      before_step(self)
-      is_own = any(base.__module__.startswith("mp_compat.") for base in type(self).__mro__)
       if args:
         args = (list(args[0]), *args[1:])
-      else:
-        kwargs.update((key, list(value)) for key, value in kwargs.items() if key == "grads_and_vars")
+      elif "grads_and_vars" in kwargs:
+        kwargs["grads_and_vars"] = list(kwargs["grads_and_vars"])
       pairs = args[0] if args else kwargs.get("grads_and_vars", ())
       names = [variable.name.rpartition(":")[0] for grad, variable in pairs if grad is not None]
-      steps = _steps(graph)
-      steps.given.update(names)
-      if graph is not graphs.default_graph():
-        steps.in_functions.update((name, is_own or steps.in_functions.get(name, False)) for name in names)
-        steps.functions.add([*graphs.enclosing_graphs()][-2:][0].name)
+      step = Step(frozenset(names), scales_loss(self))
+      mark = _mark(graph, step, [grad for grad, _ in pairs])
       result = apply(self, *args, **kwargs)
       for element in tf.nest.flatten(result):
         op = getattr(element, "op", element)
         if isinstance(op, tf.Operation):
-          _steps(op.graph).ops[op] = is_own
+          _record(graph, step, mark, op)
       return result
 
     return apply_and_record
@@ -182,7 +189,7 @@ def observe_decisions(owner: object, method: str, decisions_of: Callable[[Any, A
       return decide(*args, **kwargs)
     before = dict(_steps(graph).decisions)
     result = decide(*args, **kwargs)
-    tensors = filter(tf.is_tensor, decisions_of(args[-1], result))
+    tensors = [tensor for tensor in decisions_of(args[-1], result) if tf.is_tensor(tensor) and tensor.graph is graph]
     _steps(graph).decisions = {**before, **{tensor.name: tensor for tensor in tensors}}
     return result
 
@@ -192,6 +199,40 @@ def observe_decisions(owner: object, method: str, decisions_of: Callable[[Any, A
 
 def _steps(graph: tf.Graph) -> _Steps:
   return graphs.record_in(graph, "optimizer_steps", _Steps)
+
+
+def _mark(graph: tf.Graph, step: Step, grads: List[Any]) -> Optional[tf.Operation]:
+  """Returns an op that notes that a step runs, built in the current branch, loop or function; None outside of all."""
+  steps, graphs_around = _steps(graph), list(graphs.enclosing_graphs())
+  around = [context for one in graphs_around for context in contexts.enclosing(one._get_control_flow_context())]
+  if any(context.IsXLAContext() for context in around):
+    steps.compiled += [step] * (graph is not graphs_around[0])
+    return None
+  if not contexts.is_in_control_flow():
+    return None
+  # If TensorFlow inlines a function that is not called, its ops without input run; Size and Shape become constants.
+  tensors = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
+  inputs = [tf.reshape(tensor, [-1])[:1] for tensor in tensors if tf.is_tensor(tensor)][:1]
+  with tf.device(None):
+    mark = tf.py_func(lambda *_: steps.executed.append(step), inputs, [], name="step_runs")
+  steps.by_mark[mark] = step
+  return mark
+
+
+def _record(graph: tf.Graph, step: Step, mark: Optional[tf.Operation], op: tf.Operation) -> None:
+  """Records an op that `apply_gradients` returned for a step; makes it run the `mark` of the step."""
+  if mark is None or op.graph is not mark.graph:
+    _steps(graph).by_op[op] = step
+  elif op._get_control_flow_context() is mark._get_control_flow_context():
+    op._add_control_input(mark)
+
+
+def take_executed(graph: tf.Graph) -> List[Step]:
+  """Returns the steps in control flow that runs have executed since the last call."""
+  executed = _steps(graph).executed
+  taken = executed[:]
+  del executed[: len(taken)]
+  return taken
 
 
 def on_eager_gradients(report: Callable[[], None]) -> None:
@@ -230,48 +271,15 @@ def make_seeds_repeatable() -> None:
 
 
 def effects_of(graph: tf.Graph, elements: Iterable[graphs.Element], fed: FrozenSet[str] = frozenset()) -> Effects:
-  """Returns what a run of ops and tensors does to variables, from the ops that it executes; `fed` are not computed.
-
-  An op that calls a function is a step if it may change a variable to which functions apply gradients.
-  """
-  steps, executed = _steps(graph), set(graphs.executed_ops(elements, fed))
-  local = _local_names(graph)
+  """Returns what a run of ops and tensors does to variables, from the ops that it executes; `fed` are not computed."""
+  steps, executed, local = _steps(graph), set(graphs.executed_ops(elements, fed)), _local_names(graph)
   written = {op: _written_by(op) - local for op in executed}
-  applied = executed & steps.ops.keys()
-  changed = {name for op in graphs.executed_ops(applied, fed) for name in written[op]}
-  trained = changed & steps.given or changed
-  decided = [tensor for tensor in steps.decisions.values() if tensor.op in executed]
-  is_scaled = bool(decided) or any(steps.ops[op] for op in applied)
-  conditions = [_conditions_of_op(op) for op in applied]
-  for op, names in written.items():
-    in_functions = names & steps.in_functions.keys()
-    if in_functions and effects.is_call(op.type, graph):
-      trained |= in_functions
-      is_scaled = is_scaled or any(steps.in_functions[name] for name in in_functions)
-      conditions.append(_conditions_of_call(op, steps.functions))
-  return Effects(
-    frozenset().union(*written.values()),
-    frozenset(trained),
-    [tensor for tensor in decided if _can_be_fetched(tensor)] if trained else [],
-    [condition for some in conditions for condition in some] if all(conditions) else [],
-    is_scaled,
-  )
-
-
-def _conditions_of_op(op: tf.Operation) -> List[Tuple[tf.Tensor, bool]]:
-  """Returns the predicate of the outermost branch (control flow v1) around an op, and its value there, if known."""
-  around = contexts.enclosing(op._get_control_flow_context())[-1:]
-  # TensorFlow makes a copy of the predicate, and prevents that the copy is fetched.
-  predicates = [(one.pred.op.inputs[0], bool(one.branch)) for one in around if one.IsCondContext()]
-  return [(predicate, value) for predicate, value in predicates if _can_be_fetched(predicate)]
-
-
-def _conditions_of_call(op: tf.Operation, functions: Set[str]) -> List[Tuple[tf.Tensor, bool]]:
-  """Returns the predicate of a conditional op and its values for branches among the named functions, if known."""
-  if op.type not in ("If", "StatelessIf") or not _can_be_fetched(op.inputs[0]):
-    return []
-  branches = {"then_branch": True, "else_branch": False}
-  return [(op.inputs[0], value) for name, value in branches.items() if op.get_attr(name).name in functions]
+  by_calls = frozenset().union(*[names for op, names in written.items() if effects.is_call(op.type, graph)])
+  certain = [step for op, step in steps.by_op.items() if op in executed]
+  certain += [step for step in steps.compiled if not by_calls.isdisjoint(step.variables)]
+  possible = [mark in executed or not by_calls.isdisjoint(step.variables) for mark, step in steps.by_mark.items()]
+  decisions = [tensor for tensor in steps.decisions.values() if tensor.op in executed and _can_be_fetched(tensor)]
+  return Effects(frozenset().union(*written.values()), certain, any(possible), decisions)
 
 
 def _can_be_fetched(tensor: tf.Tensor) -> bool:
@@ -303,7 +311,7 @@ def read(sess: tf.Session, tensors: Dict[str, tf.Tensor]) -> Values:
 
 def _local_names(graph: tf.Graph) -> FrozenSet[str]:
   local = graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES) + graph.get_collection(tf.GraphKeys.METRIC_VARIABLES)
-  return frozenset(variable.name.rpartition(":")[0] for variable in local)
+  return frozenset(variable.name.rpartition(":")[0] for variable in local) - _steps(graph).variables
 
 
 def _is_handle(tensor: tf.Tensor) -> bool:

@@ -74,7 +74,7 @@ def compare(
       for run in runs:
         make(run)
       status, conclusion = _conclude(results, folder)
-      if status == DIFFERENT and AGAIN in runs and any(_UNKNOWN_REASON in line for line in conclusion):
+      if status == DIFFERENT and AGAIN in runs:
         make(ONCE_MORE)
         status, conclusion = _conclude(results, folder)
   except (processes.CannotRunError, OSError) as error:
@@ -108,6 +108,11 @@ def _problem(run: str, runs: Sequence[str], result: recorder.Notes) -> Optional[
       "No train step was seen: no session of this process ran what apply_gradients() of an optimizer returned. Let the "
       "program run until it trains. Eager training, functions that eager code calls, and other processes are not "
       "compared."
+    )
+  if result["skipped"] == result["steps"] and not found:
+    return (
+      "Each of its {} train steps was skipped, so nothing trained. Let the program run until its loss scale fits, with a "
+      "larger --steps.".format(result["steps"])
     )
   if not result["trained"] and not found:
     return "None of its {} train steps was compared, or they changed no variable.".format(result["steps"])
@@ -177,7 +182,8 @@ def _conclude(results: Dict[str, recorder.Notes], folder: str) -> Tuple[int, Lis
     if (found or ends) and run in (AGAIN, ONCE_MORE):
       return UNKNOWN, [_describe_other_self(found, ends)]
     if found:
-      is_explained, description = _describe_difference(run, found, len(result["scales"]), folder)
+      is_scaled_twice = any("already scales the loss" in warning for warning in result.get("warnings", []))
+      is_explained, description = _describe_difference(run, found, is_scaled_twice, folder)
       status, lines = status if is_explained else DIFFERENT, lines + description
     if ends:
       status = DIFFERENT
@@ -194,13 +200,12 @@ def _conclude(results: Dict[str, recorder.Notes], folder: str) -> Tuple[int, Lis
   return status, [verdict, *lines]
 
 
-def _describe_difference(run: str, found: recorder.Difference, scales: int, folder: str) -> Tuple[bool, List[str]]:
-  """Returns whether a difference is what mp_compat does otherwise after an overflow, and sentences about it.
-
-  `scales` is the number of loss scales in the run.
-  """
+def _describe_difference(
+  run: str, found: recorder.Difference, is_scaled_twice: bool, folder: str
+) -> Tuple[bool, List[str]]:
+  """Returns whether a difference is what mp_compat does otherwise after an overflow, and sentences about it."""
   theirs, ours = [_values(os.path.join(folder, name), found.index) for name in (AGAIN, run)]
-  reason = _reason(run, found, scales, theirs)
+  reason = _reason(run, found, is_scaled_twice, theirs)
   first = "{}: step {} is the first that differs.".format(RUNS[run], found.step)
   return reason == _OVERFLOW and found.step > 1, [first, "  " + reason, *_amounts(found, theirs, ours)]
 
@@ -225,10 +230,10 @@ def _describe_other_self(found: Optional[recorder.Difference], ends: List[int]) 
   ).format(found.step, _first_name(found))
 
 
-def _reason(run: str, found: recorder.Difference, scales: int, theirs: _Arrays) -> str:
+def _reason(run: str, found: recorder.Difference, is_scaled_twice: bool, theirs: _Arrays) -> str:
   """Returns what the report says on the reason of a difference; `theirs` are values of the reference."""
   they_skipped, we_skipped = found.skipped
-  if scales > 1 and all(name and dialects.is_state_name(name) for name in found.names[1]):
+  if is_scaled_twice and all(name and dialects.is_state_name(name) for name in found.names[1]):
     return "Only the state of loss scales differs: the first run scales the loss twice, mp_compat uses one scale."
   if None in found.names[0] + found.names[1]:
     return "The runs do not have the same variables."

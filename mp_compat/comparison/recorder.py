@@ -4,7 +4,7 @@
     python -m mp_compat.comparison.recorder SETTINGS PROGRAM [ARGUMENT ...]
 
 A train step is a run of a session that executes what `apply_gradients` of an optimizer returned. Variables are read
-through tensors that the graph has already: nothing is added to it, and it may be finalized.
+through tensors that the graph has already, so that it may be finalized.
 
 A recording has one JSON object in a line: the variables of a graph, a record of their values, or notes on the run.
 """
@@ -181,31 +181,37 @@ class Recorder:
       if key not in graph.effects:
         graph.effects[key] = sessions.effects_of(sess.graph, elements, fed)
       effects = graph.effects[key]
-      is_step = bool(effects.trained) and os.getpid() == self._pid
-      if effects.trained and not is_step:
+      may_train = bool(effects.steps) or effects.may_execute_more
+      if may_train and os.getpid() != self._pid:
         self.note(unseen="Training in a forked process")
-      if is_step and sess not in self._sessions:
+        may_train = False
+      if may_train and sess not in self._sessions:
         self._sessions[sess] = _Session()
         self._record(sess, graph, starts=True)
-    predicates = [tensor for tensor, _ in effects.conditions]
-    result, values = run([*effects.decisions, *predicates] if is_step else [])
-    with self._lock:
-      known = self._sessions.get(sess)
-      if known:
-        known.written |= effects.written
-      branches = [bool(values[tensor.name]) is value for tensor, value in effects.conditions if tensor.name in values]
-      if is_step and (any(branches) or not branches):
-        self._note_step(sess, effects, [values[one.name] for one in effects.decisions if one.name in values])
+    try:
+      result, values = run(effects.decisions if may_train else [])
+    finally:
+      with self._lock:
+        known = self._sessions.get(sess)
+        if known:
+          known.written |= effects.written
+    if may_train:
+      with self._lock:
+        steps = [*effects.steps, *sessions.take_executed(sess.graph)]
+        if steps:
+          self._note_step(sess, effects, steps, [values[one.name] for one in effects.decisions if one.name in values])
     return result
 
-  def _note_step(self, sess: tf.Session, effects: sessions.Effects, decisions: List[bool]) -> None:
-    """Counts a train step; ends the process after the last one."""
+  def _note_step(
+    self, sess: tf.Session, effects: sessions.Effects, steps: List[sessions.Step], decisions: List[bool]
+  ) -> None:
+    """Counts a train step, which executes `steps` of optimizers; ends the process after the last one."""
     known, unreadable = self._sessions[sess], sorted(effects.written.difference(self._graph(sess.graph).tensors))
     if unreadable:
       self.note(unreadable=unreadable)
-    known.trained |= effects.trained
+    known.trained.update(*[step.variables for step in steps])
     known.steps += 1
-    self.note(steps=self.notes["steps"] + 1, scaled=self.notes["scaled"] or effects.is_scaled)
+    self.note(steps=self.notes["steps"] + 1, scaled=self.notes["scaled"] or any(step.is_scaled for step in steps))
     if decisions:
       known.skipped += sum(not applied for applied in decisions)
       self.note(skipped=(self.notes["skipped"] or 0) + (not all(decisions)))
@@ -379,8 +385,12 @@ def _noting(construct: Callable[..., None], recorder: Recorder, unscaled: bool) 
   return construct_and_note
 
 
-def _observe_decisions(optimizer: object) -> None:
-  """Makes graphs record which steps of one of TensorFlow's optimizers its loss scale applies."""
+def _scales_loss(optimizer: object) -> bool:
+  """Returns whether an optimizer scales the loss.
+
+  Makes graphs record which steps of one of TensorFlow's optimizers its loss scale applies.
+  """
+  is_scaled = any(base.__module__.startswith("mp_compat.") for base in type(optimizer).__mro__)
   for attribute, method, decisions_of in (
     ("_loss_scale", "update", lambda _, result: [result[1]]),
     ("_loss_scale_manager", "update_loss_scale", lambda finite, _: [finite]),  # contrib
@@ -389,6 +399,8 @@ def _observe_decisions(optimizer: object) -> None:
     if hasattr(scale, method) and not isinstance(scale, mp_compat.LossScale):
       definer = next(cls for cls in type(scale).__mro__ if method in vars(cls))
       sessions.observe_decisions(definer, method, decisions_of)
+      is_scaled = True
+  return is_scaled
 
 
 def main() -> None:
@@ -400,7 +412,7 @@ def main() -> None:
   if settings.run != ORIGINAL:
     _install(settings, recorder)
   sessions.observe(recorder.around)
-  sessions.observe_optimizers(_observe_decisions)
+  sessions.observe_optimizers(_scales_loss)
   sessions.observe_decisions(step, "decide", lambda _, decision: decision.apply)
   sessions.on_eager_gradients(lambda: recorder.note(unseen="Eager training"))
   sessions.make_seeds_repeatable()

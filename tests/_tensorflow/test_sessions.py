@@ -27,7 +27,7 @@ def _recorded():
     pending += type.__subclasses__(cls)
     if "apply_gradients" in vars(cls):
       replaced[cls] = cls.apply_gradients
-  sessions.observe_optimizers(lambda optimizer: None)
+  sessions.observe_optimizers(lambda optimizer: isinstance(optimizer, mp_compat.MixedPrecisionLossScaleOptimizer))
   yield
   del base.__init_subclass__
   for cls, apply in replaced.items():
@@ -35,8 +35,10 @@ def _recorded():
 
 
 def effects(*elements, fed=()):
-  """Returns the variables that a run may change, those that optimizers may change in it, and the decisions of steps."""
-  return sessions.effects_of(tf.get_default_graph(), elements, frozenset(tensor.name for tensor in fed))[:3]
+  """Returns the variables that a run may change, those that have gradients in it, and the decisions of its steps."""
+  found = sessions.effects_of(tf.get_default_graph(), elements, frozenset(tensor.name for tensor in fed))
+  assert not found.may_execute_more
+  return found.written, frozenset().union(*[step.variables for step in found.steps]), found.decisions
 
 
 def minimize(x):
@@ -74,41 +76,48 @@ def test_custom_optimizers_train_variables():
 
 
 @pytest.mark.usefixtures("control_flow")
-def test_steps_in_branches_train_variables():
-  with tf.variable_scope("", use_resource=True):
-    x = tf.placeholder(tf.float32, [])
-    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
-    opt = tf.train.GradientDescentOptimizer(0.1)
-    step = tf.cond(x > 0, lambda: tf.group(opt.minimize(tf.square(w - x), var_list=[w])), tf.no_op)
-    read = tf.cond(x > 0, lambda: w + 1.0, lambda: w - 1.0)
-  assert effects(step) == (frozenset({"w"}), frozenset({"w"}), [])
-  assert effects(read) == (frozenset(), frozenset(), [])
-
-
-@pytest.mark.usefixtures("control_flow")
-def test_conditions_of_steps_are_known():
+def test_runs_tell_steps_that_they_execute(graph):
   with tf.variable_scope("", use_resource=True):
     x = tf.placeholder(tf.float32, [])
     ws = [tf.get_variable(name, [], initializer=tf.zeros_initializer()) for name in ("w", "v")]
   descend = tf.train.GradientDescentOptimizer(0.1)
   first, second = [lambda w=w: tf.group(descend.minimize(tf.square(w - x), var_list=[w])) for w in ws]
-  is_first, is_trained = x > 0, x > 1
-  either = tf.cond(is_first, first, second)
-  nested = tf.cond(is_trained, lambda: tf.group(tf.cond(x > 2, first, tf.no_op)), lambda: tf.group(ws[0].assign(1.0)))
-  last = tf.cond(is_first, lambda: tf.group(ws[0].assign(1.0)), second)
-  always = second()
-  step = tf.get_variable("accumulated", [], initializer=tf.zeros_initializer()).assign_add(x)
-  with tf.control_dependencies([step]):
-    after = first()
+  decay = lambda: tf.group(ws[0].assign(ws[0] * 0.5))
 
-  def conditions(*elements):
-    return sorted(sessions.effects_of(tf.get_default_graph(), elements).conditions, key=lambda condition: condition[1])
+  def loop():
+    def body(i):
+      with tf.control_dependencies([first()]):
+        return i + 1.0
 
-  assert conditions(either) == [(is_first, False), (is_first, True)]
-  assert conditions(nested) == [(is_trained, True)]
-  assert conditions(last) == [(is_first, False)]
-  assert conditions(always) == conditions(last, always) == conditions(tf.identity(x)) == []
-  assert effects(after) == (frozenset({"w", "accumulated"}), TRAINED, [])
+    return tf.while_loop(lambda i: i < x, body, [0.0])
+
+  def called(step):
+    @testing.tensorflow.function(autograph=False)
+    def function():
+      with tf.control_dependencies([step()]):
+        return tf.constant(1.0)
+
+    return lambda: tf.group(function())
+
+  rows = [
+    (tf.cond(x > 0, first, second), {-1: "v", 1: "w"}),
+    (tf.cond(x > 0, lambda: tf.group(tf.cond(x > 1, first, decay)), decay), {-1: "", 1: "", 2: "w"}),
+    (tf.cond(x > 0, called(first), decay), {-1: "", 1: "w"}),
+    (tf.cond(x > 0, decay, decay), {-1: "", 1: ""}),
+    (tf.case([(x > 1, first), (x > 0, second)], decay), {0: "", 1: "v", 2: "w"}),
+    (loop(), {0: "", 1: "w", 2: "ww"}),
+    (called(lambda: tf.cond(x > 0, first, decay))(), {-1: "", 1: "w"}),
+    (tf.group(tf.cond(x > 0, first, decay), second()), {-1: "v", 1: "vw"}),
+  ]
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    for row, (element, expected) in enumerate(rows):
+      found = sessions.effects_of(graph, tf.nest.flatten(element))
+      for value, names in expected.items():
+        sess.run(element, {x: value})
+        steps = found.steps + sessions.take_executed(graph)
+        assert sorted(name for step in steps for name in step.variables) == sorted(names), (row, value)
+        assert found.may_execute_more or len(found.steps) == len(names)
 
 
 def test_other_assignments_do_not_train(graph):
@@ -142,7 +151,7 @@ def test_decisions_of_executed_steps_are_found():
   with tf.control_dependencies([decision]):
     op = minimize(x)
   assert effects(op) == (NAMES, TRAINED, [decision])
-  assert effects(decision) == (frozenset(), frozenset(), [])
+  assert effects(decision)[:2] == (frozenset(), frozenset())
 
 
 def test_fed_tensors_execute_nothing():
@@ -158,7 +167,7 @@ def test_steps_of_this_package_are_known():
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 8.0, skip_nonfinite=False)
   scaled = opt.minimize(tf.square(tf.trainable_variables()[0] - x))
   found = [sessions.effects_of(tf.get_default_graph(), [op]) for op in (plain, scaled, tf.group(plain, scaled))]
-  assert [each.is_scaled for each in found] == [False, True, True]
+  assert [any(step.is_scaled for step in each.steps) for each in found] == [False, True, True]
 
 
 def test_other_methods_of_that_name_stay():
