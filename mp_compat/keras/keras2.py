@@ -92,14 +92,12 @@ class Keras2Mixin(AnyBase):
     pairs = list(gradients.convert_pairs(pairs))
     create_variables = functools.partial(self._create_variables, pairs)
     # In eager mode, `apply_gradients` of an OptimizerV2 makes the same variables, so that only a skipped step must.
-    is_late = tf.executing_eagerly() and isinstance(self, OptimizerV2Mixin)
-    if not is_late:
+    if not tf.executing_eagerly() or not isinstance(self, OptimizerV2Mixin):
       create_variables()
     if aggregate:
       # The check then covers sums that overflow, and no worker waits in a branch that another did not take.
       pairs = self._aggregate([pair for pair in pairs if pair[0] is not None])
-    before_skip = create_variables if is_late else None
-    return self._apply(pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs), before_skip)
+    return self._apply(pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs), create_variables)
 
 
 class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):

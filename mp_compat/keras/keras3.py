@@ -4,12 +4,9 @@
 import sys
 from typing import IO, Any, Callable, Dict, Iterable, List, Optional, Sequence
 
-import numpy as np
-
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
-from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
 from mp_compat.core import dialects
 from mp_compat.core import gradients
@@ -31,7 +28,7 @@ class Keras3Mixin(keras2.AnyBase):
   """Makes the wrapper an `Optimizer` of Keras 3, which itself calls `scale_loss`, and `apply` with scaled gradients."""
 
   _dynamic_arguments = {"min_loss_scale": 2.0**-126}  # Keras 3's own class has no bound
-  _optimizer: optimizers.KerasOptimizer
+  _optimizer: Any
   iterations = keras2.inner_attribute("iterations")
   exclude_from_weight_decay = keras2.inner_attribute("exclude_from_weight_decay")
 
@@ -82,7 +79,7 @@ class Keras3Mixin(keras2.AnyBase):
     """Returns the iteration, learning rate, counter and scale, as Keras 3 does, then the inner optimizer's."""
     return self._variables[:] + self._optimizer.variables
 
-  def set_weights(self, weights: List[np.ndarray]) -> None:
+  def set_weights(self, weights: List[Any]) -> None:
     """Sets all variables, in the order of `variables`; called by `load_model` for HDF5."""
     super(self._kind.native, self).set_weights(weights)
     self._optimizer.set_weights(weights[len(self._variables) :])

@@ -241,13 +241,13 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     self,
     grads_and_vars: Sequence[gradients.GradAndVar],
     apply: Callable[[List[gradients.GradAndVar]], Optional[tf.Operation]],
-    before_skip: Optional[Callable[[], None]] = None,
+    create_variables: Callable[[], None] = lambda: None,
   ) -> Optional[tf.Operation]:
     """Calls `apply` in all replicas if all gradients are finite, and updates the scale; called in each replica."""
 
     def skip() -> Optional[tf.Operation]:
-      if before_skip is not None:
-        before_skip()
+      if tf.executing_eagerly():
+        create_variables()
       # Keras 3 applies accumulated gradients every few iterations: a skipped micro-batch must not count as one.
       if not self._count_skipped_steps or vars(self._optimizer).get("gradient_accumulation_steps"):
         return tf.no_op()
@@ -316,8 +316,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     elif "loss_scale" not in config and not optimizers.takes_argument(cls.__init__, "initial_scale"):
       later = [arguments.pop(name, None) for name in ("dynamic", "initial_scale", "dynamic_growth_steps")]
       arguments["loss_scale"] = _loss_scale_of(None, *later)  # of a class with the earlier constructor only
-    # Horovod's subclasses take the optimizer by name: by the one that Keras's own class has in this form. Later versions
-    # of Keras have a metaclass, which passes `inner_optimizer` on by position.
+    # Horovod's subclasses take the optimizer by name: that of Keras's own class in this form. Later versions of Keras
+    # have a metaclass, which passes `inner_optimizer` on by position.
     is_by_position = type(cls).__call__ is not type.__call__
     is_later = keras_features.HAS_LATER_FORM and (is_by_position or "loss_scale" not in arguments)
     return cls(**{"inner_optimizer" if is_later else "optimizer": inner}, **arguments)

@@ -5,14 +5,11 @@ import copyreg
 import functools
 import importlib
 import importlib.util
-from types import ModuleType
-from typing import Any, Dict, NamedTuple, Optional, TypeVar
+from typing import Any, Dict, NamedTuple, Optional
 
 from mp_compat._tensorflow import tf
 from mp_compat.keras import keras2
 from mp_compat.keras import keras3
-
-_Class = TypeVar("_Class", bound=type)
 
 
 class OptimizerKind(NamedTuple):
@@ -26,7 +23,7 @@ class OptimizerKind(NamedTuple):
   def is_keras_3(self) -> bool:
     return self.mixin is keras3.Keras3Mixin
 
-  def module(self, name: str) -> ModuleType:
+  def module(self, name: str) -> Any:
     return importlib.import_module("{}.{}".format(self.keras, name))
 
 
@@ -72,7 +69,7 @@ def _exists(module: str) -> bool:
     return False
 
 
-def concrete_class(cls: _Class, optimizer: object) -> _Class:
+def concrete_class(cls: type, optimizer: object) -> Any:
   """Returns a subclass of `cls` that wraps optimizers like `optimizer` and that Keras accepts as its own wrapper.
 
   Raises:
@@ -93,12 +90,11 @@ def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
   copyreg.pickle(metaclass, _reduce_class)
   # Saved models and configurations contain the name and module of a class: those of Keras's own class.
   named: type = kind.native if "_stands_for_native" in vars(cls) else cls
-  attributes = dict(__module__=named.__module__, __qualname__=named.__qualname__, __doc__=cls.__doc__)
-  return metaclass(
-    _registered_name(named, kind),
-    (cls, kind.mixin, kind.native),
-    dict(attributes, _kind=kind, _public_class=cls),
+  attributes: Dict[str, object] = dict(
+    __module__=named.__module__, __qualname__=named.__qualname__, __doc__=cls.__doc__
   )
+  attributes.update(_kind=kind, _public_class=cls)
+  return metaclass(_registered_name(named, kind), (cls, kind.mixin, kind.native), attributes)
 
 
 def _reduce_class(cls: Any) -> Any:
