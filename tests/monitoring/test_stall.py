@@ -98,6 +98,10 @@ REASONS = {
     "The first value of the forward pass that is not finite is Placeholder.",
     "No scale makes the loss finite: correct the input Placeholder.",
   ),
+  "mask before overflow": (
+    ([1.0, 1.0], tf.float32, lambda: "dynamic", lambda x: tf.exp(1e4 * masked_by_infinity(two_layers(x)))),
+    "The first value of the forward pass that is not finite is Exp.",
+  ),
   "mask beside infinite gradient": (
     ([0.0, 0.0], tf.float32, lambda: "dynamic", root_and_mask),
     "The loss (float32) is finite.\nThe first value of the backward pass that is not finite is gradients/Sqrt_grad/",
