@@ -85,7 +85,6 @@ W = "  w: 2 of 2 values differ, by up to "
       "several.py",
       ["24 train steps, 8 skipped, current_loss_scale 32768 -> 16384, current_loss_scale_1 32768 -> 16384"],
     ),
-    (0, "program.py overflows", ["6 train steps, 6 skipped"]),
     (0, "strategy.py", ["6 train steps, 1 skipped"]),
     (0, "strategy.py server", ["6 train steps, 1 skipped"]),
     (0, "program.py megabytes", ["6 steps"]),
@@ -94,6 +93,8 @@ W = "  w: 2 of 2 values differ, by up to "
     (0, "--steps 5 dqn.py ref", ["5 train steps, 0 skipped"]),
     (0, "dqn.py conditional fed", ["4 train steps"]),
     (0, "dqn.py conditional v2 taken", ["4 train steps"]),
+    (0, "dqn.py nested v2 taken", [" 3 train steps"]),
+    (0, "dqn.py local", ["8 train steps, 0 skipped", "8 variables"]),
     (0, "--steps 4 program.py crash", ["4 steps"]),
     (0, "--steps 5 --every 2 -m program overflow", ["every 2 of 5 steps"]),
     (0, "--without program.py", ["without loss scaling  the same bits"]),
@@ -122,6 +123,8 @@ W = "  w: 2 of 2 values differ, by up to "
     (1, "program.py shorter", ["it ended after 5 train steps, the first run after 6", "pass --steps 5", THREE]),
     (1, "dqn.py faster", ["step 1 is the first", "  w: 2 of 2 values differ", THREE]),
     (1, "dqn.py explores", ["step 3 is the first", "  rate: 1 of 1 values differ", "8 train steps, 0 skipped"]),
+    (1, "dqn.py explores raises", ["step 3 is the first", "  rate: 1 of 1 values differ"]),
+    (1, "dqn.py local faster", ["step 1 is the first", "  w: 2 of 2 values differ", THREE]),
     (1, "--runs original,mp_compat program.py numbers", ["this needs the run 'again'", "w: differs"]),
     pytest.param(
       1, "program.py twice", ["the first run scales the loss twice", "already scales the loss"], marks=NEEDS_CONTRIB
@@ -155,6 +158,9 @@ W = "  w: 2 of 2 values differ, by up to "
     ),
     (2, "dqn.py conditional", ["as it is: No train step was seen"]),
     (2, "dqn.py conditional v2", ["as it is: No train step was seen"]),
+    (2, "dqn.py nested", ["as it is: No train step was seen"]),
+    (2, "dqn.py adversary", ["None of its 8 train steps was one of an optimizer with loss scaling"]),
+    (2, "program.py overflows", ["as it is: Each of its 6 train steps was skipped, so nothing trained."]),
     (2, "dqn.py late faster", ["as it is: No train step was seen", "Let the program run until it trains"]),
     (
       2,
