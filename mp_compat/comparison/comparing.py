@@ -111,8 +111,8 @@ def _problem(run: str, runs: Sequence[str], result: recorder.Notes) -> Optional[
     )
   if result["skipped"] == result["steps"] and not found:
     return (
-      "Each of its {} train steps was skipped, so nothing trained. Let the program run until its loss scale fits, with a "
-      "larger --steps.".format(result["steps"])
+      "Each of its {} train steps was skipped, so nothing trained. Let the program run until its loss scale fits, with "
+      "a larger --steps.".format(result["steps"])
     )
   if not result["trained"] and not found:
     return "None of its {} train steps was compared, or they changed no variable.".format(result["steps"])

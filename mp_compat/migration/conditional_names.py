@@ -22,8 +22,10 @@ Source: `apply_gradients` and `update` of TensorFlow 1.15, 2.4 and 2.15, and of 
 """
 
 import collections
+import contextlib
+import functools
 import itertools
-from typing import Any, Callable, Dict, Iterable, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
 
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
@@ -38,6 +40,8 @@ from mp_compat.core import loss_scale
 _ApplyGradients = Callable[..., Optional[tf.Operation]]
 # By name of a variable, what the name that was asked for has before the name scope in which it was made, and after it.
 _Names = Dict[str, Tuple[str, str]]
+_Made = Tuple[tf.Variable, str]  # a variable, and the name that was asked for, with its name scope
+_Result = TypeVar("_Result")
 
 
 def record_tensorflow_names(apply_gradients: _ApplyGradients) -> _ApplyGradients:
@@ -51,18 +55,9 @@ def record_tensorflow_names(apply_gradients: _ApplyGradients) -> _ApplyGradients
     scope = graphs.name_scope()
     offsets = graphs.record_in(graph, "more_conditionals", lambda: collections.defaultdict(int))
     number, steps = _next_number(graph, "cond"), _next_number(graph, conditional_apply.SCOPE)
-    built_before, made = len(graph.get_operations()), []
-
-    def create_variable(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
-      asked = "/".join(filter(None, [graphs.name_scope(), options.get("name") or "Variable"])).rstrip("/")
-      variable = next_creator(**options)
-      made.append((variable, asked))
-      return variable
-
-    with tf.variable_creator_scope(create_variable):
-      result = apply_gradients(self, *args, **kwargs)
-    of_scale = {id(variable) for variable in self.loss_scale._weights.values()}
-    made = [(variable, asked) for variable, asked in made if id(variable) not in of_scale]
+    built_before, made = len(graph.get_operations()), _made_in_steps(graph)
+    made.clear()
+    result = apply_gradients(self, *args, **kwargs)
     created = _names_in_scope(made, scope, graph.get_operations()[built_before:])
     if _next_number(graph, conditional_apply.SCOPE) == steps:
       return result  # With replicas, the conditional is in the scope of the first replica.
@@ -83,7 +78,31 @@ def record_tensorflow_names(apply_gradients: _ApplyGradients) -> _ApplyGradients
   return apply_and_record
 
 
-def _names_in_scope(made: Iterable[Tuple[tf.Variable, str]], scope: str, built: Iterable[tf.Operation]) -> _Names:
+def note_variables(apply_in_each_replica: Callable[..., _Result]) -> Callable[..., _Result]:
+  """Returns a wrapper of `conditional_apply.apply_in_each_replica` that notes what the inner optimizer creates."""
+
+  @functools.wraps(apply_in_each_replica)
+  def apply_and_note(*args: Any, **kwargs: Any) -> _Result:
+    graph = graphs.init_scope_graph()
+
+    def create_variable(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+      asked = "/".join(filter(None, [graphs.name_scope(), options.get("name") or "Variable"])).rstrip("/")
+      variable = next_creator(**options)
+      _made_in_steps(graph).append((variable, asked))
+      return variable
+
+    # With replicas, variables are created in the cross-replica context, which has creator scopes of its own.
+    with contextlib.nullcontext() if graph is None else tf.variable_creator_scope(create_variable):
+      return apply_in_each_replica(*args, **kwargs)
+
+  return apply_and_note
+
+
+def _made_in_steps(graph: tf.Graph) -> List[_Made]:
+  return graphs.record_in(graph, "made_in_steps", list)
+
+
+def _names_in_scope(made: Iterable[_Made], scope: str, built: Iterable[tf.Operation]) -> _Names:
   """Returns the variables whose names depend on the name scope in which they were made.
 
   They are variables that `tf.get_variable` did not make, and slots of tensors that were built in the scope, which are

@@ -18,6 +18,7 @@ from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
 from mp_compat.checkpoints import initialization
 from mp_compat.checkpoints import saver
+from mp_compat.core import conditional_apply
 from mp_compat.migration import conditional_names
 from mp_compat.migration import old_names
 
@@ -98,6 +99,8 @@ class Installation:
       init = tensorflow.contrib.framework.init_from_checkpoint
       self._replace(init, _with_names_in_checkpoint(init))
       self.patched.append("tensorflow.contrib.framework.init_from_checkpoint")
+    apply = conditional_apply.apply_in_each_replica
+    self._set(conditional_apply, "apply_in_each_replica", conditional_names.note_variables(apply))
     optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
     self._set(
       optimizer,

@@ -82,7 +82,9 @@ def test_runs_tell_steps_that_they_execute(graph):
     ws = [tf.get_variable(name, [], initializer=tf.zeros_initializer()) for name in ("w", "v")]
   descend = tf.train.GradientDescentOptimizer(0.1)
   first, second = [lambda w=w: tf.group(descend.minimize(tf.square(w - x), var_list=[w])) for w in ws]
-  decay = lambda: tf.group(ws[0].assign(ws[0] * 0.5))
+
+  def decay():
+    return tf.group(ws[0].assign(ws[0] * 0.5))
 
   def loop():
     def body(i):
