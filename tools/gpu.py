@@ -80,6 +80,11 @@ def find_transfers(wrap, device):
           for output in node.output:
             shapes[node.node_name, output.slot] = tuple(dim.size for dim in output.tensor_description.shape.dim)
   nodes = [node for part in metadata.partition_graphs for node in part.node]
+  return _sent(nodes, shapes), collections.Counter(node.device.rpartition("device:")[2] for node in nodes)
+
+
+def _sent(nodes, shapes):
+  """Returns a Counter of (dtype, shape) of the tensors that `nodes` send; `shapes` are those of outputs of ops."""
   transfers = collections.Counter()
   for node in nodes:
     if node.op in ("_Send", "_HostSend"):
@@ -87,7 +92,7 @@ def find_transfers(wrap, device):
       dtype, shape = tf.as_dtype(node.attr["T"].type), shapes.get((source, int(slot or 0)))
       if dtype.is_floating and (shape is None or np.prod(shape) > 1):
         transfers[dtype.name, shape] += 1
-  return transfers, collections.Counter(node.device.rpartition("device:")[2] for node in nodes)
+  return transfers
 
 
 def trace(device="/gpu:0", wrappers=WRAPPERS):

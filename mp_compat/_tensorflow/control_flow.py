@@ -131,13 +131,19 @@ def _close(
         waits = True
     if waits:
       gated.add(op)
+  skipped = _skipped(needed, gated)
+  _predicates(graph).update(dict.fromkeys(skipped, predicate))
+  return skipped
+
+
+def _skipped(needed: Dict[tf.Operation, List[tf.Operation]], gated: Set[tf.Operation]) -> Set[tf.Operation]:
+  """Returns the needed ops that are gated, are in a cluster with one, or read an op that may be skipped."""
   # XLA runs a cluster as one op.
   clusters = {contexts.compiled_around(op) for op in gated if op._get_control_flow_context() is not None} - {None}
   skipped: Set[tf.Operation] = set()
   for op, reads in needed.items():
     if op in gated or not skipped.isdisjoint(reads) or (clusters and contexts.compiled_around(op) in clusters):
       skipped.add(op)
-  _predicates(graph).update(dict.fromkeys(skipped, predicate))
   return skipped
 
 

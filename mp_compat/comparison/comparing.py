@@ -97,25 +97,14 @@ def _hint(run: str, runs: Sequence[str], recording: str) -> str:
 def _problem(run: str, runs: Sequence[str], result: recorder.Notes) -> Optional[str]:
   """Returns why a run does not show the training of the program, or not with mp_compat where it should be used."""
   found = recorder.difference_in(result)
-  if found and not found.index and all(map(all, found.names)):
+  if found and found.is_of_initial_values:
     return _describe_other_start(found)
   if "unseen" in result:
     return "{} was seen, which is not compared.".format(result["unseen"])
   if "unreadable" in result:
     return "No tensor of the graph reads {}.".format(", ".join(result["unreadable"]))
-  if not result["steps"]:
-    return (
-      "No train step was seen: no session of this process ran what apply_gradients() of an optimizer returned. Let the "
-      "program run until it trains. Eager training, functions that eager code calls, and other processes are not "
-      "compared."
-    )
-  if result["skipped"] == result["steps"] and not found:
-    return (
-      "Each of its {} train steps was skipped, so nothing trained. Let the program run until its loss scale fits, with "
-      "a larger --steps.".format(result["steps"])
-    )
-  if not result["trained"] and not found:
-    return "None of its {} train steps was compared, or they changed no variable.".format(result["steps"])
+  if not result["steps"] or (not result["trained"] and not found):
+    return _describe_untrained(result)
   if run in (SCALED, UNSCALED) and "uses" not in result:
     return (
       "The program made no optimizer of mp_compat, so nothing would be compared: it uses none of TensorFlow's public "
@@ -132,6 +121,21 @@ def _problem(run: str, runs: Sequence[str], result: recorder.Notes) -> Optional[
       "with training without loss scaling."
     )
   return None
+
+
+def _describe_untrained(result: recorder.Notes) -> str:
+  if not result["steps"]:
+    return (
+      "No train step was seen: no session of this process ran what apply_gradients() of an optimizer returned. Let the "
+      "program run until it trains. Eager training, functions that eager code calls, and other processes are not "
+      "compared."
+    )
+  if result["skipped"] == result["steps"]:
+    return (
+      "Each of its {} train steps was skipped, so nothing trained. Let the program run until its loss scale fits, with "
+      "a larger --steps.".format(result["steps"])
+    )
+  return "None of its {} train steps was compared, or they changed no variable.".format(result["steps"])
 
 
 def _first_name(found: recorder.Difference) -> str:

@@ -68,6 +68,11 @@ class Difference:
   skipped: Tuple[int, int]  # how many decisions were to skip a step, since the record before
   global_step: Tuple[Any, Any]
 
+  @property
+  def is_of_initial_values(self) -> bool:
+    """Returns whether the runs have the same variables, and start from other values."""
+    return not self.index and all(map(all, self.names))
+
 
 class Variables:
   """The variables of a graph."""
@@ -293,17 +298,20 @@ class Recorder:
           global_step=(reference[1]["global_step"], record["global_step"]),
         )
         self.note(difference=dataclasses.asdict(difference))
-        if not self._index and all(map(all, pairs)):
+        if difference.is_of_initial_values:
           self._exit()
         names = names or [name for _, name in pairs if name]
-    numbers: Values = {name: _as_numbers(values[name]) for name in names if name in values}
     if names:
-      with _giving_up():
-        np.savez(
-          "{}.{}.npz".format(self._settings.recording, self._index),
-          finite=np.array([np.isfinite(array).all() for array in numbers.values()]),
-          **{name + ":0": numbers[name] for name in list(numbers)[:SHOWN]},
-        )
+      self._keep({name: _as_numbers(values[name]) for name in names if name in values})
+
+  def _keep(self, numbers: Values) -> None:
+    """Writes the values of the first variables, and whether those of each are finite."""
+    with _giving_up():
+      np.savez(
+        "{}.{}.npz".format(self._settings.recording, self._index),
+        finite=np.array([np.isfinite(array).all() for array in numbers.values()]),
+        **{name + ":0": numbers[name] for name in list(numbers)[:SHOWN]},
+      )
 
   def note_processes(self) -> None:
     """Notes whether the program waited for processes that used the CPU for more than a second."""

@@ -232,8 +232,7 @@ def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
       action = "Compute {largest} in float32, or make the loss smaller, for example a mean instead of a sum."
     facts = " No scale fits step {step}: {smallest} needs at least 2**{low}, and {largest} overflows above 2**{high}."
     return "float32", (action + facts).format(step=step, **worst._asdict())
-  scales = {name: tensor.doubtful_scale() for name, tensor in history.tensors.items() if tensor.is_selected}
-  doubtful = {name: scale for name, scale in scales.items() if scale is not None}
+  doubtful = _doubtful_scales(history)
   if doubtful and max(doubtful.values()) < high - MARGIN:
     return "unknown", (
       "Record with a loss scale of 2**{}. At 2**{}, values at the lower end of float16's range, or only zeros, "
@@ -251,6 +250,12 @@ def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
       smallest, low, largest, high
     )
   return "dynamic", "Use a dynamic loss scale that starts at 2**{}.".format(max(history.bounds.high, 0)) + fits
+
+
+def _doubtful_scales(history: History) -> Dict[str, int]:
+  """Returns the exponents of scales at which smaller values may have been lost, by tensor."""
+  scales = {name: tensor.doubtful_scale() for name, tensor in history.tensors.items() if tensor.is_selected}
+  return {name: scale for name, scale in scales.items() if scale is not None}
 
 
 def enumeration(names: List[str], most: int) -> str:

@@ -76,18 +76,17 @@ def describe(values: Iterable[Tuple[Observed, Fetched]], float16_variables: List
   """Returns text on what is not finite, and on what to do; `scale_reason` begins the latter if the loss is finite."""
   read = [_read(each, value) for each, value in values]
   wrong = [each for each in read if not each.is_finite]
-  gradients = [each for each in wrong if each.observed.part == "gradient"]
-  variables = [each.observed.name for each in wrong if each.observed.part == "variable"]
+  gradients, variables = _of_part(wrong, "gradient"), _of_part(wrong, "variable")
   if not gradients:
     return "All gradients of this process are finite: the loss scale itself or another process decided to skip."
   lines = ["Gradients that are not finite:", *map(_count, gradients)]
-  losses = [each for each in read if each.observed.part == "loss"]
-  loss = min(losses, key=lambda each: each.is_finite, default=None)
+  loss = min(_of_part(read, "loss"), key=lambda each: each.is_finite, default=None)
   if loss is not None:
     dtype = loss.observed.tensor.dtype.name
     lines.append("The loss ({}) is {}finite.".format(dtype, "" if loss.is_finite else "not "))
   if variables:
-    lines.append("Variables that are not finite: {}.".format(range_history.enumeration(variables, 5)))
+    names = range_history.enumeration([each.observed.name for each in variables], 5)
+    lines.append("Variables that are not finite: {}.".format(names))
   forward, backward = _first(read, "forward", "loss"), _first(read, "backward", "gradient")
   for first in filter(None, [forward, backward]):
     lines.append("The first value of the {} pass that is not finite is {}.".format(first.part, first.name))
@@ -101,6 +100,10 @@ def describe(values: Iterable[Tuple[Observed, Fetched]], float16_variables: List
   else:
     lines.append("Restart from a checkpoint in which the variables are finite, with a lower learning rate.")
   return "\n".join(lines)
+
+
+def _of_part(values: Iterable[_Values], part: str) -> List[_Values]:
+  return [each for each in values if each.observed.part == part]
 
 
 def _count(gradient: _Values) -> str:

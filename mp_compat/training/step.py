@@ -127,9 +127,7 @@ def decide(scale: loss_scale.AnyLossScale, parts: Sequence[Part], settings: Sett
     finite = should_apply if tf.is_tensor(should_apply) else None
     return Decision([finite] * len(parts), [should_apply] * len(parts), update_op)
   lineages = [one for part in parts for one in distribute.local_results(part.lineage)]
-  reducer = settings.finite_reducer
-  if reducer is None and any(one.is_reduced_by_horovod for one in lineages):
-    reducer = horovod.all_ranks_finite  # The check also covers the gradients that each rank computed.
+  reducer = settings.finite_reducer or _horovod_reducer(lineages)
   finite = _reduce_finite([part.finite for part in parts], reducer)
   all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
   has_hidden = any(one.replaced for one in lineages) or not all(part.grads_and_vars for part in parts)
@@ -138,6 +136,11 @@ def decide(scale: loss_scale.AnyLossScale, parts: Sequence[Part], settings: Sett
   )
   update_op, should_apply = _in_mutex(update, all_finite) if settings.use_locking else update()
   return Decision(finite, _applied(skip, finite, all_finite, should_apply), update_op)
+
+
+def _horovod_reducer(lineages: Iterable[lineage.Lineage]) -> Optional[FiniteReducer]:
+  """Returns that for Horovod if it reduced the gradients: the check also covers those that each rank computed."""
+  return horovod.all_ranks_finite if any(one.is_reduced_by_horovod for one in lineages) else None
 
 
 def _applied(skip: str, finite: List[tf.Tensor], all_finite: tf.Tensor, should_apply: ShouldApply) -> List[ShouldApply]:

@@ -112,9 +112,7 @@ class ParsedSource:
     self.expressions = [node for node in expressions if node in self._scopes]
     self._unclear = self._rebound() | set(unclear)
     self._stars = [self.start(node) for node in self.find(cst.ImportFrom) if isinstance(node.names, cst.ImportStar)]
-    self._runs_text = any(dotted(node) in ("exec", "globals", "locals") for node in self.expressions) or any(
-      dotted(call.func) == "vars" and not call.args for call in self.find(cst.Call)
-    )
+    self._runs_text = self._may_bind_any()
     self._assigned = self._assigned_attributes()
     scopes = set(filter(None, self._scopes.values()))
     bindings = [binding for scope in scopes for binding in scope.assignments["mp_compat"]]
@@ -122,6 +120,11 @@ class ParsedSource:
       not isinstance(binding.scope, metadata.GlobalScope) or _names_by(binding, "mp_compat") != {"mp_compat"}
       for binding in bindings
     )
+
+  def _may_bind_any(self) -> bool:
+    """Returns whether the source calls what may bind any name."""
+    uses_text = any(dotted(node) in ("exec", "globals", "locals") for node in self.expressions)
+    return uses_text or any(dotted(call.func) == "vars" and not call.args for call in self.find(cst.Call))
 
   def _rebound(self) -> Set[str]:
     """Returns names that are deleted, or bound where LibCST sees no binding or puts it into another scope."""
