@@ -14,19 +14,7 @@ names of variables created in a name scope are prefixed with that scope.
 import collections
 import re
 from types import MappingProxyType
-from typing import (
-  Callable,
-  Dict,
-  Hashable,
-  Iterable,
-  List,
-  Mapping,
-  NamedTuple,
-  Optional,
-  Sequence,
-  Set,
-  Tuple,
-)
+from typing import Callable, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 DIALECTS = ("mp_compat", "tensorflow", "contrib", "plain")
 
