@@ -263,7 +263,7 @@ class Recorder:
     self._note_scales(graph.variables.state, values)
     self.note(variables=max(self.notes["variables"], len(known.digests)))
     if not starts:
-      has_changed = not known.trained.isdisjoint(changed) or known.skipped > 0
+      has_changed = not known.trained.isdisjoint(changed)
       self.note(read=self.notes["read"] + 1, trained=self.notes["trained"] or has_changed)
     known.skipped, known.trained, known.written = 0, set(), set()
     self._compare(graph.variables, record, values, starts)
