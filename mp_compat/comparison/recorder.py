@@ -197,14 +197,14 @@ class Recorder:
       result, values = run(effects.decisions if may_train else [])
     finally:
       with self._lock:
+        # Taken also if the run fails: the next one must not count them.
+        steps = [*effects.steps, *sessions.take_executed(sess.graph)] if may_train else []
         known = self._sessions.get(sess)
         if known:
           known.written |= effects.written
-    if may_train:
+    if steps:
       with self._lock:
-        steps = [*effects.steps, *sessions.take_executed(sess.graph)]
-        if steps:
-          self._note_step(sess, effects, steps, [values[one.name] for one in effects.decisions if one.name in values])
+        self._note_step(sess, effects, steps, [values[one.name] for one in effects.decisions if one.name in values])
     return result
 
   def _note_step(

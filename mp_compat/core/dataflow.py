@@ -2,12 +2,12 @@
 """Follows floating-point values through a graph: what is computed from them, what contains them, what adds them up."""
 
 import collections
-from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional
+from typing import Dict, FrozenSet, Iterable, List, Optional
 
 from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import tf
-from mp_compat.core.lineage import TensorKey
-from mp_compat.core.lineage import tensor_key
+from mp_compat._tensorflow.contexts import TensorKey
+from mp_compat._tensorflow.contexts import tensor_key
 
 # Ops that only copy the values of their first input, and ops that copy some of their inputs' values.
 _COPYING = frozenset(["DepthToSpace", "ExpandDims", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"])
@@ -23,21 +23,10 @@ HIDING = frozenset(["Exit", "PartitionedCall", "StatefulPartitionedCall", "Symbo
 )
 
 
-def search_back(ends: Iterable[tf.Tensor], inputs_of: Callable[[tf.Tensor], List[tf.Tensor]]) -> Iterator[tf.Tensor]:
-  """Yields tensors, and all that `inputs_of` leads back to from them (a function of readers: forward), each once."""
-  seen, pending = set(), list(ends)
-  while pending:
-    tensor = pending.pop()
-    if tensor_key(tensor) not in seen:
-      seen.add(tensor_key(tensor))
-      yield tensor
-      pending += inputs_of(tensor)
-
-
 def readers(ends: Iterable[tf.Tensor]) -> Dict[TensorKey, List[tf.Tensor]]:
   """Returns the tensors computed from each tensor that `ends` derive from, not by integers or stopped gradients."""
   found: Dict[TensorKey, List[tf.Tensor]] = collections.defaultdict(list)
-  for tensor in search_back(ends, _followed_inputs):
+  for tensor in contexts.search_back(ends, _followed_inputs):
     for value in _followed_inputs(tensor):
       found[tensor_key(value)].append(tensor)
   return found
@@ -55,12 +44,12 @@ def descendants(read_by: Dict[TensorKey, List[tf.Tensor]], sources: Iterable[tf.
     return read_by.get(tensor_key(tensor), [])
 
   first = [reader for source in sources for reader in readers_of(source)]
-  return {tensor_key(tensor): tensor for tensor in search_back(first, readers_of)}
+  return {tensor_key(tensor): tensor for tensor in contexts.search_back(first, readers_of)}
 
 
-def same_values(tensors: Iterable[tf.Tensor]) -> Iterator[tf.Tensor]:
-  """Yields tensors, each followed by those before it that contain the same values, as the float16 input of a cast."""
-  return search_back(tensors, _copied)
+def same_values(tensors: Iterable[tf.Tensor]) -> List[tf.Tensor]:
+  """Returns tensors, each followed by those before it that contain the same values, as the float16 input of a cast."""
+  return contexts.search_back(tensors, _copied)
 
 
 def _copied(tensor: tf.Tensor) -> List[tf.Tensor]:
@@ -100,8 +89,8 @@ def sources_of(tensors: Iterable[tf.Tensor]) -> Dict[TensorKey, FrozenSet[Option
 
 def terms_of(tensor: tf.Tensor) -> List[tf.Tensor]:
   """Returns the tensors of which the values of a gradient are sums; [] if they are no sums."""
-  *_, last = same_values([tensor])
+  last = same_values([tensor])[-1]
   if last.op.type in _TERM_BY_TERM:
     return list(last.op.inputs[:1])
-  added = [list(same_values([value]))[-1] for value in last.op.inputs] if last.op.type == "AddN" else []
+  added = [same_values([value])[-1] for value in last.op.inputs] if last.op.type == "AddN" else []
   return [value.op.inputs[0] if value.op.type in _TERM_BY_TERM else value for value in added]

@@ -132,7 +132,7 @@ def _first(read: List[_Values], part: str, end: str) -> Optional[Observed]:
   def reasons(tensor: tf.Tensor) -> List[tf.Tensor]:
     return [each for each in contexts.tensor_inputs(tensor) if lineage.tensor_key(each) not in finite]
 
-  found = dataflow.search_back([each.tensor for each in wrong if each.part == end], reasons)
+  found = contexts.search_back([each.tensor for each in wrong if each.part == end], reasons)
   keys = {lineage.tensor_key(tensor) for tensor in found}
   return next((each for each in wrong if each.part == part and lineage.tensor_key(each.tensor) in keys), None)
 

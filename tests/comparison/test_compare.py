@@ -159,6 +159,7 @@ W = "  w: 2 of 2 values differ, by up to "
     (2, "dqn.py conditional", ["as it is: No train step was seen"]),
     (2, "dqn.py conditional v2", ["as it is: No train step was seen"]),
     (2, "dqn.py nested", ["as it is: No train step was seen"]),
+    (2, "dqn.py conditional taken fails", ["as it is: No train step was seen"]),
     (2, "dqn.py adversary", ["None of its 8 train steps was one of an optimizer with loss scaling"]),
     (2, "program.py overflows", ["as it is: Each of its 6 train steps was skipped, so nothing trained."]),
     (2, "dqn.py late faster", ["as it is: No train step was seen", "Let the program run until it trains"]),

@@ -33,6 +33,8 @@ update_target = target.assign(w)
 least = tf.placeholder_with_default(0.0625, [])
 with tf.control_dependencies([rate.assign(tf.maximum(rate * 0.5, least))]):
   act = tf.debugging.check_numerics(rate.read_value() / (0.0 if "raises" in args else 1.0), "")
+with tf.control_dependencies([train_op]):
+  train_and_fail = tf.debugging.check_numerics(tf.reduce_sum(x) / 0.0, "")
 with tf.Session() as sess:
   sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
   for step in range(12):
@@ -42,6 +44,10 @@ with tf.Session() as sess:
       assert "raises" in args
     if step >= (1000 if "late" in args else 4):
       fed = {can_train: "fed" in args} if step % 2 else {}
-      sess.run(train_op, {x: np.random.normal(size=2), **fed})
+      try:
+        failing = "fails" in args and step % 2 == 0
+        sess.run(train_and_fail if failing else train_op, {x: np.random.normal(size=2), **fed})
+      except tf.errors.InvalidArgumentError:
+        assert failing
     if step % 4 == 0:
       sess.run(update_target)
