@@ -72,8 +72,8 @@ MUTANTS = [
   # module, text, replacement
   ("_tensorflow/control_flow", "return loop is None or loop.pivot.op in new", "return False"),
   ("_tensorflow/control_flow", "return loop is None or loop.pivot.op in new", "return True"),
-  ("_tensorflow/control_flow", "return effects.changes_state(op)", "return False"),
-  ("_tensorflow/control_flow", "op in readers or ", ""),
+  ("_tensorflow/control_flow", "effects.changing(needed).union(", "set().union("),
+  ("_tensorflow/control_flow", "*[tensor.consumers() for tensor in data]", ""),
   ("_tensorflow/control_flow", " and contexts.loop_around_inputs(op) is frame:", ":"),
   ("_tensorflow/control_flow", "gated.issuperset(reads)", "not gated.isdisjoint(reads)"),
   ("_tensorflow/control_flow", "(reads.pop(), None)", "(reads[-1], None)"),

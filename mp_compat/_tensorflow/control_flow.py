@@ -116,9 +116,10 @@ def _close(
   new, graph = set(ops), tf.get_default_graph()
   predicate = applied.op.inputs[0].op.inputs[1].op  # of the Switch
   frame = contexts.loop_around(graph._get_control_flow_context())
-  readers = {reader for tensor in data for reader in tensor.consumers()}
   needed = _needed(results, new)
   _check_reads(needed, new, predicate)
+  must_wait = effects.changing(needed).union(*[tensor.consumers() for tensor in data])
+  must_wait.update(op for op in needed if op.type in _LOOP_INPUTS and _begins_loop_of(op, new))
   gated: Set[tf.Operation] = set()
   for op, reads in needed.items():
     if op.type in _MERGES:
@@ -126,7 +127,7 @@ def _close(
     else:
       waits = not gated.isdisjoint(reads)
       # An op in another loop cannot wait for `applied`.
-      if not waits and (op in readers or _must_wait(op, new)) and contexts.loop_around_inputs(op) is frame:
+      if not waits and op in must_wait and contexts.loop_around_inputs(op) is frame:
         op._add_control_input(applied.op)
         waits = True
     if waits:
@@ -162,11 +163,9 @@ def _check_reads(
         )
 
 
-def _must_wait(op: tf.Operation, new: Set[tf.Operation]) -> bool:
-  """Returns whether an op begins a loop of `new` (control flow v1) or changes state."""
-  if op.type not in _LOOP_INPUTS:
-    return effects.changes_state(op)
-  loop = contexts.loop_around(op._get_control_flow_context())
+def _begins_loop_of(loop_input: tf.Operation, new: Set[tf.Operation]) -> bool:
+  """Returns whether the loop that an input begins (control flow v1) consists of `new` ops."""
+  loop = contexts.loop_around(loop_input._get_control_flow_context())
   return loop is None or loop.pivot.op in new
 
 

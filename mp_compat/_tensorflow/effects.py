@@ -2,7 +2,7 @@
 """Finds out whether an op changes state that outlives a run, from its definition and the functions that it calls."""
 
 import functools
-from typing import Any, List
+from typing import Any, Iterable, List, Set
 
 from tensorflow.python.framework import op_def_registry  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -30,12 +30,18 @@ _CALLS = frozenset(
 )
 
 
-def changes_state(op: tf.Operation) -> bool:
-  """Returns whether an op may change state that outlives the run; a call may if an op of its function may.
+def changing(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
+  """Returns those of `ops` that may change state that outlives the run; a call may if an op of its function may.
 
   Ops without a known definition may. Random ops change the state of their generators.
   """
-  return _of_type(op.type) and (not is_call(op.type, op.graph) or _of_call(op.node_def, op.graph))
+  may_change = [op for op in ops if _of_type(op.type)]
+  return {op for op in may_change if not is_call(op.type, op.graph) or _of_call(op.node_def, op.graph)}
+
+
+def changes_state(op: tf.Operation) -> bool:
+  """Returns whether an op is one of those that are `changing`."""
+  return op in changing([op])
 
 
 def is_call(op_type: str, graph: tf.Graph) -> bool:

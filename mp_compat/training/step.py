@@ -236,8 +236,9 @@ def apply(
   values = [] if graph is None else gradients.values_of(grads)
   own = contexts.keys_of(values + [each.values for each in computed])
   scaled = contexts.keys_of(each.scaled for each in computed if each.scaled is not None)
-  # The gradients that were applied in the graph before, and those that they derive from.
-  earlier = set() if graph is None else graphs.record_in(graph, "gradients_of_steps", set)
+  # The gradients that were applied in the graph before, and those that they derive from, with the decision on each.
+  decided = {} if graph is None else graphs.record_in(graph, "gradients_of_steps")
+  earlier = {key for key, applied in decided.items() if applied is not decision.apply[index]}
   # "train/" is the scope of the train op.
   given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)
   method, base = optimizer.inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients
@@ -255,7 +256,7 @@ def apply(
   if tf.executing_eagerly():
     _record(optimizers_of_replicas, step)
     return None
-  earlier.update(own)
+  decided.update(dict.fromkeys(own, decision.apply[index]))
   accumulators_set = _set_accumulator_steps(lineages, global_step, applied)
   train_op = distribute.group(applied, decision.update_op, accumulators_set, name=step_scope)
   _record(optimizers_of_replicas, step._replace(train_op=train_op, gradients=local, lineages=lineages))
@@ -290,11 +291,11 @@ def _apply_inner(
   used = contexts.keys_of(contexts.search_back(read, contexts.data_inputs, own))
   if not earlier.isdisjoint(used):
     raise ValueError(
-      "apply_gradients() of {0} reads gradients of an earlier apply_gradients(). It would apply them unchecked: if "
-      "they overflowed, that step was skipped, but this one is not. Sum the gradients before one apply_gradients(), or "
-      "wrap in the other order, with one LossScale: {0}(MixedPrecisionLossScaleOptimizer(opt, loss_scale)).".format(
-        type(inner_optimizer).__name__
-      )
+      "apply_gradients() of {0} reads gradients of an earlier apply_gradients(). It would use them unchecked: if they "
+      "overflowed, that step was skipped, but this one is not. To apply them, sum the gradients before one "
+      "apply_gradients(), or wrap in the other order, with one LossScale: "
+      "{0}(MixedPrecisionLossScaleOptimizer(opt, loss_scale)). To compute a learning rate from them, call "
+      "apply_gradients_together(): both steps are applied, or none.".format(type(inner_optimizer).__name__)
     )
   if not scaled.isdisjoint(used):
     log.warn_once(

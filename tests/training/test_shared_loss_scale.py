@@ -1,6 +1,7 @@
 """Tests of two optimizers that share one loss scale, as for a generator and a discriminator."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -112,3 +113,35 @@ def test_settings_of_any_optimizer_apply():
   assert "MutexLock" in {op.type for op in train_op.graph.get_operations()}
   history = pair.run(train_op, [(FINITE, FINITE)])
   assert (history.d_steps, history.g_steps) == ((0,), (0,))
+
+
+@pytest.mark.parametrize("skip", ["all", "each"])
+def test_learning_rate_from_gradients_of_other_step(skip):
+  """Only if both steps are applied or none, the rate is checked."""
+
+  def minimize(wrap, apply):
+    with tf.Graph().as_default():
+      d, g = [tf.get_variable(name, [2], initializer=tf.ones_initializer()) for name in "dg"]
+      x = tf.placeholder(tf.float32, [2])
+      first = wrap(tf.train.AdamOptimizer(1.0))
+      pairs = first.compute_gradients(tf.reduce_sum(d * x), [d])
+      second = wrap(tf.train.GradientDescentOptimizer(1.0 / tf.norm(pairs[0][0])))
+      train_op = apply([(first, pairs), (second, second.compute_gradients(tf.reduce_sum(g * x), [g]))])
+      with testing.initialized_session() as sess:
+        for value in STEPS[1]:
+          if np.isfinite(value).all() or wrap is not alone:
+            sess.run(train_op, {x: value})
+        return sess.run([d, g])
+
+  def alone(opt):
+    return opt
+
+  scale = mp_compat.DynamicLossScale(8.0)
+  together = functools.partial(mp_compat.apply_gradients_together, skip=skip)
+  train = functools.partial(minimize, lambda opt: Optimizer(opt, scale), together)
+  if skip == "each":
+    with pytest.raises(ValueError, match="reads gradients of an earlier .* call apply_gradients_together"):
+      train()
+  else:
+    expected = minimize(alone, lambda steps: tf.group(*[opt.apply_gradients(pairs) for opt, pairs in steps]))
+    np.testing.assert_array_equal(train(), expected)
