@@ -186,7 +186,7 @@ def programs(session):
 def _tests(version, pythons, tags):
   def tests(session):
     _install(session, version, TESTS)
-    _pytest(session, "--numprocesses=2", "--dist=loadfile", *session.posargs)
+    _pytest(session, "--numprocesses=2", "--dist=worksteal", *session.posargs)
 
   tests.__doc__ = "Runs the tests on TensorFlow {}.".format(version)
   # nox compares names as Python expressions, where 2.1 equals 2.10. With a list, the Python version is part of them.

@@ -3,10 +3,7 @@
 The reference is TensorFlow without mp_compat, in one process, on the concatenated batches of all workers.
 """
 
-import contextlib
-import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -147,37 +144,40 @@ def test_restarted_worker_continues_training(cluster, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "command, words", [("(sleep 1; echo broken) & exit 3", "(?s)broken.*ended with status 3"), ("sleep 60", "Time is up")]
+  "timeout, command, words",
+  [(60.0, "(sleep 1; echo broken) & exit 3", "(?s)broken.*ended with status 3"), (1.0, "sleep 60", "Time is up")],
 )
-def test_failures_and_timeouts_terminate_processes(cluster, tmp_path, command, words):
+def test_failures_and_timeouts_terminate_processes(cluster, tmp_path, timeout, command, words):
   mark = str(tmp_path / "alive")
   with pytest.raises(SystemExit, match=words):
-    with cluster.Processes(timeout=5.0) as processes:
+    with cluster.Processes(timeout) as processes:
       processes.start(sys.executable, "-c", "import time; time.sleep(600)", mark)
       processes.wait(processes.start("sh", "-c", command, mark))
   assert subprocess.run(["pgrep", "-f", mark], stdout=subprocess.DEVNULL, check=False).returncode == 1
 
 
-def test_workers_share_counters_of_hooks():
+def test_workers_share_counters_of_hooks(cluster):
   """Each worker begins with the counts of all workers, which the chief initialized."""
-  with contextlib.ExitStack() as opened:
-    sockets = [opened.enter_context(socket.socket()) for _ in range(3)]
-    for one in sockets:
-      one.bind(("localhost", 0))
-    addresses = ["localhost:{}".format(one.getsockname()[1]) for one in sockets]
-  spec = json.dumps({"ps": addresses[:1], "worker": addresses[1:]})
-  processes = []
-
-  def start(job, task):
-    command = [sys.executable, "-W", "ignore", "-m", "tests.processes.counting_workers", spec, job, task]
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    processes.append(subprocess.Popen(command, env=testing.environment(), cwd=testing.ROOT, **pipes))
-    return processes[-1]
-
-  try:
-    start("ps", "0")
-    lines = [start("worker", task).stdout.readline() for task in "01"]
-  finally:
-    for process in processes:
-      process.kill()
-  assert [json.loads(line) for line in lines] == [[2, 1], [4, 2]]
+  ps, *workers = cluster.free_addresses(3)
+  spec = tf.train.ClusterSpec({"ps": [ps], "worker": workers})
+  servers = [tf.train.Server(spec, job, task) for job, task in [("ps", 0), ("worker", 0), ("worker", 1)]]
+  counts = []
+  for task, server in enumerate(servers[1:]):
+    worker = "/job:worker/task:{}".format(task)
+    with tf.Graph().as_default(), tf.device(tf.train.replica_device_setter(worker_device=worker, cluster=spec)):
+      training = testing.Training()
+      opt = testing.Optimizer(testing.sgd(), 8.0)
+      train_op = opt.minimize(training.loss, training.global_step)
+      hook = mp_compat.LossScaleHook(opt, counters_in_graph=True)
+      with tf.train.MonitoredTrainingSession(
+        server.target,
+        is_chief=task == 0,
+        hooks=[hook],
+        config=tf.ConfigProto(device_filters=["/job:ps", worker]),
+        log_step_count_steps=None,
+        max_wait_secs=10,
+      ) as sess:
+        for x in (testing.FINITE, testing.OVERFLOW):
+          sess.run(train_op, {training.x: x})
+        counts.append([hook.attempted, hook.skipped])
+  assert counts == [[2, 1], [4, 2]]
