@@ -316,7 +316,7 @@ class Recorder:
 
   def note_processes(self) -> None:
     """Notes whether the program waited for processes that used the CPU for more than a second."""
-    if sum(os.times()[2:4]) > 1 and os.getpid() == self._pid:
+    if sum(os.times()[2:4]) > 1:
       self.note(processes=True)
 
   def _exit(self) -> None:

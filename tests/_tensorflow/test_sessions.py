@@ -122,6 +122,23 @@ def test_runs_tell_steps_that_they_execute(graph):
         assert any(step.is_marked for step in found.steps) or len(found.steps) == len(names)
 
 
+def test_runs_tell_only_their_own_steps(graph):
+  """As if two threads had run two steps at the same time."""
+  x, descend = tf.placeholder(tf.float32, []), tf.train.GradientDescentOptimizer(0.1)
+  with tf.variable_scope("", use_resource=True):
+    variables = [tf.get_variable(name, [], initializer=tf.zeros_initializer()) for name in ("w", "v")]
+  ops = [
+    tf.cond(x > 0.0, lambda w=w: tf.group(descend.minimize(tf.square(w - x), var_list=[w])), tf.no_op)
+    for w in variables
+  ]
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    sess.run(ops, {x: 1.0})
+  for op, name in zip(ops, ("w", "v")):
+    steps = sessions.take_executed(sessions.effects_of(graph, [op]).steps)
+    assert [step.variables for step in steps] == [{name}]
+
+
 def test_other_assignments_do_not_train(graph):
   op = minimize(tf.placeholder(tf.float32, []))
   w = tf.global_variables("w")[0]
