@@ -263,8 +263,7 @@ class Recorder:
       self.note(read=self.notes["read"] + 1, trained=self.notes["trained"] or has_changed)
     known.skipped, known.trained, known.written = 0, set(), set()
     differing = self._differing(graph.variables, record, starts)
-    if kept or differing:
-      self._keep({name: values[name] for name in kept or differing if name in values})
+    self._keep({name: values[name] for name in kept or differing if name in values})
     self._index += 1
     if self._settings.run == ORIGINAL and not sys.modules.keys().isdisjoint(_OPTIMIZERS):
       self.note(uses="mp_compat")
@@ -300,7 +299,9 @@ class Recorder:
     return [name for _, name in pairs if name]
 
   def _keep(self, values: Values) -> None:
-    """Writes the first numbers of variables, as float64 or complex128, and whether those of each are finite."""
+    """Writes the numbers of the first variables, as float64 or complex128, and whether those of each are finite."""
+    if not values:
+      return
     arrays = {name: np.asarray(value) for name, value in values.items()}
     numbers: Values = {
       name: array.astype("c16" if array.dtype.kind == "c" else "f8")
