@@ -35,8 +35,8 @@ class Step:
     self.variables = variables  # the names of those to which it applies gradients
     self.is_scaled = is_scaled  # whether its optimizer scales the loss
     self.is_called = is_called  # whether it is in a function
-    self.ops: Set[tf.Operation] = set()  # A run that executes none of them executes the step only by a call.
-    self.is_marked = False  # whether it has an op that tells each execution
+    self.ops: Set[tf.Operation] = set()  # what was returned, and the mark; a run that executes one executes the step
+    self.is_marked = False  # whether it has a mark: it is in control flow, and an op tells each execution
     self.executions: List[Step] = []  # itself for each that was told and not taken
 
 
