@@ -126,7 +126,9 @@ def observe_optimizers(scales_loss: Callable[[trackable.Trackable], bool]) -> No
     return apply_and_record
 
   def observe_class(cls: Any) -> None:
-    if hasattr(cls, "minimize") and isinstance(vars(cls).get("apply_gradients"), types.FunctionType):  # an optimizer
+    definer = next((one for one in cls.__mro__ if "apply_gradients" in vars(one)), None)
+    is_own = definer is cls or not issubclass(definer or base, base)  # or that of a mixin
+    if is_own and hasattr(cls, "minimize") and isinstance(vars(definer)["apply_gradients"], types.FunctionType):
       cls.apply_gradients = recording(cls.apply_gradients)
 
   def observe_subclass(cls: Any, **kwargs: object) -> None:

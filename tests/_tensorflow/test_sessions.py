@@ -68,7 +68,14 @@ def test_custom_optimizers_train_variables():
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
       return super().apply_gradients(iter(list(grads_and_vars)), global_step, name)
 
-  for number, cls in enumerate([Descent, Later]):
+  class Mixin:
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+      return tf.group(*[variable.assign(variable - 0.1 * grad) for grad, variable in grads_and_vars])
+
+  class Mixed(Mixin, tf.train.Optimizer):
+    pass
+
+  for number, cls in enumerate([Descent, Later, Mixed]):
     name = "w{}".format(number)
     w = tf.get_variable(name, [], initializer=tf.zeros_initializer())
     op = cls(False, "Custom").minimize(tf.square(w - tf.placeholder(tf.float32, [])), var_list=[w])
