@@ -178,7 +178,7 @@ MUTANTS = [
   ("monitoring/hooks", " + native.FIXED_LOSS_SCALES", ""),
   ("monitoring/stall", " or op.type in dataflow.HIDING", ""),
   ("monitoring/stall", "dead_tensors.zeros_if_dead([tensor for _, _, tensor in found])", "[each[2] for each in found]"),
-  ("monitoring/stall", " if lineage.tensor_key(each) not in finite", ""),
+  ("monitoring/stall", " if contexts.tensor_key(each) not in finite", ""),
   ("monitoring/stall", "first = min(products", "first = max(products"),
   ("_tensorflow/event_files", "except Exception as error:", "except OSError as error:"),
   ("_tensorflow/event_files", ", filename_suffix=suffix", ""),

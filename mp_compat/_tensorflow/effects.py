@@ -10,8 +10,9 @@ from mp_compat._tensorflow import tf
 
 # Stateful ops that read a resource, or print.
 _READING = frozenset(
-  ["IsVariableInitialized", "LookupTableFind", "LookupTableFindV2", "LookupTableSize", "LookupTableSizeV2", "Print"]
-  + ["PrintV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape"]
+  ["DisableCopyOnRead", "IsVariableInitialized", "LookupTableFind", "LookupTableFindV2", "LookupTableSize"]
+  + ["LookupTableSizeV2", "Print", "PrintV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd"]
+  + ["VarIsInitializedOp", "VariableShape"]
 )
 # Ops that pass a reference on.
 _PASSING = frozenset(["RefEnter", "RefExit", "RefIdentity", "RefMerge", "RefNextIteration", "RefSelect", "RefSwitch"])

@@ -3,7 +3,6 @@
 
 import functools
 import itertools
-import threading
 import types
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
 
@@ -20,80 +19,52 @@ from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 
-Values = Dict[str, Any]  # of tensors by name, as a Session returns them
-# Takes further tensors; returns the result, and their values. Partial runs give those only that are fed.
-Run = Callable[[List[tf.Tensor]], Tuple[object, Values]]
-_Function = Callable[..., object]
+# Runs and reads whether steps are applied; returns the result of the run, and what was read. A partial run reads only
+# what is fed.
+Run = Callable[[List[tf.Tensor]], Tuple[Any, List[bool]]]
+_Function = Callable[..., Any]
 
 _VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
+_run = session.BaseSession._run  # which is not observed
 
 
-class Step(NamedTuple):
-  """What a call of `apply_gradients` built."""
+class Step:
+  """What a call of `apply_gradients` built in a graph, or in a function inside of it."""
 
-  variables: FrozenSet[str]  # the names of those to which it applies gradients
-  is_scaled: bool  # whether its optimizer scales the loss
+  def __init__(self, variables: FrozenSet[str], is_scaled: bool, is_called: bool) -> None:
+    self.variables = variables  # the names of those to which it applies gradients
+    self.is_scaled = is_scaled  # whether its optimizer scales the loss
+    self.is_called = is_called  # whether it is in a function
+    self.ops: Set[tf.Operation] = set()  # what was returned, and the mark; a run that executes one executes the step
+    self.is_marked = False  # whether it has a mark: it is in control flow, and an op tells each execution
+    self.executions: List[Step] = []  # itself for each that was told and not taken
 
 
 class Effects(NamedTuple):
   """What a run does to variables; of local variables and metrics, only those count that have gradients."""
 
   written: FrozenSet[str]  # the names of the ops of variables that it may change
-  steps: List[Step]  # that it executes
-  may_execute_more: bool  # whether it may execute steps in control flow, see `take_executed`
-  decisions: List[tf.Tensor]  # scalar bools, whether to apply steps; without those in control flow
-
-
-class _Steps:
-  """What optimizers built in a graph, and in functions inside of it."""
-
-  def __init__(self) -> None:
-    self.by_op: Dict[tf.Operation, Step] = {}  # by the ops that `apply_gradients` returned
-    self.by_mark: Dict[tf.Operation, Step] = {}  # those in control flow, by an op that runs with them
-    self.compiled: List[Step] = []  # those in functions that XLA compiles, which cannot contain such an op
-    self.executed: List[Step] = []  # those of `by_mark` that ran, until they are taken
-    self.decisions: Dict[str, tf.Tensor] = {}  # whether to apply a step, by name
-
-  @property
-  def variables(self) -> FrozenSet[str]:
-    """Returns the names of the variables that have gradients."""
-    steps = [*self.by_op.values(), *self.by_mark.values(), *self.compiled]
-    return frozenset().union(*[step.variables for step in steps])
+  steps: List[Step]  # that it executes; of those in control flow, those that it may execute
+  decisions: List[tf.Tensor]  # scalar bools, whether to apply the steps; without those in control flow
 
 
 def observe(around: Callable[[tf.Session, List[graphs.Element], FrozenSet[str], Run], object]) -> None:
-  """Makes each run of any session call `around(session, elements, fed, run)`.
+  """Makes each run of any session call `around(session, elements, fed, run)`, and return what it returns.
 
-  `elements` are the ops and tensors that the run executes, `fed` the names of the tensors that it feeds. `around`
-  calls `run(tensors)` and returns its result. Runs of the same session in it are not observed.
+  `elements` are the ops and tensors that the run executes, `fed` the names of the tensors that it feeds. `around` calls
+  `run(decisions)` with those of `effects_of`.
   """
-  base, inside = session.BaseSession, threading.local()
-  do_run, make_callable, from_options = base._do_run, base.make_callable, base._make_callable_from_options
+  base = session.BaseSession
+  make_callable, from_options = base.make_callable, base._make_callable_from_options
 
-  def call(sess: tf.Session, elements: List[graphs.Element], fed: Values, run: Callable[..., Any]) -> object:
-    def run_and_read(tensors: List[tf.Tensor]) -> Tuple[object, Values]:
-      names = [tensor.name for tensor in tensors if tensor.name not in fed]
-      result, values = run(names)
-      return result, {**fed, **dict(zip(names, values))}
+  def observed_run(self: tf.Session, handle: Any, fetches: Any, feeds: Any, *args: object) -> object:
+    fed = frozenset(tensor.name for tensor in graphs.fetched_elements(self.graph, list(feeds or {})))
 
-    outer = vars(inside).get("session")
-    if outer is sess:
-      return run([])[0]
-    inside.session = sess
-    try:
-      return around(sess, elements, frozenset(fed), run_and_read)
-    finally:
-      inside.session = outer
+    def run(decisions: List[tf.Tensor]) -> Tuple[Any, List[bool]]:
+      readable = [tensor for tensor in decisions if handle is None or tensor.name in fed]
+      return _run(self, handle, (fetches, readable), feeds, *args)
 
-  def observed_do_run(self: tf.Session, handle: Any, targets: Any, fetches: Any, feeds: Any, *args: object) -> object:
-    def run(names: List[str]) -> Tuple[object, List[object]]:
-      further = [] if handle else [self.graph.get_tensor_by_name(name) for name in names]  # A partial run declared all.
-      values = do_run(self, handle, targets, [*fetches, *further], feeds, *args)
-      return values[: len(fetches)], values[len(fetches) :]
-
-    # The keys are references from TensorFlow 2.1 on.
-    fed = {(key if isinstance(key, tf.Tensor) else key.deref()).name: value for key, value in feeds.items()}
-    return call(self, [*targets, *fetches], fed, run)
+    return around(self, graphs.fetched_elements(self.graph, fetches), fed, run)
 
   def observed_make_callable(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
     make_callable(self, fetches, feed_list, accept_options)  # checks the arguments
@@ -101,24 +72,26 @@ def observe(around: Callable[[tf.Session, List[graphs.Element], FrozenSet[str], 
 
   def observed_from_options(self: tf.Session, options: Any) -> _Function:  # for Keras
     elements = [self.graph.as_graph_element(name) for name in [*options.target, *options.fetch]]
+    fed = frozenset(options.feed)
 
     @functools.lru_cache(maxsize=None)
-    def callable_with(*further: str) -> Callable[..., List[object]]:
+    def callable_with(*further: str) -> _Function:
       extended = type(options)()
       extended.CopyFrom(options)
       extended.fetch.extend(further)
       return from_options(self, extended)
 
-    def call_with(*values: object, **keywords: object) -> object:
-      def run(names: List[str]) -> Tuple[object, List[object]]:
-        results = callable_with(*names)(*values, **keywords)
+    def call(*values: object, **keywords: object) -> object:
+      def run(decisions: List[tf.Tensor]) -> Tuple[Any, List[bool]]:
+        further = [tensor.name for tensor in decisions if tensor.name not in fed]
+        results = callable_with(*further)(*values, **keywords)
         return results[: len(options.fetch)], results[len(options.fetch) :]
 
-      return call(self, elements, dict(zip(options.feed, values)), run)
+      return around(self, elements, fed, run)
 
-    return call_with
+    return call
 
-  base._do_run, base.make_callable = observed_do_run, observed_make_callable
+  base._run, base.make_callable = observed_run, observed_make_callable
   base._make_callable_from_options = observed_from_options
 
 
@@ -132,43 +105,42 @@ def observe_optimizers(scales_loss: Callable[[trackable.Trackable], bool]) -> No
   def recording(apply: _Function) -> _Function:
     @autograph.do_not_convert
     @functools.wraps(apply)
-    def apply_and_record(self: trackable.Trackable, *args: Any, **kwargs: Any) -> object:
+    def apply_and_record(self: trackable.Trackable, grads_and_vars: Any, *args: object, **kwargs: object) -> object:
       graph = graphs.init_scope_graph()
       if graph is None:
-        return apply(self, *args, **kwargs)
-      if args:
-        args = (list(args[0]), *args[1:])
-      elif "grads_and_vars" in kwargs:
-        kwargs["grads_and_vars"] = list(kwargs["grads_and_vars"])
-      pairs = args[0] if args else kwargs.get("grads_and_vars", ())
+        return apply(self, grads_and_vars, *args, **kwargs)
+      pairs = list(grads_and_vars)
       names = [variable.name.rpartition(":")[0] for grad, variable in pairs if grad is not None]
-      step = Step(frozenset(names), scales_loss(self))
-      mark = _mark(graph, step, [grad for grad, _ in pairs])
-      result = apply(self, *args, **kwargs)
+      step = Step(frozenset(names), scales_loss(self), is_called=graph is not tf.get_default_graph())
+      _steps(graph).append(step)
+      mark = _mark(step, [grad for grad, _ in pairs])
+      result = apply(self, pairs, *args, **kwargs)
       for element in tf.nest.flatten(result):
         op = getattr(element, "op", element)
         if isinstance(op, tf.Operation):
-          _record(graph, step, mark, op)
+          step.ops.add(op)
+          if mark is not None and _place(op) == _place(mark):
+            op._add_control_input(mark)
       return result
 
     return apply_and_record
 
   def observe_class(cls: Any) -> None:
-    if hasattr(cls, "minimize") and isinstance(vars(cls).get("apply_gradients"), types.FunctionType):  # an optimizer
+    definer = next((one for one in cls.__mro__ if "apply_gradients" in vars(one)), None)
+    is_own = definer is cls or not issubclass(definer or base, base)  # or that of a mixin
+    if is_own and hasattr(cls, "minimize") and isinstance(vars(definer)["apply_gradients"], types.FunctionType):
       cls.apply_gradients = recording(cls.apply_gradients)
 
   def observe_subclass(cls: Any, **kwargs: object) -> None:
     super(base, cls).__init_subclass__(**kwargs)
     observe_class(cls)
 
+  def with_subclasses(cls: type) -> Set[type]:
+    return {cls}.union(*map(with_subclasses, type.__subclasses__(cls)))
+
   base: Any = trackable.Trackable
-  pending, seen = [base], {base}
-  while pending:
-    cls = pending.pop()
+  for cls in with_subclasses(base):
     observe_class(cls)
-    new = set(type.__subclasses__(cls)) - seen
-    seen |= new
-    pending += new
   base.__init_subclass__ = classmethod(observe_subclass)  # type: ignore[arg-type]
 
 
@@ -187,52 +159,57 @@ def observe_decisions(owner: object, method: str, decisions_of: Callable[[Any, A
     graph = graphs.init_scope_graph()
     if graph is None:
       return decide(*args, **kwargs)
-    before = dict(_steps(graph).decisions)
+    decisions = graphs.record_in(graph, "decisions_on_steps")
+    before = dict(decisions)
     result = decide(*args, **kwargs)
     tensors = [tensor for tensor in decisions_of(args[-1], result) if tf.is_tensor(tensor) and tensor.graph is graph]
-    _steps(graph).decisions = {**before, **{tensor.name: tensor for tensor in tensors}}
+    decisions.clear()
+    decisions.update({**before, **{tensor.name: tensor for tensor in tensors}})
     return result
 
   decide_and_record.is_observed = True  # type: ignore[attr-defined]
   setattr(owner, method, decide_and_record)
 
 
-def _steps(graph: tf.Graph) -> _Steps:
-  return graphs.record_in(graph, "optimizer_steps", _Steps)
+def _steps(graph: tf.Graph) -> List[Step]:
+  return graphs.record_in(graph, "steps_of_optimizers", list)
 
 
-def _mark(graph: tf.Graph, step: Step, grads: List[Any]) -> Optional[tf.Operation]:
-  """Returns an op that notes that a step runs, built in the current branch, loop or function; None outside of all."""
-  steps, graphs_around = _steps(graph), list(graphs.enclosing_graphs())
-  around = [context for one in graphs_around for context in contexts.enclosing(one._get_control_flow_context())]
-  if any(context.IsXLAContext() for context in around):
-    steps.compiled += [step] * (graph is not graphs_around[0])
-    return None
-  if not contexts.is_in_control_flow():
+def _place(op: tf.Operation) -> Tuple[tf.Graph, contexts.Context]:
+  return op.graph, op._get_control_flow_context()
+
+
+def _mark(step: Step, grads: List[Any]) -> Optional[tf.Operation]:
+  """Returns an op that tells that a step runs, built in the current branch, loop or function.
+
+  Returns None outside of all, and in code that XLA compiles, which cannot contain such an op.
+  """
+  around = [graph._get_control_flow_context() for graph in graphs.enclosing_graphs()]
+  is_compiled = any(context.IsXLAContext() for innermost in around for context in contexts.enclosing(innermost))
+  if is_compiled or not contexts.is_in_control_flow():
     return None
   # If TensorFlow inlines a function that is not called, its ops without input run; Size and Shape become constants.
   tensors = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
   inputs = [tf.reshape(tensor, [-1])[:1] for tensor in tensors if tf.is_tensor(tensor)][:1]
   with tf.device(None):
-    mark = tf.py_func(lambda *_: steps.executed.append(step), inputs, [], name="step_runs")
-  steps.by_mark[mark] = step
+    mark = tf.py_func(lambda *_: step.executions.append(step), inputs, [], name="step_runs")
+  step.ops.add(mark)
+  step.is_marked = True
   return mark
 
 
-def _record(graph: tf.Graph, step: Step, mark: Optional[tf.Operation], op: tf.Operation) -> None:
-  """Records an op that `apply_gradients` returned for a step; makes it run the `mark` of the step."""
-  if mark is None or op.graph is not mark.graph:
-    _steps(graph).by_op[op] = step
-  elif op._get_control_flow_context() is mark._get_control_flow_context():
-    op._add_control_input(mark)
+def take_executed(steps: Iterable[Step]) -> List[Step]:
+  """Returns the steps that a run has executed, of those that it may execute; called after each, also if it fails.
 
-
-def take_executed(graph: tf.Graph) -> List[Step]:
-  """Returns the steps in control flow that runs have executed since the last call."""
-  executed = _steps(graph).executed
-  taken = executed[:]
-  del executed[: len(taken)]
-  return taken
+  Returns a marked step for each of its executions since the last call. If threads run the same step at the same time,
+  some may be those of another run.
+  """
+  executed = []
+  for step in steps:
+    told = step.executions[:]
+    del step.executions[: len(told)]
+    executed += told if step.is_marked else [step]
+  return executed
 
 
 def on_eager_gradients(report: Callable[[], None]) -> None:
@@ -272,18 +249,17 @@ def make_seeds_repeatable() -> None:
 
 def effects_of(graph: tf.Graph, elements: Iterable[graphs.Element], fed: FrozenSet[str] = frozenset()) -> Effects:
   """Returns what a run of ops and tensors does to variables, from the ops that it executes; `fed` are not computed."""
-  steps, executed, local = _steps(graph), set(graphs.executed_ops(elements, fed)), _local_names(graph)
-  written = {op: _written_by(op) - local for op in executed}
+  executed = set(graphs.executed_ops(elements, fed))
+  written = {op: _written_by(op) for op in executed}
   by_calls = frozenset().union(*[names for op, names in written.items() if effects.is_call(op.type, graph)])
-  certain = [step for op, step in steps.by_op.items() if op in executed]
-  certain += [step for step in steps.compiled if not by_calls.isdisjoint(step.variables)]
-  possible = [mark in executed or not by_calls.isdisjoint(step.variables) for mark, step in steps.by_mark.items()]
-  decisions = [tensor for tensor in steps.decisions.values() if tensor.op in executed and _can_be_fetched(tensor)]
-  return Effects(frozenset().union(*written.values()), certain, any(possible), decisions)
-
-
-def _can_be_fetched(tensor: tf.Tensor) -> bool:
-  return tensor.graph.is_fetchable(tensor) and tensor.op._get_control_flow_context() is None
+  steps = [
+    step
+    for step in _steps(graph)
+    if not executed.isdisjoint(step.ops) or (step.is_called and not by_calls.isdisjoint(step.variables))
+  ]
+  decided = graphs.record_in(graph, "decisions_on_steps").values() if steps else ()
+  decisions = [tensor for tensor in decided if tensor.op in executed and graph.is_fetchable(tensor)]
+  return Effects(frozenset().union(*written.values()) - _local_names(graph), steps, decisions)
 
 
 def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:
@@ -298,10 +274,10 @@ def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:
   return tensors
 
 
-def read(sess: tf.Session, tensors: Dict[str, tf.Tensor]) -> Values:
-  """Returns the values of variables by name, without those that are not initialized."""
+def read(sess: tf.Session, tensors: Dict[str, tf.Tensor]) -> Dict[str, Any]:
+  """Returns the values of variables by name, without those that are not initialized; the run is not observed."""
   try:
-    return session.BaseSession.run(sess, tensors)
+    return _run(sess, None, tensors, None, None, None)
   except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
     names = list(tensors)
     halves = [names[: len(names) // 2], names[len(names) // 2 :]] if len(names) > 1 else []
@@ -311,7 +287,8 @@ def read(sess: tf.Session, tensors: Dict[str, tf.Tensor]) -> Values:
 
 def _local_names(graph: tf.Graph) -> FrozenSet[str]:
   local = graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES) + graph.get_collection(tf.GraphKeys.METRIC_VARIABLES)
-  return frozenset(variable.name.rpartition(":")[0] for variable in local) - _steps(graph).variables
+  names = frozenset(variable.name.rpartition(":")[0] for variable in local)
+  return names.difference(*[step.variables for step in _steps(graph)])
 
 
 def _is_handle(tensor: tf.Tensor) -> bool:
@@ -320,17 +297,15 @@ def _is_handle(tensor: tf.Tensor) -> bool:
 
 def _handles_read(handle: tf.Tensor) -> List[tf.Tensor]:
   """Returns the resources and references that a handle may be a copy of, through conditionals and loops."""
-  return [] if handle.op.type in _VARIABLES else [tensor for tensor in handle.op.inputs if _is_handle(tensor)]
+  return [] if handle.op.type in _VARIABLES else list(filter(_is_handle, handle.op.inputs))
 
 
 def _written_by(op: tf.Operation) -> Set[str]:
   """Returns the names of the variables that an op may change."""
-  if op.type == "DisableCopyOnRead" or not any(map(_is_handle, op.inputs)) or not effects.changes_state(op):
+  if not any(map(_is_handle, op.inputs)) or not effects.changes_state(op):
     return set()
-  try:
-    only_read = op.get_attr("_read_only_resource_inputs")  # Conditionals, loops and functions have it, from 2.3 on.
-  except ValueError:
-    only_read = []
+  # Conditionals, loops and functions have the attribute, from 2.3 on.
+  only_read = op.node_def.attr["_read_only_resource_inputs"].list.i
   handles = [tensor for i, tensor in enumerate(op.inputs) if tensor.dtype == tf.resource and i not in only_read]
   handles += [tensor for tensor, argument in zip(op.inputs, op.op_def.input_arg) if argument.is_ref]
   found = contexts.search_back(handles, _handles_read)

@@ -43,7 +43,7 @@ _OPTIMIZERS = ("mp_compat.training.optimizer", "mp_compat.keras.loss_scale_optim
 SHOWN = 3  # variables whose values are kept where they differ
 
 Notes = Dict[str, Any]  # what `Recorder.note` wrote on a run, by kind
-Values = Dict[str, Any]  # what a session returned for variables, by name
+Values = Dict[str, Any]  # of variables by name, as a session returns them
 
 
 class Settings(NamedTuple):
@@ -74,14 +74,13 @@ class Difference:
     return not self.index and all(map(all, self.names))
 
 
+@dataclasses.dataclass(eq=False)
 class Variables:
   """The variables of a graph."""
 
-  def __init__(self, shapes: Dict[str, List[int]], tensorflow_names: Dict[str, str], state: List[str]) -> None:
-    self.shapes = shapes  # in the order in which they were created
-    self.tensorflow_names = tensorflow_names  # the names that TensorFlow's class gives to some of them
-    # The variables of loss scales, and their roles: those that a LossScale registered, and those of TensorFlow's.
-    self.state = {**{name: name for name in state if name in shapes}, **dialects.state(shapes)}
+  shapes: Dict[str, List[int]]  # in the order in which they were created
+  tensorflow_names: Dict[str, str]  # the names that TensorFlow's class gives to some of them
+  state: Dict[str, str]  # those of loss scales, and their roles
 
 
 _Line = Dict[str, Any]
@@ -105,8 +104,8 @@ def _records(path: str) -> Iterator[_Record]:
   """Yields the records in a recording, each with the variables of its graph."""
   variables: Dict[int, Variables] = {}
   for line in _lines(path):
-    if "shapes" in line:
-      variables[line["graph"]] = Variables(line["shapes"], line["tensorflow_names"], line["state"])
+    if "variables" in line:
+      variables[line["graph"]] = Variables(**line["variables"])
     elif "digests" in line:
       yield variables[line["graph"]], line
 
@@ -140,18 +139,18 @@ class _Graph:
     self.version = -1  # the number of ops when the attributes below were computed
     self.effects: Dict[Tuple[FrozenSet[str], FrozenSet[str]], sessions.Effects] = {}  # by what is fetched and fed
     self.tensors: Dict[str, tf.Tensor] = {}
-    self.variables = Variables({}, {}, [])
+    self.variables = Variables({}, {}, {})
 
 
 class _Session:
-  """What is known of a session: its train steps, and its variables at the last record."""
+  """What is known of a session: its train steps, its variables at the last record, and what changed since."""
 
   def __init__(self) -> None:
     self.steps = 0
-    self.skipped = 0  # how many decisions were to skip a step since the last record
-    self.trained: Set[str] = set()  # variables that steps of optimizers may have changed since
-    self.written: Set[str] = set()  # variables that runs may have changed since
     self.digests: Dict[str, int] = {}
+    self.skipped = 0  # how many decisions were to skip a step
+    self.trained: Set[str] = set()  # variables that steps of optimizers may have changed
+    self.written: Set[str] = set()  # variables that runs may have changed
 
 
 class Recorder:
@@ -167,8 +166,8 @@ class Recorder:
     self._numbers = itertools.count()
     self._sessions: weakref.WeakKeyDictionary[tf.Session, _Session] = weakref.WeakKeyDictionary()  # that trained
     self.notes: Notes = {}
-    self.note(steps=0, variables=0, scales={}, difference=None, read=0, skipped=None, trained=False, scaled=False)
-    self.note(compared=bool(settings.reference), tensorflow=tf.__version__)
+    self.note(compared=bool(settings.reference), tensorflow=tf.__version__, steps=0, read=0, variables=0, scales={})
+    self.note(skipped=None, trained=False, scaled=False, difference=None)
 
   def note(self, **notes: object) -> None:
     """Writes notes, unless they are the same as the last of their kinds."""
@@ -186,42 +185,38 @@ class Recorder:
       if key not in graph.effects:
         graph.effects[key] = sessions.effects_of(sess.graph, elements, fed)
       effects = graph.effects[key]
-      may_train = bool(effects.steps) or effects.may_execute_more
-      if may_train and os.getpid() != self._pid:
+      if effects.steps and os.getpid() != self._pid:
         self.note(unseen="Training in a forked process")
-        may_train = False
-      if may_train and sess not in self._sessions:
+        effects = effects._replace(steps=[], decisions=[])
+      if effects.steps and sess not in self._sessions:
         self._sessions[sess] = _Session()
         self._record(sess, graph, starts=True)
+    decisions = None
     try:
-      result, values = run(effects.decisions if may_train else [])
+      result, decisions = run(effects.decisions)
+      return result
     finally:
       with self._lock:
-        # Taken also if the run fails: the next one must not count them.
-        steps = [*effects.steps, *sessions.take_executed(sess.graph)] if may_train else []
-        known = self._sessions.get(sess)
-        if known:
-          known.written |= effects.written
-    if steps:
-      with self._lock:
-        self._note_step(sess, effects, steps, [values[one.name] for one in effects.decisions if one.name in values])
-    return result
+        executed = effects._replace(steps=sessions.take_executed(effects.steps))
+        if sess in self._sessions:
+          self._sessions[sess].written |= executed.written
+        if executed.steps and decisions is not None:  # not if the run failed
+          self._note_step(sess, graph, executed, decisions)
 
-  def _note_step(
-    self, sess: tf.Session, effects: sessions.Effects, steps: List[sessions.Step], decisions: List[bool]
-  ) -> None:
-    """Counts a train step, which executes `steps` of optimizers; ends the process after the last one."""
-    known, unreadable = self._sessions[sess], sorted(effects.written.difference(self._graph(sess.graph).tensors))
+  def _note_step(self, sess: tf.Session, graph: _Graph, executed: sessions.Effects, decisions: List[bool]) -> None:
+    """Counts a train step; ends the process after the last one."""
+    known, unreadable = self._sessions[sess], sorted(executed.written.difference(graph.tensors))
     if unreadable:
       self.note(unreadable=unreadable)
-    known.trained.update(*[step.variables for step in steps])
+    known.trained.update(*[step.variables for step in executed.steps])
     known.steps += 1
-    self.note(steps=self.notes["steps"] + 1, scaled=self.notes["scaled"] or any(step.is_scaled for step in steps))
+    is_scaled = any(step.is_scaled for step in executed.steps)
+    self.note(steps=self.notes["steps"] + 1, scaled=self.notes["scaled"] or is_scaled)
     if decisions:
       known.skipped += sum(not applied for applied in decisions)
       self.note(skipped=(self.notes["skipped"] or 0) + (not all(decisions)))
     if known.steps % self._settings.every == 0:
-      self._record(sess, self._graph(sess.graph))
+      self._record(sess, graph)
     if self.notes["steps"] == self._settings.steps:
       self._exit()
 
@@ -229,17 +224,18 @@ class Recorder:
     """Returns what is known of a graph; computes it again if ops were added to it."""
     known = graphs.record_in(graph, "recording", lambda: _Graph(next(self._numbers)))
     if known.version != graph.version:
-      known.version, known.effects = graph.version, {}
-      tensors = sessions.variable_values(graph)
-      if list(tensors) != list(known.tensors):
+      known.version, known.effects, earlier = graph.version, {}, list(known.tensors)
+      known.tensors = sessions.variable_values(graph)
+      if list(known.tensors) != earlier:
         shapes = {
-          name: [-1] if tensor.shape.ndims is None else tensor.shape.as_list() for name, tensor in tensors.items()
+          name: [-1] if tensor.shape.ndims is None else tensor.shape.as_list() for name, tensor in known.tensors.items()
         }
+        # The variables that a LossScale registered, and those of TensorFlow's.
+        registered = sorted(loss_scale.state_names(graph).intersection(shapes))
+        state = {**dict(zip(registered, registered)), **dialects.state(shapes)}
         renamed = files.tensorflow_names(graph) if self._settings.run == SCALED else {}
-        state = sorted(loss_scale.state_names(graph))
         known.variables = Variables(shapes, renamed, state)
-        self._write(graph=known.number, shapes=shapes, tensorflow_names=renamed, state=state)
-      known.tensors = tensors
+        self._write(graph=known.number, variables=dataclasses.asdict(known.variables))
     return known
 
   def _record(self, sess: tf.Session, graph: _Graph, starts: bool = False) -> None:
@@ -247,8 +243,8 @@ class Recorder:
 
     Reads those that a run of the session may have changed; on a server, other sessions may have changed all.
     """
-    known, keep = self._sessions[sess], self._settings.keep.get(str(self._index), [])
-    names = graph.tensors if starts or sess.sess_str else {*known.written, *keep}.intersection(graph.tensors)
+    known, kept = self._sessions[sess], self._settings.keep.get(str(self._index), [])
+    names = graph.tensors if starts or sess.sess_str else {*known.written, *kept}.intersection(graph.tensors)
     values = sessions.read(sess, {name: graph.tensors[name] for name in names})
     digests = {name: _digest(value) for name, value in values.items()}
     changed = {name for name, digest in digests.items() if known.digests.get(name) != digest}
@@ -266,7 +262,8 @@ class Recorder:
       has_changed = not known.trained.isdisjoint(changed)
       self.note(read=self.notes["read"] + 1, trained=self.notes["trained"] or has_changed)
     known.skipped, known.trained, known.written = 0, set(), set()
-    self._compare(graph.variables, record, values, starts)
+    differing = self._differing(graph.variables, record, starts)
+    self._keep({name: values[name] for name in kept or differing if name in values})
     self._index += 1
     if self._settings.run == ORIGINAL and not sys.modules.keys().isdisjoint(_OPTIMIZERS):
       self.note(uses="mp_compat")
@@ -279,33 +276,38 @@ class Recorder:
         scales[name] = scales.get(name, [])[:1] + [float(values[name])]
     self.note(scales=scales)
 
-  def _compare(self, variables: Variables, record: _Line, values: Values, starts: bool) -> None:
-    """Notes the first difference from the reference, and keeps values there.
+  def _differing(self, variables: Variables, record: _Line, starts: bool) -> List[str]:
+    """Returns the names of the variables in the first difference from the reference, which it notes; [] for others.
 
     Ends a run that starts from other values than the reference.
     """
-    names = self._settings.keep.get(str(self._index), [])
     reference = None if self.notes["difference"] else next(self._reference, None)
-    if reference:
-      pairs = _differences(reference, (variables, record), self._settings.run != UNSCALED)
-      if pairs:
-        difference = Difference(
-          self._index,
-          self.notes["steps"],
-          starts,
-          names=([name for name, _ in pairs], [name for _, name in pairs]),
-          skipped=(reference[1]["skipped"], record["skipped"]),
-          global_step=(reference[1]["global_step"], record["global_step"]),
-        )
-        self.note(difference=dataclasses.asdict(difference))
-        if difference.is_of_initial_values:
-          self._exit()
-        names = names or [name for _, name in pairs if name]
-    if names:
-      self._keep({name: _as_numbers(values[name]) for name in names if name in values})
+    pairs = reference and _differences(reference, (variables, record), self._settings.run != UNSCALED)
+    if not reference or not pairs:
+      return []
+    difference = Difference(
+      self._index,
+      self.notes["steps"],
+      starts,
+      names=([name for name, _ in pairs], [name for _, name in pairs]),
+      skipped=(reference[1]["skipped"], record["skipped"]),
+      global_step=(reference[1]["global_step"], record["global_step"]),
+    )
+    self.note(difference=dataclasses.asdict(difference))
+    if difference.is_of_initial_values:
+      self._exit()
+    return [name for _, name in pairs if name]
 
-  def _keep(self, numbers: Values) -> None:
-    """Writes the values of the first variables, and whether those of each are finite."""
+  def _keep(self, values: Values) -> None:
+    """Writes the numbers of the first variables, as float64 or complex128, and whether those of each are finite."""
+    if not values:
+      return
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    numbers: Values = {
+      name: array.astype("c16" if array.dtype.kind == "c" else "f8")
+      for name, array in arrays.items()
+      if array.dtype.kind not in "OSU"
+    }
     with _giving_up():
       np.savez(
         "{}.{}.npz".format(self._settings.recording, self._index),
@@ -315,7 +317,7 @@ class Recorder:
 
   def note_processes(self) -> None:
     """Notes whether the program waited for processes that used the CPU for more than a second."""
-    if sum(os.times()[2:4]) > 1 and os.getpid() == self._pid:
+    if sum(os.times()[2:4]) > 1:
       self.note(processes=True)
 
   def _exit(self) -> None:
@@ -348,14 +350,6 @@ def _digest(value: Any) -> int:
   return zlib.crc32(bits, kind)
 
 
-def _as_numbers(value: Any) -> np.ndarray:
-  """Returns a value as float64 or complex128, which NumPy can write; the number of its elements for strings."""
-  array = np.asarray(value)
-  if array.dtype.kind in "OSU":
-    return np.asarray(array.size)
-  return array.astype("c16" if array.dtype.kind == "c" else "f8")
-
-
 def _install(settings: Settings, recorder: Recorder) -> None:
   """Makes this package the program's loss scaling; without loss scaling, with scale 1 and every step applied."""
   from mp_compat.keras import loss_scale_optimizer as keras_optimizer
@@ -368,23 +362,20 @@ def _install(settings: Settings, recorder: Recorder) -> None:
   for wrapper in wrappers:
     wrapper.__init__ = _noting(wrapper.__init__, recorder, settings.run == UNSCALED)
   if settings.run == UNSCALED:
-    step.decide = _applying_all(step.decide)
+    decide = step.decide
 
+    def decide_to_apply(*args: Any, **kwargs: Any) -> step.Decision:
+      decision = decide(*args, **kwargs)
+      return decision._replace(apply=[tf.constant(True) for _ in decision.apply])  # tensors: programs fetch them
 
-def _applying_all(decide: Callable[..., step.Decision]) -> Callable[..., step.Decision]:
-  """Returns `step.decide` with the decision to apply every step."""
-
-  @functools.wraps(decide)
-  def decide_to_apply(*args: object, **kwargs: object) -> step.Decision:
-    decision = decide(*args, **kwargs)
-    return decision._replace(apply=[tf.constant(True) for _ in decision.apply])  # tensors: programs fetch them
-
-  return decide_to_apply
+    step.decide = decide_to_apply
 
 
 def _noting(construct: Callable[..., None], recorder: Recorder, unscaled: bool) -> Callable[..., None]:
   @functools.wraps(construct)
   def construct_and_note(self: Any, *args: object, **kwargs: object) -> None:
+    if unscaled:
+      kwargs.pop("skip_nonfinite", None)  # so that programs can read whether the gradients are finite
     construct(self, *args, **kwargs)
     recorder.note(uses="mp_compat")
     if unscaled:

@@ -17,10 +17,17 @@ MOVING = _COPYING.union(
 # Ops that add up gradients: of a variable that several ops use, and of one that is broadcast.
 _SUMMING = frozenset(["AddN", "Sum"])
 _TERM_BY_TERM = ("BiasAddGrad", "Sum")  # ops whose results are sums of values of their first input
+# Ops that read a variable, or rows of it.
+_READING = frozenset(["ReadVariableOp", "ResourceGather", "ResourceGatherNd", "Variable", "VariableV2"])
 # Ops whose results are computed in a loop (control flow v1), in a function, or in a conditional or loop of functions.
 HIDING = frozenset(["Exit", "PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"]).union(
   ["Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"]
 )
+
+
+def variable_read_by(op: tf.Operation) -> Optional[str]:
+  """Returns the name of the variable that an op reads, or reads rows of; None for other ops."""
+  return (op.inputs[0].op if len(op.inputs) else op).name if op.type in _READING else None
 
 
 def readers(ends: Iterable[tf.Tensor]) -> Dict[TensorKey, List[tf.Tensor]]:

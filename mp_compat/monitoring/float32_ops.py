@@ -5,6 +5,7 @@ from typing import Dict, FrozenSet, List, NamedTuple, Tuple
 
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
+from mp_compat.core import dataflow
 
 # The ops that Tensor Cores compute. Those named after a gradient are the forward pass of transposed convolutions.
 _PRODUCTS = frozenset(
@@ -14,7 +15,6 @@ _PRODUCTS = frozenset(
   LSTMBlockCell MatMul
   """.split()
 )
-_VARIABLES = frozenset(["ReadVariableOp", "ResourceGather", "Variable", "VariableV2"])
 
 
 class Float32Op(NamedTuple):
@@ -87,9 +87,9 @@ def _float32_inputs(op: tf.Operation) -> List[tf.Tensor]:
 
 def _describe(source: tf.Operation) -> Tuple[int, str]:
   """Returns the kind of a source (0: an input or a cast, 1: a variable, 2: a constant or a mask) and its name."""
-  if source.type in _VARIABLES:
-    handle = source.inputs[0].op if source.inputs else source
-    return 1, "{} (variable)".format(handle.name)
+  variable = dataflow.variable_read_by(source)
+  if variable:
+    return 1, "{} (variable)".format(variable)
   if source.type == "Cast":
     dtype = source.inputs[0].dtype
     # A mask, such as that of dropout, is cast from bool.

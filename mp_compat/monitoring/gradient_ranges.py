@@ -189,9 +189,9 @@ def _backward_passes(computed: Iterable[lineage.Computed]) -> Tuple[List[tf.Tens
     # The tensors from which the layers' ops compute the gradients of their variables.
     inputs = [value for op in {op for op, _ in dataflow.sources_of(ends)} for value in op.inputs]
     entering = [value for value in dataflow.same_values(inputs) if lineage.tensor_key(value) in derived]
-    behind_loss = {*map(lineage.tensor_key, entering), *dataflow.descendants(read_by, entering)}
-    others = set(map(lineage.tensor_key, dataflow.same_values(ends)))
-    others.update(lineage.tensor_key(reader) for reader in read_by[scale_key] if reader.op.type == "Cast")
+    behind_loss = {*contexts.keys_of(entering), *dataflow.descendants(read_by, entering)}
+    casts = [reader for reader in read_by[scale_key] if reader.op.type == "Cast"]
+    others = contexts.keys_of([*dataflow.same_values(ends), *casts])
     tensors += derived.values()
     for (op, index), tensor in derived.items():
       if (op, index) not in others and op.type not in dataflow.MOVING:

@@ -10,12 +10,9 @@ from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat.core import dataflow
-from mp_compat.core import lineage
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.training import step
-
-_READS = ("ReadVariableOp", "Variable", "VariableV2")
 
 Fetched = Union[np.ndarray, np.generic]
 
@@ -49,9 +46,9 @@ def observed(record: step.Step) -> List[Observed]:
   backward = dataflow.descendants(read_by, scales)
   for op, index in sorted(read_by, key=lambda key: (order.get(key[0], 0), key[1])):
     if scales and _has_values(op, index):  # Without a scale, neither pass is known.
-      name = op.inputs[0].op.name if op.type == "ReadVariableOp" else op.name
-      part = "variable" if op.type in _READS else "backward" if (op, index) in backward else "forward"
-      found.append((part, name, op.outputs[index]))
+      variable = dataflow.variable_read_by(op)
+      part = "variable" if variable else "backward" if (op, index) in backward else "forward"
+      found.append((part, variable or op.name, op.outputs[index]))
   fetches = dead_tensors.zeros_if_dead([tensor for _, _, tensor in found])
   return [Observed(*each, fetch) for each, fetch in zip(found, fetches)]
 
@@ -85,7 +82,7 @@ def describe(values: Iterable[Tuple[Observed, Fetched]], float16_variables: List
     dtype = loss.observed.tensor.dtype.name
     lines.append("The loss ({}) is {}finite.".format(dtype, "" if loss.is_finite else "not "))
   if variables:
-    names = range_history.enumeration([each.observed.name for each in variables], 5)
+    names = range_history.enumeration(list(dict.fromkeys(each.observed.name for each in variables)), 5)
     lines.append("Variables that are not finite: {}.".format(names))
   forward, backward = _first(read, "forward", "loss"), _first(read, "backward", "gradient")
   for first in filter(None, [forward, backward]):
@@ -127,14 +124,13 @@ def _first(read: List[_Values], part: str, end: str) -> Optional[Observed]:
   Between them, no value is finite: a softmax of -inf is, so that a mask of -inf is no reason.
   """
   wrong = [each.observed for each in read if not each.is_finite]
-  finite = {lineage.tensor_key(each.observed.tensor) for each in read if each.is_finite}
+  finite = contexts.keys_of(each.observed.tensor for each in read if each.is_finite)
 
   def reasons(tensor: tf.Tensor) -> List[tf.Tensor]:
-    return [each for each in contexts.tensor_inputs(tensor) if lineage.tensor_key(each) not in finite]
+    return [each for each in contexts.tensor_inputs(tensor) if contexts.tensor_key(each) not in finite]
 
-  found = contexts.search_back([each.tensor for each in wrong if each.part == end], reasons)
-  keys = {lineage.tensor_key(tensor) for tensor in found}
-  return next((each for each in wrong if each.part == part and lineage.tensor_key(each.tensor) in keys), None)
+  found = contexts.keys_of(contexts.search_back([each.tensor for each in wrong if each.part == end], reasons))
+  return next((each for each in wrong if each.part == part and contexts.tensor_key(each.tensor) in found), None)
 
 
 def _advice_on_values(loss: Optional[_Values], first: Optional[tf.Operation], scale_reason: str) -> str:

@@ -37,7 +37,7 @@ def _recorded():
 def effects(*elements, fed=()):
   """Returns the variables that a run may change, those that have gradients in it, and the decisions of its steps."""
   found = sessions.effects_of(tf.get_default_graph(), elements, frozenset(tensor.name for tensor in fed))
-  assert not found.may_execute_more
+  assert not any(step.is_marked for step in found.steps)
   return found.written, frozenset().union(*[step.variables for step in found.steps]), found.decisions
 
 
@@ -68,7 +68,14 @@ def test_custom_optimizers_train_variables():
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
       return super().apply_gradients(iter(list(grads_and_vars)), global_step, name)
 
-  for number, cls in enumerate([Descent, Later]):
+  class Mixin:
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+      return tf.group(*[variable.assign(variable - 0.1 * grad) for grad, variable in grads_and_vars])
+
+  class Mixed(Mixin, tf.train.Optimizer):
+    pass
+
+  for number, cls in enumerate([Descent, Later, Mixed]):
     name = "w{}".format(number)
     w = tf.get_variable(name, [], initializer=tf.zeros_initializer())
     op = cls(False, "Custom").minimize(tf.square(w - tf.placeholder(tf.float32, [])), var_list=[w])
@@ -117,9 +124,26 @@ def test_runs_tell_steps_that_they_execute(graph):
       found = sessions.effects_of(graph, tf.nest.flatten(element))
       for value, names in expected.items():
         sess.run(element, {x: value})
-        steps = found.steps + sessions.take_executed(graph)
+        steps = sessions.take_executed(found.steps)
         assert sorted(name for step in steps for name in step.variables) == sorted(names), (row, value)
-        assert found.may_execute_more or len(found.steps) == len(names)
+        assert any(step.is_marked for step in found.steps) or len(found.steps) == len(names)
+
+
+def test_runs_tell_only_their_own_steps(graph):
+  """As if two threads had run two steps at the same time."""
+  x, descend = tf.placeholder(tf.float32, []), tf.train.GradientDescentOptimizer(0.1)
+  with tf.variable_scope("", use_resource=True):
+    variables = [tf.get_variable(name, [], initializer=tf.zeros_initializer()) for name in ("w", "v")]
+  ops = [
+    tf.cond(x > 0.0, lambda w=w: tf.group(descend.minimize(tf.square(w - x), var_list=[w])), tf.no_op)
+    for w in variables
+  ]
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    sess.run(ops, {x: 1.0})
+  for op, name in zip(ops, ("w", "v")):
+    steps = sessions.take_executed(sessions.effects_of(graph, [op]).steps)
+    assert [step.variables for step in steps] == [{name}]
 
 
 def test_other_assignments_do_not_train(graph):

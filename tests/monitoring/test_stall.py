@@ -200,6 +200,15 @@ def test_variables_not_finite_are_named(has_getter, warnings):
   assert found == ([] if has_getter else expected)
 
 
+def test_embeddings_not_finite_are_named():
+  ids = tf.placeholder(tf.int32, [2])
+  table = tf.get_variable("table", initializer=[[1.0, 2.0], [np.nan, 3.0], [4.0, 5.0]], use_resource=True)
+  product = tf.gather(table, ids) * tf.nn.embedding_lookup(table, ids) * tf.gather_nd(table, ids[:, tf.newaxis])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
+  text = stall_text(opt, opt.minimize(tf.reduce_sum(product)), {ids: [0, 1]})
+  assert "Variables that are not finite: table.\n" in text and "Restart from a checkpoint" in text
+
+
 def test_values_of_step_are_those_of_numpy():
   """Fetches what the text rests on, in one run with the train op."""
   x = tf.placeholder(tf.float16, [1, 2])

@@ -1,6 +1,7 @@
 """Trains with mp_compat, and reads whether each step is finite and applied."""
 
 import os
+import sys
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -9,7 +10,9 @@ import mp_compat
 
 tf.disable_v2_behavior()
 x = tf.placeholder(tf.float32, [])
-opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(0.125), "dynamic")
+opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+  tf.train.GradientDescentOptimizer(0.125), "dynamic", skip_nonfinite="unchecked" not in sys.argv
+)
 train_op = opt.minimize(x * tf.get_variable("w", [2]))
 with tf.Session() as sess:
   sess.run(tf.global_variables_initializer())
