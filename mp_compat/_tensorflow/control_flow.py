@@ -69,15 +69,15 @@ def gate(
         skipped = _after([skip()], skipped)
   built_before = len(graph.get_operations())
   collected_before = {key: len(tf.get_collection(key)) for key in (tf.GraphKeys.SUMMARIES, tf.GraphKeys.UPDATE_OPS)}
-  with graphs.notes_sessions() as sessions_ran:
+  with graphs.changes_exclusively() as sessions_ran:
     results = build()
-  if sessions_ran:  # A Session that has run an op does not see the edges that it gets later.
-    raise ValueError(
-      "apply_gradients() of the inner optimizer must not run a Session, but did: the ops that it built before would "
-      "run in skipped steps, too. Initialize variables after apply_gradients()."
-    )
-  summaries, update_ops = [tf.get_collection(key)[before:] for key, before in collected_before.items()]
-  skipped_ops = _close(graph.get_operations()[built_before:], results + summaries + update_ops, applied, data)
+    if sessions_ran:  # A Session that has run an op does not see the edges that it gets later.
+      raise ValueError(
+        "apply_gradients() of the inner optimizer must not run a Session, but did: the ops that it built before would "
+        "run in skipped steps, too. Initialize variables after apply_gradients()."
+      )
+    summaries, update_ops = [tf.get_collection(key)[before:] for key, before in collected_before.items()]
+    skipped_ops = _close(graph.get_operations()[built_before:], results + summaries + update_ops, applied, data)
   with tf.name_scope(scope):
     if summaries:
       collected = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)

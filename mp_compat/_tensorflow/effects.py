@@ -8,65 +8,59 @@ from tensorflow.python.framework import op_def_registry  # pyright: ignore[repor
 
 from mp_compat._tensorflow import tf
 
-# Stateful ops that read a resource, or print.
+# Stateful ops that read a resource, print, or raise an error.
 _READING = frozenset(
-  ["DisableCopyOnRead", "IsVariableInitialized", "LookupTableFind", "LookupTableFindV2", "LookupTableSize"]
+  ["Assert", "DisableCopyOnRead", "IsVariableInitialized", "LookupTableFind", "LookupTableFindV2", "LookupTableSize"]
   + ["LookupTableSizeV2", "Print", "PrintV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd"]
   + ["VarIsInitializedOp", "VariableShape"]
 )
 # Ops that pass a reference on.
 _PASSING = frozenset(["RefEnter", "RefExit", "RefIdentity", "RefMerge", "RefNextIteration", "RefSelect", "RefSwitch"])
 _OF_ONE_RUN = ("Stack", "TensorArray")  # prefixes of ops on resources that end with the run
-_CALLS = frozenset(
-  [
-    "Case",
-    "If",
-    "PartitionedCall",
-    "StatefulPartitionedCall",
-    "StatelessCase",
-    "StatelessIf",
-    "StatelessWhile",
-    "While",
-  ]
-)
 
 
 def changing(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
-  """Returns those of `ops` that may change state that outlives the run; a call may if an op of its function may.
+  """Returns those of `ops` that may change state that outlives the run; a call may if an op of its functions may.
 
   Ops without a known definition may. Random ops change the state of their generators.
   """
-  may_change = [op for op in ops if _of_type(op.type)]
-  return {op for op in may_change if not is_call(op.type, op.graph) or _of_call(op.node_def, op.graph)}
-
-
-def changes_state(op: tf.Operation) -> bool:
-  """Returns whether an op is one of those that are `changing`."""
-  return op in changing([op])
+  return {op for op in ops if (_of_call(op.node_def, op.graph) if is_call(op.type, op.graph) else _of_type(op.type))}
 
 
 def is_call(op_type: str, graph: tf.Graph) -> bool:
-  """Returns whether ops of a type call functions."""
-  return op_type in _CALLS or graph._is_function(op_type)
+  """Returns whether ops of a type call functions: conditionals, loops, datasets and others."""
+  return _takes_functions(op_type) or graph._is_function(op_type)
 
 
 def _of_call(node: tf.NodeDef, graph: tf.Graph) -> bool:
-  """Returns whether a function that a node calls may change state."""
-  names = [node.op] if graph._is_function(node.op) else _function_names(node)
-  return any(_of_function(name, graph) for name in names)
+  """Returns whether one of the functions that a node calls, also through others, may change state."""
+  names, pending = set(), _function_names(node, graph)
+  while pending:
+    name = pending.pop()
+    if name not in names:
+      names.add(name)
+      function = graph._get_function(name)
+      if function is None:
+        return True
+      for called in function.definition.node_def:
+        if is_call(called.op, graph):
+          pending += _function_names(called, graph)
+        elif _of_type(called.op):
+          return True
+  return False
 
 
-def _of_function(name: str, graph: tf.Graph) -> bool:
-  function = graph._get_function(name)
-  return function is None or any(
-    _of_type(node.op) and (not is_call(node.op, graph) or _of_call(node, graph))
-    for node in function.definition.node_def
-  )
-
-
-def _function_names(node: tf.NodeDef) -> List[str]:
+def _function_names(node: tf.NodeDef, graph: tf.Graph) -> List[str]:
+  if graph._is_function(node.op):
+    return [node.op]
   functions = [function for value in node.attr.values() for function in [value.func, *value.list.func]]
   return [function.name for function in functions if function.name]
+
+
+@functools.lru_cache(maxsize=None)
+def _takes_functions(op_type: str) -> bool:
+  definition = _definition(op_type)
+  return definition is not None and any(attribute.type in ("func", "list(func)") for attribute in definition.attr)
 
 
 @functools.lru_cache(maxsize=None)

@@ -2,6 +2,7 @@
 """Stores the state of objects in graphs, and finds the graphs in which ops and variables are created."""
 
 import contextlib
+import threading
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Set, TypeVar, Union
 
 from tensorflow.python.eager import context
@@ -107,20 +108,26 @@ def replace_next_names(replacements: Dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def notes_sessions() -> Iterator[List[bool]]:
-  """Makes a context manager that yields a list, which is not empty after a Session ran ops of the current graph."""
+def changes_exclusively() -> Iterator[List[bool]]:
+  """Makes a context manager during which no Session runs ops of the current graph that other threads start.
+
+  Yields a list, which is not empty after this thread, or one that was started inside, has run a Session.
+  """
   graph, ran = tf.get_default_graph(), []
-  lock = graph._session_run_lock
+  lock, others = graph._session_run_lock, set(threading.enumerate()) - {threading.current_thread()}
 
   def noting_lock() -> Any:
+    if threading.current_thread() in others:
+      return lock()  # waits for the end of the change
     ran.append(True)
-    return lock()
+    return contextlib.nullcontext()
 
-  graph._session_run_lock = noting_lock
-  try:
-    yield ran
-  finally:
-    graph._session_run_lock = lock
+  with graph._mutation_lock():
+    graph._session_run_lock = noting_lock
+    try:
+      yield ran
+    finally:
+      graph._session_run_lock = lock
 
 
 @contextlib.contextmanager
@@ -143,8 +150,9 @@ def reserve_name(name: str) -> Iterator[str]:
 
   def create_variable(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
     current, replaced = name_scope() + "/", graph.unique_name
-    if (kwargs.get("name") or "").startswith(other):  # the slot of a tensor, such as a moving average
-      kwargs["name"] = reserved + kwargs["name"][len(other) :]
+    outer, found, inner = "/{}".format(kwargs.get("name")).partition("/" + other)
+    if found:  # the slot of a tensor, such as a moving average, perhaps in a variable scope
+      kwargs["name"] = outer[1:] + "/" * bool(outer) + reserved + inner
     graph.unique_name = unique_name  # The replacement is not for a variable of that name.
     try:
       with tf.name_scope(reserved + current[len(other) :]) if current.startswith(other) else contextlib.nullcontext():

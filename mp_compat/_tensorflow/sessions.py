@@ -250,7 +250,7 @@ def make_seeds_repeatable() -> None:
 def effects_of(graph: tf.Graph, elements: Iterable[graphs.Element], fed: FrozenSet[str] = frozenset()) -> Effects:
   """Returns what a run of ops and tensors does to variables, from the ops that it executes; `fed` are not computed."""
   executed = set(graphs.executed_ops(elements, fed))
-  written = {op: _written_by(op) for op in executed}
+  written = {op: _written_by(op) for op in effects.changing(executed)}
   by_calls = frozenset().union(*[names for op, names in written.items() if effects.is_call(op.type, graph)])
   steps = [
     step
@@ -301,9 +301,7 @@ def _handles_read(handle: tf.Tensor) -> List[tf.Tensor]:
 
 
 def _written_by(op: tf.Operation) -> Set[str]:
-  """Returns the names of the variables that an op may change."""
-  if not any(map(_is_handle, op.inputs)) or not effects.changes_state(op):
-    return set()
+  """Returns the names of the variables that an op changes, if it changes state."""
   # Conditionals, loops and functions have the attribute, from 2.3 on.
   only_read = op.node_def.attr["_read_only_resource_inputs"].list.i
   handles = [tensor for i, tensor in enumerate(op.inputs) if tensor.dtype == tf.resource and i not in only_read]

@@ -75,6 +75,7 @@ W = "  w: 2 of 2 values differ, by up to "
     (0, "program.py ref callable overflow", ["6 steps"]),
     (0, "program.py _exit", ["6 steps"]),
     (0, "program.py averages overflow", ["6 train steps, 1 skipped"]),
+    (0, "program.py outer overflow", ["6 train steps, 1 skipped"]),
     (
       0,
       "program.py unscaled",

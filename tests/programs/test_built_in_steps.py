@@ -133,6 +133,12 @@ for _name in (None, "train", "train/"):
   )
 
 
+@TABLE.program(tensorflow_fails="names contain -wrapped")
+def variables_in_the_scope_of_the_step_in_a_variable_scope(t):
+  with tf.variable_scope("outer", use_resource=t.resource):
+    return t.wrap(MakesVariables()).minimize(t.loss(), t.global_step)
+
+
 @TABLE.program(variants=programs.NO_V2_REFERENCE)
 def second_derivatives(t):
   def precondition(pairs):

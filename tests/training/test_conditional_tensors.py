@@ -97,7 +97,14 @@ def in_a_nested_branch(number, factor):
 
 @pytest.mark.parametrize("in_loop", [False, True], ids=["graph", "loop"])
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
-@pytest.mark.parametrize("build", [lambda number, factor: tf.pow(factor.read_value(), number), in_a_nested_branch])
+@pytest.mark.parametrize(
+  "build",
+  [
+    lambda number, factor: tf.pow(factor.read_value(), number),
+    in_a_nested_branch,
+    lambda number, _: tf.train.piecewise_constant(number, [0.5, 1.5], [1.0, 0.5, 0.25]),  # with an Assert
+  ],
+)
 def test_step_uses_tensor_of_skipped_step(build, use_resource, in_loop):
   """The first optimizer builds the learning rate; its overflow must not skip the second one's steps."""
   if in_loop and tf.control_flow_v2_enabled():

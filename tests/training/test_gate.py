@@ -5,12 +5,16 @@ import glob
 import importlib
 import os
 import re
+import threading
+import time
 
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 import tensorflow
+from tensorflow.python.framework import function
+from tensorflow.python.ops import functional_ops
 
 import mp_compat
 from mp_compat._tensorflow import effects
@@ -133,6 +137,35 @@ def test_session_in_step_raises():
     Optimizer(Initializing(), "dynamic").minimize(testing.Training().loss)
 
 
+class Slow(tf.train.GradientDescentOptimizer):
+  def apply_gradients(self, *args, **kwargs):
+    applied = super().apply_gradients(*args, **kwargs)
+    time.sleep(0.2)
+    return applied
+
+
+@pytest.mark.usefixtures("graph")
+def test_session_of_other_thread_waits_for_step():
+  """As a queue runner that was started before `minimize`."""
+  training, stopped = testing.Training(), threading.Event()
+  with testing.initialized_session() as sess:
+
+    def run():
+      while not stopped.is_set():
+        sess.run(training.global_step)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+      train_op = Optimizer(Slow(1.0), 8.0).minimize(training.loss)
+    finally:
+      stopped.set()
+      thread.join()
+    for x in (testing.FINITE, testing.OVERFLOW):
+      sess.run(train_op, {training.x: x})
+    np.testing.assert_array_equal(sess.run(training.w), -testing.FINITE)
+
+
 @pytest.mark.usefixtures("graph")
 def test_branch_of_gradient_of_earlier_step_raises():
   flag, training, rates = tf.placeholder(tf.bool, []), testing.Training(), []
@@ -153,7 +186,7 @@ def may_change(build):
   """Returns whether `build()` builds an op that may change state."""
   with testing.control_flow(1), tf.Graph().as_default() as graph:
     build()
-    return any(effects.changes_state(op) for op in graph.get_operations() if "Initializer" not in op.name)
+    return any("Initializer" not in op.name for op in effects.changing(graph.get_operations()))
 
 
 @pytest.mark.parametrize(
@@ -182,6 +215,11 @@ def may_change(build):
     (lambda: call(lambda v: call(lambda same: same.read_value())), False),
     (lambda: call(lambda v: v.assign(1.0)), True),
     (lambda: call(lambda v: call(lambda same: same.assign(1.0))), True),
+    (lambda: tf.Assert(tf.placeholder(tf.bool), [1.0]), False),
+    (lambda: functional_ops.For(0, 2, 1, [0.0], defined(increased)), False),
+    (lambda: functional_ops.For(0, 2, 1, [0.0], defined(counted)), True),
+    (lambda: tf.raw_ops.PartitionedCall(args=[0, 1.0], Tout=[tf.float32], f=defined(increased)), False),
+    (lambda: tf.raw_ops.PartitionedCall(args=[0, 1.0], Tout=[tf.float32], f=defined(counted)), True),
   ],
 )
 def test_ops_that_change_state_are_known(build, changes):
@@ -201,6 +239,22 @@ def call(function):
       return tf.constant(value)
 
   return tensorflow.function(lambda: function(Handle))()
+
+
+def increased(index, value):
+  return value + tf.cast(index, tf.float32)
+
+
+def counted(index, value):
+  handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="v")
+  with tf.control_dependencies([tf.raw_ops.AssignAddVariableOp(resource=handle, value=1.0)]):
+    return increased(index, value)
+
+
+def defined(body):
+  made = function.Defun(tf.int32, tf.float32)(body)
+  made.add_to_graph(tf.get_default_graph())
+  return made
 
 
 CHANGES = re.compile(r"(Resource)?(Sparse)?(Apply|Scatter|Assign)|.*Enqueue|LookupTable(Insert|Import)")

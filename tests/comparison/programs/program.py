@@ -34,6 +34,20 @@ class Counts(tf.train.experimental.DynamicLossScale):
     return tf.group(update_op, self._updates.assign_add(1.0)), should_apply
 
 
+class Outer(tf.train.Optimizer):
+  """Calls the optimizer that it wraps, like the one of a library that scales the loss inside."""
+
+  def __init__(self, inner):
+    super().__init__(False, "Outer")
+    self._inner = inner
+
+  def compute_gradients(self, *args, **kwargs):
+    return self._inner.compute_gradients(*args, **kwargs)
+
+  def apply_gradients(self, *args, **kwargs):
+    return self._inner.apply_gradients(*args, **kwargs)
+
+
 def initial_value():
   return np.float32(int.from_bytes(os.urandom(4), "big")) if "start" in args else 0.0
 
@@ -50,7 +64,8 @@ def make_optimizer():
     return contrib.LossScaleOptimizer(opt, contrib.ExponentialUpdateLossScaleManager(8.0, 4))
   scale = 128.0 if "fixed" in args else Skips(8.0) if "custom" in args else experimental.DynamicLossScale(2.0**10, 4)
   scale = Counts() if "own" in args else scale
-  return experimental.MixedPrecisionLossScaleOptimizer(opt, scale)
+  opt = experimental.MixedPrecisionLossScaleOptimizer(opt, scale)
+  return Outer(opt) if "outer" in args else opt
 
 
 def train():
