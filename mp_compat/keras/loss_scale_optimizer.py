@@ -17,10 +17,10 @@ from mp_compat.core import distribute
 from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.core import loss_scale
+from mp_compat.core.loss_scale import get_loss_scale
 from mp_compat.keras import keras2
 from mp_compat.keras import keras3
 from mp_compat.keras import optimizer_kinds
-from mp_compat.keras import scale_value
 from mp_compat.training import step
 
 _AnyLoss = Union[float, gradients.Loss]
@@ -113,23 +113,26 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     inner, *others = [given for given in (optimizer, inner_optimizer, opt) if given is not None]
     if others:
       raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
-    if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
+    if isinstance(inner, LossScaleOptimizer):  # also Keras's own
       raise TypeError("A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside it.".format(inner))
     distribute.check_supported()
     _check_strategy()
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
-    self._optimizer = inner
-    self._loss_scale = _loss_scale_of(
-      loss_scale, dynamic, initial_scale, dynamic_growth_steps, **self._dynamic_arguments
-    )
+    later = dict(dynamic=dynamic, initial_scale=initial_scale, dynamic_growth_steps=dynamic_growth_steps)
+    given = {name: value for name, value in later.items() if value is not None}
+    if loss_scale is None:
+      self._loss_scale = _later_loss_scale(**given, **self._dynamic_arguments)
+    elif not given:
+      self._loss_scale = get_loss_scale(loss_scale)
+    else:
+      raise ValueError(
+        "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), and {} to "
+        "(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps).".format(loss_scale, ", ".join(sorted(given)))
+      )
     self._count_skipped_steps = self._counts_by_default if count_skipped_steps is None else count_skipped_steps
-    self._initialize(name)
+    self._initialize(inner, name)
     self._track_variables()
-
-  @property
-  def _counts_by_default(self) -> bool:
-    return keras_features.COUNTS_SKIPPED_STEPS and not self._kind.is_keras_3
 
   @property
   def inner_optimizer(self) -> optimizers.KerasOptimizer:
@@ -137,9 +140,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return self._optimizer
 
   @property
-  def loss_scale(self) -> scale_value.LossScaleValue:
-    """Returns the current loss scale, a float32 scalar tensor that is also called as a LossScale."""
-    return scale_value.LossScaleValue(self._current_scale(), self._loss_scale)
+  def loss_scale(self) -> Any:
+    """Returns what Keras's own class does: up to TensorFlow 2.3 the LossScale, then its value, a float32 scalar."""
+    return self._current_scale() if keras_features.HAS_LATER_FORM else self._loss_scale
 
   lr = keras2.inner_attribute("learning_rate")
 
@@ -241,13 +244,12 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     self,
     grads_and_vars: Sequence[gradients.GradAndVar],
     apply: Callable[[List[gradients.GradAndVar]], Optional[tf.Operation]],
-    create_variables: Callable[[], None] = lambda: None,
   ) -> Optional[tf.Operation]:
     """Calls `apply` in all replicas if all gradients are finite, and updates the scale; called in each replica."""
 
     def skip() -> Optional[tf.Operation]:
       if tf.executing_eagerly():
-        create_variables()
+        self._create_variables(grads_and_vars)
       # Keras 3 applies accumulated gradients every few iterations: a skipped micro-batch must not count as one.
       if not self._count_skipped_steps or vars(self._optimizer).get("gradient_accumulation_steps"):
         return tf.no_op()
@@ -314,13 +316,11 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     if isinstance(config.get("loss_scale"), dict):
       arguments["loss_scale"] = _deserialize_scale(config["loss_scale"], custom_objects or {})
     elif "loss_scale" not in config and not optimizers.takes_argument(cls.__init__, "initial_scale"):
-      later = [arguments.pop(name, None) for name in ("dynamic", "initial_scale", "dynamic_growth_steps")]
-      arguments["loss_scale"] = _loss_scale_of(None, *later)  # of a class with the earlier constructor only
-    # Horovod's subclasses take the optimizer by name: that of Keras's own class in this form. Later versions of Keras
-    # have a metaclass, which passes `inner_optimizer` on by position.
-    is_by_position = type(cls).__call__ is not type.__call__
-    is_later = keras_features.HAS_LATER_FORM and (is_by_position or "loss_scale" not in arguments)
-    return cls(**{"inner_optimizer" if is_later else "optimizer": inner}, **arguments)
+      later = ("dynamic", "initial_scale", "dynamic_growth_steps")  # which the class does not take
+      arguments["loss_scale"] = _later_loss_scale(**{name: arguments.pop(name) for name in later if name in arguments})
+    # By name, for Horovod's subclasses. The metaclass of Keras 2 from TensorFlow 2.11 on knows the later name only.
+    has_earlier_name = type(cls).__call__ is type.__call__ and optimizers.takes_argument(cls.__init__, "optimizer")
+    return cls(**{"optimizer" if has_earlier_name else "inner_optimizer": inner}, **arguments)
 
 
 def _check_strategy() -> None:
@@ -333,39 +333,29 @@ def _check_strategy() -> None:
     )
 
 
-def _loss_scale_of(
-  identifier: Any,
-  dynamic: Optional[bool],
-  initial_scale: Optional[float],
-  dynamic_growth_steps: Optional[int],
+def _later_loss_scale(
+  dynamic: bool = True,
+  initial_scale: Optional[float] = None,
+  dynamic_growth_steps: Optional[int] = None,
   **dynamic_arguments: Any,
 ) -> loss_scale.LossScale:
-  """Returns the LossScale that the arguments of either form specify; raises errors as `LossScaleOptimizer`.
+  """Returns the LossScale that the arguments of the later form specify; raises errors as `LossScaleOptimizer`.
 
-  `dynamic_arguments` are further ones of a DynamicLossScale that the later form specifies.
+  `dynamic_arguments` are further ones of a DynamicLossScale.
   """
-  if identifier is not None:
-    later = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
-    given = sorted(name for name, value in later.items() if value is not None)
-    if given:
-      raise ValueError(
-        "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), and {} to "
-        "(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps).".format(identifier, ", ".join(given))
-      )
-    is_value = isinstance(identifier, scale_value.LossScaleValue)  # `opt.loss_scale` of another wrapper
-    return loss_scale.get_loss_scale(identifier._loss_scale if is_value else identifier)
-  if not isinstance(dynamic, (bool, type(None))):
+  if not isinstance(dynamic, bool):
     raise TypeError('"dynamic" argument to LossScaleOptimizer.__init__ must be a bool, but got: {!r}'.format(dynamic))
-  if dynamic is False:
-    if initial_scale is None:
-      raise ValueError('"initial_scale" must be specified if "dynamic" is False')
-    if dynamic_growth_steps is not None:
-      raise ValueError(
-        '"dynamic_growth_steps" must be None if "dynamic" is False, but got: {}'.format(dynamic_growth_steps)
-      )
-    return loss_scale.FixedLossScale(initial_scale)
-  dynamic_arguments.update(initial_loss_scale=initial_scale, increment_period=dynamic_growth_steps)
-  return loss_scale.DynamicLossScale(**{name: value for name, value in dynamic_arguments.items() if value is not None})
+  if dynamic:
+    dynamic_arguments.update(initial_loss_scale=initial_scale, increment_period=dynamic_growth_steps)
+    given = {name: value for name, value in dynamic_arguments.items() if value is not None}
+    return loss_scale.DynamicLossScale(**given)
+  if initial_scale is None:
+    raise ValueError('"initial_scale" must be specified if "dynamic" is False')
+  if dynamic_growth_steps is not None:
+    raise ValueError(
+      '"dynamic_growth_steps" must be None if "dynamic" is False, but got: {}'.format(dynamic_growth_steps)
+    )
+  return loss_scale.FixedLossScale(initial_scale)
 
 
 def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> loss_scale.LossScale:
