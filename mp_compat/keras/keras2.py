@@ -16,7 +16,7 @@ from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 from mp_compat.core import gradients
 
-_Pairs = List[gradients.GradAndVar]
+Pairs = List[gradients.GradAndVar]
 _CLIPPING = {"clipnorm": tf.clip_by_norm, "clipvalue": lambda grad, limit: tf.clip_by_value(grad, -limit, limit)}
 # A base class for mixins. Type checkers assume that it has all attributes, such as those of the Keras classes.
 AnyBase: Any = object
@@ -124,7 +124,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   _argument_for_sums = {"experimental_aggregate_gradients": False}
 
   @autograph.do_not_convert
-  def _compute_gradients(self, *args: Any, **kwargs: Any) -> _Pairs:
+  def _compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
     return self._clipping_later(functools.partial(super()._compute_gradients, *args, **kwargs))
 
   def get_gradients(self, loss: tf.Tensor, params: Sequence[tf.Variable]) -> List[gradients.Gradient]:
@@ -132,7 +132,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
     compute = super().get_gradients
     return [grad for grad, _ in self._clipping_later(lambda: [(grad, None) for grad in compute(loss, params)])]
 
-  def _clipping_later(self, compute: Callable[[], _Pairs]) -> _Pairs:
+  def _clipping_later(self, compute: Callable[[], Pairs]) -> Pairs:
     """Returns what `compute` returns; up to 2.3 the inner optimizer would clip in it, before gradients are unscaled."""
     if keras_features.CLIPS_WHEN_APPLYING:
       return compute()
@@ -154,7 +154,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
       inner._create_hypers()
       inner._create_slots(variables)
 
-  def _aggregate(self, pairs: _Pairs) -> _Pairs:
+  def _aggregate(self, pairs: Pairs) -> Pairs:
     return self._aggregate_gradients(self._transform_unaggregated_gradients(pairs))
 
   def get_slot(self, var: tf.Variable, slot_name: str) -> tf.Variable:
@@ -186,5 +186,5 @@ class OptimizerV3Mixin(Keras2Mixin):
     with tf.name_scope(self._optimizer.name), tf.init_scope():
       self._optimizer.build([variable for _, variable in pairs])
 
-  def _aggregate(self, pairs: _Pairs) -> _Pairs:
+  def _aggregate(self, pairs: Pairs) -> Pairs:
     return self._optimizer.aggregate_gradients(pairs)

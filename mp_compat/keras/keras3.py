@@ -20,7 +20,7 @@ UNUSED_SETTINGS.update(dict.fromkeys(["weight_decay", "clipnorm", "global_clipno
 UNUSED_SETTINGS.update(dict.fromkeys(["loss_scale_factor", "gradient_accumulation_steps"]))
 
 _Variable = Any  # a tf.Variable or a Variable of Keras 3
-_Apply = Callable[[List[gradients.GradAndVar]], object]
+_Apply = Callable[[keras2.Pairs], object]
 
 _NAMES_IN_KERAS = {role: row.keras_3 for role, row in dialects.ROLES.items() if row.keras_3 is not None}
 
@@ -30,8 +30,6 @@ class Keras3Mixin(keras2.AnyBase):
 
   _dynamic_arguments = {"min_loss_scale": 2.0**-126}  # Keras 3's own class has no bound
   _counts_by_default = False
-  _optimizer: Any
-  iterations = keras2.inner_attribute("iterations")
   exclude_from_weight_decay = keras2.inner_attribute("exclude_from_weight_decay")
 
   def _initialize(self, inner: optimizers.KerasOptimizer, name: Optional[str]) -> None:
@@ -73,11 +71,6 @@ class Keras3Mixin(keras2.AnyBase):
     self._kind.module("utils.tracking").no_automatic_dependency_tracking(self._optimizer.build)(var_list)
     self._trainable_variables = list(var_list)
     self.built = True
-
-  @property
-  def variables(self) -> List[_Variable]:
-    """Returns the iteration, learning rate, counter and scale, as Keras 3 does, then the inner optimizer's."""
-    return self._variables[:] + self._optimizer.variables
 
   def set_weights(self, weights: List[Any]) -> None:
     """Sets all variables, in the order of `variables`; called by `load_model` for HDF5."""
@@ -156,7 +149,7 @@ class Keras3Mixin(keras2.AnyBase):
     pairs = list(zip(grads, variables))
     self._create_variables(pairs)
 
-    def apply_in_replica(pairs: List[gradients.GradAndVar]) -> None:  # the conditional must not return `iterations`
+    def apply_in_replica(pairs: keras2.Pairs) -> None:  # the conditional must not return `iterations`
       apply(pairs)
 
     self._apply(pairs, apply_in_replica)

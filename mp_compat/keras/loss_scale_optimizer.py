@@ -2,7 +2,7 @@
 """The wrapper of Keras optimizers: both interfaces, the configurations, and the step."""
 
 import dataclasses
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Type, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Type, Union
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -23,7 +23,6 @@ from mp_compat.keras import keras3
 from mp_compat.keras import optimizer_kinds
 from mp_compat.training import step
 
-_AnyLoss = Union[float, gradients.Loss]
 _SETTINGS = step.Settings()
 
 
@@ -115,8 +114,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
     if isinstance(inner, LossScaleOptimizer):  # also Keras's own
       raise TypeError("A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside it.".format(inner))
-    distribute.check_supported()
-    _check_strategy()
+    distribute.check_supported(by_replica=True)
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
     later = dict(dynamic=dynamic, initial_scale=initial_scale, dynamic_growth_steps=dynamic_growth_steps)
@@ -168,7 +166,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return self._loss_scale.get_config().get("increment_period")
 
   @autograph.do_not_convert
-  def get_scaled_loss(self, loss: _AnyLoss) -> gradients.Loss:
+  def get_scaled_loss(self, loss: Union[float, gradients.Loss]) -> gradients.Loss:
     """Returns `loss * loss_scale`, whose gradients are for `get_unscaled_gradients`; a callable for a callable.
 
     Args:
@@ -226,8 +224,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   def _check_step(self) -> None:
     """Raises an error if no step can be applied in this context; warns if methods were never called."""
-    distribute.check_replica_context()
-    _check_strategy()
+    distribute.check_replica_context(by_replica=True)
     state = self._state_in(graphs.init_scope_graph())
     missing = [] if state.has_scaled else ["get_scaled_loss()"]
     missing += [] if state.has_unscaled or self._kind.is_keras_3 else ["get_unscaled_gradients()"]
@@ -241,15 +238,13 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       )
 
   def _apply(
-    self,
-    grads_and_vars: Sequence[gradients.GradAndVar],
-    apply: Callable[[List[gradients.GradAndVar]], Optional[tf.Operation]],
+    self, pairs: keras2.Pairs, apply: Callable[[keras2.Pairs], Optional[tf.Operation]]
   ) -> Optional[tf.Operation]:
     """Calls `apply` in all replicas if all gradients are finite, and updates the scale; called in each replica."""
 
     def skip() -> Optional[tf.Operation]:
       if tf.executing_eagerly():
-        self._create_variables(grads_and_vars)
+        self._create_variables(pairs)
       # Keras 3 applies accumulated gradients every few iterations: a skipped micro-batch must not count as one.
       if not self._count_skipped_steps or vars(self._optimizer).get("gradient_accumulation_steps"):
         return tf.no_op()
@@ -264,17 +259,16 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       )
       return distribute.group(applied, decision.update_op)
 
-    return distribute.merge_call(apply_in_all, step.prepare(grads_and_vars, _SETTINGS))
+    return distribute.merge_call(apply_in_all, step.prepare(pairs, _SETTINGS))
 
   def __getattr__(self, name: str) -> Any:
     return optimizers.inner_attribute(self, name)  # for attributes that this class lacks
 
   def __setattr__(self, name: str, value: object) -> None:
-    is_own = name.startswith("_") or name in vars(self) or isinstance(vars(LossScaleOptimizer).get(name), property)
-    if is_own or "_optimizer" not in vars(self):
-      object.__setattr__(self, name, value)
-    else:
+    if optimizers.sets_inner_attribute(self, name):
       setattr(self._optimizer, name, value)
+    else:
+      object.__setattr__(self, name, value)
 
   def get_config(self) -> Dict[str, Any]:
     """Returns the keyword arguments that make an equal optimizer, in the form of this Keras's own class.
@@ -323,16 +317,6 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return cls(**{"optimizer" if has_earlier_name else "inner_optimizer": inner}, **arguments)
 
 
-def _check_strategy() -> None:
-  """Raises a ValueError if the current strategy cannot train a Keras model, whether its loss is scaled or not."""
-  strategy = type(tf.distribute.get_strategy())
-  if any(base.__name__.startswith(("ParameterServerStrategy", "CentralStorageStrategy")) for base in strategy.__mro__):
-    raise ValueError(
-      "Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras unscales gradients in each replica, "
-      "but this strategy does not replicate variables. Use another, such as MirroredStrategy.".format(strategy.__name__)
-    )
-
-
 def _later_loss_scale(
   dynamic: bool = True,
   initial_scale: Optional[float] = None,
@@ -345,22 +329,21 @@ def _later_loss_scale(
   """
   if not isinstance(dynamic, bool):
     raise TypeError('"dynamic" argument to LossScaleOptimizer.__init__ must be a bool, but got: {!r}'.format(dynamic))
-  if dynamic:
-    dynamic_arguments.update(initial_loss_scale=initial_scale, increment_period=dynamic_growth_steps)
-    given = {name: value for name, value in dynamic_arguments.items() if value is not None}
-    return loss_scale.DynamicLossScale(**given)
-  if initial_scale is None:
-    raise ValueError('"initial_scale" must be specified if "dynamic" is False')
-  if dynamic_growth_steps is not None:
-    raise ValueError(
-      '"dynamic_growth_steps" must be None if "dynamic" is False, but got: {}'.format(dynamic_growth_steps)
-    )
-  return loss_scale.FixedLossScale(initial_scale)
+  if not dynamic:
+    if initial_scale is None:
+      raise ValueError('"initial_scale" must be specified if "dynamic" is False')
+    if dynamic_growth_steps is not None:
+      raise ValueError(
+        '"dynamic_growth_steps" must be None if "dynamic" is False, but got: {}'.format(dynamic_growth_steps)
+      )
+    return loss_scale.FixedLossScale(initial_scale)
+  dynamic_arguments.update(initial_loss_scale=initial_scale, increment_period=dynamic_growth_steps)
+  return loss_scale.DynamicLossScale(**{name: value for name, value in dynamic_arguments.items() if value is not None})
 
 
 def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> loss_scale.LossScale:
-  classes = (loss_scale.FixedLossScale, loss_scale.DynamicLossScale)
-  known = {**{cls.__name__: cls for cls in classes}, **custom_objects}
+  known = {"FixedLossScale": loss_scale.FixedLossScale, "DynamicLossScale": loss_scale.DynamicLossScale}
+  known.update(custom_objects)
   name = config["class_name"]
   if name not in known:
     raise ValueError("Unknown loss scale: {}. Expected one of {} and `custom_objects`.".format(name, sorted(known)))

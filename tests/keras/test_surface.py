@@ -81,7 +81,7 @@ def error_of(program):
 def test_missing_and_unusable_keras_raise():
   missing = "import sys; sys.modules['keras'] = sys.modules['tf_keras'] = None; import mp_compat.keras; "
   error = error_of(missing + "mp_compat.keras.LossScaleOptimizer(object())")
-  assert "Keras is not installed. Install Keras 2 with `pip install tf_keras`" in error
+  assert "From TensorFlow 2.16 on, Keras is not installed with it: `pip install keras` for Keras 3" in error
   in_graph_mode = "import tensorflow as tf, mp_compat; tf.compat.v1.disable_eager_execution(); "
   error = error_of(in_graph_mode + "mp_compat.keras.LossScaleOptimizer(tf.keras.optimizers.Adam())")
   assert "eager execution is disabled" in error and "tf_keras.optimizers.legacy.Adam" in error
