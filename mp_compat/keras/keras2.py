@@ -111,7 +111,8 @@ class Keras2Mixin(AnyBase):
     # In eager mode, `apply_gradients` of an OptimizerV2 makes the same variables, so that only a skipped step must.
     if not tf.executing_eagerly() or not isinstance(self, OptimizerV2Mixin):
       self._create_variables(pairs)
-    present = [(grad, variable) for grad, variable in pairs if grad is not None]
+    tensors = (tf.Tensor, tf.IndexedSlices)  # These are converted once, when they are checked.
+    present = [(g if isinstance(g, tensors) else gradients.convert(g), v) for g, v in pairs if g is not None]
     if aggregate and present:
       # The check then covers sums that overflow, and no worker waits in a branch that another did not take.
       pairs = self._aggregate(present)

@@ -94,8 +94,7 @@ class Keras3Mixin(keras2.AnyBase):
     """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras 2's `minimize`."""
     with tf.GradientTape() as tape:
       scaled = self.get_scaled_loss(loss())
-    given: Any = var_list() if callable(var_list) else tf.nest.flatten(var_list)
-    variables = list(given)
+    variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
     grads = self.get_unscaled_gradients(tape.gradient(scaled, variables, grad_loss))
     self._apply_step(grads, variables, self._optimizer.apply_gradients)
 

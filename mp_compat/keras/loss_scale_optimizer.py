@@ -118,7 +118,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
     later = dict(dynamic=dynamic, initial_scale=initial_scale, dynamic_growth_steps=dynamic_growth_steps)
-    given = {name: value for name, value in later.items() if value is not None}
+    given: Dict[str, Any] = {name: value for name, value in later.items() if value is not None}
     if loss_scale is None:
       self._loss_scale = _later_loss_scale(**given, **self._dynamic_arguments)
     elif not given:
@@ -342,7 +342,7 @@ def _later_loss_scale(
 
 
 def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> loss_scale.LossScale:
-  known = {"FixedLossScale": loss_scale.FixedLossScale, "DynamicLossScale": loss_scale.DynamicLossScale}
+  known: Dict[str, Any] = {"FixedLossScale": loss_scale.FixedLossScale, "DynamicLossScale": loss_scale.DynamicLossScale}
   known.update(custom_objects)
   name = config["class_name"]
   if name not in known:
