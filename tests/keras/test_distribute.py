@@ -77,6 +77,16 @@ def test_overflow_on_one_replica_skips_all(family, as_function):
   assert iterations == ((1, 2, 3, 4, 5) if family.counts_skipped else (1, 1, 1, 2, 3))
 
 
+@eager_devices
+@keras_cases.each_family_of_keras_2
+def test_arrays_are_summed_over_replicas(family):
+  strategy = get_mirrored_strategy()
+  with strategy.scope():
+    w, opt = tensorflow.Variable([1.0, 2.0]), mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.25), 4.0)
+  strategy.run(lambda: opt.apply_gradients([(np.array([1.0, 2.0], np.float32), w)]) and None)
+  assert w.numpy().tolist() == [0.5, 1.0]
+
+
 @keras_cases.needs_keras_3
 def test_keras_3_applies_inf():
   family = keras_cases.FAMILIES[-1]

@@ -59,6 +59,15 @@ def test_aggregated_gradients_are_accepted(family):
   np.testing.assert_array_equal(v.numpy(), [0.0, 0.0])
 
 
+@keras_cases.each_family_of_keras_2
+def test_gradient_that_is_pair_raises(family):
+  opt, v = mp_keras.LossScaleOptimizer(sgd(family), 8.0), tensorflow.Variable([1.0, 2.0])
+  with pytest.raises(TypeError, match=r"Expected a gradient, but got a \(gradient, variable\) pair"):
+    opt.apply_gradients([((tf.constant([10.0, 20.0]), v), v)])
+  opt.apply_gradients([([10.0, 20.0], v)])
+  np.testing.assert_array_equal(v.numpy(), [0.0, 0.0])
+
+
 @keras_cases.needs_keras_3
 def test_keras_3_with_jax_backend_raises(monkeypatch):
   # Replaces the backend's name only: the other backends need libraries that are not installed.
