@@ -15,7 +15,10 @@ PerReplica = Any  # a value of a strategy with one for each replica; without a s
 
 
 def check_supported(by_replica: bool = False) -> None:
-  """Raises a ValueError if the current strategy cannot train with loss scaling, or if `by_replica` as Keras trains."""
+  """Raises a ValueError if the current strategy cannot train with loss scaling.
+
+  `by_replica`: whether gradients are unscaled in each replica, as by Keras, so that variables must be replicated.
+  """
   strategy = type(tf.distribute.get_strategy())
   names = [base.__name__ for base in strategy.__mro__]
   if by_replica and any(name.startswith(("ParameterServerStrategy", "CentralStorageStrategy")) for name in names):

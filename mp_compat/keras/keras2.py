@@ -90,7 +90,7 @@ class Keras2Mixin(AnyBase):
       grads_and_vars: (gradient, variable) pairs with unscaled gradients. An empty list goes to the inner optimizer.
       name: a name for the ops.
       experimental_aggregate_gradients: whether to sum the gradients of all replicas; False if they are already sums.
-      skip_gradients_aggregation: True if they are already sums, as the newer optimizers say it.
+      skip_gradients_aggregation: the newer optimizers' argument for the same: True if they are already sums.
 
     Returns:
       An op; None in eager mode.
@@ -111,11 +111,11 @@ class Keras2Mixin(AnyBase):
     # In eager mode, `apply_gradients` of an OptimizerV2 makes the same variables, so that only a skipped step must.
     if not tf.executing_eagerly() or not isinstance(self, OptimizerV2Mixin):
       self._create_variables(pairs)
-    tensors = (tf.Tensor, tf.IndexedSlices)  # These are converted once, when they are checked.
-    present = [(g if isinstance(g, tensors) else gradients.convert(g), v) for g, v in pairs if g is not None]
-    if aggregate and present:
+    if aggregate:
       # The check then covers sums that overflow, and no worker waits in a branch that another did not take.
-      pairs = self._aggregate(present)
+      tensors = (tf.Tensor, tf.IndexedSlices)  # These are converted once, when they are checked.
+      present = [(g if isinstance(g, tensors) else gradients.convert(g), v) for g, v in pairs if g is not None]
+      pairs = self._aggregate(present) if present else pairs
     return self._apply(pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs))
 
 
