@@ -34,10 +34,8 @@ class KerasState:
   # Whether Keras 3's `apply_gradients` takes scaled gradients: True after `scale_loss`; else False after
   # `get_unscaled_gradients`; else None.
   takes_scaled: Optional[bool] = None
-  # For warnings, in this graph and functions inside of it: whether a loss was scaled, and whether
-  # `get_unscaled_gradients` was called, with Keras 3 after the last `scale_loss`.
-  has_scaled: bool = False
-  has_unscaled: bool = False
+  has_scaled: bool = False  # whether a loss was scaled in this graph, or in a function inside of it; for a warning
+  has_unscaled: bool = False  # the same of `get_unscaled_gradients`, with Keras 3 after the last `scale_loss`
 
 
 class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
@@ -253,7 +251,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     def apply_in_all(part: step.Part) -> Optional[tf.Operation]:
       grads, variables = zip(*part.grads_and_vars)  # Keras needs the distributed variables.
       decision = step.decide(self._loss_scale, [part], _SETTINGS)
-      data = gradients.tensors_of(local for grad in grads for local in distribute.local_results(grad))
+      gated = () if tf.executing_eagerly() else grads  # Only ops in a graph are behind a gate.
+      data = gradients.tensors_of(local for grad in gated for local in distribute.local_results(grad))
       applied = conditional_apply.apply_in_each_replica(
         decision.apply[0], lambda *grads: apply(list(zip(grads, variables))), grads, {}, part.scope, data, skip
       )
