@@ -24,6 +24,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 import tensorflow
 
+import mp_compat
 from mp_compat import keras as mp_keras
 
 tf = tensorflow.compat.v1
@@ -72,10 +73,8 @@ def main(argv):
   correct = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels), tf.float32))
 
   optimizer = optimizers.SGD(0.1, momentum=0.9)
-  optimizer = mp_keras.LossScaleOptimizer(
-    optimizer, dynamic=True, initial_scale=2.0**12, dynamic_growth_steps=GROWTH_STEPS
-  )
-  train_ops, loss_scale = optimizer.get_updates(loss, model.trainable_weights), optimizer.loss_scale
+  optimizer = mp_keras.experimental.LossScaleOptimizer(optimizer, mp_compat.DynamicLossScale(2.0**12, GROWTH_STEPS))
+  train_ops, loss_scale = optimizer.get_updates(loss, model.trainable_weights), optimizer.loss_scale()
 
   print(
     "TensorFlow {}, {} weights in float32, computing in float16".format(

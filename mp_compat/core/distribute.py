@@ -14,10 +14,19 @@ _Result = TypeVar("_Result")
 PerReplica = Any  # a value of a strategy with one for each replica; without a strategy, the value itself
 
 
-def check_supported() -> None:
-  """Raises a ValueError if the current strategy cannot train with loss scaling."""
+def check_supported(by_replica: bool = False) -> None:
+  """Raises a ValueError if the current strategy cannot train with loss scaling.
+
+  `by_replica`: whether gradients are unscaled in each replica, as by Keras, so that variables must be replicated.
+  """
   strategy = type(tf.distribute.get_strategy())
-  if any(base.__name__ in ("TPUStrategy", "TPUStrategyV1", "TPUStrategyV2") for base in strategy.__mro__):
+  names = [base.__name__ for base in strategy.__mro__]
+  if by_replica and any(name.startswith(("ParameterServerStrategy", "CentralStorageStrategy")) for name in names):
+    raise ValueError(
+      "Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras unscales gradients in each replica, "
+      "but this strategy does not replicate variables. Use another, such as MirroredStrategy.".format(strategy.__name__)
+    )
+  if not {"TPUStrategy", "TPUStrategyV1", "TPUStrategyV2"}.isdisjoint(names):
     raise ValueError(
       "Loss scaling is not supported with the strategy {}: TPUs compute in bfloat16, which has float32's range and "
       "needs no loss scaling. Use the inner optimizer alone there. Strategies that work: MirroredStrategy, "
@@ -26,9 +35,9 @@ def check_supported() -> None:
     )
 
 
-def check_replica_context() -> None:
-  """Raises a ValueError in a cross-replica context, and if the current strategy cannot train with loss scaling."""
-  check_supported()
+def check_replica_context(by_replica: bool = False) -> None:
+  """Raises a ValueError in a cross-replica context, and as `check_supported` does."""
+  check_supported(by_replica)
   if tf.distribute.in_cross_replica_context():
     raise ValueError(
       "apply_gradients() must be called in a replica context, but this is the cross-replica context of "

@@ -34,3 +34,8 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
         '1, "dynamic", or a LossScale.'.format(loss_scale)
       )
     super().__init__(optimizer, loss_scale, opt=opt, count_skipped_steps=count_skipped_steps, name=name)
+
+  @property
+  def loss_scale(self) -> Any:
+    """Returns the LossScale, in every version of TensorFlow."""
+    return self._loss_scale

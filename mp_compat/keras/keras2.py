@@ -16,7 +16,7 @@ from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 from mp_compat.core import gradients
 
-_Pairs = List[gradients.GradAndVar]
+Pairs = List[gradients.GradAndVar]
 _CLIPPING = {"clipnorm": tf.clip_by_norm, "clipvalue": lambda grad, limit: tf.clip_by_value(grad, -limit, limit)}
 # A base class for mixins. Type checkers assume that it has all attributes, such as those of the Keras classes.
 AnyBase: Any = object
@@ -55,12 +55,13 @@ class Keras2Mixin(AnyBase):
   """What both mixins share."""
 
   _dynamic_arguments: Dict[str, float] = {}
+  _counts_by_default = keras_features.COUNTS_SKIPPED_STEPS
   _argument_for_sums: Dict[str, bool]  # says to `apply_gradients` that the gradients are sums over replicas
   set_weights = inner_attribute("set_weights")  # called by `load_model` for HDF5
 
-  def _initialize(self, name: Optional[str]) -> None:
+  def _initialize(self, inner: optimizers.KerasOptimizer, name: Optional[str]) -> None:
     del name  # The inner optimizer has a name.
-    inner = self._optimizer
+    self._optimizer = inner
     inner._maybe_initialize_trackable()
     if not keras_features.DELEGATES_TO_INNER:
       self._track_trackable(inner, "base_optimizer")
@@ -74,30 +75,48 @@ class Keras2Mixin(AnyBase):
         self._track_trackable(_EarlierLayout(inner), "base_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
 
-  def _apply_step(
-    self, grads_and_vars: Iterable[gradients.GradAndVar], are_sums: bool, can_aggregate: bool, **given: Optional[str]
+  @autograph.do_not_convert
+  def apply_gradients(
+    self,
+    grads_and_vars: Iterable[gradients.GradAndVar],
+    name: Optional[str] = None,
+    *,
+    experimental_aggregate_gradients: bool = True,
+    skip_gradients_aggregation: bool = False,
   ) -> Optional[tf.Operation]:
-    """Applies the gradients, with further arguments `given` to the inner optimizer.
+    """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
 
-    Unless the gradients `are_sums` over replicas, sums them before if that is possible with the inner optimizer.
+    Args:
+      grads_and_vars: (gradient, variable) pairs with unscaled gradients. An empty list goes to the inner optimizer.
+      name: a name for the ops.
+      experimental_aggregate_gradients: whether to sum the gradients of all replicas; False if they are already sums.
+      skip_gradients_aggregation: the newer optimizers' argument for the same: True if they are already sums.
+
+    Returns:
+      An op; None in eager mode.
+
+    Raises:
+      ValueError: If called in a cross-replica context or under an unsupported strategy, or if all gradients are None.
+      TypeError: If a gradient is not floating.
     """
     self._check_step()
     inner, pairs = self._optimizer, list(grads_and_vars)
+    are_sums = skip_gradients_aggregation or not experimental_aggregate_gradients
     can_skip = all(optimizers.takes_argument(inner.apply_gradients, name) for name in self._argument_for_sums)
-    aggregate = can_aggregate and can_skip and not are_sums
-    arguments = dict(given, **self._argument_for_sums) if aggregate or are_sums else given
-    args, kwargs = optimizers.arguments_for(inner.apply_gradients, self._kind.mixin.apply_gradients, arguments)
+    aggregate = keras_features.AGGREGATES_FIRST and self._HAS_AGGREGATE_GRAD and can_skip and not are_sums
+    arguments = dict(name=name, **self._argument_for_sums) if aggregate or are_sums else dict(name=name)
+    args, kwargs = optimizers.arguments_for(inner.apply_gradients, Keras2Mixin.apply_gradients, arguments)
     if not pairs:  # Nothing to train.
       return inner.apply_gradients(pairs, *args, **kwargs)
-    pairs = list(gradients.convert_pairs(pairs))
-    create_variables = functools.partial(self._create_variables, pairs)
     # In eager mode, `apply_gradients` of an OptimizerV2 makes the same variables, so that only a skipped step must.
     if not tf.executing_eagerly() or not isinstance(self, OptimizerV2Mixin):
-      create_variables()
+      self._create_variables(pairs)
     if aggregate:
       # The check then covers sums that overflow, and no worker waits in a branch that another did not take.
-      pairs = self._aggregate([pair for pair in pairs if pair[0] is not None])
-    return self._apply(pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs), create_variables)
+      tensors = (tf.Tensor, tf.IndexedSlices)  # These are converted once, when they are checked.
+      present = [(g if isinstance(g, tensors) else gradients.convert(g), v) for g, v in pairs if g is not None]
+      pairs = self._aggregate(present) if present else pairs
+    return self._apply(pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs))
 
 
 class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
@@ -106,7 +125,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   _argument_for_sums = {"experimental_aggregate_gradients": False}
 
   @autograph.do_not_convert
-  def _compute_gradients(self, *args: Any, **kwargs: Any) -> _Pairs:
+  def _compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
     return self._clipping_later(functools.partial(super()._compute_gradients, *args, **kwargs))
 
   def get_gradients(self, loss: tf.Tensor, params: Sequence[tf.Variable]) -> List[gradients.Gradient]:
@@ -114,7 +133,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
     compute = super().get_gradients
     return [grad for grad, _ in self._clipping_later(lambda: [(grad, None) for grad in compute(loss, params)])]
 
-  def _clipping_later(self, compute: Callable[[], _Pairs]) -> _Pairs:
+  def _clipping_later(self, compute: Callable[[], Pairs]) -> Pairs:
     """Returns what `compute` returns; up to 2.3 the inner optimizer would clip in it, before gradients are unscaled."""
     if keras_features.CLIPS_WHEN_APPLYING:
       return compute()
@@ -129,41 +148,14 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
       pairs = [(grad if grad is None else _CLIPPING[name](grad, limit), variable) for grad, variable in pairs]
     return pairs
 
-  @autograph.do_not_convert
-  def apply_gradients(
-    self,
-    grads_and_vars: Iterable[gradients.GradAndVar],
-    name: Optional[str] = None,
-    experimental_aggregate_gradients: bool = True,
-  ) -> Optional[tf.Operation]:
-    """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
-
-    Args:
-      grads_and_vars: (gradient, variable) pairs with unscaled gradients. An empty list goes to the inner optimizer.
-      name: a name for the ops.
-      experimental_aggregate_gradients: whether to sum the gradients of all replicas; False if they are already sums.
-
-    Returns:
-      An op; None in eager mode.
-
-    Raises:
-      ValueError: If called in a cross-replica context or under an unsupported strategy, or if all gradients are None.
-      TypeError: If a gradient is not floating.
-    """
-    can_aggregate = keras_features.AGGREGATES_FIRST and self._HAS_AGGREGATE_GRAD
-    return self._apply_step(grads_and_vars, not experimental_aggregate_gradients, can_aggregate, name=name)
-
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     inner, variables = self._optimizer, [variable for grad, variable in pairs if grad is not None]
     with tf.name_scope(inner._name), tf.init_scope():
-      if keras_features.CREATES_ALL_WEIGHTS:
-        inner._create_all_weights(variables)
-      else:
-        _ = inner.iterations
-        inner._create_hypers()
-        inner._create_slots(variables)
+      _ = inner.iterations
+      inner._create_hypers()
+      inner._create_slots(variables)
 
-  def _aggregate(self, pairs: _Pairs) -> _Pairs:
+  def _aggregate(self, pairs: Pairs) -> Pairs:
     return self._aggregate_gradients(self._transform_unaggregated_gradients(pairs))
 
   def get_slot(self, var: tf.Variable, slot_name: str) -> tf.Variable:
@@ -188,23 +180,12 @@ class OptimizerV3Mixin(Keras2Mixin):
   """Makes the wrapper an `Optimizer` of `tf.keras` of TensorFlow 2.11 to 2.15, and of tf_keras."""
 
   _argument_for_sums = {"skip_gradients_aggregation": True}
+  _HAS_AGGREGATE_GRAD = True
   exclude_from_weight_decay = inner_attribute("exclude_from_weight_decay")
-
-  @autograph.do_not_convert
-  def apply_gradients(
-    self,
-    grads_and_vars: Iterable[gradients.GradAndVar],
-    name: Optional[str] = None,
-    skip_gradients_aggregation: bool = False,
-    experimental_aggregate_gradients: bool = True,
-  ) -> None:
-    """Applies or skips the gradients as an OptimizerV2 does, with the same errors; arguments as for Keras's method."""
-    del name  # As in Keras.
-    self._apply_step(grads_and_vars, skip_gradients_aggregation or not experimental_aggregate_gradients, True)
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     with tf.name_scope(self._optimizer.name), tf.init_scope():
       self._optimizer.build([variable for _, variable in pairs])
 
-  def _aggregate(self, pairs: _Pairs) -> _Pairs:
+  def _aggregate(self, pairs: Pairs) -> Pairs:
     return self._optimizer.aggregate_gradients(pairs)

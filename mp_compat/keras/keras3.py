@@ -7,6 +7,7 @@ from typing import IO, Any, Callable, Dict, Iterable, List, Optional, Sequence
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
+from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
 from mp_compat.core import dialects
 from mp_compat.core import gradients
@@ -19,7 +20,7 @@ UNUSED_SETTINGS.update(dict.fromkeys(["weight_decay", "clipnorm", "global_clipno
 UNUSED_SETTINGS.update(dict.fromkeys(["loss_scale_factor", "gradient_accumulation_steps"]))
 
 _Variable = Any  # a tf.Variable or a Variable of Keras 3
-_Apply = Callable[[List[gradients.GradAndVar]], object]
+_Apply = Callable[[keras2.Pairs], object]
 
 _NAMES_IN_KERAS = {role: row.keras_3 for role, row in dialects.ROLES.items() if row.keras_3 is not None}
 
@@ -28,11 +29,10 @@ class Keras3Mixin(keras2.AnyBase):
   """Makes the wrapper an `Optimizer` of Keras 3, which itself calls `scale_loss`, and `apply` with scaled gradients."""
 
   _dynamic_arguments = {"min_loss_scale": 2.0**-126}  # Keras 3's own class has no bound
-  _optimizer: Any
-  iterations = keras2.inner_attribute("iterations")
+  _counts_by_default = False
   exclude_from_weight_decay = keras2.inner_attribute("exclude_from_weight_decay")
 
-  def _initialize(self, name: Optional[str]) -> None:
+  def _initialize(self, inner: optimizers.KerasOptimizer, name: Optional[str]) -> None:
     backend = sys.modules[self._kind.keras + ".backend"].backend()
     if backend != "tensorflow":
       raise RuntimeError(
@@ -42,14 +42,12 @@ class Keras3Mixin(keras2.AnyBase):
     if not tf.compat.v1.executing_eagerly_outside_functions():
       raise RuntimeError(
         "Keras 3 does not train in graphs, but eager execution is disabled. Pass an optimizer of Keras 2 (`pip install "
-        "tf_keras`): tf_keras.optimizers.legacy.{}.".format(type(self._optimizer).__name__)
+        "tf_keras`): tf_keras.optimizers.legacy.{}.".format(type(inner).__name__)
       )
-    inner = self._optimizer
-    del self._optimizer  # Otherwise attributes that the base class sets would be set on it.
     super(self._kind.native, self).__init__(learning_rate=0.0, name=name)
     for setting in UNUSED_SETTINGS:  # the inner optimizer's are read instead
       self.__dict__.pop(setting, None)
-    self._optimizer = inner
+    self._optimizer = inner  # Attributes that are set from now on are the inner optimizer's.
     inner.loss_scale_factor = None  # It would unscale a second time.
     # The variables and checkpoint keys of Keras's class, whose variables Keras 3 alone saves.
     tracked = dict(inner_optimizer=inner, _iterations=self._iterations, _learning_rate=self._learning_rate)
@@ -74,11 +72,6 @@ class Keras3Mixin(keras2.AnyBase):
     self._trainable_variables = list(var_list)
     self.built = True
 
-  @property
-  def variables(self) -> List[_Variable]:
-    """Returns the iteration, learning rate, counter and scale, as Keras 3 does, then the inner optimizer's."""
-    return self._variables[:] + self._optimizer.variables
-
   def set_weights(self, weights: List[Any]) -> None:
     """Sets all variables, in the order of `variables`; called by `load_model` for HDF5."""
     super(self._kind.native, self).set_weights(weights)
@@ -101,10 +94,9 @@ class Keras3Mixin(keras2.AnyBase):
     """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras 2's `minimize`."""
     with tf.GradientTape() as tape:
       scaled = self.get_scaled_loss(loss())
-    given: Any = var_list() if callable(var_list) else tf.nest.flatten(var_list)
-    variables = list(given)
+    variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
     grads = self.get_unscaled_gradients(tape.gradient(scaled, variables, grad_loss))
-    self._apply_unscaled(grads, variables, self._optimizer.apply_gradients)
+    self._apply_step(grads, variables, self._optimizer.apply_gradients)
 
   @autograph.do_not_convert
   def apply(self, grads: Sequence[gradients.Gradient], trainable_variables: Optional[Sequence[Any]] = None) -> None:
@@ -116,11 +108,9 @@ class Keras3Mixin(keras2.AnyBase):
       grads: gradients of a scaled loss.
       trainable_variables: as many variables; those of `build` by default.
     """
-    self._apply_scaled(
-      grads,
-      list(trainable_variables or self._trainable_variables),
-      lambda pairs: self._optimizer.apply(*map(list, zip(*pairs))),
-    )
+    variables = list(trainable_variables or self._trainable_variables)
+    unscaled = self._unscale_for(variables, grads)
+    self._apply_step(unscaled, variables, lambda pairs: self._optimizer.apply(*map(list, zip(*pairs))))
 
   @autograph.do_not_convert
   def apply_gradients(self, grads_and_vars: Iterable[gradients.GradAndVar]) -> _Variable:
@@ -129,16 +119,17 @@ class Keras3Mixin(keras2.AnyBase):
     Takes (gradient, variable) pairs, and returns `iterations`.
     """
     grads, variables = zip(*grads_and_vars)
-    apply = self._apply_unscaled if self._takes_scaled() is False else self._apply_scaled
-    apply(grads, list(variables), self._optimizer.apply_gradients)
+    # Of this graph, or if it is a function's and has none, of the graphs around it.
+    states = [self._state_in(graph) for graph in graphs.enclosing_graphs()] or [self._state_in(None)]
+    takes_scaled = next((state.takes_scaled for state in states if state.takes_scaled is not None), True)
+    unscaled = self._unscale_for(variables, grads) if takes_scaled else grads
+    self._apply_step(unscaled, variables, self._optimizer.apply_gradients)
     return self.iterations
 
-  def _takes_scaled(self) -> Optional[bool]:
-    """Returns `KerasState.takes_scaled` in this graph; if it is a function's and has none, in the graphs around it."""
-    states = [self._state_in(graph) for graph in graphs.enclosing_graphs()] or [self._state_in(None)]
-    return next((state.takes_scaled for state in states if state.takes_scaled is not None), None)
-
-  def _apply_scaled(self, grads: Iterable[gradients.Gradient], variables: List[_Variable], apply: _Apply) -> None:
+  def _unscale_for(
+    self, variables: Sequence[_Variable], grads: Iterable[gradients.Gradient]
+  ) -> List[gradients.Gradient]:
+    """Returns the unscaled gradients of variables; warns if they may be unscaled already."""
     if self._state_in(graphs.init_scope_graph()).has_unscaled:
       log.warn_once(
         self,
@@ -149,16 +140,19 @@ class Keras3Mixin(keras2.AnyBase):
     # The "gradient" of a variable with `overwrite_with_gradient` is its new value, which is not scaled.
     is_value = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
     unscaled = self._unscale([None if value else grad for grad, value in zip(grads, is_value)], self._current_scale())
-    grads = [grad if value else new for grad, new, value in zip(grads, unscaled, is_value)]
-    self._apply_unscaled(grads, variables, apply)
+    return [grad if value else new for grad, new, value in zip(grads, unscaled, is_value)]
 
-  def _apply_unscaled(self, grads: Iterable[gradients.Gradient], variables: List[_Variable], apply: _Apply) -> None:
+  def _apply_step(self, grads: Iterable[gradients.Gradient], variables: Iterable[_Variable], apply: _Apply) -> None:
     """Calls `apply` of the inner optimizer with (gradient, variable) pairs in all replicas, or skips the step."""
     self._check_step()
-    if not self.built:
-      self.build(variables)  # Not in `tf.init_scope`, because new variables may copy the model's.
+    pairs = list(zip(grads, variables))
+    self._create_variables(pairs)
 
-    def apply_in_replica(pairs: List[gradients.GradAndVar]) -> None:  # the conditional must not return `iterations`
+    def apply_in_replica(pairs: keras2.Pairs) -> None:  # the conditional must not return `iterations`
       apply(pairs)
 
-    self._apply(list(zip(grads, variables)), apply_in_replica)
+    self._apply(pairs, apply_in_replica)
+
+  def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
+    if not self.built:  # Not in `tf.init_scope`, because new variables may copy the model's.
+      self.build([variable for _, variable in pairs])

@@ -2,7 +2,7 @@
 """The wrapper of Keras optimizers: both interfaces, the configurations, and the step."""
 
 import dataclasses
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Type, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Type, Union
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import contexts
@@ -17,13 +17,12 @@ from mp_compat.core import distribute
 from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.core import loss_scale
+from mp_compat.core.loss_scale import get_loss_scale
 from mp_compat.keras import keras2
 from mp_compat.keras import keras3
 from mp_compat.keras import optimizer_kinds
-from mp_compat.keras import scale_value
 from mp_compat.training import step
 
-_AnyLoss = Union[float, gradients.Loss]
 _SETTINGS = step.Settings()
 
 
@@ -35,10 +34,8 @@ class KerasState:
   # Whether Keras 3's `apply_gradients` takes scaled gradients: True after `scale_loss`; else False after
   # `get_unscaled_gradients`; else None.
   takes_scaled: Optional[bool] = None
-  # For warnings, in this graph and functions inside of it: whether a loss was scaled, and whether
-  # `get_unscaled_gradients` was called, with Keras 3 after the last `scale_loss`.
-  has_scaled: bool = False
-  has_unscaled: bool = False
+  has_scaled: bool = False  # whether a loss was scaled in this graph, or in a function inside of it; for a warning
+  has_unscaled: bool = False  # the same of `get_unscaled_gradients`, with Keras 3 after the last `scale_loss`
 
 
 class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
@@ -113,23 +110,25 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     inner, *others = [given for given in (optimizer, inner_optimizer, opt) if given is not None]
     if others:
       raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
-    if isinstance(inner, LossScaleOptimizer) or type(inner).__name__.startswith("LossScaleOptimizer"):
+    if isinstance(inner, LossScaleOptimizer):  # also Keras's own
       raise TypeError("A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside it.".format(inner))
-    distribute.check_supported()
-    _check_strategy()
+    distribute.check_supported(by_replica=True)
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
-    self._optimizer = inner
-    self._loss_scale = _loss_scale_of(
-      loss_scale, dynamic, initial_scale, dynamic_growth_steps, **self._dynamic_arguments
-    )
+    later = dict(dynamic=dynamic, initial_scale=initial_scale, dynamic_growth_steps=dynamic_growth_steps)
+    given: Dict[str, Any] = {name: value for name, value in later.items() if value is not None}
+    if loss_scale is None:
+      self._loss_scale = _later_loss_scale(**given, **self._dynamic_arguments)
+    elif not given:
+      self._loss_scale = get_loss_scale(loss_scale)
+    else:
+      raise ValueError(
+        "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), and {} to "
+        "(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps).".format(loss_scale, ", ".join(sorted(given)))
+      )
     self._count_skipped_steps = self._counts_by_default if count_skipped_steps is None else count_skipped_steps
-    self._initialize(name)
+    self._initialize(inner, name)
     self._track_variables()
-
-  @property
-  def _counts_by_default(self) -> bool:
-    return keras_features.COUNTS_SKIPPED_STEPS and not self._kind.is_keras_3
 
   @property
   def inner_optimizer(self) -> optimizers.KerasOptimizer:
@@ -137,9 +136,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return self._optimizer
 
   @property
-  def loss_scale(self) -> scale_value.LossScaleValue:
-    """Returns the current loss scale, a float32 scalar tensor that is also called as a LossScale."""
-    return scale_value.LossScaleValue(self._current_scale(), self._loss_scale)
+  def loss_scale(self) -> Any:
+    """Returns what Keras's own class does: up to TensorFlow 2.3 the LossScale, then its value, a float32 scalar."""
+    return self._current_scale() if keras_features.HAS_LATER_FORM else self._loss_scale
 
   lr = keras2.inner_attribute("learning_rate")
 
@@ -165,7 +164,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return self._loss_scale.get_config().get("increment_period")
 
   @autograph.do_not_convert
-  def get_scaled_loss(self, loss: _AnyLoss) -> gradients.Loss:
+  def get_scaled_loss(self, loss: Union[float, gradients.Loss]) -> gradients.Loss:
     """Returns `loss * loss_scale`, whose gradients are for `get_unscaled_gradients`; a callable for a callable.
 
     Args:
@@ -223,8 +222,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   def _check_step(self) -> None:
     """Raises an error if no step can be applied in this context; warns if methods were never called."""
-    distribute.check_replica_context()
-    _check_strategy()
+    distribute.check_replica_context(by_replica=True)
     state = self._state_in(graphs.init_scope_graph())
     missing = [] if state.has_scaled else ["get_scaled_loss()"]
     missing += [] if state.has_unscaled or self._kind.is_keras_3 else ["get_unscaled_gradients()"]
@@ -238,16 +236,13 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       )
 
   def _apply(
-    self,
-    grads_and_vars: Sequence[gradients.GradAndVar],
-    apply: Callable[[List[gradients.GradAndVar]], Optional[tf.Operation]],
-    create_variables: Callable[[], None] = lambda: None,
+    self, pairs: keras2.Pairs, apply: Callable[[keras2.Pairs], Optional[tf.Operation]]
   ) -> Optional[tf.Operation]:
     """Calls `apply` in all replicas if all gradients are finite, and updates the scale; called in each replica."""
 
     def skip() -> Optional[tf.Operation]:
       if tf.executing_eagerly():
-        create_variables()
+        self._create_variables(pairs)
       # Keras 3 applies accumulated gradients every few iterations: a skipped micro-batch must not count as one.
       if not self._count_skipped_steps or vars(self._optimizer).get("gradient_accumulation_steps"):
         return tf.no_op()
@@ -256,23 +251,23 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     def apply_in_all(part: step.Part) -> Optional[tf.Operation]:
       grads, variables = zip(*part.grads_and_vars)  # Keras needs the distributed variables.
       decision = step.decide(self._loss_scale, [part], _SETTINGS)
-      data = gradients.tensors_of(local for grad in grads for local in distribute.local_results(grad))
+      gated = () if tf.executing_eagerly() else grads  # Only ops in a graph are behind a gate.
+      data = gradients.tensors_of(local for grad in gated for local in distribute.local_results(grad))
       applied = conditional_apply.apply_in_each_replica(
         decision.apply[0], lambda *grads: apply(list(zip(grads, variables))), grads, {}, part.scope, data, skip
       )
       return distribute.group(applied, decision.update_op)
 
-    return distribute.merge_call(apply_in_all, step.prepare(grads_and_vars, _SETTINGS))
+    return distribute.merge_call(apply_in_all, step.prepare(pairs, _SETTINGS))
 
   def __getattr__(self, name: str) -> Any:
     return optimizers.inner_attribute(self, name)  # for attributes that this class lacks
 
   def __setattr__(self, name: str, value: object) -> None:
-    is_own = name.startswith("_") or name in vars(self) or isinstance(vars(LossScaleOptimizer).get(name), property)
-    if is_own or "_optimizer" not in vars(self):
-      object.__setattr__(self, name, value)
-    else:
+    if optimizers.sets_inner_attribute(self, name):
       setattr(self._optimizer, name, value)
+    else:
+      object.__setattr__(self, name, value)
 
   def get_config(self) -> Dict[str, Any]:
     """Returns the keyword arguments that make an equal optimizer, in the form of this Keras's own class.
@@ -314,49 +309,26 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     if isinstance(config.get("loss_scale"), dict):
       arguments["loss_scale"] = _deserialize_scale(config["loss_scale"], custom_objects or {})
     elif "loss_scale" not in config and not optimizers.takes_argument(cls.__init__, "initial_scale"):
-      later = [arguments.pop(name, None) for name in ("dynamic", "initial_scale", "dynamic_growth_steps")]
-      arguments["loss_scale"] = _loss_scale_of(None, *later)  # of a class with the earlier constructor only
-    # Horovod's subclasses take the optimizer by name: that of Keras's own class in this form. Later versions of Keras
-    # have a metaclass, which passes `inner_optimizer` on by position.
-    is_by_position = type(cls).__call__ is not type.__call__
-    is_later = keras_features.HAS_LATER_FORM and (is_by_position or "loss_scale" not in arguments)
-    return cls(**{"inner_optimizer" if is_later else "optimizer": inner}, **arguments)
+      later = ("dynamic", "initial_scale", "dynamic_growth_steps")  # which the class does not take
+      arguments["loss_scale"] = _later_loss_scale(**{name: arguments.pop(name) for name in later if name in arguments})
+    # By name, for Horovod's subclasses. The metaclass of Keras 2 from TensorFlow 2.11 on knows the later name only.
+    has_earlier_name = type(cls).__call__ is type.__call__ and optimizers.takes_argument(cls.__init__, "optimizer")
+    return cls(**{"optimizer" if has_earlier_name else "inner_optimizer": inner}, **arguments)
 
 
-def _check_strategy() -> None:
-  """Raises a ValueError if the current strategy cannot train a Keras model, whether its loss is scaled or not."""
-  strategy = type(tf.distribute.get_strategy())
-  if any(base.__name__.startswith(("ParameterServerStrategy", "CentralStorageStrategy")) for base in strategy.__mro__):
-    raise ValueError(
-      "Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras unscales gradients in each replica, "
-      "but this strategy does not replicate variables. Use another, such as MirroredStrategy.".format(strategy.__name__)
-    )
-
-
-def _loss_scale_of(
-  identifier: Any,
-  dynamic: Optional[bool],
-  initial_scale: Optional[float],
-  dynamic_growth_steps: Optional[int],
+def _later_loss_scale(
+  dynamic: bool = True,
+  initial_scale: Optional[float] = None,
+  dynamic_growth_steps: Optional[int] = None,
   **dynamic_arguments: Any,
 ) -> loss_scale.LossScale:
-  """Returns the LossScale that the arguments of either form specify; raises errors as `LossScaleOptimizer`.
+  """Returns the LossScale that the arguments of the later form specify; raises errors as `LossScaleOptimizer`.
 
-  `dynamic_arguments` are further ones of a DynamicLossScale that the later form specifies.
+  `dynamic_arguments` are further ones of a DynamicLossScale.
   """
-  if identifier is not None:
-    later = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
-    given = sorted(name for name, value in later.items() if value is not None)
-    if given:
-      raise ValueError(
-        "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), and {} to "
-        "(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps).".format(identifier, ", ".join(given))
-      )
-    is_value = isinstance(identifier, scale_value.LossScaleValue)  # `opt.loss_scale` of another wrapper
-    return loss_scale.get_loss_scale(identifier._loss_scale if is_value else identifier)
-  if not isinstance(dynamic, (bool, type(None))):
+  if not isinstance(dynamic, bool):
     raise TypeError('"dynamic" argument to LossScaleOptimizer.__init__ must be a bool, but got: {!r}'.format(dynamic))
-  if dynamic is False:
+  if not dynamic:
     if initial_scale is None:
       raise ValueError('"initial_scale" must be specified if "dynamic" is False')
     if dynamic_growth_steps is not None:
@@ -369,8 +341,8 @@ def _loss_scale_of(
 
 
 def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> loss_scale.LossScale:
-  classes = (loss_scale.FixedLossScale, loss_scale.DynamicLossScale)
-  known = {**{cls.__name__: cls for cls in classes}, **custom_objects}
+  known: Dict[str, Any] = {"FixedLossScale": loss_scale.FixedLossScale, "DynamicLossScale": loss_scale.DynamicLossScale}
+  known.update(custom_objects)
   name = config["class_name"]
   if name not in known:
     raise ValueError("Unknown loss scale: {}. Expected one of {} and `custom_objects`.".format(name, sorted(known)))

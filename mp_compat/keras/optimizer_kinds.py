@@ -77,8 +77,12 @@ def concrete_class(cls: type, optimizer: object) -> Any:
   """
   kind = kind_of(type(optimizer))
   if kind is None:
-    message = '"inner_optimizer" must be an instance of OptimizerV2 or of a later Keras optimizer, but got: {}. {}'
-    raise TypeError(message.format(optimizer, _hint(optimizer)))
+    raise TypeError(
+      '"inner_optimizer" must be an instance of OptimizerV2 or of a later Keras optimizer, but got: {}. Pass an object '
+      "such as tf.keras.optimizers.SGD(). From TensorFlow 2.16 on, Keras is not installed with it: `pip install keras` "
+      "for Keras 3, or `pip install tf_keras` (and set TF_USE_LEGACY_KERAS=1) for Keras 2. Wrap a "
+      "tf.compat.v1.train.Optimizer in mp_compat.MixedPrecisionLossScaleOptimizer.".format(optimizer)
+    )
   return _concrete_of(cls, kind)
 
 
@@ -91,9 +95,8 @@ def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
   # Saved models and configurations contain the name and module of a class: those of Keras's own class.
   named: type = kind.native if "_stands_for_native" in vars(cls) else cls
   attributes: Dict[str, object] = dict(
-    __module__=named.__module__, __qualname__=named.__qualname__, __doc__=cls.__doc__
+    __module__=named.__module__, __qualname__=named.__qualname__, __doc__=cls.__doc__, _kind=kind, _public_class=cls
   )
-  attributes.update(_kind=kind, _public_class=cls)
   return metaclass(_registered_name(named, kind), (cls, kind.mixin, kind.native), attributes)
 
 
@@ -111,24 +114,23 @@ def _registered_name(cls: type, kind: OptimizerKind) -> str:
   return getattr(keras.utils, "get_registered_name", lambda cls: cls.__name__)(cls)  # TensorFlow 1.15 has no registry
 
 
-def _hint(optimizer: object) -> str:
-  if isinstance(optimizer, tf.train.Optimizer):
-    return "Wrap a tf.compat.v1.train.Optimizer in mp_compat.MixedPrecisionLossScaleOptimizer."
-  try:
-    _ = tf.keras.optimizers
-    return "Pass a Keras optimizer object, such as tf.keras.optimizers.SGD()."
-  except (AttributeError, ImportError):  # from TensorFlow 2.16 on Keras is a separate package
-    return (
-      "Keras is not installed. Install Keras 2 with `pip install tf_keras` (and set TF_USE_LEGACY_KERAS=1), or "
-      "Keras 3 with `pip install keras`."
-    )
-
-
 def deserialize(kind: Optional[OptimizerKind], config: Any, custom_objects: Optional[Dict[str, Any]]) -> Any:
-  """Returns the optimizer that `config` describes, of the Keras of `kind`; see `_kind_for` for None."""
+  """Returns the optimizer that `config` describes, of the Keras of `kind`.
+
+  `kind` is None for that of `tf.keras`, or of tf_keras for a configuration that only Keras 2 can read.
+  """
   if kind_of(type(config)) is not None:
     return config
-  kind = _kind_for(config) if kind is None else kind
+  if kind is None:
+    kind = kind_of(tf.keras.optimizers.SGD)
+    if kind is not None and kind.is_keras_3 and {"decay", "is_legacy_optimizer"} & set(config["config"]):
+      if not _exists("tf_keras"):
+        raise ValueError(
+          "Expected a configuration of a Keras 3 optimizer, but this is one of Keras 2. `pip install tf_keras` to load "
+          "it. Got: {}".format(config)
+        )
+      kind = kind_of(importlib.import_module("tf_keras").optimizers.SGD)
+    assert kind is not None  # They are Keras optimizers.
   if kind.is_keras_3 and "module" in config:  # `optimizers.deserialize` lacks some of its optimizers
     return kind.module("saving").deserialize_keras_object(config, custom_objects=custom_objects)
   # Keras modifies the configuration.
@@ -136,17 +138,3 @@ def deserialize(kind: Optional[OptimizerKind], config: Any, custom_objects: Opti
   if isinstance(made, str):  # Keras 2.13 on knows some of its optimizers by name only, such as Lion
     return vars(kind.module("optimizers." + made.lower()))[made].from_config(config["config"])
   return made
-
-
-def _kind_for(config: Dict[str, Any]) -> OptimizerKind:
-  """Returns the kind of `tf.keras`, or of tf_keras for a configuration that only Keras 2 can read."""
-  kind = kind_of(tf.keras.optimizers.SGD)
-  if kind is not None and kind.is_keras_3 and {"decay", "is_legacy_optimizer"} & set(config["config"]):
-    if not _exists("tf_keras"):
-      raise ValueError(
-        "Expected a configuration of a Keras 3 optimizer, but this is one of Keras 2. `pip install tf_keras` to load "
-        "it. Got: {}".format(config)
-      )
-    kind = kind_of(importlib.import_module("tf_keras").optimizers.SGD)
-  assert kind is not None  # They are Keras optimizers.
-  return kind

@@ -101,6 +101,12 @@ def to_numpy(value):
   return np.array(value.numpy() if hasattr(value, "numpy") else value)
 
 
+def scale_of(optimizer):
+  """Returns the current loss scale of Keras's own wrapper or of ours, a float32 scalar."""
+  scale = optimizer.loss_scale if hasattr(optimizer, "loss_scale") else optimizer.dynamic_scale
+  return scale() if callable(scale) else scale
+
+
 class Run:
   """Trains the variables w [3] and table [4, 3] in eager mode or in a function.
 

@@ -36,8 +36,7 @@ def finish(run):
   """Trains the steps after saving; returns the state of the run and its loss scale, as {name: array}."""
   for x in make_inputs()[1]:
     run.step(tf.constant(x))
-  scale = run.optimizer.loss_scale
-  return dict(run.state(), scale=keras_cases.to_numpy(scale() if callable(scale) else scale))
+  return dict(run.state(), scale=keras_cases.to_numpy(keras_cases.scale_of(run.optimizer)))
 
 
 def train_model(family, optimizer):

@@ -70,11 +70,21 @@ def test_overflow_on_one_replica_skips_all(family, as_function):
   loop = Loop(lambda: keras_cases.wrap(family.optimizers.SGD(0.5)), as_function)
   steps = []  # (weights, loss scale, iterations)
   for xs in STEPS:
-    steps.append((loop.step(xs), float(loop.opt.loss_scale), int(keras_cases.to_numpy(loop.opt.iterations))))
+    steps.append((loop.step(xs), float(keras_cases.scale_of(loop.opt)), int(keras_cases.to_numpy(loop.opt.iterations))))
   weights, scales, iterations = zip(*steps)
   assert weights == ([0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [-0.5, 0.5], [-1.0, 0.5])
   assert scales == (8.0, 4.0, 2.0, 2.0, 4.0)
   assert iterations == ((1, 2, 3, 4, 5) if family.counts_skipped else (1, 1, 1, 2, 3))
+
+
+@eager_devices
+@keras_cases.each_family_of_keras_2
+def test_arrays_are_summed_over_replicas(family):
+  strategy = get_mirrored_strategy()
+  with strategy.scope():
+    w, opt = tensorflow.Variable([1.0, 2.0]), mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.25), 4.0)
+  strategy.run(lambda: opt.apply_gradients([(np.array([1.0, 2.0], np.float32), w)]) and None)
+  assert w.numpy().tolist() == [0.5, 1.0]
 
 
 @keras_cases.needs_keras_3
@@ -100,7 +110,7 @@ def test_replicas_train_as_tensorflow(family, name):
     xs = random.normal(size=[2, 2])
     xs[step % 2, 0] = np.inf if step in (3, 4, 9) else 1.0
     assert ours.step(xs) == theirs.step(xs)
-    assert float(ours.opt.loss_scale) == float(theirs.opt.loss_scale)
+    assert float(keras_cases.scale_of(ours.opt)) == float(keras_cases.scale_of(theirs.opt))
 
 
 @pytest.mark.slow
@@ -126,7 +136,7 @@ def test_fit_skips_overflow_on_one_replica(family):
     before = model.get_weights()[0].tolist()
     model.fit(np.array(xs, np.float32), np.ones([2, 1], np.float32), batch_size=2, verbose=0)
     changed = model.get_weights()[0].tolist() != before
-    steps.append((changed, float(opt.loss_scale), int(keras_cases.to_numpy(opt.iterations))))
+    steps.append((changed, float(keras_cases.scale_of(opt)), int(keras_cases.to_numpy(opt.iterations))))
   assert steps == [(True, 8.0, 1), (False, 4.0, 1 + family.counts_skipped), (True, 4.0, 2 + family.counts_skipped)]
 
 
@@ -170,7 +180,7 @@ def test_overflow_in_session_skips_all():
         sess.run(train_op, {xs: value})
         after = sess.run(copies)
         assert (after[0] == after[1]).all() and np.isfinite(after).all()
-        steps.append(((after[0] != before[0]).tolist(), sess.run(opt.loss_scale), sess.run(opt.iterations)))
+        steps.append(((after[0] != before[0]).tolist(), sess.run(keras_cases.scale_of(opt)), sess.run(opt.iterations)))
   counted = (1, 2, 3, 4) if keras_cases.V2.counts_skipped else (1, 1, 1, 2)
   changed, scales, iterations = zip(*steps)
   assert changed == ([True, True], [False, False], [False, False], [True, True])

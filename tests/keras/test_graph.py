@@ -70,7 +70,9 @@ def test_fit_skips_step_on_overflow():
     steps = []  # (weights finite, loss scale, iterations)
     for x in ([1.0, 2.0], [np.inf, 2.0], [1.0, 1.0], [2.0, 1.0]):
       model.fit(np.array([x]), np.array([[1.0]]), verbose=0)
-      steps.append((np.isfinite(model.get_weights()[0]).all(), sess.run(opt.loss_scale), sess.run(opt.iterations)))
+      steps.append(
+        (np.isfinite(model.get_weights()[0]).all(), sess.run(keras_cases.scale_of(opt)), sess.run(opt.iterations))
+      )
     are_finite, scales, iterations = zip(*steps)
     assert all(are_finite) and scales == (8.0, 4.0, 4.0, 8.0)
     assert iterations == ((1, 2, 3, 4) if V2.counts_skipped else (1, 1, 2, 3))
@@ -105,7 +107,7 @@ def test_branches_may_scale_loss():
 def test_each_graph_has_its_own_loss_scale():
   for _ in range(2):
     with tf.Graph().as_default():
-      scale = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.1), "dynamic").loss_scale
+      scale = keras_cases.scale_of(mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.1), "dynamic"))
       with testing.initialized_session() as sess:
         assert sess.run(scale) == 2.0**15
       assert [variable.name for variable in tf.global_variables()] == SCALE

@@ -233,11 +233,11 @@ def test_keras_3_files_contain_loss_scale(tmp_path):
   model = goldens.train_model(family, make_ours(family))
   for x in ([[1.0, np.inf, 1.0]], [[1.0, 1.0, 1.0]]):
     model.fit(np.array(x), np.ones([1, 2]), verbose=0)
-  assert float(model.optimizer.loss_scale) == goldens.SCALE / 2
+  assert float(keras_cases.scale_of(model.optimizer)) == goldens.SCALE / 2
   model.save(str(tmp_path / "model.keras"))
   after = family.keras.models.load_model(str(tmp_path / "model.keras"), custom_objects=mp_keras.CUSTOM_OBJECTS)
   assert get_values(after.optimizer) == get_values(model.optimizer)
-  assert float(after.optimizer.loss_scale) == goldens.SCALE / 2 and int(after.optimizer.dynamic_counter) == 1
+  assert float(keras_cases.scale_of(after.optimizer)) == goldens.SCALE / 2 and int(after.optimizer.dynamic_counter) == 1
 
 
 # Configurations that versions of TensorFlow's class wrote, with (dynamic, initial scale, growth interval, multiplier).
@@ -270,7 +270,7 @@ def test_old_configs_round_trip(cls, config, expected):
   before, multiplier = repr(config), expected[3]
   opt = cls.from_config(config)
   assert isinstance(opt, cls) and repr(config) == before
-  settings = opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps, opt.loss_scale.get_config().get("multiplier")
+  settings = opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps, opt._loss_scale.get_config().get("multiplier")
   assert settings == expected and keras_cases.to_numpy(opt.lr) == 0.5
   again = cls.from_config(opt.get_config())
   assert again.get_config() == opt.get_config()
@@ -315,7 +315,7 @@ def test_configs_contain_any_loss_scale():
   scale = mp_compat.DynamicLossScale(64.0, 5, overflow_tolerance=3)
   opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.5), scale)
   assert opt.get_config()["loss_scale"] == {"class_name": "DynamicLossScale", "config": scale.get_config()}
-  assert mp_keras.LossScaleOptimizer.from_config(opt.get_config()).loss_scale.overflow_tolerance == 3
+  assert mp_keras.LossScaleOptimizer.from_config(opt.get_config())._loss_scale.overflow_tolerance == 3
 
   class Mine(V2.optimizers.SGD):
     """A custom optimizer."""
@@ -336,7 +336,7 @@ def test_configs_contain_any_loss_scale():
   config = opt.get_config()
   assert config["loss_scale"] == {"class_name": "Ten", "config": {}}
   again = type(opt).from_config(config, custom_objects={"Mine": Mine, "Ten": Ten})
-  assert isinstance(again.inner_optimizer, Mine) and float(again.loss_scale) == 10.0
+  assert isinstance(again.inner_optimizer, Mine) and float(keras_cases.scale_of(again)) == 10.0
 
 
 def test_subclasses_load_with_own_arguments():
@@ -351,7 +351,7 @@ def test_subclasses_load_with_own_arguments():
 
   scale = mp_compat.DynamicLossScale(64.0, multiplier=4.0)  # has the earlier form in every version
   opt = Earlier(V2.optimizers.SGD(0.5), scale)
-  assert type(opt).from_config(opt.get_config()).loss_scale.multiplier == 4.0
+  assert type(opt).from_config(opt.get_config())._loss_scale.multiplier == 4.0
   opt = Earlier(V2.optimizers.SGD(0.5), mp_compat.DynamicLossScale(64.0, 5))  # has the later form from 2.4 on
   again = type(opt).from_config(opt.get_config())
   assert type(again) is type(opt) and (again.initial_scale, again.dynamic_growth_steps) == (64.0, 5)

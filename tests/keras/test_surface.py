@@ -47,7 +47,7 @@ def test_constructor_accepts_old_arguments(family):
     (new(make(), dynamic=True, initial_scale=8.0, dynamic_growth_steps=3), (True, 8.0, 3)),
   ]:
     assert (opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps) == expected
-    assert float(opt.loss_scale) == opt.initial_scale and opt.inner_optimizer is opt._optimizer
+    assert float(keras_cases.scale_of(opt)) == opt.initial_scale and opt.inner_optimizer is opt._optimizer
     assert (opt.dynamic_counter is None) == (not opt.dynamic)
 
 
@@ -56,6 +56,15 @@ def test_constructor_accepts_old_arguments(family):
 def test_aggregated_gradients_are_accepted(family):
   opt, v = mp_keras.LossScaleOptimizer(sgd(family), dynamic=False, initial_scale=8.0), tensorflow.Variable([1.0, 2.0])
   opt.apply_gradients([(tf.constant([10.0, 20.0]), v)], experimental_aggregate_gradients=False)
+  np.testing.assert_array_equal(v.numpy(), [0.0, 0.0])
+
+
+@keras_cases.each_family_of_keras_2
+def test_gradient_that_is_pair_raises(family):
+  opt, v = mp_keras.LossScaleOptimizer(sgd(family), 8.0), tensorflow.Variable([1.0, 2.0])
+  with pytest.raises(TypeError, match=r"Expected a gradient, but got a \(gradient, variable\) pair"):
+    opt.apply_gradients([((tf.constant([10.0, 20.0]), v), v)])
+  opt.apply_gradients([([10.0, 20.0], v)])
   np.testing.assert_array_equal(v.numpy(), [0.0, 0.0])
 
 
@@ -81,7 +90,7 @@ def error_of(program):
 def test_missing_and_unusable_keras_raise():
   missing = "import sys; sys.modules['keras'] = sys.modules['tf_keras'] = None; import mp_compat.keras; "
   error = error_of(missing + "mp_compat.keras.LossScaleOptimizer(object())")
-  assert "Keras is not installed. Install Keras 2 with `pip install tf_keras`" in error
+  assert "From TensorFlow 2.16 on, Keras is not installed with it: `pip install keras` for Keras 3" in error
   in_graph_mode = "import tensorflow as tf, mp_compat; tf.compat.v1.disable_eager_execution(); "
   error = error_of(in_graph_mode + "mp_compat.keras.LossScaleOptimizer(tf.keras.optimizers.Adam())")
   assert "eager execution is disabled" in error and "tf_keras.optimizers.legacy.Adam" in error
@@ -96,41 +105,51 @@ def test_import_does_not_import_keras():
   assert testing.run_python("-c", program).stdout.strip() == "[]"
 
 
-def test_loss_scale_is_tensor_and_callable():
-  opt = mp_keras.LossScaleOptimizer(sgd(), initial_scale=8.0, dynamic_growth_steps=3)
+@keras_cases.each_family
+def test_loss_scale_is_as_natively(family):
+  """It is a LossScale up to TensorFlow 2.3, and then a tensor."""
+  opt, native = (
+    mp_keras.LossScaleOptimizer(sgd(family), initial_scale=8.0),
+    family.native_dynamic(sgd(family), 8.0, 2000),
+  )
+  if keras_cases.VERSION < (2, 4):
+    assert isinstance(opt.loss_scale, testing.native.DynamicLossScale) and opt.loss_scale is opt._loss_scale
+    assert opt.loss_scale.get_config() == native.loss_scale.get_config()
+  else:
+    assert type(opt.loss_scale) is type(tf.constant(8.0)) and opt.loss_scale.dtype == tf.float32
+    assert not opt.loss_scale.shape.as_list() and float(opt.loss_scale * 2 + 1) == 17.0
+    assert "{:.1f} {}".format(opt.loss_scale, int(opt.loss_scale)) == "8.0 8"
+    with pytest.raises(ValueError, match="Could not interpret loss scale identifier"):
+      mp_keras.LossScaleOptimizer(sgd(family), opt.loss_scale)
+
+
+@keras_cases.each_family
+def test_experimental_loss_scale_is_called(family):
+  """It is a LossScale in every version."""
+  opt = mp_keras.experimental.LossScaleOptimizer(sgd(family), mp_compat.DynamicLossScale(8.0, 3))
   scale = opt.loss_scale
-  assert scale().numpy() == 8.0 and scale().dtype == tf.float32
-  assert scale.get_config() == {"initial_loss_scale": 8.0, "increment_period": 3, "multiplier": 2.0}
-  assert (scale.initial_loss_scale, scale.increment_period, scale.multiplier) == (8.0, 3, 2.0)
-  assert float(scale) == 8.0 and int(scale) == 8 and scale.numpy() == 8.0 and np.asarray(scale) == 8.0
-  assert scale.dtype == tf.float32 and scale.shape.as_list() == []
-  two = tf.constant(2.0)
-  results = [scale * 2, 2 * scale, two * scale, scale / two, 1.0 / scale, scale + 1, 1 - scale, scale**2, -scale]
-  assert [float(result) for result in results] == [16.0, 16.0, 16.0, 4.0, 0.125, 9.0, -7.0, 64.0, -8.0]
-  converted = [tf.cast(scale, tf.float16), tf.convert_to_tensor(scale), tf.convert_to_tensor(scale, tf.float32)]
-  assert {float(value) for value in converted} == {8.0} and float(tf.sqrt(scale)) == pytest.approx(8**0.5)
-  assert bool(scale > 7) and not bool(scale < two) and bool(scale != 7.0)
-  assert bool(scale == tf.constant(8.0)) == (keras_cases.VERSION >= (2, 0))  # 1.15 compares tensors by identity
-  assert scale == opt.loss_scale and scale == opt._loss_scale and not scale != opt._loss_scale
-  assert scale != mp_compat.DynamicLossScale(8.0, 3) and scale != mp_compat.FixedLossScale(8.0)
-  assert hash(scale) == hash(opt._loss_scale)
-  assert "{:.1f}".format(scale) == "8.0"
-  assert scale.update([tf.constant(np.inf)])[1].numpy() == np.False_
-  assert scale().numpy() == float(opt.loss_scale) == 4.0 and float(scale) == 8.0  # when it was read
+  assert (float(scale()), scale.increment_period, scale.get_config()["initial_loss_scale"]) == (8.0, 3, 8.0)
+  second = mp_keras.experimental.LossScaleOptimizer(sgd(family), scale)
+  w = tensorflow.Variable(1.0)
+  second.minimize(lambda: w * np.inf, [w])
+  assert float(scale()) == float(keras_cases.scale_of(second)) == 4.0
+  assert not bool(scale.update([tf.constant(np.inf)])[1]) and float(opt.loss_scale()) == 2.0
 
 
+@pytest.mark.skipif(keras_cases.VERSION >= (2, 4), reason="opt.loss_scale is a tensor from TensorFlow 2.4 on")
 def test_two_wrappers_share_loss_scale():
   first = mp_keras.LossScaleOptimizer(sgd(), "dynamic")
   second = mp_keras.LossScaleOptimizer(sgd(), first.loss_scale)
   w = tensorflow.Variable(1.0)
   second.minimize(lambda: w * np.inf, [w])
-  assert float(first.loss_scale) == 2.0**14
+  assert float(first.loss_scale()) == 2.0**14
 
 
 def test_loss_scale_can_be_fetched():
   with tf.Graph().as_default() as graph:
     opt = mp_keras.LossScaleOptimizer(sgd(), initial_scale=8.0)
-    scale, twice = opt.loss_scale, opt.loss_scale * 2.0
+    scale = keras_cases.scale_of(opt)
+    twice = scale * 2.0
     with testing.initialized_session() as sess:
       graph.finalize()
       assert sess.run([scale, {"twice": twice}]) == [8.0, {"twice": 16.0}]
@@ -150,7 +169,7 @@ def test_train_step_returns_loss_scale(family):
       return self.dense(inputs)
 
     def train_step(self, data):
-      return dict(super().train_step(data), loss_scale=self.optimizer.loss_scale)
+      return dict(super().train_step(data), loss_scale=keras_cases.scale_of(self.optimizer))
 
   model = Model()
   model.compile(mp_keras.LossScaleOptimizer(sgd(family), initial_scale=8.0), "mse")
@@ -221,7 +240,7 @@ def test_transforms_get_unscaled_gradients():
 def test_minimizing_nothing_keeps_scale(family):
   opt = mp_keras.LossScaleOptimizer(sgd(family), "dynamic")
   opt.minimize(lambda: tf.constant(1.0), [])
-  assert float(opt.loss_scale) == 2.0**15 and int(opt.dynamic_counter) == 0
+  assert float(keras_cases.scale_of(opt)) == 2.0**15 and int(opt.dynamic_counter) == 0
 
 
 def test_iterations_can_be_set_to_variable():

@@ -25,7 +25,11 @@ def make_batches(worker):
 
 def record(weights, opt):
   """Returns [weights, loss scale, iterations]."""
-  return [np.asarray(weights).ravel().tolist(), float(opt.loss_scale), int(keras_cases.to_numpy(opt.iterations))]
+  return [
+    np.asarray(weights).ravel().tolist(),
+    float(keras_cases.scale_of(opt)),
+    int(keras_cases.to_numpy(opt.iterations)),
+  ]
 
 
 def loop(strategy, family, xs):

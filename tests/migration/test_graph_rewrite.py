@@ -95,7 +95,7 @@ def test_enabling_wraps_optimizer():
     for family in keras_cases.FAMILIES:
       opt = mp_compat.enable_mixed_precision_graph_rewrite(family.optimizers.SGD(0.1), 4)
       assert isinstance(opt, mp_compat.keras.LossScaleOptimizer) and isinstance(opt, family.native)
-      assert float(opt.loss_scale) == 4.0
+      assert float(keras_cases.scale_of(opt)) == 4.0
 
 
 class Own:

@@ -115,11 +115,13 @@ def train_keras(model: Any, x: Any, y: Any) -> float:
   model.fit(x, y)
   same: mp_compat.keras.LossScaleOptimizer = mp_compat.keras.LossScaleOptimizer.from_config(opt.get_config())
   if same.dynamic and same.dynamic_growth_steps is not None:
-    print(same.dynamic_growth_steps + 1, same.loss_scale() * 2.0, opt.loss_scale * 2.0)
+    print(same.dynamic_growth_steps + 1, opt.loss_scale * 2.0)
   classes: Dict[str, Type[mp_compat.keras.LossScaleOptimizer]] = mp_compat.keras.CUSTOM_OBJECTS
   print(sorted(classes))
   earlier = mp_compat.keras.experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1), "dynamic")
   earlier.apply_gradients([])
+  scale: mp_compat.LossScale = earlier.loss_scale
+  print(scale() * 2.0)
   return float(opt.loss_scale)
 
 

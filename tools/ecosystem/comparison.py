@@ -160,7 +160,7 @@ def read_eager(weights, opt):
     inner, values["current_loss_scale"] = opt._optimizer, np.array(opt._loss_scale())
   elif hasattr(opt, "inner_optimizer"):
     scale = opt.dynamic_scale if hasattr(opt, "dynamic_scale") else opt.loss_scale
-    inner, values["current_loss_scale"] = opt.inner_optimizer, np.array(scale)
+    inner, values["current_loss_scale"] = opt.inner_optimizer, np.array(scale() if callable(scale) else scale)
   variables = inner.variables() if callable(inner.variables) else inner.variables
   for kind, of_kind in [("weight", weights), ("optimizer", variables)]:
     values.update({"{}/{}".format(kind, index): np.array(variable) for index, variable in enumerate(of_kind)})
