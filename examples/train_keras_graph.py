@@ -73,8 +73,9 @@ def main(argv):
   correct = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels), tf.float32))
 
   optimizer = optimizers.SGD(0.1, momentum=0.9)
-  optimizer = mp_keras.experimental.LossScaleOptimizer(optimizer, mp_compat.DynamicLossScale(2.0**12, GROWTH_STEPS))
-  train_ops, loss_scale = optimizer.get_updates(loss, model.trainable_weights), optimizer.loss_scale()
+  loss_scale = mp_compat.DynamicLossScale(2.0**12, GROWTH_STEPS)
+  optimizer = mp_keras.LossScaleOptimizer(optimizer, loss_scale)
+  train_ops, current_scale = optimizer.get_updates(loss, model.trainable_weights), loss_scale()
 
   print(
     "TensorFlow {}, {} weights in float32, computing in float16".format(
@@ -85,13 +86,13 @@ def main(argv):
   skipped = 0
   with tf.Session() as session:
     session.run(tf.global_variables_initializer())
-    scale = session.run(loss_scale)
+    scale = session.run(current_scale)
     for step in range(FLAGS.steps):
       rows = random.choice(train, BATCH)
       overflow = step in FLAGS.overflow_at
       feed = {images: data[rows], labels: target[rows], weight: ABSURD_WEIGHT if overflow else 1.0}
       value, _ = session.run([loss, train_ops], feed)
-      before, scale = scale, session.run(loss_scale)
+      before, scale = scale, session.run(current_scale)
       skipped += scale < before
       if scale != before or step % 50 == 0:
         note = "skipped: the gradients overflowed" if scale < before else "doubled" if scale > before else ""

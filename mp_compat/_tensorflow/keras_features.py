@@ -8,4 +8,5 @@ DELEGATES_TO_INNER = VERSION >= (2, 3)  # the wrapper has the inner optimizer's 
 COUNTS_SKIPPED_STEPS = VERSION >= (2, 3)  # in `iterations`
 CLIPS_WHEN_APPLYING = VERSION >= (2, 4)  # in `apply_gradients`; before, when gradients are computed
 AGGREGATES_FIRST = VERSION >= (2, 4)  # sums gradients over replicas before it clips and applies them
+EXPERIMENTAL_SCALE_IS_TENSOR = (2, 4) <= VERSION < (2, 9)  # `loss_scale` of its experimental wrapper; gone in 2.9
 HAS_LATER_FORM = VERSION >= (2, 4)  # configurations have `inner_optimizer`, not `loss_scale`

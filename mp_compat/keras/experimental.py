@@ -3,6 +3,7 @@
 
 from typing import Any, Optional
 
+from mp_compat._tensorflow import keras_features
 from mp_compat.keras import loss_scale_optimizer
 
 
@@ -37,5 +38,5 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
 
   @property
   def loss_scale(self) -> Any:
-    """Returns the LossScale, in every version of TensorFlow."""
-    return self._loss_scale
+    """Returns what TensorFlow's experimental class does; from 2.9 on, where there is none, the LossScale."""
+    return super().loss_scale if keras_features.EXPERIMENTAL_SCALE_IS_TENSOR else self._loss_scale
