@@ -214,7 +214,7 @@ rows(
   (lambda t: LossScaleOptimizer(keras_sgd(), True, 8.0, 0), ValueError, "increment_period must be .*0"),
   (lambda t: LossScaleOptimizer(LossScaleOptimizer(keras_sgd())), TypeError, "cannot wrap another"),
   (lambda t: LossScaleOptimizer(keras_sgd(), inner_optimizer=keras_sgd()), TypeError, "several arguments"),
-  (lambda t: LossScaleOptimizer("adam"), TypeError, "must be an instance of OptimizerV2.*adam. Pass a Keras"),
+  (lambda t: LossScaleOptimizer("adam"), TypeError, "must be an instance of OptimizerV2.*adam. Pass an object"),
   (lambda t: LossScaleOptimizer(), TypeError, "must be an instance of OptimizerV2.*got: None"),
   (lambda t: LossScaleOptimizer(sgd()), TypeError, "MixedPrecisionLossScaleOptimizer"),
   (lambda t: mp_keras.experimental.LossScaleOptimizer(keras_sgd(), True), ValueError, "passed to loss_scale.*True"),
