@@ -93,7 +93,7 @@ MUTANTS = [
   ("_tensorflow/dead_tensors", "tf.control_dependencies([decided])", "tf.control_dependencies([])"),
   ("_tensorflow/graphs", "is_other = graph not in (None, default) and", "is_other = False and"),
   ("_tensorflow/graphs", " and element.name not in fed", ""),
-  ("_tensorflow/graphs", "reserved + kwargs[", "kwargs["),
+  ("_tensorflow/graphs", " + reserved + inner", " + other + inner"),
   ("_tensorflow/graphs", "if current.startswith(other) else", "if False else"),
   ("core/conditional_apply", "if is_reopened else {}", "if False else {}"),
   ("core/conditional_apply", "if is_other else", "if False else"),
