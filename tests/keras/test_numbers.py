@@ -23,7 +23,7 @@ def each_optimizer(families):
   return pytest.mark.parametrize(
     "family,name",
     [
-      pytest.param(family, name, id="{}-{}".format(family.name, name))
+      pytest.param(family, name, id="{}-{}".format(family.name, name), marks=[pytest.mark.matrix] * (name == "Adagrad"))
       for family in families
       for name in sorted(OPTIMIZERS)
     ],

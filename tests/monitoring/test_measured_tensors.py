@@ -156,6 +156,7 @@ def test_dtypes_of_values_are_known():
   assert all_dtypes["head:0"][1] == "float32" and all_dtypes["shared:0"][1] == "float16"
 
 
+@pytest.mark.matrix
 def test_residual_steps_take_linear_time():
   """Each doubles the number of paths, and 1200 are more than Python's recursion limit."""
   steps, w = 1200, tf.get_variable("w", [2], initializer=tf.ones_initializer())

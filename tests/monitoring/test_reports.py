@@ -66,7 +66,11 @@ def test_report_includes_clipped_gradients():
 
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize("is_shared", [False, True], ids=["own_optimizers", "shared_optimizer"])
-@pytest.mark.parametrize("loss_scale", [lambda: 8.0, testing.native.DynamicLossScale], ids=["fixed", "native_dynamic"])
+@pytest.mark.parametrize(
+  "loss_scale",
+  [lambda: 8.0, pytest.param(testing.native.DynamicLossScale, marks=pytest.mark.matrix)],
+  ids=["fixed", "native_dynamic"],
+)
 def test_every_replica_finds_step(is_shared, loss_scale):
   x = tf.placeholder(tf.float32, [2])
   found, optimizers = [], [Optimizer(sgd(), loss_scale())] * 2 if is_shared else []
