@@ -72,7 +72,7 @@ MUTANTS = [
   # module, text, replacement
   ("_tensorflow/control_flow", "return loop is None or loop.pivot.op in new", "return False"),
   ("_tensorflow/control_flow", "return loop is None or loop.pivot.op in new", "return True"),
-  ("_tensorflow/control_flow", "effects.changing(needed).union(", "set().union("),
+  ("_tensorflow/control_flow", "effects.changing(needed, graph).union(", "set().union("),
   ("_tensorflow/control_flow", "*[tensor.consumers() for tensor in data]", ""),
   ("_tensorflow/control_flow", " and contexts.loop_around_inputs(op) is frame:", ":"),
   ("_tensorflow/control_flow", "gated.issuperset(reads)", "not gated.isdisjoint(reads)"),

@@ -118,7 +118,7 @@ def _close(
   frame = contexts.loop_around(graph._get_control_flow_context())
   needed = _needed(results, new)
   _check_reads(needed, new, predicate)
-  must_wait = effects.changing(needed).union(*[tensor.consumers() for tensor in data])
+  must_wait = effects.changing(needed, graph).union(*[tensor.consumers() for tensor in data])
   must_wait.update(op for op in needed if op.type in _LOOP_INPUTS and _begins_loop_of(op, new))
   gated: Set[tf.Operation] = set()
   for op, reads in needed.items():

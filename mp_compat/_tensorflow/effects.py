@@ -2,7 +2,7 @@
 """Finds out whether an op changes state that outlives a run, from its definition and the functions that it calls."""
 
 import functools
-from typing import Any, Iterable, List, Set
+from typing import Any, Collection, List, Set
 
 from tensorflow.python.framework import op_def_registry  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -19,12 +19,15 @@ _PASSING = frozenset(["RefEnter", "RefExit", "RefIdentity", "RefMerge", "RefNext
 _OF_ONE_RUN = ("Stack", "TensorArray")  # prefixes of ops on resources that end with the run
 
 
-def changing(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
+def changing(ops: Collection[tf.Operation], graph: tf.Graph) -> Set[tf.Operation]:
   """Returns those of `ops` that may change state that outlives the run; a call may if an op of its functions may.
 
   Ops without a known definition may. Random ops change the state of their generators.
   """
-  return {op for op in ops if (_of_call(op.node_def, op.graph) if is_call(op.type, op.graph) else _of_type(op.type))}
+  types = {op.type for op in ops}
+  calls = {op_type for op_type in types if is_call(op_type, graph)}
+  others = {op_type for op_type in types - calls if _of_type(op_type)}
+  return {op for op in ops if op.type in others or (op.type in calls and _of_call(op.node_def, graph))}
 
 
 def is_call(op_type: str, graph: tf.Graph) -> bool:
@@ -60,7 +63,7 @@ def _function_names(node: tf.NodeDef, graph: tf.Graph) -> List[str]:
 @functools.lru_cache(maxsize=None)
 def _takes_functions(op_type: str) -> bool:
   definition = _definition(op_type)
-  return definition is not None and any(attribute.type in ("func", "list(func)") for attribute in definition.attr)
+  return definition is not None and not {"func", "list(func)"}.isdisjoint([each.type for each in definition.attr])
 
 
 @functools.lru_cache(maxsize=None)

@@ -250,7 +250,7 @@ def make_seeds_repeatable() -> None:
 def effects_of(graph: tf.Graph, elements: Iterable[graphs.Element], fed: FrozenSet[str] = frozenset()) -> Effects:
   """Returns what a run of ops and tensors does to variables, from the ops that it executes; `fed` are not computed."""
   executed = set(graphs.executed_ops(elements, fed))
-  written = {op: _written_by(op) for op in effects.changing(executed)}
+  written = {op: _written_by(op) for op in effects.changing(executed, graph)}
   by_calls = frozenset().union(*[names for op, names in written.items() if effects.is_call(op.type, graph)])
   steps = [
     step

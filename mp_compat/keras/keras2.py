@@ -7,7 +7,7 @@ slots, ...) as its own, and a `base_optimizer` only for reading. `loss_scale` is
 """
 
 import functools
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import keras_features
@@ -56,7 +56,7 @@ class Keras2Mixin(AnyBase):
 
   _dynamic_arguments: Dict[str, float] = {}
   _counts_by_default = keras_features.COUNTS_SKIPPED_STEPS
-  _argument_for_sums: Dict[str, bool]  # says to `apply_gradients` that the gradients are sums over replicas
+  _argument_for_sums: Tuple[str, bool]  # says to `apply_gradients` that the gradients are sums over replicas
   set_weights = inner_attribute("set_weights")  # called by `load_model` for HDF5
 
   def _initialize(self, inner: optimizers.KerasOptimizer, name: Optional[str]) -> None:
@@ -102,9 +102,9 @@ class Keras2Mixin(AnyBase):
     self._check_step()
     inner, pairs = self._optimizer, list(grads_and_vars)
     are_sums = skip_gradients_aggregation or not experimental_aggregate_gradients
-    can_skip = all(optimizers.takes_argument(inner.apply_gradients, name) for name in self._argument_for_sums)
+    can_skip = optimizers.takes_argument(inner.apply_gradients, self._argument_for_sums[0])
     aggregate = keras_features.AGGREGATES_FIRST and self._HAS_AGGREGATE_GRAD and can_skip and not are_sums
-    arguments = dict(name=name, **self._argument_for_sums) if aggregate or are_sums else dict(name=name)
+    arguments = dict([("name", name)] + ([self._argument_for_sums] if aggregate or are_sums else []))
     args, kwargs = optimizers.arguments_for(inner.apply_gradients, Keras2Mixin.apply_gradients, arguments)
     if not pairs:  # Nothing to train.
       return inner.apply_gradients(pairs, *args, **kwargs)
@@ -122,7 +122,7 @@ class Keras2Mixin(AnyBase):
 class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   """Makes the wrapper an OptimizerV2: `tf.keras.optimizers` up to 2.10, `.legacy` from 2.11 on."""
 
-  _argument_for_sums = {"experimental_aggregate_gradients": False}
+  _argument_for_sums = ("experimental_aggregate_gradients", False)
 
   @autograph.do_not_convert
   def _compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
@@ -179,7 +179,7 @@ for _name in """
 class OptimizerV3Mixin(Keras2Mixin):
   """Makes the wrapper an `Optimizer` of `tf.keras` of TensorFlow 2.11 to 2.15, and of tf_keras."""
 
-  _argument_for_sums = {"skip_gradients_aggregation": True}
+  _argument_for_sums = ("skip_gradients_aggregation", True)
   _HAS_AGGREGATE_GRAD = True
   exclude_from_weight_decay = inner_attribute("exclude_from_weight_decay")
 

@@ -8,7 +8,7 @@ Observers (`mp_compat.monitoring`) read the record of a step, which `apply` keep
 
 import dataclasses
 import functools
-from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union, cast
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union, cast
 
 from mp_compat import horovod
 from mp_compat._tensorflow import contexts
@@ -238,7 +238,6 @@ def apply(
   scaled = contexts.keys_of(each.scaled for each in computed if each.scaled is not None)
   # The gradients that were applied in the graph before, and those that they derive from, with the decision on each.
   decided = {} if graph is None else graphs.record_in(graph, "gradients_of_steps")
-  earlier = {key for key, applied in decided.items() if applied is not decision.apply[index]}
   # "train/" is the scope of the train op.
   given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)
   method, base = optimizer.inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients
@@ -246,7 +245,7 @@ def apply(
   with graphs.reserve_name(name or optimizer.get_name()) as step_scope:
     applied = conditional_apply.apply_in_each_replica(
       decision.apply[index],
-      functools.partial(_apply_inner, optimizer, own, scaled, earlier - own),
+      functools.partial(_apply_inner, optimizer, own, scaled, decided, decision.apply[index]),
       [part.grads_and_vars] + args,
       keywords,
       part.scope,
@@ -267,14 +266,16 @@ def _apply_inner(
   optimizer: tf.train.Optimizer,
   own: Set[contexts.TensorKey],
   scaled: Set[contexts.TensorKey],
-  earlier: Set[contexts.TensorKey],
+  decided: Dict[contexts.TensorKey, ShouldApply],
+  should_apply: ShouldApply,
   grads_and_vars: Iterable[gradients.GradAndVar],
   *args: object,
   **kwargs: object,
 ) -> Optional[tf.Operation]:
   """Calls the inner optimizer of `optimizer`; checks which gradients it uses, not by way of its `own`.
 
-  Logs a warning for `scaled` ones of this step. Raises a ValueError for those of `earlier` steps.
+  Logs a warning for `scaled` ones of this step. Raises a ValueError for those of earlier steps, which were `decided`
+  otherwise than by `should_apply`.
   """
   inner_optimizer = optimizer.inner_optimizer
   if tf.executing_eagerly():
@@ -289,7 +290,7 @@ def _apply_inner(
     )
   read = [tensor for op in graph.get_operations()[count:] for tensor in op.inputs]
   used = contexts.keys_of(contexts.search_back(read, contexts.data_inputs, own))
-  if not earlier.isdisjoint(used):
+  if [key for key in used - own if decided.get(key, should_apply) is not should_apply]:
     raise ValueError(
       "apply_gradients() of {0} reads gradients of an earlier apply_gradients(). It would use them unchecked: if they "
       "overflowed, that step was skipped, but this one is not. To apply them, sum the gradients before one "

@@ -186,7 +186,7 @@ def may_change(build):
   """Returns whether `build()` builds an op that may change state."""
   with testing.control_flow(1), tf.Graph().as_default() as graph:
     build()
-    return any("Initializer" not in op.name for op in effects.changing(graph.get_operations()))
+    return any("Initializer" not in op.name for op in effects.changing(graph.get_operations(), graph))
 
 
 @pytest.mark.parametrize(
