@@ -210,7 +210,8 @@ class Recorder:
       self.note(unreadable=unreadable)
     known.trained.update(*[step.variables for step in executed.steps])
     known.steps += 1
-    is_scaled = any(step.is_scaled for step in executed.steps)
+    # `apply_gradients_together` and GradientAccumulator decide, and call the inner optimizer themselves.
+    is_scaled = bool(decisions) or any(step.is_scaled for step in executed.steps)
     self.note(steps=self.notes["steps"] + 1, scaled=self.notes["scaled"] or is_scaled)
     if decisions:
       known.skipped += sum(not applied for applied in decisions)
@@ -358,9 +359,11 @@ def _install(settings: Settings, recorder: Recorder) -> None:
   installation.install()
   messages: Set[str] = set()
   log.observers += [messages.add, lambda _: recorder.note(warnings=sorted(messages))]
+  unscaled = mp_compat.FixedLossScale(1)
   wrappers: List[Any] = [mp_compat.MixedPrecisionLossScaleOptimizer, keras_optimizer.LossScaleOptimizer]
   for wrapper in wrappers:
-    wrapper.__init__ = _noting(wrapper.__init__, recorder, settings.run == UNSCALED)
+    # One loss scale for all: some share theirs.
+    wrapper.__init__ = _noting(wrapper.__init__, recorder, unscaled if settings.run == UNSCALED else None)
   if settings.run == UNSCALED:
     decide = step.decide
 
@@ -371,7 +374,9 @@ def _install(settings: Settings, recorder: Recorder) -> None:
     step.decide = decide_to_apply
 
 
-def _noting(construct: Callable[..., None], recorder: Recorder, unscaled: bool) -> Callable[..., None]:
+def _noting(
+  construct: Callable[..., None], recorder: Recorder, unscaled: Optional[loss_scale.LossScale]
+) -> Callable[..., None]:
   @functools.wraps(construct)
   def construct_and_note(self: Any, *args: object, **kwargs: object) -> None:
     if unscaled:
@@ -379,7 +384,7 @@ def _noting(construct: Callable[..., None], recorder: Recorder, unscaled: bool) 
     construct(self, *args, **kwargs)
     recorder.note(uses="mp_compat")
     if unscaled:
-      self._loss_scale = mp_compat.FixedLossScale(1)
+      self._loss_scale = unscaled
 
   return construct_and_note
 

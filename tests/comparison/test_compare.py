@@ -104,6 +104,7 @@ W = "  w: 2 of 2 values differ, by up to "
     (0, "--runs original,without,again program.py migrated", ["the same bits"]),
     (0, "--runs original,without,again asks.py", ["Before it, the bits are the same."]),
     (0, "--runs original,without,again asks.py unchecked", ["Before it, the bits are the same."]),
+    (0, "--runs original,without,again asks.py shares", ["Before it, the bits are the same."]),
     (0, "program.py checkpoint env", ["6 steps"]),
     (0, "--restore folder program.py checkpoint", ["6 steps"]),
     (0, "--runs original,again program.py process", ["The program ran other processes, which are not compared."]),

@@ -1,4 +1,7 @@
-"""Trains with mp_compat, and reads whether each step is finite and applied."""
+"""Trains with mp_compat, and reads whether each step is finite and applied.
+
+"shares" applies the gradients of two optimizers together.
+"""
 
 import os
 import sys
@@ -10,10 +13,18 @@ import mp_compat
 
 tf.disable_v2_behavior()
 x = tf.placeholder(tf.float32, [])
-opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-  tf.train.GradientDescentOptimizer(0.125), "dynamic", skip_nonfinite="unchecked" not in sys.argv
-)
-train_op = opt.minimize(x * tf.get_variable("w", [2]))
+scale = mp_compat.DynamicLossScale()
+opt, other = [
+  mp_compat.MixedPrecisionLossScaleOptimizer(
+    tf.train.GradientDescentOptimizer(0.125), scale, skip_nonfinite="unchecked" not in sys.argv
+  )
+  for _ in range(2)
+]
+if "shares" in sys.argv:
+  steps = [(one, one.compute_gradients(x * tf.get_variable(name, [2]))) for one, name in ((opt, "w"), (other, "v"))]
+  train_op = mp_compat.apply_gradients_together([(one, pairs[-1:]) for one, pairs in steps])
+else:
+  train_op = opt.minimize(x * tf.get_variable("w", [2]))
 with tf.Session() as sess:
   sess.run(tf.global_variables_initializer())
   for value in (1.0, np.inf, 1.0):
