@@ -80,9 +80,7 @@ class Keras2Mixin(AnyBase):
     self,
     grads_and_vars: Iterable[gradients.GradAndVar],
     name: Optional[str] = None,
-    *,
     experimental_aggregate_gradients: bool = True,
-    skip_gradients_aggregation: bool = False,
   ) -> Optional[tf.Operation]:
     """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
 
@@ -90,7 +88,6 @@ class Keras2Mixin(AnyBase):
       grads_and_vars: (gradient, variable) pairs with unscaled gradients. An empty list goes to the inner optimizer.
       name: a name for the ops.
       experimental_aggregate_gradients: whether to sum the gradients of all replicas; False if they are already sums.
-      skip_gradients_aggregation: the newer optimizers' argument for the same: True if they are already sums.
 
     Returns:
       An op; None in eager mode.
@@ -101,11 +98,11 @@ class Keras2Mixin(AnyBase):
     """
     self._check_step()
     inner, pairs = self._optimizer, list(grads_and_vars)
-    are_sums = skip_gradients_aggregation or not experimental_aggregate_gradients
+    are_sums = not experimental_aggregate_gradients
     can_skip = optimizers.takes_argument(inner.apply_gradients, self._argument_for_sums[0])
     aggregate = keras_features.AGGREGATES_FIRST and self._HAS_AGGREGATE_GRAD and can_skip and not are_sums
     arguments = dict([("name", name)] + ([self._argument_for_sums] if aggregate or are_sums else []))
-    args, kwargs = optimizers.arguments_for(inner.apply_gradients, Keras2Mixin.apply_gradients, arguments)
+    args, kwargs = optimizers.arguments_for(inner.apply_gradients, self._kind.mixin.apply_gradients, arguments)
     if not pairs:  # Nothing to train.
       return inner.apply_gradients(pairs, *args, **kwargs)
     # In eager mode, `apply_gradients` of an OptimizerV2 makes the same variables, so that only a skipped step must.
@@ -151,9 +148,12 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     inner, variables = self._optimizer, [variable for grad, variable in pairs if grad is not None]
     with tf.name_scope(inner._name), tf.init_scope():
-      _ = inner.iterations
-      inner._create_hypers()
-      inner._create_slots(variables)
+      if hasattr(inner, "_create_all_weights"):  # from TensorFlow 2.2 on
+        inner._create_all_weights(variables)
+      else:
+        _ = inner.iterations
+        inner._create_hypers()
+        inner._create_slots(variables)
 
   def _aggregate(self, pairs: Pairs) -> Pairs:
     return self._aggregate_gradients(self._transform_unaggregated_gradients(pairs))
@@ -182,6 +182,17 @@ class OptimizerV3Mixin(Keras2Mixin):
   _argument_for_sums = ("skip_gradients_aggregation", True)
   _HAS_AGGREGATE_GRAD = True
   exclude_from_weight_decay = inner_attribute("exclude_from_weight_decay")
+
+  @autograph.do_not_convert
+  def apply_gradients(
+    self,
+    grads_and_vars: Iterable[gradients.GradAndVar],
+    name: Optional[str] = None,
+    skip_gradients_aggregation: bool = False,
+    experimental_aggregate_gradients: bool = True,
+  ) -> None:
+    """Applies or skips the gradients as an OptimizerV2 does; arguments as for Keras's method."""
+    super().apply_gradients(grads_and_vars, name, experimental_aggregate_gradients and not skip_gradients_aggregation)
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     with tf.name_scope(self._optimizer.name), tf.init_scope():

@@ -312,8 +312,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       later = ("dynamic", "initial_scale", "dynamic_growth_steps")  # which the class does not take
       arguments["loss_scale"] = _later_loss_scale(**{name: arguments.pop(name) for name in later if name in arguments})
     # By name, for Horovod's subclasses. The metaclass of Keras 2 from TensorFlow 2.11 on knows the later name only.
-    has_earlier_name = type(cls).__call__ is type.__call__ and optimizers.takes_argument(cls.__init__, "optimizer")
-    return cls(**{"optimizer" if has_earlier_name else "inner_optimizer": inner}, **arguments)
+    is_earlier = type(cls).__call__ is type.__call__ and "loss_scale" in arguments
+    return cls(**{"optimizer" if is_earlier else "inner_optimizer": inner}, **arguments)
 
 
 def _later_loss_scale(

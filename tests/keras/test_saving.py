@@ -340,7 +340,6 @@ def test_configs_contain_any_loss_scale():
 
 
 def test_subclasses_load_with_own_arguments():
-
   class Earlier(mp_keras.LossScaleOptimizer):
     def __init__(self, optimizer, loss_scale):
       super().__init__(optimizer, loss_scale)
@@ -358,6 +357,18 @@ def test_subclasses_load_with_own_arguments():
   if keras_cases.VERSION >= (2, 4):
     opt = Later(V2.optimizers.SGD(0.5), initial_scale=64.0)
     assert type(opt).from_config(opt.get_config()).initial_scale == 64.0
+
+
+@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="configurations have the earlier form")
+@keras_cases.each_family
+def test_subclass_with_further_argument_loads(family):
+  class Further(mp_keras.LossScaleOptimizer):
+    def __init__(self, inner_optimizer, further=3, **kwargs):
+      super().__init__(inner_optimizer, **kwargs)
+      assert further == 3
+
+  opt = Further(family.optimizers.SGD(0.5), initial_scale=64.0)
+  assert type(opt).from_config(opt.get_config()).initial_scale == 64.0
 
 
 @keras_cases.each_family

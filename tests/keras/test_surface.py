@@ -55,8 +55,30 @@ def test_constructor_accepts_old_arguments(family):
 @keras_cases.each_family_of_keras_2
 def test_aggregated_gradients_are_accepted(family):
   opt, v = mp_keras.LossScaleOptimizer(sgd(family), dynamic=False, initial_scale=8.0), tensorflow.Variable([1.0, 2.0])
-  opt.apply_gradients([(tf.constant([10.0, 20.0]), v)], experimental_aggregate_gradients=False)
+  pairs, are_sums = [(tf.constant([5.0, 10.0]), v)], family.name == "newer"
+  opt.apply_gradients(pairs, experimental_aggregate_gradients=False)
+  opt.apply_gradients(pairs, None, are_sums)
   np.testing.assert_array_equal(v.numpy(), [0.0, 0.0])
+
+
+@pytest.mark.skipif("newer" not in map(repr, keras_cases.FAMILIES), reason="this Keras has no newer optimizers")
+def test_newer_optimizer_returns_none_in_function():
+  family = keras_cases.KERAS_2[-1]
+  opt, v = mp_keras.LossScaleOptimizer(sgd(family)), tensorflow.Variable([1.0, 2.0])
+  assert tensorflow.function(lambda: opt.apply_gradients([(tf.constant([10.0, 20.0]), v)]))() is None
+
+
+@pytest.mark.skipif(keras_cases.VERSION < (2, 2), reason="OptimizerV2 has no _create_all_weights")
+def test_skipped_first_step_creates_all_weights():
+  class Late(keras_cases.V2.optimizers.SGD):
+    def _create_all_weights(self, var_list):
+      super()._create_all_weights(var_list)
+      for variable in var_list:
+        self.add_slot(variable, "late")
+
+  opt, v = mp_keras.LossScaleOptimizer(Late(0.1)), tensorflow.Variable([1.0])
+  opt.apply_gradients([(tf.constant([np.inf]), v)])
+  assert opt.get_slot_names() == ["late"] and len(opt.inner_optimizer.variables()) == 2
 
 
 @keras_cases.each_family_of_keras_2
