@@ -245,7 +245,7 @@ def apply(
   with graphs.reserve_name(name or optimizer.get_name()) as step_scope:
     applied = conditional_apply.apply_in_each_replica(
       decision.apply[index],
-      functools.partial(_apply_inner, optimizer, own, scaled, decided, decision.apply[index]),
+      functools.partial(_apply_inner, optimizer, own, scaled, dict(decided), decision.apply[index]),
       [part.grads_and_vars] + args,
       keywords,
       part.scope,
