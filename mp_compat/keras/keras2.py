@@ -184,7 +184,7 @@ class OptimizerV3Mixin(Keras2Mixin):
   exclude_from_weight_decay = inner_attribute("exclude_from_weight_decay")
 
   @autograph.do_not_convert
-  def apply_gradients(
+  def apply_gradients(  # type: ignore[override]  # in the order of Keras's method
     self,
     grads_and_vars: Iterable[gradients.GradAndVar],
     name: Optional[str] = None,
