@@ -28,7 +28,7 @@ TESTS = {
   "_tensorflow/effects": "training/gate",
   "_tensorflow/dead_tensors": "monitoring/gradient_ranges programs/unusual",
   "_tensorflow/event_files": "monitoring/ranges_hook",
-  "_tensorflow/graphs": "programs/unusual monitoring/ranges_hook",
+  "_tensorflow/graphs": "programs/built_in_steps programs/unusual monitoring/ranges_hook",
   "core/update_rule": "core/update_rule core/automaton",
   "core/dialects": "core/dialects",
   "core/gradients": (
