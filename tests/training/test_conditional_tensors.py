@@ -215,6 +215,10 @@ def computed_by_a_loop():
   "make, build",
   [
     (tf.train.GradientDescentOptimizer, lambda: tf.random_uniform([])),
+    (
+      tf.train.GradientDescentOptimizer,
+      lambda: tf.cond(tf.placeholder_with_default(True, []), lambda: tf.random_uniform([]), lambda: tf.constant(1.0)),
+    ),
     (tf.train.GradientDescentOptimizer, counted),
     (tf.train.GradientDescentOptimizer, computed_by_a_loop),
     (lambda shared: Waiting(1.0, shared), incremented),
