@@ -63,6 +63,13 @@ def test_equal_programs_are_same(compare):
   assert lines[-1] == "The program trains the same, in the steps that were compared."
 
 
+@NEEDS_KERAS
+def test_keras_program_is_same(compare):
+  code, output, report = compare("--runs", "original,mp_compat,without", "keras_program.py")
+  assert code == 0 and output.count("after each of 8 steps") == 2, output
+  assert all(run["scaled"] and run["trained"] for run in report["runs"].values())
+
+
 THREE = "  4. as it is, once more   the same bits in all three runs"
 W = "  w: 2 of 2 values differ, by up to "
 
@@ -109,7 +116,6 @@ W = "  w: 2 of 2 values differ, by up to "
     (0, "--restore folder program.py checkpoint", ["6 steps"]),
     (0, "--runs original,again program.py process", ["The program ran other processes, which are not compared."]),
     pytest.param(0, "--runs original,again program.py data", ["the same bits"], marks=NEEDS_EAGER),
-    pytest.param(0, "--without keras_program.py", ["after each of 8 steps"], marks=NEEDS_KERAS),
     (0, "absl_program.py --learning_rate=0.1 --overflow_at=1 --overflow_at=2", ["6 train steps, 2 skipped"]),
     (0, "-m absl_program --learning_rate 0.1 --steps 4 --optimizer momentum", ["4 train steps, 0 skipped"]),
     (0, "--runs original,mp_compat program.py reads", ["6 train steps, 0 skipped"]),
