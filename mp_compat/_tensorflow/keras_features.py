@@ -3,6 +3,7 @@
 
 from mp_compat._tensorflow import VERSION
 
+CREATES_ALL_WEIGHTS = VERSION >= (2, 2)  # `_create_all_weights` makes the slots and the hyperparameters
 MISSING_LIMIT_IS_NONE = VERSION >= (2, 2)  # `clipnorm` or `clipvalue`; before, the attribute is missing
 DELEGATES_TO_INNER = VERSION >= (2, 3)  # the wrapper has the inner optimizer's children in a `tf.train.Checkpoint`
 COUNTS_SKIPPED_STEPS = VERSION >= (2, 3)  # in `iterations`

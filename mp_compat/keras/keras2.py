@@ -148,7 +148,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     inner, variables = self._optimizer, [variable for grad, variable in pairs if grad is not None]
     with tf.name_scope(inner._name), tf.init_scope():
-      if hasattr(inner, "_create_all_weights"):  # from TensorFlow 2.2 on
+      if keras_features.CREATES_ALL_WEIGHTS:
         inner._create_all_weights(variables)
       else:
         _ = inner.iterations

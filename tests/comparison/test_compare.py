@@ -135,9 +135,6 @@ W = "  w: 2 of 2 values differ, by up to "
     (1, "dqn.py explores raises", ["step 3 is the first", "  rate: 1 of 1 values differ"]),
     (1, "dqn.py local faster", ["step 1 is the first", "  w: 2 of 2 values differ", THREE]),
     (1, "--runs original,mp_compat program.py numbers", ["this needs the run 'again'", "w: differs"]),
-    pytest.param(
-      1, "program.py twice", ["the first run scales the loss twice", "already scales the loss"], marks=NEEDS_CONTRIB
-    ),
     # Nothing follows.
     (2, "program.py entropy", ["differs from itself: at step 1, first in w", "TF_NUM_INTRAOP_THREADS=1"]),
     (
@@ -186,7 +183,6 @@ W = "  w: 2 of 2 values differ, by up to "
     (2, "--every 9 program.py", ["None of its 6 train steps was compared"]),
     (2, "program.py unreadable", ["as it is: No tensor of the graph reads VarHandleOp."]),
     pytest.param(2, "program.py eager", ["Eager training was seen"], marks=NEEDS_EAGER),
-    pytest.param(2, "keras_program.py migrated", ["as it is: The program uses mp_compat as it is"], marks=NEEDS_KERAS),
   ],
 )
 def test_programs_are_compared(code, arguments, words, compare, tmp_path):
@@ -195,13 +191,28 @@ def test_programs_are_compared(code, arguments, words, compare, tmp_path):
   assert code or not (tmp_path / "folder").exists()
 
 
+@pytest.mark.matrix  # Slow tests run on the newest TensorFlow only.
+@pytest.mark.parametrize(
+  "code, arguments, words",
+  [
+    pytest.param(
+      1, "program.py twice", ["the first run scales the loss twice", "already scales the loss"], marks=NEEDS_CONTRIB
+    ),
+    pytest.param(2, "keras_program.py migrated", ["as it is: The program uses mp_compat as it is"], marks=NEEDS_KERAS),
+  ],
+)
+def test_programs_of_old_versions_are_compared(code, arguments, words, compare):
+  actual, output, _ = compare(*arguments.split())
+  assert actual == code and all(text in output for text in words), output
+
+
 @pytest.mark.slow
 def test_skipped_steps_of_threads_are_counted(compare):
   _, output, report = compare("--runs", "original,again", "threads.py")
   assert report["runs"]["original"]["skipped"] == 8, output
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.skipif(not hasattr(testing.tf, "estimator"), reason="this TensorFlow has no Estimator")
 def test_estimators_are_compared(compare, tmp_path):
   (tmp_path / "folder").mkdir()
