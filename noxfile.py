@@ -1,8 +1,10 @@
-"""The nox sessions of this project: checks, tests on every TensorFlow, programs, clients, documentation, packaging.
+"""The nox sessions of this project: checks, tests on every TensorFlow, programs,
+clients, documentation, packaging.
 
-`scripts/nox` installs nox and runs it: without arguments, the tests on the TensorFlow versions of every commit; with
-`-t versions`, on the others; with `-s tests-2.4`, on one. Arguments after `--` are passed to pytest or to the program.
-`.ci/run` runs the sessions with the tag `commit`, or `nightly`, in the order of this file.
+`scripts/nox` installs nox and runs it: without arguments, the tests on the TensorFlow
+versions of every commit; with `-t versions`, on the others; with `-s tests-2.4`, on
+one. Arguments after `--` are passed to pytest or to the program. `.ci/run` runs the
+sessions with the tag `commit`, or `nightly`, in the order of this file.
 """
 
 import glob
@@ -14,8 +16,8 @@ from typing import NamedTuple, Sequence
 
 import nox
 
-# The version of the Python that runs nox, which scripts/nox chooses. Sessions have a list of it, because then the names
-# of their environments contain the version.
+# The version of the Python that runs nox, which scripts/nox chooses. Sessions have a
+# list of it, because then the names of their environments contain the version.
 PYTHON = "{}.{}".format(*sys.version_info)
 
 
@@ -27,7 +29,8 @@ class Release(NamedTuple):
   requirement: str
   pins: Sequence[str] = ()  # what users must pin, too: keys of PINS
   alone: Sequence[str] = ()  # what pip installs without dependencies
-  optional: Sequence[str] = ()  # further Pythons with wheels; their sessions are skipped where they are missing
+  # further Pythons with wheels; their sessions are skipped where they are missing
+  optional: Sequence[str] = ()
 
 
 PINS = {
@@ -36,7 +39,8 @@ PINS = {
   "protobuf<7": "`tf.io.write_graph` raises a TypeError with protobuf 7",
 }
 
-# tf_keras depends on `tensorflow`, which pip would install in addition to `tensorflow-cpu`.
+# tf_keras depends on `tensorflow`, which pip would install in addition to
+# `tensorflow-cpu`.
 TENSORFLOW = {
   "1.15": Release("3.7", "3.7", "tensorflow==1.15.5", ["protobuf<3.21"]),
   "2.0": Release("3.7", "3.7", "tensorflow==2.0.4", ["protobuf<3.21"]),
@@ -59,9 +63,13 @@ TENSORFLOW = {
   "2.17": Release("3.9", "3.12", "tensorflow-cpu==2.17.1", [], ["tf_keras==2.17.*"]),
   "2.18": Release("3.9", "3.12", "tensorflow-cpu==2.18.1", [], ["tf_keras==2.18.*"]),
   "2.19": Release("3.9", "3.12", "tensorflow-cpu==2.19.1", [], ["tf_keras==2.19.*"]),
-  "2.20": Release("3.9", "3.13", "tensorflow-cpu==2.20.0", ["protobuf<7"], ["tf_keras==2.20.*"]),
+  "2.20": Release(
+    "3.9", "3.13", "tensorflow-cpu==2.20.0", ["protobuf<7"], ["tf_keras==2.20.*"]
+  ),
   "2.21": Release("3.10", "3.13", "tensorflow-cpu==2.21.0", [], ["tf_keras==2.21.*"]),
-  "2.22": Release("3.10", "3.13", "tensorflow-cpu==2.22.0rc0", [], ["tf_keras==2.21.*"], ["3.14"]),
+  "2.22": Release(
+    "3.10", "3.13", "tensorflow-cpu==2.22.0rc0", [], ["tf_keras==2.21.*"], ["3.14"]
+  ),
 }
 EVERY_COMMIT = ["1.15", "2.4", "2.10", "2.15", "2.21"]
 NEWEST = EVERY_COMMIT[-1]
@@ -70,16 +78,22 @@ nox.options.default_venv_backend = "venv"  # virtualenv no longer supports Pytho
 nox.options.error_on_missing_interpreters = True
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests-" + version for version in EVERY_COMMIT]
-os.environ["NOX_ENABLE_STALENESS_CHECK"] = "1"  # Environments of another interpreter are made anew.
+os.environ["NOX_ENABLE_STALENESS_CHECK"] = (
+  "1"  # Environments of another interpreter are made anew.
+)
 
-# pip does not compile what it installs: Python compiles what it imports, which is much less.
+# pip does not compile what it installs: Python compiles what it imports, which is much
+# less.
 os.environ["PIP_COMPILE"] = "0"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# The commands in pyenv's shims run only activated versions. `python3` stays the one that runs nox.
+# The commands in pyenv's shims run only activated versions. `python3` stays the one
+# that runs nox.
 PYENV = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
 os.environ["PATH"] = os.pathsep.join(
-  [os.path.dirname(sys.executable)] + glob.glob(os.path.join(PYENV, "versions", "*", "bin")) + [os.environ["PATH"]]
+  [os.path.dirname(sys.executable)]
+  + glob.glob(os.path.join(PYENV, "versions", "*", "bin"))
+  + [os.environ["PATH"]]
 )
 
 
@@ -88,34 +102,48 @@ TESTS = ["-e", ".[demo,migrate,test]", "tf_slim==1.1.0"]
 
 
 def _install(session, version, packages, alone=()):
-  """Installs TensorFlow (None: without), packages, and then packages without their dependencies."""
+  """Installs TensorFlow (None: without), packages, and then packages without their
+  dependencies.
+  """
   release = TENSORFLOW.get(version)
   if release:
-    packages, alone = [release.requirement, *release.pins, *packages], [*release.alone, *alone]
+    packages, alone = (
+      [release.requirement, *release.pins, *packages],
+      [*release.alone, *alone],
+    )
   session.install(*packages)
   if alone:
     session.install("--no-deps", *alone)
 
 
 def _python(version):
-  """Returns the Python version for a TensorFlow version: for the newest the one that runs nox, else the last."""
+  """Returns the Python version for a TensorFlow version: for the newest the one that
+  runs nox, else the last.
+  """
   return PYTHON if version == NEWEST else TENSORFLOW[version].last
 
 
 def _pytest(session, *arguments):
-  """Runs pytest, which writes its report and, with `--cov`, the lines that it ran to reports/.
+  """Runs pytest, which writes its report and, with `--cov`, the lines that it ran to
+  reports/.
 
   The name of the report's test suite contains the arguments.
   """
   report = os.path.abspath(os.path.join("reports", session.name))
   env = {"COVERAGE_FILE": report + ".coverage"}
-  options = ["--junitxml={}.xml".format(report), "-o", "junit_suite_name=" + " ".join(arguments)]
+  options = [
+    "--junitxml={}.xml".format(report),
+    "-o",
+    "junit_suite_name=" + " ".join(arguments),
+  ]
   session.run("python", "-m", "pytest", *options, *arguments, env=env)
 
 
 @nox.session(python=[PYTHON], tags=["commit"])
 def lint(session):
-  """Runs ruff: its linter, and its formatter, which must not find anything to change."""
+  """Runs ruff: its linter, and its formatter, which must not find anything to
+  change.
+  """
   session.install("ruff==0.17.6")
   session.run("ruff", "check")
   session.run("ruff", "format", "--check")
@@ -123,8 +151,17 @@ def lint(session):
 
 @nox.session(python="3.11", tags=["commit"])
 def types(session):
-  """Checks types with mypy and pyright (mypy.ini, pyrightconfig.json), without TensorFlow, whose names are Any."""
-  session.install("mypy==2.4.1", "pyright[nodejs]==1.1.414", "libcst==1.9.0", "numpy==2.4.6", "hypothesis", "pytest")
+  """Checks types with mypy and pyright (mypy.ini, pyrightconfig.json), without
+  TensorFlow, whose names are Any.
+  """
+  session.install(
+    "mypy==2.4.1",
+    "pyright[nodejs]==1.1.414",
+    "libcst==1.9.0",
+    "numpy==2.4.6",
+    "hypothesis",
+    "pytest",
+  )
   session.run("mypy")
   session.run("pyright")
   _pytest(session, "-m", "", "tests/type_checking")
@@ -133,34 +170,62 @@ def types(session):
 @nox.session(python="3.11", tags=["commit"])
 def docs(session):
   """Builds the documentation in site/; warnings, such as broken links, are errors."""
-  session.install("mkdocs-material==9.8.1", "mkdocstrings-python==2.0.11", "ruff==0.17.6")
+  session.install(
+    "mkdocs-material==9.8.1", "mkdocstrings-python==2.0.11", "ruff==0.17.6"
+  )
   session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
   for page in glob.glob("site/**/*.html", recursive=True):
     with open(page, encoding="utf-8") as file:
       if re.search(r"\d<strong>", file.read()):
-        session.error("{}: two powers such as 2**15 are bold text; put them into backticks.".format(page))
+        session.error(
+          "{}: two powers such as 2**15 are bold text; put them into backticks.".format(
+            page
+          )
+        )
 
 
 @nox.session(python=[PYTHON], tags=["commit"])
 def package(session):
-  """Builds and checks the sdist and the wheel in dist/, and uses the wheel in clean environments."""
+  """Builds and checks the sdist and the wheel in dist/, and uses the wheel in clean
+  environments.
+  """
   shutil.rmtree("dist", ignore_errors=True)
   session.install("build==1.3.0", "check-wheel-contents==0.6.3", "twine==6.2.0")
   session.run("python", "-m", "build")
   wheel, sdist = sorted(glob.glob("dist/*"), key=lambda path: not path.endswith(".whl"))
   session.run("twine", "check", "--strict", wheel, sdist)
   session.run("check-wheel-contents", wheel)
-  wheel, sdist, tmp = (os.path.abspath(path) for path in (wheel, sdist, session.create_tmp()))
+  wheel, sdist, tmp = (
+    os.path.abspath(path) for path in (wheel, sdist, session.create_tmp())
+  )
   for python in ("3.7", "3.13"):
     environment = os.path.join(tmp, "python" + python)
     session.run("python" + python, "-m", "venv", "--clear", environment, external=True)
     command = os.path.join(environment, "bin", "python")
-    session.run(command, "-m", "pip", "install", "--quiet", wheel, "libcst", "tqdm", external=True)
+    session.run(
+      command, "-m", "pip", "install", "--quiet", wheel, "libcst", "tqdm", external=True
+    )
     with session.chdir(tmp):
-      session.run(os.path.join(environment, "bin", "mp_compat"), "--version", external=True)
-      session.run(command, "-c", "import mp_compat; assert 'LossScale' in dir(mp_compat)", external=True)
-      session.run(command, "-m", "mp_compat", "migrate", "--check", environment + "/bin", external=True)
-  with session.chdir(tmp):  # The sdist must contain the files that the commands of its README need.
+      session.run(
+        os.path.join(environment, "bin", "mp_compat"), "--version", external=True
+      )
+      session.run(
+        command,
+        "-c",
+        "import mp_compat; assert 'LossScale' in dir(mp_compat)",
+        external=True,
+      )
+      session.run(
+        command,
+        "-m",
+        "mp_compat",
+        "migrate",
+        "--check",
+        environment + "/bin",
+        external=True,
+      )
+  # The sdist must contain the files that the commands of its README need.
+  with session.chdir(tmp):
     session.run("tar", "xzf", sdist, "--strip-components=1", external=True)
     session.run("bash", "scripts/nox", "--list", external=True)
 
@@ -189,7 +254,8 @@ def _tests(version, pythons, tags):
     _pytest(session, "--numprocesses=2", "--dist=worksteal", *session.posargs)
 
   tests.__doc__ = "Runs the tests on TensorFlow {}.".format(version)
-  # nox compares names as Python expressions, where 2.1 equals 2.10. With a list, the Python version is part of them.
+  # nox compares names as Python expressions, where 2.1 equals 2.10. With a list, the
+  # Python version is part of them.
   nox.session(tests, python=pythons, name="tests-" + version, tags=tags)
 
 
@@ -198,24 +264,45 @@ def _tests_without_python(version, python, tags):
     session.skip("Python {} is missing".format(python))
 
   tests.__doc__ = "Is skipped: Python {} is missing.".format(python)
-  nox.session(tests, name="tests-{}-{}".format(version, python), tags=tags, venv_backend="none")
+  nox.session(
+    tests, name="tests-{}-{}".format(version, python), tags=tags, venv_backend="none"
+  )
 
 
 for _version, _release in TENSORFLOW.items():
   # The session `readme` runs that of the newest.
-  _tags = [] if _version == NEWEST else ["commit"] if _version in EVERY_COMMIT else ["nightly", "versions"]
-  _missing = [python for python in _release.optional if not shutil.which("python" + python)]
-  _tests(_version, [_python(_version), *(python for python in _release.optional if python not in _missing)], _tags)
+  _tags = (
+    []
+    if _version == NEWEST
+    else ["commit"]
+    if _version in EVERY_COMMIT
+    else ["nightly", "versions"]
+  )
+  _missing = [
+    python for python in _release.optional if not shutil.which("python" + python)
+  ]
+  _tests(
+    _version,
+    [
+      _python(_version),
+      *(python for python in _release.optional if python not in _missing),
+    ],
+    _tags,
+  )
   for _python_version in _missing:
     _tests_without_python(_version, _python_version, _tags)
 
 
 @nox.session(venv_backend="none", tags=["nightly"])
 def all_tests(session):
-  """Runs all tests, the slow ones on the newest TensorFlow, with more random graphs; and its tests on other Pythons."""
+  """Runs all tests, the slow ones on the newest TensorFlow, with more random graphs;
+  and its tests on other Pythons.
+  """
   options = ["--examples", "100", "--cov", "--cov-report="]
   for version in EVERY_COMMIT:
-    selection = ["-m", ""] if version == NEWEST else ["-m", "not slow", "--hypothesis-seed", "1"]
+    selection = (
+      ["-m", ""] if version == NEWEST else ["-m", "not slow", "--hypothesis-seed", "1"]
+    )
     session.run("scripts/nox", "-s", "tests-" + version, "--", *options, *selection)
   for python in ("3.10", "3.12", "3.13"):
     session.run("scripts/nox", "-s", "tests-" + NEWEST, "--force-python", python)
@@ -223,18 +310,23 @@ def all_tests(session):
 
 @nox.session(venv_backend="none", tags=["nightly", "versions"])
 def version_table(session):
-  """Writes the table of versions in docs/guarantees.md from the reports of the tests that ran, and prints it."""
+  """Writes the table of versions in docs/guarantees.md from the reports of the tests
+  that ran, and prints it.
+  """
   session.run("python", "tools/version_table.py")
   session.run("git", "diff", "docs/guarantees.md")
 
 
 @nox.session(python="3.13", tags=["nightly"])
 def bazel(session):
-  """Runs the tests with Bazel, whose command $BAZEL can name, on the last Python for the newest TensorFlow."""
+  """Runs the tests with Bazel, whose command $BAZEL can name, on the last Python for
+  the newest TensorFlow.
+  """
   command = os.environ.get("BAZEL", "bazel")
   if not shutil.which(command):
     session.skip("Bazel is not installed")
-  _install(session, NEWEST, TESTS + ["--compile"])  # Bazel's tests cannot write into the environment.
+  # Bazel's tests cannot write into the environment.
+  _install(session, NEWEST, TESTS + ["--compile"])
   session.run(command, "query", "//...", external=True)
   options = ["--cache_test_results=no", "--test_output=errors", "--local_test_jobs=2"]
   try:
@@ -252,19 +344,24 @@ def mutants(session):
 
 @nox.session(python=[PYTHON])
 def program(session):
-  """Runs a program on the newest TensorFlow: the demo, the benchmark, workers and parameter servers."""
+  """Runs a program on the newest TensorFlow: the demo, the benchmark, workers and
+  parameter servers.
+  """
   _install(session, NEWEST, ["-e", ".[demo]"])
   session.run("python", *session.posargs)
 
 
 @nox.session(python=_python("2.15"))
 def estimator(session):
-  """Trains an Estimator on the digits, in float16, with overflows. TensorFlow 2.15 is the last that has Estimator."""
+  """Trains an Estimator on the digits, in float16, with overflows. TensorFlow 2.15 is
+  the last that has Estimator.
+  """
   _install(session, "2.15", ["-e", ".[demo]"])
   session.run("python", "examples/train_estimator.py", *session.posargs)
 
 
-# Horovod 0.22 is built once, against TensorFlow and an installed MPI (Debian: libopenmpi-dev, openmpi-bin).
+# Horovod 0.22 is built once, against TensorFlow and an installed MPI (Debian:
+# libopenmpi-dev, openmpi-bin).
 HOROVOD_BUILD = {
   "HOROVOD_WITH_TENSORFLOW": "1",
   "HOROVOD_WITH_MPI": "1",
@@ -278,7 +375,10 @@ HOROVOD_BUILD = {
 def horovod(session):
   """Runs the tests with Horovod, on TensorFlow 1.15; with arguments, a program."""
   if not shutil.which("mpirun"):
-    session.error("This needs MPI and compilers: on Debian, `apt-get install libopenmpi-dev openmpi-bin cmake g++`.")
+    session.error(
+      "This needs MPI and compilers: on Debian, `apt-get install libopenmpi-dev "
+      "openmpi-bin cmake g++`."
+    )
   _install(session, "1.15", ["wheel", "-e", ".[demo,test]"])
   # A wheel in pip's cache may be built against another MPI.
   from_source = ["--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod"]
@@ -291,14 +391,17 @@ def horovod(session):
 
 @nox.session(python=[PYTHON], tags=["nightly"])
 def coverage(session):
-  """Combines the coverage of the tests that ran; fails and lists lines and branches that none ran."""
+  """Combines the coverage of the tests that ran; fails and lists lines and branches
+  that none ran.
+  """
   session.install("coverage")
   session.run("coverage", "combine", "--keep", *glob.glob("reports/*.coverage"))
   session.run("coverage", "report", "--fail-under=100")
 
 
-# One thread and no GPU, so that sums have the same order in every run of a program that is compared. Without oneDNN,
-# whose float16 convolutions are slow to train on a CPU with AVX512-FP16.
+# One thread and no GPU, so that sums have the same order in every run of a program that
+# is compared. Without oneDNN, whose float16 convolutions are slow to train on a CPU
+# with AVX512-FP16.
 REPEATABLE = {
   "CUDA_VISIBLE_DEVICES": "-1",
   "OMP_NUM_THREADS": "1",
@@ -310,8 +413,9 @@ REPEATABLE = {
   "TF_NUM_INTRAOP_THREADS": "1",
 }
 
-# Unmodified third-party programs: the Python version, and the packages that they need. The packages of the last list
-# are installed without their dependencies, which pip can no longer resolve.
+# Unmodified third-party programs: the Python version, and the packages that they need.
+# The packages of the last list are installed without their dependencies, which pip can
+# no longer resolve.
 CLIENTS = {
   "deepmd": ("3.11", ["deepmd-kit[cpu]==3.2.0"], []),
   "finetune": (
@@ -341,7 +445,11 @@ CLIENTS = {
     ],
     ["--no-build-isolation", "finetune==0.10.0"],
   ),
-  "official": ("3.8", ["tensorflow==2.4.4", "protobuf<3.21", "scikit-learn"], ["tf-models-official==2.2.2"]),
+  "official": (
+    "3.8",
+    ["tensorflow==2.4.4", "protobuf<3.21", "scikit-learn"],
+    ["tf-models-official==2.2.2"],
+  ),
   "opennmt": (
     "3.7",
     [
@@ -378,7 +486,13 @@ CLIENTS = {
   ),
   "tensor2tensor_tf2": (
     "3.10",
-    ["tensorflow==2.10.1", "numpy<2", "tensorflow-addons==0.18.0", "tensorflow-probability==0.18.0", "tf_slim==1.1.0"],
+    [
+      "tensorflow==2.10.1",
+      "numpy<2",
+      "tensorflow-addons==0.18.0",
+      "tensorflow-probability==0.18.0",
+      "tf_slim==1.1.0",
+    ],
     ["tensor2tensor==1.15.7"],
   ),
 }
@@ -392,7 +506,9 @@ def _client(name):
   @nox.session(python=python, name="client-" + name, tags=tags)
   def client(session):
     _install(session, None, ["-e", "."] + requirements, alone)
-    session.run("python", "tools/clients/{}.py".format(name), *session.posargs, env=REPEATABLE)
+    session.run(
+      "python", "tools/clients/{}.py".format(name), *session.posargs, env=REPEATABLE
+    )
 
   client.__doc__ = "Runs tools/clients/{}.py.".format(name)
 
@@ -401,16 +517,29 @@ for _name in CLIENTS:
   _client(_name)
 
 
-# Libraries, with programs in tools/ecosystem: the TensorFlow, and what pip installs, as in CLIENTS.
+# Libraries, with programs in tools/ecosystem: the TensorFlow, and what pip installs, as
+# in CLIENTS.
 ECOSYSTEM = {
   "adanet": ("1.15", ["adanet==0.8.0"], []),
   "bert": ("1.15", ["bert-tensorflow==1.0.1"], []),
   "deepctr": ("1.15", ["deepctr==0.9.0"], []),
-  "dopamine": ("1.15", ["atari-py==0.2.6", "dopamine-rl==2.0.5", "gin-config==0.3.0", "gym==0.17.3"], []),
+  "dopamine": (
+    "1.15",
+    ["atari-py==0.2.6", "dopamine-rl==2.0.5", "gin-config==0.3.0", "gym==0.17.3"],
+    [],
+  ),
   "estimators": ("2.15", [], []),
   "gpflow": ("1.15", ["gpflow==1.5.1"], []),
-  "gpflow_tf2": ("2.15", ["gpflow==2.9.2", "tensorflow==2.15.1", "tensorflow-probability==0.23.0"], []),
-  "graph_nets": ("1.15", ["dm-sonnet==1.36", "graph-nets==1.1.0", "tensorflow-probability==0.8.0"], []),
+  "gpflow_tf2": (
+    "2.15",
+    ["gpflow==2.9.2", "tensorflow==2.15.1", "tensorflow-probability==0.23.0"],
+    [],
+  ),
+  "graph_nets": (
+    "1.15",
+    ["dm-sonnet==1.36", "graph-nets==1.1.0", "tensorflow-probability==0.8.0"],
+    [],
+  ),
   "keras3": ("2.21", [], []),
   "kfac": ("1.15", ["kfac==0.2.4", "tensorflow-probability==0.8.0"], []),
   "larq": ("2.10", ["larq==0.13.3"], []),
@@ -419,25 +548,53 @@ ECOSYSTEM = {
   "spektral": ("2.15", ["spektral==1.3.1", "tensorflow==2.15.1"], []),
   "stable_baselines": ("1.15", ["gym==0.17.3", "stable-baselines==2.10.2"], []),
   "tensorflow_addons": ("2.10", ["tensorflow-addons==0.18.0"], []),
-  "tensorflow_gan": ("1.15", ["tensorflow-gan==2.0.0", "tensorflow-hub==0.12.0", "tensorflow-probability==0.8.0"], []),
+  "tensorflow_gan": (
+    "1.15",
+    [
+      "tensorflow-gan==2.0.0",
+      "tensorflow-hub==0.12.0",
+      "tensorflow-probability==0.8.0",
+    ],
+    [],
+  ),
   "tensorflow_gan_tf2": (
     "2.10",
-    ["tensorflow-gan==2.1.0", "tensorflow-hub==0.12.0", "tensorflow-probability==0.18.0"],
+    [
+      "tensorflow-gan==2.1.0",
+      "tensorflow-hub==0.12.0",
+      "tensorflow-probability==0.18.0",
+    ],
     [],
   ),
   "tensorflow_lattice": ("2.15", ["tensorflow-lattice==2.0.13"], []),
-  "tensorflow_privacy": ("1.15", ["dm-tree", "mpmath", "scipy"], ["tensorflow-privacy==0.5.1"]),
+  "tensorflow_privacy": (
+    "1.15",
+    ["dm-tree", "mpmath", "scipy"],
+    ["tensorflow-privacy==0.5.1"],
+  ),
   "tensorflow_probability": ("2.15", ["tensorflow-probability==0.23.0"], []),
   "tensorflow_ranking": ("1.15", [], ["tensorflow-ranking==0.2.3"]),
-  "tensorflow_ranking_tf2": ("2.15", ["tensorflow-ranking==0.5.5", "tensorflow==2.15.1"], []),
-  "tensorflow_recommenders": ("2.15", ["tensorflow-recommenders==0.7.3", "tensorflow==2.15.1"], []),
+  "tensorflow_ranking_tf2": (
+    "2.15",
+    ["tensorflow-ranking==0.5.5", "tensorflow==2.15.1"],
+    [],
+  ),
+  "tensorflow_recommenders": (
+    "2.15",
+    ["tensorflow-recommenders==0.7.3", "tensorflow==2.15.1"],
+    [],
+  ),
   "tensorpack": ("1.15", ["tensorpack==0.11"], []),
   "texar": ("1.15", ["tensorflow-probability==0.8.0", "texar==0.2.4"], []),
   "tf_agents": ("2.15", ["tf-agents==0.19.0"], []),
   "tf_keras": ("2.21", [], []),
   "tf_slim": ("1.15", ["tf_slim==1.1.0"], []),
   "tflearn": ("1.15", ["tflearn==0.5.0"], []),
-  "tfmot": ("2.15", ["tensorflow-model-optimization==0.8.0", "tf_keras==2.15.1", "tensorflow==2.15.1"], []),
+  "tfmot": (
+    "2.15",
+    ["tensorflow-model-optimization==0.8.0", "tf_keras==2.15.1", "tensorflow==2.15.1"],
+    [],
+  ),
   "trfl": ("1.15", ["tensorflow-probability==0.8.0", "trfl==1.2.0"], []),
 }
 
@@ -445,10 +602,15 @@ ECOSYSTEM = {
 @nox.session(tags=["nightly"])
 @nox.parametrize(
   "python,library",
-  [nox.param(_python(version), library, id=library) for library, (version, _, _) in ECOSYSTEM.items()],
+  [
+    nox.param(_python(version), library, id=library)
+    for library, (version, _, _) in ECOSYSTEM.items()
+  ],
 )
 def ecosystem(session, library):
-  """Compares programs of other libraries, one environment each; prints the table of docs/ecosystem.md."""
+  """Compares programs of other libraries, one environment each; prints the table of
+  docs/ecosystem.md.
+  """
   version, requirements, alone = ECOSYSTEM[library]
   _install(session, version, ["-e", "."] + requirements, alone)
   session.run("python", "tools/ecosystem/comparison.py", library, env=REPEATABLE)

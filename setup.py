@@ -1,4 +1,6 @@
-"""Packaging. TensorFlow is not a requirement, because it has several names: mp_compat/_tensorflow checks for it."""
+"""Packaging. TensorFlow is not a requirement, because it has several names:
+mp_compat/_tensorflow checks for it.
+"""
 
 import pathlib
 import re
@@ -9,13 +11,22 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 setuptools.setup(
   name="mp_compat",
-  version=re.search(r'^__version__ = "(.+)"$', (HERE / "mp_compat/__init__.py").read_text("utf-8"), re.M).group(1),
+  version=re.search(
+    r'^__version__ = "(.+)"$', (HERE / "mp_compat/__init__.py").read_text("utf-8"), re.M
+  ).group(1),
   description="Loss scaling for TensorFlow's graph mode, one source for TensorFlow 1.15 to 2.21",
   long_description=(HERE / "README.md").read_text("utf-8"),
   long_description_content_type="text/markdown",
   maintainer="The mp_compat maintainers",
   license="Apache-2.0",
-  keywords=["tensorflow", "mixed precision", "float16", "loss scaling", "horovod", "estimator"],
+  keywords=[
+    "tensorflow",
+    "mixed precision",
+    "float16",
+    "loss scaling",
+    "horovod",
+    "estimator",
+  ],
   classifiers=[
     "Development Status :: 4 - Beta",
     "Intended Audience :: Developers",

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code shared by the programs that train in several processes: the task, a record of every step, process control."""
+"""Code shared by the programs that train in several processes: the task, a record of
+every step, process control.
+"""
 
 import contextlib
 import os
@@ -21,31 +23,48 @@ FLAGS.set_default("overflow_at", [3, 8])
 flags.adopt_module_key_flags(common_flags)
 flags.DEFINE_integer("workers", 2, "Processes that train.", lower_bound=1)
 flags.DEFINE_integer("batch", 64, "Examples for each process and step.", lower_bound=1)
-flags.DEFINE_enum("dtype", "float16", ["float16", "float32"], "In which the model computes.")
-flags.DEFINE_integer("control_flow", 1, "Conditionals as Switch and Merge (1) or as functions (2).", 1, 2)
-flags.DEFINE_string("record", None, "Directory for the variables after every step, as .npz.")
-flags.DEFINE_float("timeout", 240.0, "Seconds until all processes are ended.", lower_bound=0.0)
-flags.DEFINE_integer("task", None, "Index of this process. By default, the program starts all processes.")
+flags.DEFINE_enum(
+  "dtype", "float16", ["float16", "float32"], "In which the model computes."
+)
+flags.DEFINE_integer(
+  "control_flow", 1, "Conditionals as Switch and Merge (1) or as functions (2).", 1, 2
+)
+flags.DEFINE_string(
+  "record", None, "Directory for the variables after every step, as .npz."
+)
+flags.DEFINE_float(
+  "timeout", 240.0, "Seconds until all processes are ended.", lower_bound=0.0
+)
+flags.DEFINE_integer(
+  "task", None, "Index of this process. By default, the program starts all processes."
+)
 
 LEARNING_RATE = 0.05
 INITIAL_SCALE = 2.0**15
-INCREMENT_PERIOD = 5  # 2000 is usual; with 5, a run of about ten steps shows the growth.
+INCREMENT_PERIOD = (
+  5  # 2000 is usual; with 5, a run of about ten steps shows the growth.
+)
 
 
 def tensorflow():
   """Imports and configures TensorFlow; returns it."""
-  # Read while TensorFlow is imported. On a CPU with AVX512-FP16, oneDNN's float16 convolutions are slow to train.
+  # Read while TensorFlow is imported. On a CPU with AVX512-FP16, oneDNN's float16
+  # convolutions are slow to train.
   os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
   import tensorflow.compat.v1 as tf
 
   tf.disable_eager_execution()
-  (tf.enable_control_flow_v2 if FLAGS.control_flow == 2 else tf.disable_control_flow_v2)()
+  (
+    tf.enable_control_flow_v2 if FLAGS.control_flow == 2 else tf.disable_control_flow_v2
+  )()
   tf.logging.set_verbosity(tf.logging.ERROR)
   return tf
 
 
 class Digits:
-  """scikit-learn's digits in batches, which depend only on the attempt and the process."""
+  """scikit-learn's digits in batches, which depend only on the attempt and the
+  process.
+  """
 
   def __init__(self, batch, overflow_at):
     from sklearn.datasets import load_digits
@@ -53,8 +72,12 @@ class Digits:
     self._data, self._batch, self._overflow_at = load_digits(), batch, overflow_at
 
   def feed(self, model, attempt, rank, ranks):
-    """Returns the feeds for one attempt of one process. The last process overflows at `overflow_at`."""
-    rows = ((attempt * ranks + rank) * self._batch + np.arange(self._batch)) % len(self._data.target)
+    """Returns the feeds for one attempt of one process. The last process overflows at
+    `overflow_at`.
+    """
+    rows = ((attempt * ranks + rank) * self._batch + np.arange(self._batch)) % len(
+      self._data.target
+    )
     overflow = attempt in self._overflow_at and rank == ranks - 1
     return {
       model.images: self._data.data[rows] / 16,
@@ -64,10 +87,16 @@ class Digits:
 
 
 class Model:
-  """A small network, in float16 with float32 variables or in float32, and its loss. Build it once per graph."""
+  """A small network, in float16 with float32 variables or in float32, and its loss.
+  Build it once per graph.
+  """
 
   def __init__(self, tf, mp_compat, dtype):
-    self._tf, self._dtype, self._getter = tf, dtype, mp_compat.float32_variable_storage_getter
+    self._tf, self._dtype, self._getter = (
+      tf,
+      dtype,
+      mp_compat.float32_variable_storage_getter,
+    )
     self.images = tf.placeholder(tf.float32, [None, 64], "images")
     self.labels = tf.placeholder(tf.int32, [None], "labels")
     self.weight = tf.placeholder(tf.float32, [], "weight")
@@ -86,9 +115,9 @@ class Model:
     tf = self._tf
     with tf.variable_scope(name):
       initial = tf.random_uniform_initializer(-0.25, 0.25, seed=1)
-      return tf.matmul(x, tf.get_variable("weights", [x.shape.as_list()[-1], units], x.dtype, initial)) + (
-        tf.get_variable("biases", [units], x.dtype, tf.zeros_initializer())
-      )
+      return tf.matmul(
+        x, tf.get_variable("weights", [x.shape.as_list()[-1], units], x.dtype, initial)
+      ) + (tf.get_variable("biases", [units], x.dtype, tf.zeros_initializer()))
 
 
 class Record:
@@ -104,7 +133,9 @@ class Record:
 
   def tell(self, attempt, values):
     """Prints one line."""
-    digest = zlib.crc32(b"".join(np.asarray(values[name]).tobytes() for name in sorted(values)))
+    digest = zlib.crc32(
+      b"".join(np.asarray(values[name]).tobytes() for name in sorted(values))
+    )
     fields = [
       ("attempt", attempt),
       ("global_step", values["global_step"]),
@@ -113,25 +144,34 @@ class Record:
       ("variables", "{:08x}".format(digest)),
     ]
     # A single write for the line, since processes share the terminal.
-    sys.stdout.write(" ".join([self._name] + ["{}={}".format(*pair) for pair in fields]) + "\n")
+    sys.stdout.write(
+      " ".join([self._name] + ["{}={}".format(*pair) for pair in fields]) + "\n"
+    )
     sys.stdout.flush()
 
   def save(self):
     if FLAGS.record:
       np.savez(
         os.path.join(FLAGS.record, self._name + ".npz"),
-        **{name: np.stack([step[name] for step in self._steps]) for name in self._steps[0]},
+        **{
+          name: np.stack([step[name] for step in self._steps])
+          for name in self._steps[0]
+        },
       )
 
 
 def leave():
-  """Exits with status 0 without shutting down Python, because threads of servers and queue runners may still write."""
+  """Exits with status 0 without shutting down Python, because threads of servers and
+  queue runners may still write.
+  """
   sys.stdout.flush()
   os._exit(0)
 
 
 def free_addresses(count):
-  """Returns `count` loopback addresses with ports that were free when they were tried."""
+  """Returns `count` loopback addresses with ports that were free when they were
+  tried.
+  """
   with contextlib.ExitStack() as stack:
     sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
     for bound in sockets:
@@ -140,7 +180,9 @@ def free_addresses(count):
 
 
 class Processes:
-  """Starts processes, reads their output, and ends them all when the `with` block exits, also after an error."""
+  """Starts processes, reads their output, and ends them all when the `with` block
+  exits, also after an error.
+  """
 
   def __init__(self, timeout):
     self._deadline, self._running = time.monotonic() + timeout, []
@@ -150,7 +192,8 @@ class Processes:
     return self
 
   def __exit__(self, *exc):
-    for end_signal, timeout in [(signal.SIGTERM, 5.0), (signal.SIGKILL, None)]:  # mpirun ends its ranks on SIGTERM
+    # mpirun ends its ranks on SIGTERM
+    for end_signal, timeout in [(signal.SIGTERM, 5.0), (signal.SIGKILL, None)]:
       for process, _ in self._running:
         with contextlib.suppress(ProcessLookupError):
           os.killpg(process.pid, end_signal)
@@ -161,7 +204,9 @@ class Processes:
       listener.join()
 
   def start(self, *command, **environment):
-    """Starts a command with additional environment variables; prints its lines about steps; returns the process."""
+    """Starts a command with additional environment variables; prints its lines about
+    steps; returns the process.
+    """
     process = subprocess.Popen(
       command,
       stdout=subprocess.PIPE,
@@ -182,11 +227,19 @@ class Processes:
         print(line, end="", flush=True)
 
   def wait(self, process):
-    """Waits until the process ends. Raises SystemExit if its exit status is not 0 or the timeout has passed."""
+    """Waits until the process ends. Raises SystemExit if its exit status is not 0 or
+    the timeout has passed.
+    """
     self._wait_until(lambda: process.poll() is not None)
     if process.returncode:
-      dict(self._running)[process].join(5.0)  # Reads its last output; with a limit, as a child may keep the pipe open.
-      raise SystemExit("\n".join(self._lines[-50:] + ["A process ended with status {}.".format(process.returncode)]))
+      # Reads its last output; with a limit, as a child may keep the pipe open.
+      dict(self._running)[process].join(5.0)
+      raise SystemExit(
+        "\n".join(
+          self._lines[-50:]
+          + ["A process ended with status {}.".format(process.returncode)]
+        )
+      )
 
   def wait_for_line(self, start):
     """Waits until a process has written a line that begins with `start`."""
@@ -195,5 +248,7 @@ class Processes:
   def _wait_until(self, done):
     while not done():
       if time.monotonic() > self._deadline:
-        raise SystemExit("\n".join(self._lines[-50:] + ["Time is up; all processes are ended."]))
+        raise SystemExit(
+          "\n".join(self._lines[-50:] + ["Time is up; all processes are ended."])
+        )
       time.sleep(0.05)

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags that several programs have. Each program sets its own defaults, and lists them among its key flags."""
+"""The flags that several programs have. Each program sets its own defaults, and lists
+them among its key flags.
+"""
 
 from absl import app
 from absl import flags
 
 flags.DEFINE_integer("steps", None, "Training steps.", lower_bound=1)
-flags.DEFINE_multi_integer("overflow_at", [], "Attempt whose gradients overflow.", lower_bound=0)
+flags.DEFINE_multi_integer(
+  "overflow_at", [], "Attempt whose gradients overflow.", lower_bound=0
+)
 
 
 def no_arguments(argv):

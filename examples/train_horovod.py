@@ -17,7 +17,10 @@ FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(cluster)
 flags.DEFINE_alias("ranks", "workers")
 flags.DEFINE_enum(
-  "order", "outside", ["outside", "inside"], "Put the loss scaling outside or inside hvd.DistributedOptimizer."
+  "order",
+  "outside",
+  ["outside", "inside"],
+  "Put the loss scaling outside or inside hvd.DistributedOptimizer.",
 )
 
 

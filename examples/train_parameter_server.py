@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains with a parameter server and several workers, asynchronous or synchronous, while one of them overflows.
+"""Trains with a parameter server and several workers, asynchronous or synchronous,
+while one of them overflows.
 
     python examples/train_parameter_server.py --workers 2
     python examples/train_parameter_server.py --workers 2 --sync     SyncReplicasOptimizer around the loss scaling
 
-Starts the server and the workers itself, on loopback. The workers share the variables, including those of the loss
-scale. `--kill STEP` kills the last worker with SIGKILL after that attempt, and starts it again.
+Starts the server and the workers itself, on loopback. The workers share the variables,
+including those of the loss scale. `--kill STEP` kills the last worker with SIGKILL
+after that attempt, and starts it again.
 """
 
 import json
@@ -20,9 +22,18 @@ import common_flags
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(cluster)
-flags.DEFINE_bool("sync", False, "Aggregate the gradients of all workers for every step.")
-flags.DEFINE_integer("kill", None, "Kill the last worker after this attempt, and start it again.", lower_bound=0)
-flags.DEFINE_string("cluster", None, "For processes that the program starts: the addresses, as JSON.")
+flags.DEFINE_bool(
+  "sync", False, "Aggregate the gradients of all workers for every step."
+)
+flags.DEFINE_integer(
+  "kill",
+  None,
+  "Kill the last worker after this attempt, and start it again.",
+  lower_bound=0,
+)
+flags.DEFINE_string(
+  "cluster", None, "For processes that the program starts: the addresses, as JSON."
+)
 
 
 @flags.multi_flags_validator(["kill", "steps"], "--kill must be less than --steps")
@@ -60,23 +71,36 @@ def work():
       opt = tf.train.SyncReplicasOptimizer(scaled, replicas_to_aggregate=FLAGS.workers)
     train_op = opt.minimize(model.loss(), global_step)
     if FLAGS.sync:
-      hooks.append(opt.make_session_run_hook(chief, num_tokens=0))  # no worker runs ahead
-    stage = tf.get_variable("stage", [FLAGS.workers], tf.int32, tf.zeros_initializer(), trainable=False)
+      # no worker runs ahead
+      hooks.append(opt.make_session_run_hook(chief, num_tokens=0))
+    stage = tf.get_variable(
+      "stage", [FLAGS.workers], tf.int32, tf.zeros_initializer(), trainable=False
+    )
     stages = [tf.assign(stage[FLAGS.task], number) for number in (STARTED, FINISHED)]
   state = {v.op.name: v for v in tf.global_variables() if v is not stage}
   uninitialized = tf.report_uninitialized_variables(tf.global_variables())
-  # With --sync the chief's queue runner computes the finite check: fetching it would consume other workers' gradients.
+  # With --sync the chief's queue runner computes the finite check: fetching it would
+  # consume other workers' gradients.
   fetched = {} if FLAGS.sync else {"applied": scaled.gradients_finite}
 
   digits = cluster.Digits(FLAGS.batch, FLAGS.overflow_at)
   record = cluster.Record("worker-{}".format(FLAGS.task))
-  config = tf.ConfigProto(device_filters=["/job:ps", "/job:worker/task:{}".format(FLAGS.task)])
+  config = tf.ConfigProto(
+    device_filters=["/job:ps", "/job:worker/task:{}".format(FLAGS.task)]
+  )
   with tf.Session(server.target, config=config) as sess:
-    while not chief and len(sess.run(uninitialized)):  # MonitoredTrainingSession would check every 30 s.
+    # MonitoredTrainingSession would check every 30 s.
+    while not chief and len(sess.run(uninitialized)):
       time.sleep(0.1)
-  # With --sync the chief's queue runner waits for gradients until its session is closed, after the grace period.
+  # With --sync the chief's queue runner waits for gradients until its session is
+  # closed, after the grace period.
   with tf.train.MonitoredTrainingSession(
-    server.target, chief, hooks=hooks, config=config, stop_grace_period_secs=1, log_step_count_steps=None
+    server.target,
+    chief,
+    hooks=hooks,
+    config=config,
+    stop_grace_period_secs=1,
+    log_step_count_steps=None,
   ) as sess:
 
     def reach(number):
@@ -87,7 +111,9 @@ def work():
 
     reach(STARTED)
     for attempt in range(FLAGS.steps):
-      _, applied = sess.run([train_op, fetched], digits.feed(model, attempt, FLAGS.task, FLAGS.workers))
+      _, applied = sess.run(
+        [train_op, fetched], digits.feed(model, attempt, FLAGS.task, FLAGS.workers)
+      )
       record.add(attempt, dict(sess.run(state), **applied))
     reach(FINISHED)
     if chief:
@@ -110,7 +136,8 @@ def launch():
     last = FLAGS.workers - 1
     workers = [start("--task", str(task)) for task in range(last)]
     if FLAGS.kill is not None:
-      killed = start("--task", str(last), "--steps", str(UNLIMITED))  # does not end before it is killed
+      # does not end before it is killed
+      killed = start("--task", str(last), "--steps", str(UNLIMITED))
       processes.wait_for_line("worker-{} attempt={} ".format(last, FLAGS.kill))
       killed.send_signal(signal.SIGKILL)
       killed.wait()

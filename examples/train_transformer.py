@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a transformer to segment digits in a plain Session. docs/real_model.md explains how it became float16.
+"""Trains a transformer to segment digits in a plain Session. docs/real_model.md
+explains how it became float16.
 
     python examples/train_transformer.py --out runs/transformer
 
-The input is an 8x8 digit of scikit-learn's data, as a sequence of 64 tokens: the intensities of its pixels, a tenth of
-which are hidden from attention. The output is ten masks of 32x32 pixels; mask c marks the ink if the digit is a c. The
-loss is the mean over batch, pixels and classes. The accuracy is the share of the ink pixels of test digits at which the
-mask of the right class has the largest logit.
+The input is an 8x8 digit of scikit-learn's data, as a sequence of 64 tokens: the
+intensities of its pixels, a tenth of which are hidden from attention. The output is ten
+masks of 32x32 pixels; mask c marks the ink if the digit is a c. The loss is the mean
+over batch, pixels and classes. The accuracy is the share of the ink pixels of test
+digits at which the mask of the right class has the largest logit.
 
 `--dtype float32 --loss_scale 1` trains as the program did before it was converted.
 """
@@ -30,7 +32,11 @@ import mp_compat
 FLAGS = flags.FLAGS
 FLAGS.set_default("steps", 300)
 flags.declare_key_flag("steps")
-flags.DEFINE_string("out", os.path.join("runs", "transformer"), "Directory for the checkpoint and the numbers.")
+flags.DEFINE_string(
+  "out",
+  os.path.join("runs", "transformer"),
+  "Directory for the checkpoint and the numbers.",
+)
 flags.DEFINE_string("restore", None, "Checkpoint to begin with.")
 flags.DEFINE_integer("batch", 64, "Digits in a step.", lower_bound=1)
 flags.DEFINE_integer("seed", 0, "Seed of weights and data.")
@@ -39,7 +45,9 @@ flags.DEFINE_float("loss_scale", None, "1: off; default: dynamic.", lower_bound=
 
 INTENSITIES, CLASSES, SIDE, PATCH = 17, 10, 8, 4
 TOKENS, WIDTH, HEADS, LAYERS = SIDE * SIDE, 64, 4, 2
-INK = 0.03  # The share of ones in the masks; its log-odds initialize the last bias, as in RetinaNet.
+# The share of ones in the masks; its log-odds initialize the last bias, as in
+# RetinaNet.
+INK = 0.03
 BACKGROUND = -1  # tf.one_hot maps it to a row of zeros.
 TEST_DIGITS, HIDDEN_SHARE, LEARNING_RATE, WARMUP = 200, 0.1, 3e-3, 30
 
@@ -52,7 +60,9 @@ def dense(x, units, name, bias=0.0):
   with tf.variable_scope(name):
     weights = tf.get_variable("weights", [x.shape[-1], units], initializer=normal())
     bias = tf.get_variable("bias", [units], initializer=tf.constant_initializer(bias))
-    return tf.reshape(tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), weights) + bias, [-1, TOKENS, units])
+    return tf.reshape(
+      tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), weights) + bias, [-1, TOKENS, units]
+    )
 
 
 def layer_norm(x, name):
@@ -72,7 +82,10 @@ def embedding(tokens):
 
 def attention(x, visible):
   def heads(name):
-    return tf.transpose(tf.reshape(dense(x, WIDTH, name), [-1, TOKENS, HEADS, WIDTH // HEADS]), [0, 2, 1, 3])
+    return tf.transpose(
+      tf.reshape(dense(x, WIDTH, name), [-1, TOKENS, HEADS, WIDTH // HEADS]),
+      [0, 2, 1, 3],
+    )
 
   logits = tf.matmul(heads("query"), heads("key"), transpose_b=True)
   logits = tf.cast(logits, tf.float32) * (WIDTH // HEADS) ** -0.5
@@ -98,7 +111,9 @@ def transformer(tokens, visible):
 
 
 def load():
-  """Returns the training and the test data, each as (intensities [n, 64], masks [n, 32, 32])."""
+  """Returns the training and the test data, each as (intensities [n, 64], masks [n, 32,
+  32]).
+  """
   digits = load_digits()
   ink = np.kron(digits.images > 6, np.ones([PATCH, PATCH]))
   masks = np.where(ink, digits.target[:, None, None], BACKGROUND)
@@ -109,7 +124,9 @@ def load():
 
 def learning_rate(global_step):
   warmup = tf.minimum(1.0, (tf.cast(global_step, tf.float32) + 1.0) / WARMUP)
-  return warmup * tf.train.polynomial_decay(LEARNING_RATE, global_step, FLAGS.steps, 0.0)
+  return warmup * tf.train.polynomial_decay(
+    LEARNING_RATE, global_step, FLAGS.steps, 0.0
+  )
 
 
 def main(argv):
@@ -123,9 +140,13 @@ def main(argv):
   masks = tf.placeholder(tf.int32, [None, SIDE * PATCH, SIDE * PATCH])
   logits = transformer(tokens, visible)
   labels = tf.one_hot(masks, CLASSES)
-  loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
+  loss = tf.reduce_mean(
+    tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+  )
   right = tf.equal(tf.argmax(logits, -1, output_type=tf.int32), masks)
-  accuracy = tf.reduce_mean(tf.cast(tf.boolean_mask(right, tf.not_equal(masks, BACKGROUND)), tf.float32))
+  accuracy = tf.reduce_mean(
+    tf.cast(tf.boolean_mask(right, tf.not_equal(masks, BACKGROUND)), tf.float32)
+  )
 
   global_step = tf.train.get_or_create_global_step()
   opt = tf.train.AdamOptimizer(learning_rate(global_step))

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on several workers with MultiWorkerMirroredStrategy, in graph mode, while one of them overflows.
+"""Trains on several workers with MultiWorkerMirroredStrategy, in graph mode, while one
+of them overflows.
 
     python examples/train_workers.py --workers 2
 
-Starts the workers itself, on loopback. Every worker prints its state after every attempt. If a step overflows on one
-worker, all workers skip it. Their states are equal to the bit.
+Starts the workers itself, on loopback. Every worker prints its state after every
+attempt. If a step overflows on one worker, all workers skip it. Their states are equal
+to the bit.
 """
 
 import json
@@ -28,19 +30,26 @@ def work():
 
   strategy = tf.distribute.experimental.MultiWorkerMirroredStrategy()  # reads TF_CONFIG
   config = strategy.update_config_proto(tf.ConfigProto())
-  server = tf.train.Server(json.loads(os.environ["TF_CONFIG"])["cluster"], "worker", FLAGS.task, config=config)
+  server = tf.train.Server(
+    json.loads(os.environ["TF_CONFIG"])["cluster"], "worker", FLAGS.task, config=config
+  )
 
   model = cluster.Model(tf, mp_compat, FLAGS.dtype)
 
   def step():
     global_step = tf.train.get_or_create_global_step()
     scale = mp_compat.DynamicLossScale(cluster.INITIAL_SCALE, cluster.INCREMENT_PERIOD)
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(cluster.LEARNING_RATE, 0.9), scale)
-    return opt.minimize(model.loss() / strategy.num_replicas_in_sync, global_step)  # gradients are summed over replicas
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+      tf.train.MomentumOptimizer(cluster.LEARNING_RATE, 0.9), scale
+    )
+    # gradients are summed over replicas
+    return opt.minimize(model.loss() / strategy.num_replicas_in_sync, global_step)
 
   with strategy.scope():
     train_op = strategy.extended.call_for_each_replica(step)
-  state = {v.op.name: strategy.experimental_local_results(v)[0] for v in tf.global_variables()}
+  state = {
+    v.op.name: strategy.experimental_local_results(v)[0] for v in tf.global_variables()
+  }
   digits = cluster.Digits(FLAGS.batch, FLAGS.overflow_at)
   record = cluster.Record("worker-{}".format(FLAGS.task))
   with tf.Session(server.target, config=config) as sess:
@@ -62,7 +71,9 @@ def launch():
         *sys.argv,
         "--task",
         str(task),
-        TF_CONFIG=json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": task}}),
+        TF_CONFIG=json.dumps(
+          {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": task}}
+        ),
       )
       for task in range(FLAGS.workers)
     ]

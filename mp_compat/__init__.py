@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scaling for float16 training in TensorFlow's graph mode (`tf.compat.v1`), from TensorFlow 1.15 to 2.21.
+"""Loss scaling for float16 training in TensorFlow's graph mode (`tf.compat.v1`), from
+TensorFlow 1.15 to 2.21.
 
-Each module, and TensorFlow with it, is imported on first use of a public name. `mp_compat migrate` needs no TensorFlow.
+Each module, and TensorFlow with it, is imported on first use of a public name.
+`mp_compat migrate` needs no TensorFlow.
 """
 
 import importlib
@@ -11,13 +13,23 @@ from typing import Any, List
 __version__ = "0.1.0"
 
 if sys.version_info < (3, 7):  # noqa: UP036 (pip refuses to install it, but a folder on PYTHONPATH is found)
-  raise ImportError("mp_compat needs Python 3.7 or later, but this is Python {}.{}.".format(*sys.version_info[:2]))
+  raise ImportError(
+    "mp_compat needs Python 3.7 or later, but this is Python {}.{}.".format(
+      *sys.version_info[:2]
+    )
+  )
 
-# The public names by the module that defines them; __init__.pyi lists the same for type checkers.
+# The public names by the module that defines them; __init__.pyi lists the same for type
+# checkers.
 _PUBLIC = {
   "mp_compat": ["checkpoints", "contrib", "horovod", "keras"],
   "mp_compat.core.gradients": ["clip_by_global_norm", "finite_or_zero"],
-  "mp_compat.core.loss_scale": ["DynamicLossScale", "FixedLossScale", "LossScale", "get_loss_scale"],
+  "mp_compat.core.loss_scale": [
+    "DynamicLossScale",
+    "FixedLossScale",
+    "LossScale",
+    "get_loss_scale",
+  ],
   "mp_compat.core.variable_scope": ["float32_variable_storage_getter"],
   "mp_compat.migration.graph_rewrite": [
     "disable_mixed_precision_graph_rewrite",
@@ -28,9 +40,17 @@ _PUBLIC = {
   "mp_compat.migration.installation": ["install"],
   "mp_compat.monitoring.float32_ops": ["Float32Op", "float32_ops"],
   "mp_compat.monitoring.gradient_ranges": ["GradientRange", "gradient_ranges"],
-  "mp_compat.monitoring.hooks": ["LossScaleHook", "LossScaleStalledError", "StopAtAttemptHook"],
+  "mp_compat.monitoring.hooks": [
+    "LossScaleHook",
+    "LossScaleStalledError",
+    "StopAtAttemptHook",
+  ],
   "mp_compat.monitoring.ranges_hook": ["GradientRangesHook"],
-  "mp_compat.monitoring.reports": ["GradientReport", "loss_scale_summaries", "nonfinite_gradients"],
+  "mp_compat.monitoring.reports": [
+    "GradientReport",
+    "loss_scale_summaries",
+    "nonfinite_gradients",
+  ],
   "mp_compat.training.gradient_accumulation": ["GradientAccumulator"],
   "mp_compat.training.optimizer": ["MixedPrecisionLossScaleOptimizer"],
   "mp_compat.training.shared_loss_scale": ["apply_gradients_together"],

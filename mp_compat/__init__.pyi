@@ -1,5 +1,5 @@
-# SPDX-License-Identifier: Apache-2.0
-# The public names and the modules that define them, for type checkers and editors. __init__.py lists the same names.
+# SPDX-License-Identifier: Apache-2.0 The public names and the modules that define them,
+# for type checkers and editors. __init__.py lists the same names.
 
 from mp_compat import checkpoints as checkpoints
 from mp_compat import contrib as contrib
@@ -11,15 +11,21 @@ from mp_compat.core.loss_scale import DynamicLossScale as DynamicLossScale
 from mp_compat.core.loss_scale import FixedLossScale as FixedLossScale
 from mp_compat.core.loss_scale import LossScale as LossScale
 from mp_compat.core.loss_scale import get_loss_scale as get_loss_scale
-from mp_compat.core.variable_scope import float32_variable_storage_getter as float32_variable_storage_getter
+from mp_compat.core.variable_scope import (
+  float32_variable_storage_getter as float32_variable_storage_getter,
+)
 from mp_compat.migration.graph_rewrite import (
   disable_mixed_precision_graph_rewrite as disable_mixed_precision_graph_rewrite,
 )
 from mp_compat.migration.graph_rewrite import (
   enable_mixed_precision_graph_rewrite as enable_mixed_precision_graph_rewrite,
 )
-from mp_compat.migration.graph_rewrite import mixed_precision_graph_rewrite as mixed_precision_graph_rewrite
-from mp_compat.migration.graph_rewrite import register_loss_scale_wrapper as register_loss_scale_wrapper
+from mp_compat.migration.graph_rewrite import (
+  mixed_precision_graph_rewrite as mixed_precision_graph_rewrite,
+)
+from mp_compat.migration.graph_rewrite import (
+  register_loss_scale_wrapper as register_loss_scale_wrapper,
+)
 from mp_compat.migration.installation import install as install
 from mp_compat.monitoring.float32_ops import Float32Op as Float32Op
 from mp_compat.monitoring.float32_ops import float32_ops as float32_ops
@@ -32,8 +38,14 @@ from mp_compat.monitoring.ranges_hook import GradientRangesHook as GradientRange
 from mp_compat.monitoring.reports import GradientReport as GradientReport
 from mp_compat.monitoring.reports import loss_scale_summaries as loss_scale_summaries
 from mp_compat.monitoring.reports import nonfinite_gradients as nonfinite_gradients
-from mp_compat.training.gradient_accumulation import GradientAccumulator as GradientAccumulator
-from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer as MixedPrecisionLossScaleOptimizer
-from mp_compat.training.shared_loss_scale import apply_gradients_together as apply_gradients_together
+from mp_compat.training.gradient_accumulation import (
+  GradientAccumulator as GradientAccumulator,
+)
+from mp_compat.training.optimizer import (
+  MixedPrecisionLossScaleOptimizer as MixedPrecisionLossScaleOptimizer,
+)
+from mp_compat.training.shared_loss_scale import (
+  apply_gradients_together as apply_gradients_together,
+)
 
 __version__: str

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `python -m mp_compat COMMAND`, or `mp_compat COMMAND` where the package is installed.
+"""The command line: `python -m mp_compat COMMAND`, or `mp_compat COMMAND` where the
+package is installed.
 
-Each command has a function that runs it and returns the exit code. It imports TensorFlow and other modules that are
-slow to import.
+Each command has a function that runs it and returns the exit code. It imports
+TensorFlow and other modules that are slow to import.
 """
 
 import argparse
@@ -18,9 +19,9 @@ from mp_compat.core import dialects
 
 if TYPE_CHECKING:
   from mp_compat import checkpoints
-  from mp_compat.migration import source
+  from mp_compat.tools import migrate
 
-# The runs of `compare`, as in `mp_compat.comparison.comparing.RUNS`.
+# The runs of `compare`, as in `mp_compat.tools.compare.comparing.RUNS`.
 _RUNS = ["original", "mp_compat", "without", "again"]
 
 
@@ -31,22 +32,25 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     argv: The arguments, without the program's name; by default those of the process.
 
   Returns:
-    The exit code: 0, or 2 after an error, which is printed in one line on stderr. For `migrate --check`, 1 if a file
-    would change, else 3 if a file could not be read or parsed. 130 after a keyboard interrupt, except in `run`.
+    The exit code: 0, or 2 after an error, which is printed in one line on stderr. For
+    `migrate --check`, 1 if a file would change, else 3 if a file could not be read or
+    parsed. 130 after a keyboard interrupt, except in `run`.
 
   Raises:
-    SystemExit: If the arguments are invalid (code 2), or after printing help or the version (code 0). All exceptions
-      of the program that `run` runs are raised, too.
+    SystemExit: If the arguments are invalid (code 2), or after printing help or the
+      version (code 0). All exceptions of the program that `run` runs are raised, too.
   """
   args = list(sys.argv[1:] if argv is None else argv)
   program = []
   if args[:1] == ["run"] and args[1:2] not in (["-h"], ["--help"]):
-    args, program = args[:1], args[1:]  # All further arguments belong to the program, options included.
+    # All further arguments belong to the program, options included.
+    args, program = (args[:1], args[1:])
   arguments = _make_parser().parse_args(args)
   arguments.program = program
   try:
     if arguments.command != "migrate":
-      importlib.import_module("mp_compat._tensorflow")  # Fails early if TensorFlow is missing.
+      # Fails early if TensorFlow is missing.
+      importlib.import_module("mp_compat._tensorflow")
   except ImportError as error:
     return _fail(arguments.command, error)
   try:
@@ -58,8 +62,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(prog="mp_compat", description="Tools for mixed-precision training with mp_compat.")
-  parser.add_argument("--version", action="version", version="mp_compat " + mp_compat.__version__)
+  parser = argparse.ArgumentParser(
+    prog="mp_compat", description="Tools for mixed-precision training with mp_compat."
+  )
+  parser.add_argument(
+    "--version", action="version", version="mp_compat " + mp_compat.__version__
+  )
   commands = parser.add_subparsers(metavar="COMMAND", dest="command")
   commands.required = True
 
@@ -72,21 +80,44 @@ def _make_parser() -> argparse.ArgumentParser:
   checkpoint.set_defaults(run=_checkpoint)
   actions = checkpoint.add_subparsers(metavar="ACTION", dest="action")
   actions.required = True
-  inspect = actions.add_parser("inspect", help="list the variables, the loss scale's state, and whose checkpoint it is")
-  inspect.add_argument("path", metavar="PATH", help="a checkpoint, such as model.ckpt-100; or a directory")
+  inspect = actions.add_parser(
+    "inspect",
+    help="list the variables, the loss scale's state, and whose checkpoint it is",
+  )
+  inspect.add_argument(
+    "path", metavar="PATH", help="a checkpoint, such as model.ckpt-100; or a directory"
+  )
   inspect.add_argument("--json", metavar="FILE", help="write it as JSON, too")
   convert = actions.add_parser(
-    "convert", help="write it with another naming scheme, or another program's names, and read it back"
+    "convert",
+    help="write it with another naming scheme, or another program's names, and read it back",
   )
-  convert.add_argument("source", metavar="IN", help="a checkpoint, or a directory; it stays as it is")
-  convert.add_argument("target", metavar="OUT", help="the checkpoint to write, which must not exist")
+  convert.add_argument(
+    "source", metavar="IN", help="a checkpoint, or a directory; it stays as it is"
+  )
+  convert.add_argument(
+    "target", metavar="OUT", help="the checkpoint to write, which must not exist"
+  )
   names = convert.add_mutually_exclusive_group(required=True)
-  names.add_argument("--to", choices=dialects.DIALECTS, help="whose optimizer is to restore it")
-  names.add_argument("--like", metavar="PATH", help="a checkpoint of the program that is to restore it, for its names")
+  names.add_argument(
+    "--to", choices=dialects.DIALECTS, help="whose optimizer is to restore it"
+  )
+  names.add_argument(
+    "--like",
+    metavar="PATH",
+    help="a checkpoint of the program that is to restore it, for its names",
+  )
 
   own = "a variable that a loss scale of your own adds, and its initial value; may be repeated"
   for action in (inspect, convert):
-    action.add_argument("--state", action="append", type=_state, default=[], metavar="NAME=VALUE", help=own)
+    action.add_argument(
+      "--state",
+      action="append",
+      type=_state,
+      default=[],
+      metavar="NAME=VALUE",
+      help=own,
+    )
 
   compare = commands.add_parser(
     "compare",
@@ -98,15 +129,43 @@ def _make_parser() -> argparse.ArgumentParser:
   )
   compare.set_defaults(run=_compare)
   add = compare.add_argument
-  add("-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help="the module, and its arguments")
-  add("--steps", type=_positive, default=100, metavar="N", help="end each run after N train steps; default: 100")
-  add("--every", type=_positive, default=1, metavar="N", help="compare after every N train steps; default: 1")
+  add(
+    "-m",
+    dest="module",
+    metavar="MODULE",
+    nargs=argparse.REMAINDER,
+    help="the module, and its arguments",
+  )
+  add(
+    "--steps",
+    type=_positive,
+    default=100,
+    metavar="N",
+    help="end each run after N train steps; default: 100",
+  )
+  add(
+    "--every",
+    type=_positive,
+    default=1,
+    metavar="N",
+    help="compare after every N train steps; default: 1",
+  )
   restored = "a folder that the program writes to, put back before each run and at the end; may be repeated"
   add("--restore", action="append", default=[], metavar="DIR", help=restored)
   add("--without", action="store_true", help="also run it without loss scaling")
-  add("--runs", type=_runs, metavar="RUN,...", help="the runs to make, of " + ",".join(_RUNS))
+  add(
+    "--runs",
+    type=_runs,
+    metavar="RUN,...",
+    help="the runs to make, of " + ",".join(_RUNS),
+  )
   add("--json", metavar="FILE", help="write the report as JSON, too")
-  add("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the program, and its arguments")
+  add(
+    "script",
+    metavar="SCRIPT",
+    nargs=argparse.REMAINDER,
+    help="the program, and its arguments",
+  )
 
   migrate = commands.add_parser(
     "migrate",
@@ -116,7 +175,12 @@ def _make_parser() -> argparse.ArgumentParser:
     "file without --write. TensorFlow is not needed, LibCST is: pip install libcst tqdm.",
   )
   migrate.set_defaults(run=_migrate)
-  migrate.add_argument("paths", metavar="PATH", nargs="+", help="a file, or a directory with .py and .ipynb files")
+  migrate.add_argument(
+    "paths",
+    metavar="PATH",
+    nargs="+",
+    help="a file, or a directory with .py and .ipynb files",
+  )
   mode = migrate.add_mutually_exclusive_group()
   mode.add_argument("--write", action="store_true", help="change the files")
   checked = "print no diff; exit with 1 if a file would change, else with 3 if a file could not be looked at"
@@ -131,7 +195,11 @@ def _make_parser() -> argparse.ArgumentParser:
     "matplotlib: pip install matplotlib.",
   )
   ranges.set_defaults(run=_ranges)
-  ranges.add_argument("logdir", metavar="LOGDIR", help="the output_dir of the hook, or a directory above it")
+  ranges.add_argument(
+    "logdir",
+    metavar="LOGDIR",
+    help="the output_dir of the hook, or a directory above it",
+  )
   output = "the file to write, in the format that its suffix names: .png (also without a suffix), .pdf, .svg and others"
   ranges.add_argument("-o", "--output", required=True, metavar="FILE", help=output)
 
@@ -146,14 +214,18 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def _positive(text: str) -> int:
   if not re.fullmatch("0*[1-9][0-9]*", text):
-    raise argparse.ArgumentTypeError("expected a number of at least 1, but got {!r}".format(text))
+    raise argparse.ArgumentTypeError(
+      "expected a number of at least 1, but got {!r}".format(text)
+    )
   return int(text)
 
 
 def _state(text: str) -> Tuple[str, float]:
   name, _, value = text.rpartition("=")
   if not name or not re.fullmatch("-?[0-9]+(\\.[0-9]*)?", value):
-    raise argparse.ArgumentTypeError("expected NAME=VALUE with a number, but got {!r}".format(text))
+    raise argparse.ArgumentTypeError(
+      "expected NAME=VALUE with a number, but got {!r}".format(text)
+    )
   return name, float(value) if "." in value else int(value)
 
 
@@ -161,7 +233,9 @@ def _runs(text: str) -> List[str]:
   runs = text.split(",")
   if len(runs) < 2 or runs != [name for name in _RUNS if name in runs]:
     raise argparse.ArgumentTypeError(
-      "expected at least two of {}, in this order, but got {!r}".format(",".join(_RUNS), text)
+      "expected at least two of {}, in this order, but got {!r}".format(
+        ",".join(_RUNS), text
+      )
     )
   return runs
 
@@ -178,7 +252,9 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
         with open(arguments.json, "w", encoding="utf-8") as file:
           json.dump(_as_json(inspection), file, indent=2)
     else:
-      inspection = checkpoints.convert(arguments.source, arguments.target, arguments.to, arguments.like, state)
+      inspection = checkpoints.convert(
+        arguments.source, arguments.target, arguments.to, arguments.like, state
+      )
   except (OSError, ValueError, tf.errors.OpError) as error:
     return _fail("checkpoint " + arguments.action, error)
   print("{}: {}".format(inspection.path, inspection.dialect))
@@ -193,24 +269,34 @@ def _as_json(inspection: "checkpoints.Inspection") -> Dict[str, object]:
   return {
     "path": inspection.path,
     "dialect": inspection.dialect,
-    "variables": {name: {"dtype": dtype.name, "shape": list(shape)} for name, (dtype, shape) in variables},
+    "variables": {
+      name: {"dtype": dtype.name, "shape": list(shape)}
+      for name, (dtype, shape) in variables
+    },
     "state": {name: value.tolist() for name, value in inspection.state.items()},
   }
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-  from mp_compat.comparison import comparing
+  from mp_compat.tools.compare import comparing
 
   argv = ["-m", *arguments.module] if arguments.module else arguments.script
   argv = argv[1:] if argv[:1] == ["--"] else argv
   if not argv:
     return _fail("compare", "expected a script, or -m and a module")
-  runs = arguments.runs or [run for run in _RUNS if run != "without" or arguments.without]
+  runs = arguments.runs or [
+    run for run in _RUNS if run != "without" or arguments.without
+  ]
   try:
     if arguments.json:
       open(arguments.json, "a").close()  # fails before the program runs
     report = comparing.compare(
-      argv, runs, arguments.steps, arguments.every, arguments.restore, functools.partial(print, flush=True)
+      argv,
+      runs,
+      arguments.steps,
+      arguments.every,
+      arguments.restore,
+      functools.partial(print, flush=True),
     )
     if arguments.json:
       with open(arguments.json, "w", encoding="utf-8") as file:
@@ -224,13 +310,18 @@ def _migrate(arguments: argparse.Namespace) -> int:
   try:
     import tqdm
 
-    from mp_compat.migration.source import find
-    from mp_compat.migration.source import migrate_file
-    from mp_compat.migration.source import report
+    from mp_compat.tools.migrate import find
+    from mp_compat.tools.migrate import migrate_file
+    from mp_compat.tools.migrate import report
   except ImportError as error:
-    return _fail("migrate", "{}; expected LibCST and tqdm: pip install libcst tqdm".format(error))
+    return _fail(
+      "migrate", "{}; expected LibCST and tqdm: pip install libcst tqdm".format(error)
+    )
   try:
-    migrations = [migrate_file(path) for path in tqdm.tqdm(list(find(arguments.paths)), unit="file", disable=None)]
+    migrations = [
+      migrate_file(path)
+      for path in tqdm.tqdm(list(find(arguments.paths)), unit="file", disable=None)
+    ]
     if arguments.json:
       with open(arguments.json, "w") as target:
         target.write(report.as_json(migrations) + "\n")
@@ -239,7 +330,9 @@ def _migrate(arguments: argparse.Namespace) -> int:
   changed = [migration for migration in migrations if migration.changes]
   code = 0
   if arguments.check:
-    code = 1 if changed else 3 if any(migration.problem for migration in migrations) else 0
+    code = (
+      1 if changed else 3 if any(migration.problem for migration in migrations) else 0
+    )
   elif arguments.write:
     code = max([_write(migration) for migration in changed], default=0)
   else:
@@ -250,9 +343,11 @@ def _migrate(arguments: argparse.Namespace) -> int:
   return code
 
 
-def _write(migration: "source.Migration") -> int:
-  """Writes the changes of a file; returns the exit code. If one fails, the other files are written."""
-  from mp_compat.migration.source import write
+def _write(migration: "migrate.Migration") -> int:
+  """Writes the changes of a file; returns the exit code. If one fails, the other files
+  are written.
+  """
+  from mp_compat.tools.migrate import write
 
   try:
     write(migration)
@@ -262,7 +357,7 @@ def _write(migration: "source.Migration") -> int:
 
 
 def _ranges(arguments: argparse.Namespace) -> int:
-  from mp_compat.monitoring import ranges_chart
+  from mp_compat.tools import ranges_chart
 
   try:
     history, advice = ranges_chart.read(arguments.logdir)
@@ -277,21 +372,23 @@ def _run(arguments: argparse.Namespace) -> int:
   argv = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
   if not argv or argv == ["-m"]:
     return _fail("run", "expected a script, or -m and a module")
-  from mp_compat.migration import program
   from mp_compat.migration.installation import install
+  from mp_compat.tools import run
 
   install()
   try:
-    main_module, code = program.load(argv)
-  except program.NotFoundError as error:
+    main_module, code = run.load(argv)
+  except run.NotFoundError as error:
     return _fail("run", error)
-  program.execute(main_module, code)
+  run.execute(main_module, code)
   return 0
 
 
 def _fail(command: str, error: object) -> int:
   """Prints an error in one line on stderr; returns the exit code 2."""
-  print("mp_compat {}: {}".format(command, " ".join(str(error).split())), file=sys.stderr)
+  print(
+    "mp_compat {}: {}".format(command, " ".join(str(error).split())), file=sys.stderr
+  )
   return 2
 
 

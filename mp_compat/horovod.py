@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduces the finite check over the ranks of Horovod, which is imported on first use."""
+"""Reduces the finite check over the ranks of Horovod, which is imported on first
+use.
+"""
 
 import sys
 from typing import Optional
@@ -9,11 +11,13 @@ from mp_compat._tensorflow import tf
 
 
 def all_ranks_finite(finite: tf.Tensor, name: Optional[str] = None) -> tf.Tensor:
-  """Returns whether `finite` is True on every rank: `sum over ranks(not finite) == 0`. For `finite_reducer=`.
+  """Returns whether `finite` is True on every rank: `sum over ranks(not finite) == 0`.
+  For `finite_reducer=`.
 
-  Runs one allreduce, which every rank must run in every step. `finite` is a bool tensor of any shape, reduced element
-  by element; the result has the same shape, and is the same on all ranks. `name` is a name scope for the ops. Raises
-  an ImportError if Horovod is not installed.
+  Runs one allreduce, which every rank must run in every step. `finite` is a bool tensor
+  of any shape, reduced element by element; the result has the same shape, and is the
+  same on all ranks. `name` is a name scope for the ops. Raises an ImportError if
+  Horovod is not installed.
   """
   import horovod.tensorflow as hvd
 
@@ -23,14 +27,24 @@ def all_ranks_finite(finite: tf.Tensor, name: Optional[str] = None) -> tf.Tensor
 
 
 def aggregates_passes(optimizer: tf.train.Optimizer) -> bool:
-  """Returns whether this is or wraps a `hvd.DistributedOptimizer` with `backward_passes_per_step` above 1."""
-  return any(vars(layer).get("_agg_helper") is not None for layer in optimizers.wrapper_chain(optimizer))
+  """Returns whether this is or wraps a `hvd.DistributedOptimizer` with
+  `backward_passes_per_step` above 1.
+  """
+  return any(
+    vars(layer).get("_agg_helper") is not None
+    for layer in optimizers.wrapper_chain(optimizer)
+  )
 
 
 def leaves_gradients_unreduced(optimizer: tf.train.Optimizer) -> bool:
-  """Returns whether this is or wraps an optimizer of Horovod that reduces gradients only when it applies them.
+  """Returns whether this is or wraps an optimizer of Horovod that reduces gradients
+  only when it applies them.
 
   Ranks may then disagree on whether their gradients are finite.
   """
-  is_adasum = any("Adasum" in type(layer).__name__ for layer in optimizers.wrapper_chain(optimizer))
-  return "horovod.tensorflow" in sys.modules and (is_adasum or aggregates_passes(optimizer))
+  is_adasum = any(
+    "Adasum" in type(layer).__name__ for layer in optimizers.wrapper_chain(optimizer)
+  )
+  return "horovod.tensorflow" in sys.modules and (
+    is_adasum or aggregates_passes(optimizer)
+  )

@@ -1,11 +1,18 @@
-"""Configures Hypothesis for all tests: deterministic examples, whose number is set with `--examples`; fixtures."""
+"""Configures Hypothesis for all tests: deterministic examples, whose number is set with
+`--examples`; fixtures.
+"""
 
 import hypothesis
 import pytest
 
 
 def pytest_addoption(parser):
-  parser.addoption("--examples", type=int, default=10, help="graphs for test_fuzzing.py; default: %(default)s")
+  parser.addoption(
+    "--examples",
+    type=int,
+    default=10,
+    help="graphs for test_fuzzing.py; default: %(default)s",
+  )
 
 
 def pytest_configure(config):
@@ -15,7 +22,10 @@ def pytest_configure(config):
     deadline=None,
     database=None,
     derandomize=config.getoption("hypothesis_seed") is None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+    suppress_health_check=[
+      hypothesis.HealthCheck.too_slow,
+      hypothesis.HealthCheck.data_too_large,
+    ],
   )
   hypothesis.settings.load_profile("mp_compat")
 
@@ -32,7 +42,9 @@ def _graph():
     yield graph
 
 
-@pytest.fixture(name="control_flow", params=[1, 2], ids=["control_flow_v1", "control_flow_v2"])
+@pytest.fixture(
+  name="control_flow", params=[1, 2], ids=["control_flow_v1", "control_flow_v2"]
+)
 def _control_flow(request):
   """Runs the test with control flow v1 and v2."""
   from tests import testing
@@ -56,5 +68,7 @@ def _warnings(monkeypatch):
   from tests.testing import tf
 
   lines = []
-  monkeypatch.setattr(tf.logging, "warning", lambda text, *args: lines.append(text % args))
+  monkeypatch.setattr(
+    tf.logging, "warning", lambda text, *args: lines.append(text % args)
+  )
   return lines

@@ -1,4 +1,6 @@
-"""Tests of `python -m mp_compat`: version, interrupts, missing programs, missing TensorFlow."""
+"""Tests of `python -m mp_compat`: version, interrupts, missing programs, missing
+TensorFlow.
+"""
 
 import os
 import signal
@@ -20,7 +22,9 @@ def run(*arguments, **options):
 def _bare_python(tmp_path_factory):
   """Returns the interpreter of a virtual environment without packages."""
   folder = tmp_path_factory.mktemp("bare")
-  subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+  subprocess.run(
+    [sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True
+  )
   return os.path.join(str(folder), "Scripts" if os.name == "nt" else "bin", "python")
 
 
@@ -39,20 +43,31 @@ def test_missing_tensorflow_is_reported(command, bare_python, tmp_path):
   done = run(*command, python=bare_python, cwd=str(tmp_path))
   assert done.returncode == 2 and done.stdout == ""
   (line,) = done.stderr.splitlines()
-  assert line.startswith("mp_compat {}: mp_compat needs TensorFlow 1.15 or later".format(command[0]))
+  assert line.startswith(
+    "mp_compat {}: mp_compat needs TensorFlow 1.15 or later".format(command[0])
+  )
   assert "`pip install tensorflow`" in line
 
 
 def test_broken_tensorflow_is_reported(tmp_path):
-  (tmp_path / "tensorflow.py").write_text("raise ImportError('DLL load failed.\\n\\nSee the web page.')")
+  (tmp_path / "tensorflow.py").write_text(
+    "raise ImportError('DLL load failed.\\n\\nSee the web page.')"
+  )
   done = run("ranges", ".", "-o", "x.png", path=[tmp_path])
   (line,) = done.stderr.splitlines()
-  assert done.returncode == 2 and "importing tensorflow failed: DLL load failed. See the web page." in line
+  assert (
+    done.returncode == 2
+    and "importing tensorflow failed: DLL load failed. See the web page." in line
+  )
 
 
 def test_version_needs_no_tensorflow(bare_python):
   done = run("--version", python=bare_python)
-  assert (done.returncode, done.stdout, done.stderr) == (0, "mp_compat {}\n".format(mp_compat.__version__), "")
+  assert (done.returncode, done.stdout, done.stderr) == (
+    0,
+    "mp_compat {}\n".format(mp_compat.__version__),
+    "",
+  )
 
 
 @pytest.mark.matrix
@@ -80,20 +95,36 @@ def test_missing_program_is_reported(program, tmp_path):
   [
     pytest.param("open('nope.txt')", "FileNotFoundError", marks=pytest.mark.slow),
     ("import nope", "ModuleNotFoundError"),
-    pytest.param("import runpy\nrunpy.run_path('nope.py')", "FileNotFoundError", marks=pytest.mark.slow),
+    pytest.param(
+      "import runpy\nrunpy.run_path('nope.py')",
+      "FileNotFoundError",
+      marks=pytest.mark.slow,
+    ),
     ("raise KeyboardInterrupt", "KeyboardInterrupt"),
   ],
 )
 def test_program_errors_show_traceback(code, last, tmp_path):
   (tmp_path / "program.py").write_text(code)
   done = run("run", "program.py", cwd=str(tmp_path))
-  assert done.returncode not in (0, 2) and "Traceback" in done.stderr and "program.py" in done.stderr
-  assert done.stderr.splitlines()[-1].startswith(last) and "mp_compat run:" not in done.stderr
+  assert (
+    done.returncode not in (0, 2)
+    and "Traceback" in done.stderr
+    and "program.py" in done.stderr
+  )
+  assert (
+    done.stderr.splitlines()[-1].startswith(last)
+    and "mp_compat run:" not in done.stderr
+  )
 
 
 def test_interrupted_migration_is_silent(tmp_path):
-  # The diff is larger than the pipe's buffer, so the command blocks after its first bytes are read.
-  code = "import tensorflow as tf\nx = tf.train.experimental.LossScale\n" + "#" * 2**20 + "\n"
+  # The diff is larger than the pipe's buffer, so the command blocks after its first
+  # bytes are read.
+  code = (
+    "import tensorflow as tf\nx = tf.train.experimental.LossScale\n"
+    + "#" * 2**20
+    + "\n"
+  )
   (tmp_path / "old.py").write_text(code)
   with subprocess.Popen(
     [sys.executable, "-m", "mp_compat", "migrate", str(tmp_path)],
@@ -102,7 +133,8 @@ def test_interrupted_migration_is_silent(tmp_path):
     stderr=subprocess.PIPE,
     preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
   ) as process:
-    # Background processes of a shell ignore SIGINT. preexec_fn restores the default, as in a terminal.
+    # Background processes of a shell ignore SIGINT. preexec_fn restores the default, as
+    # in a terminal.
     process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate()
@@ -111,4 +143,6 @@ def test_interrupted_migration_is_silent(tmp_path):
 
 def test_run_without_program_fails(capsys):
   assert command_line.main(["run"]) == 2
-  assert "mp_compat run: expected a script, or -m and a module" in capsys.readouterr().err
+  assert (
+    "mp_compat run: expected a script, or -m and a module" in capsys.readouterr().err
+  )

@@ -1,7 +1,9 @@
-"""Tests README.md and docs/: the Python code runs as pasted, links and paths exist, public names are described.
+"""Tests README.md and docs/: the Python code runs as pasted, links and paths exist,
+public names are described.
 
-A ```python block that begins with `import` is a program that runs as pasted, together with the ```python blocks after
-it that do not. Fragments are ```py blocks or indented code.
+A ```python block that begins with `import` is a program that runs as pasted, together
+with the ```python blocks after it that do not. Fragments are ```py blocks or indented
+code.
 """
 
 import glob
@@ -23,7 +25,9 @@ PAGES = sorted(
 )
 DOCUMENTS = ["README.md"] + PAGES
 LINK = re.compile(r"\[[^][]*\]\(([^()\s]*)\)")  # and pictures
-PATH = re.compile(r"(?<![\w./*-])(?:docs/[\w-]+\.md|(?:examples|mp_compat|scripts|tests|tools)/[\w./*-]+)")
+PATH = re.compile(
+  r"(?<![\w./*-])(?:docs/[\w-]+\.md|(?:examples|mp_compat|scripts|tests|tools)/[\w./*-]+)"
+)
 
 
 def read(document):
@@ -51,22 +55,33 @@ def anchors(document):
   """Returns the anchors that GitHub gives to the headings of a document."""
   text = re.sub(r"^```.*?^```", "", read(document), flags=re.M | re.S)
   headings = re.findall(r"^#+ (.*)$", text, re.M)
-  return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+  return {
+    re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+  }
 
 
 def linked_targets(document):
-  """Returns the relative links of a document as (document or file, anchor) pairs, relative to the root."""
+  """Returns the relative links of a document as (document or file, anchor) pairs,
+  relative to the root.
+  """
   for link in LINK.findall(read(document)):
     if "://" not in link:
       path, _, anchor = link.partition("#")
-      yield os.path.normpath(os.path.join(os.path.dirname(document), path)) if path else document, anchor
+      yield (
+        os.path.normpath(os.path.join(os.path.dirname(document), path))
+        if path
+        else document,
+        anchor,
+      )
 
 
 @pytest.mark.parametrize("code", list(program_cases()))
 def test_program_runs_as_pasted(code, tmp_path):
   if "tf.estimator." in code and not hasattr(testing.tf, "estimator"):
     pytest.skip("This TensorFlow has no Estimator.")
-  done = testing.run_python("-c", code, cwd=str(tmp_path), stderr=subprocess.STDOUT, check=False)
+  done = testing.run_python(
+    "-c", code, cwd=str(tmp_path), stderr=subprocess.STDOUT, check=False
+  )
   assert done.returncode == 0, done.stdout[-3000:]
 
 
@@ -74,11 +89,17 @@ def test_all_programs_are_found():
   assert len(list(program_cases())) == 17
 
 
-@pytest.mark.parametrize("document", DOCUMENTS + ["CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md"])
+@pytest.mark.parametrize(
+  "document", DOCUMENTS + ["CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md"]
+)
 def test_code_fits_on_the_site(document):
-  """Fenced or indented code has at most 88 columns, which fit beside the sidebars of the site."""
+  """Fenced or indented code has at most 88 columns, which fit beside the sidebars of
+  the site.
+  """
   fenced = "".join(re.findall(r"^```.*?^```", read(document), re.M | re.S))
-  assert not re.findall("^.{89,}", fenced, re.M) and not re.findall("^    .{89,}", read(document), re.M)
+  assert not re.findall("^.{89,}", fenced, re.M) and not re.findall(
+    "^    .{89,}", read(document), re.M
+  )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -104,17 +125,26 @@ def test_navigation_of_the_site_has_every_page():
 
 
 def test_site_names_version():
-  assert "\ncopyright: mp_compat {}, Apache-2.0\n".format(mp_compat.__version__) in read("mkdocs.yml")
+  assert "\ncopyright: mp_compat {}, Apache-2.0\n".format(
+    mp_compat.__version__
+  ) in read("mkdocs.yml")
 
 
 def test_search_of_the_site_finds_parts_of_dotted_names():
   separator = re.search("separator: '(.*)'", read("mkdocs.yml")).group(1)
-  words = re.split(separator, "tf.train.AdamOptimizer(0.1), `mp_compat.LossScaleHook`; python -m mp_compat")
+  words = re.split(
+    separator,
+    "tf.train.AdamOptimizer(0.1), `mp_compat.LossScaleHook`; python -m mp_compat",
+  )
   assert {"AdamOptimizer", "LossScaleHook", "mp_compat"} < set(words)
 
 
 def test_index_links_to_every_page_by_its_heading():
-  headings = {page: re.match("# (.*)", read(page)).group(1) for page in PAGES if page != "docs/index.md"}
+  headings = {
+    page: re.match("# (.*)", read(page)).group(1)
+    for page in PAGES
+    if page != "docs/index.md"
+  }
   links = re.findall(r"^- \[([^]]*)\]\((\S*)\)", read("docs/index.md"), re.M)
   assert {"docs/" + target: text for text, target in links} == headings
 
@@ -127,24 +157,42 @@ def test_public_names_are_documented(name):
 
 def public_names():
   """Returns the import paths of all public names but modules."""
-  modules = [mp_compat, mp_compat.checkpoints, mp_compat.contrib.mixed_precision, mp_compat.keras]
+  modules = [
+    mp_compat,
+    mp_compat.checkpoints,
+    mp_compat.contrib.mixed_precision,
+    mp_compat.keras,
+  ]
   paths = [
     "{}.{}".format(module.__name__, name)
     for module in modules
     for name in module.__all__
     if not isinstance(getattr(module, name), types.ModuleType)
   ]
-  return paths + ["mp_compat.horovod.all_ranks_finite", "mp_compat.keras.experimental.LossScaleOptimizer"]
+  return paths + [
+    "mp_compat.horovod.all_ranks_finite",
+    "mp_compat.keras.experimental.LossScaleOptimizer",
+  ]
 
 
 def test_api_reference_has_every_public_name_once():
   pages = "\n".join(read(page) for page in PAGES if page.startswith("docs/api/"))
-  shown = [name for name in re.findall("^::: (.*)$", pages, re.M) if ".installation." not in name]
+  shown = [
+    name
+    for name in re.findall("^::: (.*)$", pages, re.M)
+    if ".installation." not in name
+  ]
   assert sorted(shown) == sorted(public_names())
 
 
 @pytest.mark.parametrize(
-  "record", [mp_compat.GradientReport, mp_compat.GradientRange, mp_compat.Float32Op, mp_compat.checkpoints.Inspection]
+  "record",
+  [
+    mp_compat.GradientReport,
+    mp_compat.GradientRange,
+    mp_compat.Float32Op,
+    mp_compat.checkpoints.Inspection,
+  ],
 )
 def test_fields_of_reports_are_documented(record):
   attributes = inspect.getdoc(record).partition("\nAttributes:\n")[2]

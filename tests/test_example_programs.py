@@ -1,4 +1,6 @@
-"""Tests of what the programs under examples/ have in common, and of the demo's check of its speed."""
+"""Tests of what the programs under examples/ have in common, and of the demo's check of
+its speed.
+"""
 
 import importlib
 import os
@@ -8,7 +10,9 @@ import pytest
 
 from tests import testing
 
-EXAMPLES, TOOLS = (os.path.join(testing.ROOT, folder) for folder in ("examples", "tools"))
+EXAMPLES, TOOLS = (
+  os.path.join(testing.ROOT, folder) for folder in ("examples", "tools")
+)
 # TensorFlow logs it if it is imported with oneDNN's ops enabled.
 ENABLED = "oneDNN custom operations are on"
 
@@ -23,12 +27,16 @@ def _demo(monkeypatch):
 
 @pytest.fixture(name="import_log")
 def _import_log(monkeypatch):
-  """Returns a function that returns what a new process logs that runs code, with examples/ and tools/ on its path."""
+  """Returns a function that returns what a new process logs that runs code, with
+  examples/ and tools/ on its path.
+  """
   monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
 
   def import_log(code, **variables):
     variables = dict(variables, TF_CPP_MIN_LOG_LEVEL="0")
-    return testing.run_python("-c", code, path=[EXAMPLES, TOOLS], variables=variables).stderr
+    return testing.run_python(
+      "-c", code, path=[EXAMPLES, TOOLS], variables=variables
+    ).stderr
 
   return import_log
 
@@ -74,14 +82,20 @@ def test_estimator_logs_each_line_once(tmp_path):
   [
     ("train_estimator", ["--overflow_every", "1"], "must be 0 or at least 2"),
     ("train_workers", ["--overflow_at", "3", "8"], "Expected only flags; got 8."),
-    ("train_parameter_server", ["--steps", "5", "--kill", "5"], "--kill must be less than --steps"),
+    (
+      "train_parameter_server",
+      ["--steps", "5", "--kill", "5"],
+      "--kill must be less than --steps",
+    ),
     ("train_horovod", ["--ranks", "0"], "0 is not a positive integer"),
   ],
 )
 @pytest.mark.matrix
 def test_wrong_flags_are_named(program, arguments, words):
   pytest.importorskip("sklearn")
-  done = testing.run_python(os.path.join(EXAMPLES, program + ".py"), *arguments, check=False)
+  done = testing.run_python(
+    os.path.join(EXAMPLES, program + ".py"), *arguments, check=False
+  )
   assert done.returncode == 1 and words in done.stdout + done.stderr
 
 
@@ -94,5 +108,7 @@ def test_check_fails_if_float16_is_slow(demo, slow):
     return {name: [{"step_seconds": values}] for name, values in seconds.items()}
 
   demo.check_speed(results(14.9), "this machine")
-  with pytest.raises(SystemExit, match="a step takes 15.1 times as long as in float32; .* this machine"):
+  with pytest.raises(
+    SystemExit, match="a step takes 15.1 times as long as in float32; .* this machine"
+  ):
     demo.check_speed(results(15.1), "this machine")

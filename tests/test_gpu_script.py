@@ -14,7 +14,9 @@ from tests import testing
 from tests.programs import table
 from tests.testing import tf
 
-pytestmark = pytest.mark.skipif(table.VERSION < (2, 4), reason="scripts/gpu needs TensorFlow 2.4")
+pytestmark = pytest.mark.skipif(
+  table.VERSION < (2, 4), reason="scripts/gpu needs TensorFlow 2.4"
+)
 
 
 @pytest.fixture(name="gpu")
@@ -28,7 +30,9 @@ def _gpu(monkeypatch):
 def test_without_gpu_the_command_fails():
   path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
   environment = dict(testing.environment(), PATH=path, CUDA_VISIBLE_DEVICES="")
-  done = subprocess.run(["scripts/gpu"], cwd=testing.ROOT, env=environment, capture_output=True, check=False)
+  done = subprocess.run(
+    ["scripts/gpu"], cwd=testing.ROOT, env=environment, capture_output=True, check=False
+  )
   assert done.returncode == 1 and not done.stdout
   assert "No GPU is visible to TensorFlow " + tf.VERSION in done.stderr.decode()
 
@@ -36,14 +40,20 @@ def test_without_gpu_the_command_fails():
 @pytest.mark.parametrize("failed", [[], ["trace"]])
 def test_exit_status_is_that_of_the_parts(gpu, monkeypatch, capsys, failed):
   monkeypatch.setattr(tensorflow.config, "list_physical_devices", lambda kind: [kind])
-  monkeypatch.setattr(tensorflow.config.experimental, "get_device_details", lambda gpu: {"device_name": "A " + gpu})
+  monkeypatch.setattr(
+    tensorflow.config.experimental,
+    "get_device_details",
+    lambda gpu: {"device_name": "A " + gpu},
+  )
   monkeypatch.setattr(gpu, "trace", lambda: failed)
   monkeypatch.setattr(gpu, "benchmark", lambda folder: [])
   monkeypatch.setattr(sys, "argv", ["gpu", "--part", "trace", "--part", "benchmark"])
   with pytest.raises(SystemExit) as stopped:
     gpu.main()
   assert bool(stopped.value.code) == bool(failed)
-  assert capsys.readouterr().out.splitlines()[-1] == ("Failed: trace" if failed else "No check failed.")
+  assert capsys.readouterr().out.splitlines()[-1] == (
+    "Failed: trace" if failed else "No check failed."
+  )
 
 
 @pytest.mark.matrix
@@ -62,7 +72,9 @@ class OnHost(mp_compat.FixedLossScale):
     grads = [grad for grad in grads if isinstance(grad, tf.Tensor)]
     checked = [tf.reduce_sum(grad) for grad in grads] if self.sums else grads
     with tf.device("/cpu:0"):
-      return tf.no_op(), tf.reduce_all([tf.reduce_all(tf.is_finite(value)) for value in checked])
+      return tf.no_op(), tf.reduce_all(
+        [tf.reduce_all(tf.is_finite(value)) for value in checked]
+      )
 
 
 class SumsOnHost(OnHost):
@@ -72,10 +84,17 @@ class SumsOnHost(OnHost):
 @pytest.mark.matrix
 @pytest.mark.parametrize("loss_scale", [OnHost, SumsOnHost])
 def test_trace_finds_gradients_but_no_scalars(gpu, capsys, loss_scale):
-  failed = gpu.trace("/cpu:1", {"it": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, loss_scale(8.0))})
+  failed = gpu.trace(
+    "/cpu:1",
+    {
+      "it": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, loss_scale(8.0))
+    },
+  )
   printed = capsys.readouterr().out
   added = ["1 of float32 (2, 3)" in printed, "1 of float32 (256, 256)" in printed]
-  assert (failed, added) == (([], [False, False]) if loss_scale.sums else (["it"], [True, True]))
+  assert (failed, added) == (
+    ([], [False, False]) if loss_scale.sums else (["it"], [True, True])
+  )
 
 
 @pytest.mark.matrix
@@ -104,15 +123,30 @@ RUNS = itertools.count(1.0)
     (fail_for(mp_compat), "FAILED"),
     (lambda api: next(RUNS), "fail, or differ from run to run, without mp_compat"),
     (fail_for(None), "fail, or differ from run to run, without mp_compat"),
-    (fail_for(testing.native), "same, but TensorFlow's class fails or works unexpectedly"),
+    (
+      fail_for(testing.native),
+      "same, but TensorFlow's class fails or works unexpectedly",
+    ),
   ],
-  ids=["same", "different", "fails", "differs without mp_compat", "fails without mp_compat", "TensorFlow fails"],
+  ids=[
+    "same",
+    "different",
+    "fails",
+    "differs without mp_compat",
+    "fails without mp_compat",
+    "TensorFlow fails",
+  ],
 )
 def test_program_is_classified(gpu, monkeypatch, request, factor, result):
-  row = table.Program(request.node.name, lambda t: t.wrap().minimize(factor(t.api) * t.loss(), t.global_step))
+  row = table.Program(
+    request.node.name,
+    lambda t: t.wrap().minimize(factor(t.api) * t.loss(), t.global_step),
+  )
   monkeypatch.setitem(table.PROGRAMS, row.name, row)
   assert gpu.compare_program(row)[0] == result
-  assert gpu.compare_programs([row]) == ([] if result == "same" else [row.name] if result == "FAILED" else ["all"])
+  assert gpu.compare_programs([row]) == (
+    [] if result == "same" else [row.name] if result == "FAILED" else ["all"]
+  )
 
 
 def test_programs_end_in_time(gpu, capsys):

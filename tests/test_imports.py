@@ -1,4 +1,6 @@
-"""Tests of the import structure: the layers of the package, lazy imports and the public names."""
+"""Tests of the import structure: the layers of the package, lazy imports and the public
+names.
+"""
 
 import ast
 import os
@@ -13,12 +15,13 @@ from tests import testing
 
 PACKAGE = os.path.dirname(mp_compat.__file__)
 
-# Modules and packages, lowest layer first: each imports only from those before it, and modules of its own package.
+# Modules and packages, lowest layer first: each imports only from those before it, and
+# modules of its own package.
 LAYERS = """
-core.update_rule core.arguments core.dialects migration.old_names migration.program
-_tensorflow.__init__ _tensorflow.native _tensorflow.graphs _tensorflow.contexts _tensorflow.dead_tensors
-_tensorflow.effects _tensorflow.control_flow _tensorflow
-core.gradients core.lineage core.dataflow core.finite_check core.distribute core.conditional_apply
+core.update_rule core.arguments core.dialects migration.old_names tools.run
+_tensorflow.__init__ _tensorflow.native _tensorflow
+graph.graphs graph.contexts graph.dead_tensors graph.effects graph.control_flow graph
+core.gradients core.lineage core.finite_check core.distribute core.conditional_apply
 core.loss_scale core
 horovod
 training.step training.optimizer training
@@ -26,29 +29,36 @@ monitoring
 checkpoints.files checkpoints
 contrib
 keras
-migration.source migration.conditional_names migration
-comparison.processes comparison.recorder comparison
+migration.conditional_names migration
+tools.ranges_chart tools.migrate
+tools.compare.sessions tools.compare.processes tools.compare.recorder tools.compare tools
 __main__ __init__
 """.split()
 # Modules that must work without TensorFlow, so they import only each other.
-WITHOUT_TENSORFLOW = LAYERS[:5] + ["migration.source"]
+WITHOUT_TENSORFLOW = LAYERS[:5] + ["tools.migrate"]
 IMPORTED_ONLY_BY = {
-  "tensorflow": "_tensorflow",
-  "libcst": "migration.source",
-  "matplotlib": "monitoring.ranges_chart",
+  "tensorflow": ("_tensorflow", "graph", "tools.compare.sessions"),
+  "libcst": "tools.migrate",
+  "matplotlib": "tools.ranges_chart",
   "horovod": "horovod",
 }
 
 
 def layer(module):
   """Returns the index of the most specific entry of LAYERS for a module."""
-  entries = [entry for entry in LAYERS if module == entry or module.startswith(entry + ".")]
+  entries = [
+    entry for entry in LAYERS if module == entry or module.startswith(entry + ".")
+  ]
   return LAYERS.index(max(entries, key=len))
 
 
 def imports(module):
-  """Returns the modules of this package that a module imports, and the top-level names of the others."""
-  with open(os.path.join(PACKAGE, module.replace(".", os.sep) + ".py"), encoding="utf-8") as source:
+  """Returns the modules of this package that a module imports, and the top-level names
+  of the others.
+  """
+  with open(
+    os.path.join(PACKAGE, module.replace(".", os.sep) + ".py"), encoding="utf-8"
+  ) as source:
     tree = ast.parse(source.read())
   ours, others = set(), set()
   for node in ast.walk(tree):
@@ -62,10 +72,14 @@ def imports(module):
 
 
 def module_of(package, name):
-  """Returns the module that `from package import name` imports, relative to mp_compat."""
+  """Returns the module that `from package import name` imports, relative to
+  mp_compat.
+  """
   folder = os.path.join(os.path.dirname(PACKAGE), package.replace(".", os.sep))
   if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, name + ".py")):
-    name = name + ".__init__" if os.path.isdir(os.path.join(folder, name)) else "__init__"
+    name = (
+      name + ".__init__" if os.path.isdir(os.path.join(folder, name)) else "__init__"
+    )
   elif not os.path.isdir(folder):
     name = ""
   return ".".join(filter(None, (package + "." + name).split(".")[1:]))
@@ -74,7 +88,9 @@ def module_of(package, name):
 def modules():
   """Returns the names of all modules, relative to mp_compat."""
   return sorted(
-    os.path.relpath(os.path.join(folder, name), PACKAGE)[: -len(".py")].replace(os.sep, ".")
+    os.path.relpath(os.path.join(folder, name), PACKAGE)[: -len(".py")].replace(
+      os.sep, "."
+    )
     for folder, _, names in os.walk(PACKAGE)
     for name in names
     if name.endswith(".py")
@@ -85,7 +101,9 @@ def modules():
 def test_modules_import_lower_layers(module):
   ours, others = imports(module)
   package = module.rpartition(".")[0]
-  same_entry = {name for name in ours if layer(name) == layer(module) and name.startswith(package)}
+  same_entry = {
+    name for name in ours if layer(name) == layer(module) and name.startswith(package)
+  }
   assert not [name for name in ours - same_entry if layer(name) >= layer(module)]
   if module.startswith(tuple(WITHOUT_TENSORFLOW)):
     assert not [name for name in ours if not name.startswith(tuple(WITHOUT_TENSORFLOW))]
@@ -95,8 +113,14 @@ def test_modules_import_lower_layers(module):
 
 def test_only_one_package_asks_for_versions():
   others = [module for module in modules() if not module.startswith("_tensorflow")]
-  paths = [os.path.join(PACKAGE, module.replace(".", os.sep) + ".py") for module in others]
-  assert not [path for path in paths if re.search(r"\bVERSION\b", open(path, encoding="utf-8").read())]
+  paths = [
+    os.path.join(PACKAGE, module.replace(".", os.sep) + ".py") for module in others
+  ]
+  assert not [
+    path
+    for path in paths
+    if re.search(r"\bVERSION\b", open(path, encoding="utf-8").read())
+  ]
 
 
 def test_public_names_have_docstrings():
@@ -108,20 +132,28 @@ def test_public_names_have_docstrings():
 
 def test_old_python_raises(monkeypatch):
   monkeypatch.setattr(sys, "version_info", (3, 6, 15, "final", 0))
-  with pytest.raises(ImportError, match="needs Python 3.7 or later, but this is Python 3.6"):
+  with pytest.raises(
+    ImportError, match="needs Python 3.7 or later, but this is Python 3.6"
+  ):
     runpy.run_path(mp_compat.__file__)
 
 
 def test_stub_lists_public_names():
   with open(os.path.join(PACKAGE, "__init__.pyi"), encoding="utf-8") as source:
     stub = ast.parse(source.read())
-  listed = {name.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for name in node.names}
+  listed = {
+    name.asname: node.module
+    for node in stub.body
+    if isinstance(node, ast.ImportFrom)
+    for name in node.names
+  }
   assert listed == mp_compat._MODULE_OF
 
 
 def test_import_does_not_import_tensorflow():
   testing.run_python(
-    "-c", "import sys, mp_compat; assert 'LossScale' in dir(mp_compat) and 'tensorflow' not in sys.modules"
+    "-c",
+    "import sys, mp_compat; assert 'LossScale' in dir(mp_compat) and 'tensorflow' not in sys.modules",
   )
 
 
@@ -138,13 +170,21 @@ def test_names_are_imported_on_first_use():
 @pytest.mark.parametrize(
   "fake, words",
   [
-    ("raise ImportError('broken build')", "TensorFlow 1.15 or later.*broken build.*pip install"),
-    ("__version__ = '1.14.0'", "TensorFlow 1.15 or later, but found 1.14.0.*pip install"),
+    (
+      "raise ImportError('broken build')",
+      "TensorFlow 1.15 or later.*broken build.*pip install",
+    ),
+    (
+      "__version__ = '1.14.0'",
+      "TensorFlow 1.15 or later, but found 1.14.0.*pip install",
+    ),
     ("", "TensorFlow 1.15 or later, but found 0.0"),
   ],
 )
 def test_missing_or_old_tensorflow_raises(fake, words, tmp_path):
   (tmp_path / "tensorflow.py").write_text(fake)
-  done = testing.run_python("-c", "import mp_compat.core.loss_scale", path=[tmp_path], check=False)
+  done = testing.run_python(
+    "-c", "import mp_compat.core.loss_scale", path=[tmp_path], check=False
+  )
   assert done.returncode != 0
   assert re.search("(?s)ImportError.*" + words, done.stderr)

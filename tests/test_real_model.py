@@ -1,4 +1,6 @@
-"""Tests docs/real_model.md: its diffs are those of examples/train_transformer.py, and what their absence does."""
+"""Tests docs/real_model.md: its diffs are those of examples/train_transformer.py, and
+what their absence does.
+"""
 
 import json
 import os
@@ -11,7 +13,11 @@ from tests import testing
 EXAMPLES = os.path.join(testing.ROOT, "examples")
 PROGRAM = os.path.join(EXAMPLES, "train_transformer.py")
 # Sums have the same order in each run.
-REPEATABLE = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+REPEATABLE = {
+  "TF_ENABLE_ONEDNN_OPTS": "0",
+  "TF_NUM_INTEROP_THREADS": "1",
+  "TF_NUM_INTRAOP_THREADS": "1",
+}
 FLOAT32 = ["--dtype", "float32", "--loss_scale", "1"]
 
 
@@ -21,16 +27,30 @@ def read(*path):
 
 
 def diffs():
-  """Returns the diffs of the page as (number of the section, text before, text after)."""
+  """Returns the diffs of the page as (number of the section, text before, text
+  after).
+  """
   return [
-    (int(section[0]), *("".join(line[1:] or line for line in diff if line[0] != other) for other in "+-"))
-    for section in re.split("^## (?=[0-9])", read(testing.ROOT, "docs", "real_model.md"), flags=re.M)[1:]
-    for diff in (text.splitlines(True) for text in re.findall("^```diff\n(.*?)^```", section, re.M | re.S))
+    (
+      int(section[0]),
+      *(
+        "".join(line[1:] or line for line in diff if line[0] != other) for other in "+-"
+      ),
+    )
+    for section in re.split(
+      "^## (?=[0-9])", read(testing.ROOT, "docs", "real_model.md"), flags=re.M
+    )[1:]
+    for diff in (
+      text.splitlines(True)
+      for text in re.findall("^```diff\n(.*?)^```", section, re.M | re.S)
+    )
   ]
 
 
 def without(*sections):
-  """Returns the source of the program without the diffs of some sections of the page."""
+  """Returns the source of the program without the diffs of some sections of the
+  page.
+  """
   source = read(PROGRAM)
   for section, before, after in diffs():
     if section in sections:
@@ -53,7 +73,9 @@ FLOAT32_PROGRAM = without(*range(1, 8))
 
 @pytest.fixture(name="run")
 def _run(tmp_path):
-  """Returns a function that trains with a source, little, and returns the directory of the results and the log."""
+  """Returns a function that trains with a source, little, and returns the directory of
+  the results and the log.
+  """
   pytest.importorskip("sklearn")
 
   def run(name, source, *arguments):
@@ -69,7 +91,9 @@ def _run(tmp_path):
 
 def test_diffs_are_all_of_the_conversion():
   code = FLOAT32_PROGRAM.split('"""', 2)[2]
-  assert not re.search("mp_compat|float16|dtype|hook|loss_scale", code.replace("x.dtype", ""))
+  assert not re.search(
+    "mp_compat|float16|dtype|hook|loss_scale", code.replace("x.dtype", "")
+  )
   assert len(diffs()) == 10
 
 
@@ -85,12 +109,16 @@ def test_float32_program_trains_the_same(run):
 def test_converted_program_continues_float32_checkpoint(run):
   original, _ = run("original", FLOAT32_PROGRAM)
   continued, log = run("continued", read(PROGRAM), "--restore", original / "model.ckpt")
-  assert "lacks state of the loss scale: current_loss_scale, good_steps initialized instead" in log
+  assert (
+    "lacks state of the loss scale: current_loss_scale, good_steps initialized instead"
+    in log
+  )
   last, first = (
     json.loads(read(original, "numbers.json"))["loss"][-1],
     json.loads(read(continued, "numbers.json"))["loss"][0],
   )
-  assert abs(first - last) < 1e-4 and first != last  # The weights are the same, the arithmetic is float16.
+  # The weights are the same, the arithmetic is float16.
+  assert abs(first - last) < 1e-4 and first != last
 
 
 @pytest.mark.matrix
@@ -106,7 +134,11 @@ print(mp_compat.float32_ops(masks), masks.dtype.name)
   assert testing.run_python("-c", code, path=[EXAMPLES]).stdout.endswith("[] float32\n")
 
 
-MASK, SCOPE, LABELS = "(1.0 - visible[:, None, None, :])", "dtype=dtype, custom_getter=getter", "labels=labels"
+MASK, SCOPE, LABELS = (
+  "(1.0 - visible[:, None, None, :])",
+  "dtype=dtype, custom_getter=getter",
+  "labels=labels",
+)
 NATIVE_SAVER = ("mp_compat.checkpoints.Saver()", "tf.train.Saver()")
 
 
@@ -114,15 +146,30 @@ NATIVE_SAVER = ("mp_compat.checkpoints.Saver()", "tf.train.Saver()")
 @pytest.mark.parametrize(
   "sections, replacement, flags, symptoms",
   [
-    ([], (SCOPE, "custom_getter=getter"), [], ["the backward pass of Adam has no float16 tensor"]),
+    (
+      [],
+      (SCOPE, "custom_getter=getter"),
+      [],
+      ["the backward pass of Adam has no float16 tensor"],
+    ),
     (
       [],
       (SCOPE, "dtype=dtype"),
       ["--loss_scale", "1", "--steps", "12"],
-      ["Adam trains float16 variables: ", "create the float16 ones with mp_compat.float32_variable_storage_getter"],
+      [
+        "Adam trains float16 variables: ",
+        "create the float16 ones with mp_compat.float32_variable_storage_getter",
+      ],
     ),
     ([3], None, [], []),
-    ([4], None, [], ["TypeError: Input 'y' of 'AddV2' Op has type float32 that does not match type float16 of arg"]),
+    (
+      [4],
+      None,
+      [],
+      [
+        "TypeError: Input 'y' of 'AddV2' Op has type float32 that does not match type float16 of arg"
+      ],
+    ),
     (
       [4],
       (MASK, "tf.cast{}, x.dtype)".format(MASK[:-1])),
@@ -133,11 +180,38 @@ NATIVE_SAVER = ("mp_compat.checkpoints.Saver()", "tf.train.Saver()")
       ],
     ),
     ([5], None, [], []),
-    ([6], None, [], ["TypeError: Input 'y' of 'Mul' Op has type float32 that does not match type float16 of argument"]),
-    ([6], (LABELS, "labels=tf.cast(labels, logits.dtype)"), [], ["step 3: test loss 0.00000"]),
-    ([], NATIVE_SAVER, ["--restore"], ["Key current_loss_scale not found in checkpoint"]),
+    (
+      [6],
+      None,
+      [],
+      [
+        "TypeError: Input 'y' of 'Mul' Op has type float32 that does not match type float16 of argument"
+      ],
+    ),
+    (
+      [6],
+      (LABELS, "labels=tf.cast(labels, logits.dtype)"),
+      [],
+      ["step 3: test loss 0.00000"],
+    ),
+    (
+      [],
+      NATIVE_SAVER,
+      ["--restore"],
+      ["Key current_loss_scale not found in checkpoint"],
+    ),
   ],
-  ids=["dtype", "getter", "embedding", "attention", "mask", "norm", "loss", "labels", "saver"],
+  ids=[
+    "dtype",
+    "getter",
+    "embedding",
+    "attention",
+    "mask",
+    "norm",
+    "loss",
+    "labels",
+    "saver",
+  ],
 )
 def test_symptom_of_step_left_out(run, sections, replacement, flags, symptoms):
   source = without(*sections)

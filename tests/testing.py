@@ -1,6 +1,8 @@
-"""Helpers for several test files: small models, recorded training runs, sessions and processes.
+"""Helpers for several test files: small models, recorded training runs, sessions and
+processes.
 
-Gradients depend on placeholders: with constants, graph optimization could remove the conditional.
+Gradients depend on placeholders: with constants, graph optimization could remove the
+conditional.
 """
 
 import collections
@@ -24,12 +26,14 @@ Optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# Devices for distribution strategies. `session` configures two CPUs for sessions. Some strategies also create variables
-# eagerly, so eager mode needs two CPUs as well, where TensorFlow has the setting (2.4 and later).
+# Devices for distribution strategies. `session` configures two CPUs for sessions. Some
+# strategies also create variables eagerly, so eager mode needs two CPUs as well, where
+# TensorFlow has the setting (2.4 and later).
 TWO_CPUS = ["/cpu:0", "/cpu:1"]
 if hasattr(tensorflow.config, "set_logical_device_configuration"):
   tensorflow.config.set_logical_device_configuration(
-    tensorflow.config.list_physical_devices("CPU")[0], [tensorflow.config.LogicalDeviceConfiguration()] * 2
+    tensorflow.config.list_physical_devices("CPU")[0],
+    [tensorflow.config.LogicalDeviceConfiguration()] * 2,
   )
 
 OPTIMIZERS = {
@@ -73,26 +77,36 @@ def session():
 
 @contextlib.contextmanager
 def initialized_session():
-  """Yields a Session with `config()`, in which all variables of the default graph have their initial values."""
+  """Yields a Session with `config()`, in which all variables of the default graph have
+  their initial values.
+  """
   with session() as sess:
     sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
     yield sess
 
 
 def plain_name(variable):
-  """Returns a variable's name without the prefix of a conditional ("cond_1/beta1_power" in TensorFlow's class)."""
+  """Returns a variable's name without the prefix of a conditional ("cond_1/beta1_power"
+  in TensorFlow's class).
+  """
   return re.sub(r"(^|/)cond(_\d+)?/", r"\1", variable.name)
 
 
 def model(x, use_resource, sparse=True):
-  """Returns a scalar loss of three variables. Its gradients are proportional to `x` [3].
+  """Returns a scalar loss of three variables. Its gradients are proportional to `x`
+  [3].
 
-  The gradient of `table` is an IndexedSlices if `sparse`. The variable `unused` has no gradient.
+  The gradient of `table` is an IndexedSlices if `sparse`. The variable `unused` has no
+  gradient.
   """
   with tf.variable_scope("model", use_resource=use_resource):
     w = tf.get_variable("w", initializer=np.array([1.0, -2.0, 3.0], np.float32))
-    b = tf.get_variable("b", initializer=np.array([[0.5, 0.25, 0.125], [1.0, 1.0, 1.0]], np.float32))
-    table = tf.get_variable("table", initializer=np.arange(12, dtype=np.float32).reshape([6, 2]) / 7)
+    b = tf.get_variable(
+      "b", initializer=np.array([[0.5, 0.25, 0.125], [1.0, 1.0, 1.0]], np.float32)
+    )
+    table = tf.get_variable(
+      "table", initializer=np.arange(12, dtype=np.float32).reshape([6, 2]) / 7
+    )
     tf.get_variable("unused", initializer=np.array([1.0], np.float32))
   rows = tf.gather(table, [1, 4, 1]) if sparse else table[1:4]
   return (
@@ -103,7 +117,9 @@ def model(x, use_resource, sparse=True):
 
 
 def feeds(steps, overflow_at=()):
-  """Yields the same inputs [3] of `model` in every call, with one non-finite value in the steps of `overflow_at`."""
+  """Yields the same inputs [3] of `model` in every call, with one non-finite value in
+  the steps of `overflow_at`.
+  """
   random = np.random.RandomState(0)
   for step in range(steps):
     x = random.normal(size=3).astype(np.float32)
@@ -119,9 +135,11 @@ def values(sess):
 
 
 def train(make_optimizer, xs, use_resource=True, **minimize):
-  """Trains `model` in a new graph. Returns the values of all variables, initially and after every step.
+  """Trains `model` in a new graph. Returns the values of all variables, initially and
+  after every step.
 
-  Each argument in `minimize`, for `compute_gradients`, may be a function that makes it inside the graph.
+  Each argument in `minimize`, for `compute_gradients`, may be a function that makes it
+  inside the graph.
   """
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [3])
@@ -130,7 +148,8 @@ def train(make_optimizer, xs, use_resource=True, **minimize):
     loss = model(x, use_resource)
     optimizer = make_optimizer()
     grads_and_vars = optimizer.compute_gradients(
-      loss, **{key: value() if callable(value) else value for key, value in minimize.items()}
+      loss,
+      **{key: value() if callable(value) else value for key, value in minimize.items()},
     )
     train_op = optimizer.apply_gradients(grads_and_vars, global_step)
     with session() as sess:
@@ -143,21 +162,36 @@ def train(make_optimizer, xs, use_resource=True, **minimize):
 
 
 def assert_same(ours, theirs):
-  """Asserts that two histories have the same variables, bitwise equal after every step."""
+  """Asserts that two histories have the same variables, bitwise equal after every
+  step.
+  """
   assert len(ours) == len(theirs)
   for step, (our, their) in enumerate(zip(ours, theirs)):
     assert sorted(our) == sorted(their)
     for name, value in our.items():
-      same = value.dtype == their[name].dtype and value.tobytes() == their[name].tobytes()
-      assert same, "{} after step {}: {!r} and {!r}".format(name, step, value, their[name])
+      same = (
+        value.dtype == their[name].dtype and value.tobytes() == their[name].tobytes()
+      )
+      assert same, "{} after step {}: {!r} and {!r}".format(
+        name, step, value, their[name]
+      )
 
 
 def executed(sess, fetch, feed):
-  """Traces a run. Returns `(op type, dtype, shape)` of every executed op, with those of its first output, or None."""
+  """Traces a run. Returns `(op type, dtype, shape)` of every executed op, with those of
+  its first output, or None.
+  """
   metadata = tf.RunMetadata()
-  sess.run(fetch, feed, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
+  sess.run(
+    fetch,
+    feed,
+    options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE),
+    run_metadata=metadata,
+  )
   ran = {}
-  for node in [node for device in metadata.step_stats.dev_stats for node in device.node_stats]:
+  for node in [
+    node for device in metadata.step_stats.dev_stats for node in device.node_stats
+  ]:
     op_type = re.search(r" = (\w+)\(", node.timeline_label)
     if op_type:
       output = node.output[0].tensor_description if node.output else None
@@ -172,12 +206,16 @@ def executed(sess, fetch, feed):
 def environment():
   """Returns the environment for a new process that imports this package."""
   # TensorFlow sets TF2_BEHAVIOR in this process.
-  inherited = {name: value for name, value in os.environ.items() if name != "TF2_BEHAVIOR"}
+  inherited = {
+    name: value for name, value in os.environ.items() if name != "TF2_BEHAVIOR"
+  }
   # Older versions of coverage write warnings about unknown settings to standard error.
   return dict(inherited, PYTHONPATH=ROOT, PYTHONWARNINGS="ignore")
 
 
-def run_python(*arguments, python=sys.executable, path=(), variables=(), check=True, **options):
+def run_python(
+  *arguments, python=sys.executable, path=(), variables=(), check=True, **options
+):
   """Runs Python in a new process that can import this package.
 
   Args:
@@ -189,9 +227,15 @@ def run_python(*arguments, python=sys.executable, path=(), variables=(), check=T
     **options: for `subprocess.run`, whose result is returned.
   """
   variables = dict(environment(), **dict(variables))
-  variables["PYTHONPATH"] = os.pathsep.join([str(folder) for folder in path] + [variables["PYTHONPATH"]])
-  options = dict(dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), **options)
-  done = subprocess.run([python] + [str(one) for one in arguments], env=variables, check=False, **options)
+  variables["PYTHONPATH"] = os.pathsep.join(
+    [str(folder) for folder in path] + [variables["PYTHONPATH"]]
+  )
+  options = dict(
+    dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), **options
+  )
+  done = subprocess.run(
+    [python] + [str(one) for one in arguments], env=variables, check=False, **options
+  )
   assert done.returncode == 0 or not check, (done.stdout, done.stderr)
   return done
 
@@ -204,7 +248,9 @@ def eager_mode():
 
 
 class Training:
-  """Trains one variable `w` [2], initially zeros. The gradient of the loss is the placeholder `x` [2]."""
+  """Trains one variable `w` [2], initially zeros. The gradient of the loss is the
+  placeholder `x` [2].
+  """
 
   def __init__(self, dtype=tf.float32, use_resource=True):
     with tf.variable_scope("", use_resource=use_resource):
@@ -217,11 +263,13 @@ class Training:
   def run(self, train_op, *xs, fetch=None):
     """Initializes the variables and runs the train op once per input.
 
-    Returns for each step what `fetch` gave, as a list of one, or `w` after the step if `fetch` is None.
+    Returns for each step what `fetch` gave, as a list of one, or `w` after the step if
+    `fetch` is None.
     """
     self.session.run(tf.global_variables_initializer())
     return [
-      self.session.run([train_op] + ([] if fetch is None else [fetch]), {self.x: x})[1:] or self.session.run(self.w)
+      self.session.run([train_op] + ([] if fetch is None else [fetch]), {self.x: x})[1:]
+      or self.session.run(self.w)
       for x in xs
     ]
 
@@ -238,7 +286,9 @@ def events(directory):
 
 
 def waits_for(later, op):
-  """Returns whether the tensor or op `later` depends on `op` through data or control inputs."""
+  """Returns whether the tensor or op `later` depends on `op` through data or control
+  inputs.
+  """
   seen, pending = set(), [getattr(later, "op", later)]
   while pending:
     current = pending.pop()
@@ -249,14 +299,18 @@ def waits_for(later, op):
 
 
 def call_on_replicas(step):
-  """Calls a function on two replicas of a MirroredStrategy. Returns one op that groups the ops that it returned."""
+  """Calls a function on two replicas of a MirroredStrategy. Returns one op that groups
+  the ops that it returned.
+  """
   strategy = tf.distribute.MirroredStrategy(TWO_CPUS)
   with strategy.scope():
     return strategy.group(strategy.extended.call_for_each_replica(step))
 
 
 def run_two_workers(module):
-  """Runs a module in two processes on localhost, with TF_CONFIG. Returns the last line of each output, from JSON."""
+  """Runs a module in two processes on localhost, with TF_CONFIG. Returns the last line
+  of each output, from JSON.
+  """
   with contextlib.ExitStack() as opened:
     sockets = [opened.enter_context(socket.socket()) for _ in range(2)]
     for one in sockets:
@@ -265,18 +319,29 @@ def run_two_workers(module):
   variables = dict(environment(), TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
   processes = []
   for index in range(2):
-    variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
+    variables["TF_CONFIG"] = json.dumps(
+      {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+    )
     command = [sys.executable, "-m", module]
-    processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=variables))
+    processes.append(
+      subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=variables
+      )
+    )
   try:
-    return [json.loads(process.communicate(timeout=150)[0].strip().splitlines()[-1]) for process in processes]
+    return [
+      json.loads(process.communicate(timeout=150)[0].strip().splitlines()[-1])
+      for process in processes
+    ]
   finally:
     for process in processes:
       process.kill()
 
 
 class ComplexDescent(tf.train.GradientDescentOptimizer):
-  """Is gradient descent for complex resource variables, for which TensorFlow's optimizers have no kernels."""
+  """Is gradient descent for complex resource variables, for which TensorFlow's
+  optimizers have no kernels.
+  """
 
   def _valid_dtypes(self):
     return {tf.float32, tf.complex64, tf.complex128}
@@ -290,4 +355,6 @@ class SkipsFiniteSteps(mp_compat.DynamicLossScale):
 
   def update(self, grads):
     update_op, should_apply = super().update(grads)
-    return update_op, tf.logical_and(should_apply, tf.placeholder_with_default(False, []))
+    return update_op, tf.logical_and(
+      should_apply, tf.placeholder_with_default(False, [])
+    )

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the graphs of many training programs, and compares them: how a restructuring proves that no graph changes.
+"""Writes the graphs of many training programs, and compares them: how a restructuring
+proves that no graph changes.
 
     python tools/graphs.py write FOLDER             before and after the change, in the same environment
     python tools/graphs.py compare BEFORE AFTER     exit status 1 if a graph differs
 
-The programs are those of tests/programs, each in its first variant, with a dynamic and with a fixed loss scale, and
-random graphs of tests/equivalence/fuzzing.py. A graph is written as text. A program whose construction fails is written
-as the error. Each graph is built in a process of its own, so that it does not depend on the ones before.
+The programs are those of tests/programs, each in its first variant, with a dynamic and
+with a fixed loss scale, and random graphs of tests/equivalence/fuzzing.py. A graph is
+written as text. A program whose construction fails is written as the error. Each graph
+is built in a process of its own, so that it does not depend on the ones before.
 """
 
 import argparse
@@ -31,11 +33,19 @@ def write(folder: str) -> None:
   """Writes one compressed text file for each graph."""
   os.makedirs(folder)
   jobs = [
-    (folder, "{}-{}".format(row.name, kind), _build_program, (row.name, kind == "fixed"))
+    (
+      folder,
+      "{}-{}".format(row.name, kind),
+      _build_program,
+      (row.name, kind == "fixed"),
+    )
     for row in programs()
     for kind in ("dynamic", "fixed")
   ]
-  jobs += [(folder, "random-{}".format(i), _build_case, (case,)) for i, case in enumerate(_random_cases())]
+  jobs += [
+    (folder, "random-{}".format(i), _build_case, (case,))
+    for i, case in enumerate(_random_cases())
+  ]
   with multiprocessing.get_context("fork").Pool(maxtasksperchild=1) as pool:
     pool.starmap(_write_one, jobs, chunksize=1)
   print("{} graphs in {}".format(len(jobs), folder))
@@ -47,13 +57,17 @@ def _write_one(folder, name, build, arguments):
   except Exception as error:  # what a row's `limit` expects
     text = "{}: {}".format(type(error).__name__, error)
   text = re.sub(r"0x[0-9a-f]{6,}", "0x", text)
-  with gzip.open(os.path.join(folder, re.sub(r"[^\w.-]", "_", name) + ".gz"), "wt", compresslevel=1) as file:
+  with gzip.open(
+    os.path.join(folder, re.sub(r"[^\w.-]", "_", name) + ".gz"), "wt", compresslevel=1
+  ) as file:
     file.write(text)
 
 
 def _text_of(graph):
   definition = graph.as_graph_def()
-  functions = sorted(definition.library.function, key=lambda function: function.signature.name)
+  functions = sorted(
+    definition.library.function, key=lambda function: function.signature.name
+  )
   for function in functions:
     nodes = sorted(function.node_def, key=lambda node: node.name)
     del function.node_def[:]
@@ -118,7 +132,8 @@ def _build_case(case):
 
 
 def compare(before: str, after: str) -> int:
-  """Prints which graphs differ, and how many ops of which types there are more (or fewer, below 0).
+  """Prints which graphs differ, and how many ops of which types there are more (or
+  fewer, below 0).
 
   Returns:
     The number of graphs that differ.
@@ -130,10 +145,27 @@ def compare(before: str, after: str) -> int:
     if texts[0] == texts[1]:
       continue
     different += 1
-    counts = [collections.Counter(re.findall(r'(?m)^ *op: "(\w+)"', text)) for text in texts]
-    changes = {op: counts[1][op] - counts[0][op] for op in counts[0] | counts[1] if counts[0][op] != counts[1][op]}
-    first = next((pair for pair in zip(*(text.splitlines() for text in texts)) if pair[0] != pair[1]), ("", ""))
-    print("{}: {} first: {!r} -> {!r}".format(name[: -len(".gz")], changes or "same ops;", *first))
+    counts = [
+      collections.Counter(re.findall(r'(?m)^ *op: "(\w+)"', text)) for text in texts
+    ]
+    changes = {
+      op: counts[1][op] - counts[0][op]
+      for op in counts[0] | counts[1]
+      if counts[0][op] != counts[1][op]
+    }
+    first = next(
+      (
+        pair
+        for pair in zip(*(text.splitlines() for text in texts))
+        if pair[0] != pair[1]
+      ),
+      ("", ""),
+    )
+    print(
+      "{}: {} first: {!r} -> {!r}".format(
+        name[: -len(".gz")], changes or "same ops;", *first
+      )
+    )
   print("{} graphs, {} differ".format(len(names), different))
   return different
 
@@ -142,12 +174,17 @@ def _read(path):
   if not os.path.exists(path):
     return ""
   with gzip.open(path, "rt") as file:
-    # The devices of a function's configuration are in a map, which TensorFlow writes in any order. Savers choose names.
-    return re.sub(r'key: "config_proto"\n\s*value {\n\s*s: ".*"|_temp_[0-9a-f]{32}', "", file.read())
+    # The devices of a function's configuration are in a map, which TensorFlow writes in
+    # any order. Savers choose names.
+    return re.sub(
+      r'key: "config_proto"\n\s*value {\n\s*s: ".*"|_temp_[0-9a-f]{32}', "", file.read()
+    )
 
 
 if __name__ == "__main__":
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   commands = parser.add_subparsers(dest="command", required=True)
   commands.add_parser("write").add_argument("folder")
   comparing = commands.add_parser("compare")

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the tests by mutation: puts one defect (a mutant) at a time into the package, for which a test must fail.
+"""Checks the tests by mutation: puts one defect (a mutant) at a time into the package,
+for which a test must fail.
 
     python tools/mutants.py                          all mutants, on the installed TensorFlow
     python tools/mutants.py training/optimizer -v    the mutants of one module, with the output of the tests
 
-A mutant replaces one piece of a module's text, for each kind of defect once. It is killed if one of that module's tests
-(`TESTS`) fails. The exit status is 1 if a mutant survives, or if the tests fail without a mutant.
+A mutant replaces one piece of a module's text, for each kind of defect once. It is
+killed if one of that module's tests (`TESTS`) fails. The exit status is 1 if a mutant
+survives, or if the tests fail without a mutant.
 """
 
 import argparse
 import concurrent.futures
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,30 +25,33 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # The tests of each module. The tests that fail fastest are first.
 TESTS = {
-  "_tensorflow/control_flow": (
-    "training/gate training/conditional_tensors programs/built_in_steps programs/unusual programs/training"
+  "graph/control_flow": (
+    "training/gate training/conditional_tensors programs/built_in_steps "
+    "programs/unusual programs/training"
   ),
-  "_tensorflow/effects": "training/gate",
-  "_tensorflow/dead_tensors": "monitoring/gradient_ranges programs/unusual",
+  "graph/effects": "training/gate",
+  "graph/dead_tensors": "monitoring/gradient_ranges programs/unusual",
   "_tensorflow/event_files": "monitoring/ranges_hook",
-  "_tensorflow/graphs": "programs/built_in_steps programs/unusual monitoring/ranges_hook",
+  "graph/graphs": "programs/built_in_steps programs/unusual monitoring/ranges_hook",
   "core/update_rule": "core/update_rule core/automaton",
   "core/dialects": "core/dialects",
   "core/gradients": (
-    "core/gradients core/finite_check training/finite_reducer training/optimizer monitoring/reports training/bad_input"
+    "core/gradients core/finite_check training/finite_reducer training/optimizer "
+    "monitoring/reports training/bad_input"
   ),
-  "_tensorflow/contexts": "core/lineage core/hidden_overflows training/optimizer monitoring/reports programs/functions",
+  "graph/contexts": "core/lineage core/hidden_overflows training/optimizer monitoring/reports programs/functions",
   "core/lineage": "core/lineage core/hidden_overflows training/optimizer monitoring/reports programs/functions",
-  "core/dataflow": "monitoring/gradient_ranges monitoring/measured_tensors",
+  "monitoring/dataflow": "monitoring/gradient_ranges monitoring/measured_tensors",
   "_tensorflow/optimizers": "training/inner_optimizers programs/optimizers",
   "core/finite_check": "core/finite_check training/optimizer",
   "core/distribute": "core/distribute programs/strategies training/optimizer training/bad_input",
   "core/loss_scale": (
-    "core/loss_scale training/bad_input training/finite_reducer training/gradient_accumulation "
-    "training/optimizer contrib/mixed_precision"
+    "core/loss_scale training/bad_input training/finite_reducer "
+    "training/gradient_accumulation training/optimizer contrib/mixed_precision"
   ),
   "core/conditional_apply": (
-    "training/inner_optimizers training/optimizer programs/strategies programs/unusual programs/optimizers"
+    "training/inner_optimizers training/optimizer programs/strategies programs/unusual "
+    "programs/optimizers"
   ),
   "monitoring/float32_ops": "monitoring/float32_ops",
   "monitoring/gradient_ranges": "monitoring/gradient_ranges monitoring/measured_tensors",
@@ -54,116 +60,226 @@ TESTS = {
   "monitoring/hooks": "monitoring/stall monitoring/hooks monitoring/ranges_hook",
   "monitoring/stall": "monitoring/stall monitoring/hooks",
   "training/step": (
-    "training/finite_reducer training/shared_loss_scale training/gradient_accumulation monitoring/reports "
-    "training/threads training/optimizer equivalence/tensorflow_defects"
+    "training/finite_reducer training/shared_loss_scale training/gradient_accumulation "
+    "monitoring/reports training/threads training/optimizer "
+    "equivalence/tensorflow_defects"
   ),
   "training/gradient_accumulation": "training/gradient_accumulation",
   "training/shared_loss_scale": "training/shared_loss_scale training/bad_input",
   "training/optimizer": (
     "training/optimizer monitoring/reports checkpoints/object_based programs/builders "
-    "training/inner_optimizers training/bad_input training/threads equivalence/tensorflow_defects "
-    "core/loss_scale programs/unusual training/gradient_accumulation"
+    "training/inner_optimizers training/bad_input training/threads "
+    "equivalence/tensorflow_defects core/loss_scale programs/unusual "
+    "training/gradient_accumulation"
   ),
-  "comparison/recorder": "comparison/compare",
+  "tools/compare/recorder": "tools/compare/compare",
 }
 TESTS = {module: tests.split() for module, tests in TESTS.items()}
 
 MUTANTS = [
   # module, text, replacement
-  ("_tensorflow/control_flow", "return loop is None or loop.pivot.op in new", "return False"),
-  ("_tensorflow/control_flow", "return loop is None or loop.pivot.op in new", "return True"),
-  ("_tensorflow/control_flow", "effects.changing(needed, graph).union(", "set().union("),
-  ("_tensorflow/control_flow", "*[tensor.consumers() for tensor in data]", ""),
-  ("_tensorflow/control_flow", " and contexts.loop_around_inputs(op) is frame:", ":"),
-  ("_tensorflow/control_flow", "gated.issuperset(reads)", "not gated.isdisjoint(reads)"),
-  ("_tensorflow/control_flow", "(reads.pop(), None)", "(reads[-1], None)"),
-  ("_tensorflow/control_flow", "predicates.get(read, predicate) is not predicate", "read in predicates"),
-  ("_tensorflow/control_flow", "read not in new and ", ""),
-  ("_tensorflow/control_flow", "results + summaries + update_ops", "results + update_ops"),
-  ("_tensorflow/control_flow", "+ summaries + update_ops", "+ summaries"),
-  ("_tensorflow/control_flow", "or not skipped.isdisjoint(reads)", ""),
-  ("_tensorflow/effects", "op_type in _PASSING or ", ""),
-  ("_tensorflow/effects", " or any(argument.is_ref for argument in definition.input_arg)", ""),
-  ("_tensorflow/effects", "elif _of_type(called.op):", "else:"),
-  ("_tensorflow/effects", "pending += _function_names(called, graph)", "pass"),
-  ("_tensorflow/effects", "_takes_functions(op_type) or graph", "graph"),
-  ("_tensorflow/effects", " or op_type.startswith(_OF_ONE_RUN)", ""),
-  ("_tensorflow/dead_tensors", "return common | {(merge, None, None)}", "return common"),
-  ("_tensorflow/dead_tensors", "return found[tensor.op] | {", "return found[tensor.op] or {"),
-  ("_tensorflow/dead_tensors", "tf.control_dependencies([decided])", "tf.control_dependencies([])"),
-  ("_tensorflow/graphs", "is_other = graph not in (None, default) and", "is_other = False and"),
-  ("_tensorflow/graphs", " and element.name not in fed", ""),
-  ("_tensorflow/graphs", " + reserved + inner", " + other + inner"),
-  ("_tensorflow/graphs", "if current.startswith(other) else", "if False else"),
+  ("graph/control_flow", "return loop is None or loop.pivot.op in new", "return False"),
+  ("graph/control_flow", "return loop is None or loop.pivot.op in new", "return True"),
+  ("graph/control_flow", "effects.changing(needed, graph).union(", "set().union("),
+  ("graph/control_flow", "*[tensor.consumers() for tensor in data]", ""),
+  ("graph/control_flow", " and contexts.loop_around_inputs(op) is frame:", ":"),
+  ("graph/control_flow", "gated.issuperset(reads)", "not gated.isdisjoint(reads)"),
+  ("graph/control_flow", "(reads.pop(), None)", "(reads[-1], None)"),
+  (
+    "graph/control_flow",
+    "predicates.get(read, predicate) is not predicate",
+    "read in predicates",
+  ),
+  ("graph/control_flow", "read not in new and ", ""),
+  ("graph/control_flow", "results + summaries + update_ops", "results + update_ops"),
+  ("graph/control_flow", "+ summaries + update_ops", "+ summaries"),
+  ("graph/control_flow", "or not skipped.isdisjoint(reads)", ""),
+  ("graph/effects", "op_type in _PASSING or ", ""),
+  (
+    "graph/effects",
+    " or any(argument.is_ref for argument in definition.input_arg)",
+    "",
+  ),
+  ("graph/effects", "elif _of_type(called.op):", "else:"),
+  ("graph/effects", "pending += _function_names(called, graph)", "pass"),
+  ("graph/effects", "_takes_functions(op_type) or graph", "graph"),
+  ("graph/effects", " or op_type.startswith(_OF_ONE_RUN)", ""),
+  ("graph/dead_tensors", "return common | {(merge, None, None)}", "return common"),
+  ("graph/dead_tensors", "return found[tensor.op] | {", "return found[tensor.op] or {"),
+  (
+    "graph/dead_tensors",
+    "tf.control_dependencies([decided])",
+    "tf.control_dependencies([])",
+  ),
+  (
+    "graph/graphs",
+    "graph not in (None, default)",
+    "False",
+  ),
+  ("graph/graphs", " and element.name not in fed", ""),
+  ("graph/graphs", " + reserved + inner", " + other + inner"),
+  ("graph/graphs", "if current.startswith(other) else", "if False else"),
   ("core/conditional_apply", "if is_reopened else {}", "if False else {}"),
   ("core/conditional_apply", "if is_other else", "if False else"),
-  ("core/update_rule", "good_steps >= rule.increment_period", "good_steps > rule.increment_period"),
+  (
+    "core/update_rule",
+    "good_steps >= rule.increment_period",
+    "good_steps > rule.increment_period",
+  ),
   ("core/update_rule", "product <= rule.ceiling", "product < rule.ceiling"),
   ("core/update_rule", "LARGEST_SCALE = 2.0**126", "LARGEST_SCALE = 2.0**127"),
   ("core/update_rule", "maximum(lower, floor)", "lower"),
   ("core/update_rule", "where(grow, grown, state.scale)", "grown()"),
-  ("core/update_rule", "where(grow, 0, good_steps), 0)", "where(grow, 0, good_steps), state.good_steps)"),
+  (
+    "core/update_rule",
+    "where(grow, 0, good_steps), 0)",
+    "where(grow, 0, good_steps), state.good_steps)",
+  ),
   ("core/update_rule", "where(grow, 0, state.bad_steps)", "0"),
   ("core/dialects", 'or "current_loss_scale" not in others', ""),
   ("core/dialects", 'or found_scopes == {""}', ""),
   ("core/dialects", "if copied and target in result:", "if False:"),
   ("core/dialects", "if len(names) != len(candidates):", "if False:"),
-  ("core/gradients", "return loss * tf.cast(scale, dtype)", "return loss / tf.cast(scale, dtype)"),
+  (
+    "core/gradients",
+    "return loss * tf.cast(scale, dtype)",
+    "return loss / tf.cast(scale, dtype)",
+  ),
   ("core/gradients", "1 / tf.cast(scale, dtype)", "tf.cast(1 / scale, dtype)"),
-  ("core/gradients", 'tf.where_v2(finite, 0.0, float("nan"))', "tf.where_v2(finite, 0.0, 0.0)"),
-  ("core/gradients", "norm = control_flow.cond(tf.is_finite(norm), lambda: norm, norm_of_large)", "pass"),
+  (
+    "core/gradients",
+    'tf.where_v2(finite, 0.0, float("nan"))',
+    "tf.where_v2(finite, 0.0, 0.0)",
+  ),
+  (
+    "core/gradients",
+    "norm = control_flow.cond(tf.is_finite(norm), lambda: norm, norm_of_large)",
+    "pass",
+  ),
   ("core/gradients", "if dtype not in _DTYPES:", "if False:"),
   ("core/gradients", 'hasattr(grad[1], "assign")', "False"),
   ("core/lineage", '["Cast", "Identity"', '["Cast", "Mul", "Identity"'),
-  ("core/lineage", "return [value for value in inputs if value.dtype.is_floating]", "return []"),
+  (
+    "core/lineage",
+    "return [value for value in inputs if value.dtype.is_floating]",
+    "return []",
+  ),
   ("core/lineage", " and tensor.dtype.is_floating else []", " else []"),
-  ("_tensorflow/contexts", '"RefSwitch") else inputs', '"RefSwitch") else inputs[:1]'),
-  ("_tensorflow/contexts", "inputs[:1] if tensor.op.type in", "inputs if tensor.op.type in"),
+  ("graph/contexts", '"RefSwitch") else inputs', '"RefSwitch") else inputs[:1]'),
+  ("graph/contexts", "inputs[:1] if tensor.op.type in", "inputs if tensor.op.type in"),
   ("core/lineage", "if check_computed and is_readable and", "if check_computed and"),
   ("core/lineage", "if check_computed and is_readable", "if is_readable"),
   ("core/lineage", " or sums.control_inputs or squares.control_inputs", ""),
   ("core/lineage", ' and sums.inputs[1].op.type == "Const"', ""),
   ("core/lineage", "if tensor_key(first) == tensor_key(last) and", "if"),
-  ("core/dataflow", '[] if tensor.op.type == "StopGradient" else ', ""),
-  ("core/dataflow", "value.dtype.size <= tensor.dtype.size", "True"),
-  ("core/dataflow", '_TERM_BY_TERM = ("BiasAddGrad", "Sum")', '_TERM_BY_TERM = ("Sum",)'),
+  ("monitoring/dataflow", '[] if tensor.op.type == "StopGradient" else ', ""),
+  ("monitoring/dataflow", "value.dtype.size <= tensor.dtype.size", "True"),
+  (
+    "monitoring/dataflow",
+    '_TERM_BY_TERM = ("BiasAddGrad", "Sum")',
+    '_TERM_BY_TERM = ("Sum",)',
+  ),
   ("_tensorflow/optimizers", "if name not in not_taken or given", "if given"),
   ("_tensorflow/optimizers", " or given[name] is not defaults[name].default}", "}"),
   ("_tensorflow/optimizers", 'and hasattr(vars(wrapper).get("_optimizer"), name)', ""),
-  ("core/finite_check", "lambda: _exact(_stack_small(tensors)))", "lambda: sums_finite)"),
-  ("core/finite_check", "_sum(tensor) for tensor in read]", "_sum(tensor) for tensor in read[:1]]"),
-  ("core/finite_check", "for group in groups if group]", "for group in groups[:1] if group]"),
-  ("core/finite_check", "{} if ops.is_fast_math() else sums_of_squares", "sums_of_squares"),
+  (
+    "core/finite_check",
+    "lambda: _exact(_stack_small(tensors)))",
+    "lambda: sums_finite)",
+  ),
+  (
+    "core/finite_check",
+    "_sum(tensor) for tensor in read]",
+    "_sum(tensor) for tensor in read[:1]]",
+  ),
+  (
+    "core/finite_check",
+    "for group in groups if group]",
+    "for group in groups[:1] if group]",
+  ),
+  (
+    "core/finite_check",
+    "{} if ops.is_fast_math() else sums_of_squares",
+    "sums_of_squares",
+  ),
   ("core/finite_check", "_SMALL = 2**16", "_SMALL = 2**20"),
   ("core/distribute", "strategy.num_replicas_in_sync)", "1)"),
   ("core/distribute", "tf.distribute.ReduceOp.SUM", "tf.distribute.ReduceOp.MEAN"),
-  ("core/distribute", "if tf.distribute.in_cross_replica_context():\n    raise", "if False:\n    raise"),
+  (
+    "core/distribute",
+    "if tf.distribute.in_cross_replica_context():\n    raise",
+    "if False:\n    raise",
+  ),
   ("core/loss_scale", "__func__ is FiniteLossScale.update", "__func__ is None"),
   ("core/loss_scale", " + lineage.trace(converted).hidden_values", ""),
-  ("core/loss_scale", "trainable=False, use_resource=True", "trainable=True, use_resource=True"),
-  ("core/loss_scale", "with tf.init_scope(), tf.name_scope(None):", "with tf.init_scope():"),
+  (
+    "core/loss_scale",
+    "trainable=False, use_resource=True",
+    "trainable=True, use_resource=True",
+  ),
+  (
+    "core/loss_scale",
+    "with tf.init_scope(), tf.name_scope(None):",
+    "with tf.init_scope():",
+  ),
   ("core/loss_scale", "if value != default", "if True"),
   ("core/loss_scale", "if not floor <= first", "if not floor < first"),
   ("monitoring/float32_ops", " if op in ops]", "]"),
   ("monitoring/float32_ops", " if source[0] == lowest", ""),
   ("monitoring/float32_ops", "found[op], is_complete = own, False", "found[op] = own"),
-  ("monitoring/float32_ops", "op.inputs if tensor.dtype.base_dtype", "op.inputs if tensor.dtype"),
-  ("monitoring/gradient_ranges", " and contexts.is_in_branches_only(each.scaled.op)", ""),
+  (
+    "monitoring/float32_ops",
+    "op.inputs if tensor.dtype.base_dtype",
+    "op.inputs if tensor.dtype",
+  ),
+  (
+    "monitoring/gradient_ranges",
+    " and contexts.is_in_branches_only(each.scaled.op)",
+    "",
+  ),
   ("monitoring/gradient_ranges", " or is_behind_loss", " or True"),
-  ("monitoring/gradient_ranges", "(wanted, [tf.bfloat16], [tf.float32])", "(wanted, [tf.float32])"),
+  (
+    "monitoring/gradient_ranges",
+    "(wanted, [tf.bfloat16], [tf.float32])",
+    "(wanted, [tf.float32])",
+  ),
   ("monitoring/gradient_ranges", "tf.cast(fraction > 0x7FE000, tf.int32)", "0"),
   ("monitoring/gradient_ranges", "narrowest = min(", "narrowest = max("),
   ("monitoring/gradient_ranges", "not passed and not any(", "not any("),
-  ("monitoring/range_history", "if sum(value for other, value in magnitudes.items() if other < e) <= tolerated", ""),
-  ("monitoring/range_history", 'BFLOAT16 if values["dtype"] == "bfloat16" else FLOAT16', "FLOAT16"),
+  (
+    "monitoring/range_history",
+    "if sum(value for other, value in magnitudes.items() if other < e) <= tolerated",
+    "",
+  ),
+  (
+    "monitoring/range_history",
+    'BFLOAT16 if values["dtype"] == "bfloat16" else FLOAT16',
+    "FLOAT16",
+  ),
   ("monitoring/range_history", " and kept < FLOAT16.lowest + CUT_OFF", ""),
   ("monitoring/range_history", "doubtful >= max(self._complete, 0)", "doubtful >= 0"),
   ("monitoring/range_history", 'errors="replace"', 'errors="strict"'),
   ("monitoring/range_history", "formats == {BFLOAT16}", "BFLOAT16 in formats"),
-  ("monitoring/range_history", 'self.scale if values["scale"] is None else scale', "scale"),
-  ("monitoring/range_history", "and bounds.low - bounds.high > worst:", "and bounds.low > bounds.high:"),
-  ("monitoring/range_history", 'if earlier["step"] < record["step"]]', 'if earlier["step"] <= record["step"]]'),
-  ("monitoring/range_history", " or len(history.overflows) == len(history.steps):", ":"),
+  (
+    "monitoring/range_history",
+    'self.scale if values["scale"] is None else scale',
+    "scale",
+  ),
+  (
+    "monitoring/range_history",
+    "and bounds.low - bounds.high > worst:",
+    "and bounds.low > bounds.high:",
+  ),
+  (
+    "monitoring/range_history",
+    'if earlier["step"] < record["step"]]',
+    'if earlier["step"] <= record["step"]]',
+  ),
+  (
+    "monitoring/range_history",
+    " or len(history.overflows) == len(history.steps):",
+    ":",
+  ),
   ("monitoring/range_history", "if worst.high < 0:", "if False:"),
   ("monitoring/range_history", "MARGIN and not history.overflows:", "MARGIN:"),
   (
@@ -171,47 +287,117 @@ MUTANTS = [
     "if all(run.computes(item.tensor) for item in self._report.measured.values()):",
     "if True:",
   ),
-  ("monitoring/ranges_hook", "min(self._every_n_steps, _STEPS_AFTER_OVERFLOW) if overflowed else ", ""),
+  (
+    "monitoring/ranges_hook",
+    "min(self._every_n_steps, _STEPS_AFTER_OVERFLOW) if overflowed else ",
+    "",
+  ),
   ("monitoring/ranges_hook", "if self._history.run != self._run:", "if False:"),
   ("monitoring/hooks", "if self._changes and self._written", "if self._written"),
   ("monitoring/hooks", "elif without_backoff < self._min_scale_patience", "elif False"),
   ("monitoring/hooks", " if run.computes(each.tensor)]", "]"),
   ("monitoring/hooks", " + native.FIXED_LOSS_SCALES", ""),
   ("monitoring/stall", " or op.type in dataflow.HIDING", ""),
-  ("monitoring/stall", "dead_tensors.zeros_if_dead([tensor for _, _, tensor in found])", "[each[2] for each in found]"),
+  (
+    "monitoring/stall",
+    "dead_tensors.zeros_if_dead([tensor for _, _, tensor in found])",
+    "[each[2] for each in found]",
+  ),
   ("monitoring/stall", " if contexts.tensor_key(each) not in finite", ""),
   ("monitoring/stall", "first = min(products", "first = max(products"),
   ("_tensorflow/event_files", "except Exception as error:", "except OSError as error:"),
   ("_tensorflow/event_files", ", filename_suffix=suffix", ""),
-  ("training/step", "(gradients.values_of(grads), traced.hidden_values)", "(gradients.values_of(grads), [])"),
+  (
+    "training/step",
+    "(gradients.values_of(grads), traced.hidden_values)",
+    "(gradients.values_of(grads), [])",
+  ),
   ("training/step", "has_hidden or reducer is not None", "False"),
   ("training/step", "tf.reduce_all(tf.stack(finite))", "finite[0]"),
   ("training/step", "if settings.use_locking else update()", "if False else update()"),
-  ("training/step", "tf.logical_and(condition, finite)", "tf.logical_or(condition, finite)"),
-  ("training/step", "tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = others + [train_op]", "pass"),
+  (
+    "training/step",
+    "tf.logical_and(condition, finite)",
+    "tf.logical_or(condition, finite)",
+  ),
+  (
+    "training/step",
+    "tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)[:] = others + [train_op]",
+    "pass",
+  ),
   ("training/step", "tf.logical_or(should_apply, tf.logical_not(all_finite))", "True"),
   ("training/step", "lineage.cut, grads", "list, grads"),
   ("training/optimizer", "settings.skip_nonfinite or ", ""),
   ("training/step", "reduced.dtype != tf.bool or", "False and"),
   ("training/step", "    stacked = reduced\n", ""),
-  ("training/step", "for optimizer in optimizers_of_replicas:", "for optimizer in optimizers_of_replicas[:1]:"),
-  ("training/step", "tf.logical_or(should_apply, tf.logical_not(all_finite))", "should_apply"),
+  (
+    "training/step",
+    "for optimizer in optimizers_of_replicas:",
+    "for optimizer in optimizers_of_replicas[:1]:",
+  ),
+  (
+    "training/step",
+    "tf.logical_or(should_apply, tf.logical_not(all_finite))",
+    "should_apply",
+  ),
   ("training/gradient_accumulation", "[tf.group(applied, *read)]", "[applied]"),
-  ("training/step", '_mp_compat_settings, skip="each"', '_mp_compat_settings, skip="all"'),
+  (
+    "training/step",
+    '_mp_compat_settings, skip="each"',
+    '_mp_compat_settings, skip="all"',
+  ),
   ("training/gradient_accumulation", 'if self._skip == "window":', "if False:"),
-  ("training/gradient_accumulation", "tf.equal(window.overflowed.read_value(), 0)", "tf.constant(True)"),
-  ("training/shared_loss_scale", "tf.reduce_any(tf.stack(decision.apply))", "tf.reduce_all(tf.stack(decision.apply))"),
-  ("training/shared_loss_scale", "or opt.loss_scale is not optimizers[0].loss_scale", ""),
-  ("training/shared_loss_scale", "any(settings.use_locking", "all(settings.use_locking"),
-  ("training/optimizer", "if isinstance(layer, tf.train.SyncReplicasOptimizer)", "if False"),
+  (
+    "training/gradient_accumulation",
+    "tf.equal(window.overflowed.read_value(), 0)",
+    "tf.constant(True)",
+  ),
+  (
+    "training/shared_loss_scale",
+    "tf.reduce_any(tf.stack(decision.apply))",
+    "tf.reduce_all(tf.stack(decision.apply))",
+  ),
+  (
+    "training/shared_loss_scale",
+    "or opt.loss_scale is not optimizers[0].loss_scale",
+    "",
+  ),
+  (
+    "training/shared_loss_scale",
+    "any(settings.use_locking",
+    "all(settings.use_locking",
+  ),
+  (
+    "training/optimizer",
+    "if isinstance(layer, tf.train.SyncReplicasOptimizer)",
+    "if False",
+  ),
   ("training/optimizer", "scale = self._state_in(graph).scale", "scale = None"),
-  ("training/optimizer", "self._state_in(graphs.init_scope_graph()).has_unscaled and not", "False and not"),
+  (
+    "training/optimizer",
+    "self._state_in(graphs.init_scope_graph()).has_unscaled and not",
+    "False and not",
+  ),
   ("training/optimizer", "self.GATE_GRAPH and not tf", "self.GATE_OP and not tf"),
   ("training/optimizer", "lineage.record(grads, (variable.name", "len((variable.name"),
-  ("training/optimizer", "if finite_reducer is not None and not skip_nonfinite", "if False"),
+  (
+    "training/optimizer",
+    "if finite_reducer is not None and not skip_nonfinite",
+    "if False",
+  ),
   ("training/optimizer", "[trackable.SlotName(name) for name in", "[name for name in"),
-  ("comparison/recorder", "return zlib.crc32(bits, kind)", "return kind"),
+  ("tools/compare/recorder", "return zlib.crc32(bits, kind)", "return kind"),
 ]
+
+
+def spans(text, old):
+  """Returns where `text` has `old`, however its lines are broken, as a list of (start,
+  end).
+  """
+  pattern = re.sub(r"(\\\s)+", r"\\s+", re.escape(old))
+  pattern = re.sub(r"\\([(\[{])", r"\\\1\\s*", pattern)
+  pattern = re.sub(r"\\([)\]}])", r",?\\s*\\\1", pattern)
+  return [match.span() for match in re.finditer(pattern, text)]
 
 
 def fails(module, old, new, verbose):
@@ -226,13 +412,27 @@ def fails(module, old, new, verbose):
     path = os.path.join(directory, "mp_compat", module + ".py")
     with open(path, encoding="utf-8") as file:
       text = file.read()
-    if text.count(old) != 1:
-      raise ValueError("Expected once in {}.py, but found {} times: {}".format(module, text.count(old), old))
+    found = spans(text, old)
+    if len(found) != 1:
+      raise ValueError(
+        "Expected once in {}.py, but found {} times: {}".format(module, len(found), old)
+      )
+    start, end = found[0]
     with open(path, "w", encoding="utf-8") as file:
-      file.write(text.replace(old, new))
+      file.write(text[:start] + new + text[end:])
     done = subprocess.run(
-      [sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "--examples=5"]
-      + ["tests/{}/test_{}.py".format(*test.split("/")) for test in TESTS[module]],
+      [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--tb=line",
+        "-p",
+        "no:cacheprovider",
+        "--examples=5",
+      ]
+      + ["tests/{}/test_{}.py".format(*test.rsplit("/", 1)) for test in TESTS[module]],
       cwd=directory,
       env=dict(os.environ, PYTHONPATH=directory),
       stdout=subprocess.PIPE,
@@ -248,9 +448,18 @@ def fails(module, old, new, verbose):
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("modules", nargs="*", help="modules whose mutants to run; default: all", metavar="module")
-  parser.add_argument("-v", "--verbose", action="store_true", help="print the output of the tests")
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument(
+    "modules",
+    nargs="*",
+    help="modules whose mutants to run; default: all",
+    metavar="module",
+  )
+  parser.add_argument(
+    "-v", "--verbose", action="store_true", help="print the output of the tests"
+  )
   arguments = parser.parse_args()
   modules = arguments.modules or list(TESTS)
   # For each module, first a mutant that changes nothing: its tests must pass.
@@ -258,15 +467,24 @@ def main():
   mutants = healthy + [mutant for mutant in MUTANTS if mutant[0] in modules]
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     killed = list(
-      tqdm.tqdm(pool.map(lambda mutant: fails(*mutant, verbose=arguments.verbose), mutants), total=len(mutants))
+      tqdm.tqdm(
+        pool.map(lambda mutant: fails(*mutant, verbose=arguments.verbose), mutants),
+        total=len(mutants),
+      )
     )
   for module, sick in zip(modules, killed):
     if sick:
       print("the tests of {} fail without any mutant".format(module))
-  survivors = [mutant for mutant, dead in list(zip(mutants, killed))[len(modules) :] if not dead]
+  survivors = [
+    mutant for mutant, dead in list(zip(mutants, killed))[len(modules) :] if not dead
+  ]
   for module, old, new in survivors:
     print("survived, {}: {!r} -> {!r}".format(module, old, new))
-  print("{} killed, {} survived".format(len(mutants) - len(modules) - len(survivors), len(survivors)))
+  print(
+    "{} killed, {} survived".format(
+      len(mutants) - len(modules) - len(survivors), len(survivors)
+    )
+  )
   sys.exit(bool(survivors) or any(killed[: len(modules)]))
 
 

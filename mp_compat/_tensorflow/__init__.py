@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differences between TensorFlow versions, and private names of TensorFlow. Private.
 
-Only this package imports TensorFlow. All others import `tf` from here: `tensorflow.compat.v1`, whose public names are
-the same from TensorFlow 1.15 to 2.21. The modules of this package contain everything that needs other names.
+All modules import `tf` from this package: `tensorflow.compat.v1`, whose public names are
+the same from TensorFlow 1.15 to 2.21. What needs other names is in this package, in
+`graph` and in `tools.compare.sessions`.
 """
 
 from typing import TYPE_CHECKING
@@ -11,16 +12,18 @@ try:
   import tensorflow
 except ImportError as error:
   raise ImportError(
-    "mp_compat needs TensorFlow 1.15 or later, and importing tensorflow failed: {}. Install it under the name that "
-    "fits your machine, for example `pip install tensorflow` or `pip install tensorflow-cpu`.".format(error)
+    "mp_compat needs TensorFlow 1.15 or later, and importing tensorflow failed: {}. "
+    "Install it under the name that fits your machine, for example `pip install "
+    "tensorflow` or `pip install tensorflow-cpu`.".format(error)
   ) from error
 
-_version_text = getattr(tensorflow, "__version__", "0.0")  # missing if `tensorflow` is an empty folder
+# missing if `tensorflow` is an empty folder
+_version_text = getattr(tensorflow, "__version__", "0.0")
 VERSION = tuple(int(part) for part in _version_text.split(".")[:2])
 if VERSION < (1, 15):
   raise ImportError(
-    "mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example with "
-    "`pip install 'tensorflow>=1.15'`.".format(_version_text)
+    "mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example "
+    "with `pip install 'tensorflow>=1.15'`.".format(_version_text)
   )
 
 if TYPE_CHECKING:

@@ -21,11 +21,15 @@ class _NoLossScale(_Native):
 
 def is_enabled() -> bool:
   """Returns whether new Sessions and functions are rewritten to float16."""
-  return bool(tf.config.optimizer.get_experimental_options().get("auto_mixed_precision"))
+  return bool(
+    tf.config.optimizer.get_experimental_options().get("auto_mixed_precision")
+  )
 
 
 def enable() -> None:
-  """Enables the rewrite through TensorFlow: it logs a warning about existing Sessions, and rejects Keras policies."""
+  """Enables the rewrite through TensorFlow: it logs a warning about existing Sessions,
+  and rejects Keras policies.
+  """
   _enable_graph_rewrite(tf.train.GradientDescentOptimizer(0.0), _NoLossScale())
 
 

@@ -9,5 +9,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def do_not_convert(function: _Function) -> _Function:
-  """Excludes a function: AutoGraph of TensorFlow 1.15 rewrites comprehensions with two loops wrongly."""
+  """Excludes a function: AutoGraph of TensorFlow 1.15 rewrites comprehensions with two
+  loops wrongly.
+  """
   return tf.autograph.experimental.do_not_convert(function)

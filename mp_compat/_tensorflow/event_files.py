@@ -9,14 +9,19 @@ from mp_compat._tensorflow import tf
 
 
 class EventFile:
-  """A new event file in a directory, if there is one. Logs a warning at the first failure, as on a full disk."""
+  """A new event file in a directory, if there is one. Logs a warning at the first
+  failure, as on a full disk.
+  """
 
   def __init__(self, owner: str, directory: Optional[str]) -> None:
     self._owner, self._directory = owner, directory
     self._has_failed = False
-    # A unique name: TensorFlow gives the files that are created in a directory in the same second the same one.
+    # A unique name: TensorFlow gives the files that are created in a directory in the
+    # same second the same one.
     suffix = "." + uuid.uuid4().hex
-    self._writer = tf.summary.FileWriter(directory, filename_suffix=suffix) if directory else None
+    self._writer = (
+      tf.summary.FileWriter(directory, filename_suffix=suffix) if directory else None
+    )
 
   def write(self, write: Callable[[tf.summary.FileWriter], object]) -> None:
     """Calls a function that writes."""
@@ -24,7 +29,14 @@ class EventFile:
       return
     try:
       write(self._writer)
-    except Exception as error:  # the class depends on the status: OSError, OpError, RuntimeError, IndexError and others
+    # the class depends on the status: OSError, OpError, RuntimeError, IndexError and
+    # others
+    except Exception as error:
       if not self._has_failed:
         self._has_failed = True
-        log.warn("%s cannot write to %s, records are missing: %s", self._owner, self._directory, error)
+        log.warn(
+          "%s cannot write to %s, records are missing: %s",
+          self._owner,
+          self._directory,
+          error,
+        )

@@ -3,10 +3,10 @@
 
 from typing import Callable, List
 
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 
-# Functions that are called with each warning, also with those that the program's verbosity hides.
+# Functions that are called with each warning, also with those that the program's
+# verbosity hides.
 observers: List[Callable[[str], object]] = []
 
 
@@ -15,14 +15,3 @@ def warn(message: str, *args: object) -> None:
   for observer in observers:
     observer(message % args if args else message)
   tf.logging.warning(message, *args)
-
-
-def warn_once(owner: object, message: str, *args: object) -> None:
-  """Logs a warning, once in the graph that a Session runs; in eager mode once for `owner`."""
-  graph = graphs.init_scope_graph()
-  warned = (
-    vars(owner).setdefault("_eager_warnings", set()) if graph is None else graphs.record_in(graph, "warnings", set)
-  )
-  if message % args not in warned:
-    warned.add(message % args)
-    warn(message, *args)

@@ -1,44 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that are missing or wrong in some TensorFlow versions, and the placement of ops."""
+"""Ops that are missing or wrong in some TensorFlow versions, and the placement of
+ops.
+"""
 
 import contextlib
 import os
 from typing import ContextManager
 
+from tensorflow.python.ops import control_flow_util
+
 from mp_compat._tensorflow import VERSION
-from mp_compat._tensorflow import contexts
 from mp_compat._tensorflow import tf
 
 
 def on_device(device: str) -> ContextManager[None]:
-  """Returns a context manager that places ops on the `device` that a tensor requests; for "", it changes nothing."""
+  """Returns a context manager that places ops on the `device` that a tensor requests;
+  for "", it changes nothing.
+  """
   return tf.device(device) if device else contextlib.nullcontext()
 
 
 def real_parts(tensor: tf.Tensor) -> tf.Tensor:
-  """Returns the real and imaginary parts of a complex tensor, of shape [2, ...]; returns another tensor as it is."""
+  """Returns the real and imaginary parts of a complex tensor, of shape [2, ...];
+  returns another tensor as it is.
+  """
   if not tensor.dtype.is_complex:
     return tensor
   with on_device(tensor.device):
     return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
 
 
+def may_be_compiled() -> bool:
+  """Returns whether ops built now belong to a function or an XLA context, which XLA may
+  compile.
+  """
+  if tf.executing_eagerly():
+    return False
+  graph = tf.get_default_graph()
+  if graph.building_function:
+    return True
+  context = graph._get_control_flow_context()
+  return control_flow_util.GetContainingXLAContext(context) is not None
+
+
 def is_fast_math() -> bool:
-  """Returns whether XLA on CPUs assumes that there are no NaN and no inf, the default up to TensorFlow 2.2."""
+  """Returns whether XLA on CPUs assumes that there are no NaN and no inf, the default
+  up to TensorFlow 2.2.
+  """
   return VERSION < (2, 3) or "fast_math" in os.environ.get("XLA_FLAGS", "")
 
 
 def is_finite(value: tf.Tensor) -> tf.Tensor:
   """Returns `tf.is_finite(value)`, also where TensorFlow's op is missing or wrong.
 
-  For bfloat16, TensorFlow 1.15 has no op, and TensorFlow up to 2.10 has none for GPUs: half precision is cast to
-  float32. With fast math, code that XLA may compile tests the bits of the exponent, as a number: comparisons of floats
-  have GPU kernels, those of int32 do not. The test takes three times as long.
+  For bfloat16, TensorFlow 1.15 has no op, and TensorFlow up to 2.10 has none for GPUs:
+  half precision is cast to float32. With fast math, code that XLA may compile tests the
+  bits of the exponent, as a number: comparisons of floats have GPU kernels, those of
+  int32 do not. The test takes three times as long.
   """
   if value.dtype in (tf.float16, tf.bfloat16):
     value = tf.cast(value, tf.float32)
-  if not is_fast_math() or not contexts.may_be_compiled():
+  if not is_fast_math() or not may_be_compiled():
     return tf.is_finite(value)
-  bits, largest = (tf.int64, 0x7FF << 52) if value.dtype == tf.float64 else (tf.int32, 0x7F800000)
+  bits, largest = (
+    (tf.int64, 0x7FF << 52) if value.dtype == tf.float64 else (tf.int32, 0x7F800000)
+  )
   exponent = tf.bitwise.bitwise_and(tf.bitcast(value, bits), tf.constant(largest, bits))
   return tf.cast(exponent, value.dtype) < largest

@@ -16,15 +16,23 @@ def change_var_list(saver: tf.train.Saver, change: Callable[[Any], Any]) -> None
 
 
 class AliasSaveable(_saver_module.BaseSaverBuilder.SaveableObject):
-  """Saves a variable a second time, under another name; does not restore it from that name."""
+  """Saves a variable a second time, under another name; does not restore it from that
+  name.
+  """
 
   def __init__(self, variable: tf.Variable, name: str) -> None:
     variable = variables.local_copies(variable)[0]
     with tf.device(variable.device):
       value = tf.identity(variable)
-    super().__init__(value, [_saver_module.BaseSaverBuilder.SaveSpec(value, "", name, value.dtype)], name)
+    super().__init__(
+      value,
+      [_saver_module.BaseSaverBuilder.SaveSpec(value, "", name, value.dtype)],
+      name,
+    )
 
-  def restore(self, restored_tensors: List[tf.Tensor], restored_shapes: object) -> tf.Operation:
+  def restore(
+    self, restored_tensors: List[tf.Tensor], restored_shapes: object
+  ) -> tf.Operation:
     """Returns an op that does nothing: the variable is restored from its usual name."""
     del restored_tensors, restored_shapes
     return tf.no_op()

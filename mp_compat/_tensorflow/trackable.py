@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects in a `tf.train.Checkpoint`: slots of wrapped optimizers, and variables that belong to a graph."""
+"""Objects in a `tf.train.Checkpoint`: slots of wrapped optimizers, and variables that
+belong to a graph.
+"""
 
 import abc
 import sys
@@ -7,13 +9,16 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from mp_compat._tensorflow import tf
 
-# The base class of objects in checkpoints. Its module moved twice; in every version it is the base of Optimizer.
+# The base class of objects in checkpoints. Its module moved twice; in every version it
+# is the base of Optimizer.
 if TYPE_CHECKING:
 
   class Trackable:  # the methods that this package uses
     @property
     def _checkpoint_dependencies(self) -> List[object]: ...
-    def _trackable_children(self, *args: object, **kwargs: object) -> Dict[str, object]: ...
+    def _trackable_children(
+      self, *args: object, **kwargs: object
+    ) -> Dict[str, object]: ...
     def _lookup_dependency(self, name: str, *args: object, **kwargs: object) -> Any: ...
     def _handle_deferred_dependencies(self, name: str, trackable: object) -> None: ...
 else:
@@ -21,19 +26,24 @@ else:
 
 
 class SlotName(str):
-  """The name of a slot of the inner optimizer, as the `get_slot_names` of a wrapper returns it.
+  """The name of a slot of the inner optimizer, as the `get_slot_names` of a wrapper
+  returns it.
 
-  If a name was used for an object that is neither a variable nor a tensor, the checkpoint writer uses it, and
-  `slot_of_inner` returns None; docs/design.md says why.
+  If a name was used for an object that is neither a variable nor a tensor, the
+  checkpoint writer uses it, and `slot_of_inner` returns None; docs/design.md says why.
   """
 
   used_by_checkpoint_writer = False
 
 
 def slot_of_inner(optimizer: Any, variable: object, name: str) -> Optional[tf.Variable]:
-  """Returns the slot `name` of the inner optimizer for `variable`; None for the checkpoint writer (`SlotName`)."""
+  """Returns the slot `name` of the inner optimizer for `variable`; None for the
+  checkpoint writer (`SlotName`).
+  """
   if isinstance(name, SlotName):
-    name.used_by_checkpoint_writer |= not hasattr(variable, "assign") and not tf.is_tensor(variable)
+    name.used_by_checkpoint_writer |= not hasattr(
+      variable, "assign"
+    ) and not tf.is_tensor(variable)
     if name.used_by_checkpoint_writer:
       return None
   return optimizer.get_slot(variable, name)
@@ -42,8 +52,8 @@ def slot_of_inner(optimizer: Any, variable: object, name: str) -> Optional[tf.Va
 class GraphStateTrackable(Trackable):
   """A Trackable whose dependencies are its variables in the current graph.
 
-  TensorFlow up to 2.8 reads the dependencies from a property, later versions call a method. `_lookup_dependency` takes
-  one argument or two.
+  TensorFlow up to 2.8 reads the dependencies from a property, later versions call a
+  method. `_lookup_dependency` takes one argument or two.
   """
 
   @abc.abstractmethod
@@ -51,13 +61,21 @@ class GraphStateTrackable(Trackable):
     """Returns the variables in the current graph by their keys in checkpoints."""
 
   def __getstate__(self) -> Dict[str, object]:
-    # Estimator copies its params inside a graph, where eager variables cannot be copied and have no use.
-    return {key: value for key, value in self.__dict__.items() if key != "_eager_state" or tf.executing_eagerly()}
+    # Estimator copies its params inside a graph, where eager variables cannot be copied
+    # and have no use.
+    return {
+      key: value
+      for key, value in self.__dict__.items()
+      if key != "_eager_state" or tf.executing_eagerly()
+    }
 
   @property
   def _checkpoint_dependencies(self) -> List[object]:
     reference = sys.modules[Trackable.__module__].TrackableReference
-    references = [reference(name, variable) for name, variable in sorted(self._graph_variables().items())]
+    references = [
+      reference(name, variable)
+      for name, variable in sorted(self._graph_variables().items())
+    ]
     return super()._checkpoint_dependencies + references
 
   def _trackable_children(self, *args: object, **kwargs: object) -> Dict[str, object]:

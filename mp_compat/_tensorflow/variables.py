@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates variables of one replica; finds the local copies and the slices of variables."""
+"""Creates variables of one replica; finds the local copies and the slices of
+variables.
+"""
 
 from typing import Any, Optional, Tuple
 
@@ -7,25 +9,38 @@ from mp_compat._tensorflow import tf
 
 
 def replica_variable(*args: object, **kwargs: object) -> tf.Variable:
-  """Returns a resource variable of this replica that no strategy manages; arguments as for `tf.Variable`."""
+  """Returns a resource variable of this replica that no strategy manages; arguments as
+  for `tf.Variable`.
+  """
   from tensorflow.python.ops import resource_variable_ops
 
   return resource_variable_ops.ResourceVariable(*args, **kwargs)
 
 
 def local_copies(variable: tf.Variable) -> Tuple[tf.Variable, ...]:
-  """Returns the copies of a variable on the local devices of its strategy; without a strategy, the variable itself."""
-  strategy = getattr(variable, "distribute_strategy", None) or tf.distribute.get_strategy()
+  """Returns the copies of a variable on the local devices of its strategy; without a
+  strategy, the variable itself.
+  """
+  strategy = (
+    getattr(variable, "distribute_strategy", None) or tf.distribute.get_strategy()
+  )
   return strategy.experimental_local_results(variable)
 
 
 def is_made_by_get_variable(variable: tf.Variable) -> bool:
-  """Returns whether `tf.get_variable` made the variable in the current graph, as it also makes slots."""
+  """Returns whether `tf.get_variable` made the variable in the current graph, as it
+  also makes slots.
+  """
   from tensorflow.python.ops import variable_scope
 
-  return any(known is variable for known in variable_scope._get_default_variable_store()._vars.values())
+  return any(
+    known is variable
+    for known in variable_scope._get_default_variable_store()._vars.values()
+  )
 
 
 def save_slice_info(variable: tf.Variable) -> Optional[Any]:
-  """Returns the slice of a partitioned variable: `full_name`, `full_shape`, `var_offset`, `var_shape`; else None."""
+  """Returns the slice of a partitioned variable: `full_name`, `full_shape`,
+  `var_offset`, `var_shape`; else None.
+  """
   return getattr(variable, "_get_save_slice_info", lambda: None)()

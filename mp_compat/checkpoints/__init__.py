@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restores and converts checkpoints of TensorFlow's class, of tf.contrib and of training without loss scaling.
+"""Restores and converts checkpoints of TensorFlow's class, of tf.contrib and of
+training without loss scaling.
 
-`Saver` writes what `tf.train.Saver` writes, and restores every naming scheme (see `mp_compat.core.dialects`). `convert`
-rewrites a checkpoint for programs that have only `tf.train.Saver`.
+`Saver` writes what `tf.train.Saver` writes, and restores every naming scheme (see
+`mp_compat.core.dialects`). `convert` rewrites a checkpoint for programs that have only
+`tf.train.Saver`.
 """
 
 from mp_compat.checkpoints.conversion import Inspection

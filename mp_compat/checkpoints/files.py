@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads checkpoints of any format, from any file system that TensorFlow knows; also by the names in this package."""
+"""Reads checkpoints of any format, from any file system that TensorFlow knows; also by
+the names in this package.
+"""
 
 import functools
 import os
@@ -8,14 +10,15 @@ from typing import Any, Dict, Iterable, List, Union
 
 import numpy as np
 
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat.core import dialects
+from mp_compat.graph import graphs
 
 Path = Union[str, bytes, "os.PathLike[str]"]
 VarList = Union[Iterable[tf.Variable], Dict[str, tf.Variable]]
 
-# An entry of every checkpoint that tf.train.Checkpoint wrote. The other names are object paths, for every optimizer.
+# An entry of every checkpoint that tf.train.Checkpoint wrote. The other names are
+# object paths, for every optimizer.
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 # Opens a checkpoint. `install()` replaces it in TensorFlow's modules.
@@ -29,7 +32,9 @@ _BROKEN = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
 
 
 def path_text(path: Path) -> str:
-  """Returns a path as a str; raises a ValueError if it is not in UTF-8, which TensorFlow requires."""
+  """Returns a path as a str; raises a ValueError if it is not in UTF-8, which
+  TensorFlow requires.
+  """
   try:
     text: str = tf.compat.as_str_any(path)
     text.encode()
@@ -39,35 +44,47 @@ def path_text(path: Path) -> str:
 
 
 def resolve_path(path: Path) -> str:
-  """Returns the path of a checkpoint; for a directory, of its latest. Raises a ValueError if there is none."""
+  """Returns the path of a checkpoint; for a directory, of its latest. Raises a
+  ValueError if there is none.
+  """
   path = path_text(path)
-  checkpoint = tf.train.latest_checkpoint(path) if tf.gfile.IsDirectory(path) and not checkpoint_exists(path) else path
+  checkpoint = (
+    tf.train.latest_checkpoint(path)
+    if tf.gfile.IsDirectory(path) and not checkpoint_exists(path)
+    else path
+  )
   if checkpoint is None or not checkpoint_exists(checkpoint):
     raise ValueError(
-      "There is no checkpoint at {}. Expected the path of a checkpoint, such as model.ckpt-100 "
-      "(without .index), or a directory with a file named checkpoint.".format(path)
+      "There is no checkpoint at {}. Expected the path of a checkpoint, such as "
+      "model.ckpt-100 (without .index), or a directory with a file named "
+      "checkpoint.".format(path)
     )
   return checkpoint
 
 
 def check_no_pattern(path: str) -> None:
-  """Raises a ValueError if TensorFlow's readers take a path for a pattern that the path itself does not match."""
+  """Raises a ValueError if TensorFlow's readers take a path for a pattern that the path
+  itself does not match.
+  """
   if "[" in path or ("\\" in path and os.sep == "/"):
     raise ValueError(
-      "TensorFlow reads the path {} as a pattern for file names. Expected a path without brackets and "
-      "backslashes.".format(path)
+      "TensorFlow reads the path {} as a pattern for file names. Expected a path "
+      "without brackets and backslashes.".format(path)
     )
 
 
 def checkpoint_exists(path: str) -> bool:
-  """Returns whether there is an index file (V2), or files match the path itself (V1, "model-?????-of-00002")."""
+  """Returns whether there is an index file (V2), or files match the path itself (V1,
+  "model-?????-of-00002").
+  """
   if tf.gfile.Exists("{}.index".format(path)):
     return True
   if _PART.fullmatch(path):
     return False
   try:
     return any(not tf.gfile.IsDirectory(file) for file in tf.gfile.Glob(path))
-  except tf.errors.NotFoundError:  # TensorFlow 1.15 raises it if the directory does not exist.
+  # TensorFlow 1.15 raises it if the directory does not exist.
+  except tf.errors.NotFoundError:
     return False
 
 
@@ -85,11 +102,15 @@ class Checkpoint:
     """Opens a checkpoint; one without variables counts as damaged."""
     self.path = path
     try:
-      self._reader = tensorflow_reader(path)  # load_checkpoint() would read a directory of that name
+      # load_checkpoint() would read a directory of that name
+      self._reader = tensorflow_reader(path)
     except _BROKEN as error:
       check_no_pattern(path)
       raise data_loss_error(path, error) from error
-    self.shapes = {name: tuple(shape) for name, shape in self._reader.get_variable_to_shape_map().items()}
+    self.shapes = {
+      name: tuple(shape)
+      for name, shape in self._reader.get_variable_to_shape_map().items()
+    }
     self.dtypes: Dict[str, tf.DType] = self._reader.get_variable_to_dtype_map()
     self.is_object_based = _OBJECT_GRAPH in self.shapes
     if not self.shapes:
@@ -104,10 +125,18 @@ class Checkpoint:
     except _BROKEN as error:
       raise data_loss_error(self.path, error) from error
 
-  def read_slices(self, names: List[str], parts: List[str], dtypes: List[tf.DType]) -> List[np.ndarray]:
-    """Returns slices of variables; a slice is "shape offset,size:..." as in `RestoreV2`, "" for all."""
-    with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as sess:
-      values = tf.raw_ops.RestoreV2(prefix=self.path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes)
+  def read_slices(
+    self, names: List[str], parts: List[str], dtypes: List[tf.DType]
+  ) -> List[np.ndarray]:
+    """Returns slices of variables; a slice is "shape offset,size:..." as in
+    `RestoreV2`, "" for all.
+    """
+    with tf.Graph().as_default(), tf.Session(
+      config=tf.ConfigProto(device_count={"GPU": 0})
+    ) as sess:
+      values = tf.raw_ops.RestoreV2(
+        prefix=self.path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes
+      )
       try:
         return sess.run(values)
       except _BROKEN as error:
@@ -115,47 +144,63 @@ class Checkpoint:
 
 
 def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
-  """Returns the error to raise for a damaged checkpoint, with the reason that `error` states."""
-  # A Session's message includes the node and its traceback. The line before the node states the error.
-  reason = re.search(r"([^\n]+)\n\s*\[\[", str(error)) or re.search(r"([^\n]+)", str(error))
+  """Returns the error to raise for a damaged checkpoint, with the reason that `error`
+  states.
+  """
+  # A Session's message includes the node and its traceback. The line before the node
+  # states the error.
+  reason = re.search(r"([^\n]+)\n\s*\[\[", str(error)) or re.search(
+    r"([^\n]+)", str(error)
+  )
   return tf.errors.DataLossError(
     None,
     None,
     "The checkpoint {} is truncated or corrupt: {}. Restore an earlier one; "
-    "tf.train.get_checkpoint_state({!r}).all_model_checkpoint_paths lists those that are kept.".format(
+    "tf.train.get_checkpoint_state({!r}).all_model_checkpoint_paths lists those that "
+    "are kept.".format(
       path, reason.group(1) if reason else type(error).__name__, os.path.dirname(path)
     ),
   )
 
 
 def op_name(value: tf.Variable) -> str:
-  """Returns the name of the op of a variable; "" for what has no op, such as a list of the parts of a variable."""
+  """Returns the name of the op of a variable; "" for what has no op, such as a list of
+  the parts of a variable.
+  """
   return value.op.name if hasattr(value, "op") else ""
 
 
 def tensorflow_names(graph: tf.Graph) -> Dict[str, str]:
-  """Returns the record in `graph` of the names that TensorFlow's class would give to variables, by their own names."""
+  """Returns the record in `graph` of the names that TensorFlow's class would give to
+  variables, by their own names.
+  """
   return graphs.record_in(graph, "tensorflow_names")
 
 
 @functools.wraps(tensorflow_reader)
 def open_with_own_names(filepattern: str) -> Any:
-  """Returns TensorFlow's reader of a checkpoint, which has Adam's powers under their names in this package, too."""
+  """Returns TensorFlow's reader of a checkpoint, which has Adam's powers under their
+  names in this package, too.
+  """
   reader = tensorflow_reader(filepattern)
   return reader if reader.has_tensor(_OBJECT_GRAPH) else _Reader(reader)
 
 
 class _Reader:
-  """A reader with two names for a variable: its name in the checkpoint, and that of this package.
+  """A reader with two names for a variable: its name in the checkpoint, and that of
+  this package.
 
-  The latter is the name of the variable in the default graph for which TensorFlow's class has the name in the
-  checkpoint. For all others, it is the name without conditionals. No name in the checkpoint is hidden.
+  The latter is the name of the variable in the default graph for which TensorFlow's
+  class has the name in the checkpoint. For all others, it is the name without
+  conditionals. No name in the checkpoint is hidden.
   """
 
   def __init__(self, reader: Any) -> None:
     self._reader = reader
     self._own_names = {name: name for name in reader.get_variable_to_shape_map()}
-    self._plain_names = dialects.without_conditionals(reader.get_variable_to_shape_map())
+    self._plain_names = dialects.without_conditionals(
+      reader.get_variable_to_shape_map()
+    )
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._reader, name)
@@ -178,5 +223,7 @@ class _Reader:
   def _names(self) -> Dict[str, str]:
     """Returns all names, each with the name in the checkpoint."""
     recorded = tensorflow_names(tf.get_default_graph())
-    recorded = {name: source for name, source in recorded.items() if source in self._own_names}
+    recorded = {
+      name: source for name, source in recorded.items() if source in self._own_names
+    }
     return {**self._plain_names, **recorded, **self._own_names}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes maps for `tf.train.init_from_checkpoint` from the names in a checkpoint of any naming scheme."""
+"""Makes maps for `tf.train.init_from_checkpoint` from the names in a checkpoint of any
+naming scheme.
+"""
 
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -12,50 +14,69 @@ from mp_compat.core import loss_scale
 
 
 def assignment_map(path: files.Path, wanted: Any) -> Any:
-  """Returns an `assignment_map` for `tf.train.init_from_checkpoint` with the names that the checkpoint has.
+  """Returns an `assignment_map` for `tf.train.init_from_checkpoint` with the names that
+  the checkpoint has.
 
   Args:
     path: A checkpoint, or a directory, of which the latest checkpoint is used.
-    wanted: An assignment map with the names of any naming scheme: a dict or an iterable of pairs.
+    wanted: An assignment map with the names of any naming scheme: a dict or an iterable
+      of pairs.
 
   Returns:
-    A dict, or `wanted` itself if the checkpoint has all its names. Scopes and names without a match are unchanged. The
-    state of a loss scale that the checkpoint lacks, or has in another dtype, is left out and keeps its initial value;
-    logs a warning.
+    A dict, or `wanted` itself if the checkpoint has all its names. Scopes and names
+    without a match are unchanged. The state of a loss scale that the checkpoint lacks,
+    or has in another dtype, is left out and keeps its initial value; logs a warning.
 
   Raises:
     ValueError: If there is no checkpoint at `path`.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
   pairs = list(wanted.items() if isinstance(wanted, Mapping) else wanted)
-  matches = _match({name: value for name, value in pairs if not isinstance(value, str)}, path)
+  matches = _match(
+    {name: value for name, value in pairs if not isinstance(value, str)}, path
+  )
   left_out = [name for name in _state_names(matches) if not matches[name].is_usable]
   _warn_left_out(left_out, path)
-  _warn_outside_scopes([value for _, value in pairs if isinstance(value, str)], matches, path)
-  if not left_out and all(match.source in (None, name) for name, match in matches.items()):
+  _warn_outside_scopes(
+    [value for _, value in pairs if isinstance(value, str)], matches, path
+  )
+  if not left_out and all(
+    match.source in (None, name) for name, match in matches.items()
+  ):
     return wanted
   sources = {name: match.source for name, match in matches.items() if match.source}
-  return {sources.get(name, name): value for name, value in pairs if name not in left_out}
+  return {
+    sources.get(name, name): value for name, value in pairs if name not in left_out
+  }
 
 
 def _state_names(matches: "Dict[str, _Match]") -> List[str]:
   """Returns the names of the variables of loss scales."""
   registered = loss_scale.state_names(tf.get_default_graph())
   known = dialects.state({name: match.shape for name, match in matches.items()})
-  return [name for name, match in matches.items() if name in known or match.parts[0].op.name in registered]
+  return [
+    name
+    for name, match in matches.items()
+    if name in known or match.parts[0].op.name in registered
+  ]
 
 
-def name_map(path: files.Path, var_list: Optional[files.VarList] = None) -> Dict[str, tf.Variable]:
-  """Returns the map for `tf.train.init_from_checkpoint(path, name_map(path))` and `tf.train.Saver(name_map(path))`.
+def name_map(
+  path: files.Path, var_list: Optional[files.VarList] = None
+) -> Dict[str, tf.Variable]:
+  """Returns the map for `tf.train.init_from_checkpoint(path, name_map(path))` and
+  `tf.train.Saver(name_map(path))`.
 
   Args:
-    path: A checkpoint of any naming scheme, or a directory, of which the latest checkpoint is used.
-    var_list: The variables, an iterable or a dict by name; by default the global variables of the current graph.
+    path: A checkpoint of any naming scheme, or a directory, of which the latest
+      checkpoint is used.
+    var_list: The variables, an iterable or a dict by name; by default the global
+      variables of the current graph.
 
   Returns:
-    A dict of variables by the names in the checkpoint; the value is a list of parts for a partitioned variable.
-    Variables that the checkpoint lacks, or has in another dtype, are left out; logs a warning. Only `Saver` converts
-    contrib's int32 counts.
+    A dict of variables by the names in the checkpoint; the value is a list of parts for
+    a partitioned variable. Variables that the checkpoint lacks, or has in another
+    dtype, are left out; logs a warning. Only `Saver` converts contrib's int32 counts.
 
   Raises:
     ValueError, tf.errors.DataLossError: See `assignment_map`.
@@ -79,10 +100,14 @@ class _Match(NamedTuple):
 
 
 def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
-  """Returns variables by the names that `tf.train.Saver` gives them, with those in a checkpoint."""
+  """Returns variables by the names that `tf.train.Saver` gives them, with those in a
+  checkpoint.
+  """
   wanted: Dict[str, _Match] = {}
   named: Iterable[Tuple[Optional[str], tf.Variable]] = (
-    var_list.items() if isinstance(var_list, dict) else [(None, value) for value in var_list]
+    var_list.items()
+    if isinstance(var_list, dict)
+    else [(None, value) for value in var_list]
   )
   for name, value in named:
     for part in [value] if files.op_name(value) else value:
@@ -97,7 +122,11 @@ def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
   matched = dialects.match(
     {name: match.shape for name, match in wanted.items()},
     checkpoint.shapes,
-    {name: recorded[v.parts[0].op.name] for name, v in wanted.items() if v.parts[0].op.name in recorded},
+    {
+      name: recorded[v.parts[0].op.name]
+      for name, v in wanted.items()
+      if v.parts[0].op.name in recorded
+    },
   )
   for name, source in matched.items():
     is_usable = checkpoint.dtypes[source] == wanted[name].parts[0].dtype.base_dtype
@@ -108,15 +137,20 @@ def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
 def _warn_left_out(names: List[str], path: files.Path) -> None:
   if names:
     log.warn(
-      "The checkpoint %s lacks %s, or has another dtype. Initial values are used instead. To use another program's "
-      "values, convert the checkpoint: python -m mp_compat checkpoint convert.",
+      "The checkpoint %s lacks %s, or has another dtype. Initial values are used "
+      "instead. To use another program's values, convert the checkpoint: python -m "
+      "mp_compat checkpoint convert.",
       files.path_text(path),
       ", ".join(names),
     )
 
 
-def _warn_outside_scopes(targets: List[str], matches: Dict[str, _Match], path: files.Path) -> None:
-  """Warns of variables that `tf.get_variable` did not make: scopes among `targets` leave them out, unless matched."""
+def _warn_outside_scopes(
+  targets: List[str], matches: Dict[str, _Match], path: files.Path
+) -> None:
+  """Warns of variables that `tf.get_variable` did not make: scopes among `targets`
+  leave them out, unless matched.
+  """
   scopes = tuple(target.lstrip("/") for target in targets if target.endswith("/"))
   matched = {part.op.name for match in matches.values() for part in match.parts}
   others = [
@@ -126,11 +160,16 @@ def _warn_outside_scopes(targets: List[str], matches: Dict[str, _Match], path: f
     and variable.op.name not in matched
     and not variables.is_made_by_get_variable(variable)
   ]
-  names = [name for name, match in _match(others, path).items() if match.source] if others else []
+  names = (
+    [name for name, match in _match(others, path).items() if match.source]
+    if others
+    else []
+  )
   if names:
     log.warn(
-      "A map of scopes does not initialize %s from the checkpoint %s, which has values for them: a scope contains only "
-      "variables of tf.get_variable(). Pass mp_compat.checkpoints.name_map(path) instead of the map.",
+      "A map of scopes does not initialize %s from the checkpoint %s, which has values "
+      "for them: a scope contains only variables of tf.get_variable(). Pass "
+      "mp_compat.checkpoints.name_map(path) instead of the map.",
       ", ".join(names),
       files.path_text(path),
     )

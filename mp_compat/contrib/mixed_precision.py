@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tf.contrib.mixed_precision` of TensorFlow 1.15, for all versions and without its defects.
+"""`tf.contrib.mixed_precision` of TensorFlow 1.15, for all versions and without its
+defects.
 
-Names, numbers (bit for bit) and variables are the same: `loss_scale` (float32), `good_steps` and `bad_steps` (int32).
-The optimizer is a `mp_compat.MixedPrecisionLossScaleOptimizer`. Gradients may therefore be None, sparse, or in any
-iterable; all replicas apply or skip a step together; Adam's beta powers have the same names as without loss scaling.
+Names, numbers (bit for bit) and variables are the same: `loss_scale` (float32),
+`good_steps` and `bad_steps` (int32). The optimizer is a
+`mp_compat.MixedPrecisionLossScaleOptimizer`. Gradients may therefore be None, sparse,
+or in any iterable; all replicas apply or skip a step together; Adam's beta powers have
+the same names as without loss scaling.
 
 Source: `tf.contrib.mixed_precision`.
 """
@@ -18,7 +21,12 @@ from mp_compat.core import loss_scale
 from mp_compat.core import update_rule
 from mp_compat.training import optimizer
 
-__all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager", "LossScaleOptimizer"]
+__all__ = [
+  "ExponentialUpdateLossScaleManager",
+  "FixedLossScaleManager",
+  "LossScaleManager",
+  "LossScaleOptimizer",
+]
 
 
 class LossScaleManager(loss_scale.FiniteLossScale):
@@ -35,7 +43,8 @@ class LossScaleManager(loss_scale.FiniteLossScale):
 
   @abc.abstractmethod
   def update_loss_scale(self, finite_grads: tf.Tensor) -> Optional[tf.Operation]:
-    """Returns an op that updates the loss scale after a step; in eager mode it may be None.
+    """Returns an op that updates the loss scale after a step; in eager mode it may be
+    None.
 
     Args:
       finite_grads: a scalar bool tensor, True if all gradients of the step are finite.
@@ -53,14 +62,19 @@ class LossScaleManager(loss_scale.FiniteLossScale):
 
 
 class FixedLossScaleManager(LossScaleManager):
-  """A fixed loss scale: `loss_scale` is a number of at least 1, else a ValueError is raised.
+  """A fixed loss scale: `loss_scale` is a number of at least 1, else a ValueError is
+  raised.
 
   Source: `tf.contrib.mixed_precision.FixedLossScaleManager`.
   """
 
   def __init__(self, loss_scale: float) -> None:
     if not loss_scale >= 1:
-      raise ValueError("loss scale must be at least 1. Expected a number, but got {!r}.".format(loss_scale))
+      raise ValueError(
+        "loss scale must be at least 1. Expected a number, but got {!r}.".format(
+          loss_scale
+        )
+      )
     self._loss_scale = loss_scale
 
   def get_loss_scale(self) -> tf.Tensor:
@@ -78,13 +92,15 @@ class FixedLossScaleManager(LossScaleManager):
 
 
 class ExponentialUpdateLossScaleManager(LossScaleManager):
-  """A dynamic loss scale: increases after consecutive finite steps, decreases after overflows, consecutive or not.
+  """A dynamic loss scale: increases after consecutive finite steps, decreases after
+  overflows, consecutive or not.
 
       incr_every_n_steps consecutive finite steps: scale *= incr_ratio (above 1), up to 2**126
       decr_every_n_nan_or_inf overflows: scale = max(1, scale * decr_ratio (below 1))
 
-  Both counters are reset when either limit is reached. Each overflow also resets the counter of finite steps. The
-  constructor makes the variables in the current graph; `init_loss_scale` is the scale at first.
+  Both counters are reset when either limit is reached. Each overflow also resets the
+  counter of finite steps. The constructor makes the variables in the current graph;
+  `init_loss_scale` is the scale at first.
 
   Source: `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager`.
   """
@@ -123,52 +139,75 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
       overflow_tolerance=self._decr_every_n_nan_or_inf,
       floor=1.0,
     )
-    return loss_scale.transition([self._loss_scale, self._num_good_steps, self._num_bad_steps], finite_grads, rule)
+    return loss_scale.transition(
+      [self._loss_scale, self._num_good_steps, self._num_bad_steps], finite_grads, rule
+    )
 
   def _reset_stats(self) -> Optional[tf.Operation]:
     """Returns an op that sets both counters to 0, for subclasses."""
-    return tf.group(*[counter.assign(0, read_value=False) for counter in (self._num_good_steps, self._num_bad_steps)])
+    return tf.group(
+      *[
+        counter.assign(0, read_value=False)
+        for counter in (self._num_good_steps, self._num_bad_steps)
+      ]
+    )
 
   def get_config(self) -> Dict[str, Any]:
-    names = ("init_loss_scale", "incr_every_n_steps", "decr_every_n_nan_or_inf", "incr_ratio", "decr_ratio")
+    names = (
+      "init_loss_scale",
+      "incr_every_n_steps",
+      "decr_every_n_nan_or_inf",
+      "incr_ratio",
+      "decr_ratio",
+    )
     return {name: vars(self)["_" + name] for name in names}
 
 
 class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
-  """Scales the loss by a manager's loss scale; otherwise a `mp_compat.MixedPrecisionLossScaleOptimizer`.
+  """Scales the loss by a manager's loss scale; otherwise a
+  `mp_compat.MixedPrecisionLossScaleOptimizer`.
 
   Source: `tf.contrib.mixed_precision.LossScaleOptimizer`.
   """
 
-  def __init__(self, opt: tf.train.Optimizer, loss_scale_manager: LossScaleManager) -> None:
+  def __init__(
+    self, opt: tf.train.Optimizer, loss_scale_manager: LossScaleManager
+  ) -> None:
     """Wraps an optimizer.
 
     Args:
-      opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`. If it is the result of
-        `enable_mixed_precision_graph_rewrite`, the optimizer that it wraps is used, and a warning is logged.
+      opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`. If it is the result
+        of `enable_mixed_precision_graph_rewrite`, the optimizer that it wraps is used,
+        and a warning is logged.
       loss_scale_manager: a `LossScaleManager`.
 
     Raises:
-      ValueError: If `loss_scale_manager` is not a `LossScaleManager`; for `opt`, see the base class.
+      ValueError: If `loss_scale_manager` is not a `LossScaleManager`; for `opt`, see
+        the base class.
     """
     if not isinstance(loss_scale_manager, LossScaleManager):
       raise ValueError(
-        "loss_scale_manager must be a {}.LossScaleManager, but got {!r}. Pass a FixedLossScaleManager, for "
-        "example.".format(__name__, loss_scale_manager)
+        "loss_scale_manager must be a {}.LossScaleManager, but got {!r}. Pass a "
+        "FixedLossScaleManager, for example.".format(__name__, loss_scale_manager)
       )
     if type(opt) is optimizer.MixedPrecisionLossScaleOptimizer:
-      # Of two dynamic scales, the inner one is not updated after an overflow, and training stops in the end.
+      # Of two dynamic scales, the inner one is not updated after an overflow, and
+      # training stops in the end.
       log.warn(
-        "The optimizer passed to LossScaleOptimizer already scales the loss. Only the scale of the loss_scale_manager "
-        "is used. Pass the manager to enable_mixed_precision_graph_rewrite(), and remove LossScaleOptimizer."
+        "The optimizer passed to LossScaleOptimizer already scales the loss. Only the "
+        "scale of the loss_scale_manager is used. Pass the manager to "
+        "enable_mixed_precision_graph_rewrite(), and remove LossScaleOptimizer."
       )
       opt = opt.inner_optimizer
     super().__init__(opt, loss_scale_manager)
 
   # The attributes of tf.contrib's class, and a method that subclasses may call.
-  _opt = property(lambda self: self._optimizer, lambda self, opt: setattr(self, "_optimizer", opt))
+  _opt = property(
+    lambda self: self._optimizer, lambda self, opt: setattr(self, "_optimizer", opt)
+  )
   _loss_scale_manager = property(
-    lambda self: self._loss_scale, lambda self, manager: setattr(self, "_loss_scale", manager)
+    lambda self: self._loss_scale,
+    lambda self, manager: setattr(self, "_loss_scale", manager),
   )
 
   def _down_scale(

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numerics of loss scaling: the update rule, the finite check, the conditional. Private."""
+"""The numerics of loss scaling: the update rule, the finite check, the conditional.
+Private.
+"""

@@ -13,23 +13,37 @@ def is_number(value: object) -> bool:
 
 
 def scale(name: str, value: float, above: float = 0.0) -> float:
-  """Returns `value` as a float; raises a ValueError if it is not a number above `above` and at most 2**126."""
+  """Returns `value` as a float; raises a ValueError if it is not a number above `above`
+  and at most 2**126.
+  """
   number = float(value) if is_number(value) else math.nan
   if not above < number <= update_rule.LARGEST_SCALE:
-    raise ValueError("{} must be a number above {:g} and at most 2**126, but got {!r}.".format(name, above, value))
+    raise ValueError(
+      "{} must be a number above {:g} and at most 2**126, but got {!r}.".format(
+        name, above, value
+      )
+    )
   return number
 
 
 def positive_int(name: str, value: object) -> int:
-  """Returns `value` as an int; raises a ValueError if it is not a Python or NumPy int from 1 to below 2**63."""
+  """Returns `value` as an int; raises a ValueError if it is not a Python or NumPy int
+  from 1 to below 2**63.
+  """
   number = int(value) if is_number(value) and isinstance(value, numbers.Integral) else 0
   if not 1 <= number < 2**63:
-    raise ValueError("{} must be an int of at least 1, but got {!r}.".format(name, value))
+    raise ValueError(
+      "{} must be an int of at least 1, but got {!r}.".format(name, value)
+    )
   return number
 
 
 def truncated_int(name: str, value: float) -> int:
-  """Returns `value` without its fraction; raises a ValueError if it is not a number from 1 to below 2**63."""
+  """Returns `value` without its fraction; raises a ValueError if it is not a number
+  from 1 to below 2**63.
+  """
   if not is_number(value) or not 1 <= value < 2**63:
-    raise ValueError("{} must be a whole number of at least 1, but got {!r}.".format(name, value))
+    raise ValueError(
+      "{} must be a whole number of at least 1, but got {!r}.".format(name, value)
+    )
   return int(value)

@@ -1,37 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas of `tf.distribute`: checks the current context, reduces over replicas, and calls functions in each of them.
+"""Replicas of `tf.distribute`: checks the current context, reduces over replicas, and
+calls functions in each of them.
 
 Without a strategy there is one replica, and every function uses its value directly.
 """
 
 from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
+from mp_compat.graph import graphs
 
 _Result = TypeVar("_Result")
 
-PerReplica = Any  # a value of a strategy with one for each replica; without a strategy, the value itself
+# a value of a strategy with one for each replica; without a strategy, the value itself
+PerReplica = Any
 
 
 def check_supported(by_replica: bool = False) -> None:
   """Raises a ValueError if the current strategy cannot train with loss scaling.
 
-  `by_replica`: whether gradients are unscaled in each replica, as by Keras, so that variables must be replicated.
+  `by_replica`: whether gradients are unscaled in each replica, as by Keras, so that
+  variables must be replicated.
   """
   strategy = type(tf.distribute.get_strategy())
   names = [base.__name__ for base in strategy.__mro__]
-  if by_replica and any(name.startswith(("ParameterServerStrategy", "CentralStorageStrategy")) for name in names):
+  if by_replica and any(
+    name.startswith(("ParameterServerStrategy", "CentralStorageStrategy"))
+    for name in names
+  ):
     raise ValueError(
-      "Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras unscales gradients in each replica, "
-      "but this strategy does not replicate variables. Use another, such as MirroredStrategy.".format(strategy.__name__)
+      "Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras "
+      "unscales gradients in each replica, but this strategy does not replicate "
+      "variables. Use another, such as MirroredStrategy.".format(strategy.__name__)
     )
   if not {"TPUStrategy", "TPUStrategyV1", "TPUStrategyV2"}.isdisjoint(names):
     raise ValueError(
-      "Loss scaling is not supported with the strategy {}: TPUs compute in bfloat16, which has float32's range and "
-      "needs no loss scaling. Use the inner optimizer alone there. Strategies that work: MirroredStrategy, "
-      "MultiWorkerMirroredStrategy, ParameterServerStrategy (compat.v1), CentralStorageStrategy, "
-      "OneDeviceStrategy.".format(strategy.__name__)
+      "Loss scaling is not supported with the strategy {}: TPUs compute in bfloat16, "
+      "which has float32's range and needs no loss scaling. Use the inner optimizer "
+      "alone there. Strategies that work: MirroredStrategy, "
+      "MultiWorkerMirroredStrategy, ParameterServerStrategy (compat.v1), "
+      "CentralStorageStrategy, OneDeviceStrategy.".format(strategy.__name__)
     )
 
 
@@ -40,58 +48,91 @@ def check_replica_context(by_replica: bool = False) -> None:
   check_supported(by_replica)
   if tf.distribute.in_cross_replica_context():
     raise ValueError(
-      "apply_gradients() must be called in a replica context, but this is the cross-replica context of "
-      "{}. Call it inside the function that you give to strategy.run (experimental_run_v2, "
-      "call_for_each_replica).".format(type(tf.distribute.get_strategy()).__name__)
+      "apply_gradients() must be called in a replica context, but this is the "
+      "cross-replica context of {}. Call it inside the function that you give to "
+      "strategy.run (experimental_run_v2, call_for_each_replica).".format(
+        type(tf.distribute.get_strategy()).__name__
+      )
     )
 
 
-def merge_call(function: Callable[..., _Result], *args: object, **kwargs: object) -> _Result:
-  """Calls `function(*args, **kwargs)` once for all replicas; called in each replica with its values."""
+def merge_call(
+  function: Callable[..., _Result], *args: object, **kwargs: object
+) -> _Result:
+  """Calls `function(*args, **kwargs)` once for all replicas; called in each replica
+  with its values.
+  """
   if not tf.distribute.has_strategy():
     return function(*args, **kwargs)
   return call_in_cross_replica_context(function, *args, **kwargs)
 
 
-def call_in_cross_replica_context(function: Callable[..., _Result], *args: object, **kwargs: object) -> _Result:
-  """Calls `function` in the cross-replica context, as TensorFlow updates loss scales; once for all replicas."""
+def call_in_cross_replica_context(
+  function: Callable[..., _Result], *args: object, **kwargs: object
+) -> _Result:
+  """Calls `function` in the cross-replica context, as TensorFlow updates loss scales;
+  once for all replicas.
+  """
   if tf.distribute.in_cross_replica_context():
     return function(*args, **kwargs)
   context = tf.distribute.get_replica_context()
-  return context.merge_call(lambda strategy, *values, **named: function(*values, **named), args=args, kwargs=kwargs)
+  return context.merge_call(
+    lambda strategy, *values, **named: function(*values, **named),
+    args=args,
+    kwargs=kwargs,
+  )
 
 
-def call_for_each_replica(function: Callable[..., object], *args: PerReplica, **kwargs: PerReplica) -> PerReplica:
-  """Calls `function(*args, **kwargs)` in every replica, with that replica's values; called once for all replicas."""
+def call_for_each_replica(
+  function: Callable[..., object], *args: PerReplica, **kwargs: PerReplica
+) -> PerReplica:
+  """Calls `function(*args, **kwargs)` in every replica, with that replica's values;
+  called once for all replicas.
+  """
   if not tf.distribute.has_strategy():
     return function(*args, **kwargs)
-  return tf.distribute.get_strategy().extended.call_for_each_replica(function, args=args, kwargs=kwargs)
+  return tf.distribute.get_strategy().extended.call_for_each_replica(
+    function, args=args, kwargs=kwargs
+  )
 
 
 def reduce_all_replicas(values: PerReplica) -> tf.Tensor:
-  """Returns, element by element, whether per-replica bool tensors are True in all replicas of all workers."""
+  """Returns, element by element, whether per-replica bool tensors are True in all
+  replicas of all workers.
+  """
   if not tf.distribute.has_strategy():
     return values
   strategy = tf.distribute.get_strategy()
   # Strategies reduce only numbers, and only by sum or mean.
-  counts = call_for_each_replica(lambda replica_values: tf.cast(replica_values, tf.float32), values)
-  return tf.equal(strategy.reduce(tf.distribute.ReduceOp.SUM, counts, axis=None), strategy.num_replicas_in_sync)
+  counts = call_for_each_replica(
+    lambda replica_values: tf.cast(replica_values, tf.float32), values
+  )
+  return tf.equal(
+    strategy.reduce(tf.distribute.ReduceOp.SUM, counts, axis=None),
+    strategy.num_replicas_in_sync,
+  )
 
 
 def local_results(value: PerReplica) -> Tuple[Any, ...]:
-  """Returns the values of this worker's replicas, in order; without a strategy, a tuple of the one value."""
+  """Returns the values of this worker's replicas, in order; without a strategy, a tuple
+  of the one value.
+  """
   return tf.distribute.get_strategy().experimental_local_results(value)
 
 
 def group(*values: PerReplica, **name: Optional[str]) -> Optional[tf.Operation]:
-  """Returns one op (None in eager mode) that runs `values`: ops, tensors, None, or per-replica ones."""
+  """Returns one op (None in eager mode) that runs `values`: ops, tensors, None, or
+  per-replica ones.
+  """
   if tf.executing_eagerly():
     return None
   return tf.group(*ops_of(*values), **name)
 
 
 def ops_of(*values: PerReplica) -> List[graphs.Element]:
-  """Returns the ops and tensors in `values`: in nested structures, with None, or per replica."""
+  """Returns the ops and tensors in `values`: in nested structures, with None, or per
+  replica.
+  """
   # Custom optimizers return an op of their own in each replica.
   results = tf.nest.flatten([local_results(value) for value in values])
   return [result for result in results if result is not None]

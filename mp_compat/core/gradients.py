@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scales the loss of one replica; unscales, converts and clips its gradients.
 
-A gradient is a dense tensor, a `tf.IndexedSlices` (only its `.values` are changed) or None.
+A gradient is a dense tensor, a `tf.IndexedSlices` (only its `.values` are changed) or
+None.
 """
 
 import functools
@@ -9,13 +10,13 @@ import itertools
 from typing import Callable, Iterable, List, Optional, Tuple, Union
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import contexts
-from mp_compat._tensorflow import control_flow
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import dialects
+from mp_compat.graph import contexts
+from mp_compat.graph import control_flow
+from mp_compat.graph import graphs
 
 Gradient = Optional[Union[tf.Tensor, tf.IndexedSlices]]
 GradAndVar = Tuple[Gradient, tf.Variable]
@@ -23,18 +24,22 @@ Loss = Union[tf.Tensor, Callable[[], tf.Tensor]]
 
 _DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64)
 # The modules whose functions multiply the loss of a callable by a loss scale.
-_SCALING_MODULES = {__name__}.union(cls.__module__ for cls in native.LOSS_SCALE_OPTIMIZERS)
-_READS = ("Cast", "Enter", "Identity", "Placeholder", "ReadVariableOp", "Switch")  # between a variable and a product
+_SCALING_MODULES = {__name__}.union(
+  cls.__module__ for cls in native.LOSS_SCALE_OPTIMIZERS
+)
+# between a variable and a product
+_READS = ("Cast", "Enter", "Identity", "Placeholder", "ReadVariableOp", "Switch")
 
 
 def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
   """Returns `loss * scale` in the dtype of the loss.
 
-  A float16 loss cannot be scaled by more than 65504: the scale becomes inf, the step is skipped and a dynamic scale
-  backs off. Compute the loss in float32 instead.
+  A float16 loss cannot be scaled by more than 65504: the scale becomes inf, the step is
+  skipped and a dynamic scale backs off. Compute the loss in float32 instead.
 
-  `loss` is a dense or ragged tensor of any shape and a dtype of `_DTYPES` (else a ValueError), or a callable that
-  returns one, for which the result is a callable. `scale` is a float32 scalar.
+  `loss` is a dense or ragged tensor of any shape and a dtype of `_DTYPES` (else a
+  ValueError), or a callable that returns one, for which the result is a callable.
+  `scale` is a float32 scalar.
   """
   if callable(loss):
     return lambda: scale_loss(loss(), scale)
@@ -44,38 +49,49 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
   dtype = loss.dtype.base_dtype
   if dtype not in _DTYPES:
     raise ValueError(
-      "Invalid type {!r} for {}, expected: {}. Only a loss of floating dtype can be scaled; cast it, "
-      "for example with tf.cast(loss, tf.float32).".format(dtype, loss, list(_DTYPES))
+      "Invalid type {!r} for {}, expected: {}. Only a loss of floating dtype can be "
+      "scaled; cast it, for example with tf.cast(loss, tf.float32).".format(
+        dtype, loss, list(_DTYPES)
+      )
     )
   with tf.name_scope("scale_loss"):
     return loss * tf.cast(scale, dtype)
 
 
 def is_scaled(loss: Loss) -> bool:
-  """Returns whether a loss is the product of another loss and a loss scale; for a warning only.
+  """Returns whether a loss is the product of another loss and a loss scale; for a
+  warning only.
 
-  The product as a callable is recognized by the module that made the callable; as a tensor, by the name of the loss
-  scale's variable. A tensor scaled by a fixed scale is not recognized.
+  The product as a callable is recognized by the module that made the callable; as a
+  tensor, by the name of the loss scale's variable. A tensor scaled by a fixed scale is
+  not recognized.
   """
   if callable(loss):
     return getattr(loss, "__module__", None) in _SCALING_MODULES
   if graphs.graph_of(loss) is None or loss.op.type != "Mul":
     return False
-  sources = contexts.search_back(loss.op.inputs, lambda x: contexts.tensor_inputs(x)[:1] if x.op.type in _READS else [])
-  return any(x.op.type in ("VarHandleOp", "VariableV2") and dialects.is_state_name(x.op.name) for x in sources)
+  sources = contexts.search_back(
+    loss.op.inputs,
+    lambda x: contexts.tensor_inputs(x)[:1] if x.op.type in _READS else [],
+  )
+  return any(
+    x.op.type in ("VarHandleOp", "VariableV2") and dialects.is_state_name(x.op.name)
+    for x in sources
+  )
 
 
 def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
   """Returns `g * (1 / scale)` for every gradient, in the gradient's dtype.
 
-  float16 and bfloat16 gradients are multiplied in float32 and rounded once: in float16, 1/2**16 would be subnormal and
-  1/2**25 would be zero. `scale` is a float32 scalar.
+  float16 and bfloat16 gradients are multiplied in float32 and rounded once: in float16,
+  1/2**16 would be subnormal and 1/2**25 would be zero. `scale` is a float32 scalar.
   """
   grads = list(grads)
 
   def unscale_values(values: tf.Tensor) -> tf.Tensor:
     wide = _widened(values.dtype)
-    # In eager mode, an op is faster than an operator, and a cast takes time although it changes nothing.
+    # In eager mode, an op is faster than an operator, and a cast takes time although it
+    # changes nothing.
     if values.dtype == wide:
       return tf.raw_ops.Mul(x=values, y=reciprocals[wide], name="mul")
     return tf.cast(tf.cast(values, wide) * reciprocals[wide], values.dtype)
@@ -84,7 +100,9 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
   with tf.name_scope("unscale_gradients"):
     dtypes = dict.fromkeys(_widened(values.dtype) for values in values_of(grads))
     reciprocals = {dtype: 1 / tf.cast(scale, dtype) for dtype in dtypes}
-    for device, group in itertools.groupby(grads, lambda grad: "" if grad is None else grad.device):
+    for device, group in itertools.groupby(
+      grads, lambda grad: "" if grad is None else grad.device
+    ):
       with ops.on_device(device):
         unscaled += [map_values(unscale_values, grad) for grad in group]
   return unscaled
@@ -95,9 +113,11 @@ def _widened(dtype: tf.DType) -> tf.DType:
 
 
 def convert(grad: object) -> Gradient:
-  """Converts a tensor, `tf.IndexedSlices`, variable, NumPy array, list or number to a gradient; returns None for None.
+  """Converts a tensor, `tf.IndexedSlices`, variable, NumPy array, list or number to a
+  gradient; returns None for None.
 
-  Raises a TypeError if `grad` cannot be converted, is not numeric, or is a (gradient, variable) pair.
+  Raises a TypeError if `grad` cannot be converted, is not numeric, or is a (gradient,
+  variable) pair.
   """
   if grad is None:
     return None
@@ -105,37 +125,55 @@ def convert(grad: object) -> Gradient:
     return _as_value(grad)
   if isinstance(grad, tuple) and len(grad) == 2 and hasattr(grad[1], "assign"):
     raise TypeError(
-      "Expected a gradient, but got a (gradient, variable) pair: {}. Separate gradients and variables first: "
-      "grads, variables = zip(*grads_and_vars).".format(grad)
+      "Expected a gradient, but got a (gradient, variable) pair: {}. Separate "
+      "gradients and variables first: grads, variables = "
+      "zip(*grads_and_vars).".format(grad)
     )
   try:
-    converted = map_values(tf.convert_to_tensor, tf.convert_to_tensor_or_indexed_slices(grad))
+    converted = map_values(
+      tf.convert_to_tensor, tf.convert_to_tensor_or_indexed_slices(grad)
+    )
   except (TypeError, ValueError) as error:
     raise TypeError(
-      "Gradient must be convertible to a Tensor or IndexedSlices, or None: {}. Got {!r}.".format(grad, type(grad))
+      "Gradient must be convertible to a Tensor or IndexedSlices, or None: {}. Got "
+      "{!r}.".format(grad, type(grad))
     ) from error
   return map_values(_as_value, converted)
 
 
-def convert_pairs(grads_and_vars: Iterable[Tuple[object, tf.Variable]]) -> Tuple[GradAndVar, ...]:
+def convert_pairs(
+  grads_and_vars: Iterable[Tuple[object, tf.Variable]],
+) -> Tuple[GradAndVar, ...]:
   """Returns the (gradient, variable) pairs, with each gradient converted once.
 
-  Raises a ValueError if all gradients are None or there are no pairs, a TypeError if `convert` does or a gradient is
-  neither floating nor of its variable's dtype.
+  Raises a ValueError if all gradients are None or there are no pairs, a TypeError if
+  `convert` does or a gradient is neither floating nor of its variable's dtype.
   """
   pairs = tuple((convert(grad), variable) for grad, variable in grads_and_vars)
   for grad, variable in pairs:
-    if grad is None or grad.dtype.is_floating or grad.dtype == tf.as_dtype(variable.dtype).base_dtype:
+    if (
+      grad is None
+      or grad.dtype.is_floating
+      or grad.dtype == tf.as_dtype(variable.dtype).base_dtype
+    ):
       continue
     raise TypeError(
-      "Value passed to parameter 'x' has DataType {} not in list of allowed values: {}. The gradient of {} must be "
-      "floating, but got {}.".format(grad.dtype.name, ", ".join(dtype.name for dtype in _DTYPES), variable, grad)
+      "Value passed to parameter 'x' has DataType {} not in list of allowed values: "
+      "{}. The gradient of {} must be floating, but got {}.".format(
+        grad.dtype.name, ", ".join(dtype.name for dtype in _DTYPES), variable, grad
+      )
     )
   if not pairs:
-    raise ValueError("No variables provided. Expected (gradient, variable) pairs, but got none.")
+    raise ValueError(
+      "No variables provided. Expected (gradient, variable) pairs, but got none."
+    )
   if all(grad is None for grad, _ in pairs):
     variables = [str(variable) for _, variable in pairs]
-    raise ValueError("No gradients provided for any variable: {}. All gradients are None.".format(variables))
+    raise ValueError(
+      "No gradients provided for any variable: {}. All gradients are None.".format(
+        variables
+      )
+    )
   return pairs
 
 
@@ -143,22 +181,37 @@ def _as_value(values: tf.Tensor) -> tf.Tensor:
   """Returns the values as an ordinary numeric tensor of the current graph."""
   dtype = values.dtype.base_dtype
   if not (dtype.is_floating or dtype.is_complex or dtype.is_integer):
-    raise TypeError("Gradients must be numeric, but got {} of dtype {}.".format(values, dtype.name))
-  # Branches that are functions cannot take references, such as the output of tf.assign_add. When a function is built,
-  # tf.identity turns eager tensors into its tensors.
-  as_they_are = values.dtype == dtype and (tf.executing_eagerly() or graphs.graph_of(values) is not None)
+    raise TypeError(
+      "Gradients must be numeric, but got {} of dtype {}.".format(values, dtype.name)
+    )
+  # Branches that are functions cannot take references, such as the output of
+  # tf.assign_add. When a function is built, tf.identity turns eager tensors into its
+  # tensors.
+  as_they_are = values.dtype == dtype and (
+    tf.executing_eagerly() or graphs.graph_of(values) is not None
+  )
   return values if as_they_are else tf.identity(values)
 
 
 def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
   """Returns the tensors that hold the values of the gradients; omits None."""
-  return [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads if grad is not None]
+  return [
+    grad.values if isinstance(grad, tf.IndexedSlices) else grad
+    for grad in grads
+    if grad is not None
+  ]
 
 
 def tensors_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
-  """Returns the tensors of the gradients, with the indices of sparse ones; omits None."""
+  """Returns the tensors of the gradients, with the indices of sparse ones; omits
+  None.
+  """
   grads = list(grads)
-  return values_of(grads) + [grad.indices for grad in grads if grad is not None and isinstance(grad, tf.IndexedSlices)]
+  return values_of(grads) + [
+    grad.indices
+    for grad in grads
+    if grad is not None and isinstance(grad, tf.IndexedSlices)
+  ]
 
 
 def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
@@ -171,16 +224,21 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gr
 
 
 def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradient]:
-  """Returns the same gradients; if `finite` is False, adds NaN to the first dense one, or to all if all are sparse.
+  """Returns the same gradients; if `finite` is False, adds NaN to the first dense one,
+  or to all if all are sparse.
 
   A sparse gradient may have no values. Integers stay as they are.
   """
   grads = list(grads)
   zero_or_nan = tf.where_v2(finite, 0.0, float("nan"))
-  can_be_nan = [i for i, grad in enumerate(grads) if grad is not None and not grad.dtype.is_integer]
+  can_be_nan = [
+    i for i, grad in enumerate(grads) if grad is not None and not grad.dtype.is_integer
+  ]
   dense = [i for i in can_be_nan if not isinstance(grads[i], tf.IndexedSlices)]
   for i in dense[:1] or can_be_nan:
-    grads[i] = map_values(lambda values: values + tf.cast(zero_or_nan, values.dtype), grads[i])
+    grads[i] = map_values(
+      lambda values: values + tf.cast(zero_or_nan, values.dtype), grads[i]
+    )
   return grads
 
 
@@ -188,58 +246,81 @@ def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradien
 def clip_by_global_norm(
   grads: Iterable[Gradient], clip_norm: Union[float, tf.Tensor]
 ) -> Tuple[List[Gradient], tf.Tensor]:
-  """Returns `g * clip_norm / max(norm, clip_norm)`, with the norm over all gradients, as `tf.clip_by_global_norm` does.
+  """Returns `g * clip_norm / max(norm, clip_norm)`, with the norm over all gradients,
+  as `tf.clip_by_global_norm` does.
 
-  Unlike in `tf.clip_by_global_norm`, the norm does not overflow: it is computed in float32 for float16 and bfloat16
-  gradients, and is correct up to the largest float32 (a sum of squares overflows from a norm of 256 on in float16, of
-  1.8e19 in float32). If a gradient is not finite, all returned gradients are NaN: `apply_gradients` skips the step.
+  Unlike in `tf.clip_by_global_norm`, the norm does not overflow: it is computed in
+  float32 for float16 and bfloat16 gradients, and is correct up to the largest float32
+  (a sum of squares overflows from a norm of 256 on in float16, of 1.8e19 in float32).
+  If a gradient is not finite, all returned gradients are NaN: `apply_gradients` skips
+  the step.
 
   Args:
-    grads: gradients of any shapes, each float16, bfloat16, float32 or float64; dense, `tf.IndexedSlices` or None.
+    grads: gradients of any shapes, each float16, bfloat16, float32 or float64; dense,
+      `tf.IndexedSlices` or None.
     clip_norm: a positive scalar.
 
   Returns:
-    `(clipped, norm)`: a list of as many gradients, of the same kinds, shapes and dtypes; and the norm before clipping,
-    a scalar, float64 if any gradient is float64, else float32.
+    `(clipped, norm)`: a list of as many gradients, of the same kinds, shapes and
+    dtypes; and the norm before clipping, a scalar, float64 if any gradient is float64,
+    else float32.
 
   Raises:
     TypeError: If a gradient is complex, or cannot be converted to a numeric tensor.
 
-  Source: Pascanu et al., "On the difficulty of training Recurrent Neural Networks", 2012 (arXiv:1211.5063);
-  `tf.clip_by_global_norm`.
+  Source: Pascanu et al., "On the difficulty of training Recurrent Neural Networks",
+  2012 (arXiv:1211.5063); `tf.clip_by_global_norm`.
   """
   grads = [convert(grad) for grad in grads]
   values = values_of(grads)
   for value in values:
     if value.dtype.is_complex:
       raise TypeError(
-        "Expected gradients of floating dtypes, as tf.clip_by_global_norm does, but got {}: {}. Clip its "
-        "tf.math.real() and tf.math.imag().".format(value.dtype.name, value)
+        "Expected gradients of floating dtypes, as tf.clip_by_global_norm does, but "
+        "got {}: {}. Clip its tf.math.real() and tf.math.imag().".format(
+          value.dtype.name, value
+        )
       )
-  wide_dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
+  wide_dtype = (
+    tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
+  )
   wide = [map_values(lambda value: tf.cast(value, wide_dtype), grad) for grad in grads]
   norm = tf.global_norm(wide)
 
   def norm_of_large() -> tf.Tensor:
-    peak = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(value)) for value in values_of(wide)]))
-    return peak * tf.global_norm([map_values(lambda value: value / peak, grad) for grad in wide])
+    peak = tf.reduce_max(
+      tf.stack([tf.reduce_max(tf.abs(value)) for value in values_of(wide)])
+    )
+    return peak * tf.global_norm(
+      [map_values(lambda value: value / peak, grad) for grad in wide]
+    )
 
   if values:
     norm = control_flow.cond(tf.is_finite(norm), lambda: norm, norm_of_large)
-  clipped, _ = tf.clip_by_global_norm(wide, tf.cast(clip_norm, wide_dtype), use_norm=norm)
+  clipped, _ = tf.clip_by_global_norm(
+    wide, tf.cast(clip_norm, wide_dtype), use_norm=norm
+  )
   dtypes = [None if grad is None else grad.dtype for grad in grads]
-  return [map_values(functools.partial(tf.cast, dtype=dtype), grad) for grad, dtype in zip(clipped, dtypes)], norm
+  return [
+    map_values(functools.partial(tf.cast, dtype=dtype), grad)
+    for grad, dtype in zip(clipped, dtypes)
+  ], norm
 
 
 @autograph.do_not_convert
 def finite_or_zero(grads: Iterable[Gradient]) -> List[Gradient]:
-  """Returns the gradients with zeros in place of NaN and inf, which make `tf.summary.histogram` raise an error.
+  """Returns the gradients with zeros in place of NaN and inf, which make
+  `tf.summary.histogram` raise an error.
 
-  For summaries only: training with them hides overflows. `grads` are gradients of any shapes and floating dtypes,
-  dense, `tf.IndexedSlices` or None; the result is a list of as many, of the same kinds, shapes and dtypes. Raises a
-  TypeError if a gradient cannot be converted to a numeric tensor.
+  For summaries only: training with them hides overflows. `grads` are gradients of any
+  shapes and floating dtypes, dense, `tf.IndexedSlices` or None; the result is a list of
+  as many, of the same kinds, shapes and dtypes. Raises a TypeError if a gradient cannot
+  be converted to a numeric tensor.
   """
   return [
-    map_values(lambda value: tf.where_v2(ops.is_finite(value), value, tf.zeros_like(value)), convert(grad))
+    map_values(
+      lambda value: tf.where_v2(ops.is_finite(value), value, tf.zeros_like(value)),
+      convert(grad),
+    )
     for grad in grads
   ]

@@ -4,10 +4,22 @@
 import abc
 import inspect
 import operator
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Set, Tuple, Type, TypeVar, Union, overload
+from typing import (
+  Any,
+  Callable,
+  Dict,
+  List,
+  NoReturn,
+  Optional,
+  Set,
+  Tuple,
+  Type,
+  TypeVar,
+  Union,
+  overload,
+)
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
@@ -18,6 +30,7 @@ from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.core import update_rule
 from mp_compat.core.update_rule import Scalar
+from mp_compat.graph import graphs
 
 AnyLossScale = Any  # a LossScale, ours or that of TensorFlow
 
@@ -25,16 +38,20 @@ _LossScale = TypeVar("_LossScale", bound="LossScale")
 
 
 class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
-  """A scalar that multiplies the loss and divides the gradients, so that small gradients do not underflow in float16.
+  """A scalar that multiplies the loss and divides the gradients, so that small
+  gradients do not underflow in float16.
 
-  A subclass defines `__call__`, `update` and `get_config`. An instance may be constructed anywhere and used in many
-  graphs: its variables belong to a graph. `_add_weight` creates a variable in the current graph at once, and in every
-  other graph on first use. A subclass that is used in several graphs reads its variables with `self._weight(name)`.
+  A subclass defines `__call__`, `update` and `get_config`. An instance may be
+  constructed anywhere and used in many graphs: its variables belong to a graph.
+  `_add_weight` creates a variable in the current graph at once, and in every other
+  graph on first use. A subclass that is used in several graphs reads its variables with
+  `self._weight(name)`.
 
   Source: `tf.compat.v1.train.experimental.LossScale`.
   """
 
-  _mp_compat_weights: Dict[str, Tuple[float, Optional[tf.DType]]]  # initial values and dtypes by name
+  # initial values and dtypes by name
+  _mp_compat_weights: Dict[str, Tuple[float, Optional[tf.DType]]]
 
   @abc.abstractmethod
   def __call__(self) -> tf.Tensor:
@@ -42,15 +59,17 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
 
   @abc.abstractmethod
   def update(self, grads: Any) -> Tuple[Optional[tf.Operation], Union[bool, tf.Tensor]]:
-    """Updates the loss scale from the gradients of one step; called in a cross-replica context.
+    """Updates the loss scale from the gradients of one step; called in a cross-replica
+    context.
 
     Args:
-      grads: a nested structure of unscaled gradients, dense, `tf.IndexedSlices` or None (ignored); per-replica values
-        if there is a strategy.
+      grads: a nested structure of unscaled gradients, dense, `tf.IndexedSlices` or None
+        (ignored); per-replica values if there is a strategy.
 
     Returns:
-      `(update_op, should_apply_gradients)`: an op that changes the scale (in eager mode None; the scale has already
-      changed), and a bool or a scalar bool tensor, False if the step must be skipped.
+      `(update_op, should_apply_gradients)`: an op that changes the scale (in eager mode
+      None; the scale has already changed), and a bool or a scalar bool tensor, False if
+      the step must be skipped.
     """
 
   @abc.abstractmethod
@@ -63,38 +82,57 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     return cls(**config)
 
   def _raise_not_a_number(self, *args: object) -> NoReturn:
-    """Raises a TypeError: arithmetic and comparisons with a LossScale, and `Session.run` of it, are mistakes."""
+    """Raises a TypeError: arithmetic and comparisons with a LossScale, and
+    `Session.run` of it, are mistakes.
+    """
     raise TypeError(
-      "{} is an object, not a number. Call it to get the current loss scale, a float32 scalar tensor: "
-      "opt.loss_scale(), before the session is created.".format(type(self).__name__)
+      "{} is an object, not a number. Call it to get the current loss scale, a float32 "
+      "scalar tensor: opt.loss_scale(), before the session is created.".format(
+        type(self).__name__
+      )
     )
 
-  __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _raise_not_a_number
-  __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = _as_graph_element = _raise_not_a_number
+  __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = (
+    __rtruediv__
+  ) = _raise_not_a_number
+  __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = _as_graph_element = (
+    _raise_not_a_number
+  )
 
   def __format__(self, specification: str) -> str:
     return self._raise_not_a_number() if specification else str(self)
 
   def variables(self) -> List[tf.Variable]:
-    """Returns the variables of this loss scale in the current graph, in the order of their declaration."""
+    """Returns the variables of this loss scale in the current graph, in the order of
+    their declaration.
+    """
     return list(self._graph_variables().values())
 
-  def _add_weight(self, name: str, initial_value: float, dtype: Optional[tf.DType] = None) -> tf.Variable:
-    """Declares a scalar variable; returns that of the current graph, a resource variable which is not trainable.
+  def _add_weight(
+    self, name: str, initial_value: float, dtype: Optional[tf.DType] = None
+  ) -> tf.Variable:
+    """Declares a scalar variable; returns that of the current graph, a resource
+    variable which is not trainable.
 
-    `initial_value` is a Python number. A second declaration of a name raises a RuntimeError.
+    `initial_value` is a Python number. A second declaration of a name raises a
+    RuntimeError.
     """
     if name in self._graph_variables():
       raise RuntimeError(
-        "Duplicate variables detected. Each weight of a loss scale must have a unique name, but {} exists.".format(name)
+        "Duplicate variables detected. Each weight of a loss scale must have a unique "
+        "name, but {} exists.".format(name)
       )
     vars(self).setdefault("_mp_compat_weights", {})[name] = (initial_value, dtype)
     return self._make_weight(name)
 
   def _weight(self, name: str) -> tf.Variable:
-    """Returns the variable declared as `name` in the current graph; first creates all missing ones."""
+    """Returns the variable declared as `name` in the current graph; first creates all
+    missing ones.
+    """
     variables = self._graph_variables()
-    missing = [declared for declared in self._mp_compat_weights if declared not in variables]
+    missing = [
+      declared for declared in self._mp_compat_weights if declared not in variables
+    ]
     if missing:
       with tf.init_scope(), tf.name_scope(None):
         for declared in missing:
@@ -103,8 +141,11 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
 
   def _make_weight(self, name: str) -> tf.Variable:
     initial_value, dtype = self._mp_compat_weights[name]
-    # Resource variables are created outside of branches, loops and control dependencies.
-    variable = tf.Variable(initial_value, name=name, dtype=dtype, trainable=False, use_resource=True)
+    # Resource variables are created outside of branches, loops and control
+    # dependencies.
+    variable = tf.Variable(
+      initial_value, name=name, dtype=dtype, trainable=False, use_resource=True
+    )
     self._graph_variables()[name] = variable
     graph = graphs.init_scope_graph()
     if graph is not None:
@@ -113,58 +154,79 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     return variable
 
   def _graph_variables(self) -> Dict[str, tf.Variable]:
-    return graphs.state_of(self, graphs.init_scope_graph(), dict)  # by name, in the order of their creation
+    # by name, in the order of their creation
+    return graphs.state_of(self, graphs.init_scope_graph(), dict)
 
   @property
   def _weights(self) -> Dict[Tuple[str, Optional[str]], tf.Variable]:
-    """Returns the current graph's variables by the keys that TensorFlow's class uses: `(name, graph key)`."""
+    """Returns the current graph's variables by the keys that TensorFlow's class uses:
+    `(name, graph key)`.
+    """
     graph = graphs.init_scope_graph()
     key = None if graph is None else graph._graph_key
     return {(name, key): variable for name, variable in self._graph_variables().items()}
 
 
 def state_names(graph: tf.Graph) -> Set[str]:
-  """Returns the record in `graph` of the names of all variables of its loss scales, those of subclasses included."""
+  """Returns the record in `graph` of the names of all variables of its loss scales,
+  those of subclasses included.
+  """
   return graphs.record_in(graph, "state_names", set)
 
 
 class FiniteLossScale(LossScale):
-  """A loss scale whose update (`_update_scale`) depends only on whether all gradients of a step are finite."""
+  """A loss scale whose update (`_update_scale`) depends only on whether all gradients
+  of a step are finite.
+  """
 
   @abc.abstractmethod
   def _update_scale(self, finite: tf.Tensor) -> Optional[tf.Operation]:
-    """Returns an op that changes the scale after a step; None in eager mode. `finite` is a scalar bool tensor."""
+    """Returns an op that changes the scale after a step; None in eager mode. `finite`
+    is a scalar bool tensor.
+    """
 
   @autograph.do_not_convert
   def update(self, grads: Any) -> Tuple[Optional[tf.Tensor], tf.Tensor]:
-    """Updates the scale; the step is applied if all gradients on all replicas are finite. See `LossScale.update`."""
+    """Updates the scale; the step is applied if all gradients on all replicas are
+    finite. See `LossScale.update`.
+    """
 
     def check(*replica_grads: object) -> tf.Tensor:
       converted = [gradients.convert(grad) for grad in replica_grads]
-      return finite_check.all_finite(gradients.values_of(converted) + lineage.trace(converted).hidden_values)
+      return finite_check.all_finite(
+        gradients.values_of(converted) + lineage.trace(converted).hidden_values
+      )
 
-    finite = distribute.reduce_all_replicas(distribute.call_for_each_replica(check, *tf.nest.flatten(grads)))
+    finite = distribute.reduce_all_replicas(
+      distribute.call_for_each_replica(check, *tf.nest.flatten(grads))
+    )
     update_op = self._update_scale(finite)
-    if update_op is not None:  # TensorFlow's class returns a tensor, which programs fetch and pass on
+    # TensorFlow's class returns a tensor, which programs fetch and pass on
+    if update_op is not None:
       with tf.control_dependencies([update_op]):
         update_op = tf.identity(finite)
     return update_op, finite
 
 
 def is_updated_by_check(loss_scale: AnyLossScale) -> bool:
-  """Returns whether `loss_scale.update` is `FiniteLossScale.update`, so that it need not check the gradients again."""
+  """Returns whether `loss_scale.update` is `FiniteLossScale.update`, so that it need
+  not check the gradients again.
+  """
   update = loss_scale.update
   return inspect.ismethod(update) and update.__func__ is FiniteLossScale.update
 
 
 def constant(value: float) -> tf.Tensor:
-  """Returns a float32 scalar; in a graph always the same tensor, which waits for nothing."""
+  """Returns a float32 scalar; in a graph always the same tensor, which waits for
+  nothing.
+  """
   graph = graphs.default_graph()
   if graph is None:
     return tf.constant(value, tf.float32)
   made = graphs.record_in(graph, "constants")
   if value not in made:
-    with tf.control_dependencies(None), tf.device(None):  # outside of branches and loops
+    # outside of branches and loops
+    with tf.control_dependencies(None), tf.device(None):
       made[value] = tf.constant(value, tf.float32)
   return made[value]
 
@@ -176,19 +238,26 @@ class FixedLossScale(LossScale):
   """
 
   def __init__(self, loss_scale_value: float) -> None:
-    """Makes a loss scale from a number from 1 to 2**126 (see `DynamicLossScale`), else raises a ValueError."""
+    """Makes a loss scale from a number from 1 to 2**126 (see `DynamicLossScale`), else
+    raises a ValueError.
+    """
     is_number = arguments.is_number(loss_scale_value)
     if not is_number or not loss_scale_value >= 1:
       expected = "at least 1" if is_number else "a Python int or float"
-      raise ValueError("loss_scale_value must be {}, but got {!r}.".format(expected, loss_scale_value))
+      raise ValueError(
+        "loss_scale_value must be {}, but got {!r}.".format(expected, loss_scale_value)
+      )
     self._loss_scale_value = arguments.scale("loss_scale_value", loss_scale_value)
 
   def __call__(self) -> tf.Tensor:
-    return tf.identity(constant(self._loss_scale_value))  # waits for the current control dependencies
+    # waits for the current control dependencies
+    return tf.identity(constant(self._loss_scale_value))
 
   @autograph.do_not_convert
   def update(self, grads: Any) -> Tuple[Optional[tf.Operation], bool]:
-    """Returns `(no_op, True)`, in eager mode `(None, True)`: nothing to update. See `LossScale.update`."""
+    """Returns `(no_op, True)`, in eager mode `(None, True)`: nothing to update. See
+    `LossScale.update`.
+    """
     del grads
     return tf.no_op(), True
 
@@ -200,7 +269,9 @@ class FixedLossScale(LossScale):
 
 
 class _Default:
-  """A descriptor: computes an attribute, until a subclass sets an attribute of that name instead."""
+  """A descriptor: computes an attribute, until a subclass sets an attribute of that
+  name instead.
+  """
 
   def __init__(self, compute: Callable[[Any], Any]) -> None:
     self._compute = compute
@@ -210,22 +281,27 @@ class _Default:
 
 
 def weight(name: str) -> _Default:
-  """Returns an attribute of a loss scale: its variable of this name in the current graph."""
+  """Returns an attribute of a loss scale: its variable of this name in the current
+  graph.
+  """
   return _Default(operator.methodcaller("_weight", name))
 
 
 class DynamicLossScale(FiniteLossScale):
-  """A dynamic loss scale: grows after a number of finite steps, backs off on overflow (`mp_compat.core.update_rule`).
+  """A dynamic loss scale: grows after a number of finite steps, backs off on overflow
+  (`mp_compat.core.update_rule`).
 
       increment_period finite steps in a row     scale *= multiplier
       overflow_tolerance overflows               scale /= backoff
       every overflow                             the step is skipped, good_steps = 0
 
-  The state is two variables, `current_loss_scale` (float32) and `good_steps` (int64). With an `overflow_tolerance`
-  above 1 there is a third, `bad_steps` (int64): the overflows since the last growth or backoff was due. Each argument
-  can be read as an attribute of its name.
+  The state is two variables, `current_loss_scale` (float32) and `good_steps` (int64).
+  With an `overflow_tolerance` above 1 there is a third, `bad_steps` (int64): the
+  overflows since the last growth or backoff was due. Each argument can be read as an
+  attribute of its name.
 
-  Source: `tf.compat.v1.train.experimental.DynamicLossScale`; Micikevicius et al., "Mixed Precision Training", 2018.
+  Source: `tf.compat.v1.train.experimental.DynamicLossScale`; Micikevicius et al.,
+  "Mixed Precision Training", 2018.
   """
 
   def __init__(
@@ -242,29 +318,48 @@ class DynamicLossScale(FiniteLossScale):
     """Makes a dynamic loss scale.
 
     Args:
-      initial_loss_scale: the first scale. Prefer a high value: the scale falls faster than it rises.
-      increment_period: the growth interval (`growth_interval` in torch.amp), from 1 to 2**63 - 1 steps.
-      multiplier: the growth factor, above 1. The scale does not change if the product is above `max_loss_scale`.
-      backoff: the divisor on overflow, above 1: 2 is torch.amp's `backoff_factor=0.5`. None means `multiplier`.
-      overflow_tolerance: the number of overflows before each backoff, from 1 to 2**63 - 1. The hysteresis of
-        Megatron-LM and DeepSpeed counts before the first backoff only.
+      initial_loss_scale: the first scale. Prefer a high value: the scale falls faster
+        than it rises.
+      increment_period: the growth interval (`growth_interval` in torch.amp), from 1 to
+        2**63 - 1 steps.
+      multiplier: the growth factor, above 1. The scale does not change if the product
+        is above `max_loss_scale`.
+      backoff: the divisor on overflow, above 1: 2 is torch.amp's `backoff_factor=0.5`.
+        None means `multiplier`.
+      overflow_tolerance: the number of overflows before each backoff, from 1 to 2**63 -
+        1. The hysteresis of Megatron-LM and DeepSpeed counts before the first backoff
+        only.
       min_loss_scale: the lower bound of backoff; above 0, may be below 1.
-      max_loss_scale: the upper bound of growth; at most 2**126, above which TensorFlow flushes `1 / scale` to 0, and
-        gradients vanish. A larger restored scale is lowered to it when it would grow.
+      max_loss_scale: the upper bound of growth; at most 2**126, above which TensorFlow
+        flushes `1 / scale` to 0, and gradients vanish. A larger restored scale is
+        lowered to it when it would grow.
 
     Raises:
-      ValueError: If an argument is not a number in its range, or `initial_loss_scale` is not between the bounds.
+      ValueError: If an argument is not a number in its range, or `initial_loss_scale`
+        is not between the bounds.
     """
     self._initial_loss_scale = arguments.scale("initial_loss_scale", initial_loss_scale)
     self._multiplier = arguments.scale("multiplier", multiplier, above=1.0)
-    backoff = None if backoff is None else arguments.scale("backoff", backoff, above=1.0)
+    backoff = (
+      None if backoff is None else arguments.scale("backoff", backoff, above=1.0)
+    )
     floor = arguments.scale("min_loss_scale", min_loss_scale)
     ceiling = arguments.scale("max_loss_scale", max_loss_scale)
     first = self._initial_loss_scale
     if not floor <= first <= ceiling:
-      bound = "least min_loss_scale, {}".format(floor) if first < floor else "most max_loss_scale, {}".format(ceiling)
-      raise ValueError("initial_loss_scale must be at {}, but got {!r}.".format(bound, initial_loss_scale))
-    self._increment_period = arguments.truncated_int("increment_period", increment_period)
+      bound = (
+        "least min_loss_scale, {}".format(floor)
+        if first < floor
+        else "most max_loss_scale, {}".format(ceiling)
+      )
+      raise ValueError(
+        "initial_loss_scale must be at {}, but got {!r}.".format(
+          bound, initial_loss_scale
+        )
+      )
+    self._increment_period = arguments.truncated_int(
+      "increment_period", increment_period
+    )
     tolerance = arguments.truncated_int("overflow_tolerance", overflow_tolerance)
     # Subclasses set attributes of any name; this name is unlikely to collide.
     self._mp_compat_parameters = update_rule.Rule(
@@ -277,8 +372,12 @@ class DynamicLossScale(FiniteLossScale):
 
   @property
   def _mp_compat_rule(self) -> update_rule.Rule:
-    """Returns the update rule, with `_increment_period` and `_multiplier` as a subclass may have set them."""
-    rule = self._mp_compat_parameters._replace(increment_period=self._increment_period, multiplier=self._multiplier)
+    """Returns the update rule, with `_increment_period` and `_multiplier` as a subclass
+    may have set them.
+    """
+    rule = self._mp_compat_parameters._replace(
+      increment_period=self._increment_period, multiplier=self._multiplier
+    )
     return rule._replace(backoff=rule.backoff or rule.multiplier)
 
   @property
@@ -307,12 +406,19 @@ class DynamicLossScale(FiniteLossScale):
   def __repr__(self) -> str:
     values = self.get_config()
     if tf.executing_eagerly():
-      state = dict(current_loss_scale=self._current_loss_scale.numpy(), num_good_steps=self._num_good_steps.numpy())
+      state = dict(
+        current_loss_scale=self._current_loss_scale.numpy(),
+        num_good_steps=self._num_good_steps.numpy(),
+      )
       values = dict(state, **values)
-    return "DynamicLossScale({})".format(", ".join("{}={}".format(*item) for item in values.items()))
+    return "DynamicLossScale({})".format(
+      ", ".join("{}={}".format(*item) for item in values.items())
+    )
 
   def get_config(self) -> Dict[str, Any]:
-    """Returns the keyword arguments of an equal instance; omits defaults of arguments that TensorFlow's class lacks."""
+    """Returns the keyword arguments of an equal instance; omits defaults of arguments
+    that TensorFlow's class lacks.
+    """
     rule = self._mp_compat_rule
     config: Dict[str, Any] = {
       "initial_loss_scale": self.initial_loss_scale,
@@ -325,7 +431,9 @@ class DynamicLossScale(FiniteLossScale):
       "min_loss_scale": (rule.floor, 1.0),
       "max_loss_scale": (rule.ceiling, update_rule.LARGEST_SCALE),
     }
-    config.update((key, value) for key, (value, default) in extensions.items() if value != default)
+    config.update(
+      (key, value) for key, (value, default) in extensions.items() if value != default
+    )
     return config
 
 
@@ -339,17 +447,32 @@ for _class, _native_classes in (
     _native_class.register(_class)
 
 
-def transition(variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule) -> Optional[tf.Operation]:
-  """Returns an op that updates the scale, good_steps and, with three variables, bad_steps; None in eager mode."""
+def transition(
+  variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule
+) -> Optional[tf.Operation]:
+  """Returns an op that updates the scale, good_steps and, with three variables,
+  bad_steps; None in eager mode.
+  """
   with tf.name_scope("update_loss_scale"):
     scale, *counters = [tf.convert_to_tensor(variable) for variable in variables]
     where = _where
-    if tf.executing_eagerly():  # The rule then takes ops only in steps that change the scale.
-      counters, finite, where = list(map(int, counters)), bool(finite), update_rule.choose
-    # Without a variable for them, bad_steps are the number 0: what the rule computes from it adds no ops (`_where`).
+    # The rule then takes ops only in steps that change the scale.
+    if tf.executing_eagerly():
+      counters, finite, where = (
+        list(map(int, counters)),
+        bool(finite),
+        update_rule.choose,
+      )
+    # Without a variable for them, bad_steps are the number 0: what the rule computes
+    # from it adds no ops (`_where`).
     state = update_rule.State(scale, *(counters + [0])[:2])
     after = update_rule.next_state(state, finite, rule, where, tf.maximum, tf.minimum)
-    return distribute.group(*[variable.assign(value, read_value=False) for variable, value in zip(variables, after)])
+    return distribute.group(
+      *[
+        variable.assign(value, read_value=False)
+        for variable, value in zip(variables, after)
+      ]
+    )
 
 
 @overload
@@ -363,8 +486,9 @@ def get_loss_scale(identifier: Any) -> LossScale: ...
 def get_loss_scale(identifier: Any) -> Optional[LossScale]:
   """Returns the loss scale that `identifier` describes; None for None.
 
-  It is an int, float or NumPy scalar from 1 to 2**126 for a `FixedLossScale`; "dynamic" for a `DynamicLossScale` with
-  its defaults; a LossScale, ours or TensorFlow's, which is returned as it is; or None. Raises a ValueError for others.
+  It is an int, float or NumPy scalar from 1 to 2**126 for a `FixedLossScale`; "dynamic"
+  for a `DynamicLossScale` with its defaults; a LossScale, ours or TensorFlow's, which
+  is returned as it is; or None. Raises a ValueError for others.
 
   Source: `get` of TensorFlow's module `loss_scale`.
   """
@@ -381,11 +505,15 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
 
 
 def _where(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
-  """Returns `tf.where` of scalars, each a tensor, a Python value or a function that returns one."""
+  """Returns `tf.where` of scalars, each a tensor, a Python value or a function that
+  returns one.
+  """
   if isinstance(condition, bool):  # of bad_steps, if there is no variable for them
     return update_rule.choose(condition, yes, no)
   yes, no = [value() if callable(value) else value for value in (yes, no)]
   if yes is no:
     return yes
   dtypes = [value.dtype for value in (yes, no) if tf.is_tensor(value)] or [None]
-  return tf.where_v2(condition, tf.convert_to_tensor(yes, dtypes[0]), tf.convert_to_tensor(no, dtypes[0]))
+  return tf.where_v2(
+    condition, tf.convert_to_tensor(yes, dtypes[0]), tf.convert_to_tensor(no, dtypes[0])
+  )

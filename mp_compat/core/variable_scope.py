@@ -7,24 +7,30 @@ from typing import Any, Callable, Dict
 from mp_compat._tensorflow import tf
 
 _HALF = (tf.float16, tf.bfloat16)
-# The parameters of a getter after `name`, in the order in which another custom getter may pass them by position.
+# The parameters of a getter after `name`, in the order in which another custom getter
+# may pass them by position.
 _PARAMETERS = (
-  "shape, dtype, initializer, regularizer, reuse, trainable, collections, caching_device, partitioner, "
-  "validate_shape, use_resource, constraint, synchronization, aggregation"
+  "shape, dtype, initializer, regularizer, reuse, trainable, collections, "
+  "caching_device, partitioner, validate_shape, use_resource, constraint, "
+  "synchronization, aggregation"
 ).split(", ")
 
 
-def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args: object, **kwargs: object) -> Any:
-  """Returns a float16 or bfloat16 variable as a cast of a float32 one; a getter for `tf.compat.v1.variable_scope`.
+def float32_variable_storage_getter(
+  getter: Callable[..., Any], name: str, *args: object, **kwargs: object
+) -> Any:
+  """Returns a float16 or bfloat16 variable as a cast of a float32 one; a getter for
+  `tf.compat.v1.variable_scope`.
 
       getter = mp_compat.float32_variable_storage_getter
       with tf.compat.v1.variable_scope("model", custom_getter=getter):
         w = tf.compat.v1.get_variable("w", [3, 3], tf.float16)  # cast from float32
 
-  Trainable variables requested in float16 or bfloat16, by their dtype or by an initial value, are stored, initialized,
-  regularized and updated in float32. The result is a tensor of the requested dtype and the variable's shape: the model
-  uses rounded values. All other variables are returned unchanged. Gradients pass through the cast, so the optimizer
-  receives float32 gradients. The collections hold the float32 variables.
+  Trainable variables requested in float16 or bfloat16, by their dtype or by an initial
+  value, are stored, initialized, regularized and updated in float32. The result is a
+  tensor of the requested dtype and the variable's shape: the model uses rounded values.
+  All other variables are returned unchanged. Gradients pass through the cast, so the
+  optimizer receives float32 gradients. The collections hold the float32 variables.
 
   Args:
     getter: the getter that this one customizes.
@@ -35,7 +41,10 @@ def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args
   Source: "Training With Mixed Precision", NVIDIA, the section on TensorFlow.
   """
   given: Dict[str, object] = dict(zip(_PARAMETERS, args), **kwargs)
-  if given.get("trainable") is False or given.get("synchronization") == tf.VariableSynchronization.ON_READ:
+  if (
+    given.get("trainable") is False
+    or given.get("synchronization") == tf.VariableSynchronization.ON_READ
+  ):
     return getter(name, *args, **kwargs)
   requested = [tf.as_dtype(given.get("dtype") or tf.float32)]
   if requested[0] in _HALF:
@@ -51,7 +60,8 @@ def float32_variable_storage_getter(getter: Callable[..., Any], name: str, *args
   initial = given.get("initializer")
   if not callable(initial):
     given["initializer"] = in_float32(initial)
-  elif given.get("shape") is None and not inspect.isclass(initial):  # a function without arguments
+  # a function without arguments
+  elif given.get("shape") is None and not inspect.isclass(initial):
     given["initializer"] = lambda: in_float32(initial())
   variable = getter(name, **given)
   if requested[-1] not in _HALF:

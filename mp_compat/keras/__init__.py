@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scaling for Keras optimizers, with both interfaces that TensorFlow 2.0 to 2.15 had.
+"""Loss scaling for Keras optimizers, with both interfaces that TensorFlow 2.0 to 2.15
+had.
 
-Importing this package does not import Keras. The wrapper uses the Keras that its inner optimizer belongs to.
+Importing this package does not import Keras. The wrapper uses the Keras that its inner
+optimizer belongs to.
 """
 
 from mp_compat.keras import experimental

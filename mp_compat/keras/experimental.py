@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The earlier interface alone, as in `tf.keras.mixed_precision.experimental` of TensorFlow 2.0 to 2.3."""
+"""The earlier interface alone, as in `tf.keras.mixed_precision.experimental` of
+TensorFlow 2.0 to 2.3.
+"""
 
 from typing import Any, Optional
 
@@ -8,7 +10,8 @@ from mp_compat.keras import loss_scale_optimizer
 
 
 class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
-  """A subclass of `mp_compat.keras.LossScaleOptimizer` that has only the earlier constructor.
+  """A subclass of `mp_compat.keras.LossScaleOptimizer` that has only the earlier
+  constructor.
 
   Source: `tf.keras.mixed_precision.experimental.LossScaleOptimizer`.
   """
@@ -24,7 +27,8 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
     count_skipped_steps: Optional[bool] = None,
     name: Optional[str] = None,
   ) -> None:
-    """Wraps a Keras optimizer; arguments and errors as for `mp_compat.keras.LossScaleOptimizer`.
+    """Wraps a Keras optimizer; arguments and errors as for
+    `mp_compat.keras.LossScaleOptimizer`.
 
     Raises:
       ValueError: Also if `loss_scale` is None or a bool.
@@ -34,9 +38,17 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
         "Invalid value passed to loss_scale: it cannot be None or a bool, but got {!r}. Expected a number of at least "
         '1, "dynamic", or a LossScale.'.format(loss_scale)
       )
-    super().__init__(optimizer, loss_scale, opt=opt, count_skipped_steps=count_skipped_steps, name=name)
+    super().__init__(
+      optimizer, loss_scale, opt=opt, count_skipped_steps=count_skipped_steps, name=name
+    )
 
   @property
   def loss_scale(self) -> Any:
-    """Returns what TensorFlow's experimental class does; from 2.9 on, where there is none, the LossScale."""
-    return super().loss_scale if keras_features.EXPERIMENTAL_SCALE_IS_TENSOR else self._loss_scale
+    """Returns what TensorFlow's experimental class does; from 2.9 on, where there is
+    none, the LossScale.
+    """
+    return (
+      super().loss_scale
+      if keras_features.EXPERIMENTAL_SCALE_IS_TENSOR
+      else self._loss_scale
+    )

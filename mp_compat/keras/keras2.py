@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mixins of the Keras wrapper for Keras 2, and its layout in a `tf.train.Checkpoint`.
+"""The mixins of the Keras wrapper for Keras 2, and its layout in a
+`tf.train.Checkpoint`.
 
-In each TensorFlow version, the wrapper writes the layout of TensorFlow's own class and reads both: up to 2.2 the inner
-optimizer is its child `base_optimizer`; from 2.3 on it has the inner optimizer's children (`iter`, `learning_rate`,
-slots, ...) as its own, and a `base_optimizer` only for reading. `loss_scale` is a child in both layouts.
+In each TensorFlow version, the wrapper writes the layout of TensorFlow's own class and
+reads both: up to 2.2 the inner optimizer is its child `base_optimizer`; from 2.3 on it
+has the inner optimizer's children (`iter`, `learning_rate`, slots, ...) as its own, and
+a `base_optimizer` only for reading. `loss_scale` is a child in both layouts.
 """
 
 import functools
@@ -17,22 +19,30 @@ from mp_compat._tensorflow import trackable
 from mp_compat.core import gradients
 
 Pairs = List[gradients.GradAndVar]
-_CLIPPING = {"clipnorm": tf.clip_by_norm, "clipvalue": lambda grad, limit: tf.clip_by_value(grad, -limit, limit)}
-# A base class for mixins. Type checkers assume that it has all attributes, such as those of the Keras classes.
+_CLIPPING = {
+  "clipnorm": tf.clip_by_norm,
+  "clipvalue": lambda grad, limit: tf.clip_by_value(grad, -limit, limit),
+}
+# A base class for mixins. Type checkers assume that it has all attributes, such as
+# those of the Keras classes.
 AnyBase: Any = object
 
 
 def inner_attribute(name: str) -> Any:
   """Returns a property: an attribute of the inner optimizer."""
   return property(
-    lambda self: getattr(self._optimizer, name), lambda self, value: setattr(self._optimizer, name, value)
+    lambda self: getattr(self._optimizer, name),
+    lambda self, value: setattr(self._optimizer, name, value),
   )
 
 
 class _InnerLookupMixin(AnyBase):
-  """Looks up checkpoint dependencies in the inner optimizer, too, except one that may be the inner optimizer."""
+  """Looks up checkpoint dependencies in the inner optimizer, too, except one that may
+  be the inner optimizer.
+  """
 
-  _deferred_dependencies = inner_attribute("_deferred_dependencies")  # to restore into variables that do not exist yet
+  # to restore into variables that do not exist yet
+  _deferred_dependencies = inner_attribute("_deferred_dependencies")
   _create_or_restore_slot_variable = inner_attribute("_create_or_restore_slot_variable")
 
   def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -42,13 +52,16 @@ class _InnerLookupMixin(AnyBase):
 
 
 class _EarlierLayout(_InnerLookupMixin, trackable.Trackable):
-  """Represents the inner optimizer in the earlier layout, for reading; has no variables."""
+  """Represents the inner optimizer in the earlier layout, for reading; has no
+  variables.
+  """
 
   def __init__(self, optimizer: optimizers.KerasOptimizer) -> None:
     super().__init__()
     self._optimizer = optimizer
 
-  get_slot_names = inner_attribute("get_slot_names")  # called when saving; writes nothing, as it lacks `get_slot`
+  # called when saving; writes nothing, as it lacks `get_slot`
+  get_slot_names = inner_attribute("get_slot_names")
 
 
 class Keras2Mixin(AnyBase):
@@ -56,7 +69,8 @@ class Keras2Mixin(AnyBase):
 
   _dynamic_arguments: Dict[str, float] = {}
   _counts_by_default = keras_features.COUNTS_SKIPPED_STEPS
-  _argument_for_sums: Tuple[str, bool]  # says to `apply_gradients` that the gradients are sums over replicas
+  # says to `apply_gradients` that the gradients are sums over replicas
+  _argument_for_sums: Tuple[str, bool]
   set_weights = inner_attribute("set_weights")  # called by `load_model` for HDF5
 
   def _initialize(self, inner: optimizers.KerasOptimizer, name: Optional[str]) -> None:
@@ -67,11 +81,18 @@ class Keras2Mixin(AnyBase):
       self._track_trackable(inner, "base_optimizer")
     else:
       if vars(inner).get("_is_wrapped_by_loss_scale_optimizer"):
-        raise ValueError("{} is already wrapped by a LossScaleOptimizer. Use that, or make another.".format(inner))
+        raise ValueError(
+          "{} is already wrapped by a LossScaleOptimizer. Use that, or make "
+          "another.".format(inner)
+        )
       inner._is_wrapped_by_loss_scale_optimizer = True
       self._trackable = inner  # to which TensorFlow's class delegates
-      # The newer optimizers never had the earlier layout. Some optimizers have a child `base_optimizer` themselves.
-      if isinstance(self, OptimizerV2Mixin) and inner._lookup_dependency("base_optimizer") is None:
+      # The newer optimizers never had the earlier layout. Some optimizers have a child
+      # `base_optimizer` themselves.
+      if (
+        isinstance(self, OptimizerV2Mixin)
+        and inner._lookup_dependency("base_optimizer") is None
+      ):
         self._track_trackable(_EarlierLayout(inner), "base_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
 
@@ -82,71 +103,121 @@ class Keras2Mixin(AnyBase):
     name: Optional[str] = None,
     experimental_aggregate_gradients: bool = True,
   ) -> Optional[tf.Operation]:
-    """Applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
+    """Applies the gradients on all replicas, or on none if any is not finite, and
+    updates the loss scale.
 
     Args:
-      grads_and_vars: (gradient, variable) pairs with unscaled gradients. An empty list goes to the inner optimizer.
+      grads_and_vars: (gradient, variable) pairs with unscaled gradients. An empty list
+        goes to the inner optimizer.
       name: a name for the ops.
-      experimental_aggregate_gradients: whether to sum the gradients of all replicas; False if they are already sums.
+      experimental_aggregate_gradients: whether to sum the gradients of all replicas;
+        False if they are already sums.
 
     Returns:
       An op; None in eager mode.
 
     Raises:
-      ValueError: If called in a cross-replica context or under an unsupported strategy, or if all gradients are None.
+      ValueError: If called in a cross-replica context or under an unsupported strategy,
+        or if all gradients are None.
       TypeError: If a gradient is not floating.
     """
     self._check_step()
     inner, pairs = self._optimizer, list(grads_and_vars)
     are_sums = not experimental_aggregate_gradients
-    can_skip = optimizers.takes_argument(inner.apply_gradients, self._argument_for_sums[0])
-    aggregate = keras_features.AGGREGATES_FIRST and self._HAS_AGGREGATE_GRAD and can_skip and not are_sums
-    arguments = dict([("name", name)] + ([self._argument_for_sums] if aggregate or are_sums else []))
-    args, kwargs = optimizers.arguments_for(inner.apply_gradients, self._kind.mixin.apply_gradients, arguments)
+    can_skip = optimizers.takes_argument(
+      inner.apply_gradients, self._argument_for_sums[0]
+    )
+    aggregate = (
+      keras_features.AGGREGATES_FIRST
+      and self._HAS_AGGREGATE_GRAD
+      and can_skip
+      and not are_sums
+    )
+    arguments = dict(
+      [("name", name)] + ([self._argument_for_sums] if aggregate or are_sums else [])
+    )
+    args, kwargs = optimizers.arguments_for(
+      inner.apply_gradients, self._kind.mixin.apply_gradients, arguments
+    )
     if not pairs:  # Nothing to train.
       return inner.apply_gradients(pairs, *args, **kwargs)
-    # In eager mode, `apply_gradients` of an OptimizerV2 makes the same variables, so that only a skipped step must.
+    # In eager mode, `apply_gradients` of an OptimizerV2 makes the same variables, so
+    # that only a skipped step must.
     if not tf.executing_eagerly() or not isinstance(self, OptimizerV2Mixin):
       self._create_variables(pairs)
     if aggregate:
-      # The check then covers sums that overflow, and no worker waits in a branch that another did not take.
-      tensors = (tf.Tensor, tf.IndexedSlices)  # These are converted once, when they are checked.
-      present = [(g if isinstance(g, tensors) else gradients.convert(g), v) for g, v in pairs if g is not None]
+      # The check then covers sums that overflow, and no worker waits in a branch that
+      # another did not take. These are converted once, when they are checked.
+      tensors = (tf.Tensor, tf.IndexedSlices)
+      present = [
+        (g if isinstance(g, tensors) else gradients.convert(g), v)
+        for g, v in pairs
+        if g is not None
+      ]
       pairs = self._aggregate(present) if present else pairs
-    return self._apply(pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs))
+    return self._apply(
+      pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs)
+    )
 
 
 class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
-  """Makes the wrapper an OptimizerV2: `tf.keras.optimizers` up to 2.10, `.legacy` from 2.11 on."""
+  """Makes the wrapper an OptimizerV2: `tf.keras.optimizers` up to 2.10, `.legacy` from
+  2.11 on.
+  """
 
   _argument_for_sums = ("experimental_aggregate_gradients", False)
 
   @autograph.do_not_convert
   def _compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
-    return self._clipping_later(functools.partial(super()._compute_gradients, *args, **kwargs))
+    return self._clipping_later(
+      functools.partial(super()._compute_gradients, *args, **kwargs)
+    )
 
-  def get_gradients(self, loss: tf.Tensor, params: Sequence[tf.Variable]) -> List[gradients.Gradient]:
-    """Returns unscaled gradients of the scaled loss, in graph mode; arguments as for Keras's `get_gradients`."""
+  def get_gradients(
+    self, loss: tf.Tensor, params: Sequence[tf.Variable]
+  ) -> List[gradients.Gradient]:
+    """Returns unscaled gradients of the scaled loss, in graph mode; arguments as for
+    Keras's `get_gradients`.
+    """
     compute = super().get_gradients
-    return [grad for grad, _ in self._clipping_later(lambda: [(grad, None) for grad in compute(loss, params)])]
+    return [
+      grad
+      for grad, _ in self._clipping_later(
+        lambda: [(grad, None) for grad in compute(loss, params)]
+      )
+    ]
 
   def _clipping_later(self, compute: Callable[[], Pairs]) -> Pairs:
-    """Returns what `compute` returns; up to 2.3 the inner optimizer would clip in it, before gradients are unscaled."""
+    """Returns what `compute` returns; up to 2.3 the inner optimizer would clip in it,
+    before gradients are unscaled.
+    """
     if keras_features.CLIPS_WHEN_APPLYING:
       return compute()
     attributes = self._optimizer.__dict__
-    limits = {name: attributes.pop(name) for name in _CLIPPING if attributes.get(name) is not None}
-    attributes.update(dict.fromkeys(limits) if keras_features.MISSING_LIMIT_IS_NONE else {})
+    limits = {
+      name: attributes.pop(name)
+      for name in _CLIPPING
+      if attributes.get(name) is not None
+    }
+    attributes.update(
+      dict.fromkeys(limits) if keras_features.MISSING_LIMIT_IS_NONE else {}
+    )
     try:
       pairs = compute()
     finally:
       attributes.update(limits)
     for name, limit in limits.items():
-      pairs = [(grad if grad is None else _CLIPPING[name](grad, limit), variable) for grad, variable in pairs]
+      pairs = [
+        (grad if grad is None else _CLIPPING[name](grad, limit), variable)
+        for grad, variable in pairs
+      ]
     return pairs
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
-    inner, variables = self._optimizer, [variable for grad, variable in pairs if grad is not None]
+    inner, variables = (
+      self._optimizer,
+      [variable for grad, variable in pairs if grad is not None],
+    )
     with tf.name_scope(inner._name), tf.init_scope():
       if keras_features.CREATES_ALL_WEIGHTS:
         inner._create_all_weights(variables)
@@ -165,7 +236,11 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   def get_slot_names(self) -> List[str]:
     """Returns the names of the inner optimizer's slots."""
     names = self._optimizer.get_slot_names()
-    return names if keras_features.DELEGATES_TO_INNER else [trackable.SlotName(name) for name in names]
+    return (
+      names
+      if keras_features.DELEGATES_TO_INNER
+      else [trackable.SlotName(name) for name in names]
+    )
 
 
 for _name in """
@@ -177,7 +252,9 @@ for _name in """
 
 
 class OptimizerV3Mixin(Keras2Mixin):
-  """Makes the wrapper an `Optimizer` of `tf.keras` of TensorFlow 2.11 to 2.15, and of tf_keras."""
+  """Makes the wrapper an `Optimizer` of `tf.keras` of TensorFlow 2.11 to 2.15, and of
+  tf_keras.
+  """
 
   _argument_for_sums = ("skip_gradients_aggregation", True)
   _HAS_AGGREGATE_GRAD = True
@@ -191,8 +268,14 @@ class OptimizerV3Mixin(Keras2Mixin):
     skip_gradients_aggregation: bool = False,
     experimental_aggregate_gradients: bool = True,
   ) -> None:
-    """Applies or skips the gradients as an OptimizerV2 does; arguments as for Keras's method."""
-    super().apply_gradients(grads_and_vars, name, experimental_aggregate_gradients and not skip_gradients_aggregation)
+    """Applies or skips the gradients as an OptimizerV2 does; arguments as for Keras's
+    method.
+    """
+    super().apply_gradients(
+      grads_and_vars,
+      name,
+      experimental_aggregate_gradients and not skip_gradients_aggregation,
+    )
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     with tf.name_scope(self._optimizer.name), tf.init_scope():

@@ -5,28 +5,38 @@ import sys
 from typing import IO, Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import graphs
-from mp_compat._tensorflow import log
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
 from mp_compat.core import dialects
 from mp_compat.core import gradients
 from mp_compat.core import loss_scale
+from mp_compat.graph import graphs
 from mp_compat.keras import keras2
 
-# Settings of Keras 3 optimizers that the wrapper does not use, with the defaults in configurations of earlier wrappers.
-UNUSED_SETTINGS: Dict[str, object] = dict(use_ema=False, ema_momentum=0.99, ema_overwrite_frequency=None)
-UNUSED_SETTINGS.update(dict.fromkeys(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue"]))
-UNUSED_SETTINGS.update(dict.fromkeys(["loss_scale_factor", "gradient_accumulation_steps"]))
+# Settings of Keras 3 optimizers that the wrapper does not use, with the defaults in
+# configurations of earlier wrappers.
+UNUSED_SETTINGS: Dict[str, object] = dict(
+  use_ema=False, ema_momentum=0.99, ema_overwrite_frequency=None
+)
+UNUSED_SETTINGS.update(
+  dict.fromkeys(["weight_decay", "clipnorm", "global_clipnorm", "clipvalue"])
+)
+UNUSED_SETTINGS.update(
+  dict.fromkeys(["loss_scale_factor", "gradient_accumulation_steps"])
+)
 
 _Variable = Any  # a tf.Variable or a Variable of Keras 3
 _Apply = Callable[[keras2.Pairs], object]
 
-_NAMES_IN_KERAS = {role: row.keras_3 for role, row in dialects.ROLES.items() if row.keras_3 is not None}
+_NAMES_IN_KERAS = {
+  role: row.keras_3 for role, row in dialects.ROLES.items() if row.keras_3 is not None
+}
 
 
 class Keras3Mixin(keras2.AnyBase):
-  """Makes the wrapper an `Optimizer` of Keras 3, which itself calls `scale_loss`, and `apply` with scaled gradients."""
+  """Makes the wrapper an `Optimizer` of Keras 3, which itself calls `scale_loss`, and
+  `apply` with scaled gradients.
+  """
 
   _dynamic_arguments = {"min_loss_scale": 2.0**-126}  # Keras 3's own class has no bound
   _counts_by_default = False
@@ -36,62 +46,88 @@ class Keras3Mixin(keras2.AnyBase):
     backend = sys.modules[self._kind.keras + ".backend"].backend()
     if backend != "tensorflow":
       raise RuntimeError(
-        "mp_compat.keras needs Keras 3's TensorFlow backend, but the backend is {}. Set KERAS_BACKEND=tensorflow "
-        "before importing keras.".format(backend)
+        "mp_compat.keras needs Keras 3's TensorFlow backend, but the backend is {}. "
+        "Set KERAS_BACKEND=tensorflow before importing keras.".format(backend)
       )
     if not tf.compat.v1.executing_eagerly_outside_functions():
       raise RuntimeError(
-        "Keras 3 does not train in graphs, but eager execution is disabled. Pass an optimizer of Keras 2 (`pip install "
-        "tf_keras`): tf_keras.optimizers.legacy.{}.".format(type(inner).__name__)
+        "Keras 3 does not train in graphs, but eager execution is disabled. Pass an "
+        "optimizer of Keras 2 (`pip install tf_keras`): "
+        "tf_keras.optimizers.legacy.{}.".format(type(inner).__name__)
       )
     super(self._kind.native, self).__init__(learning_rate=0.0, name=name)
     for setting in UNUSED_SETTINGS:  # the inner optimizer's are read instead
       self.__dict__.pop(setting, None)
-    self._optimizer = inner  # Attributes that are set from now on are the inner optimizer's.
+    self._optimizer = (
+      inner  # Attributes that are set from now on are the inner optimizer's.
+    )
     inner.loss_scale_factor = None  # It would unscale a second time.
-    # The variables and checkpoint keys of Keras's class, whose variables Keras 3 alone saves.
-    tracked = dict(inner_optimizer=inner, _iterations=self._iterations, _learning_rate=self._learning_rate)
+    # The variables and checkpoint keys of Keras's class, whose variables Keras 3 alone
+    # saves.
+    tracked = dict(
+      inner_optimizer=inner,
+      _iterations=self._iterations,
+      _learning_rate=self._learning_rate,
+    )
     if isinstance(self._loss_scale, loss_scale.LossScale):
       weights = self._loss_scale._graph_variables()
-      for name in sorted(weights, reverse=True):  # good_steps, current_loss_scale: Keras 3's order
+      # good_steps, current_loss_scale: Keras 3's order
+      for name in sorted(weights, reverse=True):
         keras_name, dtype = _NAMES_IN_KERAS.get(name, name), weights[name].dtype.name
         initial = self._kind.module("initializers").Constant(weights[name].numpy())
-        tracked[keras_name] = self.add_variable((), initial, dtype, aggregation="none", name=keras_name)
+        tracked[keras_name] = self.add_variable(
+          (), initial, dtype, aggregation="none", name=keras_name
+        )
         weights[name] = tracked[keras_name].value
     else:
       tracked["loss_scale"] = self._loss_scale
     for name, trackable in tracked.items():
       self._track_trackable(trackable, name)
-    # Keras variables: finite steps since the last change, int64, and the scale, float32; None if it lacks them.
+    # Keras variables: finite steps since the last change, int64, and the scale,
+    # float32; None if it lacks them.
     self.__dict__.update({name: tracked.get(name) for name in _NAMES_IN_KERAS.values()})
 
   def build(self, var_list: List[_Variable]) -> None:
     """Makes the inner optimizer's variables for the trainable variables `var_list`."""
     # As in Keras's class, what the inner optimizer sets is not tracked.
-    self._kind.module("utils.tracking").no_automatic_dependency_tracking(self._optimizer.build)(var_list)
+    self._kind.module("utils.tracking").no_automatic_dependency_tracking(
+      self._optimizer.build
+    )(var_list)
     self._trainable_variables = list(var_list)
     self.built = True
 
   def set_weights(self, weights: List[Any]) -> None:
-    """Sets all variables, in the order of `variables`; called by `load_model` for HDF5."""
+    """Sets all variables, in the order of `variables`; called by `load_model` for
+    HDF5.
+    """
     super(self._kind.native, self).set_weights(weights)
     self._optimizer.set_weights(weights[len(self._variables) :])
 
   @classmethod
   def _unpickle_model(cls, file: IO[bytes]) -> "Keras3Mixin":
-    with cls._kind.module("saving").custom_object_scope({cls.__name__: cls}):  # otherwise Keras finds its own class
+    # otherwise Keras finds its own class
+    with cls._kind.module("saving").custom_object_scope({cls.__name__: cls}):
       return super()._unpickle_model(file)
 
   def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-    """Returns `loss * loss_scale`, whose gradients are for `apply`; raises a ValueError if `loss` is not floating."""
+    """Returns `loss * loss_scale`, whose gradients are for `apply`; raises a ValueError
+    if `loss` is not floating.
+    """
     self._state_in(graphs.default_graph()).takes_scaled = True
     outer = self._state_in(graphs.init_scope_graph())
     outer.has_scaled, outer.has_unscaled = True, False
     return gradients.scale_loss(loss, self._current_scale())
 
   @autograph.do_not_convert
-  def minimize(self, loss: Callable[[], tf.Tensor], var_list: Any, grad_loss: Optional[tf.Tensor] = None) -> None:
-    """Computes gradients of the scaled loss, unscales and applies them; arguments as for Keras 2's `minimize`."""
+  def minimize(
+    self,
+    loss: Callable[[], tf.Tensor],
+    var_list: Any,
+    grad_loss: Optional[tf.Tensor] = None,
+  ) -> None:
+    """Computes gradients of the scaled loss, unscales and applies them; arguments as
+    for Keras 2's `minimize`.
+    """
     with tf.GradientTape() as tape:
       scaled = self.get_scaled_loss(loss())
     variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
@@ -99,8 +135,13 @@ class Keras3Mixin(keras2.AnyBase):
     self._apply_step(grads, variables, self._optimizer.apply_gradients)
 
   @autograph.do_not_convert
-  def apply(self, grads: Sequence[gradients.Gradient], trainable_variables: Optional[Sequence[Any]] = None) -> None:
-    """Unscales and applies the gradients on all replicas, or on none if any is not finite, and updates the loss scale.
+  def apply(
+    self,
+    grads: Sequence[gradients.Gradient],
+    trainable_variables: Optional[Sequence[Any]] = None,
+  ) -> None:
+    """Unscales and applies the gradients on all replicas, or on none if any is not
+    finite, and updates the loss scale.
 
     Raises errors as `apply_gradients` of Keras 2.
 
@@ -110,18 +151,27 @@ class Keras3Mixin(keras2.AnyBase):
     """
     variables = list(trainable_variables or self._trainable_variables)
     unscaled = self._unscale_for(variables, grads)
-    self._apply_step(unscaled, variables, lambda pairs: self._optimizer.apply(*map(list, zip(*pairs))))
+    self._apply_step(
+      unscaled, variables, lambda pairs: self._optimizer.apply(*map(list, zip(*pairs)))
+    )
 
   @autograph.do_not_convert
-  def apply_gradients(self, grads_and_vars: Iterable[gradients.GradAndVar]) -> _Variable:
-    """Applies gradients as `apply` does; does not unscale those of `get_unscaled_gradients` (docs/keras.md).
+  def apply_gradients(
+    self, grads_and_vars: Iterable[gradients.GradAndVar]
+  ) -> _Variable:
+    """Applies gradients as `apply` does; does not unscale those of
+    `get_unscaled_gradients` (docs/keras.md).
 
     Takes (gradient, variable) pairs, and returns `iterations`.
     """
     grads, variables = zip(*grads_and_vars)
     # Of this graph, or if it is a function's and has none, of the graphs around it.
-    states = [self._state_in(graph) for graph in graphs.enclosing_graphs()] or [self._state_in(None)]
-    takes_scaled = next((state.takes_scaled for state in states if state.takes_scaled is not None), True)
+    states = [self._state_in(graph) for graph in graphs.enclosing_graphs()] or [
+      self._state_in(None)
+    ]
+    takes_scaled = next(
+      (state.takes_scaled for state in states if state.takes_scaled is not None), True
+    )
     unscaled = self._unscale_for(variables, grads) if takes_scaled else grads
     self._apply_step(unscaled, variables, self._optimizer.apply_gradients)
     return self.iterations
@@ -129,30 +179,51 @@ class Keras3Mixin(keras2.AnyBase):
   def _unscale_for(
     self, variables: Sequence[_Variable], grads: Iterable[gradients.Gradient]
   ) -> List[gradients.Gradient]:
-    """Returns the unscaled gradients of variables; warns if they may be unscaled already."""
+    """Returns the unscaled gradients of variables; warns if they may be unscaled
+    already.
+    """
     if self._state_in(graphs.init_scope_graph()).has_unscaled:
-      log.warn_once(
+      graphs.warn_once(
         self,
-        "A LossScaleOptimizer cannot tell whether gradients are from get_unscaled_gradients(). It takes them for "
-        "scaled, and divides them by the loss scale, as Keras's own class does. For gradients that are unscaled, call "
-        "get_scaled_loss(), get_unscaled_gradients() and apply_gradients(), the last two in one function.",
+        "A LossScaleOptimizer cannot tell whether gradients are from "
+        "get_unscaled_gradients(). It takes them for scaled, and divides them by the "
+        "loss scale, as Keras's own class does. For gradients that are unscaled, call "
+        "get_scaled_loss(), get_unscaled_gradients() and apply_gradients(), the last "
+        "two in one function.",
       )
-    # The "gradient" of a variable with `overwrite_with_gradient` is its new value, which is not scaled.
-    is_value = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
-    unscaled = self._unscale([None if value else grad for grad, value in zip(grads, is_value)], self._current_scale())
-    return [grad if value else new for grad, new, value in zip(grads, unscaled, is_value)]
+    # The "gradient" of a variable with `overwrite_with_gradient` is its new value,
+    # which is not scaled.
+    is_value = [
+      getattr(variable, "overwrite_with_gradient", False) for variable in variables
+    ]
+    unscaled = self._unscale(
+      [None if value else grad for grad, value in zip(grads, is_value)],
+      self._current_scale(),
+    )
+    return [
+      grad if value else new for grad, new, value in zip(grads, unscaled, is_value)
+    ]
 
-  def _apply_step(self, grads: Iterable[gradients.Gradient], variables: Iterable[_Variable], apply: _Apply) -> None:
-    """Calls `apply` of the inner optimizer with (gradient, variable) pairs in all replicas, or skips the step."""
+  def _apply_step(
+    self,
+    grads: Iterable[gradients.Gradient],
+    variables: Iterable[_Variable],
+    apply: _Apply,
+  ) -> None:
+    """Calls `apply` of the inner optimizer with (gradient, variable) pairs in all
+    replicas, or skips the step.
+    """
     self._check_step()
     pairs = list(zip(grads, variables))
     self._create_variables(pairs)
 
-    def apply_in_replica(pairs: keras2.Pairs) -> None:  # the conditional must not return `iterations`
+    # the conditional must not return `iterations`
+    def apply_in_replica(pairs: keras2.Pairs) -> None:
       apply(pairs)
 
     self._apply(pairs, apply_in_replica)
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
-    if not self.built:  # Not in `tf.init_scope`, because new variables may copy the model's.
+    # Not in `tf.init_scope`, because new variables may copy the model's.
+    if not self.built:
       self.build([variable for _, variable in pairs])

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wrapper of Keras optimizers: both interfaces, the configurations, and the step."""
+"""The wrapper of Keras optimizers: both interfaces, the configurations, and the
+step.
+"""
 
 import dataclasses
 from typing import Any, Callable, Dict, Iterable, List, Optional, Type, Union
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import contexts
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import keras_features
-from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
@@ -18,6 +17,8 @@ from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.core import loss_scale
 from mp_compat.core.loss_scale import get_loss_scale
+from mp_compat.graph import contexts
+from mp_compat.graph import graphs
 from mp_compat.keras import keras2
 from mp_compat.keras import keras3
 from mp_compat.keras import optimizer_kinds
@@ -28,18 +29,27 @@ _SETTINGS = step.Settings()
 
 @dataclasses.dataclass
 class KerasState:
-  """What a LossScaleOptimizer keeps in a graph (a Session's or a function's), or in eager mode."""
+  """What a LossScaleOptimizer keeps in a graph (a Session's or a function's), or in
+  eager mode.
+  """
 
-  scale: Optional[tf.Tensor] = None  # that `get_scaled_loss` read, until `get_unscaled_gradients` uses it; in graphs
-  # Whether Keras 3's `apply_gradients` takes scaled gradients: True after `scale_loss`; else False after
-  # `get_unscaled_gradients`; else None.
+  scale: Optional[tf.Tensor] = (
+    # that `get_scaled_loss` read, until `get_unscaled_gradients` uses it; in graphs
+    None
+  )
+  # Whether Keras 3's `apply_gradients` takes scaled gradients: True after `scale_loss`;
+  # else False after `get_unscaled_gradients`; else None.
   takes_scaled: Optional[bool] = None
-  has_scaled: bool = False  # whether a loss was scaled in this graph, or in a function inside of it; for a warning
-  has_unscaled: bool = False  # the same of `get_unscaled_gradients`, with Keras 3 after the last `scale_loss`
+  # whether a loss was scaled in this graph, or in a function inside of it; for a
+  # warning
+  has_scaled: bool = False
+  # the same of `get_unscaled_gradients`, with Keras 3 after the last `scale_loss`
+  has_unscaled: bool = False
 
 
 class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
-  """Scales the loss for a Keras optimizer, unscales the gradients, and skips steps that are not finite.
+  """Scales the loss for a Keras optimizer, unscales the gradients, and skips steps that
+  are not finite.
 
       opt = LossScaleOptimizer(tf.keras.optimizers.Adam(), "dynamic")
       opt.minimize(lambda: loss(), variables)  # scales and unscales, as does Model.fit
@@ -49,12 +59,14 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       grads = opt.get_unscaled_gradients(tape.gradient(loss, variables))
       opt.apply_gradients(zip(grads, variables))  # on all replicas or none
 
-  The class has two interfaces: `(optimizer, loss_scale)` of TensorFlow 2.0 to 2.3, and `(inner_optimizer, dynamic,
-  initial_scale, dynamic_growth_steps)` of 2.4 to 2.15. docs/keras.md lists the kinds of inner optimizers, and what
-  differs between versions. Public attributes that this class lacks are read from the inner optimizer.
+  The class has two interfaces: `(optimizer, loss_scale)` of TensorFlow 2.0 to 2.3, and
+  `(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps)` of 2.4 to 2.15.
+  docs/keras.md lists the kinds of inner optimizers, and what differs between versions.
+  Public attributes that this class lacks are read from the inner optimizer.
 
-  Source: `tf.keras.mixed_precision.LossScaleOptimizer` and `tf.keras.mixed_precision.experimental.LossScaleOptimizer`;
-  Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740).
+  Source: `tf.keras.mixed_precision.LossScaleOptimizer` and
+  `tf.keras.mixed_precision.experimental.LossScaleOptimizer`; Micikevicius et al.,
+  "Mixed Precision Training", 2018 (arXiv:1710.03740).
   """
 
   _stands_for_native = True
@@ -64,7 +76,14 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   def __new__(cls, *args: Any, **kwargs: Any) -> "LossScaleOptimizer":
     if not hasattr(cls, "_kind"):
-      keyword = next((kwargs[name] for name in ("optimizer", "inner_optimizer", "opt") if name in kwargs), None)
+      keyword = next(
+        (
+          kwargs[name]
+          for name in ("optimizer", "inner_optimizer", "opt")
+          if name in kwargs
+        ),
+        None,
+      )
       cls = optimizer_kinds.concrete_class(cls, args[0] if args else keyword)
     return super().__new__(cls)
 
@@ -85,48 +104,77 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     """Wraps a Keras optimizer. A bool passed as `loss_scale` means `dynamic`.
 
     Args:
-      optimizer: the inner optimizer; `inner_optimizer` (later form) and `opt` (TensorFlow 1.15) are other names for it.
-      loss_scale: (earlier form) a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or
-        TensorFlow's.
-      initial_scale: (later form) the initial or, if not `dynamic`, the fixed scale, from 1 (an initial scale of Keras
-        3: `2**-126`) to `2**126`; by default `2**15` if `dynamic`, otherwise required.
-      dynamic_growth_steps: (later form, only if `dynamic`) the number of consecutive finite steps after which the scale
-        doubles; at least 1, by default 2000.
+      optimizer: the inner optimizer; `inner_optimizer` (later form) and `opt`
+        (TensorFlow 1.15) are other names for it.
+      loss_scale: (earlier form) a number from 1 to 2**126 for a fixed scale, "dynamic",
+        or a LossScale, ours or TensorFlow's.
+      initial_scale: (later form) the initial or, if not `dynamic`, the fixed scale,
+        from 1 (an initial scale of Keras 3: `2**-126`) to `2**126`; by default `2**15`
+        if `dynamic`, otherwise required.
+      dynamic_growth_steps: (later form, only if `dynamic`) the number of consecutive
+        finite steps after which the scale doubles; at least 1, by default 2000.
       dynamic: (later form) whether the scale changes; True by default.
-      count_skipped_steps: whether a skipped step increments `iterations`; by default as in Keras's own class: True for
-        Keras 2 from TensorFlow 2.3 on, else False. True has no effect on `gradient_accumulation_steps` of Keras 3.
+      count_skipped_steps: whether a skipped step increments `iterations`; by default as
+        in Keras's own class: True for Keras 2 from TensorFlow 2.3 on, else False. True
+        has no effect on `gradient_accumulation_steps` of Keras 3.
       name: a name, for Keras 3.
 
     Raises:
-      TypeError: If there is not exactly one Keras optimizer, it already scales the loss, `dynamic` is not a bool, or an
-        argument is unknown (with Keras 3, a ValueError).
-      ValueError: If the forms are mixed, an argument is out of its range, the current strategy is not supported, or the
-        optimizer is already wrapped (Keras 2 from TensorFlow 2.3 on).
-      RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution is disabled with Keras 3.
+      TypeError: If there is not exactly one Keras optimizer, it already scales the
+        loss, `dynamic` is not a bool, or an argument is unknown (with Keras 3, a
+        ValueError).
+      ValueError: If the forms are mixed, an argument is out of its range, the current
+        strategy is not supported, or the optimizer is already wrapped (Keras 2 from
+        TensorFlow 2.3 on).
+      RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution
+        is disabled with Keras 3.
     """
     if unsupported:
-      message = "Unsupported arguments: `{}`. Set them on the `inner_optimizer`.".format("`, `".join(unsupported))
-      raise (ValueError if self._kind.is_keras_3 else TypeError)(message)  # as Keras's own classes
-    inner, *others = [given for given in (optimizer, inner_optimizer, opt) if given is not None]
+      message = (
+        "Unsupported arguments: `{}`. Set them on the `inner_optimizer`.".format(
+          "`, `".join(unsupported)
+        )
+      )
+      # as Keras's own classes
+      raise (ValueError if self._kind.is_keras_3 else TypeError)(message)
+    inner, *others = [
+      given for given in (optimizer, inner_optimizer, opt) if given is not None
+    ]
     if others:
-      raise TypeError("Expected one inner optimizer, but several arguments were passed: {}.".format([inner] + others))
+      raise TypeError(
+        "Expected one inner optimizer, but several arguments were passed: {}.".format(
+          [inner] + others
+        )
+      )
     if isinstance(inner, LossScaleOptimizer):  # also Keras's own
-      raise TypeError("A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside it.".format(inner))
+      raise TypeError(
+        "A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside "
+        "it.".format(inner)
+      )
     distribute.check_supported(by_replica=True)
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
-    later = dict(dynamic=dynamic, initial_scale=initial_scale, dynamic_growth_steps=dynamic_growth_steps)
-    given: Dict[str, Any] = {name: value for name, value in later.items() if value is not None}
+    later = dict(
+      dynamic=dynamic,
+      initial_scale=initial_scale,
+      dynamic_growth_steps=dynamic_growth_steps,
+    )
+    given: Dict[str, Any] = {
+      name: value for name, value in later.items() if value is not None
+    }
     if loss_scale is None:
       self._loss_scale = _later_loss_scale(**given, **self._dynamic_arguments)
     elif not given:
       self._loss_scale = get_loss_scale(loss_scale)
     else:
       raise ValueError(
-        "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to (optimizer, loss_scale), and {} to "
-        "(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps).".format(loss_scale, ", ".join(sorted(given)))
+        "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to "
+        "(optimizer, loss_scale), and {} to (inner_optimizer, dynamic, initial_scale, "
+        "dynamic_growth_steps).".format(loss_scale, ", ".join(sorted(given)))
       )
-    self._count_skipped_steps = self._counts_by_default if count_skipped_steps is None else count_skipped_steps
+    self._count_skipped_steps = (
+      self._counts_by_default if count_skipped_steps is None else count_skipped_steps
+    )
     self._initialize(inner, name)
     self._track_variables()
 
@@ -137,7 +185,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   @property
   def loss_scale(self) -> Any:
-    """Returns what Keras's own class does: up to TensorFlow 2.3 the LossScale, then its value, a float32 scalar."""
+    """Returns what Keras's own class does: up to TensorFlow 2.3 the LossScale, then its
+    value, a float32 scalar.
+    """
     return self._current_scale() if keras_features.HAS_LATER_FORM else self._loss_scale
 
   lr = keras2.inner_attribute("learning_rate")
@@ -145,30 +195,40 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   @property
   def dynamic(self) -> bool:
     """Returns whether the loss scale can change."""
-    return not isinstance(self._loss_scale, (loss_scale.FixedLossScale, *native.FIXED_LOSS_SCALES))
+    return not isinstance(
+      self._loss_scale, (loss_scale.FixedLossScale, *native.FIXED_LOSS_SCALES)
+    )
 
   @property
   def dynamic_counter(self) -> Optional[tf.Variable]:
-    """Returns the int64 scalar count of finite steps since the scale changed or a step was skipped; None if fixed."""
+    """Returns the int64 scalar count of finite steps since the scale changed or a step
+    was skipped; None if fixed.
+    """
     return getattr(self._loss_scale, "_num_good_steps", None)
 
   @property
   def initial_scale(self) -> Optional[float]:
-    """Returns the initial or fixed scale; None if the LossScale's configuration does not contain it."""
+    """Returns the initial or fixed scale; None if the LossScale's configuration does
+    not contain it.
+    """
     config = self._loss_scale.get_config()
     return config.get("initial_loss_scale", config.get("loss_scale_value"))
 
   @property
   def dynamic_growth_steps(self) -> Optional[int]:
-    """Returns the number of consecutive finite steps after which the scale grows; None for a fixed scale."""
+    """Returns the number of consecutive finite steps after which the scale grows; None
+    for a fixed scale.
+    """
     return self._loss_scale.get_config().get("increment_period")
 
   @autograph.do_not_convert
   def get_scaled_loss(self, loss: Union[float, gradients.Loss]) -> gradients.Loss:
-    """Returns `loss * loss_scale`, whose gradients are for `get_unscaled_gradients`; a callable for a callable.
+    """Returns `loss * loss_scale`, whose gradients are for `get_unscaled_gradients`; a
+    callable for a callable.
 
     Args:
-      loss: a tensor of any shape and floating dtype, a Python float, or a callable that returns one.
+      loss: a tensor of any shape and floating dtype, a Python float, or a callable that
+        returns one.
 
     Raises:
       ValueError: If the loss is not floating.
@@ -182,26 +242,34 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return gradients.scale_loss(loss, scale)
 
   @autograph.do_not_convert
-  def get_unscaled_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
-    """Returns a list with `g * (1 / loss_scale)` for each gradient of a loss that `get_scaled_loss` scaled.
+  def get_unscaled_gradients(
+    self, grads: Iterable[gradients.Gradient]
+  ) -> List[gradients.Gradient]:
+    """Returns a list with `g * (1 / loss_scale)` for each gradient of a loss that
+    `get_scaled_loss` scaled.
 
-    In graphs and functions the finite check of `apply_gradients` also covers them as returned, before any clipping.
+    In graphs and functions the finite check of `apply_gradients` also covers them as
+    returned, before any clipping.
 
     Args:
-      grads: any iterable of gradients of any shapes and floating dtypes (the results have the same), dense,
-        `tf.IndexedSlices` or None.
+      grads: any iterable of gradients of any shapes and floating dtypes (the results
+        have the same), dense, `tf.IndexedSlices` or None.
 
     Raises:
       TypeError: If a gradient cannot be converted to a tensor, or is not numeric.
     """
     state = self._state_in(graphs.default_graph())
-    scale, state.scale = state.scale, None  # In a graph, the scale is read once for the loss and the gradients.
+    # In a graph, the scale is read once for the loss and the gradients.
+    scale, state.scale = (state.scale, None)
     state.takes_scaled = bool(state.takes_scaled)
     self._state_in(graphs.init_scope_graph()).has_unscaled = True
-    is_read = scale is not None and contexts.is_readable(scale)  # not in a branch that scaled the loss
+    # not in a branch that scaled the loss
+    is_read = scale is not None and contexts.is_readable(scale)
     return self._unscale(grads, scale if is_read else self._current_scale())
 
-  def _unscale(self, grads: Iterable[gradients.Gradient], scale: tf.Tensor) -> List[gradients.Gradient]:
+  def _unscale(
+    self, grads: Iterable[gradients.Gradient], scale: tf.Tensor
+  ) -> List[gradients.Gradient]:
     unscaled = gradients.unscale([gradients.convert(grad) for grad in grads], scale)
     lineage.record(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
     return unscaled
@@ -215,53 +283,79 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return scale
 
   def _track_variables(self) -> None:
-    """Registers the loss scale's variables with Keras 2, whose Session initializes them in graph mode."""
+    """Registers the loss scale's variables with Keras 2, whose Session initializes them
+    in graph mode.
+    """
     if graphs.init_scope_graph() is not None and not self._kind.is_keras_3:
       for variable in self._loss_scale._weights.values():
         self._kind.module("backend").track_variable(variable)
 
   def _check_step(self) -> None:
-    """Raises an error if no step can be applied in this context; warns if methods were never called."""
+    """Raises an error if no step can be applied in this context; warns if methods were
+    never called.
+    """
     distribute.check_replica_context(by_replica=True)
     state = self._state_in(graphs.init_scope_graph())
     missing = [] if state.has_scaled else ["get_scaled_loss()"]
-    missing += [] if state.has_unscaled or self._kind.is_keras_3 else ["get_unscaled_gradients()"]
+    missing += (
+      []
+      if state.has_unscaled or self._kind.is_keras_3
+      else ["get_unscaled_gradients()"]
+    )
     if missing:
-      log.warn_once(
+      graphs.warn_once(
         self,
-        "A step of a LossScaleOptimizer was applied without %s. The gradients are then scaled wrongly, or underflow in "
-        "float16. Call get_scaled_loss() before gradients are computed and get_unscaled_gradients() after it, or call "
-        "minimize(). With Keras 3, you can also call scale_loss() and pass the scaled gradients to apply().",
+        "A step of a LossScaleOptimizer was applied without %s. The gradients are then "
+        "scaled wrongly, or underflow in float16. Call get_scaled_loss() before "
+        "gradients are computed and get_unscaled_gradients() after it, or call "
+        "minimize(). With Keras 3, you can also call scale_loss() and pass the scaled "
+        "gradients to apply().",
         " and ".join(missing),
       )
 
   def _apply(
     self, pairs: keras2.Pairs, apply: Callable[[keras2.Pairs], Optional[tf.Operation]]
   ) -> Optional[tf.Operation]:
-    """Calls `apply` in all replicas if all gradients are finite, and updates the scale; called in each replica."""
+    """Calls `apply` in all replicas if all gradients are finite, and updates the scale;
+    called in each replica.
+    """
 
     def skip() -> Optional[tf.Operation]:
       if tf.executing_eagerly():
         self._create_variables(pairs)
-      # Keras 3 applies accumulated gradients every few iterations: a skipped micro-batch must not count as one.
-      if not self._count_skipped_steps or vars(self._optimizer).get("gradient_accumulation_steps"):
+      # Keras 3 applies accumulated gradients every few iterations: a skipped
+      # micro-batch must not count as one.
+      if not self._count_skipped_steps or vars(self._optimizer).get(
+        "gradient_accumulation_steps"
+      ):
         return tf.no_op()
       return distribute.group(self._optimizer.iterations.assign_add(1))
 
     def apply_in_all(part: step.Part) -> Optional[tf.Operation]:
-      grads, variables = zip(*part.grads_and_vars)  # Keras needs the distributed variables.
+      # Keras needs the distributed variables.
+      grads, variables = zip(*part.grads_and_vars)
       decision = step.decide(self._loss_scale, [part], _SETTINGS)
-      gated = () if tf.executing_eagerly() else grads  # Only ops in a graph are behind a gate.
-      data = gradients.tensors_of(local for grad in gated for local in distribute.local_results(grad))
+      # Only ops in a graph are behind a gate.
+      gated = () if tf.executing_eagerly() else grads
+      data = gradients.tensors_of(
+        local for grad in gated for local in distribute.local_results(grad)
+      )
       applied = conditional_apply.apply_in_each_replica(
-        decision.apply[0], lambda *grads: apply(list(zip(grads, variables))), grads, {}, part.scope, data, skip
+        decision.apply[0],
+        lambda *grads: apply(list(zip(grads, variables))),
+        grads,
+        {},
+        part.scope,
+        data,
+        skip,
       )
       return distribute.group(applied, decision.update_op)
 
     return distribute.merge_call(apply_in_all, step.prepare(pairs, _SETTINGS))
 
   def __getattr__(self, name: str) -> Any:
-    return optimizers.inner_attribute(self, name)  # for attributes that this class lacks
+    # for attributes that this class lacks
+    return optimizers.inner_attribute(self, name)
 
   def __setattr__(self, name: str, value: object) -> None:
     if optimizers.sets_inner_attribute(self, name):
@@ -270,19 +364,37 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       object.__setattr__(self, name, value)
 
   def get_config(self) -> Dict[str, Any]:
-    """Returns the keyword arguments that make an equal optimizer, in the form of this Keras's own class.
+    """Returns the keyword arguments that make an equal optimizer, in the form of this
+    Keras's own class.
 
-    Loss scales that the later form cannot express (a custom LossScale, a multiplier other than 2) have the earlier.
+    Loss scales that the later form cannot express (a custom LossScale, a multiplier
+    other than 2) have the earlier.
     """
     inner = self._kind.module("optimizers").serialize(self._optimizer)
-    steps, scale, kind = self.dynamic_growth_steps, self._loss_scale.get_config(), type(self._loss_scale).__name__
-    later = dict(initial_loss_scale=self.initial_scale, increment_period=steps, multiplier=2.0)
-    is_expressible = kind == "DynamicLossScale" and scale == dict(later, **self._dynamic_arguments)
-    config: Dict[str, Any] = {"optimizer": inner, "loss_scale": {"class_name": kind, "config": scale}}
+    steps, scale, kind = (
+      self.dynamic_growth_steps,
+      self._loss_scale.get_config(),
+      type(self._loss_scale).__name__,
+    )
+    later = dict(
+      initial_loss_scale=self.initial_scale, increment_period=steps, multiplier=2.0
+    )
+    is_expressible = kind == "DynamicLossScale" and scale == dict(
+      later, **self._dynamic_arguments
+    )
+    config: Dict[str, Any] = {
+      "optimizer": inner,
+      "loss_scale": {"class_name": kind, "config": scale},
+    }
     if keras_features.HAS_LATER_FORM and (is_expressible or kind == "FixedLossScale"):
-      config = {"inner_optimizer": inner, "initial_scale": self.initial_scale, "dynamic_growth_steps": steps}
+      config = {
+        "inner_optimizer": inner,
+        "initial_scale": self.initial_scale,
+        "dynamic_growth_steps": steps,
+      }
       if not self.dynamic or not self._kind.is_keras_3:
-        config["dynamic"] = self.dynamic  # Keras 3's own class is always dynamic and does not take it.
+        # Keras 3's own class is always dynamic and does not take it.
+        config["dynamic"] = self.dynamic
     if self._count_skipped_steps != self._counts_by_default:
       config["count_skipped_steps"] = self._count_skipped_steps
     if self._kind.is_keras_3:
@@ -290,28 +402,46 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     return config
 
   @classmethod
-  def from_config(cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None) -> "LossScaleOptimizer":
-    """Returns an optimizer from a configuration by `get_config` of this class or TensorFlow's, of any version.
+  def from_config(
+    cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
+  ) -> "LossScaleOptimizer":
+    """Returns an optimizer from a configuration by `get_config` of this class or
+    TensorFlow's, of any version.
 
     Args:
       config: a configuration of either form.
       custom_objects: further classes of optimizers and loss scales, by name.
 
     Raises:
-      ValueError: If the configuration names an unknown class. For its arguments, errors are those of the constructor.
+      ValueError: If the configuration names an unknown class. For its arguments, errors
+        are those of the constructor.
     """
-    arguments = {key: value for key, value in config.items() if (key, value) not in keras3.UNUSED_SETTINGS.items()}
-    serialized = arguments.pop("inner_optimizer" if "inner_optimizer" in config else "optimizer")
+    arguments = {
+      key: value
+      for key, value in config.items()
+      if (key, value) not in keras3.UNUSED_SETTINGS.items()
+    }
+    serialized = arguments.pop(
+      "inner_optimizer" if "inner_optimizer" in config else "optimizer"
+    )
     kind = getattr(cls, "_kind", None)
     inner = optimizer_kinds.deserialize(kind, serialized, custom_objects)
     if kind not in (None, optimizer_kinds.kind_of(type(inner))):
       cls = cls._public_class
     if isinstance(config.get("loss_scale"), dict):
-      arguments["loss_scale"] = _deserialize_scale(config["loss_scale"], custom_objects or {})
-    elif "loss_scale" not in config and not optimizers.takes_argument(cls.__init__, "initial_scale"):
-      later = ("dynamic", "initial_scale", "dynamic_growth_steps")  # which the class does not take
-      arguments["loss_scale"] = _later_loss_scale(**{name: arguments.pop(name) for name in later if name in arguments})
-    # By name, for Horovod's subclasses. The metaclass of Keras 2 from TensorFlow 2.11 on knows the later name only.
+      arguments["loss_scale"] = _deserialize_scale(
+        config["loss_scale"], custom_objects or {}
+      )
+    elif "loss_scale" not in config and not optimizers.takes_argument(
+      cls.__init__, "initial_scale"
+    ):
+      # which the class does not take
+      later = ("dynamic", "initial_scale", "dynamic_growth_steps")
+      arguments["loss_scale"] = _later_loss_scale(
+        **{name: arguments.pop(name) for name in later if name in arguments}
+      )
+    # By name, for Horovod's subclasses. The metaclass of Keras 2 from TensorFlow 2.11
+    # on knows the later name only.
     is_earlier = type(cls).__call__ is type.__call__ and "loss_scale" in arguments
     return cls(**{"optimizer" if is_earlier else "inner_optimizer": inner}, **arguments)
 
@@ -322,28 +452,48 @@ def _later_loss_scale(
   dynamic_growth_steps: Optional[int] = None,
   **dynamic_arguments: Any,
 ) -> loss_scale.LossScale:
-  """Returns the LossScale that the arguments of the later form specify; raises errors as `LossScaleOptimizer`.
+  """Returns the LossScale that the arguments of the later form specify; raises errors
+  as `LossScaleOptimizer`.
 
   `dynamic_arguments` are further ones of a DynamicLossScale.
   """
   if not isinstance(dynamic, bool):
-    raise TypeError('"dynamic" argument to LossScaleOptimizer.__init__ must be a bool, but got: {!r}'.format(dynamic))
+    raise TypeError(
+      '"dynamic" argument to LossScaleOptimizer.__init__ must be a bool, but got: {!r}'.format(
+        dynamic
+      )
+    )
   if not dynamic:
     if initial_scale is None:
       raise ValueError('"initial_scale" must be specified if "dynamic" is False')
     if dynamic_growth_steps is not None:
       raise ValueError(
-        '"dynamic_growth_steps" must be None if "dynamic" is False, but got: {}'.format(dynamic_growth_steps)
+        '"dynamic_growth_steps" must be None if "dynamic" is False, but got: {}'.format(
+          dynamic_growth_steps
+        )
       )
     return loss_scale.FixedLossScale(initial_scale)
-  dynamic_arguments.update(initial_loss_scale=initial_scale, increment_period=dynamic_growth_steps)
-  return loss_scale.DynamicLossScale(**{name: value for name, value in dynamic_arguments.items() if value is not None})
+  dynamic_arguments.update(
+    initial_loss_scale=initial_scale, increment_period=dynamic_growth_steps
+  )
+  return loss_scale.DynamicLossScale(
+    **{name: value for name, value in dynamic_arguments.items() if value is not None}
+  )
 
 
-def _deserialize_scale(config: Dict[str, Any], custom_objects: Dict[str, Any]) -> loss_scale.LossScale:
-  known: Dict[str, Any] = {"FixedLossScale": loss_scale.FixedLossScale, "DynamicLossScale": loss_scale.DynamicLossScale}
+def _deserialize_scale(
+  config: Dict[str, Any], custom_objects: Dict[str, Any]
+) -> loss_scale.LossScale:
+  known: Dict[str, Any] = {
+    "FixedLossScale": loss_scale.FixedLossScale,
+    "DynamicLossScale": loss_scale.DynamicLossScale,
+  }
   known.update(custom_objects)
   name = config["class_name"]
   if name not in known:
-    raise ValueError("Unknown loss scale: {}. Expected one of {} and `custom_objects`.".format(name, sorted(known)))
+    raise ValueError(
+      "Unknown loss scale: {}. Expected one of {} and `custom_objects`.".format(
+        name, sorted(known)
+      )
+    )
   return known[name].from_config(config["config"])

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the Keras that an optimizer belongs to, and makes the wrapper class for that Keras."""
+"""Finds the Keras that an optimizer belongs to, and makes the wrapper class for that
+Keras.
+"""
 
 import copyreg
 import functools
@@ -43,16 +45,21 @@ def kind_of(optimizer_class: type) -> Optional[OptimizerKind]:
       mixin, native = _MIXINS[base.__name__]
       for package in ("optimizers", "mixed_precision", "mixed_precision.experimental"):
         module = "{}.{}.loss_scale_optimizer".format(keras, package)
-        if _exists(module):  # Every Keras with these classes has one; a program's own base classes do not.
-          return OptimizerKind(mixin, keras, vars(importlib.import_module(module))[native])
+        # Every Keras with these classes has one; a program's own base classes do not.
+        if _exists(module):
+          return OptimizerKind(
+            mixin, keras, vars(importlib.import_module(module))[native]
+          )
   return None
 
 
 class AcceptsNative(type):
-  """The metaclass of classes that replace Keras's own LossScaleOptimizer in old programs.
+  """The metaclass of classes that replace Keras's own LossScaleOptimizer in old
+  programs.
 
-  `isinstance` is also True for Keras's own wrappers, in which `Model.compile` may wrap an optimizer, so that a program
-  can check whether its optimizer scales the loss. Subclasses follow the usual rule.
+  `isinstance` is also True for Keras's own wrappers, in which `Model.compile` may wrap
+  an optimizer, so that a program can check whether its optimizer scales the loss.
+  Subclasses follow the usual rule.
   """
 
   def __instancecheck__(cls, instance: object) -> bool:
@@ -70,7 +77,8 @@ def _exists(module: str) -> bool:
 
 
 def concrete_class(cls: type, optimizer: object) -> Any:
-  """Returns a subclass of `cls` that wraps optimizers like `optimizer` and that Keras accepts as its own wrapper.
+  """Returns a subclass of `cls` that wraps optimizers like `optimizer` and that Keras
+  accepts as its own wrapper.
 
   Raises:
     TypeError: If `optimizer` is not a Keras optimizer.
@@ -81,60 +89,94 @@ def concrete_class(cls: type, optimizer: object) -> Any:
       '"inner_optimizer" must be an instance of OptimizerV2 or of a later Keras optimizer, but got: {}. Pass an object '
       "such as tf.keras.optimizers.SGD(). From TensorFlow 2.16 on, Keras is not installed with it: `pip install keras` "
       "for Keras 3, or `pip install tf_keras` (and set TF_USE_LEGACY_KERAS=1) for Keras 2. Wrap a "
-      "tf.compat.v1.train.Optimizer in mp_compat.MixedPrecisionLossScaleOptimizer.".format(optimizer)
+      "tf.compat.v1.train.Optimizer in mp_compat.MixedPrecisionLossScaleOptimizer.".format(
+        optimizer
+      )
     )
   return _concrete_of(cls, kind)
 
 
 @functools.lru_cache(maxsize=None)
 def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
-  # `Model.compile` accepts only instances of the Keras to which the model belongs, and a process may have several: each
-  # has a class, made on first use, so that no Keras is imported for nothing.
+  # `Model.compile` accepts only instances of the Keras to which the model belongs, and
+  # a process may have several: each has a class, made on first use, so that no Keras is
+  # imported for nothing.
   metaclass = type("Metaclass", tuple({type(cls): None, type(kind.native): None}), {})
   copyreg.pickle(metaclass, _reduce_class)
-  # Saved models and configurations contain the name and module of a class: those of Keras's own class.
+  # Saved models and configurations contain the name and module of a class: those of
+  # Keras's own class.
   named: type = kind.native if "_stands_for_native" in vars(cls) else cls
   attributes: Dict[str, object] = dict(
-    __module__=named.__module__, __qualname__=named.__qualname__, __doc__=cls.__doc__, _kind=kind, _public_class=cls
+    __module__=named.__module__,
+    __qualname__=named.__qualname__,
+    __doc__=cls.__doc__,
+    _kind=kind,
+    _public_class=cls,
   )
-  return metaclass(_registered_name(named, kind), (cls, kind.mixin, kind.native), attributes)
+  return metaclass(
+    _registered_name(named, kind), (cls, kind.mixin, kind.native), attributes
+  )
 
 
 def _reduce_class(cls: Any) -> Any:
-  """For `pickle`, which would find Keras's own class under the name of a class that `_concrete_of` returned."""
+  """For `pickle`, which would find Keras's own class under the name of a class that
+  `_concrete_of` returned.
+  """
   if cls is not _concrete_of(cls._public_class, cls._kind):
     return cls.__qualname__  # a subclass
   return _concrete_of, (cls._public_class, cls._kind)
 
 
 def _registered_name(cls: type, kind: OptimizerKind) -> str:
-  """Returns the name under which Keras finds a class: "package>name" if it is registered, else its own name."""
+  """Returns the name under which Keras finds a class: "package>name" if it is
+  registered, else its own name.
+  """
   standalone = "keras" if kind.is_keras_3 else "tf_keras"
-  keras = importlib.import_module(standalone) if kind.keras.startswith(standalone + ".src") else tf.keras
-  return getattr(keras.utils, "get_registered_name", lambda cls: cls.__name__)(cls)  # TensorFlow 1.15 has no registry
+  keras = (
+    importlib.import_module(standalone)
+    if kind.keras.startswith(standalone + ".src")
+    else tf.keras
+  )
+  # TensorFlow 1.15 has no registry
+  return getattr(keras.utils, "get_registered_name", lambda cls: cls.__name__)(cls)
 
 
-def deserialize(kind: Optional[OptimizerKind], config: Any, custom_objects: Optional[Dict[str, Any]]) -> Any:
+def deserialize(
+  kind: Optional[OptimizerKind], config: Any, custom_objects: Optional[Dict[str, Any]]
+) -> Any:
   """Returns the optimizer that `config` describes, of the Keras of `kind`.
 
-  `kind` is None for that of `tf.keras`, or of tf_keras for a configuration that only Keras 2 can read.
+  `kind` is None for that of `tf.keras`, or of tf_keras for a configuration that only
+  Keras 2 can read.
   """
   if kind_of(type(config)) is not None:
     return config
   if kind is None:
     kind = kind_of(tf.keras.optimizers.SGD)
-    if kind is not None and kind.is_keras_3 and {"decay", "is_legacy_optimizer"} & set(config["config"]):
+    if (
+      kind is not None
+      and kind.is_keras_3
+      and {"decay", "is_legacy_optimizer"} & set(config["config"])
+    ):
       if not _exists("tf_keras"):
         raise ValueError(
-          "Expected a configuration of a Keras 3 optimizer, but this is one of Keras 2. `pip install tf_keras` to load "
-          "it. Got: {}".format(config)
+          "Expected a configuration of a Keras 3 optimizer, but this is one of Keras "
+          "2. `pip install tf_keras` to load it. Got: {}".format(config)
         )
       kind = kind_of(importlib.import_module("tf_keras").optimizers.SGD)
     assert kind is not None  # They are Keras optimizers.
-  if kind.is_keras_3 and "module" in config:  # `optimizers.deserialize` lacks some of its optimizers
-    return kind.module("saving").deserialize_keras_object(config, custom_objects=custom_objects)
+  # `optimizers.deserialize` lacks some of its optimizers
+  if kind.is_keras_3 and "module" in config:
+    return kind.module("saving").deserialize_keras_object(
+      config, custom_objects=custom_objects
+    )
   # Keras modifies the configuration.
-  made = kind.module("optimizers").deserialize(dict(config), custom_objects=custom_objects)
-  if isinstance(made, str):  # Keras 2.13 on knows some of its optimizers by name only, such as Lion
-    return vars(kind.module("optimizers." + made.lower()))[made].from_config(config["config"])
+  made = kind.module("optimizers").deserialize(
+    dict(config), custom_objects=custom_objects
+  )
+  # Keras 2.13 on knows some of its optimizers by name only, such as Lion
+  if isinstance(made, str):
+    return vars(kind.module("optimizers." + made.lower()))[made].from_config(
+      config["config"]
+    )
   return made

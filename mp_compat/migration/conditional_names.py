@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the names that TensorFlow's loss scaling gives to variables created in its `tf.cond`, for `install()`.
+"""Computes the names that TensorFlow's loss scaling gives to variables created in its
+`tf.cond`, for `install()`.
 
-TensorFlow's class lets Adam create its powers inside `tf.cond`, and custom optimizers their variables. Under control
-flow v1, names that depend on the name scope begin with that of the conditional, as in `cond_1/beta1_power`. `tf.cond`
-takes the next free name, so the number counts all conditionals built earlier in the same name scope, by the program or
-by the loss scaling. Under control flow v2 the name scope is dropped: `beta1_power`, also within `head/`.
+TensorFlow's class lets Adam create its powers inside `tf.cond`, and custom optimizers
+their variables. Under control flow v1, names that depend on the name scope begin with
+that of the conditional, as in `cond_1/beta1_power`. `tf.cond` takes the next free name,
+so the number counts all conditionals built earlier in the same name scope, by the
+program or by the loss scaling. Under control flow v2 the name scope is dropped:
+`beta1_power`, also within `head/`.
 
-The conditionals that the class builds in `apply_gradients`, and their order, determine the name:
+The conditionals that the class builds in `apply_gradients`, and their order, determine
+the name:
 
     loss scale                   conditionals of TensorFlow's class                the variables are created in the
     DynamicLossScale             one to update the scale, then one to apply        second
@@ -14,11 +18,13 @@ The conditionals that the class builds in `apply_gradients`, and their order, de
     tf.contrib, fixed            one to apply                                      first
     any other                    none                                              (TensorFlow's class ignores `update`)
 
-This package builds its conditionals in name scopes of their own. For each name scope of a graph, it counts those that
-TensorFlow's class would have built, and adds their number to the one that `tf.cond` would take. After `install()`,
-a Saver writes both names of a variable and reads either.
+This package builds its conditionals in name scopes of their own. For each name scope of
+a graph, it counts those that TensorFlow's class would have built, and adds their number
+to the one that `tf.cond` would take. After `install()`, a Saver writes both names of a
+variable and reads either.
 
-Source: `apply_gradients` and `update` of TensorFlow 1.15, 2.4 and 2.15, and of `tf.contrib.mixed_precision`.
+Source: `apply_gradients` and `update` of TensorFlow 1.15, 2.4 and 2.15, and of
+`tf.contrib.mixed_precision`.
 """
 
 import collections
@@ -27,7 +33,6 @@ import functools
 import itertools
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
 
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
@@ -36,31 +41,45 @@ from mp_compat.checkpoints import files
 from mp_compat.contrib import mixed_precision as contrib
 from mp_compat.core import conditional_apply
 from mp_compat.core import loss_scale
+from mp_compat.graph import graphs
 
 _ApplyGradients = Callable[..., Optional[tf.Operation]]
-# By name of a variable, what the name that was asked for has before the name scope in which it was made, and after it.
+# By name of a variable, what the name that was asked for has before the name scope in
+# which it was made, and after it.
 _Names = Dict[str, Tuple[str, str]]
-_Made = Tuple[tf.Variable, str]  # a variable, and the name that was asked for, with its name scope
+# a variable, and the name that was asked for, with its name scope
+_Made = Tuple[tf.Variable, str]
 _Result = TypeVar("_Result")
 
 
 def record_tensorflow_names(apply_gradients: _ApplyGradients) -> _ApplyGradients:
-  """Returns a wrapper of `apply_gradients` that records TensorFlow's names for the variables that it creates."""
+  """Returns a wrapper of `apply_gradients` that records TensorFlow's names for the
+  variables that it creates.
+  """
 
   @tf.autograph.experimental.do_not_convert
-  def apply_and_record(self: tf.train.Optimizer, *args: object, **kwargs: object) -> Optional[tf.Operation]:
+  def apply_and_record(
+    self: tf.train.Optimizer, *args: object, **kwargs: object
+  ) -> Optional[tf.Operation]:
     graph = graphs.init_scope_graph()
     if graph is None or graph is not tf.get_default_graph():
       return apply_gradients(self, *args, **kwargs)  # in eager mode or a function
     scope = graphs.name_scope()
-    offsets = graphs.record_in(graph, "more_conditionals", lambda: collections.defaultdict(int))
-    number, steps = _next_number(graph, "cond"), _next_number(graph, conditional_apply.SCOPE)
+    offsets = graphs.record_in(
+      graph, "more_conditionals", lambda: collections.defaultdict(int)
+    )
+    number, steps = (
+      _next_number(graph, "cond"),
+      _next_number(graph, conditional_apply.SCOPE),
+    )
     built_before, made = len(graph.get_operations()), _made_in_steps(graph)
     made.clear()
     result = apply_gradients(self, *args, **kwargs)
     created = _names_in_scope(made, scope, graph.get_operations()[built_before:])
     if _next_number(graph, conditional_apply.SCOPE) == steps:
-      return result  # With replicas, the conditional is in the scope of the first replica.
+      return (
+        result  # With replicas, the conditional is in the scope of the first replica.
+      )
     conditionals = _conditionals(self.loss_scale)
     if conditionals is None or offsets[scope] is None:
       offsets[scope] = None
@@ -78,21 +97,34 @@ def record_tensorflow_names(apply_gradients: _ApplyGradients) -> _ApplyGradients
   return apply_and_record
 
 
-def note_variables(apply_in_each_replica: Callable[..., _Result]) -> Callable[..., _Result]:
-  """Returns a wrapper of `conditional_apply.apply_in_each_replica` that notes what the inner optimizer creates."""
+def note_variables(
+  apply_in_each_replica: Callable[..., _Result],
+) -> Callable[..., _Result]:
+  """Returns a wrapper of `conditional_apply.apply_in_each_replica` that notes what the
+  inner optimizer creates.
+  """
 
   @functools.wraps(apply_in_each_replica)
   def apply_and_note(*args: Any, **kwargs: Any) -> _Result:
     graph = graphs.init_scope_graph()
 
-    def create_variable(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
-      asked = "/".join(filter(None, [graphs.name_scope(), options.get("name") or "Variable"])).rstrip("/")
+    def create_variable(
+      next_creator: Callable[..., tf.Variable], **options: Any
+    ) -> tf.Variable:
+      asked = "/".join(
+        filter(None, [graphs.name_scope(), options.get("name") or "Variable"])
+      ).rstrip("/")
       variable = next_creator(**options)
       _made_in_steps(graph).append((variable, asked))
       return variable
 
-    # With replicas, variables are created in the cross-replica context, which has creator scopes of its own.
-    with contextlib.nullcontext() if graph is None else tf.variable_creator_scope(create_variable):
+    # With replicas, variables are created in the cross-replica context, which has
+    # creator scopes of its own.
+    with (
+      contextlib.nullcontext()
+      if graph is None
+      else tf.variable_creator_scope(create_variable)
+    ):
       return apply_in_each_replica(*args, **kwargs)
 
   return apply_and_note
@@ -102,11 +134,13 @@ def _made_in_steps(graph: tf.Graph) -> List[_Made]:
   return graphs.record_in(graph, "made_in_steps", list)
 
 
-def _names_in_scope(made: Iterable[_Made], scope: str, built: Iterable[tf.Operation]) -> _Names:
+def _names_in_scope(
+  made: Iterable[_Made], scope: str, built: Iterable[tf.Operation]
+) -> _Names:
   """Returns the variables whose names depend on the name scope in which they were made.
 
-  They are variables that `tf.get_variable` did not make, and slots of tensors that were built in the scope, which are
-  named after the tensors.
+  They are variables that `tf.get_variable` did not make, and slots of tensors that were
+  built in the scope, which are named after the tensors.
   """
   tensors = {op.name for op in built if op.outputs}
   found = {}
@@ -129,7 +163,9 @@ def _after_scope(name: str, scope: str) -> str:
 
 
 def _conditionals(scale: loss_scale.LossScale) -> Optional[Tuple[int, int]]:
-  """Returns how many conditionals TensorFlow's class builds, and the index of the one that applies; None if unknown."""
+  """Returns how many conditionals TensorFlow's class builds, and the index of the one
+  that applies; None if unknown.
+  """
   if isinstance(scale, contrib.LossScaleManager):
     return {
       contrib.ExponentialUpdateLossScaleManager.update_loss_scale: (2, 0),
@@ -144,16 +180,19 @@ def _conditionals(scale: loss_scale.LossScale) -> Optional[Tuple[int, int]]:
 def _warn_unknown_names(scale: loss_scale.LossScale, names: _Names) -> None:
   if names:
     log.warn(
-      "The name of %s in TensorFlow's class is unknown, because %s, or a loss scale before it, overrides update() "
-      "and may build conditionals. Checkpoints have the inner optimizer's names. To restore them without mp_compat, "
-      "convert them: python -m mp_compat checkpoint convert --like.",
+      "The name of %s in TensorFlow's class is unknown, because %s, or a loss scale "
+      "before it, overrides update() and may build conditionals. Checkpoints have the "
+      "inner optimizer's names. To restore them without mp_compat, convert them: "
+      "python -m mp_compat checkpoint convert --like.",
       ", ".join(names),
       type(scale).__name__,
     )
 
 
 def _record(graph: tf.Graph, name: str, tensorflow_name: str) -> None:
-  """Records the name of a variable in TensorFlow's class; appends a number if another variable has that name."""
+  """Records the name of a variable in TensorFlow's class; appends a number if another
+  variable has that name.
+  """
   names = files.tensorflow_names(graph)
   taken, number, unique = set(names.values()), 0, tensorflow_name
   while unique in taken:
@@ -163,5 +202,9 @@ def _record(graph: tf.Graph, name: str, tensorflow_name: str) -> None:
 
 
 def _next_number(graph: tf.Graph, name: str) -> int:
-  """Returns the number of the next op `name` in the current name scope: 0 for "cond", 2 for "cond_2"."""
-  return int(graph.unique_name(name, mark_as_used=False).rpartition(name)[2].lstrip("_") or 0)
+  """Returns the number of the next op `name` in the current name scope: 0 for "cond", 2
+  for "cond_2".
+  """
+  return int(
+    graph.unique_name(name, mark_as_used=False).rpartition(name)[2].lstrip("_") or 0
+  )

@@ -14,32 +14,40 @@ from mp_compat.training import optimizer
 _Wrap = Callable[[Any, Any], Any]  # wraps an optimizer, with a loss scale
 
 _OURS = optimizer.MixedPrecisionLossScaleOptimizer
-# A base class of optimizers, the callable that wraps one, and the class that it returns. Searched from last to first.
+# A base class of optimizers, the callable that wraps one, and the class that it
+# returns. Searched from last to first.
 _wrappers: List[Tuple[type, _Wrap, type]] = [(tf.train.Optimizer, _OURS, _OURS)]
 
 
-def enable_mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dynamic") -> Any:
-  """Enables float16 in new Sessions and functions, and wraps an optimizer with loss scaling.
+def enable_mixed_precision_graph_rewrite(
+  opt: Any = None, loss_scale: Any = "dynamic"
+) -> Any:
+  """Enables float16 in new Sessions and functions, and wraps an optimizer with loss
+  scaling.
 
       opt = tf.train.AdamOptimizer()
       opt = mp_compat.enable_mixed_precision_graph_rewrite(opt)
       train_op = opt.minimize(loss)
       with tf.Session() as sess: ...  # made after the call; existing ones do not change
 
-  The rewrite does not change the graph that is built. TensorFlow's `auto_mixed_precision` rewrites it at run time, to
-  float16 where that is numerically safe, on GPUs with fast float16 arithmetic.
+  The rewrite does not change the graph that is built. TensorFlow's
+  `auto_mixed_precision` rewrites it at run time, to float16 where that is numerically
+  safe, on GPUs with fast float16 arithmetic.
 
   Args:
-    opt: the optimizer to wrap: a `tf.compat.v1.train.Optimizer`, a Keras optimizer, or an instance of a class that was
-      passed to `register_loss_scale_wrapper`; None for programs that do not train.
-    loss_scale: a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
+    opt: the optimizer to wrap: a `tf.compat.v1.train.Optimizer`, a Keras optimizer, or
+      an instance of a class that was passed to `register_loss_scale_wrapper`; None for
+      programs that do not train.
+    loss_scale: a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale,
+      ours or TensorFlow's.
 
   Returns:
     The wrapped optimizer; None if `opt` is None.
 
   Raises:
-    ValueError: If `opt` is none of these or already scales the loss, if `loss_scale` is not a loss scale, or if a
-      mixed precision policy of Keras is set, which is an alternative to the rewrite.
+    ValueError: If `opt` is none of these or already scales the loss, if `loss_scale` is
+      not a loss scale, or if a mixed precision policy of Keras is set, which is an
+      alternative to the rewrite.
 
   Source: `tf.compat.v1.train.experimental.enable_mixed_precision_graph_rewrite`.
   """
@@ -55,7 +63,8 @@ def enable_mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dyn
 
 
 def disable_mixed_precision_graph_rewrite() -> None:
-  """Disables the rewrite for new Sessions and functions. Wrapped optimizers still scale the loss.
+  """Disables the rewrite for new Sessions and functions. Wrapped optimizers still scale
+  the loss.
 
   Source: `tf.compat.v1.train.experimental.disable_mixed_precision_graph_rewrite`.
   """
@@ -63,11 +72,14 @@ def disable_mixed_precision_graph_rewrite() -> None:
 
 
 @contextlib.contextmanager
-def mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dynamic") -> Iterator[Any]:
-  """Enables the graph rewrite inside a with-block, and wraps an optimizer with loss scaling.
+def mixed_precision_graph_rewrite(
+  opt: Any = None, loss_scale: Any = "dynamic"
+) -> Iterator[Any]:
+  """Enables the graph rewrite inside a with-block, and wraps an optimizer with loss
+  scaling.
 
-  Sessions and functions that are made in the block are still rewritten after it. If the rewrite was enabled before the
-  block, it stays enabled.
+  Sessions and functions that are made in the block are still rewritten after it. If the
+  rewrite was enabled before the block, it stays enabled.
 
   Args:
     opt: the optimizer to wrap, or None; see `enable_mixed_precision_graph_rewrite`.
@@ -87,15 +99,19 @@ def mixed_precision_graph_rewrite(opt: Any = None, loss_scale: Any = "dynamic") 
       disable_mixed_precision_graph_rewrite()
 
 
-def register_loss_scale_wrapper(optimizer_cls: type, wrapper_fn: _Wrap, wrapper_cls: Optional[type] = None) -> None:
-  """Registers the wrapper that `enable_mixed_precision_graph_rewrite` uses for a class of custom optimizers.
+def register_loss_scale_wrapper(
+  optimizer_cls: type, wrapper_fn: _Wrap, wrapper_cls: Optional[type] = None
+) -> None:
+  """Registers the wrapper that `enable_mixed_precision_graph_rewrite` uses for a class
+  of custom optimizers.
 
   Later registrations take precedence.
 
   Args:
     optimizer_cls: the base class of the optimizers.
     wrapper_fn: a callable from an optimizer and a loss scale to the wrapped optimizer.
-    wrapper_cls: the class of the wrapped optimizer; by default `wrapper_fn`, which must then be that class.
+    wrapper_cls: the class of the wrapped optimizer; by default `wrapper_fn`, which must
+      then be that class.
 
   Raises:
     TypeError: If `wrapper_cls`, or `wrapper_fn` without it, is not a class.
@@ -105,15 +121,21 @@ def register_loss_scale_wrapper(optimizer_cls: type, wrapper_fn: _Wrap, wrapper_
   wrapped = wrapper_cls or wrapper_fn
   if not isinstance(wrapped, type):
     raise TypeError(
-      "wrapper_cls must be the class of the objects that wrapper_fn returns, and may be omitted only if "
-      "wrapper_fn is that class. Expected a class, but got {!r}.".format(wrapped)
+      "wrapper_cls must be the class of the objects that wrapper_fn returns, and may "
+      "be omitted only if wrapper_fn is that class. Expected a class, but got "
+      "{!r}.".format(wrapped)
     )
   _wrappers.append((optimizer_cls, wrapper_fn, wrapped))
 
 
 def _wrapper_for(opt: object) -> _Wrap:
-  scaling = [wrapped for _, _, wrapped in _wrappers] + [keras_optimizer.LossScaleOptimizer]
-  if isinstance(opt, (*scaling, *native.LOSS_SCALE_OPTIMIZERS)) or type(opt).__name__ == "LossScaleOptimizer":
+  scaling = [wrapped for _, _, wrapped in _wrappers] + [
+    keras_optimizer.LossScaleOptimizer
+  ]
+  if (
+    isinstance(opt, (*scaling, *native.LOSS_SCALE_OPTIMIZERS))
+    or type(opt).__name__ == "LossScaleOptimizer"
+  ):
     raise ValueError(
       '"opt" must not already be an instance of a {0}. `enable_mixed_precision_graph_rewrite` will '
       "automatically wrap the optimizer with a {0}.".format(type(opt).__name__)

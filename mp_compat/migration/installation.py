@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes TensorFlow's old names for loss scaling refer to this package, until `uninstall` is called."""
+"""Makes TensorFlow's old names for loss scaling refer to this package, until
+`uninstall` is called.
+"""
 
 import functools
 import importlib
@@ -30,14 +32,16 @@ class Installation:
   """Records what `install` changed, and undoes it. Also a context manager.
 
   Attributes:
-    patched: The full names that refer to this package now, in order; empty after `uninstall`.
+    patched: The full names that refer to this package now, in order; empty after
+      `uninstall`.
     skipped: Modules that could not be imported and were not changed, as "name: reason".
   """
 
   def __init__(self) -> None:
     self.patched: List[str] = []
     self.skipped: List[str] = []
-    self._undo: List[Tuple[object, str, object]] = []  # an owner, a name in it, and its value before
+    # an owner, a name in it, and its value before
+    self._undo: List[Tuple[object, str, object]] = []
 
   def uninstall(self) -> None:
     """Undoes all changes. A second call does nothing."""
@@ -78,7 +82,9 @@ class Installation:
     self._install_checkpoints()
 
   def _install_checkpoints(self) -> None:
-    """Makes TensorFlow read checkpoints of every naming scheme, and Saver also write TensorFlow's names."""
+    """Makes TensorFlow read checkpoints of every naming scheme, and Saver also write
+    TensorFlow's names.
+    """
     saver_build = tf.train.Saver.build
 
     @functools.wraps(saver_build)
@@ -90,31 +96,53 @@ class Installation:
     self._set(tf.train.Saver, "restore", saver.restore)
     self._set(tf.train.Saver, "build", build)
     self._replace(tf.train.NewCheckpointReader, files.open_with_own_names)
-    self._replace(tf.train.init_from_checkpoint, _with_names_in_checkpoint(tf.train.init_from_checkpoint))
+    self._replace(
+      tf.train.init_from_checkpoint,
+      _with_names_in_checkpoint(tf.train.init_from_checkpoint),
+    )
     self.patched += [
       "tensorflow.compat.v1.train." + name
-      for name in ("Saver.restore", "Saver.build", "NewCheckpointReader", "init_from_checkpoint")
+      for name in (
+        "Saver.restore",
+        "Saver.build",
+        "NewCheckpointReader",
+        "init_from_checkpoint",
+      )
     ]
     if hasattr(tensorflow.contrib, "framework"):  # TensorFlow 1.15
       init = tensorflow.contrib.framework.init_from_checkpoint
       self._replace(init, _with_names_in_checkpoint(init))
       self.patched.append("tensorflow.contrib.framework.init_from_checkpoint")
     apply = conditional_apply.apply_in_each_replica
-    self._set(conditional_apply, "apply_in_each_replica", conditional_names.note_variables(apply))
+    self._set(
+      conditional_apply,
+      "apply_in_each_replica",
+      conditional_names.note_variables(apply),
+    )
     optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
     self._set(
       optimizer,
       "apply_gradients",
-      functools.wraps(optimizer.apply_gradients)(conditional_names.record_tensorflow_names(optimizer.apply_gradients)),
+      functools.wraps(optimizer.apply_gradients)(
+        conditional_names.record_tensorflow_names(optimizer.apply_gradients)
+      ),
     )
 
-  def _replace(self, function: Callable[..., object], replacement: Callable[..., object]) -> None:
-    """Replaces a function of `tf.train` or `tf.contrib` in all of TensorFlow's modules that have it."""
+  def _replace(
+    self, function: Callable[..., object], replacement: Callable[..., object]
+  ) -> None:
+    """Replaces a function of `tf.train` or `tf.contrib` in all of TensorFlow's modules
+    that have it.
+    """
     name = function.__name__
     interface = self._modules("compat.v1.train") + self._modules("train")
     owners = [module for module in interface if getattr(module, name, None) is function]
     for key, module in list(sys.modules.items()):
-      if key.startswith("tensorflow") and isinstance(module, types.ModuleType) and vars(module).get(name) is function:
+      if (
+        key.startswith("tensorflow")
+        and isinstance(module, types.ModuleType)
+        and vars(module).get(name) is function
+      ):
         owners.append(module)
     for module in owners:
       self._set(module, name, replacement)
@@ -122,7 +150,8 @@ class Installation:
   def _modules(self, path: str) -> List[types.ModuleType]:
     """Returns all copies of the module `tensorflow.path`; creates missing modules.
 
-    TensorFlow keeps its interface in `tensorflow._api`; importing `tensorflow.compat.v1` by name creates a second copy.
+    TensorFlow keeps its interface in `tensorflow._api`; importing
+    `tensorflow.compat.v1` by name creates a second copy.
     """
     module, full = tensorflow, "tensorflow"
     for part in path.split("."):
@@ -138,7 +167,8 @@ class Installation:
     first, _, rest = path.partition(".")
     real = sys.modules["tensorflow." + first].__name__
     if rest and real.startswith("tensorflow_core.") and module.__doc__ != _MADE:
-      importlib.import_module("{}.{}".format(real, rest))  # TensorFlow 2.1: importing a submodule creates a copy.
+      # TensorFlow 2.1: importing a submodule creates a copy.
+      importlib.import_module("{}.{}".format(real, rest))
     return _copies(module, full)
 
   def _set(self, owner: object, name: str, value: object) -> None:
@@ -147,14 +177,26 @@ class Installation:
 
 
 def _copies(module: types.ModuleType, full: str) -> List[types.ModuleType]:
-  """Returns a module of TensorFlow's interface, whose name is `full`, and all copies of it that were imported."""
-  name = re.compile(r"tensorflow(_core)?(\._api\.v\d)?" + re.escape(full[len("tensorflow") :]))
-  copies = [copy for key, copy in list(sys.modules.items()) if name.fullmatch(key) and copy is not None]
+  """Returns a module of TensorFlow's interface, whose name is `full`, and all copies of
+  it that were imported.
+  """
+  name = re.compile(
+    r"tensorflow(_core)?(\._api\.v\d)?" + re.escape(full[len("tensorflow") :])
+  )
+  copies = [
+    copy
+    for key, copy in list(sys.modules.items())
+    if name.fullmatch(key) and copy is not None
+  ]
   return list({id(copy): copy for copy in [module] + copies}.values())
 
 
-def _with_names_in_checkpoint(init_from_checkpoint: Callable[..., None]) -> Callable[..., None]:
-  """Returns an `init_from_checkpoint` that takes an assignment map with the names of any naming scheme."""
+def _with_names_in_checkpoint(
+  init_from_checkpoint: Callable[..., None],
+) -> Callable[..., None]:
+  """Returns an `init_from_checkpoint` that takes an assignment map with the names of
+  any naming scheme.
+  """
 
   @functools.wraps(init_from_checkpoint)
   def init(*args: object, **kwargs: object) -> None:
@@ -174,14 +216,17 @@ def install() -> Installation:
       with mp_compat.install() as installed:    or within a block
         print(installed.patched)
 
-  Replaces the names for loss scaling in `tf.train.experimental`, `tf.mixed_precision.experimental` and
-  `tf.keras.mixed_precision.experimental`, in the same modules of `tf.compat.v1` and `tf.compat.v2`, and in
-  `tf.compat.v1.mixed_precision` and `tf.contrib.mixed_precision`. Creates modules that TensorFlow no longer has.
-  `tf.compat.v1.train.Saver`, `init_from_checkpoint` and the checkpoint readers then know the names of TensorFlow's
-  classes and of this package. Names that the program imported before do not change, so call this first.
+  Replaces the names for loss scaling in `tf.train.experimental`,
+  `tf.mixed_precision.experimental` and `tf.keras.mixed_precision.experimental`, in the
+  same modules of `tf.compat.v1` and `tf.compat.v2`, and in
+  `tf.compat.v1.mixed_precision` and `tf.contrib.mixed_precision`. Creates modules that
+  TensorFlow no longer has. `tf.compat.v1.train.Saver`, `init_from_checkpoint` and the
+  checkpoint readers then know the names of TensorFlow's classes and of this package.
+  Names that the program imported before do not change, so call this first.
 
   Returns:
-    An `Installation`, with `uninstall()`. If the names are installed already, it is empty and changes nothing.
+    An `Installation`, with `uninstall()`. If the names are installed already, it is
+    empty and changes nothing.
   """
   global _active
   installation = Installation()

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps TensorFlow's names for loss scaling, from 1.14 to 2.21, to the names of this package.
+"""Maps TensorFlow's names for loss scaling, from 1.14 to 2.21, to the names of this
+package.
 
-All names are full names, as strings: nothing is imported. `OLD_NAMES` combines the other tables.
+All names are full names, as strings: nothing is imported. `OLD_NAMES` combines the
+other tables.
 
-Source: `tensorflow/tools/api/golden` of the releases; the modules that programs import by their private paths.
+Source: `tensorflow/tools/api/golden` of the releases; the modules that programs import
+by their private paths.
 """
 
 from typing import Dict, Tuple
@@ -19,14 +22,22 @@ def _names_in(module: str, *names: str) -> Dict[str, str]:
 
 _LOSS_SCALES = _names_in(_FLAT, "LossScale", "FixedLossScale", "DynamicLossScale")
 _OPTIMIZER = _names_in(_FLAT, "MixedPrecisionLossScaleOptimizer")
-_REWRITE = _names_in(_FLAT, "enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite")
+_REWRITE = _names_in(
+  _FLAT, "enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite"
+)
 _TRAINING = dict(dict(_LOSS_SCALES, **_OPTIMIZER), **_REWRITE)
-_MANAGERS = _names_in(_CONTRIB, "LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager")
+_MANAGERS = _names_in(
+  _CONTRIB,
+  "LossScaleManager",
+  "FixedLossScaleManager",
+  "ExponentialUpdateLossScaleManager",
+)
 _WRAPPER = _names_in(_CONTRIB, "LossScaleOptimizer")
 _KERAS_WRAPPER = _names_in(_KERAS, "LossScaleOptimizer")
 _REGISTER = _names_in(_FLAT, "register_loss_scale_wrapper")
 
-# The public interface. Module below `tensorflow`: its names, and their names in this package.
+# The public interface. Module below `tensorflow`: its names, and their names in this
+# package.
 PUBLIC: Tuple[Tuple[str, Dict[str, str]], ...] = (
   ("train.experimental", _TRAINING),
   ("compat.v1.train.experimental", _TRAINING),
@@ -43,11 +54,17 @@ PUBLIC: Tuple[Tuple[str, Dict[str, str]], ...] = (
 
 # The private modules that define the interface. Programs import these, too.
 PRIVATE: Tuple[Tuple[str, Dict[str, str]], ...] = (
-  ("python.training.experimental.loss_scale", dict(_LOSS_SCALES, get=_FLAT + ".get_loss_scale")),
+  (
+    "python.training.experimental.loss_scale",
+    dict(_LOSS_SCALES, get=_FLAT + ".get_loss_scale"),
+  ),
   ("python.training.experimental.loss_scale_optimizer", _OPTIMIZER),
   (
     "python.training.experimental.mixed_precision",
-    dict(dict(_REWRITE, **_REGISTER), **{name + "_v1": new for name, new in _REWRITE.items()}),
+    dict(
+      dict(_REWRITE, **_REGISTER),
+      **{name + "_v1": new for name, new in _REWRITE.items()},
+    ),
   ),
   ("python.keras.mixed_precision.experimental.loss_scale_optimizer", _KERAS_WRAPPER),
   ("contrib.mixed_precision.python.loss_scale_manager", _MANAGERS),

@@ -1,52 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the range of every gradient of a step: histograms of binary exponents beside the range of float16."""
+"""Measures the range of every gradient of a step: histograms of binary exponents beside
+the range of float16.
+"""
 
 import collections
-from typing import Dict, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+  Dict,
+  Hashable,
+  Iterable,
+  List,
+  NamedTuple,
+  Optional,
+  Sequence,
+  Tuple,
+  Union,
+)
 
 import numpy as np
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import contexts
-from mp_compat._tensorflow import dead_tensors
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
-from mp_compat.core import dataflow
 from mp_compat.core import finite_check
 from mp_compat.core import lineage
+from mp_compat.graph import contexts
+from mp_compat.graph import dead_tensors
+from mp_compat.graph import graphs
+from mp_compat.monitoring import dataflow
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
-_BINS = 512  # 0 to 255 for the exponents, 256 for zeros; a power of 2, because a bitwise or adds
-_PRECISION = {"float16": 10, "bfloat16": 7}  # bits of the fraction; those of float32 for all other dtypes
-# In models with batch normalization and attention, sums that are mathematically zero were up to 0.8 units of the last
-# place of the sum of magnitudes, all others more than 50.
+# 0 to 255 for the exponents, 256 for zeros; a power of 2, because a bitwise or adds
+_BINS = 512
+# bits of the fraction; those of float32 for all other dtypes
+_PRECISION = {
+  "float16": 10,
+  "bfloat16": 7,
+}
+# In models with batch normalization and attention, sums that are mathematically zero
+# were up to 0.8 units of the last place of the sum of magnitudes, all others more than
+# 50.
 _MOST_UNITS_OF_NOISE = 8
 
 Dtypes = Union[str, tf.DType, Iterable[Union[str, tf.DType]]]
 
 
 class GradientRange(NamedTuple):
-  """Describes the magnitudes of one gradient of the scaled loss: tensors, or their values fetched by a Session.
+  """Describes the magnitudes of one gradient of the scaled loss: tensors, or their
+  values fetched by a Session.
 
-  Shares are float64 scalars in [0, 1], relative to all values of the gradient; 0 for an empty gradient. float64
-  gradients are cast to float32 first. The real and the imaginary part of a complex value count as two values.
+  Shares are float64 scalars in [0, 1], relative to all values of the gradient; 0 for an
+  empty gradient. float64 gradients are cast to float32 first. The real and the
+  imaginary part of a complex value count as two values.
 
   Attributes:
-    exponents: int32 of shape [256]. Index e counts magnitudes in `[2**(e-127), 2**(e-126))`, index 0 smaller ones,
-      index 255 inf and NaN.
+    exponents: int32 of shape [256]. Index e counts magnitudes in `[2**(e-127),
+      2**(e-126))`, index 0 smaller ones, index 255 inf and NaN.
     zeros: the share of zeros.
-    subnormal: the share of nonzero magnitudes below `2**-14`, float16's smallest normal number.
-    vanishing: the share of nonzero magnitudes below `2**-24`, float16's smallest number.
+    subnormal: the share of nonzero magnitudes below `2**-14`, float16's smallest normal
+      number.
+    vanishing: the share of nonzero magnitudes below `2**-24`, float16's smallest
+      number.
     largest: the largest finite magnitude, float32; may be 0 if it is below `2**-126`.
     nonfinite: the number of infinite values and NaNs, int32.
-    headroom: the largest n with `largest * 2**n <= 65504`, int32; 142 if all are zero, -1 if any is not finite.
-    scale: the loss scale of the values, float32; 1 for a gradient that was measured as it was passed.
-    noise: whether the values are sums that are as small as rounding errors of their terms, bool: gradients that are
-      mathematically zero, such as that of a bias before batch normalization.
+    headroom: the largest n with `largest * 2**n <= 65504`, int32; 142 if all are zero,
+      -1 if any is not finite.
+    scale: the loss scale of the values, float32; 1 for a gradient that was measured as
+      it was passed.
+    noise: whether the values are sums that are as small as rounding errors of their
+      terms, bool: gradients that are mathematically zero, such as that of a bias before
+      batch normalization.
   """
 
   exponents: Union[tf.Tensor, np.ndarray]
@@ -65,16 +90,21 @@ class Measured(NamedTuple):
 
   name: str
   tensor: tf.Tensor
-  scale: Optional[tf.Tensor]  # a float32 scalar; None if the tensor is measured as it was passed
+  # a float32 scalar; None if the tensor is measured as it was passed
+  scale: Optional[tf.Tensor]
   dtype: str = ""  # the narrowest floating dtype that its values have had
   is_selected: bool = True  # whether the advice is for the tensor
 
 
 class Report(NamedTuple):
-  """The tensors that are measured in a step, by name, and their ranges in the same order."""
+  """The tensors that are measured in a step, by name, and their ranges in the same
+  order.
+  """
 
   measured: "collections.OrderedDict[str, Measured]"
-  ranges: GradientRange  # each field stacked: int32 [N, 256] for `exponents`, [N] for the others; empty for no tensors
+  # each field stacked: int32 [N, 256] for `exponents`, [N] for the others; empty for no
+  # tensors
+  ranges: GradientRange
   is_complete: bool  # False if a part of the backward pass is not measured
 
 
@@ -82,7 +112,8 @@ class Report(NamedTuple):
 def gradient_ranges(
   optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Dtypes = tf.float16
 ) -> "collections.OrderedDict[str, GradientRange]":
-  """Returns the ranges of the gradients of the last `apply_gradients`, and of the backward pass that computes them.
+  """Returns the ranges of the gradients of the last `apply_gradients`, and of the
+  backward pass that computes them.
 
   Fetch it with the train op to get the same step.
 
@@ -90,94 +121,166 @@ def gradient_ranges(
       _, values = sess.run([train_op, ranges])
       print([name for name, gradient in values.items() if gradient.vanishing > 0.01])
 
-  All values are those of the scaled loss, before they are divided by the loss scale. A report that is not fetched takes
-  no time in a step. docs/gradient_ranges.md says which tensors are measured.
+  All values are those of the scaled loss, before they are divided by the loss scale. A
+  report that is not fetched takes no time in a step. docs/gradient_ranges.md says which
+  tensors are measured.
 
   Args:
-    optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current graph.
-    dtypes: the floating dtype, or dtypes, of the tensors of the backward pass to measure. If it has none of them, those
-      in bfloat16 are measured, or else those in float32, which show whether the model could be trained in float16.
+    optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current
+      graph.
+    dtypes: the floating dtype, or dtypes, of the tensors of the backward pass to
+      measure. If it has none of them, those in bfloat16 are measured, or else those in
+      float32, which show whether the model could be trained in float16.
 
   Returns:
-    An ordered dictionary from names to `GradientRange`s, in the order of the backward pass, from the loss to the
-    inputs. The gradients of variables have the names of the variables. A tensor of the backward pass has the name of
-    its op, such as `gradients/dense/MatMul_grad/MatMul`; of dtypes other than float16, those between the loss and the
-    last layer with a variable are left out. If a tensor is in a branch of `tf.cond`, the values are zeros whenever that
-    branch is not executed. A gradient that was not computed from the scaled loss in this graph, or that was computed
+    An ordered dictionary from names to `GradientRange`s, in the order of the backward
+    pass, from the loss to the inputs. The gradients of variables have the names of the
+    variables. A tensor of the backward pass has the name of its op, such as
+    `gradients/dense/MatMul_grad/MatMul`; of dtypes other than float16, those between
+    the loss and the last layer with a variable are left out. If a tensor is in a branch
+    of `tf.cond`, the values are zeros whenever that branch is not executed. A gradient
+    that was not computed from the scaled loss in this graph, or that was computed
     inside of a loop, is measured as it was passed, with a scale of 1.
 
   Raises:
-    RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
-    ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`, or a dtype is not floating.
+    RuntimeError: If the current graph has no train op of this optimizer, or has it
+      inside a loop or a function.
+    ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`, or a dtype
+      is not floating.
 
-  Source: the histograms follow Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740), figure 3.
+  Source: the histograms follow Micikevicius et al., "Mixed Precision Training", 2018
+  (arXiv:1710.03740), figure 3.
   """
   found = report(optimizer, dtypes)
   columns = [tf.unstack(values) for values in found.ranges] if found.measured else []
-  return collections.OrderedDict(zip(found.measured, [GradientRange(*row) for row in zip(*columns)]))
+  return collections.OrderedDict(
+    zip(found.measured, [GradientRange(*row) for row in zip(*columns)])
+  )
 
 
 def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Dtypes) -> Report:
   """Builds the measurement that `gradient_ranges` describes."""
   wanted = _floating(dtypes)
   record = reports.readable_step(optimizer)
-  passed, computed = _gradients(record, optimizer._mp_compat_settings.check_computed_gradients)
+  passed, computed = _gradients(
+    record, optimizer._mp_compat_settings.check_computed_gradients
+  )
   derived, layers = _backward_passes(computed)
   existing = {tensor.dtype.base_dtype for tensor in derived}
-  wanted = next((other for other in (wanted, [tf.bfloat16], [tf.float32]) if existing.intersection(other)), wanted)
-  measured = passed + [Measured(each.name, each.scaled, each.scale) for each in computed]
+  wanted = next(
+    (
+      other
+      for other in (wanted, [tf.bfloat16], [tf.float32])
+      if existing.intersection(other)
+    ),
+    wanted,
+  )
+  measured = passed + [
+    Measured(each.name, each.scaled, each.scale) for each in computed
+  ]
   for item, is_behind_loss in layers:
-    if item.tensor.dtype.base_dtype in wanted and (item.tensor.dtype == tf.float16 or is_behind_loss):
+    if item.tensor.dtype.base_dtype in wanted and (
+      item.tensor.dtype == tf.float16 or is_behind_loss
+    ):
       measured.append(item)
-  measured = _with_dtypes([item for item in measured if contexts.is_in_branches_only(item.tensor.op)], wanted)
+  measured = _with_dtypes(
+    [item for item in measured if contexts.is_in_branches_only(item.tensor.op)], wanted
+  )
   order = graphs.creation_order()
   measured.sort(key=lambda item: order[item.tensor.op])
   return Report(
     reports.by_unique_names((item.name, item) for item in measured),
     _measure(measured),
-    is_complete=not passed and not any(tensor.op.type in dataflow.HIDING for tensor in derived),
+    is_complete=not passed
+    and not any(tensor.op.type in dataflow.HIDING for tensor in derived),
   )
 
 
 def _floating(dtypes: Dtypes) -> List[tf.DType]:
-  """Returns the dtypes that one or several are; raises a ValueError if one is not floating."""
-  found = [tf.as_dtype(dtype) for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)]
+  """Returns the dtypes that one or several are; raises a ValueError if one is not
+  floating.
+  """
+  found = [
+    tf.as_dtype(dtype)
+    for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)
+  ]
   for dtype in found:
     if not dtype.is_floating:
-      raise ValueError("dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name))
+      raise ValueError(
+        "dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name)
+      )
   return found
 
 
-def _with_dtypes(measured: List[Measured], dtypes: Iterable[tf.DType]) -> List[Measured]:
-  """Adds the narrowest dtype of each tensor; selects those that have had one of `dtypes`, or all if none has."""
+def _with_dtypes(
+  measured: List[Measured], dtypes: Iterable[tf.DType]
+) -> List[Measured]:
+  """Adds the narrowest dtype of each tensor; selects those that have had one of
+  `dtypes`, or all if none has.
+  """
   found = []
   sources = dataflow.sources_of(item.tensor for item in measured)
   for item in measured:
     own = sources[lineage.tensor_key(item.tensor)]
-    narrowest = min((dtype for dtype in own if dtype is not None), key=lambda dtype: dtype.size)
+    narrowest = min(
+      (dtype for dtype in own if dtype is not None), key=lambda dtype: dtype.size
+    )
     # Functions and loops may compute in any dtype.
-    found.append(item._replace(dtype=narrowest.name, is_selected=not own.isdisjoint([*dtypes, None])))
-  return found if any(item.is_selected for item in found) else [item._replace(is_selected=True) for item in found]
+    found.append(
+      item._replace(
+        dtype=narrowest.name, is_selected=not own.isdisjoint([*dtypes, None])
+      )
+    )
+  return (
+    found
+    if any(item.is_selected for item in found)
+    else [item._replace(is_selected=True) for item in found]
+  )
 
 
-def _gradients(record: step.Step, read_computed: bool) -> Tuple[List[Measured], List[lineage.Computed]]:
-  """Returns the passed gradients that derive from no computed one, and the records of the computed ones, if read."""
-  computed = [each for of_replica in record.lineages for each in of_replica.computed] if read_computed else []
-  measurable = [each for each in computed if each.scaled is not None and contexts.is_in_branches_only(each.scaled.op)]
-  found = {lineage.tensor_key(each.values): each for each in measurable}
-  passed = [Measured(name, values, None) for name, values in reports.passed_gradients(record)]
-  read_by = dataflow.readers([item.tensor for item in passed])
-  derived = {**found, **dataflow.descendants(read_by, [each.values for each in measurable])}
-  return [item for item in passed if lineage.tensor_key(item.tensor) not in derived], list(found.values())
-
-
-def _backward_passes(computed: Iterable[lineage.Computed]) -> Tuple[List[tf.Tensor], List[Tuple[Measured, bool]]]:
-  """Returns the tensors between each scale and the gradients that were computed with it, and the gradients of layers.
-
-  The latter are those that are not gradients of variables, and do not only contain the scale or move values; each with
-  whether it comes after the gradient of the loss function.
+def _gradients(
+  record: step.Step, read_computed: bool
+) -> Tuple[List[Measured], List[lineage.Computed]]:
+  """Returns the passed gradients that derive from no computed one, and the records of
+  the computed ones, if read.
   """
-  by_scale: Dict[lineage.TensorKey, List[lineage.Computed]] = collections.defaultdict(list)
+  computed = (
+    [each for of_replica in record.lineages for each in of_replica.computed]
+    if read_computed
+    else []
+  )
+  measurable = [
+    each
+    for each in computed
+    if each.scaled is not None and contexts.is_in_branches_only(each.scaled.op)
+  ]
+  found = {lineage.tensor_key(each.values): each for each in measurable}
+  passed = [
+    Measured(name, values, None) for name, values in reports.passed_gradients(record)
+  ]
+  read_by = dataflow.readers([item.tensor for item in passed])
+  derived = {
+    **found,
+    **dataflow.descendants(read_by, [each.values for each in measurable]),
+  }
+  return [
+    item for item in passed if lineage.tensor_key(item.tensor) not in derived
+  ], list(found.values())
+
+
+def _backward_passes(
+  computed: Iterable[lineage.Computed],
+) -> Tuple[List[tf.Tensor], List[Tuple[Measured, bool]]]:
+  """Returns the tensors between each scale and the gradients that were computed with
+  it, and the gradients of layers.
+
+  The latter are those that are not gradients of variables, and do not only contain the
+  scale or move values; each with whether it comes after the gradient of the loss
+  function.
+  """
+  by_scale: Dict[lineage.TensorKey, List[lineage.Computed]] = collections.defaultdict(
+    list
+  )
   for record in computed:
     by_scale[lineage.tensor_key(record.scale)].append(record)
   tensors: List[tf.Tensor] = []
@@ -187,23 +290,42 @@ def _backward_passes(computed: Iterable[lineage.Computed]) -> Tuple[List[tf.Tens
     read_by = dataflow.readers(ends)
     derived = dataflow.descendants(read_by, [scale])
     # The tensors from which the layers' ops compute the gradients of their variables.
-    inputs = [value for op in {op for op, _ in dataflow.sources_of(ends)} for value in op.inputs]
-    entering = [value for value in dataflow.same_values(inputs) if lineage.tensor_key(value) in derived]
-    behind_loss = {*contexts.keys_of(entering), *dataflow.descendants(read_by, entering)}
+    inputs = [
+      value for op in {op for op, _ in dataflow.sources_of(ends)} for value in op.inputs
+    ]
+    entering = [
+      value
+      for value in dataflow.same_values(inputs)
+      if lineage.tensor_key(value) in derived
+    ]
+    behind_loss = {
+      *contexts.keys_of(entering),
+      *dataflow.descendants(read_by, entering),
+    }
     casts = [reader for reader in read_by[scale_key] if reader.op.type == "Cast"]
     others = contexts.keys_of([*dataflow.same_values(ends), *casts])
     tensors += derived.values()
     for (op, index), tensor in derived.items():
       if (op, index) not in others and op.type not in dataflow.MOVING:
-        layers.append((Measured(tensor.name if index else op.name, tensor, scale), (op, index) in behind_loss))
+        layers.append(
+          (
+            Measured(tensor.name if index else op.name, tensor, scale),
+            (op, index) in behind_loss,
+          )
+        )
   return tensors, layers
 
 
 def _measure(measured: List[Measured]) -> GradientRange:
-  """Returns the ranges of tensors, stacked; zeros for those in branches that are not executed."""
+  """Returns the ranges of tensors, stacked; zeros for those in branches that are not
+  executed.
+  """
   if not measured:
     return GradientRange(*[()] * len(GradientRange._fields))
-  terms = [dataflow.terms_of(item.tensor) if item.scale is not None else [] for item in measured]
+  terms = [
+    dataflow.terms_of(item.tensor) if item.scale is not None else []
+    for item in measured
+  ]
   are_dead = dead_tensors.may_be_dead(item.tensor for item in measured)
   groups: Dict[Hashable, List[int]] = collections.defaultdict(list)
   for index, (item, is_dead) in enumerate(zip(measured, are_dead)):
@@ -212,13 +334,22 @@ def _measure(measured: List[Measured]) -> GradientRange:
     counter, counted = _Counter(), []
     for group in groups.values():
       with contexts.enter(contexts.of_outputs(measured[group[0]].tensor.op)):
-        values = counter.count([measured[index] for index in group], [terms[index] for index in group])
-      counted.append([dead_tensors.merge_out_of_branches(value, 0, are_dead[group[0]]) for value in values])
+        values = counter.count(
+          [measured[index] for index in group], [terms[index] for index in group]
+        )
+      counted.append(
+        [
+          dead_tensors.merge_out_of_branches(value, 0, are_dead[group[0]])
+          for value in values
+        ]
+      )
     # Rows that are stacked by group, in the order of `measured`.
     row_of = np.argsort(np.concatenate(list(groups.values())))
     group_of = np.repeat(range(len(groups)), list(map(len, groups.values())))[row_of]
     *each_of_groups, each_scale = zip(*counted)
-    counts, largest, sums, sums_of_terms = [tf.concat(each, axis=0) for each in each_of_groups]
+    counts, largest, sums, sums_of_terms = [
+      tf.concat(each, axis=0) for each in each_of_groups
+    ]
     return _ranges(
       measured,
       tf.gather(tf.reshape(counts, [len(measured), _BINS]), row_of),
@@ -230,8 +361,12 @@ def _measure(measured: List[Measured]) -> GradientRange:
 
 
 def _stacking_keys(item: Measured, terms: List[tf.Tensor]) -> Hashable:
-  """Returns a key that tensors share which may be stacked: small ones of one shape, with the same scale."""
-  found: List[Hashable] = [None if item.scale is None else lineage.tensor_key(item.scale)]
+  """Returns a key that tensors share which may be stacked: small ones of one shape,
+  with the same scale.
+  """
+  found: List[Hashable] = [
+    None if item.scale is None else lineage.tensor_key(item.scale)
+  ]
   for tensor in [item.tensor, *terms]:
     if finite_check.is_small(tensor):
       found.append((tensor.dtype, tuple(tensor.shape.as_list()), tensor.device))
@@ -256,10 +391,16 @@ def _ranges(
   def share(numbers: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.reduce_sum(numbers, axis=1), tf.float64) / total
 
-  units = sums_of_terms * np.array([2.0 ** -_PRECISION.get(item.dtype, 23) for item in measured], np.float32)
+  units = sums_of_terms * np.array(
+    [2.0 ** -_PRECISION.get(item.dtype, 23) for item in measured], np.float32
+  )
   bits, nonfinite = tf.bitcast(largest, tf.int32), counts[:, 255]
-  exponent, fraction = tf.bitwise.right_shift(bits, 23), tf.bitwise.bitwise_and(bits, 0x7FFFFF)
-  headroom = 15 + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)  # 65504 is 0x1.FFCp15
+  exponent, fraction = (
+    tf.bitwise.right_shift(bits, 23),
+    tf.bitwise.bitwise_and(bits, 0x7FFFFF),
+  )
+  # 65504 is 0x1.FFCp15
+  headroom = 15 + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)
   return GradientRange(
     exponents=exponents,
     zeros=share(zeros),
@@ -275,27 +416,43 @@ def _ranges(
 
 
 class _Counter:
-  """Counts the values of tensors. Its ops share constants, which would otherwise be half of all ops."""
+  """Counts the values of tensors. Its ops share constants, which would otherwise be
+  half of all ops.
+  """
 
   def __init__(self) -> None:
-    self._zero, self._unscaled, self._shift, self._bin_of_zeros = map(tf.constant, (0.0, 1.0, 23, 256))
+    self._zero, self._unscaled, self._shift, self._bin_of_zeros = map(
+      tf.constant, (0.0, 1.0, 23, 256)
+    )
     self._row, self._axis = tf.constant([1, -1]), tf.constant([1])
     self._bins, self._no_weights = tf.constant(_BINS), tf.zeros([0], tf.int32)
     self._no_sum = tf.zeros([1])
 
-  def count(self, items: List[Measured], terms: List[List[tf.Tensor]]) -> Tuple[tf.Tensor, ...]:
+  def count(
+    self, items: List[Measured], terms: List[List[tf.Tensor]]
+  ) -> Tuple[tf.Tensor, ...]:
     """Counts the values of n tensors of the same dtype, shape and scale.
 
-    Returns int32 [n * 512], for each the exponents as in `GradientRange`, without zeros, then the number of zeros; the
-    largest finite magnitudes, float32 [n], -inf for empty tensors; the sums of the magnitudes of the values, and of
-    their terms, float32 [n], zeros without terms; the scale, float32 []. All ops have GPU kernels for their dtypes.
+    Returns int32 [n * 512], for each the exponents as in `GradientRange`, without
+    zeros, then the number of zeros; the largest finite magnitudes, float32 [n], -inf
+    for empty tensors; the sums of the magnitudes of the values, and of their terms,
+    float32 [n], zeros without terms; the scale, float32 []. All ops have GPU kernels
+    for their dtypes.
     """
     rows, size = self._magnitudes([item.tensor for item in items]), len(items)
     bits = tf.bitcast(rows, tf.int32)
-    bins, bin_of_zeros, all_bins = tf.raw_ops.RightShift(x=bits, y=self._shift), self._bin_of_zeros, self._bins
+    bins, bin_of_zeros, all_bins = (
+      tf.raw_ops.RightShift(x=bits, y=self._shift),
+      self._bin_of_zeros,
+      self._bins,
+    )
     if size > 1:
       offsets = tf.constant(_BINS * np.arange(size, dtype=np.int32)[:, np.newaxis])
-      bins, bin_of_zeros, all_bins = tf.bitwise.bitwise_or(bins, offsets), 256 + offsets, tf.constant(_BINS * size)
+      bins, bin_of_zeros, all_bins = (
+        tf.bitwise.bitwise_or(bins, offsets),
+        256 + offsets,
+        tf.constant(_BINS * size),
+      )
     bins = tf.where_v2(tf.cast(bits, tf.bool), bins, bin_of_zeros)
     counts = tf.raw_ops.Bincount(arr=bins, size=all_bins, weights=self._no_weights)
     finite = tf.where_v2(tf.is_finite(rows), rows, self._zero)
@@ -304,10 +461,19 @@ class _Counter:
     if terms[0]:
       sums = tf.raw_ops.Sum(input=rows, axis=self._axis)
       rows_of_terms = map(self._magnitudes, zip(*terms))
-      sums_of_terms = tf.add_n([tf.raw_ops.Sum(input=each, axis=self._axis) for each in rows_of_terms])
-    for values, length in [(counts, _BINS * size), (largest, size), (sums, size), (sums_of_terms, size)]:
+      sums_of_terms = tf.add_n(
+        [tf.raw_ops.Sum(input=each, axis=self._axis) for each in rows_of_terms]
+      )
+    for values, length in [
+      (counts, _BINS * size),
+      (largest, size),
+      (sums, size),
+      (sums_of_terms, size),
+    ]:
       values.set_shape([length])  # which TensorFlow does not know in a branch
-    scale = self._unscaled if items[0].scale is None else tf.cast(items[0].scale, tf.float32)
+    scale = (
+      self._unscaled if items[0].scale is None else tf.cast(items[0].scale, tf.float32)
+    )
     return counts, largest, sums, sums_of_terms, scale
 
   def _magnitudes(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:

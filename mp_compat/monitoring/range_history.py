@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accumulates the gradient ranges of a run, and derives from them which loss scales fit."""
+"""Accumulates the gradient ranges of a run, and derives from them which loss scales
+fit.
+"""
 
 import collections
 import json
@@ -9,12 +11,20 @@ from typing import Any, Counter, Dict, Iterable, List, NamedTuple, Optional, Tup
 from mp_compat._tensorflow import tf
 
 FILE_NAME = "gradient_ranges.jsonl"
-Record = Dict[str, Any]  # a line of the file, as the docstring of GradientRangesHook describes it, or a tensor in it
-BIAS = 127  # of float32: index e of a histogram counts magnitudes in [2**(e - 127), 2**(e - 126))
+# a line of the file, as the docstring of GradientRangesHook describes it, or a tensor
+# in it
+Record = Dict[str, Any]
+# of float32: index e of a histogram counts magnitudes in [2**(e - 127), 2**(e - 126))
+BIAS = 127
 
-TOLERATED = 0.01  # the share of a tensor's sum of magnitudes that may be below the smallest number
-MARGIN = 2  # powers of two between the advised scale and the largest one, for steps that were not recorded
-CUT_OFF = 3  # the number of powers of two above float16's smallest number in which values indicate that others are lost
+# the share of a tensor's sum of magnitudes that may be below the smallest number
+TOLERATED = 0.01
+# powers of two between the advised scale and the largest one, for steps that were not
+# recorded
+MARGIN = 2
+# the number of powers of two above float16's smallest number in which values indicate
+# that others are lost
+CUT_OFF = 3
 LARGEST_SCALE = 126  # the exponent of the largest loss scale
 
 
@@ -30,9 +40,13 @@ FLOAT16, BFLOAT16 = Format("float16", -24, 15), Format("bfloat16", -133, 127)
 
 
 class Bounds(NamedTuple):
-  """The loss scales that fit: from 2**low to 2**high, at least 1; none if `low` is above `high`."""
+  """The loss scales that fit: from 2**low to 2**high, at least 1; none if `low` is
+  above `high`.
+  """
 
-  low: int  # below, more than 1% of the sum of magnitudes of the tensor `smallest` is below the smallest number
+  # below, more than 1% of the sum of magnitudes of the tensor `smallest` is below the
+  # smallest number
+  low: int
   high: int  # above, the tensor `largest` is not finite
   smallest: str
   largest: str
@@ -41,28 +55,46 @@ class Bounds(NamedTuple):
 class Advice(NamedTuple):
   """What the recorded gradients say about loss scaling."""
 
-  kind: str  # "none", "fixed", "dynamic"; "float32" if no scale fits; "unknown" if the records do not suffice
-  low: int  # from 2**low to 2**high, all records are finite and keep 99% of each tensor's magnitude;
+  # "none", "fixed", "dynamic"; "float32" if no scale fits; "unknown" if the records do
+  # not suffice
+  kind: str
+  # from 2**low to 2**high, all records are finite and keep 99% of each tensor's
+  # magnitude;
+  low: int
   high: int  # if `low` is above `high`, no scale does so
   text: str  # what to do; the range; what else is to be considered
 
 
 class Tensor:
-  """One tensor in all records. Its values count where all of them are finite, divided by the loss scale."""
+  """One tensor in all records. Its values count where all of them are finite, divided
+  by the loss scale.
+  """
 
   def __init__(self) -> None:
     self.is_selected = False  # whether the advice is for the tensor
     self.is_recorded = False  # whether all of its values were finite in any record
-    self.format = FLOAT16  # the number format that is to represent its values: bfloat16 where that is its dtype
-    self.exponents: Counter[int] = collections.Counter()  # the number of nonzero values by binary exponent
-    self.bounds: Optional[Bounds] = None  # the scales that fit all records; None without nonzero values
-    # The exponents of the largest scales at which float16 values were at the lower end of its range, at which all of
-    # them were zeros, and at which neither was so; -1 if there is none that is at least 1.
+    # the number format that is to represent its values: bfloat16 where that is its
+    # dtype
+    self.format = FLOAT16
+    # the number of nonzero values by binary exponent
+    self.exponents: Counter[int] = collections.Counter()
+    self.bounds: Optional[Bounds] = (
+      None  # the scales that fit all records; None without nonzero values
+    )
+    # The exponents of the largest scales at which float16 values were at the lower end
+    # of its range, at which all of them were zeros, and at which neither was so; -1 if
+    # there is none that is at least 1.
     self._cut_off = self._zero = self._complete = -1
 
   def add(self, name: str, values: Record, scale: float) -> Optional[Bounds]:
-    """Adds the values of one step, the tensor `name` in a record; returns the scales that fit them."""
-    exponents = {int(exponent): int(count) for exponent, count in values["exponents"].items() if count}
+    """Adds the values of one step, the tensor `name` in a record; returns the scales
+    that fit them.
+    """
+    exponents = {
+      int(exponent): int(count)
+      for exponent, count in values["exponents"].items()
+      if count
+    }
     exact_shift = math.log2(scale)
     shift = round(exact_shift)
     is_float16 = values["dtype"] == "float16"
@@ -77,31 +109,51 @@ class Tensor:
         self._zero = max(self._zero, shift)
       return None
     kept = math.inf if is_noise else _lowest_kept(exponents)
-    if is_float16 and min(exponents) >= FLOAT16.lowest and kept < FLOAT16.lowest + CUT_OFF:
+    if (
+      is_float16
+      and min(exponents) >= FLOAT16.lowest
+      and kept < FLOAT16.lowest + CUT_OFF
+    ):
       self._cut_off = max(self._cut_off, shift)
     else:
       self._complete = max(self._complete, shift)
-    self.exponents.update({exponent - shift: count for exponent, count in exponents.items()})
-    low = int(min(max(self.format.lowest - kept + math.ceil(exact_shift), 0), LARGEST_SCALE))
-    high = min(self.format.highest - max(exponents) + math.floor(exact_shift), LARGEST_SCALE)
+    self.exponents.update(
+      {exponent - shift: count for exponent, count in exponents.items()}
+    )
+    low = int(
+      min(max(self.format.lowest - kept + math.ceil(exact_shift), 0), LARGEST_SCALE)
+    )
+    high = min(
+      self.format.highest - max(exponents) + math.floor(exact_shift), LARGEST_SCALE
+    )
     found = Bounds(low, high, name, name)
     self.bounds = _intersection([self.bounds, found])
     return found
 
   def doubtful_scale(self) -> Optional[int]:
-    """Returns the exponent of the largest scale at which values may have become zeros; None if others show them.
+    """Returns the exponent of the largest scale at which values may have become zeros;
+    None if others show them.
 
-    Zeros are right where there are other values in any record, as after a layer of zeros was trained.
+    Zeros are right where there are other values in any record, as after a layer of
+    zeros was trained.
     """
     doubtful = self._cut_off if self.exponents else self._zero
     return doubtful if doubtful >= max(self._complete, 0) else None
 
 
 def _lowest_kept(exponents: Dict[int, int]) -> int:
-  """Returns the largest exponent below which there is at most 1% of the sum of magnitudes."""
-  magnitudes = {exponent: math.ldexp(count, exponent) for exponent, count in exponents.items()}
+  """Returns the largest exponent below which there is at most 1% of the sum of
+  magnitudes.
+  """
+  magnitudes = {
+    exponent: math.ldexp(count, exponent) for exponent, count in exponents.items()
+  }
   tolerated = TOLERATED * sum(magnitudes.values())
-  return max(e for e in exponents if sum(value for other, value in magnitudes.items() if other < e) <= tolerated)
+  return max(
+    e
+    for e in exponents
+    if sum(value for other, value in magnitudes.items() if other < e) <= tolerated
+  )
 
 
 def _intersection(bounds: Iterable[Optional[Bounds]]) -> Optional[Bounds]:
@@ -109,7 +161,10 @@ def _intersection(bounds: Iterable[Optional[Bounds]]) -> Optional[Bounds]:
   known = [each for each in bounds if each is not None]
   if not known:
     return None
-  lower, upper = max(known, key=lambda each: each.low), min(known, key=lambda each: each.high)
+  lower, upper = (
+    max(known, key=lambda each: each.low),
+    min(known, key=lambda each: each.high),
+  )
   return Bounds(lower.low, upper.high, lower.smallest, upper.largest)
 
 
@@ -117,23 +172,32 @@ class History:
   """The ranges of a run."""
 
   def __init__(self) -> None:
-    self.tensors: Dict[str, Tensor] = collections.OrderedDict()  # by name, from the loss to the inputs
+    # by name, from the loss to the inputs
+    self.tensors: Dict[str, Tensor] = collections.OrderedDict()
     self.steps: List[int] = []
     self.scale = 1.0  # of the last record
     self.run = 0  # the number of the run that wrote the last record
     self.is_complete = True  # whether all of the backward pass was measured
-    self.overflows: List[Tuple[int, Bounds]] = []  # steps of records that were not finite; the scales below theirs
-    self.bounds: Optional[Bounds] = None  # the scales that fit all selected tensors of all finite records
-    self.conflict: Optional[Tuple[int, Bounds]] = None  # the step of the worst record that no scale fits; its bounds
+    # steps of records that were not finite; the scales below theirs
+    self.overflows: List[Tuple[int, Bounds]] = []
+    self.bounds: Optional[Bounds] = (
+      None  # the scales that fit all selected tensors of all finite records
+    )
+    self.conflict: Optional[Tuple[int, Bounds]] = (
+      None  # the step of the worst record that no scale fits; its bounds
+    )
 
   @property
   def format(self) -> Format:
-    """The number format that the advice is for: bfloat16 if all selected tensors are in it, otherwise float16."""
+    """The number format that the advice is for: bfloat16 if all selected tensors are in
+    it, otherwise float16.
+    """
     formats = {tensor.format for tensor in self.tensors.values() if tensor.is_selected}
     return BFLOAT16 if formats == {BFLOAT16} else FLOAT16
 
   def add(self, record: Record) -> None:
-    """Adds a record, as GradientRangesHook makes it; ignores tensors whose scale is neither None nor a positive number.
+    """Adds a record, as GradientRangesHook makes it; ignores tensors whose scale is
+    neither None nor a positive number.
 
     Values without a scale count as if they were at a scale of 1.
     """
@@ -149,7 +213,9 @@ class History:
       if values["selected"]:
         found.append(bounds)
       if int(values["nonfinite"]):
-        high = LARGEST_SCALE if values["scale"] is None else math.ceil(math.log2(scale)) - 1
+        high = (
+          LARGEST_SCALE if values["scale"] is None else math.ceil(math.log2(scale)) - 1
+        )
         overflows.append((record["step"], Bounds(0, high, "", name)))
       self.scale = self.scale if values["scale"] is None else scale
     self.overflows.extend(overflows[:1])
@@ -161,16 +227,20 @@ class History:
 
 
 def read_text(path: str) -> str:
-  """Returns the text of a file of records; replaces bytes that are not UTF-8, which a damaged file may contain."""
+  """Returns the text of a file of records; replaces bytes that are not UTF-8, which a
+  damaged file may contain.
+  """
   with tf.gfile.GFile(path, "rb") as file:
     return file.read().decode("utf-8", errors="replace")
 
 
 def read(text: str) -> History:
-  """Returns the history in lines of JSON, one for each record; raises ValueError if there are lines, but no record.
+  """Returns the history in lines of JSON, one for each record; raises ValueError if
+  there are lines, but no record.
 
-  A later run may begin at an earlier step, because it restored a checkpoint, or is another one: the earlier runs'
-  records from that step on are dropped. Damaged lines are skipped; a job that is killed leaves one.
+  A later run may begin at an earlier step, because it restored a checkpoint, or is
+  another one: the earlier runs' records from that step on are dropped. Damaged lines
+  are skipped; a job that is killed leaves one.
   """
   records: List[Record] = []
   lines = text.splitlines()
@@ -179,13 +249,22 @@ def read(text: str) -> History:
       record = json.loads(line)
       record.update(run=int(record["run"]), step=int(record["step"]))
       History().add(record)
-    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
+    except (
+      ArithmeticError,
+      AttributeError,
+      KeyError,
+      RecursionError,
+      TypeError,
+      ValueError,
+    ):
       continue
     if records and records[-1]["run"] != record["run"]:
       records = [earlier for earlier in records if earlier["step"] < record["step"]]
     records.append(record)
   if lines and not records:
-    raise ValueError("none of the {} lines is a record of GradientRangesHook".format(len(lines)))
+    raise ValueError(
+      "none of the {} lines is a record of GradientRangesHook".format(len(lines))
+    )
   history = History()
   for record in records:
     history.add(record)
@@ -202,7 +281,9 @@ def advise(history: History) -> Optional[Advice]:
     return None
   kind, text = _choose(history, bounds)
   if history.overflows:
-    steps = list(collections.OrderedDict((str(step), None) for step, _ in history.overflows))
+    steps = list(
+      collections.OrderedDict((str(step), None) for step, _ in history.overflows)
+    )
     text += " Not finite: {} of {} records (step{} {}), first in {}; such steps must be skipped.".format(
       len(history.overflows),
       len(history.steps),
@@ -211,20 +292,32 @@ def advise(history: History) -> Optional[Advice]:
       history.overflows[-1][1].largest,
     )
   if not history.is_complete:
-    text += " What functions and loops compute was not measured, and may need a larger scale."
+    text += (
+      " What functions and loops compute was not measured, and may need a larger scale."
+    )
   return Advice(kind, bounds.low, bounds.high, text)
 
 
 def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
-  """Returns the kind of advice, and two sentences: what to do, and why; `bounds` fit all records."""
+  """Returns the kind of advice, and two sentences: what to do, and why; `bounds` fit
+  all records.
+  """
   low, high, smallest, largest = bounds
-  kept = "keep 99% of each tensor's magnitude in {} and overflow in no {}record.".format(
-    history.format.name, "finite " if history.overflows else ""
+  kept = (
+    "keep 99% of each tensor's magnitude in {} and overflow in no {}record.".format(
+      history.format.name, "finite " if history.overflows else ""
+    )
   )
   if history.bounds is None or len(history.overflows) == len(history.steps):
     if high < 0:
-      return "float32", "Make the loss smaller, for example a mean instead of a sum. No record was finite at 2**0."
-    return "unknown", "Record more steps, or with a smaller loss scale. No record was finite."
+      return (
+        "float32",
+        "Make the loss smaller, for example a mean instead of a sum. No record was finite at 2**0.",
+      )
+    return (
+      "unknown",
+      "Record more steps, or with a smaller loss scale. No record was finite.",
+    )
   if history.conflict:
     step, worst = history.conflict
     action = "Compute {smallest} in float32, or with a larger weight of its loss."
@@ -235,29 +328,42 @@ def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
   doubtful = _doubtful_scales(history)
   if doubtful and max(doubtful.values()) < high - MARGIN:
     return "unknown", (
-      "Record with a loss scale of 2**{}. At 2**{}, values at the lower end of float16's range, or only zeros, "
-      "indicate that smaller ones were lost in {}.".format(
+      "Record with a loss scale of 2**{}. At 2**{}, values at the lower end of "
+      "float16's range, or only zeros, indicate that smaller ones were lost in "
+      "{}.".format(
         high - MARGIN, max(doubtful.values()), enumeration(list(doubtful), 5)
       )
     )
   if low == 0 and high >= MARGIN and not history.overflows:
     return "none", "No loss scaling is needed. Scales up to 2**{} {}".format(high, kept)
-  fits = " From 2**{} (for {}) to 2**{} (for {}), scales {}".format(low, smallest, high, largest, kept)
+  fits = " From 2**{} (for {}) to 2**{} (for {}), scales {}".format(
+    low, smallest, high, largest, kept
+  )
   if high - low >= MARGIN:
     return "fixed", "Use a fixed loss scale of 2**{}.".format(high - MARGIN) + fits
   if low > high:
     fits = " No scale fits all records: {} needs at least 2**{}, and {} overflows above 2**{}.".format(
       smallest, low, largest, high
     )
-  return "dynamic", "Use a dynamic loss scale that starts at 2**{}.".format(max(history.bounds.high, 0)) + fits
+  return "dynamic", "Use a dynamic loss scale that starts at 2**{}.".format(
+    max(history.bounds.high, 0)
+  ) + fits
 
 
 def _doubtful_scales(history: History) -> Dict[str, int]:
-  """Returns the exponents of scales at which smaller values may have been lost, by tensor."""
-  scales = {name: tensor.doubtful_scale() for name, tensor in history.tensors.items() if tensor.is_selected}
+  """Returns the exponents of scales at which smaller values may have been lost, by
+  tensor.
+  """
+  scales = {
+    name: tensor.doubtful_scale()
+    for name, tensor in history.tensors.items()
+    if tensor.is_selected
+  }
   return {name: scale for name, scale in scales.items() if scale is not None}
 
 
 def enumeration(names: List[str], most: int) -> str:
   """Returns the first `most` names, with commas, and the number of the others."""
-  return ", ".join(names[:most]) + (" and {} more".format(len(names) - most) if len(names) > most else "")
+  return ", ".join(names[:most]) + (
+    " and {} more".format(len(names) - most) if len(names) > most else ""
+  )

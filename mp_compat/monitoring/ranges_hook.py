@@ -9,28 +9,33 @@ from typing import Dict, Iterable, Optional, Tuple
 import numpy as np
 
 from mp_compat._tensorflow import event_files
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
+from mp_compat.graph import graphs
 from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
-_STEPS_AFTER_OVERFLOW = 10  # the largest number of steps from a record with values that are not finite to the next
+# the largest number of steps from a record with values that are not finite to the next
+_STEPS_AFTER_OVERFLOW = 10
 
 
 class GradientRangesHook(tf.train.SessionRunHook):
-  """Records the ranges of the gradients now and then, and logs advice on the loss scale whenever it changes.
+  """Records the ranges of the gradients now and then, and logs advice on the loss scale
+  whenever it changes.
 
-  Writes for TensorBoard a histogram of binary exponents for each tensor, `gradient_ranges/<name>`, and for
-  `mp_compat ranges` the file `gradient_ranges.jsonl`: one line for each record, `{"run": ..., "step": ..., "complete":
-  ..., "tensors": {name: {"selected": ..., "dtype": ..., "scale": ..., "noise": ..., "zeros": ..., "nonfinite": ...,
-  "largest": ..., "exponents": {exponent: count}}}}`, with the number of the run. A record is complete if all of the
-  backward pass was measured. The advice is for the selected tensors, those of the measured dtypes, or for all if none.
-  The values are the gradients of the scaled loss; the scale is null for a gradient that was measured as it was passed.
-  A run that resumes continues the file. If a file cannot be written, the hook logs a warning once, and the run goes on.
+  Writes for TensorBoard a histogram of binary exponents for each tensor,
+  `gradient_ranges/<name>`, and for `mp_compat ranges` the file `gradient_ranges.jsonl`:
+  one line for each record, `{"run": ..., "step": ..., "complete": ..., "tensors":
+  {name: {"selected": ..., "dtype": ..., "scale": ..., "noise": ..., "zeros": ...,
+  "nonfinite": ..., "largest": ..., "exponents": {exponent: count}}}}`, with the number
+  of the run. A record is complete if all of the backward pass was measured. The advice
+  is for the selected tensors, those of the measured dtypes, or for all if none. The
+  values are the gradients of the scaled loss; the scale is null for a gradient that was
+  measured as it was passed. A run that resumes continues the file. If a file cannot be
+  written, the hook logs a warning once, and the run goes on.
   """
 
   def __init__(
@@ -40,14 +45,18 @@ class GradientRangesHook(tf.train.SessionRunHook):
     output_dir: Optional[str] = None,
     dtypes: gradient_ranges.Dtypes = tf.float16,
   ) -> None:
-    """Makes a hook for `MonitoredTrainingSession(hooks=...)` or an Estimator's `training_hooks`.
+    """Makes a hook for `MonitoredTrainingSession(hooks=...)` or an Estimator's
+    `training_hooks`.
 
     Args:
       optimizer: the `MixedPrecisionLossScaleOptimizer` whose gradients to record.
-      every_n_steps: the number of executed steps from one record to the next, an int of at least 1. The first step is
-        recorded. After a record with values that are not finite, the next one follows after at most 10 steps.
-      output_dir: the directory of the files, which is created; None writes no files. Each hook needs its own.
-      dtypes: the dtypes of the tensors of the backward pass to record; see `gradient_ranges`.
+      every_n_steps: the number of executed steps from one record to the next, an int of
+        at least 1. The first step is recorded. After a record with values that are not
+        finite, the next one follows after at most 10 steps.
+      output_dir: the directory of the files, which is created; None writes no files.
+        Each hook needs its own.
+      dtypes: the dtypes of the tensors of the backward pass to record; see
+        `gradient_ranges`.
 
     Raises:
       ValueError: If `every_n_steps` is out of its range.
@@ -57,7 +66,9 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._output_dir = output_dir
     self._dtypes = dtypes
     self._until_due = 0  # the number of steps to execute before the next record
-    self._logged: Optional[Tuple[str, int, int, bool]] = None  # the last advice, and whether a record was not finite
+    self._logged: Optional[Tuple[str, int, int, bool]] = (
+      None  # the last advice, and whether a record was not finite
+    )
     self._has_warned = False
 
   def begin(self) -> None:
@@ -66,14 +77,21 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._global_step = tf.train.get_global_step()
     self._history = range_history.History()
     self._events = event_files.EventFile("GradientRangesHook", self._output_dir)
-    self._path = os.path.join(self._output_dir, range_history.FILE_NAME) if self._output_dir else ""
+    self._path = (
+      os.path.join(self._output_dir, range_history.FILE_NAME)
+      if self._output_dir
+      else ""
+    )
     text = self._read_file()
     self._attempted = self._history.steps[-1] if self._history.steps else 0
     self._run = self._history.run + 1
     if text and not text.endswith("\n"):
-      self._events.write(lambda writer: self._append("\n"))  # after the line that a killed job left
+      # after the line that a killed job left
+      self._events.write(lambda writer: self._append("\n"))
 
-  def before_run(self, run_context: tf.train.SessionRunContext) -> Optional[tf.train.SessionRunArgs]:
+  def before_run(
+    self, run_context: tf.train.SessionRunContext
+  ) -> Optional[tf.train.SessionRunArgs]:
     run = graphs.executed_by(run_context)
     self._is_running = self._train_op in run.ops
     if not self._is_running or self._until_due:
@@ -83,48 +101,73 @@ class GradientRangesHook(tf.train.SessionRunHook):
     if not self._has_warned:
       self._has_warned = True
       log.warn(
-        "GradientRangesHook: runs that feed a gradient cannot be recorded, because they do not compute it. Make the "
-        "optimizer with check_computed_gradients=False to record the gradients that are passed to apply_gradients."
+        "GradientRangesHook: runs that feed a gradient cannot be recorded, because "
+        "they do not compute it. Make the optimizer with "
+        "check_computed_gradients=False to record the gradients that are passed to "
+        "apply_gradients."
       )
     return None
 
-  def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+  def after_run(
+    self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
+  ) -> None:
     if not self._is_running:
       return
     self._attempted += 1
     self._until_due = max(self._until_due - 1, 0)
     if run_values.results is None:
       return
-    # A separate run: fetched with the train op, the global step could be the one before or after the update.
-    step = self._attempted if self._global_step is None else int(run_context.session.run(self._global_step))
+    # A separate run: fetched with the train op, the global step could be the one before
+    # or after the update.
+    step = (
+      self._attempted
+      if self._global_step is None
+      else int(run_context.session.run(self._global_step))
+    )
     record = record_of(self._run, step, run_values.results, self._report)
     if not record["tensors"]:
       return  # The branch of the train op was not executed.
     overflowed = any(tensor["nonfinite"] for tensor in record["tensors"].values())
-    self._until_due = min(self._every_n_steps, _STEPS_AFTER_OVERFLOW) if overflowed else self._every_n_steps
+    self._until_due = (
+      min(self._every_n_steps, _STEPS_AFTER_OVERFLOW)
+      if overflowed
+      else self._every_n_steps
+    )
     self._until_due -= 1
     is_new_run = self._history.run != self._run
     self._history.add(record)
     self._events.write(lambda writer: self._write(writer, record, is_new_run))
     advice = range_history.advise(self._history)
-    news = advice and (advice.kind, advice.low, advice.high, bool(self._history.overflows))
+    news = advice and (
+      advice.kind,
+      advice.low,
+      advice.high,
+      bool(self._history.overflows),
+    )
     if advice is not None and news != self._logged:
       self._logged = news
-      tf.logging.info("Gradient ranges of %s at step %d: %s", self._train_op.name, step, advice.text)
+      tf.logging.info(
+        "Gradient ranges of %s at step %d: %s", self._train_op.name, step, advice.text
+      )
 
   def end(self, session: tf.Session) -> None:
     del session
     if self._history.run != self._run:
       log.warn(
-        "GradientRangesHook recorded nothing: no Session run executed the train op %s and computed its gradients.",
+        "GradientRangesHook recorded nothing: no Session run executed the train op %s "
+        "and computed its gradients.",
         self._train_op.name,
       )
     self._events.write(lambda writer: writer.close())
 
-  def _write(self, writer: tf.summary.FileWriter, record: range_history.Record, is_new_run: bool) -> None:
+  def _write(
+    self, writer: tf.summary.FileWriter, record: range_history.Record, is_new_run: bool
+  ) -> None:
     self._append(json.dumps(record) + "\n")
     values = [
-      tf.Summary.Value(tag="gradient_ranges/" + name, histo=_histogram(tensor["exponents"]))
+      tf.Summary.Value(
+        tag="gradient_ranges/" + name, histo=_histogram(tensor["exponents"])
+      )
       for name, tensor in record["tensors"].items()
       if tensor["exponents"]
     ]
@@ -152,7 +195,9 @@ class GradientRangesHook(tf.train.SessionRunHook):
 def record_of(
   run: int, step: int, ranges: Iterable[np.ndarray], report: gradient_ranges.Report
 ) -> range_history.Record:
-  """Returns the fetched ranges of a report as a dictionary for JSON; leaves out tensors that were not computed."""
+  """Returns the fetched ranges of a report as a dictionary for JSON; leaves out tensors
+  that were not computed.
+  """
   tensors = collections.OrderedDict()
   for (name, item), row in zip(report.measured.items(), zip(*ranges)):
     values = gradient_ranges.GradientRange(*row)
@@ -170,7 +215,11 @@ def record_of(
       "zeros": zeros,
       "nonfinite": counts[255],
       "largest": float(values.largest),
-      "exponents": {str(index - range_history.BIAS): count for index, count in enumerate(counts[:255]) if count},
+      "exponents": {
+        str(index - range_history.BIAS): count
+        for index, count in enumerate(counts[:255])
+        if count
+      },
     }
   return {"run": run, "step": step, "complete": report.is_complete, "tensors": tensors}
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the record of a step: whether it was applied, with which scale, and which gradients are not finite."""
+"""Reads the record of a step: whether it was applied, with which scale, and which
+gradients are not finite.
+"""
 
 import collections
 from typing import Counter, Iterable, List, NamedTuple, Tuple, TypeVar, Union
@@ -7,12 +9,12 @@ from typing import Counter, Iterable, List, NamedTuple, Tuple, TypeVar, Union
 import numpy as np
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import contexts
-from mp_compat._tensorflow import dead_tensors
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
 from mp_compat.core import lineage
+from mp_compat.graph import contexts
+from mp_compat.graph import dead_tensors
 from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
@@ -20,14 +22,16 @@ _Value = TypeVar("_Value")
 
 
 class GradientReport(NamedTuple):
-  """Counts the non-finite values of one gradient: scalar tensors, or their values fetched by a Session.
+  """Counts the non-finite values of one gradient: scalar tensors, or their values
+  fetched by a Session.
 
   The real and the imaginary part of a complex value count as two values.
 
   Attributes:
     nans: the number of NaNs, int64.
     infs: the number of infinite values, int64.
-    largest: the largest magnitude of a finite value, float32 or float64; 0 if no value is finite.
+    largest: the largest magnitude of a finite value, float32 or float64; 0 if no value
+      is finite.
   """
 
   nans: Union[tf.Tensor, np.int64]
@@ -36,35 +40,48 @@ class GradientReport(NamedTuple):
 
 
 def train_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[step.Step]:
-  """Returns what each `apply_gradients` of this optimizer built in the current graph, at least one."""
+  """Returns what each `apply_gradients` of this optimizer built in the current graph,
+  at least one.
+  """
   if not isinstance(optimizer, MixedPrecisionLossScaleOptimizer):
     raise ValueError(
-      "optimizer must be the MixedPrecisionLossScaleOptimizer that built the train op, but got {!r}.".format(optimizer)
+      "optimizer must be the MixedPrecisionLossScaleOptimizer that built the train op, "
+      "but got {!r}.".format(optimizer)
     )
   steps = [record for record in step.recorded(optimizer) if record.train_op is not None]
   if not steps:
     raise RuntimeError(
-      "The optimizer {} has no train op in the current graph. Expected a MixedPrecisionLossScaleOptimizer whose "
-      "minimize() or apply_gradients() was called in this graph.".format(optimizer.get_name())
+      "The optimizer {} has no train op in the current graph. Expected a "
+      "MixedPrecisionLossScaleOptimizer whose minimize() or apply_gradients() was "
+      "called in this graph.".format(optimizer.get_name())
     )
   return steps
 
 
 def counts(record: step.Step) -> tf.Tensor:
-  """Returns whether a run attempted and skipped a readable step, int32 [2]; zeros if its branch was not executed."""
-  with contexts.enter(contexts.of_outputs(record.train_op)), tf.control_dependencies([record.train_op]):
+  """Returns whether a run attempted and skipped a readable step, int32 [2]; zeros if
+  its branch was not executed.
+  """
+  with contexts.enter(contexts.of_outputs(record.train_op)), tf.control_dependencies(
+    [record.train_op]
+  ):
     attempted_and_skipped = tf.where_v2(record.applied, [1, 0], [1, 1])
   return dead_tensors.merge_out_of_branches(attempted_and_skipped, 0)
 
 
 def is_readable(record: step.Step) -> bool:
-  """Returns whether the current graph can read the tensors of the step: False inside a loop, a function or XLA."""
+  """Returns whether the current graph can read the tensors of the step: False inside a
+  loop, a function or XLA.
+  """
   return contexts.is_in_branches_only(record.train_op)
 
 
 @autograph.do_not_convert
-def nonfinite_gradients(optimizer: MixedPrecisionLossScaleOptimizer) -> "collections.OrderedDict[str, GradientReport]":
-  """Returns a report on each gradient of the last `apply_gradients` that the finite check covers.
+def nonfinite_gradients(
+  optimizer: MixedPrecisionLossScaleOptimizer,
+) -> "collections.OrderedDict[str, GradientReport]":
+  """Returns a report on each gradient of the last `apply_gradients` that the finite
+  check covers.
 
   Fetch it with the train op to get the same step.
 
@@ -75,51 +92,67 @@ def nonfinite_gradients(optimizer: MixedPrecisionLossScaleOptimizer) -> "collect
   A report that is not fetched has no cost.
 
   Args:
-    optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current graph.
+    optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current
+      graph.
 
   Returns:
-    An ordered dictionary from variable names to `GradientReport`s of scalar tensors. Gradients that were clipped or
-    changed otherwise come first, as `compute_gradients` returned them: their names end in " (computed)". If a variable
-    has several gradients (replicas, towers), the later names end in " (2)", " (3)" and so on. If the train op is in a
-    branch of `tf.cond`, the values are zeros whenever that branch is not executed.
+    An ordered dictionary from variable names to `GradientReport`s of scalar tensors.
+    Gradients that were clipped or changed otherwise come first, as `compute_gradients`
+    returned them: their names end in " (computed)". If a variable has several gradients
+    (replicas, towers), the later names end in " (2)", " (3)" and so on. If the train op
+    is in a branch of `tf.cond`, the values are zeros whenever that branch is not
+    executed.
 
   Raises:
     ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`.
-    RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
+    RuntimeError: If the current graph has no train op of this optimizer, or has it
+      inside a loop or a function.
   """
   record = readable_step(optimizer)
   tensors = checked_tensors(record)
   with contexts.enter(contexts.of_outputs(record.train_op)):
     reports = [_report(values) for values in tensors.values()]
   return collections.OrderedDict(
-    (name, GradientReport(*[dead_tensors.merge_out_of_branches(count, 0) for count in report]))
+    (
+      name,
+      GradientReport(
+        *[dead_tensors.merge_out_of_branches(count, 0) for count in report]
+      ),
+    )
     for name, report in zip(tensors, reports)
   )
 
 
 @autograph.do_not_convert
-def loss_scale_summaries(optimizer: MixedPrecisionLossScaleOptimizer) -> List[tf.Tensor]:
-  """Adds scalar summaries of the last `apply_gradients` to the graph, for `tf.summary.merge_all()` and Estimator.
+def loss_scale_summaries(
+  optimizer: MixedPrecisionLossScaleOptimizer,
+) -> List[tf.Tensor]:
+  """Adds scalar summaries of the last `apply_gradients` to the graph, for
+  `tf.summary.merge_all()` and Estimator.
 
       train_op = opt.minimize(loss, global_step)
       mp_compat.loss_scale_summaries(opt)
       _, summary = sess.run([train_op, tf.summary.merge_all()])
 
-  `loss_scale/scale` is the loss scale with which the gradients were computed. `loss_scale/applied` is 1 if the step is
-  applied and 0 if it is skipped, or if the train op is in a branch of `tf.cond` that is not executed. Summaries run the
-  backward pass, but not the train op: fetch them in the same `session.run` to get the same step. To count skipped
-  steps, use `mp_compat.LossScaleHook(output_dir=...)`.
+  `loss_scale/scale` is the loss scale with which the gradients were computed.
+  `loss_scale/applied` is 1 if the step is applied and 0 if it is skipped, or if the
+  train op is in a branch of `tf.cond` that is not executed. Summaries run the backward
+  pass, but not the train op: fetch them in the same `session.run` to get the same step.
+  To count skipped steps, use `mp_compat.LossScaleHook(output_dir=...)`.
 
   Args:
-    optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current graph.
+    optimizer: a `MixedPrecisionLossScaleOptimizer` whose train op is in the current
+      graph.
 
   Returns:
-    The summaries, scalar string tensors in the collection `tf.GraphKeys.SUMMARIES`. `loss_scale/scale` is missing if
-    the gradients were not computed in this graph, or inside of a branch.
+    The summaries, scalar string tensors in the collection `tf.GraphKeys.SUMMARIES`.
+    `loss_scale/scale` is missing if the gradients were not computed in this graph, or
+    inside of a branch.
 
   Raises:
     ValueError: If `optimizer` is not a `MixedPrecisionLossScaleOptimizer`.
-    RuntimeError: If the current graph has no train op of this optimizer, or has it inside a loop or a function.
+    RuntimeError: If the current graph has no train op of this optimizer, or has it
+      inside a loop or a function.
   """
   record = readable_step(optimizer)
   with contexts.enter(contexts.of_outputs(record.train_op)):
@@ -133,42 +166,72 @@ def loss_scale_summaries(optimizer: MixedPrecisionLossScaleOptimizer) -> List[tf
 
 
 def readable_step(optimizer: MixedPrecisionLossScaleOptimizer) -> step.Step:
-  """Returns the last step of `train_steps`; raises an error if the current graph cannot read its tensors."""
+  """Returns the last step of `train_steps`; raises an error if the current graph cannot
+  read its tensors.
+  """
   record = train_steps(optimizer)[-1]
   if not is_readable(record):
     raise RuntimeError(
-      "The train op {} is inside a loop or a function, so its gradients cannot be read from outside. "
-      "Call nonfinite_gradients() or gradient_ranges() inside it.".format(record.train_op.name)
+      "The train op {} is inside a loop or a function, so its gradients cannot be read "
+      "from outside. Call nonfinite_gradients() or gradient_ranges() inside it.".format(
+        record.train_op.name
+      )
     )
   return record
 
 
 def checked_tensors(record: step.Step) -> "collections.OrderedDict[str, tf.Tensor]":
-  """Returns the gradients of a step by the names that `nonfinite_gradients` gives them, those before clipping first."""
-  replaced = [computed for of_replica in record.lineages for computed in of_replica.replaced]
+  """Returns the gradients of a step by the names that `nonfinite_gradients` gives them,
+  those before clipping first.
+  """
+  replaced = [
+    computed for of_replica in record.lineages for computed in of_replica.replaced
+  ]
   return by_unique_names(
-    [(computed.name + " (computed)", computed.values) for computed in replaced] + passed_gradients(record)
+    [(computed.name + " (computed)", computed.values) for computed in replaced]
+    + passed_gradients(record)
   )
 
 
 def passed_gradients(record: step.Step) -> List[Tuple[str, tf.Tensor]]:
-  """Returns the names of the variables and the values of the gradients that were passed in, without None."""
-  return [(name, gradients.values_of([grad])[0]) for grad, name in record.gradients if grad is not None]
+  """Returns the names of the variables and the values of the gradients that were passed
+  in, without None.
+  """
+  return [
+    (name, gradients.values_of([grad])[0])
+    for grad, name in record.gradients
+    if grad is not None
+  ]
 
 
 def scales(record: step.Step) -> List[tf.Tensor]:
-  """Returns the loss scales with which the gradients of a step were computed, each once."""
-  computed = [each for of_replica in record.lineages for each in of_replica.computed if each.scale is not None]
-  return list({lineage.tensor_key(each.scale): each.scale for each in computed}.values())
+  """Returns the loss scales with which the gradients of a step were computed, each
+  once.
+  """
+  computed = [
+    each
+    for of_replica in record.lineages
+    for each in of_replica.computed
+    if each.scale is not None
+  ]
+  return list(
+    {lineage.tensor_key(each.scale): each.scale for each in computed}.values()
+  )
 
 
-def by_unique_names(pairs: Iterable[Tuple[str, _Value]]) -> "collections.OrderedDict[str, _Value]":
-  """Returns the values by name: the second, third and later of the same name end in " (2)", " (3)" and so on."""
+def by_unique_names(
+  pairs: Iterable[Tuple[str, _Value]],
+) -> "collections.OrderedDict[str, _Value]":
+  """Returns the values by name: the second, third and later of the same name end in "
+  (2)", " (3)" and so on.
+  """
   found: collections.OrderedDict[str, _Value] = collections.OrderedDict()
   occurrences: Counter[str] = collections.Counter()
   for name, value in pairs:
     occurrences[name] += 1
-    found[name if occurrences[name] == 1 else "{} ({})".format(name, occurrences[name])] = value
+    found[
+      name if occurrences[name] == 1 else "{} ({})".format(name, occurrences[name])
+    ] = value
   return found
 
 
@@ -179,5 +242,7 @@ def _report(values: tf.Tensor) -> GradientReport:
   return GradientReport(
     nans=tf.math.count_nonzero(tf.is_nan(values), dtype=tf.int64),
     infs=tf.math.count_nonzero(tf.is_inf(values), dtype=tf.int64),
-    largest=tf.reduce_max(tf.concat([tf.reshape(finite, [-1]), tf.zeros([1], values.dtype)], axis=0)),
+    largest=tf.reduce_max(
+      tf.concat([tf.reshape(finite, [-1]), tf.zeros([1], values.dtype)], axis=0)
+    ),
   )

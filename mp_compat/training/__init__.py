@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer wrapper and what uses its steps. Private: use the names in `mp_compat`."""
+"""The optimizer wrapper and what uses its steps. Private: use the names in
+`mp_compat`.
+"""

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accumulates the gradients of micro-batches, each computed in a separate `session.run`; applies them as one step."""
+"""Accumulates the gradients of micro-batches, each computed in a separate
+`session.run`; applies them as one step.
+"""
 
 import dataclasses
 from typing import Any, Iterable, List, Optional, Union
 import weakref
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import contexts
-from mp_compat._tensorflow import control_flow
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 from mp_compat.core import distribute
 from mp_compat.core import gradients
 from mp_compat.core import lineage
+from mp_compat.graph import contexts
+from mp_compat.graph import control_flow
+from mp_compat.graph import graphs
 from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
@@ -22,19 +24,30 @@ GradAndVar = gradients.GradAndVar
 
 @dataclasses.dataclass
 class Window:
-  """What a GradientAccumulator keeps in a graph that a Session runs; the lists are in the order passed to `add`."""
+  """What a GradientAccumulator keeps in a graph that a Session runs; the lists are in
+  the order passed to `add`.
+  """
 
-  var_list: List[tf.Variable] = dataclasses.field(default_factory=list)  # empty before the first `add`
-  dtypes: List[Optional[tf.DType]] = dataclasses.field(default_factory=list)  # of the gradients; None for None
+  # empty before the first `add`
+  var_list: List[tf.Variable] = dataclasses.field(default_factory=list)
+  # of the gradients; None for None
+  dtypes: List[Optional[tf.DType]] = dataclasses.field(default_factory=list)
   sums: List[Optional[tf.Variable]] = dataclasses.field(default_factory=list)
-  finite: tf.Variable = None  # counts the micro-batches that were added, an int64 scalar
+  finite: tf.Variable = (
+    None  # counts the micro-batches that were added, an int64 scalar
+  )
   overflowed: tf.Variable = None  # counts those that were not finite, an int64 scalar
-  means: List[tf.Tensor] = dataclasses.field(default_factory=list)  # all that `mean` returned, read before clearing
-  adding_graphs: "weakref.WeakSet[tf.Graph]" = dataclasses.field(default_factory=weakref.WeakSet)  # that called `add`
+  # all that `mean` returned, read before clearing
+  means: List[tf.Tensor] = dataclasses.field(default_factory=list)
+  # that called `add`
+  adding_graphs: "weakref.WeakSet[tf.Graph]" = dataclasses.field(
+    default_factory=weakref.WeakSet
+  )
 
 
 class GradientAccumulator:
-  """Accumulates unscaled gradients over a window of micro-batches, one per `session.run`; applies them as one step.
+  """Accumulates unscaled gradients over a window of micro-batches, one per
+  `session.run`; applies them as one step.
 
       window = mp_compat.GradientAccumulator(opt)
       add_op = window.add(opt.compute_gradients(loss))
@@ -46,69 +59,108 @@ class GradientAccumulator:
           sess.run(add_op, batch)  # a backward pass
         sess.run(train_op)  # no backward pass; empties the window
 
-  Every micro-batch is checked when it is added. One that is not finite is counted but not added. The loss scale is
-  updated once for each window; the window counts as finite if all of its micro-batches are finite. With
-  `skip="window"`, an overflow skips the window; with `skip="micro_batch"`, the other micro-batches are applied.
+  Every micro-batch is checked when it is added. One that is not finite is counted but
+  not added. The loss scale is updated once for each window; the window counts as finite
+  if all of its micro-batches are finite. With `skip="window"`, an overflow skips the
+  window; with `skip="micro_batch"`, the other micro-batches are applied.
 
-  The sums are local variables, float32, or of the gradient's dtype if it is float64 or complex: checkpoints do not
-  contain them, and a restored run begins with an empty window. Sparse gradients are summed in a dense variable.
+  The sums are local variables, float32, or of the gradient's dtype if it is float64 or
+  complex: checkpoints do not contain them, and a restored run begins with an empty
+  window. Sparse gradients are summed in a dense variable.
   """
 
-  def __init__(self, optimizer: MixedPrecisionLossScaleOptimizer, skip: str = "window") -> None:
+  def __init__(
+    self, optimizer: MixedPrecisionLossScaleOptimizer, skip: str = "window"
+  ) -> None:
     """Makes an accumulator for gradients that `optimizer` computes and applies.
 
-    Raises a ValueError if `optimizer` is not a MixedPrecisionLossScaleOptimizer or was made with
-    `skip_nonfinite=False`, or if `skip` is neither "window" nor "micro_batch".
+    Raises a ValueError if `optimizer` is not a MixedPrecisionLossScaleOptimizer or was
+    made with `skip_nonfinite=False`, or if `skip` is neither "window" nor
+    "micro_batch".
     """
     if not isinstance(optimizer, MixedPrecisionLossScaleOptimizer):
-      raise ValueError("optimizer must be a MixedPrecisionLossScaleOptimizer, but got {!r}.".format(optimizer))
+      raise ValueError(
+        "optimizer must be a MixedPrecisionLossScaleOptimizer, but got {!r}.".format(
+          optimizer
+        )
+      )
     if not optimizer._mp_compat_settings.skip_nonfinite:
-      raise ValueError("GradientAccumulator needs the finite check; make the optimizer without skip_nonfinite=False.")
+      raise ValueError(
+        "GradientAccumulator needs the finite check; make the optimizer without "
+        "skip_nonfinite=False."
+      )
     if skip not in ("window", "micro_batch"):
-      raise ValueError("skip must be one of 'window', 'micro_batch', but got {!r}.".format(skip))
+      raise ValueError(
+        "skip must be one of 'window', 'micro_batch', but got {!r}.".format(skip)
+      )
     self._optimizer = optimizer
     self._skip = skip
 
   @autograph.do_not_convert
-  def add(self, grads_and_vars: Iterable[GradAndVar], name: Optional[str] = None) -> tf.Operation:
-    """Returns an op that checks the gradients of a micro-batch and adds them to the window.
+  def add(
+    self, grads_and_vars: Iterable[GradAndVar], name: Optional[str] = None
+  ) -> tf.Operation:
+    """Returns an op that checks the gradients of a micro-batch and adds them to the
+    window.
 
     Args:
-      grads_and_vars: pairs as the optimizer's `compute_gradients` returns them; the variables have static shapes.
+      grads_and_vars: pairs as the optimizer's `compute_gradients` returns them; the
+        variables have static shapes.
       name: a name for the op; "accumulate" by default.
 
     Raises:
-      ValueError: If all gradients are None, a variable has no static shape, or `add` was already called in this graph.
-        A function may be traced again: its traces add to one window if they pass the same variables and dtypes.
+      ValueError: If all gradients are None, a variable has no static shape, or `add`
+        was already called in this graph. A function may be traced again: its traces add
+        to one window if they pass the same variables and dtypes.
       TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
       RuntimeError: In eager mode, outside of functions.
-      tf.errors.InvalidArgumentError: If `tf.local_variables_initializer()` was not run, in `session.run`.
+      tf.errors.InvalidArgumentError: If `tf.local_variables_initializer()` was not run,
+        in `session.run`.
     """
     if tf.executing_eagerly():
-      raise RuntimeError("GradientAccumulator works in graphs only. Use it in a tf.Graph or a tf.function.")
-    part = step.prepare(grads_and_vars, self._optimizer._mp_compat_settings, empties_window=True)
+      raise RuntimeError(
+        "GradientAccumulator works in graphs only. Use it in a tf.Graph or a "
+        "tf.function."
+      )
+    part = step.prepare(
+      grads_and_vars, self._optimizer._mp_compat_settings, empties_window=True
+    )
     window = self._window(part.grads_and_vars)
-    pairs = [(total, grad) for total, (grad, _) in zip(window.sums, part.grads_and_vars) if total is not None]
+    pairs = [
+      (total, grad)
+      for total, (grad, _) in zip(window.sums, part.grads_and_vars)
+      if total is not None
+    ]
 
     def add() -> tf.Operation:
-      return tf.group(window.finite.assign_add(1, read_value=False), *[_add_to(total, grad) for total, grad in pairs])
+      return tf.group(
+        window.finite.assign_add(1, read_value=False),
+        *[_add_to(total, grad) for total, grad in pairs],
+      )
 
     initialized = tf.debugging.Assert(
-      window.finite.is_initialized(),  # not tf.is_variable_initialized, which fails in functions of TensorFlow 2.0
-      ["The variables of this GradientAccumulator are not initialized. Run tf.local_variables_initializer()."],
+      # not tf.is_variable_initialized, which fails in functions of TensorFlow 2.0
+      window.finite.is_initialized(),
+      [
+        "The variables of this GradientAccumulator are not initialized. Run tf.local_variables_initializer()."
+      ],
     )
     with tf.control_dependencies([initialized]):
       finite = tf.identity(part.finite)
-    added = control_flow.cond(finite, add, lambda: tf.group(window.overflowed.assign_add(1, read_value=False)))
+    added = control_flow.cond(
+      finite, add, lambda: tf.group(window.overflowed.assign_add(1, read_value=False))
+    )
     return tf.group(added, name=name or "accumulate")
 
   @autograph.do_not_convert
   def mean(self) -> List[GradAndVar]:
-    """Returns the mean gradients of the window's finite micro-batches, to be clipped, reduced and applied.
+    """Returns the mean gradients of the window's finite micro-batches, to be clipped,
+    reduced and applied.
 
-    The result is a list of (gradient, variable) pairs, in the order passed to `add`. A gradient is None if None was
-    passed to `add`; otherwise a dense tensor with the variable's shape and the dtype passed to `add`, whose values are
-    NaN if the window must be skipped.
+    The result is a list of (gradient, variable) pairs, in the order passed to `add`. A
+    gradient is None if None was passed to `add`; otherwise a dense tensor with the
+    variable's shape and the dtype passed to `add`, whose values are NaN if the window
+    must be skipped.
 
     Raises:
       RuntimeError: If `add` was not called in this graph.
@@ -118,39 +170,62 @@ class GradientAccumulator:
     finite, overflowed = window.finite.read_value(), window.overflowed.read_value()
     added = tf.debugging.Assert(
       finite + overflowed > 0,
-      ["This window is empty. Run the op that GradientAccumulator.add() returned before the train op."],
+      [
+        "This window is empty. Run the op that GradientAccumulator.add() returned before the train op."
+      ],
     )
     with tf.control_dependencies([added]):
       count = tf.cast(finite, tf.float64)  # 0 makes 0 / 0
     if self._skip == "window":
       count = tf.where_v2(overflowed > 0, tf.cast(float("nan"), tf.float64), count)
     means = [
-      None if total is None else tf.cast(total.read_value() / tf.cast(count, total.dtype), dtype)
+      None
+      if total is None
+      else tf.cast(total.read_value() / tf.cast(count, total.dtype), dtype)
       for total, dtype in zip(window.sums, window.dtypes)
     ]
     window.means.extend(mean for mean in means if mean is not None)
-    lineage.record(means, [variable.name for variable in window.var_list], are_window_means=True)
+    lineage.record(
+      means, [variable.name for variable in window.var_list], are_window_means=True
+    )
     return list(zip(means, window.var_list))
 
   @autograph.do_not_convert
   @step.collected
   def apply_gradients(
-    self, grads_and_vars: Iterable[GradAndVar], global_step: Optional[tf.Variable] = None, name: Optional[str] = None
+    self,
+    grads_and_vars: Iterable[GradAndVar],
+    global_step: Optional[tf.Variable] = None,
+    name: Optional[str] = None,
   ) -> tf.Operation:
     """Applies a window as one step of the optimizer and empties it.
 
-    Arguments and errors are those of `MixedPrecisionLossScaleOptimizer.apply_gradients`, with pairs as `mean` returns
-    them, possibly clipped or reduced; a RuntimeError if `add` was not called in this graph. The result is one op, which
-    runs no backward pass. It empties the window after `mean` has read it: results of calls before this one can be
-    fetched in the same `session.run`.
+    Arguments and errors are those of
+    `MixedPrecisionLossScaleOptimizer.apply_gradients`, with pairs as `mean` returns
+    them, possibly clipped or reduced; a RuntimeError if `add` was not called in this
+    graph. The result is one op, which runs no backward pass. It empties the window
+    after `mean` has read it: results of calls before this one can be fetched in the
+    same `session.run`.
     """
     window = self._added()
-    micro_batches_finite = [tf.equal(window.overflowed.read_value(), 0)] if self._skip == "micro_batch" else []
+    micro_batches_finite = (
+      [tf.equal(window.overflowed.read_value(), 0)]
+      if self._skip == "micro_batch"
+      else []
+    )
     parts = [self._optimizer._prepare_part(grads_and_vars, empties_window=True)]
-    parts += [step.Part((), finite, lineage.Lineage(), parts[0].scope) for finite in micro_batches_finite]
+    parts += [
+      step.Part((), finite, lineage.Lineage(), parts[0].scope)
+      for finite in micro_batches_finite
+    ]
     applied = distribute.merge_call(step.apply_first, parts, global_step, name)
-    read = [mean for mean in window.means if mean.graph is tf.get_default_graph() and contexts.is_readable(mean)]
-    with tf.control_dependencies([tf.group(applied, *read)]):  # one op: each assignment would wait for each mean
+    read = [
+      mean
+      for mean in window.means
+      if mean.graph is tf.get_default_graph() and contexts.is_readable(mean)
+    ]
+    # one op: each assignment would wait for each mean
+    with tf.control_dependencies([tf.group(applied, *read)]):
       cleared = [
         total.assign(tf.zeros_like(total), read_value=False)
         for total in [window.finite, window.overflowed] + window.sums
@@ -160,23 +235,34 @@ class GradientAccumulator:
 
   def _window(self, grads_and_vars: Iterable[GradAndVar]) -> Window:
     """Returns the window of this graph, whose variables the first `add` makes."""
-    window, graph = graphs.state_of(self, graphs.init_scope_graph(), Window), graphs.default_graph()
+    window, graph = (
+      graphs.state_of(self, graphs.init_scope_graph(), Window),
+      graphs.default_graph(),
+    )
     dtypes = [None if grad is None else grad.dtype for grad, _ in grads_and_vars]
     var_list = [variable for _, variable in grads_and_vars]
     if not window.var_list:
       device = next(grad.device for grad, _ in grads_and_vars if grad is not None)
-      window.sums = [None if grad is None else _sum_for(grad, variable) for grad, variable in grads_and_vars]
+      window.sums = [
+        None if grad is None else _sum_for(grad, variable)
+        for grad, variable in grads_and_vars
+      ]
       window.finite = _local([], tf.int64, "finite_micro_batches", device)
       window.overflowed = _local([], tf.int64, "overflowed_micro_batches", device)
       window.var_list, window.dtypes = var_list, dtypes
     if graph in window.adding_graphs:
-      raise ValueError("add() was already called in this graph. Run the op that it returned once per micro-batch.")
+      raise ValueError(
+        "add() was already called in this graph. Run the op that it returned once per "
+        "micro-batch."
+      )
     window.adding_graphs.add(graph)
-    same_variables = list(map(id, var_list)) == list(map(id, window.var_list))  # eager variables may share a name
+    # eager variables may share a name
+    same_variables = list(map(id, var_list)) == list(map(id, window.var_list))
     if not same_variables or dtypes != window.dtypes:
       raise ValueError(
-        "add() must get gradients for the same variables, of the same dtypes, as in the first trace of this function: "
-        "expected {}, but got {}. Use another GradientAccumulator for other variables.".format(
+        "add() must get gradients for the same variables, of the same dtypes, as in "
+        "the first trace of this function: expected {}, but got {}. Use another "
+        "GradientAccumulator for other variables.".format(
           _describe(window.var_list, window.dtypes), _describe(var_list, dtypes)
         )
       )
@@ -186,16 +272,22 @@ class GradientAccumulator:
     window = graphs.state_of(self, graphs.init_scope_graph(), Window)
     if not window.var_list:
       raise RuntimeError(
-        "This GradientAccumulator has no gradients in this graph. Call add(opt.compute_gradients(loss)) first."
+        "This GradientAccumulator has no gradients in this graph. Call "
+        "add(opt.compute_gradients(loss)) first."
       )
     return window
 
 
 def _describe(var_list: List[tf.Variable], dtypes: List[Optional[tf.DType]]) -> str:
-  return ", ".join("{} ({})".format(v.name, dtype.name if dtype else None) for v, dtype in zip(var_list, dtypes))
+  return ", ".join(
+    "{} ({})".format(v.name, dtype.name if dtype else None)
+    for v, dtype in zip(var_list, dtypes)
+  )
 
 
-def _sum_for(grad: Union[tf.Tensor, tf.IndexedSlices], variable: tf.Variable) -> tf.Variable:
+def _sum_for(
+  grad: Union[tf.Tensor, tf.IndexedSlices], variable: tf.Variable
+) -> tf.Variable:
   """Makes a variable of zeros for the sum of a gradient, on its device."""
   if not variable.shape.is_fully_defined():
     message = "Gradients can only be accumulated for variables of static shape, but {} has the shape {}."
@@ -206,14 +298,22 @@ def _sum_for(grad: Union[tf.Tensor, tf.IndexedSlices], variable: tf.Variable) ->
 
 
 def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
-  """Makes a local variable of zeros for this replica in this process; checkpoints do not contain it."""
-  with tf.device(device):  # A parameter server's device function would share it among workers.
+  """Makes a local variable of zeros for this replica in this process; checkpoints do
+  not contain it.
+  """
+  # A parameter server's device function would share it among workers.
+  with tf.device(device):
     return variables.replica_variable(
-      lambda: tf.zeros(shape, dtype), name=name, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES]
+      lambda: tf.zeros(shape, dtype),
+      name=name,
+      trainable=False,
+      collections=[tf.GraphKeys.LOCAL_VARIABLES],
     )
 
 
-def _add_to(total: tf.Variable, grad: Union[tf.Tensor, tf.IndexedSlices]) -> tf.Operation:
+def _add_to(
+  total: tf.Variable, grad: Union[tf.Tensor, tf.IndexedSlices]
+) -> tf.Operation:
   grad = gradients.map_values(lambda values: tf.cast(values, total.dtype), grad)
   if isinstance(grad, tf.IndexedSlices):
     return total.scatter_add(grad)

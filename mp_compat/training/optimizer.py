@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer wrapper: scales the loss, unscales the gradients, and applies a step on all replicas or on none."""
+"""The optimizer wrapper: scales the loss, unscales the gradients, and applies a step on
+all replicas or on none.
+"""
 
 from typing import Any, Dict, Iterable, List, NoReturn, Optional
 
 from mp_compat import horovod
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import contexts
-from mp_compat._tensorflow import graphs
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import optimizers
@@ -19,14 +19,18 @@ from mp_compat.core.loss_scale import DynamicLossScale
 from mp_compat.core.loss_scale import LossScale
 from mp_compat.core.loss_scale import get_loss_scale
 from mp_compat.core.loss_scale import is_updated_by_check
+from mp_compat.graph import contexts
+from mp_compat.graph import graphs
 from mp_compat.training import step
 
-# The base is TensorFlow's class, if there is one, so that isinstance checks for it succeed. Nothing else of it is used.
+# The base is TensorFlow's class, if there is one, so that isinstance checks for it
+# succeed. Nothing else of it is used.
 _Native: Any = (native.LOSS_SCALE_OPTIMIZERS + (tf.train.Optimizer,))[0]
 
 
 class MixedPrecisionLossScaleOptimizer(_Native):
-  """Wraps an optimizer for float16: scales the loss so that small gradients do not underflow, skips overflowed steps.
+  """Wraps an optimizer for float16: scales the loss so that small gradients do not
+  underflow, skips overflowed steps.
 
       scale = loss_scale()  # read once
       grads = inner.compute_gradients(loss * scale) / scale
@@ -34,14 +38,15 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       if should_apply and all_finite(grads):  # on all replicas
         inner.apply_gradients(grads)  # variables, slots, counters and global_step
 
-  A step is applied completely or not at all. Variables, slots and counters have the names that the inner optimizer
-  alone would give them. `DynamicLossScale` adds `current_loss_scale` and `good_steps`.
+  A step is applied completely or not at all. Variables, slots and counters have the
+  names that the inner optimizer alone would give them. `DynamicLossScale` adds
+  `current_loss_scale` and `good_steps`.
 
-  `get_slot`, `get_slot_names`, `get_name` and all public attributes that this class lacks are those of the inner
-  optimizer.
+  `get_slot`, `get_slot_names`, `get_name` and all public attributes that this class
+  lacks are those of the inner optimizer.
 
-  Source: `tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer`; Micikevicius et al., "Mixed Precision
-  Training", 2018 (arXiv:1710.03740).
+  Source: `tf.compat.v1.train.experimental.MixedPrecisionLossScaleOptimizer`;
+  Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740).
   """
 
   def __init__(
@@ -57,36 +62,53 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """Wraps an optimizer.
 
     Args:
-      opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`. If it was made with `use_locking`, concurrent steps
-        of several threads also update the loss scale one at a time.
-      loss_scale: a number from 1 to 2**126 for a fixed scale, "dynamic", or a LossScale, ours or TensorFlow's.
-      skip_nonfinite: whether to skip steps with non-finite gradients even if the loss scale's `should_apply` is True.
-        False adds no check and no conditional to those of the loss scale: with a fixed scale, every step is applied.
-      check_computed_gradients: whether the finite check also covers the gradients as `compute_gradients` returned
-        them, if those passed to `apply_gradients` are not copies of them: clipping, averages and masks can hide an
-        overflow. Then a run that feeds such a gradient (`feed_dict`) must also feed the model's inputs, or fails with
-        "You must feed a value for placeholder tensor": pass False for such programs.
-      finite_reducer: reduces the result of the finite check over processes that train together without
-        `tf.distribute`: maps a bool tensor, True if the gradients are finite in this process, to one that is True if
-        they are finite in all. Called once for each train op, outside of all branches, with a scalar; with a vector,
-        reduced element by element, by `apply_gradients_together` and `GradientAccumulator(skip="micro_batch")`. None
-        means `mp_compat.horovod.all_ranks_finite` if Horovod's ranks could disagree, else no reduction.
-      **kwargs: further arguments of `Optimizer.__init__` in this TensorFlow version, beyond `use_locking` and `name`.
+      opt: the inner optimizer, any `tf.compat.v1.train.Optimizer`. If it was made with
+        `use_locking`, concurrent steps of several threads also update the loss scale
+        one at a time.
+      loss_scale: a number from 1 to 2**126 for a fixed scale, "dynamic", or a
+        LossScale, ours or TensorFlow's.
+      skip_nonfinite: whether to skip steps with non-finite gradients even if the loss
+        scale's `should_apply` is True. False adds no check and no conditional to those
+        of the loss scale: with a fixed scale, every step is applied.
+      check_computed_gradients: whether the finite check also covers the gradients as
+        `compute_gradients` returned them, if those passed to `apply_gradients` are not
+        copies of them: clipping, averages and masks can hide an overflow. Then a run
+        that feeds such a gradient (`feed_dict`) must also feed the model's inputs, or
+        fails with "You must feed a value for placeholder tensor": pass False for such
+        programs.
+      finite_reducer: reduces the result of the finite check over processes that train
+        together without `tf.distribute`: maps a bool tensor, True if the gradients are
+        finite in this process, to one that is True if they are finite in all. Called
+        once for each train op, outside of all branches, with a scalar; with a vector,
+        reduced element by element, by `apply_gradients_together` and
+        `GradientAccumulator(skip="micro_batch")`. None means
+        `mp_compat.horovod.all_ranks_finite` if Horovod's ranks could disagree, else no
+        reduction.
+      **kwargs: further arguments of `Optimizer.__init__` in this TensorFlow version,
+        beyond `use_locking` and `name`.
 
     Raises:
-      ValueError: If `opt` is not a `tf.compat.v1.train.Optimizer`, already scales the loss, or is or wraps a
-        `SyncReplicasOptimizer`; if `loss_scale` is None or not a loss scale; or if `finite_reducer` is given with
-        `skip_nonfinite=False`.
+      ValueError: If `opt` is not a `tf.compat.v1.train.Optimizer`, already scales the
+        loss, or is or wraps a `SyncReplicasOptimizer`; if `loss_scale` is None or not a
+        loss scale; or if `finite_reducer` is given with `skip_nonfinite=False`.
     """
     _check_inner(opt)
     if loss_scale is None:
-      raise ValueError("loss_scale cannot be None. To train without loss scaling, use the inner optimizer alone.")
+      raise ValueError(
+        "loss_scale cannot be None. To train without loss scaling, use the inner "
+        "optimizer alone."
+      )
     if finite_reducer is not None and not skip_nonfinite:
-      raise ValueError("finite_reducer needs the check that skip_nonfinite=False disables. Pass only one of them.")
+      raise ValueError(
+        "finite_reducer needs the check that skip_nonfinite=False disables. Pass only "
+        "one of them."
+      )
     self._optimizer = opt
-    # An optimizer that never called its base class's constructor has neither `_name` nor `_use_locking`.
+    # An optimizer that never called its base class's constructor has neither `_name`
+    # nor `_use_locking`.
     name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
-    # Skips the constructor of TensorFlow's class, which takes other arguments and makes a loss scale of its own.
+    # Skips the constructor of TensorFlow's class, which takes other arguments and makes
+    # a loss scale of its own.
     base: Any = super() if _Native is tf.train.Optimizer else super(_Native, self)
     base.__init__(getattr(opt, "_use_locking", False), name, **kwargs)
     self._loss_scale = get_loss_scale(loss_scale)
@@ -106,23 +128,28 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   @property
   def loss_scale(self) -> LossScale:
-    """Returns the LossScale; calling it returns the current loss scale, a float32 scalar tensor."""
+    """Returns the LossScale; calling it returns the current loss scale, a float32
+    scalar tensor.
+    """
     return self._loss_scale
 
   @loss_scale.setter
   def loss_scale(self, value: object) -> None:
     raise AttributeError(
-      "The loss scale of an optimizer cannot be replaced by {!r}. Pass it when the optimizer is made. To change the "
-      "current scale of a DynamicLossScale, run opt.loss_scale.variables()[0].assign(value).".format(value)
+      "The loss scale of an optimizer cannot be replaced by {!r}. Pass it when the "
+      "optimizer is made. To change the current scale of a DynamicLossScale, run "
+      "opt.loss_scale.variables()[0].assign(value).".format(value)
     )
 
   @property
   def gradients_finite(self) -> tf.Tensor:
-    """Returns a scalar bool tensor of the last `apply_gradients` in this graph: True if all gradients are finite.
+    """Returns a scalar bool tensor of the last `apply_gradients` in this graph: True if
+    all gradients are finite.
 
-    It covers all replicas. If fetched together with the train op, it describes the same step. Raises a RuntimeError if
-    this graph has no `apply_gradients`, or one without a check (`skip_nonfinite=False` and a loss scale whose
-    `should_apply` is not a tensor).
+    It covers all replicas. If fetched together with the train op, it describes the same
+    step. Raises a RuntimeError if this graph has no `apply_gradients`, or one without a
+    check (`skip_nonfinite=False` and a loss scale whose `should_apply` is not a
+    tensor).
     """
     return step.last_tensor(
       [built.finite for built in step.recorded(self)],
@@ -131,11 +158,14 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   @property
   def step_applied(self) -> tf.Tensor:
-    """Returns a scalar bool tensor of the last `apply_gradients` in this graph: True if it applies the gradients.
+    """Returns a scalar bool tensor of the last `apply_gradients` in this graph: True if
+    it applies the gradients.
 
-    Unlike `gradients_finite`, it includes the answer of the loss scale (`should_apply`). If fetched together with the
-    train op, it describes the same step. Raises a RuntimeError if this graph has no `apply_gradients`, or one that
-    applies every step (`skip_nonfinite=False` and a loss scale whose `should_apply` is not a tensor).
+    Unlike `gradients_finite`, it includes the answer of the loss scale
+    (`should_apply`). If fetched together with the train op, it describes the same step.
+    Raises a RuntimeError if this graph has no `apply_gradients`, or one that applies
+    every step (`skip_nonfinite=False` and a loss scale whose `should_apply` is not a
+    tensor).
     """
     return step.last_tensor(
       [built.applied for built in step.recorded(self)],
@@ -143,8 +173,12 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     )
 
   def _doing_dynamic_loss_scaling(self) -> bool:
-    """Returns whether the loss scale is a DynamicLossScale, as in TensorFlow's class; only a warning depends on it."""
-    return isinstance(self._loss_scale, (DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES)
+    """Returns whether the loss scale is a DynamicLossScale, as in TensorFlow's class;
+    only a warning depends on it.
+    """
+    return isinstance(
+      self._loss_scale, (DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
+    )
 
   @autograph.do_not_convert
   def minimize(
@@ -159,19 +193,27 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     grad_loss: Optional[tf.Tensor] = None,
     **kwargs: object,
   ) -> Optional[tf.Operation]:
-    """Calls `compute_gradients` and `apply_gradients`; the latter with `kwargs`, such as `decay_var_list`.
+    """Calls `compute_gradients` and `apply_gradients`; the latter with `kwargs`, such
+    as `decay_var_list`.
 
-    Like TensorFlow's class, it does not call the inner optimizer's `minimize`. If that is its own, it logs a warning.
+    Like TensorFlow's class, it does not call the inner optimizer's `minimize`. If that
+    is its own, it logs a warning.
     """
     if type(self._optimizer).minimize is not tf.train.Optimizer.minimize:
-      log.warn_once(
+      graphs.warn_once(
         self,
-        "%s has a minimize() of its own, which is not called: loss scaling calls its compute_gradients() and "
-        "apply_gradients(). If its minimize() does more, such as weight decay, that is missing.",
+        "%s has a minimize() of its own, which is not called: loss scaling calls its "
+        "compute_gradients() and apply_gradients(). If its minimize() does more, such "
+        "as weight decay, that is missing.",
         type(self._optimizer).__name__,
       )
     grads_and_vars = self.compute_gradients(
-      loss, var_list, gate_gradients, aggregation_method, colocate_gradients_with_ops, grad_loss
+      loss,
+      var_list,
+      gate_gradients,
+      aggregation_method,
+      colocate_gradients_with_ops,
+      grad_loss,
     )
     return self.apply_gradients(grads_and_vars, global_step, name, **kwargs)
 
@@ -188,32 +230,37 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """Returns the gradients of `loss * scale`, divided by the loss scale.
 
     Args:
-      loss: a tensor of any shape, float16, bfloat16, float32 or float64, or a callable that returns one (required in
-        eager mode).
-      var_list: the variables; by default the graph's trainable variables, for a callable those that it reads.
-      gate_gradients: `GATE_NONE`, `GATE_OP` or `GATE_GRAPH`; with the last, no returned gradient is available before
-        all are computed and unscaled.
+      loss: a tensor of any shape, float16, bfloat16, float32 or float64, or a callable
+        that returns one (required in eager mode).
+      var_list: the variables; by default the graph's trainable variables, for a
+        callable those that it reads.
+      gate_gradients: `GATE_NONE`, `GATE_OP` or `GATE_GRAPH`; with the last, no returned
+        gradient is available before all are computed and unscaled.
       aggregation_method: see `tf.AggregationMethod`.
-      colocate_gradients_with_ops: whether gradients are computed on the devices of their ops.
+      colocate_gradients_with_ops: whether gradients are computed on the devices of
+        their ops.
       grad_loss: the gradient with respect to `loss`, of its shape; ones by default.
 
     Returns:
-      A list of `(gradient, variable)` pairs. A gradient has the variable's shape and the dtype that the inner optimizer
-      computed it in; it is a dense tensor, `tf.IndexedSlices` or None.
+      A list of `(gradient, variable)` pairs. A gradient has the variable's shape and
+      the dtype that the inner optimizer computed it in; it is a dense tensor,
+      `tf.IndexedSlices` or None.
 
     Raises:
-      ValueError: If `gate_gradients` is another value, `loss` is not floating, there are no variables, or the current
-        strategy is not supported (TPUs).
+      ValueError: If `gate_gradients` is another value, `loss` is not floating, there
+        are no variables, or the current strategy is not supported (TPUs).
       RuntimeError: If `loss` is not callable in eager mode.
     """
     if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
       names = "Optimizer.GATE_NONE, Optimizer.GATE_OP, Optimizer.GATE_GRAPH"
-      raise ValueError("gate_gradients must be one of: {}.  Not {}".format(names, gate_gradients))
+      raise ValueError(
+        "gate_gradients must be one of: {}.  Not {}".format(names, gate_gradients)
+      )
     if tf.executing_eagerly() and not callable(loss):
       raise RuntimeError(
-        "`loss` passed to Optimizer.compute_gradients should be a function when eager execution is "
-        "enabled: one that computes the loss, but got {!r}. To build a graph instead, call tf.disable_v2_behavior() "
-        "first.".format(loss)
+        "`loss` passed to Optimizer.compute_gradients should be a function when eager "
+        "execution is enabled: one that computes the loss, but got {!r}. To build a "
+        "graph instead, call tf.disable_v2_behavior() first.".format(loss)
       )
     distribute.check_supported()
     options: Dict[str, Any] = dict(
@@ -228,34 +275,44 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       with other_graph.as_default():
         return self.compute_gradients(loss, **options)
     if gradients.is_scaled(loss):
-      log.warn_once(
+      graphs.warn_once(
         self,
-        "The loss passed to %s seems to be scaled already: it is a product with a loss scale. If another optimizer "
-        "that scales the loss wraps this one, remove one of the two. If scale_loss() was called, call "
-        "tf.gradients() and unscale_gradients() instead of compute_gradients().",
+        "The loss passed to %s seems to be scaled already: it is a product with a loss "
+        "scale. If another optimizer that scales the loss wraps this one, remove one "
+        "of the two. If scale_loss() was called, call tf.gradients() and "
+        "unscale_gradients() instead of compute_gradients().",
         self.get_name(),
       )
     scale = self._scale()
-    method, base = self._optimizer.compute_gradients, tf.train.Optimizer.compute_gradients
+    method, base = (
+      self._optimizer.compute_gradients,
+      tf.train.Optimizer.compute_gradients,
+    )
     args, keywords = optimizers.arguments_for(method, base, options)
     grads_and_vars = list(method(gradients.scale_loss(loss, scale), *args, **keywords))
-    scaled, variables = [gradients.convert(g) for g, _ in grads_and_vars], [v for _, v in grads_and_vars]
+    scaled, variables = (
+      [gradients.convert(g) for g, _ in grads_and_vars],
+      [v for _, v in grads_and_vars],
+    )
     grads = gradients.unscale(scaled, scale)
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
       grads = tf.tuple(grads)
     self._state_in(graphs.init_scope_graph()).has_unscaled = True
-    lineage.record(grads, (variable.name for variable in variables), scaled, scale)  # tensors may have no name
+    # tensors may have no name
+    lineage.record(grads, (variable.name for variable in variables), scaled, scale)
     return list(zip(grads, variables))
 
   @autograph.do_not_convert
   def scale_loss(self, loss: gradients.Loss) -> gradients.Loss:
-    """Returns `loss * scale`, for code that calls `tf.gradients` itself and passes the result to `unscale_gradients`.
+    """Returns `loss * scale`, for code that calls `tf.gradients` itself and passes the
+    result to `unscale_gradients`.
 
         grads = opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables))
         train_op = opt.apply_gradients(zip(grads, variables), global_step)
 
-    `loss` is a tensor of any shape, float16, bfloat16, float32 or float64 (else a ValueError), and so is the result; or
-    a callable that returns one, for which the result is a callable.
+    `loss` is a tensor of any shape, float16, bfloat16, float32 or float64 (else a
+    ValueError), and so is the result; or a callable that returns one, for which the
+    result is a callable.
     """
     scale = self._scale()
     if not tf.executing_eagerly():  # in eager mode, each call reads the current scale
@@ -264,12 +321,15 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return gradients.scale_loss(loss, scale)
 
   @autograph.do_not_convert
-  def unscale_gradients(self, grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
-    """Returns `g * (1 / scale)` for gradients of a loss that `scale_loss` scaled; see `check_computed_gradients`.
+  def unscale_gradients(
+    self, grads: Iterable[gradients.Gradient]
+  ) -> List[gradients.Gradient]:
+    """Returns `g * (1 / scale)` for gradients of a loss that `scale_loss` scaled; see
+    `check_computed_gradients`.
 
     Args:
-      grads: gradients of any shapes and floating dtypes, dense, `tf.IndexedSlices` or None. The result is a list of as
-        many, of the same kinds, shapes and dtypes.
+      grads: gradients of any shapes and floating dtypes, dense, `tf.IndexedSlices` or
+        None. The result is a list of as many, of the same kinds, shapes and dtypes.
 
     Raises:
       RuntimeError: If `scale_loss` was not called before in this graph.
@@ -277,20 +337,24 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """
     if not self._state_in(graphs.init_scope_graph()).has_scaled:
       raise RuntimeError(
-        "unscale_gradients() needs gradients of a scaled loss, but scale_loss() was not called in this graph. Call "
-        "tf.gradients(opt.scale_loss(loss), variables)."
+        "unscale_gradients() needs gradients of a scaled loss, but scale_loss() was "
+        "not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables)."
       )
     scaled, scale = [gradients.convert(grad) for grad in grads], self._recorded_scale()
     grads = gradients.unscale(scaled, scale)
     self._state_in(graphs.init_scope_graph()).has_unscaled = True
-    lineage.record(grads, ["gradient {}".format(i) for i in range(len(grads))], scaled, scale)
+    lineage.record(
+      grads, ["gradient {}".format(i) for i in range(len(grads))], scaled, scale
+    )
     return grads
 
   def _scale(self) -> tf.Tensor:
     return tf.cast(self._loss_scale(), tf.float32)
 
   def _recorded_scale(self) -> tf.Tensor:
-    """Returns the scale that `scale_loss` read if ops built now can read it; otherwise reads the scale again."""
+    """Returns the scale that `scale_loss` read if ops built now can read it; otherwise
+    reads the scale again.
+    """
     for graph in graphs.enclosing_graphs():
       scale = self._state_in(graph).scale
       if scale is not None and contexts.is_readable(scale):
@@ -309,64 +373,89 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     name: Optional[str] = None,
     **kwargs: object,
   ) -> Optional[tf.Operation]:
-    """Applies the gradients on all replicas, or skips the step if any gradient on any replica is not finite.
+    """Applies the gradients on all replicas, or skips the step if any gradient on any
+    replica is not finite.
 
     Args:
-      grads_and_vars: an iterable of pairs as `compute_gradients` returns them, possibly clipped, averaged, fed or
-        replaced; exactly these are checked and applied. A gradient is a tensor, `tf.IndexedSlices`, a variable, a NumPy
-        array, a list, a number, or None.
+      grads_and_vars: an iterable of pairs as `compute_gradients` returns them, possibly
+        clipped, averaged, fed or replaced; exactly these are checked and applied. A
+        gradient is a tensor, `tf.IndexedSlices`, a variable, a NumPy array, a list, a
+        number, or None.
       global_step: a variable to increment by one with every applied step.
       name: the name of the returned op; by default the name of the inner optimizer.
       **kwargs: further arguments of the inner optimizer's `apply_gradients`.
 
     Returns:
-      One op that applies or skips the step and updates the loss scale; None in eager mode.
+      One op that applies or skips the step and updates the loss scale; None in eager
+      mode.
 
     Raises:
-      ValueError: If called in a cross-replica context or under an unsupported strategy (TPUs), if all gradients are
-        None or some are means of a `GradientAccumulator`, or if `finite_reducer` does not return a bool tensor of the
-        shape passed to it.
-      TypeError: If a gradient cannot be converted to a numeric tensor, or is neither floating nor of its variable's
-        dtype; or if `global_step` is a string.
+      ValueError: If called in a cross-replica context or under an unsupported strategy
+        (TPUs), if all gradients are None or some are means of a `GradientAccumulator`,
+        or if `finite_reducer` does not return a bool tensor of the shape passed to it.
+      TypeError: If a gradient cannot be converted to a numeric tensor, or is neither
+        floating nor of its variable's dtype; or if `global_step` is a string.
     """
     if isinstance(global_step, str):
       raise TypeError(
-        "global_step must be a variable, such as tf.train.get_or_create_global_step(), or None, but got {!r}. Pass the "
-        "name of the op as name={!r}.".format(global_step, global_step)
+        "global_step must be a variable, such as tf.train.get_or_create_global_step(), "
+        "or None, but got {!r}. Pass the name of the op as name={!r}.".format(
+          global_step, global_step
+        )
       )
-    return distribute.merge_call(step.apply_first, [self._prepare_part(grads_and_vars)], global_step, name, **kwargs)
+    return distribute.merge_call(
+      step.apply_first,
+      [self._prepare_part(grads_and_vars)],
+      global_step,
+      name,
+      **kwargs,
+    )
 
-  def _prepare_part(self, grads_and_vars: Iterable[gradients.GradAndVar], empties_window: bool = False) -> step.Part:
-    """Returns the part of a step in this replica; logs a warning if its gradients were never scaled."""
+  def _prepare_part(
+    self, grads_and_vars: Iterable[gradients.GradAndVar], empties_window: bool = False
+  ) -> step.Part:
+    """Returns the part of a step in this replica; logs a warning if its gradients were
+    never scaled.
+    """
     distribute.check_replica_context()
     settings = self._mp_compat_settings
     check = settings.skip_nonfinite or is_updated_by_check(self._loss_scale)
-    part = step.prepare(grads_and_vars, settings, check, empties_window)._replace(optimizer=self)
+    part = step.prepare(grads_and_vars, settings, check, empties_window)._replace(
+      optimizer=self
+    )
     if part.lineage.is_origin_of(contexts.predicates()):
-      log.warn_once(
+      graphs.warn_once(
         self,
-        "%s applies gradients in a branch of tf.cond whose predicate derives from these gradients, as a check of the "
-        "program that they are finite does. After an overflow, the loss scale then never falls, and no step is applied "
-        "anymore. Call apply_gradients() outside of the branch: it skips such steps itself.",
+        "%s applies gradients in a branch of tf.cond whose predicate derives from "
+        "these gradients, as a check of the program that they are finite does. After "
+        "an overflow, the loss scale then never falls, and no step is applied anymore. "
+        "Call apply_gradients() outside of the branch: it skips such steps itself.",
         self.get_name(),
       )
-    if not self._state_in(graphs.init_scope_graph()).has_unscaled and not self._is_behind_scale(part.grads_and_vars):
-      log.warn_once(
+    if not self._state_in(
+      graphs.init_scope_graph()
+    ).has_unscaled and not self._is_behind_scale(part.grads_and_vars):
+      graphs.warn_once(
         self,
-        "%s applies gradients that were never scaled: neither compute_gradients() nor unscale_gradients() of this "
-        "optimizer was called. In float16, small gradients may have underflowed. Call compute_gradients() of this "
-        "optimizer, or opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).",
+        "%s applies gradients that were never scaled: neither compute_gradients() nor "
+        "unscale_gradients() of this optimizer was called. In float16, small gradients "
+        "may have underflowed. Call compute_gradients() of this optimizer, or "
+        "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).",
         self.get_name(),
       )
     return part
 
   def _is_behind_scale(self, pairs: Iterable[gradients.GradAndVar]) -> bool:
-    """Returns whether the gradients derive from the loss scale: the program scales and unscales by itself."""
+    """Returns whether the gradients derive from the loss scale: the program scales and
+    unscales by itself.
+    """
     if tf.executing_eagerly():
       return False
     with tf.name_scope("is_behind_scale"):
       scale = set(graphs.executed_ops([self._loss_scale()]))
-    return not scale.isdisjoint(graphs.executed_ops(gradients.values_of([grad for grad, _ in pairs])))
+    return not scale.isdisjoint(
+      graphs.executed_ops(gradients.values_of([grad for grad, _ in pairs]))
+    )
 
   def get_name(self) -> str:
     """Returns the inner optimizer's name."""
@@ -381,13 +470,16 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return [trackable.SlotName(name) for name in self._optimizer.get_slot_names()]
 
   def variables(self) -> List[tf.Variable]:
-    """Returns the variables of the inner optimizer in the current graph, then those of the loss scale."""
+    """Returns the variables of the inner optimizer in the current graph, then those of
+    the loss scale.
+    """
     return list(self._optimizer.variables()) + list(self._loss_scale._weights.values())
 
   def __getattr__(self, name: str) -> Any:
     """Returns an attribute that this class lacks from the inner optimizer."""
     own = vars(MixedPrecisionLossScaleOptimizer).get(name)
-    if isinstance(own, property):  # It raised an AttributeError, which the inner optimizer's would replace.
+    # It raised an AttributeError, which the inner optimizer's would replace.
+    if isinstance(own, property):
       return own.__get__(self)
     return optimizers.inner_attribute(self, name)
 
@@ -396,9 +488,13 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     owner.__setattr__(name, value)
 
   def _never_called(self, *args: object, **kwargs: object) -> NoReturn:
-    raise RuntimeError("This function should never be called: the inner optimizer applies the gradients.")
+    raise RuntimeError(
+      "This function should never be called: the inner optimizer applies the gradients."
+    )
 
-  _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = _never_called
+  _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = (
+    _never_called
+  )
 
 
 def _check_inner(opt: object) -> None:
@@ -407,7 +503,9 @@ def _check_inner(opt: object) -> None:
     if any(native.is_of_keras(base) for base in type(opt).__mro__):
       hint = "That is a Keras optimizer; wrap it in mp_compat.keras.LossScaleOptimizer instead."
     got = opt if isinstance(opt, type) else type(opt)
-    raise ValueError('"opt" must be an instance of Optimizer, but got: {}. {}'.format(got, hint))
+    raise ValueError(
+      '"opt" must be an instance of Optimizer, but got: {}. {}'.format(got, hint)
+    )
   for layer in optimizers.wrapper_chain(opt):
     names = type(opt).__name__, type(layer).__name__
     own = (MixedPrecisionLossScaleOptimizer,) + native.LOSS_SCALE_OPTIMIZERS
@@ -424,19 +522,24 @@ def _check_inner(opt: object) -> None:
       )
 
 
-def _warn_if_scaled_gradients_are_used(opt: tf.train.Optimizer, name: str, dynamic: bool) -> None:
+def _warn_if_scaled_gradients_are_used(
+  opt: tf.train.Optimizer, name: str, dynamic: bool
+) -> None:
   """Logs a warning if `opt` sums or clips gradients before they are unscaled."""
   if dynamic and horovod.aggregates_passes(opt):
     log.warn(
-      "%s sums the gradients of several passes before they are unscaled. If the loss scale changes between two "
-      "passes, the sum is wrong. Wrap in the other order: "
-      "hvd.DistributedOptimizer(MixedPrecisionLossScaleOptimizer(opt, loss_scale), backward_passes_per_step=...).",
+      "%s sums the gradients of several passes before they are unscaled. If the loss "
+      "scale changes between two passes, the sum is wrong. Wrap in the other order: "
+      "hvd.DistributedOptimizer(MixedPrecisionLossScaleOptimizer(opt, loss_scale), "
+      "backward_passes_per_step=...).",
       name,
     )
-  if any(hasattr(layer, "_dp_sum_query") for layer in optimizers.wrapper_chain(opt)):  # tensorflow-privacy
+  # tensorflow-privacy
+  if any(hasattr(layer, "_dp_sum_query") for layer in optimizers.wrapper_chain(opt)):
     log.warn(
-      "%s clips gradients in compute_gradients(), before they are unscaled, so its l2_norm_clip applies to scaled "
-      "gradients. Wrap in the other order: make_optimizer_class(mp_compat.MixedPrecisionLossScaleOptimizer)(..., "
-      "opt, loss_scale).",
+      "%s clips gradients in compute_gradients(), before they are unscaled, so its "
+      "l2_norm_clip applies to scaled gradients. Wrap in the other order: "
+      "make_optimizer_class(mp_compat.MixedPrecisionLossScaleOptimizer)(..., opt, "
+      "loss_scale).",
       name,
     )

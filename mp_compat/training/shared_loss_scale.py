@@ -4,14 +4,16 @@
 from typing import Iterable, List, Optional, Tuple
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import control_flow
 from mp_compat._tensorflow import tf
 from mp_compat.core import distribute
 from mp_compat.core import gradients
+from mp_compat.graph import control_flow
 from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
-OptimizerAndGradients = Tuple[MixedPrecisionLossScaleOptimizer, Iterable[gradients.GradAndVar]]
+OptimizerAndGradients = Tuple[
+  MixedPrecisionLossScaleOptimizer, Iterable[gradients.GradAndVar]
+]
 
 
 @autograph.do_not_convert
@@ -21,7 +23,8 @@ def apply_gradients_together(
   skip: str = "all",
   name: str = "apply_together",
 ) -> Optional[tf.Operation]:
-  """Applies the gradients of several optimizers that share a loss scale, and updates the loss scale once.
+  """Applies the gradients of several optimizers that share a loss scale, and updates
+  the loss scale once.
 
       scale = mp_compat.DynamicLossScale()
       first, second = (
@@ -34,20 +37,23 @@ def apply_gradients_together(
         ]
       )
 
-  If each optimizer's `apply_gradients` is called separately, every call updates the loss scale. The finite check is
-  reduced with the `finite_reducer` of the first optimizer that has one. Returns one op; None in eager mode.
+  If each optimizer's `apply_gradients` is called separately, every call updates the
+  loss scale. The finite check is reduced with the `finite_reducer` of the first
+  optimizer that has one. Returns one op; None in eager mode.
 
   Args:
-    steps: pairs of a MixedPrecisionLossScaleOptimizer and its `(gradient, variable)` pairs.
+    steps: pairs of a MixedPrecisionLossScaleOptimizer and its `(gradient, variable)`
+      pairs.
     global_step: a variable to increment by one if any gradients are applied.
-    skip: which steps to skip if gradients are not finite: those of "all" optimizers, or that of "each" optimizer with
-      such gradients. In both cases, the loss scale is updated as for a step that is not finite.
+    skip: which steps to skip if gradients are not finite: those of "all" optimizers, or
+      that of "each" optimizer with such gradients. In both cases, the loss scale is
+      updated as for a step that is not finite.
     name: the name of the op.
 
   Raises:
-    ValueError: If there are no steps, they are not pairs, the optimizers do not share one loss scale, are the same or
-      were made with `skip_nonfinite=False`, or `skip` is another value; see also
-      `MixedPrecisionLossScaleOptimizer.apply_gradients`.
+    ValueError: If there are no steps, they are not pairs, the optimizers do not share
+      one loss scale, are the same or were made with `skip_nonfinite=False`, or `skip`
+      is another value; see also `MixedPrecisionLossScaleOptimizer.apply_gradients`.
     TypeError: See `MixedPrecisionLossScaleOptimizer.apply_gradients`.
   """
   steps = list(steps)
@@ -55,13 +61,20 @@ def apply_gradients_together(
   optimizers = [opt for opt, _ in steps]
   all_settings = [opt._mp_compat_settings for opt in optimizers]
   settings = step.Settings(
-    check_computed_gradients=all(settings.check_computed_gradients for settings in all_settings),
-    finite_reducer=next((settings.finite_reducer for settings in all_settings if settings.finite_reducer), None),
+    check_computed_gradients=all(
+      settings.check_computed_gradients for settings in all_settings
+    ),
+    finite_reducer=next(
+      (settings.finite_reducer for settings in all_settings if settings.finite_reducer),
+      None,
+    ),
     use_locking=any(settings.use_locking for settings in all_settings),
   )
 
   @step.collected
-  def apply_all(parts: List[step.Part], global_step: Optional[tf.Variable]) -> Optional[tf.Operation]:
+  def apply_all(
+    parts: List[step.Part], global_step: Optional[tf.Variable]
+  ) -> Optional[tf.Operation]:
     decision = step.decide(optimizers[0].loss_scale, parts, settings, skip)
     applied = [step.apply(part, decision, index) for index, part in enumerate(parts)]
     counted = None
@@ -70,37 +83,44 @@ def apply_gradients_together(
         extended = tf.distribute.get_strategy().extended
         counted = control_flow.cond(
           tf.reduce_any(tf.stack(decision.apply)),
-          lambda: distribute.group(extended.update(global_step, lambda variable: tf.assign_add(variable, 1))),
+          lambda: distribute.group(
+            extended.update(global_step, lambda variable: tf.assign_add(variable, 1))
+          ),
         )
     return distribute.group(*applied, counted, name=name)
 
-  return distribute.merge_call(apply_all, [opt._prepare_part(pairs) for opt, pairs in steps], global_step)
+  return distribute.merge_call(
+    apply_all, [opt._prepare_part(pairs) for opt, pairs in steps], global_step
+  )
 
 
 def _check(steps: List[OptimizerAndGradients], skip: str) -> None:
   """Raises the ValueErrors of `apply_gradients_together`."""
-  if not steps or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in steps):
+  if not steps or not all(
+    isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in steps
+  ):
     raise ValueError(
-      "Expected pairs of an optimizer and its (gradient, variable) pairs, but got {}. Pass "
-      "[(opt, opt.compute_gradients(loss, variables)), ...].".format(steps)
+      "Expected pairs of an optimizer and its (gradient, variable) pairs, but got {}. "
+      "Pass [(opt, opt.compute_gradients(loss, variables)), ...].".format(steps)
     )
   optimizers = [opt for opt, _ in steps]
   for opt in optimizers:
     is_wrapper = isinstance(opt, MixedPrecisionLossScaleOptimizer)
     if not is_wrapper or opt.loss_scale is not optimizers[0].loss_scale:
       raise ValueError(
-        "Expected MixedPrecisionLossScaleOptimizers that share one LossScale, but got {}. Pass the same LossScale to "
-        "all of them.".format(optimizers)
+        "Expected MixedPrecisionLossScaleOptimizers that share one LossScale, but got "
+        "{}. Pass the same LossScale to all of them.".format(optimizers)
       )
     if not opt._mp_compat_settings.skip_nonfinite:
       raise ValueError(
-        "Optimizers that share a loss scale need the finite check, but {} was made with skip_nonfinite=False. Remove "
-        "that argument.".format(opt.get_name())
+        "Optimizers that share a loss scale need the finite check, but {} was made "
+        "with skip_nonfinite=False. Remove that argument.".format(opt.get_name())
       )
   if len({id(opt.inner_optimizer) for opt in optimizers}) < len(optimizers):
     raise ValueError(
-      "Expected each optimizer once: its counters and slots belong to one apply_gradients(), but got {}. Join the "
-      "(gradient, variable) pairs of one optimizer, or make two.".format([opt.get_name() for opt in optimizers])
+      "Expected each optimizer once: its counters and slots belong to one "
+      "apply_gradients(), but got {}. Join the (gradient, variable) pairs of one "
+      "optimizer, or make two.".format([opt.get_name() for opt in optimizers])
     )
   if skip not in ("all", "each"):
     raise ValueError("skip must be one of 'all', 'each', but got {!r}.".format(skip))

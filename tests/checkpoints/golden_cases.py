@@ -2,8 +2,9 @@
 
     python -m tests.checkpoints.golden_cases      writes the subdirectory of the installed TensorFlow version
 
-Every case trains a few steps, some of which overflow, saves a checkpoint, and trains the remaining steps. expected.npz
-holds the values of all variables at both times: "saved" and "after".
+Every case trains a few steps, some of which overflow, saves a checkpoint, and trains
+the remaining steps. expected.npz holds the values of all variables at both times:
+"saved" and "after".
 """
 
 import os
@@ -24,7 +25,10 @@ BEFORE, AFTER = 7, 4  # steps before the checkpoint is written, and after it
 FEEDS = list(testing.feeds(BEFORE + AFTER, overflow_at={3, 5, 8}))
 INCREMENT_PERIOD = 2
 
-OPTIMIZERS = {"momentum": lambda: tf.train.MomentumOptimizer(0.1, 0.9), "adam": lambda: tf.train.AdamOptimizer(0.1)}
+OPTIMIZERS = {
+  "momentum": lambda: tf.train.MomentumOptimizer(0.1, 0.9),
+  "adam": lambda: tf.train.AdamOptimizer(0.1),
+}
 
 
 class Case(NamedTuple):
@@ -34,22 +38,50 @@ class Case(NamedTuple):
   optimizer: str
   control_flow: int = 1
   scope: str = ""
-  kind: str = "session"  # or "two" optimizers, "objects": tf.train.Checkpoint, or "estimator", of old versions only
+  # or "two" optimizers, "objects": tf.train.Checkpoint, or "estimator", of old versions
+  # only
+  kind: str = "session"
 
   @property
   def name(self):
-    return "-".join([self.writer, self.optimizer, "v{}".format(self.control_flow), self.scope or "root", self.kind])
+    return "-".join(
+      [
+        self.writer,
+        self.optimizer,
+        "v{}".format(self.control_flow),
+        self.scope or "root",
+        self.kind,
+      ]
+    )
 
 
 def list_cases(version):
   """Returns the cases of a TensorFlow version ("1.15", ...)."""
-  writers = [("tensorflow", 1), ("tensorflow", 2)] + [("contrib", 1)] * (version == "1.15")  # contrib fails in v2
+  # contrib fails in v2
+  writers = [("tensorflow", 1), ("tensorflow", 2)] + [("contrib", 1)] * (
+    version == "1.15"
+  )
   optimizers = sorted(OPTIMIZERS)
-  found = [Case(name, opt, flow, scope) for name, flow in writers for opt in optimizers for scope in ("", "head")]
-  found += [Case(writer, optimizer) for writer in ("mp_compat", "plain") for optimizer in optimizers]
-  found += [Case("tensorflow", "adam", control_flow, kind="two") for control_flow in (1, 2)]
-  found += [Case(writer, "adam", kind="objects") for writer in ("mp_compat", "tensorflow")]
-  return found + [Case("tensorflow", "adam", kind="estimator")] * (version in ("1.15", "2.4", "2.10", "2.15"))
+  found = [
+    Case(name, opt, flow, scope)
+    for name, flow in writers
+    for opt in optimizers
+    for scope in ("", "head")
+  ]
+  found += [
+    Case(writer, optimizer)
+    for writer in ("mp_compat", "plain")
+    for optimizer in optimizers
+  ]
+  found += [
+    Case("tensorflow", "adam", control_flow, kind="two") for control_flow in (1, 2)
+  ]
+  found += [
+    Case(writer, "adam", kind="objects") for writer in ("mp_compat", "tensorflow")
+  ]
+  return found + [Case("tensorflow", "adam", kind="estimator")] * (
+    version in ("1.15", "2.4", "2.10", "2.15")
+  )
 
 
 def wrap(writer, optimizer):
@@ -57,10 +89,16 @@ def wrap(writer, optimizer):
   opt = OPTIMIZERS[optimizer]()
   if writer in ("mp_compat", "tensorflow"):
     api = mp_compat if writer == "mp_compat" else testing.native
-    return api.MixedPrecisionLossScaleOptimizer(opt, api.DynamicLossScale(increment_period=INCREMENT_PERIOD))
+    return api.MixedPrecisionLossScaleOptimizer(
+      opt, api.DynamicLossScale(increment_period=INCREMENT_PERIOD)
+    )
   if writer in ("contrib", "mp_compat.contrib"):
-    api = (mp_compat if writer == "mp_compat.contrib" else tensorflow).contrib.mixed_precision
-    return api.LossScaleOptimizer(opt, api.ExponentialUpdateLossScaleManager(2.0**15, INCREMENT_PERIOD))
+    api = (
+      mp_compat if writer == "mp_compat.contrib" else tensorflow
+    ).contrib.mixed_precision
+    return api.LossScaleOptimizer(
+      opt, api.ExponentialUpdateLossScaleManager(2.0**15, INCREMENT_PERIOD)
+    )
   return opt
 
 
@@ -69,11 +107,18 @@ class GoldenTraining:
 
   def __init__(self, case):
     self.x = tf.placeholder(tf.float32, [3], "x")
-    self.w = tf.get_variable("w", initializer=np.array([1.0, -2.0, 3.0], np.float32), use_resource=True)
-    self.b = tf.get_variable("b", initializer=np.array([[0.5, 0.25, 0.125]], np.float32), use_resource=True)
+    self.w = tf.get_variable(
+      "w", initializer=np.array([1.0, -2.0, 3.0], np.float32), use_resource=True
+    )
+    self.b = tf.get_variable(
+      "b", initializer=np.array([[0.5, 0.25, 0.125]], np.float32), use_resource=True
+    )
     with tf.variable_scope("", use_resource=True):
       self.global_step = tf.train.get_or_create_global_step()
-    losses = [tf.reduce_sum(self.x * tf.square(self.w)), tf.reduce_sum(tf.sin(self.b) * self.x)]
+    losses = [
+      tf.reduce_sum(self.x * tf.square(self.w)),
+      tf.reduce_sum(tf.sin(self.b) * self.x),
+    ]
     with tf.name_scope(case.scope or None):
       if case.kind == "two":
         self.optimizers = [wrap(case.writer, case.optimizer) for _ in losses]
@@ -92,11 +137,15 @@ class GoldenTraining:
     return sess.run({variable.op.name: variable for variable in tf.global_variables()})
 
   def checkpoint(self):
-    return tf.train.Checkpoint(w=self.w, b=self.b, global_step=self.global_step, optimizer=self.optimizers[0])
+    return tf.train.Checkpoint(
+      w=self.w, b=self.b, global_step=self.global_step, optimizer=self.optimizers[0]
+    )
 
 
 def make(case, directory):
-  """Writes the checkpoint of a case; returns the values of all variables at saving and after the remaining steps."""
+  """Writes the checkpoint of a case; returns the values of all variables at saving and
+  after the remaining steps.
+  """
   path = os.path.join(directory, case.name)
   with testing.control_flow(case.control_flow), tf.Graph().as_default():
     training = GoldenTraining(case)
@@ -106,11 +155,15 @@ def make(case, directory):
       saved = training.run(sess, FEEDS[:BEFORE])
       if checkpoint:
         written = checkpoint.save(path, session=sess)
-        for part in (".index", ".data-00000-of-00001"):  # removes the number that save() appends
+        # removes the number that save() appends
+        for part in (".index", ".data-00000-of-00001"):
           os.replace(written + part, path + part)
       else:
         plain_saver.save(
-          sess, path, write_meta_graph=case.writer == "mp_compat" and VERSION == "1.15", write_state=False
+          sess,
+          path,
+          write_meta_graph=case.writer == "mp_compat" and VERSION == "1.15",
+          write_state=False,
         )
       return saved, training.run(sess, FEEDS[BEFORE:])
 
@@ -122,7 +175,12 @@ def main():
   expected = {}
   for case in list_cases(VERSION):
     for when, values in zip(["saved", "after"], make(case, directory)):
-      expected.update({"{}/{}/{}".format(case.name, when, name): value for name, value in values.items()})
+      expected.update(
+        {
+          "{}/{}/{}".format(case.name, when, name): value
+          for name, value in values.items()
+        }
+      )
   if os.path.exists(os.path.join(directory, "checkpoint")):
     os.remove(os.path.join(directory, "checkpoint"))
   np.savez_compressed(os.path.join(directory, "expected.npz"), **expected)

@@ -1,4 +1,6 @@
-"""Functions that restore the golden checkpoints and load the values that their writers recorded."""
+"""Functions that restore the golden checkpoints and load the values that their writers
+recorded.
+"""
 
 import os
 
@@ -10,16 +12,28 @@ from tests import testing
 from tests.checkpoints import golden_cases
 from tests.testing import tf
 
-FEEDS_AFTER = golden_cases.FEEDS[golden_cases.BEFORE :]  # the inputs of the steps after saving
-VERSIONS = sorted(name for name in os.listdir(golden_cases.GOLDENS) if name[0].isdigit())
+# the inputs of the steps after saving
+FEEDS_AFTER = golden_cases.FEEDS[golden_cases.BEFORE :]
+VERSIONS = sorted(
+  name for name in os.listdir(golden_cases.GOLDENS) if name[0].isdigit()
+)
 ENDS = ("1.15", "2.21")  # versions between them write the same
 GOLDENS = [
-  pytest.param(version, case, id=version + "-" + case.name, marks=[] if version in ENDS else [pytest.mark.matrix])
+  pytest.param(
+    version,
+    case,
+    id=version + "-" + case.name,
+    marks=[] if version in ENDS else [pytest.mark.matrix],
+  )
   for version in VERSIONS
   for case in golden_cases.list_cases(version)
 ]
 BY_NAME = [param for param in GOLDENS if param.values[1].kind != "objects"]
-SESSIONS = [param for param in GOLDENS if param.values[0] in ENDS and param.values[1].kind == "session"]
+SESSIONS = [
+  param
+  for param in GOLDENS
+  if param.values[0] in ENDS and param.values[1].kind == "session"
+]
 
 
 def golden_path(version, case):
@@ -27,10 +41,16 @@ def golden_path(version, case):
 
 
 def to_our_name(name, case):
-  """Returns our name of the writer's variable `name`. Adam's powers have the same names as without loss scaling."""
+  """Returns our name of the writer's variable `name`. Adam's powers have the same names
+  as without loss scaling.
+  """
   scope, last = case.scope + "/" if case.scope else "", name.split("/")[-1]
   if last.startswith("beta"):
-    return scope + last[: len("beta1_power")] + ("_1" if name.startswith("cond_3/") or last.endswith("_1") else "")
+    return (
+      scope
+      + last[: len("beta1_power")]
+      + ("_1" if name.startswith("cond_3/") or last.endswith("_1") else "")
+    )
   return scope + "current_loss_scale" if last == "loss_scale" else name
 
 
@@ -51,7 +71,8 @@ def restore(*args):
 
 
 def restore_and_continue(writer, case, path, saver=checkpoints.Saver, control_flow=1):
-  """Restores into a graph with the writer's optimizer and trains the steps after saving.
+  """Restores into a graph with the writer's optimizer and trains the steps after
+  saving.
 
   Returns the values of all variables after restoring, and after these steps.
   """
@@ -72,16 +93,24 @@ def copy_golden(case, prefix):
 def save_variables(path, values):
   """Saves variables with these values, by name."""
   with tf.Graph().as_default():
-    variables = {name: tf.Variable(value, use_resource=True) for name, value in values.items()}
+    variables = {
+      name: tf.Variable(value, use_resource=True) for name, value in values.items()
+    }
     with testing.initialized_session() as sess:
       tf.train.Saver(variables).save(sess, path)
 
 
 def load_expected(version, case, when):
-  """Returns the recorded values of the writer's variables, by name; `when` is "saved" or "after"."""
+  """Returns the recorded values of the writer's variables, by name; `when` is "saved"
+  or "after".
+  """
   prefix = "{}/{}/".format(case.name, when)
   recorded = np.load(os.path.join(golden_cases.GOLDENS, version, "expected.npz"))
-  return {key[len(prefix) :]: recorded[key] for key in recorded.files if key.startswith(prefix)}
+  return {
+    key[len(prefix) :]: recorded[key]
+    for key in recorded.files
+    if key.startswith(prefix)
+  }
 
 
 def load_expected_renamed(version, case, when):

@@ -21,7 +21,9 @@ ADAM = goldens.golden_path("1.15", Case("tensorflow", "adam"))
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("to", ["mp_compat", "tensorflow", "plain"] + ["contrib"] * (tf.__version__ < "2"))
+@pytest.mark.parametrize(
+  "to", ["mp_compat", "tensorflow", "plain"] + ["contrib"] * (tf.__version__ < "2")
+)
 @pytest.mark.parametrize("version, case", goldens.SESSIONS)
 def test_saver_restores_converted_checkpoint(version, case, to, tmp_path):
   path = str(tmp_path / "converted")
@@ -44,23 +46,31 @@ def test_convert_does_not_overwrite_files(tmp_path):
   for other in [ADAM, target]:
     with pytest.raises(ValueError, match="exists and is not overwritten"):
       checkpoints.convert(ADAM, other, "mp_compat")
-  assert before == {name: (tmp_path / name).read_bytes() for name in os.listdir(str(tmp_path))}
+  assert before == {
+    name: (tmp_path / name).read_bytes() for name in os.listdir(str(tmp_path))
+  }
 
 
 def train_in_session(folder, wrap):
-  """Trains with Adam for 3 steps in a MonitoredTrainingSession; returns `global_step` and `beta1_power` at the end."""
+  """Trains with Adam for 3 steps in a MonitoredTrainingSession; returns `global_step`
+  and `beta1_power` at the end.
+  """
   with tf.Graph().as_default():
     training = testing.Training()
     inner = tf.train.AdamOptimizer(0.1)
     train_op = wrap(inner).minimize(training.loss, training.global_step)
     power = inner._get_beta_accumulators()[0]
-    with tf.train.MonitoredTrainingSession(checkpoint_dir=folder, log_step_count_steps=None) as sess:
+    with tf.train.MonitoredTrainingSession(
+      checkpoint_dir=folder, log_step_count_steps=None
+    ) as sess:
       for _ in range(3):
         sess.run(train_op, {training.x: testing.FINITE})
       return sess.run([training.global_step, power])
 
 
-@pytest.mark.parametrize("earlier", [False, True], ids=["new_folder", "folder_with_checkpoint"])
+@pytest.mark.parametrize(
+  "earlier", [False, True], ids=["new_folder", "folder_with_checkpoint"]
+)
 def test_session_continues_from_converted_checkpoint(earlier, tmp_path):
   source, target = str(tmp_path / "source"), str(tmp_path / "target")
   train_in_session(source, lambda inner: inner)
@@ -68,10 +78,15 @@ def test_session_continues_from_converted_checkpoint(earlier, tmp_path):
     train_in_session(target, lambda inner: testing.Optimizer(inner, "dynamic"))
   path = os.path.join(target, "converted-3")
   checkpoints.convert(source, path, "mp_compat")
-  assert tf.train.latest_checkpoint(target) == path and checkpoints.inspect(target).path == path
+  assert (
+    tf.train.latest_checkpoint(target) == path
+    and checkpoints.inspect(target).path == path
+  )
   state = tf.train.get_checkpoint_state(target)
   assert len(state.all_model_checkpoint_paths) == (3 if earlier else 1)
-  step, power = train_in_session(target, lambda inner: testing.Optimizer(inner, "dynamic"))
+  step, power = train_in_session(
+    target, lambda inner: testing.Optimizer(inner, "dynamic")
+  )
   assert step == 6 and power == pytest.approx(0.9**7)
 
 
@@ -83,7 +98,9 @@ def test_convert_removes_wrong_files(tmp_path, monkeypatch):
     return value + 1 if ".unfinished" in checkpoint.path and name == "w" else value
 
   monkeypatch.setattr(files.Checkpoint, "read", read_wrongly)
-  with pytest.raises(tf.errors.DataLossError, match="w in .* differs from the value that was written"):
+  with pytest.raises(
+    tf.errors.DataLossError, match="w in .* differs from the value that was written"
+  ):
     checkpoints.convert(ADAM, str(tmp_path / "out"), "plain")
   assert os.listdir(str(tmp_path)) == []
 
@@ -92,7 +109,10 @@ def test_convert_rejects_object_based_checkpoint(tmp_path):
   source = goldens.golden_path("1.15", Case("tensorflow", "adam", kind="objects"))
   found = checkpoints.inspect(source)
   assert found.dialect == "object-based" and len(found.state) == 2
-  with pytest.raises(ValueError, match="written by tf.train.Checkpoint. Its names are the same in every naming scheme"):
+  with pytest.raises(
+    ValueError,
+    match="written by tf.train.Checkpoint. Its names are the same in every naming scheme",
+  ):
     checkpoints.convert(source, str(tmp_path / "out"), "plain")
 
 
@@ -102,16 +122,24 @@ def test_command_line_inspects_and_converts(tmp_path, capsys):
   title, *lines = capsys.readouterr().out.splitlines()
   assert title == ADAM + ": tensorflow"
   scale = checkpoints.inspect(ADAM).state["current_loss_scale"]
-  assert ["current_loss_scale", "float32", "[]", "=", str(scale)] in [line.split() for line in lines]
+  assert ["current_loss_scale", "float32", "[]", "=", str(scale)] in [
+    line.split() for line in lines
+  ]
   assert ["cond_1/beta1_power", "float32"] in [line.split()[:2] for line in lines]
-  assert command_line.main(["checkpoint", "convert", ADAM, target, "--to", "plain"]) == 0
+  assert (
+    command_line.main(["checkpoint", "convert", ADAM, target, "--to", "plain"]) == 0
+  )
   assert capsys.readouterr().out.splitlines()[0] == target + ": plain"
-  assert command_line.main(["checkpoint", "convert", ADAM, target, "--to", "plain"]) == 2
+  assert (
+    command_line.main(["checkpoint", "convert", ADAM, target, "--to", "plain"]) == 2
+  )
   assert "exists and is not overwritten" in capsys.readouterr().err
   assert command_line.main(["checkpoint", "inspect", str(tmp_path)]) == 0
   assert capsys.readouterr().out.splitlines()[0] == target + ": plain"
   assert command_line.main(["checkpoint", "inspect", str(tmp_path / "missing")]) == 2
-  assert capsys.readouterr().err.startswith("mp_compat checkpoint inspect: There is no checkpoint at ")
+  assert capsys.readouterr().err.startswith(
+    "mp_compat checkpoint inspect: There is no checkpoint at "
+  )
 
 
 @pytest.mark.parametrize("moved", [0, 1])
@@ -126,13 +154,18 @@ def test_killed_conversion_leaves_nothing(moved, tmp_path, monkeypatch):
 
   with monkeypatch.context() as patch:
     patch.setattr(tf.gfile, "Rename", rename_until_killed)
-    patch.setattr(conversion, "_remove", lambda folder: None)  # a process that is killed removes nothing
+    # a process that is killed removes nothing
+    patch.setattr(conversion, "_remove", lambda folder: None)
     with pytest.raises(KeyboardInterrupt):
       checkpoints.convert(ADAM, target, "plain")
   assert len(moves) == moved and not tf.train.checkpoint_exists(target)
   assert os.path.exists(target + ".unfinished")
   checkpoints.convert(ADAM, target, "plain")
-  assert sorted(os.listdir(str(tmp_path))) == ["checkpoint", "model.data-00000-of-00001", "model.index"]
+  assert sorted(os.listdir(str(tmp_path))) == [
+    "checkpoint",
+    "model.data-00000-of-00001",
+    "model.index",
+  ]
 
 
 @pytest.mark.parametrize("part", [".index", ".data-00000-of-00001", ".meta"])
@@ -146,7 +179,9 @@ def test_part_of_checkpoint_is_rejected(part, tmp_path):
       checkpoints.name_map,
       lambda path: checkpoints.convert(path, str(tmp_path / "out"), "plain"),
     ]:
-      with pytest.raises(ValueError, match="There is no checkpoint at .*without .index"):
+      with pytest.raises(
+        ValueError, match="There is no checkpoint at .*without .index"
+      ):
         read(path + part)
     with mp_compat.install(), pytest.raises(ValueError, match="not a valid checkpoint"):
       saver.restore(sess, path + part)
@@ -154,8 +189,11 @@ def test_part_of_checkpoint_is_rejected(part, tmp_path):
 
 
 def test_empty_checkpoint_is_rejected(tmp_path):
-  shutil.copyfile(ADAM + ".index", str(tmp_path / "model"))  # is read as a checkpoint in the V1 format
-  with pytest.raises(tf.errors.DataLossError, match="model is truncated or corrupt: it has no variables"):
+  # is read as a checkpoint in the V1 format
+  shutil.copyfile(ADAM + ".index", str(tmp_path / "model"))
+  with pytest.raises(
+    tf.errors.DataLossError, match="model is truncated or corrupt: it has no variables"
+  ):
     checkpoints.convert(str(tmp_path / "model"), str(tmp_path / "out"), "plain")
 
 
@@ -164,7 +202,10 @@ def test_wildcards_in_paths_are_kept(folder, tmp_path):
   target = str(tmp_path / folder / "model")
   converted = checkpoints.convert(ADAM, target, "plain")
   assert converted.path == target and os.listdir(str(tmp_path)) == [folder]
-  assert checkpoints.convert(target, str(tmp_path / folder / "again"), "plain").variables == converted.variables
+  assert (
+    checkpoints.convert(target, str(tmp_path / folder / "again"), "plain").variables
+    == converted.variables
+  )
 
 
 def test_brackets_in_paths_are_rejected(tmp_path):
@@ -180,19 +221,27 @@ def test_brackets_in_paths_are_rejected(tmp_path):
 def test_path_not_in_utf8_is_reported(tmp_path, capsys):
   path = os.fsdecode(os.fsencode(str(tmp_path)) + b"/m\xff")
   to = ["--to", "plain"]
-  for arguments in (["inspect", path], ["convert", path, "out", *to], ["convert", ADAM, path, *to]):
+  for arguments in (
+    ["inspect", path],
+    ["convert", path, "out", *to],
+    ["convert", ADAM, path, *to],
+  ):
     assert command_line.main(["checkpoint"] + arguments) == 2
     assert "Expected a path in UTF-8, but got " in capsys.readouterr().err
   assert os.listdir(str(tmp_path)) == []
 
 
 def train_with_conditionals(wrap, path, restore_from=None):
-  """Trains with Adam in a graph that has other conditionals, and saves; returns the values of all variables."""
+  """Trains with Adam in a graph that has other conditionals, and saves; returns the
+  values of all variables.
+  """
   with testing.control_flow(1), tf.Graph().as_default(), testing.session() as sess:
     x = tf.placeholder(tf.float32, [2])
     loss = tf.cond(x[0] > 0, lambda: x * 1.0, lambda: x * 2.0)
     loss *= tf.cond(x[1] > 0, lambda: x * 1.0, lambda: x * 2.0)
-    w = tf.get_variable("w", initializer=np.array([1.0, 2.0], np.float32), use_resource=True)
+    w = tf.get_variable(
+      "w", initializer=np.array([1.0, 2.0], np.float32), use_resource=True
+    )
     train_op = wrap(tf.train.AdamOptimizer(0.1)).minimize(tf.reduce_sum(w * w * loss))
     saver = tf.train.Saver()
     sess.run(tf.global_variables_initializer())
@@ -205,7 +254,9 @@ def train_with_conditionals(wrap, path, restore_from=None):
 
 
 WRAPS = {
-  "tensorflow": lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+  "tensorflow": lambda opt: testing.native.MixedPrecisionLossScaleOptimizer(
+    opt, "dynamic"
+  ),
   "mp_compat": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
   "plain": lambda opt: opt,
 }
@@ -214,7 +265,12 @@ WRAPS = {
 @pytest.mark.matrix
 @pytest.mark.parametrize(
   "source, to",
-  [("tensorflow", "mp_compat"), ("mp_compat", "tensorflow"), ("plain", "tensorflow"), ("tensorflow", "plain")],
+  [
+    ("tensorflow", "mp_compat"),
+    ("mp_compat", "tensorflow"),
+    ("plain", "tensorflow"),
+    ("tensorflow", "plain"),
+  ],
 )
 def test_convert_like_supports_conditionals(source, to, tmp_path):
   paths = {name: str(tmp_path / name) for name in (source, to)}
@@ -227,7 +283,9 @@ def test_convert_like_supports_conditionals(source, to, tmp_path):
   with open(out + ".meta", "rb") as ours, open(paths[to] + ".meta", "rb") as theirs:
     assert ours.read() == theirs.read()
   continued = train_with_conditionals(WRAPS[to], str(tmp_path / "continued"), out)
-  expected = train_with_conditionals(WRAPS[source], str(tmp_path / "same"), paths[source])
+  expected = train_with_conditionals(
+    WRAPS[source], str(tmp_path / "same"), paths[source]
+  )
   assert set(continued) & set(expected) >= {"w:0", "w/Adam:0", "beta1_power:0"}
   if "plain" not in (source, to):  # plain training skips no steps
     np.testing.assert_equal(continued, expected)
@@ -248,15 +306,26 @@ def test_convert_like_supports_second_names(old, source, conditional, tmp_path):
     train_with_conditionals(WRAPS[name], paths[name])
   with mp_compat.install():
     train_with_conditionals(WRAPS["mp_compat"], paths["installed"], paths["tensorflow"])
-  for name in ("tensorflow", "plain"):  # as a program with another number of conditionals
+  # as a program with another number of conditionals
+  for name in ("tensorflow", "plain"):
     reader = tf.train.load_checkpoint(paths[name])
     names = reader.get_variable_to_shape_map()
-    goldens.save_variables(paths[name], {key.replace("cond_3/", conditional): reader.get_tensor(key) for key in names})
+    goldens.save_variables(
+      paths[name],
+      {key.replace("cond_3/", conditional): reader.get_tensor(key) for key in names},
+    )
   converted = checkpoints.convert(paths[source], str(tmp_path / "out"), like=paths[old])
   assert set(converted.variables) == set(checkpoints.inspect(paths[old]).variables)
-  powers = {tf.train.load_variable(converted.path, name) for name in converted.variables if "beta1_power" in name}
+  powers = {
+    tf.train.load_variable(converted.path, name)
+    for name in converted.variables
+    if "beta1_power" in name
+  }
   assert powers == {
-    tf.train.load_variable(paths[source], "beta1_power" if source != "tensorflow" else conditional + "beta1_power")
+    tf.train.load_variable(
+      paths[source],
+      "beta1_power" if source != "tensorflow" else conditional + "beta1_power",
+    )
   }
 
 
@@ -264,5 +333,12 @@ def test_convert_requires_dialect_or_like(tmp_path):
   for arguments in ({}, dict(to="plain", like=ADAM)):
     with pytest.raises(ValueError, match="Expected either a naming scheme"):
       checkpoints.convert(ADAM, str(tmp_path / "out"), **arguments)
-  with pytest.raises(ValueError, match="does not have these in the same shape: b/Momentum, w/Momentum. Pass"):
-    checkpoints.convert(ADAM, str(tmp_path / "out"), like=goldens.golden_path("1.15", Case("tensorflow", "momentum")))
+  with pytest.raises(
+    ValueError,
+    match="does not have these in the same shape: b/Momentum, w/Momentum. Pass",
+  ):
+    checkpoints.convert(
+      ADAM,
+      str(tmp_path / "out"),
+      like=goldens.golden_path("1.15", Case("tensorflow", "momentum")),
+    )

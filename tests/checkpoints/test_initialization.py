@@ -22,9 +22,14 @@ def test_name_map_initializes_and_restores(writer):
   tf.train.init_from_checkpoint(path, names)
   saved = goldens.load_expected_renamed("1.15", case, "saved")
   mapped = {variable.op.name for variable in names.values()}
-  assert set(saved) - mapped <= {"good_steps", "bad_steps"} and ("good_steps" in mapped) == (writer == "tensorflow")
+  assert set(saved) - mapped <= {"good_steps", "bad_steps"} and (
+    "good_steps" in mapped
+  ) == (writer == "tensorflow")
   with testing.session() as sess:
-    for restore in [lambda: sess.run(tf.global_variables_initializer()), lambda: saver.restore(sess, path)]:
+    for restore in [
+      lambda: sess.run(tf.global_variables_initializer()),
+      lambda: saver.restore(sess, path),
+    ]:
       restore()
       for variable in names.values():
         assert sess.run(variable).tobytes() == saved[variable.op.name].tobytes()
@@ -34,7 +39,10 @@ def test_name_map_names_what_it_leaves_out(caplog):
   golden_cases.GoldenTraining(Case("mp_compat", "adam"))
   new, _ = tf.get_variable("new", []), tf.get_variable("w_1", [3])
   names = checkpoints.name_map(goldens.golden_path("1.15", Case("contrib", "adam")))
-  assert new not in names.values() and "lacks good_steps, new, w_1, or has another dtype" in caplog.text
+  assert (
+    new not in names.values()
+    and "lacks good_steps, new, w_1, or has another dtype" in caplog.text
+  )
   assert "mp_compat checkpoint convert" in caplog.text
 
 
@@ -53,12 +61,16 @@ def test_assignment_map_leaves_out_other_dtypes(caplog):
   goldens.assert_equal(values, saved)
 
 
-@pytest.mark.parametrize("scopes, is_complete", [({"/": "/"}, False), ({"w/": "w/"}, True), ({}, True)])
+@pytest.mark.parametrize(
+  "scopes, is_complete", [({"/": "/"}, False), ({"w/": "w/"}, True), ({}, True)]
+)
 def test_variables_outside_scopes_are_named(scopes, is_complete, caplog):
   case = Case("tensorflow", "adam")
   path = goldens.golden_path("1.15", case)
   golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
-  named = {variable.op.name: variable for variable in tf.global_variables("beta1_power")}
+  named = {
+    variable.op.name: variable for variable in tf.global_variables("beta1_power")
+  }
   checkpoints.assignment_map(path, {**scopes, **named})
   expected = "does not initialize current_loss_scale, good_steps, beta2_power from the checkpoint"
   assert ("A map of scopes" in caplog.text) != is_complete

@@ -1,4 +1,6 @@
-"""Tests that object-based checkpoints (`tf.train.Checkpoint`) have the keys and values of TensorFlow's class."""
+"""Tests that object-based checkpoints (`tf.train.Checkpoint`) have the keys and values
+of TensorFlow's class.
+"""
 
 import contextlib
 
@@ -13,10 +15,14 @@ from tests.testing import tf
 
 
 def build(api):
-  """Builds a program with an API's optimizer; returns its input, train op and Checkpoint."""
+  """Builds a program with an API's optimizer; returns its input, train op and
+  Checkpoint.
+  """
   x = tf.placeholder(tf.float32, [2])
   w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
-  opt = api.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(0.1), api.DynamicLossScale(8.0, 2))
+  opt = api.MixedPrecisionLossScaleOptimizer(
+    tf.train.AdamOptimizer(0.1), api.DynamicLossScale(8.0, 2)
+  )
   train_op = opt.minimize(tf.reduce_sum(w * w * x))
   return x, train_op, tf.train.Checkpoint(w=w, optimizer=opt)
 
@@ -26,7 +32,9 @@ def build(api):
   [(mp_compat, mp_compat), (mp_compat, testing.native), (testing.native, mp_compat)],
   ids=["read_by_us", "read_by_tensorflow", "written_by_tensorflow"],
 )
-@pytest.mark.parametrize("context", [contextlib.nullcontext, mp_compat.install], ids=["as_it_is", "installed"])
+@pytest.mark.parametrize(
+  "context", [contextlib.nullcontext, mp_compat.install], ids=["as_it_is", "installed"]
+)
 def test_graph_checkpoints_are_exchangeable(writer, reader, context, tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
     x, train_op, checkpoint = build(writer)
@@ -44,7 +52,9 @@ def test_graph_checkpoints_are_exchangeable(writer, reader, context, tmp_path):
   with context(), tf.Graph().as_default(), testing.session() as sess:
     _, _, checkpoint = build(reader)
     sess.run(tf.global_variables_initializer())
-    checkpoint.restore(path).assert_consumed().assert_existing_objects_matched().run_restore_ops(sess)
+    checkpoint.restore(
+      path
+    ).assert_consumed().assert_existing_objects_matched().run_restore_ops(sess)
     restored = testing.values(sess)
   del saved["save_counter:0"], restored["save_counter:0"]
   np.testing.assert_equal(restored, saved)
@@ -53,13 +63,17 @@ def test_graph_checkpoints_are_exchangeable(writer, reader, context, tmp_path):
 def test_eager_checkpoint_restores_later_variables(tmp_path):
 
   def build_eager():
-    opt = Optimizer(tf.train.MomentumOptimizer(0.1, 0.9), mp_compat.DynamicLossScale(8.0, 2))
+    opt = Optimizer(
+      tf.train.MomentumOptimizer(0.1, 0.9), mp_compat.DynamicLossScale(8.0, 2)
+    )
     w = tensorflow.Variable([1.0, 2.0])
     return opt, w, tensorflow.train.Checkpoint(w=w, optimizer=opt)
 
   def step(opt, w, x):
     opt.minimize(lambda: tf.reduce_sum(w * w) * x, var_list=[w])
-    return [v.numpy() for v in [w, opt.get_slot(w, "momentum")] + opt.loss_scale.variables()]
+    return [
+      v.numpy() for v in [w, opt.get_slot(w, "momentum")] + opt.loss_scale.variables()
+    ]
 
   with testing.eager_mode():
     opt, w, checkpoint = build_eager()
@@ -99,7 +113,9 @@ def wrap_get_slot_names(opt):
   return opt
 
 
-@pytest.mark.parametrize("make", [SortsItsSlots, lambda *args: wrap_get_slot_names(Optimizer(*args))])
+@pytest.mark.parametrize(
+  "make", [SortsItsSlots, lambda *args: wrap_get_slot_names(Optimizer(*args))]
+)
 def test_overriding_slot_names_keeps_slots(make, tmp_path):
   with tf.Graph().as_default(), testing.session() as sess:
     w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
@@ -108,9 +124,14 @@ def test_overriding_slot_names_keeps_slots(make, tmp_path):
     names = opt.get_slot_names()
     assert names == ["m", "v"] and opt.get_slot(w, names[0]).op.name == "w/Adam"
     sess.run(tf.global_variables_initializer())
-    path = tf.train.Checkpoint(w=w, optimizer=opt).save(str(tmp_path / "checkpoint"), session=sess)
+    path = tf.train.Checkpoint(w=w, optimizer=opt).save(
+      str(tmp_path / "checkpoint"), session=sess
+    )
     assert opt.get_slot(w, opt.get_slot_names()[1]).op.name == "w/Adam_1"
   slots = [key for key, _ in tf.train.list_variables(path) if ".OPTIMIZER_SLOT" in key]
   assert sorted(slots) == [
-    "w/.OPTIMIZER_SLOT/optimizer/base_optimizer/{}/.ATTRIBUTES/VARIABLE_VALUE".format(name) for name in "mv"
+    "w/.OPTIMIZER_SLOT/optimizer/base_optimizer/{}/.ATTRIBUTES/VARIABLE_VALUE".format(
+      name
+    )
+    for name in "mv"
   ]

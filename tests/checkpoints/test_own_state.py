@@ -1,4 +1,6 @@
-"""Tests that loss scales with further variables, as docs/how_to.md defines, are saved, restored and converted."""
+"""Tests that loss scales with further variables, as docs/how_to.md defines, are saved,
+restored and converted.
+"""
 
 import ast
 import json
@@ -18,7 +20,9 @@ from tests.testing import tf
 pytestmark = pytest.mark.usefixtures("graph")
 
 with open(os.path.join(testing.ROOT, "docs", "how_to.md"), encoding="utf-8") as _file:
-  (_code,) = [block for block in _file.read().split("```") if "class HysteresisLossScale" in block]
+  (_code,) = [
+    block for block in _file.read().split("```") if "class HysteresisLossScale" in block
+  ]
 _tree = ast.parse(_code.partition("\n")[2])
 _tree.body = [node for node in _tree.body if isinstance(node, ast.ClassDef)]
 _namespace = {"mp_compat": mp_compat, "tf": tf, "__name__": __name__}
@@ -30,7 +34,9 @@ STATE = ("current_loss_scale", "good_steps", "hysteresis")
 
 
 def expected_states(finite, scale=1024.0, period=2, hysteresis=2):
-  """Returns the scale, the growth tracker and the hysteresis tracker of Megatron-LM's DynamicGradScaler per step."""
+  """Returns the scale, the growth tracker and the hysteresis tracker of Megatron-LM's
+  DynamicGradScaler per step.
+  """
   growth_tracker, hysteresis_tracker, states = 0, hysteresis, []
   for is_finite in finite:
     if not is_finite:
@@ -63,7 +69,13 @@ class Training:
     states = []
     for is_finite in finite:
       sess.run(self.train_op, {self.x: [0.5 if is_finite else np.inf, 1.0]})
-      states.append(tuple(sess.run([tf.convert_to_tensor(variable) for variable in self.loss_scale.variables()])))
+      states.append(
+        tuple(
+          sess.run(
+            [tf.convert_to_tensor(variable) for variable in self.loss_scale.variables()]
+          )
+        )
+      )
     return states
 
 
@@ -72,7 +84,9 @@ def make_hysteresis():
 
 
 def save(path, make_loss_scale=make_hysteresis, finite=FINITE[:20]):
-  """Trains in a new graph and saves a checkpoint; returns the values of all variables."""
+  """Trains in a new graph and saves a checkpoint; returns the values of all
+  variables.
+  """
   with tf.Graph().as_default():
     training = Training(make_loss_scale)
     with testing.initialized_session() as sess:
@@ -92,9 +106,13 @@ def test_savers_continue_own_state(saver, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "make, initial", [(make_hysteresis, (1024.0, 0, 2)), (Linear, (1024.0,))], ids=["Hysteresis", "Linear"]
+  "make, initial",
+  [(make_hysteresis, (1024.0, 0, 2)), (Linear, (1024.0,))],
+  ids=["Hysteresis", "Linear"],
 )
-@pytest.mark.parametrize("make_saved", [mp_compat.DynamicLossScale, lambda: None], ids=["dynamic", "plain"])
+@pytest.mark.parametrize(
+  "make_saved", [mp_compat.DynamicLossScale, lambda: None], ids=["dynamic", "plain"]
+)
 def test_missing_own_state_is_initialized(make, initial, make_saved, tmp_path, caplog):
   path = str(tmp_path / "model")
   saved = save(path, make_saved, [])
@@ -105,9 +123,15 @@ def test_missing_own_state_is_initialized(make, initial, make_saved, tmp_path, c
     for name in ("w:0", "beta1_power:0"):
       np.testing.assert_array_equal(state[name], saved[name])
     in_checkpoint = saved.get("current_loss_scale:0")
-    expected = initial if in_checkpoint is None or make is Linear else (in_checkpoint, *initial[1:])
+    expected = (
+      initial
+      if in_checkpoint is None or make is Linear
+      else (in_checkpoint, *initial[1:])
+    )
     assert tuple(sess.run(training.loss_scale.variables())) == expected
-  assert ("hysteresis" if make is make_hysteresis else "linear_loss_scale") in caplog.text
+  assert (
+    "hysteresis" if make is make_hysteresis else "linear_loss_scale"
+  ) in caplog.text
 
 
 def test_missing_own_state_is_left_out_of_maps(tmp_path, caplog):
@@ -122,22 +146,42 @@ def test_missing_own_state_is_left_out_of_maps(tmp_path, caplog):
 
 
 def test_conversion_omits_and_adds_own_state(tmp_path):
-  paths = {name: str(tmp_path / name) for name in ("own", "plain", "again", "like", "dynamic", "same")}
+  paths = {
+    name: str(tmp_path / name)
+    for name in ("own", "plain", "again", "like", "dynamic", "same")
+  }
   saved = save(paths["own"])
   state = {"hysteresis": 2}
   inspected = checkpoints.inspect(paths["own"], state)
-  assert {name: inspected.state[name] for name in STATE} == {name: saved[name + ":0"] for name in STATE}
+  assert {name: inspected.state[name] for name in STATE} == {
+    name: saved[name + ":0"] for name in STATE
+  }
   plain = checkpoints.convert(paths["own"], paths["plain"], "plain", state=state)
-  assert set(plain.variables) == {"beta1_power", "beta2_power", "w", "w/Adam", "w/Adam_1"}
+  assert set(plain.variables) == {
+    "beta1_power",
+    "beta2_power",
+    "w",
+    "w/Adam",
+    "w/Adam_1",
+  }
   again = checkpoints.convert(paths["plain"], paths["again"], "mp_compat", state=state)
-  assert again.state == {"current_loss_scale": 2.0**15, "good_steps": 0, "hysteresis": 2}
+  assert again.state == {
+    "current_loss_scale": 2.0**15,
+    "good_steps": 0,
+    "hysteresis": 2,
+  }
   assert again.variables["hysteresis"] == inspected.variables["hysteresis"]
   same = checkpoints.convert(paths["own"], paths["same"], "mp_compat", state=state)
   assert same.state == inspected.state
   save(paths["dynamic"], mp_compat.DynamicLossScale, [])
-  with pytest.raises(ValueError, match="the same shape: hysteresis. .* as `state` the variables of a loss scale of"):
+  with pytest.raises(
+    ValueError,
+    match="the same shape: hysteresis. .* as `state` the variables of a loss scale of",
+  ):
     checkpoints.convert(paths["dynamic"], paths["like"], like=paths["own"])
-  like = checkpoints.convert(paths["dynamic"], paths["like"], like=paths["own"], state=state)
+  like = checkpoints.convert(
+    paths["dynamic"], paths["like"], like=paths["own"], state=state
+  )
   assert like.variables == inspected.variables and like.state["hysteresis"] == 2
   training = Training(make_hysteresis)
   with testing.session() as sess:
@@ -154,14 +198,27 @@ def test_commands_name_own_state(tmp_path, capsys):
     found = json.load(file)
   assert (found["path"], found["dialect"]) == (path, "mp_compat")
   assert found["state"] == {name: saved[name + ":0"].item() for name in STATE}
-  assert found["variables"]["w/Adam"] == {"dtype": "float32", "shape": [2]} and len(found["variables"]) == 8
-  assert command_line.main(["checkpoint", "convert", path, out, "--to", "plain", "--state", "hysteresis=2"]) == 0
+  assert (
+    found["variables"]["w/Adam"] == {"dtype": "float32", "shape": [2]}
+    and len(found["variables"]) == 8
+  )
+  assert (
+    command_line.main(
+      ["checkpoint", "convert", path, out, "--to", "plain", "--state", "hysteresis=2"]
+    )
+    == 0
+  )
   assert "hysteresis" not in capsys.readouterr().out.splitlines()[-5:]
   assert "hysteresis" not in checkpoints.inspect(out).variables
   with pytest.raises(SystemExit):
     command_line.main([*inspect, "--state", "hysteresis"])
   assert "expected NAME=VALUE" in capsys.readouterr().err
-  assert command_line.main(["checkpoint", "inspect", path, "--json", str(tmp_path / "no" / "file")]) == 2
+  assert (
+    command_line.main(
+      ["checkpoint", "inspect", path, "--json", str(tmp_path / "no" / "file")]
+    )
+    == 2
+  )
 
 
 @keras_cases.each_family
@@ -184,7 +241,11 @@ def test_keras_continues_own_state(family, as_function, tmp_path):
     first, second = [keras_cases.Run(make(), as_function) for _ in range(2)]
     expected = expected_states(FINITE)
     assert train(first, FINITE[:20]) == expected[:20]
-    path = tf.train.Checkpoint(run=first.optimizer, w=first.w, table=first.table).save(str(tmp_path / "model"))
+    path = tf.train.Checkpoint(run=first.optimizer, w=first.w, table=first.table).save(
+      str(tmp_path / "model")
+    )
     train(second, FINITE[:1])
-    tf.train.Checkpoint(run=second.optimizer, w=second.w, table=second.table).restore(path).assert_consumed()
+    tf.train.Checkpoint(run=second.optimizer, w=second.w, table=second.table).restore(
+      path
+    ).assert_consumed()
     assert train(second, FINITE[20:]) == expected[20:]

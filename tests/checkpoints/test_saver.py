@@ -23,9 +23,13 @@ pytestmark = pytest.mark.usefixtures("graph")
 def test_partitions_restore_from_whole_variable(use_resource, tmp_path):
   path, whole = str(tmp_path / "whole"), np.arange(12, dtype=np.float32).reshape([6, 2])
   goldens.save_variables(path, {"table": whole, "table/Momentum": whole + 1})
-  with tf.variable_scope("", use_resource=use_resource, partitioner=tf.fixed_size_partitioner(3)):
+  with tf.variable_scope(
+    "", use_resource=use_resource, partitioner=tf.fixed_size_partitioner(3)
+  ):
     table = tf.get_variable("table", [6, 2], initializer=tf.zeros_initializer())
-    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.MomentumOptimizer(0.1, 0.9), "dynamic")
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+      tf.train.MomentumOptimizer(0.1, 0.9), "dynamic"
+    )
     opt.minimize(tf.reduce_sum(tf.square(tf.convert_to_tensor(table))))
   saver = checkpoints.Saver()
   with testing.session() as sess:
@@ -34,7 +38,9 @@ def test_partitions_restore_from_whole_variable(use_resource, tmp_path):
     np.testing.assert_array_equal(np.concatenate(sess.run(parts)), whole)
     slots = [opt.get_slot(part, "momentum") for part in parts]
     np.testing.assert_array_equal(np.concatenate(sess.run(slots)), whole + 1)
-    assert len(parts) == 3 and sess.run(tf.global_variables("current_loss_scale")) == [2.0**15]
+    assert len(parts) == 3 and sess.run(tf.global_variables("current_loss_scale")) == [
+      2.0**15
+    ]
 
 
 def test_restore_assigns_every_replica():
@@ -64,13 +70,20 @@ def test_path_precedes_directory(writer, tmp_path):
   tf.train.update_checkpoint_state(str(tmp_path / "m"), inside)
   saved = goldens.load_expected_renamed("1.15", case, "saved")
   goldens.assert_equal(goldens.restore("mp_compat", case, prefix), saved)
-  assert checkpoints.inspect(prefix).path == prefix and checkpoints.inspect(str(tmp_path / "m") + "/").path == inside
-  assert checkpoints.convert(prefix, str(tmp_path / "plain"), "plain").variables["beta1_power"]
+  assert (
+    checkpoints.inspect(prefix).path == prefix
+    and checkpoints.inspect(str(tmp_path / "m") + "/").path == inside
+  )
+  assert checkpoints.convert(prefix, str(tmp_path / "plain"), "plain").variables[
+    "beta1_power"
+  ]
   golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
   assert "current_loss_scale" in checkpoints.name_map(prefix)
 
 
-@pytest.mark.parametrize("writer, sharded", [("tensorflow", True), ("mp_compat", False)])
+@pytest.mark.parametrize(
+  "writer, sharded", [("tensorflow", True), ("mp_compat", False)]
+)
 def test_version_1_format_restores(sharded, writer, tmp_path):
   case = Case(writer, "adam")
 
@@ -88,7 +101,10 @@ def test_version_1_format_restores(sharded, writer, tmp_path):
   assert not tf.gfile.Exists(path + ".index") and ("?????" in path) == sharded
   table, training = build(case._replace(writer="mp_compat"))
   converted = str(tmp_path / "converted")
-  assert checkpoints.inspect(path).dialect == writer and checkpoints.inspect(str(tmp_path)).path == path
+  assert (
+    checkpoints.inspect(path).dialect == writer
+    and checkpoints.inspect(str(tmp_path)).path == path
+  )
   checkpoints.convert(path, converted, "mp_compat")
   saver, plain_saver = checkpoints.Saver(), tf.train.Saver()
   init = tf.train.Saver(checkpoints.name_map(path))
@@ -104,7 +120,9 @@ def test_version_1_format_restores(sharded, writer, tmp_path):
       np.testing.assert_array_equal(sess.run(tf.convert_to_tensor(table)), whole)
 
 
-IN_MEMORY = pytest.mark.skipif(VERSION < (2, 4), reason="the in-memory file system needs TensorFlow 2.4")
+IN_MEMORY = pytest.mark.skipif(
+  VERSION < (2, 4), reason="the in-memory file system needs TensorFlow 2.4"
+)
 
 
 @pytest.mark.parametrize(
@@ -125,12 +143,19 @@ def test_paths_of_each_kind_are_accepted(as_path, folder, writer, has_meta, tmp_
   saved = goldens.load_expected_renamed("1.15", case, "saved")
   goldens.assert_equal(goldens.restore("mp_compat", case, as_path(source)), saved)
   assert checkpoints.inspect(as_path(source)).path == source
-  assert checkpoints.convert(as_path(source), as_path(target), like=as_path(source)).path == target
-  assert tf.gfile.Exists(target + ".meta") == has_meta and not tf.gfile.Exists(target + ".unfinished")
+  assert (
+    checkpoints.convert(as_path(source), as_path(target), like=as_path(source)).path
+    == target
+  )
+  assert tf.gfile.Exists(target + ".meta") == has_meta and not tf.gfile.Exists(
+    target + ".unfinished"
+  )
   goldens.assert_equal(goldens.restore("mp_compat", case, target), saved)
   golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
   assert checkpoints.name_map(as_path(source))
-  with pytest.raises(ValueError, match="{} exists and is not overwritten".format(target)):
+  with pytest.raises(
+    ValueError, match="{} exists and is not overwritten".format(target)
+  ):
     checkpoints.convert(as_path(source), as_path(target), "plain")
 
 
@@ -144,14 +169,23 @@ def test_saver_def_selects_variables(writer):
   with testing.session() as sess:
     saver.restore(sess, goldens.golden_path("1.15", case))
     saved = goldens.load_expected_renamed("1.15", case, "saved")
-    goldens.assert_equal(sess.run({v.op.name: v for v in tf.global_variables() if v is not later}), saved)
+    goldens.assert_equal(
+      sess.run({v.op.name: v for v in tf.global_variables() if v is not later}), saved
+    )
     assert sess.run(tf.report_uninitialized_variables()).tolist() == [b"later"]
 
 
 @pytest.mark.parametrize("new", [["new"], []])
 def test_failed_restore_assigns_nothing(new, tmp_path):
   path = str(tmp_path / "model")
-  in_checkpoint = {"a": [2], "x": [4], "y": [2], "w": [1], "cond_1/beta1_power": [], "head/current_loss_scale": []}
+  in_checkpoint = {
+    "a": [2],
+    "x": [4],
+    "y": [2],
+    "w": [1],
+    "cond_1/beta1_power": [],
+    "head/current_loss_scale": [],
+  }
   values = {name: np.zeros(shape, np.float32) for name, shape in in_checkpoint.items()}
   goldens.save_variables(path, dict(values, z=np.float64(0)))
   with tf.variable_scope("", use_resource=bool(new)):
@@ -169,7 +203,9 @@ def test_failed_restore_assigns_nothing(new, tmp_path):
   saver = checkpoints.Saver()
   with testing.initialized_session() as sess:
     before = [value.tobytes() for value in sess.run(tf.global_variables())]
-    with pytest.raises(tf.errors.NotFoundError if new else tf.errors.InvalidArgumentError) as raised:
+    with pytest.raises(
+      tf.errors.NotFoundError if new else tf.errors.InvalidArgumentError
+    ) as raised:
       saver.restore(sess, path)
     assert [value.tobytes() for value in sess.run(tf.global_variables())] == before
   message = str(raised.value)
@@ -178,28 +214,42 @@ def test_failed_restore_assigns_nothing(new, tmp_path):
     "x has the shape (2, 2) in the graph, [4] in the checkpoint",
     "y has the shape (3,) in the graph, [2] in the checkpoint",
     "z has the dtype float32 in the graph, float64 in the checkpoint",
-    *["which has the naming scheme tensorflow: new. It has: a, cond_1/beta1_power, head"] * len(new),
+    *[
+      "which has the naming scheme tensorflow: new. It has: a, cond_1/beta1_power, head"
+    ]
+    * len(new),
   ]:
     assert part in message, message
-  assert ("Not found in the checkpoint" in message) == bool(new) and "good_steps" not in message
+  assert ("Not found in the checkpoint" in message) == bool(
+    new
+  ) and "good_steps" not in message
 
 
 def test_reshape_restores_different_shape(tmp_path):
   path = str(tmp_path / "model")
-  goldens.save_variables(path, {"cond_1/beta1_power": np.float32(0.5), "v": np.arange(6, dtype=np.float32)})
+  goldens.save_variables(
+    path, {"cond_1/beta1_power": np.float32(0.5), "v": np.arange(6, dtype=np.float32)}
+  )
   v = tf.get_variable("v", [2, 3])
   power = tf.get_variable("beta1_power", [])
   with testing.session() as sess:
     checkpoints.Saver(reshape=True).restore(sess, path)
     np.testing.assert_array_equal(sess.run(v), [[0, 1, 2], [3, 4, 5]])
     assert sess.run(power) == 0.5
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"v has the shape \(2, 3\) in the graph, \[6\] in"):
+    with pytest.raises(
+      tf.errors.InvalidArgumentError,
+      match=r"v has the shape \(2, 3\) in the graph, \[6\] in",
+    ):
       checkpoints.Saver().restore(sess, path)
 
 
 def test_missing_state_is_initialized(tmp_path):
-  path, expected = str(tmp_path / "model"), np.arange(8, dtype=np.float32).reshape([4, 2])
-  goldens.save_variables(path, {"table": expected})  # no int64 tensor from which good_steps could be read
+  path, expected = (
+    str(tmp_path / "model"),
+    np.arange(8, dtype=np.float32).reshape([4, 2]),
+  )
+  # no int64 tensor from which good_steps could be read
+  goldens.save_variables(path, {"table": expected})
   table = tf.get_variable("table", [4, 2], partitioner=tf.fixed_size_partitioner(2))
   mp_compat.DynamicLossScale(64.0)()
   with testing.session() as sess:
@@ -217,7 +267,9 @@ def test_missing_state_is_initialized(tmp_path):
 
 def test_powers_restore_in_order_of_creation(tmp_path):
   path = str(tmp_path / "model")
-  goldens.save_variables(path, {"cond_{}/beta1_power".format(n): np.float32(n) for n in (1, 3, 11)})
+  goldens.save_variables(
+    path, {"cond_{}/beta1_power".format(n): np.float32(n) for n in (1, 3, 11)}
+  )
   powers = [tf.get_variable("beta1_power_{}".format(n), []) for n in (2, 10, 3)]
   with testing.session() as sess:
     for saver in [checkpoints.Saver(), tf.train.Saver(checkpoints.name_map(path))]:
@@ -230,7 +282,10 @@ def test_eager_saver_restores(tmp_path):
   with testing.eager_mode():
     w = tf.Variable([1.0, 2.0], name="w", use_resource=True)
     path = tf.train.Saver([w]).save(None, str(tmp_path / "model"))
-    for context, make in [(contextlib.nullcontext, checkpoints.Saver), (mp_compat.install, tf.train.Saver)]:
+    for context, make in [
+      (contextlib.nullcontext, checkpoints.Saver),
+      (mp_compat.install, tf.train.Saver),
+    ]:
       w.assign([5.0, 5.0])
       with context():
         make([w]).restore(None, path)
@@ -246,7 +301,10 @@ def test_missing_checkpoint_raises(tmp_path):
         saver.restore(sess, missing)
   for missing in (tmp_path, tmp_path / "missing" / "model.ckpt-5"):
     for read in [checkpoints.inspect, checkpoints.name_map]:
-      with pytest.raises(ValueError, match="There is no checkpoint at .*Expected the path of a checkpoint"):
+      with pytest.raises(
+        ValueError,
+        match="There is no checkpoint at .*Expected the path of a checkpoint",
+      ):
         read(str(missing))
 
 
@@ -269,7 +327,13 @@ DAMAGED = "^The checkpoint [^ ]*model{} is truncated or corrupt: (?!The checkpoi
     (DATA, lambda path: os.truncate(path, 10)),
     (DATA, os.remove),
   ],
-  ids=["corrupt_index", "truncated_index", "corrupt_data", "truncated_data", "missing_data"],
+  ids=[
+    "corrupt_index",
+    "truncated_index",
+    "corrupt_data",
+    "truncated_data",
+    "missing_data",
+  ],
 )
 def test_damaged_checkpoint_raises(part, damage, tmp_path):
   training = golden_cases.GoldenTraining(Case("mp_compat", "adam"))
@@ -278,14 +342,18 @@ def test_damaged_checkpoint_raises(part, damage, tmp_path):
     paths = []
     for step in (1, 2):
       values = training.run(sess, golden_cases.FEEDS[:1])
-      paths.append((saver.save(sess, str(tmp_path / "model"), global_step=step), values))
+      paths.append(
+        (saver.save(sess, str(tmp_path / "model"), global_step=step), values)
+      )
     damage(paths[1][0] + part)
     for context, restorer in [
       (contextlib.nullcontext, saver),
       (mp_compat.install, saver),
       (mp_compat.install, plain_saver),
     ]:
-      with context(), pytest.raises(tf.errors.DataLossError, match=DAMAGED.format("-2")):
+      with context(), pytest.raises(
+        tf.errors.DataLossError, match=DAMAGED.format("-2")
+      ):
         restorer.restore(sess, paths[1][0])
     kept = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths
     assert list(kept) == [path for path, _ in paths]
@@ -300,7 +368,9 @@ def test_saver_restores_iterator_state(tmp_path):
   v = tf.get_variable("v", initializer=np.float32(3.0))
   iterator = tf.data.make_initializable_iterator(tf.data.Dataset.range(9))
   next_element = iterator.get_next()
-  saver = checkpoints.Saver([v, tf.data.experimental.make_saveable_from_iterator(iterator)])
+  saver = checkpoints.Saver(
+    [v, tf.data.experimental.make_saveable_from_iterator(iterator)]
+  )
   with testing.session() as sess:
     sess.run([tf.global_variables_initializer(), iterator.initializer])
     sess.run([next_element, next_element])

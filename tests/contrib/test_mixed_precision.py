@@ -1,4 +1,6 @@
-"""Tests of `mp_compat.contrib.mixed_precision`, with comparisons with tf.contrib in TensorFlow 1.15."""
+"""Tests of `mp_compat.contrib.mixed_precision`, with comparisons with tf.contrib in
+TensorFlow 1.15.
+"""
 
 import numpy as np
 import pytest
@@ -16,16 +18,25 @@ try:
   from tensorflow.contrib import mixed_precision as native
 except ImportError:
   native = None
-needs_contrib = pytest.mark.skipif(native is None, reason="tf.contrib is in TensorFlow 1.15 only")
+needs_contrib = pytest.mark.skipif(
+  native is None, reason="tf.contrib is in TensorFlow 1.15 only"
+)
 
 
 @pytest.fixture(autouse=True)
 def _graph():
-  with testing.control_flow(1), tf.Graph().as_default():  # contrib's class fails with control flow v2
+  # contrib's class fails with control flow v2
+  with testing.control_flow(1), tf.Graph().as_default():
     yield
 
 
-MODEL = ["model/w:0", "model/b:0", "model/w/Momentum:0", "model/b/Momentum:0", "global_step:0"]
+MODEL = [
+  "model/w:0",
+  "model/b:0",
+  "model/w/Momentum:0",
+  "model/b/Momentum:0",
+  "global_step:0",
+]
 
 
 def make_manager(api):
@@ -38,7 +49,8 @@ def get_dense_variables():
 
 
 def train(api, manager, steps, optimizer="Momentum", use_resource=True):
-  """Trains with an API's optimizer and the manager that `manager(api)` makes; returns all variables after every step.
+  """Trains with an API's optimizer and the manager that `manager(api)` makes; returns
+  all variables after every step.
 
   `steps` has a character for every step: "x" overflows, "." does not.
   """
@@ -54,17 +66,26 @@ def train(api, manager, steps, optimizer="Momentum", use_resource=True):
 @pytest.mark.parametrize("use_resource", [False, True])
 @pytest.mark.parametrize("optimizer", sorted(testing.OPTIMIZERS))
 @pytest.mark.parametrize(
-  "manager", [lambda api: api.FixedLossScaleManager(8.0), lambda api: api.ExponentialUpdateLossScaleManager(8.0, 2)]
+  "manager",
+  [
+    lambda api: api.FixedLossScaleManager(8.0),
+    lambda api: api.ExponentialUpdateLossScaleManager(8.0, 2),
+  ],
 )
 def test_all_optimizers_train_as_contrib(optimizer, manager, use_resource):
-  testing.assert_same(*[train(api, manager, "..x.xx...", optimizer, use_resource) for api in (mixed_precision, native)])
+  testing.assert_same(
+    *[
+      train(api, manager, "..x.xx...", optimizer, use_resource)
+      for api in (mixed_precision, native)
+    ]
+  )
 
 
 @pytest.mark.parametrize(
   "arguments, steps, expected",
   [
-    # Three finite steps in succession double the scale. Two overflows, not only in succession, multiply it by 0.8.
-    # Further arguments change these numbers.
+    # Three finite steps in succession double the scale. Two overflows, not only in
+    # succession, multiply it by 0.8. Further arguments change these numbers.
     ((100.0, 3), "......", [100, 100, 200, 200, 200, 400]),
     ((100.0, 3), "x.x.x..x", [100, 100, 80, 80, 80, 80, 80, 64]),
     ((100.0, 2, 1, 10, 0.5), "..x..", [100, 1000, 500, 500, 5000]),
@@ -73,8 +94,14 @@ def test_all_optimizers_train_as_contrib(optimizer, manager, use_resource):
   ],
 )
 def test_loss_scale_follows_update_rule(arguments, steps, expected):
-  history = train(mixed_precision, lambda api: api.ExponentialUpdateLossScaleManager(*arguments), steps)
-  np.testing.assert_allclose([values["loss_scale:0"] for values in history[1:]], np.float32(expected), rtol=1e-6)
+  history = train(
+    mixed_precision,
+    lambda api: api.ExponentialUpdateLossScaleManager(*arguments),
+    steps,
+  )
+  np.testing.assert_allclose(
+    [values["loss_scale:0"] for values in history[1:]], np.float32(expected), rtol=1e-6
+  )
   assert history[0]["good_steps:0"].dtype == history[0]["bad_steps:0"].dtype == np.int32
 
 
@@ -82,13 +109,19 @@ def test_loss_scale_follows_update_rule(arguments, steps, expected):
 @pytest.mark.parametrize("scope", ["", "head"])
 def test_contrib_checkpoint_continues(optimizer, scope):
   case = golden_cases.Case("contrib", optimizer, 1, scope)
-  _, values = goldens.restore_and_continue("mp_compat.contrib", case, goldens.golden_path("1.15", case))
+  _, values = goldens.restore_and_continue(
+    "mp_compat.contrib", case, goldens.golden_path("1.15", case)
+  )
   expected = goldens.load_expected("1.15", case, "after")
-  goldens.assert_equal(values, {name.replace("cond/", ""): value for name, value in expected.items()})
+  goldens.assert_equal(
+    values, {name.replace("cond/", ""): value for name, value in expected.items()}
+  )
 
 
 class Halving(mixed_precision.LossScaleManager):
-  """A custom manager that halves the loss scale at every overflow and never increases it."""
+  """A custom manager that halves the loss scale at every overflow and never increases
+  it.
+  """
 
   def __init__(self):
     self.scale = tf.get_variable("my_scale", initializer=64.0, trainable=False)
@@ -97,33 +130,48 @@ class Halving(mixed_precision.LossScaleManager):
     return self.scale
 
   def update_loss_scale(self, finite_grads):
-    return tf.cond(finite_grads, tf.no_op, lambda: tf.assign(self.scale, self.scale / 2).op)
+    return tf.cond(
+      finite_grads, tf.no_op, lambda: tf.assign(self.scale, self.scale / 2).op
+    )
 
 
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize(
-  "make, scales", [(Halving, [64.0, 32.0, 32.0]), (lambda: mixed_precision.FixedLossScaleManager(8), [8.0, 8.0, 8.0])]
+  "make, scales",
+  [
+    (Halving, [64.0, 32.0, 32.0]),
+    (lambda: mixed_precision.FixedLossScaleManager(8), [8.0, 8.0, 8.0]),
+  ],
 )
 def test_managers_scale_and_skip(make, scales):
   with tf.variable_scope("", use_resource=True):
     job, manager = testing.Training(), make()
-  opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), manager)
+  opt = mixed_precision.LossScaleOptimizer(
+    tf.train.GradientDescentOptimizer(1.0), manager
+  )
   train_op = opt.minimize(job.loss, job.global_step)
   with testing.initialized_session() as sess:
     for x, scale, step in zip([FINITE, OVERFLOW, FINITE], scales, [1, 1, 2]):
       sess.run(train_op, {job.x: x})
       assert sess.run([opt.loss_scale(), job.global_step]) == [scale, step]
     np.testing.assert_array_equal(sess.run(job.w), -2 * FINITE)
-  assert opt._opt is opt.inner_optimizer and opt._loss_scale_manager is manager is opt.loss_scale
+  assert (
+    opt._opt is opt.inner_optimizer
+    and opt._loss_scale_manager is manager is opt.loss_scale
+  )
 
 
 def make_manager_with_own_variable(api):
-  """Makes a manager that replaces the loss scale and the ratios of its base class, as the library Fathom does."""
+  """Makes a manager that replaces the loss scale and the ratios of its base class, as
+  the library Fathom does.
+  """
 
   class Manager(api.ExponentialUpdateLossScaleManager):
     def __init__(self):
       super().__init__(8.0, incr_every_n_steps=2, decr_every_n_nan_or_inf=1)
-      self._loss_scale = tf.get_variable("my_scale", initializer=64.0, trainable=False, use_resource=True)
+      self._loss_scale = tf.get_variable(
+        "my_scale", initializer=64.0, trainable=False, use_resource=True
+      )
       self._incr_ratio, self._decr_ratio = 4.0, 0.5
 
   return Manager()
@@ -138,7 +186,12 @@ def test_manager_subclass_sets_attributes():
 
 @needs_contrib
 def test_manager_subclass_trains_as_contrib():
-  testing.assert_same(*[train(api, make_manager_with_own_variable, "..x.xx..") for api in (mixed_precision, native)])
+  testing.assert_same(
+    *[
+      train(api, make_manager_with_own_variable, "..x.xx..")
+      for api in (mixed_precision, native)
+    ]
+  )
 
 
 def make_manager_that_resets(api):
@@ -154,38 +207,58 @@ def make_manager_that_resets(api):
 
 def test_manager_subclass_resets_counts():
   ours = train(mixed_precision, make_manager_that_resets, "..x...x...")
-  assert {(values["loss_scale:0"], values["bad_steps:0"]) for values in ours} == {(8.0, 0)}
+  assert {(values["loss_scale:0"], values["bad_steps:0"]) for values in ours} == {
+    (8.0, 0)
+  }
   if native is not None:
     testing.assert_same(ours, train(native, make_manager_that_resets, "..x...x..."))
 
 
 def scale_down_again(api):
-  """Makes an optimizer that divides the gradients by 4 with the method of contrib's class."""
+  """Makes an optimizer that divides the gradients by 4 with the method of contrib's
+  class.
+  """
 
   class DividesAgain(api.LossScaleOptimizer):
     def compute_gradients(self, *args, **kwargs):
-      return self._down_scale(super().compute_gradients(*args, **kwargs), tf.constant(4.0))
+      return self._down_scale(
+        super().compute_gradients(*args, **kwargs), tf.constant(4.0)
+      )
 
-  return DividesAgain(tf.train.GradientDescentOptimizer(0.1), api.FixedLossScaleManager(8.0))
+  return DividesAgain(
+    tf.train.GradientDescentOptimizer(0.1), api.FixedLossScaleManager(8.0)
+  )
 
 
 def test_optimizer_subclass_scales_down():
   histories = [
-    testing.train(lambda api=api: scale_down_again(api), testing.feeds(3), var_list=get_dense_variables)
+    testing.train(
+      lambda api=api: scale_down_again(api),
+      testing.feeds(3),
+      var_list=get_dense_variables,
+    )
     for api in [mixed_precision] + [native] * (native is not None)
   ]
   plain = testing.train(
-    lambda: tf.train.GradientDescentOptimizer(0.025), testing.feeds(3), var_list=get_dense_variables
+    lambda: tf.train.GradientDescentOptimizer(0.025),
+    testing.feeds(3),
+    var_list=get_dense_variables,
   )
   testing.assert_same(histories[0], histories[-1])
-  np.testing.assert_allclose(histories[0][-1]["model/w:0"], plain[-1]["model/w:0"], rtol=1e-6)
+  np.testing.assert_allclose(
+    histories[0][-1]["model/w:0"], plain[-1]["model/w:0"], rtol=1e-6
+  )
 
 
 @pytest.mark.usefixtures("control_flow")
 def test_fixed_manager_returns_one_tensor():
   manager = mixed_precision.FixedLossScaleManager(8.0)
   in_branch = []
-  tf.cond(tf.placeholder(tf.bool, []), lambda: in_branch.append(manager.get_loss_scale()) or 1.0, lambda: 2.0)
+  tf.cond(
+    tf.placeholder(tf.bool, []),
+    lambda: in_branch.append(manager.get_loss_scale()) or 1.0,
+    lambda: 2.0,
+  )
   scale = manager.get_loss_scale()
   tf.get_default_graph().finalize()
   assert manager.get_loss_scale() is scale
@@ -198,8 +271,12 @@ def test_fixed_manager_returns_one_tensor():
 
 
 def make_optimizer_with_replaced_parts(api):
-  """Makes an optimizer whose manager and inner optimizer are replaced after construction."""
-  opt = api.LossScaleOptimizer(tf.train.GradientDescentOptimizer(0.1), api.FixedLossScaleManager(8.0))
+  """Makes an optimizer whose manager and inner optimizer are replaced after
+  construction.
+  """
+  opt = api.LossScaleOptimizer(
+    tf.train.GradientDescentOptimizer(0.1), api.FixedLossScaleManager(8.0)
+  )
   opt._loss_scale_manager = api.ExponentialUpdateLossScaleManager(64.0, 2)
   opt._opt = tf.train.MomentumOptimizer(0.1, 0.9)
   return opt
@@ -208,23 +285,37 @@ def make_optimizer_with_replaced_parts(api):
 def test_parts_can_be_replaced():
   histories = [
     testing.train(
-      lambda api=api: make_optimizer_with_replaced_parts(api), testing.feeds(4), var_list=get_dense_variables
+      lambda api=api: make_optimizer_with_replaced_parts(api),
+      testing.feeds(4),
+      var_list=get_dense_variables,
     )
     for api in [mixed_precision] + [native] * (native is not None)
   ]
-  assert [values["loss_scale:0"] for values in histories[0]] == [64.0, 64.0, 128.0, 128.0, 256.0]
+  assert [values["loss_scale:0"] for values in histories[0]] == [
+    64.0,
+    64.0,
+    128.0,
+    128.0,
+    256.0,
+  ]
   testing.assert_same(histories[0], histories[-1])
 
 
 def train_with_two_scales(api, experimental, overflows):
-  """Trains with contrib's optimizer around the result of `experimental`'s graph rewrite."""
+  """Trains with contrib's optimizer around the result of `experimental`'s graph
+  rewrite.
+  """
 
   def make_optimizer():
-    opt = experimental.enable_mixed_precision_graph_rewrite(tf.train.MomentumOptimizer(0.1, 0.9))
+    opt = experimental.enable_mixed_precision_graph_rewrite(
+      tf.train.MomentumOptimizer(0.1, 0.9)
+    )
     return api.LossScaleOptimizer(opt, make_manager(api))
 
   try:
-    return testing.train(make_optimizer, testing.feeds(9, overflows), var_list=get_dense_variables)
+    return testing.train(
+      make_optimizer, testing.feeds(9, overflows), var_list=get_dense_variables
+    )
   finally:
     experimental.disable_mixed_precision_graph_rewrite()
 
@@ -239,7 +330,9 @@ def test_contrib_replaces_scale_of_rewrite(caplog):
     both = train_with_two_scales(mixed_precision, mp_compat, [1, 4, 5])
   assert "Only the scale of the loss_scale_manager is used" in caplog.text
   alone = train(mixed_precision, make_manager, ".x..xx...")
-  testing.assert_same(*[select(history, MODEL + ["loss_scale:0"]) for history in (both, alone)])
+  testing.assert_same(
+    *[select(history, MODEL + ["loss_scale:0"]) for history in (both, alone)]
+  )
 
 
 @needs_contrib
@@ -251,15 +344,27 @@ def test_rewrite_inside_contrib_trains_as_tensorflow():
 
 
 def test_unusual_gradients_are_applied():
-  """Checks None and sparse gradients, iterators, `get_name` and `variables`, with which contrib fails."""
+  """Checks None and sparse gradients, iterators, `get_name` and `variables`, with which
+  contrib fails.
+  """
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
   unused, x = tf.get_variable("unused", [1]), tf.placeholder(tf.float32, [2])
-  opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), make_manager(mixed_precision))
-  grads_and_vars = opt.compute_gradients(tf.reduce_sum(tf.gather(table, [1, 1]) * x), [table, unused])
-  assert isinstance(grads_and_vars[0][0], tf.IndexedSlices) and grads_and_vars[1][0] is None
+  opt = mixed_precision.LossScaleOptimizer(
+    tf.train.GradientDescentOptimizer(1.0), make_manager(mixed_precision)
+  )
+  grads_and_vars = opt.compute_gradients(
+    tf.reduce_sum(tf.gather(table, [1, 1]) * x), [table, unused]
+  )
+  assert (
+    isinstance(grads_and_vars[0][0], tf.IndexedSlices) and grads_and_vars[1][0] is None
+  )
   train_op = opt.apply_gradients(iter(grads_and_vars))
   assert opt.get_name() == "GradientDescent"
-  assert [v.op.name for v in opt.variables()] == ["loss_scale", "good_steps", "bad_steps"]
+  assert [v.op.name for v in opt.variables()] == [
+    "loss_scale",
+    "good_steps",
+    "bad_steps",
+  ]
   with testing.initialized_session() as sess:
     for value in (FINITE, OVERFLOW):
       sess.run(train_op, {x: value})
@@ -274,15 +379,23 @@ def test_overflow_on_one_replica_skips_all():
   def step():
     w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
     manager = mixed_precision.ExponentialUpdateLossScaleManager(8.0, 2, 1)
-    opt = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), manager)
-    return opt.minimize(tf.reduce_sum(w * x[tf.distribute.get_replica_context().replica_id_in_sync_group]))
+    opt = mixed_precision.LossScaleOptimizer(
+      tf.train.GradientDescentOptimizer(1.0), manager
+    )
+    return opt.minimize(
+      tf.reduce_sum(w * x[tf.distribute.get_replica_context().replica_id_in_sync_group])
+    )
 
   with strategy.scope():
     train_op = strategy.group(strategy.extended.call_for_each_replica(step))
   with testing.initialized_session() as sess:
     for values in ([FINITE, FINITE], [FINITE, OVERFLOW]):
       sess.run(train_op, {x: values})
-    for variable, expected in [("w", -2 * FINITE), ("loss_scale", 6.4), ("bad_steps", 0)]:
+    for variable, expected in [
+      ("w", -2 * FINITE),
+      ("loss_scale", 6.4),
+      ("bad_steps", 0),
+    ]:
       (found,) = [v for v in tf.global_variables() if v.op.name == variable]
       for copy in strategy.experimental_local_results(found):
         np.testing.assert_allclose(sess.run(copy), expected, rtol=1e-6)
@@ -294,7 +407,11 @@ def test_from_config_makes_equal_managers():
     mixed_precision.ExponentialUpdateLossScaleManager(8.0, 3, 1, 4.0, 0.5),
   ]:
     other = type(manager).from_config(manager.get_config())
-    assert other is not manager and other.get_config() == manager.get_config() and len(manager.get_config()) in (1, 5)
+    assert (
+      other is not manager
+      and other.get_config() == manager.get_config()
+      and len(manager.get_config()) in (1, 5)
+    )
 
   class Minimal(mixed_precision.LossScaleManager):
     """A custom manager with only the methods that contrib requires."""

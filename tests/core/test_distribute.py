@@ -1,4 +1,6 @@
-"""Tests of the finite check and the optimizer on replicas; tests/programs/test_strategies.py trains on them."""
+"""Tests of the finite check and the optimizer on replicas;
+tests/programs/test_strategies.py trains on them.
+"""
 
 import pytest
 
@@ -16,14 +18,17 @@ def _strategy():
 
 def test_update_in_replica_context_raises(strategy):
   scale, grads = mp_compat.DynamicLossScale(), [tf.constant(1.0)]
-  with strategy.scope(), pytest.raises(RuntimeError, match="cross-replica context.*merge_call"):
+  with strategy.scope(), pytest.raises(
+    RuntimeError, match="cross-replica context.*merge_call"
+  ):
     strategy.extended.call_for_each_replica(lambda: scale.update(grads))
 
 
 def test_applying_requires_replica_context(strategy):
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
   with strategy.scope(), pytest.raises(
-    ValueError, match=r"apply_gradients\(\) must be called in a replica context, but .* context of MirroredStrategy"
+    ValueError,
+    match=r"apply_gradients\(\) must be called in a replica context, but .* context of MirroredStrategy",
   ):
     opt.apply_gradients([(tf.constant(1.0), None)])
 
@@ -31,14 +36,19 @@ def test_applying_requires_replica_context(strategy):
 def test_tpu_strategy_raises():
   # The constructor of TPUStrategy needs a TPU, so it is not called.
   strategy = object.__new__(tf.distribute.experimental.TPUStrategy)
-  tf.distribute.Strategy.__init__(strategy, tf.distribute.OneDeviceStrategy("/cpu:0").extended)
+  tf.distribute.Strategy.__init__(
+    strategy, tf.distribute.OneDeviceStrategy("/cpu:0").extended
+  )
   strategy.extended._container_strategy_weakref = lambda: strategy
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
   words = "not supported with the strategy TPUStrategy.*bfloat16.*MirroredStrategy, MultiWorkerMirroredStrategy"
   w, gradient = tf.get_variable("w", [2]), tf.zeros([2])
   before = len(tf.get_default_graph().get_operations())
   with strategy.scope():
-    for build in [lambda: opt.compute_gradients(w), lambda: opt.apply_gradients([(gradient, w)])]:
+    for build in [
+      lambda: opt.compute_gradients(w),
+      lambda: opt.apply_gradients([(gradient, w)]),
+    ]:
       with pytest.raises(ValueError, match=words):
         build()
   assert len(tf.get_default_graph().get_operations()) == before

@@ -1,4 +1,6 @@
-"""Tests of the finite check: it detects every non-finite value, and reads finite values once."""
+"""Tests of the finite check: it detects every non-finite value, and reads finite values
+once.
+"""
 
 import itertools
 
@@ -14,7 +16,12 @@ from tests.testing import tf
 pytestmark = pytest.mark.usefixtures("graph")
 
 DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
-LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1.7e308}
+LARGEST = {
+  "float16": 65504.0,
+  "bfloat16": 3.38e38,
+  "float32": 3.4e38,
+  "float64": 1.7e308,
+}
 NON_FINITE = [np.nan, np.inf, -np.inf]
 
 
@@ -42,16 +49,22 @@ def test_nonfinite_among_largest_is_detected(dtype, shape):
 
 
 @pytest.mark.parametrize(
-  "dtypes", [[dtype] * number for dtype in DTYPES for number in (1, 2, 50)] + [DTYPES * 2], ids=lambda d: str(len(d))
+  "dtypes",
+  [[dtype] * number for dtype in DTYPES for number in (1, 2, 50)] + [DTYPES * 2],
+  ids=lambda d: str(len(d)),
 )
 def test_every_small_tensor_is_checked(dtypes):
   tensors = [tf.placeholder(dtype, [3]) for dtype in dtypes]
   finite = finite_check.all_finite(tensors)
-  feed = {tensor: as_numpy(tensor.dtype, [1.0, -2.0, i]) for i, tensor in enumerate(tensors)}
+  feed = {
+    tensor: as_numpy(tensor.dtype, [1.0, -2.0, i]) for i, tensor in enumerate(tensors)
+  }
   with testing.session() as sess:
     assert sess.run(finite, feed)
     for i, tensor in enumerate(tensors):
-      assert not sess.run(finite, {**feed, tensor: as_numpy(tensor.dtype, [1.0, NON_FINITE[i % 3], 2.0])})
+      assert not sess.run(
+        finite, {**feed, tensor: as_numpy(tensor.dtype, [1.0, NON_FINITE[i % 3], 2.0])}
+      )
 
 
 def test_opposite_infinities_do_not_cancel():
@@ -72,13 +85,25 @@ def test_unknown_shapes_are_checked(shape):
 
 def test_empty_tensors_and_lists_are_finite():
   empty = tf.placeholder(tf.float32, [0, 3])
-  assert run([finite_check.all_finite([empty]), finite_check.all_finite([])], {empty: np.zeros([0, 3])}) == [True] * 2
+  assert (
+    run(
+      [finite_check.all_finite([empty]), finite_check.all_finite([])],
+      {empty: np.zeros([0, 3])},
+    )
+    == [True] * 2
+  )
 
 
 @pytest.mark.parametrize("values, stacked", [(2**14, True), (2**14 + 1, False)])
 def test_tensors_up_to_64_kb_are_stacked(values, stacked, graph):
   finite_check.all_finite([tf.placeholder(tf.float32, [values]) for _ in range(2)])
-  assert any(op.type == "Pack" and op.inputs[0].shape.rank == 1 for op in graph.get_operations()) == stacked
+  assert (
+    any(
+      op.type == "Pack" and op.inputs[0].shape.rank == 1
+      for op in graph.get_operations()
+    )
+    == stacked
+  )
 
 
 def test_finite_values_are_read_once():
@@ -86,7 +111,10 @@ def test_finite_values_are_read_once():
   x = tf.placeholder(tf.float32, [2**15])
   finite = finite_check.all_finite([x * 2.0])
   with testing.session() as sess:
-    for value, kinds in [(1.0, {"Sum": 1, "IsFinite": 1}), (3e38, {"Sum": 1, "IsFinite": 2})]:
+    for value, kinds in [
+      (1.0, {"Sum": 1, "IsFinite": 1}),
+      (3e38, {"Sum": 1, "IsFinite": 2}),
+    ]:
       ran = testing.executed(sess, finite, {x: np.full(2**15, value, np.float32)})
       read = [kind for kind, _, shape in ran if kind in kinds]
       assert {kind: read.count(kind) for kind in kinds} == kinds, ran
@@ -96,18 +124,26 @@ def test_finite_values_are_read_once():
 def test_sums_of_squares_prove_that_values_are_finite(size):
   tensors = [tf.placeholder(tf.float32, [size]) for _ in range(3)]
   sums = {lineage.tensor_key(tensor): tf.nn.l2_loss(tensor) for tensor in tensors[:2]}
-  finite = finite_check.all_finite([tf.placeholder_with_default([1.0], [1])], tensors, sums)
+  finite = finite_check.all_finite(
+    [tf.placeholder_with_default([1.0], [1])], tensors, sums
+  )
   feed = {tensor: np.ones(size) for tensor in tensors}
   with testing.session() as sess:
-    for tensor, value in itertools.product(tensors, [1e19, 1e30, 3e38] + NON_FINITE):  # the square of 1e30 is inf
-      assert sess.run(finite, {**feed, tensor: np.full(size, value)}) == np.isfinite(value)
+    # the square of 1e30 is inf
+    for tensor, value in itertools.product(tensors, [1e19, 1e30, 3e38] + NON_FINITE):
+      assert sess.run(finite, {**feed, tensor: np.full(size, value)}) == np.isfinite(
+        value
+      )
 
 
 def test_large_tensors_are_not_summed_again():
   x = tf.placeholder(tf.float32, [2**15])
   finite_check.all_finite([], [x], {lineage.tensor_key(x): tf.nn.l2_loss(x)})
   # XLA's fast math might lose a NaN.
-  assert sorted(op.type for op in x.consumers()) == ["IsFinite", "L2Loss"] + ["Sum"] * ops.is_fast_math()
+  assert (
+    sorted(op.type for op in x.consumers())
+    == ["IsFinite", "L2Loss"] + ["Sum"] * ops.is_fast_math()
+  )
 
 
 def test_checks_run_on_own_devices(graph):
@@ -118,7 +154,11 @@ def test_checks_run_on_own_devices(graph):
   with tf.device("/cpu:1"), testing.control_flow(1):
     finite = finite_check.all_finite(tensors)
   for kind in ("Pack", "Sum"):
-    devices = {op.device for op in graph.get_operations() if op.type == kind and op.inputs[0].shape.rank}
+    devices = {
+      op.device
+      for op in graph.get_operations()
+      if op.type == kind and op.inputs[0].shape.rank
+    }
     assert devices >= {tensor.device for tensor in tensors}
   feed = {one: [i, 1.0, 2.0] for i, one in enumerate(inputs)}
   assert run(finite, feed)
@@ -131,9 +171,18 @@ def check_compiled(dtypes=DTYPES):
     with tf.Graph().as_default(), testing.session() as sess:
       x = tf.placeholder(tf.float32, shape)
       (finite,) = tf.xla.experimental.compile(
-        lambda x, dtype=dtype: finite_check.all_finite([tf.cast(x, dtype), tf.ones([2])]), [x]
+        lambda x, dtype=dtype: finite_check.all_finite(
+          [tf.cast(x, dtype), tf.ones([2])]
+        ),
+        [x],
       )
-      for value in (1.0, -6e4 if dtype == tf.float16 else -3e38, np.nan, np.inf, -np.inf):
+      for value in (
+        1.0,
+        -6e4 if dtype == tf.float16 else -3e38,
+        np.nan,
+        np.inf,
+        -np.inf,
+      ):
         fed = np.ones(shape)
         fed[1] = value
         assert sess.run(finite, {x: fed}) == np.isfinite(value), (dtype, shape, value)
@@ -147,15 +196,24 @@ def test_xla_compiles_finite_check():
 def test_fast_math_does_not_hide_nan():
   flags = "--xla_cpu_enable_fast_math=true"
   if not tf.VERSION.startswith("1."):  # 1.15 assumes by default that there are none
-    flags += " --xla_cpu_fast_math_honor_nans=false --xla_cpu_fast_math_honor_infs=false"
-  program = "from tests.core import test_finite_check; test_finite_check.check_compiled()"
+    flags += (
+      " --xla_cpu_fast_math_honor_nans=false --xla_cpu_fast_math_honor_infs=false"
+    )
+  program = (
+    "from tests.core import test_finite_check; test_finite_check.check_compiled()"
+  )
   testing.run_python("-c", program, variables={"XLA_FLAGS": flags})
 
 
 def test_finite_check_works_in_eager_mode():
   with testing.eager_mode():
     for value, finite in [(1.0, True), (3e38, True), (np.inf, False)]:
-      assert bool(finite_check.all_finite([tf.constant([value, value]), tf.constant([[1.0]])])) == finite
+      assert (
+        bool(
+          finite_check.all_finite([tf.constant([value, value]), tf.constant([[1.0]])])
+        )
+        == finite
+      )
 
 
 CLUSTERED_PROGRAM = """
@@ -186,5 +244,14 @@ print(any(node.op.startswith("_Xla") for part in metadata.partition_graphs for n
 def test_auto_clustering_skips_overflow():
   flags = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit --tf_xla_min_cluster_size=2"
   done = testing.run_python("-c", CLUSTERED_PROGRAM, variables={"TF_XLA_FLAGS": flags})
-  scales = [(True, 8.0), (True, 8.0), (False, 8.0), (True, 4.0), (True, 4.0), (True, 4.0)]
-  assert done.stdout.splitlines() == ["{} {} True".format(*one) for one in scales] + ["True"]
+  scales = [
+    (True, 8.0),
+    (True, 8.0),
+    (False, 8.0),
+    (True, 4.0),
+    (True, 4.0),
+    (True, 4.0),
+  ]
+  assert done.stdout.splitlines() == ["{} {} True".format(*one) for one in scales] + [
+    "True"
+  ]

@@ -29,8 +29,11 @@ def test_unscaled_gradients_are_rounded_once(dtype, scale):
 
 
 def test_gradients_share_reciprocal_of_scale(graph):
-  gradients.unscale([tf.placeholder(dtype, [2]) for dtype in DTYPES * 3], tf.placeholder(tf.float32, []))
-  assert len([op for op in graph.get_operations() if op.type == "RealDiv"]) == 2  # float32 and float64
+  gradients.unscale(
+    [tf.placeholder(dtype, [2]) for dtype in DTYPES * 3], tf.placeholder(tf.float32, [])
+  )
+  # float32 and float64
+  assert len([op for op in graph.get_operations() if op.type == "RealDiv"]) == 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
@@ -46,11 +49,21 @@ def test_loss_is_scaled_in_its_own_dtype(dtype):
 
 def test_nan_is_added_beside_empty_gradients():
   finite = tf.placeholder(tf.bool, [])
-  empty = tf.IndexedSlices(tf.zeros([0, 2]), tf.zeros([0], tf.int32), tf.constant([3, 2]))
-  full = tf.IndexedSlices(tf.constant([[1.0, 2.0]]), tf.constant([1]), tf.constant([3, 2]))
+  empty = tf.IndexedSlices(
+    tf.zeros([0, 2]), tf.zeros([0], tf.int32), tf.constant([3, 2])
+  )
+  full = tf.IndexedSlices(
+    tf.constant([[1.0, 2.0]]), tf.constant([1]), tf.constant([3, 2])
+  )
   grads = [None, empty, tf.constant([1, 2]), tf.constant([1.0, 2.0]), full]
   none, sparse, integer, dense, last = gradients.add_nan_unless(finite, grads)
   assert none is None and sparse is empty and integer is grads[2] and last is full
-  assert run(dense, {finite: True}).tolist() == [1.0, 2.0] and np.isnan(run(dense, {finite: False})).all()
+  assert (
+    run(dense, {finite: True}).tolist() == [1.0, 2.0]
+    and np.isnan(run(dense, {finite: False})).all()
+  )
   _, last = gradients.add_nan_unless(finite, [empty, full])
-  assert run(last.values, {finite: True}).tolist() == [[1.0, 2.0]] and np.isnan(run(last.values, {finite: False})).all()
+  assert (
+    run(last.values, {finite: True}).tolist() == [[1.0, 2.0]]
+    and np.isnan(run(last.values, {finite: False})).all()
+  )

@@ -1,7 +1,9 @@
-"""Tests that every overflow is found, whatever becomes of the gradient, and whichever graph optimizer runs.
+"""Tests that every overflow is found, whatever becomes of the gradient, and whichever
+graph optimizer runs.
 
-Grappler folds products of constants and differences; XLA turns the product with a mask into a selection. Whether XLA
-runs is a setting of the Session, which is unknown when the graph is built.
+Grappler folds products of constants and differences; XLA turns the product with a mask
+into a selection. Whether XLA runs is a setting of the Session, which is unknown when
+the graph is built.
 """
 
 import itertools
@@ -31,14 +33,19 @@ class Inputs:
 
   def __init__(self):
     shapes = {"grad": SHAPE, "mask": SHAPE, "empty": [2, None], "number": []}
-    self.placeholders = [tf.placeholder(value.dtype, shapes[name], name) for name, value in self.FEED.items()]
+    self.placeholders = [
+      tf.placeholder(value.dtype, shapes[name], name)
+      for name, value in self.FEED.items()
+    ]
 
   def feed(self, grad):
     return dict(zip(self.placeholders, dict(self.FEED, grad=grad).values()))
 
 
 def repeat(times, function):
-  """Returns a function that calls `function` so many times, each time with its last result."""
+  """Returns a function that calls `function` so many times, each time with its last
+  result.
+  """
 
   def repeated(value):
     for _ in range(times):
@@ -62,51 +69,92 @@ COPIES = {
   "identity": tf.identity,
 }
 
-# Functions of a gradient, a mask, an empty tensor and a number. Those in the first group keep every overflow if no
-# graph optimizer runs.
+# Functions of a gradient, a mask, an empty tensor and a number. Those in the first
+# group keep every overflow if no graph optimizer runs.
 CHANGES = {
-  "clip_by_average_norm": lambda g, mask, empty, number: tf.clip_by_average_norm(g, 1.0),
-  "clip_by_global_norm": lambda g, mask, empty, number: tf.clip_by_global_norm([g, tf.ones([3])], 1.0)[0][0],
-  "clip_by_global_norm of this package": lambda g, mask, empty, number: mp_compat.clip_by_global_norm([g], 1.0)[0][0],
+  "clip_by_average_norm": lambda g, mask, empty, number: tf.clip_by_average_norm(
+    g, 1.0
+  ),
+  "clip_by_global_norm": lambda g, mask, empty, number: tf.clip_by_global_norm(
+    [g, tf.ones([3])], 1.0
+  )[0][0],
+  "clip_by_global_norm of this package": lambda g, mask, empty, number: (
+    mp_compat.clip_by_global_norm([g], 1.0)[0][0]
+  ),
   "clip_by_norm": lambda g, mask, empty, number: tf.clip_by_norm(g, 1.0),
-  "constants in a factor": lambda g, mask, empty, number: g * repeat(4, lambda v: v * 1e-10)(number),
-  "constants in a quotient": lambda g, mask, empty, number: g / repeat(4, lambda v: v * 1e10)(number),
-  "divided by 2**40 four times": lambda g, mask, empty, number: repeat(4, lambda v: v / 2.0**40)(g),
+  "constants in a factor": lambda g, mask, empty, number: (
+    g * repeat(4, lambda v: v * 1e-10)(number)
+  ),
+  "constants in a quotient": lambda g, mask, empty, number: (
+    g / repeat(4, lambda v: v * 1e10)(number)
+  ),
+  "divided by 2**40 four times": lambda g, mask, empty, number: repeat(
+    4, lambda v: v / 2.0**40
+  )(g),
   "mask": lambda g, mask, empty, number: g * tf.cast(mask, tf.float32),
-  "mask after a factor": lambda g, mask, empty, number: g * 2.0 * tf.cast(mask, tf.float32),
+  "mask after a factor": lambda g, mask, empty, number: (
+    g * 2.0 * tf.cast(mask, tf.float32)
+  ),
   "mask and mean": lambda g, mask, empty, number: (
     g * tf.cast(mask, tf.float32) / tf.reduce_sum(tf.cast(mask, tf.float32))
   ),
-  "mask and sum": lambda g, mask, empty, number: tf.reduce_sum(g * tf.cast(mask, tf.float32)),
+  "mask and sum": lambda g, mask, empty, number: tf.reduce_sum(
+    g * tf.cast(mask, tf.float32)
+  ),
   "mask first": lambda g, mask, empty, number: tf.cast(mask, tf.float32) * g,
-  "mask in float16": lambda g, mask, empty, number: half(lambda h: h * tf.cast(mask, tf.float16))(g),
-  "mask of integers": lambda g, mask, empty, number: g * tf.cast(tf.cast(mask, tf.int32), tf.float32),
-  "mask reshaped": lambda g, mask, empty, number: tf.reshape(g, [4]) * tf.reshape(tf.cast(mask, tf.float32), [4]),
-  "mask transposed": lambda g, mask, empty, number: tf.transpose(g) * tf.cast(tf.transpose(mask), tf.float32),
-  "mean of replicas": lambda g, mask, empty, number: tf.reduce_mean(tf.concat([g[None], g[None] * 2.0], axis=0), 0),
+  "mask in float16": lambda g, mask, empty, number: half(
+    lambda h: h * tf.cast(mask, tf.float16)
+  )(g),
+  "mask of integers": lambda g, mask, empty, number: (
+    g * tf.cast(tf.cast(mask, tf.int32), tf.float32)
+  ),
+  "mask reshaped": lambda g, mask, empty, number: (
+    tf.reshape(g, [4]) * tf.reshape(tf.cast(mask, tf.float32), [4])
+  ),
+  "mask transposed": lambda g, mask, empty, number: (
+    tf.transpose(g) * tf.cast(tf.transpose(mask), tf.float32)
+  ),
+  "mean of replicas": lambda g, mask, empty, number: tf.reduce_mean(
+    tf.concat([g[None], g[None] * 2.0], axis=0), 0
+  ),
   "small factors": lambda g, mask, empty, number: repeat(5, lambda v: v * 1e-10)(g),
-  "small factors in float16": lambda g, mask, empty, number: half(repeat(4, lambda h: h * 0.01))(g),
-  "times 2**-40 four times": lambda g, mask, empty, number: repeat(4, lambda v: v * 2.0**-40)(g),
+  "small factors in float16": lambda g, mask, empty, number: half(
+    repeat(4, lambda h: h * 0.01)
+  )(g),
+  "times 2**-40 four times": lambda g, mask, empty, number: repeat(
+    4, lambda v: v * 2.0**-40
+  )(g),
   "weight decay": lambda g, mask, empty, number: g + 0.1 * number,
   # These lose it by themselves, or through Grappler.
   "clip_by_value": lambda g, mask, empty, number: tf.clip_by_value(g, -1.0, 1.0),
   "difference": lambda g, mask, empty, number: g - g,
-  "empty factor": lambda g, mask, empty, number: tf.reduce_sum(tf.reduce_sum(g, 1, keepdims=True) * empty),
+  "empty factor": lambda g, mask, empty, number: tf.reduce_sum(
+    tf.reduce_sum(g, 1, keepdims=True) * empty
+  ),
   "empty matrix": lambda g, mask, empty, number: tf.reduce_sum(tf.matmul(g, empty)),
   "factors that cancel": lambda g, mask, empty, number: g * 2.0 + g * -2.0,
   "maximum": lambda g, mask, empty, number: tf.maximum(g, 0.0),
   "minimum": lambda g, mask, empty, number: tf.minimum(g, number),
   "negative": lambda g, mask, empty, number: g + -g,
   "one zero": lambda g, mask, empty, number: g * tf.constant([[1.0, 0.0], [1.0, 1.0]]),
-  "rounded to zero": lambda g, mask, empty, number: half(lambda h: h * tf.cast(tf.constant(1e-9), tf.float16))(g),
-  "select": lambda g, mask, empty, number: tf.where(tf.is_finite(g), g, tf.zeros_like(g)),
-  "select by the mask": lambda g, mask, empty, number: tf.where(mask, g, tf.zeros_like(g)),
+  "rounded to zero": lambda g, mask, empty, number: half(
+    lambda h: h * tf.cast(tf.constant(1e-9), tf.float16)
+  )(g),
+  "select": lambda g, mask, empty, number: tf.where(
+    tf.is_finite(g), g, tf.zeros_like(g)
+  ),
+  "select by the mask": lambda g, mask, empty, number: tf.where(
+    mask, g, tf.zeros_like(g)
+  ),
   "sign": lambda g, mask, empty, number: tf.sign(g),
   "slice": lambda g, mask, empty, number: g[0],
   "zero": lambda g, mask, empty, number: g * 0.0,
   "zero matrix": lambda g, mask, empty, number: tf.matmul(g, tf.zeros(SHAPE)),
 }
-EVERY = dict({name: lambda g, *others, copy=copy: copy(g) for name, copy in COPIES.items()}, **CHANGES)
+EVERY = dict(
+  {name: lambda g, *others, copy=copy: copy(g) for name, copy in COPIES.items()},
+  **CHANGES,
+)
 
 # For XLA, which compiles each row: one of each kind.
 SOME = [
@@ -126,7 +174,9 @@ SOME = [
 
 
 def compiled(function, arguments):
-  """Returns the result of a function, an op or a tensor, that XLA compiles as a whole."""
+  """Returns the result of a function, an op or a tensor, that XLA compiles as a
+  whole.
+  """
 
   def call(*given):
     with tf.control_dependencies([function(*given)]):
@@ -135,7 +185,8 @@ def compiled(function, arguments):
   if VERSION < (2, 1):
     return tf.xla.experimental.compile(call, arguments)[0]
   option = "jit_compile" if VERSION >= (2, 5) else "experimental_compile"
-  return tensorflow.function(lambda: call(*arguments), **{option: True})()  # captures the placeholders
+  # captures the placeholders
+  return tensorflow.function(lambda: call(*arguments), **{option: True})()
 
 
 MODES = {
@@ -150,22 +201,30 @@ def config(mode):
   made = testing.config()
   made.graph_options.rewrite_options.disable_meta_optimizer = mode == "plain"
   made.graph_options.rewrite_options.min_graph_nodes = -1  # also of small graphs
-  made.graph_options.optimizer_options.global_jit_level = tf.OptimizerOptions.ON_2 if mode == "clustered" else 0
+  made.graph_options.optimizer_options.global_jit_level = (
+    tf.OptimizerOptions.ON_2 if mode == "clustered" else 0
+  )
   return made
 
 
 class Row:
-  """A variable with a gradient that the function `change` changed, its loss scale and its train op."""
+  """A variable with a gradient that the function `change` changed, its loss scale and
+  its train op.
+  """
 
   def __init__(self, change, mode, arguments):
     source = tf.Variable(tf.zeros(SHAPE), use_resource=True)
-    shape = change(*[tf.zeros(value.shape, value.dtype) for value in Inputs.FEED.values()]).shape
+    shape = change(
+      *[tf.zeros(value.shape, value.dtype) for value in Inputs.FEED.values()]
+    ).shape
     self.trained = tf.Variable(tf.zeros(shape), use_resource=True)
     self.scale = mp_compat.DynamicLossScale(8.0, 100)
     optimizer = mp_compat.MixedPrecisionLossScaleOptimizer(testing.sgd(), self.scale)
 
     def step(grad, *others):
-      ((computed, _),) = optimizer.compute_gradients(tf.reduce_sum(source * grad), [source])
+      ((computed, _),) = optimizer.compute_gradients(
+        tf.reduce_sum(source * grad), [source]
+      )
       return optimizer.apply_gradients([(change(computed, *others), self.trained)])
 
     self.train_op = MODES[mode](step, arguments)
@@ -174,7 +233,8 @@ class Row:
 
 def overflows():
   """Yields gradients with one value that is not finite."""
-  for value, position in itertools.product([np.inf, -np.inf, np.nan], [1, 2]):  # masked, and not
+  # masked, and not
+  for value, position in itertools.product([np.inf, -np.inf, np.nan], [1, 2]):
     grad = Inputs.FEED["grad"].copy()
     grad.flat[position] = value
     yield grad
@@ -185,26 +245,48 @@ def check(mode, names):
   with tf.Graph().as_default():
     inputs = Inputs()
     rows = {name: Row(EVERY[name], mode, inputs.placeholders) for name in names}
-    train_op, states = [row.train_op for row in rows.values()], {name: row.state for name, row in rows.items()}
+    train_op, states = (
+      [row.train_op for row in rows.values()],
+      {name: row.state for name, row in rows.items()},
+    )
     with tf.Session(config=config(mode)) as sess:
       sess.run(tf.global_variables_initializer())
       metadata = tf.RunMetadata()
-      sess.run(train_op, inputs.feed(Inputs.FEED["grad"]), tf.RunOptions(output_partition_graphs=True), metadata)
-      runs_xla = any(node.op in ("_XlaRun", "XlaLaunch") for part in metadata.partition_graphs for node in part.node)
+      sess.run(
+        train_op,
+        inputs.feed(Inputs.FEED["grad"]),
+        tf.RunOptions(output_partition_graphs=True),
+        metadata,
+      )
+      runs_xla = any(
+        node.op in ("_XlaRun", "XlaLaunch")
+        for part in metadata.partition_graphs
+        for node in part.node
+      )
       assert runs_xla == (mode == "clustered") or mode == "compiled"
       before = sess.run(states)
       for number, grad in enumerate(overflows(), 1):
         sess.run(train_op, inputs.feed(grad))
         after = sess.run(states)
-        applied = [name for name, (value, _) in after.items() if value.tobytes() != before[name][0].tobytes()]
+        applied = [
+          name
+          for name, (value, _) in after.items()
+          if value.tobytes() != before[name][0].tobytes()
+        ]
         assert not applied
-        assert [name for name, (_, scale) in after.items() if scale != max(8.0 / 2**number, 1.0)] == []
+        assert [
+          name
+          for name, (_, scale) in after.items()
+          if scale != max(8.0 / 2**number, 1.0)
+        ] == []
       sess.run(train_op, inputs.feed(Inputs.FEED["grad"]))
       nonzero = [name for name, (value, _) in before.items() if value.any()]
       assert len(nonzero) > len(names) * 0.6
-      assert [name for name, (value, _) in sess.run(states).items() if (value == before[name][0]).all()] == [
-        name for name in names if name not in nonzero
-      ]
+      assert [
+        name
+        for name, (value, _) in sess.run(states).items()
+        if (value == before[name][0]).all()
+      ] == [name for name in names if name not in nonzero]
 
 
 @pytest.mark.parametrize("mode", ["plain", "grappler"])
@@ -212,7 +294,9 @@ def test_no_optimizer_hides_an_overflow(mode):
   check(mode, list(EVERY))
 
 
-some_or_every = pytest.mark.parametrize("names", [SOME, pytest.param(list(EVERY), marks=pytest.mark.matrix)], ids=len)
+some_or_every = pytest.mark.parametrize(
+  "names", [SOME, pytest.param(list(EVERY), marks=pytest.mark.matrix)], ids=len
+)
 
 
 @some_or_every
@@ -225,7 +309,8 @@ def test_auto_clustering_hides_no_overflow(names):
   # TensorFlow reads the flags once in a process.
   testing.run_python(
     "-c",
-    "from tests.core import test_hidden_overflows; test_hidden_overflows.check('clustered', {})".format(names),
+    "from tests.core import test_hidden_overflows; "
+    "test_hidden_overflows.check('clustered', {})".format(names),
     variables={
       "TF_XLA_FLAGS": "--tf_xla_cpu_global_jit --tf_xla_min_cluster_size=1 --tf_xla_enable_lazy_compilation=false"
     },
@@ -247,5 +332,8 @@ def test_casts_that_lose_overflows_are_no_copies():
   computed = tf.placeholder(tf.float32, SHAPE)
   lineage.record([computed], ["v"])
   as_integers = tf.cast(computed, tf.int32)
-  assert lineage.trace([as_integers]).replaced and lineage.trace([tf.cast(as_integers, tf.float32)]).replaced
+  assert (
+    lineage.trace([as_integers]).replaced
+    and lineage.trace([tf.cast(as_integers, tf.float32)]).replaced
+  )
   assert lineage.trace([tf.math.real(tf.complex(tf.ones(SHAPE), computed))]).replaced

@@ -12,7 +12,9 @@ pytestmark = pytest.mark.usefixtures("graph")
 
 
 def replaced(grads):
-  """Returns the computed gradients that the finite check must read besides `grads`, by name."""
+  """Returns the computed gradients that the finite check must read besides `grads`, by
+  name.
+  """
   return {computed.name: computed.values for computed in lineage.trace(grads).replaced}
 
 
@@ -20,7 +22,9 @@ def replaced(grads):
 HIDING = {
   "clip_by_value": lambda g: tf.clip_by_value(g, -1.0, 1.0),
   "where": lambda g: tf.where(tf.is_finite(g), g, tf.zeros_like(g)),
-  "tf.cond": lambda g: tf.cond(tf.reduce_all(tf.is_finite(g)), lambda: g, lambda: tf.zeros_like(g)),
+  "tf.cond": lambda g: tf.cond(
+    tf.reduce_all(tf.is_finite(g)), lambda: g, lambda: tf.zeros_like(g)
+  ),
   "while_loop": lambda g: tf.while_loop(
     lambda i, h: i < 2, lambda i, h: (i + 1, tf.clip_by_value(h, -1.0, 1.0)), [0, g]
   )[1],
@@ -47,7 +51,9 @@ def test_passed_gradients_are_checked_once():
 # Functions that compute the sum of a tensor's squares.
 SQUARING = {
   "clip_by_global_norm": lambda g: tf.clip_by_global_norm([g], 1.0)[0][0],
-  "clip_by_global_norm of this package": lambda g: mp_compat.clip_by_global_norm([g], 1.0)[0][0],
+  "clip_by_global_norm of this package": lambda g: mp_compat.clip_by_global_norm(
+    [g], 1.0
+  )[0][0],
   "clip_by_norm": lambda g: tf.clip_by_norm(g, 1.0),
   "of a copy": lambda g: tf.nn.l2_loss(tf.identity(g)),
   "over one axis": lambda g: tf.reduce_sum(tf.square(g), axis=0),
@@ -56,8 +62,12 @@ SQUARING = {
 NOT_SQUARING = {
   "behind a control input": lambda g: after(tf.no_op(), lambda: tf.nn.l2_loss(g)),
   "another factor": lambda g: tf.reduce_sum(g * tf.sign(g)),
-  "in a branch": lambda g: tf.cond(tf.placeholder(tf.bool, []), lambda: tf.nn.l2_loss(g), lambda: 0.0),
-  "over axes that are fed": lambda g: tf.reduce_sum(tf.square(g), tf.placeholder(tf.int32, [None])),
+  "in a branch": lambda g: tf.cond(
+    tf.placeholder(tf.bool, []), lambda: tf.nn.l2_loss(g), lambda: 0.0
+  ),
+  "over axes that are fed": lambda g: tf.reduce_sum(
+    tf.square(g), tf.placeholder(tf.int32, [None])
+  ),
   "sum": tf.reduce_sum,
 }
 
@@ -72,7 +82,9 @@ def after(op, make):
 def test_sums_of_squares_are_found(how):
   computed = tf.placeholder(tf.float32, [2])
   result = dict(SQUARING, **NOT_SQUARING)[how](computed)
-  assert (lineage.tensor_key(computed) in lineage.trace([result]).sums_of_squares) == (how in SQUARING)
+  assert (lineage.tensor_key(computed) in lineage.trace([result]).sums_of_squares) == (
+    how in SQUARING
+  )
 
 
 def test_finite_gradients_with_infinite_squares_are_finite():
@@ -80,7 +92,14 @@ def test_finite_gradients_with_infinite_squares_are_finite():
   opt = testing.Optimizer(testing.sgd(), "dynamic")
   ((grad, w),) = opt.compute_gradients(training.loss, [training.w])
   train_op = opt.apply_gradients([(tf.clip_by_norm(grad, 1.0), w)])
-  results = training.run(train_op, [1e30, 1.0], [1e30, np.inf], [np.nan, 0.0], [3.0, 4.0], fetch=opt.gradients_finite)
+  results = training.run(
+    train_op,
+    [1e30, 1.0],
+    [1e30, np.inf],
+    [np.nan, 0.0],
+    [3.0, 4.0],
+    fetch=opt.gradients_finite,
+  )
   assert results == [[True], [False], [False], [True]]
 
 
@@ -100,8 +119,12 @@ def test_captured_gradients_are_followed():
 
 # Build a tensor with `make` inside a control-flow construct, and return it outside.
 CONTEXTS = {
-  "cond": lambda make: tf.cond(tf.placeholder(tf.bool, []), make, lambda: tf.zeros([2])),
-  "while_loop": lambda make: tf.while_loop(lambda i, g: i < 2, lambda i, g: (i + 1, make()), [0, tf.zeros([2])])[1],
+  "cond": lambda make: tf.cond(
+    tf.placeholder(tf.bool, []), make, lambda: tf.zeros([2])
+  ),
+  "while_loop": lambda make: tf.while_loop(
+    lambda i, g: i < 2, lambda i, g: (i + 1, make()), [0, tf.zeros([2])]
+  )[1],
   "map_fn": lambda make: tf.map_fn(lambda x: make() * x, tf.ones([3])),
   "xla": lambda make: tf.xla.experimental.compile(make)[0],
 }

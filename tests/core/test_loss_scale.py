@@ -1,4 +1,6 @@
-"""Tests of loss scales: configs, identifiers, subclasses, and their variables in each graph."""
+"""Tests of loss scales: configs, identifiers, subclasses, and their variables in each
+graph.
+"""
 
 import gc
 import weakref
@@ -16,7 +18,11 @@ pytestmark = pytest.mark.usefixtures("graph")
 @pytest.mark.parametrize(
   "make, config, text",
   [
-    (lambda api: api.FixedLossScale(8), {"loss_scale_value": 8.0}, "FixedLossScale(8.0)"),
+    (
+      lambda api: api.FixedLossScale(8),
+      {"loss_scale_value": 8.0},
+      "FixedLossScale(8.0)",
+    ),
     (
       lambda api: api.DynamicLossScale(),
       {"initial_loss_scale": 32768.0, "increment_period": 2000, "multiplier": 2.0},
@@ -38,12 +44,23 @@ def test_configs_and_reprs_match_tensorflow(make, config, text):
 
 
 def test_config_includes_extra_arguments():
-  ours = dict(backoff=4.0, overflow_tolerance=2, min_loss_scale=0.5, max_loss_scale=2.0**20)
+  ours = dict(
+    backoff=4.0, overflow_tolerance=2, min_loss_scale=0.5, max_loss_scale=2.0**20
+  )
   loss_scale = mp_compat.DynamicLossScale(**ours)
-  assert [v.op.name for v in tf.global_variables()] == ["current_loss_scale", "good_steps", "bad_steps"]
-  assert loss_scale.get_config() == dict(ours, initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0)
+  assert [v.op.name for v in tf.global_variables()] == [
+    "current_loss_scale",
+    "good_steps",
+    "bad_steps",
+  ]
+  assert loss_scale.get_config() == dict(
+    ours, initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0
+  )
   again = mp_compat.DynamicLossScale.from_config(loss_scale.get_config())
-  assert again.get_config() == loss_scale.get_config() and "max_loss_scale=1048576.0" in repr(again)
+  assert (
+    again.get_config() == loss_scale.get_config()
+    and "max_loss_scale=1048576.0" in repr(again)
+  )
 
 
 def test_get_loss_scale_accepts_identifiers():
@@ -65,7 +82,9 @@ def test_initial_scale_may_equal_its_bounds():
 def test_fixed_loss_scale_has_no_state():
   loss_scale = mp_compat.FixedLossScale(3)
   update_op, should_apply = loss_scale.update([tf.placeholder(tf.float32)])
-  assert should_apply is True and update_op.type == "NoOp" and loss_scale.variables() == []
+  assert (
+    should_apply is True and update_op.type == "NoOp" and loss_scale.variables() == []
+  )
   with testing.session() as sess:
     assert sess.run(loss_scale()) == np.float32(3)
 
@@ -76,20 +95,26 @@ def test_variables_match_tensorflow_class():
       with tf.name_scope("scope"):
         loss_scale = api.DynamicLossScale(8.0)
       api.DynamicLossScale(8.0)
-      assert [(v.name, v.dtype, v.shape.as_list(), v.trainable) for v in tf.global_variables()] == [
+      assert [
+        (v.name, v.dtype, v.shape.as_list(), v.trainable) for v in tf.global_variables()
+      ] == [
         ("scope/current_loss_scale:0", tf.float32, [], False),
         ("scope/good_steps:0", tf.int64, [], False),
         ("current_loss_scale:0", tf.float32, [], False),
         ("good_steps:0", tf.int64, [], False),
       ]
-      assert {name: id(variable) for (name, _), variable in loss_scale._weights.items()} == {
+      assert {
+        name: id(variable) for (name, _), variable in loss_scale._weights.items()
+      } == {
         "current_loss_scale": id(loss_scale._current_loss_scale),
         "good_steps": id(loss_scale._num_good_steps),
       }
 
 
 @pytest.mark.usefixtures("control_flow")
-@pytest.mark.parametrize("around", ["nothing", "cond", "while", "control dependencies", "name scope"])
+@pytest.mark.parametrize(
+  "around", ["nothing", "cond", "while", "control dependencies", "name scope"]
+)
 def test_first_use_creates_variables(around):
   loss_scale = mp_compat.DynamicLossScale(8.0, 1)
   for _ in range(2):
@@ -107,7 +132,10 @@ def test_first_use_creates_variables(around):
         with tf.name_scope("train"):
           loss_scale()
       update_op, _ = loss_scale.update([tf.placeholder_with_default([1.0], [1])])
-      assert [v.op.name for v in loss_scale.variables()] == ["current_loss_scale", "good_steps"]
+      assert [v.op.name for v in loss_scale.variables()] == [
+        "current_loss_scale",
+        "good_steps",
+      ]
       assert all(v.graph is tf.get_default_graph() for v in loss_scale.variables())
       with testing.initialized_session() as sess:
         sess.run(update_op)
@@ -124,7 +152,9 @@ def test_variables_are_outside_conditionals(graph):
     return tf.constant(0.0)
 
   tf.cond(tf.placeholder(tf.bool, []), branch, lambda: tf.constant(0.0))
-  assert [v.graph for v in tf.global_variables()] == [graph] * 2 and len(loss_scales[0].variables()) == 2
+  assert [v.graph for v in tf.global_variables()] == [graph] * 2 and len(
+    loss_scales[0].variables()
+  ) == 2
   with testing.initialized_session() as sess:
     assert sess.run(loss_scales[0]()) == 8.0
 
@@ -140,9 +170,13 @@ def test_graphs_are_not_kept_alive():
 
 def test_update_checks_clipped_gradients():
   training, scale = testing.Training(), mp_compat.DynamicLossScale(8.0)
-  ((grad, _),) = testing.Optimizer(tf.train.GradientDescentOptimizer(1.0), scale).compute_gradients(training.loss)
+  ((grad, _),) = testing.Optimizer(
+    tf.train.GradientDescentOptimizer(1.0), scale
+  ).compute_gradients(training.loss)
   update_op, should_apply = scale.update([tf.clip_by_value(grad, -1.0, 1.0)])
-  assert training.run(update_op, testing.FINITE, testing.OVERFLOW, fetch=should_apply) == [[True], [False]]
+  assert training.run(
+    update_op, testing.FINITE, testing.OVERFLOW, fetch=should_apply
+  ) == [[True], [False]]
   assert training.session.run(scale()) == 4.0
 
 

@@ -1,4 +1,6 @@
-"""Tests of the update rule against tables, and of the same rule on tensors and on Python numbers."""
+"""Tests of the update rule against tables, and of the same rule on tensors and on
+Python numbers.
+"""
 
 import pytest
 
@@ -6,8 +8,12 @@ from mp_compat.core import update_rule
 
 
 def scales(history, initial=16.0, **rule):
-  """Returns the scale after every step of a history, in which "." is a finite step and "x" an overflow."""
-  parameters = dict(increment_period=2, multiplier=2.0, backoff=2.0, overflow_tolerance=1, floor=1.0)
+  """Returns the scale after every step of a history, in which "." is a finite step and
+  "x" an overflow.
+  """
+  parameters = dict(
+    increment_period=2, multiplier=2.0, backoff=2.0, overflow_tolerance=1, floor=1.0
+  )
   parameters.update(rule)
   state, seen = update_rule.State(initial, 0, 0), []
   for step in history:
@@ -32,9 +38,11 @@ def scales(history, initial=16.0, **rule):
     # A restored scale above its ceiling is lowered to it at the next growth.
     ("....x", dict(initial=100.0, ceiling=64.0), [100, 64, 64, 64, 32]),
     ("x.x..", dict(initial=200.0, ceiling=16.0), [100, 100, 50, 50, 16]),
-    # A restored scale below its floor is neither raised to it nor lowered further by an overflow.
+    # A restored scale below its floor is neither raised to it nor lowered further by an
+    # overflow.
     ("xx..", dict(floor=32.0), [16, 16, 16, 32]),
-    # Two overflows lower the scale. A full growth interval of finite steps resets the count; fewer finite steps do not.
+    # Two overflows lower the scale. A full growth interval of finite steps resets the
+    # count; fewer finite steps do not.
     ("xxxx", dict(overflow_tolerance=2), [16, 8, 8, 4]),
     ("x.x.", dict(overflow_tolerance=2), [16, 16, 8, 8]),
     ("x..x", dict(overflow_tolerance=2), [16, 16, 32, 32]),
@@ -56,4 +64,8 @@ def test_reciprocal_never_becomes_subnormal():
     (1.5 * 2.0**125, 1.5 * 2.0**125),
     (1.5e308, 2.0**126),
   ]:
-    assert update_rule.next_state(update_rule.State(before, 0, 0), True, rule) == (after, 0, 0)
+    assert update_rule.next_state(update_rule.State(before, 0, 0), True, rule) == (
+      after,
+      0,
+      0,
+    )

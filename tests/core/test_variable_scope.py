@@ -1,4 +1,6 @@
-"""Tests of float32_variable_storage_getter: float32 master weights, and the casts that the model reads."""
+"""Tests of float32_variable_storage_getter: float32 master weights, and the casts that
+the model reads.
+"""
 
 import numpy as np
 import pytest
@@ -13,17 +15,27 @@ pytestmark = pytest.mark.usefixtures("graph")
 
 def scope(**kwargs):
   """Returns the variable scope "m" with the custom getter."""
-  return tf.variable_scope("m", custom_getter=mp_compat.float32_variable_storage_getter, **kwargs)
+  return tf.variable_scope(
+    "m", custom_getter=mp_compat.float32_variable_storage_getter, **kwargs
+  )
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
 def test_master_weights_are_trained(dtype, use_resource):
   with scope(use_resource=use_resource):
-    w = tf.get_variable("w", [2], dtype, initializer=tf.constant_initializer(1.0 + 2.0**-12))
+    w = tf.get_variable(
+      "w", [2], dtype, initializer=tf.constant_initializer(1.0 + 2.0**-12)
+    )
   (stored,) = tf.trainable_variables()
-  assert w.dtype == dtype and stored.dtype.base_dtype == tf.float32 and stored.name == "m/w:0"
-  loss = tf.reduce_sum(tf.cast(w, tf.float32) * tf.placeholder_with_default([1.0, 2.0], [2]))
+  assert (
+    w.dtype == dtype
+    and stored.dtype.base_dtype == tf.float32
+    and stored.name == "m/w:0"
+  )
+  loss = tf.reduce_sum(
+    tf.cast(w, tf.float32) * tf.placeholder_with_default([1.0, 2.0], [2])
+  )
   train_op = tf.train.GradientDescentOptimizer(2.0**-13).minimize(loss)
   with testing.initialized_session() as sess:
     np.testing.assert_array_equal(sess.run(w).astype(np.float32), [1.0, 1.0])
@@ -31,7 +43,10 @@ def test_master_weights_are_trained(dtype, use_resource):
     np.testing.assert_array_equal(sess.run(stored), np.float32([1.0 + 2.0**-13, 1.0]))
 
 
-ON_READ = dict(synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM)
+ON_READ = dict(
+  synchronization=tf.VariableSynchronization.ON_READ,
+  aggregation=tf.VariableAggregation.SUM,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +54,12 @@ ON_READ = dict(synchronization=tf.VariableSynchronization.ON_READ, aggregation=t
   [
     (tf.float32, dict(shape=[2], dtype=tf.float32)),
     (tf.float64, dict(shape=[2], dtype=tf.float64)),
-    (tf.int32, dict(shape=[2], dtype=tf.int32, initializer=tf.zeros_initializer(), trainable=False)),
+    (
+      tf.int32,
+      dict(
+        shape=[2], dtype=tf.int32, initializer=tf.zeros_initializer(), trainable=False
+      ),
+    ),
     (tf.float16, dict(shape=[2], dtype=tf.float16, trainable=False)),
     (tf.float16, dict(shape=[2], dtype=tf.float16, **ON_READ)),
     (tf.float32, dict(initializer=[1.5, 2.5])),
@@ -59,11 +79,14 @@ def test_each_step_casts_variable_once(use_resource):
   with scope(use_resource=use_resource):
     w = tf.get_variable("w", [7], tf.float16, initializer=tf.ones_initializer())
   loss = tf.reduce_sum(tf.cast(tf.sin(w) * x + w * w, tf.float32))
-  train_op = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(loss)
+  train_op = mp_compat.MixedPrecisionLossScaleOptimizer(
+    tf.train.GradientDescentOptimizer(1.0), 8.0
+  ).minimize(loss)
   with testing.initialized_session() as sess:
     ran = testing.executed(sess, train_op, {x: np.ones(7)})
   casts = [dtype for kind, dtype, shape in ran if kind == "Cast" and shape == [7]]
-  assert sorted(casts, key=str) == [tf.float16, tf.float32]  # the weights, and their gradient
+  # the weights, and their gradient
+  assert sorted(casts, key=str) == [tf.float16, tf.float32]
 
 
 def test_getter_uses_dtype_of_scope():
@@ -91,7 +114,9 @@ def test_partitions_are_cast_together():
 
 def test_regularizer_gets_master_weights():
   seen = []
-  with scope(regularizer=lambda v: seen.append(v.dtype.base_dtype) or tf.reduce_sum(v * v)):
+  with scope(
+    regularizer=lambda v: seen.append(v.dtype.base_dtype) or tf.reduce_sum(v * v)
+  ):
     tf.get_variable("w", [2], tf.float16)
   assert set(seen) == {tf.float32}
   assert [loss.dtype for loss in tf.losses.get_regularization_losses()] == [tf.float32]
@@ -106,16 +131,26 @@ HALF_VALUES = {
 }
 
 
-@pytest.mark.parametrize("with_dtype", [False, True], ids=["without dtype", "with dtype"])
+@pytest.mark.parametrize(
+  "with_dtype", [False, True], ids=["without dtype", "with dtype"]
+)
 @pytest.mark.parametrize("initializer", list(HALF_VALUES))
 def test_half_initial_values_become_float32(initializer, with_dtype):
   dtype = tf.bfloat16 if initializer == "bfloat16" else tf.float16
   with scope():
-    w = tf.get_variable("w", dtype=dtype if with_dtype else None, initializer=HALF_VALUES[initializer]())
+    w = tf.get_variable(
+      "w", dtype=dtype if with_dtype else None, initializer=HALF_VALUES[initializer]()
+    )
   (stored,) = tf.trainable_variables()
-  assert w.dtype == dtype and stored.dtype.base_dtype == tf.float32 and stored.name == "m/w:0"
+  assert (
+    w.dtype == dtype
+    and stored.dtype.base_dtype == tf.float32
+    and stored.name == "m/w:0"
+  )
   with testing.initialized_session() as sess:
-    np.testing.assert_array_equal(sess.run([tf.cast(w, tf.float32), stored]), [[1.5, 2.5]] * 2)
+    np.testing.assert_array_equal(
+      sess.run([tf.cast(w, tf.float32), stored]), [[1.5, 2.5]] * 2
+    )
 
 
 @pytest.mark.parametrize("trainable", [True, False])
@@ -126,4 +161,6 @@ def test_inner_getter_may_pass_by_position(trainable):
   with scope(), tf.variable_scope("inner", custom_getter=inner):
     w = tf.get_variable("w", [2], tf.float16, trainable=trainable)
   (stored,) = tf.global_variables()
-  assert w.dtype.base_dtype == tf.float16 and stored.dtype.base_dtype == (tf.float32 if trainable else tf.float16)
+  assert w.dtype.base_dtype == tf.float16 and stored.dtype.base_dtype == (
+    tf.float32 if trainable else tf.float16
+  )

@@ -1,4 +1,6 @@
-"""Compares random training graphs with TensorFlow's class after every step. `--examples N` sets their number."""
+"""Compares random training graphs with TensorFlow's class after every step. `--examples
+N` sets their number.
+"""
 
 import hypothesis
 import pytest
@@ -6,7 +8,8 @@ import pytest
 from tests.equivalence import fuzzing
 
 
-@pytest.mark.no_cover  # Coverage would double the time, and other tests cover the same lines.
+# Coverage would double the time, and other tests cover the same lines.
+@pytest.mark.no_cover
 @hypothesis.given(fuzzing.cases())
 def test_random_graphs_match_tensorflow(case):
   try:

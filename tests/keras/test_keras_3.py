@@ -1,4 +1,6 @@
-"""Tests of the wrapper of Keras 3 optimizers, among them those of Keras's own wrapper, with ours in its place."""
+"""Tests of the wrapper of Keras 3 optimizers, among them those of Keras's own wrapper,
+with ours in its place.
+"""
 
 import importlib
 import logging
@@ -17,8 +19,12 @@ KERAS = tensorflow.keras
 
 
 def make(rate=0.5):
-  """Returns the wrapper of SGD, whose scale is 256 at first; the factor of the inner optimizer is ignored."""
-  return mp_keras.LossScaleOptimizer(KERAS.optimizers.SGD(rate, loss_scale_factor=16.0), initial_scale=256.0)
+  """Returns the wrapper of SGD, whose scale is 256 at first; the factor of the inner
+  optimizer is ignored.
+  """
+  return mp_keras.LossScaleOptimizer(
+    KERAS.optimizers.SGD(rate, loss_scale_factor=16.0), initial_scale=256.0
+  )
 
 
 def scaled_gradient(opt, v, scale_loss="scale_loss"):
@@ -113,7 +119,9 @@ def in_two_functions(compute):
 
 
 def train(caplog, programs):
-  """Returns a variable after each of four steps, in which the programs take turns, and warnings about its gradients."""
+  """Returns a variable after each of four steps, in which the programs take turns, and
+  warnings about its gradients.
+  """
   caplog.set_level(logging.WARNING)
   v, opt = KERAS.Variable(1.0), make(rate=0.125)
   opt.build([v])
@@ -122,7 +130,11 @@ def train(caplog, programs):
   for step in steps[:4]:
     step()
     values.append(float(v))
-  return values, [record.getMessage() for record in caplog.records if "cannot tell" in record.getMessage()]
+  return values, [
+    record.getMessage()
+    for record in caplog.records
+    if "cannot tell" in record.getMessage()
+  ]
 
 
 PROGRAMS = {
@@ -133,7 +145,10 @@ PROGRAMS = {
   "clipped_in_function": [in_function(clipped)],
   "clipped_before_branch": [in_function(clipped_before_branch)],
   "scaled_as_by_fit": [in_eager_mode(scaled_as_by_fit), in_function(scaled_as_by_fit)],
-  "clipped_then_scaled_as_by_fit": [in_eager_mode(clipped), in_eager_mode(scaled_as_by_fit)],
+  "clipped_then_scaled_as_by_fit": [
+    in_eager_mode(clipped),
+    in_eager_mode(scaled_as_by_fit),
+  ],
   "unscaled_for_a_log_and_clipped": [in_eager_mode(unscaled_for_a_log_and_clipped)],
   "scaled_again_before_apply": [in_eager_mode(scaled_again_before_apply)],
   "scaled_without_unscaling": [in_eager_mode(scaled_without_unscaling)],
@@ -144,18 +159,33 @@ MIXED_PROGRAMS = {
   "unscaled_for_a_log": [in_eager_mode(unscaled_for_a_log)],
   "unscaled_for_a_log_in_function": [in_function(unscaled_for_a_log)],
   "clipped_by_unscaled_norm": [in_eager_mode(scaled_and_clipped_by_unscaled_norm)],
-  "clipped_by_unscaled_norm_in_function": [in_function(scaled_and_clipped_by_unscaled_norm)],
-  "clipped_then_scaled_by_hand": [in_eager_mode(clipped), in_eager_mode(scaled_by_hand)],
-  "clipped_then_scaled_without_unscaling": [in_eager_mode(clipped), in_eager_mode(scaled_without_unscaling)],
-  "clipped_then_unscaled_for_a_log": [in_eager_mode(clipped), in_function(unscaled_for_a_log)],
+  "clipped_by_unscaled_norm_in_function": [
+    in_function(scaled_and_clipped_by_unscaled_norm)
+  ],
+  "clipped_then_scaled_by_hand": [
+    in_eager_mode(clipped),
+    in_eager_mode(scaled_by_hand),
+  ],
+  "clipped_then_scaled_without_unscaling": [
+    in_eager_mode(clipped),
+    in_eager_mode(scaled_without_unscaling),
+  ],
+  "clipped_then_unscaled_for_a_log": [
+    in_eager_mode(clipped),
+    in_function(unscaled_for_a_log),
+  ],
 }
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS) + list(MIXED_PROGRAMS))
 def test_gradients_are_unscaled_exactly_once(name, caplog):
   values, warnings = train(caplog, dict(PROGRAMS, **MIXED_PROGRAMS)[name])
-  assert values == [0.75, 0.75**2, 0.75**3, 0.75**4] and len(warnings) == (name in MIXED_PROGRAMS)
-  assert all("It takes them for scaled, and divides them" in warning for warning in warnings)
+  assert values == [0.75, 0.75**2, 0.75**3, 0.75**4] and len(warnings) == (
+    name in MIXED_PROGRAMS
+  )
+  assert all(
+    "It takes them for scaled, and divides them" in warning for warning in warnings
+  )
 
 
 def test_unknown_gradients_are_divided(caplog):
@@ -182,11 +212,15 @@ def test_inner_apply_gradients_is_called():
 
   class Halving(KERAS.optimizers.SGD):
     def apply_gradients(self, grads_and_vars):
-      return super().apply_gradients([(grad / 2.0, variable) for grad, variable in grads_and_vars])
+      return super().apply_gradients(
+        [(grad / 2.0, variable) for grad, variable in grads_and_vars]
+      )
 
   weights = []
   for wrap in (lambda opt: opt, mp_keras.LossScaleOptimizer):
-    model = KERAS.Sequential([KERAS.layers.Input([3]), KERAS.layers.Dense(2, kernel_initializer="ones")])
+    model = KERAS.Sequential(
+      [KERAS.layers.Input([3]), KERAS.layers.Dense(2, kernel_initializer="ones")]
+    )
     model.compile(wrap(Halving(0.125)), "mse", jit_compile=False)
     model.fit(np.ones([2, 3], np.float32), np.zeros([2, 2], np.float32), verbose=0)
     weights.append(model.get_weights()[0].tolist())
@@ -211,7 +245,10 @@ def test_minimize_calls_overridden_methods():
 def test_scale_falls_below_one_as_native():
   states = []
   for wrapper in (KERAS.optimizers.LossScaleOptimizer, mp_keras.LossScaleOptimizer):
-    v, opt = KERAS.Variable(1.0), wrapper(KERAS.optimizers.SGD(0.1), initial_scale=1.0, dynamic_growth_steps=1)
+    v, opt = (
+      KERAS.Variable(1.0),
+      wrapper(KERAS.optimizers.SGD(0.1), initial_scale=1.0, dynamic_growth_steps=1),
+    )
     opt.build([v])
     history = []
     for factor in (np.inf, np.inf, 1.0, np.nan, 1.0):
@@ -219,8 +256,17 @@ def test_scale_falls_below_one_as_native():
       history.append((float(v), float(opt.dynamic_scale)))
     states.append(history)
     config = opt.get_config()
-    assert type(opt).from_config(dict(config)).get_config() == config and "inner_optimizer" in config
-  assert states[0] == states[1] and [scale for _, scale in states[0]] == [0.5, 0.25, 0.5, 0.25, 0.5]
+    assert (
+      type(opt).from_config(dict(config)).get_config() == config
+      and "inner_optimizer" in config
+    )
+  assert states[0] == states[1] and [scale for _, scale in states[0]] == [
+    0.5,
+    0.25,
+    0.5,
+    0.25,
+    0.5,
+  ]
 
 
 @pytest.mark.parametrize("name", keras_cases.FAMILIES[-1].classes)
@@ -228,7 +274,12 @@ def test_variables_match_keras_wrapper(name):
   paths = []
   for wrapper in (KERAS.optimizers.LossScaleOptimizer, mp_keras.LossScaleOptimizer):
     opt = wrapper(getattr(KERAS.optimizers, name)(name="inner"), name="wrapper")
-    opt.build([KERAS.Variable(np.ones([4, 4], np.float32), name="a"), KERAS.Variable([1.0, 1.0], name="b")])
+    opt.build(
+      [
+        KERAS.Variable(np.ones([4, 4], np.float32), name="a"),
+        KERAS.Variable([1.0, 1.0], name="b"),
+      ]
+    )
     paths.append([variable.path for variable in opt.variables])
   assert paths[0] == paths[1]
 
@@ -247,10 +298,20 @@ def test_model_of_keras_wrapper_continues(tmp_path):
 
   def fit(model):
     model.fit(x, y, verbose=0, shuffle=False)
-    return [weight.tolist() for weight in model.get_weights() + [value.numpy() for value in model.optimizer.variables]]
+    return [
+      weight.tolist()
+      for weight in model.get_weights()
+      + [value.numpy() for value in model.optimizer.variables]
+    ]
 
-  model = KERAS.Sequential([KERAS.layers.Input([3]), KERAS.layers.Dense(2, kernel_initializer="ones")])
-  model.compile(KERAS.optimizers.LossScaleOptimizer(KERAS.optimizers.Nadam(0.1), 8.0), "mse", jit_compile=False)
+  model = KERAS.Sequential(
+    [KERAS.layers.Input([3]), KERAS.layers.Dense(2, kernel_initializer="ones")]
+  )
+  model.compile(
+    KERAS.optimizers.LossScaleOptimizer(KERAS.optimizers.Nadam(0.1), 8.0),
+    "mse",
+    jit_compile=False,
+  )
   fit(model)
   model.save(str(tmp_path / "model.keras"))
   loaded = KERAS.models.load_model(str(tmp_path / "model.keras"))
@@ -263,13 +324,17 @@ def test_model_of_keras_wrapper_continues(tmp_path):
 
 
 def keras_test_case():
-  """Returns the test case of Keras's own wrapper, in which `LossScaleOptimizer` is ours."""
+  """Returns the test case of Keras's own wrapper, in which `LossScaleOptimizer` is
+  ours.
+  """
   if keras_cases.VERSION < (2, 16):
     return unittest.TestCase
   try:
     module = importlib.import_module("keras.src.optimizers.loss_scale_optimizer_test")
   except ImportError:  # Keras 3.16, for example, is installed without its tests
-    return unittest.skip("Keras is installed without its tests")(type("NoTests", (unittest.TestCase,), {}))
+    return unittest.skip("Keras is installed without its tests")(
+      type("NoTests", (unittest.TestCase,), {})
+    )
   module.LossScaleOptimizer = mp_keras.LossScaleOptimizer
   return module.LossScaleOptimizerTest
 
@@ -277,10 +342,14 @@ def keras_test_case():
 class TestsOfKeras(keras_test_case()):
   """The tests of Keras's own wrapper."""
 
-  @unittest.skip("compares the attributes of the object with those that Keras's class has")
+  @unittest.skip(
+    "compares the attributes of the object with those that Keras's class has"
+  )
   def test_config(self):
     pass
 
-  @unittest.skip("expects an error for a fixed scale, dynamic=False, which the wrapper supports")
+  @unittest.skip(
+    "expects an error for a fixed scale, dynamic=False, which the wrapper supports"
+  )
   def test_init_dynamic_arg(self):
     pass

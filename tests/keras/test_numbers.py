@@ -1,4 +1,6 @@
-"""Tests that the Keras wrapper trains with exactly the numbers of TensorFlow's class and of the inner optimizer."""
+"""Tests that the Keras wrapper trains with exactly the numbers of TensorFlow's class
+and of the inner optimizer.
+"""
 
 import contextlib
 
@@ -13,7 +15,8 @@ from tests.keras import cases as keras_cases
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("eager")
-STEPS, OVERFLOWS = 50, (0, 1, 4, 5, 40, 47)  # the first steps of a float16 run usually overflow
+# the first steps of a float16 run usually overflow
+STEPS, OVERFLOWS = (50, (0, 1, 4, 5, 40, 47))
 SCALE, GROWTH = 1024.0, 7
 OPTIMIZERS = dict(keras_cases.OPTIMIZERS, averages=keras_cases.make_averaging_sgd)
 GRADIENT = 1e-9  # underflows in float16
@@ -23,7 +26,12 @@ def each_optimizer(families):
   return pytest.mark.parametrize(
     "family,name",
     [
-      pytest.param(family, name, id="{}-{}".format(family.name, name), marks=[pytest.mark.matrix] * (name == "Adagrad"))
+      pytest.param(
+        family,
+        name,
+        id="{}-{}".format(family.name, name),
+        marks=[pytest.mark.matrix] * (name == "Adagrad"),
+      )
       for family in families
       for name in sorted(OPTIMIZERS)
     ],
@@ -31,31 +39,43 @@ def each_optimizer(families):
 
 
 @pytest.mark.parametrize(
-  "as_function", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["eager", "function"]
+  "as_function",
+  [pytest.param(False, marks=pytest.mark.matrix), True],
+  ids=["eager", "function"],
 )
 @each_optimizer(keras_cases.FAMILIES)
 def test_wrapper_trains_as_native_class(family, name, as_function):
   makes_dense = keras_cases.VERSION < (2, 3)  # of sparse gradients
   make = OPTIMIZERS[name]
-  ours = mp_keras.LossScaleOptimizer(make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH)
+  ours = mp_keras.LossScaleOptimizer(
+    make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH
+  )
   theirs = family.native_dynamic(make(family.optimizers), SCALE, GROWTH)
   sparse = not makes_dense and name != "averages"
   our_states, their_states = [
-    keras_cases.train(opt, testing.feeds(STEPS, OVERFLOWS), as_function=as_function, sparse=sparse)
+    keras_cases.train(
+      opt, testing.feeds(STEPS, OVERFLOWS), as_function=as_function, sparse=sparse
+    )
     for opt in (ours, theirs)
   ]
-  for step in (0, 1):  # In eager mode, the native class makes slots in the first step that it applies.
+  # In eager mode, the native class makes slots in the first step that it applies.
+  for step in (0, 1):
     our_states[step] = {name: our_states[step][name] for name in their_states[step]}
   testing.assert_same(our_states, their_states)
   assert int(ours.iterations) == int(keras_cases.to_numpy(theirs.iterations))
-  assert int(ours.iterations) == (STEPS if family.counts_skipped else STEPS - len(OVERFLOWS))
+  assert int(ours.iterations) == (
+    STEPS if family.counts_skipped else STEPS - len(OVERFLOWS)
+  )
   assert float(keras_cases.scale_of(ours)) == float(keras_cases.scale_of(theirs))
 
 
 @keras_cases.needs_keras_3
 @pytest.mark.parametrize(
   "name",
-  [pytest.param(name, marks=[] if name == "Adam" else pytest.mark.slow) for name in keras_cases.FAMILIES[-1].classes],
+  [
+    pytest.param(name, marks=[] if name == "Adam" else pytest.mark.slow)
+    for name in keras_cases.FAMILIES[-1].classes
+  ],
 )
 def test_keras_3_fit_equals_native(name):
   """Ends with the averages of the weights, which start in iteration 0."""
@@ -64,11 +84,18 @@ def test_keras_3_fit_equals_native(name):
   x[[0, 1, 5], 0] = np.inf
   weights = []
   for wrap in (keras.optimizers.LossScaleOptimizer, mp_keras.LossScaleOptimizer):
-    model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(4, kernel_initializer="ones")])
+    model = keras.Sequential(
+      [keras.layers.Input([3]), keras.layers.Dense(4, kernel_initializer="ones")]
+    )
     inner = getattr(keras.optimizers, name)(use_ema=True, ema_momentum=0.5)
     model.compile(wrap(inner, initial_scale=SCALE), "mse", jit_compile=False)
     model.fit(x, np.ones([10, 4], np.float32), batch_size=1, shuffle=False, verbose=0)
-    weights.append([keras_cases.to_numpy(value).tolist() for value in model.weights + inner.variables])
+    weights.append(
+      [
+        keras_cases.to_numpy(value).tolist()
+        for value in model.weights + inner.variables
+      ]
+    )
   assert weights[0] == weights[1] and np.isfinite(weights[0][0]).all()
 
 
@@ -77,12 +104,19 @@ def test_keras_3_fit_equals_native(name):
 def test_finite_steps_equal_inner_optimizer(family, name):
   make, sparse = OPTIMIZERS[name], name != "averages"
   ours = mp_keras.LossScaleOptimizer(
-    make(family.optimizers), initial_scale=SCALE, dynamic_growth_steps=GROWTH, count_skipped_steps=False
+    make(family.optimizers),
+    initial_scale=SCALE,
+    dynamic_growth_steps=GROWTH,
+    count_skipped_steps=False,
   )
   xs = list(testing.feeds(30, OVERFLOWS))
   wrapped = keras_cases.train(ours, xs, sparse=sparse)
-  alone = keras_cases.train(make(family.optimizers), [x for x in xs if np.isfinite(x).all()], sparse=sparse)
-  testing.assert_same([state for state, x in zip(wrapped, xs) if np.isfinite(x).all()], alone)
+  alone = keras_cases.train(
+    make(family.optimizers), [x for x in xs if np.isfinite(x).all()], sparse=sparse
+  )
+  testing.assert_same(
+    [state for state, x in zip(wrapped, xs) if np.isfinite(x).all()], alone
+  )
   assert int(ours.iterations) == 30 - 4
 
 
@@ -92,20 +126,26 @@ def test_fixed_scale_skips_overflow(family):
   history = keras_cases.train(opt, testing.feeds(4, (1, 3)))
   for i in (1, 3):
     assert history[i]["w"].tobytes() == history[i - 1]["w"].tobytes()
-  assert float(keras_cases.scale_of(opt)) == 64 and int(opt.iterations) == (4 if family.counts_skipped else 2)
+  assert float(keras_cases.scale_of(opt)) == 64 and int(opt.iterations) == (
+    4 if family.counts_skipped else 2
+  )
 
 
 @keras_cases.each_family_of_keras_2
 def test_skipped_first_step_makes_slots(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.Adam(0.1))
   (state,) = keras_cases.train(opt, testing.feeds(1, (0,)), sparse=False)
-  assert len(state) == 7 and not any(value.any() for name, value in state.items() if "/m" in name or "/v" in name)
+  assert len(state) == 7 and not any(
+    value.any() for name, value in state.items() if "/m" in name or "/v" in name
+  )
 
 
 @keras_cases.each_family
 @pytest.mark.parametrize("counts", [False, True])
 def test_skipped_steps_count_on_request(family, counts):
-  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), "dynamic", count_skipped_steps=counts)
+  opt = mp_keras.LossScaleOptimizer(
+    family.optimizers.SGD(0.1), "dynamic", count_skipped_steps=counts
+  )
   keras_cases.train(opt, testing.feeds(4, (0, 3)))
   assert int(opt.iterations) == (4 if counts else 2)
 
@@ -133,7 +173,12 @@ def test_custom_loss_scale_decides(family):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.1), EverySecond())
   history = keras_cases.train(opt, testing.feeds(4))
   weights = [[1.0, -2.0, 3.0]] + [state["w"].tolist() for state in history]
-  assert [after != before for before, after in zip(weights, weights[1:])] == [False, True, False, True]
+  assert [after != before for before, after in zip(weights, weights[1:])] == [
+    False,
+    True,
+    False,
+    True,
+  ]
 
 
 def test_tensorflow_loss_scale_is_updated():
@@ -165,11 +210,16 @@ def test_clipped_overflow_skips_step(family):
 @pytest.mark.parametrize("clip", [{"clipvalue": 0.5}, {"clipnorm": 0.5}], ids=str)
 def test_clipping_uses_unscaled_gradients(family, clip):
   opt = family.optimizers.SGD(0.1, **clip)
-  unused = [tensorflow.Variable(1.0)] * (family.name == "v2")  # has no gradient; the others make variables for it
+  # has no gradient; the others make variables for it
+  unused = [tensorflow.Variable(1.0)] * (family.name == "v2")
   alone = keras_cases.Run(opt, sparse=False)
-  wrapped = keras_cases.Run(mp_keras.LossScaleOptimizer(type(opt)(0.1, **clip), 1024), sparse=False)
+  wrapped = keras_cases.Run(
+    mp_keras.LossScaleOptimizer(type(opt)(0.1, **clip), 1024), sparse=False
+  )
   for x in testing.feeds(5):
-    wrapped.optimizer.minimize(lambda x=x: wrapped.loss(x), [wrapped.w, wrapped.table] + unused)
+    wrapped.optimizer.minimize(
+      lambda x=x: wrapped.loss(x), [wrapped.w, wrapped.table] + unused
+    )
     if hasattr(alone.optimizer, "minimize"):
       alone.optimizer.minimize(lambda x=x: alone.loss(x), [alone.w, alone.table])
     else:
@@ -179,7 +229,8 @@ def test_clipping_uses_unscaled_gradients(family, clip):
 
 @contextlib.contextmanager
 def mixed_float16(keras):
-  """Lets models compute in float16, so that `compile` scales their loss; yields the policy for their layers.
+  """Lets models compute in float16, so that `compile` scales their loss; yields the
+  policy for their layers.
 
   Yields None if the global policy applies.
   """
@@ -188,7 +239,8 @@ def mixed_float16(keras):
     yield module.experimental.Policy("mixed_float16")
     return
   if keras_cases.VERSION < (2, 4):
-    set_policy, initial = module.experimental.set_policy, None  # after "float32", the graph rewrite would be refused
+    # after "float32", the graph rewrite would be refused
+    set_policy, initial = (module.experimental.set_policy, None)
   else:
     set_policy, initial = module.set_global_policy, "float32"
   set_policy("mixed_float16")
@@ -202,9 +254,16 @@ def fit(family, optimizer):
   """Trains one step; returns the model and the decrease of its weights."""
   with mixed_float16(family.keras) as policy:
     model = family.keras.Sequential(
-      [family.keras.layers.Dense(2, input_shape=(1,), use_bias=False, kernel_initializer="ones", dtype=policy)]
+      [
+        family.keras.layers.Dense(
+          2, input_shape=(1,), use_bias=False, kernel_initializer="ones", dtype=policy
+        )
+      ]
     )
-    model.compile(optimizer=optimizer, loss=lambda _, y: tf.reduce_sum(tf.cast(y, tf.float32), -1) * GRADIENT)
+    model.compile(
+      optimizer=optimizer,
+      loss=lambda _, y: tf.reduce_sum(tf.cast(y, tf.float32), -1) * GRADIENT,
+    )
     before = model.get_weights()[0]
     model.fit(np.ones([1, 1], np.float32), np.ones([1, 2], np.float32), verbose=0)
   return model, before - model.get_weights()[0]
@@ -216,21 +275,33 @@ def test_mixed_float16_fit_applies_small_gradients(family):
   model, decrease = fit(family, opt)
   assert model.optimizer is opt  # not wrapped again
   assert np.allclose(decrease, GRADIENT * 1e6, rtol=0.01)
-  assert int(keras_cases.to_numpy(opt.iterations)) == 1 and int(opt.dynamic_counter) == 1
+  assert (
+    int(keras_cases.to_numpy(opt.iterations)) == 1 and int(opt.dynamic_counter) == 1
+  )
   _, decrease = fit(family, mp_keras.LossScaleOptimizer(family.optimizers.SGD(1e6), 1))
   assert (decrease == 0).all()  # underflow
 
 
 def test_eager_scale_equals_scale_in_function():
-  """Products round, and overflow above the ceiling. TensorFlow's graph optimizer replaces a division by a product."""
+  """Products round, and overflow above the ceiling. TensorFlow's graph optimizer
+  replaces a division by a product.
+  """
   histories = []
   for make in (lambda update: update, tensorflow.function):
-    scale = mp_compat.DynamicLossScale(1000.3, 2, multiplier=1.1, backoff=2.0, overflow_tolerance=2)
+    scale = mp_compat.DynamicLossScale(
+      1000.3, 2, multiplier=1.1, backoff=2.0, overflow_tolerance=2
+    )
     largest = mp_compat.DynamicLossScale(2.0**126, 1, multiplier=8.0)
-    update = make(lambda x, scales=(scale, largest): [loss_scale.update([x])[1] for loss_scale in scales])
+    update = make(
+      lambda x, scales=(scale, largest): [
+        loss_scale.update([x])[1] for loss_scale in scales
+      ]
+    )
     history = []
     for step in range(20):
       update(tf.constant([1.0, np.inf if step in (3, 4, 8, 9, 10) else 2.0]))
-      history.append([value.numpy().tolist() for value in scale.variables() + largest.variables()])
+      history.append(
+        [value.numpy().tolist() for value in scale.variables() + largest.variables()]
+      )
     histories.append(history)
   assert histories[0] == histories[1] and histories[0][0][0] != histories[0][-1][0]

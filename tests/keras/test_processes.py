@@ -1,4 +1,6 @@
-"""Tests of the Keras wrapper in two worker processes: MultiWorkerMirroredStrategy in custom loops and in Model.fit."""
+"""Tests of the Keras wrapper in two worker processes: MultiWorkerMirroredStrategy in
+custom loops and in Model.fit.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +11,10 @@ from tests.keras import workers as keras_workers
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="this TensorFlow lacks the strategy in eager mode")
+@pytest.mark.skipif(
+  keras_cases.VERSION < (2, 4),
+  reason="this TensorFlow lacks the strategy in eager mode",
+)
 def test_overflow_on_one_worker_skips_all():
   records = testing.run_two_workers("tests.keras.workers")
   assert records[0] == records[1]
@@ -20,7 +25,8 @@ def test_overflow_on_one_worker_skips_all():
     assert iterations == ((1, 1, 2, 3) if name.startswith("keras3") else (1, 2, 3, 4))
     assert weights[1] == weights[0] and weights[2] != weights[1]
 
-  # Expected: w -= 0.1 * (x of one worker + x of the other), except in the step that overflows.
+  # Expected: w -= 0.1 * (x of one worker + x of the other), except in the step that
+  # overflows.
   xs = [keras_workers.make_batches(worker)[:, 0] for worker in range(2)]
   w = np.array([1.0, 2.0], np.float32)
   for step, (recorded, _, _) in enumerate(records[0]["v2 loop"]):

@@ -1,4 +1,6 @@
-"""Tests of saving and loading the Keras wrapper: configurations, models, checkpoints, also of TensorFlow's class."""
+"""Tests of saving and loading the Keras wrapper: configurations, models, checkpoints,
+also of TensorFlow's class.
+"""
 
 import copy
 import os
@@ -17,17 +19,23 @@ from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("eager")
 V2 = keras_cases.V2
-each_golden = pytest.mark.parametrize("folder", goldens.find_folders().values(), ids=goldens.find_folders())
+each_golden = pytest.mark.parametrize(
+  "folder", goldens.find_folders().values(), ids=goldens.find_folders()
+)
 
 
 def make_ours(family):
   return mp_keras.LossScaleOptimizer(
-    family.optimizers.Adam(0.1), initial_scale=goldens.SCALE, dynamic_growth_steps=goldens.GROWTH
+    family.optimizers.Adam(0.1),
+    initial_scale=goldens.SCALE,
+    dynamic_growth_steps=goldens.GROWTH,
   )
 
 
 def make_native(family):
-  return family.native_dynamic(family.optimizers.Adam(0.1), goldens.SCALE, goldens.GROWTH)
+  return family.native_dynamic(
+    family.optimizers.Adam(0.1), goldens.SCALE, goldens.GROWTH
+  )
 
 
 def make_run(optimizer):
@@ -51,7 +59,9 @@ def assert_continues(path, run, expected):
 @pytest.mark.parametrize("make", [make_run, train_until_saving])
 def test_tensorflow_checkpoint_continues(folder, make):
   with np.load(os.path.join(folder, "expected.npz")) as expected:
-    assert_continues(os.path.join(folder, "ckpt-1"), make(make_ours(V2)), dict(expected))
+    assert_continues(
+      os.path.join(folder, "ckpt-1"), make(make_ours(V2)), dict(expected)
+    )
 
 
 @keras_cases.each_family
@@ -74,7 +84,8 @@ def test_wrappers_exchange_checkpoints(family, tmp_path):
       folder,
       id=version,
       marks=pytest.mark.skipif(
-        keras_cases.VERSION < tuple(map(int, version.split("."))), reason="Keras cannot load models of later versions"
+        keras_cases.VERSION < tuple(map(int, version.split("."))),
+        reason="Keras cannot load models of later versions",
       ),
     )
     for version, folder in goldens.find_folders().items()
@@ -82,15 +93,29 @@ def test_wrappers_exchange_checkpoints(family, tmp_path):
   ],
 )
 def test_tensorflow_model_loads_and_trains(folder):
-  model = V2.keras.models.load_model(os.path.join(folder, "model.h5"), custom_objects=mp_keras.CUSTOM_OBJECTS)
+  model = V2.keras.models.load_model(
+    os.path.join(folder, "model.h5"), custom_objects=mp_keras.CUSTOM_OBJECTS
+  )
   opt = model.optimizer
   assert isinstance(opt, mp_keras.LossScaleOptimizer)
-  assert (opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps) == (True, goldens.SCALE, goldens.GROWTH)
-  assert [np.shape(value) for value in opt.get_weights()] == [(), (3, 2), (2,), (3, 2), (2,)]
+  assert (opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps) == (
+    True,
+    goldens.SCALE,
+    goldens.GROWTH,
+  )
+  assert [np.shape(value) for value in opt.get_weights()] == [
+    (),
+    (3, 2),
+    (2,),
+    (3, 2),
+    (2,),
+  ]
   assert opt.get_weights()[0] == 1 and int(keras_cases.to_numpy(opt.iterations)) == 1
   moments = opt.get_weights()[1]
   model.fit(np.ones([4, 3], np.float32), np.ones([4, 2], np.float32), verbose=0)
-  assert (opt.get_weights()[1] != moments).any() and int(keras_cases.to_numpy(opt.iterations)) == 2
+  assert (opt.get_weights()[1] != moments).any() and int(
+    keras_cases.to_numpy(opt.iterations)
+  ) == 2
 
 
 def get_values(opt):
@@ -99,45 +124,63 @@ def get_values(opt):
   return [keras_cases.to_numpy(variable).tolist() for variable in variables]
 
 
+# Keras 3 cannot load a SavedModel.
 FORMS = [
-  (family, form) for family in keras_cases.FAMILIES for form in (".h5", ".keras", "") if family.name != "keras3" or form
-]  # Keras 3 cannot load a SavedModel.
+  (family, form)
+  for family in keras_cases.FAMILIES
+  for form in (".h5", ".keras", "")
+  if family.name != "keras3" or form
+]
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("family,form", FORMS, ids=str)
 def test_saved_model_restores_inner_state(family, form, tmp_path):
   before, after = {}, {}
-  for kind, optimizer in [("ours", make_ours(family)), ("plain", family.optimizers.Adam(0.1))]:
+  for kind, optimizer in [
+    ("ours", make_ours(family)),
+    ("plain", family.optimizers.Adam(0.1)),
+  ]:
     before[kind] = goldens.train_model(family, optimizer)
     path = str(tmp_path / kind) + form
     before[kind].save(path)
-    after[kind] = family.keras.models.load_model(path, custom_objects=mp_keras.CUSTOM_OBJECTS)
+    after[kind] = family.keras.models.load_model(
+      path, custom_objects=mp_keras.CUSTOM_OBJECTS
+    )
   opt = after["ours"].optimizer
   assert isinstance(opt, mp_keras.LossScaleOptimizer)
   assert opt.get_config() == before["ours"].optimizer.get_config()
   assert get_values(opt.inner_optimizer) == get_values(after["plain"].optimizer)
   x = np.ones([4, 3], np.float32)
-  assert after["ours"].predict(x, verbose=0).tolist() == before["ours"].predict(x, verbose=0).tolist()
-  if (family.name, form) != ("keras3", ".h5"):  # Keras 3 cannot train such a model, with any optimizer
+  assert (
+    after["ours"].predict(x, verbose=0).tolist()
+    == before["ours"].predict(x, verbose=0).tolist()
+  )
+  # Keras 3 cannot train such a model, with any optimizer
+  if (family.name, form) != ("keras3", ".h5"):
     after["ours"].fit(x, np.ones([4, 2], np.float32), verbose=0)
 
 
-needs_own_loading = pytest.mark.skipif(keras_cases.VERSION < (2, 3), reason="Keras cannot load a wrapper before 2.3")
+needs_own_loading = pytest.mark.skipif(
+  keras_cases.VERSION < (2, 3), reason="Keras cannot load a wrapper before 2.3"
+)
 
 
 @pytest.mark.matrix
 @needs_own_loading
 @pytest.mark.parametrize("family,form", FORMS, ids=str)
 def test_models_load_without_custom_objects(family, form, tmp_path):
-  """Checks that they load with Keras's own wrapper and then train as models saved with that wrapper."""
+  """Checks that they load with Keras's own wrapper and then train as models saved with
+  that wrapper.
+  """
   weights = []
   for make in (make_ours, make_native):
     path = str(tmp_path / make.__name__) + form
     goldens.train_model(family, make(family)).save(path)
     model = family.keras.models.load_model(path)
     assert type(model.optimizer) is type(make_native(family))
-    if (family.name, form) != ("keras3", ".h5"):  # Keras 3 cannot train such a model, with any optimizer
+    # Keras 3 cannot train such a model, with any optimizer
+    if (family.name, form) != ("keras3", ".h5"):
       model.fit(np.ones([4, 3], np.float32), np.ones([4, 2], np.float32), verbose=0)
     weights.append([weight.tolist() for weight in model.get_weights()])
   assert weights[0] == weights[1]
@@ -150,7 +193,9 @@ def test_configs_load_without_custom_objects(family):
   for load in (family.keras.optimizers.deserialize, family.keras.optimizers.get):
     again = load(family.keras.optimizers.serialize(opt))
     assert type(again) is type(make_native(family))
-    assert remove_names(again.get_config()) == remove_names(make_native(family).get_config())
+    assert remove_names(again.get_config()) == remove_names(
+      make_native(family).get_config()
+    )
 
 
 def remove_names(config):
@@ -172,16 +217,27 @@ def test_keras_3_optimizers_train_and_load(name, tmp_path):
   family = keras_cases.FAMILIES[-1]
   x, y = np.arange(12, dtype=np.float32).reshape([4, 3]), np.ones([4, 2], np.float32)
   weights = []
-  # Keras does not save the running product of a Nadam in a wrapper, which has the same variables as Keras's own.
-  alone = (lambda opt: family.native_dynamic(opt, 8.0, 2000)) if name == "Nadam" else lambda opt: opt
+  # Keras does not save the running product of a Nadam in a wrapper, which has the same
+  # variables as Keras's own.
+  alone = (
+    (lambda opt: family.native_dynamic(opt, 8.0, 2000))
+    if name == "Nadam"
+    else lambda opt: opt
+  )
   for wrap in (alone, lambda opt: mp_keras.LossScaleOptimizer(opt, initial_scale=8.0)):
-    model = family.keras.Sequential([family.keras.layers.Dense(2, kernel_initializer="ones")])
+    model = family.keras.Sequential(
+      [family.keras.layers.Dense(2, kernel_initializer="ones")]
+    )
     model.compile(
-      loss=family.keras.losses.MeanSquaredError(), optimizer=wrap(getattr(family.optimizers, name)()), jit_compile=False
+      loss=family.keras.losses.MeanSquaredError(),
+      optimizer=wrap(getattr(family.optimizers, name)()),
+      jit_compile=False,
     )
     model.fit(x, y, verbose=0, shuffle=False)
     model.save(str(tmp_path / "model.keras"))
-    model = family.keras.models.load_model(str(tmp_path / "model.keras"), custom_objects=mp_keras.CUSTOM_OBJECTS)
+    model = family.keras.models.load_model(
+      str(tmp_path / "model.keras"), custom_objects=mp_keras.CUSTOM_OBJECTS
+    )
     model.fit(x, y, verbose=0, shuffle=False)
     weights.append([weight.tolist() for weight in model.get_weights()])
   assert isinstance(model.optimizer, mp_keras.LossScaleOptimizer)
@@ -194,18 +250,30 @@ def test_keras_3_optimizers_train_and_load(name, tmp_path):
 @pytest.mark.parametrize(
   "arguments",
   [{}]
-  + [pytest.param(each, marks=pytest.mark.slow) for each in ({"use_ema": True}, {"gradient_accumulation_steps": 2})],
+  + [
+    pytest.param(each, marks=pytest.mark.slow)
+    for each in ({"use_ema": True}, {"gradient_accumulation_steps": 2})
+  ],
   ids=str,
 )
 def test_keras_3_wrappers_exchange_checkpoints(arguments, writer, reader, tmp_path):
   family = keras_cases.FAMILIES[-1]
-  x, y = np.arange(27, dtype=np.float32).reshape([9, 3]) / 9, np.ones([9, 2], np.float32)
+  x, y = (
+    np.arange(27, dtype=np.float32).reshape([9, 3]) / 9,
+    np.ones([9, 2], np.float32),
+  )
 
   def model(make):
     keras = family.keras
-    made = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(2, kernel_initializer="ones")])
+    made = keras.Sequential(
+      [keras.layers.Input([3]), keras.layers.Dense(2, kernel_initializer="ones")]
+    )
     opt = make(family)
-    opt = type(opt)(family.optimizers.Adam(0.1, **arguments), initial_scale=8.0, dynamic_growth_steps=3)
+    opt = type(opt)(
+      family.optimizers.Adam(0.1, **arguments),
+      initial_scale=8.0,
+      dynamic_growth_steps=3,
+    )
     made.compile(loss=keras.losses.MeanSquaredError(), optimizer=opt, jit_compile=False)
     opt.build(made.trainable_variables)
     return made
@@ -214,13 +282,20 @@ def test_keras_3_wrappers_exchange_checkpoints(arguments, writer, reader, tmp_pa
     made.fit(x[examples], y[examples], batch_size=1, shuffle=False, verbose=0)
 
   def state(made):
-    return [keras_cases.to_numpy(value).tolist() for value in made.weights + made.optimizer.variables]
+    return [
+      keras_cases.to_numpy(value).tolist()
+      for value in made.weights + made.optimizer.variables
+    ]
 
   before = model(writer)
   fit(before, slice(5))
-  path = tf.train.Checkpoint(model=before, optimizer=before.optimizer).save(str(tmp_path / "model"))
+  path = tf.train.Checkpoint(model=before, optimizer=before.optimizer).save(
+    str(tmp_path / "model")
+  )
   after = model(reader)
-  tf.train.Checkpoint(model=after, optimizer=after.optimizer).restore(path).assert_existing_objects_matched()
+  tf.train.Checkpoint(model=after, optimizer=after.optimizer).restore(
+    path
+  ).assert_existing_objects_matched()
   assert state(after) == state(before)
   for made in (before, after):
     fit(made, slice(5, 9))
@@ -235,13 +310,24 @@ def test_keras_3_files_contain_loss_scale(tmp_path):
     model.fit(np.array(x), np.ones([1, 2]), verbose=0)
   assert float(keras_cases.scale_of(model.optimizer)) == goldens.SCALE / 2
   model.save(str(tmp_path / "model.keras"))
-  after = family.keras.models.load_model(str(tmp_path / "model.keras"), custom_objects=mp_keras.CUSTOM_OBJECTS)
+  after = family.keras.models.load_model(
+    str(tmp_path / "model.keras"), custom_objects=mp_keras.CUSTOM_OBJECTS
+  )
   assert get_values(after.optimizer) == get_values(model.optimizer)
-  assert float(keras_cases.scale_of(after.optimizer)) == goldens.SCALE / 2 and int(after.optimizer.dynamic_counter) == 1
+  assert (
+    float(keras_cases.scale_of(after.optimizer)) == goldens.SCALE / 2
+    and int(after.optimizer.dynamic_counter) == 1
+  )
 
 
-# Configurations that versions of TensorFlow's class wrote, with (dynamic, initial scale, growth interval, multiplier).
-SGD = {"class_name": "SGD", "config": dict(name="SGD", learning_rate=0.5, decay=0.0, momentum=0.0, nesterov=False)}
+# Configurations that versions of TensorFlow's class wrote, with (dynamic, initial
+# scale, growth interval, multiplier).
+SGD = {
+  "class_name": "SGD",
+  "config": dict(
+    name="SGD", learning_rate=0.5, decay=0.0, momentum=0.0, nesterov=False
+  ),
+}
 
 
 def old_config(class_name, **config):
@@ -249,7 +335,12 @@ def old_config(class_name, **config):
 
 
 def new_config(dynamic, initial_scale, steps):
-  return dict(inner_optimizer=SGD, dynamic=dynamic, initial_scale=initial_scale, dynamic_growth_steps=steps)
+  return dict(
+    inner_optimizer=SGD,
+    dynamic=dynamic,
+    initial_scale=initial_scale,
+    dynamic_growth_steps=steps,
+  )
 
 
 OLD_SCALE = dict(initial_loss_scale=64.0, increment_period=5)
@@ -262,20 +353,35 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("config,expected", CONFIGS, ids=["2.0", "2.0-times-4", "2.0-fixed", "2.4", "2.4-fixed"])
 @pytest.mark.parametrize(
-  "cls", [mp_keras.LossScaleOptimizer, mp_keras.experimental.LossScaleOptimizer], ids=["later", "experimental"]
+  "config,expected",
+  CONFIGS,
+  ids=["2.0", "2.0-times-4", "2.0-fixed", "2.4", "2.4-fixed"],
+)
+@pytest.mark.parametrize(
+  "cls",
+  [mp_keras.LossScaleOptimizer, mp_keras.experimental.LossScaleOptimizer],
+  ids=["later", "experimental"],
 )
 def test_old_configs_round_trip(cls, config, expected):
   before, multiplier = repr(config), expected[3]
   opt = cls.from_config(config)
   assert isinstance(opt, cls) and repr(config) == before
-  settings = opt.dynamic, opt.initial_scale, opt.dynamic_growth_steps, opt._loss_scale.get_config().get("multiplier")
+  settings = (
+    opt.dynamic,
+    opt.initial_scale,
+    opt.dynamic_growth_steps,
+    opt._loss_scale.get_config().get("multiplier"),
+  )
   assert settings == expected and keras_cases.to_numpy(opt.lr) == 0.5
   again = cls.from_config(opt.get_config())
   assert again.get_config() == opt.get_config()
-  assert ("loss_scale" in opt.get_config()) == (multiplier == 4.0 or keras_cases.VERSION < (2, 4))
-  assert opt.get_config() == mp_keras.LossScaleOptimizer.from_config(config).get_config()
+  assert ("loss_scale" in opt.get_config()) == (
+    multiplier == 4.0 or keras_cases.VERSION < (2, 4)
+  )
+  assert (
+    opt.get_config() == mp_keras.LossScaleOptimizer.from_config(config).get_config()
+  )
 
 
 @keras_cases.each_family
@@ -296,10 +402,14 @@ def test_experimental_configs_round_trip(family):
 
 @keras_cases.each_family
 def test_from_config_accepts_objects(family):
-  """Keras passes such a configuration if it makes the inner objects first. They select the class."""
+  """Keras passes such a configuration if it makes the inner objects first. They select
+  the class.
+  """
   for other in keras_cases.FAMILIES:
     inner = family.optimizers.SGD(0.5)
-    opt = type(make_ours(other)).from_config({"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.0})
+    opt = type(make_ours(other)).from_config(
+      {"inner_optimizer": inner, "dynamic": False, "initial_scale": 2.0}
+    )
     assert opt.inner_optimizer is inner and type(opt) is type(make_ours(family))
 
 
@@ -307,15 +417,26 @@ def test_from_config_accepts_objects(family):
 def test_keras_2_config_without_tf_keras_raises(monkeypatch):
   config = make_ours(V2).get_config()
   monkeypatch.setattr(optimizer_kinds, "_exists", lambda module: module != "tf_keras")
-  with pytest.raises(ValueError, match="of a Keras 3 optimizer, but this is one of Keras 2.*pip install tf_keras"):
+  with pytest.raises(
+    ValueError,
+    match="of a Keras 3 optimizer, but this is one of Keras 2.*pip install tf_keras",
+  ):
     mp_keras.LossScaleOptimizer.from_config(config)
 
 
 def test_configs_contain_any_loss_scale():
   scale = mp_compat.DynamicLossScale(64.0, 5, overflow_tolerance=3)
   opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.5), scale)
-  assert opt.get_config()["loss_scale"] == {"class_name": "DynamicLossScale", "config": scale.get_config()}
-  assert mp_keras.LossScaleOptimizer.from_config(opt.get_config())._loss_scale.overflow_tolerance == 3
+  assert opt.get_config()["loss_scale"] == {
+    "class_name": "DynamicLossScale",
+    "config": scale.get_config(),
+  }
+  assert (
+    mp_keras.LossScaleOptimizer.from_config(
+      opt.get_config()
+    )._loss_scale.overflow_tolerance
+    == 3
+  )
 
   class Mine(V2.optimizers.SGD):
     """A custom optimizer."""
@@ -336,7 +457,10 @@ def test_configs_contain_any_loss_scale():
   config = opt.get_config()
   assert config["loss_scale"] == {"class_name": "Ten", "config": {}}
   again = type(opt).from_config(config, custom_objects={"Mine": Mine, "Ten": Ten})
-  assert isinstance(again.inner_optimizer, Mine) and float(keras_cases.scale_of(again)) == 10.0
+  assert (
+    isinstance(again.inner_optimizer, Mine)
+    and float(keras_cases.scale_of(again)) == 10.0
+  )
 
 
 def test_subclasses_load_with_own_arguments():
@@ -345,21 +469,30 @@ def test_subclasses_load_with_own_arguments():
       super().__init__(optimizer, loss_scale)
 
   class Later(mp_keras.LossScaleOptimizer):
-    def __init__(self, inner_optimizer, dynamic=True, initial_scale=None, dynamic_growth_steps=None):
+    def __init__(
+      self, inner_optimizer, dynamic=True, initial_scale=None, dynamic_growth_steps=None
+    ):
       super().__init__(inner_optimizer, dynamic, initial_scale, dynamic_growth_steps)
 
-  scale = mp_compat.DynamicLossScale(64.0, multiplier=4.0)  # has the earlier form in every version
+  # has the earlier form in every version
+  scale = mp_compat.DynamicLossScale(64.0, multiplier=4.0)
   opt = Earlier(V2.optimizers.SGD(0.5), scale)
   assert type(opt).from_config(opt.get_config())._loss_scale.multiplier == 4.0
-  opt = Earlier(V2.optimizers.SGD(0.5), mp_compat.DynamicLossScale(64.0, 5))  # has the later form from 2.4 on
+  # has the later form from 2.4 on
+  opt = Earlier(V2.optimizers.SGD(0.5), mp_compat.DynamicLossScale(64.0, 5))
   again = type(opt).from_config(opt.get_config())
-  assert type(again) is type(opt) and (again.initial_scale, again.dynamic_growth_steps) == (64.0, 5)
+  assert type(again) is type(opt) and (
+    again.initial_scale,
+    again.dynamic_growth_steps,
+  ) == (64.0, 5)
   if keras_cases.VERSION >= (2, 4):
     opt = Later(V2.optimizers.SGD(0.5), initial_scale=64.0)
     assert type(opt).from_config(opt.get_config()).initial_scale == 64.0
 
 
-@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="configurations have the earlier form")
+@pytest.mark.skipif(
+  keras_cases.VERSION < (2, 4), reason="configurations have the earlier form"
+)
 @keras_cases.each_family
 def test_subclass_with_further_argument_loads(family):
   class Further(mp_keras.LossScaleOptimizer):
@@ -377,7 +510,8 @@ def test_derived_classes_are_kept(family):
   opt = make_ours(family)
   derived = type("LossScaleOptimizer", (type(opt),), {"extra": lambda self: "kept"})
   assert derived.from_config(opt.get_config()).extra() == "kept"
-  if family.name == "v2":  # later Keras optimizers are copied by their configurations, or cannot be copied
+  # later Keras optimizers are copied by their configurations, or cannot be copied
+  if family.name == "v2":
     assert copy.deepcopy(derived(family.optimizers.SGD(0.5))).extra() == "kept"
 
 
@@ -385,12 +519,19 @@ def test_derived_classes_are_kept(family):
 def test_keras_serializes_wrapper(family):
   name = {"name": "mine"} if family.name == "keras3" else {}
   counts = not family.counts_skipped  # not the default
-  arguments = dict(initial_scale=64.0, dynamic_growth_steps=5, count_skipped_steps=counts, **name)
+  arguments = dict(
+    initial_scale=64.0, dynamic_growth_steps=5, count_skipped_steps=counts, **name
+  )
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), **arguments)
   serialized = family.keras.optimizers.serialize(opt)
   assert serialized["class_name"] == type(make_native(family)).__name__
-  again = family.keras.optimizers.deserialize(serialized, custom_objects=mp_keras.CUSTOM_OBJECTS)
-  assert isinstance(again, mp_keras.LossScaleOptimizer) and again.get_config() == opt.get_config()
+  again = family.keras.optimizers.deserialize(
+    serialized, custom_objects=mp_keras.CUSTOM_OBJECTS
+  )
+  assert (
+    isinstance(again, mp_keras.LossScaleOptimizer)
+    and again.get_config() == opt.get_config()
+  )
   assert again.get_config()["count_skipped_steps"] is counts
   if name:
     del arguments["count_skipped_steps"]  # which Keras's own class does not know
@@ -404,11 +545,18 @@ def get_pickled(optimizer):
 
 
 @keras_cases.each_family
-@pytest.mark.parametrize("duplicate", [get_pickled, copy.deepcopy], ids=["pickle", "deepcopy"])
+@pytest.mark.parametrize(
+  "duplicate", [get_pickled, copy.deepcopy], ids=["pickle", "deepcopy"]
+)
 def test_duplicates_keep_class(family, duplicate):
-  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), initial_scale=64.0, dynamic_growth_steps=5)
-  try:  # Keras 2.4 to 2.15 cannot pickle wrappers, and cannot copy its newer optimizers.
-    duplicate(make_native(family) if duplicate is get_pickled else family.optimizers.SGD(0.5))
+  opt = mp_keras.LossScaleOptimizer(
+    family.optimizers.SGD(0.5), initial_scale=64.0, dynamic_growth_steps=5
+  )
+  # Keras 2.4 to 2.15 cannot pickle wrappers, and cannot copy its newer optimizers.
+  try:
+    duplicate(
+      make_native(family) if duplicate is get_pickled else family.optimizers.SGD(0.5)
+    )
   except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
     with pytest.raises(type(error)):
       duplicate(opt)
@@ -419,7 +567,10 @@ def test_duplicates_keep_class(family, duplicate):
 
 
 @pytest.mark.matrix
-@pytest.mark.skipif(not hasattr(V2.keras.utils, "register_keras_serializable"), reason="Keras has no registry")
+@pytest.mark.skipif(
+  not hasattr(V2.keras.utils, "register_keras_serializable"),
+  reason="Keras has no registry",
+)
 @pytest.mark.parametrize("family,form", FORMS, ids=str)
 def test_registered_subclass_loads(family, form, tmp_path):
 
@@ -427,7 +578,9 @@ def test_registered_subclass_loads(family, form, tmp_path):
   class Registered(mp_keras.LossScaleOptimizer):
     """A subclass, which Keras finds in its registry."""
 
-  made = goldens.train_model(family, Registered(family.optimizers.SGD(0.5), initial_scale=64.0))
+  made = goldens.train_model(
+    family, Registered(family.optimizers.SGD(0.5), initial_scale=64.0)
+  )
   path = str(tmp_path / "model") + form
   made.save(path)
   assert isinstance(family.keras.models.load_model(path).optimizer, Registered)

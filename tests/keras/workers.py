@@ -1,7 +1,9 @@
-"""One of two workers that train with MultiWorkerMirroredStrategy in eager mode; tests/keras/test_processes.py runs it.
+"""One of two workers that train with MultiWorkerMirroredStrategy in eager mode;
+tests/keras/test_processes.py runs it.
 
-Prints, as JSON, the weights, the loss scale and the iterations after every step: in a custom loop and in Model.fit, for
-every family of optimizers. On the second worker the second step overflows.
+Prints, as JSON, the weights, the loss scale and the iterations after every step: in a
+custom loop and in Model.fit, for every family of optimizers. On the second worker the
+second step overflows.
 """
 
 import json
@@ -35,7 +37,10 @@ def record(weights, opt):
 def loop(strategy, family, xs):
   """Trains in a custom loop; yields a record after every step."""
   with strategy.scope():
-    w, opt = tensorflow.Variable([1.0, 2.0]), keras_cases.wrap(family.optimizers.SGD(0.1))
+    w, opt = (
+      tensorflow.Variable([1.0, 2.0]),
+      keras_cases.wrap(family.optimizers.SGD(0.1)),
+    )
 
   def replica(x):
     with tensorflow.GradientTape() as tape:
@@ -52,14 +57,20 @@ def fit(strategy, family, xs):
   """Trains with Model.fit; yields a record after every step."""
   with strategy.scope():
     model = family.keras.Sequential(
-      [family.keras.layers.Input((2,)), family.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+      [
+        family.keras.layers.Input((2,)),
+        family.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"),
+      ]
     )
     opt = keras_cases.wrap(family.optimizers.SGD(0.1))
     model.compile(loss=family.keras.losses.MeanSquaredError(), optimizer=opt)
   options = tensorflow.data.Options()
-  options.experimental_distribute.auto_shard_policy = tensorflow.data.experimental.AutoShardPolicy.OFF
+  options.experimental_distribute.auto_shard_policy = (
+    tensorflow.data.experimental.AutoShardPolicy.OFF
+  )
   for x in xs:
-    both = np.repeat(x, 2, axis=0), np.ones([2, 1], np.float32)  # Keras gives each worker half of the batch.
+    # Keras gives each worker half of the batch.
+    both = (np.repeat(x, 2, axis=0), np.ones([2, 1], np.float32))
     data = tensorflow.data.Dataset.from_tensors(both).with_options(options)
     model.fit(data, verbose=0)
     yield record(model.get_weights()[0], opt)
@@ -73,7 +84,9 @@ def main():
   for family in keras_cases.FAMILIES:
     # Keras 3's fit fails with this strategy and any optimizer.
     for train in (loop, fit) if family.name != "keras3" else (loop,):
-      records["{} {}".format(family, train.__name__)] = list(train(strategy, family, make_batches(worker)))
+      records["{} {}".format(family, train.__name__)] = list(
+        train(strategy, family, make_batches(worker))
+      )
   print("\n" + json.dumps(records), flush=True)
   os._exit(0)  # TensorFlow's collectives can crash in a normal exit.
 

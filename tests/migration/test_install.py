@@ -1,4 +1,6 @@
-"""Tests of mp_compat.install() and `mp_compat run`, which let TensorFlow's names refer to this package."""
+"""Tests of mp_compat.install() and `mp_compat run`, which let TensorFlow's names refer
+to this package.
+"""
 
 import importlib
 import inspect
@@ -31,42 +33,74 @@ REWRITE = [
 
 
 def get_identities(path):
-  """Returns {name: id} of the attributes of a module below `tensorflow`; None if there is no such module."""
+  """Returns {name: id} of the attributes of a module below `tensorflow`; None if there
+  is no such module.
+  """
   module = tensorflow
   for part in path.split("."):
     module = getattr(module, part, None)
-  return module and {name: id(getattr(module, name)) for name in dir(module) if not name.startswith("__")}
+  return module and {
+    name: id(getattr(module, name)) for name in dir(module) if not name.startswith("__")
+  }
 
 
 def take_snapshot():
   """Returns everything that install() may change in TensorFlow's modules."""
-  top = [sorted(dir(module)) for module in (tensorflow, tf, tf.train, tensorflow.keras.mixed_precision)]
-  imported = {name: id(module) for name, module in sys.modules.items() if name.startswith("tensorflow.")}
+  top = [
+    sorted(dir(module))
+    for module in (tensorflow, tf, tf.train, tensorflow.keras.mixed_precision)
+  ]
+  imported = {
+    name: id(module)
+    for name, module in sys.modules.items()
+    if name.startswith("tensorflow.")
+  }
   return top, {path: get_identities(path) for path in PATHS}, imported
 
 
 def test_install_replaces_and_restores_names():
-  mp_compat.install().uninstall()  # The first import of Keras and contrib adds attributes.
+  # The first import of Keras and contrib adds attributes.
+  mp_compat.install().uninstall()
   before = take_snapshot()
   with mp_compat.install() as installed:
-    for path, names in [(path, REWRITE + SCALES) for path in PATHS[:3]] + [(PATHS[3], SCALES)]:
+    for path, names in [(path, REWRITE + SCALES) for path in PATHS[:3]] + [
+      (PATHS[3], SCALES)
+    ]:
       for name in names:
-        assert operator.attrgetter(path + "." + name)(tensorflow) is getattr(mp_compat, name)
+        assert operator.attrgetter(path + "." + name)(tensorflow) is getattr(
+          mp_compat, name
+        )
     for path in PATHS[:5]:
-      assert importlib.import_module("tensorflow." + path).LossScale is mp_compat.LossScale
-    experimental = importlib.import_module("tensorflow.keras.mixed_precision.experimental")
+      assert (
+        importlib.import_module("tensorflow." + path).LossScale is mp_compat.LossScale
+      )
+    experimental = importlib.import_module(
+      "tensorflow.keras.mixed_precision.experimental"
+    )
     assert experimental is tensorflow.keras.mixed_precision.experimental
-    assert experimental.LossScaleOptimizer is mp_compat.keras.experimental.LossScaleOptimizer
+    assert (
+      experimental.LossScaleOptimizer is mp_compat.keras.experimental.LossScaleOptimizer
+    )
     from tensorflow.contrib import mixed_precision
     from tensorflow.contrib.mixed_precision import FixedLossScaleManager
 
     assert mixed_precision.FixedLossScaleManager is FixedLossScaleManager
-    assert tensorflow.contrib.mixed_precision.LossScaleOptimizer is mp_compat.contrib.mixed_precision.LossScaleOptimizer
-    assert "tensorflow.compat.v1.train.experimental.LossScale" in installed.patched and not installed.skipped
+    assert (
+      tensorflow.contrib.mixed_precision.LossScaleOptimizer
+      is mp_compat.contrib.mixed_precision.LossScaleOptimizer
+    )
+    assert (
+      "tensorflow.compat.v1.train.experimental.LossScale" in installed.patched
+      and not installed.skipped
+    )
     assert len(installed.patched) == 44 + (tf.__version__ < "2")
     assert repr(installed).startswith("Installation(patched=['tensorflow.train.")
   assert take_snapshot() == before and installed.patched == []
-  assert tf.train.experimental.LossScale is testing.native.LossScale is not mp_compat.LossScale
+  assert (
+    tf.train.experimental.LossScale
+    is testing.native.LossScale
+    is not mp_compat.LossScale
+  )
 
 
 def test_old_argument_names_are_accepted():
@@ -75,11 +109,15 @@ def test_old_argument_names_are_accepted():
     for name, new_name in new_names.items():
       try:
         theirs = operator.attrgetter("{}.{}".format(path, name))(tensorflow)
-      except (AttributeError, ImportError):  # this TensorFlow or its Keras does not have the name
+      # this TensorFlow or its Keras does not have the name
+      except (AttributeError, ImportError):
         continue
       ours = operator.attrgetter(new_name.partition(".")[2])(mp_compat)
       old, new = [
-        set(inspect.signature(one.__init__ if isinstance(one, type) else one).parameters) for one in (theirs, ours)
+        set(
+          inspect.signature(one.__init__ if isinstance(one, type) else one).parameters
+        )
+        for one in (theirs, ours)
       ]
       assert old - {"args", "kwargs"} <= new, new_name
       compared += 1
@@ -88,7 +126,8 @@ def test_old_argument_names_are_accepted():
 
 @pytest.mark.matrix
 def test_every_module_gets_new_names():
-  # One process uses an attribute, an import by name, and then install(), as programs do.
+  # One process uses an attribute, an import by name, and then install(), as programs
+  # do.
   program = (
     "import tensorflow\n"
     "first = tensorflow.compat.v1\n"
@@ -121,7 +160,9 @@ def test_second_install_changes_nothing():
 
 
 @pytest.mark.matrix
-@pytest.mark.skipif(keras_cases.VERSION < (2, 16), reason="this TensorFlow contains Keras")
+@pytest.mark.skipif(
+  keras_cases.VERSION < (2, 16), reason="this TensorFlow contains Keras"
+)
 def test_install_skips_missing_keras():
   program = (
     "import sys\n"
@@ -137,7 +178,10 @@ def test_install_skips_missing_keras():
     "else:\n"
     "  raise AssertionError('tf.keras was found')\n"
   )
-  skipped = ["tensorflow.{}keras.mixed_precision.experimental".format(api) for api in ("", "compat.v1.", "compat.v2.")]
+  skipped = [
+    "tensorflow.{}keras.mixed_precision.experimental".format(api)
+    for api in ("", "compat.v1.", "compat.v2.")
+  ]
   assert testing.run_python("-c", program).stdout.strip() == "41 {}".format(skipped)
 
 
@@ -180,17 +224,24 @@ def test_run_prints_same_output(command, tmp_path):
   (tmp_path / "program.py").write_text(PROGRAM)
   values = ["1", "2", "inf", "-0.5", "nan", "3"]
   alone = run_python(tmp_path, "program.py", *values)
-  assert alone.returncode == 0 and alone.stderr.splitlines()[-1].startswith("tensorflow")
+  assert alone.returncode == 0 and alone.stderr.splitlines()[-1].startswith(
+    "tensorflow"
+  )
   done = run_python(tmp_path, "-m", "mp_compat", *(command + values))
   assert done.returncode == 0 and done.stdout == alone.stdout, done.stderr
   module, name, first = done.stderr.splitlines()[-1].split()
-  assert (module, name) == ("mp_compat.training.optimizer", "__main__") and first.endswith(("program.py", "program"))
+  assert (module, name) == (
+    "mp_compat.training.optimizer",
+    "__main__",
+  ) and first.endswith(("program.py", "program"))
   assert len(alone.stdout.splitlines()) == 6
 
 
 @pytest.mark.slow
 def test_run_returns_exit_code(tmp_path):
   (tmp_path / "fails.py").write_text("import sys\nsys.exit(3)\n")
-  assert run_python(tmp_path, "-m", "mp_compat", "run", "fails.py", "--help").returncode == 3
+  assert (
+    run_python(tmp_path, "-m", "mp_compat", "run", "fails.py", "--help").returncode == 3
+  )
   done = run_python(tmp_path, "-m", "mp_compat", "run", "--help")
   assert done.returncode == 0 and "mp_compat run [--] SCRIPT" in done.stdout

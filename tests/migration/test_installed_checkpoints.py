@@ -1,4 +1,6 @@
-"""Tests that TensorFlow's Saver, after mp_compat.install(), restores all checkpoints and writes TensorFlow's names."""
+"""Tests that TensorFlow's Saver, after mp_compat.install(), restores all checkpoints
+and writes TensorFlow's names.
+"""
 
 import contextlib
 
@@ -11,7 +13,8 @@ from tests.keras import cases as keras_cases
 from tests.testing import Optimizer
 from tests.testing import tf
 
-pytestmark = pytest.mark.usefixtures("control_flow")  # names in TensorFlow's class depend on it
+# names in TensorFlow's class depend on it
+pytestmark = pytest.mark.usefixtures("control_flow")
 FEEDS = list(testing.feeds(9, overflow_at={1, 4, 6}))
 
 
@@ -21,21 +24,38 @@ def make_adam():
 
 def add_conditional():
   """Adds a conditional to the graph, as a program may have."""
-  return tf.cond(tf.placeholder_with_default(True, []), lambda: tf.constant(1.0), lambda: tf.constant(2.0))
+  return tf.cond(
+    tf.placeholder_with_default(True, []),
+    lambda: tf.constant(1.0),
+    lambda: tf.constant(2.0),
+  )
 
 
 class WithVariables(tf.train.GradientDescentOptimizer):
-  """Creates variables when it applies gradients, with names in the current name scope and without."""
+  """Creates variables when it applies gradients, with names in the current name scope
+  and without.
+  """
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     with tf.name_scope("schedule"):
       rate = tf.Variable(lambda: 1.0, name="rate", trainable=False, use_resource=True)
-    applied = tf.Variable(lambda: 0.0, name="applied", trainable=False, use_resource=True)
-    total = tf.get_variable("total", initializer=lambda: 0.0, trainable=False, use_resource=True)
+    applied = tf.Variable(
+      lambda: 0.0, name="applied", trainable=False, use_resource=True
+    )
+    total = tf.get_variable(
+      "total", initializer=lambda: 0.0, trainable=False, use_resource=True
+    )
     norm = tf.norm(grads_and_vars[0][0], name="norm")
     average = tf.train.ExponentialMovingAverage(0.5).apply([norm])
-    updates = [rate.assign_add(0.5), applied.assign_add(1.0), total.assign_add(2.0), average]
-    return tf.group(super().apply_gradients(grads_and_vars, global_step, name), *updates)
+    updates = [
+      rate.assign_add(0.5),
+      applied.assign_add(1.0),
+      total.assign_add(2.0),
+      average,
+    ]
+    return tf.group(
+      super().apply_gradients(grads_and_vars, global_step, name), *updates
+    )
 
 
 class OfKeras(tf.train.Optimizer):
@@ -55,7 +75,9 @@ def make_loss_scale():
 
 
 def scaled(opt=None, loss_scale=None):
-  """Wraps an optimizer, Adam by default, with the class of TensorFlow's name, which install() replaces."""
+  """Wraps an optimizer, Adam by default, with the class of TensorFlow's name, which
+  install() replaces.
+  """
   wrapper = tf.train.experimental.MixedPrecisionLossScaleOptimizer
   return wrapper(opt or make_adam(), loss_scale or make_loss_scale())
 
@@ -69,7 +91,10 @@ class Program:
       tf.get_variable(name, initializer=np.array(value, np.float32), use_resource=True)
       for name, value in [("w", [1.0, -2.0, 3.0]), ("b", [0.5, 0.25, 0.125])]
     ]
-    self.losses = [tf.reduce_sum(self.x * tf.square(self.w)), tf.reduce_sum(tf.sin(self.b) * self.x)]
+    self.losses = [
+      tf.reduce_sum(self.x * tf.square(self.w)),
+      tf.reduce_sum(tf.sin(self.b) * self.x),
+    ]
     with tf.variable_scope("", use_resource=True):
       self.global_step = tf.train.get_or_create_global_step()
     self.train_op = tf.group(*getattr(self, kind)())
@@ -85,7 +110,12 @@ class Program:
 
   def conditionals_before(self):
     add_conditional()
-    tf.cond(tf.placeholder_with_default(True, []), add_conditional, add_conditional, name="named")
+    tf.cond(
+      tf.placeholder_with_default(True, []),
+      add_conditional,
+      add_conditional,
+      name="named",
+    )
     add_conditional()
     yield self.train_w(scaled())
     add_conditional()
@@ -93,7 +123,9 @@ class Program:
   def conditionals_between(self):
     opt = scaled()
     grads_and_vars = opt.compute_gradients(self.losses[0], [self.w])
-    grads_and_vars = [(grad * add_conditional(), variable) for grad, variable in grads_and_vars]
+    grads_and_vars = [
+      (grad * add_conditional(), variable) for grad, variable in grads_and_vars
+    ]
     yield opt.apply_gradients(grads_and_vars, self.global_step)
 
   def name_scope(self):
@@ -136,7 +168,9 @@ class Program:
       yield scaled().minimize(self.losses[0], var_list=[self.w])
 
   def rewritten(self):
-    opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(make_adam(), make_loss_scale())
+    opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(
+      make_adam(), make_loss_scale()
+    )
     tf.train.experimental.disable_mixed_precision_graph_rewrite()
     yield self.train_w(opt)
 
@@ -159,7 +193,11 @@ class Program:
       sess.run(self.train_op, {self.x: x})
 
 
-KINDS = [name for name in vars(Program) if not name.startswith("_") and name not in ("train_w", "train_b", "run")]
+KINDS = [
+  name
+  for name in vars(Program)
+  if not name.startswith("_") and name not in ("train_w", "train_b", "run")
+]
 
 
 def train(kind, path, feeds, restore=None, make_saver=tf.train.Saver):
@@ -195,7 +233,9 @@ def test_install_exchanges_checkpoints(kind, tmp_path):
     feeds = list(testing.feeds(9))
 
   def train_three_times(name, install):
-    """Trains with TensorFlow's class, again after a call of `install`, and again with TensorFlow's class."""
+    """Trains with TensorFlow's class, again after a call of `install`, and again with
+    TensorFlow's class.
+    """
     first, second, third = [str(tmp_path / (name + number)) for number in "123"]
     train(kind, first, feeds[:3])
     with install():
@@ -203,8 +243,13 @@ def test_install_exchanges_checkpoints(kind, tmp_path):
     train(kind, third, feeds[6:], restore=second)
     return second, third
 
-  ours, alone = train_three_times("ours", mp_compat.install), train_three_times("alone", contextlib.nullcontext)
-  assert [read_values(*paths) for paths in zip(ours, alone)] == [read_values(path, path) for path in alone]
+  ours, alone = (
+    train_three_times("ours", mp_compat.install),
+    train_three_times("alone", contextlib.nullcontext),
+  )
+  assert [read_values(*paths) for paths in zip(ours, alone)] == [
+    read_values(path, path) for path in alone
+  ]
 
 
 def get_variables_by_name():
@@ -219,7 +264,11 @@ def defer_build():
 
 @pytest.mark.parametrize(
   "make_saver",
-  [lambda: tf.train.Saver(tf.global_variables()), lambda: tf.train.Saver(get_variables_by_name()), defer_build],
+  [
+    lambda: tf.train.Saver(tf.global_variables()),
+    lambda: tf.train.Saver(get_variables_by_name()),
+    defer_build,
+  ],
   ids=["list", "dict", "deferred"],
 )
 def test_saver_writes_both_names(make_saver, tmp_path):
@@ -234,7 +283,9 @@ def test_saver_keeps_custom_names(tmp_path):
   path = str(tmp_path / "model")
 
   def make_saver():
-    mine = {"mine/" + name: variable for name, variable in get_variables_by_name().items()}
+    mine = {
+      "mine/" + name: variable for name, variable in get_variables_by_name().items()
+    }
     return tf.train.Saver({"beta1_power": mine.pop("mine/w"), **mine})
 
   with mp_compat.install():
@@ -242,18 +293,27 @@ def test_saver_keeps_custom_names(tmp_path):
   assert all(name.startswith("mine/") for name in read_names(path) - {"beta1_power"})
 
 
-@pytest.mark.skipif(not hasattr(tf, "estimator"), reason="TensorFlow 2.16 and later have no Estimator")
+@pytest.mark.skipif(
+  not hasattr(tf, "estimator"), reason="TensorFlow 2.16 and later have no Estimator"
+)
 def test_estimators_exchange_checkpoints(control_flow, tmp_path):
   if control_flow == 2 and tf.__version__ < "2":
-    pytest.skip("TensorFlow's class fails with the reference variable that Estimator uses as the global step")
+    pytest.skip(
+      "TensorFlow's class fails with the reference variable that Estimator uses as the "
+      "global step"
+    )
 
   def model_fn(features, mode):
     w = tf.get_variable("w", initializer=np.ones(3, np.float32), use_resource=True)
     loss = tf.reduce_sum(tf.square(w) * features["x"]) * add_conditional()
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=scaled().minimize(loss, tf.train.get_global_step()))
+    return tf.estimator.EstimatorSpec(
+      mode, loss=loss, train_op=scaled().minimize(loss, tf.train.get_global_step())
+    )
 
   def train_steps(directory, feeds, warm_start=None):
-    estimator = tf.estimator.Estimator(model_fn, str(tmp_path / directory), warm_start_from=warm_start)
+    estimator = tf.estimator.Estimator(
+      model_fn, str(tmp_path / directory), warm_start_from=warm_start
+    )
     estimator.train(lambda: tf.data.Dataset.from_tensor_slices({"x": np.array(feeds)}))
     return estimator.latest_checkpoint()
 
@@ -262,13 +322,17 @@ def test_estimators_exchange_checkpoints(control_flow, tmp_path):
     train_steps(directory, feeds[:3])
   alone = train_steps("alone", feeds[3:6])
   with mp_compat.install():
-    assert read_values(train_steps("mixed", feeds[3:6]), alone) == read_values(alone, alone)
+    assert read_values(train_steps("mixed", feeds[3:6]), alone) == read_values(
+      alone, alone
+    )
   alone, mixed = [train_steps(directory, feeds[6:]) for directory in ("alone", "mixed")]
   assert read_values(mixed, alone) == read_values(alone, alone)
   settings = tf.estimator.WarmStartSettings(alone, [".*power", "w.*"])
   warm = train_steps("warm", feeds[:1], settings)
   with mp_compat.install():
-    assert read_values(train_steps("warm_ours", feeds[:1], settings), warm) == read_values(warm, warm)
+    assert read_values(
+      train_steps("warm_ours", feeds[:1], settings), warm
+    ) == read_values(warm, warm)
 
 
 @pytest.mark.parametrize("kind", ["conditionals_before", "two_optimizers", "variables"])
@@ -284,22 +348,29 @@ def test_init_and_readers_find_tensorflow_names(kind, tmp_path):
     sess.run(tf.global_variables_initializer())
     reader = tf.train.load_checkpoint(path)
     for name, value in sess.run(get_variables_by_name()).items():
-      assert reader.has_tensor(name) and reader.get_tensor(name).tobytes() == value.tobytes()
+      assert (
+        reader.has_tensor(name) and reader.get_tensor(name).tobytes() == value.tobytes()
+      )
     saved = str(tmp_path / "again")
     tf.train.Saver().save(sess, saved)
-  assert read_names(path) == program_names and read_values(saved, path) == read_values(path, path)
+  assert read_names(path) == program_names and read_values(saved, path) == read_values(
+    path, path
+  )
 
 
 @pytest.mark.parametrize("restore", ["saver", "init_from_checkpoint"])
 def test_unscaled_adam_restores(restore, control_flow, tmp_path, caplog):
-  # TensorFlow's class: cond_1/beta1_power and beta1_power. Here: beta1_power and beta1_power_1.
+  # TensorFlow's class: cond_1/beta1_power and beta1_power. Here: beta1_power and
+  # beta1_power_1.
   def build():
     program = Program("one")
     program.train_op = tf.group(program.train_op, program.train_b(make_adam()))
     return program
 
   def values(sess):
-    named = {name: value.tobytes() for name, value in sess.run(get_variables_by_name()).items()}
+    named = {
+      name: value.tobytes() for name, value in sess.run(get_variables_by_name()).items()
+    }
     for power in ("beta1_power", "beta2_power"):
       if "cond_1/" + power in named:
         named[power + "_1"], named[power] = named[power], named.pop("cond_1/" + power)
@@ -332,10 +403,18 @@ def test_readers_keep_names(tmp_path):
   native = tf.train.NewCheckpointReader(path)
   with mp_compat.install():
     reader = tf.train.NewCheckpointReader(path)
-    assert set(native.get_variable_to_shape_map()) <= set(reader.get_variable_to_shape_map())
-    assert set(reader.get_variable_to_dtype_map()) == set(reader.get_variable_to_shape_map())
+    assert set(native.get_variable_to_shape_map()) <= set(
+      reader.get_variable_to_shape_map()
+    )
+    assert set(reader.get_variable_to_dtype_map()) == set(
+      reader.get_variable_to_shape_map()
+    )
     assert reader.debug_string() == native.debug_string()
-    assert reader.has_tensor("beta1_power") and reader.has_tensor("w") and not reader.has_tensor("nothing")
+    assert (
+      reader.has_tensor("beta1_power")
+      and reader.has_tensor("w")
+      and not reader.has_tensor("nothing")
+    )
     with pytest.raises(tf.errors.NotFoundError, match="nothing"):
       reader.get_tensor("nothing")
 
@@ -352,21 +431,33 @@ def test_custom_update_logs_unknown_names(caplog):
     program.train_b(Optimizer(without_counters, Scale()))
     assert "is unknown" not in caplog.text
     program.train_b(Optimizer(make_adam(), Scale()))
-  assert "The name of beta1_power_1, beta2_power_1 in TensorFlow's class is unknown, because Scale" in caplog.text
+  assert (
+    "The name of beta1_power_1, beta2_power_1 in TensorFlow's class is unknown, "
+    "because Scale" in caplog.text
+  )
 
 
 def patched_functions():
   saver = tf.train.Saver
-  return saver.restore, saver.build, tf.train.init_from_checkpoint, tf.train.NewCheckpointReader
+  return (
+    saver.restore,
+    saver.build,
+    tf.train.init_from_checkpoint,
+    tf.train.NewCheckpointReader,
+  )
 
 
 def test_uninstall_restores_saver_methods(tmp_path):
   functions, apply_gradients = patched_functions(), Optimizer.apply_gradients
   with mp_compat.install():
     assert not set(patched_functions()) & set(functions)
-  assert patched_functions() == functions and Optimizer.apply_gradients is apply_gradients
+  assert (
+    patched_functions() == functions and Optimizer.apply_gradients is apply_gradients
+  )
   with tf.Graph().as_default():
-    Optimizer(make_adam(), "dynamic").minimize(tf.reduce_sum(tf.get_variable("w", [2], use_resource=True)))
+    Optimizer(make_adam(), "dynamic").minimize(
+      tf.reduce_sum(tf.get_variable("w", [2], use_resource=True))
+    )
     with testing.initialized_session() as sess:
       path = tf.train.Saver().save(sess, str(tmp_path / "model"))
   assert not any("cond" in name for name in read_names(path))
@@ -395,7 +486,9 @@ def test_installed_replicas_and_eager_mode_train():
       assert "beta1_power" in [variable.op.name for variable in tf.global_variables()]
     with testing.eager_mode():
       w = tf.Variable([1.0, 2.0], use_resource=True)
-      Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(lambda: tf.reduce_sum(w), var_list=[w])
+      Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0).minimize(
+        lambda: tf.reduce_sum(w), var_list=[w]
+      )
       np.testing.assert_array_equal(w.numpy(), [0.0, 1.0])
 
 

@@ -1,7 +1,8 @@
-"""Tests of each way in which programs restore, against checkpoints that TensorFlow's class wrote.
+"""Tests of each way in which programs restore, against checkpoints that TensorFlow's
+class wrote.
 
-docs/migration.md has the same table: which way continues under `mp_compat run`, after `mp_compat migrate`, and after a
-change by hand.
+docs/migration.md has the same table: which way continues under `mp_compat run`, after
+`mp_compat migrate`, and after a change by hand.
 """
 
 import collections
@@ -27,14 +28,17 @@ def initialize(sess):
 
 
 def copy_into(folder, path):
-  """Copies a checkpoint into a folder, where MonitoredTrainingSession and Supervisor find it."""
+  """Copies a checkpoint into a folder, where MonitoredTrainingSession and Supervisor
+  find it.
+  """
   os.makedirs(folder)
   for part in (".index", ".data-00000-of-00001"):
     tf.gfile.Copy(path + part, os.path.join(folder, "model.ckpt-4") + part)
   tf.train.update_checkpoint_state(folder, "model.ckpt-4")
 
 
-# Each way restores the variables of the default graph; it may return another Session, in which they are restored.
+# Each way restores the variables of the default graph; it may return another Session,
+# in which they are restored.
 
 
 def saver(sess, path):
@@ -44,7 +48,9 @@ def saver(sess, path):
 def monitored_session(sess, path):
   del sess
   copy_into(path + "-monitored", path)
-  session = tf.train.MonitoredTrainingSession(checkpoint_dir=path + "-monitored", save_checkpoint_secs=None)
+  session = tf.train.MonitoredTrainingSession(
+    checkpoint_dir=path + "-monitored", save_checkpoint_secs=None
+  )
   return session._tf_sess()
 
 
@@ -71,7 +77,9 @@ def init_scopes(sess, path):
 
 
 def load_each(sess, path):
-  """Restores as mozilla/DeepSpeech: each variable is loaded from the checkpoint; an error names the key."""
+  """Restores as mozilla/DeepSpeech: each variable is loaded from the checkpoint; an
+  error names the key.
+  """
   checkpoint = tf.train.load_checkpoint(path)
   for variable in sorted(tf.global_variables(), key=lambda variable: variable.op.name):
     variable.load(checkpoint.get_tensor(variable.op.name), session=sess)
@@ -89,9 +97,15 @@ def load_variable(sess, path):
 
 
 def shared_names(sess, path):
-  """Restores the variables that graph and checkpoint share, and initializes the others (an optimistic restore)."""
+  """Restores the variables that graph and checkpoint share, and initializes the others
+  (an optimistic restore).
+  """
   shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-  shared = [v for v in tf.global_variables() if v.op.name in shapes and v.shape.as_list() == shapes[v.op.name]]
+  shared = [
+    v
+    for v in tf.global_variables()
+    if v.op.name in shapes and v.shape.as_list() == shapes[v.op.name]
+  ]
   initialize(sess)
   tf.train.Saver(shared).restore(sess, path)
 
@@ -105,10 +119,14 @@ def listed_names(sess, path):
 
 
 def values_before_graph(sess, path):
-  """Reads all values in another graph, as a program that reads them before it builds its own."""
+  """Reads all values in another graph, as a program that reads them before it builds
+  its own.
+  """
   with tf.Graph().as_default():
     reader = tf.train.load_checkpoint(path)
-    values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    values = {
+      name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()
+    }
   initialize(sess)
   for variable in tf.global_variables():
     if variable.op.name in values:
@@ -118,7 +136,9 @@ def values_before_graph(sess, path):
 def slim_ignoring_missing(sess, path):
   variables = pytest.importorskip("tf_slim.ops.variables")
   initialize(sess)
-  variables.assign_from_checkpoint_fn(path, tf.global_variables(), ignore_missing_vars=True)(sess)
+  variables.assign_from_checkpoint_fn(
+    path, tf.global_variables(), ignore_missing_vars=True
+  )(sess)
 
 
 def slim(sess, path):
@@ -139,13 +159,17 @@ def contrib(sess, path):
 
 
 def contrib_init(sess, path):
-  contrib_framework().init_from_checkpoint(path, {v.op.name: v for v in tf.global_variables()})
+  contrib_framework().init_from_checkpoint(
+    path, {v.op.name: v for v in tf.global_variables()}
+  )
   initialize(sess)
 
 
 def contrib_ignoring_missing(sess, path):
   initialize(sess)
-  contrib_framework().assign_from_checkpoint_fn(path, tf.global_variables(), ignore_missing_vars=True)(sess)
+  contrib_framework().assign_from_checkpoint_fn(
+    path, tf.global_variables(), ignore_missing_vars=True
+  )(sess)
 
 
 def contrib_load_each(sess, path):
@@ -157,7 +181,10 @@ def contrib_load_each(sess, path):
 def raw_op(sess, path):
   for v in tf.global_variables():
     value = tf.raw_ops.RestoreV2(
-      prefix=path, tensor_names=[v.op.name], shape_and_slices=[""], dtypes=[v.dtype.base_dtype]
+      prefix=path,
+      tensor_names=[v.op.name],
+      shape_and_slices=[""],
+      dtypes=[v.dtype.base_dtype],
     )
     v.load(sess.run(value)[0], session=sess)
 
@@ -180,19 +207,33 @@ def assignment_map(sess, path):
 # What happens, as docs/migration.md words it.
 CONTINUES, ERROR, ANEW = "continues", "error", "Adam starts anew"
 
-# By the first words of a row in docs/migration.md: the ways, and what happens under `run` and after `migrate`.
+# By the first words of a row in docs/migration.md: the ways, and what happens under
+# `run` and after `migrate`.
 ROWS = collections.OrderedDict(
   [
     ("`tf.train.Saver`", ([saver, monitored_session, supervisor], CONTINUES, ERROR)),
-    ("`tf.train.init_from_checkpoint` with names", ([init_variables, warm_start], CONTINUES, ERROR)),
+    (
+      "`tf.train.init_from_checkpoint` with names",
+      ([init_variables, warm_start], CONTINUES, ERROR),
+    ),
     ("`tf.train.init_from_checkpoint` with scopes", ([init_scopes], ANEW, ANEW)),
-    ("readers, by the name", ([load_each, new_checkpoint_reader, load_variable], CONTINUES, ERROR)),
+    (
+      "readers, by the name",
+      ([load_each, new_checkpoint_reader, load_variable], CONTINUES, ERROR),
+    ),
     (
       "the names that graph and checkpoint share",
-      ([shared_names, listed_names, values_before_graph, slim_ignoring_missing], CONTINUES, ANEW),
+      (
+        [shared_names, listed_names, values_before_graph, slim_ignoring_missing],
+        CONTINUES,
+        ANEW,
+      ),
     ),
     ("`assign_from_checkpoint`", ([slim], CONTINUES, ERROR)),
-    ("`tf.contrib.framework`", ([contrib, contrib_init, contrib_load_each], CONTINUES, ERROR)),
+    (
+      "`tf.contrib.framework`",
+      ([contrib, contrib_init, contrib_load_each], CONTINUES, ERROR),
+    ),
     ("`tf.contrib.framework` with", ([contrib_ignoring_missing], CONTINUES, ANEW)),
     ("`tf.raw_ops.RestoreV2`", ([raw_op], ERROR, ERROR)),
   ]
@@ -202,13 +243,18 @@ BY_HAND = [checkpoints_saver, name_map, assignment_map]
 
 
 def restore_and_train(way, path, writer):
-  """Builds the program in a new graph, restores and trains on; returns the powers restored, and all values at last."""
+  """Builds the program in a new graph, restores and trains on; returns the powers
+  restored, and all values at last.
+  """
   with tf.Graph().as_default():
     training = golden_cases.GoldenTraining(CASE._replace(writer=writer))
     sess = tf.Session(config=testing.config())
     sess = way(sess, path) or sess
     with sess:
-      powers = {testing.plain_name(v)[:-2]: sess.run(v) for v in tf.global_variables("(.*/)?beta")}
+      powers = {
+        testing.plain_name(v)[:-2]: sess.run(v)
+        for v in tf.global_variables("(.*/)?beta")
+      }
       return powers, training.run(sess, goldens.FEEDS_AFTER)
 
 
@@ -234,31 +280,46 @@ def get_id(value):
   return getattr(value, "__name__", value)
 
 
-@pytest.mark.parametrize("way, outcome", [(way, run) for ways, run, _ in ROWS.values() for way in ways], ids=get_id)
+@pytest.mark.parametrize(
+  "way, outcome",
+  [(way, run) for ways, run, _ in ROWS.values() for way in ways],
+  ids=get_id,
+)
 def test_way_of_restoring_under_run(way, outcome, path):
   with mp_compat.install():
     assert_outcome(way, path, outcome)
 
 
-@pytest.mark.parametrize("way, outcome", WAYS + [(way, CONTINUES) for way in BY_HAND], ids=get_id)
+@pytest.mark.parametrize(
+  "way, outcome", WAYS + [(way, CONTINUES) for way in BY_HAND], ids=get_id
+)
 def test_way_of_restoring_after_migrate(way, outcome, path):
   assert_outcome(way, path, outcome)
 
 
-@pytest.mark.parametrize("way", [way for way, _ in WAYS if way is not init_scopes], ids=get_id)
+@pytest.mark.parametrize(
+  "way", [way for way, _ in WAYS if way is not init_scopes], ids=get_id
+)
 def test_converted_checkpoint_continues(way, path):
   checkpoints.convert(path, path + "-converted", "mp_compat")
   assert_outcome(way, path + "-converted", CONTINUES)
 
 
-@pytest.mark.parametrize("writer, reader", [("contrib", "mp_compat.contrib"), ("mp_compat", "mp_compat")])
-@pytest.mark.parametrize("way", [saver, init_variables, load_each, shared_names], ids=get_id)
+@pytest.mark.parametrize(
+  "writer, reader", [("contrib", "mp_compat.contrib"), ("mp_compat", "mp_compat")]
+)
+@pytest.mark.parametrize(
+  "way", [saver, init_variables, load_each, shared_names], ids=get_id
+)
 def test_other_checkpoint_continues(way, writer, reader, tmp_path):
   case, path = Case(writer, "adam"), str(tmp_path / "model.ckpt-4")
   goldens.copy_golden(case, path)
   with mp_compat.install():
     _, values = restore_and_train(way, path, reader)
-  goldens.assert_equal(goldens.rename_to_ours(values, case), goldens.load_expected_renamed("1.15", case, "after"))
+  goldens.assert_equal(
+    goldens.rename_to_ours(values, case),
+    goldens.load_expected_renamed("1.15", case, "after"),
+  )
 
 
 def test_tensorflow_starts_anew_with_scopes(path):
@@ -266,8 +327,19 @@ def test_tensorflow_starts_anew_with_scopes(path):
 
 
 def test_documentation_has_same_table():
-  with open(os.path.join(testing.ROOT, "docs", "migration.md"), encoding="utf-8") as page:
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page if line.startswith("|")]
+  with open(
+    os.path.join(testing.ROOT, "docs", "migration.md"), encoding="utf-8"
+  ) as page:
+    rows = [
+      [cell.strip() for cell in line.split("|")[1:-1]]
+      for line in page
+      if line.startswith("|")
+    ]
   for beginning, (_, run, migrated) in ROWS.items():
-    (cells,) = [row for row in rows if re.match(re.escape(beginning) + "(?! with)", row[0])]
-    assert [cell.lstrip("*")[: len(outcome)] for cell, outcome in zip(cells[1:], (run, migrated))] == [run, migrated]
+    (cells,) = [
+      row for row in rows if re.match(re.escape(beginning) + "(?! with)", row[0])
+    ]
+    assert [
+      cell.lstrip("*")[: len(outcome)]
+      for cell, outcome in zip(cells[1:], (run, migrated))
+    ] == [run, migrated]

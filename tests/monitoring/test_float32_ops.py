@@ -18,7 +18,9 @@ def _graph():
 
 def weights(name, shape, dtype, **kwargs):
   """Returns a variable, in float16 with float32 storage."""
-  with tf.variable_scope("model", custom_getter=mp_compat.float32_variable_storage_getter, **kwargs):
+  with tf.variable_scope(
+    "model", custom_getter=mp_compat.float32_variable_storage_getter, **kwargs
+  ):
     return tf.get_variable(name, shape, dtype)
 
 
@@ -27,17 +29,32 @@ def placeholder(shape, dtype=tf.float32):
 
 
 def listed(tensor):
-  return {op.name: (op.type,) + op.sources for op in mp_compat.float32_ops(tf.reduce_sum(tf.cast(tensor, tf.float32)))}
+  return {
+    op.name: (op.type,) + op.sources
+    for op in mp_compat.float32_ops(tf.reduce_sum(tf.cast(tensor, tf.float32)))
+  }
 
 
 PRODUCTS = {
   "MatMul": ([2, 4], [4, 3], tf.matmul),
   "BatchMatMul": ([5, 2, 4], [5, 4, 3], tf.matmul),
   "Einsum": ([2, 4], [4, 3], lambda x, w: tf.einsum("ij,jk->ik", x, w)),
-  "Conv2D": ([1, 4, 4, 2], [3, 3, 2, 5], lambda x, w: tf.nn.conv2d(x, w, [1, 1, 1, 1], "SAME")),
+  "Conv2D": (
+    [1, 4, 4, 2],
+    [3, 3, 2, 5],
+    lambda x, w: tf.nn.conv2d(x, w, [1, 1, 1, 1], "SAME"),
+  ),
   "Conv1D": ([1, 4, 2], [3, 2, 5], lambda x, w: tf.nn.conv1d(x, w, 1, "SAME")),
-  "Conv3D": ([1, 4, 4, 4, 2], [3, 3, 3, 2, 5], lambda x, w: tf.nn.conv3d(x, w, [1] * 5, "SAME")),
-  "DepthwiseConv2d": ([1, 4, 4, 2], [3, 3, 2, 1], lambda x, w: tf.nn.depthwise_conv2d(x, w, [1] * 4, "SAME")),
+  "Conv3D": (
+    [1, 4, 4, 4, 2],
+    [3, 3, 3, 2, 5],
+    lambda x, w: tf.nn.conv3d(x, w, [1] * 5, "SAME"),
+  ),
+  "DepthwiseConv2d": (
+    [1, 4, 4, 2],
+    [3, 3, 2, 1],
+    lambda x, w: tf.nn.depthwise_conv2d(x, w, [1] * 4, "SAME"),
+  ),
   "Conv2DTranspose": (
     [1, 4, 4, 5],
     [3, 3, 2, 5],
@@ -56,20 +73,34 @@ PRODUCTS = {
 def test_only_float32_products_are_listed(product, use_resource):
   shape, kernel, apply = PRODUCTS[product]
   x = placeholder(shape)
-  assert not listed(apply(tf.cast(x, tf.float16), weights("half", kernel, tf.float16, use_resource=use_resource)))
-  ((name, *sources),) = listed(apply(x, weights("full", kernel, tf.float32, use_resource=use_resource))).values()
+  assert not listed(
+    apply(
+      tf.cast(x, tf.float16),
+      weights("half", kernel, tf.float16, use_resource=use_resource),
+    )
+  )
+  ((name, *sources),) = listed(
+    apply(x, weights("full", kernel, tf.float32, use_resource=use_resource))
+  ).values()
   assert sources == ["x (Placeholder)"], name
 
 
 def test_all_layers_after_uncast_input_are_listed():
   x = placeholder([2, 4])
-  hidden = tf.nn.relu(tf.matmul(x, weights("w1", [4, 3], tf.float32)) + weights("bias", [3], tf.float32))
+  hidden = tf.nn.relu(
+    tf.matmul(x, weights("w1", [4, 3], tf.float32)) + weights("bias", [3], tf.float32)
+  )
   hidden = tf.matmul(hidden, weights("w2", [3, 3], tf.float32))
-  assert listed(hidden) == {"MatMul": ("MatMul", "x (Placeholder)"), "MatMul_1": ("MatMul", "x (Placeholder)")}
+  assert listed(hidden) == {
+    "MatMul": ("MatMul", "x (Placeholder)"),
+    "MatMul_1": ("MatMul", "x (Placeholder)"),
+  }
 
 
 def test_cast_back_to_float32_is_named():
-  hidden = tf.matmul(tf.cast(placeholder([2, 4]), tf.float16), weights("w1", [4, 3], tf.float16))
+  hidden = tf.matmul(
+    tf.cast(placeholder([2, 4]), tf.float16), weights("w1", [4, 3], tf.float16)
+  )
   wide = tf.cast(hidden, tf.float32, name="back")
   assert listed(tf.matmul(wide, weights("w2", [3, 3], tf.float32))) == {
     "MatMul_1": ("MatMul", "back (Cast from float16)")
@@ -81,13 +112,19 @@ def test_embedding_outside_of_scope_is_named(use_resource):
   table = weights("table", [6, 4], tf.float32, use_resource=use_resource)
   rows = tf.nn.embedding_lookup(table, placeholder([2], tf.int32))
   rows = tf.nn.dropout(rows, rate=0.5)  # its mask is no reason
-  ((_, *sources),) = listed(tf.matmul(rows, weights("w", [4, 3], tf.float32, use_resource=use_resource))).values()
+  ((_, *sources),) = listed(
+    tf.matmul(rows, weights("w", [4, 3], tf.float32, use_resource=use_resource))
+  ).values()
   assert sources == ["model/table (variable)", "model/w (variable)"]
 
 
 def test_constants_are_named_without_other_sources():
-  ((_, *sources),) = listed(tf.matmul(tf.ones([2, 4]), tf.constant([[1.0]] * 4, name="ones"))).values()
-  assert "ones (Const)" in sources and all(source.endswith("(Const)") for source in sources)
+  ((_, *sources),) = listed(
+    tf.matmul(tf.ones([2, 4]), tf.constant([[1.0]] * 4, name="ones"))
+  ).values()
+  assert "ones (Const)" in sources and all(
+    source.endswith("(Const)") for source in sources
+  )
 
 
 def test_backward_pass_and_other_models_are_left_out():
@@ -103,7 +140,9 @@ def test_backward_pass_and_other_models_are_left_out():
 def test_sources_before_loops_are_found(version):
   x = placeholder([3, 3])
   with testing.control_flow(version):
-    _, product = tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, tf.matmul(y, x)), [0, x])
+    _, product = tf.while_loop(
+      lambda i, _: i < 2, lambda i, y: (i + 1, tf.matmul(y, x)), [0, x]
+    )
   found = listed(tf.matmul(product, product, name="after"))
   assert found["after"] == ("MatMul", "x (Placeholder)")
 
@@ -114,16 +153,22 @@ def test_cast_in_loop_is_named():
   with testing.control_flow(1):
 
     def body(i, y):
-      return i + 1, tf.cast(tf.cast(tf.matmul(y, w, name="product"), tf.float16), tf.float32, name="back")
+      return i + 1, tf.cast(
+        tf.cast(tf.matmul(y, w, name="product"), tf.float16), tf.float32, name="back"
+      )
 
     _, product = tf.while_loop(lambda i, _: i < 2, body, [0, x])
-  assert listed(product) == {"while/product": ("MatMul", "while/back (Cast from float16)", "x (Placeholder)")}
+  assert listed(product) == {
+    "while/product": ("MatMul", "while/back (Cast from float16)", "x (Placeholder)")
+  }
 
 
 def test_deep_models_take_linear_time():
   calls, hidden, counter = [], placeholder([2, 4]), collections.Counter()
   for layer in range(1, 161):
-    hidden += tf.nn.relu(tf.matmul(hidden, weights("w{}".format(layer), [4, 4], tf.float32)))
+    hidden += tf.nn.relu(
+      tf.matmul(hidden, weights("w{}".format(layer), [4, 4], tf.float32))
+    )
     if layer in (20, 160):
       counter.clear()
       sys.setprofile(lambda frame, event, arg: counter.update([event]))
@@ -136,7 +181,11 @@ def test_deep_models_take_linear_time():
 
 
 def test_loss_must_be_tensor_of_graph():
-  with pytest.raises(ValueError, match="loss must be a tensor of a graph, but got 1.0. Call"):
+  with pytest.raises(
+    ValueError, match="loss must be a tensor of a graph, but got 1.0. Call"
+  ):
     mp_compat.float32_ops(1.0)
-  with testing.eager_mode(), pytest.raises(ValueError, match="loss must be a tensor of a graph"):
+  with testing.eager_mode(), pytest.raises(
+    ValueError, match="loss must be a tensor of a graph"
+  ):
     mp_compat.float32_ops(tf.constant(1.0))

@@ -1,4 +1,6 @@
-"""Tests of the hooks in a MonitoredSession: logs, stopping, error messages, variables and fetches."""
+"""Tests of the hooks in a MonitoredSession: logs, stopping, error messages, variables
+and fetches.
+"""
 
 import re
 from typing import Any, NamedTuple
@@ -16,11 +18,15 @@ FINITE, OVERFLOW = [1.0, 2.0], [np.inf, 2.0]
 
 
 def monitored_session(hooks, **kwargs):
-  return tf.train.MonitoredTrainingSession(hooks=hooks, log_step_count_steps=None, **kwargs)
+  return tf.train.MonitoredTrainingSession(
+    hooks=hooks, log_step_count_steps=None, **kwargs
+  )
 
 
 def run(hooks, train_op, feeds):
-  """Runs until the feeds are used or a hook requests a stop. Returns the number of runs."""
+  """Runs until the feeds are used or a hook requests a stop. Returns the number of
+  runs.
+  """
   runs = 0
   with monitored_session(hooks) as sess:
     for feed in feeds:
@@ -41,7 +47,9 @@ class LoggedTraining(testing.Training):
     self.train_op = self.opt.minimize(self.loss, self.global_step)
     self.lines = []
     for level in ["info", "warning"]:
-      monkeypatch.setattr(tf.logging, level, lambda text, *args: self.lines.append(text % args))
+      monkeypatch.setattr(
+        tf.logging, level, lambda text, *args: self.lines.append(text % args)
+      )
 
   def run(self, hooks, xs):
     return run(hooks, self.train_op, [{self.x: x} for x in xs])
@@ -61,13 +69,17 @@ def test_hook_warns_of_float32(kind, make_training):
   if kind == "loop":
     loss = tf.while_loop(lambda n, x: n < 2, lambda n, x: (n + 1, x * x), [0, loss])[1]
   opt.minimize(loss, name="descent")
-  tf.config.optimizer.set_experimental_options({"auto_mixed_precision": kind == "rewrite"})
+  tf.config.optimizer.set_experimental_options(
+    {"auto_mixed_precision": kind == "rewrite"}
+  )
   try:
     mp_compat.LossScaleHook(opt).begin()
   finally:
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision": False})
   assert [line.split(".")[0] for line in training.lines if "float16" in line] == (
-    ["LossScaleHook: the backward pass of descent has no float16 tensor"] if kind == "float32" else []
+    ["LossScaleHook: the backward pass of descent has no float16 tensor"]
+    if kind == "float32"
+    else []
   )
 
 
@@ -90,23 +102,34 @@ def test_hook_logs_changes_and_periods(make_training):
 
 @pytest.mark.parametrize(
   "period, first",
-  [(dict(every_n_steps=None), []), (dict(every_n_secs=1000.0), ["loss scale 8 after 1 attempted steps"])],
+  [
+    (dict(every_n_steps=None), []),
+    (dict(every_n_secs=1000.0), ["loss scale 8 after 1 attempted steps"]),
+  ],
 )
 def test_hook_logs_changes_and_end(make_training, period, first):
   training = make_training(mp_compat.DynamicLossScale(8.0, 100))
-  training.run([mp_compat.LossScaleHook(training.opt, **period)], [FINITE, FINITE, OVERFLOW, FINITE, FINITE])
+  training.run(
+    [mp_compat.LossScaleHook(training.opt, **period)],
+    [FINITE, FINITE, OVERFLOW, FINITE, FINITE],
+  )
   logged = [line.split(": ")[1] for line in training.lines]
-  assert logged == first + ["loss scale 4 after 3 attempted steps", "loss scale 4 after 5 attempted steps"]
+  assert logged == first + [
+    "loss scale 4 after 3 attempted steps",
+    "loss scale 4 after 5 attempted steps",
+  ]
 
 
 @pytest.mark.parametrize(
   "loss_scale, kwargs, runs",
   [
     (lambda: "dynamic", dict(max_consecutive_skips=4), 4),
-    (lambda: "dynamic", dict(), 25),  # 15 steps lower the scale from 2**15 to 1; 10 steps follow at 1
+    # 15 steps lower the scale from 2**15 to 1; 10 steps follow at 1
+    (lambda: "dynamic", dict(), 25),
     (lambda: mp_compat.DynamicLossScale(2.0, 100), dict(min_scale_patience=3), 4),
     (lambda: 8.0, dict(min_scale_patience=3), 3),
-    (lambda: mp_compat.DynamicLossScale(2.0, 100, overflow_tolerance=12), dict(), 24),  # 12 steps lower the scale to 1
+    # 12 steps lower the scale to 1
+    (lambda: mp_compat.DynamicLossScale(2.0, 100, overflow_tolerance=12), dict(), 24),
   ],
 )
 def test_stall_raises_with_diagnosis(make_training, loss_scale, kwargs, runs):
@@ -116,15 +139,23 @@ def test_stall_raises_with_diagnosis(make_training, loss_scale, kwargs, runs):
     training.run([hook], [FINITE, FINITE] + [OVERFLOW] * 100)
   assert hook.attempted == 2 + runs and hook.skipped == runs
   text = str(raised.value)
-  assert "{} steps in a row were skipped".format(runs) in text and "the last applied step was attempt 2" in text
+  assert (
+    "{} steps in a row were skipped".format(runs) in text
+    and "the last applied step was attempt 2" in text
+  )
   assert re.search(r"w:0: 0 NaN, 1 inf, the largest of the others 2\b", text)
   if runs == 4 and not kwargs.get("min_scale_patience"):
-    assert "32768 (attempt 0) -> 16384 (attempt 3) -> 8192 (attempt 4) -> 4096 (attempt 5) -> 2048 (attempt 6)" in text
+    assert (
+      "32768 (attempt 0) -> 16384 (attempt 3) -> 8192 (attempt 4) -> 4096 (attempt 5) "
+      "-> 2048 (attempt 6)" in text
+    )
 
 
 def test_applied_step_resets_skip_count(make_training):
   training = make_training(8.0)
-  hook = mp_compat.LossScaleHook(training.opt, max_consecutive_skips=3, min_scale_patience=3)
+  hook = mp_compat.LossScaleHook(
+    training.opt, max_consecutive_skips=3, min_scale_patience=3
+  )
   assert training.run([hook], [OVERFLOW, OVERFLOW, FINITE] * 5) == 15
 
 
@@ -132,14 +163,28 @@ def test_stall_can_stop_run(make_training):
   training = make_training(8.0)
   hook = mp_compat.LossScaleHook(training.opt, min_scale_patience=3, on_stall="stop")
   assert training.run([hook], [OVERFLOW] * 50) == 3
-  assert "The loss scale of GradientDescent is stalled: 3 steps in a row" in training.lines[1]
+  assert (
+    "The loss scale of GradientDescent is stalled: 3 steps in a row"
+    in training.lines[1]
+  )
 
 
 def test_each_stall_can_log_one_warning(make_training):
   training = make_training(8.0)
-  hook = mp_compat.LossScaleHook(training.opt, None, min_scale_patience=2, on_stall="warn")
+  hook = mp_compat.LossScaleHook(
+    training.opt, None, min_scale_patience=2, on_stall="warn"
+  )
   assert training.run([hook], [OVERFLOW] * 5 + [FINITE] + [OVERFLOW] * 5) == 11
-  assert len([line for line in training.lines if "is stalled" in line and "w:0: 0 NaN, 1 inf" in line]) == 2
+  assert (
+    len(
+      [
+        line
+        for line in training.lines
+        if "is stalled" in line and "w:0: 0 NaN, 1 inf" in line
+      ]
+    )
+    == 2
+  )
 
 
 def test_fed_tensors_replace_train_op(make_training):
@@ -148,9 +193,16 @@ def test_fed_tensors_replace_train_op(make_training):
   with tf.control_dependencies([training.train_op]):
     after = tf.identity(training.x)
   pair = after, after * 2.0
-  hooks = [mp_compat.LossScaleHook(training.opt), mp_compat.StopAtAttemptHook(training.opt, 1)]
+  hooks = [
+    mp_compat.LossScaleHook(training.opt),
+    mp_compat.StopAtAttemptHook(training.opt, 1),
+  ]
   with monitored_session(hooks) as sess:
-    for feed in [{after: FINITE}, {after.name: FINITE}, {(training.x, after): (np.array(FINITE), np.array(FINITE))}]:
+    for feed in [
+      {after: FINITE},
+      {after.name: FINITE},
+      {(training.x, after): (np.array(FINITE), np.array(FINITE))},
+    ]:
       np.testing.assert_array_equal(sess.run(pair, feed)[1], [2.0, 4.0])
     assert hooks[0].attempted == 0 and not sess.should_stop()
     np.testing.assert_array_equal(sess.run(training.w), [0.0, 0.0])
@@ -180,7 +232,9 @@ def test_construction_does_not_depend_on_model():
   hidden, added = tf.placeholder(tf.float16, [4, 8]), []
   with tf.variable_scope("", custom_getter=mp_compat.float32_variable_storage_getter):
     for layer in range(9):
-      hidden = tf.tanh(tf.matmul(hidden, tf.get_variable("w{}".format(layer), [8, 8], tf.float16)))
+      hidden = tf.tanh(
+        tf.matmul(hidden, tf.get_variable("w{}".format(layer), [8, 8], tf.float16))
+      )
       opt = Optimizer(sgd(), "dynamic")
       opt.minimize(tf.reduce_mean(tf.cast(hidden, tf.float32)))
       before = len(tf.get_default_graph().get_operations())
@@ -192,8 +246,12 @@ def test_construction_does_not_depend_on_model():
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_hook_observes_plain_session(make_training, in_graph):
   training = make_training(mp_compat.DynamicLossScale(8.0, 3))
-  hook = mp_compat.LossScaleHook(training.opt, None, min_scale_patience=2, counters_in_graph=in_graph)
-  with testing.session() as sess, pytest.raises(RuntimeError, match=r"call begin\(\): after minimize"):
+  hook = mp_compat.LossScaleHook(
+    training.opt, None, min_scale_patience=2, counters_in_graph=in_graph
+  )
+  with testing.session() as sess, pytest.raises(
+    RuntimeError, match=r"call begin\(\): after minimize"
+  ):
     hook.run(sess, training.train_op)
   hook.begin()
   initializer = tf.global_variables_initializer()
@@ -202,12 +260,16 @@ def test_hook_observes_plain_session(make_training, in_graph):
     with testing.session() as sess:
       sess.run(initializer)
       for x in [FINITE, OVERFLOW, FINITE]:
-        _, values = hook.run(sess, [training.train_op, {"x": training.x}], {training.x: x})
+        _, values = hook.run(
+          sess, [training.train_op, {"x": training.x}], {training.x: x}
+        )
         np.testing.assert_array_equal(values["x"], x)
         assert hook.run(sess, training.loss, {training.x: x}).shape == ()
       np.testing.assert_array_equal(sess.run(training.w), -2 * np.array(FINITE))
       assert (hook.attempted, hook.skipped) == counts
-  with testing.session() as sess, pytest.raises(mp_compat.LossScaleStalledError, match="w:0: 0 NaN, 1 inf"):
+  with testing.session() as sess, pytest.raises(
+    mp_compat.LossScaleStalledError, match="w:0: 0 NaN, 1 inf"
+  ):
     sess.run(initializer)
     for _ in range(9):
       hook.run(sess, training.train_op, {training.x: OVERFLOW})
@@ -216,13 +278,17 @@ def test_hook_observes_plain_session(make_training, in_graph):
 
 
 class Broadcast(tf.train.SessionRunHook):
-  """Assigns variables when a session is created, as Horovod's BroadcastGlobalVariablesHook does."""
+  """Assigns variables when a session is created, as Horovod's
+  BroadcastGlobalVariablesHook does.
+  """
 
   def __init__(self, name, value):
     self._name, self._value = name, value
 
   def begin(self):
-    (variable,) = [variable for variable in tf.global_variables() if variable.op.name == self._name]
+    (variable,) = [
+      variable for variable in tf.global_variables() if variable.op.name == self._name
+    ]
     self._op = variable.assign(self._value).op
 
   def after_create_session(self, session, coord):
@@ -231,15 +297,24 @@ class Broadcast(tf.train.SessionRunHook):
 
 def test_scale_is_read_after_broadcast(make_training, tmp_path):
   training = make_training(mp_compat.DynamicLossScale(1024.0, 100))
-  hook = mp_compat.LossScaleHook(training.opt, None, max_consecutive_skips=2, output_dir=str(tmp_path))
-  with pytest.raises(mp_compat.LossScaleStalledError, match=r"The scale went 128 \(attempt 0\) -> 64 \(attempt 1\)"):
+  hook = mp_compat.LossScaleHook(
+    training.opt, None, max_consecutive_skips=2, output_dir=str(tmp_path)
+  )
+  with pytest.raises(
+    mp_compat.LossScaleStalledError,
+    match=r"The scale went 128 \(attempt 0\) -> 64 \(attempt 1\)",
+  ):
     training.run([hook, Broadcast("current_loss_scale", 128.0)], [OVERFLOW] * 9)
   events = testing.events(str(tmp_path))
-  assert events["loss_scale/scale"][0] == (0, 128.0) and events["loss_scale/skipped_steps"][-1] == (2, 2.0)
+  assert events["loss_scale/scale"][0] == (0, 128.0) and events[
+    "loss_scale/skipped_steps"
+  ][-1] == (2, 2.0)
 
 
 class AbortsOnce(tf.train.SessionRunHook):
-  """Makes MonitoredSession create a new session after the first run, as the loss of a parameter server does."""
+  """Makes MonitoredSession create a new session after the first run, as the loss of a
+  parameter server does.
+  """
 
   aborted = False
 
@@ -251,12 +326,19 @@ class AbortsOnce(tf.train.SessionRunHook):
 
 @pytest.mark.parametrize(
   "in_graph, text",
-  [(False, "went 8 .* -> 4 .attempt 1. -> 8 .attempt 1."), (True, "went 8 .attempt 0. -> 4 .attempt 1. -> 2")],
+  [
+    (False, "went 8 .* -> 4 .attempt 1. -> 8 .attempt 1."),
+    (True, "went 8 .attempt 0. -> 4 .attempt 1. -> 2"),
+  ],
 )
 def test_state_is_read_in_each_session(make_training, in_graph, text):
-  """The new session of this run restores nothing, so it begins with no attempts and a scale of 8."""
+  """The new session of this run restores nothing, so it begins with no attempts and a
+  scale of 8.
+  """
   training = make_training(mp_compat.DynamicLossScale(8.0, 100))
-  hook = mp_compat.LossScaleHook(training.opt, None, max_consecutive_skips=2, counters_in_graph=in_graph)
+  hook = mp_compat.LossScaleHook(
+    training.opt, None, max_consecutive_skips=2, counters_in_graph=in_graph
+  )
   with pytest.raises(mp_compat.LossScaleStalledError, match=text):
     training.run([hook, AbortsOnce()], [OVERFLOW] * 9)
 
@@ -265,7 +347,10 @@ def test_counts_are_read_after_broadcast(make_training):
   training = make_training(8.0)
   hook = mp_compat.LossScaleHook(training.opt, None, counters_in_graph=True)
   training.run([hook, Broadcast("loss_scale_hook/attempted_steps", 70)], [OVERFLOW])
-  assert hook.attempted == 71 and "after 71 attempted steps: 1 of the last 1 skipped" in training.lines[-1]
+  assert (
+    hook.attempted == 71
+    and "after 71 attempted steps: 1 of the last 1 skipped" in training.lines[-1]
+  )
 
 
 def test_graph_counters_are_separate_and_survive_restore(tmp_path):
@@ -274,9 +359,13 @@ def test_graph_counters_are_separate_and_survive_restore(tmp_path):
       training = testing.Training()
       opts = [Optimizer(sgd(), 8.0) for _ in "ab"]
       train_ops = [opt.minimize(training.loss, training.global_step) for opt in opts]
-      hooks = [mp_compat.LossScaleHook(opt, counters_in_graph=True) for opt in opts + opts[:1]]
+      hooks = [
+        mp_compat.LossScaleHook(opt, counters_in_graph=True) for opt in opts + opts[:1]
+      ]
       with monitored_session(hooks, checkpoint_dir=str(tmp_path)) as sess:
-        for train_op, x in zip([train_ops[0]] * 3 + [train_ops[1]], [FINITE, OVERFLOW, FINITE, OVERFLOW]):
+        for train_op, x in zip(
+          [train_ops[0]] * 3 + [train_ops[1]], [FINITE, OVERFLOW, FINITE, OVERFLOW]
+        ):
           sess.run(train_op, {training.x: x})
       assert [(hook.attempted, hook.skipped) for hook in hooks] == expected
 
@@ -305,15 +394,24 @@ def test_every_train_op_is_counted(make_training):
 def test_earlier_train_op_stalls(make_training):
   training = make_training(8.0)
   training.opt.minimize(2 * training.loss, training.global_step)
-  with pytest.raises(mp_compat.LossScaleStalledError, match="w:0: 0 NaN, 1 inf, the largest of the others 2"):
-    training.run([mp_compat.LossScaleHook(training.opt, min_scale_patience=2)], [OVERFLOW] * 9)
+  with pytest.raises(
+    mp_compat.LossScaleStalledError,
+    match="w:0: 0 NaN, 1 inf, the largest of the others 2",
+  ):
+    training.run(
+      [mp_compat.LossScaleHook(training.opt, min_scale_patience=2)], [OVERFLOW] * 9
+    )
 
 
 def test_hook_logs_if_train_op_never_ran(make_training, tmp_path):
   training = make_training(8.0)
-  run([mp_compat.LossScaleHook(training.opt, output_dir=str(tmp_path))], training.w, [{}])
+  run(
+    [mp_compat.LossScaleHook(training.opt, output_dir=str(tmp_path))], training.w, [{}]
+  )
   assert not testing.events(str(tmp_path))
-  assert training.lines == ["LossScaleHook: no Session run executed the train op GradientDescent."]
+  assert training.lines == [
+    "LossScaleHook: no Session run executed the train op GradientDescent."
+  ]
 
 
 @pytest.mark.parametrize("how", ["branch", "separate runs"])
@@ -321,19 +419,31 @@ def test_hook_logs_if_train_op_never_ran(make_training, tmp_path):
 def test_check_of_the_program_warns(graph, warnings, how, overflows, warns):
   """The program itself skips steps that overflow, so the loss scale never falls."""
   training, opt = testing.Training(), Optimizer(sgd(), mp_compat.DynamicLossScale(8.0))
-  pairs = opt.compute_gradients(tf.reduce_sum(tf.cast(tf.cast(training.w, tf.float16) * 2.0, tf.float32) * training.x))
+  pairs = opt.compute_gradients(
+    tf.reduce_sum(
+      tf.cast(tf.cast(training.w, tf.float16) * 2.0, tf.float32) * training.x
+    )
+  )
   is_finite = tf.reduce_all(tf.is_finite(pairs[0][0]))
   if how == "branch":
     with testing.control_flow(1):
-      train_op = tf.cond(tf.placeholder_with_default(is_finite, []), lambda: opt.apply_gradients(pairs), tf.no_op)
+      train_op = tf.cond(
+        tf.placeholder_with_default(is_finite, []),
+        lambda: opt.apply_gradients(pairs),
+        tf.no_op,
+      )
     warnings.clear()  # that of apply_gradients
   else:
     train_op = opt.apply_gradients(pairs)
-  with monitored_session([mp_compat.LossScaleHook(opt, max_consecutive_skips=4)]) as sess:
+  with monitored_session(
+    [mp_compat.LossScaleHook(opt, max_consecutive_skips=4)]
+  ) as sess:
     for x in [FINITE] + [OVERFLOW] * overflows + [FINITE] + [OVERFLOW] * 2:
       if how == "branch" or sess.run(is_finite, {training.x: x}):
         sess.run(train_op, {training.x: x})
-  assert len(warnings) == warns and all("LossScaleHook: 4 runs in a row" in line for line in warnings)
+  assert len(warnings) == warns and all(
+    "LossScaleHook: 4 runs in a row" in line for line in warnings
+  )
 
 
 class Fetched(NamedTuple):
@@ -350,7 +460,10 @@ FETCHES = {
   "nested": lambda t: [(t.loss, [t.loss, "loss_sum:0"]), {"a": t.w, 0: [t.train_op]}],
   "named tuple": lambda t: Fetched(t.train_op, [t.w, t.sparse]),
   "dependent tensor": lambda t: t.dependent,
-  "composite tensor": lambda t: (t.loss, tf.SparseTensor(t.sparse.indices, t.dependent, t.sparse.dense_shape)),
+  "composite tensor": lambda t: (
+    t.loss,
+    tf.SparseTensor(t.sparse.indices, t.dependent, t.sparse.dense_shape),
+  ),
 }
 
 
@@ -365,7 +478,12 @@ def test_attempts_count_only_train_op_runs(make_training, case):
   hook = mp_compat.StopAtAttemptHook(training.opt, np.int64(2))
   with monitored_session([hook]) as sess:
     many = [[training.w] * count for count in range(40)]  # more than are remembered
-    for other in [training.w, [training.w, "w:0"], Fetched([], {}), training.sparse] * 2 + many:
+    for other in [
+      training.w,
+      [training.w, "w:0"],
+      Fetched([], {}),
+      training.sparse,
+    ] * 2 + many:
       sess.run(other)
     sess.run(fetches, {training.x: FINITE})
     assert not sess.should_stop()
@@ -389,13 +507,22 @@ tf.logging.info("a line of the program")
 @pytest.mark.matrix
 def test_verbosity_shows_lines_once():
   done = testing.run_python("-c", LOGGING)
-  for line in ["loss scale 8 after 1 attempted steps", "Running local_init_op", "a line of the program"]:
+  for line in [
+    "loss scale 8 after 1 attempted steps",
+    "Running local_init_op",
+    "a line of the program",
+  ]:
     assert done.stderr.count(line) == 1, done.stderr
 
 
 def test_stall_error_names_optimizer(make_training):
   training = make_training(8.0)
   other = Optimizer(sgd(), 8.0)
-  hooks = [mp_compat.LossScaleHook(opt, min_scale_patience=2) for opt in (training.opt, other)]
-  with pytest.raises(mp_compat.LossScaleStalledError, match="The loss scale of GradientDescent_1 is stalled"):
+  hooks = [
+    mp_compat.LossScaleHook(opt, min_scale_patience=2) for opt in (training.opt, other)
+  ]
+  with pytest.raises(
+    mp_compat.LossScaleStalledError,
+    match="The loss scale of GradientDescent_1 is stalled",
+  ):
     run(hooks, other.minimize(training.loss), [{training.x: OVERFLOW}] * 9)

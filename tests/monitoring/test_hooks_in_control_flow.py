@@ -13,7 +13,9 @@ from tests.testing import tf
 
 
 class TrainingInControlFlow(testing.Training):
-  """Builds the train op inside a branch, a nested branch (executed if `executed`), or a loop of three steps."""
+  """Builds the train op inside a branch, a nested branch (executed if `executed`), or a
+  loop of three steps.
+  """
 
   def __init__(self, kind):
     super().__init__()
@@ -22,19 +24,36 @@ class TrainingInControlFlow(testing.Training):
     if kind == "while_loop":
       self.train_op = tf.while_loop(lambda i: i < 3, self._step, [0])
     else:
-      branch = self._step if kind == "cond" else lambda: tf.cond(self.executed, self._step, lambda: 0)
+      branch = (
+        self._step
+        if kind == "cond"
+        else lambda: tf.cond(self.executed, self._step, lambda: 0)
+      )
       self.train_op = tf.cond(self.executed, branch, lambda: 0)
 
   def _step(self, i=0):
-    with tf.control_dependencies([self.opt.minimize(tf.reduce_sum(self.w * self.x), self.global_step)]):
+    with tf.control_dependencies(
+      [self.opt.minimize(tf.reduce_sum(self.w * self.x), self.global_step)]
+    ):
       return tf.add(i, 1)
 
   def run(self, hooks, steps):
-    return run(hooks, self.train_op, [{self.x: x, self.executed: executed} for x, executed in steps])
+    return run(
+      hooks,
+      self.train_op,
+      [{self.x: x, self.executed: executed} for x, executed in steps],
+    )
 
 
 # The input of each step, and whether its branch is executed.
-BRANCHES = [(FINITE, True), (OVERFLOW, False), (OVERFLOW, True), (FINITE, False), (OVERFLOW, True), (FINITE, True)]
+BRANCHES = [
+  (FINITE, True),
+  (OVERFLOW, False),
+  (OVERFLOW, True),
+  (FINITE, False),
+  (OVERFLOW, True),
+  (FINITE, True),
+]
 
 
 @pytest.fixture(name="training_in_branch", params=["cond", "nested cond"])
@@ -46,13 +65,18 @@ def _training_in_branch(request, graph):
 
 def test_hooks_count_executed_branches_only(training_in_branch):
   hook = mp_compat.LossScaleHook(training_in_branch.opt, counters_in_graph=True)
-  runs = training_in_branch.run([hook, mp_compat.StopAtAttemptHook(training_in_branch.opt, 3)], BRANCHES)
+  runs = training_in_branch.run(
+    [hook, mp_compat.StopAtAttemptHook(training_in_branch.opt, 3)], BRANCHES
+  )
   assert (hook.attempted, hook.skipped, runs) == (3, 2, 5)
 
 
 def test_stall_in_branch_is_reported(training_in_branch):
   hook = mp_compat.LossScaleHook(training_in_branch.opt, max_consecutive_skips=2)
-  with pytest.raises(mp_compat.LossScaleStalledError, match=r"w:0: 0 NaN, 1 inf, the largest of the others 2\b"):
+  with pytest.raises(
+    mp_compat.LossScaleStalledError,
+    match=r"w:0: 0 NaN, 1 inf, the largest of the others 2\b",
+  ):
     training_in_branch.run([hook], BRANCHES)
   assert (hook.attempted, hook.skipped) == (3, 2)
 
@@ -60,7 +84,9 @@ def test_stall_in_branch_is_reported(training_in_branch):
 @pytest.mark.usefixtures("graph", "control_flow")
 def test_loops_are_not_counted(warnings):
   training = TrainingInControlFlow("while_loop")
-  assert training.run([mp_compat.LossScaleHook(training.opt)], [(FINITE, True)] * 2) == 2
+  assert (
+    training.run([mp_compat.LossScaleHook(training.opt)], [(FINITE, True)] * 2) == 2
+  )
   assert len(warnings) == 1 and "hooks cannot count its steps" in warnings[0]
   with pytest.raises(ValueError, match="cannot count the steps of .* inside a loop"):
     mp_compat.StopAtAttemptHook(training.opt, 1).begin()

@@ -1,4 +1,6 @@
-"""Tests of accumulated gradient ranges, and of the advice, which hand-worked tables give."""
+"""Tests of accumulated gradient ranges, and of the advice, which hand-worked tables
+give.
+"""
 
 import collections
 import json
@@ -13,11 +15,30 @@ from mp_compat.monitoring import ranges_hook
 
 
 def record(
-  step, tensors, scale=1.0, nonfinite=0, run=1, zeros=3, dtype="float16", selected=True, complete=True, noise=False
+  step,
+  tensors,
+  scale=1.0,
+  nonfinite=0,
+  run=1,
+  zeros=3,
+  dtype="float16",
+  selected=True,
+  complete=True,
+  noise=False,
 ):
   """Returns a record: `tensors` is {name: {exponent of the scaled values: count}}."""
-  values = dict(selected=selected, dtype=dtype, scale=scale, noise=noise, zeros=zeros, nonfinite=nonfinite, largest=1.0)
-  tensors = {name: dict(values, exponents=exponents) for name, exponents in tensors.items()}
+  values = dict(
+    selected=selected,
+    dtype=dtype,
+    scale=scale,
+    noise=noise,
+    zeros=zeros,
+    nonfinite=nonfinite,
+    largest=1.0,
+  )
+  tensors = {
+    name: dict(values, exponents=exponents) for name, exponents in tensors.items()
+  }
   return {"run": run, "step": step, "complete": complete, "tensors": tensors}
 
 
@@ -38,22 +59,75 @@ def advise(*records):
   return range_history.advise(history(*records))
 
 
-# Exponents and counts of tensors by name, without a scale; the advice: kind, low, high; a text that it contains.
+# Exponents and counts of tensors by name, without a scale; the advice: kind, low, high;
+# a text that it contains.
 ADVICE = {
-  "no scaling": ({"a": {-5: 10, -20: 99}, "b": {-24: 1, 0: 1}}, ("none", 0, 15), "Scales up to 2**15 keep 99%"),
-  "few values lost": ({"a": {-5: 1, -25: 2**13}}, ("none", 0, 20), "No loss scaling is needed."),
-  "lost values add up": ({"a": {-5: 1, -25: 2**14}}, ("fixed", 1, 20), "a fixed loss scale of 2**18."),
-  "small values": ({"a": {-30: 5, -12: 1}, "b": {-26: 1}}, ("fixed", 2, 27), "From 2**2 (for b) to 2**27 (for a)"),
-  "all small": ({"a": {-40: 5}, "b": {-30: 1}}, ("fixed", 16, 45), "From 2**16 (for a) to 2**45 (for b)"),
-  "far layers": ({"a": {-40: 5}, "b": {-3: 1}}, ("fixed", 16, 18), "a fixed loss scale of 2**16."),
-  "farther layers": ({"a": {-40: 5}, "b": {-2: 1}}, ("dynamic", 16, 17), "a dynamic loss scale that starts at 2**17."),
-  "layers too far": ({"a": {-40: 5}, "b": {5: 1}}, ("float32", 16, 10), "Compute a in float32"),
-  "just too far": ({"a": {-40: 5}, "b": {0: 1}}, ("float32", 16, 15), "a needs at least 2**16, and b overflows"),
-  "one too wide": ({"a": {-40: 2**45, 0: 1}, "b": {-30: 1}}, ("float32", 16, 15), "Compute a in float32"),
-  "one too large": ({"a": {16: 1}, "b": {-3: 1}}, ("float32", 0, -1), "Compute a in float32, or make the loss smaller"),
-  "large values": ({"a": {14: 1}}, ("dynamic", 0, 1), "a dynamic loss scale that starts at 2**1."),
+  "no scaling": (
+    {"a": {-5: 10, -20: 99}, "b": {-24: 1, 0: 1}},
+    ("none", 0, 15),
+    "Scales up to 2**15 keep 99%",
+  ),
+  "few values lost": (
+    {"a": {-5: 1, -25: 2**13}},
+    ("none", 0, 20),
+    "No loss scaling is needed.",
+  ),
+  "lost values add up": (
+    {"a": {-5: 1, -25: 2**14}},
+    ("fixed", 1, 20),
+    "a fixed loss scale of 2**18.",
+  ),
+  "small values": (
+    {"a": {-30: 5, -12: 1}, "b": {-26: 1}},
+    ("fixed", 2, 27),
+    "From 2**2 (for b) to 2**27 (for a)",
+  ),
+  "all small": (
+    {"a": {-40: 5}, "b": {-30: 1}},
+    ("fixed", 16, 45),
+    "From 2**16 (for a) to 2**45 (for b)",
+  ),
+  "far layers": (
+    {"a": {-40: 5}, "b": {-3: 1}},
+    ("fixed", 16, 18),
+    "a fixed loss scale of 2**16.",
+  ),
+  "farther layers": (
+    {"a": {-40: 5}, "b": {-2: 1}},
+    ("dynamic", 16, 17),
+    "a dynamic loss scale that starts at 2**17.",
+  ),
+  "layers too far": (
+    {"a": {-40: 5}, "b": {5: 1}},
+    ("float32", 16, 10),
+    "Compute a in float32",
+  ),
+  "just too far": (
+    {"a": {-40: 5}, "b": {0: 1}},
+    ("float32", 16, 15),
+    "a needs at least 2**16, and b overflows",
+  ),
+  "one too wide": (
+    {"a": {-40: 2**45, 0: 1}, "b": {-30: 1}},
+    ("float32", 16, 15),
+    "Compute a in float32",
+  ),
+  "one too large": (
+    {"a": {16: 1}, "b": {-3: 1}},
+    ("float32", 0, -1),
+    "Compute a in float32, or make the loss smaller",
+  ),
+  "large values": (
+    {"a": {14: 1}},
+    ("dynamic", 0, 1),
+    "a dynamic loss scale that starts at 2**1.",
+  ),
   "nearly large values": ({"a": {13: 1}}, ("none", 0, 2), "Scales up to 2**2 keep 99%"),
-  "large and small values": ({"a": {14: 1}, "b": {-30: 1}}, ("float32", 6, 1), "b needs at least 2**6"),
+  "large and small values": (
+    {"a": {14: 1}, "b": {-30: 1}},
+    ("float32", 6, 1),
+    "b needs at least 2**6",
+  ),
 }
 
 
@@ -62,7 +136,10 @@ ADVICE = {
 def test_advice_of_one_record(case, scale_exponent):
   """The scale of the record does not matter, because the values are divided by it."""
   tensors, expected, text = ADVICE[case]
-  scaled = {name: {e + scale_exponent: n for e, n in counts.items()} for name, counts in tensors.items()}
+  scaled = {
+    name: {e + scale_exponent: n for e, n in counts.items()}
+    for name, counts in tensors.items()
+  }
   advice = advise(record(1, scaled, 2.0**scale_exponent))
   assert advice[:3] == expected and text in advice.text
   assert len(advice.text.split(". ")) == 2 and advice.text.endswith(".")
@@ -71,17 +148,28 @@ def test_advice_of_one_record(case, scale_exponent):
 @pytest.mark.parametrize("scale_exponent", [0, 7, 15])
 @pytest.mark.parametrize(
   "exponents, is_cut_off",
-  [({-24: 5, -20: 1}, True), ({-24: 5, -22: 1, -10: 1}, False), ({-22: 5}, True), ({-21: 5}, False), ({}, True)],
+  [
+    ({-24: 5, -20: 1}, True),
+    ({-24: 5, -22: 1, -10: 1}, False),
+    ({-22: 5}, True),
+    ({-21: 5}, False),
+    ({}, True),
+  ],
 )
 def test_lowest_values_indicate_lost_ones(scale_exponent, exponents, is_cut_off):
   scale = 2.0**scale_exponent
   advice = advise(record(1, {"a": exponents, "b": {0: 1}}, scale))
   assert (advice.kind == "unknown") == is_cut_off
   if is_cut_off:
-    start = "Record with a loss scale of 2**{}. At 2**{}, ".format(13 + scale_exponent, scale_exponent)
+    start = "Record with a loss scale of 2**{}. At 2**{}, ".format(
+      13 + scale_exponent, scale_exponent
+    )
     assert advice.text.startswith(start) and advice.text.endswith("lost in a.")
   # A record at a larger scale shows all values.
-  more = history(record(1, {"a": exponents, "b": {0: 1}}, scale), record(2, {"a": {-9: 1}, "b": {3: 1}}, 8 * scale))
+  more = history(
+    record(1, {"a": exponents, "b": {0: 1}}, scale),
+    record(2, {"a": {-9: 1}, "b": {3: 1}}, 8 * scale),
+  )
   assert range_history.advise(more).kind != "unknown"
 
 
@@ -93,18 +181,33 @@ def test_advised_scale_fits():
 
 @pytest.mark.parametrize("exponents", [{-24: 5}, {}])
 def test_only_float16_is_cut_off(exponents):
-  for dtype, kind in (("float16", "unknown"), ("float32", "none"), ("bfloat16", "none")):
-    tensors = together(record(1, {"a": exponents}, dtype=dtype), record(1, {"b": {0: 1}}))
+  for dtype, kind in (
+    ("float16", "unknown"),
+    ("float32", "none"),
+    ("bfloat16", "none"),
+  ):
+    tensors = together(
+      record(1, {"a": exponents}, dtype=dtype), record(1, {"b": {0: 1}})
+    )
     assert advise(tensors).kind == kind
 
 
 @pytest.mark.parametrize("exponents", [{-24: 5}, {-40: 5}, {}], ids=str)
 @pytest.mark.parametrize("scale_exponent", [0, 60])
 def test_noise_needs_no_scale(exponents, scale_exponent):
-  """It neither sets the smallest scale nor indicates that other values are lost, but it must not overflow."""
+  """It neither sets the smallest scale nor indicates that other values are lost, but it
+  must not overflow.
+  """
   scale = 2.0**scale_exponent
-  noise = record(1, {"a": {e + scale_exponent: count for e, count in exponents.items()}}, scale, noise=True)
-  assert advise(together(noise, record(1, {"b": {scale_exponent - 9: 1}}, scale)))[:3] == ("none", 0, 24)
+  noise = record(
+    1,
+    {"a": {e + scale_exponent: count for e, count in exponents.items()}},
+    scale,
+    noise=True,
+  )
+  assert advise(together(noise, record(1, {"b": {scale_exponent - 9: 1}}, scale)))[
+    :3
+  ] == ("none", 0, 24)
   large = record(1, {"a": {14: 1}}, noise=True)
   assert advise(together(large, record(1, {"b": {-9: 1}})))[:3] == ("dynamic", 0, 1)
 
@@ -115,10 +218,15 @@ def test_bfloat16_has_range_of_float32():
   assert advice[:3] == ("none", 0, 107) and "magnitude in bfloat16 and" in advice.text
   assert history(values).format == range_history.BFLOAT16
   mixed = history(together(values, record(1, {"c": {-30: 1}})))
-  assert mixed.format == range_history.FLOAT16 and range_history.advise(mixed)[:3] == ("fixed", 6, 45)
+  assert mixed.format == range_history.FLOAT16 and range_history.advise(mixed)[:3] == (
+    "fixed",
+    6,
+    45,
+  )
 
 
-# Exponents of a tensor and the exponent of the scale, by record, and whether zeros are explained at the end.
+# Exponents of a tensor and the exponent of the scale, by record, and whether zeros are
+# explained at the end.
 ZEROS = {
   "trained at the same scale": ([({}, 5), ({0: 9}, 5)], True),
   "trained at a smaller scale": ([({}, 5), ({}, 5), ({0: 9}, 3)], True),
@@ -134,17 +242,29 @@ ZEROS = {
 @pytest.mark.parametrize("case", sorted(ZEROS))
 def test_zeros_beside_values_are_explained(case):
   steps, is_explained = ZEROS[case]
-  records = [record(step, {"a": exponents, "b": {1: 1}}, 2.0**n) for step, (exponents, n) in enumerate(steps)]
+  records = [
+    record(step, {"a": exponents, "b": {1: 1}}, 2.0**n)
+    for step, (exponents, n) in enumerate(steps)
+  ]
   assert (advise(*records).kind != "unknown") == is_explained
 
 
-# The scale of 1 of 10 records, in which values are not finite; those of the others are below 2**1 without a scale.
+# The scale of 1 of 10 records, in which values are not finite; those of the others are
+# below 2**1 without a scale.
 OVERFLOWS = {
   "at a scale of 1": (1.0, ("dynamic", 0, -1), "No scale fits all records"),
   "at a small scale": (4.0, ("dynamic", 0, 1), "From 2**0 (for a) to 2**1 (for a)"),
   "at a large scale": (2.0**10, ("fixed", 0, 9), "Use a fixed loss scale of 2**7."),
-  "at a scale that is no power of 2": (1025.0, ("fixed", 0, 10), "Use a fixed loss scale of 2**8."),
-  "at a scale above those that fit": (2.0**17, ("fixed", 0, 15), "Use a fixed loss scale of 2**13."),
+  "at a scale that is no power of 2": (
+    1025.0,
+    ("fixed", 0, 10),
+    "Use a fixed loss scale of 2**8.",
+  ),
+  "at a scale above those that fit": (
+    2.0**17,
+    ("fixed", 0, 15),
+    "Use a fixed loss scale of 2**13.",
+  ),
   "without a scale": (None, ("fixed", 0, 15), "Use a fixed loss scale of 2**13."),
 }
 
@@ -156,59 +276,94 @@ def test_records_not_finite_bound_scale(case):
   bad = record(10, {"a": {}}, scale, nonfinite=1)
   advice = advise(*[record(step, {"a": {0: 1}}) for step in range(9)], bad)
   assert advice[:3] == expected and text in advice.text
-  assert advice.text.endswith(" Not finite: 1 of 10 records (step 10), first in a; such steps must be skipped.")
+  assert advice.text.endswith(
+    " Not finite: 1 of 10 records (step 10), first in a; such steps must be skipped."
+  )
 
 
 def test_overflow_is_of_first_tensor():
   finite = record(1, {"a": {0: 1}, "b": {0: 1}, "c": {0: 1}})
-  overflow = together(record(2, {"a": {0: 1}}, 2.0**15), record(2, {"b": {}, "c": {}}, 2.0**15, nonfinite=1))
+  overflow = together(
+    record(2, {"a": {0: 1}}, 2.0**15),
+    record(2, {"b": {}, "c": {}}, 2.0**15, nonfinite=1),
+  )
   read = history(finite, overflow, overflow)
   assert read.overflows == [(2, range_history.Bounds(0, 14, "", "b"))] * 2
   assert "2 of 3 records (step 2), first in b" in range_history.advise(read).text
 
 
 def test_run_without_finite_record():
-  overflow = together(record(1, {"a": {}}, 2.0**15, nonfinite=5), record(1, {"b": {-5: 1}}, 2.0**15))
+  overflow = together(
+    record(1, {"a": {}}, 2.0**15, nonfinite=5), record(1, {"b": {-5: 1}}, 2.0**15)
+  )
   advice = advise(overflow)
-  assert advice[:3] == ("unknown", 0, 14) and advice.text.startswith("Record more steps, or with a smaller loss scale.")
+  assert advice[:3] == ("unknown", 0, 14) and advice.text.startswith(
+    "Record more steps, or with a smaller loss scale."
+  )
   unscaled = record(2, {"a": {}, "b": {}}, nonfinite=5)
   for records in ([unscaled], [overflow, unscaled]):
     advice = advise(*records)
-    assert advice[:3] == ("float32", 0, -1) and "No record was finite at 2**0." in advice.text
+    assert (
+      advice[:3] == ("float32", 0, -1)
+      and "No record was finite at 2**0." in advice.text
+    )
   recorded = history(overflow, record(2, {"a": {0: 1}, "b": {-5: 1}}))
-  assert not history(overflow).tensors["a"].is_recorded and recorded.tensors["a"].is_recorded
+  assert (
+    not history(overflow).tensors["a"].is_recorded and recorded.tensors["a"].is_recorded
+  )
   assert range_history.advise(recorded)[:3] == ("fixed", 0, 14)
 
 
 def test_many_records_not_finite_are_counted():
   bad = [record(step, {"a": {}}, 2.0**9, nonfinite=1) for step in range(7)]
   text = advise(record(9, {"a": {0: 1}}), *bad).text
-  assert "Not finite: 7 of 8 records (steps 0, 1, 2, 3, 4 and 2 more), first in a" in text
+  assert (
+    "Not finite: 7 of 8 records (steps 0, 1, 2, 3, 4 and 2 more), first in a" in text
+  )
 
 
 def test_missing_scale_counts_as_one():
   passed = record(1, {"a": {3: 1}}, None)
   read = history(record(1, {"b": {6: 1}}, 4.0), passed)
-  assert read.scale == 4.0 and read.tensors["a"].bounds == range_history.Bounds(0, 12, "a", "a")
+  assert read.scale == 4.0 and read.tensors["a"].bounds == range_history.Bounds(
+    0, 12, "a", "a"
+  )
   assert range_history.advise(read)[:3] == ("none", 0, 11)
 
 
 def test_advice_is_for_selected_tensors():
-  selected, other = record(1, {"a": {0: 1}}), record(1, {"b": {-30: 1}, "c": {17: 1}}, dtype="float32", selected=False)
+  selected, other = (
+    record(1, {"a": {0: 1}}),
+    record(1, {"b": {-30: 1}, "c": {17: 1}}, dtype="float32", selected=False),
+  )
   both = history(together(selected, other))
-  assert range_history.advise(both)[:3] == ("none", 0, 15) and not both.conflict and len(both.tensors) == 3
+  assert (
+    range_history.advise(both)[:3] == ("none", 0, 15)
+    and not both.conflict
+    and len(both.tensors) == 3
+  )
   assert advise(other) is None
 
 
 def test_what_was_not_measured_is_mentioned():
-  complete, incomplete = record(1, {"a": {0: 1}}), record(2, {"a": {0: 1}}, complete=False)
+  complete, incomplete = (
+    record(1, {"a": {0: 1}}),
+    record(2, {"a": {0: 1}}, complete=False),
+  )
   assert "was not measured" not in advise(complete).text
-  assert "What functions and loops compute was not measured" in advise(incomplete, complete).text
+  assert (
+    "What functions and loops compute was not measured"
+    in advise(incomplete, complete).text
+  )
 
 
 @pytest.mark.parametrize("scale", [0.0, float("inf"), float("nan"), -1.0])
 def test_invalid_scales_are_ignored(scale):
-  assert advise(record(1, {"a": {0: 1}}, scale), record(2, {"a": {2: 1}}))[:3] == ("none", 0, 13)
+  assert advise(record(1, {"a": {0: 1}}, scale), record(2, {"a": {2: 1}}))[:3] == (
+    "none",
+    0,
+    13,
+  )
 
 
 def test_other_scales_are_rounded_to_be_safe():
@@ -225,14 +380,22 @@ def test_advice_considers_every_record():
   assert advise(dict(late, step=1), dict(early, step=2))[:3] == both
   large = record(3, {"a": {5: 100}})
   advice = advise(early, late, large)
-  assert advice[:3] == ("dynamic", 12, 10) and "a needs at least 2**12, and a overflows above 2**10" in advice.text
+  assert (
+    advice[:3] == ("dynamic", 12, 10)
+    and "a needs at least 2**12, and a overflows above 2**10" in advice.text
+  )
 
 
 def test_worst_record_that_no_scale_fits():
-  steps = [record(step, {"a": {-40: 5}, "b": {exponent: 1}}) for step, exponent in enumerate([-9, 1, 3, 2])]
+  steps = [
+    record(step, {"a": {-40: 5}, "b": {exponent: 1}})
+    for step, exponent in enumerate([-9, 1, 3, 2])
+  ]
   advice = advise(*steps)
-  assert advice.kind == "float32" and "No scale fits step 2: a needs at least 2**16, and b overflows above 2**12" in (
-    advice.text
+  assert (
+    advice.kind == "float32"
+    and "No scale fits step 2: a needs at least 2**16, and b overflows above 2**12"
+    in (advice.text)
   )
 
 
@@ -244,13 +407,27 @@ def test_no_values_give_no_advice():
 
 def test_restored_run_replaces_later_records():
   runs = [(1, 1), (1, 5), (1, 5), (1, 9), (2, 5), (2, 7), (3, 7), (3, 7)]  # run, step
-  read = history(*[record(step, {"a": {e: 1}}, run=run) for e, (run, step) in enumerate(runs)])
-  assert read.steps == [1, 5, 7, 7] and sorted(read.tensors["a"].exponents) == [0, 4, 6, 7] and read.run == 3
+  read = history(
+    *[record(step, {"a": {e: 1}}, run=run) for e, (run, step) in enumerate(runs)]
+  )
+  assert (
+    read.steps == [1, 5, 7, 7]
+    and sorted(read.tensors["a"].exponents) == [0, 4, 6, 7]
+    and read.run == 3
+  )
 
 
-DAMAGED = ["", "{}", "[]", "x", '{"run": 1, "step": 1, "tensors": {"a": 1}}', "[" * 10**5]
+DAMAGED = [
+  "",
+  "{}",
+  "[]",
+  "x",
+  '{"run": 1, "step": 1, "tensors": {"a": 1}}',
+  "[" * 10**5,
+]
 DAMAGED += [
-  json.dumps(record(1, {"a": exponents}, run=run)) for exponents, run in [({99999: 1}, 1), ({"x": 1}, 1), ({0: 1}, "x")]
+  json.dumps(record(1, {"a": exponents}, run=run))
+  for exponents, run in [({99999: 1}, 1), ({"x": 1}, 1), ({0: 1}, "x")]
 ]
 
 
@@ -258,7 +435,9 @@ DAMAGED += [
 def test_damaged_lines_are_skipped(damaged):
   line = json.dumps(record(1, {"a": {0: 1}}))
   assert range_history.read("\n".join([line, damaged, line[:20], line])).steps == [1, 1]
-  with pytest.raises(ValueError, match="none of the 2 lines is a record of GradientRangesHook"):
+  with pytest.raises(
+    ValueError, match="none of the 2 lines is a record of GradientRangesHook"
+  ):
     range_history.read(damaged + "\n" + damaged + "\n")
 
 
@@ -269,12 +448,24 @@ def test_record_contains_fetched_counts():
   measured = mp_compat.GradientRange(
     counts, 5 / 15 * ones, 0 * ones, 0 * ones, 1.5 * ones, ones, -ones, 8 * ones, [0, 0]
   )
-  described = gradient_ranges.Measured("", None, scale="known", dtype="float16", is_selected=False)
+  described = gradient_ranges.Measured(
+    "", None, scale="known", dtype="float16", is_selected=False
+  )
   report = gradient_ranges.Report({"a": described, "empty": described}, None, True)
   got = ranges_hook.record_of(2, 3, measured, report)
-  tensor = dict(selected=False, dtype="float16", scale=8.0, noise=False, zeros=5, nonfinite=1, largest=1.5)
+  tensor = dict(
+    selected=False,
+    dtype="float16",
+    scale=8.0,
+    noise=False,
+    zeros=5,
+    nonfinite=1,
+    largest=1.5,
+  )
   tensor["exponents"] = {"-127": 2, "-126": 2, "0": 5}
   assert got == {"run": 2, "step": 3, "complete": True, "tensors": {"a": tensor}}
   assert json.loads(json.dumps(got)) == got
   report.measured["a"] = described._replace(scale=None)
-  assert ranges_hook.record_of(2, 3, measured, report)["tensors"]["a"] == dict(tensor, scale=None)
+  assert ranges_hook.record_of(2, 3, measured, report)["tensors"]["a"] == dict(
+    tensor, scale=None
+  )

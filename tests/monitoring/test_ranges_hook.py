@@ -20,7 +20,9 @@ from tests.testing import sgd
 from tests.testing import tf
 
 
-def train(directory, xs, every_n_steps=1, with_global_step=True, in_branch=None, hook_dir=None):
+def train(
+  directory, xs, every_n_steps=1, with_global_step=True, in_branch=None, hook_dir=None
+):
   """Trains on the gradients `xs` in a MonitoredTrainingSession with a hook."""
   directory = str(directory)
   with tf.Graph().as_default():
@@ -34,9 +36,13 @@ def train(directory, xs, every_n_steps=1, with_global_step=True, in_branch=None,
       return opt.minimize(tf.reduce_sum(w * x), global_step)
 
     train_op = minimize() if in_branch is None else tf.cond(taken, minimize, tf.no_op)
-    hook = mp_compat.GradientRangesHook(opt, every_n_steps, hook_dir or os.path.join(directory, "ranges"))
+    hook = mp_compat.GradientRangesHook(
+      opt, every_n_steps, hook_dir or os.path.join(directory, "ranges")
+    )
     saved = directory if with_global_step else None
-    with tf.train.MonitoredTrainingSession(checkpoint_dir=saved, hooks=[hook], log_step_count_steps=None) as sess:
+    with tf.train.MonitoredTrainingSession(
+      checkpoint_dir=saved, hooks=[hook], log_step_count_steps=None
+    ) as sess:
       for index, value in enumerate(xs):
         sess.run(w)  # does not execute the train op
         sess.run(train_op, {x: value, taken: in_branch is None or in_branch[index]})
@@ -50,7 +56,12 @@ def make_training():
 
 
 def records(directory):
-  return [json.loads(line) for line in (directory / "ranges" / "gradient_ranges.jsonl").read_text().splitlines()]
+  return [
+    json.loads(line)
+    for line in (directory / "ranges" / "gradient_ranges.jsonl")
+    .read_text()
+    .splitlines()
+  ]
 
 
 @pytest.fixture(name="lines")
@@ -69,33 +80,50 @@ def test_hook_records_every_nth_step(tmp_path, with_global_step):
   for index, (record, n) in enumerate(zip(records(tmp_path), (0, 3, 6))):
     assert record["step"] == n + 1
     tensor = record["tensors"]["w:0"]
-    values = np.abs(FINITE * 2.0**n * 8.0 * 2.0**index)  # The scale doubles after three finite steps.
-    assert tensor["selected"] and tensor["scale"] == 8.0 * 2.0**index and tensor["largest"] == values.max()
+    # The scale doubles after three finite steps.
+    values = np.abs(FINITE * 2.0**n * 8.0 * 2.0**index)
+    assert (
+      tensor["selected"]
+      and tensor["scale"] == 8.0 * 2.0**index
+      and tensor["largest"] == values.max()
+    )
     exponents = np.floor(np.log2(values)).astype(int)
-    assert tensor["exponents"] == {str(exponent): list(exponents).count(exponent) for exponent in set(exponents)}
+    assert tensor["exponents"] == {
+      str(exponent): list(exponents).count(exponent) for exponent in set(exponents)
+    }
 
 
 def test_hook_waits_for_step_in_its_branch(tmp_path):
   taken = [False, False, True, True, False, False, True]
   with testing.control_flow(1):
     train(tmp_path, [FINITE] * len(taken), every_n_steps=3, in_branch=taken)
-  assert [record["tensors"]["w:0"]["largest"] for record in records(tmp_path)] == [8 * FINITE.max()] * 2
+  assert [record["tensors"]["w:0"]["largest"] for record in records(tmp_path)] == [
+    8 * FINITE.max()
+  ] * 2
 
 
-@pytest.mark.parametrize("every_n_steps, steps", [(15, [1, 11, 26]), (4, [1, 5, 9, 13, 17, 21, 25, 29])])
+@pytest.mark.parametrize(
+  "every_n_steps, steps", [(15, [1, 11, 26]), (4, [1, 5, 9, 13, 17, 21, 25, 29])]
+)
 def test_overflow_is_soon_followed_by_record(tmp_path, every_n_steps, steps):
   train(tmp_path, [OVERFLOW] + [FINITE] * 29, every_n_steps, with_global_step=False)
   assert [record["step"] for record in records(tmp_path)] == steps
-  assert [record["tensors"]["w:0"]["nonfinite"] for record in records(tmp_path)][:2] == [1, 0]
+  assert [record["tensors"]["w:0"]["nonfinite"] for record in records(tmp_path)][
+    :2
+  ] == [1, 0]
 
 
 @pytest.mark.usefixtures("graph")
 @pytest.mark.parametrize("inputs", ["placeholder", "dataset"])
 @pytest.mark.parametrize("check_computed", [True, False])
-def test_feeding_gradients_computes_nothing_else(tmp_path, warnings, inputs, check_computed):
+def test_feeding_gradients_computes_nothing_else(
+  tmp_path, warnings, inputs, check_computed
+):
   x = tf.placeholder(tf.float32, [2])
   if inputs == "dataset":
-    batches = tf.data.Dataset.range(100).map(lambda index: tf.fill([2], tf.cast(index, tf.float32)))
+    batches = tf.data.Dataset.range(100).map(
+      lambda index: tf.fill([2], tf.cast(index, tf.float32))
+    )
     x = tf.data.make_one_shot_iterator(batches).get_next()
   w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
   opt = Optimizer(sgd(), 8.0, check_computed_gradients=check_computed)
@@ -110,11 +138,23 @@ def test_feeding_gradients_computes_nothing_else(tmp_path, warnings, inputs, che
         sess.run(train_op, {x: [0.0, 0.0]})  # feeds no gradient
     np.testing.assert_array_equal(sess.run(w), [-6.0, -6.0])
   if check_computed:
-    assert len([text for text in warnings if "runs that feed a gradient cannot be recorded" in text]) == 1
+    assert (
+      len(
+        [
+          text
+          for text in warnings
+          if "runs that feed a gradient cannot be recorded" in text
+        ]
+      )
+      == 1
+    )
     assert len(hook._history.steps) == (inputs == "placeholder")
   else:
     assert not [text for text in warnings if "GradientRangesHook" in text]
-    assert [record["tensors"]["w:0"]["scale"] for record in records(tmp_path)][:2] == [None, None]
+    assert [record["tensors"]["w:0"]["scale"] for record in records(tmp_path)][:2] == [
+      None,
+      None,
+    ]
 
 
 def test_hook_that_records_nothing_warns(tmp_path, warnings):
@@ -132,7 +172,9 @@ def test_run_continues_damaged_file(tmp_path):
   second = json.dumps(dict(json.loads(second), run="1", step="2")).encode() + b"\n"
   path.write_bytes(first.replace(b"w:0", b"w\xff0") + second + third[:30] + b"\xff")
   hook = train(tmp_path, [FINITE])
-  assert hook._history.steps == [1, 2, 4] and {"w\ufffd0", "w:0"} < set(hook._history.tensors)
+  assert hook._history.steps == [1, 2, 4] and {"w\ufffd0", "w:0"} < set(
+    hook._history.tensors
+  )
   assert range_history.read(range_history.read_text(str(path))).steps == [1, 2, 4]
 
 
@@ -141,14 +183,19 @@ def test_file_without_records_is_kept(tmp_path, warnings):
   path = tmp_path / "ranges" / "gradient_ranges.jsonl"
   path.write_text("not a record\n")
   assert train(tmp_path, [FINITE])._history.steps == [1]
-  assert any("none of the 1 lines is a record of GradientRangesHook; they are ignored" in text for text in warnings)
+  assert any(
+    "none of the 1 lines is a record of GradientRangesHook; they are ignored" in text
+    for text in warnings
+  )
   assert path.read_text().startswith("not a record\n{")
 
 
 def test_another_program_replaces_records(tmp_path):
   for index in range(2):
     (tmp_path / str(index)).mkdir()
-    hook = train(str(tmp_path / str(index)), [FINITE] * 2, hook_dir=str(tmp_path / "ranges"))
+    hook = train(
+      str(tmp_path / str(index)), [FINITE] * 2, hook_dir=str(tmp_path / "ranges")
+    )
   assert hook._history.steps == [1, 2] and len(records(tmp_path)) == 4
 
 
@@ -161,14 +208,27 @@ def summaries(directory):
 
 def test_event_files_contain_histograms(tmp_path):
   train(tmp_path, [FINITE, 4.0 * FINITE])
-  histograms = [value.histo for value in summaries(tmp_path / "ranges") if value.tag == "gradient_ranges/w:0"]
+  histograms = [
+    value.histo
+    for value in summaries(tmp_path / "ranges")
+    if value.tag == "gradient_ranges/w:0"
+  ]
   assert len(histograms) == 2
   for histogram, record in zip(histograms, records(tmp_path)):
     exponents = record["tensors"]["w:0"]["exponents"]
-    bars = {round(limit - 0.5): count for limit, count in zip(histogram.bucket_limit, histogram.bucket) if count}
+    bars = {
+      round(limit - 0.5): count
+      for limit, count in zip(histogram.bucket_limit, histogram.bucket)
+      if count
+    }
     assert {str(exponent): count for exponent, count in bars.items()} == exponents
-    values = np.repeat([float(exponent) for exponent in exponents], list(exponents.values()))
-    assert (histogram.num, histogram.sum) == (len(values), values.sum()) and histogram.sum_squares == (values**2).sum()
+    values = np.repeat(
+      [float(exponent) for exponent in exponents], list(exponents.values())
+    )
+    assert (histogram.num, histogram.sum) == (
+      len(values),
+      values.sum(),
+    ) and histogram.sum_squares == (values**2).sum()
     assert (histogram.min, histogram.max) == (values.min() - 0.5, values.max() + 0.5)
 
 
@@ -182,19 +242,40 @@ def test_writers_do_not_collide(tmp_path):
     mp_compat.GradientRangesHook(opt, 1, directory),
   ]
   with tf.train.MonitoredTrainingSession(
-    checkpoint_dir=directory, save_summaries_steps=1, log_step_count_steps=None, hooks=hooks
+    checkpoint_dir=directory,
+    save_summaries_steps=1,
+    log_step_count_steps=None,
+    hooks=hooks,
   ) as sess:
     for _ in range(5):
       sess.run(train_op, {training.x: FINITE})
   tags = collections.Counter(value.tag for value in summaries(tmp_path))
-  assert (tags["loss"], tags["loss_scale/scale"], tags["gradient_ranges/w:0"]) == (5, 6, 5)
-  assert [step for step, _ in testing.events(directory)["loss_scale/scale"]] == [0, 1, 2, 3, 4, 5]
+  assert (tags["loss"], tags["loss_scale/scale"], tags["gradient_ranges/w:0"]) == (
+    5,
+    6,
+    5,
+  )
+  assert [step for step, _ in testing.events(directory)["loss_scale/scale"]] == [
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+  ]
 
 
 def test_advice_is_logged_when_it_changes(lines, tmp_path):
   train(tmp_path, [FINITE] * 3 + [FINITE * 2.0**-30] * 3)
-  first, second = [line for line in lines if line.startswith("Gradient ranges of GradientDescent at step")]
-  assert " at step 1: No loss scaling is needed." in first and " at step 4: Use a fixed loss scale of 2**" in second
+  first, second = [
+    line
+    for line in lines
+    if line.startswith("Gradient ranges of GradientDescent at step")
+  ]
+  assert (
+    " at step 1: No loss scaling is needed." in first
+    and " at step 4: Use a fixed loss scale of 2**" in second
+  )
 
 
 def test_first_record_not_finite_is_logged(lines, tmp_path):
@@ -210,7 +291,9 @@ def test_float32_program_gets_advice(tmp_path):
   tf.set_random_seed(0)
   x = tf.placeholder(tf.float32, [4, 8])
   hidden = tf.nn.relu(tf.matmul(x, tf.get_variable("one", [8, 8])))
-  loss = 1e-8 * tf.reduce_mean(tf.square(tf.matmul(hidden, tf.get_variable("two", [8, 8])) - 1.0))
+  loss = 1e-8 * tf.reduce_mean(
+    tf.square(tf.matmul(hidden, tf.get_variable("two", [8, 8])) - 1.0)
+  )
   opt = Optimizer(sgd(), 1.0)
   train_op = opt.minimize(loss)
   hook = mp_compat.GradientRangesHook(opt, 1, str(tmp_path))
@@ -218,27 +301,46 @@ def test_float32_program_gets_advice(tmp_path):
     sess.run(train_op, {x: np.random.RandomState(0).normal(size=[4, 8])})
   advice = range_history.advise(hook._history)
   assert advice.kind == "fixed" and hook._history.is_complete
-  lost = [tensor.bounds.low for name, tensor in hook._history.tensors.items() if "ReluGrad" in name]
+  lost = [
+    tensor.bounds.low
+    for name, tensor in hook._history.tensors.items()
+    if "ReluGrad" in name
+  ]
   assert lost and 0 < max(lost) <= advice.low
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize(
+  "dtype", [tf.float32, tf.float16], ids=lambda dtype: dtype.name
+)
 def test_advice_ignores_gradients_of_zero(dtype):
-  """A bias before batch normalization, also of an auxiliary loss with a small weight, changes nothing."""
+  """A bias before batch normalization, also of an auxiliary loss with a small weight,
+  changes nothing.
+  """
   advice = []
   for has_bias in (False, True):
     with tf.Graph().as_default():
       x = tf.placeholder(tf.float32, [64, 8])
-      with tf.variable_scope("", custom_getter=mp_compat.float32_variable_storage_getter):
+      with tf.variable_scope(
+        "", custom_getter=mp_compat.float32_variable_storage_getter
+      ):
         initializer = tf.variance_scaling_initializer(seed=1)
 
         def layer(value, name, has_bias=has_bias, initializer=initializer):
           product = tf.matmul(value, tf.get_variable(name, [8, 8], dtype, initializer))
-          return tf.nn.bias_add(product, tf.get_variable(name + "_bias", [8], dtype)) if has_bias else product
+          return (
+            tf.nn.bias_add(product, tf.get_variable(name + "_bias", [8], dtype))
+            if has_bias
+            else product
+          )
 
         def loss(hidden):
           mean, variance = tf.nn.moments(tf.cast(hidden, tf.float32), [0])
-          return tf.reduce_mean(tf.square(tf.nn.relu((tf.cast(hidden, tf.float32) - mean) * tf.rsqrt(variance)) - 1.0))
+          return tf.reduce_mean(
+            tf.square(
+              tf.nn.relu((tf.cast(hidden, tf.float32) - mean) * tf.rsqrt(variance))
+              - 1.0
+            )
+          )
 
         hidden = layer(tf.cast(x, dtype), "one")
         total = loss(hidden) + 2.0**-9 * loss(layer(tf.tanh(hidden), "auxiliary"))
@@ -254,7 +356,10 @@ def test_advice_ignores_gradients_of_zero(dtype):
 FAILURES = {
   "deleted": lambda path: shutil.rmtree(path),
   "replaced by a file": lambda path: (shutil.rmtree(path), open(path, "w").close()),
-  "full disk": lambda path: (os.remove(path + FILE), os.symlink("/dev/full", path + FILE)),
+  "full disk": lambda path: (
+    os.remove(path + FILE),
+    os.symlink("/dev/full", path + FILE),
+  ),
 }
 FILE = "/gradient_ranges.jsonl"
 
@@ -271,7 +376,16 @@ def test_run_goes_on_without_its_files(failure, tmp_path, warnings):
         FAILURES[failure](directory)
       sess.run(train_op, {training.x: FINITE})
     np.testing.assert_array_equal(sess.run(training.w), -5 * FINITE)
-  assert len([text for text in warnings if "GradientRangesHook cannot write to {}".format(directory) in text]) == 1
+  assert (
+    len(
+      [
+        text
+        for text in warnings
+        if "GradientRangesHook cannot write to {}".format(directory) in text
+      ]
+    )
+    == 1
+  )
   assert len(hook._history.steps) == 5
 
 
@@ -299,24 +413,37 @@ with tf.train.MonitoredSession(hooks=hooks) as sess:
 """
 
 
-@pytest.mark.skipif(VERSION == (2, 1), reason="flush of TensorFlow 2.1's event writer waits forever after a failure")
+@pytest.mark.skipif(
+  VERSION == (2, 1),
+  reason="flush of TensorFlow 2.1's event writer waits forever after a failure",
+)
 @pytest.mark.matrix
 def test_run_goes_on_without_event_files(tmp_path):
-  assert testing.run_python("-c", PROGRAM + FULL_DISK, cwd=str(tmp_path)).stdout == "[-50. -50.]\n"
+  assert (
+    testing.run_python("-c", PROGRAM + FULL_DISK, cwd=str(tmp_path)).stdout
+    == "[-50. -50.]\n"
+  )
 
 
 @pytest.mark.usefixtures("graph")
 def test_hook_writes_nothing_by_default(lines, monkeypatch, tmp_path):
   training, opt, train_op = make_training()
   monkeypatch.chdir(tmp_path)
-  with tf.train.MonitoredTrainingSession(hooks=[mp_compat.GradientRangesHook(opt)]) as sess:
+  with tf.train.MonitoredTrainingSession(
+    hooks=[mp_compat.GradientRangesHook(opt)]
+  ) as sess:
     sess.run(train_op, {training.x: FINITE})
-  assert not os.listdir(str(tmp_path)) and any("Gradient ranges of GradientDescent at step" in line for line in lines)
+  assert not os.listdir(str(tmp_path)) and any(
+    "Gradient ranges of GradientDescent at step" in line for line in lines
+  )
 
 
 @pytest.mark.parametrize("every_n_steps", [0, -1, 2.0, True, None])
 def test_wrong_every_n_steps_raises(every_n_steps):
-  with pytest.raises(ValueError, match="every_n_steps must be an int of at least 1, but got " + repr(every_n_steps)):
+  with pytest.raises(
+    ValueError,
+    match="every_n_steps must be an int of at least 1, but got " + repr(every_n_steps),
+  ):
     mp_compat.GradientRangesHook(None, every_n_steps)
 
 

@@ -18,22 +18,31 @@ pytestmark = pytest.mark.usefixtures("graph")
 
 def linear(dtype=tf.float32):
   """Returns two variables, the placeholders of their gradients, and the loss."""
-  variables = [tf.get_variable(name, [3], dtype, initializer=tf.zeros_initializer()) for name in "ab"]
+  variables = [
+    tf.get_variable(name, [3], dtype, initializer=tf.zeros_initializer())
+    for name in "ab"
+  ]
   xs = [tf.placeholder(dtype, [3]) for _ in "ab"]
   return variables, xs, tf.add_n([tf.reduce_sum(v * x) for v, x in zip(variables, xs)])
 
 
-# --- nonfinite_gradients -------------------------------------------------------------------------------------------
+# --- nonfinite_gradients
+# -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+  "dtype", [tf.float16, tf.float32, tf.float64], ids=lambda d: d.name
+)
 def test_report_counts_nonfinite_values(dtype):
   _, xs, loss = linear(dtype)
   opt = Optimizer(sgd(), 4.0)
   train_op = opt.minimize(loss)
   report = mp_compat.nonfinite_gradients(opt)
   with testing.initialized_session() as sess:
-    _, got = sess.run([train_op, report], dict(zip(xs, [[1.0, np.nan, -3.0], [np.inf, -np.inf, np.nan]])))
+    _, got = sess.run(
+      [train_op, report],
+      dict(zip(xs, [[1.0, np.nan, -3.0], [np.inf, -np.inf, np.nan]])),
+    )
   assert list(got.items()) == [
     ("a:0", mp_compat.GradientReport(nans=1, infs=0, largest=3.0)),
     ("b:0", mp_compat.GradientReport(nans=1, infs=2, largest=0.0)),
@@ -48,27 +57,43 @@ def test_report_counts_complex_parts(dtype):
   opt.apply_gradients([(grad, v)])
   report = mp_compat.nonfinite_gradients(opt)
   with testing.session() as sess:
-    values = [complex(1.0, np.nan), complex(np.inf, -np.inf), complex(0.0, np.inf), complex(2.0, -5.0)]
-    assert sess.run(report, {grad: values})["v:0"] == mp_compat.GradientReport(nans=1, infs=3, largest=5.0)
+    values = [
+      complex(1.0, np.nan),
+      complex(np.inf, -np.inf),
+      complex(0.0, np.inf),
+      complex(2.0, -5.0),
+    ]
+    assert sess.run(report, {grad: values})["v:0"] == mp_compat.GradientReport(
+      nans=1, infs=3, largest=5.0
+    )
 
 
 def test_report_includes_clipped_gradients():
   _, xs, loss = linear()
   opt = Optimizer(sgd(), 4.0)
-  train_op = opt.apply_gradients([(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in opt.compute_gradients(loss)])
+  train_op = opt.apply_gradients(
+    [(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in opt.compute_gradients(loss)]
+  )
   report = mp_compat.nonfinite_gradients(opt)
   assert list(report) == ["a:0 (computed)", "b:0 (computed)", "a:0", "b:0"]
   with testing.initialized_session() as sess:
-    _, got = sess.run([train_op, report], dict(zip(xs, [[1.0, 2.0, 3.0], [np.inf, 0.0, 0.0]])))
+    _, got = sess.run(
+      [train_op, report], dict(zip(xs, [[1.0, 2.0, 3.0], [np.inf, 0.0, 0.0]]))
+    )
   assert [name for name, gradient in got.items() if gradient.infs] == ["b:0 (computed)"]
   assert got["a:0 (computed)"].largest == 3.0
 
 
 @pytest.mark.usefixtures("control_flow")
-@pytest.mark.parametrize("is_shared", [False, True], ids=["own_optimizers", "shared_optimizer"])
+@pytest.mark.parametrize(
+  "is_shared", [False, True], ids=["own_optimizers", "shared_optimizer"]
+)
 @pytest.mark.parametrize(
   "loss_scale",
-  [lambda: 8.0, pytest.param(testing.native.DynamicLossScale, marks=pytest.mark.matrix)],
+  [
+    lambda: 8.0,
+    pytest.param(testing.native.DynamicLossScale, marks=pytest.mark.matrix),
+  ],
   ids=["fixed", "native_dynamic"],
 )
 def test_every_replica_finds_step(is_shared, loss_scale):
@@ -82,24 +107,36 @@ def test_every_replica_finds_step(is_shared, loss_scale):
     optimizers.append(opt)
     train_op = opt.minimize(w * x[index])
     loss = tf.where_v2(opt.gradients_finite, x[index], 0.0)
-    found.append((loss, mp_compat.nonfinite_gradients(opt), mp_compat.gradient_ranges(opt)))
+    found.append(
+      (loss, mp_compat.nonfinite_gradients(opt), mp_compat.gradient_ranges(opt))
+    )
     return train_op
 
   train_op = testing.call_on_replicas(step)
   mp_compat.loss_scale_summaries(optimizers[-1])
   with testing.initialized_session() as sess:
-    _, fetched, text = sess.run([train_op, found, tf.summary.merge_all()], {x: [1.0, np.inf]})
+    _, fetched, text = sess.run(
+      [train_op, found, tf.summary.merge_all()], {x: [1.0, np.inf]}
+    )
   losses, (report, same_report), (ranges, other_ranges) = zip(*fetched)
-  assert losses == (0.0, 0.0) and report == same_report and list(ranges) == list(other_ranges)
-  of_variables = [values for name, values in ranges.items() if name in report]
-  assert [gradient.infs for gradient in report.values()] == [values.nonfinite for values in of_variables]
   assert (
-    sorted(gradient.infs for gradient in report.values()) == [0, 1] and values_of(text)["loss_scale/applied"] == 0.0
+    losses == (0.0, 0.0)
+    and report == same_report
+    and list(ranges) == list(other_ranges)
+  )
+  of_variables = [values for name, values in ranges.items() if name in report]
+  assert [gradient.infs for gradient in report.values()] == [
+    values.nonfinite for values in of_variables
+  ]
+  assert (
+    sorted(gradient.infs for gradient in report.values()) == [0, 1]
+    and values_of(text)["loss_scale/applied"] == 0.0
   )
   assert [len(reports.train_steps(opt)) for opt in optimizers] == [1] * len(optimizers)
 
 
-# --- loss_scale_summaries ------------------------------------------------------------------------------------------
+# --- loss_scale_summaries
+# ------------------------------------------------------------------------------------------
 
 
 def values_of(text):
@@ -110,13 +147,27 @@ def test_summaries_show_their_own_step():
   training = Training()
   opt = Optimizer(sgd(), mp_compat.DynamicLossScale(16.0, 2))
   train_op = opt.minimize(training.loss, training.global_step)
-  assert mp_compat.loss_scale_summaries(opt) == tf.get_collection(tf.GraphKeys.SUMMARIES)
+  assert mp_compat.loss_scale_summaries(opt) == tf.get_collection(
+    tf.GraphKeys.SUMMARIES
+  )
   merged = tf.summary.merge_all()
   with testing.initialized_session() as sess:
-    for x, scale, applied in [(FINITE, 16, 1), (FINITE, 16, 1), (OVERFLOW, 32, 0), (OVERFLOW, 16, 0), (FINITE, 8, 1)]:
+    for x, scale, applied in [
+      (FINITE, 16, 1),
+      (FINITE, 16, 1),
+      (OVERFLOW, 32, 0),
+      (OVERFLOW, 16, 0),
+      (FINITE, 8, 1),
+    ]:
       _, text = sess.run([train_op, merged], {training.x: x})
-      assert values_of(text) == {"loss_scale/scale": scale, "loss_scale/applied": applied}
-    assert values_of(sess.run(merged, {training.x: FINITE})) == {"loss_scale/scale": 8.0, "loss_scale/applied": 1.0}
+      assert values_of(text) == {
+        "loss_scale/scale": scale,
+        "loss_scale/applied": applied,
+      }
+    assert values_of(sess.run(merged, {training.x: FINITE})) == {
+      "loss_scale/scale": 8.0,
+      "loss_scale/applied": 1.0,
+    }
     assert sess.run(training.global_step) == 3  # summaries alone do not train
 
 
@@ -134,7 +185,8 @@ def test_skipped_branch_is_zero():
       assert values_of(text) == {"loss_scale/applied": applied}
 
 
-# --- clipping ------------------------------------------------------------------------------------------------------
+# --- clipping
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clip_norm", [0.5, 5.0, 100.0])
@@ -148,13 +200,26 @@ def test_finite_clipping_matches_tensorflow(clip_norm):
   with testing.session() as sess:
     for scale in [1e-3, 1.0, 1e10]:
       feed = {a: random.normal(size=7) * scale, b: random.normal(size=[2, 3]) * scale}
-      got, expected = sess.run([[ours[0], ours[2].values, our_norm], [theirs[0], theirs[2].values, their_norm]], feed)
+      got, expected = sess.run(
+        [
+          [ours[0], ours[2].values, our_norm],
+          [theirs[0], theirs[2].values, their_norm],
+        ],
+        feed,
+      )
       for one, other in zip(got, expected):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 @pytest.mark.parametrize(
-  "dtype, value", [(tf.float16, 300.0), (tf.bfloat16, 2.0**40), (tf.float32, 1e25), (tf.float64, 1e200)], ids=str
+  "dtype, value",
+  [
+    (tf.float16, 300.0),
+    (tf.bfloat16, 2.0**40),
+    (tf.float32, 1e25),
+    (tf.float64, 1e200),
+  ],
+  ids=str,
 )
 def test_norm_survives_overflowing_squares(dtype, value):
   x = tf.placeholder(dtype, [4])
@@ -195,7 +260,8 @@ def test_finite_or_zero_allows_histograms():
       sess.run(tf.summary.histogram("raw", x), {x: [np.nan, 2.0, np.inf]})
 
 
-# --- warnings about unscaled gradients -----------------------------------------------------------------------------
+# --- warnings about unscaled gradients
+# -----------------------------------------------------------------------------
 
 
 def test_unscaled_gradients_warn_once_per_graph(warnings):
@@ -209,7 +275,10 @@ def test_unscaled_gradients_warn_once_per_graph(warnings):
       for _ in range(2):
         opt.apply_gradients(zip(tf.gradients(loss, variables), variables))
     assert len(warnings) == count + 1
-  assert "never scaled" in warnings[0] and "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss)" in warnings[0]
+  assert (
+    "never scaled" in warnings[0]
+    and "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss)" in warnings[0]
+  )
 
 
 @pytest.mark.parametrize("loss_scale", [4.0, "dynamic"])
@@ -217,7 +286,9 @@ def test_gradients_scaled_by_the_program_do_not_warn(warnings, loss_scale):
   variables, _, loss = linear()
   opt = Optimizer(sgd(), loss_scale)
   grads = tf.gradients(loss * opt.loss_scale(), variables)
-  opt.apply_gradients([(grad / opt.loss_scale(), variable) for grad, variable in zip(grads, variables)])
+  opt.apply_gradients(
+    [(grad / opt.loss_scale(), variable) for grad, variable in zip(grads, variables)]
+  )
   assert not warnings
 
 
@@ -237,7 +308,9 @@ def test_scaling_by_hand_avoids_warning(warnings):
   opt = Optimizer(sgd(), 2.0**10)
   grads = opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables))
   assert [g.dtype for g in grads] == [tf.float16] * 2
-  train_op = opt.apply_gradients([(tf.clip_by_value(g, -4.0, 4.0), v) for g, v in zip(grads, variables)])
+  train_op = opt.apply_gradients(
+    [(tf.clip_by_value(g, -4.0, 4.0), v) for g, v in zip(grads, variables)]
+  )
   with testing.initialized_session() as sess:
     for last in [3.0, np.inf]:  # the second step overflows, and clipping hides it
       sess.run(train_op, dict(zip(xs, [[1.0, 2.0, 3.0], [1.0, 2.0, last]])))
@@ -255,7 +328,9 @@ def test_accumulators_log_no_warning(warnings):
 
 
 @pytest.mark.usefixtures("control_flow")
-@pytest.mark.parametrize("observe", [mp_compat.nonfinite_gradients, mp_compat.loss_scale_summaries])
+@pytest.mark.parametrize(
+  "observe", [mp_compat.nonfinite_gradients, mp_compat.loss_scale_summaries]
+)
 def test_observing_steps_of_loops_raises(observe):
   opt = Optimizer(sgd(), 4.0)
 
@@ -265,5 +340,8 @@ def test_observing_steps_of_loops_raises(observe):
 
   with tf.variable_scope("loop"):
     tf.while_loop(lambda i: i < 2, body, [0])
-  with pytest.raises(RuntimeError, match="inside a loop or a function, so its gradients cannot be read from outside"):
+  with pytest.raises(
+    RuntimeError,
+    match="inside a loop or a function, so its gradients cannot be read from outside",
+  ):
     observe(opt)

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("graph")
 def stall_text(opt, train_op, feed=None, **kwargs):
   """Runs the train op until a hook raises an error; returns its text."""
   with pytest.raises(mp_compat.LossScaleStalledError) as raised:
-    with tf.train.MonitoredTrainingSession(hooks=[mp_compat.LossScaleHook(opt, **kwargs)]) as sess:
+    with tf.train.MonitoredTrainingSession(
+      hooks=[mp_compat.LossScaleHook(opt, **kwargs)]
+    ) as sess:
       for _ in range(200):
         sess.run(train_op, feed)
   return str(raised.value)
@@ -25,17 +27,24 @@ def stall_text(opt, train_op, feed=None, **kwargs):
 def two_layers(x):
   """Returns the logits of two layers."""
   with tf.variable_scope("", initializer=tf.ones_initializer(), use_resource=True):
-    return tf.matmul(tf.matmul(x, tf.get_variable("one", [2, 2], x.dtype)), tf.get_variable("two", [2, 1], x.dtype))
+    return tf.matmul(
+      tf.matmul(x, tf.get_variable("one", [2, 2], x.dtype)),
+      tf.get_variable("two", [2, 1], x.dtype),
+    )
 
 
 def masked_softmax(logits):
   """Returns a softmax from which a mask of ones removes nothing."""
-  return tf.nn.softmax(logits + tf.multiply(tf.zeros_like(logits), -(2.0**32), name="mask"))
+  return tf.nn.softmax(
+    logits + tf.multiply(tf.zeros_like(logits), -(2.0**32), name="mask")
+  )
 
 
 def masked_by_infinity(logits):
   """Returns a softmax of which a mask of -inf removes one value, as attention does."""
-  mask = tf.placeholder_with_default(tf.constant([[0.0, -np.inf]], logits.dtype), [1, 2], name="mask")
+  mask = tf.placeholder_with_default(
+    tf.constant([[0.0, -np.inf]], logits.dtype), [1, 2], name="mask"
+  )
   return tf.nn.softmax(tf.concat([logits, logits], axis=1) + mask)[:, :1] * logits
 
 
@@ -51,31 +60,56 @@ def softmax_by_hand(logits):
 
 def root_in_branch(x):
   with testing.control_flow(1):
-    return tf.cond(tf.placeholder_with_default(True, []), lambda: tf.sqrt(two_layers(x)), lambda: tf.zeros([1, 1]))
+    return tf.cond(
+      tf.placeholder_with_default(True, []),
+      lambda: tf.sqrt(two_layers(x)),
+      lambda: tf.zeros([1, 1]),
+    )
 
 
-# The input, its dtype, the loss scale, the values of which the sum is the loss, and texts of the error.
+# The input, its dtype, the loss scale, the values of which the sum is the loss, and
+# texts of the error.
 REASONS = {
   "infinite gradient": (
-    ([1.0, -1.0], tf.float32, lambda: mp_compat.DynamicLossScale(2.0), lambda x: tf.sqrt(two_layers(x))),
+    (
+      [1.0, -1.0],
+      tf.float32,
+      lambda: mp_compat.DynamicLossScale(2.0),
+      lambda x: tf.sqrt(two_layers(x)),
+    ),
     "one:0: ",
     "The first value of the backward pass that is not finite is gradients/Sqrt_grad/",
     "The loss (float32) is finite.",
     "As the loss is finite, an op of the backward pass overflows in float16 or has no finite gradient",
   ),
   "fixed scale": (
-    ([1.0, 1.0], tf.float16, lambda: 2.0**20, lambda x: tf.cast(two_layers(x), tf.float32)),
+    (
+      [1.0, 1.0],
+      tf.float16,
+      lambda: 2.0**20,
+      lambda x: tf.cast(two_layers(x), tf.float32),
+    ),
     "not finite is gradients/Cast_grad/Cast.",
     'the fixed loss scale may be too large: lower it, or use "dynamic"',
     "no step was ever applied of 2 attempted",
   ),
   "fixed scale of float16 loss": (
-    ([1.0, 1.0], tf.float16, lambda: testing.native.FixedLossScale(2.0**20), two_layers),
+    (
+      [1.0, 1.0],
+      tf.float16,
+      lambda: testing.native.FixedLossScale(2.0**20),
+      two_layers,
+    ),
     "not finite is scale_loss/Cast.",
     "the fixed loss scale may be too large",
   ),
   "falling scale": (
-    ([1.0, 1.0], tf.float16, lambda: mp_compat.DynamicLossScale(2.0**40), lambda x: tf.cast(two_layers(x), tf.float32)),
+    (
+      [1.0, 1.0],
+      tf.float16,
+      lambda: mp_compat.DynamicLossScale(2.0**40),
+      lambda x: tf.cast(two_layers(x), tf.float32),
+    ),
     "the scale may still be too large: begin with a lower one, or allow more skips.",
   ),
   "input": (
@@ -89,17 +123,32 @@ REASONS = {
     "No scale makes the loss finite: look at the inputs and the learning rate.",
   ),
   "mask": (
-    ([1.0, 1.0], tf.float16, lambda: "dynamic", lambda x: tf.cast(masked_softmax(two_layers(x)), tf.float32)),
+    (
+      [1.0, 1.0],
+      tf.float16,
+      lambda: "dynamic",
+      lambda x: tf.cast(masked_softmax(two_layers(x)), tf.float32),
+    ),
     "The first value of the forward pass that is not finite is mask/y.",
     "because float16 ends at 65504: compute mask/y in float32, or with smaller values, such as a mask of -1e4 instead",
   ),
   "mask that is no reason": (
-    ([np.nan, 1.0], tf.float16, lambda: "dynamic", lambda x: tf.cast(masked_by_infinity(two_layers(x)), tf.float32)),
+    (
+      [np.nan, 1.0],
+      tf.float16,
+      lambda: "dynamic",
+      lambda x: tf.cast(masked_by_infinity(two_layers(x)), tf.float32),
+    ),
     "The first value of the forward pass that is not finite is Placeholder.",
     "No scale makes the loss finite: correct the input Placeholder.",
   ),
   "mask before overflow": (
-    ([1.0, 1.0], tf.float32, lambda: "dynamic", lambda x: tf.exp(1e4 * masked_by_infinity(two_layers(x)))),
+    (
+      [1.0, 1.0],
+      tf.float32,
+      lambda: "dynamic",
+      lambda x: tf.exp(1e4 * masked_by_infinity(two_layers(x))),
+    ),
     "The first value of the forward pass that is not finite is Exp.",
   ),
   "mask beside infinite gradient": (
@@ -107,7 +156,12 @@ REASONS = {
     "The loss (float32) is finite.\nThe first value of the backward pass that is not finite is gradients/Sqrt_grad/",
   ),
   "float16 loss": (
-    ([6.0, 6.0], tf.float16, lambda: "dynamic", lambda x: softmax_by_hand(two_layers(x))),
+    (
+      [6.0, 6.0],
+      tf.float16,
+      lambda: "dynamic",
+      lambda x: softmax_by_hand(two_layers(x)),
+    ),
     "The loss (float16) is not finite.\nThe first value of the forward pass that is not finite is Exp.",
     "because float16 ends at 65504: compute Exp in float32",
   ),
@@ -128,7 +182,9 @@ def test_stall_error_names_reason(reason):
   x = tf.placeholder(dtype, [1, 2])
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), make_scale())
   train_op = opt.minimize(tf.reduce_sum(outputs(x)))
-  error = stall_text(opt, train_op, {x: [value]}, max_consecutive_skips=4, min_scale_patience=2)
+  error = stall_text(
+    opt, train_op, {x: [value]}, max_consecutive_skips=4, min_scale_patience=2
+  )
   assert not [text for text in texts if text not in error]
 
 
@@ -139,21 +195,33 @@ def test_unclipped_gradients_come_first():
   loss = tf.reduce_sum(variables[0] * x) + tf.reduce_sum(variables[1])
   grads, variables = zip(*opt.compute_gradients(loss, variables))
   clipped, _ = mp_compat.clip_by_global_norm(grads, 1.0)
-  text = stall_text(opt, opt.apply_gradients(zip(clipped, variables)), {x: [[np.inf, 1.0]]}, min_scale_patience=2)
+  text = stall_text(
+    opt,
+    opt.apply_gradients(zip(clipped, variables)),
+    {x: [[np.inf, 1.0]]},
+    min_scale_patience=2,
+  )
   lines = [line.split(", ")[0] for line in text.splitlines() if "NaN" in line]
   assert lines == ["  a:0 (computed): 0 NaN", "  a:0: 2 NaN", "  b:0: 2 NaN"]
 
 
 def test_fed_gradients_need_no_backward_pass():
   x = tf.placeholder(tf.float32, [1, 2])
-  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0, check_computed_gradients=False)
+  opt = Optimizer(
+    tf.train.GradientDescentOptimizer(1.0), 2.0, check_computed_gradients=False
+  )
   grads, variables = zip(*opt.compute_gradients(tf.reduce_sum(two_layers(x))))
   clipped, _ = tf.clip_by_global_norm(grads, 1.0)
   train_op = opt.apply_gradients(zip(clipped, variables))
   text = stall_text(
-    opt, train_op, {clipped[0]: np.full([2, 2], np.nan), clipped[1]: np.ones([2, 1])}, min_scale_patience=2
+    opt,
+    train_op,
+    {clipped[0]: np.full([2, 2], np.nan), clipped[1]: np.ones([2, 1])},
+    min_scale_patience=2,
   )
-  assert "one:0: 4 NaN" in text and "(computed)" not in text and "first value" not in text
+  assert (
+    "one:0: 4 NaN" in text and "(computed)" not in text and "first value" not in text
+  )
 
 
 def test_gradients_that_were_never_scaled_are_counted_in_branches():
@@ -165,7 +233,9 @@ def test_gradients_that_were_never_scaled_are_counted_in_branches():
       lambda: opt.apply_gradients([(tf.gradients(tf.reduce_sum(w * x), w)[0], w)]),
       tf.no_op,
     )
-  assert "w:0: 0 NaN, 1 inf, the largest of the others 1" in stall_text(opt, train_op, {x: [np.inf, 1.0]})
+  assert "w:0: 0 NaN, 1 inf, the largest of the others 1" in stall_text(
+    opt, train_op, {x: [np.inf, 1.0]}
+  )
 
 
 def test_stall_between_applied_steps(warnings):
@@ -182,31 +252,52 @@ def test_stall_between_applied_steps(warnings):
 
 @pytest.mark.parametrize("has_getter", [False, True], ids=["float16", "float32"])
 def test_variables_not_finite_are_named(has_getter, warnings):
-  """In float16, Adam's epsilon is 0: an update of a gradient of zero is 0 / 0. In float32, the initial value is NaN."""
+  """In float16, Adam's epsilon is 0: an update of a gradient of zero is 0 / 0. In
+  float32, the initial value is NaN.
+  """
   x = tf.placeholder(tf.float16, [1, 2])
   getter = mp_compat.float32_variable_storage_getter if has_getter else None
-  with tf.variable_scope("model", dtype=tf.float16, custom_getter=getter, use_resource=True):
-    w = tf.get_variable("w", [2, 1], initializer=tf.constant_initializer(np.nan if has_getter else 1.0))
+  with tf.variable_scope(
+    "model", dtype=tf.float16, custom_getter=getter, use_resource=True
+  ):
+    w = tf.get_variable(
+      "w", [2, 1], initializer=tf.constant_initializer(np.nan if has_getter else 1.0)
+    )
     other = tf.get_variable("other", [1], initializer=tf.zeros_initializer())
   opt = Optimizer(tf.train.AdamOptimizer(), 2.0)
-  train_op = opt.minimize(tf.reduce_sum(tf.square(tf.cast(tf.matmul(x, w) + other, tf.float32))))
+  train_op = opt.minimize(
+    tf.reduce_sum(tf.square(tf.cast(tf.matmul(x, w) + other, tf.float32)))
+  )
   text = stall_text(opt, train_op, {x: [[1.0, 0.0]]}, min_scale_patience=2)
-  assert "The loss (float32) is not finite.\nVariables that are not finite: model/w." in text
+  assert (
+    "The loss (float32) is not finite.\nVariables that are not finite: model/w." in text
+  )
   assert "Restart from a checkpoint in which the variables are finite" in text
   assert ("mp_compat.float32_variable_storage_getter" in text) != has_getter
   assert ("with a lower learning rate" in text) == has_getter
-  expected = ["LossScaleHook: Adam trains float16 variables: model/w:0, model/other:0. They lose small updates."]
+  expected = [
+    "LossScaleHook: Adam trains float16 variables: model/w:0, model/other:0. They lose small updates."
+  ]
   found = [line[: len(expected[0])] for line in warnings if "float16 variables" in line]
   assert found == ([] if has_getter else expected)
 
 
 def test_embeddings_not_finite_are_named():
   ids = tf.placeholder(tf.int32, [2])
-  table = tf.get_variable("table", initializer=[[1.0, 2.0], [np.nan, 3.0], [4.0, 5.0]], use_resource=True)
-  product = tf.gather(table, ids) * tf.nn.embedding_lookup(table, ids) * tf.gather_nd(table, ids[:, tf.newaxis])
+  table = tf.get_variable(
+    "table", initializer=[[1.0, 2.0], [np.nan, 3.0], [4.0, 5.0]], use_resource=True
+  )
+  product = (
+    tf.gather(table, ids)
+    * tf.nn.embedding_lookup(table, ids)
+    * tf.gather_nd(table, ids[:, tf.newaxis])
+  )
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
   text = stall_text(opt, opt.minimize(tf.reduce_sum(product)), {ids: [0, 1]})
-  assert "Variables that are not finite: table.\n" in text and "Restart from a checkpoint" in text
+  assert (
+    "Variables that are not finite: table.\n" in text
+    and "Restart from a checkpoint" in text
+  )
 
 
 def test_values_of_step_are_those_of_numpy():
@@ -218,10 +309,14 @@ def test_values_of_step_are_those_of_numpy():
   (step,) = reports.train_steps(opt)
   observed = stall.observed(step)
   with testing.initialized_session() as sess:
-    _, values = sess.run([train_op, [each.fetch for each in observed]], {x: [[3.0, 4.0]]})
+    _, values = sess.run(
+      [train_op, [each.fetch for each in observed]], {x: [[3.0, 4.0]]}
+    )
   found = {(each.part, each.name): value for each, value in zip(observed, values)}
   np.testing.assert_array_equal(found["gradient", "two:0"], [[7.0], [7.0]])
   np.testing.assert_array_equal(found["loss", ""], 14.0)
   np.testing.assert_array_equal(found["variable", "one"], np.ones([2, 2]))
   np.testing.assert_array_equal(found["forward", x.op.name], [[3.0, 4.0]])
-  np.testing.assert_array_equal(found["backward", "gradients/MatMul_1_grad/MatMul"], [[8.0, 8.0]])
+  np.testing.assert_array_equal(
+    found["backward", "gradients/MatMul_1_grad/MatMul"], [[8.0, 8.0]]
+  )

@@ -1,4 +1,5 @@
-"""Trains all cases on one rank and records all variables after every step; test_horovod.py runs it on every rank.
+"""Trains all cases on one rank and records all variables after every step;
+test_horovod.py runs it on every rank.
 
 Usage: mpirun -np 2 python horovod_ranks.py DIRECTORY
 """
@@ -12,7 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mp_compat
-from mp_compat._tensorflow import control_flow
+from mp_compat.graph import control_flow
 
 STEPS = 12
 SCALE = dict(initial_loss_scale=2.0**10, increment_period=4)
@@ -26,11 +27,15 @@ def x_of(rank, step):
 
 
 def scaled(opt, **kwargs):
-  return mp_compat.MixedPrecisionLossScaleOptimizer(opt, mp_compat.DynamicLossScale(**SCALE), **kwargs)
+  return mp_compat.MixedPrecisionLossScaleOptimizer(
+    opt, mp_compat.DynamicLossScale(**SCALE), **kwargs
+  )
 
 
 def clip(grads_and_vars):
-  return [(tf.clip_by_value(tf.convert_to_tensor(g), -1.0, 1.0), v) for g, v in grads_and_vars]
+  return [
+    (tf.clip_by_value(tf.convert_to_tensor(g), -1.0, 1.0), v) for g, v in grads_and_vars
+  ]
 
 
 def densify(grads_and_vars):
@@ -41,26 +46,45 @@ def adasum(grads_and_vars):
   return [(hvd.allreduce(g, op=hvd.Adasum), v) for g, v in densify(grads_and_vars)]
 
 
-# The first function creates the optimizer. The second, if any, changes the gradients before apply_gradients.
+# The first function creates the optimizer. The second, if any, changes the gradients
+# before apply_gradients.
 CASES = {
   "outside": (lambda opt: scaled(hvd.DistributedOptimizer(opt)),),
   "inside": (lambda opt: hvd.DistributedOptimizer(scaled(opt)),),
-  "outside, fp16": (lambda opt: scaled(hvd.DistributedOptimizer(opt, compression=hvd.Compression.fp16)),),
-  "inside, fp16": (lambda opt: hvd.DistributedOptimizer(scaled(opt), compression=hvd.Compression.fp16),),
-  "outside, dense": (lambda opt: scaled(hvd.DistributedOptimizer(opt, sparse_as_dense=True)),),
-  "inside, dense": (lambda opt: hvd.DistributedOptimizer(scaled(opt), sparse_as_dense=True),),
+  "outside, fp16": (
+    lambda opt: scaled(hvd.DistributedOptimizer(opt, compression=hvd.Compression.fp16)),
+  ),
+  "inside, fp16": (
+    lambda opt: hvd.DistributedOptimizer(scaled(opt), compression=hvd.Compression.fp16),
+  ),
+  "outside, dense": (
+    lambda opt: scaled(hvd.DistributedOptimizer(opt, sparse_as_dense=True)),
+  ),
+  "inside, dense": (
+    lambda opt: hvd.DistributedOptimizer(scaled(opt), sparse_as_dense=True),
+  ),
   "outside, clipped": (lambda opt: scaled(hvd.DistributedOptimizer(opt)), clip),
   "inside, clipped": (lambda opt: hvd.DistributedOptimizer(scaled(opt)), clip),
   "outside, two passes": (
-    lambda opt: scaled(hvd.DistributedOptimizer(opt, backward_passes_per_step=2, sparse_as_dense=True)),
+    lambda opt: scaled(
+      hvd.DistributedOptimizer(opt, backward_passes_per_step=2, sparse_as_dense=True)
+    ),
   ),
   "inside, two passes": (
-    lambda opt: hvd.DistributedOptimizer(scaled(opt), backward_passes_per_step=2, sparse_as_dense=True),
+    lambda opt: hvd.DistributedOptimizer(
+      scaled(opt), backward_passes_per_step=2, sparse_as_dense=True
+    ),
   ),
   # Adasum requires the number of ranks to be a power of 2.
   "adasum of gradients": (scaled, adasum),
-  "adasum of updates": (lambda opt: scaled(hvd.DistributedOptimizer(opt, op=hvd.Adasum)), densify),
-  "unreduced": (lambda opt: scaled(opt, finite_reducer=mp_compat.horovod.all_ranks_finite), densify),
+  "adasum of updates": (
+    lambda opt: scaled(hvd.DistributedOptimizer(opt, op=hvd.Adasum)),
+    densify,
+  ),
+  "unreduced": (
+    lambda opt: scaled(opt, finite_reducer=mp_compat.horovod.all_ranks_finite),
+    densify,
+  ),
 }
 
 
@@ -72,13 +96,23 @@ def train(case):
   wrap, between = (CASES[case] + (list,))[:2]
   with tf.Graph().as_default() as graph:
     x = tf.placeholder(tf.float32, [2])
-    w = tf.get_variable("w", [2], initializer=tf.constant_initializer(float(hvd.rank())))
-    table = tf.get_variable("table", [5, 2], initializer=tf.constant_initializer(float(hvd.rank())))
+    w = tf.get_variable(
+      "w", [2], initializer=tf.constant_initializer(float(hvd.rank()))
+    )
+    table = tf.get_variable(
+      "table", [5, 2], initializer=tf.constant_initializer(float(hvd.rank()))
+    )
     global_step = tf.train.get_or_create_global_step()
     opt = wrap(tf.train.MomentumOptimizer(0.5, 0.9))
-    loss = tf.reduce_sum(w * x) + tf.reduce_sum(tf.gather(table, [1, 1, 4 - hvd.rank()]) * x)
+    loss = tf.reduce_sum(w * x) + tf.reduce_sum(
+      tf.gather(table, [1, 1, 4 - hvd.rank()]) * x
+    )
     train_op = opt.apply_gradients(between(opt.compute_gradients(loss)), global_step)
-    gated = [op.name for op in graph.get_operations() if op.type.startswith("Horovod") and control_flow.is_gated(op)]
+    gated = [
+      op.name
+      for op in graph.get_operations()
+      if op.type.startswith("Horovod") and control_flow.is_gated(op)
+    ]
     assert not gated, gated
     state = {v.op.name: v for v in tf.global_variables()}
     after = []
@@ -103,7 +137,9 @@ KERAS_CASES = {
 
 
 def train_keras(case):
-  """Trains with a Keras optimizer's get_updates. Returns {name: values after every step} of all variables."""
+  """Trains with a Keras optimizer's get_updates. Returns {name: values after every
+  step} of all variables.
+  """
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [2])
     w = tf.Variable([0.0, 0.0], name="w", use_resource=True)
@@ -122,11 +158,17 @@ def main():
   tf.logging.set_verbosity(tf.logging.ERROR)
   hvd.init()
   (directory,) = sys.argv[1:]
-  runs = {case: train(case) for case in CASES if hvd.size() == 2 or "adasum" not in case}
+  runs = {
+    case: train(case) for case in CASES if hvd.size() == 2 or "adasum" not in case
+  }
   runs.update((case, train_keras(case)) for case in KERAS_CASES)
   np.savez(
     os.path.join(directory, "rank-{}.npz".format(hvd.rank())),
-    **{case + "/" + name: values for case, variables in runs.items() for name, values in variables.items()},
+    **{
+      case + "/" + name: values
+      for case, variables in runs.items()
+      for name, values in variables.items()
+    },
   )
 
 

@@ -1,8 +1,10 @@
-"""Trains deterministically and resumes from checkpoints; test_resume.py runs and kills it.
+"""Trains deterministically and resumes from checkpoints; test_resume.py runs and kills
+it.
 
     python resumed_training.py DIRECTORY STEPS
 
-The batch is a function of global_step. The model uses float16, so the gradients overflow repeatedly.
+The batch is a function of global_step. The model uses float16, so the gradients
+overflow repeatedly.
 """
 
 import sys
@@ -14,16 +16,27 @@ import mp_compat
 
 
 def build():
-  """Builds a train op whose steps depend only on the variables. Returns it, the global step and the optimizer."""
+  """Builds a train op whose steps depend only on the variables. Returns it, the global
+  step and the optimizer.
+  """
   global_step = tf.train.get_or_create_global_step()
-  phase = tf.cast(tf.reshape(global_step, [1, 1]), tf.float32) + tf.range(8.0)[:, tf.newaxis]
+  phase = (
+    tf.cast(tf.reshape(global_step, [1, 1]), tf.float32) + tf.range(8.0)[:, tf.newaxis]
+  )
   x = tf.concat([tf.sin(phase * k) for k in (0.3, 0.7, 1.1)], axis=1)
-  with tf.variable_scope("model", custom_getter=mp_compat.float32_variable_storage_getter):
-    w = tf.get_variable("w", [3, 1], tf.float16, initializer=tf.constant_initializer(0.1))
+  with tf.variable_scope(
+    "model", custom_getter=mp_compat.float32_variable_storage_getter
+  ):
+    w = tf.get_variable(
+      "w", [3, 1], tf.float16, initializer=tf.constant_initializer(0.1)
+    )
     y = tf.matmul(tf.cast(x, tf.float16), w)
-  loss = tf.reduce_mean(tf.square(tf.cast(y, tf.float32) - tf.reduce_sum(x, axis=1, keepdims=True)))
+  loss = tf.reduce_mean(
+    tf.square(tf.cast(y, tf.float32) - tf.reduce_sum(x, axis=1, keepdims=True))
+  )
   opt = mp_compat.MixedPrecisionLossScaleOptimizer(
-    tf.train.AdamOptimizer(0.05), mp_compat.DynamicLossScale(2.0**15, increment_period=5)
+    tf.train.AdamOptimizer(0.05),
+    mp_compat.DynamicLossScale(2.0**15, increment_period=5),
   )
   return opt.minimize(loss, global_step), global_step, opt
 

@@ -1,6 +1,8 @@
-"""Tests of the programs under examples/ with several processes on localhost, which record the state after every step.
+"""Tests of the programs under examples/ with several processes on localhost, which
+record the state after every step.
 
-The reference is TensorFlow without mp_compat, in one process, on the concatenated batches of all workers.
+The reference is TensorFlow without mp_compat, in one process, on the concatenated
+batches of all workers.
 """
 
 import os
@@ -17,17 +19,26 @@ from tests.testing import tf
 EXAMPLES = os.path.join(testing.ROOT, "examples")
 
 STEPS, OVERFLOWS, BATCH = 12, (3, 8), 16
-# Expected with INCREMENT_PERIOD = 5. The attempts are 3 finite, 1 overflow, 4 finite, 1 overflow, 3 finite.
+# Expected with INCREMENT_PERIOD = 5. The attempts are 3 finite, 1 overflow, 4 finite, 1
+# overflow, 3 finite.
 SCALES = [2.0**e for e in [15, 15, 15, 14, 14, 14, 14, 14, 13, 13, 13, 13]]
 GOOD_STEPS = [1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 3]
 GLOBAL_STEPS = [1, 2, 3, 3, 4, 5, 6, 7, 7, 8, 9, 10]
 
 
 def run(record, script, *arguments):
-  """Runs a program. Returns its output, and {process name: {variable name: values after every step}}."""
-  settings = "--record {} --batch {} --steps {} --timeout 120".format(record, BATCH, STEPS).split()
-  done = testing.run_python(os.path.join(EXAMPLES, script), *settings, *arguments, stderr=subprocess.STDOUT)
-  return done.stdout, {path.stem: dict(np.load(str(path))) for path in sorted(record.iterdir())}
+  """Runs a program. Returns its output, and {process name: {variable name: values after
+  every step}}.
+  """
+  settings = "--record {} --batch {} --steps {} --timeout 120".format(
+    record, BATCH, STEPS
+  ).split()
+  done = testing.run_python(
+    os.path.join(EXAMPLES, script), *settings, *arguments, stderr=subprocess.STDOUT
+  )
+  return done.stdout, {
+    path.stem: dict(np.load(str(path))) for path in sorted(record.iterdir())
+  }
 
 
 def assert_equal_records(records):
@@ -50,10 +61,14 @@ def _cluster():
 
 
 def reference(cluster, workers):
-  """Trains without loss scaling on the concatenated batches of the finite steps. Returns {name: values}."""
+  """Trains without loss scaling on the concatenated batches of the finite steps.
+  Returns {name: values}.
+  """
   with tf.Graph().as_default():
     model = cluster.Model(tf, mp_compat, "float32")
-    train_op = tf.train.MomentumOptimizer(cluster.LEARNING_RATE, 0.9).minimize(model.loss())
+    train_op = tf.train.MomentumOptimizer(cluster.LEARNING_RATE, 0.9).minimize(
+      model.loss()
+    )
     variables = {v.op.name: v for v in tf.global_variables()}
     digits = cluster.Digits(BATCH * workers, overflow_at=())
     history = []
@@ -66,7 +81,9 @@ def reference(cluster, workers):
 
 
 def assert_as_reference(record, expected):
-  """Asserts that the states equal the reference up to the order in which examples are summed."""
+  """Asserts that the states equal the reference up to the order in which examples are
+  summed.
+  """
   np.testing.assert_array_equal(record.pop("current_loss_scale"), SCALES)
   np.testing.assert_array_equal(record.pop("good_steps"), GOOD_STEPS)
   np.testing.assert_array_equal(record.pop("global_step"), GLOBAL_STEPS)
@@ -88,8 +105,17 @@ matrix, slow = pytest.mark.matrix, pytest.mark.slow
     pytest.param("train_parameter_server.py --sync", 2, 2, marks=[matrix, slow]),
   ],
 )
-def test_synchronous_workers_match_one_process(cluster, tmp_path, program, workers, control_flow):
-  _, records = run(tmp_path, *program.split(), "--control_flow", str(control_flow), "--dtype", "float32")
+def test_synchronous_workers_match_one_process(
+  cluster, tmp_path, program, workers, control_flow
+):
+  _, records = run(
+    tmp_path,
+    *program.split(),
+    "--control_flow",
+    str(control_flow),
+    "--dtype",
+    "float32",
+  )
   assert sorted(records) == ["worker-{}".format(i) for i in range(workers)]
   assert_equal_records(records)
   assert_as_reference(records["worker-0"], reference(cluster, workers))
@@ -105,7 +131,9 @@ def assert_invariants(record):
 
 def last_step(printed):
   """Returns the last global step that worker 0 printed."""
-  (end,) = [line for line in printed.splitlines() if line.startswith("worker-0 attempt=end ")]
+  (end,) = [
+    line for line in printed.splitlines() if line.startswith("worker-0 attempt=end ")
+  ]
   return int(dict(pair.split("=") for pair in end.split()[1:])["global_step"])
 
 
@@ -113,9 +141,15 @@ def last_step(printed):
 @pytest.mark.parametrize("control_flow", [1, pytest.param(2, marks=slow)])
 def test_asynchronous_workers_share_scale(cluster, tmp_path, control_flow):
   del cluster
-  # The order of the workers determines the largest scale. In float16 it could overflow, so the model is float32.
+  # The order of the workers determines the largest scale. In float16 it could overflow,
+  # so the model is float32.
   printed, records = run(
-    tmp_path, "train_parameter_server.py", "--control_flow", str(control_flow), "--dtype", "float32"
+    tmp_path,
+    "train_parameter_server.py",
+    "--control_flow",
+    str(control_flow),
+    "--dtype",
+    "float32",
   )
   applied = 0
   for name, record in records.items():
@@ -130,41 +164,70 @@ def test_asynchronous_workers_share_scale(cluster, tmp_path, control_flow):
 def test_restarted_worker_continues_training(cluster, tmp_path):
   del cluster
   printed, records = run(
-    tmp_path, "train_parameter_server.py", "--kill", "5", "--overflow_at", "3", "--dtype", "float32"
+    tmp_path,
+    "train_parameter_server.py",
+    "--kill",
+    "5",
+    "--overflow_at",
+    "3",
+    "--dtype",
+    "float32",
   )
   assert "worker-1 killed, and started anew" in printed
   for record in records.values():
     assert_invariants(record)
     assert len(record["applied"]) == STEPS
-  # Before it was killed, worker 1 printed its attempts, one of them skipped. It may have made one more.
-  attempts_until_kill = sum(line.startswith("worker-1 attempt=") for line in printed.splitlines()) - STEPS
+  # Before it was killed, worker 1 printed its attempts, one of them skipped. It may
+  # have made one more.
+  attempts_until_kill = (
+    sum(line.startswith("worker-1 attempt=") for line in printed.splitlines()) - STEPS
+  )
   assert attempts_until_kill > 5
-  applied = sum(record["applied"].sum() for record in records.values()) + attempts_until_kill - 1
+  applied = (
+    sum(record["applied"].sum() for record in records.values())
+    + attempts_until_kill
+    - 1
+  )
   assert applied <= last_step(printed) <= applied + 1
 
 
 @pytest.mark.parametrize(
   "timeout, command, words",
-  [(60.0, "(sleep 1; echo broken) & exit 3", "(?s)broken.*ended with status 3"), (1.0, "sleep 60", "Time is up")],
+  [
+    (60.0, "(sleep 1; echo broken) & exit 3", "(?s)broken.*ended with status 3"),
+    (1.0, "sleep 60", "Time is up"),
+  ],
 )
-def test_failures_and_timeouts_terminate_processes(cluster, tmp_path, timeout, command, words):
+def test_failures_and_timeouts_terminate_processes(
+  cluster, tmp_path, timeout, command, words
+):
   mark = str(tmp_path / "alive")
   with pytest.raises(SystemExit, match=words):
     with cluster.Processes(timeout) as processes:
       processes.start(sys.executable, "-c", "import time; time.sleep(600)", mark)
       processes.wait(processes.start("sh", "-c", command, mark))
-  assert subprocess.run(["pgrep", "-f", mark], stdout=subprocess.DEVNULL, check=False).returncode == 1
+  assert (
+    subprocess.run(
+      ["pgrep", "-f", mark], stdout=subprocess.DEVNULL, check=False
+    ).returncode
+    == 1
+  )
 
 
 def test_workers_share_counters_of_hooks(cluster):
   """Each worker begins with the counts of all workers, which the chief initialized."""
   ps, *workers = cluster.free_addresses(3)
   spec = tf.train.ClusterSpec({"ps": [ps], "worker": workers})
-  servers = [tf.train.Server(spec, job, task) for job, task in [("ps", 0), ("worker", 0), ("worker", 1)]]
+  servers = [
+    tf.train.Server(spec, job, task)
+    for job, task in [("ps", 0), ("worker", 0), ("worker", 1)]
+  ]
   counts = []
   for task, server in enumerate(servers[1:]):
     worker = "/job:worker/task:{}".format(task)
-    with tf.Graph().as_default(), tf.device(tf.train.replica_device_setter(worker_device=worker, cluster=spec)):
+    with tf.Graph().as_default(), tf.device(
+      tf.train.replica_device_setter(worker_device=worker, cluster=spec)
+    ):
       training = testing.Training()
       opt = testing.Optimizer(testing.sgd(), 8.0)
       train_op = opt.minimize(training.loss, training.global_step)

@@ -1,4 +1,6 @@
-"""Tests of Horovod with ranks started by mpirun: all ranks have bitwise equal variables after every step."""
+"""Tests of Horovod with ranks started by mpirun: all ranks have bitwise equal variables
+after every step.
+"""
 
 import subprocess
 import sys
@@ -6,7 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-pytest.importorskip("horovod.tensorflow", reason="Horovod is installed only by `scripts/nox -s horovod`")
+pytest.importorskip(
+  "horovod.tensorflow", reason="Horovod is installed only by `scripts/nox -s horovod`"
+)
 
 from tests import testing  # noqa: E402
 from tests.processes import horovod_ranks  # noqa: E402
@@ -21,11 +25,15 @@ GLOBAL_STEPS = [1, 2, 3, 3, 4, 5, 6, 7, 7, 8, 9, 10]
 two_ranks = pytest.mark.parametrize("recorded", [2], ids=["2_ranks"], indirect=True)
 
 
-@pytest.fixture(name="recorded", scope="module", params=[2, 3], ids=["2_ranks", "3_ranks"])
+@pytest.fixture(
+  name="recorded", scope="module", params=[2, 3], ids=["2_ranks", "3_ranks"]
+)
 def _recorded(request, tmp_path_factory):
   """Returns for each rank {case/variable: values after every step}."""
   directory = tmp_path_factory.mktemp("ranks")
-  command = "mpirun --allow-run-as-root --oversubscribe --timeout 240 -np {}".format(request.param).split()
+  command = "mpirun --allow-run-as-root --oversubscribe --timeout 240 -np {}".format(
+    request.param
+  ).split()
   done = subprocess.run(
     command + [sys.executable, horovod_ranks.__file__, str(directory)],
     env=testing.environment(),
@@ -41,7 +49,12 @@ def _recorded(request, tmp_path_factory):
 def of(case, recorded):
   """Returns for each rank {variable: values after every step} of one case."""
   return [
-    {key[len(case) + 1 :]: values for key, values in rank.items() if key.startswith(case + "/")} for rank in recorded
+    {
+      key[len(case) + 1 :]: values
+      for key, values in rank.items()
+      if key.startswith(case + "/")
+    }
+    for rank in recorded
   ]
 
 
@@ -59,7 +72,9 @@ def assert_skipped(rank):
 
 
 def momentum(gradient, applied=frozenset(range(horovod_ranks.STEPS)) - {3, 8}):
-  """Computes Momentum over the applied steps in NumPy. Returns the values after every step."""
+  """Computes Momentum over the applied steps in NumPy. Returns the values after every
+  step.
+  """
   value, velocity, after = 0.0, 0.0, []
   for step in range(horovod_ranks.STEPS):
     if step in applied:
@@ -70,7 +85,9 @@ def momentum(gradient, applied=frozenset(range(horovod_ranks.STEPS)) - {3, 8}):
 
 
 def mean_gradients(size):
-  """Returns the gradients of `w` and of the table in a finite step, averaged over ranks."""
+  """Returns the gradients of `w` and of the table in a finite step, averaged over
+  ranks.
+  """
   x = np.array([[1.0 + rank, 2.0] for rank in range(size)])
   table = np.zeros([5, 2])
   for rank in range(size):
@@ -80,7 +97,12 @@ def mean_gradients(size):
 
 
 @pytest.mark.parametrize(
-  "case", [case for case in horovod_ranks.CASES if case.startswith(("outside", "inside")) and "passes" not in case]
+  "case",
+  [
+    case
+    for case in horovod_ranks.CASES
+    if case.startswith(("outside", "inside")) and "passes" not in case
+  ],
 )
 def test_overflow_on_one_rank_skips_all(case, recorded):
   ranks = of(case, recorded)
@@ -95,19 +117,26 @@ def test_overflow_on_one_rank_skips_all(case, recorded):
 def test_keras_overflow_skips_all_ranks(case, recorded):
   ranks = of(case, recorded)
   assert_same(ranks)
-  scale = max(name for name in ranks[0] if name.startswith("current_loss_scale"))  # Horovod makes a second optimizer.
+  # Horovod makes a second optimizer.
+  scale = max(name for name in ranks[0] if name.startswith("current_loss_scale"))
   np.testing.assert_array_equal(ranks[0][scale], SCALES)
-  (iterations,) = [values for name, values in ranks[0].items() if name.endswith("/iter")]
+  (iterations,) = [
+    values for name, values in ranks[0].items() if name.endswith("/iter")
+  ]
   counted = [step not in (3, 8) for step in range(horovod_ranks.STEPS)]
-  assert iterations.tolist() == np.cumsum(counted).tolist()  # Keras of TensorFlow 1.15 does not count skipped steps.
-  np.testing.assert_allclose(ranks[0]["w"], momentum(mean_gradients(len(recorded))[0]), rtol=1e-5)
+  # Keras of TensorFlow 1.15 does not count skipped steps.
+  assert iterations.tolist() == np.cumsum(counted).tolist()
+  np.testing.assert_allclose(
+    ranks[0]["w"], momentum(mean_gradients(len(recorded))[0]), rtol=1e-5
+  )
 
 
 @pytest.mark.parametrize("case", ["outside, two passes", "inside, two passes"])
 def test_overflow_skips_aggregated_passes(case, recorded):
   ranks = of(case, recorded)
   assert_same(ranks)
-  # The passes of steps 2 and 3 are summed, as are those of steps 8 and 9. Both sums overflow and are skipped.
+  # The passes of steps 2 and 3 are summed, as are those of steps 8 and 9. Both sums
+  # overflow and are skipped.
   expected = momentum(2 * mean_gradients(len(recorded))[0], applied=(1, 5, 7, 11))
   np.testing.assert_allclose(ranks[0]["w"], expected, rtol=1e-5)
 
@@ -133,7 +162,9 @@ def assert_skipped_steps_agree(ranks):
   """Asserts that all ranks skip the same steps and have the same loss scale state."""
   assert_same(ranks, ["current_loss_scale", "good_steps", "global_step"])
   assert_skipped(ranks[0])
-  for rank in ranks:  # Updates differ per rank: Adasum in Horovod 0.22 does not reduce those of tf.train.Optimizer.
+  # Updates differ per rank: Adasum in Horovod 0.22 does not reduce those of
+  # tf.train.Optimizer.
+  for rank in ranks:
     assert np.isfinite(rank["w"]).all() and (rank["w"][3] == rank["w"][2]).all()
 
 
@@ -141,8 +172,14 @@ def test_readme_program_trains_identically(tmp_path):
   pytest.importorskip("sklearn")
   for order in ["outside", "inside"]:
     (tmp_path / order).mkdir()
-    _, records = test_clusters.run(tmp_path / order, "train_horovod.py", "--order", order)
+    _, records = test_clusters.run(
+      tmp_path / order, "train_horovod.py", "--order", order
+    )
     assert sorted(records) == ["rank-0", "rank-1"]
     test_clusters.assert_equal_records(records)
-    np.testing.assert_array_equal(records["rank-0"]["current_loss_scale"], test_clusters.SCALES)
-    np.testing.assert_array_equal(records["rank-0"]["global_step"], test_clusters.GLOBAL_STEPS)
+    np.testing.assert_array_equal(
+      records["rank-0"]["current_loss_scale"], test_clusters.SCALES
+    )
+    np.testing.assert_array_equal(
+      records["rank-0"]["global_step"], test_clusters.GLOBAL_STEPS
+    )

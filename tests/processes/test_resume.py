@@ -1,4 +1,6 @@
-"""Tests that a training run that is killed and resumed ends like an uninterrupted run."""
+"""Tests that a training run that is killed and resumed ends like an uninterrupted
+run.
+"""
 
 import random
 import subprocess
@@ -18,7 +20,14 @@ UNLIMITED = 10**9
 
 def start(directory, steps):
   return subprocess.Popen(
-    [sys.executable, "-W", "ignore", resumed_training.__file__, str(directory), str(steps)],
+    [
+      sys.executable,
+      "-W",
+      "ignore",
+      resumed_training.__file__,
+      str(directory),
+      str(steps),
+    ],
     env=testing.environment(),
     stdout=subprocess.PIPE,
     text=True,
@@ -27,7 +36,10 @@ def start(directory, steps):
 
 def latest_state(directory):
   reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(directory)))
-  return {name: reader.get_tensor(name).tobytes() for name in reader.get_variable_to_shape_map()}
+  return {
+    name: reader.get_tensor(name).tobytes()
+    for name in reader.get_variable_to_shape_map()
+  }
 
 
 def latest_step(directory):
@@ -40,8 +52,11 @@ def test_resuming_after_kills_is_exact(tmp_path):
   print("seed", seed)  # pytest shows it if the test fails
   generator = random.Random(seed)
   directory = tmp_path / "killed"
-  # Kills occur while the graph is built or restored, between steps, and while a checkpoint is saved.
-  lines_until_kill = [100] + [generator.choice([0, 1, generator.randrange(2, 30)]) for _ in range(KILLS - 1)]
+  # Kills occur while the graph is built or restored, between steps, and while a
+  # checkpoint is saved.
+  lines_until_kill = [100] + [
+    generator.choice([0, 1, generator.randrange(2, 30)]) for _ in range(KILLS - 1)
+  ]
   for lines in lines_until_kill:
     process = start(directory, UNLIMITED)
     for _ in range(lines):

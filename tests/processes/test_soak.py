@@ -1,4 +1,6 @@
-"""Tests that a long training run has constant memory and speed, and ends in the expected state."""
+"""Tests that a long training run has constant memory and speed, and ends in the
+expected state.
+"""
 
 import gc
 import multiprocessing
@@ -23,13 +25,17 @@ def resident_bytes():
 
 
 def train():
-  """Trains and asserts the state. Returns the processor seconds of each part and the resident bytes after it."""
+  """Trains and asserts the state. Returns the processor seconds of each part and the
+  resident bytes after it.
+  """
   finite = np.random.RandomState(0).random_sample(STEPS) > 0.01
   with tf.Graph().as_default() as graph:
     training = testing.Training()
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(
       tf.train.GradientDescentOptimizer(2.0**-10),
-      mp_compat.DynamicLossScale(increment_period=50, overflow_tolerance=2, max_loss_scale=2.0**24),
+      mp_compat.DynamicLossScale(
+        increment_period=50, overflow_tolerance=2, max_loss_scale=2.0**24
+      ),
     )
     train_op = opt.minimize(training.loss, training.global_step)
     finite_gradient, overflow = np.array([1.0, -(2.0**-3)]), np.array([np.nan, np.inf])
@@ -40,12 +46,16 @@ def train():
       for part in np.split(finite, PARTS):
         began = time.process_time()
         for step_is_finite in part:
-          sess.run(train_op, {training.x: finite_gradient if step_is_finite else overflow})
+          sess.run(
+            train_op, {training.x: finite_gradient if step_is_finite else overflow}
+          )
         seconds.append(time.process_time() - began)
         gc.collect()
         resident.append(resident_bytes())
         for step_is_finite in part.tolist():
-          state = update_rule.next_state(state, step_is_finite, update_rule.Rule(50, 2.0, 2.0, 2, 1.0, 2.0**24))
+          state = update_rule.next_state(
+            state, step_is_finite, update_rule.Rule(50, 2.0, 2.0, 2, 1.0, 2.0**24)
+          )
         assert sess.run(opt.loss_scale.variables()) == list(state)
       w, steps = sess.run([training.w, training.global_step])
   applied = int(finite.sum())
@@ -56,9 +66,13 @@ def train():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux: memory is read from /proc")
+@pytest.mark.skipif(
+  not os.path.exists("/proc/self/statm"),
+  reason="needs Linux: memory is read from /proc",
+)
 def test_memory_and_speed_stay_constant():
-  # In a new process: threads and heap fragmentation left by other tests would disturb the measurement.
+  # In a new process: threads and heap fragmentation left by other tests would disturb
+  # the measurement.
   with multiprocessing.get_context("spawn").Pool(1) as pool:
     seconds, resident = pool.apply(train)
   # The first part is warm-up. After it, memory grows by less than a byte per step.

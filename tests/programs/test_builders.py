@@ -1,4 +1,6 @@
-"""Programs in which functions of tf.contrib and TF-Slim build the train op, and clip."""
+"""Programs in which functions of tf.contrib and TF-Slim build the train op, and
+clip.
+"""
 
 import tensorflow
 
@@ -22,7 +24,9 @@ def clip(grads_and_vars):
 
 
 def optimize_loss(t):
-  return contrib.layers.optimize_loss(t.loss(), t.global_step, None, t.wrap(), clip_gradients=CLIP)
+  return contrib.layers.optimize_loss(
+    t.loss(), t.global_step, None, t.wrap(), clip_gradients=CLIP
+  )
 
 
 def optimize_loss_with_factory(t):
@@ -38,16 +42,24 @@ def optimize_loss_with_factory(t):
 def contrib_create_train_op(t):
   clip_norms = contrib.training.clip_gradient_norms_fn(CLIP)
   return contrib.training.create_train_op(
-    t.loss(), t.wrap(), t.global_step, transform_grads_fn=clip_norms, check_numerics=False
+    t.loss(),
+    t.wrap(),
+    t.global_step,
+    transform_grads_fn=clip_norms,
+    check_numerics=False,
   )
 
 
 def slim_learning_create_train_op(t):
-  return slim.learning.create_train_op(t.loss(), t.wrap(), t.global_step, clip_gradient_norm=CLIP, check_numerics=False)
+  return slim.learning.create_train_op(
+    t.loss(), t.wrap(), t.global_step, clip_gradient_norm=CLIP, check_numerics=False
+  )
 
 
 def slim_training_create_train_op(t):
-  return slim.training.create_train_op(t.loss(), t.wrap(), t.global_step, transform_grads_fn=clip, check_numerics=False)
+  return slim.training.create_train_op(
+    t.loss(), t.wrap(), t.global_step, transform_grads_fn=clip, check_numerics=False
+  )
 
 
 for build, hidden, needs in [
@@ -57,7 +69,10 @@ for build, hidden, needs in [
   (
     slim_learning_create_train_op,
     True,
-    {"no tf_slim whose clipping has ops.IndexedSlices": slim and hasattr(slim.learning.ops, "IndexedSlices")},
+    {
+      "no tf_slim whose clipping has ops.IndexedSlices": slim
+      and hasattr(slim.learning.ops, "IndexedSlices")
+    },
   ),
   (slim_training_create_train_op, False, {"no tf_slim": slim}),
 ]:

@@ -1,4 +1,6 @@
-"""Programs whose inner optimizer builds functions, tables, variables and shared tensors in `apply_gradients`."""
+"""Programs whose inner optimizer builds functions, tables, variables and shared tensors
+in `apply_gradients`.
+"""
 
 import functools
 
@@ -10,7 +12,9 @@ from tests.testing import tf
 
 TABLE = programs.Table()
 FAILS_IN_BRANCH = "what is built in its branch cannot be used outside of it"
-COMPILE = {"jit_compile" if programs.VERSION >= (2, 5) else "experimental_compile": True}
+COMPILE = {
+  "jit_compile" if programs.VERSION >= (2, 5) else "experimental_compile": True
+}
 
 
 def compiled(function):
@@ -18,14 +22,18 @@ def compiled(function):
 
 
 class Descent(tf.train.GradientDescentOptimizer):
-  """Is gradient descent that passes gradients through `change(pairs)` first; `after()` is run with each step."""
+  """Is gradient descent that passes gradients through `change(pairs)` first; `after()`
+  is run with each step.
+  """
 
   def __init__(self, change=list, rate=0.25, after=None):
     super().__init__(rate)
     self._change, self._after = change, after
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
-    pairs = self._change([(tf.convert_to_tensor(grad), variable) for grad, variable in grads_and_vars])
+    pairs = self._change(
+      [(tf.convert_to_tensor(grad), variable) for grad, variable in grads_and_vars]
+    )
     applied = super().apply_gradients(pairs, *args, **kwargs)
     return tf.group(applied, self._after()) if self._after else applied
 
@@ -36,7 +44,10 @@ def minimize(t, *args, **kwargs):
 
 def minimize_both(t, make_inner):
   """Trains each variable with an optimizer of its own, `make_inner()`."""
-  return [t.wrap(make_inner()).minimize(t.loss(), var_list=[variable]) for variable in t.variables]
+  return [
+    t.wrap(make_inner()).minimize(t.loss(), var_list=[variable])
+    for variable in t.variables
+  ]
 
 
 @TABLE.program(variants=programs.RESOURCE, needs=NEEDS_COMPILED, exact=True)
@@ -44,21 +55,35 @@ def gradient_of_a_compiled_function(t):
   """Adds the gradient of a penalty, which a compiled function computes."""
 
   def with_penalty(pairs):
-    return [(grad + tf.gradients(compiled(tf.square)(variable), variable)[0], variable) for grad, variable in pairs]
+    return [
+      (grad + tf.gradients(compiled(tf.square)(variable), variable)[0], variable)
+      for grad, variable in pairs
+    ]
 
   return minimize(t, with_penalty)
 
 
-@TABLE.program(variants=programs.RESOURCE, needs=NEEDS_COMPILED, exact=True, tensorflow_fails=FAILS_IN_BRANCH)
+@TABLE.program(
+  variants=programs.RESOURCE,
+  needs=NEEDS_COMPILED,
+  exact=True,
+  tensorflow_fails=FAILS_IN_BRANCH,
+)
 def two_optimizers_share_a_compiled_learning_rate(t):
   step = tf.cast(t.global_step, tf.float32)
-  rate = functools.lru_cache(maxsize=None)(lambda: compiled(lambda number: 0.25 / (1.0 + number))(step))
+  rate = functools.lru_cache(maxsize=None)(
+    lambda: compiled(lambda number: 0.25 / (1.0 + number))(step)
+  )
   return minimize_both(t, lambda: Descent(rate=rate))
 
 
-@TABLE.program(variants=programs.RESOURCE, needs=NEEDS_COMPILED, tensorflow_fails=FAILS_IN_BRANCH)
+@TABLE.program(
+  variants=programs.RESOURCE, needs=NEEDS_COMPILED, tensorflow_fails=FAILS_IN_BRANCH
+)
 def two_optimizers_share_a_function_that_reads(t):
-  read = compiled(lambda: 0.25 / (1.0 + tf.cast(t.global_step.read_value(), tf.float32)))
+  read = compiled(
+    lambda: 0.25 / (1.0 + tf.cast(t.global_step.read_value(), tf.float32))
+  )
   rate = functools.lru_cache(maxsize=None)(lambda: read())
   return minimize_both(t, lambda: Descent(rate=rate))
 
@@ -81,10 +106,14 @@ def lookup_table(t):
   def look_up(pairs):
     keys, values = tf.constant([0, 1], tf.int64), tf.constant([1.0, 0.5])
     initializer = tf.lookup.KeyValueTensorInitializer(keys, values)
-    rate = tf.lookup.StaticHashTable(initializer, 0.25).lookup(tf.minimum(tf.cast(t.global_step, tf.int64), 2))
+    rate = tf.lookup.StaticHashTable(initializer, 0.25).lookup(
+      tf.minimum(tf.cast(t.global_step, tf.int64), 2)
+    )
     return [(grad * rate, variable) for grad, variable in pairs]
 
-  t.initialize = lambda sess: sess.run([tf.global_variables_initializer(), tf.tables_initializer()])
+  t.initialize = lambda sess: sess.run(
+    [tf.global_variables_initializer(), tf.tables_initializer()]
+  )
   return minimize(t, look_up)
 
 
@@ -105,12 +134,16 @@ def names_of_what_is_built_later(t):
   with tf.name_scope("GradientDescent"), tf.name_scope("group_deps"):
     t.variable("later", 0.0)
     tf.Variable(0.0, name="variable", use_resource=t.resource)
-    tf.Variable(0.0, name=tf.constant(0.0, name="cond").op.name, use_resource=t.resource)
+    tf.Variable(
+      0.0, name=tf.constant(0.0, name="cond").op.name, use_resource=t.resource
+    )
   return train_op
 
 
 class MakesVariables(Descent):
-  """Makes a variable in the name scope of its step, and the moving average of a tensor there."""
+  """Makes a variable in the name scope of its step, and the moving average of a tensor
+  there.
+  """
 
   def _prepare(self):
     super()._prepare()
@@ -126,7 +159,9 @@ class MakesVariables(Descent):
 for _name in (None, "train", "train/"):
   TABLE.add(
     "variables_in_the_scope_of_the_step_" + str(_name).replace("/", "_with_slash"),
-    lambda t, name: t.wrap(MakesVariables()).minimize(t.loss(), t.global_step, name=name),
+    lambda t, name: t.wrap(MakesVariables()).minimize(
+      t.loss(), t.global_step, name=name
+    ),
     _name,
     tensorflow_fails="names contain -wrapped",
     slow=_name == "train/",
@@ -146,7 +181,10 @@ def second_derivatives(t):
     loss = tf.cond(t.flag, lambda: tf.reduce_sum(w**3), lambda: tf.reduce_sum(w**2))
     (first,) = tf.gradients(loss, w)
     (second,) = tf.gradients(first, w)
-    return [(grad / (2.0 + tf.abs(second)) if variable is w else grad, variable) for grad, variable in pairs]
+    return [
+      (grad / (2.0 + tf.abs(second)) if variable is w else grad, variable)
+      for grad, variable in pairs
+    ]
 
   return minimize(t, precondition)
 
@@ -157,7 +195,9 @@ def update_ops(t):
   total = tf.Variable(0.0, trainable=False, name="total", use_resource=t.resource)
 
   def add(pairs):
-    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, total.assign_add(tf.reduce_sum(pairs[0][0])))
+    tf.add_to_collection(
+      tf.GraphKeys.UPDATE_OPS, total.assign_add(tf.reduce_sum(pairs[0][0]))
+    )
     return pairs
 
   return tf.group(minimize(t, add), *tf.get_collection(tf.GraphKeys.UPDATE_OPS))
@@ -195,12 +235,18 @@ def decomposition_that_raises_for_nan(t):
 
 @TABLE.program(variants=[programs.V1, programs.V1_REFERENCE, programs.V2])
 def gradient_of_an_earlier_loop(t):
-  """Adds the gradient of a penalty, which a loop computed before; the program fetches the penalty, too."""
+  """Adds the gradient of a penalty, which a loop computed before; the program fetches
+  the penalty, too.
+  """
   w = t.variables[0]
-  _, penalty = tf.while_loop(lambda i, _: i < 3, lambda i, total: (i + 1, total * w + w), [0, tf.zeros([3])])
+  _, penalty = tf.while_loop(
+    lambda i, _: i < 3, lambda i, total: (i + 1, total * w + w), [0, tf.zeros([3])]
+  )
 
   def with_penalty(pairs):
-    return [(grad + tf.gradients(penalty, w)[0] if v is w else grad, v) for grad, v in pairs]
+    return [
+      (grad + tf.gradients(penalty, w)[0] if v is w else grad, v) for grad, v in pairs
+    ]
 
   return [minimize(t, with_penalty, rate=0.01), penalty]
 
@@ -226,11 +272,18 @@ def op_outside_of_the_loop_around_the_step(t):
 def initial_values_that_functions_compute(t):
   def with_kept(pairs):
     doubled = [2.0 * variable for _, variable in pairs]
-    kept = [tf.Variable(lambda value=value: value + 1.0, trainable=False, use_resource=True) for value in doubled]
-    return [(grad + value - one, variable) for (grad, variable), value, one in zip(pairs, kept, doubled)]
+    kept = [
+      tf.Variable(lambda value=value: value + 1.0, trainable=False, use_resource=True)
+      for value in doubled
+    ]
+    return [
+      (grad + value - one, variable)
+      for (grad, variable), value, one in zip(pairs, kept, doubled)
+    ]
 
   t.initialize = lambda sess: [
-    sess.run(tf.variables_initializer(variables)) for variables in (tf.trainable_variables(), tf.global_variables())
+    sess.run(tf.variables_initializer(variables))
+    for variables in (tf.trainable_variables(), tf.global_variables())
   ]
   return minimize(t, with_kept)
 

@@ -1,4 +1,6 @@
-"""Programs in which the loss, `compute_gradients`, `apply_gradients` or all of them are in a function, or compiled."""
+"""Programs in which the loss, `compute_gradients`, `apply_gradients` or all of them are
+in a function, or compiled.
+"""
 
 import tensorflow
 
@@ -15,7 +17,9 @@ def function(t, fn, zeros, x):
 
 
 def wrap_function(t, fn, zeros, x):
-  return control_flow.as_list(tf.wrap_function(fn, [tf.TensorSpec(x.shape, x.dtype)])(x))
+  return control_flow.as_list(
+    tf.wrap_function(fn, [tf.TensorSpec(x.shape, x.dtype)])(x)
+  )
 
 
 def function_in_function(t, fn, zeros, x):
@@ -45,19 +49,40 @@ FUNCTIONS = {
   "function_in_function": (function_in_function, {}),
   "cond_in_function": (control_flow.nest_contexts(function, control_flow.cond), {}),
   "function_in_cond": (control_flow.nest_contexts(control_flow.cond, function), {}),
-  "while_in_function": (control_flow.nest_contexts(function, control_flow.while_loop), {}),
-  "function_in_while": (control_flow.nest_contexts(control_flow.while_loop, function), {}),
+  "while_in_function": (
+    control_flow.nest_contexts(function, control_flow.while_loop),
+    {},
+  ),
+  "function_in_while": (
+    control_flow.nest_contexts(control_flow.while_loop, function),
+    {},
+  ),
 }
 COMPILED = {
   "compiled_function": (compiled, NEEDS_COMPILED),
   "xla": (xla, {}),
   "jit_scope": (jit_scope, {}),
   "cond_in_xla": (control_flow.nest_contexts(xla, control_flow.cond), {}),
-  "cond_in_compiled_function": (control_flow.nest_contexts(compiled, control_flow.cond), NEEDS_COMPILED),
-  "compiled_function_in_cond": (control_flow.nest_contexts(control_flow.cond, compiled), NEEDS_COMPILED),
+  "cond_in_compiled_function": (
+    control_flow.nest_contexts(compiled, control_flow.cond),
+    NEEDS_COMPILED,
+  ),
+  "compiled_function_in_cond": (
+    control_flow.nest_contexts(control_flow.cond, compiled),
+    NEEDS_COMPILED,
+  ),
 }
 RUN_BY_DEFAULT = set(
-  [("both", where) for where in ("function", "wrap_function", "compiled_function", "cond_in_xla", "cond_in_function")]
+  [
+    ("both", where)
+    for where in (
+      "function",
+      "wrap_function",
+      "compiled_function",
+      "cond_in_xla",
+      "cond_in_function",
+    )
+  ]
   + [("compute", where) for where in ("function", "xla")]
   + [("apply", where) for where in ("function", "xla")]
   + [("loss", "function")]
@@ -66,12 +91,17 @@ for where, (context, needs) in list(FUNCTIONS.items()) + list(COMPILED.items()):
   for part, build in control_flow.PARTS.items():
     if part == "loss" and where in ("xla", "cond_in_xla", "cond_in_compiled_function"):
       continue  # Gradients of compiled functions cannot be computed outside of them.
-    # A compiled function in a branch of control flow v1 stops the whole step in its backward pass, also unwrapped. On
-    # TensorFlow 2.2, a compiled step of the unwrapped optimizer is executed in the branch that is not taken, too.
-    fails_in_v1 = where == "compiled_function_in_cond" and (part == "loss" or VERSION == (2, 2))
+    # A compiled function in a branch of control flow v1 stops the whole step in its
+    # backward pass, also unwrapped. On TensorFlow 2.2, a compiled step of the unwrapped
+    # optimizer is executed in the branch that is not taken, too.
+    fails_in_v1 = where == "compiled_function_in_cond" and (
+      part == "loss" or VERSION == (2, 2)
+    )
     fails = None
     if part == "apply" and where in ("xla", "cond_in_xla"):
-      fails = programs.fails_up_to((2, 10), "it converts IndexedSlices to dense tensors, which XLA cannot compile")
+      fails = programs.fails_up_to(
+        (2, 10), "it converts IndexedSlices to dense tensors, which XLA cannot compile"
+      )
     TABLE.add(
       "{}_in_{}".format(part, where),
       build,
@@ -118,16 +148,25 @@ class CompiledUpdates(tf.train.Optimizer):
       return global_step.assign_add(1)
 
     def apply():
-      return compiled(None, lambda grads: update(*grads), None, control_flow.to_dense(grads))[0]
+      return compiled(
+        None, lambda grads: update(*grads), None, control_flow.to_dense(grads)
+      )[0]
 
     always = tf.placeholder_with_default(True, [])
-    return tf.group(tf.cond(always, apply, lambda: tf.zeros([], tf.int64)) if self._in_cond else apply(), name=name)
+    return tf.group(
+      tf.cond(always, apply, lambda: tf.zeros([], tf.int64))
+      if self._in_cond
+      else apply(),
+      name=name,
+    )
 
 
 for in_cond in (False, True):
   TABLE.add(
     "updates_in_compiled_function" + "_in_cond" * in_cond,
-    lambda t, in_cond: t.wrap(CompiledUpdates(in_cond)).minimize(t.loss(), t.global_step),
+    lambda t, in_cond: t.wrap(CompiledUpdates(in_cond)).minimize(
+      t.loss(), t.global_step
+    ),
     in_cond,
     variants=programs.RESOURCE,
     needs=NEEDS_COMPILED,
@@ -141,13 +180,17 @@ for in_cond in (False, True):
 
 
 def compiled_gradients(t, dtype):
-  """Computes and applies gradients of a variable of half precision in a compiled function."""
+  """Computes and applies gradients of a variable of half precision in a compiled
+  function.
+  """
   half = t.variable("half", tf.constant([1.0, -2.0, 4.0], dtype))
   optimizer = t.wrap(tf.train.GradientDescentOptimizer(0.25))
 
   def step(x):
     loss = t.loss(x) + tf.reduce_sum(tf.cast(half, tf.float32) * x)
-    return control_flow.run_after(optimizer.minimize(loss, t.global_step, [half] + t.variables))
+    return control_flow.run_after(
+      optimizer.minimize(loss, t.global_step, [half] + t.variables)
+    )
 
   return (compiled if VERSION >= (2, 1) else xla)(t, step, [tf.zeros([])], t.x)
 
@@ -184,7 +227,9 @@ def gradients_clipped_in_a_function(t):
   optimizer = t.wrap()
   grads, variables = zip(*optimizer.compute_gradients(t.loss()))
   clip = tensorflow.function(lambda *grads: tf.clip_by_global_norm(grads, 1.0)[0])
-  return optimizer.apply_gradients(zip(clip(*control_flow.to_dense(grads)), variables), t.global_step)
+  return optimizer.apply_gradients(
+    zip(clip(*control_flow.to_dense(grads)), variables), t.global_step
+  )
 
 
 @TABLE.program(variants=programs.RESOURCE)
@@ -197,7 +242,9 @@ def an_eager_tensor_as_gradient_in_a_function(t):
   @tensorflow.function
   def step(x):
     ((grad, _),) = optimizer.compute_gradients(t.loss(x), [table])
-    return control_flow.run_after(optimizer.apply_gradients([(outside, w), (grad, table)], t.global_step))
+    return control_flow.run_after(
+      optimizer.apply_gradients([(outside, w), (grad, table)], t.global_step)
+    )
 
   return step(t.x)
 
@@ -209,7 +256,9 @@ def minimize_in_an_autograph_loop(t):
   @tensorflow.function(autograph=True)
   def step(x):
     for i in tf.range(3):
-      optimizer.minimize(t.loss(x * tf.cast(i + 1, tf.float32)), t.global_step, t.variables)
+      optimizer.minimize(
+        t.loss(x * tf.cast(i + 1, tf.float32)), t.global_step, t.variables
+      )
     return tf.reduce_sum(x)
 
   return step(t.x)

@@ -13,20 +13,30 @@ INNER = {
   "adagrad_da": lambda t: tf.train.AdagradDAOptimizer(0.1, t.global_step),
   "adadelta": lambda t: tf.train.AdadeltaOptimizer(1.0),
   "ftrl": lambda t: tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
-  "ftrl_with_shrinkage": lambda t: tf.train.FtrlOptimizer(0.1, l2_shrinkage_regularization_strength=0.1),
+  "ftrl_with_shrinkage": lambda t: tf.train.FtrlOptimizer(
+    0.1, l2_shrinkage_regularization_strength=0.1
+  ),
   "nesterov": lambda t: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
   "rms_prop": lambda t: tf.train.RMSPropOptimizer(0.01),
-  "rms_prop_centered": lambda t: tf.train.RMSPropOptimizer(0.01, momentum=0.5, centered=True),
+  "rms_prop_centered": lambda t: tf.train.RMSPropOptimizer(
+    0.01, momentum=0.5, centered=True
+  ),
   "proximal_gradient_descent": lambda t: tf.train.ProximalGradientDescentOptimizer(
     0.1, l1_regularization_strength=0.01
   ),
-  "proximal_adagrad": lambda t: tf.train.ProximalAdagradOptimizer(0.1, l1_regularization_strength=0.01),
+  "proximal_adagrad": lambda t: tf.train.ProximalAdagradOptimizer(
+    0.1, l1_regularization_strength=0.01
+  ),
 }
 RATES = {
-  "a_placeholder": lambda t: t.input(tf.float32, [], lambda x, flag: 0.1 if flag else 0.2),
+  "a_placeholder": lambda t: t.input(
+    tf.float32, [], lambda x, flag: 0.1 if flag else 0.2
+  ),
   "a_variable": lambda t: tf.Variable(0.1, trainable=False, use_resource=t.resource),
   "a_schedule": lambda t: tf.train.exponential_decay(0.1, t.global_step, 2, 0.5),
-  "a_schedule_with_cases": lambda t: tf.train.piecewise_constant(t.global_step, [1, 2], [0.1, 0.2, 0.3]),
+  "a_schedule_with_cases": lambda t: tf.train.piecewise_constant(
+    t.global_step, [1, 2], [0.1, 0.2, 0.3]
+  ),
   "a_callable": lambda t: lambda: 0.1,
   "a_function_of_the_input": lambda t: tf.minimum(tf.abs(t.x[0]), 0.1),
 }
@@ -41,12 +51,17 @@ def train_at_rate(t, make_rate):
 
 
 for name, make_inner in INNER.items():
-  TABLE.add("trained_by_" + name, train_with, make_inner, slow=name not in ("adam", "ftrl"))
+  TABLE.add(
+    "trained_by_" + name, train_with, make_inner, slow=name not in ("adam", "ftrl")
+  )
 for name, make_rate in RATES.items():
-  TABLE.add("learning_rate_is_" + name, train_at_rate, make_rate, slow=name != "a_schedule")
+  TABLE.add(
+    "learning_rate_is_" + name, train_at_rate, make_rate, slow=name != "a_schedule"
+  )
 
 
-# --- custom optimizers ------------------------------------------------------------------------------------------------
+# --- custom optimizers
+# ------------------------------------------------------------------------------------------------
 
 BY_POSITION = "it passes global_step by position"
 OTHER_NAMES = "variables of the inner optimizer get the names of its conditional"
@@ -109,7 +124,9 @@ class ReturnsAValue(Descent):
     return tuple((g * 0.5, v) for g, v in super().compute_gradients(*args, **kwargs))
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    with tf.control_dependencies([super().apply_gradients(grads_and_vars, global_step, name)]):
+    with tf.control_dependencies(
+      [super().apply_gradients(grads_and_vars, global_step, name)]
+    ):
       return tf.constant(3)
 
 
@@ -117,7 +134,9 @@ class ReturnsAValue(Descent):
 class ReadsCollections(Descent):
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     decayed = [v for v in tf.trainable_variables() if "w" in v.name]
-    with tf.control_dependencies([super().apply_gradients(grads_and_vars, *args, **kwargs)]):
+    with tf.control_dependencies(
+      [super().apply_gradients(grads_and_vars, *args, **kwargs)]
+    ):
       return tf.group(*[v.assign_sub(0.01 * v) for v in decayed])
 
 
@@ -139,13 +158,18 @@ class Wrapper(tf.train.Optimizer):
 class ClipsOutside(Wrapper):
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     grads, variables = zip(*grads_and_vars)
-    return super().apply_gradients(zip(tf.clip_by_global_norm(grads, 0.5)[0], variables), global_step, name)
+    return super().apply_gradients(
+      zip(tf.clip_by_global_norm(grads, 0.5)[0], variables), global_step, name
+    )
 
 
 @trains(outer_wrapper, hidden=True)
 class ClipsByValueOutside(Wrapper):
   def compute_gradients(self, *args, **kwargs):
-    return [(tf.clip_by_value(g, -0.5, 0.5), v) for g, v in super().compute_gradients(*args, **kwargs)]
+    return [
+      (tf.clip_by_value(g, -0.5, 0.5), v)
+      for g, v in super().compute_gradients(*args, **kwargs)
+    ]
 
 
 @trains(outer_wrapper)
@@ -154,7 +178,11 @@ class AddsNoiseOutside(Wrapper):
     return [(g + 0.25, v) for g, v in super().compute_gradients(*args, **kwargs)]
 
 
-@trains(custom_optimizer, tensorflow_fails="it reads attributes that the constructor of the base class sets", slow=True)
+@trains(
+  custom_optimizer,
+  tensorflow_fails="it reads attributes that the constructor of the base class sets",
+  slow=True,
+)
 class NeverInitialized(tf.train.Optimizer):
   """Does not call the base class's constructor, and sets none of its attributes."""
 
@@ -172,7 +200,9 @@ class NeverInitialized(tf.train.Optimizer):
 
 @trains(custom_optimizer, tensorflow_fails=BY_POSITION, slow=True)
 class TakesKeywords(Descent):
-  """Has an argument of its own before those that `minimize` passes, which are keywords only."""
+  """Has an argument of its own before those that `minimize` passes, which are keywords
+  only.
+  """
 
   def apply_gradients(self, grads_and_vars, rate=0.1, *, name=None, global_step=None):
     updates = [v.assign_sub(rate * tf.convert_to_tensor(g)) for g, v in grads_and_vars]
@@ -182,12 +212,16 @@ class TakesKeywords(Descent):
 @trains(custom_optimizer, tensorflow_fails=BY_POSITION)
 class TakesAnyKeywords(Descent):
   def apply_gradients(self, grads_and_vars, factor=1.0, **kwargs):
-    return super().apply_gradients([(factor * tf.convert_to_tensor(g), v) for g, v in grads_and_vars], **kwargs)
+    return super().apply_gradients(
+      [(factor * tf.convert_to_tensor(g), v) for g, v in grads_and_vars], **kwargs
+    )
 
 
 @trains(custom_optimizer, tensorflow_fails="it passes a name")
 class HasOwnDefaults(Descent):
-  """`minimize` replaces its defaults by TensorFlow's, because it passes every argument."""
+  """`minimize` replaces its defaults by TensorFlow's, because it passes every
+  argument.
+  """
 
   def compute_gradients(self, loss, var_list=None, grad_loss=2.0, **kwargs):
     return super().compute_gradients(loss, var_list, grad_loss=grad_loss, **kwargs)
@@ -195,16 +229,28 @@ class HasOwnDefaults(Descent):
   def apply_gradients(self, grads_and_vars, global_step="none", name="own"):
     rate = 0.1 if name is None else 10.0
     scaled = [(rate * tf.convert_to_tensor(g), v) for g, v in grads_and_vars]
-    return super().apply_gradients(scaled, None if global_step == "none" else global_step)
+    return super().apply_gradients(
+      scaled, None if global_step == "none" else global_step
+    )
 
 
 @trains(custom_optimizer)
 class RequiresVariables(Descent):
   """As tensorflow-privacy's: `var_list` has no default."""
 
-  def compute_gradients(self, loss, var_list, gate_gradients=1, aggregation_method=None, grad_loss=None, **kwargs):
+  def compute_gradients(
+    self,
+    loss,
+    var_list,
+    gate_gradients=1,
+    aggregation_method=None,
+    grad_loss=None,
+    **kwargs,
+  ):
     assert "colocate_gradients_with_ops" in kwargs
-    return super().compute_gradients(loss, var_list, gate_gradients, aggregation_method, grad_loss=grad_loss)
+    return super().compute_gradients(
+      loss, var_list, gate_gradients, aggregation_method, grad_loss=grad_loss
+    )
 
 
 class HasOtherNames(Descent):
@@ -240,13 +286,20 @@ class MakesVariablesInPrepare(tf.train.MomentumOptimizer):
       return tf.group(self._count.assign_add(1.0), name=name_scope)
 
 
-TABLE.add("custom_optimizer_Wrapper", train_with, lambda t: Wrapper(tf.train.AdamOptimizer(0.1)), slow=True)
+TABLE.add(
+  "custom_optimizer_Wrapper",
+  train_with,
+  lambda t: Wrapper(tf.train.AdamOptimizer(0.1)),
+  slow=True,
+)
 
 
 @TABLE.program(tensorflow_fails="it passes var_list by keyword")
 def custom_optimizer_HasOtherNames(t):
   optimizer = t.wrap(HasOtherNames())
-  return optimizer.apply_gradients(optimizer.compute_gradients(t.loss(sparse=False), t.variables), t.global_step)
+  return optimizer.apply_gradients(
+    optimizer.compute_gradients(t.loss(sparse=False), t.variables), t.global_step
+  )
 
 
 @TABLE.program(tensorflow_fails=OTHER_NAMES)
@@ -256,8 +309,11 @@ def names_of_variables_that_two_optimizers_make(t):
   train_ops = []
   for _ in range(2):
     train_ops.append(t.wrap(MakesVariablesInPrepare()).minimize(loss, var_list=[w]))
-    train_ops.append(t.wrap(MakesVariablesInPrepare()).minimize(loss, var_list=[table], name="train"))
-  for scope in ("cond", "Sum", "mul", "truediv", "stack", "group_deps"):  # scopes that ops of this package could use
+    train_ops.append(
+      t.wrap(MakesVariablesInPrepare()).minimize(loss, var_list=[table], name="train")
+    )
+  # scopes that ops of this package could use
+  for scope in ("cond", "Sum", "mul", "truediv", "stack", "group_deps"):
     with tf.name_scope(scope):
       tf.Variable(1.0, name="later", trainable=False, use_resource=True)
   return tf.group(*train_ops[:2])

@@ -1,4 +1,6 @@
-"""Programs as in training scripts: clipping, towers, accumulation, averages, scopes, global steps, datasets."""
+"""Programs as in training scripts: clipping, towers, accumulation, averages, scopes,
+global steps, datasets.
+"""
 
 import numpy as np
 
@@ -7,22 +9,32 @@ from tests.testing import tf
 
 TABLE = programs.Table()
 
-# --- between computing and applying -----------------------------------------------------------------------------------
+# --- between computing and applying
+# -----------------------------------------------------------------------------------
 
 
 def change_gradients(t, change):
   optimizer = t.wrap()
   grads, variables = zip(*optimizer.compute_gradients(t.loss(sparse=False)))
-  return optimizer.apply_gradients(zip(change(t, list(grads)), variables), t.global_step)
+  return optimizer.apply_gradients(
+    zip(change(t, list(grads)), variables), t.global_step
+  )
 
 
 def clip_conditionally(t, grads):
   norm = tf.global_norm(grads)
-  return [tf.cond(norm > 1.0, lambda g=g: g / norm, lambda g=g: tf.identity(g)) for g in grads]
+  return [
+    tf.cond(norm > 1.0, lambda g=g: g / norm, lambda g=g: tf.identity(g)) for g in grads
+  ]
 
 
 def assign_to_variables(t, grads):
-  stored = [tf.Variable(tf.zeros(g.shape), name="stored", trainable=False, use_resource=t.resource) for g in grads]
+  stored = [
+    tf.Variable(
+      tf.zeros(g.shape), name="stored", trainable=False, use_resource=t.resource
+    )
+    for g in grads
+  ]
   return [v.assign(g) for v, g in zip(stored, grads)]
 
 
@@ -31,7 +43,9 @@ def add_noise(t, grads):
   def make_noise(shape):
     return lambda x, flag: np.random.RandomState(int(flag)).normal(size=shape)
 
-  return [g + t.input(tf.float32, g.shape, make_noise(g.shape.as_list())) for g in grads]
+  return [
+    g + t.input(tf.float32, g.shape, make_noise(g.shape.as_list())) for g in grads
+  ]
 
 
 def each(function):
@@ -48,7 +62,9 @@ HIDING_OVERFLOW = {
   "conditionally_clipped": clip_conditionally,
   "quantized": each(lambda g: tf.quantization.fake_quant_with_min_max_args(g, -1, 1)),
   "tanh": each(tf.tanh),
-  "in_a_py_func": each(lambda g: tf.py_func(lambda g: np.clip(g, -1, 1), [g], tf.float32)),
+  "in_a_py_func": each(
+    lambda g: tf.py_func(lambda g: np.clip(g, -1, 1), [g], tf.float32)
+  ),
 }
 KEEPING_OVERFLOW = {
   "clipped_by_global_norm": lambda t, grads: tf.clip_by_global_norm(grads, 0.5)[0],
@@ -63,21 +79,34 @@ KEEPING_OVERFLOW = {
 SLOW = "clipped_by_norm clipped_by_average_norm normalized quantized tanh regularized multiplied cast_and_back".split()
 for changes, hidden in [(HIDING_OVERFLOW, True), (KEEPING_OVERFLOW, False)]:
   for name, change in changes.items():
-    TABLE.add("gradients_" + name, change_gradients, change, hidden=hidden, slow=name in SLOW)
-TABLE.add("gradients_assigned_to_variables", change_gradients, assign_to_variables, hidden=True, outside="stored.*")
+    TABLE.add(
+      "gradients_" + name, change_gradients, change, hidden=hidden, slow=name in SLOW
+    )
+TABLE.add(
+  "gradients_assigned_to_variables",
+  change_gradients,
+  assign_to_variables,
+  hidden=True,
+  outside="stored.*",
+)
 
 
 @TABLE.program()
 def averaged_over_towers(t):
   optimizer = t.wrap()
-  second = t.input(tf.float32, [3], lambda x, flag: np.where(np.isfinite(x), 2 * x, 1))  # only the first one overflows
+  # only the first one overflows
+  second = t.input(tf.float32, [3], lambda x, flag: np.where(np.isfinite(x), 2 * x, 1))
   towers = []
   for number, x in enumerate([t.x, second]):
     with tf.device("/cpu:{}".format(number)), tf.name_scope("tower_{}".format(number)):
       with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
         towers.append(optimizer.compute_gradients(t.loss(x, sparse=False)))
   averaged = [
-    (tf.reduce_mean(tf.concat([tf.expand_dims(g, 0) for g, _ in pairs], 0), 0), pairs[0][1]) for pairs in zip(*towers)
+    (
+      tf.reduce_mean(tf.concat([tf.expand_dims(g, 0) for g, _ in pairs], 0), 0),
+      pairs[0][1],
+    )
+    for pairs in zip(*towers)
   ]
   return optimizer.apply_gradients(averaged, t.global_step)
 
@@ -86,13 +115,20 @@ def averaged_over_towers(t):
 def accumulated_in_variables(t):
   optimizer = t.wrap()
   accum = [
-    tf.Variable(tf.zeros_like(v.initial_value), trainable=False, name="accum", use_resource=t.resource)
+    tf.Variable(
+      tf.zeros_like(v.initial_value),
+      trainable=False,
+      name="accum",
+      use_resource=t.resource,
+    )
     for v in t.variables
   ]
   zero_op = [v.assign(tf.zeros_like(v)) for v in accum]
   pairs = optimizer.compute_gradients(t.loss(sparse=False), t.variables)
   accum_op = [accum[i].assign_add(g) for i, (g, _) in enumerate(pairs)]
-  train_op = optimizer.apply_gradients([(accum[i], v) for i, (_, v) in enumerate(pairs)], t.global_step)
+  train_op = optimizer.apply_gradients(
+    [(accum[i], v) for i, (_, v) in enumerate(pairs)], t.global_step
+  )
 
   def step(sess, feed):
     sess.run(zero_op)
@@ -108,13 +144,17 @@ def accumulated_and_applied_every_second_step(t):
   """Accumulates and applies in one run; a fed condition decides whether to apply."""
   optimizer = t.wrap()
   w, _ = t.variables
-  accum = tf.Variable(tf.zeros([3]), trainable=False, name="accum", use_resource=t.resource)
+  accum = tf.Variable(
+    tf.zeros([3]), trainable=False, name="accum", use_resource=t.resource
+  )
   ((grad, _),) = optimizer.compute_gradients(t.loss(), [w])
   with tf.control_dependencies([accum.assign_add(grad)]):
     summed = tf.identity(accum.read_value())
 
   def apply():
-    with tf.control_dependencies([optimizer.apply_gradients([(summed, w)], t.global_step)]):
+    with tf.control_dependencies(
+      [optimizer.apply_gradients([(summed, w)], t.global_step)]
+    ):
       return tf.group(accum.assign(tf.zeros([3])))
 
   return tf.cond(t.flag, apply, tf.no_op)
@@ -126,7 +166,9 @@ def accumulated_in_conditional_accumulators(t):
   pairs = optimizer.compute_gradients(t.loss(sparse=False))
   accumulators = [tf.ConditionalAccumulator(tf.float32, v.shape) for _, v in pairs]
   accumulate = [a.apply_grad(g, 2**40) for a, (g, _) in zip(accumulators, pairs)]
-  train_op = optimizer.apply_gradients([(a.take_grad(2), v) for a, (_, v) in zip(accumulators, pairs)], t.global_step)
+  train_op = optimizer.apply_gradients(
+    [(a.take_grad(2), v) for a, (_, v) in zip(accumulators, pairs)], t.global_step
+  )
 
   def step(sess, feed):
     sess.run(accumulate, feed)
@@ -136,22 +178,30 @@ def accumulated_in_conditional_accumulators(t):
   return step
 
 
-# --- variables --------------------------------------------------------------------------------------------------------
+# --- variables
+# --------------------------------------------------------------------------------------------------------
 
 
 @TABLE.program()
 def partitioned_variables(t):
   with tf.variable_scope("", use_resource=t.resource):
-    parts = tf.get_variable("parts", initializer=tf.ones([6, 3]), partitioner=tf.fixed_size_partitioner(3))
+    parts = tf.get_variable(
+      "parts", initializer=tf.ones([6, 3]), partitioner=tf.fixed_size_partitioner(3)
+    )
   rows = tf.nn.embedding_lookup(list(parts), [0, 4, 4])
   return t.wrap().minimize(
-    tf.reduce_sum(tf.convert_to_tensor(parts) * t.x) + tf.reduce_sum(rows * rows * t.x), t.global_step
+    tf.reduce_sum(tf.convert_to_tensor(parts) * t.x) + tf.reduce_sum(rows * rows * t.x),
+    t.global_step,
   )
 
 
 @TABLE.program()
 def constrained_variables(t):
-  w = t.variable("constrained", np.ones(3, np.float32), constraint=lambda v: tf.clip_by_value(v, 0.9, 1.1))
+  w = t.variable(
+    "constrained",
+    np.ones(3, np.float32),
+    constraint=lambda v: tf.clip_by_value(v, 0.9, 1.1),
+  )
   return t.wrap().minimize(tf.reduce_sum(w * w * t.x), t.global_step)
 
 
@@ -166,18 +216,27 @@ def cached_variables(t):
 def resource_and_reference_variables_together(t):
   with tf.variable_scope("", use_resource=False):
     reference = tf.get_variable("reference", initializer=np.ones(3, np.float32))
-  return t.wrap().minimize(t.loss() + tf.reduce_sum(reference * reference * t.x), t.global_step)
+  return t.wrap().minimize(
+    t.loss() + tf.reduce_sum(reference * reference * t.x), t.global_step
+  )
 
 
-# --- global steps -----------------------------------------------------------------------------------------------------
+# --- global steps
+# -----------------------------------------------------------------------------------------------------
 
 
 def explain_reference_failure(variant):
-  return "its branches are functions, which do not accept reference variables" if variant.control_flow == 2 else None
+  return (
+    "its branches are functions, which do not accept reference variables"
+    if variant.control_flow == 2
+    else None
+  )
 
 
 def train_with_global_step(t, dtype, resource):
-  step = tf.Variable(np.array(5, dtype), trainable=False, name="own_step", use_resource=resource)
+  step = tf.Variable(
+    np.array(5, dtype), trainable=False, name="own_step", use_resource=resource
+  )
   return t.wrap().minimize(t.loss(), step)
 
 
@@ -193,17 +252,22 @@ for dtype in ("int32", "int64", "float32"):
     )
 
 
-# --- dependencies and scopes ------------------------------------------------------------------------------------------
+# --- dependencies and scopes
+# ------------------------------------------------------------------------------------------
 
 
 def explain_scope_failure(variant):
-  return "the beta powers are not in the name scope" if variant.control_flow == 2 else None
+  return (
+    "the beta powers are not in the name scope" if variant.control_flow == 2 else None
+  )
 
 
 @TABLE.program(tensorflow_fails=explain_scope_failure)
 def scopes_around_adam(t):
   with tf.name_scope("outer"), tf.variable_scope("scope"), tf.name_scope("within"):
-    return t.wrap(tf.train.AdamOptimizer(0.1)).minimize(t.loss(), t.global_step, name="step")
+    return t.wrap(tf.train.AdamOptimizer(0.1)).minimize(
+      t.loss(), t.global_step, name="step"
+    )
 
 
 def reuse_variable_scope(t, shares_optimizer):
@@ -211,11 +275,18 @@ def reuse_variable_scope(t, shares_optimizer):
   for factor in (1.0, 2.0):
     with tf.variable_scope("shared", reuse=tf.AUTO_REUSE, use_resource=t.resource):
       w = tf.get_variable("w", initializer=np.ones(3, np.float32))
-      train_op = (shared or t.wrap()).minimize(tf.reduce_sum(w * w * t.x * factor), t.global_step, [w])
+      train_op = (shared or t.wrap()).minimize(
+        tf.reduce_sum(w * w * t.x * factor), t.global_step, [w]
+      )
   return train_op
 
 
-TABLE.add("a_reused_variable_scope", reuse_variable_scope, True, tensorflow_fails=explain_scope_failure)
+TABLE.add(
+  "a_reused_variable_scope",
+  reuse_variable_scope,
+  True,
+  tensorflow_fails=explain_scope_failure,
+)
 TABLE.add("two_optimizers_in_a_reused_variable_scope", reuse_variable_scope, False)
 
 
@@ -227,17 +298,27 @@ def scope_names_that_loss_scale_optimizers_use(t):
 
 @TABLE.program(outside="moving.*")
 def batch_normalization_with_update_ops(t):
-  moving = tf.Variable(tf.zeros([3]), trainable=False, name="moving", use_resource=t.resource)
+  moving = tf.Variable(
+    tf.zeros([3]), trainable=False, name="moving", use_resource=t.resource
+  )
   gamma = t.variable("gamma", np.ones(3, np.float32))
   tf.add_to_collection(
-    tf.GraphKeys.UPDATE_OPS, moving.assign_sub(0.1 * (moving - tf.where(tf.is_finite(t.x), t.x, tf.zeros_like(t.x))))
+    tf.GraphKeys.UPDATE_OPS,
+    moving.assign_sub(
+      0.1 * (moving - tf.where(tf.is_finite(t.x), t.x, tf.zeros_like(t.x)))
+    ),
   )
   with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
-    return t.wrap().minimize(t.loss() + tf.reduce_sum(gamma * gamma * t.x), t.global_step)
+    return t.wrap().minimize(
+      t.loss() + tf.reduce_sum(gamma * gamma * t.x), t.global_step
+    )
 
 
-# A moving average cannot be initialized from a reference variable under control flow v2.
-@TABLE.program(variants=programs.NO_V2_REFERENCE, outside=".*ExponentialMovingAverage.*", fresh=True)
+# A moving average cannot be initialized from a reference variable under control flow
+# v2.
+@TABLE.program(
+  variants=programs.NO_V2_REFERENCE, outside=".*ExponentialMovingAverage.*", fresh=True
+)
 def an_exponential_moving_average_after_the_step(t):
   average = tf.train.ExponentialMovingAverage(0.5, num_updates=t.global_step)
   with tf.control_dependencies([t.wrap().minimize(t.loss(), t.global_step)]):
@@ -257,7 +338,8 @@ def an_input_from_a_dataset(t):
   return step
 
 
-# --- several optimizers or losses -------------------------------------------------------------------------------------
+# --- several optimizers or losses
+# -------------------------------------------------------------------------------------
 
 
 @TABLE.program()
@@ -273,31 +355,43 @@ def two_optimizers_with_one_loss_scale(t):
   loss_scales = []
 
   def shared(api):
-    loss_scales.append(loss_scales[0] if loss_scales else api.DynamicLossScale(2**10, 3))
+    loss_scales.append(
+      loss_scales[0] if loss_scales else api.DynamicLossScale(2**10, 3)
+    )
     return loss_scales[0]
 
   w, table = t.variables
-  first = t.wrap(tf.train.AdamOptimizer(0.1), shared).minimize(t.loss(), t.global_step, [w])
+  first = t.wrap(tf.train.AdamOptimizer(0.1), shared).minimize(
+    t.loss(), t.global_step, [w]
+  )
   with tf.control_dependencies([first]):
     return t.wrap(None, shared).minimize(t.loss(), None, [table])
 
 
 class AppliesWithAnother(tf.train.GradientDescentOptimizer):
-  """Calls `apply_gradients` of another optimizer, which may scale the loss, too, in its own."""
+  """Calls `apply_gradients` of another optimizer, which may scale the loss, too, in its
+  own.
+  """
 
   def __init__(self, other):
     super().__init__(0.1)
     self.other = other
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
-    pairs = [(tf.convert_to_tensor(grad), variable) for grad, variable in grads_and_vars]
+    pairs = [
+      (tf.convert_to_tensor(grad), variable) for grad, variable in grads_and_vars
+    ]
     with tf.control_dependencies([self.other.apply_gradients(pairs)]):
-      return super().apply_gradients([(2.0 * grad, variable) for grad, variable in pairs], *args, **kwargs)
+      return super().apply_gradients(
+        [(2.0 * grad, variable) for grad, variable in pairs], *args, **kwargs
+      )
 
 
 @TABLE.program()
 def a_step_inside_another(t):
-  return t.wrap(AppliesWithAnother(t.wrap(tf.train.AdamOptimizer(0.1)))).minimize(t.loss(), t.global_step)
+  return t.wrap(AppliesWithAnother(t.wrap(tf.train.AdamOptimizer(0.1)))).minimize(
+    t.loss(), t.global_step
+  )
 
 
 @TABLE.program()

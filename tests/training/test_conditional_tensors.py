@@ -1,4 +1,6 @@
-"""Tests of tensors that the inner optimizer builds in apply_gradients and that are used elsewhere."""
+"""Tests of tensors that the inner optimizer builds in apply_gradients and that are used
+elsewhere.
+"""
 
 import functools
 import time
@@ -15,7 +17,9 @@ pytestmark = pytest.mark.usefixtures("graph", "control_flow")
 
 
 class StartingWeights(tf.train.GradientDescentOptimizer):
-  """Keeps a value that `initial` computes in `apply_gradients`, like elastic averaging keeps the starting weights."""
+  """Keeps a value that `initial` computes in `apply_gradients`, like elastic averaging
+  keeps the starting weights.
+  """
 
   def __init__(self, initial):
     super().__init__(1.0)
@@ -23,19 +27,32 @@ class StartingWeights(tf.train.GradientDescentOptimizer):
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     grads_and_vars = list(grads_and_vars)
-    self.kept = tf.Variable(self._initial(grads_and_vars[0][1]), trainable=False, name="kept", use_resource=True)
+    self.kept = tf.Variable(
+      self._initial(grads_and_vars[0][1]),
+      trainable=False,
+      name="kept",
+      use_resource=True,
+    )
     return super().apply_gradients(grads_and_vars, *args, **kwargs)
 
 
 def kept_after_assignment(training, inner):
   """Returns what `inner` keeps if `w` is [7, 8] when `kept` is initialized."""
-  for op in (training.w.initializer, training.w.assign([7.0, 8.0]), inner.kept.initializer):
+  for op in (
+    training.w.initializer,
+    training.w.assign([7.0, 8.0]),
+    inner.kept.initializer,
+  ):
     training.session.run(op)
   return training.session.run(inner.kept)
 
 
 def current_or_initial(variable):
-  return tf.cond(tf.is_variable_initialized(variable), variable.read_value, lambda: variable.initial_value)
+  return tf.cond(
+    tf.is_variable_initialized(variable),
+    variable.read_value,
+    lambda: variable.initial_value,
+  )
 
 
 def constant_of_a_branch(variable):
@@ -48,9 +65,13 @@ def nested_branches(variable):
   flag = tf.placeholder_with_default(False, [])
 
   def inner():
-    return tf.cond(flag, lambda: variable.initial_value, lambda: 2.0 * variable.read_value())
+    return tf.cond(
+      flag, lambda: variable.initial_value, lambda: 2.0 * variable.read_value()
+    )
 
-  return 1.0 + tf.cond(tf.placeholder_with_default(True, []), inner, lambda: tf.constant([0.0, 0.0]))
+  return 1.0 + tf.cond(
+    tf.placeholder_with_default(True, []), inner, lambda: tf.constant([0.0, 0.0])
+  )
 
 
 def loop(variable):
@@ -60,7 +81,10 @@ def loop(variable):
 def case_of_three(variable):
   flags = [tf.placeholder_with_default(value, []) for value in (False, True)]
   return tf.case(
-    [(flags[0], lambda: tf.constant([1.0, 1.0])), (flags[1], lambda: variable.read_value() - 2.0)],
+    [
+      (flags[0], lambda: tf.constant([1.0, 1.0])),
+      (flags[1], lambda: variable.read_value() - 2.0),
+    ],
     default=lambda: tf.constant([0.0, 0.0]),
   )
 
@@ -76,7 +100,11 @@ def case_of_three(variable):
     (lambda variable: lambda: 2.0 * variable.read_value(), [14.0, 16.0]),
   ],
 )
-@pytest.mark.parametrize("wrap", [lambda opt: opt, lambda opt: Optimizer(opt, "dynamic")], ids=["unwrapped", "wrapped"])
+@pytest.mark.parametrize(
+  "wrap",
+  [lambda opt: opt, lambda opt: Optimizer(opt, "dynamic")],
+  ids=["unwrapped", "wrapped"],
+)
 def test_initial_value_takes_right_branch(wrap, initial, expected):
   training = testing.Training()
   inner = StartingWeights(initial)
@@ -102,22 +130,32 @@ def in_a_nested_branch(number, factor):
   [
     lambda number, factor: tf.pow(factor.read_value(), number),
     in_a_nested_branch,
-    lambda number, _: tf.train.piecewise_constant(number, [0.5, 1.5], [1.0, 0.5, 0.25]),  # with an Assert
+    # with an Assert
+    lambda number, _: tf.train.piecewise_constant(number, [0.5, 1.5], [1.0, 0.5, 0.25]),
   ],
 )
 def test_step_uses_tensor_of_skipped_step(build, use_resource, in_loop):
-  """The first optimizer builds the learning rate; its overflow must not skip the second one's steps."""
+  """The first optimizer builds the learning rate; its overflow must not skip the second
+  one's steps.
+  """
   if in_loop and tf.control_flow_v2_enabled():
     pytest.skip("in functions, TensorFlow raises an error: the tensor is out of scope")
   with tf.variable_scope("", use_resource=use_resource):
-    d, g, factor = [tf.get_variable(name, initializer=value) for name, value in [("d", 0.0), ("g", 0.0), ("f", 0.5)]]
+    d, g, factor = [
+      tf.get_variable(name, initializer=value)
+      for name, value in [("d", 0.0), ("g", 0.0), ("f", 0.5)]
+    ]
   x, number = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
   rate = built_once(lambda: build(number, factor))
 
   def step(i):
     with tf.control_dependencies([tf.no_op()]):  # such as UPDATE_OPS
-      d_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(d * x, var_list=[d])
-    g_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(-1.0 * g, var_list=[g])
+      d_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(
+        d * x, var_list=[d]
+      )
+    g_op = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic").minimize(
+      -1.0 * g, var_list=[g]
+    )
     with tf.control_dependencies([d_op, g_op]):
       return tf.add(i, 1)
 
@@ -133,7 +171,9 @@ def test_shared_tensor_is_built_once():
   number = tf.placeholder(tf.float32, [])
   rate = built_once(lambda: tf.pow(0.5, number))
   for _ in range(2):
-    Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(tf.add_n(variables))
+    Optimizer(tf.train.GradientDescentOptimizer(rate), 8.0).minimize(
+      tf.add_n(variables)
+    )
   assert sum(op.type == "Pow" for op in tf.get_default_graph().get_operations()) == 1
 
 
@@ -146,11 +186,14 @@ class Waiting(tf.train.GradientDescentOptimizer):
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     with tf.control_dependencies([self._waits_for()]):
-      return super().apply_gradients([(1.0 * grad, variable) for grad, variable in grads_and_vars], *args, **kwargs)
+      return super().apply_gradients(
+        [(1.0 * grad, variable) for grad, variable in grads_and_vars], *args, **kwargs
+      )
 
 
 def train_both(first, second, xs, number=None):
-  """Trains `d` with `first` on the gradients `xs`, and `g` with `second` on the gradient -1. Returns both.
+  """Trains `d` with `first` on the gradients `xs`, and `g` with `second` on the
+  gradient -1. Returns both.
 
   The placeholder `number` gets the index of the step.
   """
@@ -174,7 +217,10 @@ def halved_slowly(factor):
 def test_shared_tensor_waits_for_ops_outside():
   with tf.variable_scope("", use_resource=True):
     factor = tf.get_variable("factor", initializer=1.0, trainable=False)
-    halved = tf.assign(factor, tf.reshape(tf.py_func(halved_slowly, [factor.read_value()], tf.float32), []))
+    halved = tf.assign(
+      factor,
+      tf.reshape(tf.py_func(halved_slowly, [factor.read_value()], tf.float32), []),
+    )
 
     def build():
       with tf.control_dependencies([halved]):
@@ -185,12 +231,19 @@ def test_shared_tensor_waits_for_ops_outside():
     assert train_both(first, second, [1.0, np.inf]) == [-0.5, 0.75]
 
 
-@pytest.mark.parametrize("change", [tf.identity, lambda tensor: tf.Print(tensor, [tensor])], ids=["pow", "print"])
+@pytest.mark.parametrize(
+  "change",
+  [tf.identity, lambda tensor: tf.Print(tensor, [tensor])],
+  ids=["pow", "print"],
+)
 def test_step_waits_for_skipped_step(change):
   number = tf.placeholder(tf.float32, [])
   shared = built_once(lambda: change(tf.pow(0.5, number)))
   xs = [1.0, np.inf, np.nan]
-  assert train_both(Waiting(1.0, shared), Waiting(shared, shared), xs, number) == [-1.0, 1.75]
+  assert train_both(Waiting(1.0, shared), Waiting(shared, shared), xs, number) == [
+    -1.0,
+    1.75,
+  ]
 
 
 def test_step_does_not_wait_for_empty_ops():
@@ -208,7 +261,9 @@ def incremented():
 
 
 def computed_by_a_loop():
-  return tf.reduce_sum(tf.map_fn(tf.square, tf.placeholder_with_default([1.0, 2.0], [2])))
+  return tf.reduce_sum(
+    tf.map_fn(tf.square, tf.placeholder_with_default([1.0, 2.0], [2]))
+  )
 
 
 @pytest.mark.parametrize(
@@ -217,7 +272,11 @@ def computed_by_a_loop():
     (tf.train.GradientDescentOptimizer, lambda: tf.random_uniform([])),
     (
       tf.train.GradientDescentOptimizer,
-      lambda: tf.cond(tf.placeholder_with_default(True, []), lambda: tf.random_uniform([]), lambda: tf.constant(1.0)),
+      lambda: tf.cond(
+        tf.placeholder_with_default(True, []),
+        lambda: tf.random_uniform([]),
+        lambda: tf.constant(1.0),
+      ),
     ),
     (tf.train.GradientDescentOptimizer, counted),
     (tf.train.GradientDescentOptimizer, computed_by_a_loop),
@@ -243,7 +302,10 @@ def test_steps_skipped_together_share_counter():
   x = tf.placeholder(tf.float32, [])
   pairs = []
   for name in "dg":
-    variable, opt = tf.get_variable(name, initializer=0.0), Optimizer(Waiting(1.0, shared), scale)
+    variable, opt = (
+      tf.get_variable(name, initializer=0.0),
+      Optimizer(Waiting(1.0, shared), scale),
+    )
     pairs.append((opt, opt.compute_gradients(variable * x, [variable])))
   train_op = mp_compat.apply_gradients_together(pairs)
   with testing.initialized_session() as sess:

@@ -1,4 +1,6 @@
-"""Tests of eager mode and tf.function: callable losses, tapes, and equality with TensorFlow's class."""
+"""Tests of eager mode and tf.function: callable losses, tapes, and equality with
+TensorFlow's class.
+"""
 
 import contextlib
 import copy
@@ -22,9 +24,16 @@ def sgd(loss_scale="dynamic", rate=1.0):
 
 
 def train(api, name, as_function, steps=9):
-  """Trains two variables. Returns the variables, the global step and the loss scale state after every step."""
-  opt = api.MixedPrecisionLossScaleOptimizer(testing.OPTIMIZERS[name](), api.DynamicLossScale(8.0, increment_period=2))
-  w, table = tensorflow.Variable([1.0, -2.0, 3.0]), tensorflow.Variable(np.ones([4, 3], np.float32))
+  """Trains two variables. Returns the variables, the global step and the loss scale
+  state after every step.
+  """
+  opt = api.MixedPrecisionLossScaleOptimizer(
+    testing.OPTIMIZERS[name](), api.DynamicLossScale(8.0, increment_period=2)
+  )
+  w, table = (
+    tensorflow.Variable([1.0, -2.0, 3.0]),
+    tensorflow.Variable(np.ones([4, 3], np.float32)),
+  )
   global_step = tensorflow.Variable(0, dtype=tf.int64, trainable=False)
 
   def step(x):
@@ -39,7 +48,12 @@ def train(api, name, as_function, steps=9):
   history = []
   for x in testing.feeds(steps, OVERFLOWS):
     step(tf.constant(x))
-    state = {"w": w, "table": table, "global_step": global_step, **opt._loss_scale._weights}
+    state = {
+      "w": w,
+      "table": table,
+      "global_step": global_step,
+      **opt._loss_scale._weights,
+    }
     history.append({str(key): variable.numpy() for key, variable in state.items()})
   return history, opt
 
@@ -51,7 +65,9 @@ def test_eager_training_matches_tensorflow(name, as_function):
   theirs, _ = train(testing.native, name, as_function)
   testing.assert_same(ours, theirs)
   assert ours[-1]["global_step"] == 9 - len(OVERFLOWS)
-  assert len(opt.loss_scale.variables()) == 2 and "current_loss_scale=" in repr(opt.loss_scale)
+  assert len(opt.loss_scale.variables()) == 2 and "current_loss_scale=" in repr(
+    opt.loss_scale
+  )
 
 
 def test_minimize_returns_none():
@@ -88,7 +104,9 @@ def test_loss_scaled_twice_warns_once(as_function, wrap, warnings, caplog):
 
 
 def test_eager_unscaling_uses_current_scale():
-  """The loss is scaled in a function, and once in eager mode, while the scale changes."""
+  """The loss is scaled in a function, and once in eager mode, while the scale
+  changes.
+  """
   opt = sgd(mp_compat.DynamicLossScale(8.0, 1), rate=0.0)
   w = tensorflow.Variable([1.0, 2.0])
 
@@ -113,12 +131,19 @@ def test_gradients_of_tensors_are_computed(as_function):
   opt = testing.Optimizer(tf.train.GradientDescentOptimizer(0.5), 8.0)
 
   def step(x):
-    pairs = [opt.compute_gradients(lambda: tf.reduce_sum(w * x), var_list) for var_list in ([x], [w, x])]
+    pairs = [
+      opt.compute_gradients(lambda: tf.reduce_sum(w * x), var_list)
+      for var_list in ([x], [w, x])
+    ]
     opt.apply_gradients(pairs[1][:1])
     return [[grad for grad, _ in each] for each in pairs]
 
   (alone,), (of_w, beside) = (tensorflow.function(step) if as_function else step)(x)
-  assert [each.numpy().tolist() for each in (alone, beside, of_w)] == [[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]]
+  assert [each.numpy().tolist() for each in (alone, beside, of_w)] == [
+    [1.0, 2.0],
+    [1.0, 2.0],
+    [3.0, 4.0],
+  ]
   assert w.numpy().tolist() == [-0.5, 0.0]
 
 
@@ -150,7 +175,9 @@ def together(opt, w, x):
 
 def clipped(opt, w, x):
   grads = [grad for grad, _ in opt.compute_gradients(lambda: tf.reduce_sum(w * x), [w])]
-  opt.apply_gradients(zip(mp_compat.finite_or_zero(mp_compat.clip_by_global_norm(grads, 100.0)[0]), [w]))
+  opt.apply_gradients(
+    zip(mp_compat.finite_or_zero(mp_compat.clip_by_global_norm(grads, 100.0)[0]), [w])
+  )
 
 
 def reported(opt, w, x):
@@ -172,10 +199,13 @@ def updated_by_hand(opt, w, x):
 
 @pytest.mark.parametrize(
   "step, as_function",
-  [(step, True) for step in (together, clipped, reported, taped, updated_by_hand)] + [(together, False)],
+  [(step, True) for step in (together, clipped, reported, taped, updated_by_hand)]
+  + [(together, False)],
 )
 def test_function_calls_public_functions(step, as_function):
-  """AutoGraph of TensorFlow 1.15 rewrites functions, wrongly where a comprehension has two loops."""
+  """AutoGraph of TensorFlow 1.15 rewrites functions, wrongly where a comprehension has
+  two loops.
+  """
   opt = sgd()
   w = tensorflow.Variable([1.0, 2.0])
   for_w = functools.partial(step, opt, w)
@@ -196,7 +226,9 @@ class WithRate(tf.train.AdamOptimizer):
 
 
 def names_made(wrap, as_function, strategy, scope):
-  """Returns the names of the variables that the inner optimizer makes, without slots, whose numbers rise."""
+  """Returns the names of the variables that the inner optimizer makes, without slots,
+  whose numbers rise.
+  """
   inner = WithRate(0.1)
   opt = wrap(inner)
 
@@ -211,16 +243,25 @@ def names_made(wrap, as_function, strategy, scope):
   with strategy.scope():
     w = tensorflow.Variable(1.0, name="w")
     (tensorflow.function(train) if as_function else train)()
-  return sorted(variable.name for variable in inner.variables() + inner.made if not variable.name.startswith("w/"))
+  return sorted(
+    variable.name
+    for variable in inner.variables() + inner.made
+    if not variable.name.startswith("w/")
+  )
 
 
 @pytest.mark.parametrize("scope", [None, "head"])
 @pytest.mark.parametrize("replicas", [False, True], ids=["alone", "replicas"])
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
 def test_variables_have_names_of_inner_optimizer(as_function, replicas, scope):
-  strategy = tf.distribute.MirroredStrategy(["/cpu:0"]) if replicas else tf.distribute.get_strategy()
+  strategy = (
+    tf.distribute.MirroredStrategy(["/cpu:0"])
+    if replicas
+    else tf.distribute.get_strategy()
+  )
   expected, names = [
-    names_made(wrap, as_function, strategy, scope) for wrap in (lambda opt: opt, lambda opt: Optimizer(opt, "dynamic"))
+    names_made(wrap, as_function, strategy, scope)
+    for wrap in (lambda opt: opt, lambda opt: Optimizer(opt, "dynamic"))
   ]
   assert names == expected and names[-1].endswith("schedule/rate:0")
 
@@ -229,7 +270,9 @@ def test_restores_checkpoint_of_session(tmp_path):
   path = str(tmp_path / "model")
   with tf.Graph().as_default(), testing.session() as sess:
     w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
-    train_op = Optimizer(tf.train.AdamOptimizer(0.1), "dynamic").minimize(tf.reduce_sum(w * w), var_list=[w])
+    train_op = Optimizer(tf.train.AdamOptimizer(0.1), "dynamic").minimize(
+      tf.reduce_sum(w * w), var_list=[w]
+    )
     sess.run(tf.global_variables_initializer())
     for _ in range(3):
       sess.run(train_op)

@@ -1,4 +1,6 @@
-"""Tests that MetaGraphs resume training without mp_compat. tests/programs/test_feeding.py has other exported graphs."""
+"""Tests that MetaGraphs resume training without mp_compat.
+tests/programs/test_feeding.py has other exported graphs.
+"""
 
 import numpy as np
 import pytest
@@ -28,7 +30,9 @@ assert "mp_compat" not in sys.modules
 
 
 def resume_training(meta_graph, checkpoint, tmp_path):
-  """Resumes training in a process that imports only TensorFlow. Returns the variables after the last step."""
+  """Resumes training in a process that imports only TensorFlow. Returns the variables
+  after the last step.
+  """
   np.save(checkpoint + ".feeds.npy", golden_cases.FEEDS[golden_cases.BEFORE :])
   output = str(tmp_path / "after.npz")
   testing.run_python("-W", "ignore", "-c", PROGRAM, meta_graph, checkpoint, output)

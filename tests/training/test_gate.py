@@ -1,4 +1,6 @@
-"""Tests that ops of the inner optimizer that change state do not run in skipped steps, wherever it builds them."""
+"""Tests that ops of the inner optimizer that change state do not run in skipped steps,
+wherever it builds them.
+"""
 
 import functools
 import glob
@@ -17,8 +19,8 @@ from tensorflow.python.framework import function
 from tensorflow.python.ops import functional_ops
 
 import mp_compat
-from mp_compat._tensorflow import effects
-from mp_compat._tensorflow import graphs
+from mp_compat.graph import effects
+from mp_compat.graph import graphs
 from mp_compat.training import step
 from tests import testing
 from tests.programs import table
@@ -46,7 +48,9 @@ class Running(tf.train.GradientDescentOptimizer):
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     counters, grads_and_vars = iter(self._counters), list(grads_and_vars)
-    counted = build(self._program, functools.partial(next, counters), self._flag, grads_and_vars[0][0])
+    counted = build(
+      self._program, functools.partial(next, counters), self._flag, grads_and_vars[0][0]
+    )
     return tf.group(super().apply_gradients(grads_and_vars, *args, **kwargs), counted)
 
 
@@ -59,7 +63,9 @@ def build(program, next_counter, flag, grad):
       "constant": lambda: 1.0,
       "gradient": lambda: tf.reduce_max(grad),
       "variable": lambda: number + 1.0,
-      "either": lambda: tf.cond(flag, lambda: tf.reduce_max(grad), lambda: tf.constant(1.0)),
+      "either": lambda: tf.cond(
+        flag, lambda: tf.reduce_max(grad), lambda: tf.constant(1.0)
+      ),
     }[inner[0]]
     with tf.control_dependencies([counter.assign_add(amount())]):
       return tf.constant(1.0)
@@ -67,7 +73,9 @@ def build(program, next_counter, flag, grad):
   if kind == "branches":
     return tf.cond(flag, *parts)
   if kind == "loop":
-    return tf.while_loop(lambda i, total: i < 2, lambda i, total: (i + 1, total + parts[0]()), [0, 0.0])[1]
+    return tf.while_loop(
+      lambda i, total: i < 2, lambda i, total: (i + 1, total + parts[0]()), [0, 0.0]
+    )[1]
   if kind == "sequence":
     with tf.control_dependencies([parts[0]()]):
       return parts[1]()
@@ -77,10 +85,14 @@ def build(program, next_counter, flag, grad):
 
 
 def train(program, wrap, steps):
-  """Trains with the inputs and flags `steps`; returns the values of the counters and of `w` after each step."""
+  """Trains with the inputs and flags `steps`; returns the values of the counters and of
+  `w` after each step.
+  """
   with tf.Graph().as_default():
     flag = tf.placeholder(tf.bool, [])
-    number, *counters = [tf.Variable(0.0, trainable=False, use_resource=True) for _ in range(5)]
+    number, *counters = [
+      tf.Variable(0.0, trainable=False, use_resource=True) for _ in range(5)
+    ]
     training = testing.Training()
     inner = Running(program, flag, [(counter, number) for counter in counters])
     train_op = wrap(inner).minimize(training.loss, training.global_step)
@@ -88,7 +100,9 @@ def train(program, wrap, steps):
     with testing.initialized_session() as sess:
       for x, is_true in steps:
         sess.run(train_op, {training.x: x, flag: is_true})
-        values.append(np.concatenate([np.ravel(value) for value in sess.run(variables)]).tolist())
+        values.append(
+          np.concatenate([np.ravel(value) for value in sess.run(variables)]).tolist()
+        )
     return values
 
 
@@ -98,20 +112,33 @@ OVERFLOWS = [([np.inf, 1.0], True), ([1.0, np.nan], False)]
 
 @pytest.mark.usefixtures("control_flow")
 @hypothesis.given(program=PROGRAMS)
-@hypothesis.example(("loop", ("branches", ("count", "constant"), ("loop", ("count", "variable")))))
+@hypothesis.example(
+  ("loop", ("branches", ("count", "constant"), ("loop", ("count", "variable"))))
+)
 @hypothesis.example(("count", "either"))
-@hypothesis.example(("branches", ("loop", ("count", "constant")), ("function", ("count", "constant"))))
-@hypothesis.example(("sequence", ("compiled", ("count", "constant")), ("loop", ("count", "gradient"))))
+@hypothesis.example(
+  ("branches", ("loop", ("count", "constant")), ("function", ("count", "constant")))
+)
+@hypothesis.example(
+  ("sequence", ("compiled", ("count", "constant")), ("loop", ("count", "gradient")))
+)
 def test_skipped_step_changes_no_state(program):
   try:
     expected = train(program, lambda inner: inner, FINITE)
   except (ValueError, tf.errors.InvalidArgumentError):
-    hypothesis.reject()  # TensorFlow cannot run some functions in loops of control flow v1.
+    # TensorFlow cannot run some functions in loops of control flow v1.
+    hypothesis.reject()
   first, second = OVERFLOWS
   steps = [first, FINITE[0], second, FINITE[1], first, second, FINITE[2]]
   values = train(program, lambda inner: Optimizer(inner, "dynamic"), steps)
   start = [0.0] * len(expected[0])
-  assert values == [start, *expected[:1], *expected[:2], *expected[1:2] * 2, *expected[2:]]
+  assert values == [
+    start,
+    *expected[:1],
+    *expected[:2],
+    *expected[1:2] * 2,
+    *expected[2:],
+  ]
 
 
 @pytest.mark.usefixtures("graph")
@@ -174,19 +201,26 @@ def test_branch_of_gradient_of_earlier_step_raises():
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
       norm = tf.norm(grads_and_vars[0][0])
       rates.append(tf.cond(flag, lambda: norm, lambda: tf.constant(1.0)))
-      return super().apply_gradients([(grad * rates[0], v) for grad, v in grads_and_vars], *args, **kwargs)
+      return super().apply_gradients(
+        [(grad * rates[0], v) for grad, v in grads_and_vars], *args, **kwargs
+      )
 
   with testing.control_flow(1):
     Optimizer(First(1.0), "dynamic").minimize(training.loss)
   with pytest.raises(ValueError, match="reads gradients of an earlier apply_gradients"):
-    Optimizer(tf.train.GradientDescentOptimizer(rates[0]), "dynamic").minimize(tf.square(training.w))
+    Optimizer(tf.train.GradientDescentOptimizer(rates[0]), "dynamic").minimize(
+      tf.square(training.w)
+    )
 
 
 def may_change(build):
   """Returns whether `build()` builds an op that may change state."""
   with testing.control_flow(1), tf.Graph().as_default() as graph:
     build()
-    return any("Initializer" not in op.name for op in effects.changing(graph.get_operations(), graph))
+    return any(
+      "Initializer" not in op.name
+      for op in effects.changing(graph.get_operations(), graph)
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,21 +230,36 @@ def may_change(build):
     (lambda: tf.random_uniform([]), True),
     (lambda: tf.py_func(abs, [tf.constant(1.0)], tf.float32), True),
     (lambda: tf.Print(tf.constant(1.0), []), False),
-    (lambda: tf.map_fn(tf.square, tf.constant([1.0])), False),  # with a TensorArray, which the run ends
+    # with a TensorArray, which the run ends
+    (lambda: tf.map_fn(tf.square, tf.constant([1.0])), False),
     (lambda: tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]), False),
     (lambda: tf.raw_ops.FIFOQueueV2(component_types=[tf.float32]), False),
     (lambda: tf.raw_ops.TemporaryVariable(shape=[], dtype=tf.float32), True),
     (
-      lambda: tf.raw_ops.ReadVariableOp(resource=tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]), dtype=tf.float32),
+      lambda: tf.raw_ops.ReadVariableOp(
+        resource=tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]), dtype=tf.float32
+      ),
       False,
     ),
     (
-      lambda: tf.raw_ops.AssignVariableOp(resource=tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]), value=1.0),
+      lambda: tf.raw_ops.AssignVariableOp(
+        resource=tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]), value=1.0
+      ),
       True,
     ),
     (lambda: tf.identity(tf.raw_ops.VariableV2(dtype=tf.float32, shape=[])), False),
-    (lambda: tf.raw_ops.RefSwitch(data=tf.raw_ops.VariableV2(dtype=tf.float32, shape=[]), pred=True), False),
-    (lambda: tf.raw_ops.Assign(ref=tf.raw_ops.VariableV2(dtype=tf.float32, shape=[]), value=1.0), True),
+    (
+      lambda: tf.raw_ops.RefSwitch(
+        data=tf.raw_ops.VariableV2(dtype=tf.float32, shape=[]), pred=True
+      ),
+      False,
+    ),
+    (
+      lambda: tf.raw_ops.Assign(
+        ref=tf.raw_ops.VariableV2(dtype=tf.float32, shape=[]), value=1.0
+      ),
+      True,
+    ),
     (lambda: call(lambda v: v.read_value()), False),
     (lambda: call(lambda v: call(lambda same: same.read_value())), False),
     (lambda: call(lambda v: v.assign(1.0)), True),
@@ -218,8 +267,18 @@ def may_change(build):
     (lambda: tf.Assert(tf.placeholder(tf.bool), [1.0]), False),
     (lambda: functional_ops.For(0, 2, 1, [0.0], defined(increased)), False),
     (lambda: functional_ops.For(0, 2, 1, [0.0], defined(counted)), True),
-    (lambda: tf.raw_ops.PartitionedCall(args=[0, 1.0], Tout=[tf.float32], f=defined(increased)), False),
-    (lambda: tf.raw_ops.PartitionedCall(args=[0, 1.0], Tout=[tf.float32], f=defined(counted)), True),
+    (
+      lambda: tf.raw_ops.PartitionedCall(
+        args=[0, 1.0], Tout=[tf.float32], f=defined(increased)
+      ),
+      False,
+    ),
+    (
+      lambda: tf.raw_ops.PartitionedCall(
+        args=[0, 1.0], Tout=[tf.float32], f=defined(counted)
+      ),
+      True,
+    ),
   ],
 )
 def test_ops_that_change_state_are_known(build, changes):
@@ -231,7 +290,9 @@ def call(function):
   handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="v")
 
   class Handle:
-    read_value = staticmethod(lambda: tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
+    read_value = staticmethod(
+      lambda: tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+    )
 
     @staticmethod
     def assign(value):
@@ -247,7 +308,9 @@ def increased(index, value):
 
 def counted(index, value):
   handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="v")
-  with tf.control_dependencies([tf.raw_ops.AssignAddVariableOp(resource=handle, value=1.0)]):
+  with tf.control_dependencies(
+    [tf.raw_ops.AssignAddVariableOp(resource=handle, value=1.0)]
+  ):
     return increased(index, value)
 
 
@@ -257,26 +320,43 @@ def defined(body):
   return made
 
 
-CHANGES = re.compile(r"(Resource)?(Sparse)?(Apply|Scatter|Assign)|.*Enqueue|LookupTable(Insert|Import)")
+CHANGES = re.compile(
+  r"(Resource)?(Sparse)?(Apply|Scatter|Assign)|.*Enqueue|LookupTable(Insert|Import)"
+)
 
 
-for _path in sorted(glob.glob(os.path.join(testing.ROOT, "tests", "programs", "test_*.py"))):
-  importlib.import_module("tests.programs." + os.path.basename(_path)[: -len(".py")])  # adds to the table
+for _path in sorted(
+  glob.glob(os.path.join(testing.ROOT, "tests", "programs", "test_*.py"))
+):
+  # adds to the table
+  importlib.import_module("tests.programs." + os.path.basename(_path)[: -len(".py")])
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", [row.name for row in table.PROGRAMS.values() if all(row.needs.values())])
+@pytest.mark.parametrize(
+  "name", [row.name for row in table.PROGRAMS.values() if all(row.needs.values())]
+)
 def test_ops_that_change_state_wait_for_decision(name, monkeypatch):
-  """Reads from the graph of each program that updates of the inner optimizer wait for its gate."""
+  """Reads from the graph of each program that updates of the inner optimizer wait for
+  its gate.
+  """
   row, apply_inner, built = table.PROGRAMS[name], step._apply_inner, []
-  monkeypatch.setattr(step, "_apply_inner", lambda *args, **kwargs: record(apply_inner, args, kwargs, built))
-  with testing.control_flow(row.variants[0].control_flow), tf.Graph().as_default() as graph:
+  monkeypatch.setattr(
+    step,
+    "_apply_inner",
+    lambda *args, **kwargs: record(apply_inner, args, kwargs, built),
+  )
+  with testing.control_flow(
+    row.variants[0].control_flow
+  ), tf.Graph().as_default() as graph:
     try:
       row.build(table.Build(mp_compat, False, row, row.variants[0]))
     except ValueError:
       assert row.limit
     executed = graphs.executed_ops(tf.get_collection(tf.GraphKeys.TRAIN_OP))
-    for op in {op for op in built if op.graph is graph and CHANGES.match(op.type)}.intersection(executed):
+    for op in {
+      op for op in built if op.graph is graph and CHANGES.match(op.type)
+    }.intersection(executed):
       changed = [source.name + ":0" for source in graphs.executed_ops(op.inputs[:1])]
       if not any(re.match(row.outside, name) for name in changed):
         assert any(map(waits_for_gate, graphs.executed_ops([op]))), op.name
@@ -293,5 +373,7 @@ def record(apply_inner, args, kwargs, built):
 
 def waits_for_gate(op):
   return (
-    op.type == "Identity" and re.search(r"apply_or_skip(_\d+)?/", op.name) and op.inputs[0].name.endswith("Switch:1")
+    op.type == "Identity"
+    and re.search(r"apply_or_skip(_\d+)?/", op.name)
+    and op.inputs[0].name.endswith("Switch:1")
   )

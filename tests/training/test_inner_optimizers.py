@@ -16,11 +16,15 @@ from tests.testing import sgd
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
-only_in_1_15 = pytest.mark.skipif(tf.__version__ >= "2", reason="tf.contrib exists only in TensorFlow 1.15")
+only_in_1_15 = pytest.mark.skipif(
+  tf.__version__ >= "2", reason="tf.contrib exists only in TensorFlow 1.15"
+)
 
 
 class Wrapping(test_optimizers.Wrapper):
-  """Delegates all methods to an inner optimizer, like Horovod's DistributedOptimizer."""
+  """Delegates all methods to an inner optimizer, like Horovod's
+  DistributedOptimizer.
+  """
 
   def __init__(self, inner):
     super().__init__(inner)
@@ -44,26 +48,44 @@ def test_wrapper_delegates():
   inner = Wrapping(tf.train.MomentumOptimizer(1.0, 0.9))
   opt = Optimizer(inner, "dynamic")
   opt.minimize(training.loss)
-  assert isinstance(opt, tf.train.Optimizer) and opt.inner_optimizer is opt._optimizer is inner
+  assert (
+    isinstance(opt, tf.train.Optimizer)
+    and opt.inner_optimizer is opt._optimizer is inner
+  )
   assert opt.loss_scale is opt._loss_scale and opt._doing_dynamic_loss_scaling()
   assert opt.get_name() == inner.get_name() and opt.extra is inner.extra
   slot = opt.get_slot(training.w, "momentum")
   assert slot is not None and slot is inner.get_slot(training.w, "momentum")
   assert opt.variables() == [slot] + opt.loss_scale.variables()
-  assert not Optimizer(tf.train.MomentumOptimizer(1.0, 0.9), 8.0)._doing_dynamic_loss_scaling()
-  assert Optimizer(sgd(), testing.native.DynamicLossScale())._doing_dynamic_loss_scaling()
-  with pytest.raises(AttributeError, match="MixedPrecisionLossScaleOptimizer.*_no_such_thing"):
+  assert not Optimizer(
+    tf.train.MomentumOptimizer(1.0, 0.9), 8.0
+  )._doing_dynamic_loss_scaling()
+  assert Optimizer(
+    sgd(), testing.native.DynamicLossScale()
+  )._doing_dynamic_loss_scaling()
+  with pytest.raises(
+    AttributeError, match="MixedPrecisionLossScaleOptimizer.*_no_such_thing"
+  ):
     print(opt._no_such_thing)
-  for method in [opt._apply_dense, opt._apply_sparse, opt._resource_apply_dense, opt._resource_apply_sparse]:
+  for method in [
+    opt._apply_dense,
+    opt._apply_sparse,
+    opt._resource_apply_dense,
+    opt._resource_apply_sparse,
+  ]:
     with pytest.raises(RuntimeError, match="This function should never be called"):
       method(None, None)
 
 
 def test_deepcopy_before_training_works():
-  opt = copy.deepcopy(Optimizer(tf.train.MomentumOptimizer(1.0, 0.0), mp_compat.DynamicLossScale(8.0, 5)))
+  opt = copy.deepcopy(
+    Optimizer(tf.train.MomentumOptimizer(1.0, 0.0), mp_compat.DynamicLossScale(8.0, 5))
+  )
   with tf.Graph().as_default():
     training = Training()
-    np.testing.assert_array_equal(training.run(opt.minimize(training.loss), FINITE, OVERFLOW), [-FINITE, -FINITE])
+    np.testing.assert_array_equal(
+      training.run(opt.minimize(training.loss), FINITE, OVERFLOW), [-FINITE, -FINITE]
+    )
 
 
 def test_optimizer_works_in_several_graphs():
@@ -72,7 +94,10 @@ def test_optimizer_works_in_several_graphs():
     with tf.Graph().as_default():
       training = Training()
       train_op = opt.minimize(training.loss)
-      assert all(v.graph is tf.get_default_graph() for v in opt.variables()) and len(opt.variables()) == 6
+      assert (
+        all(v.graph is tf.get_default_graph() for v in opt.variables())
+        and len(opt.variables()) == 6
+      )
       training.run(train_op, FINITE, OVERFLOW)
       assert training.session.run(opt.loss_scale()) == 2.0**14
 
@@ -81,14 +106,23 @@ def test_optimizer_works_in_several_graphs():
   "wrapper, after, scale",
   [
     # Scaled gradients are clipped before the finite check: the scale never decreases.
-    (test_optimizers.ClipsByValueOutside, [[-0.5 / 8] * 2, [-0.5 / 8 - 0.5 / 16] * 2], 32.0),
+    (
+      test_optimizers.ClipsByValueOutside,
+      [[-0.5 / 8] * 2, [-0.5 / 8 - 0.5 / 16] * 2],
+      32.0,
+    ),
     # The noise of 0.25 shrinks as the scale grows.
     (test_optimizers.AddsNoiseOutside, [-FINITE - 0.25 / 8] * 2, 8.0),
   ],
 )
 def test_wrappers_inside_change_scaled_gradients(wrapper, after, scale):
-  training, opt = Training(), Optimizer(wrapper(sgd()), mp_compat.DynamicLossScale(8.0, 1))
-  np.testing.assert_array_equal(training.run(opt.minimize(training.loss), FINITE, OVERFLOW), after)
+  training, opt = (
+    Training(),
+    Optimizer(wrapper(sgd()), mp_compat.DynamicLossScale(8.0, 1)),
+  )
+  np.testing.assert_array_equal(
+    training.run(opt.minimize(training.loss), FINITE, OVERFLOW), after
+  )
   assert training.session.run(opt.loss_scale()) == scale
 
 
@@ -101,12 +135,16 @@ def test_swapping_saver_saves_moving_average(tmp_path):
   training.run(train_op, FINITE)
   path = saver.save(training.session, str(tmp_path / "model"))
   np.testing.assert_array_equal(tf.train.load_variable(path, "w"), -0.25 * FINITE)
-  np.testing.assert_array_equal(tf.train.load_variable(path, "w/ExponentialMovingAverage"), -FINITE)
+  np.testing.assert_array_equal(
+    tf.train.load_variable(path, "w/ExponentialMovingAverage"), -FINITE
+  )
   assert tf.train.load_variable(path, "current_loss_scale") == 8.0
 
 
 def test_scaling_twice_raises():
-  with pytest.raises(ValueError, match="Wrapping is or wraps a MixedPrecisionLossScaleOptimizer"):
+  with pytest.raises(
+    ValueError, match="Wrapping is or wraps a MixedPrecisionLossScaleOptimizer"
+  ):
     Optimizer(Wrapping(Optimizer(sgd(), 8.0)), 8.0)
 
 
@@ -127,7 +165,9 @@ def scaled_by_scale_loss(training, opt):
 def scaled_in_branch(version):
   def train(training, opt):
     with testing.control_flow(version):
-      tf.cond(training.x[0] > 0, lambda: len(scaled_by_scale_loss(training, opt)), lambda: 0)
+      tf.cond(
+        training.x[0] > 0, lambda: len(scaled_by_scale_loss(training, opt)), lambda: 0
+      )
 
   return train
 
@@ -140,14 +180,18 @@ def scaled_by_contrib(training, opt):
 
 
 def scaled_by_variable(training, opt):
-  opt.minimize(training.loss * tf.get_variable("weight", [], initializer=tf.ones_initializer()))
+  opt.minimize(
+    training.loss * tf.get_variable("weight", [], initializer=tf.ones_initializer())
+  )
 
 
 @pytest.mark.parametrize(
   "train, warns",
   [
     (
-      lambda training, opt: testing.native.MixedPrecisionLossScaleOptimizer(opt, "dynamic").minimize(training.loss),
+      lambda training, opt: testing.native.MixedPrecisionLossScaleOptimizer(
+        opt, "dynamic"
+      ).minimize(training.loss),
       True,
     ),
     (scaled_by_scale_loss, True),
@@ -170,7 +214,9 @@ class ReturnsNothing(tf.train.GradientDescentOptimizer):
 
 
 def test_returning_none_raises_in_graphs():
-  with pytest.raises(ValueError, match="ReturnsNothing.apply_gradients.. must return the op that applies"):
+  with pytest.raises(
+    ValueError, match="ReturnsNothing.apply_gradients.. must return the op that applies"
+  ):
     Optimizer(ReturnsNothing(1.0), 8.0).minimize(Training().loss)
 
 
@@ -194,7 +240,9 @@ class OwnMinimize(tf.train.GradientDescentOptimizer):
       return tf.group(*[tf.assign(v, 0.5 * v) for v in tf.trainable_variables()])
 
 
-@pytest.mark.parametrize("inner, warns", [(OwnMinimize, True), (tf.train.GradientDescentOptimizer, False)])
+@pytest.mark.parametrize(
+  "inner, warns", [(OwnMinimize, True), (tf.train.GradientDescentOptimizer, False)]
+)
 def test_own_minimize_warns(inner, warns, caplog):
   Optimizer(inner(1.0), 8.0).minimize(Training().loss)
   assert ("OwnMinimize has a minimize() of its own" in caplog.text) == warns
@@ -203,11 +251,17 @@ def test_own_minimize_warns(inner, warns, caplog):
 # Predicates of the branch in which gradients are applied.
 CHECKS = {
   "all finite": (lambda t, grad: tf.reduce_all(tf.is_finite(grad)), True),
-  "default": (lambda t, grad: tf.placeholder_with_default(tf.is_finite(grad[0]), []), True),
+  "default": (
+    lambda t, grad: tf.placeholder_with_default(tf.is_finite(grad[0]), []),
+    True,
+  ),
   "norm": (lambda t, grad: tf.global_norm([grad]) < 10.0, True),
   "the loss": (lambda t, grad: tf.is_finite(t.loss), False),
   "the loss scale": (lambda t, grad: t.opt.loss_scale() > 1.0, False),
-  "another gradient": (lambda t, grad: tf.is_finite(t.opt.compute_gradients(t.loss * 2.0)[0][0][0]), False),
+  "another gradient": (
+    lambda t, grad: tf.is_finite(t.opt.compute_gradients(t.loss * 2.0)[0][0][0]),
+    False,
+  ),
   "placeholder": (lambda t, grad: tf.placeholder(tf.bool, []), False),
 }
 
@@ -221,25 +275,43 @@ def test_finite_check_of_the_program_warns(check, is_clipped, warnings):
   predicate, warns = CHECKS[check]
 
   def apply():
-    return opt.apply_gradients([(tf.clip_by_norm(grad, 1.0) if is_clipped else grad, w)])
+    return opt.apply_gradients(
+      [(tf.clip_by_norm(grad, 1.0) if is_clipped else grad, w)]
+    )
 
   with testing.control_flow(1):
-    tf.cond(predicate(training, grad), lambda: tf.cond(training.x[0] > 0.0, apply, tf.no_op), tf.no_op)
-  assert [("a branch of tf.cond whose predicate derives" in line) for line in warnings] == [True] * warns
+    tf.cond(
+      predicate(training, grad),
+      lambda: tf.cond(training.x[0] > 0.0, apply, tf.no_op),
+      tf.no_op,
+    )
+  assert [
+    ("a branch of tf.cond whose predicate derives" in line) for line in warnings
+  ] == [True] * warns
 
 
 class DecaysSelected(tf.train.GradientDescentOptimizer):
-  """Decays the variables that it is told to, as those of tf.contrib's DecoupledWeightDecayExtension do."""
+  """Decays the variables that it is told to, as those of tf.contrib's
+  DecoupledWeightDecayExtension do.
+  """
 
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None, decay_var_list=()):
-    with tf.control_dependencies([super().apply_gradients(grads_and_vars, global_step, name)]):
+  def apply_gradients(
+    self, grads_and_vars, global_step=None, name=None, decay_var_list=()
+  ):
+    with tf.control_dependencies(
+      [super().apply_gradients(grads_and_vars, global_step, name)]
+    ):
       return tf.group(*[tf.assign(v, 0.5 * v) for v in decay_var_list])
 
 
 def test_minimize_passes_arguments_of_inner_apply_gradients():
   training = Training()
-  train_op = Optimizer(DecaysSelected(1.0), 8.0).minimize(training.loss, decay_var_list=[training.w])
-  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-0.5 * FINITE] * 2)
+  train_op = Optimizer(DecaysSelected(1.0), 8.0).minimize(
+    training.loss, decay_var_list=[training.w]
+  )
+  np.testing.assert_array_equal(
+    training.run(train_op, FINITE, OVERFLOW), [-0.5 * FINITE] * 2
+  )
 
 
 @only_in_1_15
@@ -250,22 +322,32 @@ def test_contrib_weight_decay_is_passed():
     with tf.Graph().as_default():
       training = Training()
       opt = wrap(contrib.MomentumWOptimizer(0.25, 1.0, 0.5))
-      results.append(training.run(opt.minimize(training.loss, decay_var_list=[training.w]), FINITE, FINITE))
+      results.append(
+        training.run(
+          opt.minimize(training.loss, decay_var_list=[training.w]), FINITE, FINITE
+        )
+      )
   np.testing.assert_array_equal(*results)
 
 
 class KeepsGradients(test_optimizers.Wrapper):
-  """Keeps the gradients of each call, and applies their sum in the last one, as tf.contrib's TowerOptimizer does."""
+  """Keeps the gradients of each call, and applies their sum in the last one, as
+  tf.contrib's TowerOptimizer does.
+  """
 
   def __init__(self, inner, calls, change=tf.identity):
     super().__init__(inner)
     self._kept, self._calls, self._change = [], calls, change
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    self._kept += [[(self._change(grad), variable) for grad, variable in grads_and_vars]]
+    self._kept += [
+      [(self._change(grad), variable) for grad, variable in grads_and_vars]
+    ]
     if len(self._kept) < self._calls:
       return tf.no_op()
-    sums = [(tf.add_n([grad for grad, _ in kept]), kept[0][1]) for kept in zip(*self._kept)]
+    sums = [
+      (tf.add_n([grad for grad, _ in kept]), kept[0][1]) for kept in zip(*self._kept)
+    ]
     return super().apply_gradients(sums, global_step, name)
 
 
@@ -286,7 +368,9 @@ def test_gradients_of_earlier_steps_raise(change, function):
       opt.apply_gradients(opt.compute_gradients(training.loss, [training.w]))
     return tf.constant(0)
 
-  with pytest.raises(Exception, match="reads gradients of an earlier|cannot be accessed|out of scope"):
+  with pytest.raises(
+    Exception, match="reads gradients of an earlier|cannot be accessed|out of scope"
+  ):
     (testing.tensorflow.function(step) if function else step)()
 
 
@@ -302,11 +386,15 @@ def test_one_gradient_may_be_applied_twice():
   opts = [Optimizer(sgd(), 8.0) for _ in range(2)]
   pairs = opts[0].compute_gradients(training.loss)
   train_op = tf.group(*[opt.apply_gradients(pairs) for opt in opts])
-  np.testing.assert_array_equal(training.run(train_op, FINITE, OVERFLOW), [-2 * FINITE] * 2)
+  np.testing.assert_array_equal(
+    training.run(train_op, FINITE, OVERFLOW), [-2 * FINITE] * 2
+  )
 
 
 def train_on_towers(count, make, api=mp_compat):
-  """Trains with tf.contrib's TowerOptimizer on towers; the second one overflows in the second step, and so on."""
+  """Trains with tf.contrib's TowerOptimizer on towers; the second one overflows in the
+  second step, and so on.
+  """
   from tensorflow_estimator.contrib.estimator.python.estimator import replicate_model_fn
 
   tower_class, training = replicate_model_fn.TowerOptimizer, Training()
@@ -318,7 +406,9 @@ def train_on_towers(count, make, api=mp_compat):
     for index in range(count):
       with state.tower(index, scope, "tower"):
         opt = make(tower_class)
-        train_op = opt.apply_gradients(opt.compute_gradients(training.loss * factors[index]))
+        train_op = opt.apply_gradients(
+          opt.compute_gradients(training.loss * factors[index])
+        )
   with training.session as sess:
     sess.run(tf.global_variables_initializer())
     history = []
@@ -331,7 +421,10 @@ def train_on_towers(count, make, api=mp_compat):
 
 @only_in_1_15
 def test_towers_inside_raise():
-  with pytest.raises(ValueError, match="TowerOptimizer reads gradients of an earlier .* wrap in the other order"):
+  with pytest.raises(
+    ValueError,
+    match="TowerOptimizer reads gradients of an earlier .* wrap in the other order",
+  ):
     train_on_towers(2, lambda tower_class: Optimizer(tower_class(sgd()), 8.0))
 
 
@@ -363,13 +456,22 @@ def test_attributes_are_set_where_they_are_read():
   inner, training = WithRate(), Training()
   opt = Optimizer(inner, 8.0)
   opt.rate, opt.other = 4.0, 5.0
-  assert (inner.rate, opt.rate, opt.other) == (4.0, 4.0, 5.0) and not hasattr(inner, "other")
-  np.testing.assert_array_equal(training.run(opt.minimize(training.loss), FINITE), [-4.0 * FINITE])
+  assert (inner.rate, opt.rate, opt.other) == (4.0, 4.0, 5.0) and not hasattr(
+    inner, "other"
+  )
+  np.testing.assert_array_equal(
+    training.run(opt.minimize(training.loss), FINITE), [-4.0 * FINITE]
+  )
 
 
 def test_hook_of_inner_optimizer_is_kept():
-  assert Optimizer(WithRate(), 8.0).make_session_run_hook(True) == "hook of the inner optimizer, is_chief=True"
-  assert Optimizer(WithRate(), 8.0).make_session_run_hook(is_chief=False).endswith("False")
+  assert (
+    Optimizer(WithRate(), 8.0).make_session_run_hook(True)
+    == "hook of the inner optimizer, is_chief=True"
+  )
+  assert (
+    Optimizer(WithRate(), 8.0).make_session_run_hook(is_chief=False).endswith("False")
+  )
 
 
 def test_slots_are_found_after_tensor_lookup():
@@ -382,7 +484,8 @@ def test_slots_are_found_after_tensor_lookup():
 
 
 @pytest.mark.parametrize(
-  "module, is_keras", [("keras_helpers.keras", False), ("own.keras.x", False), ("keras.src.x", True)]
+  "module, is_keras",
+  [("keras_helpers.keras", False), ("own.keras.x", False), ("keras.src.x", True)],
 )
 def test_only_keras_optimizers_are_named_so(module, is_keras):
   with pytest.raises(ValueError, match="must be an instance of Optimizer") as raised:
@@ -393,7 +496,9 @@ def test_only_keras_optimizers_are_named_so(module, is_keras):
 
 
 class UsesKeptGradients(tf.train.GradientDescentOptimizer):
-  """Applies the gradients of its own `compute_gradients`, or divides those passed to it by their norm, or does not."""
+  """Applies the gradients of its own `compute_gradients`, or divides those passed to it
+  by their norm, or does not.
+  """
 
   def __init__(self, use):
     super().__init__(1.0)
@@ -407,7 +512,9 @@ class UsesKeptGradients(tf.train.GradientDescentOptimizer):
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     pairs = self._kept if self._use == "gradients" else grads_and_vars
     norm = self._norm if self._use == "norm" else 1.0
-    return super().apply_gradients([(grad / norm, variable) for grad, variable in pairs], *args, **kwargs)
+    return super().apply_gradients(
+      [(grad / norm, variable) for grad, variable in pairs], *args, **kwargs
+    )
 
 
 @pytest.mark.parametrize("in_function", [False, True])

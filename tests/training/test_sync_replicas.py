@@ -16,7 +16,8 @@ pytestmark = pytest.mark.usefixtures("graph")
 
 
 def train(wrap, inputs, use_resource=True, sparse=False, seconds=60.0):
-  """Trains one worker that aggregates its own gradients. Returns the row and the global step after every step.
+  """Trains one worker that aggregates its own gradients. Returns the row and the global
+  step after every step.
 
   Raises tf.errors.DeadlineExceededError if a step takes more than `seconds`.
   """
@@ -25,12 +26,18 @@ def train(wrap, inputs, use_resource=True, sparse=False, seconds=60.0):
     table = tf.get_variable("table", [3, 2], initializer=tf.zeros_initializer())
     global_step = tf.train.get_or_create_global_step()
   row, x = (table[1] if sparse else w), tf.placeholder(tf.float32, [2])
-  opt = tf.train.SyncReplicasOptimizer(wrap(tf.train.GradientDescentOptimizer(1.0)), replicas_to_aggregate=1)
-  train_op = opt.minimize(tf.reduce_sum((tf.gather(table, [1]) if sparse else w) * x), global_step)
+  opt = tf.train.SyncReplicasOptimizer(
+    wrap(tf.train.GradientDescentOptimizer(1.0)), replicas_to_aggregate=1
+  )
+  train_op = opt.minimize(
+    tf.reduce_sum((tf.gather(table, [1]) if sparse else w) * x), global_step
+  )
   config = tf.ConfigProto(operation_timeout_in_ms=int(1000 * seconds))
   after = []
   with tf.train.MonitoredTrainingSession(
-    config=config, hooks=[opt.make_session_run_hook(True, num_tokens=0)], stop_grace_period_secs=1
+    config=config,
+    hooks=[opt.make_session_run_hook(True, num_tokens=0)],
+    stop_grace_period_secs=1,
   ) as sess:
     for value in inputs:
       sess.run(train_op, {x: value})
@@ -41,7 +48,9 @@ def train(wrap, inputs, use_resource=True, sparse=False, seconds=60.0):
 @pytest.mark.parametrize("use_resource, sparse", [(False, True), (True, False)])
 def test_skipped_step_does_not_block(use_resource, sparse):
   xs = [FINITE, OVERFLOW, OVERFLOW, FINITE]
-  rows, steps = zip(*train(lambda opt: Optimizer(opt, "dynamic"), xs, use_resource, sparse))
+  rows, steps = zip(
+    *train(lambda opt: Optimizer(opt, "dynamic"), xs, use_resource, sparse)
+  )
   np.testing.assert_array_equal(rows, [-FINITE, -FINITE, -FINITE, -2 * FINITE])
   assert steps == (1, 1, 1, 2)
 
@@ -49,7 +58,9 @@ def test_skipped_step_does_not_block(use_resource, sparse):
 @pytest.mark.slow
 def test_skipped_step_blocks_tensorflow_class():
   def wrap(opt):
-    return testing.native.MixedPrecisionLossScaleOptimizer(opt, testing.native.DynamicLossScale())
+    return testing.native.MixedPrecisionLossScaleOptimizer(
+      opt, testing.native.DynamicLossScale()
+    )
 
   with pytest.raises((tf.errors.DeadlineExceededError, tf.errors.CancelledError)):
     train(wrap, [FINITE, OVERFLOW, FINITE], seconds=4.0)
@@ -60,8 +71,12 @@ def test_accumulators_follow_global_step(graph):
   accumulator = tf.ConditionalAccumulator(tf.float32, [2])
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
   opt.apply_gradients([(accumulator.take_grad(1), training.w)], training.global_step)
-  (follow,) = [op for op in graph.get_operations() if op.type.endswith("AccumulatorSetGlobalStep")]
-  (increment,) = [op for op in graph.get_operations() if op.type == "AssignAddVariableOp"]
+  (follow,) = [
+    op for op in graph.get_operations() if op.type.endswith("AccumulatorSetGlobalStep")
+  ]
+  (increment,) = [
+    op for op in graph.get_operations() if op.type == "AssignAddVariableOp"
+  ]
   assert testing.waits_for(follow, increment)
 
 
@@ -69,5 +84,8 @@ def test_other_steps_add_no_accumulator_ops(graph):
   training = testing.Training()
   opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 8.0)
   opt.minimize(training.loss, training.global_step)
-  opt.apply_gradients([(tf.ConditionalAccumulator(tf.float32, [2]).take_grad(1), training.w)])  # without global_step
+  # without global_step
+  opt.apply_gradients(
+    [(tf.ConditionalAccumulator(tf.float32, [2]).take_grad(1), training.w)]
+  )
   assert not [op for op in graph.get_operations() if "SetGlobalStep" in op.type]

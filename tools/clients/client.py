@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a client's program with TensorFlow's loss scaling or mp_compat's, and compares the results.
+"""Runs a client's program with TensorFlow's loss scaling or mp_compat's, and compares
+the results.
 
 noxfile.py sets the environment in which programs can be repeated to the bit.
 """
@@ -9,7 +10,10 @@ import os
 import subprocess
 import sys
 
-PYTHON = {"tensorflow": [sys.executable], "mp_compat": [sys.executable, "-m", "mp_compat", "run", "--"]}
+PYTHON = {
+  "tensorflow": [sys.executable],
+  "mp_compat": [sys.executable, "-m", "mp_compat", "run", "--"],
+}
 PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs")
 
 
@@ -20,18 +24,25 @@ def check(promise, otherwise):
 
 def run(command, cwd=None):
   """Runs a command and returns its output; exits with an error if the command fails."""
-  done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+  done = subprocess.run(
+    command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+  )
   check(
-    not done.returncode, "{}\n{} ended with code {}.".format(done.stdout[-5000:], " ".join(command), done.returncode)
+    not done.returncode,
+    "{}\n{} ended with code {}.".format(
+      done.stdout[-5000:], " ".join(command), done.returncode
+    ),
   )
   return done.stdout
 
 
 def compare(top, *program):
-  """Runs a program under `mp_compat compare`, to its end; exits with an error unless it trains the same, to the bit.
+  """Runs a program under `mp_compat compare`, to its end; exits with an error unless it
+  trains the same, to the bit.
 
-  The program runs with TensorFlow's loss scaling in the folder original, with mp_compat's in the folder mp_compat, and
-  with TensorFlow's in the folder again, all in `top`.
+  The program runs with TensorFlow's loss scaling in the folder original, with
+  mp_compat's in the folder mp_compat, and with TensorFlow's in the folder again, all in
+  `top`.
 
   Returns:
     What the report says on the run with mp_compat.
@@ -39,14 +50,33 @@ def compare(top, *program):
   folder = os.path.join(PROGRAMS, "in_folder.py")
   report = os.path.join(top, "report.json")
   options = ["--steps", str(10**9), "--json", report]
-  # Not in `top`: after `pip install -e`, Python may take the folder mp_compat there for the package.
-  command = [sys.executable, "-m", "mp_compat", "compare", *options, folder, top, *program]
-  check(not subprocess.run(command, check=False).returncode, "the comparison failed, or the trainings differ.")
+  # Not in `top`: after `pip install -e`, Python may take the folder mp_compat there for
+  # the package.
+  command = [
+    sys.executable,
+    "-m",
+    "mp_compat",
+    "compare",
+    *options,
+    folder,
+    top,
+    *program,
+  ]
+  check(
+    not subprocess.run(command, check=False).returncode,
+    "the comparison failed, or the trainings differ.",
+  )
   with open(report) as file:
     return json.load(file)["runs"]["mp_compat"]
 
 
 def exchange(top):
-  """Exchanges the folders of `compare`: each of two classes continues from what the other has written."""
-  for source, target in [("original", "exchanged"), ("mp_compat", "original"), ("exchanged", "mp_compat")]:
+  """Exchanges the folders of `compare`: each of two classes continues from what the
+  other has written.
+  """
+  for source, target in [
+    ("original", "exchanged"),
+    ("mp_compat", "original"),
+    ("exchanged", "mp_compat"),
+  ]:
     os.rename(os.path.join(top, source), os.path.join(top, target))

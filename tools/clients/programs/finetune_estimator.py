@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small Estimator with finetune's mixed precision: its variable getter and its `optimize_loss`.
+"""Trains a small Estimator with finetune's mixed precision: its variable getter and its
+`optimize_loss`.
 
     python programs/finetune_estimator.py DIRECTORY STEPS
 
-The model that finetune itself would train has to be downloaded. The steps in OVERFLOWS have an absurd weight.
+The model that finetune itself would train has to be downloaded. The steps in OVERFLOWS
+have an absurd weight.
 """
 
 import sys
@@ -27,16 +29,22 @@ def batches():
 
 def input_fn():
   return tf.data.Dataset.from_generator(
-    batches, ({"rows": tf.float32, "weight": tf.float32}, tf.int32), ({"rows": [32, 16], "weight": []}, [32])
+    batches,
+    ({"rows": tf.float32, "weight": tf.float32}, tf.int32),
+    ({"rows": [32, 16], "weight": []}, [32]),
   )
 
 
 def model_fn(features, labels, mode):
-  getter, halved = get_variable_getter(mode, {"rows": features["rows"]}, fp16_predict=False, mixed_precision=True)
+  getter, halved = get_variable_getter(
+    mode, {"rows": features["rows"]}, fp16_predict=False, mixed_precision=True
+  )
   with tf.variable_scope("model", custom_getter=getter):
     hidden = tf.nn.relu(tf.matmul(halved["rows"], tf.get_variable("hidden", [16, 32])))
     logits = tf.matmul(hidden, tf.get_variable("logits", [32, 2]))
-  loss = features["weight"] * tf.losses.sparse_softmax_cross_entropy(labels, tf.cast(logits, tf.float32))
+  loss = features["weight"] * tf.losses.sparse_softmax_cross_entropy(
+    labels, tf.cast(logits, tf.float32)
+  )
   train_op = optimize_loss(
     loss,
     learning_rate=1e-2,
@@ -44,7 +52,9 @@ def model_fn(features, labels, mode):
     clip_gradients=1.0,
     lr_schedule="warmup_constant",
     lr_warmup=-1.0,
-    total_num_steps=np.inf,  # The fraction is 0: finetune reads the step for it before or after it is incremented.
+    # The fraction is 0: finetune reads the step for it before or after it is
+    # incremented.
+    total_num_steps=np.inf,
     summarize_grads=False,
     mixed_precision=True,
     b1=0.9,
@@ -58,9 +68,14 @@ def model_fn(features, labels, mode):
 
 
 def main(directory, steps):
-  session = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+  session = tf.ConfigProto(
+    intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
+  )
   config = tf.estimator.RunConfig(
-    directory, tf_random_seed=1, session_config=session, save_checkpoints_steps=int(steps)
+    directory,
+    tf_random_seed=1,
+    session_config=session,
+    save_checkpoints_steps=int(steps),
   )
   tf.estimator.Estimator(model_fn, config=config).train(input_fn, max_steps=int(steps))
 

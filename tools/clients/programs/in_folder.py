@@ -7,9 +7,9 @@ in_folder.py PARENT (SCRIPT | -m MODULE) [ARGUMENT ...]
 import os
 import sys
 
-from mp_compat.migration import program
+from mp_compat.tools import run
 
 folder = os.path.join(sys.argv[1], os.environ["MP_COMPAT_RUN"])
 os.makedirs(folder, exist_ok=True)
 os.chdir(folder)
-program.execute(*program.load(sys.argv[2:]))
+run.execute(*run.load(sys.argv[2:]))

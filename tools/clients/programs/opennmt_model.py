@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model for OpenNMT-tf, as its users write them: `onmt-main --model`. Some of its batches overflow."""
+"""A model for OpenNMT-tf, as its users write them: `onmt-main --model`. Some of its
+batches overflow.
+"""
 
 import opennmt
 import opennmt.training
 import tensorflow as tf
 
-ABSURD = 12  # the last word of the vocabulary; its batches have a loss that is finite, but not if it is scaled
+# the last word of the vocabulary; its batches have a loss that is finite, but not if it
+# is scaled
+ABSURD = 12
 
-print("Loss scaling by {}".format(opennmt.training._LossScaleOptimizer.__bases__[0].__module__))
+print(
+  "Loss scaling by {}".format(
+    opennmt.training._LossScaleOptimizer.__bases__[0].__module__
+  )
+)
 
 
 class TinyTransformer(opennmt.models.Transformer):

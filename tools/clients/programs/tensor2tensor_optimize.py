@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains two variables by tensor2tensor's `optimize`, on TensorFlow 2; two steps in the middle overflow."""
+"""Trains two variables by tensor2tensor's `optimize`, on TensorFlow 2; two steps in the
+middle overflow.
+"""
 
 import numpy as np
 from tensor2tensor.layers import common_hparams

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A problem and a model for tensor2tensor, as its users register them: `--t2t_usr_dir`."""
+"""A problem and a model for tensor2tensor, as its users register them:
+`--t2t_usr_dir`.
+"""
 
 from tensor2tensor.data_generators import algorithmic
 from tensor2tensor.models import transformer
@@ -9,7 +11,9 @@ import tensorflow.compat.v1 as tf
 
 @registry.register_problem
 class ReverseInOrder(algorithmic.AlgorithmicReverseBinary40):
-  """Reversing binary numbers, which come in the same order in every run; by itself tensor2tensor lets threads race."""
+  """Reversing binary numbers, which come in the same order in every run; by itself
+  tensor2tensor lets threads race.
+  """
 
   train_size = 2000
   dev_size = 100
@@ -21,7 +25,9 @@ class ReverseInOrder(algorithmic.AlgorithmicReverseBinary40):
 
 @registry.register_model
 class QuickTransformer(transformer.Transformer):
-  """tensor2tensor's transformer without AutoGraph, which takes longer to read its source than to train it."""
+  """tensor2tensor's transformer without AutoGraph, which takes longer to read its
+  source than to train it.
+  """
 
   @tf.autograph.experimental.do_not_convert
   def call(self, inputs, **kwargs):

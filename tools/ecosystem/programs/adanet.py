@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdaNet: two candidates an iteration and their mixture weights; the second process begins the second iteration."""
+"""AdaNet: two candidates an iteration and their mixture weights; the second process
+begins the second iteration.
+"""
 
 import comparison
 import numpy as np
@@ -10,7 +12,10 @@ def train(tools, directory):
   import tensorflow.compat.v1 as tf
 
   random = np.random.RandomState(1)
-  inputs, labels = random.normal(size=[64, 4]).astype(np.float32), random.normal(size=[64, 1]).astype(np.float32)
+  inputs, labels = (
+    random.normal(size=[64, 4]).astype(np.float32),
+    random.normal(size=[64, 1]).astype(np.float32),
+  )
 
   class Builder(adanet.subnetwork.Builder):
     def __init__(self, layers):
@@ -21,7 +26,14 @@ def train(tools, directory):
       return "layers{}".format(self._layers)
 
     def build_subnetwork(
-      self, features, labels, logits_dimension, training, iteration_step, summary, previous_ensemble=None
+      self,
+      features,
+      labels,
+      logits_dimension,
+      training,
+      iteration_step,
+      summary,
+      previous_ensemble=None,
     ):
       hidden, init = features["x"], tf.glorot_uniform_initializer(self._layers)
       for _ in range(self._layers):
@@ -29,8 +41,19 @@ def train(tools, directory):
       logits = tf.layers.dense(hidden, logits_dimension, kernel_initializer=init)
       return adanet.Subnetwork(hidden, logits, float(self._layers), {})
 
-    def build_subnetwork_train_op(self, subnetwork, loss, var_list, labels, iteration_step, summary, previous_ensemble):
-      return tools.wrap(tf.train.MomentumOptimizer(0.01, 0.9)).minimize(loss, var_list=var_list)
+    def build_subnetwork_train_op(
+      self,
+      subnetwork,
+      loss,
+      var_list,
+      labels,
+      iteration_step,
+      summary,
+      previous_ensemble,
+    ):
+      return tools.wrap(tf.train.MomentumOptimizer(0.01, 0.9)).minimize(
+        loss, var_list=var_list
+      )
 
   ensembler = adanet.ensemble.ComplexityRegularizedEnsembler(
     optimizer=lambda: tools.wrap(tf.train.GradientDescentOptimizer(0.01)),

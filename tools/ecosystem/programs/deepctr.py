@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepCTR: a DeepFMEstimator, whose linear and deep parts have an optimizer and a loss scale each."""
+"""DeepCTR: a DeepFMEstimator, whose linear and deep parts have an optimizer and a loss
+scale each.
+"""
 
 import comparison
 import numpy as np
@@ -14,7 +16,9 @@ def train(tools, directory):
   features.update((name, random.randint(0, 10, [64])) for name in ("user", "item"))
   labels = random.randint(0, 2, [64]).astype(np.float32)
   column = tf.feature_column
-  words = [column.categorical_column_with_identity(name, 10) for name in ("user", "item")]
+  words = [
+    column.categorical_column_with_identity(name, 10) for name in ("user", "item")
+  ]
   numeric = column.numeric_column("price")
   estimator = DeepFMEstimator(
     words + [numeric],

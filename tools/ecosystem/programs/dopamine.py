@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dopamine: a DQNAgent with its replay buffer and target network; saves and restores by bundle_and_checkpoint."""
+"""Dopamine: a DQNAgent with its replay buffer and target network; saves and restores by
+bundle_and_checkpoint.
+"""
 
 import os
 import pickle
@@ -17,9 +19,14 @@ def train(tools, directory):
   np.random.seed(1)
 
   def network(num_actions, network_type, state):
-    init = tf.glorot_uniform_initializer(1)  # The graph's seed would depend on the operations of the loss scale.
-    hidden = tf.layers.dense(tf.layers.flatten(state), 16, tf.nn.relu, kernel_initializer=init, name="hidden")
-    return network_type(tf.layers.dense(hidden, num_actions, kernel_initializer=init, name="values"))
+    # The graph's seed would depend on the operations of the loss scale.
+    init = tf.glorot_uniform_initializer(1)
+    hidden = tf.layers.dense(
+      tf.layers.flatten(state), 16, tf.nn.relu, kernel_initializer=init, name="hidden"
+    )
+    return network_type(
+      tf.layers.dense(hidden, num_actions, kernel_initializer=init, name="values")
+    )
 
   session, path = tf.Session(), os.path.join(directory, "bundle")
   agent = dqn_agent.DQNAgent(

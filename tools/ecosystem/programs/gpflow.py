@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPflow 1: a sparse variational Gaussian process in float64, trained by its AdamOptimizer; saves by tf.train.Saver."""
+"""GPflow 1: a sparse variational Gaussian process in float64, trained by its
+AdamOptimizer; saves by tf.train.Saver.
+"""
 
 import comparison
 import numpy as np

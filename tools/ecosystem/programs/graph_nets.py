@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph Nets: two rounds of a GraphNetwork of Sonnet's MLPs, on random graphs; checkpoints by MonitoredSession."""
+"""Graph Nets: two rounds of a GraphNetwork of Sonnet's MLPs, on random graphs;
+checkpoints by MonitoredSession.
+"""
 
 import comparison
 import numpy as np
@@ -27,5 +29,7 @@ def train(tools, directory):
   tf.set_random_seed(1)
   network = graph_nets.modules.GraphNetwork(*[lambda: snt.nets.MLP([8, 4])] * 3)
   loss = tf.losses.mean_squared_error(targets, network(network(graphs)).globals)
-  train_op = tools.wrap(tf.train.AdamOptimizer(0.01)).minimize(loss, tf.train.get_or_create_global_step())
+  train_op = tools.wrap(tf.train.AdamOptimizer(0.01)).minimize(
+    loss, tf.train.get_or_create_global_step()
+  )
   comparison.run_monitored(train_op, directory)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras 3: a convolution, batch normalization and dropout, trained with `fit` and Adam, saved as a .keras file."""
+"""Keras 3: a convolution, batch normalization and dropout, trained with `fit` and Adam,
+saved as a .keras file.
+"""
 
 import os
 
@@ -11,10 +13,15 @@ def train(tools, directory):
   import keras
 
   random = np.random.RandomState(1)
-  images, labels = random.normal(size=[64, 8, 8, 1]).astype(np.float32), random.randint(0, 3, [64])
+  images, labels = (
+    random.normal(size=[64, 8, 8, 1]).astype(np.float32),
+    random.randint(0, 3, [64]),
+  )
 
   def loss(labels, logits):
-    return tools.inject(keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True))
+    return tools.inject(
+      keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    )
 
   keras.utils.set_random_seed(1)
   path = os.path.join(directory, "model.keras")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spektral: a graph attention network, trained on batches of a loader with `fit` and the newer Adam."""
+"""Spektral: a graph attention network, trained on batches of a loader with `fit` and
+the newer Adam.
+"""
 
 import comparison
 import numpy as np
@@ -26,15 +28,23 @@ def train(tools, directory):
   class Network(tf.keras.Model):
     def __init__(self):
       super().__init__()
-      self.attention, self.pool = spektral.layers.GATConv(8, 2), spektral.layers.GlobalAttentionPool(8)
+      self.attention, self.pool = (
+        spektral.layers.GATConv(8, 2),
+        spektral.layers.GlobalAttentionPool(8),
+      )
       self.logits = tf.keras.layers.Dense(3)
 
     def call(self, inputs):
       return self.logits(self.pool(self.attention(inputs)))
 
   tf.keras.utils.set_random_seed(1)
-  model, opt = Network(), tools.wrap_keras(tf.keras.optimizers.Adam(0.01, global_clipnorm=1.0))
-  model.compile(opt, lambda y, p: tools.inject(tf.keras.losses.categorical_crossentropy(y, p, True)))
+  model, opt = (
+    Network(),
+    tools.wrap_keras(tf.keras.optimizers.Adam(0.01, global_clipnorm=1.0)),
+  )
+  model.compile(
+    opt, lambda y, p: tools.inject(tf.keras.losses.categorical_crossentropy(y, p, True))
+  )
   with comparison.checkpoint(directory, model=model, optimizer=opt):
     loader = spektral.data.BatchLoader(Graphs(), batch_size=8, shuffle=False)
     model.fit(loader.load(), steps_per_epoch=4, epochs=comparison.STEPS // 4, verbose=0)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stable Baselines: SAC, whose three optimizers have a loss scale each (a small environment, tf.train.Saver)."""
+"""Stable Baselines: SAC, whose three optimizers have a loss scale each (a small
+environment, tf.train.Saver).
+"""
 
 import comparison
 import numpy as np
@@ -40,7 +42,8 @@ def train(tools, directory):
   )
   tf.train.AdamOptimizer = adam
   with model.graph.as_default():
-    saver, latest = tf.train.Saver(), tf.train.latest_checkpoint(directory)  # Its `save` is without slots.
+    # Its `save` is without slots.
+    saver, latest = (tf.train.Saver(), tf.train.latest_checkpoint(directory))
   if latest:
     saver.restore(model.sess, latest)
   model.learn(8 + comparison.STEPS)

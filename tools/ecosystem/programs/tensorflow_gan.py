@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TF-GAN: a GANEstimator, whose two optimizers have a loss scale each, trained in turns by its hooks."""
+"""TF-GAN: a GANEstimator, whose two optimizers have a loss scale each, trained in turns
+by its hooks.
+"""
 
 import comparison
 import numpy as np
@@ -10,7 +12,9 @@ def train(tools, directory):
   import tensorflow_gan as tfgan
 
   random = np.random.RandomState(1)
-  noise, images = (random.normal(size=[64, size]).astype(np.float32) for size in (4, 64))
+  noise, images = (
+    random.normal(size=[64, size]).astype(np.float32) for size in (4, 64)
+  )
 
   def generator_fn(noise):
     hidden = tf.reshape(tf.layers.dense(noise, 4 * 4 * 4, tf.nn.relu), [-1, 4, 4, 4])
@@ -30,4 +34,6 @@ def train(tools, directory):
     generator_optimizer=lambda: tools.wrap(tf.train.AdamOptimizer(0.001, 0.5)),
     discriminator_optimizer=lambda: tools.wrap(tf.train.RMSPropOptimizer(0.001)),
   )
-  estimator.train(comparison.batches(noise, images.reshape([64, 8, 8, 1])), steps=comparison.STEPS)
+  estimator.train(
+    comparison.batches(noise, images.reshape([64, 8, 8, 1])), steps=comparison.STEPS
+  )

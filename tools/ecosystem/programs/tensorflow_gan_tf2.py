@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TF-GAN: gan_train with two optimizers, a Wasserstein loss with gradient penalty, and sequential steps."""
+"""TF-GAN: gan_train with two optimizers, a Wasserstein loss with gradient penalty, and
+sequential steps.
+"""
 
 import comparison
 import numpy as np
@@ -11,10 +13,14 @@ def train(tools, directory):
 
   tf.disable_v2_behavior()
   random = np.random.RandomState(1)
-  real, noise = (tf.constant(random.normal(size=[32, size]), tf.float32) for size in (4, 2))
+  real, noise = (
+    tf.constant(random.normal(size=[32, size]), tf.float32) for size in (4, 2)
+  )
 
   def dense(inputs, units, name):
-    kernel = tf.get_variable(name, [inputs.shape[1], units], initializer=tf.glorot_uniform_initializer(seed=1))
+    kernel = tf.get_variable(
+      name, [inputs.shape[1], units], initializer=tf.glorot_uniform_initializer(seed=1)
+    )
     return inputs @ kernel
 
   def generator(inputs):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow Probability: a Bayesian network with DenseFlipout, its ELBO minimized in a MonitoredTrainingSession."""
+"""TensorFlow Probability: a Bayesian network with DenseFlipout, its ELBO minimized in a
+MonitoredTrainingSession.
+"""
 
 import comparison
 import numpy as np
@@ -11,10 +13,16 @@ def train(tools, directory):
 
   tf.disable_v2_behavior()
   random = np.random.RandomState(1)
-  inputs, labels = random.normal(size=[64, 4]).astype(np.float32), random.randint(0, 3, [64])
+  inputs, labels = (
+    random.normal(size=[64, 4]).astype(np.float32),
+    random.randint(0, 3, [64]),
+  )
   tf.set_random_seed(1)
   model = tf.keras.Sequential(
-    [tfp.layers.DenseFlipout(8, activation="relu", seed=1), tfp.layers.DenseFlipout(3, seed=2)]
+    [
+      tfp.layers.DenseFlipout(8, activation="relu", seed=1),
+      tfp.layers.DenseFlipout(3, seed=2),
+    ]
   )
   likelihood = tfp.distributions.Categorical(logits=model(tf.constant(inputs)))
   loss = tf.reduce_mean(-likelihood.log_prob(labels)) + tf.add_n(model.losses) / 64.0

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow Ranking: a groupwise ranking function with a listwise loss; checkpoints by Estimator."""
+"""TensorFlow Ranking: a groupwise ranking function with a listwise loss; checkpoints by
+Estimator.
+"""
 
 import comparison
 import numpy as np
@@ -19,11 +21,13 @@ def train(tools, directory):
 
   head = tfr.head.create_ranking_head(
     tfr.losses.make_loss_fn("approx_ndcg_loss"),
-    train_op_fn=lambda loss: tools.wrap(tf.train.AdagradOptimizer(0.1)).minimize(loss, tf.train.get_global_step()),
+    train_op_fn=lambda loss: tools.wrap(tf.train.AdagradOptimizer(0.1)).minimize(
+      loss, tf.train.get_global_step()
+    ),
   )
   model_fn = tfr.model.make_groupwise_ranking_fn(
     score, 2, transform_fn=tfr.feature.make_identity_transform_fn([]), ranking_head=head
   )
-  tf.estimator.Estimator(model_fn, directory, tf.estimator.RunConfig(tf_random_seed=1)).train(
-    comparison.batches(features, labels), steps=comparison.STEPS
-  )
+  tf.estimator.Estimator(
+    model_fn, directory, tf.estimator.RunConfig(tf_random_seed=1)
+  ).train(comparison.batches(features, labels), steps=comparison.STEPS)

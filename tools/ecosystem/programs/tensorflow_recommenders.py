@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow Recommenders: a retrieval task and a cross network, `fit` with Keras's legacy Adagrad."""
+"""TensorFlow Recommenders: a retrieval task and a cross network, `fit` with Keras's
+legacy Adagrad.
+"""
 
 import comparison
 import numpy as np
@@ -12,14 +14,25 @@ def train(tools, directory):
   class TwoTowers(tfrs.Model):
     def __init__(self):
       super().__init__()
-      self.users, self.items = tf.keras.layers.Embedding(20, 8), tf.keras.layers.Embedding(30, 8)
-      self.cross, self.task = tfrs.layers.dcn.Cross(projection_dim=4), tfrs.tasks.Retrieval()
+      self.users, self.items = (
+        tf.keras.layers.Embedding(20, 8),
+        tf.keras.layers.Embedding(30, 8),
+      )
+      self.cross, self.task = (
+        tfrs.layers.dcn.Cross(projection_dim=4),
+        tfrs.tasks.Retrieval(),
+      )
 
     def compute_loss(self, inputs, training=False):
-      return tools.inject(self.task(self.cross(self.users(inputs["user"])), self.items(inputs["item"])))
+      return tools.inject(
+        self.task(self.cross(self.users(inputs["user"])), self.items(inputs["item"]))
+      )
 
     def train_step(self, inputs):  # tfrs.Model's does not scale the loss
-      self.optimizer.minimize(lambda: self.compute_loss(inputs, training=True), lambda: self.trainable_variables)
+      self.optimizer.minimize(
+        lambda: self.compute_loss(inputs, training=True),
+        lambda: self.trainable_variables,
+      )
       return {}
 
   random = np.random.RandomState(1)
@@ -28,5 +41,9 @@ def train(tools, directory):
   model, opt = TwoTowers(), tools.wrap_keras(tf.keras.optimizers.legacy.Adagrad(0.1))
   model.compile(opt)
   with comparison.checkpoint(directory, model=model, optimizer=opt):
-    model.fit(tf.data.Dataset.from_tensor_slices(data).batch(16), epochs=comparison.STEPS // 4, verbose=0)
+    model.fit(
+      tf.data.Dataset.from_tensor_slices(data).batch(16),
+      epochs=comparison.STEPS // 4,
+      verbose=0,
+    )
   return comparison.read_eager(model.variables, opt)

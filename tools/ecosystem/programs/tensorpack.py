@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensorpack: a ModelDesc with batch normalization, a gradient processor, its trainer, ModelSaver and SaverRestore."""
+"""Tensorpack: a ModelDesc with batch normalization, a gradient processor, its trainer,
+ModelSaver and SaverRestore.
+"""
 
 import comparison
 import numpy as np
@@ -15,13 +17,17 @@ def train(tools, directory):
   points = [
     [image, label]
     for image, label in zip(
-      random.normal(size=[64, 8, 8, 1]).astype(np.float32), random.randint(0, 3, [64]).astype(np.int32)
+      random.normal(size=[64, 8, 8, 1]).astype(np.float32),
+      random.randint(0, 3, [64]).astype(np.int32),
     )
   ]
 
   class Model(tensorpack.ModelDesc):
     def inputs(self):
-      return [tf.TensorSpec([None, 8, 8, 1], tf.float32, "image"), tf.TensorSpec([None], tf.int32, "label")]
+      return [
+        tf.TensorSpec([None, 8, 8, 1], tf.float32, "image"),
+        tf.TensorSpec([None], tf.int32, "label"),
+      ]
 
     def build_graph(self, image, label):
       hidden = tensorpack.Conv2D("conv", image, 4, 3, activation=tensorpack.BNReLU)
@@ -31,12 +37,15 @@ def train(tools, directory):
     def optimizer(self):
       rate = tf.get_variable("learning_rate", initializer=0.01, trainable=False)
       return optimizer.apply_grad_processors(
-        tools.wrap(tf.train.MomentumOptimizer(rate, 0.9)), [gradproc.GlobalNormClip(1.0)]
+        tools.wrap(tf.train.MomentumOptimizer(rate, 0.9)),
+        [gradproc.GlobalNormClip(1.0)],
       )
 
   tf.set_random_seed(1)
   latest = tf.train.latest_checkpoint(directory)
-  data = tensorpack.RepeatedData(tensorpack.BatchData(tensorpack.DataFromList(points, shuffle=False), 16), -1)
+  data = tensorpack.RepeatedData(
+    tensorpack.BatchData(tensorpack.DataFromList(points, shuffle=False), 16), -1
+  )
   epoch = 2 if latest else 1
   tensorpack.launch_train_with_config(
     tensorpack.TrainConfig(

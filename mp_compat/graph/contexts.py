@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control-flow contexts: in which branch, loop or function an op is, and what can read
+it. Searches from tensors.
+"""
+
+import contextlib
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Set, Tuple
+
+from mp_compat._tensorflow import tf
+from mp_compat.graph import graphs
+
+Context = Any  # a ControlFlowContext of TensorFlow; None outside of all of them
+TensorKey = Tuple[tf.Operation, int]
+
+
+def enclosing(context: Context) -> List[Context]:
+  """Returns a control-flow context and those around it, from the inside out; [] for
+  None.
+  """
+  found = []
+  while context is not None:
+    found.append(context)
+    context = context.outer_context
+  return found
+
+
+def of_outputs(op: tf.Operation) -> Context:
+  """Returns the control-flow context in which the outputs of `op` can be read."""
+  context = op._get_control_flow_context()
+  return (
+    context.outer_context
+    if context is not None and op.type in ("Exit", "RefExit")
+    else context
+  )
+
+
+def loop_around(context: Context) -> Context:
+  """Returns the innermost loop (control flow v1) of a context and those around it; None
+  outside of loops.
+  """
+  return next(
+    (around for around in enclosing(context) if around.IsWhileContext()), None
+  )
+
+
+def compiled_around(op: tf.Operation) -> Context:
+  """Returns the XLA context that contains `op`; None for none."""
+  return next(
+    (
+      around
+      for around in enclosing(op._get_control_flow_context())
+      if around.IsXLAContext()
+    ),
+    None,
+  )
+
+
+def loop_around_inputs(op: tf.Operation) -> Context:
+  """Returns the innermost loop in which the inputs of `op` can be computed; an Enter
+  passes one into another loop.
+  """
+  context = op._get_control_flow_context()
+  return loop_around(
+    context.outer_context
+    if context is not None and op.type in ("Enter", "RefEnter")
+    else context
+  )
+
+
+@contextlib.contextmanager
+def enter(context: Context) -> Iterator[None]:
+  """Makes a context manager: ops built inside belong to a control-flow context; None
+  means that they belong to none.
+  """
+  if context is None:
+    yield
+    return
+  context.Enter()
+  try:
+    yield
+  finally:
+    context.Exit()
+
+
+def is_readable(tensor: tf.Tensor) -> bool:
+  """Returns whether ops built now, in the graph of `tensor` or a function in it, may
+  read it.
+  """
+  wanted = of_outputs(tensor.op)
+  return wanted is None or any(
+    context is wanted for context in enclosing(tensor.graph._get_control_flow_context())
+  )
+
+
+def is_in_control_flow() -> bool:
+  """Returns whether ops built now belong to a branch, a loop, a function or an XLA
+  computation.
+  """
+  graph = tf.get_default_graph()
+  return (
+    graph._get_control_flow_context() is not None
+    or graph is not graphs.init_scope_graph()
+  )
+
+
+def predicates() -> List[tf.Tensor]:
+  """Returns the predicates of the branches (control flow v1) to which ops built now
+  belong.
+  """
+  if tf.executing_eagerly():
+    return []
+  around = enclosing(tf.get_default_graph()._get_control_flow_context())
+  return [context.pred for context in around if context.IsCondContext()]
+
+
+def is_in_branches_only(op: tf.Operation) -> bool:
+  """Returns whether `merge_out_of_branches` can read `op`: it is in the current graph,
+  at most inside branches.
+  """
+  around = enclosing(of_outputs(op))
+  return op.graph is tf.get_default_graph() and all(
+    context.IsCondContext() for context in around
+  )
+
+
+def tensor_key(tensor: tf.Tensor) -> TensorKey:
+  """Returns a key that identifies a graph tensor; tensors are not hashable in all
+  TensorFlow versions.
+  """
+  return tensor.op, tensor.value_index
+
+
+def keys_of(tensors: Iterable[tf.Tensor]) -> Set[TensorKey]:
+  """Returns the keys of graph tensors."""
+  return set(map(tensor_key, tensors))
+
+
+def search_back(
+  ends: Iterable[tf.Tensor],
+  inputs_of: Callable[[tf.Tensor], List[tf.Tensor]],
+  until: Container[TensorKey] = (),
+) -> List[tf.Tensor]:
+  """Returns graph tensors and, by `inputs_of` of each, those that they are computed
+  from, each once, depth first.
+
+  Does not search behind tensors whose keys are in `until`.
+  """
+  found: Dict[TensorKey, tf.Tensor] = {}
+  pending = list(ends)[::-1]
+  while pending:
+    tensor = pending.pop()
+    key = tensor.op, tensor.value_index  # `tensor_key`; graphs are large
+    if key not in found:
+      found[key] = tensor
+      pending += [] if key in until else reversed(inputs_of(tensor))
+  return list(found.values())
+
+
+def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the graph tensors that `tensor` is computed from; for a capture of a
+  function, the captured tensor.
+  """
+  op = tensor.op
+  if op.type != "Placeholder":
+    return list(op.inputs)
+  captures = getattr(op.graph, "captures", ())
+  return [
+    outer
+    for outer, inner in captures
+    if inner.op is op and graphs.graph_of(outer) is not None
+  ]
+
+
+def data_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
+  """Returns `tensor_inputs` without the predicate of a Switch."""
+  inputs = tensor_inputs(tensor)
+  return inputs[:1] if tensor.op.type in ("Switch", "RefSwitch") else inputs
+
+
+def contains_op(op: tf.Operation, prefix: str) -> bool:
+  """Returns whether the type of `op` begins with `prefix`, or `op` is a conditional
+  with such an op in a function.
+  """
+  if op.type.startswith(prefix):
+    return True
+  if op.type not in ("If", "StatelessIf"):
+    return False
+  branches = [
+    op.graph._get_function(op.get_attr(branch).name)
+    for branch in ("then_branch", "else_branch")
+  ]
+  return any(
+    node.op.startswith(prefix)
+    for branch in branches
+    for node in branch.definition.node_def
+  )

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds out whether an op changes state that outlives a run, from its definition and
+the functions that it calls.
+"""
+
+import functools
+from typing import Any, Collection, List, Set
+
+from tensorflow.python.framework import op_def_registry  # pyright: ignore[reportAttributeAccessIssue]
+
+from mp_compat._tensorflow import tf
+
+# Stateful ops that read a resource, print, or raise an error.
+_READING = frozenset(
+  [
+    "Assert",
+    "DisableCopyOnRead",
+    "IsVariableInitialized",
+    "LookupTableFind",
+    "LookupTableFindV2",
+    "LookupTableSize",
+  ]
+  + [
+    "LookupTableSizeV2",
+    "Print",
+    "PrintV2",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+  ]
+  + ["VarIsInitializedOp", "VariableShape"]
+)
+# Ops that pass a reference on.
+_PASSING = frozenset(
+  [
+    "RefEnter",
+    "RefExit",
+    "RefIdentity",
+    "RefMerge",
+    "RefNextIteration",
+    "RefSelect",
+    "RefSwitch",
+  ]
+)
+# prefixes of ops on resources that end with the run
+_OF_ONE_RUN = ("Stack", "TensorArray")
+
+
+def changing(ops: Collection[tf.Operation], graph: tf.Graph) -> Set[tf.Operation]:
+  """Returns those of `ops` that may change state that outlives the run; a call may if
+  an op of its functions may.
+
+  Ops without a known definition may. Random ops change the state of their generators.
+  """
+  types = {op.type for op in ops}
+  calls = {op_type for op_type in types if is_call(op_type, graph)}
+  others = {op_type for op_type in types - calls if _of_type(op_type)}
+  return {
+    op
+    for op in ops
+    if op.type in others or (op.type in calls and _of_call(op.node_def, graph))
+  }
+
+
+def is_call(op_type: str, graph: tf.Graph) -> bool:
+  """Returns whether ops of a type call functions: conditionals, loops, datasets and
+  others.
+  """
+  return _takes_functions(op_type) or graph._is_function(op_type)
+
+
+def _of_call(node: tf.NodeDef, graph: tf.Graph) -> bool:
+  """Returns whether one of the functions that a node calls, also through others, may
+  change state.
+  """
+  names, pending = set(), _function_names(node, graph)
+  while pending:
+    name = pending.pop()
+    if name not in names:
+      names.add(name)
+      function = graph._get_function(name)
+      if function is None:
+        return True
+      for called in function.definition.node_def:
+        if is_call(called.op, graph):
+          pending += _function_names(called, graph)
+        elif _of_type(called.op):
+          return True
+  return False
+
+
+def _function_names(node: tf.NodeDef, graph: tf.Graph) -> List[str]:
+  if graph._is_function(node.op):
+    return [node.op]
+  functions = [
+    function
+    for value in node.attr.values()
+    for function in [value.func, *value.list.func]
+  ]
+  return [function.name for function in functions if function.name]
+
+
+@functools.lru_cache(maxsize=None)
+def _takes_functions(op_type: str) -> bool:
+  definition = _definition(op_type)
+  return definition is not None and not {"func", "list(func)"}.isdisjoint(
+    [each.type for each in definition.attr]
+  )
+
+
+@functools.lru_cache(maxsize=None)
+def _of_type(op_type: str) -> bool:
+  definition = _definition(op_type)
+  if definition is None:
+    return True
+  if op_type in _READING or op_type in _PASSING or op_type.startswith(_OF_ONE_RUN):
+    return False
+  handles = [
+    one.type == tf.resource or (one.is_ref and not definition.input_arg)
+    for one in definition.output_arg
+  ]
+  if handles and all(handles):
+    # The others make a handle: of a variable, a queue, an iterator.
+    return op_type == "TemporaryVariable"
+  return definition.is_stateful or any(
+    argument.is_ref for argument in definition.input_arg
+  )
+
+
+def _definition(op_type: str) -> Any:
+  if hasattr(op_def_registry, "get"):
+    return op_def_registry.get(op_type)
+  return op_def_registry.get_registered_ops().get(op_type)  # TensorFlow 1.15

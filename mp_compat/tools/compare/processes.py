@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program in processes of their own, each with the same contents of folders and
+the same standard input.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Sequence, cast
+
+KEPT = ".before_compare"  # the suffix of a folder while copies of it are in use
+_INTERRUPTS = [
+  number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")
+]
+_KILL = (os.killpg, signal.SIGKILL) if os.name == "posix" else (os.kill, signal.SIGTERM)
+# unless set
+_ENVIRONMENT = {
+  "PYTHONHASHSEED": "0",
+  "TF_CUDNN_DETERMINISTIC": "1",
+  "TF_DETERMINISTIC_OPS": "1",
+}
+
+# begins a line of the output that says why this package ended a process
+_REASON = "mp_compat compare: "
+_SHOWN = 10000  # bytes of the output, the last ones
+
+
+class CannotRunError(Exception):
+  """Says why a program could not be run."""
+
+
+class ProgramFailedError(CannotRunError):
+  """Says how a program failed."""
+
+
+def give_up(reason: object) -> NoReturn:
+  """Ends the process of a program at once, for a reason that `run` raises."""
+  os.write(2, "\n{}{}\n".format(_REASON, reason).encode())
+  os._exit(1)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Callable[[], None]]:
+  """Raises a KeyboardInterrupt at the first signal that ends processes; yields a
+  function that ignores further ones.
+  """
+
+  def ignore() -> None:
+    for number in previous:
+      signal.signal(number, signal.SIG_IGN)
+
+  def interrupt(*_: object) -> None:
+    ignore()
+    raise KeyboardInterrupt
+
+  previous = {number: signal.getsignal(number) for number in _INTERRUPTS}
+  # by nohup
+  previous = {
+    number: handler for number, handler in previous.items() if handler != signal.SIG_IGN
+  }
+  try:
+    for number in previous:
+      signal.signal(number, interrupt)
+    yield ignore
+  finally:
+    for number, handler in previous.items():
+      signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def kept(paths: Sequence[str]) -> Iterator[Callable[[], None]]:
+  """Keeps folders that programs write to; yields a function that gives them the
+  contents that they had at first.
+
+  They are renamed, and copied back: the originals never change, and exist even if this
+  process is killed. At the end, also after an interrupt, removes what the programs
+  made, and renames them back.
+  """
+  folders = _outermost(paths)
+  existing = [path for path in folders if os.path.exists(path)]
+
+  def copy_back() -> None:
+    for path in folders:
+      _remove(path)
+      if path in existing:
+        try:
+          shutil.copytree(path + KEPT, path, symlinks=True)
+        except shutil.Error as error:
+          failed, _, reason = error.args[0][0]
+          raise CannotRunError(
+            "{} cannot be copied, for --restore: {}".format(failed, reason)
+          ) from error
+
+  with _interruptible() as ignore_interrupts:
+    try:
+      for path in existing:
+        os.rename(path, path + KEPT)
+      yield copy_back
+    finally:
+      try:
+        ignore_interrupts()
+      finally:
+        for path in folders:
+          if path not in existing or os.path.isdir(path + KEPT):
+            _remove(path)
+            if path in existing:
+              os.rename(path + KEPT, path)
+
+
+def _outermost(paths: Sequence[str]) -> List[str]:
+  """Returns the folders without those inside of others; raises a CannotRunError for one
+  that cannot be renamed.
+  """
+  real = sorted({os.path.realpath(path) for path in paths})
+  folders = [
+    path for path in real if not any(path.startswith(other + os.sep) for other in real)
+  ]
+  for path in folders:
+    if os.path.lexists(path + KEPT):
+      raise CannotRunError(
+        "{0}{1} exists: {0} as it was before a comparison that was killed. Rename it "
+        "to {0}.".format(path, KEPT)
+      )
+    if os.path.exists(path) and not os.path.isdir(path):
+      raise CannotRunError("--restore expects a folder, but {} is a file.".format(path))
+  return folders
+
+
+def _remove(path: str) -> None:
+  """Moves away what is at `path`, if anything, and deletes it there: to delete it in
+  its place could fail halfway.
+  """
+  if os.path.lexists(path):
+    removed = tempfile.mkdtemp(dir=os.path.dirname(path))
+    os.rename(path, os.path.join(removed, "removed"))
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def read_standard_input(path: str) -> None:
+  """Writes the standard input to a file, for each run; nothing if it is a terminal or
+  closed.
+  """
+  with open(path, "wb") as file, contextlib.suppress(OSError):
+    source = os.open(os.devnull, os.O_RDONLY) if os.isatty(0) else os.dup(0)
+    with open(source, "rb") as standard_input:
+      shutil.copyfileobj(standard_input, file)
+
+
+def run(
+  settings: Dict[str, Any], name: str, argv: Sequence[str], directory: str, folder: str
+) -> None:
+  """Runs a program in `directory` to its end, or to the last step; its processes end
+  with it.
+
+  Raises a ProgramFailedError if it fails, and a CannotRunError if it cannot be run or
+  recorded. `settings` are the fields of `recorder.Settings`; the program finds `name`
+  as MP_COMPAT_RUN in the environment. `folder` is for files, and has the standard input
+  as `input`.
+  """
+  with open(os.path.join(folder, "settings"), "w", encoding="utf-8") as file:
+    json.dump(settings, file)
+  with open(os.path.join(folder, "input"), "rb") as stdin:
+    process = subprocess.Popen(
+      [sys.executable, "-m", "mp_compat.tools.compare.recorder", file.name, *argv],
+      cwd=directory,
+      env={**_ENVIRONMENT, **os.environ, "MP_COMPAT_RUN": name},
+      stdin=stdin,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+    )
+  output = cast(io.BufferedReader, process.stdout)
+  last = bytearray()
+
+  def read_output() -> None:
+    for chunk in iter(lambda: output.read1(_SHOWN), b""):
+      last.extend(chunk)
+      del last[:-_SHOWN]
+
+  reader = threading.Thread(target=read_output, daemon=True)
+  reader.start()
+  try:
+    code = process.wait()
+  finally:
+    with contextlib.suppress(OSError):
+      _KILL[0](process.pid, _KILL[1])  # and the processes that it started
+    process.wait()
+  reader.join(timeout=5)  # A process that left the group may still have the pipe.
+  if code:
+    lines = last.decode(errors="replace").splitlines()[-20:]
+    if lines and lines[-1].startswith(_REASON):
+      raise CannotRunError(lines[-1][len(_REASON) :])
+    added = [
+      "{}={}".format(*item)
+      for item in _ENVIRONMENT.items()
+      if item[0] not in os.environ
+    ]
+    raise ProgramFailedError(
+      "The program {}. Its last lines:\n{}\nIt ran with {} in the environment.".format(
+        "was killed by signal {}".format(-code)
+        if code < 0
+        else "ended with exit code {}".format(code),
+        "\n".join(lines),
+        ", ".join([*added, "MP_COMPAT_RUN=" + name]),
+      )
+    )

@@ -1,0 +1,525 @@
+"""Tests of `python -m mp_compat compare`, with real programs in real processes."""
+
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mp_compat import __main__ as command_line
+from mp_compat.tools.compare import processes
+from tests import testing
+
+# Arguments of `pytest.param` for the programs that need it.
+NEEDS_EAGER = pytest.mark.skipif(
+  testing.tf.VERSION.startswith("1."), reason="TensorFlow 1 is not eager"
+)
+NEEDS_KERAS = pytest.mark.skipif(
+  "experimental" not in dir(getattr(testing.tf.keras, "mixed_precision", None)),
+  reason="this Keras has no experimental wrapper",
+)
+NEEDS_CONTRIB = pytest.mark.skipif(
+  not hasattr(testing.tensorflow, "contrib"),
+  reason="tf.contrib is in TensorFlow 1.15 only",
+)
+
+
+@pytest.fixture(name="compare")
+def _compare(tmp_path, monkeypatch, capfd):
+  """Returns a function that compares one of `programs`, copied to `tmp_path`.
+
+  It returns the exit code, the output and the report.
+  """
+  for path in glob.glob(os.path.join(os.path.dirname(__file__), "programs", "*.py")):
+    shutil.copy(path, str(tmp_path))
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv("PYTHONPATH", testing.ROOT)
+  monkeypatch.setenv("MP_COMPAT_RUN", "of another comparison")
+  monkeypatch.delenv("TF2_BEHAVIOR", raising=False)
+
+  def compare(*arguments):
+    code = command_line.main(
+      ["compare", "--json", str(tmp_path / "report.json"), *arguments]
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["status"] == code
+    return code, capfd.readouterr().out, report
+
+  return compare
+
+
+def test_equal_programs_are_same(compare):
+  code, output, report = compare("program.py", "overflow")
+  assert code == 0, output
+  runs = report["runs"]
+  assert list(runs) == ["original", "mp_compat", "again"]
+  for run in runs.values():
+    assert (run["steps"], run["read"], run["skipped"], run["variables"]) == (
+      6,
+      6,
+      1,
+      11,
+    )
+    assert run["scales"] == {"current_loss_scale": [1024.0, 512.0]}
+  lines = output.splitlines()
+  assert (
+    lines[1].split()
+    == "1. as it is 6 train steps, 1 skipped, loss scale 1024 -> 512".split()
+  )
+  assert (
+    lines[2].split()
+    == "2. with mp_compat the same bits: 11 variables after each of 6 steps".split()
+  )
+  assert lines[3].split() == "3. as it is, again the same bits in both runs".split()
+  assert lines[-1] == "The program trains the same, in the steps that were compared."
+
+
+@NEEDS_KERAS
+def test_keras_program_is_same(compare):
+  code, output, report = compare(
+    "--runs", "original,mp_compat,without", "keras_program.py"
+  )
+  assert code == 0 and output.count("after each of 8 steps") == 2, output
+  assert all(run["scaled"] and run["trained"] for run in report["runs"].values())
+
+
+THREE = "  4. as it is, once more   the same bits in all three runs"
+W = "  w: 2 of 2 values differ, by up to "
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "code, arguments, words",
+  [
+    # The program trains the same.
+    (0, "program.py ref callable overflow", ["6 steps"]),
+    (0, "program.py _exit", ["6 steps"]),
+    (0, "program.py averages overflow", ["6 train steps, 1 skipped"]),
+    (0, "program.py outer overflow", ["6 train steps, 1 skipped"]),
+    (
+      0,
+      "program.py unscaled",
+      [
+        "with mp_compat: a warning of mp_compat: Adam applies gradients that were never scaled"
+      ],
+    ),
+    (
+      0,
+      "several.py",
+      [
+        "24 train steps, 8 skipped, current_loss_scale 32768 -> 16384, current_loss_scale_1 32768 -> 16384"
+      ],
+    ),
+    (0, "strategy.py", ["6 train steps, 1 skipped"]),
+    (0, "strategy.py server", ["6 train steps, 1 skipped"]),
+    (0, "program.py megabytes", ["6 steps"]),
+    (0, "program.py generator", ["6 steps"]),
+    (0, "dqn.py", ["8 train steps, 0 skipped"]),
+    (0, "--steps 5 dqn.py ref", ["5 train steps, 0 skipped"]),
+    (0, "dqn.py conditional fed", ["4 train steps"]),
+    (0, "dqn.py conditional v2 taken", ["4 train steps"]),
+    (0, "dqn.py nested v2 taken", [" 3 train steps"]),
+    (0, "dqn.py local", ["8 train steps, 0 skipped", "8 variables"]),
+    (0, "--steps 4 program.py crash", ["4 steps"]),
+    (0, "--steps 5 --every 2 -m program overflow", ["every 2 of 5 steps"]),
+    (0, "--without program.py", ["without loss scaling  the same bits"]),
+    (
+      0,
+      "--without program.py own",
+      ["without loss scaling  the same bits", "6 train steps, 0 skipped"],
+    ),
+    (0, "--without program.py overflow", ["Before it, the bits are the same."]),
+    (0, "--runs original,without,again program.py migrated", ["the same bits"]),
+    (0, "--runs original,without,again asks.py", ["Before it, the bits are the same."]),
+    (
+      0,
+      "--runs original,without,again asks.py unchecked",
+      ["Before it, the bits are the same."],
+    ),
+    (
+      0,
+      "--runs original,without,again asks.py shares",
+      ["Before it, the bits are the same."],
+    ),
+    (0, "program.py checkpoint env", ["6 steps"]),
+    (0, "--restore folder program.py checkpoint", ["6 steps"]),
+    (
+      0,
+      "--runs original,again program.py process",
+      ["The program ran other processes, which are not compared."],
+    ),
+    pytest.param(
+      0, "--runs original,again program.py data", ["the same bits"], marks=NEEDS_EAGER
+    ),
+    (
+      0,
+      "absl_program.py --learning_rate=0.1 --overflow_at=1 --overflow_at=2",
+      ["6 train steps, 2 skipped"],
+    ),
+    (
+      0,
+      "-m absl_program --learning_rate 0.1 --steps 4 --optimizer momentum",
+      ["4 train steps, 0 skipped"],
+    ),
+    (0, "--runs original,mp_compat program.py reads", ["6 train steps, 0 skipped"]),
+    # It trains differently.
+    (
+      1,
+      "program.py averages clip overflow",
+      ["step 4 is the first", "clipping or masking hid its overflow", W],
+    ),
+    (
+      1,
+      "program.py averages fixed overflow",
+      ["step 4 is the first", "a fixed loss scale of TensorFlow's class", W],
+    ),
+    (
+      1,
+      "together.py",
+      [
+        "step 2 is the first",
+        "a fixed loss scale of TensorFlow's class",
+        "  v: 2 of 2 values",
+      ],
+    ),
+    (
+      1,
+      "program.py numbers",
+      ["step 4 is the first", "The reason is not known.", W, THREE],
+    ),
+    (
+      1,
+      "program.py custom",
+      ["step 1 is the first", "update() of the program's LossScale returned False", W],
+    ),
+    (
+      1,
+      "program.py variable",
+      [
+        "in 1 of 12 variables",
+        "do not have the same",
+        "more: is missing in one of the runs",
+      ],
+    ),
+    (1, "program.py zero", ["zero: differs"]),
+    (1, "--every 4 several.py clip", ["step 10 is the first that differs"]),
+    (
+      1,
+      "--runs original,mp_compat program.py fixed overflow",
+      ["step 4 is the first", "this needs the run 'again'"],
+    ),
+    (
+      1,
+      "program.py shorter",
+      ["it ended after 5 train steps, the first run after 6", "pass --steps 5", THREE],
+    ),
+    (1, "dqn.py faster", ["step 1 is the first", "  w: 2 of 2 values differ", THREE]),
+    (
+      1,
+      "dqn.py explores",
+      [
+        "step 3 is the first",
+        "  rate: 1 of 1 values differ",
+        "8 train steps, 0 skipped",
+      ],
+    ),
+    (
+      1,
+      "dqn.py explores raises",
+      ["step 3 is the first", "  rate: 1 of 1 values differ"],
+    ),
+    (
+      1,
+      "dqn.py local faster",
+      ["step 1 is the first", "  w: 2 of 2 values differ", THREE],
+    ),
+    (
+      1,
+      "--runs original,mp_compat program.py numbers",
+      ["this needs the run 'again'", "w: differs"],
+    ),
+    # Nothing follows.
+    (
+      2,
+      "program.py entropy",
+      ["differs from itself: at step 1, first in w", "TF_NUM_INTRAOP_THREADS=1"],
+    ),
+    (
+      2,
+      "program.py crash",
+      [
+        "as it is: The program ended with exit code 1. Its last lines:",
+        "6 train steps: --steps 6 ends it",
+      ],
+    ),
+    (
+      2,
+      "program.py kill",
+      ["as it is: The program was killed by signal 9.", "TF_DETERMINISTIC_OPS=1"],
+    ),
+    (2, "program.py exit", ["as it is: The program ended with exit code 3."]),
+    (
+      2,
+      "program.py full",
+      ["as it is: The variables cannot be recorded in ", "File too large"],
+    ),
+    (
+      2,
+      "nothing.py",
+      [
+        "as it is: expected a script, a directory or zip file with __main__.py, or -m and a module, but"
+      ],
+    ),
+    (
+      2,
+      "absl_program.py --learning_rate=0",
+      [
+        "ended with exit code 1.",
+        "--learning_rate=0.0: must be positive",
+        "python -m mp_compat run",
+      ],
+    ),
+    (
+      2,
+      "program.py plain",
+      ["with mp_compat: The program made no optimizer of mp_compat"],
+    ),
+    (2, "program.py untrained", ["as it is: No train step was seen"]),
+    (
+      2,
+      "program.py pretrains",
+      [
+        "with mp_compat: None of its 6 train steps was one of an optimizer with loss scaling"
+      ],
+    ),
+    (2, "dqn.py conditional", ["as it is: No train step was seen"]),
+    (2, "dqn.py conditional v2", ["as it is: No train step was seen"]),
+    (2, "dqn.py nested", ["as it is: No train step was seen"]),
+    (2, "dqn.py conditional taken fails", ["as it is: No train step was seen"]),
+    (
+      2,
+      "dqn.py adversary",
+      ["None of its 8 train steps was one of an optimizer with loss scaling"],
+    ),
+    (
+      2,
+      "program.py overflows",
+      ["as it is: Each of its 6 train steps was skipped, so nothing trained."],
+    ),
+    (
+      2,
+      "dqn.py late faster",
+      ["as it is: No train step was seen", "Let the program run until it trains"],
+    ),
+    (
+      2,
+      "program.py lucky",
+      [
+        "  4. as it is, once more   differs at step 4",
+        "differs from itself: at step 4, first in w",
+      ],
+    ),
+    (
+      2,
+      "program.py timed",
+      [
+        "differs from itself: it ended after 6 train steps, then after 5",
+        "pass --steps 5",
+      ],
+    ),
+    (2, "program.py fork", ["as it is: Training in a forked process was seen"]),
+    (2, "program.py migrated", ["as it is: The program uses mp_compat as it is"]),
+    (
+      2,
+      "--runs original,again program.py later",
+      ["It starts from other values than the first run: first "],
+    ),
+    (
+      2,
+      "program.py checkpoint",
+      [
+        "with mp_compat: It starts from other values than the first run",
+        "_step 6, not 0",
+      ],
+    ),
+    (
+      2,
+      "--runs original,again program.py start",
+      ["It starts from other values than the first run: first w. If it"],
+    ),
+    (2, "--every 9 program.py", ["None of its 6 train steps was compared"]),
+    (
+      2,
+      "program.py unreadable",
+      ["as it is: No tensor of the graph reads VarHandleOp."],
+    ),
+    pytest.param(2, "program.py eager", ["Eager training was seen"], marks=NEEDS_EAGER),
+  ],
+)
+def test_programs_are_compared(code, arguments, words, compare, tmp_path):
+  actual, output, _ = compare(*arguments.split())
+  assert actual == code and all(text in output for text in words), output
+  assert code or not (tmp_path / "folder").exists()
+
+
+@pytest.mark.matrix  # Slow tests run on the newest TensorFlow only.
+@pytest.mark.parametrize(
+  "code, arguments, words",
+  [
+    pytest.param(
+      1,
+      "program.py twice",
+      ["the first run scales the loss twice", "already scales the loss"],
+      marks=NEEDS_CONTRIB,
+    ),
+    pytest.param(
+      2,
+      "keras_program.py migrated",
+      ["as it is: The program uses mp_compat as it is"],
+      marks=NEEDS_KERAS,
+    ),
+  ],
+)
+def test_programs_of_old_versions_are_compared(code, arguments, words, compare):
+  actual, output, _ = compare(*arguments.split())
+  assert actual == code and all(text in output for text in words), output
+
+
+@pytest.mark.slow
+def test_skipped_steps_of_threads_are_counted(compare):
+  _, output, report = compare("--runs", "original,again", "threads.py")
+  assert report["runs"]["original"]["skipped"] == 8, output
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(
+  not hasattr(testing.tf, "estimator"), reason="this TensorFlow has no Estimator"
+)
+def test_estimators_are_compared(compare, tmp_path):
+  (tmp_path / "folder").mkdir()
+  (tmp_path / "folder" / "kept").write_text("before")
+  code, output, _ = compare("--restore", "folder", "estimator.py")
+  assert code == 0 and "after each of 8 steps" in output, output
+  assert [path.name for path in (tmp_path / "folder").iterdir()] == ["kept"]
+
+
+@pytest.mark.slow
+def test_each_run_reads_standard_input(compare, tmp_path):
+  command = [
+    "-m",
+    "mp_compat",
+    "compare",
+    "--runs",
+    "original,mp_compat",
+    "program.py",
+    "input",
+  ]
+  assert (
+    "the same bits"
+    in testing.run_python(*command, input="some input", cwd=str(tmp_path)).stdout
+  )
+
+
+@pytest.mark.slow
+def test_interrupt_puts_folders_back(tmp_path):
+  kept = tmp_path / "folder" / "kept"
+  kept.parent.mkdir()
+  kept.write_text("before")
+  (tmp_path / "program.py").write_text(
+    "import os, time\nopen('folder/kept', 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+  )
+  with subprocess.Popen(
+    [sys.executable, "-m", "mp_compat", "compare", "--restore", "folder", "program.py"],
+    cwd=str(tmp_path),
+    env=testing.environment(),
+    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+  ) as process:
+    while not kept.exists() or not kept.read_text().isdigit():
+      time.sleep(0.1)
+    program = int(kept.read_text())
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+  assert kept.read_text() == "before" and os.listdir(str(kept.parent)) == ["kept"]
+  with pytest.raises(ProcessLookupError):
+    os.kill(program, 0)
+
+
+@pytest.mark.parametrize(
+  "arguments, words",
+  [
+    ([], "expected a script, or -m and a module"),
+    (["--runs", "original", "x.py"], "expected at least two of"),
+    (["--runs", "again,original", "x.py"], "in this order"),
+    (["--steps", "0", "x.py"], "expected a number of at least 1"),
+    (["--json", "no/such/file", "x.py"], "No such file or directory"),
+  ],
+)
+def test_invalid_arguments_are_rejected(arguments, words, capsys):
+  try:
+    assert command_line.main(["compare", *arguments]) == 2
+  except SystemExit as error:
+    assert error.code == 2
+  printed = capsys.readouterr()
+  assert words in printed.err and not printed.out  # No run was made.
+
+
+def test_folders_are_put_back_after_errors(tmp_path):
+  existing, absent = tmp_path / "existing", tmp_path / "absent"
+  (existing / "inner").mkdir(parents=True)
+  (existing / "inner" / "file").write_text("before")
+  paths = [str(existing), str(absent), str(existing / "inner"), str(existing)]
+  with pytest.raises(RuntimeError), processes.kept(paths) as copy_back:
+    for _ in range(2):
+      copy_back()
+      assert (
+        existing / "inner" / "file"
+      ).read_text() == "before" and not absent.exists()
+      (existing / "inner" / "file").write_text("changed")
+      absent.mkdir()
+    raise RuntimeError
+  assert (existing / "inner" / "file").read_text() == "before"
+  assert os.listdir(str(tmp_path)) == ["existing"]
+
+
+def test_failed_copy_states_reason(tmp_path):
+  (tmp_path / "folder").mkdir()
+  os.mkfifo(str(tmp_path / "folder" / "pipe"))
+  with pytest.raises(
+    processes.CannotRunError,
+    match="pipe cannot be copied, for --restore: .*pipe.* is a named pipe$",
+  ):
+    with processes.kept([str(tmp_path / "folder")]) as copy_back:
+      copy_back()
+  assert os.listdir(str(tmp_path / "folder")) == ["pipe"]
+
+
+def test_folders_that_cannot_be_kept_stay(tmp_path, monkeypatch):
+  for name in ("a", "b", "left" + processes.KEPT):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "file").write_text("before")
+  rename = os.rename
+
+  def fail(source, target):
+    if str(source).endswith("b"):
+      raise PermissionError(source)
+    rename(source, target)
+
+  monkeypatch.setattr(os, "rename", fail)
+  for names, error, words in [
+    (["a", "b"], PermissionError, "b"),
+    (["a", "left"], processes.CannotRunError, "was killed"),
+    (["a/file", "b"], processes.CannotRunError, "is a file"),
+  ]:
+    with pytest.raises(error, match=words), processes.kept(
+      [str(tmp_path / name) for name in names]
+    ):
+      pass
+    assert [(tmp_path / name / "file").read_text() for name in ("a", "b")] == [
+      "before"
+    ] * 2
+    assert sorted(os.listdir(str(tmp_path))) == ["a", "b", "left" + processes.KEPT]
