@@ -2,12 +2,24 @@
 """Applies or skips all updates of a step."""
 
 import contextlib
-from typing import Callable, Dict, List, Optional, Sequence, Union
+from typing import (
+  Callable,
+  ContextManager,
+  Dict,
+  List,
+  Optional,
+  Sequence,
+  Tuple,
+  Union,
+)
 
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import distribute
+from mp_compat.core import gradients
+from mp_compat.core import lineage
 from mp_compat.graph import control_flow
+from mp_compat.graph import gate
 from mp_compat.graph import graphs
 
 SCOPE = "apply_or_skip"  # the name scope of the ops of this package
@@ -16,54 +28,59 @@ SCOPE = "apply_or_skip"  # the name scope of the ops of this package
 def apply_in_each_replica(
   should_apply: Union[bool, tf.Tensor],
   apply: Callable[..., object],
+  grads: Sequence[distribute.PerReplica],
   args: Sequence[distribute.PerReplica],
   kwargs: Dict[str, distribute.PerReplica],
   scope: distribute.PerReplica,
-  data: List[tf.Tensor],
   skip: Optional[Callable[[], Optional[tf.Operation]]] = None,
 ) -> Optional[graphs.Element]:
-  """Calls `apply(*args, **kwargs)` in each replica if `should_apply`, else `skip()`;
-  called once for all replicas.
+  """Calls `apply(grads, *args, **kwargs)` in each replica if `should_apply`, else
+  `skip()`; called once for all replicas.
 
   `apply` builds what it builds without a condition: with the same names of variables,
-  of which none is in a branch. `scope` is the name scope of the replica. `data` are the
-  gradients, of all local replicas. Returns an op, in eager mode None.
+  of which none is in a branch.
+
+  Args:
+    should_apply: a bool, or a scalar bool tensor.
+    apply: gets the values of its replica; returns ops, in any structure.
+    grads: converted gradients, with None.
+    args: further positional arguments.
+    kwargs: keyword arguments.
+    scope: the name scope of the replica.
+    skip: returns an op; None for nothing.
+
+  Returns:
+    An op or a tensor that runs either; None in eager mode.
   """
-  # Each call in a cross-replica context opens the name scope of the variable scope
-  # again. The scope that is opened for the inner optimizer gets the name of the current
-  # one.
-  replica_scope, merge_scope = distribute.local_results(scope)[0], graphs.name_scope()
-  reopened = [replica_scope, tf.get_variable_scope().name.rpartition("/")[2]]
-  is_reopened = merge_scope != replica_scope and not tf.executing_eagerly()
-  names = {"/".join(filter(None, reopened)): merge_scope} if is_reopened else {}
-
-  def apply_in_scope(
-    own_scope: str, *replica_args: object, **replica_kwargs: object
-  ) -> object:
-    # `tf.cond` opens a name scope, and a call in replicas that of the current variable
-    # scope.
-    is_other = graphs.name_scope() != own_scope
-    with (
-      tf.name_scope(own_scope + "/" if own_scope else None)
-      if is_other
-      else contextlib.nullcontext()
-    ):
-      return apply(*replica_args, **replica_kwargs)
-
-  def apply_in_all() -> distribute.PerReplica:
-    with graphs.replace_next_names(names):
-      return distribute.call_for_each_replica(apply_in_scope, scope, *args, **kwargs)
-
+  is_graph = tf.is_tensor(should_apply) and not tf.executing_eagerly()
+  has_gate = is_graph and not ops.may_be_compiled()
   with tf.name_scope(SCOPE) as gate_scope:
     pass
-  if (
-    tf.is_tensor(should_apply)
-    and not tf.executing_eagerly()
-    and not ops.may_be_compiled()
-  ):
-    return control_flow.gate(
-      should_apply, lambda: distribute.ops_of(apply_in_all()), skip, data, gate_scope
-    )
+
+  def apply_in_scope(
+    own_scope: str,
+    own_grads: Sequence[gradients.Gradient],
+    *own_args: object,
+    **own_kwargs: object,
+  ) -> object:
+    renamed = contextlib.nullcontext()
+    if has_gate:
+      own_grads, replaced = _passed_if(should_apply, own_grads)
+      renamed = graphs.rename_slots(replaced, SCOPE)
+    with renamed, _scope(own_scope):
+      return apply(own_grads, *own_args, **own_kwargs)
+
+  def apply_in_all() -> distribute.PerReplica:
+    with graphs.replace_next_names(_reopened_scope(scope)):
+      return distribute.call_for_each_replica(
+        apply_in_scope, scope, grads, *args, **kwargs
+      )
+
+  def build_all() -> List[graphs.Element]:
+    return distribute.ops_of(apply_in_all())
+
+  if has_gate:
+    return gate.gate(should_apply, build_all, skip, gate_scope)
 
   def apply_as_one_op() -> Optional[tf.Operation]:
     applied = apply_in_all()
@@ -71,3 +88,48 @@ def apply_in_each_replica(
       return distribute.group(applied)
 
   return control_flow.cond(should_apply, apply_as_one_op, skip or tf.no_op)
+
+
+def _passed_if(
+  should_apply: tf.Tensor, grads: Sequence[gradients.Gradient]
+) -> Tuple[List[gradients.Gradient], Dict[str, str]]:
+  """Returns the gradients, which are not computed unless `should_apply`, and the names
+  of the ops that they replace, by their own.
+  """
+  replaced: Dict[str, str] = {}
+
+  def pass_if(values: tf.Tensor) -> tf.Tensor:
+    # Graph optimizers sort the terms of a sum by name. So that they add the gradients
+    # of replicas in the same order as without loss scaling, the name begins as there.
+    with tf.name_scope(lineage.unscaled_name(values) + "/"):
+      passed = gate.pass_if(should_apply, values, SCOPE)
+    replaced[passed.op.name] = values.op.name
+    return passed
+
+  return [gradients.map_values(pass_if, grad) for grad in grads], replaced
+
+
+def _scope(name: str) -> ContextManager[Optional[str]]:
+  """Returns a context manager for the name scope in which a replica called.
+
+  `tf.cond` opens a name scope, and a call in replicas that of the current variable
+  scope.
+  """
+  if graphs.name_scope() == name:
+    return contextlib.nullcontext()
+  return tf.name_scope(name + "/" if name else None)
+
+
+def _reopened_scope(scope: distribute.PerReplica) -> Dict[str, str]:
+  """Returns the name scope that a call in replicas opens, with the current one, whose
+  name it gets; nothing without a strategy.
+
+  Each call in a cross-replica context opens the name scope of the variable scope again.
+  """
+  replica_scope = distribute.local_results(scope)[0]
+  merge_scope = graphs.name_scope()
+  if merge_scope == replica_scope or tf.executing_eagerly():
+    return {}
+  variable_scope = tf.get_variable_scope().name.rpartition("/")[2]
+  reopened = "/".join(filter(None, [replica_scope, variable_scope]))
+  return {reopened: merge_scope}

@@ -133,6 +133,8 @@ def ops_of(*values: PerReplica) -> List[graphs.Element]:
   """Returns the ops and tensors in `values`: in nested structures, with None, or per
   replica.
   """
-  # Custom optimizers return an op of their own in each replica.
-  results = tf.nest.flatten([local_results(value) for value in values])
+  results: List[Optional[graphs.Element]] = []
+  # Custom optimizers return ops of their own in each replica, or structures of them.
+  for value in tf.nest.flatten(values):
+    results += tf.nest.flatten(local_results(value))
   return [result for result in results if result is not None]

@@ -116,6 +116,9 @@ def convert(grad: object) -> Gradient:
   """Converts a tensor, `tf.IndexedSlices`, variable, NumPy array, list or number to a
   gradient; returns None for None.
 
+  Each part of a `tf.IndexedSlices` may be a tensor, a variable, a NumPy array, a list
+  or a tuple, and becomes a tensor.
+
   Raises a TypeError if `grad` cannot be converted, is not numeric, or is a (gradient,
   variable) pair.
   """
@@ -130,15 +133,25 @@ def convert(grad: object) -> Gradient:
       "zip(*grads_and_vars).".format(grad)
     )
   try:
-    converted = map_values(
-      tf.convert_to_tensor, tf.convert_to_tensor_or_indexed_slices(grad)
-    )
+    if isinstance(grad, tf.IndexedSlices):
+      return _converted_slices(grad)
+    converted = tf.convert_to_tensor(grad)
   except (TypeError, ValueError) as error:
     raise TypeError(
       "Gradient must be convertible to a Tensor or IndexedSlices, or None: {}. Got "
       "{!r}.".format(grad, type(grad))
     ) from error
-  return map_values(_as_value, converted)
+  return _as_value(converted)
+
+
+def _converted_slices(grad: tf.IndexedSlices) -> tf.IndexedSlices:
+  """Returns a sparse gradient whose parts are tensors that ops built now can read."""
+  values = _as_value(tf.convert_to_tensor(grad.values))
+  indices = _readable(tf.convert_to_tensor(grad.indices))
+  dense_shape = grad.dense_shape
+  if dense_shape is not None:
+    dense_shape = _readable(tf.convert_to_tensor(dense_shape))
+  return tf.IndexedSlices(values, indices, dense_shape)
 
 
 def convert_pairs(
@@ -184,13 +197,21 @@ def _as_value(values: tf.Tensor) -> tf.Tensor:
     raise TypeError(
       "Gradients must be numeric, but got {} of dtype {}.".format(values, dtype.name)
     )
-  # Branches that are functions cannot take references, such as the output of
-  # tf.assign_add. When a function is built, tf.identity turns eager tensors into its
-  # tensors.
-  as_they_are = values.dtype == dtype and (
-    tf.executing_eagerly() or graphs.graph_of(values) is not None
-  )
-  return values if as_they_are else tf.identity(values)
+  return _readable(values)
+
+
+def _readable(tensor: tf.Tensor) -> tf.Tensor:
+  """Returns a tensor of the current graph, not a reference, with the same values.
+
+  Branches that are functions cannot take references, such as the output of
+  `tf.assign_add`. When a function is built, `tf.identity` turns eager tensors into its
+  tensors.
+  """
+  is_reference = tensor.dtype != tensor.dtype.base_dtype
+  is_of_graph = tf.executing_eagerly() or graphs.graph_of(tensor) is not None
+  if is_of_graph and not is_reference:
+    return tensor
+  return tf.identity(tensor)
 
 
 def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
@@ -199,18 +220,6 @@ def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
     grad.values if isinstance(grad, tf.IndexedSlices) else grad
     for grad in grads
     if grad is not None
-  ]
-
-
-def tensors_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
-  """Returns the tensors of the gradients, with the indices of sparse ones; omits
-  None.
-  """
-  grads = list(grads)
-  return values_of(grads) + [
-    grad.indices
-    for grad in grads
-    if grad is not None and isinstance(grad, tf.IndexedSlices)
   ]
 
 

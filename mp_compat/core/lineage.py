@@ -9,7 +9,7 @@ Whether they run depends on the Session.
 """
 
 import collections
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
@@ -33,6 +33,7 @@ class Computed(NamedTuple):
   scaled: Optional[tf.Tensor]  # the same of the scaled loss; None if they are unknown
   scale: Optional[tf.Tensor]  # the loss scale, a float32 scalar; None if it is unknown
   is_window_mean: bool  # of a GradientAccumulator
+  is_name_of_variable: bool  # otherwise `name` is a position in a list
 
 
 class Lineage:
@@ -48,9 +49,11 @@ class Lineage:
     self.sums_of_squares: Dict[TensorKey, tf.Tensor] = {}
     # ops that took gradients from a `tf.ConditionalAccumulator`
     self.accumulator_takes: List[tf.Operation] = []
-    self.is_reduced_by_horovod = (
-      False  # whether ops of Horovod reduced them after they were computed
-    )
+    # whether ops of Horovod reduced them after they were computed
+    self.is_reduced_by_horovod = False
+    # whether gradients may be arguments of a function, or variables of a loop that is
+    # a function, whose origin is unknown
+    self.has_unknown_arguments = False
 
   @property
   def hidden_values(self) -> List[tf.Tensor]:
@@ -74,18 +77,62 @@ def record(
   scaled: Optional[Iterable[gradients.Gradient]] = None,
   scale: Optional[tf.Tensor] = None,
   are_window_means: bool = False,
+  are_names_of_variables: bool = True,
 ) -> None:
   """Records a `Computed` of each gradient in its graph; does nothing in eager mode."""
   if graphs.default_graph() is None:
     return
   grads = list(grads)
-  for grad, name, before in zip(grads, names, grads if scaled is None else scaled):
-    for values, scaled_values in zip(
-      gradients.values_of([grad]), gradients.values_of([before])
-    ):
-      _records_in(values.graph)[tensor_key(values)] = Computed(
-        name, values, None if scaled is None else scaled_values, scale, are_window_means
-      )
+  before = grads if scaled is None else scaled
+  for grad, name, scaled_grad in zip(grads, names, before):
+    if grad is None:
+      continue
+    (values,) = gradients.values_of([grad])
+    (scaled_values,) = gradients.values_of([scaled_grad])
+    _records_in(values.graph)[tensor_key(values)] = Computed(
+      name=name,
+      values=values,
+      scaled=None if scaled is None else scaled_values,
+      scale=scale,
+      is_window_mean=are_window_means,
+      is_name_of_variable=are_names_of_variables,
+    )
+
+
+def name_computed(pairs: Iterable[gradients.GradAndVar]) -> None:
+  """Names computed gradients, of which only the position is known, after the variable
+  to which a gradient that derives from them is applied.
+  """
+  if graphs.default_graph() is None:
+    return
+  records = _records()
+  if all(computed.is_name_of_variable for computed in records.values()):
+    return
+  for grad, variable in pairs:
+    for values in gradients.values_of([grad]):
+      computed = _nearest(values, records)
+      if computed is not None and not computed.is_name_of_variable:
+        named = computed._replace(name=variable.name, is_name_of_variable=True)
+        _records_in(computed.values.graph)[tensor_key(computed.values)] = named
+
+
+def _nearest(
+  tensor: tf.Tensor, records: Mapping[TensorKey, Computed]
+) -> Optional[Computed]:
+  """Returns the first computed gradient that a search back from a tensor finds, along
+  first inputs first: for `g * factor` that of `g`.
+  """
+  seen: Set[TensorKey] = set()
+  pending = [tensor]
+  while pending:
+    found = pending.pop()
+    key = tensor_key(found)
+    if key in records:
+      return records[key]
+    if key not in seen:
+      seen.add(key)
+      pending += reversed(contexts.data_inputs(found))
+  return None
 
 
 def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> Lineage:
@@ -101,29 +148,46 @@ def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> L
   found = Lineage()
   if graphs.default_graph() is None:
     return found
-  values, records = gradients.values_of(grads), _records()
+  values = gradients.values_of(grads)
+  records = _records()
   passed = contexts.keys_of(contexts.search_back(values, _copied))
+  arguments: List[tf.Tensor] = []
   for tensor in contexts.search_back(values, contexts.data_inputs, records):
-    computed, is_readable = (
-      records.get(tensor_key(tensor)),
-      contexts.is_readable(tensor),
-    )
+    computed = records.get(tensor_key(tensor))
+    is_readable = contexts.is_readable(tensor)
     squared = _squared_in(tensor) if is_readable else []
     if squared:
       copied = contexts.keys_of(contexts.search_back(squared, _copied))
       found.sums_of_squares.update(dict.fromkeys(copied, tensor))
-    if computed is None:
-      found.accumulator_takes += (
-        [tensor.op] if tensor.op.type.endswith("AccumulatorTakeGradient") else []
-      )
-      found.is_reduced_by_horovod = found.is_reduced_by_horovod or contexts.contains_op(
-        tensor.op, "Horovod"
-      )
+    if computed is not None:
+      found.computed.append(computed)
+      is_passed = tensor_key(tensor) in passed
+      if check_computed and is_readable and not is_passed:
+        found.replaced.append(computed)
       continue
-    found.computed.append(computed)
-    if check_computed and is_readable and tensor_key(tensor) not in passed:
-      found.replaced.append(computed)
+    if contexts.is_argument(tensor):
+      arguments.append(tensor)
+    if tensor.op.type.endswith("AccumulatorTakeGradient"):
+      found.accumulator_takes.append(tensor.op)
+    if contexts.contains_op(tensor.op, "Horovod"):
+      found.is_reduced_by_horovod = True
+  found.has_unknown_arguments = check_computed and _may_be_gradients(
+    arguments, bool(found.computed)
+  )
   return found
+
+
+def _may_be_gradients(arguments: List[tf.Tensor], has_computed: bool) -> bool:
+  """Returns whether one of the arguments of functions may be a gradient that was
+  computed outside of the function. A scalar is a factor of other gradients, if any.
+  """
+  around = list(graphs.enclosing_graphs())
+  for argument in arguments:
+    is_factor = has_computed and argument.shape.rank == 0
+    outside = around[around.index(argument.graph) + 1 :]
+    if not is_factor and any(_records_in(graph) for graph in outside):
+      return True
+  return False
 
 
 def _copied(tensor: tf.Tensor) -> List[tf.Tensor]:
@@ -157,6 +221,16 @@ def _squared_in(tensor: tf.Tensor) -> List[tf.Tensor]:
   return (
     [first] if tensor_key(first) == tensor_key(last) and first.dtype.is_floating else []
   )
+
+
+def unscaled_name(values: tf.Tensor) -> str:
+  """Returns the name of the op that would compute a gradient without loss scaling: for
+  one that `compute_gradients` returned that of the scaled gradient, else its own.
+  """
+  computed = _records().get(tensor_key(values))
+  if computed is None or computed.scaled is None:
+    return values.op.name
+  return computed.scaled.op.name
 
 
 def cut(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:

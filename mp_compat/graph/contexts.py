@@ -171,6 +171,19 @@ def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
   ]
 
 
+def is_argument(tensor: tf.Tensor) -> bool:
+  """Returns whether a floating tensor is an argument of the function that is built now
+  or around it, or a variable of its loop: what a call passes for it is not known.
+  """
+  graph = tensor.graph
+  if tensor.op.type != "Placeholder" or not tensor.dtype.is_floating:
+    return False
+  if not graph.building_function:
+    return False
+  captures = getattr(graph, "captures", ())
+  return all(inner.op is not tensor.op for _, inner in captures)
+
+
 def data_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
   """Returns `tensor_inputs` without the predicate of a Switch."""
   inputs = tensor_inputs(tensor)

@@ -4,7 +4,7 @@ the functions that it calls.
 """
 
 import functools
-from typing import Any, Collection, List, Set
+from typing import Any, Collection, Dict, List, Set
 
 from tensorflow.python.framework import op_def_registry  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -12,54 +12,43 @@ from mp_compat._tensorflow import tf
 
 # Stateful ops that read a resource, print, or raise an error.
 _READING = frozenset(
-  [
-    "Assert",
-    "DisableCopyOnRead",
-    "IsVariableInitialized",
-    "LookupTableFind",
-    "LookupTableFindV2",
-    "LookupTableSize",
-  ]
-  + [
-    "LookupTableSizeV2",
-    "Print",
-    "PrintV2",
-    "ReadVariableOp",
-    "ResourceGather",
-    "ResourceGatherNd",
-  ]
-  + ["VarIsInitializedOp", "VariableShape"]
+  """
+  Assert DisableCopyOnRead IsVariableInitialized LookupTableFind LookupTableFindV2
+  LookupTableSize LookupTableSizeV2 Print PrintV2 ReadVariableOp ResourceGather
+  ResourceGatherNd VarIsInitializedOp VariableShape
+  """.split()
 )
 # Ops that pass a reference on.
 _PASSING = frozenset(
-  [
-    "RefEnter",
-    "RefExit",
-    "RefIdentity",
-    "RefMerge",
-    "RefNextIteration",
-    "RefSelect",
-    "RefSwitch",
-  ]
+  """
+  RefEnter RefExit RefIdentity RefMerge RefNextIteration RefSelect RefSwitch
+  """.split()
 )
 # prefixes of ops on resources that end with the run
 _OF_ONE_RUN = ("Stack", "TensorArray")
 
 
 def changing(ops: Collection[tf.Operation], graph: tf.Graph) -> Set[tf.Operation]:
-  """Returns those of `ops` that may change state that outlives the run; a call may if
-  an op of its functions may.
+  """Returns those of `ops` that may change state that outlives the run, and those that
+  `tf.print` made.
 
-  Ops without a known definition may. Random ops change the state of their generators.
+  A call may change state if an op of its functions may. Whatever runs a dataset may,
+  because functions of the dataset may, wherever it was built. Ops without a known
+  definition may. Random ops change the state of their generators. `tf.print` writes to
+  a file or a stream, and no op can read it; `tf.Print` and `tf.Assert` are not in the
+  result.
   """
-  types = {op.type for op in ops}
-  calls = {op_type for op_type in types if is_call(op_type, graph)}
-  others = {op_type for op_type in types - calls if _of_type(op_type)}
-  return {
-    op
-    for op in ops
-    if op.type in others or (op.type in calls and _of_call(op.node_def, graph))
-  }
+  found: Set[tf.Operation] = set()
+  of_types: Dict[str, bool] = {}
+  for op in ops:
+    if op.type not in of_types:
+      of_types[op.type] = op.type == "PrintV2" or _of_type(op.type)
+    is_changing = of_types[op.type]
+    if is_call(op.type, graph) and not _runs_dataset(op.type):
+      is_changing = _of_call(op.node_def, graph)
+    if is_changing:
+      found.add(op)
+  return found
 
 
 def is_call(op_type: str, graph: tf.Graph) -> bool:
@@ -73,19 +62,23 @@ def _of_call(node: tf.NodeDef, graph: tf.Graph) -> bool:
   """Returns whether one of the functions that a node calls, also through others, may
   change state.
   """
-  names, pending = set(), _function_names(node, graph)
+  names: Set[str] = set()
+  pending = _function_names(node, graph)
   while pending:
     name = pending.pop()
-    if name not in names:
-      names.add(name)
-      function = graph._get_function(name)
-      if function is None:
+    if name in names:
+      continue
+    names.add(name)
+    function = graph._get_function(name)
+    if function is None:
+      return True
+    for called in function.definition.node_def:
+      if _runs_dataset(called.op):
         return True
-      for called in function.definition.node_def:
-        if is_call(called.op, graph):
-          pending += _function_names(called, graph)
-        elif _of_type(called.op):
-          return True
+      if is_call(called.op, graph):
+        pending += _function_names(called, graph)
+      elif _of_type(called.op):
+        return True
   return False
 
 
@@ -109,22 +102,36 @@ def _takes_functions(op_type: str) -> bool:
 
 
 @functools.lru_cache(maxsize=None)
-def _of_type(op_type: str) -> bool:
+def _runs_dataset(op_type: str) -> bool:
+  """Returns whether ops of a type take a dataset, and return something else."""
   definition = _definition(op_type)
   if definition is None:
+    return False
+  takes_dataset = any(
+    "dataset" in argument.name and argument.type == tf.variant.as_datatype_enum
+    for argument in definition.input_arg
+  )
+  returned = [argument.type for argument in definition.output_arg]
+  return takes_dataset and returned != [tf.variant.as_datatype_enum]
+
+
+@functools.lru_cache(maxsize=None)
+def _of_type(op_type: str) -> bool:
+  """Returns whether ops of a type, which call no functions, may change state."""
+  definition = _definition(op_type)
+  if definition is None or _runs_dataset(op_type):
     return True
   if op_type in _READING or op_type in _PASSING or op_type.startswith(_OF_ONE_RUN):
     return False
-  handles = [
-    one.type == tf.resource or (one.is_ref and not definition.input_arg)
-    for one in definition.output_arg
-  ]
-  if handles and all(handles):
+  if definition.output_arg and all(
+    argument.type == tf.resource or (argument.is_ref and not definition.input_arg)
+    for argument in definition.output_arg
+  ):
     # The others make a handle: of a variable, a queue, an iterator.
     return op_type == "TemporaryVariable"
-  return definition.is_stateful or any(
-    argument.is_ref for argument in definition.input_arg
-  )
+  if definition.is_stateful:
+    return True
+  return any(argument.is_ref for argument in definition.input_arg)
 
 
 def _definition(op_type: str) -> Any:

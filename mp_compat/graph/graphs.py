@@ -8,6 +8,7 @@ import threading
 from typing import (
   Any,
   Callable,
+  ContextManager,
   Dict,
   FrozenSet,
   Iterable,
@@ -190,6 +191,30 @@ def changes_exclusively() -> Iterator[List[bool]]:
       yield ran
     finally:
       graph._session_run_lock = lock
+
+
+def rename_slots(replaced: Dict[str, str], last: str) -> ContextManager[None]:
+  """Returns a context manager: variables that are named after an op, as slots of a
+  tensor are, are named after the op that it replaces.
+
+  `replaced` maps names of ops, whose last part begins with `last`, to names of ops.
+  """
+
+  def create_variable(
+    next_creator: Callable[..., tf.Variable], **kwargs: Any
+  ) -> tf.Variable:
+    parts = (kwargs.get("name") or "").split("/")
+    ends = [end for end, part in enumerate(parts, 1) if part.startswith(last)]
+    for end in ends:
+      for begin in range(end):
+        op_name = "/".join(parts[begin:end])
+        if op_name in replaced:
+          parts[begin:end] = [replaced[op_name]]
+          kwargs["name"] = "/".join(parts)
+          return next_creator(**kwargs)
+    return next_creator(**kwargs)
+
+  return tf.variable_creator_scope(create_variable)
 
 
 @contextlib.contextmanager

@@ -335,18 +335,13 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       # Keras needs the distributed variables.
       grads, variables = zip(*part.grads_and_vars)
       decision = step.decide(self._loss_scale, [part], _SETTINGS)
-      # Only ops in a graph are behind a gate.
-      gated = () if tf.executing_eagerly() else grads
-      data = gradients.tensors_of(
-        local for grad in gated for local in distribute.local_results(grad)
-      )
       applied = conditional_apply.apply_in_each_replica(
         decision.apply[0],
-        lambda *grads: apply(list(zip(grads, variables))),
+        lambda grads, variables: apply(list(zip(grads, variables))),
         grads,
+        [variables],
         {},
         part.scope,
-        data,
         skip,
       )
       return distribute.group(applied, decision.update_op)

@@ -125,6 +125,7 @@ class GradientAccumulator:
     part = step.prepare(
       grads_and_vars, self._optimizer._mp_compat_settings, empties_window=True
     )
+    self._optimizer._warn_unless_unscaled(part.grads_and_vars)
     window = self._window(part.grads_and_vars)
     pairs = [
       (total, grad)
@@ -242,11 +243,12 @@ class GradientAccumulator:
     dtypes = [None if grad is None else grad.dtype for grad, _ in grads_and_vars]
     var_list = [variable for _, variable in grads_and_vars]
     if not window.var_list:
-      device = next(grad.device for grad, _ in grads_and_vars if grad is not None)
+      devices = _own_devices(grad for grad, _ in grads_and_vars)
       window.sums = [
-        None if grad is None else _sum_for(grad, variable)
-        for grad, variable in grads_and_vars
+        None if grad is None else _sum_for(grad, variable, device)
+        for (grad, variable), device in zip(grads_and_vars, devices)
       ]
+      device = next(device for device in devices if device is not None)
       window.finite = _local([], tf.int64, "finite_micro_batches", device)
       window.overflowed = _local([], tf.int64, "overflowed_micro_batches", device)
       window.var_list, window.dtypes = var_list, dtypes
@@ -285,16 +287,35 @@ def _describe(var_list: List[tf.Variable], dtypes: List[Optional[tf.DType]]) -> 
   )
 
 
+def _own_devices(grads: Iterable[gradients.Gradient]) -> List[Optional[str]]:
+  """Returns the devices for the sums of gradients: those of the gradients, but for
+  gradients of another task, such as a parameter server, where workers would share the
+  sums by name, the device on which ops are placed now. None for None.
+  """
+  with tf.name_scope("accumulate"):
+    own_device = tf.no_op().device
+  own = tf.DeviceSpec.from_string(own_device)
+  devices: List[Optional[str]] = []
+  for grad in grads:
+    if grad is None:
+      devices.append(None)
+      continue
+    spec = tf.DeviceSpec.from_string(grad.device)
+    is_own = spec.job is None or (spec.job, spec.task) == (own.job, own.task)
+    devices.append(grad.device if is_own else own_device)
+  return devices
+
+
 def _sum_for(
-  grad: Union[tf.Tensor, tf.IndexedSlices], variable: tf.Variable
+  grad: Union[tf.Tensor, tf.IndexedSlices], variable: tf.Variable, device: str
 ) -> tf.Variable:
-  """Makes a variable of zeros for the sum of a gradient, on its device."""
+  """Makes a variable of zeros for the sum of a gradient."""
   if not variable.shape.is_fully_defined():
     message = "Gradients can only be accumulated for variables of static shape, but {} has the shape {}."
     raise ValueError(message.format(variable.name, variable.shape))
   is_wide = grad.dtype.is_complex or grad.dtype == tf.float64
   dtype = grad.dtype if is_wide else tf.float32
-  return _local(variable.shape, dtype, "accumulated_gradient", grad.device)
+  return _local(variable.shape, dtype, "accumulated_gradient", device)
 
 
 def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:

@@ -316,7 +316,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """
     scale = self._scale()
     if not tf.executing_eagerly():  # in eager mode, each call reads the current scale
-      self._state_in(graphs.default_graph()).scale = scale
+      scale = tf.identity(scale)  # the program's own reads of the scale are others
+      self._state_in(graphs.default_graph()).scales.append(scale)
     self._state_in(graphs.init_scope_graph()).has_scaled = True
     return gradients.scale_loss(loss, scale)
 
@@ -343,9 +344,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     scaled, scale = [gradients.convert(grad) for grad in grads], self._recorded_scale()
     grads = gradients.unscale(scaled, scale)
     self._state_in(graphs.init_scope_graph()).has_unscaled = True
-    lineage.record(
-      grads, ["gradient {}".format(i) for i in range(len(grads))], scaled, scale
-    )
+    names = ["gradient {}".format(i) for i in range(len(grads))]
+    lineage.record(grads, names, scaled, scale, are_names_of_variables=False)
     return grads
 
   def _scale(self) -> tf.Tensor:
@@ -356,9 +356,9 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     reads the scale again.
     """
     for graph in graphs.enclosing_graphs():
-      scale = self._state_in(graph).scale
-      if scale is not None and contexts.is_readable(scale):
-        return scale
+      scales = self._state_in(graph).scales
+      if scales and contexts.is_readable(scales[-1]):
+        return scales[-1]
     return self._scale()
 
   def _state_in(self, graph: Optional[tf.Graph]) -> step.OptimizerState:
@@ -432,9 +432,38 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "Call apply_gradients() outside of the branch: it skips such steps itself.",
         self.get_name(),
       )
-    if not self._state_in(
-      graphs.init_scope_graph()
-    ).has_unscaled and not self._is_behind_scale(part.grads_and_vars):
+    if part.lineage.has_unknown_arguments:
+      graphs.warn_once(
+        self,
+        "%s applies gradients that are arguments of a function, or variables of a "
+        "loop. What they derive from is unknown: if the program clipped or masked "
+        "them, an overflow that this hid is not noticed, and is applied. Let the "
+        "function read the gradients that compute_gradients() returned from outside, "
+        "or call compute_gradients() in it.",
+        self.get_name(),
+      )
+    # The values of a window and of an accumulator were computed in other runs.
+    if not empties_window and not part.lineage.accumulator_takes:
+      self._warn_unless_unscaled(part.grads_and_vars)
+    return part
+
+  def _warn_unless_unscaled(self, pairs: Iterable[gradients.GradAndVar]) -> None:
+    """Logs a warning for gradients that were scaled and not unscaled, or never
+    scaled.
+    """
+    state = self._state_in(graphs.init_scope_graph())
+    if state.has_unscaled or self._is_behind_scale(pairs):
+      return
+    if state.has_scaled:
+      graphs.warn_once(
+        self,
+        "%s applies gradients of a loss that scale_loss() multiplied by the loss "
+        "scale, but unscale_gradients() was not called: unless the program divides "
+        "them by opt.loss_scale(), they are too large by that factor. Apply "
+        "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).",
+        self.get_name(),
+      )
+    else:
       graphs.warn_once(
         self,
         "%s applies gradients that were never scaled: neither compute_gradients() nor "
@@ -443,18 +472,23 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).",
         self.get_name(),
       )
-    return part
 
   def _is_behind_scale(self, pairs: Iterable[gradients.GradAndVar]) -> bool:
-    """Returns whether the gradients derive from the loss scale: the program scales and
-    unscales by itself.
+    """Returns whether the gradients derive from a read of the loss scale that is none
+    of `scale_loss`: the program scales or unscales by itself.
     """
     if tf.executing_eagerly():
       return False
     with tf.name_scope("is_behind_scale"):
-      scale = set(graphs.executed_ops([self._loss_scale()]))
-    return not scale.isdisjoint(
-      graphs.executed_ops(gradients.values_of([grad for grad, _ in pairs]))
+      reads = set(graphs.executed_ops([self._loss_scale()]))
+    scales: List[tf.Tensor] = []
+    for graph in graphs.enclosing_graphs():
+      scales += self._state_in(graph).scales
+    own = contexts.keys_of(scales)
+    values = gradients.values_of([grad for grad, _ in pairs])
+    found = contexts.search_back(values, contexts.tensor_inputs, own)
+    return not reads.isdisjoint(
+      tensor.op for tensor in found if contexts.tensor_key(tensor) not in own
     )
 
   def get_name(self) -> str:

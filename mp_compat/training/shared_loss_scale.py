@@ -59,16 +59,8 @@ def apply_gradients_together(
   steps = list(steps)
   _check(steps, skip)
   optimizers = [opt for opt, _ in steps]
-  all_settings = [opt._mp_compat_settings for opt in optimizers]
-  settings = step.Settings(
-    check_computed_gradients=all(
-      settings.check_computed_gradients for settings in all_settings
-    ),
-    finite_reducer=next(
-      (settings.finite_reducer for settings in all_settings if settings.finite_reducer),
-      None,
-    ),
-    use_locking=any(settings.use_locking for settings in all_settings),
+  settings = step.Settings.of_shared_step(
+    [opt._mp_compat_settings for opt in optimizers]
   )
 
   @step.collected

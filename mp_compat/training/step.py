@@ -66,6 +66,19 @@ class Settings(NamedTuple):
   finite_reducer: Optional[FiniteReducer] = None
   use_locking: bool = False
 
+  @classmethod
+  def of_shared_step(cls, settings: Sequence["Settings"]) -> "Settings":
+    """Returns the settings of a step that several optimizers share."""
+    reducers = [each.finite_reducer for each in settings if each.finite_reducer]
+    # Without defaults: a new setting needs a rule.
+    joined = dict(
+      skip_nonfinite=all(each.skip_nonfinite for each in settings),
+      check_computed_gradients=all(each.check_computed_gradients for each in settings),
+      finite_reducer=reducers[0] if reducers else None,
+      use_locking=any(each.use_locking for each in settings),
+    )
+    return cls(*[joined[field] for field in cls._fields])
+
 
 class Part(NamedTuple):
   """What one optimizer applies in one step, in one replica. `merge_call` makes each
@@ -107,7 +120,8 @@ class Step(NamedTuple):
 class OptimizerState:
   """What a MixedPrecisionLossScaleOptimizer keeps in a graph."""
 
-  scale: Optional[tf.Tensor] = None  # that `scale_loss` read last in this graph
+  # those that `scale_loss` read in this graph, in order
+  scales: List[tf.Tensor] = dataclasses.field(default_factory=list)
   # whether `scale_loss` was called in this graph, or in a function inside of it
   has_scaled: bool = False
   # whether gradients were unscaled in this graph, or in a function inside of it
@@ -130,6 +144,7 @@ def prepare(
   """
   grads_and_vars = gradients.convert_pairs(grads_and_vars)
   grads = [grad for grad, _ in grads_and_vars]
+  lineage.name_computed(grads_and_vars)
   traced = lineage.trace(grads, settings.check_computed_gradients)
   if not empties_window and any(
     computed.is_window_mean for computed in traced.computed
@@ -335,16 +350,17 @@ def apply(
     tf.train.Optimizer.apply_gradients,
   )
   args, keywords = optimizers.arguments_for(method, base, given)
+  part_grads, variables = zip(*part.grads_and_vars)
   with graphs.reserve_name(name or optimizer.get_name()) as step_scope:
     applied = conditional_apply.apply_in_each_replica(
       decision.apply[index],
       functools.partial(
         _apply_inner, optimizer, own, scaled, dict(decided), decision.apply[index]
       ),
-      [part.grads_and_vars] + args,
+      part_grads,
+      [variables] + args,
       keywords,
       part.scope,
-      gradients.tensors_of(grads),
     )
   step = Step(None, [], (), decision.finite[index], decision.apply[index])
   if tf.executing_eagerly():
@@ -368,7 +384,8 @@ def _apply_inner(
   scaled: Set[contexts.TensorKey],
   decided: Dict[contexts.TensorKey, ShouldApply],
   should_apply: ShouldApply,
-  grads_and_vars: Iterable[gradients.GradAndVar],
+  grads: Iterable[gradients.Gradient],
+  variables: Iterable[tf.Variable],
   *args: object,
   **kwargs: object,
 ) -> Optional[tf.Operation]:
@@ -379,11 +396,12 @@ def _apply_inner(
   earlier steps, which were `decided` otherwise than by `should_apply`.
   """
   inner_optimizer = optimizer.inner_optimizer
+  grads_and_vars = list(zip(grads, variables))
   if tf.executing_eagerly():
-    return inner_optimizer.apply_gradients(list(grads_and_vars), *args, **kwargs)
+    return inner_optimizer.apply_gradients(grads_and_vars, *args, **kwargs)
   graph = tf.get_default_graph()
   count = len(graph.get_operations())
-  applied = inner_optimizer.apply_gradients(list(grads_and_vars), *args, **kwargs)
+  applied = inner_optimizer.apply_gradients(grads_and_vars, *args, **kwargs)
   if applied is None and not graph.building_function:
     raise ValueError(
       "{}.apply_gradients() must return the op that applies the gradients, but "

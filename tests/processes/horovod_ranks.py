@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mp_compat
-from mp_compat.graph import control_flow
+from mp_compat.graph import gate
 
 STEPS = 12
 SCALE = dict(initial_loss_scale=2.0**10, increment_period=4)
@@ -111,7 +111,7 @@ def train(case):
     gated = [
       op.name
       for op in graph.get_operations()
-      if op.type.startswith("Horovod") and control_flow.is_gated(op)
+      if op.type.startswith("Horovod") and op in gate.gated_ops(op.graph).predicates
     ]
     assert not gated, gated
     state = {v.op.name: v for v in tf.global_variables()}

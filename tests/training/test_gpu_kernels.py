@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mp_compat
-from mp_compat.graph import control_flow
+from mp_compat.graph import gate
 from tests import testing
 from tests.testing import Optimizer
 from tests.testing import tf
@@ -54,12 +54,16 @@ def ops_on_gradients(graph):
   scaling adds.
   """
   for op in graph.get_operations():
-    if op.type in (
-      "Placeholder",
-      "VarHandleOp",
-      "ReadVariableOp",
-      "AssignVariableOp",
-    ) or control_flow.is_gated(op):
+    if (
+      op.type
+      in (
+        "Placeholder",
+        "VarHandleOp",
+        "ReadVariableOp",
+        "AssignVariableOp",
+      )
+      or op in gate.gated_ops(op.graph).predicates
+    ):
       continue
     arguments = [argument.name for argument in op.op_def.input_arg]
     tensors = list(op.inputs)

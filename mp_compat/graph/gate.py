@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gates: conditionals around ops that are built as if there were none (docs/design.md,
+"The gate").
+"""
+
+import dataclasses
+from typing import Callable, Container, Dict, List, Optional, Set, Tuple
+
+from mp_compat._tensorflow import tf
+from mp_compat.graph import contexts
+from mp_compat.graph import control_flow
+from mp_compat.graph import dead_tensors
+from mp_compat.graph import effects
+from mp_compat.graph import graphs
+from mp_compat.graph.graphs import Element
+
+_LOOP_INPUTS = ("Enter", "RefEnter")
+_MERGES = ("Merge", "RefMerge")
+_NEXT_ITERATIONS = ("NextIteration", "RefNextIteration")
+
+# Ops, each after the ops of the same dict that it needs, with all that it reads or
+# waits for.
+_Reads = Dict[tf.Operation, List[tf.Operation]]
+
+
+@dataclasses.dataclass
+class GatedOps:
+  """What the gates of a graph may skip."""
+
+  predicates: Dict[tf.Operation, tf.Operation] = dataclasses.field(default_factory=dict)
+  """The ops that a gate may skip, each with the op that computes its predicate."""
+  built_before: int = 0
+  """The number of ops that the graph had before its first gate."""
+
+
+def gate(
+  predicate: tf.Tensor,
+  build: Callable[[], List[Element]],
+  skip: Optional[Callable[[], tf.Operation]],
+  scope: str,
+) -> tf.Tensor:
+  """Returns a tensor that runs what `build()` builds if `predicate`, else `skip()`; in
+  a plain graph only.
+
+      for op in what the results of build() need, inputs first:
+        if op reads a tensor that pass_if returned, or an op that waits:
+          it waits: its input is not computed if `predicate` is False
+        elif op changes state, or begins a loop:
+          it waits: it gets a control input that is not computed either
+
+  Nothing of this package is around `build`: its ops, variables and tensors have the
+  names, devices and contexts of a direct call. Ops that do not wait run in any case, so
+  that other code can use their tensors. Summaries that `build` collects and that would
+  not run are empty then.
+
+  Args:
+    predicate: a scalar bool tensor.
+    build: returns ops or tensors.
+    skip: returns an op; None for nothing.
+    scope: the name scope of the ops of the gate.
+
+  Raises:
+    ValueError: If an op that the results need depends on one that a gate with another
+      predicate may skip, or if `build` runs a Session.
+  """
+  graph = tf.get_default_graph()
+  with tf.name_scope(scope):
+    # With `predicate` as the data, graph optimizers replace the pivot by a constant.
+    # TensorFlow up to 2.4 takes it for the first value of a loop that waits for it, and
+    # the process aborts.
+    skipped, applied = control_flow.pivots(predicate, tf.logical_not(predicate))
+    if skip is not None:
+      with tf.control_dependencies([skipped]):
+        skipped = control_flow.after([skip()], skipped)
+  built_before = len(graph.get_operations())
+  collections = (tf.GraphKeys.SUMMARIES, tf.GraphKeys.UPDATE_OPS)
+  collected_before = {key: len(tf.get_collection(key)) for key in collections}
+  with graphs.changes_exclusively() as sessions_ran:
+    results = build()
+    if sessions_ran:  # A Session that has run an op does not see its later edges.
+      raise ValueError(
+        "apply_gradients() of the inner optimizer must not run a Session, but did: the "
+        "ops that it built before would run in skipped steps, too. Initialize "
+        "variables after apply_gradients()."
+      )
+    new = graph.get_operations()[built_before:]
+    summaries, update_ops = [
+      tf.get_collection(key)[before:] for key, before in collected_before.items()
+    ]
+    ends = results + summaries + update_ops
+    skipped_ops = _close(set(new), ends, predicate.op, applied.op, built_before)
+  with tf.name_scope(scope):
+    if summaries:
+      collected = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
+      collected[-len(summaries) :] = _readable(summaries, skipped_ops)
+    applied = control_flow.after(results, applied)
+    return tf.raw_ops.Merge(inputs=[skipped, applied]).output
+
+
+def pass_if(predicate: tf.Tensor, tensor: tf.Tensor, name: str) -> tf.Tensor:
+  """Returns the same values, which are not computed in a run in which `predicate` is
+  False; neither is what derives from them.
+
+  It copies nothing. Graph optimizers do not move ops across it, so the last bit of a
+  result does not depend on what is before; and no fed tensor replaces the condition, as
+  it can replace a control input.
+  """
+  with tf.get_default_graph().colocate_with(tensor.op, ignore_existing=True):
+    return tf.raw_ops.Switch(data=tensor, pred=predicate, name=name).output_true
+
+
+def gated_ops(graph: tf.Graph) -> GatedOps:
+  """Returns the record of what the gates of a graph may skip."""
+  return graphs.record_in(graph, "gated", GatedOps)
+
+
+def _readable(
+  summaries: List[tf.Tensor], skipped: Container[tf.Operation]
+) -> List[tf.Tensor]:
+  """Returns the summaries as tensors that are empty if they are not computed; drops
+  those inside control flow.
+  """
+  readable: List[tf.Tensor] = []
+  if contexts.is_in_control_flow():
+    return readable
+  for summary in summaries:
+    if contexts.is_in_branches_only(summary.op):
+      may_be_dead = summary.op in skipped
+      readable.append(dead_tensors.merge_out_of_branches(summary, b"", may_be_dead))
+  return readable
+
+
+def _close(
+  new: Set[tf.Operation],
+  ends: List[Element],
+  predicate: tf.Operation,
+  applied: tf.Operation,
+  built_before: int,
+) -> Set[tf.Operation]:
+  """Makes ops wait for `applied`: see `gate`.
+
+  An op whose control input is not computed does not run, and neither does what reads
+  it. Exceptions are Merge, which needs one of its inputs only, and the body of a loop,
+  whose ops wait for nothing outside: all inputs of the loop do.
+
+  Args:
+    new: the ops that were built.
+    ends: ops and tensors, of which a run computes some.
+    predicate: the op that computes the predicate of the gate.
+    applied: an op that runs if the predicate is True.
+    built_before: the number of ops that the graph had before `new`.
+
+  Returns:
+    All ops that may not run if the predicate is False. A Merge may read only one that
+    does not.
+  """
+  graph = tf.get_default_graph()
+  frame = contexts.loop_around(graph._get_control_flow_context())
+  gated = gated_ops(graph)
+  needed = _needed(ends, new)
+  _check_reads(needed, ends, new, predicate, gated)
+  must_wait = effects.changing(needed, graph)
+  must_wait.update(op for op in needed if _begins_loop_of(op, new))
+  waiting: Set[tf.Operation] = set()
+  for op, reads in needed.items():
+    if op.type in _MERGES:
+      waits = waiting.issuperset(reads)
+    elif op.type == "Switch" and op.inputs[1].op is predicate:  # made by `pass_if`
+      waits = True
+    else:
+      waits = not waiting.isdisjoint(reads)
+    # A call runs ops of its functions that do not read what is not computed, but none
+    # if a control input is not.
+    needs_edge = op in must_wait if not waits else effects.is_call(op.type, graph)
+    # An op in another loop cannot wait for `applied`.
+    if needs_edge and contexts.loop_around_inputs(op) is frame:
+      op._add_control_input(applied)
+      waits = True
+    if waits:
+      waiting.add(op)
+  skipped = _skipped(needed, waiting)
+  if not gated.predicates:
+    gated.built_before = built_before
+  gated.predicates.update(dict.fromkeys(skipped, predicate))
+  return skipped
+
+
+def _skipped(needed: _Reads, waiting: Set[tf.Operation]) -> Set[tf.Operation]:
+  """Returns the needed ops that wait, are in a cluster with one that does, or read an
+  op that may be skipped.
+  """
+  clusters = set()  # XLA runs a cluster as one op.
+  for op in waiting:
+    if op._get_control_flow_context() is not None:
+      clusters.add(contexts.compiled_around(op))
+  clusters.discard(None)
+  skipped: Set[tf.Operation] = set()
+  for op, reads in needed.items():
+    is_in_cluster = clusters and contexts.compiled_around(op) in clusters
+    if op in waiting or is_in_cluster or not skipped.isdisjoint(reads):
+      skipped.add(op)
+  return skipped
+
+
+def _check_reads(
+  needed: _Reads,
+  ends: List[Element],
+  new: Set[tf.Operation],
+  predicate: tf.Operation,
+  gated: GatedOps,
+) -> None:
+  """Raises a ValueError if one of `ends`, or an op that they need, depends on an op
+  that a gate with another predicate may skip.
+  """
+  others = {op for op, its in gated.predicates.items() if its is not predicate}
+  if not others:
+    return
+  read = [_op_of(end) for end in ends]
+  for reads in needed.values():
+    read += reads
+  outside = [op for op in read if op not in new]
+  skipped = _depending(outside, others, gated.built_before)
+  for op in outside:
+    if op in skipped:
+      raise ValueError(
+        "apply_gradients() must not use {} ({}), which an earlier apply_gradients() "
+        "built, or which derives from what it built: it is not computed if that step "
+        "is skipped, because it changes state or derives from the gradients of that "
+        "step. Build it before both, or once in each.".format(op.name, op.type)
+      )
+
+
+def _depending(
+  ops: List[tf.Operation], skipped: Set[tf.Operation], built_before: int
+) -> Set[tf.Operation]:
+  """Returns `skipped` and, of `ops` and what they need, those that are not computed if
+  ops of `skipped` are not; all are among the ops that were built after `built_before`.
+  """
+  later = set(tf.get_default_graph().get_operations()[built_before:])
+  found = set(skipped)
+  for op, reads in _needed(ops, later).items():
+    if op.type in _MERGES:
+      depends = found.issuperset(reads)
+    else:  # A ControlTrigger runs in any case.
+      depends = op.type != "ControlTrigger" and not found.isdisjoint(reads)
+    if depends:
+      found.add(op)
+  return found
+
+
+def _begins_loop_of(op: tf.Operation, new: Set[tf.Operation]) -> bool:
+  """Returns whether `op` is an input of a loop (control flow v1) of `new` ops."""
+  if op.type not in _LOOP_INPUTS:
+    return False
+  loop = contexts.loop_around(op._get_control_flow_context())
+  return loop is None or loop.pivot.op in new
+
+
+def _op_of(element: Element) -> tf.Operation:
+  return element if isinstance(element, tf.Operation) else element.op
+
+
+def _needed(ends: List[Element], among: Set[tf.Operation]) -> _Reads:
+  """Returns the ops of `among` that ops or tensors need, inputs first.
+
+  For a Merge, only its inputs are what it reads; at the beginning of a loop, without
+  what the loop computes.
+  """
+  needed: _Reads = {}
+  seen: Set[tf.Operation] = set()
+  # Ops to visit; with what they read, once all of that was visited.
+  pending: List[Tuple[tf.Operation, Optional[List[tf.Operation]]]] = []
+  pending += [(_op_of(end), None) for end in ends]
+  while pending:
+    op, reads = pending.pop()
+    if reads is not None:
+      needed[op] = reads
+      continue
+    if op in seen or op not in among:
+      continue
+    seen.add(op)
+    reads = [tensor.op for tensor in op.inputs]
+    controls = list(op.control_inputs)
+    if op.type not in _MERGES:
+      reads += controls
+    elif reads[-1].type in _NEXT_ITERATIONS:
+      pending.insert(0, (reads.pop(), None))
+    pending.append((op, reads))
+    pending += [(read, None) for read in reads + controls]
+  return needed
