@@ -130,11 +130,17 @@ def group(*values: PerReplica, **name: Optional[str]) -> Optional[tf.Operation]:
 
 
 def ops_of(*values: PerReplica) -> List[graphs.Element]:
-  """Returns the ops and tensors in `values`: in nested structures, with None, or per
-  replica.
+  """Returns the ops and tensors in `values`: in lists, tuples and dicts, with None, or
+  per replica.
   """
-  results: List[Optional[graphs.Element]] = []
-  # Custom optimizers return ops of their own in each replica, or structures of them.
-  for value in tf.nest.flatten(values):
-    results += tf.nest.flatten(local_results(value))
-  return [result for result in results if result is not None]
+  results: List[graphs.Element] = []
+  for value in values:
+    if isinstance(value, (list, tuple)):
+      results += ops_of(*value)
+    elif isinstance(value, dict):
+      results += ops_of(*value.values())
+    elif value is not None:
+      # Custom optimizers return ops of their own in each replica.
+      local = local_results(value)
+      results += [value] if local[0] is value else ops_of(*local)
+  return results

@@ -101,8 +101,19 @@ class Grouping(tf.train.MomentumOptimizer):
     )
 
 
+class Listing(tf.train.MomentumOptimizer):
+  """Returns a list of ops of the replica."""
+
+  def __init__(self):
+    super().__init__(0.1, 0.9)
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    return [super().apply_gradients(grads_and_vars, global_step, name), tf.no_op()]
+
+
 KINDS = {
   "dense": {},
+  "listed": {"make_inner": Listing},
   "sparse": {"sparse": True},
   "clipped": {"change": clip_pairs},
   "clipped_values_of": {

@@ -393,6 +393,21 @@ def test_accumulators_are_placed_on_worker():
   assert {v.device for v in tf.local_variables()} == {"/job:worker/task:3"}
 
 
+def test_sums_of_colocated_gradients_belong_to_worker():
+  devices = []
+  for task in range(2):
+    worker = "/job:worker/task:{}".format(task)
+    with tf.Graph().as_default(), tf.device(
+      tf.train.replica_device_setter(ps_tasks=1, worker_device=worker)
+    ):
+      table = tf.get_variable("table", [3, 2], initializer=tf.zeros_initializer())
+      loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1]))
+      opt, window = make_window()
+      window.add(opt.compute_gradients(loss, colocate_gradients_with_ops=True))
+      devices.append({variable.device for variable in tf.local_variables()})
+  assert devices == [{"/job:worker/task:0"}, {"/job:worker/task:1"}]
+
+
 @pytest.mark.parametrize(
   "name, skip",
   [("mirrored", "window"), ("mirrored", "micro_batch"), ("central_storage", "window")]

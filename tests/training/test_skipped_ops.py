@@ -1,0 +1,251 @@
+"""Tests of what a skipped step does not run, and of what another step may not read."""
+
+import numpy as np
+import pytest
+import tensorflow
+
+import mp_compat
+from tests import testing
+from tests.testing import FINITE
+from tests.testing import OVERFLOW
+from tests.testing import Optimizer
+from tests.testing import tf
+
+pytestmark = pytest.mark.usefixtures("graph", "control_flow")
+
+
+def counter(name="counter"):
+  return tf.Variable(0.0, trainable=False, name=name, use_resource=True)
+
+
+class Counting(tf.train.GradientDescentOptimizer):
+  """Runs what `build` builds in its step, which may depend on gradients."""
+
+  def __init__(self, build):
+    super().__init__(1.0)
+    self._build = build
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    grads_and_vars = list(grads_and_vars)
+    applied = super().apply_gradients(grads_and_vars, *args, **kwargs)
+    return tf.group(applied, self._build(grads_and_vars[0][0]))
+
+
+def values_after(build, variable, feeds=None):
+  """Returns the variable and the weights after a skipped and after an applied step."""
+  training = testing.Training()
+  opt = Optimizer(Counting(build), "dynamic")
+  train_op = opt.minimize(training.loss, training.global_step)
+  values = []
+  with testing.initialized_session() as sess:
+    for x in (OVERFLOW, FINITE):
+      sess.run(train_op, dict({training.x: x}, **(feeds or {})))
+      values.append(sess.run([variable, training.w]))
+  return values
+
+
+class TestCallsThatReadGradients:
+  """Functions run some of their ops although an input is not computed."""
+
+  def check(self, build_with):
+    count = counter()
+    skipped, applied = values_after(lambda grad: build_with(count, grad), count)
+    assert skipped[0] == 0.0 and applied[0] > 0.0
+    np.testing.assert_array_equal(applied[1], -FINITE)
+
+  @pytest.mark.parametrize("taken", [True, False])
+  @pytest.mark.parametrize("change", [lambda g: g, lambda g: 2.0 * g])
+  def test_branch_changes_no_state(self, taken, change):
+    flag = tf.placeholder_with_default(taken, [])
+
+    def build(count, grad):
+      changed = change(grad)
+      amount = tf.cond(flag, lambda: tf.reduce_max(changed), lambda: 1.0)
+      return count.assign_add(amount)
+
+    self.check(build)
+
+  def test_function_changes_no_state(self):
+    def build(count, grad):
+      @tensorflow.function
+      def add(values):
+        count.assign_add(1.0)
+        return tf.reduce_max(values)
+
+      return add(2.0 * grad)
+
+    self.check(build)
+
+  def test_loop_changes_no_state(self):
+    def build(count, grad):
+      flag = tf.placeholder_with_default(False, [])
+
+      def body(i, total):
+        added = tf.cond(flag, lambda: tf.reduce_max(grad), lambda: 1.0)
+        return i + 1, total + added
+
+      total = tf.while_loop(lambda i, total: i < 3, body, [0, 0.0])[1]
+      return count.assign_add(total)
+
+    self.check(build)
+
+
+def make_dataset(count):
+  def add(value):
+    with tf.control_dependencies([count.assign_add(1.0)]):
+      return tf.identity(value)
+
+  return tensorflow.data.Dataset.range(3).map(add)
+
+
+def reduced(dataset):
+  return dataset.reduce(tf.constant(0, tf.int64), lambda total, value: total + value)
+
+
+def single_element(dataset):
+  return tensorflow.data.experimental.get_single_element(dataset.batch(3))
+
+
+def iterated(dataset):
+  iterator = tf.data.make_initializable_iterator(dataset)
+  with tf.control_dependencies([iterator.initializer]):
+    return iterator.get_next()
+
+
+@pytest.mark.parametrize("run", [reduced, single_element, iterated])
+def test_dataset_of_skipped_step_changes_no_state(run):
+  count = counter()
+  dataset = make_dataset(count)  # built before the step
+  skipped, applied = values_after(lambda grad: run(dataset), count)
+  assert skipped[0] == 0.0 and applied[0] >= 1.0
+
+
+@pytest.mark.parametrize("run", [reduced, single_element])
+def test_dataset_in_function_changes_no_state(run):
+  count = counter()
+
+  def build(grad):
+    del grad
+    return tensorflow.function(lambda: run(make_dataset(count)))()
+
+  skipped, applied = values_after(build, count)
+  assert skipped[0] == 0.0 and applied[0] == 3.0
+
+
+def test_printing_to_file_waits(tmp_path):
+  path = tmp_path / "printed"
+
+  def build(grad):
+    del grad
+    return tf.print("a step", output_stream="file://{}".format(path))
+
+  values_after(build, counter())
+  assert path.read_text() == "a step\n"
+
+
+class Scheduled(tf.train.GradientDescentOptimizer):
+  """Computes its learning rate from a counter that its step increments."""
+
+  def __init__(self, count):
+    super().__init__(1.0)
+    self._count = count
+
+  def apply_gradients(self, *args, **kwargs):
+    self.rate = self._learning_rate = self._count.assign_add(1.0) * 0.5
+    return super().apply_gradients(*args, **kwargs)
+
+
+def test_feeding_a_tensor_of_the_step_applies_no_overflow():
+  training = testing.Training()
+  inner = Scheduled(counter())
+  train_op = Optimizer(inner, "dynamic").minimize(training.loss)
+  with testing.initialized_session() as sess:
+    sess.run(train_op, {training.x: OVERFLOW, inner.rate: 0.5})
+    np.testing.assert_array_equal(sess.run(training.w), [0.0, 0.0])
+    sess.run(train_op, {training.x: FINITE, inner.rate: 0.5})
+    np.testing.assert_array_equal(sess.run(training.w), -0.5 * FINITE)
+
+
+class Counter(tf.train.GradientDescentOptimizer):
+  """Increments a counter and keeps what derives from its new value."""
+
+  def __init__(self, count, derive):
+    super().__init__(1.0)
+    self._count, self._derive = count, derive
+
+  def apply_gradients(self, *args, **kwargs):
+    applied = super().apply_gradients(*args, **kwargs)
+    counted = self._count.assign_add(1.0)
+    self.counted = self._derive(counted)
+    return tf.group(applied, counted)
+
+
+def derived(tensor):
+  return tf.exp(-0.5 * tensor) * 2.0
+
+
+def minimize_two(first_inner, make_rate, build_second):
+  training = testing.Training()
+  first = Optimizer(first_inner, "dynamic")
+  train_first = first.minimize(training.loss)
+  second = Optimizer(tf.train.GradientDescentOptimizer(make_rate()), "dynamic")
+  return train_first, build_second(second, training)
+
+
+SECOND_STEPS = {
+  "minimize": lambda opt, training: opt.minimize(training.loss),
+  "together": lambda opt, training: mp_compat.apply_gradients_together(
+    [(opt, opt.compute_gradients(training.loss))]
+  ),
+}
+
+
+@pytest.mark.parametrize("second", SECOND_STEPS)
+@pytest.mark.parametrize("built_by", ["optimizer", "program"])
+def test_rate_that_derives_from_skipped_op_raises(built_by, second):
+  inner = Counter(counter(), derived if built_by == "optimizer" else tf.identity)
+
+  def make_rate():
+    return inner.counted if built_by == "optimizer" else derived(inner.counted)
+
+  with pytest.raises(ValueError, match="derives from what it built"):
+    minimize_two(inner, make_rate, SECOND_STEPS[second])
+
+
+def read_after(train_op, count):
+  with tf.control_dependencies([train_op]):
+    return count.read_value()
+
+
+@pytest.mark.parametrize("second", SECOND_STEPS)
+def test_rate_may_derive_from_a_step_that_ran(second):
+  count = counter()
+  inner = Counter(count, tf.identity)
+  training = testing.Training()
+  train_first = Optimizer(inner, "dynamic").minimize(training.loss)
+  rate = derived(read_after(train_first, count))  # the train op runs in any case
+  opt = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic")
+  train_op = SECOND_STEPS[second](opt, training)
+  with testing.initialized_session() as sess:
+    sess.run(train_op, {training.x: FINITE})
+    expected = (1.0 + 2.0 * np.exp(-0.5)) * -FINITE
+    np.testing.assert_allclose(sess.run(training.w), expected, rtol=1e-6)
+
+
+class Caching(tf.train.GradientDescentOptimizer):
+  """Returns the op of its first step from the second, too."""
+
+  applied = None
+
+  def apply_gradients(self, *args, **kwargs):
+    if self.applied is None:
+      self.applied = super().apply_gradients(*args, **kwargs)
+    return self.applied
+
+
+def test_op_of_an_earlier_step_raises():
+  training = testing.Training()
+  opt = Optimizer(Caching(1.0), "dynamic")
+  opt.minimize(training.loss)
+  with pytest.raises(ValueError, match="which an earlier apply_gradients.. built"):
+    opt.minimize(training.loss)
