@@ -75,7 +75,10 @@ def train_replicas(
           )
         return optimizer.apply_gradients(pairs, step_count)
 
-    return strategy.group(strategy.extended.call_for_each_replica(replica))
+    built = strategy.extended.call_for_each_replica(replica)
+    if isinstance(built, list):  # which TensorFlow 1.15 cannot group
+      return tf.group(*[strategy.group(op) for op in built])
+    return strategy.group(built)
 
 
 def clip_pairs(pairs):
