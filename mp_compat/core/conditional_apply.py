@@ -18,6 +18,7 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import distribute
 from mp_compat.core import gradients
 from mp_compat.core import lineage
+from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 from mp_compat.graph import gate
 from mp_compat.graph import graphs
@@ -97,12 +98,17 @@ def _passed_if(
   of the ops that they replace, by their own.
   """
   replaced: Dict[str, str] = {}
+  passed_values: Dict[contexts.TensorKey, tf.Tensor] = {}
 
   def pass_if(values: tf.Tensor) -> tf.Tensor:
+    key = contexts.tensor_key(values)
+    if key in passed_values:  # the gradient of several variables
+      return passed_values[key]
     # Graph optimizers sort the terms of a sum by name. So that they add the gradients
     # of replicas in the same order as without loss scaling, the name begins as there.
     with tf.name_scope(lineage.unscaled_name(values) + "/"):
       passed = gate.pass_if(should_apply, values, SCOPE)
+    passed_values[key] = passed
     replaced[passed.op.name] = values.op.name
     return passed
 

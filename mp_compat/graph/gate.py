@@ -29,6 +29,8 @@ class GatedOps:
 
   predicates: Dict[tf.Operation, tf.Operation] = dataclasses.field(default_factory=dict)
   """The ops that a gate may skip, each with the op that computes its predicate."""
+  passed: Set[tf.Operation] = dataclasses.field(default_factory=set)
+  """The ops that `pass_if` made."""
   built_before: int = 0
   """The number of ops that the graph had before its first gate."""
 
@@ -101,12 +103,21 @@ def pass_if(predicate: tf.Tensor, tensor: tf.Tensor, name: str) -> tf.Tensor:
   """Returns the same values, which are not computed in a run in which `predicate` is
   False; neither is what derives from them.
 
-  It copies nothing. Graph optimizers do not move ops across it, so the last bit of a
-  result does not depend on what is before; and no fed tensor replaces the condition, as
-  it can replace a control input.
+  It copies nothing. Graph optimizers do not move ops across it (outside of control
+  flow), so the last bit of a result does not depend on what is before; and no fed
+  tensor replaces the condition, as it can replace a control input.
   """
-  with tf.get_default_graph().colocate_with(tensor.op, ignore_existing=True):
-    return tf.raw_ops.Switch(data=tensor, pred=predicate, name=name).output_true
+  graph = tf.get_default_graph()
+  with graph.colocate_with(tensor.op, ignore_existing=True):
+    if graph._get_control_flow_context() is None:
+      passed = tf.raw_ops.Switch(data=tensor, pred=predicate, name=name).output_true
+    else:
+      # TensorFlow differentiates a Switch in a loop or a branch as one of theirs.
+      _, applied = control_flow.pivots(predicate, tf.logical_not(predicate))
+      with tf.control_dependencies([applied]):
+        passed = tf.identity(tensor, name)
+  gated_ops(graph).passed.add(passed.op)
+  return passed
 
 
 def gated_ops(graph: tf.Graph) -> GatedOps:
@@ -163,12 +174,7 @@ def _close(
   must_wait.update(op for op in needed if _begins_loop_of(op, new))
   waiting: Set[tf.Operation] = set()
   for op, reads in needed.items():
-    if op.type in _MERGES:
-      waits = waiting.issuperset(reads)
-    elif op.type == "Switch" and op.inputs[1].op is predicate:  # made by `pass_if`
-      waits = True
-    else:
-      waits = not waiting.isdisjoint(reads)
+    waits = op in gated.passed or _is_skipped_with(op, reads, waiting)
     # A call runs ops of its functions that do not read what is not computed, but none
     # if a control input is not.
     needs_edge = op in must_wait if not waits else effects.is_call(op.type, graph)
@@ -182,7 +188,31 @@ def _close(
   if not gated.predicates:
     gated.built_before = built_before
   gated.predicates.update(dict.fromkeys(skipped, predicate))
+  _open(new - needed.keys(), gated.passed)
   return skipped
+
+
+def _open(ops: Set[tf.Operation], passed: Set[tf.Operation]) -> None:
+  """Makes ops that are not part of the step read gradients as they are, not as they
+  were `passed`: they run in skipped steps, too, so that the program can fetch them.
+  """
+  for op in ops - passed:
+    for index, tensor in enumerate(op.inputs):
+      if tensor.op in passed:
+        op._update_input(index, tensor.op.inputs[0])
+
+
+def _is_skipped_with(
+  op: tf.Operation, reads: List[tf.Operation], skipped: Set[tf.Operation]
+) -> bool:
+  """Returns whether `op`, which reads or waits for `reads`, does not run if `skipped`
+  do not.
+  """
+  if op.type in _MERGES:
+    return skipped.issuperset(reads)
+  if op.type == "ControlTrigger":  # It runs after its inputs, dead or not.
+    return False
+  return not skipped.isdisjoint(reads)
 
 
 def _skipped(needed: _Reads, waiting: Set[tf.Operation]) -> Set[tf.Operation]:
@@ -225,8 +255,10 @@ def _check_reads(
       raise ValueError(
         "apply_gradients() must not use {} ({}), which an earlier apply_gradients() "
         "built, or which derives from what it built: it is not computed if that step "
-        "is skipped, because it changes state or derives from the gradients of that "
-        "step. Build it before both, or once in each.".format(op.name, op.type)
+        "is skipped, because it changes state, is computed in a loop, or derives from "
+        "the gradients of that step. Build it before both, or once in each.".format(
+          op.name, op.type
+        )
       )
 
 
@@ -239,11 +271,7 @@ def _depending(
   later = set(tf.get_default_graph().get_operations()[built_before:])
   found = set(skipped)
   for op, reads in _needed(ops, later).items():
-    if op.type in _MERGES:
-      depends = found.issuperset(reads)
-    else:  # A ControlTrigger runs in any case.
-      depends = op.type != "ControlTrigger" and not found.isdisjoint(reads)
-    if depends:
+    if _is_skipped_with(op, reads, found):
       found.add(op)
   return found
 

@@ -343,6 +343,8 @@ def apply(
   # The gradients that were applied in the graph before, and those that they derive
   # from, with the decision on each.
   decided = {} if graph is None else graphs.record_in(graph, "gradients_of_steps")
+  # A step may depend on whether another is applied.
+  decisions = set() if graph is None else graphs.record_in(graph, "decisions", set)
   # "train/" is the scope of the train op.
   given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)
   method, base = (
@@ -355,7 +357,13 @@ def apply(
     applied = conditional_apply.apply_in_each_replica(
       decision.apply[index],
       functools.partial(
-        _apply_inner, optimizer, own, scaled, dict(decided), decision.apply[index]
+        _apply_inner,
+        optimizer,
+        own,
+        scaled,
+        dict(decided),
+        set(decisions),
+        decision.apply[index],
       ),
       part_grads,
       [variables] + args,
@@ -367,6 +375,8 @@ def apply(
     _record(optimizers_of_replicas, step)
     return None
   decided.update(dict.fromkeys(own, decision.apply[index]))
+  results = [decision.finite[index], decision.apply[index]]
+  decisions.update(contexts.keys_of(filter(tf.is_tensor, results)))
   accumulators_set = _set_accumulator_steps(lineages, global_step, applied)
   train_op = distribute.group(
     applied, decision.update_op, accumulators_set, name=step_scope
@@ -383,6 +393,7 @@ def _apply_inner(
   own: Set[contexts.TensorKey],
   scaled: Set[contexts.TensorKey],
   decided: Dict[contexts.TensorKey, ShouldApply],
+  decisions: Set[contexts.TensorKey],
   should_apply: ShouldApply,
   grads: Iterable[gradients.Gradient],
   variables: Iterable[tf.Variable],
@@ -393,7 +404,8 @@ def _apply_inner(
   way of its `own`.
 
   Logs a warning for `scaled` ones of this step. Raises a ValueError for those of
-  earlier steps, which were `decided` otherwise than by `should_apply`.
+  earlier steps, which were `decided` otherwise than by `should_apply`, but not for the
+  `decisions` themselves.
   """
   inner_optimizer = optimizer.inner_optimizer
   grads_and_vars = list(zip(grads, variables))
@@ -409,7 +421,8 @@ def _apply_inner(
       "that it builds.".format(type(inner_optimizer).__name__)
     )
   read = [tensor for op in graph.get_operations()[count:] for tensor in op.inputs]
-  used = contexts.keys_of(contexts.search_back(read, contexts.data_inputs, own))
+  found = contexts.search_back(read, contexts.data_inputs, own | decisions)
+  used = contexts.keys_of(found)
   if [key for key in used - own if decided.get(key, should_apply) is not should_apply]:
     raise ValueError(
       "apply_gradients() of {0} reads gradients of an earlier apply_gradients(). It "

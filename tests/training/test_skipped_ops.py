@@ -143,6 +143,104 @@ def test_printing_to_file_waits(tmp_path):
   assert path.read_text() == "a step\n"
 
 
+def test_ops_behind_a_trigger_wait():
+  count = counter()
+
+  def build(grad):
+    with tf.control_dependencies([grad]):
+      trigger = tf.raw_ops.ControlTrigger()
+    with tf.control_dependencies([trigger]):
+      return count.assign_add(1.0)
+
+  skipped, applied = values_after(build, count)
+  assert skipped[0] == 0.0 and applied[0] == 1.0
+
+
+class Logging(tf.train.GradientDescentOptimizer):
+  """Keeps a norm of its gradients, which its step does not need."""
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    grads_and_vars = list(grads_and_vars)
+    self.gradients = [grad for grad, _ in grads_and_vars]
+    self.norm = tf.while_loop(
+      lambda i, norm: i < 1,
+      lambda i, norm: (i + 1, tf.norm(self.gradients[0])),
+      [0, 0.0],
+    )[1]
+    return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+
+def test_tensors_outside_of_the_step_are_fetched():
+  training = testing.Training()
+  inner = Logging(1.0)
+  train_op = Optimizer(inner, "dynamic").minimize(training.loss)
+  with testing.initialized_session() as sess:
+    norms = [
+      sess.run([train_op, inner.norm], {training.x: x})[1] for x in (OVERFLOW, FINITE)
+    ]
+  np.testing.assert_allclose(norms, [np.inf, np.sqrt(5.0)], rtol=1e-6)
+
+
+def test_gradient_of_two_variables_stays_one_tensor():
+  first, second = [tf.Variable([0.0, 0.0], name=name) for name in "ab"]
+  grad = tf.placeholder(tf.float32, [2])
+  inner = Logging(1.0)
+  Optimizer(inner, "dynamic").apply_gradients([(grad, first), (grad, second)])
+  assert inner.gradients[0] is inner.gradients[1]
+
+
+class Curved(tf.train.GradientDescentOptimizer):
+  """Differentiates the gradients that it gets."""
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    pairs = []
+    for grad, variable in grads_and_vars:
+      (curvature,) = tf.gradients(tf.reduce_sum(grad), [variable])
+      pairs.append((grad / (1.0 + curvature), variable))
+    return super().apply_gradients(pairs, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+  "wrap",
+  [lambda opt: opt, lambda opt: Optimizer(opt, 8.0)],
+  ids=["unwrapped", "wrapped"],
+)
+@pytest.mark.parametrize("place", ["graph", "branch", "loop"])
+def test_gradients_are_differentiated_in_the_step(place, wrap, control_flow):
+  if control_flow == 2 and place != "graph":
+    pytest.skip("a branch and a body that are functions have no gate")
+  w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
+
+  def counted(i=0):
+    loss = tf.reduce_sum(tf.square(w.read_value()))
+    with tf.control_dependencies([wrap(Curved(0.75)).minimize(loss)]):
+      return tf.identity(i) + 1
+
+  if place == "graph":
+    train_op = counted()
+  elif place == "branch":
+    train_op = tf.cond(tf.placeholder_with_default(True, []), counted, lambda: 0)
+  else:
+    train_op = tf.while_loop(lambda i: i < 1, counted, [0])
+  with testing.initialized_session() as sess:
+    sess.run(train_op)
+    np.testing.assert_allclose(sess.run(w), [0.5, 1.0], rtol=1e-6)
+
+
+def test_rate_may_depend_on_the_other_decision():
+  training = testing.Training()
+  first = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  train_first = first.minimize(training.loss)
+  rate = tf.where(first.step_applied, 1.0, 0.5)
+  other = tf.get_variable("other", [2], initializer=tf.zeros_initializer())
+  second = Optimizer(tf.train.GradientDescentOptimizer(rate), "dynamic")
+  train_second = second.minimize(tf.reduce_sum(other))
+  with testing.initialized_session() as sess:
+    for x in (OVERFLOW, FINITE):
+      sess.run([train_first, train_second], {training.x: x})
+    np.testing.assert_array_equal(sess.run(other), [-1.5, -1.5])
+
+
 class Scheduled(tf.train.GradientDescentOptimizer):
   """Computes its learning rate from a counter that its step increments."""
 
