@@ -6,7 +6,9 @@ with the ```python blocks after it that do not. Fragments are ```py blocks or in
 code.
 """
 
+import doctest
 import glob
+import importlib
 import inspect
 import os
 import re
@@ -83,6 +85,12 @@ def test_program_runs_as_pasted(code, tmp_path):
     "-c", code, cwd=str(tmp_path), stderr=subprocess.STDOUT, check=False
   )
   assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("name", ["core.loss_scale", "core.update_rule"])
+def test_examples_in_docstrings_print_what_they_show(name):
+  tried = doctest.testmod(importlib.import_module("mp_compat." + name))
+  assert tried.attempted and not tried.failed
 
 
 def test_all_programs_are_found():
