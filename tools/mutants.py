@@ -104,7 +104,11 @@ MUTANTS = [
   ("graph/effects", "pending += _function_names(called, graph)", "pass"),
   ("graph/effects", "_takes_functions(op_type) or graph", "graph"),
   ("graph/effects", " or op_type.startswith(_OF_ONE_RUN)", ""),
-  ("graph/dead_tensors", "return common | {(merge, None, None)}", "return common"),
+  (
+    "graph/dead_tensors",
+    "return common | {_Condition(merge, None, None)}",
+    "return common",
+  ),
   ("graph/dead_tensors", "return found[tensor.op] | {", "return found[tensor.op] or {"),
   (
     "graph/dead_tensors",
@@ -165,8 +169,8 @@ MUTANTS = [
     "return []",
   ),
   ("core/lineage", " and tensor.dtype.is_floating else []", " else []"),
-  ("graph/contexts", '"RefSwitch") else inputs', '"RefSwitch") else inputs[:1]'),
-  ("graph/contexts", "inputs[:1] if tensor.op.type in", "inputs if tensor.op.type in"),
+  ("graph/contexts", "return inputs[:1]\n  return inputs", "return inputs[:1]"),
+  ("graph/contexts", "return inputs[:1]\n", "return inputs\n"),
   ("core/lineage", "if check_computed and is_readable and", "if check_computed and"),
   ("core/lineage", "if check_computed and is_readable", "if is_readable"),
   ("core/lineage", " or sums.control_inputs or squares.control_inputs", ""),
@@ -179,8 +183,12 @@ MUTANTS = [
     '_TERM_BY_TERM = ("BiasAddGrad", "Sum")',
     '_TERM_BY_TERM = ("Sum",)',
   ),
-  ("_tensorflow/optimizers", "if name not in not_taken or given", "if given"),
-  ("_tensorflow/optimizers", " or given[name] is not defaults[name].default}", "}"),
+  ("_tensorflow/optimizers", "if name in taken:", "if False:"),
+  (
+    "_tensorflow/optimizers",
+    "elif value is not defaults[name].default:",
+    "else:",
+  ),
   ("_tensorflow/optimizers", 'and hasattr(vars(wrapper).get("_optimizer"), name)', ""),
   (
     "core/finite_check",
