@@ -87,7 +87,9 @@ def test_program_runs_as_pasted(code, tmp_path):
   assert done.returncode == 0, done.stdout[-3000:]
 
 
-@pytest.mark.parametrize("name", ["core.loss_scale", "core.update_rule"])
+@pytest.mark.parametrize(
+  "name", ["core.loss_scale", "core.update_rule", "migration.old_names"]
+)
 def test_examples_in_docstrings_print_what_they_show(name):
   tried = doctest.testmod(importlib.import_module("mp_compat." + name))
   assert tried.attempted and not tried.failed
