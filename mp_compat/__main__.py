@@ -84,7 +84,11 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _add_checkpoint(commands: _Commands) -> None:
-  """Adds `checkpoint inspect` and `checkpoint convert`."""
+  """Adds `checkpoint inspect` and `checkpoint convert`.
+
+  mp_compat checkpoint inspect logs/model.ckpt-100
+  mp_compat checkpoint convert logs/model.ckpt-100 new/model.ckpt-100 --to mp_compat
+  """
   checkpoint = commands.add_parser(
     "checkpoint",
     help="look at a checkpoint, or convert it",
@@ -137,7 +141,11 @@ def _add_checkpoint(commands: _Commands) -> None:
 
 
 def _add_compare(commands: _Commands) -> None:
-  """Adds `compare`, whose program is in `script` or in `module`, with its arguments."""
+  """Adds `compare`, whose program is in `script` or in `module`, with its arguments.
+
+  mp_compat compare --restore logs train.py --logdir logs
+  mp_compat compare --steps 200 -m trainer.main --data data
+  """
   compare = commands.add_parser(
     "compare",
     help="run a program as it is and with mp_compat, and compare all variables after "
@@ -150,6 +158,17 @@ def _add_compare(commands: _Commands) -> None:
     "differ, 2 if the program differs from itself or could not be compared.",
   )
   compare.set_defaults(run=_compare)
+  _add_options_of_compare(compare)
+  compare.add_argument(
+    "script",
+    metavar="SCRIPT",
+    nargs=argparse.REMAINDER,
+    help="the program, and its arguments",
+  )
+
+
+def _add_options_of_compare(compare: argparse.ArgumentParser) -> None:
+  """Adds what precedes the program."""
   add = compare.add_argument
   add(
     "-m",
@@ -188,16 +207,14 @@ def _add_compare(commands: _Commands) -> None:
     help="the runs to make, of " + ",".join(_RUNS),
   )
   add("--json", metavar="FILE", help="write the report as JSON, too")
-  add(
-    "script",
-    metavar="SCRIPT",
-    nargs=argparse.REMAINDER,
-    help="the program, and its arguments",
-  )
 
 
 def _add_migrate(commands: _Commands) -> None:
-  """Adds `migrate`, which does not need TensorFlow."""
+  """Adds `migrate`, which does not need TensorFlow.
+
+  mp_compat migrate trainer notebooks/train.ipynb
+  mp_compat migrate --write trainer
+  """
   migrate = commands.add_parser(
     "migrate",
     help="rewrite TensorFlow's old names in sources and notebooks",
@@ -225,7 +242,10 @@ def _add_migrate(commands: _Commands) -> None:
 
 
 def _add_ranges(commands: _Commands) -> None:
-  """Adds `ranges`, which needs matplotlib."""
+  """Adds `ranges`, which needs matplotlib.
+
+  mp_compat ranges logs -o ranges.png
+  """
   ranges = commands.add_parser(
     "ranges",
     help="draw the ranges of a run's gradients, with advice on the loss scale",
@@ -251,7 +271,11 @@ def _add_ranges(commands: _Commands) -> None:
 
 
 def _add_run(commands: _Commands) -> None:
-  """Adds `run`; `main` takes its program from the arguments before they are parsed."""
+  """Adds `run`; `main` takes its program from the arguments before they are parsed.
+
+  mp_compat run train.py --logdir logs
+  mp_compat run -m trainer.main --data data
+  """
   run = commands.add_parser(
     "run",
     help="run a program for which TensorFlow's old names mean mp_compat",
@@ -374,8 +398,8 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
-  """Computes the changes of all files, then writes, checks or prints them, then prints
-  the report.
+  """Computes the changes of all files, writes, checks or prints them, then prints the
+  report.
   """
   try:
     import tqdm
@@ -400,10 +424,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
   changed = [migration for migration in migrations if migration.changes]
   code = 0
   if arguments.check:
-    if changed:
-      code = 1
-    elif any(migration.problem for migration in migrations):
-      code = 3
+    code = _check(migrations)
   elif arguments.write:
     code = max([_write(migration) for migration in changed], default=0)
   else:
@@ -412,6 +433,17 @@ def _migrate(arguments: argparse.Namespace) -> int:
   for line in report.text(migrations):
     print(line, file=sys.stderr)
   return code
+
+
+def _check(migrations: List["migrate.Migration"]) -> int:
+  """Returns the exit code of `--check`: 1 if a file would change, else 3 if one could
+  not be looked at, else 0.
+  """
+  if any(migration.changes for migration in migrations):
+    return 1
+  if any(migration.problem for migration in migrations):
+    return 3
+  return 0
 
 
 def _write(migration: "migrate.Migration") -> int:

@@ -88,7 +88,8 @@ def test_program_runs_as_pasted(code, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "name", ["core.loss_scale", "core.update_rule", "migration.old_names"]
+  "name",
+  ["core.loss_scale", "core.update_rule", "migration.old_names", "tools.migrate.names"],
 )
 def test_examples_in_docstrings_print_what_they_show(name):
   tried = doctest.testmod(importlib.import_module("mp_compat." + name))

@@ -183,13 +183,17 @@ MUTANTS = [
     '_TERM_BY_TERM = ("BiasAddGrad", "Sum")',
     '_TERM_BY_TERM = ("Sum",)',
   ),
-  ("_tensorflow/optimizers", "if name in taken:", "if False:"),
   (
     "_tensorflow/optimizers",
-    "elif value is not defaults[name].default:",
-    "else:",
+    "if name in not_taken and value is defaults",
+    "if value is defaults",
   ),
-  ("_tensorflow/optimizers", 'and hasattr(vars(wrapper).get("_optimizer"), name)', ""),
+  (
+    "_tensorflow/optimizers",
+    "if name in not_taken and value is defaults[name].default:",
+    "if False:",
+  ),
+  ("_tensorflow/optimizers", "return hasattr(inner, name)", "return True"),
   (
     "core/finite_check",
     "lambda: _exact(_stack_small(tensors)))",

@@ -43,12 +43,13 @@ def sets_inner_attribute(wrapper: object, name: str) -> bool:
   """Returns whether `wrapper.name = value` is for the inner optimizer, which alone has
   this public attribute.
   """
-  return (
-    not name.startswith("_")
-    and name not in vars(wrapper)
-    and not hasattr(type(wrapper), name)
-    and hasattr(vars(wrapper).get("_optimizer"), name)
-  )
+  if name.startswith("_"):
+    return False
+  if name in vars(wrapper) or hasattr(type(wrapper), name):
+    return False
+  # While a wrapper is constructed, it has no inner optimizer yet.
+  inner = vars(wrapper).get("_optimizer")
+  return hasattr(inner, name)
 
 
 def takes_argument(method: Callable[..., object], name: str) -> bool:
@@ -90,37 +91,32 @@ def arguments_for(
     TypeError: If neither the method nor `base` takes an argument.
   """
   defaults = _parameters(base)
-  taken = {name for name in given if takes_argument(method, name)}
-  unknown = [name for name in given if name not in taken and name not in defaults]
+  not_taken = [name for name in given if not takes_argument(method, name)]
+  _check_known(method, [name for name in not_taken if name not in defaults])
+  keywords: Dict[str, object] = {}
+  by_position = 0  # how many arguments are
+  for number, (name, value) in enumerate(given.items(), 1):
+    if name in not_taken and value is defaults[name].default:
+      continue
+    keywords[name] = value
+    if name in not_taken and name in _POSITIONAL:
+      by_position = number
+  positional = list(given)[:by_position]
+  for name in positional:
+    keywords.pop(name, None)
+  return [given[name] for name in positional], keywords
+
+
+def _check_known(method: Callable[..., object], unknown: List[str]) -> None:
+  """Raises a TypeError if there are `unknown` arguments, which no method takes."""
   if unknown:
-    raise _unexpected_arguments(method, unknown)
-  passed = {}
-  last_renamed = None
-  for name, value in given.items():
-    if name in taken:
-      passed[name] = value
-    elif value is not defaults[name].default:
-      passed[name] = value
-      if name in _POSITIONAL:
-        last_renamed = name
-  positional = []
-  if last_renamed is not None:
-    for name in given:
-      positional.append(given[name])
-      passed.pop(name, None)
-      if name == last_renamed:
-        break
-  return positional, passed
-
-
-def _unexpected_arguments(method: Callable[..., object], names: List[str]) -> TypeError:
-  return TypeError(
-    "{}() got an unexpected keyword argument {}. minimize() and apply_gradients() "
-    "pass on what the inner optimizer's apply_gradients() takes. Pass others to its "
-    "constructor or to its own methods.".format(
-      method.__qualname__, ", ".join(map(repr, names))
+    raise TypeError(
+      "{}() got an unexpected keyword argument {}. minimize() and apply_gradients() "
+      "pass on what the inner optimizer's apply_gradients() takes. Pass others to its "
+      "constructor or to its own methods.".format(
+        method.__qualname__, ", ".join(map(repr, unknown))
+      )
     )
-  )
 
 
 @functools.lru_cache(maxsize=1000)  # read in every eager step

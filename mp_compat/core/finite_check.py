@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The finite check: computes whether all values of tensors are finite.
 
+    if is_finite(sum(x) for each tensor x):
+      finite = True
+    else:
+      finite = all(is_finite(x) for each tensor x)
+
 A sum reads each gradient once, on all threads. If it is finite, so are all terms; if
 not (because of an overflow, or of finite terms whose sum is out of range), an exact
 check inside a conditional decides. XLA may assume that sums are not NaN

@@ -80,8 +80,8 @@ def merge_out_of_branches(
 
 
 def zeros_if_dead(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
-  """Returns the same tensors, with zeros for those that are dead in a run; outside of
-  control flow only.
+  """Returns the same tensors, with zeros for those that are dead in a run; as they are
+  in eager mode, functions and control flow, where nothing can tell.
 
   Programs that route examples by Switch and Merge, or read a gradient that was computed
   in a branch, have gradients that are dead in some runs. Their variables are then not
@@ -129,9 +129,9 @@ def _conditions_of_ops(tensors: List[tf.Tensor]) -> Dict[tf.Operation, _Conditio
       continue
     del pending[-1]
     of_inputs = [_conditions_of(tensor, found) for tensor in inputs]
-    conditions = _of_branches(op)
+    conditions = _conditions_of_branches(op)
     if op.type in _MERGES:
-      conditions |= _of_merge(op, of_inputs)
+      conditions |= _conditions_of_merge(op, of_inputs)
     else:
       conditions = conditions.union(*of_inputs)
     for control in controls:
@@ -154,7 +154,7 @@ def _conditions_of(
   return found[tensor.op] | {_condition(predicate, tensor.value_index)}
 
 
-def _of_branches(op: tf.Operation) -> _Conditions:
+def _conditions_of_branches(op: tf.Operation) -> _Conditions:
   """Returns the conditions of the branches in which the outputs of `op` are."""
   conditions = set()
   for context in contexts.enclosing(contexts.of_outputs(op)):
@@ -187,7 +187,7 @@ def _condition(predicate: tf.Tensor, branch: int) -> _Condition:
   return _Condition(predicate.op, predicate.value_index, branch)
 
 
-def _of_merge(merge: tf.Operation, inputs: List[_Conditions]) -> _Conditions:
+def _conditions_of_merge(merge: tf.Operation, inputs: List[_Conditions]) -> _Conditions:
   """Returns what must happen for a Merge to run; `inputs` are the conditions of each of
   its inputs.
 

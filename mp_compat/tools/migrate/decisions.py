@@ -1,10 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the places in a source that must be reviewed by hand."""
+"""Finds the places in a source that must be reviewed by hand.
+
+Each has a kind, such as these; `REMEDIES` has what to do about all kinds:
+
+    checkpoints         saver.restore(sess, path); or the first wrapper, if nothing in
+                        the source restores
+    clipped-gradients   tf.clip_by_global_norm(grads, 1.), tf.is_finite(grad)
+    horovod             hvd.DistributedOptimizer(opt)
+    wrapped-twice       enable_mixed_precision_graph_rewrite(opt), beside a wrapper
+    subclass            class Mine(tf.train.experimental.LossScale): ...
+    isinstance          isinstance(scale, tf.train.experimental.LossScale)
+    private-state       opt._loss_scale, scale._num_good_steps
+    fixed-scale         tf.train.experimental.FixedLossScale(128)
+    name-taken          mp_compat = None
+    guard               try: tf.train.experimental.LossScale; except AttributeError: ...
+    unresolved          import tensorflow.contrib.mixed_precision as mp
+    text                mock.patch("tensorflow.train.experimental.LossScale")
+"""
 
 import collections
 import itertools
 import re
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Union
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Union
 
 import libcst as cst
 from libcst import matchers as m
@@ -185,25 +202,32 @@ def _in_names(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> Iterator[_
   than for a member.
   """
   for node in source.expressions:
-    full_names = source.full_names(node)
-    if node in texts or any(name.startswith("mp_compat.") for name in full_names):
-      continue
-    new_name = source.new_name(node)
-    if new_name:
-      yield _Found(node, "name-taken", new_name)
-      continue
-    meanings = source.meanings(node)
-    if isinstance(node, cst.Attribute) and meanings:
-      kind = "unresolved"
-      if names.KERAS in meanings:
-        kind = "keras"
-      yield _Found(node, kind, " or ".join(sorted(meanings)))
-      continue
-    if isinstance(source.parents[node], cst.Attribute) or not source.is_read(node):
-      continue  # a part of a longer name, or a name that is bound
-    modules = {names.module_replacement(name) for name in full_names} - {""}
-    if modules:
-      yield _Found(node, "unresolved", " or ".join(sorted(modules)))
+    if node not in texts:
+      found = _in_name(source, node)
+      if found is not None:
+        yield found
+
+
+def _in_name(source: ParsedSource, node: names.Expression) -> Optional[_Found]:
+  """Returns the decision that a name needs which is not rewritten; None for none."""
+  full_names = source.full_names(node)
+  if any(name.startswith("mp_compat.") for name in full_names):
+    return None
+  new_name = source.new_name(node)
+  if new_name:
+    return _Found(node, "name-taken", new_name)
+  meanings = source.meanings(node)
+  if isinstance(node, cst.Attribute) and meanings:
+    kind = "unresolved"
+    if names.KERAS in meanings:
+      kind = "keras"
+    return _Found(node, kind, " or ".join(sorted(meanings)))
+  if isinstance(source.parents[node], cst.Attribute) or not source.is_read(node):
+    return None  # a part of a longer name, or a name that is bound
+  modules = {names.module_replacement(name) for name in full_names} - {""}
+  if modules:
+    return _Found(node, "unresolved", " or ".join(sorted(modules)))
+  return None
 
 
 def _in_imports(

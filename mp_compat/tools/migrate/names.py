@@ -1,6 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses a source, and answers which of its expressions are old names, and where they
+r"""Parses a source, and answers which of its expressions are old names, and where they
 are.
+
+    >>> from mp_compat.tools.migrate import names
+    >>> source = names.ParsedSource(
+    ...   "import tensorflow as tf\nscale = tf.train.experimental.FixedLossScale(8)\n"
+    ... )
+    >>> for node in source.expressions:
+    ...   if source.new_name(node):
+    ...     print(source.place(node))
+    ...     print(source.text(node), source.new_name(node), sep="\n")
+    Place(cell=0, line=2, column=9)
+    tf.train.experimental.FixedLossScale
+    mp_compat.FixedLossScale
+
+An old name is replaced only if this is certain (`ParsedSource.new_name`). Other
+expressions that may be one, or look like one, have `ParsedSource.meanings`.
 """
 
 import re
@@ -319,8 +334,12 @@ class ParsedSource:
     return self._contexts.get(node) is metadata.ExpressionContext.LOAD
 
   def full_names(self, node: cst.CSTNode) -> Set[str]:
-    """Returns the full names that imports give a dotted name; "?.name" where something
-    else, or nothing, binds it.
+    """Returns the full names that a dotted name may have, one for each binding of its
+    first part.
+
+    For `tf.train`, after `import tensorflow as tf` in one branch and `tf = None` in the
+    other, they are "tensorflow.train" and "?.tf.train": "?." is in place of what no
+    import binds.
     """
     name = dotted(node)
     if not name:  # such as f().x
