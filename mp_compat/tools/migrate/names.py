@@ -51,6 +51,7 @@ _UNKNOWN = "?."  # in a full name: what binds its first part is no import
 
 Expression = Union[cst.Name, cst.Attribute]
 _Node = TypeVar("_Node", bound=cst.CSTNode)
+# Nodes that bind or delete names without an assignment in LibCST's scopes.
 _REBINDING = (cst.Del, cst.Nonlocal, cst.MatchAs, cst.MatchStar, cst.MatchMapping)
 
 
@@ -212,9 +213,12 @@ class ParsedSource:
     for node in names:
       if node in self._scopes:
         self.expressions.append(node)
+    # Names whose bindings are not all in LibCST's scopes.
     self._unclear = self._rebound() | set(unclear)
     self._last_star = self._last_star_import()
+    # Whether code may bind or read the module's names by strings.
     self._runs_text = self._may_bind_any()
+    # Such as "LossScale", if the source has `tf.train.experimental.LossScale = Mine`.
     self._assigned = self._assigned_attributes()
     self.is_taken = self._is_package_name_taken()
 
@@ -243,7 +247,9 @@ class ParsedSource:
     return False
 
   def _may_bind_any(self) -> bool:
-    """Returns whether the source calls what may bind any name."""
+    """Returns whether the source uses what may bind any name: exec, globals(),
+    locals(), or vars() without an argument.
+    """
     for node in self.expressions:
       if dotted(node) in ("exec", "globals", "locals"):
         return True
@@ -256,13 +262,13 @@ class ParsedSource:
     """Returns names that are deleted, or bound where LibCST sees no binding or puts it
     into another scope.
     """
-    binding: List[cst.CSTNode] = []
-    for expression in self.find(cst.NamedExpr):
-      binding.append(expression.target)
+    nodes: List[cst.CSTNode] = []
+    for expression in self.find(cst.NamedExpr):  # name := value
+      nodes.append(expression.target)
     for kind in _REBINDING:
-      binding += self.find(kind)
+      nodes += self.find(kind)
     found = set()
-    for node in binding:
+    for node in nodes:
       for name in m.findall(node, m.Name()):
         found.add(dotted(name))
     return found
@@ -306,8 +312,8 @@ class ParsedSource:
     return self.code[self.code.rfind(b"\n", 0, start) + 1 : start].decode("utf-8")
 
   def begins_line(self, node: cst.CSTNode) -> bool:
-    """Returns whether no other statement precedes a node in its line, which a backslash
-    may continue.
+    """Returns whether a statement is the first in its line: whether other statements
+    can be inserted as lines before it. After a backslash, a line continues.
     """
     before = self.code[: self.start(node)].rstrip(b" \t")
     if not before:
