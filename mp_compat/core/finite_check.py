@@ -22,14 +22,14 @@ from typing import Dict, Hashable, Iterable, List, Optional, Sequence
 
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
-from mp_compat.core import lineage
+from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 
 # The size in bytes up to which tensors of one shape are stacked: an op for each tensor
 # would cost more than its sum.
 _SMALL = 2**16
 
-_SumsOfSquares = Dict[lineage.TensorKey, tf.Tensor]
+_SumsOfSquares = Dict[contexts.TensorKey, tf.Tensor]
 
 
 def all_finite(
@@ -105,7 +105,7 @@ def _all_finite_if_sums_are(
   """
   read = []
   for tensor in tensors:
-    key = lineage.tensor_key(tensor)
+    key = contexts.tensor_key(tensor)
     read.append(known.get(key, tensor))
   summands = _stack_small(read)
   with tf.xla.experimental.jit_scope(compile_ops=False):

@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the gradient ranges that a GradientRangesHook recorded."""
+"""Draws the gradient ranges that a GradientRangesHook recorded.
+
+    history, advice = ranges_chart.read("logs")
+    ranges_chart.save(ranges_chart.draw(history, advice), "ranges.png")
+
+The figure has a row for each tensor, from the loss (top) to the inputs. On the left, a
+histogram of the binary exponents of its values, between lines at the ends of the range
+of the number format. On the right, the loss scales that fit all records of the tensor.
+"""
 
 import math
 import os
