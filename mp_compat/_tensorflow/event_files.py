@@ -14,24 +14,17 @@ class EventFile:
   """
 
   def __init__(self, owner: str, directory: Optional[str]) -> None:
-    """Makes the file.
-
-    Args:
-      owner: who writes, for the warning.
-      directory: where the file is made; None or "" for no file.
-    """
-    self._owner = owner
-    self._directory = directory
+    self._owner, self._directory = owner, directory
     self._has_failed = False
-    self._writer = None
-    if directory:
-      # A unique name: TensorFlow gives the files that are created in a directory in the
-      # same second the same one.
-      suffix = "." + uuid.uuid4().hex
-      self._writer = tf.summary.FileWriter(directory, filename_suffix=suffix)
+    # A unique name: TensorFlow gives the files that are created in a directory in the
+    # same second the same one.
+    suffix = "." + uuid.uuid4().hex
+    self._writer = (
+      tf.summary.FileWriter(directory, filename_suffix=suffix) if directory else None
+    )
 
   def write(self, write: Callable[[tf.summary.FileWriter], object]) -> None:
-    """Calls `write` with the `FileWriter`; without a file, does nothing."""
+    """Calls a function that writes."""
     if self._writer is None:
       return
     try:

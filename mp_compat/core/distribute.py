@@ -163,10 +163,6 @@ def ops_of(*values: PerReplica) -> List[graphs.Element]:
   """Returns the ops and tensors in `values`: in nested structures, with None, or per
   replica.
   """
-  found: List[graphs.Element] = []
-  for value in values:
-    # Custom optimizers return an op of their own in each replica.
-    for result in tf.nest.flatten(local_results(value)):
-      if result is not None:
-        found.append(result)
-  return found
+  # Custom optimizers return an op of their own in each replica.
+  results = tf.nest.flatten([local_results(value) for value in values])
+  return [result for result in results if result is not None]
