@@ -190,8 +190,8 @@ MUTANTS = [
   ),
   (
     "_tensorflow/optimizers",
-    "if name in not_taken and value is defaults[name].default:",
-    "if False:",
+    " and value is defaults[name].default:",
+    ":",
   ),
   ("_tensorflow/optimizers", "return hasattr(inner, name)", "return True"),
   (
