@@ -12,7 +12,7 @@ import importlib
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import mp_compat
 from mp_compat.core import dialects
@@ -20,6 +20,8 @@ from mp_compat.core import dialects
 if TYPE_CHECKING:
   from mp_compat import checkpoints
   from mp_compat.tools import migrate
+
+_Commands = Any  # what `ArgumentParser.add_subparsers` returns; its class is private
 
 # The runs of `compare`, as in `mp_compat.tools.compare.comparing.RUNS`.
 _RUNS = ["original", "mp_compat", "without", "again"]
@@ -62,6 +64,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
+  """Returns the parser of all commands. What it parses has `command`, and `run`, the
+  function that runs it.
+  """
   parser = argparse.ArgumentParser(
     prog="mp_compat", description="Tools for mixed-precision training with mp_compat."
   )
@@ -70,11 +75,25 @@ def _make_parser() -> argparse.ArgumentParser:
   )
   commands = parser.add_subparsers(metavar="COMMAND", dest="command")
   commands.required = True
+  _add_checkpoint(commands)
+  _add_compare(commands)
+  _add_migrate(commands)
+  _add_ranges(commands)
+  _add_run(commands)
+  return parser
 
+
+def _add_checkpoint(commands: _Commands) -> None:
+  """Adds `checkpoint inspect` and `checkpoint convert`.
+
+  mp_compat checkpoint inspect logs/model.ckpt-100
+  mp_compat checkpoint convert logs/model.ckpt-100 new/model.ckpt-100 --to mp_compat
+  """
   checkpoint = commands.add_parser(
     "checkpoint",
     help="look at a checkpoint, or convert it",
-    description="Checkpoints of mp_compat, of TensorFlow's MixedPrecisionLossScaleOptimizer, of "
+    description="Checkpoints of mp_compat, of TensorFlow's "
+    "MixedPrecisionLossScaleOptimizer, of "
     "tf.contrib.mixed_precision, and of training without loss scaling.",
   )
   checkpoint.set_defaults(run=_checkpoint)
@@ -90,7 +109,8 @@ def _make_parser() -> argparse.ArgumentParser:
   inspect.add_argument("--json", metavar="FILE", help="write it as JSON, too")
   convert = actions.add_parser(
     "convert",
-    help="write it with another naming scheme, or another program's names, and read it back",
+    help="write it with another naming scheme, or another program's names, and read it "
+    "back",
   )
   convert.add_argument(
     "source", metavar="IN", help="a checkpoint, or a directory; it stays as it is"
@@ -108,7 +128,6 @@ def _make_parser() -> argparse.ArgumentParser:
     help="a checkpoint of the program that is to restore it, for its names",
   )
 
-  own = "a variable that a loss scale of your own adds, and its initial value; may be repeated"
   for action in (inspect, convert):
     action.add_argument(
       "--state",
@@ -116,18 +135,40 @@ def _make_parser() -> argparse.ArgumentParser:
       type=_state,
       default=[],
       metavar="NAME=VALUE",
-      help=own,
+      help="a variable that a loss scale of your own adds, and its initial value; may "
+      "be repeated",
     )
 
+
+def _add_compare(commands: _Commands) -> None:
+  """Adds `compare`, whose program is in `script` or in `module`, with its arguments.
+
+  mp_compat compare --restore logs train.py --logdir logs
+  mp_compat compare --steps 200 -m trainer.main --data data
+  """
   compare = commands.add_parser(
     "compare",
-    help="run a program as it is and with mp_compat, and compare all variables after each step",
-    usage="mp_compat compare [OPTION ...] SCRIPT [ARGUMENT ...]\n       mp_compat compare [OPTION ...] -m MODULE ...",
-    description="Runs an unmodified program several times, each time in a process of its own: as it is, after "
-    "mp_compat.install(), and again. Compares the bits of all variables after each train step. Exits with 0 if they "
-    "are the same, 1 if they differ, 2 if the program differs from itself or could not be compared.",
+    help="run a program as it is and with mp_compat, and compare all variables after "
+    "each step",
+    usage="mp_compat compare [OPTION ...] SCRIPT [ARGUMENT ...]\n"
+    "       mp_compat compare [OPTION ...] -m MODULE ...",
+    description="Runs an unmodified program several times, each time in a process of "
+    "its own: as it is, after mp_compat.install(), and again. Compares the bits of all "
+    "variables after each train step. Exits with 0 if they are the same, 1 if they "
+    "differ, 2 if the program differs from itself or could not be compared.",
   )
   compare.set_defaults(run=_compare)
+  _add_options_of_compare(compare)
+  compare.add_argument(
+    "script",
+    metavar="SCRIPT",
+    nargs=argparse.REMAINDER,
+    help="the program, and its arguments",
+  )
+
+
+def _add_options_of_compare(compare: argparse.ArgumentParser) -> None:
+  """Adds what precedes the program."""
   add = compare.add_argument
   add(
     "-m",
@@ -150,8 +191,14 @@ def _make_parser() -> argparse.ArgumentParser:
     metavar="N",
     help="compare after every N train steps; default: 1",
   )
-  restored = "a folder that the program writes to, put back before each run and at the end; may be repeated"
-  add("--restore", action="append", default=[], metavar="DIR", help=restored)
+  add(
+    "--restore",
+    action="append",
+    default=[],
+    metavar="DIR",
+    help="a folder that the program writes to, put back before each run and at the "
+    "end; may be repeated",
+  )
   add("--without", action="store_true", help="also run it without loss scaling")
   add(
     "--runs",
@@ -160,19 +207,21 @@ def _make_parser() -> argparse.ArgumentParser:
     help="the runs to make, of " + ",".join(_RUNS),
   )
   add("--json", metavar="FILE", help="write the report as JSON, too")
-  add(
-    "script",
-    metavar="SCRIPT",
-    nargs=argparse.REMAINDER,
-    help="the program, and its arguments",
-  )
 
+
+def _add_migrate(commands: _Commands) -> None:
+  """Adds `migrate`, which does not need TensorFlow.
+
+  mp_compat migrate trainer notebooks/train.ipynb
+  mp_compat migrate --write trainer
+  """
   migrate = commands.add_parser(
     "migrate",
     help="rewrite TensorFlow's old names in sources and notebooks",
-    description="Rewrites TensorFlow's old names for loss scaling into those of mp_compat, and lists where you "
-    "have to decide. Prints the changes as a diff (standard output) and the report (standard error), and changes no "
-    "file without --write. TensorFlow is not needed, LibCST is: pip install libcst tqdm.",
+    description="Rewrites TensorFlow's old names for loss scaling into those of "
+    "mp_compat, and lists where you have to decide. Prints the changes as a diff "
+    "(standard output) and the report (standard error), and changes no file without "
+    "--write. TensorFlow is not needed, LibCST is: pip install libcst tqdm.",
   )
   migrate.set_defaults(run=_migrate)
   migrate.add_argument(
@@ -183,16 +232,27 @@ def _make_parser() -> argparse.ArgumentParser:
   )
   mode = migrate.add_mutually_exclusive_group()
   mode.add_argument("--write", action="store_true", help="change the files")
-  checked = "print no diff; exit with 1 if a file would change, else with 3 if a file could not be looked at"
-  mode.add_argument("--check", action="store_true", help=checked)
+  mode.add_argument(
+    "--check",
+    action="store_true",
+    help="print no diff; exit with 1 if a file would change, else with 3 if a file "
+    "could not be looked at",
+  )
   migrate.add_argument("--json", metavar="FILE", help="write the report as JSON, too")
 
+
+def _add_ranges(commands: _Commands) -> None:
+  """Adds `ranges`, which needs matplotlib.
+
+  mp_compat ranges logs -o ranges.png
+  """
   ranges = commands.add_parser(
     "ranges",
     help="draw the ranges of a run's gradients, with advice on the loss scale",
-    description="Draws the gradient ranges that a GradientRangesHook recorded: for each tensor a histogram of binary "
-    "exponents, beside float16's range, and the loss scales that fit. Prints advice on the loss scale. Needs "
-    "matplotlib: pip install matplotlib.",
+    description="Draws the gradient ranges that a GradientRangesHook recorded: for "
+    "each tensor a histogram of binary exponents, beside float16's range, and the loss "
+    "scales that fit. Prints advice on the loss scale. Needs matplotlib: pip install "
+    "matplotlib.",
   )
   ranges.set_defaults(run=_ranges)
   ranges.add_argument(
@@ -200,19 +260,34 @@ def _make_parser() -> argparse.ArgumentParser:
     metavar="LOGDIR",
     help="the output_dir of the hook, or a directory above it",
   )
-  output = "the file to write, in the format that its suffix names: .png (also without a suffix), .pdf, .svg and others"
-  ranges.add_argument("-o", "--output", required=True, metavar="FILE", help=output)
+  ranges.add_argument(
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    help="the file to write, in the format that its suffix names: .png (also without a "
+    "suffix), .pdf, .svg and others",
+  )
 
-  commands.add_parser(
+
+def _add_run(commands: _Commands) -> None:
+  """Adds `run`; `main` takes its program from the arguments before they are parsed.
+
+  mp_compat run train.py --logdir logs
+  mp_compat run -m trainer.main --data data
+  """
+  run = commands.add_parser(
     "run",
     help="run a program for which TensorFlow's old names mean mp_compat",
-    usage="mp_compat run [--] SCRIPT [ARGUMENT ...]\n       mp_compat run [--] -m MODULE [ARGUMENT ...]",
+    usage="mp_compat run [--] SCRIPT [ARGUMENT ...]\n"
+    "       mp_compat run [--] -m MODULE [ARGUMENT ...]",
     description="Runs an unmodified Python program after mp_compat.install().",
-  ).set_defaults(run=_run)
-  return parser
+  )
+  run.set_defaults(run=_run)
 
 
 def _positive(text: str) -> int:
+  """Returns the number of at least 1 that an argument is."""
   if not re.fullmatch("0*[1-9][0-9]*", text):
     raise argparse.ArgumentTypeError(
       "expected a number of at least 1, but got {!r}".format(text)
@@ -221,15 +296,21 @@ def _positive(text: str) -> int:
 
 
 def _state(text: str) -> Tuple[str, float]:
+  """Returns the name and the number of an argument `NAME=VALUE`; an int without a
+  point.
+  """
   name, _, value = text.rpartition("=")
   if not name or not re.fullmatch("-?[0-9]+(\\.[0-9]*)?", value):
     raise argparse.ArgumentTypeError(
       "expected NAME=VALUE with a number, but got {!r}".format(text)
     )
-  return name, float(value) if "." in value else int(value)
+  if "." in value:
+    return name, float(value)
+  return name, int(value)
 
 
 def _runs(text: str) -> List[str]:
+  """Returns the runs of an argument such as `original,mp_compat`."""
   runs = text.split(",")
   if len(runs) < 2 or runs != [name for name in _RUNS if name in runs]:
     raise argparse.ArgumentTypeError(
@@ -241,6 +322,7 @@ def _runs(text: str) -> List[str]:
 
 
 def _checkpoint(arguments: argparse.Namespace) -> int:
+  """Inspects or converts a checkpoint, and prints its variables and their values."""
   from mp_compat import checkpoints
   from mp_compat._tensorflow import tf
 
@@ -259,12 +341,15 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
     return _fail("checkpoint " + arguments.action, error)
   print("{}: {}".format(inspection.path, inspection.dialect))
   for name, (dtype, shape) in inspection.variables.items():
-    value = " = {}".format(inspection.state[name]) if name in inspection.state else ""
+    value = ""
+    if name in inspection.state:
+      value = " = {}".format(inspection.state[name])
     print("  {:<50} {:<8} {}{}".format(name, dtype.name, list(shape), value))
   return 0
 
 
 def _as_json(inspection: "checkpoints.Inspection") -> Dict[str, object]:
+  """Returns what `checkpoint inspect --json` writes."""
   variables = inspection.variables.items()
   return {
     "path": inspection.path,
@@ -278,15 +363,21 @@ def _as_json(inspection: "checkpoints.Inspection") -> Dict[str, object]:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
+  """Compares the runs of a program; returns the exit code of the report."""
   from mp_compat.tools.compare import comparing
 
-  argv = ["-m", *arguments.module] if arguments.module else arguments.script
-  argv = argv[1:] if argv[:1] == ["--"] else argv
+  argv = arguments.script
+  if arguments.module:
+    argv = ["-m", *arguments.module]
+  if argv[:1] == ["--"]:
+    argv = argv[1:]
   if not argv:
     return _fail("compare", "expected a script, or -m and a module")
-  runs = arguments.runs or [
-    run for run in _RUNS if run != "without" or arguments.without
-  ]
+  runs = arguments.runs
+  if not runs:
+    runs = list(_RUNS)
+    if not arguments.without:
+      runs.remove("without")
   try:
     if arguments.json:
       open(arguments.json, "a").close()  # fails before the program runs
@@ -307,6 +398,9 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
+  """Computes the changes of all files, writes, checks or prints them, then prints the
+  report.
+  """
   try:
     import tqdm
 
@@ -318,10 +412,10 @@ def _migrate(arguments: argparse.Namespace) -> int:
       "migrate", "{}; expected LibCST and tqdm: pip install libcst tqdm".format(error)
     )
   try:
-    migrations = [
-      migrate_file(path)
-      for path in tqdm.tqdm(list(find(arguments.paths)), unit="file", disable=None)
-    ]
+    paths = list(find(arguments.paths))
+    migrations = []
+    for path in tqdm.tqdm(paths, unit="file", disable=None):
+      migrations.append(migrate_file(path))
     if arguments.json:
       with open(arguments.json, "w") as target:
         target.write(report.as_json(migrations) + "\n")
@@ -330,9 +424,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
   changed = [migration for migration in migrations if migration.changes]
   code = 0
   if arguments.check:
-    code = (
-      1 if changed else 3 if any(migration.problem for migration in migrations) else 0
-    )
+    code = _check(migrations)
   elif arguments.write:
     code = max([_write(migration) for migration in changed], default=0)
   else:
@@ -341,6 +433,17 @@ def _migrate(arguments: argparse.Namespace) -> int:
   for line in report.text(migrations):
     print(line, file=sys.stderr)
   return code
+
+
+def _check(migrations: List["migrate.Migration"]) -> int:
+  """Returns the exit code of `--check`: 1 if a file would change, else 3 if one could
+  not be looked at, else 0.
+  """
+  if any(migration.changes for migration in migrations):
+    return 1
+  if any(migration.problem for migration in migrations):
+    return 3
+  return 0
 
 
 def _write(migration: "migrate.Migration") -> int:
@@ -357,6 +460,7 @@ def _write(migration: "migrate.Migration") -> int:
 
 
 def _ranges(arguments: argparse.Namespace) -> int:
+  """Draws the recorded gradient ranges, and prints the advice."""
   from mp_compat.tools import ranges_chart
 
   try:
@@ -369,7 +473,10 @@ def _ranges(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-  argv = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+  """Runs a program after `install()`; raises what it raises, `SystemExit`, too."""
+  argv = arguments.program
+  if argv[:1] == ["--"]:
+    argv = argv[1:]
   if not argv or argv == ["-m"]:
     return _fail("run", "expected a script, or -m and a module")
   from mp_compat.migration.installation import install

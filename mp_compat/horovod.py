@@ -30,10 +30,10 @@ def aggregates_passes(optimizer: tf.train.Optimizer) -> bool:
   """Returns whether this is or wraps a `hvd.DistributedOptimizer` with
   `backward_passes_per_step` above 1.
   """
-  return any(
-    vars(layer).get("_agg_helper") is not None
-    for layer in optimizers.wrapper_chain(optimizer)
-  )
+  for layer in optimizers.wrapper_chain(optimizer):
+    if vars(layer).get("_agg_helper") is not None:
+      return True
+  return False
 
 
 def leaves_gradients_unreduced(optimizer: tf.train.Optimizer) -> bool:
@@ -42,9 +42,9 @@ def leaves_gradients_unreduced(optimizer: tf.train.Optimizer) -> bool:
 
   Ranks may then disagree on whether their gradients are finite.
   """
-  is_adasum = any(
-    "Adasum" in type(layer).__name__ for layer in optimizers.wrapper_chain(optimizer)
-  )
-  return "horovod.tensorflow" in sys.modules and (
-    is_adasum or aggregates_passes(optimizer)
-  )
+  if "horovod.tensorflow" not in sys.modules:
+    return False
+  for layer in optimizers.wrapper_chain(optimizer):
+    if "Adasum" in type(layer).__name__:
+      return True
+  return aggregates_passes(optimizer)

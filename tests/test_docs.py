@@ -1,12 +1,14 @@
-"""Tests README.md and docs/: the Python code runs as pasted, links and paths exist,
-public names are described.
+"""Tests README.md, docs/ and examples in docstrings: the Python code runs as pasted,
+links and paths exist, public names are described.
 
 A ```python block that begins with `import` is a program that runs as pasted, together
 with the ```python blocks after it that do not. Fragments are ```py blocks or indented
 code.
 """
 
+import doctest
 import glob
+import importlib
 import inspect
 import os
 import re
@@ -83,6 +85,22 @@ def test_program_runs_as_pasted(code, tmp_path):
     "-c", code, cwd=str(tmp_path), stderr=subprocess.STDOUT, check=False
   )
   assert done.returncode == 0, done.stdout[-3000:]
+
+
+def modules_with_examples():
+  """Yields the names of modules whose docstrings have examples with `>>>`."""
+  for folder, _, files in os.walk(os.path.join(testing.ROOT, "mp_compat")):
+    for name in files:
+      path = os.path.join(folder, name)
+      if name.endswith(".py") and ">>> " in read(path):
+        module = os.path.relpath(path, testing.ROOT)[: -len(".py")]
+        yield module.replace(os.sep, ".")
+
+
+@pytest.mark.parametrize("name", sorted(modules_with_examples()))
+def test_examples_in_docstrings_print_what_they_show(name):
+  tried = doctest.testmod(importlib.import_module(name))
+  assert tried.attempted and not tried.failed
 
 
 def test_all_programs_are_found():

@@ -21,9 +21,8 @@ class _NoLossScale(_Native):
 
 def is_enabled() -> bool:
   """Returns whether new Sessions and functions are rewritten to float16."""
-  return bool(
-    tf.config.optimizer.get_experimental_options().get("auto_mixed_precision")
-  )
+  options = tf.config.optimizer.get_experimental_options()
+  return bool(options.get("auto_mixed_precision"))
 
 
 def enable() -> None:

@@ -26,9 +26,7 @@ def has_attribute(module: Any, name: str) -> bool:
   try:
     return hasattr(module, name)
   except ImportError:
-    vars(module).update(
-      dict.fromkeys(
-        {"_initialized", "_tfll_initialized"}.intersection(vars(module)), False
-      )
-    )
+    for flag in ("_initialized", "_tfll_initialized"):
+      if flag in vars(module):
+        vars(module)[flag] = False
     raise

@@ -3,7 +3,7 @@
 version lacks them.
 """
 
-from typing import Any
+from typing import Any, Tuple
 
 from mp_compat._tensorflow import tf
 
@@ -15,15 +15,17 @@ def find(name: str) -> Any:
   return getattr(_experimental, name, None)
 
 
-LOSS_SCALES, FIXED_LOSS_SCALES, DYNAMIC_LOSS_SCALES, LOSS_SCALE_OPTIMIZERS = (
-  tuple(filter(None, [find(name)]))
-  for name in (
-    "LossScale",
-    "FixedLossScale",
-    "DynamicLossScale",
-    "MixedPrecisionLossScaleOptimizer",
-  )
-)
+def _classes(name: str) -> Tuple[Any, ...]:
+  found = find(name)
+  if found is None:
+    return ()
+  return (found,)
+
+
+LOSS_SCALES = _classes("LossScale")
+FIXED_LOSS_SCALES = _classes("FixedLossScale")
+DYNAMIC_LOSS_SCALES = _classes("DynamicLossScale")
+LOSS_SCALE_OPTIMIZERS = _classes("MixedPrecisionLossScaleOptimizer")
 
 
 def is_of_keras(cls: type) -> bool:

@@ -17,7 +17,9 @@ def on_device(device: str) -> ContextManager[None]:
   """Returns a context manager that places ops on the `device` that a tensor requests;
   for "", it changes nothing.
   """
-  return tf.device(device) if device else contextlib.nullcontext()
+  if not device:
+    return contextlib.nullcontext()
+  return tf.device(device)
 
 
 def real_parts(tensor: tf.Tensor) -> tf.Tensor:
@@ -62,8 +64,10 @@ def is_finite(value: tf.Tensor) -> tf.Tensor:
     value = tf.cast(value, tf.float32)
   if not is_fast_math() or not may_be_compiled():
     return tf.is_finite(value)
-  bits, largest = (
-    (tf.int64, 0x7FF << 52) if value.dtype == tf.float64 else (tf.int32, 0x7F800000)
-  )
-  exponent = tf.bitwise.bitwise_and(tf.bitcast(value, bits), tf.constant(largest, bits))
-  return tf.cast(exponent, value.dtype) < largest
+  # All bits of the exponent are 1 in inf and NaN only.
+  integer, exponent_mask = tf.int32, 0x7F800000
+  if value.dtype == tf.float64:
+    integer, exponent_mask = tf.int64, 0x7FF << 52
+  bits = tf.bitcast(value, integer)
+  exponent = tf.bitwise.bitwise_and(bits, tf.constant(exponent_mask, integer))
+  return tf.cast(exponent, value.dtype) < exponent_mask

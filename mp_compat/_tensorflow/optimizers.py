@@ -19,12 +19,16 @@ def wrapper_chain(optimizer: tf.train.Optimizer) -> Iterator[tf.train.Optimizer]
   """
   while isinstance(optimizer, tf.train.Optimizer):
     yield optimizer
-    optimizer = vars(optimizer).get("_optimizer", vars(optimizer).get("_opt"))
+    attributes = vars(optimizer)
+    optimizer = attributes.get("_optimizer", attributes.get("_opt"))
 
 
 def inner_attribute(wrapper: Any, name: str) -> Any:
-  """Returns a public attribute of `wrapper._optimizer`; private ones raise: base
-  classes and copy look up many.
+  """Returns a public attribute of `wrapper._optimizer`.
+
+  Raises:
+    AttributeError: If the inner optimizer lacks it, or if it is private: base classes
+      and `copy` look up many private attributes, which the wrapper lacks on purpose.
   """
   message = "{!r} object has no attribute {!r}".format(type(wrapper).__name__, name)
   if name.startswith("_"):
@@ -39,20 +43,25 @@ def sets_inner_attribute(wrapper: object, name: str) -> bool:
   """Returns whether `wrapper.name = value` is for the inner optimizer, which alone has
   this public attribute.
   """
-  return (
-    not name.startswith("_")
-    and name not in vars(wrapper)
-    and not hasattr(type(wrapper), name)
-    and hasattr(vars(wrapper).get("_optimizer"), name)
-  )
+  if name.startswith("_"):
+    return False
+  if name in vars(wrapper) or hasattr(type(wrapper), name):
+    return False
+  # While a wrapper is constructed, it has no inner optimizer yet.
+  inner = vars(wrapper).get("_optimizer")
+  return hasattr(inner, name)
 
 
 def takes_argument(method: Callable[..., object], name: str) -> bool:
   """Returns whether a method takes a keyword argument of this name."""
-  parameters = _parameters(method.__func__ if inspect.ismethod(method) else method)
-  return name in parameters or any(
-    parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
-  )
+  function = method
+  if inspect.ismethod(method):
+    function = method.__func__
+  parameters = _parameters(function)
+  if name in parameters:
+    return True
+  kinds = [parameter.kind for parameter in parameters.values()]
+  return inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def arguments_for(
@@ -60,18 +69,46 @@ def arguments_for(
   base: Callable[..., object],
   given: Mapping[str, object],
 ) -> Tuple[List[object], Dict[str, object]]:
-  """Returns how to pass arguments to a method that custom optimizers override: those by
-  position and those by keyword.
+  """Returns how to pass arguments to a method that custom optimizers override.
 
   By keyword, as `tf.train.Optimizer.minimize` passes all of them: a custom optimizer
   may have another order, and defaults of its own. An argument that the method does not
-  take is omitted if it is the default of `base`, the method of `tf.train.Optimizer`. If
-  the method has another name for one of `_POSITIONAL`, it is passed by position, as in
-  a direct call. `given` are the arguments after the first, in the order of `base`.
+  take is omitted if it is the default of `base`. If the method has another name for one
+  of `_POSITIONAL`, that argument and those before it are passed by position, as in a
+  direct call.
+
+  Args:
+    method: the method, bound or not.
+    base: the method of `tf.train.Optimizer` that it overrides, with the defaults.
+    given: the arguments after the first, by the names that `base` has for them, and in
+      its order.
+
+  Returns:
+    `(positional, keywords)`: the arguments after the first to pass by position, and
+    those to pass by keyword.
+
+  Raises:
+    TypeError: If neither the method nor `base` takes an argument.
   """
   defaults = _parameters(base)
   not_taken = [name for name in given if not takes_argument(method, name)]
-  unknown = [name for name in not_taken if name not in defaults]
+  _check_known(method, [name for name in not_taken if name not in defaults])
+  keywords: Dict[str, object] = {}
+  by_position = 0  # how many arguments are
+  for number, (name, value) in enumerate(given.items(), 1):
+    if name in not_taken and value is defaults[name].default:
+      continue
+    keywords[name] = value
+    if name in not_taken and name in _POSITIONAL:
+      by_position = number
+  positional = list(given)[:by_position]
+  for name in positional:
+    keywords.pop(name, None)
+  return [given[name] for name in positional], keywords
+
+
+def _check_known(method: Callable[..., object], unknown: List[str]) -> None:
+  """Raises a TypeError if there are `unknown` arguments, which no method takes."""
   if unknown:
     raise TypeError(
       "{}() got an unexpected keyword argument {}. minimize() and apply_gradients() "
@@ -80,16 +117,6 @@ def arguments_for(
         method.__qualname__, ", ".join(map(repr, unknown))
       )
     )
-  passed = {
-    name: given[name]
-    for name in given
-    if name not in not_taken or given[name] is not defaults[name].default
-  }
-  renamed = [name for name in _POSITIONAL if name in not_taken and name in passed]
-  positional = list(given)[: list(given).index(renamed[-1]) + 1] if renamed else []
-  for name in positional:
-    passed.pop(name, None)
-  return [given[name] for name in positional], passed
 
 
 @functools.lru_cache(maxsize=1000)  # read in every eager step

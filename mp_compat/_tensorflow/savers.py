@@ -11,7 +11,10 @@ _saver_module: Any = sys.modules[tf.train.Saver.__module__]
 
 
 def change_var_list(saver: tf.train.Saver, change: Callable[[Any], Any]) -> None:
-  """Changes the `var_list` of a Saver that is not built yet: None, a list or a dict."""
+  """Replaces the `var_list` of a Saver that is not built yet by `change(var_list)`.
+
+  It is what the Saver was constructed with: None, a list or a dictionary.
+  """
   saver._var_list = change(saver._var_list)
 
 
@@ -21,14 +24,16 @@ class AliasSaveable(_saver_module.BaseSaverBuilder.SaveableObject):
   """
 
   def __init__(self, variable: tf.Variable, name: str) -> None:
-    variable = variables.local_copies(variable)[0]
-    with tf.device(variable.device):
-      value = tf.identity(variable)
-    super().__init__(
-      value,
-      [_saver_module.BaseSaverBuilder.SaveSpec(value, "", name, value.dtype)],
-      name,
+    """Reads the variable, of a replicated one its first local copy, to save it as
+    `name`.
+    """
+    copy = variables.local_copies(variable)[0]
+    with tf.device(copy.device):
+      value = tf.identity(copy)
+    spec = _saver_module.BaseSaverBuilder.SaveSpec(
+      value, slice_spec="", name=name, dtype=value.dtype
     )
+    super().__init__(value, [spec], name)
 
   def restore(
     self, restored_tensors: List[tf.Tensor], restored_shapes: object

@@ -41,9 +41,8 @@ def slot_of_inner(optimizer: Any, variable: object, name: str) -> Optional[tf.Va
   checkpoint writer (`SlotName`).
   """
   if isinstance(name, SlotName):
-    name.used_by_checkpoint_writer |= not hasattr(
-      variable, "assign"
-    ) and not tf.is_tensor(variable)
+    if not hasattr(variable, "assign") and not tf.is_tensor(variable):
+      name.used_by_checkpoint_writer = True
     if name.used_by_checkpoint_writer:
       return None
   return optimizer.get_slot(variable, name)
@@ -61,26 +60,27 @@ class GraphStateTrackable(Trackable):
     """Returns the variables in the current graph by their keys in checkpoints."""
 
   def __getstate__(self) -> Dict[str, object]:
-    # Estimator copies its params inside a graph, where eager variables cannot be copied
-    # and have no use.
-    return {
-      key: value
-      for key, value in self.__dict__.items()
-      if key != "_eager_state" or tf.executing_eagerly()
-    }
+    state = dict(self.__dict__)
+    if not tf.executing_eagerly():
+      # Estimator copies its params inside a graph, where eager variables cannot be
+      # copied and have no use.
+      state.pop("_eager_state", None)
+    return state
 
   @property
   def _checkpoint_dependencies(self) -> List[object]:
     reference = sys.modules[Trackable.__module__].TrackableReference
-    references = [
-      reference(name, variable)
-      for name, variable in sorted(self._graph_variables().items())
-    ]
-    return super()._checkpoint_dependencies + references
+    dependencies = list(super()._checkpoint_dependencies)
+    for name, variable in sorted(self._graph_variables().items()):
+      dependencies.append(reference(name, variable))
+    return dependencies
 
   def _trackable_children(self, *args: object, **kwargs: object) -> Dict[str, object]:
-    return dict(super()._trackable_children(*args, **kwargs), **self._graph_variables())
+    children = super()._trackable_children(*args, **kwargs)
+    return {**children, **self._graph_variables()}
 
   def _lookup_dependency(self, name: str, *args: object, **kwargs: object) -> Any:
     dependency = super()._lookup_dependency(name, *args, **kwargs)
-    return self._graph_variables().get(name) if dependency is None else dependency
+    if dependency is not None:
+      return dependency
+    return self._graph_variables().get(name)

@@ -21,9 +21,9 @@ def local_copies(variable: tf.Variable) -> Tuple[tf.Variable, ...]:
   """Returns the copies of a variable on the local devices of its strategy; without a
   strategy, the variable itself.
   """
-  strategy = (
-    getattr(variable, "distribute_strategy", None) or tf.distribute.get_strategy()
-  )
+  strategy = getattr(variable, "distribute_strategy", None)
+  if strategy is None:
+    strategy = tf.distribute.get_strategy()
   return strategy.experimental_local_results(variable)
 
 
@@ -33,14 +33,18 @@ def is_made_by_get_variable(variable: tf.Variable) -> bool:
   """
   from tensorflow.python.ops import variable_scope
 
-  return any(
-    known is variable
-    for known in variable_scope._get_default_variable_store()._vars.values()
-  )
+  store = variable_scope._get_default_variable_store()
+  for known in store._vars.values():
+    if known is variable:  # == may compare values
+      return True
+  return False
 
 
 def save_slice_info(variable: tf.Variable) -> Optional[Any]:
-  """Returns the slice of a partitioned variable: `full_name`, `full_shape`,
-  `var_offset`, `var_shape`; else None.
+  """Returns the slice of a partitioned variable, with the attributes `full_name`,
+  `full_shape`, `var_offset` and `var_shape`; None for other variables.
   """
-  return getattr(variable, "_get_save_slice_info", lambda: None)()
+  get_info = getattr(variable, "_get_save_slice_info", None)
+  if get_info is None:
+    return None
+  return get_info()

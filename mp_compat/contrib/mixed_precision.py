@@ -95,12 +95,20 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
   """A dynamic loss scale: increases after consecutive finite steps, decreases after
   overflows, consecutive or not.
 
-      incr_every_n_steps consecutive finite steps: scale *= incr_ratio (above 1), up to 2**126
-      decr_every_n_nan_or_inf overflows: scale = max(1, scale * decr_ratio (below 1))
+      if finite:
+        good_steps += 1
+        if good_steps >= incr_every_n_steps:
+          if loss_scale * incr_ratio <= 2**126:
+            loss_scale *= incr_ratio
+          good_steps = bad_steps = 0
+      else:
+        good_steps = 0
+        bad_steps += 1
+        if bad_steps >= decr_every_n_nan_or_inf:
+          loss_scale = max(loss_scale * decr_ratio, 1)
+          bad_steps = 0
 
-  Both counters are reset when either limit is reached. Each overflow also resets the
-  counter of finite steps. The constructor makes the variables in the current graph;
-  `init_loss_scale` is the scale at first.
+  The constructor makes the variables in the current graph.
 
   Source: `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager`.
   """
@@ -113,6 +121,15 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     incr_ratio: float = 2,
     decr_ratio: float = 0.8,
   ) -> None:
+    """Makes a manager; as in `tf.contrib`, no argument is checked.
+
+    Args:
+      init_loss_scale: the loss scale at first, at least 1.
+      incr_every_n_steps: the number of consecutive finite steps before an increase.
+      decr_every_n_nan_or_inf: the number of overflows before a decrease.
+      incr_ratio: the factor of an increase, above 1.
+      decr_ratio: the factor of a decrease, below 1.
+    """
     self._incr_every_n_steps = incr_every_n_steps
     self._decr_every_n_nan_or_inf = decr_every_n_nan_or_inf
     self._incr_ratio = incr_ratio
@@ -131,6 +148,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     return self._loss_scale
 
   def update_loss_scale(self, finite_grads: tf.Tensor) -> Optional[tf.Operation]:
+    """Returns an op that updates all three variables; see the class."""
     rule = update_rule.Rule(
       increment_period=self._incr_every_n_steps,
       multiplier=self._incr_ratio,
@@ -139,28 +157,24 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
       overflow_tolerance=self._decr_every_n_nan_or_inf,
       floor=1.0,
     )
-    return loss_scale.transition(
-      [self._loss_scale, self._num_good_steps, self._num_bad_steps], finite_grads, rule
-    )
+    variables = [self._loss_scale, self._num_good_steps, self._num_bad_steps]
+    return loss_scale.transition(variables, finite_grads, rule)
 
   def _reset_stats(self) -> Optional[tf.Operation]:
     """Returns an op that sets both counters to 0, for subclasses."""
     return tf.group(
-      *[
-        counter.assign(0, read_value=False)
-        for counter in (self._num_good_steps, self._num_bad_steps)
-      ]
+      self._num_good_steps.assign(0, read_value=False),
+      self._num_bad_steps.assign(0, read_value=False),
     )
 
   def get_config(self) -> Dict[str, Any]:
-    names = (
-      "init_loss_scale",
-      "incr_every_n_steps",
-      "decr_every_n_nan_or_inf",
-      "incr_ratio",
-      "decr_ratio",
-    )
-    return {name: vars(self)["_" + name] for name in names}
+    return {
+      "init_loss_scale": self._init_loss_scale,
+      "incr_every_n_steps": self._incr_every_n_steps,
+      "decr_every_n_nan_or_inf": self._decr_every_n_nan_or_inf,
+      "incr_ratio": self._incr_ratio,
+      "decr_ratio": self._decr_ratio,
+    }
 
 
 class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
@@ -202,16 +216,26 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
     super().__init__(opt, loss_scale_manager)
 
   # The attributes of tf.contrib's class, and a method that subclasses may call.
-  _opt = property(
-    lambda self: self._optimizer, lambda self, opt: setattr(self, "_optimizer", opt)
-  )
-  _loss_scale_manager = property(
-    lambda self: self._loss_scale,
-    lambda self, manager: setattr(self, "_loss_scale", manager),
-  )
+
+  @property
+  def _opt(self) -> tf.train.Optimizer:
+    return self._optimizer
+
+  @_opt.setter
+  def _opt(self, opt: tf.train.Optimizer) -> None:
+    self._optimizer = opt
+
+  @property
+  def _loss_scale_manager(self) -> LossScaleManager:
+    return self._loss_scale
+
+  @_loss_scale_manager.setter
+  def _loss_scale_manager(self, manager: LossScaleManager) -> None:
+    self._loss_scale = manager
 
   def _down_scale(
     self, grads_vars: Iterable[gradients.GradAndVar], loss_scale: tf.Tensor
   ) -> List[gradients.GradAndVar]:
+    """Returns the pairs with gradients that are divided by `loss_scale`."""
     grads, variables = zip(*grads_vars)
     return list(zip(gradients.unscale(grads, loss_scale), variables))

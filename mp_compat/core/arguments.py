@@ -13,10 +13,19 @@ def is_number(value: object) -> bool:
 
 
 def scale(name: str, value: float, above: float = 0.0) -> float:
-  """Returns `value` as a float; raises a ValueError if it is not a number above `above`
-  and at most 2**126.
+  """Returns `value` as a float.
+
+  Args:
+    name: the name of the argument, for the error.
+    value: a Python or NumPy real number above `above` and at most 2**126.
+    above: the bound, which `value` must not reach.
+
+  Raises:
+    ValueError: If `value` is anything else.
   """
-  number = float(value) if is_number(value) else math.nan
+  number = math.nan  # compares as False with every bound
+  if is_number(value):
+    number = float(value)
   if not above < number <= update_rule.LARGEST_SCALE:
     raise ValueError(
       "{} must be a number above {:g} and at most 2**126, but got {!r}.".format(
@@ -27,10 +36,14 @@ def scale(name: str, value: float, above: float = 0.0) -> float:
 
 
 def positive_int(name: str, value: object) -> int:
-  """Returns `value` as an int; raises a ValueError if it is not a Python or NumPy int
-  from 1 to below 2**63.
+  """Returns `value` as an int.
+
+  Raises:
+    ValueError: If `value` is not a Python or NumPy int from 1 to below 2**63.
   """
-  number = int(value) if is_number(value) and isinstance(value, numbers.Integral) else 0
+  number = 0
+  if is_number(value) and isinstance(value, numbers.Integral):
+    number = int(value)
   if not 1 <= number < 2**63:
     raise ValueError(
       "{} must be an int of at least 1, but got {!r}.".format(name, value)
@@ -39,8 +52,10 @@ def positive_int(name: str, value: object) -> int:
 
 
 def truncated_int(name: str, value: float) -> int:
-  """Returns `value` without its fraction; raises a ValueError if it is not a number
-  from 1 to below 2**63.
+  """Returns `value` without its fraction, as an int.
+
+  Raises:
+    ValueError: If `value` is not a Python or NumPy real number from 1 to below 2**63.
   """
   if not is_number(value) or not 1 <= value < 2**63:
     raise ValueError(

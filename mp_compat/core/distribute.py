@@ -17,41 +17,59 @@ PerReplica = Any
 
 
 def check_supported(by_replica: bool = False) -> None:
-  """Raises a ValueError if the current strategy cannot train with loss scaling.
+  """Checks that the current strategy can train with loss scaling.
 
-  `by_replica`: whether gradients are unscaled in each replica, as by Keras, so that
-  variables must be replicated.
+  Args:
+    by_replica: whether gradients are unscaled in each replica, as by Keras, so that
+      variables must be replicated.
+
+  Raises:
+    ValueError: If the strategy is of TPUs; with `by_replica`, also if it is a
+      ParameterServerStrategy or CentralStorageStrategy.
   """
   strategy = type(tf.distribute.get_strategy())
+  # Some classes are private, and their modules differ between TensorFlow versions.
   names = [base.__name__ for base in strategy.__mro__]
-  if by_replica and any(
-    name.startswith(("ParameterServerStrategy", "CentralStorageStrategy"))
-    for name in names
-  ):
-    raise ValueError(
-      "Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras "
-      "unscales gradients in each replica, but this strategy does not replicate "
-      "variables. Use another, such as MirroredStrategy.".format(strategy.__name__)
-    )
+  if by_replica:
+    for name in names:
+      if name.startswith(("ParameterServerStrategy", "CentralStorageStrategy")):
+        raise _not_replicated(strategy)
   if not {"TPUStrategy", "TPUStrategyV1", "TPUStrategyV2"}.isdisjoint(names):
-    raise ValueError(
-      "Loss scaling is not supported with the strategy {}: TPUs compute in bfloat16, "
-      "which has float32's range and needs no loss scaling. Use the inner optimizer "
-      "alone there. Strategies that work: MirroredStrategy, "
-      "MultiWorkerMirroredStrategy, ParameterServerStrategy (compat.v1), "
-      "CentralStorageStrategy, OneDeviceStrategy.".format(strategy.__name__)
-    )
+    raise _not_needed(strategy)
+
+
+def _not_replicated(strategy: type) -> ValueError:
+  return ValueError(
+    "Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras "
+    "unscales gradients in each replica, but this strategy does not replicate "
+    "variables. Use another, such as MirroredStrategy.".format(strategy.__name__)
+  )
+
+
+def _not_needed(strategy: type) -> ValueError:
+  return ValueError(
+    "Loss scaling is not supported with the strategy {}: TPUs compute in bfloat16, "
+    "which has float32's range and needs no loss scaling. Use the inner optimizer "
+    "alone there. Strategies that work: MirroredStrategy, "
+    "MultiWorkerMirroredStrategy, ParameterServerStrategy (compat.v1), "
+    "CentralStorageStrategy, OneDeviceStrategy.".format(strategy.__name__)
+  )
 
 
 def check_replica_context(by_replica: bool = False) -> None:
-  """Raises a ValueError in a cross-replica context, and as `check_supported` does."""
+  """Checks that `apply_gradients` may be called now.
+
+  Raises:
+    ValueError: In a cross-replica context, and as `check_supported` does.
+  """
   check_supported(by_replica)
   if tf.distribute.in_cross_replica_context():
+    strategy = type(tf.distribute.get_strategy())
     raise ValueError(
       "apply_gradients() must be called in a replica context, but this is the "
       "cross-replica context of {}. Call it inside the function that you give to "
       "strategy.run (experimental_run_v2, call_for_each_replica).".format(
-        type(tf.distribute.get_strategy()).__name__
+        strategy.__name__
       )
     )
 
@@ -59,8 +77,11 @@ def check_replica_context(by_replica: bool = False) -> None:
 def merge_call(
   function: Callable[..., _Result], *args: object, **kwargs: object
 ) -> _Result:
-  """Calls `function(*args, **kwargs)` once for all replicas; called in each replica
-  with its values.
+  """Calls `function(*args, **kwargs)` once for all replicas, in the cross-replica
+  context.
+
+  Is itself called in each replica, with that replica's values. `function` gets them as
+  per-replica values, and every replica gets its result.
   """
   if not tf.distribute.has_strategy():
     return function(*args, **kwargs)
@@ -72,15 +93,18 @@ def call_in_cross_replica_context(
 ) -> _Result:
   """Calls `function` in the cross-replica context, as TensorFlow updates loss scales;
   once for all replicas.
+
+  Without a strategy of its own, a program is in a replica context of TensorFlow's
+  default strategy, which has one replica.
   """
   if tf.distribute.in_cross_replica_context():
     return function(*args, **kwargs)
+
+  def without_strategy(_: object, *values: object, **named: object) -> _Result:
+    return function(*values, **named)
+
   context = tf.distribute.get_replica_context()
-  return context.merge_call(
-    lambda strategy, *values, **named: function(*values, **named),
-    args=args,
-    kwargs=kwargs,
-  )
+  return context.merge_call(without_strategy, args=args, kwargs=kwargs)
 
 
 def call_for_each_replica(
@@ -97,20 +121,26 @@ def call_for_each_replica(
 
 
 def reduce_all_replicas(values: PerReplica) -> tf.Tensor:
-  """Returns, element by element, whether per-replica bool tensors are True in all
-  replicas of all workers.
+  """Returns whether bools are True in all replicas of all workers.
+
+  Args:
+    values: a per-replica bool tensor, of any shape; without a strategy, a tensor, which
+      is returned as it is.
+
+  Returns:
+    A bool tensor of the same shape: the AND over the replicas, element by element.
   """
   if not tf.distribute.has_strategy():
     return values
+
+  def as_number(replica_values: tf.Tensor) -> tf.Tensor:
+    return tf.cast(replica_values, tf.float32)
+
   strategy = tf.distribute.get_strategy()
   # Strategies reduce only numbers, and only by sum or mean.
-  counts = call_for_each_replica(
-    lambda replica_values: tf.cast(replica_values, tf.float32), values
-  )
-  return tf.equal(
-    strategy.reduce(tf.distribute.ReduceOp.SUM, counts, axis=None),
-    strategy.num_replicas_in_sync,
-  )
+  numbers = call_for_each_replica(as_number, values)
+  count = strategy.reduce(tf.distribute.ReduceOp.SUM, numbers, axis=None)
+  return tf.equal(count, strategy.num_replicas_in_sync)
 
 
 def local_results(value: PerReplica) -> Tuple[Any, ...]:

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The finite check: computes whether all values of tensors are finite.
 
+    if is_finite(sum(x) for each tensor x):
+      finite = True
+    else:
+      finite = all(is_finite(x) for each tensor x)
+
 A sum reads each gradient once, on all threads. If it is finite, so are all terms; if
 not (because of an overflow, or of finite terms whose sum is out of range), an exact
 check inside a conditional decides. XLA may assume that sums are not NaN
@@ -17,56 +22,95 @@ from typing import Dict, Hashable, Iterable, List, Optional, Sequence
 
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
-from mp_compat.core import lineage
+from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 
 # The size in bytes up to which tensors of one shape are stacked: an op for each tensor
 # would cost more than its sum.
 _SMALL = 2**16
 
+_SumsOfSquares = Dict[contexts.TensorKey, tf.Tensor]
+
 
 def all_finite(
   tensors: List[tf.Tensor],
   computed: Sequence[tf.Tensor] = (),
-  sums_of_squares: Optional[Dict[lineage.TensorKey, tf.Tensor]] = None,
+  sums_of_squares: Optional[_SumsOfSquares] = None,
 ) -> tf.Tensor:
-  """Returns a scalar bool tensor: True if all values of tensors of any shapes and
-  numeric dtypes are finite.
+  """Returns whether all values of tensors are finite.
 
-  Integers are finite; a complex number is finite if both of its parts are. `computed`
-  are further tensors, of which the graph has `sums_of_squares` (`lineage.Lineage`),
-  over any axes, or has not.
+  Integers are finite; a complex number is finite if both of its parts are.
+
+  Args:
+    tensors: tensors of any shapes and numeric dtypes.
+    computed: further ones: gradients as they were computed, of which the step applies
+      something else.
+    sums_of_squares: sums of squares, over any axes, that the graph has of some
+      `computed`, by the keys of these (`lineage.Lineage`).
+
+  Returns:
+    A scalar bool tensor.
   """
-  tensors, computed = _floating_parts(tensors), _floating_parts(computed)
+  tensors = _floating_parts(tensors)
+  computed = _floating_parts(computed)
   if not tensors and not computed:
     return tf.constant(True)
   with tf.name_scope("check_finite"):
     if tf.executing_eagerly() or ops.may_be_compiled():
       return _exact(_stack_small(tensors + computed))
-    known = {} if ops.is_fast_math() else sums_of_squares or {}
-    groups = [tensors + [tensor for tensor in computed if is_small(tensor)]]
-    groups += [[tensor] for tensor in computed if not is_small(tensor)]
-    parts = [_all_finite_if_sums_are(group, known) for group in groups if group]
-    return parts[0] if len(parts) == 1 else tf.reduce_all(tf.stack(parts))
+    known: _SumsOfSquares = {}
+    if sums_of_squares and not ops.is_fast_math():
+      known = sums_of_squares
+    results = []
+    for group in _groups_to_check(tensors, computed):
+      results.append(_all_finite_if_sums_are(group, known))
+    return _all_true(results)
 
 
 def _floating_parts(tensors: Iterable[tf.Tensor]) -> List[tf.Tensor]:
-  return [part for part in map(ops.real_parts, tensors) if part.dtype.is_floating]
+  """Returns the tensors that may have values that are not finite; of a complex one, its
+  real and imaginary parts.
+  """
+  found = []
+  for tensor in tensors:
+    part = ops.real_parts(tensor)
+    if part.dtype.is_floating:
+      found.append(part)
+  return found
+
+
+def _groups_to_check(
+  tensors: List[tf.Tensor], computed: List[tf.Tensor]
+) -> List[List[tf.Tensor]]:
+  """Returns the tensors in groups, with a conditional for each: a large tensor of
+  `computed` has its own.
+  """
+  together = list(tensors)
+  alone = []
+  for tensor in computed:
+    if is_small(tensor):
+      together.append(tensor)
+    else:
+      alone.append([tensor])
+  if not together:
+    return alone
+  return [together] + alone
 
 
 def _all_finite_if_sums_are(
-  tensors: List[tf.Tensor], known: Dict[lineage.TensorKey, tf.Tensor]
+  tensors: List[tf.Tensor], known: _SumsOfSquares
 ) -> tf.Tensor:
   """Returns whether all values of `tensors` are finite, which a finite sum of them, or
   of their squares, proves.
   """
-  read = _stack_small(
-    [known.get(lineage.tensor_key(tensor), tensor) for tensor in tensors]
-  )
+  read = []
+  for tensor in tensors:
+    key = contexts.tensor_key(tensor)
+    read.append(known.get(key, tensor))
+  summands = _stack_small(read)
   with tf.xla.experimental.jit_scope(compile_ops=False):
-    sums_finite = tf.reduce_all(
-      tf.is_finite(tf.stack([_sum(tensor) for tensor in read]))
-    )
+    sums = tf.stack([_sum(tensor) for tensor in summands])
+    sums_finite = tf.reduce_all(tf.is_finite(sums))
   return control_flow.cond(
     sums_finite, lambda: tf.constant(True), lambda: _exact(_stack_small(tensors))
   )
@@ -81,11 +125,19 @@ def _sum(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _exact(tensors: List[tf.Tensor]) -> tf.Tensor:
+  """Returns whether each value of `tensors` is finite, a scalar bool."""
   finite = []
   for tensor in tensors:
     with ops.on_device(tensor.device):
       finite.append(tf.reduce_all(ops.is_finite(tensor)))
-  return finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
+  return _all_true(finite)
+
+
+def _all_true(conditions: List[tf.Tensor]) -> tf.Tensor:
+  """Returns the AND of scalar bools, of which there is at least one."""
+  if len(conditions) == 1:
+    return conditions[0]
+  return tf.reduce_all(tf.stack(conditions))
 
 
 def is_small(tensor: tf.Tensor) -> bool:
@@ -95,24 +147,51 @@ def is_small(tensor: tf.Tensor) -> bool:
 
 
 def _stack_small(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
-  """Returns the same values with small tensors of one dtype and device in one tensor;
-  in graphs, those of one shape.
+  """Returns the same values in fewer tensors: large ones as they are, and the small
+  ones of a group (`_stacking_group`) in one.
   """
-  is_eager = tf.executing_eagerly()
   groups: Dict[Hashable, List[tf.Tensor]] = {}
   for number, tensor in enumerate(tensors):
-    can_stack = is_small(tensor)
-    shape = () if is_eager or not can_stack else tuple(tensor.shape.as_list())
-    group_key = (tensor.dtype, shape, tensor.device) if can_stack else number
-    groups.setdefault(group_key, []).append(tensor)
-  stacked = [group[0] for group in groups.values() if len(group) == 1]
-  # Its conversion for each tensor would take most of the time.
-  flat_shape = tf.constant([-1]) if is_eager else None
-  for group in [group for group in groups.values() if len(group) > 1]:
-    with ops.on_device(group[0].device):
-      stacked.append(
-        tf.concat([tf.raw_ops.Reshape(tensor=x, shape=flat_shape) for x in group], 0)
-        if is_eager
-        else tf.stack(group)
-      )
-  return stacked
+    key: Hashable = number  # its own group
+    if is_small(tensor):
+      key = _stacking_group(tensor)
+    groups.setdefault(key, []).append(tensor)
+  results: List[tf.Tensor] = []
+  several = []
+  for group in groups.values():
+    if len(group) == 1:
+      results += group
+    else:
+      several.append(group)
+  for group in several:
+    if tf.executing_eagerly():
+      results.append(_concatenate(group))
+    else:
+      results.append(_stack(group))
+  return results
+
+
+def _stacking_group(tensor: tf.Tensor) -> Hashable:
+  """Returns what tensors have in common that are stacked: dtype and device; in graphs,
+  also the shape.
+  """
+  if tf.executing_eagerly():
+    return tensor.dtype, tensor.device
+  return tensor.dtype, tuple(tensor.shape.as_list()), tensor.device
+
+
+def _stack(tensors: List[tf.Tensor]) -> tf.Tensor:
+  """Returns tensors of one shape in one, with another axis."""
+  with ops.on_device(tensors[0].device):
+    return tf.stack(tensors)
+
+
+def _concatenate(tensors: List[tf.Tensor]) -> tf.Tensor:
+  """Returns the values of eager tensors in one vector."""
+  # Converting the shape for each tensor would take most of the time.
+  vector_shape = tf.constant([-1])
+  vectors = []
+  with ops.on_device(tensors[0].device):
+    for tensor in tensors:
+      vectors.append(tf.raw_ops.Reshape(tensor=tensor, shape=vector_shape))
+    return tf.concat(vectors, 0)

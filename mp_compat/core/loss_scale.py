@@ -100,7 +100,9 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
   )
 
   def __format__(self, specification: str) -> str:
-    return self._raise_not_a_number() if specification else str(self)
+    if specification:  # such as ".1f"
+      self._raise_not_a_number()
+    return str(self)
 
   def variables(self) -> List[tf.Variable]:
     """Returns the variables of this loss scale in the current graph, in the order of
@@ -140,6 +142,9 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     return variables[name]
 
   def _make_weight(self, name: str) -> tf.Variable:
+    """Creates the declared variable `name` in the current graph, and restores its value
+    if a checkpoint is waiting for it.
+    """
     initial_value, dtype = self._mp_compat_weights[name]
     # Resource variables are created outside of branches, loops and control
     # dependencies.
@@ -154,7 +159,9 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     return variable
 
   def _graph_variables(self) -> Dict[str, tf.Variable]:
-    # by name, in the order of their creation
+    """Returns the variables in the current graph by name, in the order of their
+    creation; a record that `_make_weight` adds to.
+    """
     return graphs.state_of(self, graphs.init_scope_graph(), dict)
 
   @property
@@ -163,8 +170,11 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     `(name, graph key)`.
     """
     graph = graphs.init_scope_graph()
-    key = None if graph is None else graph._graph_key
-    return {(name, key): variable for name, variable in self._graph_variables().items()}
+    graph_key = None
+    if graph is not None:
+      graph_key = graph._graph_key
+    variables = self._graph_variables().items()
+    return {(name, graph_key): variable for name, variable in variables}
 
 
 def state_names(graph: tf.Graph) -> Set[str]:
@@ -193,13 +203,11 @@ class FiniteLossScale(LossScale):
 
     def check(*replica_grads: object) -> tf.Tensor:
       converted = [gradients.convert(grad) for grad in replica_grads]
-      return finite_check.all_finite(
-        gradients.values_of(converted) + lineage.trace(converted).hidden_values
-      )
+      passed = gradients.values_of(converted)
+      return finite_check.all_finite(passed + lineage.trace(converted).hidden_values)
 
-    finite = distribute.reduce_all_replicas(
-      distribute.call_for_each_replica(check, *tf.nest.flatten(grads))
-    )
+    finite_by_replica = distribute.call_for_each_replica(check, *tf.nest.flatten(grads))
+    finite = distribute.reduce_all_replicas(finite_by_replica)
     update_op = self._update_scale(finite)
     # TensorFlow's class returns a tensor, which programs fetch and pass on
     if update_op is not None:
@@ -241,12 +249,11 @@ class FixedLossScale(LossScale):
     """Makes a loss scale from a number from 1 to 2**126 (see `DynamicLossScale`), else
     raises a ValueError.
     """
-    is_number = arguments.is_number(loss_scale_value)
-    if not is_number or not loss_scale_value >= 1:
-      expected = "at least 1" if is_number else "a Python int or float"
-      raise ValueError(
-        "loss_scale_value must be {}, but got {!r}.".format(expected, loss_scale_value)
-      )
+    message = "loss_scale_value must be {}, but got {!r}."
+    if not arguments.is_number(loss_scale_value):
+      raise ValueError(message.format("a Python int or float", loss_scale_value))
+    if not loss_scale_value >= 1:
+      raise ValueError(message.format("at least 1", loss_scale_value))
     self._loss_scale_value = arguments.scale("loss_scale_value", loss_scale_value)
 
   def __call__(self) -> tf.Tensor:
@@ -277,7 +284,9 @@ class _Default:
     self._compute = compute
 
   def __get__(self, instance: object, owner: type) -> Any:
-    return self if instance is None else self._compute(instance)
+    if instance is None:  # read from the class
+      return self
+    return self._compute(instance)
 
 
 def weight(name: str) -> _Default:
@@ -287,18 +296,53 @@ def weight(name: str) -> _Default:
   return _Default(operator.methodcaller("_weight", name))
 
 
-class DynamicLossScale(FiniteLossScale):
-  """A dynamic loss scale: grows after a number of finite steps, backs off on overflow
-  (`mp_compat.core.update_rule`).
+def _rule_field(name: str) -> _Default:
+  """Returns an attribute of a DynamicLossScale: a field of its update rule."""
+  return _Default(operator.attrgetter("_mp_compat_rule." + name))
 
-      increment_period finite steps in a row     scale *= multiplier
-      overflow_tolerance overflows               scale /= backoff
-      every overflow                             the step is skipped, good_steps = 0
+
+class DynamicLossScale(FiniteLossScale):
+  """A dynamic loss scale: grows after a number of finite steps, backs off on overflow.
+
+  In each step, `update(grads)` does this (`mp_compat.core.update_rule`):
+
+      finite = all values of grads, on all replicas, are finite
+      if finite:
+        good_steps += 1
+        if good_steps >= increment_period:
+          if current_loss_scale * multiplier <= max_loss_scale:
+            current_loss_scale *= multiplier
+          good_steps = bad_steps = 0
+      else:
+        good_steps = 0
+        bad_steps += 1
+        if bad_steps >= overflow_tolerance:
+          current_loss_scale = max(current_loss_scale / backoff, min_loss_scale)
+          bad_steps = 0
+      should_apply = finite
+
+  A restored scale may be out of bounds: one above `max_loss_scale` is lowered to it
+  when it would grow, one below `min_loss_scale` is not raised.
 
   The state is two variables, `current_loss_scale` (float32) and `good_steps` (int64).
   With an `overflow_tolerance` above 1 there is a third, `bad_steps` (int64): the
   overflows since the last growth or backoff was due. Each argument can be read as an
   attribute of its name.
+
+      >>> import tensorflow.compat.v1 as tf
+      >>> import mp_compat
+      >>> with tf.Graph().as_default(), tf.Session() as sess:
+      ...   gradient = tf.placeholder(tf.float32, [])
+      ...   loss_scale = mp_compat.DynamicLossScale(8.0, increment_period=2)
+      ...   update_op, should_apply = loss_scale.update([gradient])
+      ...   current = loss_scale()
+      ...   sess.run(tf.global_variables_initializer())
+      ...   for value in (0.5, 0.5, float("inf")):
+      ...     applied, _ = sess.run([should_apply, update_op], {gradient: value})
+      ...     print(applied, sess.run(current))
+      True 8.0
+      True 16.0
+      False 8.0
 
   Source: `tf.compat.v1.train.experimental.DynamicLossScale`; Micikevicius et al.,
   "Mixed Precision Training", 2018.
@@ -340,30 +384,29 @@ class DynamicLossScale(FiniteLossScale):
     """
     self._initial_loss_scale = arguments.scale("initial_loss_scale", initial_loss_scale)
     self._multiplier = arguments.scale("multiplier", multiplier, above=1.0)
-    backoff = (
-      None if backoff is None else arguments.scale("backoff", backoff, above=1.0)
-    )
+    if backoff is not None:
+      backoff = arguments.scale("backoff", backoff, above=1.0)
     floor = arguments.scale("min_loss_scale", min_loss_scale)
     ceiling = arguments.scale("max_loss_scale", max_loss_scale)
-    first = self._initial_loss_scale
-    if not floor <= first <= ceiling:
-      bound = (
-        "least min_loss_scale, {}".format(floor)
-        if first < floor
-        else "most max_loss_scale, {}".format(ceiling)
-      )
-      raise ValueError(
-        "initial_loss_scale must be at {}, but got {!r}.".format(
-          bound, initial_loss_scale
-        )
-      )
+    message = "initial_loss_scale must be at {}, {}, but got {!r}."
+    if self._initial_loss_scale < floor:
+      bound = "least min_loss_scale"
+      raise ValueError(message.format(bound, floor, initial_loss_scale))
+    if self._initial_loss_scale > ceiling:
+      bound = "most max_loss_scale"
+      raise ValueError(message.format(bound, ceiling, initial_loss_scale))
     self._increment_period = arguments.truncated_int(
       "increment_period", increment_period
     )
     tolerance = arguments.truncated_int("overflow_tolerance", overflow_tolerance)
     # Subclasses set attributes of any name; this name is unlikely to collide.
     self._mp_compat_parameters = update_rule.Rule(
-      self._increment_period, self._multiplier, backoff, tolerance, floor, ceiling
+      increment_period=self._increment_period,
+      multiplier=self._multiplier,
+      backoff=backoff,
+      overflow_tolerance=tolerance,
+      floor=floor,
+      ceiling=ceiling,
     )
     self._add_weight("current_loss_scale", self._initial_loss_scale, tf.float32)
     self._add_weight("good_steps", 0, tf.int64)
@@ -384,12 +427,12 @@ class DynamicLossScale(FiniteLossScale):
   def initial_loss_scale(self) -> float:
     return self._initial_loss_scale
 
-  increment_period = _Default(lambda self: self._mp_compat_rule.increment_period)
-  multiplier = _Default(lambda self: self._mp_compat_rule.multiplier)
-  backoff = _Default(lambda self: self._mp_compat_rule.backoff)
-  overflow_tolerance = _Default(lambda self: self._mp_compat_rule.overflow_tolerance)
-  min_loss_scale = _Default(lambda self: self._mp_compat_rule.floor)
-  max_loss_scale = _Default(lambda self: self._mp_compat_rule.ceiling)
+  increment_period = _rule_field("increment_period")
+  multiplier = _rule_field("multiplier")
+  backoff = _rule_field("backoff")
+  overflow_tolerance = _rule_field("overflow_tolerance")
+  min_loss_scale = _rule_field("floor")
+  max_loss_scale = _rule_field("ceiling")
 
   _current_loss_scale = weight("current_loss_scale")
   _num_good_steps = weight("good_steps")
@@ -406,14 +449,13 @@ class DynamicLossScale(FiniteLossScale):
   def __repr__(self) -> str:
     values = self.get_config()
     if tf.executing_eagerly():
-      state = dict(
-        current_loss_scale=self._current_loss_scale.numpy(),
-        num_good_steps=self._num_good_steps.numpy(),
-      )
-      values = dict(state, **values)
-    return "DynamicLossScale({})".format(
-      ", ".join("{}={}".format(*item) for item in values.items())
-    )
+      state = {
+        "current_loss_scale": self._current_loss_scale.numpy(),
+        "num_good_steps": self._num_good_steps.numpy(),
+      }
+      values = {**state, **values}
+    shown = ["{}={}".format(name, value) for name, value in values.items()]
+    return "DynamicLossScale({})".format(", ".join(shown))
 
   def get_config(self) -> Dict[str, Any]:
     """Returns the keyword arguments of an equal instance; omits defaults of arguments
@@ -425,15 +467,15 @@ class DynamicLossScale(FiniteLossScale):
       "increment_period": rule.increment_period,
       "multiplier": rule.multiplier,
     }
-    extensions = {
-      "backoff": (rule.backoff, rule.multiplier),
-      "overflow_tolerance": (rule.overflow_tolerance, 1),
-      "min_loss_scale": (rule.floor, 1.0),
-      "max_loss_scale": (rule.ceiling, update_rule.LARGEST_SCALE),
-    }
-    config.update(
-      (key, value) for key, (value, default) in extensions.items() if value != default
+    extensions = (
+      ("backoff", rule.backoff, rule.multiplier),
+      ("overflow_tolerance", rule.overflow_tolerance, 1),
+      ("min_loss_scale", rule.floor, 1.0),
+      ("max_loss_scale", rule.ceiling, update_rule.LARGEST_SCALE),
     )
+    for name, value, default in extensions:
+      if value != default:
+        config[name] = value
     return config
 
 
@@ -450,29 +492,31 @@ for _class, _native_classes in (
 def transition(
   variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule
 ) -> Optional[tf.Operation]:
-  """Returns an op that updates the scale, good_steps and, with three variables,
-  bad_steps; None in eager mode.
+  """Returns an op that changes the state of a loss scale after a step; in eager mode
+  changes it, and returns None.
+
+  Args:
+    variables: the scale, good_steps and, if overflows are counted, bad_steps; scalars.
+    finite: a scalar bool tensor: whether all gradients of the step are finite.
+    rule: the parameters of the update rule.
   """
   with tf.name_scope("update_loss_scale"):
     scale, *counters = [tf.convert_to_tensor(variable) for variable in variables]
     where = _where
-    # The rule then takes ops only in steps that change the scale.
     if tf.executing_eagerly():
-      counters, finite, where = (
-        list(map(int, counters)),
-        bool(finite),
-        update_rule.choose,
-      )
-    # Without a variable for them, bad_steps are the number 0: what the rule computes
-    # from it adds no ops (`_where`).
-    state = update_rule.State(scale, *(counters + [0])[:2])
-    after = update_rule.next_state(state, finite, rule, where, tf.maximum, tf.minimum)
-    return distribute.group(
-      *[
-        variable.assign(value, read_value=False)
-        for variable, value in zip(variables, after)
-      ]
-    )
+      # With Python numbers, the rule takes ops only in steps that change the scale.
+      counters = [int(counter) for counter in counters]
+      finite = bool(finite)
+      where = update_rule.choose
+    if len(counters) == 1:
+      # The number 0 for bad_steps: what the rule computes from it adds no ops.
+      counters.append(0)
+    before = update_rule.State(scale, *counters)
+    after = update_rule.next_state(before, finite, rule, where, tf.maximum, tf.minimum)
+    assignments = []
+    for variable, value in zip(variables, after):
+      assignments.append(variable.assign(value, read_value=False))
+    return distribute.group(*assignments)
 
 
 @overload
@@ -499,21 +543,32 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
   if isinstance(identifier, str) and identifier == "dynamic":
     return DynamicLossScale()
   raise ValueError(
-    'Could not interpret loss scale identifier: {0}. Expected a number of at least 1, "dynamic", or a '
-    "LossScale, but got {0!r}.".format(identifier)
+    "Could not interpret loss scale identifier: {0}. Expected a number of at least 1, "
+    '"dynamic", or a LossScale, but got {0!r}.'.format(identifier)
   )
 
 
 def _where(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
-  """Returns `tf.where` of scalars, each a tensor, a Python value or a function that
-  returns one.
+  """Returns `tf.where` of scalars, as `update_rule.choose` of tensors.
+
+  Args:
+    condition: a bool tensor; a Python bool if it is of bad_steps that have no variable.
+    yes: a tensor, a Python value or a function that returns one.
+    no: the same, of the same dtype.
   """
-  if isinstance(condition, bool):  # of bad_steps, if there is no variable for them
+  if isinstance(condition, bool):
     return update_rule.choose(condition, yes, no)
-  yes, no = [value() if callable(value) else value for value in (yes, no)]
+  if callable(yes):
+    yes = yes()
+  if callable(no):
+    no = no()
   if yes is no:
     return yes
-  dtypes = [value.dtype for value in (yes, no) if tf.is_tensor(value)] or [None]
+  dtype = None  # what TensorFlow converts a Python value to
+  if tf.is_tensor(yes):
+    dtype = yes.dtype
+  elif tf.is_tensor(no):
+    dtype = no.dtype
   return tf.where_v2(
-    condition, tf.convert_to_tensor(yes, dtypes[0]), tf.convert_to_tensor(no, dtypes[0])
+    condition, tf.convert_to_tensor(yes, dtype), tf.convert_to_tensor(no, dtype)
   )

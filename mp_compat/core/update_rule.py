@@ -2,16 +2,40 @@
 """The update rule of a dynamic loss scale: a pure function from one immutable state to
 the next.
 
-    finite:      good_steps + 1 < increment_period        ->  good_steps += 1
-                 else                                     ->  scale *= multiplier, good_steps = bad_steps = 0
-    not finite:  bad_steps + 1 < overflow_tolerance       ->  bad_steps += 1, good_steps = 0
-                 else                                     ->  scale = max(scale / backoff, floor), both counters = 0
+    if finite:
+      good_steps += 1
+      if good_steps >= increment_period:
+        if scale * multiplier <= ceiling:
+          scale *= multiplier
+        else:
+          scale = min(scale, ceiling)
+        good_steps = bad_steps = 0
+    else:
+      good_steps = 0
+      bad_steps += 1
+      if bad_steps >= overflow_tolerance:
+        scale = max(scale / backoff, min(scale, floor))
+        bad_steps = 0
 
 The scale grows only if the product is at most the ceiling. A scale above the ceiling
 (for example a restored one) is lowered to it when it would grow. The floor never raises
 a scale that is below it. With a `decrement_ratio`, backoff is a product, which rounds
 differently. Uses only the standard library: the same code runs on Python numbers and,
 with other operations, on tensors.
+
+    >>> from mp_compat.core import update_rule
+    >>> rule = update_rule.Rule(
+    ...   increment_period=2,
+    ...   multiplier=2.0,
+    ...   backoff=4.0,
+    ...   overflow_tolerance=1,
+    ...   floor=1.0,
+    ... )
+    >>> state = update_rule.State(scale=1024.0, good_steps=1, bad_steps=0)
+    >>> update_rule.next_state(state, True, rule)
+    State(scale=2048.0, good_steps=0, bad_steps=0)
+    >>> update_rule.next_state(state, False, rule)
+    State(scale=256.0, good_steps=0, bad_steps=0)
 
 Source: Micikevicius et al., "Mixed Precision Training", 2018 (arXiv:1710.03740),
 section 3.2, as implemented by `tf.compat.v1.train.experimental.DynamicLossScale` and,
@@ -30,7 +54,19 @@ Scalar = Any
 
 
 class Rule(NamedTuple):
-  """The constant parameters of the rule; the caller validates them."""
+  """The constant parameters of the rule; the caller validates them.
+
+  Attributes:
+    increment_period: The number of finite steps before the scale grows, at least 1.
+    multiplier: The growth factor, above 1.
+    backoff: The divisor after overflows, above 1; None if there is a
+      `decrement_ratio`.
+    overflow_tolerance: The number of overflows before the scale is lowered, at least 1.
+    floor: The lower bound of a scale that is lowered, above 0.
+    ceiling: The upper bound of a scale that grows, at most `LARGEST_SCALE`.
+    decrement_ratio: The factor after overflows, below 1, in place of `backoff`; or
+      None.
+  """
 
   increment_period: int
   multiplier: float
@@ -42,19 +78,27 @@ class Rule(NamedTuple):
 
 
 class State(NamedTuple):
-  """The state between two executed steps: numbers, or scalar tensors."""
+  """The state between two executed steps: numbers, or scalar tensors.
+
+  Attributes:
+    scale: The loss scale.
+    good_steps: The number of finite steps since the last overflow or growth.
+    bad_steps: The number of overflows since the last growth or backoff was due. The
+      number 0 if nothing counts them: with an `overflow_tolerance` of 1, no count is
+      needed.
+  """
 
   scale: Scalar
   good_steps: Scalar
-  # 0, a number, if nothing counts them: a rule with an overflow_tolerance of 1 needs no
-  # count
   bad_steps: Scalar
 
 
 def choose(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
   """Returns `yes` if `condition`, else `no`; of a function, its result."""
   chosen = yes if condition else no
-  return chosen() if callable(chosen) else chosen
+  if callable(chosen):
+    return chosen()
+  return chosen
 
 
 def next_state(
@@ -65,14 +109,21 @@ def next_state(
   maximum: Callable[[Scalar, Scalar], Scalar] = max,
   minimum: Callable[[Scalar, Scalar], Scalar] = min,
 ) -> State:
-  """Returns the state after one step, with values of the same kinds; `finite` is a
-  bool, or a scalar bool tensor.
+  """Returns the state after one step, with values of the same kinds.
+
+  Args:
+    state: the state before the step: numbers, or scalar tensors.
+    finite: a bool, or a scalar bool tensor: whether all gradients are finite.
+    rule: the parameters.
+    where: selects by a condition, as `choose` does; for tensors, `tf.where` with
+      functions.
+    maximum: returns the larger of two values; for tensors `tf.maximum`.
+    minimum: returns the smaller of two values; for tensors `tf.minimum`.
   """
-  good_steps, bad_steps = state.good_steps + 1, state.bad_steps + 1
-  grow, shrink = (
-    good_steps >= rule.increment_period,
-    bad_steps >= rule.overflow_tolerance,
-  )
+  good_steps = state.good_steps + 1
+  bad_steps = state.bad_steps + 1
+  grow = good_steps >= rule.increment_period
+  shrink = bad_steps >= rule.overflow_tolerance
 
   def grown() -> Scalar:
     product = state.scale * rule.multiplier
@@ -80,19 +131,20 @@ def next_state(
 
   def shrunk() -> Scalar:
     floor = where(state.scale < rule.floor, state.scale, rule.floor)
-    lower = (
-      state.scale / rule.backoff
-      if rule.decrement_ratio is None
-      else state.scale * rule.decrement_ratio
-    )
+    if rule.decrement_ratio is None:
+      lower = state.scale / rule.backoff
+    else:
+      lower = state.scale * rule.decrement_ratio
     return maximum(lower, floor)
 
+  def scale_if_finite() -> Scalar:
+    return where(grow, grown, state.scale)
+
+  def scale_if_overflow() -> Scalar:
+    return where(shrink, shrunk, state.scale)
+
   return State(
-    scale=where(
-      finite,
-      lambda: where(grow, grown, state.scale),
-      lambda: where(shrink, shrunk, state.scale),
-    ),
+    scale=where(finite, scale_if_finite, scale_if_overflow),
     good_steps=where(finite, where(grow, 0, good_steps), 0),
     bad_steps=where(
       finite, where(grow, 0, state.bad_steps), where(shrink, 0, bad_steps)

@@ -27,32 +27,27 @@ def enclosing(context: Context) -> List[Context]:
 def of_outputs(op: tf.Operation) -> Context:
   """Returns the control-flow context in which the outputs of `op` can be read."""
   context = op._get_control_flow_context()
-  return (
-    context.outer_context
-    if context is not None and op.type in ("Exit", "RefExit")
-    else context
-  )
+  if context is not None and op.type in ("Exit", "RefExit"):
+    return context.outer_context
+  return context
 
 
 def loop_around(context: Context) -> Context:
   """Returns the innermost loop (control flow v1) of a context and those around it; None
   outside of loops.
   """
-  return next(
-    (around for around in enclosing(context) if around.IsWhileContext()), None
-  )
+  for around in enclosing(context):
+    if around.IsWhileContext():
+      return around
+  return None
 
 
 def compiled_around(op: tf.Operation) -> Context:
-  """Returns the XLA context that contains `op`; None for none."""
-  return next(
-    (
-      around
-      for around in enclosing(op._get_control_flow_context())
-      if around.IsXLAContext()
-    ),
-    None,
-  )
+  """Returns the innermost XLA context that contains `op`; None outside of them."""
+  for around in enclosing(op._get_control_flow_context()):
+    if around.IsXLAContext():
+      return around
+  return None
 
 
 def loop_around_inputs(op: tf.Operation) -> Context:
@@ -60,17 +55,15 @@ def loop_around_inputs(op: tf.Operation) -> Context:
   passes one into another loop.
   """
   context = op._get_control_flow_context()
-  return loop_around(
-    context.outer_context
-    if context is not None and op.type in ("Enter", "RefEnter")
-    else context
-  )
+  if context is not None and op.type in ("Enter", "RefEnter"):
+    context = context.outer_context
+  return loop_around(context)
 
 
 @contextlib.contextmanager
 def enter(context: Context) -> Iterator[None]:
-  """Makes a context manager: ops built inside belong to a control-flow context; None
-  means that they belong to none.
+  """Makes a context manager: ops built inside belong to a control-flow context; for
+  None, to the one that they belong to without it.
   """
   if context is None:
     yield
@@ -84,12 +77,15 @@ def enter(context: Context) -> Iterator[None]:
 
 def is_readable(tensor: tf.Tensor) -> bool:
   """Returns whether ops built now, in the graph of `tensor` or a function in it, may
-  read it.
+  read it: whether they are in the branch or loop of `tensor`, too.
   """
   wanted = of_outputs(tensor.op)
-  return wanted is None or any(
-    context is wanted for context in enclosing(tensor.graph._get_control_flow_context())
-  )
+  if wanted is None:
+    return True
+  for context in enclosing(tensor.graph._get_control_flow_context()):
+    if context is wanted:
+      return True
+  return False
 
 
 def is_in_control_flow() -> bool:
@@ -114,13 +110,15 @@ def predicates() -> List[tf.Tensor]:
 
 
 def is_in_branches_only(op: tf.Operation) -> bool:
-  """Returns whether `merge_out_of_branches` can read `op`: it is in the current graph,
-  at most inside branches.
+  """Returns whether `merge_out_of_branches` can read the outputs of `op`: it is in the
+  current graph, and in no loop or XLA computation.
   """
-  around = enclosing(of_outputs(op))
-  return op.graph is tf.get_default_graph() and all(
-    context.IsCondContext() for context in around
-  )
+  if op.graph is not tf.get_default_graph():
+    return False
+  for context in enclosing(of_outputs(op)):
+    if not context.IsCondContext():
+      return False
+  return True
 
 
 def tensor_key(tensor: tf.Tensor) -> TensorKey:
@@ -140,19 +138,26 @@ def search_back(
   inputs_of: Callable[[tf.Tensor], List[tf.Tensor]],
   until: Container[TensorKey] = (),
 ) -> List[tf.Tensor]:
-  """Returns graph tensors and, by `inputs_of` of each, those that they are computed
-  from, each once, depth first.
+  """Searches tensors and those that they are computed from, each once, depth first.
 
-  Does not search behind tensors whose keys are in `until`.
+  Args:
+    ends: the tensors to begin with; they are in the result, too.
+    inputs_of: returns the tensors to go on with from one, such as `tensor_inputs`.
+    until: keys of tensors; those behind them are not searched.
+
+  Returns:
+    The graph tensors found, in the order of the search.
   """
   found: Dict[TensorKey, tf.Tensor] = {}
-  pending = list(ends)[::-1]
+  pending = list(ends)[::-1]  # the next one is last
   while pending:
     tensor = pending.pop()
     key = tensor.op, tensor.value_index  # `tensor_key`; graphs are large
-    if key not in found:
-      found[key] = tensor
-      pending += [] if key in until else reversed(inputs_of(tensor))
+    if key in found:
+      continue
+    found[key] = tensor
+    if key not in until:
+      pending += reversed(inputs_of(tensor))
   return list(found.values())
 
 
@@ -163,12 +168,11 @@ def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
   op = tensor.op
   if op.type != "Placeholder":
     return list(op.inputs)
-  captures = getattr(op.graph, "captures", ())
-  return [
-    outer
-    for outer, inner in captures
-    if inner.op is op and graphs.graph_of(outer) is not None
-  ]
+  captured = []
+  for outer, inner in getattr(op.graph, "captures", ()):
+    if inner.op is op and graphs.graph_of(outer) is not None:
+      captured.append(outer)
+  return captured
 
 
 def is_argument(tensor: tf.Tensor) -> bool:
@@ -187,7 +191,9 @@ def is_argument(tensor: tf.Tensor) -> bool:
 def data_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
   """Returns `tensor_inputs` without the predicate of a Switch."""
   inputs = tensor_inputs(tensor)
-  return inputs[:1] if tensor.op.type in ("Switch", "RefSwitch") else inputs
+  if tensor.op.type in ("Switch", "RefSwitch"):
+    return inputs[:1]
+  return inputs
 
 
 def contains_op(op: tf.Operation, prefix: str) -> bool:
@@ -198,12 +204,9 @@ def contains_op(op: tf.Operation, prefix: str) -> bool:
     return True
   if op.type not in ("If", "StatelessIf"):
     return False
-  branches = [
-    op.graph._get_function(op.get_attr(branch).name)
-    for branch in ("then_branch", "else_branch")
-  ]
-  return any(
-    node.op.startswith(prefix)
-    for branch in branches
-    for node in branch.definition.node_def
-  )
+  for branch in ("then_branch", "else_branch"):
+    function = op.graph._get_function(op.get_attr(branch).name)
+    for node in function.definition.node_def:
+      if node.op.startswith(prefix):
+        return True
+  return False

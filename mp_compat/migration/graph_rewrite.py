@@ -2,7 +2,7 @@
 """Enables TensorFlow's graph rewrite to float16 together with loss scaling."""
 
 import contextlib
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional
 
 from mp_compat._tensorflow import auto_mixed_precision
 from mp_compat._tensorflow import native
@@ -14,9 +14,24 @@ from mp_compat.training import optimizer
 _Wrap = Callable[[Any, Any], Any]  # wraps an optimizer, with a loss scale
 
 _OURS = optimizer.MixedPrecisionLossScaleOptimizer
-# A base class of optimizers, the callable that wraps one, and the class that it
-# returns. Searched from last to first.
-_wrappers: List[Tuple[type, _Wrap, type]] = [(tf.train.Optimizer, _OURS, _OURS)]
+
+
+class _Wrapper(NamedTuple):
+  """How the optimizers of a class are wrapped.
+
+  Attributes:
+    optimizer_cls: The base class of the optimizers.
+    wrap: Called with an optimizer and a loss scale; returns the wrapped optimizer.
+    wrapped_cls: The class of the wrapped optimizers.
+  """
+
+  optimizer_cls: type
+  wrap: _Wrap
+  wrapped_cls: type
+
+
+# Searched from last to first.
+_wrappers: List[_Wrapper] = [_Wrapper(tf.train.Optimizer, _OURS, _OURS)]
 
 
 def enable_mixed_precision_graph_rewrite(
@@ -51,11 +66,15 @@ def enable_mixed_precision_graph_rewrite(
 
   Source: `tf.compat.v1.train.experimental.enable_mixed_precision_graph_rewrite`.
   """
-  wrap = None if opt is None else _wrapper_for(opt)
+  wrap = None
+  if opt is not None:
+    wrap = _wrapper_for(opt)
   was_on = auto_mixed_precision.is_enabled()
   auto_mixed_precision.enable()
   try:
-    return None if wrap is None else wrap(opt, loss_scale)
+    if wrap is None:
+      return None
+    return wrap(opt, loss_scale)
   except BaseException:
     if not was_on:
       disable_mixed_precision_graph_rewrite()
@@ -125,27 +144,40 @@ def register_loss_scale_wrapper(
       "be omitted only if wrapper_fn is that class. Expected a class, but got "
       "{!r}.".format(wrapped)
     )
-  _wrappers.append((optimizer_cls, wrapper_fn, wrapped))
+  _wrappers.append(_Wrapper(optimizer_cls, wrapper_fn, wrapped))
 
 
 def _wrapper_for(opt: object) -> _Wrap:
-  scaling = [wrapped for _, _, wrapped in _wrappers] + [
-    keras_optimizer.LossScaleOptimizer
-  ]
-  if (
-    isinstance(opt, (*scaling, *native.LOSS_SCALE_OPTIMIZERS))
-    or type(opt).__name__ == "LossScaleOptimizer"
-  ):
+  """Returns what wraps an optimizer with loss scaling.
+
+  Raises:
+    ValueError: If `opt` already scales the loss, or is no optimizer.
+  """
+  if _scales_loss(opt):
     raise ValueError(
-      '"opt" must not already be an instance of a {0}. `enable_mixed_precision_graph_rewrite` will '
+      '"opt" must not already be an instance of a {0}. '
+      "`enable_mixed_precision_graph_rewrite` will "
       "automatically wrap the optimizer with a {0}.".format(type(opt).__name__)
     )
-  for cls, wrap, _ in reversed(_wrappers):
-    if isinstance(opt, cls):
-      return wrap
+  for wrapper in reversed(_wrappers):
+    if isinstance(opt, wrapper.optimizer_cls):
+      return wrapper.wrap
   if optimizer_kinds.kind_of(type(opt)) is None:
     raise ValueError(
-      '"opt" must be an instance of a tf.train.Optimizer or a tf.keras.optimizers.Optimizer, but got: '
-      "{}. Pass None to compute in float16 without training.".format(opt)
+      '"opt" must be an instance of a tf.train.Optimizer or a '
+      "tf.keras.optimizers.Optimizer, but got: {}. Pass None to compute in float16 "
+      "without training.".format(opt)
     )
   return keras_optimizer.LossScaleOptimizer
+
+
+def _scales_loss(opt: object) -> bool:
+  """Returns whether an object is a wrapper that scales the loss: of this package, of
+  TensorFlow, of Keras, or registered.
+  """
+  if type(opt).__name__ == "LossScaleOptimizer":
+    return True
+  classes = [keras_optimizer.LossScaleOptimizer, *native.LOSS_SCALE_OPTIMIZERS]
+  for wrapper in _wrappers:
+    classes.append(wrapper.wrapped_cls)
+  return isinstance(opt, tuple(classes))

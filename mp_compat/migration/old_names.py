@@ -2,8 +2,13 @@
 """Maps TensorFlow's names for loss scaling, from 1.14 to 2.21, to the names of this
 package.
 
-All names are full names, as strings: nothing is imported. `OLD_NAMES` combines the
-other tables.
+All names are full names, as strings: nothing is imported. `PUBLIC` and `PRIVATE` have
+them by module, as `install()` sets them; `OLD_NAMES` has both, as `migrate` looks them
+up:
+
+    >>> from mp_compat.migration import old_names
+    >>> old_names.OLD_NAMES["tensorflow.train.experimental.DynamicLossScale"]
+    'mp_compat.DynamicLossScale'
 
 Source: `tensorflow/tools/api/golden` of the releases; the modules that programs import
 by their private paths.
@@ -17,6 +22,7 @@ _KERAS = "mp_compat.keras.experimental"
 
 
 def _names_in(module: str, *names: str) -> Dict[str, str]:
+  """Returns the full names by names in a module of this package."""
   return {name: "{}.{}".format(module, name) for name in names}
 
 
@@ -72,8 +78,8 @@ PRIVATE: Tuple[Tuple[str, Dict[str, str]], ...] = (
   ("__internal__.mixed_precision", _REGISTER),
 )
 
-OLD_NAMES: Dict[str, str] = {
-  "tensorflow.{}.{}".format(path, name): new
-  for path, replacements in PUBLIC + PRIVATE
-  for name, new in replacements.items()
-}
+# This package's full names by TensorFlow's full names.
+OLD_NAMES: Dict[str, str] = {}
+for _path, _replacements in PUBLIC + PRIVATE:
+  for _name, _new in _replacements.items():
+    OLD_NAMES["tensorflow.{}.{}".format(_path, _name)] = _new

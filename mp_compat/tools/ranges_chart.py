@@ -1,26 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the gradient ranges that a GradientRangesHook recorded."""
+"""Draws the gradient ranges that a GradientRangesHook recorded.
+
+    history, advice = ranges_chart.read("logs")
+    ranges_chart.save(ranges_chart.draw(history, advice), "ranges.png")
+
+The figure has a row for each tensor, from the loss (top) to the inputs. On the left, a
+histogram of the binary exponents of its values, between lines at the ends of the range
+of the number format. On the right, the loss scales that fit all records of the tensor.
+"""
 
 import math
 import os
 import textwrap
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
 from mp_compat._tensorflow import tf
 from mp_compat.monitoring import range_history
 
-BLUE, GREEN, ORANGE = (
-  "#0072B2",
-  "#009E73",
-  "#D55E00",
-)  # Okabe and Ito's, which are safe for all kinds of color vision
+# Okabe and Ito's, which are safe for all kinds of color vision
+BLUE = "#0072B2"
+GREEN = "#009E73"
+ORANGE = "#D55E00"
 RED = "#B00020"  # never finite, or no scale fits
 
-MOST_LABELS = (
-  60  # of more tensors, every second, third or so is labeled, and those that decide
-)
+# Of more tensors, every second, third or so is labeled, and those that decide.
+MOST_LABELS = 60
 
 
 class ChartError(Exception):
@@ -30,61 +36,70 @@ class ChartError(Exception):
 
 
 def read(logdir: str) -> Tuple[range_history.History, range_history.Advice]:
-  """Returns what a `GradientRangesHook` recorded in `logdir` or below, and the advice
-  that follows.
+  """Returns what a `GradientRangesHook` recorded, and the advice that follows.
+
+  Args:
+    logdir: the hook's `output_dir`, or a directory above it.
+
+  Raises:
+    ChartError: If no file, or more than one, is there; or if it cannot be read, or has
+      no gradient that is not zero.
   """
-  if not tf.gfile.IsDirectory(logdir):
-    raise ChartError("no such directory: {}".format(logdir))
-  found = [
-    os.path.join(folder, range_history.FILE_NAME)
-    for folder, _, _ in tf.gfile.Walk(logdir)
-  ]
-  # Links may lead to the same files.
-  paths = list(
-    {os.path.realpath(path): path for path in found if tf.gfile.Exists(path)}.values()
-  )
-  if not paths:
-    message = "no {} below {}: GradientRangesHook(output_dir=...) writes it"
-    raise ChartError(message.format(range_history.FILE_NAME, logdir))
-  if len(paths) > 1:
-    raise ChartError(
-      "found several runs below {}; pass one of them: {}".format(
-        logdir, ", ".join(sorted(paths))
-      )
-    )
+  path = _find(logdir)
   try:
-    history = range_history.read(range_history.read_text(paths[0]))
+    history = range_history.read(range_history.read_text(path))
   except (ValueError, tf.errors.OpError) as error:
-    raise ChartError("cannot read {}: {}".format(paths[0], error)) from error
+    raise ChartError("cannot read {}: {}".format(path, error)) from error
   advice = range_history.advise(history)
   if advice is None:
-    raise ChartError("all gradients in {} are zero or empty".format(paths[0]))
+    raise ChartError("all gradients in {} are zero or empty".format(path))
   return history, advice
+
+
+def _find(logdir: str) -> str:
+  """Returns the path of the only recorded file in `logdir` or below."""
+  if not tf.gfile.IsDirectory(logdir):
+    raise ChartError("no such directory: {}".format(logdir))
+  paths: Dict[str, str] = {}  # by the real path: links may lead to the same file
+  for folder, _, _ in tf.gfile.Walk(logdir):
+    path = os.path.join(folder, range_history.FILE_NAME)
+    if tf.gfile.Exists(path):
+      paths[os.path.realpath(path)] = path
+  found = sorted(paths.values())
+  if not found:
+    message = "no {} below {}: GradientRangesHook(output_dir=...) writes it"
+    raise ChartError(message.format(range_history.FILE_NAME, logdir))
+  if len(found) > 1:
+    message = "found several runs below {}; pass one of them: {}"
+    raise ChartError(message.format(logdir, ", ".join(found)))
+  return found[0]
 
 
 def save(figure: Any, output: str) -> None:
   """Writes a figure in the format that the suffix of `output` names; PNG without a
-  suffix.
+  suffix. Raises a ChartError if it cannot be written.
   """
+  suffix = os.path.splitext(output)[1]
+  format_name = suffix[1:].lower() or "png"
   try:
-    figure.savefig(output, format=os.path.splitext(output)[1][1:].lower() or "png")
+    figure.savefig(output, format=format_name)
   except (OSError, ValueError) as error:
     raise ChartError("cannot write {}: {}".format(output, error)) from error
 
 
 def draw(history: range_history.History, advice: range_history.Advice) -> Any:
   """Returns the figure that docs/gradient_ranges.md describes; its height depends on
-  the number of tensors.
+  the number of tensors. Raises a ChartError without matplotlib.
   """
   try:
     from matplotlib.figure import Figure
   except ImportError as error:
-    raise ChartError(
-      "needs matplotlib ({}): pip install matplotlib".format(error)
-    ) from error
+    message = "needs matplotlib ({}): pip install matplotlib"
+    raise ChartError(message.format(error)) from error
   rows = len(history.tensors)
-  lines = textwrap.wrap("Advice: " + advice.text, 130)
-  height = min(max(0.16 * rows, 1.5), 14) + 0.2 * len(lines) + 1.6
+  advice_lines = textwrap.wrap("Advice: " + advice.text, 130)
+  height_of_rows = min(max(0.16 * rows, 1.5), 14)
+  height = height_of_rows + 0.2 * len(advice_lines) + 1.6
   figure = Figure(figsize=(10, height), dpi=150, layout="constrained")
   axes, fitting = figure.subplots(
     1, 2, sharey=True, gridspec_kw={"width_ratios": [4, 1]}
@@ -94,17 +109,30 @@ def draw(history: range_history.History, advice: range_history.Advice) -> Any:
   axes.set_ylim(rows - 0.5, -0.5)
   labels = _labels(history, advice)
   axes.set_yticks(list(labels))
-  axes.set_yticklabels(
-    [name if len(name) <= 60 else "..." + name[-57:] for name in labels.values()],
-    fontsize=6,
-  )
-  title = "Gradients of {} tensors, from the loss (top) to the inputs; {} records, steps {} to {}".format(
-    rows, len(history.steps), history.steps[0], history.steps[-1]
-  )
-  is_red = not all(tensor.is_recorded for tensor in history.tensors.values())
-  figure.suptitle(title + ("; red: never finite" if is_red else ""), fontsize="medium")
-  figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize="medium")
+  axes.set_yticklabels([_shortened(name) for name in labels.values()], fontsize=6)
+  figure.suptitle(_title(history), fontsize="medium")
+  figure.supxlabel("\n".join(advice_lines), x=0.01, ha="left", fontsize="medium")
   return figure
+
+
+def _shortened(name: str) -> str:
+  """Returns at most 60 characters of a tensor's name: the last ones."""
+  if len(name) <= 60:
+    return name
+  return "..." + name[-57:]
+
+
+def _title(history: range_history.History) -> str:
+  """Returns the title, which explains red rows if there are some."""
+  title = (
+    "Gradients of {} tensors, from the loss (top) to the inputs; "
+    "{} records, steps {} to {}".format(
+      len(history.tensors), len(history.steps), history.steps[0], history.steps[-1]
+    )
+  )
+  if all(tensor.is_recorded for tensor in history.tensors.values()):
+    return title
+  return title + "; red: never finite"
 
 
 def _labels(
@@ -113,24 +141,34 @@ def _labels(
   """Returns the labels by row: of tensors that the advice names, extremes (neighbors
   move down), and some others.
   """
-  names, bounds = (
-    list(history.tensors),
-    [tensor.bounds for tensor in history.tensors.values() if tensor.bounds],
-  )
-  extremes = [
-    max(bounds, key=lambda each: each.low).smallest,
-    min(bounds, key=lambda each: each.high).largest,
-  ]
-  every, row, found = -(-len(names) // MOST_LABELS), -len(names), {}
-  for name in [name for name in names if name in advice.text or name in extremes]:
-    row = max(names.index(name), row + (every + 1) // 2)
-    found[row] = name
-  others = [
-    row
-    for row in range(0, len(names), every)
-    if all(abs(row - other) >= every for other in found)
-  ]
-  return {**found, **{row: names[row] for row in others}}
+  names = list(history.tensors)
+  every = math.ceil(len(names) / MOST_LABELS)  # so many rows have room for one label
+  gap = (every + 1) // 2
+  extremes = _extremes(history)
+  found: Dict[int, str] = {}
+  row = -len(names)  # above the first by more than any gap
+  for number, name in enumerate(names):
+    if name in advice.text or name in extremes:
+      row = max(number, row + gap)
+      found[row] = name
+  others: Dict[int, str] = {}
+  for number in range(0, len(names), every):
+    if all(abs(number - row) >= every for row in found):
+      others[number] = names[number]
+  return {**found, **others}
+
+
+def _extremes(history: range_history.History) -> List[str]:
+  """Returns the names of the tensors whose smallest value needs the largest scale, and
+  whose largest value needs the smallest.
+  """
+  bounds = []
+  for tensor in history.tensors.values():
+    if tensor.bounds:
+      bounds.append(tensor.bounds)
+  highest_low = max(bounds, key=lambda each: each.low)
+  lowest_high = min(bounds, key=lambda each: each.high)
+  return [highest_low.smallest, lowest_high.largest]
 
 
 def _draw_histograms(axes: Any, history: range_history.History) -> None:
@@ -138,36 +176,66 @@ def _draw_histograms(axes: Any, history: range_history.History) -> None:
   the ends of float16's range.
   """
   tensors = list(history.tensors.values())
+  # The range of a number format in gradients that are divided by the scale.
   shift = round(math.log2(history.scale))
-  exponents = [exponent for tensor in tensors for exponent in tensor.exponents]
-  # far lower ones are added to it
-  first = max(min(exponents, default=0), range_history.FLOAT16.lowest - shift - 20)
+  exponents: List[int] = []
+  for tensor in tensors:
+    exponents += tensor.exponents
   last = max(exponents + [range_history.FLOAT16.highest]) + 2
-  shares = np.zeros([len(tensors), last - first + 1])
+  # Columns that are far lower are added to the first one.
+  lowest_shown = range_history.FLOAT16.lowest - shift - 20
+  first = max(min(exponents, default=0), lowest_shown)
   for row, tensor in enumerate(tensors):
-    for exponent, count in tensor.exponents.items():
-      shares[row, max(exponent - first, 0)] += count / sum(tensor.exponents.values())
     if not tensor.is_recorded:
       axes.axhspan(row - 0.5, row + 0.5, color=RED, linewidth=0)
+  shares = _shares(tensors, first, last)
   # The square root shows small shares, too.
-  shares = np.ma.masked_equal(shares, 0) ** 0.5
+  shown = np.ma.masked_equal(shares, 0) ** 0.5
   extent = (first - 0.5, last + 0.5, len(tensors) - 0.5, -0.5)
   axes.imshow(
-    shares, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, extent=extent
+    shown, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, extent=extent
   )
-  number, lowest, highest = history.format
-  scales = [
-    (0, ORANGE, number + " without loss scaling"),
-    (shift, GREEN, "{} at scale 2**{}".format(number, shift)),
-  ]
-  for own, color, label in scales if shift else scales[:1]:
-    axes.axvline(
-      lowest - own - 0.5, color=color, linewidth=1, linestyle="--", label=label
-    )
-    axes.axvline(highest - own + 0.5, color=color, linewidth=1, linestyle="--")
+  number_format = history.format
+  _draw_range(axes, number_format, 0, ORANGE, "{} without loss scaling")
+  if shift:
+    label = "{{}} at scale 2**{}".format(shift)
+    _draw_range(axes, number_format, shift, GREEN, label)
   axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncol=2, frameon=False)
   axes.set_xlabel("binary exponent of the gradient, without a loss scale")
   axes.set_xlim(first - 0.5, last + 0.5)
+
+
+def _shares(tensors: List[range_history.Tensor], first: int, last: int) -> np.ndarray:
+  """Returns the share of each binary exponent in each tensor.
+
+  Args:
+    tensors: the tensors of a history.
+    first: the exponent of the first column, to which those below it are added.
+    last: the exponent of the last column.
+
+  Returns:
+    A float64 array of shape [tensors, exponents].
+  """
+  shares = np.zeros([len(tensors), last - first + 1])
+  for row, tensor in enumerate(tensors):
+    total = sum(tensor.exponents.values())
+    for exponent, count in tensor.exponents.items():
+      column = max(exponent - first, 0)
+      shares[row, column] += count / total
+  return shares
+
+
+def _draw_range(
+  axes: Any, number_format: range_history.Format, shift: int, color: str, label: str
+) -> None:
+  """Draws lines at both ends of the range of a number format, at the scale `2**shift`;
+  `label` has a place for its name.
+  """
+  style = {"color": color, "linewidth": 1, "linestyle": "--"}
+  low = number_format.lowest - shift - 0.5
+  high = number_format.highest - shift + 0.5
+  axes.axvline(low, label=label.format(number_format.name), **style)
+  axes.axvline(high, **style)
 
 
 def _draw_fitting_scales(
@@ -178,11 +246,16 @@ def _draw_fitting_scales(
   """
   largest = 0
   for row, tensor in enumerate(history.tensors.values()):
-    if tensor.bounds is not None:
-      low, high = tensor.bounds[:2]
-      color = RED if low > high else BLUE if tensor.is_selected else "0.7"
-      axes.barh(row, high - low, 0.6, left=low, color=color)
-      largest = max(largest, high)
+    bounds = tensor.bounds
+    if bounds is None:
+      continue
+    color = "0.7"
+    if bounds.low > bounds.high:  # No scale fits.
+      color = RED
+    elif tensor.is_selected:
+      color = BLUE
+    axes.barh(row, bounds.high - bounds.low, 0.6, left=bounds.low, color=color)
+    largest = max(largest, bounds.high)
   not_finite = min(
     [below.high for _, below in history.overflows], default=range_history.LARGEST_SCALE
   )
@@ -190,5 +263,6 @@ def _draw_fitting_scales(
     axes.axvline(not_finite + 1, color=RED, linewidth=1, linestyle="--")
   if advice.low <= advice.high:
     axes.axvspan(advice.low, advice.high, color=GREEN, alpha=0.3, linewidth=0, zorder=0)
-  axes.set_xlim(-1, min(largest, max(advice.low, advice.high, 0) + 20) + 1)
+  last = min(largest, max(advice.low, advice.high, 0) + 20)
+  axes.set_xlim(-1, last + 1)
   axes.set_xlabel("loss scales 2**n\nthat fit all records")

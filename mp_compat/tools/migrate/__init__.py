@@ -8,7 +8,7 @@ them. Imports LibCST, but not TensorFlow.
 
 import os
 import tempfile
-from typing import Iterator, NamedTuple, Sequence, Tuple
+from typing import Iterator, NamedTuple, Sequence, Tuple, Union
 
 import libcst as cst
 
@@ -63,19 +63,19 @@ def find(paths: Sequence[str]) -> Iterator[str]:
     if not os.path.isdir(path):
       yield path
     for folder, folders, files in os.walk(path):
-      sources = [
-        name for name in folders if not name.startswith(".") and name != "__pycache__"
-      ]
-      folders[:] = sorted(
-        name
-        for name in sources
-        if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
-      )
-      yield from (
-        os.path.join(folder, name)
-        for name in sorted(files)
-        if name.endswith((".py", ".ipynb"))
-      )
+      # `os.walk` goes on with these.
+      folders[:] = sorted(name for name in folders if _has_sources(folder, name))
+      for name in sorted(files):
+        if name.endswith((".py", ".ipynb")):
+          yield os.path.join(folder, name)
+
+
+def _has_sources(folder: str, name: str) -> bool:
+  """Returns whether a subdirectory may have sources of the program."""
+  if name.startswith(".") or name == "__pycache__":
+    return False
+  is_environment = os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
+  return not is_environment
 
 
 def migrate_file(path: str) -> Migration:
@@ -84,12 +84,8 @@ def migrate_file(path: str) -> Migration:
   """
   before = b""
   if os.path.exists(path) and not os.path.isfile(path):  # Reading could block forever.
-    return Migration(
-      path,
-      before,
-      before,
-      problem="expected a regular file, but this is a pipe, a socket or a device",
-    )
+    problem = "expected a regular file, but this is a pipe, a socket or a device"
+    return Migration(path, before, before, problem=problem)
   try:
     with open(path, "rb") as content:
       before = content.read()
@@ -109,19 +105,29 @@ def migrate_file(path: str) -> Migration:
 
 
 def _migrate(path: str, before: bytes) -> Migration:
-  file = Notebook(before) if path.endswith(".ipynb") else Script(before)
+  """Returns the `Migration` of a file with this content; raises the errors of
+  `Notebook` or `Script`.
+  """
+  file: Union[Notebook, Script]
+  if path.endswith(".ipynb"):
+    file = Notebook(before)
+  else:
+    file = Script(before)
   source = file.parsed
   texts = rewriting.new_texts(source)
-  after = file.edited(rewriting.make_edits(source, texts)) if texts else before
-  changes = sorted(
-    Change(file.place(source.place(node)), source.text(node), text)
-    for node, text in texts.items()
+  after = before
+  if texts:
+    after = file.edited(rewriting.make_edits(source, texts))
+  changes = []
+  for node, text in texts.items():
+    place = file.place(source.place(node))
+    changes.append(Change(place, source.text(node), text))
+  found = []
+  for decision in decisions.find(source, texts):
+    found.append(decision._replace(place=file.place(decision.place)))
+  return Migration(
+    path, before, after, tuple(sorted(changes)), tuple(found), file.problem
   )
-  found = [
-    decision._replace(place=file.place(decision.place))
-    for decision in decisions.find(source, texts)
-  ]
-  return Migration(path, before, after, tuple(changes), tuple(found), file.problem)
 
 
 def write(migration: Migration) -> None:

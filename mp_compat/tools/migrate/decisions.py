@@ -1,10 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the places in a source that must be reviewed by hand."""
+"""Finds the places in a source that must be reviewed by hand.
+
+Each has a kind, such as these; `REMEDIES` has what to do about all kinds:
+
+    checkpoints         saver.restore(sess, path); or the first wrapper, if nothing in
+                        the source restores
+    clipped-gradients   tf.clip_by_global_norm(grads, 1.), tf.is_finite(grad)
+    horovod             hvd.DistributedOptimizer(opt)
+    wrapped-twice       enable_mixed_precision_graph_rewrite(opt), beside a wrapper
+    subclass            class Mine(tf.train.experimental.LossScale): ...
+    isinstance          isinstance(scale, tf.train.experimental.LossScale)
+    private-state       opt._loss_scale, scale._num_good_steps
+    fixed-scale         tf.train.experimental.FixedLossScale(128)
+    name-taken          mp_compat = None
+    guard               try: tf.train.experimental.LossScale; except AttributeError: ...
+    unresolved          import tensorflow.contrib.mixed_precision as mp
+    text                mock.patch("tensorflow.train.experimental.LossScale")
+"""
 
 import collections
 import itertools
 import re
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Union
 
 import libcst as cst
 from libcst import matchers as m
@@ -17,26 +34,64 @@ from mp_compat.tools.migrate.names import Place
 # The remedies by kind of decision. docs/migration.md has what a kind needs besides,
 # under its name.
 REMEDIES: Dict[str, str] = {
-  "checkpoints": "TensorFlow's classes stored Adam's powers under names (cond_1/beta1_power) that the new program does "
-  "not look for; convert old checkpoints of Adam once: python -m mp_compat checkpoint convert IN OUT --to mp_compat "
-  "(--to contrib for the optimizer of mp_compat.contrib); or restore with mp_compat.checkpoints.Saver",
-  "clipped-gradients": "mp_compat also skips a step whose overflow this hides; keep it, unless it is a finite check",
-  "horovod": "hvd.DistributedOptimizer belongs inside, MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(opt), "
-  "scale); outside only with backward_passes_per_step",
-  "wrapped-twice": "enable_mixed_precision_graph_rewrite(opt) also adds loss scaling, and this file uses a wrapper; an "
-  "optimizer needs one of the two",
-  "subclass": "mp_compat calls update() of every LossScale subclass, obeys its should_apply, and also skips every step "
-  "with non-finite gradients; pass skip_nonfinite=False if update() alone should decide",
-  "isinstance": "objects of TensorFlow's own class are not instances of this class of mp_compat; if TensorFlow can "
-  "make the object, test for TensorFlow's class, of which mp_compat's objects are instances, too",
-  "private-state": "mp_compat has the private attributes that its classes share with TensorFlow's, and no others; use "
-  "inner_optimizer, loss_scale, variables(), or call the loss scale",
-  "fixed-scale": "mp_compat skips steps that overflow with a fixed scale, too; skip_nonfinite=False applies them",
-  "keras": "TensorFlow's current Keras class is not changed; mp_compat.keras.LossScaleOptimizer replaces it",
-  "name-taken": "the name mp_compat may be something else here; import it without an alternative and migrate again",
-  "guard": "the program handles the absence of a name that mp_compat always has; keep the branch that uses it",
-  "unresolved": "this may be an old name, but this file does not show that it is one on every path; rewrite it by hand",
-  "text": "a string has an old name; if it is code, a configuration or a patch target, rewrite it by hand",
+  "checkpoints": (
+    "TensorFlow's classes stored Adam's powers under names (cond_1/beta1_power) that "
+    "the new program does not look for; convert old checkpoints of Adam once: python "
+    "-m mp_compat checkpoint convert IN OUT --to mp_compat (--to contrib for the "
+    "optimizer of mp_compat.contrib); or restore with mp_compat.checkpoints.Saver"
+  ),
+  "clipped-gradients": (
+    "mp_compat also skips a step whose overflow this hides; keep it, unless it is a "
+    "finite check"
+  ),
+  "horovod": (
+    "hvd.DistributedOptimizer belongs inside, "
+    "MixedPrecisionLossScaleOptimizer(hvd.DistributedOptimizer(opt), scale); outside "
+    "only with backward_passes_per_step"
+  ),
+  "wrapped-twice": (
+    "enable_mixed_precision_graph_rewrite(opt) also adds loss scaling, and this file "
+    "uses a wrapper; an optimizer needs one of the two"
+  ),
+  "subclass": (
+    "mp_compat calls update() of every LossScale subclass, obeys its should_apply, "
+    "and also skips every step with non-finite gradients; pass skip_nonfinite=False "
+    "if update() alone should decide"
+  ),
+  "isinstance": (
+    "objects of TensorFlow's own class are not instances of this class of mp_compat; "
+    "if TensorFlow can make the object, test for TensorFlow's class, of which "
+    "mp_compat's objects are instances, too"
+  ),
+  "private-state": (
+    "mp_compat has the private attributes that its classes share with TensorFlow's, "
+    "and no others; use inner_optimizer, loss_scale, variables(), or call the loss "
+    "scale"
+  ),
+  "fixed-scale": (
+    "mp_compat skips steps that overflow with a fixed scale, too; "
+    "skip_nonfinite=False applies them"
+  ),
+  "keras": (
+    "TensorFlow's current Keras class is not changed; "
+    "mp_compat.keras.LossScaleOptimizer replaces it"
+  ),
+  "name-taken": (
+    "the name mp_compat may be something else here; import it without an alternative "
+    "and migrate again"
+  ),
+  "guard": (
+    "the program handles the absence of a name that mp_compat always has; keep the "
+    "branch that uses it"
+  ),
+  "unresolved": (
+    "this may be an old name, but this file does not show that it is one on every "
+    "path; rewrite it by hand"
+  ),
+  "text": (
+    "a string has an old name; if it is code, a configuration or a patch target, "
+    "rewrite it by hand"
+  ),
 }
 
 _ABSENCE = re.compile(
@@ -87,15 +142,21 @@ _CALLS = {
     r".*\.(clip_by_(value|norm|global_norm|average_norm)|is_finite|is_nan|is_inf)"
   ),
   "checkpoints": re.compile(
-    r"(.*\.)?(restore|load_checkpoint|NewCheckpointReader|init_from_checkpoint|assign_from_checkpoint(_fn)?"
+    r"(.*\.)?(restore|load_checkpoint|NewCheckpointReader|init_from_checkpoint"
+    r"|assign_from_checkpoint(_fn)?"
     r"|(Singular)?Monitored(Training)?Session|Supervisor|(TPU)?Estimator)"
   ),
 }
 
 
 class Decision(NamedTuple):
-  """A place to review: `text` is from the source, `new` is what to write instead or "",
-  `kind` is in REMEDIES.
+  """A place to review by hand.
+
+  Attributes:
+    place: Where it is.
+    kind: A key of `REMEDIES`.
+    text: The text of the source, in one line of at most 80 characters.
+    new: What to write instead; "" if that is not known.
   """
 
   place: Place
@@ -104,57 +165,74 @@ class Decision(NamedTuple):
   new: str
 
 
-# a place, the kind of its decision, and what to write instead
-_Found = Iterator[Tuple[cst.CSTNode, str, str]]
+class _Found(NamedTuple):
+  """A node that needs a decision; its kind and `new` are those of `Decision`."""
+
+  node: cst.CSTNode
+  kind: str
+  new: str = ""
 
 
 def find(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> List[Decision]:
   """Returns the decisions of a source, in the order of the text; `texts` are the new
   texts of what is rewritten.
   """
+  searches = (
+    _in_names(source, texts),
+    _in_imports(source, texts),
+    _in_guards(source, texts),
+    _in_strings(source),
+    _in_classes(source),
+    _in_type_tests(source),
+    _in_calls(source),
+    _in_private_names(source),
+  )
   decisions = set()
-  in_names = itertools.chain(
-    _in_names(source, texts), _in_imports(source, texts), _in_guards(source, texts)
-  )
-  others = (
-    search(source)
-    for search in (_in_strings, _in_classes, _in_calls, _in_private_names)
-  )
-  for node, kind, new in itertools.chain(in_names, *others):
-    text = " ".join(source.text(node).split())
-    decisions.add(
-      Decision(
-        source.place(node), kind, text if len(text) <= 80 else text[:77] + "...", new
-      )
-    )
+  for found in itertools.chain(*searches):
+    text = " ".join(source.text(found.node).split())
+    if len(text) > 80:
+      text = text[:77] + "..."
+    place = source.place(found.node)
+    decisions.add(Decision(place, found.kind, text, found.new))
   return sorted(decisions)
 
 
-def _in_names(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> _Found:
+def _in_names(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> Iterator[_Found]:
   """Finds what may be an old name, and modules with old names that are used otherwise
   than for a member.
   """
   for node in source.expressions:
-    full_names, meanings = source.full_names(node), source.meanings(node)
-    modules = {names.module_replacement(name) for name in full_names} - {""}
-    is_member = isinstance(source.parents[node], cst.Attribute) or not source.is_read(
-      node
-    )
-    if node in texts or any(name.startswith("mp_compat.") for name in full_names):
-      continue
-    if source.new_name(node):
-      yield node, "name-taken", source.new_name(node)
-    elif isinstance(node, cst.Attribute) and meanings:
-      yield (
-        node,
-        "keras" if names.KERAS in meanings else "unresolved",
-        " or ".join(sorted(meanings)),
-      )
-    elif modules and not is_member:
-      yield node, "unresolved", " or ".join(sorted(modules))
+    if node not in texts:
+      found = _in_name(source, node)
+      if found is not None:
+        yield found
 
 
-def _in_imports(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> _Found:
+def _in_name(source: ParsedSource, node: names.Expression) -> Optional[_Found]:
+  """Returns the decision that a name needs which is not rewritten; None for none."""
+  full_names = source.full_names(node)
+  if any(name.startswith("mp_compat.") for name in full_names):
+    return None
+  new_name = source.new_name(node)
+  if new_name:
+    return _Found(node, "name-taken", new_name)
+  meanings = source.meanings(node)
+  if isinstance(node, cst.Attribute) and meanings:
+    kind = "unresolved"
+    if names.KERAS in meanings:
+      kind = "keras"
+    return _Found(node, kind, " or ".join(sorted(meanings)))
+  if isinstance(source.parents[node], cst.Attribute) or not source.is_read(node):
+    return None  # a part of a longer name, or a name that is bound
+  modules = {names.module_replacement(name) for name in full_names} - {""}
+  if modules:
+    return _Found(node, "unresolved", " or ".join(sorted(modules)))
+  return None
+
+
+def _in_imports(
+  source: ParsedSource, texts: Dict[cst.CSTNode, str]
+) -> Iterator[_Found]:
   """Finds imports of old names that stay because of a comment, of whole modules, and of
   Keras's class.
   """
@@ -163,108 +241,135 @@ def _in_imports(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> _Found:
     *source.find(cst.ImportFrom),
   ]
   for node in imports:
+    new_import = rewriting.new_import(source, node)
+    if new_import and node not in texts:
+      yield _Found(node, "unresolved", new_import)
     module = names.module_of(node)
-    if node not in texts and rewriting.new_import(source, node):
-      yield node, "unresolved", rewriting.new_import(source, node)
-    for name, _ in names.imported(node):
-      full_name = "{}.{}".format(module, name) if module else name
-      # TensorFlow 2 lacks the module.
-      if ".contrib." in full_name and names.module_replacement(full_name):
-        yield node, "unresolved", names.module_replacement(full_name)
+    for imported in names.imported(node):
+      full_name = imported.name
+      if module:
+        full_name = "{}.{}".format(module, imported.name)
+      new_module = names.module_replacement(full_name)
+      if ".contrib." in full_name and new_module:  # TensorFlow 2 lacks the module.
+        yield _Found(node, "unresolved", new_module)
       elif full_name == "tensorflow.keras.mixed_precision.LossScaleOptimizer":
-        yield node, "keras", names.KERAS
+        yield _Found(node, "keras", names.KERAS)
     if isinstance(node.names, cst.ImportStar) and names.contains_old_names(module):
-      yield node, "unresolved", ""
+      yield _Found(node, "unresolved")
 
 
-def _in_guards(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> _Found:
+def _in_guards(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> Iterator[_Found]:
   """Finds names that are rewritten, in a `try` that handles their absence."""
   for node in texts:
     block = source.enclosing(node, cst.Try)
-    for handler in block.handlers if block else ():
-      if not handler.type or _ABSENCE.search(source.text(handler.type)):
-        yield node, "guard", ""
+    if block is None:
+      continue
+    for handler in block.handlers:
+      # `except:` handles everything.
+      if handler.type is None or _ABSENCE.search(source.text(handler.type)):
+        yield _Found(node, "guard")
 
 
-def _in_strings(source: ParsedSource) -> _Found:
+def _in_strings(source: ParsedSource) -> Iterator[_Found]:
+  """Finds strings, and texts of formatted strings, that have an old name; no
+  docstrings.
+  """
   strings: List[Union[cst.SimpleString, cst.FormattedStringText]] = [
-    *source.find(cst.SimpleString)
+    *source.find(cst.SimpleString),
+    *source.find(cst.FormattedStringText),
   ]
-  for node in strings + source.find(cst.FormattedStringText):
-    value = node.raw_value if isinstance(node, cst.SimpleString) else node.value
-    is_docstring = isinstance(source.parents[node], cst.Expr)
-    if not is_docstring and (
-      _TEXT.search(value) or value.rpartition(".")[2] in names.DISTINCTIVE
-    ):
-      yield node, "text", ""
+  for node in strings:
+    if isinstance(source.parents[node], cst.Expr):  # a docstring
+      continue
+    value = node.value
+    if isinstance(node, cst.SimpleString):
+      value = node.raw_value
+    last = value.rpartition(".")[2]
+    if _TEXT.search(value) or last in names.DISTINCTIVE:
+      yield _Found(node, "text")
 
 
-def _in_classes(source: ParsedSource) -> _Found:
-  """Finds subclasses of LossScale, and type tests."""
+def _in_classes(source: ParsedSource) -> Iterator[_Found]:
+  """Finds subclasses of loss scales."""
   for node in source.find(cst.ClassDef):
-    if any(source.meanings(base.value) & _LOSS_SCALES for base in node.bases):
-      yield node.name, "subclass", ""
+    for base in node.bases:
+      if source.meanings(base.value) & _LOSS_SCALES:
+        yield _Found(node.name, "subclass")
+        break
+
+
+def _in_type_tests(source: ParsedSource) -> Iterator[_Found]:
+  """Finds `isinstance` and `issubclass` with classes of this package."""
   for call in source.find(cst.Call):
-    if any(source.meanings(part) & _CLASSES for part in _tested(call)):
-      yield call, "isinstance", ""
+    for name in _tested(call):
+      if source.meanings(name) & _CLASSES:
+        yield _Found(call, "isinstance")
+        break
 
 
 def _tested(call: cst.Call) -> Sequence[cst.CSTNode]:
   """Returns the names in a type test; none for another call."""
-  is_test = names.dotted(call.func) in ("isinstance", "issubclass")
-  return m.findall(call, m.Name() | m.Attribute()) if is_test else ()
+  if names.dotted(call.func) not in ("isinstance", "issubclass"):
+    return ()
+  return m.findall(call, m.Name() | m.Attribute())
 
 
 def _optimizers(source: ParsedSource) -> List[cst.CSTNode]:
   """Returns the names of wrappers, without those in type tests."""
-  tested = {part for call in source.find(cst.Call) for part in _tested(call)}
-  return [
-    node
-    for node in source.expressions
-    if source.meanings(node) & _OPTIMIZERS and node not in tested
-  ]
+  tested: Set[cst.CSTNode] = set()
+  for call in source.find(cst.Call):
+    tested.update(_tested(call))
+  found: List[cst.CSTNode] = []
+  for node in source.expressions:
+    if node not in tested and source.meanings(node) & _OPTIMIZERS:
+      found.append(node)
+  return found
 
 
 def _kinds_of(source: ParsedSource, call: cst.Call) -> Iterator[str]:
+  """Yields the kinds of decisions that a call needs: keys of `_CALLS`."""
   called = source.full_names(call.func) | source.meanings(call.func)
   for kind, pattern in _CALLS.items():
-    if any(map(pattern.fullmatch, called)):
+    if any(pattern.fullmatch(name) for name in called):
       yield kind
-  if _OPTIMIZER in called and any(
-    isinstance(arg.value, (cst.Integer, cst.Float)) for arg in call.args[:2]
-  ):
-    yield "fixed-scale"
+  if _OPTIMIZER not in called:
+    return
+  for argument in call.args[:2]:  # the optimizer and its loss scale
+    if isinstance(argument.value, (cst.Integer, cst.Float)):
+      yield "fixed-scale"
+      return
 
 
-def _in_calls(source: ParsedSource) -> _Found:
+def _in_calls(source: ParsedSource) -> Iterator[_Found]:
   """Finds calls that behave otherwise with this package."""
   calls: Dict[str, List[cst.CSTNode]] = collections.defaultdict(list)
   for call in source.find(cst.Call):
     for kind in _kinds_of(source, call):
       calls[kind].append(call.func)
-  optimizers = _optimizers(source)
-  if not calls.pop("wrapper", None):
+  has_wrappers = bool(calls.pop("wrapper", None))
+  if not has_wrappers:
     calls.pop("wrapped-twice", None)
   if not re.search(rb"\.(compute|apply)_gradients\(", source.code):
     calls.pop("clipped-gradients", None)
-  for kind, nodes in calls.items():
-    yield from (
-      (node, kind, "") for node in nodes if optimizers or kind == "fixed-scale"
-    )
+  optimizers = _optimizers(source)
+  for kind, called in calls.items():
+    if optimizers or kind == "fixed-scale":
+      for node in called:
+        yield _Found(node, kind)
+  # The program may restore checkpoints elsewhere.
   if optimizers and not calls["checkpoints"]:
-    yield min(optimizers, key=source.start), "checkpoints", ""
+    yield _Found(min(optimizers, key=source.start), "checkpoints")
 
 
-def _in_private_names(source: ParsedSource) -> _Found:
+def _in_private_names(source: ParsedSource) -> Iterator[_Found]:
+  """Finds private attributes of TensorFlow's classes for loss scaling."""
   has_optimizers = any(
     source.meanings(node) & _OPTIMIZERS for node in source.expressions
   )
   for node in source.find(cst.Attribute):
     name = node.attr.value
-    if (
-      name in _PRIVATE
-      or has_optimizers
-      and name in _PUBLIC_EQUIVALENTS
-      and names.dotted(node.value) != "self"
-    ):
-      yield node, "private-state", _PUBLIC_EQUIVALENTS.get(name, "")
+    if name in _PRIVATE:
+      yield _Found(node, "private-state")
+    elif has_optimizers and name in _PUBLIC_EQUIVALENTS:
+      if names.dotted(node.value) != "self":  # of a class of the program
+        yield _Found(node, "private-state", _PUBLIC_EQUIVALENTS[name])

@@ -5,7 +5,7 @@ the file.
 
 import json
 import re
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Tuple, Union
 
 import libcst as cst
 
@@ -15,16 +15,21 @@ from mp_compat.tools.migrate.rewriting import Edit
 
 # A text that matches none of these has no old names.
 MENTIONS = re.compile(
-  r"LossScale|graph_rewrite|loss_scale_wrapper|train(ing)?(\.| +import .*)experimental|mixed_precision"
+  r"LossScale|graph_rewrite|loss_scale_wrapper|train(ing)?(\.| +import .*)experimental"
+  r"|mixed_precision"
 )
 _STRING = re.compile(r'("(?:[^"\\]|\\.)*")')  # in JSON
 _IPYTHON_LINE = re.compile(r"^([ \t]*)[%!]", re.M)
 _MAGICS_AROUND_PYTHON = ("%%capture", "%%prun", "%%time", "%%timeit")
+_NAME = re.compile(r"\b\w+\b(?!\s*\.)")  # that is not followed by an attribute
 
 
 def syntax_problem(error: cst.ParserSyntaxError) -> str:
-  # LibCST counts one line too many.
-  return "line {}: this is not Python 3".format(error.raw_line - bool(error.raw_column))
+  """Returns the problem of a text that LibCST cannot parse, with the line."""
+  line = error.raw_line
+  if error.raw_column:  # LibCST counts one line too many.
+    line -= 1
+  return "line {}: this is not Python 3".format(line)
 
 
 class Script:
@@ -36,18 +41,34 @@ class Script:
     self.parsed = ParsedSource(content)
 
   def place(self, place: Place) -> Place:
+    """Returns a place in `parsed`, which is that in the file."""
     return place
 
   def edited(self, edits: List[Edit]) -> bytes:
-    return (
-      _edited(self.parsed.code, edits)
-      .decode("utf-8")
-      .encode(self.parsed.module.encoding)
-    )
+    """Returns the file after edits of `parsed`, in its encoding."""
+    text = _edited(self.parsed.code, edits).decode("utf-8")
+    return text.encode(self.parsed.module.encoding)
+
+
+class _Cell(NamedTuple):
+  """A code cell with Python.
+
+  Attributes:
+    number: Its number in the notebook, from 1.
+    indices: The strings of its source: indices into `Notebook._pieces`.
+    code: Its text in UTF-8.
+  """
+
+  number: int
+  indices: List[int]
+  code: bytes
 
 
 class Notebook:
   """The code cells of a Jupyter notebook (nbformat 4).
+
+  All bytes but those of changed lines stay as they are. So the JSON text is taken apart
+  at its strings, and parsed with the number of each string in its place.
 
   Attributes:
     parsed: The cells as one module, where lines for IPython (`%magic`, `!command`) are
@@ -58,118 +79,157 @@ class Notebook:
 
   def __init__(self, content: bytes) -> None:
     """Parses a notebook; raises a ValueError if it is not one."""
-    text = content.decode("utf-8")
-    self._pieces = _STRING.split(text)  # The pieces with odd indices are strings.
-    indices = iter(range(1, len(self._pieces), 2))
-    tree = json.loads(  # Each string is replaced by its index.
-      _STRING.sub(lambda _: '"{}"'.format(next(indices)), text),
-      object_pairs_hook=lambda pairs: {
-        self._string(index): value for index, value in pairs
-      },
-    )
+    # The text in pieces: those with odd indices are strings, with their quotes.
+    self._pieces = _STRING.split(content.decode("utf-8"))
+    tree = self._tree()
     if not isinstance(tree, dict) or not isinstance(tree.get("cells"), list):
       raise ValueError("expected a notebook of nbformat 4, with cells")
+    self._cells: List[_Cell] = []
     language = tree.get("metadata", {}).get("kernelspec", {}).get("language")
-    is_python = language is None or self._string(language).lower() == "python"
-    # number from 1, indices of the strings of the source, code
-    self._cells: List[Tuple[int, List[int], bytes]] = []
-    self._parse(tree["cells"] if is_python else [])
+    if language is None or self._string(language).lower() == "python":
+      self._parse(tree["cells"])
+    else:
+      self._parse([])
+
+  def _tree(self) -> Any:
+    """Returns the value of the JSON text, in which a string, but not a key, is the
+    index of its piece.
+    """
+    numbered = list(self._pieces)
+    for index in range(1, len(numbered), 2):
+      numbered[index] = '"{}"'.format(index)
+    return json.loads("".join(numbered), object_pairs_hook=self._with_keys)
+
+  def _with_keys(self, pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    """Returns a JSON object with its keys, from pairs with their indices."""
+    return {self._string(index): value for index, value in pairs}
+
+  def _string(self, index: Union[int, str]) -> str:
+    """Returns the string at an index of the pieces."""
+    return str(json.loads(self._pieces[int(index)]))
 
   def _parse(self, cells: List[Dict[str, Any]]) -> None:
-    problems, unclear, module = [], [], ""
+    """Sets `parsed` and `problem`, and keeps the cells with Python."""
+    problems = []
+    module = ""
+    unclear: List[str] = []  # names that what is left out may bind
     for number, cell in enumerate(cells, 1):
-      if self._string(cell["cell_type"]) == "code" and cell["source"]:
-        source = [
-          int(index)
-          for index in (
-            [cell["source"]] if isinstance(cell["source"], str) else cell["source"]
-          )
-        ]
-        code = "".join(map(self._string, source))
-        python, left_out = _python(code)
-        problems += [
-          "cell {}, {}".format(number, problem)
-          for problem, part in left_out
-          if MENTIONS.search(part)
-        ]
-        binding = [part for _, part in left_out if not part.lstrip().startswith("!")]
-        unclear += re.findall(r"\b\w+\b(?!\s*\.)", "\n".join(binding))
-        if python:
-          self._cells.append((number, source, code.encode("utf-8")))
-          module += python + "\n"
+      indices = self._source(cell)
+      code = "".join(map(self._string, indices))
+      python, left_out = _python(code)
+      for part in left_out:
+        if MENTIONS.search(part.text):
+          problems.append("cell {}, {}".format(number, part.problem))
+        if not part.text.lstrip().startswith("!"):  # A command binds no names.
+          unclear += _NAME.findall(part.text)
+      if python:
+        self._cells.append(_Cell(number, indices, code.encode("utf-8")))
+        module += python + "\n"
     self.problem = "; ".join(problems)
     self.parsed = ParsedSource(module, unclear)
 
-  def _string(self, index: Union[int, str]) -> str:
-    return str(json.loads(self._pieces[int(index)]))
+  def _source(self, cell: Dict[str, Any]) -> List[int]:
+    """Returns the indices of the strings of a code cell; [] for other cells."""
+    if self._string(cell["cell_type"]) != "code":
+      return []
+    source = cell["source"]
+    if isinstance(source, str):  # one string for all lines
+      return [int(source)]
+    return [int(index) for index in source]
 
   def place(self, place: Place) -> Place:
     """Returns the place in the notebook (cell, line, column) of a place in `parsed`."""
-    line = 0
-    for number, _, code in self._cells:
-      if place.line <= line + code.count(b"\n") + 1:
-        return Place(number, place.line - line, place.column)
-      line += code.count(b"\n") + 1
+    line = place.line
+    for cell in self._cells:
+      lines = cell.code.count(b"\n") + 1
+      if line <= lines:
+        return Place(cell.number, line, place.column)
+      line -= lines
     raise ValueError("expected a place in a cell, got {}".format(place))
 
   def edited(self, edits: List[Edit]) -> bytes:
     """Returns the notebook after edits of `parsed`. Only the lines that change are
     written anew.
     """
-    pieces, offset = list(self._pieces), 0
-    for _, indices, code in self._cells:
-      end = offset + len(code)
-      inside = [
-        (start - offset, stop - offset, text)
-        for start, stop, text in edits
-        if offset <= start <= end
-      ]
-      if inside:
-        first, last = indices[0], indices[-1]
-        new = self._as_json(_edited(code, inside).decode("utf-8"), indices)
-        pieces[first : last + 1] = [new] + [""] * (last - first)
-      offset = end + 1
+    pieces = list(self._pieces)
+    start = 0  # where the cell starts in `parsed`
+    for cell in self._cells:
+      end = start + len(cell.code)
+      own = []
+      for edit in edits:
+        if start <= edit.start <= end:
+          own.append(Edit(edit.start - start, edit.end - start, edit.new))
+      if own:
+        code = _edited(cell.code, own).decode("utf-8")
+        first, last = cell.indices[0], cell.indices[-1]
+        # One piece has the new strings; those of the old ones become empty.
+        pieces[first : last + 1] = [""] * (last + 1 - first)
+        pieces[first] = self._as_json(code, cell.indices)
+      start = end + 1
     return "".join(pieces).encode("utf-8")
 
   def _as_json(self, code: str, indices: List[int]) -> str:
     """Returns code in the format of the strings that it replaces: one string, or a list
     with one for each line.
     """
-    before, after = self._pieces[indices[0] - 1], self._pieces[indices[0] + 1]
+    before = self._pieces[indices[0] - 1]
+    after = self._pieces[indices[0] + 1]
+    lines = [code]
+    if before.rstrip().endswith("["):
+      lines = re.findall(r".*\n|.+", code)
+    separator = after
+    if len(indices) == 1:  # as before the only string
+      separator = "," + before.rpartition("[")[2]
     known = {self._string(index): self._pieces[index] for index in indices}
     ascii_only = all(piece.isascii() for piece in self._pieces)
-    lines = re.findall(r".*\n|.+", code) if before.rstrip().endswith("[") else [code]
-    separator = after if len(indices) > 1 else "," + before.rpartition("[")[2]
-    return separator.join(
-      known.get(line) or json.dumps(line, ensure_ascii=ascii_only) for line in lines
-    )
+    strings = []
+    for line in lines:
+      if line not in known:
+        known[line] = json.dumps(line, ensure_ascii=ascii_only)
+      strings.append(known[line])
+    return separator.join(strings)
 
 
-def _python(code: str) -> Tuple[str, List[Tuple[str, str]]]:
-  """Returns the Python code of a cell, or "", and what is left out, each with the
-  problem.
+class _LeftOut(NamedTuple):
+  """A part of a cell that is not Python.
+
+  Attributes:
+    problem: Which line it is, and what is wrong.
+    text: The part: a line for IPython, or the cell.
   """
-  if (
-    code.lstrip().startswith("%%")
-    and code.split(None, 1)[0] not in _MAGICS_AROUND_PYTHON
-  ):
-    return "", [("line 1: this is not Python 3", code)]
+
+  problem: str
+  text: str
+
+
+def _python(code: str) -> Tuple[str, List[_LeftOut]]:
+  """Returns the Python code of a cell, or "", and the parts that it leaves out."""
+  stripped = code.lstrip()
+  if stripped.startswith("%%") and stripped.split()[0] not in _MAGICS_AROUND_PYTHON:
+    return "", [_LeftOut("line 1: this is not Python 3", code)]
   for python in (code, _IPYTHON_LINE.sub(r"\1#", code)):
     try:
       cst.parse_module(python)
     except cst.ParserSyntaxError as error:
       problem = syntax_problem(error)
     else:
-      lines = enumerate(zip(code.split("\n"), python.split("\n")), 1)
-      return python, [
-        ("line {}: this is not Python 3".format(line), old)
-        for line, (old, new) in lines
-        if old != new
-      ]
-  return "", [(problem, code)]
+      return python, _different_lines(code, python)
+  return "", [_LeftOut(problem, code)]
+
+
+def _different_lines(code: str, python: str) -> List[_LeftOut]:
+  """Returns the lines of a cell that are comments in `python`."""
+  found = []
+  lines = zip(code.split("\n"), python.split("\n"))
+  for number, (line, line_of_python) in enumerate(lines, 1):
+    if line != line_of_python:
+      problem = "line {}: this is not Python 3".format(number)
+      found.append(_LeftOut(problem, line))
+  return found
 
 
 def _edited(code: bytes, edits: List[Edit]) -> bytes:
-  for start, end, text in reversed(edits):
-    code = code[:start] + text.encode("utf-8") + code[end:]
+  """Returns a text in UTF-8 after edits, which are in its order."""
+  for edit in reversed(edits):  # The offsets of earlier edits stay right.
+    code = code[: edit.start] + edit.new.encode("utf-8") + code[edit.end :]
   return code

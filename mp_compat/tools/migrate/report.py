@@ -21,11 +21,8 @@ _LINE = re.compile(rb".*\n|.+")  # as Git sees it: only a line feed ends it
 
 def diff(migration: Migration) -> bytes:
   """Returns a unified diff for `patch -p1` and `git apply`; b"" if nothing changes."""
-  name = (
-    os.path.relpath(migration.path)
-    .replace(os.sep, "/")
-    .encode("utf-8", "surrogateescape")
-  )
+  path = os.path.relpath(migration.path).replace(os.sep, "/")
+  name = path.encode("utf-8", "surrogateescape")
   lines = difflib.diff_bytes(
     difflib.unified_diff,
     _LINE.findall(migration.before),
@@ -33,74 +30,117 @@ def diff(migration: Migration) -> bytes:
     b"a/" + name,
     b"b/" + name,
   )
-  return b"".join(
-    line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n"
-    for line in lines
-  )
+  ended = []
+  for line in lines:
+    if not line.endswith(b"\n"):
+      line += b"\n\\ No newline at end of file\n"
+    ended.append(line)
+  return b"".join(ended)
 
 
 def text(migrations: Sequence[Migration]) -> Iterator[str]:
   """Yields the text report: the places, then each kind of decision once, then the
   totals.
   """
-  decisions = [decision for migration in migrations for decision in migration.decisions]
-  changes = sum(len(migration.changes) for migration in migrations)
-  problems = sum(bool(migration.problem) for migration in migrations)
   for migration in migrations:
-    for change in migration.changes:
-      yield "{}: rewritten: {} -> {}".format(
-        _where(migration, change.place),
-        " ".join(change.old.split()),
-        " ".join(change.new.split()),
-      )
-    for decision in migration.decisions:
-      new = " -> " + " ".join(decision.new.split()) if decision.new else ""
-      yield "{}: decide ({}): {}{}".format(
-        _where(migration, decision.place), decision.kind, decision.text, new
-      )
+    yield from _places(migration)
   for migration in migrations:
     if migration.problem:
       yield "{}: not looked at: {}".format(migration.path, migration.problem)
-  for kind, places in sorted(
-    collections.Counter(decision.kind for decision in decisions).items()
-  ):
-    yield "{}, {}: {}".format(kind, _count(places, "place"), REMEDIES[kind])
-  yield "{}, {} with old names; {} rewritten, {} to decide, {} not looked at".format(
+  kinds: collections.Counter[str] = collections.Counter()
+  for migration in migrations:
+    kinds.update(decision.kind for decision in migration.decisions)
+  for kind, number in sorted(kinds.items()):
+    yield "{}, {}: {}".format(kind, _count(number, "place"), REMEDIES[kind])
+  yield _totals(migrations)
+
+
+def _places(migration: Migration) -> Iterator[str]:
+  """Yields a line for each rewritten name, and for each decision."""
+  for change in migration.changes:
+    yield "{}: rewritten: {} -> {}".format(
+      _where(migration, change.place), _in_line(change.old), _in_line(change.new)
+    )
+  for decision in migration.decisions:
+    new = ""
+    if decision.new:
+      new = " -> " + _in_line(decision.new)
+    yield "{}: decide ({}): {}{}".format(
+      _where(migration, decision.place), decision.kind, decision.text, new
+    )
+
+
+def _totals(migrations: Sequence[Migration]) -> str:
+  """Returns the last line of the report."""
+  changed = changes = decisions = problems = 0
+  for migration in migrations:
+    changed += bool(migration.changes)
+    changes += len(migration.changes)
+    decisions += len(migration.decisions)
+    problems += bool(migration.problem)
+  return "{}, {} with old names; {} rewritten, {} to decide, {} not looked at".format(
     _count(len(migrations), "file"),
-    sum(bool(migration.changes) for migration in migrations),
+    changed,
     _count(changes, "name"),
-    _count(len(decisions), "place"),
+    _count(decisions, "place"),
     _count(problems, "file"),
   )
 
 
+def _in_line(code: str) -> str:
+  """Returns a text with single spaces in place of line breaks and indentation."""
+  return " ".join(code.split())
+
+
 def _count(number: int, noun: str) -> str:
-  return "{} {}{}".format(number, noun, "" if number == 1 else "s")
+  """Returns, for example, "1 file" or "2 files"."""
+  if number == 1:
+    return "1 " + noun
+  return "{} {}s".format(number, noun)
 
 
 def _where(migration: Migration, place: Place) -> str:
-  cell = "cell {}:".format(place.cell) if place.cell else ""
+  """Returns `path:line:column`, in a notebook `path:cell N:line:column`."""
+  cell = ""
+  if place.cell:
+    cell = "cell {}:".format(place.cell)
   return "{}:{}{}:{}".format(migration.path, cell, place.line, place.column)
 
 
 def as_json(migrations: Sequence[Migration]) -> str:
-  """Returns the JSON report: count `files`, lists `rewritten`, `decide`, `problems`;
-  `cell` is 0 outside notebooks.
+  """Returns the JSON report, an object:
+
+  - `files`: the number of files;
+  - `rewritten`: a list with `path`, `cell` (0 outside notebooks), `line`, `column`,
+    `old` and `new` of each rewritten name;
+  - `decide`: a list with the same position, and `kind`, `text`, `new` and `remedy` of
+    each decision;
+  - `problems`: a list with `path` and `problem` of each file that was not looked at.
   """
   rewritten, decide, problems = [], [], []
-  for path, _, _, changes, decisions, problem in migrations:
-    rewritten += [_entry(path, change) for change in changes]
-    decide += [
-      dict(_entry(path, decision), remedy=REMEDIES[decision.kind])
-      for decision in decisions
-    ]
-    problems += [dict(path=path, problem=problem)] if problem else []
+  for migration in migrations:
+    path = migration.path
+    for change in migration.changes:
+      rewritten.append(_entry(path, change))
+    for decision in migration.decisions:
+      entry = _entry(path, decision)
+      entry["remedy"] = REMEDIES[decision.kind]
+      decide.append(entry)
+    if migration.problem:
+      problems.append({"path": path, "problem": migration.problem})
   return json.dumps(
-    dict(files=len(migrations), rewritten=rewritten, decide=decide, problems=problems),
+    {
+      "files": len(migrations),
+      "rewritten": rewritten,
+      "decide": decide,
+      "problems": problems,
+    },
     indent=2,
   )
 
 
 def _entry(path: str, found: Union[Change, Decision]) -> Dict[str, object]:
+  """Returns the fields of a record with its path, and those of its place."""
   fields = found._asdict()
-  return dict(path=path, **dict(fields.pop("place")._asdict(), **fields))
+  place = fields.pop("place")
+  return {"path": path, **place._asdict(), **fields}
