@@ -64,7 +64,7 @@ def apply_in_each_replica(
     *own_args: object,
     **own_kwargs: object,
   ) -> object:
-    renamed = contextlib.nullcontext()
+    renamed: ContextManager[None] = contextlib.nullcontext()
     if has_gate:
       own_grads, replaced = _passed_if(should_apply, own_grads)
       renamed = graphs.rename_slots(replaced, SCOPE)

@@ -243,14 +243,17 @@ class GradientAccumulator:
     dtypes = [None if grad is None else grad.dtype for grad, _ in grads_and_vars]
     var_list = [variable for _, variable in grads_and_vars]
     if not window.var_list:
-      devices = _own_devices(grad for grad, _ in grads_and_vars)
-      window.sums = [
-        None if grad is None else _sum_for(grad, variable, device)
-        for (grad, variable), device in zip(grads_and_vars, devices)
-      ]
-      device = next(device for device in devices if device is not None)
-      window.finite = _local([], tf.int64, "finite_micro_batches", device)
-      window.overflowed = _local([], tf.int64, "overflowed_micro_batches", device)
+      with tf.name_scope("accumulate"):
+        own_device = tf.no_op().device
+      devices = []
+      for grad, variable in grads_and_vars:
+        total = None
+        if grad is not None:
+          devices.append(_device_of_sum(grad, own_device))
+          total = _sum_for(grad, variable, devices[-1])
+        window.sums.append(total)
+      window.finite = _local([], tf.int64, "finite_micro_batches", devices[0])
+      window.overflowed = _local([], tf.int64, "overflowed_micro_batches", devices[0])
       window.var_list, window.dtypes = var_list, dtypes
     if graph in window.adding_graphs:
       raise ValueError(
@@ -287,23 +290,17 @@ def _describe(var_list: List[tf.Variable], dtypes: List[Optional[tf.DType]]) -> 
   )
 
 
-def _own_devices(grads: Iterable[gradients.Gradient]) -> List[Optional[str]]:
-  """Returns the devices for the sums of gradients: those of the gradients, but for
-  gradients of another task, such as a parameter server, where workers would share the
-  sums by name, the device on which ops are placed now. None for None.
+def _device_of_sum(grad: Union[tf.Tensor, tf.IndexedSlices], own_device: str) -> str:
+  """Returns the device for the sum of a gradient: that of the gradient, or
+  `own_device`, on which ops are placed now, if the gradient is in another task.
+
+  On a parameter server, workers would share the sum by its name.
   """
-  with tf.name_scope("accumulate"):
-    own_device = tf.no_op().device
+  device = tf.DeviceSpec.from_string(grad.device)
   own = tf.DeviceSpec.from_string(own_device)
-  devices: List[Optional[str]] = []
-  for grad in grads:
-    if grad is None:
-      devices.append(None)
-      continue
-    spec = tf.DeviceSpec.from_string(grad.device)
-    is_own = spec.job is None or (spec.job, spec.task) == (own.job, own.task)
-    devices.append(grad.device if is_own else own_device)
-  return devices
+  if device.job is None or (device.job, device.task) == (own.job, own.task):
+    return grad.device
+  return own_device
 
 
 def _sum_for(

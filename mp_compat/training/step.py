@@ -12,6 +12,7 @@ returns.
 import dataclasses
 import functools
 from typing import (
+  Any,
   Callable,
   Dict,
   Iterable,
@@ -71,7 +72,7 @@ class Settings(NamedTuple):
     """Returns the settings of a step that several optimizers share."""
     reducers = [each.finite_reducer for each in settings if each.finite_reducer]
     # Without defaults: a new setting needs a rule.
-    joined = dict(
+    joined: Dict[str, Any] = dict(
       skip_nonfinite=all(each.skip_nonfinite for each in settings),
       check_computed_gradients=all(each.check_computed_gradients for each in settings),
       finite_reducer=reducers[0] if reducers else None,
