@@ -112,9 +112,11 @@ def _widened(dtype: tf.DType) -> tf.DType:
   return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
-def convert(grad: object) -> Gradient:
+def convert(grad: object, dtype: Optional[tf.DType] = None) -> Gradient:
   """Converts a tensor, `tf.IndexedSlices`, variable, NumPy array, list or number to a
   gradient; returns None for None.
+
+  Arrays, lists and numbers get the dtype, by default that which TensorFlow chooses.
 
   Raises a TypeError if `grad` cannot be converted, is not numeric, or is a (gradient,
   variable) pair.
@@ -130,9 +132,10 @@ def convert(grad: object) -> Gradient:
       "zip(*grads_and_vars).".format(grad)
     )
   try:
-    converted = map_values(
-      tf.convert_to_tensor, tf.convert_to_tensor_or_indexed_slices(grad)
+    tensor_or_slices = tf.convert_to_tensor_or_indexed_slices(
+      grad, None if tf.is_tensor(grad) else dtype
     )
+    converted = map_values(tf.convert_to_tensor, tensor_or_slices)
   except (TypeError, ValueError) as error:
     raise TypeError(
       "Gradient must be convertible to a Tensor or IndexedSlices, or None: {}. Got "
