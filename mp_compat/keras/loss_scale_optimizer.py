@@ -469,7 +469,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     )
     kind = getattr(cls, "_kind", None)
     inner = optimizer_kinds.deserialize(kind, serialized, custom_objects)
-    if kind not in (None, optimizer_kinds.kind_of(type(inner))):
+    inner_kind = optimizer_kinds.kind_of(type(inner))
+    if kind not in (None, inner_kind):
       cls = cls._public_class
     if isinstance(config.get("loss_scale"), dict):
       arguments["loss_scale"] = _deserialize_scale(
@@ -479,10 +480,10 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       cls.__init__, "initial_scale"
     ):
       # which the class does not take
-      later = ("dynamic", "initial_scale", "dynamic_growth_steps")
-      arguments["loss_scale"] = _later_loss_scale(
-        **{name: arguments.pop(name) for name in later if name in arguments}
-      )
+      names = ("dynamic", "initial_scale", "dynamic_growth_steps")
+      later = {name: arguments.pop(name) for name in names if name in arguments}
+      later.update(inner_kind.mixin._dynamic_arguments)
+      arguments["loss_scale"] = _later_loss_scale(**later)
     if optimizers.takes_position(cls.__init__):
       return cls(inner, **arguments)
     return cls(inner_optimizer=inner, **arguments)  # a subclass of Horovod
@@ -490,6 +491,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
 def _as_number(value: Any) -> Any:
   """Returns a scalar tensor, variable or array as a float; other values as they are."""
+  if hasattr(value, "numpy"):
+    value = value.numpy()
   return float(value) if hasattr(value, "shape") else value
 
 

@@ -197,7 +197,9 @@ def test_overridden_apply_is_called():
   native = make_doubling(optimizers.LossScaleOptimizer)
   ours = make_doubling(mp_keras.LossScaleOptimizer)
   expected = make_fit(native(optimizers.SGD(0.125), initial_scale=8.0))
-  assert make_fit(ours(optimizers.SGD(0.125), initial_scale=8.0)) == expected == [0.75] * 2
+  assert (
+    make_fit(ours(optimizers.SGD(0.125), initial_scale=8.0)) == expected == [0.75] * 2
+  )
   # It gets scaled gradients if apply_gradients() gets unscaled ones, too.
   opt, v = ours(optimizers.SGD(0.125), initial_scale=8.0), tensorflow.Variable(1.0)
   opt.minimize(lambda: 2.0 * v, [v])
@@ -220,7 +222,10 @@ def test_overridden_check_finite_decides():
 @each_family
 def test_class_derived_from_bases_trains(family):
   """Horovod's DistributedOptimizer derives a class from the bases, then another."""
-  opt, v = keras_cases.wrap(family.optimizers.SGD(0.25)), tensorflow.Variable([1.0, 2.0])
+  opt, v = (
+    keras_cases.wrap(family.optimizers.SGD(0.25)),
+    tensorflow.Variable([1.0, 2.0]),
+  )
 
   class Distributed(*type(opt).__bases__):
     def __init__(self, **kwargs):
