@@ -158,6 +158,20 @@ def test_graph_methods_call_each_other_as_native():
   assert recorded[1] == recorded[0] and recorded[0]
 
 
+@pytest.mark.skipif(keras_cases.VERSION < (2, 4), reason="loss_scale is an object")
+@keras_cases.each_family_of_keras_2
+def test_overridden_loss_scale_scales(family):
+  recorded = []
+  for cls in classes(family):
+    four = property(lambda self: tf.constant(4.0))
+    derived = keras_cases.Family(family.name, family.keras, family.optimizers)
+    derived.native = type("Four", (cls,), {"loss_scale": four})
+    opt = derived.native_dynamic(family.optimizers.SGD(0.1), 8.0, 4)
+    (unscaled,) = opt.get_unscaled_gradients([tf.constant(2.0)])
+    recorded.append((float(opt.get_scaled_loss(tf.constant(2.0))), float(unscaled)))
+  assert recorded == [(8.0, 0.5)] * 2
+
+
 def make_fit(optimizer):
   """Returns the weights after a step of `fit` with Keras 3."""
   keras = tensorflow.keras
