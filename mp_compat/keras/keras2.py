@@ -170,19 +170,10 @@ class Keras2Mixin(AnyBase):
     """
     self._check_step()
     inner, pairs = self._optimizer, list(map(_convert_pair, grads_and_vars))
-    are_sums = not experimental_aggregate_gradients
-    can_skip = optimizers.takes_argument(
-      inner.apply_gradients, self._argument_for_sums[0]
-    )
-    aggregate = (
-      keras_features.AGGREGATES_FIRST
-      and self._HAS_AGGREGATE_GRAD
-      and can_skip
-      and not are_sums
-    )
-    arguments = dict(
-      [("name", name)] + ([self._argument_for_sums] if aggregate or are_sums else [])
-    )
+    aggregates = experimental_aggregate_gradients and self._can_aggregate()
+    arguments: Dict[str, object] = {"name": name}
+    if aggregates or not experimental_aggregate_gradients:
+      arguments.update([self._argument_for_sums])
     args, kwargs = optimizers.arguments_for(
       inner.apply_gradients, self._kind.mixin.apply_gradients, arguments
     )
@@ -192,18 +183,40 @@ class Keras2Mixin(AnyBase):
     # that only a skipped step must.
     if not tf.executing_eagerly() or not isinstance(self, OptimizerV2Mixin):
       self._create_variables(pairs)
-    present = [pair for pair in pairs if pair[0] is not None]
     check = None
-    if aggregate and present:
+    if aggregates:
       # The check then covers sums that overflow, and no worker waits in a branch that
       # another did not take.
-      aggregated = list(self._aggregate(present))
-      check = _check_of_changed(present, aggregated)
-      # Keras logs a warning for variables without gradients.
-      pairs = aggregated + [pair for pair in pairs if pair[0] is None]
+      pairs, check = self._aggregate_present(pairs)
     return self._apply(
       pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs), check
     )
+
+  def _can_aggregate(self) -> bool:
+    """Returns whether the wrapper sums gradients over replicas, and the inner optimizer
+    can be told so.
+    """
+    return (
+      keras_features.AGGREGATES_FIRST
+      and self._HAS_AGGREGATE_GRAD
+      and optimizers.takes_argument(
+        self._optimizer.apply_gradients, self._argument_for_sums[0]
+      )
+    )
+
+  def _aggregate_present(
+    self, pairs: Pairs
+  ) -> Tuple[Pairs, Optional[Callable[[tf.Tensor], tf.Tensor]]]:
+    """Returns pairs with sums over replicas, and a check of what was summed.
+
+    Pairs without a gradient stay, because Keras logs a warning for their variables.
+    """
+    present = [pair for pair in pairs if pair[0] is not None]
+    if not present:
+      return pairs, None
+    aggregated = list(self._aggregate(present))
+    missing = [pair for pair in pairs if pair[0] is None]
+    return aggregated + missing, _check_of_changed(present, aggregated)
 
 
 class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):

@@ -319,10 +319,17 @@ class Keras3Mixin(keras2.AnyBase):
       )
     check = None
     if self._overrides("check_finite", self._kind.native):
-      check = functools.partial(self.check_finite, grads)
+      check = functools.partial(self._checked, grads)
     unscale = functools.partial(self._unscale, scale=self._current_scale())
     unscaled = _map_gradients(unscale, grads, variables)
     self._apply_step(unscaled, variables, apply, check)
+
+  def _checked(
+    self, grads: Sequence[gradients.Gradient], finite: tf.Tensor
+  ) -> tf.Tensor:
+    """Returns what an overridden `check_finite` says, instead of `finite`."""
+    del finite
+    return self.check_finite(grads)
 
   def _scaled(
     self, grads: Sequence[gradients.Gradient], variables: Sequence[_Variable]
@@ -341,7 +348,7 @@ class Keras3Mixin(keras2.AnyBase):
     grads: Iterable[gradients.Gradient],
     variables: Iterable[_Variable],
     apply: _Apply,
-    check: Optional[Callable[[], tf.Tensor]] = None,
+    check: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
   ) -> None:
     """Calls `apply` of the inner optimizer with (gradient, variable) pairs in all
     replicas, or skips the step; `check` replaces the finite check.
@@ -354,7 +361,7 @@ class Keras3Mixin(keras2.AnyBase):
     def apply_in_replica(pairs: keras2.Pairs) -> None:
       apply(pairs)
 
-    self._apply(pairs, apply_in_replica, check and (lambda finite: check()))
+    self._apply(pairs, apply_in_replica, check)
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     # Not in `tf.init_scope`, because new variables may copy the model's.

@@ -125,15 +125,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution
         is disabled with Keras 3.
     """
-    inner, *others = [
-      given for given in (optimizer, inner_optimizer, opt) if given is not None
-    ] or [None]
-    if others:
-      raise TypeError(
-        "Expected one inner optimizer, but several arguments were passed: {}.".format(
-          [inner] + others
-        )
-      )
+    inner = _inner_of(optimizer, inner_optimizer, opt)
     # A subclass may make the inner optimizer in its constructor, so that the class for
     # its kind is known only now.
     if not hasattr(type(self), "_kind"):
@@ -146,11 +138,6 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       )
       # as Keras's own classes
       raise (ValueError if self._kind.is_keras_3 else TypeError)(message)
-    if isinstance(inner, LossScaleOptimizer):  # also Keras's own
-      raise TypeError(
-        "A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside "
-        "it.".format(inner)
-      )
     distribute.check_supported(by_replica=True)
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
@@ -159,20 +146,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       initial_scale=_as_number(initial_scale),
       dynamic_growth_steps=_as_number(dynamic_growth_steps),
     )
-    given: Dict[str, Any] = {
-      name: value for name, value in later.items() if value is not None
-    }
-    if given and loss_scale is not None:
-      raise ValueError(
-        "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to "
-        "(optimizer, loss_scale), and {} to (inner_optimizer, dynamic, initial_scale, "
-        "dynamic_growth_steps).".format(loss_scale, ", ".join(sorted(given)))
-      )
-    is_dynamic = isinstance(loss_scale, str) and loss_scale == "dynamic"
-    if loss_scale is None or is_dynamic:  # both as in this Keras's own class
-      self._loss_scale = _later_loss_scale(**given, **self._dynamic_arguments)
-    else:
-      self._loss_scale = get_loss_scale(loss_scale)
+    self._loss_scale = _loss_scale_of(loss_scale, later, self._dynamic_arguments)
     self._count_skipped_steps = (
       self._counts_by_default if count_skipped_steps is None else count_skipped_steps
     )
@@ -469,7 +443,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     )
     kind = getattr(cls, "_kind", None)
     inner = optimizer_kinds.deserialize(kind, serialized, custom_objects)
-    inner_kind = optimizer_kinds.kind_of(type(inner))
+    inner_kind: Any = optimizer_kinds.kind_of(type(inner))
     if kind not in (None, inner_kind):
       cls = cls._public_class
     if isinstance(config.get("loss_scale"), dict):
@@ -487,6 +461,54 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     if optimizers.takes_position(cls.__init__):
       return cls(inner, **arguments)
     return cls(inner_optimizer=inner, **arguments)  # a subclass of Horovod
+
+
+def _inner_of(*given: Optional[optimizers.KerasOptimizer]) -> Any:
+  """Returns the argument that is not None; None if all are. Raises a TypeError if there
+  are several, or if it scales the loss itself.
+  """
+  optimizers_given = [optimizer for optimizer in given if optimizer is not None]
+  if len(optimizers_given) > 1:
+    raise TypeError(
+      "Expected one inner optimizer, but several arguments were passed: {}.".format(
+        optimizers_given
+      )
+    )
+  inner = optimizers_given[0] if optimizers_given else None
+  if isinstance(inner, LossScaleOptimizer):  # also Keras's own
+    raise TypeError(
+      "A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside "
+      "it.".format(inner)
+    )
+  return inner
+
+
+def _loss_scale_of(
+  identifier: Any, later: Dict[str, Any], dynamic_arguments: Dict[str, Any]
+) -> loss_scale.AnyLossScale:
+  """Returns the LossScale that the constructor's arguments specify.
+
+  Args:
+    identifier: `loss_scale`, of the earlier form; None for the later form.
+    later: the arguments of the later form, None where none was passed.
+    dynamic_arguments: further ones of the DynamicLossScale that this Keras's own class
+      makes by default.
+
+  Raises:
+    ValueError: If the forms are mixed, or an argument is out of its range.
+    TypeError: If `dynamic` is not a bool.
+  """
+  given = {name: value for name, value in later.items() if value is not None}
+  if given and identifier is not None:
+    raise ValueError(
+      "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to "
+      "(optimizer, loss_scale), and {} to (inner_optimizer, dynamic, initial_scale, "
+      "dynamic_growth_steps).".format(identifier, ", ".join(sorted(given)))
+    )
+  is_dynamic = isinstance(identifier, str) and identifier == "dynamic"
+  if identifier is None or is_dynamic:  # both as in this Keras's own class
+    return _later_loss_scale(**given, **dynamic_arguments)
+  return get_loss_scale(identifier)
 
 
 def _as_number(value: Any) -> Any:

@@ -63,8 +63,8 @@ class AcceptsNative(type):
   """
 
   def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-    """Constructs a wrapper; the metaclass of Keras 2 from TensorFlow 2.9 on knows the
-    arguments of the later form only.
+    """Constructs a wrapper; the metaclass of Keras's own class knows the arguments of
+    the later form only, and passes on the first one by position.
     """
     return type.__call__(cls, *args, **kwargs)
 
