@@ -361,7 +361,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     if not tf.executing_eagerly():
       yield
       return
-    variables = list(self._loss_scale._weights.values())
+    # TensorFlow's class makes the attribute in its constructor.
+    variables = list(getattr(self._loss_scale, "_weights", {}).values())
     values = [variable.read_value() for variable in variables]
     try:
       yield
