@@ -389,6 +389,17 @@ def horovod(session):
     _pytest(session, "--cov", "--cov-report=", "tests/processes/test_horovod.py")
 
 
+@nox.session(python=_python("2.10"), tags=["nightly"])
+def horovod_keras(session):
+  """Runs the tests of Horovod with Keras of TensorFlow 2."""
+  if not shutil.which("mpirun"):
+    session.error("This needs MPI and compilers, as the session horovod.")
+  _install(session, "2.10", ["wheel", "setuptools<70", "-e", ".[demo,test]"])
+  from_source = ["--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod"]
+  session.install(*from_source, "horovod==0.28.1", env=HOROVOD_BUILD)
+  _pytest(session, "tests/keras/test_horovod.py")
+
+
 @nox.session(python=[PYTHON], tags=["nightly"])
 def coverage(session):
   """Combines the coverage of the tests that ran; fails and lists lines and branches

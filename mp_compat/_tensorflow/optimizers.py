@@ -64,6 +64,13 @@ def takes_argument(method: Callable[..., object], name: str) -> bool:
   return inspect.Parameter.VAR_KEYWORD in kinds
 
 
+def takes_position(constructor: Callable[..., object]) -> bool:
+  """Returns whether an `__init__` takes an argument by position, after `self`."""
+  by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+  _, *parameters = _parameters(constructor).values()
+  return any(parameter.kind not in by_name for parameter in parameters)
+
+
 def arguments_for(
   method: Callable[..., object],
   base: Callable[..., object],

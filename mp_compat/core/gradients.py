@@ -112,10 +112,11 @@ def _widened(dtype: tf.DType) -> tf.DType:
   return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
-def convert(grad: object) -> Gradient:
+def convert(grad: object, dtype: Optional[tf.DType] = None) -> Gradient:
   """Converts a tensor, `tf.IndexedSlices`, variable, NumPy array, list or number to a
   gradient; returns None for None.
 
+  Arrays, lists and numbers get the dtype, by default that which TensorFlow chooses.
   Each part of a `tf.IndexedSlices` may be a tensor, a variable, a NumPy array, a list
   or a tuple, and becomes a tensor.
 
@@ -134,8 +135,8 @@ def convert(grad: object) -> Gradient:
     )
   try:
     if isinstance(grad, tf.IndexedSlices):
-      return _converted_slices(grad)
-    converted = tf.convert_to_tensor(grad)
+      return _converted_slices(grad, dtype)
+    converted = _to_tensor(grad, dtype)
   except (TypeError, ValueError) as error:
     raise TypeError(
       "Gradient must be convertible to a Tensor or IndexedSlices, or None: {}. Got "
@@ -144,9 +145,16 @@ def convert(grad: object) -> Gradient:
   return _as_value(converted)
 
 
-def _converted_slices(grad: tf.IndexedSlices) -> tf.IndexedSlices:
+def _to_tensor(value: object, dtype: Optional[tf.DType]) -> tf.Tensor:
+  """Returns a tensor; of arrays, lists and numbers of a dtype, if one is given."""
+  return tf.convert_to_tensor(value, None if tf.is_tensor(value) else dtype)
+
+
+def _converted_slices(
+  grad: tf.IndexedSlices, dtype: Optional[tf.DType]
+) -> tf.IndexedSlices:
   """Returns a sparse gradient whose parts are tensors that ops built now can read."""
-  values = _as_value(tf.convert_to_tensor(grad.values))
+  values = _as_value(_to_tensor(grad.values, dtype))
   indices = _readable(tf.convert_to_tensor(grad.indices))
   dense_shape = grad.dense_shape
   if dense_shape is not None:

@@ -16,12 +16,13 @@ from mp_compat._tensorflow import keras_features
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
+from mp_compat.core import finite_check
 from mp_compat.core import gradients
 
 Pairs = List[gradients.GradAndVar]
 _CLIPPING = {
   "clipnorm": tf.clip_by_norm,
-  "clipvalue": lambda grad, limit: tf.clip_by_value(grad, -limit, limit),
+  "clipvalue": lambda values, limit: tf.clip_by_value(values, -limit, limit),
 }
 # A base class for mixins. Type checkers assume that it has all attributes, such as
 # those of the Keras classes.
@@ -34,6 +35,25 @@ def inner_attribute(name: str) -> Any:
     lambda self: getattr(self._optimizer, name),
     lambda self, value: setattr(self._optimizer, name, value),
   )
+
+
+def _clip(grad: gradients.Gradient, name: str, limit: float) -> gradients.Gradient:
+  """Returns a gradient clipped by `clipnorm` or `clipvalue`, except for overflows."""
+  return grad if grad is None else _keep_overflows(_CLIPPING[name](grad, limit), grad)
+
+
+def _keep_overflows(
+  clipped: gradients.Gradient, grad: gradients.Gradient
+) -> gradients.Gradient:
+  """Returns `clipped` with the values of `grad` that are not finite.
+
+  Clipping would make them finite, so that the finite check would not see them.
+  """
+  if grad is None:
+    return None
+  (before,), (after,) = gradients.values_of([grad]), gradients.values_of([clipped])
+  kept = tf.where_v2(tf.is_finite(before), after, before)
+  return gradients.map_values(lambda values: kept, grad)
 
 
 class _InnerLookupMixin(AnyBase):
@@ -64,6 +84,30 @@ class _EarlierLayout(_InnerLookupMixin, trackable.Trackable):
   get_slot_names = inner_attribute("get_slot_names")
 
 
+def _convert_pair(pair: Tuple[object, tf.Variable]) -> gradients.GradAndVar:
+  """Returns the pair with its gradient converted, if it is no tensor, to the dtype of
+  the variable, as natively in eager mode.
+  """
+  grad, variable = pair
+  if isinstance(grad, (tf.Tensor, tf.IndexedSlices)):  # converted when it is checked
+    return grad, variable
+  return gradients.convert(grad, tf.as_dtype(variable.dtype).base_dtype), variable
+
+
+def _check_of_changed(
+  before: Pairs, after: Pairs
+) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
+  """Returns a function that adds the gradients of `before` that `after` lacks to a
+  finite check; None if it lacks none.
+  """
+  kept = {id(grad) for grad, _ in after}
+  changed = [grad for grad, _ in before if id(grad) not in kept]
+  if not changed:
+    return None
+  finite_before = finite_check.all_finite(gradients.values_of(changed))
+  return functools.partial(tf.logical_and, finite_before)
+
+
 class Keras2Mixin(AnyBase):
   """What both mixins share."""
 
@@ -72,6 +116,9 @@ class Keras2Mixin(AnyBase):
   # says to `apply_gradients` that the gradients are sums over replicas
   _argument_for_sums: Tuple[str, bool]
   set_weights = inner_attribute("set_weights")  # called by `load_model` for HDF5
+
+  def _record_unscaled(self, grads: List[gradients.Gradient]) -> None:
+    """Does nothing: `apply_gradients` of Keras 2 always takes unscaled gradients."""
 
   def _initialize(self, inner: optimizers.KerasOptimizer, name: Optional[str]) -> None:
     del name  # The inner optimizer has a name.
@@ -122,20 +169,11 @@ class Keras2Mixin(AnyBase):
       TypeError: If a gradient is not floating.
     """
     self._check_step()
-    inner, pairs = self._optimizer, list(grads_and_vars)
-    are_sums = not experimental_aggregate_gradients
-    can_skip = optimizers.takes_argument(
-      inner.apply_gradients, self._argument_for_sums[0]
-    )
-    aggregate = (
-      keras_features.AGGREGATES_FIRST
-      and self._HAS_AGGREGATE_GRAD
-      and can_skip
-      and not are_sums
-    )
-    arguments = dict(
-      [("name", name)] + ([self._argument_for_sums] if aggregate or are_sums else [])
-    )
+    inner, pairs = self._optimizer, list(map(_convert_pair, grads_and_vars))
+    aggregates = experimental_aggregate_gradients and self._can_aggregate()
+    arguments: Dict[str, object] = {"name": name}
+    if aggregates or not experimental_aggregate_gradients:
+      arguments.update([self._argument_for_sums])
     args, kwargs = optimizers.arguments_for(
       inner.apply_gradients, self._kind.mixin.apply_gradients, arguments
     )
@@ -145,19 +183,40 @@ class Keras2Mixin(AnyBase):
     # that only a skipped step must.
     if not tf.executing_eagerly() or not isinstance(self, OptimizerV2Mixin):
       self._create_variables(pairs)
-    if aggregate:
+    check = None
+    if aggregates:
       # The check then covers sums that overflow, and no worker waits in a branch that
-      # another did not take. These are converted once, when they are checked.
-      tensors = (tf.Tensor, tf.IndexedSlices)
-      present = [
-        (g if isinstance(g, tensors) else gradients.convert(g), v)
-        for g, v in pairs
-        if g is not None
-      ]
-      pairs = self._aggregate(present) if present else pairs
+      # another did not take.
+      pairs, check = self._aggregate_present(pairs)
     return self._apply(
-      pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs)
+      pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs), check
     )
+
+  def _can_aggregate(self) -> bool:
+    """Returns whether the wrapper sums gradients over replicas, and the inner optimizer
+    can be told so.
+    """
+    return (
+      keras_features.AGGREGATES_FIRST
+      and self._HAS_AGGREGATE_GRAD
+      and optimizers.takes_argument(
+        self._optimizer.apply_gradients, self._argument_for_sums[0]
+      )
+    )
+
+  def _aggregate_present(
+    self, pairs: Pairs
+  ) -> Tuple[Pairs, Optional[Callable[[tf.Tensor], tf.Tensor]]]:
+    """Returns pairs with sums over replicas, and a check of what was summed.
+
+    Pairs without a gradient stay, because Keras logs a warning for their variables.
+    """
+    present = [pair for pair in pairs if pair[0] is not None]
+    if not present:
+      return pairs, None
+    aggregated = list(self._aggregate(present))
+    missing = [pair for pair in pairs if pair[0] is None]
+    return aggregated + missing, _check_of_changed(present, aggregated)
 
 
 class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
@@ -207,11 +266,17 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
     finally:
       attributes.update(limits)
     for name, limit in limits.items():
-      pairs = [
-        (grad if grad is None else _CLIPPING[name](grad, limit), variable)
-        for grad, variable in pairs
-      ]
+      pairs = [(_clip(grad, name, limit), variable) for grad, variable in pairs]
     return pairs
+
+  def _clip_gradients(
+    self, grads: List[gradients.Gradient]
+  ) -> List[gradients.Gradient]:
+    """Returns clipped gradients, as Keras's method; values that are not finite stay so.
+
+    Called by `fit` of TensorFlow 2.2 and 2.3.
+    """
+    return list(map(_keep_overflows, super()._clip_gradients(grads), grads))
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     inner, variables = (
@@ -279,7 +344,7 @@ class OptimizerV3Mixin(Keras2Mixin):
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     with tf.name_scope(self._optimizer.name), tf.init_scope():
-      self._optimizer.build([variable for _, variable in pairs])
+      self.build([variable for _, variable in pairs])
 
   def _aggregate(self, pairs: Pairs) -> Pairs:
     return self._optimizer.aggregate_gradients(pairs)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mixin of the Keras wrapper for Keras 3 with the TensorFlow backend."""
 
+import functools
 import sys
 from typing import IO, Any, Callable, Dict, Iterable, List, Optional, Sequence
+import weakref
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import optimizers
@@ -31,6 +33,55 @@ _Apply = Callable[[keras2.Pairs], object]
 _NAMES_IN_KERAS = {
   role: row.keras_3 for role, row in dialects.ROLES.items() if row.keras_3 is not None
 }
+
+
+_CANNOT_TELL = (
+  "A LossScaleOptimizer has gradients that get_unscaled_gradients() returned in one "
+  "function, and applies gradients in another. It cannot tell whether these are scaled, "
+  "and would divide them by the loss scale, as Keras's own class does. Call "
+  "get_unscaled_gradients() in the function that calls apply_gradients(). Or do not call "
+  "it: compute gradients of scale_loss(loss), and pass them, or their sum, to apply(), "
+  "in any function."
+)
+
+
+def _map_gradients(
+  function: Callable[[List[gradients.Gradient]], List[gradients.Gradient]],
+  grads: Sequence[gradients.Gradient],
+  variables: Sequence[_Variable],
+) -> List[gradients.Gradient]:
+  """Returns `function(grads)`, but new values of variables as they are.
+
+  The "gradient" of a variable with `overwrite_with_gradient` is its new value, which is
+  not scaled.
+  """
+  are_values = [
+    getattr(variable, "overwrite_with_gradient", False) for variable in variables
+  ]
+  given = [None if value else grad for grad, value in zip(grads, are_values)]
+  return [
+    grad if value else new
+    for grad, new, value in zip(grads, function(given), are_values)
+  ]
+
+
+def _check_layout(variables: Any) -> None:
+  """Raises a ValueError if the checkpoint is one of an optimizer without loss scaling.
+
+  `variables` is the position in it of the optimizer's list of variables, which the
+  class of this package does not have as a child.
+  """
+  for node in variables.checkpoint.object_graph_proto.nodes:
+    names = {child.local_name: child.node_id for child in node.children}
+    if names.get("_variables") == variables.proto_id and "inner_optimizer" in names:
+      return
+  raise ValueError(
+    "Expected a checkpoint of a LossScaleOptimizer, but got one of an optimizer without "
+    "loss scaling. Restore it into the inner optimizer: "
+    "tf.train.Checkpoint(optimizer=opt.inner_optimizer). If it is the checkpoint of a "
+    "compiled model, restore it after model.compile(inner_optimizer), and then call "
+    "model.compile(LossScaleOptimizer(inner_optimizer))."
+  )
 
 
 class Keras3Mixin(keras2.AnyBase):
@@ -87,6 +138,20 @@ class Keras3Mixin(keras2.AnyBase):
     # float32; None if it lacks them.
     self.__dict__.update({name: tracked.get(name) for name in _NAMES_IN_KERAS.values()})
 
+  @property
+  def _deferred_dependencies(self) -> Dict[str, List[Any]]:
+    """Returns what a restored checkpoint has for objects that are missing, by name.
+
+    TensorFlow asks for it while it restores.
+
+    Raises:
+      ValueError: If the checkpoint is one of an optimizer without loss scaling.
+    """
+    deferred = super()._deferred_dependencies
+    for position in deferred.get("_variables", ()):
+      _check_layout(position)
+    return deferred
+
   def build(self, var_list: List[_Variable]) -> None:
     """Makes the inner optimizer's variables for the trainable variables `var_list`."""
     # As in Keras's class, what the inner optimizer sets is not tracked.
@@ -113,9 +178,10 @@ class Keras3Mixin(keras2.AnyBase):
     """Returns `loss * loss_scale`, whose gradients are for `apply`; raises a ValueError
     if `loss` is not floating.
     """
-    self._state_in(graphs.default_graph()).takes_scaled = True
+    for state in self._states_here():
+      state.takes_scaled = True
     outer = self._state_in(graphs.init_scope_graph())
-    outer.has_scaled, outer.has_unscaled = True, False
+    outer.has_scaled, outer.has_unscaled_since = True, False
     return gradients.scale_loss(loss, self._current_scale())
 
   @autograph.do_not_convert
@@ -132,7 +198,9 @@ class Keras3Mixin(keras2.AnyBase):
       scaled = self.get_scaled_loss(loss())
     variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
     grads = self.get_unscaled_gradients(tape.gradient(scaled, variables, grad_loss))
-    self._apply_step(grads, variables, self._optimizer.apply_gradients)
+    # An override of one of these methods may not call that of this class.
+    self._state_in(graphs.default_graph()).takes_scaled = False
+    self.apply_gradients(zip(grads, variables))
 
   @autograph.do_not_convert
   def apply(
@@ -149,10 +217,16 @@ class Keras3Mixin(keras2.AnyBase):
       grads: gradients of a scaled loss.
       trainable_variables: as many variables; those of `build` by default.
     """
+    if self._are_unscaled(grads, any):
+      raise ValueError(
+        "apply() of a LossScaleOptimizer takes gradients of a scaled loss, which it "
+        "divides by the loss scale, but got gradients that get_unscaled_gradients() "
+        "returned. Pass them to apply_gradients(), or pass the gradients of "
+        "scale_loss() to apply()."
+      )
     variables = list(trainable_variables or self._trainable_variables)
-    unscaled = self._unscale_for(variables, grads)
-    self._apply_step(
-      unscaled, variables, lambda pairs: self._optimizer.apply(*map(list, zip(*pairs)))
+    self._apply_scaled(
+      grads, variables, lambda pairs: self._optimizer.apply(*map(list, zip(*pairs)))
     )
 
   @autograph.do_not_convert
@@ -162,27 +236,79 @@ class Keras3Mixin(keras2.AnyBase):
     """Applies gradients as `apply` does; does not unscale those of
     `get_unscaled_gradients` (docs/keras.md).
 
-    Takes (gradient, variable) pairs, and returns `iterations`.
+    Takes (gradient, variable) pairs, and returns `iterations`. Raises a ValueError if
+    it cannot tell whether the gradients are unscaled.
     """
     grads, variables = zip(*grads_and_vars)
-    # Of this graph, or if it is a function's and has none, of the graphs around it.
-    states = [self._state_in(graph) for graph in graphs.enclosing_graphs()] or [
-      self._state_in(None)
-    ]
-    takes_scaled = next(
-      (state.takes_scaled for state in states if state.takes_scaled is not None), True
-    )
-    unscaled = self._unscale_for(variables, grads) if takes_scaled else grads
-    self._apply_step(unscaled, variables, self._optimizer.apply_gradients)
+    are_scaled = self._takes_scaled(grads)
+    if self._overrides("apply", Keras3Mixin):  # Keras's own class calls it
+      self.apply(grads if are_scaled else self._scaled(grads, variables), variables)
+    elif are_scaled:
+      self._apply_scaled(grads, variables, self._optimizer.apply_gradients)
+    else:
+      self._apply_step(grads, variables, self._optimizer.apply_gradients)
     return self.iterations
 
-  def _unscale_for(
-    self, variables: Sequence[_Variable], grads: Iterable[gradients.Gradient]
-  ) -> List[gradients.Gradient]:
-    """Returns the unscaled gradients of variables; warns if they may be unscaled
-    already.
+  def _overrides(self, method: str, base: type) -> bool:
+    """Returns whether a subclass overrides a method of `base`."""
+    own = getattr(getattr(self, method), "__func__", None)
+    return own is not getattr(base, method)
+
+  def _takes_scaled(self, grads: Iterable[gradients.Gradient]) -> bool:
+    """Returns whether `apply_gradients` unscales gradients; raises a ValueError if it
+    cannot tell.
     """
-    if self._state_in(graphs.init_scope_graph()).has_unscaled:
+    if self._are_unscaled(grads, all):
+      return False
+    # Of this graph, or if it is a function's and has none, of the graphs around it.
+    states = [self._state_in(graph) for graph in graphs.enclosing_graphs()]
+    known = [state.takes_scaled for state in states or [self._state_in(None)]]
+    for takes_scaled in known:
+      if takes_scaled is not None:
+        return takes_scaled
+    outer = self._state_in(graphs.init_scope_graph())
+    if outer.has_unscaled:
+      raise ValueError(_CANNOT_TELL)
+    outer.divides_others = outer.divides_others or not tf.executing_eagerly()
+    return True
+
+  def _record_unscaled(self, grads: List[gradients.Gradient]) -> None:
+    """Records what `get_unscaled_gradients` returns, for `apply_gradients`."""
+    outer = self._state_in(graphs.init_scope_graph())
+    if outer.divides_others:
+      raise ValueError(_CANNOT_TELL)
+    outer.has_unscaled_since = True
+    if outer.unscaled is None:
+      outer.unscaled = weakref.WeakValueDictionary()
+    outer.unscaled.update({id(grad): grad for grad in grads if grad is not None})
+    for state in self._states_here():
+      state.takes_scaled = bool(state.takes_scaled)
+
+  def _states_here(self) -> List[Any]:
+    """Returns the states of the current function, branch or loop body and of those
+    around it; in eager mode, its state.
+    """
+    functions = [
+      graph for graph in graphs.enclosing_graphs() if graph.building_function
+    ]
+    return [self._state_in(graph) for graph in functions or [graphs.default_graph()]]
+
+  def _are_unscaled(
+    self, grads: Iterable[gradients.Gradient], which: Callable[..., bool]
+  ) -> bool:
+    """Returns whether any or all (`which`) of the gradients are known to be unscaled."""
+    known = self._state_in(graphs.init_scope_graph()).unscaled or {}
+    present = [grad for grad in grads if grad is not None]
+    return bool(present) and which(known.get(id(grad)) is grad for grad in present)
+
+  def _apply_scaled(
+    self,
+    grads: Sequence[gradients.Gradient],
+    variables: Sequence[_Variable],
+    apply: _Apply,
+  ) -> None:
+    """Unscales gradients and applies them; warns if they may be unscaled already."""
+    if self._state_in(graphs.init_scope_graph()).has_unscaled_since:
       graphs.warn_once(
         self,
         "A LossScaleOptimizer cannot tell whether gradients are from "
@@ -191,27 +317,41 @@ class Keras3Mixin(keras2.AnyBase):
         "get_scaled_loss(), get_unscaled_gradients() and apply_gradients(), the last "
         "two in one function.",
       )
-    # The "gradient" of a variable with `overwrite_with_gradient` is its new value,
-    # which is not scaled.
-    is_value = [
-      getattr(variable, "overwrite_with_gradient", False) for variable in variables
-    ]
-    unscaled = self._unscale(
-      [None if value else grad for grad, value in zip(grads, is_value)],
-      self._current_scale(),
+    check = None
+    if self._overrides("check_finite", self._kind.native):
+      check = functools.partial(self._checked, grads)
+    unscale = functools.partial(self._unscale, scale=self._current_scale())
+    unscaled = _map_gradients(unscale, grads, variables)
+    self._apply_step(unscaled, variables, apply, check)
+
+  def _checked(
+    self, grads: Sequence[gradients.Gradient], finite: tf.Tensor
+  ) -> tf.Tensor:
+    """Returns what an overridden `check_finite` says, instead of `finite`."""
+    del finite
+    return self.check_finite(grads)
+
+  def _scaled(
+    self, grads: Sequence[gradients.Gradient], variables: Sequence[_Variable]
+  ) -> List[gradients.Gradient]:
+    """Returns unscaled gradients times the loss scale, for an overridden `apply`."""
+    scale = self._current_scale()
+    multiply = functools.partial(gradients.scale_loss, scale=scale)
+    return _map_gradients(
+      lambda grads: [gradients.map_values(multiply, grad) for grad in grads],
+      [gradients.convert(grad) for grad in grads],
+      variables,
     )
-    return [
-      grad if value else new for grad, new, value in zip(grads, unscaled, is_value)
-    ]
 
   def _apply_step(
     self,
     grads: Iterable[gradients.Gradient],
     variables: Iterable[_Variable],
     apply: _Apply,
+    check: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
   ) -> None:
     """Calls `apply` of the inner optimizer with (gradient, variable) pairs in all
-    replicas, or skips the step.
+    replicas, or skips the step; `check` replaces the finite check.
     """
     self._check_step()
     pairs = list(zip(grads, variables))
@@ -221,7 +361,7 @@ class Keras3Mixin(keras2.AnyBase):
     def apply_in_replica(pairs: keras2.Pairs) -> None:
       apply(pairs)
 
-    self._apply(pairs, apply_in_replica)
+    self._apply(pairs, apply_in_replica, check)
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     # Not in `tf.init_scope`, because new variables may copy the model's.

@@ -3,8 +3,11 @@
 step.
 """
 
+import contextlib
 import dataclasses
-from typing import Any, Callable, Dict, Iterable, List, Optional, Type, Union
+import functools
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Type, Union
+import weakref
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import keras_features
@@ -33,18 +36,23 @@ class KerasState:
   eager mode.
   """
 
-  scale: Optional[tf.Tensor] = (
-    # that `get_scaled_loss` read, until `get_unscaled_gradients` uses it; in graphs
-    None
-  )
+  # The scale that `get_scaled_loss` read, until `get_unscaled_gradients` uses it; in
+  # graphs.
+  scale: Optional[tf.Tensor] = None
   # Whether Keras 3's `apply_gradients` takes scaled gradients: True after `scale_loss`;
   # else False after `get_unscaled_gradients`; else None.
   takes_scaled: Optional[bool] = None
-  # whether a loss was scaled in this graph, or in a function inside of it; for a
-  # warning
+  # Whether a loss was scaled in this graph, or in a function inside of it.
   has_scaled: bool = False
-  # the same of `get_unscaled_gradients`, with Keras 3 after the last `scale_loss`
+  # The same of `get_unscaled_gradients`.
   has_unscaled: bool = False
+  # The same with Keras 3 after the last `scale_loss`; for a warning.
+  has_unscaled_since: bool = False
+  # The same of a function with Keras 3's `apply_gradients` that divides gradients of
+  # other functions.
+  divides_others: bool = False
+  # The gradients that `get_unscaled_gradients` returned, by their ids; with Keras 3.
+  unscaled: Optional["weakref.WeakValueDictionary[int, Any]"] = None
 
 
 class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
@@ -74,19 +82,6 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   _kind: optimizer_kinds.OptimizerKind
   _public_class: Type["LossScaleOptimizer"]
 
-  def __new__(cls, *args: Any, **kwargs: Any) -> "LossScaleOptimizer":
-    if not hasattr(cls, "_kind"):
-      keyword = next(
-        (
-          kwargs[name]
-          for name in ("optimizer", "inner_optimizer", "opt")
-          if name in kwargs
-        ),
-        None,
-      )
-      cls = optimizer_kinds.concrete_class(cls, args[0] if args else keyword)
-    return super().__new__(cls)
-
   def __init__(
     self,
     optimizer: Optional[optimizers.KerasOptimizer] = None,
@@ -109,8 +104,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       loss_scale: (earlier form) a number from 1 to 2**126 for a fixed scale, "dynamic",
         or a LossScale, ours or TensorFlow's.
       initial_scale: (later form) the initial or, if not `dynamic`, the fixed scale,
-        from 1 (an initial scale of Keras 3: `2**-126`) to `2**126`; by default `2**15`
-        if `dynamic`, otherwise required.
+        from 1 (an initial scale of Keras 3: `2**-126`) to `2**126`: a number, or a
+        scalar tensor in eager mode. By default `2**15` if `dynamic`, otherwise
+        required.
       dynamic_growth_steps: (later form, only if `dynamic`) the number of consecutive
         finite steps after which the scale doubles; at least 1, by default 2000.
       dynamic: (later form) whether the scale changes; True by default.
@@ -129,6 +125,11 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       RuntimeError: If Keras 3 has another backend than TensorFlow, or eager execution
         is disabled with Keras 3.
     """
+    inner = _inner_of(optimizer, inner_optimizer, opt)
+    # A subclass may make the inner optimizer in its constructor, so that the class for
+    # its kind is known only now.
+    if not hasattr(type(self), "_kind"):
+      self.__class__ = optimizer_kinds.concrete_class(type(self), inner)
     if unsupported:
       message = (
         "Unsupported arguments: `{}`. Set them on the `inner_optimizer`.".format(
@@ -137,41 +138,15 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       )
       # as Keras's own classes
       raise (ValueError if self._kind.is_keras_3 else TypeError)(message)
-    inner, *others = [
-      given for given in (optimizer, inner_optimizer, opt) if given is not None
-    ]
-    if others:
-      raise TypeError(
-        "Expected one inner optimizer, but several arguments were passed: {}.".format(
-          [inner] + others
-        )
-      )
-    if isinstance(inner, LossScaleOptimizer):  # also Keras's own
-      raise TypeError(
-        "A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside "
-        "it.".format(inner)
-      )
     distribute.check_supported(by_replica=True)
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
     later = dict(
       dynamic=dynamic,
-      initial_scale=initial_scale,
-      dynamic_growth_steps=dynamic_growth_steps,
+      initial_scale=_as_number(initial_scale),
+      dynamic_growth_steps=_as_number(dynamic_growth_steps),
     )
-    given: Dict[str, Any] = {
-      name: value for name, value in later.items() if value is not None
-    }
-    if loss_scale is None:
-      self._loss_scale = _later_loss_scale(**given, **self._dynamic_arguments)
-    elif not given:
-      self._loss_scale = get_loss_scale(loss_scale)
-    else:
-      raise ValueError(
-        "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to "
-        "(optimizer, loss_scale), and {} to (inner_optimizer, dynamic, initial_scale, "
-        "dynamic_growth_steps).".format(loss_scale, ", ".join(sorted(given)))
-      )
+    self._loss_scale = _loss_scale_of(loss_scale, later, self._dynamic_arguments)
     self._count_skipped_steps = (
       self._counts_by_default if count_skipped_steps is None else count_skipped_steps
     )
@@ -234,8 +209,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       ValueError: If the loss is not floating.
     """
     if callable(loss):
-      return lambda: self.get_scaled_loss(loss())
-    scale, state = self._current_scale(), self._state_in(graphs.default_graph())
+      # not an override, which has been called
+      return lambda: LossScaleOptimizer.get_scaled_loss(self, loss())
+    scale, state = self._loss_scale_value(), self._state_in(graphs.default_graph())
     state.scale = None if tf.executing_eagerly() else scale
     state.takes_scaled = None if state.takes_scaled else state.takes_scaled
     self._state_in(graphs.init_scope_graph()).has_scaled = True
@@ -261,11 +237,12 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     state = self._state_in(graphs.default_graph())
     # In a graph, the scale is read once for the loss and the gradients.
     scale, state.scale = (state.scale, None)
-    state.takes_scaled = bool(state.takes_scaled)
-    self._state_in(graphs.init_scope_graph()).has_unscaled = True
     # not in a branch that scaled the loss
     is_read = scale is not None and contexts.is_readable(scale)
-    return self._unscale(grads, scale if is_read else self._current_scale())
+    unscaled = self._unscale(grads, scale if is_read else self._loss_scale_value())
+    self._state_in(graphs.init_scope_graph()).has_unscaled = True
+    self._record_unscaled(unscaled)
+    return unscaled
 
   def _unscale(
     self, grads: Iterable[gradients.Gradient], scale: tf.Tensor
@@ -281,6 +258,18 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     scale = tf.cast(self._loss_scale(), tf.float32)
     self._track_variables()
     return scale
+
+  def _loss_scale_value(self) -> tf.Tensor:
+    """Returns the scale that a loss is multiplied by, a float32 scalar.
+
+    From TensorFlow 2.4 on, Keras's own class reads the property `loss_scale`, which a
+    subclass may override.
+    """
+    if not keras_features.HAS_LATER_FORM:
+      return self._current_scale()
+    scale = self.loss_scale
+    self._track_variables()
+    return tf.cast(scale() if callable(scale) else scale, tf.float32)
 
   def _track_variables(self) -> None:
     """Registers the loss scale's variables with Keras 2, whose Session initializes them
@@ -314,26 +303,46 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       )
 
   def _apply(
-    self, pairs: keras2.Pairs, apply: Callable[[keras2.Pairs], Optional[tf.Operation]]
+    self,
+    pairs: keras2.Pairs,
+    apply: Callable[[keras2.Pairs], Optional[tf.Operation]],
+    check: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
   ) -> Optional[tf.Operation]:
     """Calls `apply` in all replicas if all gradients are finite, and updates the scale;
     called in each replica.
+
+    `check` returns the result of the finite check in this replica, a scalar bool
+    tensor, from that of this package.
     """
+    part = step.prepare(pairs, _SETTINGS)
+    if check is not None:
+      part = part._replace(finite=tf.convert_to_tensor(check(part.finite)))
+    apply_or_skip = functools.partial(self._apply_or_skip, apply)
+    return distribute.merge_call(apply_or_skip, part)
+
+  def _apply_or_skip(
+    self, apply: Callable[[keras2.Pairs], Optional[tf.Operation]], part: step.Part
+  ) -> Optional[tf.Operation]:
+    """Applies or skips a step; called once for all replicas, with per-replica values."""
+    # Keras needs the distributed variables.
+    grads, variables = zip(*part.grads_and_vars)
 
     def skip() -> Optional[tf.Operation]:
       if tf.executing_eagerly():
-        self._create_variables(pairs)
+        self._create_variables(part.grads_and_vars)
       # Keras 3 applies accumulated gradients every few iterations: a skipped
       # micro-batch must not count as one.
-      if not self._count_skipped_steps or vars(self._optimizer).get(
-        "gradient_accumulation_steps"
-      ):
+      accumulates = vars(self._optimizer).get("gradient_accumulation_steps")
+      if not self._count_skipped_steps or accumulates:
         return tf.no_op()
       return distribute.group(self._optimizer.iterations.assign_add(1))
 
-    def apply_in_all(part: step.Part) -> Optional[tf.Operation]:
-      # Keras needs the distributed variables.
-      grads, variables = zip(*part.grads_and_vars)
+    # Only ops in a graph are behind a gate.
+    gated = () if tf.executing_eagerly() else grads
+    data = gradients.tensors_of(
+      local for grad in gated for local in distribute.local_results(grad)
+    )
+    with self._keeps_loss_scale_on_error():
       decision = step.decide(self._loss_scale, [part], _SETTINGS)
       applied = conditional_apply.apply_in_each_replica(
         decision.apply[0],
@@ -344,9 +353,23 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
         part.scope,
         skip,
       )
-      return distribute.group(applied, decision.update_op)
+    return distribute.group(applied, decision.update_op)
 
-    return distribute.merge_call(apply_in_all, step.prepare(pairs, _SETTINGS))
+  @contextlib.contextmanager
+  def _keeps_loss_scale_on_error(self) -> Iterator[None]:
+    """Makes an error in an eager step leave the loss scale as it was before the step."""
+    if not tf.executing_eagerly():
+      yield
+      return
+    # TensorFlow's class makes the attribute in its constructor.
+    variables = list(getattr(self._loss_scale, "_weights", {}).values())
+    values = [variable.read_value() for variable in variables]
+    try:
+      yield
+    except Exception:
+      for variable, value in zip(variables, values):
+        variable.assign(value)
+      raise
 
   def __getattr__(self, name: str) -> Any:
     # for attributes that this class lacks
@@ -421,7 +444,8 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     )
     kind = getattr(cls, "_kind", None)
     inner = optimizer_kinds.deserialize(kind, serialized, custom_objects)
-    if kind not in (None, optimizer_kinds.kind_of(type(inner))):
+    inner_kind: Any = optimizer_kinds.kind_of(type(inner))
+    if kind not in (None, inner_kind):
       cls = cls._public_class
     if isinstance(config.get("loss_scale"), dict):
       arguments["loss_scale"] = _deserialize_scale(
@@ -431,14 +455,68 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       cls.__init__, "initial_scale"
     ):
       # which the class does not take
-      later = ("dynamic", "initial_scale", "dynamic_growth_steps")
-      arguments["loss_scale"] = _later_loss_scale(
-        **{name: arguments.pop(name) for name in later if name in arguments}
+      names = ("dynamic", "initial_scale", "dynamic_growth_steps")
+      later = {name: arguments.pop(name) for name in names if name in arguments}
+      later.update(inner_kind.mixin._dynamic_arguments)
+      arguments["loss_scale"] = _later_loss_scale(**later)
+    if optimizers.takes_position(cls.__init__):
+      return cls(inner, **arguments)
+    return cls(inner_optimizer=inner, **arguments)  # a subclass of Horovod
+
+
+def _inner_of(*given: Optional[optimizers.KerasOptimizer]) -> Any:
+  """Returns the argument that is not None; None if all are. Raises a TypeError if there
+  are several, or if it scales the loss itself.
+  """
+  optimizers_given = [optimizer for optimizer in given if optimizer is not None]
+  if len(optimizers_given) > 1:
+    raise TypeError(
+      "Expected one inner optimizer, but several arguments were passed: {}.".format(
+        optimizers_given
       )
-    # By name, for Horovod's subclasses. The metaclass of Keras 2 from TensorFlow 2.11
-    # on knows the later name only.
-    is_earlier = type(cls).__call__ is type.__call__ and "loss_scale" in arguments
-    return cls(**{"optimizer" if is_earlier else "inner_optimizer": inner}, **arguments)
+    )
+  inner = optimizers_given[0] if optimizers_given else None
+  if isinstance(inner, LossScaleOptimizer):  # also Keras's own
+    raise TypeError(
+      "A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside "
+      "it.".format(inner)
+    )
+  return inner
+
+
+def _loss_scale_of(
+  identifier: Any, later: Dict[str, Any], dynamic_arguments: Dict[str, Any]
+) -> loss_scale.AnyLossScale:
+  """Returns the LossScale that the constructor's arguments specify.
+
+  Args:
+    identifier: `loss_scale`, of the earlier form; None for the later form.
+    later: the arguments of the later form, None where none was passed.
+    dynamic_arguments: further ones of the DynamicLossScale that this Keras's own class
+      makes by default.
+
+  Raises:
+    ValueError: If the forms are mixed, or an argument is out of its range.
+    TypeError: If `dynamic` is not a bool.
+  """
+  given = {name: value for name, value in later.items() if value is not None}
+  if given and identifier is not None:
+    raise ValueError(
+      "Arguments of two interfaces were mixed: loss_scale ({!r}) belongs to "
+      "(optimizer, loss_scale), and {} to (inner_optimizer, dynamic, initial_scale, "
+      "dynamic_growth_steps).".format(identifier, ", ".join(sorted(given)))
+    )
+  is_dynamic = isinstance(identifier, str) and identifier == "dynamic"
+  if identifier is None or is_dynamic:  # both as in this Keras's own class
+    return _later_loss_scale(**given, **dynamic_arguments)
+  return get_loss_scale(identifier)
+
+
+def _as_number(value: Any) -> Any:
+  """Returns a scalar tensor, variable or array as a float; other values as they are."""
+  if hasattr(value, "numpy"):
+    value = value.numpy()
+  return float(value) if hasattr(value, "shape") else value
 
 
 def _later_loss_scale(

@@ -62,6 +62,12 @@ class AcceptsNative(type):
   Subclasses follow the usual rule.
   """
 
+  def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    """Constructs a wrapper; the metaclass of Keras's own class knows the arguments of
+    the later form only, and passes on the first one by position.
+    """
+    return type.__call__(cls, *args, **kwargs)
+
   def __instancecheck__(cls, instance: object) -> bool:
     if super().__instancecheck__(instance):
       return True
@@ -113,9 +119,11 @@ def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
     _kind=kind,
     _public_class=cls,
   )
-  return metaclass(
-    _registered_name(named, kind), (cls, kind.mixin, kind.native), attributes
-  )
+  name = _registered_name(named, kind)
+  combined = metaclass(name, (cls, kind.mixin, kind.native), attributes)
+  # Horovod derives a class from the bases of this one. With one base, it finds the
+  # metaclass.
+  return metaclass(name, (combined,), attributes)
 
 
 def _reduce_class(cls: Any) -> Any:

@@ -188,13 +188,108 @@ def test_gradients_are_unscaled_exactly_once(name, caplog):
   )
 
 
-def test_unknown_gradients_are_divided(caplog):
-  def unscaled_in_another_function(opt, v):
-    compute = tensorflow.function(lambda: unscaled_gradients(opt, v))
-    return lambda: opt.apply_gradients([(compute()[0], v)])
+def unscaled_in_another_function(opt, v):
+  compute = tensorflow.function(lambda: unscaled_gradients(opt, v))
+  return lambda: opt.apply_gradients([(compute()[0], v)])
 
-  values, warnings = train(caplog, [unscaled_in_another_function])
-  assert len(warnings) == 1 and values[0] == 1 - 0.25 / 256
+
+def applied_in_another_function(opt, v):
+  apply = tensorflow.function(lambda grad: opt.apply_gradients([(grad, v)]))
+  return lambda: apply(unscaled_gradients(opt, v)[0])
+
+
+def applied_in_function_traced_first(opt, v):
+  apply = tensorflow.function(lambda grad: opt.apply_gradients([(grad, v)]))
+  apply.get_concrete_function(tensorflow.TensorSpec([], tf.float32))
+  return applied_in_another_function(opt, v)
+
+
+def summed_in_variable(opt, v):
+  total = tensorflow.Variable(0.0)
+  add = tensorflow.function(lambda: total.assign_add(unscaled_gradients(opt, v)[0]))
+  apply = tensorflow.function(lambda: opt.apply_gradients([(total.read_value(), v)]))
+  return lambda: add() is None or apply()
+
+
+@pytest.mark.parametrize(
+  "program",
+  [
+    unscaled_in_another_function,
+    applied_in_another_function,
+    applied_in_function_traced_first,
+    summed_in_variable,
+  ],
+)
+def test_gradients_of_another_function_raise(program):
+  v, opt = KERAS.Variable(1.0), make(rate=0.125)
+  opt.build([v])
+  with pytest.raises(ValueError, match="cannot tell whether these are scaled"):
+    program(opt, v)()
+  assert float(v) == 1.0
+
+
+def test_unscaled_gradients_for_apply_raise():
+  v, opt = KERAS.Variable(1.0), make(rate=0.125)
+  opt.build([v])
+
+  def step():
+    opt.apply(unscaled_gradients(opt, v), [v])
+
+  for program in (step, tensorflow.function(step)):
+    with pytest.raises(
+      ValueError, match=r"Pass them to apply_gradients\(\), or pass the"
+    ):
+      program()
+  assert float(v) == 1.0
+
+
+def summed_over_calls(opt, v):
+  """Sums the gradients of two micro-batches."""
+  grads = [unscaled_gradients(opt, v)[0] for _ in range(2)]
+  opt.apply_gradients([(0.5 * (grads[0] + grads[1]), v)])
+
+
+def summed_in_loop(opt, v):
+  def add(i, total):
+    return i + 1, total + 0.5 * unscaled_gradients(opt, v)[0]
+
+  _, total = tf.while_loop(lambda i, total: i < 2, add, [0, tf.constant(0.0)])
+  opt.apply_gradients([(total, v)])
+
+
+def summed_in_nested_function(opt, v):
+  grads = [tensorflow.function(lambda: unscaled_gradients(opt, v))()[0]] * 2
+  opt.apply_gradients([(0.5 * (grads[0] + grads[1]), v)])
+
+
+def scaled_sums_in_loop(opt, v):
+  def add(i, total):
+    return i + 1, total + 0.5 * scaled_gradient(opt, v)
+
+  _, total = tf.while_loop(lambda i, total: i < 2, add, [0, tf.constant(0.0)])
+  opt.apply_gradients([(total, v)])
+
+
+def unscaled_after_scale_loss(opt, v):
+  """Passes on what it is known to be unscaled, although `scale_loss` was called."""
+  opt.apply_gradients([(opt.get_unscaled_gradients([scaled_gradient(opt, v)])[0], v)])
+
+
+@pytest.mark.parametrize(
+  "program",
+  [
+    in_eager_mode(summed_over_calls),
+    in_function(summed_over_calls),
+    in_function(summed_in_loop),
+    in_function(summed_in_nested_function),
+    in_function(scaled_sums_in_loop),
+    in_eager_mode(unscaled_after_scale_loss),
+    in_function(unscaled_after_scale_loss),
+  ],
+)
+def test_sums_are_unscaled_once(program, caplog):
+  values, warnings = train(caplog, [program])
+  assert values == [0.75, 0.75**2, 0.75**3, 0.75**4] and not warnings
 
 
 def test_groups_of_variables_are_unscaled_once():
@@ -267,6 +362,20 @@ def test_scale_falls_below_one_as_native():
     0.25,
     0.5,
   ]
+
+
+def test_dynamic_falls_as_native():
+  scales = []
+  for opt in (
+    KERAS.optimizers.LossScaleOptimizer(KERAS.optimizers.SGD(0.1)),
+    mp_keras.LossScaleOptimizer(KERAS.optimizers.SGD(0.1), "dynamic"),
+    mp_keras.experimental.LossScaleOptimizer(KERAS.optimizers.SGD(0.1), "dynamic"),
+  ):
+    v = KERAS.Variable(1.0)
+    for _ in range(20):
+      opt.apply([tf.constant(np.inf)], [v])
+    scales.append(float(opt.dynamic_scale))
+  assert scales == [2.0**-5] * 3
 
 
 @pytest.mark.parametrize("name", keras_cases.FAMILIES[-1].classes)

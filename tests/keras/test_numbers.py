@@ -227,6 +227,95 @@ def test_clipping_uses_unscaled_gradients(family, clip):
     testing.assert_same([wrapped.state()], [alone.state()])
 
 
+@keras_cases.each_family
+@pytest.mark.parametrize("limit", ["clipvalue", "clipnorm"])
+@pytest.mark.parametrize("overflow", [np.inf, -np.inf, np.nan])
+def test_inner_clipping_hides_no_overflow(family, limit, overflow):
+  """Keras up to TensorFlow 2.3 clips before it applies."""
+  opt = mp_keras.LossScaleOptimizer(
+    family.optimizers.SGD(0.1, **{limit: 0.5}), initial_scale=2.0**15
+  )
+  w, x = tensorflow.Variable([1.0, 2.0]), tensorflow.Variable([1.0, overflow])
+  opt.minimize(lambda: tf.reduce_sum(w * x), [w])
+  assert w.numpy().tolist() == [1.0, 2.0]
+  assert float(keras_cases.scale_of(opt)) == 2.0**14
+  x.assign([3.0, 0.0])
+  opt.minimize(lambda: tf.reduce_sum(w * x), [w])
+  assert w.numpy().tolist() == pytest.approx([0.95, 2.0])
+
+
+@pytest.mark.parametrize("limit", ["clipvalue", "clipnorm"])
+def test_sparse_overflow_is_not_clipped(limit):
+  opt = mp_keras.LossScaleOptimizer(
+    keras_cases.V2.optimizers.SGD(0.1, **{limit: 0.5}), initial_scale=8.0
+  )
+  table, x = tensorflow.Variable(np.ones([3, 2], np.float32)), tensorflow.Variable(1.0)
+  for value, expected in [(np.inf, [1.0, 1.0]), (0.25, [0.975, 0.975])]:
+    x.assign(value)
+    opt.minimize(lambda: x * tf.reduce_sum(tf.gather(table, [1])), [table])
+    assert table.numpy()[1].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.skipif(keras_cases.VERSION < (2, 2), reason="`fit` has no run_eagerly")
+@keras_cases.each_family
+def test_eager_fit_skips_clipped_overflow(family):
+  keras = family.keras
+  opt = mp_keras.LossScaleOptimizer(
+    family.optimizers.SGD(0.1, clipvalue=0.5), "dynamic"
+  )
+  dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+  model = keras.Sequential([dense])
+  model.compile(opt, lambda _, y: y, run_eagerly=True)
+  for x in ([1.0, np.inf], [1.0, 2.0]):
+    model.fit(np.array([x], np.float32), np.zeros([1, 1]), verbose=0)
+  assert model.get_weights()[0].ravel().tolist() == pytest.approx([0.95, 0.95])
+  assert float(keras_cases.scale_of(opt)) == 2.0**14
+
+
+@pytest.mark.skipif(
+  keras_cases.VERSION < (2, 4), reason="gradient_aggregator needs TensorFlow 2.4"
+)
+@pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
+def test_aggregator_hides_no_overflow(as_function):
+  def clip(grads_and_vars):
+    return [(tf.clip_by_value(grad, -0.5, 0.5), var) for grad, var in grads_and_vars]
+
+  opt = mp_keras.LossScaleOptimizer(
+    keras_cases.V2.optimizers.SGD(0.1, gradient_aggregator=clip), 8.0
+  )
+  w = tensorflow.Variable([1.0, 2.0])
+
+  def apply(grad):
+    opt.apply_gradients([(grad, w)])
+
+  apply = tensorflow.function(apply) if as_function else apply
+  apply(tf.constant([1.0, np.inf]))
+  assert w.numpy().tolist() == [1.0, 2.0]
+  apply(tf.constant([1.0, 0.25]))
+  assert w.numpy().tolist() == pytest.approx([0.95, 1.975])
+
+
+@keras_cases.each_family
+def test_step_that_raises_does_not_count(family):
+  class Failing(family.optimizers.SGD):
+    """Raises an error when it applies gradients."""
+
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+      raise RuntimeError("not applied")
+
+    def apply(self, *args, **kwargs):
+      raise RuntimeError("not applied")
+
+  opt = mp_keras.LossScaleOptimizer(
+    Failing(0.1), initial_scale=8.0, dynamic_growth_steps=2
+  )
+  v = tensorflow.Variable(1.0)
+  for _ in range(3):
+    with pytest.raises(RuntimeError, match="not applied"):
+      opt.minimize(lambda: v * v, [v])
+    assert float(keras_cases.scale_of(opt)) == 8.0 and int(opt.dynamic_counter) == 0
+
+
 @contextlib.contextmanager
 def mixed_float16(keras):
   """Lets models compute in float16, so that `compile` scales their loss; yields the

@@ -320,6 +320,87 @@ def test_keras_3_files_contain_loss_scale(tmp_path):
   )
 
 
+@keras_cases.each_family
+@pytest.mark.parametrize(
+  "cls",
+  [mp_keras.LossScaleOptimizer, mp_keras.experimental.LossScaleOptimizer],
+  ids=["later", "experimental"],
+)
+def test_dynamic_has_configuration_of_native(family, cls):
+  opt = cls(family.optimizers.Adam(0.1), "dynamic")
+  native = family.native_dynamic(family.optimizers.Adam(0.1), 2.0**15, 2000)
+  if keras_cases.VERSION >= (2, 0):  # TensorFlow 1.15's class has no configuration
+    assert remove_names(opt.get_config()) == remove_names(native.get_config())
+  again = type(opt).from_config(opt.get_config())
+  assert remove_names(again.get_config()) == remove_names(opt.get_config())
+
+
+@needs_own_loading
+@pytest.mark.parametrize(
+  "family,form",
+  [
+    pytest.param(*each, marks=[] if each[0].name == "keras3" else [pytest.mark.matrix])
+    for each in FORMS
+  ],
+  ids=str,
+)
+def test_model_with_dynamic_loads_as_native(family, form, tmp_path):
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.Adam(0.1), "dynamic")
+  path = str(tmp_path / "model") + form
+  goldens.train_model(family, opt).save(path)
+  native = family.keras.models.load_model(path).optimizer
+  assert type(native) is type(make_native(family))
+  ours = family.keras.models.load_model(path, custom_objects=mp_keras.CUSTOM_OBJECTS)
+  assert isinstance(ours.optimizer, mp_keras.LossScaleOptimizer)
+  assert remove_names(ours.optimizer.get_config()) == remove_names(native.get_config())
+
+
+def test_saved_model_loads_in_scope(tmp_path):
+  """`load_model` of TensorFlow 1.15 does not pass `custom_objects` on."""
+  model, keras = goldens.train_model(V2, make_ours(V2)), V2.keras
+  model.save(str(tmp_path / "model"), save_format="tf")
+  with keras.utils.custom_object_scope(mp_keras.CUSTOM_OBJECTS):
+    loaded = keras.models.load_model(str(tmp_path / "model"))
+  assert isinstance(loaded.optimizer, mp_keras.LossScaleOptimizer)
+  assert loaded.optimizer.get_config() == model.optimizer.get_config()
+
+
+@keras_cases.needs_keras_3
+@pytest.mark.parametrize("content", ["optimizer", "model"])
+def test_checkpoint_without_loss_scaling_raises(content, tmp_path):
+  """Keras's own class raises a less clear error; the docs have the remedies."""
+  family = keras_cases.FAMILIES[-1]
+
+  def make_model():
+    model = goldens.train_model(family, family.optimizers.Adam(0.1))
+    return model, model.optimizer
+
+  def checkpoint(model, optimizer):
+    whole = {"model": model} if content == "model" else {"optimizer": optimizer}
+    return tf.train.Checkpoint(**whole)
+
+  model, inner = make_model()
+  path = checkpoint(model, inner).save(str(tmp_path / "model"))
+  expected = get_values(inner)
+  after, _ = make_model()
+  opt = make_ours(family)
+  after.compile(opt, "mse")
+  for built in (False, True):
+    if built:
+      opt.build(after.trainable_variables)
+    with pytest.raises(
+      ValueError, match="but got one of an optimizer without loss sca"
+    ):
+      checkpoint(after, opt).restore(path)
+  inner = family.optimizers.Adam(0.1)
+  after.compile(inner, "mse")
+  inner.build(after.trainable_variables)
+  checkpoint(after, inner).restore(path)
+  opt = mp_keras.LossScaleOptimizer(inner)
+  after.compile(opt, "mse")
+  assert get_values(opt.inner_optimizer) == expected and int(opt.iterations) == 1
+
+
 # Configurations that versions of TensorFlow's class wrote, with (dynamic, initial
 # scale, growth interval, multiplier).
 SGD = {

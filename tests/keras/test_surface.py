@@ -4,6 +4,7 @@ object and as a tensor, copies.
 
 import logging
 import sys
+import warnings as python_warnings
 
 import numpy as np
 import pytest
@@ -127,6 +128,54 @@ def test_gradient_that_is_pair_raises(family):
     opt.apply_gradients([((tf.constant([10.0, 20.0]), v), v)])
   opt.apply_gradients([([10.0, 20.0], v)])
   np.testing.assert_array_equal(v.numpy(), [0.0, 0.0])
+
+
+@keras_cases.each_family
+def test_missing_gradients_are_logged_as_alone(family, caplog):
+  caplog.set_level(logging.WARNING)
+  warnings = []
+  for wrap in (lambda opt: opt, lambda opt: mp_keras.LossScaleOptimizer(opt, 8.0)):
+    opt, v = wrap(sgd(family)), tensorflow.Variable([1.0, 2.0], name="v")
+    others = [tensorflow.Variable(1.0, name=name) for name in ("a", "b")]
+    caplog.clear()
+    with python_warnings.catch_warnings(record=True) as caught:  # of Keras 3
+      python_warnings.simplefilter("always")
+      pairs = [(None, others[0]), (tf.constant([8.0, 8.0]), v), (None, others[1])]
+      opt.apply_gradients(pairs)
+    texts = [each.getMessage() for each in caplog.records]
+    texts += [str(each.message) for each in caught]
+    warnings.append(len([text for text in texts if "Gradients do not exist" in text]))
+  assert warnings[1] == 1 <= warnings[0]  # tf_keras logs it twice
+
+
+@keras_cases.each_family_of_keras_2
+@pytest.mark.parametrize(
+  "grad",
+  [np.array([10.0, 20.0]), np.array([10.0, 20.0], np.float16), [10.0, 20.0]],
+  ids=["float64", "float16", "list"],
+)
+def test_arrays_get_dtype_of_variable(family, grad):
+  opt, v = (
+    mp_keras.LossScaleOptimizer(sgd(family), 8.0),
+    tensorflow.Variable([1.0, 2.0]),
+  )
+  opt.apply_gradients([(grad, v)])
+  np.testing.assert_array_equal(v.numpy(), [0.0, 0.0])
+
+
+@keras_cases.each_family
+@pytest.mark.parametrize("make", [tf.constant, tensorflow.Variable, np.array])
+def test_scale_may_be_scalar_tensor(family, make):
+  opt = mp_keras.LossScaleOptimizer(
+    sgd(family), initial_scale=make(64.0), dynamic_growth_steps=make(5)
+  )
+  assert (opt.initial_scale, opt.dynamic_growth_steps) == (64.0, 5)
+  assert float(keras_cases.scale_of(opt)) == 64.0 and opt.dynamic
+  assert type(opt).from_config(opt.get_config()).get_config() == opt.get_config()
+  fixed = mp_keras.LossScaleOptimizer(
+    sgd(family), dynamic=False, initial_scale=make(4.0)
+  )
+  assert (fixed.initial_scale, fixed.dynamic) == (4.0, False)
 
 
 @keras_cases.needs_keras_3
