@@ -337,11 +337,6 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
         return tf.no_op()
       return distribute.group(self._optimizer.iterations.assign_add(1))
 
-    # Only ops in a graph are behind a gate.
-    gated = () if tf.executing_eagerly() else grads
-    data = gradients.tensors_of(
-      local for grad in gated for local in distribute.local_results(grad)
-    )
     with self._keeps_loss_scale_on_error():
       decision = step.decide(self._loss_scale, [part], _SETTINGS)
       applied = conditional_apply.apply_in_each_replica(
