@@ -335,7 +335,9 @@ def apply(
     tf.train.Optimizer.apply_gradients,
   )
   args, keywords = optimizers.arguments_for(method, base, given)
-  with graphs.reserve_name(name or optimizer.get_name()) as step_scope:
+  with graphs.reserve_name(
+    name or optimizer.get_name()
+  ) as step_scope, loss_scale.recording_created(optimizer.loss_scale):
     applied = conditional_apply.apply_in_each_replica(
       decision.apply[index],
       functools.partial(
