@@ -200,10 +200,8 @@ def _names_like(
   """
   matched = _match_like(like, source)
   if matched.ambiguous:
-    raise ValueError(
-      files.ambiguity(matched.ambiguous, source.path)
-      + " The same holds for {}.".format(like.path)
-    )
+    remedy = "Keep that of {}, too.".format(like.path)
+    raise ValueError(files.ambiguity(matched.ambiguous, source.path, remedy))
   state = naming_schemes.state(like.shapes)
   missing: List[str] = []
   for name in sorted(like.shapes):

@@ -244,18 +244,25 @@ def _graph_variables(
   )
 
 
-def ambiguity(ambiguous: Mapping[str, Sequence[str]], path: str) -> str:
-  """Returns what to tell about variables that may be several in a checkpoint."""
+def ambiguity(
+  ambiguous: Mapping[str, Sequence[str]], path: str, remedy: Optional[str] = None
+) -> str:
+  """Returns the message of an error for variables that may be several in a checkpoint.
+
+  The `remedy` is by default that for a Saver or an assignment map.
+  """
   choices = [
     "{} may be {}".format(name, " or ".join(sources))
     for name, sources in ambiguous.items()
   ]
+  example = next(iter(ambiguous.values()))[-1]
   return (
     "The checkpoint {} has variables of several optimizers, and their names do not tell "
     "which is which: {}. Expected the .meta file beside the checkpoint, which has the "
-    "order in which the program creates them. Or pass the names, as in "
-    "tf.train.Saver({{{!r}: variable, ...}}).".format(
-      path, "; ".join(choices), next(iter(ambiguous.values()))[-1]
+    "order in which the program creates them. {}".format(
+      path,
+      "; ".join(choices),
+      remedy or "Or pass the names, as in {{{!r}: variable, ...}}.".format(example),
     )
   )
 
