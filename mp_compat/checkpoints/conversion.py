@@ -224,32 +224,11 @@ def _match_like(like: files.Checkpoint, source: files.Checkpoint) -> matching.Ma
   for ordered in (False, True):
     wanted, found = like.variables(ordered), source.variables(ordered)
     second = matching.second_names(wanted, like.have_equal_values)
+    wanted = wanted._replace(second=second)
     matched = matching.match(wanted, found, source.have_equal_values)
-    if second and not {*second, *second.values()} <= set(matched.names):
-      matched = _match_without(second, wanted, found, source)
     if not matched.ambiguous:
       break
   return matched
-
-
-def _match_without(
-  second: Mapping[str, str],
-  wanted: matching.Variables,
-  found: matching.Variables,
-  source: files.Checkpoint,
-) -> matching.Match:
-  """Returns which variable in `source` each is; the `second` names are those of the
-  first ones, which are of optimizers with a dynamic loss scale.
-  """
-  first = {name: shape for name, shape in wanted.shapes.items() if name not in second}
-  scaled = dict.fromkeys(second.values(), naming_schemes.DYNAMIC)
-  wanted = wanted._replace(shapes=first, loss_scales=scaled)
-  matched = matching.match(wanted, found, source.have_equal_values)
-  names = dict(matched.names)
-  for name, first_name in second.items():
-    if first_name in names:
-      names[name] = names[first_name]
-  return matched._replace(names=names)
 
 
 def _values(

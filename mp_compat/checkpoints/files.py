@@ -329,7 +329,7 @@ class _Reader:
       checkpoint.variables(ordered=True), checkpoint.have_equal_values
     )
     # The default graph in the last call, its version, and what is known of it.
-    self._known: Tuple[Optional[tf.Graph], int, matching.Match] = (
+    self._known: Tuple[Any, int, matching.Match] = (
       None,
       0,
       matching.Match({}, {}),
@@ -368,7 +368,7 @@ class _Reader:
     """
     graph = tf.get_default_graph()
     known_graph, version, known = self._known
-    if known_graph is graph and version == graph.version:
+    if graph is known_graph and graph.version == version:
       return known
     found = matching.Match({}, {})
     if tensorflow_names(graph):

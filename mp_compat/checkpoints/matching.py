@@ -67,6 +67,8 @@ class Variables(NamedTuple):
     tensorflow_names: The names that TensorFlow's class would give to variables; of
       graphs after `install()`.
     explicit: The names that a program wrote itself, which are those in the checkpoint.
+    second: Names that may be second names of variables, each with the first one; of a
+      checkpoint whose names are wanted (see `second_names`).
   """
 
   shapes: Shapes
@@ -74,6 +76,7 @@ class Variables(NamedTuple):
   loss_scales: Mapping[str, str] = _NOTHING
   tensorflow_names: Mapping[str, str] = _NOTHING
   explicit: FrozenSet[str] = frozenset()
+  second: Mapping[str, str] = _NOTHING
 
 
 class Match(NamedTuple):
@@ -148,37 +151,64 @@ def match(
   """
   names = {name: name for name in wanted.shapes if name in found.shapes}
   names.update(_match_state(wanted.shapes, found.shapes))
-  ambiguous: Dict[str, List[str]] = {}
+  matched = Match(names, {})
   explicit = wanted.explicit & set(names)
   wanted_by_kind, found_by_kind = _by_kind(wanted, explicit), _by_kind(found, explicit)
   graph_by_kind = _by_kind(wanted if graph is None else graph, explicit)
   second = second_names(found, have_equal_values)
   for kind, members in wanted_by_kind.items():
     in_graph, in_checkpoint = graph_by_kind.get(kind, members), found_by_kind[kind]
-    if kind not in POWERS and not any(
-      member.has_conditional for member in in_graph + in_checkpoint
-    ):
-      continue
-    candidates = _candidates(members, in_graph, in_checkpoint, second)
-    too_few: List[str] = []
-    if candidates is None:
-      candidates = _uncertain(members, in_graph, in_checkpoint, second, wanted)
-      if len(in_checkpoint) < len(in_graph):
-        too_few = [name for name, sources in candidates.items() if sources != [name]]
-    used: List[str] = []
-    for name, sources in candidates.items():
-      names.pop(name, None)
-      unused = [source for source in sources if source not in used]
-      if unused and name not in too_few and have_equal_values(sources):
-        names[name] = unused[0]
-        used.append(unused[0])
-      elif sources or name in found.shapes:
-        ambiguous[name] = sources or [name]
-  for name, tensorflow_name in wanted.tensorflow_names.items():
-    is_missing = name in wanted.shapes and name not in names and name not in ambiguous
-    if is_missing and tensorflow_name in found.shapes:
-      names[name] = tensorflow_name
-  return Match(names, ambiguous)
+    if kind in POWERS or any(one.has_conditional for one in in_graph + in_checkpoint):
+      variants = [members, in_graph, _without_second_names(members, wanted.second)]
+      candidates = _candidates(variants, in_checkpoint, second)
+      if candidates is None:
+        others = _without_second_names(in_checkpoint, second)
+        candidates = _uncertain(members, in_graph, others, wanted, have_equal_values)
+        if len(in_checkpoint) < len(in_graph):
+          _reject_other_names(candidates, matched)
+      _choose(members, candidates, have_equal_values, matched)
+  _add_other_names(wanted, found, matched)
+  return matched
+
+
+def _reject_other_names(candidates: _Candidates, matched: Match) -> None:
+  """Moves candidates with other names to the ambiguous ones: the checkpoint has fewer
+  variables than the graph, and each can be that of several.
+  """
+  for name, sources in list(candidates.items()):
+    if sources and sources != [name]:
+      matched.ambiguous[name] = candidates.pop(name)
+
+
+def _choose(
+  members: List[NonSlot],
+  candidates: _Candidates,
+  have_equal_values: HaveEqualValues,
+  matched: Match,
+) -> None:
+  """Chooses one candidate for each variable, if their values are equal."""
+  used: List[str] = []
+  for member in members:
+    name, sources = member.name, candidates.get(member.name, [])
+    identical = matched.names.pop(name, None)
+    unused = [source for source in sources if source not in used]
+    if unused and have_equal_values(sources):
+      matched.names[name] = unused[0]
+      used.append(unused[0])
+    elif sources or identical:
+      matched.ambiguous.setdefault(name, sources or [name])
+
+
+def _add_other_names(wanted: Variables, found: Variables, matched: Match) -> None:
+  """Adds what is known of names that are left: second names, and TensorFlow's."""
+  left = set(wanted.shapes).difference(matched.names, matched.ambiguous)
+  for name in left:
+    first = wanted.second.get(name, "")
+    tensorflow_name = wanted.tensorflow_names.get(name, "")
+    if first in matched.names:
+      matched.names[name] = matched.names[first]
+    elif tensorflow_name in found.shapes:
+      matched.names[name] = tensorflow_name
 
 
 # -- The variables of loss scales ------------------------------------------------------
@@ -334,19 +364,16 @@ def _are_equal(
 
 
 def _candidates(
-  wanted: List[NonSlot],
-  in_graph: List[NonSlot],
-  found: List[NonSlot],
-  second: Mapping[str, str],
+  variants: Sequence[List[NonSlot]], found: List[NonSlot], second: Mapping[str, str]
 ) -> Optional[_Candidates]:
-  """Returns which variables in the checkpoint each of a kind can be; None if their
-  numbers do not agree.
+  """Returns which variables in the checkpoint each of a kind can be, of the first of
+  `variants` whose numbers agree with the checkpoint; None if none does.
   """
-  for members in (wanted, in_graph):
+  for members in variants:
     for others in (found, _without_second_names(found, second)):
       candidates = _agreeing(members, others)
       if candidates is not None:
-        return {member.name: candidates[member.name] for member in wanted}
+        return candidates
   return None
 
 
@@ -461,28 +488,48 @@ def _uncertain(
   wanted: List[NonSlot],
   in_graph: List[NonSlot],
   found: List[NonSlot],
-  second: Mapping[str, str],
   variables: Variables,
+  have_equal_values: HaveEqualValues,
 ) -> _Candidates:
   """Returns which of `found` each of `wanted` can be where their numbers do not agree,
   because the graph or the checkpoint is that of a part of the program.
 
-  An identical name is proof only within one naming scheme.
+  Identical names are proof only within one naming scheme, and if one side has all names
+  of the other.
   """
-  rest = _without_second_names(found, second)
-  names = {member.name for member in rest}
-  own_names = _names_with_tensorflow(in_graph, variables.tensorflow_names)
-  is_written_by_tensorflow = any(member.has_conditional for member in rest)
-  has_tensorflow_names = any(member.has_conditional for member in in_graph)
-  if is_written_by_tensorflow and names & set(variables.tensorflow_names.values()):
+  names = {member.name for member in found}
+  names_in_graph = {member.name for member in in_graph}
+  is_part = names <= names_in_graph or names_in_graph <= names
+  has_conditional = any(member.has_conditional for member in found)
+  is_same_scheme = has_conditional == any(one.has_conditional for one in in_graph)
+  recorded = variables.tensorflow_names
+  if has_conditional and names & set(recorded.values()):
+    own_names = _names_with_tensorflow(in_graph, recorded)
     exact = {member.name: own_names[member.name] for member in wanted}
-  elif is_written_by_tensorflow == has_tensorflow_names and not _is_moved(
-    in_graph, rest
+  elif (
+    is_same_scheme
+    and is_part
+    and not _may_be_second_names(in_graph, found, have_equal_values)
   ):
     exact = {member.name: member.name for member in wanted}
   else:
-    return {member.name: _in_scope_of(member, rest) for member in wanted}
+    return {member.name: _in_scope_of(member, found) for member in wanted}
   return {name: [other] if other in names else [] for name, other in exact.items()}
+
+
+def _may_be_second_names(
+  in_graph: List[NonSlot], found: List[NonSlot], have_equal_values: HaveEqualValues
+) -> bool:
+  """Returns whether variables outside of scopes may be second names of those in scopes,
+  as `install()` writes them under control flow v2, in a graph that has both.
+  """
+  if len({bool(member.scope) for member in in_graph}) < 2:
+    return False
+  inside = [member.name for member in found if member.scope]
+  outside = [member.name for member in found if not member.scope]
+  return all(
+    any(have_equal_values([name, other]) for other in inside) for name in outside
+  )
 
 
 def _names_with_tensorflow(
@@ -500,18 +547,6 @@ def _names_with_tensorflow(
     )
     numbers[scope] += member.name not in recorded
   return result
-
-
-def _is_moved(in_graph: List[NonSlot], found: List[NonSlot]) -> bool:
-  """Returns whether the checkpoint may have variables outside of their scopes, as
-  TensorFlow's class writes them under control flow v2.
-  """
-  wanted_sizes = _sizes(_grouped(in_graph, _scope))
-  found_sizes = _sizes(_grouped(found, _scope))
-  has_more_outside = found_sizes.get("", 0) > wanted_sizes.get("", 0)
-  return has_more_outside and any(
-    found_sizes.get(scope, 0) < size for scope, size in wanted_sizes.items()
-  )
 
 
 def _in_scope_of(member: NonSlot, found: Iterable[NonSlot]) -> List[str]:
@@ -725,7 +760,7 @@ def _names_in_conditionals(
   if not inside and _count(powers) == scales:
     for members in _grouped(powers, lambda one: (one.scope, one.parsed.stem)).values():
       for index, member in enumerate(members):
-        number = scheme.conditionals[DYNAMIC].count * index + applying
+        number = scheme.conditionals[DYNAMIC].total * index + applying
         conditional = naming_schemes.join(member.scope, "cond", number)
         result["{}/{}".format(conditional, member.parsed.stem)] = member.name
     return result

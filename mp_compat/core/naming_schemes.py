@@ -47,12 +47,12 @@ class Conditionals(NamedTuple):
   """The conditionals that `apply_gradients` of a program builds.
 
   Attributes:
-    count: How many it builds.
+    total: How many it builds.
     applying: The index of the one that applies. Under control flow v1, the names of
       variables that are created in it begin with its name: `cond_1/beta1_power`.
   """
 
-  count: int
+  total: int
   applying: int
 
 
@@ -100,7 +100,7 @@ TENSORFLOW = NamingScheme(
   "tensorflow",
   {"current_loss_scale": _SCALE, "good_steps": StateVariable("good_steps")},
   signature=("current_loss_scale",),
-  conditionals={DYNAMIC: Conditionals(count=2, applying=1)},
+  conditionals={DYNAMIC: Conditionals(total=2, applying=1)},
 )
 CONTRIB = NamingScheme(
   "contrib",
@@ -111,8 +111,8 @@ CONTRIB = NamingScheme(
   },
   signature=("current_loss_scale", "good_steps"),
   conditionals={
-    DYNAMIC: Conditionals(count=2, applying=0),
-    FIXED: Conditionals(count=1, applying=0),
+    DYNAMIC: Conditionals(total=2, applying=0),
+    FIXED: Conditionals(total=1, applying=0),
   },
 )
 PLAIN = NamingScheme("plain", {})

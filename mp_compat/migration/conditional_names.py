@@ -180,7 +180,7 @@ def _conditionals(scale: loss_scale.LossScale) -> Optional[Conditionals]:
     return None
   dynamic = (loss_scale.DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
   if not isinstance(scale, dynamic):
-    return Conditionals(count=0, applying=0)
+    return Conditionals(total=0, applying=0)
   if type(scale).update in [cls.update for cls in dynamic]:
     return TENSORFLOW.conditionals[DYNAMIC]
   return None

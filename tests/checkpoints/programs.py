@@ -166,12 +166,16 @@ class Training:
     self._note(index, "slot", slots)
     self._note(index, "power", powers)
     if opt is not inner and optimizer.scaling == "dynamic":
-      scale = opt._loss_scale_manager if writer == "contrib" else opt._loss_scale
-      is_contrib = "contrib" in writer
-      self._note(
-        index, "scale", [scale._loss_scale if is_contrib else scale._current_loss_scale]
-      )
-      self._note(index, "good", [scale._num_good_steps])
+      if writer == "contrib":
+        manager = opt._loss_scale_manager
+        scale_and_count = [manager._loss_scale, manager._num_good_steps]
+      elif writer == "mp_compat.contrib":
+        scale_and_count = opt._loss_scale.variables()[:2]
+      else:
+        scale = opt._loss_scale
+        scale_and_count = [scale._current_loss_scale, scale._num_good_steps]
+      self._note(index, "scale", scale_and_count[:1])
+      self._note(index, "good", scale_and_count[1:])
 
   def _scope(self, optimizer):
     """Returns the name scope of an optimizer, which others may have entered before."""
