@@ -357,3 +357,23 @@ def test_convert_requires_naming_scheme_or_like(tmp_path):
       str(tmp_path / "out"),
       like=goldens.golden_path("1.15", Case("tensorflow", "momentum")),
     )
+
+
+@pytest.mark.parametrize("dtype", [tf.qint8, tf.quint8, tf.qint32], ids=str)
+def test_convert_keeps_quantized_dtypes(dtype, tmp_path):
+  numpy_dtype = {tf.qint8: np.int8, tf.quint8: np.uint8, tf.qint32: np.int32}[dtype]
+  value = tf.bitcast(tf.constant([1, 2, 3], numpy_dtype), dtype)
+  path = str(tmp_path / "model")
+  save = tf.raw_ops.SaveV2(
+    prefix=path, tensor_names=["q"], shape_and_slices=[""], tensors=[value]
+  )
+  converted = str(tmp_path / "converted")
+  restored = tf.raw_ops.RestoreV2(
+    prefix=converted, tensor_names=["q"], shape_and_slices=[""], dtypes=[dtype]
+  )
+  with testing.session() as sess:
+    sess.run(save)
+    found = checkpoints.convert(path, converted, "mp_compat")
+    assert found.variables["q"] == (dtype, (3,))
+    values = sess.run(tf.bitcast(restored[0], numpy_dtype))
+  assert values.tolist() == [1, 2, 3] and values.dtype == numpy_dtype
