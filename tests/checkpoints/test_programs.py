@@ -57,6 +57,12 @@ FROM_MP_COMPAT = [
   ("tensorflow", programs.converted_like_without_meta, ERROR, ERROR),
   ("tensorflow", programs.converted_to("tensorflow"), ERROR, ERROR),
 ]
+# After `mp_compat migrate`; docs/migration.md says so.
+AFTER_MIGRATE = [
+  ("mp_compat", programs.installed_saver, ERROR, ERROR),
+  ("mp_compat", programs.installed_init, ERROR, ERROR),
+  ("mp_compat", programs.installed_reader, ERROR, ERROR),
+]
 KEEP_TRAINING = ("mp_compat", "tensorflow", "installed")
 
 
@@ -110,11 +116,13 @@ EVERY_COMMIT = [
   ("mp_compat", "converted_to_mp_compat", False),
   ("plain", "saver", True),
   ("installed", "installed_reader", False),
+  ("mp_compat", "installed_reader", False),
 ]
 
 
 @pytest.mark.parametrize(
-  "reader, way, meta, outcome", list_rows(FROM_TENSORFLOW, EVERY_COMMIT)
+  "reader, way, meta, outcome",
+  list_rows(FROM_TENSORFLOW + AFTER_MIGRATE, EVERY_COMMIT),
 )
 def test_scaled_and_unscaled_adam_keep_powers(reader, way, meta, outcome, tmp_path):
   path = str(tmp_path / "model")
