@@ -167,6 +167,7 @@ def match(
         if len(in_checkpoint) < len(in_graph):
           _reject_other_names(candidates, matched)
       _choose(members, candidates, have_equal_values, matched)
+      _leave_second_names(wanted.second, candidates, matched)
   _add_other_names(wanted, found, matched)
   return matched
 
@@ -197,6 +198,15 @@ def _choose(
       used.append(unused[0])
     elif sources or identical:
       matched.ambiguous.setdefault(name, sources or [name])
+
+
+def _leave_second_names(
+  second: Mapping[str, str], candidates: _Candidates, matched: Match
+) -> None:
+  """Leaves the second names that have no candidates of their own to their first names."""
+  for name in second:
+    if name not in candidates:
+      matched.ambiguous.pop(name, None)
 
 
 def _add_other_names(wanted: Variables, found: Variables, matched: Match) -> None:

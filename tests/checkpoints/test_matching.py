@@ -266,6 +266,14 @@ def test_order_of_checkpoint_names_is_not_known():
   assert match(TWO, POWERS) == POWERS
 
 
+def test_wanted_second_names_follow_first_ones():
+  second = {"cond_3/beta1_power": "beta1_power"}
+  wanted = "beta1_power cond_3/beta1_power"
+  for theirs in ("beta1_power", "cond_3/beta1_power", "cond_7/beta1_power"):
+    assert match(wanted, theirs, second=second) == " ".join([theirs, theirs])
+  assert match(wanted, POWERS, order=False, second=second) == "? ?"
+
+
 def test_explicit_names_are_kept():
   explicit = frozenset(["beta1_power"])
   assert match("beta1_power", TWO, explicit=explicit) == "beta1_power"
