@@ -151,18 +151,18 @@ MUTANTS = [
   ),
   ("checkpoints/matching", "if paired == len(places) and", "if"),
   ("checkpoints/matching", "and not set(pairs) & set(found.order)", ""),
-  ("checkpoints/matching", "is_same_scheme and is_part", "is_part"),
+  ("checkpoints/matching", "(is_same_scheme and is_part)", "is_part"),
   ("checkpoints/matching", "if unused and have_equal_values(sources):", "if unused:"),
   ("checkpoints/matching", "index + len(members) - len(chain)", "index"),
   ("checkpoints/matching", "if len(in_checkpoint) < len(in_graph):", "if False:"),
   (
     "checkpoints/matching",
-    "is_certain = source is CONTRIB or not outside",
-    "is_certain = True",
+    "(source is TENSORFLOW and not outside)",
+    "source is TENSORFLOW",
   ),
   (
     "checkpoints/matching",
-    "if not inside and _count(powers) == scales:",
+    "if not inside and _count(outside) == scales:",
     "if not inside:",
   ),
   (

@@ -88,7 +88,8 @@ def convert(
       partial checkpoint can be read. It becomes the latest one of its directory
       (`tf.train.latest_checkpoint`).
     to: One of "mp_compat", "tensorflow", "contrib" and "plain". The names are those of
-      a program that builds no other conditionals than the optimizer's.
+      a program that builds no other conditionals than the optimizer's. The `.meta` file
+      of `source` tells the order of several optimizers' variables.
     like: Instead of `to`, a checkpoint (or a directory) of the program that will
       restore `target`: its names are used. TensorFlow's class names Adam's powers after
       the enclosing conditional: `cond_3/beta1_power` if the program itself builds two.
@@ -103,8 +104,8 @@ def convert(
   Raises:
     ValueError: If there is no checkpoint at `source` or `like`, `source` is
       object-based, `to` is unknown, `target` exists or contains brackets, `like` has
-      variables that are not in `source`, or not exactly one of `to` and `like` is
-      given.
+      variables that are not in `source`, the names or values of several optimizers'
+      variables are not certain, or not exactly one of `to` and `like` is given.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt, or was not
       written correctly.
   """

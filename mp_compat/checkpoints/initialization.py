@@ -28,7 +28,8 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
     or has in another dtype, is left out and keeps its initial value; logs a warning.
 
   Raises:
-    ValueError: If there is no checkpoint at `path`.
+    ValueError: If there is no checkpoint at `path`, or a variable may be one of several
+      in it. Names in `wanted` that are not those of variables are taken as they are.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
   pairs = list(wanted.items() if isinstance(wanted, Mapping) else wanted)

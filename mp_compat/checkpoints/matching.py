@@ -38,6 +38,7 @@ from mp_compat.core.naming_schemes import CONTRIB
 from mp_compat.core.naming_schemes import DYNAMIC
 from mp_compat.core.naming_schemes import POWERS
 from mp_compat.core.naming_schemes import TENSORFLOW
+from mp_compat.core.naming_schemes import Conditionals
 from mp_compat.core.naming_schemes import Name
 from mp_compat.core.naming_schemes import NamingScheme
 from mp_compat.core.naming_schemes import Shapes
@@ -158,7 +159,7 @@ def match(
   second = second_names(found, have_equal_values)
   for kind, members in wanted_by_kind.items():
     in_graph, in_checkpoint = graph_by_kind.get(kind, members), found_by_kind[kind]
-    if kind in POWERS or any(one.has_conditional for one in in_graph + in_checkpoint):
+    if kind in POWERS or _has_conditionals(in_graph + in_checkpoint):
       variants = [members, in_graph, _without_second_names(members, wanted.second)]
       candidates = _candidates(variants, in_checkpoint, second)
       if candidates is None:
@@ -402,12 +403,16 @@ def _without_second_names(
 
 def _agreeing(wanted: List[NonSlot], found: List[NonSlot]) -> Optional[_Candidates]:
   """Returns which of `found` each of `wanted` can be, if the numbers of both agree: in
-  each scope with and without conditionals, in each scope, or in all.
+  each scope with and without conditionals, in each scope, or in all if one of them has
+  no scopes.
   """
   names = {member.name for member in wanted}
   if names == {member.name for member in found}:
     return {name: [name] for name in names}
-  for key_of_wanted, key_of_found in _KEYS:
+  keys = list(_KEYS)
+  if not _has_scopes(wanted) or not _has_scopes(found):
+    keys.append((_nothing, _nothing))
+  for key_of_wanted, key_of_found in keys:
     wanted_groups = _grouped(wanted, key_of_wanted)
     found_groups = _grouped(found, key_of_found)
     if _sizes(wanted_groups) == _sizes(found_groups):
@@ -415,12 +420,17 @@ def _agreeing(wanted: List[NonSlot], found: List[NonSlot]) -> Optional[_Candidat
       for key, group in wanted_groups.items():
         result.update(_overlapping(group, found_groups[key]))
       return result
-  has_no_scopes = not any(member.scope for member in wanted) or not any(
-    member.scope for member in found
-  )
-  if len(wanted) == len(found) and has_no_scopes:
-    return _overlapping(wanted, found)
   return None
+
+
+def _has_scopes(members: Iterable[NonSlot]) -> bool:
+  return any(member.scope for member in members)
+
+
+def _nothing(member: NonSlot) -> str:
+  """Returns what all variables have in common."""
+  del member
+  return ""
 
 
 def _scope_and_conditional(scheme: NamingScheme) -> _KeyOf:
@@ -508,23 +518,27 @@ def _uncertain(
   of the other.
   """
   names = {member.name for member in found}
-  names_in_graph = {member.name for member in in_graph}
-  is_part = names <= names_in_graph or names_in_graph <= names
-  has_conditional = any(member.has_conditional for member in found)
-  is_same_scheme = has_conditional == any(one.has_conditional for one in in_graph)
   recorded = variables.tensorflow_names
-  if has_conditional and names & set(recorded.values()):
+  if _has_conditionals(found) and names & set(recorded.values()):
     own_names = _names_with_tensorflow(in_graph, recorded)
-    exact = {member.name: own_names[member.name] for member in wanted}
-  elif (
-    is_same_scheme
-    and is_part
-    and not _may_be_second_names(in_graph, found, have_equal_values)
-  ):
-    exact = {member.name: member.name for member in wanted}
   else:
-    return {member.name: _in_scope_of(member, found) for member in wanted}
-  return {name: [other] if other in names else [] for name, other in exact.items()}
+    own_names = {member.name: member.name for member in in_graph}
+    names_in_graph = set(own_names)
+    is_part = names <= names_in_graph or names_in_graph <= names
+    is_same_scheme = _has_conditionals(found) == _has_conditionals(in_graph)
+    if not (is_same_scheme and is_part) or _may_be_second_names(
+      in_graph, found, have_equal_values
+    ):
+      return {member.name: _in_scope_of(member, found) for member in wanted}
+  result: _Candidates = {}
+  for member in wanted:
+    own_name = own_names[member.name]
+    result[member.name] = [own_name] if own_name in names else []
+  return result
+
+
+def _has_conditionals(members: Iterable[NonSlot]) -> bool:
+  return any(member.has_conditional for member in members)
 
 
 def _may_be_second_names(
@@ -710,23 +724,30 @@ def _names_without_conditionals(
     if not any(member.has_conditional for member in members):
       result.update((member.name, member.name) for member in members)
       continue
-    places = _possible_places(members)
-    names = sorted(places, key=lambda name: places[name])
-    is_ordered = all(first == last for first, last in places.values())
-    if not is_ordered and not have_equal_values(names):
-      unordered += names
-      continue
-    for number, member in enumerate(sorted(members, key=lambda m: places[m.name])):
-      stem = member.parsed.stem
-      result[naming_schemes.join(member.scope, stem, number)] = member.name
+    names = _in_order_of_creation(members, have_equal_values)
+    unordered += [] if names else [member.name for member in members]
+    scope, stem = members[0].scope, members[0].parsed.stem
+    for number, name in enumerate(names):
+      result[naming_schemes.join(scope, stem, number)] = name
   scopes = {naming_schemes.parse(name).scope for name in state}
   if _count(powers) == 1 and len(scopes) == 1:
     # Under control flow v2, TensorFlow's class drops the optimizer's scope.
     (scope,) = scopes
-    for power in POWERS:
-      if power in result:
-        result[naming_schemes.join(scope, power)] = result[power]
+    for power in set(POWERS) & set(result):
+      result[naming_schemes.join(scope, power)] = result[power]
   return result, unordered
+
+
+def _in_order_of_creation(
+  members: List[NonSlot], have_equal_values: HaveEqualValues
+) -> List[str]:
+  """Returns names in the order of creation, of equal values in any; none if it is not
+  known.
+  """
+  places = _possible_places(members)
+  names = sorted(places, key=lambda name: places[name])
+  is_ordered = all(first == last for first, last in places.values())
+  return names if is_ordered or have_equal_values(names) else []
 
 
 def _names_of_single_optimizer(
@@ -762,34 +783,50 @@ def _names_in_conditionals(
   """
   if source is scheme:
     return {member.name: member.name for member in powers}
-  inside = [member for member in powers if member.has_conditional]
-  outside = [member for member in powers if not member.has_conditional]
-  scales = sum(role == "current_loss_scale" for role in state.values())
-  applying = scheme.conditionals[DYNAMIC].applying
-  result: Dict[str, str] = {}
-  if not inside and _count(powers) == scales:
-    for members in _grouped(powers, lambda one: (one.scope, one.parsed.stem)).values():
-      for index, member in enumerate(members):
-        number = scheme.conditionals[DYNAMIC].total * index + applying
-        conditional = naming_schemes.join(member.scope, "cond", number)
-        result["{}/{}".format(conditional, member.parsed.stem)] = member.name
-    return result
+  groups = _grouped(powers, lambda member: member.has_conditional)
+  inside, outside = groups[True], groups[False]
+  scales = list(state.values()).count("current_loss_scale")
+  dynamic = scheme.conditionals[DYNAMIC]
+  if not inside and _count(outside) == scales:
+    return _with_conditionals(outside, dynamic)
   # With TensorFlow's class, an optimizer with a fixed loss scale is outside, too.
-  is_certain = source is CONTRIB or not outside
-  if inside and source.conditionals and _count(inside) == scales and is_certain:
-    shift = applying - source.conditionals[DYNAMIC].applying
-    for member in inside:
-      *scopes, _, stem = member.name.split("/")
-      number = member.parsed.conditionals[-1] + shift
-      conditional = naming_schemes.join("/".join(scopes), "cond", number)
-      result["{}/{}".format(conditional, stem)] = member.name
-    result.update((member.name, member.name) for member in outside)
-    return result
+  is_certain = source is CONTRIB or (source is TENSORFLOW and not outside)
+  if inside and is_certain and _count(inside) == scales:
+    applying = source.conditionals[DYNAMIC].applying
+    return _with_shifted_conditionals(powers, dynamic.applying - applying)
+  names = ", ".join(member.name for member in powers)
   raise ValueError(
     "The names in the naming scheme {!r} depend on which optimizers have a loss scale. "
     "The checkpoint does not tell: it has {} loss scales, and these variables of {} "
     "optimizers: {}. Pass `like`, a checkpoint of the program that will restore this "
-    "one (--like).".format(
-      scheme.name, scales, _count(powers), ", ".join(member.name for member in powers)
-    )
+    "one (--like).".format(scheme.name, scales, _count(powers), names)
   )
+
+
+def _with_conditionals(
+  powers: List[NonSlot], conditionals: Conditionals
+) -> Dict[str, str]:
+  """Returns the names of powers of optimizers that all build these conditionals."""
+  result: Dict[str, str] = {}
+  for members in _grouped(powers, lambda one: (one.scope, one.parsed.stem)).values():
+    for index, member in enumerate(members):
+      number = conditionals.total * index + conditionals.applying
+      conditional = naming_schemes.join(member.scope, "cond", number)
+      result["{}/{}".format(conditional, member.parsed.stem)] = member.name
+  return result
+
+
+def _with_shifted_conditionals(powers: List[NonSlot], shift: int) -> Dict[str, str]:
+  """Returns the names of powers where another conditional of each optimizer applies;
+  those outside of conditionals stay.
+  """
+  result: Dict[str, str] = {}
+  for member in powers:
+    if not member.has_conditional:
+      result[member.name] = member.name
+      continue
+    *scopes, _, stem = member.name.split("/")
+    number = member.parsed.conditionals[-1] + shift
+    conditional = naming_schemes.join("/".join(scopes), "cond", number)
+    result["{}/{}".format(conditional, stem)] = member.name
+  return result
