@@ -151,8 +151,8 @@ def match(
     graph: All variables of the graph, if others than `wanted` are not restored.
   """
   names = {name: name for name in wanted.shapes if name in found.shapes}
-  names.update(_match_state(wanted.shapes, found.shapes))
   matched = Match(names, {})
+  _match_state(wanted, found.shapes, matched)
   explicit = wanted.explicit & set(names)
   wanted_by_kind, found_by_kind = _by_kind(wanted, explicit), _by_kind(found, explicit)
   graph_by_kind = _by_kind(wanted if graph is None else graph, explicit)
@@ -225,9 +225,14 @@ def _add_other_names(wanted: Variables, found: Variables, matched: Match) -> Non
 # -- The variables of loss scales ------------------------------------------------------
 
 
-def _match_state(wanted: Shapes, found: Shapes) -> Dict[str, str]:
-  """Returns the names in a checkpoint of the variables of loss scales."""
-  wanted_roles, found_roles = naming_schemes.state(wanted), naming_schemes.state(found)
+def _match_state(wanted: Variables, found: Shapes, matched: Match) -> None:
+  """Adds the names in a checkpoint of the variables of loss scales.
+
+  Variables in several scopes are those that a checkpoint has outside of scopes in the
+  order of creation; without it, they are ambiguous.
+  """
+  wanted_roles = naming_schemes.state(wanted.shapes)
+  found_roles = naming_schemes.state(found)
   result = {name: name for name in wanted_roles if name in found}
 
   def role_scope_and_number(name: str, role: str) -> Hashable:
@@ -245,19 +250,33 @@ def _match_state(wanted: Shapes, found: Shapes) -> Dict[str, str]:
     left = {name: role for name, role in wanted_roles.items() if name not in result}
     unused = set(found_roles).difference(result.values())
     candidates = _named_by_key({name: found_roles[name] for name in unused}, key_of)
-    for key, names in _named_by_key(left, key_of).items():
+    for key, names in _named_by_key(left, key_of, wanted.order).items():
       sources = candidates.get(key, [])
       if len(names) == len(sources) and _scopes_fit(names, sources):
-        result.update(zip(names, sources))
-  return result
+        if _is_ordered(names, wanted.order):
+          result.update(zip(names, sources))
+        else:
+          matched.ambiguous.update(dict.fromkeys(names, sources))
+  matched.names.update(result)
+
+
+def _is_ordered(names: List[str], order: Sequence[str]) -> bool:
+  """Returns whether the order of creation is known: by numbers within a scope."""
+  scopes = {naming_schemes.parse(name).scope for name in names}
+  return len(scopes) < 2 or set(names) <= set(order)
 
 
 def _named_by_key(
-  roles: Mapping[str, str], key_of: Callable[[str, str], Hashable]
+  roles: Mapping[str, str],
+  key_of: Callable[[str, str], Hashable],
+  order: Sequence[str] = (),
 ) -> Dict[Hashable, List[str]]:
-  """Returns the names that have the same key, in the order of creation."""
+  """Returns the names that have the same key, in `order`, or else by their numbers."""
+  places = {name: place for place, name in enumerate(order)}
   groups: Dict[Hashable, List[str]] = collections.defaultdict(list)
-  for name in sorted(roles, key=naming_schemes.parse):
+  for name in sorted(
+    roles, key=lambda name: (places.get(name, -1), naming_schemes.parse(name))
+  ):
     groups[key_of(name, roles[name])].append(name)
   return groups
 

@@ -266,6 +266,13 @@ def test_order_of_checkpoint_names_is_not_known():
   assert match(TWO, POWERS) == POWERS
 
 
+def test_loss_scales_outside_of_scopes_match_in_order():
+  wanted = "b/current_loss_scale a/current_loss_scale"
+  theirs = "current_loss_scale current_loss_scale_1"
+  assert match(wanted, theirs) == theirs
+  assert match(wanted, theirs, order=False) == "? ?"
+
+
 def test_wanted_second_names_follow_first_ones():
   second = {"cond_3/beta1_power": "beta1_power"}
   wanted = "beta1_power cond_3/beta1_power"
