@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import mp_compat
-from mp_compat.core import dialects
+from mp_compat.core import naming_schemes
 
 if TYPE_CHECKING:
   from mp_compat import checkpoints
@@ -120,7 +120,9 @@ def _add_checkpoint(commands: _Commands) -> None:
   )
   names = convert.add_mutually_exclusive_group(required=True)
   names.add_argument(
-    "--to", choices=dialects.DIALECTS, help="whose optimizer is to restore it"
+    "--to",
+    choices=list(naming_schemes.SCHEMES),
+    help="whose optimizer is to restore it",
   )
   names.add_argument(
     "--like",
@@ -339,7 +341,7 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
       )
   except (OSError, ValueError, tf.errors.OpError) as error:
     return _fail("checkpoint " + arguments.action, error)
-  print("{}: {}".format(inspection.path, inspection.dialect))
+  print("{}: {}".format(inspection.path, inspection.naming_scheme))
   for name, (dtype, shape) in inspection.variables.items():
     value = ""
     if name in inspection.state:
@@ -353,7 +355,7 @@ def _as_json(inspection: "checkpoints.Inspection") -> Dict[str, object]:
   variables = inspection.variables.items()
   return {
     "path": inspection.path,
-    "dialect": inspection.dialect,
+    "naming_scheme": inspection.naming_scheme,
     "variables": {
       name: {"dtype": dtype.name, "shape": list(shape)}
       for name, (dtype, shape) in variables

@@ -34,7 +34,8 @@ TESTS = {
   "_tensorflow/event_files": "monitoring/ranges_hook",
   "graph/graphs": "programs/built_in_steps programs/unusual monitoring/ranges_hook",
   "core/update_rule": "core/update_rule core/automaton",
-  "core/dialects": "core/dialects",
+  "core/naming_schemes": "core/naming_schemes checkpoints/matching",
+  "checkpoints/matching": "checkpoints/matching",
   "core/gradients": (
     "core/gradients core/finite_check training/finite_reducer training/optimizer "
     "monitoring/reports training/bad_input"
@@ -161,10 +162,34 @@ MUTANTS = [
     "where(grow, 0, good_steps), state.good_steps)",
   ),
   ("core/update_rule", "where(grow, 0, state.bad_steps)", "0"),
-  ("core/dialects", 'or "current_loss_scale" not in others', ""),
-  ("core/dialects", 'or found_scopes == {""}', ""),
-  ("core/dialects", "if copied and target in result:", "if False:"),
-  ("core/dialects", "if len(names) != len(candidates):", "if False:"),
+  (
+    "core/naming_schemes",
+    "scheme.state_names() if found else scheme.signature_names()",
+    "scheme.signature_names()",
+  ),
+  ("checkpoints/matching", 'or found_scopes == {""}', ""),
+  ("checkpoints/matching", "if source and target in result:", "if False:"),
+  (
+    "checkpoints/matching",
+    "if _sizes(wanted_groups) == _sizes(found_groups):",
+    "if True:",
+  ),
+  ("checkpoints/matching", "if paired == len(places) and", "if"),
+  ("checkpoints/matching", "and not set(pairs) & set(found.order)", ""),
+  ("checkpoints/matching", "(is_same_scheme and is_part)", "is_part"),
+  ("checkpoints/matching", "if unused and have_equal_values(sources):", "if unused:"),
+  ("checkpoints/matching", "index + len(members) - len(chain)", "index"),
+  ("checkpoints/matching", "if len(in_checkpoint) < len(in_graph):", "if False:"),
+  (
+    "checkpoints/matching",
+    "(source is TENSORFLOW and not outside)",
+    "source is TENSORFLOW",
+  ),
+  (
+    "checkpoints/matching",
+    "if not inside and _count(outside) == scales:",
+    "if not inside:",
+  ),
   (
     "core/gradients",
     "return loss * tf.cast(scale, dtype)",

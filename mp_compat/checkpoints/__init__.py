@@ -3,7 +3,7 @@
 training without loss scaling.
 
 `Saver` writes what `tf.train.Saver` writes, and restores every naming scheme (see
-`mp_compat.core.dialects`). `convert` rewrites a checkpoint for programs that have only
+`mp_compat.core.naming_schemes`). `convert` rewrites a checkpoint for programs that have only
 `tf.train.Saver`.
 """
 

@@ -3,14 +3,17 @@
 
 import collections
 import os
+import platform
 from types import MappingProxyType
-from typing import Container, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
+from typing import Container, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
-from mp_compat.core import dialects
+from mp_compat.checkpoints import matching
+from mp_compat.core import naming_schemes
+from mp_compat.core.naming_schemes import NamingScheme
 
 
 class Inspection(NamedTuple):
@@ -18,14 +21,13 @@ class Inspection(NamedTuple):
 
   Attributes:
     path: the path of the checkpoint.
-    dialect: the naming scheme: "mp_compat", "tensorflow", "contrib", "plain" or
-      "object-based".
+    naming_scheme: "mp_compat", "tensorflow", "contrib", "plain" or "object-based".
     variables: the dtype and the shape of each variable, by name.
     state: the values of the loss scale's variables, by name.
   """
 
   path: str
-  dialect: str
+  naming_scheme: str
   variables: "collections.OrderedDict[str, Tuple[tf.DType, Tuple[int, ...]]]"
   state: "collections.OrderedDict[str, np.ndarray]"
 
@@ -47,22 +49,23 @@ def inspect(path: files.Path, state: Iterable[str] = ()) -> Inspection:
   """
   checkpoint = files.Checkpoint(files.resolve_path(path))
   shapes = checkpoint.shapes
+  names = shapes.keys() & state
   if checkpoint.is_object_based:
-    dialect, names = (
-      "object-based",
-      [name for name in shapes if dialects.is_state_name(name.partition("/.ATTR")[0])],
-    )
+    scheme = "object-based"
+    for name in shapes:
+      key = name.partition("/.ATTR")[0]
+      if naming_schemes.is_state_name(key):
+        names.add(name)
   else:
-    dialect, names = dialects.dialect(shapes), list(dialects.state(shapes))
+    scheme = naming_schemes.recognize(shapes).name
+    names.update(naming_schemes.state(shapes))
   return Inspection(
     checkpoint.path,
-    dialect,
+    scheme,
     collections.OrderedDict(
       (name, (checkpoint.dtypes[name], shapes[name])) for name in sorted(shapes)
     ),
-    collections.OrderedDict(
-      (name, checkpoint.read(name)) for name in sorted({*names, *shapes.keys() & state})
-    ),
+    collections.OrderedDict((name, checkpoint.read(name)) for name in sorted(names)),
   )
 
 
@@ -85,7 +88,8 @@ def convert(
       partial checkpoint can be read. It becomes the latest one of its directory
       (`tf.train.latest_checkpoint`).
     to: One of "mp_compat", "tensorflow", "contrib" and "plain". The names are those of
-      a program that builds no other conditionals than the optimizer's.
+      a program that builds no other conditionals than the optimizer's. The `.meta` file
+      of `source` tells the order of several optimizers' variables.
     like: Instead of `to`, a checkpoint (or a directory) of the program that will
       restore `target`: its names are used. TensorFlow's class names Adam's powers after
       the enclosing conditional: `cond_3/beta1_power` if the program itself builds two.
@@ -100,8 +104,8 @@ def convert(
   Raises:
     ValueError: If there is no checkpoint at `source` or `like`, `source` is
       object-based, `to` is unknown, `target` exists or contains brackets, `like` has
-      variables that are not in `source`, or not exactly one of `to` and `like` is
-      given.
+      variables that are not in `source`, the names or values of several optimizers'
+      variables are not certain, or not exactly one of `to` and `like` is given.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt, or was not
       written correctly.
   """
@@ -110,12 +114,13 @@ def convert(
       "Expected either a naming scheme (`to`) or a checkpoint (`like`), but got "
       "to={!r} and like={!r}.".format(to, like)
     )
-  inspection, target = inspect(source, state), files.path_text(target)
-  if inspection.dialect == "object-based":
+  checkpoint = files.Checkpoint(files.resolve_path(source))
+  target = files.path_text(target)
+  if checkpoint.is_object_based:
     raise ValueError(
       "{} was written by tf.train.Checkpoint. Its names are the same in every naming "
       "scheme, so it needs no conversion. To restore it without loss scaling, use "
-      "tf.train.Checkpoint(optimizer=opt.inner_optimizer).".format(inspection.path)
+      "tf.train.Checkpoint(optimizer=opt.inner_optimizer).".format(checkpoint.path)
     )
   files.check_no_pattern(target)
   if files.checkpoint_exists(target) or tf.gfile.Exists(target):
@@ -123,30 +128,32 @@ def convert(
       "{} exists and is not overwritten. Pass another path.".format(target)
     )
   if to is not None:
-    names, dialect, meta = _names_in(to, inspection, state), to, None
-    dtypes: Dict[str, type] = {
-      name: np.int64 if isinstance(value, int) else np.float32
-      for name, value in state.items()
-    }
-  else:
-    assert like is not None  # checked above
-    example = inspect(like)
-    names, dialect, meta = (
-      _names_like(example, inspection, state),
-      example.dialect,
-      "{}.meta".format(example.path),
-    )
-    dtypes = {
-      name: example.variables[name][0].as_numpy_dtype for name in names.keys() & state
-    }
-  initial: Dict[str, np.ndarray] = {
-    name: np.asarray(state[name], dtype) for name, dtype in dtypes.items()
-  }
-  _write(_values(inspection, names, dialect, initial), target)
-  if meta is not None and tf.gfile.Exists(meta):
-    tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
+    names = _names_in(to, checkpoint, state)
+    values = _values(checkpoint, names, naming_schemes.SCHEMES[to], _initial(state))
+    _write(values, target)
+  elif like is not None:
+    example = files.Checkpoint(files.resolve_path(like))
+    names = _names_like(example, checkpoint, state)
+    scheme = naming_schemes.recognize(example.shapes)
+    dtypes = {name: example.dtypes[name] for name in names.keys() & state}
+    _write(_values(checkpoint, names, scheme, _initial(state, dtypes)), target)
+    meta = "{}.meta".format(example.path)
+    if tf.gfile.Exists(meta):
+      tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
   _make_latest(target)
   return inspect(target, state)
+
+
+class _Value(NamedTuple):
+  """The value of a variable to write.
+
+  Attributes:
+    array: The value; of quantized dtypes, an array of ints.
+    dtype: The dtype of the variable.
+  """
+
+  array: np.ndarray
+  dtype: tf.DType
 
 
 def _make_latest(path: str) -> None:
@@ -159,124 +166,120 @@ def _make_latest(path: str) -> None:
   tf.train.update_checkpoint_state(directory, path, others + [path])
 
 
-def _shapes(inspection: Inspection) -> Dict[str, Tuple[int, ...]]:
-  """Returns the shapes of the variables by name, in the order of their creation."""
-  return {
-    name: inspection.variables[name][1]
-    for name in sorted(inspection.variables, key=dialects.parse)
-  }
+def _initial(
+  state: Mapping[str, float], dtypes: Mapping[str, tf.DType] = MappingProxyType({})
+) -> Dict[str, _Value]:
+  """Returns the initial values of a program's own state, int64 or float32 by default."""
+  result: Dict[str, _Value] = {}
+  for name, value in state.items():
+    default = tf.int64 if isinstance(value, int) else tf.float32
+    dtype = dtypes.get(name, default)
+    result[name] = _Value(np.asarray(value, dtype.as_numpy_dtype), dtype)
+  return result
 
 
 def _names_in(
-  dialect: str, source: Inspection, own: Iterable[str]
+  to: str, source: files.Checkpoint, own: Iterable[str]
 ) -> Dict[str, Optional[str]]:
   """Returns for each name in a naming scheme the name in `source` to copy from; None
-  for state that starts anew.
+  for state that starts anew. Raises a ValueError if the names are not certain.
   """
-  others = {name: shape for name, shape in _shapes(source).items() if name not in own}
-  names = dialects.translate(others, dialect)
-  names.update(
-    (name, name if name in source.variables else None)
-    for name in own
-    if dialect != "plain"
-  )
+  own = set(own)
+  others = {name: shape for name, shape in source.shapes.items() if name not in own}
+  found = source.variables(ordered=True)._replace(shapes=others)
+  names = matching.translate(found, to, source.have_equal_values)
+  if to != "plain":
+    names.update((name, name if name in source.shapes else None) for name in own)
   return names
 
 
 def _names_like(
-  like: Inspection, source: Inspection, own: Container[str]
+  like: files.Checkpoint, source: files.Checkpoint, own: Container[str]
 ) -> Dict[str, Optional[str]]:
   """Returns for each name in `like` the name in `source` to copy from; None for state
-  that starts anew.
+  that starts anew. Raises a ValueError if the names are not certain, or missing.
   """
-  shapes, found = _shapes(like), _shapes(source)
-  matched, state = dialects.match(shapes, found), dialects.state(shapes)
-  second_names = dialects.aliases(shapes)
-  if not {*second_names, *second_names.values()} <= set(matched):
-    matched = dialects.match(
-      {name: shapes[name] for name in shapes if name not in second_names}, found
-    )
-    matched.update(
-      (second, matched[first])
-      for second, first in second_names.items()
-      if first in matched
-    )
-  missing = [
-    name
-    for name in shapes
-    if name not in matched and name not in state and name not in own
-  ]
+  matched = _match_like(like, source)
+  if matched.ambiguous:
+    remedy = "Keep that of {}, too.".format(like.path)
+    raise ValueError(files.ambiguity(matched.ambiguous, source.path, remedy))
+  state = naming_schemes.state(like.shapes)
+  missing: List[str] = []
+  for name in sorted(like.shapes):
+    if name not in matched.names and name not in state and name not in own:
+      missing.append(name)
   if missing:
     raise ValueError(
       "Expected the variables of {}, but {} does not have these in the same shape: {}. "
       "Pass checkpoints of the same model, and as `state` the variables of a loss "
       "scale of your own.".format(like.path, source.path, ", ".join(missing))
     )
-  return {name: matched.get(name) for name in shapes}
+  return {name: matched.names.get(name) for name in sorted(like.shapes)}
+
+
+def _match_like(like: files.Checkpoint, source: files.Checkpoint) -> matching.Match:
+  """Returns which variable in `source` each of `like` is; reads the `.meta` files if it
+  is not clear without.
+  """
+  matched = matching.Match({}, {})
+  for ordered in (False, True):
+    wanted, found = like.variables(ordered), source.variables(ordered)
+    second = matching.second_names(wanted, like.have_equal_values)
+    wanted = wanted._replace(second=second)
+    matched = matching.match(wanted, found, source.have_equal_values)
+    if not matched.ambiguous:
+      break
+  return matched
 
 
 def _values(
-  source: Inspection,
+  source: files.Checkpoint,
   names: Mapping[str, Optional[str]],
-  to: str,
-  initial: Mapping[str, np.ndarray],
-) -> Dict[str, np.ndarray]:
+  scheme: NamingScheme,
+  initial: Mapping[str, _Value],
+) -> Dict[str, _Value]:
   """Returns the values to write by name; `names` has the name in `source` for each, or
   None for state to add.
 
   `initial` has values for state of the program's own.
   """
-  checkpoint = files.Checkpoint(source.path)
-  roles = dialects.state(
-    {name: source.variables[old][1] if old else () for name, old in names.items()}
-  )
-  values = {}
+  shapes = {name: source.shapes[old] if old else () for name, old in names.items()}
+  roles = naming_schemes.state(shapes)
+  values: Dict[str, _Value] = {}
   for name, old in names.items():
     if old is not None:
-      values[name] = checkpoint.read(old)
+      values[name] = _Value(source.read(old), source.dtypes[old])
     elif name in initial:
       values[name] = initial[name]
     if name in roles:
-      role = dialects.ROLES[roles[name]]
-      dtype = role.contrib_dtype if to == "contrib" else role.dtype
-      values[name] = np.asarray(values.get(name, role.initial)).astype(dtype)
+      variable = scheme.variable(roles[name])
+      array = values[name].array if name in values else np.asarray(variable.initial)
+      values[name] = _Value(array.astype(variable.dtype), tf.as_dtype(variable.dtype))
   return values
 
 
-def _write(values: Dict[str, np.ndarray], target: str) -> None:
+def _write(values: Dict[str, _Value], target: str) -> None:
   """Writes a checkpoint to a temporary directory, compares it with `values`, and moves
   it to `target`, index last.
   """
-  temporary = "{}.unfinished".format(target)
-  _remove(temporary)  # from a conversion that was killed
+  _remove_unfinished(os.path.dirname(target) or ".")
+  temporary = "{}{}".format(target, _unfinished(os.getpid()))
+  _remove(temporary)
   tf.gfile.MakeDirs(temporary)
   try:
     prefix = os.path.join(temporary, os.path.basename(target))
-    with tf.Graph().as_default(), tf.Session() as sess:
-      feeds = {
-        name: tf.placeholder(value.dtype, value.shape)
-        for name, value in sorted(values.items())
-      }
-      save = tf.raw_ops.SaveV2(
-        prefix=prefix,
-        tensor_names=list(feeds),
-        shape_and_slices=[""] * len(feeds),
-        tensors=list(feeds.values()),
-      )
-      sess.run(save, {feed: values[name] for name, feed in feeds.items()})
+    _save(values, prefix)
     written = files.Checkpoint(prefix)
     for name, value in values.items():
-      if _bits(written.read(name)) != _bits(value):
+      read = _Value(written.read(name), written.dtypes[name])
+      if _bits(read) != _bits(value):
         raise tf.errors.DataLossError(
           None,
           None,
           "{} in {} differs from the value that was written.".format(name, prefix),
         )
-    # Some file systems list whole paths. The index is moved last: without it, there is
-    # no checkpoint.
-    for part in sorted(
-      os.path.basename(path) for path in tf.gfile.ListDirectory(temporary)
-    ):
+    # The index is moved last: without it, there is no checkpoint.
+    for part in sorted(_names_of_files(temporary)):
       tf.gfile.Rename(
         os.path.join(temporary, part),
         os.path.join(os.path.dirname(target), part),
@@ -286,14 +289,69 @@ def _write(values: Dict[str, np.ndarray], target: str) -> None:
     _remove(temporary)
 
 
+def _save(values: Dict[str, _Value], prefix: str) -> None:
+  """Writes the files of a checkpoint."""
+  with tf.Graph().as_default(), tf.Session() as sess:
+    feeds: Dict[tf.Tensor, np.ndarray] = {}
+    tensors: List[tf.Tensor] = []
+    for name in sorted(values):
+      array, dtype = values[name]
+      placeholder = tf.placeholder(dtype, array.shape)
+      feeds[placeholder] = array.astype(dtype.as_numpy_dtype)
+      tensors.append(placeholder)
+    save = tf.raw_ops.SaveV2(
+      prefix=prefix,
+      tensor_names=sorted(values),
+      shape_and_slices=[""] * len(values),
+      tensors=tensors,
+    )
+    sess.run(save, feeds)
+
+
+def _unfinished(pid: object) -> str:
+  """Returns the end of the name of a folder in which a process writes a checkpoint."""
+  return ".unfinished-{}-{}".format(platform.node(), pid)
+
+
+def _remove_unfinished(directory: str) -> None:
+  """Removes what conversions left in a directory whose processes were killed, on this
+  machine.
+  """
+  if not tf.gfile.IsDirectory(directory):
+    return
+  for name in _names_of_files(directory):
+    _, is_unfinished, pid = name.rpartition(_unfinished(""))
+    if is_unfinished and pid.isdigit() and not _is_running(int(pid)):
+      _remove(os.path.join(directory, name))
+
+
+def _is_running(pid: int) -> bool:
+  """Returns whether a process of this machine exists; True if that is not known."""
+  if os.name != "posix":
+    return True
+  try:
+    os.kill(pid, 0)  # sends no signal
+  except ProcessLookupError:
+    return False
+  except OSError:
+    return True
+  return True
+
+
+def _names_of_files(directory: str) -> List[str]:
+  """Returns the names in a directory, as some file systems list whole paths."""
+  return [
+    os.path.basename(path.rstrip("/")) for path in tf.gfile.ListDirectory(directory)
+  ]
+
+
 def _remove(folder: str) -> None:
   if tf.gfile.Exists(folder):
     tf.gfile.DeleteRecursively(folder)
 
 
-def _bits(value: np.ndarray) -> Tuple[object, ...]:
-  return (
-    value.dtype,
-    value.shape,
-    value.tolist() if value.dtype == object else value.tobytes(),
-  )
+def _bits(value: _Value) -> Tuple[object, ...]:
+  """Returns what is equal for values that are the same, bit for bit."""
+  array = value.array
+  content = array.tolist() if array.dtype == object else array.tobytes()
+  return value.dtype, array.shape, content

@@ -6,12 +6,15 @@ the names in this package.
 import functools
 import os
 import re
-from typing import Any, Dict, Iterable, List, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
+from google.protobuf import message
 import numpy as np
 
 from mp_compat._tensorflow import tf
-from mp_compat.core import dialects
+from mp_compat.checkpoints import matching
+from mp_compat.core import loss_scale
+from mp_compat.core import naming_schemes
 from mp_compat.graph import graphs
 
 Path = Union[str, bytes, "os.PathLike[str]"]
@@ -26,6 +29,9 @@ tensorflow_reader = tf.train.NewCheckpointReader
 
 # Files of a checkpoint in the V2 format, which are no checkpoints.
 _PART = re.compile(r"(.+)\.(index|meta|data-\d+-of-\d+)")
+
+# Ops of variables in a graph.
+_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
 # Errors that TensorFlow's checkpoint readers raise for a damaged checkpoint.
 _BROKEN = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
@@ -98,12 +104,14 @@ class Checkpoint:
     is_object_based: Whether `tf.train.Checkpoint` wrote it.
   """
 
-  def __init__(self, path: str) -> None:
-    """Opens a checkpoint; one without variables counts as damaged."""
+  def __init__(self, path: str, reader: Any = None) -> None:
+    """Opens a checkpoint, unless TensorFlow's `reader` of it is passed; one without
+    variables counts as damaged.
+    """
     self.path = path
     try:
       # load_checkpoint() would read a directory of that name
-      self._reader = tensorflow_reader(path)
+      self._reader = tensorflow_reader(path) if reader is None else reader
     except _BROKEN as error:
       check_no_pattern(path)
       raise data_loss_error(path, error) from error
@@ -141,6 +149,122 @@ class Checkpoint:
         return sess.run(values)
       except _BROKEN as error:
         raise data_loss_error(self.path, error) from error
+
+  def have_equal_values(self, names: Sequence[str]) -> bool:
+    """Returns whether variables have the same dtype and value, bit for bit."""
+    if len(names) < 2:
+      return True
+    if len({(self.dtypes[name], self.shapes[name]) for name in names}) > 1:
+      return False
+    return len({self.read(name).tobytes() for name in names}) == 1
+
+  def creation_order(self) -> List[str]:
+    """Returns the names of variables in the order in which the program created them, as
+    far as the `.meta` file beside the checkpoint tells.
+    """
+    path = "{}.meta".format(self.path)
+    if not tf.gfile.Exists(path):
+      return []
+    try:
+      with tf.gfile.GFile(path, "rb") as file:
+        graph_def = tf.MetaGraphDef.FromString(file.read()).graph_def
+    except (tf.errors.OpError, message.DecodeError):
+      return []
+    return [
+      node.name
+      for node in graph_def.node
+      if node.op in _VARIABLES and node.name in self.shapes
+    ]
+
+  def variables(self, ordered: bool = False) -> matching.Variables:
+    """Returns the variables, `ordered` as far as the checkpoint tells."""
+    order = self.creation_order() if ordered else []
+    return matching.Variables(self.shapes, order)
+
+
+def match(
+  graph: tf.Graph,
+  wanted: Mapping[str, Tuple[str, naming_schemes.Shape]],
+  checkpoint: Checkpoint,
+) -> matching.Match:
+  """Returns which variable in a checkpoint each variable of a graph is; reads the
+  `.meta` file if it is not clear without.
+
+  Args:
+    graph: The graph.
+    wanted: The names of variables' ops and their shapes, by the names to restore them
+      by: those that a Saver or an assignment map has.
+    checkpoint: The checkpoint.
+  """
+  shapes = {name: shape for name, (_, shape) in wanted.items()}
+  ops = {name: op for name, (op, _) in wanted.items()}
+  explicit = frozenset(name for name, op in ops.items() if name != op)
+  all_shapes, all_ops = dict(shapes), dict(ops)
+  for name, (_, shape) in global_variables(graph).items():
+    if name not in ops and name not in ops.values():
+      all_shapes[name], all_ops[name] = shape, name
+  graph_variables = _graph_variables(graph, all_shapes, all_ops)
+  wanted_variables = graph_variables._replace(shapes=shapes, explicit=explicit)
+  matched = matching.Match({}, {})
+  for ordered in (False, True):
+    matched = matching.match(
+      wanted_variables,
+      checkpoint.variables(ordered),
+      checkpoint.have_equal_values,
+      graph_variables,
+    )
+    if not matched.ambiguous:
+      break
+  return matched
+
+
+def global_variables(graph: tf.Graph) -> Dict[str, Tuple[str, naming_schemes.Shape]]:
+  """Returns the names and shapes of a graph's variables with known shapes, by name."""
+  result: Dict[str, Tuple[str, naming_schemes.Shape]] = {}
+  for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
+    name = op_name(variable)
+    if name and variable.shape.is_fully_defined():
+      result[name] = name, tuple(variable.shape.as_list())
+  return result
+
+
+def _graph_variables(
+  graph: tf.Graph, shapes: naming_schemes.Shapes, ops: Mapping[str, str]
+) -> matching.Variables:
+  """Returns variables of a graph, by the names of `shapes`; `ops` has those of their
+  ops.
+  """
+  index = {op.name: number for number, op in enumerate(graph.get_operations())}
+  kinds, recorded = loss_scale.kinds_of_created(graph), tensorflow_names(graph)
+  return matching.Variables(
+    shapes,
+    sorted(shapes, key=lambda name: index[ops[name]]),
+    {name: kinds[op] for name, op in ops.items() if op in kinds},
+    {name: recorded[op] for name, op in ops.items() if op in recorded},
+  )
+
+
+def ambiguity(
+  ambiguous: Mapping[str, Sequence[str]], path: str, remedy: Optional[str] = None
+) -> str:
+  """Returns the message of an error for variables that may be several in a checkpoint.
+
+  The `remedy` is by default that for a Saver or an assignment map.
+  """
+  choices = [
+    "{} may be {}".format(name, " or ".join(sources))
+    for name, sources in ambiguous.items()
+  ]
+  example = next(iter(ambiguous.values()))[-1]
+  return (
+    "The checkpoint {} has variables of several optimizers, and their names do not tell "
+    "which is which: {}. Expected the .meta file beside the checkpoint, which has the "
+    "order in which the program creates them. {}".format(
+      path,
+      "; ".join(choices),
+      remedy or "Or pass the names, as in {{{!r}: variable, ...}}.".format(example),
+    )
+  )
 
 
 def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
@@ -183,23 +307,32 @@ def open_with_own_names(filepattern: str) -> Any:
   names in this package, too.
   """
   reader = tensorflow_reader(filepattern)
-  return reader if reader.has_tensor(_OBJECT_GRAPH) else _Reader(reader)
+  if reader.has_tensor(_OBJECT_GRAPH) or not reader.get_variable_to_shape_map():
+    return reader
+  return _Reader(reader, Checkpoint(tf.compat.as_str_any(filepattern), reader))
 
 
 class _Reader:
   """A reader with two names for a variable: its name in the checkpoint, and that of
   this package.
 
-  The latter is the name of the variable in the default graph for which TensorFlow's
-  class has the name in the checkpoint. For all others, it is the name without
-  conditionals. No name in the checkpoint is hidden.
+  A name that a variable of the default graph has is that variable, also where another
+  one has this name in the checkpoint. For variables that the graph does not have, the
+  name of this package is that without conditionals.
   """
 
-  def __init__(self, reader: Any) -> None:
+  def __init__(self, reader: Any, checkpoint: Checkpoint) -> None:
     self._reader = reader
-    self._own_names = {name: name for name in reader.get_variable_to_shape_map()}
-    self._plain_names = dialects.without_conditionals(
-      reader.get_variable_to_shape_map()
+    self._checkpoint = checkpoint
+    self._own_names = {name: name for name in checkpoint.shapes}
+    self._plain_names = matching.plain_names(
+      checkpoint.variables(ordered=True), checkpoint.have_equal_values
+    )
+    # The default graph in the last call, its version, and what is known of it.
+    self._known: Tuple[Any, int, matching.Match] = (
+      None,
+      0,
+      matching.Match({}, {}),
     )
 
   def __getattr__(self, name: str) -> Any:
@@ -210,6 +343,11 @@ class _Reader:
 
   def get_tensor(self, tensor_str: str) -> np.ndarray:
     name = tf.compat.as_str_any(tensor_str)
+    ambiguous = self._match().ambiguous
+    if name in ambiguous:
+      raise tf.errors.InvalidArgumentError(
+        None, None, ambiguity({name: ambiguous[name]}, self._checkpoint.path)
+      )
     return self._reader.get_tensor(self._names().get(name, name))
 
   def get_variable_to_shape_map(self) -> Dict[str, List[int]]:
@@ -222,8 +360,18 @@ class _Reader:
 
   def _names(self) -> Dict[str, str]:
     """Returns all names, each with the name in the checkpoint."""
-    recorded = tensorflow_names(tf.get_default_graph())
-    recorded = {
-      name: source for name, source in recorded.items() if source in self._own_names
-    }
-    return {**self._plain_names, **recorded, **self._own_names}
+    return {**self._plain_names, **self._own_names, **self._match().names}
+
+  def _match(self) -> matching.Match:
+    """Returns which variables in the checkpoint those of the default graph are, if
+    TensorFlow's class would give some of them other names.
+    """
+    graph = tf.get_default_graph()
+    known_graph, version, known = self._known
+    if graph is known_graph and graph.version == version:
+      return known
+    found = matching.Match({}, {})
+    if tensorflow_names(graph):
+      found = match(graph, global_variables(graph), self._checkpoint)
+    self._known = graph, graph.version, found
+    return found

@@ -9,8 +9,8 @@ from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 from mp_compat.checkpoints import files
-from mp_compat.core import dialects
 from mp_compat.core import loss_scale
+from mp_compat.core import naming_schemes
 
 
 def assignment_map(path: files.Path, wanted: Any) -> Any:
@@ -28,7 +28,8 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
     or has in another dtype, is left out and keeps its initial value; logs a warning.
 
   Raises:
-    ValueError: If there is no checkpoint at `path`.
+    ValueError: If there is no checkpoint at `path`, or a variable may be one of several
+      in it. Names in `wanted` that are not those of variables are taken as they are.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
   pairs = list(wanted.items() if isinstance(wanted, Mapping) else wanted)
@@ -53,7 +54,7 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
 def _state_names(matches: "Dict[str, _Match]") -> List[str]:
   """Returns the names of the variables of loss scales."""
   registered = loss_scale.state_names(tf.get_default_graph())
-  known = dialects.state({name: match.shape for name, match in matches.items()})
+  known = naming_schemes.state({name: match.shape for name, match in matches.items()})
   return [
     name
     for name, match in matches.items()
@@ -118,17 +119,14 @@ def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
       full_name = name or (part.op.name if slice_info is None else slice_info.full_name)
       wanted.setdefault(full_name, _Match([], tuple(shape))).parts.append(part)
   checkpoint = files.Checkpoint(files.resolve_path(path))
-  recorded = files.tensorflow_names(tf.get_default_graph())
-  matched = dialects.match(
-    {name: match.shape for name, match in wanted.items()},
-    checkpoint.shapes,
-    {
-      name: recorded[v.parts[0].op.name]
-      for name, v in wanted.items()
-      if v.parts[0].op.name in recorded
-    },
+  matched = files.match(
+    tf.get_default_graph(),
+    {name: (each.parts[0].op.name, each.shape) for name, each in wanted.items()},
+    checkpoint,
   )
-  for name, source in matched.items():
+  if matched.ambiguous:
+    raise ValueError(files.ambiguity(matched.ambiguous, checkpoint.path))
+  for name, source in matched.names.items():
     is_usable = checkpoint.dtypes[source] == wanted[name].parts[0].dtype.base_dtype
     wanted[name] = wanted[name]._replace(source=source, is_usable=is_usable)
   return wanted

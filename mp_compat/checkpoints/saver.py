@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `tf.train.Saver` that restores checkpoints of every naming scheme (see
-`mp_compat.core.dialects`).
+`mp_compat.core.naming_schemes`).
 """
 
 import collections
@@ -25,8 +25,8 @@ from mp_compat._tensorflow import log
 from mp_compat._tensorflow import savers
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
-from mp_compat.core import dialects
 from mp_compat.core import loss_scale
+from mp_compat.core import naming_schemes
 from mp_compat.graph import graphs
 
 tensorflow_restore = tf.train.Saver.restore  # `install()` replaces it.
@@ -243,31 +243,28 @@ def _match_names(
   """Returns the names in the checkpoint by the names in the graph; omits state that
   starts at its initial value.
   """
-  shapes, creation_index = (
-    checkpoint.shapes,
-    {op.name: i for i, op in enumerate(graph.get_operations())},
-  )
-  in_order = sorted(
-    entries,
-    key=lambda entry: [creation_index[variable.name] for variable in entry.variables],
-  )
-  needed = {entry.name: entry for entry in in_order if entry.is_needed}
-  wanted = {
-    name: entry.shape.as_list()
-    for name, entry in needed.items()
-    if entry.shape.is_fully_defined()
+  needed = {entry.name: entry for entry in entries if entry.is_needed}
+  wanted = _wanted(needed)
+  match = files.match(graph, wanted, checkpoint)
+  if match.ambiguous:
+    raise tf.errors.InvalidArgumentError(
+      None,
+      None,
+      "Nothing was restored. " + files.ambiguity(match.ambiguous, checkpoint.path),
+    )
+  # The state of iterators has no shape.
+  matched = {
+    entry.name: entry.name
+    for entry in entries
+    if entry.name in checkpoint.shapes and entry.name not in wanted
   }
+  matched.update(match.names)
   variables = _variables(needed)
-  recorded = files.tensorflow_names(graph)
-  # state of iterators has no shape
-  matched = {entry.name: entry.name for entry in entries if entry.name in shapes}
-  renamed = {
-    variables[name]: recorded[name] for name in variables.keys() & recorded.keys()
-  }
-  matched.update(dialects.match(wanted, shapes, renamed))
   state = {variables[name] for name in variables.keys() & loss_scale.state_names(graph)}
   # of TensorFlow's classes, and of imported graphs
-  state.update(dialects.state(wanted))
+  state.update(
+    naming_schemes.state({name: shape for name, (_, shape) in wanted.items()})
+  )
   _check_fits(needed, matched, state, checkpoint)
   initialized = [name for name in needed if name not in matched]
   if initialized:
@@ -277,6 +274,19 @@ def _match_names(
       ", ".join(initialized),
     )
   return matched
+
+
+def _wanted(
+  entries: Dict[str, _Entry],
+) -> Dict[str, Tuple[str, naming_schemes.Shape]]:
+  """Returns the name of a variable's op, and the shape, by the name in the Saver."""
+  wanted: Dict[str, Tuple[str, naming_schemes.Shape]] = {}
+  for name, entry in entries.items():
+    ops = [variable.name for variable in entry.variables]
+    if ops and entry.shape.is_fully_defined():
+      op = name if name in ops else ops[0]
+      wanted[name] = op, tuple(entry.shape.as_list())
+  return wanted
 
 
 def _variables(entries: Dict[str, _Entry]) -> Dict[str, str]:
@@ -336,7 +346,7 @@ def _mismatch(
       "Not found in the checkpoint {}, which has the naming scheme {}: {}. It has: "
       "{}.".format(
         checkpoint.path,
-        dialects.dialect(checkpoint.shapes),
+        naming_schemes.recognize(checkpoint.shapes).name,
         ", ".join(missing),
         ", ".join(sorted(checkpoint.shapes)),
       )

@@ -13,7 +13,7 @@ from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
-from mp_compat.core import dialects
+from mp_compat.core import naming_schemes
 from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 from mp_compat.graph import graphs
@@ -75,7 +75,8 @@ def is_scaled(loss: Loss) -> bool:
     lambda x: contexts.tensor_inputs(x)[:1] if x.op.type in _READS else [],
   )
   return any(
-    x.op.type in ("VarHandleOp", "VariableV2") and dialects.is_state_name(x.op.name)
+    x.op.type in ("VarHandleOp", "VariableV2")
+    and naming_schemes.is_state_name(x.op.name)
     for x in sources
   )
 

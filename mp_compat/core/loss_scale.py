@@ -2,12 +2,14 @@
 """Loss scales: the factor that multiplies the loss, and its update after each step."""
 
 import abc
+import contextlib
 import inspect
 import operator
 from typing import (
   Any,
   Callable,
   Dict,
+  Iterator,
   List,
   NoReturn,
   Optional,
@@ -28,6 +30,7 @@ from mp_compat.core import distribute
 from mp_compat.core import finite_check
 from mp_compat.core import gradients
 from mp_compat.core import lineage
+from mp_compat.core import naming_schemes
 from mp_compat.core import update_rule
 from mp_compat.core.update_rule import Scalar
 from mp_compat.graph import graphs
@@ -182,6 +185,36 @@ def state_names(graph: tf.Graph) -> Set[str]:
   those of subclasses included.
   """
   return graphs.record_in(graph, "state_names", set)
+
+
+def kinds_of_created(graph: tf.Graph) -> Dict[str, str]:
+  """Returns the record in `graph` of the variables that optimizers with a loss scale
+  created when they applied gradients: the kind of the loss scale by name.
+  """
+  return graphs.record_in(graph, "loss_scales_of_created")
+
+
+@contextlib.contextmanager
+def recording_created(scale: AnyLossScale) -> Iterator[None]:
+  """Makes a context manager that records the variables that are created in it, for
+  checkpoints, as those of an optimizer with this loss scale (`kinds_of_created`).
+  """
+  graph = graphs.init_scope_graph()
+  if graph is None:  # in eager mode
+    yield
+    return
+  existing = set(_global_names(graph))
+  yield
+  dynamic = (DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
+  is_dynamic = isinstance(scale, dynamic)
+  kind = naming_schemes.DYNAMIC if is_dynamic else naming_schemes.FIXED
+  created = [name for name in _global_names(graph) if name not in existing]
+  kinds_of_created(graph).update(dict.fromkeys(created, kind))
+
+
+def _global_names(graph: tf.Graph) -> List[str]:
+  variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+  return [variable.op.name for variable in variables]
 
 
 class FiniteLossScale(LossScale):

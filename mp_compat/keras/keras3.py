@@ -9,9 +9,9 @@ import weakref
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
-from mp_compat.core import dialects
 from mp_compat.core import gradients
 from mp_compat.core import loss_scale
+from mp_compat.core import naming_schemes
 from mp_compat.graph import graphs
 from mp_compat.keras import keras2
 
@@ -31,7 +31,7 @@ _Variable = Any  # a tf.Variable or a Variable of Keras 3
 _Apply = Callable[[keras2.Pairs], object]
 
 _NAMES_IN_KERAS = {
-  role: row.keras_3 for role, row in dialects.ROLES.items() if row.keras_3 is not None
+  role: variable.name for role, variable in naming_schemes.KERAS_3.state.items()
 }
 
 

@@ -41,6 +41,11 @@ from mp_compat.checkpoints import files
 from mp_compat.contrib import mixed_precision as contrib
 from mp_compat.core import conditional_apply
 from mp_compat.core import loss_scale
+from mp_compat.core.naming_schemes import CONTRIB
+from mp_compat.core.naming_schemes import DYNAMIC
+from mp_compat.core.naming_schemes import FIXED
+from mp_compat.core.naming_schemes import TENSORFLOW
+from mp_compat.core.naming_schemes import Conditionals
 from mp_compat.graph import graphs
 
 _ApplyGradients = Callable[..., Optional[tf.Operation]]
@@ -162,19 +167,23 @@ def _after_scope(name: str, scope: str) -> str:
   return name[len(scope) + 1 :] if scope and name.startswith(scope + "/") else name
 
 
-def _conditionals(scale: loss_scale.LossScale) -> Optional[Tuple[int, int]]:
-  """Returns how many conditionals TensorFlow's class builds, and the index of the one
-  that applies; None if unknown.
+def _conditionals(scale: loss_scale.LossScale) -> Optional[Conditionals]:
+  """Returns the conditionals that TensorFlow's class builds for a loss scale; None if
+  they are unknown.
   """
   if isinstance(scale, contrib.LossScaleManager):
-    return {
-      contrib.ExponentialUpdateLossScaleManager.update_loss_scale: (2, 0),
-      contrib.FixedLossScaleManager.update_loss_scale: (1, 0),
-    }.get(type(scale).update_loss_scale)
+    update = type(scale).update_loss_scale
+    if update is contrib.ExponentialUpdateLossScaleManager.update_loss_scale:
+      return CONTRIB.conditionals[DYNAMIC]
+    if update is contrib.FixedLossScaleManager.update_loss_scale:
+      return CONTRIB.conditionals[FIXED]
+    return None
   dynamic = (loss_scale.DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
   if not isinstance(scale, dynamic):
-    return 0, 0
-  return (2, 1) if type(scale).update in [cls.update for cls in dynamic] else None
+    return Conditionals(total=0, applying=0)
+  if type(scale).update in [cls.update for cls in dynamic]:
+    return TENSORFLOW.conditionals[DYNAMIC]
+  return None
 
 
 def _warn_unknown_names(scale: loss_scale.LossScale, names: _Names) -> None:

@@ -354,7 +354,8 @@ def apply(
   )
   args, keywords = optimizers.arguments_for(method, base, given)
   part_grads, variables = zip(*part.grads_and_vars)
-  with graphs.reserve_name(name or optimizer.get_name()) as step_scope:
+  recording = loss_scale.recording_created(optimizer.loss_scale)
+  with graphs.reserve_name(name or optimizer.get_name()) as step_scope, recording:
     applied = conditional_apply.apply_in_each_replica(
       decision.apply[index],
       functools.partial(

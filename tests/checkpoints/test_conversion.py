@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def test_convert_removes_wrong_files(tmp_path, monkeypatch):
 def test_convert_rejects_object_based_checkpoint(tmp_path):
   source = goldens.golden_path("1.15", Case("tensorflow", "adam", kind="objects"))
   found = checkpoints.inspect(source)
-  assert found.dialect == "object-based" and len(found.state) == 2
+  assert found.naming_scheme == "object-based" and len(found.state) == 2
   with pytest.raises(
     ValueError,
     match="written by tf.train.Checkpoint. Its names are the same in every naming scheme",
@@ -142,30 +143,44 @@ def test_command_line_inspects_and_converts(tmp_path, capsys):
   )
 
 
-@pytest.mark.parametrize("moved", [0, 1])
-def test_killed_conversion_leaves_nothing(moved, tmp_path, monkeypatch):
-  target, moves, rename = str(tmp_path / "model"), [], tf.gfile.Rename
+KILLED = """
+import os, signal, sys
+import tensorflow.compat.v1 as tf
+from mp_compat import checkpoints
 
-  def rename_until_killed(source, to, overwrite):
-    if len(moves) == moved:
-      raise KeyboardInterrupt
-    moves.append(to)
-    rename(source, to, overwrite)
+source, target, moves = sys.argv[1], sys.argv[2], int(sys.argv[3])
+rename = tf.gfile.Rename
 
-  with monkeypatch.context() as patch:
-    patch.setattr(tf.gfile, "Rename", rename_until_killed)
-    # a process that is killed removes nothing
-    patch.setattr(conversion, "_remove", lambda folder: None)
-    with pytest.raises(KeyboardInterrupt):
-      checkpoints.convert(ADAM, target, "plain")
-  assert len(moves) == moved and not tf.train.checkpoint_exists(target)
-  assert os.path.exists(target + ".unfinished")
-  checkpoints.convert(ADAM, target, "plain")
-  assert sorted(os.listdir(str(tmp_path))) == [
+def rename_until_killed(*args, **kwargs):
+  global moves
+  if not moves:
+    os.kill(os.getpid(), signal.SIGKILL)
+  moves -= 1
+  rename(*args, **kwargs)
+
+tf.gfile.Rename = rename_until_killed
+checkpoints.convert(source, target, "plain")
+"""
+
+
+@pytest.mark.parametrize("moves, retried", [(0, "other"), (1, "model")])
+def test_next_conversion_removes_killed_one(moves, retried, tmp_path):
+  target = str(tmp_path / "model")
+  killed = testing.run_python("-c", KILLED, ADAM, target, moves, check=False)
+  assert killed.returncode == -signal.SIGKILL and not os.path.exists(target + ".index")
+  assert any(".unfinished" in name for name in os.listdir(str(tmp_path)))
+  running = tmp_path / "running{}".format(conversion._unfinished(os.getpid()))
+  of_other_machine = tmp_path / "x.unfinished-elsewhere-1"
+  running.mkdir()
+  of_other_machine.mkdir()
+  checkpoints.convert(ADAM, str(tmp_path / retried), "plain")
+  names = [retried + part for part in (".data-00000-of-00001", ".index")]
+  assert set(os.listdir(str(tmp_path))) == {
     "checkpoint",
-    "model.data-00000-of-00001",
-    "model.index",
-  ]
+    of_other_machine.name,
+    running.name,
+    *names,
+  }
 
 
 @pytest.mark.parametrize("part", [".index", ".data-00000-of-00001", ".meta"])
@@ -329,7 +344,7 @@ def test_convert_like_supports_second_names(old, source, conditional, tmp_path):
   }
 
 
-def test_convert_requires_dialect_or_like(tmp_path):
+def test_convert_requires_naming_scheme_or_like(tmp_path):
   for arguments in ({}, dict(to="plain", like=ADAM)):
     with pytest.raises(ValueError, match="Expected either a naming scheme"):
       checkpoints.convert(ADAM, str(tmp_path / "out"), **arguments)
@@ -342,3 +357,23 @@ def test_convert_requires_dialect_or_like(tmp_path):
       str(tmp_path / "out"),
       like=goldens.golden_path("1.15", Case("tensorflow", "momentum")),
     )
+
+
+@pytest.mark.parametrize("dtype", [tf.qint8, tf.quint8, tf.qint32], ids=str)
+def test_convert_keeps_quantized_dtypes(dtype, tmp_path):
+  numpy_dtype = {tf.qint8: np.int8, tf.quint8: np.uint8, tf.qint32: np.int32}[dtype]
+  value = tf.bitcast(tf.constant([1, 2, 3], numpy_dtype), dtype)
+  path = str(tmp_path / "model")
+  save = tf.raw_ops.SaveV2(
+    prefix=path, tensor_names=["q"], shape_and_slices=[""], tensors=[value]
+  )
+  converted = str(tmp_path / "converted")
+  restored = tf.raw_ops.RestoreV2(
+    prefix=converted, tensor_names=["q"], shape_and_slices=[""], dtypes=[dtype]
+  )
+  with testing.session() as sess:
+    sess.run(save)
+    found = checkpoints.convert(path, converted, "mp_compat")
+    assert found.variables["q"] == (dtype, (3,))
+    values = sess.run(tf.bitcast(restored[0], numpy_dtype))
+  assert values.tolist() == [1, 2, 3] and values.dtype == numpy_dtype

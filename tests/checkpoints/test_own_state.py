@@ -196,7 +196,7 @@ def test_commands_name_own_state(tmp_path, capsys):
   assert command_line.main([*inspect, "--state", "hysteresis=2"]) == 0
   with open(report) as file:
     found = json.load(file)
-  assert (found["path"], found["dialect"]) == (path, "mp_compat")
+  assert (found["path"], found["naming_scheme"]) == (path, "mp_compat")
   assert found["state"] == {name: saved[name + ":0"].item() for name in STATE}
   assert (
     found["variables"]["w/Adam"] == {"dtype": "float32", "shape": [2]}

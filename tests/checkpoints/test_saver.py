@@ -102,7 +102,7 @@ def test_version_1_format_restores(sharded, writer, tmp_path):
   table, training = build(case._replace(writer="mp_compat"))
   converted = str(tmp_path / "converted")
   assert (
-    checkpoints.inspect(path).dialect == writer
+    checkpoints.inspect(path).naming_scheme == writer
     and checkpoints.inspect(str(tmp_path)).path == path
   )
   checkpoints.convert(path, converted, "mp_compat")

@@ -56,7 +56,7 @@ def test_tensorflow_class_continues_our_training(
   path, converted = str(tmp_path / case.name), str(tmp_path / "converted")
   saved, after = golden_cases.make(case, str(tmp_path))
   written = checkpoints.convert(path, converted, "tensorflow")
-  assert written.dialect == ("tensorflow" if optimizer == "adam" else "mp_compat")
+  assert written.naming_scheme == ("tensorflow" if optimizer == "adam" else "mp_compat")
   for saver, source in [(checkpoints.Saver, path), (tf.train.Saver, converted)]:
     histories = goldens.restore_and_continue(
       "tensorflow", case, source, saver, control_flow
@@ -111,4 +111,4 @@ def test_monitored_session_continues_training(tmp_path):
     ) as sess:
       assert sess.run(training.global_step) == expected_step
       sess.run(training.train_op, {training.x: golden_cases.FEEDS[0]})
-  assert checkpoints.inspect(str(tmp_path)).dialect == "mp_compat"
+  assert checkpoints.inspect(str(tmp_path)).naming_scheme == "mp_compat"

@@ -202,7 +202,7 @@ def convert(path: str) -> str:
     print(installed.patched)
   tf.train.init_from_checkpoint(path, mp_compat.checkpoints.name_map(path))
   mp_compat.checkpoints.convert(path, path + "-plain", to="plain")
-  return mp_compat.checkpoints.inspect(path).dialect
+  return mp_compat.checkpoints.inspect(path).naming_scheme
 
 
 if __name__ == "__main__":

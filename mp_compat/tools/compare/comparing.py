@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import numpy as np
 
-from mp_compat.core import dialects
+from mp_compat.core import naming_schemes
 from mp_compat.tools.compare import processes
 from mp_compat.tools.compare import recorder
 
@@ -312,7 +312,7 @@ def _reason(
   """
   they_skipped, we_skipped = found.skipped
   if is_scaled_twice and all(
-    name and dialects.is_state_name(name) for name in found.names[1]
+    name and naming_schemes.is_state_name(name) for name in found.names[1]
   ):
     return "Only the state of loss scales differs: the first run scales the loss twice, mp_compat uses one scale."
   if None in found.names[0] + found.names[1]:

@@ -45,8 +45,9 @@ import mp_compat
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
-from mp_compat.core import dialects
+from mp_compat.checkpoints import matching
 from mp_compat.core import loss_scale
+from mp_compat.core import naming_schemes
 from mp_compat.graph import graphs
 from mp_compat.tools import run
 from mp_compat.tools.compare import processes
@@ -144,9 +145,14 @@ def _pairs(reference: Variables, variables: Variables, state: bool) -> _Pairs:
   """Returns pairs of names, None for a variable that only one has; `state`: whether
   those of loss scales count.
   """
-  matched = dialects.match(
-    variables.shapes, reference.shapes, variables.tensorflow_names
+  # Shapes are in the order of creation.
+  wanted = matching.Variables(
+    variables.shapes,
+    list(variables.shapes),
+    tensorflow_names=variables.tensorflow_names,
   )
+  found = matching.Variables(reference.shapes, list(reference.shapes))
+  matched = matching.match(wanted, found, matching.differ).names
   missing = set(reference.shapes) - set(matched.values())
   pairs = [(matched.get(name), name) for name in variables.shapes] + [
     (name, None) for name in sorted(missing)
@@ -309,7 +315,7 @@ class Recorder:
         }
         # The variables that a LossScale registered, and those of TensorFlow's.
         registered = sorted(loss_scale.state_names(graph).intersection(shapes))
-        state = {**dict(zip(registered, registered)), **dialects.state(shapes)}
+        state = {**dict(zip(registered, registered)), **naming_schemes.state(shapes)}
         renamed = files.tensorflow_names(graph) if self._settings.run == SCALED else {}
         known.variables = Variables(shapes, renamed, state)
         self._write(graph=known.number, variables=dataclasses.asdict(known.variables))

@@ -1,0 +1,527 @@
+"""Tests of variables in checkpoints of other naming schemes, against tables."""
+
+import pytest
+
+from mp_compat.checkpoints import matching
+from mp_compat.checkpoints.matching import Variables
+from mp_compat.core import naming_schemes
+from tests.core.test_naming_schemes import CONTRIB_V1
+from tests.core.test_naming_schemes import OURS
+from tests.core.test_naming_schemes import PLAIN
+from tests.core.test_naming_schemes import SCALAR
+from tests.core.test_naming_schemes import TENSORFLOW_V1
+
+
+def variables(text, **options):
+  """Returns scalars with the names in `text`, where "name=value" gives a value."""
+  names = [word.partition("=")[0] for word in text.split()]
+  return Variables(dict.fromkeys(names, SCALAR), **options)
+
+
+def compare_values(text):
+  """Returns the comparison of values in a checkpoint: those without one differ."""
+  values = {}
+  for word in text.split():
+    name, _, value = word.partition("=")
+    values[name] = value or name
+  return lambda names: len({values[name] for name in names}) == 1
+
+
+def match(wanted, found, order=True, meta="", **options):
+  """Returns the names in the checkpoint: "-" for none, "?" where several are possible.
+
+  `order`: whether the order of `wanted` is that of creation; `meta`: that of `found`.
+  """
+  options["order"] = wanted.split() if order else ()
+  result = matching.match(
+    variables(wanted, **options),
+    variables(found, order=meta.split()),
+    compare_values(found),
+  )
+  assert not set(result.names) & set(result.ambiguous)
+  return " ".join(
+    "?" if name in result.ambiguous else result.names.get(name, "-")
+    for name in wanted.split()
+  )
+
+
+def translate(names, to, meta=""):
+  text = names if isinstance(names, str) else " ".join(names)
+  found = variables(text, order=meta.split())
+  return matching.translate(found, to, compare_values(text))
+
+
+@pytest.mark.parametrize(
+  "wanted, found, matched",
+  [
+    # An identical name is no proof.
+    ("beta1_power", "cond_1/beta1_power beta1_power", "?"),
+    ("beta1_power", "cond_1/beta1_power=1 beta1_power=1", "beta1_power"),
+    # Nested conditionals, and conditionals in scopes.
+    ("beta1_power", "cond/cond_1/beta1_power", "cond/cond_1/beta1_power"),
+    ("head/beta1_power", "head/cond_1/beta1_power", "head/cond_1/beta1_power"),
+    # Scopes that earlier versions of this package added in functions, eager mode and
+    # eager replicas.
+    (
+      "beta1_power",
+      "apply_or_skip/cond/apply_if_finite/beta1_power",
+      "apply_or_skip/cond/apply_if_finite/beta1_power",
+    ),
+    (
+      "beta1_power",
+      "apply_or_skip/apply_if_finite/beta1_power",
+      "apply_or_skip/apply_if_finite/beta1_power",
+    ),
+    ("beta1_power", "apply_or_skip_1/beta1_power", "apply_or_skip_1/beta1_power"),
+    ("cond_1/beta1_power", "beta1_power", "beta1_power"),
+    # Several optimizers match in the order of creation: cond_11 comes after cond_3.
+    (
+      "beta1_power beta1_power_1",
+      "cond_11/beta1_power cond_3/beta1_power",
+      "cond_3/beta1_power cond_11/beta1_power",
+    ),
+    # One optimizer per scope.
+    (
+      "a/beta1_power b/beta1_power",
+      "b/cond/beta1_power a/cond/beta1_power",
+      "a/cond/beta1_power b/cond/beta1_power",
+    ),
+    # Control flow v2 omits the scope.
+    (
+      "head/beta1_power head/beta2_power",
+      "beta2_power beta1_power",
+      "beta1_power beta2_power",
+    ),
+    # The state of other schemes, in other scopes.
+    (
+      "current_loss_scale good_steps",
+      "any/loss_scale any/good_steps",
+      "any/loss_scale any/good_steps",
+    ),
+    (
+      "bad_steps good_steps loss_scale",
+      "current_loss_scale good_steps",
+      "- good_steps current_loss_scale",
+    ),
+    # In another scope, several of a role match only if the checkpoint has them in the
+    # root scope.
+    ("gen/beta1_power disc/beta1_power", "g/beta1_power d/beta1_power", "- -"),
+    (
+      "gen/current_loss_scale disc/current_loss_scale",
+      "g/current_loss_scale d/current_loss_scale",
+      "- -",
+    ),
+    ("beta1_power beta1_power_1", "g/beta1_power d/beta1_power", "? ?"),
+    (
+      "gen/beta1_power disc/beta1_power",
+      "beta1_power beta1_power_1",
+      "beta1_power beta1_power_1",
+    ),
+    # The powers of another optimizer, and a state that was created in another scope.
+    ("finetune/beta1_power", "pretrain/beta1_power", "-"),
+    ("head/beta1_power", "beta1_power", "beta1_power"),
+    ("beta1_power", "head/beta1_power", "head/beta1_power"),
+    ("a/current_loss_scale", "b/current_loss_scale", "b/current_loss_scale"),
+    # Variables of the program that have the name of a loss scale's variable.
+    ("task/loss_scale", "current_loss_scale good_steps", "-"),
+    ("current_loss_scale good_steps", "task/loss_scale rl/good_steps", "- -"),
+    (
+      "current_loss_scale good_steps loss_scale",
+      "current_loss_scale good_steps",
+      "current_loss_scale good_steps -",
+    ),
+    (
+      "current_loss_scale good_steps",
+      "current_loss_scale good_steps loss_scale",
+      "current_loss_scale good_steps",
+    ),
+    # The graph or the checkpoint is that of a part of the program.
+    ("beta1_power", "cond_1/beta1_power cond_3/beta1_power", "?"),
+    ("beta1_power beta1_power_1", "cond_1/beta1_power", "? ?"),
+    ("beta1_power", "beta1_power beta1_power_1", "beta1_power"),
+    ("beta1_power beta1_power_1", "beta1_power", "beta1_power -"),
+    (
+      "cond_3/beta1_power",
+      "cond_1/beta1_power cond_3/beta1_power",
+      "cond_3/beta1_power",
+    ),
+    ("a/beta1_power a/beta1_power_1", "a/beta1_power beta1_power x/beta1_power", "? ?"),
+    # Second names, which install() writes, into another number, another scope, and for
+    # more optimizers.
+    ("cond_3/beta1_power", "beta1_power=1 cond_1/beta1_power=1", "beta1_power"),
+    ("head/beta1_power", "beta1_power=1 cond_1/beta1_power=1", "beta1_power"),
+    (
+      "beta1_power",
+      "head/beta1_power=1 head/cond_1/beta1_power=1",
+      "head/beta1_power",
+    ),
+    (
+      "cond_4/beta1_power cond_6/beta1_power",
+      "beta1_power=1 beta1_power_1=2 cond_1/beta1_power=1 cond_3/beta1_power=2",
+      "beta1_power beta1_power_1",
+    ),
+    # The second of three variables has no second name: no loss scaling.
+    (
+      "cond_1/beta1_power beta1_power cond_3/beta1_power",
+      "beta1_power=1 beta1_power_1=2 beta1_power_2=3 cond_1/beta1_power=1 "
+      "cond_3/beta1_power=3",
+      "beta1_power beta1_power_1 beta1_power_2",
+    ),
+    # One optimizer without loss scaling, and one with it, in an order that names do not
+    # tell. Their values may be equal.
+    ("beta1_power beta1_power_1", "beta1_power cond_1/beta1_power", "? ?"),
+    (
+      "beta1_power beta1_power_1",
+      "beta1_power=1 cond_1/beta1_power=1",
+      "beta1_power cond_1/beta1_power",
+    ),
+    ("head/beta1_power head/beta1_power_1", "beta1_power cond_1/beta1_power", "? ?"),
+    ("head/beta1_power", "beta1_power cond_1/beta1_power cond_3/beta1_power", "?"),
+    # In a graph of TensorFlow's class, the order is known.
+    (
+      "cond_1/beta1_power beta1_power",
+      "beta1_power beta1_power_1",
+      "beta1_power beta1_power_1",
+    ),
+    (
+      "beta1_power cond_1/beta1_power",
+      "beta1_power beta1_power_1",
+      "beta1_power beta1_power_1",
+    ),
+    # The first and the last of three are certain if both chains begin, or end, with the
+    # same value.
+    (
+      "beta1_power beta1_power_1 beta1_power_2",
+      "cond_1/beta1_power=1 beta1_power=1 beta1_power_1=2",
+      "beta1_power ? ?",
+    ),
+    # Other variables that an optimizer creates when it applies gradients.
+    (
+      "current_loss_scale rate rate_1",
+      "current_loss_scale rate cond_1/rate",
+      "current_loss_scale ? ?",
+    ),
+    (
+      "current_loss_scale rate",
+      "current_loss_scale rate=1 cond_1/rate=1",
+      "current_loss_scale rate",
+    ),
+    # Numbers that are part of the name.
+    ("dense_1", "dense", "-"),
+    ("w/Adam_1", "w/Adam", "-"),
+  ],
+)
+def test_names_match_across_schemes(wanted, found, matched):
+  assert match(wanted, found) == matched
+
+
+POWERS = "beta1_power beta1_power_1"
+TWO = "beta1_power cond_1/beta1_power"
+
+
+def test_graph_shows_which_optimizer_is_scaled():
+  first = {"beta1_power": "dynamic"}
+  assert match(POWERS, TWO, loss_scales=first) == "cond_1/beta1_power beta1_power"
+  second = {"beta1_power_1": "dynamic"}
+  assert match(POWERS, TWO, loss_scales=second) == "beta1_power cond_1/beta1_power"
+
+
+def test_fixed_scales_have_conditionals_with_contrib_only():
+  fixed = {"beta1_power": "dynamic", "beta1_power_1": "fixed"}
+  three, theirs = POWERS + " beta1_power_2", TWO + " cond_3/beta1_power"
+  assert match(three, theirs, loss_scales=fixed) == (
+    "cond_1/beta1_power cond_3/beta1_power beta1_power"
+  )
+  theirs = TWO + " beta1_power_1"
+  assert match(three, theirs, loss_scales=fixed) == (
+    "cond_1/beta1_power beta1_power beta1_power_1"
+  )
+
+
+def test_meta_file_shows_order():
+  theirs = "cond_1/beta1_power beta1_power"
+  assert match(POWERS, TWO, meta=theirs) == theirs
+  assert match(POWERS, TWO, meta=TWO) == TWO
+  assert match(POWERS, TWO, meta="beta1_power") == "? ?"
+  # Neither is a second name, although their values are equal.
+  equal = "beta1_power=1 cond_1/beta1_power=1"
+  assert match("beta1_power", equal, meta=TWO) == "beta1_power"
+  assert sorted(translate(equal, "plain", meta=TWO)) == ["beta1_power", "beta1_power_1"]
+  assert sorted(translate(equal, "plain")) == ["beta1_power"]
+
+
+def test_scopes_dropped_by_control_flow_v2_are_found():
+  wanted, scaled = "head/beta1_power beta1_power", {"head/beta1_power": "dynamic"}
+  theirs = "beta1_power beta1_power_1"
+  assert match(wanted, theirs, loss_scales=scaled) == theirs
+  wanted = "a/beta1_power a/beta1_power_1 beta1_power"
+  theirs = "beta1_power a/beta1_power beta1_power_1"
+  assert match(wanted, theirs) == "? ? ?"
+  scaled = {"a/beta1_power": "dynamic"}
+  assert match(wanted, theirs, loss_scales=scaled) == theirs
+
+
+def test_order_of_checkpoint_names_is_not_known():
+  assert match(TWO, POWERS, order=False) == "? ?"
+  assert match(TWO, POWERS) == POWERS
+
+
+def test_loss_scales_outside_of_scopes_match_in_order():
+  wanted = "b/current_loss_scale a/current_loss_scale"
+  theirs = "current_loss_scale current_loss_scale_1"
+  assert match(wanted, theirs) == theirs
+  assert match(wanted, theirs, order=False) == "? ?"
+
+
+def test_wanted_second_names_follow_first_ones():
+  second = {"cond_3/beta1_power": "beta1_power"}
+  wanted = "beta1_power cond_3/beta1_power"
+  for theirs in ("beta1_power", "cond_3/beta1_power", "cond_7/beta1_power"):
+    assert match(wanted, theirs, second=second) == " ".join([theirs, theirs])
+  assert match(wanted, POWERS, order=False, second=second) == "? ?"
+
+
+def test_explicit_names_are_kept():
+  explicit = frozenset(["beta1_power"])
+  assert match("beta1_power", TWO, explicit=explicit) == "beta1_power"
+
+
+def test_part_of_graph_is_matched_with_whole_graph():
+  whole = variables(
+    POWERS, order=POWERS.split(), loss_scales={"beta1_power": "dynamic"}
+  )
+  part = whole._replace(shapes={"beta1_power_1": SCALAR})
+  found = variables(TWO)
+  matched = matching.match(part, found, matching.differ, whole)
+  assert matched.names == {"beta1_power_1": "beta1_power"}
+  assert matching.match(part, found, matching.differ).ambiguous
+
+
+def test_matching_respects_shapes_and_scopes():
+  def names(wanted, found):
+    return matching.match(Variables(wanted), Variables(found), matching.differ).names
+
+  state = {"current_loss_scale": []}
+  assert names({"a/kernel": [2]}, dict(state, **{"a/cond/kernel": [2]})) == {
+    "a/kernel": "a/cond/kernel"
+  }
+  assert names({"a/kernel": [2]}, dict(state, **{"a/cond/kernel": [3]})) == {}
+  assert names({"a/kernel": [2]}, {"b/kernel": [2]}) == {}
+  assert names({"a/temperature": []}, {"b/temperature": []}) == {}
+  assert names({"a/beta1_power": [1]}, {"beta1_power": [1]}) == {}
+
+
+def test_conditionals_of_programs_are_kept():
+  assert match("a/kernel", "cond/a/kernel") == "-"
+  assert match("cond/a/kernel", "a/kernel") == "-"
+  assert match("cond/a/kernel", "cond/a/kernel") == "cond/a/kernel"
+  assert match("beta1_power", "cond/beta1_power") == "cond/beta1_power"
+
+
+def test_recorded_names_are_found():
+  recorded = {"beta1_power": "cond_3/beta1_power"}
+  theirs = "beta1_power cond_1/beta1_power cond_3/beta1_power"
+  assert match("beta1_power", theirs, tensorflow_names=recorded) == "cond_3/beta1_power"
+  assert match(POWERS, theirs, tensorflow_names=recorded) == (
+    "cond_3/beta1_power beta1_power"
+  )
+  ours = "beta1_power=1 beta1_power_1=2 cond_3/beta1_power=1"
+  assert match(POWERS, ours, tensorflow_names=recorded) == POWERS
+
+
+@pytest.mark.parametrize("names", [OURS, TENSORFLOW_V1])
+def test_names_translate_to_each_scheme(names):
+  power = names[0]
+  ours, other = translate(names, "mp_compat"), translate(names, "tensorflow")
+  assert (
+    sorted(ours) == OURS
+    and ours["beta1_power"] == power
+    and ours["w/Adam_1"] == "w/Adam_1"
+  )
+  assert sorted(other) == sorted(set(OURS) | set(TENSORFLOW_V1))
+  assert other["beta1_power"] == other["cond_1/beta1_power"] == power
+  contrib = translate(names, "contrib")
+  assert sorted(contrib) == sorted(set(CONTRIB_V1) | {"beta1_power", "beta2_power"})
+  assert contrib["loss_scale"] == "current_loss_scale" and contrib["bad_steps"] is None
+  assert sorted(translate(names, "plain")) == PLAIN
+
+
+def test_plain_checkpoint_gets_new_state():
+  added = {
+    name: source
+    for name, source in translate(PLAIN, "contrib").items()
+    if source is None
+  }
+  assert added == dict.fromkeys(["loss_scale", "good_steps", "bad_steps"])
+  assert translate(PLAIN, "plain") == dict(zip(PLAIN, PLAIN))
+
+
+def test_missing_scope_is_restored():
+  names = ["beta1_power", "head/current_loss_scale", "head/good_steps", "head/w"]
+  assert translate(names, "plain") == {
+    "beta1_power": "beta1_power",
+    "head/beta1_power": "beta1_power",
+    "head/w": "head/w",
+  }
+  assert translate(names, "tensorflow")["head/cond_1/beta1_power"] == "beta1_power"
+
+
+def test_contrib_names_are_translated():
+  ours = translate(CONTRIB_V1, "mp_compat")
+  assert sorted(ours) == sorted(OURS + ["bad_steps"])
+  assert (
+    ours["current_loss_scale"] == "loss_scale"
+    and ours["beta2_power"] == "cond/beta2_power"
+  )
+  assert "bad_steps" not in translate(CONTRIB_V1, "tensorflow")
+  assert translate(CONTRIB_V1, "contrib")["bad_steps"] == "bad_steps"
+  assert sorted(translate(CONTRIB_V1, "plain")) == PLAIN
+
+
+def test_translation_is_reversible():
+  for to in ["mp_compat", "tensorflow", "contrib"]:
+    there = translate(OURS, to)
+    text = " ".join("{}={}".format(*item) for item in there.items())
+    back = translate(text, "mp_compat")
+    assert sorted(set(back) - {"bad_steps"}) == OURS
+    assert all(there[back[name]] == name for name in OURS)
+
+
+def test_two_optimizers_are_translated():
+  """Every optimizer of TensorFlow and of contrib builds two conditionals, which are
+  numbered in the graph.
+  """
+  two = ["beta1_power", "beta1_power_1", "current_loss_scale", "current_loss_scale_1"]
+  there = translate(two, "tensorflow")
+  assert (
+    there["cond_1/beta1_power"] == "beta1_power"
+    and there["cond_3/beta1_power"] == "beta1_power_1"
+  )
+  assert there["current_loss_scale_1"] == "current_loss_scale_1"
+  assert translate(two, "contrib")["cond_2/beta1_power"] == "beta1_power_1"
+  back = translate(
+    ["cond_3/beta1_power", "cond_1/beta1_power", "current_loss_scale"], "plain"
+  )
+  assert back == {
+    "beta1_power": "cond_1/beta1_power",
+    "beta1_power_1": "cond_3/beta1_power",
+  }
+  head = translate(["head/beta1_power", "head/current_loss_scale"], "tensorflow")
+  assert sorted(head) == [
+    "beta1_power",
+    "head/beta1_power",
+    "head/cond_1/beta1_power",
+    "head/current_loss_scale",
+  ]
+
+
+def test_user_scopes_are_kept():
+  names = [
+    "cond/dense/kernel",
+    "model/cond_1/dense/kernel",
+    "loss_scale_layer/w",
+    "good_steps_3/w",
+  ]
+  for to in naming_schemes.SCHEMES:
+    assert {
+      name: source for name, source in translate(names, to).items() if source
+    } == dict(zip(names, names))
+
+
+def test_own_variables_are_kept():
+  own = {
+    "task/loss_scale": SCALAR,
+    "rl/good_steps": SCALAR,
+    "bad_steps": SCALAR,
+    "head/current_loss_scale": [2],
+  }
+  for to in naming_schemes.SCHEMES:
+    translated = matching.translate(Variables(own), to, matching.differ)
+    assert {name: source for name, source in translated.items() if source} == dict(
+      zip(own, own)
+    )
+  with_state = dict.fromkeys(["current_loss_scale", "good_steps", "loss_scale"], SCALAR)
+  assert sorted(translate(with_state, "plain")) == ["loss_scale"]
+  assert sorted(translate(with_state, "tensorflow")) == sorted(with_state)
+  with pytest.raises(
+    ValueError,
+    match="current_loss_scale would be written as loss_scale, which is the name of anoth",
+  ):
+    translate(with_state, "contrib")
+
+
+def find_second_names(found):
+  return matching.second_names(variables(found), compare_values(found))
+
+
+def test_second_names_have_values_of_first_ones():
+  one = {"cond_1/beta1_power": "beta1_power"}
+  assert find_second_names("w beta1_power=1 cond_1/beta1_power=1") == one
+  assert find_second_names("w beta1_power=1 cond_1/beta1_power=2") == {}
+  assert find_second_names("cond_1/beta1_power") == {}
+  # All values of an optimizer are equal, and all optimizers in conditionals have one.
+  both = "beta1_power=0 cond_1/beta1_power=0 beta2_power=1 cond_1/beta2_power={}"
+  assert len(find_second_names(both.format(1))) == 2
+  assert find_second_names(both.format(2)) == {}
+  assert find_second_names(both.format(1) + " cond_3/beta1_power=0") == {}
+
+
+def test_plain_names_are_added():
+  def plain_names(found):
+    return matching.plain_names(variables(found), compare_values(found))
+
+  found = "a/cond_1/beta1_power a/w beta1_power=1 cond_3/beta1_power={}"
+  added = {"a/beta1_power": "a/cond_1/beta1_power", "a/w": "a/w"}
+  assert plain_names(found.format(1)) == dict(added, beta1_power="beta1_power")
+  assert plain_names(found.format(2)) == added
+
+
+def test_translation_of_unknown_order_raises():
+  for to in ("mp_compat", "plain"):
+    with pytest.raises(ValueError, match="do not tell in which order.*--like"):
+      translate(TWO, to)
+  theirs = "cond_1/beta1_power beta1_power"
+  assert translate(theirs, "plain", meta=theirs) == {
+    "beta1_power": "cond_1/beta1_power",
+    "beta1_power_1": "beta1_power",
+  }
+
+
+@pytest.mark.parametrize(
+  "names",
+  [
+    "beta1_power beta1_power_1 current_loss_scale good_steps",
+    "a/beta1_power b/beta1_power current_loss_scale",
+    "beta1_power beta1_power_1",
+    "cond_1/beta1_power beta1_power loss_scale good_steps loss_scale_1 good_steps_1",
+  ],
+)
+def test_translation_of_unknown_loss_scales_raises(names):
+  with pytest.raises(ValueError, match="depend on which optimizers have a loss scale"):
+    translate(names, "tensorflow")
+
+
+def test_conditionals_are_translated_to_conditionals():
+  theirs = "cond_1/beta1_power beta1_power current_loss_scale good_steps"
+  assert translate(theirs, "tensorflow") == {name: name for name in theirs.split()}
+  contrib = "cond_2/beta1_power beta1_power loss_scale good_steps bad_steps"
+  translated = translate(contrib, "tensorflow")
+  assert translated["cond_3/beta1_power"] == "cond_2/beta1_power"
+  assert translated["beta1_power"] == "beta1_power"
+  # With TensorFlow's class, a fixed loss scale has no conditional; with contrib's it has.
+  with pytest.raises(ValueError, match="depend on which optimizers have a loss scale"):
+    translate(theirs, "contrib")
+  both = "cond_3/beta1_power cond_5/beta1_power current_loss_scale current_loss_scale_1"
+  assert translate(both, "contrib")["cond_4/beta1_power"] == "cond_5/beta1_power"
+
+
+def test_names_of_one_control_flow_version_for_several_optimizers():
+  """Those of version 2 could be those of optimizers without loss scaling in version 1."""
+  two = "beta1_power beta1_power_1 current_loss_scale current_loss_scale_1"
+  assert "beta1_power" not in translate(two, "tensorflow")
+
+
+def test_unknown_scheme_raises():
+  expected = "naming scheme must be one of 'mp_compat', 'tensorflow', 'contrib', 'plain', but got 'keras'"
+  with pytest.raises(ValueError, match=expected):
+    translate([], "keras")

@@ -1,0 +1,375 @@
+"""Tests of programs that have optimizers with and without loss scaling: each way of
+restoring gives every variable its value, or raises an error.
+"""
+
+import contextlib
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+import mp_compat
+from mp_compat import checkpoints
+from tests import testing
+from tests.checkpoints import programs
+from tests.checkpoints.programs import Optimizer
+from tests.checkpoints.programs import Program
+from tests.testing import tf
+
+HAS_CONTRIB = tf.__version__ < "2"
+
+# Such as a generator with loss scaling, and a discriminator without.
+SCALED_FIRST = Program((Optimizer(steps=2), Optimizer(scaling="none", steps=4)))
+SCALED_LAST = Program((Optimizer(scaling="none", steps=4), Optimizer(steps=2)))
+WITH_FIXED = Program(
+  (
+    Optimizer(scaling="fixed", steps=3),
+    Optimizer(steps=2),
+    Optimizer(scaling="none", steps=5),
+  )
+)
+
+CONTINUES, ERROR = "continues", "error"
+
+# By the reader and the way: what happens with the `.meta` file of the checkpoint, and
+# without.
+FROM_TENSORFLOW = [
+  ("mp_compat", programs.saver, CONTINUES, CONTINUES),
+  ("mp_compat", programs.name_map, CONTINUES, CONTINUES),
+  ("mp_compat", programs.name_map_saver, CONTINUES, CONTINUES),
+  ("mp_compat", programs.assignment_map, CONTINUES, CONTINUES),
+  ("mp_compat", programs.converted_to("mp_compat"), CONTINUES, ERROR),
+  ("mp_compat", programs.converted_like, CONTINUES, ERROR),
+  ("tensorflow", programs.saver, CONTINUES, CONTINUES),
+  ("tensorflow", programs.converted_to("tensorflow"), CONTINUES, CONTINUES),
+  ("plain", programs.saver, CONTINUES, ERROR),
+  ("plain", programs.converted_to("plain"), CONTINUES, ERROR),
+  ("installed", programs.installed_saver, CONTINUES, CONTINUES),
+  ("installed", programs.installed_init, CONTINUES, CONTINUES),
+  ("installed", programs.installed_reader, CONTINUES, CONTINUES),
+  ("installed", programs.installed_shared_names, CONTINUES, CONTINUES),
+]
+FROM_MP_COMPAT = [
+  ("tensorflow", programs.saver, CONTINUES, CONTINUES),
+  ("tensorflow", programs.name_map, CONTINUES, CONTINUES),
+  ("tensorflow", programs.converted_like, CONTINUES, CONTINUES),
+  ("tensorflow", programs.converted_like_without_meta, ERROR, ERROR),
+  ("tensorflow", programs.converted_to("tensorflow"), ERROR, ERROR),
+]
+# After `mp_compat migrate`; docs/migration.md says so.
+AFTER_MIGRATE = [
+  ("mp_compat", programs.installed_saver, ERROR, ERROR),
+  ("mp_compat", programs.installed_init, ERROR, ERROR),
+  ("mp_compat", programs.installed_reader, ERROR, ERROR),
+]
+KEEP_TRAINING = ("mp_compat", "tensorflow", "installed")
+
+
+def installed_if(is_installed):
+  return mp_compat.install() if is_installed else contextlib.nullcontext()
+
+
+def write(program, writer, path, meta=True):
+  with installed_if(writer == "installed"):
+    return programs.write(program, writer, path, meta)
+
+
+def check(program, reader, way, path, saved, after):
+  """Restores in a way, and compares the values then and after further steps."""
+  with installed_if(reader == "installed"):
+    restored, trained = programs.restore(program, reader, way, path)
+  programs.assert_same(restored, saved)
+  if after is not None:
+    programs.assert_same(trained, after)
+
+
+def check_outcome(program, writer, reader, way, outcome, path, meta):
+  saved, after = write(program, writer, path, meta)
+  if outcome == CONTINUES:
+    is_same_training = {writer, reader} <= set(KEEP_TRAINING)
+    check(program, reader, way, path, saved, after if is_same_training else None)
+    return
+  with pytest.raises((ValueError, tf.errors.OpError)) as raised:
+    check(program, reader, way, path, saved, None)
+  assert "beta" in str(raised.value)
+
+
+def list_rows(table, every_commit):
+  """Returns the rows of a table for each; those that are not in `every_commit`, by the
+  reader, the way and whether there is a `.meta` file, are run every night.
+  """
+  rows = []
+  for reader, way, with_meta, without in table:
+    for meta, outcome in [(True, with_meta), (False, without)]:
+      row = reader, way.__name__, meta
+      name = "{}-{}-{}".format(reader, way.__name__, "meta" if meta else "bare")
+      marks = [] if row in every_commit else [pytest.mark.matrix]
+      rows.append(pytest.param(reader, way, meta, outcome, marks=marks, id=name))
+  return rows
+
+
+EVERY_COMMIT = [
+  ("mp_compat", "saver", False),
+  ("mp_compat", "name_map", False),
+  ("mp_compat", "converted_to_mp_compat", True),
+  ("mp_compat", "converted_to_mp_compat", False),
+  ("plain", "saver", True),
+  ("installed", "installed_reader", False),
+  ("mp_compat", "installed_reader", False),
+]
+
+
+@pytest.mark.parametrize(
+  "reader, way, meta, outcome",
+  list_rows(FROM_TENSORFLOW + AFTER_MIGRATE, EVERY_COMMIT),
+)
+def test_scaled_and_unscaled_adam_keep_powers(reader, way, meta, outcome, tmp_path):
+  path = str(tmp_path / "model")
+  check_outcome(SCALED_FIRST, "tensorflow", reader, way, outcome, path, meta)
+
+
+@pytest.mark.parametrize("program", [SCALED_LAST, WITH_FIXED], ids=["last", "fixed"])
+@pytest.mark.parametrize("reader, way, meta, outcome", list_rows(FROM_TENSORFLOW, []))
+def test_other_orders_keep_powers(program, reader, way, meta, outcome, tmp_path):
+  path = str(tmp_path / "model")
+  check_outcome(program, "tensorflow", reader, way, outcome, path, meta)
+
+
+@pytest.mark.parametrize(
+  "reader, way, meta, outcome",
+  list_rows(
+    FROM_MP_COMPAT,
+    [("tensorflow", "saver", False), ("tensorflow", "converted_to_tensorflow", False)],
+  ),
+)
+def test_way_back_keeps_powers(reader, way, meta, outcome, tmp_path):
+  path = str(tmp_path / "model")
+  check_outcome(SCALED_FIRST, "mp_compat", reader, way, outcome, path, meta)
+
+
+def test_error_names_all_possible_variables(tmp_path):
+  path = str(tmp_path / "model")
+  write(SCALED_FIRST, "tensorflow", path, meta=False)
+  with tf.Graph().as_default(), testing.session() as sess:
+    programs.Training(SCALED_FIRST, "plain")
+    saver = checkpoints.Saver()
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+      saver.restore(sess, path)
+    uninitialized = sess.run(tf.report_uninitialized_variables())
+    assert len(uninitialized) == len(tf.global_variables())
+    choices = "may be cond_1/beta1_power or beta1_power"
+    other_order = "may be beta1_power or cond_1/beta1_power"
+    message = str(raised.value)
+    assert "Nothing was restored" in message and ".meta" in message
+    assert "beta1_power_1 " in message
+    assert choices in message or other_order in message
+    # What the message advises:
+    powers = {v.op.name: v for v in tf.global_variables("beta")}
+    named = {"cond_1/" + name: powers[name] for name in ("beta1_power", "beta2_power")}
+    named.update((name, powers[name + "_1"]) for name in ("beta1_power", "beta2_power"))
+    checkpoints.Saver(named).restore(sess, path)
+    values = sess.run([powers["beta1_power"], powers["beta1_power_1"]])
+    np.testing.assert_allclose(values, [0.9**2, 0.9**5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("optimizers", [[0], [1]], ids=["scaled", "unscaled"])
+def test_part_of_variables_is_restored(optimizers, tmp_path):
+  path = str(tmp_path / "model")
+  saved, _ = write(SCALED_FIRST, "tensorflow", path, meta=False)
+  with tf.Graph().as_default(), testing.initialized_session() as sess:
+    training = programs.Training(SCALED_FIRST, "mp_compat")
+    sess.run(tf.global_variables_initializer())
+    names = ["{}:power{}".format(index, n) for index in optimizers for n in (0, 1)]
+    checkpoints.Saver([training.state[name] for name in names]).restore(sess, path)
+    values = training.values(sess)
+  programs.assert_same({name: values[name] for name in names}, saved)
+
+
+@pytest.mark.parametrize(
+  "api, before", [("mp_compat", True), ("mp_compat", False), ("plain", True)]
+)
+def test_own_scalar_named_as_power_is_kept(before, api, tmp_path):
+  def build(writer):
+    def add_own():
+      return tf.get_variable("beta1_power", initializer=7.0, use_resource=True)
+
+    one = Program((Optimizer(steps=2),))
+    if before:
+      own = add_own()
+      training = programs.Training(one, writer)
+    else:
+      training = programs.Training(one, writer)
+      own = add_own()
+    training.state["own"] = own
+    return training
+
+  path = str(tmp_path / "model")
+  with testing.control_flow(1), tf.Graph().as_default():
+    training = build("tensorflow")
+    with testing.initialized_session() as sess:
+      training.train(sess)
+      saved = training.values(sess)
+      tf.train.Saver().save(sess, path, write_meta_graph=False)
+  with tf.Graph().as_default(), testing.session() as sess:
+    training = build(api)
+    saver = checkpoints.Saver()
+    if api == "plain":
+      with pytest.raises(tf.errors.InvalidArgumentError, match="beta1_power"):
+        saver.restore(sess, path)
+    else:
+      saver.restore(sess, path)
+      programs.assert_same(training.values(sess), saved)
+
+
+def train_monitored(program, writer, folder, scaffold):
+  with testing.control_flow(1), tf.Graph().as_default():
+    training = programs.Training(program, writer)
+    count = tf.assign_add(training.global_step, 1)
+    with tf.train.MonitoredTrainingSession(
+      checkpoint_dir=folder, scaffold=scaffold(), log_step_count_steps=None
+    ) as sess:
+      training.train(sess)
+      sess.run(count)
+      return training.values(sess)
+
+
+def test_monitored_session_continues(tmp_path):
+  def scaffold():
+    return tf.train.Scaffold(saver=checkpoints.Saver())
+
+  alone, mixed = str(tmp_path / "alone"), str(tmp_path / "mixed")
+  train_monitored(SCALED_FIRST, "tensorflow", alone, tf.train.Scaffold)
+  shutil.copytree(alone, mixed)
+  latest = tf.train.latest_checkpoint(alone)
+  tf.train.update_checkpoint_state(mixed, latest.replace(alone, mixed))
+  expected = train_monitored(SCALED_FIRST, "tensorflow", alone, tf.train.Scaffold)
+  values = train_monitored(SCALED_FIRST, "mp_compat", mixed, scaffold)
+  programs.assert_same(values, expected)
+
+
+@pytest.mark.skipif(
+  not hasattr(tf, "estimator"), reason="TensorFlow 2.16 and later have no Estimator"
+)
+def test_estimator_continues(tmp_path):
+  def train(folder, writer):
+    def model_fn(features, mode):
+      global_step = tf.train.get_global_step()
+      train_ops = []
+      for name, scaling in [("w", "dynamic"), ("v", "none")]:
+        weights = tf.get_variable(name, initializer=np.ones(2, np.float32))
+        opt = programs.wrap(writer, tf.train.AdamOptimizer(0.1), scaling)
+        loss = tf.reduce_sum(tf.square(weights) * features[name][0])
+        train_ops.append(opt.minimize(loss, var_list=[weights]))
+      train_op = tf.group(*train_ops, tf.assign_add(global_step, 1))
+      saver = None if writer == "tensorflow" else checkpoints.Saver()
+      scaffold = tf.train.Scaffold(saver=saver)
+      loss = tf.reduce_sum(features["v"])
+      return tf.estimator.EstimatorSpec(
+        mode, loss=loss, train_op=train_op, scaffold=scaffold
+      )
+
+    # The loss of `w` overflows in two steps, which its optimizer skips.
+    features = {"w": np.array([1, np.inf, np.inf, 1], np.float32), "v": np.ones(4, "f")}
+    data = tf.data.Dataset.from_tensor_slices
+    estimator = tf.estimator.Estimator(model_fn, str(tmp_path / folder))
+    estimator.train(lambda: data(features).batch(1))
+    reader = tf.train.load_checkpoint(estimator.latest_checkpoint())
+    return {name: reader.get_tensor(name) for name in ("w", "w/Adam", "v", "v/Adam")}
+
+  with testing.control_flow(1):
+    train("alone", "tensorflow")
+    train("mixed", "tensorflow")
+    programs.assert_same(train("mixed", "mp_compat"), train("alone", "tensorflow"))
+
+
+READERS = {
+  "mp_compat": [
+    programs.saver,
+    programs.name_map,
+    programs.name_map_saver,
+    programs.assignment_map,
+    programs.converted_to("mp_compat"),
+    programs.converted_like,
+    programs.converted_like_without_meta,
+  ],
+  "tensorflow": [
+    programs.saver,
+    programs.name_map,
+    programs.converted_to("tensorflow"),
+    programs.converted_like,
+    programs.converted_like_without_meta,
+  ],
+  "plain": [
+    programs.saver,
+    programs.name_map_saver,
+    programs.converted_to("plain"),
+    programs.converted_like,
+  ],
+  "installed": [
+    programs.installed_saver,
+    programs.installed_init,
+    programs.installed_reader,
+    programs.installed_shared_names,
+  ],
+}
+if HAS_CONTRIB:
+  ways = [programs.saver, programs.converted_to("contrib"), programs.converted_like]
+  READERS.update({"contrib": ways, "mp_compat.contrib": ways})
+
+
+def is_compared(name, writer, reader, way):
+  """Returns whether a way restores a variable: only a Saver of this package converts the
+  counts of `tf.contrib`, int32, and only a conversion.
+  """
+  has_other_counts = ("contrib" in writer) != ("contrib" in reader)
+  converts = way is programs.saver or "converted" in way.__name__
+  return ":good" not in name or not has_other_counts or converts
+
+
+@pytest.mark.parametrize(
+  "seed",
+  [
+    pytest.param(seed, marks=[pytest.mark.matrix] if seed else []) for seed in range(60)
+  ],
+)
+def test_random_program_restores_or_raises(seed, tmp_path):
+  program = programs.random_program(seed)
+  chance = random.Random(seed)
+  writers = ["tensorflow", "mp_compat", "plain", "installed"]
+  if HAS_CONTRIB and program.control_flow == 1:
+    writers.append("contrib")
+  writer = chance.choice(writers)
+  (tmp_path / "written").mkdir()
+  meta = chance.choice([True, False])
+  saved, _ = write(program, writer, str(tmp_path / "written" / "model"), meta)
+  pairs = [(reader, way) for reader, ways in READERS.items() for way in ways]
+  if program.control_flow == 2:  # in which contrib's class fails
+    pairs = [pair for pair in pairs if pair[0] != "contrib"]
+  for number, (reader, way) in enumerate(chance.sample(pairs, 4)):
+    folder = shutil.copytree(str(tmp_path / "written"), str(tmp_path / str(number)))
+    expected = {
+      name: value
+      for name, value in saved.items()
+      if is_compared(name, writer, reader, way)
+    }
+    try:
+      check(program, reader, way, folder + "/model", expected, None)
+    except (ValueError, tf.errors.OpError) as error:
+      assert not must_restore(program, writer, reader, way), (reader, way, error)
+
+
+def must_restore(program, writer, reader, way):
+  """Returns whether an error is wrong: what both programs build, and in which order, is
+  known.
+  """
+  is_known = reader in ("mp_compat", "installed") and way in (
+    programs.saver,
+    programs.installed_saver,
+  )
+  has_user_scope = any(one.scope == "cond" for one in program.optimizers)
+  return (
+    is_known
+    and writer in ("mp_compat", "plain", "tensorflow")
+    and not (has_user_scope and writer == "tensorflow")
+  )
