@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a transformer to segment digits in a plain Session. docs/real_model.md
+"""Trains a transformer to segment digits in a plain Session. docs/float16.md
 explains how it became float16.
 
     python examples/train_transformer.py --out runs/transformer
@@ -175,8 +175,8 @@ def main(argv):
         for name, value in zip(["step", "loss", "accuracy"], [step] + values):
           numbers[name].append(float(value))
       if step < FLAGS.steps:
-        digits = random.choice(len(train[0]), FLAGS.batch)
-        hook.run(sess, train_op, feed(train, digits))
+        batch = feed(train, random.choice(len(train[0]), FLAGS.batch))
+        hook.run(sess, train_op, batch)
     hook.end(sess)
     saver.save(sess, os.path.join(FLAGS.out, "model.ckpt"))
   with open(os.path.join(FLAGS.out, "numbers.json"), "w") as file:

@@ -58,6 +58,7 @@ def test_setting_of_the_user_wins(import_log):
     "import train_keras_graph",
     "import train_estimator",
     "import train_transformer",
+    "import train_unet",
     "import cluster; cluster.FLAGS(['program']); cluster.tensorflow()",
   ],
 )
