@@ -20,7 +20,6 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # the same kernels on every CPU
 
-from absl import app
 from absl import flags
 import common_flags
 import numpy as np
@@ -184,4 +183,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main)
+  common_flags.run(main)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 
-from absl import app
 from absl import flags
 import common_flags
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -94,4 +93,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main)
+  common_flags.run(main)

@@ -100,6 +100,13 @@ def test_wrong_flags_are_named(program, arguments, words):
   assert done.returncode == 1 and words in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("flag", ["--help", "--helpfull"])
+def test_help_lists_flags_and_succeeds(flag):
+  program = os.path.join(EXAMPLES, "train_workers.py")  # imports TensorFlow later
+  done = testing.run_python(program, flag, check=False)
+  assert done.returncode == 0 and "Training steps." in done.stdout
+
+
 @pytest.mark.parametrize("slow", ["float16", "float16 + mp_compat"])
 def test_check_fails_if_float16_is_slow(demo, slow):
   def results(ratio):
