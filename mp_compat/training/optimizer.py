@@ -163,7 +163,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     it applies the gradients.
 
     Unlike `gradients_finite`, it includes the answer of the loss scale
-    (`should_apply`). If fetched together with the train op, it describes the same step.
+    (`should_apply`). Fetch it together with the train op, as `gradients_finite`.
     Raises a RuntimeError if this graph has no `apply_gradients`, or one that applies
     every step (`skip_nonfinite=False` and a loss scale whose `should_apply` is not a
     tensor).
