@@ -44,7 +44,6 @@ import time
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from absl import app
 from absl import flags
 import common_flags
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -532,4 +531,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main)
+  common_flags.run(main)

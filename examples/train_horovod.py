@@ -8,7 +8,6 @@ Every rank prints its state after every attempt. The states are equal to the bit
 
 import sys
 
-from absl import app
 from absl import flags
 import cluster
 import common_flags
@@ -83,4 +82,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main)
+  common_flags.run(main)

@@ -18,7 +18,6 @@ import os
 # convolutions are slow to train.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-from absl import app
 from absl import flags
 import common_flags
 import numpy as np
@@ -136,4 +135,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main)
+  common_flags.run(main)

@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 
-from absl import app
 from absl import flags
 import cluster
 import common_flags
@@ -153,4 +152,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main)
+  common_flags.run(main)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a transformer to segment digits in a plain Session. docs/real_model.md
+"""Trains a transformer to segment digits in a plain Session. docs/float16.md
 explains how it became float16.
 
     python examples/train_transformer.py --out runs/transformer
@@ -20,7 +20,6 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # the same kernels on every CPU
 
-from absl import app
 from absl import flags
 import common_flags
 import numpy as np
@@ -175,8 +174,8 @@ def main(argv):
         for name, value in zip(["step", "loss", "accuracy"], [step] + values):
           numbers[name].append(float(value))
       if step < FLAGS.steps:
-        digits = random.choice(len(train[0]), FLAGS.batch)
-        hook.run(sess, train_op, feed(train, digits))
+        batch = feed(train, random.choice(len(train[0]), FLAGS.batch))
+        hook.run(sess, train_op, batch)
     hook.end(sess)
     saver.save(sess, os.path.join(FLAGS.out, "model.ckpt"))
   with open(os.path.join(FLAGS.out, "numbers.json"), "w") as file:
@@ -184,4 +183,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main)
+  common_flags.run(main)

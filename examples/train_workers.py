@@ -13,7 +13,6 @@ import json
 import os
 import sys
 
-from absl import app
 from absl import flags
 import cluster
 import common_flags
@@ -87,4 +86,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main)
+  common_flags.run(main)

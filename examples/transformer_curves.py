@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs examples/train_transformer.py in three ways, and draws the curves of
-docs/real_model.md.
+docs/float16.md.
 
-    python examples/transformer_curves.py --out docs/real_model.png
+    python examples/transformer_curves.py --out docs/transformer.png
 
 Prints the table of that page, and the machine.
 """
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 
-from absl import app
 from absl import flags
 import common_flags
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -94,4 +93,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main)
+  common_flags.run(main)

@@ -58,6 +58,7 @@ def test_setting_of_the_user_wins(import_log):
     "import train_keras_graph",
     "import train_estimator",
     "import train_transformer",
+    "import train_unet",
     "import cluster; cluster.FLAGS(['program']); cluster.tensorflow()",
   ],
 )
@@ -97,6 +98,13 @@ def test_wrong_flags_are_named(program, arguments, words):
     os.path.join(EXAMPLES, program + ".py"), *arguments, check=False
   )
   assert done.returncode == 1 and words in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--help", "--helpfull"])
+def test_help_lists_flags_and_succeeds(flag):
+  program = os.path.join(EXAMPLES, "train_workers.py")  # imports TensorFlow later
+  done = testing.run_python(program, flag, check=False)
+  assert done.returncode == 0 and "Training steps." in done.stdout
 
 
 @pytest.mark.parametrize("slow", ["float16", "float16 + mp_compat"])

@@ -21,7 +21,7 @@ LAYERS = """
 core.update_rule core.arguments core.naming_schemes checkpoints.matching migration.old_names tools.run
 _tensorflow.__init__ _tensorflow.native _tensorflow
 graph.graphs graph.contexts graph.dead_tensors graph.effects graph.control_flow graph
-core.gradients core.lineage core.finite_check core.distribute core.conditional_apply
+core.variable_scope core.gradients core.lineage core.finite_check core.distribute core.conditional_apply
 core.loss_scale core
 horovod
 training.step training.optimizer training

@@ -40,6 +40,7 @@ TESTS = {
     "core/gradients core/finite_check training/finite_reducer training/optimizer "
     "monitoring/reports training/bad_input"
   ),
+  "core/variable_scope": "core/variable_scope checkpoints/saver",
   "graph/contexts": "core/lineage core/hidden_overflows training/optimizer monitoring/reports programs/functions",
   "core/lineage": "core/lineage core/hidden_overflows training/optimizer monitoring/reports programs/functions",
   "monitoring/dataflow": "monitoring/gradient_ranges monitoring/measured_tensors",
@@ -208,6 +209,10 @@ MUTANTS = [
   ),
   ("core/gradients", "if dtype not in _DTYPES:", "if False:"),
   ("core/gradients", 'hasattr(grad[1], "assign")', "False"),
+  ("core/variable_scope", "[contexts.tensor_key(cast)] = variable", ""),
+  ("core/variable_scope", "list(variable) if is_partitioned else ", ""),
+  ("core/variable_scope", "if variables is values:", "if False:"),
+  ("core/variable_scope", "or not isinstance(value, tf.Tensor)", ""),
   ("core/lineage", '["Cast", "Identity"', '["Cast", "Mul", "Identity"'),
   (
     "core/lineage",

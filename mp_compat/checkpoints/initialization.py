@@ -11,6 +11,7 @@ from mp_compat._tensorflow import variables
 from mp_compat.checkpoints import files
 from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
+from mp_compat.core import variable_scope
 
 
 def assignment_map(path: files.Path, wanted: Any) -> Any:
@@ -32,6 +33,7 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
       in it. Names in `wanted` that are not those of variables are taken as they are.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
+  wanted = variable_scope.variables_of(wanted)
   pairs = list(wanted.items() if isinstance(wanted, Mapping) else wanted)
   matches = _match(
     {name: value for name, value in pairs if not isinstance(value, str)}, path
@@ -82,6 +84,7 @@ def name_map(
   Raises:
     ValueError, tf.errors.DataLossError: See `assignment_map`.
   """
+  var_list = variable_scope.variables_of(var_list)
   matches = _match(tf.global_variables() if var_list is None else var_list, path)
   _warn_left_out([name for name, match in matches.items() if not match.is_usable], path)
   return {

@@ -8,6 +8,7 @@ import functools
 import itertools
 import re
 from typing import (
+  Any,
   Container,
   Dict,
   Iterator,
@@ -27,6 +28,7 @@ from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
 from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
+from mp_compat.core import variable_scope
 from mp_compat.graph import graphs
 
 tensorflow_restore = tf.train.Saver.restore  # `install()` replaces it.
@@ -48,6 +50,19 @@ class Saver(tf.train.Saver):
 
   Source: `tf.train.Saver`.
   """
+
+  def __init__(
+    self, var_list: Optional[files.VarList] = None, *args: Any, **kwargs: Any
+  ) -> None:
+    """Creates a Saver.
+
+    Args:
+      var_list: See `tf.train.Saver`. Takes a cast of `float32_variable_storage_getter`
+        for its variable.
+      *args: See `tf.train.Saver`.
+      **kwargs: See `tf.train.Saver`.
+    """
+    super().__init__(variable_scope.variables_of(var_list), *args, **kwargs)
 
   def restore(self, sess: tf.Session, save_path: files.Path) -> None:
     """Restores the variables; see `tf.train.Saver.restore`. Adds nothing to the graph.

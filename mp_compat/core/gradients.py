@@ -14,6 +14,7 @@ from mp_compat._tensorflow import native
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import naming_schemes
+from mp_compat.core import variable_scope
 from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 from mp_compat.graph import graphs
@@ -166,12 +167,16 @@ def _converted_slices(
 def convert_pairs(
   grads_and_vars: Iterable[Tuple[object, tf.Variable]],
 ) -> Tuple[GradAndVar, ...]:
-  """Returns the (gradient, variable) pairs, with each gradient converted once.
+  """Returns the (gradient, variable) pairs, with each gradient converted once, and
+  the variable in place of its cast (`float32_variable_storage_getter`).
 
   Raises a ValueError if all gradients are None or there are no pairs, a TypeError if
   `convert` does or a gradient is neither floating nor of its variable's dtype.
   """
-  pairs = tuple((convert(grad), variable) for grad, variable in grads_and_vars)
+  pairs = tuple(
+    (convert(grad), variable_scope.variable_of(variable))
+    for grad, variable in grads_and_vars
+  )
   for grad, variable in pairs:
     if (
       grad is None

@@ -5,6 +5,8 @@ import inspect
 from typing import Any, Callable, Dict
 
 from mp_compat._tensorflow import tf
+from mp_compat.graph import contexts
+from mp_compat.graph import graphs
 
 _HALF = (tf.float16, tf.bfloat16)
 # The parameters of a getter after `name`, in the order in which another custom getter
@@ -30,7 +32,10 @@ def float32_variable_storage_getter(
   value, are stored, initialized, regularized and updated in float32. The result is a
   tensor of the requested dtype and the variable's shape: the model uses rounded values.
   All other variables are returned unchanged. Gradients pass through the cast, so the
-  optimizer receives float32 gradients. The collections hold the float32 variables.
+  optimizer receives float32 gradients. The collections hold the float32 variables:
+  `tf.trainable_variables()` has them for regularization, `assign` and `tf.gradients`.
+  `compute_gradients` and `apply_gradients` of this package's optimizers, and the
+  functions of `mp_compat.checkpoints`, take a cast for its variable.
 
   Args:
     getter: the getter that this one customizes.
@@ -66,4 +71,47 @@ def float32_variable_storage_getter(
   variable = getter(name, **given)
   if requested[-1] not in _HALF:
     return variable
-  return tf.cast(variable, requested[-1], name=name.rpartition("/")[2] + "_cast")
+  cast = tf.cast(variable, requested[-1], name=name.rpartition("/")[2] + "_cast")
+  graph = graphs.graph_of(cast)
+  if graph is not None:
+    _variables_by_cast(graph)[contexts.tensor_key(cast)] = variable
+  return cast
+
+
+def variable_of(value: Any) -> Any:
+  """Returns the variable of which a tensor is the cast by
+  `float32_variable_storage_getter`; any other value as it is.
+
+  The variable is a `PartitionedVariable` if the scope has a partitioner.
+  """
+  graph = graphs.graph_of(value)
+  if graph is None or not isinstance(value, tf.Tensor):
+    return value
+  return _variables_by_cast(graph).get(contexts.tensor_key(value), value)
+
+
+def variables_of(values: Any) -> Any:
+  """Returns a list, dict or nested structure with `variable_of` each value; `values`
+  itself if it has no cast.
+  """
+  if all(variable_of(value) is value for value in tf.nest.flatten(values)):
+    return values
+  return tf.nest.map_structure(variable_of, values)
+
+
+def parts_of(values: Any) -> Any:
+  """Returns `variables_of` values as a flat list with each part of a partitioned
+  variable; `values` itself if it has no cast.
+  """
+  variables = variables_of(values)
+  if variables is values:
+    return values
+  parts = []
+  for variable in tf.nest.flatten(variables):
+    is_partitioned = not hasattr(variable, "op")
+    parts += list(variable) if is_partitioned else [variable]
+  return parts
+
+
+def _variables_by_cast(graph: tf.Graph) -> Dict[contexts.TensorKey, Any]:
+  return graphs.record_in(graph, "variables_by_cast")

@@ -15,6 +15,7 @@ from mp_compat._tensorflow import trackable
 from mp_compat.core import distribute
 from mp_compat.core import gradients
 from mp_compat.core import lineage
+from mp_compat.core import variable_scope
 from mp_compat.core.loss_scale import DynamicLossScale
 from mp_compat.core.loss_scale import LossScale
 from mp_compat.core.loss_scale import get_loss_scale
@@ -162,7 +163,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     it applies the gradients.
 
     Unlike `gradients_finite`, it includes the answer of the loss scale
-    (`should_apply`). If fetched together with the train op, it describes the same step.
+    (`should_apply`). Fetch it together with the train op, as `gradients_finite`.
     Raises a RuntimeError if this graph has no `apply_gradients`, or one that applies
     every step (`skip_nonfinite=False` and a loss scale whose `should_apply` is not a
     tensor).
@@ -232,8 +233,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     Args:
       loss: a tensor of any shape, float16, bfloat16, float32 or float64, or a callable
         that returns one (required in eager mode).
-      var_list: the variables; by default the graph's trainable variables, for a
-        callable those that it reads.
+      var_list: the variables, or their casts by `float32_variable_storage_getter`; by
+        default the graph's trainable variables, for a callable those that it reads.
       gate_gradients: `GATE_NONE`, `GATE_OP` or `GATE_GRAPH`; with the last, no returned
         gradient is available before all are computed and unscaled.
       aggregation_method: see `tf.AggregationMethod`.
@@ -264,7 +265,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       )
     distribute.check_supported()
     options: Dict[str, Any] = dict(
-      var_list=var_list,
+      var_list=variable_scope.parts_of(var_list),
       gate_gradients=gate_gradients,
       aggregation_method=aggregation_method,
       colocate_gradients_with_ops=colocate_gradients_with_ops,

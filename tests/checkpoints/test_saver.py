@@ -379,3 +379,25 @@ def test_saver_restores_iterator_state(tmp_path):
     sess.run(v.assign(5.0))
     saver.restore(sess, path)
     assert sess.run([v, next_element]) == [3.0, 1]
+
+
+@pytest.mark.parametrize("partitioner", [None, tf.fixed_size_partitioner(2)])
+@pytest.mark.parametrize("as_dict", [False, True], ids=["list", "dict"])
+def test_saver_takes_casts_for_their_variables(as_dict, partitioner, tmp_path):
+  with tf.variable_scope(
+    "",
+    dtype=tf.float16,
+    partitioner=partitioner,
+    custom_getter=mp_compat.float32_variable_storage_getter,
+  ):
+    w = tf.get_variable("w", [4, 3], initializer=tf.ones_initializer())
+  saver = checkpoints.Saver({"w": w} if as_dict else [w])
+  with testing.initialized_session() as sess:
+    path = saver.save(sess, str(tmp_path / "model"))
+    sess.run([variable.assign(variable * 2) for variable in tf.global_variables()])
+    saver.restore(sess, path)
+    np.testing.assert_array_equal(sess.run(w), np.ones([4, 3]))
+  reader = tf.train.load_checkpoint(path)
+  assert reader.get_variable_to_dtype_map() == {"w": tf.float32}
+  assert list(checkpoints.name_map(path, [w])) == ["w"]
+  assert "w" in checkpoints.assignment_map(path, {"w": w})

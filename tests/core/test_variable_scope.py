@@ -164,3 +164,113 @@ def test_inner_getter_may_pass_by_position(trainable):
   assert w.dtype.base_dtype == tf.float16 and stored.dtype.base_dtype == (
     tf.float32 if trainable else tf.float16
   )
+
+
+def regression(dtype, use_resource=True, partitioner=None):
+  """Builds a loss of two layers; returns it with what `tf.get_variable` returned."""
+  x = tf.placeholder_with_default(tf.ones([3, 4], dtype), [None, 4])
+  with scope(dtype=dtype, use_resource=use_resource, partitioner=partitioner):
+    initial = tf.constant_initializer(0.5)
+    weights = [
+      tf.get_variable(name, shape, initializer=initial)
+      for name, shape in [("w1", [4, 4]), ("w2", [4, 2])]
+    ]
+  hidden = tf.matmul(tf.matmul(x, weights[0]), weights[1])
+  return tf.reduce_mean(tf.square(tf.cast(hidden, tf.float32))), weights
+
+
+def momentum():
+  return mp_compat.MixedPrecisionLossScaleOptimizer(
+    tf.train.MomentumOptimizer(2.0**-10, 0.5), 2.0**7
+  )
+
+
+def clipped(opt, loss, weights):
+  grads, _ = zip(*opt.compute_gradients(loss, weights))
+  grads, _ = tf.clip_by_global_norm(grads, 100.0)
+  return opt.apply_gradients(zip(grads, weights))
+
+
+def accumulated(opt, loss, weights):
+  window = mp_compat.GradientAccumulator(opt)
+  add = window.add(opt.compute_gradients(loss, weights))
+  with tf.control_dependencies([add]):
+    return window.apply_gradients(window.mean())
+
+
+STEPS = {
+  "minimize": lambda opt, loss, weights: opt.minimize(loss, var_list=weights),
+  "tuple": lambda opt, loss, weights: opt.minimize(loss, var_list=tuple(weights)),
+  "nested": lambda opt, loss, weights: opt.minimize(
+    loss, var_list=[weights[:1], weights[1]]
+  ),
+  "pairs": clipped,
+  "accumulated": accumulated,
+}
+
+
+@pytest.mark.parametrize("partitioned", [False, True], ids=["whole", "partitioned"])
+@pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+def test_step_takes_casts_for_their_variables(use_resource, partitioned):
+  partitioner = tf.fixed_size_partitioner(2) if partitioned else None
+
+  def trained(by_casts):
+    with tf.Graph().as_default():
+      loss, weights = regression(tf.float16, use_resource, partitioner)
+      train_op = momentum().minimize(loss, var_list=weights if by_casts else None)
+      with testing.initialized_session() as sess:
+        sess.run(train_op)
+        return testing.values(sess)
+
+  testing.assert_same([trained(True)], [trained(False)])
+
+
+@pytest.mark.parametrize("step", list(STEPS))
+def test_each_call_takes_casts_for_their_variables(step):
+  def trained(build, by_casts):
+    with tf.Graph().as_default():
+      loss, weights = regression(tf.float16)
+      build(momentum(), loss, weights if by_casts else tf.trainable_variables())
+      train_op = tf.get_collection(tf.GraphKeys.TRAIN_OP)[0]
+      with testing.initialized_session() as sess:
+        sess.run(train_op)
+        return testing.values(sess)
+
+  expected = trained(STEPS[step], by_casts=False)
+  testing.assert_same([trained(STEPS[step], by_casts=True)], [expected])
+  assert (expected["m/w1:0"] != 0.5).all()
+
+
+def test_cast_of_a_reused_variable_is_its_variable():
+  with scope():
+    tf.get_variable("w", [2], tf.float16)
+  with scope(reuse=True):
+    second = tf.get_variable("w", [2], tf.float16)
+  ((grad, variable),) = momentum().compute_gradients(
+    tf.reduce_sum(tf.cast(second, tf.float32)), [second]
+  )
+  assert variable is tf.trainable_variables()[0] and grad.dtype == tf.float32
+
+
+def test_other_tensors_are_not_variables():
+  _, (w1, _) = regression(tf.float16)
+  other = tf.identity(w1)
+  loss = tf.reduce_sum(tf.cast(other, tf.float32))
+  with pytest.raises(NotImplementedError, match="Trying to update a Tensor"):
+    momentum().minimize(loss, var_list=[other])
+
+
+def test_cast_in_each_replica_is_its_variable():
+  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
+
+  def step():
+    loss, weights = regression(tf.float16)
+    return momentum().minimize(loss, var_list=weights)
+
+  with strategy.scope():
+    train_op = strategy.extended.call_for_each_replica(step)
+  (before,) = set(variable.dtype.base_dtype for variable in tf.trainable_variables())
+  with testing.initialized_session() as sess:
+    sess.run(train_op)
+    changed = [sess.run(variable) for variable in tf.trainable_variables()]
+  assert before == tf.float32 and all((value != 0.5).all() for value in changed)
