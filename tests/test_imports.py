@@ -29,7 +29,7 @@ monitoring
 checkpoints.files checkpoints
 contrib
 keras
-migration.conditional_names migration
+migration.native_names migration.conditional_names migration
 tools.ranges_chart tools.migrate
 tools.compare.recording tools.compare.training tools.compare.report
 tools.compare.sessions tools.compare.processes tools.compare.recorder tools.compare tools
