@@ -30,6 +30,7 @@ from tensorflow.python.ops import stateful_random_ops
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
+from mp_compat._tensorflow import variables as variable_kinds
 from mp_compat.graph import contexts
 from mp_compat.graph import effects
 from mp_compat.graph import graphs
@@ -602,7 +603,11 @@ def _initializers(graph: tf.Graph) -> Set[tf.Operation]:
   """
   variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
   variables += graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)
-  initializers = [variable.initializer for variable in variables]
+  initializers: List[Optional[tf.Operation]] = []
+  for (
+    variable
+  ) in variables:  # The initializer of a mirrored one is built when it is read.
+    initializers += [copy.initializer for copy in variable_kinds.local_copies(variable)]
   return set(graphs.executed_ops(filter(None, initializers)))
 
 

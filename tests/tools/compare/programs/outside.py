@@ -18,7 +18,7 @@ w = tf.get_variable(
 total = tf.get_variable("total", [2], initializer=tf.zeros_initializer())
 scale = experimental.DynamicLossScale(2.0**124, 1) if "grows" in args else "dynamic"
 opt = experimental.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(0.1), scale)
-((grad, _),) = opt.compute_gradients(tf.reduce_sum(x * w) * 1e-30, [w])
+((grad, _),) = opt.compute_gradients(tf.reduce_sum(x * w) * 0.01, [w])
 accumulate = total.assign_add(grad * (2.0 if "accumulates" in args and ours else 1.0))
 pairs = [(total.read_value() if "accumulates" in args else grad, w)]
 train_op = opt.apply_gradients(pairs, tf.train.get_or_create_global_step())
