@@ -105,7 +105,7 @@ MUTANTS = [
     " or any(argument.is_ref for argument in definition.input_arg)",
     "",
   ),
-  ("graph/effects", "elif _of_type(called.op):", "else:"),
+  ("graph/effects", "called is None or _of_type(called)", "True"),
   ("graph/effects", "pending += _function_names(called, graph)", "pass"),
   ("graph/effects", "_takes_functions(op_type) or graph", "graph"),
   ("graph/effects", " or op_type.startswith(_OF_ONE_RUN)", ""),
