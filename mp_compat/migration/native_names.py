@@ -197,8 +197,9 @@ def _make_silent() -> Any:
   does.
   """
   decision, update_op = tf.placeholder(tf.bool, []), tf.no_op()
+  base: Any = native.DYNAMIC_LOSS_SCALES[0]
 
-  class Silent(native.DYNAMIC_LOSS_SCALES[0]):
+  class Silent(base):
     def update(self, grads: object) -> Tuple[tf.Operation, tf.Tensor]:
       return update_op, decision
 

@@ -183,7 +183,7 @@ def ends(result: Notes, first: Notes) -> List[int]:
 
 def _first_name(found: Difference) -> str:
   """Returns the name of the first variable of a difference."""
-  return next(filter(None, found.names[1] + found.names[0] + found.assigned))
+  return next(filter(None, [*found.names[1], *found.names[0], *found.assigned]))
 
 
 def _describe_other_start(found: Difference) -> str:
@@ -320,17 +320,9 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
   """
   found = Difference(**result["difference"])
   they_skipped, we_skipped = found.skipped
-  state = [name for name in found.names[1] if name and dialects.is_state_name(name)]
-  if state == found.names[1]:
-    warnings = result.get("warnings", [])
-    if any("already scales the loss" in warning for warning in warnings):
-      return "Only the state of loss scales differs: the first run scales the loss twice, mp_compat uses one scale."
-    large = [theirs[name] for name in found.names[0] if name in theirs]
-    if large and max(map(np.max, large)) > update_rule.LARGEST_SCALE:
-      return (
-        "Only the loss scale differs: that of TensorFlow's class grew above 2**126, "
-        "where 1 / scale is 0 and the weights no longer change. mp_compat's stops there."
-      )
+  of_state = _reason_of_state(result, theirs)
+  if of_state:
+    return of_state
   if None in found.names[0] + found.names[1]:
     return "The runs do not have the same variables."
   if found.starts:
@@ -347,6 +339,23 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
       "program's LossScale returned False."
     )
   return "mp_compat skipped it: its gradients overflowed, and a fixed loss scale of TensorFlow's class applies them."
+
+
+def _reason_of_state(result: Notes, theirs: Arrays) -> Optional[str]:
+  """Returns the reason of a difference in variables of loss scales only, if known."""
+  found = Difference(**result["difference"])
+  if not all(name and dialects.is_state_name(name) for name in found.names[1]):
+    return None
+  warnings = result.get("warnings", [])
+  if any("already scales the loss" in warning for warning in warnings):
+    return "Only the state of loss scales differs: the first run scales the loss twice, mp_compat uses one scale."
+  large = [theirs[name] for name in found.names[0] if name in theirs]
+  if large and max(map(np.max, large)) > update_rule.LARGEST_SCALE:
+    return (
+      "Only the loss scale differs: that of TensorFlow's class grew above 2**126, "
+      "where 1 / scale is 0 and the weights no longer change. mp_compat's stops there."
+    )
+  return None
 
 
 def _amounts(found: Difference, theirs: Arrays, ours: Arrays) -> Iterator[str]:

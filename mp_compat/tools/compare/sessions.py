@@ -521,13 +521,7 @@ def effects_of(
   """
   executed = set(graphs.executed_ops(elements, fed))
   written = {op: _written_by(op) for op in effects.changing(executed, graph)}
-  calls = [op for op in written if effects.is_call(op.type, graph)]
-  by_calls = frozenset().union(*[written[op] for op in calls])
-  steps = []
-  for step in _steps(graph):
-    is_called = step.is_called and not by_calls.isdisjoint(step.variables)
-    if is_called or not executed.isdisjoint(step.ops):
-      steps.append(step)
+  steps = _executed_steps(graph, executed, written)
   in_steps = _ops_of_steps(graph, steps, written, fed)
   in_scaled = _ops_of_steps(graph, filter(_is_scaled, steps), written, fed)
   others = set().union(*[written[op] for op in written if op not in in_scaled])
@@ -535,7 +529,6 @@ def effects_of(
   for op in written:
     if op not in in_steps and _applies_gradients(op, graph):
       unseen |= written[op] or {op.name}
-  decided = {name: one for step in steps for name, one in step.decisions.items()}
   local = _local_names(graph)
   change = training.Change(
     written=frozenset().union(*written.values()) - local,
@@ -544,11 +537,37 @@ def effects_of(
     may_train=bool(steps),
     unseen=frozenset(unseen) - local,
   )
-  decisions = []
+  return Effects(change, steps, _readable_decisions(graph, steps, executed))
+
+
+def _executed_steps(
+  graph: tf.Graph,
+  executed: Set[tf.Operation],
+  written: Mapping[tf.Operation, Set[str]],
+) -> List[BuiltStep]:
+  """Returns the steps that a run may execute, which changes variables as in
+  `written`.
+  """
+  calls = [op for op in written if effects.is_call(op.type, graph)]
+  by_calls = frozenset().union(*[written[op] for op in calls])
+  steps = []
+  for step in _steps(graph):
+    is_called = step.is_called and not by_calls.isdisjoint(step.variables)
+    if is_called or not executed.isdisjoint(step.ops):
+      steps.append(step)
+  return steps
+
+
+def _readable_decisions(
+  graph: tf.Graph, steps: Iterable[BuiltStep], executed: Set[tf.Operation]
+) -> List[tf.Tensor]:
+  """Returns what decides on steps and can be fetched without executing more."""
+  decided = {name: one for step in steps for name, one in step.decisions.items()}
+  readable = []
   for tensor in decided.values():
     if tensor.graph is graph and tensor.op in executed and graph.is_fetchable(tensor):
-      decisions.append(tensor)
-  return Effects(change, steps, decisions)
+      readable.append(tensor)
+  return readable
 
 
 def _is_scaled(step: BuiltStep) -> bool:
