@@ -29,13 +29,19 @@ monitoring
 checkpoints.files checkpoints
 contrib
 keras
-migration.conditional_names migration
+migration.native_names migration.conditional_names migration
 tools.ranges_chart tools.migrate
+tools.compare.recording tools.compare.training tools.compare.report
 tools.compare.sessions tools.compare.processes tools.compare.recorder tools.compare tools
 __main__ __init__
 """.split()
 # Modules that must work without TensorFlow, so they import only each other.
-WITHOUT_TENSORFLOW = LAYERS[:6] + ["tools.migrate"]
+WITHOUT_TENSORFLOW = LAYERS[:6] + [
+  "tools.migrate",
+  "tools.compare.recording",
+  "tools.compare.training",
+  "tools.compare.report",
+]
 IMPORTED_ONLY_BY = {
   "tensorflow": ("_tensorflow", "graph", "tools.compare.sessions"),
   "libcst": "tools.migrate",

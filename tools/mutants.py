@@ -78,7 +78,12 @@ TESTS = {
     "equivalence/tensorflow_defects core/loss_scale programs/unusual "
     "training/gradient_accumulation"
   ),
+  "migration/native_names": "migration/native_names",
   "tools/compare/recorder": "tools/compare/compare",
+  "tools/compare/recording": "tools/compare/report",
+  "tools/compare/report": "tools/compare/report",
+  "tools/compare/sessions": "tools/compare/sessions",
+  "tools/compare/training": "tools/compare/training",
 }
 TESTS = {module: tests.split() for module, tests in TESTS.items()}
 
@@ -114,14 +119,14 @@ MUTANTS = [
     "return any(argument.is_ref for argument in definition.input_arg)",
     "return False",
   ),
-  ("graph/effects", "if _runs_dataset(called.op):", "if False:"),
+  ("graph/effects", " or _runs_dataset(called.op):", ":"),
   (
     "graph/effects",
     "definition is None or _runs_dataset(op_type)",
     "definition is None",
   ),
   ("graph/effects", 'op.type == "PrintV2" or', ""),
-  ("graph/effects", "elif _of_type(called.op):", "else:"),
+  ("graph/effects", "called is None or _of_type(called)", "True"),
   ("graph/effects", "pending += _function_names(called, graph)", "pass"),
   ("graph/effects", "_takes_functions(op_type) or graph", "graph"),
   ("graph/effects", " or op_type.startswith(_OF_ONE_RUN)", ""),
@@ -485,6 +490,38 @@ MUTANTS = [
   ),
   ("training/optimizer", "[trackable.SlotName(name) for name in", "[name for name in"),
   ("tools/compare/recorder", "return zlib.crc32(bits, kind)", "return kind"),
+  (
+    "tools/compare/recording",
+    "return self.starts and not self.step",
+    "return self.starts",
+  ),
+  ("tools/compare/recording", 'return "assignment" in self.kinds', "return False"),
+  (
+    "tools/compare/report",
+    'result["trained"] if result["scaled"] else result["trained_without"]',
+    'result["trained"] or result["trained_without"]',
+  ),
+  ("tools/compare/report", "> update_rule.LARGEST_SCALE", "> 0"),
+  ("tools/compare/sessions", "step.decisions.update(around.decisions)", "pass"),
+  (
+    "tools/compare/sessions",
+    "if op.type != op_type or op in own",
+    "if op.type != op_type",
+  ),
+  ("tools/compare/sessions", "op not in in_steps and _applies", "_applies"),
+  (
+    "tools/compare/training",
+    "execution.variables - self._others",
+    "execution.variables",
+  ),
+  ("tools/compare/training", "if execution.applied:\n", "if execution.is_scaled:\n"),
+  (
+    "tools/compare/training",
+    "self._is_started and self._steps > 0",
+    "self._is_started",
+  ),
+  ("migration/native_names", "at_root and not name.startswith(_STEP)", "at_root"),
+  ("migration/native_names", "    if name in remaining:\n", "    if False:\n"),
 ]
 
 

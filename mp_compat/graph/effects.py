@@ -4,7 +4,7 @@ the functions that it calls.
 """
 
 import functools
-from typing import Any, Collection, Dict, List, Set
+from typing import Any, Collection, Dict, Iterator, List, Optional, Set
 
 from tensorflow.python.framework import op_def_registry  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -58,9 +58,9 @@ def is_call(op_type: str, graph: tf.Graph) -> bool:
   return _takes_functions(op_type) or graph._is_function(op_type)
 
 
-def _of_call(node: tf.NodeDef, graph: tf.Graph) -> bool:
-  """Returns whether one of the functions that a node calls, also through others, may
-  change state.
+def called_types(node: tf.NodeDef, graph: tf.Graph) -> Iterator[Optional[str]]:
+  """Yields the types of the ops in functions that a node calls, also through others;
+  None for a function without a known definition.
   """
   names: Set[str] = set()
   pending = _function_names(node, graph)
@@ -71,15 +71,20 @@ def _of_call(node: tf.NodeDef, graph: tf.Graph) -> bool:
     names.add(name)
     function = graph._get_function(name)
     if function is None:
-      return True
+      yield None
+      continue
     for called in function.definition.node_def:
-      if _runs_dataset(called.op):
-        return True
       if is_call(called.op, graph):
         pending += _function_names(called, graph)
-      elif _of_type(called.op):
-        return True
-  return False
+      if not is_call(called.op, graph) or _runs_dataset(called.op):
+        yield called.op
+
+
+def _of_call(node: tf.NodeDef, graph: tf.Graph) -> bool:
+  """Returns whether one of the functions that a node calls, also through others, may
+  change state.
+  """
+  return any(called is None or _of_type(called) for called in called_types(node, graph))
 
 
 def _function_names(node: tf.NodeDef, graph: tf.Graph) -> List[str]:

@@ -31,7 +31,18 @@ import collections
 import contextlib
 import functools
 import itertools
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
+from typing import (
+  Any,
+  Callable,
+  ContextManager,
+  Dict,
+  Iterable,
+  Iterator,
+  List,
+  Optional,
+  Tuple,
+  TypeVar,
+)
 
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import native
@@ -47,8 +58,9 @@ from mp_compat.core.naming_schemes import FIXED
 from mp_compat.core.naming_schemes import TENSORFLOW
 from mp_compat.core.naming_schemes import Conditionals
 from mp_compat.graph import graphs
+from mp_compat.migration import native_names
 
-_ApplyGradients = Callable[..., Optional[tf.Operation]]
+_Function = Callable[..., Any]
 # By name of a variable, what the name that was asked for has before the name scope in
 # which it was made, and after it.
 _Names = Dict[str, Tuple[str, str]]
@@ -57,49 +69,112 @@ _Made = Tuple[tf.Variable, str]
 _Result = TypeVar("_Result")
 
 
-def record_tensorflow_names(apply_gradients: _ApplyGradients) -> _ApplyGradients:
-  """Returns a wrapper of `apply_gradients` that records TensorFlow's names for the
-  variables that it creates.
+def take_names_of_scaling(compute_gradients: _Function) -> _Function:
+  """Returns a wrapper of `compute_gradients` that takes the names that TensorFlow's
+  class takes.
+  """
+
+  @tf.autograph.experimental.do_not_convert
+  def take_and_compute(
+    self: tf.train.Optimizer, loss: Any, *args: object, **kwargs: object
+  ) -> List[Any]:
+    if not _is_in_plain_graph():
+      return compute_gradients(self, loss, *args, **kwargs)
+    scaling = native_names.of_compute_gradients(self.loss_scale, loss)
+    if scaling:  # This package reads the loss scale in the current name scope, too.
+      native_names.take(native_names.without(scaling.before, scaling.reading))
+    pairs = compute_gradients(self, loss, *args, **kwargs)
+    grads = [grad for grad, _ in pairs]
+    unscaling = native_names.of_compute_gradients(self.loss_scale, loss, grads)
+    native_names.take(unscaling.after if unscaling else ())
+    return pairs
+
+  return take_and_compute
+
+
+def record_tensorflow_names(apply_gradients: _Function) -> _Function:
+  """Returns a wrapper of `apply_gradients` that takes the names that TensorFlow's class
+  takes, and records its names for the variables that are created.
   """
 
   @tf.autograph.experimental.do_not_convert
   def apply_and_record(
-    self: tf.train.Optimizer, *args: object, **kwargs: object
+    self: tf.train.Optimizer, grads_and_vars: Any, *args: object, **kwargs: object
   ) -> Optional[tf.Operation]:
-    graph = graphs.init_scope_graph()
-    if graph is None or graph is not tf.get_default_graph():
-      return apply_gradients(self, *args, **kwargs)  # in eager mode or a function
-    scope = graphs.name_scope()
-    offsets = graphs.record_in(
-      graph, "more_conditionals", lambda: collections.defaultdict(int)
-    )
-    number, steps = (
-      _next_number(graph, "cond"),
-      _next_number(graph, conditional_apply.SCOPE),
-    )
+    if not _is_in_plain_graph():
+      return apply_gradients(self, grads_and_vars, *args, **kwargs)
+    graph, scope = tf.get_default_graph(), graphs.name_scope()
+    pairs = list(grads_and_vars)
+    grads = [grad for grad, _ in pairs]
+    number = _next_number(graph, "cond")
+    steps = _next_number(graph, conditional_apply.SCOPE)
+    requests = native_names.of_apply_gradients(self.loss_scale, grads)
+    before = native_names.take(requests.before if requests else ())
     built_before, made = len(graph.get_operations()), _made_in_steps(graph)
     made.clear()
-    result = apply_gradients(self, *args, **kwargs)
-    created = _names_in_scope(made, scope, graph.get_operations()[built_before:])
-    if _next_number(graph, conditional_apply.SCOPE) == steps:
-      return (
-        result  # With replicas, the conditional is in the scope of the first replica.
-      )
-    conditionals = _conditionals(self.loss_scale)
-    if conditionals is None or offsets[scope] is None:
-      offsets[scope] = None
-      _warn_unknown_names(self.loss_scale, created)
-      return result
-    count, applying = conditionals
-    number += offsets[scope]
-    offsets[scope] += count
-    conditional = "cond_{}".format(number + applying) if number + applying else "cond"
-    scopes = [] if tf.control_flow_v2_enabled() else [scope, conditional]
-    for name, (before, after) in created.items() if count else []:
-      _record(graph, name, before + "/".join(filter(None, [*scopes, after])))
+    conditional = before[-1] if requests and requests.has_conditional else None
+    with _inner_ops_in(graph, conditional):
+      result = apply_gradients(self, pairs, *args, **kwargs)
+    native_names.take(requests.after if requests else ())
+    built = graph.get_operations()[built_before:]
+    created = _names_in_scope(made, scope, conditional, built)
+    # With replicas, the conditional is in the scope of the first replica.
+    if _next_number(graph, conditional_apply.SCOPE) != steps:
+      _record_names(self.loss_scale, graph, scope, number, created, bool(requests))
     return result
 
   return apply_and_record
+
+
+def _is_in_plain_graph() -> bool:
+  """Returns whether ops are built in a graph now, not in a function or in replicas."""
+  graph = graphs.init_scope_graph()
+  is_function = graph is None or graph is not tf.get_default_graph()
+  return not is_function and not tf.distribute.has_strategy()
+
+
+def _record_names(
+  scale: loss_scale.AnyLossScale,
+  graph: tf.Graph,
+  scope: str,
+  number: int,
+  created: _Names,
+  is_counted: bool,
+) -> None:
+  """Records the names of variables that were created in a step in a name scope, where
+  `number` was that of the next conditional.
+
+  `is_counted` says whether the graph has counted the conditionals of TensorFlow's
+  class, as its own.
+  """
+  offsets = graphs.record_in(
+    graph, "more_conditionals", lambda: collections.defaultdict(int)
+  )
+  conditionals = _conditionals(scale)
+  if conditionals is None or offsets[scope] is None:
+    offsets[scope] = None
+    _warn_unknown_names(scale, created)
+    return
+  count, applying = conditionals
+  number += offsets[scope] + applying
+  offsets[scope] += 0 if is_counted else count
+  conditional = "cond_{}".format(number) if number else "cond"
+  scopes = [] if tf.control_flow_v2_enabled() else [scope, conditional]
+  for name, (before, after) in created.items() if count else []:
+    _record(graph, name, before + "/".join(filter(None, [*scopes, after])))
+
+
+@contextlib.contextmanager
+def _inner_ops_in(graph: tf.Graph, conditional: Optional[str]) -> Iterator[None]:
+  """Makes a context manager: the inner optimizer builds its ops in the name scope of
+  a conditional, as with TensorFlow's class; its variables do not get that name.
+  """
+  around = graphs.record_in(graph, "conditionals_of_steps", list)
+  around.append(conditional)
+  try:
+    yield
+  finally:
+    around.pop()
 
 
 def note_variables(
@@ -110,29 +185,57 @@ def note_variables(
   """
 
   @functools.wraps(apply_in_each_replica)
-  def apply_and_note(*args: Any, **kwargs: Any) -> _Result:
+  def apply_and_note(should_apply: Any, apply: _Function, *args: Any) -> _Result:
     graph = graphs.init_scope_graph()
+    if graph is None:
+      return apply_in_each_replica(should_apply, apply, *args)
+    outer = graphs.name_scope()
+    conditionals = graphs.record_in(graph, "conditionals_of_steps", list)
+    conditional = conditionals[-1] if conditionals else None
+
+    def apply_in_conditional(*inner_args: Any, **inner_kwargs: Any) -> object:
+      with _name_scope(conditional):
+        return apply(*inner_args, **inner_kwargs)
 
     def create_variable(
       next_creator: Callable[..., tf.Variable], **options: Any
     ) -> tf.Variable:
-      asked = "/".join(
-        filter(None, [graphs.name_scope(), options.get("name") or "Variable"])
-      ).rstrip("/")
-      variable = next_creator(**options)
+      wanted = options.get("name")
+      if conditional and wanted:  # the slot of a tensor, which has the name of the op
+        options["name"] = _without(conditional, outer, wanted)
+      current = graphs.name_scope()
+      with _name_scope(_without(conditional, outer, current) if conditional else None):
+        asked = "/".join(
+          filter(None, [graphs.name_scope(), options.get("name") or "Variable"])
+        ).rstrip("/")
+        variable = next_creator(**options)
       _made_in_steps(graph).append((variable, asked))
       return variable
 
     # With replicas, variables are created in the cross-replica context, which has
     # creator scopes of its own.
-    with (
-      contextlib.nullcontext()
-      if graph is None
-      else tf.variable_creator_scope(create_variable)
-    ):
-      return apply_in_each_replica(*args, **kwargs)
+    with tf.variable_creator_scope(create_variable):
+      wrapped = apply_in_conditional if conditional else apply
+      return apply_in_each_replica(should_apply, wrapped, *args)
 
   return apply_and_note
+
+
+def _name_scope(scope: Optional[str]) -> ContextManager[object]:
+  """Returns a context manager for a full name scope; "" is the root, None the current
+  one.
+  """
+  if scope is None:
+    return contextlib.nullcontext()
+  return tf.name_scope(scope + "/" if scope else None)
+
+
+def _without(conditional: str, outer: str, name: str) -> str:
+  """Returns a name, or name scope, without a conditional in the name scope `outer`."""
+  head, found, tail = "/{}/".format(name).partition("/{}/".format(conditional))
+  if not found:
+    return name
+  return "/".join(filter(None, [head.strip("/"), outer, tail.strip("/")]))
 
 
 def _made_in_steps(graph: tf.Graph) -> List[_Made]:
@@ -140,7 +243,10 @@ def _made_in_steps(graph: tf.Graph) -> List[_Made]:
 
 
 def _names_in_scope(
-  made: Iterable[_Made], scope: str, built: Iterable[tf.Operation]
+  made: Iterable[_Made],
+  scope: str,
+  conditional: Optional[str],
+  built: Iterable[tf.Operation],
 ) -> _Names:
   """Returns the variables whose names depend on the name scope in which they were made.
 
@@ -148,6 +254,8 @@ def _names_in_scope(
   built in the scope, which are named after the tensors.
   """
   tensors = {op.name for op in built if op.outputs}
+  if conditional:
+    tensors = {_without(conditional, scope, name) for name in tensors}
   found = {}
   for variable, asked in made:
     name = variables.local_copies(variable)[0].op.name

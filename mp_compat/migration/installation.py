@@ -120,13 +120,12 @@ class Installation:
       conditional_names.note_variables(apply),
     )
     optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
-    self._set(
-      optimizer,
-      "apply_gradients",
-      functools.wraps(optimizer.apply_gradients)(
-        conditional_names.record_tensorflow_names(optimizer.apply_gradients)
-      ),
-    )
+    for name, wrap in (
+      ("compute_gradients", conditional_names.take_names_of_scaling),
+      ("apply_gradients", conditional_names.record_tensorflow_names),
+    ):
+      method = getattr(optimizer, name)
+      self._set(optimizer, name, functools.wraps(method)(wrap(method)))
 
   def _replace(
     self, function: Callable[..., object], replacement: Callable[..., object]

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program in this process, and records all variables before its first train step
-and after each.
+"""Runs a program in this process, and records its variables: `training` says when,
+`recording` what is written.
 
     python -m mp_compat.tools.compare.recorder SETTINGS PROGRAM [ARGUMENT ...]
 
-A train step is a run of a session that executes what `apply_gradients` of an optimizer
-returned. Variables are read through tensors that the graph has already, so that it may
-be finalized.
-
-A recording has one JSON object in a line: the variables of a graph, a record of their
-values, or notes on the run.
+Variables are read through tensors that the graph has already, so that it may be
+finalized.
 """
 
 import atexit
@@ -30,7 +26,7 @@ from typing import (
   FrozenSet,
   Iterator,
   List,
-  NamedTuple,
+  NoReturn,
   Optional,
   Set,
   Tuple,
@@ -45,137 +41,21 @@ import mp_compat
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
-from mp_compat.checkpoints import matching
+from mp_compat.core import distribute
 from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
 from mp_compat.graph import graphs
 from mp_compat.tools import run
 from mp_compat.tools.compare import processes
+from mp_compat.tools.compare import recording
 from mp_compat.tools.compare import sessions
+from mp_compat.tools.compare import training
 from mp_compat.training import step
 
-ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
 # imported if one is used
 _OPTIMIZERS = ("mp_compat.training.optimizer", "mp_compat.keras.loss_scale_optimizer")
-SHOWN = 3  # variables whose values are kept where they differ
 
-Notes = Dict[str, Any]  # what `Recorder.note` wrote on a run, by kind
 Values = Dict[str, Any]  # of variables by name, as a session returns them
-
-
-class Settings(NamedTuple):
-  """What the parent passes, as JSON."""
-
-  run: str  # ORIGINAL, SCALED or UNSCALED
-  recording: str  # the file to write; values of variables go to files beside it
-  steps: int
-  every: int
-  reference: Optional[str]  # the recording to compare with
-  # variables whose values are kept, by the index of the record
-  keep: Dict[str, List[str]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-  """The first record that differs from that of the reference. Pairs have the
-  reference's value first.
-  """
-
-  index: int  # of the record
-  step: int  # the number of steps before it
-  starts: bool  # whether it is the record before the first step of a session
-  # the variables that differ; None for one that a run lacks
-  names: Tuple[List[Optional[str]], List[Optional[str]]]
-  # how many decisions were to skip a step, since the record before
-  skipped: Tuple[int, int]
-  global_step: Tuple[Any, Any]
-
-  @property
-  def is_of_initial_values(self) -> bool:
-    """Returns whether the runs have the same variables, and start from other values."""
-    return not self.index and all(map(all, self.names))
-
-
-@dataclasses.dataclass(eq=False)
-class Variables:
-  """The variables of a graph."""
-
-  shapes: Dict[str, List[int]]  # in the order in which they were created
-  # the names that TensorFlow's class gives to some of them
-  tensorflow_names: Dict[str, str]
-  state: Dict[str, str]  # those of loss scales, and their roles
-
-
-_Line = Dict[str, Any]
-_Record = Tuple[Variables, _Line]
-_Pairs = List[Tuple[Optional[str], Optional[str]]]
-
-
-def read_notes(path: str) -> Notes:
-  """Returns the last note of each kind in a recording, which has at least those that
-  `Recorder` writes first.
-  """
-  notes: Notes = {}
-  for line in _lines(path):
-    notes.update(line.get("notes", {}))
-  return notes
-
-
-def difference_in(notes: Notes) -> Optional[Difference]:
-  return Difference(**notes["difference"]) if notes["difference"] else None
-
-
-def _records(path: str) -> Iterator[_Record]:
-  """Yields the records in a recording, each with the variables of its graph."""
-  variables: Dict[int, Variables] = {}
-  for line in _lines(path):
-    if "variables" in line:
-      variables[line["graph"]] = Variables(**line["variables"])
-    elif "digests" in line:
-      yield variables[line["graph"]], line
-
-
-def _lines(path: str) -> Iterator[_Line]:
-  with open(path, encoding="utf-8") as file:
-    yield from map(json.loads, file)
-
-
-@functools.lru_cache(maxsize=16)
-def _pairs(reference: Variables, variables: Variables, state: bool) -> _Pairs:
-  """Returns pairs of names, None for a variable that only one has; `state`: whether
-  those of loss scales count.
-  """
-  # Shapes are in the order of creation.
-  wanted = matching.Variables(
-    variables.shapes,
-    list(variables.shapes),
-    tensorflow_names=variables.tensorflow_names,
-  )
-  found = matching.Variables(reference.shapes, list(reference.shapes))
-  matched = matching.match(wanted, found, matching.differ).names
-  missing = set(reference.shapes) - set(matched.values())
-  pairs = [(matched.get(name), name) for name in variables.shapes] + [
-    (name, None) for name in sorted(missing)
-  ]
-  return [
-    (one, two)
-    for one, two in pairs
-    if state or one not in reference.state and two not in variables.state
-  ]
-
-
-def _differences(reference: _Record, record: _Record, state: bool) -> _Pairs:
-  """Returns the pairs of variables that differ in two records at the same place of
-  their recordings.
-  """
-  theirs, ours = [
-    dict(zip(variables.shapes, line["digests"]))
-    for variables, line in (reference, record)
-  ]
-  pairs = _pairs(reference[0], record[0], state)
-  return [
-    (one, two) for one, two in pairs if not one or not two or theirs[one] != ours[two]
-  ]
 
 
 class _Graph:
@@ -187,49 +67,53 @@ class _Graph:
     # by what is fetched and fed
     self.effects: Dict[Tuple[FrozenSet[str], FrozenSet[str]], sessions.Effects] = {}
     self.tensors: Dict[str, tf.Tensor] = {}
-    self.variables = Variables({}, {}, {})
+    self.variables = recording.Variables({}, {}, {})
+    self.trained: FrozenSet[str] = frozenset()  # the variables that its steps train
 
 
 class _Session:
-  """What is known of a session: its train steps, its variables at the last record, and
-  what changed since.
-  """
+  """What is known of a session: what it did, and its variables at the last record."""
 
-  def __init__(self) -> None:
-    self.steps = 0
-    self.digests: Dict[str, int] = {}
-    self.skipped = 0  # how many decisions were to skip a step
-    # variables that steps of optimizers may have changed
-    self.trained: Set[str] = set()
-    self.written: Set[str] = set()  # variables that runs may have changed
+  def __init__(self, every: int) -> None:
+    self.history = training.Session(every)
+    self.digests: Dict[str, int] = {}  # of those that are initialized
+    # those that were not initialized, and that no run changed since
+    self.unread: Set[str] = set()
 
 
 class Recorder:
   """Records the runs of all sessions of this process."""
 
-  def __init__(self, settings: Settings) -> None:
+  def __init__(self, settings: recording.Settings) -> None:
     self._settings = settings
     # complete after each line
     self._file = open(settings.recording, "w", encoding="utf-8", buffering=1)
-    self._reference = _records(settings.reference) if settings.reference else iter(())
+    self._reference: Iterator[recording.Record] = iter(())
+    self._known_steps: List[sessions.KnownStep] = []  # of this and the first run
+    if settings.reference:
+      self._reference = recording.read_records(settings.reference)
+      self._known_steps += _read_steps(settings.reference)
     self._lock = threading.Lock()
     self._pid = os.getpid()
     self._index = 0
     self._numbers = itertools.count()
-    # that trained
     self._sessions: weakref.WeakKeyDictionary[tf.Session, _Session] = (
       weakref.WeakKeyDictionary()
     )
-    self.notes: Notes = {}
+    self._totals = training.Totals()
+    self.notes: recording.Notes = {}
     self.note(
       compared=bool(settings.reference),
       tensorflow=tf.__version__,
-      steps=0,
       read=0,
       variables=0,
       scales={},
+      trained=False,
+      trained_without=False,
+      assigned=[],
+      difference=None,
+      **dataclasses.asdict(self._totals),
     )
-    self.note(skipped=None, trained=False, scaled=False, difference=None)
 
   def note(self, **notes: object) -> None:
     """Writes notes, unless they are the same as the last of their kinds."""
@@ -240,6 +124,14 @@ class Recorder:
       self.notes.update(notes)
       self._write(notes=notes)
 
+  def know(self, step: sessions.KnownStep) -> None:
+    """Notes a step that was built, to find it in a graph that imports it, also in a
+    later run. Those that tell their executions only tell them in this process.
+    """
+    self._known_steps.append(step)
+    if step.told is None:
+      self._write(step=step._asdict())
+
   def around(
     self,
     sess: tf.Session,
@@ -247,7 +139,7 @@ class Recorder:
     fed: FrozenSet[str],
     run: sessions.Run,
   ) -> Any:
-    """Runs, and records the variables before and after it if this is a train step; see
+    """Runs, and records the variables before and after it where `training` says so; see
     `sessions.observe`.
     """
     with self._lock:
@@ -256,49 +148,50 @@ class Recorder:
       if key not in graph.effects:
         graph.effects[key] = sessions.effects_of(sess.graph, elements, fed)
       effects = graph.effects[key]
-      if effects.steps and os.getpid() != self._pid:
-        self.note(unseen="Training in a forked process")
-        effects = effects._replace(steps=[], decisions=[])
-      if effects.steps and sess not in self._sessions:
-        self._sessions[sess] = _Session()
-        self._record(sess, graph, starts=True)
-    decisions = None
+      is_forked = os.getpid() != self._pid
+      if is_forked and effects.change.may_train:
+        self.note(unseen="fork")
+      if not is_forked:
+        self._before(sess, graph, effects.change)
+    decided = None
     try:
-      result, decisions = run(effects.decisions)
+      result, decided = run([] if is_forked else effects.decisions)
       return result
     finally:
       with self._lock:
-        executed = effects._replace(steps=sessions.take_executed(effects.steps))
-        if sess in self._sessions:
-          self._sessions[sess].written |= executed.written
-        if executed.steps and decisions is not None:  # not if the run failed
-          self._note_step(sess, graph, executed, decisions)
+        executions = sessions.take_executions(effects.steps, decided or {})
+        if not is_forked:
+          self._sessions[sess].unread -= effects.change.written
+        if not is_forked and decided is not None:  # not if the run failed
+          self._after(sess, graph, effects.change, executions)
 
-  def _note_step(
+  def _before(self, sess: tf.Session, graph: _Graph, change: training.Change) -> None:
+    """Records what a session starts from, if that is due before a run."""
+    if sess not in self._sessions:
+      self._sessions[sess] = _Session(self._settings.every)
+    if self._sessions[sess].history.starts(change):
+      self._record(sess, graph, training.START)
+
+  def _after(
     self,
     sess: tf.Session,
     graph: _Graph,
-    executed: sessions.Effects,
-    decisions: List[bool],
+    change: training.Change,
+    executions: List[training.Execution],
   ) -> None:
-    """Counts a train step; ends the process after the last one."""
-    known, unreadable = (
-      self._sessions[sess],
-      sorted(executed.written.difference(graph.tensors)),
-    )
-    if unreadable:
-      self.note(unreadable=unreadable)
-    known.trained.update(*[step.variables for step in executed.steps])
-    known.steps += 1
-    # `apply_gradients_together` and GradientAccumulator decide, and call the inner
-    # optimizer themselves.
-    is_scaled = bool(decisions) or any(step.is_scaled for step in executed.steps)
-    self.note(steps=self.notes["steps"] + 1, scaled=self.notes["scaled"] or is_scaled)
-    if decisions:
-      known.skipped += sum(not applied for applied in decisions)
-      self.note(skipped=(self.notes["skipped"] or 0) + (not all(decisions)))
-    if known.steps % self._settings.every == 0:
-      self._record(sess, graph)
+    """Counts and records a run; ends the process after the last step."""
+    if change.unseen:
+      self.note(unseen="training", unseen_names=sorted(change.unseen))
+    kind = self._sessions[sess].history.add(change, executions, graph.trained)
+    self._totals.assignments += kind == training.ASSIGNMENT
+    if executions:
+      unreadable = sorted(change.written.difference(graph.tensors))
+      if unreadable:
+        self.note(unreadable=unreadable)
+      self._totals.add(executions)
+    self.note(**dataclasses.asdict(self._totals))
+    if kind is not None:
+      self._record(sess, graph, kind)
     if self.notes["steps"] == self._settings.steps:
       self._exit()
 
@@ -307,6 +200,8 @@ class Recorder:
     known = graphs.record_in(graph, "recording", lambda: _Graph(next(self._numbers)))
     if known.version != graph.version:
       known.version, known.effects, earlier = graph.version, {}, list(known.tensors)
+      sessions.find_imported(graph, self._known_steps)
+      known.trained = sessions.trained_variables(graph)
       known.tensors = sessions.variable_values(graph)
       if list(known.tensors) != earlier:
         shapes = {
@@ -316,52 +211,58 @@ class Recorder:
         # The variables that a LossScale registered, and those of TensorFlow's.
         registered = sorted(loss_scale.state_names(graph).intersection(shapes))
         state = {**dict(zip(registered, registered)), **naming_schemes.state(shapes)}
-        renamed = files.tensorflow_names(graph) if self._settings.run == SCALED else {}
-        known.variables = Variables(shapes, renamed, state)
+        is_scaled = self._settings.run == recording.SCALED
+        renamed = files.tensorflow_names(graph) if is_scaled else {}
+        known.variables = recording.Variables(shapes, renamed, state)
         self._write(graph=known.number, variables=dataclasses.asdict(known.variables))
     return known
 
-  def _record(self, sess: tf.Session, graph: _Graph, starts: bool = False) -> None:
-    """Records the variables: before the first step of a session (`starts`), or after a
-    step.
-
-    Reads those that a run of the session may have changed; on a server, other sessions
-    may have changed all.
+  def _record(self, sess: tf.Session, graph: _Graph, kind: str) -> None:
+    """Records all variables of a session: anything may have changed them, such as
+    functions of `tf.data`, which no op of a run tells, or other sessions of a server.
     """
     known, kept = self._sessions[sess], self._settings.keep.get(str(self._index), [])
-    names = (
-      graph.tensors
-      if starts or sess.sess_str
-      else {*known.written, *kept}.intersection(graph.tensors)
-    )
-    values = sessions.read(sess, {name: graph.tensors[name] for name in names})
+    if sess.sess_str:
+      known.unread.clear()
+    read = {
+      name: tensor for name, tensor in graph.tensors.items() if name not in known.unread
+    }
+    values = sessions.read(sess, read)
+    known.unread.update(read.keys() - values.keys())
     digests = {name: _digest(value) for name, value in values.items()}
     changed = {
       name for name, digest in digests.items() if known.digests.get(name) != digest
     }
     known.digests.update(digests)
-    record = {
-      "graph": graph.number,
-      # None for a variable that is not initialized
-      "digests": [known.digests.get(name) for name in graph.tensors],
-      "skipped": known.skipped,
-      "global_step": np.asarray(values.get("global_step")).tolist(),
-    }
-    self._write(**record)
+    record = recording.Record(
+      graph.variables,
+      {
+        "graph": graph.number,
+        "kind": kind,
+        # None for a variable that is not initialized
+        "digests": [known.digests.get(name) for name in graph.tensors],
+        "assigned": sorted(known.history.assigned),
+        "skipped": known.history.skipped,
+        "global_step": np.asarray(values.get("global_step")).tolist(),
+      },
+    )
+    self._write(**record.line)
     self._note_scales(graph.variables.state, values)
     self.note(variables=max(self.notes["variables"], len(known.digests)))
-    if not starts:
-      has_changed = not known.trained.isdisjoint(changed)
+    assigned = {*self.notes["assigned"], *known.history.assigned}
+    self.note(assigned=sorted(assigned))
+    without, scaled = known.history.end_record(changed)
+    if kind == training.STEP:
       self.note(
-        read=self.notes["read"] + 1, trained=self.notes["trained"] or has_changed
+        read=self.notes["read"] + 1,
+        trained=self.notes["trained"] or scaled,
+        trained_without=self.notes["trained_without"] or without,
       )
-    known.skipped, known.trained, known.written = 0, set(), set()
-    differing = self._differing(graph.variables, record, starts)
+    differing = self._differing(record)
     self._keep({name: values[name] for name in kept or differing if name in values})
     self._index += 1
-    if self._settings.run == ORIGINAL and not sys.modules.keys().isdisjoint(
-      _OPTIMIZERS
-    ):
+    is_original = self._settings.run == recording.ORIGINAL
+    if is_original and not sys.modules.keys().isdisjoint(_OPTIMIZERS):
       self.note(uses="mp_compat")
 
   def _note_scales(self, state: Dict[str, str], values: Values) -> None:
@@ -374,30 +275,25 @@ class Recorder:
         scales[name] = scales.get(name, [])[:1] + [float(values[name])]
     self.note(scales=scales)
 
-  def _differing(self, variables: Variables, record: _Line, starts: bool) -> List[str]:
+  def _differing(self, record: recording.Record) -> List[str]:
     """Returns the names of the variables in the first difference from the reference,
     which it notes; [] for others.
 
     Ends a run that starts from other values than the reference.
     """
     reference = None if self.notes["difference"] else next(self._reference, None)
-    pairs = reference and _differences(
-      reference, (variables, record), self._settings.run != UNSCALED
-    )
-    if not reference or not pairs:
+    if reference is None:
       return []
-    difference = Difference(
-      self._index,
-      self.notes["steps"],
-      starts,
-      names=([name for name, _ in pairs], [name for _, name in pairs]),
-      skipped=(reference[1]["skipped"], record["skipped"]),
-      global_step=(reference[1]["global_step"], record["global_step"]),
+    counts_state = self._settings.run != recording.UNSCALED
+    difference = recording.difference(
+      reference, record, self._index, self.notes["steps"], counts_state
     )
+    if difference is None:
+      return []
     self.note(difference=dataclasses.asdict(difference))
     if difference.is_of_initial_values:
       self._exit()
-    return [name for _, name in pairs if name]
+    return list(filter(None, difference.names[1]))
 
   def _keep(self, values: Values) -> None:
     """Writes the numbers of the first variables, as float64 or complex128, and whether
@@ -413,10 +309,15 @@ class Recorder:
     }
     with _giving_up():
       np.savez(
-        "{}.{}.npz".format(self._settings.recording, self._index),
+        recording.values_path(self._settings.recording, self._index),
         finite=np.array([np.isfinite(array).all() for array in numbers.values()]),
-        **{name + ":0": numbers[name] for name in list(numbers)[:SHOWN]},
+        **{name + ":0": numbers[name] for name in list(numbers)[: recording.SHOWN]},
       )
+
+  def note_exec(self, is_replaced: bool) -> None:
+    """Notes that the program replaces itself by another one, or that it did not."""
+    if os.getpid() == self._pid:
+      self.note(replaced=is_replaced)
 
   def note_processes(self) -> None:
     """Notes whether the program waited for processes that used the CPU for more than a
@@ -465,7 +366,32 @@ def _digest(value: Any) -> int:
   return zlib.crc32(bits, kind)
 
 
-def _install(settings: Settings, recorder: Recorder) -> None:
+def _read_steps(path: str) -> Iterator[sessions.KnownStep]:
+  """Yields the steps that another run noted."""
+  for line in recording.read_lines(path):
+    if "step" in line:
+      yield sessions.KnownStep(**line["step"])
+
+
+def _observe_exec(recorder: Recorder) -> None:
+  """Notes whether the program replaces itself by another one."""
+
+  def noting(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    @functools.wraps(execute)
+    def note_and_execute(*args: Any) -> NoReturn:
+      recorder.note_exec(True)
+      try:
+        execute(*args)
+      finally:
+        recorder.note_exec(False)  # It failed.
+
+    return note_and_execute
+
+  # All other functions of os call these.
+  os.execv, os.execve = noting(os.execv), noting(os.execve)
+
+
+def _install(settings: recording.Settings, recorder: Recorder) -> None:
   """Makes this package the program's loss scaling; without loss scaling, with scale 1
   and every step applied.
   """
@@ -483,9 +409,11 @@ def _install(settings: Settings, recorder: Recorder) -> None:
   for wrapper in wrappers:
     # One loss scale for all: some share theirs.
     wrapper.__init__ = _noting(
-      wrapper.__init__, recorder, unscaled if settings.run == UNSCALED else None
+      wrapper.__init__,
+      recorder,
+      unscaled if settings.run == recording.UNSCALED else None,
     )
-  if settings.run == UNSCALED:
+  if settings.run == recording.UNSCALED:
     decide = step.decide
 
     def decide_to_apply(*args: Any, **kwargs: Any) -> step.Decision:
@@ -535,19 +463,31 @@ def _scales_loss(optimizer: object) -> bool:
   return is_scaled
 
 
+def _part_of(
+  part: step.Part, decision: step.Decision, index: int = 0, *_: object, **__: object
+) -> Tuple[List[Any], object]:
+  """Returns the gradients and variables of what `step.apply` applies, and whether."""
+  pairs = []
+  for grad, variable in part.grads_and_vars:
+    pairs += [(local, variable) for local in distribute.local_results(grad)]
+  return pairs, decision.apply[index]
+
+
 def main() -> None:
   """Runs the program of the command line."""
   with open(sys.argv[1], encoding="utf-8") as file:
-    settings = Settings(**json.load(file))
+    settings = recording.Settings(**json.load(file))
   recorder = Recorder(settings)
   atexit.register(recorder.note_processes)
-  if settings.run != ORIGINAL:
+  if settings.run != recording.ORIGINAL:
     _install(settings, recorder)
   sessions.observe(recorder.around)
-  sessions.observe_optimizers(_scales_loss)
+  sessions.observe_optimizers(_scales_loss, recorder.know)
+  sessions.observe_parts(step, "apply", _part_of, recorder.know)
   sessions.observe_decisions(step, "decide", lambda _, decision: decision.apply)
-  sessions.on_eager_gradients(lambda: recorder.note(unseen="Eager training"))
+  sessions.on_eager_gradients(lambda: recorder.note(unseen="eager"))
   sessions.make_seeds_repeatable()
+  _observe_exec(recorder)
   random.seed(0)
   np.random.seed(0)
   try:

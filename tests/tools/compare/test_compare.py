@@ -367,7 +367,60 @@ def test_programs_are_compared(code, arguments, words, compare, tmp_path):
   assert code or not (tmp_path / "folder").exists()
 
 
-@pytest.mark.matrix  # Slow tests run on the newest TensorFlow only.
+# Every nightly version: slow tests run on the newest TensorFlow only.
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+  "code, arguments, words",
+  [
+    # What an applied step with loss scaling changes is what trains.
+    (2, "outside.py decays overflows", ["Each of its 6 train steps was skipped"]),
+    (2, "outside.py clips overflows ref", ["No step with loss scaling was applied."]),
+    (2, "outside.py other overflows", ["Of its 12 train steps, 6 had loss scaling"]),
+    (0, "outside.py clips", ["steps changed w, too: compared after 6 of them."]),
+    (0, "outside.py decays", ["after each of 6 steps"]),
+    (2, "outside.py clips otherwise", ["after 1 train steps, a run that is no train"]),
+    # The steps of an imported graph are found.
+    (1, "imports.py clip", ["as it is              8 train", "step 5 is the first"]),
+    (1, "imports.py clip def ref", ["as it is              8 train", "step 5 is"]),
+    (0, "imports.py def", ["8 train steps, 1 skipped", "each of 8 steps"]),
+    (
+      2,
+      "imports.py updates",
+      ["as it is: Training that was not seen", "gradients to w"],
+    ),
+    # Functions of tf.data change variables.
+    (
+      1,
+      "dataset.py",
+      ["step 1 is the first", "  seen: 1 of 1 values differ, by up to"],
+    ),
+    # Only initial values can differ in a checkpoint that was restored.
+    (
+      1,
+      "outside.py accumulates",
+      ["step 1 is the first", "  total: 2 of 2 values", THREE],
+    ),
+    (
+      2,
+      "outside.py total",
+      ["with mp_compat: No train step was seen, but 6 in the first"],
+    ),
+    (0, "--restore folder outside.py total", ["after each of 6 steps"]),
+    (
+      2,
+      "outside.py replaces",
+      ["replaced itself by another one (os.exec)", "--steps 6"],
+    ),
+    (0, "--steps 6 outside.py replaces", ["after each of 6 steps"]),
+    (1, "outside.py grows", ["step 3 is the first", "grew above 2**126"]),
+  ],
+)
+def test_other_changes_of_variables_are_seen(code, arguments, words, compare):
+  actual, output, _ = compare(*arguments.split())
+  assert actual == code and all(text in output for text in words), output
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize(
   "code, arguments, words",
   [

@@ -23,6 +23,9 @@ def _graph(request):
     yield graph
 
 
+KNOWN = []  # the steps that were recorded
+
+
 @pytest.fixture(name="recorded", autouse=True)
 def _recorded():
   """Makes graphs record the steps of optimizers."""
@@ -34,7 +37,10 @@ def _recorded():
     if "apply_gradients" in vars(cls):
       replaced[cls] = cls.apply_gradients
   sessions.observe_optimizers(
-    lambda optimizer: isinstance(optimizer, mp_compat.MixedPrecisionLossScaleOptimizer)
+    lambda optimizer: isinstance(
+      optimizer, (mp_compat.MixedPrecisionLossScaleOptimizer, Scaled)
+    ),
+    KNOWN.append,
   )
   yield
   del base.__init_subclass__
@@ -51,7 +57,7 @@ def effects(*elements, fed=()):
   )
   assert not any(step.is_marked for step in found.steps)
   return (
-    found.written,
+    found.change.written,
     frozenset().union(*[step.variables for step in found.steps]),
     found.decisions,
   )
@@ -158,10 +164,10 @@ def test_runs_tell_steps_that_they_execute(graph):
       found = sessions.effects_of(graph, tf.nest.flatten(element))
       for value, names in expected.items():
         sess.run(element, {x: value})
-        steps = sessions.take_executed(found.steps)
-        assert sorted(name for step in steps for name in step.variables) == sorted(
-          names
-        ), (row, value)
+        executions = sessions.take_executions(found.steps, {})
+        executed = sorted(name for each in executions for name in each.variables)
+        assert executed == sorted(names), (row, value)
+        assert all(each.applied for each in executions), (row, value)
         assert any(step.is_marked for step in found.steps) or len(found.steps) == len(
           names
         )
@@ -187,8 +193,8 @@ def test_runs_tell_only_their_own_steps(graph):
     sess.run(tf.global_variables_initializer())
     sess.run(ops, {x: 1.0})
   for op, name in zip(ops, ("w", "v")):
-    steps = sessions.take_executed(sessions.effects_of(graph, [op]).steps)
-    assert [step.variables for step in steps] == [{name}]
+    executions = sessions.take_executions(sessions.effects_of(graph, [op]).steps, {})
+    assert [each.variables for each in executions] == [{name}]
 
 
 def test_other_assignments_do_not_train(graph):
@@ -215,26 +221,124 @@ def test_other_assignments_do_not_train(graph):
   assert effects(op, init)[1] == TRAINED
 
 
-def test_decisions_of_executed_steps_are_found():
-  class Scale:
-    def update(self, apply):
-      return None, apply
+class Scale:
+  """A loss scale that decides what it is told."""
 
-  class Inverted(Scale):
-    def update(self, apply):
-      update_op, apply = super().update(apply)
-      return update_op, tf.logical_not(apply)
+  def update(self, apply):
+    return None, apply
 
-  for cls in (Scale, Inverted, Scale):
-    sessions.observe_decisions(cls, "update", lambda _, result: [result[1]])
+
+class Inverted(Scale):
+  def update(self, apply):
+    update_op, apply = super().update(apply)
+    return update_op, tf.logical_not(apply)
+
+
+class Scaled(tf.train.GradientDescentOptimizer):
+  """An optimizer with a loss scale, which applies each step."""
+
+  def __init__(self, scale, apply):
+    super().__init__(0.1)
+    self._scale, self._apply = scale, apply
+    for cls in (Scale, Inverted, Scale):
+      sessions.observe_decisions(cls, "update", lambda _, result: [result[1]])
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    _, self.decision = self._scale.update(self._apply)
+    with tf.control_dependencies([self.decision]):
+      return super().apply_gradients(grads_and_vars, global_step, name)
+
+
+def test_decisions_of_executed_steps_are_found(graph):
   apply = tf.placeholder(tf.bool, [])
   x = tf.placeholder(tf.float32, [])
-  _, decision = Inverted().update(apply)
-  Scale().update(tf.identity(apply))  # of a step that is not run
-  with tf.control_dependencies([decision]):
-    op = minimize(x)
-  assert effects(op) == (NAMES, TRAINED, [decision])
-  assert effects(decision)[:2] == (frozenset(), frozenset())
+  w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+  Scaled(Scale(), tf.identity(apply)).minimize(x * w)  # It is not run.
+  opt = Scaled(Inverted(), apply)
+  op = opt.minimize(x * w)
+  assert effects(op) == ({"w"}, TRAINED, [opt.decision])
+  assert effects(opt.decision)[:2] == (frozenset(), frozenset())
+  found = sessions.effects_of(graph, [op])
+  for decided, applied in [(True, True), (False, False)]:
+    executions = sessions.take_executions(found.steps, {opt.decision.name: decided})
+    assert {each.applied for each in executions if each.is_scaled} == {applied}
+  executions = sessions.take_executions(found.steps, {})  # not read
+  assert {each.applied for each in executions if each.is_scaled} == {None}
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_steps_in_control_flow_tell_decisions(graph):
+  apply = tf.placeholder(tf.bool, [])
+  x = tf.placeholder(tf.float32, [])
+  with tf.variable_scope("", use_resource=True):
+    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+
+  def train():
+    return tf.group(Scaled(Scale(), tf.identity(apply)).minimize(x * w))
+
+  op = tf.cond(x > 0.0, train, tf.no_op)
+  found = sessions.effects_of(graph, [op])
+  assert not found.decisions
+  with tf.Session() as sess:
+    sess.run(w.initializer)
+    for value, decided, expected in [
+      (1, True, {True}),
+      (1, False, {False}),
+      (-1, True, set()),
+    ]:
+      sess.run(op, {x: value, apply: decided})
+      executions = sessions.take_executions(found.steps, {})
+      assert {each.applied for each in executions if each.is_scaled} == expected
+
+
+def test_imported_steps_are_found(graph):
+  x = tf.placeholder(tf.float32, [])
+  w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+  op = Scaled(Scale(), x > 0.0).minimize(x * w, name="train")
+  known = KNOWN[-2:]  # the step, and that of its base class
+  for prefix in ("", "one/", "one/two/"):
+    with tf.Graph().as_default() as imported:
+      tf.import_graph_def(graph.as_graph_def(), name=prefix)
+      fetched = imported.get_operation_by_name(prefix + op.name)
+      assert sessions.effects_of(imported, [fetched]).change.unseen == {prefix + "w"}
+      for _ in range(2):  # The second finds nothing new.
+        sessions.find_imported(imported, known)
+      found = sessions.effects_of(imported, [fetched])
+      assert [step.variables for step in found.steps] == [{prefix + "w"}] * 2
+      assert not found.change.unseen and len(found.decisions) == 1
+      assert sessions.trained_variables(imported) == {prefix + "w"}
+  before = len(sessions.effects_of(graph, [op]).steps)
+  sessions.find_imported(graph, known)  # They were built here.
+  assert len(sessions.effects_of(graph, [op]).steps) == before
+
+
+def test_initializations_depend_on_no_variable(graph):
+  op = minimize(tf.placeholder(tf.float32, []))
+  w = tf.global_variables("w")[0]
+  value = tf.placeholder(tf.float32, [])
+  average = tf.train.ExponentialMovingAverage(0.9)
+  average_op = average.apply([w])
+  saver = tf.train.Saver()
+  initializations = [
+    tf.global_variables_initializer(),  # that of the average reads `w`
+    graph.as_graph_element(saver.saver_def.restore_op_name),
+    tf.assign(w, value),
+    tf.group(tf.assign(w, value), w.initializer),
+  ]
+  others = [tf.assign(w, w * 0.5), tf.assign_add(w, value), average_op, op, value + 1.0]
+  for element in initializations + others:
+    change = sessions.effects_of(graph, [element]).change
+    assert change.is_initialization == (element in initializations), element
+
+
+def test_training_outside_of_steps_is_told(graph):
+  x = tf.placeholder(tf.float32, [])
+  w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+  op = tf.train.GradientDescentOptimizer(0.1).minimize(x * w)
+  (applying,) = [each for each in graph.get_operations() if "Apply" in each.type]
+  assert not sessions.effects_of(graph, [op]).change.unseen
+  assert sessions.effects_of(graph, [applying]).change.unseen == {"w"}
+  assert not sessions.effects_of(graph, [w.initializer]).change.unseen
 
 
 def test_fed_tensors_execute_nothing():

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `compare` records of a run of the program: its file, and the first difference
+between two of them. Needs no TensorFlow.
+
+A recording has one JSON object in a line: the variables of a graph, a step that was
+built, a record of values, or notes on the run.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from mp_compat.checkpoints import matching
+
+ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
+SHOWN = 3  # variables whose values are kept where they differ
+
+# By kind, what is known of a run. `steps` counts train steps; `scaled` those with loss
+# scaling, `applied` those of them that were applied, `skipped` those with a decision to
+# skip (None if no decision was read); `read` counts records after steps. `trained` says
+# whether an applied step with loss scaling changed a variable in them,
+# `trained_without` whether one without loss scaling did. `assignments` counts records
+# after other runs that changed trained variables, `assigned` has the variables.
+# `unseen`, `replaced`, `unreadable` and `processes` are there if the recording is not
+# complete.
+Notes = Dict[str, Any]
+Arrays = Dict[str, np.ndarray]  # by the names of variables
+
+
+class Settings(NamedTuple):
+  """What the parent passes, as JSON."""
+
+  run: str  # ORIGINAL, SCALED or UNSCALED
+  recording: str  # the file to write; values of variables go to files beside it
+  steps: int
+  every: int
+  reference: Optional[str]  # the recording to compare with
+  # variables whose values are kept, by the index of the record
+  keep: Dict[str, List[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+  """The first record that differs from that of the reference. Pairs have the
+  reference's value first.
+  """
+
+  index: int  # of the record
+  step: int  # the number of steps before it
+  kinds: Tuple[str, str]  # of the records: those of `training`
+  # the variables that differ; None for one that a run lacks
+  names: Tuple[List[Optional[str]], List[Optional[str]]]
+  # trained variables that runs which are no steps assigned, since the record before
+  assigned: List[str]
+  # how many decisions were to skip a step, since the record before
+  skipped: Tuple[int, int]
+  global_step: Tuple[Any, Any]
+
+  @property
+  def starts(self) -> bool:
+    """Returns whether it is a record of values that a session starts from."""
+    return self.kinds[1] == "start"
+
+  @property
+  def is_of_initial_values(self) -> bool:
+    """Returns whether the runs have the same variables, and start from other values."""
+    return self.starts and not self.step and all(map(all, self.names))
+
+  @property
+  def is_unseen_training(self) -> bool:
+    """Returns whether a run that is no step, initializer or restore made it: it is in
+    one program only, or assigns other values.
+    """
+    if self.kinds[0] != self.kinds[1]:
+      return "assignment" in self.kinds
+    return self.kinds[1] == "assignment" and not set(self.assigned).isdisjoint(
+      self.names[1]
+    )
+
+
+@dataclasses.dataclass(eq=False)
+class Variables:
+  """The variables of a graph."""
+
+  shapes: Dict[str, List[int]]  # in the order in which they were created
+  # the names that TensorFlow's class gives to some of them
+  tensorflow_names: Dict[str, str]
+  state: Dict[str, str]  # those of loss scales, and their roles
+
+
+Line = Dict[str, Any]
+
+
+class Record(NamedTuple):
+  """The values of a graph's variables in a session."""
+
+  variables: Variables
+  line: Line  # `kind`, `digests`, `assigned`, `skipped`, `global_step`
+
+
+_Pairs = List[Tuple[Optional[str], Optional[str]]]
+
+
+def read_notes(path: str) -> Notes:
+  """Returns the last note of each kind in a recording; {} if there is no recording."""
+  notes: Notes = {}
+  if os.path.exists(path):
+    for line in read_lines(path):
+      notes.update(line.get("notes", {}))
+  return notes
+
+
+def difference_in(notes: Notes) -> Optional[Difference]:
+  return Difference(**notes["difference"]) if notes["difference"] else None
+
+
+def read_records(path: str) -> Iterator[Record]:
+  """Yields the records in a recording, each with the variables of its graph."""
+  variables: Dict[int, Variables] = {}
+  for line in read_lines(path):
+    if "variables" in line:
+      variables[line["graph"]] = Variables(**line["variables"])
+    elif "digests" in line:
+      yield Record(variables[line["graph"]], line)
+
+
+def read_lines(path: str) -> Iterator[Line]:
+  """Yields the lines of a recording."""
+  with open(path, encoding="utf-8") as file:
+    yield from map(json.loads, file)
+
+
+def read_values(recording: str, index: int) -> Arrays:
+  """Returns the values that a run kept of a record, by the names of the variables;
+  {} if it kept none.
+  """
+  path = values_path(recording, index)
+  if not os.path.exists(path):
+    return {}
+  with np.load(path) as arrays:
+    return {name.partition(":")[0]: arrays[name] for name in arrays}
+
+
+def values_path(recording: str, index: int) -> str:
+  """Returns the name of the file for the values of a record."""
+  return "{}.{}.npz".format(recording, index)
+
+
+def difference(
+  reference: Record, record: Record, index: int, step: int, state: bool
+) -> Optional[Difference]:
+  """Returns the difference between two records at the same place of their recordings;
+  None if there is none.
+
+  `state` says whether the variables of loss scales count.
+  """
+  kinds = reference.line["kind"], record.line["kind"]
+  pairs = _differing_pairs(reference, record, state)
+  is_other_kind = kinds[0] != kinds[1] and "assignment" in kinds
+  if not pairs and not is_other_kind:
+    return None
+  return Difference(
+    index,
+    step,
+    kinds,
+    names=([name for name, _ in pairs], [name for _, name in pairs]),
+    assigned=record.line["assigned"] or reference.line["assigned"],
+    skipped=(reference.line["skipped"], record.line["skipped"]),
+    global_step=(reference.line["global_step"], record.line["global_step"]),
+  )
+
+
+def _differing_pairs(reference: Record, record: Record, state: bool) -> _Pairs:
+  """Returns the pairs of variables that differ in two records."""
+  theirs = dict(zip(reference.variables.shapes, reference.line["digests"]))
+  ours = dict(zip(record.variables.shapes, record.line["digests"]))
+  differing = []
+  for one, two in _pairs(reference.variables, record.variables, state):
+    if not one or not two or theirs[one] != ours[two]:
+      differing.append((one, two))
+  return differing
+
+
+@functools.lru_cache(maxsize=16)
+def _pairs(reference: Variables, variables: Variables, state: bool) -> _Pairs:
+  """Returns pairs of names, None for a variable that only one has; `state`: whether
+  those of loss scales count.
+  """
+  # Shapes are in the order of creation.
+  wanted = matching.Variables(
+    variables.shapes,
+    list(variables.shapes),
+    tensorflow_names=variables.tensorflow_names,
+  )
+  found = matching.Variables(reference.shapes, list(reference.shapes))
+  matched = matching.match(wanted, found, matching.differ).names
+  pairs: _Pairs = [(matched.get(name), name) for name in variables.shapes]
+  missing = set(reference.shapes) - set(matched.values())
+  pairs += [(name, None) for name in sorted(missing)]
+  if state:
+    return pairs
+  return [
+    (one, two)
+    for one, two in pairs
+    if one not in reference.state and two not in variables.state
+  ]

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the report of `compare` says, as a function of what was recorded of each run.
+Needs no TensorFlow.
+"""
+
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from mp_compat.core import naming_schemes
+from mp_compat.core import update_rule
+from mp_compat.tools.compare import recording
+from mp_compat.tools.compare.recording import Arrays
+from mp_compat.tools.compare.recording import Difference
+from mp_compat.tools.compare.recording import Notes
+
+SAME, DIFFERENT, UNKNOWN = 0, 1, 2  # exit codes
+ORIGINAL, SCALED, UNSCALED = recording.ORIGINAL, recording.SCALED, recording.UNSCALED
+# Both repeat the first run; ONCE_MORE only before other runs are blamed.
+AGAIN, ONCE_MORE = ("again", "once_more")
+RUNS = {
+  ORIGINAL: "as it is",
+  SCALED: "with mp_compat",
+  UNSCALED: "without loss scaling",
+  AGAIN: "{}, again",  # the first run
+  ONCE_MORE: "{}, once more",
+}
+
+# Returns the values that a run (its name) kept of a record (its index).
+Values = Callable[[str, int], Arrays]
+
+_UNKNOWN_REASON = "The reason is not known."
+_OVERFLOW = "The first run skipped it: its gradients overflowed. Before it, the bits are the same."
+_UNSEEN = {
+  "eager": "Eager training was seen, which is not compared.",
+  "fork": "Training in a forked process was seen, which is not compared.",
+  "training": (
+    "Training that was not seen: a run of a session applies gradients to {}, but executes "
+    "nothing that apply_gradients() of an optimizer returned in this process. Steps "
+    "of a graph that is imported are found by their names if the program, or its first "
+    "run, built them."
+  ),
+}
+
+
+def label(run: str, runs: Sequence[str]) -> str:
+  """Returns what the report calls a run."""
+  return RUNS[run].format(RUNS[runs[0]])
+
+
+def hint(run: str, runs: Sequence[str], result: Notes) -> str:
+  """Returns what to try after a program failed; `result` may be empty."""
+  if result.get("replaced"):
+    return "\n" + _describe_replaced(result["steps"])
+  if result.get("steps"):
+    return "\nIt had run {0} train steps: --steps {0} ends it after them.".format(
+      result["steps"]
+    )
+  if run == ORIGINAL and SCALED in runs:
+    return "\nIf TensorFlow's own loss scaling is what fails, run it with mp_compat alone: python -m mp_compat run."
+  return ""
+
+
+def problem(
+  run: str, runs: Sequence[str], result: Notes, first: Notes
+) -> Optional[str]:
+  """Returns why a run does not show the training of the program, or not with mp_compat
+  where it should be used; None if it does. `first` is the result of the first run.
+  """
+  found = recording.difference_in(result)
+  if found and found.is_of_initial_values:
+    return _describe_other_start(found)
+  return (
+    _describe_unseen(run, result, first)
+    or _describe_untrained(result, first)
+    or _describe_unscaled(run, runs, result)
+  )
+
+
+def _describe_unseen(run: str, result: Notes, first: Notes) -> Optional[str]:
+  """Returns which training was not seen, if any."""
+  found = recording.difference_in(result)
+  if "unseen" in result:
+    names = ", ".join(result.get("unseen_names", []))
+    return _UNSEEN[result["unseen"]].format(names)
+  if result.get("replaced"):
+    return _describe_replaced(result["steps"])
+  if "unreadable" in result:
+    return "No tensor of the graph reads {}.".format(", ".join(result["unreadable"]))
+  if found and found.is_unseen_training and run not in (AGAIN, ONCE_MORE):
+    return (
+      "Training that was not seen: after {} train steps, a run that is no train step "
+      "changes {}, otherwise than in the first run.".format(
+        found.step, ", ".join(found.assigned)
+      )
+    )
+  is_same = found is None and result["steps"] == first["steps"]
+  if is_same and result["assignments"] != first["assignments"]:
+    return (
+      "Training that was not seen: {} runs that are no train steps changed trained "
+      "variables, but {} in the first run.".format(
+        result["assignments"], first["assignments"]
+      )
+    )
+  return None
+
+
+def _describe_replaced(steps: int) -> str:
+  text = "The program replaced itself by another one (os.exec), which is not compared."
+  if steps:
+    return "{0} --steps {1} ends it after {1} train steps, before that.".format(
+      text, steps
+    )
+  return text + " Compare that one: pass what it executes to mp_compat compare."
+
+
+def _describe_unscaled(run: str, runs: Sequence[str], result: Notes) -> Optional[str]:
+  """Returns why a run does not show training with the loss scaling that it is for."""
+  if run in (SCALED, UNSCALED) and "uses" not in result:
+    return (
+      "The program made no optimizer of mp_compat, so nothing would be compared: it "
+      "uses none of TensorFlow's public names for loss scaling."
+    )
+  if run in (SCALED, UNSCALED) and not result["scaled"]:
+    return (
+      "None of its {} train steps was one of an optimizer with loss scaling, so "
+      "nothing would be compared. Let the program run until it takes such a step, with "
+      "a larger --steps.".format(result["steps"])
+    )
+  if run == ORIGINAL and "uses" in result and SCALED in runs:
+    return (
+      "The program uses mp_compat as it is, so nothing would be compared. --runs "
+      "original,without,again compares it with training without loss scaling."
+    )
+  return None
+
+
+def _describe_untrained(result: Notes, first: Notes) -> Optional[str]:
+  """Returns why a run shows no training, if so."""
+  if not result["steps"] and first["steps"]:
+    return (
+      "No train step was seen, but {} in the first run. If it went on from the "
+      "checkpoint of that run, which has finished, name its folder: --restore "
+      "DIR.".format(first["steps"])
+    )
+  if not result["steps"]:
+    return (
+      "No train step was seen: no session of this process ran what apply_gradients() "
+      "of an optimizer returned. Let the program run until it trains. Eager training, "
+      "functions that eager code calls, and other processes are not compared."
+    )
+  has_trained = result["trained"] if result["scaled"] else result["trained_without"]
+  if has_trained or result["difference"]:
+    return None
+  if not result["scaled"] or result["applied"]:
+    return (
+      "None of its {} train steps was compared, or they changed no variable.".format(
+        result["steps"]
+      )
+    )
+  until = (
+    "No step with loss scaling was applied. Let the program run until its loss scale "
+    "fits, with a larger --steps."
+  )
+  if result["scaled"] == result["steps"]:
+    return "Each of its {} train steps was skipped, so nothing trained. {}".format(
+      result["steps"], until
+    )
+  return (
+    "Of its {} train steps, {} had loss scaling, and each of these was skipped. "
+    "{}".format(result["steps"], result["scaled"], until)
+  )
+
+
+def ends(result: Notes, first: Notes) -> List[int]:
+  """Returns after how many steps the first run and another one ended, if the first
+  difference is that.
+  """
+  if result["difference"] or result["steps"] == first["steps"]:
+    return []
+  return [first["steps"], result["steps"]]
+
+
+def _first_name(found: Difference) -> str:
+  """Returns the name of the first variable of a difference."""
+  return next(filter(None, [*found.names[1], *found.names[0], *found.assigned]))
+
+
+def _describe_other_start(found: Difference) -> str:
+  theirs, ours = found.global_step
+  steps = "" if theirs == ours else "; global_step {}, not {}".format(ours, theirs)
+  return (
+    "It starts from other values than the first run: first {}{}. If it goes on from a "
+    "checkpoint of an earlier run, name its folder with --restore, or use "
+    "$MP_COMPAT_RUN in the folder's name. Otherwise its initial values are random in a "
+    "way that cannot be repeated."
+  ).format(_first_name(found), steps)
+
+
+def describe(run: str, result: Notes, every: int) -> str:
+  """Returns what the report says on a run, in one line."""
+  found = recording.difference_in(result)
+  text = "{} train steps".format(result["steps"])
+  if result["skipped"] is not None:
+    text += ", {} skipped".format(result["skipped"])
+  for name, scales in result["scales"].items() if run != UNSCALED else []:
+    label = "loss scale" if len(result["scales"]) == 1 else name
+    text += ", {} {:g} -> {:g}".format(label, scales[0], scales[-1])
+  if found:
+    ours = found.names[1]
+    variables = result["variables"] + ours.count(None)
+    return "differs at step {}, in {} of {} variables; {}".format(
+      found.step, len(ours), variables, text
+    )
+  if not result["compared"]:
+    return text
+  if result["ends"]:
+    return "{}; the first run: {}. Until then the same bits".format(
+      text, result["ends"][0]
+    )
+  if run == AGAIN:
+    return "the same bits in both runs"
+  if run == ONCE_MORE:
+    return "the same bits in all three runs"
+  each = "each" if every == 1 else "every {}".format(every)
+  return "the same bits: {} variables after {} of {} steps".format(
+    result["variables"], each, result["steps"]
+  )
+
+
+def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[str]]:
+  """Returns the exit code and the sentences at the end of the report."""
+  status = SAME
+  lines: List[str] = []
+  for run, result in results.items():
+    found, ends = recording.difference_in(result), result["ends"]
+    if (found or ends) and run in (AGAIN, ONCE_MORE):
+      return UNKNOWN, [_describe_other_self(found, ends)]
+    if found:
+      reason, description = _describe_difference(run, result, values_of)
+      is_explained = reason == _OVERFLOW and found.step > 1
+      status = status if is_explained else DIFFERENT
+      lines += description
+    if ends:
+      status = DIFFERENT
+      lines.append(
+        "{}: it ended after {} train steps, the first run after {}.".format(
+          RUNS[run], *ends[::-1]
+        )
+      )
+      lines.append("  {} {}".format(_UNKNOWN_REASON, _describe_ends(ends)))
+    lines += [
+      "{}: a warning of mp_compat: {}".format(RUNS[run], warning)
+      for warning in result.get("warnings", [])
+    ]
+  if status == DIFFERENT and AGAIN not in results:
+    lines.append(
+      "Whether the program differs from itself is not known: this needs the run "
+      "{!r}.".format(AGAIN)
+    )
+  lines += _describe_others(results)
+  conclusion = "The program trains the same, in the steps that were compared."
+  if status == DIFFERENT:
+    conclusion = "The program trains differently."
+  return status, [conclusion, *lines]
+
+
+def _describe_others(results: Dict[str, Notes]) -> List[str]:
+  """Returns sentences on what changed variables besides train steps, or may have."""
+  lines = []
+  first = next(iter(results.values()))
+  if first["assignments"]:
+    lines.append(
+      "Runs that are no train steps changed {}, too: compared after {} of them.".format(
+        ", ".join(first["assigned"]), first["assignments"]
+      )
+    )
+  if any("processes" in result for result in results.values()):
+    lines.append("The program ran other processes, which are not compared.")
+  return lines
+
+
+def _describe_difference(
+  run: str, result: Notes, values_of: Values
+) -> Tuple[str, List[str]]:
+  """Returns the reason of a difference, and sentences about it."""
+  found = Difference(**result["difference"])
+  theirs, ours = values_of(AGAIN, found.index), values_of(run, found.index)
+  reason = _reason(run, result, theirs)
+  first = "{}: step {} is the first that differs.".format(RUNS[run], found.step)
+  return reason, [first, "  " + reason, *_amounts(found, theirs, ours)]
+
+
+def _describe_ends(ends: List[int]) -> str:
+  return "Until then the bits are the same. If a time limit ends the program, pass --steps {}.".format(
+    min(ends)
+  )
+
+
+def _describe_other_self(found: Optional[Difference], ends: List[int]) -> str:
+  """Returns what the report says if two runs of the program as it is differ."""
+  if found is None:
+    return "The program differs from itself: it ended after {} train steps, then after {}. {}".format(
+      *ends, _describe_ends(ends)
+    )
+  if found.starts:
+    return _describe_other_start(found)
+  return (
+    "The program differs from itself: at step {}, first in {}. It has other randomness "
+    "than that of Python, NumPy and TensorFlow's ops, or threads that compete. Other "
+    "differences may be due to that. Try it with one thread: TF_NUM_INTRAOP_THREADS=1 "
+    "TF_NUM_INTEROP_THREADS=1 in the environment if its ConfigProto sets no numbers, "
+    "and one thread for its input. --runs original,again shows whether that is enough."
+  ).format(found.step, _first_name(found))
+
+
+def _reason(run: str, result: Notes, theirs: Arrays) -> str:
+  """Returns what the report says on the reason of a difference; `theirs` are values of
+  the reference.
+  """
+  found = Difference(**result["difference"])
+  they_skipped, we_skipped = found.skipped
+  of_state = _reason_of_state(result, theirs)
+  if of_state:
+    return of_state
+  if None in found.names[0] + found.names[1]:
+    return "The runs do not have the same variables."
+  if found.starts:
+    return "A session starts from other values. If it restores a checkpoint, name its folder with --restore."
+  if run == UNSCALED and we_skipped < they_skipped:
+    return _OVERFLOW
+  if we_skipped <= they_skipped:
+    return _UNKNOWN_REASON
+  if "finite" not in theirs:
+    return "mp_compat skipped it. Why the first run applied it is not known: this needs the run 'again'."
+  if np.all(theirs["finite"]):
+    return (
+      "mp_compat skipped it: clipping or masking hid its overflow, or update() of the "
+      "program's LossScale returned False."
+    )
+  return "mp_compat skipped it: its gradients overflowed, and a fixed loss scale of TensorFlow's class applies them."
+
+
+def _reason_of_state(result: Notes, theirs: Arrays) -> Optional[str]:
+  """Returns the reason of a difference in variables of loss scales only, if known."""
+  found = Difference(**result["difference"])
+  if not all(name and naming_schemes.is_state_name(name) for name in found.names[1]):
+    return None
+  warnings = result.get("warnings", [])
+  if any("already scales the loss" in warning for warning in warnings):
+    return "Only the state of loss scales differs: the first run scales the loss twice, mp_compat uses one scale."
+  large = [theirs[name] for name in found.names[0] if name in theirs]
+  if large and max(map(np.max, large)) > update_rule.LARGEST_SCALE:
+    return (
+      "Only the loss scale differs: that of TensorFlow's class grew above 2**126, "
+      "where 1 / scale is 0 and the weights no longer change. mp_compat's stops there."
+    )
+  return None
+
+
+def _amounts(found: Difference, theirs: Arrays, ours: Arrays) -> Iterator[str]:
+  """Yields lines on the first variables that differ, and by how much, for those whose
+  values were kept.
+  """
+  for one, two in list(zip(*found.names))[: recording.SHOWN]:
+    if one in theirs and two in ours and theirs[one].shape == ours[two].shape:
+      same = (theirs[one] == ours[two]) | (np.isnan(theirs[one]) & np.isnan(ours[two]))
+      with np.errstate(all="ignore"):
+        apart = np.abs(theirs[one] - ours[two])[~same]
+      finite = apart[np.isfinite(apart)]
+      most = (
+        "by up to {:.3g}".format(finite.max())
+        if finite.size
+        else "not finite in one of the runs"
+      )
+      # The bits of 0 and -0, of large integers and of strings differ although these
+      # numbers are the same.
+      yield "  {}: {}".format(
+        two,
+        "{} of {} values differ, {}".format(apart.size, same.size, most)
+        if apart.size
+        else "differs",
+      )
+    else:
+      yield "  {}: {}".format(
+        two or one, "differs" if one and two else "is missing in one of the runs"
+      )

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule of `compare`: what is a train step, which steps are applied, and what else
+may change a variable. Needs no TensorFlow.
+
+A run of a session changes variables in these ways:
+
+    step              it executes what `apply_gradients` of an optimizer returned
+    initialization    all values that it assigns are those of initializers, or derive
+                      from no variable: they were restored, or fed
+    assignment        anything else that changes variables
+    unseen training   an op of TensorFlow's optimizers that belongs to no step
+
+A step with loss scaling is applied unless a decision of its loss scale skips it. What
+trained is what an applied step changed.
+
+All variables of a session are recorded as they are
+
+    START         after initialization, before the first run of another kind; until the
+                  first step, also after another initialization
+    STEP          after a train step
+    ASSIGNMENT    after an assignment to variables that steps train
+
+The programs train the same if both make the same records. Assignments to other
+variables are compared with the next record of the session.
+"""
+
+import collections
+import dataclasses
+from typing import Counter, Dict, FrozenSet, NamedTuple, Optional, Sequence, Set, Tuple
+
+START, STEP, ASSIGNMENT = "start", "step", "assignment"
+
+
+class Execution(NamedTuple):
+  """One execution of what a call of `apply_gradients` built."""
+
+  call: int  # which one
+  variables: FrozenSet[str]  # the names of those to which it applies gradients
+  is_scaled: bool  # whether its optimizer scales the loss
+  # The tensors that decide whether it is applied; steps around each other share them.
+  decisions: Tuple[str, ...] = ()
+  applied: Optional[bool] = True  # None if its decisions could not be read
+
+
+class Change(NamedTuple):
+  """What a run may do to variables. Of local variables and metrics, only those count
+  that have gradients.
+  """
+
+  written: FrozenSet[str] = frozenset()  # the names of variables that it may change
+  # those that ops may change which do not belong to a step with loss scaling
+  others: FrozenSet[str] = frozenset()
+  is_initialization: bool = False
+  may_train: bool = False  # whether it may execute steps
+  # those that an op of an optimizer changes which belongs to no step
+  unseen: FrozenSet[str] = frozenset()
+
+
+@dataclasses.dataclass
+class Totals:
+  """Counts over all sessions; `recording.Notes` describes the fields."""
+
+  steps: int = 0
+  skipped: Optional[int] = None
+  scaled: int = 0
+  applied: int = 0
+  assignments: int = 0
+
+  def add(self, executions: Sequence[Execution]) -> None:
+    """Adds a train step."""
+    scaled = [execution for execution in executions if execution.is_scaled]
+    self.steps += 1
+    self.scaled += bool(scaled)
+    self.applied += any(execution.applied is not False for execution in scaled)
+    decided = [
+      each for each in executions if each.decisions and each.applied is not None
+    ]
+    if decided:
+      is_skipped = any(not execution.applied for execution in decided)
+      self.skipped = (self.skipped or 0) + is_skipped
+
+
+class Session:
+  """What a session did, and which records of it are to be made.
+
+  Attributes:
+    skipped: How many decisions were to skip a step, since the last record.
+    assigned: The trained variables that assignments changed, since the last record.
+  """
+
+  def __init__(self, every: int) -> None:
+    """Begins with a session that changed nothing; `every`: how often records are
+    made.
+    """
+    self._every = every
+    self._steps = 0
+    self._assignments = 0
+    self._is_started = False  # whether the values after initialization are recorded
+    # Since the last record, the variables that applied steps may have changed: without
+    # loss scaling, and with it.
+    self._trained: Tuple[Set[str], Set[str]] = (set(), set())
+    self._others: Set[str] = set()  # that anything else may have changed
+    self.skipped = 0
+    self.assigned: Set[str] = set()
+
+  def starts(self, change: Change) -> bool:
+    """Returns whether the values are to be recorded before a run; called before each."""
+    if change.is_initialization:
+      self._is_started = self._is_started and self._steps > 0
+      return False
+    has_started = self._is_started
+    self._is_started = has_started or change.may_train or bool(change.written)
+    return self._is_started and not has_started
+
+  def add(
+    self, change: Change, executions: Sequence[Execution], trained: FrozenSet[str]
+  ) -> Optional[str]:
+    """Adds a run; returns the kind of the record to make after it, None for none.
+
+    `trained` are the names of the variables that steps of the graph train.
+    """
+    self._others |= change.others
+    if executions:
+      return self._add_step(change, executions)
+    assigned = change.written & trained
+    if change.is_initialization or not assigned:
+      return None
+    self.assigned |= assigned
+    self._assignments += 1
+    return ASSIGNMENT if self._assignments % self._every == 0 else None
+
+  def _add_step(self, change: Change, executions: Sequence[Execution]) -> Optional[str]:
+    for execution in executions:
+      trained = self._trained[execution.is_scaled]
+      if execution.applied:
+        trained.update(execution.variables)
+      elif execution.applied is None:
+        # Only a variable that nothing else changes shows that it was applied.
+        trained.update(execution.variables - self._others)
+    self.skipped += skipped_decisions(executions)
+    self._steps += 1
+    return STEP if self._steps % self._every == 0 else None
+
+  def end_record(self, changed: Set[str]) -> Tuple[bool, bool]:
+    """Begins the time after a record; returns whether `changed` variables were trained
+    before it: by steps without loss scaling, and by those with it.
+    """
+    without, scaled = [not each.isdisjoint(changed) for each in self._trained]
+    self._trained, self._others = (set(), set()), set()
+    self.skipped, self.assigned = 0, set()
+    return without, scaled
+
+
+def skipped_decisions(executions: Sequence[Execution]) -> int:
+  """Returns how many decisions were to skip a step; those of steps around each other
+  count once.
+  """
+  skipped: Dict[Tuple[str, ...], Counter[int]] = {}
+  for execution in executions:
+    if execution.applied is False:
+      calls = skipped.setdefault(execution.decisions, collections.Counter())
+      calls[execution.call] += 1
+  return sum(max(calls.values()) for calls in skipped.values())
