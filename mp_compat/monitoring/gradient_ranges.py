@@ -92,6 +92,8 @@ class Measured(NamedTuple):
   scale: Optional[tf.Tensor]
   dtype: str = ""  # the narrowest floating dtype that its values have had
   is_selected: bool = True  # whether the advice is for the tensor
+  # the dtype of a variable's gradient after it is divided by the scale
+  applied: Optional[str] = None
 
 
 class Report(NamedTuple):
@@ -174,7 +176,8 @@ def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Dtypes) -> Repor
     wanted,
   )
   measured = passed + [
-    Measured(each.name, each.scaled, each.scale) for each in computed
+    Measured(each.name, each.scaled, each.scale, applied=each.values.dtype.name)
+    for each in computed
   ]
   for item, is_behind_loss in layers:
     if item.tensor.dtype.base_dtype in wanted and (

@@ -4,7 +4,7 @@ gradients are not finite.
 """
 
 import collections
-from typing import Counter, Iterable, List, NamedTuple, Tuple, TypeVar, Union
+from typing import Counter, Iterable, List, NamedTuple, Optional, Tuple, TypeVar, Union
 
 import numpy as np
 
@@ -67,6 +67,23 @@ def counts(record: step.Step) -> tf.Tensor:
   ):
     attempted_and_skipped = tf.where_v2(record.applied, [1, 0], [1, 1])
   return dead_tensors.merge_out_of_branches(attempted_and_skipped, 0)
+
+
+def overflow_scale(record: step.Step) -> Optional[tf.Tensor]:
+  """Returns the loss scale of a readable step whose gradients are not finite, float32
+  []; inf if they are finite, or if its branch was not executed.
+
+  Returns None if the step has no check, or its scale is unknown.
+  """
+  if record.finite is None:
+    return None
+  with contexts.enter(contexts.of_outputs(record.train_op)):
+    readable = [tensor for tensor in scales(record) if contexts.is_readable(tensor)]
+    if not readable:
+      return None
+    smallest = tf.reduce_min(tf.stack([tf.cast(each, tf.float32) for each in readable]))
+    scale = tf.where_v2(record.finite, np.float32(np.inf), smallest)
+  return dead_tensors.merge_out_of_branches(scale, np.inf)
 
 
 def is_readable(record: step.Step) -> bool:

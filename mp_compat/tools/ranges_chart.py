@@ -184,7 +184,8 @@ def _draw_fitting_scales(
       axes.barh(row, high - low, 0.6, left=low, color=color)
       largest = max(largest, high)
   not_finite = min(
-    [below.high for _, below in history.overflows], default=range_history.LARGEST_SCALE
+    [below.high for below in history.upper_bounds()],
+    default=range_history.LARGEST_SCALE,
   )
   if not_finite < range_history.LARGEST_SCALE:
     axes.axvline(not_finite + 1, color=RED, linewidth=1, linestyle="--")

@@ -343,7 +343,7 @@ def test_advice_ignores_gradients_of_zero(dtype):
           )
 
         hidden = layer(tf.cast(x, dtype), "one")
-        total = loss(hidden) + 2.0**-9 * loss(layer(tf.tanh(hidden), "auxiliary"))
+        total = loss(hidden) + 2.0**-2 * loss(layer(tf.tanh(hidden), "auxiliary"))
       opt = Optimizer(sgd(), 2.0**7)
       train_op = opt.minimize(total)
       hook = mp_compat.GradientRangesHook(opt, 1)
@@ -351,6 +351,41 @@ def test_advice_ignores_gradients_of_zero(dtype):
         sess.run(train_op, {x: np.random.RandomState(0).normal(size=[64, 8])})
       advice.append(range_history.advise(hook._history)[:3])
   assert advice[0][0] == "none" and advice[1] == advice[0]
+
+
+@pytest.mark.parametrize("in_branch", [None, [True, True, True, False] * 2])
+def test_overflow_between_records_bounds_scale(tmp_path, lines, in_branch):
+  """The first record is finite, and the scale falls afterwards."""
+  xs = [FINITE] + [OVERFLOW] * 3 + [FINITE] * 3
+  with testing.control_flow(1):
+    hook = train(tmp_path, xs, every_n_steps=100, in_branch=in_branch)
+  overflows = [entry for entry in records(tmp_path) if not entry["tensors"]]
+  # The scales of the skipped steps; the fourth is not executed in a branch.
+  expected = [8.0, 4.0] if in_branch else [8.0, 4.0, 2.0]
+  assert [entry["overflow_scale"] for entry in overflows] == expected
+  advice = range_history.advise(hook._history)
+  assert advice.high == np.log2(expected[-1]) - 1 and advice.kind == "dynamic"
+  assert "Between the records, step 1, which overflowed at 2**" in lines[-1]
+  # A run that resumes knows it.
+  again = train(tmp_path, [FINITE], every_n_steps=100)
+  assert range_history.advise(again._history).high == advice.high
+
+
+def test_overflow_in_record_adds_no_line(tmp_path):
+  train(tmp_path, [OVERFLOW] + [FINITE] * 3, every_n_steps=100)
+  assert all(entry["tensors"] for entry in records(tmp_path))
+
+
+@pytest.mark.usefixtures("graph")
+def test_fixed_scale_without_check_is_recorded(tmp_path):
+  training = Training()
+  opt = Optimizer(sgd(), 8.0, skip_nonfinite=False)
+  train_op = opt.minimize(training.loss, training.global_step)
+  hook = mp_compat.GradientRangesHook(opt, 100, str(tmp_path))
+  with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+    for x in [FINITE, OVERFLOW, FINITE]:
+      sess.run(train_op, {training.x: x})
+  assert hook._history.steps == [1] and hook._history.below_skipped is None
 
 
 FAILURES = {
