@@ -19,6 +19,7 @@ PACKAGE = os.path.dirname(mp_compat.__file__)
 # modules of its own package.
 LAYERS = """
 core.update_rule core.arguments core.dialects migration.old_names tools.run
+monitoring.step_counter
 _tensorflow.__init__ _tensorflow.native _tensorflow
 graph.graphs graph.contexts graph.dead_tensors graph.effects graph.control_flow graph
 core.gradients core.lineage core.finite_check core.distribute core.conditional_apply
@@ -35,7 +36,7 @@ tools.compare.sessions tools.compare.processes tools.compare.recorder tools.comp
 __main__ __init__
 """.split()
 # Modules that must work without TensorFlow, so they import only each other.
-WITHOUT_TENSORFLOW = LAYERS[:5] + ["tools.migrate"]
+WITHOUT_TENSORFLOW = LAYERS[:6] + ["tools.migrate"]
 IMPORTED_ONLY_BY = {
   "tensorflow": ("_tensorflow", "graph", "tools.compare.sessions"),
   "libcst": "tools.migrate",

@@ -19,9 +19,12 @@ class EventFile:
     # A unique name: TensorFlow gives the files that are created in a directory in the
     # same second the same one.
     suffix = "." + uuid.uuid4().hex
-    self._writer = (
-      tf.summary.FileWriter(directory, filename_suffix=suffix) if directory else None
-    )
+    self._writer: Optional[tf.summary.FileWriter] = None
+    if directory:
+      try:
+        self._writer = tf.summary.FileWriter(directory, filename_suffix=suffix)
+      except Exception as error:  # as below
+        self._warn(error)
 
   def write(self, write: Callable[[tf.summary.FileWriter], object]) -> None:
     """Calls a function that writes."""
@@ -32,11 +35,14 @@ class EventFile:
     # the class depends on the status: OSError, OpError, RuntimeError, IndexError and
     # others
     except Exception as error:
-      if not self._has_failed:
-        self._has_failed = True
-        log.warn(
-          "%s cannot write to %s, records are missing: %s",
-          self._owner,
-          self._directory,
-          error,
-        )
+      self._warn(error)
+
+  def _warn(self, error: Exception) -> None:
+    if not self._has_failed:
+      self._has_failed = True
+      log.warn(
+        "%s cannot write to %s, records are missing: %s",
+        self._owner,
+        self._directory,
+        error,
+      )

@@ -15,6 +15,7 @@ from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.graph import contexts
 from mp_compat.graph import dead_tensors
+from mp_compat.graph import graphs
 from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
@@ -84,6 +85,15 @@ def overflow_scale(record: step.Step) -> Optional[tf.Tensor]:
     smallest = tf.reduce_min(tf.stack([tf.cast(each, tf.float32) for each in readable]))
     scale = tf.where_v2(record.finite, np.float32(np.inf), smallest)
   return dead_tensors.merge_out_of_branches(scale, np.inf)
+
+
+def is_run_by_queue(record: step.Step) -> bool:
+  """Returns whether an op that fills a queue waits for the train op: a queue runner runs
+  both, and not the Session runs of the program, as with `SyncReplicasOptimizer`.
+  """
+  graph = record.train_op.graph
+  fills = [op for op in graph.get_operations() if op.type.startswith("QueueEnqueue")]
+  return record.train_op in graphs.executed_ops(fills)
 
 
 def is_readable(record: step.Step) -> bool:

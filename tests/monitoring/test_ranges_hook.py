@@ -250,12 +250,12 @@ def test_writers_do_not_collide(tmp_path):
     for _ in range(5):
       sess.run(train_op, {training.x: FINITE})
   tags = collections.Counter(value.tag for value in summaries(tmp_path))
-  assert (tags["loss"], tags["loss_scale/scale"], tags["gradient_ranges/w:0"]) == (
+  assert (tags["loss"], tags["loss_scale_hook/scale"], tags["gradient_ranges/w:0"]) == (
     5,
     6,
     5,
   )
-  assert [step for step, _ in testing.events(directory)["loss_scale/scale"]] == [
+  assert [step for step, _ in testing.events(directory)["loss_scale_hook/scale"]] == [
     0,
     1,
     2,
@@ -327,11 +327,11 @@ def test_advice_ignores_gradients_of_zero(dtype):
 
         def layer(value, name, has_bias=has_bias, initializer=initializer):
           product = tf.matmul(value, tf.get_variable(name, [8, 8], dtype, initializer))
-          return (
-            tf.nn.bias_add(product, tf.get_variable(name + "_bias", [8], dtype))
-            if has_bias
-            else product
-          )
+          if not has_bias:
+            return product
+          zeros = tf.zeros_initializer()
+          bias = tf.get_variable(name + "_bias", [8], dtype, zeros)
+          return tf.nn.bias_add(product, bias)
 
         def loss(hidden):
           mean, variance = tf.nn.moments(tf.cast(hidden, tf.float32), [0])
@@ -343,7 +343,7 @@ def test_advice_ignores_gradients_of_zero(dtype):
           )
 
         hidden = layer(tf.cast(x, dtype), "one")
-        total = loss(hidden) + 2.0**-2 * loss(layer(tf.tanh(hidden), "auxiliary"))
+        total = 8.0 * loss(hidden) + 2.0 * loss(layer(tf.tanh(hidden), "auxiliary"))
       opt = Optimizer(sgd(), 2.0**7)
       train_op = opt.minimize(total)
       hook = mp_compat.GradientRangesHook(opt, 1)
@@ -422,6 +422,43 @@ def test_run_goes_on_without_its_files(failure, tmp_path, warnings):
     == 1
   )
   assert len(hook._history.steps) == 5
+
+
+@pytest.mark.usefixtures("graph")
+@pytest.mark.parametrize(
+  "hook", [mp_compat.LossScaleHook, mp_compat.GradientRangesHook]
+)
+def test_run_begins_without_its_directory(hook, tmp_path, warnings):
+  (tmp_path / "file").write_text("")
+  directory = str(tmp_path / "file" / "logs")
+  training, opt, train_op = make_training()
+  with tf.train.MonitoredTrainingSession(
+    hooks=[hook(opt, 1, output_dir=directory)]
+  ) as sess:
+    for _ in range(3):
+      sess.run(train_op, {training.x: FINITE})
+    np.testing.assert_array_equal(sess.run(training.w), -3 * FINITE)
+  expected = "{} cannot write to {}, records are missing".format(
+    hook.__name__, directory
+  )
+  assert len([text for text in warnings if text.startswith(expected)]) == 1
+
+
+@pytest.mark.usefixtures("graph")
+def test_summaries_and_hook_have_separate_tags(tmp_path):
+  """They count steps differently, so that one tag would show two lines."""
+  directory = str(tmp_path)
+  training, opt, train_op = make_training()
+  mp_compat.loss_scale_summaries(opt)
+  hook = mp_compat.LossScaleHook(opt, every_n_steps=1, output_dir=directory)
+  with tf.train.MonitoredTrainingSession(
+    checkpoint_dir=directory, save_summaries_steps=1, hooks=[hook]
+  ) as sess:
+    for x in [FINITE, OVERFLOW, FINITE]:
+      sess.run(train_op, {training.x: x})
+  events = testing.events(directory)
+  assert [step for step, _ in events["loss_scale_hook/scale"]] == [0, 1, 2, 3]
+  assert len(events["loss_scale/scale"]) == 3
 
 
 PROGRAM = """

@@ -246,7 +246,7 @@ def injected(function, value, dtype):
 
 @pytest.mark.parametrize("case", sorted(UNDEFINED))
 @pytest.mark.parametrize(
-  "dtype", [tf.float16, tf.float32], ids=lambda dtype: dtype.name
+  "dtype", [tf.float16, pytest.param(tf.float32, marks=pytest.mark.matrix)]
 )
 def test_undefined_results_are_no_overflow(case, dtype):
   """They are not finite in float64 either, so that float32 would stall again."""
