@@ -12,6 +12,7 @@ from mp_compat.core import arguments
 from mp_compat.core import loss_scale
 from mp_compat.graph import graphs
 from mp_compat.monitoring import dataflow
+from mp_compat.monitoring import float16_ops
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.monitoring import stall
@@ -44,7 +45,8 @@ class LossScaleHook(tf.train.SessionRunHook):
   any steps.
 
   Warns if the backward pass is in float32 only, where loss scaling has no use, unless
-  `auto_mixed_precision` is on, and if trained variables are float16. Counts the Session
+  `auto_mixed_precision` is on; if trained variables are float16; and of exponentials
+  and sums of squares in float16 (`float16_ops`). Counts the Session
   runs that execute a train op of the optimizer, and ignores evaluations. Each counted
   run fetches three more numbers. The run that completes a stall also fetches the values
   of both passes, to the host.
@@ -173,6 +175,18 @@ class LossScaleHook(tf.train.SessionRunHook):
         "which stores them in float32."
       )
       log.warn(text, self._name, range_history.enumeration(self._float16_variables, 5))
+    for watched in self._watched:
+      forward = [each.tensor.op for each in watched.observed if each.part == "forward"]
+      names = [op.name for op in float16_ops.likely_to_overflow(forward)]
+      if names:
+        log.warn(
+          "LossScaleHook: the forward pass of %s computes exponentials, or sums of "
+          "squares, in float16: %s. They overflow from 11.1 on, and from 256 on, also "
+          "without an error: a layer normalization then returns zeros. Compute them in "
+          "float32.",
+          watched.train_op.name,
+          range_history.enumeration(names, 5),
+        )
     if auto_mixed_precision.is_enabled():
       return
     for train_op, _, observed in self._watched:
