@@ -270,7 +270,7 @@ VANISHING = {
 def test_values_that_vanish_need_scale(case, dtype):
   """Their share is by number: 99% of the magnitude does not show a single output."""
   tensors, scale, may_vanish = VANISHING[case]
-  shift = round(np.log2(scale))
+  shift = int(np.log2(scale))
   scaled = {
     name: {exponent + shift: count for exponent, count in counts.items()}
     for name, counts in tensors.items()
