@@ -345,8 +345,8 @@ MUTANTS = [
   ("monitoring/stall", "first = min(products", "first = max(products"),
   (
     "_tensorflow/event_files",
-    "except Exception as error:\n",
-    "except OSError as error:\n",
+    "except Exception as error:",
+    "except OSError as error:",
   ),
   ("_tensorflow/event_files", ", filename_suffix=suffix", ""),
   (

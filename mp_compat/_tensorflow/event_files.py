@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes event files, for TensorBoard."""
 
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 import uuid
 
 from mp_compat._tensorflow import log
@@ -21,28 +21,28 @@ class EventFile:
     suffix = "." + uuid.uuid4().hex
     self._writer: Optional[tf.summary.FileWriter] = None
     if directory:
-      try:
-        self._writer = tf.summary.FileWriter(directory, filename_suffix=suffix)
-      except Exception as error:  # as below
-        self._warn(error)
+      self._writer = self._try(
+        lambda: tf.summary.FileWriter(directory, filename_suffix=suffix)
+      )
 
   def write(self, write: Callable[[tf.summary.FileWriter], object]) -> None:
-    """Calls a function that writes."""
-    if self._writer is None:
-      return
+    """Calls a function that writes, unless the file could not be created."""
+    if self._writer is not None:
+      self._try(lambda: write(self._writer))
+
+  def _try(self, action: Callable[[], Any]) -> Any:
+    """Returns the result of a function; logs a warning at its first failure."""
     try:
-      write(self._writer)
+      return action()
     # the class depends on the status: OSError, OpError, RuntimeError, IndexError and
     # others
     except Exception as error:
-      self._warn(error)
-
-  def _warn(self, error: Exception) -> None:
-    if not self._has_failed:
-      self._has_failed = True
-      log.warn(
-        "%s cannot write to %s, records are missing: %s",
-        self._owner,
-        self._directory,
-        error,
-      )
+      if not self._has_failed:
+        self._has_failed = True
+        log.warn(
+          "%s cannot write to %s, records are missing: %s",
+          self._owner,
+          self._directory,
+          error,
+        )
+      return None
