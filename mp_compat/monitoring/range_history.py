@@ -115,11 +115,7 @@ class Tensor:
     zeros = int(values["zeros"]) if is_float16 else 0
     is_noise = bool(values["noise"])  # then no scale is too small
     if not is_noise:
-      smallest = self.format.lowest + shift
-      vanishing = sum(n for exponent, n in exponents.items() if exponent < smallest)
-      vanishing += zeros if shift < SHOWN else 0
-      total = sum(exponents.values()) + zeros
-      self.may_vanish = self.may_vanish or vanishing > VANISHING * total
+      self._note_vanishing(exponents, zeros, shift)
     if not exponents:
       if zeros and not is_noise:
         self._zero = max(self._zero, shift)
@@ -145,6 +141,14 @@ class Tensor:
     found = Bounds(low, min(high, LARGEST_SCALE), name, name)
     self.bounds = _intersection([self.bounds, found])
     return found
+
+  def _note_vanishing(self, exponents: Dict[int, int], zeros: int, shift: int) -> None:
+    """Notes whether values at a scale of 2**shift may vanish at a scale of 1."""
+    smallest = self.format.lowest + shift
+    vanishing = sum(n for exponent, n in exponents.items() if exponent < smallest)
+    vanishing += zeros if shift < SHOWN else 0
+    if vanishing > VANISHING * (sum(exponents.values()) + zeros):
+      self.may_vanish = True
 
   def doubtful_scale(self) -> Optional[int]:
     """Returns the exponent of the largest scale at which values may have become zeros;
