@@ -121,7 +121,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._output_dir = output_dir
     self._counters_in_graph = counters_in_graph
     self._session: Optional[tf.Session] = None  # in which `_read_state` was last called
-    self._name: Optional[str] = None  # of the first train op, from `begin` on
+    self._name = ""  # of the first train op, from `begin` on
 
   @property
   def attempted(self) -> int:
@@ -315,7 +315,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     `end(session)`, which writes the last values. `on_stall="stop"` does not stop such a
     run. Raises a RuntimeError without `begin()`.
     """
-    if self._name is None:
+    if not self._name:
       raise RuntimeError(
         "Before LossScaleHook.run(), call begin(): after minimize(), before the "
         "session runs."

@@ -70,18 +70,18 @@ def explain(
   if not len(op.inputs):
     is_constant = op.type == "Const" and tensor.dtype == tf.float16
     return Explanation(OVERFLOW if is_constant else INPUT)
-  is_known = all(each is not None for each in inputs)
-  if not is_known or not all(_is_finite(each).all() for each in inputs):
+  known = [each for each in inputs if each is not None]
+  if len(known) < len(inputs) or not all(_is_finite(each).all() for each in known):
     return Explanation(UNKNOWN)
   if op.type.startswith(_RECEIVING):
     return Explanation(RECEIVED)
-  exact = in_float64(op, inputs, tensor.value_index)
+  exact = in_float64(op, known, tensor.value_index)
   if exact is None or exact.shape != np.shape(values):
     return Explanation(UNKNOWN)
   undefined = ~_is_finite(values) & ~_is_finite(exact)
   if not undefined.any():
     return Explanation(OVERFLOW)
-  return Explanation(UNDEFINED, _describe(op.type, inputs))
+  return Explanation(UNDEFINED, _describe(op.type, known))
 
 
 def _describe(op_type: str, inputs: Sequence[np.ndarray]) -> str:

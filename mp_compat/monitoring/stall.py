@@ -315,7 +315,9 @@ def _other_process(name: str) -> str:
 
 def _explain(first: _Values, read: List[_Values]) -> nonfinite_ops.Explanation:
   """Returns why a value is not finite, from the values that its op reads."""
-  fetched = {contexts.tensor_key(each.observed.tensor): each.fetched for each in read}
+  fetched = {
+    contexts.tensor_key(each.observed.tensor): np.asarray(each.fetched) for each in read
+  }
   tensor = first.observed.tensor
   inputs = [fetched.get(contexts.tensor_key(value)) for value in tensor.op.inputs]
   return nonfinite_ops.explain(tensor, np.asarray(first.fetched), inputs)
