@@ -431,7 +431,8 @@ def _choose_scale(history: History, bounds: Bounds) -> Tuple[str, str]:
       " No scale fits all records: {} needs at least 2**{}, and {} overflows above "
       "2**{}.".format(smallest, low, largest, high)
     )
-  start = max(history.bounds.high, 0)
+  of_records = bounds if history.bounds is None else history.bounds
+  start = max(of_records.high, 0)
   return "dynamic", "Use a dynamic loss scale that starts at 2**{}.".format(
     start
   ) + fits

@@ -34,11 +34,10 @@ class Interval:
     if self._steps is None and self._seconds is None:
       return False
     now = self._clock()
-    if self._last_step is None:
-      is_due = True
-    elif self._steps is not None:
+    is_due = self._last_step is None
+    if self._last_step is not None and self._steps is not None:
       is_due = step >= self._last_step + self._steps
-    else:
+    elif self._last_step is not None and self._seconds is not None:
       is_due = now >= self._last_time + self._seconds
     if is_due:
       self._last_step, self._last_time = step, now
