@@ -293,6 +293,23 @@ for _version, _release in TENSORFLOW.items():
     _tests_without_python(_version, _python_version, _tags)
 
 
+@nox.session(python=[PYTHON], tags=["commit"])
+def monitoring(session):
+  """Runs the tests of monitoring with and without oneDNN, and with one thread and two.
+
+  The rounding errors of gradients depend on them, as on the processor.
+  """
+  _install(session, NEWEST, TESTS)
+  for onednn in ("0", "1"):
+    for threads in ("1", "2"):
+      env = {"TF_ENABLE_ONEDNN_OPTS": onednn, "TF_NUM_INTRAOP_THREADS": threads}
+      name = "{}-onednn{}-threads{}".format(session.name, onednn, threads)
+      report = os.path.abspath(os.path.join("reports", name + ".xml"))
+      options = ["--junitxml=" + report, "--numprocesses=2", "--dist=worksteal"]
+      arguments = [*options, "tests/monitoring", *session.posargs]
+      session.run("python", "-m", "pytest", *arguments, env=env)
+
+
 @nox.session(venv_backend="none", tags=["nightly"])
 def all_tests(session):
   """Runs all tests, the slow ones on the newest TensorFlow, with more random graphs;

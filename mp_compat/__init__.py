@@ -38,6 +38,7 @@ _PUBLIC = {
     "register_loss_scale_wrapper",
   ],
   "mp_compat.migration.installation": ["install"],
+  "mp_compat.monitoring.float16_ops": ["Float16Op", "float16_ops"],
   "mp_compat.monitoring.float32_ops": ["Float32Op", "float32_ops"],
   "mp_compat.monitoring.gradient_ranges": ["GradientRange", "gradient_ranges"],
   "mp_compat.monitoring.hooks": [

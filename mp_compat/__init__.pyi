@@ -27,6 +27,8 @@ from mp_compat.migration.graph_rewrite import (
   register_loss_scale_wrapper as register_loss_scale_wrapper,
 )
 from mp_compat.migration.installation import install as install
+from mp_compat.monitoring.float16_ops import Float16Op as Float16Op
+from mp_compat.monitoring.float16_ops import float16_ops as float16_ops
 from mp_compat.monitoring.float32_ops import Float32Op as Float32Op
 from mp_compat.monitoring.float32_ops import float32_ops as float32_ops
 from mp_compat.monitoring.gradient_ranges import GradientRange as GradientRange

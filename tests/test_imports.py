@@ -19,6 +19,7 @@ PACKAGE = os.path.dirname(mp_compat.__file__)
 # modules of its own package.
 LAYERS = """
 core.update_rule core.arguments core.naming_schemes checkpoints.matching migration.old_names tools.run
+monitoring.step_counter
 _tensorflow.__init__ _tensorflow.native _tensorflow
 graph.graphs graph.contexts graph.dead_tensors graph.effects graph.control_flow graph
 core.variable_scope core.gradients core.lineage core.finite_check core.distribute core.conditional_apply
@@ -36,7 +37,7 @@ tools.compare.sessions tools.compare.processes tools.compare.recorder tools.comp
 __main__ __init__
 """.split()
 # Modules that must work without TensorFlow, so they import only each other.
-WITHOUT_TENSORFLOW = LAYERS[:6] + [
+WITHOUT_TENSORFLOW = LAYERS[:7] + [
   "tools.migrate",
   "tools.compare.recording",
   "tools.compare.training",

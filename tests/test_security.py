@@ -19,10 +19,12 @@ from tests.testing import tf
 
 PACKAGE = os.path.dirname(mp_compat.__file__)
 # `mp_compat run` executes the program that the user names; `mp_compat compare` adds an
-# op that notes that a step runs.
+# op that notes that a step runs. A stall is explained by one op of the program, which the
+# program itself has just executed.
 EXECUTING = {
   os.path.join(PACKAGE, "tools", "run.py"): {"exec"},
   os.path.join(PACKAGE, "tools", "compare", "sessions.py"): {"py_func"},
+  os.path.join(PACKAGE, "monitoring", "nonfinite_ops.py"): {"import_graph_def"},
 }
 # Functions that execute code, or load data that can execute code.
 FORBIDDEN = set(

@@ -66,8 +66,11 @@ def control_flow(version):
 
 
 def config():
-  """Returns a ConfigProto with two CPU devices and one intra-op thread."""
-  return tf.ConfigProto(device_count={"CPU": 2}, intra_op_parallelism_threads=1)
+  """Returns a ConfigProto with two CPU devices and one intra-op thread, or as many as
+  $TF_NUM_INTRAOP_THREADS says.
+  """
+  threads = int(os.environ.get("TF_NUM_INTRAOP_THREADS", "1"))
+  return tf.ConfigProto(device_count={"CPU": 2}, intra_op_parallelism_threads=threads)
 
 
 def session():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes event files, for TensorBoard."""
 
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 import uuid
 
 from mp_compat._tensorflow import log
@@ -19,16 +19,21 @@ class EventFile:
     # A unique name: TensorFlow gives the files that are created in a directory in the
     # same second the same one.
     suffix = "." + uuid.uuid4().hex
-    self._writer = (
-      tf.summary.FileWriter(directory, filename_suffix=suffix) if directory else None
-    )
+    self._writer: Optional[tf.summary.FileWriter] = None
+    if directory:
+      self._writer = self._try(
+        lambda: tf.summary.FileWriter(directory, filename_suffix=suffix)
+      )
 
   def write(self, write: Callable[[tf.summary.FileWriter], object]) -> None:
-    """Calls a function that writes."""
-    if self._writer is None:
-      return
+    """Calls a function that writes, unless the file could not be created."""
+    if self._writer is not None:
+      self._try(lambda: write(self._writer))
+
+  def _try(self, action: Callable[[], Any]) -> Any:
+    """Returns the result of a function; logs a warning at its first failure."""
     try:
-      write(self._writer)
+      return action()
     # the class depends on the status: OSError, OpError, RuntimeError, IndexError and
     # others
     except Exception as error:
@@ -40,3 +45,4 @@ class EventFile:
           self._directory,
           error,
         )
+      return None

@@ -3,7 +3,7 @@
 why.
 """
 
-from typing import Dict, FrozenSet, List, NamedTuple, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Set, Tuple
 
 from mp_compat._tensorflow import tf
 from mp_compat.graph import graphs
@@ -13,11 +13,24 @@ from mp_compat.monitoring import dataflow
 # of transposed convolutions.
 _PRODUCTS = frozenset(
   """
-  BatchMatMul BatchMatMulV2 BatchMatMulV3 BlockLSTM BlockLSTMV2 Conv2D Conv2DBackpropInput Conv3D Conv3DBackpropInputV2
-  CudnnRNN CudnnRNNV2 CudnnRNNV3 DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput Einsum GRUBlockCell
+  BatchMatMul BatchMatMulV2 BatchMatMulV3 BlockLSTM BlockLSTMV2 Conv2D
+  Conv2DBackpropInput Conv3D Conv3DBackpropInputV2 CudnnRNN CudnnRNNV2 CudnnRNNV3
+  DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput Einsum GRUBlockCell
   LSTMBlockCell MatMul
   """.split()
 )
+# Ops that begin with no values of the model: constants and empty lists.
+_EMPTY = frozenset(["Const", "EmptyTensorList", "TensorArrayV3", "TensorListReserve"])
+
+# The kinds of sources, of which the lowest is named.
+_INPUT, _VARIABLE, _CONSTANT = range(3)
+
+
+class _Source(NamedTuple):
+  """Where float32 values enter the graph."""
+
+  kind: int  # _INPUT (or a cast), _VARIABLE or _CONSTANT (or a mask)
+  description: str
 
 
 class Float32Op(NamedTuple):
@@ -66,54 +79,86 @@ def float32_ops(loss: tf.Tensor) -> List[Float32Op]:
       "mode.".format(loss)
     )
   ops = set(graphs.executed_ops([loss]))
-  in_order = [op for op in loss.graph.get_operations() if op in ops]
-  sources = _sources(in_order)
+  products = []
+  for op in loss.graph.get_operations():
+    if op in ops and op.type in _PRODUCTS and _has_float32_input(op):
+      products.append(op)
+  sources = _sources(products)
   return [
-    Float32Op(op.name, op.type, tuple(name for _, name in sorted(sources[op])))
-    for op in in_order
-    if op.type in _PRODUCTS and _float32_inputs(op)
+    Float32Op(op.name, op.type, tuple(each.description for each in sorted(sources[op])))
+    for op in products
   ]
 
 
-def _sources(
-  in_order: List[tf.Operation],
-) -> Dict[tf.Operation, FrozenSet[Tuple[int, str]]]:
-  """Returns the kinds and names of the sources of each op, those of its lowest kind;
-  ops are in order of creation.
-  """
-  found: Dict[tf.Operation, FrozenSet[Tuple[int, str]]] = {}
+def _sources(ends: List[tf.Operation]) -> Dict[tf.Operation, FrozenSet[_Source]]:
+  """Returns the sources of the lowest kind of ops and of all before them."""
+  found: Dict[tf.Operation, FrozenSet[_Source]] = {}
+  in_order = _inputs_first(ends)
   is_complete = False
-  while not is_complete:  # again if an input is created after its op, as in a loop
+  while not is_complete:  # again for loops, whose bodies are their own inputs
     is_complete = True
     for op in in_order:
-      inputs = _float32_inputs(op)
-      sources = (
-        [source for tensor in inputs for source in found.get(tensor.op, ())]
-        if inputs
-        else [_describe(op)]
-      )
-      lowest, _ = min(sources)
-      own = frozenset(source for source in sources if source[0] == lowest)
-      if own != found.get(op):
-        found[op], is_complete = own, False
+      sources = _sources_of_inputs(op, found)
+      if sources != found.get(op, frozenset()):
+        found[op] = sources
+        is_complete = False
   return found
 
 
-def _float32_inputs(op: tf.Operation) -> List[tf.Tensor]:
-  return [tensor for tensor in op.inputs if tensor.dtype.base_dtype == tf.float32]
+def _sources_of_inputs(
+  op: tf.Operation, found: Dict[tf.Operation, FrozenSet[_Source]]
+) -> FrozenSet[_Source]:
+  """Returns the sources of an op, as far as `found` has those of its inputs."""
+  inputs = _inputs_with_float32(op)
+  if not inputs:
+    return frozenset([_describe(op)])
+  sources = frozenset().union(*[found.get(tensor.op, ()) for tensor in inputs])
+  lowest = min((source.kind for source in sources), default=None)
+  return frozenset(source for source in sources if source.kind == lowest)
 
 
-def _describe(source: tf.Operation) -> Tuple[int, str]:
-  """Returns the kind of a source (0: an input or a cast, 1: a variable, 2: a constant
-  or a mask) and its name.
+def _inputs_first(ends: List[tf.Operation]) -> List[tf.Operation]:
+  """Returns ops and those that compute their float32 inputs, each after its inputs.
+
+  The order of creation is another: TensorFlow makes the Switch for an input of a branch,
+  and the NextIteration of a loop, after the ops that read them. A loop is cut anywhere.
   """
-  variable = dataflow.variable_read_by(source)
+  found: Dict[tf.Operation, None] = {}
+  visited: Set[tf.Operation] = set()
+  pending = list(ends)
+  while pending:
+    op = pending[-1]
+    missing = []
+    if op not in visited:
+      visited.add(op)
+      inputs = [tensor.op for tensor in _inputs_with_float32(op)]
+      missing = [each for each in inputs if each not in visited]
+    if missing:
+      pending += missing
+    else:
+      found[pending.pop()] = None
+  return list(found)
+
+
+def _has_float32_input(op: tf.Operation) -> bool:
+  return any(tensor.dtype.base_dtype == tf.float32 for tensor in op.inputs)
+
+
+def _inputs_with_float32(op: tf.Operation) -> List[tf.Tensor]:
+  """Returns the float32 inputs of an op, and the lists, which may have such values."""
+  return [
+    each for each in op.inputs if each.dtype.base_dtype in (tf.float32, tf.variant)
+  ]
+
+
+def _describe(op: tf.Operation) -> _Source:
+  """Returns an op without float32 inputs as a source."""
+  variable = dataflow.variable_read_by(op)
   if variable:
-    return 1, "{} (variable)".format(variable)
-  if source.type == "Cast":
-    dtype = source.inputs[0].dtype
-    # A mask, such as that of dropout, is cast from bool.
-    return 2 if dtype == tf.bool else 0, "{} (Cast from {})".format(
-      source.name, dtype.name
-    )
-  return 2 if source.type == "Const" else 0, "{} ({})".format(source.name, source.type)
+    return _Source(_VARIABLE, "{} (variable)".format(variable))
+  if op.type == "Cast":
+    dtype = op.inputs[0].dtype
+    kind = _CONSTANT if dtype == tf.bool else _INPUT  # a mask, such as that of dropout
+    return _Source(kind, "{} (Cast from {})".format(op.name, dtype.name))
+  kind = _CONSTANT if op.type in _EMPTY else _INPUT
+  return _Source(kind, "{} ({})".format(op.name, op.type))

@@ -34,15 +34,13 @@ from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 # 0 to 255 for the exponents, 256 for zeros; a power of 2, because a bitwise or adds
 _BINS = 512
-# bits of the fraction; those of float32 for all other dtypes
-_PRECISION = {
-  "float16": 10,
-  "bfloat16": 7,
-}
-# In models with batch normalization and attention, sums that are mathematically zero
-# were up to 0.8 units of the last place of the sum of magnitudes, all others more than
-# 50.
-_MOST_UNITS_OF_NOISE = 8
+
+# A sum of n terms of random signs is about 1 / sqrt(n) of the sum of their magnitudes.
+# What is much smaller cancels by construction. The terms may be differences of larger
+# values, so that their own errors are not relative to them: units of the last place say
+# nothing. docs/gradient_ranges.md has what was measured.
+_LARGEST_CANCELLATION = 2.0**-7  # of the sum of magnitudes, also of a few terms
+_LARGEST_OF_RANDOM_SIGNS = 0.125  # the same, times sqrt(n)
 
 Dtypes = Union[str, tf.DType, Iterable[Union[str, tf.DType]]]
 
@@ -69,9 +67,9 @@ class GradientRange(NamedTuple):
       -1 if any is not finite.
     scale: the loss scale of the values, float32; 1 for a gradient that was measured as
       it was passed.
-    noise: whether the values are sums that are as small as rounding errors of their
-      terms, bool: gradients that are mathematically zero, such as that of a bias before
-      batch normalization.
+    noise: whether the values are sums whose terms cancel, bool: rounding errors of a
+      gradient that is mathematically zero, such as that of a bias before batch
+      normalization.
   """
 
   exponents: Union[tf.Tensor, np.ndarray]
@@ -94,6 +92,8 @@ class Measured(NamedTuple):
   scale: Optional[tf.Tensor]
   dtype: str = ""  # the narrowest floating dtype that its values have had
   is_selected: bool = True  # whether the advice is for the tensor
+  # the dtype of a variable's gradient after it is divided by the scale
+  applied: Optional[str] = None
 
 
 class Report(NamedTuple):
@@ -176,7 +176,8 @@ def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Dtypes) -> Repor
     wanted,
   )
   measured = passed + [
-    Measured(each.name, each.scaled, each.scale) for each in computed
+    Measured(each.name, each.scaled, each.scale, applied=each.values.dtype.name)
+    for each in computed
   ]
   for item, is_behind_loss in layers:
     if item.tensor.dtype.base_dtype in wanted and (
@@ -316,6 +317,20 @@ def _backward_passes(
   return tensors, layers
 
 
+class _Counts(NamedTuple):
+  """What is counted of n tensors of one dtype, shape and scale.
+
+  The first four have one row for each tensor; the last two are scalars.
+  """
+
+  bins: tf.Tensor  # int32 [n * 512]: for each exponent, without zeros; then the zeros
+  largest: tf.Tensor  # float32 [n]: the largest finite magnitudes, -inf if empty
+  magnitude: tf.Tensor  # float32 [n]: the sum of the magnitudes; zeros without terms
+  magnitude_of_terms: tf.Tensor  # float32 [n]: the same of the terms of the values
+  number_of_terms: tf.Tensor  # int32 []: of all values of one tensor
+  scale: tf.Tensor  # float32 []
+
+
 def _measure(measured: List[Measured]) -> GradientRange:
   """Returns the ranges of tensors, stacked; zeros for those in branches that are not
   executed.
@@ -331,33 +346,44 @@ def _measure(measured: List[Measured]) -> GradientRange:
   for index, (item, is_dead) in enumerate(zip(measured, are_dead)):
     groups[index if is_dead else _stacking_keys(item, terms[index])].append(index)
   with tf.name_scope("gradient_ranges"):
-    counter, counted = _Counter(), []
+    counter = _Counter()
+    counted: List[_Counts] = []
     for group in groups.values():
       with contexts.enter(contexts.of_outputs(measured[group[0]].tensor.op)):
-        values = counter.count(
+        counts = counter.count(
           [measured[index] for index in group], [terms[index] for index in group]
         )
+      is_dead = are_dead[group[0]]
       counted.append(
-        [
-          dead_tensors.merge_out_of_branches(value, 0, are_dead[group[0]])
-          for value in values
-        ]
+        _Counts(
+          *[dead_tensors.merge_out_of_branches(each, 0, is_dead) for each in counts]
+        )
       )
-    # Rows that are stacked by group, in the order of `measured`.
-    row_of = np.argsort(np.concatenate(list(groups.values())))
-    group_of = np.repeat(range(len(groups)), list(map(len, groups.values())))[row_of]
-    *each_of_groups, each_scale = zip(*counted)
-    counts, largest, sums, sums_of_terms = [
-      tf.concat(each, axis=0) for each in each_of_groups
-    ]
-    return _ranges(
-      measured,
-      tf.gather(tf.reshape(counts, [len(measured), _BINS]), row_of),
-      tf.gather(tf.maximum(largest, 0.0), row_of),  # -inf of an empty tensor becomes 0
-      tf.gather(sums, row_of),
-      tf.gather(sums_of_terms, row_of),
-      tf.gather(tf.stack(each_scale), group_of),
-    )
+    return _ranges(_in_order(counted, list(groups.values())))
+
+
+def _in_order(counted: List[_Counts], groups: List[List[int]]) -> _Counts:
+  """Returns the counts of all tensors, n, in the order of the indices in `groups`.
+
+  The result has `bins` [n, 512], and [n] for the other fields.
+  """
+  sizes = [len(group) for group in groups]
+  row_of = np.argsort(np.concatenate(groups))
+  group_of = np.repeat(range(len(groups)), sizes)[row_of]
+  fields = _Counts(*zip(*counted))
+
+  def rows(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.gather(tf.concat(parts, axis=0), row_of)
+
+  bins = tf.reshape(tf.concat(fields.bins, axis=0), [sum(sizes), _BINS])
+  return _Counts(
+    bins=tf.gather(bins, row_of),
+    largest=rows(fields.largest),
+    magnitude=rows(fields.magnitude),
+    magnitude_of_terms=rows(fields.magnitude_of_terms),
+    number_of_terms=tf.gather(tf.stack(fields.number_of_terms), group_of),
+    scale=tf.gather(tf.stack(fields.scale), group_of),
+  )
 
 
 def _stacking_keys(item: Measured, terms: List[tf.Tensor]) -> Hashable:
@@ -375,30 +401,21 @@ def _stacking_keys(item: Measured, terms: List[tf.Tensor]) -> Hashable:
   return tuple(found)
 
 
-def _ranges(
-  measured: List[Measured],
-  counts: tf.Tensor,
-  largest: tf.Tensor,
-  sums: tf.Tensor,
-  sums_of_terms: tf.Tensor,
-  scales: tf.Tensor,
-) -> GradientRange:
-  """Returns stacked ranges from what `_Counter.count` returns for all tensors."""
-  zeros, counts = counts[:, 256:257], counts[:, :256]
+def _ranges(counted: _Counts) -> GradientRange:
+  """Returns stacked ranges from the counts of all tensors, as `_in_order` returns
+  them.
+  """
+  zeros, counts = counted.bins[:, 256:257], counted.bins[:, :256]
   exponents = tf.concat([counts[:, :1] + zeros, counts[:, 1:]], axis=1)
   total = tf.cast(tf.maximum(tf.reduce_sum(exponents, axis=1), 1), tf.float64)
 
   def share(numbers: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.reduce_sum(numbers, axis=1), tf.float64) / total
 
-  units = sums_of_terms * np.array(
-    [2.0 ** -_PRECISION.get(item.dtype, 23) for item in measured], np.float32
-  )
+  largest = tf.maximum(counted.largest, 0.0)  # -inf of an empty tensor becomes 0
   bits, nonfinite = tf.bitcast(largest, tf.int32), counts[:, 255]
-  exponent, fraction = (
-    tf.bitwise.right_shift(bits, 23),
-    tf.bitwise.bitwise_and(bits, 0x7FFFFF),
-  )
+  exponent = tf.bitwise.right_shift(bits, 23)
+  fraction = tf.bitwise.bitwise_and(bits, 0x7FFFFF)
   # 65504 is 0x1.FFCp15
   headroom = 15 + range_history.BIAS - exponent - tf.cast(fraction > 0x7FE000, tf.int32)
   return GradientRange(
@@ -409,10 +426,28 @@ def _ranges(
     largest=largest,
     nonfinite=nonfinite,
     headroom=tf.where_v2(nonfinite > 0, -1, headroom),
-    scale=scales,
-    # Not if all terms are zeros, nor if their sum overflows.
-    noise=(sums <= _MOST_UNITS_OF_NOISE * units) & (units > 0.0) & tf.is_finite(units),
+    scale=counted.scale,
+    noise=_is_noise(counted, total),
   )
+
+
+def _is_noise(counted: _Counts, total: tf.Tensor) -> tf.Tensor:
+  """Returns bool [n], whether the terms of each tensor cancel; `total` [n] is the number
+  of its values.
+
+  With n terms for each value, that is
+
+      sum |values| <= min(2**-7, 0.125 / sqrt(n)) * sum |terms|
+
+  Not if all terms are zeros, which may have underflowed, nor if their sum overflows.
+  """
+  terms_of_value = tf.cast(counted.number_of_terms, tf.float64) / total
+  of_random_signs = _LARGEST_OF_RANDOM_SIGNS * tf.math.rsqrt(
+    tf.maximum(terms_of_value, 1.0)
+  )
+  share = tf.cast(tf.minimum(of_random_signs, _LARGEST_CANCELLATION), tf.float32)
+  terms = counted.magnitude_of_terms
+  return (counted.magnitude <= share * terms) & (terms > 0.0) & tf.is_finite(terms)
 
 
 class _Counter:
@@ -426,55 +461,41 @@ class _Counter:
     )
     self._row, self._axis = tf.constant([1, -1]), tf.constant([1])
     self._bins, self._no_weights = tf.constant(_BINS), tf.zeros([0], tf.int32)
-    self._no_sum = tf.zeros([1])
+    self._no_sum, self._no_terms = tf.zeros([1]), tf.constant(0)
 
-  def count(
-    self, items: List[Measured], terms: List[List[tf.Tensor]]
-  ) -> Tuple[tf.Tensor, ...]:
-    """Counts the values of n tensors of the same dtype, shape and scale.
-
-    Returns int32 [n * 512], for each the exponents as in `GradientRange`, without
-    zeros, then the number of zeros; the largest finite magnitudes, float32 [n], -inf
-    for empty tensors; the sums of the magnitudes of the values, and of their terms,
-    float32 [n], zeros without terms; the scale, float32 []. All ops have GPU kernels
-    for their dtypes.
+  def count(self, items: List[Measured], terms: List[List[tf.Tensor]]) -> _Counts:
+    """Counts the values of n tensors of the same dtype, shape and scale, with the terms
+    of each. All ops have GPU kernels for their dtypes.
     """
     rows, size = self._magnitudes([item.tensor for item in items]), len(items)
     bits = tf.bitcast(rows, tf.int32)
-    bins, bin_of_zeros, all_bins = (
-      tf.raw_ops.RightShift(x=bits, y=self._shift),
-      self._bin_of_zeros,
-      self._bins,
-    )
+    bins = tf.raw_ops.RightShift(x=bits, y=self._shift)
+    bin_of_zeros, all_bins = self._bin_of_zeros, self._bins
     if size > 1:
       offsets = tf.constant(_BINS * np.arange(size, dtype=np.int32)[:, np.newaxis])
-      bins, bin_of_zeros, all_bins = (
-        tf.bitwise.bitwise_or(bins, offsets),
-        256 + offsets,
-        tf.constant(_BINS * size),
-      )
+      bins = tf.bitwise.bitwise_or(bins, offsets)
+      bin_of_zeros, all_bins = 256 + offsets, tf.constant(_BINS * size)
     bins = tf.where_v2(tf.cast(bits, tf.bool), bins, bin_of_zeros)
     counts = tf.raw_ops.Bincount(arr=bins, size=all_bins, weights=self._no_weights)
     finite = tf.where_v2(tf.is_finite(rows), rows, self._zero)
     largest = tf.raw_ops.Max(input=finite, axis=self._axis)
-    sums = sums_of_terms = self._no_sum if size == 1 else tf.zeros([size])
+    magnitude = magnitude_of_terms = self._no_sum if size == 1 else tf.zeros([size])
+    number_of_terms = self._no_terms
     if terms[0]:
-      sums = tf.raw_ops.Sum(input=rows, axis=self._axis)
-      rows_of_terms = map(self._magnitudes, zip(*terms))
-      sums_of_terms = tf.add_n(
-        [tf.raw_ops.Sum(input=each, axis=self._axis) for each in rows_of_terms]
-      )
-    for values, length in [
-      (counts, _BINS * size),
-      (largest, size),
-      (sums, size),
-      (sums_of_terms, size),
-    ]:
-      values.set_shape([length])  # which TensorFlow does not know in a branch
-    scale = (
-      self._unscaled if items[0].scale is None else tf.cast(items[0].scale, tf.float32)
+      magnitude = tf.raw_ops.Sum(input=rows, axis=self._axis)
+      parts = [self._magnitudes(each) for each in zip(*terms)]
+      rows_of_terms = tf.concat(parts, axis=1) if len(parts) > 1 else parts[0]
+      magnitude_of_terms = tf.raw_ops.Sum(input=rows_of_terms, axis=self._axis)
+      number_of_terms = _length_of_row(rows_of_terms)
+    counts.set_shape([_BINS * size])  # which TensorFlow does not know in a branch
+    for values in (largest, magnitude, magnitude_of_terms):
+      values.set_shape([size])
+    scale = self._unscaled
+    if items[0].scale is not None:
+      scale = tf.cast(items[0].scale, tf.float32)
+    return _Counts(
+      counts, largest, magnitude, magnitude_of_terms, number_of_terms, scale
     )
-    return counts, largest, sums, sums_of_terms, scale
 
   def _magnitudes(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the magnitudes of the values of each tensor in a row, float32."""
@@ -484,3 +505,9 @@ class _Counter:
     else:
       rows = tf.reshape(tf.stack(parts), [len(parts), -1])
     return tf.abs(tf.cast(rows, tf.float32))
+
+
+def _length_of_row(rows: tf.Tensor) -> tf.Tensor:
+  """Returns the second dimension of a matrix; if it is unknown, of one with one row."""
+  length = rows.shape.as_list()[1]
+  return tf.size(rows) if length is None else tf.constant(length)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
-import collections
-from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import auto_mixed_precision
 from mp_compat._tensorflow import event_files
@@ -13,9 +12,11 @@ from mp_compat.core import arguments
 from mp_compat.core import loss_scale
 from mp_compat.graph import graphs
 from mp_compat.monitoring import dataflow
+from mp_compat.monitoring import float16_ops
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.monitoring import stall
+from mp_compat.monitoring import step_counter
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 ON_STALL = ("raise", "stop", "warn")
@@ -44,7 +45,8 @@ class LossScaleHook(tf.train.SessionRunHook):
   any steps.
 
   Warns if the backward pass is in float32 only, where loss scaling has no use, unless
-  `auto_mixed_precision` is on, and if trained variables are float16. Counts the Session
+  `auto_mixed_precision` is on; if trained variables are float16; and of exponentials
+  and sums of squares in float16 (`float16_ops`). Counts the Session
   runs that execute a train op of the optimizer, and ignores evaluations. Each counted
   run fetches three more numbers. The run that completes a stall also fetches the values
   of both passes, to the host.
@@ -80,8 +82,8 @@ class LossScaleHook(tf.train.SessionRunHook):
       min_scale_patience: the number of consecutive skipped steps without a lower scale
         that is a stall, too; an int of at least 1. If the loss scale's
         `overflow_tolerance` is larger, that is used.
-      output_dir: the directory for event files, for TensorBoard: `loss_scale/scale` and
-        `loss_scale/skipped_steps` over attempted steps. None writes no files. If one
+      output_dir: the directory for event files, for TensorBoard: `loss_scale_hook/scale`
+        and `loss_scale_hook/skipped_steps` over attempted steps. None writes no files. If one
         cannot be written, the hook logs a warning, and the run goes on.
       counters_in_graph: whether to store the counts of attempted and skipped steps in
         two int64 variables of the graph, under `loss_scale_hook/`. Checkpoints then
@@ -103,35 +105,31 @@ class LossScaleHook(tf.train.SessionRunHook):
         "one of them.".format(every_n_steps, every_n_secs)
       )
     self._optimizer = optimizer
-    self._timer = None
+    interval = step_counter.Interval()
     if every_n_secs is not None:
-      self._timer = tf.train.SecondOrStepTimer(
-        every_secs=arguments.scale("every_n_secs", every_n_secs)
-      )
+      seconds = arguments.scale("every_n_secs", every_n_secs)
+      interval = step_counter.Interval(seconds=seconds)
     elif every_n_steps is not None:
-      self._timer = tf.train.SecondOrStepTimer(
-        every_steps=arguments.positive_int("every_n_steps", every_n_steps)
-      )
-    self._max_consecutive_skips = arguments.positive_int(
-      "max_consecutive_skips", max_consecutive_skips
+      every_n_steps = arguments.positive_int("every_n_steps", every_n_steps)
+      interval = step_counter.Interval(steps=every_n_steps)
+    self._steps = step_counter.StepCounter(
+      arguments.positive_int("max_consecutive_skips", max_consecutive_skips),
+      arguments.positive_int("min_scale_patience", min_scale_patience),
+      interval,
     )
     self._on_stall = on_stall
-    self._min_scale_patience = arguments.positive_int(
-      "min_scale_patience", min_scale_patience
-    )
     self._output_dir = output_dir
     self._counters_in_graph = counters_in_graph
-    self.attempted = 0
-    self.skipped = 0
-    self._last_applied = 0  # the attempted step that was last applied, or restored
-    # attempted steps, and scales after them
-    self._changes: Deque[Tuple[int, float]] = collections.deque(maxlen=20)
-    self._logged = (0, 0)  # attempted and skipped when the last line was logged
-    self._written: Optional[int] = None  # the attempted step last written to output_dir
-    self._warned = False
-    self._unattempted = 0  # runs in a row that computed gradients and attempted no step
     self._session: Optional[tf.Session] = None  # in which `_read_state` was last called
-    self._name: Optional[str] = None  # of the first train op, from `begin` on
+    self._name = ""  # of the first train op, from `begin` on
+
+  @property
+  def attempted(self) -> int:
+    return self._steps.attempted
+
+  @property
+  def skipped(self) -> int:
+    return self._steps.skipped
 
   def begin(self) -> None:
     steps = reports.train_steps(self._optimizer)
@@ -144,7 +142,8 @@ class LossScaleHook(tf.train.SessionRunHook):
       if values.dtype == tf.float16
     ]
     overflow_tolerance = getattr(self._optimizer.loss_scale, "overflow_tolerance", 1)
-    self._min_scale_patience = max(self._min_scale_patience, overflow_tolerance)
+    patience = max(self._steps.min_scale_patience, overflow_tolerance)
+    self._steps.min_scale_patience = patience
     self._counters = (
       self._make_counters() if self._counters_in_graph and readable else []
     )
@@ -176,6 +175,18 @@ class LossScaleHook(tf.train.SessionRunHook):
         "which stores them in float32."
       )
       log.warn(text, self._name, range_history.enumeration(self._float16_variables, 5))
+    for watched in self._watched:
+      forward = [each.tensor.op for each in watched.observed if each.part == "forward"]
+      names = [op.name for op in float16_ops.likely_to_overflow(forward)]
+      if names:
+        log.warn(
+          "LossScaleHook: the forward pass of %s computes exponentials, or sums of "
+          "squares, in float16: %s. They overflow from 11.1 on, and from 256 on, also "
+          "without an error: a layer normalization then returns zeros. Compute them in "
+          "float32.",
+          watched.train_op.name,
+          range_history.enumeration(names, 5),
+        )
     if auto_mixed_precision.is_enabled():
       return
     for train_op, _, observed in self._watched:
@@ -231,9 +242,7 @@ class LossScaleHook(tf.train.SessionRunHook):
       self._session = run_context.session
       self._read_state(run_context.session)
     fetches = {"statuses": [each.status for each in executed]}
-    if self._is_stalled(more_skips=len(executed)) and (
-      not self._warned or len(executed) > 1
-    ):
+    if self._steps.may_report_stall(len(executed)):
       self._fetched = [
         observed for each in executed for observed in each.computed_by(run)
       ]
@@ -245,32 +254,27 @@ class LossScaleHook(tf.train.SessionRunHook):
     may set them before it.
     """
     counts, scale = session.run([self._counters, self._scale])
-    if counts:
-      self.attempted, self.skipped = map(int, counts)
-      self._logged, self._last_applied = (self.attempted, self.skipped), self.attempted
-      self._changes.clear()  # at counts that were not restored
-    self._has_changed(float(scale))
+    self._steps.begin_session(float(scale), *map(int, counts))
     self._write()
 
   def after_run(
     self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
   ) -> None:
     results = run_values.results or {"statuses": []}
-    if results["statuses"]:
-      self._warn_if_unattempted(
-        any(attempted for attempted, _, _ in results["statuses"])
-      )
-    for attempted, skipped, scale in results["statuses"]:
+    statuses = results["statuses"]
+    if len(statuses):
+      self._warn_if_unattempted(any(attempted for attempted, _, _ in statuses))
+    for attempted, skipped, scale in statuses:
       if attempted:
         self._count(float(scale), bool(skipped))
-    if "diagnoses" not in results or not self._is_stalled() or self._warned:
+    if "diagnoses" not in results or not self._steps.reports_stall():
       return
-    # end() is not called after an error
-    self._events.write(lambda writer: writer.flush())
+    self._events.write(
+      lambda writer: writer.flush()
+    )  # end() is not called after errors
     text = self._describe_stall(zip(self._fetched, results["diagnoses"]))
     if self._on_stall == "raise":
       raise LossScaleStalledError(text)
-    self._warned = True
     log.warn("%s", text)
     if self._on_stall == "stop":
       run_context.request_stop()
@@ -283,8 +287,8 @@ class LossScaleHook(tf.train.SessionRunHook):
           "LossScaleHook: no Session run executed the train op %s.",
           watched.train_op.name,
         )
-    elif self._logged[0] < self.attempted:
-      self._log()
+    elif self._steps.has_unlogged_steps():
+      tf.logging.info("%s", self._steps.log_line(self._name))
     self._write()
     self._events.write(lambda writer: writer.close())
 
@@ -292,13 +296,12 @@ class LossScaleHook(tf.train.SessionRunHook):
     """Logs a warning after many runs in a row that computed gradients and attempted no
     step.
     """
-    self._unattempted = 0 if is_attempted else self._unattempted + 1
-    if self._unattempted == self._max_consecutive_skips:
+    if self._steps.count_run(is_attempted):
       log.warn(
         "LossScaleHook: %d runs in a row computed the gradients of %s, but attempted "
         "no step. If the program itself checks whether they are finite, the loss scale "
         "never falls: remove this check.",
-        self._unattempted,
+        self._steps.unattempted_runs,
         self._name,
       )
 
@@ -312,7 +315,7 @@ class LossScaleHook(tf.train.SessionRunHook):
     `end(session)`, which writes the last values. `on_stall="stop"` does not stop such a
     run. Raises a RuntimeError without `begin()`.
     """
-    if self._name is None:
+    if not self._name:
       raise RuntimeError(
         "Before LossScaleHook.run(), call begin(): after minimize(), before the "
         "session runs."
@@ -326,72 +329,21 @@ class LossScaleHook(tf.train.SessionRunHook):
     return values
 
   def _count(self, scale: float, is_skipped: bool) -> None:
-    self.attempted += 1
-    self.skipped += is_skipped
-    changed = self._has_changed(scale)
-    if not is_skipped:
-      self._last_applied, self._warned = self.attempted, False
-    due = False
-    if self._timer is not None and self._timer.should_trigger_for_step(self.attempted):
-      due = True
-      self._timer.update_last_triggered_step(self.attempted)
-    if changed or due:
-      self._log()
-    if changed or due or is_skipped:
+    due = self._steps.count(scale, is_skipped)
+    if due.log:
+      tf.logging.info("%s", self._steps.log_line(self._name))
+    if due.write:
       self._write()
 
-  def _has_changed(self, scale: float) -> bool:
-    """Returns whether the scale is another than before; remembers it."""
-    changed = not self._changes or scale != self._changes[-1][1]
-    if changed:
-      self._changes.append((self.attempted, scale))
-    return changed
-
-  def _skips(self) -> Tuple[int, int]:
-    """Returns the number of steps skipped in a row, and how many of them did not change
-    the scale.
-    """
-    return self.attempted - self._last_applied, self.attempted - max(
-      self._last_applied, self._changes[-1][0]
-    )
-
-  def _is_stalled(self, more_skips: int = 0) -> bool:
-    """Returns whether the run is stalled, or would be after so many more skipped
-    steps.
-    """
-    skips, without_backoff = self._skips()
-    return (
-      skips + more_skips >= self._max_consecutive_skips
-      or without_backoff + more_skips >= self._min_scale_patience
-    )
-
-  def _log(self) -> None:
-    tf.logging.info(
-      "%s: loss scale %g after %d attempted steps: %d of the last %d skipped, %d "
-      "(%.2f%%) of all",
-      self._name,
-      self._changes[-1][1],
-      self.attempted,
-      self.skipped - self._logged[1],
-      self.attempted - self._logged[0],
-      self.skipped,
-      100.0 * self.skipped / self.attempted,
-    )
-    self._logged = (self.attempted, self.skipped)
-
   def _write(self) -> None:
-    if self._changes and self._written != self.attempted:
-      values = {
-        "loss_scale/scale": self._changes[-1][1],
-        "loss_scale/skipped_steps": self.skipped,
-      }
-      summary = tf.Summary(
-        value=[
-          tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()
-        ]
-      )
-      self._events.write(lambda writer: writer.add_summary(summary, self.attempted))
-      self._written = self.attempted
+    if not self._steps.must_write():
+      return
+    values = {"scale": self._steps.scale, "skipped_steps": self.skipped}
+    summary = tf.Summary()
+    for name, value in values.items():
+      # loss_scale_summaries() writes others, over the global step: loss_scale/scale.
+      summary.value.add(tag="loss_scale_hook/" + name, simple_value=value)
+    self._events.write(lambda writer: writer.add_summary(summary, self.attempted))
 
   def _describe_stall(
     self, values: Iterable[Tuple[stall.Observed, stall.Fetched]]
@@ -399,26 +351,6 @@ class LossScaleHook(tf.train.SessionRunHook):
     """Returns text on the skipped steps, on what is not finite in the last one, and on
     what may be the reason.
     """
-    skips, without_backoff = self._skips()
-    last = (
-      "the last applied step was attempt {}"
-      if self._last_applied
-      else "no step was ever applied"
-    )
-    scales = " -> ".join(
-      "{:g} (attempt {})".format(scale, attempt) for attempt, scale in self._changes
-    )
-    text = (
-      "The loss scale of {} is stalled: {} steps in a row were skipped, {} of them "
-      "without lowering the scale; {} of {} attempted. The scale went {}. "
-    ).format(
-      self._name,
-      skips,
-      without_backoff,
-      last.format(self._last_applied),
-      self.attempted,
-      scales,
-    )
     reason = ""
     if isinstance(
       self._optimizer.loss_scale,
@@ -427,8 +359,9 @@ class LossScaleHook(tf.train.SessionRunHook):
       reason = (
         'the fixed loss scale may be too large: lower it, or use "dynamic". Otherwise '
       )
-    elif without_backoff < self._min_scale_patience:
+    elif self._steps.may_still_fall():
       reason = "the scale may still be too large: begin with a lower one, or allow more skips. Otherwise "
+    text = self._steps.describe_stall(self._name)
     return text + stall.describe(values, self._float16_variables, reason)
 
 
@@ -451,7 +384,8 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
 
     Raises:
       ValueError: If `num_attempts` is out of its range. `begin` raises it if a train op
-        is inside a loop or a function.
+        is inside a loop or a function, or if a queue runner runs it, as with
+        `SyncReplicasOptimizer`.
     """
     self._optimizer = optimizer
     self._remaining = arguments.positive_int("num_attempts", num_attempts)
@@ -459,6 +393,12 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
   def begin(self) -> None:
     steps = reports.train_steps(self._optimizer)
     for step in steps:
+      if reports.is_run_by_queue(step):
+        raise ValueError(
+          "StopAtAttemptHook cannot count the steps of {}: a queue runner runs it, as "
+          "that of SyncReplicasOptimizer. Count the Session runs of each worker instead, "
+          "or watch opt.loss_scale().".format(step.train_op.name)
+        )
       if not reports.is_readable(step):
         raise ValueError(
           "StopAtAttemptHook cannot count the steps of {}, which is inside a loop or a "

@@ -26,6 +26,11 @@ MARGIN = 2
 # that others are lost
 CUT_OFF = 3
 LARGEST_SCALE = 126  # the exponent of the largest loss scale
+# the share of a tensor's values that may vanish at a scale of 1, if none is needed
+VANISHING = 2.0**-10
+# the exponent of the smallest scale at which zeros of float16 tensors do not count as
+# values that vanished: others show that they vanish at 1
+SHOWN = 4
 
 
 class Format(NamedTuple):
@@ -76,6 +81,10 @@ class Tensor:
     # the number format that is to represent its values: bfloat16 where that is its
     # dtype
     self.format = FLOAT16
+    # whether the values vanish when they are rounded to float16 without a loss scale,
+    # as the gradient of a float16 variable is before it is applied
+    self.is_lost_unscaled = False
+    self.may_vanish = False  # whether some values vanish at a scale of 1, or may do so
     # the number of nonzero values by binary exponent
     self.exponents: Counter[int] = collections.Counter()
     self.bounds: Optional[Bounds] = (
@@ -103,9 +112,12 @@ class Tensor:
     if int(values["nonfinite"]):
       return None  # What is finite is what an overflow happened to leave.
     self.is_recorded = True
+    zeros = int(values["zeros"]) if is_float16 else 0
     is_noise = bool(values["noise"])  # then no scale is too small
+    if not is_noise:
+      self._note_vanishing(exponents, zeros, shift)
     if not exponents:
-      if is_float16 and int(values["zeros"]) and not is_noise:
+      if zeros and not is_noise:
         self._zero = max(self._zero, shift)
       return None
     kept = math.inf if is_noise else _lowest_kept(exponents)
@@ -120,15 +132,23 @@ class Tensor:
     self.exponents.update(
       {exponent - shift: count for exponent, count in exponents.items()}
     )
-    low = int(
-      min(max(self.format.lowest - kept + math.ceil(exact_shift), 0), LARGEST_SCALE)
-    )
-    high = min(
-      self.format.highest - max(exponents) + math.floor(exact_shift), LARGEST_SCALE
-    )
-    found = Bounds(low, high, name, name)
+    low = self.format.lowest - kept + math.ceil(exact_shift)
+    low = int(min(max(low, 0), LARGEST_SCALE))
+    # Old files do not say in which dtype a gradient is applied.
+    if low > 0 and values.get("applied") == "float16":
+      self.is_lost_unscaled = True
+    high = self.format.highest - max(exponents) + math.floor(exact_shift)
+    found = Bounds(low, min(high, LARGEST_SCALE), name, name)
     self.bounds = _intersection([self.bounds, found])
     return found
+
+  def _note_vanishing(self, exponents: Dict[int, int], zeros: int, shift: int) -> None:
+    """Notes whether values at a scale of 2**shift may vanish at a scale of 1."""
+    smallest = self.format.lowest + shift
+    vanishing = sum(n for exponent, n in exponents.items() if exponent < smallest)
+    vanishing += zeros if shift < SHOWN else 0
+    if vanishing > VANISHING * (sum(exponents.values()) + zeros):
+      self.may_vanish = True
 
   def doubtful_scale(self) -> Optional[int]:
     """Returns the exponent of the largest scale at which values may have become zeros;
@@ -180,6 +200,8 @@ class History:
     self.is_complete = True  # whether all of the backward pass was measured
     # steps of records that were not finite; the scales below theirs
     self.overflows: List[Tuple[int, Bounds]] = []
+    # the scales below the smallest one at which a step between the records overflowed
+    self.below_skipped: Optional[Bounds] = None
     self.bounds: Optional[Bounds] = (
       None  # the scales that fit all selected tensors of all finite records
     )
@@ -192,16 +214,24 @@ class History:
     """The number format that the advice is for: bfloat16 if all selected tensors are in
     it, otherwise float16.
     """
-    formats = {tensor.format for tensor in self.tensors.values() if tensor.is_selected}
+    formats = {tensor.format for _, tensor in self.selected()}
     return BFLOAT16 if formats == {BFLOAT16} else FLOAT16
+
+  def selected(self) -> List[Tuple[str, Tensor]]:
+    """Returns the tensors that the advice is for, with their names."""
+    return [each for each in self.tensors.items() if each[1].is_selected]
 
   def add(self, record: Record) -> None:
     """Adds a record, as GradientRangesHook makes it; ignores tensors whose scale is
     neither None nor a positive number.
 
-    Values without a scale count as if they were at a scale of 1.
+    Values without a scale count as if they were at a scale of 1. A record without
+    tensors is of a step between the others, with the scale at which it overflowed.
     """
     self.run = record["run"]
+    if not record["tensors"]:
+      self._add_skipped(record["step"], float(record["overflow_scale"]))
+      return
     self.steps.append(record["step"])
     self.is_complete = self.is_complete and bool(record["complete"])
     found, overflows = [], []
@@ -213,9 +243,7 @@ class History:
       if values["selected"]:
         found.append(bounds)
       if int(values["nonfinite"]):
-        high = (
-          LARGEST_SCALE if values["scale"] is None else math.ceil(math.log2(scale)) - 1
-        )
+        high = LARGEST_SCALE if values["scale"] is None else _exponent_below(scale)
         overflows.append((record["step"], Bounds(0, high, "", name)))
       self.scale = self.scale if values["scale"] is None else scale
     self.overflows.extend(overflows[:1])
@@ -224,6 +252,32 @@ class History:
     worst = self.conflict[1].low - self.conflict[1].high if self.conflict else 0
     if bounds is not None and bounds.low - bounds.high > worst:
       self.conflict = (record["step"], bounds)
+
+  def _add_skipped(self, step: int, scale: float) -> None:
+    if self.is_smallest_overflow(scale):
+      name = "step {}, which overflowed".format(step)
+      self.below_skipped = Bounds(0, _exponent_below(scale), "", name)
+
+  def is_smallest_overflow(self, scale: float) -> bool:
+    """Returns whether a step that overflowed at a scale, a positive number or inf, is an
+    upper bound below those that are known.
+    """
+    if not 0 < scale < math.inf:
+      return False
+    known = [bounds.high for bounds in self.upper_bounds()]
+    return _exponent_below(scale) < min(known, default=LARGEST_SCALE)
+
+  def upper_bounds(self) -> List[Bounds]:
+    """Returns the scales below those at which steps overflowed."""
+    found = [bounds for _, bounds in self.overflows]
+    if self.below_skipped is not None:
+      found.append(self.below_skipped)
+    return found
+
+
+def _exponent_below(scale: float) -> int:
+  """Returns the exponent of the largest power of two below a scale."""
+  return math.ceil(math.log2(scale)) - 1
 
 
 def read_text(path: str) -> str:
@@ -276,20 +330,15 @@ def advise(history: History) -> Optional[Advice]:
 
   docs/gradient_ranges.md says how it is derived.
   """
-  bounds = _intersection([history.bounds] + [below for _, below in history.overflows])
+  bounds = _intersection([history.bounds, *history.upper_bounds()])
   if bounds is None:
     return None
   kind, text = _choose(history, bounds)
   if history.overflows:
-    steps = list(
-      collections.OrderedDict((str(step), None) for step, _ in history.overflows)
-    )
-    text += " Not finite: {} of {} records (step{} {}), first in {}; such steps must be skipped.".format(
-      len(history.overflows),
-      len(history.steps),
-      "s" if len(steps) > 1 else "",
-      enumeration(steps, 5),
-      history.overflows[-1][1].largest,
+    text += _describe_overflows(history)
+  if history.below_skipped is not None:
+    text += " Between the records, {} at 2**{}; such steps must be skipped.".format(
+      history.below_skipped.largest, history.below_skipped.high + 1
     )
   if not history.is_complete:
     text += (
@@ -298,55 +347,94 @@ def advise(history: History) -> Optional[Advice]:
   return Advice(kind, bounds.low, bounds.high, text)
 
 
+def _describe_overflows(history: History) -> str:
+  """Returns a sentence on the records that were not finite."""
+  steps = list(dict.fromkeys(str(step) for step, _ in history.overflows))
+  text = " Not finite: {} of {} records (step{} {}), first in {}; such steps must be skipped."
+  return text.format(
+    len(history.overflows),
+    len(history.steps),
+    "s" if len(steps) > 1 else "",
+    enumeration(steps, 5),
+    history.overflows[-1][1].largest,
+  )
+
+
 def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
   """Returns the kind of advice, and two sentences: what to do, and why; `bounds` fit
   all records.
   """
-  low, high, smallest, largest = bounds
-  kept = (
-    "keep 99% of each tensor's magnitude in {} and overflow in no {}record.".format(
-      history.format.name, "finite " if history.overflows else ""
-    )
-  )
   if history.bounds is None or len(history.overflows) == len(history.steps):
-    if high < 0:
-      return (
-        "float32",
-        "Make the loss smaller, for example a mean instead of a sum. No record was finite at 2**0.",
-      )
-    return (
-      "unknown",
-      "Record more steps, or with a smaller loss scale. No record was finite.",
+    return _without_finite_records(bounds)
+  lost = [name for name, tensor in history.selected() if tensor.is_lost_unscaled]
+  if lost:
+    return "float32", (
+      "Store {} in float32, with custom_getter=mp_compat.float32_variable_storage_getter."
+      " No scale keeps 99% of the magnitude of these gradients, because they are rounded "
+      "to float16 after they are divided by the scale.".format(enumeration(lost, 5))
     )
   if history.conflict:
     step, worst = history.conflict
-    action = "Compute {smallest} in float32, or with a larger weight of its loss."
-    if worst.high < 0:
-      action = "Compute {largest} in float32, or make the loss smaller, for example a mean instead of a sum."
-    facts = " No scale fits step {step}: {smallest} needs at least 2**{low}, and {largest} overflows above 2**{high}."
-    return "float32", (action + facts).format(step=step, **worst._asdict())
+    return "float32", _describe_conflict(step, worst)
   doubtful = _doubtful_scales(history)
-  if doubtful and max(doubtful.values()) < high - MARGIN:
+  if doubtful and max(doubtful.values()) < bounds.high - MARGIN:
     return "unknown", (
       "Record with a loss scale of 2**{}. At 2**{}, values at the lower end of "
       "float16's range, or only zeros, indicate that smaller ones were lost in "
       "{}.".format(
-        high - MARGIN, max(doubtful.values()), enumeration(list(doubtful), 5)
+        bounds.high - MARGIN, max(doubtful.values()), enumeration(list(doubtful), 5)
       )
     )
-  if low == 0 and high >= MARGIN and not history.overflows:
+  return _choose_scale(history, bounds)
+
+
+def _without_finite_records(bounds: Bounds) -> Tuple[str, str]:
+  if bounds.high >= 0:
+    action = "Record more steps, or with a smaller loss scale."
+    return "unknown", action + " No record was finite."
+  action = "Make the loss smaller, for example a mean instead of a sum."
+  return "float32", action + " No record was finite at 2**0."
+
+
+def _describe_conflict(step: int, worst: Bounds) -> str:
+  """Returns what to do, and why, for a step that no scale fits."""
+  action = "Compute {smallest} in float32, or with a larger weight of its loss."
+  if worst.high < 0:
+    action = (
+      "Compute {largest} in float32, or make the loss smaller, for example a mean "
+      "instead of a sum."
+    )
+  facts = (
+    " No scale fits step {step}: {smallest} needs at least 2**{low}, and {largest} "
+    "overflows above 2**{high}."
+  )
+  return (action + facts).format(step=step, **worst._asdict())
+
+
+def _choose_scale(history: History, bounds: Bounds) -> Tuple[str, str]:
+  """Returns the kind of advice, and two sentences, if a scale fits each record."""
+  low, high, smallest, largest = bounds
+  has_overflowed = bool(history.upper_bounds())
+  kept = "keep 99% of each tensor's magnitude in {} and overflow in no {}record."
+  kept = kept.format(history.format.name, "finite " if has_overflowed else "")
+  may_vanish = any(tensor.may_vanish for _, tensor in history.selected())
+  is_needed = low > 0 or has_overflowed or may_vanish
+  if not is_needed and high >= MARGIN:
     return "none", "No loss scaling is needed. Scales up to 2**{} {}".format(high, kept)
   fits = " From 2**{} (for {}) to 2**{} (for {}), scales {}".format(
     low, smallest, high, largest, kept
   )
-  if high - low >= MARGIN:
+  if high - low >= MARGIN and high > MARGIN:
     return "fixed", "Use a fixed loss scale of 2**{}.".format(high - MARGIN) + fits
   if low > high:
-    fits = " No scale fits all records: {} needs at least 2**{}, and {} overflows above 2**{}.".format(
-      smallest, low, largest, high
+    fits = (
+      " No scale fits all records: {} needs at least 2**{}, and {} overflows above "
+      "2**{}.".format(smallest, low, largest, high)
     )
+  of_records = bounds if history.bounds is None else history.bounds
+  start = max(of_records.high, 0)
   return "dynamic", "Use a dynamic loss scale that starts at 2**{}.".format(
-    max(history.bounds.high, 0)
+    start
   ) + fits
 
 
@@ -354,11 +442,7 @@ def _doubtful_scales(history: History) -> Dict[str, int]:
   """Returns the exponents of scales at which smaller values may have been lost, by
   tensor.
   """
-  scales = {
-    name: tensor.doubtful_scale()
-    for name, tensor in history.tensors.items()
-    if tensor.is_selected
-  }
+  scales = {name: tensor.doubtful_scale() for name, tensor in history.selected()}
   return {name: scale for name, scale in scales.items() if scale is not None}
 
 

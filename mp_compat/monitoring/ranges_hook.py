@@ -29,9 +29,12 @@ class GradientRangesHook(tf.train.SessionRunHook):
   Writes for TensorBoard a histogram of binary exponents for each tensor,
   `gradient_ranges/<name>`, and for `mp_compat ranges` the file `gradient_ranges.jsonl`:
   one line for each record, `{"run": ..., "step": ..., "complete": ..., "tensors":
-  {name: {"selected": ..., "dtype": ..., "scale": ..., "noise": ..., "zeros": ...,
-  "nonfinite": ..., "largest": ..., "exponents": {exponent: count}}}}`, with the number
-  of the run. A record is complete if all of the backward pass was measured. The advice
+  {name: {"selected": ..., "dtype": ..., "applied": ..., "scale": ..., "noise": ...,
+  "zeros": ..., "nonfinite": ..., "largest": ..., "exponents": {exponent: count}}}}`,
+  with the number of the run; "applied" is the dtype of a variable's gradient after it
+  was divided by the scale, null for other tensors. A step between the records that
+  overflows at a smaller scale than all before adds the line `{"run": ..., "step": ...,
+  "complete": true, "tensors": {}, "overflow_scale": ...}`. A record is complete if all of the backward pass was measured. The advice
   is for the selected tensors, those of the measured dtypes, or for all if none. The
   values are the gradients of the scaled loss; the scale is null for a gradient that was
   measured as it was passed. A run that resumes continues the file. If a file cannot be
@@ -72,7 +75,9 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._has_warned = False
 
   def begin(self) -> None:
-    self._train_op = reports.readable_step(self._optimizer).train_op
+    step = reports.readable_step(self._optimizer)
+    self._train_op = step.train_op
+    self._overflow_scale = reports.overflow_scale(step)
     self._report = gradient_ranges.report(self._optimizer, self._dtypes)
     self._global_step = tf.train.get_global_step()
     self._history = range_history.History()
@@ -94,10 +99,19 @@ class GradientRangesHook(tf.train.SessionRunHook):
   ) -> Optional[tf.train.SessionRunArgs]:
     run = graphs.executed_by(run_context)
     self._is_running = self._train_op in run.ops
-    if not self._is_running or self._until_due:
+    if not self._is_running:
       return None
+    fetches = {}
+    if self._overflow_scale is not None:
+      fetches["overflow_scale"] = self._overflow_scale
+    if not self._until_due and self._can_be_recorded(run):
+      fetches["ranges"] = self._report.ranges
+    return tf.train.SessionRunArgs(fetches) if fetches else None
+
+  def _can_be_recorded(self, run: graphs.Run) -> bool:
+    """Returns whether a run computes what is recorded; logs a warning if not."""
     if all(run.computes(item.tensor) for item in self._report.measured.values()):
-      return tf.train.SessionRunArgs(self._report.ranges)
+      return True
     if not self._has_warned:
       self._has_warned = True
       log.warn(
@@ -106,7 +120,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
         "check_computed_gradients=False to record the gradients that are passed to "
         "apply_gradients."
       )
-    return None
+    return False
 
   def after_run(
     self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
@@ -115,40 +129,48 @@ class GradientRangesHook(tf.train.SessionRunHook):
       return
     self._attempted += 1
     self._until_due = max(self._until_due - 1, 0)
-    if run_values.results is None:
-      return
+    results = run_values.results or {}
+    if "ranges" in results:
+      self._record(run_context.session, results["ranges"])
+    scale = float(results.get("overflow_scale", np.inf))
+    if self._history.is_smallest_overflow(scale):
+      record: range_history.Record = {"run": self._run, "complete": True, "tensors": {}}
+      record.update(step=self._step(run_context.session), overflow_scale=scale)
+      self._add(record)
+
+  def _step(self, session: tf.Session) -> int:
+    """Returns the global step, or the number of executed steps without one."""
+    if self._global_step is None:
+      return self._attempted
     # A separate run: fetched with the train op, the global step could be the one before
     # or after the update.
-    step = (
-      self._attempted
-      if self._global_step is None
-      else int(run_context.session.run(self._global_step))
-    )
-    record = record_of(self._run, step, run_values.results, self._report)
+    return int(session.run(self._global_step))
+
+  def _record(self, session: tf.Session, ranges: Iterable[np.ndarray]) -> None:
+    """Records fetched ranges, unless the branch of the train op was not executed."""
+    record = record_of(self._run, self._step(session), ranges, self._report)
     if not record["tensors"]:
-      return  # The branch of the train op was not executed.
-    overflowed = any(tensor["nonfinite"] for tensor in record["tensors"].values())
-    self._until_due = (
-      min(self._every_n_steps, _STEPS_AFTER_OVERFLOW)
-      if overflowed
-      else self._every_n_steps
-    )
-    self._until_due -= 1
+      return
+    until_next = self._every_n_steps
+    if any(tensor["nonfinite"] for tensor in record["tensors"].values()):
+      until_next = min(until_next, _STEPS_AFTER_OVERFLOW)
+    self._until_due = until_next - 1
+    self._add(record)
+
+  def _add(self, record: range_history.Record) -> None:
+    """Adds a record to the history and the files, and logs the advice if it changes."""
     is_new_run = self._history.run != self._run
     self._history.add(record)
     self._events.write(lambda writer: self._write(writer, record, is_new_run))
     advice = range_history.advise(self._history)
-    news = advice and (
-      advice.kind,
-      advice.low,
-      advice.high,
-      bool(self._history.overflows),
-    )
-    if advice is not None and news != self._logged:
+    if advice is None:
+      return
+    has_overflowed = bool(self._history.upper_bounds())
+    news = advice.kind, advice.low, advice.high, has_overflowed
+    if news != self._logged:
       self._logged = news
-      tf.logging.info(
-        "Gradient ranges of %s at step %d: %s", self._train_op.name, step, advice.text
-      )
+      text = "Gradient ranges of %s at step %d: %s"
+      tf.logging.info(text, self._train_op.name, record["step"], advice.text)
 
   def end(self, session: tf.Session) -> None:
     del session
@@ -210,6 +232,7 @@ def record_of(
     tensors[name] = {
       "selected": item.is_selected,
       "dtype": item.dtype,
+      "applied": item.applied,
       "scale": None if item.scale is None else float(values.scale),
       "noise": bool(values.noise),
       "zeros": zeros,

@@ -4,7 +4,7 @@ gradients are not finite.
 """
 
 import collections
-from typing import Counter, Iterable, List, NamedTuple, Tuple, TypeVar, Union
+from typing import Counter, Iterable, List, NamedTuple, Optional, Tuple, TypeVar, Union
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.graph import contexts
 from mp_compat.graph import dead_tensors
+from mp_compat.graph import graphs
 from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
@@ -67,6 +68,32 @@ def counts(record: step.Step) -> tf.Tensor:
   ):
     attempted_and_skipped = tf.where_v2(record.applied, [1, 0], [1, 1])
   return dead_tensors.merge_out_of_branches(attempted_and_skipped, 0)
+
+
+def overflow_scale(record: step.Step) -> Optional[tf.Tensor]:
+  """Returns the loss scale of a readable step whose gradients are not finite, float32
+  []; inf if they are finite, or if its branch was not executed.
+
+  Returns None if the step has no check, or its scale is unknown.
+  """
+  if record.finite is None:
+    return None
+  with contexts.enter(contexts.of_outputs(record.train_op)):
+    readable = [tensor for tensor in scales(record) if contexts.is_readable(tensor)]
+    if not readable:
+      return None
+    smallest = tf.reduce_min(tf.stack([tf.cast(each, tf.float32) for each in readable]))
+    scale = tf.where_v2(record.finite, np.float32(np.inf), smallest)
+  return dead_tensors.merge_out_of_branches(scale, np.inf)
+
+
+def is_run_by_queue(record: step.Step) -> bool:
+  """Returns whether an op that fills a queue waits for the train op: a queue runner runs
+  both, and not the Session runs of the program, as with `SyncReplicasOptimizer`.
+  """
+  graph = record.train_op.graph
+  fills = [op for op in graph.get_operations() if op.type.startswith("QueueEnqueue")]
+  return record.train_op in graphs.executed_ops(fills)
 
 
 def is_readable(record: step.Step) -> bool:

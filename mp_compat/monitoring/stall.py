@@ -12,6 +12,7 @@ from mp_compat.graph import contexts
 from mp_compat.graph import dead_tensors
 from mp_compat.graph import graphs
 from mp_compat.monitoring import dataflow
+from mp_compat.monitoring import nonfinite_ops
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.training import step
@@ -22,7 +23,9 @@ Fetched = Union[np.ndarray, np.generic]
 class Observed(NamedTuple):
   """A tensor that shows why a step is skipped."""
 
-  part: str  # "gradient", "loss", "variable", "forward" or "backward"
+  # "gradient", "loss", "variable", "forward", "backward", or "input" for a tensor of any
+  # numeric dtype that an op of the passes reads beside these
+  part: str
   name: str
   tensor: tf.Tensor
   fetch: tf.Tensor  # the tensor, or zeros if it is in a branch that is not executed
@@ -34,6 +37,7 @@ class _Values(NamedTuple):
   observed: Observed
   values: np.ndarray
   is_finite: bool
+  fetched: Fetched  # the values as they were fetched
 
 
 def observed(record: step.Step) -> List[Observed]:
@@ -54,12 +58,30 @@ def observed(record: step.Step) -> List[Observed]:
   for op, index in sorted(read_by, key=lambda key: (order.get(key[0], 0), key[1])):
     if scales and _has_values(op, index):  # Without a scale, neither pass is known.
       variable = dataflow.variable_read_by(op)
-      part = (
-        "variable" if variable else "backward" if (op, index) in backward else "forward"
-      )
+      part = "backward" if (op, index) in backward else "forward"
+      if variable:
+        part = "variable"
       found.append((part, variable or op.name, op.outputs[index]))
+  found += _further_inputs([tensor for _, _, tensor in found])
   fetches = dead_tensors.zeros_if_dead([tensor for _, _, tensor in found])
   return [Observed(*each, fetch) for each, fetch in zip(found, fetches)]
+
+
+def _further_inputs(tensors: List[tf.Tensor]) -> List[Tuple[str, str, tf.Tensor]]:
+  """Returns what the ops of tensors read beside these: moved values, indices, shapes."""
+  known = contexts.keys_of(tensors)
+  found = []
+  for op in dict.fromkeys(tensor.op for tensor in tensors):
+    for value in op.inputs:
+      key, dtype = contexts.tensor_key(value), value.dtype.base_dtype
+      is_numeric = dtype.is_floating or dtype.is_integer or dtype.is_complex
+      is_bool = dtype == tf.bool
+      if key in known or not (is_numeric or is_bool):
+        continue
+      if contexts.is_in_branches_only(value.op):
+        known.add(key)
+        found.append(("input", value.name, value))
+  return found
 
 
 def _has_values(op: tf.Operation, index: int) -> bool:
@@ -104,7 +126,11 @@ def describe(
   wrong = [each for each in read if not each.is_finite]
   gradients, variables = _of_part(wrong, "gradient"), _of_part(wrong, "variable")
   if not gradients:
-    return "All gradients of this process are finite: the loss scale itself or another process decided to skip."
+    return (
+      "All gradients of this process are finite: the loss scale itself or another "
+      "process decided to skip. Gradients that are not finite are named by the "
+      "LossScaleHook of the process that computed them."
+    )
   lines = ["Gradients that are not finite:", *map(_count, gradients)]
   loss = min(_of_part(read, "loss"), key=lambda each: each.is_finite, default=None)
   if loss is not None:
@@ -117,18 +143,16 @@ def describe(
       list(dict.fromkeys(each.observed.name for each in variables)), 5
     )
     lines.append("Variables that are not finite: {}.".format(names))
-  forward, backward = (
-    _first(read, "forward", "loss"),
-    _first(read, "backward", "gradient"),
-  )
+  forward = _first(read, "forward", ("gradient", "loss"))
+  backward = _first(read, "backward", ("gradient",))
   for first in filter(None, [forward, backward]):
     lines.append(
       "The first value of the {} pass that is not finite is {}.".format(
-        first.part, first.name
+        first.observed.part, first.observed.name
       )
     )
   if not variables:
-    lines.append(_advice_on_values(loss, forward and forward.tensor.op, scale_reason))
+    lines.append(_advice(loss, forward, backward, read, scale_reason))
   elif float16_variables:
     lines.append(
       "Restart from a checkpoint in which the variables are finite, and create the "
@@ -163,72 +187,137 @@ def _read(tensor: Observed, value: Fetched) -> _Values:
   values = np.ravel(value)
   if values.dtype.kind == "c":
     values = np.concatenate([np.real(values), np.imag(values)])
-  elif values.dtype.kind != "f":  # bfloat16
+  elif values.dtype.kind != "f":  # bfloat16, integers
     values = values.astype(np.float32)
-  return _Values(tensor, values, bool(np.isfinite(values).all()))
+  return _Values(tensor, values, bool(np.isfinite(values).all()), value)
 
 
-def _first(read: List[_Values], part: str, end: str) -> Optional[Observed]:
-  """Returns the first value of a pass that is not finite and makes one of the part
-  `end` so; None for none.
+def _first(read: List[_Values], part: str, ends: Tuple[str, ...]) -> Optional[_Values]:
+  """Returns the first value of a pass that is not finite and makes one of the parts
+  `ends` so; None for none.
 
   Between them, no value is finite: a softmax of -inf is, so that a mask of -inf is no
   reason.
   """
-  wrong = [each.observed for each in read if not each.is_finite]
+  wrong = [each for each in read if not each.is_finite]
   finite = contexts.keys_of(each.observed.tensor for each in read if each.is_finite)
 
   def reasons(tensor: tf.Tensor) -> List[tf.Tensor]:
-    return [
-      each
-      for each in contexts.tensor_inputs(tensor)
-      if contexts.tensor_key(each) not in finite
-    ]
+    inputs = contexts.tensor_inputs(tensor)
+    return [each for each in inputs if contexts.tensor_key(each) not in finite]
 
-  found = contexts.keys_of(
-    contexts.search_back([each.tensor for each in wrong if each.part == end], reasons)
-  )
-  return next(
-    (
-      each
-      for each in wrong
-      if each.part == part and contexts.tensor_key(each.tensor) in found
-    ),
-    None,
-  )
+  last = [each.observed.tensor for each in wrong if each.observed.part in ends]
+  found = contexts.keys_of(contexts.search_back(last, reasons))
+  for each in _of_part(wrong, part):
+    if contexts.tensor_key(each.observed.tensor) in found:
+      return each
+  return None
 
 
-def _advice_on_values(
-  loss: Optional[_Values], first: Optional[tf.Operation], scale_reason: str
+def _advice(
+  loss: Optional[_Values],
+  forward: Optional[_Values],
+  backward: Optional[_Values],
+  read: List[_Values],
+  scale_reason: str,
 ) -> str:
-  """Returns what to do if the variables are finite; `first` is that of the forward pass
-  that is not finite.
+  """Returns what to do if the variables are finite; `forward` and `backward` are the
+  first values of both passes that are not.
   """
-  backward = (
-    scale_reason
-    + "an op of the backward pass overflows in float16 or has no finite gradient, as tf.sqrt at 0."
-  )
+  if forward is not None:
+    is_finite = loss is not None and loss.is_finite
+    return _advice_on_forward(forward, read, "gradients" if is_finite else "loss")
   if loss is None:
     return (
       "Fetch the loss. If it is not finite, look at the inputs and the learning rate. "
-      "If it is finite, " + backward
+      "If it is finite, " + _advice_on_backward(backward, read, scale_reason)
     )
   if loss.is_finite:
-    return "As the loss is finite, " + backward
-  if (
-    first is not None
-    and first.type != "Const"
-    and not any(each.dtype.is_floating for each in first.inputs)
-  ):
-    return "No scale makes the loss finite: correct the input {}.".format(first.name)
-  if tf.float16 in [
-    loss.observed.tensor.dtype,
-    *([] if first is None else [first.outputs[0].dtype.base_dtype]),
-  ]:
+    advice = _advice_on_backward(backward, read, scale_reason)
+    return "As the loss is finite, " + advice
+  if loss.observed.tensor.dtype == tf.float16:
     return (
-      "No scale makes the loss finite, because float16 ends at 65504: compute {} in "
-      "float32, or with smaller values, such as a mask of -1e4 instead of -1e9.".format(
-        "the loss" if first is None else first.name
+      "No scale makes the loss finite. float16 ends at 65504: compute it in float32."
+    )
+  return _LOOK_AT_INPUTS.format("loss")
+
+
+_LOOK_AT_INPUTS = (
+  "No scale makes the {} finite: look at the inputs and the learning rate."
+)
+
+
+def _advice_on_forward(first: _Values, read: List[_Values], result: str) -> str:
+  """Returns what to do about an op of the forward pass; `result` is what it makes not
+  finite: "loss" or "gradients".
+  """
+  name, explanation = first.observed.name, _explain(first, read)
+  if explanation.cause == nonfinite_ops.INPUT:
+    return "No scale makes the {} finite: correct the input {}.".format(result, name)
+  if explanation.cause == nonfinite_ops.UNDEFINED:
+    return (
+      "No scale makes the {} finite, nor does another dtype: {} {}. Correct its inputs, "
+      "also where tf.where does not select its result.".format(
+        result, name, explanation.text
       )
     )
-  return "No scale makes the loss finite: look at the inputs and the learning rate."
+  if explanation.cause == nonfinite_ops.RECEIVED:
+    return "No scale makes the {} finite: {}".format(result, _other_process(name))
+  if first.observed.tensor.dtype != tf.float16:
+    return _LOOK_AT_INPUTS.format(result)
+  if explanation.cause == nonfinite_ops.UNKNOWN:
+    return (
+      "No scale makes the {} finite. If {} overflows, because float16 ends at 65504, "
+      "compute it in float32. Otherwise correct its inputs.".format(result, name)
+    )
+  return (
+    "No scale makes the {} finite, because float16 ends at 65504: compute {} in "
+    "float32, or with smaller values, such as a mask of -1e4 instead of -1e9.".format(
+      result, name
+    )
+  )
+
+
+def _advice_on_backward(
+  first: Optional[_Values], read: List[_Values], scale_reason: str
+) -> str:
+  """Returns what to do about an op of the backward pass, to follow a comma."""
+  if first is None:
+    return scale_reason + _EITHER.format("an op of the backward pass", "float16")
+  name, explanation = first.observed.name, _explain(first, read)
+  dtype = first.observed.tensor.dtype.base_dtype.name
+  if explanation.cause == nonfinite_ops.UNDEFINED:
+    return (
+      "no scale helps, nor does another dtype: {} {}. Keep the input of the op whose "
+      "gradient it is away from there, also where tf.where does not select its "
+      "result.".format(name, explanation.text)
+    )
+  if explanation.cause == nonfinite_ops.RECEIVED:
+    return _other_process(name)
+  if explanation.cause == nonfinite_ops.OVERFLOW:
+    remedy = "compute it in float32, or make the loss smaller"
+    if dtype == "float32":
+      remedy = "make the loss smaller"
+    return scale_reason + "{} overflows in {}: {}.".format(name, dtype, remedy)
+  return scale_reason + _EITHER.format(name, dtype)
+
+
+_EITHER = "{} overflows in {} or has no finite gradient, as tf.sqrt at 0."
+
+
+def _other_process(name: str) -> str:
+  return (
+    "what this process computed is finite, but not what {} receives from other ranks or "
+    "workers. The LossScaleHook of such a process names the first value that is not "
+    "finite: run one in each.".format(name)
+  )
+
+
+def _explain(first: _Values, read: List[_Values]) -> nonfinite_ops.Explanation:
+  """Returns why a value is not finite, from the values that its op reads."""
+  fetched = {
+    contexts.tensor_key(each.observed.tensor): np.asarray(each.fetched) for each in read
+  }
+  tensor = first.observed.tensor
+  inputs = [fetched.get(contexts.tensor_key(value)) for value in tensor.op.inputs]
+  return nonfinite_ops.explain(tensor, np.asarray(first.fetched), inputs)

@@ -257,7 +257,8 @@ def _draw_fitting_scales(
     axes.barh(row, bounds.high - bounds.low, 0.6, left=bounds.low, color=color)
     largest = max(largest, bounds.high)
   not_finite = min(
-    [below.high for _, below in history.overflows], default=range_history.LARGEST_SCALE
+    [below.high for below in history.upper_bounds()],
+    default=range_history.LARGEST_SCALE,
   )
   if not_finite < range_history.LARGEST_SCALE:
     axes.axvline(not_finite + 1, color=RED, linewidth=1, linestyle="--")

@@ -163,6 +163,127 @@ def test_cast_in_loop_is_named():
   }
 
 
+def dense(x, units, name="dense"):
+  with tf.variable_scope(name, reuse=tf.AUTO_REUSE):
+    kernel = tf.get_variable("kernel", [x.shape[-1], units], x.dtype)
+  return tf.matmul(x, kernel)
+
+
+def normalized(x, training):
+  """Returns batch normalization that reads tensors from outside of its branches."""
+  mean, variance = tf.cond(
+    training, lambda: list(tf.nn.moments(x, [0])), lambda: [tf.zeros([4]), tf.ones([4])]
+  )
+  return (x - mean) * tf.rsqrt(variance + 1e-3)
+
+
+def dropped(x, training):
+  return tf.cond(training, lambda: tf.nn.dropout(x, rate=0.5), lambda: x)
+
+
+def scanned(x, training):
+  del training
+  return tf.scan(lambda state, row: tf.tanh(dense(row[tf.newaxis] + state, 4)[0]), x)
+
+
+def mapped(x, training):
+  del training
+  return tf.map_fn(lambda row: dense(row[tf.newaxis], 4)[0], x)
+
+
+def recurrent(x, training):
+  """Returns the outputs of a loop with tensor arrays, as of `tf.nn.dynamic_rnn`."""
+  del training
+  rows = tf.TensorArray(tf.float32, 2).unstack(x)
+  outputs = tf.TensorArray(tf.float32, 2)
+
+  def step(i, state, outputs):
+    state = tf.tanh(dense(rows.read(i)[tf.newaxis], 4) + state)
+    return i + 1, state, outputs.write(i, state[0])
+
+  loop = [0, tf.zeros([1, 4]), outputs]
+  return tf.while_loop(lambda i, *_: i < 2, step, loop)[2].stack()
+
+
+def nested(x, training):
+  return tf.cond(
+    training, lambda: dropped(normalized(x, training), training), lambda: x
+  )
+
+
+def embedded(x, training):
+  ids = tf.cast(x[:, 0], tf.int32)
+  table = weights("table", [6, 4], tf.float32)
+  return dropped(tf.nn.embedding_lookup(table, ids) + x, training)
+
+
+MODELS = [normalized, dropped, scanned, mapped, recurrent, nested, embedded]
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+@pytest.mark.parametrize("is_cast", [False, True], ids=["uncast", "cast"])
+def test_models_with_control_flow(model, is_cast):
+  """Their ops read tensors that TensorFlow makes later."""
+  x, training = placeholder([2, 4]), tf.placeholder(tf.bool, [], "training")
+  inputs = x
+  if is_cast:
+    inputs = tf.cast(tf.cast(x, tf.float16, name="half"), tf.float32, name="back")
+  hidden = model(dense(inputs, 4, "first"), training)
+  found = listed(dense(hidden, 3, "last"))
+  source = "back (Cast from float16)" if is_cast else "x (Placeholder)"
+  assert set(found.values()) == {("MatMul", source)} and len(found) >= 2
+
+
+def keras_layers(name):
+  """Returns a function of `tf.layers` or `tf.nn.rnn_cell`, which Keras 3 lacks."""
+  try:
+    return getattr(tf.layers if name.islower() else tf.nn.rnn_cell, name)
+  except AttributeError:
+    return pytest.skip("tf.{} is not in Keras 3".format(name))
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_layers_with_placeholder_for_training():
+  x, training = placeholder([2, 4]), tf.placeholder(tf.bool, [], "training")
+  with tf.variable_scope("", use_resource=True):
+    hidden = keras_layers("batch_normalization")(dense(x, 4), training=training)
+    hidden = keras_layers("dropout")(hidden, training=training)
+  found = listed(dense(hidden, 3, "last"))
+  assert list(found.values()) == [("MatMul", "x (Placeholder)")] * 2
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_dynamic_rnn():
+  cell = keras_layers("BasicRNNCell")(4)
+  outputs, _ = tf.nn.dynamic_rnn(cell, placeholder([3, 2, 4]), dtype=tf.float32)
+  found = listed(dense(tf.reshape(outputs, [6, 4]), 3, "last"))
+  assert set(found.values()) == {("MatMul", "x (Placeholder)")}
+
+
+def test_many_branches_take_linear_time():
+  """Each reads a tensor that is created after its op."""
+  calls, training = [], tf.placeholder(tf.bool, [])
+  with testing.control_flow(1):
+    hidden = placeholder([2, 4])
+    for layer in range(1, 41):
+      hidden = dropped(dense(hidden, 4, "layer{}".format(layer)), training)
+      if layer in (5, 40):
+        calls.append(calls_in(mp_compat.float32_ops, hidden))
+  assert calls[1] < 10 * calls[0]
+
+
+def calls_in(function, *arguments):
+  """Returns the number of Python calls in a call of a function."""
+  counter = collections.Counter()
+  sys.setprofile(lambda frame, event, arg: counter.update([event]))
+  try:
+    function(*arguments)
+  finally:
+    sys.setprofile(None)
+  return counter["call"]
+
+
 def test_deep_models_take_linear_time():
   calls, hidden, counter = [], placeholder([2, 4]), collections.Counter()
   for layer in range(1, 161):

@@ -306,8 +306,8 @@ def test_scale_is_read_after_broadcast(make_training, tmp_path):
   ):
     training.run([hook, Broadcast("current_loss_scale", 128.0)], [OVERFLOW] * 9)
   events = testing.events(str(tmp_path))
-  assert events["loss_scale/scale"][0] == (0, 128.0) and events[
-    "loss_scale/skipped_steps"
+  assert events["loss_scale_hook/scale"][0] == (0, 128.0) and events[
+    "loss_scale_hook/skipped_steps"
   ][-1] == (2, 2.0)
 
 

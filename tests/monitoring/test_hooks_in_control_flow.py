@@ -90,3 +90,23 @@ def test_loops_are_not_counted(warnings):
   assert len(warnings) == 1 and "hooks cannot count its steps" in warnings[0]
   with pytest.raises(ValueError, match="cannot count the steps of .* inside a loop"):
     mp_compat.StopAtAttemptHook(training.opt, 1).begin()
+
+
+@pytest.mark.usefixtures("graph")
+def test_steps_of_queue_runner_cannot_be_counted():
+  """The chief's queue runner runs the step, and no Session run of the program."""
+  training = testing.Training()
+  opt = Optimizer(sgd(), mp_compat.DynamicLossScale(8.0))
+  sync = tf.train.SyncReplicasOptimizer(opt, replicas_to_aggregate=1)
+  sync.minimize(training.loss, training.global_step)
+  with pytest.raises(ValueError, match="cannot count the steps of .*: a queue runner"):
+    mp_compat.StopAtAttemptHook(opt, 3).begin()
+
+
+@pytest.mark.usefixtures("graph")
+def test_queues_of_inputs_are_no_queue_runners_of_steps():
+  x = tf.train.batch([tf.train.input_producer([[1.0, 2.0]]).dequeue()], 1)[0]
+  w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
+  opt = Optimizer(sgd(), 8.0)
+  train_op = opt.minimize(tf.reduce_sum(w * x))
+  assert run([mp_compat.StopAtAttemptHook(opt, 3)], train_op, [{}] * 9) == 3

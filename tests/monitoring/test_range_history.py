@@ -20,25 +20,31 @@ def record(
   scale=1.0,
   nonfinite=0,
   run=1,
-  zeros=3,
+  zeros=None,
   dtype="float16",
   selected=True,
   complete=True,
   noise=False,
+  applied=None,
 ):
-  """Returns a record: `tensors` is {name: {exponent of the scaled values: count}}."""
+  """Returns a record: `tensors` is {name: {exponent of the scaled values: count}}.
+
+  By default, only tensors without other values have zeros.
+  """
   values = dict(
     selected=selected,
     dtype=dtype,
+    applied=applied,
     scale=scale,
     noise=noise,
-    zeros=zeros,
     nonfinite=nonfinite,
     largest=1.0,
   )
-  tensors = {
-    name: dict(values, exponents=exponents) for name, exponents in tensors.items()
-  }
+  described = {}
+  for name, exponents in tensors.items():
+    own = (0 if exponents else 3) if zeros is None else zeros
+    described[name] = dict(values, exponents=exponents, zeros=own)
+  tensors = described
   return {"run": run, "step": step, "complete": complete, "tensors": tensors}
 
 
@@ -69,8 +75,8 @@ ADVICE = {
   ),
   "few values lost": (
     {"a": {-5: 1, -25: 2**13}},
-    ("none", 0, 20),
-    "No loss scaling is needed.",
+    ("fixed", 0, 20),
+    "Use a fixed loss scale of 2**18. From 2**0 (for a) to 2**20 (for a)",
   ),
   "lost values add up": (
     {"a": {-5: 1, -25: 2**14}},
@@ -175,7 +181,7 @@ def test_lowest_values_indicate_lost_ones(scale_exponent, exponents, is_cut_off)
 
 def test_advised_scale_fits():
   """A larger scale would overflow, so it cannot show more."""
-  assert advise(record(1, {"a": {}, "b": {13: 1}})).kind == "none"
+  assert advise(record(1, {"a": {}, "b": {13: 1}})).kind == "dynamic"
   assert advise(record(1, {"a": {}, "b": {12: 1}})).kind == "unknown"
 
 
@@ -247,6 +253,113 @@ def test_zeros_beside_values_are_explained(case):
     for step, (exponents, n) in enumerate(steps)
   ]
   assert (advise(*records).kind != "unknown") == is_explained
+
+
+# The tensors of a record, its scale, and whether some values may vanish at a scale of 1.
+VANISHING = {
+  "one of four outputs": ({"a": {-3: 3000, -26: 1000}}, 2.0**15, True),
+  "one of two thousand": ({"a": {-3: 1999, -26: 1}}, 2.0**15, False),
+  "three of a thousand": ({"a": {-3: 997, -26: 3}}, 2.0**15, True),
+  "of another tensor": ({"a": {-3: 1}, "b": {-9: 3, -30: 1}}, 2.0**20, True),
+  "none": ({"a": {-3: 1000, -24: 1000}}, 2.0**15, False),
+}
+
+
+@pytest.mark.parametrize("case", sorted(VANISHING))
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_values_that_vanish_need_scale(case, dtype):
+  """Their share is by number: 99% of the magnitude does not show a single output."""
+  tensors, scale, may_vanish = VANISHING[case]
+  shift = int(np.log2(scale))
+  scaled = {
+    name: {exponent + shift: count for exponent, count in counts.items()}
+    for name, counts in tensors.items()
+  }
+  advice = advise(record(1, scaled, scale, dtype=dtype))
+  assert (advice.kind, advice.low) == ("fixed" if may_vanish else "none", 0)
+  noise = record(1, {"noise": {shift - 40: 9}}, scale, dtype=dtype, noise=True)
+  assert advise(together(record(1, scaled, scale), noise)).kind == advice.kind
+
+
+@pytest.mark.parametrize(
+  "dtype, scale, kind",
+  [("float16", 1.0, "fixed"), ("float16", 2.0**4, "none"), ("float32", 1.0, "none")],
+)
+def test_zeros_may_have_vanished(dtype, scale, kind):
+  """At a scale of 1, nothing else shows them; at larger scales, others are seen."""
+  advice = advise(record(1, {"a": {0: 9}}, scale, zeros=9, dtype=dtype))
+  assert (advice.kind, advice.low) == (kind, 0)
+
+
+def test_rounding_of_float16_variables_is_measured():
+  """Their gradients are float16 again after they are divided by the scale."""
+  scaled = {"a": {-18: 5, -14: 2}}  # at 2**13: 2**-31 to 2**-27
+  for applied, kind in [("float32", "fixed"), (None, "fixed"), ("float16", "float32")]:
+    advice = advise(record(1, scaled, 2.0**13, applied=applied))
+    assert advice.kind == kind
+  assert advice.text.startswith("Store a in float32, with custom_getter=mp_compat.")
+  assert "No scale keeps 99% of the magnitude" in advice.text
+  large = {
+    name: {e + 8: n for e, n in counts.items()} for name, counts in scaled.items()
+  }
+  assert advise(record(1, large, 2.0**13, applied="float16")).kind != "float32"
+  old = record(1, scaled, 2.0**13)
+  del old["tensors"]["a"]["applied"]  # as earlier versions wrote it
+  assert advise(old).kind == "fixed"
+
+
+def skipped(step, scale, run=1):
+  """Returns the line of a step that overflowed between the records."""
+  record = {"run": run, "step": step, "complete": True, "tensors": {}}
+  return dict(record, overflow_scale=scale)
+
+
+# The scales of steps that overflowed between the records; the advice.
+SKIPPED = {
+  "one": ([2.0**13], ("fixed", 0, 12), "Use a fixed loss scale of 2**10."),
+  "falling": ([2.0**15, 2.0**14, 2.0**13], ("fixed", 0, 12), "2**12 (for step 3, "),
+  "rising": (
+    [2.0**13, 2.0**14],
+    ("fixed", 0, 12),
+    "step 1, which overflowed at 2**13;",
+  ),
+  "no power of 2": ([1025.0], ("fixed", 0, 10), "a fixed loss scale of 2**8."),
+  "at 1": ([2.0, 1.0], ("dynamic", 0, -1), "No scale fits all records"),
+  "far above": ([2.0**40], ("fixed", 0, 15), "Use a fixed loss scale of 2**13."),
+}
+
+
+@pytest.mark.parametrize("case", sorted(SKIPPED))
+def test_steps_between_records_bound_scale(case):
+  scales, expected, text = SKIPPED[case]
+  lines = [skipped(step + 1, scale) for step, scale in enumerate(scales)]
+  read = history(record(0, {"a": {0: 1}}), *lines, record(9, {"a": {0: 1}}))
+  advice = range_history.advise(read)
+  assert advice[:3] == expected and text in advice.text, advice.text
+  assert read.steps == [0, 9] and advice.text.endswith("; such steps must be skipped.")
+
+
+def test_restored_run_replaces_skipped_steps():
+  read = history(
+    record(1, {"a": {0: 1}}),
+    skipped(4, 2.0**5),
+    record(2, {"a": {0: 1}}, run=2),
+    skipped(3, 2.0**9, run=2),
+  )
+  assert range_history.advise(read).high == 8 and read.run == 2
+
+
+@pytest.mark.parametrize(
+  "scale", ["x", None, [], 0.0, -1.0, float("nan"), float("inf")]
+)
+def test_damaged_scales_of_skipped_steps(scale):
+  assert advise(record(1, {"a": {0: 1}}), skipped(2, scale))[:3] == ("none", 0, 15)
+  assert advise(record(1, {"a": {0: 1}}), dict(skipped(2, 1.0), run="x")).kind == "none"
+
+
+def test_only_skipped_steps_give_no_record():
+  advice = advise(skipped(3, 8.0))
+  assert advice.kind == "unknown" and "No record was finite." in advice.text
 
 
 # The scale of 1 of 10 records, in which values are not finite; those of the others are
@@ -449,13 +562,14 @@ def test_record_contains_fetched_counts():
     counts, 5 / 15 * ones, 0 * ones, 0 * ones, 1.5 * ones, ones, -ones, 8 * ones, [0, 0]
   )
   described = gradient_ranges.Measured(
-    "", None, scale="known", dtype="float16", is_selected=False
+    "", None, scale="known", dtype="float16", is_selected=False, applied="float32"
   )
   report = gradient_ranges.Report({"a": described, "empty": described}, None, True)
   got = ranges_hook.record_of(2, 3, measured, report)
   tensor = dict(
     selected=False,
     dtype="float16",
+    applied="float32",
     scale=8.0,
     noise=False,
     zeros=5,

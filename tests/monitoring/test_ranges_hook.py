@@ -250,12 +250,12 @@ def test_writers_do_not_collide(tmp_path):
     for _ in range(5):
       sess.run(train_op, {training.x: FINITE})
   tags = collections.Counter(value.tag for value in summaries(tmp_path))
-  assert (tags["loss"], tags["loss_scale/scale"], tags["gradient_ranges/w:0"]) == (
+  assert (tags["loss"], tags["loss_scale_hook/scale"], tags["gradient_ranges/w:0"]) == (
     5,
     6,
     5,
   )
-  assert [step for step, _ in testing.events(directory)["loss_scale/scale"]] == [
+  assert [step for step, _ in testing.events(directory)["loss_scale_hook/scale"]] == [
     0,
     1,
     2,
@@ -327,11 +327,11 @@ def test_advice_ignores_gradients_of_zero(dtype):
 
         def layer(value, name, has_bias=has_bias, initializer=initializer):
           product = tf.matmul(value, tf.get_variable(name, [8, 8], dtype, initializer))
-          return (
-            tf.nn.bias_add(product, tf.get_variable(name + "_bias", [8], dtype))
-            if has_bias
-            else product
-          )
+          if not has_bias:
+            return product
+          zeros = tf.zeros_initializer()
+          bias = tf.get_variable(name + "_bias", [8], dtype, zeros)
+          return tf.nn.bias_add(product, bias)
 
         def loss(hidden):
           mean, variance = tf.nn.moments(tf.cast(hidden, tf.float32), [0])
@@ -343,7 +343,7 @@ def test_advice_ignores_gradients_of_zero(dtype):
           )
 
         hidden = layer(tf.cast(x, dtype), "one")
-        total = loss(hidden) + 2.0**-9 * loss(layer(tf.tanh(hidden), "auxiliary"))
+        total = 8.0 * loss(hidden) + 2.0 * loss(layer(tf.tanh(hidden), "auxiliary"))
       opt = Optimizer(sgd(), 2.0**7)
       train_op = opt.minimize(total)
       hook = mp_compat.GradientRangesHook(opt, 1)
@@ -351,6 +351,41 @@ def test_advice_ignores_gradients_of_zero(dtype):
         sess.run(train_op, {x: np.random.RandomState(0).normal(size=[64, 8])})
       advice.append(range_history.advise(hook._history)[:3])
   assert advice[0][0] == "none" and advice[1] == advice[0]
+
+
+@pytest.mark.parametrize("in_branch", [None, [True, True, True, False] * 2])
+def test_overflow_between_records_bounds_scale(tmp_path, lines, in_branch):
+  """The first record is finite, and the scale falls afterwards."""
+  xs = [FINITE] + [OVERFLOW] * 3 + [FINITE] * 3
+  with testing.control_flow(1):
+    hook = train(tmp_path, xs, every_n_steps=100, in_branch=in_branch)
+  overflows = [entry for entry in records(tmp_path) if not entry["tensors"]]
+  # The scales of the skipped steps; the fourth is not executed in a branch.
+  expected = [8.0, 4.0] if in_branch else [8.0, 4.0, 2.0]
+  assert [entry["overflow_scale"] for entry in overflows] == expected
+  advice = range_history.advise(hook._history)
+  assert advice.high == np.log2(expected[-1]) - 1 and advice.kind == "dynamic"
+  assert "Between the records, step 1, which overflowed at 2**" in lines[-1]
+  # A run that resumes knows it.
+  again = train(tmp_path, [FINITE], every_n_steps=100)
+  assert range_history.advise(again._history).high == advice.high
+
+
+def test_overflow_in_record_adds_no_line(tmp_path):
+  train(tmp_path, [OVERFLOW] + [FINITE] * 3, every_n_steps=100)
+  assert all(entry["tensors"] for entry in records(tmp_path))
+
+
+@pytest.mark.usefixtures("graph")
+def test_fixed_scale_without_check_is_recorded(tmp_path):
+  training = Training()
+  opt = Optimizer(sgd(), 8.0, skip_nonfinite=False)
+  train_op = opt.minimize(training.loss, training.global_step)
+  hook = mp_compat.GradientRangesHook(opt, 100, str(tmp_path))
+  with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+    for x in [FINITE, OVERFLOW, FINITE]:
+      sess.run(train_op, {training.x: x})
+  assert hook._history.steps == [1] and hook._history.below_skipped is None
 
 
 FAILURES = {
@@ -387,6 +422,43 @@ def test_run_goes_on_without_its_files(failure, tmp_path, warnings):
     == 1
   )
   assert len(hook._history.steps) == 5
+
+
+@pytest.mark.usefixtures("graph")
+@pytest.mark.parametrize(
+  "hook", [mp_compat.LossScaleHook, mp_compat.GradientRangesHook]
+)
+def test_run_begins_without_its_directory(hook, tmp_path, warnings):
+  (tmp_path / "file").write_text("")
+  directory = str(tmp_path / "file" / "logs")
+  training, opt, train_op = make_training()
+  with tf.train.MonitoredTrainingSession(
+    hooks=[hook(opt, 1, output_dir=directory)]
+  ) as sess:
+    for _ in range(3):
+      sess.run(train_op, {training.x: FINITE})
+    np.testing.assert_array_equal(sess.run(training.w), -3 * FINITE)
+  expected = "{} cannot write to {}, records are missing".format(
+    hook.__name__, directory
+  )
+  assert len([text for text in warnings if text.startswith(expected)]) == 1
+
+
+@pytest.mark.usefixtures("graph")
+def test_summaries_and_hook_have_separate_tags(tmp_path):
+  """They count steps differently, so that one tag would show two lines."""
+  directory = str(tmp_path)
+  training, opt, train_op = make_training()
+  mp_compat.loss_scale_summaries(opt)
+  hook = mp_compat.LossScaleHook(opt, every_n_steps=1, output_dir=directory)
+  with tf.train.MonitoredTrainingSession(
+    checkpoint_dir=directory, save_summaries_steps=1, hooks=[hook]
+  ) as sess:
+    for x in [FINITE, OVERFLOW, FINITE]:
+      sess.run(train_op, {training.x: x})
+  events = testing.events(directory)
+  assert [step for step, _ in events["loss_scale_hook/scale"]] == [0, 1, 2, 3]
+  assert len(events["loss_scale/scale"]) == 3
 
 
 PROGRAM = """

@@ -80,7 +80,8 @@ REASONS = {
     "one:0: ",
     "The first value of the backward pass that is not finite is gradients/Sqrt_grad/",
     "The loss (float32) is finite.",
-    "As the loss is finite, an op of the backward pass overflows in float16 or has no finite gradient",
+    "SqrtGrad computes the gradient of a root at zero.",
+    "As the loss is finite, no scale helps, nor does another dtype: gradients/Sqrt_grad/",
   ),
   "fixed scale": (
     (
@@ -186,6 +187,140 @@ def test_stall_error_names_reason(reason):
     opt, train_op, {x: [value]}, max_consecutive_skips=4, min_scale_patience=2
   )
   assert not [text for text in texts if text not in error]
+
+
+def normalized(h):
+  return h / tf.sqrt(tf.reduce_sum(tf.square(h)))
+
+
+def selected(h):
+  """Returns 1 / h where that is finite; its gradient is not."""
+  return tf.where_v2(tf.equal(h, 0.0), tf.zeros_like(h), 1.0 / h)
+
+
+# A value h, a function of it, and what the message says of the op that is named.
+UNDEFINED = {
+  "zero by zero": (0.0, lambda h: h / h, "divides by zero"),
+  "one by zero": (0.0, lambda h: 1.0 / h, "divides by zero"),
+  "reciprocal": (0.0, tf.math.reciprocal, "divides by zero"),
+  "logarithm of zero": (0.0, tf.log, "computes the logarithm of zero"),
+  "log1p": (-1.0, tf.math.log1p, "computes the logarithm of zero or of a negative"),
+  "root of -1": (-1.0, tf.sqrt, "computes the root of a negative number"),
+  "root at zero": (0.0, tf.sqrt, "computes the gradient of a root at zero"),
+  "reciprocal root": (0.0, tf.rsqrt, "computes the reciprocal root of zero"),
+  "power": (0.0, lambda h: h**-1.5, "computes a power of zero that is not finite"),
+  "norm of zeros": (0.0, normalized, "divides by zero"),
+  "cross-entropy by hand": (0.0, lambda h: -h * tf.log(h), "the logarithm of zero"),
+  "selected": (0.0, selected, "divides by zero"),
+}
+# A value h, a function of it, and the name of the op that overflows; an exponential
+# makes the gradients not finite, too.
+OVERFLOWS = {
+  "exponential": (12.0, lambda h: h, "Exp"),
+  "square": (300.0, tf.square, "Square"),
+  "quotient": (2.0**-12, lambda h: 60.0 / h, "truediv"),
+  "product": (300.0, lambda h: h * h, "mul"),
+  "matrix product": (200.0, lambda h: tf.matmul(h, h, transpose_b=True), "MatMul_1"),
+  "sum": (6e4, tf.reduce_sum, "Sum"),
+  "convolution": (
+    6e3,
+    lambda h: tf.nn.conv2d(
+      tf.reshape(h, [1, 1, 1, 2]), tf.fill([1, 1, 2, 1], tf.cast(9, h.dtype)), 1, "SAME"
+    ),
+    "Conv2D",
+  ),
+}
+
+
+def injected(function, value, dtype):
+  """Returns the message of a stall from a function of a layer whose result is `value`."""
+  x = tf.placeholder(dtype, [1, 2])
+  w = tf.get_variable("w", [2, 2], tf.float32, tf.ones_initializer())
+  hidden = tf.matmul(x, tf.cast(w, dtype))
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  train_op = opt.minimize(tf.reduce_mean(tf.cast(function(hidden), tf.float32)))
+  return stall_text(
+    opt, train_op, {x: [[value / 2, value / 2]]}, max_consecutive_skips=17
+  )
+
+
+@pytest.mark.parametrize("case", sorted(UNDEFINED))
+@pytest.mark.parametrize(
+  "dtype", [tf.float16, pytest.param(tf.float32, marks=pytest.mark.matrix)]
+)
+def test_undefined_results_are_no_overflow(case, dtype):
+  """They are not finite in float64 either, so that float32 would stall again."""
+  value, function, does = UNDEFINED[case]
+  text = injected(function, value, dtype).splitlines()[-1]
+  assert does in text and "nor does another dtype" in text, text
+  assert "float16" not in text and "float32" not in text, text
+
+
+@pytest.mark.parametrize("case", sorted(OVERFLOWS))
+def test_overflow_of_float16_is_named(case):
+  """The exact result is finite."""
+  value, function, name = OVERFLOWS[case]
+  text = injected(lambda h: tf.exp(function(h)), value, tf.float16).splitlines()[-1]
+  assert "because float16 ends at 65504: compute {} in float32".format(name) in text
+
+
+def sigmoid_by_hand(h):
+  return 1.0 / (1.0 + tf.exp(-h))
+
+
+def test_forward_overflow_is_named_behind_finite_loss():
+  text = injected(sigmoid_by_hand, -20.0, tf.float16)
+  assert "The loss (float32) is finite." in text
+  assert "The first value of the forward pass that is not finite is Exp." in text
+  assert text.splitlines()[-1].startswith(
+    "No scale makes the gradients finite, because float16 ends at 65504: compute Exp in"
+  )
+
+
+def test_infinite_data_are_named_behind_finite_loss():
+  text = injected(tf.tanh, np.inf, tf.float16)
+  assert "The loss (float32) is finite." in text
+  last = "No scale makes the gradients finite: correct the input Placeholder."
+  assert text.splitlines()[-1] == last
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_loops_are_not_blamed():
+  """What a loop computes is not known, so nothing is said of the reason."""
+  text = injected(
+    lambda h: tf.while_loop(lambda i, _: i < 4, lambda i, y: (i + 1, y * y), [0, h])[1],
+    20.0,
+    tf.float16,
+  )
+  last = text.splitlines()[-1]
+  assert "overflow" in last and ("if" in last.lower() or " or " in last), last
+
+
+def test_first_value_of_replicas():
+  """The first replica is finite: the op of the second one is named."""
+  strategy = tf.distribute.MirroredStrategy(testing.TWO_CPUS)
+  with strategy.scope():
+    w = tf.get_variable("w", [2], initializer=tf.ones_initializer())
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  x = tf.placeholder(tf.float32, [2])
+
+  def step():
+    index = tf.distribute.get_replica_context().replica_id_in_sync_group
+    own = tf.gather(x, tf.cast(tf.convert_to_tensor(index), tf.int32))
+    return opt.minimize(tf.reduce_sum(tf.sqrt(w * own)))
+
+  run = getattr(strategy, "run", None) or strategy.experimental_run_v2
+  train_op = tf.group(strategy.experimental_local_results(run(step)))
+  hook = mp_compat.LossScaleHook(opt, max_consecutive_skips=2)
+  config = testing.config()
+  with pytest.raises(mp_compat.LossScaleStalledError) as raised:
+    with tf.train.MonitoredTrainingSession(hooks=[hook], config=config) as sess:
+      for _ in range(9):
+        sess.run(train_op, {x: [1.0, 0.0]})
+  lines = str(raised.value).splitlines()
+  named = "The first value of the backward pass that is not finite is replica_1/"
+  assert any(line.startswith(named) for line in lines)
+  assert "computes the gradient of a root at zero" in lines[-1]
 
 
 def test_unclipped_gradients_come_first():

@@ -2,6 +2,8 @@
 after every step.
 """
 
+import json
+import os
 import subprocess
 import sys
 
@@ -44,6 +46,9 @@ def _recorded(request, tmp_path_factory):
   )
   assert done.returncode == 0, done.stdout[-5000:]
   return [dict(np.load(str(path))) for path in sorted(directory.iterdir())]
+
+
+HOOKS = os.path.join(os.path.dirname(horovod_ranks.__file__), "horovod_hooks.py")
 
 
 def of(case, recorded):
@@ -183,3 +188,36 @@ def test_readme_program_trains_identically(tmp_path):
     np.testing.assert_array_equal(
       records["rank-0"]["global_step"], test_clusters.GLOBAL_STEPS
     )
+
+
+@pytest.fixture(name="hooked", scope="module")
+def _hooked(tmp_path_factory):
+  """Returns what two ranks of `horovod_hooks` wrote."""
+  directory = tmp_path_factory.mktemp("hooks")
+  command = "mpirun --allow-run-as-root --oversubscribe --timeout 240 -np 2".split()
+  done = subprocess.run(
+    command + [sys.executable, HOOKS, str(directory)],
+    env=testing.environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stdout[-5000:]
+  paths = [directory / "rank{}.json".format(rank) for rank in range(2)]
+  return [json.loads(path.read_text()) for path in paths]
+
+
+def test_stall_names_rank_whose_gradients_overflow(hooked):
+  """Both ranks get NaN from the reduction, but only one computed it."""
+  other, own = [rank["stall"].splitlines() for rank in hooked]
+  assert "computes the gradient of a root at zero" in own[-1]
+  assert "what this process computed is finite" in other[-1]
+  assert "receives from other ranks or workers" in other[-1]
+  assert "float16" not in other[-1]
+
+
+def test_counters_before_broadcast_are_equal_after_restart(hooked):
+  """The broadcast covers the variables that exist when it is built."""
+  assert [rank["hook first"] for rank in hooked] == [[3, 6], [3, 6]]
+  assert [rank["hook last"] for rank in hooked] == [[3, 6], [3, 3]]

@@ -78,7 +78,9 @@ def train(steps: int) -> int:
   train_op = opt.apply_gradients(
     zip(clipped, variables), tf.train.get_or_create_global_step()
   )
+  in_float16: List[mp_compat.Float16Op] = mp_compat.float16_ops(loss)
   in_float32: List[mp_compat.Float32Op] = mp_compat.float32_ops(loss)
+  print([op.type for op in in_float16])
   print([(op.name, op.sources) for op in in_float32])
   report: collections.OrderedDict[str, mp_compat.GradientReport] = (
     mp_compat.nonfinite_gradients(opt)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the steps of a run, and decides when it is stalled and what to log."""
+
+import collections
+import time
+from typing import Callable, Deque, NamedTuple, Optional
+
+
+class ScaleChange(NamedTuple):
+  """A change of the loss scale."""
+
+  attempt: int  # the number of steps that were attempted before, or with, the change
+  scale: float  # the loss scale after it
+
+
+class Interval:
+  """Decides when a log line is due: after a number of steps, or of seconds."""
+
+  def __init__(
+    self,
+    steps: Optional[int] = None,
+    seconds: Optional[float] = None,
+    clock: Callable[[], float] = time.monotonic,
+  ) -> None:
+    """Makes an interval of `steps` or of `seconds`; without both, it never ends."""
+    self._steps = steps
+    self._seconds = seconds
+    self._clock = clock
+    self._last_step: Optional[int] = None
+    self._last_time = 0.0
+
+  def is_due(self, step: int) -> bool:
+    """Returns whether the interval ends with a step, as at the first; then begins the next one."""
+    if self._steps is None and self._seconds is None:
+      return False
+    now = self._clock()
+    is_due = self._last_step is None
+    if self._last_step is not None and self._steps is not None:
+      is_due = step >= self._last_step + self._steps
+    elif self._last_step is not None and self._seconds is not None:
+      is_due = now >= self._last_time + self._seconds
+    if is_due:
+      self._last_step, self._last_time = step, now
+    return is_due
+
+
+class Due(NamedTuple):
+  """What to do after a step."""
+
+  log: bool  # whether a log line is due
+  write: bool  # whether to write the scale and the counts to an event file
+
+
+class StepCounter:
+  """Counts attempted and skipped steps, and remembers how the loss scale changed.
+
+  A run is stalled after `max_consecutive_skips` skipped steps in a row, or after
+  `min_scale_patience` skipped steps in a row without a change of the scale.
+
+  Attributes:
+    attempted: the number of attempted steps.
+    skipped: the number of skipped steps among them.
+    min_scale_patience: the number of skipped steps in a row without a change of the
+      scale that is a stall.
+  """
+
+  def __init__(
+    self, max_consecutive_skips: int, min_scale_patience: int, interval: Interval
+  ) -> None:
+    """Makes a counter; `interval` is the one between log lines."""
+    self.attempted = 0
+    self.skipped = 0
+    self._max_consecutive_skips = max_consecutive_skips
+    self.min_scale_patience = min_scale_patience
+    self._interval = interval
+    self._last_applied = 0  # the attempt that was last applied, or restored
+    self._changes: Deque[ScaleChange] = collections.deque(maxlen=20)
+    self._logged_attempted = 0  # when the last line was logged
+    self._logged_skipped = 0
+    self._written: Optional[int] = None  # the attempt whose counts were last written
+    self._is_stall_reported = False
+    self._unattempted = 0  # runs in a row that attempted no step
+
+  @property
+  def scale(self) -> float:
+    """The loss scale after the last step."""
+    return self._changes[-1].scale
+
+  def begin_session(
+    self, scale: float, attempted: Optional[int] = None, skipped: int = 0
+  ) -> None:
+    """Notes the scale with which a session begins, and the counts that it restored."""
+    if attempted is not None:
+      self.attempted, self.skipped = attempted, skipped
+      self._logged_attempted, self._logged_skipped = attempted, skipped
+      self._last_applied = attempted
+      self._changes.clear()  # They are at counts that were not restored.
+    self._note_scale(scale)
+
+  def count(self, scale: float, is_skipped: bool) -> Due:
+    """Counts one attempted step; `scale` is the loss scale after it."""
+    self.attempted += 1
+    self.skipped += is_skipped
+    has_changed = self._note_scale(scale)
+    if not is_skipped:
+      self._last_applied = self.attempted
+      self._is_stall_reported = False
+    is_due = self._interval.is_due(self.attempted) or has_changed
+    return Due(log=is_due, write=is_due or is_skipped)
+
+  def _note_scale(self, scale: float) -> bool:
+    """Remembers the scale; returns whether it is another one than before."""
+    has_changed = not self._changes or scale != self.scale
+    if has_changed:
+      self._changes.append(ScaleChange(self.attempted, scale))
+    return has_changed
+
+  def count_run(self, attempted_step: bool) -> bool:
+    """Counts a run that computed gradients, and perhaps attempted a step.
+
+    Returns whether this completes `max_consecutive_skips` runs that attempted none.
+    """
+    self._unattempted = 0 if attempted_step else self._unattempted + 1
+    return self._unattempted == self._max_consecutive_skips
+
+  @property
+  def unattempted_runs(self) -> int:
+    """The number of runs in a row that computed gradients, but attempted no step."""
+    return self._unattempted
+
+  @property
+  def consecutive_skips(self) -> int:
+    """The number of steps that were skipped since the last applied one."""
+    return self.attempted - self._last_applied
+
+  @property
+  def skips_without_backoff(self) -> int:
+    """The number of those after the last change of the scale."""
+    return self.attempted - max(self._last_applied, self._changes[-1].attempt)
+
+  def is_stalled(self, more_skips: int = 0) -> bool:
+    """Returns whether the run is stalled, or would be after so many more skips."""
+    if self.consecutive_skips + more_skips >= self._max_consecutive_skips:
+      return True
+    return self.skips_without_backoff + more_skips >= self.min_scale_patience
+
+  def may_report_stall(self, steps: int) -> bool:
+    """Returns whether a run with so many steps may complete a stall to report."""
+    # Of several steps, one may be applied, and the next ones begin another stall.
+    may_be_new = not self._is_stall_reported or steps > 1
+    return may_be_new and self.is_stalled(more_skips=steps)
+
+  def reports_stall(self) -> bool:
+    """Returns whether the run is stalled and this was not reported; notes that it is."""
+    is_new = self.is_stalled() and not self._is_stall_reported
+    self._is_stall_reported = self._is_stall_reported or is_new
+    return is_new
+
+  def may_still_fall(self) -> bool:
+    """Returns whether the last skipped steps still lowered the scale."""
+    return self.skips_without_backoff < self.min_scale_patience
+
+  def describe_stall(self, name: str) -> str:
+    """Returns two sentences on the skipped steps and the scale of the train op `name`."""
+    last = "no step was ever applied"
+    if self._last_applied:
+      last = "the last applied step was attempt {}".format(self._last_applied)
+    scales = ["{:g} (attempt {})".format(scale, n) for n, scale in self._changes]
+    return (
+      "The loss scale of {} is stalled: {} steps in a row were skipped, {} of them "
+      "without lowering the scale; {} of {} attempted. The scale went {}. "
+    ).format(
+      name,
+      self.consecutive_skips,
+      self.skips_without_backoff,
+      last,
+      self.attempted,
+      " -> ".join(scales),
+    )
+
+  def log_line(self, name: str) -> str:
+    """Returns a line on the steps of the train op `name`, and since the last line."""
+    line = (
+      "{}: loss scale {:g} after {} attempted steps: {} of the last {} skipped, "
+      "{} ({:.2f}%) of all"
+    ).format(
+      name,
+      self.scale,
+      self.attempted,
+      self.skipped - self._logged_skipped,
+      self.attempted - self._logged_attempted,
+      self.skipped,
+      100.0 * self.skipped / self.attempted,
+    )
+    self._logged_attempted, self._logged_skipped = self.attempted, self.skipped
+    return line
+
+  def has_unlogged_steps(self) -> bool:
+    """Returns whether steps were attempted after the last log line."""
+    return self._logged_attempted < self.attempted
+
+  def must_write(self) -> bool:
+    """Returns whether the counts were not written yet; notes that they are."""
+    is_new = bool(self._changes) and self._written != self.attempted
+    if is_new:
+      self._written = self.attempted
+    return is_new
