@@ -119,6 +119,7 @@ def test_every_diff_belongs_to_a_program():
   assert {diff.section for diff in diffs()} == others.union(sections)
 
 
+@pytest.mark.matrix
 def test_first_diff_trains_in_float16():
   (diff,) = [diff for diff in diffs() if diff.section.startswith("Convert")]
   page = read(testing.ROOT, "docs", "float16.md")

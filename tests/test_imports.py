@@ -18,7 +18,7 @@ PACKAGE = os.path.dirname(mp_compat.__file__)
 # Modules and packages, lowest layer first: each imports only from those before it, and
 # modules of its own package.
 LAYERS = """
-core.update_rule core.arguments core.naming_schemes checkpoints.matching migration.old_names tools.run
+core.update_rule core.arguments core.naming_schemes core.matching migration.old_names tools.run
 monitoring.step_counter
 _tensorflow.__init__ _tensorflow.native _tensorflow
 graph.graphs graph.contexts graph.dead_tensors graph.effects graph.control_flow graph

@@ -5,6 +5,7 @@ version lacks them.
 
 from typing import Any, Tuple
 
+from mp_compat._tensorflow import VERSION
 from mp_compat._tensorflow import tf
 
 _experimental = getattr(tf.train, "experimental", None)
@@ -26,6 +27,7 @@ LOSS_SCALES = _classes("LossScale")
 FIXED_LOSS_SCALES = _classes("FixedLossScale")
 DYNAMIC_LOSS_SCALES = _classes("DynamicLossScale")
 LOSS_SCALE_OPTIMIZERS = _classes("MixedPrecisionLossScaleOptimizer")
+HAS_CONTRIB = VERSION < (2, 0)  # `install()` makes a `tf.contrib` for later versions
 
 
 def is_of_keras(cls: type) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
-from mp_compat.checkpoints import matching
+from mp_compat.core import matching
 from mp_compat.core import naming_schemes
 from mp_compat.core.naming_schemes import NamingScheme
 

@@ -12,8 +12,8 @@ from google.protobuf import message
 import numpy as np
 
 from mp_compat._tensorflow import tf
-from mp_compat.checkpoints import matching
 from mp_compat.core import loss_scale
+from mp_compat.core import matching
 from mp_compat.core import naming_schemes
 from mp_compat.graph import graphs
 

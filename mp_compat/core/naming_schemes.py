@@ -12,7 +12,7 @@ to those that an optimizer creates when it applies gradients, such as Adam's pow
 
 All other variables (weights, slots, global_step) have the same name in each of these
 schemes. The names of variables created in a name scope are prefixed with that scope.
-`checkpoints.matching` finds the variables of one scheme in a checkpoint of another.
+`core.matching` finds the variables of one scheme in a checkpoint of another.
 """
 
 import collections

@@ -17,7 +17,6 @@ import importlib
 from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import native
-from mp_compat._tensorflow import tensorflow
 from mp_compat._tensorflow import tf
 from mp_compat.contrib import mixed_precision as contrib
 from mp_compat.core import loss_scale
@@ -213,7 +212,7 @@ def _make_contrib(
   overrides the update.
   """
   is_own = type(manager).update_loss_scale in _OWN_UPDATES
-  if not is_own or not hasattr(tensorflow, "contrib"):
+  if not is_own or not native.HAS_CONTRIB:
     return None, _no_scale
   path = "tensorflow.contrib.mixed_precision.python.loss_scale_{}"
   managers = importlib.import_module(path.format("manager"))

@@ -172,7 +172,11 @@ def build(program, is_resource):
 
 
 @pytest.mark.usefixtures("control_flow")
-@pytest.mark.parametrize("is_resource", [True, False], ids=["resource", "reference"])
+@pytest.mark.parametrize(
+  "is_resource",
+  [True, pytest.param(False, marks=pytest.mark.matrix)],
+  ids=["resource", "reference"],
+)
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_later_ops_have_native_names(name, is_resource):
   if tf.control_flow_v2_enabled() and not is_resource:

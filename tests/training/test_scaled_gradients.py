@@ -12,7 +12,7 @@ from tests.testing import OVERFLOW
 from tests.testing import Optimizer
 from tests.testing import tf
 
-pytestmark = pytest.mark.usefixtures("graph", "control_flow")
+pytestmark = pytest.mark.usefixtures("graph")
 
 SCALES = {
   "dynamic": lambda: "dynamic",
@@ -104,9 +104,7 @@ def test_clipped_argument_logs_warning(call, warnings):
   assert [line for line in warnings if "arguments of a function" in line]
 
 
-def test_clipped_variable_of_functional_loop_logs_warning(control_flow, warnings):
-  if control_flow == 1:
-    pytest.skip("in loops of control flow v1, the gradient is found")
+def test_clipped_variable_of_functional_loop_logs_warning(warnings):
   training = testing.Training()
   opt = Optimizer(testing.sgd(), "dynamic")
   grads, variables = zip(*opt.compute_gradients(training.loss))
@@ -115,7 +113,8 @@ def test_clipped_variable_of_functional_loop_logs_warning(control_flow, warnings
     with tf.control_dependencies([clip_and_apply(opt, variables)(grad)]):
       return i + 1, tf.identity(grad)
 
-  tf.while_loop(lambda i, grad: i < 1, body, [0, grads[0]])
+  with testing.control_flow(2):
+    tf.while_loop(lambda i, grad: i < 1, body, [0, grads[0]])
   assert [line for line in warnings if "variables of a loop" in line]
 
 

@@ -34,6 +34,14 @@ GRAPH_KINDS = list(KINDS)
 OTHER_KINDS = ["tensor", "array", "list", "tuple"]
 
 
+def default(kinds, *selected):
+  """Returns parameters of kinds, of which all but the selected are for `matrix`."""
+  return [
+    kind if kind in selected else pytest.param(kind, marks=pytest.mark.matrix)
+    for kind in kinds
+  ]
+
+
 def gradient(kind, dtype=np.int64, has_shape=True):
   """Returns a sparse gradient whose parts are of one kind."""
   make = KINDS[kind]
@@ -54,8 +62,15 @@ def values_after(train_op, variables):
 
 @pytest.mark.usefixtures("graph")
 @pytest.mark.parametrize("kind", GRAPH_KINDS)
-@pytest.mark.parametrize("has_shape", [True, False])
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize(
+  "dtype, has_shape",
+  [
+    (np.int64, True),
+    pytest.param(np.int64, False, marks=pytest.mark.matrix),
+    pytest.param(np.int32, True, marks=pytest.mark.matrix),
+    pytest.param(np.int32, False, marks=pytest.mark.matrix),
+  ],
+)
 def test_parts_are_converted_in_graphs(kind, has_shape, dtype):
   table = make_table()
   grad = gradient(kind, dtype, has_shape)
@@ -64,7 +79,7 @@ def test_parts_are_converted_in_graphs(kind, has_shape, dtype):
 
 
 @pytest.mark.usefixtures("graph")
-@pytest.mark.parametrize("kind", GRAPH_KINDS)
+@pytest.mark.parametrize("kind", default(GRAPH_KINDS, "list"))
 def test_tables_share_indices(kind):
   first, second = make_table(), make_table()
   indices = KINDS[kind](np.array(ROWS))
@@ -78,7 +93,7 @@ def test_tables_share_indices(kind):
 
 
 @pytest.mark.usefixtures("graph")
-@pytest.mark.parametrize("kind", GRAPH_KINDS)
+@pytest.mark.parametrize("kind", default(GRAPH_KINDS, "list"))
 def test_accumulator_converts_parts(kind):
   table = make_table()
   window = mp_compat.GradientAccumulator(Optimizer(testing.sgd(), "dynamic"))
@@ -91,7 +106,7 @@ def test_accumulator_converts_parts(kind):
 
 
 @pytest.mark.usefixtures("graph")
-@pytest.mark.parametrize("kind", GRAPH_KINDS)
+@pytest.mark.parametrize("kind", default(GRAPH_KINDS, "list"))
 def test_shared_step_converts_parts(kind):
   first, second = make_table(), make_table()
   scale = mp_compat.DynamicLossScale()
@@ -106,7 +121,7 @@ def test_shared_step_converts_parts(kind):
 
 
 @pytest.mark.usefixtures("graph")
-@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize("kind", default(OTHER_KINDS, "list"))
 def test_functions_convert_parts(kind):
   table = make_table()
   opt = Optimizer(testing.sgd(), "dynamic")
@@ -120,7 +135,7 @@ def test_functions_convert_parts(kind):
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize("kind", default(OTHER_KINDS, "list"))
 def test_eager_steps_convert_parts(kind):
   table = make_table()
   Optimizer(testing.sgd(), "dynamic").apply_gradients([(gradient(kind), table)])
@@ -128,7 +143,7 @@ def test_eager_steps_convert_parts(kind):
 
 
 @pytest.mark.usefixtures("graph")
-@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize("kind", default(OTHER_KINDS, "list"))
 def test_replicas_convert_parts(kind):
   tables = []
 
@@ -147,7 +162,7 @@ def test_replicas_convert_parts(kind):
 
 
 @pytest.mark.usefixtures("graph")
-@pytest.mark.parametrize("kind", GRAPH_KINDS)
+@pytest.mark.parametrize("kind", default(GRAPH_KINDS, "list"))
 def test_overflow_in_values_skips_step(kind):
   table = make_table()
   overflow = np.where(VALUES == 8.0, np.float32(np.inf), VALUES)

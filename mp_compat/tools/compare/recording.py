@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from mp_compat.checkpoints import matching
+from mp_compat.core import matching
 
 ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
 SHOWN = 3  # variables whose values are kept where they differ

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mp_compat.checkpoints import matching
-from mp_compat.checkpoints.matching import Variables
+from mp_compat.core import matching
 from mp_compat.core import naming_schemes
+from mp_compat.core.matching import Variables
 from tests.core.test_naming_schemes import CONTRIB_V1
 from tests.core.test_naming_schemes import OURS
 from tests.core.test_naming_schemes import PLAIN
