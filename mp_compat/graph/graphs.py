@@ -203,7 +203,7 @@ def rename_slots(replaced: Dict[str, str], last: str) -> ContextManager[None]:
   def create_variable(
     next_creator: Callable[..., tf.Variable], **kwargs: Any
   ) -> tf.Variable:
-    parts = (kwargs.get("name") or "").split("/")
+    parts = str(kwargs.get("name") or "").split("/")
     ends = [end for end, part in enumerate(parts, 1) if part.startswith(last)]
     for end in ends:
       for begin in range(end):
