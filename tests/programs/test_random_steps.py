@@ -1,0 +1,173 @@
+"""Random inner optimizers: a skipped step leaves out all that they do, and only that.
+
+Each program is a sequence of actions in `apply_gradients`, perhaps inside of branches,
+loops and functions. Its variables after five steps, one of them an overflow, are those
+of the unwrapped optimizer that leaves this step out.
+"""
+
+import functools
+import random
+
+import numpy as np
+import pytest
+import tensorflow
+
+from tests import testing
+from tests.testing import Optimizer
+from tests.testing import tf
+
+SIZE = 2
+STEPS = [[1.0, 2.0], [4.0, -1.0], [np.inf, 1.0], [0.5, 8.0], [2.0, 2.0]]
+
+
+class Builder:
+  """Builds the actions of one program; `self.state` are its variables."""
+
+  def __init__(self, seed, shared):
+    self._random = random.Random(seed)
+    self._shared = shared
+    self.state = []
+
+  def variable(self, name):
+    with tf.init_scope() if self._random.random() < 0.3 else tf.name_scope("own"):
+      made = tf.Variable(
+        np.zeros(SIZE, np.float32), trainable=False, name=name, use_resource=True
+      )
+    self.state.append(made)
+    return made
+
+  def value(self, grad):
+    """Returns a tensor [SIZE] that derives from the gradient or from state."""
+    kinds = ["gradient", "product", "constant", "shared"] + ["state"] * bool(self.state)
+    kind = self._random.choice(kinds)
+    if kind == "state":
+      return 0.5 * self._random.choice(self.state).read_value() + 1.0
+    return {
+      "gradient": lambda: grad,
+      "product": lambda: 0.25 * grad * grad,
+      "constant": lambda: tf.ones([SIZE]),
+      "shared": lambda: self._shared * tf.ones([SIZE]),
+    }[kind]()
+
+  def assign(self, grad, depth):
+    del depth
+    variable = self.variable("assigned")
+    change = self._random.choice([variable.assign, variable.assign_add])
+    return change(self.value(grad))
+
+  def branch(self, grad, depth):
+    variable, value = self.variable("branched"), self.value(grad)
+    flag = tf.reduce_sum(self.value(grad)) > self._random.choice([-100.0, 1.0])
+    return variable.assign_add(
+      tf.cond(flag, lambda: 2.0 * value, lambda: tf.ones([SIZE]))
+    )
+
+  def loop(self, grad, depth):
+    del depth
+    variable, value = self.variable("looped"), self.value(grad)
+    count = self._random.choice([0, 2])
+    total = tf.while_loop(
+      lambda i, total: i < count,
+      lambda i, total: (i + 1, total + value),
+      [0, tf.zeros([SIZE])],
+    )[1]
+    return variable.assign_add(total)
+
+  def counting_branch(self, grad, depth):
+    del depth
+    variable, value = self.variable("counted"), self.value(grad)
+    flag = tf.reduce_sum(value) > self._random.choice([-100.0, 100.0])
+
+    def counted():
+      with tf.control_dependencies([variable.assign_add(tf.ones([SIZE]))]):
+        return tf.constant(1.0)
+
+    return tf.cond(flag, counted, lambda: tf.constant(0.0))
+
+  def function(self, grad, depth):
+    variable, value = self.variable("in_function"), self.value(grad)
+
+    @tensorflow.function
+    def call(argument):
+      variable.assign_add(argument)
+      variable.assign_add(tf.ones([SIZE]))
+      return tf.reduce_sum(argument)
+
+    return call(value)
+
+  def average(self, grad, depth):
+    del depth
+    variable = self.variable("averaged")
+    averages = tf.train.ExponentialMovingAverage(0.5)
+    with tf.control_dependencies([variable.assign_add(self.value(grad))]):
+      applied = averages.apply([variable])
+    self.state.append(averages.average(variable))
+    return applied
+
+  def both(self, grad, depth):
+    if depth == 0:
+      return self.assign(grad, depth)
+    with tf.control_dependencies([self.action(grad, depth - 1)]):
+      return self.action(grad, depth - 1)
+
+  def action(self, grad, depth=2):
+    kinds = [self.assign, self.branch, self.loop, self.counting_branch, self.function]
+    return self._random.choice(kinds + [self.average, self.both, self.both])(
+      grad, depth
+    )
+
+
+class Random(tf.train.MomentumOptimizer):
+  """Runs random actions in its step, and has a slot of its own."""
+
+  def __init__(self, builder, count):
+    super().__init__(0.5, 0.5)
+    self._builder, self._count = builder, count
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    grads_and_vars = list(grads_and_vars)
+    ((grad, variable),) = grads_and_vars
+    own = self._zeros_slot(variable, "own", "Own")
+    self._builder.state.append(own)
+    action = tf.assign_add(own, self._builder.value(grad))
+    for _ in range(self._count):  # one after the other: an action reads earlier state
+      with tf.control_dependencies([action]):
+        action = self._builder.action(grad)
+    applied = super().apply_gradients(grads_and_vars, *args, **kwargs)
+    return tf.group(applied, action)
+
+
+def train(seed, wrap, steps):
+  """Returns the values of all variables of two optimizers after each step."""
+  with tf.Graph().as_default():
+    training = testing.Training()
+    shared = 1.0 + tf.cast(training.global_step.read_value(), tf.float32)
+    builders = [Builder(seed, shared), Builder(seed + 1, shared)]
+    other = tf.get_variable("other", [SIZE], initializer=tf.zeros_initializer())
+    losses = [training.loss, tf.reduce_sum(other * training.x)]
+    variables, train_ops = [training.w, other], []
+    for builder, loss, variable in zip(builders, losses, list(variables)):
+      opt = wrap(Random(builder, 3))
+      train_ops.append(opt.minimize(loss, var_list=[variable]))
+    values = []
+    with testing.initialized_session() as sess:
+      for x in steps:
+        sess.run(train_ops, {training.x: x})
+        state = [variable for builder in builders for variable in builder.state]
+        values.append([sess.run(one).tolist() for one in variables + state])
+    return values
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize(
+  "seed",
+  [pytest.param(s, marks=[pytest.mark.matrix] * (s > 0)) for s in range(0, 60, 3)],
+)
+def test_skipped_step_leaves_out_random_actions(seed):
+  finite = [x for x in STEPS if np.all(np.isfinite(x))]
+  expected = train(seed, lambda opt: opt, finite)
+  wrapped = train(seed, functools.partial(Optimizer, loss_scale=8.0), STEPS)
+  skipped = STEPS.index([np.inf, 1.0])
+  start_of_skipped = wrapped.pop(skipped)
+  assert wrapped == expected
+  assert start_of_skipped == wrapped[skipped - 1]
