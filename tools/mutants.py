@@ -105,8 +105,8 @@ MUTANTS = [
   ("graph/gate", " and contexts.loop_around_inputs(op) is frame:", ":"),
   (
     "graph/gate",
-    "if not waits else effects.is_call(op.type, graph)",
-    "if not waits else 0",
+    "op.type in calls if waits else op in must_wait",
+    "not waits and op in must_wait",
   ),
   ("graph/gate", "skipped.issuperset(reads)", "not skipped.isdisjoint(reads)"),
   ("graph/gate", "(reads.pop(), None)", "(reads[-1], None)"),

@@ -4,7 +4,7 @@ the functions that it calls.
 """
 
 import functools
-from typing import Any, Collection, Dict, Iterator, List, Optional, Set
+from typing import Any, Collection, Iterable, Iterator, List, Optional, Set
 
 from tensorflow.python.framework import op_def_registry  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -39,16 +39,21 @@ def changing(ops: Collection[tf.Operation], graph: tf.Graph) -> Set[tf.Operation
   result.
   """
   found: Set[tf.Operation] = set()
-  of_types: Dict[str, bool] = {}
+  calls = call_types(ops, graph)
   for op in ops:
-    if op.type not in of_types:
-      of_types[op.type] = op.type == "PrintV2" or _of_type(op.type)
-    is_changing = of_types[op.type]
-    if is_call(op.type, graph) and not _runs_dataset(op.type):
+    if op.type in calls and not _runs_dataset(op.type):
       is_changing = _of_call(op.node_def, graph)
+    else:
+      is_changing = op.type == "PrintV2" or _of_type(op.type)
     if is_changing:
       found.add(op)
   return found
+
+
+def call_types(ops: Iterable[tf.Operation], graph: tf.Graph) -> Set[str]:
+  """Returns the types of those of `ops` that call functions."""
+  types = {op.type for op in ops}
+  return {op_type for op_type in types if is_call(op_type, graph)}
 
 
 def is_call(op_type: str, graph: tf.Graph) -> bool:

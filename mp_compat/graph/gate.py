@@ -172,12 +172,13 @@ def _close(
   _check_reads(needed, ends, new, predicate, gated)
   must_wait = effects.changing(needed, graph)
   must_wait.update(op for op in needed if _begins_loop_of(op, new))
+  calls = effects.call_types(needed, graph)
   waiting: Set[tf.Operation] = set()
   for op, reads in needed.items():
     waits = op in gated.passed or _is_skipped_with(op, reads, waiting)
     # A call runs ops of its functions that do not read what is not computed, but none
     # if a control input is not.
-    needs_edge = op in must_wait if not waits else effects.is_call(op.type, graph)
+    needs_edge = op.type in calls if waits else op in must_wait
     # An op in another loop cannot wait for `applied`.
     if needs_edge and contexts.loop_around_inputs(op) is frame:
       op._add_control_input(applied)
