@@ -293,36 +293,83 @@ for _version, _release in TENSORFLOW.items():
     _tests_without_python(_version, _python_version, _tags)
 
 
-@nox.session(python=[PYTHON], tags=["commit"])
-def monitoring(session):
-  """Runs the tests of monitoring with and without oneDNN, and with one thread and two.
+# What the order of a sum depends on, as on the processor: oneDNN and threads.
+PROCESSORS = [
+  {"TF_ENABLE_ONEDNN_OPTS": onednn, "TF_NUM_INTRAOP_THREADS": threads}
+  for onednn in ("0", "1")
+  for threads in ("1", "2")
+]
 
-  The rounding errors of gradients depend on them, as on the processor.
+
+def _name(processor):
+  return "onednn{TF_ENABLE_ONEDNN_OPTS}-threads{TF_NUM_INTRAOP_THREADS}".format(
+    **processor
+  )
+
+
+# Tests of what is computed in floating point and not compared to the bit.
+FLOATING_POINT = [
+  "tests/core/test_finite_check.py",
+  "tests/equivalence",
+  "tests/monitoring",
+]
+
+
+@nox.session(python=[PYTHON], tags=["commit"])
+def floating_point(session):
+  """Runs tests of floating-point numbers with other orders of sums, and checks the demo
+  without oneDNN.
   """
   _install(session, NEWEST, TESTS)
-  for onednn in ("0", "1"):
-    for threads in ("1", "2"):
-      env = {"TF_ENABLE_ONEDNN_OPTS": onednn, "TF_NUM_INTRAOP_THREADS": threads}
-      name = "{}-onednn{}-threads{}".format(session.name, onednn, threads)
-      report = os.path.abspath(os.path.join("reports", name + ".xml"))
-      options = ["--junitxml=" + report, "--numprocesses=2", "--dist=worksteal"]
-      arguments = [*options, "tests/monitoring", *session.posargs]
-      session.run("python", "-m", "pytest", *arguments, env=env)
+  for processor in PROCESSORS:
+    report = "--junitxml=reports/{}-{}.xml".format(session.name, _name(processor))
+    arguments = ["--numprocesses=2", "--dist=worksteal", report, *FLOATING_POINT]
+    session.run("python", "-m", "pytest", *arguments, env=processor)
+  session.run("scripts/demo", "--quick", "--check", external=True, env=PROCESSORS[0])
 
 
 @nox.session(venv_backend="none", tags=["nightly"])
-def all_tests(session):
-  """Runs all tests, the slow ones on the newest TensorFlow, with more random graphs;
-  and its tests on other Pythons.
-  """
-  options = ["--examples", "100", "--cov", "--cov-report="]
-  for version in EVERY_COMMIT:
-    selection = (
-      ["-m", ""] if version == NEWEST else ["-m", "not slow", "--hypothesis-seed", "1"]
-    )
-    session.run("scripts/nox", "-s", "tests-" + version, "--", *options, *selection)
-  for python in ("3.10", "3.12", "3.13"):
-    session.run("scripts/nox", "-s", "tests-" + NEWEST, "--force-python", python)
+@nox.parametrize("processor", PROCESSORS, [_name(row) for row in PROCESSORS])
+def processors(session, processor):
+  """Runs the tests with another order of sums."""
+  report = "--junitxml=reports/tests-{}.xml".format(_name(processor))
+  session.run("scripts/nox", "-s", "tests-" + NEWEST, "--", report, env=processor)
+
+
+# More random graphs than by default, and the coverage of the package.
+NIGHTLY = ["--examples", "100", "--cov", "--cov-report="]
+
+
+@nox.session(venv_backend="none", tags=["nightly"])
+@nox.parametrize("version", EVERY_COMMIT, EVERY_COMMIT)
+def all_tests(session, version):
+  """Runs all tests, the slow ones on the newest TensorFlow."""
+  selection = ["-m", "not slow", "--hypothesis-seed", "1"]
+  if version == NEWEST:
+    selection = ["-m", ""]
+  session.run("scripts/nox", "-s", "tests-" + version, "--", *NIGHTLY, *selection)
+
+
+@nox.session(venv_backend="none", tags=["nightly"])
+@nox.parametrize("python", ["3.10", "3.12", "3.13"], ["3.10", "3.12", "3.13"])
+def pythons(session, python):
+  """Runs the tests on other Pythons for the newest TensorFlow."""
+  session.run("scripts/nox", "-s", "tests-" + NEWEST, "--force-python", python)
+
+
+# TensorFlows between those of every commit, whose graph optimizers and control flow
+# differ from theirs.
+BETWEEN = ["2.2", "2.7", "2.13", "2.18"]
+
+
+@nox.session(venv_backend="none", tags=["nightly"])
+@nox.parametrize("version", BETWEEN, BETWEEN)
+def matrix(session, version):
+  """Runs the matrix tests of hidden overflows, of the gate and of ranges."""
+  report = "--junitxml=reports/matrix-{}.xml".format(version)
+  tests = ["tests/core/test_hidden_overflows.py", "tests/training", "tests/monitoring"]
+  arguments = [report, "-m", "matrix and not slow", *tests]
+  session.run("scripts/nox", "-s", "tests-" + version, "--", *arguments)
 
 
 @nox.session(venv_backend="none", tags=["nightly", "versions"])
@@ -352,11 +399,33 @@ def bazel(session):
     shutil.copytree("bazel-testlogs", "reports/bazel", dirs_exist_ok=True)
 
 
-@nox.session(python=[PYTHON], tags=["nightly"])
+@nox.session(python=[PYTHON])
 def mutants(session):
-  """Runs tools/mutants.py: a test must fail for each defect."""
+  """Runs tools/mutants.py, on the modules or folders that the arguments name: a test
+  must fail for each defect.
+  """
   _install(session, NEWEST, TESTS)
   session.run("python", "tools/mutants.py", *session.posargs)
+
+
+# The folders of mp_compat/ that tools/mutants.py has mutants for.
+MUTATED = [
+  "_tensorflow",
+  "core",
+  "graph",
+  "keras",
+  "migration",
+  "monitoring",
+  "tools",
+  "training",
+]
+
+
+@nox.session(venv_backend="none", tags=["nightly"])
+@nox.parametrize("folder", MUTATED, MUTATED)
+def all_mutants(session, folder):
+  """Runs the mutants of a folder."""
+  session.run("scripts/nox", "-s", "mutants", "--", folder)
 
 
 @nox.session(python=[PYTHON])

@@ -10,7 +10,7 @@ def pytest_addoption(parser):
   parser.addoption(
     "--examples",
     type=int,
-    default=10,
+    default=6,
     help="graphs for test_fuzzing.py; default: %(default)s",
   )
 

@@ -150,6 +150,7 @@ assert {v.dtype.base_dtype for v in tf.trainable_variables()} == {tf.float32}
   assert done.stdout == output
 
 
+@pytest.mark.matrix
 def test_unet_trains_in_float16(run):
   directory, log = run("unet", read(EXAMPLES, "train_unet.py"))
   values = losses(directory)

@@ -4,6 +4,7 @@ for which a test must fail.
 
     python tools/mutants.py                          all mutants, on the installed TensorFlow
     python tools/mutants.py training/optimizer -v    the mutants of one module, with the output of the tests
+    python tools/mutants.py training                 the mutants of one folder
 
 A mutant replaces one piece of a module's text, for each kind of defect once. It is
 killed if one of that module's tests (`TESTS`) fails. The exit status is 1 if a mutant
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from typing import Sequence
 
 import tqdm
 
@@ -624,6 +626,13 @@ def fails(module, old, new, verbose):
   return done.returncode != 0
 
 
+def is_selected(module: str, names: Sequence[str]) -> bool:
+  """Returns whether `names`, of modules and of folders, select `module`; no names
+  select all.
+  """
+  return not names or any((module + "/").startswith(name + "/") for name in names)
+
+
 def main():
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -631,14 +640,14 @@ def main():
   parser.add_argument(
     "modules",
     nargs="*",
-    help="modules whose mutants to run; default: all",
+    help="modules or folders whose mutants to run; default: all",
     metavar="module",
   )
   parser.add_argument(
     "-v", "--verbose", action="store_true", help="print the output of the tests"
   )
   arguments = parser.parse_args()
-  modules = arguments.modules or list(TESTS)
+  modules = [module for module in TESTS if is_selected(module, arguments.modules)]
   # For each module, first a mutant that changes nothing: its tests must pass.
   healthy = [(module, "from typing import", "from typing import") for module in modules]
   mutants = healthy + [mutant for mutant in MUTANTS if mutant[0] in modules]

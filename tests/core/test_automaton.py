@@ -23,7 +23,7 @@ from tests.testing import native
 from tests.testing import tf
 
 MAX_STEPS = 10000
-FEW_EXAMPLES = hypothesis.settings(max_examples=10)
+FEW_EXAMPLES = hypothesis.settings(max_examples=6)
 
 powers_of_two = st.integers(-8, 126).map(lambda exponent: 2.0**exponent)
 positive = st.floats(2.0**-8, 2.0**126, width=32)
@@ -266,7 +266,7 @@ def test_contrib_manager_matches_rule(history, initial, good, bad, up, down):
     )
 
 
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(histories(), rules(), st.sampled_from([1, 2]))
 def test_variables_match_rule(history, arguments, version):
   """They also obey invariants of the rule."""

@@ -304,6 +304,7 @@ def test_compiled_step_hides_no_overflow(names):
   check("compiled", names)
 
 
+@pytest.mark.matrix
 @some_or_every
 def test_auto_clustering_hides_no_overflow(names):
   # TensorFlow reads the flags once in a process.

@@ -265,9 +265,11 @@ def defer_build():
 @pytest.mark.parametrize(
   "make_saver",
   [
-    lambda: tf.train.Saver(tf.global_variables()),
+    pytest.param(
+      lambda: tf.train.Saver(tf.global_variables()), marks=pytest.mark.matrix
+    ),
     lambda: tf.train.Saver(get_variables_by_name()),
-    defer_build,
+    pytest.param(defer_build, marks=pytest.mark.matrix),
   ],
   ids=["list", "dict", "deferred"],
 )
@@ -335,7 +337,14 @@ def test_estimators_exchange_checkpoints(control_flow, tmp_path):
     ) == read_values(warm, warm)
 
 
-@pytest.mark.parametrize("kind", ["conditionals_before", "two_optimizers", "variables"])
+@pytest.mark.parametrize(
+  "kind",
+  [
+    "two_optimizers",
+    pytest.param("conditionals_before", marks=pytest.mark.matrix),
+    pytest.param("variables", marks=pytest.mark.matrix),
+  ],
+)
 def test_init_and_readers_find_tensorflow_names(kind, tmp_path):
   path = str(tmp_path / "model")
   train(kind, path, FEEDS[:3])

@@ -280,29 +280,33 @@ def get_id(value):
   return getattr(value, "__name__", value)
 
 
-@pytest.mark.parametrize(
-  "way, outcome",
-  [(way, run) for ways, run, _ in ROWS.values() for way in ways],
-  ids=get_id,
-)
+def each_way(rows):
+  """Parametrizes a test by (way, outcome). By default, the first way of each row of the
+  table runs.
+  """
+  others = {way for ways, _, _ in ROWS.values() for way in ways[1:]}
+  params = [
+    pytest.param(way, outcome, marks=[pytest.mark.matrix] * (way in others))
+    for way, outcome in rows
+  ]
+  return pytest.mark.parametrize("way, outcome", params, ids=get_id)
+
+
+@each_way([(way, run) for ways, run, _ in ROWS.values() for way in ways])
 def test_way_of_restoring_under_run(way, outcome, path):
   with mp_compat.install():
     assert_outcome(way, path, outcome)
 
 
-@pytest.mark.parametrize(
-  "way, outcome", WAYS + [(way, CONTINUES) for way in BY_HAND], ids=get_id
-)
+@each_way(WAYS + [(way, CONTINUES) for way in BY_HAND])
 def test_way_of_restoring_after_migrate(way, outcome, path):
   assert_outcome(way, path, outcome)
 
 
-@pytest.mark.parametrize(
-  "way", [way for way, _ in WAYS if way is not init_scopes], ids=get_id
-)
-def test_converted_checkpoint_continues(way, path):
+@each_way([(way, CONTINUES) for way, _ in WAYS if way is not init_scopes])
+def test_converted_checkpoint_continues(way, outcome, path):
   checkpoints.convert(path, path + "-converted", "mp_compat")
-  assert_outcome(way, path + "-converted", CONTINUES)
+  assert_outcome(way, path + "-converted", outcome)
 
 
 @pytest.mark.parametrize(

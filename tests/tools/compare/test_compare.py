@@ -53,6 +53,7 @@ def _compare(tmp_path, monkeypatch, capfd):
   return compare
 
 
+@pytest.mark.matrix
 def test_equal_programs_are_same(compare):
   code, output, report = compare("program.py", "overflow")
   assert code == 0, output
