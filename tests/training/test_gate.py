@@ -20,6 +20,7 @@ from tensorflow.python.ops import functional_ops
 
 import mp_compat
 from mp_compat.graph import effects
+from mp_compat.graph import gate
 from mp_compat.graph import graphs
 from mp_compat.training import step
 from tests import testing
@@ -372,6 +373,11 @@ def record(apply_inner, args, kwargs, built):
 
 
 def waits_for_gate(op):
+  """Returns whether `op` is a gradient that passes the gate, or the pivot that other ops
+  wait for.
+  """
+  if op.type == "Switch":
+    return op in gate.gated_ops(op.graph).passed
   return (
     op.type == "Identity"
     and re.search(r"apply_or_skip(_\d+)?/", op.name)
