@@ -48,7 +48,11 @@ from mp_compat.graph import graphs
 from mp_compat.tools import run
 from mp_compat.tools.compare import processes
 from mp_compat.tools.compare import recording
+from mp_compat.tools.compare import run_effects
+from mp_compat.tools.compare import seeds
 from mp_compat.tools.compare import sessions
+from mp_compat.tools.compare import step_building
+from mp_compat.tools.compare import steps
 from mp_compat.tools.compare import training
 from mp_compat.training import step
 
@@ -65,7 +69,7 @@ class _Graph:
     self.number = number
     self.version = -1  # the number of ops when the attributes below were computed
     # by what is fetched and fed
-    self.effects: Dict[Tuple[FrozenSet[str], FrozenSet[str]], sessions.Effects] = {}
+    self.effects: Dict[Tuple[FrozenSet[str], FrozenSet[str]], run_effects.Effects] = {}
     self.tensors: Dict[str, tf.Tensor] = {}
     self.variables = recording.Variables({}, {}, {})
     self.trained: FrozenSet[str] = frozenset()  # the variables that its steps train
@@ -89,7 +93,7 @@ class Recorder:
     # complete after each line
     self._file = open(settings.recording, "w", encoding="utf-8", buffering=1)
     self._reference: Iterator[recording.Record] = iter(())
-    self._known_steps: List[sessions.KnownStep] = []  # of this and the first run
+    self._known_steps: List[steps.KnownStep] = []  # of this and the first run
     if settings.reference:
       self._reference = recording.read_records(settings.reference)
       self._known_steps += _read_steps(settings.reference)
@@ -124,7 +128,7 @@ class Recorder:
       self.notes.update(notes)
       self._write(notes=notes)
 
-  def know(self, step: sessions.KnownStep) -> None:
+  def know(self, step: steps.KnownStep) -> None:
     """Notes a step that was built, to find it in a graph that imports it, also in a
     later run. Those that tell their executions only tell them in this process.
     """
@@ -146,7 +150,7 @@ class Recorder:
       graph = self._graph(sess.graph)
       key = frozenset(element.name for element in elements), fed
       if key not in graph.effects:
-        graph.effects[key] = sessions.effects_of(sess.graph, elements, fed)
+        graph.effects[key] = run_effects.effects_of(sess.graph, elements, fed)
       effects = graph.effects[key]
       is_forked = os.getpid() != self._pid
       if is_forked and effects.change.may_train:
@@ -159,7 +163,7 @@ class Recorder:
       return result
     finally:
       with self._lock:
-        executions = sessions.take_executions(effects.steps, decided or {})
+        executions = steps.take_executions(effects.steps, decided or {})
         if not is_forked:
           self._sessions[sess].unread -= effects.change.written
         if not is_forked and decided is not None:  # not if the run failed
@@ -200,9 +204,9 @@ class Recorder:
     known = graphs.record_in(graph, "recording", lambda: _Graph(next(self._numbers)))
     if known.version != graph.version:
       known.version, known.effects, earlier = graph.version, {}, list(known.tensors)
-      sessions.find_imported(graph, self._known_steps)
-      known.trained = sessions.trained_variables(graph)
-      known.tensors = sessions.variable_values(graph)
+      steps.find_imported(graph, self._known_steps)
+      known.trained = steps.trained_variables(graph)
+      known.tensors = run_effects.variable_values(graph)
       if list(known.tensors) != earlier:
         shapes = {
           name: [-1] if tensor.shape.ndims is None else tensor.shape.as_list()
@@ -366,11 +370,11 @@ def _digest(value: Any) -> int:
   return zlib.crc32(bits, kind)
 
 
-def _read_steps(path: str) -> Iterator[sessions.KnownStep]:
+def _read_steps(path: str) -> Iterator[steps.KnownStep]:
   """Yields the steps that another run noted."""
   for line in recording.read_lines(path):
     if "step" in line:
-      yield sessions.KnownStep(**line["step"])
+      yield steps.KnownStep(**line["step"])
 
 
 def _observe_exec(recorder: Recorder) -> None:
@@ -458,7 +462,7 @@ def _scales_loss(optimizer: object) -> bool:
     scale = getattr(optimizer, attribute, None)
     if hasattr(scale, method) and not isinstance(scale, mp_compat.LossScale):
       definer = next(cls for cls in type(scale).__mro__ if method in vars(cls))
-      sessions.observe_decisions(definer, method, decisions_of)
+      step_building.observe_decisions(definer, method, decisions_of)
       is_scaled = True
   return is_scaled
 
@@ -482,11 +486,11 @@ def main() -> None:
   if settings.run != recording.ORIGINAL:
     _install(settings, recorder)
   sessions.observe(recorder.around)
-  sessions.observe_optimizers(_scales_loss, recorder.know)
-  sessions.observe_parts(step, "apply", _part_of, recorder.know)
-  sessions.observe_decisions(step, "decide", lambda _, decision: decision.apply)
+  step_building.observe_optimizers(_scales_loss, recorder.know)
+  step_building.observe_parts(step, "apply", _part_of, recorder.know)
+  step_building.observe_decisions(step, "decide", lambda _, decision: decision.apply)
   sessions.on_eager_gradients(lambda: recorder.note(unseen="eager"))
-  sessions.make_seeds_repeatable()
+  seeds.make_repeatable()
   _observe_exec(recorder)
   random.seed(0)
   np.random.seed(0)
