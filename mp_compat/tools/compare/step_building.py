@@ -52,6 +52,7 @@ def observe_optimizers(scales_loss: _ScalesLoss, know: _Know = _ignore) -> None:
 def _with_subclasses(cls: type) -> Set[type]:
   """Returns a class and all classes that derive from it."""
   found = {cls}
+  subclass: type
   for subclass in type.__subclasses__(cls):
     found |= _with_subclasses(subclass)
   return found
