@@ -40,8 +40,8 @@ _UNSEEN = {
   "training": (
     "Training that was not seen: a run of a session applies gradients to {}, but "
     "executes nothing that apply_gradients() of an optimizer returned in this process. "
-    "Steps of a graph that is imported are found by their names if the program, or its first "
-    "run, built them."
+    "Steps of a graph that is imported are found by their names if the program, or its "
+    "first run, built them."
   ),
 }
 
