@@ -81,8 +81,13 @@ def take_names_of_scaling(compute_gradients: _Function) -> _Function:
     if not _is_in_plain_graph():
       return compute_gradients(self, loss, *args, **kwargs)
     scaling = native_names.of_compute_gradients(self.loss_scale, loss)
-    if scaling:  # This package reads the loss scale in the current name scope, too.
-      native_names.take(native_names.without(scaling.before, scaling.reading))
+    if scaling:
+      # This package reads the loss scale in the current name scope, too.
+      names = native_names.without(scaling.before, scaling.reading)
+      if callable(loss):
+        loss = _taking_after(loss, names)
+      else:
+        native_names.take(names)
     pairs = compute_gradients(self, loss, *args, **kwargs)
     grads = [grad for grad, _ in pairs]
     unscaling = native_names.of_compute_gradients(self.loss_scale, loss, grads)
@@ -90,6 +95,17 @@ def take_names_of_scaling(compute_gradients: _Function) -> _Function:
     return pairs
 
   return take_and_compute
+
+
+def _taking_after(loss: Callable[[], Any], names: List[str]) -> Callable[[], Any]:
+  """Returns a callable loss that takes names after it has built its ops."""
+
+  def build_and_take() -> Any:
+    built = loss()
+    native_names.take(names)
+    return built
+
+  return build_and_take
 
 
 def record_tensorflow_names(apply_gradients: _Function) -> _Function:

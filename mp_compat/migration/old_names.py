@@ -3,8 +3,8 @@
 package.
 
 All names are full names, as strings: nothing is imported. `PUBLIC` and `PRIVATE` have
-them by module, as `install()` sets them; `OLD_NAMES` has both, as `migrate` looks them
-up:
+them by module; `install()` sets the public ones, and `OLD_NAMES` has both, as `migrate`
+looks them up:
 
     >>> from mp_compat.migration import old_names
     >>> old_names.OLD_NAMES["tensorflow.train.experimental.DynamicLossScale"]
