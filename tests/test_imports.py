@@ -33,7 +33,8 @@ keras
 migration.native_names migration.conditional_names migration
 tools.ranges_chart tools.migrate
 tools.compare.recording tools.compare.training tools.compare.report
-tools.compare.sessions tools.compare.processes tools.compare.recorder tools.compare tools
+tools.compare.steps tools.compare.step_building tools.compare.run_effects
+tools.compare.sessions tools.compare.seeds tools.compare.processes tools.compare.recorder tools.compare tools
 __main__ __init__
 """.split()
 # Modules that must work without TensorFlow, so they import only each other.
@@ -44,7 +45,12 @@ WITHOUT_TENSORFLOW = LAYERS[:7] + [
   "tools.compare.report",
 ]
 IMPORTED_ONLY_BY = {
-  "tensorflow": ("_tensorflow", "graph", "tools.compare.sessions"),
+  "tensorflow": (
+    "_tensorflow",
+    "graph",
+    "tools.compare.sessions",
+    "tools.compare.seeds",
+  ),
   "libcst": "tools.migrate",
   "matplotlib": "tools.ranges_chart",
   "horovod": "horovod",

@@ -88,7 +88,9 @@ TESTS = {
   "tools/compare/recorder": "tools/compare/compare",
   "tools/compare/recording": "tools/compare/report",
   "tools/compare/report": "tools/compare/report",
-  "tools/compare/sessions": "tools/compare/sessions",
+  "tools/compare/run_effects": "tools/compare/sessions",
+  "tools/compare/step_building": "tools/compare/sessions",
+  "tools/compare/steps": "tools/compare/sessions",
   "tools/compare/training": "tools/compare/training",
 }
 TESTS = {module: tests.split() for module, tests in TESTS.items()}
@@ -546,13 +548,13 @@ MUTANTS = [
     'result["trained"] or result["trained_without"]',
   ),
   ("tools/compare/report", "> update_rule.LARGEST_SCALE", "> 0"),
-  ("tools/compare/sessions", "step.decisions.update(around.decisions)", "pass"),
+  ("tools/compare/step_building", "step.decisions.update(around.decisions)", "pass"),
   (
-    "tools/compare/sessions",
+    "tools/compare/steps",
     "if op.type != op_type or op in own",
     "if op.type != op_type",
   ),
-  ("tools/compare/sessions", "op not in in_steps and _applies", "_applies"),
+  ("tools/compare/run_effects", "op not in in_steps and _applies", "_applies"),
   (
     "tools/compare/training",
     "execution.variables - self._others",

@@ -3,7 +3,7 @@
 
 All modules import `tf` from this package: `tensorflow.compat.v1`, whose public names
 are the same from TensorFlow 1.15 to 2.21. What needs other names is in this package, in
-`graph` and in `tools.compare.sessions`. `VERSION` is (2, 21), for example.
+`graph` and in `tools.compare`. `VERSION` is (2, 21), for example.
 """
 
 from typing import TYPE_CHECKING

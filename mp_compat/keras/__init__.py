@@ -14,8 +14,8 @@ CUSTOM_OBJECTS = {
   for name in ("LossScaleOptimizer", "LossScaleOptimizerV1", "LossScaleOptimizerV3")
   for spelling in (name, name.lower())  # some versions look names up in lower case
 }
-"""For `load_model(path, custom_objects=CUSTOM_OBJECTS)`: loads models that were saved with TensorFlow's class, under
-any of its names, with `LossScaleOptimizer`.
+"""For `load_model(path, custom_objects=CUSTOM_OBJECTS)`: loads models that were saved
+with TensorFlow's class, under any of its names, with `LossScaleOptimizer`.
 """
 
 __all__ = ["CUSTOM_OBJECTS", "LossScaleOptimizer", "experimental"]

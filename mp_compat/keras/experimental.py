@@ -35,8 +35,10 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
     """
     if loss_scale is None or isinstance(loss_scale, bool):
       raise ValueError(
-        "Invalid value passed to loss_scale: it cannot be None or a bool, but got {!r}. Expected a number of at least "
-        '1, "dynamic", or a LossScale.'.format(loss_scale)
+        "Invalid value passed to loss_scale: it cannot be None or a bool, but got "
+        '{!r}. Expected a number of at least 1, "dynamic", or a LossScale.'.format(
+          loss_scale
+        )
       )
     super().__init__(
       optimizer, loss_scale, opt=opt, count_skipped_steps=count_skipped_steps, name=name
@@ -47,8 +49,6 @@ class LossScaleOptimizer(loss_scale_optimizer.LossScaleOptimizer):
     """Returns what TensorFlow's experimental class does; from 2.9 on, where there is
     none, the LossScale.
     """
-    return (
-      super().loss_scale
-      if keras_features.EXPERIMENTAL_SCALE_IS_TENSOR
-      else self._loss_scale
-    )
+    if keras_features.EXPERIMENTAL_SCALE_IS_TENSOR:
+      return super().loss_scale
+    return self._loss_scale

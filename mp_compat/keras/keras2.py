@@ -20,10 +20,9 @@ from mp_compat.core import finite_check
 from mp_compat.core import gradients
 
 Pairs = List[gradients.GradAndVar]
-_CLIPPING = {
-  "clipnorm": tf.clip_by_norm,
-  "clipvalue": lambda values, limit: tf.clip_by_value(values, -limit, limit),
-}
+# Maps the result of the finite check of this package, a scalar bool tensor, to that of
+# another check.
+Check = Callable[[tf.Tensor], tf.Tensor]
 # A base class for mixins. Type checkers assume that it has all attributes, such as
 # those of the Keras classes.
 AnyBase: Any = object
@@ -31,15 +30,30 @@ AnyBase: Any = object
 
 def inner_attribute(name: str) -> Any:
   """Returns a property: an attribute of the inner optimizer."""
-  return property(
-    lambda self: getattr(self._optimizer, name),
-    lambda self, value: setattr(self._optimizer, name, value),
-  )
+
+  def get_attribute(self: Any) -> Any:
+    return getattr(self._optimizer, name)
+
+  def set_attribute(self: Any, value: object) -> None:
+    setattr(self._optimizer, name, value)
+
+  return property(get_attribute, set_attribute)
+
+
+def _clip_by_value(grad: tf.Tensor, limit: float) -> tf.Tensor:
+  """Returns a gradient with values from `-limit` to `limit`."""
+  return tf.clip_by_value(grad, -limit, limit)
+
+
+_CLIPPING = {"clipnorm": tf.clip_by_norm, "clipvalue": _clip_by_value}
 
 
 def _clip(grad: gradients.Gradient, name: str, limit: float) -> gradients.Gradient:
   """Returns a gradient clipped by `clipnorm` or `clipvalue`, except for overflows."""
-  return grad if grad is None else _keep_overflows(_CLIPPING[name](grad, limit), grad)
+  if grad is None:
+    return None
+  clip = _CLIPPING[name]
+  return _keep_overflows(clip(grad, limit), grad)
 
 
 def _keep_overflows(
@@ -51,7 +65,8 @@ def _keep_overflows(
   """
   if grad is None:
     return None
-  (before,), (after,) = gradients.values_of([grad]), gradients.values_of([clipped])
+  (before,) = gradients.values_of([grad])
+  (after,) = gradients.values_of([clipped])
   kept = tf.where_v2(tf.is_finite(before), after, before)
   return gradients.map_values(lambda values: kept, grad)
 
@@ -67,8 +82,9 @@ class _InnerLookupMixin(AnyBase):
 
   def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
     dependency = super()._lookup_dependency(name, *args, **kwargs)
-    is_inner = dependency is None and name != "base_optimizer"
-    return self._optimizer._lookup_dependency(name) if is_inner else dependency
+    if dependency is None and name != "base_optimizer":
+      return self._optimizer._lookup_dependency(name)
+    return dependency
 
 
 class _EarlierLayout(_InnerLookupMixin, trackable.Trackable):
@@ -94,10 +110,8 @@ def _convert_pair(pair: Tuple[object, tf.Variable]) -> gradients.GradAndVar:
   return gradients.convert(grad, tf.as_dtype(variable.dtype).base_dtype), variable
 
 
-def _check_of_changed(
-  before: Pairs, after: Pairs
-) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
-  """Returns a function that adds the gradients of `before` that `after` lacks to a
+def _check_of_changed(before: Pairs, after: Pairs) -> Optional[Check]:
+  """Returns a check of the gradients of `before` that `after` lacks, in addition to the
   finite check; None if it lacks none.
   """
   kept = {id(grad) for grad, _ in after}
@@ -109,11 +123,18 @@ def _check_of_changed(
 
 
 class Keras2Mixin(AnyBase):
-  """What both mixins share."""
+  """What both mixins share.
+
+  Attributes:
+    _dynamic_arguments: Arguments of the DynamicLossScale of Keras's own class that are
+      not those of TensorFlow's.
+    _counts_by_default: Whether a skipped step increments `iterations`.
+    _argument_for_sums: The argument of the inner optimizer's `apply_gradients` which
+      says that the gradients are sums over replicas: its name, and its value.
+  """
 
   _dynamic_arguments: Dict[str, float] = {}
   _counts_by_default = keras_features.COUNTS_SKIPPED_STEPS
-  # says to `apply_gradients` that the gradients are sums over replicas
   _argument_for_sums: Tuple[str, bool]
   set_weights = inner_attribute("set_weights")  # called by `load_model` for HDF5
 
@@ -121,27 +142,37 @@ class Keras2Mixin(AnyBase):
     """Does nothing: `apply_gradients` of Keras 2 always takes unscaled gradients."""
 
   def _initialize(self, inner: optimizers.KerasOptimizer, name: Optional[str]) -> None:
+    """Wraps an optimizer, and makes the layout in a checkpoint; the loss scale is set
+    already.
+
+    Raises:
+      ValueError: If another wrapper has the optimizer, from TensorFlow 2.3 on.
+    """
     del name  # The inner optimizer has a name.
     self._optimizer = inner
     inner._maybe_initialize_trackable()
-    if not keras_features.DELEGATES_TO_INNER:
-      self._track_trackable(inner, "base_optimizer")
+    if keras_features.DELEGATES_TO_INNER:
+      self._delegate_to(inner)
     else:
-      if vars(inner).get("_is_wrapped_by_loss_scale_optimizer"):
-        raise ValueError(
-          "{} is already wrapped by a LossScaleOptimizer. Use that, or make "
-          "another.".format(inner)
-        )
-      inner._is_wrapped_by_loss_scale_optimizer = True
-      self._trackable = inner  # to which TensorFlow's class delegates
-      # The newer optimizers never had the earlier layout. Some optimizers have a child
-      # `base_optimizer` themselves.
-      if (
-        isinstance(self, OptimizerV2Mixin)
-        and inner._lookup_dependency("base_optimizer") is None
-      ):
-        self._track_trackable(_EarlierLayout(inner), "base_optimizer")
+      self._track_trackable(inner, "base_optimizer")
     self._track_trackable(self._loss_scale, "loss_scale")
+
+  def _delegate_to(self, inner: optimizers.KerasOptimizer) -> None:
+    """Gives the wrapper the inner optimizer's children in a checkpoint, and a
+    `base_optimizer` for reading the earlier layout.
+    """
+    if vars(inner).get("_is_wrapped_by_loss_scale_optimizer"):
+      raise ValueError(
+        "{} is already wrapped by a LossScaleOptimizer. Use that, or make "
+        "another.".format(inner)
+      )
+    inner._is_wrapped_by_loss_scale_optimizer = True
+    self._trackable = inner  # to which TensorFlow's class delegates
+    if not isinstance(self, OptimizerV2Mixin):
+      return  # The newer optimizers never had the earlier layout.
+    # Some optimizers have a child `base_optimizer` themselves.
+    if inner._lookup_dependency("base_optimizer") is None:
+      self._track_trackable(_EarlierLayout(inner), "base_optimizer")
 
   @autograph.do_not_convert
   def apply_gradients(
@@ -169,11 +200,13 @@ class Keras2Mixin(AnyBase):
       TypeError: If a gradient is not floating.
     """
     self._check_step()
-    inner, pairs = self._optimizer, list(map(_convert_pair, grads_and_vars))
+    inner = self._optimizer
+    pairs = [_convert_pair(pair) for pair in grads_and_vars]
     aggregates = experimental_aggregate_gradients and self._can_aggregate()
     arguments: Dict[str, object] = {"name": name}
     if aggregates or not experimental_aggregate_gradients:
-      arguments.update([self._argument_for_sums])
+      argument, value = self._argument_for_sums
+      arguments[argument] = value
     args, kwargs = optimizers.arguments_for(
       inner.apply_gradients, self._kind.mixin.apply_gradients, arguments
     )
@@ -188,25 +221,22 @@ class Keras2Mixin(AnyBase):
       # The check then covers sums that overflow, and no worker waits in a branch that
       # another did not take.
       pairs, check = self._aggregate_present(pairs)
-    return self._apply(
-      pairs, lambda pairs: inner.apply_gradients(pairs, *args, **kwargs), check
-    )
+
+    def apply(pairs: Pairs) -> Optional[tf.Operation]:
+      return inner.apply_gradients(pairs, *args, **kwargs)
+
+    return self._apply(pairs, apply, check)
 
   def _can_aggregate(self) -> bool:
     """Returns whether the wrapper sums gradients over replicas, and the inner optimizer
     can be told so.
     """
-    return (
-      keras_features.AGGREGATES_FIRST
-      and self._HAS_AGGREGATE_GRAD
-      and optimizers.takes_argument(
-        self._optimizer.apply_gradients, self._argument_for_sums[0]
-      )
-    )
+    if not keras_features.AGGREGATES_FIRST or not self._HAS_AGGREGATE_GRAD:
+      return False
+    argument, _ = self._argument_for_sums
+    return optimizers.takes_argument(self._optimizer.apply_gradients, argument)
 
-  def _aggregate_present(
-    self, pairs: Pairs
-  ) -> Tuple[Pairs, Optional[Callable[[tf.Tensor], tf.Tensor]]]:
+  def _aggregate_present(self, pairs: Pairs) -> Tuple[Pairs, Optional[Check]]:
     """Returns pairs with sums over replicas, and a check of what was summed.
 
     Pairs without a gradient stay, because Keras logs a warning for their variables.
@@ -228,9 +258,11 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
 
   @autograph.do_not_convert
   def _compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
-    return self._clipping_later(
-      functools.partial(super()._compute_gradients, *args, **kwargs)
-    )
+    """Computes unscaled gradients of the scaled loss, as Keras's method; clips them
+    after that.
+    """
+    compute = functools.partial(super()._compute_gradients, *args, **kwargs)
+    return self._clipping_later(compute)
 
   def get_gradients(
     self, loss: tf.Tensor, params: Sequence[tf.Variable]
@@ -238,13 +270,13 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
     """Returns unscaled gradients of the scaled loss, in graph mode; arguments as for
     Keras's `get_gradients`.
     """
-    compute = super().get_gradients
-    return [
-      grad
-      for grad, _ in self._clipping_later(
-        lambda: [(grad, None) for grad in compute(loss, params)]
-      )
-    ]
+    compute_grads = super().get_gradients
+
+    def compute() -> Pairs:
+      return [(grad, None) for grad in compute_grads(loss, params)]
+
+    pairs = self._clipping_later(compute)
+    return [grad for grad, _ in pairs]
 
   def _clipping_later(self, compute: Callable[[], Pairs]) -> Pairs:
     """Returns what `compute` returns; up to 2.3 the inner optimizer would clip in it,
@@ -253,14 +285,12 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
     if keras_features.CLIPS_WHEN_APPLYING:
       return compute()
     attributes = self._optimizer.__dict__
-    limits = {
-      name: attributes.pop(name)
-      for name in _CLIPPING
-      if attributes.get(name) is not None
-    }
-    attributes.update(
-      dict.fromkeys(limits) if keras_features.MISSING_LIMIT_IS_NONE else {}
-    )
+    limits = {}
+    for name in _CLIPPING:
+      if attributes.get(name) is not None:
+        limits[name] = attributes.pop(name)
+        if keras_features.MISSING_LIMIT_IS_NONE:
+          attributes[name] = None
     try:
       pairs = compute()
     finally:
@@ -276,13 +306,13 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
 
     Called by `fit` of TensorFlow 2.2 and 2.3.
     """
-    return list(map(_keep_overflows, super()._clip_gradients(grads), grads))
+    clipped = super()._clip_gradients(grads)
+    return [_keep_overflows(after, before) for after, before in zip(clipped, grads)]
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
-    inner, variables = (
-      self._optimizer,
-      [variable for grad, variable in pairs if grad is not None],
-    )
+    """Makes the inner optimizer's variables for those that have gradients."""
+    inner = self._optimizer
+    variables = [variable for grad, variable in pairs if grad is not None]
     with tf.name_scope(inner._name), tf.init_scope():
       if keras_features.CREATES_ALL_WEIGHTS:
         inner._create_all_weights(variables)
@@ -292,6 +322,9 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
         inner._create_slots(variables)
 
   def _aggregate(self, pairs: Pairs) -> Pairs:
+    """Returns pairs with sums over replicas of what the inner optimizer makes of the
+    gradients.
+    """
     return self._aggregate_gradients(self._transform_unaggregated_gradients(pairs))
 
   def get_slot(self, var: tf.Variable, slot_name: str) -> tf.Variable:
@@ -301,17 +334,16 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   def get_slot_names(self) -> List[str]:
     """Returns the names of the inner optimizer's slots."""
     names = self._optimizer.get_slot_names()
-    return (
-      names
-      if keras_features.DELEGATES_TO_INNER
-      else [trackable.SlotName(name) for name in names]
-    )
+    if keras_features.DELEGATES_TO_INNER:
+      return names
+    return [trackable.SlotName(name) for name in names]
 
 
 for _name in """
-  add_slot add_weight clipnorm clipvalue get_weights global_clipnorm iterations learning_rate variables weights
-  _HAS_AGGREGATE_GRAD _aggregate_gradients _decayed_lr _distribution_strategy _get_hyper _restore_slot_variable
-  _set_hyper _transform_unaggregated_gradients
+  add_slot add_weight clipnorm clipvalue get_weights global_clipnorm iterations
+  learning_rate variables weights
+  _HAS_AGGREGATE_GRAD _aggregate_gradients _decayed_lr _distribution_strategy _get_hyper
+  _restore_slot_variable _set_hyper _transform_unaggregated_gradients
 """.split():
   setattr(OptimizerV2Mixin, _name, inner_attribute(_name))
 
@@ -343,8 +375,10 @@ class OptimizerV3Mixin(Keras2Mixin):
     )
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
+    """Makes the inner optimizer's variables for all variables of `pairs`."""
     with tf.name_scope(self._optimizer.name), tf.init_scope():
       self.build([variable for _, variable in pairs])
 
   def _aggregate(self, pairs: Pairs) -> Pairs:
+    """Returns pairs with sums over replicas."""
     return self._optimizer.aggregate_gradients(pairs)

@@ -37,11 +37,11 @@ _NAMES_IN_KERAS = {
 
 _CANNOT_TELL = (
   "A LossScaleOptimizer has gradients that get_unscaled_gradients() returned in one "
-  "function, and applies gradients in another. It cannot tell whether these are scaled, "
-  "and would divide them by the loss scale, as Keras's own class does. Call "
-  "get_unscaled_gradients() in the function that calls apply_gradients(). Or do not call "
-  "it: compute gradients of scale_loss(loss), and pass them, or their sum, to apply(), "
-  "in any function."
+  "function, and applies gradients in another. It cannot tell whether these are "
+  "scaled, and would divide them by the loss scale, as Keras's own class does. Call "
+  "get_unscaled_gradients() in the function that calls apply_gradients(). Or do not "
+  "call it: compute gradients of scale_loss(loss), and pass them, or their sum, to "
+  "apply(), in any function."
 )
 
 
@@ -53,16 +53,20 @@ def _map_gradients(
   """Returns `function(grads)`, but new values of variables as they are.
 
   The "gradient" of a variable with `overwrite_with_gradient` is its new value, which is
-  not scaled.
+  not scaled; `function` gets None for it.
   """
-  are_values = [
-    getattr(variable, "overwrite_with_gradient", False) for variable in variables
-  ]
-  given = [None if value else grad for grad, value in zip(grads, are_values)]
-  return [
-    grad if value else new
-    for grad, new, value in zip(grads, function(given), are_values)
-  ]
+  given: List[gradients.Gradient] = []
+  values = {}  # by their places
+  for place, (grad, variable) in enumerate(zip(grads, variables)):
+    if getattr(variable, "overwrite_with_gradient", False):
+      values[place] = grad
+      given.append(None)
+    else:
+      given.append(grad)
+  mapped = list(function(given))
+  for place, value in values.items():
+    mapped[place] = value
+  return mapped
 
 
 def _check_layout(variables: Any) -> None:
@@ -76,8 +80,8 @@ def _check_layout(variables: Any) -> None:
     if names.get("_variables") == variables.proto_id and "inner_optimizer" in names:
       return
   raise ValueError(
-    "Expected a checkpoint of a LossScaleOptimizer, but got one of an optimizer without "
-    "loss scaling. Restore it into the inner optimizer: "
+    "Expected a checkpoint of a LossScaleOptimizer, but got one of an optimizer "
+    "without loss scaling. Restore it into the inner optimizer: "
     "tf.train.Checkpoint(optimizer=opt.inner_optimizer). If it is the checkpoint of a "
     "compiled model, restore it after model.compile(inner_optimizer), and then call "
     "model.compile(LossScaleOptimizer(inner_optimizer))."
@@ -94,6 +98,54 @@ class Keras3Mixin(keras2.AnyBase):
   exclude_from_weight_decay = keras2.inner_attribute("exclude_from_weight_decay")
 
   def _initialize(self, inner: optimizers.KerasOptimizer, name: Optional[str]) -> None:
+    """Wraps an optimizer, and makes the variables and checkpoint keys of Keras's class,
+    whose variables Keras 3 alone saves; the loss scale is set already.
+
+    Raises:
+      RuntimeError: If the backend is not TensorFlow, or eager execution is disabled.
+    """
+    self._check_runtime(inner)
+    super(self._kind.native, self).__init__(learning_rate=0.0, name=name)
+    for setting in UNUSED_SETTINGS:  # the inner optimizer's are read instead
+      self.__dict__.pop(setting, None)
+    # Attributes that are set from now on are the inner optimizer's.
+    self._optimizer = inner
+    inner.loss_scale_factor = None  # It would unscale a second time.
+    tracked = dict(
+      inner_optimizer=inner,
+      _iterations=self._iterations,
+      _learning_rate=self._learning_rate,
+    )
+    if isinstance(self._loss_scale, loss_scale.LossScale):
+      tracked.update(self._make_state(self._loss_scale))
+    else:
+      tracked["loss_scale"] = self._loss_scale
+    for key, trackable in tracked.items():
+      self._track_trackable(trackable, key)
+    # Keras variables: finite steps since the last change, int64, and the scale,
+    # float32; None if it lacks them.
+    for keras_name in _NAMES_IN_KERAS.values():
+      self.__dict__[keras_name] = tracked.get(keras_name)
+
+  def _make_state(self, scale: loss_scale.LossScale) -> Dict[str, _Variable]:
+    """Makes Keras variables for the state of a loss scale, which uses them from now on;
+    returns them by their names in Keras.
+    """
+    weights = scale._graph_variables()
+    made = {}
+    # good_steps, current_loss_scale: Keras 3's order
+    for name in sorted(weights, reverse=True):
+      keras_name = _NAMES_IN_KERAS.get(name, name)
+      dtype = weights[name].dtype.name
+      initial = self._kind.module("initializers").Constant(weights[name].numpy())
+      made[keras_name] = self.add_variable(
+        (), initial, dtype, aggregation="none", name=keras_name
+      )
+      weights[name] = made[keras_name].value
+    return made
+
+  def _check_runtime(self, inner: optimizers.KerasOptimizer) -> None:
+    """Raises a RuntimeError if Keras 3 cannot train with TensorFlow here."""
     backend = sys.modules[self._kind.keras + ".backend"].backend()
     if backend != "tensorflow":
       raise RuntimeError(
@@ -106,37 +158,6 @@ class Keras3Mixin(keras2.AnyBase):
         "optimizer of Keras 2 (`pip install tf_keras`): "
         "tf_keras.optimizers.legacy.{}.".format(type(inner).__name__)
       )
-    super(self._kind.native, self).__init__(learning_rate=0.0, name=name)
-    for setting in UNUSED_SETTINGS:  # the inner optimizer's are read instead
-      self.__dict__.pop(setting, None)
-    self._optimizer = (
-      inner  # Attributes that are set from now on are the inner optimizer's.
-    )
-    inner.loss_scale_factor = None  # It would unscale a second time.
-    # The variables and checkpoint keys of Keras's class, whose variables Keras 3 alone
-    # saves.
-    tracked = dict(
-      inner_optimizer=inner,
-      _iterations=self._iterations,
-      _learning_rate=self._learning_rate,
-    )
-    if isinstance(self._loss_scale, loss_scale.LossScale):
-      weights = self._loss_scale._graph_variables()
-      # good_steps, current_loss_scale: Keras 3's order
-      for name in sorted(weights, reverse=True):
-        keras_name, dtype = _NAMES_IN_KERAS.get(name, name), weights[name].dtype.name
-        initial = self._kind.module("initializers").Constant(weights[name].numpy())
-        tracked[keras_name] = self.add_variable(
-          (), initial, dtype, aggregation="none", name=keras_name
-        )
-        weights[name] = tracked[keras_name].value
-    else:
-      tracked["loss_scale"] = self._loss_scale
-    for name, trackable in tracked.items():
-      self._track_trackable(trackable, name)
-    # Keras variables: finite steps since the last change, int64, and the scale,
-    # float32; None if it lacks them.
-    self.__dict__.update({name: tracked.get(name) for name in _NAMES_IN_KERAS.values()})
 
   @property
   def _deferred_dependencies(self) -> Dict[str, List[Any]]:
@@ -155,9 +176,9 @@ class Keras3Mixin(keras2.AnyBase):
   def build(self, var_list: List[_Variable]) -> None:
     """Makes the inner optimizer's variables for the trainable variables `var_list`."""
     # As in Keras's class, what the inner optimizer sets is not tracked.
-    self._kind.module("utils.tracking").no_automatic_dependency_tracking(
-      self._optimizer.build
-    )(var_list)
+    tracking = self._kind.module("utils.tracking")
+    build = tracking.no_automatic_dependency_tracking(self._optimizer.build)
+    build(var_list)
     self._trainable_variables = list(var_list)
     self.built = True
 
@@ -170,7 +191,7 @@ class Keras3Mixin(keras2.AnyBase):
 
   @classmethod
   def _unpickle_model(cls, file: IO[bytes]) -> "Keras3Mixin":
-    # otherwise Keras finds its own class
+    """Returns a model from its pickled form; otherwise Keras finds its own class."""
     with cls._kind.module("saving").custom_object_scope({cls.__name__: cls}):
       return super()._unpickle_model(file)
 
@@ -196,7 +217,9 @@ class Keras3Mixin(keras2.AnyBase):
     """
     with tf.GradientTape() as tape:
       scaled = self.get_scaled_loss(loss())
-    variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
+    if callable(var_list):
+      var_list = var_list()
+    variables = tf.nest.flatten(var_list)
     grads = self.get_unscaled_gradients(tape.gradient(scaled, variables, grad_loss))
     # An override of one of these methods may not call that of this class.
     self._state_in(graphs.default_graph()).takes_scaled = False
@@ -225,9 +248,12 @@ class Keras3Mixin(keras2.AnyBase):
         "scale_loss() to apply()."
       )
     variables = list(trainable_variables or self._trainable_variables)
-    self._apply_scaled(
-      grads, variables, lambda pairs: self._optimizer.apply(*map(list, zip(*pairs)))
-    )
+
+    def apply(pairs: keras2.Pairs) -> None:
+      inner_grads, inner_variables = zip(*pairs)
+      self._optimizer.apply(list(inner_grads), list(inner_variables))
+
+    self._apply_scaled(grads, variables, apply)
 
   @autograph.do_not_convert
   def apply_gradients(
@@ -239,10 +265,13 @@ class Keras3Mixin(keras2.AnyBase):
     Takes (gradient, variable) pairs, and returns `iterations`. Raises a ValueError if
     it cannot tell whether the gradients are unscaled.
     """
+    grads: Sequence[gradients.Gradient]
     grads, variables = zip(*grads_and_vars)
     are_scaled = self._takes_scaled(grads)
     if self._overrides("apply", Keras3Mixin):  # Keras's own class calls it
-      self.apply(grads if are_scaled else self._scaled(grads, variables), variables)
+      if not are_scaled:
+        grads = self._scaled(grads, variables)
+      self.apply(grads, variables)
     elif are_scaled:
       self._apply_scaled(grads, variables, self._optimizer.apply_gradients)
     else:
@@ -257,13 +286,16 @@ class Keras3Mixin(keras2.AnyBase):
   def _takes_scaled(self, grads: Iterable[gradients.Gradient]) -> bool:
     """Returns whether `apply_gradients` unscales gradients; raises a ValueError if it
     cannot tell.
+
+        gradients that get_unscaled_gradients() returned     not scaled
+        what this function did last, or a graph around it    as `KerasState` says
+        otherwise                                            scaled, as in Keras's class
     """
     if self._are_unscaled(grads, all):
       return False
     # Of this graph, or if it is a function's and has none, of the graphs around it.
-    states = [self._state_in(graph) for graph in graphs.enclosing_graphs()]
-    known = [state.takes_scaled for state in states or [self._state_in(None)]]
-    for takes_scaled in known:
+    for graph in list(graphs.enclosing_graphs()) or [None]:
+      takes_scaled = self._state_in(graph).takes_scaled
       if takes_scaled is not None:
         return takes_scaled
     outer = self._state_in(graphs.init_scope_graph())
@@ -273,14 +305,18 @@ class Keras3Mixin(keras2.AnyBase):
     return True
 
   def _record_unscaled(self, grads: List[gradients.Gradient]) -> None:
-    """Records what `get_unscaled_gradients` returns, for `apply_gradients`."""
+    """Records what `get_unscaled_gradients` returns, for `apply_gradients`; raises a
+    ValueError if another function has divided gradients that may be unscaled.
+    """
     outer = self._state_in(graphs.init_scope_graph())
     if outer.divides_others:
       raise ValueError(_CANNOT_TELL)
     outer.has_unscaled_since = True
     if outer.unscaled is None:
       outer.unscaled = weakref.WeakValueDictionary()
-    outer.unscaled.update({id(grad): grad for grad in grads if grad is not None})
+    for grad in grads:
+      if grad is not None:
+        outer.unscaled[id(grad)] = grad
     for state in self._states_here():
       state.takes_scaled = bool(state.takes_scaled)
 
@@ -296,7 +332,9 @@ class Keras3Mixin(keras2.AnyBase):
   def _are_unscaled(
     self, grads: Iterable[gradients.Gradient], which: Callable[..., bool]
   ) -> bool:
-    """Returns whether any or all (`which`) of the gradients are known to be unscaled."""
+    """Returns whether any or all (`which`) of the gradients are known to be
+    unscaled.
+    """
     known = self._state_in(graphs.init_scope_graph()).unscaled or {}
     present = [grad for grad in grads if grad is not None]
     return bool(present) and which(known.get(id(grad)) is grad for grad in present)
@@ -307,7 +345,10 @@ class Keras3Mixin(keras2.AnyBase):
     variables: Sequence[_Variable],
     apply: _Apply,
   ) -> None:
-    """Unscales gradients and applies them; warns if they may be unscaled already."""
+    """Unscales gradients and applies them; warns if they may be unscaled already.
+
+    `apply` is that of the inner optimizer, for (gradient, variable) pairs.
+    """
     if self._state_in(graphs.init_scope_graph()).has_unscaled_since:
       graphs.warn_once(
         self,
@@ -337,11 +378,12 @@ class Keras3Mixin(keras2.AnyBase):
     """Returns unscaled gradients times the loss scale, for an overridden `apply`."""
     scale = self._current_scale()
     multiply = functools.partial(gradients.scale_loss, scale=scale)
-    return _map_gradients(
-      lambda grads: [gradients.map_values(multiply, grad) for grad in grads],
-      [gradients.convert(grad) for grad in grads],
-      variables,
-    )
+
+    def multiply_all(grads: List[gradients.Gradient]) -> List[gradients.Gradient]:
+      return [gradients.map_values(multiply, grad) for grad in grads]
+
+    converted = [gradients.convert(grad) for grad in grads]
+    return _map_gradients(multiply_all, converted, variables)
 
   def _apply_step(
     self,
@@ -364,6 +406,7 @@ class Keras3Mixin(keras2.AnyBase):
     self._apply(pairs, apply_in_replica, check)
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
+    """Makes the inner optimizer's variables, unless they exist."""
     # Not in `tf.init_scope`, because new variables may copy the model's.
     if not self.built:
       self.build([variable for _, variable in pairs])

@@ -34,24 +34,28 @@ _SETTINGS = step.Settings()
 class KerasState:
   """What a LossScaleOptimizer keeps in a graph (a Session's or a function's), or in
   eager mode.
+
+  Attributes:
+    scale: The scale that `get_scaled_loss` read, until `get_unscaled_gradients` uses
+      it; None in eager mode.
+    takes_scaled: Whether Keras 3's `apply_gradients` takes scaled gradients: True after
+      `scale_loss`; else False after `get_unscaled_gradients`; else None.
+    has_scaled: Whether a loss was scaled in this graph, or in a function inside of it.
+    has_unscaled: Whether `get_unscaled_gradients` was called in them.
+    has_unscaled_since: With Keras 3, whether it was called in them after the last
+      `scale_loss`; for a warning.
+    divides_others: Whether a function of them has Keras 3's `apply_gradients`, which
+      divides gradients of other functions.
+    unscaled: With Keras 3, the gradients that `get_unscaled_gradients` returned in
+      them, by their ids.
   """
 
-  # The scale that `get_scaled_loss` read, until `get_unscaled_gradients` uses it; in
-  # graphs.
   scale: Optional[tf.Tensor] = None
-  # Whether Keras 3's `apply_gradients` takes scaled gradients: True after `scale_loss`;
-  # else False after `get_unscaled_gradients`; else None.
   takes_scaled: Optional[bool] = None
-  # Whether a loss was scaled in this graph, or in a function inside of it.
   has_scaled: bool = False
-  # The same of `get_unscaled_gradients`.
   has_unscaled: bool = False
-  # The same with Keras 3 after the last `scale_loss`; for a warning.
   has_unscaled_since: bool = False
-  # The same of a function with Keras 3's `apply_gradients` that divides gradients of
-  # other functions.
   divides_others: bool = False
-  # The gradients that `get_unscaled_gradients` returned, by their ids; with Keras 3.
   unscaled: Optional["weakref.WeakValueDictionary[int, Any]"] = None
 
 
@@ -137,7 +141,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
         )
       )
       # as Keras's own classes
-      raise (ValueError if self._kind.is_keras_3 else TypeError)(message)
+      if self._kind.is_keras_3:
+        raise ValueError(message)
+      raise TypeError(message)
     distribute.check_supported(by_replica=True)
     if isinstance(loss_scale, bool):
       loss_scale, dynamic = None, loss_scale
@@ -147,9 +153,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       dynamic_growth_steps=_as_number(dynamic_growth_steps),
     )
     self._loss_scale = _loss_scale_of(loss_scale, later, self._dynamic_arguments)
-    self._count_skipped_steps = (
-      self._counts_by_default if count_skipped_steps is None else count_skipped_steps
-    )
+    if count_skipped_steps is None:
+      count_skipped_steps = self._counts_by_default
+    self._count_skipped_steps = count_skipped_steps
     self._initialize(inner, name)
     self._track_variables()
 
@@ -163,16 +169,17 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     """Returns what Keras's own class does: up to TensorFlow 2.3 the LossScale, then its
     value, a float32 scalar.
     """
-    return self._current_scale() if keras_features.HAS_LATER_FORM else self._loss_scale
+    if keras_features.HAS_LATER_FORM:
+      return self._current_scale()
+    return self._loss_scale
 
   lr = keras2.inner_attribute("learning_rate")
 
   @property
   def dynamic(self) -> bool:
     """Returns whether the loss scale can change."""
-    return not isinstance(
-      self._loss_scale, (loss_scale.FixedLossScale, *native.FIXED_LOSS_SCALES)
-    )
+    fixed = (loss_scale.FixedLossScale, *native.FIXED_LOSS_SCALES)
+    return not isinstance(self._loss_scale, fixed)
 
   @property
   def dynamic_counter(self) -> Optional[tf.Variable]:
@@ -211,9 +218,13 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     if callable(loss):
       # not an override, which has been called
       return lambda: LossScaleOptimizer.get_scaled_loss(self, loss())
-    scale, state = self._loss_scale_value(), self._state_in(graphs.default_graph())
-    state.scale = None if tf.executing_eagerly() else scale
-    state.takes_scaled = None if state.takes_scaled else state.takes_scaled
+    scale = self._loss_scale_value()
+    state = self._state_in(graphs.default_graph())
+    state.scale = None
+    if not tf.executing_eagerly():
+      state.scale = scale
+    if state.takes_scaled:  # by an earlier `scale_loss`
+      state.takes_scaled = None
     self._state_in(graphs.init_scope_graph()).has_scaled = True
     return gradients.scale_loss(loss, scale)
 
@@ -236,10 +247,12 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     """
     state = self._state_in(graphs.default_graph())
     # In a graph, the scale is read once for the loss and the gradients.
-    scale, state.scale = (state.scale, None)
-    # not in a branch that scaled the loss
-    is_read = scale is not None and contexts.is_readable(scale)
-    unscaled = self._unscale(grads, scale if is_read else self._loss_scale_value())
+    scale = state.scale
+    state.scale = None
+    # It cannot be read here if a branch scaled the loss.
+    if scale is None or not contexts.is_readable(scale):
+      scale = self._loss_scale_value()
+    unscaled = self._unscale(grads, scale)
     self._state_in(graphs.init_scope_graph()).has_unscaled = True
     self._record_unscaled(unscaled)
     return unscaled
@@ -247,14 +260,18 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   def _unscale(
     self, grads: Iterable[gradients.Gradient], scale: tf.Tensor
   ) -> List[gradients.Gradient]:
-    unscaled = gradients.unscale([gradients.convert(grad) for grad in grads], scale)
+    """Returns gradients divided by a scale, and records them for the finite check."""
+    converted = [gradients.convert(grad) for grad in grads]
+    unscaled = gradients.unscale(converted, scale)
     lineage.record(unscaled, ["gradient {}".format(i) for i in range(len(unscaled))])
     return unscaled
 
   def _state_in(self, graph: Optional[tf.Graph]) -> KerasState:
+    """Returns what this optimizer keeps in a graph; in eager mode for None."""
     return graphs.state_of(self, graph, KerasState)
 
   def _current_scale(self) -> tf.Tensor:
+    """Reads the loss scale; returns a float32 scalar."""
     scale = tf.cast(self._loss_scale(), tf.float32)
     self._track_variables()
     return scale
@@ -269,7 +286,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       return self._current_scale()
     scale = self.loss_scale
     self._track_variables()
-    return tf.cast(scale() if callable(scale) else scale, tf.float32)
+    if callable(scale):  # a LossScale
+      scale = scale()
+    return tf.cast(scale, tf.float32)
 
   def _track_variables(self) -> None:
     """Registers the loss scale's variables with Keras 2, whose Session initializes them
@@ -285,12 +304,11 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     """
     distribute.check_replica_context(by_replica=True)
     state = self._state_in(graphs.init_scope_graph())
-    missing = [] if state.has_scaled else ["get_scaled_loss()"]
-    missing += (
-      []
-      if state.has_unscaled or self._kind.is_keras_3
-      else ["get_unscaled_gradients()"]
-    )
+    missing = []
+    if not state.has_scaled:
+      missing.append("get_scaled_loss()")
+    if not state.has_unscaled and not self._kind.is_keras_3:
+      missing.append("get_unscaled_gradients()")
     if missing:
       graphs.warn_once(
         self,
@@ -306,7 +324,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     self,
     pairs: keras2.Pairs,
     apply: Callable[[keras2.Pairs], Optional[tf.Operation]],
-    check: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
+    check: Optional[keras2.Check] = None,
   ) -> Optional[tf.Operation]:
     """Calls `apply` in all replicas if all gradients are finite, and updates the scale;
     called in each replica.
@@ -323,7 +341,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
   def _apply_or_skip(
     self, apply: Callable[[keras2.Pairs], Optional[tf.Operation]], part: step.Part
   ) -> Optional[tf.Operation]:
-    """Applies or skips a step; called once for all replicas, with per-replica values."""
+    """Applies or skips a step; called once for all replicas, with per-replica
+    values.
+    """
     # Keras needs the distributed variables.
     grads, variables = zip(*part.grads_and_vars)
 
@@ -337,11 +357,14 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
         return tf.no_op()
       return distribute.group(self._optimizer.iterations.assign_add(1))
 
+    def apply_in_replica(grads: Any, variables: Any) -> Optional[tf.Operation]:
+      return apply(list(zip(grads, variables)))
+
     with self._keeps_loss_scale_on_error():
       decision = step.decide(self._loss_scale, [part], _SETTINGS)
       applied = conditional_apply.apply_in_each_replica(
         decision.apply[0],
-        lambda grads, variables: apply(list(zip(grads, variables))),
+        apply_in_replica,
         grads,
         [variables],
         {},
@@ -352,7 +375,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   @contextlib.contextmanager
   def _keeps_loss_scale_on_error(self) -> Iterator[None]:
-    """Makes an error in an eager step leave the loss scale as it was before the step."""
+    """Makes an error in an eager step leave the loss scale as it was before the
+    step.
+    """
     if not tf.executing_eagerly():
       yield
       return
@@ -384,35 +409,40 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     other than 2) have the earlier.
     """
     inner = self._kind.module("optimizers").serialize(self._optimizer)
-    steps, scale, kind = (
-      self.dynamic_growth_steps,
-      self._loss_scale.get_config(),
-      type(self._loss_scale).__name__,
-    )
-    later = dict(
-      initial_loss_scale=self.initial_scale, increment_period=steps, multiplier=2.0
-    )
-    is_expressible = kind == "DynamicLossScale" and scale == dict(
-      later, **self._dynamic_arguments
-    )
-    config: Dict[str, Any] = {
-      "optimizer": inner,
-      "loss_scale": {"class_name": kind, "config": scale},
-    }
-    if keras_features.HAS_LATER_FORM and (is_expressible or kind == "FixedLossScale"):
+    config: Dict[str, Any]
+    if keras_features.HAS_LATER_FORM and self._has_scale_of_later_form():
       config = {
         "inner_optimizer": inner,
         "initial_scale": self.initial_scale,
-        "dynamic_growth_steps": steps,
+        "dynamic_growth_steps": self.dynamic_growth_steps,
       }
       if not self.dynamic or not self._kind.is_keras_3:
         # Keras 3's own class is always dynamic and does not take it.
         config["dynamic"] = self.dynamic
+    else:
+      scale = {
+        "class_name": type(self._loss_scale).__name__,
+        "config": self._loss_scale.get_config(),
+      }
+      config = {"optimizer": inner, "loss_scale": scale}
     if self._count_skipped_steps != self._counts_by_default:
       config["count_skipped_steps"] = self._count_skipped_steps
     if self._kind.is_keras_3:
       config["name"] = self.name
     return config
+
+  def _has_scale_of_later_form(self) -> bool:
+    """Returns whether arguments of the later form can express the loss scale."""
+    name = type(self._loss_scale).__name__
+    if name != "DynamicLossScale":
+      return name == "FixedLossScale"
+    expressible = dict(
+      initial_loss_scale=self.initial_scale,
+      increment_period=self.dynamic_growth_steps,
+      multiplier=2.0,
+    )
+    expressible.update(self._dynamic_arguments)
+    return self._loss_scale.get_config() == expressible
 
   @classmethod
   def from_config(
@@ -429,30 +459,29 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       ValueError: If the configuration names an unknown class. For its arguments, errors
         are those of the constructor.
     """
-    arguments = {
-      key: value
-      for key, value in config.items()
-      if (key, value) not in keras3.UNUSED_SETTINGS.items()
-    }
-    serialized = arguments.pop(
-      "inner_optimizer" if "inner_optimizer" in config else "optimizer"
-    )
+    arguments = {}
+    for key, value in config.items():
+      if (key, value) not in keras3.UNUSED_SETTINGS.items():
+        arguments[key] = value
+    inner_key = "optimizer"
+    if "inner_optimizer" in config:
+      inner_key = "inner_optimizer"
+    serialized = arguments.pop(inner_key)
     kind = getattr(cls, "_kind", None)
     inner = optimizer_kinds.deserialize(kind, serialized, custom_objects)
     inner_kind: Any = optimizer_kinds.kind_of(type(inner))
     if kind not in (None, inner_kind):
       cls = cls._public_class
+    takes_later_form = optimizers.takes_argument(cls.__init__, "initial_scale")
     if isinstance(config.get("loss_scale"), dict):
       arguments["loss_scale"] = _deserialize_scale(
         config["loss_scale"], custom_objects or {}
       )
-    elif "loss_scale" not in config and not optimizers.takes_argument(
-      cls.__init__, "initial_scale"
-    ):
-      # which the class does not take
-      names = ("dynamic", "initial_scale", "dynamic_growth_steps")
-      later = {name: arguments.pop(name) for name in names if name in arguments}
-      later.update(inner_kind.mixin._dynamic_arguments)
+    elif "loss_scale" not in config and not takes_later_form:
+      later = dict(inner_kind.mixin._dynamic_arguments)
+      for name in ("dynamic", "initial_scale", "dynamic_growth_steps"):
+        if name in arguments:
+          later[name] = arguments.pop(name)
       arguments["loss_scale"] = _later_loss_scale(**later)
     if optimizers.takes_position(cls.__init__):
       return cls(inner, **arguments)
@@ -470,7 +499,9 @@ def _inner_of(*given: Optional[optimizers.KerasOptimizer]) -> Any:
         optimizers_given
       )
     )
-  inner = optimizers_given[0] if optimizers_given else None
+  if not optimizers_given:
+    return None
+  (inner,) = optimizers_given
   if isinstance(inner, LossScaleOptimizer):  # also Keras's own
     raise TypeError(
       "A LossScaleOptimizer cannot wrap another, but got: {}. Pass the one inside "
@@ -511,7 +542,9 @@ def _as_number(value: Any) -> Any:
   """Returns a scalar tensor, variable or array as a float; other values as they are."""
   if hasattr(value, "numpy"):
     value = value.numpy()
-  return float(value) if hasattr(value, "shape") else value
+  if hasattr(value, "shape"):
+    return float(value)
+  return value
 
 
 def _later_loss_scale(
@@ -527,9 +560,8 @@ def _later_loss_scale(
   """
   if not isinstance(dynamic, bool):
     raise TypeError(
-      '"dynamic" argument to LossScaleOptimizer.__init__ must be a bool, but got: {!r}'.format(
-        dynamic
-      )
+      '"dynamic" argument to LossScaleOptimizer.__init__ must be a bool, but got: '
+      "{!r}".format(dynamic)
     )
   if not dynamic:
     if initial_scale is None:
@@ -541,17 +573,21 @@ def _later_loss_scale(
         )
       )
     return loss_scale.FixedLossScale(initial_scale)
-  dynamic_arguments.update(
-    initial_loss_scale=initial_scale, increment_period=dynamic_growth_steps
-  )
-  return loss_scale.DynamicLossScale(
-    **{name: value for name, value in dynamic_arguments.items() if value is not None}
-  )
+  if initial_scale is not None:
+    dynamic_arguments["initial_loss_scale"] = initial_scale
+  if dynamic_growth_steps is not None:
+    dynamic_arguments["increment_period"] = dynamic_growth_steps
+  return loss_scale.DynamicLossScale(**dynamic_arguments)
 
 
 def _deserialize_scale(
   config: Dict[str, Any], custom_objects: Dict[str, Any]
 ) -> loss_scale.LossScale:
+  """Returns the LossScale that a configuration describes, with `class_name` and
+  `config`; raises a ValueError for an unknown class.
+
+  `custom_objects` are further classes, by name.
+  """
   known: Dict[str, Any] = {
     "FixedLossScale": loss_scale.FixedLossScale,
     "DynamicLossScale": loss_scale.DynamicLossScale,

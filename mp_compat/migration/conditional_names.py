@@ -12,11 +12,11 @@ program or by the loss scaling. Under control flow v2 the name scope is dropped:
 The conditionals that the class builds in `apply_gradients`, and their order, determine
 the name:
 
-    loss scale                   conditionals of TensorFlow's class                the variables are created in the
-    DynamicLossScale             one to update the scale, then one to apply        second
-    tf.contrib, exponential      one to apply, then one to update the scale        first
-    tf.contrib, fixed            one to apply                                      first
-    any other                    none                                              (TensorFlow's class ignores `update`)
+    loss scale                 conditionals, in order          variables are made in
+    DynamicLossScale           update the scale, apply         the second
+    tf.contrib, exponential    apply, update the scale         the first
+    tf.contrib, fixed          apply                           the first
+    any other                  none: `update` is ignored
 
 This package builds its conditionals in name scopes of their own. For each name scope of
 a graph, it counts those that TensorFlow's class would have built, and adds their number
@@ -81,8 +81,13 @@ def take_names_of_scaling(compute_gradients: _Function) -> _Function:
     if not _is_in_plain_graph():
       return compute_gradients(self, loss, *args, **kwargs)
     scaling = native_names.of_compute_gradients(self.loss_scale, loss)
-    if scaling:  # This package reads the loss scale in the current name scope, too.
-      native_names.take(native_names.without(scaling.before, scaling.reading))
+    if scaling:
+      # This package reads the loss scale in the current name scope, too.
+      names = native_names.without(scaling.before, scaling.reading)
+      if callable(loss):
+        loss = _taking_after(loss, names)
+      else:
+        native_names.take(names)
     pairs = compute_gradients(self, loss, *args, **kwargs)
     grads = [grad for grad, _ in pairs]
     unscaling = native_names.of_compute_gradients(self.loss_scale, loss, grads)
@@ -90,6 +95,17 @@ def take_names_of_scaling(compute_gradients: _Function) -> _Function:
     return pairs
 
   return take_and_compute
+
+
+def _taking_after(loss: Callable[[], Any], names: List[str]) -> Callable[[], Any]:
+  """Returns a callable loss that takes names after it has built its ops."""
+
+  def build_and_take() -> Any:
+    built = loss()
+    native_names.take(names)
+    return built
+
+  return build_and_take
 
 
 def record_tensorflow_names(apply_gradients: _Function) -> _Function:
@@ -157,11 +173,18 @@ def _record_names(
     return
   count, applying = conditionals
   number += offsets[scope] + applying
-  offsets[scope] += 0 if is_counted else count
-  conditional = "cond_{}".format(number) if number else "cond"
-  scopes = [] if tf.control_flow_v2_enabled() else [scope, conditional]
-  for name, (before, after) in created.items() if count else []:
-    _record(graph, name, before + "/".join(filter(None, [*scopes, after])))
+  if not is_counted:
+    offsets[scope] += count
+  conditional = "cond"
+  if number:
+    conditional = "cond_{}".format(number)
+  scopes = [scope, conditional]
+  if tf.control_flow_v2_enabled():  # which drops the name scope
+    scopes = []
+  if not count:
+    return
+  for name, (before, after) in created.items():
+    _record(graph, name, before + _joined(*scopes, after))
 
 
 @contextlib.contextmanager
@@ -191,7 +214,9 @@ def note_variables(
       return apply_in_each_replica(should_apply, apply, *args)
     outer = graphs.name_scope()
     conditionals = graphs.record_in(graph, "conditionals_of_steps", list)
-    conditional = conditionals[-1] if conditionals else None
+    conditional = None
+    if conditionals:
+      conditional = conditionals[-1]
 
     def apply_in_conditional(*inner_args: Any, **inner_kwargs: Any) -> object:
       with _name_scope(conditional):
@@ -203,11 +228,12 @@ def note_variables(
       wanted = options.get("name")
       if conditional and wanted:  # the slot of a tensor, which has the name of the op
         options["name"] = _without(conditional, outer, wanted)
-      current = graphs.name_scope()
-      with _name_scope(_without(conditional, outer, current) if conditional else None):
-        asked = "/".join(
-          filter(None, [graphs.name_scope(), options.get("name") or "Variable"])
-        ).rstrip("/")
+      scope = None
+      if conditional:
+        scope = _without(conditional, outer, graphs.name_scope())
+      with _name_scope(scope):
+        name = options.get("name") or "Variable"
+        asked = _joined(graphs.name_scope(), name).rstrip("/")
         variable = next_creator(**options)
       _made_in_steps(graph).append((variable, asked))
       return variable
@@ -215,8 +241,9 @@ def note_variables(
     # With replicas, variables are created in the cross-replica context, which has
     # creator scopes of its own.
     with tf.variable_creator_scope(create_variable):
-      wrapped = apply_in_conditional if conditional else apply
-      return apply_in_each_replica(should_apply, wrapped, *args)
+      if not conditional:
+        return apply_in_each_replica(should_apply, apply, *args)
+      return apply_in_each_replica(should_apply, apply_in_conditional, *args)
 
   return apply_and_note
 
@@ -227,7 +254,9 @@ def _name_scope(scope: Optional[str]) -> ContextManager[object]:
   """
   if scope is None:
     return contextlib.nullcontext()
-  return tf.name_scope(scope + "/" if scope else None)
+  if not scope:
+    return tf.name_scope(None)
+  return tf.name_scope(scope + "/")
 
 
 def _without(conditional: str, outer: str, name: str) -> str:
@@ -235,10 +264,16 @@ def _without(conditional: str, outer: str, name: str) -> str:
   head, found, tail = "/{}/".format(name).partition("/{}/".format(conditional))
   if not found:
     return name
-  return "/".join(filter(None, [head.strip("/"), outer, tail.strip("/")]))
+  return _joined(head.strip("/"), outer, tail.strip("/"))
+
+
+def _joined(*parts: str) -> str:
+  """Returns a name from its parts, of which some may be ""."""
+  return "/".join(part for part in parts if part)
 
 
 def _made_in_steps(graph: tf.Graph) -> List[_Made]:
+  """Returns the list of the variables that were made in the last step of a graph."""
   return graphs.record_in(graph, "made_in_steps", list)
 
 
@@ -272,7 +307,10 @@ def _names_in_scope(
 
 
 def _after_scope(name: str, scope: str) -> str:
-  return name[len(scope) + 1 :] if scope and name.startswith(scope + "/") else name
+  """Returns a name without the name scope in which it is, if it is in it."""
+  if not scope or not name.startswith(scope + "/"):
+    return name
+  return name[len(scope) + 1 :]
 
 
 def _conditionals(scale: loss_scale.LossScale) -> Optional[Conditionals]:
@@ -295,6 +333,7 @@ def _conditionals(scale: loss_scale.LossScale) -> Optional[Conditionals]:
 
 
 def _warn_unknown_names(scale: loss_scale.LossScale, names: _Names) -> None:
+  """Warns that the names of variables in TensorFlow's class are unknown, if any."""
   if names:
     log.warn(
       "The name of %s in TensorFlow's class is unknown, because %s, or a loss scale "
@@ -311,7 +350,9 @@ def _record(graph: tf.Graph, name: str, tensorflow_name: str) -> None:
   variable has that name.
   """
   names = files.tensorflow_names(graph)
-  taken, number, unique = set(names.values()), 0, tensorflow_name
+  taken = set(names.values())
+  number = 0
+  unique = tensorflow_name
   while unique in taken:
     number += 1
     unique = "{}_{}".format(tensorflow_name, number)
@@ -322,6 +363,5 @@ def _next_number(graph: tf.Graph, name: str) -> int:
   """Returns the number of the next op `name` in the current name scope: 0 for "cond", 2
   for "cond_2".
   """
-  return int(
-    graph.unique_name(name, mark_as_used=False).rpartition(name)[2].lstrip("_") or 0
-  )
+  _, _, number = graph.unique_name(name, mark_as_used=False).rpartition(name)
+  return int(number.lstrip("_") or 0)

@@ -68,6 +68,9 @@ class Installation:
     return "Installation(patched={}, skipped={})".format(self.patched, self.skipped)
 
   def _install(self) -> None:
+    """Makes the public names, and the functions for checkpoints, refer to this
+    package.
+    """
     for path, replacements in old_names.PUBLIC:
       try:
         copies = self._modules(path)
@@ -75,11 +78,13 @@ class Installation:
         self.skipped.append("tensorflow.{}: {}".format(path, error))
         continue
       for name, new in replacements.items():
-        replacement = operator.attrgetter(new.partition(".")[2])(mp_compat)
+        _, _, path_here = new.partition(".")
+        replacement = operator.attrgetter(path_here)(mp_compat)
         for module in copies:
           self._set(module, name, replacement)
         self.patched.append("tensorflow.{}.{}".format(path, name))
     self._install_checkpoints()
+    self._install_names()
 
   def _install_checkpoints(self) -> None:
     """Makes TensorFlow read checkpoints of every naming scheme, and Saver also write
@@ -101,18 +106,20 @@ class Installation:
       _with_names_in_checkpoint(tf.train.init_from_checkpoint),
     )
     self.patched += [
-      "tensorflow.compat.v1.train." + name
-      for name in (
-        "Saver.restore",
-        "Saver.build",
-        "NewCheckpointReader",
-        "init_from_checkpoint",
-      )
+      "tensorflow.compat.v1.train.Saver.restore",
+      "tensorflow.compat.v1.train.Saver.build",
+      "tensorflow.compat.v1.train.NewCheckpointReader",
+      "tensorflow.compat.v1.train.init_from_checkpoint",
     ]
     if hasattr(tensorflow.contrib, "framework"):  # TensorFlow 1.15
       init = tensorflow.contrib.framework.init_from_checkpoint
       self._replace(init, _with_names_in_checkpoint(init))
       self.patched.append("tensorflow.contrib.framework.init_from_checkpoint")
+
+  def _install_names(self) -> None:
+    """Makes the wrapper take the names that TensorFlow's class takes, and record the
+    names of variables that this one would give.
+    """
     apply = conditional_apply.apply_in_each_replica
     self._set(
       conditional_apply,

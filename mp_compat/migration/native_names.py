@@ -21,9 +21,8 @@ from mp_compat._tensorflow import tf
 from mp_compat.contrib import mixed_precision as contrib
 from mp_compat.core import loss_scale
 
-_STEP = (
-  "step_of_native_class"  # begins the names that the inner optimizer's caller gives
-)
+# begins the names that the inner optimizer's caller gives
+_STEP = "step_of_native_class"
 _OWN_UPDATES = (
   loss_scale.DynamicLossScale.update,
   loss_scale.FixedLossScale.update,
@@ -32,11 +31,24 @@ _OWN_UPDATES = (
 )
 
 
-class Requests(NamedTuple):
-  """The names that are requested in the current name scope, in order."""
+# What TensorFlow's class raises for a step that it cannot build: TypeError for
+# gradients that are not float32, ValueError for IndexedSlices without a shape, and
+# AttributeError for a loss that is None.
+_CANNOT_BUILD = (TypeError, ValueError, AttributeError)
 
-  reading: List[str]  # by a read of the loss scale
-  before: List[str]  # the inner optimizer is called; the last is that of a conditional
+
+class Requests(NamedTuple):
+  """The names that are requested in the current name scope, in order.
+
+  Attributes:
+    reading: Those of a read of the loss scale.
+    before: Those before the inner optimizer is called; the last is that of the
+      conditional that calls it, if any.
+    after: Those after that.
+  """
+
+  reading: List[str]
+  before: List[str]
   after: List[str]
 
   @property
@@ -68,12 +80,23 @@ def of_compute_gradients(
 ) -> Optional[Requests]:
   """Returns the names that `compute_gradients` requests for a loss and its gradients;
   None if this TensorFlow has no such class.
+
+  What a callable loss returns is not known before it is called: it is taken for
+  float32, which the names do not depend on.
   """
+  if callable(loss):
+
+    def build_with_callable(optimizer: tf.train.Optimizer, twins: List[Any]) -> None:
+      (twin,) = twins
+      optimizer.compute_gradients(lambda: twin)
+
+    return _requests(scale, [0.0], grads, build_with_callable)
 
   def build(optimizer: tf.train.Optimizer, twins: List[Any]) -> None:
-    optimizer.compute_gradients((lambda: twins[0]) if callable(loss) else twins[0])
+    (twin,) = twins
+    optimizer.compute_gradients(twin)
 
-  return _requests(scale, [None if callable(loss) else loss], grads, build)
+  return _requests(scale, [loss], grads, build)
 
 
 def of_apply_gradients(
@@ -114,6 +137,8 @@ def _requests(
 ) -> Optional[Requests]:
   """Returns the names that `build(optimizer, twins of arguments)` requests at the root
   of a new graph; the inner optimizer computes twins of `grads`.
+
+  Returns None if this TensorFlow has no such class, or its class cannot build the step.
   """
   requests = Requests([], [], [])
   current = requests.reading
@@ -145,8 +170,8 @@ def _requests(
       tf.convert_to_tensor(read())
       current = requests.before
       build(optimizer, twins)
-    except Exception:
-      return None  # TensorFlow's class cannot build this step, such as with float16.
+    except _CANNOT_BUILD:
+      return None
   return requests
 
 
@@ -158,7 +183,7 @@ def _twin(value: Any) -> Any:
     return None
   if isinstance(value, tf.IndexedSlices):
     return tf.IndexedSlices(
-      *map(_twin, (value.values, value.indices, value.dense_shape))
+      _twin(value.values), _twin(value.indices), _twin(value.dense_shape)
     )
   dtype = getattr(value, "dtype", tf.float32)
   shape = getattr(value, "shape", None)
@@ -188,6 +213,7 @@ def _make_native(
 
 
 def _no_scale() -> float:
+  """Returns a scale, in place of a loss scale that does not exist."""
   return 1.0
 
 

@@ -3,8 +3,8 @@
 package.
 
 All names are full names, as strings: nothing is imported. `PUBLIC` and `PRIVATE` have
-them by module, as `install()` sets them; `OLD_NAMES` has both, as `migrate` looks them
-up:
+them by module; `install()` sets the public ones, and `OLD_NAMES` has both, as `migrate`
+looks them up:
 
     >>> from mp_compat.migration import old_names
     >>> old_names.OLD_NAMES["tensorflow.train.experimental.DynamicLossScale"]
@@ -31,7 +31,7 @@ _OPTIMIZER = _names_in(_FLAT, "MixedPrecisionLossScaleOptimizer")
 _REWRITE = _names_in(
   _FLAT, "enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite"
 )
-_TRAINING = dict(dict(_LOSS_SCALES, **_OPTIMIZER), **_REWRITE)
+_TRAINING = {**_LOSS_SCALES, **_OPTIMIZER, **_REWRITE}
 _MANAGERS = _names_in(
   _CONTRIB,
   "LossScaleManager",
@@ -55,22 +55,21 @@ PUBLIC: Tuple[Tuple[str, Dict[str, str]], ...] = (
   ("keras.mixed_precision.experimental", _KERAS_WRAPPER),
   ("compat.v1.keras.mixed_precision.experimental", _KERAS_WRAPPER),
   ("compat.v2.keras.mixed_precision.experimental", _KERAS_WRAPPER),
-  ("contrib.mixed_precision", dict(_MANAGERS, **_WRAPPER)),
+  ("contrib.mixed_precision", {**_MANAGERS, **_WRAPPER}),
 )
+
+_REWRITE_V1 = {name + "_v1": new for name, new in _REWRITE.items()}
 
 # The private modules that define the interface. Programs import these, too.
 PRIVATE: Tuple[Tuple[str, Dict[str, str]], ...] = (
   (
     "python.training.experimental.loss_scale",
-    dict(_LOSS_SCALES, get=_FLAT + ".get_loss_scale"),
+    {**_LOSS_SCALES, "get": _FLAT + ".get_loss_scale"},
   ),
   ("python.training.experimental.loss_scale_optimizer", _OPTIMIZER),
   (
     "python.training.experimental.mixed_precision",
-    dict(
-      dict(_REWRITE, **_REGISTER),
-      **{name + "_v1": new for name, new in _REWRITE.items()},
-    ),
+    {**_REWRITE, **_REGISTER, **_REWRITE_V1},
   ),
   ("python.keras.mixed_precision.experimental.loss_scale_optimizer", _KERAS_WRAPPER),
   ("contrib.mixed_precision.python.loss_scale_manager", _MANAGERS),

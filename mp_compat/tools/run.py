@@ -39,18 +39,23 @@ def load(argv: List[str]) -> Tuple[types.ModuleType, types.CodeType]:
     expected = (
       "expected a script, a directory or zip file with __main__.py, or -m and a module"
     )
-    passed = " ".join(argv[: 2 if argv[0] == "-m" else 1])
+    passed = argv[0]
+    if passed == "-m":
+      passed = " ".join(argv[:2])
     raise NotFoundError("{}, but got {}: {}".format(expected, passed, error)) from error
 
 
 def _load(argv: List[str]) -> Tuple[types.ModuleType, types.CodeType]:
+  """Does what `load` does; its NotFoundError says only what is wrong."""
   # With -P, PYTHONSAFEPATH or -I, the interpreter adds no directory.
   is_safe = bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
   if not is_safe:
     del sys.path[0]  # what it added for this command
   details = vars(runpy)  # The interpreter uses these private functions, too.
   if argv[0] == "-m":
-    sys.argv, sys.path[:0] = argv[1:], [] if is_safe else [os.getcwd()]
+    sys.argv = argv[1:]
+    if not is_safe:
+      sys.path.insert(0, os.getcwd())
     _, spec, code = details["_get_module_details"](argv[1], NotFoundError)
     sys.argv[0] = spec.origin or argv[1]
     return _make_main(spec.origin, spec.loader, spec), code
@@ -61,7 +66,8 @@ def _load(argv: List[str]) -> Tuple[types.ModuleType, types.CodeType]:
     sys.path.insert(0, path)
     _, spec, code = details["_get_main_module_details"](NotFoundError)
     return _make_main(spec.origin, spec.loader, spec), code
-  sys.path[:0] = [] if is_safe else [os.path.dirname(os.path.realpath(path))]
+  if not is_safe:
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
   try:
     return _load_script(path)
   except OSError as error:
@@ -75,11 +81,16 @@ def execute(main: types.ModuleType, code: types.CodeType) -> None:
 
 
 def _load_script(path: str) -> Tuple[types.ModuleType, types.CodeType]:
+  """Returns a module and the code of a script, or of a compiled one.
+
+  Raises:
+    OSError: If the file cannot be read.
+    Exception: What compiling it raises.
+  """
   if path.endswith(".pyc"):
     compiled = importlib.machinery.SourcelessFileLoader("__main__", path)
-    return _make_main(path, compiled), cast(
-      types.CodeType, compiled.get_code("__main__")
-    )
+    main = _make_main(path, compiled)
+    return main, cast(types.CodeType, compiled.get_code("__main__"))
   loader = importlib.machinery.SourceFileLoader("__main__", path)
   # `get_code` would write a .pyc file
   code = loader.source_to_code(loader.get_data(path), path)
@@ -91,6 +102,9 @@ def _make_main(
   loader: object,
   spec: Optional[importlib.machinery.ModuleSpec] = None,
 ) -> types.ModuleType:
+  """Returns an empty module with the attributes that the interpreter gives to
+  `__main__`; `spec` is None for a script.
+  """
   main = types.ModuleType("__main__")
   vars(main).update(
     __annotations__={},

@@ -97,6 +97,17 @@ def twice():
   return loss
 
 
+def callable_loss():
+  x = tf.placeholder(tf.float32, [2])
+  w = tf.get_variable("w", [2])
+
+  def loss():
+    return tf.reduce_sum(x * tf.square(w))
+
+  wrap(tf.train.AdamOptimizer()).minimize(loss, var_list=[w])
+  return loss()
+
+
 def fixed():
   return once(scale=128.0)
 
@@ -139,6 +150,7 @@ PROGRAMS = {
   "adam": once,
   "sparse": sparse,
   "clipped": clipped,
+  "callable_loss": callable_loss,
   "in_scopes": in_scopes,
   "twice": twice,
   "fixed": fixed,

@@ -48,7 +48,11 @@ from mp_compat.graph import graphs
 from mp_compat.tools import run
 from mp_compat.tools.compare import processes
 from mp_compat.tools.compare import recording
+from mp_compat.tools.compare import run_effects
+from mp_compat.tools.compare import seeds
 from mp_compat.tools.compare import sessions
+from mp_compat.tools.compare import step_building
+from mp_compat.tools.compare import steps
 from mp_compat.tools.compare import training
 from mp_compat.training import step
 
@@ -59,37 +63,68 @@ Values = Dict[str, Any]  # of variables by name, as a session returns them
 
 
 class _Graph:
-  """What is known of a graph."""
+  """What is known of a graph.
+
+  Attributes:
+    number: Its number in the recording.
+    version: The number of ops when the attributes below were computed.
+    effects: What runs do to variables, by the names of what is fetched, and of what is
+      fed.
+    tensors: The tensors that read its variables, by the names of these.
+    variables: What the recording says of its variables.
+    trained: The names of the variables that its steps train.
+  """
 
   def __init__(self, number: int) -> None:
     self.number = number
-    self.version = -1  # the number of ops when the attributes below were computed
-    # by what is fetched and fed
-    self.effects: Dict[Tuple[FrozenSet[str], FrozenSet[str]], sessions.Effects] = {}
+    self.version = -1
+    self.effects: Dict[Tuple[FrozenSet[str], FrozenSet[str]], run_effects.Effects] = {}
     self.tensors: Dict[str, tf.Tensor] = {}
     self.variables = recording.Variables({}, {}, {})
-    self.trained: FrozenSet[str] = frozenset()  # the variables that its steps train
+    self.trained: FrozenSet[str] = frozenset()
 
 
 class _Session:
-  """What is known of a session: what it did, and its variables at the last record."""
+  """What is known of a session.
+
+  Attributes:
+    history: What it did, and which records are due.
+    digests: Checksums of its variables at the last record, by name; without those that
+      are not initialized.
+    unread: The variables that were not initialized, and that no run changed since.
+  """
 
   def __init__(self, every: int) -> None:
     self.history = training.Session(every)
-    self.digests: Dict[str, int] = {}  # of those that are initialized
-    # those that were not initialized, and that no run changed since
+    self.digests: Dict[str, int] = {}
     self.unread: Set[str] = set()
 
 
 class Recorder:
-  """Records the runs of all sessions of this process."""
+  """Records the runs of all sessions of this process. For each run:
+
+      effects = what it does to variables
+      record the variables            if the session starts from them
+      run
+      executions = the steps that it executed
+      count it
+      record the variables            if `training.Session` says so
+      end the process                 after the last step, or a different start
+
+  A record is written and compared with that of the reference in the same place. The
+  first difference is noted, and its values are kept in a file.
+
+  Attributes:
+    notes: What was noted last, by kind.
+  """
 
   def __init__(self, settings: recording.Settings) -> None:
+    """Begins the recording of a run of the program."""
     self._settings = settings
     # complete after each line
     self._file = open(settings.recording, "w", encoding="utf-8", buffering=1)
     self._reference: Iterator[recording.Record] = iter(())
-    self._known_steps: List[sessions.KnownStep] = []  # of this and the first run
+    self._known_steps: List[steps.KnownStep] = []  # of this and the first run
     if settings.reference:
       self._reference = recording.read_records(settings.reference)
       self._known_steps += _read_steps(settings.reference)
@@ -117,14 +152,12 @@ class Recorder:
 
   def note(self, **notes: object) -> None:
     """Writes notes, unless they are the same as the last of their kinds."""
-    if any(
-      kind not in self.notes or self.notes[kind] != value
-      for kind, value in notes.items()
-    ):
+    updated = {**self.notes, **notes}
+    if updated != self.notes:
       self.notes.update(notes)
       self._write(notes=notes)
 
-  def know(self, step: sessions.KnownStep) -> None:
+  def know(self, step: steps.KnownStep) -> None:
     """Notes a step that was built, to find it in a graph that imports it, also in a
     later run. Those that tell their executions only tell them in this process.
     """
@@ -144,26 +177,46 @@ class Recorder:
     """
     with self._lock:
       graph = self._graph(sess.graph)
-      key = frozenset(element.name for element in elements), fed
-      if key not in graph.effects:
-        graph.effects[key] = sessions.effects_of(sess.graph, elements, fed)
-      effects = graph.effects[key]
+      effects = self._effects(sess.graph, graph, elements, fed)
       is_forked = os.getpid() != self._pid
-      if is_forked and effects.change.may_train:
-        self.note(unseen="fork")
       if not is_forked:
         self._before(sess, graph, effects.change)
+      elif effects.change.may_train:
+        self.note(unseen="fork")
+    if is_forked:
+      return self._run_forked(effects, run)
     decided = None
     try:
-      result, decided = run([] if is_forked else effects.decisions)
+      result, decided = run(effects.decisions)
       return result
     finally:
       with self._lock:
-        executions = sessions.take_executions(effects.steps, decided or {})
-        if not is_forked:
-          self._sessions[sess].unread -= effects.change.written
-        if not is_forked and decided is not None:  # not if the run failed
+        executions = steps.take_executions(effects.steps, decided or {})
+        self._sessions[sess].unread -= effects.change.written
+        if decided is not None:  # not if the run failed
           self._after(sess, graph, effects.change, executions)
+
+  def _run_forked(self, effects: run_effects.Effects, run: sessions.Run) -> Any:
+    """Runs in a forked process, which has no recording of its own."""
+    try:
+      result, _ = run([])
+      return result
+    finally:
+      with self._lock:
+        steps.take_executions(effects.steps, {})
+
+  def _effects(
+    self,
+    graph: tf.Graph,
+    known: _Graph,
+    elements: List[Union[tf.Operation, tf.Tensor]],
+    fed: FrozenSet[str],
+  ) -> run_effects.Effects:
+    """Returns what a run of `elements` does to variables; remembers it in `known`."""
+    key = frozenset(element.name for element in elements), fed
+    if key not in known.effects:
+      known.effects[key] = run_effects.effects_of(graph, elements, fed)
+    return known.effects[key]
 
   def _before(self, sess: tf.Session, graph: _Graph, change: training.Change) -> None:
     """Records what a session starts from, if that is due before a run."""
@@ -198,72 +251,80 @@ class Recorder:
   def _graph(self, graph: tf.Graph) -> _Graph:
     """Returns what is known of a graph; computes it again if ops were added to it."""
     known = graphs.record_in(graph, "recording", lambda: _Graph(next(self._numbers)))
-    if known.version != graph.version:
-      known.version, known.effects, earlier = graph.version, {}, list(known.tensors)
-      sessions.find_imported(graph, self._known_steps)
-      known.trained = sessions.trained_variables(graph)
-      known.tensors = sessions.variable_values(graph)
-      if list(known.tensors) != earlier:
-        shapes = {
-          name: [-1] if tensor.shape.ndims is None else tensor.shape.as_list()
-          for name, tensor in known.tensors.items()
-        }
-        # The variables that a LossScale registered, and those of TensorFlow's.
-        registered = sorted(loss_scale.state_names(graph).intersection(shapes))
-        state = {**dict(zip(registered, registered)), **naming_schemes.state(shapes)}
-        is_scaled = self._settings.run == recording.SCALED
-        renamed = files.tensorflow_names(graph) if is_scaled else {}
-        known.variables = recording.Variables(shapes, renamed, state)
-        self._write(graph=known.number, variables=dataclasses.asdict(known.variables))
+    if known.version == graph.version:
+      return known
+    known.version = graph.version
+    known.effects = {}
+    earlier = list(known.tensors)
+    steps.find_imported(graph, self._known_steps)
+    known.trained = steps.trained_variables(graph)
+    known.tensors = run_effects.variable_values(graph)
+    if list(known.tensors) != earlier:
+      known.variables = self._variables(graph, known.tensors)
+      self._write(graph=known.number, variables=dataclasses.asdict(known.variables))
     return known
+
+  def _variables(
+    self, graph: tf.Graph, tensors: Dict[str, tf.Tensor]
+  ) -> recording.Variables:
+    """Returns what the recording says of the variables of a graph, which `tensors`
+    read.
+    """
+    shapes = {}
+    for name, tensor in tensors.items():
+      shapes[name] = [-1]
+      if tensor.shape.ndims is not None:
+        shapes[name] = tensor.shape.as_list()
+    # The variables that a LossScale registered, and those of TensorFlow's.
+    registered = sorted(loss_scale.state_names(graph).intersection(shapes))
+    state = {name: name for name in registered}
+    state.update(naming_schemes.state(shapes))
+    renamed: Dict[str, str] = {}
+    if self._settings.run == recording.SCALED:
+      renamed = files.tensorflow_names(graph)
+    return recording.Variables(shapes, renamed, state)
 
   def _record(self, sess: tf.Session, graph: _Graph, kind: str) -> None:
     """Records all variables of a session: anything may have changed them, such as
     functions of `tf.data`, which no op of a run tells, or other sessions of a server.
     """
-    known, kept = self._sessions[sess], self._settings.keep.get(str(self._index), [])
-    if sess.sess_str:
-      known.unread.clear()
-    read = {
-      name: tensor for name, tensor in graph.tensors.items() if name not in known.unread
-    }
-    values = sessions.read(sess, read)
-    known.unread.update(read.keys() - values.keys())
-    digests = {name: _digest(value) for name, value in values.items()}
-    changed = {
-      name for name, digest in digests.items() if known.digests.get(name) != digest
-    }
-    known.digests.update(digests)
-    record = recording.Record(
-      graph.variables,
-      {
-        "graph": graph.number,
-        "kind": kind,
-        # None for a variable that is not initialized
-        "digests": [known.digests.get(name) for name in graph.tensors],
-        "assigned": sorted(known.history.assigned),
-        "skipped": known.history.skipped,
-        "global_step": np.asarray(values.get("global_step")).tolist(),
-      },
-    )
+    known = self._sessions[sess]
+    values = self._read(sess, graph)
+    changed = _update_digests(known.digests, values)
+    record = _record_of(graph, known, kind, values)
     self._write(**record.line)
     self._note_scales(graph.variables.state, values)
     self.note(variables=max(self.notes["variables"], len(known.digests)))
-    assigned = {*self.notes["assigned"], *known.history.assigned}
-    self.note(assigned=sorted(assigned))
-    without, scaled = known.history.end_record(changed)
+    self.note(assigned=sorted({*self.notes["assigned"], *known.history.assigned}))
+    trained_without, trained = known.history.end_record(changed)
     if kind == training.STEP:
       self.note(
         read=self.notes["read"] + 1,
-        trained=self.notes["trained"] or scaled,
-        trained_without=self.notes["trained_without"] or without,
+        trained=self.notes["trained"] or trained,
+        trained_without=self.notes["trained_without"] or trained_without,
       )
     differing = self._differing(record)
-    self._keep({name: values[name] for name in kept or differing if name in values})
+    kept = self._settings.keep.get(str(self._index)) or differing
+    self._keep({name: values[name] for name in kept if name in values})
     self._index += 1
     is_original = self._settings.run == recording.ORIGINAL
     if is_original and not sys.modules.keys().isdisjoint(_OPTIMIZERS):
       self.note(uses="mp_compat")
+
+  def _read(self, sess: tf.Session, graph: _Graph) -> Values:
+    """Returns the values of the variables that are initialized; does not try those that
+    were not at the last record, and that no run changed since.
+    """
+    known = self._sessions[sess]
+    if sess.sess_str:  # Other sessions of the server may have initialized them.
+      known.unread.clear()
+    tried = {}
+    for name, tensor in graph.tensors.items():
+      if name not in known.unread:
+        tried[name] = tensor
+    values = sessions.read(sess, tried)
+    known.unread.update(tried.keys() - values.keys())
+    return values
 
   def _note_scales(self, state: Dict[str, str], values: Values) -> None:
     """Notes the first and the last value of each loss scale; `state` has roles by
@@ -301,18 +362,18 @@ class Recorder:
     """
     if not values:
       return
-    arrays = {name: np.asarray(value) for name, value in values.items()}
-    numbers: Values = {
-      name: array.astype("c16" if array.dtype.kind == "c" else "f8")
-      for name, array in arrays.items()
-      if array.dtype.kind not in "OSU"
-    }
+    numbers: Values = {}
+    for name, value in values.items():
+      array = np.asarray(value)
+      if array.dtype.kind == "c":
+        numbers[name] = array.astype(np.complex128)
+      elif array.dtype.kind not in "OSU":  # objects and strings
+        numbers[name] = array.astype(np.float64)
+    finite = [np.isfinite(array).all() for array in numbers.values()]
+    shown = {name + ":0": numbers[name] for name in list(numbers)[: recording.SHOWN]}
+    path = recording.values_path(self._settings.recording, self._index)
     with _giving_up():
-      np.savez(
-        recording.values_path(self._settings.recording, self._index),
-        finite=np.array([np.isfinite(array).all() for array in numbers.values()]),
-        **{name + ":0": numbers[name] for name in list(numbers)[: recording.SHOWN]},
-      )
+      np.savez(path, finite=np.array(finite), **shown)
 
   def note_exec(self, is_replaced: bool) -> None:
     """Notes that the program replaces itself by another one, or that it did not."""
@@ -335,6 +396,7 @@ class Recorder:
     os._exit(0)
 
   def _write(self, **line: object) -> None:
+    """Writes a line of the recording."""
     with _giving_up():
       self._file.write(json.dumps(line) + "\n")
 
@@ -352,25 +414,54 @@ def _giving_up() -> Iterator[None]:
     )
 
 
+def _update_digests(digests: Dict[str, int], values: Values) -> Set[str]:
+  """Sets the digests of variables to those of `values`; returns the names of those that
+  changed.
+  """
+  changed = set()
+  for name, value in values.items():
+    digest = _digest(value)
+    if digests.get(name) != digest:
+      changed.add(name)
+    digests[name] = digest
+  return changed
+
+
+def _record_of(
+  graph: _Graph, session: _Session, kind: str, values: Values
+) -> recording.Record:
+  """Returns the record of a session whose digests are those of `values`."""
+  line = {
+    "graph": graph.number,
+    "kind": kind,
+    # None for a variable that is not initialized
+    "digests": [session.digests.get(name) for name in graph.tensors],
+    "assigned": sorted(session.history.assigned),
+    "skipped": session.history.skipped,
+    "global_step": np.asarray(values.get("global_step")).tolist(),
+  }
+  return recording.Record(graph.variables, line)
+
+
 def _digest(value: Any) -> int:
   """Returns a checksum of the dtype, the shape and the bits of a value; other bits in
   one number change it always.
   """
   array = np.asarray(value)
   kind = zlib.crc32("{} {}".format(array.dtype, array.shape).encode())
-  bits: Any = (
-    repr(array.tolist()).encode()
-    if array.dtype == object
-    else np.ascontiguousarray(array).view(np.uint8)
-  )
+  bits: Any
+  if array.dtype == object:  # strings
+    bits = repr(array.tolist()).encode()
+  else:
+    bits = np.ascontiguousarray(array).view(np.uint8)
   return zlib.crc32(bits, kind)
 
 
-def _read_steps(path: str) -> Iterator[sessions.KnownStep]:
+def _read_steps(path: str) -> Iterator[steps.KnownStep]:
   """Yields the steps that another run noted."""
   for line in recording.read_lines(path):
     if "step" in line:
-      yield sessions.KnownStep(**line["step"])
+      yield steps.KnownStep(**line["step"])
 
 
 def _observe_exec(recorder: Recorder) -> None:
@@ -379,11 +470,11 @@ def _observe_exec(recorder: Recorder) -> None:
   def noting(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
     @functools.wraps(execute)
     def note_and_execute(*args: Any) -> NoReturn:
-      recorder.note_exec(True)
+      recorder.note_exec(is_replaced=True)
       try:
         execute(*args)
       finally:
-        recorder.note_exec(False)  # It failed.
+        recorder.note_exec(is_replaced=False)  # It failed.
 
     return note_and_execute
 
@@ -399,29 +490,48 @@ def _install(settings: recording.Settings, recorder: Recorder) -> None:
   from mp_compat.migration import installation
 
   installation.install()
-  messages: Set[str] = set()
-  log.observers += [messages.add, lambda _: recorder.note(warnings=sorted(messages))]
-  unscaled = mp_compat.FixedLossScale(1)
+  _observe_warnings(recorder)
   wrappers: List[Any] = [
     mp_compat.MixedPrecisionLossScaleOptimizer,
     keras_optimizer.LossScaleOptimizer,
   ]
-  for wrapper in wrappers:
-    # One loss scale for all: some share theirs.
-    wrapper.__init__ = _noting(
-      wrapper.__init__,
-      recorder,
-      unscaled if settings.run == recording.UNSCALED else None,
-    )
+  unscaled = None
   if settings.run == recording.UNSCALED:
-    decide = step.decide
+    # One loss scale for all: some share theirs.
+    unscaled = mp_compat.FixedLossScale(1)
+    step.decide = _always_applying(step.decide)
+  for wrapper in wrappers:
+    wrapper.__init__ = _noting(wrapper.__init__, recorder, unscaled)
 
-    def decide_to_apply(*args: Any, **kwargs: Any) -> step.Decision:
-      decision = decide(*args, **kwargs)
-      # tensors: programs fetch them
-      return decision._replace(apply=[tf.constant(True) for _ in decision.apply])
 
-    step.decide = decide_to_apply
+def _observe_warnings(recorder: Recorder) -> None:
+  """Notes the warnings of this package, also those that the program's verbosity
+  hides.
+  """
+  messages: Set[str] = set()
+  warn = log.warn
+
+  @functools.wraps(warn)
+  def note_and_warn(message: str, *args: object) -> None:
+    messages.add(log.text_of(message, *args))
+    recorder.note(warnings=sorted(messages))
+    warn(message, *args)
+
+  log.warn = note_and_warn
+
+
+def _always_applying(
+  decide: Callable[..., step.Decision],
+) -> Callable[..., step.Decision]:
+  """Returns a wrapper of `step.decide` that applies each step."""
+
+  @functools.wraps(decide)
+  def decide_to_apply(*args: Any, **kwargs: Any) -> step.Decision:
+    decision = decide(*args, **kwargs)
+    # tensors: programs fetch them
+    return decision._replace(apply=[tf.constant(True) for _ in decision.apply])
+
+  return decide_to_apply
 
 
 def _noting(
@@ -429,17 +539,48 @@ def _noting(
   recorder: Recorder,
   unscaled: Optional[loss_scale.LossScale],
 ) -> Callable[..., None]:
+  """Returns a wrapper of a constructor that notes that the program uses this package;
+  `unscaled`, if not None, replaces the loss scale.
+  """
+
   @functools.wraps(construct)
   def construct_and_note(self: Any, *args: object, **kwargs: object) -> None:
-    if unscaled:
+    if unscaled is not None:
       # so that programs can read whether the gradients are finite
       kwargs.pop("skip_nonfinite", None)
     construct(self, *args, **kwargs)
     recorder.note(uses="mp_compat")
-    if unscaled:
+    if unscaled is not None:
       self._loss_scale = unscaled
 
   return construct_and_note
+
+
+def _of_update(grads: object, result: Tuple[object, object]) -> List[object]:
+  """Returns whether `update(grads)` of a LossScale decides to apply a step."""
+  del grads
+  _, should_apply = result
+  return [should_apply]
+
+
+def _of_manager(finite: object, result: object) -> List[object]:
+  """Returns what `update_loss_scale(finite)` of contrib's managers is told."""
+  del result
+  return [finite]
+
+
+def _of_decision(grads: object, decision: step.Decision) -> List[object]:
+  """Returns whether `step.decide` of this package decides to apply a step."""
+  del grads
+  return list(decision.apply)
+
+
+# An optimizer's attribute with a loss scale of TensorFlow, its method that decides, and
+# what says how: `decisions_of` of `observe_decisions`.
+_DECIDING = (
+  ("_loss_scale", "update", _of_update),
+  ("_loss_scale_manager", "update_loss_scale", _of_manager),
+)
 
 
 def _scales_loss(optimizer: object) -> bool:
@@ -448,17 +589,14 @@ def _scales_loss(optimizer: object) -> bool:
   Makes graphs record which steps of one of TensorFlow's optimizers its loss scale
   applies.
   """
-  is_scaled = any(
-    base.__module__.startswith("mp_compat.") for base in type(optimizer).__mro__
-  )
-  for attribute, method, decisions_of in (
-    ("_loss_scale", "update", lambda _, result: [result[1]]),
-    ("_loss_scale_manager", "update_loss_scale", lambda finite, _: [finite]),  # contrib
-  ):
+  is_scaled = False
+  for base in type(optimizer).__mro__:
+    is_scaled = is_scaled or base.__module__.startswith("mp_compat.")
+  for attribute, method, decisions_of in _DECIDING:
     scale = getattr(optimizer, attribute, None)
     if hasattr(scale, method) and not isinstance(scale, mp_compat.LossScale):
       definer = next(cls for cls in type(scale).__mro__ if method in vars(cls))
-      sessions.observe_decisions(definer, method, decisions_of)
+      step_building.observe_decisions(definer, method, decisions_of)
       is_scaled = True
   return is_scaled
 
@@ -482,11 +620,11 @@ def main() -> None:
   if settings.run != recording.ORIGINAL:
     _install(settings, recorder)
   sessions.observe(recorder.around)
-  sessions.observe_optimizers(_scales_loss, recorder.know)
-  sessions.observe_parts(step, "apply", _part_of, recorder.know)
-  sessions.observe_decisions(step, "decide", lambda _, decision: decision.apply)
+  step_building.observe_optimizers(_scales_loss, recorder.know)
+  step_building.observe_parts(step, "apply", _part_of, recorder.know)
+  step_building.observe_decisions(step, "decide", _of_decision)
   sessions.on_eager_gradients(lambda: recorder.note(unseen="eager"))
-  sessions.make_seeds_repeatable()
+  seeds.make_repeatable()
   _observe_exec(recorder)
   random.seed(0)
   np.random.seed(0)

@@ -19,27 +19,40 @@ from mp_compat.core import matching
 ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
 SHOWN = 3  # variables whose values are kept where they differ
 
-# By kind, what is known of a run. `steps` counts train steps; `scaled` those with loss
-# scaling, `applied` those of them that were applied, `skipped` those with a decision to
-# skip (None if no decision was read); `read` counts records after steps. `trained` says
-# whether an applied step with loss scaling changed a variable in them,
-# `trained_without` whether one without loss scaling did. `assignments` counts records
-# after other runs that changed trained variables, `assigned` has the variables.
-# `unseen`, `replaced`, `unreadable` and `processes` are there if the recording is not
-# complete.
+# What is known of a run, by kind:
+#   steps, scaled, applied, skipped, assignments    as in `training.Totals`
+#   read             the number of records after steps
+#   trained          whether applied steps with loss scaling changed a variable
+#   trained_without  whether steps without loss scaling did
+#   assigned         the trained variables that assignments changed
+#   variables        the largest number of variables in a record
+#   scales           the first and the last value of each loss scale, by its name
+#   difference       the fields of a `Difference`; None if none was found
+#   compared         whether there was a reference; `tensorflow`: the version
+#   uses, warnings   whether this package was used, and what it warned of
+#   unseen, unseen_names, replaced, unreadable, processes
+#                    are there if the recording is not complete
 Notes = Dict[str, Any]
 Arrays = Dict[str, np.ndarray]  # by the names of variables
 
 
 class Settings(NamedTuple):
-  """What the parent passes, as JSON."""
+  """What the parent passes, as JSON.
 
-  run: str  # ORIGINAL, SCALED or UNSCALED
-  recording: str  # the file to write; values of variables go to files beside it
+  Attributes:
+    run: ORIGINAL, SCALED or UNSCALED.
+    recording: The file to write; values of variables go to files beside it.
+    steps: The number of train steps after which the program ends.
+    every: How often records are made: after this many steps, or assignments.
+    reference: The recording to compare with; None for the first run.
+    keep: The variables whose values are kept, by the index of the record.
+  """
+
+  run: str
+  recording: str
   steps: int
   every: int
-  reference: Optional[str]  # the recording to compare with
-  # variables whose values are kept, by the index of the record
+  reference: Optional[str]
   keep: Dict[str, List[str]]
 
 
@@ -47,16 +60,23 @@ class Settings(NamedTuple):
 class Difference:
   """The first record that differs from that of the reference. Pairs have the
   reference's value first.
+
+  Attributes:
+    index: The index of the record.
+    step: The number of steps before it.
+    kinds: The kinds of the records: START, STEP or ASSIGNMENT of `training`.
+    names: The variables that differ, side by side; None for one that a run lacks.
+    assigned: The trained variables that runs which are no steps assigned, since the
+      record before.
+    skipped: How many decisions were to skip a step, since the record before.
+    global_step: The values of `global_step`; None without one.
   """
 
-  index: int  # of the record
-  step: int  # the number of steps before it
-  kinds: Tuple[str, str]  # of the records: those of `training`
-  # the variables that differ; None for one that a run lacks
+  index: int
+  step: int
+  kinds: Tuple[str, str]
   names: Tuple[List[Optional[str]], List[Optional[str]]]
-  # trained variables that runs which are no steps assigned, since the record before
   assigned: List[str]
-  # how many decisions were to skip a step, since the record before
   skipped: Tuple[int, int]
   global_step: Tuple[Any, Any]
 
@@ -68,40 +88,55 @@ class Difference:
   @property
   def is_of_initial_values(self) -> bool:
     """Returns whether the runs have the same variables, and start from other values."""
-    return self.starts and not self.step and all(map(all, self.names))
+    theirs, ours = self.names
+    return self.starts and not self.step and None not in theirs + ours
 
   @property
   def is_unseen_training(self) -> bool:
     """Returns whether a run that is no step, initializer or restore made it: it is in
     one program only, or assigns other values.
     """
-    if self.kinds[0] != self.kinds[1]:
+    theirs, ours = self.kinds
+    if theirs != ours:
       return "assignment" in self.kinds
-    return self.kinds[1] == "assignment" and not set(self.assigned).isdisjoint(
-      self.names[1]
-    )
+    _, differing = self.names
+    return ours == "assignment" and not set(self.assigned).isdisjoint(differing)
 
 
 @dataclasses.dataclass(eq=False)
 class Variables:
-  """The variables of a graph."""
+  """The variables of a graph.
 
-  shapes: Dict[str, List[int]]  # in the order in which they were created
-  # the names that TensorFlow's class gives to some of them
+  Attributes:
+    shapes: Their shapes by name, in the order in which they were created; -1 for an
+      unknown dimension or shape.
+    tensorflow_names: The names that TensorFlow's class gives to some of them.
+    state: The variables of loss scales, and their roles.
+  """
+
+  shapes: Dict[str, List[int]]
   tensorflow_names: Dict[str, str]
-  state: Dict[str, str]  # those of loss scales, and their roles
+  state: Dict[str, str]
 
 
-Line = Dict[str, Any]
+Line = Dict[str, Any]  # of a recording
 
 
 class Record(NamedTuple):
-  """The values of a graph's variables in a session."""
+  """The values of a graph's variables in a session.
+
+  Attributes:
+    variables: The variables of the graph.
+    line: The line of the recording, with `kind`; `digests`, checksums in the order of
+      the variables, None for one that is not initialized; and `assigned`, `skipped` and
+      `global_step` as in a `Difference`.
+  """
 
   variables: Variables
-  line: Line  # `kind`, `digests`, `assigned`, `skipped`, `global_step`
+  line: Line
 
 
+# Names of the same variable in two graphs, the reference's first; None where it lacks.
 _Pairs = List[Tuple[Optional[str], Optional[str]]]
 
 
@@ -115,7 +150,10 @@ def read_notes(path: str) -> Notes:
 
 
 def difference_in(notes: Notes) -> Optional[Difference]:
-  return Difference(**notes["difference"]) if notes["difference"] else None
+  """Returns the first difference that a run noted; None if it found none."""
+  if not notes["difference"]:
+    return None
+  return Difference(**notes["difference"])
 
 
 def read_records(path: str) -> Iterator[Record]:
@@ -131,7 +169,8 @@ def read_records(path: str) -> Iterator[Record]:
 def read_lines(path: str) -> Iterator[Line]:
   """Yields the lines of a recording."""
   with open(path, encoding="utf-8") as file:
-    yield from map(json.loads, file)
+    for line in file:
+      yield json.loads(line)
 
 
 def read_values(recording: str, index: int) -> Arrays:
@@ -203,8 +242,8 @@ def _pairs(reference: Variables, variables: Variables, state: bool) -> _Pairs:
   pairs += [(name, None) for name in sorted(missing)]
   if state:
     return pairs
-  return [
-    (one, two)
-    for one, two in pairs
-    if one not in reference.state and two not in variables.state
-  ]
+  without_state: _Pairs = []
+  for one, two in pairs:
+    if one not in reference.state and two not in variables.state:
+      without_state.append((one, two))
+  return without_state

@@ -30,15 +30,18 @@ RUNS = {
 Values = Callable[[str, int], Arrays]
 
 _UNKNOWN_REASON = "The reason is not known."
-_OVERFLOW = "The first run skipped it: its gradients overflowed. Before it, the bits are the same."
+_OVERFLOW = (
+  "The first run skipped it: its gradients overflowed. Before it, the bits are the "
+  "same."
+)
 _UNSEEN = {
   "eager": "Eager training was seen, which is not compared.",
   "fork": "Training in a forked process was seen, which is not compared.",
   "training": (
-    "Training that was not seen: a run of a session applies gradients to {}, but executes "
-    "nothing that apply_gradients() of an optimizer returned in this process. Steps "
-    "of a graph that is imported are found by their names if the program, or its first "
-    "run, built them."
+    "Training that was not seen: a run of a session applies gradients to {}, but "
+    "executes nothing that apply_gradients() of an optimizer returned in this process. "
+    "Steps of a graph that is imported are found by their names if the program, or its "
+    "first run, built them."
   ),
 }
 
@@ -57,7 +60,10 @@ def hint(run: str, runs: Sequence[str], result: Notes) -> str:
       result["steps"]
     )
   if run == ORIGINAL and SCALED in runs:
-    return "\nIf TensorFlow's own loss scaling is what fails, run it with mp_compat alone: python -m mp_compat run."
+    return (
+      "\nIf TensorFlow's own loss scaling is what fails, run it with mp_compat alone: "
+      "python -m mp_compat run."
+    )
   return ""
 
 
@@ -106,6 +112,7 @@ def _describe_unseen(run: str, result: Notes, first: Notes) -> Optional[str]:
 
 
 def _describe_replaced(steps: int) -> str:
+  """Returns what to do with a program that replaced itself after some train steps."""
   text = "The program replaced itself by another one (os.exec), which is not compared."
   if steps:
     return "{0} --steps {1} ends it after {1} train steps, before that.".format(
@@ -183,12 +190,16 @@ def ends(result: Notes, first: Notes) -> List[int]:
 
 def _first_name(found: Difference) -> str:
   """Returns the name of the first variable of a difference."""
-  return next(filter(None, [*found.names[1], *found.names[0], *found.assigned]))
+  theirs, ours = found.names
+  return next(name for name in [*ours, *theirs, *found.assigned] if name)
 
 
 def _describe_other_start(found: Difference) -> str:
+  """Returns what the report says if a run starts from other values than the first."""
   theirs, ours = found.global_step
-  steps = "" if theirs == ours else "; global_step {}, not {}".format(ours, theirs)
+  steps = ""
+  if theirs != ours:
+    steps = "; global_step {}, not {}".format(ours, theirs)
   return (
     "It starts from other values than the first run: first {}{}. If it goes on from a "
     "checkpoint of an earlier run, name its folder with --restore, or use "
@@ -200,12 +211,7 @@ def _describe_other_start(found: Difference) -> str:
 def describe(run: str, result: Notes, every: int) -> str:
   """Returns what the report says on a run, in one line."""
   found = recording.difference_in(result)
-  text = "{} train steps".format(result["steps"])
-  if result["skipped"] is not None:
-    text += ", {} skipped".format(result["skipped"])
-  for name, scales in result["scales"].items() if run != UNSCALED else []:
-    label = "loss scale" if len(result["scales"]) == 1 else name
-    text += ", {} {:g} -> {:g}".format(label, scales[0], scales[-1])
+  text = _describe_steps(run, result)
   if found:
     ours = found.names[1]
     variables = result["variables"] + ours.count(None)
@@ -222,37 +228,49 @@ def describe(run: str, result: Notes, every: int) -> str:
     return "the same bits in both runs"
   if run == ONCE_MORE:
     return "the same bits in all three runs"
-  each = "each" if every == 1 else "every {}".format(every)
+  each = "each"
+  if every > 1:
+    each = "every {}".format(every)
   return "the same bits: {} variables after {} of {} steps".format(
     result["variables"], each, result["steps"]
   )
 
 
+def _describe_steps(run: str, result: Notes) -> str:
+  """Returns how many steps a run took and skipped, and how its loss scales changed."""
+  text = "{} train steps".format(result["steps"])
+  if result["skipped"] is not None:
+    text += ", {} skipped".format(result["skipped"])
+  if run == UNSCALED:
+    return text
+  for name, scales in result["scales"].items():
+    label = name
+    if len(result["scales"]) == 1:
+      label = "loss scale"
+    text += ", {} {:g} -> {:g}".format(label, scales[0], scales[-1])
+  return text
+
+
 def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[str]]:
-  """Returns the exit code and the sentences at the end of the report."""
+  """Returns the exit code and the sentences at the end of the report.
+
+  The code is UNKNOWN if a repetition of the first run differs from it. It is DIFFERENT
+  if another run does, except where only the first run skipped an overflow.
+  """
+  for run in (AGAIN, ONCE_MORE):
+    repeated = results.get(run)
+    if repeated and (repeated["difference"] or repeated["ends"]):
+      found = recording.difference_in(repeated)
+      return UNKNOWN, [_describe_other_self(found, repeated["ends"])]
   status = SAME
   lines: List[str] = []
   for run, result in results.items():
-    found, ends = recording.difference_in(result), result["ends"]
-    if (found or ends) and run in (AGAIN, ONCE_MORE):
-      return UNKNOWN, [_describe_other_self(found, ends)]
-    if found:
-      reason, description = _describe_difference(run, result, values_of)
-      is_explained = reason == _OVERFLOW and found.step > 1
-      status = status if is_explained else DIFFERENT
-      lines += description
-    if ends:
+    is_same, description = _compare_with_first(run, result, values_of)
+    if not is_same:
       status = DIFFERENT
-      lines.append(
-        "{}: it ended after {} train steps, the first run after {}.".format(
-          RUNS[run], *ends[::-1]
-        )
-      )
-      lines.append("  {} {}".format(_UNKNOWN_REASON, _describe_ends(ends)))
-    lines += [
-      "{}: a warning of mp_compat: {}".format(RUNS[run], warning)
-      for warning in result.get("warnings", [])
-    ]
+    lines += description
+    for warning in result.get("warnings", []):
+      lines.append("{}: a warning of mp_compat: {}".format(RUNS[run], warning))
   if status == DIFFERENT and AGAIN not in results:
     lines.append(
       "Whether the program differs from itself is not known: this needs the run "
@@ -263,6 +281,27 @@ def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[st
   if status == DIFFERENT:
     conclusion = "The program trains differently."
   return status, [conclusion, *lines]
+
+
+def _compare_with_first(
+  run: str, result: Notes, values_of: Values
+) -> Tuple[bool, List[str]]:
+  """Returns whether a run trains as the first one, but for an overflow that only that
+  one skipped, and sentences on how they differ.
+  """
+  is_same = True
+  lines: List[str] = []
+  if result["difference"]:
+    found = Difference(**result["difference"])
+    reason, lines = _describe_difference(run, result, values_of)
+    is_same = reason == _OVERFLOW and found.step > 1
+  if result["ends"]:
+    is_same = False
+    theirs, ours = result["ends"]
+    ending = "{}: it ended after {} train steps, the first run after {}."
+    lines.append(ending.format(RUNS[run], ours, theirs))
+    lines.append("  {} {}".format(_UNKNOWN_REASON, _describe_ends(result["ends"])))
+  return is_same, lines
 
 
 def _describe_others(results: Dict[str, Notes]) -> List[str]:
@@ -292,16 +331,19 @@ def _describe_difference(
 
 
 def _describe_ends(ends: List[int]) -> str:
-  return "Until then the bits are the same. If a time limit ends the program, pass --steps {}.".format(
-    min(ends)
+  """Returns what the report says if two runs end after different numbers of steps."""
+  return (
+    "Until then the bits are the same. If a time limit ends the program, pass "
+    "--steps {}.".format(min(ends))
   )
 
 
 def _describe_other_self(found: Optional[Difference], ends: List[int]) -> str:
   """Returns what the report says if two runs of the program as it is differ."""
   if found is None:
-    return "The program differs from itself: it ended after {} train steps, then after {}. {}".format(
-      *ends, _describe_ends(ends)
+    return (
+      "The program differs from itself: it ended after {} train steps, then after {}. "
+      "{}".format(*ends, _describe_ends(ends))
     )
   if found.starts:
     return _describe_other_start(found)
@@ -326,19 +368,28 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
   if None in found.names[0] + found.names[1]:
     return "The runs do not have the same variables."
   if found.starts:
-    return "A session starts from other values. If it restores a checkpoint, name its folder with --restore."
+    return (
+      "A session starts from other values. If it restores a checkpoint, name its "
+      "folder with --restore."
+    )
   if run == UNSCALED and we_skipped < they_skipped:
     return _OVERFLOW
   if we_skipped <= they_skipped:
     return _UNKNOWN_REASON
   if "finite" not in theirs:
-    return "mp_compat skipped it. Why the first run applied it is not known: this needs the run 'again'."
+    return (
+      "mp_compat skipped it. Why the first run applied it is not known: this needs the "
+      "run 'again'."
+    )
   if np.all(theirs["finite"]):
     return (
       "mp_compat skipped it: clipping or masking hid its overflow, or update() of the "
       "program's LossScale returned False."
     )
-  return "mp_compat skipped it: its gradients overflowed, and a fixed loss scale of TensorFlow's class applies them."
+  return (
+    "mp_compat skipped it: its gradients overflowed, and a fixed loss scale of "
+    "TensorFlow's class applies them."
+  )
 
 
 def _reason_of_state(result: Notes, theirs: Arrays) -> Optional[str]:
@@ -348,7 +399,10 @@ def _reason_of_state(result: Notes, theirs: Arrays) -> Optional[str]:
     return None
   warnings = result.get("warnings", [])
   if any("already scales the loss" in warning for warning in warnings):
-    return "Only the state of loss scales differs: the first run scales the loss twice, mp_compat uses one scale."
+    return (
+      "Only the state of loss scales differs: the first run scales the loss twice, "
+      "mp_compat uses one scale."
+    )
   large = [theirs[name] for name in found.names[0] if name in theirs]
   if large and max(map(np.max, large)) > update_rule.LARGEST_SCALE:
     return (
@@ -362,26 +416,27 @@ def _amounts(found: Difference, theirs: Arrays, ours: Arrays) -> Iterator[str]:
   """Yields lines on the first variables that differ, and by how much, for those whose
   values were kept.
   """
-  for one, two in list(zip(*found.names))[: recording.SHOWN]:
-    if one in theirs and two in ours and theirs[one].shape == ours[two].shape:
-      same = (theirs[one] == ours[two]) | (np.isnan(theirs[one]) & np.isnan(ours[two]))
-      with np.errstate(all="ignore"):
-        apart = np.abs(theirs[one] - ours[two])[~same]
-      finite = apart[np.isfinite(apart)]
-      most = (
-        "by up to {:.3g}".format(finite.max())
-        if finite.size
-        else "not finite in one of the runs"
-      )
-      # The bits of 0 and -0, of large integers and of strings differ although these
-      # numbers are the same.
-      yield "  {}: {}".format(
-        two,
-        "{} of {} values differ, {}".format(apart.size, same.size, most)
-        if apart.size
-        else "differs",
-      )
+  pairs = list(zip(*found.names))
+  for one, two in pairs[: recording.SHOWN]:
+    if not one or not two:
+      yield "  {}: is missing in one of the runs".format(two or one)
+    elif one not in theirs or two not in ours or theirs[one].shape != ours[two].shape:
+      yield "  {}: differs".format(two)
     else:
-      yield "  {}: {}".format(
-        two or one, "differs" if one and two else "is missing in one of the runs"
-      )
+      yield "  {}: {}".format(two, _amount(theirs[one], ours[two]))
+
+
+def _amount(theirs: np.ndarray, ours: np.ndarray) -> str:
+  """Returns how many values of two arrays of the same shape differ, and how much."""
+  is_same = (theirs == ours) | (np.isnan(theirs) & np.isnan(ours))
+  with np.errstate(all="ignore"):
+    apart = np.abs(theirs - ours)[~is_same]
+  if not apart.size:
+    # The bits of 0 and -0, of large integers and of strings differ although these
+    # numbers are the same.
+    return "differs"
+  most = "not finite in one of the runs"
+  finite = apart[np.isfinite(apart)]
+  if finite.size:
+    most = "by up to {:.3g}".format(finite.max())
+  return "{} of {} values differ, {}".format(apart.size, is_same.size, most)

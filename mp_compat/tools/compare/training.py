@@ -32,33 +32,54 @@ START, STEP, ASSIGNMENT = "start", "step", "assignment"
 
 
 class Execution(NamedTuple):
-  """One execution of what a call of `apply_gradients` built."""
+  """One execution of what a call of `apply_gradients` built.
 
-  call: int  # which one
-  variables: FrozenSet[str]  # the names of those to which it applies gradients
-  is_scaled: bool  # whether its optimizer scales the loss
-  # The tensors that decide whether it is applied; steps around each other share them.
+  Attributes:
+    call: The number of the call.
+    variables: The names of the variables to which it applies gradients.
+    is_scaled: Whether its optimizer scales the loss.
+    decisions: The names of the tensors that decide whether it is applied. Steps around
+      each other share them.
+    applied: Whether it was applied; None if its decisions could not be read.
+  """
+
+  call: int
+  variables: FrozenSet[str]
+  is_scaled: bool
   decisions: Tuple[str, ...] = ()
-  applied: Optional[bool] = True  # None if its decisions could not be read
+  applied: Optional[bool] = True
 
 
 class Change(NamedTuple):
-  """What a run may do to variables. Of local variables and metrics, only those count
-  that have gradients.
+  """What a run may do to variables, all by name. Of local variables and metrics, only
+  those count that have gradients.
+
+  Attributes:
+    written: The variables that it may change.
+    others: Those of them that ops may change which belong to no step with loss scaling.
+    is_initialization: Whether it only initializes, restores or feeds variables.
+    may_train: Whether it may execute steps.
+    unseen: The variables that an op of an optimizer changes which belongs to no step.
   """
 
-  written: FrozenSet[str] = frozenset()  # the names of variables that it may change
-  # those that ops may change which do not belong to a step with loss scaling
+  written: FrozenSet[str] = frozenset()
   others: FrozenSet[str] = frozenset()
   is_initialization: bool = False
-  may_train: bool = False  # whether it may execute steps
-  # those that an op of an optimizer changes which belongs to no step
+  may_train: bool = False
   unseen: FrozenSet[str] = frozenset()
 
 
 @dataclasses.dataclass
 class Totals:
-  """Counts over all sessions; `recording.Notes` describes the fields."""
+  """Counts over all sessions.
+
+  Attributes:
+    steps: The train steps.
+    skipped: Those with a decision to skip; None if no decision was read.
+    scaled: Those with loss scaling.
+    applied: Those with loss scaling of which a part was applied, or may have been.
+    assignments: The records after assignments to trained variables.
+  """
 
   steps: int = 0
   skipped: Optional[int] = None
@@ -67,16 +88,19 @@ class Totals:
   assignments: int = 0
 
   def add(self, executions: Sequence[Execution]) -> None:
-    """Adds a train step."""
-    scaled = [execution for execution in executions if execution.is_scaled]
+    """Adds a train step, which is what one run executed."""
+    is_scaled = is_applied = is_decided = is_skipped = False
+    for execution in executions:
+      if execution.is_scaled:
+        is_scaled = True
+        is_applied = is_applied or execution.applied is not False
+      if execution.decisions and execution.applied is not None:
+        is_decided = True
+        is_skipped = is_skipped or not execution.applied
     self.steps += 1
-    self.scaled += bool(scaled)
-    self.applied += any(execution.applied is not False for execution in scaled)
-    decided = [
-      each for each in executions if each.decisions and each.applied is not None
-    ]
-    if decided:
-      is_skipped = any(not execution.applied for execution in decided)
+    self.scaled += is_scaled
+    self.applied += is_applied
+    if is_decided:
       self.skipped = (self.skipped or 0) + is_skipped
 
 
@@ -104,7 +128,9 @@ class Session:
     self.assigned: Set[str] = set()
 
   def starts(self, change: Change) -> bool:
-    """Returns whether the values are to be recorded before a run; called before each."""
+    """Returns whether the values are to be recorded before a run; called before each
+    run.
+    """
     if change.is_initialization:
       self._is_started = self._is_started and self._steps > 0
       return False
@@ -121,15 +147,18 @@ class Session:
     """
     self._others |= change.others
     if executions:
-      return self._add_step(change, executions)
+      return self._add_step(executions)
     assigned = change.written & trained
     if change.is_initialization or not assigned:
       return None
     self.assigned |= assigned
     self._assignments += 1
-    return ASSIGNMENT if self._assignments % self._every == 0 else None
+    if self._assignments % self._every:
+      return None
+    return ASSIGNMENT
 
-  def _add_step(self, change: Change, executions: Sequence[Execution]) -> Optional[str]:
+  def _add_step(self, executions: Sequence[Execution]) -> Optional[str]:
+    """Adds a train step; returns the kind of the record to make, None for none."""
     for execution in executions:
       trained = self._trained[execution.is_scaled]
       if execution.applied:
@@ -139,7 +168,9 @@ class Session:
         trained.update(execution.variables - self._others)
     self.skipped += skipped_decisions(executions)
     self._steps += 1
-    return STEP if self._steps % self._every == 0 else None
+    if self._steps % self._every:
+      return None
+    return STEP
 
   def end_record(self, changed: Set[str]) -> Tuple[bool, bool]:
     """Begins the time after a record; returns whether `changed` variables were trained

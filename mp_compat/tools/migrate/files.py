@@ -85,11 +85,12 @@ class Notebook:
     if not isinstance(tree, dict) or not isinstance(tree.get("cells"), list):
       raise ValueError("expected a notebook of nbformat 4, with cells")
     self._cells: List[_Cell] = []
-    language = tree.get("metadata", {}).get("kernelspec", {}).get("language")
-    if language is None or self._string(language).lower() == "python":
-      self._parse(tree["cells"])
-    else:
-      self._parse([])
+    kernel = tree.get("metadata", {}).get("kernelspec", {})
+    language = kernel.get("language")
+    cells = tree["cells"]
+    if language is not None and self._string(language).lower() != "python":
+      cells = []
+    self._parse(cells)
 
   def _tree(self) -> Any:
     """Returns the value of the JSON text, in which a string, but not a key, is the
@@ -115,7 +116,7 @@ class Notebook:
     unclear: List[str] = []  # names that what is left out may bind
     for number, cell in enumerate(cells, 1):
       indices = self._source(cell)
-      code = "".join(map(self._string, indices))
+      code = "".join(self._string(index) for index in indices)
       python, left_out = _python(code)
       for part in left_out:
         if MENTIONS.search(part.text):
@@ -155,31 +156,35 @@ class Notebook:
     start = 0  # where the cell starts in `parsed`
     for cell in self._cells:
       end = start + len(cell.code)
-      own = []
+      edits_of_cell = []
       for edit in edits:
         if start <= edit.start <= end:
-          own.append(Edit(edit.start - start, edit.end - start, edit.new))
-      if own:
-        code = _edited(cell.code, own).decode("utf-8")
+          in_cell = Edit(edit.start - start, edit.end - start, edit.new)
+          edits_of_cell.append(in_cell)
+      if edits_of_cell:
+        code = _edited(cell.code, edits_of_cell).decode("utf-8")
         first, last = cell.indices[0], cell.indices[-1]
         # One piece has the new strings; those of the old ones become empty.
-        pieces[first : last + 1] = [""] * (last + 1 - first)
+        for index in range(first, last + 1):
+          pieces[index] = ""
         pieces[first] = self._as_json(code, cell.indices)
-      start = end + 1
+      start = end + 1  # the end of the line between cells
     return "".join(pieces).encode("utf-8")
 
   def _as_json(self, code: str, indices: List[int]) -> str:
     """Returns code in the format of the strings that it replaces: one string, or a list
     with one for each line.
     """
-    before = self._pieces[indices[0] - 1]
-    after = self._pieces[indices[0] + 1]
+    first = indices[0]
+    before = self._pieces[first - 1]
+    after = self._pieces[first + 1]
     lines = [code]
     if before.rstrip().endswith("["):
       lines = re.findall(r".*\n|.+", code)
     separator = after
     if len(indices) == 1:  # as before the only string
-      separator = "," + before.rpartition("[")[2]
+      _, _, space = before.rpartition("[")
+      separator = "," + space
     known = {self._string(index): self._pieces[index] for index in indices}
     ascii_only = all(piece.isascii() for piece in self._pieces)
     strings = []
@@ -204,9 +209,10 @@ class _LeftOut(NamedTuple):
 
 def _python(code: str) -> Tuple[str, List[_LeftOut]]:
   """Returns the Python code of a cell, or "", and the parts that it leaves out."""
-  stripped = code.lstrip()
-  if stripped.startswith("%%") and stripped.split()[0] not in _MAGICS_AROUND_PYTHON:
-    return "", [_LeftOut("line 1: this is not Python 3", code)]
+  if code.lstrip().startswith("%%"):
+    magic = code.split()[0]
+    if magic not in _MAGICS_AROUND_PYTHON:
+      return "", [_LeftOut("line 1: this is not Python 3", code)]
   for python in (code, _IPYTHON_LINE.sub(r"\1#", code)):
     try:
       cst.parse_module(python)

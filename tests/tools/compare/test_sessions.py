@@ -7,7 +7,10 @@ import pytest
 
 import mp_compat
 from mp_compat._tensorflow import trackable
+from mp_compat.tools.compare import run_effects
 from mp_compat.tools.compare import sessions
+from mp_compat.tools.compare import step_building
+from mp_compat.tools.compare import steps
 from tests import testing
 from tests.testing import tf
 
@@ -36,7 +39,7 @@ def _recorded():
     pending += type.__subclasses__(cls)
     if "apply_gradients" in vars(cls):
       replaced[cls] = cls.apply_gradients
-  sessions.observe_optimizers(
+  step_building.observe_optimizers(
     lambda optimizer: isinstance(
       optimizer, (mp_compat.MixedPrecisionLossScaleOptimizer, Scaled)
     ),
@@ -52,7 +55,7 @@ def effects(*elements, fed=()):
   """Returns the variables that a run may change, those that have gradients in it, and
   the decisions of its steps.
   """
-  found = sessions.effects_of(
+  found = run_effects.effects_of(
     tf.get_default_graph(), elements, frozenset(tensor.name for tensor in fed)
   )
   assert not any(step.is_marked for step in found.steps)
@@ -161,10 +164,10 @@ def test_runs_tell_steps_that_they_execute(graph):
   with tf.Session() as sess:
     sess.run(tf.global_variables_initializer())
     for row, (element, expected) in enumerate(rows):
-      found = sessions.effects_of(graph, tf.nest.flatten(element))
+      found = run_effects.effects_of(graph, tf.nest.flatten(element))
       for value, names in expected.items():
         sess.run(element, {x: value})
-        executions = sessions.take_executions(found.steps, {})
+        executions = steps.take_executions(found.steps, {})
         executed = sorted(name for each in executions for name in each.variables)
         assert executed == sorted(names), (row, value)
         assert all(each.applied for each in executions), (row, value)
@@ -193,7 +196,7 @@ def test_runs_tell_only_their_own_steps(graph):
     sess.run(tf.global_variables_initializer())
     sess.run(ops, {x: 1.0})
   for op, name in zip(ops, ("w", "v")):
-    executions = sessions.take_executions(sessions.effects_of(graph, [op]).steps, {})
+    executions = steps.take_executions(run_effects.effects_of(graph, [op]).steps, {})
     assert [each.variables for each in executions] == [{name}]
 
 
@@ -241,7 +244,7 @@ class Scaled(tf.train.GradientDescentOptimizer):
     super().__init__(0.1)
     self._scale, self._apply = scale, apply
     for cls in (Scale, Inverted, Scale):
-      sessions.observe_decisions(cls, "update", lambda _, result: [result[1]])
+      step_building.observe_decisions(cls, "update", lambda _, result: [result[1]])
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     _, self.decision = self._scale.update(self._apply)
@@ -258,11 +261,11 @@ def test_decisions_of_executed_steps_are_found(graph):
   op = opt.minimize(x * w)
   assert effects(op) == ({"w"}, TRAINED, [opt.decision])
   assert effects(opt.decision)[:2] == (frozenset(), frozenset())
-  found = sessions.effects_of(graph, [op])
+  found = run_effects.effects_of(graph, [op])
   for decided, applied in [(True, True), (False, False)]:
-    executions = sessions.take_executions(found.steps, {opt.decision.name: decided})
+    executions = steps.take_executions(found.steps, {opt.decision.name: decided})
     assert {each.applied for each in executions if each.is_scaled} == {applied}
-  executions = sessions.take_executions(found.steps, {})  # not read
+  executions = steps.take_executions(found.steps, {})  # not read
   assert {each.applied for each in executions if each.is_scaled} == {None}
 
 
@@ -277,7 +280,7 @@ def test_steps_in_control_flow_tell_decisions(graph):
     return tf.group(Scaled(Scale(), tf.identity(apply)).minimize(x * w))
 
   op = tf.cond(x > 0.0, train, tf.no_op)
-  found = sessions.effects_of(graph, [op])
+  found = run_effects.effects_of(graph, [op])
   assert not found.decisions
   with tf.Session() as sess:
     sess.run(w.initializer)
@@ -287,7 +290,7 @@ def test_steps_in_control_flow_tell_decisions(graph):
       (-1, True, set()),
     ]:
       sess.run(op, {x: value, apply: decided})
-      executions = sessions.take_executions(found.steps, {})
+      executions = steps.take_executions(found.steps, {})
       assert {each.applied for each in executions if each.is_scaled} == expected
 
 
@@ -300,16 +303,16 @@ def test_imported_steps_are_found(graph):
     with tf.Graph().as_default() as imported:
       tf.import_graph_def(graph.as_graph_def(), name=prefix)
       fetched = imported.get_operation_by_name(prefix + op.name)
-      assert sessions.effects_of(imported, [fetched]).change.unseen == {prefix + "w"}
+      assert run_effects.effects_of(imported, [fetched]).change.unseen == {prefix + "w"}
       for _ in range(2):  # The second finds nothing new.
-        sessions.find_imported(imported, known)
-      found = sessions.effects_of(imported, [fetched])
+        steps.find_imported(imported, known)
+      found = run_effects.effects_of(imported, [fetched])
       assert [step.variables for step in found.steps] == [{prefix + "w"}] * 2
       assert not found.change.unseen and len(found.decisions) == 1
-      assert sessions.trained_variables(imported) == {prefix + "w"}
-  before = len(sessions.effects_of(graph, [op]).steps)
-  sessions.find_imported(graph, known)  # They were built here.
-  assert len(sessions.effects_of(graph, [op]).steps) == before
+      assert steps.trained_variables(imported) == {prefix + "w"}
+  before = len(run_effects.effects_of(graph, [op]).steps)
+  steps.find_imported(graph, known)  # They were built here.
+  assert len(run_effects.effects_of(graph, [op]).steps) == before
 
 
 def test_initializations_depend_on_no_variable(graph):
@@ -327,7 +330,7 @@ def test_initializations_depend_on_no_variable(graph):
   ]
   others = [tf.assign(w, w * 0.5), tf.assign_add(w, value), average_op, op, value + 1.0]
   for element in initializations + others:
-    change = sessions.effects_of(graph, [element]).change
+    change = run_effects.effects_of(graph, [element]).change
     assert change.is_initialization == (element in initializations), element
 
 
@@ -336,9 +339,9 @@ def test_training_outside_of_steps_is_told(graph):
   w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
   op = tf.train.GradientDescentOptimizer(0.1).minimize(x * w)
   (applying,) = [each for each in graph.get_operations() if "Apply" in each.type]
-  assert not sessions.effects_of(graph, [op]).change.unseen
-  assert sessions.effects_of(graph, [applying]).change.unseen == {"w"}
-  assert not sessions.effects_of(graph, [w.initializer]).change.unseen
+  assert not run_effects.effects_of(graph, [op]).change.unseen
+  assert run_effects.effects_of(graph, [applying]).change.unseen == {"w"}
+  assert not run_effects.effects_of(graph, [w.initializer]).change.unseen
 
 
 def test_fed_tensors_execute_nothing():
@@ -356,7 +359,7 @@ def test_steps_of_this_package_are_known():
   )
   scaled = opt.minimize(tf.square(tf.trainable_variables()[0] - x))
   found = [
-    sessions.effects_of(tf.get_default_graph(), [op])
+    run_effects.effects_of(tf.get_default_graph(), [op])
     for op in (plain, scaled, tf.group(plain, scaled))
   ]
   assert [any(step.is_scaled for step in each.steps) for each in found] == [
@@ -388,7 +391,7 @@ def test_local_variables_do_not_count(graph):
     "local", [], collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False
   )
   assert effects(tf.assign_add(local, 1.0)) == (frozenset(), frozenset(), [])
-  assert sessions.variable_values(graph) == {}
+  assert run_effects.variable_values(graph) == {}
 
 
 def test_reading_keeps_graph_unchanged(graph):
@@ -397,7 +400,7 @@ def test_reading_keeps_graph_unchanged(graph):
     tf.get_variable("w2", [], initializer=tf.ones_initializer()).read_value()
   with testing.session() as sess:
     graph.finalize()
-    tensors = sessions.variable_values(graph)
+    tensors = run_effects.variable_values(graph)
     assert set(tensors) == {"w", "w/Momentum", "global_step", "w2"}
     assert sessions.read(sess, tensors) == {}
     sess.run(graph.get_operation_by_name("w/Assign"))

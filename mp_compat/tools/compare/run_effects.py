@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run of a session does to the variables of its graph, from the ops that it
+executes and the steps that the graph records (`steps`). Changes no graph.
+"""
+
+import re
+from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set
+
+from mp_compat._tensorflow import tf
+from mp_compat._tensorflow import variables as variable_kinds
+from mp_compat.graph import contexts
+from mp_compat.graph import effects
+from mp_compat.graph import graphs
+from mp_compat.tools.compare import steps
+from mp_compat.tools.compare import training
+from mp_compat.tools.compare.steps import VARIABLE_OPS
+from mp_compat.tools.compare.steps import BuiltStep
+
+# TensorFlow's ops that apply gradients to a variable, and only they: those of its
+# optimizers.
+_APPLYING = re.compile("(Resource)?(Sparse)?Apply[A-Z]")
+
+# The names of the variables that an op changes, by op. An op that changes other state
+# has an empty set.
+_Written = Mapping[tf.Operation, Set[str]]
+
+
+class Effects(NamedTuple):
+  """What a run does to variables.
+
+  Attributes:
+    change: Which variables it may change, and how.
+    steps: The steps that it executes; of those in control flow, those that it may
+      execute.
+    decisions: Scalar bool tensors that it computes, which decide whether the steps are
+      applied; without those in control flow.
+  """
+
+  change: training.Change
+  steps: List[BuiltStep]
+  decisions: List[tf.Tensor]
+
+
+def effects_of(
+  graph: tf.Graph, elements: Iterable[graphs.Element], fed: FrozenSet[str] = frozenset()
+) -> Effects:
+  """Returns what a run of ops and tensors does to variables; tensors with names in
+  `fed` are not computed.
+
+      executed = the ops that the run executes
+      written = of those that change state, which variables they change
+      executed_steps = the steps of the graph that they belong to
+      others = variables written by ops that no step with loss scaling executes
+      unseen = variables written by ops of optimizers that no step executes
+  """
+  executed = set(graphs.executed_ops(elements, fed))
+  written = {op: _written_by(op) for op in effects.changing(executed, graph)}
+  executed_steps = _executed_steps(graph, executed, written)
+  scaled_steps = [step for step in executed_steps if step.is_scaled]
+  in_steps = _ops_of_steps(graph, executed_steps, written, fed)
+  in_scaled = _ops_of_steps(graph, scaled_steps, written, fed)
+  others: Set[str] = set()
+  unseen: Set[str] = set()
+  for op, names in written.items():
+    if op not in in_scaled:
+      others |= names
+    if op not in in_steps and _applies_gradients(op, graph):
+      unseen |= names or {op.name}
+  local = _local_names(graph)
+  change = training.Change(
+    written=frozenset().union(*written.values()) - local,
+    others=frozenset(others) - local,
+    is_initialization=_are_initializations(written, graph),
+    may_train=bool(executed_steps),
+    unseen=frozenset(unseen) - local,
+  )
+  decisions = _computed_decisions(graph, executed_steps, executed)
+  return Effects(change, executed_steps, decisions)
+
+
+def _executed_steps(
+  graph: tf.Graph, executed: Set[tf.Operation], written: _Written
+) -> List[BuiltStep]:
+  """Returns the steps that a run may execute.
+
+  A step in a function is one if a call changes a variable that the step trains.
+  """
+  by_calls: Set[str] = set()
+  for op, names in written.items():
+    if effects.is_call(op.type, graph):
+      by_calls |= names
+  found = []
+  for step in steps.steps_in(graph):
+    may_be_called = step.is_called and not by_calls.isdisjoint(step.variables)
+    if may_be_called or not executed.isdisjoint(step.ops):
+      found.append(step)
+  return found
+
+
+def _computed_decisions(
+  graph: tf.Graph, executed_steps: Iterable[BuiltStep], executed: Set[tf.Operation]
+) -> List[tf.Tensor]:
+  """Returns what decides on steps and can be fetched without executing more."""
+  by_name: Dict[str, tf.Tensor] = {}
+  for step in executed_steps:
+    by_name.update(step.decisions)
+  computed = []
+  for tensor in by_name.values():
+    if tensor.graph is graph and tensor.op in executed and graph.is_fetchable(tensor):
+      computed.append(tensor)
+  return computed
+
+
+def _ops_of_steps(
+  graph: tf.Graph, of_steps: Iterable[BuiltStep], written: _Written, fed: FrozenSet[str]
+) -> Set[tf.Operation]:
+  """Returns the ops that steps execute, and the calls of functions that contain one."""
+  ends: List[tf.Operation] = []
+  for step in of_steps:
+    ends += [op for op in step.ops if op.graph is graph]
+    if not step.is_called:
+      continue
+    for op, names in written.items():
+      if effects.is_call(op.type, graph) and not names.isdisjoint(step.variables):
+        ends.append(op)
+  return set(graphs.executed_ops(ends, fed))
+
+
+def _applies_gradients(op: tf.Operation, graph: tf.Graph) -> bool:
+  """Returns whether an op, or one in the functions that it calls, is one with which
+  TensorFlow's optimizers apply gradients.
+  """
+  if not effects.is_call(op.type, graph):
+    return bool(_APPLYING.match(op.type))
+  for called_type in effects.called_types(op.node_def, graph):
+    if called_type and _APPLYING.match(called_type):
+      return True
+  return False
+
+
+def _are_initializations(written: _Written, graph: tf.Graph) -> bool:
+  """Returns whether the ops that change variables only set them to initial values, or
+  to others that derive from no variable: restored or fed ones.
+  """
+  assigning = [op for op in written if written[op]]
+  if not assigning:
+    return False
+  others = [op for op in assigning if not _sets_value(op)]
+  return not others or _initializers(graph).issuperset(others)
+
+
+def _initializers(graph: tf.Graph) -> Set[tf.Operation]:
+  """Returns the ops that initializers of the variables in a graph's collections
+  execute.
+  """
+  variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+  variables += graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)
+  initializers: List[tf.Operation] = []
+  for variable in variables:
+    # The initializer of a mirrored variable would be built when it is read.
+    for copy in variable_kinds.local_copies(variable):
+      initializer: Optional[tf.Operation] = copy.initializer
+      if initializer is not None:
+        initializers.append(initializer)
+  return set(graphs.executed_ops(initializers))
+
+
+def _sets_value(op: tf.Operation) -> bool:
+  """Returns whether an op assigns a value that derives from no variable."""
+  if op.type not in ("Assign", "AssignVariableOp"):
+    return False
+  value = op.inputs[1]
+  for tensor in contexts.search_back([value], contexts.tensor_inputs):
+    if tensor.op.type in VARIABLE_OPS:
+      return False
+  return True
+
+
+def _written_by(op: tf.Operation) -> Set[str]:
+  """Returns the names of the variables that an op changes, if it changes state."""
+  # Conditionals, loops and functions have the attribute, from 2.3 on.
+  only_read = op.node_def.attr["_read_only_resource_inputs"].list.i
+  handles = []
+  for index, tensor in enumerate(op.inputs):
+    if tensor.dtype == tf.resource and index not in only_read:
+      handles.append(tensor)
+  for tensor, argument in zip(op.inputs, op.op_def.input_arg):
+    if argument.is_ref:
+      handles.append(tensor)
+  found = contexts.search_back(handles, _copied_handles)
+  return {handle.op.name for handle in found if handle.op.type in VARIABLE_OPS}
+
+
+def _copied_handles(handle: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the resources and references that a handle may be a copy of, through
+  conditionals and loops.
+  """
+  if handle.op.type in VARIABLE_OPS:
+    return []
+  return [tensor for tensor in handle.op.inputs if _is_handle(tensor)]
+
+
+def _is_handle(tensor: tf.Tensor) -> bool:
+  """Returns whether a tensor is a resource or a reference to a variable."""
+  return tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
+
+
+def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:
+  """Returns the existing tensors that read the variables of a graph, by name; without
+  variables that none reads.
+  """
+  local = _local_names(graph)
+  values = {}
+  for op in graph.get_operations():
+    if op.type not in VARIABLE_OPS or op.name in local:
+      continue
+    if op.type != "VarHandleOp":  # a reference variable is its own value
+      values[op.name] = op.outputs[0]
+      continue
+    handle = op.outputs[0]
+    reads = [consumer for consumer in handle.consumers() if _only_reads(consumer)]
+    if reads:
+      values[op.name] = reads[0].outputs[0]
+  return values
+
+
+def _only_reads(op: tf.Operation) -> bool:
+  """Returns whether an op reads a variable, and a run of it executes nothing else."""
+  return (
+    op.type == "ReadVariableOp"
+    and not op.control_inputs
+    and op._get_control_flow_context() is None
+  )
+
+
+def _local_names(graph: tf.Graph) -> FrozenSet[str]:
+  """Returns the names of local variables and metrics that no step trains."""
+  local = graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)
+  local += graph.get_collection(tf.GraphKeys.METRIC_VARIABLES)
+  names = frozenset(variable.name.rpartition(":")[0] for variable in local)
+  return names - steps.trained_variables(graph)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the seeds of TensorFlow's ops repeatable."""
+
+import itertools
+from typing import Any, Optional, Tuple
+
+from tensorflow.python.framework import random_seed  # pyright: ignore[reportAttributeAccessIssue]
+from tensorflow.python.ops import stateful_random_ops
+
+from mp_compat.graph import graphs
+
+
+def make_repeatable() -> None:
+  """Gives each op without a seed the number of its call in the graph, not that of its
+  op, and always a graph seed.
+
+  So a program has the same seeds whichever further ops are built between its own.
+  Generators with a state from the system's entropy get such a seed, too.
+  """
+  get_seed = random_seed.get_seed
+  eager_numbers = itertools.count()
+
+  def get_repeatable_seed(
+    op_seed: Optional[int],
+  ) -> Tuple[Optional[int], Optional[int]]:
+    graph = graphs.init_scope_graph()
+    numbers = eager_numbers
+    if graph is not None:
+      numbers = graphs.record_in(graph, "op_seeds", itertools.count)
+    if op_seed is None:
+      op_seed = next(numbers)
+    return get_seed(op_seed)
+
+  def from_repeatable_state(cls: Any, alg: object = None) -> object:
+    _, op_seed = get_repeatable_seed(None)
+    return cls.from_seed(op_seed, alg)
+
+  random_seed.get_seed = get_repeatable_seed
+  stateful_random_ops.Generator.from_non_deterministic_state = classmethod(
+    from_repeatable_state
+  )
