@@ -19,6 +19,8 @@ for count in (2, 3, 8, 11):
 
 @pytest.mark.parametrize("replicas, kinds, optimizers", ROWS)
 def test_replicas_add_up_as_without_loss_scaling(replicas, kinds, optimizers):
+  if "Ftrl" in optimizers and testing.tf.VERSION.startswith("1."):
+    pytest.skip("TensorFlow 1.15 creates no slots of Ftrl for mirrored variables")
   command = ["-m", "tests.programs.replica_sums", replicas, kinds, *optimizers]
   done = testing.run_python(*command, cwd=testing.ROOT)
   different = json.loads(done.stdout.splitlines()[-1])
