@@ -21,7 +21,8 @@ LAYERS = """
 core.update_rule core.arguments core.naming_schemes core.matching migration.old_names tools.run
 monitoring.step_counter
 _tensorflow.__init__ _tensorflow.native _tensorflow
-graph.graphs graph.contexts graph.dead_tensors graph.effects graph.control_flow graph
+graph.graphs graph.records graph.names graph.locks graph.runs
+graph.contexts graph.dead_tensors graph.effects graph.control_flow graph
 core.variable_scope core.gradients core.lineage core.finite_check core.distribute core.conditional_apply
 core.loss_scale core
 horovod

@@ -15,7 +15,7 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import loss_scale
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
-from mp_compat.graph import graphs
+from mp_compat.graph import records
 
 Path = Union[str, bytes, "os.PathLike[str]"]
 VarList = Union[Iterable[tf.Variable], Dict[str, tf.Variable]]
@@ -298,7 +298,7 @@ def tensorflow_names(graph: tf.Graph) -> Dict[str, str]:
   """Returns the record in `graph` of the names that TensorFlow's class would give to
   variables, by their own names.
   """
-  return graphs.record_in(graph, "tensorflow_names")
+  return records.record_in(graph, "tensorflow_names")
 
 
 @functools.wraps(tensorflow_reader)

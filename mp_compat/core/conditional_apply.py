@@ -21,7 +21,8 @@ from mp_compat.core import lineage
 from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 from mp_compat.graph import gate
-from mp_compat.graph import graphs
+from mp_compat.graph import names
+from mp_compat.graph import runs
 
 SCOPE = "apply_or_skip"  # the name scope of the ops of this package
 
@@ -34,7 +35,7 @@ def apply_in_each_replica(
   kwargs: Dict[str, distribute.PerReplica],
   scope: distribute.PerReplica,
   skip: Optional[Callable[[], Optional[tf.Operation]]] = None,
-) -> Optional[graphs.Element]:
+) -> Optional[runs.Element]:
   """Calls `apply(grads, *args, **kwargs)` in each replica if `should_apply`, else
   `skip()`; called once for all replicas.
 
@@ -67,17 +68,17 @@ def apply_in_each_replica(
     renamed: ContextManager[None] = contextlib.nullcontext()
     if has_gate:
       own_grads, replaced = _passed_if(should_apply, own_grads)
-      renamed = graphs.rename_slots(replaced, SCOPE)
+      renamed = names.rename_slots(replaced, SCOPE)
     with renamed, _scope(own_scope):
       return apply(own_grads, *own_args, **own_kwargs)
 
   def apply_in_all() -> distribute.PerReplica:
-    with graphs.replace_next_names(_reopened_scope(scope)):
+    with names.replace_next_names(_reopened_scope(scope)):
       return distribute.call_for_each_replica(
         apply_in_scope, scope, grads, *args, **kwargs
       )
 
-  def build_all() -> List[graphs.Element]:
+  def build_all() -> List[runs.Element]:
     return distribute.ops_of(apply_in_all())
 
   if has_gate:
@@ -121,7 +122,7 @@ def _scope(name: str) -> ContextManager[Optional[str]]:
   `tf.cond` opens a name scope, and a call in replicas that of the current variable
   scope.
   """
-  if graphs.name_scope() == name:
+  if names.name_scope() == name:
     return contextlib.nullcontext()
   return tf.name_scope(name + "/" if name else None)
 
@@ -133,7 +134,7 @@ def _reopened_scope(scope: distribute.PerReplica) -> Dict[str, str]:
   Each call in a cross-replica context opens the name scope of the variable scope again.
   """
   replica_scope = distribute.local_results(scope)[0]
-  merge_scope = graphs.name_scope()
+  merge_scope = names.name_scope()
   if merge_scope == replica_scope or tf.executing_eagerly():
     return {}
   variable_scope = tf.get_variable_scope().name.rpartition("/")[2]

@@ -8,7 +8,7 @@ Without a strategy there is one replica, and every function uses its value direc
 from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
 from mp_compat._tensorflow import tf
-from mp_compat.graph import graphs
+from mp_compat.graph import runs
 
 _Result = TypeVar("_Result")
 
@@ -159,11 +159,11 @@ def group(*values: PerReplica, **name: Optional[str]) -> Optional[tf.Operation]:
   return tf.group(*ops_of(*values), **name)
 
 
-def ops_of(*values: PerReplica) -> List[graphs.Element]:
+def ops_of(*values: PerReplica) -> List[runs.Element]:
   """Returns the ops and tensors in `values`: in lists, tuples and dicts, with None, or
   per replica.
   """
-  results: List[graphs.Element] = []
+  results: List[runs.Element] = []
   for value in values:
     if isinstance(value, (list, tuple)):
       results += ops_of(*value)

@@ -15,6 +15,7 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
 from mp_compat.graph import contexts
 from mp_compat.graph import graphs
+from mp_compat.graph import records
 from mp_compat.graph.contexts import TensorKey
 from mp_compat.graph.contexts import tensor_key
 
@@ -250,4 +251,4 @@ def _records() -> Mapping[TensorKey, Computed]:
 
 
 def _records_in(graph: tf.Graph) -> Dict[TensorKey, Computed]:
-  return graphs.record_in(graph, "computed_gradients")
+  return records.record_in(graph, "computed_gradients")

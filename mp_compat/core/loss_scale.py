@@ -34,6 +34,7 @@ from mp_compat.core import naming_schemes
 from mp_compat.core import update_rule
 from mp_compat.core.update_rule import Scalar
 from mp_compat.graph import graphs
+from mp_compat.graph import records
 
 AnyLossScale = Any  # a LossScale, ours or that of TensorFlow
 
@@ -165,7 +166,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     """Returns the variables in the current graph by name, in the order of their
     creation; a record that `_make_weight` adds to.
     """
-    return graphs.state_of(self, graphs.init_scope_graph(), dict)
+    return records.state_of(self, graphs.init_scope_graph(), dict)
 
   @property
   def _weights(self) -> Dict[Tuple[str, Optional[str]], tf.Variable]:
@@ -184,14 +185,14 @@ def state_names(graph: tf.Graph) -> Set[str]:
   """Returns the record in `graph` of the names of all variables of its loss scales,
   those of subclasses included.
   """
-  return graphs.record_in(graph, "state_names", set)
+  return records.record_in(graph, "state_names", set)
 
 
 def kinds_of_created(graph: tf.Graph) -> Dict[str, str]:
   """Returns the record in `graph` of the variables that optimizers with a loss scale
   created when they applied gradients: the kind of the loss scale by name.
   """
-  return graphs.record_in(graph, "loss_scales_of_created")
+  return records.record_in(graph, "loss_scales_of_created")
 
 
 @contextlib.contextmanager
@@ -264,7 +265,7 @@ def constant(value: float) -> tf.Tensor:
   graph = graphs.default_graph()
   if graph is None:
     return tf.constant(value, tf.float32)
-  made = graphs.record_in(graph, "constants")
+  made = records.record_in(graph, "constants")
   if value not in made:
     # outside of branches and loops
     with tf.control_dependencies(None), tf.device(None):

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict
 from mp_compat._tensorflow import tf
 from mp_compat.graph import contexts
 from mp_compat.graph import graphs
+from mp_compat.graph import records
 
 _HALF = (tf.float16, tf.bfloat16)
 # The parameters of a getter after `name`, in the order in which another custom getter
@@ -114,4 +115,4 @@ def parts_of(values: Any) -> Any:
 
 
 def _variables_by_cast(graph: tf.Graph) -> Dict[contexts.TensorKey, Any]:
-  return graphs.record_in(graph, "variables_by_cast")
+  return records.record_in(graph, "variables_by_cast")

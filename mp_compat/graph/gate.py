@@ -11,8 +11,9 @@ from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 from mp_compat.graph import dead_tensors
 from mp_compat.graph import effects
-from mp_compat.graph import graphs
-from mp_compat.graph.graphs import Element
+from mp_compat.graph import locks
+from mp_compat.graph import records
+from mp_compat.graph.runs import Element
 
 _LOOP_INPUTS = ("Enter", "RefEnter")
 _MERGES = ("Merge", "RefMerge")
@@ -77,7 +78,7 @@ def gate(
   built_before = len(graph.get_operations())
   collections = (tf.GraphKeys.SUMMARIES, tf.GraphKeys.UPDATE_OPS)
   collected_before = {key: len(tf.get_collection(key)) for key in collections}
-  with graphs.changes_exclusively() as sessions_ran:
+  with locks.changes_exclusively() as sessions_ran:
     results = build()
     if sessions_ran:  # A Session that has run an op does not see its later edges.
       raise ValueError(
@@ -122,7 +123,7 @@ def pass_if(predicate: tf.Tensor, tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 def gated_ops(graph: tf.Graph) -> GatedOps:
   """Returns the record of what the gates of a graph may skip."""
-  return graphs.record_in(graph, "gated", GatedOps)
+  return records.record_in(graph, "gated", GatedOps)
 
 
 def _readable(

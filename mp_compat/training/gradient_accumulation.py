@@ -16,6 +16,7 @@ from mp_compat.core import lineage
 from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 from mp_compat.graph import graphs
+from mp_compat.graph import records
 from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
@@ -237,7 +238,7 @@ class GradientAccumulator:
   def _window(self, grads_and_vars: Iterable[GradAndVar]) -> Window:
     """Returns the window of this graph, whose variables the first `add` makes."""
     window, graph = (
-      graphs.state_of(self, graphs.init_scope_graph(), Window),
+      records.state_of(self, graphs.init_scope_graph(), Window),
       graphs.default_graph(),
     )
     dtypes = [None if grad is None else grad.dtype for grad, _ in grads_and_vars]
@@ -274,7 +275,7 @@ class GradientAccumulator:
     return window
 
   def _added(self) -> Window:
-    window = graphs.state_of(self, graphs.init_scope_graph(), Window)
+    window = records.state_of(self, graphs.init_scope_graph(), Window)
     if not window.var_list:
       raise RuntimeError(
         "This GradientAccumulator has no gradients in this graph. Call "

@@ -22,6 +22,8 @@ from mp_compat.core.loss_scale import get_loss_scale
 from mp_compat.core.loss_scale import is_updated_by_check
 from mp_compat.graph import contexts
 from mp_compat.graph import graphs
+from mp_compat.graph import records
+from mp_compat.graph import runs
 from mp_compat.training import step
 
 # The base is TensorFlow's class, if there is one, so that isinstance checks for it
@@ -201,7 +203,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     is its own, it logs a warning.
     """
     if type(self._optimizer).minimize is not tf.train.Optimizer.minimize:
-      graphs.warn_once(
+      records.warn_once(
         self,
         "%s has a minimize() of its own, which is not called: loss scaling calls its "
         "compute_gradients() and apply_gradients(). If its minimize() does more, such "
@@ -276,7 +278,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       with other_graph.as_default():
         return self.compute_gradients(loss, **options)
     if gradients.is_scaled(loss):
-      graphs.warn_once(
+      records.warn_once(
         self,
         "The loss passed to %s seems to be scaled already: it is a product with a loss "
         "scale. If another optimizer that scales the loss wraps this one, remove one "
@@ -364,7 +366,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   def _state_in(self, graph: Optional[tf.Graph]) -> step.OptimizerState:
     """Returns what this optimizer keeps in a graph; None is eager mode."""
-    return graphs.state_of(self, graph, step.OptimizerState)
+    return records.state_of(self, graph, step.OptimizerState)
 
   @autograph.do_not_convert
   def apply_gradients(
@@ -425,7 +427,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       optimizer=self
     )
     if part.lineage.is_origin_of(contexts.predicates()):
-      graphs.warn_once(
+      records.warn_once(
         self,
         "%s applies gradients in a branch of tf.cond whose predicate derives from "
         "these gradients, as a check of the program that they are finite does. After "
@@ -434,7 +436,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         self.get_name(),
       )
     if part.lineage.has_unknown_arguments:
-      graphs.warn_once(
+      records.warn_once(
         self,
         "%s applies gradients that are arguments of a function, or variables of a "
         "loop. What they derive from is unknown: if the program clipped or masked "
@@ -456,7 +458,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     if state.has_unscaled or self._is_behind_scale(pairs):
       return
     if state.has_scaled:
-      graphs.warn_once(
+      records.warn_once(
         self,
         "%s applies gradients of a loss that scale_loss() multiplied by the loss "
         "scale, but unscale_gradients() was not called: unless the program divides "
@@ -465,7 +467,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         self.get_name(),
       )
     else:
-      graphs.warn_once(
+      records.warn_once(
         self,
         "%s applies gradients that were never scaled: neither compute_gradients() nor "
         "unscale_gradients() of this optimizer was called. In float16, small gradients "
@@ -481,7 +483,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     if tf.executing_eagerly():
       return False
     with tf.name_scope("is_behind_scale"):
-      reads = set(graphs.executed_ops([self._loss_scale()]))
+      reads = set(runs.executed_ops([self._loss_scale()]))
     scales: List[tf.Tensor] = []
     for graph in graphs.enclosing_graphs():
       scales += self._state_in(graph).scales

@@ -41,6 +41,8 @@ from mp_compat.core.lineage import Lineage
 from mp_compat.graph import contexts
 from mp_compat.graph import dead_tensors
 from mp_compat.graph import graphs
+from mp_compat.graph import names
+from mp_compat.graph import records
 
 # Reduces over processes: maps a bool tensor to one of the same shape, True where it is
 # True in all processes.
@@ -161,7 +163,7 @@ def prepare(
       dead_tensors.zeros_if_dead, (gradients.values_of(grads), traced.hidden_values)
     )
     finite = finite_check.all_finite(passed, computed, traced.sums_of_squares)
-  return Part(grads_and_vars, finite, traced, graphs.name_scope())
+  return Part(grads_and_vars, finite, traced, names.name_scope())
 
 
 def decide(
@@ -343,9 +345,9 @@ def apply(
   scaled = contexts.keys_of(each.scaled for each in computed if each.scaled is not None)
   # The gradients that were applied in the graph before, and those that they derive
   # from, with the decision on each.
-  decided = {} if graph is None else graphs.record_in(graph, "gradients_of_steps")
+  decided = {} if graph is None else records.record_in(graph, "gradients_of_steps")
   # A step may depend on whether another is applied.
-  decisions = set() if graph is None else graphs.record_in(graph, "decisions", set)
+  decisions = set() if graph is None else records.record_in(graph, "decisions", set)
   # "train/" is the scope of the train op.
   given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)
   method, base = (
@@ -355,7 +357,7 @@ def apply(
   args, keywords = optimizers.arguments_for(method, base, given)
   part_grads, variables = zip(*part.grads_and_vars)
   recording = loss_scale.recording_created(optimizer.loss_scale)
-  with graphs.reserve_name(name or optimizer.get_name()) as step_scope, recording:
+  with names.reserve_name(name or optimizer.get_name()) as step_scope, recording:
     applied = conditional_apply.apply_in_each_replica(
       decision.apply[index],
       functools.partial(
@@ -436,7 +438,7 @@ def _apply_inner(
       "none.".format(type(inner_optimizer).__name__)
     )
   if not scaled.isdisjoint(used):
-    graphs.warn_once(
+    records.warn_once(
       optimizer,
       "apply_gradients() of %s reads gradients that its compute_gradients() computed, "
       "instead of those passed to it. They are multiplied by the loss scale. Use the "
@@ -516,7 +518,7 @@ def _record(optimizers_of_replicas: Iterable[tf.train.Optimizer], step: Step) ->
   recording = {current} if None in (current, outermost) else {current, outermost}
   for graph in recording:
     for optimizer in optimizers_of_replicas:
-      steps = graphs.state_of(optimizer, graph, OptimizerState).steps
+      steps = records.state_of(optimizer, graph, OptimizerState).steps
       if step.train_op is None:
         steps.clear()
       steps.append(step)
@@ -526,7 +528,7 @@ def recorded(optimizer: tf.train.Optimizer) -> List[Step]:
   """Returns the steps of the optimizer in the current graph and in functions inside of
   it, the newest last.
   """
-  return list(graphs.state_of(optimizer, graphs.default_graph(), OptimizerState).steps)
+  return list(records.state_of(optimizer, graphs.default_graph(), OptimizerState).steps)
 
 
 def last_tensor(tensors: Sequence[Optional[ShouldApply]], what: str) -> tf.Tensor:

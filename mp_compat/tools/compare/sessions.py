@@ -34,6 +34,8 @@ from mp_compat._tensorflow import variables as variable_kinds
 from mp_compat.graph import contexts
 from mp_compat.graph import effects
 from mp_compat.graph import graphs
+from mp_compat.graph import records
+from mp_compat.graph import runs
 from mp_compat.tools.compare import training
 
 # Runs and reads whether steps are applied; returns the result of the run, and what was
@@ -99,7 +101,7 @@ class Effects(NamedTuple):
 
 
 def observe(
-  around: Callable[[tf.Session, List[graphs.Element], FrozenSet[str], Run], object],
+  around: Callable[[tf.Session, List[runs.Element], FrozenSet[str], Run], object],
 ) -> None:
   """Makes each run of any session call `around(session, elements, fed, run)`, and
   return what it returns.
@@ -114,7 +116,7 @@ def observe(
     self: tf.Session, handle: Any, fetches: Any, feeds: Any, *args: object
   ) -> object:
     fed = frozenset(
-      tensor.name for tensor in graphs.fetched_elements(self.graph, list(feeds or {}))
+      tensor.name for tensor in runs.fetched_elements(self.graph, list(feeds or {}))
     )
 
     def run(decisions: List[tf.Tensor]) -> Tuple[Any, Dict[str, bool]]:
@@ -125,7 +127,7 @@ def observe(
       }
       return _run(self, handle, (fetches, readable), feeds, *args)
 
-    return around(self, graphs.fetched_elements(self.graph, fetches), fed, run)
+    return around(self, runs.fetched_elements(self.graph, fetches), fed, run)
 
   def observed_make_callable(
     self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False
@@ -310,12 +312,12 @@ def _decide(steps: List[BuiltStep], decisions: List[Any]) -> None:
 
 
 def _steps(graph: tf.Graph) -> List[BuiltStep]:
-  return graphs.record_in(graph, "steps_of_optimizers", list)
+  return records.record_in(graph, "steps_of_optimizers", list)
 
 
 def _open_steps(graph: tf.Graph) -> List[BuiltStep]:
   """Returns the steps that are being built; with replicas, several beside each other."""
-  return graphs.record_in(graph, "steps_being_built", list)
+  return records.record_in(graph, "steps_being_built", list)
 
 
 def _place(op: tf.Operation) -> Tuple[tf.Graph, contexts.Context]:
@@ -410,7 +412,7 @@ def find_imported(graph: tf.Graph, known: Iterable[KnownStep]) -> None:
   """
   own = set().union(*[step.ops for step in _steps(graph)])
   variables = {op.name for op in graph.get_operations() if op.type in _VARIABLES}
-  found = graphs.record_in(graph, "imported_steps", set)
+  found = records.record_in(graph, "imported_steps", set)
   for number, step in enumerate(known):
     for prefix in _prefixes(step.variables, variables):
       if (number, prefix) in found or not _is_imported(step, prefix, graph, own):
@@ -498,7 +500,7 @@ def make_seeds_repeatable() -> None:
     graph = graphs.init_scope_graph()
     if op_seed is None:
       op_seed = next(
-        graphs.record_in(graph, "op_seeds", itertools.count)
+        records.record_in(graph, "op_seeds", itertools.count)
         if graph is not None
         else eager_seeds
       )
@@ -514,12 +516,12 @@ def make_seeds_repeatable() -> None:
 
 
 def effects_of(
-  graph: tf.Graph, elements: Iterable[graphs.Element], fed: FrozenSet[str] = frozenset()
+  graph: tf.Graph, elements: Iterable[runs.Element], fed: FrozenSet[str] = frozenset()
 ) -> Effects:
   """Returns what a run of ops and tensors does to variables, from the ops that it
   executes; `fed` are not computed.
   """
-  executed = set(graphs.executed_ops(elements, fed))
+  executed = set(runs.executed_ops(elements, fed))
   written = {op: _written_by(op) for op in effects.changing(executed, graph)}
   steps = _executed_steps(graph, executed, written)
   in_steps = _ops_of_steps(graph, steps, written, fed)
@@ -592,7 +594,7 @@ def _ops_of_steps(
         for op, names in written.items()
         if effects.is_call(op.type, graph) and not names.isdisjoint(step.variables)
       ]
-  return set(graphs.executed_ops(ops, fed))
+  return set(runs.executed_ops(ops, fed))
 
 
 def _applies_gradients(op: tf.Operation, graph: tf.Graph) -> bool:
@@ -627,7 +629,7 @@ def _initializers(graph: tf.Graph) -> Set[tf.Operation]:
     variable
   ) in variables:  # The initializer of a mirrored one is built when it is read.
     initializers += [copy.initializer for copy in variable_kinds.local_copies(variable)]
-  return set(graphs.executed_ops(filter(None, initializers)))
+  return set(runs.executed_ops(filter(None, initializers)))
 
 
 def _sets_value(op: tf.Operation) -> bool:
