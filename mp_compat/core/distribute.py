@@ -5,7 +5,7 @@ calls functions in each of them.
 Without a strategy there is one replica, and every function uses its value directly.
 """
 
-from typing import Any, Callable, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Iterable, List, Optional, Tuple, TypeVar
 
 from mp_compat._tensorflow import tf
 from mp_compat.graph import runs
@@ -148,6 +148,11 @@ def local_results(value: PerReplica) -> Tuple[Any, ...]:
   of the one value.
   """
   return tf.distribute.get_strategy().experimental_local_results(value)
+
+
+def local_results_of_each(values: Iterable[PerReplica]) -> List[Tuple[Any, ...]]:
+  """Returns `local_results` of each of several values."""
+  return [local_results(value) for value in values]
 
 
 def group(*values: PerReplica, **name: Optional[str]) -> Optional[tf.Operation]:

@@ -536,12 +536,12 @@ def transition(
   """
   with tf.name_scope("update_loss_scale"):
     scale, *counters = [tf.convert_to_tensor(variable) for variable in variables]
-    where = _where
+    where: Optional[Callable[..., tf.Tensor]] = _where
     if tf.executing_eagerly():
       # With Python numbers, the rule takes ops only in steps that change the scale.
       counters = [int(counter) for counter in counters]
       finite = bool(finite)
-      where = update_rule.choose
+      where = None
     if len(counters) == 1:
       # The number 0 for bad_steps: what the rule computes from it adds no ops.
       counters.append(0)
@@ -583,21 +583,13 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
 
 
 def _where(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
-  """Returns `tf.where` of scalars, as `update_rule.choose` of tensors.
+  """Returns `tf.where` of scalars.
 
   Args:
-    condition: a bool tensor; a Python bool if it is of bad_steps that have no variable.
-    yes: a tensor, a Python value or a function that returns one.
+    condition: a bool tensor.
+    yes: a tensor or a Python value.
     no: the same, of the same dtype.
   """
-  if isinstance(condition, bool):
-    return update_rule.choose(condition, yes, no)
-  if callable(yes):
-    yes = yes()
-  if callable(no):
-    no = no()
-  if yes is no:
-    return yes
   dtype = None  # what TensorFlow converts a Python value to
   if tf.is_tensor(yes):
     dtype = yes.dtype

@@ -85,8 +85,10 @@ def variable_of(value: Any) -> Any:
 
   The variable is a `PartitionedVariable` if the scope has a partitioner.
   """
+  if not isinstance(value, tf.Tensor):
+    return value
   graph = graphs.graph_of(value)
-  if graph is None or not isinstance(value, tf.Tensor):
+  if graph is None:  # an eager tensor
     return value
   return _variables_by_cast(graph).get(contexts.tensor_key(value), value)
 

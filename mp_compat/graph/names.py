@@ -29,6 +29,17 @@ def replace_next_names(replacements: Dict[str, str]) -> Iterator[None]:
   graph = tf.get_default_graph()
   # the class's, or the replaced one of a step around this one
   unique_name = graph.unique_name
+  if replacements:
+    _replace_names(graph, replacements)
+  try:
+    yield
+  finally:
+    graph.unique_name = unique_name
+
+
+def _replace_names(graph: tf.Graph, replacements: Dict[str, str]) -> None:
+  """Replaces `graph.unique_name` until each of `replacements` was asked for."""
+  unique_name = graph.unique_name
   pending = dict(replacements)
 
   def replaced(name: str, mark_as_used: bool = True) -> str:
@@ -40,12 +51,7 @@ def replace_next_names(replacements: Dict[str, str]) -> Iterator[None]:
       graph.unique_name = unique_name
     return replacement
 
-  if pending:
-    graph.unique_name = replaced
-  try:
-    yield
-  finally:
-    graph.unique_name = unique_name
+  graph.unique_name = replaced
 
 
 def _joined(scope: str, name: str) -> str:
@@ -122,8 +128,11 @@ def reserve_name(name: str) -> Iterator[str]:
 
   asked = _joined(name_scope(), given)
   with tf.variable_creator_scope(create_variable):
-    with replace_next_names({asked: other[:-1]}):
+    _replace_names(graph, {asked: other[:-1]})
+    try:
       yield reserved
+    finally:
+      graph.unique_name = unique_name
 
 
 def _with_scope(name: str, scope: str, replacement: str) -> str:
