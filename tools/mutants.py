@@ -37,7 +37,9 @@ TESTS = {
   "graph/runs": "monitoring/ranges_hook",
   "core/update_rule": "core/update_rule core/automaton",
   "core/naming_schemes": "core/naming_schemes core/matching",
+  "core/non_slots": "core/matching",
   "core/matching": "core/matching",
+  "core/translation": "core/matching",
   "core/gradients": (
     "core/gradients core/finite_check training/finite_reducer training/optimizer "
     "monitoring/reports training/bad_input"
@@ -184,25 +186,25 @@ MUTANTS = [
     "scheme.signature_names()",
   ),
   ("core/matching", 'or found_scopes == {""}', ""),
-  ("core/matching", "if source and target in result:", "if False:"),
+  ("core/translation", "if source and target in result:", "if False:"),
   (
     "core/matching",
-    "if _sizes(wanted_groups) == _sizes(found_groups):",
+    "if non_slots.sizes(wanted_groups) == non_slots.sizes(found_groups):",
     "if True:",
   ),
-  ("core/matching", "if paired == len(places) and", "if"),
-  ("core/matching", "and not set(pairs) & set(found.order)", ""),
+  ("core/non_slots", "if paired == len(places) and", "if"),
+  ("core/non_slots", "and not set(pairs) & set(found.order)", ""),
   ("core/matching", "(is_same_scheme and is_part)", "is_part"),
   ("core/matching", "if unused and have_equal_values(sources):", "if unused:"),
-  ("core/matching", "index + len(members) - len(chain)", "index"),
+  ("core/non_slots", "index + len(members) - len(chain)", "index"),
   ("core/matching", "if len(in_checkpoint) < len(in_graph):", "if False:"),
   (
-    "core/matching",
+    "core/translation",
     "(source is TENSORFLOW and not outside)",
     "source is TENSORFLOW",
   ),
   (
-    "core/matching",
+    "core/translation",
     "if not inside and _count(outside) == scales:",
     "if not inside:",
   ),

@@ -15,6 +15,7 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import loss_scale
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
+from mp_compat.core import translation
 from mp_compat.graph import records
 
 Path = Union[str, bytes, "os.PathLike[str]"]
@@ -325,7 +326,7 @@ class _Reader:
     self._reader = reader
     self._checkpoint = checkpoint
     self._own_names = {name: name for name in checkpoint.shapes}
-    self._plain_names = matching.plain_names(
+    self._plain_names = translation.plain_names(
       checkpoint.variables(ordered=True), checkpoint.have_equal_values
     )
     # The default graph in the last call, its version, and what is known of it.

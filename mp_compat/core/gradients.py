@@ -205,7 +205,7 @@ def convert_pairs(
 
 
 def _check_dtype(grad: Gradient, variable: tf.Variable) -> None:
-  """Raises a TypeError if a gradient is neither floating nor of its variable's dtype."""
+  """Raises a TypeError unless a gradient is floating, or of its variable's dtype."""
   if grad is None or grad.dtype.is_floating:
     return
   if grad.dtype == tf.as_dtype(variable.dtype).base_dtype:
