@@ -209,11 +209,14 @@ def recording_created(scale: AnyLossScale) -> Iterator[None]:
   dynamic = (DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
   is_dynamic = isinstance(scale, dynamic)
   kind = naming_schemes.DYNAMIC if is_dynamic else naming_schemes.FIXED
-  created = [name for name in _global_names(graph) if name not in existing]
-  kinds_of_created(graph).update(dict.fromkeys(created, kind))
+  kinds = kinds_of_created(graph)
+  for name in _global_names(graph):
+    if name not in existing:
+      kinds[name] = kind
 
 
 def _global_names(graph: tf.Graph) -> List[str]:
+  """Returns the names of the global variables of a graph, without ":0"."""
   variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
   return [variable.op.name for variable in variables]
 

@@ -280,7 +280,9 @@ def _scope(member: NonSlot) -> str:
 
 def _scope_under_control_flow_v2(member: NonSlot) -> str:
   """Returns the scope that TensorFlow's class gives it under control flow v2."""
-  return "" if member.is_conditional(TENSORFLOW) else member.scope
+  if member.is_conditional(TENSORFLOW):
+    return ""
+  return member.scope
 
 
 # What variables of a graph and of a checkpoint have in common, most specific first.
@@ -300,11 +302,11 @@ def _overlapping(wanted: List[NonSlot], found: List[NonSlot]) -> _Candidates:
   result: _Candidates = {}
   by_last_place = sorted(places, key=lambda other: places[other][::-1])
   for name, (first, last) in non_slots.possible_places(wanted).items():
-    result[name] = [
-      other
-      for other in by_last_place
-      if first <= places[other][1] and places[other][0] <= last
-    ]
+    result[name] = []
+    for other in by_last_place:
+      first_of_other, last_of_other = places[other]
+      if first <= last_of_other and first_of_other <= last:
+        result[name].append(other)
   return result
 
 
@@ -380,8 +382,8 @@ def _in_scope_of(member: NonSlot, found: Iterable[NonSlot]) -> List[str]:
   """Returns the variables in the scope of `member`; those outside of scopes have lost
   theirs, or `member` has.
   """
-  return [
-    other.name
-    for other in found
-    if member.scope == other.scope or "" in (member.scope, other.scope)
-  ]
+  names: List[str] = []
+  for other in found:
+    if member.scope == other.scope or "" in (member.scope, other.scope):
+      names.append(other.name)
+  return names

@@ -13,6 +13,7 @@ from mp_compat.core.naming_schemes import POWERS
 from mp_compat.core.naming_schemes import TENSORFLOW
 from mp_compat.core.naming_schemes import Conditionals
 from mp_compat.core.naming_schemes import NamingScheme
+from mp_compat.core.naming_schemes import Shape
 from mp_compat.core.non_slots import HaveEqualValues
 from mp_compat.core.non_slots import NonSlot
 from mp_compat.core.non_slots import Variables
@@ -85,9 +86,10 @@ def _powers(found: Variables, have_equal_values: HaveEqualValues) -> List[NonSlo
   Variables of other shapes that have such a name are among them: they count, too, where
   names get a number.
   """
-  named = {
-    name: () for name in found.shapes if naming_schemes.parse(name).stem in POWERS
-  }
+  named: Dict[str, Shape] = {}
+  for name in found.shapes:
+    if naming_schemes.parse(name).stem in POWERS:
+      named[name] = ()  # as if it were a scalar
   second = non_slots.second_names(found, have_equal_values)
   members: List[NonSlot] = []
   for group in non_slots.by_kind(found._replace(shapes=named)).values():

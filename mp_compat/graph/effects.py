@@ -120,17 +120,27 @@ def _runs_dataset(op_type: str) -> bool:
   definition = _definition(op_type)
   if definition is None:
     return False
-  takes_dataset = any(
-    "dataset" in argument.name and argument.type == tf.variant.as_datatype_enum
-    for argument in definition.input_arg
-  )
+  variant = tf.variant.as_datatype_enum
   returned = [argument.type for argument in definition.output_arg]
-  return takes_dataset and returned != [tf.variant.as_datatype_enum]
+  if returned == [variant]:  # another dataset
+    return False
+  for argument in definition.input_arg:
+    if "dataset" in argument.name and argument.type == variant:
+      return True
+  return False
 
 
 @functools.lru_cache(maxsize=None)
 def _of_type(op_type: str) -> bool:
-  """Returns whether ops of a type, which call no functions, may change state."""
+  """Returns whether ops of a type, which call no functions, may change state.
+
+  Ops without a known definition may, and so may what runs a dataset. Of the others:
+
+      reads a resource, passes a reference on, or is of one run    no
+      makes a handle, except TemporaryVariable                     no
+      is stateful, or takes a reference                            yes
+      is anything else                                             no
+  """
   definition = _definition(op_type)
   if definition is None or _runs_dataset(op_type):
     return True
